@@ -1,0 +1,247 @@
+//! What coordinator, donors, clients and commands say to each other over HTTP and JSON.
+//!
+//! Owns the shapes and the API version; `rim::http` carries them, `coordinator` answers them, the OpenAPI
+//! description in `rim` names the same fields. Never: behaviour.
+
+use crate::map::{DonorId, LeaseToken, PoolId, Redundancy, VolumeId, VolumeMap};
+use serde::{Deserialize, Serialize};
+
+/// Both ends refuse another number, saying which side to upgrade.
+pub const API_VERSION: u32 = 1;
+
+/// What a caller asks of the coordinator. One variant, one route.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "call", rename_all = "snake_case")]
+pub enum Call {
+    /// `GET /v1/pool`
+    Pool,
+    /// `POST /v1/donors`
+    Join(Join),
+    /// `POST /v1/donors/{id}/sync`: heartbeat and long poll in one.
+    Sync { donor: DonorId, sync: Sync },
+    /// `POST /v1/donors/{name}/leave`
+    Leave { donor: String, force: bool },
+    /// `POST /v1/volumes`
+    Create(Create),
+    /// `GET /v1/volumes/{name}`
+    Show { name: String },
+    /// `POST /v1/volumes/{name}/grow`
+    Grow { name: String, size: Size },
+    /// `DELETE /v1/volumes/{name}`
+    Delete { name: String },
+    /// `POST /v1/volumes/{name}/leases`
+    Attach { name: String, attach: Attach },
+    /// `POST /v1/volumes/{name}/leases/{token}/renew`: keeps the lease, and a long poll for a newer map.
+    Renew { name: String, token: LeaseToken, renew: Renew },
+    /// `DELETE /v1/volumes/{name}/leases/{token}`
+    Detach { name: String, token: LeaseToken },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Join {
+    pub version: u32,
+    /// Chosen by the donor at its start, kept while it runs: joining again after the coordinator restarted
+    /// is not a new donor.
+    pub donor: DonorId,
+    pub name: String,
+    /// The machine, for messages and placement.
+    pub host: String,
+    /// `IP:PORT` that clients connect to.
+    pub address: String,
+    pub extents: u32,
+    /// Set when the memory is another's NBD server: the export to ask it for.
+    pub foreign_export: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Joined {
+    pub pool: PoolId,
+    pub heartbeat_ms: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sync {
+    /// The highest revision the donor has carried out; the reply is held back until there is a newer one or
+    /// the heartbeat interval is over.
+    pub revision: u64,
+    /// Bytes of memory in use by present blocks.
+    pub bytes_used: u64,
+    pub connections: u32,
+    /// The donor wants to go (SIGTERM): it is taken out at once, what it holds is lost.
+    pub goodbye: bool,
+}
+
+/// The whole of what a donor shall hold. What is not in it is wiped and free.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Duties {
+    /// Grows with each change; a donor ignores one older than what it has carried out.
+    pub revision: u64,
+    pub volumes: Vec<Duty>,
+    /// Set when the coordinator took the donor out of the pool: it stops.
+    pub dismissed: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Duty {
+    pub volume: VolumeId,
+    pub name: String,
+    pub epoch: u64,
+    /// Ascending.
+    pub extents: Vec<u32>,
+    /// At most one writer.
+    pub writer: Option<LeaseToken>,
+    pub readers: Vec<LeaseToken>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Size {
+    Bytes(u64),
+    /// All that the pool has free.
+    All,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Create {
+    pub name: String,
+    pub size: Size,
+    /// `None`: the pool's default for as many donors as it has.
+    pub redundancy: Option<Redundancy>,
+    pub unit: u32,
+    /// Grow by what each new donor lends.
+    pub follow: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attach {
+    pub version: u32,
+    pub read_only: bool,
+    /// Who, for the message that a second writer gets: `user@host pid 123`.
+    pub holder: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attached {
+    pub token: LeaseToken,
+    pub lease_ms: u64,
+    pub map: VolumeMap,
+    /// Donors that have not yet confirmed the lease when it was given (silent ones).
+    pub unconfirmed: Vec<DonorId>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Renew {
+    pub epoch: u64,
+    /// Where tools find the volume, for `status`: `/mnt/c/case.raw`, `nbd://...`.
+    pub place: String,
+    /// Donors that the client cannot reach, with the reason.
+    pub lost: Vec<(DonorId, String)>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Renewed {
+    /// Present when it is newer than the epoch that was named.
+    pub map: Option<VolumeMap>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolStatus {
+    pub version: u32,
+    pub pool: PoolId,
+    pub bytes_total: u64,
+    pub bytes_free: u64,
+    pub donors: Vec<DonorStatus>,
+    pub volumes: Vec<VolumeStatus>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DonorHealth {
+    Alive,
+    /// Not heard of for `DONOR_SILENCE_NS`, or it said goodbye while it held data.
+    Lost,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DonorStatus {
+    pub donor: DonorId,
+    pub name: String,
+    pub host: String,
+    pub address: String,
+    pub health: DonorHealth,
+    pub bytes_total: u64,
+    /// Not yet given to a volume.
+    pub bytes_free: u64,
+    /// Memory that present blocks take.
+    pub bytes_used: u64,
+    pub silent_ms: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeStatus {
+    pub volume: VolumeId,
+    pub name: String,
+    pub size: u64,
+    pub redundancy: Redundancy,
+    pub unit: u32,
+    pub epoch: u64,
+    pub follow: bool,
+    pub attachments: Vec<Attachment>,
+    /// Names of lost donors that hold a part of it; empty when the volume is whole.
+    pub lost_donors: Vec<String>,
+    pub bytes_lost: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attachment {
+    pub holder: String,
+    pub read_only: bool,
+    pub place: String,
+    pub lost: Vec<(DonorId, String)>,
+}
+
+/// `GET /v1/volumes/{name}`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeDetail {
+    pub status: VolumeStatus,
+    pub map: VolumeMap,
+    pub lost: Vec<crate::layout::LostRange>,
+}
+
+/// What a call is answered with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    Pool(PoolStatus),
+    Joined(Joined),
+    Duties(Duties),
+    Volume(VolumeDetail),
+    Attached(Attached),
+    Renewed(Renewed),
+    Done,
+}
+
+/// Why a call was refused: `code` for scripts, `message` for people (what happened, to what, what to do next).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    pub code: RefusalCode,
+    pub message: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RefusalCode {
+    /// 400
+    Invalid,
+    /// 404
+    NotFound,
+    /// 409: a name taken, a second writer, a volume in use.
+    Conflict,
+    /// 507: not enough free memory in the pool.
+    PoolFull,
+    /// 426: the other side speaks another API version.
+    Version,
+    /// 410: a lease or donor that the coordinator no longer knows.
+    Gone,
+    /// 503
+    Unavailable,
+}

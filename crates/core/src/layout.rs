@@ -1,0 +1,168 @@
+//! The layout arithmetic: volume offset -> group -> row -> unit -> (donor, extent, offset).
+//!
+//! Owns the one mapping that every read and write goes through, and the honest list of what a lost donor takes
+//! with it. Never: state, or knowledge of who is alive. Invariant: the fragments of a range cover each of its
+//! bytes exactly once, and one fragment is one run of one donor's extent, however many rows it spans.
+//! Called by `volume` for each request. Tests: properties below.
+
+use crate::limits::EXTENT_BYTES;
+use crate::map::{DonorId, VolumeMap};
+use serde::{Deserialize, Serialize};
+
+/// One donor's share of a request: a contiguous run of its memory, and where its bytes belong in the payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fragment {
+    pub donor: DonorId,
+    /// Byte offset in the donor's own address space (its arena, or a foreign server's export).
+    pub address: u64,
+    pub scatter: Scatter,
+}
+
+/// Where the bytes of a fragment belong in the payload of its request: a first piece that may begin inside a
+/// unit, then whole units at a fixed stride, the last one possibly cut short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scatter {
+    /// Payload offset of the first piece.
+    pub start: u32,
+    /// Bytes in the first piece.
+    pub first: u32,
+    /// Payload offset of the second piece.
+    pub second: u32,
+    /// Bytes in a full piece.
+    pub unit: u32,
+    /// Payload distance between pieces from the second on.
+    pub stride: u32,
+    /// Bytes in all.
+    pub len: u32,
+}
+
+impl Scatter {
+    /// All of a payload of `len` bytes, in one piece.
+    #[must_use]
+    pub fn whole(start: u32, len: u32) -> Self {
+        Scatter { start, first: len, second: 0, unit: len, stride: 0, len }
+    }
+
+    /// The pieces, in the order of the donor's memory: (payload offset, length).
+    pub fn pieces(self) -> impl Iterator<Item = (u32, u32)> {
+        let mut done = 0;
+        let mut index = 0;
+        std::iter::from_fn(move || {
+            if done == self.len {
+                return None;
+            }
+            let (offset, full) = match index {
+                0 => (self.start, self.first),
+                n => (self.second + (n - 1) * self.stride, self.unit),
+            };
+            let len = full.min(self.len - done);
+            index += 1;
+            done += len;
+            Some((offset, len))
+        })
+    }
+
+    /// Where byte `at` of the fragment belongs in the payload, and how many follow it in the same piece.
+    #[must_use]
+    pub fn locate(self, at: u32) -> (u32, u32) {
+        if at < self.first {
+            return (self.start + at, (self.first - at).min(self.len - at));
+        }
+        let past = at - self.first;
+        let (piece, inside) = (past / self.unit, past % self.unit);
+        (self.second + piece * self.stride + inside, (self.unit - inside).min(self.len - at))
+    }
+}
+
+/// Cuts `len` bytes at `offset` of the volume into fragments and hands each to `each`.
+/// The range must lie inside the groups of the map, and `len` within `REQUEST_BYTES_MAX`.
+pub fn fragments(map: &VolumeMap, offset: u64, len: u32, mut each: impl FnMut(Fragment)) {
+    let (k, unit, group_bytes) = (u64::from(map.redundancy.data), u64::from(map.unit), map.group_bytes());
+    let row = k * unit;
+    let mut done = 0u64;
+    while done < u64::from(len) {
+        let at = offset + done;
+        let begin = at % group_bytes;
+        let end = (begin + u64::from(len) - done).min(group_bytes);
+        let group = &map.groups[index(at / group_bytes)];
+        // Bytes of column `j` in front of group offset `w`.
+        let before = |w: u64, j: u64| w / row * unit + (w % row).saturating_sub(j * unit).min(unit);
+        for (j, member) in group.members.iter().take(index(k)).enumerate() {
+            let (from, to) = (before(begin, j as u64), before(end, j as u64));
+            if from == to {
+                continue;
+            }
+            let in_group = |local: u64| local / unit * row + j as u64 * unit + local % unit;
+            let payload = |local: u64| narrow(in_group(local) - begin + done);
+            let scatter = if k == 1 {
+                Scatter::whole(payload(from), narrow(to - from))
+            } else {
+                let first = (unit - from % unit).min(to - from);
+                let second = if from + first < to { payload(from + first) } else { 0 };
+                Scatter {
+                    start: payload(from),
+                    first: narrow(first),
+                    second,
+                    unit: map.unit,
+                    stride: narrow(row),
+                    len: narrow(to - from),
+                }
+            };
+            let address = u64::from(member.extent) * EXTENT_BYTES + from;
+            each(Fragment { donor: member.donor, address, scatter });
+        }
+        done += end - begin;
+    }
+}
+
+/// Ranges of the volume that only a lost donor held: every `stride` bytes from `offset` on, `len` of them,
+/// `count` times; the last may be cut short by the volume's end. Bounded by the number of groups.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LostRange {
+    pub donor: DonorId,
+    pub offset: u64,
+    pub len: u64,
+    pub stride: u64,
+    pub count: u64,
+}
+
+/// What is lost while `is_lost` donors are, merged where neighbours join up.
+pub fn lost_ranges(map: &VolumeMap, is_lost: impl Fn(DonorId) -> bool) -> Vec<LostRange> {
+    let (k, unit, group_bytes) = (u64::from(map.redundancy.data), u64::from(map.unit), map.group_bytes());
+    let mut ranges: Vec<LostRange> = Vec::new();
+    for (g, group) in map.groups.iter().enumerate() {
+        let begin = g as u64 * group_bytes;
+        let end = (begin + group_bytes).min(map.size);
+        for (j, member) in group.members.iter().take(index(k)).enumerate() {
+            let offset = begin + j as u64 * unit;
+            if !is_lost(member.donor) || offset >= end {
+                continue;
+            }
+            if k > 1 {
+                let stride = k * unit;
+                let count = (end - offset).div_ceil(stride);
+                ranges.push(LostRange { donor: member.donor, offset, len: unit, stride, count });
+                continue;
+            }
+            let len = end - begin;
+            match ranges.last_mut() {
+                Some(last) if last.donor == member.donor && last.offset + last.len == begin => {
+                    last.len += len;
+                    last.stride += len;
+                }
+                _ => {
+                    ranges.push(LostRange { donor: member.donor, offset: begin, len, stride: len, count: 1 })
+                }
+            }
+        }
+    }
+    ranges
+}
+
+fn index(value: u64) -> usize {
+    usize::try_from(value).expect("an index fits in memory")
+}
+
+fn narrow(value: u64) -> u32 {
+    u32::try_from(value).expect("a payload is at most REQUEST_BYTES_MAX")
+}

@@ -1,0 +1,17 @@
+//! Every decision of Cheetah, and nothing else.
+//!
+//! Owns: units and limits, the layout arithmetic, placement, and three state machines (volume, donor,
+//! coordinator). Never does: I/O, clocks, threads, async, randomness or unsafe. A machine is
+//! `step(now, event, &mut effects)`: time is handed in, randomness is a seed, effects are data that the
+//! driver (in `rim`, or in `sim`) carries out before the next step.
+#![forbid(unsafe_code)]
+
+pub mod api;
+pub mod coordinator;
+pub mod donor;
+pub mod layout;
+pub mod limits;
+pub mod map;
+pub mod placement;
+pub mod units;
+pub mod volume;

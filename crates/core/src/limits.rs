@@ -1,0 +1,51 @@
+//! Every limit of the data and control paths, in one place, unit last in the name.
+//! Never: a limit that only one file knows. Relations between them are asserted at compile time below.
+
+/// The block: the unit of presence and (later) of checksums.
+pub const BLOCK_BYTES: u64 = 4096;
+/// The extent: the unit of placement, a run of one donor's memory.
+pub const EXTENT_BYTES: u64 = 64 << 20;
+/// What one donor holds of a row of a stripe, unless `--unit` says otherwise.
+pub const UNIT_DEFAULT_BYTES: u32 = 64 << 10;
+pub const UNIT_MIN_BYTES: u32 = 4 << 10;
+pub const UNIT_MAX_BYTES: u32 = 1 << 20;
+/// The widest stripe.
+pub const STRIPE_DONORS_MAX: u32 = 32;
+/// The largest single request of a front end or to a donor (NBD's customary limit).
+pub const REQUEST_BYTES_MAX: u32 = 32 << 20;
+/// The largest volume: NBD and off_t are signed 64-bit.
+pub const VOLUME_BYTES_MAX: u64 = (1 << 63) - 1;
+/// The largest memory one donor may lend (2^20 extents are 64 TiB).
+pub const DONOR_EXTENTS_MAX: u32 = 1 << 20;
+pub const POOL_DONORS_MAX: usize = 16_384;
+pub const POOL_VOLUMES_MAX: usize = 4_096;
+pub const NAME_BYTES_MAX: usize = 64;
+
+/// A request of a front end is answered, with data or with EIO, by this time after it was submitted.
+pub const REQUEST_DEADLINE_NS: u64 = 30 * SECOND_NS;
+/// Requests a volume holds at once, over all front ends; the next one is refused until one completes.
+pub const REQUESTS_IN_FLIGHT_MAX: usize = 1024;
+/// A donor that does not accept a connection by this time is set aside.
+pub const CONNECT_DEADLINE_NS: u64 = 2 * SECOND_NS;
+/// How often a donor that was set aside is tried again.
+pub const DONOR_RETRY_NS: u64 = SECOND_NS;
+
+/// A donor reports to its coordinator at least this often.
+pub const HEARTBEAT_NS: u64 = SECOND_NS;
+/// A donor not heard of for this long counts as lost.
+pub const DONOR_SILENCE_NS: u64 = 5 * SECOND_NS;
+/// A write lease not renewed for this long may be given to another.
+pub const LEASE_NS: u64 = 15 * SECOND_NS;
+/// An attached client renews its lease this often.
+pub const LEASE_RENEW_NS: u64 = 2 * SECOND_NS;
+
+pub const SECOND_NS: u64 = 1_000_000_000;
+pub const MILLISECOND_NS: u64 = 1_000_000;
+
+const _: () = {
+    assert!(EXTENT_BYTES.is_power_of_two() && EXTENT_BYTES.is_multiple_of(UNIT_MAX_BYTES as u64));
+    assert!(UNIT_MIN_BYTES as u64 >= BLOCK_BYTES);
+    assert!(HEARTBEAT_NS * 3 <= DONOR_SILENCE_NS && LEASE_RENEW_NS * 3 <= LEASE_NS);
+    assert!(CONNECT_DEADLINE_NS < REQUEST_DEADLINE_NS);
+    assert!(REQUEST_BYTES_MAX as u64 <= EXTENT_BYTES);
+};

@@ -1,0 +1,239 @@
+//! The map of a volume: its exact size, its redundancy, and which extent of which donor holds what.
+//!
+//! Owns the types that coordinator and client exchange about placement, and the checks that a map is whole.
+//! Never: addresses inside a request (`layout`) or the choice of donors (`placement`).
+//! Invariant: every group has exactly `redundancy.width()` members on different donors, and the groups cover
+//! the size. Tests: below, and the properties in `layout`.
+
+use crate::limits::{EXTENT_BYTES, STRIPE_DONORS_MAX, UNIT_MAX_BYTES, UNIT_MIN_BYTES, VOLUME_BYTES_MAX};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+
+macro_rules! identity {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(into = "String", try_from = "String")]
+        pub struct $name(pub u64);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{:016x}", self.0)
+            }
+        }
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}:{:016x}", stringify!($name), self.0)
+            }
+        }
+        impl From<$name> for String {
+            fn from(id: $name) -> String {
+                id.to_string()
+            }
+        }
+        impl TryFrom<String> for $name {
+            type Error = String;
+            fn try_from(text: String) -> Result<Self, String> {
+                text.parse()
+            }
+        }
+        impl std::str::FromStr for $name {
+            type Err = String;
+            fn from_str(text: &str) -> Result<Self, String> {
+                if text.len() != 16 {
+                    return Err(format!("'{text}' is not 16 hexadecimal digits"));
+                }
+                u64::from_str_radix(text, 16).map($name).map_err(|_| format!("'{text}' is not hexadecimal"))
+            }
+        }
+    };
+}
+
+identity!(
+    /// One run of one donor process. A donor that restarts has a new identity and holds nothing.
+    DonorId
+);
+identity!(
+    /// One volume, from its creation to its deletion; a name may be used again, an id never is.
+    VolumeId
+);
+identity!(
+    /// One pool, from the first start of its coordinator's state.
+    PoolId
+);
+identity!(
+    /// Proof of the right to write (or read) one volume; known to the coordinator, its holder and the donors.
+    LeaseToken
+);
+
+/// k data and m parity fragments. `linear` = 1+0, `stripe:k` = k+0. (`mirror` and `parity` are not built yet.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct Redundancy {
+    pub data: u32,
+    pub parity: u32,
+}
+
+impl Redundancy {
+    pub const LINEAR: Redundancy = Redundancy { data: 1, parity: 0 };
+
+    /// How many donors one group spans.
+    #[must_use]
+    pub fn width(self) -> u32 {
+        self.data + self.parity
+    }
+}
+
+impl fmt::Display for Redundancy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.data, self.parity) {
+            (1, 0) => write!(f, "linear"),
+            (k, 0) => write!(f, "stripe:{k}"),
+            (k, m) => write!(f, "parity:{k}+{m}"),
+        }
+    }
+}
+
+impl From<Redundancy> for String {
+    fn from(redundancy: Redundancy) -> String {
+        redundancy.to_string()
+    }
+}
+
+impl TryFrom<String> for Redundancy {
+    type Error = String;
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl std::str::FromStr for Redundancy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "linear" {
+            return Ok(Redundancy::LINEAR);
+        }
+        if let Some(width) = text.strip_prefix("stripe:") {
+            return match width.parse::<u32>() {
+                Ok(data) if (2..=STRIPE_DONORS_MAX).contains(&data) => Ok(Redundancy { data, parity: 0 }),
+                _ => Err(format!("'{text}': a stripe spans 2 to {STRIPE_DONORS_MAX} donors, like stripe:4")),
+            };
+        }
+        if text.starts_with("mirror:") || text.starts_with("parity:") {
+            return Err(format!("'{text}' is not available yet: this version knows linear and stripe:K"));
+        }
+        Err(format!("'{text}' is not a redundancy: use linear or stripe:K, like stripe:4"))
+    }
+}
+
+/// Where one fragment of a group lies: `extent` counts 64 MiB units from the start of the donor's arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Placement {
+    pub donor: DonorId,
+    pub extent: u32,
+}
+
+/// k+m extents on as many donors; it covers k extents of the volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Group {
+    pub members: Vec<Placement>,
+}
+
+/// How a client reaches a donor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Route {
+    /// The donor's name, for messages.
+    pub name: String,
+    /// `IP:PORT` of its NBD listener.
+    pub address: String,
+    /// `None` for a Cheetah donor, which is asked for `VOLUME@TOKEN.SESSION`; for another's NBD server the
+    /// export to ask for, as it stands.
+    pub foreign_export: Option<String>,
+}
+
+/// The placement of one volume in one epoch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeMap {
+    pub volume: VolumeId,
+    pub name: String,
+    /// Grows with each change of the map.
+    pub epoch: u64,
+    /// Exact, in bytes.
+    pub size: u64,
+    pub redundancy: Redundancy,
+    /// Bytes of one donor's share of a row.
+    pub unit: u32,
+    pub groups: Vec<Group>,
+    pub routes: BTreeMap<DonorId, Route>,
+}
+
+impl VolumeMap {
+    /// Bytes of the volume that one group covers.
+    #[must_use]
+    pub fn group_bytes(&self) -> u64 {
+        u64::from(self.redundancy.data) * EXTENT_BYTES
+    }
+
+    /// Every donor of the map, each once, in order of identity.
+    pub fn donors(&self) -> impl Iterator<Item = DonorId> + '_ {
+        self.routes.keys().copied()
+    }
+
+    /// Refuses a map that the arithmetic could not serve: used on what comes from the network or a store.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check(&self) -> Result<(), String> {
+        let fault = |what: &str| Err(format!("the map of volume '{}' {what}", self.name));
+        if self.size == 0 || self.size > VOLUME_BYTES_MAX {
+            return fault("has an impossible size");
+        }
+        if !self.unit.is_power_of_two() || !(UNIT_MIN_BYTES..=UNIT_MAX_BYTES).contains(&self.unit) {
+            return fault("has an impossible unit");
+        }
+        if self.redundancy.data == 0 || self.redundancy.width() > STRIPE_DONORS_MAX {
+            return fault("has an impossible redundancy");
+        }
+        if self.groups.len() as u64 != self.size.div_ceil(self.group_bytes()) {
+            return fault("does not cover its size");
+        }
+        for group in &self.groups {
+            if group.members.len() as u64 != u64::from(self.redundancy.width()) {
+                return fault("has a group of the wrong width");
+            }
+            for (at, member) in group.members.iter().enumerate() {
+                if !self.routes.contains_key(&member.donor) {
+                    return fault("names a donor without a route");
+                }
+                if group.members[..at].iter().any(|other| other.donor == member.donor) {
+                    return fault("has a group with one donor twice");
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn redundancy_reads_what_it_writes() {
+        for text in ["linear", "stripe:2", "stripe:32"] {
+            assert_eq!(text.parse::<Redundancy>().map(|r| r.to_string()), Ok(text.to_owned()));
+        }
+        for bad in ["", "stripe", "stripe:1", "stripe:33", "mirror:2", "parity:4+1", "raid0"] {
+            assert!(bad.parse::<Redundancy>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn identities_read_what_they_write() {
+        let id = DonorId(0x00ab_cdef_0123_4567);
+        assert_eq!(id.to_string().parse(), Ok(id));
+        assert!("xyz".parse::<DonorId>().is_err());
+    }
+}

@@ -1,0 +1,114 @@
+//! Sizes and names as people write them: `4G`, `64K`, `512M`, `12345`. Binary multiples, as in qemu and nbdkit.
+//! Never: floating point; a size is exact to the byte.
+
+use crate::limits::NAME_BYTES_MAX;
+
+/// Nanoseconds on the driver's monotonic clock. Only differences mean anything.
+pub type Time = u64;
+
+/// Parses `123`, `4K`, `4KiB`, `1.5G`, `2T` (binary multiples, case ignored) into bytes.
+///
+/// # Errors
+/// A sentence for the user: what was wrong and what is accepted.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    let bad =
+        || format!("'{text}' is not a size: write bytes or a number with K, M, G or T, like 512M or 4G");
+    let trimmed = text.trim();
+    let digits_end = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
+    let (number, suffix) = trimmed.split_at(digits_end);
+    let suffix = suffix.trim().to_ascii_uppercase();
+    let multiple: u64 = match suffix.strip_suffix("IB").or(suffix.strip_suffix('B')).unwrap_or(&suffix) {
+        "" => 1,
+        "K" => 1 << 10,
+        "M" => 1 << 20,
+        "G" => 1 << 30,
+        "T" => 1 << 40,
+        "P" => 1 << 50,
+        _ => return Err(bad()),
+    };
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if whole.is_empty() || fraction.len() > 9 || (multiple == 1 && number.contains('.')) {
+        return Err(bad());
+    }
+    let too_large = || format!("'{text}' is too large: a size is below 2^63 bytes");
+    let whole: u64 = whole.parse().map_err(|_| too_large())?;
+    let mut bytes = u128::from(whole) * u128::from(multiple);
+    if !fraction.is_empty() {
+        let value: u128 = fraction.parse().map_err(|_| bad())?;
+        bytes += value * u128::from(multiple) / 10u128.pow(u32::try_from(fraction.len()).map_err(|_| bad())?);
+    }
+    u64::try_from(bytes).ok().filter(|b| *b <= crate::limits::VOLUME_BYTES_MAX).ok_or_else(too_large)
+}
+
+/// `1.50 GiB`, `64.00 KiB`, `12 B`: for people; scripts read the exact bytes from `--json`.
+#[must_use]
+pub fn show_bytes(bytes: u64) -> String {
+    const NAMES: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let power = (bytes.max(1).ilog2() / 10) as usize;
+    if power == 0 {
+        return format!("{bytes} B");
+    }
+    let unit = 1u128 << (10 * power);
+    let hundredths = (u128::from(bytes) * 100 + unit / 2) / unit;
+    if hundredths.is_multiple_of(100) {
+        format!("{} {}", hundredths / 100, NAMES[power])
+    } else {
+        format!("{}.{:02} {}", hundredths / 100, hundredths % 100, NAMES[power])
+    }
+}
+
+/// A volume or donor name: 1 to 64 of `A-Z a-z 0-9 . _ -`, not starting with `.` or `-`
+/// (it becomes a file name and an NBD export name).
+///
+/// # Errors
+/// A sentence for the user.
+pub fn check_name(name: &str) -> Result<(), String> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    if name.is_empty()
+        || name.len() > NAME_BYTES_MAX
+        || !name.chars().all(allowed)
+        || name.starts_with(['.', '-'])
+    {
+        return Err(format!(
+            "'{name}' is not a name: use 1 to {NAME_BYTES_MAX} letters, digits, '.', '_' or '-', \
+             and start with a letter, digit or '_'"
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_parse_exactly() {
+        assert_eq!(parse_bytes("0"), Ok(0));
+        assert_eq!(parse_bytes("4K"), Ok(4096));
+        assert_eq!(parse_bytes("4kib"), Ok(4096));
+        assert_eq!(parse_bytes("1.5G"), Ok(3 << 29));
+        assert_eq!(parse_bytes("52428801"), Ok(52_428_801));
+        assert_eq!(parse_bytes("9223372036854775807"), Ok((1 << 63) - 1));
+        for bad in ["", "G", "4X", "-1", "1.5", "4 G G", "9223372036854775808", "99999999T", "1..5G"] {
+            assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sizes_show_for_people() {
+        assert_eq!(show_bytes(0), "0 B");
+        assert_eq!(show_bytes(1023), "1023 B");
+        assert_eq!(show_bytes(64 << 20), "64 MiB");
+        assert_eq!(show_bytes(3 << 29), "1.50 GiB");
+    }
+
+    #[test]
+    fn names_are_safe_as_file_and_export_names() {
+        for good in ["a", "case-7.raw", "_x", &"n".repeat(64)] {
+            assert!(check_name(good).is_ok(), "{good}");
+        }
+        for bad in ["", ".", "..", "-x", "a/b", "a b", "ü", &"n".repeat(65)] {
+            assert!(check_name(bad).is_err(), "{bad}");
+        }
+    }
+}
