@@ -1,0 +1,70 @@
+//! What both ends agree on: an export, its state, and the outcome of a handshake.
+//!
+//! Owns: plain data. Never: where it came from. Key invariant: a [`Negotiated`] holds exactly what was said
+//! on the wire, so both ends of one connection hold equal values.
+
+use crate::limits::REQUEST_PAYLOAD_BYTES_MAX;
+use crate::proto::{TransmissionFlags, flags};
+use std::fmt;
+use std::ops::{BitOr, BitOrAssign};
+
+/// An export as its server describes it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ExportInfo {
+    pub size: u64,
+    /// A server's HAS_FLAGS and SEND_DF are set by the handshake, whatever is given here.
+    pub flags: TransmissionFlags,
+    /// Requests are multiples of this (a power of two); only the end of the export may be odd.
+    pub block_min: u32,
+    pub block_preferred: u32,
+    /// Advice to clients; a server takes any READ and WRITE up to the protocol's customary 32 MiB.
+    pub block_max: u32,
+    pub description: String,
+}
+
+impl ExportInfo {
+    /// What holds for a server that says nothing of block sizes.
+    #[must_use]
+    pub const fn new(size: u64, flags: TransmissionFlags) -> Self {
+        Self {
+            size,
+            flags,
+            block_min: 1,
+            block_preferred: 4096,
+            block_max: REQUEST_PAYLOAD_BYTES_MAX,
+            description: String::new(),
+        }
+    }
+}
+
+/// The outcome of a handshake.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Negotiated {
+    pub export: String,
+    pub info: ExportInfo,
+    pub structured_replies: bool,
+    /// The id of `base:allocation` in BLOCK_STATUS chunks, if it was agreed for this export.
+    pub base_allocation: Option<u32>,
+}
+
+/// One export of a LIST.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ListEntry {
+    pub name: String,
+    pub description: String,
+}
+
+flags! {
+    /// `NBD_STATE_*` of `base:allocation`. No bit: data.
+    StateFlags: u32 {
+        HOLE = 0,
+        ZERO = 1,
+    }
+}
+
+/// A run of bytes of one state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Descriptor {
+    pub length: u32,
+    pub flags: StateFlags,
+}

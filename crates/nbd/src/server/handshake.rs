@@ -1,0 +1,437 @@
+//! The server's half of the fixed newstyle handshake, from the greeting to the transmission phase.
+//!
+//! Owns: the order of things and what is remembered between options. Never: knows the exports; it asks the
+//! driver ([`Step::Lookup`], [`Step::List`]) and waits, taking no input meanwhile. Key invariant: no byte
+//! behind the option that ends the handshake is consumed, and no buffer outgrows `limits`.
+//!
+//! Driver's order: `take_output` and send, `poll`; on NeedInput receive and `input`, on Lookup or List find
+//! out and answer; repeat. Tests: below and `tests/pair.rs`, `tests/properties.rs`.
+
+use super::option::{self, InfoQuery, MetaQuery};
+use crate::export::{ExportInfo, ListEntry, Negotiated};
+use crate::limits::{
+    EXPORT_NAME_BYTES_MAX, HANDSHAKE_OUTPUT_BYTES_MAX, LIST_OUTPUT_BYTES_MAX, OPTION_BYTES_MAX,
+    OPTION_SKIP_BYTES_MAX, OPTIONS_MAX, STRING_BYTES_MAX,
+};
+use crate::proto::{
+    EXPORT_NAME_ZEROES_BYTES, IHAVEOPT, NBDMAGIC, TransmissionFlags, handshake_flags as hs, opt, rep,
+};
+use crate::violation::Violation;
+use crate::wire::{Fields, fill, len32, prefix};
+
+/// The id of `base:allocation`, the one metadata context.
+const BASE_ALLOCATION_ID: u32 = 1;
+const OPTION_HEADER_BYTES: usize = 16;
+
+/// Why the driver is asked for an export.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Purpose {
+    /// To describe it.
+    Info,
+    /// To use it: success ends the handshake.
+    Go,
+    /// To list or set its metadata contexts.
+    MetaContext,
+}
+
+/// What the driver does next.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Step {
+    NeedInput,
+    /// Find the export and call [`Handshake::answer_lookup`].
+    Lookup {
+        export: String,
+        purpose: Purpose,
+    },
+    /// Call [`Handshake::answer_list`].
+    List,
+    /// Send the output; every byte not consumed belongs to the transmission phase.
+    Ready(Negotiated),
+    /// Send the output and close.
+    Close(CloseReason),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CloseReason {
+    /// The client ended the handshake, as it may.
+    Abort,
+    /// EXPORT_NAME asked for an export it does not get; the protocol has no other answer.
+    Refused,
+    Violation(Violation),
+}
+
+/// Why an export is not given.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ExportError {
+    Unknown,
+    Shutdown,
+    /// Not for this client, with a sentence it is shown.
+    Policy(String),
+}
+
+#[derive(Debug)]
+pub struct Handshake {
+    state: State,
+    /// The message being received, never more than its known length.
+    buffer: Vec<u8>,
+    output: Vec<u8>,
+    options: u32,
+    fixed_newstyle: bool,
+    no_zeroes: bool,
+    structured_replies: bool,
+    /// The export `base:allocation` was agreed for.
+    base_allocation: Option<String>,
+}
+
+#[derive(Debug)]
+enum State {
+    ClientFlags,
+    OptionHeader,
+    OptionData {
+        option: u32,
+        bytes: u32,
+    },
+    /// Reads past an option that is too big to hold.
+    Skip {
+        option: u32,
+        bytes: u32,
+    },
+    Lookup(Lookup),
+    List,
+    Ready(Negotiated),
+    Close(CloseReason),
+}
+
+#[derive(Debug)]
+enum Lookup {
+    ExportName(String),
+    Info { option: u32, query: InfoQuery },
+    Meta { option: u32, query: MetaQuery },
+}
+
+impl Default for Handshake {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Handshake {
+    /// The output already holds the greeting.
+    #[must_use]
+    pub fn new() -> Self {
+        let mut output = Vec::with_capacity(256);
+        output.extend_from_slice(&NBDMAGIC.to_be_bytes());
+        output.extend_from_slice(&IHAVEOPT.to_be_bytes());
+        output.extend_from_slice(&(hs::FIXED_NEWSTYLE | hs::NO_ZEROES).to_be_bytes());
+        Self {
+            state: State::ClientFlags,
+            buffer: Vec::new(),
+            output,
+            options: 0,
+            fixed_newstyle: false,
+            no_zeroes: false,
+            structured_replies: false,
+            base_allocation: None,
+        }
+    }
+
+    // Events in.
+
+    /// Takes bytes from the client and returns how many. It stops at a step that is the driver's to take,
+    /// and while much output is unsent: drain the output, poll, then offer the rest again.
+    ///
+    /// # Errors
+    /// What the client did; from then on `poll` says Close.
+    pub fn input(&mut self, bytes: &[u8]) -> Result<usize, Violation> {
+        let mut rest = bytes;
+        while !rest.is_empty() && self.output.len() < HANDSHAKE_OUTPUT_BYTES_MAX {
+            let want = match self.state {
+                State::ClientFlags => 4,
+                State::OptionHeader => OPTION_HEADER_BYTES,
+                State::OptionData { bytes, .. } => bytes as usize,
+                State::Skip { ref mut bytes, .. } => {
+                    let taken = rest.len().min(*bytes as usize);
+                    *bytes -= len32(&rest[..taken]);
+                    rest = &rest[taken..];
+                    if *bytes == 0 {
+                        self.skipped();
+                    }
+                    continue;
+                }
+                State::Lookup(_) | State::List | State::Ready(_) | State::Close(_) => break,
+            };
+            let taken = fill(&mut self.buffer, want, rest);
+            rest = &rest[taken..];
+            if self.buffer.len() == want {
+                let message = std::mem::take(&mut self.buffer);
+                if let Err(violation) = self.message(&message) {
+                    self.state = State::Close(CloseReason::Violation(violation));
+                    return Err(violation);
+                }
+            }
+        }
+        Ok(bytes.len() - rest.len())
+    }
+
+    /// Answers [`Step::Lookup`]; panics if that is not the step.
+    pub fn answer_lookup(&mut self, answer: Result<ExportInfo, ExportError>) {
+        let state = std::mem::replace(&mut self.state, State::OptionHeader);
+        let State::Lookup(lookup) = state else {
+            panic!("answer_lookup without a lookup");
+        };
+        let info = match answer {
+            Ok(info) => self.as_sent(info),
+            Err(error) => return self.refuse_lookup(&lookup, &error),
+        };
+        match lookup {
+            Lookup::ExportName(export) => {
+                self.output.extend_from_slice(&info.size.to_be_bytes());
+                self.output.extend_from_slice(&info.flags.0.to_be_bytes());
+                if !self.no_zeroes {
+                    self.output.extend_from_slice(&[0; EXPORT_NAME_ZEROES_BYTES]);
+                }
+                self.ready(export, info);
+            }
+            Lookup::Info { option, query } => {
+                option::infos(option, &query, &info, &mut self.output);
+                option::reply(option, rep::ACK, &[], &mut self.output);
+                if option == opt::GO {
+                    self.ready(query.export, info);
+                }
+            }
+            Lookup::Meta { option, query } => self.meta_context(option, query),
+        }
+    }
+
+    /// Answers [`Step::List`]; panics if that is not the step.
+    pub fn answer_list(&mut self, entries: &[ListEntry]) {
+        assert!(matches!(self.state, State::List), "answer_list without a list");
+        self.state = State::OptionHeader;
+        option::list(entries, &mut self.output);
+    }
+
+    // Polls.
+
+    /// Moves what is to be sent to the end of `out`.
+    pub fn take_output(&mut self, out: &mut Vec<u8>) {
+        out.append(&mut self.output);
+    }
+
+    #[must_use]
+    pub fn poll(&self) -> Step {
+        match &self.state {
+            State::ClientFlags | State::OptionHeader | State::OptionData { .. } | State::Skip { .. } => {
+                Step::NeedInput
+            }
+            State::Lookup(lookup) => {
+                let (export, purpose) = match lookup {
+                    Lookup::ExportName(export) => (export, Purpose::Go),
+                    Lookup::Info { option: opt::GO, query } => (&query.export, Purpose::Go),
+                    Lookup::Info { query, .. } => (&query.export, Purpose::Info),
+                    Lookup::Meta { query, .. } => (&query.export, Purpose::MetaContext),
+                };
+                Step::Lookup { export: export.clone(), purpose }
+            }
+            State::List => Step::List,
+            State::Ready(negotiated) => Step::Ready(negotiated.clone()),
+            State::Close(reason) => Step::Close(*reason),
+        }
+    }
+
+    /// Holds between any two calls.
+    ///
+    /// # Panics
+    /// A bug in this module.
+    pub fn check_invariants(&self) {
+        assert!(self.buffer.len() <= OPTION_BYTES_MAX as usize);
+        // What one option adds is at most its refusal and infos, or a list.
+        let option_output_bytes_max = LIST_OUTPUT_BYTES_MAX + 4 * STRING_BYTES_MAX;
+        assert!(self.output.len() <= HANDSHAKE_OUTPUT_BYTES_MAX + option_output_bytes_max);
+        assert!(self.options <= OPTIONS_MAX + 1);
+        assert!(self.base_allocation.is_none() || self.structured_replies);
+    }
+
+    // The messages of the client.
+
+    fn message(&mut self, message: &[u8]) -> Result<(), Violation> {
+        match self.state {
+            State::ClientFlags => self.client_flags(message),
+            State::OptionHeader => self.option_header(message),
+            State::OptionData { option, .. } => self.option(option, message),
+            _ => Ok(()),
+        }
+    }
+
+    fn client_flags(&mut self, message: &[u8]) -> Result<(), Violation> {
+        let flags = Fields(message).u32().unwrap_or(u32::MAX);
+        let (fixed, no_zeroes) = (u32::from(hs::FIXED_NEWSTYLE), u32::from(hs::NO_ZEROES));
+        if flags & !(fixed | no_zeroes) != 0 {
+            return Err(Violation::ClientFlags(flags));
+        }
+        self.fixed_newstyle = flags & fixed != 0;
+        self.no_zeroes = flags & no_zeroes != 0;
+        self.state = State::OptionHeader;
+        Ok(())
+    }
+
+    fn option_header(&mut self, message: &[u8]) -> Result<(), Violation> {
+        let mut fields = Fields(message);
+        let (Some(magic), Some(option), Some(bytes)) = (fields.u64(), fields.u32(), fields.u32()) else {
+            return Ok(());
+        };
+        if magic != IHAVEOPT {
+            return Err(Violation::OptionMagic(magic));
+        }
+        self.options += 1;
+        if self.options > OPTIONS_MAX {
+            return Err(Violation::TooManyOptions);
+        }
+        if option == opt::EXPORT_NAME && bytes as usize > EXPORT_NAME_BYTES_MAX {
+            return Err(Violation::ExportName);
+        }
+        if !self.fixed_newstyle && option != opt::EXPORT_NAME {
+            return Err(Violation::NotFixedNewstyle);
+        }
+        if bytes > OPTION_SKIP_BYTES_MAX {
+            return Err(Violation::OptionTooBig { option, bytes });
+        }
+        if bytes > OPTION_BYTES_MAX {
+            self.state = State::Skip { option, bytes };
+            return Ok(());
+        }
+        if bytes == 0 {
+            return self.option(option, &[]);
+        }
+        self.state = State::OptionData { option, bytes };
+        Ok(())
+    }
+
+    fn skipped(&mut self) {
+        let State::Skip { option, .. } = self.state else { return };
+        self.state = State::OptionHeader;
+        if !knows(option) {
+            return self.refuse(option, UNSUPPORTED);
+        }
+        // A SET that fails leaves no context behind.
+        if option == opt::SET_META_CONTEXT {
+            self.base_allocation = None;
+        }
+        self.refuse(option, (rep::ERR_TOO_BIG, "the option is larger than 64 KiB"));
+    }
+
+    fn option(&mut self, option: u32, data: &[u8]) -> Result<(), Violation> {
+        self.state = State::OptionHeader;
+        match option {
+            opt::EXPORT_NAME => {
+                let export = option::export_name(data).map_err(|_| Violation::ExportName)?;
+                self.state = State::Lookup(Lookup::ExportName(export));
+            }
+            opt::ABORT => {
+                option::reply(option, rep::ACK, &[], &mut self.output);
+                self.state = State::Close(CloseReason::Abort);
+            }
+            opt::LIST | opt::STRUCTURED_REPLY if !data.is_empty() => {
+                self.refuse(option, (rep::ERR_INVALID, "the option takes no data"));
+            }
+            opt::LIST => self.state = State::List,
+            opt::STRUCTURED_REPLY => {
+                self.structured_replies = true;
+                option::reply(option, rep::ACK, &[], &mut self.output);
+            }
+            opt::INFO | opt::GO => match option::info_query(data) {
+                Ok(query) => self.state = State::Lookup(Lookup::Info { option, query }),
+                Err(refusal) => self.refuse(option, refusal),
+            },
+            opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => self.meta_option(option, data),
+            _ => self.refuse(option, UNSUPPORTED),
+        }
+        Ok(())
+    }
+
+    fn meta_option(&mut self, option: u32, data: &[u8]) {
+        if option == opt::SET_META_CONTEXT {
+            self.base_allocation = None;
+        }
+        if !self.structured_replies {
+            let refusal = (rep::ERR_INVALID, "metadata contexts need structured replies");
+            return self.refuse(option, refusal);
+        }
+        match option::meta_query(option, data) {
+            Ok(query) => self.state = State::Lookup(Lookup::Meta { option, query }),
+            Err(refusal) => self.refuse(option, refusal),
+        }
+    }
+
+    // The ends of lookups.
+
+    fn refuse_lookup(&mut self, lookup: &Lookup, error: &ExportError) {
+        let option = match lookup {
+            Lookup::ExportName(_) => {
+                self.state = State::Close(CloseReason::Refused);
+                return;
+            }
+            Lookup::Info { option, .. } | Lookup::Meta { option, .. } => *option,
+        };
+        let refusal = match error {
+            ExportError::Unknown => (rep::ERR_UNKNOWN, "there is no export of this name"),
+            ExportError::Shutdown => (rep::ERR_SHUTDOWN, "the server is shutting down"),
+            ExportError::Policy(text) => (rep::ERR_POLICY, text.as_str()),
+        };
+        self.refuse(option, refusal);
+    }
+
+    fn meta_context(&mut self, option: u32, query: MetaQuery) {
+        let sets = option == opt::SET_META_CONTEXT;
+        if query.base_allocation {
+            // The id in a list is reserved.
+            let id = if sets { BASE_ALLOCATION_ID } else { 0 };
+            option::meta_context(option, id, &mut self.output);
+        }
+        option::reply(option, rep::ACK, &[], &mut self.output);
+        if sets {
+            self.base_allocation = query.base_allocation.then_some(query.export);
+        }
+    }
+
+    fn ready(&mut self, export: String, info: ExportInfo) {
+        // Contexts agreed for another export do not count.
+        let agreed = self.base_allocation.as_ref() == Some(&export);
+        self.state = State::Ready(Negotiated {
+            base_allocation: agreed.then_some(BASE_ALLOCATION_ID),
+            structured_replies: self.structured_replies,
+            export,
+            info,
+        });
+    }
+
+    /// The export as the client is told of it.
+    fn as_sent(&self, mut info: ExportInfo) -> ExportInfo {
+        info.flags |= TransmissionFlags::HAS_FLAGS;
+        info.flags = info.flags.without(TransmissionFlags::SEND_DF);
+        if self.structured_replies {
+            info.flags |= TransmissionFlags::SEND_DF;
+        }
+        info.description.truncate(prefix(&info.description, STRING_BYTES_MAX).len());
+        info
+    }
+
+    fn refuse(&mut self, option: u32, refusal: (u32, &str)) {
+        option::refuse(option, refusal, &mut self.output);
+    }
+}
+
+/// STARTTLS is among the unsupported: the protocol reserves POLICY for a server that could.
+const UNSUPPORTED: option::Refusal = (rep::ERR_UNSUP, "the option is not supported");
+
+const fn knows(option: u32) -> bool {
+    matches!(
+        option,
+        opt::ABORT
+            | opt::LIST
+            | opt::INFO
+            | opt::GO
+            | opt::STRUCTURED_REPLY
+            | opt::LIST_META_CONTEXT
+            | opt::SET_META_CONTEXT
+    )
+}

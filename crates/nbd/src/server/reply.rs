@@ -1,0 +1,98 @@
+//! Reply headers, as a server sends them.
+//!
+//! Owns: the layout of simple replies and structured chunks. Never: the data of a READ, which the driver
+//! sends right behind [`simple`] or [`offset_data`]. Key invariant: what allocates nothing returns an array.
+//! Tests: `client/reply.rs` decodes what this encodes.
+
+use crate::export::Descriptor;
+use crate::limits::{BLOCK_STATUS_DESCRIPTORS_MAX, MESSAGE_BYTES_MAX};
+use crate::proto::{Errno, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk};
+use crate::wire::{len32, prefix, put};
+
+/// A simple reply; after a successful READ without structured replies the data follows.
+#[must_use]
+pub const fn simple(cookie: u64, error: Option<Errno>) -> [u8; 16] {
+    let code = match error {
+        Some(errno) => errno.to_wire(),
+        None => 0,
+    };
+    let mut out = [0; 16];
+    let at = put(&mut out, 0, SIMPLE_REPLY_MAGIC.to_be_bytes());
+    let at = put(&mut out, at, code.to_be_bytes());
+    put(&mut out, at, cookie.to_be_bytes());
+    out
+}
+
+/// A chunk of data of a READ; `data_bytes` (at least one) follow.
+#[must_use]
+pub const fn offset_data(cookie: u64, done: bool, offset: u64, data_bytes: u32) -> [u8; 28] {
+    let mut out = [0; 28];
+    let at = put(&mut out, 0, chunk_header(cookie, done, chunk::OFFSET_DATA, data_bytes.saturating_add(8)));
+    put(&mut out, at, offset.to_be_bytes());
+    out
+}
+
+/// A chunk of a READ that is zeroes; `hole_bytes` is at least one.
+#[must_use]
+pub const fn offset_hole(cookie: u64, done: bool, offset: u64, hole_bytes: u32) -> [u8; 32] {
+    let mut out = [0; 32];
+    let at = put(&mut out, 0, chunk_header(cookie, done, chunk::OFFSET_HOLE, 12));
+    let at = put(&mut out, at, offset.to_be_bytes());
+    put(&mut out, at, hole_bytes.to_be_bytes());
+    out
+}
+
+/// The end of a structured reply: success, unless an error chunk came before.
+#[must_use]
+pub const fn none_done(cookie: u64) -> [u8; 20] {
+    chunk_header(cookie, true, chunk::NONE, 0)
+}
+
+/// An error about the whole request. A message beyond the protocol's limit is cut.
+pub fn error(cookie: u64, done: bool, errno: Errno, message: &str, out: &mut Vec<u8>) {
+    let message = prefix(message, MESSAGE_BYTES_MAX).as_bytes();
+    out.extend_from_slice(&chunk_header(cookie, done, chunk::ERROR, 6 + len32(message)));
+    error_fields(errno, message, out);
+}
+
+/// An error at one offset; what came in other chunks stays valid.
+pub fn error_offset(cookie: u64, done: bool, errno: Errno, offset: u64, message: &str, out: &mut Vec<u8>) {
+    let message = prefix(message, MESSAGE_BYTES_MAX).as_bytes();
+    out.extend_from_slice(&chunk_header(cookie, done, chunk::ERROR_OFFSET, 14 + len32(message)));
+    error_fields(errno, message, out);
+    out.extend_from_slice(&offset.to_be_bytes());
+}
+
+/// The state of consecutive runs from the request's offset. Give at least one descriptor, none of length
+/// zero; beyond [`BLOCK_STATUS_DESCRIPTORS_MAX`] they are left out, which the protocol allows.
+pub fn block_status(cookie: u64, done: bool, context: u32, descriptors: &[Descriptor], out: &mut Vec<u8>) {
+    let descriptors = &descriptors[..descriptors.len().min(BLOCK_STATUS_DESCRIPTORS_MAX)];
+    debug_assert!(!descriptors.is_empty() && descriptors.iter().all(|d| d.length > 0));
+    let payload_bytes = 4 + 8 * descriptors.len();
+    out.reserve(20 + payload_bytes);
+    let payload_bytes = u32::try_from(payload_bytes).unwrap_or(u32::MAX);
+    out.extend_from_slice(&chunk_header(cookie, done, chunk::BLOCK_STATUS, payload_bytes));
+    out.extend_from_slice(&context.to_be_bytes());
+    for descriptor in descriptors {
+        out.extend_from_slice(&descriptor.length.to_be_bytes());
+        out.extend_from_slice(&descriptor.flags.0.to_be_bytes());
+    }
+}
+
+const fn chunk_header(cookie: u64, done: bool, kind: u16, payload_bytes: u32) -> [u8; 20] {
+    let flags = if done { chunk::FLAG_DONE } else { 0 };
+    let mut out = [0; 20];
+    let at = put(&mut out, 0, STRUCTURED_REPLY_MAGIC.to_be_bytes());
+    let at = put(&mut out, at, flags.to_be_bytes());
+    let at = put(&mut out, at, kind.to_be_bytes());
+    let at = put(&mut out, at, cookie.to_be_bytes());
+    put(&mut out, at, payload_bytes.to_be_bytes());
+    out
+}
+
+fn error_fields(errno: Errno, message: &[u8], out: &mut Vec<u8>) {
+    out.extend_from_slice(&errno.to_wire().to_be_bytes());
+    let message_bytes = u16::try_from(message.len()).unwrap_or(u16::MAX);
+    out.extend_from_slice(&message_bytes.to_be_bytes());
+    out.extend_from_slice(message);
+}

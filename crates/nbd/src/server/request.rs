@@ -1,0 +1,143 @@
+//! Request headers: their layout, and whether a request may be carried out.
+//!
+//! Owns: the 28 bytes, and every rule that needs only the header and what was negotiated. Never: the payload
+//! of a WRITE. Key invariant: a request that passes [`RequestHeader::check`] lies inside the export and its
+//! payload inside the limit. Clients encode the same header. Tests: below, `tests/properties.rs`.
+
+use crate::export::Negotiated;
+use crate::limits::REQUEST_PAYLOAD_BYTES_MAX;
+use crate::proto::{CmdFlags, Command, Errno, REQUEST_MAGIC, TransmissionFlags};
+use crate::violation::Violation;
+use crate::wire::put;
+
+/// A request, without the payload that follows a WRITE.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RequestHeader {
+    pub flags: CmdFlags,
+    pub command: Command,
+    pub cookie: u64,
+    pub offset: u64,
+    pub length: u32,
+}
+
+/// Why a request is not carried out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reject {
+    /// Read past [`RequestHeader::payload_bytes`], then answer with this.
+    Reply(Errno),
+    /// The payload cannot be taken in, so the next request cannot be found: close.
+    Close(Violation),
+}
+
+impl RequestHeader {
+    pub const BYTES: usize = 28;
+
+    /// # Errors
+    /// The magic is wrong: the stream is out of step.
+    pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, Violation> {
+        let [m0, m1, m2, m3, f0, f1, t0, t1, rest @ ..] = *bytes;
+        let [c0, c1, c2, c3, c4, c5, c6, c7, o0, o1, o2, o3, o4, o5, o6, o7, l0, l1, l2, l3] = rest;
+        let magic = u32::from_be_bytes([m0, m1, m2, m3]);
+        if magic != REQUEST_MAGIC {
+            return Err(Violation::RequestMagic(magic));
+        }
+        Ok(Self {
+            flags: CmdFlags(u16::from_be_bytes([f0, f1])),
+            command: Command::from_wire(u16::from_be_bytes([t0, t1])),
+            cookie: u64::from_be_bytes([c0, c1, c2, c3, c4, c5, c6, c7]),
+            offset: u64::from_be_bytes([o0, o1, o2, o3, o4, o5, o6, o7]),
+            length: u32::from_be_bytes([l0, l1, l2, l3]),
+        })
+    }
+
+    #[must_use]
+    pub const fn encode(&self) -> [u8; Self::BYTES] {
+        let mut out = [0; Self::BYTES];
+        let at = put(&mut out, 0, REQUEST_MAGIC.to_be_bytes());
+        let at = put(&mut out, at, self.flags.0.to_be_bytes());
+        let at = put(&mut out, at, self.command.to_wire().to_be_bytes());
+        let at = put(&mut out, at, self.cookie.to_be_bytes());
+        let at = put(&mut out, at, self.offset.to_be_bytes());
+        put(&mut out, at, self.length.to_be_bytes());
+        out
+    }
+
+    /// The bytes that follow the header on the wire.
+    #[must_use]
+    pub const fn payload_bytes(&self) -> u32 {
+        if matches!(self.command, Command::Write) { self.length } else { 0 }
+    }
+
+    /// Whether the request may be carried out under `session`. A length of zero is harmless and passes,
+    /// except for BLOCK_STATUS.
+    ///
+    /// # Errors
+    /// What to answer, or that the connection has to be closed.
+    pub fn check(&self, session: &Negotiated) -> Result<Command, Reject> {
+        if self.payload_bytes() > REQUEST_PAYLOAD_BYTES_MAX {
+            let violation = Violation::PayloadTooBig { command: self.command, bytes: self.length };
+            return Err(Reject::Close(violation));
+        }
+        if self.command == Command::Disc {
+            return Ok(Command::Disc);
+        }
+        self.check_command(session)
+            .and_then(|()| self.check_flags(session))
+            .and_then(|()| self.check_range(session))
+            .map_err(Reject::Reply)?;
+        Ok(self.command)
+    }
+
+    fn check_command(&self, session: &Negotiated) -> Result<(), Errno> {
+        let needs = match self.command {
+            Command::Unknown(_) => return Err(Errno::Inval),
+            Command::BlockStatus if session.base_allocation.is_none() => return Err(Errno::Inval),
+            Command::Read | Command::Write | Command::BlockStatus | Command::Disc => TransmissionFlags::EMPTY,
+            Command::Flush => TransmissionFlags::SEND_FLUSH,
+            Command::Trim => TransmissionFlags::SEND_TRIM,
+            Command::Cache => TransmissionFlags::SEND_CACHE,
+            Command::WriteZeroes => TransmissionFlags::SEND_WRITE_ZEROES,
+        };
+        let writes = matches!(self.command, Command::Write | Command::Trim | Command::WriteZeroes);
+        if writes && session.info.flags.contains(TransmissionFlags::READ_ONLY) {
+            return Err(Errno::Perm);
+        }
+        if session.info.flags.contains(needs) { Ok(()) } else { Err(Errno::Inval) }
+    }
+
+    fn check_flags(&self, session: &Negotiated) -> Result<(), Errno> {
+        let has = |flag| session.info.flags.contains(flag);
+        let mut allowed = match self.command {
+            Command::Read if session.structured_replies => CmdFlags::DF,
+            Command::WriteZeroes if has(TransmissionFlags::SEND_FAST_ZERO) => {
+                CmdFlags::NO_HOLE | CmdFlags::FAST_ZERO
+            }
+            Command::WriteZeroes => CmdFlags::NO_HOLE,
+            Command::BlockStatus => CmdFlags::REQ_ONE,
+            _ => CmdFlags::EMPTY,
+        };
+        if has(TransmissionFlags::SEND_FUA) {
+            allowed |= CmdFlags::FUA;
+        }
+        if allowed.contains(self.flags) { Ok(()) } else { Err(Errno::Inval) }
+    }
+
+    fn check_range(&self, session: &Negotiated) -> Result<(), Errno> {
+        let size = session.info.size;
+        // The offset and length of a FLUSH mean nothing, and Linux fills them with what lies about.
+        if self.command == Command::Flush {
+            return Ok(());
+        }
+        if self.command == Command::Read && self.length > REQUEST_PAYLOAD_BYTES_MAX {
+            return Err(Errno::Overflow);
+        }
+        let beyond = if self.command == Command::Write { Errno::NoSpc } else { Errno::Inval };
+        let end = self.offset.checked_add(u64::from(self.length)).filter(|end| *end <= size).ok_or(beyond)?;
+        if self.length == 0 && self.command == Command::BlockStatus {
+            return Err(Errno::Inval);
+        }
+        let block = u64::from(session.info.block_min.max(1));
+        let aligned = self.offset.is_multiple_of(block) && (end.is_multiple_of(block) || end == size);
+        if aligned { Ok(()) } else { Err(Errno::Inval) }
+    }
+}
