@@ -43,6 +43,9 @@ pub struct Join {
     /// Chosen by the donor at its start, kept while it runs: joining again after the coordinator restarted
     /// is not a new donor.
     pub donor: DonorId,
+    /// The pool whose volumes the donor still holds memory of; another pool refuses it (`Gone`), so that a
+    /// coordinator that lost its state never wipes what an attached client still reads.
+    pub pool: Option<PoolId>,
     pub name: String,
     /// The machine, for messages and placement.
     pub host: String,

@@ -39,6 +39,17 @@ pub const LEASE_NS: u64 = 15 * SECOND_NS;
 /// An attached client renews its lease this often.
 pub const LEASE_RENEW_NS: u64 = 2 * SECOND_NS;
 
+/// A lost donor that holds nothing stays listed this long.
+pub const DONOR_LISTED_NS: u64 = 600 * SECOND_NS;
+/// A donor whose pool is gone wipes what it holds when no connection was open for this long.
+pub const ORPHAN_NS: u64 = 30 * SECOND_NS;
+/// A donor that leaves waits this long for the coordinator to hear its goodbye.
+pub const GOODBYE_NS: u64 = 2 * SECOND_NS;
+/// Attachments a pool holds at once, readers and writers of all volumes together.
+pub const POOL_LEASES_MAX: usize = 65_536;
+/// Free text that callers hand in to be shown to others: a host, a holder, a place, a reason.
+pub const TEXT_BYTES_MAX: usize = 4_096;
+
 pub const SECOND_NS: u64 = 1_000_000_000;
 pub const MILLISECOND_NS: u64 = 1_000_000;
 
