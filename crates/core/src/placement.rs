@@ -54,7 +54,12 @@ pub fn groups_max(width: u32, rooms: &[Room]) -> u64 {
 
 /// The donors of each of `groups` groups, or `None` when they do not fit. `rooms` in the order of joining.
 #[must_use]
-pub fn place(redundancy: Redundancy, groups: u64, rooms: &[Room], seed: &mut Seed) -> Option<Vec<Vec<DonorId>>> {
+pub fn place(
+    redundancy: Redundancy,
+    groups: u64,
+    rooms: &[Room],
+    seed: &mut Seed,
+) -> Option<Vec<Vec<DonorId>>> {
     if groups > groups_max(redundancy.width(), rooms) {
         return None;
     }
@@ -96,7 +101,10 @@ mod tests {
     use super::*;
 
     fn rooms(free: &[u32]) -> Vec<Room> {
-        let room = |(at, extents_free): (usize, &u32)| Room { donor: DonorId(at as u64), extents_free: *extents_free };
+        let room = |(at, extents_free): (usize, &u32)| Room {
+            donor: DonorId(at as u64),
+            extents_free: *extents_free,
+        };
         free.iter().enumerate().map(room).collect()
     }
 

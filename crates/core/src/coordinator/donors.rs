@@ -1,0 +1,382 @@
+//! Donors of the pool: joining, the sync that is heartbeat and long poll in one, silence, and leaving.
+//!
+//! Owns what is known of each donor and which of its extents are free. Never: which lease may do what.
+//! Invariant: `free` and the extents under `held` are disjoint and together all of the donor.
+//! Tests: `tests/coordinator_donors.rs`.
+
+use super::confirm::Held;
+use super::extents::Extents;
+use super::record::DonorRecord;
+use super::{Coordinator, Key, Outcome, Timer, check_text, check_version, refuse};
+use crate::api::{Answer, Duties, Join, Joined, Refusal, RefusalCode, Sync};
+use crate::layout::lost_ranges;
+use crate::limits::{
+    DONOR_EXTENTS_MAX, DONOR_LISTED_NS, DONOR_SILENCE_NS, HEARTBEAT_NS, MILLISECOND_NS, POOL_DONORS_MAX,
+    SECOND_NS,
+};
+use crate::map::{DonorId, Route, VolumeId};
+use crate::placement::{Room, Seed};
+use crate::units::{Time, check_name, show_bytes};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+#[derive(Debug)]
+pub(super) struct Donor {
+    pub(super) record: DonorRecord,
+    pub(super) alive: bool,
+    pub(super) last_seen: Time,
+    /// When its timer is set for: the end of its silence, or of its listing once it is lost.
+    pub(super) timer: Time,
+    pub(super) free: Extents,
+    /// Ascending.
+    pub(super) held: BTreeMap<VolumeId, Vec<u32>>,
+    /// Of the last change of what it shall hold.
+    pub(super) revision: u64,
+    /// The last that it said it had carried out.
+    pub(super) confirmed: u64,
+    /// Its open sync, and the revision that it named.
+    pub(super) poll: Option<(super::CallId, u64)>,
+    pub(super) bytes_used: u64,
+}
+
+impl Donor {
+    pub(super) fn join(record: DonorRecord, revision: u64, now: Time) -> Donor {
+        Donor {
+            free: Extents::all(record.extents),
+            record,
+            alive: true,
+            last_seen: now,
+            timer: now + DONOR_SILENCE_NS,
+            held: BTreeMap::new(),
+            revision,
+            confirmed: 0,
+            poll: None,
+            bytes_used: 0,
+        }
+    }
+
+    /// Gives this extent to the volume; false when it is not free. `sort_held` afterwards.
+    pub(super) fn take(&mut self, volume: VolumeId, extent: u32) -> bool {
+        let taken = self.free.take(extent);
+        if taken {
+            self.held.entry(volume).or_default().push(extent);
+        }
+        taken
+    }
+
+    /// Gives the lowest free extent to the volume. `sort_held` afterwards.
+    pub(super) fn take_lowest(&mut self, volume: VolumeId) -> Option<u32> {
+        let extent = self.free.take_lowest()?;
+        self.held.entry(volume).or_default().push(extent);
+        Some(extent)
+    }
+
+    pub(super) fn sort_held(&mut self, volume: VolumeId) {
+        if let Some(extents) = self.held.get_mut(&volume) {
+            extents.sort_unstable();
+        }
+    }
+
+    pub(super) fn route(&self) -> Route {
+        Route {
+            name: self.record.name.clone(),
+            address: self.record.address.clone(),
+            foreign_export: self.record.foreign_export.clone(),
+        }
+    }
+}
+
+impl Coordinator {
+    pub(super) fn join(&mut self, now: Time, seed: &mut Seed, join: Join) -> Result<Outcome, Refusal> {
+        check_version(join.version, &format!("donor '{}' on {}", join.name, join.host))?;
+        check_join(&join)?;
+        let gone = |why: String| Err(refuse(RefusalCode::Gone, why));
+        if join.pool.is_some_and(|pool| pool != self.pool) {
+            return gone(format!("this is pool {}, and the donor holds memory of another", self.pool));
+        }
+        let departed = self.donors.get(&join.donor).is_some_and(|donor| donor.record.departed);
+        if departed || self.dismissed.contains_key(&join.donor) {
+            return gone(format!(
+                "donor '{}' was taken out of the pool; start it again to lend anew",
+                join.name
+            ));
+        }
+        self.check_donor_name(&join)?;
+        let id = join.donor;
+        if self.donors.contains_key(&id) {
+            self.rejoin(join)?;
+        } else if self.donors.len() >= POOL_DONORS_MAX {
+            return Err(refuse(
+                RefusalCode::Unavailable,
+                format!("the pool is at its limit of {POOL_DONORS_MAX} donors"),
+            ));
+        } else {
+            let revision = self.next_revision();
+            let Join { donor, name, host, address, extents, foreign_export, .. } = join;
+            let (join, departed) = (self.joins, false);
+            self.joins += 1;
+            let record = DonorRecord { donor, name, host, address, extents, foreign_export, join, departed };
+            self.donors.insert(id, Donor::join(record, revision, now));
+            self.dirty.insert(Key::Donor(id));
+            self.grow_followers(seed);
+        }
+        self.hear(now, seed, id);
+        let others: Vec<DonorId> = self.donors.keys().copied().collect();
+        others.into_iter().for_each(|other| self.tidy_donor(now, other));
+        let joined = Joined { pool: self.pool, heartbeat_ms: HEARTBEAT_NS / MILLISECOND_NS };
+        Ok(Outcome::Answer(Answer::Joined(joined)))
+    }
+
+    /// A live donor keeps its name for itself, unless the newcomer listens where it did: then it is dead.
+    fn check_donor_name(&mut self, join: &Join) -> Result<(), Refusal> {
+        let same = |donor: &&mut Donor| {
+            donor.alive && donor.record.name == join.name && donor.record.donor != join.donor
+        };
+        let Some(donor) = self.donors.values_mut().find(same) else { return Ok(()) };
+        if donor.record.address == join.address && join.foreign_export.is_none() {
+            donor.alive = false;
+            self.unsettled = true;
+            return Ok(());
+        }
+        let DonorRecord { host, address, .. } = &donor.record;
+        let message = format!(
+            "the pool has a donor named '{}' already ({host}, {address}); choose another name with --name, \
+             or try again in {} s if that one was just killed",
+            join.name,
+            DONOR_SILENCE_NS / SECOND_NS
+        );
+        Err(refuse(RefusalCode::Conflict, message))
+    }
+
+    /// The same process joins again, perhaps under another address.
+    fn rejoin(&mut self, join: Join) -> Result<(), Refusal> {
+        let Some(donor) = self.donors.get_mut(&join.donor) else { return Ok(()) };
+        if donor.record.extents != join.extents {
+            let message = format!("donor '{}' is known with {} extents", join.name, donor.record.extents);
+            return Err(refuse(RefusalCode::Conflict, message));
+        }
+        let before = donor.route();
+        let Join { name, host, address, foreign_export, .. } = join;
+        donor.record = DonorRecord { name, host, address, foreign_export, ..donor.record.clone() };
+        self.dirty.insert(Key::Donor(join.donor));
+        let route = donor.route();
+        if route == before {
+            return Ok(());
+        }
+        let volumes: Vec<VolumeId> = donor.held.keys().copied().collect();
+        for id in volumes {
+            let Some(volume) = self.volumes.get_mut(&id) else { continue };
+            volume.map.routes.insert(join.donor, route.clone());
+            volume.map.epoch += 1;
+            self.dirty.insert(Key::Volume(id));
+            self.touch_volume(id);
+        }
+        Ok(())
+    }
+
+    pub(super) fn sync(
+        &mut self,
+        now: Time,
+        call: super::CallId,
+        id: DonorId,
+        sync: &Sync,
+    ) -> Result<Outcome, Refusal> {
+        let dismissed = Duties { revision: sync.revision, volumes: Vec::new(), dismissed: true };
+        if let Some(until) = self.dismissed.remove(&id) {
+            self.timers.remove(&(until, Timer::Dismissed(id)));
+            return Ok(Outcome::Answer(Answer::Duties(dismissed)));
+        }
+        if sync.revision > u64::MAX / 2 {
+            return Err(refuse(RefusalCode::Invalid, "the revision is beyond what any coordinator counts"));
+        }
+        let Some(donor) = self.donors.get_mut(&id) else {
+            let message = format!("the pool does not know donor {id}; it has to join again");
+            return Err(refuse(RefusalCode::Gone, message));
+        };
+        if donor.record.departed {
+            return Ok(Outcome::Answer(Answer::Duties(dismissed)));
+        }
+        donor.bytes_used = sync.bytes_used;
+        self.unsettled |= donor.confirmed != sync.revision;
+        donor.confirmed = sync.revision;
+        self.answer_poll(id);
+        if sync.goodbye {
+            self.depart(now, id);
+            return Ok(Outcome::Answer(Answer::Duties(dismissed)));
+        }
+        if sync.revision > self.revision {
+            // The state is older than what the donor was told (a restored backup): count on from there.
+            self.revision = sync.revision;
+            let revision = self.next_revision();
+            if let Some(donor) = self.donors.get_mut(&id) {
+                donor.revision = revision;
+            }
+        }
+        self.hear(now, &mut Seed(sync.revision ^ id.0), id);
+        let behind = self.donors.get(&id).is_some_and(|donor| donor.revision > sync.revision);
+        if behind {
+            return Ok(Outcome::Answer(Answer::Duties(self.duties(id))));
+        }
+        if let Some(donor) = self.donors.get_mut(&id) {
+            donor.poll = Some((call, sync.revision));
+        }
+        Ok(Outcome::Hold(Held::Poll { donor: id }, now + HEARTBEAT_NS))
+    }
+
+    /// A sign of life.
+    fn hear(&mut self, now: Time, seed: &mut Seed, id: DonorId) {
+        let Some(donor) = self.donors.get_mut(&id) else { return };
+        let returned = !donor.alive;
+        donor.alive = true;
+        donor.last_seen = now;
+        self.set_donor_timer(id, now + DONOR_SILENCE_NS);
+        if returned {
+            self.unsettled = true;
+            self.grow_followers(seed);
+        }
+    }
+
+    pub(super) fn leave(&mut self, now: Time, name: &str, force: bool) -> Result<Outcome, Refusal> {
+        let id = self.donor_named(name)?;
+        let takes = self.lost_without(id);
+        if !force && !takes.is_empty() {
+            let listed: Vec<String> = takes
+                .iter()
+                .map(|(volume, bytes)| format!("{} of volume '{volume}'", show_bytes(*bytes)))
+                .collect();
+            let message = format!(
+                "donor '{name}' holds {}, which would be lost (draining comes with a later version); \
+                 delete what you no longer need, or use --force",
+                listed.join(", ")
+            );
+            return Err(refuse(RefusalCode::Conflict, message));
+        }
+        self.depart(now, id);
+        if !self.donors.contains_key(&id) {
+            let until = now + DONOR_LISTED_NS;
+            self.dismissed.insert(id, until);
+            self.timers.insert((until, Timer::Dismissed(id)));
+        }
+        Ok(Outcome::Answer(Answer::Done))
+    }
+
+    fn donor_named(&self, name: &str) -> Result<DonorId, Refusal> {
+        let named = |donor: &&Donor| donor.record.name == name || donor.record.donor.to_string() == name;
+        let present = |donor: &&Donor| !donor.record.departed && named(donor);
+        let mut found: Vec<&Donor> = self.donors.values().filter(present).collect();
+        found.sort_by_key(|donor| (!donor.alive, donor.record.join));
+        match found[..] {
+            [] if self.donors.values().any(|donor| named(&donor)) => {
+                let message =
+                    format!("donor '{name}' has left already; what it held is lost, see `cheetah status`");
+                Err(refuse(RefusalCode::NotFound, message))
+            }
+            [] => {
+                let message = format!(
+                    "there is no donor '{name}' in this pool; `cheetah status` shows those there are"
+                );
+                Err(refuse(RefusalCode::NotFound, message))
+            }
+            [first, second, ..] if second.alive => {
+                let (a, b) = (first.record.donor, second.record.donor);
+                let message = format!("the pool has two donors named '{name}': name {a} or {b} instead");
+                Err(refuse(RefusalCode::Conflict, message))
+            }
+            [first, ..] => Ok(first.record.donor),
+        }
+    }
+
+    /// What each volume would lose with the donor, in bytes.
+    fn lost_without(&self, id: DonorId) -> Vec<(&str, u64)> {
+        let Some(donor) = self.donors.get(&id) else { return Vec::new() };
+        let volumes = donor.held.keys().filter_map(|volume| self.volumes.get(volume));
+        let lost = |map| super::status::bytes_of(map, &lost_ranges(map, |other| other == id));
+        volumes.map(|volume| (volume.map.name.as_str(), lost(&volume.map))).collect()
+    }
+
+    /// Takes a donor out for good; it stays listed as lost while a volume refers to it.
+    fn depart(&mut self, now: Time, id: DonorId) {
+        let Some(donor) = self.donors.get_mut(&id) else { return };
+        donor.alive = false;
+        donor.record.departed = true;
+        self.dirty.insert(Key::Donor(id));
+        self.unsettled = true;
+        self.answer_poll(id);
+        self.tidy_donor(now, id);
+    }
+
+    pub(super) fn donor_timer(&mut self, now: Time, id: DonorId) {
+        let Some(donor) = self.donors.get_mut(&id) else { return };
+        if donor.alive {
+            donor.alive = false;
+            self.unsettled = true;
+            self.tidy_donor(now, id);
+            self.set_donor_timer(id, now + DONOR_LISTED_NS);
+        } else if donor.held.is_empty() {
+            self.remove_donor(id);
+        } else {
+            self.set_donor_timer(id, now + DONOR_LISTED_NS);
+        }
+    }
+
+    /// Forgets a lost donor that holds nothing once it left or another has its name.
+    pub(super) fn tidy_donor(&mut self, now: Time, id: DonorId) {
+        let Some(donor) = self.donors.get(&id) else { return };
+        if donor.alive || !donor.held.is_empty() {
+            return;
+        }
+        let name = &donor.record.name;
+        let replaced = || self.donors.values().any(|other| other.alive && other.record.name == *name);
+        if donor.record.departed || replaced() {
+            self.remove_donor(id);
+        } else if donor.timer <= now {
+            self.set_donor_timer(id, now + DONOR_LISTED_NS);
+        }
+    }
+
+    fn remove_donor(&mut self, id: DonorId) {
+        self.answer_poll(id);
+        if let Some(donor) = self.donors.remove(&id) {
+            self.timers.remove(&(donor.timer, Timer::Donor(id)));
+            self.dirty.insert(Key::Donor(id));
+        }
+    }
+
+    fn set_donor_timer(&mut self, id: DonorId, at: Time) {
+        if let Some(donor) = self.donors.get_mut(&id) {
+            self.timers.remove(&(donor.timer, Timer::Donor(id)));
+            donor.timer = at;
+            self.timers.insert((at, Timer::Donor(id)));
+        }
+    }
+
+    /// Live donors in the order they joined.
+    pub(super) fn rooms(&self) -> Vec<Room> {
+        let mut alive: Vec<&Donor> = self.donors.values().filter(|donor| donor.alive).collect();
+        alive.sort_by_key(|donor| donor.record.join);
+        alive
+            .iter()
+            .map(|donor| Room { donor: donor.record.donor, extents_free: donor.free.count() })
+            .collect()
+    }
+}
+
+fn check_join(join: &Join) -> Result<(), Refusal> {
+    let invalid = |message: String| Err(refuse(RefusalCode::Invalid, message));
+    check_name(&join.name).map_err(|message| refuse(RefusalCode::Invalid, message))?;
+    check_text("host", &join.host)?;
+    check_text("export", join.foreign_export.as_deref().unwrap_or_default())?;
+    let reachable = |address: &SocketAddr| address.port() != 0 && !address.ip().is_unspecified();
+    if !join.address.parse().is_ok_and(|address| reachable(&address)) {
+        return invalid(format!(
+            "donor '{}' gave '{}', not the IP:PORT clients reach it at",
+            join.name, join.address
+        ));
+    }
+    if join.extents == 0 || join.extents > DONOR_EXTENTS_MAX {
+        let bytes = crate::limits::EXTENT_BYTES;
+        let (least, most) = (show_bytes(bytes), show_bytes(bytes * u64::from(DONOR_EXTENTS_MAX)));
+        return invalid(format!("donor '{}' must lend between {least} and {most}", join.name));
+    }
+    Ok(())
+}

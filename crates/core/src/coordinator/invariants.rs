@@ -1,0 +1,64 @@
+//! What must hold between any two steps. The simulator and the tests call it after each one.
+
+use super::{Coordinator, Timer};
+use std::collections::BTreeSet;
+
+impl Coordinator {
+    /// # Panics
+    /// When the coordinator contradicts itself: a bug.
+    pub fn check_invariants(&self) {
+        self.check_extents();
+        self.check_leases();
+        for (id, volume) in &self.volumes {
+            let map = &volume.map;
+            assert_eq!(map.check(), Ok(()), "every map is whole");
+            assert_eq!((map.volume, self.names.get(&map.name)), (*id, Some(id)), "names and ids agree");
+            let members = map.groups.iter().flat_map(|group| &group.members).map(|member| member.donor);
+            assert_eq!(
+                members.collect::<BTreeSet<_>>(),
+                map.donors().collect(),
+                "routes are those of the groups"
+            );
+        }
+        assert_eq!(self.names.len(), self.volumes.len());
+        for (call, (_, until)) in &self.held {
+            assert!(self.timers.contains(&(*until, Timer::Held(*call))), "a held call ends by a timer");
+        }
+        let done =
+            self.dirty.is_empty() && self.woken.is_empty() && self.replies.is_empty() && !self.unsettled;
+        assert!(done || (self.revision == 1 && self.donors.is_empty()), "a step leaves nothing to do");
+    }
+
+    fn check_extents(&self) {
+        let mut owned = BTreeSet::new();
+        for (id, volume) in &self.volumes {
+            for member in volume.map.groups.iter().flat_map(|group| &group.members) {
+                assert!(owned.insert((member.donor, member.extent)), "{member:?} belongs to one volume");
+                let donor = &self.donors[&member.donor];
+                let held = donor.held.get(id).is_some_and(|held| held.binary_search(&member.extent).is_ok());
+                assert!(held && !donor.free.contains(member.extent), "{member:?} is held and not free");
+            }
+        }
+        for (id, donor) in &self.donors {
+            let held: usize = donor.held.values().map(Vec::len).sum();
+            let of_maps = owned.range((*id, 0)..=(*id, u32::MAX)).count();
+            assert_eq!(held, of_maps, "donor {id} holds what the maps say");
+            assert_eq!(held + donor.free.count() as usize, donor.record.extents as usize, "none is lost");
+            assert!(donor.revision <= self.revision && !(donor.alive && donor.record.departed));
+            assert!(!donor.record.departed || held > 0, "who left is listed for its volumes only");
+            assert!(self.timers.contains(&(donor.timer, Timer::Donor(*id))), "silence is noticed");
+        }
+    }
+
+    fn check_leases(&self) {
+        for (token, lease) in &self.leases {
+            let volume = self.volumes.get(&lease.record.volume);
+            assert!(volume.is_some_and(|volume| volume.leases.contains(token)), "a lease is of a volume");
+            assert!(self.timers.contains(&(lease.expires, Timer::Lease(*token))), "a lease ends");
+        }
+        for volume in self.volumes.values() {
+            let leases = volume.leases.iter().map(|token| &self.leases[token].record);
+            assert!(leases.filter(|lease| !lease.read_only).count() <= 1, "one writer at a time");
+        }
+    }
+}

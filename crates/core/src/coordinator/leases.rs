@@ -1,0 +1,132 @@
+//! Leases: who may write a volume, and who reads it.
+//!
+//! Owns giving, renewing and ending them. Never: enforcement, which is the donors' part.
+//! Invariant: at most one read-write lease per volume; a writer whose lease ran out costs the volume an epoch,
+//! so whoever comes next is told apart from it. Tests: `tests/coordinator_leases.rs`.
+
+use super::confirm::{Held, lease_gone};
+use super::record::LeaseRecord;
+use super::{Coordinator, Key, Outcome, Timer, check_text, check_version, refuse};
+use crate::api::{Answer, Attach, Attached, Refusal, RefusalCode, Renew};
+use crate::limits::{
+    DONOR_SILENCE_NS, LEASE_NS, LEASE_RENEW_NS, MILLISECOND_NS, POOL_DONORS_MAX, POOL_LEASES_MAX, SECOND_NS,
+};
+use crate::map::{DonorId, LeaseToken, VolumeId};
+use crate::placement::Seed;
+use crate::units::Time;
+
+#[derive(Debug)]
+pub(super) struct Lease {
+    pub(super) record: LeaseRecord,
+    pub(super) place: String,
+    pub(super) lost: Vec<(DonorId, String)>,
+    pub(super) expires: Time,
+}
+
+impl Coordinator {
+    pub(super) fn attach(
+        &mut self,
+        now: Time,
+        seed: &mut Seed,
+        name: &str,
+        attach: Attach,
+    ) -> Result<Outcome, Refusal> {
+        check_version(attach.version, &attach.holder)?;
+        check_text("holder", &attach.holder)?;
+        let id = self.volume_named(name)?;
+        if self.leases.len() >= POOL_LEASES_MAX {
+            let message = format!("the pool is at its limit of {POOL_LEASES_MAX} attachments");
+            return Err(refuse(RefusalCode::Unavailable, message));
+        }
+        if let Some(writer) = self.writer(id).filter(|_| !attach.read_only) {
+            let message = format!(
+                "volume '{name}' is attached for writing by {}; detach it there, or attach it with --read-only \
+                 (if that machine is gone, its lease ends by itself within {} s)",
+                writer.record.holder,
+                LEASE_NS / SECOND_NS
+            );
+            return Err(refuse(RefusalCode::Conflict, message));
+        }
+        let mut token = LeaseToken(seed.draw());
+        while self.leases.contains_key(&token) {
+            token = LeaseToken(seed.draw());
+        }
+        let record = LeaseRecord { token, volume: id, read_only: attach.read_only, holder: attach.holder };
+        let expires = now + LEASE_NS;
+        self.leases.insert(token, Lease { record, place: String::new(), lost: Vec::new(), expires });
+        self.timers.insert((expires, Timer::Lease(token)));
+        self.dirty.insert(Key::Lease(token));
+        if let Some(volume) = self.volumes.get_mut(&id) {
+            volume.leases.insert(token);
+        }
+        self.touch_volume(id);
+        Ok(Outcome::Hold(Held::Attach { volume: id, token }, now + DONOR_SILENCE_NS))
+    }
+
+    pub(super) fn writer(&self, id: VolumeId) -> Option<&Lease> {
+        let leases = self.volumes.get(&id)?.leases.iter().filter_map(|token| self.leases.get(token));
+        leases.into_iter().find(|lease| !lease.record.read_only)
+    }
+
+    pub(super) fn attached(&self, token: LeaseToken) -> Option<Answer> {
+        let id = self.leases.get(&token)?.record.volume;
+        let map = self.volumes.get(&id)?.map.clone();
+        let lease_ms = LEASE_NS / MILLISECOND_NS;
+        Some(Answer::Attached(Attached { token, lease_ms, map, unconfirmed: self.unconfirmed(id) }))
+    }
+
+    pub(super) fn renew(
+        &mut self,
+        now: Time,
+        name: &str,
+        token: LeaseToken,
+        renew: Renew,
+    ) -> Result<Outcome, Refusal> {
+        self.check_lease(name, token)?;
+        check_text("place", &renew.place)?;
+        renew.lost.iter().try_for_each(|(_, why)| check_text("reason", why))?;
+        if renew.lost.len() > POOL_DONORS_MAX {
+            return Err(refuse(RefusalCode::Invalid, "more lost donors than a pool may have"));
+        }
+        let Some(lease) = self.leases.get_mut(&token) else { return Err(lease_gone(token)) };
+        self.timers.remove(&(lease.expires, Timer::Lease(token)));
+        lease.expires = now + LEASE_NS;
+        self.timers.insert((lease.expires, Timer::Lease(token)));
+        lease.place = renew.place;
+        lease.lost = renew.lost;
+        Ok(Outcome::Hold(Held::Renew { token, epoch: renew.epoch }, now + LEASE_RENEW_NS))
+    }
+
+    pub(super) fn detach(&mut self, name: &str, token: LeaseToken) -> Result<Outcome, Refusal> {
+        self.check_lease(name, token)?;
+        self.remove_lease(token);
+        Ok(Outcome::Answer(Answer::Done))
+    }
+
+    fn check_lease(&self, name: &str, token: LeaseToken) -> Result<(), Refusal> {
+        let lease = self.leases.get(&token).ok_or_else(|| lease_gone(token))?;
+        let volume = self.volumes.get(&lease.record.volume).filter(|volume| volume.map.name == name);
+        volume.map(|_| ()).ok_or_else(|| lease_gone(token))
+    }
+
+    pub(super) fn lease_expired(&mut self, token: LeaseToken) {
+        let Some(lease) = self.leases.get(&token) else { return };
+        let (id, fenced) = (lease.record.volume, !lease.record.read_only);
+        if let Some(volume) = self.volumes.get_mut(&id).filter(|_| fenced) {
+            volume.map.epoch += 1;
+            self.dirty.insert(Key::Volume(id));
+        }
+        self.remove_lease(token);
+    }
+
+    pub(super) fn remove_lease(&mut self, token: LeaseToken) {
+        let Some(lease) = self.leases.remove(&token) else { return };
+        self.timers.remove(&(lease.expires, Timer::Lease(token)));
+        self.dirty.insert(Key::Lease(token));
+        let id = lease.record.volume;
+        if let Some(volume) = self.volumes.get_mut(&id) {
+            volume.leases.remove(&token);
+        }
+        self.touch_volume(id);
+    }
+}

@@ -1,0 +1,243 @@
+//! The coordinator: who is in the pool, which volume lies where, who may write.
+//!
+//! Owns the donors, volumes and leases of one pool, and answers `api::Call`s. Never: I/O, or a place in the
+//! data path. A driver steps it with calls and the time, commits its `Store` and `Forget` effects durably, and
+//! only then sends the replies that follow them. Key invariants: an extent belongs to one volume at most; one
+//! writer per volume; and an answer that lets a client reach a donor is held until that donor has confirmed
+//! that it knows (`confirm`). Called by `rim::control` and `sim`. Tests: `tests/coordinator_*.rs`.
+//!
+//! Files: `donors` (join, sync, leave, silence), `volumes` (create, grow, delete), `leases` (attach, renew,
+//! detach), `confirm` (answers held back), `status`, `record` (what is stored), `extents` (free ones),
+//! `invariants`.
+
+mod confirm;
+mod donors;
+mod extents;
+mod invariants;
+mod leases;
+mod record;
+mod status;
+mod volumes;
+
+pub use record::{BadState, DonorRecord, Key, LeaseRecord, PoolRecord, Record, VolumeRecord};
+
+use crate::api::{Answer, Call, Refusal, RefusalCode};
+use crate::map::{DonorId, LeaseToken, PoolId, VolumeId};
+use crate::placement::Seed;
+use crate::units::Time;
+use confirm::Held;
+use donors::Donor;
+use leases::Lease;
+use std::collections::{BTreeMap, BTreeSet};
+use volumes::Volume;
+
+/// Names one call while it is open; the driver never uses a number twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CallId(pub u64);
+
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// `entropy`: 64 truly random bits, fresh for each call; identities and tokens come from it.
+    Call { call: CallId, entropy: u64, request: Call },
+    /// The caller of a held call went away.
+    Hangup { call: CallId },
+    /// The time that `WakeAt` named has come. Also the first event after `restore`.
+    Wake,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// Keep this record, in place of an earlier one of the same key.
+    Store(Record),
+    Forget(Key),
+    /// Send only after the `Store`s and `Forget`s before it are durable.
+    Reply {
+        call: CallId,
+        answer: Result<Answer, Refusal>,
+    },
+    WakeAt(Time),
+}
+
+/// What becomes of a call: answered now, or held until a time at most.
+enum Outcome {
+    Answer(Answer),
+    Hold(Held, Time),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Timer {
+    Held(CallId),
+    Donor(DonorId),
+    Lease(LeaseToken),
+    Dismissed(DonorId),
+}
+
+#[derive(Debug)]
+pub struct Coordinator {
+    pool: PoolId,
+    /// Grows with each change of what any donor shall hold.
+    revision: u64,
+    joins: u64,
+    donors: BTreeMap<DonorId, Donor>,
+    /// Donors taken out that have not heard of it yet, and when to stop waiting for that.
+    dismissed: BTreeMap<DonorId, Time>,
+    volumes: BTreeMap<VolumeId, Volume>,
+    names: BTreeMap<String, VolumeId>,
+    leases: BTreeMap<LeaseToken, Lease>,
+    held: BTreeMap<CallId, (Held, Time)>,
+    timers: BTreeSet<(Time, Timer)>,
+    // What the current step still has to do at its end; empty between steps.
+    dirty: BTreeSet<Key>,
+    woken: BTreeSet<DonorId>,
+    unsettled: bool,
+    replies: Vec<(CallId, Result<Answer, Refusal>)>,
+}
+
+impl Coordinator {
+    /// A pool that nobody has joined yet. Its first step stores it.
+    #[must_use]
+    pub fn new(pool: PoolId) -> Self {
+        Coordinator {
+            pool,
+            revision: 1,
+            joins: 0,
+            donors: BTreeMap::new(),
+            dismissed: BTreeMap::new(),
+            volumes: BTreeMap::new(),
+            names: BTreeMap::new(),
+            leases: BTreeMap::new(),
+            held: BTreeMap::new(),
+            timers: BTreeSet::new(),
+            dirty: BTreeSet::from([Key::Pool]),
+            woken: BTreeSet::new(),
+            unsettled: false,
+            replies: Vec::new(),
+        }
+    }
+
+    #[must_use]
+    pub fn pool(&self) -> PoolId {
+        self.pool
+    }
+
+    pub fn step(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
+        self.expire(now);
+        match event {
+            Event::Call { call, entropy, request } => {
+                match self.answer(now, call, &mut Seed(entropy), request) {
+                    Ok(Outcome::Answer(answer)) => self.replies.push((call, Ok(answer))),
+                    Ok(Outcome::Hold(held, until)) => self.hold(call, held, until),
+                    Err(refusal) => self.replies.push((call, Err(refusal))),
+                }
+            }
+            Event::Hangup { call } => self.hang_up(call),
+            Event::Wake => {}
+        }
+        self.finish(now, effects);
+    }
+
+    fn answer(
+        &mut self,
+        now: Time,
+        call: CallId,
+        seed: &mut Seed,
+        request: Call,
+    ) -> Result<Outcome, Refusal> {
+        match request {
+            Call::Pool => Ok(Outcome::Answer(Answer::Pool(self.pool_status(now)))),
+            Call::Join(join) => self.join(now, seed, join),
+            Call::Sync { donor, sync } => self.sync(now, call, donor, &sync),
+            Call::Leave { donor, force } => self.leave(now, &donor, force),
+            Call::Create(create) => self.create(now, seed, create),
+            Call::Show { name } => self.show(&name),
+            Call::Grow { name, size } => self.grow(now, seed, &name, size),
+            Call::Delete { name } => self.delete(now, &name),
+            Call::Attach { name, attach } => self.attach(now, seed, &name, attach),
+            Call::Renew { name, token, renew } => self.renew(now, &name, token, renew),
+            Call::Detach { name, token } => self.detach(&name, token),
+        }
+    }
+
+    fn expire(&mut self, now: Time) {
+        while let Some((at, timer)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
+            self.timers.remove(&(at, timer));
+            match timer {
+                Timer::Held(call) => self.answer_late(call),
+                Timer::Donor(donor) => self.donor_timer(now, donor),
+                Timer::Lease(token) => self.lease_expired(token),
+                Timer::Dismissed(donor) => {
+                    self.dismissed.remove(&donor);
+                }
+            }
+        }
+    }
+
+    /// Turns what the step left to do into effects: what is stored first, replies after it.
+    fn finish(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        self.settle();
+        for donor in std::mem::take(&mut self.woken) {
+            self.answer_poll(donor);
+        }
+        for key in std::mem::take(&mut self.dirty) {
+            effects.push(self.record(key).map_or(Effect::Forget(key), Effect::Store));
+        }
+        effects.extend(self.replies.drain(..).map(|(call, answer)| Effect::Reply { call, answer }));
+        if let Some((at, _)) = self.timers.first() {
+            effects.push(Effect::WakeAt((*at).max(now)));
+        }
+    }
+
+    fn next_revision(&mut self) -> u64 {
+        self.revision += 1;
+        self.dirty.insert(Key::Pool);
+        self.unsettled = true;
+        self.revision
+    }
+
+    /// The donors of the volume shall hear that something about it changed.
+    fn touch_volume(&mut self, id: VolumeId) {
+        let revision = self.next_revision();
+        let Some(volume) = self.volumes.get_mut(&id) else { return };
+        volume.revision = revision;
+        for donor in volume.map.routes.keys() {
+            if let Some(donor) = self.donors.get_mut(donor) {
+                donor.revision = revision;
+            }
+            self.woken.insert(*donor);
+        }
+    }
+
+    fn volume_named(&self, name: &str) -> Result<VolumeId, Refusal> {
+        self.names.get(name).copied().ok_or_else(|| {
+            let message =
+                format!("there is no volume '{name}' in this pool; `cheetah list` shows those there are");
+            refuse(RefusalCode::NotFound, message)
+        })
+    }
+}
+
+fn refuse(code: RefusalCode, message: impl Into<String>) -> Refusal {
+    Refusal { code, message: message.into() }
+}
+
+/// Both ends say which side is the older one.
+fn check_version(theirs: u32, who: &str) -> Result<(), Refusal> {
+    let ours = crate::api::API_VERSION;
+    let upgrade = match theirs.cmp(&ours) {
+        std::cmp::Ordering::Equal => return Ok(()),
+        std::cmp::Ordering::Less => format!("upgrade cheetah on {who}"),
+        std::cmp::Ordering::Greater => "upgrade cheetah on the coordinator's machine".to_owned(),
+    };
+    let message = format!("{who} speaks API version {theirs} and the coordinator version {ours}: {upgrade}");
+    Err(refuse(RefusalCode::Version, message))
+}
+
+/// Text of a caller that others will be shown: bounded, and on one line.
+fn check_text(what: &str, text: &str) -> Result<(), Refusal> {
+    if text.len() > crate::limits::TEXT_BYTES_MAX || text.chars().any(char::is_control) {
+        let message =
+            format!("the {what} must be one line of at most {} bytes", crate::limits::TEXT_BYTES_MAX);
+        return Err(refuse(RefusalCode::Invalid, message));
+    }
+    Ok(())
+}

@@ -1,0 +1,202 @@
+//! What survives a restart of the coordinator: the pool, its donors, volumes and leases.
+//!
+//! Owns the stored shapes and the way back from them. Never: liveness; after a restart every donor counts as
+//! alive and every lease as fresh, so that nothing attached is disturbed. Tests: `tests/coordinator_restore.rs`.
+
+use super::donors::Donor;
+use super::leases::Lease;
+use super::volumes::Volume;
+use super::{Coordinator, Timer};
+use crate::limits::{DONOR_SILENCE_NS, LEASE_NS};
+use crate::map::{DonorId, LeaseToken, PoolId, VolumeId, VolumeMap};
+use crate::units::Time;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "record", rename_all = "snake_case")]
+pub enum Record {
+    Pool(PoolRecord),
+    Donor(DonorRecord),
+    Volume(VolumeRecord),
+    Lease(LeaseRecord),
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PoolRecord {
+    pub pool: PoolId,
+    pub revision: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DonorRecord {
+    pub donor: DonorId,
+    pub name: String,
+    pub host: String,
+    pub address: String,
+    pub extents: u32,
+    pub foreign_export: Option<String>,
+    /// Orders the donors as they joined.
+    pub join: u64,
+    /// Gone for good (it said goodbye or was told to leave); listed while a volume still refers to it.
+    pub departed: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VolumeRecord {
+    pub map: VolumeMap,
+    pub follow: bool,
+    /// Orders the volumes as they were created.
+    pub order: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LeaseRecord {
+    pub token: LeaseToken,
+    pub volume: VolumeId,
+    pub read_only: bool,
+    pub holder: String,
+}
+
+/// Names a record in the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Key {
+    Pool,
+    Donor(DonorId),
+    Volume(VolumeId),
+    Lease(LeaseToken),
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Key::Pool => write!(f, "pool"),
+            Key::Donor(id) => write!(f, "donor/{id}"),
+            Key::Volume(id) => write!(f, "volume/{id}"),
+            Key::Lease(token) => write!(f, "lease/{token}"),
+        }
+    }
+}
+
+impl Record {
+    #[must_use]
+    pub fn key(&self) -> Key {
+        match self {
+            Record::Pool(_) => Key::Pool,
+            Record::Donor(record) => Key::Donor(record.donor),
+            Record::Volume(record) => Key::Volume(record.map.volume),
+            Record::Lease(record) => Key::Lease(record.token),
+        }
+    }
+}
+
+/// Stored records that contradict each other: nothing is served from them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadState(pub String);
+
+impl fmt::Display for BadState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for BadState {}
+
+impl Coordinator {
+    /// The coordinator as it was stored. Step it with `Wake` next.
+    ///
+    /// # Errors
+    /// When the records are incomplete or contradict each other.
+    pub fn restore(records: Vec<Record>, now: Time) -> Result<Self, BadState> {
+        let bad = |what: String| Err(BadState(what));
+        let (mut pool, mut volumes, mut leases) = (None, Vec::new(), Vec::new());
+        let mut donors = BTreeMap::new();
+        for record in records {
+            match record {
+                Record::Pool(record) => pool = Some(record),
+                Record::Donor(record) => {
+                    donors.insert(record.donor, record);
+                }
+                Record::Volume(record) => volumes.push(record),
+                Record::Lease(record) => leases.push(record),
+            }
+        }
+        let Some(pool) = pool else { return bad("the state has no pool record".into()) };
+        let mut restored = Coordinator::new(pool.pool);
+        restored.dirty.clear();
+        // One past what was stored: every donor is told its duties anew, and confirms them.
+        restored.revision = pool.revision + 1;
+        for (id, record) in donors {
+            restored.joins = restored.joins.max(record.join + 1);
+            restored.donors.insert(id, Donor::restore(record, restored.revision, now));
+            restored.timers.insert((now + DONOR_SILENCE_NS, Timer::Donor(id)));
+        }
+        volumes.sort_by_key(|record| record.order);
+        for record in volumes {
+            restored.restore_volume(record)?;
+        }
+        for record in leases {
+            let token = record.token;
+            let Some(volume) = restored.volumes.get_mut(&record.volume) else {
+                return bad(format!("lease {token} is of a volume that is not there"));
+            };
+            volume.leases.insert(token);
+            restored.leases.insert(token, Lease::restore(record, now + LEASE_NS));
+            restored.timers.insert((now + LEASE_NS, Timer::Lease(token)));
+        }
+        Ok(restored)
+    }
+
+    fn restore_volume(&mut self, record: VolumeRecord) -> Result<(), BadState> {
+        record.map.check().map_err(BadState)?;
+        let (id, name) = (record.map.volume, record.map.name.clone());
+        for member in record.map.groups.iter().flat_map(|group| &group.members) {
+            let taken = self.donors.get_mut(&member.donor).is_some_and(|donor| donor.take(id, member.extent));
+            if !taken {
+                let (donor, extent) = (member.donor, member.extent);
+                let what = format!("extent {extent} of donor {donor} is not free for volume '{name}'");
+                return Err(BadState(what));
+            }
+        }
+        for donor in record.map.routes.keys() {
+            if let Some(donor) = self.donors.get_mut(donor) {
+                donor.sort_held(id);
+            }
+        }
+        if self.names.insert(name.clone(), id).is_some() {
+            return Err(BadState(format!("two volumes are named '{name}'")));
+        }
+        let VolumeRecord { map, follow, order } = record;
+        self.volumes
+            .insert(id, Volume { map, follow, order, revision: self.revision, leases: BTreeSet::new() });
+        Ok(())
+    }
+
+    /// The current record of a key; `None` when it shall be forgotten.
+    pub(super) fn record(&self, key: Key) -> Option<Record> {
+        match key {
+            Key::Pool => Some(Record::Pool(PoolRecord { pool: self.pool, revision: self.revision })),
+            Key::Donor(id) => self.donors.get(&id).map(|donor| Record::Donor(donor.record.clone())),
+            Key::Volume(id) => self.volumes.get(&id).map(|volume| {
+                let Volume { map, follow, order, .. } = volume;
+                Record::Volume(VolumeRecord { map: map.clone(), follow: *follow, order: *order })
+            }),
+            Key::Lease(token) => self.leases.get(&token).map(|lease| Record::Lease(lease.record.clone())),
+        }
+    }
+}
+
+impl Donor {
+    fn restore(record: DonorRecord, revision: u64, now: Time) -> Donor {
+        let mut donor = Donor::join(record, revision, now);
+        donor.alive = !donor.record.departed;
+        donor
+    }
+}
+
+impl Lease {
+    fn restore(record: LeaseRecord, expires: Time) -> Lease {
+        Lease { record, place: String::new(), lost: Vec::new(), expires }
+    }
+}

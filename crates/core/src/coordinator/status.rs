@@ -1,0 +1,92 @@
+//! What the pool and its volumes look like from outside, with the exact bytes that are lost.
+//!
+//! Never: changes. Tests: `tests/coordinator_status.rs`.
+
+use super::donors::Donor;
+use super::volumes::Volume;
+use super::{Coordinator, Outcome};
+use crate::api::{
+    API_VERSION, Answer, Attachment, DonorHealth, DonorStatus, PoolStatus, Refusal, VolumeDetail,
+    VolumeStatus,
+};
+use crate::layout::{LostRange, lost_ranges};
+use crate::limits::{EXTENT_BYTES, MILLISECOND_NS};
+use crate::map::{DonorId, VolumeMap};
+use crate::units::Time;
+
+impl Coordinator {
+    pub(super) fn pool_status(&self, now: Time) -> PoolStatus {
+        let mut donors: Vec<&Donor> = self.donors.values().collect();
+        donors.sort_by_key(|donor| donor.record.join);
+        let donors: Vec<DonorStatus> = donors.into_iter().map(|donor| donor_status(donor, now)).collect();
+        let mut volumes: Vec<&Volume> = self.volumes.values().collect();
+        volumes.sort_by_key(|volume| volume.order);
+        let alive = || donors.iter().filter(|donor| donor.health == DonorHealth::Alive);
+        PoolStatus {
+            version: API_VERSION,
+            pool: self.pool,
+            bytes_total: alive().map(|donor| donor.bytes_total).sum(),
+            bytes_free: alive().map(|donor| donor.bytes_free).sum(),
+            volumes: volumes.into_iter().map(|volume| self.detail(volume).status).collect(),
+            donors,
+        }
+    }
+
+    pub(super) fn show(&self, name: &str) -> Result<Outcome, Refusal> {
+        let id = self.volume_named(name)?;
+        Ok(Outcome::Answer(Answer::Volume(self.detail(&self.volumes[&id]))))
+    }
+
+    pub(super) fn detail(&self, volume: &Volume) -> VolumeDetail {
+        let map = &volume.map;
+        let is_lost = |id: DonorId| !self.donors.get(&id).is_some_and(|donor| donor.alive);
+        let lost = lost_ranges(map, is_lost);
+        let leases = volume.leases.iter().filter_map(|token| self.leases.get(token));
+        let attachments = leases.map(|lease| Attachment {
+            holder: lease.record.holder.clone(),
+            read_only: lease.record.read_only,
+            place: lease.place.clone(),
+            lost: lease.lost.clone(),
+        });
+        let lost_routes = map.routes.iter().filter(|(id, _)| is_lost(**id));
+        let status = VolumeStatus {
+            volume: map.volume,
+            name: map.name.clone(),
+            size: map.size,
+            redundancy: map.redundancy,
+            unit: map.unit,
+            epoch: map.epoch,
+            follow: volume.follow,
+            attachments: attachments.collect(),
+            lost_donors: lost_routes.map(|(_, route)| route.name.clone()).collect(),
+            bytes_lost: bytes_of(map, &lost),
+        };
+        VolumeDetail { status, map: map.clone(), lost }
+    }
+}
+
+fn donor_status(donor: &Donor, now: Time) -> DonorStatus {
+    let record = &donor.record;
+    DonorStatus {
+        donor: record.donor,
+        name: record.name.clone(),
+        host: record.host.clone(),
+        address: record.address.clone(),
+        health: if donor.alive { DonorHealth::Alive } else { DonorHealth::Lost },
+        bytes_total: u64::from(record.extents) * EXTENT_BYTES,
+        // What a lost donor has left is of no use to anyone.
+        bytes_free: if donor.alive { u64::from(donor.free.count()) * EXTENT_BYTES } else { 0 },
+        bytes_used: donor.bytes_used,
+        silent_ms: now.saturating_sub(donor.last_seen) / MILLISECOND_NS,
+    }
+}
+
+/// Bytes of the volume inside the ranges: the last piece of each may be cut by the volume's end.
+pub(super) fn bytes_of(map: &VolumeMap, lost: &[LostRange]) -> u64 {
+    let bytes = |range: &LostRange| {
+        let before_last = range.count.saturating_sub(1);
+        let last = range.offset + before_last * range.stride;
+        before_last * range.len + range.len.min(map.size.saturating_sub(last))
+    };
+    lost.iter().map(bytes).sum()
+}

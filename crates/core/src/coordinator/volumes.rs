@@ -1,0 +1,272 @@
+//! Volumes: create, grow, follow, delete.
+//!
+//! Owns names, sizes and which extents a volume has. Never: the choice of donors (`placement`).
+//! Invariant: a map passes `VolumeMap::check`, its epoch only grows, and its extents are under `held` of their
+//! donors. Tests: `tests/coordinator_volumes.rs`.
+
+use super::confirm::Held;
+use super::{Coordinator, Key, Outcome, refuse};
+use crate::api::{Answer, Create, Refusal, RefusalCode, Size};
+use crate::limits::{
+    DONOR_SILENCE_NS, EXTENT_BYTES, POOL_VOLUMES_MAX, UNIT_MAX_BYTES, UNIT_MIN_BYTES, VOLUME_BYTES_MAX,
+};
+use crate::map::{DonorId, Group, LeaseToken, Placement, Redundancy, VolumeId, VolumeMap};
+use crate::placement::{Room, Seed, default_redundancy, groups_max, place};
+use crate::units::{Time, check_name, show_bytes};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How many donors a message lists before it says "and N more".
+const DONORS_NAMED_MAX: usize = 8;
+
+#[derive(Debug)]
+pub(super) struct Volume {
+    pub(super) map: VolumeMap,
+    pub(super) follow: bool,
+    pub(super) order: u64,
+    /// Of the last change of its map or leases; its donors know it when they confirm this or a later one.
+    pub(super) revision: u64,
+    pub(super) leases: BTreeSet<LeaseToken>,
+}
+
+impl Coordinator {
+    pub(super) fn create(&mut self, now: Time, seed: &mut Seed, create: Create) -> Result<Outcome, Refusal> {
+        check_create(&create)?;
+        let Create { name, size, redundancy, unit, follow } = create;
+        if self.names.contains_key(&name) {
+            let message = format!(
+                "there is a volume '{name}' already; choose another name, or `cheetah delete {name}`"
+            );
+            return Err(refuse(RefusalCode::Conflict, message));
+        }
+        if self.volumes.len() >= POOL_VOLUMES_MAX {
+            let message = format!("the pool is at its limit of {POOL_VOLUMES_MAX} volumes");
+            return Err(refuse(RefusalCode::Unavailable, message));
+        }
+        let rooms = self.rooms();
+        // A volume that follows grows with each single donor, which only `linear` can.
+        let redundancy = redundancy.unwrap_or_else(|| match size {
+            _ if follow => Redundancy::LINEAR,
+            Size::Bytes(bytes) => default_redundancy(Some(bytes.div_ceil(EXTENT_BYTES)), &rooms),
+            Size::All => default_redundancy(None, &rooms),
+        });
+        let group_bytes = u64::from(redundancy.data) * EXTENT_BYTES;
+        let (groups, size) = match size {
+            Size::Bytes(bytes) => (bytes.div_ceil(group_bytes), bytes),
+            Size::All => {
+                let groups = groups_max(redundancy.width(), &rooms);
+                (groups, groups * group_bytes)
+            }
+        };
+        let mut id = VolumeId(seed.draw());
+        while self.volumes.contains_key(&id) {
+            id = VolumeId(seed.draw());
+        }
+        let placed = self.place_groups(id, redundancy, groups, seed).filter(|placed| !placed.is_empty());
+        let groups = placed.ok_or_else(|| self.shortage(&name, redundancy, groups.max(1)))?;
+        let order = self.volumes.values().map(|volume| volume.order + 1).max().unwrap_or(0);
+        let routes = BTreeMap::new();
+        let map =
+            VolumeMap { volume: id, name: name.clone(), epoch: 1, size, redundancy, unit, groups, routes };
+        self.names.insert(name, id);
+        self.volumes.insert(id, Volume { map, follow, order, revision: 0, leases: BTreeSet::new() });
+        self.map_changed(id);
+        Ok(Outcome::Hold(Held::Volume { volume: id }, now + DONOR_SILENCE_NS))
+    }
+
+    pub(super) fn grow(
+        &mut self,
+        now: Time,
+        seed: &mut Seed,
+        name: &str,
+        size: Size,
+    ) -> Result<Outcome, Refusal> {
+        let id = self.volume_named(name)?;
+        match size {
+            Size::All => {
+                if !self.grow_by_all(id, seed) {
+                    return Err(self.shortage(name, self.volumes[&id].map.redundancy, 1));
+                }
+            }
+            Size::Bytes(bytes) => self.grow_to(id, seed, bytes)?,
+        }
+        Ok(Outcome::Hold(Held::Volume { volume: id }, now + DONOR_SILENCE_NS))
+    }
+
+    fn grow_to(&mut self, id: VolumeId, seed: &mut Seed, bytes: u64) -> Result<(), Refusal> {
+        check_size(bytes)?;
+        let map = &self.volumes[&id].map;
+        let (name, size) = (&map.name, map.size);
+        if bytes <= size {
+            let message = format!(
+                "volume '{name}' has {size} bytes already and was asked to grow to {bytes}; volumes do not shrink, \
+                 name a larger size or `all`"
+            );
+            return Err(refuse(RefusalCode::Invalid, message));
+        }
+        let more = bytes.div_ceil(map.group_bytes()) - map.groups.len() as u64;
+        let redundancy = map.redundancy;
+        let groups = self.place_groups(id, redundancy, more, seed);
+        let groups = groups.ok_or_else(|| self.shortage(&self.volumes[&id].map.name, redundancy, more))?;
+        if let Some(volume) = self.volumes.get_mut(&id) {
+            volume.map.groups.extend(groups);
+            volume.map.size = bytes;
+            volume.map.epoch += 1;
+        }
+        self.map_changed(id);
+        Ok(())
+    }
+
+    /// Grows by every whole group that is free; false when there is none.
+    fn grow_by_all(&mut self, id: VolumeId, seed: &mut Seed) -> bool {
+        let map = &self.volumes[&id].map;
+        let groups = groups_max(map.redundancy.width(), &self.rooms());
+        let size = (map.groups.len() as u64 + groups) * map.group_bytes();
+        if size <= map.size {
+            return false;
+        }
+        self.grow_to(id, seed, size.min(VOLUME_BYTES_MAX)).is_ok()
+    }
+
+    /// Volumes that follow take what a donor brought, the oldest first.
+    pub(super) fn grow_followers(&mut self, seed: &mut Seed) {
+        let follows = self.volumes.values().filter(|volume| volume.follow);
+        let mut followers: Vec<(u64, VolumeId)> =
+            follows.map(|volume| (volume.order, volume.map.volume)).collect();
+        followers.sort_unstable();
+        for (_, id) in followers {
+            if groups_max(self.volumes[&id].map.redundancy.width(), &self.rooms()) > 0 {
+                self.grow_by_all(id, seed);
+            }
+        }
+    }
+
+    pub(super) fn delete(&mut self, now: Time, name: &str) -> Result<Outcome, Refusal> {
+        let id = self.volume_named(name)?;
+        let holders = self.volumes[&id].leases.iter().filter_map(|token| self.leases.get(token));
+        let holders: Vec<&str> = holders.map(|lease| lease.record.holder.as_str()).collect();
+        if !holders.is_empty() {
+            let message =
+                format!("volume '{name}' is attached by {}; detach it there first", holders.join(", "));
+            return Err(refuse(RefusalCode::Conflict, message));
+        }
+        self.touch_volume(id);
+        self.names.remove(name);
+        self.dirty.insert(Key::Volume(id));
+        let Some(volume) = self.volumes.remove(&id) else { return Ok(Outcome::Answer(Answer::Done)) };
+        for donor_id in volume.map.donors() {
+            let Some(donor) = self.donors.get_mut(&donor_id) else { continue };
+            for extent in donor.held.remove(&id).unwrap_or_default() {
+                donor.free.give_back(extent);
+            }
+            self.tidy_donor(now, donor_id);
+        }
+        Ok(Outcome::Answer(Answer::Done))
+    }
+
+    /// Takes the extents of new groups from their donors; `None`, and nothing taken, when they do not fit.
+    fn place_groups(
+        &mut self,
+        id: VolumeId,
+        redundancy: Redundancy,
+        groups: u64,
+        seed: &mut Seed,
+    ) -> Option<Vec<Group>> {
+        let placed = place(redundancy, groups, &self.rooms(), seed)?;
+        let mut extent_of = |donor: DonorId| {
+            let extent = self.donors.get_mut(&donor).and_then(|donor| donor.take_lowest(id));
+            Placement { donor, extent: extent.expect("placement stays within the rooms it was given") }
+        };
+        let groups: Vec<Group> = placed
+            .into_iter()
+            .map(|donors| Group { members: donors.into_iter().map(&mut extent_of).collect() })
+            .collect();
+        Some(groups)
+    }
+
+    /// After groups were added: routes, order, store, and word to the donors.
+    fn map_changed(&mut self, id: VolumeId) {
+        let Some(volume) = self.volumes.get_mut(&id) else { return };
+        let members = volume.map.groups.iter().flat_map(|group| &group.members).map(|member| member.donor);
+        for donor_id in members.collect::<BTreeSet<DonorId>>() {
+            if let Some(donor) = self.donors.get_mut(&donor_id) {
+                donor.sort_held(id);
+                volume.map.routes.insert(donor_id, donor.route());
+            }
+        }
+        self.dirty.insert(Key::Volume(id));
+        self.touch_volume(id);
+    }
+
+    /// Says what is free and where, and what was needed.
+    fn shortage(&self, name: &str, redundancy: Redundancy, groups: u64) -> Refusal {
+        let rooms = self.rooms();
+        if rooms.is_empty() {
+            let message = format!(
+                "the pool has no donors, so there is no memory for volume '{name}'; run `cheetah donate SIZE` on a \
+                 machine with idle memory"
+            );
+            return refuse(RefusalCode::PoolFull, message);
+        }
+        let width = redundancy.width() as usize;
+        if rooms.len() < width {
+            let missing = width - rooms.len();
+            let message = format!(
+                "{redundancy} needs {width} donors and the pool has {}: {missing} more must join \
+                 (`cheetah donate SIZE`), or ask for a narrower stripe or linear",
+                rooms.len()
+            );
+            return refuse(RefusalCode::PoolFull, message);
+        }
+        let bytes = |extents: u64| show_bytes(extents.saturating_mul(EXTENT_BYTES));
+        let name_of =
+            |room: &Room| self.donors.get(&room.donor).map_or("", |donor| donor.record.name.as_str());
+        let mut each: Vec<String> = (rooms.iter().take(DONORS_NAMED_MAX))
+            .map(|room| format!("{} {}", name_of(room), bytes(room.extents_free.into())))
+            .collect();
+        if rooms.len() > DONORS_NAMED_MAX {
+            each.push(format!("and {} more donors", rooms.len() - DONORS_NAMED_MAX));
+        }
+        let free: u64 = rooms.iter().map(|room| u64::from(room.extents_free)).sum();
+        let fits = groups_max(redundancy.width(), &rooms) * u64::from(redundancy.data);
+        let message = format!(
+            "the pool is too full for volume '{name}': it needs {} more as {redundancy}, and {} is free ({}), of which \
+             {redundancy} can use {}; ask for less, delete a volume, or start another donor with `cheetah donate SIZE`",
+            bytes(groups.saturating_mul(redundancy.width().into())),
+            bytes(free),
+            each.join(", "),
+            bytes(fits),
+        );
+        refuse(RefusalCode::PoolFull, message)
+    }
+}
+
+fn check_create(create: &Create) -> Result<(), Refusal> {
+    let invalid = |message: String| Err(refuse(RefusalCode::Invalid, message));
+    check_name(&create.name).map_err(|message| refuse(RefusalCode::Invalid, message))?;
+    if let Size::Bytes(bytes) = create.size {
+        check_size(bytes)?;
+    }
+    let unit = create.unit;
+    if !unit.is_power_of_two() || !(UNIT_MIN_BYTES..=UNIT_MAX_BYTES).contains(&unit) {
+        let (least, most) = (show_bytes(UNIT_MIN_BYTES.into()), show_bytes(UNIT_MAX_BYTES.into()));
+        return invalid(format!(
+            "a unit of {unit} bytes is not possible: use a power of two from {least} to {most}"
+        ));
+    }
+    let Some(Redundancy { data, parity }) = create.redundancy else { return Ok(()) };
+    if parity != 0 || data == 0 || data > crate::limits::STRIPE_DONORS_MAX {
+        return invalid("this version knows linear and stripe:K".to_owned());
+    }
+    Ok(())
+}
+
+fn check_size(bytes: u64) -> Result<(), Refusal> {
+    let what = match bytes {
+        0 => "a volume cannot have zero bytes".to_owned(),
+        _ if bytes > VOLUME_BYTES_MAX => {
+            format!("{bytes} bytes is beyond the largest volume, 2^63 - 1 bytes")
+        }
+        _ => return Ok(()),
+    };
+    Err(refuse(RefusalCode::Invalid, format!("{what}; name a size like 4G, or `all`")))
+}
