@@ -1,16 +1,21 @@
-//! NBD URIs, as libnbd and qemu write them.
+//! NBD URIs: `nbd://host[:port]/export` and `nbd+unix:///export?socket=PATH`, as libnbd and qemu read them.
+//!
+//! Owns: parsing, percent-encoding and writing them. Never: resolves a name or opens a socket. Key
+//! invariant: what is written parses to the same value. Tests: below.
 
+use crate::limits::EXPORT_NAME_BYTES_MAX;
+use crate::proto::PORT;
 use std::fmt;
 use std::str::FromStr;
 
 /// Where an export is.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Uri {
     pub transport: Transport,
     pub export: String,
 }
 
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Transport {
     /// An IPv6 address stands here without its brackets.
     Tcp { host: String, port: u16 },
@@ -21,27 +26,294 @@ pub enum Transport {
 /// Why a text is not a URI to connect to.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum UriError {
-    NotNbd,
+    /// Not one of `nbd:` and `nbd+unix:`.
+    Scheme,
+    /// `nbds:` and its kin, `tls-` parameters, or a user name.
+    Tls,
+    /// No `//`, or a fragment.
+    Form,
+    Host,
+    Port,
+    /// A `%` without two hex digits, or text that is not UTF-8 once decoded.
+    Encoding,
+    Export,
+    /// `nbd+unix:` without `socket=`, or with a host.
+    Socket,
+    Parameter(String),
 }
 
 impl FromStr for Uri {
     type Err = UriError;
 
-    fn from_str(_text: &str) -> Result<Self, UriError> {
-        Err(UriError::NotNbd)
+    fn from_str(text: &str) -> Result<Self, UriError> {
+        let (scheme, rest) = text.split_once(':').ok_or(UriError::Scheme)?;
+        let unix = match scheme.to_ascii_lowercase().as_str() {
+            "nbd" => false,
+            "nbd+unix" => true,
+            "nbds" | "nbds+unix" | "nbds+vsock" => return Err(UriError::Tls),
+            _ => return Err(UriError::Scheme),
+        };
+        if rest.contains('#') {
+            return Err(UriError::Form);
+        }
+        let (hierarchy, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, export) = split_authority(hierarchy)?;
+        let export = decode(export)?;
+        if export.len() > EXPORT_NAME_BYTES_MAX || export.contains('\0') {
+            return Err(UriError::Export);
+        }
+        let socket = socket_parameter(query)?;
+        let transport = match (unix, socket) {
+            (true, Some(socket)) if authority.is_empty() => Transport::Unix { socket },
+            (true, _) => return Err(UriError::Socket),
+            (false, Some(_)) => return Err(UriError::Parameter("socket".to_owned())),
+            (false, None) => tcp(authority)?,
+        };
+        Ok(Self { transport, export })
     }
+}
+
+/// The authority and the export name, both still encoded.
+fn split_authority(hierarchy: &str) -> Result<(&str, &str), UriError> {
+    let rest = hierarchy.strip_prefix("//").ok_or(UriError::Form)?;
+    Ok(rest.split_once('/').unwrap_or((rest, "")))
+}
+
+fn tcp(authority: &str) -> Result<Transport, UriError> {
+    if authority.contains('@') {
+        return Err(UriError::Tls);
+    }
+    let (host, port) = match authority.strip_prefix('[') {
+        Some(rest) => {
+            let (address, port) = rest.split_once(']').ok_or(UriError::Host)?;
+            let parses = address.split('%').next().is_some_and(|a| a.parse::<std::net::Ipv6Addr>().is_ok());
+            if !parses {
+                return Err(UriError::Host);
+            }
+            let port = if port.is_empty() { "" } else { port.strip_prefix(':').ok_or(UriError::Port)? };
+            (decode(address)?, port)
+        }
+        None => {
+            let (host, port) = authority.split_once(':').unwrap_or((authority, ""));
+            let host = if host.is_empty() { "localhost".to_owned() } else { decode(host)? };
+            if host.contains(':') {
+                return Err(UriError::Host);
+            }
+            (host, port)
+        }
+    };
+    // A decoded host must survive being written again, and be something a resolver may be asked.
+    if host.contains(|c: char| c.is_control() || c.is_whitespace() || "/?#[]@".contains(c)) {
+        return Err(UriError::Host);
+    }
+    let digits = port.bytes().all(|b| b.is_ascii_digit());
+    let port = match port {
+        "" => PORT,
+        _ if digits => port.parse().ok().filter(|p| *p > 0).ok_or(UriError::Port)?,
+        _ => return Err(UriError::Port),
+    };
+    Ok(Transport::Tcp { host, port })
+}
+
+fn socket_parameter(query: &str) -> Result<Option<String>, UriError> {
+    let mut socket = None;
+    for pair in query.split(['&', ';']).filter(|pair| !pair.is_empty()) {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let key = decode(key)?;
+        match key.as_str() {
+            "socket" if socket.is_none() => {
+                let path = decode(value)?;
+                // A NUL may only open an abstract name.
+                let nul = path.char_indices().any(|(at, c)| at > 0 && c == '\0');
+                if path.is_empty() || path == "\0" || nul {
+                    return Err(UriError::Socket);
+                }
+                socket = Some(path);
+            }
+            "socket" => return Err(UriError::Socket),
+            _ if key.starts_with("tls-") => return Err(UriError::Tls),
+            _ => return Err(UriError::Parameter(key)),
+        }
+    }
+    Ok(socket)
+}
+
+fn decode(text: &str) -> Result<String, UriError> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        rest = tail;
+        if *first != b'%' {
+            bytes.push(*first);
+            continue;
+        }
+        let ([high, low], tail) = rest.split_first_chunk::<2>().ok_or(UriError::Encoding)?;
+        let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|d| u8::try_from(d).ok());
+        let (Some(high), Some(low)) = (digit(*high), digit(*low)) else {
+            return Err(UriError::Encoding);
+        };
+        bytes.push(high << 4 | low);
+        rest = tail;
+    }
+    String::from_utf8(bytes).map_err(|_| UriError::Encoding)
+}
+
+/// Writes what is neither unreserved nor in `keep` percent-encoded.
+fn encode(text: &str, keep: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || keep.contains(&byte) {
+            write!(f, "{}", char::from(byte))?;
+        } else {
+            write!(f, "%{byte:02X}")?;
+        }
+    }
+    Ok(())
 }
 
 impl fmt::Display for Uri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{self:?}")
+        match &self.transport {
+            Transport::Tcp { host, port } => {
+                f.write_str("nbd://")?;
+                if host.contains(':') {
+                    f.write_str("[")?;
+                    encode(host, b":", f)?;
+                    f.write_str("]")?;
+                } else {
+                    encode(host, b"", f)?;
+                }
+                if *port != PORT {
+                    write!(f, ":{port}")?;
+                }
+            }
+            Transport::Unix { .. } => f.write_str("nbd+unix://")?,
+        }
+        f.write_str("/")?;
+        encode(&self.export, b"/:@", f)?;
+        if let Transport::Unix { socket } = &self.transport {
+            f.write_str("?socket=")?;
+            encode(socket, b"/:@", f)?;
+        }
+        Ok(())
     }
 }
 
 impl fmt::Display for UriError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{self:?}")
+        match self {
+            Self::Scheme => write!(f, "the address does not start with nbd:// or nbd+unix://"),
+            Self::Tls => write!(f, "the address asks for TLS, which is not supported yet"),
+            Self::Form => {
+                write!(
+                    f,
+                    "the address is not of the form nbd://host:port/export or nbd+unix:///export?socket=PATH"
+                )
+            }
+            Self::Host => write!(f, "the host in the address is malformed"),
+            Self::Port => write!(f, "the port in the address is not a number from 1 to 65535"),
+            Self::Encoding => write!(f, "the address has a bad percent-encoding or is not UTF-8"),
+            Self::Export => write!(f, "the export name is longer than 4096 bytes or contains a NUL"),
+            Self::Socket => write!(f, "an nbd+unix address takes one socket=PATH and no host"),
+            Self::Parameter(key) => {
+                write!(f, "the address has the unknown parameter '{}'", key.escape_debug())
+            }
+        }
     }
 }
 
 impl std::error::Error for UriError {}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use proptest::prelude::*;
+
+    fn tcp(host: &str, port: u16, export: &str) -> Uri {
+        Uri { transport: Transport::Tcp { host: host.into(), port }, export: export.into() }
+    }
+
+    fn unix(socket: &str, export: &str) -> Uri {
+        Uri { transport: Transport::Unix { socket: socket.into() }, export: export.into() }
+    }
+
+    #[test]
+    fn reads_the_forms_of_the_standard() {
+        for (text, uri) in [
+            ("nbd://example.com/disk", tcp("example.com", PORT, "disk")),
+            ("nbd://example.com", tcp("example.com", PORT, "")),
+            ("nbd://example.com/", tcp("example.com", PORT, "")),
+            ("nbd://example.com//disk", tcp("example.com", PORT, "/disk")),
+            ("nbd://example.com/hello%20world", tcp("example.com", PORT, "hello world")),
+            ("NBD://h:1/a/b", tcp("h", 1, "a/b")),
+            ("nbd://", tcp("localhost", PORT, "")),
+            ("nbd://h:/x", tcp("h", PORT, "x")),
+            ("nbd://[::1]:10810/x", tcp("::1", 10810, "x")),
+            ("nbd://[::1]", tcp("::1", PORT, "")),
+            ("nbd+unix:///disk?socket=sock", unix("sock", "disk")),
+            ("nbd+unix:///?socket=/run/a%3Fb", unix("/run/a?b", "")),
+            ("nbd+unix://?socket=/s", unix("/s", "")),
+            ("nbd+unix:///?socket=%00/abstract", unix("\0/abstract", "")),
+        ] {
+            assert_eq!(text.parse(), Ok(uri), "{text}");
+        }
+    }
+
+    #[test]
+    fn refuses_what_it_would_misread() {
+        for (text, error) in [
+            ("nbds://h/x", UriError::Tls),
+            ("nbds+unix:///x?socket=s", UriError::Tls),
+            ("nbd://h/x?tls-type=psk", UriError::Tls),
+            ("nbd://user@h/x", UriError::Tls),
+            ("http://h/x", UriError::Scheme),
+            ("disk.img", UriError::Scheme),
+            ("nbd:localhost:10809", UriError::Form),
+            ("nbd://h/x#y", UriError::Form),
+            ("nbd://h:port/x", UriError::Port),
+            ("nbd://h:65536/x", UriError::Port),
+            ("nbd://h:0/x", UriError::Port),
+            ("nbd://h:+1/x", UriError::Port),
+            ("nbd://[::1]1/x", UriError::Port),
+            ("nbd://[::1/x", UriError::Host),
+            ("nbd://[nonsense]/x", UriError::Host),
+            ("nbd://a%20b/x", UriError::Host),
+            ("nbd://a%3Ab/x", UriError::Host),
+            ("nbd://h/%", UriError::Encoding),
+            ("nbd://h/%4", UriError::Encoding),
+            ("nbd://h/%zz", UriError::Encoding),
+            ("nbd://h/%ff", UriError::Encoding),
+            ("nbd://h/%00", UriError::Export),
+            ("nbd+unix:///x", UriError::Socket),
+            ("nbd+unix:///x?socket=", UriError::Socket),
+            ("nbd+unix:///x?socket=a&socket=b", UriError::Socket),
+            ("nbd+unix:///x?socket=a%00b", UriError::Socket),
+            ("nbd+unix://host/x?socket=a", UriError::Socket),
+            ("nbd://h/x?socket=a", UriError::Parameter("socket".into())),
+            ("nbd://h/x?colour=red", UriError::Parameter("colour".into())),
+        ] {
+            let parsed: Result<Uri, UriError> = text.parse();
+            assert_eq!(parsed, Err(error), "{text}");
+        }
+        let long = format!("nbd://h/{}", "x".repeat(EXPORT_NAME_BYTES_MAX + 1));
+        assert_eq!(long.parse::<Uri>(), Err(UriError::Export));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_parses_to_the_same(
+            host in "[a-z0-9.-]{1,20}|::1|fe80::1%eth0", port in 1u16.., export in "[^\0]{0,40}",
+            socket in "\0?[^\0]{1,40}", use_unix: bool,
+        ) {
+            let uri = if use_unix { unix(&socket, &export) } else { tcp(&host, port, &export) };
+            prop_assert_eq!(uri.to_string().parse(), Ok(uri));
+        }
+
+        #[test]
+        fn any_text_parses_or_is_refused_and_parsing_is_stable(text in "(nbd://|nbd\\+unix://)?[ -~\u{e9}]{0,60}") {
+            if let Ok(uri) = text.parse::<Uri>() {
+                prop_assert_eq!(uri.to_string().parse(), Ok(uri));
+            }
+        }
+    }
+}

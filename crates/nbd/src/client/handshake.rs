@@ -7,9 +7,22 @@
 //! Driver's order: receive, `input`, `take_output` and send, `poll`; at the end of the stream `eof`.
 //! Tests: below and `tests/pair.rs`, `tests/properties.rs`.
 
-use crate::export::{ListEntry, Negotiated};
+use super::error::Error;
+use super::option::{self, Info};
+use crate::export::{ExportInfo, ListEntry, Negotiated};
+use crate::limits::{
+    EXPORT_NAME_BYTES_MAX, LIST_BYTES_MAX, LIST_ENTRIES_MAX, OPTION_REPLIES_MAX, OPTION_REPLY_BYTES_MAX,
+};
+use crate::proto::{
+    EXPORT_NAME_ZEROES_BYTES, IHAVEOPT, NBDMAGIC, OLDSTYLE_MAGIC, OPTION_REPLY_MAGIC, TransmissionFlags,
+    handshake_flags as hs, opt, rep,
+};
 use crate::violation::Violation;
-use std::fmt;
+use crate::wire::{Fields, fill};
+
+const GREETING_BYTES: usize = 18;
+const REPLY_HEADER_BYTES: usize = 20;
+const EXPORT_NAME_ANSWER_BYTES: usize = 10;
 
 /// What to ask of a server. What it does not have is left out, never an error.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -31,67 +44,309 @@ pub enum Step {
     Failed(Error),
 }
 
-/// Why there is no connection.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Error {
-    Violation(Violation),
-    /// The export name is longer than the protocol allows, or has a NUL.
-    ExportName,
-    /// The server is too old to list its exports.
-    CannotList,
-    /// The server wants TLS first, which is not in yet.
-    TlsRequired,
-    /// The server's own answer and words.
-    Refused {
-        option: u32,
-        reply: u32,
-        message: String,
-    },
-    /// The server closed the connection before the handshake ended.
-    Closed {
-        asked_export_name: bool,
-    },
+#[derive(Debug)]
+pub struct Handshake {
+    /// None lists the exports.
+    want: Option<Want>,
+    state: State,
+    /// The message being received, never more than its known length.
+    buffer: Vec<u8>,
+    output: Vec<u8>,
+    no_zeroes: bool,
+    structured_replies: bool,
+    base_allocation: Option<u32>,
+    /// What the server said of the export so far.
+    said: Info,
+    list: Vec<ListEntry>,
+    list_bytes: usize,
 }
 
 #[derive(Debug)]
-pub struct Handshake {}
+enum State {
+    Greeting,
+    ReplyHeader { asked: u32, replies: u32 },
+    ReplyData { asked: u32, replies: u32, reply: u32, bytes: u32 },
+    ExportName,
+    Ready(Negotiated),
+    Listed,
+    Failed(Error),
+}
 
 impl Handshake {
+    /// The greeting is the server's; there is no output before it.
     #[must_use]
-    pub fn new(_want: Want) -> Self {
-        Self {}
+    pub fn new(want: Want) -> Self {
+        let named = want.export.len() <= EXPORT_NAME_BYTES_MAX && !want.export.contains('\0');
+        let state = if named { State::Greeting } else { State::Failed(Error::ExportName) };
+        Self::start(Some(want), state)
     }
 
     /// Asks for the server's exports instead of using one.
     #[must_use]
     pub fn list() -> Self {
-        Self {}
+        Self::start(None, State::Greeting)
     }
+
+    const fn start(want: Option<Want>, state: State) -> Self {
+        Self {
+            want,
+            state,
+            buffer: Vec::new(),
+            output: Vec::new(),
+            no_zeroes: false,
+            structured_replies: false,
+            base_allocation: None,
+            said: Info::EMPTY,
+            list: Vec::new(),
+            list_bytes: 0,
+        }
+    }
+
+    // Events in.
 
     /// Takes bytes from the server and returns how many; it stops where the transmission phase starts.
     ///
     /// # Errors
     /// What the server did; from then on `poll` says Failed.
-    pub fn input(&mut self, _bytes: &[u8]) -> Result<usize, Violation> {
-        Ok(0)
+    pub fn input(&mut self, bytes: &[u8]) -> Result<usize, Violation> {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let want = match self.state {
+                State::Greeting => GREETING_BYTES,
+                State::ReplyHeader { .. } => REPLY_HEADER_BYTES,
+                State::ReplyData { bytes, .. } => bytes as usize,
+                State::ExportName if self.no_zeroes => EXPORT_NAME_ANSWER_BYTES,
+                State::ExportName => EXPORT_NAME_ANSWER_BYTES + EXPORT_NAME_ZEROES_BYTES,
+                State::Ready(_) | State::Listed | State::Failed(_) => break,
+            };
+            let taken = fill(&mut self.buffer, want, rest);
+            rest = &rest[taken..];
+            // A peer that is no newstyle server may never send the rest of a greeting.
+            let hopeless = matches!(self.state, State::Greeting) && self.greeting_is_foreign();
+            if self.buffer.len() == want || hopeless {
+                let message = std::mem::take(&mut self.buffer);
+                if let Err(violation) = self.message(&message) {
+                    self.state = State::Failed(Error::Violation(violation));
+                    return Err(violation);
+                }
+            }
+        }
+        Ok(bytes.len() - rest.len())
     }
 
     /// The server closed the connection.
-    pub fn eof(&mut self) {}
+    pub fn eof(&mut self) {
+        if !matches!(self.state, State::Ready(_) | State::Listed | State::Failed(_)) {
+            let asked_export_name = matches!(self.state, State::ExportName);
+            self.state = State::Failed(Error::Closed { asked_export_name });
+        }
+    }
+
+    // Polls.
 
     /// Moves what is to be sent to the end of `out`.
-    pub fn take_output(&mut self, _out: &mut Vec<u8>) {}
+    pub fn take_output(&mut self, out: &mut Vec<u8>) {
+        out.append(&mut self.output);
+    }
 
     #[must_use]
     pub fn poll(&self) -> Step {
-        Step::NeedInput
+        match &self.state {
+            State::Greeting | State::ReplyHeader { .. } | State::ReplyData { .. } | State::ExportName => {
+                Step::NeedInput
+            }
+            State::Ready(negotiated) => Step::Ready(negotiated.clone()),
+            State::Listed => Step::Listed(self.list.clone()),
+            State::Failed(error) => Step::Failed(error.clone()),
+        }
+    }
+
+    /// Holds between any two calls.
+    ///
+    /// # Panics
+    /// A bug in this module.
+    pub fn check_invariants(&self) {
+        assert!(self.buffer.len() <= OPTION_REPLY_BYTES_MAX as usize);
+        assert!(self.list.len() <= LIST_ENTRIES_MAX && self.list_bytes <= LIST_BYTES_MAX);
+        // At most four options are asked in one handshake, and an export name is in three of them.
+        assert!(self.output.len() <= 4 * (EXPORT_NAME_BYTES_MAX + 64));
+        assert!(self.base_allocation.is_none() || self.structured_replies);
+    }
+
+    // The messages of the server.
+
+    fn greeting_is_foreign(&self) -> bool {
+        let newstyle = [NBDMAGIC.to_be_bytes(), IHAVEOPT.to_be_bytes()];
+        let magics = newstyle.as_flattened();
+        let seen = self.buffer.len().min(magics.len());
+        let at_edge = seen == 8 || seen == 16;
+        at_edge && self.buffer[..seen] != magics[..seen] || seen > 8 && self.buffer[..8] != magics[..8]
+    }
+
+    fn message(&mut self, message: &[u8]) -> Result<(), Violation> {
+        match self.state {
+            State::Greeting => self.greeting(message),
+            State::ReplyHeader { asked, replies } => self.reply_header(asked, replies, message),
+            State::ReplyData { asked, replies, reply, .. } => self.reply(asked, replies, reply, message),
+            State::ExportName => self.export_name_answer(message),
+            State::Ready(_) | State::Listed | State::Failed(_) => Ok(()),
+        }
+    }
+
+    fn greeting(&mut self, message: &[u8]) -> Result<(), Violation> {
+        let mut fields = Fields(message);
+        if fields.u64() != Some(NBDMAGIC) {
+            return Err(Violation::NotNbd);
+        }
+        let flags = match (fields.u64(), fields.u16()) {
+            (Some(IHAVEOPT), Some(flags)) => flags,
+            (Some(OLDSTYLE_MAGIC), _) => return Err(Violation::Oldstyle),
+            _ => return Err(Violation::NotNbd),
+        };
+        // What else a server may offer is not ours to accept.
+        let ours = flags & (hs::FIXED_NEWSTYLE | hs::NO_ZEROES);
+        self.no_zeroes = ours & hs::NO_ZEROES != 0;
+        self.output.extend_from_slice(&u32::from(ours).to_be_bytes());
+        let fixed_newstyle = ours & hs::FIXED_NEWSTYLE != 0;
+        match &self.want {
+            None if fixed_newstyle => self.ask(opt::LIST, &[]),
+            None => self.state = State::Failed(Error::CannotList),
+            Some(_) if !fixed_newstyle => self.ask_export_name(),
+            Some(want) if want.structured || want.base_allocation => self.ask(opt::STRUCTURED_REPLY, &[]),
+            Some(_) => self.ask_go(),
+        }
+        Ok(())
+    }
+
+    fn reply_header(&mut self, asked: u32, replies: u32, message: &[u8]) -> Result<(), Violation> {
+        let mut fields = Fields(message);
+        let magic = fields.u64().unwrap_or(0);
+        let (Some(answered), Some(reply), Some(bytes)) = (fields.u32(), fields.u32(), fields.u32()) else {
+            return Ok(());
+        };
+        if magic != OPTION_REPLY_MAGIC {
+            return Err(Violation::OptionReplyMagic(magic));
+        }
+        if answered != asked {
+            return Err(Violation::OptionReplyOrder { asked, answered });
+        }
+        if bytes > OPTION_REPLY_BYTES_MAX {
+            return Err(Violation::OptionReplyTooBig { bytes });
+        }
+        let replies = replies + 1;
+        if replies > OPTION_REPLIES_MAX {
+            return Err(Violation::TooManyOptionReplies);
+        }
+        if bytes == 0 {
+            return self.reply(asked, replies, reply, &[]);
+        }
+        self.state = State::ReplyData { asked, replies, reply, bytes };
+        Ok(())
+    }
+
+    fn reply(&mut self, asked: u32, replies: u32, reply: u32, data: &[u8]) -> Result<(), Violation> {
+        let malformed = Violation::OptionReplyMalformed { option: asked, reply };
+        self.state = State::ReplyHeader { asked, replies };
+        if reply == rep::ERR_TLS_REQD {
+            self.state = State::Failed(Error::TlsRequired);
+            return Ok(());
+        }
+        match (asked, reply) {
+            (opt::STRUCTURED_REPLY, rep::ACK) if data.is_empty() => {
+                self.structured_replies = true;
+                self.after_structured_reply();
+            }
+            (opt::STRUCTURED_REPLY, _) if reply & rep::ERR != 0 => self.ask_go(),
+            (opt::SET_META_CONTEXT, rep::META_CONTEXT) => {
+                let (id, name) = option::meta_context(data).ok_or(malformed)?;
+                if name == crate::proto::BASE_ALLOCATION.as_bytes() {
+                    self.base_allocation = Some(id);
+                }
+            }
+            (opt::SET_META_CONTEXT, rep::ACK) if data.is_empty() => self.ask_go(),
+            (opt::SET_META_CONTEXT, _) if reply & rep::ERR != 0 => {
+                self.base_allocation = None;
+                self.ask_go();
+            }
+            (opt::GO, rep::INFO) => option::info(data, &mut self.said).map_err(|e| e.unwrap_or(malformed))?,
+            (opt::GO, rep::ACK) if data.is_empty() => {
+                let info = std::mem::take(&mut self.said).export().ok_or(Violation::NoExportInfo)??;
+                self.ready(info);
+            }
+            (opt::GO, rep::ERR_UNSUP) => self.ask_export_name(),
+            (opt::LIST, rep::SERVER) => {
+                let entry = option::server(data).ok_or(malformed)?;
+                self.list_bytes += entry.name.len() + entry.description.len();
+                if self.list.len() == LIST_ENTRIES_MAX || self.list_bytes > LIST_BYTES_MAX {
+                    self.list_bytes = 0;
+                    self.list.clear();
+                    return Err(Violation::TooManyOptionReplies);
+                }
+                self.list.push(entry);
+            }
+            (opt::LIST, rep::ACK) if data.is_empty() => {
+                self.ask(opt::ABORT, &[]);
+                self.state = State::Listed;
+            }
+            (opt::GO | opt::LIST, _) if reply & rep::ERR != 0 => {
+                let message = option::message(data);
+                self.state = State::Failed(Error::Refused { option: asked, reply, message });
+            }
+            _ => return Err(malformed),
+        }
+        Ok(())
+    }
+
+    fn export_name_answer(&mut self, message: &[u8]) -> Result<(), Violation> {
+        let mut fields = Fields(message);
+        if let (Some(size), Some(flags)) = (fields.u64(), fields.u16()) {
+            let info = option::export(size, TransmissionFlags(flags))?;
+            self.ready(info);
+        }
+        Ok(())
+    }
+
+    // What to ask next.
+
+    fn after_structured_reply(&mut self) {
+        match &self.want {
+            Some(Want { export, base_allocation: true, .. }) => {
+                let data = option::base_allocation_query(export);
+                self.ask(opt::SET_META_CONTEXT, &data);
+            }
+            _ => self.ask_go(),
+        }
+    }
+
+    fn ask_go(&mut self) {
+        let data = option::info_query(self.export());
+        self.ask(opt::GO, &data);
+    }
+
+    fn ask_export_name(&mut self) {
+        let export = self.export().as_bytes().to_vec();
+        self.ask(opt::EXPORT_NAME, &export);
+        self.state = State::ExportName;
+    }
+
+    fn ask(&mut self, option: u32, data: &[u8]) {
+        self.output.extend_from_slice(&IHAVEOPT.to_be_bytes());
+        self.output.extend_from_slice(&option.to_be_bytes());
+        self.output.extend_from_slice(&crate::wire::len32(data).to_be_bytes());
+        self.output.extend_from_slice(data);
+        self.state = State::ReplyHeader { asked: option, replies: 0 };
+    }
+
+    fn export(&self) -> &str {
+        self.want.as_ref().map_or("", |want| &want.export)
+    }
+
+    fn ready(&mut self, info: ExportInfo) {
+        self.state = State::Ready(Negotiated {
+            export: self.export().to_owned(),
+            info,
+            structured_replies: self.structured_replies,
+            base_allocation: self.base_allocation,
+        });
     }
 }
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{self:?}")
-    }
-}
-
-impl std::error::Error for Error {}
