@@ -1,0 +1,274 @@
+//! What a donor's connections may do: an immutable snapshot that the data path reads without a lock.
+//!
+//! Owns the export name grammar `NAME@TOKEN[.SESSION]` and the two checks: at open, and for each request.
+//! Never: which connections there are (`Donor`). Invariant: an extent is in a snapshot for one volume at most,
+//! and only when it is clean or was that volume's before. Tests: below.
+
+use crate::limits::EXTENT_BYTES;
+use crate::map::{LeaseToken, VolumeId};
+use std::collections::BTreeMap;
+use std::fmt;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    /// By extent: index into `volumes` plus one; 0 is nobody's.
+    owners: Vec<u32>,
+    volumes: Vec<Volume>,
+    leases: BTreeMap<LeaseToken, Lease>,
+    /// Everything to everyone: a donor without a pool.
+    alone: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Volume {
+    id: VolumeId,
+    name: String,
+    /// First address after its last extent.
+    end: u64,
+    extents: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Lease {
+    volume: u32,
+    writable: bool,
+}
+
+/// What one connection may do, settled when it was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant {
+    pub volume: VolumeId,
+    pub token: LeaseToken,
+    pub session: u64,
+    pub writable: bool,
+    /// The size to announce: the end of the volume's last extent here. It may grow later; `Access::check`
+    /// decides, not this.
+    pub size: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpenError {
+    /// Not of the form `NAME@TOKEN` or `NAME@TOKEN.SESSION`.
+    Malformed,
+    /// No such volume here, or no such lease: one answer, so that names cannot be probed.
+    Unknown,
+    /// The same client has opened a newer session already.
+    Superseded,
+    /// The donor is leaving.
+    Leaving,
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            OpenError::Malformed => "an export here is asked for as NAME@TOKEN or NAME@TOKEN.SESSION",
+            OpenError::Unknown => "no such export, or its lease has ended",
+            OpenError::Superseded => "a newer session of this client is open",
+            OpenError::Leaving => "this donor is leaving its pool",
+        })
+    }
+}
+
+impl std::error::Error for OpenError {}
+
+/// Why a request is refused. All are EPERM to the client, except `Beyond` (EINVAL; ENOSPC for a write).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Denied {
+    LeaseEnded,
+    ReadOnly,
+    /// An extent in the range is not the volume's.
+    NotYours,
+    /// The range leaves the donor's memory.
+    Beyond,
+}
+
+/// `NAME@TOKEN` or `NAME@TOKEN.SESSION`; the name may hold anything, it ends at the last `@`.
+fn parse_export(export: &str) -> Option<(&str, LeaseToken, u64)> {
+    let (name, proof) = export.rsplit_once('@')?;
+    let (token, session) = proof.split_once('.').unwrap_or((proof, "0"));
+    let digits = !session.is_empty() && session.bytes().all(|byte| byte.is_ascii_digit());
+    let session = session.parse().ok().filter(|_| digits)?;
+    let hexadecimal = token.bytes().all(|byte| byte.is_ascii_hexdigit());
+    Some((name, token.parse().ok().filter(|_| hexadecimal)?, session))
+}
+
+/// The export name of a volume on a Cheetah donor.
+#[must_use]
+pub fn export_name(volume: &str, token: LeaseToken, session: u64) -> String {
+    format!("{volume}@{token}.{session}")
+}
+
+impl Access {
+    /// `donate --no-pool`: one export that covers all, named "" or `arena`, writable by anyone.
+    #[must_use]
+    pub fn alone(extents: u32) -> Self {
+        let end = u64::from(extents) * EXTENT_BYTES;
+        let volume = Volume { id: VolumeId(0), name: "arena".to_owned(), end, extents };
+        Access {
+            owners: vec![1; extents as usize],
+            volumes: vec![volume],
+            leases: BTreeMap::from([(LeaseToken(0), Lease { volume: 0, writable: true })]),
+            alone: true,
+        }
+    }
+
+    /// Nothing to anyone, of a donor with this many extents.
+    pub(super) fn closed(extents: u32) -> Self {
+        Access { owners: vec![0; extents as usize], ..Access::default() }
+    }
+
+    pub(super) fn add_volume(
+        &mut self,
+        id: VolumeId,
+        name: &str,
+        extents: impl Iterator<Item = u32>,
+        leases: impl Iterator<Item = (LeaseToken, bool)>,
+    ) {
+        let at = u32::try_from(self.volumes.len()).expect("fewer volumes than POOL_VOLUMES_MAX");
+        let mut volume = Volume { id, name: name.to_owned(), end: 0, extents: 0 };
+        for extent in extents {
+            let owner = &mut self.owners[extent as usize];
+            assert_eq!(*owner, 0, "extent {extent} has one owner");
+            *owner = at + 1;
+            volume.end = volume.end.max((u64::from(extent) + 1) * EXTENT_BYTES);
+            volume.extents += 1;
+        }
+        self.volumes.push(volume);
+        self.leases.extend(leases.map(|(token, writable)| (token, Lease { volume: at, writable })));
+    }
+
+    /// Looks up what a connection asked for by export name.
+    ///
+    /// # Errors
+    /// When there is no such export for this lease.
+    pub fn open(&self, export: &str) -> Result<Grant, OpenError> {
+        let (name, token, session) = match export {
+            "" | "arena" if self.alone => ("arena", LeaseToken(0), 0),
+            _ => parse_export(export).ok_or(OpenError::Malformed)?,
+        };
+        let lease = self.leases.get(&token).ok_or(OpenError::Unknown)?;
+        let volume = &self.volumes[lease.volume as usize];
+        if volume.name != name {
+            return Err(OpenError::Unknown);
+        }
+        Ok(Grant { volume: volume.id, token, session, writable: lease.writable, size: volume.end })
+    }
+
+    /// May a connection with this grant touch the range now? Called for each request.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check(&self, grant: &Grant, write: bool, offset: u64, len: u32) -> Result<(), Denied> {
+        let lease = self.leases.get(&grant.token).ok_or(Denied::LeaseEnded)?;
+        if self.volumes[lease.volume as usize].id != grant.volume {
+            return Err(Denied::LeaseEnded);
+        }
+        if write && !(lease.writable && grant.writable) {
+            return Err(Denied::ReadOnly);
+        }
+        let last = offset.checked_add(u64::from(len.max(1)) - 1).ok_or(Denied::Beyond)?;
+        let (first, last) = (offset / EXTENT_BYTES, last / EXTENT_BYTES);
+        let count = self.owners.len() as u64;
+        if last >= count {
+            return Err(Denied::Beyond);
+        }
+        let extent = |at: u64| usize::try_from(at).expect("an extent index is below 2^32");
+        let touched = &self.owners[extent(first)..=extent(last)];
+        touched.iter().all(|owner| *owner == lease.volume + 1).then_some(()).ok_or(Denied::NotYours)
+    }
+
+    /// For NBD LIST: names without tokens, and a description.
+    #[must_use]
+    pub fn exports(&self) -> Vec<(String, String)> {
+        let describe = |volume: &Volume| {
+            let bytes = crate::units::show_bytes(u64::from(volume.extents) * EXTENT_BYTES);
+            let what =
+                if self.alone { "all of a donor's memory" } else { "a part of a Cheetah volume, by lease" };
+            (volume.name.clone(), format!("{bytes}: {what}"))
+        };
+        self.volumes.iter().map(describe).collect()
+    }
+
+    pub(super) fn owner(&self, extent: u32) -> Option<VolumeId> {
+        let owner = *self.owners.get(extent as usize)?;
+        owner.checked_sub(1).map(|at| self.volumes[at as usize].id)
+    }
+
+    pub(super) fn has_token(&self, token: LeaseToken) -> bool {
+        self.leases.contains_key(&token)
+    }
+
+    pub(super) fn has_lease(&self, token: LeaseToken, volume: VolumeId) -> bool {
+        self.leases.get(&token).is_some_and(|lease| self.volumes[lease.volume as usize].id == volume)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOKEN: LeaseToken = LeaseToken(0xab);
+    const READER: LeaseToken = LeaseToken(0xcd);
+
+    fn access() -> Access {
+        let mut access = Access::closed(8);
+        let leases = [(TOKEN, true), (READER, false)];
+        access.add_volume(VolumeId(1), "case.7@x", [1, 2, 4].into_iter(), leases.into_iter());
+        access.add_volume(VolumeId(2), "other", [5].into_iter(), std::iter::empty());
+        access
+    }
+
+    #[test]
+    fn export_names_carry_volume_lease_and_session() {
+        let grant = access().open("case.7@x@00000000000000ab.12").expect("a good name");
+        assert_eq!(
+            (grant.volume, grant.token, grant.session, grant.writable),
+            (VolumeId(1), TOKEN, 12, true)
+        );
+        assert_eq!(grant.size, 5 * EXTENT_BYTES);
+        assert_eq!(access().open(&export_name("case.7@x", TOKEN, 12)), Ok(grant));
+        let reader = access().open("case.7@x@00000000000000cd").expect("a reader");
+        assert_eq!((reader.session, reader.writable), (0, false));
+        for (bad, why) in [
+            ("", OpenError::Malformed),
+            ("arena", OpenError::Malformed),
+            ("case.7@x@ab", OpenError::Malformed),
+            ("case.7@x@+0000000000000ab", OpenError::Malformed),
+            ("case.7@x@00000000000000ab.", OpenError::Malformed),
+            ("case.7@x@00000000000000ab.+1", OpenError::Malformed),
+            ("case.7@x@00000000000000ab.18446744073709551616", OpenError::Malformed),
+            ("other@00000000000000ab", OpenError::Unknown),
+            ("case.7@x@00000000000000ff", OpenError::Unknown),
+        ] {
+            assert_eq!(access().open(bad), Err(why), "{bad}");
+        }
+    }
+
+    #[test]
+    fn every_touched_extent_must_be_the_volumes() {
+        let (access, e) = (access(), EXTENT_BYTES);
+        let grant = access.open("case.7@x@00000000000000ab").expect("a good name");
+        assert_eq!(access.check(&grant, true, e, 4096), Ok(()));
+        assert_eq!(access.check(&grant, true, 2 * e - 1, 2), Ok(()), "across two of its extents");
+        assert_eq!(access.check(&grant, false, 3 * e - 1, 2), Err(Denied::NotYours), "into a free one");
+        assert_eq!(access.check(&grant, false, 5 * e, 1), Err(Denied::NotYours), "another volume's");
+        assert_eq!(access.check(&grant, false, 8 * e, 1), Err(Denied::Beyond));
+        assert_eq!(access.check(&grant, false, u64::MAX, 2), Err(Denied::Beyond));
+        let reader = access.open("case.7@x@00000000000000cd").expect("a reader");
+        assert_eq!(access.check(&reader, false, e, 1), Ok(()));
+        assert_eq!(access.check(&reader, true, e, 1), Err(Denied::ReadOnly));
+        assert_eq!(Access::closed(8).check(&grant, false, e, 1), Err(Denied::LeaseEnded));
+        assert_eq!(access.owner(4), Some(VolumeId(1)));
+    }
+
+    #[test]
+    fn alone_it_serves_everyone_everything() {
+        let access = Access::alone(2);
+        let grant = access.open("").expect("the default export");
+        assert_eq!(access.open("arena"), Ok(grant));
+        assert_eq!((grant.size, grant.writable), (2 * EXTENT_BYTES, true));
+        assert_eq!(access.check(&grant, true, EXTENT_BYTES - 1, 2), Ok(()));
+        assert_eq!(access.check(&grant, true, 2 * EXTENT_BYTES, 1), Err(Denied::Beyond));
+        assert_eq!(access.exports().len(), 1);
+    }
+}

@@ -1,0 +1,344 @@
+//! The donor: which volume each extent of its memory belongs to, and which connections may touch it.
+//!
+//! Owns the duties that the coordinator gave, the connections that are open, and the order in which things
+//! change hands. Never: memory or sockets; the driver (`rim`, `sim`) has those. Key invariants: a connection of
+//! an older session, or of a lease that ended, is closed before anyone newer is admitted to that volume; an
+//! extent is wiped after the last such connection closed, and reaches another volume only after that; a
+//! revision is confirmed once all of this is done. Tests: `tests/donor_*.rs`.
+//!
+//! The driver's part: it opens nothing without `Admit`; after `Drop` it stops serving the connection and sends
+//! `Closed` once no request of it can touch memory any more; it sends `Closed` for each admitted connection
+//! that ends, and none for a refused one. A `Sync` or `Join` replaces one that is under way.
+//!
+//! Files: `access` (what the data path checks), `pool` (talking to the coordinator).
+
+mod access;
+mod pool;
+
+pub use access::{Access, Denied, Grant, OpenError, export_name};
+
+use crate::api::{Duties, Refusal};
+use crate::map::{DonorId, LeaseToken, PoolId, VolumeId};
+use crate::units::Time;
+use pool::Pool;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// One connection to the donor's NBD listener; the driver never uses a number twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ConnId(pub u64);
+
+#[derive(Clone, Debug)]
+pub enum Event {
+    Started,
+    Joined {
+        pool: PoolId,
+    },
+    JoinRefused {
+        refusal: Refusal,
+    },
+    /// The answer to a sync.
+    Duties(Duties),
+    /// A sync was refused: the coordinator does not know this donor (`Gone`).
+    Forgotten,
+    /// The coordinator did not answer, or could not.
+    Unreachable,
+    /// A connection asks for this export.
+    Opened {
+        conn: ConnId,
+        export: String,
+    },
+    Closed {
+        conn: ConnId,
+    },
+    Wiped {
+        extents: Vec<u32>,
+    },
+    /// SIGTERM.
+    Terminate,
+    Wake,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// Join as this donor; `pool`: see `api::Join`.
+    Join {
+        donor: DonorId,
+        pool: Option<PoolId>,
+    },
+    Sync {
+        donor: DonorId,
+        revision: u64,
+        connections: u32,
+        goodbye: bool,
+    },
+    /// What the data path checks from now on.
+    Publish(Arc<Access>),
+    Admit {
+        conn: ConnId,
+        grant: Grant,
+    },
+    Refuse {
+        conn: ConnId,
+        reason: OpenError,
+    },
+    Drop {
+        conn: ConnId,
+    },
+    /// Fill with absence, then say `Wiped`.
+    Wipe {
+        extents: Vec<u32>,
+    },
+    WakeAt(Time),
+    Exit(Exit),
+}
+
+/// Why a donor ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Exit {
+    Terminated,
+    /// `cheetah leave`.
+    Dismissed,
+    Refused(Refusal),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Conn {
+    export: String,
+    grant: Grant,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// For older connections of the volume to close.
+    Waiting,
+    Open,
+    Dropping,
+}
+
+#[derive(Debug)]
+pub struct Donor {
+    extents: u32,
+    pool: Pool,
+    duties: Duties,
+    /// The last revision that is carried out in full.
+    confirmed: u64,
+    /// Extents that may hold a volume's data: those in `access`.
+    owners: BTreeMap<u32, VolumeId>,
+    /// Extents that a volume gave up, not wiped yet.
+    dirty: BTreeMap<u32, VolumeId>,
+    wiping: BTreeSet<u32>,
+    access: Arc<Access>,
+    conns: BTreeMap<ConnId, Conn>,
+    /// The newest session of each lease.
+    sessions: BTreeMap<LeaseToken, u64>,
+}
+
+impl Donor {
+    /// `identity`: random, fresh for each start of the process.
+    #[must_use]
+    pub fn new(identity: DonorId, extents: u32) -> Self {
+        Donor {
+            extents,
+            pool: Pool::new(identity),
+            duties: Duties::default(),
+            confirmed: 0,
+            owners: BTreeMap::new(),
+            dirty: BTreeMap::new(),
+            wiping: BTreeSet::new(),
+            access: Arc::new(Access::closed(extents)),
+            conns: BTreeMap::new(),
+            sessions: BTreeMap::new(),
+        }
+    }
+
+    pub fn step(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
+        match event {
+            Event::Started => {
+                effects.push(Effect::Publish(Arc::clone(&self.access)));
+                self.ask(now, effects);
+            }
+            Event::Joined { pool } => self.joined(now, pool, effects),
+            Event::JoinRefused { refusal } => self.join_refused(now, refusal, effects),
+            Event::Duties(duties) => self.heard(now, duties, effects),
+            Event::Forgotten => self.forgotten(now),
+            Event::Unreachable => self.unreachable(now),
+            Event::Opened { conn, export } => self.opened(conn, export, effects),
+            Event::Closed { conn } => {
+                self.conns.remove(&conn);
+                self.note_idle(now);
+            }
+            Event::Wiped { extents } => extents.iter().for_each(|extent| {
+                self.wiping.remove(extent);
+            }),
+            Event::Terminate => self.leave(now, Exit::Terminated, effects),
+            Event::Wake => {}
+        }
+        self.advance(now, effects);
+        self.run_timers(now, effects);
+    }
+
+    /// Takes on new duties: publishes what can be had at once, and drops who has lost what it had.
+    fn take_on(&mut self, duties: Duties, effects: &mut Vec<Effect>) {
+        self.duties = duties;
+        let wanted = self.wanted();
+        let mut shrunk = BTreeSet::new();
+        for (extent, volume) in std::mem::take(&mut self.owners) {
+            if wanted.get(&extent) == Some(&volume) {
+                self.owners.insert(extent, volume);
+            } else {
+                self.dirty.insert(extent, volume);
+                shrunk.insert(volume);
+            }
+        }
+        self.publish(effects);
+        let access = Arc::clone(&self.access);
+        self.sessions.retain(|token, _| access.has_token(*token));
+        for (id, conn) in &mut self.conns {
+            let Grant { token, volume, .. } = conn.grant;
+            let stays = access.has_lease(token, volume) && !shrunk.contains(&volume);
+            if conn.state == State::Open && !stays {
+                conn.state = State::Dropping;
+                effects.push(Effect::Drop { conn: *id });
+            }
+        }
+    }
+
+    /// Which volume each extent shall belong to. An extent that is not ours, or named twice, is passed over.
+    fn wanted(&self) -> BTreeMap<u32, VolumeId> {
+        let mut wanted = BTreeMap::new();
+        for duty in &self.duties.volumes {
+            for extent in duty.extents.iter().filter(|extent| **extent < self.extents) {
+                wanted.entry(*extent).or_insert(duty.volume);
+            }
+        }
+        wanted
+    }
+
+    /// Publishes the duties, without the extents that are still to be wiped.
+    fn publish(&mut self, effects: &mut Vec<Effect>) {
+        let mut owners = self.wanted();
+        owners.retain(|extent, _| !self.dirty.contains_key(extent) && !self.wiping.contains(extent));
+        let mut access = Access::closed(self.extents);
+        let mut seen = BTreeSet::new();
+        for duty in self.duties.volumes.iter().filter(|duty| seen.insert(duty.volume)) {
+            let ours = |extent: &u32| owners.get(extent) == Some(&duty.volume);
+            let extents = duty.extents.iter().copied().filter(ours).collect::<BTreeSet<u32>>();
+            let readers = duty.readers.iter().map(|token| (*token, false));
+            let leases = readers.chain(duty.writer.map(|token| (token, true)));
+            access.add_volume(duty.volume, &duty.name, extents.into_iter(), leases);
+        }
+        self.owners = owners;
+        if access != *self.access {
+            self.access = Arc::new(access);
+            effects.push(Effect::Publish(Arc::clone(&self.access)));
+        }
+    }
+
+    fn opened(&mut self, id: ConnId, export: String, effects: &mut Vec<Effect>) {
+        let grant = match self.access.open(&export) {
+            _ if self.pool.is_leaving() => Err(OpenError::Leaving),
+            Ok(grant) if self.is_superseded(&grant) => Err(OpenError::Superseded),
+            other => other,
+        };
+        let grant = match grant {
+            Ok(grant) => grant,
+            Err(reason) => return effects.push(Effect::Refuse { conn: id, reason }),
+        };
+        self.sessions.insert(grant.token, grant.session);
+        for (other, conn) in &mut self.conns {
+            let older = conn.grant.token == grant.token && conn.grant.session < grant.session;
+            if older && conn.state == State::Open {
+                conn.state = State::Dropping;
+                effects.push(Effect::Drop { conn: *other });
+            }
+        }
+        self.conns.insert(id, Conn { export, grant, state: State::Waiting });
+    }
+
+    fn is_superseded(&self, grant: &Grant) -> bool {
+        self.sessions.get(&grant.token).is_some_and(|newest| grant.session < *newest)
+    }
+
+    /// Does whatever no longer has to wait: wiping, admitting, confirming, ending.
+    fn advance(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        let dropping = self.conns.values().filter(|conn| conn.state == State::Dropping);
+        let closing: BTreeSet<VolumeId> = dropping.map(|conn| conn.grant.volume).collect();
+        let ready = |volume: &VolumeId| !closing.contains(volume);
+        let extents: Vec<u32> =
+            self.dirty.iter().filter(|(_, volume)| ready(volume)).map(|(e, _)| *e).collect();
+        if !extents.is_empty() {
+            extents.iter().for_each(|extent| {
+                self.dirty.remove(extent);
+            });
+            self.wiping.extend(&extents);
+            effects.push(Effect::Wipe { extents });
+        }
+        self.admit(&closing, effects);
+        let done = closing.is_empty() && self.is_clean();
+        if done && self.confirmed != self.duties.revision {
+            self.publish(effects);
+            self.confirmed = self.duties.revision;
+        }
+        self.pool_advance(now, effects);
+    }
+
+    fn is_clean(&self) -> bool {
+        self.dirty.is_empty() && self.wiping.is_empty()
+    }
+
+    fn admit(&mut self, closing: &BTreeSet<VolumeId>, effects: &mut Vec<Effect>) {
+        let waits = |conn: &Conn| conn.state == State::Waiting;
+        let waiting: Vec<ConnId> =
+            self.conns.iter().filter(|(_, conn)| waits(conn)).map(|(id, _)| *id).collect();
+        for id in waiting {
+            let Some(conn) = self.conns.get(&id) else { continue };
+            // Asked again: much may have changed while it waited.
+            let grant = match self.access.open(&conn.export) {
+                _ if self.pool.is_leaving() => Err(OpenError::Leaving),
+                Ok(grant) if self.is_superseded(&grant) => Err(OpenError::Superseded),
+                Ok(grant) if grant.volume != conn.grant.volume => Err(OpenError::Unknown),
+                other => other,
+            };
+            match grant {
+                Ok(grant) if closing.contains(&grant.volume) => {}
+                Ok(grant) => {
+                    effects.push(Effect::Admit { conn: id, grant });
+                    self.conns.entry(id).and_modify(|conn| (conn.grant, conn.state) = (grant, State::Open));
+                }
+                Err(reason) => {
+                    effects.push(Effect::Refuse { conn: id, reason });
+                    self.conns.remove(&id);
+                }
+            }
+        }
+    }
+
+    /// # Panics
+    /// When the donor contradicts itself: a bug.
+    pub fn check_invariants(&self) {
+        for (extent, volume) in &self.owners {
+            assert_eq!(self.access.owner(*extent), Some(*volume), "what is owned is published");
+        }
+        for extent in 0..self.extents {
+            let owned = self.access.owner(extent).is_some();
+            let places = [owned, self.dirty.contains_key(&extent), self.wiping.contains(&extent)];
+            assert!(
+                places.iter().filter(|place| **place).count() <= 1,
+                "extent {extent} is in one place: {places:?}"
+            );
+        }
+        for conn in self.conns.values().filter(|conn| conn.state == State::Open) {
+            let Grant { token, volume, session, .. } = conn.grant;
+            assert!(self.access.has_lease(token, volume), "who is open has a lease");
+            assert_eq!(self.sessions.get(&token), Some(&session), "who is open is of the newest session");
+        }
+        for conn in self.conns.values().filter(|conn| conn.state == State::Waiting) {
+            let closing =
+                |other: &Conn| other.state == State::Dropping && other.grant.volume == conn.grant.volume;
+            assert!(self.conns.values().any(closing), "who waits waits for someone");
+        }
+        assert!(self.confirmed <= self.duties.revision);
+    }
+}

@@ -1,0 +1,239 @@
+//! The donor's side of its pool: joining, the standing sync, and how it leaves.
+//!
+//! Owns what was asked of the coordinator and when to ask again. Key invariants: one question at a time; a
+//! coordinator that is unreachable changes nothing for who is connected; one that lost its state is joined
+//! anew only when nobody has been connected for `ORPHAN_NS`, with all memory wiped and a new identity.
+//! Tests: `tests/donor_pool.rs`.
+
+use super::{Donor, Effect, Exit};
+use crate::api::{Duties, Refusal, RefusalCode};
+use crate::limits::{GOODBYE_NS, HEARTBEAT_NS, ORPHAN_NS, SECOND_NS};
+use crate::map::{DonorId, PoolId};
+use crate::placement::Seed;
+use crate::units::Time;
+
+/// How long after a refused or unanswered question it is asked again.
+const RETRY_NS: u64 = SECOND_NS;
+/// A coordinator that answers a sync at once without news is not asked faster than this.
+const ASK_GAP_NS: u64 = HEARTBEAT_NS / 10;
+
+#[derive(Debug)]
+pub(super) struct Pool {
+    identity: DonorId,
+    /// Whose volumes the extents belong to.
+    pool: Option<PoolId>,
+    standing: Standing,
+    /// A question is under way.
+    asked: bool,
+    asked_at: Time,
+    /// The revision that the last sync named.
+    told: u64,
+    /// When to ask next, while nothing is under way.
+    ask_at: Option<Time>,
+    /// Since when no connection has been open, while the pool is gone.
+    idle_since: Time,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Standing {
+    /// To join next.
+    Outside,
+    Member,
+    /// The pool that the memory belongs to is gone.
+    Orphan,
+    Leaving {
+        exit: Exit,
+        goodbye_heard: bool,
+        until: Time,
+    },
+    Ended,
+}
+
+impl Pool {
+    pub(super) fn new(identity: DonorId) -> Self {
+        Pool {
+            identity,
+            pool: None,
+            standing: Standing::Outside,
+            asked: false,
+            asked_at: 0,
+            told: 0,
+            ask_at: None,
+            idle_since: 0,
+        }
+    }
+
+    pub(super) fn is_leaving(&self) -> bool {
+        matches!(self.standing, Standing::Leaving { .. } | Standing::Ended)
+    }
+}
+
+impl Donor {
+    #[must_use]
+    pub fn identity(&self) -> DonorId {
+        self.pool.identity
+    }
+
+    fn holds_memory(&self) -> bool {
+        !(self.owners.is_empty() && self.is_clean())
+    }
+
+    pub(super) fn ask(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        let donor = self.pool.identity;
+        match self.pool.standing {
+            Standing::Outside | Standing::Orphan => {
+                let pool = self.pool.pool.filter(|_| self.holds_memory());
+                effects.push(Effect::Join { donor, pool });
+            }
+            Standing::Member => {
+                self.pool.told = self.confirmed;
+                effects.push(self.sync(false));
+            }
+            Standing::Leaving { .. } | Standing::Ended => return,
+        }
+        (self.pool.asked, self.pool.asked_at, self.pool.ask_at) = (true, now, None);
+    }
+
+    fn sync(&self, goodbye: bool) -> Effect {
+        let connections = u32::try_from(self.conns.len()).unwrap_or(u32::MAX);
+        Effect::Sync { donor: self.pool.identity, revision: self.confirmed, connections, goodbye }
+    }
+
+    pub(super) fn joined(&mut self, now: Time, pool: PoolId, effects: &mut Vec<Effect>) {
+        if self.pool.is_leaving() {
+            return;
+        }
+        self.pool.asked = false;
+        if self.pool.pool != Some(pool) {
+            // It holds nothing, or it would have been refused: start counting anew.
+            self.pool.pool = Some(pool);
+            self.take_on(Duties::default(), effects);
+            self.confirmed = 0;
+        }
+        self.pool.standing = Standing::Member;
+        self.ask(now, effects);
+    }
+
+    pub(super) fn join_refused(&mut self, now: Time, refusal: Refusal, effects: &mut Vec<Effect>) {
+        if self.pool.is_leaving() {
+            return;
+        }
+        self.pool.asked = false;
+        self.pool.ask_at = Some(now + RETRY_NS);
+        let lasting = refusal.code != RefusalCode::Unavailable;
+        if !lasting {
+            return;
+        }
+        if refusal.code != RefusalCode::Gone || !self.holds_memory() {
+            if self.conns.is_empty() {
+                self.leave(now, Exit::Refused(refusal), effects);
+            }
+            return;
+        }
+        if self.pool.standing != Standing::Orphan {
+            self.pool.standing = Standing::Orphan;
+            self.pool.idle_since = now;
+        }
+        if self.conns.is_empty() && now >= self.pool.idle_since + ORPHAN_NS {
+            self.take_on(Duties { revision: self.confirmed, ..Duties::default() }, effects);
+        }
+    }
+
+    pub(super) fn note_idle(&mut self, now: Time) {
+        if self.conns.is_empty() {
+            self.pool.idle_since = now;
+        }
+    }
+
+    pub(super) fn heard(&mut self, now: Time, duties: Duties, effects: &mut Vec<Effect>) {
+        match &mut self.pool.standing {
+            Standing::Member => self.pool.asked = false,
+            Standing::Leaving { goodbye_heard, .. } => {
+                *goodbye_heard = true;
+                return;
+            }
+            Standing::Outside | Standing::Orphan | Standing::Ended => return,
+        }
+        if duties.dismissed {
+            return self.leave(now, Exit::Dismissed, effects);
+        }
+        let news = duties.revision > self.duties.revision;
+        if news {
+            self.take_on(duties, effects);
+        }
+        // What is under way is confirmed when it is done (`pool_advance`); until then this is the heartbeat.
+        let busy = news || self.confirmed != self.duties.revision;
+        self.pool.ask_at =
+            Some(if busy { now + HEARTBEAT_NS } else { now.max(self.pool.asked_at + ASK_GAP_NS) });
+    }
+
+    pub(super) fn forgotten(&mut self, now: Time) {
+        match &mut self.pool.standing {
+            Standing::Member => {
+                self.pool.asked = false;
+                self.pool.standing = Standing::Outside;
+                self.pool.ask_at = Some(now.max(self.pool.asked_at + ASK_GAP_NS));
+            }
+            Standing::Leaving { goodbye_heard, .. } => *goodbye_heard = true,
+            Standing::Outside | Standing::Orphan | Standing::Ended => {}
+        }
+    }
+
+    pub(super) fn unreachable(&mut self, now: Time) {
+        self.pool.asked = false;
+        match &mut self.pool.standing {
+            Standing::Leaving { goodbye_heard, .. } => *goodbye_heard = true,
+            _ => self.pool.ask_at = Some(now + RETRY_NS),
+        }
+    }
+
+    /// Drops everyone, wipes everything, then ends.
+    pub(super) fn leave(&mut self, now: Time, exit: Exit, effects: &mut Vec<Effect>) {
+        if self.pool.is_leaving() {
+            return;
+        }
+        let says_goodbye = exit == Exit::Terminated && self.pool.standing == Standing::Member;
+        if says_goodbye {
+            effects.push(self.sync(true));
+            self.pool.asked = true;
+        }
+        self.pool.standing =
+            Standing::Leaving { exit, goodbye_heard: !says_goodbye, until: now + GOODBYE_NS };
+        self.take_on(Duties { revision: self.duties.revision, ..Duties::default() }, effects);
+    }
+
+    /// The pool's part of `advance`: tell what is done, start over, or end.
+    pub(super) fn pool_advance(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        match &self.pool.standing {
+            Standing::Member if !self.pool.asked && self.pool.told != self.confirmed => {
+                self.ask(now, effects)
+            }
+            Standing::Orphan if !self.holds_memory() => {
+                self.pool.identity = DonorId(Seed(self.pool.identity.0).draw());
+                self.pool.pool = None;
+                self.pool.standing = Standing::Outside;
+                self.ask(now, effects);
+            }
+            Standing::Leaving { exit, goodbye_heard, until } => {
+                let said = *goodbye_heard || now >= *until;
+                if said && self.conns.is_empty() && self.is_clean() {
+                    effects.push(Effect::Exit(exit.clone()));
+                    self.pool.standing = Standing::Ended;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn run_timers(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        if self.pool.ask_at.is_some_and(|at| at <= now && !self.pool.asked) {
+            self.ask(now, effects);
+        }
+        let goodbye = match self.pool.standing {
+            Standing::Leaving { until, .. } => Some(until).filter(|until| *until > now),
+            Standing::Ended => None,
+            _ => self.pool.ask_at.filter(|_| !self.pool.asked),
+        };
+        effects.extend(goodbye.map(Effect::WakeAt));
+    }
+}
