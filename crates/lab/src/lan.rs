@@ -1,0 +1,207 @@
+//! A small LAN on one machine: donor hosts and a client host in network namespaces, joined by a bridge in a
+//! namespace of its own, every link shaped both ways by tbf. Nothing is routed to the machine itself.
+//!
+//! Owns: the namespaces and every process inside them. Never: needs netem or a kernel module, touches another lab.
+//! Invariant: names carry this process' mark, so several runs share a machine; dropping the lab removes all of it,
+//! in a panicking test too, and what a killed run left behind goes at the start of the next.
+//! Called by: the tests of lost and slow hosts, and the LAN benchmark.
+
+use std::fmt;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::process::Signal;
+
+use crate::{mark, tools};
+
+/// A host of the lab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Node {
+    /// A donor host, from 1 on, at 10.77.0.N.
+    Donor(u8),
+    /// The examiner's host, at 10.77.0.100.
+    Client,
+}
+
+impl Node {
+    /// The host's address.
+    pub fn address(self) -> String {
+        match self {
+            Self::Donor(number) => format!("10.77.0.{number}"),
+            Self::Client => "10.77.0.100".to_owned(),
+        }
+    }
+
+    /// The name of the bridge's port towards this host.
+    fn port(self) -> String {
+        format!("p{self}")
+    }
+}
+
+impl fmt::Display for Node {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Donor(number) => write!(formatter, "{number}"),
+            Self::Client => write!(formatter, "c"),
+        }
+    }
+}
+
+/// The lab. Dropping it ends every process inside and removes it.
+#[derive(Debug)]
+pub struct Lan {
+    name: String,
+    donors: u8,
+    rate: String,
+}
+
+impl Lan {
+    /// Makes `donors` donor hosts and a client, each link of `rate` (in tc's words: `1gbit`, `100mbit`).
+    #[track_caller]
+    pub fn new(donors: u8, rate: &str) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        tools::need_root("a lab of network namespaces");
+        assert!((1..100).contains(&donors), "a lab has 1 to 99 donor hosts, not {donors}");
+        mark::sweep_stale();
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        // Built first, so that a failure half way is cleaned up by its drop.
+        let lan = Self { name: format!("{}-{count}", mark::own()), donors, rate: rate.to_owned() };
+        let switch = lan.switch();
+        ip(&["netns", "add", &switch]);
+        ip(&["-n", &switch, "link", "add", "br0", "type", "bridge", "stp_state", "0", "forward_delay", "0"]);
+        ip(&["-n", &switch, "link", "set", "br0", "up"]);
+        for node in lan.nodes() {
+            lan.connect(node);
+        }
+        lan
+    }
+
+    fn connect(&self, node: Node) {
+        let (switch, host, port) = (self.switch(), self.namespace(node), node.port());
+        let address = format!("{}/24", node.address());
+        ip(&["netns", "add", &host]);
+        ip(&["-n", &host, "link", "add", "e0", "type", "veth", "peer", "name", &port, "netns", &switch]);
+        ip(&["-n", &host, "address", "add", &address, "dev", "e0"]);
+        ip(&["-n", &host, "link", "set", "e0", "up"]);
+        ip(&["-n", &host, "link", "set", "lo", "up"]);
+        ip(&["-n", &switch, "link", "set", &port, "master", "br0", "up"]);
+        self.rate(node, &self.rate);
+    }
+
+    /// Every host: the donors in order, then the client.
+    pub fn nodes(&self) -> Vec<Node> {
+        (1..=self.donors).map(Node::Donor).chain([Node::Client]).collect()
+    }
+
+    /// A command that runs on a host. Only the network is the host's: mounts stay those of the machine, so that a
+    /// FUSE mount made by one command is seen by the next (`ip netns exec` would hide it). The process id is that of
+    /// the program itself.
+    #[track_caller]
+    pub fn exec(&self, node: Node, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = tools::command("nsenter");
+        command.arg(format!("--net=/run/netns/{}", self.namespace(node))).arg("--").arg(program);
+        command
+    }
+
+    /// The processes that run on a host.
+    pub fn pids(&self, node: Node) -> Vec<u32> {
+        let output = tools::output(tools::command("ip").args(["netns", "pids", &self.namespace(node)]));
+        String::from_utf8_lossy(&output.stdout).lines().filter_map(|line| line.trim().parse().ok()).collect()
+    }
+
+    /// Every process of the host is killed, as when its power fails (but the kernel still answers for it).
+    pub fn kill(&self, node: Node) {
+        self.signal(node, Signal::KILL);
+    }
+
+    /// Every process of the host is stopped: connections stay, nothing answers.
+    pub fn stop(&self, node: Node) {
+        self.signal(node, Signal::STOP);
+    }
+
+    /// Undoes [`Lan::stop`].
+    pub fn cont(&self, node: Node) {
+        self.signal(node, Signal::CONT);
+    }
+
+    fn signal(&self, node: Node, signal: Signal) {
+        for pid in self.pids(node) {
+            mark::signal(pid, signal);
+        }
+    }
+
+    /// Pulls the cable: both ends see the link go.
+    pub fn unplug(&self, node: Node) {
+        ip(&["-n", &self.switch(), "link", "set", &node.port(), "down"]);
+    }
+
+    /// Undoes [`Lan::unplug`].
+    pub fn plug(&self, node: Node) {
+        ip(&["-n", &self.switch(), "link", "set", &node.port(), "up"]);
+    }
+
+    /// Makes a black hole: no packet passes, no reset is sent, the link stays up.
+    pub fn cut(&self, node: Node) {
+        self.port_state(node, "0");
+    }
+
+    /// Undoes [`Lan::cut`], [`Lan::mute`] and [`Lan::deafen`]; the rate is the lab's again.
+    pub fn heal(&self, node: Node) {
+        self.port_state(node, "3");
+        self.rate(node, &self.rate);
+    }
+
+    fn port_state(&self, node: Node, state: &str) {
+        tools::run("bridge", ["-n", &self.switch(), "link", "set", "dev", &node.port(), "state", state]);
+    }
+
+    /// One-way loss: drops only what the host sends.
+    pub fn mute(&self, node: Node) {
+        replace_root(&self.namespace(node), "e0", &["blackhole"]);
+    }
+
+    /// One-way loss: drops only what the host should receive.
+    pub fn deafen(&self, node: Node) {
+        replace_root(&self.switch(), &node.port(), &["blackhole"]);
+    }
+
+    /// Shapes a host's link both ways.
+    pub fn rate(&self, node: Node, rate: &str) {
+        let shape = ["tbf", "rate", rate, "burst", "1mb", "latency", "20ms"];
+        replace_root(&self.namespace(node), "e0", &shape);
+        replace_root(&self.switch(), &node.port(), &shape);
+    }
+
+    fn namespace(&self, node: Node) -> String {
+        format!("{}-{node}", self.name)
+    }
+
+    fn switch(&self) -> String {
+        format!("{}-sw", self.name)
+    }
+}
+
+impl Drop for Lan {
+    fn drop(&mut self) {
+        for node in self.nodes() {
+            self.kill(node);
+            self.cont(node);
+        }
+        let hosts = self.nodes().into_iter().map(|node| self.namespace(node));
+        for namespace in hosts.chain([self.switch()]) {
+            // Absent when the making of the lab failed half way.
+            let _ = tools::output(tools::command("ip").args(["netns", "del", &namespace]));
+        }
+    }
+}
+
+#[track_caller]
+fn ip(arguments: &[&str]) {
+    tools::run("ip", arguments);
+}
+
+#[track_caller]
+fn replace_root(namespace: &str, device: &str, discipline: &[&str]) {
+    let place = ["-n", namespace, "qdisc", "replace", "dev", device, "root"];
+    tools::run("tc", place.iter().chain(discipline));
+}

@@ -1,0 +1,23 @@
+//! Hosts, links and foreign tools on one machine, for the end-to-end tests and the benchmarks.
+//!
+//! Owns: network namespaces that behave like a small LAN ([`lan`]), guarded child processes ([`process`]), the
+//! program under test ([`pool`]), servers that others wrote ([`rivals`]), real disk images ([`images`]).
+//! Never: needed by the product; a sleep that hopes (see [`wait`]); a skip for a tool that is missing (see [`tools`]).
+//! Invariant: whatever a test starts carries the test process' [`mark`], so that it is removed when the test ends,
+//! and by the next run when the test process was killed.
+//! Called by: `tests/*.rs` and `src/bin/*.rs` of this crate, `make test` and `make bench-donor`.
+#![forbid(unsafe_code)]
+#![allow(clippy::missing_panics_doc, reason = "a helper of tests reports by panicking")]
+
+pub mod hash;
+pub mod images;
+pub mod lan;
+// pub mod load;
+pub mod mark;
+// pub mod pool;
+pub mod process;
+pub mod rivals;
+pub mod scratch;
+pub mod tools;
+pub mod tree;
+pub mod wait;
