@@ -87,6 +87,8 @@ pub enum VolumeError {
     NoMemory,
     /// The lease is gone: another may write.
     LeaseLost,
+    /// A foreign donor that cannot do this (zero without a payload).
+    Unsupported,
 }
 
 /// Why a link could not be opened or ended.
@@ -105,6 +107,8 @@ pub enum PartError {
     NoMemory,
     /// The donor does not serve that range under this lease.
     Denied,
+    /// The server has no such command.
+    Unsupported,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -166,7 +170,6 @@ pub enum Effect {
 #[derive(Debug)]
 struct Pending {
     tag: Tag,
-    request: Request,
     parts_open: u32,
     failed: Option<VolumeError>,
     /// Payload offset, length, hole: what parts of a status request answered.
@@ -274,7 +277,7 @@ impl Volume {
             let left = self.map.group_bytes() - request.offset % self.map.group_bytes();
             len = u32::try_from(left).map_or(len, |left| len.min(left));
         }
-        let pending = Pending { tag, request, parts_open: 0, failed: None, status: Vec::new() };
+        let pending = Pending { tag, parts_open: 0, failed: None, status: Vec::new() };
         let key = self.requests.insert(pending);
         self.deadlines.push_back((now + REQUEST_DEADLINE_NS, key));
         let (parts, links) = (&mut self.parts, &mut self.links);
@@ -331,6 +334,7 @@ impl Volume {
                     PartError::Io => VolumeError::DonorFailed,
                     PartError::NoMemory => VolumeError::NoMemory,
                     PartError::Denied => VolumeError::LeaseLost,
+                    PartError::Unsupported => VolumeError::Unsupported,
                 };
                 pending.failed = Some(pending.failed.map_or(error, |before| before.min(error)));
             }

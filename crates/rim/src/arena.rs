@@ -1,0 +1,288 @@
+//! The memory that a donor lends: one memfd, and which of its 4 KiB blocks are present.
+//!
+//! Owns the mapping, the presence bitmap, zeroing and wiping. Never: who may touch which extent (the `Access` of
+//! `core::donor` says that before any call here).
+//! Invariant: an absent block takes no memory and reads as zeros; reading never makes a block present.
+//! Bytes are handled by address only: other connections may write them at the same time, and which of two
+//! overlapping requests wins is the client's affair, as on any disk.
+//! Called by `donor`. Tests: below. One of the named modules that may use unsafe.
+#![allow(unsafe_code)]
+
+use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES};
+use rustix::fs::{FallocateFlags, MemfdFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+#[derive(Debug)]
+pub struct Arena {
+    memory: OwnedFd,
+    start: NonNull<u8>,
+    bytes: u64,
+    /// One bit a block.
+    presence: Box<[AtomicU64]>,
+}
+
+// SAFETY: the memory is reached by address through the kernel or by volatile and bytewise copies; the bitmap
+// is atomic. Nothing in it is bound to a thread.
+unsafe impl Send for Arena {}
+// SAFETY: as above.
+unsafe impl Sync for Arena {}
+
+const BLOCKS_PER_WORD: u64 = 64;
+
+impl Arena {
+    /// # Errors
+    /// The kernel refuses a memfd or the address space for it.
+    pub fn new(extents: u32) -> io::Result<Arena> {
+        let bytes = u64::from(extents) * EXTENT_BYTES;
+        let memory = rustix::fs::memfd_create("cheetah-arena", MemfdFlags::CLOEXEC)?;
+        rustix::fs::ftruncate(&memory, bytes)?;
+        let len = usize::try_from(bytes).map_err(io::Error::other)?;
+        // SAFETY: a new mapping of our own memfd at an address of the kernel's choice overlaps nothing.
+        let start = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                &memory,
+                0,
+            )?
+        };
+        let start: NonNull<u8> =
+            NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mmap returned null"))?;
+        for advice in [Advice::LinuxDontDump, Advice::LinuxHugepage] {
+            // SAFETY: advice changes no content; huge pages may be switched off, which is no fault.
+            let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), len, advice) };
+        }
+        let words = bytes / BLOCK_BYTES / BLOCKS_PER_WORD;
+        let presence = (0..words).map(|_| AtomicU64::new(0)).collect();
+        Ok(Arena { memory, start, bytes, presence })
+    }
+
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    #[must_use]
+    pub fn bytes_used(&self) -> u64 {
+        let blocks: u32 = self.presence.iter().map(|word| word.load(Ordering::Relaxed).count_ones()).sum();
+        u64::from(blocks) * BLOCK_BYTES
+    }
+
+    pub(crate) fn memory(&self) -> &OwnedFd {
+        &self.memory
+    }
+
+    /// The address of a byte. The caller has checked the range against `bytes`.
+    pub(crate) fn address(&self, offset: u64) -> *mut u8 {
+        assert!(offset <= self.bytes, "ranges are checked before they reach the arena");
+        // SAFETY: inside the mapping, or one past its end.
+        unsafe { self.start.as_ptr().add(usize::try_from(offset).expect("mapped, so it fits")) }
+    }
+
+    fn is_present(&self, block: u64) -> bool {
+        self.word(block).load(Ordering::Acquire) & bit(block) != 0
+    }
+
+    fn word(&self, block: u64) -> &AtomicU64 {
+        &self.presence[usize::try_from(block / BLOCKS_PER_WORD).expect("mapped, so it fits")]
+    }
+
+    /// Calls `each` with runs of equal presence that together make up the range: (length, present).
+    pub(crate) fn runs(&self, offset: u64, len: u64, mut each: impl FnMut(u64, bool)) {
+        let end = offset + len;
+        let mut at = offset;
+        let mut run = (0, false);
+        while at < end {
+            let block = at / BLOCK_BYTES;
+            let present = self.is_present(block);
+            let next = ((block + 1) * BLOCK_BYTES).min(end);
+            if run.0 > 0 && run.1 != present {
+                each(run.0, run.1);
+                run.0 = 0;
+            }
+            run = (run.0 + next - at, present);
+            at = next;
+        }
+        if run.0 > 0 {
+            each(run.0, run.1);
+        }
+    }
+
+    /// Copies bytes in. The caller then says `wrote`.
+    pub(crate) fn copy_in(&self, offset: u64, bytes: &[u8]) {
+        assert!(offset + bytes.len() as u64 <= self.bytes, "ranges are checked before they reach the arena");
+        // SAFETY: inside the mapping (asserted); `bytes` is ordinary memory outside of it.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.address(offset), bytes.len()) };
+    }
+
+    /// A write of this range has landed: its blocks are present, but for those that were absent and were only
+    /// filled with zeros; their memory goes back.
+    pub(crate) fn wrote(&self, offset: u64, len: u64) {
+        let end = offset + len;
+        let mut at = offset;
+        let mut zeros = 0..0;
+        while at < end {
+            let block = at / BLOCK_BYTES;
+            let next = ((block + 1) * BLOCK_BYTES).min(end);
+            if !self.is_present(block) {
+                let whole = next - at == BLOCK_BYTES;
+                if whole && self.is_zero(at) {
+                    if zeros.end != at {
+                        self.punch(&zeros);
+                        zeros.start = at;
+                    }
+                    zeros.end = next;
+                } else {
+                    self.word(block).fetch_or(bit(block), Ordering::AcqRel);
+                }
+            }
+            at = next;
+        }
+        self.punch(&zeros);
+    }
+
+    fn is_zero(&self, block_start: u64) -> bool {
+        let start = self.address(block_start).cast::<u64>();
+        (0..BLOCK_BYTES / 8).all(|i| {
+            // SAFETY: a whole block inside the mapping, aligned; volatile because others may write it meanwhile.
+            let word = unsafe { start.add(i as usize).read_volatile() };
+            word == 0
+        })
+    }
+
+    fn punch(&self, range: &std::ops::Range<u64>) {
+        if range.start < range.end {
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            let _ = rustix::fs::fallocate(&self.memory, flags, range.start, range.end - range.start);
+        }
+    }
+
+    fn fill_zero(&self, offset: u64, end: u64) {
+        let len = usize::try_from(end - offset).expect("mapped, so it fits");
+        assert!(end <= self.bytes, "ranges are checked before they reach the arena");
+        // SAFETY: inside the mapping (asserted).
+        unsafe { std::ptr::write_bytes(self.address(offset), 0, len) };
+    }
+
+    /// Makes the range read as zeros. Whole blocks become absent, unless `keep` asks for their memory to stay.
+    pub(crate) fn zero(&self, offset: u64, len: u64, keep: bool) {
+        let end = offset + len;
+        if keep {
+            self.fill_zero(offset, end);
+            for block in offset / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES) {
+                self.word(block).fetch_or(bit(block), Ordering::AcqRel);
+            }
+            return;
+        }
+        let (first, last) = (offset.next_multiple_of(BLOCK_BYTES), end / BLOCK_BYTES * BLOCK_BYTES);
+        let edge = |from: u64, to: u64| {
+            if from < to && self.is_present(from / BLOCK_BYTES) {
+                self.fill_zero(from, to);
+            }
+        };
+        if first > last {
+            return edge(offset, end);
+        }
+        edge(offset, first);
+        edge(last, end);
+        for block in first / BLOCK_BYTES..last / BLOCK_BYTES {
+            self.word(block).fetch_and(!bit(block), Ordering::AcqRel);
+        }
+        self.punch(&(first..last));
+    }
+
+    /// Overwrites and frees whole extents, before anyone else may use them.
+    pub fn wipe(&self, extents: &[u32]) {
+        for extent in extents {
+            let start = u64::from(*extent) * EXTENT_BYTES;
+            let mut at = start;
+            self.runs(start, EXTENT_BYTES, |len, present| {
+                if present {
+                    self.fill_zero(at, at + len);
+                }
+                at += len;
+            });
+            self.zero(start, EXTENT_BYTES, false);
+        }
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        let extents = u32::try_from(self.bytes / EXTENT_BYTES).expect("made from a u32");
+        self.wipe(&(0..extents).collect::<Vec<_>>());
+        // SAFETY: mapped in `new` with this length; nothing else holds the address any more.
+        let _ = unsafe {
+            rustix::mm::munmap(self.start.as_ptr().cast(), usize::try_from(self.bytes).expect("mapped"))
+        };
+    }
+}
+
+const fn bit(block: u64) -> u64 {
+    1 << (block % BLOCKS_PER_WORD)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn runs(arena: &Arena, offset: u64, len: u64) -> Vec<(u64, bool)> {
+        let mut all = Vec::new();
+        arena.runs(offset, len, |len, present| all.push((len, present)));
+        all
+    }
+
+    fn write(arena: &Arena, offset: u64, bytes: &[u8]) {
+        arena.copy_in(offset, bytes);
+        arena.wrote(offset, bytes.len() as u64);
+    }
+
+    fn byte(arena: &Arena, offset: u64) -> u8 {
+        // SAFETY: inside the arena of the test, which has one thread.
+        unsafe { arena.address(offset).read() }
+    }
+
+    #[test]
+    fn zeros_take_no_memory_and_partial_blocks_count_whole() {
+        let arena = Arena::new(1).unwrap();
+        write(&arena, 4096, &[0; 8192]);
+        assert_eq!(arena.bytes_used(), 0);
+        write(&arena, 100, b"x");
+        assert_eq!(arena.bytes_used(), 4096);
+        assert_eq!(runs(&arena, 0, 12288), [(4096, true), (8192, false)]);
+        write(&arena, 0, &[0; 4096]);
+        assert_eq!(byte(&arena, 100), 0, "zeros over a present block are written");
+    }
+
+    #[test]
+    fn zeroing_spares_what_is_beside_the_range() {
+        let arena = Arena::new(1).unwrap();
+        write(&arena, 0, &[7; 16384]);
+        arena.zero(100, 8192, false);
+        assert_eq!(runs(&arena, 0, 16384), [(4096, true), (4096, false), (8192, true)]);
+        assert_eq!(
+            (byte(&arena, 99), byte(&arena, 100), byte(&arena, 8291), byte(&arena, 8292)),
+            (7, 0, 0, 7)
+        );
+        arena.zero(10, 20, false);
+        assert_eq!((byte(&arena, 9), byte(&arena, 10), byte(&arena, 29), byte(&arena, 30)), (7, 0, 0, 7));
+        arena.zero(4096, 4096, true);
+        assert_eq!(runs(&arena, 0, 16384), [(16384, true)]);
+    }
+
+    #[test]
+    fn a_wiped_extent_is_absent_and_zero() {
+        let arena = Arena::new(2).unwrap();
+        write(&arena, EXTENT_BYTES + 5, b"secret");
+        arena.wipe(&[1]);
+        assert_eq!(arena.bytes_used(), 0);
+        assert_eq!(byte(&arena, EXTENT_BYTES + 5), 0);
+    }
+}

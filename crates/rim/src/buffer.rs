@@ -1,0 +1,308 @@
+//! The memory that payloads live in on a client: a fixed set of page-aligned buffers, taken up front and locked
+//! where that is allowed, so that the write path allocates nothing while the kernel is short of memory.
+//!
+//! Owns the pool and the pointers. Never: growth, beyond the few requests over 1 MiB that an NBD client may send.
+//! Invariant: a buffer belongs to one holder at a time; its bytes are reached only through that holder.
+//! Called by the front ends (take, fill, read) and `volume` (send, receive). Tests: below.
+//! One of the named modules that may use unsafe.
+#![allow(unsafe_code)]
+
+use cheetah_core::layout::Scatter;
+use cheetah_core::limits::REQUEST_BYTES_MAX;
+use rustix::mm::{MapFlags, ProtFlags};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::ptr::NonNull;
+use std::sync::{Arc, Condvar, Mutex};
+use tokio::sync::Notify;
+
+/// Most requests of a file system are small; these keep them from holding a megabyte each.
+pub const SMALL_BYTES: usize = 16 << 10;
+pub const SMALL_COUNT: usize = 512;
+/// What FUSE and the kernel's NBD client send at most.
+pub const LARGE_BYTES: usize = 1 << 20;
+pub const LARGE_COUNT: usize = 64;
+/// Requests over 1 MiB, as NBD tools may send them: mapped when they come, this many at once.
+pub const HUGE_COUNT: usize = 2;
+
+/// A handle to the pool; clones share it.
+#[derive(Clone, Debug)]
+pub struct Pool(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    small: Region,
+    large: Region,
+    free: Mutex<Free>,
+    freed: Condvar,
+    freed_async: Notify,
+}
+
+#[derive(Debug)]
+struct Free {
+    small: Vec<usize>,
+    large: Vec<usize>,
+    huge: usize,
+}
+
+/// An anonymous mapping, ended with its owner.
+#[derive(Debug)]
+struct Region {
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: a region is plain memory; who may touch which part of it is ruled by `Buffer`, which is not shared.
+unsafe impl Send for Region {}
+// SAFETY: as above: through `&Region` nothing but the address can be read.
+unsafe impl Sync for Region {}
+
+impl Region {
+    fn map(bytes: usize) -> io::Result<Region> {
+        // SAFETY: a new private mapping at an address of the kernel's choice overlaps nothing.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )?
+        };
+        let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mmap returned null"))?;
+        Ok(Region { start, bytes })
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map` with this length, and every buffer in it holds the pool alive.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
+    }
+}
+
+#[derive(Debug)]
+enum Home {
+    Small(usize),
+    Large(usize),
+    Huge { _mapping: Region },
+}
+
+/// `len` bytes of the pool, given back when dropped.
+#[derive(Debug)]
+pub struct Buffer {
+    start: NonNull<u8>,
+    len: usize,
+    home: Home,
+    pool: Arc<Shared>,
+}
+
+// SAFETY: a buffer is the only way to its bytes, so moving it to another thread moves them.
+unsafe impl Send for Buffer {}
+// SAFETY: `&Buffer` allows reads only.
+unsafe impl Sync for Buffer {}
+
+impl Pool {
+    /// # Errors
+    /// The machine has no memory for it (72 MiB).
+    pub fn new() -> io::Result<Pool> {
+        let (small, large) =
+            (Region::map(SMALL_BYTES * SMALL_COUNT)?, Region::map(LARGE_BYTES * LARGE_COUNT)?);
+        let free = Free {
+            small: (0..SMALL_COUNT).rev().collect(),
+            large: (0..LARGE_COUNT).rev().collect(),
+            huge: HUGE_COUNT,
+        };
+        Ok(Pool(Arc::new(Shared {
+            small,
+            large,
+            free: Mutex::new(free),
+            freed: Condvar::new(),
+            freed_async: Notify::new(),
+        })))
+    }
+
+    /// Touches every page, so that the write path meets no page fault.
+    pub fn prefault(&self) {
+        for region in [&self.0.small, &self.0.large] {
+            // SAFETY: called before the first buffer is handed out or on pages whose content nobody relies on:
+            // MADV_POPULATE_WRITE changes no content.
+            let _ = unsafe {
+                rustix::mm::madvise(
+                    region.start.as_ptr().cast(),
+                    region.bytes,
+                    rustix::mm::Advice::LinuxPopulateWrite,
+                )
+            };
+        }
+    }
+
+    /// A buffer of `len` bytes, if there is one now. Its content is whatever was in it before.
+    #[must_use]
+    pub fn try_take(&self, len: usize) -> Option<Buffer> {
+        self.take_locked(&mut lock(&self.0.free), len)
+    }
+
+    fn take_locked(&self, free: &mut Free, len: usize) -> Option<Buffer> {
+        assert!(len <= REQUEST_BYTES_MAX as usize, "front ends refuse larger requests");
+        let (home, region, offset) = if len <= SMALL_BYTES && !free.small.is_empty() {
+            let index = free.small.pop()?;
+            (Home::Small(index), &self.0.small, index * SMALL_BYTES)
+        } else if len <= LARGE_BYTES {
+            let index = free.large.pop()?;
+            (Home::Large(index), &self.0.large, index * LARGE_BYTES)
+        } else {
+            free.huge = free.huge.checked_sub(1)?;
+            let Ok(mapping) = Region::map(len) else {
+                free.huge += 1;
+                return None;
+            };
+            let start = mapping.start;
+            return Some(Buffer { start, len, home: Home::Huge { _mapping: mapping }, pool: self.0.clone() });
+        };
+        // SAFETY: `offset` is inside the region: the index came from the free list of that class.
+        let start = unsafe { region.start.add(offset) };
+        Some(Buffer { start, len, home, pool: self.0.clone() })
+    }
+
+    /// Waits for a buffer: for threads of a front end that may block (FUSE).
+    #[must_use]
+    pub fn take_blocking(&self, len: usize) -> Buffer {
+        let mut free = lock(&self.0.free);
+        loop {
+            if let Some(buffer) = self.take_locked(&mut free, len) {
+                return buffer;
+            }
+            free = self.0.freed.wait(free).unwrap_or_else(std::sync::PoisonError::into_inner);
+        }
+    }
+
+    /// Waits for a buffer: for tasks.
+    pub async fn take(&self, len: usize) -> Buffer {
+        loop {
+            let freed = self.0.freed_async.notified();
+            if let Some(buffer) = self.try_take(len) {
+                return buffer;
+            }
+            freed.await;
+        }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let mut free = lock(&self.pool.free);
+        match self.home {
+            Home::Small(index) => free.small.push(index),
+            Home::Large(index) => free.large.push(index),
+            Home::Huge { .. } => free.huge += 1,
+        }
+        drop(free);
+        self.pool.freed.notify_one();
+        self.pool.freed_async.notify_waiters();
+    }
+}
+
+fn lock(free: &Mutex<Free>) -> std::sync::MutexGuard<'_, Free> {
+    free.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+impl std::ops::Deref for Buffer {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `start..start+len` lies inside a live mapping that this buffer alone may touch.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl std::ops::DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`, and `&mut self` excludes every other access.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl Buffer {
+    /// The bytes of one fragment from its byte `at` on, as pieces to send, at most as many as `slices` has room for.
+    pub fn gather<'a>(&'a self, scatter: Scatter, at: u32, limit: usize, slices: &mut Vec<IoSlice<'a>>) {
+        let mut at = at;
+        while at < scatter.len && slices.len() < limit {
+            let (offset, len) = scatter.locate(at);
+            slices.push(IoSlice::new(&self[offset as usize..(offset + len) as usize]));
+            at += len;
+        }
+    }
+
+    /// The room of one fragment from its byte `at` to `end`, as pieces to receive into.
+    pub fn scatter<'a>(
+        &'a mut self,
+        scatter: Scatter,
+        at: u32,
+        end: u32,
+        limit: usize,
+        slices: &mut Vec<IoSliceMut<'a>>,
+    ) {
+        let mut at = at;
+        while at < end && slices.len() < limit {
+            let (offset, len) = scatter.locate(at);
+            let len = len.min(end - at);
+            assert!((offset + len) as usize <= self.len, "a scatter lies inside its payload");
+            // SAFETY: inside the buffer (asserted), and the pieces of one scatter never overlap: their payload
+            // offsets grow by at least their lengths (a property test in `core::layout` holds it to that).
+            let piece = unsafe {
+                std::slice::from_raw_parts_mut(self.start.as_ptr().add(offset as usize), len as usize)
+            };
+            slices.push(IoSliceMut::new(piece));
+            at += len;
+        }
+    }
+
+    /// Fills bytes `at..end` of a fragment from a slice, or with zeros.
+    pub fn put(&mut self, scatter: Scatter, at: u32, end: u32, from: Option<&[u8]>) {
+        let (mut at, mut taken) = (at, 0usize);
+        while at < end {
+            let (offset, len) = scatter.locate(at);
+            let len = len.min(end - at);
+            let room = &mut self[offset as usize..(offset + len) as usize];
+            match from {
+                Some(bytes) => room.copy_from_slice(&bytes[taken..taken + len as usize]),
+                None => room.fill(0),
+            }
+            taken += len as usize;
+            at += len;
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pool_is_bounded_and_takes_back() {
+        let pool = Pool::new().unwrap();
+        let held: Vec<Buffer> = std::iter::from_fn(|| pool.try_take(LARGE_BYTES)).collect();
+        assert_eq!(held.len(), LARGE_COUNT);
+        let small = pool.try_take(1).unwrap();
+        assert_eq!(small.len(), 1);
+        drop(held);
+        assert!(pool.try_take(LARGE_BYTES).is_some());
+        let huge: Vec<Buffer> = std::iter::from_fn(|| pool.try_take(4 << 20)).collect();
+        assert_eq!(huge.len(), HUGE_COUNT);
+    }
+
+    #[test]
+    fn pieces_land_where_the_scatter_says() {
+        let pool = Pool::new().unwrap();
+        let mut buffer = pool.try_take(40).unwrap();
+        buffer.fill(0);
+        let scatter = Scatter { start: 2, first: 3, second: 10, unit: 4, stride: 10, len: 9 };
+        buffer.put(scatter, 0, 9, Some(b"abcdefghi"));
+        assert_eq!(&buffer[2..5], b"abc");
+        assert_eq!(&buffer[10..14], b"defg");
+        assert_eq!(&buffer[20..22], b"hi");
+        let mut slices = Vec::new();
+        buffer.gather(scatter, 1, 16, &mut slices);
+        let sent: Vec<u8> = slices.iter().flat_map(|s| s.iter().copied()).collect();
+        assert_eq!(sent, b"bcdefghi");
+    }
+}

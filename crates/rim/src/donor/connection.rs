@@ -1,0 +1,486 @@
+//! One client of a donor, after its handshake: requests in batches, replies gathered, payloads straight between
+//! socket and arena.
+//!
+//! Owns: the wire state between two system calls. Never: who may touch what (`Access` decides for each request),
+//! or a thread's time (nothing here waits for anything but the socket).
+//! Invariants: requests take effect in the order in which they came; a client that does not read its replies
+//! stops being read itself, so memory is bounded; an idle connection holds none.
+//! One receive takes all the requests that are there, one send answers them all: at 4 KiB and depth 64 that is
+//! a factor of 6. Reads of 256 KiB and more leave by sendfile. Write payloads land in the arena directly.
+//! One of the named modules that may use unsafe (vectored I/O on arena addresses).
+#![allow(unsafe_code)]
+
+use crate::arena::Arena;
+use crate::net::{self, iovec};
+use cheetah_core::donor::{Access, Grant};
+use cheetah_nbd::server::reply;
+use cheetah_nbd::{CmdFlags, Command, Descriptor, Errno, Negotiated, Reject, RequestHeader, StateFlags};
+use std::cell::RefCell;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use tokio::io::unix::AsyncFd;
+
+/// What one receive takes at most; shared by the connections of a thread.
+const SCRATCH_BYTES: usize = 256 << 10;
+/// Reads from this size on are sent without copying.
+const SENDFILE_BYTES: u64 = 256 << 10;
+/// A write payload of which this much is still missing is received with only the next header behind it.
+const DIRECT_BYTES: u64 = 16 << 10;
+/// Holes shorter than this are sent as data: a chunk costs more than the zeros.
+const HOLE_BYTES_MIN: u64 = 32 << 10;
+const PIECES_MAX: usize = 512;
+/// Replies are sent when this many pieces or bytes wait, at the latest.
+const OUT_PIECES_MAX: usize = 4 * PIECES_MAX;
+const OUT_BYTES_MAX: u64 = 8 << 20;
+const STATUS_RUNS_MAX: usize = 4096;
+
+static ZEROS: [u8; HOLE_BYTES_MIN as usize] = [0; HOLE_BYTES_MIN as usize];
+
+thread_local! {
+    static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH_BYTES].into_boxed_slice());
+}
+
+/// A piece of what goes out.
+#[derive(Clone, Copy, Debug)]
+enum Out {
+    /// Bytes of `heads`.
+    Head {
+        start: usize,
+        len: usize,
+    },
+    /// Bytes of the arena, copied into the socket.
+    Arena {
+        offset: u64,
+        len: u64,
+    },
+    /// Bytes of the arena, by reference.
+    File {
+        offset: u64,
+        len: u64,
+    },
+    Zeros {
+        len: u64,
+    },
+}
+
+/// A write of which payload is still to come.
+#[derive(Debug)]
+struct Pending {
+    cookie: u64,
+    offset: u64,
+    len: u64,
+    received: u64,
+    /// What it will be answered with; a refused payload is received and dropped.
+    refused: Option<Errno>,
+}
+
+/// Why a connection ends.
+#[derive(Debug)]
+pub(super) enum End {
+    /// The client said DISC, or went.
+    Bye,
+    /// The peer broke the protocol, or the socket broke.
+    Fault(String),
+}
+
+impl From<io::Error> for End {
+    fn from(e: io::Error) -> Self {
+        match e.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+                End::Bye
+            }
+            _ => End::Fault(e.to_string()),
+        }
+    }
+}
+
+pub(super) struct Connection<'a> {
+    fd: &'a AsyncFd<OwnedFd>,
+    arena: &'a Arena,
+    session: Negotiated,
+    grant: Grant,
+    /// The start of a header whose rest has not come.
+    partial: Vec<u8>,
+    pending: Option<Pending>,
+    heads: Vec<u8>,
+    out: Vec<Out>,
+    out_bytes: u64,
+    large_expected: bool,
+    /// `partial` holds whole requests that wait until their predecessors' replies are sent.
+    deferred: bool,
+    bye: bool,
+}
+
+impl<'a> Connection<'a> {
+    pub(super) fn new(
+        fd: &'a AsyncFd<OwnedFd>,
+        arena: &'a Arena,
+        mut session: Negotiated,
+        grant: Grant,
+        early: Vec<u8>,
+    ) -> Self {
+        // The size in the handshake was that of the moment; what the volume has gained since is served too, and
+        // `Access` knows which extents are its own.
+        session.info.size = arena.bytes();
+        Connection {
+            fd,
+            arena,
+            session,
+            grant,
+            partial: early,
+            pending: None,
+            heads: Vec::new(),
+            out: Vec::new(),
+            out_bytes: 0,
+            large_expected: false,
+            deferred: false,
+            bye: false,
+        }
+    }
+
+    /// Serves until the client goes. Dropped at any wait, it leaves nothing half done.
+    pub(super) async fn serve(mut self, access: impl Fn() -> Arc<Access>) -> End {
+        match self.serve_all(access).await {
+            Ok(()) => End::Bye,
+            Err(end) => end,
+        }
+    }
+
+    async fn serve_all(&mut self, access: impl Fn() -> Arc<Access>) -> Result<(), End> {
+        let early = std::mem::take(&mut self.partial);
+        self.digest(&early, &access()).map_err(End::Fault)?;
+        loop {
+            self.send().await?;
+            if self.bye {
+                return Ok(());
+            }
+            if std::mem::take(&mut self.deferred) {
+                let input = std::mem::take(&mut self.partial);
+                self.digest(&input, &access()).map_err(End::Fault)?;
+                continue;
+            }
+            self.shrink();
+            let mut guard = self.fd.readable().await?;
+            let fd = self.fd;
+            match guard.try_io(|_| self.receive(fd.get_ref(), &access)) {
+                Ok(Ok(fine)) => fine.map_err(End::Fault)?,
+                Ok(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {}
+                Ok(Err(e)) => return Err(e.into()),
+                Err(_would_block) => {}
+            }
+            tokio::task::coop::consume_budget().await;
+        }
+    }
+
+    /// An idle connection holds no memory to speak of.
+    fn shrink(&mut self) {
+        if self.heads.capacity() > 4096 {
+            self.heads = Vec::new();
+        }
+        if self.out.capacity() > 64 {
+            self.out = Vec::new();
+        }
+    }
+
+    /// One system call's worth of input, carried out.
+    fn receive(&mut self, fd: &OwnedFd, access: &impl Fn() -> Arc<Access>) -> io::Result<Result<(), String>> {
+        SCRATCH.with_borrow_mut(|scratch| {
+            let kept = self.partial.len();
+            scratch[..kept].copy_from_slice(&self.partial);
+            self.partial.clear();
+            let missing = self.pending.as_ref().map_or(0, |write| write.len - write.received);
+            let direct = match &self.pending {
+                Some(write) if write.refused.is_none() && missing >= DIRECT_BYTES => missing,
+                _ => 0,
+            };
+            let small = direct > 0 || (self.large_expected && missing == 0);
+            let look_ahead = if small { RequestHeader::BYTES - kept } else { scratch.len() - kept };
+            let mut pieces = Vec::with_capacity(2);
+            if let (Some(write), true) = (&self.pending, direct > 0) {
+                let len = usize::try_from(direct).expect("a payload fits in memory");
+                pieces.push(iovec(self.arena.address(write.offset + write.received), len));
+            }
+            pieces.push(iovec(scratch[kept..].as_ptr(), look_ahead));
+            // SAFETY: the range of the write was checked against the arena; the rest is the thread's scratch,
+            // borrowed mutably.
+            let got = match unsafe { net::read_vectored(fd, &pieces) } {
+                Ok(got) => got as u64,
+                Err(e) => {
+                    self.partial.extend_from_slice(&scratch[..kept]);
+                    return Err(e);
+                }
+            };
+            let landed = got.min(direct);
+            if let Some(write) = &mut self.pending {
+                write.received += landed;
+            }
+            let end = kept + usize::try_from(got - landed).expect("inside the scratch");
+            Ok(self.digest(&scratch[..end], &access()))
+        })
+    }
+
+    /// Carries out what `input` holds; an incomplete header at its end is kept for the next time.
+    fn digest(&mut self, mut input: &[u8], access: &Access) -> Result<(), String> {
+        loop {
+            if let Some(write) = &mut self.pending {
+                let missing = usize::try_from(write.len - write.received).expect("a payload fits in memory");
+                let (payload, rest) = input.split_at(input.len().min(missing));
+                if write.refused.is_none() {
+                    self.arena.copy_in(write.offset + write.received, payload);
+                }
+                write.received += payload.len() as u64;
+                input = rest;
+                if write.received < write.len {
+                    return Ok(());
+                }
+                let Pending { cookie, offset, len, refused, .. } = *write;
+                self.pending = None;
+                if refused.is_none() {
+                    self.arena.wrote(offset, len);
+                }
+                self.done(cookie, refused);
+            }
+            if self.out.len() >= OUT_PIECES_MAX || self.out_bytes >= OUT_BYTES_MAX {
+                self.partial.extend_from_slice(input);
+                self.deferred = true;
+                return Ok(());
+            }
+            let Some((header, rest)) = input.split_first_chunk::<{ RequestHeader::BYTES }>() else {
+                self.partial.extend_from_slice(input);
+                return Ok(());
+            };
+            input = rest;
+            let header = RequestHeader::decode(header).map_err(|violation| violation.to_string())?;
+            self.request(header, access)?;
+            if self.bye {
+                return Ok(());
+            }
+        }
+    }
+
+    fn request(&mut self, header: RequestHeader, access: &Access) -> Result<(), String> {
+        let RequestHeader { cookie, offset, length, flags, .. } = header;
+        let checked = match header.check(&self.session) {
+            Ok(command) => self.allowed(command, offset, length, access).map(|()| command),
+            Err(Reject::Reply(errno)) => Err(errno),
+            Err(Reject::Close(violation)) => return Err(violation.to_string()),
+        };
+        let len = u64::from(length);
+        match checked {
+            _ if header.payload_bytes() > 0 => {
+                self.large_expected = len >= DIRECT_BYTES;
+                let refused = checked.err();
+                self.pending = Some(Pending { cookie, offset, len, received: 0, refused });
+            }
+            Err(errno) => self.done(cookie, Some(errno)),
+            Ok(Command::Disc) => self.bye = true,
+            Ok(Command::Read) if length > 0 => self.read(cookie, offset, len, flags),
+            Ok(Command::Trim) => {
+                self.arena.zero(offset, len, false);
+                self.done(cookie, None);
+            }
+            Ok(Command::WriteZeroes) => {
+                self.arena.zero(offset, len, flags.contains(CmdFlags::NO_HOLE));
+                self.done(cookie, None);
+            }
+            Ok(Command::BlockStatus) => self.status(cookie, offset, len, flags),
+            // What is acknowledged is in memory, and memory is all there is: a flush has nothing left to do.
+            Ok(_) => self.done(cookie, None),
+        }
+        Ok(())
+    }
+
+    fn allowed(&self, command: Command, offset: u64, length: u32, access: &Access) -> Result<(), Errno> {
+        let writes = matches!(command, Command::Write | Command::Trim | Command::WriteZeroes);
+        let touches = writes || matches!(command, Command::Read | Command::BlockStatus | Command::Cache);
+        if touches && length > 0 {
+            access.check(&self.grant, writes, offset, length).map_err(|_denied| Errno::Perm)?;
+        }
+        Ok(())
+    }
+
+    fn head(&mut self, bytes: &[u8]) {
+        let start = self.heads.len();
+        self.heads.extend_from_slice(bytes);
+        match self.out.last_mut() {
+            Some(Out::Head { start: before, len }) if *before + *len == start => *len += bytes.len(),
+            _ => self.out.push(Out::Head { start, len: bytes.len() }),
+        }
+        self.out_bytes += bytes.len() as u64;
+    }
+
+    fn body(&mut self, out: Out, len: u64) {
+        self.out.push(out);
+        self.out_bytes += len;
+    }
+
+    /// The answer to anything that returns no data.
+    fn done(&mut self, cookie: u64, error: Option<Errno>) {
+        match error {
+            Some(errno) if self.session.structured_replies => {
+                let mut bytes = Vec::new();
+                reply::error(cookie, true, errno, "", &mut bytes);
+                self.head(&bytes);
+            }
+            _ if self.session.structured_replies => self.head(&reply::none_done(cookie)),
+            _ => self.head(&reply::simple(cookie, error)),
+        }
+    }
+
+    fn data(&mut self, offset: u64, len: u64, present: bool) {
+        match present {
+            true if len >= SENDFILE_BYTES => self.body(Out::File { offset, len }, len),
+            true => self.body(Out::Arena { offset, len }, len),
+            false => self.body(Out::Zeros { len }, len),
+        }
+    }
+
+    fn read(&mut self, cookie: u64, offset: u64, len: u64, flags: CmdFlags) {
+        let mut runs: Vec<(u64, bool)> = Vec::with_capacity(1);
+        self.arena.runs(offset, len, |len, present| runs.push((len, present)));
+        let chunked = self.session.structured_replies && !flags.contains(CmdFlags::DF);
+        let holes_worth = |len: u64| len >= HOLE_BYTES_MIN || len == runs.iter().map(|run| run.0).sum();
+        if !chunked || !runs.iter().any(|(len, present)| !present && holes_worth(*len)) {
+            let length = u32::try_from(len).expect("a request's length");
+            if self.session.structured_replies {
+                self.head(&reply::offset_data(cookie, true, offset, length));
+            } else {
+                self.head(&reply::simple(cookie, None));
+            }
+            let mut at = offset;
+            for (len, present) in runs {
+                self.data(at, len, present);
+                at += len;
+            }
+            return;
+        }
+        self.read_chunks(cookie, offset, offset + len, &runs);
+    }
+
+    /// A read with holes worth naming: a chunk for each, and one for what lies between.
+    fn read_chunks(&mut self, cookie: u64, offset: u64, end: u64, runs: &[(u64, bool)]) {
+        let length = |len: u64| u32::try_from(len).expect("part of a request's length");
+        let mut at = offset;
+        let mut rest = runs;
+        while let Some((len, present)) = rest.first().copied() {
+            if !present && (len >= HOLE_BYTES_MIN || len == end - offset) {
+                self.head(&reply::offset_hole(cookie, at + len == end, at, length(len)));
+                at += len;
+                rest = &rest[1..];
+                continue;
+            }
+            let count = rest.iter().take_while(|run| run.1 || run.0 < HOLE_BYTES_MIN).count();
+            let (together, behind) = rest.split_at(count);
+            let bytes: u64 = together.iter().map(|run| run.0).sum();
+            self.head(&reply::offset_data(cookie, at + bytes == end, at, length(bytes)));
+            for (len, present) in together {
+                self.data(at, *len, *present);
+                at += len;
+            }
+            rest = behind;
+        }
+    }
+
+    fn status(&mut self, cookie: u64, offset: u64, len: u64, flags: CmdFlags) {
+        let limit = if flags.contains(CmdFlags::REQ_ONE) { 1 } else { STATUS_RUNS_MAX };
+        let mut descriptors = Vec::new();
+        self.arena.runs(offset, len, |len, present| {
+            if descriptors.len() < limit {
+                let flags = if present { StateFlags::EMPTY } else { StateFlags::HOLE.with(StateFlags::ZERO) };
+                let length = u32::try_from(len).expect("part of a request's length");
+                descriptors.push(Descriptor { length, flags });
+            }
+        });
+        let context = self.session.base_allocation.expect("checked with the request");
+        let mut bytes = Vec::new();
+        reply::block_status(cookie, true, context, &descriptors, &mut bytes);
+        self.head(&bytes);
+    }
+
+    /// Sends all that waits.
+    async fn send(&mut self) -> io::Result<()> {
+        let (mut first, mut skip) = (0, 0);
+        while first < self.out.len() {
+            let mut guard = self.fd.writable().await?;
+            let fd = self.fd;
+            match guard.try_io(|_| self.send_once(fd.get_ref(), first, skip)) {
+                Ok(Ok(sent)) => (first, skip) = self.advance(first, skip + sent),
+                Ok(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {}
+                Ok(Err(e)) => return Err(e),
+                Err(_would_block) => {}
+            }
+        }
+        self.out.clear();
+        self.heads.clear();
+        self.out_bytes = 0;
+        Ok(())
+    }
+
+    fn advance(&self, mut first: usize, mut sent: u64) -> (usize, u64) {
+        while let Some(out) = self.out.get(first) {
+            let len = out.len();
+            if sent < len {
+                break;
+            }
+            sent -= len;
+            first += 1;
+        }
+        (first, sent)
+    }
+
+    fn send_once(&self, fd: &OwnedFd, first: usize, skip: u64) -> io::Result<u64> {
+        if let Out::File { offset, len } = self.out[first] {
+            let mut from = i64::try_from(offset + skip).map_err(io::Error::other)?;
+            let len = usize::try_from(len - skip).map_err(io::Error::other)?;
+            let memory = self.arena.memory().as_raw_fd();
+            // SAFETY: both descriptors are open; `from` lives through the call.
+            let sent = unsafe { libc::sendfile(fd.as_raw_fd(), memory, &raw mut from, len) };
+            return u64::try_from(sent).map_err(|_| io::Error::last_os_error());
+        }
+        let mut pieces: Vec<libc::iovec> = Vec::with_capacity(64.min(self.out.len() - first));
+        let mut skip = skip;
+        let mut more = false;
+        for out in &self.out[first..] {
+            let piece = |start: *const u8, len: u64| {
+                let skipped = usize::try_from(skip).expect("inside the piece");
+                // SAFETY: `skip` is less than the piece's length, so this stays inside of it.
+                iovec(unsafe { start.add(skipped) }, usize::try_from(len).expect("mapped") - skipped)
+            };
+            match *out {
+                Out::Head { start, len } => pieces.push(piece(self.heads[start..].as_ptr(), len as u64)),
+                Out::Arena { offset, len } => pieces.push(piece(self.arena.address(offset), len)),
+                Out::Zeros { len } => zeros(len - skip, &mut pieces),
+                Out::File { .. } => {
+                    more = true;
+                    break;
+                }
+            }
+            skip = 0;
+            if pieces.len() >= PIECES_MAX {
+                pieces.truncate(PIECES_MAX);
+                break;
+            }
+        }
+        // SAFETY: the pieces are `heads`, which is not changed meanwhile, static zeros, and checked ranges of the
+        // arena, which is mapped as long as `self.arena` is borrowed.
+        unsafe { net::write_vectored(fd, &pieces, more) }.map(|sent| sent as u64)
+    }
+}
+
+impl Out {
+    fn len(self) -> u64 {
+        match self {
+            Out::Head { len, .. } => len as u64,
+            Out::Arena { len, .. } | Out::File { len, .. } | Out::Zeros { len } => len,
+        }
+    }
+}
+
+fn zeros(mut len: u64, pieces: &mut Vec<libc::iovec>) {
+    while len > 0 && pieces.len() < PIECES_MAX {
+        let piece = len.min(ZEROS.len() as u64);
+        pieces.push(iovec(ZEROS.as_ptr(), usize::try_from(piece).expect("a piece")));
+        len -= piece;
+    }
+}

@@ -1,0 +1,192 @@
+//! The data server of a donor: connections of NBD clients, spread over a few threads, onto one arena.
+//!
+//! Owns: the listener, the threads, the limit on connections. Never: which extents belong to whom, or when a
+//! client has to go; the control loop says so through the `gate`.
+//! Invariant: a thread never waits for anything but its sockets and the gate, so one slow client slows nobody.
+//! Called by `cheetah donate` and `cheetah up`. Parts: `connection` (requests), `gate`.
+
+mod connection;
+mod gate;
+
+pub use gate::{Admission, Gate, GateKeeper, Knock, Pass, gate};
+
+use crate::accept::{self, Exports};
+use crate::arena::Arena;
+use crate::net::{self, Endpoint, Listener};
+use cheetah_nbd::server::{ExportError, Purpose};
+use cheetah_nbd::{ExportInfo, ListEntry, TransmissionFlags};
+use connection::{Connection, End};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+
+/// Connections a donor serves at once; the next one is closed.
+pub const CONNECTIONS_MAX: u32 = 8192;
+const THREADS_MAX: usize = 4;
+
+#[derive(Debug)]
+pub struct DonorServer {
+    endpoint: Endpoint,
+    connections: Arc<AtomicU32>,
+}
+
+impl DonorServer {
+    /// Listens and serves until the process ends.
+    ///
+    /// # Errors
+    /// A sentence for the user: the address is in use, or not ours.
+    pub fn start(endpoint: &Endpoint, arena: Arc<Arena>, gate: Gate) -> Result<DonorServer, String> {
+        let connections = Arc::new(AtomicU32::new(0));
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
+        let mut workers = Vec::new();
+        for index in 0..threads {
+            workers.push(worker(index, arena.clone(), gate.clone(), connections.clone())?);
+        }
+        let (bound, is_bound) = std::sync::mpsc::channel();
+        let (wanted, count) = (endpoint.clone(), connections.clone());
+        let accept = move || {
+            let runtime = match runtime() {
+                Ok(runtime) => runtime,
+                Err(e) => return drop(bound.send(Err(e))),
+            };
+            runtime.block_on(async move {
+                match Listener::bind(&wanted) {
+                    Ok(listener) => {
+                        let _ = bound.send(Ok(listener.endpoint().clone()));
+                        accept_all(&listener, &workers, &count).await;
+                    }
+                    Err(e) => drop(bound.send(Err(e))),
+                }
+            });
+        };
+        std::thread::Builder::new().name("accept".into()).spawn(accept).map_err(|e| e.to_string())?;
+        let endpoint = is_bound.recv().map_err(|_| "the listener's thread ended".to_owned())??;
+        Ok(DonorServer { endpoint, connections })
+    }
+
+    /// Where it listens, with the port that the kernel chose.
+    #[must_use]
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    #[must_use]
+    pub fn connections(&self) -> u32 {
+        self.connections.load(Ordering::Relaxed)
+    }
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, String> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())
+}
+
+async fn accept_all(
+    listener: &Listener,
+    workers: &[mpsc::UnboundedSender<OwnedFd>],
+    connections: &AtomicU32,
+) {
+    for next in (0..workers.len()).cycle() {
+        let fd = loop {
+            match listener.accept().await {
+                Ok(fd) => break fd,
+                Err(error) => {
+                    tracing::warn!(%error, "accept failed");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        };
+        if connections.load(Ordering::Relaxed) >= CONNECTIONS_MAX {
+            tracing::warn!(limit = CONNECTIONS_MAX, "too many connections, one more was closed");
+            continue;
+        }
+        connections.fetch_add(1, Ordering::Relaxed);
+        if workers[next].send(fd).is_err() {
+            return;
+        }
+    }
+}
+
+/// A thread that serves the connections it is handed.
+fn worker(
+    index: usize,
+    arena: Arc<Arena>,
+    gate: Gate,
+    connections: Arc<AtomicU32>,
+) -> Result<mpsc::UnboundedSender<OwnedFd>, String> {
+    let (hand, mut handed) = mpsc::unbounded_channel::<OwnedFd>();
+    let runtime = runtime()?;
+    let serve = move || {
+        tokio::task::LocalSet::new().block_on(&runtime, async move {
+            while let Some(fd) = handed.recv().await {
+                let (arena, gate, connections) = (arena.clone(), gate.clone(), connections.clone());
+                tokio::task::spawn_local(async move {
+                    if let Err(error) = client(fd, &arena, gate).await {
+                        tracing::debug!(error, "connection ended");
+                    }
+                    connections.fetch_sub(1, Ordering::Relaxed);
+                });
+            }
+        });
+    };
+    std::thread::Builder::new().name(format!("data-{index}")).spawn(serve).map_err(|e| e.to_string())?;
+    Ok(hand)
+}
+
+/// One client from its first byte to its last.
+async fn client(fd: OwnedFd, arena: &Arena, gate: Gate) -> Result<(), String> {
+    let fd = net::register(fd).map_err(|e| e.to_string())?;
+    let mut door = Door { gate, entered: None };
+    let Some(accepted) = accept::handshake(&fd, &mut door).await else { return Ok(()) };
+    let (pass, ended) = door.entered.ok_or("the handshake ended without a lookup")?;
+    let connection = Connection::new(&fd, arena, accepted.session, pass.grant, accepted.early);
+    let access = || door.gate.access();
+    tokio::select! {
+        biased;
+        _ = ended => Err("ended by the control loop".into()),
+        end = connection.serve(access) => match end {
+            End::Bye => Ok(()),
+            End::Fault(why) => Err(why),
+        },
+    }
+}
+
+/// The exports as one client sees them.
+struct Door {
+    gate: Gate,
+    entered: Option<(Pass, oneshot::Receiver<()>)>,
+}
+
+impl Exports for Door {
+    async fn lookup(&mut self, export: &str, purpose: Purpose) -> Result<ExportInfo, ExportError> {
+        let grant = if purpose == Purpose::Go {
+            let (pass, ended) = self.gate.open(export).await.map_err(ExportError::Policy)?;
+            let grant = pass.grant;
+            self.entered = Some((pass, ended));
+            grant
+        } else {
+            self.gate.access().open(export).map_err(|e| ExportError::Policy(e.to_string()))?
+        };
+        let mut flags = [
+            TransmissionFlags::SEND_FLUSH,
+            TransmissionFlags::SEND_FUA,
+            TransmissionFlags::SEND_TRIM,
+            TransmissionFlags::SEND_WRITE_ZEROES,
+            TransmissionFlags::SEND_FAST_ZERO,
+            TransmissionFlags::SEND_CACHE,
+            TransmissionFlags::CAN_MULTI_CONN,
+        ]
+        .into_iter()
+        .fold(TransmissionFlags::EMPTY, TransmissionFlags::with);
+        if !grant.writable {
+            flags = flags.with(TransmissionFlags::READ_ONLY);
+        }
+        Ok(ExportInfo::new(grant.size, flags))
+    }
+
+    fn list(&self) -> Vec<ListEntry> {
+        let entry = |(name, description)| ListEntry { name, description };
+        self.gate.access().exports().into_iter().map(entry).collect()
+    }
+}

@@ -1,0 +1,13 @@
+//! Effects at the rim: sockets, the clock, memory arenas and stores, and the drivers that run the core's machines.
+//!
+//! Owns everything that touches the world on the data and control paths. Never: policy; what to do is decided in
+//! `cheetah_core`, by `step(now, event, effects)`. Unsafe is confined to the modules whose header says so.
+#![deny(unsafe_code)]
+
+pub mod accept;
+pub mod arena;
+pub mod buffer;
+pub mod donor;
+pub mod memory;
+pub mod net;
+pub mod volume;

@@ -1,0 +1,238 @@
+//! Sockets as the data path wants them: congestion control set before the connection exists, no Nagle delay,
+//! and vectored reads and writes on raw addresses (an arena is shared with other connections, so no Rust
+//! reference to its bytes may exist while the kernel fills them).
+//!
+//! Owns: listening, connecting, addresses. This is the one place where a data connection is made: TLS will
+//! wrap it here. Never: protocol. One of the named modules that may use unsafe.
+#![allow(unsafe_code)]
+
+use rustix::net::sockopt;
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use tokio::io::unix::AsyncFd;
+use tokio::net::{TcpSocket, UnixStream};
+
+/// Where a data listener is: `127.0.0.1:10809`, `[::1]:0`, `unix:/run/x.sock`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+}
+
+impl std::str::FromStr for Endpoint {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            return Ok(Endpoint::Unix(PathBuf::from(path)));
+        }
+        let port_alone = text.strip_prefix(':').map(|port| format!("127.0.0.1:{port}"));
+        port_alone.as_deref().unwrap_or(text).parse().map(Endpoint::Tcp).map_err(|_| {
+            format!("'{text}' is not an address: use IP:PORT (port 0 picks a free one), :PORT or unix:PATH")
+        })
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Endpoint::Tcp(address) => address.fmt(f),
+            Endpoint::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+impl Endpoint {
+    /// Whether only this machine can reach it; anything else is told to the user, for it is in the clear.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        match self {
+            Endpoint::Tcp(address) => match address.ip() {
+                IpAddr::V4(ip) => ip.is_loopback(),
+                IpAddr::V6(ip) => ip.is_loopback(),
+            },
+            Endpoint::Unix(_) => true,
+        }
+    }
+}
+
+/// A bound listener and where it is (the port that the kernel chose, for port 0).
+#[derive(Debug)]
+pub struct Listener {
+    fd: AsyncFd<OwnedFd>,
+    endpoint: Endpoint,
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Endpoint::Unix(path) = &self.endpoint {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+impl Listener {
+    /// Binds and listens. Call it on the runtime that will accept.
+    ///
+    /// # Errors
+    /// A sentence for the user.
+    pub fn bind(endpoint: &Endpoint) -> Result<Listener, String> {
+        let fault = |e: io::Error| match e.kind() {
+            io::ErrorKind::AddrInUse => {
+                format!("{endpoint} is in use: stop what listens there, or choose another with --listen")
+            }
+            io::ErrorKind::AddrNotAvailable => format!("{endpoint} is not an address of this machine"),
+            _ => format!("cannot listen on {endpoint}: {e}"),
+        };
+        let (fd, endpoint) = match endpoint {
+            Endpoint::Tcp(address) => {
+                let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
+                let socket = socket.map_err(fault)?;
+                socket.set_reuseaddr(true).map_err(fault)?;
+                tune_listener(&socket);
+                socket.bind(*address).map_err(fault)?;
+                let listener = socket.listen(1024).map_err(fault)?.into_std().map_err(fault)?;
+                let address = listener.local_addr().map_err(fault)?;
+                (OwnedFd::from(listener), Endpoint::Tcp(address))
+            }
+            Endpoint::Unix(path) => {
+                remove_stale(path).map_err(fault)?;
+                let listener = std::os::unix::net::UnixListener::bind(path).map_err(fault)?;
+                listener.set_nonblocking(true).map_err(fault)?;
+                (OwnedFd::from(listener), Endpoint::Unix(path.clone()))
+            }
+        };
+        Ok(Listener { fd: register(fd).map_err(fault)?, endpoint })
+    }
+
+    #[must_use]
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// The next connection, not yet registered with any runtime.
+    ///
+    /// # Errors
+    /// Of accept: out of descriptors, for one. The caller waits a little and goes on.
+    pub async fn accept(&self) -> io::Result<OwnedFd> {
+        use rustix::net::SocketFlags;
+        loop {
+            let mut guard = self.fd.readable().await?;
+            let accepted = guard.try_io(|fd| {
+                Ok(rustix::net::accept_with(fd.get_ref(), SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)?)
+            });
+            match accepted {
+                Ok(Ok(fd)) => {
+                    if matches!(self.endpoint, Endpoint::Tcp(_)) {
+                        let _ = sockopt::set_tcp_nodelay(&fd, true);
+                    }
+                    return Ok(fd);
+                }
+                Ok(Err(e)) if e.kind() == io::ErrorKind::ConnectionAborted => {}
+                Ok(Err(e)) => return Err(e),
+                Err(_would_block) => {}
+            }
+        }
+    }
+}
+
+/// A socket file whose server is gone is removed; one that answers is left, and binding fails as in use.
+fn remove_stale(path: &Path) -> io::Result<()> {
+    match std::os::unix::net::UnixStream::connect(path) {
+        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
+        _ => Ok(()),
+    }
+}
+
+/// Connects for data.
+///
+/// # Errors
+/// As the kernel gives them.
+pub async fn connect(endpoint: &Endpoint) -> io::Result<OwnedFd> {
+    match endpoint {
+        Endpoint::Tcp(address) => {
+            let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+            choose_congestion_control(socket.as_fd());
+            socket.set_nodelay(true)?;
+            Ok(OwnedFd::from(socket.connect(*address).await?.into_std()?))
+        }
+        Endpoint::Unix(path) => Ok(OwnedFd::from(UnixStream::connect(path).await?.into_std()?)),
+    }
+}
+
+/// Registers a socket with the runtime of the calling task.
+///
+/// # Errors
+/// The runtime is out of resources.
+pub fn register(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an `OwnedFd` stays open and the same until it is dropped, and nothing here takes it out.
+    unsafe { AsyncFd::register(fd) }.map_err(io::Error::from)
+}
+
+/// To be called before `listen`: what is accepted inherits it, and setting it later does not undo BBR's pacing.
+pub fn tune_listener(socket: &impl AsFd) {
+    choose_congestion_control(socket.as_fd());
+}
+
+/// BBR, some distributions' default, costs a factor of 1.6 to 3 on a LAN; cubic may need privilege, reno never.
+fn choose_congestion_control(socket: BorrowedFd<'_>) {
+    if sockopt::tcp_congestion(socket).is_ok_and(|name| name == "bbr") {
+        for name in ["cubic", "reno"] {
+            if sockopt::set_tcp_congestion(socket, name).is_ok() {
+                return;
+            }
+        }
+    }
+}
+
+/// A piece of memory by address, as the kernel takes it.
+pub(crate) fn iovec(start: *const u8, len: usize) -> libc::iovec {
+    libc::iovec { iov_base: start.cast_mut().cast(), iov_len: len }
+}
+
+/// `readv` that reports the end of the stream as an error.
+///
+/// # Safety
+/// Every piece must be memory that may be written for the duration of the call.
+pub(crate) unsafe fn read_vectored(fd: &OwnedFd, pieces: &[libc::iovec]) -> io::Result<usize> {
+    let count = i32::try_from(pieces.len()).expect("few pieces");
+    // SAFETY: the caller vouches for the pieces.
+    let got = unsafe { libc::readv(fd.as_raw_fd(), pieces.as_ptr(), count) };
+    match usize::try_from(got) {
+        Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Ok(n) => Ok(n),
+        Err(_) => Err(io::Error::last_os_error()),
+    }
+}
+
+/// `sendmsg` of pieces; no SIGPIPE.
+///
+/// # Safety
+/// Every piece must be memory that may be read for the duration of the call.
+pub(crate) unsafe fn write_vectored(fd: &OwnedFd, pieces: &[libc::iovec], more: bool) -> io::Result<usize> {
+    // SAFETY: an all-zero msghdr is a valid empty one.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = pieces.as_ptr().cast_mut();
+    message.msg_iovlen = pieces.len();
+    let flags = libc::MSG_NOSIGNAL | if more { libc::MSG_MORE } else { 0 };
+    // SAFETY: the caller vouches for the pieces; the header lives through the call.
+    let sent = unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const message, flags) };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_read_what_they_write() {
+        for text in ["127.0.0.1:10809", "[::1]:0", "unix:/run/x.sock"] {
+            assert_eq!(text.parse::<Endpoint>().map(|e| e.to_string()), Ok(text.to_owned()));
+        }
+        assert_eq!(":7".parse(), "127.0.0.1:7".parse::<Endpoint>());
+        assert!("localhost".parse::<Endpoint>().is_err());
+        assert!("0.0.0.0:1".parse::<Endpoint>().is_ok_and(|e| !e.is_local()));
+    }
+}

@@ -1,0 +1,466 @@
+//! One connection to a donor: requests out, gathered; replies in, their data straight to where it belongs.
+//!
+//! Owns: the wire state of the connection. Never: which donor a part goes to, or what a failure means.
+//! Invariants: a closed connection touches no payload; a read counts as answered only when every byte of it
+//! arrived exactly once in order of its chunks' sizes; anything unexpected ends the link.
+//! Small replies go through a buffer, many for one system call; large data is received into its destination
+//! with the next reply's head behind it (both measured: each is several times slower at the other's job).
+//! One of the named modules that may use unsafe (readv into a buffer's pieces).
+#![allow(unsafe_code)]
+
+use super::open::Opened;
+use super::{Driver, Slot};
+use crate::net::{self, iovec};
+use cheetah_core::layout::Scatter;
+use cheetah_core::map::DonorId;
+use cheetah_core::volume::{Event, Key, Op, PartError, StatusRun};
+use cheetah_nbd::client::Reply;
+use cheetah_nbd::{CmdFlags, Command, Errno, RequestHeader, StateFlags, TransmissionFlags};
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::Notify;
+
+const RECEIVE_BYTES: usize = 64 << 10;
+/// Data from this size on is received straight into its destination.
+const DIRECT_BYTES: u32 = 16 << 10;
+/// What is read behind large data: the head of the next data chunk and no more.
+const HEAD_BYTES: usize = 28;
+const PIECES_MAX: usize = 512;
+
+#[derive(Debug)]
+pub(super) struct OutPart {
+    part: Key,
+    tag: u64,
+    op: Op,
+    address: u64,
+    scatter: Scatter,
+}
+
+impl OutPart {
+    pub(super) fn new(part: Key, tag: u64, op: Op, address: u64, scatter: Scatter) -> Self {
+        OutPart { part, tag, op, address, scatter }
+    }
+
+    fn payload_bytes(&self) -> usize {
+        if self.op == Op::Write { self.scatter.len as usize } else { 0 }
+    }
+
+    fn header(&self) -> [u8; RequestHeader::BYTES] {
+        let (command, flags) = match self.op {
+            Op::Read => (Command::Read, CmdFlags::EMPTY),
+            Op::Write => (Command::Write, CmdFlags::EMPTY),
+            Op::Zero { keep: true } => (Command::WriteZeroes, CmdFlags::NO_HOLE),
+            Op::Zero { keep: false } => (Command::WriteZeroes, CmdFlags::EMPTY),
+            Op::Trim => (Command::Trim, CmdFlags::EMPTY),
+            Op::Status => (Command::BlockStatus, CmdFlags::EMPTY),
+            Op::Flush | Op::Cache => unreachable!("the machine answers these itself"),
+        };
+        let (cookie, offset, length) = (self.part.to_u64(), self.address, self.scatter.len);
+        RequestHeader { flags, command, cookie, offset, length }.encode()
+    }
+}
+
+/// A part whose answer is awaited.
+#[derive(Debug)]
+struct Awaited {
+    tag: u64,
+    op: Op,
+    address: u64,
+    scatter: Scatter,
+    /// Bytes of a read that are in.
+    received: u32,
+    error: Option<PartError>,
+    status: Vec<StatusRun>,
+}
+
+/// Data on its way in: bytes `at..end` of the part.
+#[derive(Clone, Copy, Debug)]
+struct Incoming {
+    cookie: u64,
+    at: u32,
+    end: u32,
+    done: bool,
+}
+
+#[derive(Debug)]
+struct Wire {
+    out: VecDeque<([u8; RequestHeader::BYTES], OutPart)>,
+    /// Bytes of the front of `out` that are sent.
+    out_sent: usize,
+    awaited: HashMap<u64, Awaited>,
+    input: Box<[u8]>,
+    input_start: usize,
+    input_end: usize,
+    incoming: Option<Incoming>,
+    large_expected: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Conn {
+    donor: DonorId,
+    session: u64,
+    fd: AsyncFd<OwnedFd>,
+    flags: TransmissionFlags,
+    status_known: bool,
+    closed: Cell<bool>,
+    outstanding: Cell<u64>,
+    blocked: Notify,
+    wire: RefCell<Wire>,
+}
+
+impl Conn {
+    pub(super) fn new(donor: DonorId, session: u64, opened: Opened) -> Self {
+        let mut input = vec![0; RECEIVE_BYTES].into_boxed_slice();
+        input[..opened.early.len()].copy_from_slice(&opened.early);
+        Conn {
+            donor,
+            session,
+            fd: opened.fd,
+            flags: opened.session.info.flags,
+            status_known: opened.session.base_allocation.is_some(),
+            closed: Cell::new(false),
+            outstanding: Cell::new(0),
+            blocked: Notify::new(),
+            wire: RefCell::new(Wire {
+                out: VecDeque::with_capacity(256),
+                out_sent: 0,
+                awaited: HashMap::with_capacity(256),
+                input,
+                input_start: 0,
+                input_end: opened.early.len(),
+                incoming: None,
+                large_expected: false,
+            }),
+        }
+    }
+
+    /// Bytes on their way either way, counting each request as at least its header.
+    pub(super) fn outstanding(&self) -> u64 {
+        self.outstanding.get()
+    }
+
+    /// Queues a part; true when the queue was empty, so that a flush is due.
+    pub(super) fn queue(&self, part: OutPart) -> bool {
+        let mut wire = self.wire.borrow_mut();
+        self.outstanding.set(self.outstanding.get() + u64::from(part.scatter.len));
+        let awaited = Awaited {
+            tag: part.tag,
+            op: part.op,
+            address: part.address,
+            scatter: part.scatter,
+            received: 0,
+            error: None,
+            status: Vec::new(),
+        };
+        wire.awaited.insert(part.part.to_u64(), awaited);
+        wire.out.push_back((part.header(), part));
+        wire.out.len() == 1
+    }
+
+    /// The answer to what this server cannot do: a hint is no loss, unknown presence counts as present.
+    pub(super) fn unsupported(&self, op: Op) -> Option<Result<Vec<StatusRun>, PartError>> {
+        let lacks = |flag| !self.flags.contains(flag);
+        match op {
+            Op::Zero { .. } if lacks(TransmissionFlags::SEND_WRITE_ZEROES) => {
+                Some(Err(PartError::Unsupported))
+            }
+            Op::Trim if lacks(TransmissionFlags::SEND_TRIM) => Some(Ok(Vec::new())),
+            Op::Status if !self.status_known => Some(Ok(Vec::new())),
+            _ => None,
+        }
+    }
+
+    /// Sends what is queued until it is gone or the socket is full; the sender task goes on when there is room.
+    pub(super) fn flush(&self, slots: &[Option<Slot>]) {
+        while !self.closed.get() && !self.wire.borrow().out.is_empty() {
+            match self.send_once(slots) {
+                Ok(()) => {}
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                // A broken socket is found by the receiver, which reports it.
+                Err(_) => return self.blocked.notify_one(),
+            }
+        }
+    }
+
+    fn send_once(&self, slots: &[Option<Slot>]) -> io::Result<()> {
+        let mut wire = self.wire.borrow_mut();
+        let mut pieces: Vec<IoSlice<'_>> = Vec::with_capacity(64);
+        let mut skip = wire.out_sent;
+        for (header, part) in &wire.out {
+            if pieces.len() >= PIECES_MAX - 1 {
+                break;
+            }
+            if skip < header.len() {
+                pieces.push(IoSlice::new(&header[skip..]));
+            }
+            let from = skip.saturating_sub(header.len());
+            skip = 0;
+            if part.payload_bytes() > 0 {
+                let slot =
+                    usize::try_from(part.tag).ok().and_then(|tag| slots.get(tag)).and_then(Option::as_ref);
+                let buffer = slot.and_then(|slot| slot.buffer.as_ref()).expect("a write has its payload");
+                let from = u32::try_from(from).expect("inside the payload");
+                buffer.gather(part.scatter, from, PIECES_MAX, &mut pieces);
+            }
+        }
+        let pieces: Vec<libc::iovec> =
+            pieces.iter().map(|piece| iovec(piece.as_ptr(), piece.len())).collect();
+        // SAFETY: the pieces are headers in `wire.out` and buffers in `slots`, both borrowed through the call.
+        let mut sent = wire.out_sent + unsafe { net::write_vectored(self.fd.get_ref(), &pieces, false)? };
+        while let Some((header, part)) = wire.out.front() {
+            let whole = header.len() + part.payload_bytes();
+            if sent < whole {
+                break;
+            }
+            sent -= whole;
+            wire.out.pop_front();
+        }
+        wire.out_sent = sent;
+        Ok(())
+    }
+
+    pub(super) fn close(&self) {
+        self.closed.set(true);
+        let _ = rustix::net::shutdown(self.fd.get_ref(), rustix::net::Shutdown::Both);
+        self.blocked.notify_one();
+    }
+
+    pub(super) fn disconnect(&self) {
+        let header =
+            RequestHeader { flags: CmdFlags::EMPTY, command: Command::Disc, cookie: 0, offset: 0, length: 0 };
+        let _ = rustix::io::write(self.fd.get_ref(), &header.encode());
+    }
+}
+
+/// Goes on sending when a full socket has room again.
+pub(super) async fn send_all(driver: Rc<RefCell<Driver>>, conn: Rc<Conn>) {
+    loop {
+        conn.blocked.notified().await;
+        if conn.closed.get() {
+            return;
+        }
+        let Ok(mut guard) = conn.fd.writable().await else { return };
+        if conn.closed.get() {
+            return;
+        }
+        // The flag must be cleared when the socket is full again, which only a failed attempt tells.
+        let driver = driver.borrow();
+        while !conn.wire.borrow().out.is_empty() {
+            match guard.try_io(|_| conn.send_once(&driver.slots)) {
+                Ok(Ok(())) => {}
+                Ok(Err(_)) => return,
+                Err(_would_block) => {
+                    conn.blocked.notify_one();
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// Receives until the connection ends, and reports how.
+pub(super) async fn receive_all(driver: Rc<RefCell<Driver>>, conn: Rc<Conn>) {
+    let mut events = Vec::with_capacity(256);
+    let ended = loop {
+        let mut guard = match conn.fd.readable().await {
+            Ok(guard) => guard,
+            Err(e) => break e.to_string(),
+        };
+        if conn.closed.get() {
+            return;
+        }
+        let mut this = driver.borrow_mut();
+        let received = match guard.try_io(|_| Ok(conn.receive(&mut this.slots, &mut events)?)) {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(e)) if e.kind() == io::ErrorKind::Interrupted => Ok(()),
+            Ok(Err(e)) if e.kind() == io::ErrorKind::UnexpectedEof => {
+                Err("it closed the connection".to_owned())
+            }
+            Ok(Err(e)) => Err(e.to_string()),
+            Err(_would_block) => continue,
+        };
+        for event in events.drain(..) {
+            this.step(event);
+        }
+        this.carry_out();
+        drop(this);
+        if let Err(why) = received {
+            break why;
+        }
+        if conn.closed.get() {
+            return;
+        }
+        tokio::task::coop::consume_budget().await;
+    };
+    driver.borrow_mut().broken(conn.donor, conn.session, ended);
+}
+
+impl Conn {
+    /// One system call's worth of input, and what it answered.
+    fn receive(&self, slots: &mut [Option<Slot>], events: &mut Vec<Event>) -> io::Result<()> {
+        let wire = &mut *self.wire.borrow_mut();
+        if wire.input_start > 0 {
+            wire.input.copy_within(wire.input_start..wire.input_end, 0);
+            wire.input_end -= wire.input_start;
+            wire.input_start = 0;
+        }
+        let mut pieces: Vec<IoSliceMut<'_>> = Vec::with_capacity(16);
+        let mut direct = 0;
+        let mut look_ahead = wire.input.len() - wire.input_end;
+        if let Some(incoming) = wire.incoming {
+            // The input buffer is empty while data is on its way: what was in it has been used up.
+            let awaited = &wire.awaited[&incoming.cookie];
+            if incoming.end - incoming.at >= DIRECT_BYTES {
+                let buffer = payload(slots, awaited.tag);
+                buffer.scatter(awaited.scatter, incoming.at, incoming.end, PIECES_MAX - 1, &mut pieces);
+                direct = pieces.iter().map(|piece| piece.len()).sum();
+                let whole = direct == (incoming.end - incoming.at) as usize;
+                look_ahead = if whole { HEAD_BYTES } else { 0 };
+            }
+        } else if wire.large_expected {
+            look_ahead = look_ahead.min(HEAD_BYTES.saturating_sub(wire.input_end).max(1));
+        }
+        let mut raw: Vec<libc::iovec> =
+            pieces.iter().map(|piece| iovec(piece.as_ptr(), piece.len())).collect();
+        if look_ahead > 0 {
+            raw.push(iovec(wire.input[wire.input_end..].as_ptr(), look_ahead));
+        }
+        // SAFETY: the pieces are rooms in a buffer of `slots` and in `wire.input`, both borrowed mutably, and no
+        // other reference to them is used until the call returns.
+        let got = unsafe { net::read_vectored(self.fd.get_ref(), &raw)? };
+        let landed = got.min(direct);
+        wire.input_end += got - landed;
+        if let Some(incoming) = &mut wire.incoming {
+            incoming.at += u32::try_from(landed).expect("inside the part");
+        }
+        self.digest(wire, slots, events).map_err(io::Error::other)
+    }
+
+    /// Takes apart what is in the input buffer.
+    fn digest(
+        &self,
+        wire: &mut Wire,
+        slots: &mut [Option<Slot>],
+        events: &mut Vec<Event>,
+    ) -> Result<(), String> {
+        loop {
+            if let Some(incoming) = &mut wire.incoming {
+                let buffered = &wire.input[wire.input_start..wire.input_end];
+                let awaited = &wire.awaited[&incoming.cookie];
+                let take = buffered.len().min((incoming.end - incoming.at) as usize);
+                if take > 0 {
+                    let end = incoming.at + u32::try_from(take).expect("inside the part");
+                    payload(slots, awaited.tag).put(
+                        awaited.scatter,
+                        incoming.at,
+                        end,
+                        Some(&buffered[..take]),
+                    );
+                    incoming.at = end;
+                    wire.input_start += take;
+                }
+                if incoming.at < incoming.end {
+                    return Ok(());
+                }
+                let Incoming { cookie, done, .. } = *incoming;
+                wire.incoming = None;
+                if done {
+                    self.finish(wire, cookie, events)?;
+                }
+            }
+            let input = &wire.input[wire.input_start..wire.input_end];
+            let Some((reply, used)) = Reply::decode(input).map_err(|violation| violation.to_string())? else {
+                return Ok(());
+            };
+            wire.input_start += used;
+            self.reply(wire, slots, reply, events)?;
+        }
+    }
+
+    fn reply(
+        &self,
+        wire: &mut Wire,
+        slots: &mut [Option<Slot>],
+        reply: Reply,
+        events: &mut Vec<Event>,
+    ) -> Result<(), String> {
+        let (cookie, mut done) = (reply.cookie(), reply.done());
+        let awaited = wire.awaited.get_mut(&cookie).ok_or("it answered what was not asked")?;
+        match reply {
+            Reply::Simple { error: None, .. } if awaited.op == Op::Read => {
+                done = false;
+                wire.large_expected = awaited.scatter.len >= DIRECT_BYTES;
+                awaited.received = awaited.scatter.len;
+                wire.incoming = Some(Incoming { cookie, at: 0, end: awaited.scatter.len, done: true });
+            }
+            Reply::Simple { error, .. } => awaited.error = error.map(part_error),
+            Reply::OffsetData { offset, data_bytes, done: last, .. } => {
+                done = false;
+                wire.large_expected = data_bytes >= DIRECT_BYTES;
+                let (at, end) = awaited.claim(offset, data_bytes)?;
+                wire.incoming = Some(Incoming { cookie, at, end, done: last });
+            }
+            Reply::OffsetHole { offset, hole_bytes, .. } => {
+                let (at, end) = awaited.claim(offset, hole_bytes)?;
+                payload(slots, awaited.tag).put(awaited.scatter, at, end, None);
+            }
+            Reply::None { .. } => {}
+            Reply::Error { errno, .. } | Reply::ErrorOffset { errno, .. } => {
+                awaited.error.get_or_insert(part_error(errno));
+            }
+            Reply::BlockStatus { descriptors, .. } => {
+                let hole =
+                    |flags: StateFlags| flags.contains(StateFlags::HOLE) && flags.contains(StateFlags::ZERO);
+                let runs = descriptors.iter().map(|d| StatusRun { len: d.length, hole: hole(d.flags) });
+                awaited.status.extend(runs);
+            }
+        }
+        if done { self.finish(wire, cookie, events) } else { Ok(()) }
+    }
+
+    fn finish(&self, wire: &mut Wire, cookie: u64, events: &mut Vec<Event>) -> Result<(), String> {
+        let Some(awaited) = wire.awaited.remove(&cookie) else { return Err("it answered twice".into()) };
+        self.outstanding.set(self.outstanding.get() - u64::from(awaited.scatter.len));
+        let answer = match awaited.error {
+            Some(error) => Err(error),
+            None if awaited.op == Op::Read && awaited.received != awaited.scatter.len => {
+                return Err("it answered a read in part".into());
+            }
+            None => Ok(awaited.status),
+        };
+        events.push(Event::Answered { part: Key::from_u64(cookie), answer });
+        Ok(())
+    }
+}
+
+impl Awaited {
+    /// The bytes of the part that a chunk carries.
+    fn claim(&mut self, offset: u64, len: u32) -> Result<(u32, u32), String> {
+        let at = offset.checked_sub(self.address).and_then(|at| u32::try_from(at).ok());
+        let range = at.and_then(|at| Some((at, at.checked_add(len)?)));
+        let (at, end) =
+            range.filter(|(_, end)| *end <= self.scatter.len).ok_or("it sent data outside the request")?;
+        self.received += len;
+        if self.op != Op::Read || self.received > self.scatter.len {
+            return Err("it sent more data than was asked for".into());
+        }
+        Ok((at, end))
+    }
+}
+
+fn payload(slots: &mut [Option<Slot>], tag: u64) -> &mut crate::buffer::Buffer {
+    let slot = usize::try_from(tag).ok().and_then(|tag| slots.get_mut(tag)).and_then(Option::as_mut);
+    slot.and_then(|slot| slot.buffer.as_mut()).expect("a read has its room until its parts are answered")
+}
+
+fn part_error(errno: Errno) -> PartError {
+    match errno {
+        Errno::Perm => PartError::Denied,
+        Errno::NoMem | Errno::NoSpc => PartError::NoMemory,
+        _ => PartError::Io,
+    }
+}

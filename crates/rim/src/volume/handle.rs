@@ -1,0 +1,123 @@
+//! What a front end holds of an attached volume: it submits requests and is told when each is done.
+//!
+//! Owns the queue between threads. Never: policy; the machine in `core` decides, on the data thread.
+//! Invariant: every submission is completed exactly once through its sink, also when the volume is closed.
+
+use crate::buffer::{Buffer, Pool};
+pub use cheetah_core::volume::{Op, StatusRun, VolumeError};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::{Notify, watch};
+
+/// One request. `buffer` is the payload of a write, or the room for a read, exactly `len` bytes; none otherwise.
+#[derive(Debug)]
+pub struct Submission {
+    pub op: Op,
+    pub offset: u64,
+    pub len: u32,
+    pub buffer: Option<Buffer>,
+    /// The front end's own name for the request.
+    pub token: u64,
+    pub sink: Arc<dyn Sink>,
+}
+
+/// How a request ended. The buffer comes back, filled when it was a read that succeeded.
+#[derive(Debug)]
+pub struct Completion {
+    pub token: u64,
+    pub result: Result<(), VolumeError>,
+    pub buffer: Option<Buffer>,
+    /// For `Op::Status`; may cover less than was asked.
+    pub status: Vec<StatusRun>,
+}
+
+/// Where completions go. Called on the volume's data thread: it must not block.
+pub trait Sink: Send + Sync + std::fmt::Debug {
+    fn complete(&self, completion: Completion);
+}
+
+/// A future made and run on the data thread, where submitting and completing cost no wake-up of another thread.
+pub type LocalTask = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = ()>>> + Send>;
+
+#[derive(Clone, Debug)]
+pub struct VolumeHandle(pub(super) Arc<Shared>);
+
+pub(super) struct Shared {
+    pub(super) name: String,
+    pub(super) read_only: bool,
+    pub(super) size: AtomicU64,
+    pub(super) size_changes: watch::Sender<u64>,
+    pub(super) pool: Pool,
+    pub(super) inbox: Mutex<Inbox>,
+    pub(super) arrived: Notify,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Volume").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Inbox {
+    pub(super) submissions: VecDeque<Submission>,
+    pub(super) tasks: Vec<LocalTask>,
+    pub(super) orders: Vec<super::Order>,
+    pub(super) closed: bool,
+}
+
+impl VolumeHandle {
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    #[must_use]
+    pub fn read_only(&self) -> bool {
+        self.0.read_only
+    }
+
+    /// Bytes, exact; it grows when the volume does.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.0.size.load(Ordering::Acquire)
+    }
+
+    /// Told of each new size.
+    #[must_use]
+    pub fn size_changes(&self) -> watch::Receiver<u64> {
+        self.0.size_changes.subscribe()
+    }
+
+    #[must_use]
+    pub fn pool(&self) -> &Pool {
+        &self.0.pool
+    }
+
+    /// Hands a request to the data thread; from any thread, never blocks.
+    pub fn submit(&self, submission: Submission) {
+        let mut inbox = self.inbox();
+        if inbox.closed {
+            drop(inbox);
+            let Submission { buffer, token, sink, .. } = submission;
+            let result = Err(VolumeError::DonorLost);
+            return sink.complete(Completion { token, result, buffer, status: Vec::new() });
+        }
+        inbox.submissions.push_back(submission);
+        drop(inbox);
+        self.0.arrived.notify_one();
+    }
+
+    /// Runs a task on the data thread: the connections of an export live there.
+    pub fn spawn_local(&self, task: LocalTask) {
+        self.inbox().tasks.push(task);
+        self.0.arrived.notify_one();
+    }
+
+    pub(super) fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.0.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

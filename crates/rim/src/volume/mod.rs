@@ -1,0 +1,425 @@
+//! The driver of `core::volume`: one thread that owns the machine, the donors' connections and every request on
+//! its way, and carries out what the machine decides.
+//!
+//! Owns: the thread, its clock and timer, which request has which buffer, the inbox that front ends fill.
+//! Never: policy. Invariant: the machine is stepped, and payloads are touched, on this thread only; effects are
+//! carried out before the next step, and everything that a batch of events caused is sent with one call for
+//! each connection.
+//! Called by `cheetah attach` and the tests. Parts: `handle` (what front ends hold), `conn` (one connection),
+//! `open` (making them).
+
+mod conn;
+mod handle;
+mod open;
+
+pub use handle::{Completion, LocalTask, Op, Sink, StatusRun, Submission, VolumeError, VolumeHandle};
+
+use crate::buffer::{Buffer, Pool};
+use cheetah_core::layout::Scatter;
+use cheetah_core::map::{DonorId, LeaseToken, VolumeMap};
+use cheetah_core::units::Time;
+use cheetah_core::volume::{self as machine, Effect, Event, Key, LinkFailure};
+use conn::{Conn, OutPart};
+use handle::{Inbox, Shared};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tokio::sync::{Notify, oneshot, watch};
+
+/// A connection with at least this much on its way is passed over for an emptier one.
+const CONN_BUSY_BYTES: u64 = 256 << 10;
+
+/// How to reach the donors, and as whom.
+#[derive(Clone, Debug)]
+pub struct VolumeOptions {
+    pub map: VolumeMap,
+    pub token: LeaseToken,
+    pub read_only: bool,
+    /// Connections to each donor.
+    pub connections: usize,
+}
+
+/// Orders to the data thread beside requests.
+pub(super) enum Order {
+    Map(VolumeMap),
+    /// Answered when every donor was reached or set aside.
+    Settled(oneshot::Sender<Vec<(DonorId, String)>>),
+    Lost(oneshot::Sender<Vec<(DonorId, String)>>),
+    Close(oneshot::Sender<()>),
+}
+
+impl VolumeHandle {
+    /// Starts the data thread and connects to the donors.
+    ///
+    /// # Errors
+    /// No memory for the buffers, or no thread.
+    pub fn start(options: VolumeOptions) -> std::io::Result<VolumeHandle> {
+        let pool = Pool::new()?;
+        pool.prefault();
+        let shared = Arc::new(Shared {
+            name: options.map.name.clone(),
+            read_only: options.read_only,
+            size: AtomicU64::new(options.map.size),
+            size_changes: watch::Sender::new(options.map.size),
+            pool,
+            inbox: Mutex::new(Inbox::default()),
+            arrived: Notify::new(),
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let for_thread = shared.clone();
+        std::thread::Builder::new().name("volume".into()).spawn(move || {
+            crate::memory::declare_io_flusher();
+            tokio::task::LocalSet::new().block_on(&runtime, run(for_thread, options));
+        })?;
+        Ok(VolumeHandle(shared))
+    }
+
+    /// Hands a newer map to the machine; an older one is ignored.
+    pub fn update_map(&self, map: VolumeMap) {
+        self.order(Order::Map(map));
+    }
+
+    /// Waits until every donor was reached or set aside, and says which were set aside.
+    pub async fn settled(&self) -> Vec<(DonorId, String)> {
+        self.ask(Order::Settled).await
+    }
+
+    /// The donors that cannot be reached now, and why.
+    pub async fn lost(&self) -> Vec<(DonorId, String)> {
+        self.ask(Order::Lost).await
+    }
+
+    /// Ends it: what was submitted is still answered, then the connections are closed and the thread ends.
+    pub async fn close(&self) {
+        self.ask(Order::Close).await;
+    }
+
+    fn order(&self, order: Order) {
+        self.inbox().orders.push(order);
+        self.0.arrived.notify_one();
+    }
+
+    async fn ask<T: Default>(&self, order: fn(oneshot::Sender<T>) -> Order) -> T {
+        let (answer, answered) = oneshot::channel();
+        self.order(order(answer));
+        answered.await.unwrap_or_default()
+    }
+}
+
+/// A request on its way, under its tag.
+struct Slot {
+    token: u64,
+    sink: Arc<dyn Sink>,
+    buffer: Option<Buffer>,
+}
+
+#[derive(Default)]
+struct Link {
+    session: u64,
+    conns: Vec<Rc<Conn>>,
+    opening: Option<tokio::task::AbortHandle>,
+}
+
+struct Driver {
+    machine: machine::Volume,
+    effects: Vec<Effect>,
+    slots: Vec<Option<Slot>>,
+    slots_free: Vec<usize>,
+    backlog: VecDeque<Submission>,
+    links: BTreeMap<DonorId, Link>,
+    to_flush: Vec<Rc<Conn>>,
+    /// Answers that need no donor; taken by `carry_out`, never inside a step.
+    answered_here: Vec<Event>,
+    wake_at: Option<Time>,
+    wake_changed: Rc<Notify>,
+    started: Instant,
+    token: LeaseToken,
+    connections: usize,
+    settling: Vec<oneshot::Sender<Vec<(DonorId, String)>>>,
+    shared: Arc<Shared>,
+    this: std::rc::Weak<RefCell<Driver>>,
+}
+
+async fn run(shared: Arc<Shared>, options: VolumeOptions) {
+    let driver = Rc::new_cyclic(|this| {
+        RefCell::new(Driver {
+            machine: machine::Volume::new(options.map, options.read_only),
+            effects: Vec::with_capacity(256),
+            slots: Vec::with_capacity(cheetah_core::limits::REQUESTS_IN_FLIGHT_MAX),
+            slots_free: Vec::with_capacity(cheetah_core::limits::REQUESTS_IN_FLIGHT_MAX),
+            backlog: VecDeque::with_capacity(cheetah_core::limits::REQUESTS_IN_FLIGHT_MAX),
+            links: BTreeMap::new(),
+            to_flush: Vec::with_capacity(64),
+            answered_here: Vec::new(),
+            wake_at: None,
+            wake_changed: Rc::new(Notify::new()),
+            started: Instant::now(),
+            token: options.token,
+            connections: options.connections.max(1),
+            settling: Vec::new(),
+            shared: shared.clone(),
+            this: this.clone(),
+        })
+    });
+    tokio::task::spawn_local(keep_time(driver.clone()));
+    driver.borrow_mut().event(Event::Start);
+    let closing = take_orders(&driver, &shared).await;
+    // Requests that are still on their way end by their deadline at the latest.
+    while driver.borrow().busy() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    driver.borrow_mut().hang_up();
+    let _ = closing.send(());
+}
+
+/// Serves the inbox until it is told to close.
+async fn take_orders(driver: &Rc<RefCell<Driver>>, shared: &Arc<Shared>) -> oneshot::Sender<()> {
+    let handle = VolumeHandle(shared.clone());
+    let mut submissions = VecDeque::with_capacity(cheetah_core::limits::REQUESTS_IN_FLIGHT_MAX);
+    loop {
+        shared.arrived.notified().await;
+        let (tasks, orders) = {
+            let mut inbox = handle.inbox();
+            std::mem::swap(&mut inbox.submissions, &mut submissions);
+            (std::mem::take(&mut inbox.tasks), std::mem::take(&mut inbox.orders))
+        };
+        for task in tasks {
+            tokio::task::spawn_local(task());
+        }
+        let mut driver = driver.borrow_mut();
+        for submission in submissions.drain(..) {
+            driver.submit(submission);
+        }
+        for order in orders {
+            match order {
+                Order::Map(map) => {
+                    driver.step(Event::Map(map));
+                    driver.announce_size();
+                }
+                Order::Settled(answer) => driver.settling.push(answer),
+                Order::Lost(answer) => drop(answer.send(driver.lost())),
+                Order::Close(closing) => {
+                    handle.inbox().closed = true;
+                    driver.carry_out();
+                    return closing;
+                }
+            }
+        }
+        driver.carry_out();
+    }
+}
+
+async fn keep_time(driver: Rc<RefCell<Driver>>) {
+    let changed = driver.borrow().wake_changed.clone();
+    loop {
+        let (at, started) = (driver.borrow().wake_at, driver.borrow().started);
+        let Some(at) = at else {
+            changed.notified().await;
+            continue;
+        };
+        let until = tokio::time::Instant::from_std(started + Duration::from_nanos(at));
+        tokio::select! {
+            () = tokio::time::sleep_until(until) => {
+                let mut driver = driver.borrow_mut();
+                driver.wake_at = None;
+                driver.event(Event::Wake);
+            }
+            () = changed.notified() => {}
+        }
+    }
+}
+
+impl Driver {
+    fn now(&self) -> Time {
+        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(Time::MAX)
+    }
+
+    fn busy(&self) -> bool {
+        self.slots_free.len() < self.slots.len() || !self.backlog.is_empty()
+    }
+
+    fn lost(&self) -> Vec<(DonorId, String)> {
+        self.machine.lost().map(|(id, why)| (id, why.to_owned())).collect()
+    }
+
+    fn announce_size(&self) {
+        let size = self.machine.map().size;
+        self.shared.size.store(size, Ordering::Release);
+        self.shared.size_changes.send_if_modified(|last| std::mem::replace(last, size) != size);
+    }
+
+    /// One event and all that follows from it.
+    fn event(&mut self, event: Event) {
+        self.step(event);
+        self.carry_out();
+    }
+
+    /// One event; its effects wait for `carry_out`, so that a batch is sent together.
+    fn step(&mut self, event: Event) {
+        let now = self.now();
+        let mut effects = std::mem::take(&mut self.effects);
+        self.machine.step(now, event, &mut effects);
+        for effect in effects.drain(..) {
+            self.carry_out_one(effect);
+        }
+        self.effects = effects;
+    }
+
+    fn submit(&mut self, submission: Submission) {
+        if !self.machine.has_room() || !self.backlog.is_empty() {
+            return self.backlog.push_back(submission);
+        }
+        let Submission { op, offset, len, buffer, token, sink } = submission;
+        let slot = Some(Slot { token, sink, buffer });
+        let tag = match self.slots_free.pop() {
+            Some(tag) => {
+                self.slots[tag] = slot;
+                tag
+            }
+            None => {
+                self.slots.push(slot);
+                self.slots.len() - 1
+            }
+        };
+        self.step(Event::Submit { tag: tag as u64, request: machine::Request { op, offset, len } });
+    }
+
+    /// Sends what the last steps queued, takes in what waited for room, answers who waits for the links.
+    fn carry_out(&mut self) {
+        for event in std::mem::take(&mut self.answered_here) {
+            self.step(event);
+        }
+        while !self.backlog.is_empty() && self.machine.has_room() {
+            let Some(next) = self.backlog.pop_front() else { break };
+            let rest = std::mem::take(&mut self.backlog);
+            self.submit(next);
+            self.backlog = rest;
+        }
+        while let Some(conn) = self.to_flush.pop() {
+            conn.flush(&self.slots);
+        }
+        if !self.settling.is_empty() && self.machine.is_settled() {
+            let lost = self.lost();
+            for waiting in self.settling.drain(..) {
+                let _ = waiting.send(lost.clone());
+            }
+        }
+    }
+
+    fn carry_out_one(&mut self, effect: Effect) {
+        match effect {
+            Effect::Send { donor, part, tag, op, address, scatter } => {
+                self.send(donor, part, tag, op, address, scatter);
+            }
+            Effect::Complete { tag, result, status } => {
+                let index = usize::try_from(tag).expect("tags are slots");
+                let slot = self.slots[index].take().expect("a tag is completed once");
+                self.slots_free.push(index);
+                let Slot { token, sink, buffer } = slot;
+                sink.complete(Completion { token, result, buffer, status });
+            }
+            Effect::WakeAt(at) => {
+                if self.wake_at.is_none_or(|before| at < before) {
+                    self.wake_at = Some(at);
+                    self.wake_changed.notify_one();
+                }
+            }
+            Effect::Open { donor, session } => self.open(donor, session),
+            Effect::Close { donor, session } => {
+                tracing::debug!(%donor, session, "link closed");
+                self.close(donor);
+            }
+        }
+    }
+
+    fn send(&mut self, donor: DonorId, part: Key, tag: u64, op: Op, address: u64, scatter: Scatter) {
+        let link = self.links.get_mut(&donor).expect("sent over links that are up");
+        let idle = link.conns.iter().find(|conn| conn.outstanding() < CONN_BUSY_BYTES);
+        let conn = idle.or_else(|| link.conns.iter().min_by_key(|conn| conn.outstanding()));
+        let conn = conn.expect("a link that is up has connections");
+        if let Some(answer) = conn.unsupported(op) {
+            return self.answered_here.push(Event::Answered { part, answer });
+        }
+        if conn.queue(OutPart::new(part, tag, op, address, scatter)) {
+            self.to_flush.push(conn.clone());
+        }
+    }
+
+    fn open(&mut self, donor: DonorId, session: u64) {
+        let route = self.machine.map().routes[&donor].clone();
+        let export = route
+            .foreign_export
+            .clone()
+            .unwrap_or_else(|| format!("{}@{}.{session}", self.machine.map().name, self.token));
+        let connections = self.connections;
+        let writable = !self.shared.read_only;
+        let this = self.this.clone();
+        let task = tokio::task::spawn_local(async move {
+            let opened = open::open_link(&route, &export, connections, writable).await;
+            if let Some(driver) = this.upgrade() {
+                Driver::link_opened(&driver, donor, session, opened);
+            }
+        });
+        let link = self.links.entry(donor).or_default();
+        link.session = session;
+        link.opening = Some(task.abort_handle());
+    }
+
+    fn link_opened(
+        driver: &Rc<RefCell<Driver>>,
+        donor: DonorId,
+        session: u64,
+        opened: Result<Vec<open::Opened>, String>,
+    ) {
+        let mut this = driver.borrow_mut();
+        let Some(link) = this.links.get_mut(&donor).filter(|link| link.session == session) else { return };
+        link.opening = None;
+        match opened {
+            Ok(opened) => {
+                for connection in opened {
+                    let conn = Rc::new(Conn::new(donor, session, connection));
+                    tokio::task::spawn_local(conn::receive_all(driver.clone(), conn.clone()));
+                    tokio::task::spawn_local(conn::send_all(driver.clone(), conn.clone()));
+                    link.conns.push(conn);
+                }
+                this.event(Event::Opened { donor, session });
+            }
+            Err(why) => {
+                let failure = LinkFailure::NotOpened(why);
+                this.event(Event::Failed { donor, session, failure });
+            }
+        }
+    }
+
+    /// After this no connection of the link touches a payload: each is marked, and looks before it does.
+    fn close(&mut self, donor: DonorId) {
+        let Some(link) = self.links.get_mut(&donor) else { return };
+        if let Some(opening) = link.opening.take() {
+            opening.abort();
+        }
+        for conn in link.conns.drain(..) {
+            conn.close();
+        }
+    }
+
+    /// A connection broke, or its peer broke the protocol.
+    fn broken(&mut self, donor: DonorId, session: u64, why: String) {
+        if self.links.get(&donor).is_some_and(|link| link.session == session && !link.conns.is_empty()) {
+            self.event(Event::Failed { donor, session, failure: LinkFailure::Broken(why) });
+        }
+    }
+
+    /// The polite end: every connection says DISC.
+    fn hang_up(&mut self) {
+        let donors: Vec<DonorId> = self.links.keys().copied().collect();
+        for donor in donors {
+            for conn in &self.links[&donor].conns {
+                conn.disconnect();
+            }
+            self.close(donor);
+        }
+    }
+}

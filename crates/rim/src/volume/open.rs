@@ -1,0 +1,70 @@
+//! Making the connections of a link: connect, handshake, check that the server can do what is needed.
+//! Owns: one attempt. Never: when to try (the machine says), or anything after the handshake.
+
+use crate::accept::{read_some, write_all};
+use crate::net::{self, Endpoint};
+use cheetah_core::map::Route;
+use cheetah_nbd::{Negotiated, TransmissionFlags, client};
+use std::io;
+use std::os::fd::OwnedFd;
+use tokio::io::unix::AsyncFd;
+
+/// A connection ready for requests.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) fd: AsyncFd<OwnedFd>,
+    pub(super) session: Negotiated,
+    /// Bytes that came behind the handshake.
+    pub(super) early: Vec<u8>,
+}
+
+/// Opens `connections` of them, fewer if the server says that it cannot keep several consistent.
+pub(super) async fn open_link(
+    route: &Route,
+    export: &str,
+    connections: usize,
+    writable: bool,
+) -> Result<Vec<Opened>, String> {
+    let endpoint: Endpoint = route.address.parse()?;
+    let first = open_one(&endpoint, export).await?;
+    let flags = first.session.info.flags;
+    if writable && flags.contains(TransmissionFlags::READ_ONLY) {
+        return Err(format!("{endpoint} serves it read-only"));
+    }
+    let mut all = vec![first];
+    if flags.contains(TransmissionFlags::CAN_MULTI_CONN) {
+        while all.len() < connections {
+            all.push(open_one(&endpoint, export).await?);
+        }
+    }
+    Ok(all)
+}
+
+/// One connection, through its handshake.
+///
+/// # Errors
+/// A sentence: the address, and what happened there.
+pub(crate) async fn open_one(endpoint: &Endpoint, export: &str) -> Result<Opened, String> {
+    let at = |e: io::Error| match e.kind() {
+        io::ErrorKind::ConnectionRefused => {
+            format!("{endpoint} refused the connection: nothing listens there")
+        }
+        _ => format!("{endpoint}: {e}"),
+    };
+    let fd = net::register(net::connect(endpoint).await.map_err(at)?).map_err(at)?;
+    let want = client::Want { export: export.to_owned(), structured: true, base_allocation: true };
+    let mut handshake = client::Handshake::new(want);
+    let (mut input, mut output) = (Vec::new(), Vec::new());
+    loop {
+        let used = handshake.input(&input).map_err(|violation| format!("{endpoint}: {violation}"))?;
+        input.drain(..used);
+        handshake.take_output(&mut output);
+        write_all(&fd, &mut output).await.map_err(at)?;
+        match handshake.poll() {
+            client::Step::Ready(session) => return Ok(Opened { fd, session, early: input }),
+            client::Step::Listed(_) => return Err(format!("{endpoint} answered with a list")),
+            client::Step::Failed(error) => return Err(format!("{endpoint}: {error}")),
+            client::Step::NeedInput => read_some(&fd, &mut input).await.map_err(at)?,
+        }
+    }
+}

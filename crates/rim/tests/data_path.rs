@@ -1,0 +1,206 @@
+//! The data path end to end over real sockets: volume driver, connections, donors, arenas. No control plane:
+//! donors serve all to all, as `donate --no-pool` does.
+#![allow(clippy::unwrap_used)]
+
+use cheetah_core::limits::EXTENT_BYTES;
+use cheetah_core::map::{DonorId, Group, LeaseToken, Placement, Redundancy, Route, VolumeId, VolumeMap};
+use cheetah_rim::arena::Arena;
+use cheetah_rim::buffer::Buffer;
+use cheetah_rim::donor::{DonorServer, Gate};
+use cheetah_rim::volume::{Completion, Op, Sink, Submission, VolumeError, VolumeHandle, VolumeOptions};
+use std::sync::{Arc, mpsc};
+
+#[derive(Debug)]
+struct Channel(mpsc::Sender<Completion>);
+
+impl Sink for Channel {
+    fn complete(&self, completion: Completion) {
+        let _ = self.0.send(completion);
+    }
+}
+
+struct Client {
+    volume: VolumeHandle,
+    sink: Arc<Channel>,
+    done: mpsc::Receiver<Completion>,
+}
+
+impl Client {
+    fn start(map: VolumeMap) -> Client {
+        let options = VolumeOptions { map, token: LeaseToken(0), read_only: false, connections: 2 };
+        let (send, done) = mpsc::channel();
+        Client { volume: VolumeHandle::start(options).unwrap(), sink: Arc::new(Channel(send)), done }
+    }
+
+    fn submit(&self, op: Op, offset: u64, len: u32, buffer: Option<Buffer>, token: u64) {
+        self.volume.submit(Submission { op, offset, len, buffer, token, sink: self.sink.clone() });
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), VolumeError> {
+        let mut buffer = self.volume.pool().take_blocking(bytes.len());
+        buffer.copy_from_slice(bytes);
+        self.submit(Op::Write, offset, bytes.len() as u32, Some(buffer), 1);
+        self.done.recv().unwrap().result
+    }
+
+    fn read(&self, offset: u64, len: u32) -> Result<Vec<u8>, VolumeError> {
+        let mut buffer = self.volume.pool().take_blocking(len as usize);
+        buffer.fill(0xee);
+        self.submit(Op::Read, offset, len, Some(buffer), 2);
+        let completion = self.done.recv().unwrap();
+        completion.result.map(|()| completion.buffer.unwrap().to_vec())
+    }
+}
+
+fn donors(count: u64, extents: u32) -> Vec<(Arc<Arena>, DonorServer)> {
+    (0..count)
+        .map(|_| {
+            let arena = Arc::new(Arena::new(extents).unwrap());
+            let endpoint = "127.0.0.1:0".parse().unwrap();
+            let server = DonorServer::start(&endpoint, arena.clone(), Gate::alone(extents)).unwrap();
+            (arena, server)
+        })
+        .collect()
+}
+
+fn map(donors: &[(Arc<Arena>, DonorServer)], redundancy: Redundancy, groups: u32, size: u64) -> VolumeMap {
+    let id = |at: usize| DonorId(at as u64);
+    let route = |at: usize, server: &DonorServer| Route {
+        name: format!("d{at}"),
+        address: server.endpoint().to_string(),
+        foreign_export: Some(String::new()),
+    };
+    let member = |group: u32, column: u32| {
+        if redundancy.data == 1 {
+            let at = group as usize % donors.len();
+            return Placement { donor: id(at), extent: group / donors.len() as u32 };
+        }
+        Placement { donor: id(column as usize), extent: group }
+    };
+    let map = VolumeMap {
+        volume: VolumeId(1),
+        name: "v".into(),
+        epoch: 1,
+        size,
+        redundancy,
+        unit: 65536,
+        groups: (0..groups)
+            .map(|group| Group {
+                members: (0..redundancy.data).map(|column| member(group, column)).collect(),
+            })
+            .collect(),
+        routes: donors.iter().enumerate().map(|(at, (_, server))| (id(at), route(at, server))).collect(),
+    };
+    map.check().unwrap();
+    map
+}
+
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed | 1;
+    (0..len)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 32) as u8
+        })
+        .collect()
+}
+
+#[test]
+fn what_is_written_is_read_over_stripes_and_extents() {
+    for (redundancy, groups) in [(Redundancy { data: 3, parity: 0 }, 2), (Redundancy::LINEAR, 6)] {
+        let donors = donors(3, 2);
+        let size = 6 * EXTENT_BYTES - 1234;
+        let client = Client::start(map(&donors, redundancy, groups, size));
+        for (at, (offset, len)) in [
+            (0, 1),
+            (4095, 4098),
+            (65_000, 300_000),
+            (1 << 20, 1 << 20),
+            (EXTENT_BYTES - 5, 10),
+            (3 * EXTENT_BYTES - 700_000, 1_400_000),
+            (size - 32 * 1024 * 1024, 32 << 20),
+            (size - 1, 1),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let bytes = noise(at as u64 + 7, len);
+            client.write(offset, &bytes).unwrap();
+            assert!(client.read(offset, len as u32).unwrap() == bytes, "{redundancy} {offset}+{len}");
+        }
+        assert_eq!(client.write(size - 1, &[1, 2]), Err(VolumeError::OutOfRange));
+        assert_eq!(client.read(size, 1), Err(VolumeError::OutOfRange));
+    }
+}
+
+#[test]
+fn many_requests_at_once_each_get_their_own_bytes() {
+    let donors = donors(2, 1);
+    let client = Client::start(map(&donors, Redundancy { data: 2, parity: 0 }, 1, 2 * EXTENT_BYTES));
+    let bytes = noise(3, 1 << 20);
+    client.write(0, &bytes).unwrap();
+    let mut seed = 99u64;
+    for _ in 0..50 {
+        let mut asked = Vec::new();
+        for token in 0..200u64 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let len = 512 * (1 + (seed >> 40) as usize % 40);
+            let offset = (seed >> 20) as usize % (bytes.len() - len);
+            let buffer = client.volume.pool().take_blocking(len);
+            client.submit(Op::Read, offset as u64, len as u32, Some(buffer), token);
+            asked.push((offset, len));
+            if asked.len() % 50 == 0 {
+                for _ in 0..50 {
+                    let completion = client.done.recv().unwrap();
+                    let (offset, len) = asked[completion.token as usize];
+                    completion.result.unwrap();
+                    assert!(completion.buffer.unwrap()[..] == bytes[offset..offset + len]);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn zero_trim_and_status_tell_present_from_absent() {
+    let donors = donors(2, 1);
+    let client = Client::start(map(&donors, Redundancy { data: 2, parity: 0 }, 1, 2 * EXTENT_BYTES));
+    client.write(0, &noise(1, 1 << 20)).unwrap();
+    client.submit(Op::Zero { keep: false }, 100_000, 200_000, None, 0);
+    client.done.recv().unwrap().result.unwrap();
+    let read = client.read(0, 1 << 20).unwrap();
+    let mut expected = noise(1, 1 << 20);
+    expected[100_000..300_000].fill(0);
+    assert!(read == expected);
+    client.submit(Op::Status, 0, 2 << 20, None, 0);
+    let completion = client.done.recv().unwrap();
+    completion.result.unwrap();
+    let total: u64 = completion.status.iter().map(|run| u64::from(run.len)).sum();
+    assert_eq!(total, 2 << 20);
+    let holes: u64 = completion.status.iter().filter(|run| run.hole).map(|run| u64::from(run.len)).sum();
+    let whole_blocks = (300_000 / 4096 * 4096) - 102_400;
+    assert_eq!(holes, (1 << 20) + whole_blocks);
+    let used: u64 = donors.iter().map(|(arena, _)| arena.bytes_used()).sum();
+    assert_eq!(used, (1 << 20) - whole_blocks);
+}
+
+#[test]
+fn a_donor_that_cannot_be_reached_fails_its_ranges_and_no_others() {
+    let donors = donors(3, 1);
+    let mut map = map(&donors, Redundancy { data: 3, parity: 0 }, 1, 3 * EXTENT_BYTES);
+    map.routes.get_mut(&DonorId(1)).unwrap().address = "127.0.0.1:1".into();
+    let client = Client::start(map);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let lost = runtime.block_on(client.volume.settled());
+    assert_eq!(lost.len(), 1);
+    assert_eq!(lost[0].0, DonorId(1));
+    assert!(lost[0].1.contains("127.0.0.1:1"), "{}", lost[0].1);
+    assert_eq!(client.read(0, 65536).unwrap(), vec![0; 65536]);
+    assert_eq!(client.read(65536, 1), Err(VolumeError::DonorLost));
+    assert_eq!(client.read(0, 65537), Err(VolumeError::DonorLost));
+    assert_eq!(client.read(131_072, 65536).unwrap(), vec![0; 65536]);
+    runtime.block_on(client.volume.close());
+    assert_eq!(client.read(0, 1), Err(VolumeError::DonorLost));
+}
