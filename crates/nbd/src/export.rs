@@ -1,7 +1,8 @@
 //! What both ends agree on: an export, its state, and the outcome of a handshake.
 //!
-//! Owns: plain data. Never: where it came from. Key invariant: a [`Negotiated`] holds exactly what was said
-//! on the wire, so both ends of one connection hold equal values.
+//! Owns: plain data. Never: where it came from. Key invariant: after GO both ends of a connection hold equal
+//! [`Negotiated`] values; after EXPORT_NAME, which has no words for the rest, equal size, flags and contexts.
+//! Tests: `tests/pair.rs`.
 
 use crate::limits::REQUEST_PAYLOAD_BYTES_MAX;
 use crate::proto::{TransmissionFlags, flags};

@@ -6,7 +6,7 @@
 //! nothing grows beyond a limit of [`limits`].
 //!
 //! Called by the drivers in `rim` and `front`: `server` to export, `client` to use a donor or a source.
-//! Tests: beside the code; `tests/pair.rs` (client against server); `tests/properties.rs`; `fuzz/`.
+//! Tests: `tests/`, one file per subject; `tests/pair.rs` runs client against server; the top-level `fuzz/`.
 #![forbid(unsafe_code)]
 
 pub mod client;

@@ -169,8 +169,7 @@ fn a_refusal_arrives_with_its_reason() {
                 panic!("{:?}", world.client.poll());
             };
             assert_eq!((reply, message.as_str()), (code, words));
-            // The server would take another option.
-            assert_eq!(world.server.poll(), server::Step::NeedInput);
+            assert_eq!(world.server.poll(), server::Step::Close(CloseReason::Abort));
         }
     }
 }

@@ -1,5 +1,5 @@
 //! Why a client's handshake failed, in words for the person who typed the address.
-//! Never: a failure of the network; the driver has those. Tests: in `handshake.rs`.
+//! Never: a failure of the network; the driver has those. Tests: `tests/client_options.rs`.
 
 use crate::proto::{opt, rep};
 use crate::violation::Violation;

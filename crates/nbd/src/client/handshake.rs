@@ -5,7 +5,7 @@
 //! time, no byte behind the handshake is consumed, and no buffer outgrows `limits`.
 //!
 //! Driver's order: receive, `input`, `take_output` and send, `poll`; at the end of the stream `eof`.
-//! Tests: below and `tests/pair.rs`, `tests/properties.rs`.
+//! Tests: `tests/client_options.rs`, `tests/pair.rs`, `tests/properties.rs`, `fuzz/`.
 
 use super::error::Error;
 use super::option::{self, Info};
@@ -41,6 +41,7 @@ pub enum Step {
     Ready(Negotiated),
     /// The answer to [`Handshake::list`]; send the output, then close.
     Listed(Vec<ListEntry>),
+    /// Send the output, if there is any, then close.
     Failed(Error),
 }
 
@@ -168,7 +169,7 @@ impl Handshake {
     pub fn check_invariants(&self) {
         assert!(self.buffer.len() <= OPTION_REPLY_BYTES_MAX as usize);
         assert!(self.list.len() <= LIST_ENTRIES_MAX && self.list_bytes <= LIST_BYTES_MAX);
-        // At most four options are asked in one handshake, and an export name is in three of them.
+        // At most five options are asked in one handshake, and an export name is in three of them.
         assert!(self.output.len() <= 4 * (EXPORT_NAME_BYTES_MAX + 64));
         assert!(self.base_allocation.is_none() || self.structured_replies);
     }
@@ -290,6 +291,7 @@ impl Handshake {
             }
             (opt::GO | opt::LIST, _) if reply & rep::ERR != 0 => {
                 let message = option::message(data);
+                self.ask(opt::ABORT, &[]);
                 self.state = State::Failed(Error::Refused { option: asked, reply, message });
             }
             _ => return Err(malformed),

@@ -1,5 +1,5 @@
 //! The using end: the handshake, then reply heads in. Requests are [`crate::RequestHeader`]s, the same both ways.
-//! Never: matches replies to requests; the driver does, by cookie. Tests: in each file, and `tests/pair.rs`.
+//! Never: matches replies to requests; the driver does, by cookie. Tests: `tests/`, one file per subject.
 
 mod error;
 mod handshake;

@@ -2,7 +2,7 @@
 //!
 //! Owns: layouts, and whether what a server says of an export is possible. Never: the order of the
 //! handshake. Key invariant: an export that gets out has a size below 2^63 and usable block sizes.
-//! Tests: in `handshake.rs` and `tests/pair.rs`.
+//! Tests: `tests/client_options.rs`, `tests/pair.rs`.
 
 use crate::export::{ExportInfo, ListEntry};
 use crate::limits::{

@@ -2,7 +2,8 @@
 //!
 //! Owns: everything of a reply but the data of a READ. Never: which request a cookie belongs to, nor whether
 //! a chunk lies inside it; the driver knows. Key invariant: [`Reply::need`] is at most
-//! [`crate::limits::REPLY_HEAD_BYTES_MAX`]. Tests: below, `tests/properties.rs`, `fuzz/`.
+//! [`crate::limits::REPLY_HEAD_BYTES_MAX`]. Tests: `tests/replies.rs`,
+//! `tests/properties.rs`, `fuzz/`.
 
 use crate::export::{Descriptor, StateFlags};
 use crate::limits::{

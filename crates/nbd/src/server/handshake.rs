@@ -5,13 +5,14 @@
 //! behind the option that ends the handshake is consumed, and no buffer outgrows `limits`.
 //!
 //! Driver's order: `take_output` and send, `poll`; on NeedInput receive and `input`, on Lookup or List find
-//! out and answer; repeat. Tests: below and `tests/pair.rs`, `tests/properties.rs`.
+//! out and answer; repeat. Tests: `tests/server_options.rs`, `tests/pair.rs`, `tests/properties.rs`, `fuzz/`.
 
 use super::option::{self, InfoQuery, MetaQuery};
+use super::step::{CloseReason, ExportError, Purpose, Step};
 use crate::export::{ExportInfo, ListEntry, Negotiated};
 use crate::limits::{
-    EXPORT_NAME_BYTES_MAX, HANDSHAKE_OUTPUT_BYTES_MAX, LIST_OUTPUT_BYTES_MAX, OPTION_BYTES_MAX,
-    OPTION_SKIP_BYTES_MAX, OPTIONS_MAX, STRING_BYTES_MAX,
+    EXPORT_BYTES_MAX, EXPORT_NAME_BYTES_MAX, HANDSHAKE_OUTPUT_BYTES_MAX, LIST_OUTPUT_BYTES_MAX,
+    OPTION_BYTES_MAX, OPTION_SKIP_BYTES_MAX, OPTIONS_MAX, STRING_BYTES_MAX,
 };
 use crate::proto::{
     EXPORT_NAME_ZEROES_BYTES, IHAVEOPT, NBDMAGIC, TransmissionFlags, handshake_flags as hs, opt, rep,
@@ -22,52 +23,6 @@ use crate::wire::{Fields, fill, len32, prefix};
 /// The id of `base:allocation`, the one metadata context.
 const BASE_ALLOCATION_ID: u32 = 1;
 const OPTION_HEADER_BYTES: usize = 16;
-
-/// Why the driver is asked for an export.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Purpose {
-    /// To describe it.
-    Info,
-    /// To use it: success ends the handshake.
-    Go,
-    /// To list or set its metadata contexts.
-    MetaContext,
-}
-
-/// What the driver does next.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Step {
-    NeedInput,
-    /// Find the export and call [`Handshake::answer_lookup`].
-    Lookup {
-        export: String,
-        purpose: Purpose,
-    },
-    /// Call [`Handshake::answer_list`].
-    List,
-    /// Send the output; every byte not consumed belongs to the transmission phase.
-    Ready(Negotiated),
-    /// Send the output and close.
-    Close(CloseReason),
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum CloseReason {
-    /// The client ended the handshake, as it may.
-    Abort,
-    /// EXPORT_NAME asked for an export it does not get; the protocol has no other answer.
-    Refused,
-    Violation(Violation),
-}
-
-/// Why an export is not given.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum ExportError {
-    Unknown,
-    Shutdown,
-    /// Not for this client, with a sentence it is shown.
-    Policy(String),
-}
 
 #[derive(Debug)]
 pub struct Handshake {
@@ -406,6 +361,8 @@ impl Handshake {
 
     /// The export as the client is told of it.
     fn as_sent(&self, mut info: ExportInfo) -> ExportInfo {
+        debug_assert!(info.size <= EXPORT_BYTES_MAX && info.block_min.is_power_of_two());
+        debug_assert!(info.block_min <= info.block_preferred && info.block_min <= info.block_max);
         info.flags |= TransmissionFlags::HAS_FLAGS;
         info.flags = info.flags.without(TransmissionFlags::SEND_DF);
         if self.structured_replies {

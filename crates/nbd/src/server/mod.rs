@@ -1,9 +1,11 @@
 //! The serving end: the handshake, then request headers in and reply headers out.
-//! Never: looks an export up or touches a payload; the driver does. Tests: in each file, and `tests/pair.rs`.
+//! Never: looks an export up or touches a payload; the driver does. Tests: `tests/`, one file per subject.
 
 mod handshake;
 mod option;
 pub mod reply;
 pub mod request;
+mod step;
 
-pub use handshake::{CloseReason, ExportError, Handshake, Purpose, Step};
+pub use handshake::Handshake;
+pub use step::{CloseReason, ExportError, Purpose, Step};

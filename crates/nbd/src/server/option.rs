@@ -1,7 +1,8 @@
 //! The data of options as a server reads it, and the option replies it writes.
 //!
 //! Owns: two layouts, an export with info requests and an export with metadata queries. Never: state of the
-//! handshake. Key invariant: a parsed option is checked to its last byte, so nothing trails. Tests: below.
+//! handshake. Key invariant: a parsed option is checked to its last byte, so nothing trails.
+//! Tests: `tests/server_options.rs`.
 
 use crate::export::{ExportInfo, ListEntry};
 use crate::limits::{

@@ -2,7 +2,7 @@
 //!
 //! Owns: the layout of simple replies and structured chunks. Never: the data of a READ, which the driver
 //! sends right behind [`simple`] or [`offset_data`]. Key invariant: what allocates nothing returns an array.
-//! Tests: `client/reply.rs` decodes what this encodes.
+//! Tests: `tests/replies.rs`; `tests/properties.rs` decodes what this encodes.
 
 use crate::export::Descriptor;
 use crate::limits::{BLOCK_STATUS_DESCRIPTORS_MAX, MESSAGE_BYTES_MAX};

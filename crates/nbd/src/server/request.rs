@@ -2,7 +2,8 @@
 //!
 //! Owns: the 28 bytes, and every rule that needs only the header and what was negotiated. Never: the payload
 //! of a WRITE. Key invariant: a request that passes [`RequestHeader::check`] lies inside the export and its
-//! payload inside the limit. Clients encode the same header. Tests: below, `tests/properties.rs`.
+//! payload inside the limit. Clients encode the same header. Tests: `tests/requests.rs`,
+//! `tests/properties.rs`, `fuzz/`.
 
 use crate::export::Negotiated;
 use crate::limits::REQUEST_PAYLOAD_BYTES_MAX;

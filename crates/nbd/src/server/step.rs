@@ -1,0 +1,51 @@
+//! What the handshake asks of its driver, and what the driver may answer.
+//! Never: state; see `handshake.rs` for the order of calls. Tests: `tests/server_options.rs`.
+
+use crate::export::Negotiated;
+use crate::violation::Violation;
+
+/// Why the driver is asked for an export.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Purpose {
+    /// To describe it.
+    Info,
+    /// To use it: success ends the handshake.
+    Go,
+    /// To list or set its metadata contexts.
+    MetaContext,
+}
+
+/// What the driver does next.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Step {
+    NeedInput,
+    /// Find the export and call [`super::Handshake::answer_lookup`].
+    Lookup {
+        export: String,
+        purpose: Purpose,
+    },
+    /// Call [`super::Handshake::answer_list`].
+    List,
+    /// Send the output; every byte not consumed belongs to the transmission phase.
+    Ready(Negotiated),
+    /// Send the output and close.
+    Close(CloseReason),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CloseReason {
+    /// The client ended the handshake, as it may.
+    Abort,
+    /// EXPORT_NAME asked for an export it does not get; the protocol has no other answer.
+    Refused,
+    Violation(Violation),
+}
+
+/// Why an export is not given.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ExportError {
+    Unknown,
+    Shutdown,
+    /// Not for this client, with a sentence it is shown.
+    Policy(String),
+}
