@@ -1,0 +1,73 @@
+# Cheetah: every target can be run twice; `make` alone says what there is.
+# Build results go to the user's cache, not into the checkout (CARGO_TARGET_DIR says where).
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-print-directory
+
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/cheetah
+export CARGO_TARGET_DIR ?= $(CACHE)/target
+export CHEETAH_BIN ?= $(CARGO_TARGET_DIR)/release/cheetah
+
+cargo := scripts/cargo
+SEEDS ?= 1000
+SECONDS_EACH ?= 60
+# A lint or formatting tool that is missing is an error in CI and a remark elsewhere.
+without = if [ "$${CI:-}" = true ]; then echo "$(1) is missing"; exit 1; else echo "($(1) is missing: skipped outside CI)"; fi
+
+.PHONY: help setup build demo test format lint unit sim e2e fuzz bench-donor bench-lan clean
+
+help: ## say what there is (the default)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+
+setup: ## install what is missing: packages by apt, a Rust toolchain
+	@scripts/setup
+
+build: setup ## build the program (release)
+	@echo "== building the program"
+	@$(cargo) build --release --locked -p cheetah
+	@echo "built $(CHEETAH_BIN)"
+
+demo: build ## four donors, a real image examined, a file system made and checked
+	@scripts/demo
+
+test: setup format lint unit sim e2e ## everything that CI runs
+	@echo "== all tests passed"
+
+format:
+	@echo "== formatting"
+	@if $(cargo) fmt --version >/dev/null 2>&1; then $(cargo) fmt --all --check; else $(call without,rustfmt); fi
+
+lint:
+	@echo "== lints"
+	@if $(cargo) clippy --version >/dev/null 2>&1; \
+	then $(cargo) clippy --locked --workspace --all-targets --quiet -- -D warnings; else $(call without,clippy); fi
+
+unit: setup ## tests of every crate but the end-to-end ones
+	@echo "== unit tests"
+	@$(cargo) test --locked --workspace --exclude cheetah-lab --quiet
+
+sim: setup ## the simulated world, SEEDS=1000 of them
+	@echo "== simulator, $(SEEDS) seeds"
+	@$(cargo) run --locked --release --quiet -p cheetah-sim -- --seeds $(SEEDS)
+
+e2e: build ## real processes with real clients (root, for namespaces and loop devices)
+	@echo "== end-to-end tests"
+	@$(cargo) test --locked -p cheetah-lab -- --test-threads=2
+
+fuzz: setup ## every fuzz target for SECONDS_EACH=60 (needs cargo-fuzz and a nightly compiler)
+	@$(cargo) fuzz --version >/dev/null 2>&1 || { echo "needs cargo-fuzz: cargo install cargo-fuzz"; exit 1; }
+	@for target in $$($(cargo) fuzz list); do echo "== fuzzing $$target"; \
+	  $(cargo) fuzz run "$$target" -- -max_total_time=$(SECONDS_EACH); done
+
+bench-donor: build ## one donor beside nbdkit's memory plugin: table, and donor.json
+	@echo "== donor benchmark"
+	@$(cargo) run --locked --release --quiet -p cheetah-lab --bin bench_donor
+
+bench-lan: build ## five hosts at 1 Gbit/s: a 4-donor stripe beside iperf3 (root)
+	@echo "== LAN benchmark"
+	@$(cargo) run --locked --release --quiet -p cheetah-lab --bin bench_lan
+
+clean: ## remove what was built
+	@echo "removing $(CARGO_TARGET_DIR)"
+	@rm -rf -- "$(CARGO_TARGET_DIR)"
