@@ -49,6 +49,18 @@ pub const GOODBYE_NS: u64 = 2 * SECOND_NS;
 pub const POOL_LEASES_MAX: usize = 65_536;
 /// Free text that callers hand in to be shown to others: a host, a holder, a place, a reason.
 pub const TEXT_BYTES_MAX: usize = 4_096;
+/// Connections a coordinator's listener holds at once; the next one waits to be accepted.
+pub const CONTROL_CONNECTIONS_MAX: usize = 20_000;
+/// The body of a control request.
+pub const CONTROL_REQUEST_BYTES_MAX: usize = 1 << 20;
+/// The body of a control answer: the map of the largest volume.
+pub const CONTROL_ANSWER_BYTES_MAX: usize = 512 << 20;
+/// What a control call may take beyond the time the coordinator holds it back.
+pub const CONTROL_DEADLINE_NS: u64 = 5 * SECOND_NS;
+/// How long a search for a coordinator by mDNS takes.
+pub const DISCOVERY_NS: u64 = 2 * SECOND_NS;
+/// Where a coordinator listens, and is looked for, unless told otherwise.
+pub const COORDINATOR_PORT: u16 = 10_808;
 
 pub const SECOND_NS: u64 = 1_000_000_000;
 pub const MILLISECOND_NS: u64 = 1_000_000;

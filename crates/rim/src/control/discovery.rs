@@ -1,0 +1,171 @@
+//! How a coordinator is found: by name, on this machine, or by mDNS (`_cheetah._tcp`).
+//!
+//! Owns the order in which that is tried, and the announcement. Never: a failure to start because multicast is
+//! not to be had. Tests: below, and `tests/control.rs`.
+
+use super::client::{BadUrl, CallError, Client};
+use cheetah_core::api::Call;
+use cheetah_core::limits::{COORDINATOR_PORT, DISCOVERY_NS};
+use cheetah_core::map::PoolId;
+use mdns_sd::{ResolvedService, ServiceDaemon, ServiceEvent, ServiceInfo};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+const SERVICE: &str = "_cheetah._tcp.local.";
+/// Once one coordinator was found, how much longer others are listened for.
+const OTHERS_TIME: Duration = Duration::from_millis(300);
+
+/// An announcement; it ends when this is dropped.
+pub(super) struct Announcement {
+    daemon: ServiceDaemon,
+    name: String,
+}
+
+impl fmt::Debug for Announcement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Announcement").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Announcement {
+    fn drop(&mut self) {
+        // Says goodbye to those who cached it, if it can.
+        let _ = self.daemon.unregister(&self.name);
+        let _ = self.daemon.shutdown();
+    }
+}
+
+/// Announces a coordinator to the local network; `None` where that is not possible.
+pub(super) fn announce(pool: PoolId, address: SocketAddr) -> Option<Announcement> {
+    let announcing = || -> mdns_sd::Result<Announcement> {
+        let daemon = ServiceDaemon::new()?;
+        let id = pool.to_string();
+        let host = format!("cheetah-{id}.local.");
+        let properties = [("pool", id.as_str())];
+        let ip = address.ip();
+        let service = if ip.is_unspecified() {
+            ServiceInfo::new(SERVICE, &id, &host, "", address.port(), &properties[..])?.enable_addr_auto()
+        } else {
+            ServiceInfo::new(SERVICE, &id, &host, ip, address.port(), &properties[..])?
+        };
+        let name = service.get_fullname().to_owned();
+        daemon.register(service)?;
+        Ok(Announcement { daemon, name })
+    };
+    announcing().inspect_err(|error| tracing::debug!("no announcement by mDNS: {error}")).ok()
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolFound {
+    pub url: String,
+    /// As announced; `None` when it did not say.
+    pub pool: Option<PoolId>,
+}
+
+/// Coordinators that announce themselves on the local network.
+pub async fn discover(limit: Duration) -> Vec<PoolFound> {
+    let searching = tokio::task::spawn_blocking(move || search(limit));
+    let found = searching.await.unwrap_or_else(|error| Err(mdns_sd::Error::Msg(error.to_string())));
+    found.inspect_err(|error| tracing::debug!("no search by mDNS: {error}")).unwrap_or_default()
+}
+
+fn search(limit: Duration) -> mdns_sd::Result<Vec<PoolFound>> {
+    let daemon = ServiceDaemon::new()?;
+    let events = daemon.browse(SERVICE)?;
+    let mut until = Instant::now() + limit;
+    let mut found = BTreeMap::new();
+    while let Ok(event) = events.recv_timeout(until.saturating_duration_since(Instant::now())) {
+        if let ServiceEvent::ServiceResolved(service) = event
+            && let Some(url) = url_of(&service)
+        {
+            let pool = service.txt_properties.get_property_val_str("pool").and_then(|pool| pool.parse().ok());
+            found.insert(service.fullname, PoolFound { url, pool });
+            until = until.min(Instant::now() + OTHERS_TIME);
+        }
+    }
+    // The daemon's thread ends by itself; nobody waits for it.
+    let _ = daemon.shutdown();
+    Ok(found.into_values().collect())
+}
+
+/// IPv4 first: a link-local IPv6 address needs a scope that a URL does not carry well.
+fn url_of(service: &ResolvedService) -> Option<String> {
+    let scoped = |ip: &IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    let mut ips: Vec<IpAddr> = service.addresses.iter().map(mdns_sd::ScopedIp::to_ip_addr).collect();
+    ips.retain(|ip| !scoped(ip));
+    ips.sort_by_key(|ip| (ip.is_ipv6(), *ip));
+    ips.first().map(|ip| format!("http://{}", SocketAddr::new(*ip, service.port)))
+}
+
+/// No coordinator was found; says all that was tried.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoPool {
+    BadUrl(BadUrl),
+    /// The one that was named.
+    Named(CallError),
+    Several(Vec<String>),
+    None {
+        local: String,
+    },
+}
+
+impl From<BadUrl> for NoPool {
+    fn from(error: BadUrl) -> Self {
+        NoPool::BadUrl(error)
+    }
+}
+
+impl fmt::Display for NoPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NoPool::BadUrl(error) => error.fmt(f),
+            NoPool::Named(error) => error.fmt(f),
+            NoPool::Several(urls) => {
+                write!(
+                    f,
+                    "there are several pools on this network: name one with --pool, of {}",
+                    urls.join(", ")
+                )
+            }
+            NoPool::None { local } => write!(
+                f,
+                "no pool found: --pool and CHEETAH_POOL are not set, {local}, and nothing announced itself by mDNS \
+                 (_cheetah._tcp) in {} s. Start one with `cheetah coordinate`, or name it with --pool \
+                 http://HOST:{COORDINATOR_PORT}",
+                DISCOVERY_NS / 1_000_000_000
+            ),
+        }
+    }
+}
+
+impl std::error::Error for NoPool {}
+
+/// The coordinator that `--pool` names, else `CHEETAH_POOL`, else the one on this machine, else the only one
+/// that announces itself. One that is named is not required to answer now; one that is found has answered.
+///
+/// # Errors
+/// When there is none, or several.
+pub async fn find_pool(named: Option<&str>) -> Result<Client, NoPool> {
+    let environment = std::env::var("CHEETAH_POOL").ok().filter(|url| !url.trim().is_empty());
+    if let Some(url) = named.map(str::to_owned).or(environment) {
+        return Ok(Client::new(&url)?);
+    }
+    let here = Client::new(&format!("http://127.0.0.1:{COORDINATOR_PORT}"))?;
+    let local = match here.call(Call::Pool).await {
+        Ok(_) => return Ok(here),
+        // It is there, and has something to say: another version.
+        Err(error @ CallError::Refused(_)) => return Err(NoPool::Named(error)),
+        Err(CallError::Unreachable { url, why }) => format!("nothing answers at {url} ({why})"),
+        Err(CallError::NotCheetah { url, why }) => {
+            format!("what listens at {url} is not a coordinator ({why})")
+        }
+    };
+    let mut found = discover(Duration::from_nanos(DISCOVERY_NS)).await;
+    match found.len() {
+        0 => Err(NoPool::None { local }),
+        1 => Ok(Client::new(&found.remove(0).url)?),
+        _ => Err(NoPool::Several(found.into_iter().map(|pool| pool.url).collect())),
+    }
+}

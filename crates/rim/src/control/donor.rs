@@ -1,0 +1,384 @@
+//! The loop that keeps a donor in its pool, and through which its data server opens and closes connections.
+//!
+//! Owns core's donor machine and carries out its effects: joins and syncs, snapshots of access, admissions,
+//! wiping. Never: sockets of the data path or memory; those belong to the data server, which gets a
+//! `DonorHandle`. Key invariant: a `Closed` is said only when an `Admission` is dropped, so the server keeps
+//! it until the last request of its connection is done. Also runs beside another's NBD server that lends its
+//! memory (`foreign_export`), with no data server at all. Tests: `tests/control_donor.rs`.
+
+use super::client::{CallError, Client};
+use super::{Clock, random};
+use cheetah_core::api::{API_VERSION, Answer, Call, Join, RefusalCode, Sync};
+use cheetah_core::donor::{Access, ConnId, Donor, Effect, Event, Exit, Grant, OpenError};
+use cheetah_core::map::{DonorId, PoolId};
+use cheetah_core::units::Time;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::sync::Arc;
+use tokio::sync::{mpsc, oneshot, watch};
+
+#[derive(Clone, Debug)]
+pub struct DonorOptions {
+    pub name: String,
+    /// The machine, for messages.
+    pub host: String,
+    /// Where clients connect. An unspecified address (`0.0.0.0`) is replaced by the one that this machine has
+    /// towards the coordinator.
+    pub listen: SocketAddr,
+    pub extents: u32,
+    /// The export of another's NBD server at `listen`.
+    pub foreign_export: Option<String>,
+}
+
+/// What the loop needs of the memory.
+#[derive(Clone)]
+pub struct DonorHooks {
+    /// Makes these extents absent. May take long; runs on a thread of its own.
+    pub wipe: Arc<dyn Fn(&[u32]) + Send + std::marker::Sync>,
+    /// Bytes that present blocks take.
+    pub bytes_used: Arc<dyn Fn() -> u64 + Send + std::marker::Sync>,
+}
+
+impl DonorHooks {
+    /// For a foreign donor: its memory is not ours to wipe or to count.
+    #[must_use]
+    pub fn none() -> Self {
+        DonorHooks { wipe: Arc::new(|_| {}), bytes_used: Arc::new(|| 0) }
+    }
+}
+
+impl fmt::Debug for DonorHooks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DonorHooks").finish_non_exhaustive()
+    }
+}
+
+enum Ask {
+    Open { export: String, reply: oneshot::Sender<Result<Admission, OpenError>> },
+    Closed(ConnId),
+    Terminate,
+}
+
+/// The data server's side of a donor. Cheap to clone; works from any runtime or thread.
+#[derive(Clone, Debug)]
+pub struct DonorHandle {
+    asks: mpsc::UnboundedSender<Ask>,
+    access: watch::Receiver<Arc<Access>>,
+    joined: watch::Receiver<Option<PoolId>>,
+}
+
+/// The right to serve one connection, until `dropped` says otherwise. Dropping it says that the connection is
+/// closed and that no request of it touches memory any more.
+#[derive(Debug)]
+pub struct Admission {
+    pub conn: ConnId,
+    pub grant: Grant,
+    dropped: watch::Receiver<bool>,
+    asks: mpsc::UnboundedSender<Ask>,
+}
+
+impl Admission {
+    /// Ends when the connection has to be closed at once.
+    pub async fn dropped(&mut self) {
+        // A loop that has ended has nobody left to serve.
+        let _ = self.dropped.wait_for(|dropped| *dropped).await;
+    }
+
+    /// Whether it has to be closed: a cheap look, for the loop that serves it.
+    #[must_use]
+    pub fn is_dropped(&self) -> bool {
+        *self.dropped.borrow() || self.dropped.has_changed().is_err()
+    }
+
+    /// A receiver of its own for whoever waits while another holds the admission; true means close.
+    #[must_use]
+    pub fn watch(&self) -> watch::Receiver<bool> {
+        self.dropped.clone()
+    }
+}
+
+impl Drop for Admission {
+    fn drop(&mut self) {
+        // A loop that has ended needs no telling.
+        let _ = self.asks.send(Ask::Closed(self.conn));
+    }
+}
+
+impl DonorHandle {
+    /// Asks to serve a connection that named this export. May wait for older connections to close.
+    ///
+    /// # Errors
+    /// Why it is not to be served.
+    pub async fn open(&self, export: &str) -> Result<Admission, OpenError> {
+        let (reply, answer) = oneshot::channel();
+        let asked = self.asks.send(Ask::Open { export: export.to_owned(), reply });
+        asked.map_err(|_| OpenError::Leaving)?;
+        answer.await.unwrap_or(Err(OpenError::Leaving))
+    }
+
+    /// What requests are checked against: keep a receiver per thread, and borrow it anew for each batch.
+    #[must_use]
+    pub fn access(&self) -> watch::Receiver<Arc<Access>> {
+        self.access.clone()
+    }
+
+    /// Ends once the donor is in a pool; `None` when its loop ended before.
+    pub async fn joined(&mut self) -> Option<PoolId> {
+        self.joined.wait_for(Option::is_some).await.ok().and_then(|pool| *pool)
+    }
+
+    /// Says goodbye, drops everyone, wipes everything; then `DonorControl::run` ends.
+    pub fn terminate(&self) {
+        // A loop that has ended is what was wanted.
+        let _ = self.asks.send(Ask::Terminate);
+    }
+}
+
+type Question = Pin<Box<dyn Future<Output = Event> + Send>>;
+
+struct Connection {
+    /// Until it is admitted or refused.
+    reply: Option<oneshot::Sender<Result<Admission, OpenError>>>,
+    dropped: watch::Sender<bool>,
+}
+
+pub struct DonorControl {
+    options: DonorOptions,
+    pool: Client,
+    hooks: DonorHooks,
+    clock: Clock,
+    machine: Donor,
+    asks: mpsc::UnboundedReceiver<Ask>,
+    asks_sender: mpsc::UnboundedSender<Ask>,
+    wiped: (mpsc::UnboundedSender<Vec<u32>>, mpsc::UnboundedReceiver<Vec<u32>>),
+    access: watch::Sender<Arc<Access>>,
+    joined: watch::Sender<Option<PoolId>>,
+    connections: BTreeMap<ConnId, Connection>,
+    conns: u64,
+    question: Option<Question>,
+    wake: Option<Time>,
+    exit: Option<Exit>,
+    /// So that an outage is told once.
+    reachable: bool,
+}
+
+impl fmt::Debug for DonorControl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DonorControl").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl DonorControl {
+    /// A donor with a fresh identity. Nothing is asked before `run`.
+    ///
+    /// # Errors
+    /// When the kernel gives no random numbers.
+    pub fn new(
+        options: DonorOptions,
+        pool: Client,
+        hooks: DonorHooks,
+    ) -> std::io::Result<(Self, DonorHandle)> {
+        let machine = Donor::new(DonorId(random()?), options.extents);
+        let (asks_sender, asks) = mpsc::unbounded_channel();
+        let (access, access_receiver) = watch::channel(Arc::new(Access::default()));
+        let (joined, joined_receiver) = watch::channel(None);
+        let handle =
+            DonorHandle { asks: asks_sender.clone(), access: access_receiver, joined: joined_receiver };
+        let control = DonorControl {
+            options,
+            pool,
+            hooks,
+            clock: Clock::start(),
+            machine,
+            asks,
+            asks_sender,
+            wiped: mpsc::unbounded_channel(),
+            access,
+            joined,
+            connections: BTreeMap::new(),
+            conns: 0,
+            question: None,
+            wake: None,
+            exit: None,
+            reachable: true,
+        };
+        Ok((control, handle))
+    }
+
+    /// Runs until the donor ends: told to, dismissed, or refused by the pool.
+    pub async fn run(mut self) -> Exit {
+        self.step(Event::Started);
+        loop {
+            if let Some(exit) = self.exit.take() {
+                return exit;
+            }
+            let wake = self.wake.map(|at| self.clock.at(at));
+            let sleep = async {
+                match wake {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let question = async {
+                match &mut self.question {
+                    Some(question) => question.await,
+                    None => std::future::pending().await,
+                }
+            };
+            let event = tokio::select! {
+                event = question => {
+                    self.question = None;
+                    self.note_reachable(&event);
+                    event
+                }
+                Some(ask) = self.asks.recv() => self.event_of(ask),
+                Some(extents) = self.wiped.1.recv() => Event::Wiped { extents },
+                () = sleep => Event::Wake,
+            };
+            self.step(event);
+        }
+    }
+
+    fn event_of(&mut self, ask: Ask) -> Event {
+        match ask {
+            Ask::Open { export, reply } => {
+                self.conns += 1;
+                let conn = ConnId(self.conns);
+                let (dropped, _) = watch::channel(false);
+                self.connections.insert(conn, Connection { reply: Some(reply), dropped });
+                Event::Opened { conn, export }
+            }
+            Ask::Closed(conn) => {
+                self.connections.remove(&conn);
+                Event::Closed { conn }
+            }
+            Ask::Terminate => Event::Terminate,
+        }
+    }
+
+    fn note_reachable(&mut self, event: &Event) {
+        let reachable = !matches!(event, Event::Unreachable);
+        if reachable && !self.reachable {
+            tracing::info!("donor '{}': the coordinator at {} is back", self.options.name, self.pool.url());
+        }
+        self.reachable = reachable;
+    }
+
+    fn step(&mut self, event: Event) {
+        if let Event::Joined { pool } = event {
+            self.joined.send_replace(Some(pool));
+        }
+        let mut effects = Vec::new();
+        self.machine.step(self.clock.now(), event, &mut effects);
+        // Each step names its next wake-up; none means that nothing is waited for.
+        self.wake = None;
+        for effect in effects {
+            self.carry_out(effect);
+        }
+    }
+
+    fn carry_out(&mut self, effect: Effect) {
+        match effect {
+            Effect::Join { donor, pool } => {
+                let join = join(self.options.clone(), self.pool.clone(), donor, pool);
+                self.question = Some(Box::pin(join));
+            }
+            Effect::Sync { donor, revision, connections, goodbye } => {
+                let bytes_used = (self.hooks.bytes_used)();
+                let sync = Sync { revision, bytes_used, connections, goodbye };
+                let quiet = !self.reachable;
+                self.question = Some(Box::pin(sync_with(self.pool.clone(), donor, sync, quiet)));
+            }
+            Effect::Publish(access) => {
+                self.access.send_replace(access);
+            }
+            Effect::Admit { conn, grant } => self.admit(conn, grant),
+            Effect::Refuse { conn, reason } => {
+                let reply = self.connections.remove(&conn).and_then(|connection| connection.reply);
+                if let Some(reply) = reply {
+                    // Whoever asked may be gone.
+                    let _ = reply.send(Err(reason));
+                }
+            }
+            Effect::Drop { conn } => {
+                if let Some(connection) = self.connections.get(&conn) {
+                    connection.dropped.send_replace(true);
+                }
+            }
+            Effect::Wipe { extents } => {
+                let (wipe, wiped) = (Arc::clone(&self.hooks.wipe), self.wiped.0.clone());
+                tokio::task::spawn_blocking(move || {
+                    wipe(&extents);
+                    // The loop waits for this unless it has ended.
+                    let _ = wiped.send(extents);
+                });
+            }
+            Effect::WakeAt(at) => self.wake = Some(self.wake.map_or(at, |wake| wake.min(at))),
+            Effect::Exit(exit) => self.exit = Some(exit),
+        }
+    }
+
+    fn admit(&mut self, conn: ConnId, grant: Grant) {
+        let Some(connection) = self.connections.get_mut(&conn) else { return };
+        let Some(reply) = connection.reply.take() else { return };
+        let dropped = connection.dropped.subscribe();
+        // Whoever asked may be gone: the admission is dropped then, and so is the connection closed.
+        let _ = reply.send(Ok(Admission { conn, grant, dropped, asks: self.asks_sender.clone() }));
+    }
+}
+
+async fn join(options: DonorOptions, client: Client, donor: DonorId, pool: Option<PoolId>) -> Event {
+    let ip = match options.listen.ip() {
+        ip if !ip.is_unspecified() => ip,
+        _ => match client.local_ip().await {
+            Ok(ip) => reachable_ip(ip),
+            Err(error) => return unreachable(&options.name, &error),
+        },
+    };
+    let address = SocketAddr::new(ip, options.listen.port()).to_string();
+    let DonorOptions { name, host, extents, foreign_export, .. } = options;
+    let version = API_VERSION;
+    let join = Join { version, donor, pool, name: name.clone(), host, address, extents, foreign_export };
+    match client.call(Call::Join(join)).await {
+        Ok(Answer::Joined(joined)) => Event::Joined { pool: joined.pool },
+        Ok(_) => Event::Unreachable,
+        Err(CallError::Refused(refusal)) => Event::JoinRefused { refusal },
+        Err(error) => unreachable(&name, &error),
+    }
+}
+
+async fn sync_with(client: Client, donor: DonorId, sync: Sync, quiet: bool) -> Event {
+    match client.call(Call::Sync { donor, sync }).await {
+        Ok(Answer::Duties(duties)) => Event::Duties(duties),
+        Ok(_) => Event::Unreachable,
+        Err(CallError::Refused(refusal)) if refusal.code == RefusalCode::Gone => Event::Forgotten,
+        Err(error) => {
+            if !quiet {
+                tracing::warn!("{error}; the donor serves on, and keeps asking");
+            }
+            Event::Unreachable
+        }
+    }
+}
+
+fn unreachable(name: &str, error: &CallError) -> Event {
+    tracing::debug!("donor '{name}': {error}");
+    Event::Unreachable
+}
+
+/// A donor on the coordinator's own machine that listens everywhere is to be reached by the others, too: by
+/// the address that packets leave from. No packet is sent to find it.
+fn reachable_ip(seen: IpAddr) -> IpAddr {
+    if !seen.is_loopback() || seen.is_ipv6() {
+        return seen;
+    }
+    let outward = || -> std::io::Result<IpAddr> {
+        let socket = std::net::UdpSocket::bind(("0.0.0.0", 0))?;
+        // TEST-NET-1: any address beyond this network will do.
+        socket.connect(("192.0.2.1", 9))?;
+        Ok(socket.local_addr()?.ip())
+    };
+    outward().ok().filter(|ip| !ip.is_unspecified()).unwrap_or(seen)
+}

@@ -1,0 +1,159 @@
+//! The task that runs the coordinator's machine: one call after another, stored before it is answered.
+//!
+//! Owns the machine, its store and the callers that wait. Never: HTTP (`server`) or decisions (core). Key
+//! invariant: when a commit fails the task ends, and nothing that was not stored was ever said to anyone.
+
+use super::store::{Store, StoreError};
+use super::{Clock, random};
+use cheetah_core::api::{Answer, Call, Refusal, RefusalCode};
+use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event};
+use cheetah_core::units::Time;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tokio::sync::{mpsc, oneshot};
+
+/// Calls that share one commit.
+const BATCH_MAX: usize = 256;
+
+pub(super) type Outcome = Result<Answer, Refusal>;
+
+enum Message {
+    Call { call: CallId, request: Box<Call>, reply: oneshot::Sender<Outcome> },
+    Hangup { call: CallId },
+}
+
+/// Where calls are put in. The queue is bounded by the connections: each has one call open at most.
+#[derive(Clone, Debug)]
+pub(super) struct Callers {
+    messages: mpsc::UnboundedSender<Message>,
+    next: Arc<std::sync::atomic::AtomicU64>,
+}
+
+/// Tells the machine when the caller goes away before its answer.
+struct Waiting<'a> {
+    call: CallId,
+    callers: &'a Callers,
+    answered: bool,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if !self.answered {
+            // A machine that has ended needs no telling.
+            let _ = self.callers.messages.send(Message::Hangup { call: self.call });
+        }
+    }
+}
+
+impl Callers {
+    pub(super) async fn call(&self, request: Call) -> Outcome {
+        let stopping = || Refusal {
+            code: RefusalCode::Unavailable,
+            message: "the coordinator is stopping; try again when it is back".to_owned(),
+        };
+        let call = CallId(self.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
+        let (reply, answer) = oneshot::channel();
+        let message = Message::Call { call, request: Box::new(request), reply };
+        self.messages.send(message).map_err(|_| stopping())?;
+        let mut waiting = Waiting { call, callers: self, answered: false };
+        let answer = answer.await;
+        waiting.answered = true;
+        answer.unwrap_or_else(|_| Err(stopping()))
+    }
+}
+
+pub(super) struct Machine {
+    coordinator: Coordinator,
+    store: Arc<Store>,
+    clock: Clock,
+    messages: mpsc::UnboundedReceiver<Message>,
+    replies: BTreeMap<CallId, oneshot::Sender<Outcome>>,
+    wake: Option<Time>,
+}
+
+impl Machine {
+    pub(super) fn new(coordinator: Coordinator, store: Store, clock: Clock) -> (Self, Callers) {
+        let (sender, messages) = mpsc::unbounded_channel();
+        let store = Arc::new(store);
+        let machine = Machine { coordinator, store, clock, messages, replies: BTreeMap::new(), wake: None };
+        (machine, Callers { messages: sender, next: Arc::default() })
+    }
+
+    /// Stores what a new or restored machine has to store; before anything is served.
+    pub(super) async fn start(&mut self) -> Result<(), StoreError> {
+        let mut effects = Vec::new();
+        self.coordinator.step(self.clock.now(), Event::Wake, &mut effects);
+        self.carry_out(effects).await
+    }
+
+    /// Runs until `stop`, or until the store fails.
+    pub(super) async fn run(mut self, mut stop: oneshot::Receiver<()>) -> Result<(), StoreError> {
+        loop {
+            let wake = self.wake.map(|at| self.clock.at(at));
+            let sleep = async {
+                match wake {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let mut effects = Vec::new();
+            tokio::select! {
+                // Sent, or its handle dropped: both mean stop.
+                _ = &mut stop => return Ok(()),
+                message = self.messages.recv() => match message {
+                    Some(message) => self.take(message, &mut effects)?,
+                    None => return Ok(()),
+                },
+                () = sleep => self.coordinator.step(self.clock.now(), Event::Wake, &mut effects),
+            }
+            for _ in 1..BATCH_MAX {
+                let Ok(message) = self.messages.try_recv() else { break };
+                self.take(message, &mut effects)?;
+            }
+            self.carry_out(effects).await?;
+        }
+    }
+
+    fn take(&mut self, message: Message, effects: &mut Vec<Effect>) -> Result<(), StoreError> {
+        let event = match message {
+            Message::Call { call, request, reply } => {
+                self.replies.insert(call, reply);
+                let entropy =
+                    random().map_err(|error| StoreError::Failed(format!("no random numbers: {error}")))?;
+                Event::Call { call, entropy, request: *request }
+            }
+            Message::Hangup { call } => {
+                self.replies.remove(&call);
+                Event::Hangup { call }
+            }
+        };
+        self.coordinator.step(self.clock.now(), event, effects);
+        Ok(())
+    }
+
+    async fn carry_out(&mut self, effects: Vec<Effect>) -> Result<(), StoreError> {
+        let stores = |effect: &Effect| matches!(effect, Effect::Store(_) | Effect::Forget(_));
+        let effects = if effects.iter().any(stores) {
+            let store = Arc::clone(&self.store);
+            let commit = tokio::task::spawn_blocking(move || store.commit(&effects).map(|()| effects));
+            commit.await.map_err(|error| StoreError::Failed(error.to_string()))??
+        } else {
+            effects
+        };
+        // Each step names its next wake-up; none means that nothing is waited for.
+        self.wake = None;
+        for effect in effects {
+            match effect {
+                Effect::Reply { call, answer } => {
+                    if let Some(reply) = self.replies.remove(&call) {
+                        // The caller may have hung up this moment.
+                        let _ = reply.send(answer);
+                    }
+                }
+                Effect::WakeAt(at) => self.wake = Some(at),
+                Effect::Store(_) | Effect::Forget(_) => {}
+            }
+        }
+        Ok(())
+    }
+}

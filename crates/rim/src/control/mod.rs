@@ -1,0 +1,55 @@
+//! The control plane at the rim: HTTP and JSON between coordinator, donors, clients and commands.
+//!
+//! Owns the coordinator's listener and store (`coordinate`), the client that everyone calls it with
+//! (`Client`), how a coordinator is found (`find_pool`), and the loop that keeps a donor in its pool
+//! (`DonorControl`). Never: decisions, which `cheetah_core::{coordinator, donor}` make, or data of volumes.
+//! Key invariant: a reply leaves only after what it depends on is stored. Tests: `tests/control*.rs`.
+//!
+//! Files: `wire` (a call as HTTP, both ways), `server` and `machine` (the coordinator), `store`, `client`,
+//! `discovery`, `donor`, and `openapi.json`, the description for others.
+
+mod client;
+mod discovery;
+mod donor;
+mod machine;
+mod server;
+mod store;
+mod wire;
+
+pub use client::{BadUrl, CallError, Client};
+pub use discovery::{NoPool, PoolFound, discover, find_pool};
+pub use donor::{Admission, DonorControl, DonorHandle, DonorHooks, DonorOptions};
+pub use server::{CoordinateError, CoordinateOptions, Coordination, StateAt, coordinate};
+pub use wire::OPENAPI;
+
+use cheetah_core::units::Time;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// The monotonic clock that a machine is stepped with.
+#[derive(Clone, Copy, Debug)]
+struct Clock(Instant);
+
+impl Clock {
+    fn start() -> Self {
+        Clock(Instant::now())
+    }
+
+    fn now(self) -> Time {
+        // Counts from 1: 0 reads as "never" in traces.
+        u64::try_from(self.0.elapsed().as_nanos()).unwrap_or(u64::MAX).saturating_add(1)
+    }
+
+    fn at(self, time: Time) -> Instant {
+        self.0 + Duration::from_nanos(time)
+    }
+}
+
+/// 64 bits from the kernel.
+fn random() -> std::io::Result<u64> {
+    let mut bytes = [0; 8];
+    let read = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())?;
+    // The kernel does not cut requests of up to 256 bytes short.
+    assert_eq!(read, bytes.len(), "getrandom fills 8 bytes");
+    Ok(u64::from_le_bytes(bytes))
+}

@@ -1,0 +1,408 @@
+//! The coordinator as a server: HTTP and JSON on one listener, one machine behind it.
+//!
+//! Owns the listener, its limits and the routes of `cheetah_core::api`. Never: what a call is answered with.
+//! Key invariants: a request's body, headers and time to arrive are bounded, and so are the connections; a
+//! caller that goes away is hung up on in the machine. Tests: `tests/control.rs`, `tests/control_http.rs`.
+
+use super::discovery::{Announcement, announce};
+use super::machine::{Callers, Machine};
+use super::store::{Store, StoreError};
+use super::wire::{GrowBody, LeaveBody, OPENAPI, VERSION_HEADER, answer_body, status, version_refusal};
+use super::{Clock, random};
+use axum::Router;
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{DefaultBodyLimit, Json, Path, Request, State};
+use axum::http::{HeaderValue, header};
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{delete, get, post};
+use cheetah_core::api::{API_VERSION, Attach, Call, Create, Join, Refusal, RefusalCode, Renew, Sync};
+use cheetah_core::coordinator::{BadState, Coordinator};
+use cheetah_core::limits::{CONTROL_CONNECTIONS_MAX, CONTROL_REQUEST_BYTES_MAX};
+use cheetah_core::map::{DonorId, LeaseToken, PoolId};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::task::{JoinHandle, JoinSet};
+
+/// The time a request's head may take to arrive, and a connection may be idle.
+const HEAD_TIME: Duration = Duration::from_secs(30);
+/// How long connections get to finish when the coordinator stops.
+const STOP_TIME: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Debug)]
+pub struct CoordinateOptions {
+    pub listen: SocketAddr,
+    pub state: StateAt,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StateAt {
+    /// A directory, made if it is missing.
+    Directory(PathBuf),
+    /// Lost when the process ends.
+    Memory,
+}
+
+/// Why a coordinator did not start, or ended. Each says what to do.
+#[derive(Debug)]
+pub enum CoordinateError {
+    PortInUse {
+        address: SocketAddr,
+    },
+    Listen {
+        address: SocketAddr,
+        why: std::io::Error,
+    },
+    StateInUse {
+        directory: PathBuf,
+    },
+    /// The state cannot be opened or read; nothing was changed.
+    State {
+        directory: PathBuf,
+        why: String,
+    },
+    /// A change could not be stored, so it was not answered.
+    Store {
+        why: String,
+    },
+    Random(std::io::Error),
+}
+
+impl fmt::Display for CoordinateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CoordinateError::PortInUse { address } => write!(
+                f,
+                "port {} on {} is in use, perhaps by another coordinator: stop that one, or listen elsewhere with \
+                 --listen {}:{}",
+                address.port(),
+                address.ip(),
+                address.ip(),
+                address.port().checked_add(1).unwrap_or(0)
+            ),
+            CoordinateError::Listen { address, why } => {
+                write!(f, "cannot listen on {address}: {why}; name another address with --listen IP:PORT")
+            }
+            CoordinateError::StateInUse { directory } => write!(
+                f,
+                "another coordinator is running on the state in {}: stop it first, or name another directory with \
+                 --state",
+                directory.display()
+            ),
+            CoordinateError::State { directory, why } => write!(
+                f,
+                "the coordinator's state in {} cannot be used: {why}; nothing was changed. Name another directory \
+                 with --state, or --state memory",
+                directory.display()
+            ),
+            CoordinateError::Store { why } => write!(
+                f,
+                "the coordinator stopped because a change could not be stored ({why}); attached volumes go on, and \
+                 it continues where it was when it is started again with room to write"
+            ),
+            CoordinateError::Random(why) => write!(f, "the kernel gives no random numbers: {why}"),
+        }
+    }
+}
+
+impl std::error::Error for CoordinateError {}
+
+/// A coordinator that listens. Dropping it stops it, too.
+#[derive(Debug)]
+pub struct Coordination {
+    address: SocketAddr,
+    pool: PoolId,
+    stop: Option<oneshot::Sender<()>>,
+    task: JoinHandle<Result<(), CoordinateError>>,
+    _announcement: Option<Announcement>,
+}
+
+impl Coordination {
+    /// Where it listens, with the port that it got.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// How it is reached from this machine.
+    #[must_use]
+    pub fn url(&self) -> String {
+        let loopback: std::net::IpAddr = match self.address {
+            SocketAddr::V4(_) => std::net::Ipv4Addr::LOCALHOST.into(),
+            SocketAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
+        };
+        let ip = if self.address.ip().is_unspecified() { loopback } else { self.address.ip() };
+        format!("http://{}", SocketAddr::new(ip, self.address.port()))
+    }
+
+    #[must_use]
+    pub fn pool(&self) -> PoolId {
+        self.pool
+    }
+
+    /// Ends when the coordinator does: by itself only when its store fails.
+    ///
+    /// # Errors
+    /// What ended it.
+    pub async fn ended(&mut self) -> Result<(), CoordinateError> {
+        (&mut self.task).await.unwrap_or_else(|error| Err(CoordinateError::Store { why: error.to_string() }))
+    }
+
+    /// Answers what is under way, closes, and ends.
+    ///
+    /// # Errors
+    /// As `ended`.
+    pub async fn stop(mut self) -> Result<(), CoordinateError> {
+        drop(self.stop.take());
+        self.ended().await
+    }
+}
+
+/// Binds, restores the state and serves. Returns once calls are answered.
+///
+/// # Errors
+/// When the address or the state cannot be had.
+pub async fn coordinate(options: CoordinateOptions) -> Result<Coordination, CoordinateError> {
+    let listen = options.listen;
+    let listener = TcpListener::bind(listen).await.map_err(|why| match why.kind() {
+        std::io::ErrorKind::AddrInUse => CoordinateError::PortInUse { address: listen },
+        _ => CoordinateError::Listen { address: listen, why },
+    })?;
+    let address = listener.local_addr().map_err(|why| CoordinateError::Listen { address: listen, why })?;
+    let clock = Clock::start();
+    let (coordinator, store) = restore(&options.state, clock)?;
+    let pool = coordinator.pool();
+    let (mut machine, callers) = Machine::new(coordinator, store, clock);
+    machine.start().await.map_err(stopped)?;
+    let exposed = !address.ip().is_loopback();
+    if exposed {
+        eprintln!("note: the coordinator listens on {address}, and control traffic is in the clear");
+    }
+    let (stop, stopping) = oneshot::channel();
+    let task = tokio::spawn(serve(listener, machine, callers, stopping));
+    let announcement = exposed.then(|| announce(pool, address)).flatten();
+    Ok(Coordination { address, pool, stop: Some(stop), task, _announcement: announcement })
+}
+
+fn stopped(error: StoreError) -> CoordinateError {
+    CoordinateError::Store { why: error.to_string() }
+}
+
+fn restore(state: &StateAt, clock: Clock) -> Result<(Coordinator, Store), CoordinateError> {
+    let fresh = || Ok(Coordinator::new(PoolId(random().map_err(CoordinateError::Random)?)));
+    let StateAt::Directory(directory) = state else { return Ok((fresh()?, Store::memory())) };
+    let unusable = |why: String| CoordinateError::State { directory: directory.clone(), why };
+    let store = Store::open(directory).map_err(|error| match error {
+        StoreError::InUse => CoordinateError::StateInUse { directory: directory.clone() },
+        StoreError::Failed(why) => unusable(why),
+    })?;
+    let records = store.load().map_err(|error| unusable(error.to_string()))?;
+    let coordinator = match records.is_empty() {
+        true => fresh()?,
+        false => Coordinator::restore(records, clock.now()).map_err(|BadState(why)| unusable(why))?,
+    };
+    Ok((coordinator, store))
+}
+
+/// Accepts and serves until `stop` or until the machine fails, then lets connections finish.
+async fn serve(
+    listener: TcpListener,
+    machine: Machine,
+    callers: Callers,
+    stop: oneshot::Receiver<()>,
+) -> Result<(), CoordinateError> {
+    let (closing, closed) = watch::channel(false);
+    let router = router(callers);
+    let accepting = async {
+        let slots = Arc::new(Semaphore::new(CONTROL_CONNECTIONS_MAX));
+        let mut connections = JoinSet::new();
+        let mut closed_here = closed.clone();
+        loop {
+            while connections.try_join_next().is_some() {}
+            let accepted = async {
+                let slot = Arc::clone(&slots).acquire_owned().await;
+                (slot, listener.accept().await)
+            };
+            let closing = async {
+                let _ = closed_here.wait_for(|closed| *closed).await;
+            };
+            let (slot, accepted) = tokio::select! {
+                accepted = accepted => accepted,
+                () = closing => break,
+            };
+            match accepted {
+                Ok((stream, _)) => {
+                    let serving = connection(stream, router.clone(), closed.clone());
+                    connections.spawn(async move {
+                        serving.await;
+                        drop(slot);
+                    });
+                }
+                // Out of descriptors, or the peer is gone already: neither ends the others.
+                Err(error) => {
+                    tracing::warn!("accepting a control connection: {error}");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+        let finish = async { while connections.join_next().await.is_some() {} };
+        // What is not done by then is cut off with the set.
+        let _ = tokio::time::timeout(STOP_TIME, finish).await;
+    };
+    let running = async {
+        let result = machine.run(stop).await;
+        closing.send_replace(true);
+        result
+    };
+    let (result, ()) = tokio::join!(running, accepting);
+    result.map_err(stopped)
+}
+
+async fn connection(stream: TcpStream, router: Router, mut closed: watch::Receiver<bool>) {
+    let _ = stream.set_nodelay(true);
+    let mut http = hyper::server::conn::http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME).max_buf_size(64 << 10);
+    let serving = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    let mut serving = std::pin::pin!(serving);
+    let closing = async {
+        // A sender that is gone has closed, too.
+        let _ = closed.wait_for(|closed| *closed).await;
+    };
+    let result = tokio::select! {
+        result = serving.as_mut() => result,
+        () = closing => {
+            serving.as_mut().graceful_shutdown();
+            serving.await
+        }
+    };
+    if let Err(error) = result {
+        tracing::debug!("control connection: {error}");
+    }
+}
+
+fn router(callers: Callers) -> Router {
+    Router::new()
+        .route("/", get(|| async { BANNER }))
+        .route("/openapi.json", get(|| async { ([(header::CONTENT_TYPE, "application/json")], OPENAPI) }))
+        .route("/v1/pool", get(|State(on): On| async move { answer(&on, Call::Pool).await }))
+        .route("/v1/donors", post(join))
+        .route("/v1/donors/{donor}/sync", post(sync))
+        .route("/v1/donors/{donor}/leave", post(leave))
+        .route("/v1/volumes", post(create))
+        .route("/v1/volumes/{name}", get(show).delete(delete_volume))
+        .route("/v1/volumes/{name}/grow", post(grow))
+        .route("/v1/volumes/{name}/leases", post(attach))
+        .route("/v1/volumes/{name}/leases/{token}/renew", post(renew))
+        .route("/v1/volumes/{name}/leases/{token}", delete(detach))
+        .fallback(no_route)
+        .method_not_allowed_fallback(no_route)
+        .layer(DefaultBodyLimit::max(CONTROL_REQUEST_BYTES_MAX))
+        .layer(from_fn(versions))
+        .with_state(callers)
+}
+
+const BANNER: &str = "This is a Cheetah coordinator: it pools idle memory into block volumes.\n\
+                      Its API is described at /openapi.json; `cheetah status` shows the pool.\n";
+
+type On = State<Callers>;
+type Given<T> = Result<Json<T>, JsonRejection>;
+
+async fn join(State(on): On, body: Given<Join>) -> Response {
+    with(body, |join| answer(&on, Call::Join(join))).await
+}
+
+async fn sync(State(on): On, Path(donor): Path<String>, body: Given<Sync>) -> Response {
+    match donor.parse::<DonorId>() {
+        Ok(donor) => with(body, |sync| answer(&on, Call::Sync { donor, sync })).await,
+        Err(why) => refusal(&invalid(format!("the donor in the path: {why}"))),
+    }
+}
+
+async fn leave(State(on): On, Path(donor): Path<String>, body: Given<LeaveBody>) -> Response {
+    with(body, |LeaveBody { force }| answer(&on, Call::Leave { donor, force })).await
+}
+
+async fn create(State(on): On, body: Given<Create>) -> Response {
+    with(body, |create| answer(&on, Call::Create(create))).await
+}
+
+async fn show(State(on): On, Path(name): Path<String>) -> Response {
+    answer(&on, Call::Show { name }).await
+}
+
+async fn delete_volume(State(on): On, Path(name): Path<String>) -> Response {
+    answer(&on, Call::Delete { name }).await
+}
+
+async fn grow(State(on): On, Path(name): Path<String>, body: Given<GrowBody>) -> Response {
+    with(body, |GrowBody { size }| answer(&on, Call::Grow { name, size })).await
+}
+
+async fn attach(State(on): On, Path(name): Path<String>, body: Given<Attach>) -> Response {
+    with(body, |attach| answer(&on, Call::Attach { name, attach })).await
+}
+
+async fn renew(State(on): On, Path((name, token)): Path<(String, String)>, body: Given<Renew>) -> Response {
+    match lease(&token) {
+        Ok(token) => with(body, |renew| answer(&on, Call::Renew { name, token, renew })).await,
+        Err(bad) => refusal(&bad),
+    }
+}
+
+async fn detach(State(on): On, Path((name, token)): Path<(String, String)>) -> Response {
+    match lease(&token) {
+        Ok(token) => answer(&on, Call::Detach { name, token }).await,
+        Err(bad) => refusal(&bad),
+    }
+}
+
+async fn no_route(request: Request) -> Response {
+    let (method, path) = (request.method(), request.uri().path());
+    let message = format!("there is no {method} {path} here; /openapi.json lists what there is");
+    refusal(&Refusal { code: RefusalCode::NotFound, message })
+}
+
+fn lease(token: &str) -> Result<LeaseToken, Refusal> {
+    token.parse().map_err(|why| invalid(format!("the lease in the path: {why}")))
+}
+
+fn invalid(message: String) -> Refusal {
+    Refusal { code: RefusalCode::Invalid, message }
+}
+
+async fn with<T, F: Future<Output = Response>>(body: Given<T>, call: impl FnOnce(T) -> F) -> Response {
+    match body {
+        Ok(Json(body)) => call(body).await,
+        Err(rejection) => refusal(&invalid(format!("the body of the request: {}", rejection.body_text()))),
+    }
+}
+
+async fn answer(on: &Callers, call: Call) -> Response {
+    match on.call(call).await {
+        Ok(answer) => ([(header::CONTENT_TYPE, "application/json")], answer_body(&answer)).into_response(),
+        Err(bad) => refusal(&bad),
+    }
+}
+
+fn refusal(refusal: &Refusal) -> Response {
+    (status(refusal.code), Json(refusal)).into_response()
+}
+
+/// Marks every answer with our version, and turns away a caller that says it speaks another.
+async fn versions(request: Request, next: Next) -> Response {
+    let theirs =
+        request.headers().get(VERSION_HEADER).and_then(|value| value.to_str().ok()?.parse::<u32>().ok());
+    let mut response = match theirs.filter(|theirs| *theirs != API_VERSION) {
+        Some(theirs) => refusal(&version_refusal(theirs, "the coordinator", "the caller")),
+        None => next.run(request).await,
+    };
+    response.headers_mut().insert(VERSION_HEADER, HeaderValue::from(API_VERSION));
+    response
+}
