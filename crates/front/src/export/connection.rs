@@ -1,0 +1,451 @@
+//! One client after its handshake: requests in, replies out, many of each at a time.
+//!
+//! Owns: the state of its socket. Never: waits while it could send, or holds the thread: after some rounds it lets
+//! others run. Invariant: memory is bounded whatever the client does: what is with the volume and unsent by
+//! `flight`, what is received by `inbuf`, and buffers of the pool that a slow client holds go back when others
+//! need them (`PATIENCE`).
+//! Large payloads of writes go from the socket straight into the pool's buffers.
+//! Called by `export::converse`. Tests: `flight`, `inbuf`, `outbox`; with real clients, end to end.
+
+use super::flight::{self, Completions, Flight};
+use super::inbuf::{InBuf, RECEIVE_BYTES_MAX, RECEIVE_BYTES_MIN};
+use super::outbox::{Outbox, PIECES_MAX};
+use cheetah_nbd::{Command, Negotiated, Reject, RequestHeader, Violation};
+use cheetah_rim::buffer::{Buffer, LARGE_BYTES};
+use cheetah_rim::volume::{Completion, Submission, VolumeHandle};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
+use std::fmt;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::watch;
+use tokio::time::Sleep;
+
+/// Payloads from here on are received into their destination; smaller ones come with the batch around them.
+const DIRECT_BYTES: usize = 16 << 10;
+/// Rounds of work before other tasks of the thread have their turn.
+const ROUNDS_MAX: u32 = 16;
+/// How often a connection that is not idle looks at its age.
+const TICK: Duration = Duration::from_secs(2);
+/// How long a slow client may keep buffers that others wait for.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Why a connection ends.
+#[derive(Debug)]
+enum End {
+    Done,
+    Socket(io::Error),
+    Violation(Violation),
+    Slow,
+}
+
+impl From<io::Error> for End {
+    fn from(error: io::Error) -> End {
+        End::Socket(error)
+    }
+}
+
+impl From<rustix::io::Errno> for End {
+    fn from(error: rustix::io::Errno) -> End {
+        End::Socket(error.into())
+    }
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            End::Done => write!(f, "it was done"),
+            End::Socket(error) => write!(f, "{error}"),
+            End::Violation(violation) => write!(f, "{violation}"),
+            End::Slow => write!(f, "it held buffers that others waited for, and was too slow"),
+        }
+    }
+}
+
+/// What comes next from the client.
+#[derive(Debug)]
+enum Input {
+    Header,
+    /// A request that waits for a buffer, or until the connection holds less.
+    Blocked(RequestHeader),
+    Payload {
+        header: RequestHeader,
+        buffer: Buffer,
+        filled: usize,
+    },
+    /// The payload of a write that was refused already.
+    Skip(u32),
+    /// No more; what was begun is answered, then the connection closes.
+    Ended,
+}
+
+enum Woken {
+    Work,
+    Buffer(Buffer),
+    Stop,
+    Tick,
+}
+
+struct Connection {
+    socket: Rc<AsyncFd<OwnedFd>>,
+    handle: VolumeHandle,
+    flight: Flight,
+    completions: Arc<Completions>,
+    /// Room to take completions out; empty between rounds.
+    taken: Vec<Completion>,
+    inbuf: InBuf,
+    outbox: Outbox,
+    input: Input,
+    /// A buffer that came for the blocked request.
+    granted: Option<Buffer>,
+    /// After a large write another is likely: then only its header is wanted in the receive buffer.
+    receive_limit: usize,
+    stop: watch::Receiver<bool>,
+    tick: Pin<Box<Sleep>>,
+    /// When bytes last moved while the client owed some.
+    moved: Instant,
+}
+
+/// Serves until the client is done or something breaks. `rest` is what came behind the handshake.
+pub(super) async fn serve(
+    socket: Rc<AsyncFd<OwnedFd>>,
+    handle: VolumeHandle,
+    session: Negotiated,
+    rest: &[u8],
+    stop: watch::Receiver<bool>,
+) {
+    let mut connection = Connection {
+        socket,
+        handle,
+        flight: Flight::new(session),
+        completions: Arc::default(),
+        taken: Vec::new(),
+        inbuf: InBuf::new(),
+        outbox: Outbox::default(),
+        input: Input::Header,
+        granted: None,
+        receive_limit: RECEIVE_BYTES_MAX,
+        stop,
+        tick: Box::pin(tokio::time::sleep(TICK)),
+        moved: Instant::now(),
+    };
+    connection.inbuf.ensure(rest.len());
+    connection.inbuf.space(rest.len())[..rest.len()].copy_from_slice(rest);
+    connection.inbuf.received(rest.len());
+    let end = connection.run().await;
+    match end {
+        End::Done => {}
+        End::Slow => tracing::warn!("an NBD client was closed: {end}"),
+        _ => tracing::debug!("an NBD client was closed: {end}"),
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.completions.close();
+    }
+}
+
+impl Connection {
+    async fn run(&mut self) -> End {
+        let mut rounds = 0;
+        loop {
+            match self.round() {
+                Ok(true) if rounds < ROUNDS_MAX => rounds += 1,
+                Ok(true) => {
+                    rounds = 0;
+                    tokio::task::yield_now().await;
+                }
+                Ok(false) => {
+                    rounds = 0;
+                    if let Err(end) = self.wait().await {
+                        return end;
+                    }
+                }
+                Err(end) => return end,
+            }
+        }
+    }
+
+    /// Does what can be done now; whether that was anything.
+    fn round(&mut self) -> Result<bool, End> {
+        let completed = self.take_completions();
+        let sent = self.send()?;
+        let parsed = self.parse()?;
+        let received = self.receive()?;
+        #[cfg(debug_assertions)]
+        self.flight.check_invariants();
+        if matches!(self.input, Input::Ended) && self.flight.count() == 0 && self.outbox.is_empty() {
+            return Err(End::Done);
+        }
+        Ok(completed || sent || parsed || received)
+    }
+
+    fn take_completions(&mut self) -> bool {
+        self.completions.take(&mut self.taken);
+        let any = !self.taken.is_empty();
+        if any && self.outbox.is_empty() {
+            self.moved = Instant::now();
+        }
+        for completion in self.taken.drain(..) {
+            self.flight.complete(completion, &mut self.outbox);
+        }
+        any
+    }
+
+    fn send(&mut self) -> Result<bool, End> {
+        let mut any = false;
+        while !self.outbox.is_empty() {
+            let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
+            let count = self.outbox.gather(&mut pieces);
+            let sent = self.socket.try_io(Interest::WRITABLE, |fd| {
+                let mut nothing = SendAncillaryBuffer::default();
+                Ok(rustix::net::sendmsg(fd, &pieces[..count], &mut nothing, SendFlags::NOSIGNAL)?)
+            });
+            let Some(sent) = unless_blocked(sent)? else { break };
+            self.flight.discharge(self.outbox.sent(sent));
+            self.moved = Instant::now();
+            any = true;
+        }
+        Ok(any)
+    }
+
+    // Requests in.
+
+    fn parse(&mut self) -> Result<bool, End> {
+        let mut any = false;
+        while self.parse_next()? {
+            any = true;
+        }
+        Ok(any)
+    }
+
+    /// Takes the next step of the input, if what it needs is there.
+    fn parse_next(&mut self) -> Result<bool, End> {
+        match self.input {
+            Input::Header => self.parse_header(),
+            Input::Blocked(header) => Ok(self.begin(header)),
+            Input::Payload { .. } => Ok(self.finish_payload()),
+            Input::Skip(left) => {
+                let skipped = self.inbuf.bytes().len().min(left as usize);
+                self.inbuf.consume(skipped);
+                let left = left - u32::try_from(skipped).expect("at most left");
+                self.input = if left == 0 { Input::Header } else { Input::Skip(left) };
+                Ok(left == 0 || skipped > 0)
+            }
+            Input::Ended => Ok(false),
+        }
+    }
+
+    fn parse_header(&mut self) -> Result<bool, End> {
+        if !self.flight.has_room(self.outbox.len()) {
+            return Ok(false);
+        }
+        let Some(bytes) = self.inbuf.bytes().first_chunk::<{ RequestHeader::BYTES }>() else {
+            return Ok(false);
+        };
+        let header = RequestHeader::decode(bytes).map_err(End::Violation)?;
+        let payload = header.payload_bytes() as usize;
+        match header.check(self.flight.session()) {
+            Ok(Command::Disc) => self.input = Input::Ended,
+            Err(Reject::Close(violation)) => return Err(End::Violation(violation)),
+            Err(Reject::Reply(errno)) => {
+                self.inbuf.consume(RequestHeader::BYTES);
+                self.flight.fail(&header, errno, "the request is not valid here", &mut self.outbox);
+                self.input = Input::Skip(header.payload_bytes());
+            }
+            Ok(_) => {
+                let whole = RequestHeader::BYTES + payload;
+                // A small write holds no buffer of the pool until all of it is here.
+                if payload < DIRECT_BYTES && self.inbuf.bytes().len() < whole {
+                    self.inbuf.ensure(whole);
+                    return Ok(false);
+                }
+                self.inbuf.consume(RequestHeader::BYTES);
+                self.receive_limit =
+                    if payload >= LARGE_BYTES / 4 { RECEIVE_BYTES_MIN } else { RECEIVE_BYTES_MAX };
+                self.input = Input::Blocked(header);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Starts a request whose header was accepted; false while it has to wait.
+    fn begin(&mut self, header: RequestHeader) -> bool {
+        let needs_buffer = matches!(header.command, Command::Read | Command::Write);
+        let len = if needs_buffer { header.length as usize } else { 0 };
+        if !self.flight.admits(flight::charge(len)) {
+            return false;
+        }
+        let mut buffer = None;
+        if len > 0 {
+            buffer = self.granted.take().or_else(|| self.handle.pool().try_take(len));
+            if buffer.is_none() {
+                return false;
+            }
+        }
+        match buffer {
+            Some(buffer) if header.command == Command::Write => {
+                self.moved = Instant::now();
+                self.input = Input::Payload { header, buffer, filled: 0 };
+            }
+            buffer => {
+                self.input = Input::Header;
+                self.submit(header, buffer);
+            }
+        }
+        true
+    }
+
+    /// Moves what was received of a payload to its place, and submits the write when it is whole.
+    fn finish_payload(&mut self) -> bool {
+        let Input::Payload { header, mut buffer, mut filled } =
+            std::mem::replace(&mut self.input, Input::Header)
+        else {
+            unreachable!("called for a payload");
+        };
+        let count = self.inbuf.bytes().len().min(buffer.len() - filled);
+        buffer[filled..filled + count].copy_from_slice(&self.inbuf.bytes()[..count]);
+        self.inbuf.consume(count);
+        filled += count;
+        if filled < buffer.len() {
+            self.input = Input::Payload { header, buffer, filled };
+            return false;
+        }
+        self.submit(header, Some(buffer));
+        true
+    }
+
+    fn submit(&mut self, header: RequestHeader, buffer: Option<Buffer>) {
+        let Some(op) = flight::op(&header) else {
+            unreachable!("DISC and unknown commands were dealt with");
+        };
+        if header.length == 0 && header.command != Command::Flush {
+            return self.flight.done(&header, &mut self.outbox);
+        }
+        let charge = flight::charge(buffer.as_ref().map_or(0, |buffer| buffer.len()));
+        let token = self.flight.begin(header, charge);
+        // The offset and length of a FLUSH mean nothing.
+        let (offset, len) =
+            if header.command == Command::Flush { (0, 0) } else { (header.offset, header.length) };
+        let sink = self.completions.clone();
+        self.handle.submit(Submission { op, offset, len, buffer, token, sink });
+    }
+
+    // Bytes in.
+
+    fn wants_input(&self) -> bool {
+        match self.input {
+            Input::Header => self.flight.has_room(self.outbox.len()),
+            Input::Payload { .. } | Input::Skip(_) => true,
+            Input::Blocked(_) | Input::Ended => false,
+        }
+    }
+
+    fn receive(&mut self) -> Result<bool, End> {
+        if !self.wants_input() {
+            return Ok(false);
+        }
+        let socket = &self.socket;
+        let mut into_payload = 0;
+        let got = if let Input::Payload { buffer, filled, .. } = &mut self.input {
+            into_payload = buffer.len() - *filled;
+            let ahead = self.inbuf.space(RequestHeader::BYTES);
+            let mut pieces = [IoSliceMut::new(&mut buffer[*filled..]), IoSliceMut::new(ahead)];
+            socket.try_io(Interest::READABLE, |fd| Ok(rustix::io::readv(fd, &mut pieces)?))
+        } else {
+            let space = self.inbuf.space(self.receive_limit);
+            assert!(!space.is_empty(), "a full buffer holds a request, and that was taken");
+            socket.try_io(Interest::READABLE, |fd| {
+                Ok(rustix::net::recv(fd, &mut *space, RecvFlags::empty())?.0)
+            })
+        };
+        let Some(got) = unless_blocked(got)? else { return Ok(false) };
+        if got == 0 {
+            // A client that only closed its sending side still gets its replies.
+            self.input = Input::Ended;
+            return Ok(true);
+        }
+        let for_payload = got.min(into_payload);
+        if let Input::Payload { filled, .. } = &mut self.input {
+            *filled += for_payload;
+        }
+        self.inbuf.received(got - for_payload);
+        Ok(true)
+    }
+
+    // Waiting.
+
+    async fn wait(&mut self) -> Result<(), End> {
+        let mut interest = self.wants_input().then_some(Interest::READABLE);
+        if !self.outbox.is_empty() {
+            let writable = Interest::WRITABLE;
+            interest = Some(interest.map_or(writable, |readable| readable | writable));
+        }
+        // Not while the connection itself holds too much: then its own completions and replies come first.
+        let needed = match self.input {
+            Input::Blocked(header) if self.flight.admits(flight::charge(header.length as usize)) => {
+                Some(header.length as usize)
+            }
+            _ => None,
+        };
+        let idle = !self.inbuf.is_large() && self.outbox.is_empty() && self.flight.count() == 0;
+        let ticks = !idle || !matches!(self.input, Input::Header);
+        let ended = matches!(self.input, Input::Ended);
+        let pool = self.handle.pool();
+        let woken = tokio::select! {
+            biased;
+            () = self.completions.arrived.notified() => Woken::Work,
+            ready = self.socket.ready(interest.unwrap_or(Interest::READABLE)), if interest.is_some() => {
+                ready?.retain_ready();
+                Woken::Work
+            }
+            buffer = pool.take(needed.unwrap_or(0)), if needed.is_some() => Woken::Buffer(buffer),
+            _ = self.stop.wait_for(|stopped| *stopped), if !ended => Woken::Stop,
+            () = self.tick.as_mut(), if ticks => Woken::Tick,
+        };
+        match woken {
+            Woken::Work => {}
+            Woken::Buffer(buffer) => self.granted = Some(buffer),
+            Woken::Stop => self.end_input(),
+            Woken::Tick => self.ticked()?,
+        }
+        Ok(())
+    }
+
+    /// The export stops: a write that is half here will not be whole.
+    fn end_input(&mut self) {
+        self.input = Input::Ended;
+        self.granted = None;
+    }
+
+    fn ticked(&mut self) -> Result<(), End> {
+        self.tick.as_mut().reset(tokio::time::Instant::now() + TICK);
+        if self.flight.count() == 0 && self.outbox.is_empty() && self.moved.elapsed() >= TICK {
+            self.inbuf.shrink();
+            self.outbox.shrink();
+            self.taken.shrink_to_fit();
+        }
+        let holds = !self.outbox.is_empty() || matches!(self.input, Input::Payload { .. });
+        let others_wait = || self.handle.pool().try_take(LARGE_BYTES).is_none();
+        if holds && self.moved.elapsed() >= PATIENCE && others_wait() {
+            return Err(End::Slow);
+        }
+        Ok(())
+    }
+}
+
+/// None when there is nothing to read or no room to write now.
+fn unless_blocked(result: io::Result<usize>) -> Result<Option<usize>, End> {
+    match result {
+        Ok(count) => Ok(Some(count)),
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(Some(0)),
+        Err(e) => Err(End::Socket(e)),
+    }
+}

@@ -1,0 +1,358 @@
+//! The requests of one connection that are with the volume, and what their completions become on the wire.
+//!
+//! Owns: how many there may be and how much memory they and unsent replies hold; cookies; reply encoding.
+//! Never: sockets. Invariant: every request that was begun is answered once; a client that does not read its
+//! replies reaches the limits here and then stalls nobody but itself.
+//! Called by `connection`. Tests: below.
+
+use super::errno;
+use super::outbox::{Head, Outbox};
+use cheetah_nbd::server::reply;
+use cheetah_nbd::{CmdFlags, Command, Descriptor, Errno, Negotiated, RequestHeader, StateFlags};
+use cheetah_rim::buffer::{Buffer, LARGE_BYTES, SMALL_BYTES};
+use cheetah_rim::volume::{Completion, Op, Sink, StatusRun};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tokio::sync::Notify;
+
+/// Requests of one connection that are with the volume or whose replies are unsent.
+pub(super) const REQUESTS_MAX: usize = 128;
+/// Memory of the pool that they may hold together; a single request is admitted whatever its size.
+const CHARGE_BYTES_MAX: usize = 32 << 20;
+
+/// Completions, from the volume to the connection's task, on the same thread.
+#[derive(Debug, Default)]
+pub(super) struct Completions {
+    inner: Mutex<Inner>,
+    pub(super) arrived: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    queue: Vec<Completion>,
+    closed: bool,
+}
+
+impl Completions {
+    /// Swaps what came into `taken`, which is empty.
+    pub(super) fn take(&self, taken: &mut Vec<Completion>) {
+        std::mem::swap(&mut self.lock().queue, taken);
+    }
+
+    /// What comes from now on is dropped, with its buffers.
+    pub(super) fn close(&self) {
+        let mut inner = self.lock();
+        inner.closed = true;
+        inner.queue.clear();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Sink for Completions {
+    fn complete(&self, completion: Completion) {
+        let mut inner = self.lock();
+        if inner.closed {
+            return;
+        }
+        inner.queue.push(completion);
+        drop(inner);
+        self.arrived.notify_one();
+    }
+}
+
+/// What a buffer of `len` bytes takes of the pool.
+pub(super) fn charge(len: usize) -> usize {
+    match len {
+        0 => 0,
+        1..=SMALL_BYTES => SMALL_BYTES,
+        len => len.max(LARGE_BYTES),
+    }
+}
+
+/// What the volume is to do for a request.
+pub(super) fn op(header: &RequestHeader) -> Option<Op> {
+    Some(match header.command {
+        Command::Read => Op::Read,
+        // FUA needs nothing more: an answered write is where a flush would leave it.
+        Command::Write => Op::Write,
+        Command::Flush => Op::Flush,
+        Command::Trim => Op::Trim,
+        Command::Cache => Op::Cache,
+        Command::WriteZeroes => Op::Zero { keep: header.flags.contains(CmdFlags::NO_HOLE) },
+        Command::BlockStatus => Op::Status,
+        Command::Disc | Command::Unknown(_) => return None,
+    })
+}
+
+#[derive(Debug)]
+struct Slot {
+    header: RequestHeader,
+    charge: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct Flight {
+    session: Negotiated,
+    slots: Vec<Option<Slot>>,
+    free: Vec<u32>,
+    /// With the volume.
+    count: usize,
+    /// Of these and of unsent replies.
+    charged: usize,
+}
+
+impl Flight {
+    pub(super) fn new(session: Negotiated) -> Flight {
+        Flight { session, slots: Vec::new(), free: Vec::new(), count: 0, charged: 0 }
+    }
+
+    pub(super) fn session(&self) -> &Negotiated {
+        &self.session
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Whether another request may be looked at.
+    pub(super) fn has_room(&self, unsent: usize) -> bool {
+        self.count + unsent < REQUESTS_MAX
+    }
+
+    /// Whether a request of `charge` may be begun now.
+    pub(super) fn admits(&self, charge: usize) -> bool {
+        charge == 0 || self.charged == 0 || self.charged + charge <= CHARGE_BYTES_MAX
+    }
+
+    /// Notes a request that goes to the volume; its token.
+    pub(super) fn begin(&mut self, header: RequestHeader, charge: usize) -> u64 {
+        self.count += 1;
+        self.charged += charge;
+        let slot = Some(Slot { header, charge });
+        if let Some(index) = self.free.pop() {
+            self.slots[index as usize] = slot;
+            return u64::from(index);
+        }
+        self.slots.push(slot);
+        (self.slots.len() - 1) as u64
+    }
+
+    /// A reply with this charge has gone out.
+    pub(super) fn discharge(&mut self, charge: usize) {
+        self.charged -= charge;
+    }
+
+    pub(super) fn complete(&mut self, completion: Completion, outbox: &mut Outbox) {
+        let Completion { token, result, buffer, status } = completion;
+        let index = u32::try_from(token).expect("a token of this table");
+        let slot = self.slots[index as usize].take().expect("a submission is completed once");
+        self.free.push(index);
+        self.count -= 1;
+        let Slot { header, charge } = slot;
+        match result {
+            Ok(()) if header.command == Command::Read => {
+                return self.data(&header, buffer, charge, outbox);
+            }
+            Ok(()) if header.command == Command::BlockStatus => self.status(&header, &status, outbox),
+            Ok(()) => self.done(&header, outbox),
+            Err(error) => self.fail(&header, errno::of(error), errno::words(error), outbox),
+        }
+        self.charged -= charge;
+    }
+
+    /// Success without data.
+    pub(super) fn done(&self, header: &RequestHeader, outbox: &mut Outbox) {
+        let structured = self.session.structured_replies && header.command == Command::Read;
+        let head = if structured {
+            Head::short(&reply::none_done(header.cookie))
+        } else {
+            Head::short(&reply::simple(header.cookie, None))
+        };
+        outbox.push(head, None, 0);
+    }
+
+    pub(super) fn fail(&self, header: &RequestHeader, errno: Errno, words: &str, outbox: &mut Outbox) {
+        let head = if self.session.structured_replies {
+            let mut head = Vec::with_capacity(32 + words.len());
+            reply::error(header.cookie, true, errno, words, &mut head);
+            Head::Long(head)
+        } else {
+            Head::short(&reply::simple(header.cookie, Some(errno)))
+        };
+        outbox.push(head, None, 0);
+    }
+
+    fn data(&mut self, header: &RequestHeader, buffer: Option<Buffer>, charge: usize, outbox: &mut Outbox) {
+        if header.length == 0 {
+            return self.done(header, outbox);
+        }
+        if buffer.as_ref().is_none_or(|buffer| buffer.len() != header.length as usize) {
+            self.charged -= charge;
+            debug_assert!(false, "a read comes back with its buffer");
+            return self.fail(header, Errno::Io, "the volume gave no data", outbox);
+        }
+        let head = if self.session.structured_replies {
+            Head::short(&reply::offset_data(header.cookie, true, header.offset, header.length))
+        } else {
+            Head::short(&reply::simple(header.cookie, None))
+        };
+        outbox.push(head, buffer, charge);
+    }
+
+    fn status(&self, header: &RequestHeader, runs: &[StatusRun], outbox: &mut Outbox) {
+        let Some(context) = self.session.base_allocation else {
+            return self.fail(header, Errno::Inval, "no metadata context was agreed", outbox);
+        };
+        let most = if header.flags.contains(CmdFlags::REQ_ONE) { 1 } else { usize::MAX };
+        let descriptors = descriptors(runs, header.length, most);
+        let mut head = Vec::new();
+        reply::block_status(header.cookie, true, context, &descriptors, &mut head);
+        outbox.push(Head::Long(head), None, 0);
+    }
+
+    #[cfg(debug_assertions)]
+    pub(super) fn check_invariants(&self) {
+        let held: usize = self.slots.iter().flatten().map(|slot| slot.charge).sum();
+        assert_eq!(self.slots.iter().flatten().count(), self.count, "requests are miscounted");
+        assert!(held <= self.charged, "charges are miscounted");
+        assert!(self.count <= REQUESTS_MAX);
+    }
+}
+
+/// Cut to what was asked. What the volume says nothing of counts as data.
+fn descriptors(runs: &[StatusRun], length: u32, most: usize) -> Vec<Descriptor> {
+    let mut out: Vec<Descriptor> = Vec::new();
+    let mut left = length;
+    for run in runs.iter().filter(|run| run.len > 0) {
+        let length = run.len.min(left);
+        if length == 0 || out.len() == most {
+            break;
+        }
+        left -= length;
+        let flags = if run.hole { StateFlags::HOLE | StateFlags::ZERO } else { StateFlags::EMPTY };
+        out.push(Descriptor { length, flags });
+    }
+    if out.is_empty() {
+        out.push(Descriptor { length, flags: StateFlags::EMPTY });
+    }
+    out
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use cheetah_nbd::ExportInfo;
+    use cheetah_nbd::TransmissionFlags;
+    use cheetah_rim::buffer::Pool;
+    use cheetah_rim::volume::VolumeError;
+    use std::io::IoSlice;
+
+    fn session(structured_replies: bool) -> Negotiated {
+        let info = ExportInfo::new(1 << 30, TransmissionFlags::HAS_FLAGS);
+        Negotiated { export: "x".into(), info, structured_replies, base_allocation: Some(1) }
+    }
+
+    fn request(command: Command, length: u32) -> RequestHeader {
+        RequestHeader { flags: CmdFlags::EMPTY, command, cookie: 77, offset: 4096, length }
+    }
+
+    fn completed(token: u64, result: Result<(), VolumeError>, buffer: Option<Buffer>) -> Completion {
+        Completion { token, result, buffer, status: Vec::new() }
+    }
+
+    fn wire(outbox: &Outbox) -> Vec<u8> {
+        let mut pieces = [IoSlice::new(&[]); super::super::outbox::PIECES_MAX];
+        let count = outbox.gather(&mut pieces);
+        pieces[..count].iter().flat_map(|piece| piece.iter().copied()).collect()
+    }
+
+    #[test]
+    fn reads_carry_their_data_and_hold_their_charge_until_sent() {
+        let pool = Pool::new().unwrap();
+        for structured in [false, true] {
+            let mut flight = Flight::new(session(structured));
+            let mut outbox = Outbox::default();
+            let token = flight.begin(request(Command::Read, 100), charge(100));
+            let mut buffer = pool.try_take(100).unwrap();
+            buffer.fill(5);
+            flight.complete(completed(token, Ok(()), Some(buffer)), &mut outbox);
+            flight.check_invariants();
+            let head: &[u8] =
+                if structured { &reply::offset_data(77, true, 4096, 100) } else { &reply::simple(77, None) };
+            assert_eq!(wire(&outbox), [head, &[5; 100]].concat());
+            assert_eq!((flight.count(), flight.charged), (0, SMALL_BYTES));
+            let freed = outbox.sent(head.len() + 100);
+            flight.discharge(freed);
+            assert_eq!(flight.charged, 0);
+        }
+    }
+
+    #[test]
+    fn errors_name_their_cause_where_the_client_can_show_it() {
+        for structured in [false, true] {
+            let mut flight = Flight::new(session(structured));
+            let mut outbox = Outbox::default();
+            let token = flight.begin(request(Command::Write, 100), charge(100));
+            flight.complete(completed(token, Err(VolumeError::DonorLost), None), &mut outbox);
+            let mut expected = Vec::new();
+            if structured {
+                reply::error(77, true, Errno::Io, "the donor that holds this range is lost", &mut expected);
+            } else {
+                expected.extend(reply::simple(77, Some(Errno::Io)));
+            }
+            assert_eq!(wire(&outbox), expected);
+            assert_eq!(flight.charged, 0);
+        }
+    }
+
+    #[test]
+    fn room_ends_with_requests_replies_or_memory() {
+        let mut flight = Flight::new(session(true));
+        assert!(flight.admits(charge(32 << 20)), "the largest request alone is admitted");
+        for _ in 0..31 {
+            flight.begin(request(Command::Write, 1 << 20), charge(1 << 20));
+        }
+        assert!(flight.admits(charge(1 << 20)) && !flight.admits(charge(2 << 20)));
+        flight.begin(request(Command::Write, 1 << 20), charge(1 << 20));
+        assert!(!flight.admits(charge(1)) && flight.admits(0));
+        assert!(flight.has_room(95) && !flight.has_room(96));
+        flight.check_invariants();
+    }
+
+    #[test]
+    fn tokens_are_used_again() {
+        let mut flight = Flight::new(session(false));
+        let mut outbox = Outbox::default();
+        for _ in 0..1000 {
+            let token = flight.begin(request(Command::Flush, 0), 0);
+            flight.complete(completed(token, Ok(()), None), &mut outbox);
+        }
+        assert_eq!(flight.slots.len(), 1);
+    }
+
+    #[test]
+    fn status_is_cut_to_the_question_and_never_empty() {
+        let (hole, data) = (StatusRun { len: 10, hole: true }, StatusRun { len: 10, hole: false });
+        let of = |length, flags| Descriptor { length, flags };
+        let zero = StateFlags::HOLE | StateFlags::ZERO;
+        assert_eq!(descriptors(&[hole, data], 15, 9), [of(10, zero), of(5, StateFlags::EMPTY)]);
+        assert_eq!(descriptors(&[hole, data], 15, 1), [of(10, zero)]);
+        assert_eq!(descriptors(&[], 15, 9), [of(15, StateFlags::EMPTY)]);
+        assert_eq!(descriptors(&[hole, data], 10, 9), [of(10, zero)]);
+    }
+
+    #[test]
+    fn a_closed_queue_gives_buffers_back_at_once() {
+        let pool = Pool::new().unwrap();
+        let completions = Completions::default();
+        completions.close();
+        let buffer = pool.try_take(33 << 10);
+        completions.complete(completed(0, Ok(()), buffer));
+        let mut taken = Vec::new();
+        completions.take(&mut taken);
+        assert!(taken.is_empty());
+    }
+}

@@ -1,0 +1,69 @@
+//! What the export says of itself in a handshake.
+//!
+//! Owns: names, flags and block sizes. Never: the bytes of the handshake, which `rim::accept` drives.
+//! Called by `export`. Tests: below; with real clients, end to end.
+
+use cheetah_nbd::limits::REQUEST_PAYLOAD_BYTES_MAX;
+use cheetah_nbd::server::{ExportError, Purpose};
+use cheetah_nbd::{ExportInfo, ListEntry, TransmissionFlags};
+use cheetah_rim::accept::Exports;
+use cheetah_rim::volume::VolumeHandle;
+
+/// The volume, under its name and as the default export.
+pub(super) struct One<'a>(pub(super) &'a VolumeHandle);
+
+impl Exports for One<'_> {
+    async fn lookup(&mut self, export: &str, _: Purpose) -> Result<ExportInfo, ExportError> {
+        look_up(self.0, export)
+    }
+
+    fn list(&self) -> Vec<ListEntry> {
+        vec![ListEntry { name: self.0.name().to_owned(), description: String::new() }]
+    }
+}
+
+fn look_up(handle: &VolumeHandle, export: &str) -> Result<ExportInfo, ExportError> {
+    if !export.is_empty() && export != handle.name() {
+        return Err(ExportError::Unknown);
+    }
+    Ok(describe(handle.size(), handle.read_only()))
+}
+
+/// Multi-conn holds: a write that was answered is with the donor, where every connection reads it.
+fn describe(size: u64, read_only: bool) -> ExportInfo {
+    let mut flags = TransmissionFlags::HAS_FLAGS
+        | TransmissionFlags::SEND_FLUSH
+        | TransmissionFlags::SEND_FUA
+        | TransmissionFlags::SEND_DF
+        | TransmissionFlags::SEND_CACHE
+        | TransmissionFlags::CAN_MULTI_CONN;
+    if read_only {
+        flags |= TransmissionFlags::READ_ONLY;
+    } else {
+        flags |= TransmissionFlags::SEND_TRIM
+            | TransmissionFlags::SEND_WRITE_ZEROES
+            | TransmissionFlags::SEND_FAST_ZERO;
+    }
+    let mut info = ExportInfo::new(size, flags);
+    (info.block_min, info.block_preferred, info.block_max) = (1, 4096, REQUEST_PAYLOAD_BYTES_MAX);
+    info
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_read_only_export_offers_no_change() {
+        let changes = [
+            TransmissionFlags::SEND_TRIM,
+            TransmissionFlags::SEND_WRITE_ZEROES,
+            TransmissionFlags::SEND_FAST_ZERO,
+        ];
+        let (writable, sealed) = (describe(5, false), describe(5, true));
+        assert!(changes.iter().all(|flag| writable.flags.contains(*flag) && !sealed.flags.contains(*flag)));
+        assert!(sealed.flags.contains(TransmissionFlags::READ_ONLY | TransmissionFlags::CAN_MULTI_CONN));
+        assert!(!writable.flags.contains(TransmissionFlags::READ_ONLY));
+        assert_eq!((writable.size, writable.block_min), (5, 1));
+    }
+}

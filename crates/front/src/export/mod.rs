@@ -1,0 +1,258 @@
+//! The volume as an NBD export, for clients that others wrote, over TCP and Unix sockets.
+//!
+//! Owns: the listener, how many clients there may be, and the end of it all. Never: encrypts yet; whoever lets
+//! others than this machine connect tells the user that traffic is in the clear (`Exported::is_local`).
+//! Invariant: listener and connections live on the volume's data thread, so a request costs no wake-up of another
+//! thread; none of them may block or hold it for long.
+//! Called by `cheetah attach --front export` and `up`. Parts: `handshake`, `connection`, `inbuf`, `outbox`,
+//! `errno`. Tests: in each; with real clients, end to end.
+
+mod connection;
+mod errno;
+mod flight;
+mod handshake;
+mod inbuf;
+mod outbox;
+
+pub use cheetah_rim::net::Endpoint;
+
+use cheetah_nbd::uri::{Transport, Uri};
+use cheetah_rim::accept::{self, Accepted};
+use cheetah_rim::net::{self, Listener};
+use cheetah_rim::volume::VolumeHandle;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::sync::{oneshot, watch};
+
+/// Clients at once; one more is closed unheard.
+const CONNECTIONS_MAX: usize = 4096;
+/// After accept failed for want of descriptors or memory.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Why there is no export; the text says what to do.
+#[derive(Debug)]
+pub enum ExportError {
+    Listen(String),
+    /// The volume was detached meanwhile.
+    Closed,
+}
+
+impl fmt::Display for ExportError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ExportError::Listen(why) => f.write_str(why),
+            ExportError::Closed => write!(f, "the volume was detached"),
+        }
+    }
+}
+
+impl std::error::Error for ExportError {}
+
+/// A served volume. Dropping it stops the listener and ends the connections when their requests are answered.
+#[derive(Debug)]
+pub struct Exported {
+    name: String,
+    endpoint: Endpoint,
+    clients: Arc<AtomicUsize>,
+    stop: watch::Sender<bool>,
+}
+
+/// What every connection needs.
+#[derive(Clone, Debug)]
+struct Served {
+    handle: VolumeHandle,
+    stop: watch::Receiver<bool>,
+}
+
+/// Serves the volume at `endpoint`, under its name and as the default export.
+///
+/// # Errors
+/// The address cannot be listened on, with what to do.
+pub async fn serve(handle: &VolumeHandle, endpoint: Endpoint) -> Result<Exported, ExportError> {
+    let (stop, stopped) = watch::channel(false);
+    let clients = Arc::new(AtomicUsize::new(0));
+    let (bound_tx, bound) = oneshot::channel();
+    let served = Served { handle: handle.clone(), stop: stopped };
+    let counted = clients.clone();
+    handle.spawn_local(Box::new(move || {
+        Box::pin(async move {
+            match bind(&endpoint) {
+                Ok(listener) => {
+                    if bound_tx.send(Ok(listener.endpoint().clone())).is_ok() {
+                        listen(listener, served, counted).await;
+                    }
+                }
+                Err(why) => drop(bound_tx.send(Err(why))),
+            }
+        })
+    }));
+    let endpoint = bound.await.map_err(|_| ExportError::Closed)?.map_err(ExportError::Listen)?;
+    Ok(Exported { name: handle.name().to_owned(), endpoint, clients, stop })
+}
+
+fn bind(endpoint: &Endpoint) -> Result<Listener, String> {
+    let listener = Listener::bind(endpoint)?;
+    if let Endpoint::Unix(path) = endpoint {
+        // Whoever may write to the socket may read the evidence.
+        let mode = std::fs::Permissions::from_mode(0o600);
+        std::fs::set_permissions(path, mode).map_err(|e| format!("{}: {e}", path.display()))?;
+    }
+    Ok(listener)
+}
+
+async fn listen(listener: Listener, served: Served, clients: Arc<AtomicUsize>) {
+    let mut stop = served.stop.clone();
+    loop {
+        let accepted = tokio::select! {
+            _ = stop.wait_for(|stopped| *stopped) => return,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok(socket) => admit(socket, &served, &clients),
+            Err(error) => {
+                tracing::warn!(%error, "a client could not be accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+fn admit(socket: OwnedFd, served: &Served, clients: &Arc<AtomicUsize>) {
+    let Some(place) = Place::take(clients) else {
+        tracing::warn!("{CONNECTIONS_MAX} clients are connected; another one was turned away");
+        return;
+    };
+    let connection_of = served.clone();
+    served.handle.spawn_local(Box::new(move || {
+        Box::pin(async move {
+            converse(socket, connection_of).await;
+            drop(place);
+        })
+    }));
+}
+
+/// One client, from its first byte to its last.
+async fn converse(socket: OwnedFd, served: Served) {
+    let Served { handle, mut stop } = served;
+    let socket = match net::register(socket) {
+        Ok(socket) => Rc::new(socket),
+        Err(error) => return tracing::warn!(%error, "a client could not be served"),
+    };
+    let mut export = handshake::One(&handle);
+    let accepted = tokio::select! {
+        _ = stop.wait_for(|stopped| *stopped) => return,
+        accepted = accept::handshake(&socket, &mut export) => accepted,
+    };
+    if let Some(Accepted { session, early }) = accepted {
+        connection::serve(socket, handle, session, &early, stop).await;
+    }
+}
+
+/// A client's place among those that may be connected.
+struct Place(Arc<AtomicUsize>);
+
+impl Place {
+    fn take(clients: &Arc<AtomicUsize>) -> Option<Place> {
+        let more = |count: usize| (count < CONNECTIONS_MAX).then_some(count + 1);
+        clients.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+        Some(Place(clients.clone()))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Exported {
+    /// Where it is, with the port that the kernel chose.
+    #[must_use]
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// As NBD clients take it: `nbd://127.0.0.1:10809/NAME`, `nbd+unix:///NAME?socket=/path`.
+    #[must_use]
+    pub fn uri(&self) -> String {
+        uri(&self.endpoint, &self.name)
+    }
+
+    /// Whether only this machine can connect; the user is told of anything else.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        self.endpoint.is_local()
+    }
+
+    #[must_use]
+    pub fn clients(&self) -> usize {
+        self.clients.load(Ordering::Relaxed)
+    }
+
+    /// Ends listening and the connections, each when its requests are answered, and waits for that at most
+    /// `patience`. Returns whether all were done by then.
+    pub async fn stop(&self, patience: Duration) -> bool {
+        self.stop.send_replace(true);
+        tokio::time::timeout(patience, self.stop.closed()).await.is_ok()
+    }
+}
+
+impl Drop for Exported {
+    fn drop(&mut self) {
+        self.stop.send_replace(true);
+    }
+}
+
+fn uri(endpoint: &Endpoint, export: &str) -> String {
+    let transport = match endpoint {
+        Endpoint::Tcp(address) => {
+            let address = reachable(*address);
+            Transport::Tcp { host: address.ip().to_string(), port: address.port() }
+        }
+        Endpoint::Unix(path) => {
+            let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            Transport::Unix { socket: path.to_string_lossy().into_owned() }
+        }
+    };
+    Uri { transport, export: export.to_owned() }.to_string()
+}
+
+/// Every address at once is none to connect to; this machine's is one of them.
+fn reachable(address: SocketAddr) -> SocketAddr {
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        ip => ip,
+    };
+    SocketAddr::new(ip, address.port())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uris_are_what_nbd_clients_take() {
+        let uri = |endpoint: &str| uri(&endpoint.parse().unwrap(), "scratch");
+        assert_eq!(uri("127.0.0.1:10810"), "nbd://127.0.0.1:10810/scratch");
+        assert_eq!(uri("0.0.0.0:10810"), "nbd://127.0.0.1:10810/scratch");
+        assert_eq!(uri("[::]:10810"), "nbd://[::1]:10810/scratch");
+        assert_eq!(uri("unix:/run/x.sock"), "nbd+unix:///scratch?socket=/run/x.sock");
+    }
+
+    #[test]
+    fn places_are_counted_and_given_back() {
+        let clients = Arc::new(AtomicUsize::new(CONNECTIONS_MAX - 1));
+        let place = Place::take(&clients);
+        assert!(place.is_some() && Place::take(&clients).is_none());
+        drop(place);
+        assert!(Place::take(&clients).is_some());
+    }
+}
