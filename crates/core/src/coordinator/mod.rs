@@ -59,6 +59,7 @@ pub enum Effect {
 }
 
 /// What becomes of a call: answered now, or held until a time at most.
+#[expect(clippy::large_enum_variant, reason = "one at a time, on the stack of one step")]
 enum Outcome {
     Answer(Answer),
     Hold(Held, Time),

@@ -1,6 +1,6 @@
 //! What the pool and its volumes look like from outside, with the exact bytes that are lost.
 //!
-//! Never: changes. Tests: `tests/coordinator_status.rs`.
+//! Never: changes. Tests: `tests/coordinator_donors.rs`.
 
 use super::donors::Donor;
 use super::volumes::Volume;

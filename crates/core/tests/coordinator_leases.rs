@@ -1,0 +1,127 @@
+//! Leases: one writer, many readers, and nothing said to a client before its donors know.
+
+mod pool;
+
+use cheetah_core::api::{Answer, Call, RefusalCode, Renewed, Size};
+use cheetah_core::coordinator::Event;
+use cheetah_core::limits::{LEASE_NS, LEASE_RENEW_NS, SECOND_NS};
+use cheetah_core::map::DonorId;
+use pool::{E, World, assert_refused, attaching};
+
+fn world() -> World {
+    let mut world = World::with_donors(&[4, 4]);
+    world.create("v", Size::Bytes(2 * E), Some("stripe:2")).expect("created");
+    world
+}
+
+#[test]
+fn one_writer_and_many_readers() {
+    let mut world = world();
+    let writer = world.attach("v", false).expect("attached");
+    assert_eq!(world.tokens_of(1), [writer.token].into());
+    assert_refused(
+        world.attach("v", false),
+        RefusalCode::Conflict,
+        &["eve@lab pid 7", "--read-only", "15 s"],
+    );
+    let reader = world.attach("v", true).expect("attached");
+    let other = world.attach("v", true).expect("attached");
+    assert_eq!(world.tokens_of(2), [writer.token, reader.token, other.token].into());
+    assert_eq!(world.show("v").status.attachments.len(), 3);
+    assert_refused(world.delete("v"), RefusalCode::Conflict, &["attached by eve@lab", "detach"]);
+    for token in [writer.token, reader.token, other.token] {
+        world.detach("v", token).expect("detached");
+    }
+    world.settle();
+    assert_eq!(world.tokens_of(1), [].into());
+    world.delete("v").expect("deleted");
+}
+
+#[test]
+fn a_lease_is_given_only_when_the_live_donors_know_it() {
+    let mut world = world();
+    let call = world.send(attaching("v", false));
+    world.sync(DonorId(1));
+    world.sync(DonorId(1));
+    assert_eq!(world.answer(call), None);
+    world.donors.remove(&DonorId(2));
+    world.pass(6 * SECOND_NS);
+    match world.answer(call) {
+        Some(Ok(Answer::Attached(attached))) => assert_eq!(attached.unconfirmed, [DonorId(2)]),
+        other => panic!("a silent donor is not waited for: {other:?}"),
+    }
+}
+
+#[test]
+fn a_caller_that_hung_up_leaves_no_lease() {
+    let mut world = world();
+    let call = world.send(attaching("v", false));
+    world.step(Event::Hangup { call });
+    world.settle();
+    assert_eq!((world.tokens_of(1), world.answer(call)), ([].into(), None));
+    world.attach("v", false).expect("attached");
+}
+
+#[test]
+fn an_expired_writer_costs_an_epoch_and_is_gone() {
+    let mut world = world();
+    let first = world.attach("v", false).expect("attached");
+    world.pass(LEASE_NS + SECOND_NS);
+    assert_eq!(world.tokens_of(1), [].into());
+    let second = world.attach("v", false).expect("the lease has ended");
+    assert!(second.map.epoch > first.map.epoch && second.token != first.token);
+    let renew = world.renew("v", first.token, first.map.epoch);
+    let answer = world.answer(renew).expect("at once");
+    assert_refused(answer, RefusalCode::Gone, &["attach the volume again"]);
+    assert_refused(world.detach("v", first.token), RefusalCode::Gone, &[]);
+}
+
+#[test]
+fn renewing_keeps_a_lease_and_is_answered_in_time() {
+    let mut world = world();
+    let lease = world.attach("v", false).expect("attached");
+    for _ in 0..2 * LEASE_NS / LEASE_RENEW_NS {
+        let call = world.renew("v", lease.token, lease.map.epoch);
+        assert_eq!(world.answer(call), None, "held until there is news");
+        world.pass(LEASE_RENEW_NS);
+        assert_eq!(world.answer(call), Some(Ok(Answer::Renewed(Renewed { map: None }))));
+    }
+    assert_eq!(world.show("v").status.attachments[0].place, "/mnt/x");
+}
+
+#[test]
+fn a_renewal_brings_the_new_map_once_its_donors_know_it() {
+    let mut world = world();
+    let lease = world.attach("v", false).expect("attached");
+    let renew = world.renew("v", lease.token, lease.map.epoch);
+    let grow = world.send(Call::Grow { name: "v".into(), size: Size::All });
+    assert_eq!((world.answer(renew), world.answer(grow)), (None, None));
+    world.settle();
+    let Some(Ok(Answer::Renewed(Renewed { map: Some(map) }))) = world.answer(renew) else { panic!("a map") };
+    assert_eq!((map.size, map.epoch), (8 * E, lease.map.epoch + 1));
+    assert!(world.answer(grow).is_some());
+    let late = world.renew("v", lease.token, lease.map.epoch);
+    assert!(matches!(world.answer(late), Some(Ok(Answer::Renewed(Renewed { map: Some(_) })))), "at once");
+}
+
+#[test]
+fn detaching_ends_a_held_renewal() {
+    let mut world = world();
+    let lease = world.attach("v", true).expect("attached");
+    let renew = world.renew("v", lease.token, lease.map.epoch);
+    world.detach("v", lease.token).expect("detached");
+    let answer = world.answer(renew).expect("at once");
+    assert_refused(answer, RefusalCode::Gone, &[]);
+}
+
+#[test]
+fn another_version_or_volume_is_refused() {
+    let mut world = world();
+    let Call::Attach { name, mut attach } = attaching("v", false) else { unreachable!() };
+    attach.version += 1;
+    let answer = world.ask(Call::Attach { name, attach });
+    assert_refused(answer, RefusalCode::Version, &["version 2", "version 1", "coordinator's machine"]);
+    assert_refused(world.attach("w", false), RefusalCode::NotFound, &["'w'"]);
+    let lease = world.attach("v", false).expect("attached");
+    assert_refused(world.detach("w", lease.token), RefusalCode::Gone, &[]);
+}
