@@ -18,17 +18,18 @@ pub use cheetah_rim::net::Endpoint;
 
 use cheetah_nbd::uri::{Transport, Uri};
 use cheetah_rim::accept::{self, Accepted};
-use cheetah_rim::net::{self, Listener};
+use cheetah_rim::net::{self, Bound, Listener};
 use cheetah_rim::volume::VolumeHandle;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 
 /// Clients at once; one more is closed unheard.
 const CONNECTIONS_MAX: usize = 4096;
@@ -39,15 +40,19 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub enum ExportError {
     Listen(String),
-    /// The volume was detached meanwhile.
-    Closed,
+    /// A file that is no socket is in the place of one.
+    NotSocket {
+        path: PathBuf,
+    },
 }
 
 impl fmt::Display for ExportError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ExportError::Listen(why) => f.write_str(why),
-            ExportError::Closed => write!(f, "the volume was detached"),
+            ExportError::NotSocket { path } => {
+                write!(f, "{} exists and is not a socket: name another path for the export", path.display())
+            }
         }
     }
 }
@@ -74,36 +79,37 @@ struct Served {
 ///
 /// # Errors
 /// The address cannot be listened on, with what to do.
-pub async fn serve(handle: &VolumeHandle, endpoint: Endpoint) -> Result<Exported, ExportError> {
+pub fn serve(handle: &VolumeHandle, endpoint: &Endpoint) -> Result<Exported, ExportError> {
+    let bound = bind(endpoint)?;
+    let endpoint = bound.endpoint.clone();
     let (stop, stopped) = watch::channel(false);
     let clients = Arc::new(AtomicUsize::new(0));
-    let (bound_tx, bound) = oneshot::channel();
     let served = Served { handle: handle.clone(), stop: stopped };
     let counted = clients.clone();
     handle.spawn_local(Box::new(move || {
         Box::pin(async move {
-            match bind(&endpoint) {
-                Ok(listener) => {
-                    if bound_tx.send(Ok(listener.endpoint().clone())).is_ok() {
-                        listen(listener, served, counted).await;
-                    }
-                }
-                Err(why) => drop(bound_tx.send(Err(why))),
+            match Listener::accept_from(bound) {
+                Ok(listener) => listen(listener, served, counted).await,
+                Err(why) => tracing::error!("the export is not served: {why}"),
             }
         })
     }));
-    let endpoint = bound.await.map_err(|_| ExportError::Closed)?.map_err(ExportError::Listen)?;
     Ok(Exported { name: handle.name().to_owned(), endpoint, clients, stop })
 }
 
-fn bind(endpoint: &Endpoint) -> Result<Listener, String> {
-    let listener = Listener::bind(endpoint)?;
-    if let Endpoint::Unix(path) = endpoint {
-        // Whoever may write to the socket may read the evidence.
-        let mode = std::fs::Permissions::from_mode(0o600);
-        std::fs::set_permissions(path, mode).map_err(|e| format!("{}: {e}", path.display()))?;
+fn bind(endpoint: &Endpoint) -> Result<Bound, ExportError> {
+    let Endpoint::Unix(path) = endpoint else {
+        return Bound::new(endpoint).map_err(ExportError::Listen);
+    };
+    // The socket of a server that is gone is replaced; any other file may be evidence.
+    if std::fs::symlink_metadata(path).is_ok_and(|found| !found.file_type().is_socket()) {
+        return Err(ExportError::NotSocket { path: path.clone() });
     }
-    Ok(listener)
+    let bound = Bound::new(endpoint).map_err(ExportError::Listen)?;
+    // Whoever may write to the socket may read the evidence.
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
+        .map_err(|error| ExportError::Listen(format!("{}: {error}", path.display())))?;
+    Ok(bound)
 }
 
 async fn listen(listener: Listener, served: Served, clients: Arc<AtomicUsize>) {
