@@ -14,7 +14,7 @@ pub mod images;
 pub mod lan;
 // pub mod load;
 pub mod mark;
-// pub mod pool;
+pub mod pool;
 pub mod process;
 pub mod rivals;
 pub mod scratch;

@@ -26,7 +26,10 @@ impl Process {
         let log = directory.join(format!("{name}.log"));
         let file = File::create(&log).expect("a log file");
         let errors = file.try_clone().expect("a second handle of the log file");
-        command.stdin(Stdio::null()).stdout(file).stderr(errors).env(mark::VARIABLE, mark::own());
+        command.stdin(Stdio::null()).stdout(file).stderr(errors);
+        if !command.get_envs().any(|(key, _)| key == mark::VARIABLE) {
+            command.env(mark::VARIABLE, mark::own());
+        }
         match command.spawn() {
             Ok(child) => Self { name: name.to_owned(), child, log },
             Err(error) => panic!("cannot start {command:?}: {error}"),

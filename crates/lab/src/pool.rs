@@ -1,0 +1,448 @@
+//! The program under test as a user runs it: a coordinator, donors, commands and attached volumes, each a process.
+//!
+//! Owns: the place of the binary, private state and runtime directories, ports (always the kernel's choice), and the
+//! end of every process of the pool, those that detached themselves included. Never: looks inside the program.
+//! Invariant: dropping a pool leaves no process, mount or loop device of it.
+//! Called by: the end-to-end tests and benchmarks.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::lan::{Lan, Node};
+use crate::process::Process;
+use crate::scratch::Scratch;
+use crate::{mark, rivals, wait};
+
+/// How long a command may take before it counts as hanging.
+const COMMAND_LIMIT: Duration = Duration::from_secs(180);
+
+/// The program: `CHEETAH_BIN`, else the release build beside the build of the caller.
+#[track_caller]
+pub fn binary() -> PathBuf {
+    let path = std::env::var_os("CHEETAH_BIN").map(PathBuf::from).or_else(|| {
+        let exe = std::env::current_exe().ok()?;
+        exe.ancestors().map(|directory| directory.join("release/cheetah")).find(|path| path.exists())
+    });
+    match path {
+        Some(path) if path.exists() => path,
+        _ => panic!("needs the program (release/cheetah, or CHEETAH_BIN): run make build"),
+    }
+}
+
+/// Where the coordinator keeps its state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    Memory,
+    Directory,
+}
+
+/// What a command printed and how it ended.
+#[derive(Debug)]
+pub struct Said {
+    pub status: ExitStatus,
+    pub out: String,
+    pub err: String,
+}
+
+/// What `attach` answered.
+#[derive(Clone, Debug)]
+pub struct Attached {
+    pub volume: String,
+    /// The file or block device, for the front ends that have one.
+    pub path: PathBuf,
+    /// The address of the export, for the front end that has one.
+    pub uri: String,
+}
+
+/// A pool of processes on this machine, or spread over the hosts of a lab.
+#[derive(Debug)]
+pub struct Pool {
+    url: String,
+    mark: String,
+    state: State,
+    lan: Option<Arc<Lan>>,
+    coordinator: Option<Process>,
+    donors: BTreeMap<String, Process>,
+    attached: Vec<String>,
+    scratch: Scratch,
+}
+
+impl Pool {
+    /// A coordinator that keeps its state in memory, on loopback.
+    #[track_caller]
+    pub fn start() -> Self {
+        Self::with(State::Memory, None)
+    }
+
+    /// A coordinator with this kind of state; in a lab it runs on the client host.
+    #[track_caller]
+    pub fn with(state: State, lan: Option<Arc<Lan>>) -> Self {
+        let mut pool = Self::without_coordinator(lan);
+        pool.state = state;
+        let listen = format!("{}:0", pool.address_of(Node::Client));
+        pool.start_coordinator(&listen);
+        pool
+    }
+
+    /// No coordinator at all: for what must work, or fail well, without one.
+    pub fn without_coordinator(lan: Option<Arc<Lan>>) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let mark = format!("{}.pool.{}", mark::own(), COUNT.fetch_add(1, Ordering::Relaxed));
+        Self {
+            // The discard port: nothing listens there.
+            url: "http://127.0.0.1:9".to_owned(),
+            mark,
+            state: State::Memory,
+            lan,
+            coordinator: None,
+            donors: BTreeMap::new(),
+            attached: Vec::new(),
+            scratch: Scratch::new(),
+        }
+    }
+
+    fn address_of(&self, node: Node) -> String {
+        if self.lan.is_some() { node.address() } else { "127.0.0.1".to_owned() }
+    }
+
+    #[track_caller]
+    fn start_coordinator(&mut self, listen: &str) {
+        let state = match self.state {
+            State::Memory => "memory".to_owned(),
+            State::Directory => self.scratch.directory("state").display().to_string(),
+        };
+        let mut command = self.command_on(Node::Client);
+        command.args(["coordinate", "--listen", listen, "--state", &state]);
+        let mut process = Process::start("coordinator", command, self.scratch.path());
+        let line = process.wait_for_line("ready: http://", wait::SOON);
+        self.url = after(&line, "ready: ");
+        self.coordinator = Some(process);
+    }
+
+    /// Kills the coordinator (SIGKILL).
+    pub fn kill_coordinator(&mut self) {
+        self.coordinator = None;
+    }
+
+    /// Starts the coordinator again at the address it had.
+    #[track_caller]
+    pub fn restart_coordinator(&mut self) {
+        let listen = after(&self.url, "http://");
+        self.start_coordinator(&listen);
+    }
+
+    /// The address of the coordinator.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// A private directory of this pool, for the caller's files.
+    pub fn scratch(&self) -> &Scratch {
+        &self.scratch
+    }
+
+    /// The program with this pool's environment.
+    pub fn command(&self) -> Command {
+        self.command_on(Node::Client)
+    }
+
+    /// The program with this pool's environment on a host of the lab (here, when there is none).
+    pub fn command_on(&self, node: Node) -> Command {
+        let mut command = match &self.lan {
+            Some(lan) => lan.exec(node, binary()),
+            None => Command::new(binary()),
+        };
+        command
+            .stdin(Stdio::null())
+            .env(mark::VARIABLE, &self.mark)
+            .env("CHEETAH_POOL", &self.url)
+            .env("XDG_RUNTIME_DIR", self.scratch.directory("run"))
+            .env("XDG_STATE_HOME", self.scratch.directory("state-home"));
+        command
+    }
+
+    /// Starts a donor on this machine, or, in a lab, the next donor on the next host.
+    #[track_caller]
+    pub fn donate(&mut self, name: &str, size: &str) -> &mut Process {
+        let number = u8::try_from(self.donors.len() + 1).expect("fewer donors than hosts");
+        let node = Node::Donor(number);
+        let listen = format!("{}:0", self.address_of(node));
+        self.donate_on(node, name, &[size, "--listen", &listen])
+    }
+
+    /// Makes another's NBD server a donor of this pool.
+    #[track_caller]
+    pub fn donate_foreign(&mut self, name: &str, uri: &str) -> &mut Process {
+        self.donate_on(Node::Client, name, &[uri])
+    }
+
+    #[track_caller]
+    fn donate_on(&mut self, node: Node, name: &str, arguments: &[&str]) -> &mut Process {
+        let mut command = self.command_on(node);
+        command.arg("donate").args(arguments).args(["--pool", &self.url, "--name", name]);
+        let mut process = Process::start(&format!("donor-{name}"), command, self.scratch.path());
+        process.wait_for_line("ready: donor", wait::SOON);
+        self.donors.insert(name.to_owned(), process);
+        self.donor(name)
+    }
+
+    /// A donor by its name.
+    #[track_caller]
+    pub fn donor(&mut self, name: &str) -> &mut Process {
+        self.donors.get_mut(name).unwrap_or_else(|| panic!("no donor {name}"))
+    }
+
+    /// Runs a command of the program to its end, whatever comes of it.
+    #[track_caller]
+    pub fn run<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Said {
+        let mut command = self.command();
+        command.args(arguments);
+        run_to_end(command)
+    }
+
+    /// Runs a command that must succeed; answers its standard output.
+    #[track_caller]
+    pub fn ok<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> String {
+        let arguments = owned(arguments);
+        let said = self.run(&arguments);
+        assert!(said.status.success(), "cheetah {arguments:?}: {}\n{}{}", said.status, said.out, said.err);
+        said.out
+    }
+
+    /// Runs a command that must fail, by itself and with a message; answers the message.
+    #[track_caller]
+    pub fn fails<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> String {
+        let arguments = owned(arguments);
+        let said = self.run(&arguments);
+        let code = said.status.code();
+        assert!(
+            code.is_some_and(|code| code != 0 && code != 101),
+            "cheetah {arguments:?} must fail cleanly: {}\n{}{}",
+            said.status,
+            said.out,
+            said.err
+        );
+        assert!(!said.err.trim().is_empty(), "cheetah {arguments:?} fails without a message");
+        assert!(!said.err.contains("panicked at"), "cheetah {arguments:?}: {}", said.err);
+        said.err
+    }
+
+    /// Runs a command with `--json`; answers what it reports.
+    #[track_caller]
+    pub fn json<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Value {
+        let mut arguments = owned(arguments);
+        arguments.push("--json".into());
+        let out = self.ok(&arguments);
+        serde_json::from_str(&out).unwrap_or_else(|error| panic!("cheetah {arguments:?}: {error} in {out}"))
+    }
+
+    /// Makes a volume over the donors, one after the other.
+    #[track_caller]
+    pub fn create_linear(&self, name: &str, size: &str) {
+        self.ok(["create", name, size, "--redundancy", "linear"]);
+    }
+
+    /// Attaches a volume as a file.
+    #[track_caller]
+    pub fn attach_fuse(&mut self, name: &str, more: &[&str]) -> Attached {
+        let directory = self.mount_directory(name);
+        self.attach(name, Some(&directory), "fuse", more)
+    }
+
+    /// Attaches a volume as a block device.
+    #[track_caller]
+    pub fn attach_loop(&mut self, name: &str, more: &[&str]) -> Attached {
+        let directory = self.mount_directory(name);
+        self.attach(name, Some(&directory), "loop", more)
+    }
+
+    /// Attaches a volume as an NBD export on TCP.
+    #[track_caller]
+    pub fn attach_export(&mut self, name: &str, more: &[&str]) -> Attached {
+        let listen = format!("{}:0", self.address_of(Node::Client));
+        self.attach(name, None, "export", &[&["--listen", listen.as_str()], more].concat())
+    }
+
+    /// Attaches a volume as an NBD export on a Unix socket.
+    #[track_caller]
+    pub fn attach_export_unix(&mut self, name: &str, more: &[&str]) -> Attached {
+        let listen = format!("unix:{}", self.scratch.join(format!("{name}.sock")).display());
+        self.attach(name, None, "export", &[&["--listen", listen.as_str()], more].concat())
+    }
+
+    #[track_caller]
+    fn attach(&mut self, name: &str, directory: Option<&Path>, front: &str, more: &[&str]) -> Attached {
+        let mut arguments: Vec<String> = vec!["attach".into(), name.into()];
+        arguments.extend(directory.map(|path| path.display().to_string()));
+        arguments.extend(["--front".into(), front.into()]);
+        arguments.extend(more.iter().map(|argument| (*argument).to_owned()));
+        self.attached.push(name.to_owned());
+        let answer = self.json(&arguments);
+        let text = |field: &str| answer[field].as_str().unwrap_or_default().to_owned();
+        Attached { volume: name.to_owned(), path: text("path").into(), uri: text("uri") }
+    }
+
+    /// An empty directory to mount a volume at.
+    pub fn mount_directory(&self, name: &str) -> PathBuf {
+        self.scratch.directory(&format!("mnt-{name}"))
+    }
+
+    #[track_caller]
+    pub fn detach(&mut self, name: &str) {
+        self.ok(["detach", name]);
+        self.attached.retain(|attached| attached != name);
+    }
+
+    /// The pool as `status` reports it.
+    #[track_caller]
+    pub fn status(&self) -> Value {
+        self.json(["status"])
+    }
+
+    /// One volume as `status` reports it.
+    #[track_caller]
+    pub fn volume_status(&self, name: &str) -> Value {
+        let status = self.status();
+        let volumes = status["volumes"].as_array().expect("volumes in the status");
+        match volumes.iter().find(|volume| volume["name"] == name) {
+            Some(volume) => volume.clone(),
+            None => panic!("no volume {name} in {status}"),
+        }
+    }
+
+    /// The processes of this pool that no guard of ours holds: the daemons that serve attached volumes.
+    pub fn daemons(&self) -> Vec<mark::Running> {
+        let guarded: Vec<u32> =
+            self.coordinator.iter().chain(self.donors.values()).map(Process::pid).collect();
+        let mut found = mark::processes(|mark| mark == self.mark);
+        found.retain(|running| !guarded.contains(&running.pid));
+        found
+    }
+
+    /// Kills (SIGKILL) the daemons that serve attached volumes and waits until they are gone.
+    #[track_caller]
+    pub fn kill_daemons(&self) {
+        let daemons = self.daemons();
+        assert!(!daemons.is_empty(), "no daemon runs that could be killed");
+        for daemon in &daemons {
+            mark::signal(daemon.pid, Signal::KILL);
+        }
+        wait::until("the end of the daemons", wait::SOON, || {
+            daemons.iter().all(|daemon| mark::start_time(daemon.pid).is_none())
+        });
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        for name in std::mem::take(&mut self.attached) {
+            let mut command = self.command();
+            command.args(["detach", &name]);
+            // A test that fails leaves what it leaves; the kill below and the scratch directory take the rest.
+            let _ = end_within(command, Duration::from_secs(20));
+        }
+        for running in mark::processes(|mark| mark == self.mark) {
+            mark::signal(running.pid, Signal::KILL);
+        }
+    }
+}
+
+/// A donor without a coordinator: its whole memory as one NBD export.
+#[derive(Debug)]
+pub struct LoneDonor {
+    pub process: Process,
+    pub uri: String,
+    _scratch: Scratch,
+}
+
+impl LoneDonor {
+    /// On TCP.
+    #[track_caller]
+    pub fn tcp(size: &str) -> Self {
+        Self::start(size, |_| "127.0.0.1:0".to_owned())
+    }
+
+    /// On a Unix socket.
+    #[track_caller]
+    pub fn unix(size: &str) -> Self {
+        Self::start(size, |scratch| format!("unix:{}", scratch.join("donor.sock").display()))
+    }
+
+    #[track_caller]
+    fn start(size: &str, listen: impl Fn(&Scratch) -> String) -> Self {
+        let scratch = Scratch::new();
+        let mut command = Command::new(binary());
+        command.args(["donate", size, "--no-pool", "--listen", &listen(&scratch)]);
+        let mut process = Process::start("donor", command, scratch.path());
+        let line = process.wait_for_line("ready: donor", wait::SOON);
+        let address = line.split_once(" at ").map(|(_, rest)| rest.split(' ').next().unwrap_or(rest));
+        let address = address.unwrap_or_else(|| panic!("no address in {line:?}"));
+        let uri = match address.strip_prefix("unix:") {
+            Some(socket) => rivals::unix_uri(Path::new(socket), ""),
+            None => {
+                format!("nbd://{}/", address.strip_prefix("nbd://").unwrap_or(address).trim_end_matches('/'))
+            }
+        };
+        Self { process, uri, _scratch: scratch }
+    }
+}
+
+fn owned<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Vec<std::ffi::OsString> {
+    arguments.into_iter().map(|argument| argument.as_ref().to_owned()).collect()
+}
+
+fn after(line: &str, prefix: &str) -> String {
+    line.split_once(prefix).map_or(line, |(_, rest)| rest).trim().to_owned()
+}
+
+#[track_caller]
+fn run_to_end(command: Command) -> Said {
+    let what = format!("{command:?}");
+    end_within(command, COMMAND_LIMIT).unwrap_or_else(|error| panic!("{what}: {error}"))
+}
+
+/// Ends when the command has ended **and** both its outputs are closed: a daemon that keeps them open would hang a
+/// shell's `$(...)`, and so counts as a command that hangs.
+fn end_within(mut command: Command, limit: Duration) -> Result<Said, String> {
+    let mut child =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(|error| error.to_string())?;
+    let out = collect(child.stdout.take());
+    let err = collect(child.stderr.take());
+    let start = std::time::Instant::now();
+    let left = || limit.saturating_sub(start.elapsed());
+    let texts = out.recv_timeout(left()).and_then(|out| Ok((out, err.recv_timeout(left())?)));
+    let Ok((out, err)) = texts else {
+        let ended = matches!(child.try_wait(), Ok(Some(_)));
+        // Only to end it; that it may have ended meanwhile is fine.
+        let _ = child.kill();
+        let _ = child.wait();
+        let which = if ended { "has ended but something keeps its outputs open" } else { "did not end" };
+        return Err(format!("{which} within {limit:?}"));
+    };
+    let status = child.wait().map_err(|error| error.to_string())?;
+    Ok(Said { status, out, err })
+}
+
+fn collect(from: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String> {
+    let (to, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(mut from) = from {
+            // What could be read before an error is what there is to show.
+            let _ = from.read_to_end(&mut bytes);
+        }
+        // The receiver is gone when the command took too long.
+        let _ = to.send(String::from_utf8_lossy(&bytes).into_owned());
+    });
+    receiver
+}
