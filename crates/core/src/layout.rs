@@ -3,7 +3,7 @@
 //! Owns the one mapping that every read and write goes through, and the honest list of what a lost donor takes
 //! with it. Never: state, or knowledge of who is alive. Invariant: the fragments of a range cover each of its
 //! bytes exactly once, and one fragment is one run of one donor's extent, however many rows it spans.
-//! Called by `volume` for each request. Tests: properties below.
+//! Called by `volume` for each request. Tests: the properties in `tests/layout.rs`.
 
 use crate::limits::EXTENT_BYTES;
 use crate::map::{DonorId, VolumeMap};

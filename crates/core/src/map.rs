@@ -3,7 +3,7 @@
 //! Owns the types that coordinator and client exchange about placement, and the checks that a map is whole.
 //! Never: addresses inside a request (`layout`) or the choice of donors (`placement`).
 //! Invariant: every group has exactly `redundancy.width()` members on different donors, and the groups cover
-//! the size. Tests: below, and the properties in `layout`.
+//! the size. Tests: below, and the properties in `tests/layout.rs`.
 
 use crate::limits::{EXTENT_BYTES, STRIPE_DONORS_MAX, UNIT_MAX_BYTES, UNIT_MIN_BYTES, VOLUME_BYTES_MAX};
 use serde::{Deserialize, Serialize};

@@ -41,3 +41,21 @@ pub fn forbid_dumps() {
     // SAFETY: a prctl that takes a number and sets a flag of the process.
     unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) };
 }
+
+/// Moves this process to a memory cgroup of its own, at the top: the limit of the tools that it serves is not
+/// its limit. Only root may.
+///
+/// # Errors
+/// Why it stays where it is.
+pub fn own_cgroup(name: &str) -> Result<(), String> {
+    let memberships = std::fs::read_to_string("/proc/self/cgroup").map_err(|e| e.to_string())?;
+    let v1 = memberships.lines().any(|line| line.split(':').nth(1).is_some_and(|c| c.split(',').any(|c| c == "memory")));
+    let top = if v1 { "/sys/fs/cgroup/memory" } else { "/sys/fs/cgroup" };
+    let own = std::path::Path::new(top).join(name);
+    let fault = |e: std::io::Error| format!("{}: {e}", own.display());
+    match std::fs::create_dir(&own) {
+        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(fault(e)),
+        _ => {}
+    }
+    std::fs::write(own.join("cgroup.procs"), std::process::id().to_string()).map_err(fault)
+}

@@ -73,12 +73,19 @@ impl Drop for Listener {
     }
 }
 
-impl Listener {
-    /// Binds and listens. Call it on the runtime that will accept.
-    ///
+/// A bound address that listens already, before a runtime accepts from it.
+#[derive(Debug)]
+pub struct Bound {
+    fd: OwnedFd,
+    pub endpoint: Endpoint,
+}
+
+const BACKLOG: i32 = 1024;
+
+impl Bound {
     /// # Errors
     /// A sentence for the user.
-    pub fn bind(endpoint: &Endpoint) -> Result<Listener, String> {
+    pub fn new(endpoint: &Endpoint) -> Result<Bound, String> {
         let fault = |e: io::Error| match e.kind() {
             io::ErrorKind::AddrInUse => {
                 format!("{endpoint} is in use: stop what listens there, or choose another with --listen")
@@ -88,12 +95,10 @@ impl Listener {
         };
         let (fd, endpoint) = match endpoint {
             Endpoint::Tcp(address) => {
-                let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
-                let socket = socket.map_err(fault)?;
-                socket.set_reuseaddr(true).map_err(fault)?;
-                tune_listener(&socket);
-                socket.bind(*address).map_err(fault)?;
-                let listener = socket.listen(1024).map_err(fault)?.into_std().map_err(fault)?;
+                let listener = std::net::TcpListener::bind(address).map_err(fault)?;
+                tune_listener(&listener);
+                listener.set_nonblocking(true).map_err(fault)?;
+                rustix::net::listen(&listener, BACKLOG).map_err(|e| fault(e.into()))?;
                 let address = listener.local_addr().map_err(fault)?;
                 (OwnedFd::from(listener), Endpoint::Tcp(address))
             }
@@ -104,7 +109,27 @@ impl Listener {
                 (OwnedFd::from(listener), Endpoint::Unix(path.clone()))
             }
         };
-        Ok(Listener { fd: register(fd).map_err(fault)?, endpoint })
+        Ok(Bound { fd, endpoint })
+    }
+}
+
+impl Listener {
+    /// Binds and listens. Call it on the runtime that will accept.
+    ///
+    /// # Errors
+    /// A sentence for the user.
+    pub fn bind(endpoint: &Endpoint) -> Result<Listener, String> {
+        Listener::accept_from(Bound::new(endpoint)?)
+    }
+
+    /// Takes over on the runtime that will accept.
+    ///
+    /// # Errors
+    /// A sentence for the user.
+    pub fn accept_from(bound: Bound) -> Result<Listener, String> {
+        let Bound { fd, endpoint } = bound;
+        let fd = register(fd).map_err(|e| format!("cannot listen on {endpoint}: {e}"))?;
+        Ok(Listener { fd, endpoint })
     }
 
     #[must_use]

@@ -7,6 +7,7 @@ use cheetah_core::map::{DonorId, Group, LeaseToken, Placement, Redundancy, Route
 use cheetah_rim::arena::Arena;
 use cheetah_rim::buffer::Buffer;
 use cheetah_rim::donor::{DonorServer, Gate};
+use cheetah_rim::net::Bound;
 use cheetah_rim::volume::{Completion, Op, Sink, Submission, VolumeError, VolumeHandle, VolumeOptions};
 use std::sync::{Arc, mpsc};
 
@@ -56,8 +57,8 @@ fn donors(count: u64, extents: u32) -> Vec<(Arc<Arena>, DonorServer)> {
     (0..count)
         .map(|_| {
             let arena = Arc::new(Arena::new(extents).unwrap());
-            let endpoint = "127.0.0.1:0".parse().unwrap();
-            let server = DonorServer::start(&endpoint, arena.clone(), Gate::alone(extents)).unwrap();
+            let bound = Bound::new(&"127.0.0.1:0".parse().unwrap()).unwrap();
+            let server = DonorServer::start(bound, &arena, &Gate::alone(extents)).unwrap();
             (arena, server)
         })
         .collect()

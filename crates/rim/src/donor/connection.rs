@@ -340,7 +340,7 @@ impl<'a> Connection<'a> {
         let mut runs: Vec<(u64, bool)> = Vec::with_capacity(1);
         self.arena.runs(offset, len, |len, present| runs.push((len, present)));
         let chunked = self.session.structured_replies && !flags.contains(CmdFlags::DF);
-        let holes_worth = |len: u64| len >= HOLE_BYTES_MIN || len == runs.iter().map(|run| run.0).sum();
+        let holes_worth = |len: u64| len >= HOLE_BYTES_MIN || runs.len() == 1;
         if !chunked || !runs.iter().any(|(len, present)| !present && holes_worth(*len)) {
             let length = u32::try_from(len).expect("a request's length");
             if self.session.structured_replies {

@@ -8,11 +8,13 @@
 mod connection;
 mod gate;
 
-pub use gate::{Admission, Gate, GateKeeper, Knock, Pass, gate};
+pub use gate::Gate;
+use gate::{AccessNow, Pass};
 
 use crate::accept::{self, Exports};
 use crate::arena::Arena;
-use crate::net::{self, Endpoint, Listener};
+use crate::net::{self, Bound, Endpoint, Listener};
+use cheetah_core::donor::OpenError;
 use cheetah_nbd::server::{ExportError, Purpose};
 use cheetah_nbd::{ExportInfo, ListEntry, TransmissionFlags};
 use connection::{Connection, End};
@@ -20,7 +22,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 /// Connections a donor serves at once; the next one is closed.
 pub const CONNECTIONS_MAX: u32 = 8192;
@@ -33,36 +35,29 @@ pub struct DonorServer {
 }
 
 impl DonorServer {
-    /// Listens and serves until the process ends.
+    /// Serves until the process ends.
     ///
     /// # Errors
-    /// A sentence for the user: the address is in use, or not ours.
-    pub fn start(endpoint: &Endpoint, arena: Arc<Arena>, gate: Gate) -> Result<DonorServer, String> {
+    /// The kernel gives no threads.
+    pub fn start(bound: Bound, arena: &Arc<Arena>, gate: &Gate) -> Result<DonorServer, String> {
         let connections = Arc::new(AtomicU32::new(0));
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
         let mut workers = Vec::new();
         for index in 0..threads {
             workers.push(worker(index, arena.clone(), gate.clone(), connections.clone())?);
         }
-        let (bound, is_bound) = std::sync::mpsc::channel();
-        let (wanted, count) = (endpoint.clone(), connections.clone());
+        let endpoint = bound.endpoint.clone();
+        let count = connections.clone();
+        let runtime = runtime()?;
         let accept = move || {
-            let runtime = match runtime() {
-                Ok(runtime) => runtime,
-                Err(e) => return drop(bound.send(Err(e))),
-            };
             runtime.block_on(async move {
-                match Listener::bind(&wanted) {
-                    Ok(listener) => {
-                        let _ = bound.send(Ok(listener.endpoint().clone()));
-                        accept_all(&listener, &workers, &count).await;
-                    }
-                    Err(e) => drop(bound.send(Err(e))),
+                match Listener::accept_from(bound) {
+                    Ok(listener) => accept_all(&listener, &workers, &count).await,
+                    Err(error) => tracing::error!(error, "this donor accepts nobody"),
                 }
             });
         };
         std::thread::Builder::new().name("accept".into()).spawn(accept).map_err(|e| e.to_string())?;
-        let endpoint = is_bound.recv().map_err(|_| "the listener's thread ended".to_owned())??;
         Ok(DonorServer { endpoint, connections })
     }
 
@@ -137,15 +132,15 @@ fn worker(
 /// One client from its first byte to its last.
 async fn client(fd: OwnedFd, arena: &Arena, gate: Gate) -> Result<(), String> {
     let fd = net::register(fd).map_err(|e| e.to_string())?;
-    let mut door = Door { gate, entered: None };
+    let access = gate.access();
+    let mut door = Door { gate, access: access.clone(), entered: None };
     let Some(accepted) = accept::handshake(&fd, &mut door).await else { return Ok(()) };
-    let (pass, ended) = door.entered.ok_or("the handshake ended without a lookup")?;
+    let pass = door.entered.ok_or("the handshake ended without a lookup")?;
     let connection = Connection::new(&fd, arena, accepted.session, pass.grant, accepted.early);
-    let access = || door.gate.access();
     tokio::select! {
         biased;
-        _ = ended => Err("ended by the control loop".into()),
-        end = connection.serve(access) => match end {
+        () = Pass::ended(pass.watch()) => Err("ended by the control loop".into()),
+        end = connection.serve(|| access.get()) => match end {
             End::Bye => Ok(()),
             End::Fault(why) => Err(why),
         },
@@ -155,18 +150,17 @@ async fn client(fd: OwnedFd, arena: &Arena, gate: Gate) -> Result<(), String> {
 /// The exports as one client sees them.
 struct Door {
     gate: Gate,
-    entered: Option<(Pass, oneshot::Receiver<()>)>,
+    access: AccessNow,
+    entered: Option<Pass>,
 }
 
 impl Exports for Door {
     async fn lookup(&mut self, export: &str, purpose: Purpose) -> Result<ExportInfo, ExportError> {
         let grant = if purpose == Purpose::Go {
-            let (pass, ended) = self.gate.open(export).await.map_err(ExportError::Policy)?;
-            let grant = pass.grant;
-            self.entered = Some((pass, ended));
-            grant
+            let pass = self.gate.open(export).await.map_err(refusal)?;
+            self.entered.insert(pass).grant
         } else {
-            self.gate.access().open(export).map_err(|e| ExportError::Policy(e.to_string()))?
+            self.access.get().open(export).map_err(refusal)?
         };
         let mut flags = [
             TransmissionFlags::SEND_FLUSH,
@@ -187,6 +181,14 @@ impl Exports for Door {
 
     fn list(&self) -> Vec<ListEntry> {
         let entry = |(name, description)| ListEntry { name, description };
-        self.gate.access().exports().into_iter().map(entry).collect()
+        self.access.get().exports().into_iter().map(entry).collect()
+    }
+}
+
+fn refusal(error: OpenError) -> ExportError {
+    match error {
+        OpenError::Malformed | OpenError::Unknown => ExportError::Unknown,
+        OpenError::Leaving => ExportError::Shutdown,
+        OpenError::Superseded => ExportError::Policy(error.to_string()),
     }
 }

@@ -92,7 +92,8 @@ struct Wire {
     /// Bytes of the front of `out` that are sent.
     out_sent: usize,
     awaited: HashMap<u64, Awaited>,
-    input: Box<[u8]>,
+    /// Grows only for a head that does not fit (a long BLOCK_STATUS), up to the codec's limit.
+    input: Vec<u8>,
     input_start: usize,
     input_end: usize,
     incoming: Option<Incoming>,
@@ -114,7 +115,7 @@ pub(super) struct Conn {
 
 impl Conn {
     pub(super) fn new(donor: DonorId, session: u64, opened: Opened) -> Self {
-        let mut input = vec![0; RECEIVE_BYTES].into_boxed_slice();
+        let mut input = vec![0; RECEIVE_BYTES];
         input[..opened.early.len()].copy_from_slice(&opened.early);
         Conn {
             donor,
@@ -307,6 +308,10 @@ impl Conn {
             wire.input.copy_within(wire.input_start..wire.input_end, 0);
             wire.input_end -= wire.input_start;
             wire.input_start = 0;
+        }
+        if wire.input_end == wire.input.len() {
+            let need = Reply::need(&wire.input).map_err(io::Error::other)?;
+            wire.input.resize(need, 0);
         }
         let mut pieces: Vec<IoSliceMut<'_>> = Vec::with_capacity(16);
         let mut direct = 0;

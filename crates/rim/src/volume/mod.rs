@@ -12,6 +12,7 @@ mod conn;
 mod handle;
 mod open;
 
+pub use open::probe;
 pub use handle::{Completion, LocalTask, Op, Sink, StatusRun, Submission, VolumeError, VolumeHandle};
 
 use crate::buffer::{Buffer, Pool};

@@ -44,7 +44,7 @@ pub(super) async fn open_link(
 ///
 /// # Errors
 /// A sentence: the address, and what happened there.
-pub(crate) async fn open_one(endpoint: &Endpoint, export: &str) -> Result<Opened, String> {
+async fn open_one(endpoint: &Endpoint, export: &str) -> Result<Opened, String> {
     let at = |e: io::Error| match e.kind() {
         io::ErrorKind::ConnectionRefused => {
             format!("{endpoint} refused the connection: nothing listens there")
@@ -64,7 +64,21 @@ pub(crate) async fn open_one(endpoint: &Endpoint, export: &str) -> Result<Opened
             client::Step::Ready(session) => return Ok(Opened { fd, session, early: input }),
             client::Step::Listed(_) => return Err(format!("{endpoint} answered with a list")),
             client::Step::Failed(error) => return Err(format!("{endpoint}: {error}")),
-            client::Step::NeedInput => read_some(&fd, &mut input).await.map_err(at)?,
+            client::Step::NeedInput => match read_some(&fd, &mut input).await {
+                Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => handshake.eof(),
+                read => read.map_err(at)?,
+            },
         }
     }
+}
+
+/// Connects to any NBD server's export, learns what it says of it, and leaves.
+///
+/// # Errors
+/// A sentence: the address, and what happened there.
+pub async fn probe(endpoint: Endpoint, export: String) -> Result<Negotiated, String> {
+    let connecting = open_one(&endpoint, &export);
+    let limit = std::time::Duration::from_nanos(cheetah_core::limits::CONNECT_DEADLINE_NS);
+    let late = |_| format!("{endpoint} does not answer within {} s", limit.as_secs());
+    Ok(tokio::time::timeout(limit, connecting).await.map_err(late)??.session)
 }

@@ -1,0 +1,131 @@
+//! Properties of the layout arithmetic, against a model that places one byte at a time.
+
+use cheetah_core::layout::{Fragment, fragments, lost_ranges};
+use cheetah_core::limits::EXTENT_BYTES;
+use cheetah_core::map::{DonorId, Group, Placement, Redundancy, Route, VolumeId, VolumeMap};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+fn map(k: u32, unit: u32, groups: u32, cut: u64) -> VolumeMap {
+    let route = |donor: u32| {
+        let route = Route { name: format!("d{donor}"), address: String::new(), foreign_export: None };
+        (DonorId(u64::from(donor)), route)
+    };
+    let donors = k.max(3);
+    // Column j of group g lies on another donor than in the group before, at an extent that nothing else has.
+    let member =
+        |group: u32, column: u32| Placement { donor: DonorId(u64::from((group + column) % donors)), extent: group };
+    VolumeMap {
+        volume: VolumeId(1),
+        name: "v".into(),
+        epoch: 1,
+        size: u64::from(groups * k) * EXTENT_BYTES - cut,
+        redundancy: Redundancy { data: k, parity: 0 },
+        unit,
+        groups: (0..groups)
+            .map(|group| Group { members: (0..k).map(|column| member(group, column)).collect() })
+            .collect(),
+        routes: (0..donors).map(route).collect(),
+    }
+}
+
+/// Where one byte lies, said in the plainest way.
+fn place(map: &VolumeMap, offset: u64) -> (DonorId, u64) {
+    let (k, unit) = (u64::from(map.redundancy.data), u64::from(map.unit));
+    let group = &map.groups[usize::try_from(offset / map.group_bytes()).unwrap_or(usize::MAX)];
+    let inside = offset % map.group_bytes();
+    let (number, byte) = (inside / unit, inside % unit);
+    let (column, row) = if k == 1 { (0, number) } else { (number % k, number / k) };
+    let member = group.members[usize::try_from(column).unwrap_or(usize::MAX)];
+    (member.donor, u64::from(member.extent) * EXTENT_BYTES + row * unit + byte)
+}
+
+fn cut(map: &VolumeMap, offset: u64, len: u32) -> Vec<Fragment> {
+    let mut all = Vec::new();
+    fragments(map, offset, len, |fragment| all.push(fragment));
+    all
+}
+
+fn case() -> impl Strategy<Value = (VolumeMap, u64, u32)> {
+    let unit = (12u32..=20).prop_map(|power| 1 << power);
+    (1u32..=5, unit, 1u32..=3, 0u64..1_000_000).prop_flat_map(|(k, unit, groups, short)| {
+        let map = map(k, unit, groups, short);
+        let size = map.size;
+        // Near a boundary as often as anywhere.
+        let edge = map.group_bytes().min(size - 1);
+        let offset = prop_oneof![0..size, edge.saturating_sub(300_000)..edge + 1, Just(0), Just(size - 1)];
+        (Just(map), offset, 1u32..3_000_000).prop_map(move |(map, offset, len)| {
+            let left = u32::try_from(size - offset).unwrap_or(u32::MAX);
+            (map, offset, len.min(left))
+        })
+    })
+}
+
+proptest! {
+    #[test]
+    fn every_byte_is_covered_once_and_lies_where_the_model_says((map, offset, len) in case()) {
+        let mut covered: Vec<(u32, u32)> = Vec::new();
+        for fragment in cut(&map, offset, len) {
+            let mut at = 0;
+            for (payload, piece) in fragment.scatter.pieces() {
+                prop_assert_eq!(fragment.scatter.locate(at), (payload, piece));
+                // First, last and a middle byte stand for the piece: inside it, both sides count up by one.
+                for byte in [0, piece / 2, piece - 1] {
+                    let volume = offset + u64::from(payload + byte);
+                    let expected = (fragment.donor, fragment.address + u64::from(at + byte));
+                    prop_assert_eq!(place(&map, volume), expected);
+                }
+                covered.push((payload, piece));
+                at += piece;
+            }
+            prop_assert_eq!(at, fragment.scatter.len);
+        }
+        covered.sort_unstable();
+        let mut next = 0;
+        for (payload, piece) in covered {
+            prop_assert_eq!(payload, next);
+            next += piece;
+        }
+        prop_assert_eq!(next, len);
+    }
+
+    #[test]
+    fn a_request_is_one_fragment_for_each_donor_and_group((map, offset, len) in case()) {
+        let groups = 1 + (offset + u64::from(len) - 1) / map.group_bytes() - offset / map.group_bytes();
+        let most = groups * u64::from(map.redundancy.data);
+        prop_assert!(cut(&map, offset, len).len() as u64 <= most);
+    }
+
+    #[test]
+    fn lost_ranges_are_exactly_the_bytes_of_lost_donors((map, offset, _) in case(), mask in 0u8..32) {
+        let is_lost = |donor: DonorId| mask & (1 << donor.0) != 0;
+        let ranges = lost_ranges(&map, is_lost);
+        let said = |at: u64| {
+            ranges.iter().any(|range| {
+                let past = at.checked_sub(range.offset);
+                past.is_some_and(|past| past / range.stride < range.count && past % range.stride < range.len)
+            })
+        };
+        for at in [0, offset, offset.saturating_sub(1), map.size - 1] {
+            prop_assert_eq!(said(at), is_lost(place(&map, at).0), "byte {}", at);
+        }
+    }
+
+    #[test]
+    fn fragments_of_different_offsets_never_share_memory((map, offset, len) in case()) {
+        let mut ends: BTreeMap<DonorId, Vec<(u64, u64)>> = BTreeMap::new();
+        let before = u32::try_from(offset.min(500_000)).unwrap_or(0);
+        let mut all = cut(&map, offset, len);
+        if before > 0 {
+            all.extend(cut(&map, offset - u64::from(before), before));
+        }
+        for fragment in all {
+            let run = (fragment.address, fragment.address + u64::from(fragment.scatter.len));
+            ends.entry(fragment.donor).or_default().push(run);
+        }
+        for runs in ends.values_mut() {
+            runs.sort_unstable();
+            prop_assert!(runs.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{:?}", runs);
+        }
+    }
+}
