@@ -32,11 +32,13 @@ pub struct DonorOptions {
     pub foreign_export: Option<String>,
 }
 
+type WipeHook = dyn Fn(&[u32]) + Send + std::marker::Sync;
+
 /// What the loop needs of the memory.
 #[derive(Clone)]
 pub struct DonorHooks {
     /// Makes these extents absent. May take long; runs on a thread of its own.
-    pub wipe: Arc<dyn Fn(&[u32]) + Send + std::marker::Sync>,
+    pub wipe: Arc<WipeHook>,
     /// Bytes that present blocks take.
     pub bytes_used: Arc<dyn Fn() -> u64 + Send + std::marker::Sync>,
 }

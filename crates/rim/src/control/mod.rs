@@ -12,6 +12,8 @@ mod client;
 mod discovery;
 mod donor;
 mod machine;
+#[cfg(test)]
+mod openapi;
 mod server;
 mod store;
 mod wire;

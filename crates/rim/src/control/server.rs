@@ -180,7 +180,7 @@ pub async fn coordinate(options: CoordinateOptions) -> Result<Coordination, Coor
     let (coordinator, store) = restore(&options.state, clock)?;
     let pool = coordinator.pool();
     let (mut machine, callers) = Machine::new(coordinator, store, clock);
-    machine.start().await.map_err(stopped)?;
+    machine.start().await?;
     let exposed = !address.ip().is_loopback();
     if exposed {
         eprintln!("note: the coordinator listens on {address}, and control traffic is in the clear");
@@ -191,12 +191,14 @@ pub async fn coordinate(options: CoordinateOptions) -> Result<Coordination, Coor
     Ok(Coordination { address, pool, stop: Some(stop), task, _announcement: announcement })
 }
 
-fn stopped(error: StoreError) -> CoordinateError {
-    CoordinateError::Store { why: error.to_string() }
+impl From<StoreError> for CoordinateError {
+    fn from(error: StoreError) -> Self {
+        CoordinateError::Store { why: error.to_string() }
+    }
 }
 
 fn restore(state: &StateAt, clock: Clock) -> Result<(Coordinator, Store), CoordinateError> {
-    let fresh = || Ok(Coordinator::new(PoolId(random().map_err(CoordinateError::Random)?)));
+    let fresh = || Ok::<_, CoordinateError>(Coordinator::new(PoolId(random().map_err(CoordinateError::Random)?)));
     let StateAt::Directory(directory) = state else { return Ok((fresh()?, Store::memory())) };
     let unusable = |why: String| CoordinateError::State { directory: directory.clone(), why };
     let store = Store::open(directory).map_err(|error| match error {
@@ -262,7 +264,7 @@ async fn serve(
         result
     };
     let (result, ()) = tokio::join!(running, accepting);
-    result.map_err(stopped)
+    Ok(result?)
 }
 
 async fn connection(stream: TcpStream, router: Router, mut closed: watch::Receiver<bool>) {

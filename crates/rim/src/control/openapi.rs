@@ -1,0 +1,187 @@
+//! `openapi.json` says what the API does: every route of every call, and every field of every shape.
+
+use super::wire::{GrowBody, LeaveBody, OPENAPI, wire};
+use cheetah_core::api::{
+    Attach, Attached, Attachment, Call, Create, DonorHealth, DonorStatus, Duties, Duty, Join, Joined,
+    PoolStatus, Refusal, RefusalCode, Renew, Renewed, Size, Sync, VolumeDetail, VolumeStatus,
+};
+use cheetah_core::layout::LostRange;
+use cheetah_core::map::{
+    DonorId, Group, LeaseToken, Placement, PoolId, Redundancy, Route, VolumeId, VolumeMap,
+};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+
+const DONOR: DonorId = DonorId(1);
+const TOKEN: LeaseToken = LeaseToken(2);
+
+fn calls() -> Vec<Call> {
+    let name = || "v".to_owned();
+    let attach = Attach { version: 1, read_only: true, holder: String::new() };
+    let renew = Renew { epoch: 1, place: String::new(), lost: vec![(DONOR, String::new())] };
+    vec![
+        Call::Pool,
+        Call::Join(join()),
+        Call::Sync {
+            donor: DONOR,
+            sync: Sync { revision: 1, bytes_used: 2, connections: 3, goodbye: false },
+        },
+        Call::Leave { donor: "d".into(), force: true },
+        Call::Create(create()),
+        Call::Show { name: name() },
+        Call::Grow { name: name(), size: Size::All },
+        Call::Delete { name: name() },
+        Call::Attach { name: name(), attach },
+        Call::Renew { name: name(), token: TOKEN, renew },
+        Call::Detach { name: name(), token: TOKEN },
+    ]
+}
+
+fn join() -> Join {
+    let (name, host, address) = ("d".to_owned(), "h".to_owned(), "127.0.0.1:1".to_owned());
+    let foreign_export = Some(String::new());
+    Join { version: 1, donor: DONOR, pool: Some(PoolId(1)), name, host, address, extents: 1, foreign_export }
+}
+
+fn create() -> Create {
+    let redundancy = Some(Redundancy::LINEAR);
+    Create { name: "v".into(), size: Size::Bytes(1), redundancy, unit: 4096, follow: false }
+}
+
+/// One of each shape, by the name of its schema, with every option present.
+fn shapes() -> Vec<(&'static str, Value)> {
+    let route = Route { name: "d".into(), address: "a".into(), foreign_export: Some(String::new()) };
+    let placement = Placement { donor: DONOR, extent: 0 };
+    let group = Group { members: vec![placement] };
+    let map = VolumeMap {
+        volume: VolumeId(1),
+        name: "v".into(),
+        epoch: 1,
+        size: 1,
+        redundancy: Redundancy::LINEAR,
+        unit: 4096,
+        groups: vec![group.clone()],
+        routes: BTreeMap::from([(DONOR, route.clone())]),
+    };
+    let attachment = Attachment {
+        holder: "x".into(),
+        read_only: true,
+        place: "p".into(),
+        lost: vec![(DONOR, "y".into())],
+    };
+    let status = VolumeStatus {
+        volume: VolumeId(1),
+        name: "v".into(),
+        size: 1,
+        redundancy: Redundancy::LINEAR,
+        unit: 4096,
+        epoch: 1,
+        follow: true,
+        attachments: vec![attachment.clone()],
+        lost_donors: vec!["d".into()],
+        bytes_lost: 1,
+    };
+    let donor = DonorStatus {
+        donor: DONOR,
+        name: "d".into(),
+        host: "h".into(),
+        address: "a".into(),
+        health: DonorHealth::Alive,
+        bytes_total: 1,
+        bytes_free: 1,
+        bytes_used: 1,
+        silent_ms: 1,
+    };
+    let lost = LostRange { donor: DONOR, offset: 0, len: 1, stride: 1, count: 1 };
+    let (name, extents) = ("v".to_owned(), vec![0]);
+    let duty =
+        Duty { volume: VolumeId(1), name, epoch: 1, extents, writer: Some(TOKEN), readers: vec![TOKEN] };
+    let (donors, volumes) = (vec![donor.clone()], vec![status.clone()]);
+    let pool = PoolStatus { version: 1, pool: PoolId(1), bytes_total: 1, bytes_free: 1, donors, volumes };
+    let bodies = calls().into_iter().filter_map(|call| {
+        let name = match call {
+            Call::Join(_) => "Join",
+            Call::Sync { .. } => "Sync",
+            Call::Attach { .. } => "Attach",
+            Call::Renew { .. } => "Renew",
+            Call::Create(_) => "Create",
+            _ => return None,
+        };
+        Some((name, serde_json::from_slice(&wire(&call).body).expect("JSON")))
+    });
+    let refusal = Refusal { code: RefusalCode::PoolFull, message: String::new() };
+    let mut shapes: Vec<(&str, Value)> = bodies.collect();
+    shapes.extend([
+        ("Leave", json!(LeaveBody { force: true })),
+        ("Grow", json!(GrowBody { size: Size::All })),
+        ("Joined", json!(Joined { pool: PoolId(1), heartbeat_ms: 1 })),
+        ("Duties", json!(Duties { revision: 1, volumes: vec![duty.clone()], dismissed: false })),
+        ("Duty", json!(duty)),
+        (
+            "Attached",
+            json!(Attached { token: TOKEN, lease_ms: 1, map: map.clone(), unconfirmed: vec![DONOR] }),
+        ),
+        ("Renewed", json!(Renewed { map: Some(map.clone()) })),
+        ("VolumeMap", json!(map)),
+        ("Group", json!(group)),
+        ("Placement", json!(placement)),
+        ("Route", json!(route)),
+        ("PoolStatus", json!(pool)),
+        ("DonorStatus", json!(donor)),
+        ("VolumeStatus", json!(status)),
+        ("Attachment", json!(attachment)),
+        ("VolumeDetail", json!(VolumeDetail { status, map, lost: vec![lost.clone()] })),
+        ("LostRange", json!(lost)),
+        ("Refusal", json!(refusal)),
+    ]);
+    shapes
+}
+
+fn description() -> Value {
+    serde_json::from_str(OPENAPI).expect("openapi.json is JSON")
+}
+
+#[test]
+fn every_route_is_described_and_nothing_else() {
+    let description = description();
+    let paths = description["paths"].as_object().expect("paths");
+    let methods =
+        |path: &Value| path.as_object().expect("an item").keys().filter(|key| *key != "parameters").count();
+    let mut described: usize = paths.values().map(methods).sum();
+    for call in calls() {
+        let wire = wire(&call);
+        let path = (wire.path.replace("/leases/0000000000000002", "/leases/{token}"))
+            .replace("/donors/0000000000000001/", "/donors/{donor}/")
+            .replace("/donors/d/", "/donors/{donor}/")
+            .replace("/volumes/v", "/volumes/{name}");
+        let operation = &paths[&path][wire.method.as_str().to_lowercase()];
+        assert!(operation.is_object(), "{} {path}", wire.method);
+        assert_eq!(operation["requestBody"].is_object(), !wire.body.is_empty(), "{path}");
+        described -= 1;
+    }
+    assert_eq!(described, 0, "openapi.json describes a route that is not there");
+}
+
+#[test]
+fn every_field_is_described_and_nothing_else() {
+    let description = description();
+    let schemas = description["components"]["schemas"].as_object().expect("schemas");
+    let mut seen = BTreeSet::from(["Size", "Done"]);
+    for (name, value) in shapes() {
+        seen.insert(name);
+        let keys =
+            |value: &Value| value.as_object().expect("an object").keys().cloned().collect::<BTreeSet<_>>();
+        let properties = &schemas[name]["properties"];
+        assert_eq!(keys(&value), keys(properties), "{name}");
+        for required in schemas[name]["required"].as_array().expect("required") {
+            assert!(value.get(required.as_str().expect("a name")).is_some(), "{name}: {required}");
+        }
+    }
+    assert_eq!(schemas.keys().map(String::as_str).collect::<BTreeSet<_>>(), seen);
+    let references = OPENAPI.matches("#/components/schemas/").count();
+    assert!(references > schemas.len(), "shapes are used");
+    for reference in OPENAPI.split("#/components/schemas/").skip(1) {
+        let name = reference.split('"').next().unwrap_or_default();
+        assert!(schemas.contains_key(name), "{name} is described");
+    }
+}
