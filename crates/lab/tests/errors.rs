@@ -1,0 +1,283 @@
+//! Bad input: each ends with a nonzero code and a message that names what to do, and nothing is lost by it.
+
+use std::net::TcpListener;
+use std::path::Path;
+
+use cheetah_lab::pool::{LoneDonor, Pool, binary};
+use cheetah_lab::process::Process;
+use cheetah_lab::scratch::Scratch;
+use cheetah_lab::{tools, wait};
+use serde_json::json;
+
+/// Asserts that a message names each of these, whatever the case of its letters.
+#[track_caller]
+fn names(message: &str, words: &[&str]) {
+    let lower = message.to_lowercase();
+    for word in words {
+        assert!(lower.contains(&word.to_lowercase()), "{word:?} is not in: {message}");
+    }
+}
+
+/// A pool with one donor of 256 MiB and a volume of 128 MiB that holds a known pattern.
+fn small_pool() -> Pool {
+    let mut pool = Pool::start();
+    pool.donate("one", "256M");
+    pool.create_linear("kept", "128M");
+    pool
+}
+
+#[test]
+fn no_pool_found() {
+    let pool = Pool::without_coordinator(None);
+    for arguments in
+        [&["status"][..], &["list"], &["create", "x", "1G"], &["attach", "x"], &["load", "/etc/passwd", "x"]]
+    {
+        let said = pool.fails(arguments);
+        names(&said, &["127.0.0.1:9", "--pool"]);
+    }
+}
+
+#[test]
+fn no_pool_named_and_none_on_the_network() {
+    let mut command = std::process::Command::new(tools::need("timeout"));
+    command.arg("60").arg(binary()).arg("status").env_remove("CHEETAH_POOL");
+    let output = tools::output(&mut command);
+    // Another pool of this machine's user may be found on the network; then there is nothing to show here.
+    if !output.status.success() {
+        assert_ne!(output.status.code(), Some(124), "looking for a pool never ends");
+        names(&String::from_utf8_lossy(&output.stderr), &["pool", "cheetah coordinate", "--pool"]);
+    }
+}
+
+#[test]
+fn pool_full_says_how_much_is_free_and_where() {
+    let pool = small_pool();
+    let said = pool.fails(["create", "big", "1G", "--redundancy", "linear"]);
+    names(&said, &["free", "one", "128 MiB"]);
+    let said = pool.fails(["grow", "kept", "1G"]);
+    names(&said, &["free", "one", "128 MiB"]);
+    assert_eq!(pool.volume_status("kept")["size"], json!(128 << 20));
+    pool.create_linear("fits", "128M");
+}
+
+#[test]
+fn a_stripe_wider_than_the_pool() {
+    let pool = small_pool();
+    names(&pool.fails(["create", "wide", "64M", "--redundancy", "stripe:4"]), &["4", "donor"]);
+}
+
+#[test]
+fn sizes_of_zero_and_beyond_what_there_is() {
+    let pool = small_pool();
+    for size in ["0", "0G", "9223372036854775808", "16E", "-1", "1Q", "", "G", "99999999999999999999999"] {
+        let said = pool.fails(["create", "--redundancy", "linear", "--", "x", size]);
+        names(&said, &["size"]);
+    }
+    for size in ["0", "9223372036854775808"] {
+        names(&pool.fails(["grow", "kept", size]), &["size"]);
+        names(&pool.fails(["donate", size, "--no-pool", "--listen", "127.0.0.1:0"]), &["size"]);
+    }
+    names(&pool.fails(["grow", "kept", "64M"]), &["128 MiB"]);
+    assert_eq!(pool.volume_status("kept")["size"], json!(128 << 20));
+}
+
+#[test]
+fn names_taken_and_malformed() {
+    let pool = small_pool();
+    names(&pool.fails(["create", "kept", "64M"]), &["kept", "exists"]);
+    let long = "x".repeat(65);
+    for name in ["", ".", "..", "a/b", "a b", "a\nb", "-", "ä", long.as_str()] {
+        let said = pool.fails(["create", "--redundancy", "linear", "--", name, "64M"]);
+        names(&said, &["name"]);
+    }
+    assert_eq!(pool.status()["volumes"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn volumes_that_do_not_exist() {
+    let pool = small_pool();
+    for arguments in [
+        &["attach", "ghost", "--front", "export", "--listen", "127.0.0.1:0"][..],
+        &["show", "ghost"],
+        &["grow", "ghost", "1G"],
+        &["delete", "ghost"],
+        &["load", "/etc/passwd", "ghost"],
+    ] {
+        names(&pool.fails(arguments), &["ghost"]);
+    }
+    names(&pool.fails(["leave", "nobody"]), &["nobody"]);
+}
+
+#[test]
+fn a_mount_point_that_is_missing_or_busy() {
+    let mut pool = small_pool();
+    let missing = pool.scratch().join("missing").display().to_string();
+    names(&pool.fails(["attach", "kept", &missing, "--front", "fuse"]), &[&missing, "mkdir"]);
+    let file = pool.scratch().file("file", b"x").display().to_string();
+    names(&pool.fails(["attach", "kept", &file, "--front", "fuse"]), &[&file, "director"]);
+
+    pool.create_linear("other", "64M");
+    let path = pool.attach_fuse("kept", &[]).path;
+    let busy = path.parent().expect("a mount point").display().to_string();
+    names(&pool.fails(["attach", "other", &busy, "--front", "fuse"]), &[&busy]);
+    assert!(path.exists(), "the failed attach took the first one away");
+    pool.detach("kept");
+}
+
+#[test]
+fn no_fuse() {
+    tools::need_root("hiding /dev/fuse");
+    let pool = small_pool();
+    let directory = pool.mount_directory("kept").display().to_string();
+    // In a mount namespace of its own, /dev/fuse is /dev/null.
+    let mut inner = tools::command("unshare");
+    inner
+        .args(["--mount", "sh", "-c", "mount --bind /dev/null /dev/fuse && exec \"$@\"", "sh"])
+        .arg(binary());
+    inner.args(["attach", "kept", &directory, "--front", "fuse"]);
+    for (key, value) in pool.command().get_envs() {
+        inner.env(key, value.unwrap_or_default());
+    }
+    names(&tools::expect_failure(&mut inner), &["fuse"]);
+    assert!(pool.daemons().is_empty(), "a daemon is left: {:?}", pool.daemons());
+    assert_eq!(pool.volume_status("kept")["attachments"], json!([]), "the lease is left");
+}
+
+#[test]
+fn a_donor_asked_for_more_than_the_machine_has() {
+    let pool = small_pool();
+    let said =
+        pool.fails(["donate", "100T", "--pool", pool.url(), "--listen", "127.0.0.1:0", "--name", "huge"]);
+    names(&said, &["100 TiB", "auto"]);
+    assert_eq!(pool.status()["donors"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn a_second_writer_is_told_who_the_first_is() {
+    let mut pool = small_pool();
+    let uri = pool.attach_export("kept", &[]).uri;
+    let said = pool.fails(["attach", "kept", "--front", "export", "--listen", "127.0.0.1:0"]);
+    names(&said, &["kept", "pid", "--read-only"]);
+    names(&pool.fails(["delete", "kept"]), &["kept", "detach"]);
+    tools::run("qemu-io", ["-f", "raw", "-c", "write -P 1 0 1M", "-c", "flush", &uri]);
+    pool.detach("kept");
+    pool.attach_export("kept", &[]);
+    pool.detach("kept");
+}
+
+#[test]
+fn detach_of_what_is_not_attached() {
+    let pool = small_pool();
+    names(&pool.fails(["detach", "kept"]), &["kept", "not attached"]);
+    names(&pool.fails(["detach", "ghost"]), &["ghost"]);
+}
+
+#[test]
+fn an_image_larger_than_the_volume() {
+    let pool = small_pool();
+    let image = pool.scratch().sparse_file("large.raw", (128 << 20) + 1);
+    let said = pool.fails(["load", &image.display().to_string(), "kept"]);
+    names(&said, &["large.raw", "kept", "grow"]);
+    names(&pool.fails(["load", "/no/such/image", "kept"]), &["/no/such/image"]);
+    let directory = pool.scratch().directory("directory").display().to_string();
+    names(&pool.fails(["load", &directory, "kept"]), &[&directory]);
+    assert_eq!(pool.volume_status("kept")["attachments"], json!([]), "the lease is left");
+}
+
+/// The source shrinks while it is read: the load says how far it came, and does not claim a hash.
+#[test]
+fn a_short_read_while_loading() {
+    let mut pool = Pool::start();
+    pool.donate("one", "2G");
+    pool.create_linear("kept", "1536M");
+    let image = pool.scratch().sparse_file("shrinks.raw", 1536 << 20);
+    let mut command = pool.command();
+    command.args(["load", &image.display().to_string(), "kept"]);
+    let mut load = Process::start("load", command, pool.scratch().path());
+    wait::until("the load to be under way", wait::SOON, || {
+        assert!(load.is_running(), "the load ended before the source shrank: {}", load.log());
+        pool.status()["donors"][0]["bytes_used"].as_u64() > Some(0)
+            || pool.volume_status("kept")["attachments"] != json!([])
+    });
+    std::fs::File::options()
+        .write(true)
+        .open(&image)
+        .and_then(|file| file.set_len(4097))
+        .expect("a shorter file");
+    let status = load.wait_for_end(wait::SOON);
+    let said = load.log();
+    assert!(!status.success(), "a short source was loaded without complaint: {said}");
+    names(&said, &["shrinks.raw", "short"]);
+}
+
+#[test]
+fn a_port_in_use() {
+    let holder = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = holder.local_addr().expect("its address").to_string();
+    let mut pool = small_pool();
+    names(&pool.fails(["coordinate", "--listen", &address, "--state", "memory"]), &[&address, "in use"]);
+    names(&pool.fails(["donate", "64M", "--no-pool", "--listen", &address]), &[&address, "in use"]);
+    let said = pool.fails(["donate", "64M", "--pool", pool.url(), "--listen", &address, "--name", "two"]);
+    names(&said, &[&address, "in use"]);
+    names(&pool.fails(["attach", "kept", "--front", "export", "--listen", &address]), &[&address, "in use"]);
+    pool.attach_export("kept", &[]);
+    pool.detach("kept");
+}
+
+/// A coordinator that speaks another version of the API answers 426; both sides are named.
+#[test]
+fn a_coordinator_of_another_version() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}", listener.local_addr().expect("its address"));
+    std::thread::spawn(move || {
+        use std::io::{Read, Write};
+        for connection in listener.incoming().flatten() {
+            let mut connection = connection;
+            let mut request = [0; 4096];
+            // However much of the request came, the answer is the same.
+            let _ = connection.read(&mut request);
+            let body =
+                r#"{"code":"version","message":"this coordinator speaks API version 9; upgrade the client"}"#;
+            let _ = write!(
+                connection,
+                "HTTP/1.1 426 Upgrade Required\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\
+                 connection: close\r\n\r\n{body}",
+                body.len()
+            );
+        }
+    });
+    let pool = Pool::without_coordinator(None);
+    let url = url.as_str();
+    for arguments in [
+        &["status", "--pool", url][..],
+        &["donate", "64M", "--listen", "127.0.0.1:0", "--name", "one", "--pool", url],
+        &["attach", "kept", "--front", "export", "--listen", "127.0.0.1:0", "--pool", url],
+    ] {
+        names(&pool.fails(arguments), &["version", "9"]);
+    }
+}
+
+#[test]
+fn a_second_coordinator_on_the_same_state() {
+    let mut pool = Pool::with(cheetah_lab::pool::State::Directory, None);
+    pool.donate("one", "64M");
+    let state = pool.scratch().join("state").display().to_string();
+    names(&pool.fails(["coordinate", "--listen", "127.0.0.1:0", "--state", &state]), &[&state]);
+    assert_eq!(pool.status()["donors"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn a_socket_path_that_cannot_be() {
+    let scratch = Scratch::new();
+    let missing = format!("unix:{}", scratch.join("no/such/directory/x.sock").display());
+    let pool = Pool::without_coordinator(None);
+    names(&pool.fails(["donate", "64M", "--no-pool", "--listen", &missing]), &["no/such/directory"]);
+    // A socket left by a killed donor is no obstacle.
+    let mut donor = LoneDonor::unix("64M");
+    let socket = donor.uri.split("socket=").nth(1).expect("a socket").to_owned();
+    donor.process.kill();
+    assert!(Path::new(&socket).exists(), "a killed donor cannot have removed its socket");
+    let mut command = pool.command();
+    command.args(["donate", "64M", "--no-pool", "--listen", &format!("unix:{socket}")]);
+    Process::start("again", command, scratch.path()).wait_for_line("ready: donor", wait::SOON);
+}
