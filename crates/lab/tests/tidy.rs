@@ -1,0 +1,303 @@
+//! Rules of the house that no compiler checks: what each file opens with, how long things are, what may depend on what.
+//! Everything is read from the files that git tracks (and those not yet added), so build results never count.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use cheetah_lab::tools;
+
+const FILE_LINES_MAX: usize = 800;
+const FUNCTION_LINES_MAX: usize = 120;
+
+/// What each crate may depend on within the house. Arrows point inward only.
+const ARROWS: [(&str, &[&str]); 8] = [
+    ("core", &[]),
+    ("nbd", &[]),
+    ("rim", &["core", "nbd"]),
+    ("front", &["core", "nbd", "rim"]),
+    ("source", &["core"]),
+    ("sim", &["core"]),
+    ("cheetah", &["core", "nbd", "rim", "front", "source"]),
+    // Nothing depends on the lab; it drives the program from outside, and reuses the codec for its load generator.
+    ("lab", &["nbd"]),
+];
+
+/// Crates that may hold unsafe code; every other one forbids it at the top of its library or program.
+const UNSAFE_CRATES: [&str; 2] = ["rim", "front"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace")
+}
+
+/// Every file of the project by its path from the workspace.
+fn files() -> BTreeMap<String, String> {
+    let root = root();
+    let root_name = root.display().to_string();
+    let listed =
+        tools::run("git", ["-C", &root_name, "ls-files", "--cached", "--others", "--exclude-standard"]);
+    let text = |name: &str| fs::read_to_string(root.join(name)).ok();
+    let files: BTreeMap<_, _> =
+        listed.lines().filter_map(|name| Some((name.to_owned(), text(name)?))).collect();
+    assert!(files.len() > 20, "git lists only {} files", files.len());
+    files
+}
+
+fn rust_files() -> BTreeMap<String, String> {
+    files().into_iter().filter(|(name, _)| name.ends_with(".rs")).collect()
+}
+
+#[track_caller]
+fn assert_none(what: &str, found: &[String]) {
+    assert!(found.is_empty(), "{what}:\n  {}", found.join("\n  "));
+}
+
+/// `FILE:LINE: TEXT` of every line for which `wrong` holds.
+fn lines_that(files: &BTreeMap<String, String>, wrong: impl Fn(&str, &str) -> bool) -> Vec<String> {
+    let mut found = Vec::new();
+    for (name, text) in files {
+        for (index, line) in text.lines().enumerate() {
+            if wrong(name, line) {
+                found.push(format!("{name}:{}: {}", index + 1, line.trim()));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn every_rust_file_opens_with_what_it_is() {
+    let found: Vec<String> = rust_files()
+        .into_iter()
+        .filter(|(_, text)| !text.trim_start_matches("#![no_main]").trim_start().starts_with("//! "))
+        .map(|(name, _)| name)
+        .collect();
+    assert_none("files without a //! header", &found);
+}
+
+#[test]
+fn files_and_functions_are_of_a_sitting() {
+    let mut found = Vec::new();
+    for (name, text) in rust_files() {
+        let lines = text.lines().count();
+        if lines > FILE_LINES_MAX {
+            found.push(format!("{name}: {lines} lines, at most {FILE_LINES_MAX}"));
+        }
+        for (line, function, length) in functions(&text) {
+            if length > FUNCTION_LINES_MAX {
+                found.push(format!(
+                    "{name}:{line}: fn {function} has {length} lines, at most {FUNCTION_LINES_MAX}"
+                ));
+            }
+        }
+    }
+    assert_none("too long", &found);
+}
+
+/// (line, name, lines) of every function that rustfmt laid out: its body ends at a brace of its own indentation.
+fn functions(text: &str) -> Vec<(usize, String, usize)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let mut found = Vec::new();
+    for (index, line) in lines.iter().enumerate() {
+        let indentation = line.len() - line.trim_start().len();
+        let Some(name) = function_name(line.trim_start()) else { continue };
+        let end = format!("{}}}", " ".repeat(indentation));
+        let length = lines[index..]
+            .iter()
+            .position(|line| *line == end || line.ends_with(';') && index_is(line, indentation));
+        found.push((index + 1, name.to_owned(), length.map_or(1, |last| last + 1)));
+    }
+    found
+}
+
+/// Whether a line stands at exactly this indentation.
+fn index_is(line: &str, indentation: usize) -> bool {
+    line.len() - line.trim_start().len() == indentation
+}
+
+fn function_name(line: &str) -> Option<&str> {
+    const BEFORE: [&str; 7] =
+        ["pub(crate) ", "pub(super) ", "pub ", "const ", "async ", "unsafe ", "extern \"C\" "];
+    let mut rest = line;
+    while let Some(shorter) = BEFORE.iter().find_map(|word| rest.strip_prefix(word)) {
+        rest = shorter;
+    }
+    rest.strip_prefix("fn ")?.split(['(', '<']).next()
+}
+
+#[test]
+fn nothing_is_left_unfinished() {
+    // Spelt in two halves, so that this file does not find itself.
+    let words: Vec<String> =
+        [("to", "do!("), ("unimple", "mented!("), ("db", "g!("), ("FIX", "ME"), ("X", "XX")]
+            .iter()
+            .map(|(a, b)| format!("{a}{b}"))
+            .collect();
+    let found = lines_that(&rust_files(), |_, line| words.iter().any(|word| line.contains(word)));
+    assert_none("unfinished", &found);
+}
+
+#[test]
+fn no_file_knows_the_machine_it_was_written_on() {
+    let words: Vec<String> = [
+        ("/wo", "rk/"),
+        ("/ro", "ot/"),
+        ("..", "/shared"),
+        ("crates", ".io/api"),
+        ("index.crates", ".io"),
+        ("static.crates", ".io"),
+        ("deb.debian", ".org"),
+        ("security.debian", ".org"),
+        ("static.rust-", "lang.org"),
+        ("sh.rust", "up.rs"),
+    ]
+    .iter()
+    .map(|(a, b)| format!("{a}{b}"))
+    .collect();
+    let mut files = files();
+    files.retain(|name, _| name != "Cargo.lock");
+    let found = lines_that(&files, |_, line| words.iter().any(|word| line.contains(word.as_str())));
+    assert_none("paths of one machine, or hosts of registries", &found);
+}
+
+#[test]
+fn arrows_point_inward() {
+    let mut found = Vec::new();
+    for (name, text) in files() {
+        let Some(member) = name.strip_prefix("crates/").and_then(|rest| rest.strip_suffix("/Cargo.toml"))
+        else {
+            continue;
+        };
+        let Some((_, allowed)) = ARROWS.iter().find(|(arrow, _)| *arrow == member) else {
+            found.push(format!("{name}: a crate that the table of arrows does not know"));
+            continue;
+        };
+        for dependency in dependencies(&text, false) {
+            let Some(inner) = dependency.strip_prefix("cheetah-") else { continue };
+            if !allowed.contains(&inner) {
+                found.push(format!("{name}: {member} must not depend on {inner}"));
+            }
+        }
+        for dependency in dependencies(&text, true) {
+            // Tests of a crate may use the inner ones too, and the lab is everybody's.
+            let Some(inner) = dependency.strip_prefix("cheetah-") else { continue };
+            if !allowed.contains(&inner) && inner != "lab" {
+                found.push(format!("{name}: tests of {member} must not depend on {inner}"));
+            }
+        }
+    }
+    assert_none("arrows that point outward", &found);
+}
+
+/// The names under `[dependencies]` and `[build-dependencies]`, or those under `[dev-dependencies]`.
+fn dependencies(manifest: &str, for_tests: bool) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut section = "";
+    for line in manifest.lines().map(str::trim) {
+        if let Some(name) = line.strip_prefix('[') {
+            section = name.trim_end_matches(']');
+            continue;
+        }
+        let wanted = match for_tests {
+            true => section.ends_with("dev-dependencies"),
+            false => section.ends_with("dependencies") && !section.ends_with("dev-dependencies"),
+        };
+        if wanted && !line.is_empty() && !line.starts_with('#') {
+            let name = line.split(['.', '=', ' ']).next().unwrap_or_default();
+            found.push(name.trim_matches('"').to_owned());
+        }
+    }
+    found
+}
+
+#[test]
+fn the_core_decides_and_does_nothing_else() {
+    let files = files();
+    let manifest = &files["crates/core/Cargo.toml"];
+    assert_eq!(dependencies(manifest, false), ["serde"], "core depends on serde and nothing else");
+    let manifest = &files["crates/nbd/Cargo.toml"];
+    assert_eq!(dependencies(manifest, false), Vec::<String>::new(), "nbd depends on nothing");
+
+    let outside = |name: &str, line: &str| {
+        let code = line.split("//").next().unwrap_or_default();
+        let words: &[&str] = match name {
+            _ if name.starts_with("crates/core/src/") => &[
+                "std::time::Instant",
+                "std::time::SystemTime",
+                "std::fs",
+                "std::thread",
+                "std::process",
+                "std::env",
+                "std::io",
+                "HashMap",
+                "HashSet",
+            ],
+            _ if name.starts_with("crates/nbd/src/") => &["std::fs", "std::thread", "std::time::Instant"],
+            _ => return false,
+        };
+        uses_sockets(code) || words.iter().any(|word| code.contains(word))
+    };
+    assert_none("effects in a crate that has none", &lines_that(&rust_files(), outside));
+}
+
+/// Whether a line uses more of `std::net` than an address type by its full name: addresses are data, sockets are not.
+fn uses_sockets(code: &str) -> bool {
+    const ADDRESSES: [&str; 4] = ["SocketAddr", "IpAddr", "Ipv4Addr", "Ipv6Addr"];
+    let name_of =
+        |rest: &str| rest.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default().to_owned();
+    code.split("std::net").skip(1).any(|rest| {
+        let name = name_of(rest.trim_start_matches("::"));
+        !ADDRESSES.contains(&name.as_str())
+    })
+}
+
+#[test]
+fn unsafe_code_is_where_it_is_said_to_be() {
+    let files = rust_files();
+    let mut found = Vec::new();
+    for (member, _) in ARROWS {
+        let main = ["lib.rs", "main.rs"]
+            .iter()
+            .find_map(|file| files.get_key_value(&format!("crates/{member}/src/{file}")));
+        let (name, text) = main.unwrap_or_else(|| panic!("crates/{member} has neither lib.rs nor main.rs"));
+        let forbids = text.contains("#![forbid(unsafe_code)]");
+        let denies = forbids || text.contains("#![deny(unsafe_code)]");
+        if !UNSAFE_CRATES.contains(&member) && !forbids {
+            found.push(format!("{name}: lacks #![forbid(unsafe_code)]"));
+        } else if !denies {
+            found.push(format!(
+                "{name}: lacks #![deny(unsafe_code)], with #![allow] only in the modules that need it"
+            ));
+        }
+    }
+    // A block needs its reason in the lines before it; the lint asks the same where clippy runs.
+    for (name, text) in &files {
+        let lines: Vec<&str> = text.lines().collect();
+        for (index, line) in lines.iter().enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            let block = format!("un{} {{", "safe");
+            let explained =
+                || lines[index.saturating_sub(6)..=index].iter().any(|line| line.contains("SAFETY:"));
+            if code.contains(&block) && !explained() {
+                found.push(format!("{name}:{}: an unsafe block without its reason", index + 1));
+            }
+        }
+    }
+    assert_none("unsafe code", &found);
+}
+
+/// The checks above find what they look for.
+#[test]
+fn planted_faults_are_found() {
+    let long = format!("    pub(crate) async fn long(&self) {{\n{}    }}\n", "        step();\n".repeat(130));
+    assert_eq!(functions(&long), [(1, "long".to_owned(), 132)]);
+    assert_eq!(functions("fn short() {\n}\nfn next() {}\n")[0], (1, "short".to_owned(), 2));
+    assert!(uses_sockets("use std::net::TcpStream;") && uses_sockets("use std::net::{IpAddr, TcpStream};"));
+    assert!(!uses_sockets("use std::net::SocketAddr;") && !uses_sockets("std::net::Ipv6Addr::LOCALHOST"));
+    let manifest = "[package]\nname = \"x\"\n[dependencies]\ncheetah-rim.workspace = true\nserde = \"1\"\n\
+                    [dev-dependencies]\nproptest = \"1\"\n";
+    assert_eq!(dependencies(manifest, false), ["cheetah-rim", "serde"]);
+    assert_eq!(dependencies(manifest, true), ["proptest"]);
+    let files = BTreeMap::from([("a.rs".to_owned(), "good\nbad\n".to_owned())]);
+    assert_eq!(lines_that(&files, |_, line| line == "bad"), ["a.rs:2: bad"]);
+}
