@@ -8,7 +8,10 @@
 //! Called by `cheetah attach`, `detach` and `up`. Tests: beside the code; `tests/`.
 #![deny(unsafe_code)]
 
+mod changes;
 pub mod export;
 pub mod fuse;
 pub mod loopdev;
 pub mod mountinfo;
+
+pub use changes::Changes;

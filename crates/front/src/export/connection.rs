@@ -7,6 +7,8 @@
 //! Large payloads of writes go from the socket straight into the pool's buffers.
 //! Called by `export::converse`. Tests: `flight`, `inbuf`, `outbox`; with real clients, end to end.
 
+use super::Served;
+use super::budget::{Budget, Charge};
 use super::flight::{self, Completions, Flight};
 use super::inbuf::{InBuf, RECEIVE_BYTES_MAX, RECEIVE_BYTES_MIN};
 use super::outbox::{Outbox, PIECES_MAX};
@@ -18,7 +20,6 @@ use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::Interest;
@@ -33,7 +34,9 @@ const ROUNDS_MAX: u32 = 16;
 /// How often a connection that is not idle looks at its age.
 const TICK: Duration = Duration::from_secs(2);
 /// How long a slow client may keep buffers that others wait for.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Fewer bytes than this, and no whole reply, are no sign of life.
+const MOVED_BYTES: usize = 64 << 10;
 
 /// Why a connection ends.
 #[derive(Debug)]
@@ -92,7 +95,7 @@ enum Woken {
 }
 
 struct Connection {
-    socket: Rc<AsyncFd<OwnedFd>>,
+    socket: AsyncFd<OwnedFd>,
     handle: VolumeHandle,
     flight: Flight,
     completions: Arc<Completions>,
@@ -107,23 +110,20 @@ struct Connection {
     receive_limit: usize,
     stop: watch::Receiver<bool>,
     tick: Pin<Box<Sleep>>,
-    /// When bytes last moved while the client owed some.
+    budget: Arc<Budget>,
+    /// When the client last gave or took enough of what it owed.
     moved: Instant,
+    moved_bytes: usize,
 }
 
 /// Serves until the client is done or something breaks. `rest` is what came behind the handshake.
-pub(super) async fn serve(
-    socket: Rc<AsyncFd<OwnedFd>>,
-    handle: VolumeHandle,
-    session: Negotiated,
-    rest: &[u8],
-    stop: watch::Receiver<bool>,
-) {
+pub(super) async fn serve(socket: AsyncFd<OwnedFd>, session: Negotiated, rest: &[u8], served: Served) {
+    let Served { handle, stop, budget, changes } = served;
     let mut connection = Connection {
         socket,
         handle,
-        flight: Flight::new(session),
-        completions: Arc::default(),
+        flight: Flight::new(session, budget.clone(), changes),
+        completions: Arc::new(Completions::new(changes.clone())),
         taken: Vec::new(),
         inbuf: InBuf::new(),
         outbox: Outbox::default(),
@@ -132,7 +132,9 @@ pub(super) async fn serve(
         receive_limit: RECEIVE_BYTES_MAX,
         stop,
         tick: Box::pin(tokio::time::sleep(TICK)),
+        budget,
         moved: Instant::now(),
+        moved_bytes: 0,
     };
     connection.inbuf.ensure(rest.len());
     connection.inbuf.space(rest.len())[..rest.len()].copy_from_slice(rest);
@@ -147,7 +149,11 @@ pub(super) async fn serve(
 
 impl Drop for Connection {
     fn drop(&mut self) {
+        // What is still with the volume keeps its buffers until it comes back, and its charge is let go here.
         self.completions.close();
+        self.outbox.clear(|charge| self.flight.discharge(charge));
+        self.end_input();
+        self.flight.end();
     }
 }
 
@@ -190,7 +196,7 @@ impl Connection {
         self.completions.take(&mut self.taken);
         let any = !self.taken.is_empty();
         if any && self.outbox.is_empty() {
-            self.moved = Instant::now();
+            self.moved(MOVED_BYTES);
         }
         for completion in self.taken.drain(..) {
             self.flight.complete(completion, &mut self.outbox);
@@ -208,8 +214,12 @@ impl Connection {
                 Ok(rustix::net::sendmsg(fd, &pieces[..count], &mut nothing, SendFlags::NOSIGNAL)?)
             });
             let Some(sent) = unless_blocked(sent)? else { break };
-            self.flight.discharge(self.outbox.sent(sent));
-            self.moved = Instant::now();
+            let mut replies = 0;
+            self.outbox.sent(sent, |charge| {
+                self.flight.discharge(charge);
+                replies += 1;
+            });
+            self.moved(if replies > 0 { MOVED_BYTES } else { sent });
             any = true;
         }
         Ok(any)
@@ -277,9 +287,9 @@ impl Connection {
 
     /// Starts a request whose header was accepted; false while it has to wait.
     fn begin(&mut self, header: RequestHeader) -> bool {
-        let needs_buffer = matches!(header.command, Command::Read | Command::Write);
-        let len = if needs_buffer { header.length as usize } else { 0 };
-        if !self.flight.admits(flight::charge(len)) {
+        let len = flight::buffer_bytes(&header);
+        let charge = Charge::of(len);
+        if !self.flight.admits(charge) {
             return false;
         }
         let mut buffer = None;
@@ -288,10 +298,11 @@ impl Connection {
             if buffer.is_none() {
                 return false;
             }
+            self.flight.charge(charge);
         }
         match buffer {
             Some(buffer) if header.command == Command::Write => {
-                self.moved = Instant::now();
+                self.moved(MOVED_BYTES);
                 self.input = Input::Payload { header, buffer, filled: 0 };
             }
             buffer => {
@@ -328,7 +339,7 @@ impl Connection {
         if header.length == 0 && header.command != Command::Flush {
             return self.flight.done(&header, &mut self.outbox);
         }
-        let charge = flight::charge(buffer.as_ref().map_or(0, |buffer| buffer.len()));
+        let charge = Charge::of(buffer.as_ref().map_or(0, |buffer| buffer.len()));
         let token = self.flight.begin(header, charge);
         // The offset and length of a FLUSH mean nothing.
         let (offset, len) =
@@ -368,13 +379,14 @@ impl Connection {
         let Some(got) = unless_blocked(got)? else { return Ok(false) };
         if got == 0 {
             // A client that only closed its sending side still gets its replies.
-            self.input = Input::Ended;
+            self.end_input();
             return Ok(true);
         }
         let for_payload = got.min(into_payload);
         if let Input::Payload { filled, .. } = &mut self.input {
             *filled += for_payload;
         }
+        self.moved(for_payload);
         self.inbuf.received(got - for_payload);
         Ok(true)
     }
@@ -387,13 +399,12 @@ impl Connection {
             let writable = Interest::WRITABLE;
             interest = Some(interest.map_or(writable, |readable| readable | writable));
         }
-        // Not while the connection itself holds too much: then its own completions and replies come first.
-        let needed = match self.input {
-            Input::Blocked(header) if self.flight.admits(flight::charge(header.length as usize)) => {
-                Some(header.length as usize)
-            }
-            _ => None,
+        let needed = match &self.input {
+            Input::Blocked(header) => flight::buffer_bytes(header),
+            _ => 0,
         };
+        let admitted = self.flight.admits(Charge::of(needed));
+        let waiting = (needed > 0).then(|| self.budget.wait());
         let idle = !self.inbuf.is_large() && self.outbox.is_empty() && self.flight.count() == 0;
         let ticks = !idle || !matches!(self.input, Input::Header);
         let ended = matches!(self.input, Input::Ended);
@@ -405,10 +416,13 @@ impl Connection {
                 ready?.retain_ready();
                 Woken::Work
             }
-            buffer = pool.take(needed.unwrap_or(0)), if needed.is_some() => Woken::Buffer(buffer),
+            buffer = pool.take(needed), if needed > 0 && admitted => Woken::Buffer(buffer),
+            () = self.budget.freed(), if needed > 0 && !admitted => Woken::Work,
             _ = self.stop.wait_for(|stopped| *stopped), if !ended => Woken::Stop,
             () = self.tick.as_mut(), if ticks => Woken::Tick,
         };
+        // Only others count when it comes to whom this connection holds up.
+        drop(waiting);
         match woken {
             Woken::Work => {}
             Woken::Buffer(buffer) => self.granted = Some(buffer),
@@ -418,10 +432,20 @@ impl Connection {
         Ok(())
     }
 
-    /// The export stops: a write that is half here will not be whole.
+    /// No more comes in: a write that is half here will not be whole.
     fn end_input(&mut self) {
-        self.input = Input::Ended;
+        if let Input::Payload { buffer, .. } = std::mem::replace(&mut self.input, Input::Ended) {
+            self.flight.discharge(Charge::of(buffer.len()));
+        }
         self.granted = None;
+    }
+
+    fn moved(&mut self, bytes: usize) {
+        self.moved_bytes += bytes;
+        if self.moved_bytes >= MOVED_BYTES {
+            self.moved = Instant::now();
+            self.moved_bytes = 0;
+        }
     }
 
     fn ticked(&mut self) -> Result<(), End> {
@@ -432,8 +456,8 @@ impl Connection {
             self.taken.shrink_to_fit();
         }
         let holds = !self.outbox.is_empty() || matches!(self.input, Input::Payload { .. });
-        let others_wait = || self.handle.pool().try_take(LARGE_BYTES).is_none();
-        if holds && self.moved.elapsed() >= PATIENCE && others_wait() {
+        let pool_is_short = || self.handle.pool().try_take(LARGE_BYTES).is_none();
+        if holds && self.moved.elapsed() >= PATIENCE && (self.budget.others_wait() || pool_is_short()) {
             return Err(End::Slow);
         }
         Ok(())

@@ -5,24 +5,25 @@
 //! replies reaches the limits here and then stalls nobody but itself.
 //! Called by `connection`. Tests: below.
 
+use super::budget::{Budget, Charge};
 use super::errno;
 use super::outbox::{Head, Outbox};
+use crate::changes::Changes;
 use cheetah_nbd::server::reply;
 use cheetah_nbd::{CmdFlags, Command, Descriptor, Errno, Negotiated, RequestHeader, StateFlags};
-use cheetah_rim::buffer::{Buffer, LARGE_BYTES, SMALL_BYTES};
+use cheetah_rim::buffer::Buffer;
 use cheetah_rim::volume::{Completion, Op, Sink, StatusRun};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
 /// Requests of one connection that are with the volume or whose replies are unsent.
 pub(super) const REQUESTS_MAX: usize = 128;
-/// Memory of the pool that they may hold together; a single request is admitted whatever its size.
-const CHARGE_BYTES_MAX: usize = 32 << 20;
 
 /// Completions, from the volume to the connection's task, on the same thread.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Completions {
     inner: Mutex<Inner>,
+    changes: Changes,
     pub(super) arrived: Notify,
 }
 
@@ -33,6 +34,10 @@ struct Inner {
 }
 
 impl Completions {
+    pub(super) fn new(changes: Changes) -> Completions {
+        Completions { inner: Mutex::default(), changes, arrived: Notify::new() }
+    }
+
     /// Swaps what came into `taken`, which is empty.
     pub(super) fn take(&self, taken: &mut Vec<Completion>) {
         std::mem::swap(&mut self.lock().queue, taken);
@@ -54,20 +59,13 @@ impl Sink for Completions {
     fn complete(&self, completion: Completion) {
         let mut inner = self.lock();
         if inner.closed {
+            // It may have been a write, which nobody else will count.
+            self.changes.note();
             return;
         }
         inner.queue.push(completion);
         drop(inner);
         self.arrived.notify_one();
-    }
-}
-
-/// What a buffer of `len` bytes takes of the pool.
-pub(super) fn charge(len: usize) -> usize {
-    match len {
-        0 => 0,
-        1..=SMALL_BYTES => SMALL_BYTES,
-        len => len.max(LARGE_BYTES),
     }
 }
 
@@ -86,10 +84,15 @@ pub(super) fn op(header: &RequestHeader) -> Option<Op> {
     })
 }
 
+/// The bytes of the pool that a request needs.
+pub(super) fn buffer_bytes(header: &RequestHeader) -> usize {
+    if matches!(header.command, Command::Read | Command::Write) { header.length as usize } else { 0 }
+}
+
 #[derive(Debug)]
 struct Slot {
     header: RequestHeader,
-    charge: usize,
+    charge: Charge,
 }
 
 #[derive(Debug)]
@@ -99,13 +102,15 @@ pub(super) struct Flight {
     free: Vec<u32>,
     /// With the volume.
     count: usize,
-    /// Of these and of unsent replies.
-    charged: usize,
+    /// Large buffers held by these, by unsent replies and by a payload that is coming in.
+    large: usize,
+    budget: Arc<Budget>,
+    changes: Changes,
 }
 
 impl Flight {
-    pub(super) fn new(session: Negotiated) -> Flight {
-        Flight { session, slots: Vec::new(), free: Vec::new(), count: 0, charged: 0 }
+    pub(super) fn new(session: Negotiated, budget: Arc<Budget>, changes: Changes) -> Flight {
+        Flight { session, slots: Vec::new(), free: Vec::new(), count: 0, large: 0, budget, changes }
     }
 
     pub(super) fn session(&self) -> &Negotiated {
@@ -121,15 +126,25 @@ impl Flight {
         self.count + unsent < REQUESTS_MAX
     }
 
-    /// Whether a request of `charge` may be begun now.
-    pub(super) fn admits(&self, charge: usize) -> bool {
-        charge == 0 || self.charged == 0 || self.charged + charge <= CHARGE_BYTES_MAX
+    /// Whether a buffer of this class may be taken now.
+    pub(super) fn admits(&self, charge: Charge) -> bool {
+        self.budget.admits(charge, self.large)
     }
 
-    /// Notes a request that goes to the volume; its token.
-    pub(super) fn begin(&mut self, header: RequestHeader, charge: usize) -> u64 {
+    /// A buffer was taken; its charge goes with it until `discharge`.
+    pub(super) fn charge(&mut self, charge: Charge) {
+        self.large += usize::from(charge == Charge::Large);
+        self.budget.take(charge);
+    }
+
+    pub(super) fn discharge(&mut self, charge: Charge) {
+        self.large -= usize::from(charge == Charge::Large);
+        self.budget.give_back(charge);
+    }
+
+    /// Notes a request that goes to the volume with a buffer that was charged; its token.
+    pub(super) fn begin(&mut self, header: RequestHeader, charge: Charge) -> u64 {
         self.count += 1;
-        self.charged += charge;
         let slot = Some(Slot { header, charge });
         if let Some(index) = self.free.pop() {
             self.slots[index as usize] = slot;
@@ -139,9 +154,12 @@ impl Flight {
         (self.slots.len() - 1) as u64
     }
 
-    /// A reply with this charge has gone out.
-    pub(super) fn discharge(&mut self, charge: usize) {
-        self.charged -= charge;
+    /// The connection is over: nobody will answer what is still with the volume.
+    pub(super) fn end(&mut self) {
+        for slot in std::mem::take(&mut self.slots).into_iter().flatten() {
+            self.discharge(slot.charge);
+        }
+        self.count = 0;
     }
 
     pub(super) fn complete(&mut self, completion: Completion, outbox: &mut Outbox) {
@@ -151,6 +169,10 @@ impl Flight {
         self.free.push(index);
         self.count -= 1;
         let Slot { header, charge } = slot;
+        if op(&header).is_some_and(Op::writes) {
+            // A write that failed may have come through in part.
+            self.changes.note();
+        }
         match result {
             Ok(()) if header.command == Command::Read => {
                 return self.data(&header, buffer, charge, outbox);
@@ -159,7 +181,7 @@ impl Flight {
             Ok(()) => self.done(&header, outbox),
             Err(error) => self.fail(&header, errno::of(error), errno::words(error), outbox),
         }
-        self.charged -= charge;
+        self.discharge(charge);
     }
 
     /// Success without data.
@@ -170,7 +192,7 @@ impl Flight {
         } else {
             Head::short(&reply::simple(header.cookie, None))
         };
-        outbox.push(head, None, 0);
+        outbox.push(head, None, Charge::Nothing);
     }
 
     pub(super) fn fail(&self, header: &RequestHeader, errno: Errno, words: &str, outbox: &mut Outbox) {
@@ -181,15 +203,15 @@ impl Flight {
         } else {
             Head::short(&reply::simple(header.cookie, Some(errno)))
         };
-        outbox.push(head, None, 0);
+        outbox.push(head, None, Charge::Nothing);
     }
 
-    fn data(&mut self, header: &RequestHeader, buffer: Option<Buffer>, charge: usize, outbox: &mut Outbox) {
+    fn data(&mut self, header: &RequestHeader, buffer: Option<Buffer>, charge: Charge, outbox: &mut Outbox) {
         if header.length == 0 {
             return self.done(header, outbox);
         }
         if buffer.as_ref().is_none_or(|buffer| buffer.len() != header.length as usize) {
-            self.charged -= charge;
+            self.discharge(charge);
             debug_assert!(false, "a read comes back with its buffer");
             return self.fail(header, Errno::Io, "the volume gave no data", outbox);
         }
@@ -209,14 +231,14 @@ impl Flight {
         let descriptors = descriptors(runs, header.length, most);
         let mut head = Vec::new();
         reply::block_status(header.cookie, true, context, &descriptors, &mut head);
-        outbox.push(Head::Long(head), None, 0);
+        outbox.push(Head::Long(head), None, Charge::Nothing);
     }
 
     #[cfg(debug_assertions)]
     pub(super) fn check_invariants(&self) {
-        let held: usize = self.slots.iter().flatten().map(|slot| slot.charge).sum();
+        let held = self.slots.iter().flatten().filter(|slot| slot.charge == Charge::Large).count();
         assert_eq!(self.slots.iter().flatten().count(), self.count, "requests are miscounted");
-        assert!(held <= self.charged, "charges are miscounted");
+        assert!(held <= self.large, "charges are miscounted");
         assert!(self.count <= REQUESTS_MAX);
     }
 }
@@ -259,6 +281,17 @@ mod tests {
         RequestHeader { flags: CmdFlags::EMPTY, command, cookie: 77, offset: 4096, length }
     }
 
+    fn flight(structured: bool) -> Flight {
+        Flight::new(session(structured), Arc::default(), Changes::default())
+    }
+
+    fn begin(flight: &mut Flight, command: Command, length: u32) -> u64 {
+        let charge =
+            Charge::of(if matches!(command, Command::Read | Command::Write) { length } else { 0 } as usize);
+        flight.charge(charge);
+        flight.begin(request(command, length), charge)
+    }
+
     fn completed(token: u64, result: Result<(), VolumeError>, buffer: Option<Buffer>) -> Completion {
         Completion { token, result, buffer, status: Vec::new() }
     }
@@ -273,29 +306,31 @@ mod tests {
     fn reads_carry_their_data_and_hold_their_charge_until_sent() {
         let pool = Pool::new().unwrap();
         for structured in [false, true] {
-            let mut flight = Flight::new(session(structured));
+            let mut flight = flight(structured);
             let mut outbox = Outbox::default();
-            let token = flight.begin(request(Command::Read, 100), charge(100));
-            let mut buffer = pool.try_take(100).unwrap();
+            let token = begin(&mut flight, Command::Read, 100_000);
+            let mut buffer = pool.try_take(100_000).unwrap();
             buffer.fill(5);
             flight.complete(completed(token, Ok(()), Some(buffer)), &mut outbox);
             flight.check_invariants();
-            let head: &[u8] =
-                if structured { &reply::offset_data(77, true, 4096, 100) } else { &reply::simple(77, None) };
-            assert_eq!(wire(&outbox), [head, &[5; 100]].concat());
-            assert_eq!((flight.count(), flight.charged), (0, SMALL_BYTES));
-            let freed = outbox.sent(head.len() + 100);
-            flight.discharge(freed);
-            assert_eq!(flight.charged, 0);
+            let head: &[u8] = if structured {
+                &reply::offset_data(77, true, 4096, 100_000)
+            } else {
+                &reply::simple(77, None)
+            };
+            assert_eq!(wire(&outbox), [head, &[5; 100_000]].concat());
+            assert_eq!((flight.count(), flight.large), (0, 1));
+            outbox.sent(head.len() + 100_000, |charge| flight.discharge(charge));
+            assert_eq!(flight.large, 0);
         }
     }
 
     #[test]
     fn errors_name_their_cause_where_the_client_can_show_it() {
         for structured in [false, true] {
-            let mut flight = Flight::new(session(structured));
+            let mut flight = flight(structured);
             let mut outbox = Outbox::default();
-            let token = flight.begin(request(Command::Write, 100), charge(100));
+            let token = begin(&mut flight, Command::Write, 100_000);
             flight.complete(completed(token, Err(VolumeError::DonorLost), None), &mut outbox);
             let mut expected = Vec::new();
             if structured {
@@ -304,30 +339,43 @@ mod tests {
                 expected.extend(reply::simple(77, Some(Errno::Io)));
             }
             assert_eq!(wire(&outbox), expected);
-            assert_eq!(flight.charged, 0);
+            assert_eq!(flight.large, 0);
         }
     }
 
     #[test]
-    fn room_ends_with_requests_replies_or_memory() {
-        let mut flight = Flight::new(session(true));
-        assert!(flight.admits(charge(32 << 20)), "the largest request alone is admitted");
-        for _ in 0..31 {
-            flight.begin(request(Command::Write, 1 << 20), charge(1 << 20));
+    fn room_ends_with_requests_and_replies_and_large_buffers_before() {
+        let mut flight = flight(true);
+        let mut large = 0;
+        while flight.admits(Charge::Large) {
+            begin(&mut flight, Command::Write, 1 << 20);
+            large += 1;
         }
-        assert!(flight.admits(charge(1 << 20)) && !flight.admits(charge(2 << 20)));
-        flight.begin(request(Command::Write, 1 << 20), charge(1 << 20));
-        assert!(!flight.admits(charge(1)) && flight.admits(0));
-        assert!(flight.has_room(95) && !flight.has_room(96));
+        assert!(large > 1 && flight.admits(Charge::Small) && flight.admits(Charge::Nothing));
+        assert!(flight.has_room(REQUESTS_MAX - large - 1) && !flight.has_room(REQUESTS_MAX - large));
         flight.check_invariants();
     }
 
     #[test]
+    fn whatever_may_have_changed_the_volume_is_told_before_the_answer() {
+        let changes = Changes::default();
+        let seen = crate::changes::Seen::new(changes.clone());
+        let mut flight = Flight::new(session(true), Arc::default(), changes);
+        let mut outbox = Outbox::default();
+        let token = begin(&mut flight, Command::Read, 0);
+        flight.complete(completed(token, Err(VolumeError::DonorLost), None), &mut outbox);
+        assert!(seen.holds(std::time::Instant::now()));
+        let token = begin(&mut flight, Command::Trim, 4096);
+        flight.complete(completed(token, Err(VolumeError::DonorLost), None), &mut outbox);
+        assert!(!seen.holds(std::time::Instant::now()));
+    }
+
+    #[test]
     fn tokens_are_used_again() {
-        let mut flight = Flight::new(session(false));
+        let mut flight = flight(false);
         let mut outbox = Outbox::default();
         for _ in 0..1000 {
-            let token = flight.begin(request(Command::Flush, 0), 0);
+            let token = begin(&mut flight, Command::Flush, 0);
             flight.complete(completed(token, Ok(()), None), &mut outbox);
         }
         assert_eq!(flight.slots.len(), 1);
@@ -347,7 +395,7 @@ mod tests {
     #[test]
     fn a_closed_queue_gives_buffers_back_at_once() {
         let pool = Pool::new().unwrap();
-        let completions = Completions::default();
+        let completions = Completions::new(Changes::default());
         completions.close();
         let buffer = pool.try_take(33 << 10);
         completions.complete(completed(0, Ok(()), buffer));

@@ -7,6 +7,7 @@
 //! Called by `cheetah attach --front export` and `up`. Parts: `handshake`, `connection`, `inbuf`, `outbox`,
 //! `errno`. Tests: in each; with real clients, end to end.
 
+mod budget;
 mod connection;
 mod errno;
 mod flight;
@@ -16,6 +17,8 @@ mod outbox;
 
 pub use cheetah_rim::net::Endpoint;
 
+use crate::Changes;
+use budget::Budget;
 use cheetah_nbd::uri::{Transport, Uri};
 use cheetah_rim::accept::{self, Accepted};
 use cheetah_rim::net::{self, Bound, Listener};
@@ -25,7 +28,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::PathBuf;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -73,18 +75,23 @@ pub struct Exported {
 struct Served {
     handle: VolumeHandle,
     stop: watch::Receiver<bool>,
+    budget: Arc<Budget>,
+    changes: Changes,
 }
 
 /// Serves the volume at `endpoint`, under its name and as the default export.
 ///
+/// `changes` is shared with the other front ends of the volume.
+///
 /// # Errors
 /// The address cannot be listened on, with what to do.
-pub fn serve(handle: &VolumeHandle, endpoint: &Endpoint) -> Result<Exported, ExportError> {
+pub fn serve(handle: &VolumeHandle, endpoint: &Endpoint, changes: &Changes) -> Result<Exported, ExportError> {
     let bound = bind(endpoint)?;
     let endpoint = bound.endpoint.clone();
     let (stop, stopped) = watch::channel(false);
     let clients = Arc::new(AtomicUsize::new(0));
-    let served = Served { handle: handle.clone(), stop: stopped };
+    let served =
+        Served { handle: handle.clone(), stop: stopped, budget: Arc::default(), changes: changes.clone() };
     let counted = clients.clone();
     handle.spawn_local(Box::new(move || {
         Box::pin(async move {
@@ -145,18 +152,18 @@ fn admit(socket: OwnedFd, served: &Served, clients: &Arc<AtomicUsize>) {
 
 /// One client, from its first byte to its last.
 async fn converse(socket: OwnedFd, served: Served) {
-    let Served { handle, mut stop } = served;
+    let mut stop = served.stop.clone();
     let socket = match net::register(socket) {
-        Ok(socket) => Rc::new(socket),
+        Ok(socket) => socket,
         Err(error) => return tracing::warn!(%error, "a client could not be served"),
     };
-    let mut export = handshake::One(&handle);
+    let mut export = handshake::One(&served.handle);
     let accepted = tokio::select! {
         _ = stop.wait_for(|stopped| *stopped) => return,
         accepted = accept::handshake(&socket, &mut export) => accepted,
     };
     if let Some(Accepted { session, early }) = accepted {
-        connection::serve(socket, handle, session, &early, stop).await;
+        connection::serve(socket, session, &early, served).await;
     }
 }
 

@@ -4,6 +4,7 @@
 //! volume filled. Invariant: a reply leaves whole, and its buffer goes back as soon as it has.
 //! Called by `connection`. Tests: below.
 
+use super::budget::Charge;
 use cheetah_rim::buffer::Buffer;
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -38,7 +39,7 @@ impl Head {
 struct Reply {
     head: Head,
     payload: Option<Buffer>,
-    charge: usize,
+    charge: Charge,
 }
 
 impl Reply {
@@ -67,8 +68,8 @@ impl Outbox {
         self.replies.len()
     }
 
-    /// `charge` is what the payload counts against the connection's limit until it is sent.
-    pub(super) fn push(&mut self, head: Head, payload: Option<Buffer>, charge: usize) {
+    /// `charge` is what the payload counts for until it is sent.
+    pub(super) fn push(&mut self, head: Head, payload: Option<Buffer>, charge: Charge) {
         self.replies.push_back(Reply { head, payload, charge });
     }
 
@@ -92,19 +93,22 @@ impl Outbox {
         count
     }
 
-    /// `count` bytes went out; what that frees of the connection's limit.
-    pub(super) fn sent(&mut self, count: usize) -> usize {
+    /// `count` bytes went out; `gone` is told the charge of every reply that is.
+    pub(super) fn sent(&mut self, count: usize, mut gone: impl FnMut(Charge)) {
         self.sent += count;
-        let mut freed = 0;
         while let Some(first) = self.replies.front() {
             if self.sent < first.len() {
                 break;
             }
             self.sent -= first.len();
-            freed += first.charge;
+            gone(first.charge);
             self.replies.pop_front();
         }
-        freed
+    }
+
+    /// The connection is over.
+    pub(super) fn clear(&mut self, mut gone: impl FnMut(Charge)) {
+        self.replies.drain(..).for_each(|reply| gone(reply.charge));
     }
 
     /// An idle connection keeps no memory for replies.
@@ -133,9 +137,10 @@ mod tests {
                     buffer
                 });
                 expected.extend_from_slice(payload.as_deref().unwrap_or_default());
-                outbox.push(Head::short(&head), payload, 7);
+                let charge = if payload.is_some() { Charge::Small } else { Charge::Nothing };
+                outbox.push(Head::short(&head), payload, charge);
             }
-            outbox.push(Head::Long(vec![9; 500]), None, 0);
+            outbox.push(Head::Long(vec![9; 500]), None, Charge::Nothing);
             expected.extend_from_slice(&[9; 500]);
         };
         for cut in [1, 13, 29, 500, 100_000] {
@@ -149,11 +154,11 @@ mod tests {
                 assert!(count > 0);
                 let bytes: Vec<u8> =
                     pieces[..count].iter().flat_map(|p| p.iter().copied()).take(cut).collect();
-                freed += outbox.sent(bytes.len());
+                outbox.sent(bytes.len(), |charge| freed += usize::from(charge == Charge::Small));
                 out.extend(bytes);
             }
             assert_eq!(out, expected, "cut into {cut}");
-            assert_eq!(freed, 700);
+            assert_eq!(freed, 34);
         }
         assert!(pool.try_take(16).is_some());
     }

@@ -7,6 +7,7 @@
 //! Called by fuser's threads. Tests: below; through a mounted volume, end to end.
 
 use super::requests::{Requests, Want};
+use crate::changes::Seen;
 use fuser::{
     AccessFlags, BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
     INodeNo, InitFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, ReplyAttr, ReplyData,
@@ -16,7 +17,7 @@ use fuser::{
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::watch;
 
 pub(super) const FILE: INodeNo = INodeNo(2);
@@ -36,6 +37,8 @@ pub(super) struct VolumeFs {
     pub(super) uid: u32,
     pub(super) gid: u32,
     pub(super) mounted_at: SystemTime,
+    /// None: the cache is dropped at every open.
+    pub(super) cache: Option<Seen>,
     pub(super) ended: watch::Sender<bool>,
 }
 
@@ -173,9 +176,10 @@ impl Filesystem for VolumeFs {
         if self.read_only && flags.acc_mode() != OpenAccMode::O_RDONLY {
             return reply.error(Errno::EROFS);
         }
-        let flags = FopenFlags::FOPEN_KEEP_CACHE
-            | FopenFlags::FOPEN_NOFLUSH
-            | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
+        let mut flags = FopenFlags::FOPEN_NOFLUSH | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
+        if self.cache.as_ref().is_some_and(|cache| cache.holds(Instant::now())) {
+            flags |= FopenFlags::FOPEN_KEEP_CACHE;
+        }
         reply.opened(NO_HANDLE, flags);
     }
 

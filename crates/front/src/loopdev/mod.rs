@@ -199,8 +199,8 @@ fn made(number: u32, device: &File, file: &Path, size: u64, options: &Options) -
     let hidden_tail_bytes = hidden_tail(size, options.block_size);
     if hidden_tail_bytes > 0 {
         notes.push(format!(
-            "the last {hidden_tail_bytes} bytes of the volume are not on the device, which has whole sectors only; \
-             hash {} instead",
+            "the device has whole sectors only: it lacks the last {hidden_tail_bytes} of the volume's bytes, and \
+             hashes differ; hash {} instead",
             file.display()
         ));
     }

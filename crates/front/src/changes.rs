@@ -1,0 +1,72 @@
+//! Word of changes from one front end of a volume to another on the same handle.
+//!
+//! Owns: a count of the writes that came another way than through the file. Never: what was written.
+//! Invariant: a write is counted before it is answered, so whoever heard the answer and then opens the file finds
+//! the count changed, and the kernel's cache of the file is dropped. Called by `export` (counts) and `fuse` (looks).
+//! Tests: below; `tests/volume.rs`.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Opens this soon after one that dropped the cache drop it too: theirs may be answered before it took effect.
+const SETTLED_AFTER: Duration = Duration::from_secs(1);
+
+/// Shared by all front ends of one attached volume.
+#[derive(Clone, Debug, Default)]
+pub struct Changes(Arc<AtomicU64>);
+
+impl Changes {
+    pub(crate) fn note(&self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn count(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// What one cache knows of the changes.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    changes: Changes,
+    last: Mutex<(u64, Option<Instant>)>,
+}
+
+impl Seen {
+    pub(crate) fn new(changes: Changes) -> Seen {
+        let last = Mutex::new((changes.count(), None));
+        Seen { changes, last }
+    }
+
+    /// Whether what is cached still holds; if not, the caller drops it now.
+    pub(crate) fn holds(&self, now: Instant) -> bool {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = self.changes.count();
+        if last.0 != count {
+            *last = (count, Some(now));
+            return false;
+        }
+        last.1.is_none_or(|dropped| now.saturating_duration_since(dropped) >= SETTLED_AFTER)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_drops_the_cache_and_a_moment_later_it_holds_again() {
+        let changes = Changes::default();
+        changes.note();
+        let seen = Seen::new(changes.clone());
+        let start = Instant::now();
+        assert!(seen.holds(start), "what was written before the cache was there is no change to it");
+        changes.note();
+        assert!(!seen.holds(start));
+        assert!(!seen.holds(start + SETTLED_AFTER / 2));
+        assert!(seen.holds(start + SETTLED_AFTER));
+        changes.note();
+        assert!(!seen.holds(start + 2 * SETTLED_AFTER));
+    }
+}
