@@ -122,8 +122,8 @@ pub(super) async fn serve(socket: AsyncFd<OwnedFd>, session: Negotiated, rest: &
     let mut connection = Connection {
         socket,
         handle,
-        flight: Flight::new(session, budget.clone(), changes),
-        completions: Arc::new(Completions::new(changes.clone())),
+        flight: Flight::new(session, budget.clone(), changes.clone()),
+        completions: Arc::new(Completions::new(changes)),
         taken: Vec::new(),
         inbuf: InBuf::new(),
         outbox: Outbox::default(),
