@@ -1,0 +1,374 @@
+//! The coordinator's driver: its store, its crashes, and the calls of everyone to it.
+//!
+//! Owns: what is durable, calls on their way with their deadlines, and the check of every record that is stored:
+//! one writer for a volume, no lease ended before its time, nothing lost by a restart. Never: decisions.
+//! Key rule: a step's records are stored all or none, and before its answers are sent.
+
+use crate::network::Node;
+use crate::plan::Bug;
+use crate::rng::Rng;
+use crate::world::{Ev, World, say};
+use cheetah_core::api::{API_VERSION, Answer, Call, Join, Refusal, RefusalCode, Sync};
+use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event, Key, LeaseRecord, Record};
+use cheetah_core::donor;
+use cheetah_core::limits::{
+    CONTROL_DEADLINE_NS, DONOR_SILENCE_NS, HEARTBEAT_NS, LEASE_NS, LEASE_RENEW_NS, MILLISECOND_NS,
+};
+use cheetah_core::map::{LeaseToken, PoolId};
+use cheetah_core::units::Time;
+use std::collections::{BTreeMap, BTreeSet};
+
+pub(crate) type Outcome = Result<Answer, Refusal>;
+
+#[derive(Clone, Debug)]
+pub(crate) enum Caller {
+    Donor(usize),
+    Attach(usize),
+    Renew(usize),
+    Detach(usize),
+    Admin,
+}
+
+#[derive(Debug)]
+struct OpenCall {
+    caller: Caller,
+    node: Node,
+    joins: bool,
+    request: Option<Call>,
+    outcome: Option<Outcome>,
+    /// The caller does not wait any more.
+    abandoned: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct CoordinatorHost {
+    /// `None` while it is down.
+    pub(crate) machine: Option<Coordinator>,
+    pub(crate) store: BTreeMap<Key, Record>,
+    calls: BTreeMap<u64, OpenCall>,
+    next_call: u64,
+    /// Calls that the machine has and has not answered.
+    taken: BTreeSet<u64>,
+    wake_at: Option<Time>,
+    /// The next step that stores anything is its last: nothing of it is stored or said.
+    pub(crate) doomed: bool,
+    /// When a lease was last given or renewed.
+    renewed: BTreeMap<LeaseToken, Time>,
+    /// Leases that may end at any time: detached, or their call was given up.
+    pub(crate) ending: BTreeSet<LeaseToken>,
+}
+
+impl CoordinatorHost {
+    pub(crate) fn new(rng: &mut Rng) -> CoordinatorHost {
+        CoordinatorHost {
+            machine: Some(Coordinator::new(PoolId(rng.draw()))),
+            store: BTreeMap::new(),
+            calls: BTreeMap::new(),
+            next_call: 0,
+            taken: BTreeSet::new(),
+            wake_at: None,
+            doomed: false,
+            renewed: BTreeMap::new(),
+            ending: BTreeSet::new(),
+        }
+    }
+}
+
+impl World {
+    pub(crate) fn call(&mut self, caller: Caller, node: Node, request: Call) -> u64 {
+        let held = match &request {
+            Call::Sync { .. } | Call::Join(_) => HEARTBEAT_NS,
+            Call::Attach { .. } | Call::Create(_) | Call::Grow { .. } => DONOR_SILENCE_NS,
+            Call::Renew { .. } => LEASE_RENEW_NS,
+            _ => 0,
+        };
+        self.coordinator.next_call += 1;
+        let id = self.coordinator.next_call;
+        say!(self, "call {id} of {caller:?}: {request:?}");
+        let joins = matches!(request, Call::Join(_));
+        let open = OpenCall { caller, node, joins, request: Some(request), outcome: None, abandoned: false };
+        self.coordinator.calls.insert(id, open);
+        let delay = self.delay() + self.delay();
+        self.after(delay, Ev::CallArrives(id));
+        self.after(held + CONTROL_DEADLINE_NS, Ev::CallTimeout(id));
+        id
+    }
+
+    pub(crate) fn donor_joins(&mut self, d: usize, pool: Option<PoolId>) {
+        let donor = &self.donors[d];
+        let join = Join {
+            version: API_VERSION,
+            donor: donor.machine.identity(),
+            pool,
+            name: donor.name.clone(),
+            host: format!("host{}", donor.slot),
+            address: crate::director::address(donor.slot),
+            extents: donor.extents,
+            foreign_export: None,
+        };
+        let slot = donor.slot;
+        self.donors[d].asked = self.call(Caller::Donor(d), Node::Donor(slot), Call::Join(join));
+    }
+
+    pub(crate) fn donor_syncs(&mut self, d: usize, revision: u64, connections: u32, goodbye: bool) {
+        let donor = &self.donors[d];
+        let sync = Sync { revision, bytes_used: donor.memory.len() as u64, connections, goodbye };
+        let (id, slot) = (donor.machine.identity(), donor.slot);
+        self.donors[d].asked = self.call(Caller::Donor(d), Node::Donor(slot), Call::Sync { donor: id, sync });
+    }
+
+    fn call_cut(&mut self, id: u64, event: Ev) -> Option<Ev> {
+        let node = self.coordinator.calls.get(&id)?.node;
+        let Some(until) = self.cut_until(Node::Coordinator, node) else { return Some(event) };
+        let again = self.rng.below(200 * MILLISECOND_NS);
+        self.at(until + again, event);
+        None
+    }
+
+    pub(crate) fn call_arrives(&mut self, id: u64) {
+        if self.call_cut(id, Ev::CallArrives(id)).is_none() {
+            return;
+        }
+        if self.coordinator.machine.is_none() {
+            return self.after(MILLISECOND_NS, Ev::CallAnswered(id));
+        }
+        let Some(open) = self.coordinator.calls.get_mut(&id) else { return };
+        let abandoned = open.abandoned;
+        let Some(request) = open.request.take() else { return };
+        match &request {
+            Call::Renew { token, .. } if !self.coordinator.renewed.is_empty() => {
+                self.coordinator.renewed.insert(*token, self.now);
+            }
+            Call::Detach { token, .. } => {
+                self.coordinator.ending.insert(*token);
+            }
+            _ => {}
+        }
+        self.coordinator.taken.insert(id);
+        let entropy = self.rng.draw();
+        self.step_coordinator(Event::Call { call: CallId(id), entropy, request });
+        if abandoned {
+            self.hangup_arrives(id);
+        }
+    }
+
+    pub(crate) fn hangup_arrives(&mut self, id: u64) {
+        let Some(_) = self.call_cut(id, Ev::Hangup(id)) else { return };
+        if self.coordinator.machine.is_some() && self.coordinator.taken.remove(&id) {
+            self.step_coordinator(Event::Hangup { call: CallId(id) });
+        }
+    }
+
+    /// When the caller, stopped as a whole now, goes on.
+    fn caller_paused(&self, id: u64) -> Option<Time> {
+        let until = match self.coordinator.calls.get(&id)?.caller {
+            Caller::Donor(d) => self.donors[d].paused_until,
+            Caller::Attach(c) | Caller::Renew(c) | Caller::Detach(c) => self.clients[c].paused_until,
+            Caller::Admin => 0,
+        };
+        Some(until).filter(|until| *until > self.now)
+    }
+
+    pub(crate) fn call_answered(&mut self, id: u64) {
+        if self.call_cut(id, Ev::CallAnswered(id)).is_none() {
+            return;
+        }
+        if let Some(until) = self.caller_paused(id) {
+            return self.at(until, Ev::CallAnswered(id));
+        }
+        let Some(open) = self.coordinator.calls.get_mut(&id) else { return };
+        if !open.abandoned {
+            open.abandoned = true;
+            let (caller, outcome) = (open.caller.clone(), open.outcome.take());
+            self.answer_caller(id, caller, outcome);
+        }
+    }
+
+    pub(crate) fn call_timed_out(&mut self, id: u64) {
+        if let Some(until) = self.caller_paused(id) {
+            return self.at(until, Ev::CallTimeout(id));
+        }
+        let Some(open) = self.coordinator.calls.get_mut(&id).filter(|open| !open.abandoned) else { return };
+        open.abandoned = true;
+        let caller = open.caller.clone();
+        let delay = self.delay();
+        self.after(delay, Ev::Hangup(id));
+        self.answer_caller(id, caller, None);
+    }
+
+    pub(crate) fn abandon_calls(&mut self, whose: impl Fn(&Caller) -> bool) {
+        let calls = self.coordinator.calls.iter_mut().filter(|(_, open)| !open.abandoned && whose(&open.caller));
+        let given_up: Vec<u64> = calls
+            .map(|(id, open)| {
+                open.abandoned = true;
+                *id
+            })
+            .collect();
+        for id in given_up {
+            let delay = self.delay();
+            self.after(delay, Ev::Hangup(id));
+        }
+    }
+
+    fn answer_caller(&mut self, id: u64, caller: Caller, outcome: Option<Outcome>) {
+        say!(self, "call {id} of {caller:?} ends: {outcome:?}");
+        match caller {
+            Caller::Donor(d) => self.answer_donor(d, id, outcome),
+            Caller::Attach(c) => self.attach_answered(c, outcome),
+            Caller::Renew(c) => self.renew_answered(c, outcome),
+            Caller::Detach(c) => self.detach_answered(c, outcome),
+            Caller::Admin => self.admin_answered(id, outcome),
+        }
+    }
+
+    fn answer_donor(&mut self, d: usize, id: u64, outcome: Option<Outcome>) {
+        if self.donors[d].asked != id {
+            return;
+        }
+        let joins = self.coordinator.calls.get(&id).is_some_and(|open| open.joins);
+        let event = match outcome {
+            Some(Ok(Answer::Joined(joined))) => donor::Event::Joined { pool: joined.pool },
+            Some(Ok(Answer::Duties(duties))) => donor::Event::Duties(duties),
+            Some(Err(refusal)) if refusal.code == RefusalCode::Gone && !joins => donor::Event::Forgotten,
+            Some(Err(refusal)) => donor::Event::JoinRefused { refusal },
+            Some(Ok(_)) | None => donor::Event::Unreachable,
+        };
+        self.step_donor(d, event);
+    }
+
+    pub(crate) fn coordinator_wake(&mut self, at: Time) {
+        if self.coordinator.wake_at == Some(at) {
+            self.coordinator.wake_at = None;
+            self.step_coordinator(Event::Wake);
+        }
+    }
+
+    fn step_coordinator(&mut self, event: Event) {
+        let Some(machine) = &mut self.coordinator.machine else { return };
+        let mut effects = Vec::new();
+        machine.step(self.now, event, &mut effects);
+        machine.check_invariants();
+        let stores = effects.iter().any(|effect| matches!(effect, Effect::Store(_) | Effect::Forget(_)));
+        if stores && self.coordinator.doomed {
+            self.count("fault: coordinator lost a step");
+            say!(self, "the coordinator dies before it stores {effects:?}");
+            if self.bug == Some(Bug::AnswerBeforeStore) {
+                let replies = effects.into_iter().filter(|effect| matches!(effect, Effect::Reply { .. }));
+                replies.for_each(|effect| self.coordinator_effect(effect));
+            }
+            return self.crash_coordinator();
+        }
+        effects.into_iter().for_each(|effect| self.coordinator_effect(effect));
+        if stores {
+            self.check_records();
+        }
+    }
+
+    fn coordinator_effect(&mut self, effect: Effect) {
+        match effect {
+            Effect::Store(record) => {
+                say!(self, "stored: {record:?}");
+                if let Record::Lease(LeaseRecord { token, .. }) = &record {
+                    self.coordinator.renewed.entry(*token).or_insert(self.now);
+                }
+                self.coordinator.store.insert(record.key(), record);
+            }
+            Effect::Forget(key) => {
+                say!(self, "forgot: {key}");
+                self.coordinator.store.remove(&key);
+                if let Key::Lease(token) = key {
+                    self.lease_ends(token);
+                }
+            }
+            Effect::Reply { call, answer } => {
+                self.coordinator.taken.remove(&call.0);
+                let delay = self.delay();
+                if let Some(open) = self.coordinator.calls.get_mut(&call.0).filter(|open| !open.abandoned) {
+                    open.outcome = Some(answer);
+                    self.after(delay, Ev::CallAnswered(call.0));
+                }
+            }
+            Effect::WakeAt(at) => {
+                if self.coordinator.wake_at != Some(at) {
+                    self.coordinator.wake_at = Some(at);
+                    self.at(at, Ev::CoordinatorWake(at));
+                }
+            }
+        }
+    }
+
+    fn lease_ends(&mut self, token: LeaseToken) {
+        self.verdict.lease_ended.insert(token);
+        let renewed = self.coordinator.renewed.get(&token).copied().unwrap_or(0);
+        if self.coordinator.ending.contains(&token) {
+            return;
+        }
+        let known = self.clients.iter().any(|client| client.token == Some(token));
+        if known && self.now < renewed + LEASE_NS {
+            self.fail(format!("lease {token} was ended though it was renewed at {renewed} ns"));
+        }
+    }
+
+    fn check_records(&mut self) {
+        let mut writers = BTreeMap::new();
+        for record in self.coordinator.store.values() {
+            if let Record::Lease(LeaseRecord { token, volume, read_only: false, .. }) = record
+                && let Some(other) = writers.insert(*volume, *token)
+            {
+                let what = format!("volume {volume} has two writers, {other} and {token}");
+                return self.fail(what);
+            }
+        }
+    }
+
+    pub(crate) fn crash_coordinator(&mut self) {
+        if self.coordinator.machine.take().is_none() {
+            return;
+        }
+        self.count("fault: coordinator restarted");
+        (self.coordinator.doomed, self.coordinator.wake_at) = (false, None);
+        let down = self.rng.skewed(MILLISECOND_NS, 12_000 * MILLISECOND_NS);
+        say!(self, "the coordinator is down for {} ms", down / MILLISECOND_NS);
+        for id in std::mem::take(&mut self.coordinator.taken) {
+            let delay = self.delay();
+            self.after(delay, Ev::CallAnswered(id));
+        }
+        self.after(down, Ev::CoordinatorStart);
+    }
+
+    pub(crate) fn coordinator_start(&mut self) {
+        if self.coordinator.machine.is_some() {
+            return;
+        }
+        if self.bug == Some(Bug::LoseRecord) && !self.coordinator.store.is_empty() {
+            let at = self.rng.index(self.coordinator.store.len());
+            let key = self.coordinator.store.keys().nth(at).copied();
+            key.map(|key| self.coordinator.store.remove(&key));
+        }
+        let records: Vec<Record> = self.coordinator.store.values().cloned().collect();
+        say!(self, "the coordinator starts from {} records", records.len());
+        if records.is_empty() {
+            let pool = PoolId(self.rng.draw());
+            self.coordinator.machine = Some(Coordinator::new(pool));
+        } else {
+            match Coordinator::restore(records, self.now) {
+                Ok(machine) => self.coordinator.machine = Some(machine),
+                Err(bad) => return self.fail(format!("the coordinator cannot read its own records: {bad}")),
+            }
+        }
+        let now = self.now;
+        self.coordinator.renewed.values_mut().for_each(|renewed| *renewed = now);
+        self.step_coordinator(Event::Wake);
+    }
+
+    /// Whether a writer holds the volume of this name, as the records say.
+    pub(crate) fn stored_writer(&self, name: &str) -> bool {
+        let store = &self.coordinator.store;
+        store.values().any(|record| match record {
+            Record::Lease(LeaseRecord { volume, read_only: false, .. }) => {
+                matches!(store.get(&Key::Volume(*volume)), Some(Record::Volume(v)) if v.map.name == name)
+            }
+            _ => false,
+        })
+    }
+}

@@ -1,0 +1,371 @@
+//! The donor's driver: a memory, a listener, and the core's machine between them.
+//!
+//! Owns: what `rim::donor` does with sockets and an arena, in virtual time: requests of one connection in order,
+//! a check by `Access` when a header arrives, payloads that land later, connections that end a while after they
+//! are dropped, wiping that takes time. Never: decisions. Also checks, where bytes land, that nothing of an older
+//! session or lease lands after a newer one was admitted (promise 3).
+
+use crate::network::{Answer, Request, Stage, ToClient, ToDonor};
+use crate::oracle::Content;
+use crate::plan::Bug;
+use crate::runs::Runs;
+use crate::world::{DonorEv, Ev, World, say};
+use cheetah_core::donor::{Access, ConnId, Donor, Effect, Event, Exit, Grant};
+use cheetah_core::limits::{EXTENT_BYTES, MILLISECOND_NS};
+use cheetah_core::map::{DonorId, LeaseToken, VolumeId};
+use cheetah_core::units::Time;
+use cheetah_core::volume::{Op, PartError, StatusRun};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+#[derive(Debug)]
+pub(crate) struct DonorHost {
+    pub(crate) machine: Donor,
+    pub(crate) id: DonorId,
+    pub(crate) slot: usize,
+    pub(crate) name: String,
+    pub(crate) extents: u32,
+    pub(crate) memory: Runs<Content>,
+    pub(crate) access: Arc<Access>,
+    pub(crate) alive: bool,
+    pub(crate) paused_until: Time,
+    /// The call that is under way; an answer to an earlier one is of no interest.
+    pub(crate) asked: u64,
+    wake_at: Option<Time>,
+    /// The newest session that was admitted, by lease.
+    sessions: BTreeMap<LeaseToken, u64>,
+    /// Writers in the order in which they were first admitted.
+    writers: BTreeMap<VolumeId, Vec<LeaseToken>>,
+}
+
+impl DonorHost {
+    pub(crate) fn new(id: DonorId, slot: usize, name: String, extents: u32) -> DonorHost {
+        DonorHost {
+            machine: Donor::new(id, extents),
+            id,
+            slot,
+            name,
+            extents,
+            memory: Runs::default(),
+            access: Arc::new(Access::default()),
+            alive: true,
+            paused_until: 0,
+            asked: 0,
+            wake_at: None,
+            sessions: BTreeMap::new(),
+            writers: BTreeMap::new(),
+        }
+    }
+}
+
+impl World {
+    /// The donor that listens at an address.
+    pub(crate) fn listener(&self, slot: usize) -> Option<usize> {
+        self.donors.iter().rposition(|donor| donor.slot == slot && donor.alive)
+    }
+
+    pub(crate) fn donor_event(&mut self, d: usize, event: DonorEv) {
+        let donor = &mut self.donors[d];
+        if !donor.alive {
+            return;
+        }
+        if donor.paused_until > self.now {
+            let until = donor.paused_until;
+            return self.at(until, Ev::Donor(d, event));
+        }
+        match event {
+            DonorEv::Wake(at) => {
+                if donor.wake_at == Some(at) {
+                    donor.wake_at = None;
+                    self.step_donor(d, Event::Wake);
+                }
+            }
+            DonorEv::Wipe(extents) => {
+                for extent in &extents {
+                    let start = u64::from(*extent) * EXTENT_BYTES;
+                    if self.bug != Some(Bug::SkipWipe) {
+                        donor.memory.clear(start, start + EXTENT_BYTES);
+                    }
+                }
+                self.count("extents wiped");
+                self.step_donor(d, Event::Wiped { extents });
+            }
+        }
+    }
+
+    pub(crate) fn step_donor(&mut self, d: usize, event: Event) {
+        if !self.donors[d].alive {
+            return;
+        }
+        say!(self, "donor {d} <- {event:?}");
+        let mut effects = Vec::new();
+        self.donors[d].machine.step(self.now, event, &mut effects);
+        self.donors[d].machine.check_invariants();
+        for effect in effects {
+            self.donor_effect(d, effect);
+        }
+    }
+
+    fn donor_effect(&mut self, d: usize, effect: Effect) {
+        if !matches!(effect, Effect::Publish(_) | Effect::WakeAt(_)) {
+            say!(self, "donor {d} -> {effect:?}");
+        }
+        match effect {
+            Effect::Join { pool, .. } => self.donor_joins(d, pool),
+            Effect::Sync { revision, connections, goodbye, .. } => {
+                self.donor_syncs(d, revision, connections, goodbye);
+            }
+            Effect::Publish(access) => self.donors[d].access = access,
+            Effect::Admit { conn, grant } => self.admit(d, conn.0, grant),
+            Effect::Refuse { conn, .. } => {
+                self.send_to_client(conn.0, ToClient::Welcome(false));
+                self.drop_conn(conn.0);
+            }
+            Effect::Drop { conn } => {
+                if self.bug == Some(Bug::IgnoreSessions) {
+                    return self.after(0, Ev::Closed(conn.0));
+                }
+                let delay = self.rng.below(20 * MILLISECOND_NS);
+                self.after(delay, Ev::Closed(conn.0));
+            }
+            Effect::Wipe { extents } => {
+                let delay = self.rng.below(200 * MILLISECOND_NS);
+                self.after(delay, Ev::Donor(d, DonorEv::Wipe(extents)));
+            }
+            Effect::WakeAt(at) => {
+                if self.donors[d].wake_at != Some(at) {
+                    self.donors[d].wake_at = Some(at);
+                    self.at(at, Ev::Donor(d, DonorEv::Wake(at)));
+                }
+            }
+            Effect::Exit(exit) => {
+                if let Exit::Refused(refusal) = &exit {
+                    // A name that is still taken by the predecessor: started again later.
+                    say!(self, "donor {d} was refused: {}", refusal.message);
+                }
+                self.end_donor(d, true);
+            }
+        }
+    }
+
+    fn admit(&mut self, d: usize, id: u64, grant: Grant) {
+        let donor = &mut self.donors[d];
+        let newest = donor.sessions.entry(grant.token).or_default();
+        let refenced = *newest > 0 && grant.session > *newest;
+        *newest = (*newest).max(grant.session);
+        if grant.writable {
+            let writers = donor.writers.entry(grant.volume).or_default();
+            if !writers.contains(&grant.token) {
+                writers.push(grant.token);
+            }
+        }
+        if refenced {
+            self.count("links refenced with a newer session");
+        }
+        if let Some(conn) = self.network.conns.get_mut(&id) {
+            (conn.grant, conn.stage) = (Some(grant), Stage::Serving);
+        }
+        self.send_to_client(id, ToClient::Welcome(true));
+        self.serve_soon(id);
+    }
+
+    /// The donor machine hears that a connection it dropped has ended.
+    pub(crate) fn conn_closed(&mut self, id: u64) {
+        let Some(conn) = self.network.conns.get(&id) else { return };
+        let Some(d) = conn.donor.filter(|d| self.donors[*d].alive) else { return };
+        if self.donors[d].paused_until > self.now {
+            let until = self.donors[d].paused_until;
+            return self.at(until, Ev::Closed(id));
+        }
+        if conn.stage == Stage::Ended {
+            return; // It ended by itself in the meantime, and was reported then.
+        }
+        if self.bug == Some(Bug::IgnoreSessions) {
+            return self.step_donor(d, Event::Closed { conn: ConnId(id) });
+        }
+        self.end_conn(d, id);
+    }
+
+    fn end_conn(&mut self, d: usize, id: u64) {
+        if self.network.conns.get(&id).is_some_and(|conn| conn.half.is_some()) {
+            self.count("writes torn by a lost connection");
+        }
+        self.drop_conn(id);
+        self.send_to_client(id, ToClient::End);
+        self.step_donor(d, Event::Closed { conn: ConnId(id) });
+    }
+
+    pub(crate) fn serve_soon(&mut self, id: u64) {
+        let delay = self.rng.below(MILLISECOND_NS / 4);
+        let Some(conn) = self.network.conns.get_mut(&id) else { return };
+        let ready = match conn.inbox.front() {
+            None => false,
+            Some(ToDonor::Hello) => true,
+            Some(_) => conn.stage == Stage::Serving,
+        };
+        if ready && !conn.serving {
+            conn.serving = true;
+            self.after(delay, Ev::Serve(id));
+        }
+    }
+
+    pub(crate) fn serve(&mut self, id: u64) {
+        let Some(conn) = self.network.conns.get_mut(&id) else { return };
+        let Some(d) = conn.donor.filter(|d| self.donors[*d].alive) else { return };
+        let until = self.donors[d].paused_until;
+        if until > self.now {
+            // After a pause the threads of a process go on in any order.
+            let delay = self.rng.below(5 * MILLISECOND_NS);
+            return self.at(until + delay, Ev::Serve(id));
+        }
+        conn.serving = false;
+        let Some(message) = conn.inbox.pop_front() else { return };
+        match message {
+            ToDonor::Hello => {
+                let export = conn.export.clone();
+                self.step_donor(d, Event::Opened { conn: ConnId(id), export });
+            }
+            ToDonor::Request(request) => self.serve_request(d, id, request),
+            ToDonor::Rest => {
+                if let Some((request, refused)) = conn.half.take() {
+                    self.finish_write(d, id, &request, refused);
+                }
+            }
+            ToDonor::End => return self.end_conn(d, id),
+        }
+        self.serve_soon(id);
+    }
+
+    fn serve_request(&mut self, d: usize, id: u64, request: Request) {
+        let Some(grant) = self.network.conns.get(&id).and_then(|conn| conn.grant) else { return };
+        let donor = &mut self.donors[d];
+        let len = u32::try_from(request.len).expect("a part is below 4 GiB");
+        let checked = donor.access.check(&grant, request.op.writes(), request.address, len);
+        let (from, to) = (request.address, request.address + request.len);
+        if request.op == Op::Write {
+            if checked.is_ok() {
+                self.land(d, id, &request, 0, request.first);
+            }
+            if request.first == request.len {
+                return self.finish_write(d, id, &request, checked.is_err());
+            }
+            if let Some(conn) = self.network.conns.get_mut(&id) {
+                conn.half = Some((request, checked.is_err()));
+            }
+            return;
+        }
+        let answer = match (checked, request.op) {
+            (Err(_), _) => Answer::Error(PartError::Denied),
+            (Ok(()), Op::Read) => {
+                let runs = donor.memory.read(from, to).into_iter();
+                let runs = runs.map(|(low, high, content)| {
+                    (low - from, high - from, content.unwrap_or(Content::Zero))
+                });
+                Answer::Data(runs.collect())
+            }
+            (Ok(()), Op::Status) => Answer::Status(status(&donor.memory, from, to)),
+            (Ok(()), _) => {
+                if request.op == (Op::Zero { keep: true }) {
+                    donor.memory.put(from, to, Content::Zero);
+                } else {
+                    donor.memory.clear(from, to);
+                }
+                self.check_fence(d, id);
+                Answer::Done
+            }
+        };
+        if let Answer::Status(runs) = &answer
+            && self.rng.percent(20)
+        {
+            let keep = self.rng.index(runs.len() + 1);
+            return self.send_to_client(
+                id,
+                ToClient::Answer(request.part, Answer::Status(runs[..keep].to_vec())),
+            );
+        }
+        self.send_to_client(id, ToClient::Answer(request.part, answer));
+    }
+
+    fn finish_write(&mut self, d: usize, id: u64, request: &Request, refused: bool) {
+        let answer = if refused {
+            Answer::Error(PartError::Denied)
+        } else {
+            self.land(d, id, request, request.first, request.len);
+            Answer::Done
+        };
+        self.send_to_client(id, ToClient::Answer(request.part, answer));
+    }
+
+    /// Bytes `from..to` of a write's payload reach the memory.
+    fn land(&mut self, d: usize, id: u64, request: &Request, from: u64, to: u64) {
+        if from >= to {
+            return;
+        }
+        let memory = &mut self.donors[d].memory;
+        let mut at = 0;
+        for (payload, len) in request.scatter.pieces() {
+            let (low, high) = (at.max(from), (at + u64::from(len)).min(to));
+            if low < high {
+                let content = Content::Data { version: request.version, at: u64::from(payload) + (low - at) };
+                memory.put(request.address + low, request.address + high, content);
+            }
+            at += u64::from(len);
+        }
+        self.check_fence(d, id);
+    }
+
+    /// Promise 3, and what sessions are for: whoever writes is the newest that was let in.
+    fn check_fence(&mut self, d: usize, id: u64) {
+        let Some(grant) = self.network.conns.get(&id).and_then(|conn| conn.grant) else { return };
+        let donor = &self.donors[d];
+        let newest = donor.sessions.get(&grant.token).copied().unwrap_or(0);
+        let writer = donor.writers.get(&grant.volume).and_then(|writers| writers.last()).copied();
+        if newest != grant.session {
+            self.fail(format!(
+                "donor {d} carried out a write of session {} of lease {} after it admitted session {newest}",
+                grant.session, grant.token
+            ));
+        } else if writer != Some(grant.token) {
+            self.fail(format!(
+                "donor {d} carried out a write of lease {} after it admitted the writer {writer:?}",
+                grant.token
+            ));
+        }
+    }
+
+    /// The process is gone, and its memory with it.
+    pub(crate) fn end_donor(&mut self, d: usize, said: bool) {
+        let donor = &mut self.donors[d];
+        if !donor.alive {
+            return;
+        }
+        donor.alive = false;
+        donor.memory = Runs::default();
+        let (id, slot) = (donor.id, donor.slot);
+        say!(self, "donor {d} ({id}) is gone");
+        let order = self.order();
+        self.verdict.dead.insert(id, (order, self.now));
+        if !said {
+            self.director.dark.insert(slot);
+        }
+        for conn in self.conns_where(|conn| conn.donor == Some(d) && conn.stage != Stage::Ended) {
+            self.drop_conn(conn);
+            if said {
+                self.send_to_client(conn, ToClient::End);
+            }
+        }
+        self.abandon_calls(|caller| matches!(caller, crate::coordinator::Caller::Donor(other) if *other == d));
+    }
+}
+
+fn status(memory: &Runs<Content>, from: u64, to: u64) -> Vec<StatusRun> {
+    let mut runs: Vec<StatusRun> = Vec::new();
+    for (low, high, content) in memory.read(from, to) {
+        let (len, hole) = (u32::try_from(high - low).expect("a part"), content.is_none());
+        match runs.last_mut() {
+            Some(last) if last.hole == hole => last.len += len,
+            _ => runs.push(StatusRun { len, hole }),
+        }
+    }
+    runs
+}

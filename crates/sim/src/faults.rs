@@ -1,0 +1,202 @@
+//! What goes wrong: connections, donors, links, the coordinator, clients.
+//!
+//! Owns: each kind of fault, and telling `verdict` what it excuses. Never: more than `plan` allows. A lost or
+//! stalled connection and a restart of the coordinator excuse nothing: no request may fail for them.
+
+use crate::client::Phase;
+use crate::network::{Node, Stage};
+use crate::plan::Fault;
+use crate::world::{Ev, World, say};
+use cheetah_core::donor;
+use cheetah_core::limits::{LEASE_NS, MILLISECOND_NS, SECOND_NS};
+
+impl World {
+    pub(crate) fn fault_tick(&mut self) {
+        if self.director.healing {
+            return;
+        }
+        if let Some(fault) = self.rng.pick(&self.plan.faults.clone()) {
+            say!(self, "fault: {fault:?}");
+            self.inject(fault);
+        }
+        let gap = self.rng.around(self.plan.fault_gap_ns);
+        self.after(gap, Ev::Fault);
+    }
+
+    fn inject(&mut self, fault: Fault) {
+        match fault {
+            Fault::LoseConnection => self.lose_some_connections(),
+            Fault::StallConnection => self.stall_some_connection(),
+            Fault::KillDonor => self.kill_some_donor(),
+            Fault::PauseDonor => {
+                if let Some(d) = self.some_donor() {
+                    self.count("fault: donor paused");
+                    let until = self.now + self.fault_length();
+                    self.donors[d].paused_until = self.donors[d].paused_until.max(until);
+                    self.verdict.donor_in_trouble(self.donors[d].id, until);
+                }
+            }
+            Fault::EndDonor => self.end_some_donor(),
+            Fault::CutLink => {
+                let (donor, client) = (self.some_donor(), self.some_client());
+                if let (Some(d), Some(c)) = (donor, client) {
+                    self.count("fault: link cut");
+                    let until = self.now + self.fault_length();
+                    let slot = self.donors[d].slot;
+                    self.cut(Node::Client(c), Node::Donor(slot), until);
+                    let there: Vec<_> = self.donors.iter().filter(|o| o.slot == slot).map(|o| o.id).collect();
+                    there.into_iter().for_each(|id| self.verdict.link_in_trouble(c, id, until + SECOND_NS));
+                }
+            }
+            Fault::CutCoordinator => self.cut_coordinator(),
+            Fault::RestartCoordinator => {
+                if self.rng.percent(40) {
+                    self.coordinator.doomed = true;
+                } else {
+                    self.crash_coordinator();
+                }
+            }
+            Fault::CrashClient => {
+                if let Some(c) = self.some_client() {
+                    let host = self.rng.percent(40);
+                    self.count(if host { "fault: client's host lost" } else { "fault: client crashed" });
+                    self.crash_client(c, host);
+                }
+            }
+            Fault::PauseClient => {
+                if let Some(c) = self.some_client() {
+                    self.count("fault: client paused");
+                    let length = self.fault_length();
+                    self.pause_client(c, length);
+                }
+            }
+        }
+    }
+
+    /// Often short, sometimes longer than any patience.
+    fn fault_length(&mut self) -> u64 {
+        self.rng.skewed(20 * MILLISECOND_NS, 40 * SECOND_NS)
+    }
+
+    fn some_donor(&mut self) -> Option<usize> {
+        let alive = self.donors.iter().enumerate().filter(|(_, donor)| donor.alive).map(|(d, _)| d);
+        self.rng.pick(&alive.collect::<Vec<_>>())
+    }
+
+    fn some_client(&mut self) -> Option<usize> {
+        let attached = self.clients.iter().enumerate().filter(|(_, client)| client.phase == Phase::Attached);
+        self.rng.pick(&attached.map(|(c, _)| c).collect::<Vec<_>>())
+    }
+
+    fn some_conn(&mut self) -> Option<u64> {
+        let open = self.conns_where(|conn| conn.client_open && conn.stage == Stage::Serving);
+        self.rng.pick(&open)
+    }
+
+    fn lose_some_connections(&mut self) {
+        let Some(conn) = self.some_conn() else { return };
+        self.count("fault: connection lost");
+        let donor_hears = self.rng.percent(50);
+        if self.rng.percent(30) {
+            let by = self.rng.skewed(MILLISECOND_NS, 10 * SECOND_NS);
+            self.stall_conn(conn, by);
+        }
+        self.lose_conn(conn, true, donor_hears);
+    }
+
+    fn stall_some_connection(&mut self) {
+        if let Some(conn) = self.some_conn() {
+            self.count("fault: connection stalled");
+            let by = self.rng.skewed(MILLISECOND_NS, 10 * SECOND_NS);
+            self.stall_conn(conn, by);
+        }
+    }
+
+    fn may_end_a_donor(&mut self) -> Option<usize> {
+        if self.director.deaths >= self.plan.deaths_max {
+            return None;
+        }
+        let d = self.some_donor()?;
+        self.director.deaths += 1;
+        Some(d)
+    }
+
+    fn kill_some_donor(&mut self) {
+        let Some(d) = self.may_end_a_donor() else { return };
+        let process_only = self.rng.percent(60);
+        self.count(if process_only { "fault: donor killed" } else { "fault: donor's host lost" });
+        self.end_donor(d, process_only);
+        if self.rng.percent(60) {
+            let delay = self.rng.skewed(20 * MILLISECOND_NS, 20 * SECOND_NS);
+            self.after(delay, Ev::Replace(self.donors[d].slot));
+        }
+    }
+
+    fn end_some_donor(&mut self) {
+        let Some(d) = self.may_end_a_donor() else { return };
+        if self.rng.percent(50) {
+            return self.after(0, Ev::Terminate(d));
+        }
+        self.count("fault: donor told to leave");
+        let donor = self.donors[d].name.clone();
+        let id = self.donors[d].id;
+        // Whether it hears of it, and when, is its coordinator's matter.
+        self.verdict.donor_in_trouble(id, u64::MAX / 2);
+        let call = cheetah_core::api::Call::Leave { donor, force: true };
+        self.call(crate::coordinator::Caller::Admin, Node::Coordinator, call);
+    }
+
+    pub(crate) fn terminate_donor(&mut self, d: usize) {
+        self.count("fault: donor terminated");
+        self.verdict.donor_in_trouble(self.donors[d].id, u64::MAX / 2);
+        self.step_donor(d, donor::Event::Terminate);
+    }
+
+    pub(crate) fn replace_donor(&mut self, slot: usize) {
+        if !self.director.healing && self.listener(slot).is_none() {
+            self.count("fault: donor restarted under its address");
+            self.director.dark.remove(&slot);
+            self.start_donor(slot);
+        }
+    }
+
+    fn cut_coordinator(&mut self) {
+        self.count("fault: coordinator cut off");
+        let until = self.now + self.fault_length();
+        let all = self.rng.percent(30);
+        let donors: Vec<usize> = (0..self.donors.len()).filter(|_| all || self.rng.percent(30)).collect();
+        for d in donors {
+            self.cut(Node::Coordinator, Node::Donor(self.donors[d].slot), until);
+        }
+        let clients: Vec<usize> = (0..self.clients.len()).filter(|_| all || self.rng.percent(30)).collect();
+        for c in clients {
+            self.cut(Node::Coordinator, Node::Client(c), until);
+        }
+    }
+
+    fn pause_client(&mut self, c: usize, length: u64) {
+        let client = &mut self.clients[c];
+        let until = self.now + length;
+        if until <= client.paused_until {
+            return;
+        }
+        let more = until - client.paused_until.max(self.now);
+        client.paused_until = until;
+        client.slots.values_mut().for_each(|slot| slot.deadline += more);
+        self.verdict.client_in_trouble(c, until);
+    }
+
+    /// Everything works from now on, and nothing more is changed.
+    pub(crate) fn heal(&mut self) {
+        say!(self, "everything heals");
+        self.director.healing = true;
+        self.heal_cuts();
+        let now = self.now;
+        self.coordinator.doomed = false;
+        self.coordinator_start();
+        self.donors.iter_mut().for_each(|donor| donor.paused_until = donor.paused_until.min(now));
+        self.clients.iter_mut().for_each(|client| client.paused_until = client.paused_until.min(now));
+        // Those that nobody can attach, because their call was given up, end by themselves.
+        self.run_until(now + LEASE_NS + 25 * SECOND_NS);
+    }
+}

@@ -1,0 +1,171 @@
+//! The end of a run: everything heals, and everything has to be right again.
+//!
+//! Owns: the last checks: all requests answered, every living donor in use, all that was written readable (or in
+//! error, exactly where its donor died), donors and coordinator of one mind, and all memory wiped once the
+//! volumes are gone. Never: a fault.
+
+use crate::client::{Phase, Tick};
+use crate::world::{ClientEv, Ev, World};
+use cheetah_core::api::Call;
+use cheetah_core::coordinator::{Key, LeaseRecord, Record, VolumeRecord};
+use cheetah_core::donor::export_name;
+use cheetah_core::limits::{EXTENT_BYTES, SECOND_NS};
+use cheetah_core::map::{DonorId, LeaseToken, VolumeId};
+use cheetah_core::volume::{Op, Request};
+use std::collections::BTreeSet;
+
+/// Reads of the last pass are this long.
+const PIECE_BYTES: u64 = 8 << 20;
+
+impl World {
+    pub(crate) fn finish(&mut self) {
+        self.heal();
+        self.nothing_is_open();
+        self.donors_agree();
+        let names: Vec<String> = self.director.volumes.keys().cloned().collect();
+        for name in &names {
+            let has_writer = self.attached_to(name).iter().any(|c| !self.clients[*c].read_only);
+            if self.failure.is_none() && !has_writer {
+                self.attach(name, false);
+            }
+        }
+        self.pass(20 * SECOND_NS);
+        let attached: Vec<usize> =
+            (0..self.clients.len()).filter(|c| self.clients[*c].phase == Phase::Attached).collect();
+        for c in &attached {
+            self.all_is_reachable(*c);
+            self.read_all(*c);
+        }
+        self.pass(40 * SECOND_NS);
+        self.nothing_is_open();
+        self.volumes_are_known(&names);
+        for c in attached {
+            self.after(0, Ev::Client(c, ClientEv::Tick(Tick::Close)));
+        }
+        self.pass(30 * SECOND_NS);
+        for name in &names {
+            self.admin(name, Call::Delete { name: name.clone() });
+        }
+        self.pass(20 * SECOND_NS);
+        self.donors_agree();
+        self.all_is_wiped();
+    }
+
+    fn pass(&mut self, time: u64) {
+        if self.failure.is_none() {
+            self.run_until(self.now + time);
+        }
+    }
+
+    fn nothing_is_open(&mut self) {
+        if let Some((c, tag)) = self.outstanding().filter(|_| self.failure.is_none()) {
+            self.fail(format!("request {tag} of client {c} was never answered"));
+        }
+    }
+
+    /// A client that holds its lease has set aside nobody but the dead.
+    fn all_is_reachable(&mut self, c: usize) {
+        let client = &self.clients[c];
+        let ended = client.token.is_none_or(|token| self.verdict.lease_ended.contains(&token));
+        let Some(machine) = client.machine.as_ref().filter(|_| !ended) else { return };
+        let dead = |id: &DonorId| self.verdict.dead.contains_key(id);
+        let wrong: Vec<String> =
+            machine.lost().filter(|(id, _)| !dead(id)).map(|(id, why)| format!("{id}: {why}")).collect();
+        if !wrong.is_empty() {
+            self.fail(format!("client {c} cannot reach living donors after all healed: {wrong:?}"));
+        }
+    }
+
+    /// Reads whatever was ever written, and the two ends.
+    fn read_all(&mut self, c: usize) {
+        let client = &self.clients[c];
+        let (Some(machine), Some(volume)) = (&client.machine, client.volume) else { return };
+        let size = machine.map().size;
+        let mut ranges = self.oracle.touched(volume);
+        ranges.extend([(0, size.min(4096)), (size.saturating_sub(4096), size)]);
+        for (from, to) in ranges {
+            let mut at = from;
+            while at < to.min(size) && self.failure.is_none() {
+                let len = (to.min(size) - at).min(PIECE_BYTES);
+                let request = Request { op: Op::Read, offset: at, len: u32::try_from(len).expect("a piece") };
+                self.submit(c, request);
+                at += len;
+                // Room for the next ones.
+                self.pass(SECOND_NS / 100);
+            }
+        }
+        self.submit(c, Request { op: Op::Flush, offset: 0, len: 0 });
+    }
+
+    fn volumes_are_known(&mut self, names: &[String]) {
+        for name in names {
+            self.admin(name, Call::Show { name: name.clone() });
+        }
+        self.pass(10 * SECOND_NS);
+    }
+
+    /// What a living donor publishes is what the coordinator's records say, to the extent and lease.
+    fn donors_agree(&mut self) {
+        if self.failure.is_some() {
+            return;
+        }
+        let mut wrong = Vec::new();
+        for (d, donor) in self.donors.iter().enumerate().filter(|(_, donor)| donor.alive) {
+            let mut bytes = 0;
+            for record in self.coordinator.store.values() {
+                let Record::Volume(VolumeRecord { map, .. }) = record else { continue };
+                let members = map.groups.iter().flat_map(|group| &group.members);
+                let held: BTreeSet<u32> =
+                    members.filter(|member| member.donor == donor.id).map(|member| member.extent).collect();
+                bytes += held.len();
+                for (token, read_only) in self.leases_of(map.volume) {
+                    let export = export_name(&map.name, token, u64::MAX);
+                    let grant = match donor.access.open(&export) {
+                        Err(_) if held.is_empty() => continue,
+                        Ok(grant) if grant.writable == !read_only => grant,
+                        other => {
+                            wrong.push(format!("donor {d} answers {export} with {other:?}"));
+                            continue;
+                        }
+                    };
+                    for extent in &held {
+                        let at = u64::from(*extent) * EXTENT_BYTES;
+                        if let Err(why) = donor.access.check(&grant, false, at, 1) {
+                            wrong.push(format!("donor {d} denies extent {extent} of {}: {why:?}", map.name));
+                        }
+                    }
+                }
+            }
+            let published = donor.access.exports().len();
+            let volumes = self.coordinator.store.values().filter(|record| match record {
+                Record::Volume(VolumeRecord { map, .. }) => map.routes.contains_key(&donor.id),
+                _ => false,
+            });
+            let expected = volumes.count();
+            if published != expected {
+                wrong.push(format!("donor {d} publishes {published} volumes of {expected} ({bytes} extents)"));
+            }
+        }
+        if let Some(what) = wrong.into_iter().next() {
+            self.fail(what);
+        }
+    }
+
+    fn leases_of(&self, volume: VolumeId) -> Vec<(LeaseToken, bool)> {
+        let leases = self.coordinator.store.iter().filter_map(|(key, record)| match (key, record) {
+            (Key::Lease(token), Record::Lease(LeaseRecord { volume: of, read_only, .. })) if *of == volume => {
+                Some((*token, *read_only))
+            }
+            _ => None,
+        });
+        leases.collect()
+    }
+
+    fn all_is_wiped(&mut self) {
+        let dirty = self.donors.iter().position(|donor| donor.alive && donor.memory.len() > 0);
+        if let Some(d) = dirty.filter(|_| self.failure.is_none()) {
+            self.fail(format!("donor {d} still holds bytes of a volume that was deleted"));
+        }
+    }
+}
+

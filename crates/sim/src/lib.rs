@@ -1,0 +1,75 @@
+//! A virtual world for core's machines: time, network, faults, and an oracle that knows what must hold.
+//!
+//! The contract. One seed is one world and everything that happens in it: how many donors, volumes and clients
+//! there are, the delay of every message, each request, each fault. `run` with the same seed and the same source
+//! gives the same digest of all events, on any machine. A failure names the seed, what was violated, and the one
+//! command that replays it with a readable trace:
+//!
+//! ```text
+//! cargo run --release -p cheetah-sim -- --seed N --trace
+//! ```
+//!
+//! The machines are those that run in production (`core::{volume, donor, coordinator}`), invariants checked after
+//! each step; the drivers around them are this crate's, as faithful to `rim` as virtual time allows. Faults are
+//! the ones that Cheetah survives by its promises, so any violation is a bug. `Bug` plants one in the drivers: the
+//! oracle has to find it. Never: a real clock, thread, socket or file, a map without an order, or a dependency.
+//!
+//! Files: `plan` (what a seed picks), `world` (time and events), `network`, the drivers `donor`, `client`,
+//! `coordinator`; `director` and `faults` (what happens to them), `workload` (requests and their judgement),
+//! `oracle` (bytes), `verdict` (errors), `finale` (heal, and demand that all is well), `swarm` (many seeds).
+//! Tests: `tests/`.
+#![forbid(unsafe_code)]
+
+mod client;
+mod coordinator;
+mod director;
+mod donor;
+mod faults;
+mod finale;
+mod network;
+mod oracle;
+mod plan;
+mod rng;
+mod runs;
+mod stats;
+mod swarm;
+mod verdict;
+mod workload;
+mod world;
+
+pub use plan::Bug;
+pub use stats::{COVERAGE, Stats};
+pub use swarm::{Swarm, swarm};
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// What came of one seed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    pub digest: u64,
+    pub stats: Stats,
+    /// What was violated, and when.
+    pub failure: Option<String>,
+}
+
+/// Runs one world from its start to its end. `trace` gets a line for each thing that happens.
+#[must_use]
+pub fn run(seed: u64, bug: Option<Bug>, trace: Option<fn(&str)>) -> Outcome {
+    let mut world = world::World::new(seed, bug, trace);
+    let ran = catch_unwind(AssertUnwindSafe(|| {
+        world.begin();
+        let until = world.plan.duration_ns;
+        world.run_until(until);
+        if world.failure.is_none() {
+            world.finish();
+        }
+    }));
+    if let Err(panic) = ran {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without words");
+        let text = format!("a machine contradicted itself: {text}");
+        world.fail(text);
+    }
+    world.stats.virtual_ns = world.now;
+    Outcome { digest: world.digest(), stats: world.stats.clone(), failure: world.failure.clone() }
+}

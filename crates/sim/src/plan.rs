@@ -1,0 +1,154 @@
+//! What one seed picks: topology, network, workload, and which faults there are.
+//!
+//! Owns the ranges. Each fault kind is on or off for a whole run (a swarm), so that some runs are harsh in one
+//! way and calm in all others. Never: anything that happens later than the start.
+
+use crate::rng::Rng;
+use cheetah_core::limits::{MILLISECOND_NS, SECOND_NS};
+use std::fmt;
+
+/// A mistake put into the simulator's drivers on purpose: the oracle must find it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bug {
+    /// The donor says that a dropped connection has closed, and goes on serving it.
+    IgnoreSessions,
+    /// The donor says that it wiped an extent, and did not.
+    SkipWipe,
+    /// The client takes a write as answered when it is sent.
+    AckEarly,
+    /// A read that a lost donor should fail is answered with zeros.
+    ZerosForLost,
+    /// The coordinator's store has one record less after a restart.
+    LoseRecord,
+    /// The coordinator answers before its records are durable.
+    AnswerBeforeStore,
+}
+
+impl Bug {
+    pub const ALL: [Bug; 6] = [
+        Bug::IgnoreSessions,
+        Bug::SkipWipe,
+        Bug::AckEarly,
+        Bug::ZerosForLost,
+        Bug::LoseRecord,
+        Bug::AnswerBeforeStore,
+    ];
+
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Bug::IgnoreSessions => "ignore-sessions",
+            Bug::SkipWipe => "skip-wipe",
+            Bug::AckEarly => "ack-early",
+            Bug::ZerosForLost => "zeros-for-lost",
+            Bug::LoseRecord => "lose-record",
+            Bug::AnswerBeforeStore => "answer-before-store",
+        }
+    }
+
+    #[must_use]
+    pub fn named(name: &str) -> Option<Bug> {
+        Bug::ALL.into_iter().find(|bug| bug.name() == name)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    LoseConnection,
+    StallConnection,
+    KillDonor,
+    PauseDonor,
+    EndDonor,
+    CutLink,
+    CutCoordinator,
+    RestartCoordinator,
+    CrashClient,
+    PauseClient,
+}
+
+const FAULTS: [Fault; 10] = [
+    Fault::LoseConnection,
+    Fault::StallConnection,
+    Fault::KillDonor,
+    Fault::PauseDonor,
+    Fault::EndDonor,
+    Fault::CutLink,
+    Fault::CutCoordinator,
+    Fault::RestartCoordinator,
+    Fault::CrashClient,
+    Fault::PauseClient,
+];
+
+pub(crate) struct Plan {
+    pub(crate) donors: usize,
+    /// Of these, how many join only later.
+    pub(crate) donors_late: usize,
+    pub(crate) extents_max: u64,
+    pub(crate) volumes: usize,
+    pub(crate) connections: usize,
+    pub(crate) delay_ns: u64,
+    pub(crate) jitter_ns: u64,
+    pub(crate) duration_ns: u64,
+    pub(crate) request_gap_ns: u64,
+    pub(crate) depth_max: usize,
+    pub(crate) length_max: u64,
+    /// Percent of requests that change the volume.
+    pub(crate) writes: u64,
+    pub(crate) admin_gap_ns: u64,
+    pub(crate) fault_gap_ns: u64,
+    pub(crate) faults: Vec<Fault>,
+    /// Percent of donors that may die at most.
+    pub(crate) deaths_max: usize,
+}
+
+impl Plan {
+    pub(crate) fn pick(rng: &mut Rng) -> Plan {
+        let donors = usize::try_from(rng.range(1, 8)).expect("small");
+        let delay_ns = rng.skewed(10_000, 40 * MILLISECOND_NS);
+        let share = rng.range(10, 70);
+        let faults = FAULTS.into_iter().filter(|_| rng.percent(share)).collect();
+        Plan {
+            donors,
+            donors_late: rng.index(donors),
+            extents_max: rng.range(1, 8),
+            volumes: usize::try_from(rng.range(1, 3)).expect("small"),
+            connections: usize::try_from(rng.range(1, 4)).expect("small"),
+            delay_ns,
+            jitter_ns: rng.below(delay_ns * 2),
+            duration_ns: rng.range(20, 75) * SECOND_NS,
+            request_gap_ns: rng.skewed(20 * MILLISECOND_NS, 600 * MILLISECOND_NS),
+            depth_max: usize::try_from(rng.skewed(1, 64)).expect("small"),
+            length_max: rng.skewed(4096, 8 << 20),
+            writes: rng.range(20, 80),
+            admin_gap_ns: rng.range(1, 8) * SECOND_NS,
+            fault_gap_ns: rng.skewed(SECOND_NS / 2, 10 * SECOND_NS),
+            faults,
+            deaths_max: rng.index(donors + 1),
+        }
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = |ns: u64| ns as f64 / MILLISECOND_NS as f64;
+        write!(
+            f,
+            "{} donors ({} late) of up to {} extents, {} volumes, {} connections a link, delay {:.2}+{:.2} ms, {} s, \
+             requests of up to {} B every {:.0} ms at depth {}, {} % writes, faults every {:.0} ms: {:?}",
+            self.donors,
+            self.donors_late,
+            self.extents_max,
+            self.volumes,
+            self.connections,
+            ms(self.delay_ns),
+            ms(self.jitter_ns),
+            self.duration_ns / SECOND_NS,
+            self.length_max,
+            ms(self.request_gap_ns),
+            self.depth_max,
+            self.writes,
+            ms(self.fault_gap_ns),
+            self.faults
+        )
+    }
+}

@@ -1,0 +1,69 @@
+//! What happened in a run: faults by kind, and how often each thing that the swarm shall exercise occurred.
+//!
+//! Owns the names; a name of `COVERAGE` that stays at zero is visible, and fails a test. Never: a verdict.
+
+use std::collections::BTreeMap;
+
+/// What a swarm of 1,000 seeds has to have seen.
+pub const COVERAGE: &[&str] = &[
+    "reads checked",
+    "writes acknowledged",
+    "flushes",
+    "flushes that reported a loss",
+    "lost ranges answered with an error",
+    "requests that timed out",
+    "volumes created",
+    "volumes deleted",
+    "volumes grown while attached",
+    "volumes that followed a new donor",
+    "extents wiped",
+    "second writers refused",
+    "takeovers of a lease",
+    "writes of a former writer refused",
+    "links refenced with a newer session",
+    "writes that came late on an old connection",
+    "writes torn by a lost connection",
+    "write attempts of a read-only attachment",
+    "fault: connection lost",
+    "fault: connection stalled",
+    "fault: donor killed",
+    "fault: donor's host lost",
+    "fault: donor paused",
+    "fault: donor terminated",
+    "fault: donor told to leave",
+    "fault: donor restarted under its address",
+    "fault: link cut",
+    "fault: coordinator cut off",
+    "fault: coordinator restarted",
+    "fault: coordinator lost a step",
+    "fault: client crashed",
+    "fault: client's host lost",
+    "fault: client paused",
+];
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    counts: BTreeMap<&'static str, u64>,
+    pub requests: u64,
+    pub events: u64,
+    pub virtual_ns: u64,
+}
+
+impl Stats {
+    pub(crate) fn count(&mut self, what: &'static str) {
+        debug_assert!(COVERAGE.contains(&what), "{what} is not in the list");
+        *self.counts.entry(what).or_default() += 1;
+    }
+
+    pub fn add(&mut self, other: &Stats) {
+        other.counts.iter().for_each(|(what, count)| *self.counts.entry(what).or_default() += count);
+        self.requests += other.requests;
+        self.events += other.events;
+        self.virtual_ns += other.virtual_ns;
+    }
+
+    /// In the order of `COVERAGE`, the zeros too.
+    pub fn counts(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        COVERAGE.iter().map(|what| (*what, self.counts.get(what).copied().unwrap_or(0)))
+    }
+}

@@ -1,0 +1,84 @@
+//! Which requests may fail, and how.
+//!
+//! Owns: the simulator's own (naive) layout, which says whose memory a range is; the memory of which donors and
+//! links were in trouble until when; which leases were taken over. Never: bytes (`oracle`).
+//! Key rule: a request fails only when a donor that holds a part of its range is dead, or was in trouble while
+//! the request was on its way or shortly before; and it does not succeed when such a donor died before it began.
+
+use crate::oracle::Order;
+use cheetah_core::limits::SECOND_NS;
+use cheetah_core::map::{DonorId, LeaseToken, VolumeMap};
+use cheetah_core::units::Time;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How long after a trouble is over a client may still be without the donor: a retry each second, each with its
+/// deadline for connecting.
+const GRACE_NS: u64 = 8 * SECOND_NS;
+
+#[derive(Debug, Default)]
+pub(crate) struct Verdict {
+    /// When, in order and time.
+    pub(crate) dead: BTreeMap<DonorId, (Order, Time)>,
+    donor_trouble: BTreeMap<DonorId, Time>,
+    client_trouble: BTreeMap<usize, Time>,
+    /// By client host.
+    link_trouble: BTreeMap<(usize, DonorId), Time>,
+    /// Leases that ended, as the coordinator's records say.
+    pub(crate) lease_ended: BTreeSet<LeaseToken>,
+    /// A newer writer was given the volume; the donors that had not confirmed.
+    pub(crate) superseded: BTreeMap<LeaseToken, (Order, BTreeSet<DonorId>)>,
+}
+
+fn extend<K: Ord>(map: &mut BTreeMap<K, Time>, key: K, until: Time) {
+    let end = map.entry(key).or_default();
+    *end = (*end).max(until);
+}
+
+impl Verdict {
+    pub(crate) fn donor_in_trouble(&mut self, donor: DonorId, until: Time) {
+        extend(&mut self.donor_trouble, donor, until);
+    }
+
+    pub(crate) fn client_in_trouble(&mut self, client: usize, until: Time) {
+        extend(&mut self.client_trouble, client, until);
+    }
+
+    pub(crate) fn link_in_trouble(&mut self, client: usize, donor: DonorId, until: Time) {
+        extend(&mut self.link_trouble, (client, donor), until);
+    }
+
+    /// Whether the client may have failed to reach the donor at some time from `since` on.
+    pub(crate) fn excuses(&self, client: usize, donor: DonorId, since: Time) -> bool {
+        let late = |until: Option<&Time>| until.is_some_and(|until| until + GRACE_NS >= since);
+        self.dead.contains_key(&donor)
+            || late(self.donor_trouble.get(&donor))
+            || late(self.client_trouble.get(&client))
+            || late(self.link_trouble.get(&(client, donor)))
+    }
+
+    /// Whether the donor died before this.
+    pub(crate) fn died_before(&self, donor: DonorId, order: Order) -> bool {
+        self.dead.get(&donor).is_some_and(|(died, _)| *died < order)
+    }
+}
+
+/// The donors that hold a range, by division and remainder, one unit after the other.
+pub(crate) fn holders(map: &VolumeMap, offset: u64, len: u64) -> BTreeSet<DonorId> {
+    let (k, unit) = (u64::from(map.redundancy.data), u64::from(map.unit));
+    let (group_bytes, end) = (map.group_bytes(), offset + len);
+    let mut found = BTreeSet::new();
+    let mut at = offset;
+    while at < end {
+        let group_end = (at / group_bytes + 1) * group_bytes;
+        let group = &map.groups[usize::try_from(at / group_bytes).expect("a group")];
+        for _ in 0..k {
+            if at < end.min(group_end) {
+                let column = (at % group_bytes) / unit % k;
+                found.insert(group.members[usize::try_from(column).expect("a column")].donor);
+                at = (at / unit + 1) * unit;
+            }
+        }
+        at = at.max(group_end.min(end));
+    }
+    found
+}

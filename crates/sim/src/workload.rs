@@ -1,0 +1,259 @@
+//! What an attached tool does, and the judgement of every answer it gets.
+//!
+//! Owns: the requests (sizes, places, kinds) and the rules for their completion: once, by the deadline, right
+//! bytes, and an error only where `verdict` excuses one. Never: faults.
+
+use crate::client::{Phase, Slot, Tick};
+use crate::oracle::Content;
+use crate::plan::Bug;
+use crate::runs::Runs;
+use crate::verdict::holders;
+use crate::world::{ClientEv, Ev, World, say};
+use cheetah_core::limits::{EXTENT_BYTES, REQUEST_DEADLINE_NS};
+use cheetah_core::map::DonorId;
+use cheetah_core::volume::{Event, Op, Request, StatusRun, VolumeError};
+use std::collections::BTreeSet;
+
+impl World {
+    pub(crate) fn app_tick(&mut self, c: usize) {
+        if self.clients[c].phase != Phase::Attached || self.director.healing {
+            return;
+        }
+        let burst = self.rng.skewed(1, 8);
+        for _ in 0..burst {
+            if self.clients[c].slots.len() < self.plan.depth_max {
+                let request = self.pick_request(c);
+                self.submit(c, request);
+            }
+        }
+        let gap = self.rng.around(self.plan.request_gap_ns);
+        self.after(gap, Ev::Client(c, ClientEv::Tick(Tick::App)));
+    }
+
+    fn pick_request(&mut self, c: usize) -> Request {
+        let Some(machine) = &self.clients[c].machine else { unreachable!("ticks have a machine") };
+        let (size, unit) = (machine.map().size, u64::from(machine.map().unit));
+        let op = if self.rng.percent(self.plan.writes) {
+            match self.rng.below(10) {
+                0 => Op::Zero { keep: self.rng.percent(50) },
+                1 => Op::Trim,
+                _ => Op::Write,
+            }
+        } else {
+            match self.rng.below(12) {
+                0 => Op::Status,
+                1 => Op::Flush,
+                2 if self.rng.percent(20) => Op::Cache,
+                _ => Op::Read,
+            }
+        };
+        // Where requests meet: a few hot places, the edges of extents and of the volume, or anywhere.
+        let around = match self.rng.below(6) {
+            0 => self.rng.below(size),
+            1 => size,
+            2 => self.rng.below(size / EXTENT_BYTES + 1) * EXTENT_BYTES,
+            _ => self.rng.below(4) * unit * 2 + self.rng.below(4) * EXTENT_BYTES,
+        };
+        let most = if matches!(op, Op::Trim | Op::Zero { .. } | Op::Status) && self.rng.percent(10) {
+            3 * EXTENT_BYTES
+        } else {
+            self.plan.length_max
+        };
+        let mut len = self.rng.skewed(1, most).min(size);
+        let mut offset = around.saturating_sub(self.rng.below(len + 1)).min(size - len);
+        if self.rng.percent(70) {
+            let grain = if self.rng.percent(50) { 4096 } else { 512 };
+            offset -= offset % grain;
+            len = len.next_multiple_of(grain).min(size - offset);
+        }
+        Request { op, offset, len: u32::try_from(len).expect("below 4 GiB") }
+    }
+
+    pub(crate) fn submit(&mut self, c: usize, request: Request) {
+        let order = self.order();
+        let client = &mut self.clients[c];
+        let (Some(machine), Some(volume)) = (&client.machine, client.volume) else { return };
+        if !machine.has_room() {
+            return;
+        }
+        let down = machine.lost().map(|(donor, _)| donor).collect();
+        let tag = client.next_tag;
+        client.next_tag += 1;
+        let len = u64::from(request.len);
+        let writes = request.op.writes() && !client.read_only;
+        let reads = matches!(request.op, Op::Read | Op::Status);
+        let zeros = request.op != Op::Write;
+        let version = writes.then(|| self.oracle.begin_write(order, volume, request.offset, len, zeros));
+        let reading = reads.then(|| self.oracle.begin_read(volume, request.offset, len));
+        let deadline = self.now + REQUEST_DEADLINE_NS;
+        let (submitted, data) = (self.now, Runs::default());
+        let slot = Slot { request, submitted, order, deadline, version, reading, data, down };
+        self.clients[c].slots.insert(tag, slot);
+        self.stats.requests += 1;
+        say!(self, "client {c} request {tag}: {request:?} {}", version.map_or(String::new(), |v| format!("write {v}")));
+        self.step_client(c, Event::Submit { tag, request });
+    }
+
+    pub(crate) fn completed(
+        &mut self,
+        c: usize,
+        tag: u64,
+        mut result: Result<(), VolumeError>,
+        status: &[StatusRun],
+    ) {
+        let order = self.order();
+        say!(self, "client {c} request {tag} ends: {result:?} {status:?}");
+        self.fold(tag);
+        self.fold(result.map_or_else(|error| 1 + error as u64, |()| 0));
+        let Some(mut slot) = self.clients[c].slots.remove(&tag) else {
+            return self.fail(format!("request {tag} of client {c} was completed twice"));
+        };
+        if self.now > slot.deadline {
+            let late = self.now - slot.deadline;
+            self.fail(format!("request {tag} of client {c} was answered {late} ns after its deadline"));
+        }
+        if self.bug == Some(Bug::ZerosForLost) && slot.reading.is_some() && result == Err(VolumeError::DonorLost)
+        {
+            slot.data.put(0, u64::from(slot.request.len), Content::Zero);
+            result = Ok(());
+        }
+        if let Some(version) = slot.version {
+            self.oracle.end_write(order, version, result.is_ok());
+        }
+        let judged = match result {
+            Ok(()) => self.judge_success(c, &slot, status),
+            Err(error) => self.judge_failure(c, &slot, error),
+        };
+        slot.reading.into_iter().for_each(|read| self.oracle.forget_read(read));
+        if let Err(what) = judged {
+            self.fail(format!("client {c}, request {tag} {:?}: {what}", slot.request));
+        }
+        self.close_when_idle(c);
+    }
+
+    /// The donors whose memory the request is about, and its length as far as it was answered.
+    fn concerned(&self, c: usize, slot: &Slot, status: &[StatusRun]) -> BTreeSet<DonorId> {
+        let Some(machine) = &self.clients[c].machine else { return BTreeSet::new() };
+        let len = match slot.request.op {
+            Op::Status => status.iter().map(|run| u64::from(run.len)).sum(),
+            Op::Flush | Op::Cache => 0,
+            _ => u64::from(slot.request.len),
+        };
+        holders(machine.map(), slot.request.offset, len)
+    }
+
+    fn judge_success(&mut self, c: usize, slot: &Slot, status: &[StatusRun]) -> Result<(), String> {
+        let request = slot.request;
+        let concerned = self.concerned(c, slot, status);
+        if let Some(donor) = concerned.iter().find(|donor| self.verdict.died_before(**donor, slot.order)) {
+            return Err(format!("succeeded though donor {donor}, which holds a part of it, was gone before"));
+        }
+        if self.clients[c].read_only && request.op.writes() {
+            return Err("a write of a read-only attachment succeeded".into());
+        }
+        self.judge_lease(c, slot, &concerned)?;
+        match request.op {
+            Op::Read => self.judge_read(slot)?,
+            Op::Status => self.judge_status(slot, status)?,
+            Op::Flush => {
+                self.count("flushes");
+                let unflushed = std::mem::take(&mut self.clients[c].unflushed);
+                let lost = |donor: &&DonorId| self.verdict.dead.contains_key(donor) && slot.down.contains(donor);
+                if let Some(donor) = unflushed.iter().find(lost) {
+                    return Err(format!("a flush hid the loss of donor {donor}, which held acknowledged writes"));
+                }
+            }
+            Op::Cache => {}
+            Op::Write | Op::Zero { .. } | Op::Trim => {
+                self.count("writes acknowledged");
+                self.clients[c].unflushed.extend(concerned);
+            }
+        }
+        Ok(())
+    }
+
+    /// Promise 3, as the client sees it.
+    fn judge_lease(&self, c: usize, slot: &Slot, concerned: &BTreeSet<DonorId>) -> Result<(), String> {
+        let Some(token) = self.clients[c].token.filter(|_| slot.request.op.writes()) else { return Ok(()) };
+        let Some((since, unconfirmed)) = self.verdict.superseded.get(&token) else { return Ok(()) };
+        if slot.order > *since && concerned.iter().any(|donor| !unconfirmed.contains(donor)) {
+            return Err("a write was acknowledged after another writer was confirmed".into());
+        }
+        Ok(())
+    }
+
+    fn judge_read(&mut self, slot: &Slot) -> Result<(), String> {
+        let (offset, len) = (slot.request.offset, u64::from(slot.request.len));
+        let mut brought = Vec::new();
+        for (from, to, content) in slot.data.read(0, len) {
+            let content = content.ok_or_else(|| format!("bytes {from}..{to} of its payload were never filled"))?;
+            brought.push((offset + from, offset + to, content));
+        }
+        self.count("reads checked");
+        slot.reading.map_or(Ok(()), |read| self.oracle.end_read(read, &brought))
+    }
+
+    /// What it calls a hole has to be zeros; what it calls data may be anything.
+    fn judge_status(&mut self, slot: &Slot, status: &[StatusRun]) -> Result<(), String> {
+        let total: u64 = status.iter().map(|run| u64::from(run.len)).sum();
+        if total > u64::from(slot.request.len) || (total == 0 && slot.request.len > 0) {
+            return Err(format!("a status of {total} bytes"));
+        }
+        let (mut at, mut holes) = (slot.request.offset, Vec::new());
+        for run in status {
+            let end = at + u64::from(run.len);
+            if run.hole {
+                holes.push((at, end, Content::Zero));
+            }
+            at = end;
+        }
+        slot.reading.map_or(Ok(()), |read| self.oracle.end_read(read, &holes))
+    }
+
+    fn judge_failure(&mut self, c: usize, slot: &Slot, error: VolumeError) -> Result<(), String> {
+        let request = slot.request;
+        let client = &self.clients[c];
+        if client.read_only && request.op.writes() {
+            self.count("write attempts of a read-only attachment");
+            return if error == VolumeError::ReadOnly { Ok(()) } else { Err(format!("failed with {error:?}")) };
+        }
+        let ended = client.token.is_some_and(|token| self.verdict.lease_ended.contains(&token));
+        if ended {
+            if client.token.is_some_and(|token| self.verdict.superseded.contains_key(&token)) {
+                self.count("writes of a former writer refused");
+            }
+            return Ok(());
+        }
+        let size = client.machine.as_ref().map_or(0, |machine| machine.map().size);
+        let since = slot.submitted;
+        let excused = |donor: &DonorId| self.verdict.excuses(c, *donor, since);
+        let full_group = [StatusRun { len: request.len, hole: false }];
+        let concerned = self.concerned(c, slot, &full_group);
+        match error {
+            VolumeError::OutOfRange if request.offset + u64::from(request.len) > size => Ok(()),
+            VolumeError::DonorLost if request.op == Op::Flush => {
+                let unflushed = std::mem::take(&mut self.clients[c].unflushed);
+                self.count("flushes that reported a loss");
+                let excused = |donor: &DonorId| self.verdict.excuses(c, *donor, since);
+                if unflushed.iter().any(excused) { Ok(()) } else { Err("a flush failed without cause".into()) }
+            }
+            VolumeError::DonorLost | VolumeError::TimedOut if concerned.iter().any(excused) => {
+                if error == VolumeError::TimedOut {
+                    self.count("requests that timed out");
+                }
+                if concerned.iter().any(|donor| self.verdict.died_before(*donor, slot.order)) {
+                    self.count("lost ranges answered with an error");
+                }
+                Ok(())
+            }
+            other => Err(format!("failed with {other:?}, and every donor of its range was there: {concerned:?}")),
+        }
+    }
+
+    /// The order after which nothing was submitted yet.
+    pub(crate) fn outstanding(&self) -> Option<(usize, u64)> {
+        let live = self.clients.iter().enumerate().filter(|(_, client)| client.alive);
+        live.flat_map(|(c, client)| client.slots.keys().map(move |tag| (c, *tag))).next()
+    }
+}
+
