@@ -12,7 +12,7 @@
 pub mod hash;
 pub mod images;
 pub mod lan;
-// pub mod load;
+pub mod load;
 pub mod mark;
 pub mod pool;
 pub mod process;
