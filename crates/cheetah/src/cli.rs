@@ -1,0 +1,279 @@
+//! The command line: what can be asked for, with examples. Never: behaviour.
+
+use cheetah_core::map::Redundancy;
+use cheetah_core::units::parse_bytes;
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+use std::path::PathBuf;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done
+  1  failed: the message says what happened, to what, and what to do next
+  2  the command line is wrong
+  3  no coordinator was found, or it does not answer
+  4  refused: no such volume or donor, a name taken, a second writer, a device in use
+  5  the pool has not enough free memory
+  6  data is lost or differs: a hash that does not match, a range that cannot be read
+
+Environment:
+  CHEETAH_POOL   URL of the coordinator, as --pool
+  CHEETAH_LOG    what to log on stderr: error, warn (the default), info, debug";
+
+/// Pools the idle memory of ordinary machines into fast, disposable block volumes.
+#[derive(Debug, Parser)]
+#[command(name = "cheetah", version, after_help = EXIT_CODES, arg_required_else_help = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct PoolArg {
+    /// The coordinator, like http://10.0.0.5:10808. Without it: $CHEETAH_POOL, this machine, then mDNS.
+    #[arg(long, value_name = "URL")]
+    pub pool: Option<String>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct JsonArg {
+    /// Print JSON instead of text.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Everything on this machine: coordinator, donors and an attached volume `scratch`, until Ctrl-C.
+    #[command(
+        after_help = "Examples:\n  cheetah up\n  cheetah up --donors 4 --size 8G --mount /mnt/scratch --export 127.0.0.1:10809"
+    )]
+    Up(Up),
+    /// Run the coordinator of a pool.
+    #[command(
+        after_help = "Examples:\n  cheetah coordinate --listen 10.0.0.5:10808\n  cheetah coordinate --state memory"
+    )]
+    Coordinate(Coordinate),
+    /// Lend memory of this machine, until SIGTERM or Ctrl-C.
+    #[command(
+        after_help = "Examples:\n  cheetah donate 16G --listen 10.0.0.7:0\n  cheetah donate auto --pool http://10.0.0.5:10808\n  cheetah donate nbd://10.0.0.9:10809/disk    lend another NBD server's space\n  cheetah donate 2G --no-pool                 one NBD export, no coordinator"
+    )]
+    Donate(Donate),
+    /// Make a volume.
+    #[command(
+        after_help = "Examples:\n  cheetah create case7 500G\n  cheetah create scratch all --redundancy stripe:4 --unit 256K\n  cheetah create pool all --redundancy linear --follow"
+    )]
+    Create(Create),
+    /// Make a volume available to tools: a file, a block device or an NBD export.
+    #[command(
+        after_help = "Examples:\n  cheetah attach case7 /mnt/case7                      /mnt/case7/case7.raw\n  cheetah attach case7 /mnt/case7 --front loop         /dev/loop0\n  cheetah attach case7 --front export --listen 127.0.0.1:10809\n  cheetah attach case7 --front export --listen unix:/run/case7.sock --read-only"
+    )]
+    Attach(Attach),
+    /// End an attachment of this machine, also after its daemon was killed.
+    Detach(Detach),
+    /// Copy a raw image into a volume, hash both, and compare.
+    #[command(
+        after_help = "Examples:\n  cheetah load disk.dd case7        makes the volume case7 if there is none\n  cheetah load /dev/sdb case7 --json"
+    )]
+    Load(Load),
+    /// The pool at a glance: donors, volumes, what is lost.
+    Status(Report),
+    /// List the volumes.
+    List(Report),
+    /// All about one volume: where it lies, who has it attached, what is lost.
+    Show(Named),
+    /// Make a volume larger, also while it is attached.
+    #[command(after_help = "Examples:\n  cheetah grow case7 600G\n  cheetah grow scratch all")]
+    Grow(Grow),
+    /// Delete a volume; its memory is wiped and free again.
+    Delete(Named),
+    /// Take a donor out of the pool.
+    Leave(Leave),
+    /// Print a completion script for a shell.
+    #[command(
+        after_help = "Example:\n  cheetah completions bash > ~/.local/share/bash-completion/completions/cheetah"
+    )]
+    Completions { shell: clap_complete::Shell },
+    /// Serves an attachment: what `attach` starts in the background.
+    #[command(hide = true)]
+    Serve,
+}
+
+#[derive(Debug, Args)]
+pub struct Up {
+    /// How many donors, each a process of its own.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub donors: u32,
+    /// Size of the volume `scratch`.
+    #[arg(long, default_value = "1G", value_parser = parse_bytes)]
+    pub size: u64,
+    /// linear or stripe:K. Without it: a stripe over all donors.
+    #[arg(long)]
+    pub redundancy: Option<Redundancy>,
+    /// Where to mount the volume's file.
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub mount: Option<PathBuf>,
+    /// Where to serve the volume by NBD: IP:PORT or unix:PATH.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
+    pub export: String,
+    /// Where the coordinator listens.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
+    pub listen: String,
+    #[command(flatten)]
+    pub json: JsonArg,
+}
+
+#[derive(Debug, Args)]
+pub struct Coordinate {
+    /// Where to listen for donors, clients and commands.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:10808")]
+    pub listen: String,
+    /// Directory of what must outlive a restart (placements and leases, never data), or `memory`.
+    /// Without it: $XDG_STATE_HOME/cheetah.
+    #[arg(long, value_name = "DIR|memory")]
+    pub state: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct Donate {
+    /// How much: 16G, `auto` (what is free less a reserve for the owner), or nbd://HOST:PORT/EXPORT.
+    pub size: String,
+    /// Where to listen for clients.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
+    pub listen: String,
+    /// What to call this donor. Without it: the host's name and the process.
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Serve all of the memory as one NBD export named "" (or `arena`) to anyone who connects, without a pool.
+    #[arg(long, conflicts_with = "pool")]
+    pub no_pool: bool,
+    #[command(flatten)]
+    pub pool: PoolArg,
+}
+
+#[derive(Debug, Args)]
+pub struct Create {
+    pub name: String,
+    /// Exact size, like 500G or 52428800, or `all` that is free.
+    pub size: String,
+    /// linear (donors in the order they joined) or stripe:K. Without it: a stripe over up to 8 donors.
+    #[arg(long)]
+    pub redundancy: Option<Redundancy>,
+    /// Bytes that one donor holds of a row of a stripe, a power of two from 4K to 1M.
+    #[arg(long, default_value = "64K", value_parser = parse_bytes)]
+    pub unit: u64,
+    /// Grow by what each new donor lends.
+    #[arg(long)]
+    pub follow: bool,
+    #[command(flatten)]
+    pub pool: PoolArg,
+    #[command(flatten)]
+    pub json: JsonArg,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Front {
+    /// A file MOUNTPOINT/NAME.raw, for any tool and any user.
+    Fuse,
+    /// An NBD export.
+    Export,
+    /// A loop device over the file (needs root).
+    Loop,
+}
+
+#[derive(Debug, Args)]
+pub struct Attach {
+    pub name: String,
+    /// An empty directory for the volume's file; not for `--front export`.
+    /// Without it: one is made under the runtime directory.
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub mountpoint: Option<PathBuf>,
+    #[arg(long, value_enum, default_value_t = Front::Fuse)]
+    pub front: Front,
+    /// For `--front export`: IP:PORT (port 0 picks a free one) or unix:PATH.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
+    pub listen: String,
+    /// Refuse every write, in the daemon and at the donors.
+    #[arg(long)]
+    pub read_only: bool,
+    /// Connections to each donor.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub connections: u8,
+    #[command(flatten)]
+    pub pool: PoolArg,
+    #[command(flatten)]
+    pub json: JsonArg,
+}
+
+#[derive(Debug, Args)]
+pub struct Detach {
+    pub name: String,
+    #[command(flatten)]
+    pub json: JsonArg,
+}
+
+#[derive(Debug, Args)]
+pub struct Load {
+    /// A raw image or a disk. It is only ever read.
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub file: PathBuf,
+    /// The volume. If there is none of this name it is made, exactly as large as the file.
+    pub name: String,
+    /// Do not read the volume back to compare its hash.
+    #[arg(long)]
+    pub no_verify: bool,
+    #[command(flatten)]
+    pub pool: PoolArg,
+    #[command(flatten)]
+    pub json: JsonArg,
+}
+
+#[derive(Debug, Args)]
+pub struct Report {
+    #[command(flatten)]
+    pub pool: PoolArg,
+    #[command(flatten)]
+    pub json: JsonArg,
+}
+
+#[derive(Debug, Args)]
+pub struct Named {
+    pub name: String,
+    #[command(flatten)]
+    pub pool: PoolArg,
+    #[command(flatten)]
+    pub json: JsonArg,
+}
+
+#[derive(Debug, Args)]
+pub struct Grow {
+    pub name: String,
+    /// The new exact size, or `all` that is free.
+    pub size: String,
+    #[command(flatten)]
+    pub pool: PoolArg,
+    #[command(flatten)]
+    pub json: JsonArg,
+}
+
+#[derive(Debug, Args)]
+pub struct Leave {
+    pub donor: String,
+    /// Even if volumes lose what it holds.
+    #[arg(long)]
+    pub force: bool,
+    #[command(flatten)]
+    pub pool: PoolArg,
+    #[command(flatten)]
+    pub json: JsonArg,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,406 @@
+//! The process that serves an attachment: lease, volume, front end, until it is told to end.
+//!
+//! Owns: the order in which these begin and end, the lease's renewal, growth, and what `detach` is told.
+//! Never: bytes of the volume. Invariants: nothing is reported ready before a tool could use it; what was begun is
+//! ended in reverse, and a device in use is left as it is, with a message that says who uses it.
+
+use crate::cli::Front;
+use crate::failure::{Exit, Failure};
+use crate::runtime_dir::{self, Record};
+use cheetah_core::api::{API_VERSION, Answer, Attach, Attached, Call, RefusalCode, Renew};
+use cheetah_core::map::DonorId;
+use cheetah_front::loopdev::{self, LoopDevice};
+use cheetah_front::{export, fuse};
+use cheetah_rim::control::{CallError, Client};
+use cheetah_rim::memory;
+use cheetah_rim::volume::{VolumeHandle, VolumeOptions};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::time::Duration;
+use tokio::io::AsyncWriteExt;
+use tokio::net::UnixListener;
+
+/// How long an export's clients get to take their last answers.
+const EXPORT_PATIENCE: Duration = Duration::from_secs(35);
+const READ_AHEAD_KB: u32 = 1024;
+
+/// What `attach` wants served.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Order {
+    pub pool: String,
+    pub name: String,
+    pub front: Front,
+    pub mountpoint: Option<PathBuf>,
+    pub mountpoint_made: bool,
+    pub listen: String,
+    pub read_only: bool,
+    pub connections: usize,
+    /// uid and gid of the file's owner.
+    pub owner: (u32, u32),
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Report {
+    Ready(Ready),
+    Failed { exit: Exit, message: String },
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Ready {
+    /// The path or URI to give to a tool.
+    pub place: String,
+    pub path: Option<PathBuf>,
+    pub uri: Option<String>,
+    pub size: u64,
+    pub pid: u32,
+    /// What the user ought to know, in sentences.
+    pub notes: Vec<String>,
+}
+
+impl From<&Failure> for Report {
+    fn from(failure: &Failure) -> Self {
+        Report::Failed { exit: failure.exit, message: failure.message.clone() }
+    }
+}
+
+/// The hidden command `serve`.
+pub async fn serve_from_stdin() -> Result<(), Failure> {
+    let order: Order = serde_json::from_reader(std::io::stdin().lock())
+        .map_err(|e| Failure::usage(format!("`serve` is started by `cheetah attach` ({e})")))?;
+    let _ = rustix::process::setsid();
+    let started = Attachment::start(&order).await;
+    let report = match &started {
+        Ok(attachment) => Report::Ready(attachment.ready.clone()),
+        Err(failure) => Report::from(failure),
+    };
+    let line = serde_json::to_string(&report).map_err(|e| Failure::failed(e.to_string()))?;
+    crate::output::line(&line);
+    let attachment = started?;
+    // Whoever waits for the end of our output has it now.
+    if let Ok(null) = std::fs::File::options().write(true).open("/dev/null") {
+        let _ = rustix::stdio::dup2_stdout(null);
+    }
+    attachment.serve().await
+}
+
+/// A volume that tools can use.
+pub struct Attachment {
+    order: Order,
+    pool: Client,
+    lease: Attached,
+    volume: VolumeHandle,
+    mounted: Option<fuse::Mounted>,
+    device: Option<LoopDevice>,
+    exported: Option<export::Exported>,
+    pub ready: Ready,
+}
+
+/// Who has it, as the second writer is told.
+fn holder() -> String {
+    let user = std::env::var("SUDO_USER").or_else(|_| std::env::var("USER"));
+    let user = user.unwrap_or_else(|_| format!("uid {}", rustix::process::getuid().as_raw()));
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    format!("{user}@{host} process {}", std::process::id())
+}
+
+/// Takes a lease on a volume.
+pub async fn lease(pool: &Client, name: &str, read_only: bool) -> Result<Attached, Failure> {
+    let attach = Attach { version: API_VERSION, read_only, holder: holder() };
+    match pool.call(Call::Attach { name: name.to_owned(), attach }).await? {
+        Answer::Attached(attached) => {
+            attached.map.check().map_err(Failure::failed)?;
+            Ok(attached)
+        }
+        other => {
+            Err(Failure::failed(format!("the coordinator answered something else than was asked: {other:?}")))
+        }
+    }
+}
+
+pub fn start_volume(lease: &Attached, read_only: bool, connections: usize) -> Result<VolumeHandle, Failure> {
+    let options = VolumeOptions { map: lease.map.clone(), token: lease.token, read_only, connections };
+    VolumeHandle::start(options)
+        .map_err(|e| Failure::failed(format!("this machine has no memory for the buffers: {e}")))
+}
+
+/// Sentences about donors that cannot be reached.
+pub fn lost_notes(lease: &Attached, lost: &[(DonorId, String)]) -> Vec<String> {
+    let name =
+        |id: &DonorId| lease.map.routes.get(id).map_or_else(|| id.to_string(), |route| route.name.clone());
+    lost.iter()
+        .map(|(id, why)| format!("donor {} cannot be reached ({why}): its ranges answer EIO", name(id)))
+        .collect()
+}
+
+impl Attachment {
+    pub async fn start(order: &Order) -> Result<Attachment, Failure> {
+        let pool = Client::new(&order.pool).map_err(|e| Failure::usage(e.to_string()))?;
+        let mut notes = Vec::new();
+        if let Err(why) = memory::own_cgroup("cheetah-attach") {
+            tracing::info!(why, "no cgroup of its own");
+        }
+        let granted = memory::prepare();
+        tracing::info!(?granted, "memory prepared");
+        let lease = lease(&pool, &order.name, order.read_only).await?;
+        let begun = Attachment::begin(order, &pool, &lease, &mut notes).await;
+        if begun.is_err() {
+            let _ = pool.call(Call::Detach { name: order.name.clone(), token: lease.token }).await;
+        }
+        let mut attachment = begun?;
+        attachment.ready.notes = notes;
+        attachment.remember()?;
+        Ok(attachment)
+    }
+
+    async fn begin(
+        order: &Order,
+        pool: &Client,
+        lease: &Attached,
+        notes: &mut Vec<String>,
+    ) -> Result<Attachment, Failure> {
+        let volume = start_volume(lease, order.read_only, order.connections)?;
+        notes.extend(lost_notes(lease, &volume.settled().await));
+        let ready = Ready { size: volume.size(), pid: std::process::id(), ..Ready::default() };
+        let mut attachment = Attachment {
+            order: order.clone(),
+            pool: pool.clone(),
+            lease: lease.clone(),
+            volume,
+            mounted: None,
+            device: None,
+            exported: None,
+            ready,
+        };
+        match order.front {
+            Front::Fuse => attachment.mount()?,
+            Front::Loop => {
+                attachment.mount()?;
+                attachment.loop_over_file(notes).await?;
+            }
+            Front::Export => attachment.export(&order.listen, notes)?,
+        }
+        Ok(attachment)
+    }
+
+    pub fn mount(&mut self) -> Result<(), Failure> {
+        let point =
+            self.order.mountpoint.clone().ok_or_else(|| Failure::usage("a file needs a mount point"))?;
+        let (uid, gid) = self.order.owner;
+        let options = fuse::Options { uid, gid, read_only: self.order.read_only };
+        let mounted =
+            fuse::mount(&self.volume, &point, &options).map_err(|e| Failure::failed(e.to_string()))?;
+        tracing::info!(tuned = %mounted.tune(READ_AHEAD_KB), "mounted");
+        self.ready.path = Some(mounted.path().to_path_buf());
+        self.ready.place = mounted.path().display().to_string();
+        self.mounted = Some(mounted);
+        Ok(())
+    }
+
+    async fn loop_over_file(&mut self, notes: &mut Vec<String>) -> Result<(), Failure> {
+        let file =
+            self.ready.path.clone().ok_or_else(|| Failure::failed("the volume's file is not mounted"))?;
+        let options = loopdev::Options { read_only: self.order.read_only, ..loopdev::Options::default() };
+        // The kernel opens the file, which this process serves: not from the thread that runs the rest.
+        let attached = tokio::task::spawn_blocking(move || loopdev::attach(&file, &options)).await;
+        let device = attached.map_err(|e| Failure::failed(e.to_string()))?;
+        let device = device.map_err(|e| Failure::failed(e.to_string()))?;
+        notes.extend(device.notes().iter().cloned());
+        self.ready.path = Some(device.path());
+        self.ready.place = device.path().display().to_string();
+        self.device = Some(device);
+        Ok(())
+    }
+
+    pub fn export(&mut self, listen: &str, notes: &mut Vec<String>) -> Result<(), Failure> {
+        let endpoint: export::Endpoint = listen.parse().map_err(Failure::usage)?;
+        let exported = export::serve(&self.volume, &endpoint).map_err(|e| Failure::failed(e.to_string()))?;
+        if !exported.is_local() {
+            notes.push(format!("{} is in the clear and open to who can reach it", exported.endpoint()));
+        }
+        self.ready.uri = Some(exported.uri());
+        if self.ready.place.is_empty() {
+            self.ready.place = exported.uri();
+        }
+        self.exported = Some(exported);
+        Ok(())
+    }
+
+    fn remember(&self) -> Result<(), Failure> {
+        let pid = std::process::id();
+        runtime_dir::store(&Record {
+            name: self.order.name.clone(),
+            pool: self.order.pool.clone(),
+            token: self.lease.token,
+            front: self.order.front,
+            pid,
+            started: runtime_dir::start_time(pid).unwrap_or_default(),
+            mountpoint: self.order.mountpoint.clone(),
+            mountpoint_made: self.order.mountpoint_made,
+            loop_device: self.device.as_ref().map(LoopDevice::path),
+            place: self.ready.place.clone(),
+        })
+    }
+
+    /// Gives up an attachment that was never served.
+    pub async fn abandon(mut self) {
+        let _ = self.end_fronts().await;
+        self.finish().await;
+    }
+
+    /// Until `detach`, SIGTERM, SIGINT, or somebody else's umount.
+    pub async fn serve(self) -> Result<(), Failure> {
+        self.serve_beside(crate::pool::told_to_end()).await
+    }
+
+    /// As `serve`, with `told` as what ends it beside `detach` and umount.
+    pub async fn serve_beside(
+        mut self,
+        told: impl Future<Output = Result<(), Failure>>,
+    ) -> Result<(), Failure> {
+        tokio::pin!(told);
+        let socket = runtime_dir::socket_path(&self.order.name)?;
+        let _ = std::fs::remove_file(&socket);
+        let listener = UnixListener::bind(&socket).map_err(|e| {
+            Failure::failed(format!("cannot listen for `detach` at {}: {e}", socket.display()))
+        })?;
+        let renewing = tokio::spawn(renew(
+            self.pool.clone(),
+            self.lease.clone(),
+            self.volume.clone(),
+            self.ready.place.clone(),
+        ));
+        let mut sizes = self.volume.size_changes();
+        let mut unmounted = self.mounted.as_ref().map(fuse::Mounted::ended);
+        loop {
+            tokio::select! {
+                asked = listener.accept() => {
+                    let Ok((mut stream, _)) = asked else { continue };
+                    let ended = self.end_fronts().await;
+                    let report = ended.as_ref().err().map(Report::from);
+                    let text = report.and_then(|report| serde_json::to_string(&report).ok()).unwrap_or_default();
+                    let _ = stream.write_all(text.as_bytes()).await;
+                    if ended.is_ok() {
+                        break;
+                    }
+                }
+                told = &mut told => {
+                    told?;
+                    // Nobody waits for an answer: what is in use goes on lazily until its last user is gone.
+                    if let Err(failure) = self.end_fronts().await {
+                        tracing::warn!(failure.message, "ended while in use");
+                    }
+                    break;
+                }
+                () = ended(&mut unmounted) => break,
+                Ok(()) = sizes.changed() => self.grown().await,
+            }
+        }
+        renewing.abort();
+        self.finish().await;
+        let _ = std::fs::remove_file(&socket);
+        Ok(())
+    }
+
+    async fn grown(&mut self) {
+        let Some(mut device) = self.device.take() else { return };
+        let grown = tokio::task::spawn_blocking(move || {
+            // The file's new size reaches the kernel with the front end's own notice; ask until it has.
+            let result = device.set_capacity();
+            (device, result)
+        });
+        if let Ok((device, result)) = grown.await {
+            if let Err(error) = result {
+                tracing::warn!(%error, "the loop device keeps its size");
+            }
+            self.device = Some(device);
+        }
+    }
+
+    /// Loop device, mount, export: as far as nobody uses them.
+    async fn end_fronts(&mut self) -> Result<(), Failure> {
+        let in_use = |text: String| Failure::new(Exit::Refused, text);
+        if let Some(device) = self.device.take() {
+            let (device, result) = tokio::task::spawn_blocking(move || {
+                let result = device.detach().map_err(|e| e.to_string());
+                (device, result)
+            })
+            .await
+            .map_err(|e| Failure::failed(e.to_string()))?;
+            if let Err(why) = result {
+                self.device = Some(device);
+                return Err(in_use(why));
+            }
+        }
+        if let Some(mut mounted) = self.mounted.take() {
+            let (mounted, result) = tokio::task::spawn_blocking(move || {
+                let result = mounted.unmount().map_err(|e| e.to_string());
+                (mounted, result)
+            })
+            .await
+            .map_err(|e| Failure::failed(e.to_string()))?;
+            if let Err(why) = result {
+                self.mounted = Some(mounted);
+                return Err(in_use(why));
+            }
+        }
+        if let Some(exported) = self.exported.take() {
+            exported.stop(EXPORT_PATIENCE).await;
+        }
+        Ok(())
+    }
+
+    async fn finish(mut self) {
+        drop(self.mounted.take());
+        self.volume.close().await;
+        let detach = Call::Detach { name: self.order.name.clone(), token: self.lease.token };
+        if let Err(error) = self.pool.call(detach).await {
+            tracing::warn!(%error, "the lease was not given back and runs out by itself");
+        }
+        if let (Some(point), true) = (&self.order.mountpoint, self.order.mountpoint_made) {
+            let _ = std::fs::remove_dir(point);
+        }
+        runtime_dir::remove(&self.order.name);
+    }
+}
+
+async fn ended(unmounted: &mut Option<tokio::sync::watch::Receiver<bool>>) {
+    match unmounted {
+        Some(unmounted) => drop(unmounted.wait_for(|ended| *ended).await),
+        None => std::future::pending().await,
+    }
+}
+
+/// Keeps the lease, reports what is lost, and takes newer maps. While the coordinator is away, reads and writes
+/// go on.
+pub async fn renew(pool: Client, lease: Attached, volume: VolumeHandle, place: String) {
+    let (name, token) = (lease.map.name.clone(), lease.token);
+    let mut epoch = lease.map.epoch;
+    let mut told = false;
+    loop {
+        let renew = Renew { epoch, place: place.clone(), lost: volume.lost().await };
+        match pool.call(Call::Renew { name: name.clone(), token, renew }).await {
+            Ok(Answer::Renewed(renewed)) => {
+                if std::mem::take(&mut told) {
+                    tracing::warn!("the coordinator answers again");
+                }
+                if let Some(map) = renewed.map.filter(|map| map.check().is_ok()) {
+                    epoch = map.epoch;
+                    volume.update_map(map);
+                }
+            }
+            Ok(_) => tokio::time::sleep(Duration::from_secs(1)).await,
+            Err(error) => {
+                if !std::mem::replace(&mut told, true) {
+                    match &error {
+                        CallError::Refused(refusal) if refusal.code == RefusalCode::Gone => {
+                            tracing::error!(%error, "the lease is lost: donors refuse what follows");
+                        }
+                        _ => tracing::warn!(%error, "the lease was not renewed; trying again each second"),
+                    }
+                }
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! `cheetah donate`: lend memory, or another NBD server's space, to a pool; or serve it alone.
+//! Owns: how much is lent, what it is called, starting and ending. Never: data or decisions.
+
+use crate::cli;
+use crate::failure::Failure;
+use crate::output;
+use crate::pool::{find, parse_listen, told_to_end, warn_if_clear};
+use cheetah_core::donor::Exit;
+use cheetah_core::limits::{DONOR_EXTENTS_MAX, EXTENT_BYTES};
+use cheetah_core::units::{check_name, parse_bytes, show_bytes};
+use cheetah_nbd::uri::{Transport, Uri};
+use cheetah_rim::arena::Arena;
+use cheetah_rim::control::{Client, DonorControl, DonorHandle, DonorHooks, DonorOptions};
+use cheetah_rim::donor::{DonorServer, Gate};
+use cheetah_rim::net::{Bound, Endpoint};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// `auto` leaves the owner at least this much of what is free, or a quarter of the machine.
+const RESERVE_BYTES: u64 = 1 << 30;
+
+pub async fn donate(options: cli::Donate) -> Result<(), Failure> {
+    if options.size.starts_with("nbd") {
+        return donate_foreign(options).await;
+    }
+    let extents = extents(&options.size)?;
+    let name = name(options.name.as_deref())?;
+    cheetah_rim::memory::forbid_dumps();
+    let arena = Arena::new(extents).map_err(|e| {
+        Failure::failed(format!(
+            "the kernel does not give {}: {e}",
+            show_bytes(u64::from(extents) * EXTENT_BYTES)
+        ))
+    })?;
+    let arena = Arc::new(arena);
+    let lent = show_bytes(arena.bytes());
+    if options.no_pool {
+        let endpoint: Endpoint = options.listen.parse().map_err(Failure::usage)?;
+        let bound = Bound::new(&endpoint).map_err(Failure::failed)?;
+        let server = DonorServer::start(bound, &arena, &Gate::alone(extents)).map_err(Failure::failed)?;
+        if let Endpoint::Tcp(address) = server.endpoint() {
+            warn_if_clear("data", *address);
+        }
+        output::line(&format!("ready: donor {name} lends {lent} at {} without a pool", server.endpoint()));
+        return told_to_end().await;
+    }
+    let pool = find(&options.pool).await?;
+    let listen = Endpoint::Tcp(parse_listen(&options.listen)?);
+    let (wiped, counted) = (arena.clone(), arena.clone());
+    let hooks = DonorHooks {
+        wipe: Arc::new(move |extents| wiped.wipe(extents)),
+        bytes_used: Arc::new(move || counted.bytes_used()),
+    };
+    // Bound first: a donor joins with the address at which it is reached.
+    let bound = Bound::new(&listen).map_err(Failure::failed)?;
+    let Endpoint::Tcp(address) = bound.endpoint else {
+        return Err(Failure::usage("--listen takes IP:PORT here"));
+    };
+    warn_if_clear("data", address);
+    let (control, handle) = control(&name, address, extents, None, pool.clone(), hooks)?;
+    DonorServer::start(bound, &arena, &Gate::Pooled(handle.clone())).map_err(Failure::failed)?;
+    run(control, handle, &format!("ready: donor {name} lends {lent} at {address} to pool {}", pool.url()))
+        .await
+}
+
+fn control(
+    name: &str,
+    listen: SocketAddr,
+    extents: u32,
+    foreign_export: Option<String>,
+    pool: Client,
+    hooks: DonorHooks,
+) -> Result<(DonorControl, DonorHandle), Failure> {
+    let options = DonorOptions { name: name.to_owned(), host: host(), listen, extents, foreign_export };
+    DonorControl::new(options, pool, hooks)
+        .map_err(|e| Failure::failed(format!("cannot start the donor: {e}")))
+}
+
+/// Keeps the donor in its pool until it is told to end, dismissed or refused.
+async fn run(control: DonorControl, mut handle: DonorHandle, ready: &str) -> Result<(), Failure> {
+    let ending = handle.clone();
+    let mut running = tokio::spawn(control.run());
+    let exit = tokio::select! {
+        exit = &mut running => exit,
+        told = async {
+            if handle.joined().await.is_some() {
+                output::line(ready);
+            }
+            told_to_end().await
+        } => {
+            told?;
+            ending.terminate();
+            running.await
+        }
+    };
+    match exit.map_err(|e| Failure::failed(format!("the donor's control loop failed: {e}")))? {
+        Exit::Terminated => Ok(()),
+        Exit::Dismissed => {
+            output::line("the pool let this donor go; its memory is wiped");
+            Ok(())
+        }
+        Exit::Refused(refusal) => Err(refusal.into()),
+    }
+}
+
+fn extents(size: &str) -> Result<u32, Failure> {
+    let (total, available) = machine_memory()?;
+    let bytes = match size {
+        "auto" => {
+            let spare = available.saturating_sub(RESERVE_BYTES.max(total / 4));
+            if spare < EXTENT_BYTES {
+                let text = format!(
+                    "this machine has {} available, which is what its owner needs: nothing to lend",
+                    show_bytes(available)
+                );
+                return Err(Failure::failed(text));
+            }
+            spare
+        }
+        _ => parse_bytes(size).map_err(Failure::usage)?,
+    };
+    if bytes < EXTENT_BYTES {
+        return Err(Failure::usage(format!(
+            "'{size}' is less than the smallest loan, {}",
+            show_bytes(EXTENT_BYTES)
+        )));
+    }
+    if bytes > available {
+        return Err(Failure::failed(format!(
+            "{} is more than this machine has: {} of {} are available; lend less, or `auto`",
+            show_bytes(bytes),
+            show_bytes(available),
+            show_bytes(total)
+        )));
+    }
+    Ok(u32::try_from(bytes / EXTENT_BYTES).unwrap_or(u32::MAX).min(DONOR_EXTENTS_MAX))
+}
+
+/// Bytes in all, and bytes that could be used without pushing anything out: /proc/meminfo, and the limit of
+/// the memory cgroup where there is one.
+fn machine_memory() -> Result<(u64, u64), Failure> {
+    let text = std::fs::read_to_string("/proc/meminfo")
+        .map_err(|e| Failure::failed(format!("cannot tell how much memory there is: /proc/meminfo: {e}")))?;
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
+    };
+    field("MemTotal:").zip(field("MemAvailable:")).ok_or_else(|| {
+        Failure::failed("cannot tell how much memory there is: /proc/meminfo has no MemAvailable")
+    })
+}
+
+fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+fn name(given: Option<&str>) -> Result<String, Failure> {
+    let name = match given {
+        Some(name) => name.to_owned(),
+        None => format!("{}-{}", host(), std::process::id()),
+    };
+    check_name(&name).map_err(Failure::usage)?;
+    Ok(name)
+}
+
+/// Registers another's NBD server with the pool and watches it.
+async fn donate_foreign(options: cli::Donate) -> Result<(), Failure> {
+    if options.no_pool {
+        return Err(Failure::usage(
+            "--no-pool serves this machine's memory; an NBD server serves itself already",
+        ));
+    }
+    let uri: Uri = options.size.parse().map_err(|e| Failure::usage(format!("{e}")))?;
+    let address = resolve(&uri)?;
+    let probe = || cheetah_rim::volume::probe(Endpoint::Tcp(address), uri.export.clone());
+    let session = probe().await.map_err(Failure::failed)?;
+    let extents = u32::try_from(session.info.size / EXTENT_BYTES).unwrap_or(u32::MAX).min(DONOR_EXTENTS_MAX);
+    if extents == 0 {
+        let (has, least) = (show_bytes(session.info.size), show_bytes(EXTENT_BYTES));
+        return Err(Failure::failed(format!("{address} has {has}, less than the smallest loan, {least}")));
+    }
+    let name = name(options.name.as_deref())?;
+    let pool = find(&options.pool).await?;
+    let (control, handle) =
+        control(&name, address, extents, Some(uri.export.clone()), pool.clone(), DonorHooks::none())?;
+    let lent = show_bytes(u64::from(extents) * EXTENT_BYTES);
+    let ready = format!("ready: donor {name} lends {lent} of {address} to pool {}", pool.url());
+    tokio::select! {
+        ended = run(control, handle, &ready) => ended,
+        why = async {
+            loop {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                if let Err(why) = probe().await {
+                    break why;
+                }
+            }
+        } => Err(Failure::failed(format!("the NBD server is gone, and what it held with it: {why}"))),
+    }
+}
+
+fn resolve(uri: &Uri) -> Result<SocketAddr, Failure> {
+    match &uri.transport {
+        Transport::Tcp { host, port } => {
+            let found = (host.as_str(), *port).to_socket_addrs().ok().and_then(|mut all| all.next());
+            found.ok_or_else(|| Failure::failed(format!("the host '{host}' has no address")))
+        }
+        Transport::Unix { .. } => {
+            Err(Failure::usage("donors are reached over the network: name nbd://HOST:PORT/EXPORT"))
+        }
+    }
+}

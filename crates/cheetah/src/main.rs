@@ -1,0 +1,63 @@
+//! The `cheetah` program: parses, calls the command, turns its failure into a message and an exit code.
+//! Never: what a command does; each has a module of its own.
+
+mod attach;
+mod cli;
+mod daemon;
+mod donate;
+mod failure;
+mod load;
+mod output;
+mod pool;
+mod runtime_dir;
+mod up;
+
+use clap::{CommandFactory, Parser};
+use cli::{Cli, Command};
+use failure::Failure;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter = std::env::var("CHEETAH_LOG").unwrap_or_else(|_| "warn".into());
+    let filter = tracing_subscriber::EnvFilter::try_new(filter).unwrap_or_else(|_| "warn".into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(e) => {
+            return end(&Failure::failed(format!("this process gets no event loop from the kernel: {e}")));
+        }
+    };
+    match runtime.block_on(run(cli.command)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => end(&failure),
+    }
+}
+
+fn end(failure: &Failure) -> ExitCode {
+    eprintln!("cheetah: {}", failure.message);
+    ExitCode::from(failure.exit as u8)
+}
+
+async fn run(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Up(options) => up::up(options).await,
+        Command::Coordinate(options) => pool::coordinate(options).await,
+        Command::Donate(options) => donate::donate(options).await,
+        Command::Create(options) => pool::create(options).await,
+        Command::Attach(options) => attach::attach(options).await,
+        Command::Detach(options) => attach::detach(options).await,
+        Command::Load(options) => load::load(options).await,
+        Command::Status(options) => pool::status(options).await,
+        Command::List(options) => pool::list(options).await,
+        Command::Show(options) => pool::show(options).await,
+        Command::Grow(options) => pool::grow(options).await,
+        Command::Delete(options) => pool::delete(options).await,
+        Command::Leave(options) => pool::leave(options).await,
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "cheetah", &mut std::io::stdout());
+            Ok(())
+        }
+        Command::Serve => daemon::serve_from_stdin().await,
+    }
+}

@@ -1,0 +1,280 @@
+//! The commands that talk to the coordinator only: coordinate, create, list, show, status, grow, delete, leave.
+//! Never: data of volumes.
+
+use crate::cli;
+use crate::failure::{Exit, Failure};
+use crate::output;
+use cheetah_core::api::{Answer, Call, DonorHealth, PoolStatus, Size, VolumeDetail, VolumeStatus};
+use cheetah_core::units::{parse_bytes, show_bytes};
+use cheetah_rim::control::{self, Client, CoordinateOptions, StateAt};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use tokio::signal::unix::{SignalKind, signal};
+
+pub async fn find(pool: &cli::PoolArg) -> Result<Client, Failure> {
+    control::find_pool(pool.pool.as_deref()).await.map_err(|e| Failure::new(Exit::NoPool, e.to_string()))
+}
+
+/// Resolves at SIGTERM or SIGINT.
+pub async fn told_to_end() -> Result<(), Failure> {
+    let fault =
+        |e: std::io::Error| Failure::failed(format!("this process gets no signals from the kernel: {e}"));
+    let mut term = signal(SignalKind::terminate()).map_err(fault)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(fault)?;
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}
+
+pub fn parse_listen(listen: &str) -> Result<SocketAddr, Failure> {
+    let with_ip = listen.strip_prefix(':').map(|port| format!("127.0.0.1:{port}"));
+    with_ip.as_deref().unwrap_or(listen).parse().map_err(|_| {
+        Failure::usage(format!(
+            "--listen '{listen}' is not IP:PORT, like 10.0.0.5:10808 (port 0 picks a free one)"
+        ))
+    })
+}
+
+/// Until TLS is built, whoever listens beyond loopback is told what that means.
+pub fn warn_if_clear(what: &str, address: SocketAddr) {
+    if !address.ip().is_loopback() {
+        eprintln!(
+            "cheetah: {what} on {address} is in the clear and open to who can reach it: use a network you trust"
+        );
+    }
+}
+
+pub async fn coordinate(options: cli::Coordinate) -> Result<(), Failure> {
+    let state = match options.state.as_deref() {
+        Some("memory") => StateAt::Memory,
+        Some(directory) => StateAt::Directory(PathBuf::from(directory)),
+        None => StateAt::Directory(default_state()?),
+    };
+    let listen = parse_listen(&options.listen)?;
+    let running = control::coordinate(CoordinateOptions { listen, state }).await;
+    let mut running = running.map_err(|e| Failure::failed(e.to_string()))?;
+    warn_if_clear("control traffic", running.address());
+    output::line(&format!("ready: {}", running.url()));
+    let ended = tokio::select! {
+        ended = running.ended() => Some(ended),
+        told = told_to_end() => {
+            told?;
+            None
+        }
+    };
+    match ended {
+        Some(ended) => ended,
+        None => running.stop().await,
+    }
+    .map_err(|e| Failure::failed(e.to_string()))
+}
+
+fn default_state() -> Result<PathBuf, Failure> {
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/state"));
+    let base = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).or_else(home);
+    let none = || Failure::usage("neither XDG_STATE_HOME nor HOME is set: name a directory with --state");
+    Ok(base.ok_or_else(none)?.join("cheetah"))
+}
+
+pub fn parse_size(size: &str) -> Result<Size, Failure> {
+    match size {
+        "all" => Ok(Size::All),
+        _ => match parse_bytes(size).map_err(Failure::usage)? {
+            0 => Err(Failure::usage("a volume of size 0 holds nothing: name a size, like 4G, or 'all'")),
+            bytes => Ok(Size::Bytes(bytes)),
+        },
+    }
+}
+
+fn unexpected(answer: &Answer) -> Failure {
+    Failure::failed(format!("the coordinator answered something else than was asked: {answer:?}"))
+}
+
+pub async fn volume(pool: &Client, call: Call) -> Result<VolumeDetail, Failure> {
+    match pool.call(call).await? {
+        Answer::Volume(detail) => Ok(detail),
+        other => Err(unexpected(&other)),
+    }
+}
+
+async fn pool_status(pool: &Client) -> Result<PoolStatus, Failure> {
+    match pool.call(Call::Pool).await? {
+        Answer::Pool(status) => Ok(status),
+        other => Err(unexpected(&other)),
+    }
+}
+
+pub async fn create(options: cli::Create) -> Result<(), Failure> {
+    let size = parse_size(&options.size)?;
+    let unit = u32::try_from(options.unit).map_err(|_| Failure::usage("--unit is from 4K to 1M"))?;
+    let pool = find(&options.pool).await?;
+    let create = cheetah_core::api::Create {
+        name: options.name,
+        size,
+        redundancy: options.redundancy,
+        unit,
+        follow: options.follow,
+    };
+    let detail = volume(&pool, Call::Create(create)).await?;
+    report_volume(&detail, &options.json, "created")
+}
+
+fn report_volume(detail: &VolumeDetail, json: &cli::JsonArg, done: &str) -> Result<(), Failure> {
+    if json.json {
+        return output::json(detail);
+    }
+    let VolumeStatus { name, size, redundancy, .. } = &detail.status;
+    output::line(&format!("{done} {name}: {size} bytes ({}), {redundancy}", show_bytes(*size)));
+    Ok(())
+}
+
+pub async fn grow(options: cli::Grow) -> Result<(), Failure> {
+    let size = parse_size(&options.size)?;
+    let pool = find(&options.pool).await?;
+    let detail = volume(&pool, Call::Grow { name: options.name, size }).await?;
+    report_volume(&detail, &options.json, "grown")
+}
+
+pub async fn delete(options: cli::Named) -> Result<(), Failure> {
+    let pool = find(&options.pool).await?;
+    pool.call(Call::Delete { name: options.name.clone() }).await?;
+    done(&options.json, &format!("deleted {}", options.name))
+}
+
+pub async fn leave(options: cli::Leave) -> Result<(), Failure> {
+    let pool = find(&options.pool).await?;
+    pool.call(Call::Leave { donor: options.donor.clone(), force: options.force }).await?;
+    done(&options.json, &format!("{} leaves the pool", options.donor))
+}
+
+pub fn done(json: &cli::JsonArg, text: &str) -> Result<(), Failure> {
+    if json.json {
+        return output::json(&serde_json::json!({ "done": text }));
+    }
+    output::line(text);
+    Ok(())
+}
+
+pub async fn list(options: cli::Report) -> Result<(), Failure> {
+    let status = pool_status(&find(&options.pool).await?).await?;
+    if options.json.json {
+        return output::json(&status.volumes);
+    }
+    print_volumes(&status.volumes);
+    Ok(())
+}
+
+fn print_volumes(volumes: &[VolumeStatus]) {
+    let row = |volume: &VolumeStatus| {
+        let attached: Vec<String> = volume
+            .attachments
+            .iter()
+            .map(|a| format!("{} {}{}", a.holder, a.place, if a.read_only { " (read-only)" } else { "" }))
+            .collect();
+        let health = if volume.lost_donors.is_empty() {
+            "whole".to_owned()
+        } else {
+            format!("{} LOST with {}", show_bytes(volume.bytes_lost), volume.lost_donors.join(", "))
+        };
+        vec![
+            volume.name.clone(),
+            show_bytes(volume.size),
+            volume.redundancy.to_string(),
+            health,
+            if attached.is_empty() { "-".into() } else { attached.join("; ") },
+        ]
+    };
+    output::table(
+        &["VOLUME", "SIZE", "REDUNDANCY", "HEALTH", "ATTACHED"],
+        &volumes.iter().map(row).collect::<Vec<_>>(),
+    );
+}
+
+pub async fn status(options: cli::Report) -> Result<(), Failure> {
+    let pool = find(&options.pool).await?;
+    let status = pool_status(&pool).await?;
+    if options.json.json {
+        return output::json(&status);
+    }
+    output::line(&format!(
+        "pool {} at {}: {} lent by {} donors, {} free",
+        status.pool,
+        pool.url(),
+        show_bytes(status.bytes_total),
+        status.donors.len(),
+        show_bytes(status.bytes_free)
+    ));
+    output::line("");
+    let donor = |donor: &cheetah_core::api::DonorStatus| {
+        let health = match donor.health {
+            DonorHealth::Alive => "alive".to_owned(),
+            DonorHealth::Lost => format!("LOST (silent for {} s)", donor.silent_ms / 1000),
+        };
+        vec![
+            donor.name.clone(),
+            donor.host.clone(),
+            donor.address.clone(),
+            show_bytes(donor.bytes_total),
+            show_bytes(donor.bytes_free),
+            show_bytes(donor.bytes_used),
+            health,
+        ]
+    };
+    let rows: Vec<_> = status.donors.iter().map(donor).collect();
+    output::table(&["DONOR", "HOST", "ADDRESS", "LENDS", "FREE", "IN USE", "HEALTH"], &rows);
+    output::line("");
+    print_volumes(&status.volumes);
+    print_unreachable(&status);
+    Ok(())
+}
+
+/// What attached clients cannot reach, though the coordinator may.
+fn print_unreachable(status: &PoolStatus) {
+    for volume in &status.volumes {
+        for attachment in &volume.attachments {
+            for (id, why) in &attachment.lost {
+                let donor = status.donors.iter().find(|donor| donor.donor == *id);
+                let name = donor.map_or_else(|| id.to_string(), |donor| donor.name.clone());
+                output::line(&format!(
+                    "volume {}: {} cannot reach donor {name}: {why}; its ranges answer EIO",
+                    volume.name, attachment.holder
+                ));
+            }
+        }
+    }
+}
+
+pub async fn show(options: cli::Named) -> Result<(), Failure> {
+    let pool = find(&options.pool).await?;
+    let detail = volume(&pool, Call::Show { name: options.name }).await?;
+    if options.json.json {
+        return output::json(&detail);
+    }
+    let VolumeStatus { name, volume, size, redundancy, unit, epoch, follow, .. } = &detail.status;
+    output::line(&format!("volume      {name} ({volume}), epoch {epoch}"));
+    output::line(&format!("size        {size} bytes ({})", show_bytes(*size)));
+    let follow = if *follow { ", follows the pool" } else { "" };
+    output::line(&format!("redundancy  {redundancy}, unit {}{follow}", show_bytes(u64::from(*unit))));
+    for attachment in &detail.status.attachments {
+        let mode = if attachment.read_only { "read-only" } else { "read-write" };
+        output::line(&format!("attached    {mode} by {} at {}", attachment.holder, attachment.place));
+    }
+    for (id, route) in &detail.map.routes {
+        let extents =
+            detail.map.groups.iter().flat_map(|group| &group.members).filter(|m| m.donor == *id).count();
+        output::line(&format!("donor       {} at {} holds {extents} extents", route.name, route.address));
+    }
+    for lost in &detail.lost {
+        let donor = detail.map.routes.get(&lost.donor).map_or("?", |route| route.name.as_str());
+        let (offset, len, count, stride) = (lost.offset, lost.len, lost.count, lost.stride);
+        output::line(&match count {
+            1 => format!("LOST        bytes {offset} to {} with donor {donor}", offset + len),
+            _ => format!(
+                "LOST        {len} bytes every {stride} from {offset} on, {count} times, with donor {donor}"
+            ),
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,164 @@
+//! `cheetah up`: a pool on one machine, in one command, until Ctrl-C.
+//!
+//! Owns: the coordinator and the donors as processes of their own, the volume `scratch` attached in this one, and
+//! their end in reverse. Never: anything that outlives it.
+
+use crate::cli::{self, Front};
+use crate::daemon::{Attachment, Order};
+use crate::failure::Failure;
+use crate::output;
+use crate::pool::{told_to_end, volume};
+use cheetah_core::api::{Call, Create, Size};
+use cheetah_core::limits::{EXTENT_BYTES, UNIT_DEFAULT_BYTES};
+use cheetah_core::map::Redundancy;
+use cheetah_rim::control::Client;
+use std::process::Stdio;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+
+const VOLUME: &str = "scratch";
+/// Beyond the volume's share, for `create` beside it. Memory that nobody writes to costs nothing.
+const SPARE_EXTENTS: u64 = 8;
+
+/// A process of this pool, ended with it.
+struct Member {
+    child: Child,
+    what: String,
+}
+
+pub async fn up(options: cli::Up) -> Result<(), Failure> {
+    if options.size == 0 {
+        return Err(Failure::usage("a volume of size 0 holds nothing: name a --size, like 4G"));
+    }
+    let (coordinator, url) =
+        start("the coordinator", &["coordinate", "--state", "memory", "--listen", &options.listen]).await?;
+    let mut members = vec![coordinator];
+    let share = options.size.div_ceil(u64::from(options.donors)).div_ceil(EXTENT_BYTES);
+    let lent = ((share + SPARE_EXTENTS) * EXTENT_BYTES).to_string();
+    for donor in 1..=options.donors {
+        let name = format!("donor-{donor}");
+        let (member, _) = start(&name, &["donate", &lent, "--pool", &url, "--name", &name]).await?;
+        members.push(member);
+    }
+    let pool = Client::new(&url).map_err(|e| Failure::failed(e.to_string()))?;
+    let default = match options.donors {
+        1 => Redundancy::LINEAR,
+        donors => Redundancy { data: donors.min(cheetah_core::limits::STRIPE_DONORS_MAX), parity: 0 },
+    };
+    let create = Create {
+        name: VOLUME.to_owned(),
+        size: Size::Bytes(options.size),
+        redundancy: Some(options.redundancy.unwrap_or(default)),
+        unit: UNIT_DEFAULT_BYTES,
+        follow: false,
+    };
+    volume(&pool, Call::Create(create)).await?;
+    let attachment = attach(&options, &url).await?;
+    let ready = attachment.ready.clone();
+    for note in &ready.notes {
+        eprintln!("cheetah: {note}");
+    }
+    if options.json.json {
+        output::json(
+            &serde_json::json!({ "path": ready.path, "uri": ready.uri, "pool": url, "size": ready.size }),
+        )?;
+    } else {
+        let path = ready.path.map(|path| path.display().to_string()).unwrap_or_default();
+        output::line(&format!("ready: {path} {}", ready.uri.unwrap_or_default()));
+        eprintln!("cheetah: pool {url}; `CHEETAH_POOL={url} cheetah status` shows it; Ctrl-C ends it");
+    }
+    let ended = attachment.serve_beside(watch(&mut members)).await;
+    for member in members.iter_mut().rev() {
+        end(member).await;
+    }
+    ended
+}
+
+async fn attach(options: &cli::Up, url: &str) -> Result<Attachment, Failure> {
+    let (mountpoint, mountpoint_made) = match &options.mount {
+        Some(given) => {
+            let point = std::path::absolute(given).map_err(|e| Failure::usage(e.to_string()))?;
+            std::fs::create_dir_all(&point).map_err(|e| {
+                Failure::failed(format!("cannot make the mount point {}: {e}", point.display()))
+            })?;
+            (point, false)
+        }
+        None => (crate::attach::make_mountpoint(VOLUME)?, true),
+    };
+    let order = Order {
+        pool: url.to_owned(),
+        name: VOLUME.to_owned(),
+        front: Front::Fuse,
+        mountpoint: Some(mountpoint),
+        mountpoint_made,
+        listen: options.export.clone(),
+        read_only: false,
+        connections: 2,
+        owner: crate::attach::owner(),
+    };
+    let mut attachment = Attachment::start(&order).await?;
+    let mut notes = Vec::new();
+    let exported = attachment.export(&options.export, &mut notes);
+    attachment.ready.notes.extend(notes);
+    match exported {
+        Ok(()) => Ok(attachment),
+        Err(failure) => {
+            attachment.abandon().await;
+            Err(failure)
+        }
+    }
+}
+
+/// Starts this program as another member and waits for its `ready:` line; returns what follows it.
+async fn start(what: &str, arguments: &[&str]) -> Result<(Member, String), Failure> {
+    let fault = |why: String| Failure::failed(format!("{what} did not start: {why}"));
+    let program = std::env::current_exe().map_err(|e| fault(e.to_string()))?;
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        // Ctrl-C goes to a whole process group; the members are ended one by one instead.
+        .process_group(0)
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(|e| fault(e.to_string()))?;
+    let stdout = child.stdout.take().ok_or_else(|| fault("it has no output".into()))?;
+    let mut lines = BufReader::new(stdout).lines();
+    while let Some(line) = lines.next_line().await.map_err(|e| fault(e.to_string()))? {
+        if let Some(rest) = line.strip_prefix("ready: ") {
+            let rest = rest.to_owned();
+            tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+            return Ok((Member { child, what: what.to_owned() }, rest));
+        }
+    }
+    let status = child.wait().await.map_or_else(|e| e.to_string(), |status| status.to_string());
+    Err(fault(format!("it ended with {status}; its message is above")))
+}
+
+/// Resolves when it is time to end: a signal. A member that ends early is told of; the rest goes on.
+async fn watch(members: &mut [Member]) -> Result<(), Failure> {
+    let mut told = Box::pin(told_to_end());
+    let mut gone = vec![false; members.len()];
+    loop {
+        for (member, gone) in members.iter_mut().zip(&mut gone) {
+            if let (Ok(Some(status)), false) = (member.child.try_wait(), *gone) {
+                *gone = true;
+                eprintln!("cheetah: {} ended ({status}): what it held is lost", member.what);
+            }
+        }
+        tokio::select! {
+            told = &mut told => return told,
+            () = tokio::time::sleep(std::time::Duration::from_millis(500)) => {}
+        }
+    }
+}
+
+async fn end(member: &mut Member) {
+    if let Some(pid) = member.child.id().and_then(|pid| rustix::process::Pid::from_raw(pid.cast_signed())) {
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        let patience = std::time::Duration::from_secs(10);
+        if tokio::time::timeout(patience, member.child.wait()).await.is_err() {
+            let _ = member.child.kill().await;
+        }
+    }
+}
