@@ -13,8 +13,10 @@ fn map(k: u32, unit: u32, groups: u32, cut: u64) -> VolumeMap {
     };
     let donors = k.max(3);
     // Column j of group g lies on another donor than in the group before, at an extent that nothing else has.
-    let member =
-        |group: u32, column: u32| Placement { donor: DonorId(u64::from((group + column) % donors)), extent: group };
+    let member = |group: u32, column: u32| Placement {
+        donor: DonorId(u64::from((group + column) % donors)),
+        extent: group,
+    };
     VolumeMap {
         volume: VolumeId(1),
         name: "v".into(),

@@ -49,7 +49,9 @@ pub fn forbid_dumps() {
 /// Why it stays where it is.
 pub fn own_cgroup(name: &str) -> Result<(), String> {
     let memberships = std::fs::read_to_string("/proc/self/cgroup").map_err(|e| e.to_string())?;
-    let v1 = memberships.lines().any(|line| line.split(':').nth(1).is_some_and(|c| c.split(',').any(|c| c == "memory")));
+    let v1 = memberships
+        .lines()
+        .any(|line| line.split(':').nth(1).is_some_and(|c| c.split(',').any(|c| c == "memory")));
     let top = if v1 { "/sys/fs/cgroup/memory" } else { "/sys/fs/cgroup" };
     let own = std::path::Path::new(top).join(name);
     let fault = |e: std::io::Error| format!("{}: {e}", own.display());

@@ -80,7 +80,9 @@ impl RawSource {
         while done < room.len() {
             let at = offset + done as u64;
             match self.file.read_at(&mut room[done..], at) {
-                Ok(0) => return Err(SourceError::Short { path: self.path.clone(), offset: at, size: self.size }),
+                Ok(0) => {
+                    return Err(SourceError::Short { path: self.path.clone(), offset: at, size: self.size });
+                }
                 Ok(n) => done += n,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(why) => return Err(SourceError::Read { path: self.path.clone(), offset: at, why }),

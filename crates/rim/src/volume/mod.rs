@@ -12,8 +12,8 @@ mod conn;
 mod handle;
 mod open;
 
-pub use open::probe;
 pub use handle::{Completion, LocalTask, Op, Sink, StatusRun, Submission, VolumeError, VolumeHandle};
+pub use open::probe;
 
 use crate::buffer::{Buffer, Pool};
 use cheetah_core::layout::Scatter;
