@@ -87,7 +87,9 @@ mod tests {
         assert_eq!(slab.room(), 0);
         assert_eq!(slab.remove(first), Some('a'));
         let second = slab.insert('b');
-        assert_eq!((slab.get(first), slab.get_mut(first), slab.remove(first)), (None, None, None));
+        assert_eq!(slab.get(first), None);
+        assert_eq!(slab.get_mut(first), None);
+        assert_eq!(slab.remove(first), None);
         assert_eq!(slab.get(second), Some(&'b'));
         assert_eq!(Key::from_u64(second.to_u64()), second);
     }

@@ -1,0 +1,153 @@
+//! A volume machine over donors that do what the test says: the one helper that builds the world.
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use cheetah_core::limits::EXTENT_BYTES;
+use cheetah_core::map::{DonorId, Group, Placement, Redundancy, Route, VolumeId, VolumeMap};
+use cheetah_core::units::Time;
+use cheetah_core::volume::{
+    Effect, Event, Key, LinkFailure, Op, PartError, Request, StatusRun, Tag, Volume, VolumeError,
+};
+
+pub const A: DonorId = DonorId(1);
+pub const B: DonorId = DonorId(2);
+pub const UNIT: u32 = 65536;
+
+/// A stripe over A and B (one group), or linear: A's extent, then B's.
+pub fn map(stripe: bool, foreign: bool) -> VolumeMap {
+    let redundancy = if stripe { Redundancy { data: 2, parity: 0 } } else { Redundancy::LINEAR };
+    let at = |donor| Placement { donor, extent: 0 };
+    let groups = if stripe {
+        vec![Group { members: vec![at(A), at(B)] }]
+    } else {
+        vec![Group { members: vec![at(A)] }, Group { members: vec![at(B)] }]
+    };
+    let route = |donor: DonorId| {
+        let foreign_export = foreign.then(String::new);
+        (donor, Route { name: format!("d{}", donor.0), address: "127.0.0.1:1".into(), foreign_export })
+    };
+    let map = VolumeMap {
+        volume: VolumeId(7),
+        name: "v".into(),
+        epoch: 1,
+        size: 2 * EXTENT_BYTES,
+        redundancy,
+        unit: UNIT,
+        groups,
+        routes: [route(A), route(B)].into(),
+    };
+    map.check().expect("a sound map");
+    map
+}
+
+pub struct World {
+    pub volume: Volume,
+    pub now: Time,
+    pub effects: Vec<Effect>,
+    tags: Tag,
+    announced: Option<Time>,
+}
+
+/// A part as it was sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Sent {
+    pub donor: DonorId,
+    pub part: Key,
+    pub op: Op,
+    pub address: u64,
+    pub len: u32,
+}
+
+impl World {
+    pub fn new(map: VolumeMap, read_only: bool) -> World {
+        let volume = Volume::new(map, read_only);
+        let mut world = World { volume, now: 1_000, effects: Vec::new(), tags: 0, announced: None };
+        world.step(Event::Start);
+        world
+    }
+
+    /// With both links up.
+    pub fn up(map: VolumeMap) -> World {
+        let mut world = World::new(map, false);
+        world.open(A);
+        world.open(B);
+        world.effects.clear();
+        world
+    }
+
+    pub fn step(&mut self, event: Event) {
+        let before = self.effects.len();
+        self.volume.step(self.now, event, &mut self.effects);
+        for effect in &self.effects[before..] {
+            if let Effect::WakeAt(at) = effect {
+                self.announced = Some(self.announced.map_or(*at, |earlier| earlier.min(*at)));
+            }
+        }
+        self.volume.check_invariants();
+    }
+
+    /// The session of the last `Open` for this donor.
+    pub fn session(&self, donor: DonorId) -> u64 {
+        let mut opens = self.effects.iter().rev().filter_map(|effect| match effect {
+            Effect::Open { donor: d, session } if *d == donor => Some(*session),
+            _ => None,
+        });
+        opens.next().expect("the machine has opened this link")
+    }
+
+    pub fn open(&mut self, donor: DonorId) {
+        let session = self.session(donor);
+        self.step(Event::Opened { donor, session });
+    }
+
+    pub fn refuse(&mut self, donor: DonorId) {
+        let session = self.session(donor);
+        self.fail(donor, session, LinkFailure::NotOpened("refused".into()));
+    }
+
+    pub fn fail(&mut self, donor: DonorId, session: u64, failure: LinkFailure) {
+        self.step(Event::Failed { donor, session, failure });
+    }
+
+    pub fn submit(&mut self, op: Op, offset: u64, len: u32) -> Tag {
+        self.tags += 1;
+        let request = Request { op, offset, len };
+        self.step(Event::Submit { tag: self.tags, request });
+        self.tags
+    }
+
+    /// What was sent since the last call, in order.
+    pub fn sent(&mut self) -> Vec<Sent> {
+        let mut sent = Vec::new();
+        self.effects.retain(|effect| match effect {
+            Effect::Send { donor, part, op, address, scatter, .. } => {
+                sent.push(Sent { donor: *donor, part: *part, op: *op, address: *address, len: scatter.len });
+                false
+            }
+            _ => true,
+        });
+        sent
+    }
+
+    pub fn answer(&mut self, part: Key, answer: Result<Vec<StatusRun>, PartError>) {
+        self.step(Event::Answered { part, answer });
+    }
+
+    /// What was completed since the last call.
+    pub fn completed(&mut self) -> Vec<(Tag, Result<(), VolumeError>)> {
+        let mut done = Vec::new();
+        self.effects.retain(|effect| match effect {
+            Effect::Complete { tag, result, .. } => {
+                done.push((*tag, *result));
+                false
+            }
+            _ => true,
+        });
+        done
+    }
+
+    /// Lets time pass to the announced wake-up.
+    pub fn wake(&mut self) {
+        self.now = self.announced.take().expect("a wake-up was announced").max(self.now);
+        self.step(Event::Wake);
+    }
+}

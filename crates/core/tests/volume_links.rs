@@ -1,0 +1,167 @@
+//! What becomes of requests when donors come late, break, fall silent or stay away.
+
+mod volume;
+
+use cheetah_core::limits::{DONOR_RETRY_NS, EXTENT_BYTES, REQUEST_DEADLINE_NS};
+use cheetah_core::map::{DonorId, Group, Placement, Route};
+use cheetah_core::volume::{Effect, Event, LinkFailure, Op, VolumeError};
+use volume::{A, B, UNIT, World, map};
+
+fn broken() -> LinkFailure {
+    LinkFailure::Broken("reset".into())
+}
+
+#[test]
+fn requests_wait_for_a_link_that_is_being_opened() {
+    let mut world = World::new(map(true, false), false);
+    assert!(!world.volume.is_settled());
+    world.submit(Op::Read, 0, 512);
+    assert_eq!(world.sent().len(), 0);
+    world.open(A);
+    assert_eq!(world.sent().len(), 1);
+    world.refuse(B);
+    assert!(world.volume.is_settled());
+    assert_eq!(world.volume.lost().collect::<Vec<_>>(), [(B, "refused")]);
+}
+
+#[test]
+fn a_donor_that_is_gone_fails_its_ranges_at_once_and_no_others() {
+    let mut world = World::new(map(true, false), false);
+    world.open(A);
+    world.refuse(B);
+    let (on_a, on_b, on_both) = (
+        world.submit(Op::Read, 0, 512),
+        world.submit(Op::Read, UNIT.into(), 512),
+        world.submit(Op::Read, 0, 2 * UNIT),
+    );
+    assert_eq!(world.completed(), [(on_b, Err(VolumeError::DonorLost))]);
+    for sent in world.sent() {
+        assert_eq!(sent.donor, A);
+        world.answer(sent.part, Ok(vec![]));
+    }
+    assert_eq!(world.completed(), [(on_a, Ok(())), (on_both, Err(VolumeError::DonorLost))]);
+}
+
+#[test]
+fn a_broken_link_is_reopened_under_a_higher_session_and_its_parts_are_sent_again() {
+    let mut world = World::new(map(true, false), false);
+    world.open(A);
+    world.open(B);
+    let first = world.session(A);
+    let tag = world.submit(Op::Write, 0, 512);
+    let before = world.sent()[0];
+    world.fail(A, first, broken());
+    assert!(world.effects.contains(&Effect::Close { donor: A, session: first }));
+    assert!(world.session(A) > first);
+    assert_eq!((world.completed(), world.sent().len()), (vec![], 0));
+    world.fail(A, first, broken());
+    assert!(world.volume.lost().next().is_none(), "news of an older session is no news");
+    world.open(A);
+    let again = world.sent()[0];
+    assert_eq!((again.part, again.address), (before.part, before.address));
+    world.answer(again.part, Ok(vec![]));
+    assert_eq!(world.completed(), [(tag, Ok(()))]);
+}
+
+#[test]
+fn a_broken_link_to_a_foreign_server_stays_down() {
+    let mut world = World::new(map(true, true), false);
+    world.open(A);
+    world.open(B);
+    let tag = world.submit(Op::Write, 0, 512);
+    let session = world.session(A);
+    world.fail(A, session, broken());
+    assert_eq!(world.completed(), [(tag, Err(VolumeError::DonorLost))]);
+    let opens = world.effects.iter().filter(|effect| matches!(effect, Effect::Open { .. })).count();
+    world.now += 10 * DONOR_RETRY_NS;
+    world.step(Event::Wake);
+    let opens_later = world.effects.iter().filter(|effect| matches!(effect, Effect::Open { .. })).count();
+    assert_eq!(opens, opens_later, "an old write of it could still land after a newer one");
+}
+
+#[test]
+fn every_request_ends_by_its_deadline_and_the_silent_donor_is_set_aside() {
+    let mut world = World::up(map(true, false));
+    let start = world.now;
+    let late = world.submit(Op::Read, 0, 2 * UNIT);
+    let sent = world.sent();
+    world.answer(sent[1].part, Ok(vec![]));
+    while world.now < start + REQUEST_DEADLINE_NS {
+        assert_eq!(world.completed(), []);
+        world.wake();
+    }
+    assert_eq!(world.now, start + REQUEST_DEADLINE_NS);
+    assert_eq!(world.completed(), [(late, Err(VolumeError::TimedOut))]);
+    let close = world.effects.iter().any(|effect| matches!(effect, Effect::Close { donor: A, .. }));
+    assert!(close, "its connections must not touch the payload again");
+    assert_eq!(world.volume.lost().map(|(donor, _)| donor).collect::<Vec<_>>(), [A]);
+    let next = world.submit(Op::Read, 0, 512);
+    assert_eq!(world.completed(), [(next, Err(VolumeError::DonorLost))]);
+}
+
+#[test]
+fn a_donor_that_comes_back_serves_again() {
+    let mut world = World::new(map(true, false), false);
+    world.open(B);
+    world.refuse(A);
+    let first = world.session(A);
+    world.wake();
+    assert!(world.session(A) > first, "it is tried again");
+    world.open(A);
+    assert!(world.volume.lost().next().is_none());
+    let tag = world.submit(Op::Read, 0, 512);
+    let sent = world.sent()[0];
+    world.answer(sent.part, Ok(vec![]));
+    assert_eq!(world.completed(), [(tag, Ok(()))]);
+}
+
+#[test]
+fn a_probe_that_hangs_is_given_up_and_made_again() {
+    let mut world = World::new(map(true, false), false);
+    world.open(B);
+    world.refuse(A);
+    for _ in 0..10 {
+        world.wake();
+        let opens =
+            world.effects.iter().filter(|effect| matches!(effect, Effect::Open { donor: A, .. })).count();
+        if opens >= 4 {
+            return;
+        }
+    }
+    panic!("a donor that was set aside is tried for ever");
+}
+
+#[test]
+fn flush_tells_of_acknowledged_writes_that_are_gone_and_only_once() {
+    let mut world = World::new(map(true, false), false);
+    world.open(A);
+    world.open(B);
+    world.submit(Op::Write, 0, 512);
+    let part = world.sent()[0].part;
+    world.answer(part, Ok(vec![]));
+    let session = world.session(A);
+    world.fail(A, session, broken());
+    world.refuse(A);
+    world.completed();
+    let first = world.submit(Op::Flush, 0, 0);
+    let second = world.submit(Op::Flush, 0, 0);
+    assert_eq!(world.completed(), [(first, Err(VolumeError::DonorLost)), (second, Ok(()))]);
+}
+
+#[test]
+fn a_newer_map_adds_room_and_donors_and_an_older_one_changes_nothing() {
+    let mut world = World::up(map(false, false));
+    let c = DonorId(3);
+    let mut grown = map(false, false);
+    grown.epoch = 2;
+    grown.size = 3 * EXTENT_BYTES;
+    grown.groups.push(Group { members: vec![Placement { donor: c, extent: 5 }] });
+    let route = Route { name: "d3".into(), address: "127.0.0.1:3".into(), foreign_export: None };
+    grown.routes.insert(c, route);
+    world.step(Event::Map(grown));
+    world.step(Event::Map(map(false, false)));
+    world.open(c);
+    world.submit(Op::Write, 2 * EXTENT_BYTES, 512);
+    let sent = world.sent()[0];
+    assert_eq!((sent.donor, sent.address), (c, 5 * EXTENT_BYTES));
+}
