@@ -10,8 +10,9 @@ use super::store::{Store, StoreError};
 use super::wire::{GrowBody, LeaveBody, OPENAPI, VERSION_HEADER, answer_body, status, version_refusal};
 use super::{Clock, random};
 use axum::Router;
+use axum::body::{HttpBody, to_bytes};
 use axum::extract::rejection::JsonRejection;
-use axum::extract::{DefaultBodyLimit, Json, Path, Request, State};
+use axum::extract::{Json, Path, Request, State};
 use axum::http::{HeaderValue, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
@@ -33,6 +34,8 @@ use tokio::task::{JoinHandle, JoinSet};
 
 /// The time a request's head may take to arrive, and a connection may be idle.
 const HEAD_TIME: Duration = Duration::from_secs(30);
+/// The time a request's body may take to arrive.
+const BODY_TIME: Duration = Duration::from_secs(10);
 /// How long connections get to finish when the coordinator stops.
 const STOP_TIME: Duration = Duration::from_secs(1);
 
@@ -198,7 +201,8 @@ impl From<StoreError> for CoordinateError {
 }
 
 fn restore(state: &StateAt, clock: Clock) -> Result<(Coordinator, Store), CoordinateError> {
-    let fresh = || Ok::<_, CoordinateError>(Coordinator::new(PoolId(random().map_err(CoordinateError::Random)?)));
+    let fresh =
+        || Ok::<_, CoordinateError>(Coordinator::new(PoolId(random().map_err(CoordinateError::Random)?)));
     let StateAt::Directory(directory) = state else { return Ok((fresh()?, Store::memory())) };
     let unusable = |why: String| CoordinateError::State { directory: directory.clone(), why };
     let store = Store::open(directory).map_err(|error| match error {
@@ -305,7 +309,6 @@ fn router(callers: Callers) -> Router {
         .route("/v1/volumes/{name}/leases/{token}", delete(detach))
         .fallback(no_route)
         .method_not_allowed_fallback(no_route)
-        .layer(DefaultBodyLimit::max(CONTROL_REQUEST_BYTES_MAX))
         .layer(from_fn(versions))
         .with_state(callers)
 }
@@ -403,8 +406,25 @@ async fn versions(request: Request, next: Next) -> Response {
         request.headers().get(VERSION_HEADER).and_then(|value| value.to_str().ok()?.parse::<u32>().ok());
     let mut response = match theirs.filter(|theirs| *theirs != API_VERSION) {
         Some(theirs) => refusal(&version_refusal(theirs, "the coordinator", "the caller")),
-        None => next.run(request).await,
+        None => match arrived(request).await {
+            Ok(request) => next.run(request).await,
+            Err(bad) => refusal(&bad),
+        },
     };
     response.headers_mut().insert(VERSION_HEADER, HeaderValue::from(API_VERSION));
     response
+}
+
+/// The request once all of its body is here: within its limit, and in time.
+async fn arrived(request: Request) -> Result<Request, Refusal> {
+    let (head, body) = request.into_parts();
+    let too_large =
+        || invalid(format!("the body of the request is over the limit of {CONTROL_REQUEST_BYTES_MAX} bytes"));
+    if body.size_hint().lower() > CONTROL_REQUEST_BYTES_MAX as u64 {
+        return Err(too_large());
+    }
+    let body = tokio::time::timeout(BODY_TIME, to_bytes(body, CONTROL_REQUEST_BYTES_MAX)).await;
+    let body =
+        body.map_err(|_| invalid(format!("the body of the request did not arrive in {BODY_TIME:?}")))?;
+    Ok(Request::from_parts(head, body.map_err(|_| too_large())?.into()))
 }

@@ -1,0 +1,247 @@
+//! The coordinator over real sockets and a real store, and how it says no.
+
+use cheetah_core::api::{API_VERSION, Answer, Attach, Call, Create, Join, RefusalCode, Renew, Size, Sync};
+use cheetah_core::map::DonorId;
+use cheetah_rim::control::{
+    CallError, Client, CoordinateError, CoordinateOptions, Coordination, StateAt, coordinate,
+};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+/// A directory of its own, gone at the end.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("cheetah-control-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        Directory(path)
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+const LOOPBACK: &str = "127.0.0.1:0";
+
+async fn start(state: StateAt) -> (Coordination, Client) {
+    let listen = LOOPBACK.parse().expect("an address");
+    let coordination = coordinate(CoordinateOptions { listen, state }).await.expect("starts");
+    let client = Client::new(&coordination.url()).expect("a URL");
+    (coordination, client)
+}
+
+fn state(directory: &Path) -> StateAt {
+    StateAt::Directory(directory.to_owned())
+}
+
+fn join(id: u64, name: &str) -> Join {
+    Join {
+        version: API_VERSION,
+        donor: DonorId(id),
+        pool: None,
+        name: name.into(),
+        host: "h".into(),
+        address: "127.0.0.1:9".into(),
+        extents: 4,
+        foreign_export: None,
+    }
+}
+
+fn create(name: &str) -> Call {
+    let size = Size::Bytes(100_000_001);
+    Call::Create(Create { name: name.into(), size, redundancy: None, unit: 65536, follow: false })
+}
+
+/// Keeps a donor's syncs going until the test ends.
+async fn keep_syncing(client: Client, donor: DonorId) {
+    let mut revision = 0;
+    loop {
+        let sync = Sync { revision, bytes_used: 0, connections: 0, goodbye: false };
+        match client.call(Call::Sync { donor, sync }).await {
+            Ok(Answer::Duties(duties)) => revision = duties.revision,
+            _ => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
+        }
+    }
+}
+
+fn refusal(answer: Result<Answer, CallError>) -> (RefusalCode, String) {
+    match answer {
+        Err(CallError::Refused(refusal)) => (refusal.code, refusal.message),
+        other => panic!("refused, not {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn every_call_works_and_a_restart_loses_nothing() {
+    let directory = Directory::new("restart");
+    let (coordination, client) = start(state(&directory.0)).await;
+    client.call(Call::Join(join(1, "d"))).await.expect("joins");
+    let syncing = tokio::spawn(keep_syncing(client.clone(), DonorId(1)));
+    client.call(create("v")).await.expect("created");
+    let attach = Attach { version: API_VERSION, read_only: false, holder: "me".into() };
+    let attached = client.call(Call::Attach { name: "v".into(), attach: attach.clone() }).await;
+    let Ok(Answer::Attached(attached)) = attached else { panic!("{attached:?}") };
+    let grown = client.call(Call::Grow { name: "v".into(), size: Size::All }).await;
+    let Ok(Answer::Volume(before)) = grown else { panic!("{grown:?}") };
+    assert_eq!(before.status.size, 4 << 26);
+    syncing.abort();
+    coordination.stop().await.expect("stops");
+
+    let (coordination, client) = start(state(&directory.0)).await;
+    let syncing = tokio::spawn(keep_syncing(client.clone(), DonorId(1)));
+    let shown = client.call(Call::Show { name: "v".into() }).await;
+    assert_eq!(shown, Ok(Answer::Volume(before)));
+    let renew = Renew { epoch: attached.map.epoch, place: "here".into(), lost: Vec::new() };
+    let renewed = client.call(Call::Renew { name: "v".into(), token: attached.token, renew }).await;
+    assert!(matches!(renewed, Ok(Answer::Renewed(renewed)) if renewed.map.is_some()), "the lease goes on");
+    let second = client.call(Call::Attach { name: "v".into(), attach }).await;
+    assert_eq!(refusal(second).0, RefusalCode::Conflict);
+    client.call(Call::Detach { name: "v".into(), token: attached.token }).await.expect("detached");
+    client.call(Call::Delete { name: "v".into() }).await.expect("deleted");
+    client.call(Call::Leave { donor: "d".into(), force: false }).await.expect("leaves");
+    let pool = client.call(Call::Pool).await;
+    assert!(
+        matches!(pool, Ok(Answer::Pool(pool)) if pool.donors.is_empty() && pool.pool == coordination.pool())
+    );
+    syncing.abort();
+    coordination.stop().await.expect("stops");
+}
+
+#[tokio::test]
+async fn refusals_arrive_with_code_and_message() {
+    let (_coordination, client) = start(StateAt::Memory).await;
+    let (code, message) = refusal(client.call(create("v")).await);
+    assert!(code == RefusalCode::PoolFull && message.contains("cheetah donate"), "{message}");
+    let (code, message) = refusal(client.call(Call::Show { name: "a/../b?c".into() }).await);
+    assert!(code == RefusalCode::NotFound && message.contains("'a/../b?c'"), "{message}");
+    let (code, message) = refusal(client.call(Call::Join(Join { version: 9, ..join(1, "d") })).await);
+    assert!(code == RefusalCode::Version && message.contains("upgrade"), "{message}");
+}
+
+#[tokio::test]
+async fn two_coordinators_cannot_share_a_state() {
+    let directory = Directory::new("shared");
+    let (_first, _) = start(state(&directory.0)).await;
+    let listen = LOOPBACK.parse().expect("an address");
+    let second = coordinate(CoordinateOptions { listen, state: state(&directory.0) }).await;
+    let error = second.expect_err("refused");
+    assert!(matches!(error, CoordinateError::StateInUse { .. }), "{error}");
+    let says = error.to_string();
+    assert!(says.contains("--state") && says.contains(&directory.0.display().to_string()), "{says}");
+}
+
+#[tokio::test]
+async fn a_damaged_state_is_refused_and_kept() {
+    let directory = Directory::new("damaged");
+    std::fs::create_dir_all(&directory.0).expect("a directory");
+    let file = directory.0.join("pool.redb");
+    std::fs::write(&file, b"not a database, but somebody's notes").expect("written");
+    let listen = LOOPBACK.parse().expect("an address");
+    let error =
+        coordinate(CoordinateOptions { listen, state: state(&directory.0) }).await.expect_err("refused");
+    assert!(matches!(error, CoordinateError::State { .. }), "{error}");
+    assert_eq!(std::fs::read(&file).expect("still there"), b"not a database, but somebody's notes");
+}
+
+#[tokio::test]
+async fn a_port_in_use_is_named() {
+    let taken = TcpListener::bind(LOOPBACK).await.expect("binds");
+    let listen: SocketAddr = taken.local_addr().expect("an address");
+    let error = coordinate(CoordinateOptions { listen, state: StateAt::Memory }).await.expect_err("in use");
+    let says = error.to_string();
+    assert!(says.contains(&listen.port().to_string()) && says.contains("--listen"), "{says}");
+}
+
+#[tokio::test]
+async fn who_does_not_answer_or_is_no_coordinator_is_named() {
+    let taken = TcpListener::bind(LOOPBACK).await.expect("binds");
+    let url = format!("http://{}", taken.local_addr().expect("an address"));
+    let client = Client::new(&url).expect("a URL");
+    let serving = tokio::spawn(async move {
+        let (mut stream, _) = taken.accept().await.expect("accepts");
+        let mut head = [0; 1024];
+        let _ = stream.read(&mut head).await;
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await.expect("answers");
+    });
+    let error = client.call(Call::Pool).await.expect_err("not ours");
+    assert!(matches!(error, CallError::NotCheetah { .. }) && error.to_string().contains(&url), "{error}");
+    serving.await.expect("served");
+    let error = client.call(Call::Pool).await.expect_err("gone");
+    assert!(
+        matches!(error, CallError::Unreachable { .. }) && error.to_string().contains("--pool"),
+        "{error}"
+    );
+}
+
+/// What the server answers to these bytes, until it closes.
+async fn raw(address: SocketAddr, request: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.expect("connects");
+    stream.write_all(request.as_bytes()).await.expect("sends");
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.expect("answers and closes");
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[tokio::test]
+async fn other_versions_strange_routes_and_large_bodies_are_refused() {
+    let (coordination, _) = start(StateAt::Memory).await;
+    let at = coordination.address();
+    let get =
+        |path: &str, more: &str| format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{more}\r\n");
+    let answer = raw(at, &get("/v1/pool", "cheetah-api: 2\r\n")).await;
+    assert!(answer.starts_with("HTTP/1.1 426") && answer.contains("upgrade"), "{answer}");
+    let answer = raw(at, &get("/v1/pool", "")).await;
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("cheetah-api: 1"), "{answer}");
+    let answer = raw(at, &get("/v1/nothing", "")).await;
+    assert!(answer.starts_with("HTTP/1.1 404") && answer.contains("/openapi.json"), "{answer}");
+    assert!(raw(at, &get("/openapi.json", "")).await.contains("\"openapi\": \"3.1.0\""));
+    assert!(raw(at, &get("/", "")).await.contains("Cheetah coordinator"));
+    let post = |path: &str, length: usize, body: &str| {
+        let head = "host: x\r\nconnection: close\r\ncontent-type: application/json";
+        format!("POST {path} HTTP/1.1\r\n{head}\r\ncontent-length: {length}\r\n\r\n{body}")
+    };
+    let answer = raw(at, &post("/v1/volumes", 2, "{}")).await;
+    assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("missing field"), "{answer}");
+    let answer = raw(at, &post("/v1/volumes", 1 << 40, "")).await;
+    assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("limit"), "{answer}");
+    let answer = raw(at, &post("/v1/donors/zz/sync", 2, "{}")).await;
+    assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("hexadecimal"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_caller_that_hangs_up_leaves_nothing_behind() {
+    let (_coordination, client) = start(StateAt::Memory).await;
+    client.call(Call::Join(join(1, "d"))).await.expect("joins");
+    // The donor never confirms, so both calls are held; the attach is given up.
+    let creating = tokio::spawn({
+        let client = client.clone();
+        async move { client.call(create("v")).await }
+    });
+    while refused_or_missing(client.call(Call::Show { name: "v".into() }).await) {}
+    let attach = Attach { version: API_VERSION, read_only: false, holder: "me".into() };
+    let attaching = tokio::spawn({
+        let client = client.clone();
+        async move { client.call(Call::Attach { name: "v".into(), attach }).await }
+    });
+    while attachments(&client).await == 0 {}
+    attaching.abort();
+    while attachments(&client).await > 0 {}
+    creating.abort();
+}
+
+fn refused_or_missing(answer: Result<Answer, CallError>) -> bool {
+    matches!(answer, Err(CallError::Refused(refusal)) if refusal.code == RefusalCode::NotFound)
+}
+
+async fn attachments(client: &Client) -> usize {
+    match client.call(Call::Show { name: "v".into() }).await {
+        Ok(Answer::Volume(detail)) => detail.status.attachments.len(),
+        other => panic!("{other:?}"),
+    }
+}

@@ -1,0 +1,145 @@
+//! The donor loop against a real coordinator: admissions, growth, outages and the end.
+
+use cheetah_core::api::{API_VERSION, Answer, Attach, Attached, Call, Create, PoolStatus, Size};
+use cheetah_core::donor::{Denied, Exit, OpenError, export_name};
+use cheetah_core::limits::EXTENT_BYTES;
+use cheetah_rim::control::{
+    Client, CoordinateOptions, Coordination, DonorControl, DonorHandle, DonorHooks, DonorOptions, StateAt,
+    coordinate,
+};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use tokio::task::JoinHandle;
+
+struct Donor {
+    handle: DonorHandle,
+    task: JoinHandle<Exit>,
+    wiped: Arc<Mutex<Vec<u32>>>,
+}
+
+async fn coordinator(listen: &str, state: StateAt) -> Coordination {
+    let listen = listen.parse().expect("an address");
+    coordinate(CoordinateOptions { listen, state }).await.expect("starts")
+}
+
+fn donate(url: &str, name: &str) -> Donor {
+    let wiped = Arc::new(Mutex::new(Vec::new()));
+    let record = Arc::clone(&wiped);
+    let wipe = move |extents: &[u32]| record.lock().expect("unpoisoned").extend_from_slice(extents);
+    let hooks = DonorHooks { wipe: Arc::new(wipe), bytes_used: Arc::new(|| 4096) };
+    let options = DonorOptions {
+        name: name.into(),
+        host: "h".into(),
+        listen: "127.0.0.1:9".parse().expect("an address"),
+        extents: 4,
+        foreign_export: None,
+    };
+    let (control, handle) =
+        DonorControl::new(options, Client::new(url).expect("a URL"), hooks).expect("random");
+    Donor { handle, task: tokio::spawn(control.run()), wiped }
+}
+
+async fn create(client: &Client, name: &str) {
+    let (name, size) = (name.to_owned(), Size::Bytes(2 * EXTENT_BYTES));
+    let create = Create { name, size, redundancy: None, unit: 65536, follow: false };
+    client.call(Call::Create(create)).await.expect("created");
+}
+
+async fn attach(client: &Client, name: &str) -> Attached {
+    let attach = Attach { version: API_VERSION, read_only: false, holder: "me".into() };
+    match client.call(Call::Attach { name: name.into(), attach }).await {
+        Ok(Answer::Attached(attached)) => attached,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn status(client: &Client) -> PoolStatus {
+    match client.call(Call::Pool).await {
+        Ok(Answer::Pool(status)) => status,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_lease_opens_connections_and_its_end_closes_them() {
+    let coordination = coordinator("127.0.0.1:0", StateAt::Memory).await;
+    let client = Client::new(&coordination.url()).expect("a URL");
+    let mut donor = donate(&coordination.url(), "d");
+    assert_eq!(donor.handle.joined().await, Some(coordination.pool()));
+    create(&client, "v").await;
+    let lease = attach(&client, "v").await;
+    assert_eq!(lease.unconfirmed, [], "the donor knows it by now");
+
+    let mut first = donor.handle.open(&export_name("v", lease.token, 1)).await.expect("admitted");
+    assert_eq!((first.grant.writable, first.grant.size, first.is_dropped()), (true, 2 * EXTENT_BYTES, false));
+    let access = donor.handle.access();
+    assert_eq!(access.borrow().check(&first.grant, true, 0, 4096), Ok(()));
+    assert_eq!(access.borrow().check(&first.grant, true, 2 * EXTENT_BYTES, 1), Err(Denied::NotYours));
+    assert_eq!(donor.handle.open("v@00").await.err(), Some(OpenError::Malformed));
+
+    let opening = tokio::spawn({
+        let (handle, export) = (donor.handle.clone(), export_name("v", lease.token, 2));
+        async move { handle.open(&export).await }
+    });
+    first.dropped().await;
+    assert!(!opening.is_finished(), "the newer session waits for the older to be closed");
+    drop(first);
+    let mut second = opening.await.expect("no panic").expect("admitted");
+
+    client.call(Call::Detach { name: "v".into(), token: lease.token }).await.expect("detached");
+    second.dropped().await;
+    assert_eq!(access.borrow().check(&second.grant, false, 0, 1), Err(Denied::LeaseEnded));
+    drop(second);
+    client.call(Call::Delete { name: "v".into() }).await.expect("deleted");
+    // Answered once the donor has wiped and confirmed.
+    create(&client, "w").await;
+    assert_eq!(*donor.wiped.lock().expect("unpoisoned"), [0, 1]);
+
+    donor.handle.terminate();
+    assert_eq!(donor.task.await.expect("no panic"), Exit::Terminated);
+    assert_eq!(*donor.wiped.lock().expect("unpoisoned"), [0, 1, 0, 1]);
+    let lost = status(&client).await.volumes[0].bytes_lost;
+    assert_eq!(lost, 2 * EXTENT_BYTES, "said at once, without waiting for silence");
+}
+
+#[tokio::test]
+async fn a_restarted_coordinator_disturbs_nobody() {
+    let directory: PathBuf = std::env::temp_dir().join(format!("cheetah-donor-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&directory);
+    let coordination = coordinator("127.0.0.1:0", StateAt::Directory(directory.clone())).await;
+    let (url, listen) = (coordination.url(), coordination.address().to_string());
+    let client = Client::new(&url).expect("a URL");
+    let mut donor = donate(&url, "d");
+    donor.handle.joined().await;
+    create(&client, "v").await;
+    let lease = attach(&client, "v").await;
+    let open = donor.handle.open(&export_name("v", lease.token, 1)).await.expect("admitted");
+    coordination.stop().await.expect("stops");
+    donor.handle.open(&export_name("v", lease.token, 1)).await.expect("admitted without a coordinator");
+
+    let again = coordinator(&listen, StateAt::Directory(directory.clone())).await;
+    // Held until the donor has confirmed to the new coordinator.
+    let grown = client.call(Call::Grow { name: "v".into(), size: Size::All }).await;
+    assert!(matches!(grown, Ok(Answer::Volume(volume)) if volume.lost.is_empty()));
+    assert!(!open.is_dropped());
+    assert_eq!(donor.handle.access().borrow().check(&open.grant, true, 3 * EXTENT_BYTES, 1), Ok(()));
+    assert!(donor.wiped.lock().expect("unpoisoned").is_empty());
+    again.stop().await.expect("stops");
+    let _ = std::fs::remove_dir_all(&directory);
+}
+
+#[tokio::test]
+async fn a_dismissed_or_unwanted_donor_ends_and_knows_why() {
+    let coordination = coordinator("127.0.0.1:0", StateAt::Memory).await;
+    let client = Client::new(&coordination.url()).expect("a URL");
+    let mut donor = donate(&coordination.url(), "d");
+    donor.handle.joined().await;
+    match donate(&coordination.url(), "a b").task.await.expect("no panic") {
+        Exit::Refused(refusal) => assert!(refusal.message.contains("'a b'"), "{refusal:?}"),
+        other => panic!("{other:?}"),
+    }
+    client.call(Call::Leave { donor: "d".into(), force: false }).await.expect("leaves");
+    assert_eq!(donor.task.await.expect("no panic"), Exit::Dismissed);
+    assert_eq!(donor.handle.open("v@0000000000000001").await.err(), Some(OpenError::Leaving));
+    assert_eq!(status(&client).await.donors, []);
+}
