@@ -79,6 +79,13 @@ pub(crate) struct Client {
     pub(crate) unflushed: BTreeSet<DonorId>,
 }
 
+impl Client {
+    /// Whether the link to the donor is up, as far as the driver knows.
+    pub(crate) fn is_up(&self, donor: DonorId) -> bool {
+        self.links.get(&donor).is_some_and(|link| link.up)
+    }
+}
+
 impl World {
     pub(crate) fn attach(&mut self, name: &str, read_only: bool) {
         let c = self.clients.len();
@@ -123,11 +130,7 @@ impl World {
         let client = &mut self.clients[c];
         (client.token, client.volume, client.phase) = (Some(token), Some(volume), Phase::Attached);
         client.machine = Some(Volume::new(attached.map, client.read_only));
-        for donor in attached.unconfirmed {
-            // It hears of the lease when it is heard of again.
-            let until = self.now + 4 * SECOND_NS;
-            self.verdict.link_in_trouble(c, donor, until);
-        }
+        self.note_unaware(c);
         self.step_client(c, Event::Start);
         self.after(0, Ev::Client(c, ClientEv::Tick(Tick::Renew)));
         let gap = self.rng.around(self.plan.request_gap_ns);
@@ -199,6 +202,7 @@ impl World {
             self.count("volumes grown while attached");
         }
         self.step_client(c, Event::Map(map));
+        self.note_unaware(c);
         let size = self.clients[c].machine.as_ref().map_or(0, |machine| machine.map().size);
         if size != after {
             self.fail(format!("client {c} was told of {after} bytes and stays at {size}"));
@@ -425,9 +429,9 @@ impl World {
             slot.reading.into_iter().for_each(|read| self.oracle.forget_read(read));
         }
         self.end_client(c);
-        self.abandon_calls(|caller| {
-            matches!(caller, Caller::Attach(o) | Caller::Renew(o) | Caller::Detach(o) if *o == c)
-        });
+        self.abandon_calls(
+            |caller| matches!(caller, Caller::Attach(o) | Caller::Renew(o) | Caller::Detach(o) if *o == c),
+        );
     }
 }
 

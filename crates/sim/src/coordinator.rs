@@ -8,13 +8,13 @@ use crate::network::Node;
 use crate::plan::Bug;
 use crate::rng::Rng;
 use crate::world::{Ev, World, say};
-use cheetah_core::api::{API_VERSION, Answer, Call, Join, Refusal, RefusalCode, Sync};
+use cheetah_core::api::{API_VERSION, Answer, Call, Join, Refusal, RefusalCode, Renewed, Sync};
 use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event, Key, LeaseRecord, Record};
 use cheetah_core::donor;
 use cheetah_core::limits::{
     CONTROL_DEADLINE_NS, DONOR_SILENCE_NS, HEARTBEAT_NS, LEASE_NS, LEASE_RENEW_NS, MILLISECOND_NS,
 };
-use cheetah_core::map::{LeaseToken, PoolId};
+use cheetah_core::map::{DonorId, LeaseToken, PoolId};
 use cheetah_core::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -54,6 +54,8 @@ pub(crate) struct CoordinatorHost {
     pub(crate) doomed: bool,
     /// When a lease was last given or renewed.
     renewed: BTreeMap<LeaseToken, Time>,
+    /// When a donor was last heard of, since the last start.
+    heard: BTreeMap<DonorId, Time>,
     /// Leases that may end at any time: detached, or their call was given up.
     pub(crate) ending: BTreeSet<LeaseToken>,
 }
@@ -69,6 +71,7 @@ impl CoordinatorHost {
             wake_at: None,
             doomed: false,
             renewed: BTreeMap::new(),
+            heard: BTreeMap::new(),
             ending: BTreeSet::new(),
         }
     }
@@ -139,6 +142,9 @@ impl World {
             Call::Renew { token, .. } if !self.coordinator.renewed.is_empty() => {
                 self.coordinator.renewed.insert(*token, self.now);
             }
+            Call::Sync { donor, .. } | Call::Join(Join { donor, .. }) => {
+                self.coordinator.heard.insert(*donor, self.now);
+            }
             Call::Detach { token, .. } => {
                 self.coordinator.ending.insert(*token);
             }
@@ -197,7 +203,8 @@ impl World {
     }
 
     pub(crate) fn abandon_calls(&mut self, whose: impl Fn(&Caller) -> bool) {
-        let calls = self.coordinator.calls.iter_mut().filter(|(_, open)| !open.abandoned && whose(&open.caller));
+        let calls =
+            self.coordinator.calls.iter_mut().filter(|(_, open)| !open.abandoned && whose(&open.caller));
         let given_up: Vec<u64> = calls
             .map(|(id, open)| {
                 open.abandoned = true;
@@ -283,6 +290,7 @@ impl World {
             Effect::Reply { call, answer } => {
                 self.coordinator.taken.remove(&call.0);
                 let delay = self.delay();
+                self.check_confirmed(call.0, &answer);
                 if let Some(open) = self.coordinator.calls.get_mut(&call.0).filter(|open| !open.abandoned) {
                     open.outcome = Some(answer);
                     self.after(delay, Ev::CallAnswered(call.0));
@@ -294,6 +302,34 @@ impl World {
                     self.at(at, Ev::CoordinatorWake(at));
                 }
             }
+        }
+    }
+
+    /// What a client is told of, each live donor knows already.
+    fn check_confirmed(&mut self, call: u64, answer: &Outcome) {
+        let caller = self.coordinator.calls.get(&call).map(|open| open.caller.clone());
+        let (map, token, unconfirmed) = match (answer, caller) {
+            (Ok(Answer::Attached(attached)), _) => {
+                (&attached.map, Some(attached.token), Some(&attached.unconfirmed))
+            }
+            (Ok(Answer::Renewed(Renewed { map: Some(map) })), Some(Caller::Renew(c))) => {
+                (map, self.clients[c].token, None)
+            }
+            _ => return,
+        };
+        let Some(token) = token else { return };
+        let silent = |donor: &DonorId| {
+            let heard = self.coordinator.heard.get(donor);
+            unconfirmed.map_or_else(
+                || heard.is_none_or(|heard| heard + DONOR_SILENCE_NS <= self.now),
+                |unconfirmed| unconfirmed.contains(donor),
+            )
+        };
+        let mut live = self.donors.iter().filter(|donor| donor.alive && map.routes.contains_key(&donor.id));
+        if let Some(donor) = live.find(|donor| !silent(&donor.id) && !donor.grants(map, token)) {
+            let what =
+                format!("lease {token} is sent to live donor {}, which does not know all of it", donor.id);
+            self.fail(what);
         }
     }
 
@@ -327,6 +363,7 @@ impl World {
         }
         self.count("fault: coordinator restarted");
         (self.coordinator.doomed, self.coordinator.wake_at) = (false, None);
+        self.coordinator.heard.clear();
         let down = self.rng.skewed(MILLISECOND_NS, 12_000 * MILLISECOND_NS);
         say!(self, "the coordinator is down for {} ms", down / MILLISECOND_NS);
         for id in std::mem::take(&mut self.coordinator.taken) {
@@ -359,16 +396,5 @@ impl World {
         let now = self.now;
         self.coordinator.renewed.values_mut().for_each(|renewed| *renewed = now);
         self.step_coordinator(Event::Wake);
-    }
-
-    /// Whether a writer holds the volume of this name, as the records say.
-    pub(crate) fn stored_writer(&self, name: &str) -> bool {
-        let store = &self.coordinator.store;
-        store.values().any(|record| match record {
-            Record::Lease(LeaseRecord { volume, read_only: false, .. }) => {
-                matches!(store.get(&Key::Volume(*volume)), Some(Record::Volume(v)) if v.map.name == name)
-            }
-            _ => false,
-        })
     }
 }

@@ -50,7 +50,14 @@ impl Director {
     pub(crate) fn new(plan: &Plan) -> Director {
         let known = Known { exists: Some(false), ..Known::default() };
         let volumes = (0..plan.volumes).map(|v| (format!("v{v}"), known.clone())).collect();
-        Director { volumes, calls: BTreeMap::new(), dark: BTreeSet::new(), deaths: 0, healing: false, slots: 0 }
+        Director {
+            volumes,
+            calls: BTreeMap::new(),
+            dark: BTreeSet::new(),
+            deaths: 0,
+            healing: false,
+            slots: 0,
+        }
     }
 }
 

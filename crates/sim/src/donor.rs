@@ -5,14 +5,15 @@
 //! are dropped, wiping that takes time. Never: decisions. Also checks, where bytes land, that nothing of an older
 //! session or lease lands after a newer one was admitted (promise 3).
 
+use crate::client::Client;
 use crate::network::{Answer, Request, Stage, ToClient, ToDonor};
 use crate::oracle::Content;
 use crate::plan::Bug;
 use crate::runs::Runs;
 use crate::world::{DonorEv, Ev, World, say};
-use cheetah_core::donor::{Access, ConnId, Donor, Effect, Event, Exit, Grant};
+use cheetah_core::donor::{Access, ConnId, Donor, Effect, Event, Exit, Grant, export_name};
 use cheetah_core::limits::{EXTENT_BYTES, MILLISECOND_NS};
-use cheetah_core::map::{DonorId, LeaseToken, VolumeId};
+use cheetah_core::map::{DonorId, LeaseToken, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
 use cheetah_core::volume::{Op, PartError, StatusRun};
 use std::collections::BTreeMap;
@@ -58,7 +59,38 @@ impl DonorHost {
     }
 }
 
+impl Client {
+    /// Whether the donor's published state has the client's lease and every extent of its map.
+    pub(crate) fn is_known_to(&self, donor: &DonorHost) -> bool {
+        let (Some(machine), Some(token)) = (&self.machine, self.token) else { return false };
+        donor.grants(machine.map(), token)
+    }
+}
+
+impl DonorHost {
+    /// Whether this lease opens every extent that the map has here.
+    pub(crate) fn grants(&self, map: &VolumeMap, token: LeaseToken) -> bool {
+        let Ok(grant) = self.access.open(&export_name(&map.name, token, u64::MAX)) else { return false };
+        let members = map.groups.iter().flat_map(|group| &group.members);
+        let mut here = members.filter(|member| member.donor == self.id);
+        here.all(|member| {
+            self.access.check(&grant, false, u64::from(member.extent) * EXTENT_BYTES, 1).is_ok()
+        })
+    }
+}
+
 impl World {
+    /// Donors of the client's map that have not heard of it, or of all of it, yet.
+    pub(crate) fn note_unaware(&mut self, c: usize) {
+        let client = &self.clients[c];
+        let Some(machine) = &client.machine else { return };
+        let unaware = self.donors.iter().filter(|donor| {
+            machine.map().routes.contains_key(&donor.id) && donor.alive && !client.is_known_to(donor)
+        });
+        let unaware: Vec<DonorId> = unaware.map(|donor| donor.id).collect();
+        unaware.into_iter().for_each(|donor| self.verdict.link_unaware(c, donor));
+    }
+
     /// The donor that listens at an address.
     pub(crate) fn listener(&self, slot: usize) -> Option<usize> {
         self.donors.iter().rposition(|donor| donor.slot == slot && donor.alive)
@@ -115,7 +147,12 @@ impl World {
             Effect::Sync { revision, connections, goodbye, .. } => {
                 self.donor_syncs(d, revision, connections, goodbye);
             }
-            Effect::Publish(access) => self.donors[d].access = access,
+            Effect::Publish(access) => {
+                self.donors[d].access = access;
+                let donor = &self.donors[d];
+                let is_aware = |c: usize| self.clients[c].is_known_to(donor);
+                self.verdict.links_aware(donor.id, self.now, is_aware);
+            }
             Effect::Admit { conn, grant } => self.admit(d, conn.0, grant),
             Effect::Refuse { conn, .. } => {
                 self.send_to_client(conn.0, ToClient::Welcome(false));
@@ -258,9 +295,8 @@ impl World {
             (Err(_), _) => Answer::Error(PartError::Denied),
             (Ok(()), Op::Read) => {
                 let runs = donor.memory.read(from, to).into_iter();
-                let runs = runs.map(|(low, high, content)| {
-                    (low - from, high - from, content.unwrap_or(Content::Zero))
-                });
+                let runs = runs
+                    .map(|(low, high, content)| (low - from, high - from, content.unwrap_or(Content::Zero)));
                 Answer::Data(runs.collect())
             }
             (Ok(()), Op::Status) => Answer::Status(status(&donor.memory, from, to)),
@@ -278,10 +314,8 @@ impl World {
             && self.rng.percent(20)
         {
             let keep = self.rng.index(runs.len() + 1);
-            return self.send_to_client(
-                id,
-                ToClient::Answer(request.part, Answer::Status(runs[..keep].to_vec())),
-            );
+            return self
+                .send_to_client(id, ToClient::Answer(request.part, Answer::Status(runs[..keep].to_vec())));
         }
         self.send_to_client(id, ToClient::Answer(request.part, answer));
     }
@@ -354,7 +388,9 @@ impl World {
                 self.send_to_client(conn, ToClient::End);
             }
         }
-        self.abandon_calls(|caller| matches!(caller, crate::coordinator::Caller::Donor(other) if *other == d));
+        self.abandon_calls(
+            |caller| matches!(caller, crate::coordinator::Caller::Donor(other) if *other == d),
+        );
     }
 }
 

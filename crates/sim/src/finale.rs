@@ -143,7 +143,8 @@ impl World {
             });
             let expected = volumes.count();
             if published != expected {
-                wrong.push(format!("donor {d} publishes {published} volumes of {expected} ({bytes} extents)"));
+                wrong
+                    .push(format!("donor {d} publishes {published} volumes of {expected} ({bytes} extents)"));
             }
         }
         if let Some(what) = wrong.into_iter().next() {
@@ -153,7 +154,9 @@ impl World {
 
     fn leases_of(&self, volume: VolumeId) -> Vec<(LeaseToken, bool)> {
         let leases = self.coordinator.store.iter().filter_map(|(key, record)| match (key, record) {
-            (Key::Lease(token), Record::Lease(LeaseRecord { volume: of, read_only, .. })) if *of == volume => {
+            (Key::Lease(token), Record::Lease(LeaseRecord { volume: of, read_only, .. }))
+                if *of == volume =>
+            {
                 Some((*token, *read_only))
             }
             _ => None,
@@ -168,4 +171,3 @@ impl World {
         }
     }
 }
-

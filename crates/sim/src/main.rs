@@ -77,7 +77,11 @@ fn many(start: u64, count: u64, bug: Option<Bug>) -> ExitCode {
         if shown.elapsed() >= Duration::from_secs(5) {
             shown = Instant::now();
             let rate = so_far.seeds as f64 / started.elapsed().as_secs_f64();
-            println!("{} of {count} seeds, {} %, {rate:.0} seeds/s", so_far.seeds, so_far.seeds * 100 / count);
+            println!(
+                "{} of {count} seeds, {} %, {rate:.0} seeds/s",
+                so_far.seeds,
+                so_far.seeds * 100 / count
+            );
         }
     };
     let swarm = swarm(start, count, bug, progress);
@@ -92,7 +96,11 @@ fn totals(stats: &Stats, took: Duration) {
     }
     println!("{:>12}  requests", stats.requests);
     println!("{:>12}  events", stats.events);
-    println!("{:>12}  seconds of virtual time in {:.1} s", stats.virtual_ns / 1_000_000_000, took.as_secs_f64());
+    println!(
+        "{:>12}  seconds of virtual time in {:.1} s",
+        stats.virtual_ns / 1_000_000_000,
+        took.as_secs_f64()
+    );
 }
 
 fn report(failed: Option<(u64, String)>, bug: Option<Bug>) -> ExitCode {

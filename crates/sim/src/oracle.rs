@@ -73,8 +73,7 @@ pub(crate) struct Oracle {
 
 impl Oracle {
     pub(crate) fn new() -> Oracle {
-        let base =
-            Written { volume: VolumeId(0), offset: 0, len: 0, zeros: true, begun: 0, ended: Some(0) };
+        let base = Written { volume: VolumeId(0), offset: 0, len: 0, zeros: true, begun: 0, ended: Some(0) };
         Oracle { written: vec![base], volumes: BTreeMap::new(), reading: BTreeMap::new(), reads: 0 }
     }
 
@@ -161,8 +160,7 @@ impl Oracle {
         let candidates = || history.0.iter().chain(&reading.since).copied();
         match content {
             Content::Zero => {
-                let zeros: Vec<Version> =
-                    candidates().filter(|v| self.written[*v as usize].zeros).collect();
+                let zeros: Vec<Version> = candidates().filter(|v| self.written[*v as usize].zeros).collect();
                 let reaches = |v: &Version| *v == BASE || self.overlaps(*v, from, to);
                 if !zeros.iter().any(reaches) {
                     let allowed = self.list(candidates());

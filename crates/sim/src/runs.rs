@@ -65,7 +65,13 @@ impl<V: Slide> Runs<V> {
     }
 
     /// Changes the value of every run and gap between `from` and `to`.
-    pub(crate) fn update(&mut self, from: u64, to: u64, mut change: impl FnMut(&mut V), fill: impl Fn() -> V) {
+    pub(crate) fn update(
+        &mut self,
+        from: u64,
+        to: u64,
+        mut change: impl FnMut(&mut V),
+        fill: impl Fn() -> V,
+    ) {
         if from >= to {
             return;
         }

@@ -23,6 +23,7 @@ pub(crate) struct Verdict {
     client_trouble: BTreeMap<usize, Time>,
     /// By client host.
     link_trouble: BTreeMap<(usize, DonorId), Time>,
+    unaware: BTreeSet<(usize, DonorId)>,
     /// Leases that ended, as the coordinator's records say.
     pub(crate) lease_ended: BTreeSet<LeaseToken>,
     /// A newer writer was given the volume; the donors that had not confirmed.
@@ -47,10 +48,26 @@ impl Verdict {
         extend(&mut self.link_trouble, (client, donor), until);
     }
 
+    /// The donor has not heard of the client's lease or of all its extents: out of reach until it has.
+    pub(crate) fn link_unaware(&mut self, client: usize, donor: DonorId) {
+        self.unaware.insert((client, donor));
+    }
+
+    /// Asked again for each link that was unaware, whenever the donor publishes.
+    pub(crate) fn links_aware(&mut self, donor: DonorId, now: Time, is_aware: impl Fn(usize) -> bool) {
+        let aware: Vec<usize> =
+            self.unaware.iter().filter(|(c, d)| *d == donor && is_aware(*c)).map(|(c, _)| *c).collect();
+        for client in aware {
+            self.unaware.remove(&(client, donor));
+            self.link_in_trouble(client, donor, now);
+        }
+    }
+
     /// Whether the client may have failed to reach the donor at some time from `since` on.
     pub(crate) fn excuses(&self, client: usize, donor: DonorId, since: Time) -> bool {
         let late = |until: Option<&Time>| until.is_some_and(|until| until + GRACE_NS >= since);
         self.dead.contains_key(&donor)
+            || self.unaware.contains(&(client, donor))
             || late(self.donor_trouble.get(&donor))
             || late(self.client_trouble.get(&client))
             || late(self.link_trouble.get(&(client, donor)))

@@ -90,7 +90,11 @@ impl World {
         let slot = Slot { request, submitted, order, deadline, version, reading, data, down };
         self.clients[c].slots.insert(tag, slot);
         self.stats.requests += 1;
-        say!(self, "client {c} request {tag}: {request:?} {}", version.map_or(String::new(), |v| format!("write {v}")));
+        say!(
+            self,
+            "client {c} request {tag}: {request:?} {}",
+            version.map_or(String::new(), |v| format!("write {v}"))
+        );
         self.step_client(c, Event::Submit { tag, request });
     }
 
@@ -112,7 +116,9 @@ impl World {
             let late = self.now - slot.deadline;
             self.fail(format!("request {tag} of client {c} was answered {late} ns after its deadline"));
         }
-        if self.bug == Some(Bug::ZerosForLost) && slot.reading.is_some() && result == Err(VolumeError::DonorLost)
+        if self.bug == Some(Bug::ZerosForLost)
+            && slot.reading.is_some()
+            && result == Err(VolumeError::DonorLost)
         {
             slot.data.put(0, u64::from(slot.request.len), Content::Zero);
             result = Ok(());
@@ -158,9 +164,12 @@ impl World {
             Op::Flush => {
                 self.count("flushes");
                 let unflushed = std::mem::take(&mut self.clients[c].unflushed);
-                let lost = |donor: &&DonorId| self.verdict.dead.contains_key(donor) && slot.down.contains(donor);
+                let lost =
+                    |donor: &&DonorId| self.verdict.dead.contains_key(donor) && slot.down.contains(donor);
                 if let Some(donor) = unflushed.iter().find(lost) {
-                    return Err(format!("a flush hid the loss of donor {donor}, which held acknowledged writes"));
+                    return Err(format!(
+                        "a flush hid the loss of donor {donor}, which held acknowledged writes"
+                    ));
                 }
             }
             Op::Cache => {}
@@ -186,7 +195,8 @@ impl World {
         let (offset, len) = (slot.request.offset, u64::from(slot.request.len));
         let mut brought = Vec::new();
         for (from, to, content) in slot.data.read(0, len) {
-            let content = content.ok_or_else(|| format!("bytes {from}..{to} of its payload were never filled"))?;
+            let content =
+                content.ok_or_else(|| format!("bytes {from}..{to} of its payload were never filled"))?;
             brought.push((offset + from, offset + to, content));
         }
         self.count("reads checked");
@@ -215,7 +225,11 @@ impl World {
         let client = &self.clients[c];
         if client.read_only && request.op.writes() {
             self.count("write attempts of a read-only attachment");
-            return if error == VolumeError::ReadOnly { Ok(()) } else { Err(format!("failed with {error:?}")) };
+            return if error == VolumeError::ReadOnly {
+                Ok(())
+            } else {
+                Err(format!("failed with {error:?}"))
+            };
         }
         let ended = client.token.is_some_and(|token| self.verdict.lease_ended.contains(&token));
         if ended {
@@ -235,9 +249,15 @@ impl World {
                 let unflushed = std::mem::take(&mut self.clients[c].unflushed);
                 self.count("flushes that reported a loss");
                 let excused = |donor: &DonorId| self.verdict.excuses(c, *donor, since);
-                if unflushed.iter().any(excused) { Ok(()) } else { Err("a flush failed without cause".into()) }
+                if unflushed.iter().any(excused) {
+                    Ok(())
+                } else {
+                    Err("a flush failed without cause".into())
+                }
             }
-            VolumeError::DonorLost | VolumeError::TimedOut if concerned.iter().any(excused) => {
+            VolumeError::DonorLost | VolumeError::TimedOut | VolumeError::LeaseLost
+                if concerned.iter().any(excused) =>
+            {
                 if error == VolumeError::TimedOut {
                     self.count("requests that timed out");
                 }
@@ -246,7 +266,9 @@ impl World {
                 }
                 Ok(())
             }
-            other => Err(format!("failed with {other:?}, and every donor of its range was there: {concerned:?}")),
+            other => {
+                Err(format!("failed with {other:?}, and every donor of its range was there: {concerned:?}"))
+            }
         }
     }
 
@@ -256,4 +278,3 @@ impl World {
         live.flat_map(|(c, client)| client.slots.keys().map(move |tag| (c, *tag))).next()
     }
 }
-
