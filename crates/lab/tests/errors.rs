@@ -101,7 +101,6 @@ fn volumes_that_do_not_exist() {
         &["show", "ghost"],
         &["grow", "ghost", "1G"],
         &["delete", "ghost"],
-        &["load", "/etc/passwd", "ghost"],
     ] {
         names(&pool.fails(arguments), &["ghost"]);
     }
