@@ -319,6 +319,10 @@ impl World {
         };
         let Some(token) = token else { return };
         let silent = |donor: &DonorId| {
+            let record = self.coordinator.store.get(&Key::Donor(*donor));
+            if !matches!(record, Some(Record::Donor(record)) if !record.departed) {
+                return true;
+            }
             let heard = self.coordinator.heard.get(donor);
             unconfirmed.map_or_else(
                 || heard.is_none_or(|heard| heard + DONOR_SILENCE_NS <= self.now),
