@@ -14,7 +14,7 @@ use crate::world::{ClientEv, Ev, World, say};
 use cheetah_core::api::{API_VERSION, Answer, Attach, Call, RefusalCode, Renew};
 use cheetah_core::donor::export_name;
 use cheetah_core::layout::Scatter;
-use cheetah_core::limits::SECOND_NS;
+use cheetah_core::limits::{MILLISECOND_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, LeaseToken, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
 use cheetah_core::volume::{self, Effect, Event, Key, LinkFailure, Op, Volume};
@@ -240,7 +240,9 @@ impl World {
         let Some(machine) = &mut self.clients[c].machine else { return };
         let mut effects = Vec::new();
         machine.step(self.now, event, &mut effects);
-        machine.check_invariants();
+        if self.stats.events.is_multiple_of(self.plan.steps_unchecked) {
+            machine.check_invariants();
+        }
         for effect in effects {
             self.client_effect(c, effect);
         }
@@ -314,6 +316,10 @@ impl World {
         let request = Request { part, op, address, len, scatter, version, first };
         self.send_to_donor(conn, ToDonor::Request(request));
         if torn {
+            if self.rng.percent(20) {
+                let by = self.rng.skewed(MILLISECOND_NS, 200 * MILLISECOND_NS);
+                self.slow_down(conn, by);
+            }
             self.send_to_donor(conn, ToDonor::Rest);
         }
         if self.bug == Some(Bug::AckEarly) && op.writes() {

@@ -296,6 +296,14 @@ impl World {
         conn.stalled_until = conn.stalled_until.max(until);
     }
 
+    /// What is sent to the donor from now on arrives later by this.
+    pub(crate) fn slow_down(&mut self, id: u64, by: u64) {
+        let now = self.now;
+        if let Some(conn) = self.network.conns.get_mut(&id) {
+            conn.last_to_donor = conn.last_to_donor.max(now) + by;
+        }
+    }
+
     /// Nothing of it matters to anyone any more.
     pub(crate) fn drop_conn(&mut self, id: u64) {
         let Some(conn) = self.network.conns.get_mut(&id) else { return };

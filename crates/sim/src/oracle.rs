@@ -173,7 +173,6 @@ impl Oracle {
                 }
             }
             Content::Data { version, at } => {
-                let allowed = self.list(candidates());
                 let Written { volume, offset, .. } = self.written[version as usize];
                 if volume != reading.volume {
                     return Err(format!(
@@ -187,6 +186,7 @@ impl Oracle {
                     ));
                 }
                 if !candidates().any(|candidate| candidate == version) {
+                    let allowed = self.list(candidates());
                     return Err(format!(
                         "bytes {from}..{to} read as write {version}, which was replaced; they can be of {allowed}"
                     ));

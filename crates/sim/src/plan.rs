@@ -96,6 +96,8 @@ pub(crate) struct Plan {
     pub(crate) writes: u64,
     pub(crate) admin_gap_ns: u64,
     pub(crate) fault_gap_ns: u64,
+    /// Steps of a volume machine between two looks at its invariants, which take long.
+    pub(crate) steps_unchecked: u64,
     pub(crate) faults: Vec<Fault>,
     /// Percent of donors that may die at most.
     pub(crate) deaths_max: usize,
@@ -115,13 +117,14 @@ impl Plan {
             connections: usize::try_from(rng.range(1, 4)).expect("small"),
             delay_ns,
             jitter_ns: rng.below(delay_ns * 2),
-            duration_ns: rng.range(20, 75) * SECOND_NS,
-            request_gap_ns: rng.skewed(20 * MILLISECOND_NS, 600 * MILLISECOND_NS),
+            duration_ns: rng.range(15, 60) * SECOND_NS,
+            request_gap_ns: rng.skewed(60 * MILLISECOND_NS, 800 * MILLISECOND_NS),
             depth_max: usize::try_from(rng.skewed(1, 64)).expect("small"),
             length_max: rng.skewed(4096, 8 << 20),
             writes: rng.range(20, 80),
             admin_gap_ns: rng.range(1, 8) * SECOND_NS,
             fault_gap_ns: rng.skewed(SECOND_NS / 2, 10 * SECOND_NS),
+            steps_unchecked: if rng.percent(25) { 1 } else { 16 },
             faults,
             deaths_max: rng.index(donors + 1),
         }

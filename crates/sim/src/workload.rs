@@ -33,7 +33,8 @@ impl World {
     fn pick_request(&mut self, c: usize) -> Request {
         let Some(machine) = &self.clients[c].machine else { unreachable!("ticks have a machine") };
         let (size, unit) = (machine.map().size, u64::from(machine.map().unit));
-        let op = if self.rng.percent(self.plan.writes) {
+        let writes = if self.clients[c].read_only { 5 } else { self.plan.writes };
+        let op = if self.rng.percent(writes) {
             match self.rng.below(10) {
                 0 => Op::Zero { keep: self.rng.percent(50) },
                 1 => Op::Trim,

@@ -1,0 +1,41 @@
+//! Each planted bug is found within 1,000 seeds, and the seed that found it finds it again.
+
+use cheetah_sim::{Bug, run, swarm};
+
+fn is_found(bug: Bug) {
+    let swarm = swarm(0, 1_000, Some(bug), |_| ());
+    let Some((seed, what)) = swarm.failed else { panic!("{} was not found in 1,000 seeds", bug.name()) };
+    println!("{} was found after {} seeds: {what}", bug.name(), swarm.seeds);
+    assert_eq!(run(seed, Some(bug), None).failure, Some(what), "it replays");
+    assert_eq!(run(seed, None, None).failure, None, "it is the bug that was found");
+}
+
+#[test]
+fn a_donor_that_ignores_sessions() {
+    is_found(Bug::IgnoreSessions);
+}
+
+#[test]
+fn a_donor_that_does_not_wipe() {
+    is_found(Bug::SkipWipe);
+}
+
+#[test]
+fn a_client_that_acknowledges_early() {
+    is_found(Bug::AckEarly);
+}
+
+#[test]
+fn zeros_in_place_of_an_error() {
+    is_found(Bug::ZerosForLost);
+}
+
+#[test]
+fn a_coordinator_that_loses_a_record() {
+    is_found(Bug::LoseRecord);
+}
+
+#[test]
+fn a_coordinator_that_answers_before_it_stores() {
+    is_found(Bug::AnswerBeforeStore);
+}
