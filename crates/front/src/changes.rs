@@ -1,22 +1,40 @@
 //! Word of changes from one front end of a volume to another on the same handle.
 //!
-//! Owns: a count of the writes that came another way than through the file. Never: what was written.
+//! Owns: a count of the writes that came another way than through the file, and which volume has which count: the
+//! front ends find each other here, so that nobody can forget to introduce them. Never: what was written.
 //! Invariant: a write is counted before it is answered, so whoever heard the answer and then opens the file finds
 //! the count changed, and the kernel's cache of the file is dropped. Called by `export` (counts) and `fuse` (looks).
-//! Tests: below; `tests/volume.rs`.
+//! Tests: below; `tests/export.rs`.
 
+use cheetah_rim::volume::VolumeHandle;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// Opens this soon after one that dropped the cache drop it too: theirs may be answered before it took effect.
 const SETTLED_AFTER: Duration = Duration::from_secs(1);
 
-/// Shared by all front ends of one attached volume.
+/// The counts of the volumes that have front ends, by an address that stays theirs while they are attached.
+static COUNTS: Mutex<BTreeMap<usize, Weak<AtomicU64>>> = Mutex::new(BTreeMap::new());
+
+/// Shared by all front ends of one attached volume. Whoever holds it holds the volume's handle too.
 #[derive(Clone, Debug, Default)]
-pub struct Changes(Arc<AtomicU64>);
+pub(crate) struct Changes(Arc<AtomicU64>);
 
 impl Changes {
+    pub(crate) fn of(handle: &VolumeHandle) -> Changes {
+        let mut counts = COUNTS.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.retain(|_, count| count.strong_count() > 0);
+        let place = std::ptr::from_ref(handle.pool()).addr();
+        if let Some(count) = counts.get(&place).and_then(Weak::upgrade) {
+            return Changes(count);
+        }
+        let changes = Changes::default();
+        counts.insert(place, Arc::downgrade(&changes.0));
+        changes
+    }
+
     pub(crate) fn note(&self) {
         self.0.fetch_add(1, Ordering::AcqRel);
     }

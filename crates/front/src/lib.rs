@@ -13,5 +13,3 @@ pub mod export;
 pub mod fuse;
 pub mod loopdev;
 pub mod mountinfo;
-
-pub use changes::Changes;

@@ -17,7 +17,7 @@ mod outbox;
 
 pub use cheetah_rim::net::Endpoint;
 
-use crate::Changes;
+use crate::changes::Changes;
 use budget::Budget;
 use cheetah_nbd::uri::{Transport, Uri};
 use cheetah_rim::accept::{self, Accepted};
@@ -81,17 +81,19 @@ struct Served {
 
 /// Serves the volume at `endpoint`, under its name and as the default export.
 ///
-/// `changes` is shared with the other front ends of the volume.
-///
 /// # Errors
 /// The address cannot be listened on, with what to do.
-pub fn serve(handle: &VolumeHandle, endpoint: &Endpoint, changes: &Changes) -> Result<Exported, ExportError> {
+pub fn serve(handle: &VolumeHandle, endpoint: &Endpoint) -> Result<Exported, ExportError> {
     let bound = bind(endpoint)?;
     let endpoint = bound.endpoint.clone();
     let (stop, stopped) = watch::channel(false);
     let clients = Arc::new(AtomicUsize::new(0));
-    let served =
-        Served { handle: handle.clone(), stop: stopped, budget: Arc::default(), changes: changes.clone() };
+    let served = Served {
+        handle: handle.clone(),
+        stop: stopped,
+        budget: Arc::default(),
+        changes: Changes::of(handle),
+    };
     let counted = clients.clone();
     handle.spawn_local(Box::new(move || {
         Box::pin(async move {

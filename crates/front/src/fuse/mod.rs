@@ -16,8 +16,7 @@ mod tune;
 pub use point::{Abandoned, MountError, abandon};
 pub use tune::{Tuning, tune};
 
-use crate::Changes;
-use crate::changes::Seen;
+use crate::changes::{Changes, Seen};
 use cheetah_rim::volume::VolumeHandle;
 use fs::VolumeFs;
 use fuser::{BackgroundSession, Config, MountOption, Notifier, Session, SessionACL};
@@ -36,24 +35,19 @@ const THREADS: usize = 2;
 /// In front of the volume's name in the list of mounts; by it we know our own.
 const SOURCE_PREFIX: &str = "cheetah:";
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Who owns the file: the user who attaches, also when that goes through sudo.
     pub uid: u32,
     pub gid: u32,
     /// Refuse writes; a volume that was attached read-only refuses them in any case.
     pub read_only: bool,
-    /// Whether the kernel may keep what it cached from one open to the next. Not when another machine may write
-    /// meanwhile: a read-only attachment of a volume that has a writer.
-    pub keep_cache: bool,
-    /// Shared with the other front ends of the volume: after a write through them the cache is not kept.
-    pub changes: Changes,
 }
 
 impl Default for Options {
     fn default() -> Self {
         let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-        Options { uid, gid, read_only: false, keep_cache: true, changes: Changes::default() }
+        Options { uid, gid, read_only: false }
     }
 }
 
@@ -116,7 +110,8 @@ pub fn mount(handle: &VolumeHandle, mountpoint: &Path, options: &Options) -> Res
         uid: options.uid,
         gid: options.gid,
         mounted_at: SystemTime::now(),
-        cache: options.keep_cache.then(|| Seen::new(options.changes.clone())),
+        // Beside a reader there may be a writer on another machine, of whom nothing is heard here; a writer is alone.
+        cache: (!handle.read_only()).then(|| Seen::new(Changes::of(handle))),
         ended: ended_tx,
     };
     let session = Session::new(fs, &point, &config(handle.name(), read_only))

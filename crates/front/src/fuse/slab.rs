@@ -16,12 +16,14 @@ pub(super) struct Slab<T> {
 struct Inner<T> {
     slots: Vec<Option<T>>,
     free: Vec<usize>,
+    /// Waking nobody would still be a system call.
+    waiting: usize,
 }
 
 impl<T> Slab<T> {
     pub(super) fn with_capacity(capacity: usize) -> Slab<T> {
         let slots = (0..capacity).map(|_| None).collect();
-        let inner = Inner { slots, free: (0..capacity).rev().collect() };
+        let inner = Inner { slots, free: (0..capacity).rev().collect(), waiting: 0 };
         Slab { inner: Mutex::new(inner), freed: Condvar::new() }
     }
 
@@ -33,7 +35,9 @@ impl<T> Slab<T> {
                 inner.slots[index] = Some(value);
                 return index as u64;
             }
+            inner.waiting += 1;
             inner = self.freed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+            inner.waiting -= 1;
         }
     }
 
@@ -52,8 +56,11 @@ impl<T> Slab<T> {
         let mut inner = self.lock();
         debug_assert!(inner.slots[slot].is_none() && !inner.free.contains(&slot), "freed once, when taken");
         inner.free.push(slot);
+        let someone_waits = inner.waiting > 0;
         drop(inner);
-        self.freed.notify_one();
+        if someone_waits {
+            self.freed.notify_one();
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner<T>> {

@@ -98,7 +98,7 @@ impl fmt::Display for LoopError {
             }
             Self::NoNode { device } => write!(
                 f,
-                "{} does not exist although the kernel has the device: is /dev of this machine (or container) complete?",
+                "{} does not exist although the kernel has the device: is /dev complete here?",
                 device.display()
             ),
             Self::TooSmall { bytes } => {

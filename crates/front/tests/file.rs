@@ -1,0 +1,165 @@
+//! The FUSE file over a real volume: it behaves as a block device would, whatever tools do to it.
+//! Needs /dev/fuse and the right to mount; without them these tests fail, they do not skip.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use cheetah_front::fuse::{self, MountError, Mounted, Options, UnmountError};
+use cheetah_front::mountinfo;
+use rustix::mount::{MountFlags, UnmountFlags};
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use support::{World, noise};
+
+const SIZE: u64 = 9 * 1024 * 1024 + 777;
+
+fn mount(world: &World) -> Mounted {
+    fuse::mount(&world.handle, &world.mountpoint(), &Options::default()).unwrap()
+}
+
+fn open(mounted: &Mounted) -> File {
+    OpenOptions::new().read(true).write(true).open(mounted.path()).unwrap()
+}
+
+#[test]
+fn bytes_come_back_and_the_size_is_exact() {
+    let world = World::new("bytes", SIZE);
+    let mut mounted = mount(&world);
+    assert_eq!(mounted.path(), world.mountpoint().canonicalize().unwrap().join("scratch.raw"));
+    let file = open(&mounted);
+    let metadata = file.metadata().unwrap();
+    assert_eq!((metadata.len(), metadata.mode() & 0o7777), (SIZE, 0o600));
+    let bytes = noise(1, SIZE as usize);
+    file.write_all_at(&bytes, 0).unwrap();
+    file.sync_all().unwrap();
+    assert!(std::fs::read(mounted.path()).unwrap() == bytes);
+    let mut few = [0; 100];
+    assert_eq!(file.read_at(&mut few, SIZE - 10).unwrap(), 10);
+    assert_eq!(file.read_at(&mut few, SIZE).unwrap(), 0);
+    drop(file);
+    mounted.unmount().unwrap();
+    assert!(*mounted.ended().borrow());
+    assert_eq!(std::fs::read_dir(world.mountpoint()).unwrap().count(), 0);
+}
+
+#[test]
+fn it_neither_grows_nor_shrinks_nor_goes_away() {
+    let world = World::new("fixed", SIZE);
+    let mounted = mount(&world);
+    let file = open(&mounted);
+    file.write_all_at(b"kept", 0).unwrap();
+    assert_eq!(file.write_at(&[1; 100], SIZE - 30).unwrap(), 30, "up to the end");
+    let full = file.write_at(&[1], SIZE).unwrap_err();
+    assert_eq!(full.raw_os_error(), Some(libc::ENOSPC));
+    assert_eq!(file.set_len(SIZE + 1).unwrap_err().raw_os_error(), Some(libc::EFBIG));
+    file.set_len(0).unwrap();
+    drop(File::create(mounted.path()).unwrap());
+    assert_eq!(std::fs::metadata(mounted.path()).unwrap().len(), SIZE);
+    assert_eq!(&std::fs::read(mounted.path()).unwrap()[..4], b"kept");
+    let refused = [
+        std::fs::remove_file(mounted.path()),
+        std::fs::write(world.mountpoint().join("other"), "x"),
+        std::fs::create_dir(world.mountpoint().join("folder")),
+        std::fs::rename(mounted.path(), world.mountpoint().join("renamed")),
+    ];
+    assert!(refused.iter().all(Result::is_err));
+}
+
+#[test]
+fn holes_read_as_zeroes_and_are_found() {
+    use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
+    let world = World::new("holes", SIZE);
+    let mounted = mount(&world);
+    let file = open(&mounted);
+    file.write_all_at(&vec![7; 1 << 20], 0).unwrap();
+    let keep = FallocateFlags::KEEP_SIZE;
+    fallocate(&file, FallocateFlags::PUNCH_HOLE | keep, 100_000, 200_000).unwrap();
+    fallocate(&file, FallocateFlags::ZERO_RANGE | keep, 500_000, 10).unwrap();
+    let mut expected = vec![7; 1 << 20];
+    expected[100_000..300_000].fill(0);
+    expected[500_000..500_010].fill(0);
+    assert!(std::fs::read(mounted.path()).unwrap()[..1 << 20] == expected);
+    assert_eq!(fallocate(&file, FallocateFlags::empty(), 0, 10), Err(rustix::io::Errno::OPNOTSUPP));
+    let hole = seek(&file, SeekFrom::Hole(0)).unwrap();
+    assert!((100_000..110_000).contains(&hole), "{hole}");
+    let data = seek(&file, SeekFrom::Data(hole)).unwrap();
+    assert!((290_000..=300_000).contains(&data), "{data}");
+    assert_eq!(seek(&file, SeekFrom::Data(2 << 20)), Err(rustix::io::Errno::NXIO));
+}
+
+#[test]
+fn growth_shows_in_a_file_that_is_open() {
+    let world = World::new("growth", SIZE);
+    let mounted = mount(&world);
+    let file = open(&mounted);
+    assert_eq!(file.metadata().unwrap().len(), SIZE);
+    let size = SIZE + 200 * 1024 * 1024 + 1;
+    world.grow(size);
+    // The kernel is told by a thread of its own.
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while file.metadata().unwrap().len() != size {
+        assert!(std::time::Instant::now() < deadline, "the new size never showed");
+        std::thread::yield_now();
+    }
+    file.write_all_at(b"behind the old end", size - 18).unwrap();
+    let mut end = [0; 18];
+    file.read_exact_at(&mut end, size - 18).unwrap();
+    assert_eq!(&end, b"behind the old end");
+}
+
+#[test]
+fn a_read_only_file_cannot_be_opened_for_writing() {
+    let world = World::with("sealed", SIZE, true);
+    let mounted = mount(&world);
+    let metadata = std::fs::metadata(mounted.path()).unwrap();
+    assert_eq!(metadata.mode() & 0o7777, 0o400);
+    let refused = OpenOptions::new().write(true).open(mounted.path()).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
+    assert_eq!(std::fs::read(mounted.path()).unwrap().len() as u64, SIZE);
+}
+
+#[test]
+fn a_busy_mount_stays_until_it_is_free() {
+    let world = World::new("busy", SIZE);
+    let mut mounted = mount(&world);
+    let file = open(&mounted);
+    assert!(matches!(mounted.unmount(), Err(UnmountError::Busy { .. })));
+    file.write_all_at(b"still served", 0).unwrap();
+    let again = fuse::mount(&world.handle, &world.mountpoint(), &Options::default()).unwrap_err();
+    assert!(matches!(&again, MountError::Busy { by, .. } if by.contains("cheetah:scratch")), "{again}");
+    drop(file);
+    mounted.unmount().unwrap();
+}
+
+/// What a killed daemon leaves: a mount whose descriptor nobody holds.
+fn dead_mount(world: &World, source: &str) {
+    let device = OpenOptions::new().read(true).write(true).open("/dev/fuse").unwrap();
+    let data = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
+    let data = std::ffi::CString::new(data).unwrap();
+    rustix::mount::mount(source, world.mountpoint(), "fuse", MountFlags::NODEV, Some(data.as_c_str()))
+        .unwrap();
+}
+
+#[test]
+fn the_mount_of_a_dead_daemon_is_cleared_away() {
+    let world = World::new("dead", SIZE);
+    dead_mount(&world, "cheetah:scratch");
+    let mounted = mount(&world);
+    assert_eq!(std::fs::metadata(mounted.path()).unwrap().len(), SIZE);
+    drop(mounted);
+    dead_mount(&world, "cheetah:scratch");
+    assert!(fuse::abandon(&world.mountpoint()).is_ok_and(|done| done.detached));
+    let point = world.mountpoint().canonicalize().unwrap();
+    assert_eq!(mountinfo::at(&mountinfo::read().unwrap(), &point), None);
+}
+
+#[test]
+fn the_dead_mount_of_another_is_left_alone() {
+    let world = World::new("foreign", SIZE);
+    dead_mount(&world, "sshfs");
+    let refused = fuse::mount(&world.handle, &world.mountpoint(), &Options::default()).unwrap_err();
+    assert!(matches!(&refused, MountError::Dead { .. }), "{refused}");
+    assert!(fuse::abandon(&world.mountpoint()).is_err());
+    rustix::mount::unmount(world.mountpoint(), UnmountFlags::DETACH).unwrap();
+}
