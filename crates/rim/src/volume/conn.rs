@@ -267,35 +267,22 @@ pub(super) async fn send_all(driver: Rc<RefCell<Driver>>, conn: Rc<Conn>) {
 pub(super) async fn receive_all(driver: Rc<RefCell<Driver>>, conn: Rc<Conn>) {
     let mut events = Vec::with_capacity(256);
     let ended = loop {
-        let mut guard = match conn.fd.readable().await {
-            Ok(guard) => guard,
-            Err(e) => break e.to_string(),
+        let received = match conn.fd.readable().await {
+            Ok(_) if conn.closed.get() => return,
+            Ok(mut guard) => guard.try_io(|_| conn.receive(&mut driver.borrow_mut().slots, &mut events)),
+            Err(e) => Ok(Err(e)),
         };
-        if conn.closed.get() {
-            return;
-        }
-        let mut this = driver.borrow_mut();
-        let received = match guard.try_io(|_| Ok(conn.receive(&mut this.slots, &mut events)?)) {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(e)) if e.kind() == io::ErrorKind::Interrupted => Ok(()),
+        driver.borrow_mut().answered(&mut events);
+        match received {
+            _ if conn.closed.get() => return,
+            Ok(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {}
             Ok(Err(e)) if e.kind() == io::ErrorKind::UnexpectedEof => {
-                Err("it closed the connection".to_owned())
+                break "it closed the connection".to_owned();
             }
-            Ok(Err(e)) => Err(e.to_string()),
-            Err(_would_block) => continue,
-        };
-        for event in events.drain(..) {
-            this.step(event);
+            Ok(Err(e)) => break e.to_string(),
+            Ok(Ok(())) => tokio::task::coop::consume_budget().await,
+            Err(_would_block) => {}
         }
-        this.carry_out();
-        drop(this);
-        if let Err(why) = received {
-            break why;
-        }
-        if conn.closed.get() {
-            return;
-        }
-        tokio::task::coop::consume_budget().await;
     };
     driver.borrow_mut().broken(conn.donor, conn.session, ended);
 }

@@ -406,6 +406,14 @@ impl Driver {
         }
     }
 
+    /// A batch of answers, and all that follows from it.
+    fn answered(&mut self, events: &mut Vec<Event>) {
+        for event in events.drain(..) {
+            self.step(event);
+        }
+        self.carry_out();
+    }
+
     /// A connection broke, or its peer broke the protocol.
     fn broken(&mut self, donor: DonorId, session: u64, why: String) {
         if self.links.get(&donor).is_some_and(|link| link.session == session && !link.conns.is_empty()) {
