@@ -288,8 +288,8 @@ impl LoopDevice {
     }
 }
 
-/// The devices that stand on `file`, also those of a daemon that is gone. A path that the kernel can no longer
-/// name in full (its mount was detached) is known by how it ends.
+/// The devices that stand on `file`, also those of a daemon that is gone. To be asked while the file's mount is
+/// still there, dead or alive: of a detached one the kernel no longer tells the path.
 #[must_use]
 pub fn standing_on(file: &Path) -> Vec<PathBuf> {
     let mut devices = Vec::new();
