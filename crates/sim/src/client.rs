@@ -125,7 +125,7 @@ impl World {
         };
         let (token, volume) = (attached.token, attached.map.volume);
         if !self.clients[c].read_only {
-            self.take_over(c, volume, attached.unconfirmed.iter().copied().collect());
+            self.take_over(c, volume, &attached.unconfirmed);
         }
         let client = &mut self.clients[c];
         (client.token, client.volume, client.phase) = (Some(token), Some(volume), Phase::Attached);
@@ -138,7 +138,7 @@ impl World {
     }
 
     /// Whoever wrote before is refused from now on by all donors that confirmed.
-    fn take_over(&mut self, c: usize, volume: VolumeId, unconfirmed: BTreeSet<DonorId>) {
+    fn take_over(&mut self, c: usize, volume: VolumeId, unconfirmed: &[DonorId]) {
         let order = self.order();
         let former = self.clients.iter().enumerate().filter(|(other, client)| {
             *other != c && client.volume == Some(volume) && !client.read_only && client.token.is_some()
@@ -150,7 +150,10 @@ impl World {
             if alive && !self.verdict.superseded.contains_key(&token) {
                 self.count("takeovers of a lease");
             }
-            self.verdict.superseded.entry(token).or_insert((order, unconfirmed.clone()));
+            self.verdict
+                .superseded
+                .entry(token)
+                .or_insert_with(|| (order, unconfirmed.iter().copied().collect()));
         }
     }
 

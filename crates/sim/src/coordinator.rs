@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub(crate) type Outcome = Result<Answer, Refusal>;
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum Caller {
     Donor(usize),
     Attach(usize),
@@ -185,7 +185,7 @@ impl World {
         let Some(open) = self.coordinator.calls.get_mut(&id) else { return };
         if !open.abandoned {
             open.abandoned = true;
-            let (caller, outcome) = (open.caller.clone(), open.outcome.take());
+            let (caller, outcome) = (open.caller, open.outcome.take());
             self.answer_caller(id, caller, outcome);
         }
     }
@@ -196,7 +196,7 @@ impl World {
         }
         let Some(open) = self.coordinator.calls.get_mut(&id).filter(|open| !open.abandoned) else { return };
         open.abandoned = true;
-        let caller = open.caller.clone();
+        let caller = open.caller;
         let delay = self.delay();
         self.after(delay, Ev::Hangup(id));
         self.answer_caller(id, caller, None);
@@ -307,7 +307,7 @@ impl World {
 
     /// What a client is told of, each live donor knows already.
     fn check_confirmed(&mut self, call: u64, answer: &Outcome) {
-        let caller = self.coordinator.calls.get(&call).map(|open| open.caller.clone());
+        let caller = self.coordinator.calls.get(&call).map(|open| open.caller);
         let (map, token, unconfirmed) = match (answer, caller) {
             (Ok(Answer::Attached(attached)), _) => {
                 (&attached.map, Some(attached.token), Some(&attached.unconfirmed))

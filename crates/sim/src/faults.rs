@@ -184,6 +184,17 @@ impl World {
         client.paused_until = until;
         client.slots.values_mut().for_each(|slot| slot.deadline += more);
         self.verdict.client_in_trouble(c, until);
+        if length > LEASE_NS && self.rng.percent(70) {
+            let delay = self.rng.around(4 * SECOND_NS);
+            self.after(LEASE_NS + delay, Ev::TakeOver(c));
+        }
+    }
+
+    pub(crate) fn take_over_from(&mut self, c: usize) {
+        if !self.director.healing && self.clients[c].phase == Phase::Attached {
+            let name = self.clients[c].name.clone();
+            self.attach(&name, false);
+        }
     }
 
     /// Everything works from now on, and nothing more is changed.

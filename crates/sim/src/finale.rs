@@ -122,7 +122,7 @@ impl World {
                     let export = export_name(&map.name, token, u64::MAX);
                     let grant = match donor.access.open(&export) {
                         Err(_) if held.is_empty() => continue,
-                        Ok(grant) if grant.writable == !read_only => grant,
+                        Ok(grant) if grant.writable != read_only => grant,
                         other => {
                             wrong.push(format!("donor {d} answers {export} with {other:?}"));
                             continue;

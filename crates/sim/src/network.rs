@@ -270,7 +270,7 @@ impl World {
     /// The connection is lost on the way: a part of what is on its way arrives, then (perhaps) the end.
     pub(crate) fn lose_conn(&mut self, id: u64, client_hears: bool, donor_hears: bool) {
         let (keep_up, keep_down) = (self.rng.below(101), self.rng.below(101));
-        let Some(conn) = self.network.conns.get_mut(&id) else { return };
+        let Some(conn) = self.network.conns.get(&id).filter(|conn| !conn.lost) else { return };
         let (client, link) = (conn.client, conn.link);
         if !self.clients[client].is_up(link) {
             // Lost while it is made: the machine takes that for a donor that cannot be reached.

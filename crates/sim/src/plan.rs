@@ -99,7 +99,7 @@ pub(crate) struct Plan {
     /// Steps of a volume machine between two looks at its invariants, which take long.
     pub(crate) steps_unchecked: u64,
     pub(crate) faults: Vec<Fault>,
-    /// Percent of donors that may die at most.
+    /// How many donors may end.
     pub(crate) deaths_max: usize,
 }
 

@@ -232,6 +232,11 @@ impl World {
                 Err(format!("failed with {error:?}"))
             };
         }
+        if request.op == Op::Flush {
+            // Reported once, whatever the cause.
+            self.clients[c].unflushed.clear();
+        }
+        let client = &self.clients[c];
         let ended = client.token.is_some_and(|token| self.verdict.lease_ended.contains(&token));
         if ended {
             if client.token.is_some_and(|token| self.verdict.superseded.contains_key(&token)) {
@@ -247,7 +252,6 @@ impl World {
         match error {
             VolumeError::OutOfRange if request.offset + u64::from(request.len) > size => Ok(()),
             VolumeError::DonorLost if request.op == Op::Flush => {
-                self.clients[c].unflushed.clear();
                 self.count("flushes that reported a loss");
                 let excused = |donor: &DonorId| self.verdict.excuses(c, *donor, since);
                 if slot.down.iter().any(excused) {

@@ -43,6 +43,8 @@ pub(crate) enum Ev {
     Admin,
     Replace(usize),
     Terminate(usize),
+    /// Someone else wants what this client has.
+    TakeOver(usize),
     Join,
 }
 
@@ -155,6 +157,7 @@ impl World {
             Ev::Admin => self.admin_tick(),
             Ev::Replace(slot) => self.replace_donor(slot),
             Ev::Terminate(d) => self.terminate_donor(d),
+            Ev::TakeOver(c) => self.take_over_from(c),
             Ev::Join => self.new_donor(),
         }
     }
@@ -185,7 +188,7 @@ impl World {
         self.digest
     }
 
-    pub(crate) fn fail(&mut self, what: String) {
+    pub(crate) fn fail(&mut self, what: impl std::fmt::Display) {
         say!(self, "VIOLATION: {what}");
         let seconds = self.now as f64 / 1e9;
         self.failure.get_or_insert_with(|| format!("at {seconds:.6} s: {what}"));

@@ -5,7 +5,7 @@ use cheetah_sim::{Bug, run, swarm};
 fn is_found(bug: Bug) {
     let swarm = swarm(0, 1_000, Some(bug), |_| ());
     let Some((seed, what)) = swarm.failed else { panic!("{} was not found in 1,000 seeds", bug.name()) };
-    println!("{} was found after {} seeds: {what}", bug.name(), swarm.seeds);
+    eprintln!("{} was found after {} seeds: {what}", bug.name(), swarm.seeds);
     assert_eq!(run(seed, Some(bug), None).failure, Some(what), "it replays");
     assert_eq!(run(seed, None, None).failure, None, "it is the bug that was found");
 }
