@@ -42,6 +42,8 @@ struct Free {
     small: Vec<usize>,
     large: Vec<usize>,
     huge: usize,
+    /// Threads in `take_blocking`: waking nobody is a system call, too.
+    waiting: usize,
 }
 
 /// An anonymous mapping, ended with its owner.
@@ -110,6 +112,7 @@ impl Pool {
             small: (0..SMALL_COUNT).rev().collect(),
             large: (0..LARGE_COUNT).rev().collect(),
             huge: HUGE_COUNT,
+            waiting: 0,
         };
         Ok(Pool(Arc::new(Shared {
             small,
@@ -171,7 +174,9 @@ impl Pool {
             if let Some(buffer) = self.take_locked(&mut free, len) {
                 return buffer;
             }
+            free.waiting += 1;
             free = self.0.freed.wait(free).unwrap_or_else(std::sync::PoisonError::into_inner);
+            free.waiting -= 1;
         }
     }
 
@@ -195,8 +200,12 @@ impl Drop for Buffer {
             Home::Large(index) => free.large.push(index),
             Home::Huge { .. } => free.huge += 1,
         }
+        let waiting = free.waiting > 0;
         drop(free);
-        self.pool.freed.notify_one();
+        if waiting {
+            // All of them: they wait for buffers of different sizes.
+            self.pool.freed.notify_all();
+        }
         self.pool.freed_async.notify_waiters();
     }
 }

@@ -11,6 +11,7 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use tokio::io::unix::AsyncFd;
 use tokio::net::{TcpSocket, UnixStream};
@@ -88,7 +89,7 @@ impl Bound {
     pub fn new(endpoint: &Endpoint) -> Result<Bound, String> {
         let fault = |e: io::Error| match e.kind() {
             io::ErrorKind::AddrInUse => {
-                format!("{endpoint} is in use: stop what listens there, or choose another with --listen")
+                format!("{endpoint} is in use: stop what listens there, or choose another address")
             }
             io::ErrorKind::AddrNotAvailable => format!("{endpoint} is not an address of this machine"),
             _ => format!("cannot listen on {endpoint}: {e}"),
@@ -165,6 +166,10 @@ impl Listener {
 
 /// A socket file whose server is gone is removed; one that answers is left, and binding fails as in use.
 fn remove_stale(path: &Path) -> io::Result<()> {
+    // Connecting to a file that is no socket is refused, too, and that file may be evidence.
+    if !std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
+        return Ok(());
+    }
     match std::os::unix::net::UnixStream::connect(path) {
         Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
         _ => Ok(()),
@@ -250,6 +255,20 @@ pub(crate) unsafe fn write_vectored(fd: &OwnedFd, pieces: &[libc::iovec], more: 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_dead_socket_is_replaced() {
+        let path = std::env::temp_dir().join(format!("cheetah-net-{}", std::process::id()));
+        std::fs::write(&path, b"evidence").expect("a file");
+        assert!(Bound::new(&Endpoint::Unix(path.clone())).is_err());
+        assert_eq!(std::fs::read(&path).expect("the file is there"), b"evidence");
+        std::fs::remove_file(&path).expect("the file is there");
+        drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket"));
+        let bound = Bound::new(&Endpoint::Unix(path.clone())).expect("its server is gone");
+        let in_use = Bound::new(&Endpoint::Unix(path)).expect_err("its server lives");
+        assert!(in_use.contains("in use"), "{in_use}");
+        drop(bound);
+    }
 
     #[test]
     fn endpoints_read_what_they_write() {

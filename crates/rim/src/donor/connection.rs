@@ -106,6 +106,7 @@ pub(super) struct Connection<'a> {
     heads: Vec<u8>,
     out: Vec<Out>,
     out_bytes: u64,
+    /// The last request was a large write, so the next one probably is, too: only its header is read ahead.
     large_expected: bool,
     /// `partial` holds whole requests that wait until their predecessors' replies are sent.
     deferred: bool,
@@ -267,9 +268,9 @@ impl<'a> Connection<'a> {
             Err(Reject::Close(violation)) => return Err(violation.to_string()),
         };
         let len = u64::from(length);
+        self.large_expected = u64::from(header.payload_bytes()) >= DIRECT_BYTES;
         match checked {
             _ if header.payload_bytes() > 0 => {
-                self.large_expected = len >= DIRECT_BYTES;
                 let refused = checked.err();
                 self.pending = Some(Pending { cookie, offset, len, received: 0, refused });
             }

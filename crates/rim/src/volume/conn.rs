@@ -97,6 +97,7 @@ struct Wire {
     input_start: usize,
     input_end: usize,
     incoming: Option<Incoming>,
+    /// The last reply carried large data, so the next one probably does, too: only its head is read ahead.
     large_expected: bool,
 }
 
@@ -382,6 +383,7 @@ impl Conn {
     ) -> Result<(), String> {
         let (cookie, mut done) = (reply.cookie(), reply.done());
         let awaited = wire.awaited.get_mut(&cookie).ok_or("it answered what was not asked")?;
+        wire.large_expected = false;
         match reply {
             Reply::Simple { error: None, .. } if awaited.op == Op::Read => {
                 done = false;
