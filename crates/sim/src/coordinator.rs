@@ -4,6 +4,7 @@
 //! one writer for a volume, no lease ended before its time, nothing lost by a restart. Never: decisions.
 //! Key rule: a step's records are stored all or none, and before its answers are sent.
 
+use crate::donor::DonorHost;
 use crate::network::Node;
 use crate::plan::Bug;
 use crate::rng::Rng;
@@ -329,7 +330,8 @@ impl World {
                 |unconfirmed| unconfirmed.contains(donor),
             )
         };
-        let mut live = self.donors.iter().filter(|donor| donor.alive && map.routes.contains_key(&donor.id));
+        let there = |donor: &&DonorHost| donor.alive && !donor.leaving;
+        let mut live = self.donors.iter().filter(there).filter(|donor| map.routes.contains_key(&donor.id));
         if let Some(donor) = live.find(|donor| !silent(&donor.id) && !donor.grants(map, token)) {
             let what =
                 format!("lease {token} is sent to live donor {}, which does not know all of it", donor.id);

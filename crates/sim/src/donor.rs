@@ -29,6 +29,8 @@ pub(crate) struct DonorHost {
     pub(crate) memory: Runs<Content>,
     pub(crate) access: Arc<Access>,
     pub(crate) alive: bool,
+    /// It was told to end, and serves nobody while it does.
+    pub(crate) leaving: bool,
     pub(crate) paused_until: Time,
     /// The call that is under way; an answer to an earlier one is of no interest.
     pub(crate) asked: u64,
@@ -50,6 +52,7 @@ impl DonorHost {
             memory: Runs::default(),
             access: Arc::new(Access::default()),
             alive: true,
+            leaving: false,
             paused_until: 0,
             asked: 0,
             wake_at: None,

@@ -149,6 +149,7 @@ impl World {
     pub(crate) fn terminate_donor(&mut self, d: usize) {
         self.count("fault: donor terminated");
         self.verdict.donor_in_trouble(self.donors[d].id, u64::MAX / 2);
+        self.donors[d].leaving = true;
         self.step_donor(d, donor::Event::Terminate);
     }
 
