@@ -1,6 +1,7 @@
 //! A temporary directory of one test, removed with whatever is mounted below it.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -41,11 +42,13 @@ impl Scratch {
         self.path.join(name)
     }
 
-    /// A fresh directory in the directory.
+    /// A directory in the directory, made if need be; also one that a dead mount covers, which cannot be looked at.
     pub fn directory(&self, name: &str) -> PathBuf {
         let path = self.path.join(name);
-        fs::create_dir_all(&path).expect("a directory in the scratch directory");
-        path
+        match fs::create_dir(&path) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => panic!("{}: {error}", path.display()),
+            _ => path,
+        }
     }
 
     /// A file in the directory with these bytes.

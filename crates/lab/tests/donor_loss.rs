@@ -107,6 +107,7 @@ fn exactly_the_lost_ranges_of_a_linear_volume_answer_eio() {
     file.write_all_at(&block_at(0), 0).expect("a write beside the lost range");
     let refused = file.write_all_at(&block_at(0), lost.start).and_then(|()| file.sync_all());
     assert_eq!(refused.expect_err("a write to the lost range").raw_os_error(), Some(EIO));
+    drop(file);
     pool.detach("case");
 }
 

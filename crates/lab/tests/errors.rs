@@ -1,6 +1,7 @@
 //! Bad input: each ends with a nonzero code and a message that names what to do, and nothing is lost by it.
 
-use std::net::TcpListener;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 
 use cheetah_lab::pool::{LoneDonor, Pool, binary};
@@ -75,16 +76,16 @@ fn sizes_of_zero_and_beyond_what_there_is() {
     }
     for size in ["0", "9223372036854775808"] {
         names(&pool.fails(["grow", "kept", size]), &["size"]);
-        names(&pool.fails(["donate", size, "--no-pool", "--listen", "127.0.0.1:0"]), &["size"]);
+        names(&pool.fails(["donate", size, "--no-pool", "--listen", "127.0.0.1:0"]), &[size]);
     }
-    names(&pool.fails(["grow", "kept", "64M"]), &["128 MiB"]);
+    names(&pool.fails(["grow", "kept", "64M"]), &["134217728", "shrink"]);
     assert_eq!(pool.volume_status("kept")["size"], json!(128 << 20));
 }
 
 #[test]
 fn names_taken_and_malformed() {
     let pool = small_pool();
-    names(&pool.fails(["create", "kept", "64M"]), &["kept", "exists"]);
+    names(&pool.fails(["create", "kept", "64M"]), &["kept", "already"]);
     let long = "x".repeat(65);
     for name in ["", ".", "..", "a/b", "a b", "a\nb", "-", "ä", long.as_str()] {
         let said = pool.fails(["create", "--redundancy", "linear", "--", name, "64M"]);
@@ -128,17 +129,20 @@ fn no_fuse() {
     tools::need_root("hiding /dev/fuse");
     let pool = small_pool();
     let directory = pool.mount_directory("kept").display().to_string();
-    // In a mount namespace of its own, /dev/fuse is /dev/null.
+    // In a mount namespace of its own, /dev has what any program needs but no /dev/fuse.
+    let few = pool.scratch().directory("dev").display().to_string();
+    let script = format!(
+        "mount -t tmpfs few {few} && cp -a /dev/null /dev/zero /dev/urandom /dev/random {few}/ && \
+         mkdir {few}/shm && mount --move {few} /dev && exec \"$@\""
+    );
     let mut inner = tools::command("unshare");
-    inner
-        .args(["--mount", "sh", "-c", "mount --bind /dev/null /dev/fuse && exec \"$@\"", "sh"])
-        .arg(binary());
+    inner.args(["--mount", "sh", "-c", &script, "sh"]).arg(binary());
     inner.args(["attach", "kept", &directory, "--front", "fuse"]);
     for (key, value) in pool.command().get_envs() {
         inner.env(key, value.unwrap_or_default());
     }
-    names(&tools::expect_failure(&mut inner), &["fuse"]);
-    assert!(pool.daemons().is_empty(), "a daemon is left: {:?}", pool.daemons());
+    names(&tools::expect_failure(&mut inner), &["/dev/fuse", "--front export"]);
+    wait::until("the end of the daemon", wait::SOON, || pool.daemons().is_empty());
     assert_eq!(pool.volume_status("kept")["attachments"], json!([]), "the lease is left");
 }
 
@@ -155,8 +159,13 @@ fn a_donor_asked_for_more_than_the_machine_has() {
 fn a_second_writer_is_told_who_the_first_is() {
     let mut pool = small_pool();
     let uri = pool.attach_export("kept", &[]).uri;
-    let said = pool.fails(["attach", "kept", "--front", "export", "--listen", "127.0.0.1:0"]);
-    names(&said, &["kept", "pid", "--read-only"]);
+    let again = ["attach", "kept", "--front", "export", "--listen", "127.0.0.1:0"];
+    names(&pool.fails(again), &["kept", &uri, "cheetah detach kept"]);
+    // From another machine, which has no record of the first attachment.
+    let other = Scratch::new();
+    let mut elsewhere = pool.command();
+    elsewhere.env("XDG_RUNTIME_DIR", other.path()).args(again);
+    names(&tools::expect_failure(&mut elsewhere), &["kept", "process", "--read-only"]);
     names(&pool.fails(["delete", "kept"]), &["kept", "detach"]);
     tools::run("qemu-io", ["-f", "raw", "-c", "write -P 1 0 1M", "-c", "flush", &uri]);
     pool.detach("kept");
@@ -206,19 +215,21 @@ fn a_short_read_while_loading() {
     let status = load.wait_for_end(wait::SOON);
     let said = load.log();
     assert!(!status.success(), "a short source was loaded without complaint: {said}");
-    names(&said, &["shrinks.raw", "short"]);
+    names(&said, &["shrinks.raw", "ended at byte", "1610612736"]);
+    assert!(!said.contains("SHA-256"), "a hash of what is not whole: {said}");
 }
 
 #[test]
 fn a_port_in_use() {
     let holder = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = holder.local_addr().expect("its address").to_string();
+    let address = holder.local_addr().expect("its address");
+    let (port, address) = (address.port().to_string(), address.to_string());
+    let in_use = |said: &str| names(said, &["127.0.0.1", &port, "in use", "--listen"]);
     let mut pool = small_pool();
-    names(&pool.fails(["coordinate", "--listen", &address, "--state", "memory"]), &[&address, "in use"]);
-    names(&pool.fails(["donate", "64M", "--no-pool", "--listen", &address]), &[&address, "in use"]);
-    let said = pool.fails(["donate", "64M", "--pool", pool.url(), "--listen", &address, "--name", "two"]);
-    names(&said, &[&address, "in use"]);
-    names(&pool.fails(["attach", "kept", "--front", "export", "--listen", &address]), &[&address, "in use"]);
+    in_use(&pool.fails(["coordinate", "--listen", &address, "--state", "memory"]));
+    in_use(&pool.fails(["donate", "64M", "--no-pool", "--listen", &address]));
+    in_use(&pool.fails(["donate", "64M", "--pool", pool.url(), "--listen", &address, "--name", "two"]));
+    in_use(&pool.fails(["attach", "kept", "--front", "export", "--listen", &address]));
     pool.attach_export("kept", &[]);
     pool.detach("kept");
 }
@@ -228,23 +239,7 @@ fn a_port_in_use() {
 fn a_coordinator_of_another_version() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("its address"));
-    std::thread::spawn(move || {
-        use std::io::{Read, Write};
-        for connection in listener.incoming().flatten() {
-            let mut connection = connection;
-            let mut request = [0; 4096];
-            // However much of the request came, the answer is the same.
-            let _ = connection.read(&mut request);
-            let body =
-                r#"{"code":"version","message":"this coordinator speaks API version 9; upgrade the client"}"#;
-            let _ = write!(
-                connection,
-                "HTTP/1.1 426 Upgrade Required\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\
-                 connection: close\r\n\r\n{body}",
-                body.len()
-            );
-        }
-    });
+    std::thread::spawn(move || listener.incoming().flatten().for_each(answer_another_version));
     let pool = Pool::without_coordinator(None);
     let url = url.as_str();
     for arguments in [
@@ -254,6 +249,35 @@ fn a_coordinator_of_another_version() {
     ] {
         names(&pool.fails(arguments), &["version", "9"]);
     }
+}
+
+/// Reads one request whole, whatever it is, and refuses it.
+fn answer_another_version(mut connection: TcpStream) {
+    let mut request = Vec::new();
+    let mut bytes = [0; 4096];
+    while !is_whole(&request) {
+        match connection.read(&mut bytes) {
+            Ok(count) if count > 0 => request.extend_from_slice(&bytes[..count]),
+            _ => return,
+        }
+    }
+    let body = r#"{"code":"version","message":"this coordinator speaks API version 9; upgrade the client"}"#;
+    // A client that went away meanwhile is none of ours.
+    let _ = write!(
+        connection,
+        "HTTP/1.1 426 Upgrade Required\r\ncheetah-api: 9\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\
+         connection: close\r\n\r\n{body}",
+        body.len()
+    );
+}
+
+/// Whether an HTTP request has its head and the body that the head announces.
+fn is_whole(request: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(request).to_lowercase();
+    let Some((head, body)) = text.split_once("\r\n\r\n") else { return false };
+    let announced = head.lines().find_map(|line| line.strip_prefix("content-length:"));
+    let announced = announced.and_then(|length| length.trim().parse().ok()).unwrap_or(0);
+    body.len() >= announced
 }
 
 #[test]
