@@ -1,6 +1,8 @@
 //! The `cheetah` program: parses, calls the command, turns its failure into a message and an exit code.
 //! Never: what a command does; each has a module of its own.
 
+#![forbid(unsafe_code)]
+
 mod attach;
 mod cli;
 mod daemon;

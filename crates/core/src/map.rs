@@ -148,7 +148,7 @@ pub struct Route {
     pub name: String,
     /// `IP:PORT` of its NBD listener.
     pub address: String,
-    /// `None` for a Cheetah donor, which is asked for `VOLUME@TOKEN.SESSION`; for another's NBD server the
+    /// `None` for a Cheetah donor, which is asked for `VOLUME@TOKEN.SESSION.DONOR`; for another's NBD server the
     /// export to ask for, as it stands.
     pub foreign_export: Option<String>,
 }

@@ -165,3 +165,47 @@ fn a_newer_map_adds_room_and_donors_and_an_older_one_changes_nothing() {
     let sent = world.sent()[0];
     assert_eq!((sent.donor, sent.address), (c, 5 * EXTENT_BYTES));
 }
+
+#[test]
+fn a_flush_waits_for_a_link_that_is_being_opened() {
+    for lost in [false, true] {
+        let mut world = World::new(map(true, false), false);
+        world.open(A);
+        world.open(B);
+        world.submit(Op::Write, 0, 512);
+        let part = world.sent()[0].part;
+        world.answer(part, Ok(vec![]));
+        let session = world.session(A);
+        world.fail(A, session, broken());
+        world.completed();
+        let flush = world.submit(Op::Flush, 0, 0);
+        assert_eq!(world.completed(), []);
+        if lost {
+            world.refuse(A);
+            assert_eq!(world.completed(), [(flush, Err(VolumeError::DonorLost))]);
+        } else {
+            world.open(A);
+            let sent = world.sent()[0];
+            assert_eq!((sent.donor, sent.op), (A, Op::Flush));
+            world.answer(sent.part, Ok(vec![]));
+            assert_eq!(world.completed(), [(flush, Ok(()))]);
+        }
+    }
+}
+
+#[test]
+fn a_write_is_not_acknowledged_when_a_donor_that_had_answered_is_lost_meanwhile() {
+    let mut world = World::new(map(true, false), false);
+    world.open(A);
+    world.open(B);
+    let write = world.submit(Op::Write, 0, 2 * UNIT);
+    let sent = world.sent();
+    world.answer(sent[0].part, Ok(vec![]));
+    let flush = world.submit(Op::Flush, 0, 0);
+    let session = world.session(A);
+    world.fail(A, session, broken());
+    world.refuse(A);
+    world.answer(sent[1].part, Ok(vec![]));
+    let late = world.submit(Op::Flush, 0, 0);
+    assert_eq!(world.completed(), [(flush, Ok(())), (write, Err(VolumeError::DonorLost)), (late, Ok(()))]);
+}

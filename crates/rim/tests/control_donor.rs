@@ -3,6 +3,7 @@
 use cheetah_core::api::{API_VERSION, Answer, Attach, Attached, Call, Create, PoolStatus, Size};
 use cheetah_core::donor::{Denied, Exit, OpenError, export_name};
 use cheetah_core::limits::EXTENT_BYTES;
+use cheetah_core::map::DonorId;
 use cheetah_rim::control::{
     Client, CoordinateOptions, Coordination, DonorControl, DonorHandle, DonorHooks, DonorOptions, StateAt,
     coordinate,
@@ -53,6 +54,11 @@ async fn attach(client: &Client, name: &str) -> Attached {
     }
 }
 
+/// The only donor of the volume.
+fn donor_of(lease: &Attached) -> DonorId {
+    lease.map.donors().next().expect("a donor")
+}
+
 async fn status(client: &Client) -> PoolStatus {
     match client.call(Call::Pool).await {
         Ok(Answer::Pool(status)) => status,
@@ -70,7 +76,8 @@ async fn a_lease_opens_connections_and_its_end_closes_them() {
     let lease = attach(&client, "v").await;
     assert_eq!(lease.unconfirmed, [], "the donor knows it by now");
 
-    let mut first = donor.handle.open(&export_name("v", lease.token, 1)).await.expect("admitted");
+    let mut first =
+        donor.handle.open(&export_name("v", lease.token, 1, donor_of(&lease))).await.expect("admitted");
     assert_eq!((first.grant.writable, first.grant.size, first.is_dropped()), (true, 2 * EXTENT_BYTES, false));
     let access = donor.handle.access();
     assert_eq!(access.borrow().check(&first.grant, true, 0, 4096), Ok(()));
@@ -78,7 +85,7 @@ async fn a_lease_opens_connections_and_its_end_closes_them() {
     assert_eq!(donor.handle.open("v@00").await.err(), Some(OpenError::Malformed));
 
     let opening = tokio::spawn({
-        let (handle, export) = (donor.handle.clone(), export_name("v", lease.token, 2));
+        let (handle, export) = (donor.handle.clone(), export_name("v", lease.token, 2, donor_of(&lease)));
         async move { handle.open(&export).await }
     });
     first.dropped().await;
@@ -113,9 +120,14 @@ async fn a_restarted_coordinator_disturbs_nobody() {
     donor.handle.joined().await;
     create(&client, "v").await;
     let lease = attach(&client, "v").await;
-    let open = donor.handle.open(&export_name("v", lease.token, 1)).await.expect("admitted");
+    let open =
+        donor.handle.open(&export_name("v", lease.token, 1, donor_of(&lease))).await.expect("admitted");
     coordination.stop().await.expect("stops");
-    donor.handle.open(&export_name("v", lease.token, 1)).await.expect("admitted without a coordinator");
+    donor
+        .handle
+        .open(&export_name("v", lease.token, 1, donor_of(&lease)))
+        .await
+        .expect("admitted without a coordinator");
 
     let again = coordinator(&listen, StateAt::Directory(directory.clone())).await;
     // Held until the donor has confirmed to the new coordinator.

@@ -282,7 +282,7 @@ impl World {
         let (Some(machine), Some(token)) = (&client.machine, client.token) else { return };
         let session = client.links[&donor].session;
         let slot = crate::director::slot_of(&machine.map().routes[&donor].address);
-        let export = export_name(&client.name, token, session);
+        let export = export_name(&client.name, token, session, donor);
         let conn = self.connect(c, donor, session, slot, export);
         self.clients[c].links.entry(donor).or_default().opening = Some(conn);
     }

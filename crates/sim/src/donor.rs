@@ -73,7 +73,9 @@ impl Client {
 impl DonorHost {
     /// Whether this lease opens every extent that the map has here.
     pub(crate) fn grants(&self, map: &VolumeMap, token: LeaseToken) -> bool {
-        let Ok(grant) = self.access.open(&export_name(&map.name, token, u64::MAX)) else { return false };
+        let Ok(grant) = self.access.open(&export_name(&map.name, token, u64::MAX, self.id)) else {
+            return false;
+        };
         let members = map.groups.iter().flat_map(|group| &group.members);
         let mut here = members.filter(|member| member.donor == self.id);
         here.all(|member| {
@@ -280,7 +282,11 @@ impl World {
         let Some(grant) = self.network.conns.get(&id).and_then(|conn| conn.grant) else { return };
         let donor = &mut self.donors[d];
         let len = u32::try_from(request.len).expect("a part is below 4 GiB");
-        let checked = donor.access.check(&grant, request.op.writes(), request.address, len);
+        // A flush has no range to check.
+        let checked = match request.op {
+            Op::Flush => Ok(()),
+            op => donor.access.check(&grant, op.writes(), request.address, len),
+        };
         let (from, to) = (request.address, request.address + request.len);
         if request.op == Op::Write {
             if checked.is_ok() {

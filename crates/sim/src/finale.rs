@@ -119,7 +119,7 @@ impl World {
                     members.filter(|member| member.donor == donor.id).map(|member| member.extent).collect();
                 bytes += held.len();
                 for (token, read_only) in self.leases_of(map.volume) {
-                    let export = export_name(&map.name, token, u64::MAX);
+                    let export = export_name(&map.name, token, u64::MAX, donor.id);
                     let grant = match donor.access.open(&export) {
                         Err(_) if held.is_empty() => continue,
                         Ok(grant) if grant.writable != read_only => grant,

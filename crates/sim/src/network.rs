@@ -14,10 +14,6 @@ use cheetah_core::units::Time;
 use cheetah_core::volume::{Key, Op, PartError, StatusRun};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Core's export names do not say which donor they mean, so a donor that took over the address of a dead one
-/// would serve the dead one's extents from its own. Until they do, the simulator's listener checks it.
-const IDENTITY_CHECKED_HERE: bool = true;
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Node {
     Coordinator,
@@ -213,9 +209,8 @@ impl World {
         }
         let Some(message) = conn.to_donor.pop_front() else { return };
         if conn.stage == Stage::Connecting {
-            let (slot, client, meant) = (conn.slot, conn.client, conn.link);
-            let same = |d: &usize| !IDENTITY_CHECKED_HERE || self.donors[*d].id == meant;
-            match self.listener(slot).filter(same) {
+            let (slot, client) = (conn.slot, conn.client);
+            match self.listener(slot) {
                 Some(donor) => {
                     if let Some(conn) = self.network.conns.get_mut(&id) {
                         (conn.donor, conn.stage) = (Some(donor), Stage::Asking);

@@ -1,16 +1,19 @@
 //! What a donor's connections may do: an immutable snapshot that the data path reads without a lock.
 //!
-//! Owns the export name grammar `NAME@TOKEN[.SESSION]` and the two checks: at open, and for each request.
+//! Owns the export name grammar `NAME@TOKEN[.SESSION[.DONOR]]` and the two checks: at open, and for each request.
 //! Never: which connections there are (`Donor`). Invariant: an extent is in a snapshot for one volume at most,
 //! and only when it is clean or was that volume's before. Tests: below.
 
 use crate::limits::EXTENT_BYTES;
-use crate::map::{LeaseToken, VolumeId};
+use crate::map::{DonorId, LeaseToken, VolumeId};
 use std::collections::BTreeMap;
 use std::fmt;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
+    /// Who serves. A client that means another, whose address this one took over, must not reach the other's
+    /// extents in this one's memory.
+    donor: Option<DonorId>,
     /// By extent: index into `volumes` plus one; 0 is nobody's.
     owners: Vec<u32>,
     volumes: Vec<Volume>,
@@ -48,8 +51,10 @@ pub struct Grant {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenError {
-    /// Not of the form `NAME@TOKEN` or `NAME@TOKEN.SESSION`.
+    /// Not of the form `NAME@TOKEN[.SESSION[.DONOR]]`.
     Malformed,
+    /// Another donor is meant, one that was at this address before.
+    OtherDonor,
     /// No such volume here, or no such lease: one answer, so that names cannot be probed.
     Unknown,
     /// The same client has opened a newer session already.
@@ -61,7 +66,8 @@ pub enum OpenError {
 impl fmt::Display for OpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            OpenError::Malformed => "an export here is asked for as NAME@TOKEN or NAME@TOKEN.SESSION",
+            OpenError::Malformed => "an export here is asked for as NAME@TOKEN or NAME@TOKEN.SESSION.DONOR",
+            OpenError::OtherDonor => "another donor was here before, and what it held is gone",
             OpenError::Unknown => "no such export, or its lease has ended",
             OpenError::Superseded => "a newer session of this client is open",
             OpenError::Leaving => "this donor is leaving its pool",
@@ -82,20 +88,33 @@ pub enum Denied {
     Beyond,
 }
 
-/// `NAME@TOKEN` or `NAME@TOKEN.SESSION`; the name may hold anything, it ends at the last `@`.
-fn parse_export(export: &str) -> Option<(&str, LeaseToken, u64)> {
-    let (name, proof) = export.rsplit_once('@')?;
-    let (token, session) = proof.split_once('.').unwrap_or((proof, "0"));
-    let digits = !session.is_empty() && session.bytes().all(|byte| byte.is_ascii_digit());
-    let session = session.parse().ok().filter(|_| digits)?;
-    let hexadecimal = token.bytes().all(|byte| byte.is_ascii_hexdigit());
-    Some((name, token.parse().ok().filter(|_| hexadecimal)?, session))
+/// What an export name says.
+struct Asked<'a> {
+    volume: &'a str,
+    token: LeaseToken,
+    session: u64,
+    donor: Option<DonorId>,
 }
 
-/// The export name of a volume on a Cheetah donor.
+/// The name may hold anything; it ends at the last `@`.
+fn parse_export(export: &str) -> Option<Asked<'_>> {
+    let hexadecimal = |text: &&str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let decimal = |text: &&str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let (volume, proof) = export.rsplit_once('@')?;
+    let mut fields = proof.split('.');
+    let token = fields.next().filter(hexadecimal)?.parse().ok()?;
+    let session = fields.next().map_or(Some(0), |text| Some(text).filter(decimal)?.parse().ok())?;
+    let donor = match fields.next() {
+        Some(text) => Some(Some(text).filter(hexadecimal)?.parse().ok()?),
+        None => None,
+    };
+    fields.next().is_none().then_some(Asked { volume, token, session, donor })
+}
+
+/// The export name of a volume on one Cheetah donor.
 #[must_use]
-pub fn export_name(volume: &str, token: LeaseToken, session: u64) -> String {
-    format!("{volume}@{token}.{session}")
+pub fn export_name(volume: &str, token: LeaseToken, session: u64, donor: DonorId) -> String {
+    format!("{volume}@{token}.{session}.{donor}")
 }
 
 impl Access {
@@ -105,6 +124,7 @@ impl Access {
         let end = u64::from(extents) * EXTENT_BYTES;
         let volume = Volume { id: VolumeId(0), name: "arena".to_owned(), end, extents };
         Access {
+            donor: None,
             owners: vec![1; extents as usize],
             volumes: vec![volume],
             leases: BTreeMap::from([(LeaseToken(0), Lease { volume: 0, writable: true })]),
@@ -113,8 +133,8 @@ impl Access {
     }
 
     /// Nothing to anyone, of a donor with this many extents.
-    pub(super) fn closed(extents: u32) -> Self {
-        Access { owners: vec![0; extents as usize], ..Access::default() }
+    pub(super) fn closed(donor: DonorId, extents: u32) -> Self {
+        Access { donor: Some(donor), owners: vec![0; extents as usize], ..Access::default() }
     }
 
     pub(super) fn add_volume(
@@ -142,10 +162,15 @@ impl Access {
     /// # Errors
     /// When there is no such export for this lease.
     pub fn open(&self, export: &str) -> Result<Grant, OpenError> {
-        let (name, token, session) = match export {
-            "" | "arena" if self.alone => ("arena", LeaseToken(0), 0),
+        let Asked { volume: name, token, session, donor } = match export {
+            "" | "arena" if self.alone => {
+                Asked { volume: "arena", token: LeaseToken(0), session: 0, donor: None }
+            }
             _ => parse_export(export).ok_or(OpenError::Malformed)?,
         };
+        if donor.is_some() && donor != self.donor {
+            return Err(OpenError::OtherDonor);
+        }
         let lease = self.leases.get(&token).ok_or(OpenError::Unknown)?;
         let volume = &self.volumes[lease.volume as usize];
         if volume.name != name {
@@ -208,10 +233,11 @@ mod tests {
     use super::*;
 
     const TOKEN: LeaseToken = LeaseToken(0xab);
+    const DONOR: DonorId = DonorId(0xd);
     const READER: LeaseToken = LeaseToken(0xcd);
 
     fn access() -> Access {
-        let mut access = Access::closed(8);
+        let mut access = Access::closed(DONOR, 8);
         let leases = [(TOKEN, true), (READER, false)];
         access.add_volume(VolumeId(1), "case.7@x", [1, 2, 4].into_iter(), leases.into_iter());
         access.add_volume(VolumeId(2), "other", [5].into_iter(), std::iter::empty());
@@ -226,7 +252,7 @@ mod tests {
             (VolumeId(1), TOKEN, 12, true)
         );
         assert_eq!(grant.size, 5 * EXTENT_BYTES);
-        assert_eq!(access().open(&export_name("case.7@x", TOKEN, 12)), Ok(grant));
+        assert_eq!(access().open(&export_name("case.7@x", TOKEN, 12, DONOR)), Ok(grant));
         let reader = access().open("case.7@x@00000000000000cd").expect("a reader");
         assert_eq!((reader.session, reader.writable), (0, false));
         for (bad, why) in [
@@ -237,6 +263,9 @@ mod tests {
             ("case.7@x@00000000000000ab.", OpenError::Malformed),
             ("case.7@x@00000000000000ab.+1", OpenError::Malformed),
             ("case.7@x@00000000000000ab.18446744073709551616", OpenError::Malformed),
+            ("case.7@x@00000000000000ab.1.", OpenError::Malformed),
+            ("case.7@x@00000000000000ab.1.000000000000000d.2", OpenError::Malformed),
+            ("case.7@x@00000000000000ab.1.000000000000000e", OpenError::OtherDonor),
             ("other@00000000000000ab", OpenError::Unknown),
             ("case.7@x@00000000000000ff", OpenError::Unknown),
         ] {
@@ -257,7 +286,7 @@ mod tests {
         let reader = access.open("case.7@x@00000000000000cd").expect("a reader");
         assert_eq!(access.check(&reader, false, e, 1), Ok(()));
         assert_eq!(access.check(&reader, true, e, 1), Err(Denied::ReadOnly));
-        assert_eq!(Access::closed(8).check(&grant, false, e, 1), Err(Denied::LeaseEnded));
+        assert_eq!(Access::closed(DONOR, 8).check(&grant, false, e, 1), Err(Denied::LeaseEnded));
         assert_eq!(access.owner(4), Some(VolumeId(1)));
     }
 

@@ -147,7 +147,7 @@ impl Donor {
             owners: BTreeMap::new(),
             dirty: BTreeMap::new(),
             wiping: BTreeSet::new(),
-            access: Arc::new(Access::closed(extents)),
+            access: Arc::new(Access::closed(identity, extents)),
             conns: BTreeMap::new(),
             sessions: BTreeMap::new(),
         }
@@ -220,7 +220,7 @@ impl Donor {
     fn publish(&mut self, effects: &mut Vec<Effect>) {
         let mut owners = self.wanted();
         owners.retain(|extent, _| !self.dirty.contains_key(extent) && !self.wiping.contains(extent));
-        let mut access = Access::closed(self.extents);
+        let mut access = Access::closed(self.identity(), self.extents);
         let mut seen = BTreeSet::new();
         for duty in self.duties.volumes.iter().filter(|duty| seen.insert(duty.volume)) {
             let ours = |extent: &u32| owners.get(extent) == Some(&duty.volume);

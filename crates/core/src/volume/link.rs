@@ -13,7 +13,7 @@
 //! admits a newer one, so a write that was sent again can never be overtaken by its own first copy. A foreign
 //! server knows no sessions; a link to one that broke stays down, because only that is certain.
 
-use super::{Effect, Key, LinkFailure, Volume, VolumeError, send};
+use super::{Effect, Key, LinkFailure, Progress, Volume, VolumeError, send};
 use crate::limits::{CONNECT_DEADLINE_NS, DONOR_RETRY_NS, SECOND_NS};
 use crate::map::{DonorId, Route};
 use crate::units::Time;
@@ -54,6 +54,11 @@ impl Link {
             unflushed: false,
             waiting: VecDeque::new(),
         }
+    }
+
+    /// Reached, or set aside.
+    pub(super) fn is_settled(&self) -> bool {
+        !matches!(self.state, State::New | State::Opening { .. })
     }
 
     pub(super) fn wake_at(&self) -> Option<Time> {
@@ -110,10 +115,11 @@ impl Volume {
                 link.state = State::Opening { until: now + CONNECT_DEADLINE_NS };
                 effects.push(Effect::Close { donor, session });
                 link.open(donor, effects);
-                let owed: VecDeque<Key> =
-                    self.parts.iter().filter(|(_, part)| part.donor == donor).map(|(key, _)| key).collect();
+                let sent =
+                    self.parts.iter().filter(|(_, p)| p.donor == donor && p.progress == Progress::Sent);
+                let owed: VecDeque<Key> = sent.map(|(key, _)| key).collect();
                 for part in &owed {
-                    self.parts.get_mut(*part).expect("listed just now").sent = false;
+                    self.parts.get_mut(*part).expect("listed just now").progress = Progress::Waiting;
                 }
                 link.waiting = owed;
             }

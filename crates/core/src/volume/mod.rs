@@ -13,7 +13,7 @@
 mod link;
 mod slab;
 
-use crate::layout::{self, Scatter};
+use crate::layout::{self, Fragment, Scatter};
 use crate::limits::{EXTENT_BYTES, REQUEST_BYTES_MAX, REQUEST_DEADLINE_NS, REQUESTS_IN_FLIGHT_MAX};
 use crate::map::{DonorId, VolumeMap};
 use crate::units::Time;
@@ -170,6 +170,9 @@ pub enum Effect {
 #[derive(Debug)]
 struct Pending {
     tag: Tag,
+    op: Op,
+    /// Its parts, linked; they stay until the request is complete.
+    parts: Option<Key>,
     parts_open: u32,
     failed: Option<VolumeError>,
     /// Payload offset, length, hole: what parts of a status request answered.
@@ -183,7 +186,17 @@ struct Part {
     op: Op,
     address: u64,
     scatter: Scatter,
-    sent: bool,
+    progress: Progress,
+    /// The next part of the same request.
+    next: Option<Key>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    /// For its link.
+    Waiting,
+    Sent,
+    Done,
 }
 
 #[derive(Debug)]
@@ -228,7 +241,7 @@ impl Volume {
     /// Whether every donor has been reached or set aside: the moment at which attaching is done.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        self.links.values().all(|link| !matches!(link.state, State::New | State::Opening { .. }))
+        self.links.values().all(Link::is_settled)
     }
 
     /// The donors that cannot be reached, and why.
@@ -258,7 +271,7 @@ impl Volume {
             effects.push(Effect::Complete { tag, result, status: Vec::new() });
         };
         if request.op == Op::Flush {
-            return done(self.flush(), effects);
+            return self.flush(now, tag, effects);
         }
         if request.op.writes() && self.read_only {
             return done(Err(VolumeError::ReadOnly), effects);
@@ -277,9 +290,7 @@ impl Volume {
             let left = self.map.group_bytes() - request.offset % self.map.group_bytes();
             len = u32::try_from(left).map_or(len, |left| len.min(left));
         }
-        let pending = Pending { tag, parts_open: 0, failed: None, status: Vec::new() };
-        let key = self.requests.insert(pending);
-        self.deadlines.push_back((now + REQUEST_DEADLINE_NS, key));
+        let key = self.admit(now, tag, request.op);
         let (parts, links) = (&mut self.parts, &mut self.links);
         let pending = self.requests.get_mut(key).expect("just inserted");
         layout::fragments(&self.map, request.offset, len, |fragment| {
@@ -288,15 +299,7 @@ impl Volume {
                 pending.failed = Some(VolumeError::DonorLost);
                 return;
             }
-            pending.parts_open += 1;
-            let part = parts.insert(Part {
-                request: key,
-                donor: fragment.donor,
-                op: request.op,
-                address: fragment.address,
-                scatter: fragment.scatter,
-                sent: false,
-            });
+            let part = add_part(key, pending, parts, fragment);
             match link.state {
                 State::Up => send(parts, part, tag, effects),
                 _ => link.waiting.push_back(part),
@@ -307,28 +310,44 @@ impl Volume {
         }
     }
 
+    fn admit(&mut self, now: Time, tag: Tag, op: Op) -> Key {
+        let pending = Pending { tag, op, parts: None, parts_open: 0, failed: None, status: Vec::new() };
+        let key = self.requests.insert(pending);
+        self.deadlines.push_back((now + REQUEST_DEADLINE_NS, key));
+        key
+    }
+
     /// An acknowledged write lives in the donor's memory already; all that can have happened since is its loss.
-    fn flush(&mut self) -> Result<(), VolumeError> {
-        let mut result = Ok(());
-        for link in self.links.values_mut() {
-            if link.unflushed && matches!(link.state, State::Down { .. }) {
-                result = Err(VolumeError::DonorLost);
+    /// A link that is being opened does not know yet, so it is waited for.
+    fn flush(&mut self, now: Time, tag: Tag, effects: &mut Vec<Effect>) {
+        let key = self.admit(now, tag, Op::Flush);
+        let pending = self.requests.get_mut(key).expect("just inserted");
+        for (donor, link) in &mut self.links {
+            match link.state {
+                State::Down { .. } if link.unflushed => pending.failed = Some(VolumeError::DonorLost),
+                State::New | State::Opening { .. } if link.unflushed && self.parts.room() > 0 => {
+                    let fragment = Fragment { donor: *donor, address: 0, scatter: Scatter::whole(0, 0) };
+                    link.waiting.push_back(add_part(key, pending, &mut self.parts, fragment));
+                }
+                _ => {}
             }
             link.unflushed = false;
         }
-        result
+        if pending.parts_open == 0 {
+            self.complete(key, effects);
+        }
     }
 
     fn answered(&mut self, part: Key, answer: Result<Vec<StatusRun>, PartError>, effects: &mut Vec<Effect>) {
-        let Some(Part { request, donor, op, scatter, .. }) = self.parts.remove(part) else { return };
+        let Some(part) = self.parts.get_mut(part).filter(|part| part.progress == Progress::Sent) else {
+            return;
+        };
+        part.progress = Progress::Done;
+        let Part { request, op, scatter, .. } = *part;
         let pending = self.requests.get_mut(request).expect("a part never outlives its request");
         match answer {
             Ok(runs) if op == Op::Status => collect_status(&mut pending.status, scatter, &runs),
-            Ok(_) => {
-                if op.writes() {
-                    self.links.get_mut(&donor).expect("links are never removed").unflushed = true;
-                }
-            }
+            Ok(_) => {}
             Err(error) => {
                 let error = match error {
                     PartError::Io => VolumeError::DonorFailed,
@@ -356,19 +375,38 @@ impl Volume {
             self.deadlines.pop_front();
         }
         let result = pending.failed.map_or(Ok(()), Err);
+        let mut next = pending.parts;
+        while let Some(part) = next.and_then(|key| self.parts.remove(key)) {
+            if pending.op.writes() && result.is_ok() {
+                // From here on it is acknowledged, and a flush answers for it.
+                self.links.get_mut(&part.donor).expect("links are never removed").unflushed = true;
+            }
+            next = part.next;
+        }
         let status = if result.is_ok() { merge_status(pending.status) } else { Vec::new() };
         effects.push(Effect::Complete { tag: pending.tag, result, status });
     }
 
-    /// Ends every part that `donor` still owes, with `error`.
+    /// Ends every part that `donor` still owes, with `error`, and fails the writes that it has answered in part:
+    /// what it took of them is gone.
     fn fail_parts(&mut self, donor: DonorId, error: VolumeError, effects: &mut Vec<Effect>) {
-        let owed: Vec<Key> =
-            self.parts.iter().filter(|(_, part)| part.donor == donor).map(|(key, _)| key).collect();
-        for part in owed {
-            let request = self.parts.remove(part).expect("listed just now").request;
-            let pending = self.requests.get_mut(request).expect("a part never outlives its request");
-            pending.failed.get_or_insert(error);
-            self.part_done(request, effects);
+        let of_donor = self.parts.iter().filter(|(_, part)| part.donor == donor);
+        let touched: Vec<(Key, Key, Progress)> =
+            of_donor.map(|(key, part)| (key, part.request, part.progress)).collect();
+        for (key, request, progress) in touched {
+            // A request with several parts here may be complete by now.
+            let Some(pending) = self.requests.get_mut(request) else { continue };
+            match progress {
+                Progress::Done if pending.op.writes() => {
+                    pending.failed.get_or_insert(VolumeError::DonorLost);
+                }
+                Progress::Done => {}
+                Progress::Waiting | Progress::Sent => {
+                    pending.failed.get_or_insert(error);
+                    self.parts.get_mut(key).expect("its request is there").progress = Progress::Done;
+                    self.part_done(request, effects);
+                }
+            }
         }
     }
 
@@ -398,8 +436,9 @@ impl Volume {
             if self.requests.get(key).is_none() {
                 self.deadlines.pop_front();
             } else if deadline <= now {
-                let late: Vec<DonorId> =
-                    self.parts.iter().filter(|(_, p)| p.request == key).map(|(_, part)| part.donor).collect();
+                let owed =
+                    self.parts.iter().filter(|(_, p)| p.request == key && p.progress != Progress::Done);
+                let late: Vec<DonorId> = owed.map(|(_, part)| part.donor).collect();
                 for donor in late {
                     let why = format!("no answer within {} s", REQUEST_DEADLINE_NS / 1_000_000_000);
                     self.set_aside(now, donor, why, VolumeError::TimedOut, effects);
@@ -426,21 +465,17 @@ impl Volume {
         let mut open: BTreeMap<u64, u32> = BTreeMap::new();
         for (key, part) in self.parts.iter() {
             assert!(self.requests.get(part.request).is_some(), "a part outlived its request");
-            *open.entry(part.request.to_u64()).or_default() += 1;
-            let link = &self.links[&part.donor];
-            match link.state {
-                State::Up => {
-                    assert!(part.sent && link.waiting.is_empty(), "a part waits on a link that is up")
-                }
-                State::New | State::Opening { .. } => {
-                    assert!(
-                        !part.sent && link.waiting.contains(&key),
-                        "a part was sent over a link that is not up"
-                    );
-                }
-                State::Down { .. } => panic!("a donor that is set aside owes nothing"),
-            }
             assert!(part.address / EXTENT_BYTES <= u64::from(u32::MAX), "an address outside any arena");
+            let link = &self.links[&part.donor];
+            let waits = link.waiting.contains(&key);
+            match part.progress {
+                Progress::Waiting => assert!(waits && !link.is_settled(), "a part waits for nothing"),
+                Progress::Sent => assert!(!waits && link.state == State::Up, "a part is sent over no link"),
+                Progress::Done => assert!(!waits, "a part that is done waits"),
+            }
+            if part.progress != Progress::Done {
+                *open.entry(part.request.to_u64()).or_default() += 1;
+            }
         }
         for (key, pending) in self.requests.iter() {
             assert_eq!(
@@ -455,9 +490,18 @@ impl Volume {
     }
 }
 
+fn add_part(request: Key, pending: &mut Pending, parts: &mut Slab<Part>, fragment: Fragment) -> Key {
+    let Fragment { donor, address, scatter } = fragment;
+    let (op, next) = (pending.op, pending.parts);
+    let part = parts.insert(Part { request, donor, op, address, scatter, progress: Progress::Waiting, next });
+    pending.parts = Some(part);
+    pending.parts_open += 1;
+    part
+}
+
 fn send(parts: &mut Slab<Part>, key: Key, tag: Tag, effects: &mut Vec<Effect>) {
     let part = parts.get_mut(key).expect("sent only while it exists");
-    part.sent = true;
+    part.progress = Progress::Sent;
     effects.push(Effect::Send {
         donor: part.donor,
         part: key,

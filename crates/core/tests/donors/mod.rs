@@ -61,7 +61,10 @@ impl World {
     }
 
     pub(crate) fn open(&mut self, conn: u64, name: &str, token: LeaseToken, session: u64) -> Vec<Effect> {
-        self.step(Event::Opened { conn: ConnId(conn), export: export_name(name, token, session) })
+        self.step(Event::Opened {
+            conn: ConnId(conn),
+            export: export_name(name, token, session, self.donor.identity()),
+        })
     }
 
     pub(crate) fn close(&mut self, conn: u64) -> Vec<Effect> {

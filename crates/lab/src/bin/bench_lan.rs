@@ -60,7 +60,9 @@ fn main() {
     }
 
     let [to_client, from_client, file_read, file_write, export_read, export_write] = &series;
-    println!("{DONORS} donors, links of {RATE}, {MIB} MiB, medians of {ROUNDS} rounds (least-most), Mbit/s of payload.\n");
+    println!(
+        "{DONORS} donors, links of {RATE}, {MIB} MiB, medians of {ROUNDS} rounds (least-most), Mbit/s of payload.\n"
+    );
     println!("| sequential, stripe:{DONORS} | cheetah | iperf3 | ratio |\n|---|---|---|---|");
     let mut rows = Vec::new();
     for (what, ours, limit) in [
@@ -71,9 +73,12 @@ fn main() {
     ] {
         let ratio = ours.median() / limit.median();
         println!("| {what} | {} | {} | {ratio:.3} |", ours.shown(0), limit.shown(0));
-        rows.push(json!({"what": what, "mbit_s": ours.values(), "iperf3_mbit_s": limit.values(), "ratio": ratio}));
+        rows.push(
+            json!({"what": what, "mbit_s": ours.values(), "iperf3_mbit_s": limit.values(), "ratio": ratio}),
+        );
     }
-    let path = figures::write_report("lan.json", &json!({"donors": DONORS, "rate": RATE, "mib": MIB, "rows": rows}));
+    let path =
+        figures::write_report("lan.json", &json!({"donors": DONORS, "rate": RATE, "mib": MIB, "rows": rows}));
     println!("\nWritten to {}", path.display());
 }
 

@@ -57,7 +57,8 @@ impl OutPart {
             Op::Zero { keep: false } => (Command::WriteZeroes, CmdFlags::EMPTY),
             Op::Trim => (Command::Trim, CmdFlags::EMPTY),
             Op::Status => (Command::BlockStatus, CmdFlags::EMPTY),
-            Op::Flush | Op::Cache => unreachable!("the machine answers these itself"),
+            Op::Flush => (Command::Flush, CmdFlags::EMPTY),
+            Op::Cache => unreachable!("the machine answers this itself"),
         };
         let (cookie, offset, length) = (self.part.to_u64(), self.address, self.scatter.len);
         RequestHeader { flags, command, cookie, offset, length }.encode()
@@ -170,6 +171,7 @@ impl Conn {
             Op::Zero { .. } if lacks(TransmissionFlags::SEND_WRITE_ZEROES) => {
                 Some(Err(PartError::Unsupported))
             }
+            Op::Flush if lacks(TransmissionFlags::SEND_FLUSH) => Some(Ok(Vec::new())),
             Op::Trim if lacks(TransmissionFlags::SEND_TRIM) => Some(Ok(Vec::new())),
             Op::Status if !self.status_known => Some(Ok(Vec::new())),
             _ => None,

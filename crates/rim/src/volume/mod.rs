@@ -351,10 +351,9 @@ impl Driver {
 
     fn open(&mut self, donor: DonorId, session: u64) {
         let route = self.machine.map().routes[&donor].clone();
-        let export = route
-            .foreign_export
-            .clone()
-            .unwrap_or_else(|| format!("{}@{}.{session}", self.machine.map().name, self.token));
+        let export = route.foreign_export.clone().unwrap_or_else(|| {
+            cheetah_core::donor::export_name(&self.machine.map().name, self.token, session, donor)
+        });
         let connections = self.connections;
         let writable = !self.shared.read_only;
         let this = self.this.clone();
