@@ -189,6 +189,6 @@ fn refusal(error: OpenError) -> ExportError {
     match error {
         OpenError::Malformed | OpenError::Unknown => ExportError::Unknown,
         OpenError::Leaving => ExportError::Shutdown,
-        OpenError::Superseded => ExportError::Policy(error.to_string()),
+        OpenError::OtherDonor | OpenError::Superseded => ExportError::Policy(error.to_string()),
     }
 }
