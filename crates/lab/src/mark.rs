@@ -17,9 +17,12 @@ pub const VARIABLE: &str = "CHEETAH_LAB_MARK";
 
 /// This process' mark, as in `cheetah-lab-4711-193842`.
 pub fn own() -> String {
-    let pid = std::process::id();
-    let start = start_time(pid).expect("this process has a start time");
-    format!("cheetah-lab-{pid}-{start}")
+    format!("cheetah-lab-{}-{}", std::process::id(), own_start())
+}
+
+/// When this process started; nothing that it started is older.
+pub fn own_start() -> u64 {
+    start_time(std::process::id()).expect("this process has a start time")
 }
 
 /// Whether the process that made this mark (or a name that begins with it) is gone; None when it is no mark.
@@ -37,13 +40,19 @@ pub struct Running {
     pub command: String,
 }
 
-/// The processes whose environment carries a mark for which `wanted` holds. Zombies are left out.
-pub fn processes(wanted: impl Fn(&str) -> bool) -> Vec<Running> {
+/// The processes whose environment carries a mark for which `wanted` holds, of those that started at `since` (in
+/// ticks since boot) or later. Zombies are left out, and processes that hang in the kernel: asking such a one for its
+/// environment may hang the asker.
+pub fn processes(since: u64, wanted: impl Fn(&str) -> bool) -> Vec<Running> {
     let prefix = format!("{VARIABLE}=");
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let mut found = Vec::new();
     for pid in pids.filter(|pid| *pid != std::process::id()) {
+        let hangs = stat_fields(pid).is_none_or(|fields| fields.first().is_some_and(|state| state == "D"));
+        if hangs || start_time(pid).is_none_or(|start| start < since) {
+            continue;
+        }
         let Ok(environment) = fs::read(format!("/proc/{pid}/environ")) else { continue };
         let marked = environment
             .split(|byte| *byte == 0)
@@ -70,7 +79,7 @@ pub fn signal(pid: u32, signal: Signal) {
 pub fn sweep_stale() {
     static SWEPT: Once = Once::new();
     SWEPT.call_once(|| {
-        for left in processes(|mark| is_stale(mark) == Some(true)) {
+        for left in processes(0, |mark| is_stale(mark) == Some(true)) {
             signal(left.pid, Signal::KILL);
             signal(left.pid, Signal::CONT);
         }

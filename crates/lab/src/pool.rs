@@ -324,7 +324,7 @@ impl Pool {
     pub fn daemons(&self) -> Vec<mark::Running> {
         let guarded: Vec<u32> =
             self.coordinator.iter().chain(self.donors.values()).map(Process::pid).collect();
-        let mut found = mark::processes(|mark| mark == self.mark);
+        let mut found = mark::processes(mark::own_start(), |mark| mark == self.mark);
         found.retain(|running| !guarded.contains(&running.pid));
         found
     }
@@ -351,7 +351,7 @@ impl Drop for Pool {
             // A test that fails leaves what it leaves; the kill below and the scratch directory take the rest.
             let _ = end_within(command, Duration::from_secs(20));
         }
-        for running in mark::processes(|mark| mark == self.mark) {
+        for running in mark::processes(mark::own_start(), |mark| mark == self.mark) {
             mark::signal(running.pid, Signal::KILL);
         }
     }

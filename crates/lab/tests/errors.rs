@@ -224,7 +224,7 @@ fn a_port_in_use() {
     let holder = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = holder.local_addr().expect("its address");
     let (port, address) = (address.port().to_string(), address.to_string());
-    let in_use = |said: &str| names(said, &["127.0.0.1", &port, "in use", "--listen"]);
+    let in_use = |said: &str| names(said, &["127.0.0.1", &port, "in use"]);
     let mut pool = small_pool();
     in_use(&pool.fails(["coordinate", "--listen", &address, "--state", "memory"]));
     in_use(&pool.fails(["donate", "64M", "--no-pool", "--listen", &address]));

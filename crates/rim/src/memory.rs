@@ -15,16 +15,25 @@ pub struct Granted {
     pub io_flusher: bool,
 }
 
-/// Locks all memory, present and future, and stops the heap from giving pages back only to fault them in again.
+/// The heap is grown by this much at once and at first; in steady state nothing on the data path grows it.
+const HEAP_BYTES: i32 = 16 << 20;
+
+/// Locks all memory, present and future, so that no page of it is ever waited for: also those of buffers that a
+/// library takes and fills only later. (Locking pages as they are first touched was not enough: the threads that
+/// read from /dev/fuse hung in their first page fault.) One heap, grown beforehand and never given back.
 #[must_use]
 pub fn prepare() -> Granted {
     // SAFETY: mallopt only sets tunables of the allocator, here before the data path starts.
     unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+        libc::mallopt(libc::M_TOP_PAD, HEAP_BYTES);
         libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
         libc::mallopt(libc::M_MMAP_THRESHOLD, 32 << 20);
     }
-    let locked =
-        rustix::mm::mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT).is_ok();
+    // A limit below what is still to come would turn later mappings into failures.
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+    let may_lock = limit.is_none() || rustix::process::geteuid().is_root();
+    let locked = may_lock && rustix::mm::mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE).is_ok();
     Granted { locked, io_flusher: declare_io_flusher() }
 }
 

@@ -1,0 +1,128 @@
+//! Write-back under memory pressure: a writer in a memory cgroup far smaller than what it writes, over ext4 on the
+//! loop device. A server that allocates while it is asked to write hangs here for good, beyond SIGKILL.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use cheetah_lab::pool::Pool;
+use cheetah_lab::{tools, wait};
+
+const LIMIT_BYTES: u64 = 160 << 20;
+/// The writers take some seconds; one that hangs is freed after this, and the test fails.
+const WRITER_TIME: Duration = Duration::from_secs(120);
+
+/// A memory cgroup of this test's own, gone with it.
+struct Cgroup {
+    path: PathBuf,
+    limit: PathBuf,
+}
+
+impl Cgroup {
+    fn new(name: &str) -> Self {
+        let name = format!("cheetah-test-{name}-{}", std::process::id());
+        let first = Path::new("/sys/fs/cgroup/memory");
+        let (top, limit) = if first.exists() {
+            (first, "memory.limit_in_bytes")
+        } else {
+            (Path::new("/sys/fs/cgroup"), "memory.max")
+        };
+        if limit == "memory.max" {
+            // On the unified hierarchy children get the controllers that their parent passes on.
+            let _ = fs::write(top.join("cgroup.subtree_control"), "+memory");
+        }
+        let path = top.join(name);
+        fs::create_dir(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let cgroup = Self { limit: path.join(limit), path };
+        fs::write(&cgroup.limit, LIMIT_BYTES.to_string()).expect("a memory limit");
+        cgroup
+    }
+
+    fn processes(&self) -> PathBuf {
+        self.path.join("cgroup.procs")
+    }
+
+    fn take(&self, pid: u32) {
+        fs::write(self.processes(), pid.to_string()).expect("a process moves");
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // What is left in it moves to the top, or it cannot go.
+        for pid in fs::read_to_string(self.processes()).unwrap_or_default().lines() {
+            let _ = fs::write(self.path.with_file_name("cgroup.procs"), pid);
+        }
+        let _ = fs::remove_dir(&self.path);
+    }
+}
+
+/// Writes 480 MiB in four files at once, three times what the cgroup holds, and reads them back.
+fn write_and_compare(with_server: bool, name: &str) {
+    tools::need_root("a loop device and a memory cgroup");
+    let cgroup = Cgroup::new(name);
+    let mut pool = Pool::start();
+    for donor in ["one", "two"] {
+        pool.donate(donor, "512M");
+    }
+    pool.ok(["create", "disk", "1G", "--redundancy", "stripe:2"]);
+    let device = pool.attach_loop("disk", &[]).path.display().to_string();
+    if with_server {
+        let daemons = pool.daemons();
+        assert_eq!(daemons.len(), 1, "one daemon serves the device");
+        cgroup.take(daemons[0].pid);
+    }
+    let point = pool.scratch().directory("point").display().to_string();
+    tools::run("mkfs.ext4", ["-q", "-F", &device]);
+    tools::run("mount", [&device, &point]);
+    let script = format!(
+        "echo $$ >{} && cd {point} && head -c 120M /dev/urandom >a && for f in b c d; do cp a $f & done; wait && \
+         sync --file-system . && cmp a b && cmp a c && cmp a d",
+        cgroup.processes().display()
+    );
+    let mut writer = tools::command("sh").args(["-c", &script]).spawn().expect("a shell");
+    let patience = Instant::now() + WRITER_TIME;
+    let status = loop {
+        if let Some(status) = writer.try_wait().expect("a child") {
+            break status;
+        }
+        if Instant::now() > patience {
+            free_the_hung(&cgroup, &pool);
+            panic!("the writers hang: the server waits for memory that only it could free");
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    assert!(status.success(), "the writers: {status}");
+    tools::run("umount", [&point]);
+    tools::run("e2fsck", ["-f", "-n", &device]);
+    pool.detach("disk");
+    wait::until("the cgroup is empty", Duration::from_secs(10), || {
+        fs::read_to_string(cgroup.processes()).is_ok_and(|all| all.is_empty())
+    });
+}
+
+/// Without this a hang would outlive the test, and SIGKILL.
+fn free_the_hung(cgroup: &Cgroup, pool: &Pool) {
+    let connections = Path::new("/sys/fs/fuse/connections");
+    let _ = tools::output(tools::command("mount").args(["-t", "fusectl", "none"]).arg(connections));
+    pool.kill_daemons();
+    let _ = fs::write(&cgroup.limit, u64::from(u32::MAX).to_string());
+    // A connection is named by the minor number of its mount's device.
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    for mount in mounts.lines().filter(|line| line.contains(" cheetah:disk ")) {
+        let device = mount.split(' ').nth(2).and_then(|device| device.strip_prefix("0:"));
+        if let Some(number) = device {
+            let _ = fs::write(connections.join(number).join("abort"), "1");
+        }
+    }
+}
+
+#[test]
+fn a_writer_in_a_small_cgroup_is_served_from_outside_of_it() {
+    write_and_compare(false, "writer");
+}
+
+#[test]
+fn even_inside_the_writers_cgroup_the_server_does_not_wait_for_itself() {
+    write_and_compare(true, "both");
+}
