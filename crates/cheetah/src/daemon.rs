@@ -93,6 +93,8 @@ pub struct Attachment {
     mounted: Option<fuse::Mounted>,
     device: Option<LoopDevice>,
     exported: Option<export::Exported>,
+    /// Where `detach` asks: there before anyone is told that the volume is ready.
+    asked: Option<UnixListener>,
     pub ready: Ready,
 }
 
@@ -149,7 +151,10 @@ impl Attachment {
         }
         let mut attachment = begun?;
         attachment.ready.notes = notes;
-        attachment.remember()?;
+        if let Err(failure) = attachment.remember() {
+            attachment.abandon().await;
+            return Err(failure);
+        }
         Ok(attachment)
     }
 
@@ -170,6 +175,7 @@ impl Attachment {
             mounted: None,
             device: None,
             exported: None,
+            asked: None,
             ready,
         };
         match order.front {
@@ -226,7 +232,14 @@ impl Attachment {
         Ok(())
     }
 
-    fn remember(&self) -> Result<(), Failure> {
+    /// From here on `detach` finds it.
+    fn remember(&mut self) -> Result<(), Failure> {
+        let socket = runtime_dir::socket_path(&self.order.name)?;
+        let _ = std::fs::remove_file(&socket);
+        let listener = UnixListener::bind(&socket).map_err(|e| {
+            Failure::failed(format!("cannot listen for `detach` at {}: {e}", socket.display()))
+        })?;
+        self.asked = Some(listener);
         let pid = std::process::id();
         runtime_dir::store(&Record {
             name: self.order.name.clone(),
@@ -259,11 +272,7 @@ impl Attachment {
         told: impl Future<Output = Result<(), Failure>>,
     ) -> Result<(), Failure> {
         tokio::pin!(told);
-        let socket = runtime_dir::socket_path(&self.order.name)?;
-        let _ = std::fs::remove_file(&socket);
-        let listener = UnixListener::bind(&socket).map_err(|e| {
-            Failure::failed(format!("cannot listen for `detach` at {}: {e}", socket.display()))
-        })?;
+        let Some(asked) = self.asked.take() else { return Err(Failure::failed("`detach` cannot be heard")) };
         let renewing = tokio::spawn(renew(
             self.pool.clone(),
             self.lease.clone(),
@@ -274,8 +283,8 @@ impl Attachment {
         let mut unmounted = self.mounted.as_ref().map(fuse::Mounted::ended);
         loop {
             tokio::select! {
-                asked = listener.accept() => {
-                    let Ok((mut stream, _)) = asked else { continue };
+                came = asked.accept() => {
+                    let Ok((mut stream, _)) = came else { continue };
                     let ended = self.end_fronts().await;
                     let report = ended.as_ref().err().map(Report::from);
                     let text = report.and_then(|report| serde_json::to_string(&report).ok()).unwrap_or_default();
@@ -298,7 +307,6 @@ impl Attachment {
         }
         renewing.abort();
         self.finish().await;
-        let _ = std::fs::remove_file(&socket);
         Ok(())
     }
 
@@ -361,6 +369,9 @@ impl Attachment {
             let _ = std::fs::remove_dir(point);
         }
         runtime_dir::remove(&self.order.name);
+        if let Ok(socket) = runtime_dir::socket_path(&self.order.name) {
+            let _ = std::fs::remove_file(socket);
+        }
     }
 }
 

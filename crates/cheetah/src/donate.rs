@@ -5,6 +5,7 @@ use crate::cli;
 use crate::failure::Failure;
 use crate::output;
 use crate::pool::{find, parse_listen, told_to_end, warn_if_clear};
+use cheetah_core::api::Call;
 use cheetah_core::donor::Exit;
 use cheetah_core::limits::{DONOR_EXTENTS_MAX, EXTENT_BYTES};
 use cheetah_core::units::{check_name, parse_bytes, show_bytes};
@@ -45,7 +46,7 @@ pub async fn donate(options: cli::Donate) -> Result<(), Failure> {
         output::line(&format!("ready: donor {name} lends {lent} at {} without a pool", server.endpoint()));
         return told_to_end().await;
     }
-    let pool = find(&options.pool).await?;
+    let pool = find_now(&options.pool).await?;
     let listen = Endpoint::Tcp(parse_listen(&options.listen)?);
     let (wiped, counted) = (arena.clone(), arena.clone());
     let hooks = DonorHooks {
@@ -62,6 +63,13 @@ pub async fn donate(options: cli::Donate) -> Result<(), Failure> {
     DonorServer::start(bound, &arena, &Gate::Pooled(handle.clone())).map_err(Failure::failed)?;
     run(control, handle, &format!("ready: donor {name} lends {lent} at {address} to pool {}", pool.url()))
         .await
+}
+
+/// A pool that answers now: a donor that waited for a mistyped one would look as if it lent something.
+async fn find_now(pool: &cli::PoolArg) -> Result<Client, Failure> {
+    let pool = find(pool).await?;
+    pool.call(Call::Pool).await?;
+    Ok(pool)
 }
 
 fn control(
@@ -181,7 +189,7 @@ async fn donate_foreign(options: cli::Donate) -> Result<(), Failure> {
         return Err(Failure::failed(format!("{address} has {has}, less than the smallest loan, {least}")));
     }
     let name = name(options.name.as_deref())?;
-    let pool = find(&options.pool).await?;
+    let pool = find_now(&options.pool).await?;
     let (control, handle) =
         control(&name, address, extents, Some(uri.export.clone()), pool.clone(), DonorHooks::none())?;
     let lent = show_bytes(u64::from(extents) * EXTENT_BYTES);
