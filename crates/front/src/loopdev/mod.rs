@@ -319,7 +319,13 @@ pub fn detach(device: &Path) -> Result<(), LoopError> {
         // Clearing a device in use marks it to vanish at the unmount; a refusal should change nothing.
         return Err(LoopError::Busy { device: device.to_path_buf(), holders: mounted });
     }
+    // As soon as it is free its number may be given to another file: only what stands on this one is cleared.
+    let backing = setting(number, "loop/backing_file");
+    let is_gone = || backing.is_none() || setting(number, "loop/backing_file") != backing;
     for _ in 0..DETACH_TRIES {
+        if is_gone() {
+            return Ok(());
+        }
         let opened = open_device(number)?;
         match ioctl::clear(opened.as_fd()) {
             Err(error) if error.raw_os_error() == Some(libc::ENXIO) => return Ok(()),
@@ -329,7 +335,7 @@ pub fn detach(device: &Path) -> Result<(), LoopError> {
             _ => {}
         }
         drop(opened);
-        if setting(number, "loop/backing_file").is_none() {
+        if is_gone() {
             return Ok(());
         }
         std::thread::sleep(DETACH_PAUSE);
