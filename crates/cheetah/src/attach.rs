@@ -71,9 +71,18 @@ fn absolute(path: &Path) -> Result<PathBuf, Failure> {
 pub fn make_mountpoint(name: &str) -> Result<PathBuf, Failure> {
     cheetah_core::units::check_name(name).map_err(Failure::usage)?;
     let point = runtime_dir::directory()?.join("mnt").join(name);
-    std::fs::create_dir_all(&point)
-        .map_err(|e| Failure::failed(format!("cannot make the mount point {}: {e}", point.display())))?;
+    make_directory(&point)?;
     Ok(point)
+}
+
+/// A directory that is there already is fine, also one where a dead mount is: mounting clears that away.
+pub fn make_directory(point: &Path) -> Result<(), Failure> {
+    match std::fs::create_dir_all(point) {
+        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
+            Err(Failure::failed(format!("cannot make the mount point {}: {e}", point.display())))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Who shall own the volume's file: with sudo, the user who typed it.

@@ -23,6 +23,8 @@ use tokio::net::UnixListener;
 /// How long an export's clients get to take their last answers.
 const EXPORT_PATIENCE: Duration = Duration::from_secs(35);
 const READ_AHEAD_KB: u32 = 1024;
+const GROWTH_TRIES: u32 = 100;
+const GROWTH_PAUSE: Duration = Duration::from_millis(50);
 
 /// What `attach` wants served.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -66,6 +68,7 @@ impl From<&Failure> for Report {
 
 /// The hidden command `serve`.
 pub async fn serve_from_stdin() -> Result<(), Failure> {
+    abort_on_panic();
     let order: Order = serde_json::from_reader(std::io::stdin().lock())
         .map_err(|e| Failure::usage(format!("`serve` is started by `cheetah attach` ({e})")))?;
     let _ = rustix::process::setsid();
@@ -82,6 +85,16 @@ pub async fn serve_from_stdin() -> Result<(), Failure> {
         let _ = rustix::stdio::dup2_stdout(null);
     }
     attachment.serve().await
+}
+
+/// A thread that serves a volume and is gone would leave its readers waiting for ever; a process that is gone ends
+/// the mount, and they get an error.
+pub fn abort_on_panic() {
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        hook(info);
+        std::process::abort();
+    }));
 }
 
 /// A volume that tools can use.
@@ -284,7 +297,10 @@ impl Attachment {
         loop {
             tokio::select! {
                 came = asked.accept() => {
-                    let Ok((mut stream, _)) = came else { continue };
+                    let Ok((mut stream, _)) = came else {
+                        tokio::time::sleep(Duration::from_millis(100)).await;
+                        continue;
+                    };
                     let ended = self.end_fronts().await;
                     let report = ended.as_ref().err().map(Report::from);
                     let text = report.and_then(|report| serde_json::to_string(&report).ok()).unwrap_or_default();
@@ -312,9 +328,17 @@ impl Attachment {
 
     async fn grown(&mut self) {
         let Some(mut device) = self.device.take() else { return };
+        let wanted = self.volume.size() / 512 * 512;
         let grown = tokio::task::spawn_blocking(move || {
             // The file's new size reaches the kernel with the front end's own notice; ask until it has.
-            let result = device.set_capacity();
+            let mut result = device.set_capacity();
+            for _ in 0..GROWTH_TRIES {
+                if !matches!(result, Ok(size) if size < wanted) {
+                    break;
+                }
+                std::thread::sleep(GROWTH_PAUSE);
+                result = device.set_capacity();
+            }
             (device, result)
         });
         if let Ok((device, result)) = grown.await {
@@ -395,9 +419,16 @@ pub async fn renew(pool: Client, lease: Attached, volume: VolumeHandle, place: S
                 if std::mem::take(&mut told) {
                     tracing::warn!("the coordinator answers again");
                 }
-                if let Some(map) = renewed.map.filter(|map| map.check().is_ok()) {
-                    epoch = map.epoch;
-                    volume.update_map(map);
+                match renewed.map.map(|map| map.check().map(|()| map)) {
+                    Some(Ok(map)) => {
+                        epoch = map.epoch;
+                        volume.update_map(map);
+                    }
+                    Some(Err(why)) => {
+                        tracing::error!(why, "the coordinator sent a map that cannot be");
+                        tokio::time::sleep(Duration::from_secs(1)).await;
+                    }
+                    None => {}
                 }
             }
             Ok(_) => tokio::time::sleep(Duration::from_secs(1)).await,

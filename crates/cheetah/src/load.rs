@@ -8,7 +8,7 @@ use crate::cli;
 use crate::daemon::{lease, lost_notes, renew, start_volume};
 use crate::failure::{Exit, Failure};
 use crate::output;
-use crate::pool::{find, volume};
+use crate::pool::{find, told_to_end, volume};
 use cheetah_core::api::{Call, Create, RefusalCode, Size};
 use cheetah_core::limits::UNIT_DEFAULT_BYTES;
 use cheetah_core::units::show_bytes;
@@ -58,7 +58,7 @@ struct Hashes {
 pub async fn load(options: cli::Load) -> Result<(), Failure> {
     let source = RawSource::open(&options.file).map_err(|e| Failure::failed(e.to_string()))?;
     let pool = find(&options.pool).await?;
-    ensure_volume(&pool, &options.name, source.size(), &options).await?;
+    let made = ensure_volume(&pool, &options.name, source.size(), &options).await?;
     let lease = lease(&pool, &options.name, false).await?;
     let size = lease.map.size;
     let give_back = Call::Detach { name: options.name.clone(), token: lease.token };
@@ -81,11 +81,24 @@ pub async fn load(options: cli::Load) -> Result<(), Failure> {
     let renewing = tokio::spawn(renew(pool.clone(), lease.clone(), handle.clone(), "load".into()));
     let (worker, wanted) = (handle.clone(), !options.no_verify);
     let file = options.file.display().to_string();
-    let copied = tokio::task::spawn_blocking(move || copy_and_verify(&source, &worker, &file, wanted)).await;
+    let copying = tokio::task::spawn_blocking(move || copy_and_verify(&source, &worker, &file, wanted));
+    let copied = tokio::select! {
+        copied = copying => copied.map_err(|e| Failure::failed(e.to_string())).flatten(),
+        _ = told_to_end() => Err(Failure::failed(format!("interrupted; volume '{}' is incomplete", options.name))),
+    };
     renewing.abort();
     handle.close().await;
     let _ = pool.call(give_back).await;
-    let report = copied.map_err(|e| Failure::failed(e.to_string()))??;
+    let report = match copied {
+        Ok(report) => report,
+        Err(mut failure) => {
+            // Half an image must not be taken for a whole one.
+            if made && pool.call(Call::Delete { name: options.name.clone() }).await.is_ok() {
+                failure.message.push_str("; it was made by this load and is deleted again");
+            }
+            return Err(failure);
+        }
+    };
     print(&report, &options)?;
     match &report.volume_hashes {
         Some(read) if *read != report.file_hashes => Err(Failure::new(
@@ -100,9 +113,10 @@ pub async fn load(options: cli::Load) -> Result<(), Failure> {
 }
 
 /// A volume that does not exist yet is made as large as the file.
-async fn ensure_volume(pool: &Client, name: &str, size: u64, options: &cli::Load) -> Result<(), Failure> {
+/// Answers whether it was.
+async fn ensure_volume(pool: &Client, name: &str, size: u64, options: &cli::Load) -> Result<bool, Failure> {
     match pool.call(Call::Show { name: name.to_owned() }).await {
-        Ok(_) => Ok(()),
+        Ok(_) => Ok(false),
         Err(CallError::Refused(refusal)) if refusal.code == RefusalCode::NotFound => {
             let create = Create {
                 name: name.to_owned(),
@@ -115,7 +129,7 @@ async fn ensure_volume(pool: &Client, name: &str, size: u64, options: &cli::Load
             if !options.json.json {
                 output::line(&format!("made volume {name}: {size} bytes, {}", made.status.redundancy));
             }
-            Ok(())
+            Ok(true)
         }
         Err(error) => Err(error.into()),
     }
@@ -257,7 +271,10 @@ fn copy(source: &RawSource, volume: &VolumeHandle) -> Result<(Hashes, u64), Fail
     let finish_one = |in_flight: &mut usize| -> Result<(), Failure> {
         let completion = done.recv().map_err(|_| Failure::failed("the volume was closed"))?;
         *in_flight -= 1;
-        completion.result.map_err(|e| stopped(completion.token, write_error(e, completion.token)))
+        completion.result.map_err(|e| {
+            let exit = if e == VolumeError::DonorLost { Exit::DataLost } else { Exit::Failed };
+            Failure { exit, ..stopped(completion.token, write_error(e, completion.token)) }
+        })
     };
     for (offset, len) in chunks(source.size()) {
         let mut chunk = vec![0; len];
@@ -290,7 +307,7 @@ fn copy(source: &RawSource, volume: &VolumeHandle) -> Result<(Hashes, u64), Fail
 
 fn write_error(error: VolumeError, offset: u64) -> String {
     match error {
-        VolumeError::DonorLost => format!("the donor of the range at byte {offset} is lost"),
+        VolumeError::DonorLost => format!("a donor that holds a part of the MiB at byte {offset} is lost"),
         VolumeError::LeaseLost => "the lease is lost: another has taken the volume over".into(),
         other => format!("writing at byte {offset} failed ({other:?})"),
     }

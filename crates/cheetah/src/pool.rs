@@ -15,15 +15,17 @@ pub async fn find(pool: &cli::PoolArg) -> Result<Client, Failure> {
     control::find_pool(pool.pool.as_deref()).await.map_err(|e| Failure::new(Exit::NoPool, e.to_string()))
 }
 
-/// Resolves at SIGTERM or SIGINT.
+/// Resolves at SIGTERM, SIGINT or SIGHUP.
 pub async fn told_to_end() -> Result<(), Failure> {
     let fault =
         |e: std::io::Error| Failure::failed(format!("this process gets no signals from the kernel: {e}"));
     let mut term = signal(SignalKind::terminate()).map_err(fault)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(fault)?;
+    let mut hangup = signal(SignalKind::hangup()).map_err(fault)?;
     tokio::select! {
         _ = term.recv() => {}
         _ = interrupt.recv() => {}
+        _ = hangup.recv() => {}
     }
     Ok(())
 }

@@ -30,9 +30,31 @@ pub async fn up(options: cli::Up) -> Result<(), Failure> {
     if options.size == 0 {
         return Err(Failure::usage("a volume of size 0 holds nothing: name a --size, like 4G"));
     }
+    // Members end with this process's future, so a signal during the start leaves none behind.
+    crate::daemon::abort_on_panic();
+    let mut members = Vec::new();
+    let started = tokio::select! {
+        started = start_all(&options, &mut members) => Some(started?),
+        told = told_to_end() => {
+            told?;
+            None
+        }
+    };
+    let ended = match started {
+        Some(attachment) => attachment.serve_beside(watch(&mut members)).await,
+        None => Ok(()),
+    };
+    for member in members.iter_mut().rev() {
+        end(member).await;
+    }
+    ended
+}
+
+/// Starts every member and the attachment, and says that it is ready.
+async fn start_all(options: &cli::Up, members: &mut Vec<Member>) -> Result<Attachment, Failure> {
     let (coordinator, url) =
         start("the coordinator", &["coordinate", "--state", "memory", "--listen", &options.listen]).await?;
-    let mut members = vec![coordinator];
+    members.push(coordinator);
     let share = options.size.div_ceil(u64::from(options.donors)).div_ceil(EXTENT_BYTES);
     let lent = ((share + SPARE_EXTENTS) * EXTENT_BYTES).to_string();
     for donor in 1..=options.donors {
@@ -53,7 +75,7 @@ pub async fn up(options: cli::Up) -> Result<(), Failure> {
         follow: false,
     };
     volume(&pool, Call::Create(create)).await?;
-    let attachment = attach(&options, &url).await?;
+    let attachment = attach(options, &url).await?;
     let ready = attachment.ready.clone();
     for note in &ready.notes {
         eprintln!("cheetah: {note}");
@@ -67,20 +89,14 @@ pub async fn up(options: cli::Up) -> Result<(), Failure> {
         output::line(&format!("ready: {path} {}", ready.uri.unwrap_or_default()));
         eprintln!("cheetah: pool {url}; `CHEETAH_POOL={url} cheetah status` shows it; Ctrl-C ends it");
     }
-    let ended = attachment.serve_beside(watch(&mut members)).await;
-    for member in members.iter_mut().rev() {
-        end(member).await;
-    }
-    ended
+    Ok(attachment)
 }
 
 async fn attach(options: &cli::Up, url: &str) -> Result<Attachment, Failure> {
     let (mountpoint, mountpoint_made) = match &options.mount {
         Some(given) => {
             let point = std::path::absolute(given).map_err(|e| Failure::usage(e.to_string()))?;
-            std::fs::create_dir_all(&point).map_err(|e| {
-                Failure::failed(format!("cannot make the mount point {}: {e}", point.display()))
-            })?;
+            crate::attach::make_directory(&point)?;
             (point, false)
         }
         None => (crate::attach::make_mountpoint(VOLUME)?, true),

@@ -2,7 +2,7 @@
 
 mod pool;
 
-use cheetah_core::api::{Answer, Call, Size, Sync};
+use cheetah_core::api::{Answer, Call, RefusalCode, Size, Sync};
 use cheetah_core::coordinator::Coordinator;
 use cheetah_core::limits::SECOND_NS;
 use cheetah_core::map::DonorId;
@@ -108,4 +108,19 @@ fn any_history_restores_to_itself() {
         world.settle();
         assert_eq!(world.status().bytes_free, 18 * E, "seed {seed}");
     }
+}
+
+#[test]
+fn nothing_is_placed_on_a_donor_that_is_only_remembered() {
+    let mut world = World::with_donors(&[4, 4]);
+    world.silence(2);
+    world.restart();
+    let create = pool::creating("v", Size::Bytes(6 * E), None);
+    let early = world.send(Call::Create(create));
+    let early = world.answer(early);
+    assert!(matches!(early, Some(Err(refusal)) if refusal.code == RefusalCode::Unavailable));
+    world.settle();
+    world.pass(10 * SECOND_NS);
+    pool::assert_refused(world.create("v", Size::Bytes(6 * E), None), RefusalCode::PoolFull, &["free"]);
+    world.create("w", Size::Bytes(4 * E), None).expect("on the one that lives");
 }

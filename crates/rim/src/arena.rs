@@ -197,18 +197,12 @@ impl Arena {
         self.punch(&(first..last));
     }
 
-    /// Overwrites and frees whole extents, before anyone else may use them.
+    /// Frees whole extents, before anyone else may use them. Their pages leave the arena; the kernel clears each
+    /// before it gives it to any process, this one included. They are not overwritten in place: `sendfile` may have
+    /// left them in a socket, and a reply on its way must not turn into zeros.
     pub fn wipe(&self, extents: &[u32]) {
         for extent in extents {
-            let start = u64::from(*extent) * EXTENT_BYTES;
-            let mut at = start;
-            self.runs(start, EXTENT_BYTES, |len, present| {
-                if present {
-                    self.fill_zero(at, at + len);
-                }
-                at += len;
-            });
-            self.zero(start, EXTENT_BYTES, false);
+            self.zero(u64::from(*extent) * EXTENT_BYTES, EXTENT_BYTES, false);
         }
     }
 }

@@ -13,6 +13,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use tokio::io::unix::AsyncFd;
 use tokio::net::{TcpSocket, UnixStream};
 
@@ -153,6 +154,7 @@ impl Listener {
                 Ok(Ok(fd)) => {
                     if matches!(self.endpoint, Endpoint::Tcp(_)) {
                         let _ = sockopt::set_tcp_nodelay(&fd, true);
+                        notice_the_dead(&fd);
                     }
                     return Ok(fd);
                 }
@@ -162,6 +164,14 @@ impl Listener {
             }
         }
     }
+}
+
+/// A client that lost its power says nothing more; without this its connection would stay for ever.
+fn notice_the_dead(fd: &OwnedFd) {
+    let _ = sockopt::set_socket_keepalive(fd, true);
+    let _ = sockopt::set_tcp_keepidle(fd, Duration::from_secs(30));
+    let _ = sockopt::set_tcp_keepintvl(fd, Duration::from_secs(10));
+    let _ = sockopt::set_tcp_keepcnt(fd, 3);
 }
 
 /// A socket file whose server is gone is removed; one that answers is left, and binding fails as in use.

@@ -1,15 +1,16 @@
 //! The donor loop against a real coordinator: admissions, growth, outages and the end.
 
-use cheetah_core::api::{API_VERSION, Answer, Attach, Attached, Call, Create, PoolStatus, Size};
+use cheetah_core::api::{API_VERSION, Answer, Attach, Attached, Call, Create, PoolStatus, RefusalCode, Size};
 use cheetah_core::donor::{Denied, Exit, OpenError, export_name};
 use cheetah_core::limits::EXTENT_BYTES;
 use cheetah_core::map::DonorId;
 use cheetah_rim::control::{
-    Client, CoordinateOptions, Coordination, DonorControl, DonorHandle, DonorHooks, DonorOptions, StateAt,
-    coordinate,
+    CallError, Client, CoordinateOptions, Coordination, DonorControl, DonorHandle, DonorHooks, DonorOptions,
+    StateAt, coordinate,
 };
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tokio::task::JoinHandle;
 
 struct Donor {
@@ -130,8 +131,15 @@ async fn a_restarted_coordinator_disturbs_nobody() {
         .expect("admitted without a coordinator");
 
     let again = coordinator(&listen, StateAt::Directory(directory.clone())).await;
-    // Held until the donor has confirmed to the new coordinator.
-    let grown = client.call(Call::Grow { name: "v".into(), size: Size::All }).await;
+    // Nothing new is placed on a donor before the new coordinator has heard of it.
+    let grown = loop {
+        match client.call(Call::Grow { name: "v".into(), size: Size::All }).await {
+            Err(CallError::Refused(refusal)) if refusal.code == RefusalCode::Unavailable => {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            other => break other,
+        }
+    };
     assert!(matches!(grown, Ok(Answer::Volume(volume)) if volume.lost.is_empty()));
     assert!(!open.is_dropped());
     assert_eq!(donor.handle.access().borrow().check(&open.grant, true, 3 * EXTENT_BYTES, 1), Ok(()));

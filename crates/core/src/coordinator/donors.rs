@@ -24,6 +24,8 @@ use std::net::SocketAddr;
 pub(super) struct Donor {
     pub(super) record: DonorRecord,
     pub(super) alive: bool,
+    /// Since the coordinator started. A donor that is only remembered may be dead, so it is given nothing new.
+    pub(super) heard: bool,
     pub(super) last_seen: Time,
     /// When its timer is set for: the end of its silence, or of its listing once it is lost.
     pub(super) timer: Time,
@@ -45,6 +47,7 @@ impl Donor {
             free: Extents::all(record.extents),
             record,
             alive: true,
+            heard: true,
             last_seen: now,
             timer: now + DONOR_SILENCE_NS,
             held: BTreeMap::new(),
@@ -226,8 +229,8 @@ impl Coordinator {
     /// A sign of life.
     fn hear(&mut self, now: Time, seed: &mut Seed, id: DonorId) {
         let Some(donor) = self.donors.get_mut(&id) else { return };
-        let returned = !donor.alive;
-        donor.alive = true;
+        let returned = !(donor.alive && donor.heard);
+        (donor.alive, donor.heard) = (true, true);
         donor.last_seen = now;
         self.set_donor_timer(id, now + DONOR_SILENCE_NS);
         if returned {
@@ -277,12 +280,12 @@ impl Coordinator {
                 );
                 Err(refuse(RefusalCode::NotFound, message))
             }
-            [first, second, ..] if second.alive => {
+            [first, second, ..] => {
                 let (a, b) = (first.record.donor, second.record.donor);
                 let message = format!("the pool has two donors named '{name}': name {a} or {b} instead");
                 Err(refuse(RefusalCode::Conflict, message))
             }
-            [first, ..] => Ok(first.record.donor),
+            [only] => Ok(only.record.donor),
         }
     }
 
@@ -350,9 +353,10 @@ impl Coordinator {
         }
     }
 
-    /// Live donors in the order they joined.
+    /// Donors that live for certain, in the order they joined.
     pub(super) fn rooms(&self) -> Vec<Room> {
-        let mut alive: Vec<&Donor> = self.donors.values().filter(|donor| donor.alive).collect();
+        let mut alive: Vec<&Donor> =
+            self.donors.values().filter(|donor| donor.alive && donor.heard).collect();
         alive.sort_by_key(|donor| donor.record.join);
         alive
             .iter()

@@ -190,6 +190,7 @@ impl Coordinator {
 impl Donor {
     fn restore(record: DonorRecord, revision: u64, now: Time) -> Donor {
         let mut donor = Donor::join(record, revision, now);
+        donor.heard = false;
         donor.alive = !donor.record.departed;
         donor
     }

@@ -200,6 +200,14 @@ impl Coordinator {
     /// Says what is free and where, and what was needed.
     fn shortage(&self, name: &str, redundancy: Redundancy, groups: u64) -> Refusal {
         let rooms = self.rooms();
+        let unheard = self.donors.values().filter(|donor| donor.alive && !donor.heard).count();
+        if unheard > 0 {
+            let message = format!(
+                "there is no room for volume '{name}' yet: the coordinator has just started and has not heard of \
+                 {unheard} of its donors so far; try again in some seconds"
+            );
+            return refuse(RefusalCode::Unavailable, message);
+        }
         if rooms.is_empty() {
             let message = format!(
                 "the pool has no donors, so there is no memory for volume '{name}'; run `cheetah donate SIZE` on a \

@@ -141,8 +141,9 @@ impl Volume {
     ) {
         let link = self.links.get_mut(&donor).expect("links are never removed");
         effects.push(Effect::Close { donor, session: link.session });
-        let was_up = link.state == State::Up;
-        let retry_at = (link.fenced || !was_up).then_some(now + DONOR_RETRY_NS);
+        let ended = matches!(link.state, State::Up | State::Down { retry_at: None, .. });
+        let for_good = !link.fenced && ended;
+        let retry_at = (!for_good).then_some(now + DONOR_RETRY_NS);
         link.state = State::Down { why, retry_at, probing: false };
         link.waiting.clear();
         self.fail_parts(donor, error, effects);

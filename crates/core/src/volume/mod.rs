@@ -20,10 +20,11 @@ use crate::units::Time;
 use link::{Link, State};
 pub use slab::Key;
 use slab::Slab;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// One request may touch this many runs of donor memory: a TRIM of 4 GiB over extents of 64 MiB, both ends cut.
-const PARTS_PER_REQUEST_MAX: usize = 65 + crate::limits::STRIPE_DONORS_MAX as usize;
+/// One request may touch this many runs of donor memory: a TRIM of 4 GiB covers 64 extents in whole groups, and a
+/// group cut at either end.
+const PARTS_PER_REQUEST_MAX: usize = 64 + 2 * crate::limits::STRIPE_DONORS_MAX as usize;
 const PARTS_MAX: usize = 8 * REQUESTS_IN_FLIGHT_MAX;
 
 const _: () = assert!(PARTS_PER_REQUEST_MAX <= PARTS_MAX);
@@ -313,6 +314,10 @@ impl Volume {
     fn admit(&mut self, now: Time, tag: Tag, op: Op) -> Key {
         let pending = Pending { tag, op, parts: None, parts_open: 0, failed: None, status: Vec::new() };
         let key = self.requests.insert(pending);
+        if self.deadlines.len() == self.deadlines.capacity() {
+            // One that is late keeps those behind it; this path does not allocate.
+            self.deadlines.retain(|(_, key)| self.requests.get(*key).is_some());
+        }
         self.deadlines.push_back((now + REQUEST_DEADLINE_NS, key));
         key
     }
@@ -325,7 +330,10 @@ impl Volume {
         for (donor, link) in &mut self.links {
             match link.state {
                 State::Down { .. } if link.unflushed => pending.failed = Some(VolumeError::DonorLost),
-                State::New | State::Opening { .. } if link.unflushed && self.parts.room() > 0 => {
+                State::New | State::Opening { .. } if link.unflushed && self.parts.room() == 0 => {
+                    pending.failed = Some(VolumeError::DonorLost);
+                }
+                State::New | State::Opening { .. } if link.unflushed => {
                     let fragment = Fragment { donor: *donor, address: 0, scatter: Scatter::whole(0, 0) };
                     link.waiting.push_back(add_part(key, pending, &mut self.parts, fragment));
                 }
@@ -438,7 +446,7 @@ impl Volume {
             } else if deadline <= now {
                 let owed =
                     self.parts.iter().filter(|(_, p)| p.request == key && p.progress != Progress::Done);
-                let late: Vec<DonorId> = owed.map(|(_, part)| part.donor).collect();
+                let late: BTreeSet<DonorId> = owed.map(|(_, part)| part.donor).collect();
                 for donor in late {
                     let why = format!("no answer within {} s", REQUEST_DEADLINE_NS / 1_000_000_000);
                     self.set_aside(now, donor, why, VolumeError::TimedOut, effects);

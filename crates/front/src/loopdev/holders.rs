@@ -17,6 +17,10 @@ pub(super) fn of(number: u32) -> Vec<String> {
     for entry in std::fs::read_dir(stacked).into_iter().flatten().flatten() {
         holders.push(format!("part of /dev/{}", entry.file_name().to_string_lossy()));
     }
+    let device = format!("/dev/loop{number}");
+    for other in super::standing_on(Path::new(&device)) {
+        holders.push(format!("under {}", other.display()));
+    }
     holders.extend(openers(number));
     holders.truncate(NAMED_MAX);
     holders

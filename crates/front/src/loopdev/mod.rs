@@ -284,6 +284,9 @@ impl LoopDevice {
     /// # Errors
     /// See [`detach`].
     pub fn detach(&self) -> Result<(), LoopError> {
+        if !standing_on(&self.file).contains(&self.path()) {
+            return Ok(()); // Somebody has detached it; its number may be another's by now.
+        }
         detach(&self.path())
     }
 }
@@ -314,17 +317,18 @@ pub fn detach(device: &Path) -> Result<(), LoopError> {
         let error = io::Error::new(io::ErrorKind::InvalidInput, "not a loop device");
         return Err(LoopError::Failed { device: device.to_path_buf(), error });
     };
-    let mounted = holders::mounts(&crate::mountinfo::read().unwrap_or_default(), number);
-    if !mounted.is_empty() {
-        // Clearing a device in use marks it to vanish at the unmount; a refusal should change nothing.
-        return Err(LoopError::Busy { device: device.to_path_buf(), holders: mounted });
-    }
     // As soon as it is free its number may be given to another file: only what stands on this one is cleared.
     let backing = setting(number, "loop/backing_file");
     let is_gone = || backing.is_none() || setting(number, "loop/backing_file") != backing;
     for _ in 0..DETACH_TRIES {
         if is_gone() {
             return Ok(());
+        }
+        // Clearing a device in use marks it to vanish when its last user goes; a refusal should change nothing.
+        let users = holders::of(number);
+        if !users.is_empty() {
+            std::thread::sleep(DETACH_PAUSE);
+            continue;
         }
         let opened = open_device(number)?;
         match ioctl::clear(opened.as_fd()) {

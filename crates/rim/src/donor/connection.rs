@@ -34,6 +34,8 @@ const PIECES_MAX: usize = 512;
 const OUT_PIECES_MAX: usize = 4 * PIECES_MAX;
 const OUT_BYTES_MAX: u64 = 8 << 20;
 const STATUS_RUNS_MAX: usize = 4096;
+/// Bytes that zeroing and status may walk before other connections of the thread get their turn.
+const WORK_BYTES_MAX: u64 = 256 << 20;
 
 static ZEROS: [u8; HOLE_BYTES_MIN as usize] = [0; HOLE_BYTES_MIN as usize];
 
@@ -106,6 +108,8 @@ pub(super) struct Connection<'a> {
     heads: Vec<u8>,
     out: Vec<Out>,
     out_bytes: u64,
+    /// Bytes walked by zeroing and status since the last send.
+    work_bytes: u64,
     /// The last request was a large write, so the next one probably is, too: only its header is read ahead.
     large_expected: bool,
     /// `partial` holds whole requests that wait until their predecessors' replies are sent.
@@ -144,6 +148,7 @@ impl<'a> Connection<'a> {
             heads: Vec::new(),
             out: Vec::new(),
             out_bytes: 0,
+            work_bytes: 0,
             large_expected: false,
             deferred: false,
             bye: false,
@@ -169,6 +174,7 @@ impl<'a> Connection<'a> {
             if std::mem::take(&mut self.deferred) {
                 let input = std::mem::take(&mut self.partial);
                 self.digest(&input, &access()).map_err(End::Fault)?;
+                tokio::task::yield_now().await;
                 continue;
             }
             self.shrink();
@@ -252,7 +258,7 @@ impl<'a> Connection<'a> {
                 }
                 self.done(cookie, refused);
             }
-            if self.out.len() >= OUT_PIECES_MAX || self.out_bytes >= OUT_BYTES_MAX {
+            if self.is_full() {
                 self.partial.extend_from_slice(input);
                 self.deferred = true;
                 return Ok(());
@@ -268,6 +274,12 @@ impl<'a> Connection<'a> {
                 return Ok(());
             }
         }
+    }
+
+    /// Whether it is time to send before more is carried out.
+    fn is_full(&self) -> bool {
+        let out = self.out.len() >= OUT_PIECES_MAX || self.out_bytes >= OUT_BYTES_MAX;
+        out || self.work_bytes >= WORK_BYTES_MAX
     }
 
     fn request(&mut self, header: RequestHeader, access: &Access) -> Result<(), String> {
@@ -288,14 +300,19 @@ impl<'a> Connection<'a> {
             Ok(Command::Disc) => self.bye = true,
             Ok(Command::Read) if length > 0 => self.read(cookie, offset, len, flags),
             Ok(Command::Trim) => {
+                self.work_bytes += len;
                 self.arena.zero(offset, len, false);
                 self.done(cookie, None);
             }
             Ok(Command::WriteZeroes) => {
+                self.work_bytes += len;
                 self.arena.zero(offset, len, flags.contains(CmdFlags::NO_HOLE));
                 self.done(cookie, None);
             }
-            Ok(Command::BlockStatus) => self.status(cookie, offset, len, flags),
+            Ok(Command::BlockStatus) => {
+                self.work_bytes += len;
+                self.status(cookie, offset, len, flags);
+            }
             // What is acknowledged is in memory, and memory is all there is: a flush has nothing left to do.
             Ok(_) => self.done(cookie, None),
         }
@@ -425,6 +442,7 @@ impl<'a> Connection<'a> {
         self.out.clear();
         self.heads.clear();
         self.out_bytes = 0;
+        self.work_bytes = 0;
         Ok(())
     }
 

@@ -15,6 +15,7 @@ use cheetah_core::layout::Scatter;
 use cheetah_core::map::DonorId;
 use cheetah_core::volume::{Event, Key, Op, PartError, StatusRun};
 use cheetah_nbd::client::Reply;
+use cheetah_nbd::limits::BLOCK_STATUS_DESCRIPTORS_MAX;
 use cheetah_nbd::{CmdFlags, Command, Errno, RequestHeader, StateFlags, TransmissionFlags};
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
@@ -72,6 +73,8 @@ struct Awaited {
     op: Op,
     address: u64,
     scatter: Scatter,
+    /// All of it is with the kernel.
+    sent: bool,
     /// Bytes of a read that are in.
     received: u32,
     error: Option<PartError>,
@@ -155,6 +158,7 @@ impl Conn {
             op: part.op,
             address: part.address,
             scatter: part.scatter,
+            sent: false,
             received: 0,
             error: None,
             status: Vec::new(),
@@ -191,7 +195,7 @@ impl Conn {
     }
 
     fn send_once(&self, slots: &[Option<Slot>]) -> io::Result<()> {
-        let mut wire = self.wire.borrow_mut();
+        let wire = &mut *self.wire.borrow_mut();
         let mut pieces: Vec<IoSlice<'_>> = Vec::with_capacity(64);
         let mut skip = wire.out_sent;
         for (header, part) in &wire.out {
@@ -221,6 +225,9 @@ impl Conn {
                 break;
             }
             sent -= whole;
+            if let Some(awaited) = wire.awaited.get_mut(&part.part.to_u64()) {
+                awaited.sent = true;
+            }
             wire.out.pop_front();
         }
         wire.out_sent = sent;
@@ -386,6 +393,9 @@ impl Conn {
         let (cookie, mut done) = (reply.cookie(), reply.done());
         let awaited = wire.awaited.get_mut(&cookie).ok_or("it answered what was not asked")?;
         wire.large_expected = false;
+        if !awaited.sent {
+            return Err("it answered a request that it had not been sent in full".into());
+        }
         match reply {
             Reply::Simple { error: None, .. } if awaited.op == Op::Read => {
                 done = false;
@@ -409,6 +419,10 @@ impl Conn {
                 awaited.error.get_or_insert(part_error(errno));
             }
             Reply::BlockStatus { descriptors, .. } => {
+                let sum = awaited.status.len() + descriptors.len();
+                if awaited.op != Op::Status || sum > BLOCK_STATUS_DESCRIPTORS_MAX {
+                    return Err("it sent more status than was asked for".into());
+                }
                 let hole =
                     |flags: StateFlags| flags.contains(StateFlags::HOLE) && flags.contains(StateFlags::ZERO);
                 let runs = descriptors.iter().map(|d| StatusRun { len: d.length, hole: hole(d.flags) });
@@ -457,6 +471,7 @@ fn part_error(errno: Errno) -> PartError {
     match errno {
         Errno::Perm => PartError::Denied,
         Errno::NoMem | Errno::NoSpc => PartError::NoMemory,
+        Errno::NotSup => PartError::Unsupported,
         _ => PartError::Io,
     }
 }

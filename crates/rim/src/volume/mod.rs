@@ -99,7 +99,12 @@ impl VolumeHandle {
     }
 
     fn order(&self, order: Order) {
-        self.inbox().orders.push(order);
+        let mut inbox = self.inbox();
+        if inbox.closed {
+            return; // Whoever waits for an answer gets the default.
+        }
+        inbox.orders.push(order);
+        drop(inbox);
         self.0.arrived.notify_one();
     }
 
@@ -203,7 +208,14 @@ async fn take_orders(driver: &Rc<RefCell<Driver>>, shared: &Arc<Shared>) -> ones
                 Order::Settled(answer) => driver.settling.push(answer),
                 Order::Lost(answer) => drop(answer.send(driver.lost())),
                 Order::Close(closing) => {
-                    handle.inbox().closed = true;
+                    let late = {
+                        let mut inbox = handle.inbox();
+                        inbox.closed = true;
+                        std::mem::take(&mut inbox.submissions)
+                    };
+                    for submission in late {
+                        driver.submit(submission);
+                    }
                     driver.carry_out();
                     return closing;
                 }
@@ -290,14 +302,19 @@ impl Driver {
 
     /// Sends what the last steps queued, takes in what waited for room, answers who waits for the links.
     fn carry_out(&mut self) {
-        for event in std::mem::take(&mut self.answered_here) {
-            self.step(event);
-        }
-        while !self.backlog.is_empty() && self.machine.has_room() {
-            let Some(next) = self.backlog.pop_front() else { break };
-            let rest = std::mem::take(&mut self.backlog);
-            self.submit(next);
-            self.backlog = rest;
+        loop {
+            for event in std::mem::take(&mut self.answered_here) {
+                self.step(event);
+            }
+            while !self.backlog.is_empty() && self.machine.has_room() {
+                let Some(next) = self.backlog.pop_front() else { break };
+                let rest = std::mem::take(&mut self.backlog);
+                self.submit(next);
+                self.backlog = rest;
+            }
+            if self.answered_here.is_empty() {
+                break;
+            }
         }
         while let Some(conn) = self.to_flush.pop() {
             conn.flush(&self.slots);
