@@ -39,7 +39,8 @@ impl Series {
 /// Writes a report beside what was built; answers where.
 #[track_caller]
 pub fn write_report(name: &str, report: &serde_json::Value) -> PathBuf {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
+    let program = std::env::current_exe().expect("the path of this program");
+    let target = program.parent().and_then(|profile| profile.parent()).expect("a build directory");
     let directory = target.join("bench");
     std::fs::create_dir_all(&directory)
         .unwrap_or_else(|error| panic!("cannot make {}: {error}", directory.display()));

@@ -9,9 +9,9 @@
 
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
 use std::time::Duration;
 
+use cheetah_lab::figures::{self, Series};
 use cheetah_lab::load::{Connection, Pattern};
 use cheetah_lab::pool::LoneDonor;
 use cheetah_lab::process;
@@ -58,12 +58,12 @@ struct Options {
     structured: bool,
 }
 
-/// One server's figures in one shape, a value per round.
+/// One server's figures in one shape.
 #[derive(Default)]
-struct Series {
-    gb_per_second: Vec<f64>,
-    kiops: Vec<f64>,
-    cpu_per_gb: Vec<f64>,
+struct Turns {
+    gb_per_second: Series,
+    kiops: Series,
+    cpu_per_gb: Series,
 }
 
 fn main() {
@@ -89,7 +89,7 @@ fn main() {
     );
     println!("| | cheetah | nbdkit memory | ratio | bar | |\n|---|---|---|---|---|---|");
     for shape in &SHAPES {
-        let mut series = [Series::default(), Series::default()];
+        let mut series = [Turns::default(), Turns::default()];
         // One turn of each first, which is not counted.
         for round in 0..=options.rounds {
             for ((connection, (name, pid, _)), series) in connections.iter_mut().zip(servers).zip(&mut series)
@@ -111,48 +111,30 @@ fn main() {
     let replies = if options.structured { "structured" } else { "simple" };
     let report = json!({"where": where_run, "replies": replies, "size": options.size, "rounds": options.rounds,
                         "seconds": options.time.as_secs_f64(), "shapes": report});
-    let path = write_report(&report);
+    let path = figures::write_report("donor.json", &report);
     println!("\nWritten to {}", path.display());
 }
 
-fn print_shape(shape: &Shape, [ours, theirs]: &[Series; 2]) -> serde_json::Value {
+fn print_shape(shape: &Shape, [ours, theirs]: &[Turns; 2]) -> serde_json::Value {
     let is_small = shape.block < 64 << 10;
     let (unit, our_speed, their_speed) = match is_small {
         true => ("thousand a second", &ours.kiops, &theirs.kiops),
         false => ("GB/s", &ours.gb_per_second, &theirs.gb_per_second),
     };
-    let speed = median(our_speed) / median(their_speed);
-    let cpu = median(&ours.cpu_per_gb) / median(&theirs.cpu_per_gb);
-    let row = |what: String, ours: &[f64], theirs: &[f64], ratio: f64, bar: String, met: bool| {
+    let speed = our_speed.median() / their_speed.median();
+    let cpu = ours.cpu_per_gb.median() / theirs.cpu_per_gb.median();
+    let row = |what: String, ours: &Series, theirs: &Series, ratio: f64, bar: String, met: bool| {
         let verdict = if met { "met" } else { "**missed**" };
-        println!("| {what} | {} | {} | {ratio:.2} | {bar} | {verdict} |", shown(ours), shown(theirs));
+        println!("| {what} | {} | {} | {ratio:.2} | {bar} | {verdict} |", ours.shown(3), theirs.shown(3));
     };
     let bar = format!("at least {}", shape.speed_bar);
     row(format!("{}, {unit}", shape.name), our_speed, their_speed, speed, bar, speed >= shape.speed_bar);
     let bar = format!("at most {}", shape.cpu_bar);
     let what = "the same, server's CPU seconds per GB".to_owned();
     row(what, &ours.cpu_per_gb, &theirs.cpu_per_gb, cpu, bar, cpu <= shape.cpu_bar);
-    let figures = |series: &Series| json!({"gb_per_second": series.gb_per_second, "kiops": series.kiops, "cpu_s_per_gb": series.cpu_per_gb});
+    let figures = |turns: &Turns| json!({"gb_per_second": turns.gb_per_second.values(), "kiops": turns.kiops.values(), "cpu_s_per_gb": turns.cpu_per_gb.values()});
     json!({"shape": shape.name, "cheetah": figures(ours), "nbdkit": figures(theirs),
            "speed_ratio": speed, "speed_bar": shape.speed_bar, "cpu_ratio": cpu, "cpu_bar": shape.cpu_bar})
-}
-
-/// The median, and the spread from least to most.
-fn shown(values: &[f64]) -> String {
-    let least = values.iter().copied().fold(f64::INFINITY, f64::min);
-    let most = values.iter().copied().fold(0.0, f64::max);
-    format!("{:.3} ({least:.3}-{most:.3})", median(values))
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    match sorted.len() {
-        0 => f64::NAN,
-        count if count % 2 == 1 => sorted[middle],
-        _ => f64::midpoint(sorted[middle - 1], sorted[middle]),
-    }
 }
 
 /// Runs the program again in a network namespace of its own, where both servers use the same congestion control.
@@ -196,14 +178,4 @@ fn options() -> Options {
 fn address_of(uri: &str) -> SocketAddr {
     let host = uri.trim_start_matches("nbd://").trim_end_matches('/');
     host.parse().unwrap_or_else(|error| panic!("{host}: {error}"))
-}
-
-fn write_report(report: &serde_json::Value) -> PathBuf {
-    let program = std::env::current_exe().expect("the path of this program");
-    let target = program.parent().and_then(|profile| profile.parent()).expect("a build directory");
-    let directory = target.join("bench");
-    std::fs::create_dir_all(&directory).expect("a directory for reports");
-    let path = directory.join("donor.json");
-    std::fs::write(&path, format!("{report:#}\n")).expect("a report");
-    path
 }
