@@ -146,8 +146,10 @@ fn admit(socket: OwnedFd, served: &Served, clients: &Arc<AtomicUsize>) {
     let connection_of = served.clone();
     served.handle.spawn_local(Box::new(move || {
         Box::pin(async move {
-            converse(socket, connection_of).await;
+            converse(socket, connection_of.clone()).await;
             drop(place);
+            // Last: `stop` waits for it, and who waited finds no client counted.
+            drop(connection_of);
         })
     }));
 }
