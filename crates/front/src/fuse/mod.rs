@@ -58,7 +58,7 @@ pub struct Mounted {
     point: PathBuf,
     session: Option<BackgroundSession>,
     growth: Option<JoinHandle<()>>,
-    ended: watch::Receiver<bool>,
+    ended: watch::Sender<bool>,
     /// Dropped to end the growth thread.
     stop_growth: Option<watch::Sender<()>>,
 }
@@ -101,7 +101,7 @@ pub fn mount(handle: &VolumeHandle, mountpoint: &Path, options: &Options) -> Res
     let read_only = options.read_only || handle.read_only();
     let mut file_name = OsString::from(handle.name());
     file_name.push(".raw");
-    let (ended_tx, ended) = watch::channel(false);
+    let ended = watch::Sender::new(false);
     let requests = Requests::new(handle.clone());
     let fs = VolumeFs {
         requests,
@@ -112,7 +112,7 @@ pub fn mount(handle: &VolumeHandle, mountpoint: &Path, options: &Options) -> Res
         mounted_at: SystemTime::now(),
         // Beside a reader there may be a writer on another machine, of whom nothing is heard here; a writer is alone.
         cache: (!handle.read_only()).then(|| Seen::new(Changes::of(handle))),
-        ended: ended_tx,
+        ended: ended.clone(),
     };
     let session = Session::new(fs, &point, &config(handle.name(), read_only))
         .and_then(Session::spawn)
@@ -184,7 +184,7 @@ impl Mounted {
     /// Turns true when the mount is gone, also when somebody else unmounted it.
     #[must_use]
     pub fn ended(&self) -> watch::Receiver<bool> {
-        self.ended.clone()
+        self.ended.subscribe()
     }
 
     /// Sets read-ahead for the file; only root may.
@@ -212,6 +212,8 @@ impl Mounted {
         {
             tracing::debug!(%error, "the FUSE session ended with an error");
         }
+        // A thread that finds the device gone may end before the kernel's DESTROY, which says so otherwise, was read.
+        self.ended.send_replace(true);
         if let Some(growth) = self.growth.take() {
             let _ = growth.join();
         }
