@@ -7,7 +7,7 @@
 use crate::cli::Front;
 use crate::failure::{Exit, Failure};
 use crate::runtime_dir::{self, Record};
-use cheetah_core::api::{API_VERSION, Answer, Attach, Attached, Call, RefusalCode, Renew};
+use cheetah_core::api::{API_VERSION, Answer, Attach, Attached, Call, RefusalCode, Renew, VolumeReport};
 use cheetah_core::map::DonorId;
 use cheetah_front::loopdev::{self, LoopDevice};
 use cheetah_front::{export, fuse};
@@ -413,7 +413,8 @@ pub async fn renew(pool: Client, lease: Attached, volume: VolumeHandle, place: S
     let mut epoch = lease.map.epoch;
     let mut told = false;
     loop {
-        let renew = Renew { epoch, place: place.clone(), lost: volume.lost().await };
+        let renew =
+            Renew { epoch, place: place.clone(), lost: volume.lost().await, report: VolumeReport::default() };
         match pool.call(Call::Renew { name: name.clone(), token, renew }).await {
             Ok(Answer::Renewed(renewed)) => {
                 if std::mem::take(&mut told) {

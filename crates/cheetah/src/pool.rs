@@ -265,7 +265,7 @@ pub async fn show(options: cli::Named) -> Result<(), Failure> {
     }
     for (id, route) in &detail.map.routes {
         let extents =
-            detail.map.groups.iter().flat_map(|group| &group.members).filter(|m| m.donor == *id).count();
+            detail.map.groups.iter().flat_map(|group| group.placements()).filter(|m| m.donor == *id).count();
         output::line(&format!("donor       {} at {} holds {extents} extents", route.name, route.address));
     }
     for lost in &detail.lost {

@@ -3,11 +3,11 @@
 //! Owns the shapes and the API version; `rim::http` carries them, `coordinator` answers them, the OpenAPI
 //! description in `rim` names the same fields. Never: behaviour.
 
-use crate::map::{DonorId, LeaseToken, PoolId, Redundancy, VolumeId, VolumeMap};
+use crate::map::{BadRange, DonorId, LeaseToken, Placement, PoolId, Redundancy, VolumeId, VolumeMap};
 use serde::{Deserialize, Serialize};
 
 /// Both ends refuse another number, saying which side to upgrade.
-pub const API_VERSION: u32 = 1;
+pub const API_VERSION: u32 = 2;
 
 /// What a caller asks of the coordinator. One variant, one route.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,6 +33,8 @@ pub enum Call {
     Attach { name: String, attach: Attach },
     /// `POST /v1/volumes/{name}/leases/{token}/renew`: keeps the lease, and a long poll for a newer map.
     Renew { name: String, token: LeaseToken, renew: Renew },
+    /// `POST /v1/volumes/{name}/leases/{token}/amend`: what the writer found out about its volume's donors.
+    Amend { name: String, token: LeaseToken, amend: Amend },
     /// `DELETE /v1/volumes/{name}/leases/{token}`
     Detach { name: String, token: LeaseToken },
 }
@@ -70,8 +72,12 @@ pub struct Sync {
     /// Bytes of memory in use by present blocks.
     pub bytes_used: u64,
     pub connections: u32,
-    /// The donor wants to go (SIGTERM): it is taken out at once, what it holds is lost.
+    /// The donor wants to go: what it holds is moved to others, then it is dismissed.
+    pub leaving: bool,
+    /// The donor goes now: it is taken out at once, what it still holds is lost.
     pub goodbye: bool,
+    /// How many extents the machine's owner can spare now; what the donor holds beyond that is moved to others.
+    pub extents_offered: u32,
 }
 
 /// The whole of what a donor shall hold. What is not in it is wiped and free.
@@ -82,6 +88,8 @@ pub struct Duties {
     pub volumes: Vec<Duty>,
     /// Set when the coordinator took the donor out of the pool: it stops.
     pub dismissed: bool,
+    /// Why what the donor holds cannot be moved, while it wants to go or to hold less.
+    pub stuck: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -130,6 +138,8 @@ pub struct Attached {
     pub map: VolumeMap,
     /// Donors that have not yet confirmed the lease when it was given (silent ones).
     pub unconfirmed: Vec<DonorId>,
+    /// Nobody has had a write lease before: every block is known to be zero.
+    pub fresh: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -139,6 +149,51 @@ pub struct Renew {
     pub place: String,
     /// Donors that the client cannot reach, with the reason.
     pub lost: Vec<(DonorId, String)>,
+    pub report: VolumeReport,
+}
+
+/// What a client tells of the volume it serves, for `status`. All but the rates count from its attachment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeReport {
+    /// Bytes of missing or moving fragments that are in their new place, of `fill_bytes_total`; both fall to zero
+    /// when nothing is missing.
+    pub fill_bytes_done: u64,
+    pub fill_bytes_total: u64,
+    pub fill_bytes_per_second: u64,
+    /// Bytes of the pass of the scrubber that runs, or of the last one.
+    pub scrub_bytes_done: u64,
+    pub scrub_bytes_total: u64,
+    pub scrub_passes: u64,
+    /// Blocks whose checksum was wrong, by the donor that sent them.
+    pub corrupt_blocks: Vec<(DonorId, u64)>,
+    /// Of those, put right on their donor.
+    pub healed_blocks: u64,
+    /// Reads that were answered from redundancy because a donor was late or lost.
+    pub reads_rebuilt: u64,
+}
+
+/// From the holder of the write lease, about its volume. Answered with `Renewed` and the new map as soon as it is
+/// recorded; what does not apply to the map of now (any more) is passed over.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Amend {
+    /// Of the map that this is about.
+    pub epoch: u64,
+    /// Donors that missed a write, with the reason. Each loses every slot of this volume, except in groups that
+    /// would be left with fewer than k held slots.
+    pub exclude: Vec<(DonorId, String)>,
+    /// Slots whose `filling` extent has every byte now: it becomes `held`, what was held is freed.
+    pub filled: Vec<Filled>,
+    /// Data that redundancy cannot give back.
+    pub bad: Vec<BadRange>,
+    /// Parts of what was bad that were written again in full.
+    pub rewritten: Vec<BadRange>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Filled {
+    pub group: u32,
+    pub slot: u32,
+    pub placement: Placement,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -177,7 +232,24 @@ pub struct DonorStatus {
     pub bytes_free: u64,
     /// Memory that present blocks take.
     pub bytes_used: u64,
+    /// Given to volumes.
+    pub bytes_held: u64,
+    /// What its owner can spare now; less than `bytes_held` means that the rest is being moved away.
+    pub bytes_offered: u64,
+    /// It leaves when what it holds is moved.
+    pub leaving: bool,
     pub silent_ms: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VolumeHealth {
+    /// Every slot is held by a donor that lives.
+    Whole,
+    /// All of it can be read, with less redundancy than it should have.
+    Degraded,
+    /// Parts of it cannot be read.
+    Lost,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -190,8 +262,14 @@ pub struct VolumeStatus {
     pub epoch: u64,
     pub follow: bool,
     pub attachments: Vec<Attachment>,
-    /// Names of lost donors that hold a part of it; empty when the volume is whole.
+    pub health: VolumeHealth,
+    /// Names of lost donors that hold a part of it.
     pub lost_donors: Vec<String>,
+    /// Slots without a holder that lives, of how many.
+    pub slots_missing: u64,
+    pub slots: u64,
+    /// Slots that are being rebuilt or moved.
+    pub slots_filling: u64,
     pub bytes_lost: u64,
 }
 
@@ -201,6 +279,7 @@ pub struct Attachment {
     pub read_only: bool,
     pub place: String,
     pub lost: Vec<(DonorId, String)>,
+    pub report: VolumeReport,
 }
 
 /// `GET /v1/volumes/{name}`

@@ -87,7 +87,7 @@ pub fn fragments(map: &VolumeMap, offset: u64, len: u32, mut each: impl FnMut(Fr
         let group = &map.groups[index(at / group_bytes)];
         // Bytes of column `j` in front of group offset `w`.
         let before = |w: u64, j: u64| w / row * unit + (w % row).saturating_sub(j * unit).min(unit);
-        for (j, member) in group.members.iter().take(index(k)).enumerate() {
+        for (j, slot) in group.slots.iter().take(index(k)).enumerate() {
             let (from, to) = (before(begin, j as u64), before(end, j as u64));
             if from == to {
                 continue;
@@ -108,8 +108,9 @@ pub fn fragments(map: &VolumeMap, offset: u64, len: u32, mut each: impl FnMut(Fr
                     len: narrow(to - from),
                 }
             };
-            let address = u64::from(member.extent) * EXTENT_BYTES + from;
-            each(Fragment { donor: member.donor, address, scatter });
+            let Some(held) = slot.held else { continue };
+            let address = u64::from(held.extent) * EXTENT_BYTES + from;
+            each(Fragment { donor: held.donor, address, scatter });
         }
         done += end - begin;
     }
@@ -133,7 +134,7 @@ pub fn lost_ranges(map: &VolumeMap, is_lost: impl Fn(DonorId) -> bool) -> Vec<Lo
     for (g, group) in map.groups.iter().enumerate() {
         let begin = g as u64 * group_bytes;
         let end = (begin + group_bytes).min(map.size);
-        for (j, member) in group.members.iter().take(index(k)).enumerate() {
+        for (j, member) in group.slots.iter().take(index(k)).filter_map(|slot| slot.held).enumerate() {
             let offset = begin + j as u64 * unit;
             if !is_lost(member.donor) || offset >= end {
                 continue;

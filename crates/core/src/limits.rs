@@ -9,8 +9,10 @@ pub const EXTENT_BYTES: u64 = 64 << 20;
 pub const UNIT_DEFAULT_BYTES: u32 = 64 << 10;
 pub const UNIT_MIN_BYTES: u32 = 4 << 10;
 pub const UNIT_MAX_BYTES: u32 = 1 << 20;
-/// The widest stripe.
+/// The widest group, data and parity together.
 pub const STRIPE_DONORS_MAX: u32 = 32;
+/// The most parity fragments of a group with more than one data fragment.
+pub const PARITY_MAX: u32 = 4;
 /// The largest single request of a front end or to a donor (NBD's customary limit).
 pub const REQUEST_BYTES_MAX: u32 = 32 << 20;
 /// The largest volume: NBD and off_t are signed 64-bit.
@@ -27,6 +29,10 @@ pub const REQUEST_DEADLINE_NS: u64 = 30 * SECOND_NS;
 pub const REQUESTS_IN_FLIGHT_MAX: usize = 1024;
 /// A donor that does not accept a connection by this time is set aside.
 pub const CONNECT_DEADLINE_NS: u64 = 2 * SECOND_NS;
+/// A donor that owes an answer and gives none for this long, while others do, is set aside when redundancy covers it.
+pub const SILENCE_NS: u64 = SECOND_NS;
+/// A client looks this often for what is late, while something is on its way.
+pub const TICK_NS: u64 = 25 * MILLISECOND_NS;
 /// How often a donor that was set aside is tried again.
 pub const DONOR_RETRY_NS: u64 = SECOND_NS;
 

@@ -2,12 +2,14 @@
 //!
 //! Owns the types that coordinator and client exchange about placement, and the checks that a map is whole.
 //! Never: addresses inside a request (`layout`) or the choice of donors (`placement`).
-//! Invariant: every group has exactly `redundancy.width()` members on different donors, and the groups cover
-//! the size. Tests: below, and the properties in `tests/layout.rs`.
+//! Invariant: every group has exactly `redundancy.width()` slots, no donor is in a group twice, and the groups
+//! cover the size. Tests: below, and the properties in `tests/layout.rs`.
 
-use crate::limits::{EXTENT_BYTES, STRIPE_DONORS_MAX, UNIT_MAX_BYTES, UNIT_MIN_BYTES, VOLUME_BYTES_MAX};
+use crate::limits::{
+    EXTENT_BYTES, PARITY_MAX, STRIPE_DONORS_MAX, UNIT_MAX_BYTES, UNIT_MIN_BYTES, VOLUME_BYTES_MAX,
+};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 macro_rules! identity {
@@ -67,7 +69,7 @@ identity!(
     LeaseToken
 );
 
-/// k data and m parity fragments. `linear` = 1+0, `stripe:k` = k+0. (`mirror` and `parity` are not built yet.)
+/// k data and m parity fragments: `linear` = 1+0, `stripe:k` = k+0, `mirror:r` = 1+(r-1), `parity:k+m`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Redundancy {
@@ -90,6 +92,7 @@ impl fmt::Display for Redundancy {
         match (self.data, self.parity) {
             (1, 0) => write!(f, "linear"),
             (k, 0) => write!(f, "stripe:{k}"),
+            (1, m) => write!(f, "mirror:{}", m + 1),
             (k, m) => write!(f, "parity:{k}+{m}"),
         }
     }
@@ -112,19 +115,30 @@ impl std::str::FromStr for Redundancy {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        if text == "linear" {
-            return Ok(Redundancy::LINEAR);
+        let spans = |width: u32| (2..=STRIPE_DONORS_MAX).contains(&width);
+        let (scheme, numbers) = text.split_once(':').unwrap_or((text, ""));
+        let (data, parity, example) = match scheme {
+            "linear" if numbers.is_empty() && text == "linear" => return Ok(Redundancy::LINEAR),
+            "stripe" => (numbers.parse().ok(), Some(0), "stripe:4"),
+            "mirror" => (Some(1), numbers.parse().ok().and_then(|r: u32| r.checked_sub(1)), "mirror:2"),
+            "parity" => {
+                let (k, m) = numbers.split_once('+').unwrap_or((numbers, ""));
+                let parity = m.parse().ok().filter(|m| (1..=PARITY_MAX).contains(m));
+                (k.parse().ok().filter(|k| *k >= 2), parity, "parity:4+1 (at least 2 data, 1 to 4 parity)")
+            }
+            _ => {
+                return Err(format!(
+                    "'{text}' is not a redundancy: use linear, stripe:K, mirror:R or parity:K+M, like stripe:4, \
+                     mirror:2 or parity:4+1"
+                ));
+            }
+        };
+        let redundancy =
+            data.zip(parity).map(|(data, parity): (u32, u32)| (data, parity, data.saturating_add(parity)));
+        match redundancy {
+            Some((data, parity, width)) if spans(width) => Ok(Redundancy { data, parity }),
+            _ => Err(format!("'{text}': it spans 2 to {STRIPE_DONORS_MAX} donors, like {example}")),
         }
-        if let Some(width) = text.strip_prefix("stripe:") {
-            return match width.parse::<u32>() {
-                Ok(data) if (2..=STRIPE_DONORS_MAX).contains(&data) => Ok(Redundancy { data, parity: 0 }),
-                _ => Err(format!("'{text}': a stripe spans 2 to {STRIPE_DONORS_MAX} donors, like stripe:4")),
-            };
-        }
-        if text.starts_with("mirror:") || text.starts_with("parity:") {
-            return Err(format!("'{text}' is not available yet: this version knows linear and stripe:K"));
-        }
-        Err(format!("'{text}' is not a redundancy: use linear or stripe:K, like stripe:4"))
     }
 }
 
@@ -135,10 +149,55 @@ pub struct Placement {
     pub extent: u32,
 }
 
-/// k+m extents on as many donors; it covers k extents of the volume.
+/// The place of one fragment in its group: who holds it, and who is being given it.
+///
+/// | `held` | `filling` | |
+/// |---|---|---|
+/// | some | none | whole |
+/// | none | none | missing: what it held is read from the other slots |
+/// | none | some | being rebuilt |
+/// | some | some | being moved, off a donor that drains |
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Slot {
+    /// Has every acknowledged write.
+    pub held: Option<Placement>,
+    /// Gets what the writer copies or rebuilds; never read before the coordinator made it `held`.
+    pub filling: Option<Placement>,
+}
+
+impl Slot {
+    #[must_use]
+    pub fn held(placement: Placement) -> Self {
+        Slot { held: Some(placement), filling: None }
+    }
+
+    /// The extents that the slot takes.
+    pub fn placements(&self) -> impl Iterator<Item = Placement> {
+        self.held.into_iter().chain(self.filling)
+    }
+}
+
+/// k+m slots, the data first; it covers k extents of the volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Group {
-    pub members: Vec<Placement>,
+    pub slots: Vec<Slot>,
+}
+
+impl Group {
+    /// Every extent that the group takes.
+    pub fn placements(&self) -> impl Iterator<Item = Placement> + '_ {
+        self.slots.iter().flat_map(Slot::placements)
+    }
+}
+
+/// A run of one data fragment that no redundancy can give back: it answers EIO until it is written again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct BadRange {
+    pub group: u32,
+    pub slot: u32,
+    /// Byte offsets inside the extent.
+    pub from: u32,
+    pub to: u32,
 }
 
 /// How a client reaches a donor.
@@ -167,6 +226,9 @@ pub struct VolumeMap {
     pub unit: u32,
     pub groups: Vec<Group>,
     pub routes: BTreeMap<DonorId, Route>,
+    /// Disjoint, ascending.
+    #[serde(default)]
+    pub bad: Vec<BadRange>,
 }
 
 impl VolumeMap {
@@ -193,24 +255,37 @@ impl VolumeMap {
         if !self.unit.is_power_of_two() || !(UNIT_MIN_BYTES..=UNIT_MAX_BYTES).contains(&self.unit) {
             return fault("has an impossible unit");
         }
-        if self.redundancy.data == 0 || self.redundancy.width() > STRIPE_DONORS_MAX {
+        if self.redundancy.data == 0
+            || self.redundancy.width() > STRIPE_DONORS_MAX
+            || (self.redundancy.data > 1 && self.redundancy.parity > PARITY_MAX)
+        {
             return fault("has an impossible redundancy");
         }
         if self.groups.len() as u64 != self.size.div_ceil(self.group_bytes()) {
             return fault("does not cover its size");
         }
         for group in &self.groups {
-            if group.members.len() as u64 != u64::from(self.redundancy.width()) {
+            if group.slots.len() as u64 != u64::from(self.redundancy.width()) {
                 return fault("has a group of the wrong width");
             }
-            for (at, member) in group.members.iter().enumerate() {
-                if !self.routes.contains_key(&member.donor) {
+            let mut seen = BTreeSet::new();
+            for placement in group.placements() {
+                if !self.routes.contains_key(&placement.donor) {
                     return fault("names a donor without a route");
                 }
-                if group.members[..at].iter().any(|other| other.donor == member.donor) {
+                if !seen.insert(placement.donor) {
                     return fault("has a group with one donor twice");
                 }
             }
+        }
+        let outside = |bad: &BadRange| {
+            let slot = self.groups.get(bad.group as usize).and(Some(bad.slot));
+            slot.is_none_or(|slot| slot >= self.redundancy.data)
+                || bad.from >= bad.to
+                || u64::from(bad.to) > EXTENT_BYTES
+        };
+        if self.bad.iter().any(outside) {
+            return fault("has a bad range outside its data");
         }
         Ok(())
     }
@@ -222,10 +297,25 @@ mod tests {
 
     #[test]
     fn redundancy_reads_what_it_writes() {
-        for text in ["linear", "stripe:2", "stripe:32"] {
+        for text in ["linear", "stripe:2", "stripe:32", "mirror:2", "mirror:32", "parity:2+1", "parity:8+2"] {
             assert_eq!(text.parse::<Redundancy>().map(|r| r.to_string()), Ok(text.to_owned()));
         }
-        for bad in ["", "stripe", "stripe:1", "stripe:33", "mirror:2", "parity:4+1", "raid0"] {
+        for bad in [
+            "",
+            "stripe",
+            "stripe:1",
+            "stripe:33",
+            "mirror:1",
+            "mirror:0",
+            "mirror:33",
+            "parity:4",
+            "parity:1+1",
+            "parity:4+0",
+            "parity:4+5",
+            "parity:31+2",
+            "linear:1",
+            "raid0",
+        ] {
             assert!(bad.parse::<Redundancy>().is_err(), "{bad}");
         }
     }

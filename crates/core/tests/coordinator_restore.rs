@@ -39,7 +39,14 @@ fn a_donor_ahead_of_a_restored_backup_is_heard_again() {
     world.store = old;
     world.restart();
     let ahead = world.donors[&DonorId(1)].revision;
-    let sync = Sync { revision: ahead, bytes_used: 0, connections: 0, goodbye: false };
+    let sync = Sync {
+        revision: ahead,
+        bytes_used: 0,
+        connections: 0,
+        goodbye: false,
+        leaving: false,
+        extents_offered: u32::MAX,
+    };
     let answer = world.ask(Call::Sync { donor: DonorId(1), sync });
     assert!(matches!(answer, Ok(Answer::Duties(duties)) if duties.revision > ahead));
 }

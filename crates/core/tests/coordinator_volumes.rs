@@ -21,7 +21,8 @@ fn a_volume_has_its_exact_size_and_its_donors_know_its_extents() {
 fn linear_fills_donors_in_the_order_they_joined() {
     let mut world = World::with_donors(&[2, 4]);
     let map = world.create("v", Size::Bytes(3 * E), Some("linear")).expect("created").map;
-    let donors: Vec<u64> = map.groups.iter().map(|group| group.members[0].donor.0).collect();
+    let donors: Vec<u64> =
+        map.groups.iter().map(|group| group.slots[0].held.expect("whole").donor.0).collect();
     assert_eq!(donors, [1, 1, 2]);
 }
 

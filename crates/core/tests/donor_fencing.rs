@@ -151,7 +151,7 @@ fn no_order_of_events_lets_old_and_new_meet() {
 fn dismissed_it_drops_wipes_and_ends() {
     let mut world = World::holding();
     world.open(1, "v", WRITER, 1);
-    let dismissed = Duties { revision: 1, volumes: Vec::new(), dismissed: true };
+    let dismissed = Duties { revision: 1, dismissed: true, ..Duties::default() };
     assert_eq!(world.step(Event::Duties(dismissed)), [drop_of(1)]);
     assert!(refused(&world.open(2, "v", WRITER, 1), 2, OpenError::Leaving));
     assert_eq!(world.close(1), [Effect::Wipe { extents: vec![0, 1, 2, 3] }]);

@@ -2,7 +2,7 @@
 
 use cheetah_core::layout::{Fragment, fragments, lost_ranges};
 use cheetah_core::limits::EXTENT_BYTES;
-use cheetah_core::map::{DonorId, Group, Placement, Redundancy, Route, VolumeId, VolumeMap};
+use cheetah_core::map::{DonorId, Group, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -25,9 +25,10 @@ fn map(k: u32, unit: u32, groups: u32, cut: u64) -> VolumeMap {
         redundancy: Redundancy { data: k, parity: 0 },
         unit,
         groups: (0..groups)
-            .map(|group| Group { members: (0..k).map(|column| member(group, column)).collect() })
+            .map(|group| Group { slots: (0..k).map(|column| Slot::held(member(group, column))).collect() })
             .collect(),
         routes: (0..donors).map(route).collect(),
+        bad: Vec::new(),
     }
 }
 
@@ -38,7 +39,7 @@ fn place(map: &VolumeMap, offset: u64) -> (DonorId, u64) {
     let inside = offset % map.group_bytes();
     let (number, byte) = (inside / unit, inside % unit);
     let (column, row) = if k == 1 { (0, number) } else { (number % k, number / k) };
-    let member = group.members[usize::try_from(column).unwrap_or(usize::MAX)];
+    let member = group.slots[usize::try_from(column).unwrap_or(usize::MAX)].held.expect("whole");
     (member.donor, u64::from(member.extent) * EXTENT_BYTES + row * unit + byte)
 }
 

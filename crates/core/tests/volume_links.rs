@@ -3,7 +3,7 @@
 mod volume;
 
 use cheetah_core::limits::{DONOR_RETRY_NS, EXTENT_BYTES, REQUEST_DEADLINE_NS};
-use cheetah_core::map::{DonorId, Group, Placement, Route};
+use cheetah_core::map::{DonorId, Group, Placement, Route, Slot};
 use cheetah_core::volume::{Effect, Event, LinkFailure, Op, VolumeError};
 use volume::{A, B, UNIT, World, map};
 
@@ -155,7 +155,7 @@ fn a_newer_map_adds_room_and_donors_and_an_older_one_changes_nothing() {
     let mut grown = map(false, false);
     grown.epoch = 2;
     grown.size = 3 * EXTENT_BYTES;
-    grown.groups.push(Group { members: vec![Placement { donor: c, extent: 5 }] });
+    grown.groups.push(Group { slots: vec![Slot::held(Placement { donor: c, extent: 5 })] });
     let route = Route { name: "d3".into(), address: "127.0.0.1:3".into(), foreign_export: None };
     grown.routes.insert(c, route);
     world.step(Event::Map(grown));

@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used)]
 
 use cheetah_core::limits::EXTENT_BYTES;
-use cheetah_core::map::{DonorId, Group, LeaseToken, Placement, Redundancy, Route, VolumeId, VolumeMap};
+use cheetah_core::map::{
+    DonorId, Group, LeaseToken, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap,
+};
 use cheetah_rim::arena::Arena;
 use cheetah_rim::buffer::Buffer;
 use cheetah_rim::donor::{DonorServer, Gate};
@@ -87,10 +89,11 @@ fn map(donors: &[(Arc<Arena>, DonorServer)], redundancy: Redundancy, groups: u32
         unit: 65536,
         groups: (0..groups)
             .map(|group| Group {
-                members: (0..redundancy.data).map(|column| member(group, column)).collect(),
+                slots: (0..redundancy.data).map(|column| Slot::held(member(group, column))).collect(),
             })
             .collect(),
         routes: donors.iter().enumerate().map(|(at, (_, server))| (id(at), route(at, server))).collect(),
+        bad: Vec::new(),
     };
     map.check().unwrap();
     map

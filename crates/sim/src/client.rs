@@ -161,7 +161,12 @@ impl World {
         let client = &self.clients[c];
         let (Some(token), Some(machine)) = (client.token, &client.machine) else { return };
         let lost = machine.lost().map(|(donor, why)| (donor, why.to_owned())).collect();
-        let renew = Renew { epoch: machine.map().epoch, place: format!("/mnt/{c}"), lost };
+        let renew = Renew {
+            epoch: machine.map().epoch,
+            place: format!("/mnt/{c}"),
+            lost,
+            report: cheetah_core::api::VolumeReport::default(),
+        };
         let name = client.name.clone();
         self.call(Caller::Renew(c), Node::Client(c), Call::Renew { name, token, renew });
     }

@@ -116,7 +116,14 @@ impl World {
 
     pub(crate) fn donor_syncs(&mut self, d: usize, revision: u64, connections: u32, goodbye: bool) {
         let donor = &self.donors[d];
-        let sync = Sync { revision, bytes_used: donor.memory.len() as u64, connections, goodbye };
+        let sync = Sync {
+            revision,
+            bytes_used: donor.memory.len() as u64,
+            connections,
+            goodbye,
+            leaving: false,
+            extents_offered: u32::MAX,
+        };
         let (id, slot) = (donor.machine.identity(), donor.slot);
         self.donors[d].asked = self.call(Caller::Donor(d), Node::Donor(slot), Call::Sync { donor: id, sync });
     }

@@ -76,7 +76,7 @@ impl DonorHost {
         let Ok(grant) = self.access.open(&export_name(&map.name, token, u64::MAX, self.id)) else {
             return false;
         };
-        let members = map.groups.iter().flat_map(|group| &group.members);
+        let members = map.groups.iter().flat_map(|group| group.placements());
         let mut here = members.filter(|member| member.donor == self.id);
         here.all(|member| {
             self.access.check(&grant, false, u64::from(member.extent) * EXTENT_BYTES, 1).is_ok()

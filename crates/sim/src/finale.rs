@@ -114,7 +114,7 @@ impl World {
             let mut bytes = 0;
             for record in self.coordinator.store.values() {
                 let Record::Volume(VolumeRecord { map, .. }) = record else { continue };
-                let members = map.groups.iter().flat_map(|group| &group.members);
+                let members = map.groups.iter().flat_map(|group| group.placements());
                 let held: BTreeSet<u32> =
                     members.filter(|member| member.donor == donor.id).map(|member| member.extent).collect();
                 bytes += held.len();

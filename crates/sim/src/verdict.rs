@@ -91,7 +91,8 @@ pub(crate) fn holders(map: &VolumeMap, offset: u64, len: u64) -> BTreeSet<DonorI
         for _ in 0..k {
             if at < end.min(group_end) {
                 let column = (at % group_bytes) / unit % k;
-                found.insert(group.members[usize::try_from(column).expect("a column")].donor);
+                let slot = group.slots[usize::try_from(column).expect("a column")];
+                found.extend(slot.held.map(|held| held.donor));
                 at = (at / unit + 1) * unit;
             }
         }

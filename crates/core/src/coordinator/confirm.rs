@@ -127,7 +127,7 @@ impl Coordinator {
     /// The whole of what the donor shall hold.
     pub(super) fn duties(&self, id: DonorId) -> Duties {
         let Some(donor) = self.donors.get(&id).filter(|donor| !donor.record.departed) else {
-            return Duties { revision: self.revision, volumes: Vec::new(), dismissed: true };
+            return Duties { revision: self.revision, dismissed: true, ..Duties::default() };
         };
         let duty = |(id, extents): (&VolumeId, &Vec<u32>)| {
             let volume = self.volumes.get(id)?;
@@ -144,7 +144,7 @@ impl Coordinator {
             })
         };
         let volumes = donor.held.iter().filter_map(duty).collect();
-        Duties { revision: donor.revision, volumes, dismissed: false }
+        Duties { revision: donor.revision, volumes, dismissed: false, stuck: None }
     }
 }
 

@@ -184,7 +184,7 @@ impl Coordinator {
         id: DonorId,
         sync: &Sync,
     ) -> Result<Outcome, Refusal> {
-        let dismissed = Duties { revision: sync.revision, volumes: Vec::new(), dismissed: true };
+        let dismissed = Duties { revision: sync.revision, dismissed: true, ..Duties::default() };
         if let Some(until) = self.dismissed.remove(&id) {
             self.timers.remove(&(until, Timer::Dismissed(id)));
             return Ok(Outcome::Answer(Answer::Duties(dismissed)));

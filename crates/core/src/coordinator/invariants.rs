@@ -13,7 +13,7 @@ impl Coordinator {
             let map = &volume.map;
             assert_eq!(map.check(), Ok(()), "every map is whole");
             assert_eq!((map.volume, self.names.get(&map.name)), (*id, Some(id)), "names and ids agree");
-            let members = map.groups.iter().flat_map(|group| &group.members).map(|member| member.donor);
+            let members = map.groups.iter().flat_map(|group| group.placements()).map(|member| member.donor);
             assert_eq!(
                 members.collect::<BTreeSet<_>>(),
                 map.donors().collect(),
@@ -32,7 +32,7 @@ impl Coordinator {
     fn check_extents(&self) {
         let mut owned = BTreeSet::new();
         for (id, volume) in &self.volumes {
-            for member in volume.map.groups.iter().flat_map(|group| &group.members) {
+            for member in volume.map.groups.iter().flat_map(|group| group.placements()) {
                 assert!(owned.insert((member.donor, member.extent)), "{member:?} belongs to one volume");
                 let donor = &self.donors[&member.donor];
                 let held = donor.held.get(id).is_some_and(|held| held.binary_search(&member.extent).is_ok());

@@ -7,7 +7,7 @@
 use super::confirm::{Held, lease_gone};
 use super::record::LeaseRecord;
 use super::{Coordinator, Key, Outcome, Timer, check_text, check_version, refuse};
-use crate::api::{Answer, Attach, Attached, Refusal, RefusalCode, Renew};
+use crate::api::{Answer, Attach, Attached, Refusal, RefusalCode, Renew, VolumeReport};
 use crate::limits::{
     DONOR_SILENCE_NS, LEASE_NS, LEASE_RENEW_NS, MILLISECOND_NS, POOL_DONORS_MAX, POOL_LEASES_MAX, SECOND_NS,
 };
@@ -20,6 +20,7 @@ pub(super) struct Lease {
     pub(super) record: LeaseRecord,
     pub(super) place: String,
     pub(super) lost: Vec<(DonorId, String)>,
+    pub(super) report: VolumeReport,
     pub(super) expires: Time,
 }
 
@@ -53,7 +54,16 @@ impl Coordinator {
         }
         let record = LeaseRecord { token, volume: id, read_only: attach.read_only, holder: attach.holder };
         let expires = now + LEASE_NS;
-        self.leases.insert(token, Lease { record, place: String::new(), lost: Vec::new(), expires });
+        self.leases.insert(
+            token,
+            Lease {
+                record,
+                place: String::new(),
+                lost: Vec::new(),
+                report: VolumeReport::default(),
+                expires,
+            },
+        );
         self.timers.insert((expires, Timer::Lease(token)));
         self.dirty.insert(Key::Lease(token));
         if let Some(volume) = self.volumes.get_mut(&id) {
@@ -72,7 +82,13 @@ impl Coordinator {
         let id = self.leases.get(&token)?.record.volume;
         let map = self.volumes.get(&id)?.map.clone();
         let lease_ms = LEASE_NS / MILLISECOND_NS;
-        Some(Answer::Attached(Attached { token, lease_ms, map, unconfirmed: self.unconfirmed(id) }))
+        Some(Answer::Attached(Attached {
+            token,
+            lease_ms,
+            map,
+            unconfirmed: self.unconfirmed(id),
+            fresh: false,
+        }))
     }
 
     pub(super) fn renew(
@@ -94,6 +110,7 @@ impl Coordinator {
         self.timers.insert((lease.expires, Timer::Lease(token)));
         lease.place = renew.place;
         lease.lost = renew.lost;
+        lease.report = renew.report;
         Ok(Outcome::Hold(Held::Renew { token, epoch: renew.epoch }, now + LEASE_RENEW_NS))
     }
 

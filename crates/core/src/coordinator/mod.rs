@@ -155,6 +155,7 @@ impl Coordinator {
             Call::Delete { name } => self.delete(now, &name),
             Call::Attach { name, attach } => self.attach(now, seed, &name, attach),
             Call::Renew { name, token, renew } => self.renew(now, &name, token, renew),
+            Call::Amend { .. } => Err(refuse(RefusalCode::Invalid, "not built yet")),
             Call::Detach { name, token } => self.detach(&name, token),
         }
     }

@@ -7,6 +7,7 @@ use super::donors::Donor;
 use super::leases::Lease;
 use super::volumes::Volume;
 use super::{Coordinator, Timer};
+use crate::api::VolumeReport;
 use crate::limits::{DONOR_SILENCE_NS, LEASE_NS};
 use crate::map::{DonorId, LeaseToken, PoolId, VolumeId, VolumeMap};
 use crate::units::Time;
@@ -151,7 +152,7 @@ impl Coordinator {
     fn restore_volume(&mut self, record: VolumeRecord) -> Result<(), BadState> {
         record.map.check().map_err(BadState)?;
         let (id, name) = (record.map.volume, record.map.name.clone());
-        for member in record.map.groups.iter().flat_map(|group| &group.members) {
+        for member in record.map.groups.iter().flat_map(|group| group.placements()) {
             let taken = self.donors.get_mut(&member.donor).is_some_and(|donor| donor.take(id, member.extent));
             if !taken {
                 let (donor, extent) = (member.donor, member.extent);
@@ -198,6 +199,6 @@ impl Donor {
 
 impl Lease {
     fn restore(record: LeaseRecord, expires: Time) -> Lease {
-        Lease { record, place: String::new(), lost: Vec::new(), expires }
+        Lease { record, place: String::new(), lost: Vec::new(), report: VolumeReport::default(), expires }
     }
 }

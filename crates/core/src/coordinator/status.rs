@@ -7,7 +7,7 @@ use super::volumes::Volume;
 use super::{Coordinator, Outcome};
 use crate::api::{
     API_VERSION, Answer, Attachment, DonorHealth, DonorStatus, PoolStatus, Refusal, VolumeDetail,
-    VolumeStatus,
+    VolumeHealth, VolumeStatus,
 };
 use crate::layout::{LostRange, lost_ranges};
 use crate::limits::{EXTENT_BYTES, MILLISECOND_NS};
@@ -47,6 +47,7 @@ impl Coordinator {
             read_only: lease.record.read_only,
             place: lease.place.clone(),
             lost: lease.lost.clone(),
+            report: lease.report.clone(),
         });
         let lost_routes = map.routes.iter().filter(|(id, _)| is_lost(**id));
         let status = VolumeStatus {
@@ -58,6 +59,10 @@ impl Coordinator {
             epoch: map.epoch,
             follow: volume.follow,
             attachments: attachments.collect(),
+            health: VolumeHealth::Whole,
+            slots_missing: 0,
+            slots: 0,
+            slots_filling: 0,
             lost_donors: lost_routes.map(|(_, route)| route.name.clone()).collect(),
             bytes_lost: bytes_of(map, &lost),
         };
@@ -77,6 +82,9 @@ fn donor_status(donor: &Donor, now: Time) -> DonorStatus {
         // What a lost donor has left is of no use to anyone.
         bytes_free: if donor.alive { u64::from(donor.free.count()) * EXTENT_BYTES } else { 0 },
         bytes_used: donor.bytes_used,
+        bytes_held: 0,
+        bytes_offered: 0,
+        leaving: false,
         silent_ms: now.saturating_sub(donor.last_seen) / MILLISECOND_NS,
     }
 }

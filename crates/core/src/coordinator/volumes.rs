@@ -10,7 +10,7 @@ use crate::api::{Answer, Create, Refusal, RefusalCode, Size};
 use crate::limits::{
     DONOR_SILENCE_NS, EXTENT_BYTES, POOL_VOLUMES_MAX, UNIT_MAX_BYTES, UNIT_MIN_BYTES, VOLUME_BYTES_MAX,
 };
-use crate::map::{DonorId, Group, LeaseToken, Placement, Redundancy, VolumeId, VolumeMap};
+use crate::map::{DonorId, Group, LeaseToken, Placement, Redundancy, Slot, VolumeId, VolumeMap};
 use crate::placement::{Room, Seed, default_redundancy, groups_max, place};
 use crate::units::{Time, check_name, show_bytes};
 use std::collections::{BTreeMap, BTreeSet};
@@ -65,8 +65,17 @@ impl Coordinator {
         let groups = placed.ok_or_else(|| self.shortage(&name, redundancy, groups.max(1)))?;
         let order = self.volumes.values().map(|volume| volume.order + 1).max().unwrap_or(0);
         let routes = BTreeMap::new();
-        let map =
-            VolumeMap { volume: id, name: name.clone(), epoch: 1, size, redundancy, unit, groups, routes };
+        let map = VolumeMap {
+            volume: id,
+            name: name.clone(),
+            epoch: 1,
+            size,
+            redundancy,
+            unit,
+            groups,
+            routes,
+            bad: Vec::new(),
+        };
         self.names.insert(name, id);
         self.volumes.insert(id, Volume { map, follow, order, revision: 0, leases: BTreeSet::new() });
         self.map_changed(id);
@@ -174,11 +183,12 @@ impl Coordinator {
         let placed = place(redundancy, groups, &self.rooms(), seed)?;
         let mut extent_of = |donor: DonorId| {
             let extent = self.donors.get_mut(&donor).and_then(|donor| donor.take_lowest(id));
-            Placement { donor, extent: extent.expect("placement stays within the rooms it was given") }
+            let extent = extent.expect("placement stays within the rooms it was given");
+            Slot::held(Placement { donor, extent })
         };
         let groups: Vec<Group> = placed
             .into_iter()
-            .map(|donors| Group { members: donors.into_iter().map(&mut extent_of).collect() })
+            .map(|donors| Group { slots: donors.into_iter().map(&mut extent_of).collect() })
             .collect();
         Some(groups)
     }
@@ -186,7 +196,8 @@ impl Coordinator {
     /// After groups were added: routes, order, store, and word to the donors.
     fn map_changed(&mut self, id: VolumeId) {
         let Some(volume) = self.volumes.get_mut(&id) else { return };
-        let members = volume.map.groups.iter().flat_map(|group| &group.members).map(|member| member.donor);
+        let members =
+            volume.map.groups.iter().flat_map(|group| group.placements()).map(|member| member.donor);
         for donor_id in members.collect::<BTreeSet<DonorId>>() {
             if let Some(donor) = self.donors.get_mut(&donor_id) {
                 donor.sort_held(id);

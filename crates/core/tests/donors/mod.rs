@@ -91,7 +91,7 @@ pub(crate) fn admits(effects: &[Effect], conn: u64) -> bool {
 }
 
 pub(crate) fn duties(revision: u64, volumes: Vec<Duty>) -> Duties {
-    Duties { revision, volumes, dismissed: false }
+    Duties { revision, volumes, ..Duties::default() }
 }
 
 pub(crate) fn duty(

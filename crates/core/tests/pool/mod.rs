@@ -2,7 +2,7 @@
 //! not to, and a clock that jumps. Invariants are checked after every step, and the store is replayed.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
-use cheetah_core::api::{API_VERSION, Renew, Sync, VolumeDetail};
+use cheetah_core::api::{API_VERSION, Renew, Sync, VolumeDetail, VolumeReport};
 use cheetah_core::api::{
     Answer, Attach, Attached, Call, Create, Duties, Join, PoolStatus, Refusal, RefusalCode, Size,
 };
@@ -113,7 +113,14 @@ impl World {
     /// One sync of a donor, which takes on what it hears.
     pub(crate) fn sync(&mut self, donor: DonorId) -> Option<Result<Answer, Refusal>> {
         let revision = self.donors.get(&donor).map_or(0, |duties| duties.revision);
-        let sync = Sync { revision, bytes_used: 4096, connections: 0, goodbye: false };
+        let sync = Sync {
+            revision,
+            bytes_used: 4096,
+            connections: 0,
+            goodbye: false,
+            leaving: false,
+            extents_offered: u32::MAX,
+        };
         let call = self.send(Call::Sync { donor, sync });
         let answer = self.answer(call);
         if let Some(Ok(Answer::Duties(duties))) = &answer {
@@ -183,7 +190,8 @@ impl World {
     }
 
     pub(crate) fn renew(&mut self, name: &str, token: LeaseToken, epoch: u64) -> CallId {
-        let renew = Renew { epoch, place: "/mnt/x".into(), lost: Vec::new() };
+        let renew =
+            Renew { epoch, place: "/mnt/x".into(), lost: Vec::new(), report: VolumeReport::default() };
         self.send(Call::Renew { name: name.into(), token, renew })
     }
 

@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use cheetah_core::limits::EXTENT_BYTES;
-use cheetah_core::map::{DonorId, Group, Placement, Redundancy, Route, VolumeId, VolumeMap};
+use cheetah_core::map::{DonorId, Group, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
 use cheetah_core::volume::{
     Effect, Event, Key, LinkFailure, Op, PartError, Request, StatusRun, Tag, Volume, VolumeError,
@@ -15,11 +15,11 @@ pub const UNIT: u32 = 65536;
 /// A stripe over A and B (one group), or linear: A's extent, then B's.
 pub fn map(stripe: bool, foreign: bool) -> VolumeMap {
     let redundancy = if stripe { Redundancy { data: 2, parity: 0 } } else { Redundancy::LINEAR };
-    let at = |donor| Placement { donor, extent: 0 };
+    let at = |donor| Slot::held(Placement { donor, extent: 0 });
     let groups = if stripe {
-        vec![Group { members: vec![at(A), at(B)] }]
+        vec![Group { slots: vec![at(A), at(B)] }]
     } else {
-        vec![Group { members: vec![at(A)] }, Group { members: vec![at(B)] }]
+        vec![Group { slots: vec![at(A)] }, Group { slots: vec![at(B)] }]
     };
     let route = |donor: DonorId| {
         let foreign_export = foreign.then(String::new);
@@ -34,6 +34,7 @@ pub fn map(stripe: bool, foreign: bool) -> VolumeMap {
         unit: UNIT,
         groups,
         routes: [route(A), route(B)].into(),
+        bad: Vec::new(),
     };
     map.check().expect("a sound map");
     map

@@ -4,7 +4,9 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 use cheetah_core::limits::EXTENT_BYTES;
-use cheetah_core::map::{DonorId, Group, LeaseToken, Placement, Redundancy, Route, VolumeId, VolumeMap};
+use cheetah_core::map::{
+    DonorId, Group, LeaseToken, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap,
+};
 use cheetah_nbd::{CmdFlags, Command, RequestHeader};
 use cheetah_rim::arena::Arena;
 use cheetah_rim::donor::{DonorServer, Gate};
@@ -69,7 +71,7 @@ fn donor() -> (Arc<Arena>, DonorServer) {
 fn map(donors: &[(Arc<Arena>, DonorServer)], epoch: u64, size: u64) -> VolumeMap {
     let redundancy = Redundancy { data: DONORS as u32, parity: 0 };
     let group = |extent: u32| Group {
-        members: (0..DONORS).map(|donor| Placement { donor: DonorId(donor), extent }).collect(),
+        slots: (0..DONORS).map(|donor| Slot::held(Placement { donor: DonorId(donor), extent })).collect(),
     };
     let routes: BTreeMap<DonorId, Route> = (0u64..)
         .zip(donors)

@@ -289,7 +289,14 @@ impl DonorControl {
             }
             Effect::Sync { donor, revision, connections, goodbye } => {
                 let bytes_used = (self.hooks.bytes_used)();
-                let sync = Sync { revision, bytes_used, connections, goodbye };
+                let sync = Sync {
+                    revision,
+                    bytes_used,
+                    connections,
+                    goodbye,
+                    leaving: false,
+                    extents_offered: u32::MAX,
+                };
                 let quiet = !self.reachable;
                 self.question = Some(Box::pin(sync_with(self.pool.clone(), donor, sync, quiet)));
             }

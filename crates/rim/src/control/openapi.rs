@@ -7,7 +7,7 @@ use cheetah_core::api::{
 };
 use cheetah_core::layout::LostRange;
 use cheetah_core::map::{
-    DonorId, Group, LeaseToken, Placement, PoolId, Redundancy, Route, VolumeId, VolumeMap,
+    BadRange, DonorId, Group, LeaseToken, Placement, PoolId, Redundancy, Route, Slot, VolumeId, VolumeMap,
 };
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,7 +18,8 @@ const TOKEN: LeaseToken = LeaseToken(2);
 fn calls() -> Vec<Call> {
     let name = || "v".to_owned();
     let attach = Attach { version: 1, read_only: true, holder: String::new() };
-    let renew = Renew { epoch: 1, place: String::new(), lost: vec![(DONOR, String::new())] };
+    let renew =
+        Renew { epoch: 1, place: String::new(), lost: vec![(DONOR, String::new())], report: report() };
     vec![
         Call::Pool,
         Call::Join(join()),
@@ -52,7 +53,9 @@ fn create() -> Create {
 fn shapes() -> Vec<(&'static str, Value)> {
     let route = Route { name: "d".into(), address: "a".into(), foreign_export: Some(String::new()) };
     let placement = Placement { donor: DONOR, extent: 0 };
-    let group = Group { members: vec![placement] };
+    let slot = Slot { held: Some(placement), filling: Some(placement) };
+    let bad = BadRange { group: 0, slot: 0, from: 0, to: 4096 };
+    let group = Group { slots: vec![slot] };
     let map = VolumeMap {
         volume: VolumeId(1),
         name: "v".into(),
@@ -62,6 +65,7 @@ fn shapes() -> Vec<(&'static str, Value)> {
         unit: 4096,
         groups: vec![group.clone()],
         routes: BTreeMap::from([(DONOR, route.clone())]),
+        bad: vec![bad],
     };
     let attachment = Attachment {
         holder: "x".into(),
@@ -125,6 +129,8 @@ fn shapes() -> Vec<(&'static str, Value)> {
         ("VolumeMap", json!(map)),
         ("Group", json!(group)),
         ("Placement", json!(placement)),
+        ("Slot", json!(slot)),
+        ("BadRange", json!(bad)),
         ("Route", json!(route)),
         ("PoolStatus", json!(pool)),
         ("DonorStatus", json!(donor)),

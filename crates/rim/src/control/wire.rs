@@ -71,6 +71,10 @@ pub(super) fn wire(call: &Call) -> Wire {
             let path = volume(name, &format!("/leases/{token}/renew"));
             (Method::POST, path, bytes(renew), LEASE_RENEW_NS, |b| json(b).map(Answer::Renewed))
         }
+        Call::Amend { name, token, amend } => {
+            let path = volume(name, &format!("/leases/{token}/amend"));
+            (Method::POST, path, bytes(amend), 0, |b| json(b).map(Answer::Renewed))
+        }
         Call::Detach { name, token } => {
             (Method::DELETE, volume(name, &format!("/leases/{token}")), Vec::new(), 0, |_| Ok(Answer::Done))
         }
