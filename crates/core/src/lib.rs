@@ -7,6 +7,8 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+pub mod checksum;
+pub mod code;
 pub mod coordinator;
 pub mod donor;
 pub mod layout;
