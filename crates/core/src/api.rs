@@ -164,6 +164,8 @@ pub struct VolumeReport {
     pub scrub_bytes_done: u64,
     pub scrub_bytes_total: u64,
     pub scrub_passes: u64,
+    /// Places where fragments did not fit together and no checksum said which is wrong.
+    pub scrub_mismatches: u64,
     /// Blocks whose checksum was wrong, by the donor that sent them.
     pub corrupt_blocks: Vec<(DonorId, u64)>,
     /// Of those, put right on their donor.

@@ -1,21 +1,90 @@
-//! The layout arithmetic: volume offset -> group -> row -> unit -> (donor, extent, offset).
+//! The layout arithmetic: volume offset -> group -> row -> unit -> (slot, offset in the extent).
 //!
 //! Owns the one mapping that every read and write goes through, and the honest list of what a lost donor takes
-//! with it. Never: state, or knowledge of who is alive. Invariant: the fragments of a range cover each of its
-//! bytes exactly once, and one fragment is one run of one donor's extent, however many rows it spans.
+//! with it. Never: state, or knowledge of who is alive. Invariant: the columns of a range cover each of its
+//! bytes exactly once, and a column is one run of its slot's extent, however many rows it spans.
 //! Called by `volume` for each request. Tests: the properties in `tests/layout.rs`.
 
 use crate::limits::EXTENT_BYTES;
-use crate::map::{DonorId, VolumeMap};
+use crate::map::{DonorId, Redundancy, VolumeMap};
 use serde::{Deserialize, Serialize};
 
-/// One donor's share of a request: a contiguous run of its memory, and where its bytes belong in the payload.
+/// The part of a request that lies in one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fragment {
-    pub donor: DonorId,
-    /// Byte offset in the donor's own address space (its arena, or a foreign server's export).
-    pub address: u64,
-    pub scatter: Scatter,
+pub struct Span {
+    pub group: u32,
+    /// First and last byte + 1, counted from the start of the group.
+    pub begin: u32,
+    pub end: u32,
+    /// Where byte `begin` is in the payload.
+    pub payload: u32,
+}
+
+/// Cuts `len` bytes at `offset` of the volume at the borders of its groups.
+pub fn spans(map: &VolumeMap, offset: u64, len: u32, mut each: impl FnMut(Span)) {
+    let group_bytes = map.group_bytes();
+    let mut done = 0u64;
+    while done < u64::from(len) {
+        let at = offset + done;
+        let begin = at % group_bytes;
+        let end = (begin + u64::from(len) - done).min(group_bytes);
+        let group = narrow(at / group_bytes);
+        each(Span { group, begin: narrow(begin), end: narrow(end), payload: narrow(done) });
+        done += end - begin;
+    }
+}
+
+/// How the bytes of a group are dealt out to its data slots. A group has at most 32 x 64 MiB, so offsets are u32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    pub data: u32,
+    pub parity: u32,
+    /// With one data slot there are no rows: its unit is the extent.
+    pub unit: u32,
+}
+
+impl Geometry {
+    #[must_use]
+    pub fn new(redundancy: Redundancy, unit: u32) -> Self {
+        let Redundancy { data, parity } = redundancy;
+        Geometry { data, parity, unit: if data == 1 { narrow(EXTENT_BYTES) } else { unit } }
+    }
+
+    /// Bytes of the volume in one row.
+    #[must_use]
+    pub fn row(self) -> u32 {
+        self.data * self.unit
+    }
+
+    /// The group offset of byte `local` of a data slot's extent.
+    #[must_use]
+    pub fn offset(self, slot: u32, local: u32) -> u32 {
+        local / self.unit * self.row() + slot * self.unit + local % self.unit
+    }
+
+    /// Which run of a data slot's extent the bytes `begin..end` of the group touch; empty when from == to.
+    #[must_use]
+    pub fn column(self, begin: u32, end: u32, slot: u32) -> (u32, u32) {
+        let before = |at: u32| {
+            let inside = (at % self.row()).saturating_sub(slot * self.unit).min(self.unit);
+            at / self.row() * self.unit + inside
+        };
+        (before(begin), before(end))
+    }
+
+    /// Where bytes `from..to` of a data slot's extent belong in a payload that has byte `begin` of the group at
+    /// `payload`. They must be among its bytes.
+    #[must_use]
+    pub fn scatter(self, slot: u32, from: u32, to: u32, begin: u32, payload: u32) -> Scatter {
+        let position = |local: u32| self.offset(slot, local) - begin + payload;
+        let len = to - from;
+        let first = (self.unit - from % self.unit).min(len);
+        if first == len {
+            return Scatter::whole(position(from), len);
+        }
+        let second = position(from + first);
+        Scatter { start: position(from), first, second, unit: self.unit, stride: self.row(), len }
+    }
 }
 
 /// Where the bytes of a fragment belong in the payload of its request: a first piece that may begin inside a
@@ -71,48 +140,6 @@ impl Scatter {
         let past = at - self.first;
         let (piece, inside) = (past / self.unit, past % self.unit);
         (self.second + piece * self.stride + inside, (self.unit - inside).min(self.len - at))
-    }
-}
-
-/// Cuts `len` bytes at `offset` of the volume into fragments and hands each to `each`.
-/// The range must lie inside the groups of the map, and `len` within `REQUEST_BYTES_MAX`.
-pub fn fragments(map: &VolumeMap, offset: u64, len: u32, mut each: impl FnMut(Fragment)) {
-    let (k, unit, group_bytes) = (u64::from(map.redundancy.data), u64::from(map.unit), map.group_bytes());
-    let row = k * unit;
-    let mut done = 0u64;
-    while done < u64::from(len) {
-        let at = offset + done;
-        let begin = at % group_bytes;
-        let end = (begin + u64::from(len) - done).min(group_bytes);
-        let group = &map.groups[index(at / group_bytes)];
-        // Bytes of column `j` in front of group offset `w`.
-        let before = |w: u64, j: u64| w / row * unit + (w % row).saturating_sub(j * unit).min(unit);
-        for (j, slot) in group.slots.iter().take(index(k)).enumerate() {
-            let (from, to) = (before(begin, j as u64), before(end, j as u64));
-            if from == to {
-                continue;
-            }
-            let in_group = |local: u64| local / unit * row + j as u64 * unit + local % unit;
-            let payload = |local: u64| narrow(in_group(local) - begin + done);
-            let scatter = if k == 1 {
-                Scatter::whole(payload(from), narrow(to - from))
-            } else {
-                let first = (unit - from % unit).min(to - from);
-                let second = if from + first < to { payload(from + first) } else { 0 };
-                Scatter {
-                    start: payload(from),
-                    first: narrow(first),
-                    second,
-                    unit: map.unit,
-                    stride: narrow(row),
-                    len: narrow(to - from),
-                }
-            };
-            let Some(held) = slot.held else { continue };
-            let address = u64::from(held.extent) * EXTENT_BYTES + from;
-            each(Fragment { donor: held.donor, address, scatter });
-        }
-        done += end - begin;
     }
 }
 

@@ -36,6 +36,39 @@ pub const TICK_NS: u64 = 25 * MILLISECOND_NS;
 /// How often a donor that was set aside is tried again.
 pub const DONOR_RETRY_NS: u64 = SECOND_NS;
 
+/// Strips (the locked parts that requests are made of) a volume works on at once.
+pub const STRIPS_MAX: usize = 4096;
+/// Pieces of the client's memory for parity and for what is put together.
+pub const SCRATCH_SMALL_BYTES: u32 = 64 << 10;
+pub const SCRATCH_SMALL_COUNT: u32 = 128;
+pub const SCRATCH_LARGE_BYTES: u32 = 1 << 20;
+pub const SCRATCH_LARGE_COUNT: u32 = 32;
+/// Chunks of fragments that are rebuilt at once; what is left of the large pieces is for requests.
+pub const FILL_CHUNKS_MAX: u32 = 20;
+/// How long the users' latency is averaged before the pace of rebuilding changes.
+pub const PACE_WINDOW_NS: u64 = 100 * MILLISECOND_NS;
+/// A read is repeated from redundancy after its donor's own mean latency and four times its deviation, but
+/// not sooner and not later than these.
+pub const HEDGE_MIN_NS: u64 = 10 * MILLISECOND_NS;
+pub const HEDGE_MAX_NS: u64 = 500 * MILLISECOND_NS;
+/// A silent link is opened anew once before its donor is set aside: a flipped bit may have got the two out of step.
+pub const REOPEN_NS: u64 = 300 * MILLISECOND_NS;
+/// A donor that answers is slow when it takes longer than this and SLOW_FACTOR times as long as the others...
+pub const SLOW_MIN_NS: u64 = 100 * MILLISECOND_NS;
+pub const SLOW_FACTOR: u64 = 8;
+/// ...and is set aside when it stays so.
+pub const SLOW_NS: u64 = SECOND_NS;
+/// A donor that was set aside and missed nothing yet is given up for good after this.
+pub const EXCLUDE_NS: u64 = 5 * SECOND_NS;
+/// An amendment of the map that failed is sent again after this.
+pub const AMEND_RETRY_NS: u64 = 300 * MILLISECOND_NS;
+/// A client that ends waits this long for its donors to hear that nothing is half written.
+pub const FINISH_NS: u64 = 5 * SECOND_NS;
+/// How often an attached volume compares all its fragments.
+pub const SCRUB_EVERY_NS: u64 = 3600 * SECOND_NS;
+/// How often the donors' maps of what was written lately are aged.
+pub const DIRTY_AGE_NS: u64 = SECOND_NS;
+
 /// A donor reports to its coordinator at least this often.
 pub const HEARTBEAT_NS: u64 = SECOND_NS;
 /// A donor not heard of for this long counts as lost.
@@ -77,4 +110,7 @@ const _: () = {
     assert!(HEARTBEAT_NS * 3 <= DONOR_SILENCE_NS && LEASE_RENEW_NS * 3 <= LEASE_NS);
     assert!(CONNECT_DEADLINE_NS < REQUEST_DEADLINE_NS);
     assert!(REQUEST_BYTES_MAX as u64 <= EXTENT_BYTES);
+    assert!(SCRATCH_LARGE_BYTES as u64 / STRIPE_DONORS_MAX as u64 >= BLOCK_BYTES);
+    assert!(FILL_CHUNKS_MAX < SCRATCH_LARGE_COUNT);
+    assert!(TICK_NS * 4 <= REOPEN_NS && REOPEN_NS < SILENCE_NS);
 };

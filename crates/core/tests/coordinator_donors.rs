@@ -79,7 +79,14 @@ fn joining_again_changes_nothing_but_the_address() {
 fn a_sync_is_held_until_there_is_news_or_a_heartbeat_has_passed() {
     let mut world = World::with_donors(&[4]);
     let duties = world.donors.remove(&DonorId(1)).expect("joined");
-    let sync = Sync { revision: duties.revision, bytes_used: 0, connections: 0, goodbye: false };
+    let sync = Sync {
+        revision: duties.revision,
+        bytes_used: 0,
+        connections: 0,
+        goodbye: false,
+        leaving: false,
+        extents_offered: u32::MAX,
+    };
     let poll = world.send(Call::Sync { donor: DonorId(1), sync: sync.clone() });
     assert_eq!(world.answer(poll), None);
     world.now += HEARTBEAT_NS;
@@ -143,7 +150,14 @@ fn goodbye_takes_a_donor_out_at_once() {
     world.create("v", Size::Bytes(E), Some("linear")).expect("created");
     for donor in [DonorId(1), DonorId(2)] {
         let revision = world.donors.remove(&donor).expect("joined").revision;
-        let sync = Sync { revision, bytes_used: 0, connections: 0, goodbye: true };
+        let sync = Sync {
+            revision,
+            bytes_used: 0,
+            connections: 0,
+            goodbye: true,
+            leaving: false,
+            extents_offered: u32::MAX,
+        };
         let answer = world.ask(Call::Sync { donor, sync });
         assert!(matches!(answer, Ok(Answer::Duties(duties)) if duties.dismissed));
     }

@@ -1,6 +1,6 @@
 //! Properties of the layout arithmetic, against a model that places one byte at a time.
 
-use cheetah_core::layout::{Fragment, fragments, lost_ranges};
+use cheetah_core::layout::{Geometry, Scatter, lost_ranges, spans};
 use cheetah_core::limits::EXTENT_BYTES;
 use cheetah_core::map::{DonorId, Group, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap};
 use proptest::prelude::*;
@@ -43,9 +43,27 @@ fn place(map: &VolumeMap, offset: u64) -> (DonorId, u64) {
     (member.donor, u64::from(member.extent) * EXTENT_BYTES + row * unit + byte)
 }
 
+/// One donor's share of a request.
+struct Fragment {
+    donor: DonorId,
+    address: u64,
+    scatter: Scatter,
+}
+
 fn cut(map: &VolumeMap, offset: u64, len: u32) -> Vec<Fragment> {
+    let geometry = Geometry::new(map.redundancy, map.unit);
     let mut all = Vec::new();
-    fragments(map, offset, len, |fragment| all.push(fragment));
+    spans(map, offset, len, |span| {
+        for slot in 0..geometry.data {
+            let (from, to) = geometry.column(span.begin, span.end, slot);
+            if from < to {
+                let held = map.groups[span.group as usize].slots[slot as usize].held.expect("whole");
+                let scatter = geometry.scatter(slot, from, to, span.begin, span.payload);
+                let address = u64::from(held.extent) * EXTENT_BYTES + u64::from(from);
+                all.push(Fragment { donor: held.donor, address, scatter });
+            }
+        }
+    });
     all
 }
 

@@ -4,7 +4,7 @@ mod volume;
 
 use cheetah_core::limits::{DONOR_RETRY_NS, EXTENT_BYTES, REQUEST_DEADLINE_NS};
 use cheetah_core::map::{DonorId, Group, Placement, Route, Slot};
-use cheetah_core::volume::{Effect, Event, LinkFailure, Op, VolumeError};
+use cheetah_core::volume::{Effect, Event, LinkFailure, Op, PartOp, VolumeError};
 use volume::{A, B, UNIT, World, map};
 
 fn broken() -> LinkFailure {
@@ -186,7 +186,7 @@ fn a_flush_waits_for_a_link_that_is_being_opened() {
         } else {
             world.open(A);
             let sent = world.sent()[0];
-            assert_eq!((sent.donor, sent.op), (A, Op::Flush));
+            assert_eq!((sent.donor, sent.op), (A, PartOp::Age));
             world.answer(sent.part, Ok(vec![]));
             assert_eq!(world.completed(), [(flush, Ok(()))]);
         }

@@ -1,20 +1,25 @@
-//! The link to one donor: opened, up, broken, set aside, tried again.
+//! The link to one donor: opened, up, broken, silent, slow, set aside, tried again.
 //!
-//! Owns when a donor is waited for and when it is given up. Never: which requests there are, beyond the parts
-//! that wait for this link.
+//! Owns when a donor is waited for and when it is given up, and what is known of its latency. Never: which requests
+//! there are, beyond the parts that wait for this link.
 //!
 //! ```text
-//!   New -> Opening -> Up -> (broken) -> Opening ...        parts wait while it opens
-//!             |        \-> (late)   -\
-//!             \-> (not opened) -> Down -> (retry, parts fail at once meanwhile) -> Up
+//!   New -> Opening -> Up -> (broken, silent) -> Opening ...        parts wait while it opens
+//!             |        \-> (late, slow, silent still) -\
+//!             \-> (not opened) -> Down -> (retry; parts fail at once meanwhile) -> Up
 //! ```
 //!
 //! Each opening has a new session number. A Cheetah donor drops the connections of older sessions before it
 //! admits a newer one, so a write that was sent again can never be overtaken by its own first copy. A foreign
 //! server knows no sessions; a link to one that broke stays down, because only that is certain.
 
-use super::{Effect, Key, LinkFailure, Progress, Volume, VolumeError, send};
-use crate::limits::{CONNECT_DEADLINE_NS, DONOR_RETRY_NS, SECOND_NS};
+use super::strip::{Failure, Progress};
+use super::types::{Effect, LinkFailure, PartOp};
+use super::{Key, Volume};
+use crate::limits::{
+    CONNECT_DEADLINE_NS, DONOR_RETRY_NS, HEDGE_MAX_NS, HEDGE_MIN_NS, REOPEN_NS, SECOND_NS, SILENCE_NS,
+    SLOW_FACTOR, SLOW_MIN_NS, SLOW_NS, TICK_NS,
+};
 use crate::map::{DonorId, Route};
 use crate::units::Time;
 use std::collections::VecDeque;
@@ -24,10 +29,20 @@ pub(super) struct Link {
     pub(super) state: State,
     session: u64,
     /// Cheetah donors can be told which connections are stale.
-    fenced: bool,
+    pub(super) fenced: bool,
     /// Writes were acknowledged since the last flush.
     pub(super) unflushed: bool,
     pub(super) waiting: VecDeque<Key>,
+    /// What was sent, oldest first; keys of parts that are done are passed over.
+    pub(super) owed: VecDeque<(Time, Key)>,
+    /// Was up before: while it is opened again, others are asked first.
+    known: bool,
+    /// Owes a read for longer than it usually takes.
+    late: bool,
+    answered: bool,
+    silent_ticks: u64,
+    slow_ticks: u64,
+    latency: Latency,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,12 +52,43 @@ pub(super) enum State {
         until: Time,
     },
     Up,
-    /// `probing`: an attempt to open it again is under way until that time.
+    /// `probing`: an attempt to open it again is under way until `retry_at`.
     Down {
         why: String,
+        since: Time,
         retry_at: Option<Time>,
         probing: bool,
     },
+}
+
+/// How willingly a donor is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Trust {
+    /// It was up and is being opened again, or it is late.
+    Poor,
+    Good,
+}
+
+/// Smoothed latency and its mean deviation, as TCP keeps its round-trip time (RFC 6298).
+#[derive(Clone, Copy, Debug, Default)]
+struct Latency {
+    mean: u64,
+    deviation: u64,
+}
+
+impl Latency {
+    fn note(&mut self, sample: u64) {
+        if self.mean == 0 {
+            (self.mean, self.deviation) = (sample, sample / 2);
+            return;
+        }
+        self.deviation = (3 * self.deviation + self.mean.abs_diff(sample)) / 4;
+        self.mean = (7 * self.mean + sample) / 8;
+    }
+
+    fn hedge_after(self) -> u64 {
+        (self.mean + 4 * self.deviation).clamp(HEDGE_MIN_NS, HEDGE_MAX_NS)
+    }
 }
 
 impl Link {
@@ -53,12 +99,48 @@ impl Link {
             fenced: route.foreign_export.is_none(),
             unflushed: false,
             waiting: VecDeque::new(),
+            owed: VecDeque::new(),
+            known: false,
+            late: false,
+            answered: false,
+            silent_ticks: 0,
+            slow_ticks: 0,
+            latency: Latency::default(),
         }
     }
 
     /// Reached, or set aside.
     pub(super) fn is_settled(&self) -> bool {
         !matches!(self.state, State::New | State::Opening { .. })
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        self.state == State::Up
+    }
+
+    pub(super) fn is_down(&self) -> bool {
+        matches!(self.state, State::Down { .. })
+    }
+
+    pub(super) fn down_since(&self) -> Option<Time> {
+        match self.state {
+            State::Down { since, .. } => Some(since),
+            _ => None,
+        }
+    }
+
+    /// `None` while it is set aside.
+    pub(super) fn trust(&self) -> Option<Trust> {
+        match self.state {
+            State::Down { .. } => None,
+            State::Up if !self.late => Some(Trust::Good),
+            State::New | State::Opening { .. } if !self.known => Some(Trust::Good),
+            _ => Some(Trust::Poor),
+        }
+    }
+
+    pub(super) fn load(&self) -> usize {
+        self.owed.len() + self.waiting.len()
     }
 
     pub(super) fn wake_at(&self) -> Option<Time> {
@@ -69,9 +151,21 @@ impl Link {
         }
     }
 
+    pub(super) fn note_answer(&mut self, now: Time, sent_at: Time, op: PartOp) {
+        self.answered = true;
+        self.late = false;
+        if matches!(op, PartOp::Read | PartOp::Write | PartOp::Sparse) {
+            self.latency.note(now.saturating_sub(sent_at));
+        }
+    }
+
     fn open(&mut self, donor: DonorId, effects: &mut Vec<Effect>) {
         self.session += 1;
         effects.push(Effect::Open { donor, session: self.session });
+    }
+
+    fn calm(&mut self) {
+        (self.silent_ticks, self.slow_ticks, self.late) = (0, 0, false);
     }
 }
 
@@ -85,16 +179,20 @@ impl Volume {
         }
     }
 
-    pub(super) fn opened(&mut self, donor: DonorId, session: u64, effects: &mut Vec<Effect>) {
-        let link = self.links.get_mut(&donor).expect("links are never removed");
+    pub(super) fn opened(&mut self, now: Time, donor: DonorId, session: u64, effects: &mut Vec<Effect>) {
+        let Some(link) = self.links.get_mut(&donor) else { return };
         if link.session != session || matches!(link.state, State::Up | State::New) {
             return; // An attempt that was given up before.
         }
+        let was_down = link.is_down();
         link.state = State::Up;
+        link.known = true;
+        link.late = false;
+        if was_down {
+            link.calm();
+        }
         for part in std::mem::take(&mut link.waiting) {
-            let request = self.parts.get(part).expect("a waiting part exists").request;
-            let tag = self.requests.get(request).expect("a part never outlives its request").tag;
-            send(&mut self.parts, part, tag, effects);
+            self.send(now, part, effects);
         }
     }
 
@@ -106,47 +204,51 @@ impl Volume {
         failure: LinkFailure,
         effects: &mut Vec<Effect>,
     ) {
-        let link = self.links.get_mut(&donor).expect("links are never removed");
+        let Some(link) = self.links.get_mut(&donor) else { return };
         if link.session != session {
             return;
         }
         match (failure, &link.state) {
-            (LinkFailure::Broken(_), State::Up) if link.fenced => {
-                link.state = State::Opening { until: now + CONNECT_DEADLINE_NS };
-                effects.push(Effect::Close { donor, session });
-                link.open(donor, effects);
-                let sent =
-                    self.parts.iter().filter(|(_, p)| p.donor == donor && p.progress == Progress::Sent);
-                let owed: VecDeque<Key> = sent.map(|(key, _)| key).collect();
-                for part in &owed {
-                    self.parts.get_mut(*part).expect("listed just now").progress = Progress::Waiting;
-                }
-                link.waiting = owed;
-            }
+            (LinkFailure::Broken(_), State::Up) if link.fenced => self.reopen(now, donor, effects),
             (LinkFailure::Broken(why) | LinkFailure::NotOpened(why), _) => {
-                self.set_aside(now, donor, why, VolumeError::DonorLost, effects);
+                self.set_aside(now, donor, why, effects);
             }
         }
     }
 
-    /// Gives the donor up for now: everything it owes fails with `error`, and so does at once whatever comes
-    /// until it is reached again.
-    pub(super) fn set_aside(
-        &mut self,
-        now: Time,
-        donor: DonorId,
-        why: String,
-        error: VolumeError,
-        effects: &mut Vec<Effect>,
-    ) {
-        let link = self.links.get_mut(&donor).expect("links are never removed");
+    /// Under the next session; what was on its way is sent again.
+    fn reopen(&mut self, now: Time, donor: DonorId, effects: &mut Vec<Effect>) {
+        let link = self.links.get_mut(&donor).expect("it broke");
+        link.state = State::Opening { until: now + CONNECT_DEADLINE_NS };
+        effects.push(Effect::Close { donor, session: link.session });
+        link.open(donor, effects);
+        let mut owed = VecDeque::with_capacity(link.owed.len());
+        for (_, key) in link.owed.drain(..) {
+            if let Some(part) = self.parts.get_mut(key).filter(|part| part.progress == Progress::Sent) {
+                part.progress = Progress::Waiting;
+                owed.push_back(key);
+            }
+        }
+        link.waiting = owed;
+    }
+
+    /// Gives the donor up for now: everything it owes fails, and so does at once whatever comes until it is
+    /// reached again.
+    pub(super) fn set_aside(&mut self, now: Time, donor: DonorId, why: String, effects: &mut Vec<Effect>) {
+        let link = self.links.get_mut(&donor).expect("it has a link");
         effects.push(Effect::Close { donor, session: link.session });
         let ended = matches!(link.state, State::Up | State::Down { retry_at: None, .. });
         let for_good = !link.fenced && ended;
         let retry_at = (!for_good).then_some(now + DONOR_RETRY_NS);
-        link.state = State::Down { why, retry_at, probing: false };
+        let since = link.down_since().unwrap_or(now);
+        link.state = State::Down { why, since, retry_at, probing: false };
+        link.calm();
         link.waiting.clear();
-        self.fail_parts(donor, error, effects);
+        link.owed.clear();
+        let of_donor = self.parts.iter().filter(|(_, p)| p.donor == donor && p.progress != Progress::Done);
+        for key in of_donor.map(|(key, _)| key).collect::<Vec<Key>>() {
+            self.part_failed(now, key, Failure::Down, effects);
+        }
     }
 
     pub(super) fn expire_links(&mut self, now: Time, effects: &mut Vec<Effect>) {
@@ -170,7 +272,79 @@ impl Volume {
         }
         for donor in late {
             let why = format!("no connection within {} s", CONNECT_DEADLINE_NS / SECOND_NS);
-            self.set_aside(now, donor, why, VolumeError::DonorLost, effects);
+            self.set_aside(now, donor, why, effects);
+        }
+    }
+
+    /// Looks for donors that are late, silent or slow; redundancy covers them, so nobody has to wait for them.
+    /// A tick that came late says nothing of the donors: then this machine was busy with something else.
+    pub(super) fn look_at_links(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        let on_time = now < self.ticked_at + 2 * TICK_NS;
+        self.ticked_at = now;
+        self.hedge(now, effects);
+        if !on_time {
+            self.links.values_mut().for_each(|link| link.answered = false);
+            return;
+        }
+        let mut means: Vec<u64> = self.links.values().filter(|l| l.is_up()).map(|l| l.latency.mean).collect();
+        means.sort_unstable();
+        // Of those that are up, all but the slowest parity.
+        let usual =
+            means.get((means.len() / 2).saturating_sub(usize::from(means.len().is_multiple_of(2)))).copied();
+        let slow_from = SLOW_MIN_NS.max(usual.unwrap_or(0).saturating_mul(SLOW_FACTOR));
+        let (mut reopen, mut silent, mut slow) = (Vec::new(), Vec::new(), Vec::new());
+        for (donor, link) in &mut self.links {
+            while link.owed.front().is_some_and(|(_, key)| {
+                !self.parts.get(*key).is_some_and(|part| part.progress == Progress::Sent)
+            }) {
+                link.owed.pop_front();
+            }
+            let owes = !link.owed.is_empty() || !link.waiting.is_empty();
+            let answered = std::mem::take(&mut link.answered);
+            let waits = owes && !answered && link.known && !link.is_down();
+            link.silent_ticks = if waits { link.silent_ticks + 1 } else { 0 };
+            let crawls = link.is_up() && owes && link.latency.mean > slow_from;
+            link.slow_ticks = if crawls { link.slow_ticks + 1 } else { 0 };
+            if link.silent_ticks * TICK_NS >= SILENCE_NS {
+                silent.push(*donor);
+            } else if link.slow_ticks * TICK_NS >= SLOW_NS {
+                slow.push(*donor);
+            } else if link.silent_ticks == REOPEN_NS / TICK_NS && link.is_up() && link.fenced {
+                reopen.push(*donor);
+            }
+        }
+        let others_answer = self.links.values().any(|link| link.is_up() && link.silent_ticks == 0);
+        if !others_answer {
+            return; // Then it is this machine that is cut off, and nobody is better than another.
+        }
+        reopen.into_iter().for_each(|donor| self.reopen(now, donor, effects));
+        for donor in silent {
+            self.set_aside(now, donor, format!("silent for {} s", SILENCE_NS / SECOND_NS), effects);
+        }
+        for donor in slow {
+            let mean = self.links[&donor].latency.mean / crate::limits::MILLISECOND_NS;
+            self.links.get_mut(&donor).expect("listed just now").latency = Latency::default();
+            self.set_aside(now, donor, format!("slow: {mean} ms an answer, many times the others'"), effects);
+        }
+    }
+
+    /// Reads that are late by their donor's own measure are asked of redundancy.
+    fn hedge(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        let mut late = Vec::new();
+        for link in self.links.values_mut() {
+            let before = late.len();
+            let after = link.latency.hedge_after();
+            let old = link.owed.iter().take_while(|(sent_at, _)| sent_at + after <= now);
+            late.extend(old.map(|(_, key)| *key));
+            link.late |= late.len() > before;
+        }
+        for key in late {
+            let reads =
+                |part: &&super::strip::Part| part.op == PartOp::Read && part.progress == Progress::Sent;
+            if let Some(part) = self.parts.get(key).filter(reads) {
+                let (strip, slot) = (part.strip, part.slot);
+                self.read_late(now, strip, slot, effects);
+            }
         }
     }
 }

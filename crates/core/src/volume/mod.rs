@@ -1,230 +1,159 @@
 //! The volume machine: what a client does with a request of a front end, and with donors that come and go.
 //!
-//! Owns: cutting requests into parts, sending each to its donor, putting answers together, deadlines, and the
-//! state of the link to each donor. Never: payload bytes (a part carries where its bytes belong, the driver has
+//! Owns: cutting requests into strips, their locks, sending parts to donors, redundancy, deadlines, repair, and the
+//! state of the link to each donor. Never: payload bytes (effects say what to compute and compare, the driver has
 //! them), sockets, clocks, or how many connections a link has.
-//! Invariants: every submitted request is completed exactly once, by its deadline at the latest; a part is sent
-//! only over a link that is up, and its answer counts only once; after `Close` the driver touches no payload of
-//! that link's parts, so a `Complete` behind it may hand the memory back.
+//! Invariants: every submitted request is completed exactly once, by its deadline at the latest; an acknowledged
+//! write is on every slot of its groups that the map calls held; an answer counts only once; after `Close` or
+//! `Abandon` the driver touches none of those payloads, so a `Complete` behind it may hand the memory back.
 //! Called by `rim::volume` and by `sim`. Tests: `tests/volume_*.rs`, the simulator.
 //!
-//! Getters: `map`, `has_room`, `is_settled`, `lost`. Events in: `step`. Call `check_invariants` in tests.
+//! Getters: `map`, `has_room`, `is_settled`, `lost`, `report`. Events in: `step`. `check_invariants` in tests.
+//!
+//! Files: `types` (events, effects), `strip` (a locked piece of work and its parts), `read`, `write`, `upkeep`
+//! (fill, heal, resync, scrub), `amend` (exclusion, newer maps), `link` (one donor), `locks`, `scratch`, `pace`, `slab`.
 
+mod amend;
 mod link;
+mod locks;
+mod pace;
+mod read;
+mod scratch;
 mod slab;
+mod strip;
+mod types;
+mod upkeep;
+mod write;
 
-use crate::layout::{self, Fragment, Scatter};
-use crate::limits::{EXTENT_BYTES, REQUEST_BYTES_MAX, REQUEST_DEADLINE_NS, REQUESTS_IN_FLIGHT_MAX};
+use crate::code::Code;
+use crate::layout::{self, Geometry, Scatter, Span};
+use crate::limits::{
+    PARITY_MAX, REQUEST_BYTES_MAX, REQUEST_DEADLINE_NS, REQUESTS_IN_FLIGHT_MAX, STRIPE_DONORS_MAX,
+    STRIPS_MAX, TICK_NS,
+};
 use crate::map::{DonorId, VolumeMap};
 use crate::units::Time;
+use amend::Amendments;
 use link::{Link, State};
+use locks::Locks;
+use pace::Pace;
+use scratch::Scratch;
 pub use slab::Key;
 use slab::Slab;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use strip::{Part, Phase, Progress, Strip, Work};
+pub use types::{
+    At, Combine, Effect, Event, Fragment, LinkFailure, Mem, Op, PartError, PartOp, Request, StatusRun, Tag,
+    VolumeError,
+};
+use upkeep::{Fill, Tally, Torn, Upkeep};
 
-/// One request may touch this many runs of donor memory: a TRIM of 4 GiB covers 64 extents in whole groups, and a
-/// group cut at either end.
-const PARTS_PER_REQUEST_MAX: usize = 64 + 2 * crate::limits::STRIPE_DONORS_MAX as usize;
-const PARTS_MAX: usize = 8 * REQUESTS_IN_FLIGHT_MAX;
+/// One request is cut into this many strips at most: 64 groups of a 4 GiB TRIM in three each, or 32 MiB of rows
+/// whose lanes or parity just fit into scratch memory.
+const STRIPS_PER_REQUEST_MAX: usize = 256;
+const PARTS_MAX: usize = 16 * REQUESTS_IN_FLIGHT_MAX;
 
-const _: () = assert!(PARTS_PER_REQUEST_MAX <= PARTS_MAX);
-
-/// The driver's name for a request; it comes back in `Complete`.
-pub type Tag = u64;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Op {
-    Read,
-    Write,
-    /// Make it read as zeros; `keep` forbids giving the memory back.
-    Zero {
-        keep: bool,
-    },
-    Trim,
-    /// A barrier: fails if acknowledged writes since the last one are gone with their donor.
-    Flush,
-    /// A hint that needs nothing done: donors are memory.
-    Cache,
-    /// Which blocks are present; may answer for less than was asked.
-    Status,
-}
-
-impl Op {
-    /// Whether it changes the volume.
-    #[must_use]
-    pub fn writes(self) -> bool {
-        matches!(self, Op::Write | Op::Zero { .. } | Op::Trim)
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
-    pub op: Op,
-    pub offset: u64,
-    pub len: u32,
-}
-
-/// A run of equal presence; `hole` reads as zeros and takes no memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StatusRun {
-    pub len: u32,
-    pub hole: bool,
-}
-
-/// Why a request failed. The front ends turn it into the errno of their protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum VolumeError {
-    /// A range beyond the end.
-    OutOfRange,
-    /// A write to a volume attached read-only.
-    ReadOnly,
-    /// Only a donor that cannot be reached holds (part of) the range.
-    DonorLost,
-    /// No answer by the deadline.
-    TimedOut,
-    /// The donor answered with an error of its own.
-    DonorFailed,
-    /// The donor has no memory left.
-    NoMemory,
-    /// The lease is gone: another may write.
-    LeaseLost,
-    /// A foreign donor that cannot do this (zero without a payload).
-    Unsupported,
-}
-
-/// Why a link could not be opened or ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LinkFailure {
-    /// It ended while it was up. It is opened again at once; what was on its way is sent again.
-    Broken(String),
-    /// It could not be opened: refused, unreachable or not admitted.
-    NotOpened(String),
-}
-
-/// An error answer to one part.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PartError {
-    Io,
-    NoMemory,
-    /// The donor does not serve that range under this lease.
-    Denied,
-    /// The server has no such command.
-    Unsupported,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// Opens the links. Once, before any other event.
-    Start,
-    Submit {
-        tag: Tag,
-        request: Request,
-    },
-    /// A newer map from the coordinator.
-    Map(VolumeMap),
-    Opened {
-        donor: DonorId,
-        session: u64,
-    },
-    Failed {
-        donor: DonorId,
-        session: u64,
-        failure: LinkFailure,
-    },
-    /// `status` is empty but for `Op::Status`.
-    Answered {
-        part: Key,
-        answer: Result<Vec<StatusRun>, PartError>,
-    },
-    Wake,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Effect {
-    /// Connect to the donor under this session number; answer with `Opened` or `Failed`.
-    Open {
-        donor: DonorId,
-        session: u64,
-    },
-    /// Drop every connection of the link, and touch none of its payloads again. Not answered.
-    Close {
-        donor: DonorId,
-        session: u64,
-    },
-    Send {
-        donor: DonorId,
-        part: Key,
-        tag: Tag,
-        op: Op,
-        address: u64,
-        scatter: Scatter,
-    },
-    Complete {
-        tag: Tag,
-        result: Result<(), VolumeError>,
-        status: Vec<StatusRun>,
-    },
-    /// Call `Wake` at this time; an earlier one than announced before replaces it.
-    WakeAt(Time),
-}
+const _: () = assert!(STRIPS_PER_REQUEST_MAX < STRIPS_MAX && PARITY_MAX < STRIPE_DONORS_MAX);
 
 #[derive(Debug)]
 struct Pending {
     tag: Tag,
     op: Op,
-    /// Its parts, linked; they stay until the request is complete.
-    parts: Option<Key>,
-    parts_open: u32,
+    strips_open: u32,
     failed: Option<VolumeError>,
+    /// Donors that took a part of the write.
+    touched: Vec<DonorId>,
     /// Payload offset, length, hole: what parts of a status request answered.
     status: Vec<(u32, u32, bool)>,
 }
 
-#[derive(Debug)]
-struct Part {
-    request: Key,
-    donor: DonorId,
-    op: Op,
-    address: u64,
-    scatter: Scatter,
-    progress: Progress,
-    /// The next part of the same request.
-    next: Option<Key>,
-}
-
+/// How a volume comes into service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Progress {
-    /// For its link.
-    Waiting,
-    Sent,
-    Done,
+enum Stage {
+    /// Until each donor was reached or set aside.
+    Linking,
+    /// Asking what was written lately.
+    Surveying,
+    /// Until those that could not be asked are no holders any more, as far as redundancy allows.
+    Excluding,
+    /// Until what may be half written fits together.
+    Resyncing,
+    Serving,
 }
 
 #[derive(Debug)]
 pub struct Volume {
     map: VolumeMap,
+    geometry: Geometry,
+    code: Code,
     read_only: bool,
+    lease_lost: bool,
+    stage: Stage,
     links: BTreeMap<DonorId, Link>,
     requests: Slab<Pending>,
+    strips: Slab<Strip>,
     parts: Slab<Part>,
+    locks: Locks,
+    scratch: Scratch,
+    born: u64,
+    /// Strips that may go on.
+    ready: VecDeque<Key>,
+    /// Strips that wait for scratch memory or room for parts.
+    starving: VecDeque<Key>,
     /// In order of submission, so in order of deadline. Keys of completed requests are skipped.
     deadlines: VecDeque<(Time, Key)>,
     wake_announced: Option<Time>,
+    ticked_at: Time,
+    amendments: Amendments,
+    fills: BTreeMap<(u32, u32), Fill>,
+    torn: Vec<Torn>,
+    resyncing: BTreeSet<Torn>,
+    surveyed_groups: usize,
+    surveyed: Vec<(u32, Vec<StatusRun>)>,
+    upkeep: Upkeep,
+    upkeep_due: bool,
+    pace: Pace,
+    report: Tally,
+    finished: bool,
 }
 
 impl Volume {
-    /// `map` has passed its own `check`.
+    /// `map` has passed its own `check`. `fresh`: nobody wrote before, so nothing can be half written.
     #[must_use]
-    pub fn new(map: VolumeMap, read_only: bool) -> Self {
+    pub fn new(map: VolumeMap, read_only: bool, fresh: bool) -> Self {
         let links = map.routes.iter().map(|(id, route)| (*id, Link::new(route))).collect();
+        let geometry = Geometry::new(map.redundancy, map.unit);
+        let settled = read_only || fresh || geometry.parity == 0;
         Volume {
+            geometry,
+            code: Code::new(map.redundancy),
+            surveyed_groups: if settled { 0 } else { map.groups.len() },
             map,
             read_only,
+            lease_lost: false,
+            stage: if settled { Stage::Serving } else { Stage::Linking },
             links,
             requests: Slab::with_capacity(REQUESTS_IN_FLIGHT_MAX),
+            strips: Slab::with_capacity(STRIPS_MAX),
             parts: Slab::with_capacity(PARTS_MAX),
+            locks: Locks::default(),
+            scratch: Scratch::new(),
+            born: 0,
+            ready: VecDeque::with_capacity(STRIPS_MAX),
+            starving: VecDeque::with_capacity(STRIPS_MAX),
             deadlines: VecDeque::with_capacity(REQUESTS_IN_FLIGHT_MAX),
             wake_announced: None,
+            ticked_at: 0,
+            amendments: Amendments::default(),
+            fills: BTreeMap::new(),
+            torn: Vec::new(),
+            resyncing: BTreeSet::new(),
+            surveyed: Vec::new(),
+            upkeep: Upkeep::default(),
+            upkeep_due: true,
+            pace: Pace::new(),
+            report: Tally::default(),
+            finished: false,
         }
     }
 
@@ -233,16 +162,25 @@ impl Volume {
         &self.map
     }
 
+    /// Bytes of each piece of scratch memory that `Mem::Scratch` numbers.
+    pub fn scratch_sizes() -> impl Iterator<Item = u32> {
+        Scratch::sizes()
+    }
+
     /// Whether another request may be submitted now.
     #[must_use]
     pub fn has_room(&self) -> bool {
-        self.requests.room() > 0 && self.parts.room() >= PARTS_PER_REQUEST_MAX
+        self.stage == Stage::Serving
+            && self.requests.room() > 0
+            && self.strips.room() >= STRIPS_PER_REQUEST_MAX
+            && self.parts.room() >= 2 * STRIPE_DONORS_MAX as usize
     }
 
-    /// Whether every donor has been reached or set aside: the moment at which attaching is done.
+    /// Whether every donor has been reached or set aside and nothing is half written: the moment at which
+    /// attaching is done.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        self.links.values().all(Link::is_settled)
+        self.stage == Stage::Serving && self.links.values().all(Link::is_settled)
     }
 
     /// The donors that cannot be reached, and why.
@@ -255,14 +193,31 @@ impl Volume {
 
     pub fn step(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
         match event {
-            Event::Start => self.open_links(now, effects),
+            Event::Start => {
+                self.ticked_at = now;
+                self.open_links(now, effects);
+                self.take_on_fills();
+            }
             Event::Submit { tag, request } => self.submit(now, tag, request, effects),
             Event::Map(map) => self.replace_map(now, map, effects),
-            Event::Opened { donor, session } => self.opened(donor, session, effects),
+            Event::Amended(map) => self.amended(now, map, effects),
+            Event::LeaseLost => self.lose_lease(),
+            Event::Opened { donor, session } => self.opened(now, donor, session, effects),
             Event::Failed { donor, session, failure } => self.failed(now, donor, session, failure, effects),
-            Event::Answered { part, answer } => self.answered(part, answer, effects),
+            Event::Answered { part, answer } => self.answered(now, part, answer, effects),
+            Event::Verified { strip, right } => self.verified(strip, right),
+            Event::Scrub => self.start_scrub(),
+            Event::Finish => self.finish(now),
             Event::Wake => self.wake(now, effects),
         }
+        self.upkeep_due |= self.stage == Stage::Linking;
+        self.run(now, effects);
+        // What upkeep starts may end at once and make more of it due.
+        while self.upkeep_due && !self.finished {
+            self.keep_up(now, effects);
+            self.run(now, effects);
+        }
+        self.amend(now, effects);
         self.announce_wake(effects);
     }
 
@@ -276,6 +231,9 @@ impl Volume {
         }
         if request.op.writes() && self.read_only {
             return done(Err(VolumeError::ReadOnly), effects);
+        }
+        if request.op.writes() && self.lease_lost {
+            return done(Err(VolumeError::LeaseLost), effects);
         }
         let end = request.offset.checked_add(u64::from(request.len));
         let too_long = matches!(request.op, Op::Read | Op::Write) && request.len > REQUEST_BYTES_MAX;
@@ -292,27 +250,17 @@ impl Volume {
             len = u32::try_from(left).map_or(len, |left| len.min(left));
         }
         let key = self.admit(now, tag, request.op);
-        let (parts, links) = (&mut self.parts, &mut self.links);
-        let pending = self.requests.get_mut(key).expect("just inserted");
-        layout::fragments(&self.map, request.offset, len, |fragment| {
-            let link = links.get_mut(&fragment.donor).expect("a checked map routes every member");
-            if matches!(link.state, State::Down { .. }) {
-                pending.failed = Some(VolumeError::DonorLost);
-                return;
-            }
-            let part = add_part(key, pending, parts, fragment);
-            match link.state {
-                State::Up => send(parts, part, tag, effects),
-                _ => link.waiting.push_back(part),
-            }
-        });
-        if pending.parts_open == 0 {
-            self.complete(key, effects);
+        let mut spans: Vec<Span> = Vec::with_capacity(2);
+        layout::spans(&self.map, request.offset, len, |span| spans.push(span));
+        for span in spans {
+            self.plan(key, request.op, span);
         }
+        self.complete_if_done(key, effects);
     }
 
     fn admit(&mut self, now: Time, tag: Tag, op: Op) -> Key {
-        let pending = Pending { tag, op, parts: None, parts_open: 0, failed: None, status: Vec::new() };
+        let pending =
+            Pending { tag, op, strips_open: 0, failed: None, touched: Vec::new(), status: Vec::new() };
         let key = self.requests.insert(pending);
         if self.deadlines.len() == self.deadlines.capacity() {
             // One that is late keeps those behind it; this path does not allocate.
@@ -322,146 +270,152 @@ impl Volume {
         key
     }
 
-    /// An acknowledged write lives in the donor's memory already; all that can have happened since is its loss.
+    /// An acknowledged write lives in the donors' memory already; all that can have happened since is its loss.
     /// A link that is being opened does not know yet, so it is waited for.
     fn flush(&mut self, now: Time, tag: Tag, effects: &mut Vec<Effect>) {
         let key = self.admit(now, tag, Op::Flush);
+        let opens = |link: &Link| link.unflushed && !link.is_settled();
+        let waits = self.geometry.parity == 0 && self.links.values().any(opens);
+        let lost = self.lost_unflushed();
         let pending = self.requests.get_mut(key).expect("just inserted");
+        if lost {
+            pending.failed = Some(VolumeError::DonorLost);
+        } else if waits {
+            self.add_strip(Some(key), Work::Barrier, 0, 0, 0);
+        }
+        if !waits {
+            self.links.values_mut().for_each(|link| link.unflushed = false);
+        }
+        self.complete_if_done(key, effects);
+    }
+
+    /// Writes that were acknowledged since the last flush are on donors that cannot be reached, more of them than
+    /// redundancy covers.
+    fn lost_unflushed(&self) -> bool {
+        let down = |donor: &DonorId| self.links.get(donor).is_none_or(Link::is_down);
+        let dirty = |donor: &DonorId| self.links.get(donor).is_some_and(|link| link.unflushed);
+        if !self.links.iter().any(|(_, link)| link.is_down() && link.unflushed) {
+            return false;
+        }
+        self.map.groups.iter().any(|group| {
+            let held = group.slots.iter().filter_map(|slot| slot.held);
+            let reached = held.clone().filter(|held| !down(&held.donor)).count();
+            reached < self.geometry.data as usize
+                && held.into_iter().any(|held| down(&held.donor) && dirty(&held.donor))
+        })
+    }
+
+    fn begin_barrier(&mut self, key: Key) {
         for (donor, link) in &mut self.links {
-            match link.state {
-                State::Down { .. } if link.unflushed => pending.failed = Some(VolumeError::DonorLost),
-                State::New | State::Opening { .. } if link.unflushed && self.parts.room() == 0 => {
-                    pending.failed = Some(VolumeError::DonorLost);
-                }
-                State::New | State::Opening { .. } if link.unflushed => {
-                    let fragment = Fragment { donor: *donor, address: 0, scatter: Scatter::whole(0, 0) };
-                    link.waiting.push_back(add_part(key, pending, &mut self.parts, fragment));
-                }
-                _ => {}
+            if link.unflushed && !link.is_settled() {
+                let placement = crate::map::Placement { donor: *donor, extent: 0 };
+                let part = self.parts.insert(Part::barrier(key, placement));
+                link.waiting.push_back(part);
+                let strip = self.strips.get_mut(key).expect("being begun");
+                strip.hold(part, &mut self.parts);
             }
             link.unflushed = false;
         }
-        if pending.parts_open == 0 {
-            self.complete(key, effects);
-        }
+        self.set_phase(key, Phase::Reading);
     }
 
-    fn answered(&mut self, part: Key, answer: Result<Vec<StatusRun>, PartError>, effects: &mut Vec<Effect>) {
-        let Some(part) = self.parts.get_mut(part).filter(|part| part.progress == Progress::Sent) else {
+    fn strip_of_request_ended(
+        &mut self,
+        key: Key,
+        result: Result<(), VolumeError>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let pending = self.requests.get_mut(key).expect("it has strips");
+        pending.strips_open -= 1;
+        if let Err(error) = result {
+            pending.failed = Some(pending.failed.map_or(error, |before| before.min(error)));
+        }
+        self.complete_if_done(key, effects);
+    }
+
+    fn complete_if_done(&mut self, key: Key, effects: &mut Vec<Effect>) {
+        if self.requests.get(key).is_none_or(|pending| pending.strips_open > 0) {
             return;
-        };
-        part.progress = Progress::Done;
-        let Part { request, op, scatter, .. } = *part;
-        let pending = self.requests.get_mut(request).expect("a part never outlives its request");
-        match answer {
-            Ok(runs) if op == Op::Status => collect_status(&mut pending.status, scatter, &runs),
-            Ok(_) => {}
-            Err(error) => {
-                let error = match error {
-                    PartError::Io => VolumeError::DonorFailed,
-                    PartError::NoMemory => VolumeError::NoMemory,
-                    PartError::Denied => VolumeError::LeaseLost,
-                    PartError::Unsupported => VolumeError::Unsupported,
-                };
-                pending.failed = Some(pending.failed.map_or(error, |before| before.min(error)));
-            }
         }
-        self.part_done(request, effects);
-    }
-
-    fn part_done(&mut self, request: Key, effects: &mut Vec<Effect>) {
-        let pending = self.requests.get_mut(request).expect("a part never outlives its request");
-        pending.parts_open -= 1;
-        if pending.parts_open == 0 {
-            self.complete(request, effects);
-        }
-    }
-
-    fn complete(&mut self, key: Key, effects: &mut Vec<Effect>) {
-        let pending = self.requests.remove(key).expect("completed once");
+        let pending = self.requests.remove(key).expect("looked at above");
         while self.deadlines.front().is_some_and(|(_, key)| self.requests.get(*key).is_none()) {
             self.deadlines.pop_front();
         }
-        let result = pending.failed.map_or(Ok(()), Err);
-        let mut next = pending.parts;
-        while let Some(part) = next.and_then(|key| self.parts.remove(key)) {
-            if pending.op.writes() && result.is_ok() {
+        let mut result = pending.failed.map_or(Ok(()), Err);
+        if pending.op.writes() && result.is_ok() {
+            let gone = |donor: &DonorId| self.links.get(donor).is_none_or(Link::is_down);
+            if self.geometry.parity == 0 && pending.touched.iter().any(gone) {
+                // It had answered, and what it took is gone before anybody heard of it.
+                result = Err(VolumeError::DonorLost);
+            } else {
                 // From here on it is acknowledged, and a flush answers for it.
-                self.links.get_mut(&part.donor).expect("links are never removed").unflushed = true;
+                for donor in &pending.touched {
+                    if let Some(link) = self.links.get_mut(donor) {
+                        link.unflushed = true;
+                    }
+                }
             }
-            next = part.next;
         }
         let status = if result.is_ok() { merge_status(pending.status) } else { Vec::new() };
         effects.push(Effect::Complete { tag: pending.tag, result, status });
-    }
-
-    /// Ends every part that `donor` still owes, with `error`, and fails the writes that it has answered in part:
-    /// what it took of them is gone.
-    fn fail_parts(&mut self, donor: DonorId, error: VolumeError, effects: &mut Vec<Effect>) {
-        let of_donor = self.parts.iter().filter(|(_, part)| part.donor == donor);
-        let touched: Vec<(Key, Key, Progress)> =
-            of_donor.map(|(key, part)| (key, part.request, part.progress)).collect();
-        for (key, request, progress) in touched {
-            // A request with several parts here may be complete by now.
-            let Some(pending) = self.requests.get_mut(request) else { continue };
-            match progress {
-                Progress::Done if pending.op.writes() => {
-                    pending.failed.get_or_insert(VolumeError::DonorLost);
-                }
-                Progress::Done => {}
-                Progress::Waiting | Progress::Sent => {
-                    pending.failed.get_or_insert(error);
-                    self.parts.get_mut(key).expect("its request is there").progress = Progress::Done;
-                    self.part_done(request, effects);
-                }
-            }
-        }
-    }
-
-    fn replace_map(&mut self, now: Time, map: VolumeMap, effects: &mut Vec<Effect>) {
-        let grows = map.groups.get(..self.map.groups.len()) == Some(&self.map.groups[..]);
-        if map.volume != self.map.volume || map.epoch <= self.map.epoch || !grows || map.size < self.map.size
-        {
-            return; // An older answer that arrived late, or a change this version does not know.
-        }
-        for (id, route) in &map.routes {
-            self.links.entry(*id).or_insert_with(|| Link::new(route));
-        }
-        self.map = map;
-        self.open_links(now, effects);
+        self.upkeep_due |= self.upkeep.finishing.is_some();
     }
 
     fn wake(&mut self, now: Time, effects: &mut Vec<Effect>) {
         self.wake_announced = None;
         self.expire_requests(now, effects);
         self.expire_links(now, effects);
+        self.expire_amendment(now);
+        if now >= self.ticked_at + TICK_NS {
+            if self.geometry.parity > 0 {
+                self.look_at_links(now, effects);
+            } else {
+                self.ticked_at = now;
+            }
+            self.exclude_the_long_gone(now);
+            self.tick_upkeep(now);
+        }
     }
 
-    /// A donor that let a request pass its deadline is set aside, with all that it owes: the payloads of its
-    /// parts must not be touched after their requests are answered.
+    /// Every strip of a request that is late ends. A donor that still reads a payload is set aside first, since
+    /// its memory must not be touched after the request is answered.
     fn expire_requests(&mut self, now: Time, effects: &mut Vec<Effect>) {
         while let Some((deadline, key)) = self.deadlines.front().copied() {
-            if self.requests.get(key).is_none() {
+            let Some(pending) = self.requests.get_mut(key) else {
                 self.deadlines.pop_front();
-            } else if deadline <= now {
-                let owed =
-                    self.parts.iter().filter(|(_, p)| p.request == key && p.progress != Progress::Done);
-                let late: BTreeSet<DonorId> = owed.map(|(_, part)| part.donor).collect();
-                for donor in late {
-                    let why = format!("no answer within {} s", REQUEST_DEADLINE_NS / 1_000_000_000);
-                    self.set_aside(now, donor, why, VolumeError::TimedOut, effects);
-                }
-                debug_assert!(self.requests.get(key).is_none(), "its last part was failed");
-            } else {
+                continue;
+            };
+            if deadline > now {
                 break;
             }
+            pending.failed = Some(VolumeError::TimedOut);
+            let strips = self.strips.iter().filter(|(_, strip)| strip.request == Some(key));
+            let strips: Vec<Key> = strips.map(|(strip, _)| strip).collect();
+            let late: BTreeSet<DonorId> = (strips.iter())
+                .flat_map(|strip| self.each_open_part(*strip))
+                .map(|(_, part)| part.donor)
+                .collect();
+            for donor in late {
+                let why = format!("no answer within {} s", REQUEST_DEADLINE_NS / 1_000_000_000);
+                self.set_aside(now, donor, why, effects);
+            }
+            for strip in strips {
+                if self.strips.get(strip).is_some() {
+                    self.end_strip(now, strip, Err(VolumeError::TimedOut), effects);
+                }
+            }
+            debug_assert!(self.requests.get(key).is_none(), "its last strip has ended");
         }
     }
 
     fn announce_wake(&mut self, effects: &mut Vec<Effect>) {
         let deadline = self.deadlines.front().map(|(at, _)| *at);
         let links = self.links.values().filter_map(Link::wake_at).min();
-        let Some(next) = deadline.into_iter().chain(links).min() else { return };
+        let ticks = self.geometry.parity > 0 && self.strips.len() > 0 || self.upkeep_waits();
+        let gone = self.geometry.parity > 0 && self.links.values().any(Link::is_down);
+        let tick = (ticks || gone).then_some(self.ticked_at + TICK_NS);
+        let all = [deadline, links, tick, self.amendments.retry_at, self.age_at()];
+        let Some(next) = all.into_iter().flatten().min().filter(|_| !self.finished) else { return };
         if self.wake_announced.is_none_or(|announced| next < announced) {
             self.wake_announced = Some(next);
             effects.push(Effect::WakeAt(next));
@@ -472,52 +426,56 @@ impl Volume {
     pub fn check_invariants(&self) {
         let mut open: BTreeMap<u64, u32> = BTreeMap::new();
         for (key, part) in self.parts.iter() {
-            assert!(self.requests.get(part.request).is_some(), "a part outlived its request");
-            assert!(part.address / EXTENT_BYTES <= u64::from(u32::MAX), "an address outside any arena");
-            let link = &self.links[&part.donor];
-            let waits = link.waiting.contains(&key);
+            assert!(self.strips.get(part.strip).is_some(), "a part outlived its strip");
+            let link = self.links.get(&part.donor);
+            let waits = link.is_some_and(|link| link.waiting.contains(&key));
+            let (settled, up) = (link.is_some_and(Link::is_settled), link.is_some_and(Link::is_up));
             match part.progress {
-                Progress::Waiting => assert!(waits && !link.is_settled(), "a part waits for nothing"),
-                Progress::Sent => assert!(!waits && link.state == State::Up, "a part is sent over no link"),
+                Progress::Waiting => assert!(waits && !settled, "a part waits for nothing"),
+                Progress::Sent => assert!(!waits && up, "a part is sent over no link"),
                 Progress::Done => assert!(!waits, "a part that is done waits"),
             }
             if part.progress != Progress::Done {
-                *open.entry(part.request.to_u64()).or_default() += 1;
+                *open.entry(part.strip.to_u64()).or_default() += 1;
             }
         }
+        let mut strips: BTreeMap<u64, u32> = BTreeMap::new();
+        let mut pieces = 0;
+        for (key, strip) in self.strips.iter() {
+            let parts = open.get(&key.to_u64()).copied().unwrap_or(0);
+            if strip.phase != Phase::Checking {
+                assert_eq!(parts, strip.open, "parts are miscounted: {strip:?}");
+            }
+            let waits = match strip.phase {
+                Phase::Locking => !self.locks.is_granted(strip.group, key),
+                Phase::Starving => self.starving.contains(&key),
+                Phase::Reading | Phase::Writing => strip.open > 0,
+                Phase::Checking => strip.open > 0,
+                Phase::Excluding => self.writer_may_be_answered(),
+            };
+            assert!(waits, "a strip waits for nothing: {strip:?}");
+            pieces += usize::from(strip.scratch.is_some());
+            if let Some(request) = strip.request {
+                *strips.entry(request.to_u64()).or_default() += 1;
+            }
+        }
+        assert_eq!(pieces + self.scratch.free(), Scratch::sizes().count(), "scratch memory is lost");
         for (key, pending) in self.requests.iter() {
             assert_eq!(
-                open.get(&key.to_u64()).copied().unwrap_or(0),
-                pending.parts_open,
-                "parts are miscounted"
+                strips.get(&key.to_u64()).copied().unwrap_or(0),
+                pending.strips_open,
+                "strips are miscounted"
             );
-            assert!(pending.parts_open > 0, "a request with nothing open was not completed");
+            assert!(pending.strips_open > 0, "a request with nothing open was not completed");
             assert!(self.deadlines.iter().any(|(_, k)| *k == key), "a request has no deadline");
         }
-        assert!(self.requests.len() <= REQUESTS_IN_FLIGHT_MAX);
+        assert!(self.requests.len() <= REQUESTS_IN_FLIGHT_MAX && self.ready.is_empty());
+        self.locks.check_invariants();
     }
-}
 
-fn add_part(request: Key, pending: &mut Pending, parts: &mut Slab<Part>, fragment: Fragment) -> Key {
-    let Fragment { donor, address, scatter } = fragment;
-    let (op, next) = (pending.op, pending.parts);
-    let part = parts.insert(Part { request, donor, op, address, scatter, progress: Progress::Waiting, next });
-    pending.parts = Some(part);
-    pending.parts_open += 1;
-    part
-}
-
-fn send(parts: &mut Slab<Part>, key: Key, tag: Tag, effects: &mut Vec<Effect>) {
-    let part = parts.get_mut(key).expect("sent only while it exists");
-    part.progress = Progress::Sent;
-    effects.push(Effect::Send {
-        donor: part.donor,
-        part: key,
-        tag,
-        op: part.op,
-        address: part.address,
-        scatter: part.scatter,
-    });
+    fn writer_may_be_answered(&self) -> bool {
+        !self.read_only && self.geometry.parity > 0
+    }
 }
 
 /// Brings one donor's runs into payload order. What the donor left unanswered counts as present.

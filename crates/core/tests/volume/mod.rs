@@ -5,7 +5,7 @@ use cheetah_core::limits::EXTENT_BYTES;
 use cheetah_core::map::{DonorId, Group, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
 use cheetah_core::volume::{
-    Effect, Event, Key, LinkFailure, Op, PartError, Request, StatusRun, Tag, Volume, VolumeError,
+    Effect, Event, Key, LinkFailure, Op, PartError, PartOp, Request, StatusRun, Tag, Volume, VolumeError,
 };
 
 pub const A: DonorId = DonorId(1);
@@ -53,14 +53,14 @@ pub struct World {
 pub struct Sent {
     pub donor: DonorId,
     pub part: Key,
-    pub op: Op,
+    pub op: PartOp,
     pub address: u64,
     pub len: u32,
 }
 
 impl World {
     pub fn new(map: VolumeMap, read_only: bool) -> World {
-        let volume = Volume::new(map, read_only);
+        let volume = Volume::new(map, read_only, true);
         let mut world = World { volume, now: 1_000, effects: Vec::new(), tags: 0, announced: None };
         world.step(Event::Start);
         world

@@ -1,0 +1,178 @@
+//! What the client tells the coordinator, and the maps that come back.
+//!
+//! Owns the exclusion of donors that missed a write, the reports of slots that are filled, and how a newer map is
+//! taken over while requests are on their way. Never: the coordinator's decisions. Invariant: a strip that waits for
+//! an exclusion goes on only when the map says so. Tests: `tests/volume_exclusion.rs`, the simulator.
+
+use super::link::Link;
+use super::strip::{Failure, Phase, Progress};
+use super::types::{Effect, PartOp};
+use super::upkeep::Fill;
+use super::{Key, Volume};
+use crate::api::{Amend, Filled};
+use crate::limits::{AMEND_RETRY_NS, EXCLUDE_NS};
+use crate::map::{BadRange, DonorId, VolumeMap};
+use crate::units::Time;
+use std::collections::BTreeMap;
+
+#[derive(Debug, Default)]
+pub(super) struct Amendments {
+    exclude: BTreeMap<DonorId, String>,
+    bad: Vec<BadRange>,
+    rewritten: Vec<BadRange>,
+    /// One is on its way.
+    busy: bool,
+    pub(super) retry_at: Option<Time>,
+    /// When donors that have been down for long are named again.
+    look_again_at: Time,
+}
+
+impl Volume {
+    /// The donor missed something: it must not be believed again.
+    pub(super) fn exclude(&mut self, donor: DonorId, why: String) {
+        self.amendments.exclude.entry(donor).or_insert(why);
+    }
+
+    pub(super) fn report_bad(&mut self, bad: BadRange) {
+        if !self.amendments.bad.contains(&bad) {
+            self.amendments.bad.push(bad);
+        }
+    }
+
+    pub(super) fn report_rewritten(&mut self, rewritten: BadRange) {
+        self.amendments.rewritten.push(rewritten);
+    }
+
+    /// Donors that have been down for long, so that what they held is rebuilt also when nobody writes.
+    pub(super) fn exclude_the_long_gone(&mut self, now: Time) {
+        if self.read_only || self.geometry.parity == 0 || now < self.amendments.look_again_at {
+            return;
+        }
+        let gone: Vec<(DonorId, String)> = (self.links.iter())
+            .filter(|(_, link)| link.down_since().is_some_and(|since| since + EXCLUDE_NS <= now))
+            .map(|(donor, _)| (*donor, "it could not be reached".to_owned()))
+            .collect();
+        if !gone.is_empty() {
+            self.amendments.look_again_at = now + EXCLUDE_NS;
+        }
+        gone.into_iter().for_each(|(donor, why)| self.exclude(donor, why));
+    }
+
+    /// Sends what there is to tell, one amendment at a time.
+    pub(super) fn amend(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        let waits = self.amendments.retry_at.is_some_and(|at| now < at);
+        if self.amendments.busy || waits || self.read_only || self.lease_lost {
+            return;
+        }
+        self.amendments.exclude.retain(|donor, _| self.map.routes.contains_key(donor));
+        let filled = self.fills.iter().filter(|((group, _), fill)| fill.cursor >= self.used(*group));
+        let filled: Vec<Filled> = filled
+            .map(|((group, slot), fill)| Filled { group: *group, slot: *slot, placement: fill.to })
+            .collect();
+        let Amendments { exclude, bad, rewritten, .. } = &self.amendments;
+        if exclude.is_empty() && filled.is_empty() && bad.is_empty() && rewritten.is_empty() {
+            return;
+        }
+        let exclude = exclude.iter().map(|(donor, why)| (*donor, why.clone())).collect();
+        let amend =
+            Amend { epoch: self.map.epoch, exclude, filled, bad: bad.clone(), rewritten: rewritten.clone() };
+        (self.amendments.busy, self.amendments.retry_at) = (true, None);
+        effects.push(Effect::Amend(amend));
+    }
+
+    pub(super) fn amended(&mut self, now: Time, map: Option<VolumeMap>, effects: &mut Vec<Effect>) {
+        self.amendments.busy = false;
+        match map {
+            Some(map) => {
+                self.amendments.exclude.clear();
+                self.amendments.bad.retain(|bad| !map.bad.contains(bad));
+                self.amendments.rewritten.clear();
+                self.replace_map(now, map, effects);
+                self.stage_amended();
+                // Whatever was not granted is asked for again, but not at once.
+                self.amendments.retry_at = Some(now + AMEND_RETRY_NS / 4);
+            }
+            None => self.amendments.retry_at = Some(now + AMEND_RETRY_NS),
+        }
+        self.look_at_waiting();
+    }
+
+    pub(super) fn lose_lease(&mut self) {
+        self.lease_lost = true;
+        self.look_at_waiting();
+    }
+
+    /// Strips that wait for an exclusion look whether it is there.
+    fn look_at_waiting(&mut self) {
+        let waiting = self.strips.iter().filter(|(_, strip)| strip.phase == Phase::Excluding);
+        self.ready.extend(waiting.map(|(key, _)| key));
+    }
+
+    pub(super) fn replace_map(&mut self, now: Time, map: VolumeMap, effects: &mut Vec<Effect>) {
+        let same = map.volume == self.map.volume
+            && map.redundancy == self.map.redundancy
+            && map.unit == self.map.unit
+            && map.size >= self.map.size
+            && map.groups.len() >= self.map.groups.len();
+        if !same || map.epoch <= self.map.epoch {
+            return; // An older answer that arrived late.
+        }
+        for (id, route) in &map.routes {
+            self.links.entry(*id).or_insert_with(|| Link::new(route));
+        }
+        self.map = map;
+        self.follow_moved_slots(now, effects);
+        let gone: Vec<DonorId> =
+            self.links.keys().filter(|donor| !self.map.routes.contains_key(donor)).copied().collect();
+        for donor in gone {
+            self.set_aside(now, donor, "it holds nothing of the volume any more".to_owned(), effects);
+            self.links.remove(&donor);
+        }
+        self.take_on_fills();
+        self.look_at_waiting();
+        self.open_links(now, effects);
+        self.upkeep_due = true;
+    }
+
+    /// Reads that are on their way to who held a slot before are asked of who holds it now.
+    fn follow_moved_slots(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        let moved = |strip: Key, slot: u32, placement| {
+            let group = self.strips.get(strip).map(|strip| strip.group as usize)?;
+            let held = self.map.groups[group].slots.get(slot as usize)?.held;
+            (held.is_some() && held != Some(placement)).then_some(())
+        };
+        let reads: Vec<(Key, DonorId, Progress)> = (self.parts.iter())
+            .filter(|(_, part)| part.op == PartOp::Read && part.progress != Progress::Done)
+            .filter(|(_, part)| moved(part.strip, part.slot, part.placement).is_some())
+            .map(|(key, part)| (key, part.donor, part.progress))
+            .collect();
+        for (part, donor, progress) in reads {
+            if progress == Progress::Sent {
+                effects.push(Effect::Abandon { donor, part });
+            } else if let Some(link) = self.links.get_mut(&donor) {
+                link.waiting.retain(|waiting| *waiting != part);
+            }
+            self.part_failed(now, part, Failure::Moved, effects);
+        }
+    }
+
+    pub(super) fn take_on_fills(&mut self) {
+        let mut fills = BTreeMap::new();
+        for (group, of_group) in (0u32..).zip(&self.map.groups) {
+            for (slot, places) in (0u32..).zip(&of_group.slots) {
+                let Some(to) = places.filling else { continue };
+                let known = self.fills.remove(&(group, slot)).filter(|fill| fill.to == to);
+                fills.insert((group, slot), known.unwrap_or_else(|| Fill::new(to)));
+            }
+        }
+        self.fills = fills;
+        self.count_fills();
+    }
+
+    pub(super) fn expire_amendment(&mut self, now: Time) {
+        if self.amendments.retry_at.is_some_and(|at| at <= now) {
+            self.amendments.retry_at = None;
+            self.look_at_waiting();
+        }
+    }
+}

@@ -1,0 +1,469 @@
+//! Reads: straight from the data slots, and from redundancy where a slot cannot be had.
+//!
+//! Owns the choice of whom to ask, and what is done when one fails or is late. Never: writes, or repair.
+//! Invariant: what a request is answered with came from the holder of its data or was rebuilt from k others, and a
+//! rebuilt block agrees with its checksum where that is known. Tests: `tests/volume_degraded.rs`, the simulator.
+
+use super::link::Trust;
+use super::strip::{Failure, Phase, Slots, Work, bit, slots_of};
+use super::types::{At, Combine, Effect, Mem, PartError, PartOp, VolumeError};
+use super::{Key, Volume};
+use crate::layout::{Scatter, Span};
+use crate::limits::{BLOCK_BYTES, SCRATCH_LARGE_BYTES};
+use crate::units::Time;
+
+const BLOCK: u32 = BLOCK_BYTES as u32;
+/// A block that came wrong without redundancy may have been hit on its way: it is asked for again this often.
+const READ_AGAIN_MAX: u32 = 3;
+
+impl Volume {
+    /// Cuts the read of one span into strips.
+    pub(super) fn plan_read(&mut self, request: Key, span: Span) {
+        if self.is_bad(span) {
+            self.requests.get_mut(request).expect("being planned").failed = Some(VolumeError::DonorLost);
+            return;
+        }
+        // What is checked is a block, so a part of one is read as a whole and cut.
+        let (head, tail) = (span.begin.next_multiple_of(BLOCK), span.end / BLOCK * BLOCK);
+        if head >= tail {
+            return self.plan_gathers(request, span, 0);
+        }
+        let cut =
+            |begin: u32, end: u32| Span { begin, end, payload: span.payload + (begin - span.begin), ..span };
+        if span.begin < head {
+            self.plan_gathers(request, cut(span.begin, head), 0);
+        }
+        let middle = cut(head, tail);
+        let (lo, hi) = self.local_range(middle);
+        self.add_strip(Some(request), Work::Read(middle), span.group, lo, hi);
+        if tail < span.end {
+            self.plan_gathers(request, cut(tail, span.end), 0);
+        }
+    }
+
+    /// The blocks of each extent of its group that a span touches.
+    pub(super) fn local_range(&self, span: Span) -> (u32, u32) {
+        let columns = (0..self.geometry.data).map(|slot| self.geometry.column(span.begin, span.end, slot));
+        let touched = columns.filter(|(from, to)| from < to);
+        let (lo, hi) = touched.fold((u32::MAX, 0), |(lo, hi), (from, to)| (lo.min(from), hi.max(to)));
+        (lo / BLOCK * BLOCK, hi.next_multiple_of(BLOCK))
+    }
+
+    /// Bytes of one lane at most, so that all lanes of a strip fit into a piece of scratch memory.
+    pub(super) fn lane_max(&self) -> u32 {
+        let lanes = self.geometry.data + self.geometry.parity;
+        let bytes = SCRATCH_LARGE_BYTES / lanes / BLOCK * BLOCK;
+        if bytes > self.geometry.unit { bytes / self.geometry.unit * self.geometry.unit } else { bytes }
+    }
+
+    /// Strips that bring a span together in scratch memory.
+    pub(super) fn plan_gathers(&mut self, request: Key, span: Span, avoid: Slots) {
+        let (lo, hi) = self.local_range(span);
+        let step = if self.geometry.parity == 0 { BLOCK } else { self.lane_max() };
+        let mut at = lo;
+        while at < hi {
+            let end = (at / step * step + step).min(hi);
+            if self.wanted(span, at, end) != 0 {
+                let key = self.add_strip(Some(request), Work::Gather(span), span.group, at, end);
+                self.strips.get_mut(key).expect("just added").avoid = avoid;
+            }
+            at = end;
+        }
+    }
+
+    /// The data slots of which a span needs something between `lo` and `hi`.
+    pub(super) fn wanted(&self, span: Span, lo: u32, hi: u32) -> Slots {
+        let touches = |slot: &u32| {
+            let (from, to) = self.geometry.column(span.begin, span.end, *slot);
+            from.max(lo) < to.min(hi)
+        };
+        (0..self.geometry.data).filter(touches).map(bit).sum()
+    }
+
+    pub(super) fn begin_read(&mut self, now: Time, key: Key, span: Span, effects: &mut Vec<Effect>) {
+        let wanted = self.wanted(span, 0, u32::MAX);
+        if self.geometry.data == 1 && self.geometry.parity > 0 {
+            return self.read_copy(now, key, span, effects);
+        }
+        let good = |slot| self.source(span.group, slot).is_some_and(|(_, trust)| trust == Trust::Good);
+        if self.geometry.parity > 0 && !slots_of(wanted).all(good) {
+            return self.read_otherwise(now, key, span, 0, effects);
+        }
+        for slot in slots_of(wanted) {
+            if !self.read_column(now, key, slot, slot, span, effects) {
+                self.strips.get_mut(key).expect("being begun").failed = Some(VolumeError::DonorLost);
+            }
+        }
+        self.set_phase(key, Phase::Reading);
+    }
+
+    /// Asks `from` for the bytes of data slot `slot`; false when it cannot be asked.
+    fn read_column(
+        &mut self,
+        now: Time,
+        key: Key,
+        slot: u32,
+        from: u32,
+        span: Span,
+        effects: &mut Vec<Effect>,
+    ) -> bool {
+        let Some((held, _)) = self.source(span.group, from) else { return false };
+        let (begin, end) = self.geometry.column(span.begin, span.end, slot);
+        let scatter = self.geometry.scatter(slot, begin, end, span.begin, span.payload);
+        let mem = self.payload(key);
+        self.add_part(now, key, from, held, PartOp::Read, begin, mem, scatter, effects)
+    }
+
+    pub(super) fn payload(&self, key: Key) -> Mem {
+        let request = self.strips.get(key).and_then(|strip| strip.request);
+        Mem::Payload(
+            request.and_then(|request| self.requests.get(request)).expect("a strip of a request").tag,
+        )
+    }
+
+    /// From the copy that is asked least. Where copies may differ until they are resynced, always from the first.
+    fn read_copy(&mut self, now: Time, key: Key, span: Span, effects: &mut Vec<Effect>) {
+        let strip = self.strips.get(key).expect("being begun");
+        let (avoid, torn) = (strip.avoid, self.is_torn(span.group, strip.lo, strip.hi));
+        let slots = (0..self.geometry.parity + 1).filter(|slot| avoid & bit(*slot) == 0);
+        let candidates = slots.filter_map(|slot| {
+            let (held, trust) = self.source(span.group, slot)?;
+            let load = if torn { 0 } else { self.links[&held.donor].load() };
+            Some((std::cmp::Reverse(trust), load, slot))
+        });
+        match candidates.min() {
+            Some((_, _, from)) => {
+                self.read_column(now, key, 0, from, span, effects);
+                self.set_phase(key, Phase::Reading);
+            }
+            None => self.end_strip(now, key, Err(VolumeError::DonorLost), effects),
+        }
+    }
+
+    /// The read goes on as gathers, which go round `avoid`.
+    fn read_otherwise(&mut self, now: Time, key: Key, span: Span, avoid: Slots, effects: &mut Vec<Effect>) {
+        let request = self.strips.get(key).and_then(|strip| strip.request).expect("a read of a request");
+        self.report.reads_rebuilt += 1;
+        self.plan_gathers(request, span, avoid);
+        self.end_strip(now, key, Ok(()), effects);
+    }
+
+    pub(super) fn read_late(&mut self, now: Time, key: Key, slot: u32, effects: &mut Vec<Effect>) {
+        let Some(strip) = self.strips.get(key) else { return };
+        if self.geometry.parity == 0 || strip.phase != Phase::Reading || strip.avoid & bit(slot) != 0 {
+            return;
+        }
+        let (group, avoid) = (strip.group, strip.avoid | bit(slot));
+        let others = (0..self.geometry.data + self.geometry.parity).filter(|other| avoid & bit(*other) == 0);
+        let able =
+            others.filter(|other| self.source(group, *other).is_some_and(|(_, t)| t == Trust::Good)).count();
+        if able < self.geometry.data as usize || self.is_torn(group, strip.lo, strip.hi) {
+            return; // Waiting is all that is left.
+        }
+        let part = self.each_open_part(key).find(|(_, part)| part.slot == slot && part.op == PartOp::Read);
+        let Some((part, donor)) = part.map(|(part_key, part)| (part_key, part.donor)) else { return };
+        effects.push(Effect::Abandon { donor, part });
+        self.part_failed(now, part, Failure::Late, effects);
+    }
+
+    /// A read part of any strip has no good answer.
+    pub(super) fn read_failed(
+        &mut self,
+        now: Time,
+        key: Key,
+        slot: u32,
+        failure: Failure,
+        effects: &mut Vec<Effect>,
+    ) {
+        let geometry = self.geometry;
+        let strip = self.strips.get_mut(key).expect("looked at by the caller");
+        if strip.request.and_then(|request| self.requests.get(request)).is_some_and(|r| r.failed.is_some()) {
+            return; // It ends when its other parts have.
+        }
+        if failure == Failure::Moved {
+            return self.read_again(now, key, slot, effects);
+        }
+        let corrupt = matches!(failure, Failure::Answer(PartError::Corrupt { .. }));
+        if geometry.parity == 0 {
+            if corrupt && strip.tries < READ_AGAIN_MAX {
+                strip.tries += 1;
+                return self.read_again(now, key, slot, effects);
+            }
+            strip.failed = Some(failure.error());
+            return;
+        }
+        strip.avoid |= bit(slot);
+        match strip.work {
+            Work::Read(span) if geometry.data == 1 => {
+                self.drop_parts(key, effects);
+                self.report.reads_rebuilt += 1;
+                self.read_copy(now, key, span, effects);
+            }
+            Work::Read(span) => {
+                let avoid = strip.avoid;
+                self.read_otherwise(now, key, span, avoid, effects);
+            }
+            _ => self.read_lanes(now, key, effects),
+        }
+    }
+
+    fn read_again(&mut self, now: Time, key: Key, slot: u32, effects: &mut Vec<Effect>) {
+        let asked = match self.strips.get(key).expect("looked at by the caller").work {
+            Work::Read(span) => {
+                let column = if self.geometry.data == 1 { 0 } else { slot };
+                self.read_column(now, key, column, slot, span, effects)
+            }
+            _ => self.read_lane(now, key, slot, effects),
+        };
+        if !asked {
+            self.strips.get_mut(key).expect("looked at by the caller").failed = Some(VolumeError::DonorLost);
+        }
+    }
+
+    pub(super) fn read_lane(&mut self, now: Time, key: Key, slot: u32, effects: &mut Vec<Effect>) -> bool {
+        let at = self.lane(key, slot);
+        let strip = self.strips.get_mut(key).expect("a strip with lanes");
+        strip.coming |= bit(slot);
+        let (group, local, len) = (strip.group, strip.lo, strip.len());
+        let Some((held, _)) = self.source(group, slot) else { return false };
+        self.add_part(
+            now,
+            key,
+            slot,
+            held,
+            PartOp::Read,
+            local,
+            at.mem,
+            Scatter::whole(at.offset, len),
+            effects,
+        )
+    }
+
+    /// The slots whose content a strip with lanes needs before it can go on.
+    fn needed(&self, key: Key) -> Slots {
+        let strip = self.strips.get(key).expect("a strip with lanes");
+        let data: Slots = (0..self.geometry.data).map(bit).sum();
+        match strip.work {
+            Work::Gather(span) => self.wanted(span, strip.lo, strip.hi),
+            Work::Patch { span, delta, .. } => self.patch_needs(key, span, delta),
+            Work::Fill { slot, .. } | Work::Heal { slot } => bit(slot),
+            Work::Resync if self.geometry.data == 1 => 0,
+            Work::Resync => slots_of(data).filter(|slot| self.is_held(strip.group, *slot)).map(bit).sum(),
+            Work::Scrub => {
+                let all = 0..self.geometry.data + self.geometry.parity;
+                all.filter(|slot| self.is_held(strip.group, *slot)).map(bit).sum()
+            }
+            _ => 0,
+        }
+    }
+
+    pub(super) fn is_held(&self, group: u32, slot: u32) -> bool {
+        self.map.groups[group as usize].slots[slot as usize].held.is_some()
+    }
+
+    /// Asks for the lanes that are still missing: each needed one of its holder, or so many others that it can be
+    /// rebuilt. Called at the beginning and after each failure.
+    pub(super) fn read_lanes(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
+        let needed = self.needed(key);
+        let geometry = self.geometry;
+        let strip = self.strips.get(key).expect("a strip with lanes");
+        let (group, avoid, here) = (strip.group, strip.avoid, strip.have | strip.coming);
+        let rebuilds = !matches!(strip.work, Work::Resync | Work::Scrub)
+            && !matches!(strip.work, Work::Patch { delta: true, .. });
+        let trust = |slot: u32| {
+            let usable = avoid & bit(slot) == 0 && here & bit(slot) == 0;
+            self.source(group, slot).filter(|_| usable).map(|(_, trust)| trust)
+        };
+        let missing = needed & !here;
+        let enough = if geometry.parity == 0 || !rebuilds { Trust::Poor } else { Trust::Good };
+        let mut ask: Slots =
+            slots_of(missing).filter(|s| trust(*s).is_some_and(|t| t >= enough)).map(bit).sum();
+        let mut possible = true;
+        if missing & !ask != 0 {
+            // Any k of the others rebuild what is missing: those that answer first, data before parity.
+            let mut others: Vec<(std::cmp::Reverse<Trust>, u32)> = (0..geometry.data + geometry.parity)
+                .filter(|slot| ask & bit(*slot) == 0)
+                .filter_map(|slot| Some((std::cmp::Reverse(trust(slot)?), slot)))
+                .collect();
+            others.sort_unstable();
+            let known = (here | ask).count_ones();
+            let more = geometry.data.saturating_sub(known) as usize;
+            possible = rebuilds && geometry.parity > 0 && others.len() >= more && !self.is_torn_for(key);
+            ask |= others.iter().take(more).map(|(_, slot)| bit(*slot)).sum::<Slots>();
+        }
+        if matches!(self.strips.get(key).expect("above").work, Work::Resync)
+            && geometry.data == 1
+            && here == 0
+        {
+            let first = (0..=geometry.parity).find(|slot| trust(*slot).is_some());
+            possible = first.is_some();
+            ask = first.map_or(0, bit);
+        }
+        if !possible {
+            return self.lanes_impossible(now, key, effects);
+        }
+        for slot in slots_of(ask) {
+            self.read_lane(now, key, slot, effects);
+        }
+        self.set_phase(key, Phase::Reading);
+    }
+
+    fn lanes_impossible(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
+        let strip = self.strips.get_mut(key).expect("a strip with lanes");
+        if let Work::Patch { span, content, delta: true } = strip.work {
+            strip.work = Work::Patch { span, content, delta: false };
+            return self.read_lanes(now, key, effects);
+        }
+        self.end_strip(now, key, Err(VolumeError::DonorLost), effects);
+    }
+
+    pub(super) fn reading_done(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
+        let strip = self.strips.get(key).expect("it has read");
+        if let Some(error) = strip.failed {
+            return self.end_strip(now, key, Err(error), effects);
+        }
+        match strip.work {
+            Work::Read(_) | Work::Status(_) | Work::Barrier | Work::Survey | Work::Age => {
+                self.end_strip(now, key, Ok(()), effects);
+            }
+            Work::Resync => self.resync_lanes(now, key, effects),
+            Work::Scrub => self.compare_lanes(key, effects),
+            _ => {
+                let needed = self.needed(key);
+                let rebuilt = needed & !self.strips.get(key).expect("it has read").have;
+                self.rebuild_lanes(key, rebuilt, effects);
+                self.set_phase(key, Phase::Checking);
+            }
+        }
+    }
+
+    /// Computes lanes from k others, and has them checked.
+    pub(super) fn rebuild_lanes(&mut self, key: Key, lanes: Slots, effects: &mut Vec<Effect>) {
+        let strip = self.strips.get(key).expect("it has read");
+        let (have, len) = (strip.have, strip.len());
+        if lanes == 0 {
+            return;
+        }
+        let sources: Vec<u32> = slots_of(have).take(self.geometry.data as usize).collect();
+        let inputs: Vec<At> = sources.iter().map(|slot| self.lane(key, *slot)).collect();
+        let coefficients = slots_of(lanes).flat_map(|slot| self.code.rebuild(&sources, slot)).collect();
+        let outputs: Vec<At> = slots_of(lanes).map(|slot| self.lane(key, slot)).collect();
+        effects.push(Effect::Combine(Combine {
+            len,
+            coefficients,
+            inputs,
+            outputs: outputs.clone(),
+            add: false,
+        }));
+        for (slot, at) in slots_of(lanes).zip(outputs) {
+            effects.push(Effect::Verify { strip: key, fragment: self.fragment(key, slot), at, len });
+            self.strips.get_mut(key).expect("it has read").open += 1;
+        }
+        self.strips.get_mut(key).expect("it has read").have |= lanes;
+    }
+
+    pub(super) fn verified(&mut self, key: Key, right: bool) {
+        let Some(strip) = self.strips.get_mut(key).filter(|strip| strip.phase == Phase::Checking) else {
+            return;
+        };
+        strip.open -= 1;
+        if !right {
+            strip.failed = Some(VolumeError::Corrupt);
+        }
+        if strip.open == 0 {
+            self.ready.push_back(key);
+        }
+    }
+
+    pub(super) fn checked(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
+        let strip = self.strips.get(key).expect("it was checked");
+        if let Some(error) = strip.failed
+            && strip.work != Work::Scrub
+        {
+            return self.wrongly_rebuilt(now, key, error, effects);
+        }
+        match strip.work {
+            Work::Gather(span) => {
+                self.copy_out(key, span, effects);
+                self.end_strip(now, key, Ok(()), effects);
+            }
+            Work::Patch { span, content, delta } => self.patch_lanes(now, key, span, content, delta, effects),
+            Work::Fill { slot, to } => self.write_filled(now, key, slot, to, effects),
+            Work::Heal { slot } => self.write_healed(now, key, slot, effects),
+            Work::Scrub => self.scrubbed(now, key, effects),
+            _ => unreachable!("nothing else is checked"),
+        }
+    }
+
+    /// What was rebuilt is not what was written. A holder that was only late still knows.
+    fn wrongly_rebuilt(&mut self, now: Time, key: Key, error: VolumeError, effects: &mut Vec<Effect>) {
+        let strip = self.strips.get_mut(key).expect("it was checked");
+        if strip.tries == 0 && strip.avoid != 0 && matches!(strip.work, Work::Gather(_)) {
+            strip.tries = 1;
+            (strip.avoid, strip.have, strip.failed) = (0, 0, None);
+            self.drop_parts(key, effects);
+            return self.read_lanes(now, key, effects);
+        }
+        self.end_strip(now, key, Err(error), effects);
+    }
+
+    fn copy_out(&mut self, key: Key, span: Span, effects: &mut Vec<Effect>) {
+        let mem = self.payload(key);
+        let strip = self.strips.get(key).expect("it has read");
+        for slot in slots_of(self.wanted(span, strip.lo, strip.hi)) {
+            let lane = self.lane(key, slot);
+            for (local, payload, len) in self.overlap(span, slot, strip.lo, strip.hi) {
+                let from = At { offset: lane.offset + (local - strip.lo), ..lane };
+                effects.push(Effect::Copy { from, to: At { mem, offset: payload }, len });
+            }
+        }
+    }
+
+    /// The pieces of a span in data slot `slot` between `lo` and `hi`: offset in the extent, in the payload, length.
+    pub(super) fn overlap(&self, span: Span, slot: u32, lo: u32, hi: u32) -> Vec<(u32, u32, u32)> {
+        let (from, to) = self.geometry.column(span.begin, span.end, slot);
+        let (from, to) = (from.max(lo), to.min(hi));
+        if from >= to {
+            return Vec::new();
+        }
+        let mut local = from;
+        let pieces = self.geometry.scatter(slot, from, to, span.begin, span.payload).pieces();
+        let placed = pieces.map(|(payload, len)| {
+            local += len;
+            (local - len, payload, len)
+        });
+        placed.collect()
+    }
+
+    pub(super) fn begin_status(&mut self, now: Time, key: Key, span: Span, effects: &mut Vec<Effect>) {
+        let wanted = self.wanted(span, 0, u32::MAX);
+        for slot in slots_of(wanted) {
+            let source = self.source(span.group, slot);
+            let (from, to) = self.geometry.column(span.begin, span.end, slot);
+            let scatter = self.geometry.scatter(slot, from, to, span.begin, span.payload);
+            let asked = source.is_some_and(|(held, _)| {
+                self.add_part(now, key, slot, held, PartOp::Status, from, Mem::Nothing, scatter, effects)
+            });
+            if asked {
+                continue;
+            }
+            let strip = self.strips.get_mut(key).expect("being begun");
+            if self.geometry.parity == 0 {
+                strip.failed = Some(VolumeError::DonorLost);
+            } else {
+                // What its holder would say is not known; present is never wrong.
+                let request = strip.request.and_then(|request| self.requests.get_mut(request));
+                super::collect_status(&mut request.expect("asked by a request").status, scatter, &[]);
+            }
+        }
+        self.set_phase(key, Phase::Reading);
+    }
+
+    /// Whether a part of the span is known to be lost for good.
+    pub(super) fn is_bad(&self, span: Span) -> bool {
+        self.map.bad.iter().filter(|bad| bad.group == span.group).any(|bad| {
+            let (from, to) = self.geometry.column(span.begin, span.end, bad.slot);
+            from.max(bad.from) < to.min(bad.to)
+        })
+    }
+}

@@ -1,0 +1,602 @@
+//! Strips: the locked parts that requests and upkeep are made of, and the parts that a strip sends to donors.
+//!
+//! Owns a strip's way from its lock to its end, its scratch memory and its parts. Never: what it reads or writes
+//! (`read`, `write`, `upkeep`). Invariant: a strip ends once; no part of it touches memory afterwards.
+//!
+//! ```text
+//!   Locking -> Starving -> Reading -> Checking -> Writing -> Excluding -> ended
+//! ```
+
+use super::slab::Slab;
+use super::types::{At, Effect, Fragment, Mem, PartError, PartOp, StatusRun, VolumeError};
+use super::{Key, Volume, link};
+use crate::layout::{Scatter, Span};
+use crate::limits::{EXTENT_BYTES, STRIPE_DONORS_MAX};
+use crate::map::{DonorId, Placement};
+use crate::units::Time;
+
+/// A set of slots of one group.
+pub(super) type Slots = u32;
+
+pub(super) fn bit(slot: u32) -> Slots {
+    1 << slot
+}
+
+pub(super) fn slots_of(set: Slots) -> impl Iterator<Item = u32> {
+    (0..STRIPE_DONORS_MAX).filter(move |slot| set & bit(*slot) != 0)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Content {
+    Payload,
+    Zero { keep: bool },
+    Trim,
+}
+
+impl Content {
+    pub(super) fn of(op: super::Op) -> Content {
+        match op {
+            super::Op::Write => Content::Payload,
+            super::Op::Zero { keep } => Content::Zero { keep },
+            _ => Content::Trim,
+        }
+    }
+
+    pub(super) fn part_op(self) -> PartOp {
+        match self {
+            Content::Payload => PartOp::Write,
+            Content::Zero { keep } => PartOp::Zero { keep },
+            Content::Trim => PartOp::Trim,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    /// Data slots straight into the payload.
+    Read(Span),
+    /// Into scratch, rebuilt where a slot cannot be had, then into the payload.
+    Gather(Span),
+    /// The same to every copy, or to data slots without parity.
+    Direct(Span, Content),
+    /// Whole rows, with their parity.
+    Rows(Span, Content),
+    /// Less than a row or a block: read, changed, written back. `delta`: from the old data and the old parity.
+    Patch {
+        span: Span,
+        content: Content,
+        delta: bool,
+    },
+    Status(Span),
+    /// A flush that waits for links to be opened.
+    Barrier,
+    /// One slot's bytes from the others, or from its holder, to `to`.
+    Fill {
+        slot: u32,
+        to: Placement,
+    },
+    /// A slot's bytes put right where they are.
+    Heal {
+        slot: u32,
+    },
+    /// Parity from data, copies from the first.
+    Resync,
+    Scrub,
+    /// Which rows were written lately.
+    Survey,
+    Age,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Locking,
+    /// For scratch memory or room for parts.
+    Starving,
+    Reading,
+    /// For `Verified`.
+    Checking,
+    Writing,
+    /// For the coordinator to record that donors missed a write.
+    Excluding,
+}
+
+/// A placement that missed a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Missed {
+    pub(super) slot: u32,
+    pub(super) placement: Placement,
+}
+
+#[derive(Debug)]
+pub(super) struct Strip {
+    pub(super) work: Work,
+    pub(super) group: u32,
+    /// The bytes of each extent of the group that it locks.
+    pub(super) lo: u32,
+    pub(super) hi: u32,
+    pub(super) request: Option<Key>,
+    pub(super) phase: Phase,
+    pub(super) born: u64,
+    parts: Option<Key>,
+    pub(super) open: u32,
+    pub(super) scratch: Option<u32>,
+    /// Lanes that are in scratch.
+    pub(super) have: Slots,
+    /// Lanes on their way.
+    pub(super) coming: Slots,
+    /// Slots whose holder failed this strip.
+    pub(super) avoid: Slots,
+    pub(super) tries: u32,
+    pub(super) missed: Vec<Missed>,
+    pub(super) failed: Option<VolumeError>,
+}
+
+impl Strip {
+    pub(super) fn len(&self) -> u32 {
+        self.hi - self.lo
+    }
+
+    /// Takes in a part that is in the slab already.
+    pub(super) fn hold(&mut self, key: Key, parts: &mut Slab<Part>) {
+        parts.get_mut(key).expect("just inserted").next = self.parts.replace(key);
+        self.open += 1;
+    }
+
+    /// The bytes of the request that it is a part of.
+    pub(super) fn span(&self) -> Option<Span> {
+        match self.work {
+            Work::Read(span) | Work::Gather(span) | Work::Status(span) => Some(span),
+            Work::Direct(span, _) | Work::Rows(span, _) | Work::Patch { span, .. } => Some(span),
+            _ => None,
+        }
+    }
+
+    /// Whether donors may hold a part of it when it is cut short.
+    pub(super) fn is_write(&self) -> bool {
+        let writes = matches!(self.work, Work::Direct(..) | Work::Rows(..) | Work::Patch { .. });
+        writes || matches!(self.work, Work::Heal { .. } | Work::Resync)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) strip: Key,
+    pub(super) slot: u32,
+    pub(super) placement: Placement,
+    pub(super) donor: DonorId,
+    pub(super) op: PartOp,
+    pub(super) mem: Mem,
+    pub(super) scatter: Scatter,
+    pub(super) local: u32,
+    pub(super) progress: Progress,
+    pub(super) sent_at: Time,
+    /// The next part of the same strip.
+    next: Option<Key>,
+}
+
+impl Part {
+    /// Asks nothing of a donor but to be reached.
+    pub(super) fn barrier(strip: Key, placement: Placement) -> Part {
+        let (mem, scatter) = (Mem::Nothing, Scatter::whole(0, 0));
+        let (op, progress, donor) = (PartOp::Age, Progress::Waiting, placement.donor);
+        Part {
+            strip,
+            slot: 0,
+            placement,
+            donor,
+            op,
+            mem,
+            scatter,
+            local: 0,
+            progress,
+            sent_at: 0,
+            next: None,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// For its link.
+    Waiting,
+    Sent,
+    Done,
+}
+
+/// Why a part has no good answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// Its donor was set aside.
+    Down,
+    /// It is late, and redundancy can answer.
+    Late,
+    /// The slot has another holder now.
+    Moved,
+    Answer(PartError),
+}
+
+impl Failure {
+    pub(super) fn error(self) -> VolumeError {
+        match self {
+            Failure::Down | Failure::Moved => VolumeError::DonorLost,
+            Failure::Late => VolumeError::TimedOut,
+            Failure::Answer(PartError::Io) => VolumeError::DonorFailed,
+            Failure::Answer(PartError::NoMemory) => VolumeError::NoMemory,
+            Failure::Answer(PartError::Denied) => VolumeError::LeaseLost,
+            Failure::Answer(PartError::Unsupported) => VolumeError::Unsupported,
+            Failure::Answer(PartError::Corrupt { .. }) => VolumeError::Corrupt,
+        }
+    }
+}
+
+impl Volume {
+    /// A strip that waits for its lock, or is ready if it need not. Upkeep has no request.
+    pub(super) fn add_strip(
+        &mut self,
+        request: Option<Key>,
+        work: Work,
+        group: u32,
+        lo: u32,
+        hi: u32,
+    ) -> Key {
+        self.born += 1;
+        let strip = Strip {
+            work,
+            group,
+            lo,
+            hi,
+            request,
+            phase: Phase::Locking,
+            born: self.born,
+            parts: None,
+            open: 0,
+            scratch: None,
+            have: 0,
+            coming: 0,
+            avoid: 0,
+            tries: 0,
+            missed: Vec::new(),
+            failed: None,
+        };
+        let key = self.strips.insert(strip);
+        if let Some(request) = request {
+            self.requests
+                .get_mut(request)
+                .expect("strips are made for requests that are there")
+                .strips_open += 1;
+        }
+        let unlocked = matches!(work, Work::Status(_) | Work::Barrier | Work::Survey | Work::Age);
+        let shared = matches!(work, Work::Read(_) | Work::Gather(_) | Work::Scrub);
+        if unlocked || self.locks.ask(group, key, lo, hi, !shared) {
+            self.ready.push_back(key);
+        }
+        key
+    }
+
+    /// Works through what can go on, until everything waits.
+    pub(super) fn run(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        loop {
+            while let Some(key) = self.ready.pop_front() {
+                self.advance(now, key, effects);
+            }
+            let fed = self.starving.front().is_some_and(|key| self.can_feed(*key));
+            match fed {
+                true => self.ready.extend(self.starving.pop_front()),
+                false => return,
+            }
+        }
+    }
+
+    fn advance(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
+        let Some(strip) = self.strips.get(key) else { return };
+        let request = strip.request.and_then(|request| self.requests.get(request));
+        if let Some(error) = request.and_then(|request| request.failed)
+            && strip.open == 0
+        {
+            return self.end_strip(now, key, Err(error), effects);
+        }
+        match strip.phase {
+            Phase::Locking | Phase::Starving if !self.can_feed(key) => {
+                self.strips.get_mut(key).expect("looked at above").phase = Phase::Starving;
+                self.starving.push_back(key);
+            }
+            Phase::Locking | Phase::Starving => {
+                let bytes = self.scratch_bytes(key);
+                let scratch = (bytes > 0).then(|| self.scratch.take(bytes)).flatten();
+                self.strips.get_mut(key).expect("looked at above").scratch = scratch;
+                self.begin(now, key, effects);
+            }
+            _ if strip.open > 0 => {}
+            Phase::Reading => self.reading_done(now, key, effects),
+            Phase::Checking => self.checked(now, key, effects),
+            Phase::Writing | Phase::Excluding => self.writing_done(now, key, effects),
+        }
+    }
+
+    fn can_feed(&self, key: Key) -> bool {
+        let Some(strip) = self.strips.get(key) else { return true };
+        if strip.request.and_then(|request| self.requests.get(request)).is_some_and(|r| r.failed.is_some()) {
+            return true;
+        }
+        let bytes = self.scratch_bytes(key);
+        let room = self.parts.room() >= 2 * STRIPE_DONORS_MAX as usize;
+        room && (bytes == 0 || self.scratch.has(bytes))
+    }
+
+    fn scratch_bytes(&self, key: Key) -> u32 {
+        let Some(strip) = self.strips.get(key) else { return 0 };
+        let (geometry, len) = (self.geometry, strip.len());
+        let lanes = if geometry.parity == 0 { 1 } else { geometry.data + geometry.parity };
+        match strip.work {
+            Work::Gather(_) | Work::Patch { .. } | Work::Fill { .. } | Work::Heal { .. } | Work::Resync => {
+                len * lanes
+            }
+            // Beside the lanes that are read, the parity that they should have.
+            Work::Scrub => len * (lanes + geometry.parity),
+            Work::Rows(_, Content::Payload) => len * geometry.parity,
+            _ => 0,
+        }
+    }
+
+    fn begin(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
+        match self.strips.get(key).expect("it is being begun").work {
+            Work::Read(span) => self.begin_read(now, key, span, effects),
+            Work::Direct(span, content) => self.begin_direct(now, key, span, content, effects),
+            Work::Rows(span, content) => self.begin_rows(now, key, span, content, effects),
+            Work::Status(span) => self.begin_status(now, key, span, effects),
+            Work::Barrier => self.begin_barrier(key),
+            Work::Survey => self.begin_survey(now, key, effects),
+            Work::Age => self.begin_age(now, key, effects),
+            Work::Patch { .. } => self.begin_patch(now, key, effects),
+            Work::Gather(_) | Work::Fill { .. } | Work::Heal { .. } | Work::Resync | Work::Scrub => {
+                self.read_lanes(now, key, effects);
+            }
+        }
+    }
+
+    pub(super) fn set_phase(&mut self, key: Key, phase: Phase) {
+        let strip = self.strips.get_mut(key).expect("it changes its phase");
+        strip.phase = phase;
+        if strip.open == 0 {
+            self.ready.push_back(key);
+        }
+    }
+
+    /// Where the lane of a slot is in the strip's scratch.
+    pub(super) fn lane(&self, key: Key, slot: u32) -> At {
+        let strip = self.strips.get(key).expect("a strip with lanes");
+        let lane = if self.geometry.parity == 0 { 0 } else { slot };
+        At { mem: Mem::Scratch(strip.scratch.expect("taken before it began")), offset: lane * strip.len() }
+    }
+
+    pub(super) fn fragment(&self, key: Key, slot: u32) -> Fragment {
+        let strip = self.strips.get(key).expect("a strip of a group");
+        Fragment { group: strip.group, slot, local: strip.lo }
+    }
+
+    /// Sends a part, or lets it wait for its link to open. False when its donor is set aside: nothing was done.
+    #[expect(clippy::too_many_arguments, reason = "what a part is")]
+    pub(super) fn add_part(
+        &mut self,
+        now: Time,
+        key: Key,
+        slot: u32,
+        placement: Placement,
+        op: PartOp,
+        local: u32,
+        mem: Mem,
+        scatter: Scatter,
+        effects: &mut Vec<Effect>,
+    ) -> bool {
+        let donor = placement.donor;
+        let link = self.links.get_mut(&donor).expect("a checked map routes every member");
+        if link.is_down() {
+            return false;
+        }
+        let strip = self.strips.get_mut(key).expect("parts are of strips");
+        let progress = Progress::Waiting;
+        let next = strip.parts;
+        let part = Part {
+            strip: key,
+            slot,
+            placement,
+            donor,
+            op,
+            mem,
+            scatter,
+            local,
+            progress,
+            sent_at: now,
+            next,
+        };
+        let part = self.parts.insert(part);
+        strip.parts = Some(part);
+        strip.open += 1;
+        if link.is_up() {
+            self.send(now, part, effects)
+        } else {
+            link.waiting.push_back(part)
+        }
+        true
+    }
+
+    pub(super) fn send(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
+        let part = self.parts.get_mut(key).expect("sent only while it exists");
+        part.progress = Progress::Sent;
+        part.sent_at = now;
+        self.links.get_mut(&part.donor).expect("links of parts stay").owed.push_back((now, key));
+        let group = self.strips.get(part.strip).expect("a part never outlives its strip").group;
+        effects.push(Effect::Send {
+            donor: part.donor,
+            part: key,
+            op: part.op,
+            address: u64::from(part.placement.extent) * EXTENT_BYTES + u64::from(part.local),
+            mem: part.mem,
+            scatter: part.scatter,
+            fragment: Fragment { group, slot: part.slot, local: part.local },
+        });
+    }
+
+    pub(super) fn answered(
+        &mut self,
+        now: Time,
+        key: Key,
+        answer: Result<Vec<StatusRun>, PartError>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(part) = self.parts.get_mut(key).filter(|part| part.progress == Progress::Sent) else {
+            return;
+        };
+        let (donor, op, sent_at) = (part.donor, part.op, part.sent_at);
+        let users = self.strips.get(part.strip).is_some_and(|strip| strip.request.is_some());
+        self.links.get_mut(&donor).expect("links of parts stay").note_answer(now, sent_at, op);
+        if users && matches!(op, PartOp::Read | PartOp::Write) {
+            self.pace.note(now.saturating_sub(sent_at));
+        }
+        match answer {
+            Ok(runs) => self.part_succeeded(key, &runs),
+            Err(error) => self.part_failed(now, key, Failure::Answer(error), effects),
+        }
+    }
+
+    fn part_succeeded(&mut self, key: Key, runs: &[StatusRun]) {
+        let part = self.parts.get_mut(key).expect("checked by the caller");
+        part.progress = Progress::Done;
+        let (strip_key, slot, op, scatter, donor) =
+            (part.strip, part.slot, part.op, part.scatter, part.donor);
+        let strip = self.strips.get_mut(strip_key).expect("a part never outlives its strip");
+        strip.open -= 1;
+        if strip.coming & bit(slot) != 0 && op == PartOp::Read {
+            strip.coming &= !bit(slot);
+            strip.have |= bit(slot);
+        }
+        let request = strip.request.and_then(|request| self.requests.get_mut(request));
+        match op {
+            PartOp::Status => {
+                super::collect_status(&mut request.expect("asked by a request").status, scatter, runs)
+            }
+            PartOp::Survey => self.surveyed.push((strip.group, runs.to_vec())),
+            _ if op.writes() => {
+                if let Some(request) = request
+                    && !request.touched.contains(&donor)
+                {
+                    request.touched.push(donor);
+                }
+            }
+            _ => {}
+        }
+        if strip.open == 0 {
+            self.ready.push_back(strip_key);
+        }
+    }
+
+    /// The strip learns that a part of it will have no good answer.
+    pub(super) fn part_failed(&mut self, now: Time, key: Key, failure: Failure, effects: &mut Vec<Effect>) {
+        let Some(part) = self.parts.get_mut(key).filter(|part| part.progress != Progress::Done) else {
+            return;
+        };
+        part.progress = Progress::Done;
+        let (strip_key, slot, op) = (part.strip, part.slot, part.op);
+        let missed = Missed { slot, placement: part.placement };
+        let (local, len) = (part.local, part.scatter.len);
+        let strip = self.strips.get_mut(strip_key).expect("a part never outlives its strip");
+        strip.open -= 1;
+        strip.coming &= !bit(slot);
+        if let Failure::Answer(PartError::Corrupt { blocks }) = failure {
+            self.found_corrupt(strip_key, missed, local, len, blocks);
+        }
+        let strip = self.strips.get_mut(strip_key).expect("looked at above");
+        match op {
+            PartOp::Read => self.read_failed(now, strip_key, slot, failure, effects),
+            _ if op.writes() => {
+                strip.missed.push(missed);
+                self.write_failed(strip_key, missed, failure);
+            }
+            PartOp::Status => {
+                if self.geometry.parity == 0 {
+                    strip.failed = Some(failure.error());
+                }
+            }
+            PartOp::Survey if failure == Failure::Answer(PartError::Unsupported) => {
+                let all = u32::try_from(EXTENT_BYTES).expect("an extent is 64 MiB");
+                self.surveyed.push((strip.group, vec![StatusRun { len: all, hole: false }]));
+            }
+            PartOp::Survey => {
+                let group = strip.group;
+                self.survey_missed(group, missed);
+            }
+            PartOp::Age if strip.work == Work::Age => {}
+            _ => strip.failed = Some(failure.error()),
+        }
+        if self.strips.get(strip_key).is_some_and(|strip| strip.open == 0) {
+            self.ready.push_back(strip_key);
+        }
+    }
+
+    /// Forgets the parts that the strip has; those still on their way are reads, whose answers are not wanted.
+    pub(super) fn drop_parts(&mut self, key: Key, effects: &mut Vec<Effect>) {
+        let Some(strip) = self.strips.get_mut(key) else { return };
+        let mut next = strip.parts.take();
+        (strip.open, strip.coming) = (0, 0);
+        while let Some((key, part)) = next.and_then(|key| Some((key, self.parts.remove(key)?))) {
+            next = part.next;
+            match part.progress {
+                Progress::Sent => {
+                    debug_assert!(!part.op.writes(), "a write on its way reads its payload");
+                    effects.push(Effect::Abandon { donor: part.donor, part: key });
+                }
+                Progress::Waiting => {
+                    let link = self.links.get_mut(&part.donor).expect("links of parts stay");
+                    link.waiting.retain(|waiting| *waiting != key);
+                }
+                Progress::Done => {}
+            }
+        }
+    }
+
+    pub(super) fn each_open_part(&self, key: Key) -> impl Iterator<Item = (Key, &Part)> {
+        let mut next = self.strips.get(key).and_then(|strip| strip.parts);
+        std::iter::from_fn(move || {
+            let key = next?;
+            let part = self.parts.get(key)?;
+            next = part.next;
+            Some((key, part))
+        })
+        .filter(|(_, part)| part.progress != Progress::Done)
+    }
+
+    pub(super) fn end_strip(
+        &mut self,
+        now: Time,
+        key: Key,
+        result: Result<(), VolumeError>,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.drop_parts(key, effects);
+        self.free_scratch(key);
+        let strip = self.strips.remove(key).expect("a strip ends once");
+        if result.is_err() && matches!(strip.phase, Phase::Writing | Phase::Excluding) {
+            self.tear(strip.group, strip.lo, strip.hi, effects);
+        }
+        self.starving.retain(|starving| *starving != key);
+        let ready = &mut self.ready;
+        self.locks.release(strip.group, key, |granted| ready.push_back(granted));
+        self.upkeep_ended(now, &strip, result);
+        if let Some(request) = strip.request {
+            self.strip_of_request_ended(request, result.and(strip.failed.map_or(Ok(()), Err)), effects);
+        }
+    }
+
+    pub(super) fn free_scratch(&mut self, key: Key) {
+        if let Some(piece) = self.strips.get_mut(key).and_then(|strip| strip.scratch.take()) {
+            self.scratch.give_back(piece);
+        }
+    }
+
+    /// The holder of a slot that can be asked, and how willingly.
+    pub(super) fn source(&self, group: u32, slot: u32) -> Option<(Placement, link::Trust)> {
+        let held = self.map.groups[group as usize].slots[slot as usize].held?;
+        let trust = self.links.get(&held.donor)?.trust()?;
+        Some((held, trust))
+    }
+}

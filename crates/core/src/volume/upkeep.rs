@@ -1,0 +1,681 @@
+//! What keeps a volume whole beside its requests: filling slots, healing blocks, resyncing rows, scrubbing, and
+//! telling donors what is settled.
+//!
+//! Owns when each is done and how far it has come. Never: how fast (`pace`), or where slots go (the coordinator).
+//! Invariant: a slot's `cursor` counts bytes that its new holder has, and every later write to them reaches it, too.
+//! Tests: `tests/volume_repair.rs`, the simulator.
+
+use super::strip::{Content, Missed, Phase, Strip, Work, bit, slots_of};
+use super::types::{At, Combine, Effect, Mem, PartOp, StatusRun, VolumeError};
+use super::{Key, Op, Stage, Volume};
+use crate::api::VolumeReport;
+use crate::layout::{Scatter, Span};
+use crate::limits::{
+    BLOCK_BYTES, DIRTY_AGE_NS, EXTENT_BYTES, FILL_CHUNKS_MAX, FINISH_NS, SCRATCH_LARGE_COUNT, SCRUB_EVERY_NS,
+    SECOND_NS,
+};
+use crate::map::{BadRange, DonorId, Placement};
+use crate::units::Time;
+use std::collections::{BTreeMap, BTreeSet};
+
+const BLOCK: u32 = BLOCK_BYTES as u32;
+/// Groups whose dirty maps are asked for at once, before a volume is served.
+const SURVEYS_MAX: usize = 64;
+const RESYNCS_MAX: usize = 16;
+const HEALS_MAX: usize = 4;
+const SCRUBS_MAX: usize = 2;
+const PAUSE_NS: Time = SECOND_NS / 2;
+
+/// A slot that gets a new holder.
+#[derive(Debug)]
+pub(super) struct Fill {
+    pub(super) to: Placement,
+    /// Bytes of the extent that are there.
+    pub(super) cursor: u32,
+    busy: bool,
+    pause_until: Time,
+}
+
+impl Fill {
+    pub(super) fn new(to: Placement) -> Self {
+        Fill { to, cursor: 0, busy: false, pause_until: 0 }
+    }
+}
+
+/// Rows whose fragments may not fit together, because a write of them ended half-way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Torn {
+    pub(super) group: u32,
+    pub(super) lo: u32,
+    pub(super) hi: u32,
+}
+
+/// Counters behind `VolumeReport`.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    pub(super) reads_rebuilt: u64,
+    corrupt: BTreeMap<DonorId, u64>,
+    healed: u64,
+    fill_total: u64,
+    fill_done: u64,
+    fill_rate: u64,
+    rate_since: Time,
+    rate_bytes: u64,
+    scrub_done: u64,
+    scrub_passes: u64,
+    scrub_mismatches: u64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Upkeep {
+    fill_from: (u32, u32),
+    fills_open: usize,
+    resyncs_open: usize,
+    surveys_open: usize,
+    heals_open: usize,
+    scrubs_open: usize,
+    age_open: bool,
+    survey_next: u32,
+    /// Held by donors that could not be asked what was written lately.
+    unsurveyed: Vec<(u32, u32, Placement)>,
+    /// Slots and ranges whose blocks were wrong, and how many.
+    heals: BTreeMap<(u32, u32, u32), u32>,
+    healing: BTreeSet<(u32, u32, u32)>,
+    resync_pause_until: Time,
+    scrub: Option<(u32, u32)>,
+    scrub_at: Time,
+    /// Rounds of `Age` until the donors know that nothing is half written.
+    pub(super) age_due: u32,
+    aged_at: Time,
+    /// Strips born up to here had to be complete before the next `Age`.
+    age_mark: u64,
+    pub(super) finishing: Option<Time>,
+}
+
+impl Volume {
+    /// Bytes of each extent of the group that the volume's size reaches.
+    pub(super) fn used(&self, group: u32) -> u32 {
+        let begin = u64::from(group) * self.map.group_bytes();
+        let end = (self.map.size - begin).min(self.map.group_bytes());
+        let end = u32::try_from(end).expect("a group is at most 2 GiB");
+        self.local_range(Span { group, begin: 0, end, payload: 0 }).1
+    }
+
+    pub(super) fn is_torn(&self, group: u32, lo: u32, hi: u32) -> bool {
+        self.torn.iter().any(|torn| torn.group == group && torn.lo < hi && lo < torn.hi)
+    }
+
+    /// Rebuilding from rows that may not fit together would make up data. Copies are whole each for itself.
+    pub(super) fn is_torn_for(&self, key: Key) -> bool {
+        let strip = self.strips.get(key).expect("a strip with lanes");
+        self.geometry.data > 1 && self.is_torn(strip.group, strip.lo, strip.hi)
+    }
+
+    pub(super) fn unfill(&mut self, group: u32, slot: u32, to: u32) {
+        if let Some(fill) = self.fills.get_mut(&(group, slot)) {
+            fill.cursor = fill.cursor.min(to);
+        }
+    }
+
+    pub(super) fn count_fills(&mut self) {
+        if self.fills.is_empty() {
+            (self.report.fill_total, self.report.fill_done, self.report.fill_rate) = (0, 0, 0);
+            return;
+        }
+        let left: u64 = (self.fills.iter())
+            .map(|((group, _), fill)| u64::from(self.used(*group).saturating_sub(fill.cursor)))
+            .sum();
+        self.report.fill_total = self.report.fill_total.max(self.report.fill_done + left);
+    }
+
+    /// A donor sent blocks that are not what was written there.
+    pub(super) fn found_corrupt(&mut self, key: Key, from: Missed, local: u32, len: u32, blocks: u32) {
+        *self.report.corrupt.entry(from.placement.donor).or_default() += u64::from(blocks);
+        let group = self.strips.get(key).expect("looked at by the caller").group;
+        if self.geometry.parity == 0 || self.read_only {
+            return;
+        }
+        let step = self.lane_max();
+        let (mut at, end) = (local / step * step, local + len);
+        let mut left = blocks;
+        while at < end {
+            // How many of the blocks lie in which chunk is not known; they are counted with the first.
+            *self.upkeep.heals.entry((group, from.slot, at)).or_default() += std::mem::take(&mut left);
+            at += step;
+        }
+        self.upkeep_due = true;
+    }
+
+    /// Starts whatever is due and has room.
+    pub(super) fn keep_up(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        if !std::mem::take(&mut self.upkeep_due) || self.read_only || self.lease_lost {
+            return;
+        }
+        self.look_at_stage(now);
+        if self.upkeep.finishing.is_some() {
+            return self.wind_up(now, effects);
+        }
+        self.start_surveys();
+        self.start_resyncs(now);
+        if self.stage == Stage::Serving {
+            self.start_heals();
+            self.start_fills(now);
+            self.start_scrubs(now);
+            self.start_age(now);
+        }
+    }
+
+    /// On the way to serving: links, then the dirty maps, then the rows that they name.
+    fn look_at_stage(&mut self, now: Time) {
+        match self.stage {
+            Stage::Linking if self.links.values().all(super::link::Link::is_settled) => {
+                self.stage = Stage::Surveying;
+            }
+            Stage::Surveying if self.survey_is_done() => {
+                self.take_survey();
+                let unheard: BTreeSet<DonorId> =
+                    self.upkeep.unsurveyed.iter().map(|(_, _, placement)| placement.donor).collect();
+                for donor in &unheard {
+                    self.exclude(*donor, "it could not be asked what was written lately".to_owned());
+                }
+                self.stage = if unheard.is_empty() { Stage::Resyncing } else { Stage::Excluding };
+                self.upkeep.resync_pause_until = now;
+            }
+            Stage::Resyncing
+                if self.upkeep.resyncs_open == 0 && !self.torn.iter().any(|t| self.can_resync(*t)) =>
+            {
+                self.stage = Stage::Serving;
+            }
+            _ => {}
+        }
+    }
+
+    /// The coordinator answered: who is still a holder and was not asked may hold half-written rows.
+    pub(super) fn stage_amended(&mut self) {
+        if self.stage != Stage::Excluding {
+            return;
+        }
+        self.stage = Stage::Resyncing;
+        self.upkeep_due = true;
+        for (group, slot, placement) in std::mem::take(&mut self.upkeep.unsurveyed) {
+            if self.map.groups[group as usize].slots[slot as usize].held == Some(placement) {
+                self.torn.push(Torn { group, lo: 0, hi: self.used(group) });
+            }
+        }
+    }
+
+    fn survey_is_done(&self) -> bool {
+        self.upkeep.surveys_open == 0 && self.upkeep.survey_next as usize >= self.surveyed_groups
+    }
+
+    fn start_surveys(&mut self) {
+        if self.stage != Stage::Surveying {
+            return;
+        }
+        while self.upkeep.surveys_open < SURVEYS_MAX
+            && (self.upkeep.survey_next as usize) < self.surveyed_groups
+        {
+            let group = self.upkeep.survey_next;
+            self.upkeep.survey_next += 1;
+            self.upkeep.surveys_open += 1;
+            self.add_strip(None, Work::Survey, group, 0, self.used(group));
+        }
+        self.upkeep_due |= self.survey_is_done();
+    }
+
+    pub(super) fn begin_survey(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
+        let (group, hi) = self.strips.get(key).map(|strip| (strip.group, strip.hi)).expect("being begun");
+        for slot in 0..self.geometry.data + self.geometry.parity {
+            let Some(held) = self.map.groups[group as usize].slots[slot as usize].held else { continue };
+            let scatter = Scatter::whole(0, hi);
+            if !self.add_part(now, key, slot, held, PartOp::Survey, 0, Mem::Nothing, scatter, effects) {
+                self.upkeep.unsurveyed.push((group, slot, held));
+            }
+        }
+        self.set_phase(key, Phase::Reading);
+    }
+
+    pub(super) fn survey_missed(&mut self, group: u32, missed: Missed) {
+        self.upkeep.unsurveyed.push((group, missed.slot, missed.placement));
+    }
+
+    fn take_survey(&mut self) {
+        let mut dirty: BTreeMap<u32, Vec<(u32, u32)>> = BTreeMap::new();
+        for (group, runs) in std::mem::take(&mut self.surveyed) {
+            let mut at = 0;
+            for StatusRun { len, hole } in runs {
+                if !hole {
+                    dirty.entry(group).or_default().push((at, at + len));
+                }
+                at += len;
+            }
+        }
+        let step = self.lane_max();
+        for (group, mut ranges) in dirty {
+            ranges.sort_unstable();
+            let (used, mut done) = (self.used(group), 0);
+            for (from, to) in ranges {
+                let (mut at, end) = (from.max(done), to.min(used));
+                while at < end {
+                    let hi = (at / step * step + step).min(end);
+                    self.torn.push(Torn { group, lo: at, hi });
+                    at = hi;
+                }
+                done = done.max(end);
+            }
+        }
+    }
+
+    /// Data that can be read makes parity, and any copy makes the others. Data that is missing is lost there, which
+    /// the coordinator records first.
+    fn can_resync(&self, torn: Torn) -> bool {
+        let usable = |slot: u32| self.source(torn.group, slot).is_some();
+        match self.geometry.data {
+            1 => (0..=self.geometry.parity).any(usable),
+            data => (0..data).all(|slot| usable(slot) || self.is_known_bad(torn, slot)),
+        }
+    }
+
+    fn is_known_bad(&self, torn: Torn, slot: u32) -> bool {
+        let covers = |bad: &BadRange| {
+            bad.group == torn.group && bad.slot == slot && bad.from <= torn.lo && torn.hi <= bad.to
+        };
+        !self.is_held(torn.group, slot) && self.map.bad.iter().any(covers)
+    }
+
+    fn start_resyncs(&mut self, now: Time) {
+        let stage = matches!(self.stage, Stage::Resyncing | Stage::Serving);
+        if !stage || self.torn.is_empty() || now < self.upkeep.resync_pause_until {
+            return;
+        }
+        self.split_torn();
+        for at in 0..self.torn.len() {
+            if self.upkeep.resyncs_open >= RESYNCS_MAX {
+                return;
+            }
+            let torn = self.torn[at];
+            if self.can_resync(torn) && !self.resyncing.contains(&torn) {
+                self.upkeep.resyncs_open += 1;
+                self.resyncing.insert(torn);
+                self.add_strip(None, Work::Resync, torn.group, torn.lo, torn.hi);
+            } else if self.geometry.data > 1 {
+                let lost = (0..self.geometry.data).filter(|slot| !self.is_held(torn.group, *slot));
+                let lost: Vec<u32> = lost.filter(|slot| !self.is_known_bad(torn, *slot)).collect();
+                for slot in lost {
+                    self.report_bad(BadRange { group: torn.group, slot, from: torn.lo, to: torn.hi });
+                }
+            }
+        }
+    }
+
+    /// Whole extents come as one range; a strip takes as much as fits into scratch memory.
+    fn split_torn(&mut self) {
+        let step = self.lane_max();
+        if self.torn.iter().all(|torn| torn.hi - torn.lo <= step) {
+            return;
+        }
+        for torn in std::mem::take(&mut self.torn) {
+            let mut at = torn.lo;
+            while at < torn.hi {
+                let hi = (at / step * step + step).min(torn.hi);
+                self.torn.push(Torn { lo: at, hi, ..torn });
+                at = hi;
+            }
+        }
+        self.torn.sort_unstable();
+        self.torn.dedup();
+    }
+
+    pub(super) fn resync_lanes(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
+        let geometry = self.geometry;
+        self.drop_parts(key, effects);
+        let strip = self.strips.get(key).expect("it has read");
+        let (group, lo, hi, have, len) = (strip.group, strip.lo, strip.hi, strip.have, strip.len());
+        for slot in slots_of(have) {
+            let (fragment, at) = (self.fragment(key, slot), self.lane(key, slot));
+            effects.push(Effect::Learn { fragment, at, len });
+        }
+        if geometry.data == 1 {
+            let source = slots_of(have).next().expect("it has read one");
+            let at = self.lane(key, source);
+            for slot in (0..=geometry.parity).filter(|slot| *slot != source) {
+                self.write_from(now, key, slot, lo, at, len, effects);
+            }
+            return self.set_phase(key, Phase::Writing);
+        }
+        for slot in (0..geometry.data).filter(|slot| have & bit(*slot) == 0) {
+            debug_assert!(!self.is_held(group, slot), "data that is held was read");
+            effects.push(Effect::Zero { at: self.lane(key, slot), len });
+        }
+        let inputs = (0..geometry.data).map(|slot| self.lane(key, slot)).collect();
+        let outputs = (0..geometry.parity).map(|number| self.lane(key, geometry.data + number)).collect();
+        let coefficients = self.encoding(0..geometry.data);
+        effects.push(Effect::Combine(Combine { len, coefficients, inputs, outputs, add: false }));
+        for number in 0..geometry.parity {
+            self.write_lane(now, key, geometry.data + number, lo, hi, effects);
+        }
+        self.set_phase(key, Phase::Writing);
+    }
+
+    fn start_heals(&mut self) {
+        while self.upkeep.heals_open < HEALS_MAX {
+            let next = self.upkeep.heals.keys().find(|chunk| !self.upkeep.healing.contains(chunk)).copied();
+            let Some((group, slot, from)) = next else { return };
+            let to = (from + self.lane_max()).min(self.used(group));
+            if !self.is_held(group, slot) || from >= to {
+                self.upkeep.heals.remove(&(group, slot, from));
+                continue;
+            }
+            self.upkeep.healing.insert((group, slot, from));
+            self.upkeep.heals_open += 1;
+            let key = self.add_strip(None, Work::Heal { slot }, group, from, to);
+            self.strips.get_mut(key).expect("just added").avoid = bit(slot);
+        }
+    }
+
+    pub(super) fn write_healed(&mut self, now: Time, key: Key, slot: u32, effects: &mut Vec<Effect>) {
+        self.drop_parts(key, effects);
+        let (lo, hi) = self.strips.get(key).map(|strip| (strip.lo, strip.hi)).expect("it was checked");
+        self.write_lane(now, key, slot, lo, hi, effects);
+        self.set_phase(key, Phase::Writing);
+    }
+
+    fn start_fills(&mut self, now: Time) {
+        let limit = self.pace.chunks().min(FILL_CHUNKS_MAX as usize);
+        let reserve = (SCRATCH_LARGE_COUNT - FILL_CHUNKS_MAX) as usize / 2;
+        while self.upkeep.fills_open < limit && self.scratch.large_free() > reserve {
+            let able = |(key, fill): (&(u32, u32), &Fill)| {
+                let ready = !fill.busy && fill.pause_until <= now && fill.cursor < self.used(key.0);
+                let up = self.links.get(&fill.to.donor).is_some_and(super::link::Link::is_up);
+                (ready && up).then_some(*key)
+            };
+            let from = self.upkeep.fill_from;
+            let next =
+                self.fills.range(from..).find_map(able).or_else(|| self.fills.range(..from).find_map(able));
+            let Some((group, slot)) = next else { return };
+            self.upkeep.fill_from = (group, slot + 1);
+            self.upkeep.fills_open += 1;
+            let end = self.used(group);
+            let step = self.lane_max();
+            let fill = self.fills.get_mut(&(group, slot)).expect("just found");
+            fill.busy = true;
+            let (lo, to) = (fill.cursor, fill.to);
+            let hi = (lo / step * step + step).min(end);
+            self.add_strip(None, Work::Fill { slot, to }, group, lo, hi);
+        }
+    }
+
+    pub(super) fn write_filled(
+        &mut self,
+        now: Time,
+        key: Key,
+        slot: u32,
+        to: Placement,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.drop_parts(key, effects);
+        let at = self.lane(key, slot);
+        let strip = self.strips.get(key).expect("it was checked");
+        let (lo, scatter) = (strip.lo, Scatter::whole(at.offset, strip.len()));
+        let known = self.links.contains_key(&to.donor);
+        if !known || !self.add_part(now, key, slot, to, PartOp::Sparse, lo, at.mem, scatter, effects) {
+            return self.end_strip(now, key, Err(VolumeError::DonorLost), effects);
+        }
+        self.set_phase(key, Phase::Writing);
+    }
+
+    fn fill_ended(&mut self, now: Time, strip: &Strip, slot: u32, to: Placement, done: bool) {
+        self.upkeep.fills_open -= 1;
+        let Some(fill) = self.fills.get_mut(&(strip.group, slot)).filter(|fill| fill.to == to) else {
+            return;
+        };
+        fill.busy = false;
+        if done && strip.missed.is_empty() {
+            fill.cursor = fill.cursor.max(strip.hi);
+            self.report.fill_done += u64::from(strip.len());
+            self.report.rate_bytes += u64::from(strip.len());
+        } else {
+            fill.pause_until = now + PAUSE_NS;
+        }
+    }
+
+    /// Begins a pass over all fragments, unless one is under way.
+    pub(super) fn start_scrub(&mut self) {
+        if self.upkeep.scrub.is_none() && self.geometry.parity > 0 {
+            self.upkeep.scrub = Some((0, 0));
+            self.report.scrub_done = 0;
+            self.upkeep_due = true;
+        }
+    }
+
+    fn start_scrubs(&mut self, now: Time) {
+        if self.upkeep.scrub_at == 0 {
+            self.upkeep.scrub_at = now + SCRUB_EVERY_NS;
+        } else if self.upkeep.scrub_at <= now {
+            self.upkeep.scrub_at = now + SCRUB_EVERY_NS;
+            self.start_scrub();
+        }
+        while self.upkeep.scrubs_open < SCRUBS_MAX {
+            let Some((group, lo)) = self.upkeep.scrub else { return };
+            if group as usize >= self.map.groups.len() {
+                if self.upkeep.scrubs_open == 0 {
+                    self.upkeep.scrub = None;
+                    self.report.scrub_passes += 1;
+                }
+                return;
+            }
+            let used = self.used(group);
+            // Beside what is read there is the parity that it should have.
+            let hi = (lo + (self.lane_max() / 2 / BLOCK * BLOCK).max(BLOCK)).min(used);
+            self.upkeep.scrub = Some(if hi < used { (group, hi) } else { (group + 1, 0) });
+            self.upkeep.scrubs_open += 1;
+            self.add_strip(None, Work::Scrub, group, lo, hi);
+        }
+    }
+
+    /// Every lane agreed with what is known of it, or the read had failed. Do they agree with each other?
+    pub(super) fn compare_lanes(&mut self, key: Key, effects: &mut Vec<Effect>) {
+        let geometry = self.geometry;
+        let strip = self.strips.get(key).expect("it has read");
+        let (have, len, group) = (strip.have, strip.len(), strip.group);
+        let all = geometry.data + geometry.parity;
+        if have.count_ones() < all || self.is_torn(group, strip.lo, strip.hi) {
+            return self.set_phase(key, Phase::Checking);
+        }
+        let should = |number: u32| {
+            let first = self.lane(key, all);
+            At { offset: first.offset + number * len, ..first }
+        };
+        let inputs = (0..geometry.data).map(|slot| self.lane(key, slot)).collect();
+        let outputs: Vec<At> = (0..geometry.parity).map(should).collect();
+        let coefficients = self.encoding(0..geometry.data);
+        effects.push(Effect::Combine(Combine {
+            len,
+            coefficients,
+            inputs,
+            outputs: outputs.clone(),
+            add: false,
+        }));
+        for (number, a) in (0u32..).zip(outputs) {
+            let b = self.lane(key, geometry.data + number);
+            effects.push(Effect::Compare { strip: key, a, b, len });
+        }
+        self.strips.get_mut(key).expect("it has read").open += geometry.parity;
+        self.set_phase(key, Phase::Checking);
+    }
+
+    pub(super) fn scrubbed(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
+        let strip = self.strips.get(key).expect("it was checked");
+        let (failed, len) = (strip.failed.is_some(), strip.len());
+        let whole = strip.have.count_ones() == self.geometry.data + self.geometry.parity;
+        if failed {
+            self.report.scrub_mismatches += 1;
+        } else if whole {
+            for slot in slots_of(strip.have) {
+                let (fragment, at) = (self.fragment(key, slot), self.lane(key, slot));
+                effects.push(Effect::Learn { fragment, at, len });
+            }
+        }
+        self.report.scrub_done += u64::from(len) * u64::from(self.geometry.data);
+        self.end_strip(now, key, Ok(()), effects);
+    }
+
+    /// Tells the donors what is settled: all writes that were sent before the last time.
+    fn start_age(&mut self, now: Time) {
+        let due = self.upkeep.age_due > 0 && now >= self.upkeep.aged_at + DIRTY_AGE_NS;
+        if due || (self.upkeep.age_due > 0 && self.upkeep.finishing.is_some()) {
+            self.age_now(now);
+        }
+    }
+
+    fn age_now(&mut self, now: Time) {
+        let mark = self.upkeep.age_mark;
+        let unsettled = |strip: &Strip| strip.born <= mark && strip.is_write();
+        let open = self.strips.iter().any(|(_, strip)| unsettled(strip));
+        if self.upkeep.age_open || open || !self.torn.is_empty() || self.stage != Stage::Serving {
+            return;
+        }
+        (self.upkeep.aged_at, self.upkeep.age_mark, self.upkeep.age_open) = (now, self.born, true);
+        self.upkeep.age_due -= 1;
+        self.add_strip(None, Work::Age, 0, 0, 0);
+    }
+
+    pub(super) fn begin_age(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
+        let up = self.links.iter().filter(|(_, link)| link.is_up() && link.fenced);
+        for donor in up.map(|(donor, _)| *donor).collect::<Vec<DonorId>>() {
+            let nowhere = Placement { donor, extent: 0 };
+            self.add_part(now, key, 0, nowhere, PartOp::Age, 0, Mem::Nothing, Scatter::whole(0, 0), effects);
+        }
+        self.set_phase(key, Phase::Reading);
+    }
+
+    /// The volume's user is done with it.
+    pub(super) fn finish(&mut self, now: Time) {
+        self.upkeep.finishing = Some(now + FINISH_NS);
+        self.upkeep_due = true;
+    }
+
+    /// Ages twice, so that the next writer finds nothing to resync; then it is finished.
+    fn wind_up(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        let idle = self.requests.len() == 0 && self.strips.len() == 0;
+        let settled = self.upkeep.age_due == 0 || !self.torn.is_empty() || self.stage != Stage::Serving;
+        let late = self.upkeep.finishing.is_some_and(|until| until <= now);
+        if late || (idle && settled) {
+            if !std::mem::replace(&mut self.finished, true) {
+                effects.push(Effect::Finished);
+            }
+        } else if idle {
+            self.age_now(now);
+        }
+    }
+
+    pub(super) fn upkeep_ended(&mut self, now: Time, strip: &Strip, result: Result<(), VolumeError>) {
+        let done = result.is_ok() && strip.failed.is_none();
+        if strip.is_write() && self.geometry.parity > 0 {
+            self.upkeep.age_due = 2;
+        }
+        if strip.is_write() && done && !self.map.bad.is_empty() {
+            self.note_rewritten(strip);
+        }
+        match strip.work {
+            Work::Fill { slot, to } => self.fill_ended(now, strip, slot, to, done),
+            Work::Heal { slot } => {
+                let chunk = (strip.group, slot, strip.lo);
+                self.upkeep.heals_open -= 1;
+                self.upkeep.healing.remove(&chunk);
+                // One that could not be healed is found again by whoever reads it.
+                let blocks = self.upkeep.heals.remove(&chunk).unwrap_or(0);
+                self.report.healed += if done { u64::from(blocks) } else { 0 };
+            }
+            Work::Resync => {
+                let torn = Torn { group: strip.group, lo: strip.lo, hi: strip.hi };
+                self.upkeep.resyncs_open -= 1;
+                self.resyncing.remove(&torn);
+                if done {
+                    self.torn.retain(|other| *other != torn);
+                } else {
+                    self.upkeep.resync_pause_until = now + PAUSE_NS;
+                }
+            }
+            Work::Survey => self.upkeep.surveys_open -= 1,
+            Work::Scrub => self.upkeep.scrubs_open -= 1,
+            Work::Age => self.upkeep.age_open = false,
+            _ => return,
+        }
+        self.upkeep_due = true;
+    }
+
+    /// A write that covers what was lost for good makes it readable again.
+    fn note_rewritten(&mut self, strip: &Strip) {
+        let Some(span) = strip.span() else { return };
+        let mut rewritten = Vec::new();
+        for bad in self.map.bad.iter().filter(|bad| bad.group == span.group) {
+            let (from, to) = self.geometry.column(span.begin, span.end, bad.slot);
+            let from = from.max(bad.from).max(strip.lo).next_multiple_of(BLOCK);
+            let to = to.min(bad.to).min(strip.hi) / BLOCK * BLOCK;
+            if from < to {
+                rewritten.push(BadRange { from, to, ..*bad });
+            }
+        }
+        rewritten.into_iter().for_each(|range| self.report_rewritten(range));
+    }
+
+    pub(super) fn tick_upkeep(&mut self, now: Time) {
+        let filling = !self.fills.is_empty();
+        self.pace.tick(now, filling);
+        let report = &mut self.report;
+        if filling && now >= report.rate_since + SECOND_NS {
+            let elapsed = now - report.rate_since;
+            let rate =
+                u64::try_from(u128::from(report.rate_bytes) * u128::from(SECOND_NS) / u128::from(elapsed));
+            report.fill_rate = rate.unwrap_or(0);
+            (report.rate_since, report.rate_bytes) = (now, 0);
+        }
+        self.upkeep_due = true;
+    }
+
+    /// What `status` shows of this volume.
+    #[must_use]
+    pub fn report(&self) -> VolumeReport {
+        let tally = &self.report;
+        VolumeReport {
+            fill_bytes_done: tally.fill_done,
+            fill_bytes_total: tally.fill_total,
+            fill_bytes_per_second: tally.fill_rate,
+            scrub_bytes_done: tally.scrub_done,
+            scrub_bytes_total: self.map.size,
+            scrub_passes: tally.scrub_passes,
+            scrub_mismatches: tally.scrub_mismatches,
+            corrupt_blocks: tally.corrupt.iter().map(|(donor, blocks)| (*donor, *blocks)).collect(),
+            healed_blocks: tally.healed,
+            reads_rebuilt: tally.reads_rebuilt,
+        }
+    }
+
+    /// Whether there is something that a clock must look after.
+    pub(super) fn upkeep_waits(&self) -> bool {
+        !self.fills.is_empty()
+            || !self.torn.is_empty()
+            || !self.upkeep.heals.is_empty()
+            || self.upkeep.scrub.is_some()
+            || self.upkeep.finishing.is_some()
+            || self.stage != Stage::Serving
+    }
+
+    pub(super) fn age_at(&self) -> Option<Time> {
+        (self.upkeep.age_due > 0).then_some(self.upkeep.aged_at + DIRTY_AGE_NS)
+    }
+
+    pub(super) fn plan(&mut self, request: Key, op: Op, span: Span) {
+        match op {
+            Op::Read => self.plan_read(request, span),
+            Op::Status => {
+                let (lo, hi) = self.local_range(span);
+                self.add_strip(Some(request), Work::Status(span), span.group, lo, hi);
+            }
+            _ => self.plan_write(request, span, Content::of(op)),
+        }
+    }
+}
+
+const _: () = assert!(EXTENT_BYTES.is_multiple_of(BLOCK_BYTES));
