@@ -48,7 +48,7 @@ fn a_broken_link_is_reopened_under_a_higher_session_and_its_parts_are_sent_again
     world.open(A);
     world.open(B);
     let first = world.session(A);
-    let tag = world.submit(Op::Write, 0, 512);
+    let tag = world.submit(Op::Write, 0, 4096);
     let before = world.sent()[0];
     world.fail(A, first, broken());
     assert!(world.effects.contains(&Effect::Close { donor: A, session: first }));
@@ -68,7 +68,7 @@ fn a_broken_link_to_a_foreign_server_stays_down() {
     let mut world = World::new(map(true, true), false);
     world.open(A);
     world.open(B);
-    let tag = world.submit(Op::Write, 0, 512);
+    let tag = world.submit(Op::Write, 0, 4096);
     let session = world.session(A);
     world.fail(A, session, broken());
     assert_eq!(world.completed(), [(tag, Err(VolumeError::DonorLost))]);
@@ -136,7 +136,7 @@ fn flush_tells_of_acknowledged_writes_that_are_gone_and_only_once() {
     let mut world = World::new(map(true, false), false);
     world.open(A);
     world.open(B);
-    world.submit(Op::Write, 0, 512);
+    world.submit(Op::Write, 0, 4096);
     let part = world.sent()[0].part;
     world.answer(part, Ok(vec![]));
     let session = world.session(A);
@@ -172,7 +172,7 @@ fn a_flush_waits_for_a_link_that_is_being_opened() {
         let mut world = World::new(map(true, false), false);
         world.open(A);
         world.open(B);
-        world.submit(Op::Write, 0, 512);
+        world.submit(Op::Write, 0, 4096);
         let part = world.sent()[0].part;
         world.answer(part, Ok(vec![]));
         let session = world.session(A);

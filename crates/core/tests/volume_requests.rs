@@ -64,7 +64,7 @@ fn a_donors_error_reaches_the_request_and_nobody_else() {
     ] {
         let mut world = World::up(map(true, false));
         let bad = world.submit(Op::Write, 0, 2 * UNIT);
-        let good = world.submit(Op::Write, 0, 512);
+        let good = world.submit(Op::Write, 4 * u64::from(UNIT), 4096);
         let sent = world.sent();
         world.answer(sent[0].part, Err(error));
         world.answer(sent[1].part, Ok(vec![]));
