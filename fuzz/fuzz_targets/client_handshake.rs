@@ -26,6 +26,7 @@ fuzz_target!(|input: (u8, u8, &[u8])| {
             export: "disk".into(),
             structured: bits & 1 != 0,
             base_allocation: bits & 2 != 0,
+            dirty: choice & 4 != 0,
         }),
     };
     let whole = connect(client(), bytes, usize::MAX);

@@ -4,8 +4,8 @@
 use cheetah_nbd::{Command, ExportInfo, Negotiated, RequestHeader, TransmissionFlags};
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|input: ([u8; 24], u64, u16, u8, bool, Option<u32>)| {
-    let (fields, size, flags, block, structured_replies, base_allocation) = input;
+fuzz_target!(|input: ([u8; 24], u64, u16, u8, bool, [Option<u32>; 2])| {
+    let (fields, size, flags, block, structured_replies, [base_allocation, dirty]) = input;
     let mut bytes = [0; RequestHeader::BYTES];
     bytes[..4].copy_from_slice(&cheetah_nbd::proto::REQUEST_MAGIC.to_be_bytes());
     bytes[4..].copy_from_slice(&fields);
@@ -19,7 +19,7 @@ fuzz_target!(|input: ([u8; 24], u64, u16, u8, bool, Option<u32>)| {
     assert!(RequestHeader::decode(&bytes).is_err());
 
     let info = ExportInfo { block_min: 1 << (block % 17), ..ExportInfo::new(size, TransmissionFlags(flags)) };
-    let session = Negotiated { export: String::new(), info, structured_replies, base_allocation };
+    let session = Negotiated { export: String::new(), info, structured_replies, base_allocation, dirty };
     if let Ok(command) = header.check(&session) {
         let ranged = !matches!(command, Command::Flush | Command::Disc);
         let end = header.offset.checked_add(u64::from(header.length));

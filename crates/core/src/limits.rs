@@ -5,6 +5,8 @@
 pub const BLOCK_BYTES: u64 = 4096;
 /// The extent: the unit of placement, a run of one donor's memory.
 pub const EXTENT_BYTES: u64 = 64 << 20;
+/// What a donor remembers a write by: the region that a new writer resyncs after the last one died.
+pub const DIRTY_REGION_BYTES: u64 = 64 << 10;
 /// What one donor holds of a row of a stripe, unless `--unit` says otherwise.
 pub const UNIT_DEFAULT_BYTES: u32 = 64 << 10;
 pub const UNIT_MIN_BYTES: u32 = 4 << 10;
@@ -106,6 +108,7 @@ pub const MILLISECOND_NS: u64 = 1_000_000;
 
 const _: () = {
     assert!(EXTENT_BYTES.is_power_of_two() && EXTENT_BYTES.is_multiple_of(UNIT_MAX_BYTES as u64));
+    assert!(EXTENT_BYTES.is_multiple_of(32 * DIRTY_REGION_BYTES) && DIRTY_REGION_BYTES >= BLOCK_BYTES);
     assert!(UNIT_MIN_BYTES as u64 >= BLOCK_BYTES);
     assert!(HEARTBEAT_NS * 3 <= DONOR_SILENCE_NS && LEASE_RENEW_NS * 3 <= LEASE_NS);
     assert!(CONNECT_DEADLINE_NS < REQUEST_DEADLINE_NS);

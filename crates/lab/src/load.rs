@@ -87,7 +87,7 @@ impl Connection {
     }
 
     fn negotiate(&mut self, structured: bool) -> io::Result<()> {
-        let want = Want { export: String::new(), structured, base_allocation: false };
+        let want = Want { export: String::new(), structured, base_allocation: false, dirty: false };
         let mut handshake = Handshake::new(want);
         let mut output = Vec::new();
         loop {

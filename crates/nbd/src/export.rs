@@ -46,6 +46,8 @@ pub struct Negotiated {
     pub structured_replies: bool,
     /// The id of `base:allocation` in BLOCK_STATUS chunks, if it was agreed for this export.
     pub base_allocation: Option<u32>,
+    /// The id of `cheetah:dirty`, likewise. A BLOCK_STATUS is answered with a chunk for each context agreed.
+    pub dirty: Option<u32>,
 }
 
 /// One export of a LIST.
@@ -63,7 +65,12 @@ flags! {
     }
 }
 
-/// A run of bytes of one state.
+impl StateFlags {
+    /// The bit of `cheetah:dirty`: written lately. Contexts count their bits each for itself.
+    pub const DIRTY: Self = Self(1);
+}
+
+/// A run of bytes of one state; the context of its chunk says what the flags mean.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Descriptor {
     pub length: u32,

@@ -19,6 +19,8 @@ pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
 pub const PORT: u16 = 10_809;
 
 pub const BASE_ALLOCATION: &str = "base:allocation";
+/// Cheetah's own metadata context: which regions of a donor were written lately.
+pub const CHEETAH_DIRTY: &str = "cheetah:dirty";
 /// Zeroes behind the answer to EXPORT_NAME, unless NO_ZEROES was agreed.
 pub const EXPORT_NAME_ZEROES_BYTES: usize = 124;
 

@@ -25,11 +25,11 @@ fn block_info(min: u32, preferred: u32, max: u32) -> Vec<u8> {
 }
 
 fn plain() -> Handshake {
-    Handshake::new(Want { export: "disk".into(), structured: false, base_allocation: false })
+    Handshake::new(Want { export: "disk".into(), structured: false, base_allocation: false, dirty: false })
 }
 
 fn full() -> Handshake {
-    Handshake::new(Want { export: "disk".into(), structured: true, base_allocation: true })
+    Handshake::new(Want { export: "disk".into(), structured: true, base_allocation: true, dirty: true })
 }
 
 /// Lets `client` hear everything, and returns the step it ends in.
@@ -108,7 +108,27 @@ fn only_the_context_that_was_asked_for_counts() {
     said.push(reply(opt::SET_META_CONTEXT, rep::META_CONTEXT, b"\0\0\0\x06base:allocation"));
     said.push(reply(opt::SET_META_CONTEXT, rep::ACK, b""));
     said.extend_from_slice(&go(&[export_info(1, 1)])[1..]);
-    assert_eq!(ready(full(), &said).base_allocation, Some(6));
+    let negotiated = ready(full(), &said);
+    assert_eq!((negotiated.base_allocation, negotiated.dirty), (Some(6), None));
+}
+
+#[test]
+fn contexts_are_told_apart_by_ids_that_differ() {
+    let said = |base: &[u8], dirty: &[u8]| {
+        let mut said = vec![greeting(3), reply(opt::STRUCTURED_REPLY, rep::ACK, b"")];
+        said.push(reply(opt::SET_META_CONTEXT, rep::META_CONTEXT, &[base, b"base:allocation"].concat()));
+        said.push(reply(opt::SET_META_CONTEXT, rep::META_CONTEXT, &[dirty, b"cheetah:dirty"].concat()));
+        said.push(reply(opt::SET_META_CONTEXT, rep::ACK, b""));
+        said.extend_from_slice(&go(&[export_info(1, 1)])[1..]);
+        said
+    };
+    let negotiated = ready(full(), &said(&[0, 0, 0, 3], &[0, 0, 1, 0]));
+    assert_eq!((negotiated.base_allocation, negotiated.dirty), (Some(3), Some(256)));
+    let mut client = full();
+    let error = said(&[0; 4], &[0; 4]).iter().find_map(|message| client.input(message).err());
+    let malformed =
+        Violation::OptionReplyMalformed { option: opt::SET_META_CONTEXT, reply: rep::META_CONTEXT };
+    assert_eq!(error, Some(malformed));
 }
 
 #[test]
@@ -200,7 +220,7 @@ fn refusals_are_told_in_words() {
     let early = failed(full(), &[greeting(3), reply(opt::STRUCTURED_REPLY, rep::ERR_TLS_REQD, b"")]);
     assert_eq!(early, Error::TlsRequired.to_string());
     for export in ["x".repeat(4097), "a\0b".to_owned()] {
-        let client = Handshake::new(Want { export, structured: true, base_allocation: true });
+        let client = Handshake::new(Want { export, structured: true, base_allocation: true, dirty: true });
         assert_eq!(client.poll(), Step::Failed(Error::ExportName));
     }
 }

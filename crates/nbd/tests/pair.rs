@@ -46,9 +46,13 @@ fn exports() -> Vec<ListEntry> {
 
 impl World {
     fn new(client: client::Handshake, piece: usize) -> Self {
+        Self::with(client, server::Handshake::new(), piece)
+    }
+
+    fn with(client: client::Handshake, server: server::Handshake, piece: usize) -> Self {
         Self {
             client,
-            server: server::Handshake::new(),
+            server,
             to_client: Pipe::default(),
             to_server: Pipe::default(),
             piece,
@@ -97,7 +101,7 @@ impl World {
 }
 
 fn want(export: &str, structured: bool, base_allocation: bool) -> Want {
-    Want { export: export.into(), structured, base_allocation }
+    Want { export: export.into(), structured, base_allocation, dirty: false }
 }
 
 const PIECES: [usize; 4] = [1, 3, 17, 1 << 20];
@@ -116,6 +120,26 @@ fn both_ends_agree_on_everything() {
             assert_eq!((client.info.block_min, client.info.block_preferred), (512, 65_536));
             assert_eq!(client.info.description, "evidence, disk 1");
             assert!(world.to_client.0.is_empty() && world.to_server.0.is_empty());
+        }
+    }
+}
+
+#[test]
+fn each_end_has_exactly_the_contexts_that_were_asked_for_and_are_offered() {
+    for piece in PIECES {
+        for (base_allocation, dirty, offered) in
+            (0..8).map(|bits| (bits & 1 != 0, bits & 2 != 0, bits & 4 != 0))
+        {
+            let want = Want { dirty, ..want("disk", false, base_allocation) };
+            let server = server::Handshake::new();
+            let server = if offered { server.with_dirty() } else { server };
+            let world = World::with(client::Handshake::new(want), server, piece).run();
+            let (client, server) = world.agreed();
+            assert_eq!(client, server);
+            assert_eq!(client.structured_replies, base_allocation || dirty);
+            assert_eq!(client.base_allocation.is_some(), base_allocation);
+            assert_eq!(client.dirty.is_some(), dirty && offered);
+            assert!(client.dirty.is_none() || client.dirty != client.base_allocation);
         }
     }
 }

@@ -109,7 +109,7 @@ fn option_reply_bytes() -> impl Strategy<Value = Vec<u8>> {
 }
 
 fn serve(bytes: &[u8], piece: usize) -> server::Step {
-    let mut server = server::Handshake::new();
+    let mut server = server::Handshake::new().with_dirty();
     let mut rest = bytes;
     while let Ok(taken) = server.input(&rest[..rest.len().min(piece)]) {
         rest = &rest[taken..];
@@ -145,12 +145,14 @@ fn connect(mut client: client::Handshake, bytes: &[u8], piece: usize) -> client:
 
 fn negotiated() -> impl Strategy<Value = Negotiated> {
     let block_min = prop::sample::select(vec![0, 1, 512, 4096]);
-    (0..1u64 << 21, any::<u16>(), block_min, any::<bool>(), prop::option::of(any::<u32>())).prop_map(
-        |(size, flags, block_min, structured_replies, base_allocation)| Negotiated {
+    let contexts = (prop::option::of(any::<u32>()), prop::option::of(any::<u32>()));
+    (0..1u64 << 21, any::<u16>(), block_min, any::<bool>(), contexts).prop_map(
+        |(size, flags, block_min, structured_replies, (base_allocation, dirty))| Negotiated {
             export: String::new(),
             info: ExportInfo { block_min, ..ExportInfo::new(size, TransmissionFlags(flags)) },
             structured_replies,
             base_allocation,
+            dirty,
         },
     )
 }
@@ -213,12 +215,12 @@ proptest! {
     #[test]
     fn a_client_takes_any_bytes_in_any_pieces(
         bytes in prop_oneof![prop::collection::vec(any::<u8>(), 0..300), option_reply_bytes()],
-        piece in 1..50usize, structured: bool, base_allocation: bool, list: bool,
+        piece in 1..50usize, structured: bool, base_allocation: bool, dirty: bool, list: bool,
     ) {
         let client = || if list {
             client::Handshake::list()
         } else {
-            client::Handshake::new(Want { export: "x".into(), structured, base_allocation })
+            client::Handshake::new(Want { export: "x".into(), structured, base_allocation, dirty })
         };
         prop_assert_eq!(connect(client(), &bytes, piece), connect(client(), &bytes, usize::MAX));
     }

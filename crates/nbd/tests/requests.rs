@@ -24,6 +24,7 @@ fn session() -> Negotiated {
         info: ExportInfo::new(SIZE, TransmissionFlags(u16::MAX).without(TransmissionFlags::READ_ONLY)),
         structured_replies: true,
         base_allocation: Some(1),
+        dirty: None,
     }
 }
 
@@ -143,6 +144,8 @@ fn what_was_not_offered_is_invalid() {
     }
     let no_context = Negotiated { base_allocation: None, ..session };
     assert_eq!(request(Command::BlockStatus, 0, 512).check(&no_context), refused(Errno::Inval));
+    let other_context = Negotiated { dirty: Some(7), ..no_context };
+    assert_eq!(request(Command::BlockStatus, 0, 512).check(&other_context), Ok(Command::BlockStatus));
 }
 
 #[test]

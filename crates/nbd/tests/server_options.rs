@@ -45,7 +45,10 @@ fn meta_data(name: &str, queries: &[&str]) -> Vec<u8> {
 
 impl World {
     fn new(flags: u32) -> Self {
-        let mut server = Handshake::new();
+        Self::of(Handshake::new(), flags)
+    }
+
+    fn of(mut server: Handshake, flags: u32) -> Self {
         server.take_output(&mut Vec::new());
         assert_eq!(server.input(&flags.to_be_bytes()), Ok(4));
         Self(server)
@@ -53,6 +56,12 @@ impl World {
 
     fn structured() -> Self {
         let mut world = Self::new(3);
+        assert_eq!(world.codes(opt::STRUCTURED_REPLY, &[]), [rep::ACK]);
+        world
+    }
+
+    fn with_dirty() -> Self {
+        let mut world = Self::of(Handshake::new().with_dirty(), 3);
         assert_eq!(world.codes(opt::STRUCTURED_REPLY, &[]), [rep::ACK]);
         world
     }
@@ -254,6 +263,8 @@ fn contexts_are_listed_and_set() {
         (opt::SET_META_CONTEXT, &[], &nothing),
         (opt::SET_META_CONTEXT, &["base:"], &nothing),
         (opt::SET_META_CONTEXT, &["base:other"], &nothing),
+        (opt::SET_META_CONTEXT, &["cheetah:dirty"], &nothing),
+        (opt::LIST_META_CONTEXT, &["cheetah:"], &nothing),
     ] {
         let mut world = World::structured();
         let answers = world.ask(option, &meta_data("disk", queries));
@@ -266,6 +277,27 @@ fn contexts_are_listed_and_set() {
     }
     let data = meta_data("absent", &["base:allocation"]);
     assert_eq!(World::structured().codes(opt::SET_META_CONTEXT, &data), [rep::ERR_UNKNOWN]);
+}
+
+#[test]
+fn a_server_with_a_dirty_map_lists_and_sets_both_contexts() {
+    let (base, dirty) = ("base:allocation", "cheetah:dirty");
+    for (option, queries, expected) in [
+        (opt::LIST_META_CONTEXT, &[][..], &[(0, base), (0, dirty)][..]),
+        (opt::LIST_META_CONTEXT, &["cheetah:"], &[(0, dirty)]),
+        (opt::LIST_META_CONTEXT, &["base:"], &[(0, base)]),
+        (opt::SET_META_CONTEXT, &[dirty, base, dirty], &[(1, base), (2, dirty)]),
+        (opt::SET_META_CONTEXT, &[dirty], &[(2, dirty)]),
+        (opt::SET_META_CONTEXT, &[base], &[(1, base)]),
+        (opt::SET_META_CONTEXT, &["cheetah:"], &[]),
+        (opt::SET_META_CONTEXT, &["cheetah:dirty:x"], &[]),
+    ] {
+        let mut answers = World::with_dirty().ask(option, &meta_data("disk", queries));
+        assert_eq!(answers.pop(), Some((rep::ACK, vec![])));
+        let context =
+            |(id, name): &(u8, &str)| (rep::META_CONTEXT, [&[0, 0, 0, *id][..], name.as_bytes()].concat());
+        assert_eq!(answers, expected.iter().map(context).collect::<Vec<_>>(), "{option} {queries:?}");
+    }
 }
 
 #[test]

@@ -15,6 +15,9 @@ pub const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// What a server says of its exports.
 pub trait Exports {
+    /// Whether `cheetah:dirty` is offered.
+    const DIRTY: bool = false;
+
     /// The export of this name, or why not. For `Purpose::Go` the client is about to use it.
     fn lookup(
         &mut self,
@@ -37,8 +40,11 @@ pub async fn handshake(fd: &AsyncFd<OwnedFd>, exports: &mut impl Exports) -> Opt
     tokio::time::timeout(HANDSHAKE_DEADLINE, drive(fd, exports)).await.ok()?.ok()?
 }
 
-async fn drive(fd: &AsyncFd<OwnedFd>, exports: &mut impl Exports) -> io::Result<Option<Accepted>> {
+async fn drive<E: Exports>(fd: &AsyncFd<OwnedFd>, exports: &mut E) -> io::Result<Option<Accepted>> {
     let mut handshake = Handshake::new();
+    if E::DIRTY {
+        handshake = handshake.with_dirty();
+    }
     let (mut input, mut output) = (Vec::new(), Vec::new());
     loop {
         handshake.take_output(&mut output);

@@ -1,6 +1,6 @@
 //! The memory that a donor lends: one memfd, and which of its 4 KiB blocks are present.
 //!
-//! Owns the mapping, the presence bitmap, zeroing and wiping. Never: who may touch which extent (the `Access` of
+//! Owns the mapping, the presence bitmap, the dirty map, zeroing and wiping. Never: who may touch which extent (the `Access` of
 //! `core::donor` says that before any call here).
 //! Invariant: an absent block takes no memory and reads as zeros; reading never makes a block present.
 //! Bytes are handled by address only: other connections may write them at the same time, and which of two
@@ -8,6 +8,7 @@
 //! Called by `donor`. Tests: below. One of the named modules that may use unsafe.
 #![allow(unsafe_code)]
 
+use cheetah_core::donor::DirtyMap;
 use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES};
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -23,6 +24,7 @@ pub struct Arena {
     bytes: u64,
     /// One bit a block.
     presence: Box<[AtomicU64]>,
+    dirty: DirtyMap,
 }
 
 // SAFETY: the memory is reached by address through the kernel or by volatile and bytewise copies; the bitmap
@@ -60,7 +62,7 @@ impl Arena {
         }
         let words = bytes / BLOCK_BYTES / BLOCKS_PER_WORD;
         let presence = (0..words).map(|_| AtomicU64::new(0)).collect();
-        Ok(Arena { memory, start, bytes, presence })
+        Ok(Arena { memory, start, bytes, presence, dirty: DirtyMap::new(extents) })
     }
 
     #[must_use]
@@ -72,6 +74,12 @@ impl Arena {
     pub fn bytes_used(&self) -> u64 {
         let blocks: u32 = self.presence.iter().map(|word| word.load(Ordering::Relaxed).count_ones()).sum();
         u64::from(blocks) * BLOCK_BYTES
+    }
+
+    /// Whoever changes a range marks it here before.
+    #[must_use]
+    pub fn dirty(&self) -> &DirtyMap {
+        &self.dirty
     }
 
     pub(crate) fn memory(&self) -> &OwnedFd {
@@ -204,6 +212,7 @@ impl Arena {
         for extent in extents {
             self.zero(u64::from(*extent) * EXTENT_BYTES, EXTENT_BYTES, false);
         }
+        self.dirty.clear(extents.iter().copied());
     }
 }
 
@@ -275,7 +284,9 @@ mod tests {
     fn a_wiped_extent_is_absent_and_zero() {
         let arena = Arena::new(2).unwrap();
         write(&arena, EXTENT_BYTES + 5, b"secret");
+        arena.dirty().mark(EXTENT_BYTES + 5, 6);
         arena.wipe(&[1]);
+        arena.dirty().runs(0, arena.bytes(), |_, dirty| assert!(!dirty));
         assert_eq!(arena.bytes_used(), 0);
         assert_eq!(byte(&arena, EXTENT_BYTES + 5), 0);
     }

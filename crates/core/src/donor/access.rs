@@ -202,6 +202,18 @@ impl Access {
         touched.iter().all(|owner| *owner == lease.volume + 1).then_some(()).ok_or(Denied::NotYours)
     }
 
+    /// The extents of the volume that a connection with this grant may write, of which a flush speaks; none when
+    /// it may not.
+    pub fn written_by(&self, grant: &Grant) -> impl Iterator<Item = u32> {
+        let may = |lease: &&Lease| {
+            lease.writable && grant.writable && self.volumes[lease.volume as usize].id == grant.volume
+        };
+        // 0 is nobody's, and so of no extent that is looked for.
+        let owner = self.leases.get(&grant.token).filter(may).map(|lease| lease.volume + 1);
+        let owned = move |(_, of): &(u32, &u32)| Some(**of) == owner;
+        (0..).zip(&self.owners).filter(owned).map(|(extent, _)| extent)
+    }
+
     /// For NBD LIST: names without tokens, and a description.
     #[must_use]
     pub fn exports(&self) -> Vec<(String, String)> {

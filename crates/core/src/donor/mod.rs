@@ -10,12 +10,15 @@
 //! `Closed` once no request of it can touch memory any more; it sends `Closed` for each admitted connection
 //! that ends, and none for a refused one. A `Sync` or `Join` replaces one that is under way.
 //!
-//! Files: `access` (what the data path checks), `pool` (talking to the coordinator).
+//! Files: `access` (what the data path checks), `dirty` (what was written lately), `pool` (talking to the
+//! coordinator).
 
 mod access;
+mod dirty;
 mod pool;
 
 pub use access::{Access, Denied, Grant, OpenError, export_name};
+pub use dirty::DirtyMap;
 
 use crate::api::{Duties, Refusal};
 use crate::map::{DonorId, LeaseToken, PoolId, VolumeId};
@@ -127,7 +130,7 @@ pub struct Donor {
     /// Extents that may hold a volume's data: those in `access`.
     owners: BTreeMap<u32, VolumeId>,
     /// Extents that a volume gave up, not wiped yet.
-    dirty: BTreeMap<u32, VolumeId>,
+    unwiped: BTreeMap<u32, VolumeId>,
     wiping: BTreeSet<u32>,
     access: Arc<Access>,
     conns: BTreeMap<ConnId, Conn>,
@@ -145,7 +148,7 @@ impl Donor {
             duties: Duties::default(),
             confirmed: 0,
             owners: BTreeMap::new(),
-            dirty: BTreeMap::new(),
+            unwiped: BTreeMap::new(),
             wiping: BTreeSet::new(),
             access: Arc::new(Access::closed(identity, extents)),
             conns: BTreeMap::new(),
@@ -188,7 +191,7 @@ impl Donor {
             if wanted.get(&extent) == Some(&volume) {
                 self.owners.insert(extent, volume);
             } else {
-                self.dirty.insert(extent, volume);
+                self.unwiped.insert(extent, volume);
                 shrunk.insert(volume);
             }
         }
@@ -219,7 +222,7 @@ impl Donor {
     /// Publishes the duties, without the extents that are still to be wiped.
     fn publish(&mut self, effects: &mut Vec<Effect>) {
         let mut owners = self.wanted();
-        owners.retain(|extent, _| !self.dirty.contains_key(extent) && !self.wiping.contains(extent));
+        owners.retain(|extent, _| !self.unwiped.contains_key(extent) && !self.wiping.contains(extent));
         let mut access = Access::closed(self.identity(), self.extents);
         let mut seen = BTreeSet::new();
         for duty in self.duties.volumes.iter().filter(|duty| seen.insert(duty.volume)) {
@@ -267,10 +270,10 @@ impl Donor {
         let closing: BTreeSet<VolumeId> = dropping.map(|conn| conn.grant.volume).collect();
         let ready = |volume: &VolumeId| !closing.contains(volume);
         let extents: Vec<u32> =
-            self.dirty.iter().filter(|(_, volume)| ready(volume)).map(|(e, _)| *e).collect();
+            self.unwiped.iter().filter(|(_, volume)| ready(volume)).map(|(e, _)| *e).collect();
         if !extents.is_empty() {
             extents.iter().for_each(|extent| {
-                self.dirty.remove(extent);
+                self.unwiped.remove(extent);
             });
             self.wiping.extend(&extents);
             effects.push(Effect::Wipe { extents });
@@ -285,7 +288,7 @@ impl Donor {
     }
 
     fn is_clean(&self) -> bool {
-        self.dirty.is_empty() && self.wiping.is_empty()
+        self.unwiped.is_empty() && self.wiping.is_empty()
     }
 
     fn admit(&mut self, closing: &BTreeSet<VolumeId>, effects: &mut Vec<Effect>) {
@@ -323,7 +326,7 @@ impl Donor {
         }
         for extent in 0..self.extents {
             let owned = self.access.owner(extent).is_some();
-            let places = [owned, self.dirty.contains_key(&extent), self.wiping.contains(&extent)];
+            let places = [owned, self.unwiped.contains_key(&extent), self.wiping.contains(&extent)];
             assert!(
                 places.iter().filter(|place| **place).count() <= 1,
                 "extent {extent} is in one place: {places:?}"

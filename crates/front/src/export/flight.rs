@@ -274,7 +274,7 @@ mod tests {
 
     fn session(structured_replies: bool) -> Negotiated {
         let info = ExportInfo::new(1 << 30, TransmissionFlags::HAS_FLAGS);
-        Negotiated { export: "x".into(), info, structured_replies, base_allocation: Some(1) }
+        Negotiated { export: "x".into(), info, structured_replies, base_allocation: Some(1), dirty: None }
     }
 
     fn request(command: Command, length: u32) -> RequestHeader {

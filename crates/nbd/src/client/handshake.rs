@@ -1,7 +1,7 @@
 //! The client's half of the fixed newstyle handshake.
 //!
-//! Owns: what to ask, in which order, and what a server may leave out: structured replies, `base:allocation`
-//! and GO are all optional. Never: speaks oldstyle or TLS. Key invariant: one option is outstanding at a
+//! Owns: what to ask, in which order, and what a server may leave out: structured replies, metadata
+//! contexts and GO are all optional. Never: speaks oldstyle or TLS. Key invariant: one option is outstanding at a
 //! time, no byte behind the handshake is consumed, and no buffer outgrows `limits`.
 //!
 //! Driver's order: receive, `input`, `take_output` and send, `poll`; at the end of the stream `eof`.
@@ -14,8 +14,8 @@ use crate::limits::{
     EXPORT_NAME_BYTES_MAX, LIST_BYTES_MAX, LIST_ENTRIES_MAX, OPTION_REPLIES_MAX, OPTION_REPLY_BYTES_MAX,
 };
 use crate::proto::{
-    EXPORT_NAME_ZEROES_BYTES, IHAVEOPT, NBDMAGIC, OLDSTYLE_MAGIC, OPTION_REPLY_MAGIC, TransmissionFlags,
-    handshake_flags as hs, opt, rep,
+    BASE_ALLOCATION, CHEETAH_DIRTY, EXPORT_NAME_ZEROES_BYTES, IHAVEOPT, NBDMAGIC, OLDSTYLE_MAGIC,
+    OPTION_REPLY_MAGIC, TransmissionFlags, handshake_flags as hs, opt, rep,
 };
 use crate::violation::Violation;
 use crate::wire::{Fields, fill};
@@ -31,6 +31,8 @@ pub struct Want {
     pub structured: bool,
     /// Asks for structured replies too, since it needs them.
     pub base_allocation: bool,
+    /// `cheetah:dirty`, likewise: only Cheetah's donors have it.
+    pub dirty: bool,
 }
 
 /// What the driver does next.
@@ -56,6 +58,7 @@ pub struct Handshake {
     no_zeroes: bool,
     structured_replies: bool,
     base_allocation: Option<u32>,
+    dirty: Option<u32>,
     /// What the server said of the export so far.
     said: Info,
     list: Vec<ListEntry>,
@@ -97,6 +100,7 @@ impl Handshake {
             no_zeroes: false,
             structured_replies: false,
             base_allocation: None,
+            dirty: None,
             said: Info::EMPTY,
             list: Vec::new(),
             list_bytes: 0,
@@ -171,7 +175,7 @@ impl Handshake {
         assert!(self.list.len() <= LIST_ENTRIES_MAX && self.list_bytes <= LIST_BYTES_MAX);
         // At most five options are asked in one handshake, and an export name is in three of them.
         assert!(self.output.len() <= 4 * (EXPORT_NAME_BYTES_MAX + 64));
-        assert!(self.base_allocation.is_none() || self.structured_replies);
+        assert!(self.base_allocation.is_none() && self.dirty.is_none() || self.structured_replies);
     }
 
     // The messages of the server.
@@ -213,7 +217,9 @@ impl Handshake {
             None if fixed_newstyle => self.ask(opt::LIST, &[]),
             None => self.state = State::Failed(Error::CannotList),
             Some(_) if !fixed_newstyle => self.ask_export_name(),
-            Some(want) if want.structured || want.base_allocation => self.ask(opt::STRUCTURED_REPLY, &[]),
+            Some(want) if want.structured || want.base_allocation || want.dirty => {
+                self.ask(opt::STRUCTURED_REPLY, &[]);
+            }
             Some(_) => self.ask_go(),
         }
         Ok(())
@@ -260,13 +266,19 @@ impl Handshake {
             (opt::STRUCTURED_REPLY, _) if reply & rep::ERR != 0 => self.ask_go(),
             (opt::SET_META_CONTEXT, rep::META_CONTEXT) => {
                 let (id, name) = option::meta_context(data).ok_or(malformed)?;
-                if name == crate::proto::BASE_ALLOCATION.as_bytes() {
+                if name == BASE_ALLOCATION.as_bytes() {
                     self.base_allocation = Some(id);
+                } else if name == CHEETAH_DIRTY.as_bytes() {
+                    self.dirty = Some(id);
+                }
+                // With one id for two contexts no chunk could be told from another.
+                if self.base_allocation.is_some() && self.base_allocation == self.dirty {
+                    return Err(malformed);
                 }
             }
             (opt::SET_META_CONTEXT, rep::ACK) if data.is_empty() => self.ask_go(),
             (opt::SET_META_CONTEXT, _) if reply & rep::ERR != 0 => {
-                self.base_allocation = None;
+                (self.base_allocation, self.dirty) = (None, None);
                 self.ask_go();
             }
             (opt::GO, rep::INFO) => option::info(data, &mut self.said).map_err(|e| e.unwrap_or(malformed))?,
@@ -312,8 +324,8 @@ impl Handshake {
 
     fn after_structured_reply(&mut self) {
         match &self.want {
-            Some(Want { export, base_allocation: true, .. }) => {
-                let data = option::base_allocation_query(export);
+            Some(Want { export, base_allocation, dirty, .. }) if *base_allocation || *dirty => {
+                let data = option::meta_query(export, *base_allocation, *dirty);
                 self.ask(opt::SET_META_CONTEXT, &data);
             }
             _ => self.ask_go(),
@@ -349,6 +361,7 @@ impl Handshake {
             info,
             structured_replies: self.structured_replies,
             base_allocation: self.base_allocation,
+            dirty: self.dirty,
         });
     }
 }

@@ -8,7 +8,7 @@ use crate::export::{ExportInfo, ListEntry};
 use crate::limits::{
     BLOCK_MIN_BYTES_MAX, EXPORT_BYTES_MAX, MESSAGE_BYTES_MAX, REQUEST_PAYLOAD_BYTES_MAX, STRING_BYTES_MAX,
 };
-use crate::proto::{BASE_ALLOCATION, TransmissionFlags, info};
+use crate::proto::{BASE_ALLOCATION, CHEETAH_DIRTY, TransmissionFlags, info};
 use crate::violation::Violation;
 use crate::wire::{Fields, len32, lossy};
 
@@ -101,10 +101,15 @@ pub(super) fn info_query(export: &str) -> Vec<u8> {
 }
 
 /// The data of SET_META_CONTEXT.
-pub(super) fn base_allocation_query(export: &str) -> Vec<u8> {
+pub(super) fn meta_query(export: &str, base_allocation: bool, dirty: bool) -> Vec<u8> {
     let mut data = counted(export);
-    data.extend_from_slice(&1u32.to_be_bytes());
-    data.extend_from_slice(&counted(BASE_ALLOCATION));
+    data.extend_from_slice(&(u32::from(base_allocation) + u32::from(dirty)).to_be_bytes());
+    if base_allocation {
+        data.extend_from_slice(&counted(BASE_ALLOCATION));
+    }
+    if dirty {
+        data.extend_from_slice(&counted(CHEETAH_DIRTY));
+    }
     data
 }
 

@@ -15,13 +15,15 @@ use crate::limits::{
     OPTION_BYTES_MAX, OPTION_SKIP_BYTES_MAX, OPTIONS_MAX, STRING_BYTES_MAX,
 };
 use crate::proto::{
-    EXPORT_NAME_ZEROES_BYTES, IHAVEOPT, NBDMAGIC, TransmissionFlags, handshake_flags as hs, opt, rep,
+    BASE_ALLOCATION, CHEETAH_DIRTY, EXPORT_NAME_ZEROES_BYTES, IHAVEOPT, NBDMAGIC, TransmissionFlags,
+    handshake_flags as hs, opt, rep,
 };
 use crate::violation::Violation;
 use crate::wire::{Fields, fill, len32, prefix};
 
-/// The id of `base:allocation`, the one metadata context.
+/// The ids of the metadata contexts.
 const BASE_ALLOCATION_ID: u32 = 1;
+const DIRTY_ID: u32 = 2;
 const OPTION_HEADER_BYTES: usize = 16;
 
 #[derive(Debug)]
@@ -34,8 +36,10 @@ pub struct Handshake {
     fixed_newstyle: bool,
     no_zeroes: bool,
     structured_replies: bool,
-    /// The export `base:allocation` was agreed for.
-    base_allocation: Option<String>,
+    /// Whether `cheetah:dirty` is offered beside `base:allocation`.
+    offers_dirty: bool,
+    /// The contexts that were agreed, and the export they were agreed for.
+    contexts: Option<MetaQuery>,
 }
 
 #[derive(Debug)]
@@ -86,8 +90,15 @@ impl Handshake {
             fixed_newstyle: false,
             no_zeroes: false,
             structured_replies: false,
-            base_allocation: None,
+            offers_dirty: false,
+            contexts: None,
         }
+    }
+
+    /// Of a server that can tell what was written lately: it offers `cheetah:dirty`, too.
+    #[must_use]
+    pub fn with_dirty(self) -> Self {
+        Self { offers_dirty: true, ..self }
     }
 
     // Events in.
@@ -203,7 +214,8 @@ impl Handshake {
         let option_output_bytes_max = LIST_OUTPUT_BYTES_MAX + 4 * STRING_BYTES_MAX;
         assert!(self.output.len() <= HANDSHAKE_OUTPUT_BYTES_MAX + option_output_bytes_max);
         assert!(self.options <= OPTIONS_MAX + 1);
-        assert!(self.base_allocation.is_none() || self.structured_replies);
+        assert!(self.contexts.is_none() || self.structured_replies);
+        assert!(self.offers_dirty || !self.contexts.as_ref().is_some_and(|agreed| agreed.dirty));
     }
 
     // The messages of the client.
@@ -269,7 +281,7 @@ impl Handshake {
         }
         // A SET that fails leaves no context behind.
         if option == opt::SET_META_CONTEXT {
-            self.base_allocation = None;
+            self.contexts = None;
         }
         self.refuse(option, (rep::ERR_TOO_BIG, "the option is larger than 64 KiB"));
     }
@@ -305,7 +317,7 @@ impl Handshake {
 
     fn meta_option(&mut self, option: u32, data: &[u8]) {
         if option == opt::SET_META_CONTEXT {
-            self.base_allocation = None;
+            self.contexts = None;
         }
         if !self.structured_replies {
             let refusal = (rep::ERR_INVALID, "metadata contexts need structured replies");
@@ -335,24 +347,30 @@ impl Handshake {
         self.refuse(option, refusal);
     }
 
-    fn meta_context(&mut self, option: u32, query: MetaQuery) {
+    fn meta_context(&mut self, option: u32, mut query: MetaQuery) {
+        query.dirty &= self.offers_dirty;
         let sets = option == opt::SET_META_CONTEXT;
+        // The id in a list is reserved.
+        let id = |id| if sets { id } else { 0 };
         if query.base_allocation {
-            // The id in a list is reserved.
-            let id = if sets { BASE_ALLOCATION_ID } else { 0 };
-            option::meta_context(option, id, &mut self.output);
+            option::meta_context(option, id(BASE_ALLOCATION_ID), BASE_ALLOCATION, &mut self.output);
+        }
+        if query.dirty {
+            option::meta_context(option, id(DIRTY_ID), CHEETAH_DIRTY, &mut self.output);
         }
         option::reply(option, rep::ACK, &[], &mut self.output);
         if sets {
-            self.base_allocation = query.base_allocation.then_some(query.export);
+            self.contexts = Some(query);
         }
     }
 
     fn ready(&mut self, export: String, info: ExportInfo) {
         // Contexts agreed for another export do not count.
-        let agreed = self.base_allocation.as_ref() == Some(&export);
+        let agreed = self.contexts.as_ref().filter(|contexts| contexts.export == export);
+        let id = |chosen: fn(&MetaQuery) -> bool, id| agreed.filter(|agreed| chosen(agreed)).map(|_| id);
         self.state = State::Ready(Negotiated {
-            base_allocation: agreed.then_some(BASE_ALLOCATION_ID),
+            base_allocation: id(|agreed| agreed.base_allocation, BASE_ALLOCATION_ID),
+            dirty: id(|agreed| agreed.dirty, DIRTY_ID),
             structured_replies: self.structured_replies,
             export,
             info,

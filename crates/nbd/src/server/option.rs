@@ -9,7 +9,7 @@ use crate::limits::{
     EXPORT_NAME_BYTES_MAX, INFO_REQUESTS_MAX, LIST_OUTPUT_BYTES_MAX, MESSAGE_BYTES_MAX, META_QUERIES_MAX,
     META_QUERY_BYTES_MAX, STRING_BYTES_MAX,
 };
-use crate::proto::{BASE_ALLOCATION, OPTION_REPLY_MAGIC, info, opt, rep};
+use crate::proto::{BASE_ALLOCATION, CHEETAH_DIRTY, OPTION_REPLY_MAGIC, info, opt, rep};
 use crate::wire::{Fields, len32, prefix};
 
 /// Why an option's data is refused: the reply to give, and a sentence for the client's user.
@@ -29,8 +29,9 @@ pub(super) struct InfoQuery {
 #[derive(Debug)]
 pub(super) struct MetaQuery {
     pub(super) export: String,
-    /// Whether the queries select `base:allocation`, the one context there is.
+    /// Which contexts the queries select, whether or not the server has them.
     pub(super) base_allocation: bool,
+    pub(super) dirty: bool,
 }
 
 /// An export name: text of bounded length without NUL.
@@ -70,7 +71,8 @@ pub(super) fn meta_query(option: u32, data: &[u8]) -> Result<MetaQuery, Refusal>
     }
     // Listing without a query asks for everything, setting without one selects nothing.
     let lists = option == opt::LIST_META_CONTEXT;
-    let mut query = MetaQuery { export, base_allocation: lists && count == 0 };
+    let all = lists && count == 0;
+    let mut query = MetaQuery { export, base_allocation: all, dirty: all };
     for _ in 0..count {
         let text = fields.counted().ok_or(MALFORMED)?;
         if text.len() > META_QUERY_BYTES_MAX {
@@ -81,6 +83,7 @@ pub(super) fn meta_query(option: u32, data: &[u8]) -> Result<MetaQuery, Refusal>
             return Err((rep::ERR_INVALID, "a metadata query has no namespace"));
         }
         query.base_allocation |= text == BASE_ALLOCATION || (lists && text == "base:");
+        query.dirty |= text == CHEETAH_DIRTY || (lists && text == "cheetah:");
     }
     if fields.is_empty() { Ok(query) } else { Err(MALFORMED) }
 }
@@ -124,9 +127,9 @@ fn info_text(option: u32, kind: u16, text: &str, out: &mut Vec<u8>) {
     reply(option, rep::INFO, &data, out);
 }
 
-pub(super) fn meta_context(option: u32, id: u32, out: &mut Vec<u8>) {
+pub(super) fn meta_context(option: u32, id: u32, name: &str, out: &mut Vec<u8>) {
     let mut data = id.to_be_bytes().to_vec();
-    data.extend_from_slice(BASE_ALLOCATION.as_bytes());
+    data.extend_from_slice(name.as_bytes());
     reply(option, rep::META_CONTEXT, &data, out);
 }
 

@@ -92,7 +92,9 @@ impl RequestHeader {
     fn check_command(&self, session: &Negotiated) -> Result<(), Errno> {
         let needs = match self.command {
             Command::Unknown(_) => return Err(Errno::Inval),
-            Command::BlockStatus if session.base_allocation.is_none() => return Err(Errno::Inval),
+            Command::BlockStatus if session.base_allocation.is_none() && session.dirty.is_none() => {
+                return Err(Errno::Inval);
+            }
             Command::Read | Command::Write | Command::BlockStatus | Command::Disc => TransmissionFlags::EMPTY,
             Command::Flush => TransmissionFlags::SEND_FLUSH,
             Command::Trim => TransmissionFlags::SEND_TRIM,

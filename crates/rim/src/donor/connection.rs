@@ -36,6 +36,8 @@ const OUT_BYTES_MAX: u64 = 8 << 20;
 const STATUS_RUNS_MAX: usize = 4096;
 /// Bytes that zeroing and status may walk before other connections of the thread get their turn.
 const WORK_BYTES_MAX: u64 = 256 << 20;
+/// What ageing the marks of an extent counts for as such work.
+const AGE_WORK_BYTES: u64 = 128 << 10;
 
 static ZEROS: [u8; HOLE_BYTES_MIN as usize] = [0; HOLE_BYTES_MIN as usize];
 
@@ -294,6 +296,9 @@ impl<'a> Connection<'a> {
         match checked {
             _ if header.payload_bytes() > 0 => {
                 let refused = checked.err();
+                if refused.is_none() {
+                    self.arena.dirty().mark(offset, len);
+                }
                 self.pending = Some(Pending { cookie, offset, len, received: 0, refused });
             }
             Err(errno) => self.done(cookie, Some(errno)),
@@ -301,11 +306,13 @@ impl<'a> Connection<'a> {
             Ok(Command::Read) if length > 0 => self.read(cookie, offset, len, flags),
             Ok(Command::Trim) => {
                 self.work_bytes += len;
+                self.arena.dirty().mark(offset, len);
                 self.arena.zero(offset, len, false);
                 self.done(cookie, None);
             }
             Ok(Command::WriteZeroes) => {
                 self.work_bytes += len;
+                self.arena.dirty().mark(offset, len);
                 self.arena.zero(offset, len, flags.contains(CmdFlags::NO_HOLE));
                 self.done(cookie, None);
             }
@@ -313,7 +320,13 @@ impl<'a> Connection<'a> {
                 self.work_bytes += len;
                 self.status(cookie, offset, len, flags);
             }
-            // What is acknowledged is in memory, and memory is all there is: a flush has nothing left to do.
+            // What is acknowledged is in memory, and memory is all there is: a flush only says that what was written
+            // before the last one is complete on every donor.
+            Ok(Command::Flush) => {
+                let each = |_: &u32| self.work_bytes += AGE_WORK_BYTES;
+                self.arena.dirty().age(access.written_by(&self.grant).inspect(each));
+                self.done(cookie, None);
+            }
             Ok(_) => self.done(cookie, None),
         }
         Ok(())
@@ -412,17 +425,28 @@ impl<'a> Connection<'a> {
 
     fn status(&mut self, cookie: u64, offset: u64, len: u64, flags: CmdFlags) {
         let limit = if flags.contains(CmdFlags::REQ_ONE) { 1 } else { STATUS_RUNS_MAX };
-        let mut descriptors = Vec::new();
-        self.arena.runs(offset, len, |len, present| {
+        let (mut descriptors, mut bytes) = (Vec::new(), Vec::new());
+        let Negotiated { base_allocation, dirty, .. } = self.session;
+        let run = |descriptors: &mut Vec<Descriptor>, len: u64, flags| {
             if descriptors.len() < limit {
-                let flags = if present { StateFlags::EMPTY } else { StateFlags::HOLE.with(StateFlags::ZERO) };
                 let length = u32::try_from(len).expect("part of a request's length");
                 descriptors.push(Descriptor { length, flags });
             }
-        });
-        let context = self.session.base_allocation.expect("checked with the request");
-        let mut bytes = Vec::new();
-        reply::block_status(cookie, true, context, &descriptors, &mut bytes);
+        };
+        if let Some(context) = base_allocation {
+            let hole = StateFlags::HOLE.with(StateFlags::ZERO);
+            self.arena.runs(offset, len, |len, present| {
+                run(&mut descriptors, len, if present { StateFlags::EMPTY } else { hole });
+            });
+            reply::block_status(cookie, dirty.is_none(), context, &descriptors, &mut bytes);
+            descriptors.clear();
+        }
+        if let Some(context) = dirty {
+            self.arena.dirty().runs(offset, len, |len, dirty| {
+                run(&mut descriptors, len, if dirty { StateFlags::DIRTY } else { StateFlags::EMPTY });
+            });
+            reply::block_status(cookie, true, context, &descriptors, &mut bytes);
+        }
         self.head(&bytes);
     }
 

@@ -155,6 +155,8 @@ struct Door {
 }
 
 impl Exports for Door {
+    const DIRTY: bool = true;
+
     async fn lookup(&mut self, export: &str, purpose: Purpose) -> Result<ExportInfo, ExportError> {
         let grant = if purpose == Purpose::Go {
             let pass = self.gate.open(export).await.map_err(refusal)?;

@@ -111,7 +111,8 @@ pub(super) struct Conn {
     session: u64,
     fd: AsyncFd<OwnedFd>,
     flags: TransmissionFlags,
-    status_known: bool,
+    /// The id of the context that tells holes.
+    holes: Option<u32>,
     closed: Cell<bool>,
     outstanding: Cell<u64>,
     blocked: Notify,
@@ -127,7 +128,7 @@ impl Conn {
             session,
             fd: opened.fd,
             flags: opened.session.info.flags,
-            status_known: opened.session.base_allocation.is_some(),
+            holes: opened.session.base_allocation,
             closed: Cell::new(false),
             outstanding: Cell::new(0),
             blocked: Notify::new(),
@@ -177,7 +178,7 @@ impl Conn {
             }
             Op::Flush if lacks(TransmissionFlags::SEND_FLUSH) => Some(Ok(Vec::new())),
             Op::Trim if lacks(TransmissionFlags::SEND_TRIM) => Some(Ok(Vec::new())),
-            Op::Status if !self.status_known => Some(Ok(Vec::new())),
+            Op::Status if self.holes.is_none() => Some(Ok(Vec::new())),
             _ => None,
         }
     }
@@ -418,6 +419,7 @@ impl Conn {
             Reply::Error { errno, .. } | Reply::ErrorOffset { errno, .. } => {
                 awaited.error.get_or_insert(part_error(errno));
             }
+            Reply::BlockStatus { context, .. } if Some(context) != self.holes => {}
             Reply::BlockStatus { descriptors, .. } => {
                 let sum = awaited.status.len() + descriptors.len();
                 if awaited.op != Op::Status || sum > BLOCK_STATUS_DESCRIPTORS_MAX {

@@ -52,7 +52,8 @@ async fn open_one(endpoint: &Endpoint, export: &str) -> Result<Opened, String> {
         _ => format!("{endpoint}: {e}"),
     };
     let fd = net::register(net::connect(endpoint).await.map_err(at)?).map_err(at)?;
-    let want = client::Want { export: export.to_owned(), structured: true, base_allocation: true };
+    let want =
+        client::Want { export: export.to_owned(), structured: true, base_allocation: true, dirty: true };
     let mut handshake = client::Handshake::new(want);
     let (mut input, mut output) = (Vec::new(), Vec::new());
     loop {
