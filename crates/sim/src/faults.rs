@@ -29,7 +29,7 @@ impl World {
             Fault::StallConnection => self.stall_some_connection(),
             Fault::KillDonor => self.kill_some_donor(),
             Fault::PauseDonor => {
-                if let Some(d) = self.some_donor() {
+                if let Some(d) = self.some_donor().filter(|d| self.may(*d)) {
                     self.count("fault: donor paused");
                     let until = self.now + self.fault_length();
                     self.donors[d].paused_until = self.donors[d].paused_until.max(until);
@@ -39,16 +39,25 @@ impl World {
             Fault::EndDonor => self.end_some_donor(),
             Fault::CutLink => {
                 let (donor, client) = (self.some_donor(), self.some_client());
-                if let (Some(d), Some(c)) = (donor, client) {
-                    self.count("fault: link cut");
+                if let (Some(d), Some(c)) = (donor.filter(|d| self.may(*d)), client) {
                     let until = self.now + self.fault_length();
                     let slot = self.donors[d].slot;
-                    self.cut(Node::Client(c), Node::Donor(slot), until);
+                    self.cut_ways(Node::Client(c), Node::Donor(slot), until, "fault: link cut");
                     let there: Vec<_> = self.donors.iter().filter(|o| o.slot == slot).map(|o| o.id).collect();
                     there.into_iter().for_each(|id| self.verdict.link_in_trouble(c, id, until + SECOND_NS));
                 }
             }
             Fault::CutCoordinator => self.cut_coordinator(),
+            Fault::SlowDonor => {
+                if let Some(d) = self.some_donor().filter(|d| self.may(*d)) {
+                    self.count("fault: donor slow");
+                    let until = self.now + self.fault_length();
+                    self.donors[d].slow = (until, self.rng.skewed(5 * MILLISECOND_NS, 400 * MILLISECOND_NS));
+                    let id = self.donors[d].id;
+                    (0..self.clients.len()).for_each(|c| self.verdict.link_is_slow(c, id, until + SECOND_NS));
+                }
+            }
+            Fault::RepeatCall => self.repeat_some_call(),
             Fault::RestartCoordinator => {
                 if self.rng.percent(40) {
                     self.coordinator.doomed = true;
@@ -57,19 +66,55 @@ impl World {
                 }
             }
             Fault::CrashClient => {
-                if let Some(c) = self.some_client() {
+                // What it leaves half written needs all donors until another has mended it.
+                if let Some(c) = self.some_client().filter(|_| self.may_tear()) {
                     let host = self.rng.percent(40);
                     self.count(if host { "fault: client's host lost" } else { "fault: client crashed" });
                     self.crash_client(c, host);
                 }
             }
             Fault::PauseClient => {
-                if let Some(c) = self.some_client() {
+                if let Some(c) = self.some_client().filter(|_| self.may_tear()) {
                     self.count("fault: client paused");
                     let length = self.fault_length();
                     self.pause_client(c, length);
                 }
             }
+        }
+    }
+
+    /// Whether this donor may get into trouble now; notes who loses more than redundancy covers by it.
+    fn may(&mut self, d: usize) -> bool {
+        let id = self.donors[d].id;
+        let short = self.beyond_by(Some(id));
+        if !self.plan.beyond && !short.is_empty() {
+            self.count("faults spared by the budget");
+            return false;
+        }
+        self.verdict.beyond.extend(short);
+        true
+    }
+
+    /// Whether a writer may die now.
+    fn may_tear(&mut self) -> bool {
+        let short = self.beyond_if_torn();
+        if !self.plan.beyond && !short.is_empty() {
+            self.count("faults spared by the budget");
+            return false;
+        }
+        self.verdict.beyond.extend(short);
+        true
+    }
+
+    /// One way or both.
+    fn cut_ways(&mut self, a: Node, b: Node, until: u64, what: &'static str) {
+        let ways = self.rng.below(4);
+        self.count(if ways < 2 { "fault: one way cut" } else { what });
+        if ways != 0 {
+            self.cut(a, b, until);
+        }
+        if ways != 1 {
+            self.cut(b, a, until);
         }
     }
 
@@ -94,7 +139,7 @@ impl World {
     }
 
     fn lose_some_connections(&mut self) {
-        let Some(conn) = self.some_conn() else { return };
+        let Some(conn) = self.some_conn().filter(|conn| self.may_touch(*conn)) else { return };
         self.count("fault: connection lost");
         let donor_hears = self.rng.percent(50);
         if self.rng.percent(30) {
@@ -105,18 +150,23 @@ impl World {
     }
 
     fn stall_some_connection(&mut self) {
-        if let Some(conn) = self.some_conn() {
+        if let Some(conn) = self.some_conn().filter(|conn| self.may_touch(*conn)) {
             self.count("fault: connection stalled");
             let by = self.rng.skewed(MILLISECOND_NS, 10 * SECOND_NS);
             self.stall_conn(conn, by);
         }
     }
 
+    fn may_touch(&mut self, conn: u64) -> bool {
+        let donor = self.network.conns.get(&conn).and_then(|conn| conn.donor);
+        donor.is_some_and(|d| self.may(d))
+    }
+
     fn may_end_a_donor(&mut self) -> Option<usize> {
         if self.director.deaths >= self.plan.deaths_max {
             return None;
         }
-        let d = self.some_donor()?;
+        let d = self.some_donor().filter(|d| self.may(*d))?;
         self.director.deaths += 1;
         Some(d)
     }
@@ -162,16 +212,17 @@ impl World {
     }
 
     fn cut_coordinator(&mut self) {
-        self.count("fault: coordinator cut off");
         let until = self.now + self.fault_length();
         let all = self.rng.percent(30);
         let donors: Vec<usize> = (0..self.donors.len()).filter(|_| all || self.rng.percent(30)).collect();
         for d in donors {
-            self.cut(Node::Coordinator, Node::Donor(self.donors[d].slot), until);
+            let slot = self.donors[d].slot;
+            self.cut_ways(Node::Coordinator, Node::Donor(slot), until, "fault: coordinator cut off");
         }
         let clients: Vec<usize> = (0..self.clients.len()).filter(|_| all || self.rng.percent(30)).collect();
         for c in clients {
-            self.cut(Node::Coordinator, Node::Client(c), until);
+            self.cut_ways(Node::Coordinator, Node::Client(c), until, "fault: coordinator cut off");
+            self.verdict.client_cut_off(c, until);
         }
     }
 

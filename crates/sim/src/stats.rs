@@ -39,6 +39,20 @@ pub const COVERAGE: &[&str] = &[
     "fault: client crashed",
     "fault: client's host lost",
     "fault: client paused",
+    "fault: one way cut",
+    "fault: donor slow",
+    "fault: a call came twice",
+    "fault: coordinator down for long",
+    "fault: a bit flipped on the way",
+    "faults spared by the budget",
+    "amendments",
+    "reads given up",
+    "corrupt blocks found",
+    "acknowledged writes found on their holders",
+    "volumes detached in order",
+    "volumes mended after a writer died",
+    "volumes whose fragments were compared at the end",
+    "requests that redundancy did not cover",
 ];
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
