@@ -12,6 +12,7 @@ mod load;
 mod output;
 mod pool;
 mod runtime_dir;
+mod tend;
 mod up;
 
 use clap::{CommandFactory, Parser};
