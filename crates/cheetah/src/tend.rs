@@ -99,12 +99,8 @@ async fn renew(pool: Client, lease: Attached, volume: VolumeHandle, place: watch
     let mut epoch = lease.map.epoch;
     let mut told = false;
     loop {
-        let renew = Renew {
-            epoch,
-            place: place.borrow().clone(),
-            lost: volume.lost().await,
-            report: volume.report().await,
-        };
+        let (lost, report, place) = (volume.lost().await, volume.report().await, place.borrow().clone());
+        let renew = Renew { epoch, place, lost, report };
         match pool.call(Call::Renew { name: name.clone(), token, renew }).await {
             Ok(Answer::Renewed(renewed)) => {
                 if std::mem::take(&mut told) {

@@ -80,6 +80,17 @@ pub const LEASE_NS: u64 = 15 * SECOND_NS;
 /// An attached client renews its lease this often.
 pub const LEASE_RENEW_NS: u64 = 2 * SECOND_NS;
 
+/// Fragments of one volume that are being rebuilt or moved at once; the next ones when those are done.
+pub const VOLUME_FILLINGS_MAX: usize = 256;
+/// New homes for fragments that the coordinator picks in one step; the rest in the next one.
+pub const STEP_FILLINGS_MAX: usize = 1024;
+/// A donor that a writer set aside gets no fragment to rebuild for this long; twice as long each time it is set
+/// aside again, up to `SET_ASIDE_DOUBLINGS_MAX` times.
+pub const SET_ASIDE_NS: u64 = 10 * SECOND_NS;
+pub const SET_ASIDE_DOUBLINGS_MAX: u32 = 5;
+/// Runs of a volume that no redundancy can give back; beyond it, neighbours become one.
+pub const BAD_RANGES_MAX: usize = 65_536;
+
 /// A lost donor that holds nothing stays listed this long.
 pub const DONOR_LISTED_NS: u64 = 600 * SECOND_NS;
 /// A donor whose pool is gone wipes what it holds when no connection was open for this long.
