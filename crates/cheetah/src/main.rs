@@ -7,6 +7,7 @@ mod attach;
 mod cli;
 mod daemon;
 mod donate;
+mod drain;
 mod failure;
 mod load;
 mod output;

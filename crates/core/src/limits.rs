@@ -97,6 +97,18 @@ pub const DONOR_LISTED_NS: u64 = 600 * SECOND_NS;
 pub const ORPHAN_NS: u64 = 30 * SECOND_NS;
 /// A donor that leaves waits this long for the coordinator to hear its goodbye.
 pub const GOODBYE_NS: u64 = 2 * SECOND_NS;
+/// A donor that its machine's service manager ends has this long to move away what it holds.
+pub const DRAIN_NS: u64 = 60 * SECOND_NS;
+/// A donor looks this often at what its machine's owner needs, and when it is tight this often.
+pub const OWNER_LOOK_NS: u64 = SECOND_NS;
+pub const OWNER_LOOK_TIGHT_NS: u64 = SECOND_NS / 2;
+/// An offer rises again when the owner has needed nothing for this long,
+pub const OWNER_CALM_NS: u64 = 30 * SECOND_NS;
+/// by this part of the most that is lent, each time after this long.
+pub const OWNER_GROW_PERCENT: u32 = 5;
+pub const OWNER_GROW_NS: u64 = 10 * SECOND_NS;
+/// The part of time that tasks may wait for memory before a machine with little of it counts as short.
+pub const OWNER_STALL_PERCENT_MAX: u64 = 10;
 /// Attachments a pool holds at once, readers and writers of all volumes together.
 pub const POOL_LEASES_MAX: usize = 65_536;
 /// Free text that callers hand in to be shown to others: a host, a holder, a place, a reason.
