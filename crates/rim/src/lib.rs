@@ -7,6 +7,7 @@
 pub mod accept;
 pub mod arena;
 pub mod buffer;
+pub mod code;
 pub mod control;
 pub mod donor;
 pub mod memory;
