@@ -97,6 +97,7 @@ fn map(donors: &[(Arc<Arena>, DonorServer)], epoch: u64, size: u64) -> VolumeMap
         unit: 65536,
         groups,
         routes,
+        bad: Vec::new(),
     };
     map.check().unwrap();
     map
