@@ -327,7 +327,9 @@ impl DonorControl {
         let machine = &self.machine;
         let (extents_held, draining) = (machine.extents_held(), machine.draining());
         self.state.send_if_modified(|state| {
+            // Who is told to leave is told why not, too.
             if machine.stuck() != state.stuck.as_deref()
+                && draining.is_none()
                 && let Some(why) = machine.stuck()
             {
                 tracing::warn!("what this donor holds cannot be moved: {why}");
