@@ -53,9 +53,10 @@ pub enum Command {
         after_help = "Examples:\n  cheetah coordinate --listen 10.0.0.5:10808\n  cheetah coordinate --state memory"
     )]
     Coordinate(Coordinate),
-    /// Lend memory of this machine, until SIGTERM or Ctrl-C.
+    /// Lend memory of this machine, until SIGTERM or Ctrl-C: the first moves what it holds to others, the second
+    /// leaves at once. Its owner comes first: memory that the machine needs is given back.
     #[command(
-        after_help = "Examples:\n  cheetah donate 16G --listen 10.0.0.7:0\n  cheetah donate auto --pool http://10.0.0.5:10808\n  cheetah donate nbd://10.0.0.9:10809/disk    lend another NBD server's space\n  cheetah donate 2G --no-pool                 one NBD export, no coordinator"
+        after_help = "Examples:\n  cheetah donate 16G --listen 10.0.0.7:0\n  cheetah donate auto --pool http://10.0.0.5:10808\n  cheetah donate auto --reserve 8G --max 32G\n  cheetah donate nbd://10.0.0.9:10809/disk    lend another NBD server's space\n  cheetah donate 2G --no-pool                 one NBD export, no coordinator"
     )]
     Donate(Donate),
     /// Make a volume.
@@ -146,6 +147,16 @@ pub struct Donate {
     /// Serve all of the memory as one NBD export named "" (or `arena`) to anyone who connects, without a pool.
     #[arg(long, conflicts_with = "pool")]
     pub no_pool: bool,
+    /// What has to stay available to the owner of this machine, who gets memory back when it does not.
+    /// Without it: a quarter of the machine (at least 1G) for `auto`, a sixteenth (128M to 1G) for a size.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub reserve: Option<u64>,
+    /// The most that `auto` lends. Without it: what is available less the reserve at the start.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub max: Option<u64>,
+    /// Leave at once when told to end: what this donor holds is lost instead of moved to others.
+    #[arg(long)]
+    pub no_drain: bool,
     #[command(flatten)]
     pub pool: PoolArg,
 }

@@ -7,13 +7,13 @@
 use crate::cli::Front;
 use crate::failure::{Exit, Failure};
 use crate::runtime_dir::{self, Record};
-use cheetah_core::api::{API_VERSION, Answer, Attach, Attached, Call, RefusalCode, Renew, VolumeReport};
-use cheetah_core::map::DonorId;
+use crate::tend::{Tended, lease, lost_notes};
+use cheetah_core::api::{Attached, Call};
 use cheetah_front::loopdev::{self, LoopDevice};
 use cheetah_front::{export, fuse};
-use cheetah_rim::control::{CallError, Client};
+use cheetah_rim::control::Client;
 use cheetah_rim::memory;
-use cheetah_rim::volume::{VolumeHandle, VolumeOptions};
+use cheetah_rim::volume::VolumeHandle;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -103,49 +103,13 @@ pub struct Attachment {
     pool: Client,
     lease: Attached,
     volume: VolumeHandle,
+    tended: Tended,
     mounted: Option<fuse::Mounted>,
     device: Option<LoopDevice>,
     exported: Option<export::Exported>,
     /// Where `detach` asks: there before anyone is told that the volume is ready.
     asked: Option<UnixListener>,
     pub ready: Ready,
-}
-
-/// Who has it, as the second writer is told.
-fn holder() -> String {
-    let user = std::env::var("SUDO_USER").or_else(|_| std::env::var("USER"));
-    let user = user.unwrap_or_else(|_| format!("uid {}", rustix::process::getuid().as_raw()));
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    format!("{user}@{host} process {}", std::process::id())
-}
-
-/// Takes a lease on a volume.
-pub async fn lease(pool: &Client, name: &str, read_only: bool) -> Result<Attached, Failure> {
-    let attach = Attach { version: API_VERSION, read_only, holder: holder() };
-    match pool.call(Call::Attach { name: name.to_owned(), attach }).await? {
-        Answer::Attached(attached) => {
-            attached.map.check().map_err(Failure::failed)?;
-            Ok(attached)
-        }
-        other => {
-            Err(Failure::failed(format!("the coordinator answered something else than was asked: {other:?}")))
-        }
-    }
-}
-
-pub fn start_volume(lease: &Attached, read_only: bool, connections: usize) -> Result<VolumeHandle, Failure> {
-    let options = VolumeOptions { map: lease.map.clone(), token: lease.token, read_only, connections };
-    VolumeHandle::start(options)
-        .map_err(|e| Failure::failed(format!("this machine has no memory for the buffers: {e}")))
-}
-
-/// Sentences about donors that cannot be reached.
-pub fn lost_notes(lease: &Attached, lost: &[(DonorId, String)]) -> Vec<String> {
-    let name =
-        |id: &DonorId| lease.map.routes.get(id).map_or_else(|| id.to_string(), |route| route.name.clone());
-    lost.iter()
-        .map(|(id, why)| format!("donor {} cannot be reached ({why}): its ranges answer EIO", name(id)))
-        .collect()
 }
 
 impl Attachment {
@@ -177,7 +141,8 @@ impl Attachment {
         lease: &Attached,
         notes: &mut Vec<String>,
     ) -> Result<Attachment, Failure> {
-        let volume = start_volume(lease, order.read_only, order.connections)?;
+        let tended = Tended::start(pool, lease, order.read_only, order.connections)?;
+        let volume = tended.volume.clone();
         notes.extend(lost_notes(lease, &volume.settled().await));
         let ready = Ready { size: volume.size(), pid: std::process::id(), ..Ready::default() };
         let mut attachment = Attachment {
@@ -185,6 +150,7 @@ impl Attachment {
             pool: pool.clone(),
             lease: lease.clone(),
             volume,
+            tended,
             mounted: None,
             device: None,
             exported: None,
@@ -286,12 +252,7 @@ impl Attachment {
     ) -> Result<(), Failure> {
         tokio::pin!(told);
         let Some(asked) = self.asked.take() else { return Err(Failure::failed("`detach` cannot be heard")) };
-        let renewing = tokio::spawn(renew(
-            self.pool.clone(),
-            self.lease.clone(),
-            self.volume.clone(),
-            self.ready.place.clone(),
-        ));
+        self.tended.set_place(&self.ready.place);
         let mut sizes = self.volume.size_changes();
         let mut unmounted = self.mounted.as_ref().map(fuse::Mounted::ended);
         loop {
@@ -321,7 +282,6 @@ impl Attachment {
                 Ok(()) = sizes.changed() => self.grown().await,
             }
         }
-        renewing.abort();
         self.finish().await;
         Ok(())
     }
@@ -384,7 +344,7 @@ impl Attachment {
 
     async fn finish(mut self) {
         drop(self.mounted.take());
-        self.volume.close().await;
+        self.tended.close().await;
         let detach = Call::Detach { name: self.order.name.clone(), token: self.lease.token };
         if let Err(error) = self.pool.call(detach).await {
             tracing::warn!(%error, "the lease was not given back and runs out by itself");
@@ -403,47 +363,5 @@ async fn ended(unmounted: &mut Option<tokio::sync::watch::Receiver<bool>>) {
     match unmounted {
         Some(unmounted) => drop(unmounted.wait_for(|ended| *ended).await),
         None => std::future::pending().await,
-    }
-}
-
-/// Keeps the lease, reports what is lost, and takes newer maps. While the coordinator is away, reads and writes
-/// go on.
-pub async fn renew(pool: Client, lease: Attached, volume: VolumeHandle, place: String) {
-    let (name, token) = (lease.map.name.clone(), lease.token);
-    let mut epoch = lease.map.epoch;
-    let mut told = false;
-    loop {
-        let renew =
-            Renew { epoch, place: place.clone(), lost: volume.lost().await, report: VolumeReport::default() };
-        match pool.call(Call::Renew { name: name.clone(), token, renew }).await {
-            Ok(Answer::Renewed(renewed)) => {
-                if std::mem::take(&mut told) {
-                    tracing::warn!("the coordinator answers again");
-                }
-                match renewed.map.map(|map| map.check().map(|()| map)) {
-                    Some(Ok(map)) => {
-                        epoch = map.epoch;
-                        volume.update_map(map);
-                    }
-                    Some(Err(why)) => {
-                        tracing::error!(why, "the coordinator sent a map that cannot be");
-                        tokio::time::sleep(Duration::from_secs(1)).await;
-                    }
-                    None => {}
-                }
-            }
-            Ok(_) => tokio::time::sleep(Duration::from_secs(1)).await,
-            Err(error) => {
-                if !std::mem::replace(&mut told, true) {
-                    match &error {
-                        CallError::Refused(refusal) if refusal.code == RefusalCode::Gone => {
-                            tracing::error!(%error, "the lease is lost: donors refuse what follows");
-                        }
-                        _ => tracing::warn!(%error, "the lease was not renewed; trying again each second"),
-                    }
-                }
-                tokio::time::sleep(Duration::from_secs(1)).await;
-            }
-        }
     }
 }

@@ -2,11 +2,13 @@
 //! Owns: how much is lent, what it is called, starting and ending. Never: data or decisions.
 
 use crate::cli;
+use crate::drain::told_to_leave;
 use crate::failure::Failure;
 use crate::output;
 use crate::pool::{find, parse_listen, told_to_end, warn_if_clear};
 use cheetah_core::api::Call;
 use cheetah_core::donor::Exit;
+use cheetah_core::donor::owner::{self, Owner, Terms};
 use cheetah_core::limits::{DONOR_EXTENTS_MAX, EXTENT_BYTES};
 use cheetah_core::units::{check_name, parse_bytes, show_bytes};
 use cheetah_nbd::uri::{Transport, Uri};
@@ -14,20 +16,21 @@ use cheetah_rim::arena::Arena;
 use cheetah_rim::control::{Client, DonorControl, DonorHandle, DonorHooks, DonorOptions};
 use cheetah_rim::donor::{DonorServer, Gate};
 use cheetah_rim::net::{Bound, Endpoint};
+use cheetah_rim::owner::{Machine, Memory, go_first, yield_to_owner};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
-
-/// `auto` leaves the owner at least this much of what is free, or a quarter of the machine.
-const RESERVE_BYTES: u64 = 1 << 30;
 
 pub async fn donate(options: cli::Donate) -> Result<(), Failure> {
     if options.size.starts_with("nbd") {
         return donate_foreign(options).await;
     }
-    let extents = extents(&options.size)?;
+    let machine = Machine::own();
+    let terms = terms(&options, &machine)?;
+    let extents = terms.extents_max;
     let name = name(options.name.as_deref())?;
     cheetah_rim::memory::forbid_dumps();
+    go_first();
     let arena = Arena::new(extents).map_err(|e| {
         Failure::failed(format!(
             "the kernel does not give {}: {e}",
@@ -61,8 +64,11 @@ pub async fn donate(options: cli::Donate) -> Result<(), Failure> {
     warn_if_clear("data", address);
     let (control, handle) = control(&name, address, extents, None, pool.clone(), hooks)?;
     DonorServer::start(bound, &arena, &Gate::Pooled(handle.clone())).map_err(Failure::failed)?;
-    run(control, handle, &format!("ready: donor {name} lends {lent} at {address} to pool {}", pool.url()))
-        .await
+    let ready = format!("ready: donor {name} lends {lent} at {address} to pool {}", pool.url());
+    let watching = tokio::spawn(yield_to_owner(machine, Owner::new(terms), arena, handle.clone()));
+    let ended = run(control, handle, pool.url(), &ready, options.no_drain).await;
+    watching.abort();
+    ended
 }
 
 /// A pool that answers now: a donor that waited for a mistyped one would look as if it lent something.
@@ -86,7 +92,13 @@ fn control(
 }
 
 /// Keeps the donor in its pool until it is told to end, dismissed or refused.
-async fn run(control: DonorControl, mut handle: DonorHandle, ready: &str) -> Result<(), Failure> {
+async fn run(
+    control: DonorControl,
+    mut handle: DonorHandle,
+    pool: &str,
+    ready: &str,
+    no_drain: bool,
+) -> Result<(), Failure> {
     let ending = handle.clone();
     let mut running = tokio::spawn(control.run());
     let exit = tokio::select! {
@@ -95,10 +107,9 @@ async fn run(control: DonorControl, mut handle: DonorHandle, ready: &str) -> Res
             if handle.joined().await.is_some() {
                 output::line(ready);
             }
-            told_to_end().await
+            told_to_leave(&ending, pool, no_drain).await
         } => {
             told?;
-            ending.terminate();
             running.await
         }
     };
@@ -112,51 +123,47 @@ async fn run(control: DonorControl, mut handle: DonorHandle, ready: &str) -> Res
     }
 }
 
-fn extents(size: &str) -> Result<u32, Failure> {
-    let (total, available) = machine_memory()?;
-    let bytes = match size {
-        "auto" => {
-            let spare = available.saturating_sub(RESERVE_BYTES.max(total / 4));
-            if spare < EXTENT_BYTES {
-                let text = format!(
-                    "this machine has {} available, which is what its owner needs: nothing to lend",
-                    show_bytes(available)
-                );
-                return Err(Failure::failed(text));
-            }
-            spare
+/// How many extents there are to lend, and what was agreed with the owner.
+fn terms(options: &cli::Donate, machine: &Machine) -> Result<Terms, Failure> {
+    let Memory { total_bytes: total, available_bytes: available } =
+        machine.memory().map_err(Failure::failed)?;
+    let auto = options.size == "auto";
+    let reserve_of = if auto { owner::reserve_of_auto } else { owner::reserve_of_size };
+    let reserve = options.reserve.unwrap_or_else(|| reserve_of(total));
+    let bytes = match (auto, options.max) {
+        (true, Some(max)) => max,
+        (true, None) => available.saturating_sub(reserve),
+        (false, None) => parse_bytes(&options.size).map_err(Failure::usage)?,
+        (false, Some(_)) => {
+            return Err(Failure::usage(format!(
+                "'{}' is the most that is lent: --max goes with `auto`",
+                options.size
+            )));
         }
-        _ => parse_bytes(size).map_err(Failure::usage)?,
     };
-    if bytes < EXTENT_BYTES {
-        return Err(Failure::usage(format!(
-            "'{size}' is less than the smallest loan, {}",
-            show_bytes(EXTENT_BYTES)
-        )));
-    }
-    if bytes > available {
-        return Err(Failure::failed(format!(
+    let least = show_bytes(EXTENT_BYTES);
+    match bytes {
+        0..EXTENT_BYTES if auto && options.max.is_none() => Err(Failure::failed(format!(
+            "this machine has {} available, of which its owner needs {}: nothing to lend; lower --reserve, or name \
+             a --max to lend when there is more",
+            show_bytes(available),
+            show_bytes(reserve)
+        ))),
+        0..EXTENT_BYTES => Err(Failure::usage(format!(
+            "'{}' is less than the smallest loan, {least}",
+            options.max.map_or(options.size.clone(), show_bytes)
+        ))),
+        _ if !auto && bytes > available => Err(Failure::failed(format!(
             "{} is more than this machine has: {} of {} are available; lend less, or `auto`",
             show_bytes(bytes),
             show_bytes(available),
             show_bytes(total)
-        )));
+        ))),
+        _ => {
+            let extents = u32::try_from(bytes / EXTENT_BYTES).unwrap_or(u32::MAX);
+            Ok(Terms { extents_max: extents.min(DONOR_EXTENTS_MAX), reserve_bytes: reserve })
+        }
     }
-    Ok(u32::try_from(bytes / EXTENT_BYTES).unwrap_or(u32::MAX).min(DONOR_EXTENTS_MAX))
-}
-
-/// Bytes in all, and bytes that could be used without pushing anything out: /proc/meminfo, and the limit of
-/// the memory cgroup where there is one.
-fn machine_memory() -> Result<(u64, u64), Failure> {
-    let text = std::fs::read_to_string("/proc/meminfo")
-        .map_err(|e| Failure::failed(format!("cannot tell how much memory there is: /proc/meminfo: {e}")))?;
-    let field = |name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
-    };
-    field("MemTotal:").zip(field("MemAvailable:")).ok_or_else(|| {
-        Failure::failed("cannot tell how much memory there is: /proc/meminfo has no MemAvailable")
-    })
 }
 
 fn host() -> String {
@@ -179,6 +186,11 @@ async fn donate_foreign(options: cli::Donate) -> Result<(), Failure> {
             "--no-pool serves this machine's memory; an NBD server serves itself already",
         ));
     }
+    if options.reserve.is_some() || options.max.is_some() {
+        return Err(Failure::usage(
+            "--reserve and --max are about this machine's memory, not an NBD server's",
+        ));
+    }
     let uri: Uri = options.size.parse().map_err(|e| Failure::usage(format!("{e}")))?;
     let address = resolve(&uri)?;
     let probe = || cheetah_rim::volume::probe(Endpoint::Tcp(address), uri.export.clone());
@@ -195,7 +207,7 @@ async fn donate_foreign(options: cli::Donate) -> Result<(), Failure> {
     let lent = show_bytes(u64::from(extents) * EXTENT_BYTES);
     let ready = format!("ready: donor {name} lends {lent} of {address} to pool {}", pool.url());
     tokio::select! {
-        ended = run(control, handle, &ready) => ended,
+        ended = run(control, handle, pool.url(), &ready, options.no_drain) => ended,
         why = async {
             loop {
                 tokio::time::sleep(Duration::from_secs(1)).await;

@@ -5,10 +5,10 @@
 //! donors and hashed.
 
 use crate::cli;
-use crate::daemon::{lease, lost_notes, renew, start_volume};
 use crate::failure::{Exit, Failure};
 use crate::output;
 use crate::pool::{find, told_to_end, volume};
+use crate::tend::{Tended, lease, lost_notes};
 use cheetah_core::api::{Call, Create, RefusalCode, Size};
 use cheetah_core::limits::UNIT_DEFAULT_BYTES;
 use cheetah_core::units::show_bytes;
@@ -73,12 +73,13 @@ pub async fn load(options: cli::Load) -> Result<(), Failure> {
             source.size()
         )));
     }
-    let handle = start_volume(&lease, false, 2)?;
+    let tended = Tended::start(&pool, &lease, false, 2)?;
+    tended.set_place("load");
+    let handle = tended.volume.clone();
     let lost = handle.settled().await;
     for note in lost_notes(&lease, &lost) {
         eprintln!("cheetah: {note}");
     }
-    let renewing = tokio::spawn(renew(pool.clone(), lease.clone(), handle.clone(), "load".into()));
     let (worker, wanted) = (handle.clone(), !options.no_verify);
     let file = options.file.display().to_string();
     let copying = tokio::task::spawn_blocking(move || copy_and_verify(&source, &worker, &file, wanted));
@@ -86,8 +87,7 @@ pub async fn load(options: cli::Load) -> Result<(), Failure> {
         copied = copying => copied.map_err(|e| Failure::failed(e.to_string())).flatten(),
         _ = told_to_end() => Err(Failure::failed(format!("interrupted; volume '{}' is incomplete", options.name))),
     };
-    renewing.abort();
-    handle.close().await;
+    tended.close().await;
     let _ = pool.call(give_back).await;
     let report = match copied {
         Ok(report) => report,

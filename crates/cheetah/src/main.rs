@@ -7,11 +7,13 @@ mod attach;
 mod cli;
 mod daemon;
 mod donate;
+mod drain;
 mod failure;
 mod load;
 mod output;
 mod pool;
 mod runtime_dir;
+mod tend;
 mod up;
 
 use clap::{CommandFactory, Parser};

@@ -269,13 +269,12 @@ pub async fn show(options: cli::Named) -> Result<(), Failure> {
         output::line(&format!("donor       {} at {} holds {extents} extents", route.name, route.address));
     }
     for lost in &detail.lost {
-        let donor = detail.map.routes.get(&lost.donor).map_or("?", |route| route.name.as_str());
+        let route = lost.donor.and_then(|donor| detail.map.routes.get(&donor));
+        let with = route.map_or_else(String::new, |route| format!(" with donor {}", route.name));
         let (offset, len, count, stride) = (lost.offset, lost.len, lost.count, lost.stride);
         output::line(&match count {
-            1 => format!("LOST        bytes {offset} to {} with donor {donor}", offset + len),
-            _ => format!(
-                "LOST        {len} bytes every {stride} from {offset} on, {count} times, with donor {donor}"
-            ),
+            1 => format!("LOST        bytes {offset} to {}{with}", offset + len),
+            _ => format!("LOST        {len} bytes every {stride} from {offset} on, {count} times{with}"),
         });
     }
     Ok(())

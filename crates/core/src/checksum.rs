@@ -61,6 +61,12 @@ impl Checksums {
         (known != UNKNOWN).then(|| known == kept(crc))
     }
 
+    /// Groups that there is room for.
+    #[must_use]
+    pub fn groups(&self) -> usize {
+        self.extents.len().checked_div(self.width).unwrap_or(0)
+    }
+
     /// The memory that the table takes.
     #[must_use]
     pub fn bytes(&self) -> usize {

@@ -6,7 +6,7 @@
 //! Called by `volume` for each request. Tests: the properties in `tests/layout.rs`.
 
 use crate::limits::EXTENT_BYTES;
-use crate::map::{DonorId, Redundancy, VolumeMap};
+use crate::map::{BadRange, DonorId, Group, Redundancy, Slot, VolumeMap};
 use serde::{Deserialize, Serialize};
 
 /// The part of a request that lies in one group.
@@ -143,48 +143,96 @@ impl Scatter {
     }
 }
 
-/// Ranges of the volume that only a lost donor held: every `stride` bytes from `offset` on, `len` of them,
-/// `count` times; the last may be cut short by the volume's end. Bounded by the number of groups.
+/// Ranges of the volume that nothing can give back: every `stride` bytes from `offset` on, `len` of them,
+/// `count` times; the last may be cut short by the volume's end. Bounded by the number of groups and bad ranges.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LostRange {
-    pub donor: DonorId,
+    /// Whose loss it is; `None` when what is wrong is not for the want of a donor.
+    pub donor: Option<DonorId>,
     pub offset: u64,
     pub len: u64,
     pub stride: u64,
     pub count: u64,
 }
 
-/// What is lost while `is_lost` donors are, merged where neighbours join up.
+/// What is lost while `is_lost` donors are, merged where neighbours join up: data slots without a holder that lives,
+/// in groups with fewer than k of those; and what the map says is bad beside it.
 pub fn lost_ranges(map: &VolumeMap, is_lost: impl Fn(DonorId) -> bool) -> Vec<LostRange> {
     let (k, unit, group_bytes) = (u64::from(map.redundancy.data), u64::from(map.unit), map.group_bytes());
+    let lives = |slot: &Slot| slot.held.is_some_and(|held| !is_lost(held.donor));
+    let is_beyond = |group: &Group| (group.slots.iter().filter(|slot| lives(slot)).count() as u64) < k;
     let mut ranges: Vec<LostRange> = Vec::new();
-    for (g, group) in map.groups.iter().enumerate() {
+    for (g, group) in map.groups.iter().enumerate().filter(|(_, group)| is_beyond(group)) {
         let begin = g as u64 * group_bytes;
         let end = (begin + group_bytes).min(map.size);
-        for (j, member) in group.slots.iter().take(index(k)).filter_map(|slot| slot.held).enumerate() {
+        for (j, slot) in group.slots.iter().take(index(k)).enumerate().filter(|(_, slot)| !lives(slot)) {
             let offset = begin + j as u64 * unit;
-            if !is_lost(member.donor) || offset >= end {
-                continue;
-            }
             if k > 1 {
-                let stride = k * unit;
-                let count = (end - offset).div_ceil(stride);
-                ranges.push(LostRange { donor: member.donor, offset, len: unit, stride, count });
+                let donor = slot.held.map(|held| held.donor);
+                push_lost(&mut ranges, donor, offset, unit, k * unit, end);
                 continue;
             }
+            // All slots of a mirror hold the same.
+            let donor = group.slots.iter().find_map(|slot| slot.held).map(|held| held.donor);
             let len = end - begin;
             match ranges.last_mut() {
-                Some(last) if last.donor == member.donor && last.offset + last.len == begin => {
+                Some(last) if last.donor == donor && last.offset + last.len == begin => {
                     last.len += len;
                     last.stride += len;
                 }
-                _ => {
-                    ranges.push(LostRange { donor: member.donor, offset: begin, len, stride: len, count: 1 })
-                }
+                _ => ranges.push(LostRange { donor, offset: begin, len, stride: len, count: 1 }),
             }
         }
     }
+    let beside = |bad: &&BadRange| {
+        let group = &map.groups[bad.group as usize];
+        !is_beyond(group) || lives(&group.slots[bad.slot as usize])
+    };
+    for bad in map.bad.iter().filter(beside) {
+        push_bad(&mut ranges, map, bad);
+    }
     ranges
+}
+
+/// A run of one data fragment as ranges of the volume: what it has of its first unit, whole units, and of its last.
+fn push_bad(ranges: &mut Vec<LostRange>, map: &VolumeMap, bad: &BadRange) {
+    let (k, unit, group_bytes) = (u64::from(map.redundancy.data), u64::from(map.unit), map.group_bytes());
+    let begin = u64::from(bad.group) * group_bytes;
+    let (from, to) = (u64::from(bad.from), u64::from(bad.to));
+    if k == 1 {
+        return push_lost(ranges, None, begin + from, to - from, to - from, map.size.min(begin + to));
+    }
+    let offset = |local: u64| begin + local / unit * k * unit + u64::from(bad.slot) * unit + local % unit;
+    let end = |local: u64| offset(local - 1) + 1;
+    let (first_whole, last_whole) = (from.next_multiple_of(unit), to / unit * unit);
+    if first_whole > last_whole {
+        return push_lost(ranges, None, offset(from), to - from, to - from, map.size.min(end(to)));
+    }
+    if from < first_whole {
+        let len = first_whole - from;
+        push_lost(ranges, None, offset(from), len, len, map.size.min(end(first_whole)));
+    }
+    if first_whole < last_whole {
+        push_lost(ranges, None, offset(first_whole), unit, k * unit, map.size.min(end(last_whole)));
+    }
+    if last_whole < to {
+        let len = to - last_whole;
+        push_lost(ranges, None, offset(last_whole), len, len, map.size.min(end(to)));
+    }
+}
+
+/// `len` bytes every `stride` from `offset` to `end`, if there are any.
+fn push_lost(
+    ranges: &mut Vec<LostRange>,
+    donor: Option<DonorId>,
+    offset: u64,
+    len: u64,
+    stride: u64,
+    end: u64,
+) {
+    if offset < end {
+        ranges.push(LostRange { donor, offset, len, stride, count: (end - offset).div_ceil(stride) });
+    }
 }
 
 fn index(value: u64) -> usize {

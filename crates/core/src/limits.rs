@@ -80,12 +80,35 @@ pub const LEASE_NS: u64 = 15 * SECOND_NS;
 /// An attached client renews its lease this often.
 pub const LEASE_RENEW_NS: u64 = 2 * SECOND_NS;
 
+/// Fragments of one volume that are being rebuilt or moved at once; the next ones when those are done.
+pub const VOLUME_FILLINGS_MAX: usize = 256;
+/// New homes for fragments that the coordinator picks in one step; the rest in the next one.
+pub const STEP_FILLINGS_MAX: usize = 1024;
+/// A donor that a writer set aside gets no fragment to rebuild for this long; twice as long each time it is set
+/// aside again, up to `SET_ASIDE_DOUBLINGS_MAX` times.
+pub const SET_ASIDE_NS: u64 = 10 * SECOND_NS;
+pub const SET_ASIDE_DOUBLINGS_MAX: u32 = 5;
+/// Runs of a volume that no redundancy can give back; beyond it, neighbours become one.
+pub const BAD_RANGES_MAX: usize = 65_536;
+
 /// A lost donor that holds nothing stays listed this long.
 pub const DONOR_LISTED_NS: u64 = 600 * SECOND_NS;
 /// A donor whose pool is gone wipes what it holds when no connection was open for this long.
 pub const ORPHAN_NS: u64 = 30 * SECOND_NS;
 /// A donor that leaves waits this long for the coordinator to hear its goodbye.
 pub const GOODBYE_NS: u64 = 2 * SECOND_NS;
+/// A donor that its machine's service manager ends has this long to move away what it holds.
+pub const DRAIN_NS: u64 = 60 * SECOND_NS;
+/// A donor looks this often at what its machine's owner needs, and when it is tight this often.
+pub const OWNER_LOOK_NS: u64 = SECOND_NS;
+pub const OWNER_LOOK_TIGHT_NS: u64 = SECOND_NS / 2;
+/// An offer rises again when the owner has needed nothing for this long,
+pub const OWNER_CALM_NS: u64 = 30 * SECOND_NS;
+/// by this part of the most that is lent, each time after this long.
+pub const OWNER_GROW_PERCENT: u32 = 5;
+pub const OWNER_GROW_NS: u64 = 10 * SECOND_NS;
+/// The part of time that tasks may wait for memory before a machine with little of it counts as short.
+pub const OWNER_STALL_PERCENT_MAX: u64 = 10;
 /// Attachments a pool holds at once, readers and writers of all volumes together.
 pub const POOL_LEASES_MAX: usize = 65_536;
 /// Free text that callers hand in to be shown to others: a host, a holder, a place, a reason.

@@ -8,8 +8,8 @@ use cheetah_core::limits::{DONOR_LISTED_NS, HEARTBEAT_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, PoolId};
 use pool::{E, World, assert_refused, joining};
 
-fn leave(world: &mut World, donor: &str, force: bool) -> Result<Answer, cheetah_core::api::Refusal> {
-    world.ask(Call::Leave { donor: donor.into(), force })
+fn syncing(revision: u64, goodbye: bool) -> Sync {
+    Sync { revision, bytes_used: 0, connections: 0, goodbye, leaving: false, extents_offered: u32::MAX }
 }
 
 #[test]
@@ -18,7 +18,7 @@ fn another_version_and_bad_joins_are_refused() {
     let mut join = joining(1, 4);
     join.version = 0;
     let answer = world.ask(Call::Join(join));
-    assert_refused(answer, RefusalCode::Version, &["donor 'd1' on h1", "version 0", "version 1", "upgrade"]);
+    assert_refused(answer, RefusalCode::Version, &["donor 'd1' on h1", "version 0", "version 2", "upgrade"]);
     let mut join = joining(1, 4);
     join.name = "a b".into();
     assert_refused(world.ask(Call::Join(join)), RefusalCode::Invalid, &["'a b'"]);
@@ -79,14 +79,7 @@ fn joining_again_changes_nothing_but_the_address() {
 fn a_sync_is_held_until_there_is_news_or_a_heartbeat_has_passed() {
     let mut world = World::with_donors(&[4]);
     let duties = world.donors.remove(&DonorId(1)).expect("joined");
-    let sync = Sync {
-        revision: duties.revision,
-        bytes_used: 0,
-        connections: 0,
-        goodbye: false,
-        leaving: false,
-        extents_offered: u32::MAX,
-    };
+    let sync = syncing(duties.revision, false);
     let poll = world.send(Call::Sync { donor: DonorId(1), sync: sync.clone() });
     assert_eq!(world.answer(poll), None);
     world.now += HEARTBEAT_NS;
@@ -127,17 +120,18 @@ fn bytes_lost_are_exact_at_the_volumes_end() {
 
 #[test]
 fn leaving_is_refused_while_data_would_be_lost() {
-    let mut world = World::with_donors(&[4, 4]);
+    let mut world = World::with_donors(&[4, 1]);
     world.create("v", Size::Bytes(2 * E), Some("linear")).expect("created");
-    assert_refused(leave(&mut world, "d9", false), RefusalCode::NotFound, &["'d9'"]);
-    let says = ["128 MiB of volume 'v'", "--force", "later version"];
-    assert_refused(leave(&mut world, "d1", false), RefusalCode::Conflict, &says);
-    leave(&mut world, "d2", false).expect("it holds nothing");
+    assert_refused(world.leave("d9", false), RefusalCode::NotFound, &["'d9'"]);
+    let says =
+        ["1 fragment (64 MiB) of volume 'v'", "no room", "--force", "128 MiB of volume 'v' would be lost"];
+    assert_refused(world.leave("d1", false), RefusalCode::Conflict, &says);
+    world.leave("d2", false).expect("it holds nothing");
     assert!(world.donors[&DonorId(2)].dismissed, "the donor hears of it");
-    leave(&mut world, "d1", true).expect("forced");
+    world.leave("d1", true).expect("forced");
     assert!(world.donors[&DonorId(1)].dismissed);
     assert_eq!(world.show("v").status.bytes_lost, 2 * E);
-    assert_refused(leave(&mut world, "d1", true), RefusalCode::NotFound, &["left already"]);
+    assert_refused(world.leave("d1", true), RefusalCode::NotFound, &["left already"]);
     world.restart();
     assert_eq!(world.show("v").status.bytes_lost, 2 * E, "who left stays gone");
     world.delete("v").expect("deleted");
@@ -150,14 +144,7 @@ fn goodbye_takes_a_donor_out_at_once() {
     world.create("v", Size::Bytes(E), Some("linear")).expect("created");
     for donor in [DonorId(1), DonorId(2)] {
         let revision = world.donors.remove(&donor).expect("joined").revision;
-        let sync = Sync {
-            revision,
-            bytes_used: 0,
-            connections: 0,
-            goodbye: true,
-            leaving: false,
-            extents_offered: u32::MAX,
-        };
+        let sync = syncing(revision, true);
         let answer = world.ask(Call::Sync { donor, sync });
         assert!(matches!(answer, Ok(Answer::Duties(duties)) if duties.dismissed));
     }

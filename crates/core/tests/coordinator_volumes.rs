@@ -36,20 +36,6 @@ fn a_stripe_lies_on_as_many_donors_and_all_takes_whole_groups() {
 }
 
 #[test]
-fn the_default_is_a_stripe_over_those_with_room() {
-    let mut world = World::with_donors(&[4, 4, 4]);
-    assert_eq!(
-        world.create("v", Size::Bytes(E), None).expect("created").status.redundancy.to_string(),
-        "stripe:3"
-    );
-    let mut alone = World::with_donors(&[4]);
-    assert_eq!(
-        alone.create("v", Size::Bytes(E), None).expect("created").status.redundancy.to_string(),
-        "linear"
-    );
-}
-
-#[test]
 fn bad_requests_are_refused_by_name_and_change_nothing() {
     let mut world = World::with_donors(&[4, 2]);
     world.create("taken", Size::Bytes(E), Some("linear")).expect("created");
@@ -131,7 +117,7 @@ fn a_stripe_that_follows_waits_for_enough_donors() {
 #[test]
 fn deleting_frees_the_extents_and_the_donors_hear_of_it() {
     let mut world = World::with_donors(&[2, 2]);
-    world.create("v", Size::All, None).expect("created");
+    world.create("v", Size::All, Some("stripe:2")).expect("created");
     world.delete("v").expect("deleted");
     world.settle();
     assert_eq!((world.extents_of("v"), world.status().bytes_free), (0, 4 * E));

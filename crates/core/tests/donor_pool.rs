@@ -6,7 +6,7 @@ use cheetah_core::api::{Refusal, RefusalCode};
 use cheetah_core::donor::{Effect, Event, Exit};
 use cheetah_core::limits::{GOODBYE_NS, ORPHAN_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, PoolId};
-use donors::{POOL, WRITER, World, admits, duties, duty, sync};
+use donors::{POOL, WRITER, World, admits, duties, duty, goodbye, sync};
 
 fn refusal(code: RefusalCode) -> Event {
     Event::JoinRefused { refusal: Refusal { code, message: "no".into() } }
@@ -85,9 +85,8 @@ fn of_a_pool_that_is_gone_it_serves_on_until_nobody_is_connected() {
 #[test]
 fn terminated_it_says_goodbye_wipes_and_ends() {
     let mut world = World::holding();
-    let goodbye = Effect::Sync { donor: DonorId(1), revision: 1, connections: 0, goodbye: true };
     let wipe = Effect::Wipe { extents: vec![0, 1, 2, 3] };
-    assert_eq!(world.step(Event::Terminate), [goodbye, wipe]);
+    assert_eq!(world.step(Event::Terminate), [goodbye(1, false), wipe]);
     assert_eq!(world.step(Event::Wiped { extents: vec![0, 1, 2, 3] }), [], "not before it was heard");
     assert_eq!(world.step(Event::Duties(duties(1, Vec::new()))), [Effect::Exit(Exit::Terminated)]);
     assert_eq!(world.step(Event::Terminate), []);

@@ -76,6 +76,14 @@ impl Arena {
         u64::from(blocks) * BLOCK_BYTES
     }
 
+    /// Memory that the kernel has given to it, which with huge pages may be more than `bytes_used`.
+    #[must_use]
+    pub fn bytes_resident(&self) -> u64 {
+        const STAT_BLOCK_BYTES: u64 = 512;
+        let blocks = rustix::fs::fstat(&self.memory).map_or(0, |stat| stat.st_blocks);
+        u64::try_from(blocks).unwrap_or(0) * STAT_BLOCK_BYTES
+    }
+
     /// Whoever changes a range marks it here before.
     #[must_use]
     pub fn dirty(&self) -> &DirtyMap {

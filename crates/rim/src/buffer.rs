@@ -72,6 +72,17 @@ impl Region {
         let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mmap returned null"))?;
         Ok(Region { start, bytes })
     }
+
+    fn prefault(&self) {
+        // SAFETY: MADV_POPULATE_WRITE changes no content.
+        let _ = unsafe {
+            rustix::mm::madvise(
+                self.start.as_ptr().cast(),
+                self.bytes,
+                rustix::mm::Advice::LinuxPopulateWrite,
+            )
+        };
+    }
 }
 
 impl Drop for Region {
@@ -85,7 +96,13 @@ impl Drop for Region {
 enum Home {
     Small(usize),
     Large(usize),
-    Huge { _mapping: Region },
+    Huge {
+        _mapping: Region,
+    },
+    /// Of no pool: memory of the driver's own.
+    Standing {
+        _mapping: Region,
+    },
 }
 
 /// `len` bytes of the pool, given back when dropped.
@@ -94,7 +111,7 @@ pub struct Buffer {
     start: NonNull<u8>,
     len: usize,
     home: Home,
-    pool: Arc<Shared>,
+    pool: Option<Arc<Shared>>,
 }
 
 // SAFETY: a buffer is the only way to its bytes, so moving it to another thread moves them.
@@ -125,17 +142,8 @@ impl Pool {
 
     /// Touches every page, so that the write path meets no page fault.
     pub fn prefault(&self) {
-        for region in [&self.0.small, &self.0.large] {
-            // SAFETY: called before the first buffer is handed out or on pages whose content nobody relies on:
-            // MADV_POPULATE_WRITE changes no content.
-            let _ = unsafe {
-                rustix::mm::madvise(
-                    region.start.as_ptr().cast(),
-                    region.bytes,
-                    rustix::mm::Advice::LinuxPopulateWrite,
-                )
-            };
-        }
+        self.0.small.prefault();
+        self.0.large.prefault();
     }
 
     /// A buffer of `len` bytes, if there is one now. Its content is whatever was in it before.
@@ -159,11 +167,16 @@ impl Pool {
                 return None;
             };
             let start = mapping.start;
-            return Some(Buffer { start, len, home: Home::Huge { _mapping: mapping }, pool: self.0.clone() });
+            return Some(Buffer {
+                start,
+                len,
+                home: Home::Huge { _mapping: mapping },
+                pool: Some(self.0.clone()),
+            });
         };
         // SAFETY: `offset` is inside the region: the index came from the free list of that class.
         let start = unsafe { region.start.add(offset) };
-        Some(Buffer { start, len, home, pool: self.0.clone() })
+        Some(Buffer { start, len, home, pool: Some(self.0.clone()) })
     }
 
     /// Waits for a buffer: for threads of a front end that may block (FUSE).
@@ -194,19 +207,21 @@ impl Pool {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let mut free = lock(&self.pool.free);
+        let Some(pool) = &self.pool else { return };
+        let mut free = lock(&pool.free);
         match self.home {
             Home::Small(index) => free.small.push(index),
             Home::Large(index) => free.large.push(index),
             Home::Huge { .. } => free.huge += 1,
+            Home::Standing { .. } => {}
         }
         let waiting = free.waiting > 0;
         drop(free);
         if waiting {
             // All of them: they wait for buffers of different sizes.
-            self.pool.freed.notify_all();
+            pool.freed.notify_all();
         }
-        self.pool.freed_async.notify_waiters();
+        pool.freed_async.notify_waiters();
     }
 }
 
@@ -230,6 +245,17 @@ impl std::ops::DerefMut for Buffer {
 }
 
 impl Buffer {
+    /// Memory of the caller's own, present from the beginning.
+    ///
+    /// # Errors
+    /// The machine has none.
+    pub fn standing(len: usize) -> io::Result<Buffer> {
+        let mapping = Region::map(len)?;
+        mapping.prefault();
+        let start = mapping.start;
+        Ok(Buffer { start, len, home: Home::Standing { _mapping: mapping }, pool: None })
+    }
+
     /// The bytes of one fragment from its byte `at` on, as pieces to send, at most as many as `slices` has room for.
     pub fn gather<'a>(&'a self, scatter: Scatter, at: u32, limit: usize, slices: &mut Vec<IoSlice<'a>>) {
         let mut at = at;

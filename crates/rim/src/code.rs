@@ -22,8 +22,11 @@ pub fn combine(coefficients: &[u8], inputs: &[&[u8]], outputs: &mut [&mut [u8]],
         inputs.iter().map(|input| input.len()).chain(outputs.iter().map(|output| output.len()));
     assert!(all_lengths.all(|each| each == len), "inputs and outputs of one length");
     match inputs {
-        [input] if !add && coefficients.iter().all(|factor| *factor == 1) => {
-            outputs.iter_mut().for_each(|output| output.copy_from_slice(input));
+        [_] if !add && coefficients.iter().all(|factor| *factor == 1) => {
+            // Not `copy_from_slice`: for this much it was measured at a tenth of the kernel's speed.
+            for output in outputs {
+                combine_by_lines(&[1], inputs, &mut [&mut **output], false);
+            }
         }
         [] => scalar::combine(coefficients, inputs, outputs, add),
         _ => combine_by_lines(coefficients, inputs, outputs, add),

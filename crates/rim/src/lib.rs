@@ -12,4 +12,5 @@ pub mod control;
 pub mod donor;
 pub mod memory;
 pub mod net;
+pub mod owner;
 pub mod volume;

@@ -1,6 +1,8 @@
 //! The coordinator over real sockets and a real store, and how it says no.
 
-use cheetah_core::api::{API_VERSION, Answer, Attach, Call, Create, Join, RefusalCode, Renew, Size, Sync};
+use cheetah_core::api::{
+    API_VERSION, Amend, Answer, Attach, Call, Create, Join, RefusalCode, Renew, Size, Sync,
+};
 use cheetah_core::map::DonorId;
 use cheetah_rim::control::{
     CallError, Client, CoordinateError, CoordinateOptions, Coordination, StateAt, coordinate,
@@ -62,7 +64,8 @@ fn create(name: &str) -> Call {
 async fn keep_syncing(client: Client, donor: DonorId) {
     let mut revision = 0;
     loop {
-        let sync = Sync { revision, bytes_used: 0, connections: 0, goodbye: false };
+        let (leaving, goodbye, extents_offered) = (false, false, u32::MAX);
+        let sync = Sync { revision, bytes_used: 0, connections: 0, leaving, goodbye, extents_offered };
         match client.call(Call::Sync { donor, sync }).await {
             Ok(Answer::Duties(duties)) => revision = duties.revision,
             _ => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
@@ -90,6 +93,7 @@ async fn every_call_works_and_a_restart_loses_nothing() {
     let grown = client.call(Call::Grow { name: "v".into(), size: Size::All }).await;
     let Ok(Answer::Volume(before)) = grown else { panic!("{grown:?}") };
     assert_eq!(before.status.size, 4 << 26);
+    let grown_map = before.map.clone();
     syncing.abort();
     coordination.stop().await.expect("stops");
 
@@ -107,6 +111,10 @@ async fn every_call_works_and_a_restart_loses_nothing() {
     assert!(matches!(renewed, Ok(Answer::Renewed(renewed)) if renewed.map.is_some()), "the lease goes on");
     let second = client.call(Call::Attach { name: "v".into(), attach }).await;
     assert_eq!(refusal(second).0, RefusalCode::Conflict);
+    let amend = Amend { exclude: vec![(DonorId(1), "late".into())], ..Amend::default() };
+    let amended = client.call(Call::Amend { name: "v".into(), token: attached.token, amend }).await;
+    let same = matches!(amended, Ok(Answer::Renewed(renewed)) if renewed.map.as_ref() == Some(&grown_map));
+    assert!(same, "linear has no redundancy to do without a donor");
     client.call(Call::Detach { name: "v".into(), token: attached.token }).await.expect("detached");
     client.call(Call::Delete { name: "v".into() }).await.expect("deleted");
     client.call(Call::Leave { donor: "d".into(), force: false }).await.expect("leaves");
@@ -199,10 +207,10 @@ async fn other_versions_strange_routes_and_large_bodies_are_refused() {
     let at = coordination.address();
     let get =
         |path: &str, more: &str| format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{more}\r\n");
-    let answer = raw(at, &get("/v1/pool", "cheetah-api: 2\r\n")).await;
+    let answer = raw(at, &get("/v1/pool", "cheetah-api: 3\r\n")).await;
     assert!(answer.starts_with("HTTP/1.1 426") && answer.contains("upgrade"), "{answer}");
     let answer = raw(at, &get("/v1/pool", "")).await;
-    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("cheetah-api: 1"), "{answer}");
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("cheetah-api: 2"), "{answer}");
     let answer = raw(at, &get("/v1/nothing", "")).await;
     assert!(answer.starts_with("HTTP/1.1 404") && answer.contains("/openapi.json"), "{answer}");
     assert!(raw(at, &get("/openapi.json", "")).await.contains("\"openapi\": \"3.1.0\""));

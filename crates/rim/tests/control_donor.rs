@@ -163,3 +163,28 @@ async fn a_dismissed_or_unwanted_donor_ends_and_knows_why() {
     assert_eq!(donor.handle.open("v@0000000000000001").await.err(), Some(OpenError::Leaving));
     assert_eq!(status(&client).await.donors, []);
 }
+
+#[tokio::test]
+async fn told_to_leave_it_stays_for_what_it_holds_and_no_longer() {
+    let coordination = coordinator("127.0.0.1:0", StateAt::Memory).await;
+    let client = Client::new(&coordination.url()).expect("a URL");
+    let mut empty = donate(&coordination.url(), "e");
+    empty.handle.joined().await.expect("joins");
+    empty.handle.leave(false);
+    assert!(matches!(empty.task.await.expect("no panic"), Exit::Terminated | Exit::Dismissed));
+
+    let mut donor = donate(&coordination.url(), "d");
+    donor.handle.joined().await.expect("joins");
+    create(&client, "v").await;
+    let mut state = donor.handle.state();
+    state.wait_for(|state| state.extents_held == 2).await.expect("runs");
+    donor.handle.leave(false);
+    let state = state.wait_for(|state| state.draining.is_some()).await.expect("runs").clone();
+    assert_eq!(state.draining.expect("told").volumes, ["v"]);
+    let lease = attach(&client, "v").await;
+    let export = export_name("v", lease.token, 1, donor_of(&lease));
+    drop(donor.handle.open(&export).await.expect("nobody else has it, so it serves on"));
+    donor.handle.terminate();
+    assert_eq!(donor.task.await.expect("no panic"), Exit::Terminated);
+    assert_eq!(*donor.wiped.lock().expect("unpoisoned"), [0, 1]);
+}

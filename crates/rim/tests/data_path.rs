@@ -30,7 +30,8 @@ struct Client {
 
 impl Client {
     fn start(map: VolumeMap) -> Client {
-        let options = VolumeOptions { map, token: LeaseToken(0), read_only: false, connections: 2 };
+        let options =
+            VolumeOptions { map, token: LeaseToken(0), read_only: false, fresh: true, connections: 2 };
         let (send, done) = mpsc::channel();
         Client { volume: VolumeHandle::start(options).unwrap(), sink: Arc::new(Channel(send)), done }
     }

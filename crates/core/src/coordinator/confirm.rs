@@ -144,7 +144,7 @@ impl Coordinator {
             })
         };
         let volumes = donor.held.iter().filter_map(duty).collect();
-        Duties { revision: donor.revision, volumes, dismissed: false, stuck: None }
+        Duties { revision: donor.revision, volumes, dismissed: false, stuck: self.stuck(id) }
     }
 }
 

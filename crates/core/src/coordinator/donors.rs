@@ -9,7 +9,6 @@ use super::extents::Extents;
 use super::record::DonorRecord;
 use super::{Coordinator, Key, Outcome, Timer, check_text, check_version, refuse};
 use crate::api::{Answer, Duties, Join, Joined, Refusal, RefusalCode, Sync};
-use crate::layout::lost_ranges;
 use crate::limits::{
     DONOR_EXTENTS_MAX, DONOR_LISTED_NS, DONOR_SILENCE_NS, HEARTBEAT_NS, MILLISECOND_NS, POOL_DONORS_MAX,
     SECOND_NS,
@@ -39,12 +38,26 @@ pub(super) struct Donor {
     /// Its open sync, and the revision that it named.
     pub(super) poll: Option<(super::CallId, u64)>,
     pub(super) bytes_used: u64,
+    /// Extents that its owner can spare now, as it last said.
+    pub(super) offered: u32,
+    /// Volumes of which extents were taken from it, and the revision by which it will have wiped them.
+    pub(super) wipes: BTreeMap<VolumeId, u64>,
+    /// What it is to wipe was forgotten by a restart: by this revision it will have wiped all of it.
+    pub(super) wipes_all: u64,
+    /// How often writers set it aside since it last completed a fragment, and until when it gets none.
+    pub(super) set_aside: u32,
+    pub(super) rest_until: Time,
 }
 
 impl Donor {
     pub(super) fn join(record: DonorRecord, revision: u64, now: Time) -> Donor {
         Donor {
             free: Extents::all(record.extents),
+            offered: record.extents,
+            wipes: BTreeMap::new(),
+            wipes_all: 0,
+            set_aside: 0,
+            rest_until: 0,
             record,
             alive: true,
             heard: true,
@@ -72,6 +85,38 @@ impl Donor {
         let extent = self.free.take_lowest()?;
         self.held.entry(volume).or_default().push(extent);
         Some(extent)
+    }
+
+    /// The volume's extent is free again.
+    pub(super) fn give_back(&mut self, volume: VolumeId, extent: u32) {
+        let Some(extents) = self.held.get_mut(&volume) else { return };
+        if let Ok(at) = extents.binary_search(&extent) {
+            extents.remove(at);
+            self.free.give_back(extent);
+        }
+        if extents.is_empty() {
+            self.held.remove(&volume);
+        }
+    }
+
+    /// How many extents it holds.
+    pub(super) fn used(&self) -> u32 {
+        self.record.extents - self.free.count()
+    }
+
+    /// How many more extents it may be given.
+    pub(super) fn room(&self) -> u32 {
+        if self.record.leaving { 0 } else { self.offered.saturating_sub(self.used()) }
+    }
+
+    /// How many extents it holds beyond what its owner can spare.
+    pub(super) fn excess(&self) -> u32 {
+        self.used().saturating_sub(self.offered)
+    }
+
+    /// What was ever taken from it of this volume is wiped: what it is given next is blank.
+    pub(super) fn has_wiped(&self, volume: VolumeId) -> bool {
+        self.confirmed >= self.wipes_all && self.wipes.get(&volume).is_none_or(|by| self.confirmed >= *by)
     }
 
     pub(super) fn sort_held(&mut self, volume: VolumeId) {
@@ -116,11 +161,13 @@ impl Coordinator {
         } else {
             let revision = self.next_revision();
             let Join { donor, name, host, address, extents, foreign_export, .. } = join;
-            let (join, departed) = (self.joins, false);
+            let (join, departed, leaving) = (self.joins, false, false);
             self.joins += 1;
-            let record = DonorRecord { donor, name, host, address, extents, foreign_export, join, departed };
+            let record =
+                DonorRecord { donor, name, host, address, extents, foreign_export, join, departed, leaving };
             self.donors.insert(id, Donor::join(record, revision, now));
             self.dirty.insert(Key::Donor(id));
+            self.replan = true;
             self.grow_followers(seed);
         }
         self.hear(now, seed, id);
@@ -200,11 +247,20 @@ impl Coordinator {
             return Ok(Outcome::Answer(Answer::Duties(dismissed)));
         }
         donor.bytes_used = sync.bytes_used;
-        self.unsettled |= donor.confirmed != sync.revision;
+        let confirms = donor.confirmed != sync.revision;
         donor.confirmed = sync.revision;
+        donor.wipes.retain(|_, by| *by > sync.revision);
+        self.unsettled |= confirms;
+        self.replan |= confirms;
         self.answer_poll(id);
         if sync.goodbye {
             self.depart(now, id);
+            return Ok(Outcome::Answer(Answer::Duties(dismissed)));
+        }
+        self.hear_offer(now, id, sync);
+        self.hear_wiped(id);
+        if !self.donors.get(&id).is_some_and(|donor| donor.alive || !donor.record.departed) {
+            self.dismissed.remove(&id);
             return Ok(Outcome::Answer(Answer::Duties(dismissed)));
         }
         if sync.revision > self.revision {
@@ -213,6 +269,7 @@ impl Coordinator {
             let revision = self.next_revision();
             if let Some(donor) = self.donors.get_mut(&id) {
                 donor.revision = revision;
+                donor.wipes_all = revision;
             }
         }
         self.hear(now, &mut Seed(sync.revision ^ id.0), id);
@@ -226,6 +283,32 @@ impl Coordinator {
         Ok(Outcome::Hold(Held::Poll { donor: id }, now + HEARTBEAT_NS))
     }
 
+    /// What the donor's owner can spare, and whether it wants to go: once said, that holds.
+    fn hear_offer(&mut self, now: Time, id: DonorId, sync: &Sync) {
+        let Some(donor) = self.donors.get_mut(&id) else { return };
+        let offered = sync.extents_offered.min(donor.record.extents);
+        let more = offered > donor.offered;
+        let less = offered < donor.offered && offered < donor.used();
+        donor.offered = offered;
+        self.replan |= more;
+        if less {
+            self.unsettle_donor(id);
+        }
+        if sync.leaving {
+            self.drain(now, id);
+        }
+    }
+
+    /// Volumes that follow waited for what a restart had made uncertain.
+    fn hear_wiped(&mut self, id: DonorId) {
+        let Some(donor) = self.donors.get_mut(&id) else { return };
+        if donor.wipes_all > 0 && donor.confirmed >= donor.wipes_all {
+            donor.wipes_all = 0;
+            let mut seed = Seed(donor.confirmed ^ id.0);
+            self.grow_followers(&mut seed);
+        }
+    }
+
     /// A sign of life.
     fn hear(&mut self, now: Time, seed: &mut Seed, id: DonorId) {
         let Some(donor) = self.donors.get_mut(&id) else { return };
@@ -234,36 +317,12 @@ impl Coordinator {
         donor.last_seen = now;
         self.set_donor_timer(id, now + DONOR_SILENCE_NS);
         if returned {
-            self.unsettled = true;
+            (self.unsettled, self.replan) = (true, true);
             self.grow_followers(seed);
         }
     }
 
-    pub(super) fn leave(&mut self, now: Time, name: &str, force: bool) -> Result<Outcome, Refusal> {
-        let id = self.donor_named(name)?;
-        let takes = self.lost_without(id);
-        if !force && !takes.is_empty() {
-            let listed: Vec<String> = takes
-                .iter()
-                .map(|(volume, bytes)| format!("{} of volume '{volume}'", show_bytes(*bytes)))
-                .collect();
-            let message = format!(
-                "donor '{name}' holds {}, which would be lost (draining comes with a later version); \
-                 delete what you no longer need, or use --force",
-                listed.join(", ")
-            );
-            return Err(refuse(RefusalCode::Conflict, message));
-        }
-        self.depart(now, id);
-        if !self.donors.contains_key(&id) {
-            let until = now + DONOR_LISTED_NS;
-            self.dismissed.insert(id, until);
-            self.timers.insert((until, Timer::Dismissed(id)));
-        }
-        Ok(Outcome::Answer(Answer::Done))
-    }
-
-    fn donor_named(&self, name: &str) -> Result<DonorId, Refusal> {
+    pub(super) fn donor_named(&self, name: &str) -> Result<DonorId, Refusal> {
         let named = |donor: &&Donor| donor.record.name == name || donor.record.donor.to_string() == name;
         let present = |donor: &&Donor| !donor.record.departed && named(donor);
         let mut found: Vec<&Donor> = self.donors.values().filter(present).collect();
@@ -289,22 +348,15 @@ impl Coordinator {
         }
     }
 
-    /// What each volume would lose with the donor, in bytes.
-    fn lost_without(&self, id: DonorId) -> Vec<(&str, u64)> {
-        let Some(donor) = self.donors.get(&id) else { return Vec::new() };
-        let volumes = donor.held.keys().filter_map(|volume| self.volumes.get(volume));
-        let lost = |map| super::status::bytes_of(map, &lost_ranges(map, |other| other == id));
-        volumes.map(|volume| (volume.map.name.as_str(), lost(&volume.map))).collect()
-    }
-
     /// Takes a donor out for good; it stays listed as lost while a volume refers to it.
-    fn depart(&mut self, now: Time, id: DonorId) {
+    pub(super) fn depart(&mut self, now: Time, id: DonorId) {
         let Some(donor) = self.donors.get_mut(&id) else { return };
         donor.alive = false;
         donor.record.departed = true;
         self.dirty.insert(Key::Donor(id));
         self.unsettled = true;
         self.answer_poll(id);
+        self.abandon(now, id);
         self.tidy_donor(now, id);
     }
 
@@ -312,7 +364,7 @@ impl Coordinator {
         let Some(donor) = self.donors.get_mut(&id) else { return };
         if donor.alive {
             donor.alive = false;
-            self.unsettled = true;
+            (self.unsettled, self.replan) = (true, true);
             self.tidy_donor(now, id);
             self.set_donor_timer(id, now + DONOR_LISTED_NS);
         } else if donor.held.is_empty() {
@@ -322,10 +374,16 @@ impl Coordinator {
         }
     }
 
-    /// Forgets a lost donor that holds nothing once it left or another has its name.
+    /// Forgets a lost donor that holds nothing once it left or another has its name, and lets one go that wanted to.
     pub(super) fn tidy_donor(&mut self, now: Time, id: DonorId) {
         let Some(donor) = self.donors.get(&id) else { return };
-        if donor.alive || !donor.held.is_empty() {
+        if !donor.held.is_empty() {
+            return;
+        }
+        if donor.alive {
+            if donor.record.leaving {
+                self.dismiss(now, id);
+            }
             return;
         }
         let name = &donor.record.name;
@@ -353,15 +411,22 @@ impl Coordinator {
         }
     }
 
-    /// Donors that live for certain, in the order they joined.
-    pub(super) fn rooms(&self) -> Vec<Room> {
-        let mut alive: Vec<&Donor> =
-            self.donors.values().filter(|donor| donor.alive && donor.heard).collect();
-        alive.sort_by_key(|donor| donor.record.join);
-        alive
-            .iter()
-            .map(|donor| Room { donor: donor.record.donor, extents_free: donor.free.count() })
-            .collect()
+    /// Donors that live for certain and stay, in the order they joined: what each may be given of a volume.
+    pub(super) fn rooms(&self, volume: Option<VolumeId>) -> Vec<Room> {
+        let is_open = |donor: &&Donor| {
+            let blank = volume.is_none_or(|volume| donor.has_wiped(volume));
+            donor.alive && donor.heard && !donor.record.leaving && blank
+        };
+        let mut open: Vec<&Donor> = self.donors.values().filter(is_open).collect();
+        open.sort_by_key(|donor| donor.record.join);
+        let mut hosts: BTreeMap<&str, u32> = BTreeMap::new();
+        let mut rooms = Vec::with_capacity(open.len());
+        for donor in open {
+            let next = hosts.len() as u32;
+            let host = *hosts.entry(&donor.record.host).or_insert(next);
+            rooms.push(Room { donor: donor.record.donor, host, extents_free: donor.room() });
+        }
+        rooms
     }
 }
 

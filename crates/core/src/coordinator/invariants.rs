@@ -21,11 +21,16 @@ impl Coordinator {
             );
         }
         assert_eq!(self.names.len(), self.volumes.len());
+        assert!(self.wanting.iter().all(|id| self.volumes.contains_key(id)), "homes are for what there is");
+        assert!(self.plan_at.is_none_or(|at| self.timers.contains(&(at, Timer::Plan))), "planning goes on");
         for (call, (_, until)) in &self.held {
             assert!(self.timers.contains(&(*until, Timer::Held(*call))), "a held call ends by a timer");
         }
-        let done =
-            self.dirty.is_empty() && self.woken.is_empty() && self.replies.is_empty() && !self.unsettled;
+        let done = self.dirty.is_empty()
+            && self.woken.is_empty()
+            && self.replies.is_empty()
+            && !self.unsettled
+            && !self.replan;
         assert!(done || (self.revision == 1 && self.donors.is_empty()), "a step leaves nothing to do");
     }
 
@@ -39,7 +44,21 @@ impl Coordinator {
                 assert!(held && !donor.free.contains(member.extent), "{member:?} is held and not free");
             }
         }
+        for volume in self.volumes.values() {
+            for (group, slot) in volume.pending.keys() {
+                let slot = &volume.map.groups[*group as usize].slots[*slot as usize];
+                assert!(slot.filling.is_some(), "only a filling is waited for");
+            }
+            let data = volume.map.redundancy.data as usize;
+            for group in &volume.map.groups {
+                let held = group.slots.iter().filter(|slot| slot.held.is_some()).count();
+                assert!(held >= data, "a group keeps as many holders as it can be read from");
+            }
+        }
         for (id, donor) in &self.donors {
+            assert!(donor.offered <= donor.record.extents, "no more is offered than lent");
+            let leaves = donor.alive && donor.record.leaving;
+            assert!(!leaves || !donor.held.is_empty(), "who wants to go and holds nothing is gone");
             let held: usize = donor.held.values().map(Vec::len).sum();
             let of_maps = owned.range((*id, 0)..=(*id, u32::MAX)).count();
             assert_eq!(held, of_maps, "donor {id} holds what the maps say");

@@ -22,6 +22,8 @@ pub(super) struct Lease {
     pub(super) lost: Vec<(DonorId, String)>,
     pub(super) report: VolumeReport,
     pub(super) expires: Time,
+    /// Its volume had no writer before.
+    pub(super) fresh: bool,
 }
 
 impl Coordinator {
@@ -54,6 +56,11 @@ impl Coordinator {
         }
         let record = LeaseRecord { token, volume: id, read_only: attach.read_only, holder: attach.holder };
         let expires = now + LEASE_NS;
+        let fresh = self.volumes.get(&id).is_some_and(|volume| volume.fresh);
+        if let Some(volume) = self.volumes.get_mut(&id).filter(|_| fresh && !attach.read_only) {
+            volume.fresh = false;
+            self.dirty.insert(Key::Volume(id));
+        }
         self.leases.insert(
             token,
             Lease {
@@ -62,6 +69,7 @@ impl Coordinator {
                 lost: Vec::new(),
                 report: VolumeReport::default(),
                 expires,
+                fresh,
             },
         );
         self.timers.insert((expires, Timer::Lease(token)));
@@ -79,16 +87,11 @@ impl Coordinator {
     }
 
     pub(super) fn attached(&self, token: LeaseToken) -> Option<Answer> {
-        let id = self.leases.get(&token)?.record.volume;
+        let Lease { record, fresh, .. } = self.leases.get(&token)?;
+        let (id, fresh) = (record.volume, *fresh);
         let map = self.volumes.get(&id)?.map.clone();
         let lease_ms = LEASE_NS / MILLISECOND_NS;
-        Some(Answer::Attached(Attached {
-            token,
-            lease_ms,
-            map,
-            unconfirmed: self.unconfirmed(id),
-            fresh: false,
-        }))
+        Some(Answer::Attached(Attached { token, lease_ms, map, unconfirmed: self.unconfirmed(id), fresh }))
     }
 
     pub(super) fn renew(
@@ -109,6 +112,7 @@ impl Coordinator {
         lease.expires = now + LEASE_NS;
         self.timers.insert((lease.expires, Timer::Lease(token)));
         lease.place = renew.place;
+        self.replan |= lease.lost != renew.lost;
         lease.lost = renew.lost;
         lease.report = renew.report;
         Ok(Outcome::Hold(Held::Renew { token, epoch: renew.epoch }, now + LEASE_RENEW_NS))
@@ -120,10 +124,11 @@ impl Coordinator {
         Ok(Outcome::Answer(Answer::Done))
     }
 
-    fn check_lease(&self, name: &str, token: LeaseToken) -> Result<(), Refusal> {
+    /// The volume that the lease is of, if it is the one of this name.
+    pub(super) fn check_lease(&self, name: &str, token: LeaseToken) -> Result<VolumeId, Refusal> {
         let lease = self.leases.get(&token).ok_or_else(|| lease_gone(token))?;
         let volume = self.volumes.get(&lease.record.volume).filter(|volume| volume.map.name == name);
-        volume.map(|_| ()).ok_or_else(|| lease_gone(token))
+        volume.map(|volume| volume.map.volume).ok_or_else(|| lease_gone(token))
     }
 
     pub(super) fn lease_expired(&mut self, token: LeaseToken) {
@@ -146,4 +151,10 @@ impl Coordinator {
         }
         self.touch_volume(id);
     }
+}
+
+pub(super) fn read_only(token: LeaseToken) -> Refusal {
+    let message =
+        format!("lease {token} is for reading; only who has the volume attached for writing changes its map");
+    refuse(RefusalCode::Gone, message)
 }

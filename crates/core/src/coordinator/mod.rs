@@ -6,16 +6,21 @@
 //! writer per volume; and an answer that lets a client reach a donor is held until that donor has confirmed
 //! that it knows (`confirm`). Called by `rim::control` and `sim`. Tests: `tests/coordinator_*.rs`.
 //!
-//! Files: `donors` (join, sync, leave, silence), `volumes` (create, grow, delete), `leases` (attach, renew,
-//! detach), `confirm` (answers held back), `status`, `record` (what is stored), `extents` (free ones),
+//! Files: `donors` (join, sync, silence), `drain` (leaving), `volumes` (create, grow, delete), `leases` (attach,
+//! renew, detach), `amend` (what a writer found out), `repair` (new homes for fragments), `bad` (lists of bad
+//! ranges), `confirm` (answers held back), `status`, `record` (what is stored), `extents` (free ones),
 //! `invariants`.
 
+mod amend;
+mod bad;
 mod confirm;
 mod donors;
+mod drain;
 mod extents;
 mod invariants;
 mod leases;
 mod record;
+mod repair;
 mod status;
 mod volumes;
 
@@ -71,6 +76,8 @@ enum Timer {
     Donor(DonorId),
     Lease(LeaseToken),
     Dismissed(DonorId),
+    /// Donors may be homes for fragments again.
+    Plan,
 }
 
 #[derive(Debug)]
@@ -87,10 +94,15 @@ pub struct Coordinator {
     leases: BTreeMap<LeaseToken, Lease>,
     held: BTreeMap<CallId, (Held, Time)>,
     timers: BTreeSet<(Time, Timer)>,
+    /// Volumes that may have slots that want a new home.
+    wanting: BTreeSet<VolumeId>,
+    /// When `Timer::Plan` is set for.
+    plan_at: Option<Time>,
     // What the current step still has to do at its end; empty between steps.
     dirty: BTreeSet<Key>,
     woken: BTreeSet<DonorId>,
     unsettled: bool,
+    replan: bool,
     replies: Vec<(CallId, Result<Answer, Refusal>)>,
 }
 
@@ -109,9 +121,12 @@ impl Coordinator {
             leases: BTreeMap::new(),
             held: BTreeMap::new(),
             timers: BTreeSet::new(),
+            wanting: BTreeSet::new(),
+            plan_at: None,
             dirty: BTreeSet::from([Key::Pool]),
             woken: BTreeSet::new(),
             unsettled: false,
+            replan: true,
             replies: Vec::new(),
         }
     }
@@ -155,7 +170,7 @@ impl Coordinator {
             Call::Delete { name } => self.delete(now, &name),
             Call::Attach { name, attach } => self.attach(now, seed, &name, attach),
             Call::Renew { name, token, renew } => self.renew(now, &name, token, renew),
-            Call::Amend { .. } => Err(refuse(RefusalCode::Invalid, "not built yet")),
+            Call::Amend { name, token, amend } => self.amend(now, &name, token, amend),
             Call::Detach { name, token } => self.detach(&name, token),
         }
     }
@@ -170,12 +185,14 @@ impl Coordinator {
                 Timer::Dismissed(donor) => {
                     self.dismissed.remove(&donor);
                 }
+                Timer::Plan => (self.plan_at, self.replan) = (None, true),
             }
         }
     }
 
     /// Turns what the step left to do into effects: what is stored first, replies after it.
     fn finish(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        self.plan(now);
         self.settle();
         for donor in std::mem::take(&mut self.woken) {
             self.answer_poll(donor);

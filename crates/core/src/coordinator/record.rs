@@ -42,6 +42,9 @@ pub struct DonorRecord {
     pub join: u64,
     /// Gone for good (it said goodbye or was told to leave); listed while a volume still refers to it.
     pub departed: bool,
+    /// It gets nothing new, and goes when what it holds is moved.
+    #[serde(default)]
+    pub leaving: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -50,6 +53,9 @@ pub struct VolumeRecord {
     pub follow: bool,
     /// Orders the volumes as they were created.
     pub order: u64,
+    /// Nobody has had a write lease.
+    #[serde(default)]
+    pub fresh: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -168,9 +174,10 @@ impl Coordinator {
         if self.names.insert(name.clone(), id).is_some() {
             return Err(BadState(format!("two volumes are named '{name}'")));
         }
-        let VolumeRecord { map, follow, order } = record;
-        self.volumes
-            .insert(id, Volume { map, follow, order, revision: self.revision, leases: BTreeSet::new() });
+        let VolumeRecord { map, follow, order, fresh } = record;
+        let (revision, leases, pending) = (self.revision, BTreeSet::new(), BTreeMap::new());
+        self.volumes.insert(id, Volume { map, follow, order, revision, leases, fresh, pending });
+        self.wanting.insert(id);
         Ok(())
     }
 
@@ -180,8 +187,9 @@ impl Coordinator {
             Key::Pool => Some(Record::Pool(PoolRecord { pool: self.pool, revision: self.revision })),
             Key::Donor(id) => self.donors.get(&id).map(|donor| Record::Donor(donor.record.clone())),
             Key::Volume(id) => self.volumes.get(&id).map(|volume| {
-                let Volume { map, follow, order, .. } = volume;
-                Record::Volume(VolumeRecord { map: map.clone(), follow: *follow, order: *order })
+                let Volume { map, follow, order, fresh, .. } = volume;
+                let (follow, order, fresh) = (*follow, *order, *fresh);
+                Record::Volume(VolumeRecord { map: map.clone(), follow, order, fresh })
             }),
             Key::Lease(token) => self.leases.get(&token).map(|lease| Record::Lease(lease.record.clone())),
         }
@@ -192,6 +200,7 @@ impl Donor {
     fn restore(record: DonorRecord, revision: u64, now: Time) -> Donor {
         let mut donor = Donor::join(record, revision, now);
         donor.heard = false;
+        donor.wipes_all = revision;
         donor.alive = !donor.record.departed;
         donor
     }
@@ -199,6 +208,7 @@ impl Donor {
 
 impl Lease {
     fn restore(record: LeaseRecord, expires: Time) -> Lease {
-        Lease { record, place: String::new(), lost: Vec::new(), report: VolumeReport::default(), expires }
+        let (place, lost, report) = (String::new(), Vec::new(), VolumeReport::default());
+        Lease { record, place, lost, report, expires, fresh: false }
     }
 }

@@ -11,7 +11,7 @@ use crate::api::{
 };
 use crate::layout::{LostRange, lost_ranges};
 use crate::limits::{EXTENT_BYTES, MILLISECOND_NS};
-use crate::map::{DonorId, VolumeMap};
+use crate::map::{DonorId, Slot, VolumeMap};
 use crate::units::Time;
 
 impl Coordinator {
@@ -49,6 +49,14 @@ impl Coordinator {
             lost: lease.lost.clone(),
             report: lease.report.clone(),
         });
+        let slots = || map.groups.iter().flat_map(|group| &group.slots);
+        let count = |is: &dyn Fn(&Slot) -> bool| slots().filter(|slot| is(slot)).count() as u64;
+        let missing = count(&|slot| slot.held.is_none_or(|held| is_lost(held.donor)));
+        let health = match (lost.is_empty(), missing) {
+            (false, _) => VolumeHealth::Lost,
+            (true, 0) => VolumeHealth::Whole,
+            (true, _) => VolumeHealth::Degraded,
+        };
         let lost_routes = map.routes.iter().filter(|(id, _)| is_lost(**id));
         let status = VolumeStatus {
             volume: map.volume,
@@ -59,10 +67,10 @@ impl Coordinator {
             epoch: map.epoch,
             follow: volume.follow,
             attachments: attachments.collect(),
-            health: VolumeHealth::Whole,
-            slots_missing: 0,
-            slots: 0,
-            slots_filling: 0,
+            health,
+            slots_missing: missing,
+            slots: slots().count() as u64,
+            slots_filling: count(&|slot| slot.filling.is_some()),
             lost_donors: lost_routes.map(|(_, route)| route.name.clone()).collect(),
             bytes_lost: bytes_of(map, &lost),
         };
@@ -80,11 +88,11 @@ fn donor_status(donor: &Donor, now: Time) -> DonorStatus {
         health: if donor.alive { DonorHealth::Alive } else { DonorHealth::Lost },
         bytes_total: u64::from(record.extents) * EXTENT_BYTES,
         // What a lost donor has left is of no use to anyone.
-        bytes_free: if donor.alive { u64::from(donor.free.count()) * EXTENT_BYTES } else { 0 },
+        bytes_free: if donor.alive { u64::from(donor.room()) * EXTENT_BYTES } else { 0 },
         bytes_used: donor.bytes_used,
-        bytes_held: 0,
-        bytes_offered: 0,
-        leaving: false,
+        bytes_held: u64::from(donor.used()) * EXTENT_BYTES,
+        bytes_offered: u64::from(donor.offered) * EXTENT_BYTES,
+        leaving: record.leaving,
         silent_ms: now.saturating_sub(donor.last_seen) / MILLISECOND_NS,
     }
 }

@@ -26,6 +26,17 @@ pub(super) struct Volume {
     /// Of the last change of its map or leases; its donors know it when they confirm this or a later one.
     pub(super) revision: u64,
     pub(super) leases: BTreeSet<LeaseToken>,
+    /// Nobody has had a write lease.
+    pub(super) fresh: bool,
+    /// Slots whose filling the donor may not have heard of yet, and the revision that tells it.
+    pub(super) pending: BTreeMap<(u32, u32), u64>,
+}
+
+impl Volume {
+    fn new(map: VolumeMap, follow: bool, order: u64) -> Volume {
+        let (leases, pending) = (BTreeSet::new(), BTreeMap::new());
+        Volume { map, follow, order, revision: 0, leases, fresh: true, pending }
+    }
 }
 
 impl Coordinator {
@@ -42,7 +53,7 @@ impl Coordinator {
             let message = format!("the pool is at its limit of {POOL_VOLUMES_MAX} volumes");
             return Err(refuse(RefusalCode::Unavailable, message));
         }
-        let rooms = self.rooms();
+        let rooms = self.rooms(None);
         // A volume that follows grows with each single donor, which only `linear` can.
         let redundancy = redundancy.unwrap_or_else(|| match size {
             _ if follow => Redundancy::LINEAR,
@@ -77,7 +88,7 @@ impl Coordinator {
             bad: Vec::new(),
         };
         self.names.insert(name, id);
-        self.volumes.insert(id, Volume { map, follow, order, revision: 0, leases: BTreeSet::new() });
+        self.volumes.insert(id, Volume::new(map, follow, order));
         self.map_changed(id);
         Ok(Outcome::Hold(Held::Volume { volume: id }, now + DONOR_SILENCE_NS))
     }
@@ -128,7 +139,7 @@ impl Coordinator {
     /// Grows by every whole group that is free; false when there is none.
     fn grow_by_all(&mut self, id: VolumeId, seed: &mut Seed) -> bool {
         let map = &self.volumes[&id].map;
-        let groups = groups_max(map.redundancy.width(), &self.rooms());
+        let groups = groups_max(map.redundancy.width(), &self.rooms(Some(id)));
         let size = (map.groups.len() as u64 + groups) * map.group_bytes();
         if size <= map.size {
             return false;
@@ -143,7 +154,7 @@ impl Coordinator {
             follows.map(|volume| (volume.order, volume.map.volume)).collect();
         followers.sort_unstable();
         for (_, id) in followers {
-            if groups_max(self.volumes[&id].map.redundancy.width(), &self.rooms()) > 0 {
+            if groups_max(self.volumes[&id].map.redundancy.width(), &self.rooms(Some(id))) > 0 {
                 self.grow_by_all(id, seed);
             }
         }
@@ -169,6 +180,8 @@ impl Coordinator {
             }
             self.tidy_donor(now, donor_id);
         }
+        self.wanting.remove(&id);
+        self.replan = true;
         Ok(Outcome::Answer(Answer::Done))
     }
 
@@ -180,7 +193,9 @@ impl Coordinator {
         groups: u64,
         seed: &mut Seed,
     ) -> Option<Vec<Group>> {
-        let placed = place(redundancy, groups, &self.rooms(), seed)?;
+        // What is new has nothing to wipe.
+        let known = self.volumes.contains_key(&id).then_some(id);
+        let placed = place(redundancy, groups, &self.rooms(known), seed)?;
         let mut extent_of = |donor: DonorId| {
             let extent = self.donors.get_mut(&donor).and_then(|donor| donor.take_lowest(id));
             let extent = extent.expect("placement stays within the rooms it was given");
@@ -193,8 +208,8 @@ impl Coordinator {
         Some(groups)
     }
 
-    /// After groups were added: routes, order, store, and word to the donors.
-    fn map_changed(&mut self, id: VolumeId) {
+    /// After slots were given to donors: routes, order, store, and word to them.
+    pub(super) fn map_changed(&mut self, id: VolumeId) {
         let Some(volume) = self.volumes.get_mut(&id) else { return };
         let members =
             volume.map.groups.iter().flat_map(|group| group.placements()).map(|member| member.donor);
@@ -210,7 +225,7 @@ impl Coordinator {
 
     /// Says what is free and where, and what was needed.
     fn shortage(&self, name: &str, redundancy: Redundancy, groups: u64) -> Refusal {
-        let rooms = self.rooms();
+        let rooms = self.rooms(None);
         let unheard = self.donors.values().filter(|donor| donor.alive && !donor.heard).count();
         if unheard > 0 {
             let message = format!(
@@ -231,8 +246,9 @@ impl Coordinator {
             let missing = width - rooms.len();
             let message = format!(
                 "{redundancy} needs {width} donors and the pool has {}: {missing} more must join \
-                 (`cheetah donate SIZE`), or ask for a narrower stripe or linear",
-                rooms.len()
+                 (`cheetah donate SIZE`), or ask for what fewer donors can do, like {}",
+                rooms.len(),
+                default_redundancy(Some(1), &rooms)
             );
             return refuse(RefusalCode::PoolFull, message);
         }
@@ -272,11 +288,10 @@ fn check_create(create: &Create) -> Result<(), Refusal> {
             "a unit of {unit} bytes is not possible: use a power of two from {least} to {most}"
         ));
     }
-    let Some(Redundancy { data, parity }) = create.redundancy else { return Ok(()) };
-    if parity != 0 || data == 0 || data > crate::limits::STRIPE_DONORS_MAX {
-        return invalid("this version knows linear and stripe:K".to_owned());
-    }
-    Ok(())
+    let Some(redundancy) = create.redundancy else { return Ok(()) };
+    // What has a name can be had; the shapes alone could say more.
+    let named = redundancy.to_string().parse::<Redundancy>();
+    named.map(|_| ()).map_err(|message| refuse(RefusalCode::Invalid, message))
 }
 
 fn check_size(bytes: u64) -> Result<(), Refusal> {

@@ -286,6 +286,20 @@ mod tests {
     }
 
     #[test]
+    fn a_flush_speaks_of_what_its_connection_may_write() {
+        let access = access();
+        let written = |access: &Access, export| {
+            let grant = access.open(export).expect("a good name");
+            (access.written_by(&grant).collect::<Vec<_>>(), grant)
+        };
+        let (extents, writer) = written(&access, "case.7@x@00000000000000ab");
+        assert_eq!(extents, [1, 2, 4]);
+        assert_eq!(written(&access, "case.7@x@00000000000000cd").0, [], "a reader's flush ages nothing");
+        assert_eq!(Access::closed(DONOR, 8).written_by(&writer).count(), 0, "nor that of a lease that ended");
+        assert_eq!(written(&Access::alone(2), "arena").0, [0, 1]);
+    }
+
+    #[test]
     fn every_touched_extent_must_be_the_volumes() {
         let (access, e) = (access(), EXTENT_BYTES);
         let grant = access.open("case.7@x@00000000000000ab").expect("a good name");

@@ -11,14 +11,16 @@
 //! that ends, and none for a refused one. A `Sync` or `Join` replaces one that is under way.
 //!
 //! Files: `access` (what the data path checks), `dirty` (what was written lately), `pool` (talking to the
-//! coordinator).
+//! coordinator), `owner` (how much is lent).
 
 mod access;
 mod dirty;
+pub mod owner;
 mod pool;
 
 pub use access::{Access, Denied, Grant, OpenError, export_name};
 pub use dirty::DirtyMap;
+pub use pool::Draining;
 
 use crate::api::{Duties, Refusal};
 use crate::map::{DonorId, LeaseToken, PoolId, VolumeId};
@@ -57,8 +59,16 @@ pub enum Event {
     Wiped {
         extents: Vec<u32>,
     },
-    /// SIGTERM.
+    /// Told to go once what it holds has been moved to others; `bounded`: in `DRAIN_NS` at the latest.
+    Leave {
+        bounded: bool,
+    },
+    /// Told to go at once: what it holds is lost.
     Terminate,
+    /// How many extents the machine's owner can spare has changed.
+    Offered {
+        extents: u32,
+    },
     Wake,
 }
 
@@ -73,7 +83,9 @@ pub enum Effect {
         donor: DonorId,
         revision: u64,
         connections: u32,
+        leaving: bool,
         goodbye: bool,
+        offered: u32,
     },
     /// What the data path checks from now on.
     Publish(Arc<Access>),
@@ -123,6 +135,8 @@ enum State {
 #[derive(Debug)]
 pub struct Donor {
     extents: u32,
+    /// How many of them the machine's owner can spare.
+    offered: u32,
     pool: Pool,
     duties: Duties,
     /// The last revision that is carried out in full.
@@ -144,6 +158,7 @@ impl Donor {
     pub fn new(identity: DonorId, extents: u32) -> Self {
         Donor {
             extents,
+            offered: extents,
             pool: Pool::new(identity),
             duties: Duties::default(),
             confirmed: 0,
@@ -175,9 +190,12 @@ impl Donor {
             Event::Wiped { extents } => extents.iter().for_each(|extent| {
                 self.wiping.remove(extent);
             }),
+            Event::Leave { bounded } => self.drain(now, bounded, effects),
             Event::Terminate => self.leave(now, Exit::Terminated, effects),
+            Event::Offered { extents } => self.offer(now, extents, effects),
             Event::Wake => {}
         }
+        self.drain_advance(now, effects);
         self.advance(now, effects);
         self.run_timers(now, effects);
     }

@@ -2,12 +2,13 @@
 //!
 //! Owns what was asked of the coordinator and when to ask again. Key invariants: one question at a time; a
 //! coordinator that is unreachable changes nothing for who is connected; one that lost its state is joined
-//! anew only when nobody has been connected for `ORPHAN_NS`, with all memory wiped and a new identity.
+//! anew only when nobody has been connected for `ORPHAN_NS`, with all memory wiped and a new identity; who leaves
+//! says goodbye with data only when it was told to, or when its time to drain is over.
 //! Tests: `tests/donor_pool.rs`.
 
 use super::{Donor, Effect, Exit};
 use crate::api::{Duties, Refusal, RefusalCode};
-use crate::limits::{GOODBYE_NS, HEARTBEAT_NS, ORPHAN_NS, SECOND_NS};
+use crate::limits::{DRAIN_NS, GOODBYE_NS, HEARTBEAT_NS, ORPHAN_NS, SECOND_NS};
 use crate::map::{DonorId, PoolId};
 use crate::placement::Seed;
 use crate::units::Time;
@@ -32,6 +33,30 @@ pub(super) struct Pool {
     ask_at: Option<Time>,
     /// Since when no connection has been open, while the pool is gone.
     idle_since: Time,
+    drain: Option<Drain>,
+    /// The last question was answered.
+    answered: bool,
+}
+
+/// The wish to go as soon as nothing is lost by it.
+#[derive(Clone, Copy, Debug)]
+struct Drain {
+    /// When to go with whatever is held.
+    until: Option<Time>,
+    /// Since when nothing is held.
+    empty_since: Option<Time>,
+    /// The coordinator was told so while nothing was held, and did not dismiss the donor, or cannot be told.
+    told: bool,
+}
+
+/// Where a donor stands that goes when what it holds has been moved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Draining {
+    pub until: Option<Time>,
+    /// The coordinator answers.
+    pub answered: bool,
+    /// The volumes that are still to be moved, by name.
+    pub volumes: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,6 +85,8 @@ impl Pool {
             told: 0,
             ask_at: None,
             idle_since: 0,
+            drain: None,
+            answered: true,
         }
     }
 
@@ -72,6 +99,27 @@ impl Donor {
     #[must_use]
     pub fn identity(&self) -> DonorId {
         self.pool.identity
+    }
+
+    /// Extents that hold a volume's data.
+    #[must_use]
+    pub fn extents_held(&self) -> u32 {
+        u32::try_from(self.owners.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Why what it holds cannot be moved, while it has to be.
+    #[must_use]
+    pub fn stuck(&self) -> Option<&str> {
+        self.duties.stuck.as_deref()
+    }
+
+    /// `None` unless it was told to leave and is still here.
+    #[must_use]
+    pub fn draining(&self) -> Option<Draining> {
+        let drain = self.pool.drain.filter(|_| !self.pool.is_leaving())?;
+        let holding = self.duties.volumes.iter().filter(|duty| !duty.extents.is_empty());
+        let volumes = holding.map(|duty| duty.name.clone()).collect();
+        Some(Draining { until: drain.until, answered: self.pool.answered, volumes })
     }
 
     fn holds_memory(&self) -> bool {
@@ -96,14 +144,65 @@ impl Donor {
 
     fn sync(&self, goodbye: bool) -> Effect {
         let connections = u32::try_from(self.conns.len()).unwrap_or(u32::MAX);
-        Effect::Sync { donor: self.pool.identity, revision: self.confirmed, connections, goodbye }
+        let Donor { confirmed: revision, offered, .. } = *self;
+        let (donor, leaving) = (self.pool.identity, self.pool.drain.is_some());
+        Effect::Sync { donor, revision, connections, leaving, goodbye, offered }
+    }
+
+    /// The coordinator hears it now: a long poll under way is given up for it.
+    fn tell(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        if self.pool.standing == Standing::Member {
+            self.ask(now, effects);
+        }
+    }
+
+    pub(super) fn offer(&mut self, now: Time, extents: u32, effects: &mut Vec<Effect>) {
+        let extents = extents.min(self.extents);
+        if self.offered != extents {
+            self.offered = extents;
+            self.tell(now, effects);
+        }
+    }
+
+    pub(super) fn drain(&mut self, now: Time, bounded: bool, effects: &mut Vec<Effect>) {
+        let until = bounded.then(|| now + DRAIN_NS);
+        if let Some(drain) = &mut self.pool.drain {
+            drain.until = drain.until.or(until);
+            return;
+        }
+        let told = self.pool.standing != Standing::Member;
+        self.pool.drain = Some(Drain { until, empty_since: None, told });
+        self.tell(now, effects);
+    }
+
+    /// Goes when nothing is lost by it, or when its time is over.
+    pub(super) fn drain_advance(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        let empty = !self.holds_memory();
+        let Some(drain) = &mut self.pool.drain else { return };
+        drain.empty_since = if empty { drain.empty_since.or(Some(now)) } else { None };
+        let patience_is_over = drain.empty_since.is_some_and(|since| now >= since + GOODBYE_NS);
+        let done = empty && (drain.told || patience_is_over);
+        if done || drain.until.is_some_and(|until| now >= until) {
+            self.leave(now, Exit::Terminated, effects);
+        }
+    }
+
+    /// The last sync, which said that it leaves, was answered without a dismissal; or nobody is there to answer.
+    fn drain_is_told(&mut self) {
+        let empty = !self.holds_memory();
+        if let Some(drain) = &mut self.pool.drain {
+            drain.told = empty;
+        }
     }
 
     pub(super) fn joined(&mut self, now: Time, pool: PoolId, effects: &mut Vec<Effect>) {
         if self.pool.is_leaving() {
             return;
         }
-        self.pool.asked = false;
+        (self.pool.asked, self.pool.answered) = (false, true);
+        if let Some(drain) = &mut self.pool.drain {
+            drain.told = false;
+        }
         if self.pool.pool != Some(pool) {
             // It holds nothing, or it would have been refused: start counting anew.
             self.pool.pool = Some(pool);
@@ -119,6 +218,7 @@ impl Donor {
             return;
         }
         self.pool.asked = false;
+        self.drain_is_told();
         self.pool.ask_at = Some(now + RETRY_NS);
         let lasting = refusal.code != RefusalCode::Unavailable;
         if !lasting {
@@ -147,7 +247,7 @@ impl Donor {
 
     pub(super) fn heard(&mut self, now: Time, duties: Duties, effects: &mut Vec<Effect>) {
         match &mut self.pool.standing {
-            Standing::Member => self.pool.asked = false,
+            Standing::Member => (self.pool.asked, self.pool.answered) = (false, true),
             Standing::Leaving { goodbye_heard, .. } => {
                 *goodbye_heard = true;
                 return;
@@ -160,6 +260,9 @@ impl Donor {
         let news = duties.revision > self.duties.revision;
         if news {
             self.take_on(duties, effects);
+        } else {
+            self.duties.stuck = duties.stuck;
+            self.drain_is_told();
         }
         // What is under way is confirmed when it is done (`pool_advance`); until then this is the heartbeat.
         let busy = news || self.confirmed != self.duties.revision;
@@ -173,6 +276,7 @@ impl Donor {
                 self.pool.asked = false;
                 self.pool.standing = Standing::Outside;
                 self.pool.ask_at = Some(now.max(self.pool.asked_at + ASK_GAP_NS));
+                self.drain_is_told();
             }
             Standing::Leaving { goodbye_heard, .. } => *goodbye_heard = true,
             Standing::Outside | Standing::Orphan | Standing::Ended => {}
@@ -180,7 +284,8 @@ impl Donor {
     }
 
     pub(super) fn unreachable(&mut self, now: Time) {
-        self.pool.asked = false;
+        (self.pool.asked, self.pool.answered) = (false, false);
+        self.drain_is_told();
         match &mut self.pool.standing {
             Standing::Leaving { goodbye_heard, .. } => *goodbye_heard = true,
             _ => self.pool.ask_at = Some(now + RETRY_NS),
@@ -234,6 +339,9 @@ impl Donor {
             Standing::Ended => None,
             _ => self.pool.ask_at.filter(|_| !self.pool.asked),
         };
-        effects.extend(goodbye.map(Effect::WakeAt));
+        let drain = self.pool.drain.filter(|_| !self.pool.is_leaving());
+        let empty = drain.and_then(|drain| drain.empty_since).map(|since| since + GOODBYE_NS);
+        let wake = goodbye.into_iter().chain(empty).chain(drain.and_then(|drain| drain.until)).min();
+        effects.extend(wake.map(Effect::WakeAt));
     }
 }

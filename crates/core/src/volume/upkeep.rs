@@ -249,6 +249,10 @@ impl Volume {
                 }
                 at += len;
             }
+            // What was not answered counts as written.
+            if at < self.used(group) {
+                dirty.entry(group).or_default().push((at, self.used(group)));
+            }
         }
         let step = self.lane_max();
         for (group, mut ranges) in dirty {

@@ -79,7 +79,16 @@ impl World {
 }
 
 pub(crate) fn sync(revision: u64, connections: u32) -> Effect {
-    Effect::Sync { donor: DonorId(1), revision, connections, goodbye: false }
+    Effect::Sync { donor: DonorId(1), revision, connections, leaving: false, goodbye: false, offered: 8 }
+}
+
+/// One that says that the donor wants to go.
+pub(crate) fn leaving(revision: u64, connections: u32) -> Effect {
+    Effect::Sync { donor: DonorId(1), revision, connections, leaving: true, goodbye: false, offered: 8 }
+}
+
+pub(crate) fn goodbye(revision: u64, leaving: bool) -> Effect {
+    Effect::Sync { donor: DonorId(1), revision, connections: 0, leaving, goodbye: true, offered: 8 }
 }
 
 pub(crate) fn drop_of(conn: u64) -> Effect {

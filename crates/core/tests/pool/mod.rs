@@ -2,13 +2,13 @@
 //! not to, and a clock that jumps. Invariants are checked after every step, and the store is replayed.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
-use cheetah_core::api::{API_VERSION, Renew, Sync, VolumeDetail, VolumeReport};
 use cheetah_core::api::{
-    Answer, Attach, Attached, Call, Create, Duties, Join, PoolStatus, Refusal, RefusalCode, Size,
+    API_VERSION, Amend, Answer, Attach, Attached, Call, Create, Duties, Filled, Join, PoolStatus, Refusal,
+    RefusalCode, Renew, Renewed, Size, Sync, VolumeDetail, VolumeReport,
 };
 use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event, Record};
-use cheetah_core::limits::{EXTENT_BYTES, HEARTBEAT_NS, SECOND_NS, UNIT_DEFAULT_BYTES};
-use cheetah_core::map::{DonorId, LeaseToken, PoolId};
+use cheetah_core::limits::{DONOR_SILENCE_NS, EXTENT_BYTES, HEARTBEAT_NS, SECOND_NS, UNIT_DEFAULT_BYTES};
+use cheetah_core::map::{DonorId, LeaseToken, Placement, PoolId, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,16 +21,32 @@ pub(crate) struct World {
     pub(crate) answers: BTreeMap<CallId, Result<Answer, Refusal>>,
     /// What each donor carried out last; a donor in here syncs by itself.
     pub(crate) donors: BTreeMap<DonorId, Duties>,
-    epochs: BTreeMap<String, u64>,
+    /// What a donor's owner can spare, if not all; and which donors want to go.
+    pub(crate) offers: BTreeMap<DonorId, u32>,
+    pub(crate) leaving: BTreeSet<DonorId>,
+    /// What each donor has memory of, as its duties said; not blank once it was given.
+    pub(crate) memory: BTreeMap<DonorId, BTreeSet<(VolumeId, u32)>>,
+    heard: BTreeMap<DonorId, Time>,
+    maps: BTreeMap<VolumeId, VolumeMap>,
     calls: u64,
 }
 
 impl World {
     pub(crate) fn new() -> Self {
         let coordinator = Coordinator::new(PoolId(77));
-        let (store, answers, donors) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let mut world =
-            World { now: SECOND_NS, coordinator, store, answers, donors, epochs: BTreeMap::new(), calls: 0 };
+        let mut world = World {
+            now: SECOND_NS,
+            coordinator,
+            store: BTreeMap::new(),
+            answers: BTreeMap::new(),
+            donors: BTreeMap::new(),
+            offers: BTreeMap::new(),
+            leaving: BTreeSet::new(),
+            memory: BTreeMap::new(),
+            heard: BTreeMap::new(),
+            maps: BTreeMap::new(),
+            calls: 0,
+        };
         world.step(Event::Wake);
         world
     }
@@ -54,8 +70,7 @@ impl World {
                 Effect::Store(record) => {
                     assert!(!replied, "what is stored comes before what is said");
                     if let Record::Volume(volume) = &record {
-                        let last = self.epochs.insert(volume.map.volume.to_string(), volume.map.epoch);
-                        assert!(last.is_none_or(|last| last <= volume.map.epoch), "epochs only grow");
+                        self.check_stored(&volume.map);
                     }
                     self.store.insert(record.key().to_string(), record);
                 }
@@ -68,6 +83,26 @@ impl World {
                     assert!(self.answers.insert(call, answer).is_none(), "one answer per call");
                 }
                 Effect::WakeAt(at) => assert!(at >= self.now),
+            }
+        }
+    }
+
+    /// Epochs only grow and name one map each; and what is newly being filled is blank.
+    fn check_stored(&mut self, map: &VolumeMap) {
+        let before = self.maps.insert(map.volume, map.clone());
+        let Some(before) = before else { return };
+        assert!(before.epoch <= map.epoch, "epochs only grow");
+        assert!(before.epoch < map.epoch || before == *map, "an epoch is one map");
+        for (group, was) in map.groups.iter().zip(&before.groups) {
+            for (slot, was) in group.slots.iter().zip(&was.slots) {
+                let Some(filling) = slot.filling.filter(|_| slot.filling != was.filling) else { continue };
+                let lives =
+                    self.heard.get(&filling.donor).is_some_and(|at| self.now - at <= DONOR_SILENCE_NS);
+                assert!(lives, "{filling:?} is given to one that lives");
+                let memory = self.memory.get(&filling.donor);
+                let dirty = memory.is_some_and(|memory| memory.contains(&(map.volume, filling.extent)));
+                assert!(!dirty, "{filling:?} still has what it had of this volume");
+                assert!(!self.leaving.contains(&filling.donor), "{filling:?} is given to one that leaves");
             }
         }
     }
@@ -118,15 +153,30 @@ impl World {
             bytes_used: 4096,
             connections: 0,
             goodbye: false,
-            leaving: false,
-            extents_offered: u32::MAX,
+            leaving: self.leaving.contains(&donor),
+            extents_offered: self.offers.get(&donor).copied().unwrap_or(u32::MAX),
         };
+        self.heard.insert(donor, self.now);
         let call = self.send(Call::Sync { donor, sync });
         let answer = self.answer(call);
         if let Some(Ok(Answer::Duties(duties))) = &answer {
+            let extents = |duty: &cheetah_core::api::Duty| {
+                let volume = duty.volume;
+                duty.extents.clone().into_iter().map(move |extent| (volume, extent))
+            };
+            self.memory.insert(donor, duties.volumes.iter().flat_map(extents).collect());
             self.donors.insert(donor, duties.clone());
         }
         answer
+    }
+
+    /// What the donor would hear at its next heartbeat.
+    pub(crate) fn hear(&mut self, donor: u64) -> Duties {
+        self.donors.get_mut(&DonorId(donor)).expect("joined").revision = 0;
+        match self.sync(DonorId(donor)) {
+            Some(Ok(Answer::Duties(duties))) => duties,
+            other => panic!("at once: {other:?}"),
+        }
     }
 
     /// Lets time pass, with heartbeats of the donors that sync by themselves.
@@ -140,6 +190,7 @@ impl World {
     }
 
     pub(crate) fn join(&mut self, id: u64, extents: u32) -> Result<Answer, Refusal> {
+        self.heard.insert(DonorId(id), self.now);
         let answer = self.ask(Call::Join(joining(id, extents)));
         if answer.is_ok() {
             self.donors.insert(DonorId(id), Duties::default());
@@ -174,6 +225,12 @@ impl World {
         volume(self.ask(Call::Show { name: name.into() }).expect("it is there"))
     }
 
+    /// As `show`, before any donor has heard of anything.
+    pub(crate) fn peek(&mut self, name: &str) -> VolumeDetail {
+        let call = self.send(Call::Show { name: name.into() });
+        volume(self.answer(call).expect("at once").expect("it is there"))
+    }
+
     pub(crate) fn grow(&mut self, name: &str, size: Size) -> Result<VolumeDetail, Refusal> {
         self.ask(Call::Grow { name: name.into(), size }).map(volume)
     }
@@ -193,6 +250,39 @@ impl World {
         let renew =
             Renew { epoch, place: "/mnt/x".into(), lost: Vec::new(), report: VolumeReport::default() };
         self.send(Call::Renew { name: name.into(), token, renew })
+    }
+
+    /// What the writer is answered; at once, whatever its donors know.
+    pub(crate) fn amend(
+        &mut self,
+        name: &str,
+        token: LeaseToken,
+        amend: Amend,
+    ) -> Result<VolumeMap, Refusal> {
+        let call = self.send(Call::Amend { name: name.into(), token, amend });
+        self.answer(call).expect("at once").map(|answer| match answer {
+            Answer::Renewed(Renewed { map: Some(map) }) => {
+                assert_eq!(map.check(), Ok(()));
+                map
+            }
+            other => panic!("{other:?}"),
+        })
+    }
+
+    pub(crate) fn exclude(&mut self, name: &str, token: LeaseToken, donors: &[u64]) -> VolumeMap {
+        let exclude = donors.iter().map(|id| (DonorId(*id), "missed a write".to_owned())).collect();
+        self.amend(name, token, Amend { exclude, ..Amend::default() }).expect("amended")
+    }
+
+    /// The writer has filled every slot that waits for it, and says so.
+    pub(crate) fn fill(&mut self, name: &str, token: LeaseToken) -> VolumeMap {
+        let map = self.show(name).map;
+        let filled = filling(&map);
+        self.amend(name, token, Amend { filled, ..Amend::default() }).expect("amended")
+    }
+
+    pub(crate) fn leave(&mut self, donor: &str, force: bool) -> Result<Answer, Refusal> {
+        self.ask(Call::Leave { donor: donor.into(), force })
     }
 
     pub(crate) fn detach(&mut self, name: &str, token: LeaseToken) -> Result<Answer, Refusal> {
@@ -222,6 +312,22 @@ pub(crate) fn joining(id: u64, extents: u32) -> Join {
         extents,
         foreign_export: None,
     }
+}
+
+/// Slots of the map that are being filled, as the writer reports them.
+pub(crate) fn filling(map: &VolumeMap) -> Vec<Filled> {
+    let slots =
+        (0..).zip(&map.groups).flat_map(|(group, of)| (0..).zip(&of.slots).map(move |at| (group, at)));
+    let filled = |(group, (slot, at)): (u32, (u32, &cheetah_core::map::Slot))| {
+        Some(Filled { group, slot, placement: at.filling? })
+    };
+    slots.filter_map(filled).collect()
+}
+
+/// Slots that the donor holds.
+pub(crate) fn held_by(map: &VolumeMap, donor: u64) -> usize {
+    let held = map.groups.iter().flat_map(|group| &group.slots).filter_map(|slot| slot.held);
+    held.filter(|held: &Placement| held.donor == DonorId(donor)).count()
 }
 
 pub(crate) fn creating(name: &str, size: Size, redundancy: Option<&str>) -> Create {

@@ -13,6 +13,7 @@ pub(super) fn of(error: VolumeError) -> Errno {
         VolumeError::DonorLost
         | VolumeError::TimedOut
         | VolumeError::DonorFailed
+        | VolumeError::Corrupt
         | VolumeError::LeaseLost => Errno::Io,
     }
 }
@@ -23,9 +24,10 @@ pub(super) fn words(error: VolumeError) -> &'static str {
         VolumeError::OutOfRange => "beyond the end of the volume",
         VolumeError::ReadOnly => "the volume is attached read-only",
         VolumeError::NoMemory => "a donor has no memory left",
-        VolumeError::DonorLost => "the donor that holds this range is lost",
+        VolumeError::DonorLost => "more donors that hold this range are lost than redundancy covers",
         VolumeError::TimedOut => "a donor did not answer in time",
         VolumeError::DonorFailed => "a donor answered with an error",
+        VolumeError::Corrupt => "a donor sent other bytes than were written, and redundancy does not help",
         VolumeError::LeaseLost => "the write lease is gone: another client may write",
         VolumeError::Unsupported => "a donor cannot do this",
     }

@@ -16,6 +16,7 @@ pub(super) fn of(error: VolumeError) -> Errno {
         VolumeError::DonorLost
         | VolumeError::TimedOut
         | VolumeError::DonorFailed
+        | VolumeError::Corrupt
         | VolumeError::LeaseLost => Errno::EIO,
     }
 }

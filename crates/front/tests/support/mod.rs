@@ -34,8 +34,13 @@ impl World {
 
     pub fn with(name: &str, size: u64, read_only: bool) -> World {
         let donors: Vec<_> = (0..DONORS).map(|_| donor()).collect();
-        let options =
-            VolumeOptions { map: map(&donors, 1, size), token: LeaseToken(0), read_only, connections: 1 };
+        let options = VolumeOptions {
+            map: map(&donors, 1, size),
+            token: LeaseToken(0),
+            read_only,
+            fresh: true,
+            connections: 1,
+        };
         let folder = std::env::temp_dir().join(format!("cheetah-front-{}-{name}", std::process::id()));
         std::fs::create_dir_all(folder.join("mnt")).unwrap();
         World { handle: VolumeHandle::start(options).unwrap(), folder, donors }
@@ -92,6 +97,7 @@ fn map(donors: &[(Arc<Arena>, DonorServer)], epoch: u64, size: u64) -> VolumeMap
         unit: 65536,
         groups,
         routes,
+        bad: Vec::new(),
     };
     map.check().unwrap();
     map

@@ -86,28 +86,35 @@ fn encode(data: u32, parity: u32) -> Case {
         (_, 1) => format!("encode {data}+1 (XOR)"),
         _ => format!("encode {data}+{parity}"),
     };
-    case(name, (0..parity).flat_map(row).collect(), data as usize, parity as usize, false)
+    let coefficients: Vec<u8> = (0..parity).flat_map(row).collect();
+    case(name, &coefficients, data as usize, parity as usize, false)
 }
 
 /// The first `lost` data fragments from all that is left.
 fn decode(data: u32, lost: u32) -> Case {
     let code = Code::new(Redundancy { data, parity: lost });
     let sources: Vec<u32> = (lost..data + lost).collect();
-    let coefficients = (0..lost).flat_map(|wanted| code.rebuild(&sources, wanted)).collect();
-    case(format!("decode {data}+{lost}, {lost} data lost"), coefficients, data as usize, lost as usize, false)
+    let coefficients: Vec<u8> = (0..lost).flat_map(|wanted| code.rebuild(&sources, wanted)).collect();
+    case(
+        format!("decode {data}+{lost}, {lost} data lost"),
+        &coefficients,
+        data as usize,
+        lost as usize,
+        false,
+    )
 }
 
 /// A small write: the difference of one fragment into all parity.
 fn update(parity: u32) -> Case {
     let code = Code::new(Redundancy { data: 4, parity });
-    let coefficients = (0..parity).map(|parity| code.coefficient(parity, 3)).collect();
-    case(format!("update {parity} parities by one fragment"), coefficients, 1, parity as usize, true)
+    let coefficients: Vec<u8> = (0..parity).map(|parity| code.coefficient(parity, 3)).collect();
+    case(format!("update {parity} parities by one fragment"), &coefficients, 1, parity as usize, true)
 }
 
-fn case(name: String, coefficients: Vec<u8>, inputs: usize, outputs: usize, add: bool) -> Case {
+fn case(name: String, coefficients: &[u8], inputs: usize, outputs: usize, add: bool) -> Case {
     type Combine = fn(&[u8], &[&[u8]], &mut [&mut [u8]], bool);
     let run = |combine: Combine| -> Box<dyn FnMut()> {
-        let coefficients = coefficients.clone();
+        let coefficients = coefficients.to_vec();
         let data: Vec<Vec<u8>> = (0..inputs).map(|seed| bytes(seed, FRAGMENT_BYTES)).collect();
         let mut results = vec![vec![0; FRAGMENT_BYTES]; outputs];
         Box::new(move || {

@@ -9,7 +9,7 @@
 use super::client::{CallError, Client};
 use super::{Clock, random};
 use cheetah_core::api::{API_VERSION, Answer, Call, Join, RefusalCode, Sync};
-use cheetah_core::donor::{Access, ConnId, Donor, Effect, Event, Exit, Grant, OpenError};
+use cheetah_core::donor::{Access, ConnId, Donor, Draining, Effect, Event, Exit, Grant, OpenError};
 use cheetah_core::map::{DonorId, PoolId};
 use cheetah_core::units::Time;
 use std::collections::BTreeMap;
@@ -60,7 +60,20 @@ impl fmt::Debug for DonorHooks {
 enum Ask {
     Open { export: String, reply: oneshot::Sender<Result<Admission, OpenError>> },
     Closed(ConnId),
+    Leave { bounded: bool },
     Terminate,
+    Offer(u32),
+}
+
+/// What a donor's owner is told of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DonorState {
+    /// Extents that hold a volume's data.
+    pub extents_held: u32,
+    /// Why what it holds cannot be moved, while it has to be.
+    pub stuck: Option<String>,
+    /// Set once it was told to leave.
+    pub draining: Option<Draining>,
 }
 
 /// The data server's side of a donor. Cheap to clone; works from any runtime or thread.
@@ -69,6 +82,7 @@ pub struct DonorHandle {
     asks: mpsc::UnboundedSender<Ask>,
     access: watch::Receiver<Arc<Access>>,
     joined: watch::Receiver<Option<PoolId>>,
+    state: watch::Receiver<DonorState>,
 }
 
 /// The right to serve one connection, until `dropped` says otherwise. Dropping it says that the connection is
@@ -131,6 +145,24 @@ impl DonorHandle {
         self.joined.wait_for(Option::is_some).await.ok().and_then(|pool| *pool)
     }
 
+    #[must_use]
+    pub fn state(&self) -> watch::Receiver<DonorState> {
+        self.state.clone()
+    }
+
+    /// How many extents the machine's owner can spare from now on.
+    pub fn offer(&self, extents: u32) {
+        // A loop that has ended lends nothing.
+        let _ = self.asks.send(Ask::Offer(extents));
+    }
+
+    /// Asks for what the donor holds to be moved to others; then `DonorControl::run` ends. `bounded`: after
+    /// `DRAIN_NS` at the latest.
+    pub fn leave(&self, bounded: bool) {
+        // A loop that has ended is what was wanted.
+        let _ = self.asks.send(Ask::Leave { bounded });
+    }
+
     /// Says goodbye, drops everyone, wipes everything; then `DonorControl::run` ends.
     pub fn terminate(&self) {
         // A loop that has ended is what was wanted.
@@ -157,6 +189,7 @@ pub struct DonorControl {
     wiped: (mpsc::UnboundedSender<Vec<u32>>, mpsc::UnboundedReceiver<Vec<u32>>),
     access: watch::Sender<Arc<Access>>,
     joined: watch::Sender<Option<PoolId>>,
+    state: watch::Sender<DonorState>,
     connections: BTreeMap<ConnId, Connection>,
     conns: u64,
     question: Option<Question>,
@@ -186,8 +219,13 @@ impl DonorControl {
         let (asks_sender, asks) = mpsc::unbounded_channel();
         let (access, access_receiver) = watch::channel(Arc::new(Access::default()));
         let (joined, joined_receiver) = watch::channel(None);
-        let handle =
-            DonorHandle { asks: asks_sender.clone(), access: access_receiver, joined: joined_receiver };
+        let (state, state_receiver) = watch::channel(DonorState::default());
+        let handle = DonorHandle {
+            asks: asks_sender.clone(),
+            access: access_receiver,
+            joined: joined_receiver,
+            state: state_receiver,
+        };
         let control = DonorControl {
             options,
             pool,
@@ -199,6 +237,7 @@ impl DonorControl {
             wiped: mpsc::unbounded_channel(),
             access,
             joined,
+            state,
             connections: BTreeMap::new(),
             conns: 0,
             question: None,
@@ -256,7 +295,9 @@ impl DonorControl {
                 self.connections.remove(&conn);
                 Event::Closed { conn }
             }
+            Ask::Leave { bounded } => Event::Leave { bounded },
             Ask::Terminate => Event::Terminate,
+            Ask::Offer(extents) => Event::Offered { extents },
         }
     }
 
@@ -279,6 +320,27 @@ impl DonorControl {
         for effect in effects {
             self.carry_out(effect);
         }
+        self.show();
+    }
+
+    fn show(&self) {
+        let machine = &self.machine;
+        let (extents_held, draining) = (machine.extents_held(), machine.draining());
+        self.state.send_if_modified(|state| {
+            // Who is told to leave is told why not, too.
+            if machine.stuck() != state.stuck.as_deref()
+                && draining.is_none()
+                && let Some(why) = machine.stuck()
+            {
+                tracing::warn!("what this donor holds cannot be moved: {why}");
+            }
+            let is_old = (state.extents_held, state.draining.as_ref(), state.stuck.as_deref())
+                == (extents_held, draining.as_ref(), machine.stuck());
+            if !is_old {
+                *state = DonorState { extents_held, draining, stuck: machine.stuck().map(str::to_owned) };
+            }
+            !is_old
+        });
     }
 
     fn carry_out(&mut self, effect: Effect) {
@@ -287,16 +349,10 @@ impl DonorControl {
                 let join = join(self.options.clone(), self.pool.clone(), donor, pool);
                 self.question = Some(Box::pin(join));
             }
-            Effect::Sync { donor, revision, connections, goodbye } => {
-                let bytes_used = (self.hooks.bytes_used)();
-                let sync = Sync {
-                    revision,
-                    bytes_used,
-                    connections,
-                    goodbye,
-                    leaving: false,
-                    extents_offered: u32::MAX,
-                };
+            Effect::Sync { donor, revision, connections, leaving, goodbye, offered } => {
+                let (bytes_used, extents_offered) = ((self.hooks.bytes_used)(), offered);
+                let sync = Sync { revision, bytes_used, connections, leaving, goodbye, extents_offered };
+                // A call under way is given up for this one.
                 let quiet = !self.reachable;
                 self.question = Some(Box::pin(sync_with(self.pool.clone(), donor, sync, quiet)));
             }

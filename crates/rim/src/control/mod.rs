@@ -20,7 +20,7 @@ mod wire;
 
 pub use client::{BadUrl, CallError, Client};
 pub use discovery::{NoPool, PoolFound, discover, find_pool};
-pub use donor::{Admission, DonorControl, DonorHandle, DonorHooks, DonorOptions};
+pub use donor::{Admission, DonorControl, DonorHandle, DonorHooks, DonorOptions, DonorState};
 pub use server::{CoordinateError, CoordinateOptions, Coordination, StateAt, coordinate};
 pub use wire::OPENAPI;
 

@@ -2,8 +2,9 @@
 
 use super::wire::{GrowBody, LeaveBody, OPENAPI, wire};
 use cheetah_core::api::{
-    Attach, Attached, Attachment, Call, Create, DonorHealth, DonorStatus, Duties, Duty, Join, Joined,
-    PoolStatus, Refusal, RefusalCode, Renew, Renewed, Size, Sync, VolumeDetail, VolumeStatus,
+    Amend, Attach, Attached, Attachment, Call, Create, DonorHealth, DonorStatus, Duties, Duty, Filled, Join,
+    Joined, PoolStatus, Refusal, RefusalCode, Renew, Renewed, Size, Sync, VolumeDetail, VolumeHealth,
+    VolumeReport, VolumeStatus,
 };
 use cheetah_core::layout::LostRange;
 use cheetah_core::map::{
@@ -25,7 +26,14 @@ fn calls() -> Vec<Call> {
         Call::Join(join()),
         Call::Sync {
             donor: DONOR,
-            sync: Sync { revision: 1, bytes_used: 2, connections: 3, goodbye: false },
+            sync: Sync {
+                revision: 1,
+                bytes_used: 2,
+                connections: 3,
+                leaving: false,
+                goodbye: false,
+                extents_offered: 4,
+            },
         },
         Call::Leave { donor: "d".into(), force: true },
         Call::Create(create()),
@@ -34,8 +42,25 @@ fn calls() -> Vec<Call> {
         Call::Delete { name: name() },
         Call::Attach { name: name(), attach },
         Call::Renew { name: name(), token: TOKEN, renew },
+        Call::Amend { name: name(), token: TOKEN, amend: amend() },
         Call::Detach { name: name(), token: TOKEN },
     ]
+}
+
+fn report() -> VolumeReport {
+    VolumeReport { corrupt_blocks: vec![(DONOR, 1)], ..VolumeReport::default() }
+}
+
+fn amend() -> Amend {
+    let placement = Placement { donor: DONOR, extent: 0 };
+    let bad = BadRange { group: 0, slot: 0, from: 0, to: 4096 };
+    Amend {
+        epoch: 1,
+        exclude: vec![(DONOR, String::new())],
+        filled: vec![Filled { group: 0, slot: 0, placement }],
+        bad: vec![bad],
+        rewritten: vec![bad],
+    }
 }
 
 fn join() -> Join {
@@ -72,6 +97,7 @@ fn shapes() -> Vec<(&'static str, Value)> {
         read_only: true,
         place: "p".into(),
         lost: vec![(DONOR, "y".into())],
+        report: report(),
     };
     let status = VolumeStatus {
         volume: VolumeId(1),
@@ -82,7 +108,11 @@ fn shapes() -> Vec<(&'static str, Value)> {
         epoch: 1,
         follow: true,
         attachments: vec![attachment.clone()],
+        health: VolumeHealth::Degraded,
         lost_donors: vec!["d".into()],
+        slots_missing: 1,
+        slots: 1,
+        slots_filling: 1,
         bytes_lost: 1,
     };
     let donor = DonorStatus {
@@ -94,12 +124,17 @@ fn shapes() -> Vec<(&'static str, Value)> {
         bytes_total: 1,
         bytes_free: 1,
         bytes_used: 1,
+        bytes_held: 1,
+        bytes_offered: 1,
+        leaving: true,
         silent_ms: 1,
     };
-    let lost = LostRange { donor: DONOR, offset: 0, len: 1, stride: 1, count: 1 };
+    let lost = LostRange { donor: Some(DONOR), offset: 0, len: 1, stride: 1, count: 1 };
     let (name, extents) = ("v".to_owned(), vec![0]);
     let duty =
         Duty { volume: VolumeId(1), name, epoch: 1, extents, writer: Some(TOKEN), readers: vec![TOKEN] };
+    let stuck = Some(String::new());
+    let duties = Duties { revision: 1, volumes: vec![duty.clone()], dismissed: false, stuck };
     let (donors, volumes) = (vec![donor.clone()], vec![status.clone()]);
     let pool = PoolStatus { version: 1, pool: PoolId(1), bytes_total: 1, bytes_free: 1, donors, volumes };
     let bodies = calls().into_iter().filter_map(|call| {
@@ -109,22 +144,24 @@ fn shapes() -> Vec<(&'static str, Value)> {
             Call::Attach { .. } => "Attach",
             Call::Renew { .. } => "Renew",
             Call::Create(_) => "Create",
+            Call::Amend { .. } => "Amend",
             _ => return None,
         };
         Some((name, serde_json::from_slice(&wire(&call).body).expect("JSON")))
     });
+    let (map_of, unconfirmed) = (map.clone(), vec![DONOR]);
+    let attached = Attached { token: TOKEN, lease_ms: 1, map: map_of, unconfirmed, fresh: true };
     let refusal = Refusal { code: RefusalCode::PoolFull, message: String::new() };
     let mut shapes: Vec<(&str, Value)> = bodies.collect();
     shapes.extend([
         ("Leave", json!(LeaveBody { force: true })),
         ("Grow", json!(GrowBody { size: Size::All })),
         ("Joined", json!(Joined { pool: PoolId(1), heartbeat_ms: 1 })),
-        ("Duties", json!(Duties { revision: 1, volumes: vec![duty.clone()], dismissed: false })),
+        ("Duties", json!(duties)),
         ("Duty", json!(duty)),
-        (
-            "Attached",
-            json!(Attached { token: TOKEN, lease_ms: 1, map: map.clone(), unconfirmed: vec![DONOR] }),
-        ),
+        ("Attached", json!(attached)),
+        ("VolumeReport", json!(report())),
+        ("Filled", json!(amend().filled[0])),
         ("Renewed", json!(Renewed { map: Some(map.clone()) })),
         ("VolumeMap", json!(map)),
         ("Group", json!(group)),

@@ -17,7 +17,7 @@ use axum::http::{HeaderValue, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
-use cheetah_core::api::{API_VERSION, Attach, Call, Create, Join, Refusal, RefusalCode, Renew, Sync};
+use cheetah_core::api::{API_VERSION, Amend, Attach, Call, Create, Join, Refusal, RefusalCode, Renew, Sync};
 use cheetah_core::coordinator::{BadState, Coordinator};
 use cheetah_core::limits::{CONTROL_CONNECTIONS_MAX, CONTROL_REQUEST_BYTES_MAX};
 use cheetah_core::map::{DonorId, LeaseToken, PoolId};
@@ -306,6 +306,7 @@ fn router(callers: Callers) -> Router {
         .route("/v1/volumes/{name}/grow", post(grow))
         .route("/v1/volumes/{name}/leases", post(attach))
         .route("/v1/volumes/{name}/leases/{token}/renew", post(renew))
+        .route("/v1/volumes/{name}/leases/{token}/amend", post(amend))
         .route("/v1/volumes/{name}/leases/{token}", delete(detach))
         .fallback(no_route)
         .method_not_allowed_fallback(no_route)
@@ -357,6 +358,13 @@ async fn attach(State(on): On, Path(name): Path<String>, body: Given<Attach>) ->
 async fn renew(State(on): On, Path((name, token)): Path<(String, String)>, body: Given<Renew>) -> Response {
     match lease(&token) {
         Ok(token) => with(body, |renew| answer(&on, Call::Renew { name, token, renew })).await,
+        Err(bad) => refusal(&bad),
+    }
+}
+
+async fn amend(State(on): On, Path((name, token)): Path<(String, String)>, body: Given<Amend>) -> Response {
+    match lease(&token) {
+        Ok(token) => with(body, |amend| answer(&on, Call::Amend { name, token, amend })).await,
         Err(bad) => refusal(&bad),
     }
 }

@@ -8,12 +8,13 @@
 //! One of the named modules that may use unsafe (readv into a buffer's pieces).
 #![allow(unsafe_code)]
 
+use super::Driver;
+use super::memory::Memory;
 use super::open::Opened;
-use super::{Driver, Slot};
 use crate::net::{self, iovec};
 use cheetah_core::layout::Scatter;
 use cheetah_core::map::DonorId;
-use cheetah_core::volume::{Event, Key, Op, PartError, StatusRun};
+use cheetah_core::volume::{Event, Fragment, Key, Mem, PartError, PartOp, StatusRun};
 use cheetah_nbd::client::Reply;
 use cheetah_nbd::limits::BLOCK_STATUS_DESCRIPTORS_MAX;
 use cheetah_nbd::{CmdFlags, Command, Errno, RequestHeader, StateFlags, TransmissionFlags};
@@ -34,32 +35,28 @@ const PIECES_MAX: usize = 512;
 
 #[derive(Debug)]
 pub(super) struct OutPart {
-    part: Key,
-    tag: u64,
-    op: Op,
-    address: u64,
-    scatter: Scatter,
+    pub(super) part: Key,
+    pub(super) op: PartOp,
+    pub(super) address: u64,
+    pub(super) mem: Mem,
+    pub(super) scatter: Scatter,
+    pub(super) fragment: Fragment,
 }
 
 impl OutPart {
-    pub(super) fn new(part: Key, tag: u64, op: Op, address: u64, scatter: Scatter) -> Self {
-        OutPart { part, tag, op, address, scatter }
-    }
-
     fn payload_bytes(&self) -> usize {
-        if self.op == Op::Write { self.scatter.len as usize } else { 0 }
+        if matches!(self.op, PartOp::Write | PartOp::Sparse) { self.scatter.len as usize } else { 0 }
     }
 
     fn header(&self) -> [u8; RequestHeader::BYTES] {
         let (command, flags) = match self.op {
-            Op::Read => (Command::Read, CmdFlags::EMPTY),
-            Op::Write => (Command::Write, CmdFlags::EMPTY),
-            Op::Zero { keep: true } => (Command::WriteZeroes, CmdFlags::NO_HOLE),
-            Op::Zero { keep: false } => (Command::WriteZeroes, CmdFlags::EMPTY),
-            Op::Trim => (Command::Trim, CmdFlags::EMPTY),
-            Op::Status => (Command::BlockStatus, CmdFlags::EMPTY),
-            Op::Flush => (Command::Flush, CmdFlags::EMPTY),
-            Op::Cache => unreachable!("the machine answers this itself"),
+            PartOp::Read => (Command::Read, CmdFlags::EMPTY),
+            PartOp::Write | PartOp::Sparse => (Command::Write, CmdFlags::EMPTY),
+            PartOp::Zero { keep: true } => (Command::WriteZeroes, CmdFlags::NO_HOLE),
+            PartOp::Zero { keep: false } => (Command::WriteZeroes, CmdFlags::EMPTY),
+            PartOp::Trim => (Command::Trim, CmdFlags::EMPTY),
+            PartOp::Status | PartOp::Survey => (Command::BlockStatus, CmdFlags::EMPTY),
+            PartOp::Age => (Command::Flush, CmdFlags::EMPTY),
         };
         let (cookie, offset, length) = (self.part.to_u64(), self.address, self.scatter.len);
         RequestHeader { flags, command, cookie, offset, length }.encode()
@@ -69,10 +66,13 @@ impl OutPart {
 /// A part whose answer is awaited.
 #[derive(Debug)]
 struct Awaited {
-    tag: u64,
-    op: Op,
+    op: PartOp,
     address: u64,
+    mem: Mem,
     scatter: Scatter,
+    fragment: Fragment,
+    /// Nobody wants the answer: its data is passed over.
+    abandoned: bool,
     /// All of it is with the kernel.
     sent: bool,
     /// Bytes of a read that are in.
@@ -113,6 +113,8 @@ pub(super) struct Conn {
     flags: TransmissionFlags,
     /// The id of the context that tells holes.
     holes: Option<u32>,
+    /// The id of the context that tells what was written lately.
+    dirty: Option<u32>,
     closed: Cell<bool>,
     outstanding: Cell<u64>,
     blocked: Notify,
@@ -129,6 +131,7 @@ impl Conn {
             fd: opened.fd,
             flags: opened.session.info.flags,
             holes: opened.session.base_allocation,
+            dirty: opened.session.dirty,
             closed: Cell::new(false),
             outstanding: Cell::new(0),
             blocked: Notify::new(),
@@ -155,10 +158,12 @@ impl Conn {
         let mut wire = self.wire.borrow_mut();
         self.outstanding.set(self.outstanding.get() + u64::from(part.scatter.len));
         let awaited = Awaited {
-            tag: part.tag,
             op: part.op,
             address: part.address,
+            mem: part.mem,
             scatter: part.scatter,
+            fragment: part.fragment,
+            abandoned: false,
             sent: false,
             received: 0,
             error: None,
@@ -170,23 +175,24 @@ impl Conn {
     }
 
     /// The answer to what this server cannot do: a hint is no loss, unknown presence counts as present.
-    pub(super) fn unsupported(&self, op: Op) -> Option<Result<Vec<StatusRun>, PartError>> {
+    pub(super) fn unsupported(&self, op: PartOp) -> Option<Result<Vec<StatusRun>, PartError>> {
         let lacks = |flag| !self.flags.contains(flag);
         match op {
-            Op::Zero { .. } if lacks(TransmissionFlags::SEND_WRITE_ZEROES) => {
+            PartOp::Zero { .. } if lacks(TransmissionFlags::SEND_WRITE_ZEROES) => {
                 Some(Err(PartError::Unsupported))
             }
-            Op::Flush if lacks(TransmissionFlags::SEND_FLUSH) => Some(Ok(Vec::new())),
-            Op::Trim if lacks(TransmissionFlags::SEND_TRIM) => Some(Ok(Vec::new())),
-            Op::Status if self.holes.is_none() => Some(Ok(Vec::new())),
+            PartOp::Age if lacks(TransmissionFlags::SEND_FLUSH) => Some(Ok(Vec::new())),
+            PartOp::Trim if lacks(TransmissionFlags::SEND_TRIM) => Some(Ok(Vec::new())),
+            PartOp::Status if self.holes.is_none() => Some(Ok(Vec::new())),
+            PartOp::Survey if self.dirty.is_none() => Some(Err(PartError::Unsupported)),
             _ => None,
         }
     }
 
     /// Sends what is queued until it is gone or the socket is full; the sender task goes on when there is room.
-    pub(super) fn flush(&self, slots: &[Option<Slot>]) {
+    pub(super) fn flush(&self, memory: &Memory) {
         while !self.closed.get() && !self.wire.borrow().out.is_empty() {
-            match self.send_once(slots) {
+            match self.send_once(memory) {
                 Ok(()) => {}
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 // A broken socket is found by the receiver, which reports it.
@@ -195,7 +201,7 @@ impl Conn {
         }
     }
 
-    fn send_once(&self, slots: &[Option<Slot>]) -> io::Result<()> {
+    fn send_once(&self, memory: &Memory) -> io::Result<()> {
         let wire = &mut *self.wire.borrow_mut();
         let mut pieces: Vec<IoSlice<'_>> = Vec::with_capacity(64);
         let mut skip = wire.out_sent;
@@ -209,16 +215,13 @@ impl Conn {
             let from = skip.saturating_sub(header.len());
             skip = 0;
             if part.payload_bytes() > 0 {
-                let slot =
-                    usize::try_from(part.tag).ok().and_then(|tag| slots.get(tag)).and_then(Option::as_ref);
-                let buffer = slot.and_then(|slot| slot.buffer.as_ref()).expect("a write has its payload");
                 let from = u32::try_from(from).expect("inside the payload");
-                buffer.gather(part.scatter, from, PIECES_MAX, &mut pieces);
+                memory.buffer(part.mem).gather(part.scatter, from, PIECES_MAX, &mut pieces);
             }
         }
         let pieces: Vec<libc::iovec> =
             pieces.iter().map(|piece| iovec(piece.as_ptr(), piece.len())).collect();
-        // SAFETY: the pieces are headers in `wire.out` and buffers in `slots`, both borrowed through the call.
+        // SAFETY: the pieces are headers in `wire.out` and buffers in `memory`, both borrowed through the call.
         let mut sent = wire.out_sent + unsafe { net::write_vectored(self.fd.get_ref(), &pieces, false)? };
         while let Some((header, part)) = wire.out.front() {
             let whole = header.len() + part.payload_bytes();
@@ -233,6 +236,16 @@ impl Conn {
         }
         wire.out_sent = sent;
         Ok(())
+    }
+
+    /// The answer to this part is not wanted any more; false when it is not on this connection.
+    pub(super) fn abandon(&self, part: Key) -> bool {
+        let wire = &mut *self.wire.borrow_mut();
+        wire.awaited.get_mut(&part.to_u64()).map(|awaited| awaited.abandoned = true).is_some()
+    }
+
+    pub(super) fn can_zero(&self) -> bool {
+        self.flags.contains(TransmissionFlags::SEND_WRITE_ZEROES)
     }
 
     pub(super) fn close(&self) {
@@ -262,7 +275,7 @@ pub(super) async fn send_all(driver: Rc<RefCell<Driver>>, conn: Rc<Conn>) {
         // The flag must be cleared when the socket is full again, which only a failed attempt tells.
         let driver = driver.borrow();
         while !conn.wire.borrow().out.is_empty() {
-            match guard.try_io(|_| conn.send_once(&driver.slots)) {
+            match guard.try_io(|_| conn.send_once(&driver.memory)) {
                 Ok(Ok(())) => {}
                 Ok(Err(_)) => return,
                 Err(_would_block) => {
@@ -280,7 +293,7 @@ pub(super) async fn receive_all(driver: Rc<RefCell<Driver>>, conn: Rc<Conn>) {
     let ended = loop {
         let received = match conn.fd.readable().await {
             Ok(_) if conn.closed.get() => return,
-            Ok(mut guard) => guard.try_io(|_| conn.receive(&mut driver.borrow_mut().slots, &mut events)),
+            Ok(mut guard) => guard.try_io(|_| conn.receive(&mut driver.borrow_mut().memory, &mut events)),
             Err(e) => Ok(Err(e)),
         };
         driver.borrow_mut().answered(&mut events);
@@ -300,7 +313,7 @@ pub(super) async fn receive_all(driver: Rc<RefCell<Driver>>, conn: Rc<Conn>) {
 
 impl Conn {
     /// One system call's worth of input, and what it answered.
-    fn receive(&self, slots: &mut [Option<Slot>], events: &mut Vec<Event>) -> io::Result<()> {
+    fn receive(&self, memory: &mut Memory, events: &mut Vec<Event>) -> io::Result<()> {
         let wire = &mut *self.wire.borrow_mut();
         if wire.input_start > 0 {
             wire.input.copy_within(wire.input_start..wire.input_end, 0);
@@ -317,8 +330,8 @@ impl Conn {
         if let Some(incoming) = wire.incoming {
             // The input buffer is empty while data is on its way: what was in it has been used up.
             let awaited = &wire.awaited[&incoming.cookie];
-            if incoming.end - incoming.at >= DIRECT_BYTES {
-                let buffer = payload(slots, awaited.tag);
+            if incoming.end - incoming.at >= DIRECT_BYTES && !awaited.abandoned {
+                let buffer = memory.buffer_mut(awaited.mem);
                 buffer.scatter(awaited.scatter, incoming.at, incoming.end, PIECES_MAX - 1, &mut pieces);
                 direct = pieces.iter().map(|piece| piece.len()).sum();
                 let whole = direct == (incoming.end - incoming.at) as usize;
@@ -332,7 +345,7 @@ impl Conn {
         if look_ahead > 0 {
             raw.push(iovec(wire.input[wire.input_end..].as_ptr(), look_ahead));
         }
-        // SAFETY: the pieces are rooms in a buffer of `slots` and in `wire.input`, both borrowed mutably, and no
+        // SAFETY: the pieces are rooms in a buffer of `memory` and in `wire.input`, both borrowed mutably, and no
         // other reference to them is used until the call returns.
         let got = unsafe { net::read_vectored(self.fd.get_ref(), &raw)? };
         let landed = got.min(direct);
@@ -340,16 +353,11 @@ impl Conn {
         if let Some(incoming) = &mut wire.incoming {
             incoming.at += u32::try_from(landed).expect("inside the part");
         }
-        self.digest(wire, slots, events).map_err(io::Error::other)
+        self.digest(wire, memory, events).map_err(io::Error::other)
     }
 
     /// Takes apart what is in the input buffer.
-    fn digest(
-        &self,
-        wire: &mut Wire,
-        slots: &mut [Option<Slot>],
-        events: &mut Vec<Event>,
-    ) -> Result<(), String> {
+    fn digest(&self, wire: &mut Wire, memory: &mut Memory, events: &mut Vec<Event>) -> Result<(), String> {
         loop {
             if let Some(incoming) = &mut wire.incoming {
                 let buffered = &wire.input[wire.input_start..wire.input_end];
@@ -357,12 +365,10 @@ impl Conn {
                 let take = buffered.len().min((incoming.end - incoming.at) as usize);
                 if take > 0 {
                     let end = incoming.at + u32::try_from(take).expect("inside the part");
-                    payload(slots, awaited.tag).put(
-                        awaited.scatter,
-                        incoming.at,
-                        end,
-                        Some(&buffered[..take]),
-                    );
+                    if !awaited.abandoned {
+                        let bytes = Some(&buffered[..take]);
+                        memory.buffer_mut(awaited.mem).put(awaited.scatter, incoming.at, end, bytes);
+                    }
                     incoming.at = end;
                     wire.input_start += take;
                 }
@@ -372,7 +378,7 @@ impl Conn {
                 let Incoming { cookie, done, .. } = *incoming;
                 wire.incoming = None;
                 if done {
-                    self.finish(wire, cookie, events)?;
+                    self.finish(wire, memory, cookie, events)?;
                 }
             }
             let input = &wire.input[wire.input_start..wire.input_end];
@@ -380,14 +386,14 @@ impl Conn {
                 return Ok(());
             };
             wire.input_start += used;
-            self.reply(wire, slots, reply, events)?;
+            self.reply(wire, memory, reply, events)?;
         }
     }
 
     fn reply(
         &self,
         wire: &mut Wire,
-        slots: &mut [Option<Slot>],
+        memory: &mut Memory,
         reply: Reply,
         events: &mut Vec<Event>,
     ) -> Result<(), String> {
@@ -398,7 +404,7 @@ impl Conn {
             return Err("it answered a request that it had not been sent in full".into());
         }
         match reply {
-            Reply::Simple { error: None, .. } if awaited.op == Op::Read => {
+            Reply::Simple { error: None, .. } if awaited.op == PartOp::Read => {
                 done = false;
                 wire.large_expected = awaited.scatter.len >= DIRECT_BYTES;
                 awaited.received = awaited.scatter.len;
@@ -413,34 +419,56 @@ impl Conn {
             }
             Reply::OffsetHole { offset, hole_bytes, .. } => {
                 let (at, end) = awaited.claim(offset, hole_bytes)?;
-                payload(slots, awaited.tag).put(awaited.scatter, at, end, None);
+                if !awaited.abandoned {
+                    memory.buffer_mut(awaited.mem).put(awaited.scatter, at, end, None);
+                }
             }
             Reply::None { .. } => {}
             Reply::Error { errno, .. } | Reply::ErrorOffset { errno, .. } => {
                 awaited.error.get_or_insert(part_error(errno));
             }
-            Reply::BlockStatus { context, .. } if Some(context) != self.holes => {}
-            Reply::BlockStatus { descriptors, .. } => {
+            Reply::BlockStatus { context, descriptors, .. } => {
+                let survey = awaited.op == PartOp::Survey;
+                let wanted = if survey { self.dirty } else { self.holes };
                 let sum = awaited.status.len() + descriptors.len();
-                if awaited.op != Op::Status || sum > BLOCK_STATUS_DESCRIPTORS_MAX {
+                let asked = survey || awaited.op == PartOp::Status;
+                if !asked || sum > BLOCK_STATUS_DESCRIPTORS_MAX {
                     return Err("it sent more status than was asked for".into());
                 }
-                let hole =
-                    |flags: StateFlags| flags.contains(StateFlags::HOLE) && flags.contains(StateFlags::ZERO);
-                let runs = descriptors.iter().map(|d| StatusRun { len: d.length, hole: hole(d.flags) });
+                let hole = |flags: StateFlags| match survey {
+                    true => !flags.contains(StateFlags::DIRTY),
+                    false => flags.contains(StateFlags::HOLE) && flags.contains(StateFlags::ZERO),
+                };
+                let descriptors = descriptors.iter().filter(|_| Some(context) == wanted);
+                let runs = descriptors.map(|d| StatusRun { len: d.length, hole: hole(d.flags) });
                 awaited.status.extend(runs);
             }
         }
-        if done { self.finish(wire, cookie, events) } else { Ok(()) }
+        if done { self.finish(wire, memory, cookie, events) } else { Ok(()) }
     }
 
-    fn finish(&self, wire: &mut Wire, cookie: u64, events: &mut Vec<Event>) -> Result<(), String> {
+    fn finish(
+        &self,
+        wire: &mut Wire,
+        memory: &Memory,
+        cookie: u64,
+        events: &mut Vec<Event>,
+    ) -> Result<(), String> {
         let Some(awaited) = wire.awaited.remove(&cookie) else { return Err("it answered twice".into()) };
         self.outstanding.set(self.outstanding.get() - u64::from(awaited.scatter.len));
+        if awaited.abandoned {
+            return Ok(());
+        }
         let answer = match awaited.error {
             Some(error) => Err(error),
-            None if awaited.op == Op::Read && awaited.received != awaited.scatter.len => {
+            None if awaited.op == PartOp::Read && awaited.received != awaited.scatter.len => {
                 return Err("it answered a read in part".into());
+            }
+            None if awaited.op == PartOp::Read => {
+                match memory.wrong_blocks(awaited.fragment, awaited.mem, awaited.scatter) {
+                    0 => Ok(awaited.status),
+                    blocks => Err(PartError::Corrupt { blocks }),
+                }
             }
             None => Ok(awaited.status),
         };
@@ -457,16 +485,11 @@ impl Awaited {
         let (at, end) =
             range.filter(|(_, end)| *end <= self.scatter.len).ok_or("it sent data outside the request")?;
         self.received += len;
-        if self.op != Op::Read || self.received > self.scatter.len {
+        if self.op != PartOp::Read || self.received > self.scatter.len {
             return Err("it sent more data than was asked for".into());
         }
         Ok((at, end))
     }
-}
-
-fn payload(slots: &mut [Option<Slot>], tag: u64) -> &mut crate::buffer::Buffer {
-    let slot = usize::try_from(tag).ok().and_then(|tag| slots.get_mut(tag)).and_then(Option::as_mut);
-    slot.and_then(|slot| slot.buffer.as_mut()).expect("a read has its room until its parts are answered")
 }
 
 fn part_error(errno: Errno) -> PartError {

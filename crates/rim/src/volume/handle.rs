@@ -53,6 +53,7 @@ pub(super) struct Shared {
     pub(super) pool: Pool,
     pub(super) inbox: Mutex<Inbox>,
     pub(super) arrived: Notify,
+    pub(super) amendments: Mutex<Option<tokio::sync::mpsc::Receiver<cheetah_core::api::Amend>>>,
 }
 
 impl std::fmt::Debug for Shared {

@@ -6,29 +6,32 @@
 //! carried out before the next step, and everything that a batch of events caused is sent with one call for
 //! each connection.
 //! Called by `cheetah attach` and the tests. Parts: `handle` (what front ends hold), `conn` (one connection),
-//! `open` (making them).
+//! `open` (making them), `memory` (payloads, scratch memory, checksums).
 
 mod conn;
 mod handle;
+mod memory;
 mod open;
 
 pub use handle::{Completion, LocalTask, Op, Sink, StatusRun, Submission, VolumeError, VolumeHandle};
 pub use open::probe;
 
-use crate::buffer::{Buffer, Pool};
-use cheetah_core::layout::Scatter;
+use crate::buffer::Pool;
+use cheetah_core::api::{Amend, VolumeReport};
+use cheetah_core::limits::REQUESTS_IN_FLIGHT_MAX;
 use cheetah_core::map::{DonorId, LeaseToken, VolumeMap};
 use cheetah_core::units::Time;
-use cheetah_core::volume::{self as machine, Effect, Event, Key, LinkFailure};
+use cheetah_core::volume::{self as machine, Effect, Event, LinkFailure, PartOp};
 use conn::{Conn, OutPart};
 use handle::{Inbox, Shared};
+use memory::{Memory, Slot};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 /// A connection with at least this much on its way is passed over for an emptier one.
 const CONN_BUSY_BYTES: u64 = 256 << 10;
@@ -39,6 +42,8 @@ pub struct VolumeOptions {
     pub map: VolumeMap,
     pub token: LeaseToken,
     pub read_only: bool,
+    /// Nobody wrote before: every block is zero.
+    pub fresh: bool,
     /// Connections to each donor.
     pub connections: usize,
 }
@@ -46,6 +51,11 @@ pub struct VolumeOptions {
 /// Orders to the data thread beside requests.
 pub(super) enum Order {
     Map(VolumeMap),
+    /// The answer to an amendment.
+    Amended(Option<VolumeMap>),
+    LeaseLost,
+    Scrub,
+    Report(oneshot::Sender<VolumeReport>),
     /// Answered when every donor was reached or set aside.
     Settled(oneshot::Sender<Vec<(DonorId, String)>>),
     Lost(oneshot::Sender<Vec<(DonorId, String)>>),
@@ -58,6 +68,8 @@ impl VolumeHandle {
     /// # Errors
     /// No memory for the buffers, or no thread.
     pub fn start(options: VolumeOptions) -> std::io::Result<VolumeHandle> {
+        // One is on its way at most.
+        let (amendments, amendments_out) = mpsc::channel(1);
         let pool = Pool::new()?;
         pool.prefault();
         let shared = Arc::new(Shared {
@@ -68,12 +80,19 @@ impl VolumeHandle {
             pool,
             inbox: Mutex::new(Inbox::default()),
             arrived: Notify::new(),
+            amendments: Mutex::new(Some(amendments_out)),
         });
+        let width = options.map.redundancy.width();
+        let mut memory = Memory::new(REQUESTS_IN_FLIGHT_MAX, width)?;
+        if !options.read_only {
+            // Beside a reader there may be a writer, of whose checksums nothing is known here.
+            memory.know_groups(options.map.groups.len(), options.fresh);
+        }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let for_thread = shared.clone();
         std::thread::Builder::new().name("volume".into()).spawn(move || {
             crate::memory::declare_io_flusher();
-            tokio::task::LocalSet::new().block_on(&runtime, run(for_thread, options));
+            tokio::task::LocalSet::new().block_on(&runtime, run(for_thread, options, memory, amendments));
         })?;
         Ok(VolumeHandle(shared))
     }
@@ -81,6 +100,32 @@ impl VolumeHandle {
     /// Hands a newer map to the machine; an older one is ignored.
     pub fn update_map(&self, map: VolumeMap) {
         self.order(Order::Map(map));
+    }
+
+    /// What the machine has to tell the coordinator: each is to be answered by `amended` or `lease_lost`. Once.
+    #[must_use]
+    pub fn take_amendments(&self) -> Option<mpsc::Receiver<Amend>> {
+        self.0.amendments.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take()
+    }
+
+    /// The coordinator's answer to an amendment, or none because it could not be asked.
+    pub fn amended(&self, map: Option<VolumeMap>) {
+        self.order(Order::Amended(map));
+    }
+
+    /// The coordinator says that the lease has ended: nothing is written any more.
+    pub fn lease_lost(&self) {
+        self.order(Order::LeaseLost);
+    }
+
+    /// Compares all fragments with each other and with their checksums, once, beside what goes on.
+    pub fn scrub(&self) {
+        self.order(Order::Scrub);
+    }
+
+    /// What `status` shows of it.
+    pub async fn report(&self) -> VolumeReport {
+        self.ask(Order::Report).await
     }
 
     /// Waits until every donor was reached or set aside, and says which were set aside.
@@ -115,13 +160,6 @@ impl VolumeHandle {
     }
 }
 
-/// A request on its way, under its tag.
-struct Slot {
-    token: u64,
-    sink: Arc<dyn Sink>,
-    buffer: Option<Buffer>,
-}
-
 #[derive(Default)]
 struct Link {
     session: u64,
@@ -132,8 +170,9 @@ struct Link {
 struct Driver {
     machine: machine::Volume,
     effects: Vec<Effect>,
-    slots: Vec<Option<Slot>>,
-    slots_free: Vec<usize>,
+    memory: Memory,
+    amendments: mpsc::Sender<Amend>,
+    finished: bool,
     backlog: VecDeque<Submission>,
     links: BTreeMap<DonorId, Link>,
     to_flush: Vec<Rc<Conn>>,
@@ -149,14 +188,15 @@ struct Driver {
     this: std::rc::Weak<RefCell<Driver>>,
 }
 
-async fn run(shared: Arc<Shared>, options: VolumeOptions) {
+async fn run(shared: Arc<Shared>, options: VolumeOptions, memory: Memory, amendments: mpsc::Sender<Amend>) {
     let driver = Rc::new_cyclic(|this| {
         RefCell::new(Driver {
-            machine: machine::Volume::new(options.map, options.read_only),
+            machine: machine::Volume::new(options.map, options.read_only, options.fresh),
             effects: Vec::with_capacity(256),
-            slots: Vec::with_capacity(cheetah_core::limits::REQUESTS_IN_FLIGHT_MAX),
-            slots_free: Vec::with_capacity(cheetah_core::limits::REQUESTS_IN_FLIGHT_MAX),
-            backlog: VecDeque::with_capacity(cheetah_core::limits::REQUESTS_IN_FLIGHT_MAX),
+            memory,
+            amendments,
+            finished: false,
+            backlog: VecDeque::with_capacity(REQUESTS_IN_FLIGHT_MAX),
             links: BTreeMap::new(),
             to_flush: Vec::with_capacity(64),
             answered_here: Vec::new(),
@@ -177,6 +217,10 @@ async fn run(shared: Arc<Shared>, options: VolumeOptions) {
     while driver.borrow().busy() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
+    driver.borrow_mut().event(Event::Finish);
+    while !driver.borrow().finished {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
     driver.borrow_mut().hang_up();
     let _ = closing.send(());
 }
@@ -184,7 +228,7 @@ async fn run(shared: Arc<Shared>, options: VolumeOptions) {
 /// Serves the inbox until it is told to close.
 async fn take_orders(driver: &Rc<RefCell<Driver>>, shared: &Arc<Shared>) -> oneshot::Sender<()> {
     let handle = VolumeHandle(shared.clone());
-    let mut submissions = VecDeque::with_capacity(cheetah_core::limits::REQUESTS_IN_FLIGHT_MAX);
+    let mut submissions = VecDeque::with_capacity(REQUESTS_IN_FLIGHT_MAX);
     loop {
         shared.arrived.notified().await;
         let (tasks, orders) = {
@@ -201,10 +245,14 @@ async fn take_orders(driver: &Rc<RefCell<Driver>>, shared: &Arc<Shared>) -> ones
         }
         for order in orders {
             match order {
-                Order::Map(map) => {
-                    driver.step(Event::Map(map));
-                    driver.announce_size();
+                Order::Map(map) => driver.step(Event::Map(map)),
+                Order::Amended(map) => driver.step(Event::Amended(map)),
+                Order::LeaseLost => {
+                    driver.step(Event::LeaseLost);
+                    driver.step(Event::Amended(None));
                 }
+                Order::Scrub => driver.step(Event::Scrub),
+                Order::Report(answer) => drop(answer.send(driver.machine.report())),
                 Order::Settled(answer) => driver.settling.push(answer),
                 Order::Lost(answer) => drop(answer.send(driver.lost())),
                 Order::Close(closing) => {
@@ -251,7 +299,7 @@ impl Driver {
     }
 
     fn busy(&self) -> bool {
-        self.slots_free.len() < self.slots.len() || !self.backlog.is_empty()
+        !self.memory.is_idle() || !self.backlog.is_empty()
     }
 
     fn lost(&self) -> Vec<(DonorId, String)> {
@@ -274,7 +322,15 @@ impl Driver {
     fn step(&mut self, event: Event) {
         let now = self.now();
         let mut effects = std::mem::take(&mut self.effects);
+        let may_grow = matches!(event, Event::Map(_) | Event::Amended(Some(_)));
         self.machine.step(now, event, &mut effects);
+        if may_grow {
+            // Before anything of what is new is written.
+            if !self.shared.read_only {
+                self.memory.know_groups(self.machine.map().groups.len(), true);
+            }
+            self.announce_size();
+        }
         for effect in effects.drain(..) {
             self.carry_out_one(effect);
         }
@@ -286,18 +342,8 @@ impl Driver {
             return self.backlog.push_back(submission);
         }
         let Submission { op, offset, len, buffer, token, sink } = submission;
-        let slot = Some(Slot { token, sink, buffer });
-        let tag = match self.slots_free.pop() {
-            Some(tag) => {
-                self.slots[tag] = slot;
-                tag
-            }
-            None => {
-                self.slots.push(slot);
-                self.slots.len() - 1
-            }
-        };
-        self.step(Event::Submit { tag: tag as u64, request: machine::Request { op, offset, len } });
+        let tag = self.memory.admit(Slot { token, sink, buffer });
+        self.step(Event::Submit { tag, request: machine::Request { op, offset, len } });
     }
 
     /// Sends what the last steps queued, takes in what waited for room, answers who waits for the links.
@@ -317,7 +363,7 @@ impl Driver {
             }
         }
         while let Some(conn) = self.to_flush.pop() {
-            conn.flush(&self.slots);
+            conn.flush(&self.memory);
         }
         if !self.settling.is_empty() && self.machine.is_settled() {
             let lost = self.lost();
@@ -329,14 +375,34 @@ impl Driver {
 
     fn carry_out_one(&mut self, effect: Effect) {
         match effect {
-            Effect::Send { donor, part, tag, op, address, scatter } => {
-                self.send(donor, part, tag, op, address, scatter);
+            Effect::Send { donor, part, op, address, mem, scatter, fragment } => {
+                self.send(donor, OutPart { part, op, address, mem, scatter, fragment });
             }
+            Effect::Abandon { donor, part } => {
+                let conns = self.links.get(&donor).map(|link| &link.conns[..]).unwrap_or_default();
+                let _ = conns.iter().any(|conn| conn.abandon(part));
+            }
+            Effect::Combine(combine) => self.memory.combine(&combine),
+            Effect::Copy { from, to, len } => self.memory.copy(from, to, len),
+            Effect::Zero { at, len } => self.memory.bytes_mut(at, len).fill(0),
+            Effect::Verify { strip, fragment, at, len } => {
+                let right = self.memory.verify(fragment, at, len);
+                self.answered_here.push(Event::Verified { strip, right });
+            }
+            Effect::Compare { strip, a, b, len } => {
+                let right = self.memory.bytes(a, len) == self.memory.bytes(b, len);
+                self.answered_here.push(Event::Verified { strip, right });
+            }
+            Effect::Learn { fragment, at, len } => self.memory.learn(fragment, at, len),
+            Effect::Forget { fragment, len } => self.memory.forget(fragment, len),
+            Effect::Amend(amend) => {
+                if self.amendments.try_send(amend).is_err() {
+                    self.answered_here.push(Event::Amended(None));
+                }
+            }
+            Effect::Finished => self.finished = true,
             Effect::Complete { tag, result, status } => {
-                let index = usize::try_from(tag).expect("tags are slots");
-                let slot = self.slots[index].take().expect("a tag is completed once");
-                self.slots_free.push(index);
-                let Slot { token, sink, buffer } = slot;
+                let Slot { token, sink, buffer } = self.memory.release(tag);
                 sink.complete(Completion { token, result, buffer, status });
             }
             Effect::WakeAt(at) => {
@@ -353,16 +419,24 @@ impl Driver {
         }
     }
 
-    fn send(&mut self, donor: DonorId, part: Key, tag: u64, op: Op, address: u64, scatter: Scatter) {
+    fn send(&mut self, donor: DonorId, mut part: OutPart) {
         let link = self.links.get_mut(&donor).expect("sent over links that are up");
         let idle = link.conns.iter().find(|conn| conn.outstanding() < CONN_BUSY_BYTES);
         let conn = idle.or_else(|| link.conns.iter().min_by_key(|conn| conn.outstanding()));
-        let conn = conn.expect("a link that is up has connections");
-        if let Some(answer) = conn.unsupported(op) {
-            return self.answered_here.push(Event::Answered { part, answer });
+        let conn = conn.expect("a link that is up has connections").clone();
+        if let Some(answer) = conn.unsupported(part.op) {
+            return self.answered_here.push(Event::Answered { part: part.part, answer });
         }
-        if conn.queue(OutPart::new(part, tag, op, address, scatter)) {
-            self.to_flush.push(conn.clone());
+        match part.op {
+            PartOp::Write | PartOp::Sparse => self.memory.note_written(part.fragment, part.mem, part.scatter),
+            PartOp::Zero { .. } => self.memory.note_zeroed(part.fragment, part.scatter.len),
+            _ => {}
+        }
+        if part.op == PartOp::Sparse && conn.can_zero() && self.memory.is_zero(part.mem, part.scatter) {
+            part.op = PartOp::Zero { keep: false };
+        }
+        if conn.queue(part) {
+            self.to_flush.push(conn);
         }
     }
 

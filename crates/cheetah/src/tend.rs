@@ -1,0 +1,166 @@
+//! A volume with the tasks that keep it in touch with its coordinator: the lease renewed, newer maps taken, and what
+//! the volume finds out about its donors told.
+//!
+//! Owns those tasks, from the lease to the last word. Never: decisions; the machine in `core` makes them.
+//! Called by `daemon` and `load`.
+
+use crate::failure::Failure;
+use cheetah_core::api::{API_VERSION, Answer, Attach, Attached, Call, RefusalCode, Renew};
+use cheetah_core::map::DonorId;
+use cheetah_rim::control::{CallError, Client};
+use cheetah_rim::volume::{VolumeHandle, VolumeOptions};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+/// Who has it, as the second writer is told.
+fn holder() -> String {
+    let user = std::env::var("SUDO_USER").or_else(|_| std::env::var("USER"));
+    let user = user.unwrap_or_else(|_| format!("uid {}", rustix::process::getuid().as_raw()));
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    format!("{user}@{host} process {}", std::process::id())
+}
+
+/// Takes a lease on a volume.
+pub async fn lease(pool: &Client, name: &str, read_only: bool) -> Result<Attached, Failure> {
+    let attach = Attach { version: API_VERSION, read_only, holder: holder() };
+    match pool.call(Call::Attach { name: name.to_owned(), attach }).await? {
+        Answer::Attached(attached) => {
+            attached.map.check().map_err(Failure::failed)?;
+            Ok(attached)
+        }
+        other => {
+            Err(Failure::failed(format!("the coordinator answered something else than was asked: {other:?}")))
+        }
+    }
+}
+
+/// An attached volume and its tasks, which end with it.
+#[derive(Debug)]
+pub struct Tended {
+    pub volume: VolumeHandle,
+    place: watch::Sender<String>,
+    tasks: [JoinHandle<()>; 2],
+}
+
+impl Tended {
+    /// Starts it; `settled` of the volume says when it can be used.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn start(
+        pool: &Client,
+        lease: &Attached,
+        read_only: bool,
+        connections: usize,
+    ) -> Result<Self, Failure> {
+        let (map, token, fresh) = (lease.map.clone(), lease.token, lease.fresh);
+        let volume = VolumeHandle::start(VolumeOptions { map, token, read_only, fresh, connections })
+            .map_err(|e| Failure::failed(format!("this machine has no memory for the buffers: {e}")))?;
+        let place = watch::Sender::new(String::new());
+        let tasks = [
+            tokio::spawn(renew(pool.clone(), lease.clone(), volume.clone(), place.subscribe())),
+            tokio::spawn(amend(pool.clone(), lease.clone(), volume.clone())),
+        ];
+        Ok(Tended { volume, place, tasks })
+    }
+
+    /// Where tools find it, for `status`.
+    pub fn set_place(&self, place: &str) {
+        self.place.send_replace(place.to_owned());
+    }
+
+    /// Ends the volume, then its tasks: its last requests may still need the coordinator.
+    pub async fn close(&self) {
+        self.volume.close().await;
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+impl Drop for Tended {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+/// Sentences about donors that cannot be reached.
+pub fn lost_notes(lease: &Attached, lost: &[(DonorId, String)]) -> Vec<String> {
+    let name =
+        |id: &DonorId| lease.map.routes.get(id).map_or_else(|| id.to_string(), |route| route.name.clone());
+    lost.iter()
+        .map(|(id, why)| format!("donor {} cannot be reached ({why}): its ranges answer EIO", name(id)))
+        .collect()
+}
+
+/// Keeps the lease, reports what is lost, and takes newer maps. While the coordinator is away, reads and writes
+/// go on.
+async fn renew(pool: Client, lease: Attached, volume: VolumeHandle, place: watch::Receiver<String>) {
+    let (name, token) = (lease.map.name.clone(), lease.token);
+    let mut epoch = lease.map.epoch;
+    let mut told = false;
+    loop {
+        let (lost, report, place) = (volume.lost().await, volume.report().await, place.borrow().clone());
+        let renew = Renew { epoch, place, lost, report };
+        match pool.call(Call::Renew { name: name.clone(), token, renew }).await {
+            Ok(Answer::Renewed(renewed)) => {
+                if std::mem::take(&mut told) {
+                    tracing::warn!("the coordinator answers again");
+                }
+                match renewed.map.map(|map| map.check().map(|()| map)) {
+                    Some(Ok(map)) => {
+                        epoch = map.epoch;
+                        volume.update_map(map);
+                    }
+                    Some(Err(why)) => {
+                        tracing::error!(why, "the coordinator sent a map that cannot be");
+                        tokio::time::sleep(Duration::from_secs(1)).await;
+                    }
+                    None => {}
+                }
+            }
+            Ok(_) => tokio::time::sleep(Duration::from_secs(1)).await,
+            Err(error) => {
+                if !std::mem::replace(&mut told, true) {
+                    match &error {
+                        CallError::Refused(refusal) if refusal.code == RefusalCode::Gone => {
+                            tracing::error!(%error, "the lease is lost: donors refuse what follows");
+                            volume.lease_lost();
+                        }
+                        _ => tracing::warn!(%error, "the lease was not renewed; trying again each second"),
+                    }
+                }
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        }
+    }
+}
+
+/// Tells the coordinator what the volume found out about its donors, and the volume what came of it.
+async fn amend(pool: Client, lease: Attached, volume: VolumeHandle) {
+    let (name, token) = (lease.map.name.clone(), lease.token);
+    let Some(mut amendments) = volume.take_amendments() else { return };
+    while let Some(amend) = amendments.recv().await {
+        let route =
+            |id: &DonorId| lease.map.routes.get(id).map_or_else(|| id.to_string(), |r| r.name.clone());
+        for (donor, why) in &amend.exclude {
+            tracing::warn!(donor = route(donor), why, "a donor is set aside; what it held is rebuilt");
+        }
+        match pool.call(Call::Amend { name: name.clone(), token, amend }).await {
+            Ok(Answer::Renewed(renewed)) => match renewed.map.map(|map| map.check().map(|()| map)) {
+                Some(Ok(map)) => volume.amended(Some(map)),
+                other => {
+                    tracing::error!(?other, "the coordinator sent no map that can be");
+                    volume.amended(None);
+                }
+            },
+            Err(CallError::Refused(refusal)) if refusal.code == RefusalCode::Gone => {
+                tracing::error!(%refusal.message, "the lease is lost: nothing is written any more");
+                volume.lease_lost();
+            }
+            answer => {
+                tracing::warn!(?answer, "the coordinator could not record what donors missed; trying again");
+                volume.amended(None);
+            }
+        }
+    }
+}

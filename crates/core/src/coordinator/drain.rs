@@ -1,0 +1,160 @@
+//! Donors that go: at once, or when what they hold has been moved to others.
+//!
+//! Owns the answer to `leave`, what it would cost, and what a donor that wants to go or to shrink is told. Never:
+//! where fragments go (`repair`) or who copies them: that is the volume's writer. Invariant: a donor that leaves
+//! gets nothing new, and is dismissed in the step in which it holds nothing any more.
+//! Tests: `tests/coordinator_drain.rs`.
+
+use super::donors::Donor;
+use super::volumes::Volume;
+use super::{Coordinator, Key, Outcome, Timer, refuse};
+use crate::api::{Answer, Refusal, RefusalCode};
+use crate::layout::lost_ranges;
+use crate::limits::{DONOR_LISTED_NS, EXTENT_BYTES, VOLUME_FILLINGS_MAX};
+use crate::map::DonorId;
+use crate::units::{Time, show_bytes};
+
+impl Coordinator {
+    pub(super) fn leave(&mut self, now: Time, name: &str, force: bool) -> Result<Outcome, Refusal> {
+        let id = self.donor_named(name)?;
+        let Some(donor) = self.donors.get(&id) else { return Ok(Outcome::Answer(Answer::Done)) };
+        let costs_nothing = || self.lost_without(id).iter().all(|(_, bytes)| *bytes == 0);
+        // What a lost donor holds cannot be copied off it, only rebuilt from the others.
+        if force || donor.held.is_empty() || (!donor.alive && costs_nothing()) {
+            self.dismiss(now, id);
+            return Ok(Outcome::Answer(Answer::Done));
+        }
+        self.check_drain(id, name, donor.alive)?;
+        self.drain(now, id);
+        Ok(Outcome::Answer(Answer::Done))
+    }
+
+    /// The donor gets nothing new, and what it holds goes to others; it is dismissed at once when it holds nothing.
+    pub(super) fn drain(&mut self, now: Time, id: DonorId) {
+        let Some(donor) = self.donors.get_mut(&id) else { return };
+        if !std::mem::replace(&mut donor.record.leaving, true) {
+            self.dirty.insert(Key::Donor(id));
+            self.unsettle_donor(id);
+        }
+        self.tidy_donor(now, id);
+    }
+
+    /// Takes the donor out at once, and tells it when it asks.
+    pub(super) fn dismiss(&mut self, now: Time, id: DonorId) {
+        self.depart(now, id);
+        if !self.donors.contains_key(&id) {
+            let until = now + DONOR_LISTED_NS;
+            self.dismissed.insert(id, until);
+            self.timers.insert((until, Timer::Dismissed(id)));
+        }
+    }
+
+    /// Refuses to drain a donor whose fragments have nowhere to go.
+    fn check_drain(&self, id: DonorId, name: &str, alive: bool) -> Result<(), Refusal> {
+        let homeless = self.homeless(id);
+        if alive && homeless.is_empty() {
+            return Ok(());
+        }
+        let why = if alive {
+            let each = homeless.iter().map(|(volume, count)| {
+                let VolumeNeed { fragments, reason } = self.need(id, volume, *count);
+                format!("{fragments} of volume '{}' ({reason})", volume.map.name)
+            });
+            format!("no other donor can take {}", each.collect::<Vec<_>>().join(", "))
+        } else {
+            "it does not answer, so what it holds cannot be copied off it".to_owned()
+        };
+        let lost: Vec<String> = (self.lost_without(id).iter().filter(|(_, bytes)| *bytes > 0))
+            .map(|(volume, bytes)| format!("{} of volume '{volume}'", show_bytes(*bytes)))
+            .collect();
+        let cost = match lost.is_empty() {
+            true => "nothing would be lost but redundancy".to_owned(),
+            false => format!("{} would be lost", lost.join(", ")),
+        };
+        let message = format!(
+            "donor '{name}' cannot be emptied: {why}; start another donor with `cheetah donate SIZE`, delete what you \
+             no longer need, or use --force, with which {cost}"
+        );
+        Err(refuse(RefusalCode::Conflict, message))
+    }
+
+    fn need(&self, id: DonorId, volume: &Volume, count: usize) -> VolumeNeed {
+        let fragments = fragments(count);
+        let width = volume.map.redundancy.width() as usize;
+        let stays = |donor: &&Donor| donor.alive && donor.record.donor != id && !donor.record.leaving;
+        let others = self.donors.values().filter(stays).count();
+        let redundancy = volume.map.redundancy;
+        let reason = if others < width {
+            format!("{redundancy} needs {width} donors, and {others} would stay: {} missing", width - others)
+        } else {
+            "they have no room".to_owned()
+        };
+        VolumeNeed { fragments, reason }
+    }
+
+    /// What each volume would lose with the donor, in bytes.
+    fn lost_without(&self, id: DonorId) -> Vec<(&str, u64)> {
+        let Some(donor) = self.donors.get(&id) else { return Vec::new() };
+        let gone = |other: DonorId| !self.donors.get(&other).is_some_and(|donor| donor.alive);
+        let lost = |volume: &Volume| {
+            let bytes = |is_lost: &dyn Fn(DonorId) -> bool| {
+                super::status::bytes_of(&volume.map, &lost_ranges(&volume.map, is_lost))
+            };
+            // What a lost donor holds is not lost for good before it is taken out.
+            let before = bytes(&|other| other != id && gone(other));
+            bytes(&|other| other == id || gone(other)) - before
+        };
+        let volumes = donor.held.keys().filter_map(|volume| self.volumes.get(volume));
+        volumes.map(|volume| (volume.map.name.as_str(), lost(volume))).collect()
+    }
+
+    /// Why a donor that wants to go, or to hold less, cannot be helped now.
+    pub(super) fn stuck(&self, id: DonorId) -> Option<String> {
+        let donor = self.donors.get(&id)?;
+        if !donor.record.leaving && donor.excess() == 0 {
+            return None;
+        }
+        let (mut reasons, mut moving) = (Vec::new(), 0);
+        for volume in donor.held.keys().filter_map(|volume| self.volumes.get(volume)) {
+            let slots = volume.map.groups.iter().flat_map(|group| &group.slots);
+            let held = slots.clone().filter(|slot| slot.held.is_some_and(|held| held.donor == id));
+            let here = held.filter(|slot| slot.filling.is_some()).count();
+            moving += here;
+            if here > 0 && self.writer(volume.map.volume).is_none() {
+                reasons.push(format!(
+                    "volume '{}' is not attached for writing, and who writes it moves its {}: attach it",
+                    volume.map.name,
+                    fragments(here)
+                ));
+            }
+        }
+        let homeless = self.homeless(id);
+        let left: usize = homeless.iter().map(|(_, count)| count).sum();
+        let over = moving + (donor.used() as usize).saturating_sub(moving + left) < donor.excess() as usize;
+        if donor.record.leaving || over {
+            for (volume, count) in homeless {
+                let slots = volume.map.groups.iter().flat_map(|group| &group.slots);
+                if slots.filter(|slot| slot.filling.is_some()).count() >= VOLUME_FILLINGS_MAX {
+                    continue;
+                }
+                let VolumeNeed { fragments, reason } = self.need(id, volume, count);
+                reasons.push(format!(
+                    "no other donor can take {fragments} of volume '{}' ({reason}): start another donor with \
+                     `cheetah donate SIZE`, or delete a volume",
+                    volume.map.name
+                ));
+            }
+        }
+        (!reasons.is_empty()).then(|| reasons.join("; "))
+    }
+}
+
+struct VolumeNeed {
+    fragments: String,
+    reason: String,
+}
+
+fn fragments(count: usize) -> String {
+    let bytes = show_bytes((count as u64).saturating_mul(EXTENT_BYTES));
+    if count == 1 { format!("1 fragment ({bytes})") } else { format!("{count} fragments ({bytes})") }
+}

@@ -1,0 +1,323 @@
+//! New homes for fragments: of slots that nobody holds, and of donors that leave or must hold less.
+//!
+//! Owns which slot gets which `filling`, and taking back what can be of no use. Never: the copying, which the
+//! writer of the volume does, or the question whom to believe (`amend`).
+//! Invariants: no donor is in a group twice; a filling goes to a donor that lives, and that has confirmed every
+//! extent of this volume that was ever taken from it, so that what it is given is known to be wiped; a group with
+//! fewer than k holders is left alone; a step plans a bounded number. Each round costs a volume one epoch.
+//! Called at the end of each step. Tests: `tests/coordinator_repair.rs`, `tests/coordinator_drain.rs`.
+
+use super::donors::Donor;
+use super::volumes::Volume;
+use super::{Coordinator, Timer};
+use crate::limits::{STEP_FILLINGS_MAX, VOLUME_FILLINGS_MAX};
+use crate::map::{DonorId, Group, Placement, VolumeId};
+use crate::units::Time;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A donor that can take fragments.
+#[derive(Clone, Debug)]
+pub(super) struct Home<'a> {
+    donor: DonorId,
+    host: &'a str,
+    room: u32,
+    /// How often a writer set it aside since it last completed something.
+    set_aside: u32,
+}
+
+/// What one round has done so far.
+#[derive(Debug, Default)]
+struct Round {
+    /// Extents beyond what the donor's owner can spare, and not on their way to others yet.
+    over: BTreeMap<DonorId, u32>,
+    changed: BTreeMap<VolumeId, Vec<Placement>>,
+    planned: usize,
+}
+
+impl Coordinator {
+    /// Plans what the step made necessary or possible.
+    pub(super) fn plan(&mut self, now: Time) {
+        if !std::mem::take(&mut self.replan) || self.wanting.is_empty() {
+            return;
+        }
+        // After a restart: the first donor to be heard is not the best home for everything. Comes back here when
+        // they are heard, or lost.
+        if self.donors.values().any(|donor| donor.alive && !donor.heard) {
+            return;
+        }
+        let mut order: Vec<(bool, u64, VolumeId)> = self
+            .wanting
+            .iter()
+            .filter_map(|id| Some((self.writer(*id).is_none(), self.volumes.get(id)?.order, *id)))
+            .collect();
+        self.wanting.retain(|id| self.volumes.contains_key(id));
+        // Those first that somebody is there to move.
+        order.sort_unstable();
+        let mut round = Round { over: self.overfull(), ..Round::default() };
+        for (_, _, id) in &order {
+            self.take_back(*id, &mut round);
+        }
+        self.discount_moves(&mut round);
+        for (_, _, id) in &order {
+            if round.planned < STEP_FILLINGS_MAX && !self.plan_volume(now, *id, &mut round) {
+                self.wanting.remove(id);
+            }
+        }
+        for (id, freed) in std::mem::take(&mut round.changed) {
+            self.slots_changed(now, id, freed);
+        }
+        self.plan_again(now, round.planned);
+    }
+
+    /// Sets the timer for what this round could not do, though time alone will let it.
+    fn plan_again(&mut self, now: Time, planned: usize) {
+        if self.wanting.is_empty() {
+            return;
+        }
+        let rested = self.donors.values().filter(|donor| donor.alive && donor.rest_until > now);
+        let rested = rested.map(|donor| donor.rest_until).min();
+        let at = if planned >= STEP_FILLINGS_MAX { Some(now + 1) } else { rested };
+        if let Some(old) = self.plan_at.take() {
+            self.timers.remove(&(old, Timer::Plan));
+        }
+        self.plan_at = at;
+        self.timers.extend(at.map(|at| (at, Timer::Plan)));
+    }
+
+    /// How many extents each live donor holds beyond its offer.
+    fn overfull(&self) -> BTreeMap<DonorId, u32> {
+        let live = self.donors.iter().filter(|(_, donor)| donor.alive && !donor.record.leaving);
+        live.filter(|(_, donor)| donor.excess() > 0).map(|(id, donor)| (*id, donor.excess())).collect()
+    }
+
+    /// Takes back fillings that a donor shall not have any more, which costs nothing that was acknowledged, and
+    /// what donors held that are gone for good, where the others suffice.
+    fn take_back(&mut self, id: VolumeId, round: &mut Round) {
+        let Some(volume) = self.volumes.get_mut(&id) else { return };
+        let data = volume.map.redundancy.data as usize;
+        let mut freed = Vec::new();
+        for (g, group) in (0..).zip(&mut volume.map.groups) {
+            let sound = sound(group, &self.donors);
+            for (s, slot) in (0..).zip(&mut group.slots) {
+                let unwanted = slot.filling.take_if(|filling| {
+                    let donor = self.donors.get(&filling.donor);
+                    let goes = donor.is_none_or(|donor| donor.record.departed || donor.record.leaving);
+                    goes || round.over.get_mut(&filling.donor).is_some_and(take_one)
+                });
+                if unwanted.is_some() {
+                    volume.pending.remove(&(g, s));
+                }
+                freed.extend(unwanted);
+                freed.extend(slot.held.take_if(|held| sound >= data && departed(&self.donors, held.donor)));
+            }
+        }
+        if freed.is_empty() {
+            return;
+        }
+        self.give_back(id, &freed);
+        round.changed.entry(id).or_default().extend(freed);
+    }
+
+    /// What is on its way off an overfull donor already need not be chosen again.
+    fn discount_moves(&self, round: &mut Round) {
+        let of: BTreeSet<VolumeId> = (round.over.keys())
+            .filter_map(|id| self.donors.get(id))
+            .flat_map(|donor| donor.held.keys().copied())
+            .collect();
+        for volume in of.iter().filter_map(|id| self.volumes.get(id)) {
+            for slot in volume.map.groups.iter().flat_map(|group| &group.slots) {
+                let moving = slot.held.filter(|_| slot.filling.is_some());
+                if let Some(left) = moving.and_then(|held| round.over.get_mut(&held.donor)) {
+                    *left = left.saturating_sub(1);
+                }
+            }
+        }
+    }
+
+    /// True when some slot still wants a home.
+    fn plan_volume(&mut self, now: Time, id: VolumeId, round: &mut Round) -> bool {
+        let (donors, Some(volume)) = (&self.donors, self.volumes.get(&id)) else { return false };
+        let data = volume.map.redundancy.data as usize;
+        let filling = (volume.map.groups.iter().flat_map(|group| &group.slots))
+            .filter(|slot| slot.filling.is_some())
+            .count();
+        let mut homes = self.homes(id, |donor| donor.rest_until <= now && donor.has_wiped(id));
+        let mut budget = VOLUME_FILLINGS_MAX.saturating_sub(filling);
+        let mut chosen: Vec<(u32, u32, DonorId)> = Vec::new();
+        let mut wants = false;
+        for (g, group) in (0..).zip(&volume.map.groups) {
+            let mut seen: Option<Vec<DonorId>> = None;
+            for (s, slot) in (0..).zip(&group.slots) {
+                let moves = |held: Placement, round: &mut Round| {
+                    donors.get(&held.donor).is_some_and(|donor| donor.alive && donor.record.leaving)
+                        || round.over.get(&held.donor).is_some_and(|over| *over > 0)
+                };
+                let due = slot.filling.is_none() && slot.held.is_none_or(|held| moves(held, round));
+                if !due || sound(group, donors) < data {
+                    continue;
+                }
+                let seen = seen.get_or_insert_with(|| group.placements().map(|place| place.donor).collect());
+                let may = budget > 0 && round.planned < STEP_FILLINGS_MAX;
+                let Some(home) = may.then(|| choose(&mut homes, seen, donors)).flatten() else {
+                    wants = true;
+                    continue;
+                };
+                if let Some(over) = slot.held.and_then(|held| round.over.get_mut(&held.donor)) {
+                    take_one(over);
+                }
+                seen.push(home);
+                chosen.push((g, s, home));
+                (budget, round.planned) = (budget - 1, round.planned + 1);
+            }
+        }
+        if !chosen.is_empty() {
+            self.give(id, &chosen);
+            round.changed.entry(id).or_default();
+        }
+        wants
+    }
+
+    /// Gives the slots the lowest free extents of their new donors.
+    fn give(&mut self, id: VolumeId, chosen: &[(u32, u32, DonorId)]) {
+        let Some(volume) = self.volumes.get_mut(&id) else { return };
+        for (g, s, donor) in chosen {
+            let extent = self.donors.get_mut(donor).and_then(|donor| donor.take_lowest(id));
+            let filling = extent.map(|extent| Placement { donor: *donor, extent });
+            volume.map.groups[*g as usize].slots[*s as usize].filling = filling;
+            // The revision that `slots_changed` gives; its donor has heard of it when it confirms that.
+            volume.pending.insert((*g, *s), self.revision + 1);
+        }
+    }
+
+    /// Live donors with room, as far as `may` lets them and the volume's writer can reach them.
+    pub(super) fn homes(&self, id: VolumeId, may: impl Fn(&Donor) -> bool) -> Vec<Home<'_>> {
+        let unreachable = self.writer(id).map(|writer| &writer.lost);
+        let is_reached =
+            |donor: DonorId| !unreachable.is_some_and(|lost| lost.iter().any(|(id, _)| *id == donor));
+        let live = self.donors.iter().filter(|(id, donor)| {
+            donor.alive && donor.heard && donor.room() > 0 && may(donor) && is_reached(**id)
+        });
+        live.map(|(id, donor)| {
+            let (host, set_aside) = (donor.record.host.as_str(), donor.set_aside);
+            Home { donor: *id, host, room: donor.room(), set_aside }
+        })
+        .collect()
+    }
+
+    /// Gives extents back to their donors. `slots_changed` afterwards.
+    pub(super) fn give_back(&mut self, id: VolumeId, freed: &[Placement]) {
+        for Placement { donor, extent } in freed {
+            let Some(donor) = self.donors.get_mut(donor) else { continue };
+            donor.give_back(id, *extent);
+            // At least the revision by which it will have wiped it.
+            donor.wipes.insert(id, self.revision + 1);
+        }
+    }
+
+    /// After slots of the volume changed: its routes and epoch, the store, and word to the donors that it has, and
+    /// to those that it had and that shall wipe.
+    pub(super) fn slots_changed(&mut self, now: Time, id: VolumeId, freed: Vec<Placement>) {
+        let Some(volume) = self.volumes.get_mut(&id) else { return };
+        volume.map.epoch += 1;
+        let before: Vec<DonorId> = volume.map.donors().collect();
+        super::amend::prune_routes(&mut volume.map);
+        self.map_changed(id);
+        let had = freed.iter().map(|placement| placement.donor).chain(before);
+        for donor_id in had.collect::<BTreeSet<DonorId>>() {
+            if let Some(donor) = self.donors.get_mut(&donor_id) {
+                donor.revision = self.revision;
+                self.woken.insert(donor_id);
+            }
+            self.tidy_donor(now, donor_id);
+        }
+    }
+
+    /// Takes a donor that is gone for good out of every slot that the others can do without.
+    pub(super) fn abandon(&mut self, now: Time, id: DonorId) {
+        let Some(donor) = self.donors.get(&id) else { return };
+        for volume in donor.held.keys().copied().collect::<Vec<_>>() {
+            let mut round = Round::default();
+            self.take_back(volume, &mut round);
+            self.wanting.insert(volume);
+            for (volume, freed) in round.changed {
+                self.slots_changed(now, volume, freed);
+            }
+        }
+        self.replan = true;
+    }
+
+    /// What the donor holds may have to go elsewhere now.
+    pub(super) fn unsettle_donor(&mut self, id: DonorId) {
+        if let Some(donor) = self.donors.get(&id) {
+            self.wanting.extend(donor.held.keys().copied());
+            self.replan = true;
+        }
+    }
+
+    /// For each volume of the donor, how many of its fragments no other donor could take, were all to move now.
+    pub(super) fn homeless(&self, id: DonorId) -> Vec<(&Volume, usize)> {
+        let Some(donor) = self.donors.get(&id) else { return Vec::new() };
+        let mut homes: Vec<Home<'_>> = self.homes_beside(id);
+        let mut homeless = Vec::new();
+        for volume in donor.held.keys().filter_map(|volume| self.volumes.get(volume)) {
+            let data = volume.map.redundancy.data as usize;
+            let mut left = 0;
+            for group in &volume.map.groups {
+                let stays = |slot: &&crate::map::Slot| {
+                    slot.held.is_some_and(|held| held.donor == id) && slot.filling.is_none()
+                };
+                if !group.slots.iter().any(|slot| stays(&slot)) {
+                    continue;
+                }
+                let seen: Vec<DonorId> = group.placements().map(|place| place.donor).collect();
+                let is_whole = sound(group, &self.donors) >= data;
+                left += usize::from(!is_whole || choose(&mut homes, &seen, &self.donors).is_none());
+            }
+            if left > 0 {
+                homeless.push((volume, left));
+            }
+        }
+        homeless
+    }
+
+    fn homes_beside(&self, id: DonorId) -> Vec<Home<'_>> {
+        let others = self.donors.iter().filter(|(other, donor)| **other != id && donor.alive && donor.heard);
+        others
+            .map(|(other, donor)| Home {
+                donor: *other,
+                host: &donor.record.host,
+                room: donor.room(),
+                set_aside: 0,
+            })
+            .collect()
+    }
+}
+
+fn departed(donors: &BTreeMap<DonorId, Donor>, id: DonorId) -> bool {
+    donors.get(&id).is_none_or(|donor| donor.record.departed)
+}
+
+/// How many slots have a holder that is not gone for good.
+fn sound(group: &Group, donors: &BTreeMap<DonorId, Donor>) -> usize {
+    group.slots.iter().filter_map(|slot| slot.held).filter(|held| !departed(donors, held.donor)).count()
+}
+
+fn take_one(left: &mut u32) -> bool {
+    let any = *left > 0;
+    *left = left.saturating_sub(1);
+    any
+}
+
+/// The best home for a slot of a group that `seen` are in: on a host of its own if there is one, seldom set aside,
+/// and the emptiest.
+fn choose(homes: &mut [Home<'_>], seen: &[DonorId], donors: &BTreeMap<DonorId, Donor>) -> Option<DonorId> {
+    let hosts: Vec<&str> = seen.iter().filter_map(|id| Some(donors.get(id)?.record.host.as_str())).collect();
+    let open = homes.iter_mut().filter(|home| home.room > 0 && !seen.contains(&home.donor));
+    let best = open.min_by_key(|home| {
+        let shared = hosts.iter().filter(|host| **host == home.host).count();
+        (shared, home.set_aside, Reverse(home.room), home.donor)
+    })?;
+    best.room -= 1;
+    Some(best.donor)
+}

@@ -1,0 +1,164 @@
+//! Draining: what a donor holds goes to others before it goes, and what its owner needs back goes first.
+
+mod pool;
+
+use cheetah_core::api::{Answer, Call, RefusalCode, Size, VolumeHealth};
+use cheetah_core::map::DonorId;
+use pool::{E, World, assert_refused, filling, held_by};
+
+fn holder(world: &mut World, name: &str) -> u64 {
+    let map = world.show(name).map;
+    (1..=9).find(|id| held_by(&map, *id) > 0).expect("somebody")
+}
+
+#[test]
+fn a_donor_leaves_when_all_it_held_is_elsewhere_and_nothing_was_missing_meanwhile() {
+    let mut world = World::with_donors(&[4; 4]);
+    world.create("v", Size::Bytes(4 * E), Some("parity:2+1")).expect("created");
+    let lease = world.attach("v", false).expect("attached");
+    let out = holder(&mut world, "v");
+    let held = held_by(&lease.map, out);
+    world.leave(&format!("d{out}"), false).expect("there is room");
+    let detail = world.show("v");
+    assert_eq!((detail.status.health, detail.status.slots_missing), (VolumeHealth::Whole, 0));
+    assert_eq!((filling(&detail.map).len(), held_by(&detail.map, out)), (held, held));
+    let donor = world.status().donors.into_iter().find(|donor| donor.donor == DonorId(out));
+    let donor = donor.expect("still there");
+    assert!(donor.leaving && donor.bytes_free == 0 && donor.bytes_held == held as u64 * E);
+    world.restart();
+    world.settle();
+    let map = world.fill("v", lease.token);
+    assert_eq!((held_by(&map, out), map.routes.contains_key(&DonorId(out))), (0, false));
+    assert!(world.status().donors.iter().all(|donor| donor.donor != DonorId(out)), "it is out");
+    world.settle();
+    assert!(world.donors[&DonorId(out)].dismissed, "and hears of it");
+}
+
+#[test]
+fn a_donor_that_asks_to_leave_is_drained_and_dismissed() {
+    let mut world = World::with_donors(&[4, 4]);
+    world.create("v", Size::Bytes(2 * E), Some("linear")).expect("created");
+    let lease = world.attach("v", false).expect("attached");
+    world.leaving.insert(DonorId(1));
+    world.settle();
+    assert_eq!(filling(&world.show("v").map).len(), 2);
+    assert_eq!(world.donors[&DonorId(1)].stuck, None, "the writer is there to move it");
+    world.fill("v", lease.token);
+    world.settle();
+    assert!(world.donors[&DonorId(1)].dismissed);
+    world.leaving.insert(DonorId(2));
+    world.settle();
+    let stuck = world.hear(2).stuck.expect("nobody is left to take it");
+    assert!(stuck.contains("linear needs 1 donors") && stuck.contains("cheetah donate"), "{stuck}");
+    let mut empty = World::with_donors(&[4]);
+    empty.leaving.insert(DonorId(1));
+    empty.settle();
+    assert!(empty.donors[&DonorId(1)].dismissed, "at once when it holds nothing");
+}
+
+#[test]
+fn a_drain_that_cannot_end_is_refused_with_what_force_would_cost() {
+    let mut world = World::with_donors(&[4, 4, 4]);
+    world.create("v", Size::Bytes(4 * E), Some("parity:2+1")).expect("created");
+    world.create("w", Size::Bytes(E), Some("linear")).expect("created");
+    let before = world.show("v").map;
+    let out = holder(&mut world, "w");
+    let says = [
+        "2 fragments (128 MiB) of volume 'v'",
+        "parity:2+1 needs 3 donors, and 2 would stay: 1 missing",
+        "--force, with which 64 MiB of volume 'w' would be lost",
+        "cheetah donate",
+    ];
+    assert_refused(world.leave(&format!("d{out}"), false), RefusalCode::Conflict, &says);
+    assert!(world.status().donors.iter().all(|donor| !donor.leaving));
+    assert_eq!(world.show("v").map, before);
+    world.delete("w").expect("deleted");
+    let says = ["nothing would be lost but redundancy"];
+    assert_refused(world.leave("d1", false), RefusalCode::Conflict, &says);
+    world.leave("d1", true).expect("forced");
+    let status = world.show("v").status;
+    assert_eq!((status.health, status.bytes_lost), (VolumeHealth::Degraded, 0));
+    assert_eq!(world.status().donors.len(), 2);
+    world.join(4, 4).expect("joins");
+    assert_eq!(world.show("v").status.slots_filling, 2, "and is repaired");
+}
+
+#[test]
+fn without_a_writer_a_drain_waits_and_says_for_whom() {
+    let mut world = World::with_donors(&[4, 4]);
+    world.create("v", Size::Bytes(2 * E), Some("linear")).expect("created");
+    world.leave("d1", false).expect("there is room");
+    world.settle();
+    let stuck = world.hear(1).stuck.expect("nobody moves it");
+    assert!(stuck.contains("'v'") && stuck.contains("attach"), "{stuck}");
+    let lease = world.attach("v", false).expect("attached");
+    assert_eq!(world.hear(1).stuck, None);
+    world.fill("v", lease.token);
+    world.settle();
+    assert!(world.donors[&DonorId(1)].dismissed);
+}
+
+#[test]
+fn a_smaller_offer_moves_as_much_as_it_must() {
+    let mut world = World::with_donors(&[6, 6, 6]);
+    world.create("v", Size::Bytes(5 * E), Some("linear")).expect("created");
+    let lease = world.attach("v", false).expect("attached");
+    world.offers.insert(DonorId(1), 3);
+    world.settle();
+    let moving = filling(&world.show("v").map);
+    assert_eq!(moving.len(), 2);
+    world.offers.insert(DonorId(1), 2);
+    world.settle();
+    assert_eq!(filling(&world.show("v").map).len(), 3, "one more");
+    let donor = world.status().donors.remove(0);
+    assert_eq!((donor.bytes_offered, donor.bytes_held, donor.bytes_free), (2 * E, 5 * E, 0));
+    world.fill("v", lease.token);
+    world.settle();
+    assert_eq!(held_by(&world.show("v").map, 1), 2);
+    assert_eq!(filling(&world.show("v").map), [], "that is enough");
+    world.offers.insert(DonorId(1), u32::MAX);
+    world.settle();
+    assert_eq!(world.status().donors[0].bytes_free, 4 * E, "and it is lent again when there is room");
+}
+
+#[test]
+fn what_is_only_being_filled_is_taken_back_before_anything_is_moved() {
+    let mut world = World::with_donors(&[2, 2, 4, 4]);
+    world.create("v", Size::Bytes(2 * E), Some("mirror:2")).expect("created");
+    let lease = world.attach("v", false).expect("attached");
+    let out = holder(&mut world, "v");
+    world.exclude("v", lease.token, &[out]);
+    let homes = filling(&world.show("v").map);
+    let home = homes[0].placement.donor;
+    let holds = held_by(&world.show("v").map, home.0);
+    world.offers.insert(home, u32::try_from(holds).expect("few"));
+    world.settle();
+    let map = world.show("v").map;
+    assert!(filling(&map).iter().all(|at| at.placement.donor != home), "{map:?}");
+    assert_eq!(held_by(&map, home.0), holds, "what it holds may stay");
+}
+
+#[test]
+fn a_donor_that_leaves_gets_nothing_new() {
+    let mut world = World::with_donors(&[4, 4]);
+    world.create("v", Size::Bytes(E), Some("linear")).expect("created");
+    world.leave("d1", false).expect("there is room");
+    let full = world.create("w", Size::Bytes(4 * E), Some("linear"));
+    assert_refused(full, RefusalCode::PoolFull, &["192 MiB is free (d2 192 MiB)"]);
+    world.create("w", Size::Bytes(3 * E), Some("linear")).expect("on the other");
+    assert_eq!(held_by(&world.show("w").map, 1), 0);
+}
+
+#[test]
+fn a_drained_donor_is_out_when_the_last_volume_on_it_is_deleted() {
+    let mut world = World::with_donors(&[4, 4]);
+    world.create("v", Size::Bytes(E), Some("linear")).expect("created");
+    world.leave("d1", false).expect("there is room");
+    world.delete("v").expect("deleted");
+    assert_eq!(world.status().donors.len(), 1);
+    let call = world.ask(Call::Leave { donor: "d1".into(), force: false });
+    assert!(call.is_err_and(|refusal| refusal.code == RefusalCode::NotFound));
+    world.settle();
+    assert!(world.donors[&DonorId(1)].dismissed);
+    assert!(matches!(world.ask(Call::Pool), Ok(Answer::Pool(_))));
+}

@@ -1,0 +1,225 @@
+//! The bytes that the machine decides about: payloads of requests, scratch memory, and their checksums.
+//!
+//! Owns where they are, and what effects do to them. Never: which effect, or what a checksum that differs means.
+//! Invariant: only the data thread touches them, and the outputs of a computation overlap nothing else in it.
+//! Called by the driver and its connections. Tests: below, `tests/data_path.rs`.
+//! One of the named modules that may use unsafe (several pieces of one buffer at once).
+#![allow(unsafe_code)]
+
+use super::handle::Sink;
+use crate::buffer::Buffer;
+use crate::code;
+use cheetah_core::checksum::{Checksums, ZERO_BLOCK_CRC};
+use cheetah_core::layout::Scatter;
+use cheetah_core::limits::BLOCK_BYTES;
+use cheetah_core::volume::{At, Combine, Fragment, Mem, Volume};
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+const BLOCK: u32 = BLOCK_BYTES as u32;
+
+/// A request on its way, under its tag.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub(super) token: u64,
+    pub(super) sink: Arc<dyn Sink>,
+    pub(super) buffer: Option<Buffer>,
+}
+
+#[derive(Debug)]
+pub(super) struct Memory {
+    slots: Vec<Option<Slot>>,
+    free: Vec<usize>,
+    scratch: Vec<Buffer>,
+    sums: Checksums,
+    width: u32,
+}
+
+impl Memory {
+    /// Takes all of it, present and ready.
+    ///
+    /// # Errors
+    /// The machine has no memory for it.
+    pub(super) fn new(requests: usize, width: u32) -> io::Result<Memory> {
+        let scratch = Volume::scratch_sizes()
+            .map(|bytes| Buffer::standing(bytes as usize))
+            .collect::<Result<_, _>>()?;
+        let (slots, free) = (Vec::with_capacity(requests), Vec::with_capacity(requests));
+        Ok(Memory { slots, free, scratch, sums: Checksums::new(), width })
+    }
+
+    /// Makes room for the checksums of this many groups; `fresh`: those that are new hold zeros.
+    pub(super) fn know_groups(&mut self, groups: usize, fresh: bool) {
+        let groups = u32::try_from(groups).expect("a volume has fewer groups");
+        self.sums.grow(groups, self.width, fresh);
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.free.len() == self.slots.len()
+    }
+
+    /// Takes a request in; its tag.
+    pub(super) fn admit(&mut self, slot: Slot) -> u64 {
+        let tag = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() - 1
+        });
+        self.slots[tag] = Some(slot);
+        tag as u64
+    }
+
+    /// Hands a request back; its tag may be used again.
+    pub(super) fn release(&mut self, tag: u64) -> Slot {
+        let index = usize::try_from(tag).expect("tags are slots");
+        self.free.push(index);
+        self.slots[index].take().expect("a tag is completed once")
+    }
+
+    pub(super) fn buffer(&self, mem: Mem) -> &Buffer {
+        match mem {
+            Mem::Payload(tag) => {
+                let slot =
+                    usize::try_from(tag).ok().and_then(|tag| self.slots.get(tag)).and_then(Option::as_ref);
+                slot.and_then(|slot| slot.buffer.as_ref())
+                    .expect("a request has its payload until it is completed")
+            }
+            Mem::Scratch(piece) => &self.scratch[piece as usize],
+            Mem::Nothing => unreachable!("a part without data"),
+        }
+    }
+
+    pub(super) fn buffer_mut(&mut self, mem: Mem) -> &mut Buffer {
+        match mem {
+            Mem::Payload(tag) => {
+                let slot = usize::try_from(tag)
+                    .ok()
+                    .and_then(|tag| self.slots.get_mut(tag))
+                    .and_then(Option::as_mut);
+                slot.and_then(|slot| slot.buffer.as_mut())
+                    .expect("a request has its payload until it is completed")
+            }
+            Mem::Scratch(piece) => &mut self.scratch[piece as usize],
+            Mem::Nothing => unreachable!("a part without data"),
+        }
+    }
+
+    pub(super) fn bytes(&self, at: At, len: u32) -> &[u8] {
+        &self.buffer(at.mem)[range(at, len)]
+    }
+
+    pub(super) fn bytes_mut(&mut self, at: At, len: u32) -> &mut [u8] {
+        &mut self.buffer_mut(at.mem)[range(at, len)]
+    }
+
+    pub(super) fn copy(&mut self, from: At, to: At, len: u32) {
+        if from.mem == to.mem {
+            let start = to.offset as usize;
+            self.buffer_mut(to.mem).copy_within(range(from, len), start);
+            return;
+        }
+        let source: *const [u8] = self.bytes(from, len);
+        // SAFETY: a piece of another buffer than the one that is written; nothing frees it meanwhile.
+        let source = unsafe { &*source };
+        self.bytes_mut(to, len).copy_from_slice(source);
+    }
+
+    pub(super) fn combine(&mut self, combine: &Combine) {
+        let Combine { len, coefficients, inputs, outputs, add } = combine;
+        for (number, output) in outputs.iter().enumerate() {
+            let others = inputs.iter().chain(&outputs[..number]);
+            let apart = |other: &At| other.mem != output.mem || other.offset.abs_diff(output.offset) >= *len;
+            assert!(others.into_iter().all(apart), "outputs overlap nothing");
+        }
+        let pointers: Vec<*mut [u8]> =
+            outputs.iter().map(|at| std::ptr::from_mut(self.bytes_mut(*at, *len))).collect();
+        let sources: Vec<*const [u8]> =
+            inputs.iter().map(|at| std::ptr::from_ref(self.bytes(*at, *len))).collect();
+        // SAFETY: each points into a buffer that lives through this call, and no output overlaps another piece
+        // (asserted above), so the exclusive references are exclusive.
+        let (sources, mut results): (Vec<&[u8]>, Vec<&mut [u8]>) = unsafe {
+            (
+                sources.iter().map(|piece| &**piece).collect(),
+                pointers.iter().map(|piece| &mut **piece).collect(),
+            )
+        };
+        code::combine(coefficients, &sources, &mut results, *add);
+    }
+
+    /// Whether these bytes are what is known of the fragment; what is not known counts as right.
+    pub(super) fn verify(&self, fragment: Fragment, at: At, len: u32) -> bool {
+        if fragment.slot >= self.width {
+            return true;
+        }
+        self.wrong_blocks(fragment, at.mem, Scatter::whole(at.offset, len)) == 0
+    }
+
+    pub(super) fn learn(&mut self, fragment: Fragment, at: At, len: u32) {
+        self.note_written(fragment, at.mem, Scatter::whole(at.offset, len));
+    }
+
+    pub(super) fn forget(&mut self, fragment: Fragment, len: u32) {
+        if self.knows(fragment) {
+            let (from, to) = (fragment.local / BLOCK, (fragment.local + len).div_ceil(BLOCK));
+            self.sums.forget(fragment.group, fragment.slot, from, to);
+        }
+    }
+
+    fn knows(&self, fragment: Fragment) -> bool {
+        (fragment.group as usize) < self.sums.groups()
+    }
+
+    /// The blocks of a part, in the order of its extent: number in the extent, offset in its buffer.
+    fn blocks(fragment: Fragment, scatter: Scatter) -> impl Iterator<Item = (u32, u32)> {
+        debug_assert!(
+            fragment.local.is_multiple_of(BLOCK) && scatter.len.is_multiple_of(BLOCK),
+            "whole blocks"
+        );
+        (0..scatter.len / BLOCK).map(move |number| {
+            let (offset, left) = scatter.locate(number * BLOCK);
+            debug_assert!(left >= BLOCK, "a block is in one piece");
+            (fragment.local / BLOCK + number, offset)
+        })
+    }
+
+    pub(super) fn note_written(&mut self, fragment: Fragment, mem: Mem, scatter: Scatter) {
+        if !self.knows(fragment) {
+            return;
+        }
+        for (block, offset) in Memory::blocks(fragment, scatter) {
+            let crc = code::crc32c(self.bytes(At { mem, offset }, BLOCK));
+            self.sums.set(fragment.group, fragment.slot, block, crc);
+        }
+    }
+
+    pub(super) fn note_zeroed(&mut self, fragment: Fragment, len: u32) {
+        if self.knows(fragment) {
+            for block in fragment.local / BLOCK..(fragment.local + len) / BLOCK {
+                self.sums.set(fragment.group, fragment.slot, block, ZERO_BLOCK_CRC);
+            }
+        }
+    }
+
+    /// For data in one piece.
+    pub(super) fn is_zero(&self, mem: Mem, scatter: Scatter) -> bool {
+        let bytes = self.bytes(At { mem, offset: scatter.start }, scatter.first.min(scatter.len));
+        // Two comparisons that the compiler turns into wide ones: the first byte, and each with its neighbour.
+        scatter.first == scatter.len && bytes.first() == Some(&0) && bytes[1..] == bytes[..bytes.len() - 1]
+    }
+
+    /// How many blocks of what was read are not what was written.
+    pub(super) fn wrong_blocks(&self, fragment: Fragment, mem: Mem, scatter: Scatter) -> u32 {
+        if !self.knows(fragment) {
+            return 0;
+        }
+        let wrong = |(block, offset): &(u32, u32)| {
+            let crc = code::crc32c(self.bytes(At { mem, offset: *offset }, BLOCK));
+            self.sums.check(fragment.group, fragment.slot, *block, crc) == Some(false)
+        };
+        u32::try_from(Memory::blocks(fragment, scatter).filter(wrong).count()).expect("blocks of one part")
+    }
+}
+
+fn range(at: At, len: u32) -> Range<usize> {
+    at.offset as usize..(at.offset + len) as usize
+}
