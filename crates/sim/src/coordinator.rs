@@ -115,17 +115,8 @@ impl World {
         self.donors[d].asked = self.call(Caller::Donor(d), Node::Donor(slot), Call::Join(join));
     }
 
-    pub(crate) fn donor_syncs(&mut self, d: usize, revision: u64, connections: u32, goodbye: bool) {
-        let donor = &self.donors[d];
-        let sync = Sync {
-            revision,
-            bytes_used: 0,
-            connections,
-            goodbye,
-            leaving: false,
-            extents_offered: u32::MAX,
-        };
-        let (id, slot) = (donor.machine.identity(), donor.slot);
+    pub(crate) fn donor_syncs(&mut self, d: usize, sync: Sync) {
+        let (id, slot) = (self.donors[d].machine.identity(), self.donors[d].slot);
         self.donors[d].asked = self.call(Caller::Donor(d), Node::Donor(slot), Call::Sync { donor: id, sync });
     }
 

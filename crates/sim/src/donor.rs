@@ -11,7 +11,8 @@ use crate::bytes::{Memory, SECTOR, sectors};
 use crate::plan::Bug;
 use crate::world::{DonorEv, Ev, World, say};
 use cheetah_core::donor::{Access, ConnId, DirtyMap, Donor, Effect, Event, Exit, Grant, export_name};
-use cheetah_core::limits::{EXTENT_BYTES, MILLISECOND_NS};
+use cheetah_core::api::Sync;
+use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES, MILLISECOND_NS};
 use cheetah_core::map::{DonorId, LeaseToken, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
 use cheetah_core::volume::{PartError, PartOp, StatusRun};
@@ -155,8 +156,11 @@ impl World {
         }
         match effect {
             Effect::Join { pool, .. } => self.donor_joins(d, pool),
-            Effect::Sync { revision, connections, goodbye, .. } => {
-                self.donor_syncs(d, revision, connections, goodbye);
+            Effect::Sync { revision, connections, leaving, goodbye, offered, .. } => {
+                let bytes_used = self.donors[d].memory.blocks().count() as u64 * BLOCK_BYTES;
+                let extents_offered = offered;
+                let sync = Sync { revision, bytes_used, connections, leaving, goodbye, extents_offered };
+                self.donor_syncs(d, sync);
             }
             Effect::Publish(access) => {
                 self.donors[d].access = access;

@@ -57,6 +57,15 @@ impl World {
                     (0..self.clients.len()).for_each(|c| self.verdict.link_is_slow(c, id, until + SECOND_NS));
                 }
             }
+            Fault::DrainDonor => self.drain_some_donor(),
+            Fault::SpareLess => {
+                if let Some(d) = self.some_donor() {
+                    self.count("fault: donor's owner needs memory");
+                    let extents = self.donors[d].extents;
+                    let extents = u32::try_from(self.rng.below(u64::from(extents) + 1)).expect("a few");
+                    self.step_donor(d, donor::Event::Offered { extents });
+                }
+            }
             Fault::RepeatCall => self.repeat_some_call(),
             Fault::RestartCoordinator => {
                 if self.rng.percent(40) {
@@ -196,6 +205,21 @@ impl World {
         self.call(crate::coordinator::Caller::Admin, Node::Coordinator, call);
     }
 
+    /// Its memory is moved to others first, which takes a writer and room; with a bound, it goes without.
+    fn drain_some_donor(&mut self) {
+        if self.director.deaths >= self.plan.deaths_max {
+            return;
+        }
+        let Some(d) = self.some_donor() else { return };
+        self.director.deaths += 1;
+        self.count("fault: donor asked to move what it holds");
+        let bounded = self.rng.percent(30) && self.may(d);
+        if bounded {
+            self.verdict.donor_in_trouble(self.donors[d].id, u64::MAX / 2);
+        }
+        self.step_donor(d, donor::Event::Leave { bounded });
+    }
+
     pub(crate) fn terminate_donor(&mut self, d: usize) {
         self.count("fault: donor terminated");
         self.verdict.donor_in_trouble(self.donors[d].id, u64::MAX / 2);
@@ -259,6 +283,10 @@ impl World {
         self.coordinator_start();
         self.donors.iter_mut().for_each(|donor| donor.paused_until = donor.paused_until.min(now));
         self.clients.iter_mut().for_each(|client| client.paused_until = client.paused_until.min(now));
+        for d in 0..self.donors.len() {
+            let extents = self.donors[d].extents;
+            self.step_donor(d, donor::Event::Offered { extents });
+        }
         // Those that nobody can attach, because their call was given up, end by themselves.
         self.run_until(now + LEASE_NS + 25 * SECOND_NS);
     }

@@ -86,9 +86,11 @@ pub(crate) enum Fault {
     PauseClient,
     SlowDonor,
     RepeatCall,
+    DrainDonor,
+    SpareLess,
 }
 
-const FAULTS: [Fault; 12] = [
+const FAULTS: [Fault; 14] = [
     Fault::LoseConnection,
     Fault::StallConnection,
     Fault::KillDonor,
@@ -101,6 +103,8 @@ const FAULTS: [Fault; 12] = [
     Fault::PauseClient,
     Fault::SlowDonor,
     Fault::RepeatCall,
+    Fault::DrainDonor,
+    Fault::SpareLess,
 ];
 
 pub(crate) struct Plan {

@@ -42,6 +42,8 @@ pub const COVERAGE: &[&str] = &[
     "fault: one way cut",
     "fault: donor slow",
     "fault: a call came twice",
+    "fault: donor asked to move what it holds",
+    "fault: donor's owner needs memory",
     "fault: coordinator down for long",
     "fault: a bit flipped on the way",
     "faults spared by the budget",
