@@ -12,7 +12,7 @@ use crate::api::VolumeReport;
 use crate::layout::{Scatter, Span};
 use crate::limits::{
     BLOCK_BYTES, DIRTY_AGE_NS, EXTENT_BYTES, FILL_CHUNKS_MAX, FINISH_NS, SCRATCH_LARGE_COUNT, SCRUB_EVERY_NS,
-    SECOND_NS,
+    SECOND_NS, TICK_NS,
 };
 use crate::map::{BadRange, DonorId, Placement};
 use crate::units::Time;
@@ -666,8 +666,10 @@ impl Volume {
             || self.stage != Stage::Serving
     }
 
+    /// Looked at by ticks, so not before the next one.
     pub(super) fn age_at(&self) -> Option<Time> {
-        (self.upkeep.age_due > 0).then_some(self.upkeep.aged_at + DIRTY_AGE_NS)
+        let at = (self.upkeep.aged_at + DIRTY_AGE_NS).max(self.ticked_at + TICK_NS);
+        (self.upkeep.age_due > 0).then_some(at)
     }
 
     pub(super) fn plan(&mut self, request: Key, op: Op, span: Span) {
