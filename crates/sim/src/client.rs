@@ -20,6 +20,9 @@ use cheetah_core::units::Time;
 use cheetah_core::volume::{self, Effect, Event, Key, LinkFailure, PartError, PartOp, Volume};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+/// A machine that is woken has no reason to be woken at the same time again, but once or twice.
+const WAKES_AT_ONCE_MAX: u32 = 20;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tick {
     App,
@@ -82,6 +85,8 @@ pub(crate) struct Client {
     pub(crate) slots: BTreeMap<u64, Slot>,
     pub(crate) next_tag: u64,
     wake_at: Option<Time>,
+    /// When, and how often at that time.
+    woken: (Time, u32),
     /// Donors with acknowledged writes since the last flush.
     pub(crate) unflushed: BTreeSet<DonorId>,
 }
@@ -114,6 +119,7 @@ impl World {
             slots: BTreeMap::new(),
             next_tag: 0,
             wake_at: None,
+            woken: (0, 0),
             unflushed: BTreeSet::new(),
         });
         let attach = Attach { version: API_VERSION, read_only, holder: format!("client {c}") };
@@ -287,6 +293,11 @@ impl World {
             ClientEv::Wake(at) => {
                 if client.wake_at == Some(at) {
                     client.wake_at = None;
+                    let (when, again) = client.woken;
+                    client.woken = (self.now, if when == self.now { again + 1 } else { 0 });
+                    if again > WAKES_AT_ONCE_MAX {
+                        return self.fail(format!("client {c} asks to be woken at once, again and again"));
+                    }
                     self.step_client(c, Event::Wake);
                 }
             }
@@ -458,7 +469,7 @@ impl World {
             self.after(0, Ev::Client(c, ClientEv::AckEarly(part)));
             return Ok(());
         }
-        self.flip_on_the_way(&mut data);
+        self.flip_on_the_way(c, donor, Some(address), &mut data);
         let request = Request { part, op, address, len, data, first };
         self.send_to_donor(conn, ToDonor::Request(request));
         if torn {
@@ -477,17 +488,6 @@ impl World {
     fn skips_parity(&self, c: usize, part: &Awaited) -> bool {
         let data = self.clients[c].machine.as_ref().map_or(0, |machine| machine.map().redundancy.data);
         self.bug == Some(Bug::ParityNotUpdated) && part.op.writes() && part.fragment.slot >= data
-    }
-
-    /// A bit of what is on its way changes, where this seed has such a network.
-    pub(crate) fn flip_on_the_way(&mut self, data: &mut [u8]) {
-        let often = self.plan.flips_per_million;
-        if often == 0 || data.is_empty() || self.director.healing || self.rng.below(1_000_000) >= often {
-            return;
-        }
-        let at = self.rng.index(data.len());
-        data[at] ^= 1 << self.rng.below(8);
-        self.count("fault: a bit flipped on the way");
     }
 
     pub(crate) fn client_receives(&mut self, c: usize, id: u64, message: ToClient) {
@@ -542,6 +542,7 @@ impl World {
     fn part_answered(&mut self, c: usize, id: u64, part: Key, answer: PartAnswer) {
         let Some(conn) = self.network.conns.get_mut(&id) else { return };
         let Some(awaited) = conn.awaited.remove(&part.to_u64()) else { return };
+        let donor = conn.link;
         let client = &mut self.clients[c];
         client.memory.end_part(part.to_u64());
         client.sent.remove(&part.to_u64());
@@ -550,7 +551,7 @@ impl World {
             PartAnswer::Status(runs) => Ok(runs),
             PartAnswer::Error(error) => Err(error),
             PartAnswer::Data(mut data) => {
-                self.flip_on_the_way(&mut data);
+                self.flip_on_the_way(c, donor, None, &mut data);
                 match self.clients[c].memory.land(&awaited, &data) {
                     Ok(blocks) if blocks > 0 && self.bug != Some(Bug::ChecksumIgnored) => {
                         self.count("corrupt blocks found");

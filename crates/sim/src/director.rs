@@ -33,6 +33,8 @@ pub(crate) struct Director {
     /// Addresses whose machine is gone: not even a refusal comes from there.
     pub(crate) dark: BTreeSet<usize>,
     pub(crate) deaths: usize,
+    /// Donors, sectors of their memory, and the wrong byte that may be there.
+    pub(crate) rot: Vec<(usize, usize, u8)>,
     /// No more faults, no more changes.
     pub(crate) healing: bool,
     slots: usize,
@@ -57,6 +59,7 @@ impl Director {
             calls: BTreeMap::new(),
             dark: BTreeSet::new(),
             deaths: 0,
+            rot: Vec::new(),
             healing: false,
             slots: 0,
         }

@@ -3,12 +3,14 @@
 //! Owns: each kind of fault, and telling `verdict` what it excuses. Never: more than `plan` allows. A lost or
 //! stalled connection and a restart of the coordinator excuse nothing: no request may fail for them.
 
+use crate::bytes::sectors;
 use crate::client::Phase;
 use crate::network::{Node, Stage};
 use crate::plan::Fault;
 use crate::world::{Ev, World, say};
 use cheetah_core::donor;
 use cheetah_core::limits::{LEASE_NS, MILLISECOND_NS, SECOND_NS};
+use cheetah_core::map::DonorId;
 
 impl World {
     pub(crate) fn fault_tick(&mut self) {
@@ -94,6 +96,7 @@ impl World {
 
     /// Whether this donor may get into trouble now; notes who loses more than redundancy covers by it.
     fn may(&mut self, d: usize) -> bool {
+        self.look_at_rot();
         let id = self.donors[d].id;
         let short = self.beyond_by(Some(id));
         if !self.plan.beyond && !short.is_empty() {
@@ -102,6 +105,37 @@ impl World {
         }
         self.verdict.beyond.extend(short);
         true
+    }
+
+    /// A bit of what is on its way from or to a donor changes, where this seed has such a network; `to`: where in
+    /// the donor's memory it lands.
+    pub(crate) fn flip_on_the_way(&mut self, c: usize, donor: DonorId, to: Option<u64>, data: &mut [u8]) {
+        let often = self.plan.flips_per_million;
+        if often == 0 || data.is_empty() || self.director.healing || self.rng.below(1_000_000) >= often {
+            return;
+        }
+        let Some(d) = self.donors.iter().position(|other| other.id == donor) else { return };
+        if !self.may(d) {
+            return;
+        }
+        let at = self.rng.index(data.len());
+        data[at] ^= 1 << self.rng.below(8);
+        self.count("fault: a bit flipped on the way");
+        say!(self, "a bit flips on the way of client {c} and donor {d}");
+        match to {
+            Some(address) => {
+                self.verdict.rotten.insert(donor);
+                self.director.rot.push((d, sectors(address) + at, data[at]));
+            }
+            None => self.verdict.link_is_slow(c, donor, self.now + SECOND_NS),
+        }
+    }
+
+    /// Whose memory still has bytes that nobody wrote.
+    pub(crate) fn look_at_rot(&mut self) {
+        let donors = &self.donors;
+        self.director.rot.retain(|(d, at, byte)| donors[*d].alive && donors[*d].memory.get(*at, 1) == [*byte]);
+        self.verdict.rotten = self.director.rot.iter().map(|(d, ..)| donors[*d].id).collect();
     }
 
     /// Whether a writer may die now.

@@ -32,6 +32,8 @@ pub(crate) struct Verdict {
     unaware: BTreeSet<(usize, DonorId)>,
     /// Volumes of which a write ended half-way since a client last began to serve them.
     pub(crate) torn: BTreeSet<VolumeId>,
+    /// Donors whose memory has bytes that nobody wrote.
+    pub(crate) rotten: BTreeSet<DonorId>,
     /// Volumes to which more happened than redundancy covers.
     pub(crate) beyond: BTreeSet<VolumeId>,
     /// Leases that ended, as the coordinator's records say.
@@ -79,7 +81,9 @@ impl Verdict {
     /// Whether a client of a volume with redundancy may have gone round the donor at some time from `since` on.
     pub(crate) fn may_be_passed_over(&self, client: usize, donor: DonorId, since: Time) -> bool {
         let slow = self.slow_links.get(&(client, donor));
-        slow.is_some_and(|until| until + GRACE_NS >= since) || self.excuses(client, donor, since)
+        slow.is_some_and(|until| until + GRACE_NS >= since)
+            || self.rotten.contains(&donor)
+            || self.excuses(client, donor, since)
     }
 
     /// Whether anyone may have trouble with the donor at some time from `since` on.
@@ -87,6 +91,7 @@ impl Verdict {
         let late = |until: &Time| until + GRACE_NS >= since;
         let links = self.slow_links.iter().chain(&self.link_trouble);
         self.dead.contains_key(&donor)
+            || self.rotten.contains(&donor)
             || self.donor_trouble.get(&donor).is_some_and(late)
             || self.unaware.iter().any(|(_, other)| *other == donor)
             || links.into_iter().any(|((_, other), until)| *other == donor && late(until))

@@ -244,6 +244,7 @@ impl World {
     }
 
     fn judge_failure(&mut self, c: usize, slot: &Slot, error: VolumeError) -> Result<(), String> {
+        self.look_at_rot();
         let request = slot.request;
         let client = &self.clients[c];
         if client.read_only && request.op.writes() {
@@ -283,6 +284,7 @@ impl World {
                 self.count("flushes that reported a loss");
                 if caused { Ok(()) } else { Err("a flush failed without cause".into()) }
             }
+            VolumeError::Corrupt if concerned.iter().any(|donor| self.verdict.rotten.contains(donor)) => Ok(()),
             VolumeError::DonorLost | VolumeError::TimedOut | VolumeError::LeaseLost
                 if concerned.iter().any(excused) =>
             {
@@ -320,7 +322,7 @@ impl World {
             VolumeError::DonorLost | VolumeError::TimedOut | VolumeError::LeaseLost => {
                 is_short(map, groups, out) || (untold && error == VolumeError::TimedOut)
             }
-            VolumeError::Corrupt => is_short(map, groups, out) && self.plan.flips_per_million > 0,
+            VolumeError::Corrupt => is_short(map, groups, out) && self.plan.corrupts(),
             _ => false,
         };
         if excused || client.volume.is_some_and(|volume| self.verdict.beyond.contains(&volume)) {

@@ -151,10 +151,10 @@ impl Strip {
         }
     }
 
-    /// Whether donors may hold a part of it when it is cut short.
+    /// Whether donors may hold a part of it when it is cut short, and mark it as written lately.
     pub(super) fn is_write(&self) -> bool {
         let writes = matches!(self.work, Work::Direct(..) | Work::Rows(..) | Work::Patch { .. });
-        writes || matches!(self.work, Work::Heal { .. } | Work::Resync)
+        writes || matches!(self.work, Work::Fill { .. } | Work::Heal { .. } | Work::Resync)
     }
 }
 
