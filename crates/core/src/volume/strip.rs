@@ -498,7 +498,7 @@ impl Volume {
         part.progress = Progress::Done;
         let (strip_key, slot, op) = (part.strip, part.slot, part.op);
         let missed = Missed { slot, placement: part.placement };
-        let (local, len) = (part.local, part.scatter.len);
+        let (local, scatter, len) = (part.local, part.scatter, part.scatter.len);
         let strip = self.strips.get_mut(strip_key).expect("a part never outlives its strip");
         strip.open -= 1;
         strip.coming &= !bit(slot);
@@ -512,10 +512,11 @@ impl Volume {
                 strip.missed.push(missed);
                 self.write_failed(strip_key, missed, failure);
             }
+            PartOp::Status if self.geometry.parity == 0 => strip.failed = Some(failure.error()),
             PartOp::Status => {
-                if self.geometry.parity == 0 {
-                    strip.failed = Some(failure.error());
-                }
+                // What its holder would say is not known; present is never wrong.
+                let request = strip.request.and_then(|request| self.requests.get_mut(request));
+                super::collect_status(&mut request.expect("asked by a request").status, scatter, &[]);
             }
             PartOp::Survey if failure == Failure::Answer(PartError::Unsupported) => {
                 let all = u32::try_from(EXTENT_BYTES).expect("an extent is 64 MiB");

@@ -95,7 +95,12 @@ impl Volume {
         effects: &mut Vec<Effect>,
     ) {
         let (group, lo) = self.strips.get(key).map(|strip| (strip.group, strip.lo)).expect("it writes");
-        for placement in self.targets(group, slot, lo) {
+        let targets: Vec<Placement> = self.targets(group, slot, lo).collect();
+        let up = |to: &Placement| self.links.get(&to.donor).is_some_and(super::link::Link::is_up);
+        if op != PartOp::Trim && !targets.iter().any(up) {
+            learn_unsent(Fragment { group, slot, local }, mem, scatter, effects);
+        }
+        for placement in targets {
             if !self.add_part(now, key, slot, placement, op, local, mem, scatter, effects) {
                 self.strips.get_mut(key).expect("it writes").missed.push(Missed { slot, placement });
             }
@@ -414,6 +419,18 @@ impl Volume {
             return;
         }
         self.torn.push(super::upkeep::Torn { group, lo, hi });
+    }
+}
+
+/// What a slot should hold is known also when it has no holder that could be told now: who rebuilds it checks it.
+fn learn_unsent(fragment: Fragment, mem: Mem, scatter: Scatter, effects: &mut Vec<Effect>) {
+    if mem == Mem::Nothing {
+        return effects.push(Effect::Forget { fragment, len: scatter.len });
+    }
+    let mut local = fragment.local;
+    for (offset, len) in scatter.pieces() {
+        effects.push(Effect::Learn { fragment: Fragment { local, ..fragment }, at: At { mem, offset }, len });
+        local += len;
     }
 }
 
