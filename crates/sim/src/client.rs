@@ -362,6 +362,9 @@ impl World {
             Effect::Forget { fragment, len } => memory.forget(fragment, len),
             Effect::Verify { strip, fragment, at, len } => {
                 let right = memory.verify(fragment, at, len)? || self.bug == Some(Bug::ChecksumIgnored);
+                if !right {
+                    say!(self, "client {c}: {fragment:?} and {len} is not what was written");
+                }
                 return Ok(Some(Event::Verified { strip, right }));
             }
             Effect::Compare { strip, a, b, len } => {
@@ -451,6 +454,8 @@ impl World {
         address: u64,
         awaited: Awaited,
     ) -> Result<(), String> {
+        let Awaited { mem, scatter, fragment, .. } = awaited;
+        say!(self, "client {c} -> {donor} at {address}: {:?} {fragment:?} {mem:?} {scatter:?}", awaited.op);
         let client = &mut self.clients[c];
         let Some(link) = client.links.get(&donor).filter(|link| link.up) else {
             return Err("a part was to be sent over a link that is not up".into());
