@@ -27,7 +27,7 @@ use std::collections::VecDeque;
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) state: State,
-    session: u64,
+    pub(super) session: u64,
     /// Cheetah donors can be told which connections are stale.
     pub(super) fenced: bool,
     /// Writes were acknowledged since the last flush.
@@ -92,10 +92,11 @@ impl Latency {
 }
 
 impl Link {
-    pub(super) fn new(route: &Route) -> Self {
+    /// `session`: the newest that any link before it may have had with the same donor.
+    pub(super) fn new(route: &Route, session: u64) -> Self {
         Link {
             state: State::New,
-            session: 0,
+            session,
             fenced: route.foreign_export.is_none(),
             unflushed: false,
             waiting: VecDeque::new(),
