@@ -33,8 +33,8 @@ pub(crate) struct Director {
     /// Addresses whose machine is gone: not even a refusal comes from there.
     pub(crate) dark: BTreeSet<usize>,
     pub(crate) deaths: usize,
-    /// Donors, sectors of their memory, and the wrong byte that may be there.
-    pub(crate) rot: Vec<(usize, usize, u8)>,
+    /// Donors, sectors of their memory, the wrong byte that may be there, and when it will have arrived.
+    pub(crate) rot: Vec<(usize, usize, u8, u64)>,
     /// No more faults, no more changes.
     pub(crate) healing: bool,
     slots: usize,

@@ -125,7 +125,9 @@ impl World {
         match to {
             Some(address) => {
                 self.verdict.rotten.insert(donor);
-                self.director.rot.push((d, sectors(address) + at, data[at]));
+                // Whatever holds it up on its way is over by then.
+                let arrived = self.now + 60 * SECOND_NS;
+                self.director.rot.push((d, sectors(address) + at, data[at], arrived));
             }
             None => self.verdict.link_is_slow(c, donor, self.now + SECOND_NS),
         }
@@ -134,7 +136,10 @@ impl World {
     /// Whose memory still has bytes that nobody wrote.
     pub(crate) fn look_at_rot(&mut self) {
         let donors = &self.donors;
-        self.director.rot.retain(|(d, at, byte)| donors[*d].alive && donors[*d].memory.get(*at, 1) == [*byte]);
+        let now = self.now;
+        let there = |d: usize, at, byte| donors[d].memory.get(at, 1) == [byte];
+        let rots = |(d, at, byte, until): &(usize, usize, u8, u64)| now < *until || there(*d, *at, *byte);
+        self.director.rot.retain(|rot| donors[rot.0].alive && rots(rot));
         self.verdict.rotten = self.director.rot.iter().map(|(d, ..)| donors[*d].id).collect();
     }
 

@@ -145,11 +145,13 @@ impl Oracle {
     /// `brought`: volume offsets and the sectors that were found from there on; parts of the range may be missing.
     /// `settles`: what is seen stays, also when it was never acknowledged. With redundancy that is only so once
     /// fragments fit together, for a write that failed half-way may be on one copy and not on the other.
+    /// `old`: what was replaced may still be seen, though nothing that was never there.
     pub(crate) fn end_read(
         &mut self,
         read: u64,
         brought: &[(u64, &[u8])],
         settles: bool,
+        old: bool,
     ) -> Result<(), String> {
         let Some(reading) = self.reading.remove(&read) else { return Err("a read ended twice".into()) };
         for (from, bytes) in brought.iter().copied() {
@@ -158,7 +160,7 @@ impl Oracle {
                 let (low, high) = ((*low).max(from), (*high).min(to));
                 if low < high {
                     let bytes = &bytes[sectors(low - from)..sectors(high - from)];
-                    let winner = self.check(&reading, history, low, high, bytes)?;
+                    let winner = self.check(&reading, history, low, high, bytes, old)?;
                     if let Some(winner) = winner.filter(|_| settles) {
                         self.settle(winner, low, high);
                     }
@@ -187,8 +189,15 @@ impl Oracle {
         from: u64,
         to: u64,
         bytes: &[u8],
+        old: bool,
     ) -> Result<Option<Version>, String> {
         let mut candidates: Vec<Version> = history.0.clone();
+        if old {
+            let here = |version: &Version| self.written[*version as usize].volume == reading.volume;
+            candidates = (1..self.next_version()).filter(here).collect();
+            candidates.retain(|version| self.overlaps(*version, from, to));
+            candidates.push(BASE);
+        }
         candidates.extend(reading.since.iter().filter(|version| self.overlaps(**version, from, to)));
         if let [only] = candidates[..] {
             let found = self.expected(only, from, to);

@@ -51,6 +51,7 @@ pub const COVERAGE: &[&str] = &[
     "reads given up",
     "corrupt blocks found",
     "acknowledged writes found on their holders",
+    "reads of a reader that has not heard of the newest map",
     "volumes detached in order",
     "volumes mended after a writer died",
     "volumes whose fragments were compared at the end",

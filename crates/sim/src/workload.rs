@@ -219,9 +219,21 @@ impl World {
 
     fn judge_read(&mut self, c: usize, slot: &Slot, payload: &[u8]) -> Result<(), String> {
         self.count("reads checked");
-        let settles = !self.is_redundant(c);
-        slot.reading
-            .map_or(Ok(()), |read| self.oracle.end_read(read, &[(slot.request.offset, payload)], settles))
+        let (settles, old) = (!self.is_redundant(c), self.reads_old(c));
+        let brought = [(slot.request.offset, payload)];
+        slot.reading.map_or(Ok(()), |read| self.oracle.end_read(read, &brought, settles, old))
+    }
+
+    /// A reader beside a writer learns of an excluded donor after the writer did; until then it may still ask it.
+    fn reads_old(&mut self, c: usize) -> bool {
+        let client = &self.clients[c];
+        let (Some(machine), Some(volume)) = (&client.machine, client.volume) else { return false };
+        let stored = self.stored_map(volume).map_or(0, |map| map.epoch);
+        let old = client.read_only && self.is_redundant(c) && machine.map().epoch < stored;
+        if old {
+            self.count("reads of a reader that has not heard of the newest map");
+        }
+        old
     }
 
     /// What it calls a hole has to be zeros; what it calls data may be anything.
@@ -239,8 +251,8 @@ impl World {
             at = end;
         }
         let holes: Vec<(u64, &[u8])> = holes.iter().map(|(at, zeros)| (*at, zeros.as_slice())).collect();
-        let settles = !self.is_redundant(c);
-        slot.reading.map_or(Ok(()), |read| self.oracle.end_read(read, &holes, settles))
+        let (settles, old) = (!self.is_redundant(c), self.reads_old(c));
+        slot.reading.map_or(Ok(()), |read| self.oracle.end_read(read, &holes, settles, old))
     }
 
     fn judge_failure(&mut self, c: usize, slot: &Slot, error: VolumeError) -> Result<(), String> {
