@@ -38,6 +38,24 @@ pub struct Load {
     pub seed: u64,
 }
 
+/// A run of the volume's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    pub offset: u64,
+    pub bytes: u64,
+}
+
+/// What is read at random.
+#[derive(Clone, Copy, Debug)]
+pub struct Reads {
+    pub region: Region,
+    pub block_bytes: u64,
+    pub seconds: u64,
+    /// None: as fast as it goes.
+    pub bytes_per_second: Option<u64>,
+    pub seed: u64,
+}
+
 /// How a run of fio ended.
 #[derive(Clone, Debug)]
 pub struct Ended {
@@ -79,26 +97,31 @@ pub struct Fio<'a> {
 }
 
 impl Fio<'_> {
-    /// Fills the region with bytes that no check accepts.
+    /// Fills the first `bytes` with what no check accepts, and writes in order what [`Fio::read_at_random`] checks.
     #[track_caller]
-    pub fn fill(&self, bytes: u64) {
-        let mut command = self.command("fill", bytes, 4);
+    pub fn prepare(&self, bytes: u64, checked: Option<Region>) {
+        let mut command = self.command("fill", Region { offset: 0, bytes }, 4);
         command.args(["--rw=write", "--bs=1M", "--refill_buffers=1"]);
+        if let Some(region) = checked {
+            self.job(&mut command, "lay", region, 4);
+            verify(&mut command);
+            command.args(["--rw=write", "--bs=1M", "--do_verify=0"]);
+        }
         let ended = Running { process: self.start("fill", command), what: "fill", log: None }
             .wait(Duration::from_secs(60), || false);
         assert!(ended.good(), "fio cannot fill {:?}: {}", self.target, ended.complaint);
     }
 
-    /// Begins to write at random; when all is written, fio reads all of it back and checks it.
+    /// Begins to write at random what [`Fio::read_back`] checks.
     #[track_caller]
     pub fn write(&self, load: &Load) -> Running {
         let prefix = self.scratch.join("writes");
         let log = self.scratch.join("writes_lat.1.log");
         // One of an earlier run must not be taken for this one's.
         let _ = std::fs::remove_file(&log);
-        let mut command = self.command("load", load.bytes, load.depth);
+        let mut command = self.command("load", Region { offset: 0, bytes: load.bytes }, load.depth);
         verify(&mut command);
-        command.args(["--rw=randwrite", "--bssplit=4k/40:16k/40:64k/20", "--do_verify=1"]);
+        command.args(["--rw=randwrite", "--bssplit=4k/40:16k/40:64k/20", "--do_verify=0"]);
         command
             .arg(format!("--rate=,{}", load.bytes / load.seconds))
             .arg(format!("--randseed={}", load.seed));
@@ -111,37 +134,46 @@ impl Fio<'_> {
     /// the volume remembers it.
     #[track_caller]
     pub fn read_back(&self, bytes: u64) -> Running {
-        let mut command = self.command("check", bytes, 16);
+        let mut command = self.command("check", Region { offset: 0, bytes }, 16);
         verify(&mut command);
         command.args(["--rw=read", "--bs=64k"]);
         Running { process: self.start("check", command), what: "check", log: None }
     }
 
-    /// Begins to read blocks of 4 KiB at random, for so long, and to check them.
+    /// Begins to read at random, and to check what it reads.
     #[track_caller]
-    pub fn read_at_random(&self, bytes: u64, seconds: u64, seed: u64) -> Running {
-        let mut command = self.command("reads", bytes, 16);
+    pub fn read_at_random(&self, reads: &Reads) -> Running {
+        let mut command = self.command("reads", reads.region, 16);
         verify(&mut command);
-        command.args(["--rw=randread", "--bs=4k", "--time_based"]);
-        command.arg(format!("--runtime={seconds}")).arg(format!("--randseed={seed}"));
+        command.args(["--rw=randread", "--time_based"]).arg(format!("--bs={}", reads.block_bytes));
+        command.args(reads.bytes_per_second.map(|rate| format!("--rate={rate}")));
+        command.arg(format!("--runtime={}", reads.seconds)).arg(format!("--randseed={}", reads.seed));
         Running { process: self.start("reads", command), what: "reads", log: None }
     }
 
-    fn command(&self, name: &str, bytes: u64, depth: u32) -> Command {
+    /// fio with a first job.
+    fn command(&self, name: &str, region: Region, depth: u32) -> Command {
         let mut command = match self.lan {
             Some(lan) => lan.exec(Node::Client, tools::need("fio")),
             None => tools::command("fio"),
         };
-        command.arg(format!("--name={name}")).arg(format!("--size={bytes}"));
-        command.arg(format!("--iodepth={depth}")).args(["--thread", "--eta=never"]);
-        command.arg(format!("--output={}", self.scratch.join(format!("{name}.out")).display()));
+        command
+            .arg("--eta=never")
+            .arg(format!("--output={}", self.scratch.join(format!("{name}.out")).display()));
+        self.job(&mut command, name, region, depth);
+        command
+    }
+
+    /// Options that follow are this job's.
+    fn job(&self, command: &mut Command, name: &str, region: Region, depth: u32) {
+        command.arg(format!("--name={name}")).arg(format!("--iodepth={depth}")).arg("--thread");
+        command.arg(format!("--offset={}", region.offset)).arg(format!("--size={}", region.bytes));
         match self.target {
             Target::Export(uri) => command.arg("--ioengine=nbd").arg(format!("--uri={uri}")),
             Target::File(path) => command
                 .args(["--ioengine=libaio", "--direct=1", "--allow_file_create=0"])
                 .arg(format!("--filename={}", path.display())),
         };
-        command
     }
 
     fn start(&self, name: &str, mut command: Command) -> Process {
@@ -252,7 +284,7 @@ mod tests {
         let target = Target::Export(server.uri.clone());
         let scratch = Scratch::new();
         let fio = Fio { lan: None, target: &target, scratch: &scratch };
-        fio.fill(BYTES);
+        fio.prepare(BYTES, None);
         let limit = Duration::from_secs(60);
         let unwritten = fio.read_back(BYTES).wait(limit, || false);
         assert!(!unwritten.good() && unwritten.complaint.contains("verify"), "{unwritten:?}");
@@ -263,6 +295,17 @@ mod tests {
         let read = fio.read_back(BYTES).wait(limit, || false);
         assert!(read.good(), "{}", read.complaint);
 
+        tools::run("qemu-io", ["-f", "raw", "-c", "write -P 7 1234567 1", &server.uri]);
+        let all = Region { offset: 0, bytes: BYTES };
+        let reads = Reads { region: all, block_bytes: 4096, seconds: 1, bytes_per_second: None, seed: 1 };
+        assert!(!fio.read_at_random(&reads).wait(limit, || false).good());
+        let second_half = Region { offset: BYTES / 2, bytes: BYTES / 2 };
+        fio.prepare(BYTES / 2, Some(second_half));
+        let reads = Reads { region: second_half, ..reads };
+        let read = fio.read_at_random(&reads).wait(limit, || false);
+        assert!(read.good(), "{}", read.complaint);
+        let ended = fio.write(&Load { bytes: BYTES, seconds: 1, depth: 4, seed: 4 }).wait(limit, || false);
+        assert!(ended.good(), "{}", ended.complaint);
         tools::run("qemu-io", ["-f", "raw", "-c", "write -P 7 1234567 1", &server.uri]);
         let read = fio.read_back(BYTES).wait(limit, || false);
         assert!(!read.good() && read.complaint.contains("crc32c"), "{read:?}");

@@ -224,6 +224,31 @@ impl Pool {
         }
     }
 
+    /// The lost ranges that `show` lists, as (offset, length), neighbours joined.
+    #[track_caller]
+    pub fn lost_ranges(&self, volume: &str) -> Vec<(u64, u64)> {
+        let detail = self.json(["show", volume]);
+        let number = |range: &Value, name: &str| {
+            range[name].as_u64().unwrap_or_else(|| panic!("no {name} in a lost range: {range}"))
+        };
+        let mut all = Vec::new();
+        for range in detail["lost"].as_array().expect("lost ranges") {
+            let (offset, length) = (number(range, "offset"), number(range, "len"));
+            all.extend(
+                (0..number(range, "count")).map(|turn| (offset + turn * number(range, "stride"), length)),
+            );
+        }
+        all.sort_unstable();
+        let mut joined: Vec<(u64, u64)> = Vec::new();
+        for (offset, length) in all {
+            match joined.last_mut() {
+                Some(last) if last.0 + last.1 == offset => last.1 += length,
+                _ => joined.push((offset, length)),
+            }
+        }
+        joined
+    }
+
     /// The names of the donors that hold slots of a volume's group, in the order of its slots.
     #[track_caller]
     pub fn holders(&self, volume: &str, group: usize) -> Vec<String> {

@@ -20,7 +20,7 @@ use crate::dice::Dice;
 use crate::lan::Lan;
 use crate::tap;
 
-/// The largest frame that comes whole, with its header.
+/// More than the largest frame with its header.
 const FRAME_BYTES: usize = (64 << 10) + 64 + tap::HEADER_BYTES;
 /// What may wait in one direction; more is dropped, as a switch does.
 const QUEUE_BYTES_MAX: usize = 64 << 20;
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn flips_arrive_though_tcp_checks() {
-        let lan = Lan::new(1, "1gbit");
+        let lan = Lan::new(1, "10gbit");
         let wire = Wire::new(&lan, 1);
         lan.detour(Node::Donor(1));
         let rate = rivals::iperf3_between(&lan, Node::Donor(1), Node::Client, 1);

@@ -8,7 +8,7 @@
 //! `MINUTES=` ends in order after so long (then go on with `RESUME=1`).
 //!
 //! Results go to `faults/` in the build directory, after every run: `results.json`, `table.md`, `silences.svg`, and the
-//! logs of what missed the bar below `failed/`. Exit 1 when a run has a data error or too long a silence.
+//! logs of what missed the bar below `failed/`. Exit 1 when a run has a data error or too long a silence, 3 when not all runs were made.
 //! The runs are made by a second process that outlives an interrupt of the first, to clean up and to print the table.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "the table is the program's output")]
@@ -25,12 +25,14 @@ use std::time::{Duration, Instant};
 use cheetah_lab::dice::Dice;
 use cheetah_lab::faults::report::Report;
 use cheetah_lab::faults::trial::Hosts;
-use cheetah_lab::faults::{Case, Outcome, Subject, corrupt, quorum, volume};
+use cheetah_lab::faults::{Case, Outcome, RATE, Subject, corrupt, quorum, volume};
 
 const WORKER: &str = "CHEETAH_FAULTS_WORKER";
 /// What a run takes, as long as none was made.
 const RUN_GUESS: Duration = Duration::from_secs(9);
-const CORRUPT_LIMIT: Duration = Duration::from_secs(400);
+const CORRUPT_LIMIT: Duration = Duration::from_secs(500);
+const MISSED: u8 = 1;
+const CUT_SHORT: u8 = 3;
 
 fn main() -> ExitCode {
     if std::env::var_os(WORKER).is_some() { work() } else { guard() }
@@ -88,14 +90,16 @@ fn work() -> ExitCode {
             say(outcome, index + 1, total, start.elapsed());
         }
     }
-    if asked.corrupt && !over() {
+    if asked.corrupt && report.corruption.is_none() && !over() {
         println!("a link that flips bits, until {} flips are met ...", corrupt::FLIPS_WANTED);
-        let found = catch_unwind(AssertUnwindSafe(|| {
-            let hosts = hosts.get_or_insert_with(|| Hosts::new(asked.seed));
-            corrupt::run(hosts, corrupt::FLIPS_WANTED, CORRUPT_LIMIT, over)
-        }));
+        hosts = None;
+        let found = catch_unwind(|| {
+            let hosts = Hosts::new(asked.seed, corrupt::RATE);
+            corrupt::run(&hosts, corrupt::FLIPS_WANTED, CORRUPT_LIMIT, || interrupted.load(Ordering::Relaxed))
+        });
         match found {
             Ok(found) => report.corruption = Some(found),
+            // What went wrong was said on stderr.
             Err(_) => cut_short = true,
         }
         report.write();
@@ -114,7 +118,11 @@ fn conclude(report: &Report, directory: &Path, cut_short: bool) -> ExitCode {
     if cut_short {
         println!("Not all runs were made: RESUME=1 makes the others.");
     }
-    ExitCode::from(u8::from(!missed.is_empty() || cut_short))
+    match (missed.is_empty(), cut_short) {
+        (false, _) => ExitCode::from(MISSED),
+        (true, true) => ExitCode::from(CUT_SHORT),
+        (true, false) => ExitCode::SUCCESS,
+    }
 }
 
 fn run(hosts: &mut Option<Hosts>, case: Case, repeat: u32, seed: u64, directory: &Path) -> Outcome {
@@ -122,7 +130,7 @@ fn run(hosts: &mut Option<Hosts>, case: Case, repeat: u32, seed: u64, directory:
     let mut outcome = Outcome::new(case, repeat, seed);
     let mut dice = case.dice(seed, repeat);
     let ended = catch_unwind(AssertUnwindSafe(|| {
-        let hosts = hosts.get_or_insert_with(|| Hosts::new(seed));
+        let hosts = hosts.get_or_insert_with(|| Hosts::new(seed, RATE));
         let keep = directory.join("failed");
         match case.subject {
             Subject::Volume(redundancy) => {
@@ -134,7 +142,7 @@ fn run(hosts: &mut Option<Hosts>, case: Case, repeat: u32, seed: u64, directory:
     if let Err(panic) = ended {
         let said = panic.downcast_ref::<String>().map(String::as_str);
         let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");
-        outcome.fail(said.chars().take(400).collect::<String>());
+        outcome.fail(said.trim().chars().take(400).collect::<String>());
         // Whatever state the hosts are in: the next run gets others.
         *hosts = None;
     }

@@ -13,7 +13,7 @@ pub mod trial;
 pub mod volume;
 
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -97,6 +97,13 @@ impl Fault {
         if self == Fault::Kill { KILLED_BAR_MS } else { SET_ASIDE_BAR_MS }
     }
 
+    /// What has to be there before the fault comes: leading a link over the wire loses frames, which lateness does not.
+    pub fn prepare(self, lan: &Lan, node: Node) {
+        if self == Fault::Late {
+            lan.detour(node);
+        }
+    }
+
     pub fn inject(self, lan: &Lan, wire: &Wire, node: Node) {
         match self {
             Fault::Kill => lan.kill(node),
@@ -106,20 +113,18 @@ impl Fault {
             Fault::Deafen => lan.deafen(node),
             Fault::Unplug => lan.unplug(node),
             Fault::Slow => lan.rate(node, SLOW),
-            Fault::Late => {
-                wire.delay(LATE);
-                lan.detour(node);
-            }
+            Fault::Late => wire.delay(LATE),
         }
     }
 
-    /// Undoes it; what was killed stays dead.
-    pub fn lift(self, lan: &Lan, node: Node) {
+    /// Undoes it; what was killed stays dead, and what was late stays on the wire.
+    pub fn lift(self, lan: &Lan, wire: &Wire, node: Node) {
         match self {
             Fault::Kill => {}
             Fault::Stop => lan.cont(node),
             Fault::Unplug => lan.plug(node),
-            Fault::Cut | Fault::Mute | Fault::Deafen | Fault::Slow | Fault::Late => lan.heal(node),
+            Fault::Late => wire.delay(Duration::ZERO),
+            Fault::Cut | Fault::Mute | Fault::Deafen | Fault::Slow => lan.heal(node),
         }
     }
 }
@@ -222,7 +227,7 @@ impl Case {
 }
 
 /// What came of a run.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Outcome {
     pub case: Case,
     pub repeat: u32,
@@ -241,6 +246,9 @@ pub struct Outcome {
     pub whole_after_ms: Option<u64>,
     pub took_ms: u64,
     pub notes: Vec<String>,
+    /// What the parts of the run took, in milliseconds.
+    pub laps: Vec<(&'static str, u64)>,
+    begun: Instant,
 }
 
 impl Outcome {
@@ -258,7 +266,16 @@ impl Outcome {
             whole_after_ms: None,
             took_ms: 0,
             notes: Vec::new(),
+            laps: Vec::new(),
+            begun: Instant::now(),
         }
+    }
+
+    /// Notes that a part of the run has ended.
+    pub fn lap(&mut self, part: &'static str) {
+        let before: u64 = self.laps.iter().map(|(_, took_ms)| took_ms).sum();
+        let now = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.laps.push((part, now.saturating_sub(before)));
     }
 
     /// Notes a failure that counts.
@@ -296,6 +313,7 @@ impl Outcome {
             "excluded": self.excluded,
             "whole_after_ms": self.whole_after_ms,
             "took_ms": self.took_ms,
+            "laps_ms": self.laps,
             "notes": self.notes,
         })
     }
@@ -323,6 +341,9 @@ impl Outcome {
             whole_after_ms: number("whole_after_ms"),
             took_ms: number("took_ms")?,
             notes: texts("notes"),
+            // Of interest for the runs just made.
+            laps: Vec::new(),
+            begun: Instant::now(),
         })
     }
 }
@@ -352,7 +373,8 @@ mod tests {
         outcome.longest_silence_ms = Some(KILLED_BAR_MS);
         outcome.victims = vec!["host-1".to_owned(), "host-2".to_owned()];
         assert_eq!(outcome.missed(), None);
-        assert_eq!(Outcome::from_json(&outcome.to_json()), Some(outcome.clone()));
+        let again = Outcome::from_json(&outcome.to_json()).expect("an outcome");
+        assert_eq!(again.to_json(), outcome.to_json());
         outcome.longest_silence_ms = Some(KILLED_BAR_MS + 1);
         assert!(outcome.missed().is_some());
         outcome.case.fault = Fault::Cut;

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use crate::dice::Dice;
-use crate::faults::trial::{self, Hosts, REGION_BYTES, Strike};
+use crate::faults::trial::{self, Hosts, Strike};
 use crate::faults::{Case, Outcome};
 use crate::fio::{Fio, Target};
 use crate::lan::{Lan, Node};
@@ -19,7 +19,7 @@ const CHILDREN: u8 = 3;
 const PORT: u16 = 10_809;
 const SIZE: &str = "64M";
 /// When the fault ends that qemu waits for.
-const FAULT_LIMIT: Duration = Duration::from_secs(10);
+const FAULT_LIMIT: Duration = Duration::from_secs(4);
 
 /// Three servers and the quorum over them.
 #[derive(Debug)]
@@ -75,12 +75,13 @@ pub fn run(hosts: &Hosts, case: Case, dice: &mut Dice, outcome: &mut Outcome) {
     let quorum = Quorum::start(&hosts.lan, &scratch);
     let victim = 1 + u8::try_from(dice.below(CHILDREN.into())).unwrap_or_default();
     outcome.victims = vec![format!("host-{victim}")];
-    let target = Target::Export(quorum.uri.clone());
+    let target = Target::Export(quorum.uri);
     let fio = Fio { lan: Some(&hosts.lan), target: &target, scratch: &scratch };
-    fio.fill(REGION_BYTES);
     let victims = [Node::Donor(victim)];
     let lifted_after = Some(FAULT_LIMIT);
     let strike = Strike { fault: case.fault, victims: &victims, lifted_after, copies: CHILDREN.into() };
+    trial::prepare(hosts, &fio, &strike);
+    outcome.lap("fill");
     trial::strike(hosts, &fio, &strike, dice, outcome);
     trial::lift(hosts, &strike);
     trial::read_back(&fio, "after the fault", outcome);

@@ -29,13 +29,14 @@ impl Report {
     pub fn open(directory: &Path, resume: bool) -> Self {
         fs::create_dir_all(directory)
             .unwrap_or_else(|error| panic!("cannot make {}: {error}", directory.display()));
-        let mut outcomes = Vec::new();
+        let (mut outcomes, mut corruption) = (Vec::new(), None);
         if resume {
             let text = fs::read_to_string(directory.join("results.json")).unwrap_or_default();
             let runs: Vec<Value> = serde_json::from_str(&text).unwrap_or_default();
             outcomes = runs.iter().filter_map(Outcome::from_json).collect();
+            corruption = runs.iter().find_map(Corruption::from_json);
         }
-        Self { directory: directory.to_owned(), outcomes, corruption: None }
+        Self { directory: directory.to_owned(), outcomes, corruption }
     }
 
     pub fn has(&self, case: Case, repeat: u32) -> bool {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::dice::Dice;
-use crate::faults::trial::{self, Hosts, REGION_BYTES, Strike};
+use crate::faults::trial::{self, Hosts, Strike};
 use crate::faults::{Case, DONORS, Fault, Front, Outcome};
 use crate::fio::{Fio, Target};
 use crate::lan::Node;
@@ -33,6 +33,7 @@ pub fn run(hosts: &Hosts, case: Case, redundancy: &str, dice: &mut Dice, outcome
         Front::Export => Target::Export(pool.attach_export_unix(VOLUME, &[]).uri),
         Front::Fuse => Target::File(pool.attach_fuse(VOLUME, &[]).path),
     };
+    outcome.lap("pool");
     run_attached(hosts, case, &target, &mut pool, dice, outcome);
     // Before the pool's end, which detaches: that must not wait for a donor that cannot answer.
     hosts.heal();
@@ -58,7 +59,8 @@ fn run_attached(
     let strike = Strike { fault: case.fault, victims: &victims, lifted_after: None, copies };
     {
         let fio = Fio { lan: Some(&hosts.lan), target, scratch: pool.scratch() };
-        fio.fill(REGION_BYTES);
+        trial::prepare(hosts, &fio, &strike);
+        outcome.lap("fill");
         trial::strike(hosts, &fio, &strike, dice, outcome);
         trial::read_back(&fio, "with the fault", outcome);
     }
@@ -79,6 +81,7 @@ fn run_attached(
     } else {
         outcome.fail(format!("not whole {WHOLE_LIMIT:?} after the fault"));
     }
+    outcome.lap("whole");
     let fio = Fio { lan: Some(&hosts.lan), target, scratch: pool.scratch() };
     trial::read_back(&fio, "after the fault", outcome);
 }
