@@ -109,6 +109,7 @@ fn work() -> ExitCode {
 }
 
 fn conclude(report: &Report, directory: &Path, cut_short: bool) -> ExitCode {
+    report.write();
     println!("\n{}", report.table());
     println!("Written to {}", directory.display());
     let missed = report.missed();
