@@ -50,6 +50,7 @@ pub struct Region {
 pub struct Reads {
     pub region: Region,
     pub block_bytes: u64,
+    pub depth: u32,
     pub seconds: u64,
     /// None: as fast as it goes.
     pub bytes_per_second: Option<u64>,
@@ -143,7 +144,7 @@ impl Fio<'_> {
     /// Begins to read at random, and to check what it reads.
     #[track_caller]
     pub fn read_at_random(&self, reads: &Reads) -> Running {
-        let mut command = self.command("reads", reads.region, 16);
+        let mut command = self.command("reads", reads.region, reads.depth);
         verify(&mut command);
         command.args(["--rw=randread", "--time_based"]).arg(format!("--bs={}", reads.block_bytes));
         command.args(reads.bytes_per_second.map(|rate| format!("--rate={rate}")));
@@ -297,7 +298,8 @@ mod tests {
 
         tools::run("qemu-io", ["-f", "raw", "-c", "write -P 7 1234567 1", &server.uri]);
         let all = Region { offset: 0, bytes: BYTES };
-        let reads = Reads { region: all, block_bytes: 4096, seconds: 1, bytes_per_second: None, seed: 1 };
+        let reads =
+            Reads { region: all, block_bytes: 4096, depth: 16, seconds: 1, bytes_per_second: None, seed: 1 };
         assert!(!fio.read_at_random(&reads).wait(limit, || false).good());
         let second_half = Region { offset: BYTES / 2, bytes: BYTES / 2 };
         fio.prepare(BYTES / 2, Some(second_half));

@@ -190,7 +190,7 @@ fn parity_has_every_acknowledged_write_after_its_daemon_was_killed() {
 #[test]
 fn flipped_bits_are_met_and_never_delivered() {
     let hosts = Hosts::new(1, corrupt::RATE);
-    let found = corrupt::run(&hosts, 20, Duration::from_secs(40), || false);
+    let found = corrupt::run(&hosts, 20, Duration::from_secs(40), || false).expect("a run to its end");
     assert_eq!(found.missed(), None, "{found:?}");
 }
 

@@ -27,8 +27,9 @@ const DONORS: u8 = 4;
 const BAD: Node = Node::Donor(2);
 /// One write of everything, and random reads of large blocks after it.
 const WRITE_SECONDS: u64 = 2;
-const READ_SECONDS: u64 = 5;
+const READ_SECONDS: u64 = 8;
 const READ_BYTES: u64 = 64 << 10;
+const READ_DEPTH: u32 = 64;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// What came of it.
@@ -87,9 +88,15 @@ impl Corruption {
     }
 }
 
-/// Writes and reads over the bad link until so many flips were met, or the time is over, or something is wrong.
+/// Writes and reads over the bad link until so many flips were met, or the time is over, or something is wrong. None
+/// when it was given up before.
 #[track_caller]
-pub fn run(hosts: &Hosts, flips_wanted: u64, limit: Duration, give_up: impl Fn() -> bool) -> Corruption {
+pub fn run(
+    hosts: &Hosts,
+    flips_wanted: u64,
+    limit: Duration,
+    give_up: impl Fn() -> bool,
+) -> Option<Corruption> {
     hosts.heal();
     let start = Instant::now();
     let mut pool = Pool::with(State::Directory, Some(Arc::clone(&hosts.lan)));
@@ -113,17 +120,25 @@ pub fn run(hosts: &Hosts, flips_wanted: u64, limit: Duration, give_up: impl Fn()
     };
     let region = Region { offset: 0, bytes: REGION_BYTES };
     let mut seed = 1;
-    while notes.is_empty() && met().flips < flips_wanted && start.elapsed() < limit && !give_up() {
+    while notes.is_empty() && met().flips < flips_wanted && start.elapsed() < limit {
         // So that what was written in an earlier round fails its check.
         fio.prepare(REGION_BYTES, None);
         let load = Load { bytes: REGION_BYTES, seconds: WRITE_SECONDS, depth: 16, seed };
-        let reads =
-            Reads { region, block_bytes: READ_BYTES, seconds: READ_SECONDS, bytes_per_second: None, seed };
+        let reads = Reads {
+            region,
+            block_bytes: READ_BYTES,
+            depth: READ_DEPTH,
+            seconds: READ_SECONDS,
+            bytes_per_second: None,
+            seed,
+        };
         let written = fio.write(&load).wait(LIMIT, &give_up);
         let loads = [written, fio.read_at_random(&reads).wait(LIMIT, &give_up)];
-        if !give_up() {
-            notes.extend(loads.into_iter().filter(|ended| !ended.good()).map(|ended| ended.complaint));
+        if give_up() {
+            hosts.heal();
+            return None;
         }
+        notes.extend(loads.into_iter().filter(|ended| !ended.good()).map(|ended| ended.complaint));
         seed += 1;
     }
     let count = met();
@@ -135,7 +150,7 @@ pub fn run(hosts: &Hosts, flips_wanted: u64, limit: Duration, give_up: impl Fn()
     }
     let (corrupt_blocks, healed_blocks) = reported(&pool);
     let errors = u32::try_from(notes.len()).unwrap_or(u32::MAX);
-    Corruption { count, errors, notes, corrupt_blocks, healed_blocks, took: start.elapsed() }
+    Some(Corruption { count, errors, notes, corrupt_blocks, healed_blocks, took: start.elapsed() })
 }
 
 /// What the client reports of wrong blocks.

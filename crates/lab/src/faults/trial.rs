@@ -92,6 +92,7 @@ pub fn strike(hosts: &Hosts, fio: &Fio<'_>, strike: &Strike<'_>, dice: &mut Dice
     let reads = fio.read_at_random(&Reads {
         region: READ_REGION,
         block_bytes: 4096,
+        depth: 4,
         seconds: hosts.load_seconds,
         bytes_per_second: Some(READ_BYTES_PER_SECOND),
         seed: load.seed,
