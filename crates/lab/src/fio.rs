@@ -135,7 +135,7 @@ impl Fio<'_> {
     /// the volume remembers it.
     #[track_caller]
     pub fn read_back(&self, bytes: u64) -> Running {
-        let mut command = self.command("check", Region { offset: 0, bytes }, 16);
+        let mut command = self.command("check", Region { offset: 0, bytes }, 32);
         verify(&mut command);
         command.args(["--rw=read", "--bs=64k"]);
         Running { process: self.start("check", command), what: "check", log: None }
