@@ -8,6 +8,8 @@ mod cli;
 mod daemon;
 mod donate;
 mod failure;
+mod health;
+mod leave;
 mod load;
 mod output;
 mod pool;
@@ -55,7 +57,7 @@ async fn run(command: Command) -> Result<(), Failure> {
         Command::Show(options) => pool::show(options).await,
         Command::Grow(options) => pool::grow(options).await,
         Command::Delete(options) => pool::delete(options).await,
-        Command::Leave(options) => pool::leave(options).await,
+        Command::Leave(options) => leave::leave(options).await,
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "cheetah", &mut std::io::stdout());
             Ok(())
