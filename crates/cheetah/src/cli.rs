@@ -61,7 +61,7 @@ pub enum Command {
     Donate(Donate),
     /// Make a volume.
     #[command(
-        after_help = "Examples:\n  cheetah create case7 500G\n  cheetah create scratch all --redundancy stripe:4 --unit 256K\n  cheetah create pool all --redundancy linear --follow"
+        after_help = "Examples:\n  cheetah create case7 500G\n  cheetah create scratch all --redundancy stripe:4 --unit 256K\n  cheetah create safe 100G --redundancy parity:4+2\n  cheetah create pool all --redundancy linear --follow"
     )]
     Create(Create),
     /// Make a volume available to tools: a file, a block device or an NBD export.
@@ -87,7 +87,10 @@ pub enum Command {
     Grow(Grow),
     /// Delete a volume; its memory is wiped and free again.
     Delete(Named),
-    /// Take a donor out of the pool.
+    /// Take a donor out of the pool: what it holds is moved to others first.
+    #[command(
+        after_help = "Examples:\n  cheetah leave lab7              waits until it is empty; Ctrl-C ends only the waiting\n  cheetah leave lab7 --no-wait\n  cheetah leave lab7 --force      at once, whatever is lost"
+    )]
     Leave(Leave),
     /// Print a completion script for a shell.
     #[command(
@@ -166,7 +169,8 @@ pub struct Create {
     pub name: String,
     /// Exact size, like 500G or 52428800, or `all` that is free.
     pub size: String,
-    /// linear (donors in the order they joined) or stripe:K. Without it: a stripe over up to 8 donors.
+    /// linear (donors in the order they joined), stripe:K, mirror:R or parity:K+M. Without it: parity:K+1 over up
+    /// to 9 donors, mirror:2 with two, linear with one.
     #[arg(long)]
     pub redundancy: Option<Redundancy>,
     /// Bytes that one donor holds of a row of a stripe, a power of two from 4K to 1M.
@@ -270,9 +274,12 @@ pub struct Grow {
 #[derive(Debug, Args)]
 pub struct Leave {
     pub donor: String,
-    /// Even if volumes lose what it holds.
+    /// At once, even if volumes lose what it holds.
     #[arg(long)]
     pub force: bool,
+    /// Return when the coordinator has agreed, without waiting until the donor is empty.
+    #[arg(long)]
+    pub no_wait: bool,
     #[command(flatten)]
     pub pool: PoolArg,
     #[command(flatten)]

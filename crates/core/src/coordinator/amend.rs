@@ -36,7 +36,7 @@ impl Coordinator {
         let marked = self.mark_bad(id, amend.bad, amend.rewritten);
         if filled || marked || !freed.is_empty() {
             self.give_back(id, &freed);
-            self.slots_changed(now, id, freed);
+            self.slots_changed(now, id, &freed);
             self.wanting.insert(id);
             self.replan = true;
         }

@@ -380,10 +380,10 @@ impl Coordinator {
         if !donor.held.is_empty() {
             return;
         }
+        if donor.record.leaving && !donor.record.departed {
+            return self.dismiss(now, id);
+        }
         if donor.alive {
-            if donor.record.leaving {
-                self.dismiss(now, id);
-            }
             return;
         }
         let name = &donor.record.name;

@@ -65,9 +65,11 @@ impl Coordinator {
             }
         }
         for (id, freed) in std::mem::take(&mut round.changed) {
-            self.slots_changed(now, id, freed);
+            self.slots_changed(now, id, &freed);
         }
         self.plan_again(now, round.planned);
+        // Set by donors that had been waiting to go and are empty now: they leave no slot behind.
+        self.replan = false;
     }
 
     /// Sets the timer for what this round could not do, though time alone will let it.
@@ -217,7 +219,7 @@ impl Coordinator {
 
     /// After slots of the volume changed: its routes and epoch, the store, and word to the donors that it has, and
     /// to those that it had and that shall wipe.
-    pub(super) fn slots_changed(&mut self, now: Time, id: VolumeId, freed: Vec<Placement>) {
+    pub(super) fn slots_changed(&mut self, now: Time, id: VolumeId, freed: &[Placement]) {
         let Some(volume) = self.volumes.get_mut(&id) else { return };
         volume.map.epoch += 1;
         let before: Vec<DonorId> = volume.map.donors().collect();
@@ -241,7 +243,7 @@ impl Coordinator {
             self.take_back(volume, &mut round);
             self.wanting.insert(volume);
             for (volume, freed) in round.changed {
-                self.slots_changed(now, volume, freed);
+                self.slots_changed(now, volume, &freed);
             }
         }
         self.replan = true;

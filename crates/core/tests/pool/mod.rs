@@ -6,7 +6,7 @@ use cheetah_core::api::{
     API_VERSION, Amend, Answer, Attach, Attached, Call, Create, Duties, Filled, Join, PoolStatus, Refusal,
     RefusalCode, Renew, Renewed, Size, Sync, VolumeDetail, VolumeReport,
 };
-use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event, Record};
+use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event, Key, Record};
 use cheetah_core::limits::{DONOR_SILENCE_NS, EXTENT_BYTES, HEARTBEAT_NS, SECOND_NS, UNIT_DEFAULT_BYTES};
 use cheetah_core::map::{DonorId, LeaseToken, Placement, PoolId, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
@@ -26,6 +26,10 @@ pub(crate) struct World {
     pub(crate) leaving: BTreeSet<DonorId>,
     /// What each donor has memory of, as its duties said; not blank once it was given.
     pub(crate) memory: BTreeMap<DonorId, BTreeSet<(VolumeId, u32)>>,
+    /// Calls wait for donors that are silent and not lost yet.
+    pub(crate) patient: bool,
+    /// What writers said was filled.
+    reported: BTreeSet<(VolumeId, Placement)>,
     heard: BTreeMap<DonorId, Time>,
     maps: BTreeMap<VolumeId, VolumeMap>,
     calls: u64,
@@ -43,6 +47,8 @@ impl World {
             offers: BTreeMap::new(),
             leaving: BTreeSet::new(),
             memory: BTreeMap::new(),
+            patient: false,
+            reported: BTreeSet::new(),
             heard: BTreeMap::new(),
             maps: BTreeMap::new(),
             calls: 0,
@@ -76,6 +82,7 @@ impl World {
                 }
                 Effect::Forget(key) => {
                     assert!(!replied);
+                    self.maps.retain(|id, _| key != Key::Volume(*id));
                     self.store.remove(&key.to_string());
                 }
                 Effect::Reply { call, answer } => {
@@ -95,6 +102,10 @@ impl World {
         assert!(before.epoch < map.epoch || before == *map, "an epoch is one map");
         for (group, was) in map.groups.iter().zip(&before.groups) {
             for (slot, was) in group.slots.iter().zip(&was.slots) {
+                if let Some(held) = slot.held.filter(|_| slot.held != was.held) {
+                    let said = self.reported.contains(&(map.volume, held));
+                    assert!(said && was.filling == slot.held, "{held:?} is believed though nobody filled it");
+                }
                 let Some(filling) = slot.filling.filter(|_| slot.filling != was.filling) else { continue };
                 let lives =
                     self.heard.get(&filling.donor).is_some_and(|at| self.now - at <= DONOR_SILENCE_NS);
@@ -129,6 +140,9 @@ impl World {
     pub(crate) fn ask(&mut self, request: Call) -> Result<Answer, Refusal> {
         let call = self.send(request);
         self.settle();
+        if self.patient && !self.answers.contains_key(&call) {
+            self.pass(DONOR_SILENCE_NS);
+        }
         self.answer(call).expect("answered once the donors have confirmed")
     }
 
@@ -259,6 +273,9 @@ impl World {
         token: LeaseToken,
         amend: Amend,
     ) -> Result<VolumeMap, Refusal> {
+        let volume = self.maps.values().find(|map| map.name == name).map(|map| map.volume);
+        let filled = amend.filled.iter().filter_map(|filled| Some((volume?, filled.placement)));
+        self.reported = filled.collect();
         let call = self.send(Call::Amend { name: name.into(), token, amend });
         self.answer(call).expect("at once").map(|answer| match answer {
             Answer::Renewed(Renewed { map: Some(map) }) => {
