@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::missing_panics_doc, reason = "a helper of tests reports by panicking")]
 
+pub mod etcd;
 pub mod figures;
 pub mod hash;
 pub mod images;
