@@ -16,7 +16,7 @@ Exit codes:
   6  data is lost or differs: a hash that does not match, a range that cannot be read
 
 Environment:
-  CHEETAH_POOL   URL of the coordinator, as --pool
+  CHEETAH_POOL   URL of the coordinator, or several, as --pool
   CHEETAH_LOG    what to log on stderr: error, warn (the default), info, debug";
 
 /// Pools the idle memory of ordinary machines into fast, disposable block volumes.
@@ -29,8 +29,9 @@ pub struct Cli {
 
 #[derive(Clone, Debug, Args)]
 pub struct PoolArg {
-    /// The coordinator, like http://10.0.0.5:10808. Without it: $CHEETAH_POOL, this machine, then mDNS.
-    #[arg(long, value_name = "URL")]
+    /// The coordinator, like http://10.0.0.5:10808; all that share a state, with commas between them.
+    /// Without it: $CHEETAH_POOL, this machine, then mDNS.
+    #[arg(long, value_name = "URL[,URL...]")]
     pub pool: Option<String>,
 }
 
@@ -50,7 +51,7 @@ pub enum Command {
     Up(Up),
     /// Run the coordinator of a pool.
     #[command(
-        after_help = "Examples:\n  cheetah coordinate --listen 10.0.0.5:10808\n  cheetah coordinate --state memory"
+        after_help = "Examples:\n  cheetah coordinate --listen 10.0.0.5:10808\n  cheetah coordinate --state memory\n  cheetah coordinate --listen 10.0.0.5:10808 --state etcd://10.0.0.1:2379,10.0.0.2:2379/lab\n      on two machines: one leads, the other takes over within seconds; donors and clients name both,\n      --pool http://10.0.0.5:10808,http://10.0.0.6:10808"
     )]
     Coordinate(Coordinate),
     /// Lend memory of this machine, until SIGTERM or Ctrl-C: the first moves what it holds to others, the second
@@ -131,9 +132,10 @@ pub struct Coordinate {
     /// Where to listen for donors, clients and commands.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:10808")]
     pub listen: String,
-    /// Directory of what must outlive a restart (placements and leases, never data), or `memory`.
+    /// Where to keep what must outlive a restart (placements and leases, never data): a directory, `memory`
+    /// (lost at the end), or an etcd that several coordinators share, etcd://HOST:PORT[,HOST:PORT...][/PREFIX].
     /// Without it: $XDG_STATE_HOME/cheetah.
-    #[arg(long, value_name = "DIR|memory")]
+    #[arg(long, value_name = "DIR|memory|etcd://...")]
     pub state: Option<String>,
 }
 

@@ -8,10 +8,11 @@ use crate::output;
 use cheetah_core::api::{Answer, Call, DonorHealth, PoolStatus, Size, VolumeDetail, VolumeStatus};
 use cheetah_core::map::{DonorId, Redundancy};
 use cheetah_core::units::{parse_bytes, show_bytes};
-use cheetah_rim::control::{self, Client, CoordinateOptions, StateAt};
+use cheetah_rim::control::{self, Client, CoordinateOptions, Role, StateAt};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
 
 pub async fn find(pool: &cli::PoolArg) -> Result<Client, Failure> {
     control::find_pool(pool.pool.as_deref()).await.map_err(|e| Failure::new(Exit::NoPool, e.to_string()))
@@ -53,6 +54,9 @@ pub fn warn_if_clear(what: &str, address: SocketAddr) {
 pub async fn coordinate(options: cli::Coordinate) -> Result<(), Failure> {
     let state = match options.state.as_deref() {
         Some("memory") => StateAt::Memory,
+        Some(etcd) if etcd.contains("://") => {
+            StateAt::Etcd(etcd.parse().map_err(|why| Failure::usage(format!("--state: {why}")))?)
+        }
         Some(directory) => StateAt::Directory(PathBuf::from(directory)),
         None => StateAt::Directory(default_state()?),
     };
@@ -61,8 +65,10 @@ pub async fn coordinate(options: cli::Coordinate) -> Result<(), Failure> {
     let mut running = running.map_err(|e| Failure::failed(e.to_string()))?;
     warn_if_clear("control traffic", running.address());
     output::line(&format!("ready: {}", running.url()));
+    let role = running.role();
     let ended = tokio::select! {
         ended = running.ended() => Some(ended),
+        () = tell_role(role) => None,
         told = told_to_end() => {
             told?;
             None
@@ -73,6 +79,24 @@ pub async fn coordinate(options: cli::Coordinate) -> Result<(), Failure> {
         None => running.stop().await,
     }
     .map_err(|e| Failure::failed(e.to_string()))
+}
+
+/// Says when this coordinator stands by, and when it leads again. Never ends.
+async fn tell_role(mut role: watch::Receiver<Role>) {
+    let mut leads = true;
+    loop {
+        let now = role.borrow_and_update().clone();
+        match (leads, &now) {
+            (false, Role::Leads) => output::line("takes the lead"),
+            (true, Role::StandsBy(why)) => output::line(&format!("stands by: {why}")),
+            _ => {}
+        }
+        leads = now == Role::Leads;
+        if role.changed().await.is_err() {
+            // Whatever ended it is told by the coordinator itself.
+            std::future::pending::<()>().await;
+        }
+    }
 }
 
 fn default_state() -> Result<PathBuf, Failure> {

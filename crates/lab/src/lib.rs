@@ -11,6 +11,7 @@
 #![allow(clippy::missing_panics_doc, reason = "a helper of tests reports by panicking")]
 
 pub mod dice;
+pub mod etcd;
 pub mod faults;
 pub mod figures;
 pub mod fio;

@@ -111,6 +111,12 @@ impl Pool {
         }
     }
 
+    /// Commands and donors of this pool look for its coordinators here from now on: such as the caller has started,
+    /// one or several with commas between them.
+    pub fn look_at(&mut self, url: &str) {
+        self.url = url.to_owned();
+    }
+
     fn address_of(&self, node: Node) -> String {
         if self.lan.is_some() { node.address() } else { "127.0.0.1".to_owned() }
     }
