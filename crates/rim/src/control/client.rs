@@ -129,7 +129,9 @@ pub(super) fn host_port(text: &str, default: u16) -> Option<(String, u16)> {
 
 /// Calls that may be made twice: they change nothing, or say again what holds.
 fn repeats(call: &Call) -> bool {
-    matches!(call, Call::Pool | Call::Show { .. } | Call::Join(_) | Call::Sync { .. } | Call::Renew { .. })
+    let reads = matches!(call, Call::Pool | Call::Show { .. });
+    // What an amendment asks for and finds done is passed over.
+    reads || matches!(call, Call::Join(_) | Call::Sync { .. } | Call::Renew { .. } | Call::Amend { .. })
 }
 
 impl Client {
