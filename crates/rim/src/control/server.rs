@@ -115,7 +115,7 @@ impl fmt::Display for CoordinateError {
                 f,
                 "another coordinator is running on the state in {}: stop it first, or name another directory with \
                  --state",
-                directory.display()
+                directory.join("pool.redb").display()
             ),
             CoordinateError::State { state, why } => write!(
                 f,
