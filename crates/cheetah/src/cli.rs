@@ -16,7 +16,7 @@ Exit codes:
   6  data is lost or differs: a hash that does not match, a range that cannot be read
 
 Environment:
-  CHEETAH_POOL   URL of the coordinator, as --pool
+  CHEETAH_POOL   URL of the coordinator, or several, as --pool
   CHEETAH_LOG    what to log on stderr: error, warn (the default), info, debug";
 
 /// Pools the idle memory of ordinary machines into fast, disposable block volumes.
@@ -29,8 +29,9 @@ pub struct Cli {
 
 #[derive(Clone, Debug, Args)]
 pub struct PoolArg {
-    /// The coordinator, like http://10.0.0.5:10808. Without it: $CHEETAH_POOL, this machine, then mDNS.
-    #[arg(long, value_name = "URL")]
+    /// The coordinator, like http://10.0.0.5:10808; all that share a state, with commas between them.
+    /// Without it: $CHEETAH_POOL, this machine, then mDNS.
+    #[arg(long, value_name = "URL[,URL...]")]
     pub pool: Option<String>,
 }
 
@@ -50,7 +51,7 @@ pub enum Command {
     Up(Up),
     /// Run the coordinator of a pool.
     #[command(
-        after_help = "Examples:\n  cheetah coordinate --listen 10.0.0.5:10808\n  cheetah coordinate --state memory"
+        after_help = "Examples:\n  cheetah coordinate --listen 10.0.0.5:10808\n  cheetah coordinate --state memory\n  cheetah coordinate --listen 10.0.0.5:10808 --state etcd://10.0.0.1:2379,10.0.0.2:2379/lab\n      on two machines: one leads, the other takes over within seconds; donors and clients name both,\n      --pool http://10.0.0.5:10808,http://10.0.0.6:10808"
     )]
     Coordinate(Coordinate),
     /// Lend memory of this machine, until SIGTERM or Ctrl-C: the first moves what it holds to others, the second
@@ -61,7 +62,7 @@ pub enum Command {
     Donate(Donate),
     /// Make a volume.
     #[command(
-        after_help = "Examples:\n  cheetah create case7 500G\n  cheetah create scratch all --redundancy stripe:4 --unit 256K\n  cheetah create pool all --redundancy linear --follow"
+        after_help = "Examples:\n  cheetah create case7 500G\n  cheetah create scratch all --redundancy stripe:4 --unit 256K\n  cheetah create safe 100G --redundancy parity:4+2\n  cheetah create pool all --redundancy linear --follow"
     )]
     Create(Create),
     /// Make a volume available to tools: a file, a block device or an NBD export.
@@ -87,7 +88,10 @@ pub enum Command {
     Grow(Grow),
     /// Delete a volume; its memory is wiped and free again.
     Delete(Named),
-    /// Take a donor out of the pool.
+    /// Take a donor out of the pool: what it holds is moved to others first.
+    #[command(
+        after_help = "Examples:\n  cheetah leave lab7              waits until it is empty; Ctrl-C ends only the waiting\n  cheetah leave lab7 --no-wait\n  cheetah leave lab7 --force      at once, whatever is lost"
+    )]
     Leave(Leave),
     /// Print a completion script for a shell.
     #[command(
@@ -128,9 +132,10 @@ pub struct Coordinate {
     /// Where to listen for donors, clients and commands.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:10808")]
     pub listen: String,
-    /// Directory of what must outlive a restart (placements and leases, never data), or `memory`.
+    /// Where to keep what must outlive a restart (placements and leases, never data): a directory, `memory`
+    /// (lost at the end), or an etcd that several coordinators share, etcd://HOST:PORT[,HOST:PORT...][/PREFIX].
     /// Without it: $XDG_STATE_HOME/cheetah.
-    #[arg(long, value_name = "DIR|memory")]
+    #[arg(long, value_name = "DIR|memory|etcd://...")]
     pub state: Option<String>,
 }
 
@@ -166,7 +171,8 @@ pub struct Create {
     pub name: String,
     /// Exact size, like 500G or 52428800, or `all` that is free.
     pub size: String,
-    /// linear (donors in the order they joined) or stripe:K. Without it: a stripe over up to 8 donors.
+    /// linear (donors in the order they joined), stripe:K, mirror:R or parity:K+M. Without it: parity:K+1 over up
+    /// to 9 donors, mirror:2 with two, linear with one.
     #[arg(long)]
     pub redundancy: Option<Redundancy>,
     /// Bytes that one donor holds of a row of a stripe, a power of two from 4K to 1M.
@@ -270,9 +276,12 @@ pub struct Grow {
 #[derive(Debug, Args)]
 pub struct Leave {
     pub donor: String,
-    /// Even if volumes lose what it holds.
+    /// At once, even if volumes lose what it holds.
     #[arg(long)]
     pub force: bool,
+    /// Return when the coordinator has agreed, without waiting until the donor is empty.
+    #[arg(long)]
+    pub no_wait: bool,
     #[command(flatten)]
     pub pool: PoolArg,
     #[command(flatten)]

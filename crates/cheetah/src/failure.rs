@@ -43,7 +43,7 @@ impl From<Refusal> for Failure {
             RefusalCode::Invalid => Exit::Usage,
             RefusalCode::NotFound | RefusalCode::Conflict | RefusalCode::Gone => Exit::Refused,
             RefusalCode::PoolFull => Exit::PoolFull,
-            RefusalCode::Version | RefusalCode::Unavailable => Exit::NoPool,
+            RefusalCode::Version | RefusalCode::Unavailable | RefusalCode::Standby => Exit::NoPool,
         };
         Failure::new(exit, refusal.message)
     }

@@ -9,6 +9,8 @@ mod daemon;
 mod donate;
 mod drain;
 mod failure;
+mod health;
+mod leave;
 mod load;
 mod output;
 mod pool;
@@ -57,7 +59,7 @@ async fn run(command: Command) -> Result<(), Failure> {
         Command::Show(options) => pool::show(options).await,
         Command::Grow(options) => pool::grow(options).await,
         Command::Delete(options) => pool::delete(options).await,
-        Command::Leave(options) => pool::leave(options).await,
+        Command::Leave(options) => leave::leave(options).await,
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "cheetah", &mut std::io::stdout());
             Ok(())

@@ -1,15 +1,18 @@
-//! The commands that talk to the coordinator only: coordinate, create, list, show, status, grow, delete, leave.
+//! The commands that talk to the coordinator only: coordinate, create, list, show, status, grow, delete.
 //! Never: data of volumes.
 
 use crate::cli;
 use crate::failure::{Exit, Failure};
+use crate::health;
 use crate::output;
 use cheetah_core::api::{Answer, Call, DonorHealth, PoolStatus, Size, VolumeDetail, VolumeStatus};
+use cheetah_core::map::{DonorId, Redundancy};
 use cheetah_core::units::{parse_bytes, show_bytes};
-use cheetah_rim::control::{self, Client, CoordinateOptions, StateAt};
+use cheetah_rim::control::{self, Client, CoordinateOptions, Role, StateAt};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
 
 pub async fn find(pool: &cli::PoolArg) -> Result<Client, Failure> {
     control::find_pool(pool.pool.as_deref()).await.map_err(|e| Failure::new(Exit::NoPool, e.to_string()))
@@ -51,6 +54,9 @@ pub fn warn_if_clear(what: &str, address: SocketAddr) {
 pub async fn coordinate(options: cli::Coordinate) -> Result<(), Failure> {
     let state = match options.state.as_deref() {
         Some("memory") => StateAt::Memory,
+        Some(etcd) if etcd.contains("://") => {
+            StateAt::Etcd(etcd.parse().map_err(|why| Failure::usage(format!("--state: {why}")))?)
+        }
         Some(directory) => StateAt::Directory(PathBuf::from(directory)),
         None => StateAt::Directory(default_state()?),
     };
@@ -59,8 +65,10 @@ pub async fn coordinate(options: cli::Coordinate) -> Result<(), Failure> {
     let mut running = running.map_err(|e| Failure::failed(e.to_string()))?;
     warn_if_clear("control traffic", running.address());
     output::line(&format!("ready: {}", running.url()));
+    let role = running.role();
     let ended = tokio::select! {
         ended = running.ended() => Some(ended),
+        () = tell_role(role) => None,
         told = told_to_end() => {
             told?;
             None
@@ -71,6 +79,24 @@ pub async fn coordinate(options: cli::Coordinate) -> Result<(), Failure> {
         None => running.stop().await,
     }
     .map_err(|e| Failure::failed(e.to_string()))
+}
+
+/// Says when this coordinator stands by, and when it leads again. Never ends.
+async fn tell_role(mut role: watch::Receiver<Role>) {
+    let mut leads = true;
+    loop {
+        let now = role.borrow_and_update().clone();
+        match (leads, &now) {
+            (false, Role::Leads) => output::line("takes the lead"),
+            (true, Role::StandsBy(why)) => output::line(&format!("stands by: {why}")),
+            _ => {}
+        }
+        leads = now == Role::Leads;
+        if role.changed().await.is_err() {
+            // Whatever ended it is told by the coordinator itself.
+            std::future::pending::<()>().await;
+        }
+    }
 }
 
 fn default_state() -> Result<PathBuf, Failure> {
@@ -101,7 +127,7 @@ pub async fn volume(pool: &Client, call: Call) -> Result<VolumeDetail, Failure> 
     }
 }
 
-async fn pool_status(pool: &Client) -> Result<PoolStatus, Failure> {
+pub async fn pool_status(pool: &Client) -> Result<PoolStatus, Failure> {
     match pool.call(Call::Pool).await? {
         Answer::Pool(status) => Ok(status),
         other => Err(unexpected(&other)),
@@ -119,8 +145,20 @@ pub async fn create(options: cli::Create) -> Result<(), Failure> {
         unit,
         follow: options.follow,
     };
+    let by_default = if options.redundancy.is_none() { ", the default here" } else { "" };
     let detail = volume(&pool, Call::Create(create)).await?;
-    report_volume(&detail, &options.json, "created")
+    report_volume(&detail, &options.json, "created")?;
+    if options.json.json {
+        return Ok(());
+    }
+    let redundancy = detail.status.redundancy;
+    output::line(&format!("{redundancy}{by_default}: {}", health::survives(redundancy)));
+    // Only a remark: the volume is there.
+    let donors = pool_status(&pool).await.map(|status| status.donors).unwrap_or_default();
+    if let Some(remark) = health::shared_host(&detail, &donors) {
+        output::line(&remark);
+    }
+    Ok(())
 }
 
 fn report_volume(detail: &VolumeDetail, json: &cli::JsonArg, done: &str) -> Result<(), Failure> {
@@ -145,12 +183,6 @@ pub async fn delete(options: cli::Named) -> Result<(), Failure> {
     done(&options.json, &format!("deleted {}", options.name))
 }
 
-pub async fn leave(options: cli::Leave) -> Result<(), Failure> {
-    let pool = find(&options.pool).await?;
-    pool.call(Call::Leave { donor: options.donor.clone(), force: options.force }).await?;
-    done(&options.json, &format!("{} leaves the pool", options.donor))
-}
-
 pub fn done(json: &cli::JsonArg, text: &str) -> Result<(), Failure> {
     if json.json {
         return output::json(&serde_json::json!({ "done": text }));
@@ -165,7 +197,17 @@ pub async fn list(options: cli::Report) -> Result<(), Failure> {
         return output::json(&status.volumes);
     }
     print_volumes(&status.volumes);
+    print_unwell(&status.volumes);
     Ok(())
+}
+
+/// A line for each volume that is not whole, or is on the move.
+fn print_unwell(volumes: &[VolumeStatus]) {
+    let lines: Vec<String> = volumes.iter().filter_map(health::line).collect();
+    if !lines.is_empty() {
+        output::line("");
+        lines.iter().for_each(|line| output::line(line));
+    }
 }
 
 fn print_volumes(volumes: &[VolumeStatus]) {
@@ -175,16 +217,11 @@ fn print_volumes(volumes: &[VolumeStatus]) {
             .iter()
             .map(|a| format!("{} {}{}", a.holder, a.place, if a.read_only { " (read-only)" } else { "" }))
             .collect();
-        let health = if volume.lost_donors.is_empty() {
-            "whole".to_owned()
-        } else {
-            format!("{} LOST with {}", show_bytes(volume.bytes_lost), volume.lost_donors.join(", "))
-        };
         vec![
             volume.name.clone(),
             show_bytes(volume.size),
             volume.redundancy.to_string(),
-            health,
+            health::word(volume),
             if attached.is_empty() { "-".into() } else { attached.join("; ") },
         ]
     };
@@ -211,6 +248,12 @@ pub async fn status(options: cli::Report) -> Result<(), Failure> {
     output::line("");
     let donor = |donor: &cheetah_core::api::DonorStatus| {
         let health = match donor.health {
+            DonorHealth::Alive if donor.leaving => {
+                format!("leaving, {} to move", show_bytes(donor.bytes_held))
+            }
+            DonorHealth::Alive if donor.bytes_held > donor.bytes_offered => {
+                format!("gives back {}", show_bytes(donor.bytes_held - donor.bytes_offered))
+            }
             DonorHealth::Alive => "alive".to_owned(),
             DonorHealth::Lost => format!("LOST (silent for {} s)", donor.silent_ms / 1000),
         };
@@ -228,8 +271,23 @@ pub async fn status(options: cli::Report) -> Result<(), Failure> {
     output::table(&["DONOR", "HOST", "ADDRESS", "LENDS", "FREE", "IN USE", "HEALTH"], &rows);
     output::line("");
     print_volumes(&status.volumes);
+    print_unwell(&status.volumes);
+    print_findings(&status);
     print_unreachable(&status);
     Ok(())
+}
+
+/// What the clients' checksums and scrubs found.
+fn print_findings(status: &PoolStatus) {
+    let name_of = |id: DonorId| {
+        let donor = status.donors.iter().find(|donor| donor.donor == id);
+        donor.map_or_else(|| id.to_string(), |donor| donor.name.clone())
+    };
+    for volume in &status.volumes {
+        for finding in volume.attachments.iter().flat_map(|a| health::findings(&a.report, name_of)) {
+            output::line(&format!("volume {}: {finding}", volume.name));
+        }
+    }
 }
 
 /// What attached clients cannot reach, though the coordinator may.
@@ -240,11 +298,20 @@ fn print_unreachable(status: &PoolStatus) {
                 let donor = status.donors.iter().find(|donor| donor.donor == *id);
                 let name = donor.map_or_else(|| id.to_string(), |donor| donor.name.clone());
                 output::line(&format!(
-                    "volume {}: {} cannot reach donor {name}: {why}; its ranges answer EIO",
-                    volume.name, attachment.holder
+                    "volume {}: {} cannot reach donor {name}: {why}; {}",
+                    volume.name,
+                    attachment.holder,
+                    without(volume.redundancy)
                 ));
             }
         }
+    }
+}
+
+fn without(redundancy: Redundancy) -> &'static str {
+    match redundancy.parity {
+        0 => "its ranges answer EIO",
+        _ => "its part is read from the others",
     }
 }
 
@@ -259,14 +326,28 @@ pub async fn show(options: cli::Named) -> Result<(), Failure> {
     output::line(&format!("size        {size} bytes ({})", show_bytes(*size)));
     let follow = if *follow { ", follows the pool" } else { "" };
     output::line(&format!("redundancy  {redundancy}, unit {}{follow}", show_bytes(u64::from(*unit))));
+    output::line(&format!("health      {}", health::word(&detail.status)));
+    if let Some(line) = health::line(&detail.status) {
+        output::line(&format!("            {line}"));
+    }
+    let name_of =
+        |id: DonorId| detail.map.routes.get(&id).map_or_else(|| id.to_string(), |route| route.name.clone());
     for attachment in &detail.status.attachments {
         let mode = if attachment.read_only { "read-only" } else { "read-write" };
         output::line(&format!("attached    {mode} by {} at {}", attachment.holder, attachment.place));
+        for finding in health::findings(&attachment.report, name_of) {
+            output::line(&format!("            {finding}"));
+        }
     }
     for (id, route) in &detail.map.routes {
-        let extents =
-            detail.map.groups.iter().flat_map(|group| group.placements()).filter(|m| m.donor == *id).count();
-        output::line(&format!("donor       {} at {} holds {extents} extents", route.name, route.address));
+        let slots = || detail.map.groups.iter().flat_map(|group| &group.slots);
+        let held = slots().filter(|slot| slot.held.is_some_and(|held| held.donor == *id)).count();
+        let filling = slots().filter(|slot| slot.filling.is_some_and(|filling| filling.donor == *id)).count();
+        let filling = if filling > 0 { format!(", is being given {filling} more") } else { String::new() };
+        output::line(&format!(
+            "donor       {} at {} holds {held} extents{filling}",
+            route.name, route.address
+        ));
     }
     for lost in &detail.lost {
         let route = lost.donor.and_then(|donor| detail.map.routes.get(&donor));

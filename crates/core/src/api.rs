@@ -326,6 +326,8 @@ pub enum RefusalCode {
     Version,
     /// 410: a lease or donor that the coordinator no longer knows.
     Gone,
-    /// 503
+    /// 503: not now.
     Unavailable,
+    /// 503: this coordinator does not lead the pool. The call was not carried out: ask another one.
+    Standby,
 }

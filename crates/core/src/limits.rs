@@ -125,6 +125,29 @@ pub const CONTROL_DEADLINE_NS: u64 = 5 * SECOND_NS;
 pub const DISCOVERY_NS: u64 = 2 * SECOND_NS;
 /// Where a coordinator listens, and is looked for, unless told otherwise.
 pub const COORDINATOR_PORT: u16 = 10_808;
+/// Calls to one of several coordinators that did not answer by then are put to the next.
+pub const CONTROL_ATTEMPT_NS: u64 = 2 * SECOND_NS;
+
+/// How long the right to lead a pool lasts, in etcd, when it is not renewed.
+pub const LEADER_LEASE_NS: u64 = 3 * SECOND_NS;
+/// A leading coordinator renews its right this often.
+pub const LEADER_RENEW_NS: u64 = SECOND_NS;
+/// It stops answering this long before its right ends.
+pub const LEADER_MARGIN_NS: u64 = SECOND_NS / 2;
+/// A coordinator that stands by looks this often whether somebody leads.
+pub const LEADER_LOOK_NS: u64 = SECOND_NS / 4;
+/// A member of etcd that does not answer by then is left for the next.
+pub const ETCD_ATTEMPT_NS: u64 = SECOND_NS;
+/// Operations of one transaction; etcd takes 128, and one is for the record of who commits.
+pub const ETCD_TXN_OPS_MAX: usize = 120;
+/// Keys and values of one transaction; etcd takes requests of 1.5 MiB.
+pub const ETCD_TXN_BYTES_MAX: usize = 1 << 20;
+/// A longer record is stored in parts.
+pub const ETCD_PART_BYTES_MAX: usize = 512 << 10;
+/// Keys that are read at once.
+pub const ETCD_PAGE_KEYS_MAX: usize = 64;
+/// Where a member of etcd listens unless told otherwise.
+pub const ETCD_PORT: u16 = 2_379;
 
 pub const SECOND_NS: u64 = 1_000_000_000;
 pub const MILLISECOND_NS: u64 = 1_000_000;
@@ -135,6 +158,11 @@ const _: () = {
     assert!(UNIT_MIN_BYTES as u64 >= BLOCK_BYTES);
     assert!(HEARTBEAT_NS * 3 <= DONOR_SILENCE_NS && LEASE_RENEW_NS * 3 <= LEASE_NS);
     assert!(CONNECT_DEADLINE_NS < REQUEST_DEADLINE_NS);
+    assert!(CONTROL_ATTEMPT_NS * 2 <= CONTROL_DEADLINE_NS);
+    // A renewal may fail once, and donors and leases outlive a change of leader.
+    assert!(LEADER_RENEW_NS * 2 + LEADER_MARGIN_NS <= LEADER_LEASE_NS);
+    assert!(LEADER_LEASE_NS + LEADER_LOOK_NS < DONOR_SILENCE_NS && LEADER_LEASE_NS * 3 <= LEASE_NS);
+    assert!(ETCD_PART_BYTES_MAX * 2 <= ETCD_TXN_BYTES_MAX);
     assert!(REQUEST_BYTES_MAX as u64 <= EXTENT_BYTES);
     assert!(SCRATCH_LARGE_BYTES as u64 / STRIPE_DONORS_MAX as u64 >= BLOCK_BYTES);
     assert!(FILL_CHUNKS_MAX < SCRATCH_LARGE_COUNT);

@@ -139,6 +139,24 @@ fn what_is_only_being_filled_is_taken_back_before_anything_is_moved() {
 }
 
 #[test]
+fn a_donor_is_given_back_what_it_had_only_once_it_has_wiped_it() {
+    let mut world = World::with_donors(&[4, 4]);
+    world.create("v", Size::Bytes(2 * E), Some("linear")).expect("created");
+    let lease = world.attach("v", false).expect("attached");
+    world.offers.insert(DonorId(1), 1);
+    world.settle();
+    world.fill("v", lease.token);
+    // The other wants its memory back in turn, and the first has some again, before it heard of the move.
+    world.offers.insert(DonorId(2), 0);
+    world.sync(DonorId(2));
+    world.offers.insert(DonorId(1), 4);
+    world.sync(DonorId(1));
+    assert_eq!(filling(&world.peek("v").map), [], "what it has of the volume is not blank");
+    world.settle();
+    assert_eq!(filling(&world.peek("v").map)[0].placement.donor, DonorId(1));
+}
+
+#[test]
 fn a_donor_that_leaves_gets_nothing_new() {
     let mut world = World::with_donors(&[4, 4]);
     world.create("v", Size::Bytes(E), Some("linear")).expect("created");

@@ -1,5 +1,5 @@
-//! A small LAN on one machine: donor hosts and a client host in network namespaces, joined by a bridge in a
-//! namespace of its own, every link shaped both ways by tbf. Nothing is routed to the machine itself.
+//! A small LAN on one machine: donor hosts, a client host and a coordinator's host in network namespaces, joined by a
+//! bridge in a namespace of its own, every link shaped both ways by tbf. Nothing is routed to the machine itself.
 //!
 //! Owns: the namespaces and every process inside them. Never: needs netem or a kernel module, touches another lab.
 //! Invariant: names carry this process' mark, so several runs share a machine; dropping the lab removes all of it,
@@ -7,12 +7,17 @@
 //! Called by: the tests of lost and slow hosts, and the LAN benchmark.
 
 use std::fmt;
+use std::fs::File;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::process::Signal;
 
-use crate::{mark, tools};
+use crate::{mark, tap, tools};
+
+const BRIDGE: &str = "br0";
+/// The bridge of those whose frames go over the wire.
+const WIRE_BRIDGE: &str = "br1";
 
 /// A host of the lab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,6 +26,8 @@ pub enum Node {
     Donor(u8),
     /// The examiner's host, at 10.77.0.100.
     Client,
+    /// The coordinator's host, at 10.77.0.101.
+    Coordinator,
 }
 
 impl Node {
@@ -29,6 +36,7 @@ impl Node {
         match self {
             Self::Donor(number) => format!("10.77.0.{number}"),
             Self::Client => "10.77.0.100".to_owned(),
+            Self::Coordinator => "10.77.0.101".to_owned(),
         }
     }
 
@@ -43,6 +51,7 @@ impl fmt::Display for Node {
         match self {
             Self::Donor(number) => write!(formatter, "{number}"),
             Self::Client => write!(formatter, "c"),
+            Self::Coordinator => write!(formatter, "k"),
         }
     }
 }
@@ -56,7 +65,7 @@ pub struct Lan {
 }
 
 impl Lan {
-    /// Makes `donors` donor hosts and a client, each link of `rate` (in tc's words: `1gbit`, `100mbit`).
+    /// Makes `donors` donor hosts, a client and a coordinator's host, each link of `rate` (in tc's words: `1gbit`, `100mbit`).
     #[track_caller]
     pub fn new(donors: u8, rate: &str) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -68,12 +77,17 @@ impl Lan {
         let lan = Self { name: format!("{}-{count}", mark::own()), donors, rate: rate.to_owned() };
         let switch = lan.switch();
         ip(&["netns", "add", &switch]);
-        ip(&["-n", &switch, "link", "add", "br0", "type", "bridge", "stp_state", "0", "forward_delay", "0"]);
-        ip(&["-n", &switch, "link", "set", "br0", "up"]);
+        lan.add_bridge(BRIDGE);
         for node in lan.nodes() {
             lan.connect(node);
         }
         lan
+    }
+
+    fn add_bridge(&self, name: &str) {
+        let switch = self.switch();
+        ip(&["-n", &switch, "link", "add", name, "type", "bridge", "stp_state", "0", "forward_delay", "0"]);
+        ip(&["-n", &switch, "link", "set", name, "up"]);
     }
 
     fn connect(&self, node: Node) {
@@ -84,22 +98,25 @@ impl Lan {
         ip(&["-n", &host, "address", "add", &address, "dev", "e0"]);
         ip(&["-n", &host, "link", "set", "e0", "up"]);
         ip(&["-n", &host, "link", "set", "lo", "up"]);
-        ip(&["-n", &switch, "link", "set", &port, "master", "br0", "up"]);
+        ip(&["-n", &switch, "link", "set", &port, "master", BRIDGE, "up"]);
         self.rate(node, &self.rate);
     }
 
-    /// Every host: the donors in order, then the client.
+    /// Every host: the donors in order, then the client and the coordinator's.
     pub fn nodes(&self) -> Vec<Node> {
-        (1..=self.donors).map(Node::Donor).chain([Node::Client]).collect()
+        (1..=self.donors).map(Node::Donor).chain([Node::Client, Node::Coordinator]).collect()
     }
 
-    /// A command that runs on a host. Only the network is the host's: mounts stay those of the machine, so that a
-    /// FUSE mount made by one command is seen by the next (`ip netns exec` would hide it). The process id is that of
-    /// the program itself.
+    /// A command that runs on a host. Only the network and the host's name are its own: mounts stay those of the
+    /// machine, so that a FUSE mount made by one command is seen by the next (`ip netns exec` would hide it). The
+    /// process id is that of the program itself.
     #[track_caller]
     pub fn exec(&self, node: Node, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = tools::command("nsenter");
-        command.arg(format!("--net=/run/netns/{}", self.namespace(node))).arg("--").arg(program);
+        command.arg(format!("--net=/run/netns/{}", self.namespace(node))).arg("--");
+        command.arg(tools::need("unshare")).args(["--uts", "--", "/bin/sh", "-c"]);
+        command.arg("echo \"$0\" >/proc/sys/kernel/hostname && exec \"$@\"");
+        command.arg(format!("host-{node}")).arg(program);
         command
     }
 
@@ -145,8 +162,9 @@ impl Lan {
         self.port_state(node, "0");
     }
 
-    /// Undoes [`Lan::cut`], [`Lan::mute`] and [`Lan::deafen`]; the rate is the lab's again.
+    /// Undoes [`Lan::cut`], [`Lan::mute`], [`Lan::deafen`] and [`Lan::detour`]; the rate is the lab's again.
     pub fn heal(&self, node: Node) {
+        ip(&["-n", &self.switch(), "link", "set", &node.port(), "master", BRIDGE]);
         self.port_state(node, "3");
         self.rate(node, &self.rate);
     }
@@ -170,6 +188,33 @@ impl Lan {
         let shape = ["tbf", "rate", rate, "burst", "1mb", "latency", "20ms"];
         replace_root(&self.namespace(node), "e0", &shape);
         replace_root(&self.switch(), &node.port(), &shape);
+    }
+
+    /// Leads a host's link over the lab's wire ([`crate::wire::Wire`]).
+    pub fn detour(&self, node: Node) {
+        ip(&["-n", &self.switch(), "link", "set", &node.port(), "master", WIRE_BRIDGE]);
+    }
+
+    /// Makes the second bridge, and a tap on each of the two bridges.
+    #[track_caller]
+    pub(crate) fn lay_wire(&self) -> [File; 2] {
+        let switch = self.switch();
+        self.add_bridge(WIRE_BRIDGE);
+        [("tap0", BRIDGE), ("tap1", WIRE_BRIDGE)].map(|(name, bridge)| {
+            let tap = tap::open_in(&format!("/run/netns/{switch}"), name)
+                .unwrap_or_else(|error| panic!("cannot make a tap: {error}"));
+            ip(&["-n", &switch, "link", "set", name, "master", bridge, "up"]);
+            tap
+        })
+    }
+
+    /// Bytes that a host has sent since the lab was made.
+    #[track_caller]
+    pub fn bytes_sent(&self, node: Node) -> u64 {
+        let shown =
+            tools::run("ip", ["-n", &self.namespace(node), "-s", "-json", "link", "show", "dev", "e0"]);
+        let shown: serde_json::Value = serde_json::from_str(&shown).expect("ip prints JSON");
+        shown[0]["stats64"]["tx"]["bytes"].as_u64().unwrap_or_else(|| panic!("no count of bytes in {shown}"))
     }
 
     fn namespace(&self, node: Node) -> String {

@@ -84,12 +84,12 @@ impl Pool {
         Self::with(State::Memory, None)
     }
 
-    /// A coordinator with this kind of state; in a lab it runs on the client host.
+    /// A coordinator with this kind of state; in a lab it runs on a host of its own.
     #[track_caller]
     pub fn with(state: State, lan: Option<Arc<Lan>>) -> Self {
         let mut pool = Self::without_coordinator(lan);
         pool.state = state;
-        let listen = format!("{}:0", pool.address_of(Node::Client));
+        let listen = format!("{}:0", pool.address_of(Node::Coordinator));
         pool.start_coordinator(&listen);
         pool
     }
@@ -111,6 +111,12 @@ impl Pool {
         }
     }
 
+    /// Commands and donors of this pool look for its coordinators here from now on: such as the caller has started,
+    /// one or several with commas between them.
+    pub fn look_at(&mut self, url: &str) {
+        self.url = url.to_owned();
+    }
+
     fn address_of(&self, node: Node) -> String {
         if self.lan.is_some() { node.address() } else { "127.0.0.1".to_owned() }
     }
@@ -121,7 +127,7 @@ impl Pool {
             State::Memory => "memory".to_owned(),
             State::Directory => self.scratch.directory("state").display().to_string(),
         };
-        let mut command = self.command_on(Node::Client);
+        let mut command = self.command_on(Node::Coordinator);
         command.args(["coordinate", "--listen", listen, "--state", &state]);
         let mut process = Process::start("coordinator", command, self.scratch.path());
         let line = process.wait_for_line("ready: http://", wait::SOON);
@@ -188,12 +194,79 @@ impl Pool {
 
     #[track_caller]
     fn donate_on(&mut self, node: Node, name: &str, arguments: &[&str]) -> &mut Process {
-        let mut command = self.command_on(node);
-        command.arg("donate").args(arguments).args(["--pool", &self.url, "--name", name]);
-        let mut process = Process::start(&format!("donor-{name}"), command, self.scratch.path());
+        let mut process = self.spawn_donor(node, name, arguments);
         process.wait_for_line("ready: donor", wait::SOON);
         self.donors.insert(name.to_owned(), process);
         self.donor(name)
+    }
+
+    fn spawn_donor(&self, node: Node, name: &str, arguments: &[&str]) -> Process {
+        let mut command = self.command_on(node);
+        command.arg("donate").args(arguments).args(["--pool", &self.url, "--name", name]);
+        Process::start(&format!("donor-{name}"), command, self.scratch.path())
+    }
+
+    /// Starts a donor on this host of the lab, which may have had one before.
+    #[track_caller]
+    pub fn donate_at(&mut self, node: Node, name: &str, size: &str) -> &mut Process {
+        let listen = format!("{}:0", self.address_of(node));
+        self.donate_on(node, name, &[size, "--listen", &listen])
+    }
+
+    /// Starts `host-1`, `host-2` and so on, each on its host of the lab, all at once.
+    #[track_caller]
+    pub fn donate_everywhere(&mut self, donors: u8, size: &str) {
+        let started: Vec<(String, Process)> = (1..=donors)
+            .map(|number| {
+                let name = format!("host-{number}");
+                let listen = format!("{}:0", self.address_of(Node::Donor(number)));
+                let process = self.spawn_donor(Node::Donor(number), &name, &[size, "--listen", &listen]);
+                (name, process)
+            })
+            .collect();
+        for (name, mut process) in started {
+            process.wait_for_line("ready: donor", wait::SOON);
+            self.donors.insert(name, process);
+        }
+    }
+
+    /// The lost ranges that `show` lists, as (offset, length), neighbours joined.
+    #[track_caller]
+    pub fn lost_ranges(&self, volume: &str) -> Vec<(u64, u64)> {
+        let detail = self.json(["show", volume]);
+        let number = |range: &Value, name: &str| {
+            range[name].as_u64().unwrap_or_else(|| panic!("no {name} in a lost range: {range}"))
+        };
+        let mut all = Vec::new();
+        for range in detail["lost"].as_array().expect("lost ranges") {
+            let (offset, length) = (number(range, "offset"), number(range, "len"));
+            all.extend(
+                (0..number(range, "count")).map(|turn| (offset + turn * number(range, "stride"), length)),
+            );
+        }
+        all.sort_unstable();
+        let mut joined: Vec<(u64, u64)> = Vec::new();
+        for (offset, length) in all {
+            match joined.last_mut() {
+                Some(last) if last.0 + last.1 == offset => last.1 += length,
+                _ => joined.push((offset, length)),
+            }
+        }
+        joined
+    }
+
+    /// The names of the donors that hold slots of a volume's group, in the order of its slots.
+    #[track_caller]
+    pub fn holders(&self, volume: &str, group: usize) -> Vec<String> {
+        let detail = self.json(["show", volume]);
+        let map = &detail["map"];
+        let slots = map["groups"][group]["slots"].as_array();
+        let slots = slots.unwrap_or_else(|| panic!("no slots of group {group} in {detail}"));
+        let name = |slot: &Value| {
+            let donor = slot["held"]["donor"].as_str()?;
+            map["routes"][donor]["name"].as_str().map(str::to_owned)
+        };
+        slots.iter().filter_map(name).collect()
     }
 
     /// A donor by its name.

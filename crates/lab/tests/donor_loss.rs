@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cheetah_lab::lan::{Lan, Node};
 use cheetah_lab::pool::Pool;
 use cheetah_lab::{tools, wait};
-use serde_json::{Value, json};
+use serde_json::json;
 
 const MIB: u64 = 1 << 20;
 const EXTENT: u64 = 64 * MIB;
@@ -44,28 +44,6 @@ fn read(path: &Path, offset: u64) -> Result<(), i32> {
     }
 }
 
-/// The lost ranges that `show` lists, as (offset, length), neighbours joined.
-fn lost_ranges(pool: &Pool, volume: &str) -> Vec<(u64, u64)> {
-    let detail = pool.json(["show", volume]);
-    let number = |range: &Value, name: &str| {
-        range[name].as_u64().unwrap_or_else(|| panic!("no {name} in a lost range: {range}"))
-    };
-    let mut all = Vec::new();
-    for range in detail["lost"].as_array().expect("lost ranges") {
-        let (offset, length) = (number(range, "offset"), number(range, "len"));
-        all.extend((0..number(range, "count")).map(|turn| (offset + turn * number(range, "stride"), length)));
-    }
-    all.sort_unstable();
-    let mut joined: Vec<(u64, u64)> = Vec::new();
-    for (offset, length) in all {
-        match joined.last_mut() {
-            Some(last) if last.0 + last.1 == offset => last.1 += length,
-            _ => joined.push((offset, length)),
-        }
-    }
-    joined
-}
-
 fn drop_page_cache(path: &Path) {
     tools::run(
         "dd",
@@ -98,7 +76,7 @@ fn exactly_the_lost_ranges_of_a_linear_volume_answer_eio() {
         pool.volume_status("case")["lost_donors"] == json!(["two"])
     });
     assert_eq!(pool.volume_status("case")["bytes_lost"], json!(128 * MIB));
-    assert_eq!(lost_ranges(&pool, "case"), [(128 * MIB, 128 * MIB)]);
+    assert_eq!(pool.lost_ranges("case"), [(128 * MIB, 128 * MIB)]);
     let text = pool.ok(["status"]);
     assert!(text.lines().any(|line| line.contains("two") && line.contains("LOST")), "{text}");
 
@@ -147,7 +125,7 @@ print(*bad)
         pool.volume_status("case")["lost_donors"] == json!(["three"])
     });
     let expected: Vec<(u64, u64)> = bad.iter().map(|unit| (unit * UNIT, UNIT)).collect();
-    assert_eq!(lost_ranges(&pool, "case"), expected, "the list of lost ranges is not what reads say");
+    assert_eq!(pool.lost_ranges("case"), expected, "the list of lost ranges is not what reads say");
     let text = pool.ok(["show", "case"]);
     assert!(text.contains("three"), "{text}");
     pool.detach("case");

@@ -24,7 +24,7 @@ const ARROWS: [(&str, &[&str]); 8] = [
 ];
 
 /// Crates that may hold unsafe code; every other one forbids it at the top of its library or program.
-const UNSAFE_CRATES: [&str; 2] = ["rim", "front"];
+const UNSAFE_CRATES: [&str; 3] = ["rim", "front", "lab"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace")

@@ -146,7 +146,10 @@ async fn two_coordinators_cannot_share_a_state() {
     let error = second.expect_err("refused");
     assert!(matches!(error, CoordinateError::StateInUse { .. }), "{error}");
     let says = error.to_string();
-    assert!(says.contains("--state") && says.contains(&directory.0.display().to_string()), "{says}");
+    assert!(
+        says.contains("--state") && says.contains(&directory.0.join("pool.redb").display().to_string()),
+        "{says}"
+    );
 }
 
 #[tokio::test]

@@ -211,8 +211,8 @@ pub enum Effect {
         donor: DonorId,
         session: u64,
     },
-    /// What is written has its checksums noted under `fragment`; what is read is checked against them, and a block
-    /// that is wrong makes the answer `Corrupt`.
+    /// What is read is checked against what is known of `fragment`, and a block that is wrong makes the answer
+    /// `Corrupt`.
     Send {
         donor: DonorId,
         part: Key,
@@ -251,11 +251,13 @@ pub enum Effect {
         b: At,
         len: u32,
     },
-    /// This is what the fragment holds: note its checksums.
+    /// This is what the fragment shall hold, and so many of the next slots with it: note the checksums. `Nothing`
+    /// stands for zeros.
     Learn {
         fragment: Fragment,
-        at: At,
-        len: u32,
+        copies: u32,
+        mem: Mem,
+        scatter: Scatter,
     },
     /// What the fragment holds is not known any more.
     Forget {

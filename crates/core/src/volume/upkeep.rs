@@ -343,7 +343,8 @@ impl Volume {
         let (group, lo, hi, have, len) = (strip.group, strip.lo, strip.hi, strip.have, strip.len());
         for slot in slots_of(have) {
             let (fragment, at) = (self.fragment(key, slot), self.lane(key, slot));
-            effects.push(Effect::Learn { fragment, at, len });
+            let scatter = Scatter::whole(at.offset, len);
+            effects.push(Effect::Learn { fragment, copies: 1, mem: at.mem, scatter });
         }
         if geometry.data == 1 {
             let source = slots_of(have).next().expect("it has read one");
@@ -523,7 +524,8 @@ impl Volume {
         } else if whole {
             for slot in slots_of(strip.have) {
                 let (fragment, at) = (self.fragment(key, slot), self.lane(key, slot));
-                effects.push(Effect::Learn { fragment, at, len });
+                let scatter = Scatter::whole(at.offset, len);
+                effects.push(Effect::Learn { fragment, copies: 1, mem: at.mem, scatter });
             }
         }
         self.report.scrub_done += u64::from(len) * u64::from(self.geometry.data);
@@ -545,7 +547,7 @@ impl Volume {
         if self.upkeep.age_open || open || !self.torn.is_empty() || self.stage != Stage::Serving {
             return;
         }
-        (self.upkeep.aged_at, self.upkeep.age_mark, self.upkeep.age_open) = (now, self.born, true);
+        (self.upkeep.aged_at, self.upkeep.age_open) = (now, true);
         self.upkeep.age_due -= 1;
         self.add_strip(None, Work::Age, 0, 0, 0);
     }
@@ -610,7 +612,10 @@ impl Volume {
             }
             Work::Survey => self.upkeep.surveys_open -= 1,
             Work::Scrub => self.upkeep.scrubs_open -= 1,
-            Work::Age => self.upkeep.age_open = false,
+            Work::Age => {
+                // A write on another connection may have overtaken it until it was answered.
+                (self.upkeep.age_open, self.upkeep.age_mark) = (false, self.born);
+            }
             _ => return,
         }
         self.upkeep_due = true;

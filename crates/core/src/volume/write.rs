@@ -82,6 +82,12 @@ impl Volume {
         places.held.into_iter().chain(places.filling.filter(|_| filled))
     }
 
+    /// The parity slots that a write of this range reaches.
+    fn parity_targets(&self, group: u32, lo: u32) -> Slots {
+        let all = self.geometry.data..self.geometry.data + self.geometry.parity;
+        all.filter(|slot| self.targets(group, *slot, lo).next().is_some()).map(bit).sum()
+    }
+
     #[expect(clippy::too_many_arguments, reason = "what is written where")]
     fn write_slot(
         &mut self,
@@ -105,10 +111,27 @@ impl Volume {
                 self.strips.get_mut(key).expect("it writes").missed.push(Missed { slot, placement });
             }
         }
-        if op == PartOp::Trim {
-            let fragment = Fragment { group, slot, local };
-            effects.push(Effect::Forget { fragment, len: scatter.len });
-        }
+    }
+
+    /// From now on this is what the slot, and so many behind it, hold, whoever may have missed it.
+    #[expect(clippy::too_many_arguments, reason = "what is written where")]
+    fn learn(
+        &self,
+        key: Key,
+        slot: u32,
+        copies: u32,
+        op: PartOp,
+        local: u32,
+        mem: Mem,
+        scatter: Scatter,
+        effects: &mut Vec<Effect>,
+    ) {
+        let group = self.strips.get(key).expect("it writes").group;
+        let fragment = Fragment { group, slot, local };
+        effects.push(match op {
+            PartOp::Trim => Effect::Forget { fragment, len: scatter.len },
+            _ => Effect::Learn { fragment, copies, mem, scatter },
+        });
     }
 
     pub(super) fn begin_direct(
@@ -128,6 +151,11 @@ impl Volume {
             let (from, to) = self.geometry.column(span.begin, span.end, column);
             if from < to {
                 let scatter = self.geometry.scatter(column, from, to, span.begin, span.payload);
+                if !copies {
+                    self.learn(key, slot, 1, op, from, mem, scatter, effects);
+                } else if slot == 0 {
+                    self.learn(key, 0, slots, op, from, mem, scatter, effects);
+                }
                 self.write_slot(now, key, slot, op, from, mem, scatter, effects);
             }
         }
@@ -165,11 +193,13 @@ impl Volume {
         };
         for slot in 0..geometry.data {
             let scatter = geometry.scatter(slot, lo, hi, span.begin, span.payload);
+            self.learn(key, slot, 1, op, lo, payload, scatter, effects);
             self.write_slot(now, key, slot, op, lo, payload, scatter, effects);
         }
         for number in 0..geometry.parity {
             let offset = if content == Content::Payload { number * (hi - lo) } else { 0 };
             let scatter = Scatter::whole(offset, hi - lo);
+            self.learn(key, geometry.data + number, 1, op, lo, parity, scatter, effects);
             self.write_slot(now, key, geometry.data + number, op, lo, parity, scatter, effects);
         }
         self.set_phase(key, Phase::Writing);
@@ -226,17 +256,16 @@ impl Volume {
         let geometry = self.geometry;
         let strip = self.strips.get(key).expect("a patch");
         let touched = self.wanted(span, strip.lo, strip.hi);
-        let parity =
-            (geometry.data..geometry.data + geometry.parity).filter(|s| self.is_held(strip.group, *s));
+        let parity = self.parity_targets(strip.group, strip.lo);
         if delta {
-            return touched | parity.map(bit).sum::<Slots>();
+            return touched | parity;
         }
         let covered = |slot: &u32| {
             let (from, to) = geometry.column(span.begin, span.end, *slot);
             from <= strip.lo && strip.hi <= to
         };
         // Without parity to compute, only blocks that are written in part need what they held.
-        let any_parity = geometry.data > 1 && parity.count() > 0;
+        let any_parity = geometry.data > 1 && parity != 0;
         (0..geometry.data)
             .filter(|slot| !covered(slot) && (any_parity || touched & bit(*slot) != 0))
             .map(bit)
@@ -330,6 +359,7 @@ impl Volume {
         effects: &mut Vec<Effect>,
     ) {
         let scatter = Scatter::whole(from.offset, len);
+        self.learn(key, slot, 1, PartOp::Write, local, from.mem, scatter, effects);
         self.write_slot(now, key, slot, PartOp::Write, local, from.mem, scatter, effects);
     }
 
@@ -345,6 +375,7 @@ impl Volume {
         let lane = self.lane(key, slot);
         let lo = self.strips.get(key).expect("it writes").lo;
         let scatter = Scatter::whole(lane.offset + (from - lo), to - from);
+        self.learn(key, slot, 1, PartOp::Write, from, lane.mem, scatter, effects);
         self.write_slot(now, key, slot, PartOp::Write, from, lane.mem, scatter, effects);
     }
 

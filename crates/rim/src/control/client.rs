@@ -1,12 +1,15 @@
 //! The client that donors, attached volumes and commands call a coordinator with.
 //!
-//! Owns the connections to one coordinator and the deadline of each call. Never: retries of a call that may
-//! have been carried out, or the choice of coordinator (`discovery`). Key invariant: every call ends.
-//! Tests: `tests/control.rs`.
+//! Owns the connections to one coordinator, or to several of which one leads, and the deadline of each call. Never:
+//! a second try of a call that may have been carried out, unless it changes nothing or says the same again; or the
+//! choice of pool (`discovery`). Key invariant: every call ends by its deadline, however many coordinators are
+//! asked. Tests: `tests/control.rs`, `tests/control_several.rs`.
 
-use super::wire::{VERSION_HEADER, version_refusal, wire};
-use cheetah_core::api::{API_VERSION, Answer, Call, Refusal};
-use cheetah_core::limits::{CONNECT_DEADLINE_NS, CONTROL_ANSWER_BYTES_MAX, COORDINATOR_PORT};
+use super::wire::{VERSION_HEADER, Wire, version_refusal, wire};
+use cheetah_core::api::{API_VERSION, Answer, Call, Refusal, RefusalCode};
+use cheetah_core::limits::{
+    CONNECT_DEADLINE_NS, CONTROL_ANSWER_BYTES_MAX, CONTROL_ATTEMPT_NS, CONTROL_DEADLINE_NS, COORDINATOR_PORT,
+};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1::{self, SendRequest};
@@ -14,6 +17,7 @@ use hyper::{Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::net::TcpStream;
@@ -21,6 +25,8 @@ use tokio::time::{Instant, timeout_at};
 
 /// Connections kept for the next call.
 const IDLE_MAX: usize = 4;
+/// Between two rounds over several coordinators while none leads.
+const ROUND_PAUSE: Duration = Duration::from_millis(100);
 
 type Sender = SendRequest<Full<Bytes>>;
 
@@ -31,10 +37,32 @@ pub struct Client {
 
 #[derive(Debug)]
 struct To {
+    /// All of them, as they are named.
+    url: String,
+    coordinators: Vec<Coordinator>,
+    /// The one that answered last.
+    current: AtomicUsize,
+}
+
+/// One coordinator.
+#[derive(Debug)]
+struct Coordinator {
     url: String,
     host: String,
     port: u16,
+    /// Whether there are others that could answer instead.
+    one_of_several: bool,
     idle: Mutex<Vec<Sender>>,
+}
+
+/// Why one coordinator was of no use.
+enum Miss {
+    /// The next may be: this one has not carried out the call.
+    Undone(CallError),
+    /// It may have.
+    Unknown(CallError),
+    /// No other would say anything else.
+    Final(CallError),
 }
 
 /// A `--pool` that is not a URL of a coordinator.
@@ -45,7 +73,8 @@ impl fmt::Display for BadUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "'{}' is not the URL of a coordinator: write it like http://10.0.0.1:{COORDINATOR_PORT}",
+            "'{}' is not the URL of a coordinator: write it like http://10.0.0.1:{COORDINATOR_PORT}, and several \
+             with commas between them",
             self.0
         )
     }
@@ -59,6 +88,8 @@ pub enum CallError {
     Refused(Refusal),
     /// It could not be asked, or did not answer in time; whether it did anything is unknown.
     Unreachable { url: String, why: String },
+    /// None of those that answer leads its pool; nothing was done.
+    NoLeader { url: String, why: String },
     /// Something else listens there.
     NotCheetah { url: String, why: String },
 }
@@ -72,6 +103,7 @@ impl fmt::Display for CallError {
                 "the coordinator at {url} does not answer ({why}); see that `cheetah coordinate` runs there and that \
                  this machine can reach it, or name another with --pool"
             ),
+            CallError::NoLeader { url, why } => write!(f, "no coordinator leads at {url}: {why}"),
             CallError::NotCheetah { url, why } => {
                 write!(f, "what listens at {url} is not a Cheetah coordinator ({why}); name one with --pool")
             }
@@ -81,79 +113,128 @@ impl fmt::Display for CallError {
 
 impl std::error::Error for CallError {}
 
+/// `HOST`, `HOST:PORT`, `[IPv6]` or `[IPv6]:PORT`, the host without brackets.
+pub(super) fn host_port(text: &str, default: u16) -> Option<(String, u16)> {
+    let (host, port) = match text.rsplit_once(':') {
+        // An IPv6 address has colons of its own.
+        Some((host, port)) if !port.contains(']') => (host, port.parse().ok()?),
+        _ => (text, default),
+    };
+    let bracketed = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    let is_v6 = bracketed.is_some_and(|host| host.parse::<std::net::Ipv6Addr>().is_ok());
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    let good = port != 0 && (is_v6 || (!host.is_empty() && host.chars().all(plain)));
+    good.then(|| (bracketed.unwrap_or(host).to_owned(), port))
+}
+
+/// Calls that may be made twice: they change nothing, or say again what holds.
+fn repeats(call: &Call) -> bool {
+    let reads = matches!(call, Call::Pool | Call::Show { .. });
+    // What an amendment asks for and finds done is passed over.
+    reads || matches!(call, Call::Join(_) | Call::Sync { .. } | Call::Renew { .. } | Call::Amend { .. })
+}
+
 impl Client {
-    /// `http://HOST[:PORT]`, or `HOST[:PORT]`.
+    /// `http://HOST[:PORT]`, or `HOST[:PORT]`; several of one pool with commas between them.
     ///
     /// # Errors
     /// When it is not that.
-    pub fn new(url: &str) -> Result<Self, BadUrl> {
-        let bad = || BadUrl(url.to_owned());
-        let rest = url.trim().strip_prefix("http://").unwrap_or(url.trim());
-        let rest = rest.strip_suffix('/').unwrap_or(rest);
-        let (host, port) = match rest.rsplit_once(':') {
-            // An IPv6 address has colons of its own.
-            Some((host, port)) if !port.contains(']') => (host, port.parse().map_err(|_| bad())?),
-            _ => (rest, COORDINATOR_PORT),
+    pub fn new(urls: &str) -> Result<Self, BadUrl> {
+        let bad = || BadUrl(urls.to_owned());
+        let texts: Vec<&str> = urls.split(',').map(str::trim).collect();
+        let one_of_several = texts.len() > 1;
+        let coordinator = |text: &&str| {
+            let rest = text.strip_prefix("http://").unwrap_or(text);
+            let (host, port) = host_port(rest.strip_suffix('/').unwrap_or(rest), COORDINATOR_PORT)?;
+            let shown = if host.contains(':') { format!("[{host}]") } else { host.clone() };
+            let url = format!("http://{shown}:{port}");
+            Some(Coordinator { url, host, port, one_of_several, idle: Mutex::new(Vec::new()) })
         };
-        let bracketed = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-        let is_v6 = bracketed.is_some_and(|host| host.parse::<std::net::Ipv6Addr>().is_ok());
-        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
-        if port == 0 || !(is_v6 || (!host.is_empty() && host.chars().all(plain))) {
-            return Err(bad());
-        }
-        let url = format!("http://{host}:{port}");
-        let host = bracketed.unwrap_or(host).to_owned();
-        Ok(Client { to: Arc::new(To { url, host, port, idle: Mutex::new(Vec::new()) }) })
+        let coordinators = texts.iter().map(coordinator).collect::<Option<Vec<_>>>().ok_or_else(bad)?;
+        let url =
+            coordinators.iter().map(|coordinator| coordinator.url.as_str()).collect::<Vec<_>>().join(",");
+        Ok(Client { to: Arc::new(To { url, coordinators, current: AtomicUsize::new(0) }) })
     }
 
+    /// All that are asked, with commas between them: `new` takes it.
     #[must_use]
     pub fn url(&self) -> &str {
         &self.to.url
     }
 
-    /// One call, answered or given up on in bounded time.
+    /// One call, answered or given up on in bounded time. Of several coordinators the one that answered last is
+    /// asked first; then the others, for as long as one of them is there and none leads yet.
     ///
     /// # Errors
     /// When it was refused, or could not be made.
     pub async fn call(&self, call: Call) -> Result<Answer, CallError> {
         let wire = wire(&call);
         let until = Instant::now() + wire.deadline;
-        let request = || {
-            Request::builder()
-                .method(wire.method.clone())
-                .uri(wire.path.as_str())
-                .header(header::HOST, self.to.url.trim_start_matches("http://"))
-                .header(header::CONTENT_TYPE, "application/json")
-                .header(VERSION_HEADER, API_VERSION)
-                .body(Full::new(Bytes::copy_from_slice(&wire.body)))
-                .map_err(|error| self.unreachable(error))
+        let several = self.to.coordinators.len();
+        let repeats = several > 1 && repeats(&call);
+        // A coordinator that is stopped takes calls and never answers.
+        let patience = match repeats {
+            true => wire.deadline - Duration::from_nanos(CONTROL_DEADLINE_NS - CONTROL_ATTEMPT_NS),
+            false => wire.deadline,
         };
-        let asking = async {
-            let mut sender = self.idle();
-            loop {
-                let (mut connection, reused) = match sender.take() {
-                    Some(sender) => (sender, true),
-                    None => (self.connect().await?.0, false),
-                };
-                match connection.try_send_request(request()?).await {
-                    Ok(response) => return self.read(connection, response).await,
-                    Err(mut error) => {
-                        // Unless the kept connection had closed before this request was sent on it.
-                        if !reused || error.take_message().is_none() {
-                            return Err(self.unreachable(error.into_error()));
-                        }
-                    }
+        let first = self.to.current.load(Ordering::Relaxed);
+        let mut misses: Vec<Option<CallError>> = vec![None; several];
+        let mut tried = 0;
+        loop {
+            let at = (first + tried) % several;
+            let coordinator = &self.to.coordinators[at];
+            match coordinator.ask(&wire, until.min(Instant::now() + patience)).await {
+                Ok(answer) => {
+                    self.to.current.store(at, Ordering::Relaxed);
+                    return Ok(answer);
                 }
+                Err(Miss::Final(error)) => {
+                    self.to.current.store(at, Ordering::Relaxed);
+                    return Err(error);
+                }
+                Err(Miss::Unknown(error)) if !repeats => {
+                    self.to.current.store((at + 1) % several, Ordering::Relaxed);
+                    return Err(error);
+                }
+                Err(Miss::Undone(error) | Miss::Unknown(error)) => misses[at] = Some(error),
             }
-        };
-        let answer = timeout_at(until, asking).await;
-        let (status, body) =
-            answer.map_err(|_| self.unreachable(format!("no answer in {:?}", wire.deadline)))??;
-        if status.is_success() {
-            return (wire.parse)(&body).map_err(|error| self.not_cheetah(format!("its answer: {error}")));
+            tried += 1;
+            if tried.is_multiple_of(several) {
+                let stands_by = |miss: &Option<CallError>| matches!(miss, Some(CallError::NoLeader { .. }));
+                let hopeless = several == 1 || !misses.iter().any(stands_by);
+                if hopeless || Instant::now() + ROUND_PAUSE >= until {
+                    return Err(self.all(misses));
+                }
+                tokio::time::sleep(ROUND_PAUSE).await;
+            } else if Instant::now() >= until {
+                return Err(self.all(misses));
+            }
         }
-        let refusal = serde_json::from_slice(&body);
-        Err(refusal.map_or_else(|_| self.not_cheetah(format!("it answers {status}")), CallError::Refused))
+    }
+
+    /// What all of them said, as one error.
+    fn all(&self, misses: Vec<Option<CallError>>) -> CallError {
+        let mut misses: Vec<CallError> = misses.into_iter().flatten().collect();
+        if misses.len() == 1
+            && let Some(only) = misses.pop()
+        {
+            return only;
+        }
+        let led = misses.iter().all(|miss| !matches!(miss, CallError::NoLeader { .. }));
+        let parts = |miss| match miss {
+            CallError::Unreachable { url, why }
+            | CallError::NoLeader { url, why }
+            | CallError::NotCheetah { url, why } => (url, why),
+            CallError::Refused(refusal) => (self.to.url.clone(), refusal.message),
+        };
+        let whys: Vec<(String, String)> = misses.into_iter().map(parts).collect();
+        let why = match whys.split_first() {
+            // etcd is away, for instance: all say the same.
+            Some(((_, first), rest)) if rest.iter().all(|(_, why)| why == first) => first.clone(),
+            _ => whys.iter().map(|(url, why)| format!("{url}: {why}")).collect::<Vec<_>>().join("; "),
+        };
+        let url = self.to.url.clone();
+        if led { CallError::Unreachable { url, why } } else { CallError::NoLeader { url, why } }
     }
 
     /// This machine's address as the coordinator sees it.
@@ -161,64 +242,148 @@ impl Client {
     /// # Errors
     /// When it cannot be reached.
     pub async fn local_ip(&self) -> Result<IpAddr, CallError> {
-        Ok(self.connect().await?.1)
+        let several = self.to.coordinators.len();
+        let first = self.to.current.load(Ordering::Relaxed);
+        let mut misses = Vec::new();
+        for tried in 0..several {
+            match self.to.coordinators[(first + tried) % several].connect().await {
+                Ok((_, ip)) => return Ok(ip),
+                Err(error) => misses.push(Some(error)),
+            }
+        }
+        Err(self.all(misses))
+    }
+}
+
+impl Coordinator {
+    async fn ask(&self, wire: &Wire, until: Instant) -> Result<Answer, Miss> {
+        let began = Instant::now();
+        let late = |_| Miss::Unknown(self.unreachable(format!("no answer in {:?}", began.elapsed())));
+        let (status, body) = timeout_at(until, self.exchange(wire)).await.map_err(late)??;
+        if status.is_success() {
+            let parsed = (wire.parse)(&body);
+            return parsed.map_err(|error| Miss::Final(self.not_cheetah(format!("its answer: {error}"))));
+        }
+        match serde_json::from_slice::<Refusal>(&body) {
+            Ok(refusal) if refusal.code == RefusalCode::Standby => {
+                let (url, why) = (self.url.clone(), refusal.message);
+                Err(Miss::Undone(CallError::NoLeader { url, why }))
+            }
+            Ok(refusal) => Err(Miss::Final(CallError::Refused(refusal))),
+            Err(_) => Err(Miss::Undone(self.not_cheetah(format!("it answers {status}")))),
+        }
+    }
+
+    async fn exchange(&self, wire: &Wire) -> Result<(StatusCode, Bytes), Miss> {
+        let request = || {
+            Request::builder()
+                .method(wire.method.clone())
+                .uri(wire.path.as_str())
+                .header(header::HOST, self.url.trim_start_matches("http://"))
+                .header(header::CONTENT_TYPE, "application/json")
+                .header(VERSION_HEADER, API_VERSION)
+                .body(Full::new(Bytes::copy_from_slice(&wire.body)))
+                .map_err(|error| Miss::Final(self.unreachable(error)))
+        };
+        let mut sender = self.idle();
+        loop {
+            let (mut connection, reused) = match sender.take() {
+                Some(sender) => (sender, true),
+                None => (self.connect().await.map_err(Miss::Undone)?.0, false),
+            };
+            match connection.try_send_request(request()?).await {
+                Ok(response) => return self.read(connection, response).await,
+                Err(mut error) => {
+                    // The kept connection had closed before this request was sent on it.
+                    let unsent = error.take_message().is_some();
+                    if !(reused && unsent) {
+                        let error = self.unreachable(error.into_error());
+                        return Err(if unsent { Miss::Undone(error) } else { Miss::Unknown(error) });
+                    }
+                }
+            }
+        }
     }
 
     async fn read(
         &self,
         connection: Sender,
         response: hyper::Response<hyper::body::Incoming>,
-    ) -> Result<(StatusCode, Bytes), CallError> {
+    ) -> Result<(StatusCode, Bytes), Miss> {
         let (head, body) = response.into_parts();
         let version =
             head.headers.get(VERSION_HEADER).and_then(|value| value.to_str().ok()?.parse::<u32>().ok());
         let Some(version) = version else {
-            return Err(self.not_cheetah(format!("it answers {} without a Cheetah API version", head.status)));
+            let why = format!("it answers {} without a Cheetah API version", head.status);
+            return Err(Miss::Undone(self.not_cheetah(why)));
         };
         if version != API_VERSION {
-            let them = format!("the coordinator at {}", self.to.url);
-            return Err(CallError::Refused(version_refusal(version, "this machine", &them)));
+            let them = format!("the coordinator at {}", self.url);
+            let refusal = version_refusal(version, "this machine", &them);
+            return Err(Miss::Final(CallError::Refused(refusal)));
         }
         let body = Limited::new(body, CONTROL_ANSWER_BYTES_MAX).collect().await;
-        let body = body.map_err(|error| self.unreachable(error))?.to_bytes();
-        if let Ok(mut idle) = self.to.idle.lock()
+        let body = body.map_err(|error| Miss::Unknown(self.unreachable(error)))?.to_bytes();
+        self.keep(connection);
+        Ok((head.status, body))
+    }
+
+    fn keep(&self, connection: Sender) {
+        if let Ok(mut idle) = self.idle.lock()
             && idle.len() < IDLE_MAX
         {
             idle.push(connection);
         }
-        Ok((head.status, body))
     }
 
     fn idle(&self) -> Option<Sender> {
-        let mut idle = self.to.idle.lock().ok()?;
+        let mut idle = self.idle.lock().ok()?;
         idle.retain(|sender| !sender.is_closed());
         idle.pop()
     }
 
     async fn connect(&self) -> Result<(Sender, IpAddr), CallError> {
         let deadline = Duration::from_nanos(CONNECT_DEADLINE_NS);
-        let connecting = TcpStream::connect((self.to.host.as_str(), self.to.port));
-        let stream = tokio::time::timeout(deadline, connecting).await;
-        let stream = stream.map_err(|_| self.unreachable(format!("no connection in {deadline:?}")))?;
+        let connected = tokio::time::timeout(deadline, self.connected()).await;
+        connected.map_err(|_| self.unreachable(format!("no connection in {deadline:?}")))?
+    }
+
+    async fn connected(&self) -> Result<(Sender, IpAddr), CallError> {
+        let stream = TcpStream::connect((self.host.as_str(), self.port)).await;
         let stream = stream.map_err(|error| self.unreachable(error))?;
         let local = stream.local_addr().map_err(|error| self.unreachable(error))?;
         // Only a matter of latency.
         let _ = stream.set_nodelay(true);
         let handshake = http1::handshake(TokioIo::new(stream)).await;
-        let (sender, connection) = handshake.map_err(|error| self.unreachable(error))?;
+        let (mut sender, connection) = handshake.map_err(|error| self.unreachable(error))?;
         // Ends with the sender; its errors reach whoever waits for an answer.
         tokio::spawn(async move {
             let _ = connection.await;
         });
+        if self.one_of_several {
+            self.greet(&mut sender).await?;
+        }
         Ok((sender, local.ip()))
     }
 
+    /// The kernel accepts for a process that is stopped: what changes something is sent only to one that answers.
+    async fn greet(&self, sender: &mut Sender) -> Result<(), CallError> {
+        let request = Request::get("/")
+            .header(header::HOST, self.url.trim_start_matches("http://"))
+            .body(Full::new(Bytes::new()))
+            .map_err(|error| self.unreachable(error))?;
+        let response = sender.send_request(request).await.map_err(|error| self.unreachable(error))?;
+        let body = Limited::new(response.into_body(), CONTROL_ANSWER_BYTES_MAX).collect().await;
+        body.map_err(|error| self.unreachable(error))?;
+        sender.ready().await.map_err(|error| self.unreachable(error))
+    }
+
     fn unreachable(&self, why: impl fmt::Display) -> CallError {
-        CallError::Unreachable { url: self.to.url.clone(), why: why.to_string() }
+        CallError::Unreachable { url: self.url.clone(), why: why.to_string() }
     }
 
     fn not_cheetah(&self, why: String) -> CallError {
-        CallError::NotCheetah { url: self.to.url.clone(), why }
+        CallError::NotCheetah { url: self.url.clone(), why }
     }
 }
 
@@ -234,10 +399,23 @@ mod tests {
             ("127.0.0.1", "http://127.0.0.1:10808"),
             ("[::1]:7", "http://[::1]:7"),
             ("[::1]", "http://[::1]:10808"),
+            ("http://a:1, b/", "http://a:1,http://b:10808"),
         ] {
             assert_eq!(Client::new(text).map(|client| client.url().to_owned()), Ok(url.to_owned()));
         }
-        for bad in ["", "https://x", "http://", "http://a/b", "a:0", "a:x", "::1", "http://a b"] {
+        for bad in [
+            "",
+            "https://x",
+            "http://",
+            "http://a/b",
+            "a:0",
+            "a:x",
+            "::1",
+            "http://a b",
+            "a,",
+            ",a",
+            "a,https://b",
+        ] {
             assert!(Client::new(bad).is_err(), "{bad}");
         }
     }

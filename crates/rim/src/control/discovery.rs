@@ -42,13 +42,16 @@ pub(super) fn announce(pool: PoolId, address: SocketAddr) -> Option<Announcement
     let announcing = || -> mdns_sd::Result<Announcement> {
         let daemon = ServiceDaemon::new()?;
         let id = pool.to_string();
-        let host = format!("cheetah-{id}.local.");
+        // Several coordinators of a pool announce it, each under a name of its own.
+        let own = super::random().map_err(|error| mdns_sd::Error::Msg(error.to_string()))?;
+        let name = format!("{id}-{:08x}", own & 0xffff_ffff);
+        let host = format!("cheetah-{name}.local.");
         let properties = [("pool", id.as_str())];
         let ip = address.ip();
         let service = if ip.is_unspecified() {
-            ServiceInfo::new(SERVICE, &id, &host, "", address.port(), &properties[..])?.enable_addr_auto()
+            ServiceInfo::new(SERVICE, &name, &host, "", address.port(), &properties[..])?.enable_addr_auto()
         } else {
-            ServiceInfo::new(SERVICE, &id, &host, ip, address.port(), &properties[..])?
+            ServiceInfo::new(SERVICE, &name, &host, ip, address.port(), &properties[..])?
         };
         let name = service.get_fullname().to_owned();
         daemon.register(service)?;
@@ -158,14 +161,41 @@ pub async fn find_pool(named: Option<&str>) -> Result<Client, NoPool> {
         // It is there, and has something to say: another version.
         Err(error @ CallError::Refused(_)) => return Err(NoPool::Named(error)),
         Err(CallError::Unreachable { url, why }) => format!("nothing answers at {url} ({why})"),
+        Err(CallError::NoLeader { url, why }) => format!("the coordinator at {url} does not lead ({why})"),
         Err(CallError::NotCheetah { url, why }) => {
             format!("what listens at {url} is not a coordinator ({why})")
         }
     };
-    let mut found = discover(Duration::from_nanos(DISCOVERY_NS)).await;
-    match found.len() {
+    let mut pools = by_pool(discover(Duration::from_nanos(DISCOVERY_NS)).await);
+    match pools.len() {
         0 => Err(NoPool::None { local }),
-        1 => Ok(Client::new(&found.remove(0).url)?),
-        _ => Err(NoPool::Several(found.into_iter().map(|pool| pool.url).collect())),
+        1 => Ok(Client::new(&pools.remove(0))?),
+        _ => Err(NoPool::Several(pools)),
+    }
+}
+
+/// The URLs of each pool, as `--pool` takes them: one coordinator leads it, the others stand by.
+fn by_pool(found: Vec<PoolFound>) -> Vec<String> {
+    let mut pools: BTreeMap<PoolId, Vec<String>> = BTreeMap::new();
+    let mut unnamed = Vec::new();
+    for PoolFound { url, pool } in found {
+        match pool {
+            Some(pool) => pools.entry(pool).or_default().push(url),
+            None => unnamed.push(url),
+        }
+    }
+    pools.into_values().map(|urls| urls.join(",")).chain(unnamed).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn coordinators_of_one_pool_are_one_choice() {
+        let found = |url: &str, pool: Option<u64>| PoolFound { url: url.into(), pool: pool.map(PoolId) };
+        let all = vec![found("a", Some(1)), found("b", Some(2)), found("c", Some(1)), found("d", None)];
+        assert_eq!(by_pool(all), ["a,c", "b", "d"]);
+        assert_eq!(by_pool(Vec::new()), Vec::<String>::new());
     }
 }

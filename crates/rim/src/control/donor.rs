@@ -435,7 +435,7 @@ fn unreachable(name: &str, error: &CallError) -> Event {
 
 /// A donor on the coordinator's own machine that listens everywhere is to be reached by the others, too: by
 /// the address that packets leave from. No packet is sent to find it.
-fn reachable_ip(seen: IpAddr) -> IpAddr {
+pub(super) fn reachable_ip(seen: IpAddr) -> IpAddr {
     if !seen.is_loopback() || seen.is_ipv6() {
         return seen;
     }

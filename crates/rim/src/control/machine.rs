@@ -1,61 +1,74 @@
 //! The task that runs the coordinator's machine: one call after another, stored before it is answered.
 //!
 //! Owns the machine, its store and the callers that wait. Never: HTTP (`server`) or decisions (core). Key
-//! invariant: when a commit fails the task ends, and nothing that was not stored was ever said to anyone.
+//! invariant: when a commit fails the task ends, and nothing that was not stored was ever said to anyone; nor is
+//! anything said once another coordinator may lead.
 
 use super::store::{Store, StoreError};
 use super::{Clock, random};
 use cheetah_core::api::{Answer, Call, Refusal, RefusalCode};
 use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event};
+use cheetah_core::map::PoolId;
 use cheetah_core::units::Time;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 /// Calls that share one commit.
 const BATCH_MAX: usize = 256;
 
 pub(super) type Outcome = Result<Answer, Refusal>;
 
-enum Message {
+pub(super) enum Message {
     Call { call: CallId, request: Box<Call>, reply: oneshot::Sender<Outcome> },
     Hangup { call: CallId },
 }
 
+/// Where calls go now: to a machine, or nowhere, and why.
+pub(super) type Desk = Result<mpsc::UnboundedSender<Message>, Refusal>;
+
 /// Where calls are put in. The queue is bounded by the connections: each has one call open at most.
 #[derive(Clone, Debug)]
 pub(super) struct Callers {
-    messages: mpsc::UnboundedSender<Message>,
+    desk: watch::Receiver<Desk>,
     next: Arc<std::sync::atomic::AtomicU64>,
 }
 
 /// Tells the machine when the caller goes away before its answer.
-struct Waiting<'a> {
+struct Waiting {
     call: CallId,
-    callers: &'a Callers,
+    messages: mpsc::UnboundedSender<Message>,
     answered: bool,
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for Waiting {
     fn drop(&mut self) {
         if !self.answered {
             // A machine that has ended needs no telling.
-            let _ = self.callers.messages.send(Message::Hangup { call: self.call });
+            let _ = self.messages.send(Message::Hangup { call: self.call });
         }
     }
 }
 
 impl Callers {
+    pub(super) fn new(desk: watch::Receiver<Desk>) -> Self {
+        Callers { desk, next: Arc::default() }
+    }
+
     pub(super) async fn call(&self, request: Call) -> Outcome {
         let stopping = || Refusal {
             code: RefusalCode::Unavailable,
-            message: "the coordinator is stopping; try again when it is back".to_owned(),
+            message:
+                "the coordinator stopped or lost the lead before it answered, so this may be done or not: \
+                      look, and try again"
+                    .to_owned(),
         };
+        let messages = self.desk.borrow().clone()?;
         let call = CallId(self.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
         let (reply, answer) = oneshot::channel();
         let message = Message::Call { call, request: Box::new(request), reply };
-        self.messages.send(message).map_err(|_| stopping())?;
-        let mut waiting = Waiting { call, callers: self, answered: false };
+        messages.send(message).map_err(|_| stopping())?;
+        let mut waiting = Waiting { call, messages, answered: false };
         let answer = answer.await;
         waiting.answered = true;
         answer.unwrap_or_else(|_| Err(stopping()))
@@ -64,7 +77,7 @@ impl Callers {
 
 pub(super) struct Machine {
     coordinator: Coordinator,
-    store: Arc<Store>,
+    store: Store,
     clock: Clock,
     messages: mpsc::UnboundedReceiver<Message>,
     replies: BTreeMap<CallId, oneshot::Sender<Outcome>>,
@@ -72,11 +85,17 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    pub(super) fn new(coordinator: Coordinator, store: Store, clock: Clock) -> (Self, Callers) {
+    pub(super) fn new(
+        coordinator: Coordinator,
+        store: Store,
+        clock: Clock,
+    ) -> (Self, mpsc::UnboundedSender<Message>) {
         let (sender, messages) = mpsc::unbounded_channel();
-        let store = Arc::new(store);
-        let machine = Machine { coordinator, store, clock, messages, replies: BTreeMap::new(), wake: None };
-        (machine, Callers { messages: sender, next: Arc::default() })
+        (Machine { coordinator, store, clock, messages, replies: BTreeMap::new(), wake: None }, sender)
+    }
+
+    pub(super) fn pool(&self) -> PoolId {
+        self.coordinator.pool()
     }
 
     /// Stores what a new or restored machine has to store; before anything is served.
@@ -86,8 +105,8 @@ impl Machine {
         self.carry_out(effects).await
     }
 
-    /// Runs until `stop`, or until the store fails.
-    pub(super) async fn run(mut self, mut stop: oneshot::Receiver<()>) -> Result<(), StoreError> {
+    /// Runs until `stop`, or until the store fails or another coordinator may lead.
+    pub(super) async fn run(mut self, stop: &mut oneshot::Receiver<()>) -> Result<(), StoreError> {
         loop {
             let wake = self.wake.map(|at| self.clock.at(at));
             let sleep = async {
@@ -99,7 +118,8 @@ impl Machine {
             let mut effects = Vec::new();
             tokio::select! {
                 // Sent, or its handle dropped: both mean stop.
-                _ = &mut stop => return Ok(()),
+                _ = &mut *stop => return Ok(()),
+                why = self.store.deposed() => return Err(why),
                 message = self.messages.recv() => match message {
                     Some(message) => self.take(message, &mut effects)?,
                     None => return Ok(()),
@@ -133,13 +153,8 @@ impl Machine {
 
     async fn carry_out(&mut self, effects: Vec<Effect>) -> Result<(), StoreError> {
         let stores = |effect: &Effect| matches!(effect, Effect::Store(_) | Effect::Forget(_));
-        let effects = if effects.iter().any(stores) {
-            let store = Arc::clone(&self.store);
-            let commit = tokio::task::spawn_blocking(move || store.commit(&effects).map(|()| effects));
-            commit.await.map_err(|error| StoreError::Failed(error.to_string()))??
-        } else {
-            effects
-        };
+        let effects = if effects.iter().any(stores) { self.store.commit(effects).await? } else { effects };
+        self.store.check()?;
         // Each step names its next wake-up; none means that nothing is waited for.
         self.wake = None;
         for effect in effects {

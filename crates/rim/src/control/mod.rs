@@ -5,23 +5,29 @@
 //! (`DonorControl`). Never: decisions, which `cheetah_core::{coordinator, donor}` make, or data of volumes.
 //! Key invariant: a reply leaves only after what it depends on is stored. Tests: `tests/control*.rs`.
 //!
-//! Files: `wire` (a call as HTTP, both ways), `server` and `machine` (the coordinator), `store`, `client`,
-//! `discovery`, `donor`, and `openapi.json`, the description for others.
+//! Files: `wire` (a call as HTTP, both ways), `server`, `service` and `machine` (the coordinator), `store`,
+//! `store_etcd`, `term` and `etcd` (several coordinators), `client`, `discovery`, `donor`, and `openapi.json`, the description for others.
 
 mod client;
 mod discovery;
 mod donor;
+mod etcd;
 mod machine;
 #[cfg(test)]
 mod openapi;
 mod server;
+mod service;
 mod store;
+mod store_etcd;
+mod term;
 mod wire;
 
 pub use client::{BadUrl, CallError, Client};
 pub use discovery::{NoPool, PoolFound, discover, find_pool};
 pub use donor::{Admission, DonorControl, DonorHandle, DonorHooks, DonorOptions, DonorState};
+pub use etcd::EtcdAt;
 pub use server::{CoordinateError, CoordinateOptions, Coordination, StateAt, coordinate};
+pub use service::Role;
 pub use wire::OPENAPI;
 
 use cheetah_core::units::Time;

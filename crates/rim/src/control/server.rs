@@ -4,11 +4,13 @@
 //! Key invariants: a request's body, headers and time to arrive are bounded, and so are the connections; a
 //! caller that goes away is hung up on in the machine. Tests: `tests/control.rs`, `tests/control_http.rs`.
 
+use super::Clock;
 use super::discovery::{Announcement, announce};
-use super::machine::{Callers, Machine};
-use super::store::{Store, StoreError};
+use super::etcd::EtcdAt;
+use super::machine::Callers;
+use super::service::{Role, Service};
+use super::store::StoreError;
 use super::wire::{GrowBody, LeaveBody, OPENAPI, VERSION_HEADER, answer_body, status, version_refusal};
-use super::{Clock, random};
 use axum::Router;
 use axum::body::{HttpBody, to_bytes};
 use axum::extract::rejection::JsonRejection;
@@ -18,7 +20,6 @@ use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
 use cheetah_core::api::{API_VERSION, Amend, Attach, Call, Create, Join, Refusal, RefusalCode, Renew, Sync};
-use cheetah_core::coordinator::{BadState, Coordinator};
 use cheetah_core::limits::{CONTROL_CONNECTIONS_MAX, CONTROL_REQUEST_BYTES_MAX};
 use cheetah_core::map::{DonorId, LeaseToken, PoolId};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -49,8 +50,20 @@ pub struct CoordinateOptions {
 pub enum StateAt {
     /// A directory, made if it is missing.
     Directory(PathBuf),
+    /// Shared by several coordinators: one leads, the others stand by.
+    Etcd(EtcdAt),
     /// Lost when the process ends.
     Memory,
+}
+
+impl fmt::Display for StateAt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StateAt::Directory(directory) => directory.display().fmt(f),
+            StateAt::Etcd(at) => at.fmt(f),
+            StateAt::Memory => f.write_str("memory"),
+        }
+    }
 }
 
 /// Why a coordinator did not start, or ended. Each says what to do.
@@ -68,7 +81,12 @@ pub enum CoordinateError {
     },
     /// The state cannot be opened or read; nothing was changed.
     State {
-        directory: PathBuf,
+        state: String,
+        why: String,
+    },
+    /// No member of etcd answered.
+    Etcd {
+        at: String,
         why: String,
     },
     /// A change could not be stored, so it was not answered.
@@ -97,13 +115,18 @@ impl fmt::Display for CoordinateError {
                 f,
                 "another coordinator is running on the state in {}: stop it first, or name another directory with \
                  --state",
-                directory.display()
+                directory.join("pool.redb").display()
             ),
-            CoordinateError::State { directory, why } => write!(
+            CoordinateError::State { state, why } => write!(
                 f,
-                "the coordinator's state in {} cannot be used: {why}; nothing was changed. Name another directory \
-                 with --state, or --state memory",
-                directory.display()
+                "the coordinator's state in {state} cannot be used: {why}; nothing was changed. Name another \
+                 state with --state, or --state memory"
+            ),
+            CoordinateError::Etcd { at, why } => write!(
+                f,
+                "the coordinator cannot start on {at}: {why}; nothing was changed. See that etcd (3.4 or later) \
+                 runs there, that this machine reaches it, and that a majority of its members is up, or name its \
+                 members with --state etcd://HOST:PORT,HOST:PORT"
             ),
             CoordinateError::Store { why } => write!(
                 f,
@@ -122,6 +145,7 @@ impl std::error::Error for CoordinateError {}
 pub struct Coordination {
     address: SocketAddr,
     pool: PoolId,
+    role: watch::Receiver<Role>,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<Result<(), CoordinateError>>,
     _announcement: Option<Announcement>,
@@ -137,12 +161,13 @@ impl Coordination {
     /// How it is reached from this machine.
     #[must_use]
     pub fn url(&self) -> String {
-        let loopback: std::net::IpAddr = match self.address {
-            SocketAddr::V4(_) => std::net::Ipv4Addr::LOCALHOST.into(),
-            SocketAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
-        };
-        let ip = if self.address.ip().is_unspecified() { loopback } else { self.address.ip() };
-        format!("http://{}", SocketAddr::new(ip, self.address.port()))
+        url_of(self.address)
+    }
+
+    /// Whether it leads its pool; changes only where several coordinators share a state.
+    #[must_use]
+    pub fn role(&self) -> watch::Receiver<Role> {
+        self.role.clone()
     }
 
     #[must_use]
@@ -150,7 +175,7 @@ impl Coordination {
         self.pool
     }
 
-    /// Ends when the coordinator does: by itself only when its store fails.
+    /// Ends when the coordinator does: by itself only when its store fails for good.
     ///
     /// # Errors
     /// What ended it.
@@ -180,18 +205,16 @@ pub async fn coordinate(options: CoordinateOptions) -> Result<Coordination, Coor
     })?;
     let address = listener.local_addr().map_err(|why| CoordinateError::Listen { address: listen, why })?;
     let clock = Clock::start();
-    let (coordinator, store) = restore(&options.state, clock)?;
-    let pool = coordinator.pool();
-    let (mut machine, callers) = Machine::new(coordinator, store, clock);
-    machine.start().await?;
+    let service = Service::start(&options.state, address, clock).await?;
+    let (pool, role, callers) = (service.pool(), service.role(), service.callers());
     let exposed = !address.ip().is_loopback();
     if exposed {
         eprintln!("note: the coordinator listens on {address}, and control traffic is in the clear");
     }
     let (stop, stopping) = oneshot::channel();
-    let task = tokio::spawn(serve(listener, machine, callers, stopping));
+    let task = tokio::spawn(serve(listener, service, callers, stopping));
     let announcement = exposed.then(|| announce(pool, address)).flatten();
-    Ok(Coordination { address, pool, stop: Some(stop), task, _announcement: announcement })
+    Ok(Coordination { address, pool, role, stop: Some(stop), task, _announcement: announcement })
 }
 
 impl From<StoreError> for CoordinateError {
@@ -200,27 +223,20 @@ impl From<StoreError> for CoordinateError {
     }
 }
 
-fn restore(state: &StateAt, clock: Clock) -> Result<(Coordinator, Store), CoordinateError> {
-    let fresh =
-        || Ok::<_, CoordinateError>(Coordinator::new(PoolId(random().map_err(CoordinateError::Random)?)));
-    let StateAt::Directory(directory) = state else { return Ok((fresh()?, Store::memory())) };
-    let unusable = |why: String| CoordinateError::State { directory: directory.clone(), why };
-    let store = Store::open(directory).map_err(|error| match error {
-        StoreError::InUse => CoordinateError::StateInUse { directory: directory.clone() },
-        StoreError::Failed(why) => unusable(why),
-    })?;
-    let records = store.load().map_err(|error| unusable(error.to_string()))?;
-    let coordinator = match records.is_empty() {
-        true => fresh()?,
-        false => Coordinator::restore(records, clock.now()).map_err(|BadState(why)| unusable(why))?,
+/// How what listens at an address is reached from this machine.
+pub(super) fn url_of(address: SocketAddr) -> String {
+    let loopback: std::net::IpAddr = match address {
+        SocketAddr::V4(_) => std::net::Ipv4Addr::LOCALHOST.into(),
+        SocketAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
     };
-    Ok((coordinator, store))
+    let ip = if address.ip().is_unspecified() { loopback } else { address.ip() };
+    format!("http://{}", SocketAddr::new(ip, address.port()))
 }
 
-/// Accepts and serves until `stop` or until the machine fails, then lets connections finish.
+/// Accepts and serves until `stop` or until the service fails, then lets connections finish.
 async fn serve(
     listener: TcpListener,
-    machine: Machine,
+    service: Service,
     callers: Callers,
     stop: oneshot::Receiver<()>,
 ) -> Result<(), CoordinateError> {
@@ -263,12 +279,12 @@ async fn serve(
         let _ = tokio::time::timeout(STOP_TIME, finish).await;
     };
     let running = async {
-        let result = machine.run(stop).await;
+        let result = service.run(stop).await;
         closing.send_replace(true);
         result
     };
     let (result, ()) = tokio::join!(running, accepting);
-    Ok(result?)
+    result
 }
 
 async fn connection(stream: TcpStream, router: Router, mut closed: watch::Receiver<bool>) {

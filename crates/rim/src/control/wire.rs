@@ -125,7 +125,7 @@ pub(super) fn status(code: RefusalCode) -> StatusCode {
         RefusalCode::PoolFull => StatusCode::INSUFFICIENT_STORAGE,
         RefusalCode::Version => StatusCode::UPGRADE_REQUIRED,
         RefusalCode::Gone => StatusCode::GONE,
-        RefusalCode::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        RefusalCode::Unavailable | RefusalCode::Standby => StatusCode::SERVICE_UNAVAILABLE,
     }
 }
 

@@ -154,8 +154,20 @@ impl Memory {
         self.wrong_blocks(fragment, at.mem, Scatter::whole(at.offset, len)) == 0
     }
 
-    pub(super) fn learn(&mut self, fragment: Fragment, at: At, len: u32) {
-        self.note_written(fragment, at.mem, Scatter::whole(at.offset, len));
+    /// Notes what `copies` slots from the fragment's on shall hold; `Nothing` is zeros.
+    pub(super) fn learn(&mut self, fragment: Fragment, copies: u32, mem: Mem, scatter: Scatter) {
+        if !self.knows(fragment) {
+            return;
+        }
+        for (block, offset) in Memory::blocks(fragment, scatter) {
+            let crc = match mem {
+                Mem::Nothing => ZERO_BLOCK_CRC,
+                mem => code::crc32c(self.bytes(At { mem, offset }, BLOCK)),
+            };
+            for slot in fragment.slot..fragment.slot + copies {
+                self.sums.set(fragment.group, slot, block, crc);
+            }
+        }
     }
 
     pub(super) fn forget(&mut self, fragment: Fragment, len: u32) {
@@ -180,24 +192,6 @@ impl Memory {
             debug_assert!(left >= BLOCK, "a block is in one piece");
             (fragment.local / BLOCK + number, offset)
         })
-    }
-
-    pub(super) fn note_written(&mut self, fragment: Fragment, mem: Mem, scatter: Scatter) {
-        if !self.knows(fragment) {
-            return;
-        }
-        for (block, offset) in Memory::blocks(fragment, scatter) {
-            let crc = code::crc32c(self.bytes(At { mem, offset }, BLOCK));
-            self.sums.set(fragment.group, fragment.slot, block, crc);
-        }
-    }
-
-    pub(super) fn note_zeroed(&mut self, fragment: Fragment, len: u32) {
-        if self.knows(fragment) {
-            for block in fragment.local / BLOCK..(fragment.local + len) / BLOCK {
-                self.sums.set(fragment.group, fragment.slot, block, ZERO_BLOCK_CRC);
-            }
-        }
     }
 
     /// For data in one piece.

@@ -393,7 +393,9 @@ impl Driver {
                 let right = self.memory.bytes(a, len) == self.memory.bytes(b, len);
                 self.answered_here.push(Event::Verified { strip, right });
             }
-            Effect::Learn { fragment, at, len } => self.memory.learn(fragment, at, len),
+            Effect::Learn { fragment, copies, mem, scatter } => {
+                self.memory.learn(fragment, copies, mem, scatter);
+            }
             Effect::Forget { fragment, len } => self.memory.forget(fragment, len),
             Effect::Amend(amend) => {
                 if self.amendments.try_send(amend).is_err() {
@@ -403,6 +405,9 @@ impl Driver {
             Effect::Finished => self.finished = true,
             Effect::Complete { tag, result, status } => {
                 let Slot { token, sink, buffer } = self.memory.release(tag);
+                if let Err(error) = result {
+                    tracing::debug!(?error, "a request failed");
+                }
                 sink.complete(Completion { token, result, buffer, status });
             }
             Effect::WakeAt(at) => {
@@ -426,11 +431,6 @@ impl Driver {
         let conn = conn.expect("a link that is up has connections").clone();
         if let Some(answer) = conn.unsupported(part.op) {
             return self.answered_here.push(Event::Answered { part: part.part, answer });
-        }
-        match part.op {
-            PartOp::Write | PartOp::Sparse => self.memory.note_written(part.fragment, part.mem, part.scatter),
-            PartOp::Zero { .. } => self.memory.note_zeroed(part.fragment, part.scatter.len),
-            _ => {}
         }
         if part.op == PartOp::Sparse && conn.can_zero() && self.memory.is_zero(part.mem, part.scatter) {
             part.op = PartOp::Zero { keep: false };

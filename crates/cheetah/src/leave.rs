@@ -1,0 +1,189 @@
+//! `cheetah leave`: asks the coordinator to empty a donor, and shows how that goes until it is out.
+//! Never: the moving, which the writers of the volumes do. Interrupting it ends the waiting only.
+
+use crate::cli;
+use crate::failure::Failure;
+use crate::output;
+use crate::pool::{find, pool_status, told_to_end, volume};
+use cheetah_core::api::{Call, DonorHealth, DonorStatus, PoolStatus};
+use cheetah_core::map::DonorId;
+use cheetah_rim::control::Client;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use std::time::{Duration, Instant};
+
+const POLL: Duration = Duration::from_millis(500);
+/// Polls without an answer until the waiting is given up.
+const UNANSWERED_MAX: u32 = 60;
+/// Polls between two looks at which volumes have no writer.
+const IDLE_EVERY: u32 = 20;
+
+#[derive(Debug, Serialize)]
+struct LeaveReport {
+    donor: DonorId,
+    name: String,
+    /// It is out of the pool.
+    done: bool,
+    bytes_moved: u64,
+    bytes_left: u64,
+    seconds: f64,
+    /// It does not answer any more; what it holds is rebuilt from redundancy as far as there is some.
+    silent: bool,
+    /// Volumes that it still holds parts of and that nobody has attached for writing.
+    waits_for_writers_of: Vec<String>,
+}
+
+pub async fn leave(options: cli::Leave) -> Result<(), Failure> {
+    let pool = find(&options.pool).await?;
+    let before = named(&pool_status(&pool).await?, &options.donor);
+    pool.call(Call::Leave { donor: options.donor.clone(), force: options.force }).await?;
+    // What the coordinator knows and the list did not is gone already.
+    let Some(before) = before else { return report(&options, &LeaveReport::of_gone(&options.donor)) };
+    let started = Instant::now();
+    let mut drain = LeaveReport {
+        donor: before.donor,
+        name: before.name.clone(),
+        done: options.force,
+        bytes_moved: 0,
+        bytes_left: before.bytes_held,
+        seconds: 0.0,
+        silent: false,
+        waits_for_writers_of: Vec::new(),
+    };
+    drain.look(&pool, before.bytes_held).await?;
+    if !drain.done {
+        drain.waits_for_writers_of = idle(&pool, drain.donor).await?;
+        tell_idle(&options, &drain.waits_for_writers_of);
+    }
+    if !options.no_wait && !drain.done {
+        tokio::select! {
+            waited = drain.wait(&options, &pool, before.bytes_held) => waited?,
+            told = told_to_end() => told?,
+        }
+    }
+    drain.seconds = started.elapsed().as_secs_f64();
+    report(&options, &drain)
+}
+
+impl LeaveReport {
+    fn of_gone(name: &str) -> Self {
+        LeaveReport {
+            donor: DonorId(0),
+            name: name.to_owned(),
+            done: true,
+            bytes_moved: 0,
+            bytes_left: 0,
+            seconds: 0.0,
+            silent: false,
+            waits_for_writers_of: Vec::new(),
+        }
+    }
+
+    /// Takes in how far it is.
+    async fn look(&mut self, pool: &Client, held_before: u64) -> Result<(), Failure> {
+        let status = pool_status(pool).await?;
+        let donor = status.donors.iter().find(|donor| donor.donor == self.donor);
+        let gone = |donor: &DonorStatus| donor.health == DonorHealth::Lost;
+        self.silent = donor.is_some_and(|donor| gone(donor) && donor.leaving);
+        self.done |= donor.is_none_or(|donor| gone(donor) && !donor.leaving);
+        self.bytes_left = donor.map_or(0, |donor| donor.bytes_held);
+        self.bytes_moved = held_before.saturating_sub(self.bytes_left);
+        Ok(())
+    }
+
+    async fn wait(&mut self, options: &cli::Leave, pool: &Client, held_before: u64) -> Result<(), Failure> {
+        let bar = bar(options, held_before);
+        let (mut unanswered, mut polls) = (0, 0);
+        while !self.done {
+            tokio::time::sleep(POLL).await;
+            match self.look(pool, held_before).await {
+                Ok(()) => unanswered = 0,
+                Err(failure) if unanswered >= UNANSWERED_MAX => return Err(failure),
+                Err(_) => unanswered += 1,
+            }
+            bar.set_position(self.bytes_moved);
+            if self.silent {
+                bar.finish_and_clear();
+                return Err(Failure::failed(format!(
+                    "donor {} stopped answering while it was emptied: `cheetah status` shows whether anything is \
+                     lost with it, and `cheetah leave {} --force` takes it out",
+                    self.name, self.name
+                )));
+            }
+            polls += 1;
+            if polls % IDLE_EVERY == 0 && !self.done {
+                let idle = idle(pool, self.donor).await.unwrap_or_default();
+                if idle != self.waits_for_writers_of {
+                    bar.suspend(|| tell_idle(options, &idle));
+                    self.waits_for_writers_of = idle;
+                }
+            }
+        }
+        bar.finish_and_clear();
+        self.waits_for_writers_of.clear();
+        Ok(())
+    }
+}
+
+fn bar(options: &cli::Leave, bytes: u64) -> ProgressBar {
+    if options.json.json {
+        return ProgressBar::hidden();
+    }
+    let style = "emptying {msg} {percent:>3}% [{bar:30}] {bytes} of {total_bytes}, {binary_bytes_per_sec}, {eta} left";
+    let style = ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(bytes).with_style(style.progress_chars("=> ")).with_message(options.donor.clone())
+}
+
+/// A live donor of this name before a lost one; or the one with this identity.
+fn named(status: &PoolStatus, name: &str) -> Option<DonorStatus> {
+    let is_named = |donor: &&DonorStatus| donor.name == name || donor.donor.to_string() == name;
+    let lives = |donor: &&DonorStatus| donor.health == DonorHealth::Alive;
+    let mut found = status.donors.iter().filter(is_named);
+    found.clone().find(lives).or_else(|| found.next()).cloned()
+}
+
+/// Volumes with parts on the donor that nobody has attached for writing.
+async fn idle(pool: &Client, donor: DonorId) -> Result<Vec<String>, Failure> {
+    let status = pool_status(pool).await?;
+    let mut idle = Vec::new();
+    for candidate in status.volumes.iter().filter(|volume| volume.attachments.iter().all(|a| a.read_only)) {
+        // Deleted meanwhile, perhaps.
+        let Ok(detail) = volume(pool, Call::Show { name: candidate.name.clone() }).await else { continue };
+        if detail.map.routes.contains_key(&donor) {
+            idle.push(candidate.name.clone());
+        }
+    }
+    Ok(idle)
+}
+
+fn tell_idle(options: &cli::Leave, idle: &[String]) {
+    if !idle.is_empty() && !options.json.json {
+        output::line(&format!(
+            "waits for a writer of {}: attach it so that its data is moved, or take the donor out at once with \
+             `cheetah leave {} --force`",
+            idle.join(", "),
+            options.donor
+        ));
+    }
+}
+
+fn report(options: &cli::Leave, drain: &LeaveReport) -> Result<(), Failure> {
+    if options.json.json {
+        return output::json(drain);
+    }
+    let show = cheetah_core::units::show_bytes;
+    let name = &drain.name;
+    match drain.done {
+        true if options.force => output::line(&format!("{name} was taken out of the pool")),
+        true => output::line(&format!(
+            "{name} left the pool: {} moved to other donors in {:.1} s",
+            show(drain.bytes_moved),
+            drain.seconds
+        )),
+        false => output::line(&format!(
+            "{name} is being emptied, {} left; `cheetah status` shows how far it is",
+            show(drain.bytes_left)
+        )),
+    }
+    Ok(())
+}

@@ -1,0 +1,63 @@
+//! Chance from a seed: the same seed, the same order of runs, victims and flips.
+//! Never: for secrets. Called by: the fault runs and the wire.
+
+/// A stream of numbers that looks random (splitmix64).
+#[derive(Clone, Debug)]
+pub struct Dice(u64);
+
+impl Dice {
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub fn roll(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below `end`, which is not zero.
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.roll() % end
+    }
+
+    /// True so many times in a million.
+    pub fn one_of_a_million(&mut self, times: u64) -> bool {
+        self.below(1_000_000) < times
+    }
+
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            let other = self.below(last as u64 + 1) as usize;
+            items.swap(last, other);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_seed_gives_the_same_order_and_loses_nothing() {
+        let order = |seed| {
+            let mut items: Vec<u32> = (0..100).collect();
+            Dice::new(seed).shuffle(&mut items);
+            items
+        };
+        assert_eq!(order(3), order(3));
+        assert_ne!(order(3), order(4));
+        let mut sorted = order(3);
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..100).collect::<Vec<u32>>());
+    }
+
+    #[test]
+    fn rare_means_rare() {
+        let mut dice = Dice::new(1);
+        let hits = (0..1_000_000).filter(|_| dice.one_of_a_million(500)).count();
+        assert!((400..600).contains(&hits), "{hits}");
+    }
+}

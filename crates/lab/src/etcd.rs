@@ -1,0 +1,143 @@
+//! A real etcd of one member: started, stopped, killed, and looked into.
+//! Invariant: it has ports and a directory of its own, is ready when its constructor returns, and is ended by id.
+//! Called by: `tests/etcd.rs`.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::process::Process;
+use crate::rivals::free_port;
+use crate::scratch::Scratch;
+use crate::{tools, wait};
+
+/// A running etcd.
+#[derive(Debug)]
+pub struct Etcd {
+    /// `None` while it is away.
+    process: Option<Process>,
+    client: u16,
+    peer: u16,
+    scratch: Scratch,
+}
+
+impl Etcd {
+    #[track_caller]
+    pub fn start() -> Self {
+        let mut scratch = Scratch::in_memory();
+        // A free port may be taken by another run before etcd binds it; then it ends, and we ask again.
+        for _ in 0..5 {
+            let (client, peer) = (free_port(), free_port());
+            let mut etcd = Self { process: None, client, peer, scratch };
+            if etcd.come_back() {
+                return etcd;
+            }
+            scratch = etcd.scratch;
+        }
+        panic!("etcd finds no free ports");
+    }
+
+    /// Kills it (SIGKILL); what it stored stays.
+    pub fn go_away(&mut self) {
+        self.process = None;
+    }
+
+    /// Starts it again where it was; false when its ports are taken.
+    #[track_caller]
+    pub fn come_back(&mut self) -> bool {
+        let url = |port: u16| format!("http://127.0.0.1:{port}");
+        let (client, peer) = (url(self.client), url(self.peer));
+        let mut command = tools::command("etcd");
+        command.arg("--data-dir").arg(self.scratch.join("data")).args([
+            "--listen-client-urls",
+            &client,
+            "--advertise-client-urls",
+            &client,
+            "--listen-peer-urls",
+            &peer,
+            "--initial-advertise-peer-urls",
+            &peer,
+            "--initial-cluster",
+            &format!("default={peer}"),
+        ]);
+        let mut process = Process::start("etcd", command, self.scratch.path());
+        let ready =
+            wait::for_some("etcd", wait::SOON, || match self.post("/v3/kv/range", &json!({"key": "YQ=="})) {
+                Some(_) => Some(true),
+                None => (!process.is_running()).then_some(false),
+            });
+        self.process = ready.then_some(process);
+        ready
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        SocketAddr::from((Ipv4Addr::LOCALHOST, self.client))
+    }
+
+    /// As `--state` takes it.
+    pub fn state(&self) -> String {
+        format!("etcd://{}/lab", self.address())
+    }
+
+    /// What is stored under a name of the pool, and all that comes after it up to `to`: (key, value), in base64, as
+    /// etcd has them, with the revision of the last change.
+    #[track_caller]
+    pub fn stored(&self, from: &str, to: &str) -> Value {
+        let body =
+            json!({"key": base64(&format!("/lab/{from}")), "range_end": base64(&format!("/lab/{to}"))});
+        self.post("/v3/kv/range", &body).expect("etcd answers")["kvs"].clone()
+    }
+
+    /// Puts a key of the pool behind everybody's back.
+    #[track_caller]
+    pub fn put(&self, key: &str, value: &str) {
+        let body = json!({"key": base64(&format!("/lab/{key}")), "value": base64(value)});
+        self.post("/v3/kv/put", &body).expect("etcd answers");
+    }
+
+    fn post(&self, path: &str, body: &Value) -> Option<Value> {
+        let body = body.to_string();
+        let mut stream = TcpStream::connect_timeout(&self.address(), Duration::from_secs(1)).ok()?;
+        stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
+        // HTTP/1.0: the answer ends with the connection.
+        write!(stream, "POST {path} HTTP/1.0\r\nContent-Length: {}\r\n\r\n{body}", body.len()).ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        let (head, body) = answer.split_once("\r\n\r\n")?;
+        if head.split(' ').nth(1)? != "200" {
+            return None;
+        }
+        serde_json::from_str(body).ok()
+    }
+}
+
+/// etcd's API takes keys and values so.
+pub fn base64(text: &str) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let group = |bytes: &[u8]| {
+        let byte = |at: usize| u32::from(bytes.get(at).copied().unwrap_or(0));
+        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
+        let digit = |at: usize| match at <= bytes.len() {
+            true => char::from(DIGITS[(bits >> (18 - 6 * at)) as usize & 63]),
+            false => '=',
+        };
+        [digit(0), digit(1), digit(2), digit(3)]
+    };
+    text.as_bytes().chunks(3).flat_map(group).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::base64;
+
+    #[test]
+    fn base64_is_what_others_make_of_it() {
+        for (text, encoded) in
+            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg==")]
+        {
+            assert_eq!(base64(text), encoded);
+        }
+    }
+}

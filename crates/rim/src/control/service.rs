@@ -1,0 +1,297 @@
+//! Whether this coordinator answers, and from what: alone on its state, or elected among those that share an etcd.
+//!
+//! Owns the machine while it leads, and what callers are told while it does not. Never: HTTP (`server`), the
+//! election itself (`term`) or decisions (core). Key invariant: a machine begins with what is stored after its term
+//! began, and no machine outlives its term. Tests: `tests/control.rs`, `lab/tests/etcd.rs`.
+
+use super::donor::reachable_ip;
+use super::etcd::{Etcd, EtcdAt, EtcdError};
+use super::machine::{Callers, Desk, Machine, Message};
+use super::server::{CoordinateError, StateAt, url_of};
+use super::store::{File, Store, StoreError};
+use super::store_etcd::EtcdStore;
+use super::term::{Leader, Term, Vote, campaign, look};
+use super::{Clock, random};
+use cheetah_core::api::{Refusal, RefusalCode};
+use cheetah_core::coordinator::{BadState, Coordinator, Key, Record};
+use cheetah_core::limits::{CONTROL_DEADLINE_NS, ETCD_ATTEMPT_NS, LEADER_LOOK_NS};
+use cheetah_core::map::PoolId;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
+
+/// What a coordinator is to its pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Role {
+    Leads,
+    /// It answers no call; the text says who does, or why nobody.
+    StandsBy(String),
+}
+
+type Messages = mpsc::UnboundedSender<Message>;
+
+pub(super) struct Service {
+    pool: PoolId,
+    desk: watch::Sender<Desk>,
+    role: watch::Sender<Role>,
+    kind: Kind,
+}
+
+enum Kind {
+    Alone(Box<Machine>),
+    Elected(Box<Election>),
+}
+
+/// A machine and what it may answer by.
+struct Office {
+    term: Arc<Term>,
+    machine: Machine,
+    messages: Messages,
+}
+
+struct Election {
+    etcd: Arc<Etcd>,
+    us: Leader,
+    clock: Clock,
+    office: Option<Office>,
+}
+
+impl Service {
+    /// Restores what is stored; with an etcd, once it is known who leads.
+    pub(super) async fn start(
+        state: &StateAt,
+        address: SocketAddr,
+        clock: Clock,
+    ) -> Result<Self, CoordinateError> {
+        let (desk, role) = (watch::channel(Err(standby("it starts"))).0, watch::channel(Role::Leads).0);
+        let store = match state {
+            StateAt::Memory => Store::Memory,
+            StateAt::Directory(directory) => {
+                let file = File::open(directory).map_err(|error| match error {
+                    StoreError::InUse => CoordinateError::StateInUse { directory: directory.clone() },
+                    other => unusable(state, other),
+                })?;
+                Store::File(Arc::new(file))
+            }
+            StateAt::Etcd(at) => {
+                let (election, pool) = Election::begin(at, address, clock, &role).await?;
+                return Ok(Service { pool, desk, role, kind: Kind::Elected(Box::new(election)) });
+            }
+        };
+        let records = store.load().await.map_err(|error| unusable(state, error))?;
+        let coordinator = restore(records, clock).map_err(|error| unusable(state, error))?;
+        let (mut machine, messages) = Machine::new(coordinator, store, clock);
+        machine.start().await?;
+        let _ = desk.send_replace(Ok(messages));
+        Ok(Service { pool: machine.pool(), desk, role, kind: Kind::Alone(Box::new(machine)) })
+    }
+
+    pub(super) fn pool(&self) -> PoolId {
+        self.pool
+    }
+
+    pub(super) fn callers(&self) -> Callers {
+        Callers::new(self.desk.subscribe())
+    }
+
+    pub(super) fn role(&self) -> watch::Receiver<Role> {
+        self.role.subscribe()
+    }
+
+    /// Runs until `stop`, or until what is stored cannot be used.
+    pub(super) async fn run(self, mut stop: oneshot::Receiver<()>) -> Result<(), CoordinateError> {
+        match self.kind {
+            Kind::Alone(machine) => Ok(machine.run(&mut stop).await?),
+            Kind::Elected(election) => election.run(&self.desk, &self.role, &mut stop).await,
+        }
+    }
+}
+
+fn unusable(state: &StateAt, why: impl std::fmt::Display) -> CoordinateError {
+    CoordinateError::State { state: state.to_string(), why: why.to_string() }
+}
+
+fn restore(records: Vec<Record>, clock: Clock) -> Result<Coordinator, StoreError> {
+    if records.is_empty() {
+        let pool = random().map_err(|error| StoreError::Failed(format!("no random numbers: {error}")))?;
+        return Ok(Coordinator::new(PoolId(pool)));
+    }
+    Coordinator::restore(records, clock.now()).map_err(|BadState(why)| StoreError::Failed(why))
+}
+
+fn standby(why: &str) -> Refusal {
+    Refusal { code: RefusalCode::Standby, message: format!("this coordinator stands by: {why}") }
+}
+
+fn soon(ns: u64) -> Instant {
+    Instant::now() + Duration::from_nanos(ns)
+}
+
+impl Election {
+    /// Leads, or knows who does and which pool it is.
+    async fn begin(
+        at: &EtcdAt,
+        address: SocketAddr,
+        clock: Clock,
+        role: &watch::Sender<Role>,
+    ) -> Result<(Self, PoolId), CoordinateError> {
+        let unreachable = |why: EtcdError| CoordinateError::Etcd { at: at.to_string(), why: why.to_string() };
+        let etcd = Arc::new(Etcd::new(at.clone()));
+        let until = soon(CONTROL_DEADLINE_NS);
+        // Others reach this machine at the address that etcd does.
+        let mut reached = address;
+        if address.ip().is_unspecified() {
+            reached.set_ip(reachable_ip(etcd.local_ip(until).await.map_err(unreachable)?));
+        }
+        let us = Leader { url: url_of(reached), process: random().map_err(CoordinateError::Random)? };
+        let mut election = Election { etcd, us, clock, office: None };
+        look(&election.etcd, &election.us, until).await.map_err(unreachable)?;
+        loop {
+            match election.vote(until).await {
+                Ok(None) => {
+                    let pool = election.office.as_ref().map(|office| office.machine.pool());
+                    if let Some(pool) = pool {
+                        return Ok((election, pool));
+                    }
+                }
+                Ok(Some(why)) => {
+                    // The leader may be about to store it.
+                    if let Some(pool) = election.pool(until).await.map_err(unreachable)? {
+                        role.send_replace(Role::StandsBy(why));
+                        return Ok((election, pool));
+                    }
+                }
+                Err(StoreError::Deposed(why)) if Instant::now() >= until => {
+                    return Err(CoordinateError::Etcd { at: at.to_string(), why });
+                }
+                Err(StoreError::Deposed(_)) => {}
+                Err(error) => return Err(unusable(&StateAt::Etcd(at.clone()), error)),
+            }
+            if Instant::now() >= until {
+                let why = "another coordinator leads there, but has not stored its pool".to_owned();
+                return Err(CoordinateError::Etcd { at: at.to_string(), why });
+            }
+            tokio::time::sleep(Duration::from_nanos(LEADER_LOOK_NS)).await;
+        }
+    }
+
+    /// The pool that is stored.
+    async fn pool(&self, until: Instant) -> Result<Option<PoolId>, EtcdError> {
+        let key = self.etcd.key(&format!("records/{}#000000", Key::Pool));
+        let found = self.etcd.get(&key, until).await?;
+        let record = found.and_then(|found| serde_json::from_slice(&found.value).ok());
+        Ok(record.and_then(|record| match record {
+            Record::Pool(record) => Some(record.pool),
+            _ => None,
+        }))
+    }
+
+    async fn run(
+        mut self: Box<Self>,
+        desk: &watch::Sender<Desk>,
+        role: &watch::Sender<Role>,
+        stop: &mut oneshot::Receiver<()>,
+    ) -> Result<(), CoordinateError> {
+        loop {
+            if let Some(Office { term, machine, messages }) = self.office.take() {
+                let _ = desk.send_replace(Ok(messages));
+                role.send_replace(Role::Leads);
+                let ended = machine.run(stop).await;
+                let why = match &ended {
+                    Err(StoreError::Deposed(why)) => format!("it led until now ({why})"),
+                    _ => "it stops".to_owned(),
+                };
+                tell(desk, role, &why);
+                term.resign().await;
+                match ended {
+                    Err(StoreError::Deposed(_)) => {}
+                    other => return Ok(other?),
+                }
+            }
+            tokio::select! {
+                _ = &mut *stop => return Ok(()),
+                ready = self.stand_by(desk, role) => ready?,
+            }
+        }
+    }
+
+    /// Until this coordinator leads.
+    async fn stand_by(
+        &mut self,
+        desk: &watch::Sender<Desk>,
+        role: &watch::Sender<Role>,
+    ) -> Result<(), CoordinateError> {
+        loop {
+            match self.vote(soon(2 * ETCD_ATTEMPT_NS)).await {
+                Ok(None) => return Ok(()),
+                Ok(Some(why)) | Err(StoreError::Deposed(why)) => tell(desk, role, &why),
+                Err(error) => return Err(error.into()),
+            }
+            tokio::time::sleep(Duration::from_nanos(LEADER_LOOK_NS)).await;
+        }
+    }
+
+    /// Takes the lead if nobody has it: then there is an office, and no reason why not.
+    async fn vote(&mut self, until: Instant) -> Result<Option<String>, StoreError> {
+        let leader = match self.ask(until).await.map_err(|error| self.adrift(error))? {
+            Vote::Taken(leader) => leader,
+            Vote::Won(term) => {
+                self.take_office(Arc::new(term)).await?;
+                return Ok(None);
+            }
+        };
+        if leader.process == self.us.process {
+            return Ok(Some("its own last term is running out".to_owned()));
+        }
+        let (them, us) = (leader.url, &self.us.url);
+        Ok(Some(format!("the one at {them} leads the pool; name both: --pool {them},{us}")))
+    }
+
+    async fn ask(&self, until: Instant) -> Result<Vote, EtcdError> {
+        match look(&self.etcd, &self.us, until).await? {
+            Some(leader) => Ok(Vote::Taken(leader)),
+            None => campaign(&self.etcd, &self.us, until).await,
+        }
+    }
+
+    /// What callers are told while etcd is of no help.
+    fn adrift(&self, error: EtcdError) -> StoreError {
+        let at = self.etcd.at();
+        match error {
+            EtcdError::Unreachable(why) => StoreError::Deposed(format!(
+                "{at} does not answer ({why}), and without it nobody leads; attached volumes go on. See that etcd \
+                 runs and that a majority of its members can reach each other"
+            )),
+            EtcdError::Refused(why) => StoreError::Failed(format!("{at} refuses: {why}")),
+        }
+    }
+
+    async fn take_office(&mut self, term: Arc<Term>) -> Result<(), StoreError> {
+        let serving = async {
+            let store = EtcdStore::open(Arc::clone(&term)).await?;
+            let coordinator = restore(store.load().await?, self.clock)?;
+            let (mut machine, messages) = Machine::new(coordinator, Store::Etcd(store), self.clock);
+            machine.start().await?;
+            Ok((machine, messages))
+        };
+        match serving.await {
+            Ok((machine, messages)) => {
+                self.office = Some(Office { term, machine, messages });
+                Ok(())
+            }
+            Err(error) => {
+                term.resign().await;
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Tells callers, and whoever watches, that this coordinator does not lead, and why.
+fn tell(desk: &watch::Sender<Desk>, role: &watch::Sender<Role>, why: &str) {
+    let _ = desk.send_replace(Err(standby(why)));
+    let now = Role::StandsBy(why.to_owned());
+    role.send_if_modified(|role| std::mem::replace(role, now.clone()) != now);
+}
