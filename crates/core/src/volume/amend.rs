@@ -120,6 +120,7 @@ impl Volume {
         for (id, route) in &map.routes {
             self.links.entry(*id).or_insert_with(|| Link::new(route, self.sessions_before));
         }
+        self.forget_missed(&map);
         self.map = map;
         self.follow_moved_slots(now, effects);
         let gone: Vec<DonorId> =

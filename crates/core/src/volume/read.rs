@@ -85,7 +85,12 @@ impl Volume {
         if self.geometry.data == 1 && self.geometry.parity > 0 {
             return self.read_copy(now, key, span, effects);
         }
-        let good = |slot| self.source(span.group, slot).is_some_and(|(_, trust)| trust == Trust::Good);
+        let (lo, hi) = self.strips.get(key).map(|strip| (strip.lo, strip.hi)).expect("being begun");
+        let missed = self.missed_there(span.group, lo, hi);
+        let good = |slot| {
+            let source = self.source(span.group, slot).filter(|_| missed & bit(slot) == 0);
+            source.is_some_and(|(_, trust)| trust == Trust::Good)
+        };
         if self.geometry.parity > 0 && !slots_of(wanted).all(good) {
             return self.read_otherwise(now, key, span, 0, effects);
         }
@@ -124,7 +129,8 @@ impl Volume {
     /// From the copy that is asked least. Where copies may differ until they are resynced, always from the first.
     fn read_copy(&mut self, now: Time, key: Key, span: Span, effects: &mut Vec<Effect>) {
         let strip = self.strips.get(key).expect("being begun");
-        let (avoid, torn) = (strip.avoid, self.is_torn(span.group, strip.lo, strip.hi));
+        let torn = self.is_torn(span.group, strip.lo, strip.hi);
+        let avoid = strip.avoid | self.missed_there(span.group, strip.lo, strip.hi);
         let slots = (0..self.geometry.parity + 1).filter(|slot| avoid & bit(*slot) == 0);
         let candidates = slots.filter_map(|slot| {
             let (held, trust) = self.source(span.group, slot)?;
@@ -153,7 +159,8 @@ impl Volume {
         if self.geometry.parity == 0 || strip.phase != Phase::Reading || strip.avoid & bit(slot) != 0 {
             return;
         }
-        let (group, avoid) = (strip.group, strip.avoid | bit(slot));
+        let missed = self.missed_there(strip.group, strip.lo, strip.hi);
+        let (group, avoid) = (strip.group, strip.avoid | missed | bit(slot));
         let others = (0..self.geometry.data + self.geometry.parity).filter(|other| avoid & bit(*other) == 0);
         let able =
             others.filter(|other| self.source(group, *other).is_some_and(|(_, t)| t == Trust::Good)).count();
@@ -267,7 +274,11 @@ impl Volume {
         let needed = self.needed(key);
         let geometry = self.geometry;
         let strip = self.strips.get(key).expect("a strip with lanes");
-        let (group, avoid, here) = (strip.group, strip.avoid, strip.have | strip.coming);
+        let (group, here) = (strip.group, strip.have | strip.coming);
+        // Parity is made from data as it is; all else goes round who missed a write.
+        let as_it_is = strip.work == Work::Resync && geometry.data > 1;
+        let missed = if as_it_is { 0 } else { self.missed_there(group, strip.lo, strip.hi) };
+        let avoid = strip.avoid | missed;
         let rebuilds = !matches!(strip.work, Work::Resync | Work::Scrub)
             && !matches!(strip.work, Work::Patch { delta: true, .. });
         let trust = |slot: u32| {
@@ -438,7 +449,9 @@ impl Volume {
     pub(super) fn begin_status(&mut self, now: Time, key: Key, span: Span, effects: &mut Vec<Effect>) {
         let wanted = self.wanted(span, 0, u32::MAX);
         for slot in slots_of(wanted) {
-            let source = self.source(span.group, slot);
+            let (lo, hi) = self.strips.get(key).map(|strip| (strip.lo, strip.hi)).expect("being begun");
+            let missed = self.missed_there(span.group, lo, hi) & bit(slot) != 0;
+            let source = self.source(span.group, slot).filter(|_| !missed);
             let (from, to) = self.geometry.column(span.begin, span.end, slot);
             let scatter = self.geometry.scatter(slot, from, to, span.begin, span.payload);
             let asked = source.is_some_and(|(held, _)| {

@@ -577,7 +577,7 @@ impl Volume {
         self.free_scratch(key);
         let strip = self.strips.remove(key).expect("a strip ends once");
         if result.is_err() && matches!(strip.phase, Phase::Writing | Phase::Excluding) {
-            self.tear(strip.group, strip.lo, strip.hi, effects);
+            self.tear(&strip, effects);
         }
         self.starving.retain(|starving| *starving != key);
         let ready = &mut self.ready;

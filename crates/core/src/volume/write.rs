@@ -101,12 +101,7 @@ impl Volume {
         effects: &mut Vec<Effect>,
     ) {
         let (group, lo) = self.strips.get(key).map(|strip| (strip.group, strip.lo)).expect("it writes");
-        let targets: Vec<Placement> = self.targets(group, slot, lo).collect();
-        let up = |to: &Placement| self.links.get(&to.donor).is_some_and(super::link::Link::is_up);
-        if op != PartOp::Trim && !targets.iter().any(up) {
-            learn_unsent(Fragment { group, slot, local }, mem, scatter, effects);
-        }
-        for placement in targets {
+        for placement in self.targets(group, slot, lo) {
             if !self.add_part(now, key, slot, placement, op, local, mem, scatter, effects) {
                 self.strips.get_mut(key).expect("it writes").missed.push(Missed { slot, placement });
             }
@@ -441,27 +436,29 @@ impl Volume {
         strip.phase = Phase::Excluding;
     }
 
-    /// A write ended without reaching everyone: what its range holds is not known until it was resynced.
-    pub(super) fn tear(&mut self, group: u32, lo: u32, hi: u32, effects: &mut Vec<Effect>) {
+    /// A write ended without reaching everyone. Who has it fits together, since all of it was sent: it is well again
+    /// when those that missed it are no holders any more, or else when the rows were resynced.
+    pub(super) fn tear(&mut self, strip: &super::strip::Strip, effects: &mut Vec<Effect>) {
+        let (group, lo, hi) = (strip.group, strip.lo, strip.hi);
         for slot in 0..self.geometry.data + self.geometry.parity {
             effects.push(Effect::Forget { fragment: Fragment { group, slot, local: lo }, len: hi - lo });
         }
         if self.geometry.parity == 0 {
             return;
         }
-        self.torn.push(super::upkeep::Torn { group, lo, hi });
-    }
-}
-
-/// What a slot should hold is known also when it has no holder that could be told now: who rebuilds it checks it.
-fn learn_unsent(fragment: Fragment, mem: Mem, scatter: Scatter, effects: &mut Vec<Effect>) {
-    if mem == Mem::Nothing {
-        return effects.push(Effect::Forget { fragment, len: scatter.len });
-    }
-    let mut local = fragment.local;
-    for (offset, len) in scatter.pieces() {
-        effects.push(Effect::Learn { fragment: Fragment { local, ..fragment }, at: At { mem, offset }, len });
-        local += len;
+        let mut slots: Slots = 0;
+        for missed in &strip.missed {
+            let places = self.map.groups[group as usize].slots[missed.slot as usize];
+            if places.held == Some(missed.placement) {
+                slots |= bit(missed.slot);
+                self.exclude(missed.placement.donor, "it missed a write".to_owned());
+            } else if places.filling == Some(missed.placement) {
+                self.unfill(group, missed.slot, lo);
+            }
+        }
+        if slots != 0 {
+            self.torn.push(super::upkeep::Torn { group, lo, hi, missed: slots });
+        }
     }
 }
 
