@@ -358,7 +358,7 @@ impl World {
             Effect::Combine(combine) => memory.combine(&combine)?,
             Effect::Copy { from, to, len } => memory.copy(from, to, len)?,
             Effect::Zero { at, len } => memory.zero(at, len)?,
-            Effect::Learn { fragment, at, len } => memory.learn(fragment, at, len)?,
+            Effect::Learn { fragment, copies, mem, scatter } => memory.learn(fragment, copies, mem, scatter)?,
             Effect::Forget { fragment, len } => memory.forget(fragment, len),
             Effect::Verify { strip, fragment, at, len } => {
                 let right = memory.verify(fragment, at, len)? || self.bug == Some(Bug::ChecksumIgnored);

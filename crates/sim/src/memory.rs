@@ -108,9 +108,25 @@ impl ClientMemory {
         Ok(self.get(a, len)? == self.get(b, len)?)
     }
 
-    pub(crate) fn learn(&mut self, fragment: Fragment, at: At, len: u32) -> Result<(), String> {
-        let bytes = self.get(at, len)?;
-        self.note(fragment, &bytes)
+    /// Notes what a fragment, and so many slots from it on, shall hold. `Nothing` is zeros.
+    pub(crate) fn learn(
+        &mut self,
+        fragment: Fragment,
+        copies: u32,
+        mem: Mem,
+        scatter: Scatter,
+    ) -> Result<(), String> {
+        let mut bytes = Vec::with_capacity(sectors(scatter.len.into()));
+        match mem {
+            Mem::Nothing => bytes.resize(sectors(scatter.len.into()), 0),
+            _ => {
+                for (offset, len) in scatter.pieces() {
+                    bytes.extend(self.get(At { mem, offset }, len)?);
+                }
+            }
+        }
+        let mut slots = fragment.slot..fragment.slot + copies;
+        slots.try_for_each(|slot| self.note(Fragment { slot, ..fragment }, &bytes))
     }
 
     fn note(&mut self, fragment: Fragment, bytes: &[u8]) -> Result<(), String> {
@@ -135,9 +151,7 @@ impl ClientMemory {
                 for (offset, len) in part.scatter.pieces() {
                     bytes.extend(self.get(At { mem: part.mem, offset }, len)?);
                 }
-                self.note(part.fragment, &bytes)?;
             }
-            PartOp::Zero { .. } => self.note(part.fragment, &vec![0; sectors(part.scatter.len.into())])?,
             PartOp::Read => {
                 for (offset, len) in part.scatter.pieces() {
                     self.check_free(part.mem, offset, offset + len, true)?;
