@@ -318,15 +318,35 @@ impl Volume {
         if !others_answer {
             return; // Then it is this machine that is cut off, and nobody is better than another.
         }
-        reopen.into_iter().for_each(|donor| self.reopen(now, donor, effects));
+        // Without redundancy to go round it, a donor is waited for.
+        for donor in reopen.into_iter().filter(|donor| self.can_do_without(*donor)).collect::<Vec<_>>() {
+            self.reopen(now, donor, effects);
+        }
         for donor in silent {
+            if !self.can_do_without(donor) {
+                continue;
+            }
             self.set_aside(now, donor, format!("silent for {} s", SILENCE_NS / SECOND_NS), effects);
         }
         for donor in slow {
+            if !self.can_do_without(donor) {
+                continue;
+            }
             let mean = self.links[&donor].latency.mean / crate::limits::MILLISECOND_NS;
             self.links.get_mut(&donor).expect("listed just now").latency = Latency::default();
             self.set_aside(now, donor, format!("slow: {mean} ms an answer, many times the others'"), effects);
         }
+    }
+
+    /// Whether every group of the donor has as many slots as it needs beside it.
+    fn can_do_without(&self, donor: DonorId) -> bool {
+        self.map.groups.iter().zip(0u32..).all(|(group, number)| {
+            let holds = group.slots.iter().any(|slot| slot.held.is_some_and(|held| held.donor == donor));
+            let others = group.slots.iter().zip(0u32..).filter(|(slot, at)| {
+                slot.held.is_some_and(|held| held.donor != donor) && self.source(number, *at).is_some()
+            });
+            !holds || others.count() >= self.geometry.data as usize
+        })
     }
 
     /// Reads that are late by their donor's own measure are asked of redundancy.

@@ -26,18 +26,18 @@ impl Volume {
         // What is checked is a block, so a part of one is read as a whole and cut.
         let (head, tail) = (span.begin.next_multiple_of(BLOCK), span.end / BLOCK * BLOCK);
         if head >= tail {
-            return self.plan_gathers(request, span, 0);
+            return self.plan_gathers(request, span, 0, 0);
         }
         let cut =
             |begin: u32, end: u32| Span { begin, end, payload: span.payload + (begin - span.begin), ..span };
         if span.begin < head {
-            self.plan_gathers(request, cut(span.begin, head), 0);
+            self.plan_gathers(request, cut(span.begin, head), 0, 0);
         }
         let middle = cut(head, tail);
         let (lo, hi) = self.local_range(middle);
         self.add_strip(Some(request), Work::Read(middle), span.group, lo, hi);
         if tail < span.end {
-            self.plan_gathers(request, cut(tail, span.end), 0);
+            self.plan_gathers(request, cut(tail, span.end), 0, 0);
         }
     }
 
@@ -57,7 +57,7 @@ impl Volume {
     }
 
     /// Strips that bring a span together in scratch memory.
-    pub(super) fn plan_gathers(&mut self, request: Key, span: Span, avoid: Slots) {
+    pub(super) fn plan_gathers(&mut self, request: Key, span: Span, avoid: Slots, wrong: Slots) {
         let (lo, hi) = self.local_range(span);
         let step = if self.geometry.parity == 0 { BLOCK } else { self.lane_max() };
         let mut at = lo;
@@ -65,7 +65,8 @@ impl Volume {
             let end = (at / step * step + step).min(hi);
             if self.wanted(span, at, end) != 0 {
                 let key = self.add_strip(Some(request), Work::Gather(span), span.group, at, end);
-                self.strips.get_mut(key).expect("just added").avoid = avoid;
+                let strip = self.strips.get_mut(key).expect("just added");
+                (strip.avoid, strip.wrong) = (avoid, wrong);
             }
             at = end;
         }
@@ -92,7 +93,7 @@ impl Volume {
             source.is_some_and(|(_, trust)| trust == Trust::Good)
         };
         if self.geometry.parity > 0 && !slots_of(wanted).all(good) {
-            return self.read_otherwise(now, key, span, 0, effects);
+            return self.read_otherwise(now, key, span, 0, 0, effects);
         }
         for slot in slots_of(wanted) {
             if !self.read_column(now, key, slot, slot, span, effects) {
@@ -142,15 +143,34 @@ impl Volume {
                 self.read_column(now, key, 0, from, span, effects);
                 self.set_phase(key, Phase::Reading);
             }
+            None if self.asks_the_late_again(key) => self.read_copy(now, key, span, effects),
             None => self.end_strip(now, key, Err(VolumeError::DonorLost), effects),
         }
     }
 
+    /// Going round those that are late is no way any more: waits for them after all. False when there are none.
+    fn asks_the_late_again(&mut self, key: Key) -> bool {
+        let strip = self.strips.get(key).expect("it has read");
+        let (group, wrong) = (strip.group, strip.wrong);
+        let again = |slot: &u32| wrong & bit(*slot) == 0 && self.source(group, *slot).is_some();
+        let again: Slots = slots_of(strip.avoid).filter(again).map(bit).sum();
+        self.strips.get_mut(key).expect("it has read").avoid &= !again;
+        again != 0
+    }
+
     /// The read goes on as gathers, which go round `avoid`.
-    fn read_otherwise(&mut self, now: Time, key: Key, span: Span, avoid: Slots, effects: &mut Vec<Effect>) {
+    fn read_otherwise(
+        &mut self,
+        now: Time,
+        key: Key,
+        span: Span,
+        avoid: Slots,
+        wrong: Slots,
+        effects: &mut Vec<Effect>,
+    ) {
         let request = self.strips.get(key).and_then(|strip| strip.request).expect("a read of a request");
         self.report.reads_rebuilt += 1;
-        self.plan_gathers(request, span, avoid);
+        self.plan_gathers(request, span, avoid, wrong);
         self.end_strip(now, key, Ok(()), effects);
     }
 
@@ -200,6 +220,9 @@ impl Volume {
             return;
         }
         strip.avoid |= bit(slot);
+        if matches!(failure, Failure::Answer(_)) {
+            strip.wrong |= bit(slot);
+        }
         match strip.work {
             Work::Read(span) if geometry.data == 1 => {
                 self.drop_parts(key, effects);
@@ -207,8 +230,8 @@ impl Volume {
                 self.read_copy(now, key, span, effects);
             }
             Work::Read(span) => {
-                let avoid = strip.avoid;
-                self.read_otherwise(now, key, span, avoid, effects);
+                let (avoid, wrong) = (strip.avoid, strip.wrong);
+                self.read_otherwise(now, key, span, avoid, wrong, effects);
             }
             _ => self.read_lanes(now, key, effects),
         }
@@ -325,6 +348,9 @@ impl Volume {
             strip.work = Work::Patch { span, content, delta: false };
             return self.read_lanes(now, key, effects);
         }
+        if self.asks_the_late_again(key) {
+            return self.read_lanes(now, key, effects);
+        }
         self.end_strip(now, key, Err(VolumeError::DonorLost), effects);
     }
 
@@ -411,7 +437,7 @@ impl Volume {
         let strip = self.strips.get_mut(key).expect("it was checked");
         if strip.tries == 0 && strip.avoid != 0 && matches!(strip.work, Work::Gather(_)) {
             strip.tries = 1;
-            (strip.avoid, strip.have, strip.failed) = (0, 0, None);
+            (strip.avoid, strip.wrong, strip.have, strip.failed) = (0, 0, 0, None);
             self.drop_parts(key, effects);
             return self.read_lanes(now, key, effects);
         }

@@ -124,8 +124,10 @@ pub(super) struct Strip {
     pub(super) have: Slots,
     /// Lanes on their way.
     pub(super) coming: Slots,
-    /// Slots whose holder failed this strip.
+    /// Slots whose holder failed this strip, or is late.
     pub(super) avoid: Slots,
+    /// Of those, the ones that gave a bad answer: asking them again is of no use.
+    pub(super) wrong: Slots,
     pub(super) tries: u32,
     pub(super) missed: Vec<Missed>,
     pub(super) failed: Option<VolumeError>,
@@ -254,6 +256,7 @@ impl Volume {
             have: 0,
             coming: 0,
             avoid: 0,
+            wrong: 0,
             tries: 0,
             missed: Vec::new(),
             failed: None,

@@ -446,7 +446,8 @@ impl Volume {
             self.upkeep.healing.insert((group, slot, from));
             self.upkeep.heals_open += 1;
             let key = self.add_strip(None, Work::Heal { slot }, group, from, to);
-            self.strips.get_mut(key).expect("just added").avoid = bit(slot);
+            let strip = self.strips.get_mut(key).expect("just added");
+            (strip.avoid, strip.wrong) = (bit(slot), bit(slot));
         }
     }
 
