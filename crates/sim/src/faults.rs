@@ -56,7 +56,7 @@ impl World {
                     let until = self.now + self.fault_length();
                     self.donors[d].slow = (until, self.rng.skewed(5 * MILLISECOND_NS, 400 * MILLISECOND_NS));
                     let id = self.donors[d].id;
-                    (0..self.clients.len()).for_each(|c| self.verdict.link_is_slow(c, id, until + SECOND_NS));
+                    self.verdict.donor_is_slow(id, until + SECOND_NS);
                 }
             }
             Fault::DrainDonor => self.drain_some_donor(),

@@ -25,6 +25,7 @@ pub(crate) struct Verdict {
     link_trouble: BTreeMap<(usize, DonorId), Time>,
     /// The same where redundancy lets a client go round the donor, though it would have been answered in the end.
     slow_links: BTreeMap<(usize, DonorId), Time>,
+    slow_donors: BTreeMap<DonorId, Time>,
     /// Neither can be told anything, nor tell anything, until then.
     coordinator_trouble: Time,
     /// Clients that cannot reach the coordinator.
@@ -64,6 +65,10 @@ impl Verdict {
         extend(&mut self.slow_links, (client, donor), until);
     }
 
+    pub(crate) fn donor_is_slow(&mut self, donor: DonorId, until: Time) {
+        extend(&mut self.slow_donors, donor, until);
+    }
+
     pub(crate) fn coordinator_in_trouble(&mut self, until: Time) {
         self.coordinator_trouble = self.coordinator_trouble.max(until);
     }
@@ -80,8 +85,8 @@ impl Verdict {
 
     /// Whether a client of a volume with redundancy may have gone round the donor at some time from `since` on.
     pub(crate) fn may_be_passed_over(&self, client: usize, donor: DonorId, since: Time) -> bool {
-        let slow = self.slow_links.get(&(client, donor));
-        slow.is_some_and(|until| until + GRACE_NS >= since)
+        let slow = self.slow_links.get(&(client, donor)).into_iter().chain(self.slow_donors.get(&donor));
+        slow.into_iter().any(|until| until + GRACE_NS >= since)
             || self.rotten.contains(&donor)
             || self.excuses(client, donor, since)
     }
@@ -93,6 +98,7 @@ impl Verdict {
         self.dead.contains_key(&donor)
             || self.rotten.contains(&donor)
             || self.donor_trouble.get(&donor).is_some_and(late)
+            || self.slow_donors.get(&donor).is_some_and(late)
             || self.unaware.iter().any(|(_, other)| *other == donor)
             || links.into_iter().any(|((_, other), until)| *other == donor && late(until))
     }
