@@ -9,7 +9,7 @@
 //!             \-> (not opened) -> Down -> (retry; parts fail at once meanwhile) -> Up
 //! ```
 //!
-//! Each opening has a new session number. A Cheetah donor drops the connections of older sessions before it
+//! Each opening has a new session number, higher than any before, also of a donor that had left the map. A Cheetah donor drops the connections of older sessions before it
 //! admits a newer one, so a write that was sent again can never be overtaken by its own first copy. A foreign
 //! server knows no sessions; a link to one that broke stays down, because only that is certain.
 
@@ -17,8 +17,8 @@ use super::strip::{Failure, Progress};
 use super::types::{Effect, LinkFailure, PartOp};
 use super::{Key, Volume};
 use crate::limits::{
-    CONNECT_DEADLINE_NS, DONOR_RETRY_NS, HEDGE_MAX_NS, HEDGE_MIN_NS, REOPEN_NS, SECOND_NS, SILENCE_NS,
-    SLOW_FACTOR, SLOW_MIN_NS, SLOW_NS, TICK_NS,
+    CONNECT_DEADLINE_NS, DONOR_RETRY_NS, HEDGE_MAX_NS, HEDGE_MIN_NS, MILLISECOND_NS, REOPEN_NS, SECOND_NS,
+    SILENCE_NS, SLOW_FACTOR, SLOW_MIN_NS, SLOW_NS, TICK_NS,
 };
 use crate::map::{DonorId, Route};
 use crate::units::Time;
@@ -159,8 +159,9 @@ impl Link {
         }
     }
 
-    fn open(&mut self, donor: DonorId, effects: &mut Vec<Effect>) {
-        self.session += 1;
+    fn open(&mut self, donor: DonorId, sessions: &mut u64, effects: &mut Vec<Effect>) {
+        *sessions += 1;
+        self.session = *sessions;
         effects.push(Effect::Open { donor, session: self.session });
     }
 
@@ -174,7 +175,7 @@ impl Volume {
         for (donor, link) in &mut self.links {
             if link.state == State::New {
                 link.state = State::Opening { until: now + CONNECT_DEADLINE_NS };
-                link.open(*donor, effects);
+                link.open(*donor, &mut self.sessions, effects);
             }
         }
     }
@@ -221,7 +222,7 @@ impl Volume {
         let link = self.links.get_mut(&donor).expect("it broke");
         link.state = State::Opening { until: now + CONNECT_DEADLINE_NS };
         effects.push(Effect::Close { donor, session: link.session });
-        link.open(donor, effects);
+        link.open(donor, &mut self.sessions, effects);
         let mut owed = VecDeque::with_capacity(link.owed.len());
         for (_, key) in link.owed.drain(..) {
             if let Some(part) = self.parts.get_mut(key).filter(|part| part.progress == Progress::Sent) {
@@ -262,7 +263,7 @@ impl Volume {
                     *retry_at = Some(now + limit);
                     *probing = !*probing;
                     if *probing {
-                        link.open(*donor, effects);
+                        link.open(*donor, &mut self.sessions, effects);
                     } else {
                         effects.push(Effect::Close { donor: *donor, session });
                     }
@@ -319,10 +320,10 @@ impl Volume {
         }
         reopen.into_iter().for_each(|donor| self.reopen(now, donor, effects));
         for donor in silent {
-            self.set_aside(now, donor, format!("silent for {} s", SILENCE_NS / SECOND_NS), effects);
+            self.set_aside(now, donor, format!("silent for {} ms", SILENCE_NS / MILLISECOND_NS), effects);
         }
         for donor in slow {
-            let mean = self.links[&donor].latency.mean / crate::limits::MILLISECOND_NS;
+            let mean = self.links[&donor].latency.mean / MILLISECOND_NS;
             self.links.get_mut(&donor).expect("listed just now").latency = Latency::default();
             self.set_aside(now, donor, format!("slow: {mean} ms an answer, many times the others'"), effects);
         }

@@ -90,6 +90,8 @@ pub struct Volume {
     lease_lost: bool,
     stage: Stage,
     links: BTreeMap<DonorId, Link>,
+    /// Openings of links so far.
+    sessions: u64,
     requests: Slab<Pending>,
     strips: Slab<Strip>,
     parts: Slab<Part>,
@@ -133,6 +135,7 @@ impl Volume {
             lease_lost: false,
             stage: if settled { Stage::Serving } else { Stage::Linking },
             links,
+            sessions: 0,
             requests: Slab::with_capacity(REQUESTS_IN_FLIGHT_MAX),
             strips: Slab::with_capacity(STRIPS_MAX),
             parts: Slab::with_capacity(PARTS_MAX),

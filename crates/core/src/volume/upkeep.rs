@@ -32,13 +32,15 @@ pub(super) struct Fill {
     pub(super) to: Placement,
     /// Bytes of the extent that are there.
     pub(super) cursor: u32,
+    /// Strips born later count: an earlier one knew another filling of the slot.
+    since: u64,
     busy: bool,
     pause_until: Time,
 }
 
 impl Fill {
-    pub(super) fn new(to: Placement) -> Self {
-        Fill { to, cursor: 0, busy: false, pause_until: 0 }
+    pub(super) fn new(to: Placement, since: u64) -> Self {
+        Fill { to, cursor: 0, since, busy: false, pause_until: 0 }
     }
 }
 
@@ -419,8 +421,12 @@ impl Volume {
         effects: &mut Vec<Effect>,
     ) {
         self.drop_parts(key, effects);
-        let at = self.lane(key, slot);
+        let (fragment, at) = (self.fragment(key, slot), self.lane(key, slot));
         let strip = self.strips.get(key).expect("it was checked");
+        let scatter = Scatter::whole(at.offset, strip.len());
+        if strip.tries == 0 {
+            effects.push(Effect::Learn { fragment, copies: 1, mem: at.mem, scatter });
+        }
         let (lo, scatter) = (strip.lo, Scatter::whole(at.offset, strip.len()));
         let known = self.links.contains_key(&to.donor);
         if !known || !self.add_part(now, key, slot, to, PartOp::Sparse, lo, at.mem, scatter, effects) {
@@ -431,9 +437,8 @@ impl Volume {
 
     fn fill_ended(&mut self, now: Time, strip: &Strip, slot: u32, to: Placement, done: bool) {
         self.upkeep.fills_open -= 1;
-        let Some(fill) = self.fills.get_mut(&(strip.group, slot)).filter(|fill| fill.to == to) else {
-            return;
-        };
+        let same = |fill: &&mut Fill| fill.to == to && fill.since < strip.born;
+        let Some(fill) = self.fills.get_mut(&(strip.group, slot)).filter(same) else { return };
         fill.busy = false;
         if done && strip.missed.is_empty() {
             fill.cursor = fill.cursor.max(strip.hi);
