@@ -5,34 +5,40 @@
 //! aware of it). Never: decisions, or a judgement (`workload`). Key rule: after `Close` nothing that arrives on
 //! the link's old connections is looked at.
 
+use crate::bytes::{SECTOR, Sums};
 use crate::coordinator::{Caller, Outcome};
-use crate::network::{Answer as PartAnswer, Node, Request, ToClient, ToDonor};
-use crate::oracle::{Content, Order, Version};
+use crate::memory::ClientMemory;
+use crate::network::{Answer as PartAnswer, Awaited, Node, Request, ToClient, ToDonor};
+use crate::oracle::{Order, Version};
 use crate::plan::Bug;
-use crate::runs::Runs;
 use crate::world::{ClientEv, Ev, World, say};
-use cheetah_core::api::{API_VERSION, Answer, Attach, Call, RefusalCode, Renew};
+use cheetah_core::api::{API_VERSION, Amend, Answer, Attach, Call, RefusalCode, Renew};
 use cheetah_core::donor::export_name;
-use cheetah_core::layout::Scatter;
 use cheetah_core::limits::{MILLISECOND_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, LeaseToken, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
-use cheetah_core::volume::{self, Effect, Event, Key, LinkFailure, Op, Volume};
-use std::collections::{BTreeMap, BTreeSet};
+use cheetah_core::volume::{self, Effect, Event, Key, LinkFailure, PartError, PartOp, Volume};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// A machine that is woken has no reason to be woken at the same time again, but once or twice.
+const WAKES_AT_ONCE_MAX: u32 = 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tick {
     App,
     Renew,
     Close,
+    Finish,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     Attaching,
     Attached,
-    /// Takes no more requests, and detaches when none is on its way.
+    /// Takes no more requests, and finishes when none is on its way.
     Closing,
+    /// Until its donors know that nothing is half written; then it detaches.
+    Finishing,
     Ended,
 }
 
@@ -54,7 +60,6 @@ pub(crate) struct Slot {
     pub(crate) deadline: Time,
     pub(crate) version: Option<Version>,
     pub(crate) reading: Option<u64>,
-    pub(crate) data: Runs<Content>,
     /// Donors set aside when it was submitted, for a flush.
     pub(crate) down: BTreeSet<DonorId>,
 }
@@ -71,10 +76,17 @@ pub(crate) struct Client {
     pub(crate) machine: Option<Volume>,
     /// The coordinator said that the lease is gone.
     pub(crate) told_gone: bool,
+    /// It has begun to serve.
+    settled: bool,
     links: BTreeMap<DonorId, LinkEnd>,
+    pub(crate) memory: ClientMemory,
+    /// The connection that a part went over.
+    sent: BTreeMap<u64, u64>,
     pub(crate) slots: BTreeMap<u64, Slot>,
     pub(crate) next_tag: u64,
     wake_at: Option<Time>,
+    /// When, and how often at that time.
+    woken: (Time, u32),
     /// Donors with acknowledged writes since the last flush.
     pub(crate) unflushed: BTreeSet<DonorId>,
 }
@@ -89,6 +101,7 @@ impl Client {
 impl World {
     pub(crate) fn attach(&mut self, name: &str, read_only: bool) {
         let c = self.clients.len();
+        self.note_attached(name);
         self.clients.push(Client {
             name: name.to_owned(),
             read_only,
@@ -99,10 +112,14 @@ impl World {
             volume: None,
             machine: None,
             told_gone: false,
+            settled: false,
             links: BTreeMap::new(),
+            memory: ClientMemory::new(Sums::default()),
+            sent: BTreeMap::new(),
             slots: BTreeMap::new(),
             next_tag: 0,
             wake_at: None,
+            woken: (0, 0),
             unflushed: BTreeSet::new(),
         });
         let attach = Attach { version: API_VERSION, read_only, holder: format!("client {c}") };
@@ -129,7 +146,10 @@ impl World {
         }
         let client = &mut self.clients[c];
         (client.token, client.volume, client.phase) = (Some(token), Some(volume), Phase::Attached);
-        client.machine = Some(Volume::new(attached.map, client.read_only));
+        // What a reader knows today another may write tomorrow.
+        let fresh = attached.fresh && !client.read_only;
+        client.memory.sums.grow(attached.map.groups.len(), fresh);
+        client.machine = Some(Volume::new(attached.map, client.read_only, attached.fresh));
         self.note_unaware(c);
         self.step_client(c, Event::Start);
         self.after(0, Ev::Client(c, ClientEv::Tick(Tick::Renew)));
@@ -161,12 +181,8 @@ impl World {
         let client = &self.clients[c];
         let (Some(token), Some(machine)) = (client.token, &client.machine) else { return };
         let lost = machine.lost().map(|(donor, why)| (donor, why.to_owned())).collect();
-        let renew = Renew {
-            epoch: machine.map().epoch,
-            place: format!("/mnt/{c}"),
-            lost,
-            report: cheetah_core::api::VolumeReport::default(),
-        };
+        let renew =
+            Renew { epoch: machine.map().epoch, place: format!("/mnt/{c}"), lost, report: machine.report() };
         let name = client.name.clone();
         self.call(Caller::Renew(c), Node::Client(c), Call::Renew { name, token, renew });
     }
@@ -183,26 +199,69 @@ impl World {
                 }
                 self.after(0, Ev::Client(c, ClientEv::Tick(Tick::Renew)));
             }
-            Some(Err(refusal)) if refusal.code == RefusalCode::Gone => {
-                client.told_gone = true;
-                let token = client.token;
-                if !token.is_some_and(|token| self.verdict.lease_ended.contains(&token)) {
-                    return self.fail(format!("client {c} was told that its lease is gone; it never ended"));
-                }
-                // It goes on for a while, as one would that had not heard.
-                let delay = self.rng.around(10 * SECOND_NS);
-                self.after(delay, Ev::Client(c, ClientEv::Tick(Tick::Close)));
-            }
+            Some(Err(refusal)) if refusal.code == RefusalCode::Gone => self.lease_is_gone(c),
             _ => self.after(SECOND_NS, Ev::Client(c, ClientEv::Tick(Tick::Renew))),
         }
     }
 
-    fn new_map(&mut self, c: usize, map: VolumeMap) {
-        let Some(machine) = &self.clients[c].machine else { return };
-        let (before, after) = (machine.map().size, map.size);
+    fn lease_is_gone(&mut self, c: usize) {
+        let client = &mut self.clients[c];
+        if std::mem::replace(&mut client.told_gone, true) {
+            return;
+        }
+        let token = client.token;
+        if !token.is_some_and(|token| self.verdict.lease_ended.contains(&token)) {
+            return self.fail(format!("client {c} was told that its lease is gone; it never ended"));
+        }
+        self.step_client(c, Event::LeaseLost);
+        // It goes on for a while, as one would that had not heard.
+        let delay = self.rng.around(10 * SECOND_NS);
+        self.after(delay, Ev::Client(c, ClientEv::Tick(Tick::Close)));
+    }
+
+    fn send_amend(&mut self, c: usize, amend: Amend) {
+        self.count("amendments");
+        let client = &self.clients[c];
+        let Some(token) = client.token else { return };
+        let name = client.name.clone();
+        self.call(Caller::Amend(c), Node::Client(c), Call::Amend { name, token, amend });
+    }
+
+    pub(crate) fn amend_answered(&mut self, c: usize, outcome: Option<Outcome>) {
+        let client = &self.clients[c];
+        if !client.alive || client.machine.is_none() {
+            return;
+        }
+        match outcome {
+            Some(Ok(Answer::Renewed(renewed))) => {
+                let same = || client.machine.as_ref().map(|machine| machine.map().clone());
+                let Some(map) = renewed.map.or_else(same) else { return };
+                self.check_map(c, &map);
+                self.step_client(c, Event::Amended(Some(map)));
+                self.note_unaware(c);
+            }
+            Some(Err(refusal)) if refusal.code == RefusalCode::Gone => {
+                self.lease_is_gone(c);
+                self.step_client(c, Event::Amended(None));
+            }
+            _ => self.step_client(c, Event::Amended(None)),
+        }
+    }
+
+    /// Growth brings groups that nobody can have written before this writer.
+    fn check_map(&mut self, c: usize, map: &VolumeMap) {
         if let Err(what) = map.check() {
             return self.fail(format!("client {c} got a bad map: {what}"));
         }
+        let client = &mut self.clients[c];
+        let fresh = !client.read_only;
+        client.memory.sums.grow(map.groups.len(), fresh);
+    }
+
+    fn new_map(&mut self, c: usize, map: VolumeMap) {
+        self.check_map(c, &map);
+        let Some(machine) = &self.clients[c].machine else { return };
+        let (before, after) = (machine.map().size, map.size);
         if after < before {
             return self.fail(format!("the volume of client {c} shrank from {before} to {after}"));
         }
@@ -230,33 +289,92 @@ impl World {
             ClientEv::Wake(at) => {
                 if client.wake_at == Some(at) {
                     client.wake_at = None;
+                    let (when, again) = client.woken;
+                    client.woken = (self.now, if when == self.now { again + 1 } else { 0 });
+                    if again > WAKES_AT_ONCE_MAX {
+                        return self.fail(format!("client {c} asks to be woken at once, again and again"));
+                    }
                     self.step_client(c, Event::Wake);
                 }
             }
             ClientEv::Tick(Tick::App) => self.app_tick(c),
             ClientEv::Tick(Tick::Renew) => self.renew(c),
             ClientEv::Tick(Tick::Close) => {
-                client.phase = Phase::Closing;
+                if client.phase == Phase::Attached {
+                    client.phase = Phase::Closing;
+                }
                 self.close_when_idle(c);
             }
+            ClientEv::Tick(Tick::Finish) => self.step_client(c, Event::Finish),
             ClientEv::Refused(conn) => self.conn_failed(c, conn, "refused"),
-            ClientEv::AckEarly(part) => self.step_client(c, Event::Answered { part, answer: Ok(Vec::new()) }),
+            ClientEv::AckEarly(part) => {
+                client.memory.end_part(part.to_u64());
+                self.step_client(c, Event::Answered { part, answer: Ok(Vec::new()) });
+            }
         }
     }
 
     pub(crate) fn step_client(&mut self, c: usize, event: Event) {
-        let Some(machine) = &mut self.clients[c].machine else { return };
-        let mut effects = Vec::new();
-        machine.step(self.now, event, &mut effects);
-        if self.stats.events.is_multiple_of(self.plan.steps_unchecked) {
-            machine.check_invariants();
-        }
-        for effect in effects {
-            self.client_effect(c, effect);
+        let mut next = VecDeque::from([event]);
+        while let Some(event) = next.pop_front() {
+            let Some(machine) = &mut self.clients[c].machine else { return };
+            let mut effects = Vec::new();
+            machine.step(self.now, event, &mut effects);
+            if self.stats.events.is_multiple_of(self.plan.steps_unchecked) {
+                machine.check_invariants();
+            }
+            let settled = machine.is_settled();
+            if settled && !std::mem::replace(&mut self.clients[c].settled, true) {
+                self.note_settled(c);
+            }
+            for effect in effects {
+                match self.compute(c, effect) {
+                    Ok(None) => {}
+                    Ok(Some(event)) => next.push_back(event),
+                    Err(what) => return self.fail(format!("client {c}: {what}")),
+                }
+            }
         }
     }
 
-    fn client_effect(&mut self, c: usize, effect: Effect) {
+    /// It serves: whatever its predecessors left half written is mended.
+    fn note_settled(&mut self, c: usize) {
+        let client = &self.clients[c];
+        if let Some(volume) = client.volume.filter(|_| !client.read_only)
+            && self.verdict.torn.remove(&volume)
+        {
+            self.count("volumes mended after a writer died");
+        }
+    }
+
+    /// What concerns the client's memory alone; the rest goes out. `Verified` follows in the same batch.
+    fn compute(&mut self, c: usize, effect: Effect) -> Result<Option<Event>, String> {
+        let memory = &mut self.clients[c].memory;
+        match effect {
+            Effect::Combine(combine) => memory.combine(&combine)?,
+            Effect::Copy { from, to, len } => memory.copy(from, to, len)?,
+            Effect::Zero { at, len } => memory.zero(at, len)?,
+            Effect::Learn { fragment, copies, mem, scatter } => {
+                memory.learn(fragment, copies, mem, scatter)?
+            }
+            Effect::Forget { fragment, len } => memory.forget(fragment, len),
+            Effect::Verify { strip, fragment, at, len } => {
+                let right = memory.verify(fragment, at, len)? || self.bug == Some(Bug::ChecksumIgnored);
+                if !right {
+                    say!(self, "client {c}: {fragment:?} and {len} is not what was written");
+                }
+                return Ok(Some(Event::Verified { strip, right }));
+            }
+            Effect::Compare { strip, a, b, len } => {
+                let right = memory.compare(a, b, len)?;
+                return Ok(Some(Event::Verified { strip, right }));
+            }
+            other => self.client_effect(c, other)?,
+        }
+        Ok(None)
+    }
+
+    fn client_effect(&mut self, c: usize, effect: Effect) -> Result<(), String> {
         match effect {
             Effect::Open { donor, session } => {
                 say!(self, "client {c} opens {donor} session {session}");
@@ -268,9 +386,24 @@ impl World {
                 say!(self, "client {c} closes {donor} session {session}");
                 self.close_link(c, donor);
             }
-            Effect::Send { donor, part, tag, op, address, scatter } => {
-                self.send_part(c, donor, part, tag, op, address, scatter);
+            Effect::Send { donor, part, op, address, mem, scatter, fragment } => {
+                let awaited = Awaited { op, mem, scatter, fragment };
+                return self.send_part(c, donor, part, address, awaited);
             }
+            Effect::Abandon { part, .. } => {
+                let client = &mut self.clients[c];
+                client.memory.end_part(part.to_u64());
+                let conn = client.sent.remove(&part.to_u64());
+                if let Some(conn) = conn.and_then(|conn| self.network.conns.get_mut(&conn)) {
+                    conn.awaited.remove(&part.to_u64());
+                }
+                self.count("reads given up");
+            }
+            Effect::Amend(amend) => {
+                say!(self, "client {c} amends: {amend:?}");
+                self.send_amend(c, amend);
+            }
+            Effect::Finished => self.finished(c),
             Effect::Complete { tag, result, status } => self.completed(c, tag, result, &status),
             Effect::WakeAt(at) => {
                 let client = &mut self.clients[c];
@@ -279,14 +412,17 @@ impl World {
                     self.at(at, Ev::Client(c, ClientEv::Wake(at)));
                 }
             }
+            other => return Err(format!("{other:?} was not computed")),
         }
+        Ok(())
     }
 
     fn open_one(&mut self, c: usize, donor: DonorId) {
         let client = &self.clients[c];
         let (Some(machine), Some(token)) = (&client.machine, client.token) else { return };
         let session = client.links[&donor].session;
-        let slot = crate::director::slot_of(&machine.map().routes[&donor].address);
+        let Some(route) = machine.map().routes.get(&donor) else { return };
+        let slot = crate::director::slot_of(&route.address);
         let export = export_name(&client.name, token, session, donor);
         let conn = self.connect(c, donor, session, slot, export);
         self.clients[c].links.entry(donor).or_default().opening = Some(conn);
@@ -296,32 +432,48 @@ impl World {
         let Some(link) = self.clients[c].links.get_mut(&donor) else { return };
         link.up = false;
         let conns: Vec<u64> = link.conns.drain(..).chain(link.opening.take()).collect();
-        conns.into_iter().for_each(|conn| self.close_by_client(conn));
+        for id in conns {
+            let awaited = self.network.conns.get(&id).map(|conn| conn.awaited.keys().copied().collect());
+            let awaited: Vec<u64> = awaited.unwrap_or_default();
+            let client = &mut self.clients[c];
+            for part in awaited {
+                client.memory.end_part(part);
+                client.sent.remove(&part);
+            }
+            self.close_by_client(id);
+        }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the fields of one effect")]
     fn send_part(
         &mut self,
         c: usize,
         donor: DonorId,
         part: Key,
-        tag: u64,
-        op: Op,
         address: u64,
-        scatter: Scatter,
-    ) {
-        let Some(link) = self.clients[c].links.get(&donor).filter(|link| link.up) else {
-            return self.fail(format!("client {c} was to send a part over a link that is not up"));
+        awaited: Awaited,
+    ) -> Result<(), String> {
+        let Awaited { mem, scatter, fragment, .. } = awaited;
+        say!(self, "client {c} -> {donor} at {address}: {:?} {fragment:?} {mem:?} {scatter:?}", awaited.op);
+        let client = &mut self.clients[c];
+        let Some(link) = client.links.get(&donor).filter(|link| link.up) else {
+            return Err("a part was to be sent over a link that is not up".into());
         };
-        let Some(conn) = self.rng.pick(&link.conns) else { return };
-        let version = self.clients[c].slots.get(&tag).and_then(|slot| slot.version).unwrap_or(0);
-        let len = u64::from(scatter.len);
-        let torn = op == Op::Write && self.rng.percent(25);
-        let first = if torn { self.rng.below(len) } else { len };
+        let Some(conn) = self.rng.pick(&link.conns) else { return Ok(()) };
+        let op = awaited.op;
+        let mut data = client.memory.begin_part(part.to_u64(), awaited)?;
+        client.sent.insert(part.to_u64(), conn);
+        let len = u64::from(awaited.scatter.len);
+        let torn = matches!(op, PartOp::Write | PartOp::Sparse) && self.rng.percent(25);
+        let first = if torn { self.rng.below(len / SECTOR) * SECTOR } else { len };
         if let Some(conn) = self.network.conns.get_mut(&conn) {
-            conn.awaited.insert(part.to_u64(), (tag, op, scatter));
+            conn.awaited.insert(part.to_u64(), awaited);
         }
-        let request = Request { part, op, address, len, scatter, version, first };
+        if self.skips_parity(c, &awaited) {
+            self.after(0, Ev::Client(c, ClientEv::AckEarly(part)));
+            return Ok(());
+        }
+        self.flip_on_the_way(c, donor, Some(address), &mut data);
+        let request = Request { part, op, address, len, data, first };
         self.send_to_donor(conn, ToDonor::Request(request));
         if torn {
             if self.rng.percent(20) {
@@ -333,6 +485,12 @@ impl World {
         if self.bug == Some(Bug::AckEarly) && op.writes() {
             self.after(0, Ev::Client(c, ClientEv::AckEarly(part)));
         }
+        Ok(())
+    }
+
+    fn skips_parity(&self, c: usize, part: &Awaited) -> bool {
+        let data = self.clients[c].machine.as_ref().map_or(0, |machine| machine.map().redundancy.data);
+        self.bug == Some(Bug::ParityNotUpdated) && part.op.writes() && part.fragment.slot >= data
     }
 
     pub(crate) fn client_receives(&mut self, c: usize, id: u64, message: ToClient) {
@@ -386,30 +544,53 @@ impl World {
 
     fn part_answered(&mut self, c: usize, id: u64, part: Key, answer: PartAnswer) {
         let Some(conn) = self.network.conns.get_mut(&id) else { return };
-        let Some((tag, _, scatter)) = conn.awaited.remove(&part.to_u64()) else { return };
+        let Some(awaited) = conn.awaited.remove(&part.to_u64()) else { return };
+        let donor = conn.link;
+        let client = &mut self.clients[c];
+        client.memory.end_part(part.to_u64());
+        client.sent.remove(&part.to_u64());
         let answer = match answer {
             PartAnswer::Done => Ok(Vec::new()),
             PartAnswer::Status(runs) => Ok(runs),
             PartAnswer::Error(error) => Err(error),
-            PartAnswer::Data(data) => {
-                if let Some(slot) = self.clients[c].slots.get_mut(&tag) {
-                    data.iter().for_each(|run| place(&mut slot.data, scatter, *run));
+            PartAnswer::Data(mut data) => {
+                self.flip_on_the_way(c, donor, None, &mut data);
+                match self.clients[c].memory.land(&awaited, &data) {
+                    Ok(blocks) if blocks > 0 && self.bug != Some(Bug::ChecksumIgnored) => {
+                        self.count("corrupt blocks found");
+                        Err(PartError::Corrupt { blocks })
+                    }
+                    Ok(_) => Ok(Vec::new()),
+                    Err(what) => return self.fail(format!("client {c}: {what}")),
                 }
-                Ok(Vec::new())
             }
         };
+        if let Err(error) = &answer {
+            say!(self, "client {c}: {awaited:?} fails: {error:?}");
+        }
         self.step_client(c, Event::Answered { part, answer });
     }
 
     pub(crate) fn close_when_idle(&mut self, c: usize) {
-        let client = &self.clients[c];
-        if client.phase != Phase::Closing || !client.slots.is_empty() {
-            return;
+        let client = &mut self.clients[c];
+        if client.phase == Phase::Closing && client.slots.is_empty() {
+            client.phase = Phase::Finishing;
+            // Not from inside of a step.
+            self.after(0, Ev::Client(c, ClientEv::Tick(Tick::Finish)));
+        }
+    }
+
+    /// Every donor knows what there is to know, or does not answer.
+    fn finished(&mut self, c: usize) {
+        let client = &mut self.clients[c];
+        if client.phase != Phase::Finishing {
+            return self.fail(format!("client {c} finished before it was to"));
         }
         let donors: Vec<DonorId> = client.links.keys().copied().collect();
         donors.into_iter().for_each(|donor| self.close_link(c, donor));
-        let client = &mut self.clients[c];
-        client.phase = Phase::Ended;
+        self.clients[c].phase = Phase::Ended;
+        self.note_clean_end(c);
+        let client = &self.clients[c];
         if let Some(token) = client.token {
             let name = client.name.clone();
             self.call(Caller::Detach(c), Node::Client(c), Call::Detach { name, token });
@@ -438,25 +619,18 @@ impl World {
             }
         }
         let order = self.order();
+        if !self.clients[c].read_only {
+            self.verdict.torn.extend(self.clients[c].volume);
+        }
         for (_, slot) in std::mem::take(&mut self.clients[c].slots) {
             slot.version.into_iter().for_each(|version| self.oracle.end_write(order, version, false));
             slot.reading.into_iter().for_each(|read| self.oracle.forget_read(read));
         }
         self.end_client(c);
         self.abandon_calls(
-            |caller| matches!(caller, Caller::Attach(o) | Caller::Renew(o) | Caller::Detach(o) if *o == c),
+            |caller| {
+                matches!(caller, Caller::Attach(o) | Caller::Renew(o) | Caller::Amend(o) | Caller::Detach(o) if *o == c)
+            },
         );
-    }
-}
-
-/// Brings a run of a part's answer to where it belongs in the payload.
-fn place(data: &mut Runs<Content>, scatter: Scatter, (from, to, content): (u64, u64, Content)) {
-    let mut at = from;
-    while at < to {
-        let (offset, piece) = scatter.locate(u32::try_from(at).expect("inside the part"));
-        let len = u64::from(piece).min(to - at);
-        let start = u64::from(offset);
-        data.put(start, start + len, crate::runs::Slide::slide(&content, at - from));
-        at += len;
     }
 }

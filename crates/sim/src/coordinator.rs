@@ -26,6 +26,7 @@ pub(crate) enum Caller {
     Donor(usize),
     Attach(usize),
     Renew(usize),
+    Amend(usize),
     Detach(usize),
     Admin,
 }
@@ -105,7 +106,7 @@ impl World {
             donor: donor.machine.identity(),
             pool,
             name: donor.name.clone(),
-            host: format!("host{}", donor.slot),
+            host: format!("host{}", donor.slot % self.plan.hosts),
             address: crate::director::address(donor.slot),
             extents: donor.extents,
             foreign_export: None,
@@ -114,30 +115,22 @@ impl World {
         self.donors[d].asked = self.call(Caller::Donor(d), Node::Donor(slot), Call::Join(join));
     }
 
-    pub(crate) fn donor_syncs(&mut self, d: usize, revision: u64, connections: u32, goodbye: bool) {
-        let donor = &self.donors[d];
-        let sync = Sync {
-            revision,
-            bytes_used: donor.memory.len() as u64,
-            connections,
-            goodbye,
-            leaving: false,
-            extents_offered: u32::MAX,
-        };
-        let (id, slot) = (donor.machine.identity(), donor.slot);
+    pub(crate) fn donor_syncs(&mut self, d: usize, sync: Sync) {
+        let (id, slot) = (self.donors[d].machine.identity(), self.donors[d].slot);
         self.donors[d].asked = self.call(Caller::Donor(d), Node::Donor(slot), Call::Sync { donor: id, sync });
     }
 
-    fn call_cut(&mut self, id: u64, event: Ev) -> Option<Ev> {
+    fn call_cut(&mut self, id: u64, up: bool, event: Ev) -> Option<Ev> {
         let node = self.coordinator.calls.get(&id)?.node;
-        let Some(until) = self.cut_until(Node::Coordinator, node) else { return Some(event) };
+        let (from, to) = if up { (node, Node::Coordinator) } else { (Node::Coordinator, node) };
+        let Some(until) = self.cut_until(from, to) else { return Some(event) };
         let again = self.rng.below(200 * MILLISECOND_NS);
         self.at(until + again, event);
         None
     }
 
     pub(crate) fn call_arrives(&mut self, id: u64) {
-        if self.call_cut(id, Ev::CallArrives(id)).is_none() {
+        if self.call_cut(id, true, Ev::CallArrives(id)).is_none() {
             return;
         }
         if self.coordinator.machine.is_none() {
@@ -167,7 +160,7 @@ impl World {
     }
 
     pub(crate) fn hangup_arrives(&mut self, id: u64) {
-        let Some(_) = self.call_cut(id, Ev::Hangup(id)) else { return };
+        let Some(_) = self.call_cut(id, true, Ev::Hangup(id)) else { return };
         if self.coordinator.machine.is_some() && self.coordinator.taken.remove(&id) {
             self.step_coordinator(Event::Hangup { call: CallId(id) });
         }
@@ -177,14 +170,16 @@ impl World {
     fn caller_paused(&self, id: u64) -> Option<Time> {
         let until = match self.coordinator.calls.get(&id)?.caller {
             Caller::Donor(d) => self.donors[d].paused_until,
-            Caller::Attach(c) | Caller::Renew(c) | Caller::Detach(c) => self.clients[c].paused_until,
+            Caller::Attach(c) | Caller::Renew(c) | Caller::Amend(c) | Caller::Detach(c) => {
+                self.clients[c].paused_until
+            }
             Caller::Admin => 0,
         };
         Some(until).filter(|until| *until > self.now)
     }
 
     pub(crate) fn call_answered(&mut self, id: u64) {
-        if self.call_cut(id, Ev::CallAnswered(id)).is_none() {
+        if self.call_cut(id, false, Ev::CallAnswered(id)).is_none() {
             return;
         }
         if let Some(until) = self.caller_paused(id) {
@@ -231,6 +226,7 @@ impl World {
             Caller::Donor(d) => self.answer_donor(d, id, outcome),
             Caller::Attach(c) => self.attach_answered(c, outcome),
             Caller::Renew(c) => self.renew_answered(c, outcome),
+            Caller::Amend(c) => self.amend_answered(c, outcome),
             Caller::Detach(c) => self.detach_answered(c, outcome),
             Caller::Admin => self.admin_answered(id, outcome),
         }
@@ -249,6 +245,23 @@ impl World {
             Some(Ok(_)) | None => donor::Event::Unreachable,
         };
         self.step_donor(d, event);
+    }
+
+    /// A caller that was not sure says it again: the coordinator gets the same call twice.
+    pub(crate) fn repeat_some_call(&mut self) {
+        let said = |open: &OpenCall| {
+            let again =
+                matches!(open.request, Some(Call::Amend { .. } | Call::Renew { .. } | Call::Detach { .. }));
+            again && !open.abandoned
+        };
+        let open: Vec<u64> =
+            self.coordinator.calls.iter().filter(|(_, open)| said(open)).map(|(id, _)| *id).collect();
+        let Some(id) = self.rng.pick(&open) else { return };
+        let Some(request) = self.coordinator.calls.get(&id).and_then(|open| open.request.clone()) else {
+            return;
+        };
+        self.count("fault: a call came twice");
+        self.call(Caller::Admin, Node::Coordinator, request);
     }
 
     pub(crate) fn coordinator_wake(&mut self, at: Time) {
@@ -377,7 +390,13 @@ impl World {
         self.count("fault: coordinator restarted");
         (self.coordinator.doomed, self.coordinator.wake_at) = (false, None);
         self.coordinator.heard.clear();
-        let down = self.rng.skewed(MILLISECOND_NS, 12_000 * MILLISECOND_NS);
+        let down = if self.rng.percent(10) {
+            self.count("fault: coordinator down for long");
+            self.rng.range(12, 40) * 1000 * MILLISECOND_NS
+        } else {
+            self.rng.skewed(MILLISECOND_NS, 12_000 * MILLISECOND_NS)
+        };
+        self.verdict.coordinator_in_trouble(self.now + down);
         say!(self, "the coordinator is down for {} ms", down / MILLISECOND_NS);
         for id in std::mem::take(&mut self.coordinator.taken) {
             let delay = self.delay();

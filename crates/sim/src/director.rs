@@ -21,6 +21,8 @@ pub(crate) struct Known {
     pub(crate) exists: Option<bool>,
     pub(crate) size_min: u64,
     busy: bool,
+    /// A client had it before.
+    was_attached: bool,
     follows: bool,
 }
 
@@ -31,6 +33,8 @@ pub(crate) struct Director {
     /// Addresses whose machine is gone: not even a refusal comes from there.
     pub(crate) dark: BTreeSet<usize>,
     pub(crate) deaths: usize,
+    /// Donors, sectors of their memory, the wrong byte that may be there, and when it will have arrived.
+    pub(crate) rot: Vec<(usize, usize, u8, u64)>,
     /// No more faults, no more changes.
     pub(crate) healing: bool,
     slots: usize,
@@ -55,6 +59,7 @@ impl Director {
             calls: BTreeMap::new(),
             dark: BTreeSet::new(),
             deaths: 0,
+            rot: Vec::new(),
             healing: false,
             slots: 0,
         }
@@ -123,14 +128,16 @@ impl World {
             return self.create(name);
         }
         let attached = self.attached_to(name);
+        let alone = self.plan.corrupts();
         match self.rng.below(12) {
+            _ if alone && (!attached.is_empty() || known.was_attached) => {}
             0..=4 if attached.is_empty() => self.attach(name, false),
             0..=2 => self.attach(name, self.rng.clone().percent(60)),
             5 | 6 => {
                 let size = if self.rng.percent(20) {
                     Size::All
                 } else {
-                    Size::Bytes(known.size_min.max(1) + self.rng.skewed(1, 2 * EXTENT_BYTES))
+                    Size::Bytes(known.size_min + self.rng.skewed(512, 2 * EXTENT_BYTES).next_multiple_of(512))
                 };
                 self.admin(name, Call::Grow { name: name.to_owned(), size });
             }
@@ -145,6 +152,10 @@ impl World {
         }
     }
 
+    pub(crate) fn note_attached(&mut self, name: &str) {
+        self.director.volumes.entry(name.to_owned()).or_default().was_attached = true;
+    }
+
     pub(crate) fn attached_to(&self, name: &str) -> Vec<usize> {
         let clients = self.clients.iter().enumerate();
         let on = clients.filter(|(_, client)| client.name == name && client.phase == Phase::Attached);
@@ -152,25 +163,34 @@ impl World {
     }
 
     fn create(&mut self, name: &str) {
-        let follow = self.rng.percent(20);
-        let redundancy = match self.rng.below(4) {
-            0 => None,
-            1 => Some(Redundancy::LINEAR),
-            _ if follow => Some(Redundancy::LINEAR),
-            _ => {
-                let data = u32::try_from(self.rng.range(2, self.plan.donors.max(2) as u64)).expect("few");
-                Some(Redundancy { data, parity: 0 })
-            }
-        };
-        let size = match self.rng.below(8) {
+        let follow = self.rng.percent(10);
+        let redundancy = self.pick_redundancy(follow);
+        let size = match self.rng.below(10) {
             0 => Size::All,
-            1 => Size::Bytes(self.rng.range(1, 6) * EXTENT_BYTES),
-            _ => Size::Bytes(self.rng.skewed(1, 6 * EXTENT_BYTES)),
+            1 => Size::Bytes(self.rng.range(1, 4) * EXTENT_BYTES),
+            _ => Size::Bytes(self.rng.skewed(512, 4 * EXTENT_BYTES).next_multiple_of(512)),
         };
         let unit = 4096 << self.rng.below(9);
         self.director.volumes.entry(name.to_owned()).or_default().follows = follow;
         let create = Create { name: name.to_owned(), size, redundancy, unit, follow };
         self.admin(name, Call::Create(create));
+    }
+
+    fn pick_redundancy(&mut self, follow: bool) -> Option<Redundancy> {
+        let donors = self.plan.donors as u64;
+        let narrow = |count: u64| u32::try_from(count).expect("few");
+        match self.rng.below(20) {
+            0 => None,
+            1 => Some(Redundancy::LINEAR),
+            _ if follow => Some(Redundancy::LINEAR),
+            2 | 3 => Some(Redundancy { data: narrow(self.rng.range(2, donors.max(2))), parity: 0 }),
+            4..8 => Some(Redundancy { data: 1, parity: narrow(self.rng.range(1, 2)) }),
+            _ => {
+                let parity = self.rng.range(1, 2).min(donors.saturating_sub(2)).max(1);
+                let data = self.rng.range(2, 4).min(donors.saturating_sub(parity)).max(2);
+                Some(Redundancy { data: narrow(data), parity: narrow(parity) })
+            }
+        }
     }
 
     pub(crate) fn admin(&mut self, name: &str, call: Call) {

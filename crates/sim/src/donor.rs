@@ -5,17 +5,17 @@
 //! are dropped, wiping that takes time. Never: decisions. Also checks, where bytes land, that nothing of an older
 //! session or lease lands after a newer one was admitted (promise 3).
 
+use crate::bytes::{Memory, SECTOR, sectors};
 use crate::client::Client;
 use crate::network::{Answer, Request, Stage, ToClient, ToDonor};
-use crate::oracle::Content;
 use crate::plan::Bug;
-use crate::runs::Runs;
 use crate::world::{DonorEv, Ev, World, say};
-use cheetah_core::donor::{Access, ConnId, Donor, Effect, Event, Exit, Grant, export_name};
-use cheetah_core::limits::{EXTENT_BYTES, MILLISECOND_NS};
+use cheetah_core::api::Sync;
+use cheetah_core::donor::{Access, ConnId, DirtyMap, Donor, Effect, Event, Exit, Grant, export_name};
+use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES, MILLISECOND_NS};
 use cheetah_core::map::{DonorId, LeaseToken, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
-use cheetah_core::volume::{Op, PartError, StatusRun};
+use cheetah_core::volume::{PartError, PartOp, StatusRun};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -26,12 +26,16 @@ pub(crate) struct DonorHost {
     pub(crate) slot: usize,
     pub(crate) name: String,
     pub(crate) extents: u32,
-    pub(crate) memory: Runs<Content>,
+    pub(crate) memory: Memory,
+    /// What was written lately.
+    pub(crate) dirty: DirtyMap,
     pub(crate) access: Arc<Access>,
     pub(crate) alive: bool,
     /// It was told to end, and serves nobody while it does.
     pub(crate) leaving: bool,
     pub(crate) paused_until: Time,
+    /// Until then, each message takes it up to so much longer.
+    pub(crate) slow: (Time, u64),
     /// The call that is under way; an answer to an earlier one is of no interest.
     pub(crate) asked: u64,
     wake_at: Option<Time>,
@@ -49,11 +53,13 @@ impl DonorHost {
             slot,
             name,
             extents,
-            memory: Runs::default(),
+            memory: Memory::default(),
+            dirty: DirtyMap::new(extents),
             access: Arc::new(Access::default()),
             alive: true,
             leaving: false,
             paused_until: 0,
+            slow: (0, 0),
             asked: 0,
             wake_at: None,
             sessions: BTreeMap::new(),
@@ -119,11 +125,12 @@ impl World {
             }
             DonorEv::Wipe(extents) => {
                 for extent in &extents {
-                    let start = u64::from(*extent) * EXTENT_BYTES;
+                    let start = sectors(u64::from(*extent) * EXTENT_BYTES);
                     if self.bug != Some(Bug::SkipWipe) {
-                        donor.memory.clear(start, start + EXTENT_BYTES);
+                        donor.memory.zero(start, sectors(EXTENT_BYTES), false);
                     }
                 }
+                donor.dirty.clear(extents.iter().copied());
                 self.count("extents wiped");
                 self.step_donor(d, Event::Wiped { extents });
             }
@@ -149,8 +156,11 @@ impl World {
         }
         match effect {
             Effect::Join { pool, .. } => self.donor_joins(d, pool),
-            Effect::Sync { revision, connections, goodbye, .. } => {
-                self.donor_syncs(d, revision, connections, goodbye);
+            Effect::Sync { revision, connections, leaving, goodbye, offered, .. } => {
+                let bytes_used = self.donors[d].memory.blocks().count() as u64 * BLOCK_BYTES;
+                let extents_offered = offered;
+                let sync = Sync { revision, bytes_used, connections, leaving, goodbye, extents_offered };
+                self.donor_syncs(d, sync);
             }
             Effect::Publish(access) => {
                 self.donors[d].access = access;
@@ -238,7 +248,13 @@ impl World {
     }
 
     pub(crate) fn serve_soon(&mut self, id: u64) {
-        let delay = self.rng.below(MILLISECOND_NS / 4);
+        let mut delay = self.rng.below(MILLISECOND_NS / 4);
+        let donor = self.network.conns.get(&id).and_then(|conn| conn.donor);
+        if let Some((until, by)) = donor.map(|d| self.donors[d].slow)
+            && until > self.now
+        {
+            delay += self.rng.below(by);
+        }
         let Some(conn) = self.network.conns.get_mut(&id) else { return };
         let ready = match conn.inbox.front() {
             None => false,
@@ -284,42 +300,44 @@ impl World {
         let len = u32::try_from(request.len).expect("a part is below 4 GiB");
         // A flush has no range to check.
         let checked = match request.op {
-            Op::Flush => Ok(()),
+            PartOp::Age => Ok(()),
             op => donor.access.check(&grant, op.writes(), request.address, len),
         };
-        let (from, to) = (request.address, request.address + request.len);
-        if request.op == Op::Write {
-            if checked.is_ok() {
+        let ignores = self.bug == Some(Bug::LeaseNotChecked);
+        let refused = checked.is_err() && !ignores;
+        if request.op.writes() && !refused {
+            donor.dirty.mark(request.address, request.len);
+        }
+        if matches!(request.op, PartOp::Write | PartOp::Sparse) {
+            if !refused {
                 self.land(d, id, &request, 0, request.first);
             }
             if request.first == request.len {
-                return self.finish_write(d, id, &request, checked.is_err());
+                return self.finish_write(d, id, &request, refused);
             }
             if let Some(conn) = self.network.conns.get_mut(&id) {
-                conn.half = Some((request, checked.is_err()));
+                conn.half = Some((request, refused));
             }
             return;
         }
-        let answer = match (checked, request.op) {
-            (Err(_), _) => Answer::Error(PartError::Denied),
-            (Ok(()), Op::Read) => {
-                let runs = donor.memory.read(from, to).into_iter();
-                let runs = runs
-                    .map(|(low, high, content)| (low - from, high - from, content.unwrap_or(Content::Zero)));
-                Answer::Data(runs.collect())
+        let (at, count) = (sectors(request.address), sectors(request.len));
+        let answer = match request.op {
+            _ if refused => Answer::Error(PartError::Denied),
+            PartOp::Read => Answer::Data(donor.memory.get(at, count)),
+            PartOp::Status => Answer::Status(status(&donor.memory, at, count)),
+            PartOp::Survey => Answer::Status(survey(&donor.dirty, &request)),
+            PartOp::Age => {
+                donor.dirty.age(donor.access.written_by(&grant));
+                Answer::Done
             }
-            (Ok(()), Op::Status) => Answer::Status(status(&donor.memory, from, to)),
-            (Ok(()), _) => {
-                if request.op == (Op::Zero { keep: true }) {
-                    donor.memory.put(from, to, Content::Zero);
-                } else {
-                    donor.memory.clear(from, to);
-                }
+            _ => {
+                donor.memory.zero(at, count, request.op == PartOp::Zero { keep: true });
                 self.check_fence(d, id);
                 Answer::Done
             }
         };
         if let Answer::Status(runs) = &answer
+            && request.op == PartOp::Status
             && self.rng.percent(20)
         {
             let keep = self.rng.index(runs.len() + 1);
@@ -345,14 +363,12 @@ impl World {
             return;
         }
         let memory = &mut self.donors[d].memory;
-        let mut at = 0;
-        for (payload, len) in request.scatter.pieces() {
-            let (low, high) = (at.max(from), (at + u64::from(len)).min(to));
-            if low < high {
-                let content = Content::Data { version: request.version, at: u64::from(payload) + (low - at) };
-                memory.put(request.address + low, request.address + high, content);
-            }
-            at += u64::from(len);
+        let (at, bytes) = (sectors(request.address + from), &request.data[sectors(from)..sectors(to)]);
+        // What leaves out zeros does so by whole blocks.
+        if request.op == PartOp::Sparse && from == 0 && to == request.len {
+            memory.write_sparse(at, bytes);
+        } else {
+            memory.write(at, bytes);
         }
         self.check_fence(d, id);
     }
@@ -383,7 +399,7 @@ impl World {
             return;
         }
         donor.alive = false;
-        donor.memory = Runs::default();
+        donor.memory = Memory::default();
         let (id, slot) = (donor.id, donor.slot);
         say!(self, "donor {d} ({id}) is gone");
         let order = self.order();
@@ -403,14 +419,18 @@ impl World {
     }
 }
 
-fn status(memory: &Runs<Content>, from: u64, to: u64) -> Vec<StatusRun> {
-    let mut runs: Vec<StatusRun> = Vec::new();
-    for (low, high, content) in memory.read(from, to) {
-        let (len, hole) = (u32::try_from(high - low).expect("a part"), content.is_none());
-        match runs.last_mut() {
-            Some(last) if last.hole == hole => last.len += len,
-            _ => runs.push(StatusRun { len, hole }),
-        }
-    }
+fn status(memory: &Memory, at: usize, count: usize) -> Vec<StatusRun> {
+    let run = |(len, present): (usize, bool)| StatusRun {
+        len: u32::try_from(len as u64 * SECTOR).expect("a part"),
+        hole: !present,
+    };
+    memory.runs(at, count).into_iter().map(run).collect()
+}
+
+fn survey(dirty: &DirtyMap, request: &Request) -> Vec<StatusRun> {
+    let mut runs = Vec::new();
+    dirty.runs(request.address, request.len, |len, dirty| {
+        runs.push(StatusRun { len: u32::try_from(len).expect("a part"), hole: !dirty });
+    });
     runs
 }

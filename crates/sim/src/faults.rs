@@ -3,12 +3,14 @@
 //! Owns: each kind of fault, and telling `verdict` what it excuses. Never: more than `plan` allows. A lost or
 //! stalled connection and a restart of the coordinator excuse nothing: no request may fail for them.
 
+use crate::bytes::sectors;
 use crate::client::Phase;
 use crate::network::{Node, Stage};
 use crate::plan::Fault;
 use crate::world::{Ev, World, say};
 use cheetah_core::donor;
 use cheetah_core::limits::{LEASE_NS, MILLISECOND_NS, SECOND_NS};
+use cheetah_core::map::DonorId;
 
 impl World {
     pub(crate) fn fault_tick(&mut self) {
@@ -29,7 +31,7 @@ impl World {
             Fault::StallConnection => self.stall_some_connection(),
             Fault::KillDonor => self.kill_some_donor(),
             Fault::PauseDonor => {
-                if let Some(d) = self.some_donor() {
+                if let Some(d) = self.some_donor().filter(|d| self.may(*d)) {
                     self.count("fault: donor paused");
                     let until = self.now + self.fault_length();
                     self.donors[d].paused_until = self.donors[d].paused_until.max(until);
@@ -39,16 +41,34 @@ impl World {
             Fault::EndDonor => self.end_some_donor(),
             Fault::CutLink => {
                 let (donor, client) = (self.some_donor(), self.some_client());
-                if let (Some(d), Some(c)) = (donor, client) {
-                    self.count("fault: link cut");
+                if let (Some(d), Some(c)) = (donor.filter(|d| self.may(*d)), client) {
                     let until = self.now + self.fault_length();
                     let slot = self.donors[d].slot;
-                    self.cut(Node::Client(c), Node::Donor(slot), until);
+                    self.cut_ways(Node::Client(c), Node::Donor(slot), until, "fault: link cut");
                     let there: Vec<_> = self.donors.iter().filter(|o| o.slot == slot).map(|o| o.id).collect();
                     there.into_iter().for_each(|id| self.verdict.link_in_trouble(c, id, until + SECOND_NS));
                 }
             }
             Fault::CutCoordinator => self.cut_coordinator(),
+            Fault::SlowDonor => {
+                if let Some(d) = self.some_donor().filter(|d| self.may(*d)) {
+                    self.count("fault: donor slow");
+                    let until = self.now + self.fault_length();
+                    self.donors[d].slow = (until, self.rng.skewed(5 * MILLISECOND_NS, 400 * MILLISECOND_NS));
+                    let id = self.donors[d].id;
+                    self.verdict.donor_is_slow(id, until + SECOND_NS);
+                }
+            }
+            Fault::DrainDonor => self.drain_some_donor(),
+            Fault::SpareLess => {
+                if let Some(d) = self.some_donor() {
+                    self.count("fault: donor's owner needs memory");
+                    let extents = self.donors[d].extents;
+                    let extents = u32::try_from(self.rng.below(u64::from(extents) + 1)).expect("a few");
+                    self.step_donor(d, donor::Event::Offered { extents });
+                }
+            }
+            Fault::RepeatCall => self.repeat_some_call(),
             Fault::RestartCoordinator => {
                 if self.rng.percent(40) {
                     self.coordinator.doomed = true;
@@ -57,19 +77,92 @@ impl World {
                 }
             }
             Fault::CrashClient => {
-                if let Some(c) = self.some_client() {
+                // What it leaves half written needs all donors until another has mended it.
+                if let Some(c) = self.some_client().filter(|_| self.may_tear()) {
                     let host = self.rng.percent(40);
                     self.count(if host { "fault: client's host lost" } else { "fault: client crashed" });
                     self.crash_client(c, host);
                 }
             }
             Fault::PauseClient => {
-                if let Some(c) = self.some_client() {
+                if let Some(c) = self.some_client().filter(|_| self.may_tear()) {
                     self.count("fault: client paused");
                     let length = self.fault_length();
                     self.pause_client(c, length);
                 }
             }
+        }
+    }
+
+    /// Whether this donor may get into trouble now; notes who loses more than redundancy covers by it.
+    fn may(&mut self, d: usize) -> bool {
+        self.look_at_rot();
+        let id = self.donors[d].id;
+        let short = self.beyond_by(Some(id));
+        if !self.plan.beyond && !short.is_empty() {
+            self.count("faults spared by the budget");
+            return false;
+        }
+        self.verdict.beyond.extend(short);
+        true
+    }
+
+    /// A bit of what is on its way from or to a donor changes, where this seed has such a network; `to`: where in
+    /// the donor's memory it lands.
+    pub(crate) fn flip_on_the_way(&mut self, c: usize, donor: DonorId, to: Option<u64>, data: &mut [u8]) {
+        let often = self.plan.flips_per_million;
+        if often == 0 || data.is_empty() || self.director.healing || self.rng.below(1_000_000) >= often {
+            return;
+        }
+        let Some(d) = self.donors.iter().position(|other| other.id == donor) else { return };
+        if !self.may(d) {
+            return;
+        }
+        let at = self.rng.index(data.len());
+        data[at] ^= 1 << self.rng.below(8);
+        self.count("fault: a bit flipped on the way");
+        say!(self, "a bit flips on the way of client {c} and donor {d}");
+        match to {
+            Some(address) => {
+                self.verdict.rotten.insert(donor);
+                // Whatever holds it up on its way is over by then.
+                let arrived = self.now + 60 * SECOND_NS;
+                self.director.rot.push((d, sectors(address) + at, data[at], arrived));
+            }
+            None => self.verdict.link_is_slow(c, donor, self.now + SECOND_NS),
+        }
+    }
+
+    /// Whose memory still has bytes that nobody wrote.
+    pub(crate) fn look_at_rot(&mut self) {
+        let donors = &self.donors;
+        let now = self.now;
+        let there = |d: usize, at, byte| donors[d].memory.get(at, 1) == [byte];
+        let rots = |(d, at, byte, until): &(usize, usize, u8, u64)| now < *until || there(*d, *at, *byte);
+        self.director.rot.retain(|rot| donors[rot.0].alive && rots(rot));
+        self.verdict.rotten = self.director.rot.iter().map(|(d, ..)| donors[*d].id).collect();
+    }
+
+    /// Whether a writer may die now.
+    fn may_tear(&mut self) -> bool {
+        let short = self.beyond_if_torn();
+        if !self.plan.beyond && !short.is_empty() {
+            self.count("faults spared by the budget");
+            return false;
+        }
+        self.verdict.beyond.extend(short);
+        true
+    }
+
+    /// One way or both.
+    fn cut_ways(&mut self, a: Node, b: Node, until: u64, what: &'static str) {
+        let ways = self.rng.below(4);
+        self.count(if ways < 2 { "fault: one way cut" } else { what });
+        if ways != 0 {
+            self.cut(a, b, until);
+        }
+        if ways != 1 {
+            self.cut(b, a, until);
         }
     }
 
@@ -94,7 +187,7 @@ impl World {
     }
 
     fn lose_some_connections(&mut self) {
-        let Some(conn) = self.some_conn() else { return };
+        let Some(conn) = self.some_conn().filter(|conn| self.may_touch(*conn)) else { return };
         self.count("fault: connection lost");
         let donor_hears = self.rng.percent(50);
         if self.rng.percent(30) {
@@ -105,18 +198,23 @@ impl World {
     }
 
     fn stall_some_connection(&mut self) {
-        if let Some(conn) = self.some_conn() {
+        if let Some(conn) = self.some_conn().filter(|conn| self.may_touch(*conn)) {
             self.count("fault: connection stalled");
             let by = self.rng.skewed(MILLISECOND_NS, 10 * SECOND_NS);
             self.stall_conn(conn, by);
         }
     }
 
+    fn may_touch(&mut self, conn: u64) -> bool {
+        let donor = self.network.conns.get(&conn).and_then(|conn| conn.donor);
+        donor.is_some_and(|d| self.may(d))
+    }
+
     fn may_end_a_donor(&mut self) -> Option<usize> {
         if self.director.deaths >= self.plan.deaths_max {
             return None;
         }
-        let d = self.some_donor()?;
+        let d = self.some_donor().filter(|d| self.may(*d))?;
         self.director.deaths += 1;
         Some(d)
     }
@@ -146,6 +244,21 @@ impl World {
         self.call(crate::coordinator::Caller::Admin, Node::Coordinator, call);
     }
 
+    /// Its memory is moved to others first, which takes a writer and room; with a bound, it goes without.
+    fn drain_some_donor(&mut self) {
+        if self.director.deaths >= self.plan.deaths_max {
+            return;
+        }
+        let Some(d) = self.some_donor() else { return };
+        self.director.deaths += 1;
+        self.count("fault: donor asked to move what it holds");
+        let bounded = self.rng.percent(30) && self.may(d);
+        if bounded {
+            self.verdict.donor_in_trouble(self.donors[d].id, u64::MAX / 2);
+        }
+        self.step_donor(d, donor::Event::Leave { bounded });
+    }
+
     pub(crate) fn terminate_donor(&mut self, d: usize) {
         self.count("fault: donor terminated");
         self.verdict.donor_in_trouble(self.donors[d].id, u64::MAX / 2);
@@ -162,16 +275,17 @@ impl World {
     }
 
     fn cut_coordinator(&mut self) {
-        self.count("fault: coordinator cut off");
         let until = self.now + self.fault_length();
         let all = self.rng.percent(30);
         let donors: Vec<usize> = (0..self.donors.len()).filter(|_| all || self.rng.percent(30)).collect();
         for d in donors {
-            self.cut(Node::Coordinator, Node::Donor(self.donors[d].slot), until);
+            let slot = self.donors[d].slot;
+            self.cut_ways(Node::Coordinator, Node::Donor(slot), until, "fault: coordinator cut off");
         }
         let clients: Vec<usize> = (0..self.clients.len()).filter(|_| all || self.rng.percent(30)).collect();
         for c in clients {
-            self.cut(Node::Coordinator, Node::Client(c), until);
+            self.cut_ways(Node::Coordinator, Node::Client(c), until, "fault: coordinator cut off");
+            self.verdict.client_cut_off(c, until);
         }
     }
 
@@ -208,6 +322,10 @@ impl World {
         self.coordinator_start();
         self.donors.iter_mut().for_each(|donor| donor.paused_until = donor.paused_until.min(now));
         self.clients.iter_mut().for_each(|client| client.paused_until = client.paused_until.min(now));
+        for d in 0..self.donors.len() {
+            let extents = self.donors[d].extents;
+            self.step_donor(d, donor::Event::Offered { extents });
+        }
         // Those that nobody can attach, because their call was given up, end by themselves.
         self.run_until(now + LEASE_NS + 25 * SECOND_NS);
     }

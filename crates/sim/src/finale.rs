@@ -11,7 +11,7 @@ use cheetah_core::coordinator::{Key, LeaseRecord, Record, VolumeRecord};
 use cheetah_core::donor::export_name;
 use cheetah_core::limits::{EXTENT_BYTES, SECOND_NS};
 use cheetah_core::map::{DonorId, LeaseToken, VolumeId};
-use cheetah_core::volume::{Op, Request};
+use cheetah_core::volume::{Event, Op, Request};
 use std::collections::BTreeSet;
 
 /// Reads of the last pass are this long.
@@ -38,11 +38,19 @@ impl World {
         }
         self.pass(40 * SECOND_NS);
         self.nothing_is_open();
+        if self.plan.corrupts() {
+            attached.iter().for_each(|c| self.step_client(*c, Event::Scrub));
+            self.pass(30 * SECOND_NS);
+            attached.iter().for_each(|c| self.has_scrubbed(*c));
+        }
         self.volumes_are_known(&names);
         for c in attached {
             self.after(0, Ev::Client(c, ClientEv::Tick(Tick::Close)));
         }
         self.pass(30 * SECOND_NS);
+        if self.failure.is_none() {
+            self.all_fits();
+        }
         for name in &names {
             self.admin(name, Call::Delete { name: name.clone() });
         }
@@ -63,6 +71,15 @@ impl World {
         }
     }
 
+    fn has_scrubbed(&mut self, c: usize) {
+        let client = &self.clients[c];
+        let ended = client.token.is_none_or(|token| self.verdict.lease_ended.contains(&token));
+        let Some(machine) = client.machine.as_ref().filter(|_| !client.read_only && !ended) else { return };
+        if machine.map().redundancy.parity > 0 && machine.report().scrub_passes == 0 {
+            self.fail(format!("client {c} did not compare its fragments: {:?}", machine.report()));
+        }
+    }
+
     /// A client that holds its lease has set aside nobody but the dead.
     fn all_is_reachable(&mut self, c: usize) {
         let client = &self.clients[c];
@@ -71,7 +88,10 @@ impl World {
         let dead = |id: &DonorId| self.verdict.dead.contains_key(id);
         let wrong: Vec<String> =
             machine.lost().filter(|(id, _)| !dead(id)).map(|(id, why)| format!("{id}: {why}")).collect();
-        if !wrong.is_empty() {
+        let settled = machine.has_room();
+        if !settled {
+            self.fail(format!("client {c} does not serve after all healed"));
+        } else if !wrong.is_empty() {
             self.fail(format!("client {c} cannot reach living donors after all healed: {wrong:?}"));
         }
     }
@@ -165,7 +185,7 @@ impl World {
     }
 
     fn all_is_wiped(&mut self) {
-        let dirty = self.donors.iter().position(|donor| donor.alive && donor.memory.len() > 0);
+        let dirty = self.donors.iter().position(|donor| donor.alive && !donor.memory.is_empty());
         if let Some(d) = dirty.filter(|_| self.failure.is_none()) {
             self.fail(format!("donor {d} still holds bytes of a volume that was deleted"));
         }

@@ -20,15 +20,18 @@
 //! Tests: `tests/`.
 #![forbid(unsafe_code)]
 
+mod bytes;
 mod client;
 mod coordinator;
 mod director;
 mod donor;
 mod faults;
 mod finale;
+mod memory;
 mod network;
 mod oracle;
 mod plan;
+mod redundancy;
 mod rng;
 mod runs;
 mod stats;
@@ -43,6 +46,14 @@ pub use swarm::{Swarm, swarm};
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+/// How a world differs from the ordinary one of its seed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Setup {
+    pub bug: Option<Bug>,
+    /// More goes wrong at once than redundancy covers; then data may be lost, but honestly.
+    pub beyond: bool,
+}
+
 /// What came of one seed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
@@ -54,8 +65,8 @@ pub struct Outcome {
 
 /// Runs one world from its start to its end. `trace` gets a line for each thing that happens.
 #[must_use]
-pub fn run(seed: u64, bug: Option<Bug>, trace: Option<fn(&str)>) -> Outcome {
-    let mut world = world::World::new(seed, bug, trace);
+pub fn run(seed: u64, setup: Setup, trace: Option<fn(&str)>) -> Outcome {
+    let mut world = world::World::new(seed, setup, trace);
     let ran = catch_unwind(AssertUnwindSafe(|| {
         world.begin();
         let until = world.plan.duration_ns;

@@ -4,33 +4,41 @@
 //! when the command is wrong.
 #![allow(clippy::print_stdout)]
 
-use cheetah_sim::{Bug, Stats, Swarm, run, swarm};
+use cheetah_sim::{Bug, Setup, Stats, Swarm, run, swarm};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const USAGE: &str = "\
 Runs Cheetah's volume, donor and coordinator machines in a virtual world.
 
-  cheetah-sim --seeds COUNT [--start SEED] [--bug NAME]   many seeds, until one fails
-  cheetah-sim --seed SEED [--trace] [--bug NAME]          one seed
+  cheetah-sim --seeds COUNT [--start SEED] [--jobs N] [--beyond] [--bug NAME]   many seeds, until one fails
+  cheetah-sim --seed SEED [--trace] [--beyond] [--bug NAME]                     one seed
 
+--beyond lets more go wrong at once than redundancy covers.
 --bug plants a mistake in the simulator's drivers, which the oracle has to find:
-  ignore-sessions, skip-wipe, ack-early, zeros-for-lost, lose-record, answer-before-store";
+  ignore-sessions, skip-wipe, ack-early, zeros-for-lost, lose-record, answer-before-store, ack-before-quorum,
+  stale-believed, parity-not-updated, checksum-ignored, lease-not-checked";
 
 enum Mode {
     One { seed: u64, trace: bool },
-    Many { start: u64, count: u64 },
+    Many { start: u64, count: u64, jobs: u64 },
 }
 
-fn parse() -> Result<(Mode, Option<Bug>), String> {
-    let (mut seed, mut count, mut start, mut trace, mut bug) = (None, 1000, 0, false, None);
+fn parse() -> Result<(Mode, Setup), String> {
+    let (mut seed, mut count, mut start, mut jobs, mut trace) = (None, 1000, 0, 1, false);
+    let mut setup = Setup::default();
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         if argument == "--trace" {
             trace = true;
             continue;
         }
-        if !["--seed", "--seeds", "--start", "--bug"].contains(&argument.as_str()) {
+        if argument == "--beyond" {
+            setup.beyond = true;
+            continue;
+        }
+        if !["--seed", "--seeds", "--start", "--jobs", "--bug"].contains(&argument.as_str()) {
             return Err(format!("'{argument}' is not an option"));
         }
         let value = arguments.next().ok_or_else(|| format!("{argument} needs a value"))?;
@@ -39,15 +47,16 @@ fn parse() -> Result<(Mode, Option<Bug>), String> {
             "--seed" => seed = Some(number()?),
             "--seeds" => count = number()?,
             "--start" => start = number()?,
-            _ => bug = Some(Bug::named(&value).ok_or_else(|| format!("there is no bug '{value}'"))?),
+            "--jobs" => jobs = number()?.clamp(1, 64),
+            _ => setup.bug = Some(Bug::named(&value).ok_or_else(|| format!("there is no bug '{value}'"))?),
         }
     }
-    let mode = seed.map_or(Mode::Many { start, count }, |seed| Mode::One { seed, trace });
-    Ok((mode, bug))
+    let mode = seed.map_or(Mode::Many { start, count, jobs }, |seed| Mode::One { seed, trace });
+    Ok((mode, setup))
 }
 
 fn main() -> ExitCode {
-    let (mode, bug) = match parse() {
+    let (mode, setup) = match parse() {
         Ok(parsed) => parsed,
         Err(what) => {
             println!("{what}\n\n{USAGE}");
@@ -57,37 +66,47 @@ fn main() -> ExitCode {
     // A machine's assertion is reported as the seed's failure.
     std::panic::set_hook(Box::new(|_| {}));
     match mode {
-        Mode::One { seed, trace } => one(seed, trace, bug),
-        Mode::Many { start, count } => many(start, count, bug),
+        Mode::One { seed, trace } => one(seed, trace, setup),
+        Mode::Many { start, count, jobs } => many(start, count, jobs, setup),
     }
 }
 
-fn one(seed: u64, trace: bool, bug: Option<Bug>) -> ExitCode {
+fn one(seed: u64, trace: bool, setup: Setup) -> ExitCode {
     let started = Instant::now();
     let trace: Option<fn(&str)> = if trace { Some(|line| println!("{line}")) } else { None };
-    let outcome = run(seed, bug, trace);
+    let outcome = run(seed, setup, trace);
     totals(&outcome.stats, started.elapsed());
     println!("seed {seed}: digest {:016x}", outcome.digest);
-    report(outcome.failure.map(|what| (seed, what)), bug)
+    report(outcome.failure.map(|what| (seed, what)), setup)
 }
 
-fn many(start: u64, count: u64, bug: Option<Bug>) -> ExitCode {
-    let (started, mut shown) = (Instant::now(), Instant::now());
-    let progress = |so_far: &Swarm| {
-        if shown.elapsed() >= Duration::from_secs(5) {
-            shown = Instant::now();
-            let rate = so_far.seeds as f64 / started.elapsed().as_secs_f64();
-            println!(
-                "{} of {count} seeds, {} %, {rate:.0} seeds/s",
-                so_far.seeds,
-                so_far.seeds * 100 / count
-            );
-        }
-    };
-    let swarm = swarm(start, count, bug, progress);
-    totals(&swarm.stats, started.elapsed());
-    println!("{} seeds from {start} on: digest {:016x}", swarm.seeds, swarm.digest);
-    report(swarm.failed, bug)
+fn many(start: u64, count: u64, jobs: u64, setup: Setup) -> ExitCode {
+    let (started, done) = (Instant::now(), AtomicU64::new(0));
+    let share = count.div_ceil(jobs);
+    let swarms: Vec<Swarm> = std::thread::scope(|scope| {
+        let part = |job: u64| {
+            let (first, end) = ((job * share).min(count), ((job + 1) * share).min(count));
+            let done = &done;
+            scope.spawn(move || {
+                let mut shown = Instant::now();
+                swarm(start + first, end - first, setup, |_| {
+                    let seeds = done.fetch_add(1, Ordering::Relaxed) + 1;
+                    if job == 0 && shown.elapsed() >= Duration::from_secs(5) {
+                        shown = Instant::now();
+                        let rate = seeds as f64 / started.elapsed().as_secs_f64();
+                        println!("{seeds} of {count} seeds, {rate:.0} seeds/s");
+                    }
+                })
+            })
+        };
+        let threads: Vec<_> = (0..jobs).map(part).collect();
+        threads.into_iter().filter_map(|thread| thread.join().ok()).collect()
+    });
+    let mut total = Swarm::default();
+    swarms.into_iter().for_each(|swarm| total.add(swarm));
+    totals(&total.stats, started.elapsed());
+    println!("{} seeds from {start} on: digest {:016x}", total.seeds, total.digest);
+    report(total.failed, setup)
 }
 
 fn totals(stats: &Stats, took: Duration) {
@@ -103,12 +122,13 @@ fn totals(stats: &Stats, took: Duration) {
     );
 }
 
-fn report(failed: Option<(u64, String)>, bug: Option<Bug>) -> ExitCode {
+fn report(failed: Option<(u64, String)>, setup: Setup) -> ExitCode {
     let Some((seed, what)) = failed else {
         println!("all promises held");
         return ExitCode::SUCCESS;
     };
-    let planted = bug.map_or(String::new(), |bug| format!(" --bug {}", bug.name()));
+    let mut planted = setup.bug.map_or(String::new(), |bug| format!(" --bug {}", bug.name()));
+    planted.push_str(if setup.beyond { " --beyond" } else { "" });
     println!("\nFAILED seed {seed}: {what}");
     println!("replay: cargo run --release -p cheetah-sim -- --seed {seed} --trace{planted}");
     ExitCode::FAILURE

@@ -5,13 +5,12 @@
 //! Never: what messages mean (`donor`, `client`). Invariant: each message has one arrival event; the event
 //! takes whatever is at the front of the queue then.
 
-use crate::oracle::{Content, Version};
 use crate::world::{ClientEv, Ev, World};
 use cheetah_core::layout::Scatter;
 use cheetah_core::limits::{MILLISECOND_NS, SECOND_NS};
 use cheetah_core::map::DonorId;
 use cheetah_core::units::Time;
-use cheetah_core::volume::{Key, Op, PartError, StatusRun};
+use cheetah_core::volume::{Fragment, Key, Mem, PartError, PartOp, StatusRun};
 use std::collections::{BTreeMap, VecDeque};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -25,13 +24,21 @@ pub(crate) enum Node {
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) part: Key,
-    pub(crate) op: Op,
+    pub(crate) op: PartOp,
     pub(crate) address: u64,
     pub(crate) len: u64,
-    pub(crate) scatter: Scatter,
-    pub(crate) version: Version,
+    pub(crate) data: Vec<u8>,
     /// Of a write, how many bytes come with its header; the rest follows as `Rest`.
     pub(crate) first: u64,
+}
+
+/// What a client waits for, and where it belongs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Awaited {
+    pub(crate) op: PartOp,
+    pub(crate) mem: Mem,
+    pub(crate) scatter: Scatter,
+    pub(crate) fragment: Fragment,
 }
 
 #[derive(Clone, Debug)]
@@ -45,7 +52,7 @@ pub(crate) enum ToDonor {
 #[derive(Clone, Debug)]
 pub(crate) enum Answer {
     Done,
-    Data(Vec<(u64, u64, Content)>),
+    Data(Vec<u8>),
     Status(Vec<StatusRun>),
     Error(PartError),
 }
@@ -92,7 +99,7 @@ pub(crate) struct Conn {
     /// A write of which the rest is still to come, and whether it was refused.
     pub(crate) half: Option<(Request, bool)>,
     /// Parts whose answer the client waits for.
-    pub(crate) awaited: BTreeMap<u64, (u64, Op, Scatter)>,
+    pub(crate) awaited: BTreeMap<u64, Awaited>,
 }
 
 #[derive(Debug, Default)]
@@ -102,19 +109,14 @@ pub(crate) struct Network {
     cuts: BTreeMap<(Node, Node), Time>,
 }
 
-impl Network {
-    fn pair(a: Node, b: Node) -> (Node, Node) {
-        if a < b { (a, b) } else { (b, a) }
-    }
-}
-
 impl World {
     pub(crate) fn delay(&mut self) -> u64 {
         self.plan.delay_ns + self.rng.below(self.plan.jitter_ns + 1)
     }
 
-    pub(crate) fn cut(&mut self, a: Node, b: Node, until: Time) {
-        let end = self.network.cuts.entry(Network::pair(a, b)).or_default();
+    /// Nothing gets from one to the other until then; the other way may still work.
+    pub(crate) fn cut(&mut self, from: Node, to: Node, until: Time) {
+        let end = self.network.cuts.entry((from, to)).or_default();
         *end = (*end).max(until);
     }
 
@@ -123,8 +125,8 @@ impl World {
     }
 
     /// When the link works again, if it does not now.
-    pub(crate) fn cut_until(&self, a: Node, b: Node) -> Option<Time> {
-        self.network.cuts.get(&Network::pair(a, b)).copied().filter(|until| *until > self.now)
+    pub(crate) fn cut_until(&self, from: Node, to: Node) -> Option<Time> {
+        self.network.cuts.get(&(from, to)).copied().filter(|until| *until > self.now)
     }
 
     pub(crate) fn connect(
@@ -188,18 +190,18 @@ impl World {
     }
 
     /// What is on its way keeps being held up until the link works: nothing is lost, it is sent again.
-    fn held_up(&mut self, id: u64, event: fn(u64) -> Ev) -> bool {
+    fn held_up(&mut self, id: u64, up: bool, event: fn(u64) -> Ev) -> bool {
         let Some(conn) = self.network.conns.get(&id) else { return true };
-        let Some(until) = self.cut_until(Node::Client(conn.client), Node::Donor(conn.slot)) else {
-            return false;
-        };
+        let (client, donor) = (Node::Client(conn.client), Node::Donor(conn.slot));
+        let (from, to) = if up { (client, donor) } else { (donor, client) };
+        let Some(until) = self.cut_until(from, to) else { return false };
         let again = self.rng.below(200 * MILLISECOND_NS);
         self.at(until + again, event(id));
         true
     }
 
     pub(crate) fn arrive_at_donor(&mut self, id: u64) {
-        if self.held_up(id, Ev::ToDonor) {
+        if self.held_up(id, true, Ev::ToDonor) {
             return;
         }
         let Some(conn) = self.network.conns.get_mut(&id) else { return };
@@ -229,7 +231,7 @@ impl World {
         }
         let Some(conn) = self.network.conns.get_mut(&id) else { return };
         if conn.stage == Stage::Ended {
-            if matches!(message, ToDonor::Request(Request { op: Op::Write, .. }) | ToDonor::Rest) {
+            if matches!(message, ToDonor::Request(Request { op: PartOp::Write, .. }) | ToDonor::Rest) {
                 self.count("writes that came late on an old connection");
             }
             return;
@@ -239,7 +241,7 @@ impl World {
     }
 
     pub(crate) fn arrive_at_client(&mut self, id: u64) {
-        if self.held_up(id, Ev::ToClient) {
+        if self.held_up(id, false, Ev::ToClient) {
             return;
         }
         let Some(conn) = self.network.conns.get_mut(&id) else { return };
@@ -289,6 +291,8 @@ impl World {
         let until = self.now + by;
         let Some(conn) = self.network.conns.get_mut(&id) else { return };
         conn.stalled_until = conn.stalled_until.max(until);
+        let (client, link) = (conn.client, conn.link);
+        self.verdict.link_is_slow(client, link, until);
     }
 
     /// What is sent to the donor from now on arrives later by this.

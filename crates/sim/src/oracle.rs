@@ -6,6 +6,7 @@
 //! that nothing of it lands after a later write was admitted. Order is by count of events, not by time.
 //! Never: which requests may fail (`verdict`), or a look into the machines. Tests: the planted bugs.
 
+use crate::bytes::{BLOCK, SECTOR, sectors};
 use crate::runs::{Runs, Slide};
 use cheetah_core::map::VolumeId;
 use std::collections::BTreeMap;
@@ -14,20 +15,26 @@ use std::collections::BTreeMap;
 pub(crate) type Order = u64;
 pub(crate) type Version = u32;
 
-/// What a byte is: nothing but zero, or byte `at` of what a version wrote.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Content {
-    Zero,
-    Data { version: Version, at: u64 },
+/// What nobody writes: memory that was never filled.
+pub(crate) const POISON: u8 = 0xa5;
+
+/// The sectors of a block as a version writes them: never zero, never poison.
+fn block(version: Version, number: u64) -> [u8; BLOCK] {
+    let mut mixed = (u64::from(version) << 40 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ (mixed >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    (mixed ^ (mixed >> 29)).to_le_bytes().map(|byte| if byte == 0 || byte == POISON { 0x5a } else { byte })
 }
 
-impl Slide for Content {
-    fn slide(&self, by: u64) -> Content {
-        match *self {
-            Content::Zero => Content::Zero,
-            Content::Data { version, at } => Content::Data { version, at: at + by },
-        }
+/// What a version writes to a range of its volume.
+pub(crate) fn written(version: Version, from: u64, to: u64) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(sectors(to - from));
+    let (first, end) = (sectors(from), sectors(to));
+    for number in first / BLOCK..end.div_ceil(BLOCK) {
+        let start = number * BLOCK;
+        let (low, high) = (first.max(start) - start, end.min(start + BLOCK) - start);
+        bytes.extend_from_slice(&block(version, number as u64)[low..high]);
     }
+    bytes
 }
 
 /// The versions that a byte may be of, oldest first.
@@ -85,7 +92,7 @@ impl Oracle {
         len: u64,
         zeros: bool,
     ) -> Version {
-        let version = Version::try_from(self.written.len()).expect("fewer writes than 2^32");
+        let version = self.next_version();
         self.written.push(Written { volume, offset, len, zeros, begun: now, ended: None });
         let end = offset + len;
         let runs = self.volumes.entry(volume).or_default();
@@ -135,66 +142,112 @@ impl Oracle {
         self.reading.remove(&read);
     }
 
-    /// `brought`: volume offsets and what was found there; parts of the range may be missing.
-    pub(crate) fn end_read(&mut self, read: u64, brought: &[(u64, u64, Content)]) -> Result<(), String> {
+    /// `brought`: volume offsets and the sectors that were found from there on; parts of the range may be missing.
+    /// `settles`: what is seen stays, also when it was never acknowledged. With redundancy that is only so once
+    /// fragments fit together, for a write that failed half-way may be on one copy and not on the other.
+    /// `old`: what was replaced may still be seen, though nothing that was never there.
+    pub(crate) fn end_read(
+        &mut self,
+        read: u64,
+        brought: &[(u64, &[u8])],
+        settles: bool,
+        old: bool,
+    ) -> Result<(), String> {
         let Some(reading) = self.reading.remove(&read) else { return Err("a read ended twice".into()) };
-        for (from, to, content) in brought.iter().copied() {
+        for (from, bytes) in brought.iter().copied() {
+            let to = from + bytes.len() as u64 * SECTOR;
             for (low, high, history) in &reading.seen {
                 let (low, high) = ((*low).max(from), (*high).min(to));
                 if low < high {
-                    self.check(&reading, history, low, high, content.slide(low - from))?;
+                    let bytes = &bytes[sectors(low - from)..sectors(high - from)];
+                    let winner = self.check(&reading, history, low, high, bytes, old)?;
+                    if let Some(winner) = winner.filter(|_| settles) {
+                        self.settle(winner, low, high);
+                    }
                 }
             }
         }
         Ok(())
     }
 
+    /// The sectors of a version in a range, and zero outside of what it wrote.
+    fn expected(&self, version: Version, from: u64, to: u64) -> Vec<u8> {
+        let Written { offset, len, zeros, .. } = self.written[version as usize];
+        let mut bytes = vec![0; sectors(to - from)];
+        let (low, high) = (offset.max(from), (offset + len).min(to));
+        if !zeros && low < high {
+            bytes[sectors(low - from)..sectors(high - from)].copy_from_slice(&written(version, low, high));
+        }
+        bytes
+    }
+
+    /// Which version the range is of, when it is one and no other could look the same.
     fn check(
-        &mut self,
+        &self,
         reading: &Reading,
         history: &History,
         from: u64,
         to: u64,
-        content: Content,
-    ) -> Result<(), String> {
-        let candidates = || history.0.iter().chain(&reading.since).copied();
-        match content {
-            Content::Zero => {
-                let zeros: Vec<Version> = candidates().filter(|v| self.written[*v as usize].zeros).collect();
-                let reaches = |v: &Version| *v == BASE || self.overlaps(*v, from, to);
-                if !zeros.iter().any(reaches) {
-                    let allowed = self.list(candidates());
-                    return Err(format!("bytes {from}..{to} read as zeros; they can be of {allowed}"));
-                }
-                if let [only] = zeros[..]
-                    && history.0.contains(&only)
-                {
-                    self.settle(only, from, to);
-                }
-            }
-            Content::Data { version, at } => {
-                let Written { volume, offset, .. } = self.written[version as usize];
-                if volume != reading.volume {
-                    return Err(format!(
-                        "bytes {from}..{to} of {} read as write {version} of another volume, {volume}",
-                        reading.volume
-                    ));
-                }
-                if offset + at != from {
-                    return Err(format!(
-                        "bytes {from}..{to} read as byte {at} of write {version}, which began at {offset}"
-                    ));
-                }
-                if !candidates().any(|candidate| candidate == version) {
-                    let allowed = self.list(candidates());
-                    return Err(format!(
-                        "bytes {from}..{to} read as write {version}, which was replaced; they can be of {allowed}"
-                    ));
-                }
-                self.settle(version, from, to);
+        bytes: &[u8],
+        old: bool,
+    ) -> Result<Option<Version>, String> {
+        let mut candidates: Vec<Version> = history.0.clone();
+        if old {
+            let here = |version: &Version| self.written[*version as usize].volume == reading.volume;
+            candidates = (1..self.next_version()).filter(here).collect();
+            candidates.retain(|version| self.overlaps(*version, from, to));
+            candidates.push(BASE);
+        }
+        candidates.extend(reading.since.iter().filter(|version| self.overlaps(**version, from, to)));
+        if let [only] = candidates[..] {
+            let found = self.expected(only, from, to);
+            if found == bytes {
+                return Ok(Some(only));
             }
         }
-        Ok(())
+        let expected: Vec<Vec<u8>> =
+            candidates.iter().map(|version| self.expected(*version, from, to)).collect();
+        let covers = |version: Version, at: u64| {
+            let Written { offset, len, .. } = self.written[version as usize];
+            version == BASE || (offset..offset + len).contains(&at)
+        };
+        for (at, byte) in bytes.iter().enumerate() {
+            let here = from + at as u64 * SECTOR;
+            let fits = |(version, bytes): (&Version, &Vec<u8>)| covers(*version, here) && bytes[at] == *byte;
+            if !candidates.iter().zip(&expected).any(fits) {
+                return Err(self.wrong(reading.volume, here, *byte, &candidates));
+            }
+        }
+        let mut whole = candidates.iter().zip(&expected).filter(|(_, found)| *found == bytes);
+        let winner = whole.next().map(|(version, _)| *version).filter(|_| whole.next().is_none());
+        Ok(winner.filter(|version| history.0.contains(version)))
+    }
+
+    fn wrong(&self, volume: VolumeId, at: u64, byte: u8, candidates: &[Version]) -> String {
+        let allowed = self.list(candidates.iter().copied());
+        let found = match byte {
+            0 => "zeros".to_owned(),
+            POISON => "what nobody ever put there".to_owned(),
+            _ => {
+                let looks = |version: &Version| self.expected(*version, at, at + SECTOR) == [byte];
+                let alike = (1..self.next_version()).filter(|v| !self.written[*v as usize].zeros);
+                let alike: Vec<String> = (alike.filter(|v| self.overlaps(*v, at, at + SECTOR)).filter(looks))
+                    .map(|v| format!("write {v}{}", self.of_another(v, volume)))
+                    .collect();
+                let kind =
+                    if alike.is_empty() { "nothing ever written there".into() } else { alike.join(" or ") };
+                format!("{kind} ({byte:#04x})")
+            }
+        };
+        format!("the sector at {at} reads as {found}; it can be of {allowed}")
+    }
+
+    fn of_another(&self, version: Version, volume: VolumeId) -> &'static str {
+        if self.written[version as usize].volume == volume { "" } else { " of another volume" }
+    }
+
+    fn next_version(&self) -> Version {
+        Version::try_from(self.written.len()).expect("fewer writes than 2^32")
     }
 
     fn overlaps(&self, version: Version, from: u64, to: u64) -> bool {
@@ -209,6 +262,13 @@ impl Oracle {
             format!("{kind} {v} (begun {begun}, ended {})", ended.map_or("never".into(), |at| at.to_string()))
         };
         versions.map(show).collect::<Vec<_>>().join(" or ")
+    }
+
+    /// Whether every byte of the range can only be of this version.
+    pub(crate) fn is_alone(&self, volume: VolumeId, version: Version, from: u64, to: u64) -> bool {
+        let Some(runs) = self.volumes.get(&volume) else { return false };
+        let alone = |history: Option<History>| history.is_some_and(|history| history.0 == [version]);
+        runs.read(from, to).into_iter().all(|(_, _, history)| alone(history))
     }
 
     /// Ranges of a volume that were ever written.

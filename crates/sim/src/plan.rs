@@ -22,16 +22,31 @@ pub enum Bug {
     LoseRecord,
     /// The coordinator answers before its records are durable.
     AnswerBeforeStore,
+    /// The client takes a donor for excluded before the coordinator recorded it.
+    AckBeforeQuorum,
+    /// The client takes a donor that was excluded for a holder again.
+    StaleBelieved,
+    /// The client writes no parity.
+    ParityNotUpdated,
+    /// The client takes every block for what was written.
+    ChecksumIgnored,
+    /// The donor carries out what the lease of the connection does not cover.
+    LeaseNotChecked,
 }
 
 impl Bug {
-    pub const ALL: [Bug; 6] = [
+    pub const ALL: [Bug; 11] = [
         Bug::IgnoreSessions,
         Bug::SkipWipe,
         Bug::AckEarly,
         Bug::ZerosForLost,
         Bug::LoseRecord,
         Bug::AnswerBeforeStore,
+        Bug::AckBeforeQuorum,
+        Bug::StaleBelieved,
+        Bug::ParityNotUpdated,
+        Bug::ChecksumIgnored,
+        Bug::LeaseNotChecked,
     ];
 
     #[must_use]
@@ -43,6 +58,11 @@ impl Bug {
             Bug::ZerosForLost => "zeros-for-lost",
             Bug::LoseRecord => "lose-record",
             Bug::AnswerBeforeStore => "answer-before-store",
+            Bug::AckBeforeQuorum => "ack-before-quorum",
+            Bug::StaleBelieved => "stale-believed",
+            Bug::ParityNotUpdated => "parity-not-updated",
+            Bug::ChecksumIgnored => "checksum-ignored",
+            Bug::LeaseNotChecked => "lease-not-checked",
         }
     }
 
@@ -64,9 +84,13 @@ pub(crate) enum Fault {
     RestartCoordinator,
     CrashClient,
     PauseClient,
+    SlowDonor,
+    RepeatCall,
+    DrainDonor,
+    SpareLess,
 }
 
-const FAULTS: [Fault; 10] = [
+const FAULTS: [Fault; 14] = [
     Fault::LoseConnection,
     Fault::StallConnection,
     Fault::KillDonor,
@@ -77,6 +101,10 @@ const FAULTS: [Fault; 10] = [
     Fault::RestartCoordinator,
     Fault::CrashClient,
     Fault::PauseClient,
+    Fault::SlowDonor,
+    Fault::RepeatCall,
+    Fault::DrainDonor,
+    Fault::SpareLess,
 ];
 
 pub(crate) struct Plan {
@@ -101,33 +129,55 @@ pub(crate) struct Plan {
     pub(crate) faults: Vec<Fault>,
     /// How many donors may end.
     pub(crate) deaths_max: usize,
+    /// How many of a million messages with data have a bit flipped.
+    pub(crate) flips_per_million: u64,
+    /// Machines that donors run on.
+    pub(crate) hosts: usize,
+    /// More may go wrong at once than redundancy covers.
+    pub(crate) beyond: bool,
 }
 
 impl Plan {
-    pub(crate) fn pick(rng: &mut Rng) -> Plan {
-        let donors = usize::try_from(rng.range(1, 8)).expect("small");
-        let delay_ns = rng.skewed(10_000, 40 * MILLISECOND_NS);
+    pub(crate) fn pick(rng: &mut Rng, beyond: bool) -> Plan {
+        let few = rng.percent(12);
+        let donors = usize::try_from(if few { rng.range(1, 2) } else { rng.range(3, 8) }).expect("small");
+        let delay_ns = rng.skewed(10_000, 20 * MILLISECOND_NS);
         let share = rng.range(10, 70);
-        let faults = FAULTS.into_iter().filter(|_| rng.percent(share)).collect();
+        let mut faults: Vec<Fault> = FAULTS.into_iter().filter(|_| rng.percent(share)).collect();
+        let flips_per_million = if rng.percent(20) { rng.skewed(200, 50_000) } else { 0 };
+        if flips_per_million > 0 {
+            // Only who wrote a block knows its checksum: these volumes have one client from first to last.
+            let ends_leases =
+                [Fault::CrashClient, Fault::PauseClient, Fault::CutCoordinator, Fault::RestartCoordinator];
+            faults.retain(|fault| !ends_leases.contains(fault));
+        }
         Plan {
             donors,
-            donors_late: rng.index(donors),
-            extents_max: rng.range(1, 8),
-            volumes: usize::try_from(rng.range(1, 3)).expect("small"),
-            connections: usize::try_from(rng.range(1, 4)).expect("small"),
+            donors_late: if rng.percent(50) { 0 } else { rng.index(donors) },
+            extents_max: rng.range(1, 6),
+            volumes: usize::try_from(rng.range(1, 2)).expect("small"),
+            connections: usize::try_from(rng.range(1, 3)).expect("small"),
             delay_ns,
             jitter_ns: rng.below(delay_ns * 2),
-            duration_ns: rng.range(15, 60) * SECOND_NS,
-            request_gap_ns: rng.skewed(60 * MILLISECOND_NS, 800 * MILLISECOND_NS),
+            duration_ns: rng.range(15, 50) * SECOND_NS,
+            request_gap_ns: rng.skewed(100 * MILLISECOND_NS, 800 * MILLISECOND_NS),
             depth_max: usize::try_from(rng.skewed(1, 64)).expect("small"),
-            length_max: rng.skewed(4096, 8 << 20),
+            length_max: rng.skewed(4096, 4 << 20),
             writes: rng.range(20, 80),
             admin_gap_ns: rng.range(1, 8) * SECOND_NS,
             fault_gap_ns: rng.skewed(SECOND_NS / 2, 10 * SECOND_NS),
-            steps_unchecked: if rng.percent(25) { 1 } else { 16 },
+            steps_unchecked: if rng.percent(10) { 1 } else { 32 },
             faults,
             deaths_max: rng.index(donors + 1),
+            flips_per_million,
+            hosts: usize::try_from(rng.range(2, 8)).expect("small"),
+            beyond,
         }
+    }
+
+    /// Whether bytes may change without anybody writing them.
+    pub(crate) fn corrupts(&self) -> bool {
+        self.flips_per_million > 0
     }
 }
 
@@ -137,7 +187,7 @@ impl fmt::Display for Plan {
         write!(
             f,
             "{} donors ({} late) of up to {} extents, {} volumes, {} connections a link, delay {:.2}+{:.2} ms, {} s, \
-             requests of up to {} B every {:.0} ms at depth {}, {} % writes, faults every {:.0} ms: {:?}",
+             requests of up to {} B every {:.0} ms at depth {}, {} % writes, faults every {:.0} ms: {:?}, {} flips",
             self.donors,
             self.donors_late,
             self.extents_max,
@@ -151,7 +201,8 @@ impl fmt::Display for Plan {
             self.depth_max,
             self.writes,
             ms(self.fault_gap_ns),
-            self.faults
+            self.faults,
+            self.flips_per_million
         )
     }
 }

@@ -39,6 +39,23 @@ pub const COVERAGE: &[&str] = &[
     "fault: client crashed",
     "fault: client's host lost",
     "fault: client paused",
+    "fault: one way cut",
+    "fault: donor slow",
+    "fault: a call came twice",
+    "fault: donor asked to move what it holds",
+    "fault: donor's owner needs memory",
+    "fault: coordinator down for long",
+    "fault: a bit flipped on the way",
+    "faults spared by the budget",
+    "amendments",
+    "reads given up",
+    "corrupt blocks found",
+    "acknowledged writes found on their holders",
+    "reads of a reader that has not heard of the newest map",
+    "volumes detached in order",
+    "volumes mended after a writer died",
+    "volumes whose fragments were compared at the end",
+    "requests that redundancy did not cover",
 ];
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

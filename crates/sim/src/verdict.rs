@@ -6,8 +6,8 @@
 //! the request was on its way or shortly before; and it does not succeed when such a donor died before it began.
 
 use crate::oracle::Order;
-use cheetah_core::limits::SECOND_NS;
-use cheetah_core::map::{DonorId, LeaseToken, VolumeMap};
+use cheetah_core::limits::{EXTENT_BYTES, SECOND_NS};
+use cheetah_core::map::{DonorId, LeaseToken, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +23,20 @@ pub(crate) struct Verdict {
     client_trouble: BTreeMap<usize, Time>,
     /// By client host.
     link_trouble: BTreeMap<(usize, DonorId), Time>,
+    /// The same where redundancy lets a client go round the donor, though it would have been answered in the end.
+    slow_links: BTreeMap<(usize, DonorId), Time>,
+    slow_donors: BTreeMap<DonorId, Time>,
+    /// Neither can be told anything, nor tell anything, until then.
+    coordinator_trouble: Time,
+    /// Clients that cannot reach the coordinator.
+    cut_off: BTreeMap<usize, Time>,
     unaware: BTreeSet<(usize, DonorId)>,
+    /// Volumes of which a write ended half-way since a client last began to serve them.
+    pub(crate) torn: BTreeSet<VolumeId>,
+    /// Donors whose memory has bytes that nobody wrote.
+    pub(crate) rotten: BTreeSet<DonorId>,
+    /// Volumes to which more happened than redundancy covers.
+    pub(crate) beyond: BTreeSet<VolumeId>,
     /// Leases that ended, as the coordinator's records say.
     pub(crate) lease_ended: BTreeSet<LeaseToken>,
     /// A newer writer was given the volume; the donors that had not confirmed.
@@ -46,6 +59,48 @@ impl Verdict {
 
     pub(crate) fn link_in_trouble(&mut self, client: usize, donor: DonorId, until: Time) {
         extend(&mut self.link_trouble, (client, donor), until);
+    }
+
+    pub(crate) fn link_is_slow(&mut self, client: usize, donor: DonorId, until: Time) {
+        extend(&mut self.slow_links, (client, donor), until);
+    }
+
+    pub(crate) fn donor_is_slow(&mut self, donor: DonorId, until: Time) {
+        extend(&mut self.slow_donors, donor, until);
+    }
+
+    pub(crate) fn coordinator_in_trouble(&mut self, until: Time) {
+        self.coordinator_trouble = self.coordinator_trouble.max(until);
+    }
+
+    pub(crate) fn client_cut_off(&mut self, client: usize, until: Time) {
+        extend(&mut self.cut_off, client, until);
+    }
+
+    /// Whether the client may have been unable to tell the coordinator something from `since` on.
+    pub(crate) fn coordinator_excuses(&self, client: usize, since: Time) -> bool {
+        let cut_off = self.cut_off.get(&client).copied().unwrap_or(0);
+        self.coordinator_trouble.max(cut_off) + GRACE_NS >= since
+    }
+
+    /// Whether a client of a volume with redundancy may have gone round the donor at some time from `since` on.
+    pub(crate) fn may_be_passed_over(&self, client: usize, donor: DonorId, since: Time) -> bool {
+        let slow = self.slow_links.get(&(client, donor)).into_iter().chain(self.slow_donors.get(&donor));
+        slow.into_iter().any(|until| until + GRACE_NS >= since)
+            || self.rotten.contains(&donor)
+            || self.excuses(client, donor, since)
+    }
+
+    /// Whether anyone may have trouble with the donor at some time from `since` on.
+    pub(crate) fn is_in_trouble(&self, donor: DonorId, since: Time) -> bool {
+        let late = |until: &Time| until + GRACE_NS >= since;
+        let links = self.slow_links.iter().chain(&self.link_trouble);
+        self.dead.contains_key(&donor)
+            || self.rotten.contains(&donor)
+            || self.donor_trouble.get(&donor).is_some_and(late)
+            || self.slow_donors.get(&donor).is_some_and(late)
+            || self.unaware.iter().any(|(_, other)| *other == donor)
+            || links.into_iter().any(|((_, other), until)| *other == donor && late(until))
     }
 
     /// The donor has not heard of the client's lease or of all its extents: out of reach until it has.
@@ -79,18 +134,19 @@ impl Verdict {
     }
 }
 
-/// The donors that hold a range, by division and remainder, one unit after the other.
+/// The donors that hold a range or its parity, by division and remainder, one unit after the other.
 pub(crate) fn holders(map: &VolumeMap, offset: u64, len: u64) -> BTreeSet<DonorId> {
-    let (k, unit) = (u64::from(map.redundancy.data), u64::from(map.unit));
-    let (group_bytes, end) = (map.group_bytes(), offset + len);
+    let k = usize::try_from(map.redundancy.data).expect("a few");
+    let (unit, group_bytes, end) = (u64::from(map.unit), map.group_bytes(), offset + len);
     let mut found = BTreeSet::new();
     let mut at = offset;
     while at < end {
         let group_end = (at / group_bytes + 1) * group_bytes;
         let group = &map.groups[usize::try_from(at / group_bytes).expect("a group")];
+        found.extend(group.slots[k..].iter().filter_map(|slot| slot.held).map(|held| held.donor));
         for _ in 0..k {
             if at < end.min(group_end) {
-                let column = (at % group_bytes) / unit % k;
+                let column = (at % group_bytes) / unit % k as u64;
                 let slot = group.slots[usize::try_from(column).expect("a column")];
                 found.extend(slot.held.map(|held| held.donor));
                 at = (at / unit + 1) * unit;
@@ -99,4 +155,50 @@ pub(crate) fn holders(map: &VolumeMap, offset: u64, len: u64) -> BTreeSet<DonorI
         at = at.max(group_end.min(end));
     }
     found
+}
+
+/// Where a run of a request lies: the bytes `from..from + len` of the extent of data slot `slot`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run {
+    pub(crate) group: usize,
+    pub(crate) slot: usize,
+    pub(crate) from: u64,
+    pub(crate) len: u64,
+    /// From the start of the request.
+    pub(crate) payload: u64,
+}
+
+/// Every run of a range, one unit after the other.
+pub(crate) fn runs_of(map: &VolumeMap, offset: u64, len: u64) -> Vec<Run> {
+    let k = u64::from(map.redundancy.data);
+    let unit = if k == 1 { EXTENT_BYTES } else { u64::from(map.unit) };
+    let index = |value: u64| usize::try_from(value).expect("an index");
+    let (mut at, mut runs) = (offset, Vec::new());
+    while at < offset + len {
+        let here = ((at / unit + 1) * unit).min(offset + len) - at;
+        let (group, inside) = (at / map.group_bytes(), at % map.group_bytes());
+        let (row, slot) = (inside / (unit * k), inside / unit % k);
+        let from = row * unit + at % unit;
+        runs.push(Run { group: index(group), slot: index(slot), from, len: here, payload: at - offset });
+        at += here;
+    }
+    runs
+}
+
+/// The groups that a range touches.
+pub(crate) fn groups_of(map: &VolumeMap, offset: u64, len: u64) -> std::ops::Range<usize> {
+    let index = |value: u64| usize::try_from(value).expect("a group").min(map.groups.len());
+    index(offset / map.group_bytes())..index((offset + len).div_ceil(map.group_bytes()))
+}
+
+/// Whether more slots of one of the groups are out of reach than its parity covers.
+pub(crate) fn is_short(
+    map: &VolumeMap,
+    groups: std::ops::Range<usize>,
+    out: impl Fn(DonorId) -> bool,
+) -> bool {
+    map.groups[groups].iter().any(|group| {
+        let lost = group.slots.iter().filter(|slot| slot.held.is_none_or(|held| out(held.donor))).count();
+        lost > map.redundancy.parity as usize
+    })
 }

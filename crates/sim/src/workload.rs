@@ -3,11 +3,11 @@
 //! Owns: the requests (sizes, places, kinds) and the rules for their completion: once, by the deadline, right
 //! bytes, and an error only where `verdict` excuses one. Never: faults.
 
+use crate::bytes::{SECTOR, sectors};
 use crate::client::{Phase, Slot, Tick};
-use crate::oracle::Content;
+use crate::oracle::{POISON, written};
 use crate::plan::Bug;
-use crate::runs::Runs;
-use crate::verdict::holders;
+use crate::verdict::{groups_of, holders, is_short};
 use crate::world::{ClientEv, Ev, World, say};
 use cheetah_core::limits::{EXTENT_BYTES, REQUEST_DEADLINE_NS};
 use cheetah_core::map::DonorId;
@@ -62,11 +62,9 @@ impl World {
         };
         let mut len = self.rng.skewed(1, most).min(size);
         let mut offset = around.saturating_sub(self.rng.below(len + 1)).min(size - len);
-        if self.rng.percent(70) {
-            let grain = if self.rng.percent(50) { 4096 } else { 512 };
-            offset -= offset % grain;
-            len = len.next_multiple_of(grain).min(size - offset);
-        }
+        let grain = if self.rng.percent(50) { 4096 } else { SECTOR };
+        offset -= offset % grain;
+        len = len.next_multiple_of(grain).min(size - offset);
         Request { op, offset, len: u32::try_from(len).expect("below 4 GiB") }
     }
 
@@ -87,9 +85,15 @@ impl World {
         let version = writes.then(|| self.oracle.begin_write(order, volume, request.offset, len, zeros));
         let reading = reads.then(|| self.oracle.begin_read(volume, request.offset, len));
         let deadline = self.now + REQUEST_DEADLINE_NS;
-        let (submitted, data) = (self.now, Runs::default());
-        let slot = Slot { request, submitted, order, deadline, version, reading, data, down };
-        self.clients[c].slots.insert(tag, slot);
+        let slot = Slot { request, submitted: self.now, order, deadline, version, reading, down };
+        let client = &mut self.clients[c];
+        client.slots.insert(tag, slot);
+        let payload = match (request.op, version) {
+            (Op::Write, Some(version)) => Some(written(version, request.offset, request.offset + len)),
+            (Op::Read, _) => Some(vec![POISON; sectors(len)]),
+            _ => None,
+        };
+        client.memory.payloads.extend(payload.map(|payload| (tag, payload)));
         self.stats.requests += 1;
         say!(
             self,
@@ -110,8 +114,12 @@ impl World {
         say!(self, "client {c} request {tag} ends: {result:?} {status:?}");
         self.fold(tag);
         self.fold(result.map_or_else(|error| 1 + error as u64, |()| 0));
-        let Some(mut slot) = self.clients[c].slots.remove(&tag) else {
+        let Some(slot) = self.clients[c].slots.remove(&tag) else {
             return self.fail(format!("request {tag} of client {c} was completed twice"));
+        };
+        let mut payload = match self.clients[c].memory.end_request(tag) {
+            Ok(payload) => payload.unwrap_or_default(),
+            Err(what) => return self.fail(format!("client {c}: {what}")),
         };
         if self.now > slot.deadline {
             let late = self.now - slot.deadline;
@@ -121,14 +129,17 @@ impl World {
             && slot.reading.is_some()
             && result == Err(VolumeError::DonorLost)
         {
-            slot.data.put(0, u64::from(slot.request.len), Content::Zero);
+            payload.fill(0);
             result = Ok(());
         }
         if let Some(version) = slot.version {
             self.oracle.end_write(order, version, result.is_ok());
+            if result.is_err() {
+                self.verdict.torn.extend(self.clients[c].volume);
+            }
         }
         let judged = match result {
-            Ok(()) => self.judge_success(c, &slot, status),
+            Ok(()) => self.judge_success(c, &slot, &payload, status),
             Err(error) => self.judge_failure(c, &slot, error),
         };
         slot.reading.into_iter().for_each(|read| self.oracle.forget_read(read));
@@ -149,10 +160,25 @@ impl World {
         holders(machine.map(), slot.request.offset, len)
     }
 
-    fn judge_success(&mut self, c: usize, slot: &Slot, status: &[StatusRun]) -> Result<(), String> {
+    fn is_redundant(&self, c: usize) -> bool {
+        self.clients[c].machine.as_ref().is_some_and(|machine| machine.map().redundancy.parity > 0)
+    }
+
+    fn judge_success(
+        &mut self,
+        c: usize,
+        slot: &Slot,
+        payload: &[u8],
+        status: &[StatusRun],
+    ) -> Result<(), String> {
         let request = slot.request;
         let concerned = self.concerned(c, slot, status);
-        if let Some(donor) = concerned.iter().find(|donor| self.verdict.died_before(**donor, slot.order)) {
+        let redundant = self.is_redundant(c);
+        if redundant {
+            // Others have what it had.
+        } else if let Some(donor) =
+            concerned.iter().find(|donor| self.verdict.died_before(**donor, slot.order))
+        {
             return Err(format!("succeeded though donor {donor}, which holds a part of it, was gone before"));
         }
         if self.clients[c].read_only && request.op.writes() {
@@ -160,14 +186,14 @@ impl World {
         }
         self.judge_lease(c, slot, &concerned)?;
         match request.op {
-            Op::Read => self.judge_read(slot)?,
-            Op::Status => self.judge_status(slot, status)?,
+            Op::Read => self.judge_read(c, slot, payload)?,
+            Op::Status => self.judge_status(c, slot, status)?,
             Op::Flush => {
                 self.count("flushes");
                 let unflushed = std::mem::take(&mut self.clients[c].unflushed);
                 let lost =
                     |donor: &&DonorId| self.verdict.dead.contains_key(donor) && slot.down.contains(donor);
-                if let Some(donor) = unflushed.iter().find(lost) {
+                if let Some(donor) = unflushed.iter().find(lost).filter(|_| !redundant) {
                     return Err(format!(
                         "a flush hid the loss of donor {donor}, which held acknowledged writes"
                     ));
@@ -177,6 +203,7 @@ impl World {
             Op::Write | Op::Zero { .. } | Op::Trim => {
                 self.count("writes acknowledged");
                 self.clients[c].unflushed.extend(concerned);
+                self.check_holders(c, slot)?;
             }
         }
         Ok(())
@@ -192,20 +219,27 @@ impl World {
         Ok(())
     }
 
-    fn judge_read(&mut self, slot: &Slot) -> Result<(), String> {
-        let (offset, len) = (slot.request.offset, u64::from(slot.request.len));
-        let mut brought = Vec::new();
-        for (from, to, content) in slot.data.read(0, len) {
-            let content =
-                content.ok_or_else(|| format!("bytes {from}..{to} of its payload were never filled"))?;
-            brought.push((offset + from, offset + to, content));
-        }
+    fn judge_read(&mut self, c: usize, slot: &Slot, payload: &[u8]) -> Result<(), String> {
         self.count("reads checked");
-        slot.reading.map_or(Ok(()), |read| self.oracle.end_read(read, &brought))
+        let (settles, old) = (!self.is_redundant(c), self.reads_old(c));
+        let brought = [(slot.request.offset, payload)];
+        slot.reading.map_or(Ok(()), |read| self.oracle.end_read(read, &brought, settles, old))
+    }
+
+    /// A reader beside a writer learns of an excluded donor after the writer did; until then it may still ask it.
+    fn reads_old(&mut self, c: usize) -> bool {
+        let client = &self.clients[c];
+        let (Some(machine), Some(volume)) = (&client.machine, client.volume) else { return false };
+        let stored = self.stored_map(volume).map_or(0, |map| map.epoch);
+        let old = client.read_only && self.is_redundant(c) && machine.map().epoch < stored;
+        if old {
+            self.count("reads of a reader that has not heard of the newest map");
+        }
+        old
     }
 
     /// What it calls a hole has to be zeros; what it calls data may be anything.
-    fn judge_status(&mut self, slot: &Slot, status: &[StatusRun]) -> Result<(), String> {
+    fn judge_status(&mut self, c: usize, slot: &Slot, status: &[StatusRun]) -> Result<(), String> {
         let total: u64 = status.iter().map(|run| u64::from(run.len)).sum();
         if total > u64::from(slot.request.len) || (total == 0 && slot.request.len > 0) {
             return Err(format!("a status of {total} bytes"));
@@ -214,14 +248,17 @@ impl World {
         for run in status {
             let end = at + u64::from(run.len);
             if run.hole {
-                holes.push((at, end, Content::Zero));
+                holes.push((at, vec![0; sectors(end - at)]));
             }
             at = end;
         }
-        slot.reading.map_or(Ok(()), |read| self.oracle.end_read(read, &holes))
+        let holes: Vec<(u64, &[u8])> = holes.iter().map(|(at, zeros)| (*at, zeros.as_slice())).collect();
+        let (settles, old) = (!self.is_redundant(c), self.reads_old(c));
+        slot.reading.map_or(Ok(()), |read| self.oracle.end_read(read, &holes, settles, old))
     }
 
     fn judge_failure(&mut self, c: usize, slot: &Slot, error: VolumeError) -> Result<(), String> {
+        self.look_at_rot();
         let request = slot.request;
         let client = &self.clients[c];
         if client.read_only && request.op.writes() {
@@ -247,6 +284,9 @@ impl World {
         let size = client.machine.as_ref().map_or(0, |machine| machine.map().size);
         let since = slot.submitted;
         let excused = |donor: &DonorId| self.verdict.excuses(c, *donor, since);
+        if self.is_redundant(c) {
+            return self.judge_failure_of_redundant(c, slot, error);
+        }
         let full_group = [StatusRun { len: request.len, hole: false }];
         let concerned = self.concerned(c, slot, &full_group);
         match error {
@@ -257,6 +297,9 @@ impl World {
                 let caused = slot.down.iter().copied().chain(lost).any(|donor| excused(&donor));
                 self.count("flushes that reported a loss");
                 if caused { Ok(()) } else { Err("a flush failed without cause".into()) }
+            }
+            VolumeError::Corrupt if concerned.iter().any(|donor| self.verdict.rotten.contains(donor)) => {
+                Ok(())
             }
             VolumeError::DonorLost | VolumeError::TimedOut | VolumeError::LeaseLost
                 if concerned.iter().any(excused) =>
@@ -273,6 +316,41 @@ impl World {
                 Err(format!("failed with {other:?}, and every donor of its range was there: {concerned:?}"))
             }
         }
+    }
+
+    /// With redundancy a request fails only when more donors of a group are out of reach than its parity covers, or
+    /// when a write missed one and the coordinator could not be told of it.
+    fn judge_failure_of_redundant(
+        &mut self,
+        c: usize,
+        slot: &Slot,
+        error: VolumeError,
+    ) -> Result<(), String> {
+        let (request, since) = (slot.request, slot.submitted);
+        let client = &self.clients[c];
+        let Some(map) = client.machine.as_ref().map(|machine| machine.map()) else { return Ok(()) };
+        let out = |donor: DonorId| self.verdict.may_be_passed_over(c, donor, since);
+        let (groups, size) = (groups_of(map, request.offset, request.len.into()), map.size);
+        let all = 0..map.groups.len();
+        let one_is_out = groups.clone().any(|group| {
+            let slots = &map.groups[group].slots;
+            slots.iter().any(|slot| slot.held.is_none_or(|held| out(held.donor)))
+        });
+        let untold = one_is_out && request.op.writes() && self.verdict.coordinator_excuses(c, since);
+        let excused = match error {
+            VolumeError::OutOfRange => request.offset + u64::from(request.len) > size,
+            VolumeError::DonorLost if request.op == Op::Flush => is_short(map, all, out),
+            VolumeError::DonorLost | VolumeError::TimedOut | VolumeError::LeaseLost => {
+                is_short(map, groups, out) || (untold && error == VolumeError::TimedOut)
+            }
+            VolumeError::Corrupt => is_short(map, groups, out) && self.plan.corrupts(),
+            _ => false,
+        };
+        if excused || client.volume.is_some_and(|volume| self.verdict.beyond.contains(&volume)) {
+            self.count("requests that redundancy did not cover");
+            return Ok(());
+        }
+        Err(format!("failed with {error:?}, and no more was out of reach than redundancy covers"))
     }
 
     /// The order after which nothing was submitted yet.

@@ -5,6 +5,7 @@
 //! an event of the queue, taken in order of time and, at one time, in the order it was put in; every choice
 //! comes from the one stream of the seed. Tests: `tests/determinism.rs`.
 
+use crate::Setup;
 use crate::client::{Client, Tick};
 use crate::coordinator::CoordinatorHost;
 use crate::director::Director;
@@ -93,14 +94,14 @@ macro_rules! say {
 pub(crate) use say;
 
 impl World {
-    pub(crate) fn new(seed: u64, bug: Option<Bug>, trace: Option<fn(&str)>) -> World {
+    pub(crate) fn new(seed: u64, setup: Setup, trace: Option<fn(&str)>) -> World {
         let mut rng = Rng::new(seed);
-        let plan = Plan::pick(&mut rng);
+        let plan = Plan::pick(&mut rng, setup.beyond);
         let coordinator = CoordinatorHost::new(&mut rng);
         World {
             director: Director::new(&plan),
             plan,
-            bug,
+            bug: setup.bug,
             rng,
             now: 0,
             queue: BTreeMap::new(),

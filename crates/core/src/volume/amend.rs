@@ -118,15 +118,18 @@ impl Volume {
             return; // An older answer that arrived late.
         }
         for (id, route) in &map.routes {
-            self.links.entry(*id).or_insert_with(|| Link::new(route));
+            self.links.entry(*id).or_insert_with(|| Link::new(route, self.sessions_before));
         }
+        self.forget_missed(&map);
         self.map = map;
         self.follow_moved_slots(now, effects);
         let gone: Vec<DonorId> =
             self.links.keys().filter(|donor| !self.map.routes.contains_key(donor)).copied().collect();
         for donor in gone {
             self.set_aside(now, donor, "it holds nothing of the volume any more".to_owned(), effects);
-            self.links.remove(&donor);
+            // It may come back, and sessions never go back.
+            let link = self.links.remove(&donor);
+            self.sessions_before = self.sessions_before.max(link.map_or(0, |link| link.session));
         }
         self.take_on_fills();
         self.look_at_waiting();

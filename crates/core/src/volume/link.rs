@@ -27,7 +27,7 @@ use std::collections::VecDeque;
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) state: State,
-    session: u64,
+    pub(super) session: u64,
     /// Cheetah donors can be told which connections are stale.
     pub(super) fenced: bool,
     /// Writes were acknowledged since the last flush.
@@ -92,10 +92,11 @@ impl Latency {
 }
 
 impl Link {
-    pub(super) fn new(route: &Route) -> Self {
+    /// `session`: the newest that any link before it may have had with the same donor.
+    pub(super) fn new(route: &Route, session: u64) -> Self {
         Link {
             state: State::New,
-            session: 0,
+            session,
             fenced: route.foreign_export.is_none(),
             unflushed: false,
             waiting: VecDeque::new(),
@@ -159,9 +160,8 @@ impl Link {
         }
     }
 
-    fn open(&mut self, donor: DonorId, sessions: &mut u64, effects: &mut Vec<Effect>) {
-        *sessions += 1;
-        self.session = *sessions;
+    fn open(&mut self, donor: DonorId, effects: &mut Vec<Effect>) {
+        self.session += 1;
         effects.push(Effect::Open { donor, session: self.session });
     }
 
@@ -175,7 +175,7 @@ impl Volume {
         for (donor, link) in &mut self.links {
             if link.state == State::New {
                 link.state = State::Opening { until: now + CONNECT_DEADLINE_NS };
-                link.open(*donor, &mut self.sessions, effects);
+                link.open(*donor, effects);
             }
         }
     }
@@ -222,7 +222,7 @@ impl Volume {
         let link = self.links.get_mut(&donor).expect("it broke");
         link.state = State::Opening { until: now + CONNECT_DEADLINE_NS };
         effects.push(Effect::Close { donor, session: link.session });
-        link.open(donor, &mut self.sessions, effects);
+        link.open(donor, effects);
         let mut owed = VecDeque::with_capacity(link.owed.len());
         for (_, key) in link.owed.drain(..) {
             if let Some(part) = self.parts.get_mut(key).filter(|part| part.progress == Progress::Sent) {
@@ -263,7 +263,7 @@ impl Volume {
                     *retry_at = Some(now + limit);
                     *probing = !*probing;
                     if *probing {
-                        link.open(*donor, &mut self.sessions, effects);
+                        link.open(*donor, effects);
                     } else {
                         effects.push(Effect::Close { donor: *donor, session });
                     }
@@ -318,15 +318,35 @@ impl Volume {
         if !others_answer {
             return; // Then it is this machine that is cut off, and nobody is better than another.
         }
-        reopen.into_iter().for_each(|donor| self.reopen(now, donor, effects));
+        // Without redundancy to go round it, a donor is waited for.
+        for donor in reopen.into_iter().filter(|donor| self.can_do_without(*donor)).collect::<Vec<_>>() {
+            self.reopen(now, donor, effects);
+        }
         for donor in silent {
+            if !self.can_do_without(donor) {
+                continue;
+            }
             self.set_aside(now, donor, format!("silent for {} ms", SILENCE_NS / MILLISECOND_NS), effects);
         }
         for donor in slow {
+            if !self.can_do_without(donor) {
+                continue;
+            }
             let mean = self.links[&donor].latency.mean / MILLISECOND_NS;
             self.links.get_mut(&donor).expect("listed just now").latency = Latency::default();
             self.set_aside(now, donor, format!("slow: {mean} ms an answer, many times the others'"), effects);
         }
+    }
+
+    /// Whether every group of the donor has as many slots as it needs beside it.
+    fn can_do_without(&self, donor: DonorId) -> bool {
+        self.map.groups.iter().zip(0u32..).all(|(group, number)| {
+            let holds = group.slots.iter().any(|slot| slot.held.is_some_and(|held| held.donor == donor));
+            let others = group.slots.iter().zip(0u32..).filter(|(slot, at)| {
+                slot.held.is_some_and(|held| held.donor != donor) && self.source(number, *at).is_some()
+            });
+            !holds || others.count() >= self.geometry.data as usize
+        })
     }
 
     /// Reads that are late by their donor's own measure are asked of redundancy.

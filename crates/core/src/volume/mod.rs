@@ -90,8 +90,8 @@ pub struct Volume {
     lease_lost: bool,
     stage: Stage,
     links: BTreeMap<DonorId, Link>,
-    /// Openings of links so far.
-    sessions: u64,
+    /// The newest session of the links that are no more.
+    sessions_before: u64,
     requests: Slab<Pending>,
     strips: Slab<Strip>,
     parts: Slab<Part>,
@@ -123,7 +123,7 @@ impl Volume {
     /// `map` has passed its own `check`. `fresh`: nobody wrote before, so nothing can be half written.
     #[must_use]
     pub fn new(map: VolumeMap, read_only: bool, fresh: bool) -> Self {
-        let links = map.routes.iter().map(|(id, route)| (*id, Link::new(route))).collect();
+        let links = map.routes.iter().map(|(id, route)| (*id, Link::new(route, 0))).collect();
         let geometry = Geometry::new(map.redundancy, map.unit);
         let settled = read_only || fresh || geometry.parity == 0;
         Volume {
@@ -135,7 +135,7 @@ impl Volume {
             lease_lost: false,
             stage: if settled { Stage::Serving } else { Stage::Linking },
             links,
-            sessions: 0,
+            sessions_before: 0,
             requests: Slab::with_capacity(REQUESTS_IN_FLIGHT_MAX),
             strips: Slab::with_capacity(STRIPS_MAX),
             parts: Slab::with_capacity(PARTS_MAX),

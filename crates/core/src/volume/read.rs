@@ -27,18 +27,18 @@ impl Volume {
         // What is checked is a block, so a part of one is read as a whole and cut.
         let (head, tail) = (span.begin.next_multiple_of(BLOCK), span.end / BLOCK * BLOCK);
         if head >= tail {
-            return self.plan_gathers(request, span, 0);
+            return self.plan_gathers(request, span, 0, 0);
         }
         let cut =
             |begin: u32, end: u32| Span { begin, end, payload: span.payload + (begin - span.begin), ..span };
         if span.begin < head {
-            self.plan_gathers(request, cut(span.begin, head), 0);
+            self.plan_gathers(request, cut(span.begin, head), 0, 0);
         }
         let middle = cut(head, tail);
         let (lo, hi) = self.local_range(middle);
         self.add_strip(Some(request), Work::Read(middle), span.group, lo, hi);
         if tail < span.end {
-            self.plan_gathers(request, cut(tail, span.end), 0);
+            self.plan_gathers(request, cut(tail, span.end), 0, 0);
         }
     }
 
@@ -58,7 +58,7 @@ impl Volume {
     }
 
     /// Strips that bring a span together in scratch memory.
-    pub(super) fn plan_gathers(&mut self, request: Key, span: Span, avoid: Slots) {
+    pub(super) fn plan_gathers(&mut self, request: Key, span: Span, avoid: Slots, wrong: Slots) {
         let (lo, hi) = self.local_range(span);
         let step = if self.geometry.parity == 0 { BLOCK } else { self.lane_max() };
         let mut at = lo;
@@ -66,7 +66,8 @@ impl Volume {
             let end = (at / step * step + step).min(hi);
             if self.wanted(span, at, end) != 0 {
                 let key = self.add_strip(Some(request), Work::Gather(span), span.group, at, end);
-                self.strips.get_mut(key).expect("just added").avoid = avoid;
+                let strip = self.strips.get_mut(key).expect("just added");
+                (strip.avoid, strip.wrong) = (avoid, wrong);
             }
             at = end;
         }
@@ -86,9 +87,14 @@ impl Volume {
         if self.geometry.data == 1 && self.geometry.parity > 0 {
             return self.read_copy(now, key, span, effects);
         }
-        let good = |slot| self.source(span.group, slot).is_some_and(|(_, trust)| trust == Trust::Good);
+        let (lo, hi) = self.strips.get(key).map(|strip| (strip.lo, strip.hi)).expect("being begun");
+        let missed = self.missed_there(span.group, lo, hi);
+        let good = |slot| {
+            let source = self.source(span.group, slot).filter(|_| missed & bit(slot) == 0);
+            source.is_some_and(|(_, trust)| trust == Trust::Good)
+        };
         if self.geometry.parity > 0 && !slots_of(wanted).all(good) {
-            return self.read_otherwise(now, key, span, 0, effects);
+            return self.read_otherwise(now, key, span, 0, 0, effects);
         }
         for slot in slots_of(wanted) {
             if !self.read_column(now, key, slot, slot, span, effects) {
@@ -125,7 +131,8 @@ impl Volume {
     /// From the copy that is asked least. Where copies may differ until they are resynced, always from the first.
     fn read_copy(&mut self, now: Time, key: Key, span: Span, effects: &mut Vec<Effect>) {
         let strip = self.strips.get(key).expect("being begun");
-        let (avoid, torn) = (strip.avoid, self.is_torn(span.group, strip.lo, strip.hi));
+        let torn = self.is_torn(span.group, strip.lo, strip.hi);
+        let avoid = strip.avoid | self.missed_there(span.group, strip.lo, strip.hi);
         let slots = (0..self.geometry.parity + 1).filter(|slot| avoid & bit(*slot) == 0);
         let candidates = slots.filter_map(|slot| {
             let (held, trust) = self.source(span.group, slot)?;
@@ -137,15 +144,34 @@ impl Volume {
                 self.read_column(now, key, 0, from, span, effects);
                 self.set_phase(key, Phase::Reading);
             }
+            None if self.asks_the_late_again(key) => self.read_copy(now, key, span, effects),
             None => self.end_strip(now, key, Err(VolumeError::DonorLost), effects),
         }
     }
 
+    /// Going round those that are late is no way any more: waits for them after all. False when there are none.
+    fn asks_the_late_again(&mut self, key: Key) -> bool {
+        let strip = self.strips.get(key).expect("it has read");
+        let (group, wrong) = (strip.group, strip.wrong);
+        let again = |slot: &u32| wrong & bit(*slot) == 0 && self.source(group, *slot).is_some();
+        let again: Slots = slots_of(strip.avoid).filter(again).map(bit).sum();
+        self.strips.get_mut(key).expect("it has read").avoid &= !again;
+        again != 0
+    }
+
     /// The read goes on as gathers, which go round `avoid`.
-    fn read_otherwise(&mut self, now: Time, key: Key, span: Span, avoid: Slots, effects: &mut Vec<Effect>) {
+    fn read_otherwise(
+        &mut self,
+        now: Time,
+        key: Key,
+        span: Span,
+        avoid: Slots,
+        wrong: Slots,
+        effects: &mut Vec<Effect>,
+    ) {
         let request = self.strips.get(key).and_then(|strip| strip.request).expect("a read of a request");
         self.report.reads_rebuilt += 1;
-        self.plan_gathers(request, span, avoid);
+        self.plan_gathers(request, span, avoid, wrong);
         self.end_strip(now, key, Ok(()), effects);
     }
 
@@ -154,7 +180,8 @@ impl Volume {
         if self.geometry.parity == 0 || strip.phase != Phase::Reading || strip.avoid & bit(slot) != 0 {
             return;
         }
-        let (group, avoid) = (strip.group, strip.avoid | bit(slot));
+        let missed = self.missed_there(strip.group, strip.lo, strip.hi);
+        let (group, avoid) = (strip.group, strip.avoid | missed | bit(slot));
         let others = (0..self.geometry.data + self.geometry.parity).filter(|other| avoid & bit(*other) == 0);
         let able =
             others.filter(|other| self.source(group, *other).is_some_and(|(_, t)| t == Trust::Good)).count();
@@ -194,6 +221,9 @@ impl Volume {
             return;
         }
         strip.avoid |= bit(slot);
+        if matches!(failure, Failure::Answer(_)) {
+            strip.wrong |= bit(slot);
+        }
         match strip.work {
             Work::Read(span) if geometry.data == 1 => {
                 self.drop_parts(key, effects);
@@ -201,8 +231,8 @@ impl Volume {
                 self.read_copy(now, key, span, effects);
             }
             Work::Read(span) => {
-                let avoid = strip.avoid;
-                self.read_otherwise(now, key, span, avoid, effects);
+                let (avoid, wrong) = (strip.avoid, strip.wrong);
+                self.read_otherwise(now, key, span, avoid, wrong, effects);
             }
             _ => self.read_lanes(now, key, effects),
         }
@@ -268,7 +298,11 @@ impl Volume {
         let needed = self.needed(key);
         let geometry = self.geometry;
         let strip = self.strips.get(key).expect("a strip with lanes");
-        let (group, avoid, here) = (strip.group, strip.avoid, strip.have | strip.coming);
+        let (group, here) = (strip.group, strip.have | strip.coming);
+        // Parity is made from data as it is; all else goes round who missed a write.
+        let as_it_is = strip.work == Work::Resync && geometry.data > 1;
+        let missed = if as_it_is { 0 } else { self.missed_there(group, strip.lo, strip.hi) };
+        let avoid = strip.avoid | missed;
         let rebuilds = !matches!(strip.work, Work::Resync | Work::Scrub)
             && !matches!(strip.work, Work::Patch { delta: true, .. });
         let trust = |slot: u32| {
@@ -313,6 +347,9 @@ impl Volume {
         let strip = self.strips.get_mut(key).expect("a strip with lanes");
         if let Work::Patch { span, content, delta: true } = strip.work {
             strip.work = Work::Patch { span, content, delta: false };
+            return self.read_lanes(now, key, effects);
+        }
+        if self.asks_the_late_again(key) {
             return self.read_lanes(now, key, effects);
         }
         self.end_strip(now, key, Err(VolumeError::DonorLost), effects);
@@ -405,7 +442,7 @@ impl Volume {
         let strip = self.strips.get_mut(key).expect("it was checked");
         if strip.tries == 0 && strip.avoid != 0 && matches!(strip.work, Work::Gather(_)) {
             strip.tries = 1;
-            (strip.avoid, strip.have, strip.failed) = (0, 0, None);
+            (strip.avoid, strip.wrong, strip.have, strip.failed) = (0, 0, 0, None);
             self.drop_parts(key, effects);
             return self.read_lanes(now, key, effects);
         }
@@ -452,7 +489,9 @@ impl Volume {
     pub(super) fn begin_status(&mut self, now: Time, key: Key, span: Span, effects: &mut Vec<Effect>) {
         let wanted = self.wanted(span, 0, u32::MAX);
         for slot in slots_of(wanted) {
-            let source = self.source(span.group, slot);
+            let (lo, hi) = self.strips.get(key).map(|strip| (strip.lo, strip.hi)).expect("being begun");
+            let missed = self.missed_there(span.group, lo, hi) & bit(slot) != 0;
+            let source = self.source(span.group, slot).filter(|_| !missed);
             let (from, to) = self.geometry.column(span.begin, span.end, slot);
             let scatter = self.geometry.scatter(slot, from, to, span.begin, span.payload);
             let asked = source.is_some_and(|(held, _)| {

@@ -26,6 +26,8 @@ impl Key {
 pub(super) struct Slab<T> {
     slots: Vec<(u32, Option<T>)>,
     free: Vec<u32>,
+    /// Slots from here on were never taken: nobody has to look at them.
+    unused: usize,
 }
 
 impl<T> Slab<T> {
@@ -33,6 +35,7 @@ impl<T> Slab<T> {
         Slab {
             slots: (0..capacity).map(|_| (0, None)).collect(),
             free: (0..u32::try_from(capacity).expect("a capacity of slots")).rev().collect(),
+            unused: 0,
         }
     }
 
@@ -49,6 +52,7 @@ impl<T> Slab<T> {
         let slot = self.free.pop().expect("room was checked before");
         let entry = &mut self.slots[slot as usize];
         entry.1 = Some(value);
+        self.unused = self.unused.max(slot as usize + 1);
         Key { slot, generation: entry.0 }
     }
 
@@ -69,7 +73,7 @@ impl<T> Slab<T> {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (Key, &T)> {
-        self.slots.iter().enumerate().filter_map(|(slot, (generation, value))| {
+        self.slots[..self.unused].iter().enumerate().filter_map(|(slot, (generation, value))| {
             let slot = u32::try_from(slot).expect("made from a u32");
             value.as_ref().map(|value| (Key { slot, generation: *generation }, value))
         })

@@ -124,8 +124,10 @@ pub(super) struct Strip {
     pub(super) have: Slots,
     /// Lanes on their way.
     pub(super) coming: Slots,
-    /// Slots whose holder failed this strip.
+    /// Slots whose holder failed this strip, or is late.
     pub(super) avoid: Slots,
+    /// Of those, the ones that gave a bad answer: asking them again is of no use.
+    pub(super) wrong: Slots,
     pub(super) tries: u32,
     pub(super) missed: Vec<Missed>,
     pub(super) failed: Option<VolumeError>,
@@ -151,10 +153,10 @@ impl Strip {
         }
     }
 
-    /// Whether donors may hold a part of it when it is cut short.
+    /// Whether donors may hold a part of it when it is cut short, and mark it as written lately.
     pub(super) fn is_write(&self) -> bool {
         let writes = matches!(self.work, Work::Direct(..) | Work::Rows(..) | Work::Patch { .. });
-        writes || matches!(self.work, Work::Heal { .. } | Work::Resync)
+        writes || matches!(self.work, Work::Fill { .. } | Work::Heal { .. } | Work::Resync)
     }
 }
 
@@ -254,6 +256,7 @@ impl Volume {
             have: 0,
             coming: 0,
             avoid: 0,
+            wrong: 0,
             tries: 0,
             missed: Vec::new(),
             failed: None,
@@ -498,7 +501,7 @@ impl Volume {
         part.progress = Progress::Done;
         let (strip_key, slot, op) = (part.strip, part.slot, part.op);
         let missed = Missed { slot, placement: part.placement };
-        let (local, len) = (part.local, part.scatter.len);
+        let (local, scatter, len) = (part.local, part.scatter, part.scatter.len);
         let strip = self.strips.get_mut(strip_key).expect("a part never outlives its strip");
         strip.open -= 1;
         strip.coming &= !bit(slot);
@@ -512,10 +515,11 @@ impl Volume {
                 strip.missed.push(missed);
                 self.write_failed(strip_key, missed, failure);
             }
+            PartOp::Status if self.geometry.parity == 0 => strip.failed = Some(failure.error()),
             PartOp::Status => {
-                if self.geometry.parity == 0 {
-                    strip.failed = Some(failure.error());
-                }
+                // What its holder would say is not known; present is never wrong.
+                let request = strip.request.and_then(|request| self.requests.get_mut(request));
+                super::collect_status(&mut request.expect("asked by a request").status, scatter, &[]);
             }
             PartOp::Survey if failure == Failure::Answer(PartError::Unsupported) => {
                 let all = u32::try_from(EXTENT_BYTES).expect("an extent is 64 MiB");
@@ -576,7 +580,7 @@ impl Volume {
         self.free_scratch(key);
         let strip = self.strips.remove(key).expect("a strip ends once");
         if result.is_err() && matches!(strip.phase, Phase::Writing | Phase::Excluding) {
-            self.tear(strip.group, strip.lo, strip.hi, effects);
+            self.tear(&strip, effects);
         }
         self.starving.retain(|starving| *starving != key);
         let ready = &mut self.ready;

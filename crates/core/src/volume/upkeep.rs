@@ -5,16 +5,16 @@
 //! Invariant: a slot's `cursor` counts bytes that its new holder has, and every later write to them reaches it, too.
 //! Tests: `tests/volume_repair.rs`, the simulator.
 
-use super::strip::{Content, Missed, Phase, Strip, Work, bit, slots_of};
+use super::strip::{Content, Missed, Phase, Slots, Strip, Work, bit, slots_of};
 use super::types::{At, Combine, Effect, Mem, PartOp, StatusRun, VolumeError};
 use super::{Key, Op, Stage, Volume};
 use crate::api::VolumeReport;
 use crate::layout::{Scatter, Span};
 use crate::limits::{
     BLOCK_BYTES, DIRTY_AGE_NS, EXTENT_BYTES, FILL_CHUNKS_MAX, FINISH_NS, SCRATCH_LARGE_COUNT, SCRUB_EVERY_NS,
-    SECOND_NS,
+    SECOND_NS, TICK_NS,
 };
-use crate::map::{BadRange, DonorId, Placement};
+use crate::map::{BadRange, DonorId, Placement, VolumeMap};
 use crate::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -50,6 +50,9 @@ pub(super) struct Torn {
     pub(super) group: u32,
     pub(super) lo: u32,
     pub(super) hi: u32,
+    /// The slots that missed it, if that is known: the others fit together, and when these have no holder any more
+    /// all is well. None: any may differ.
+    pub(super) missed: Slots,
 }
 
 /// Counters behind `VolumeReport`.
@@ -74,12 +77,16 @@ pub(super) struct Upkeep {
     fills_open: usize,
     resyncs_open: usize,
     surveys_open: usize,
+    /// Groups that are asked again.
+    resurveyed: BTreeSet<u32>,
     heals_open: usize,
     scrubs_open: usize,
     age_open: bool,
     survey_next: u32,
     /// Held by donors that could not be asked what was written lately.
     unsurveyed: Vec<(u32, u32, Placement)>,
+    /// Those that redundancy cannot do without: asked as soon as they are reached.
+    unsure: Vec<(u32, u32, Placement)>,
     /// Slots and ranges whose blocks were wrong, and how many.
     heals: BTreeMap<(u32, u32, u32), u32>,
     healing: BTreeSet<(u32, u32, u32)>,
@@ -103,8 +110,40 @@ impl Volume {
         self.local_range(Span { group, begin: 0, end, payload: 0 }).1
     }
 
+    /// Whether any slot may differ from the others there.
     pub(super) fn is_torn(&self, group: u32, lo: u32, hi: u32) -> bool {
-        self.torn.iter().any(|torn| torn.group == group && torn.lo < hi && lo < torn.hi)
+        let here = |torn: &Torn| torn.group == group && torn.lo < hi && lo < torn.hi;
+        self.torn.iter().any(|torn| here(torn) && torn.missed == 0) || self.is_unsure(group)
+    }
+
+    /// The slots whose holders missed a write there.
+    pub(super) fn missed_there(&self, group: u32, lo: u32, hi: u32) -> Slots {
+        let here = |torn: &&Torn| torn.group == group && torn.lo < hi && lo < torn.hi;
+        self.torn.iter().filter(here).fold(0, |slots, torn| slots | torn.missed)
+    }
+
+    /// Whether a holder of the group was never asked what was written lately: it must be, before anything follows.
+    fn is_unsure(&self, group: u32) -> bool {
+        self.upkeep.unsure.iter().any(|(of, _, placement)| *of == group && self.holds(*of, *placement))
+    }
+
+    fn holds(&self, group: u32, placement: Placement) -> bool {
+        self.map.groups[group as usize].slots.iter().any(|slot| slot.held == Some(placement))
+    }
+
+    /// Slots that have another holder now, or none, did not miss anything any more.
+    pub(super) fn forget_missed(&mut self, map: &VolumeMap) {
+        let before = &self.map.groups;
+        self.torn.retain_mut(|torn| {
+            let group = torn.group as usize;
+            let same = |slot: &u32| {
+                let slot = *slot as usize;
+                before[group].slots[slot].held == map.groups[group].slots[slot].held
+            };
+            let known = torn.missed != 0;
+            torn.missed = slots_of(torn.missed).filter(same).map(bit).sum();
+            !known || torn.missed != 0
+        });
     }
 
     /// Rebuilding from rows that may not fit together would make up data. Copies are whole each for itself.
@@ -150,14 +189,21 @@ impl Volume {
 
     /// Starts whatever is due and has room.
     pub(super) fn keep_up(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        if !std::mem::take(&mut self.upkeep_due) || self.read_only || self.lease_lost {
+        if !std::mem::take(&mut self.upkeep_due) {
             return;
         }
-        self.look_at_stage(now);
+        let writes = !self.read_only && !self.lease_lost;
+        if writes {
+            self.look_at_stage(now);
+        }
         if self.upkeep.finishing.is_some() {
             return self.wind_up(now, effects);
         }
+        if !writes {
+            return;
+        }
         self.start_surveys();
+        self.survey_again();
         self.start_resyncs(now);
         if self.stage == Stage::Serving {
             self.start_heals();
@@ -184,7 +230,8 @@ impl Volume {
                 self.upkeep.resync_pause_until = now;
             }
             Stage::Resyncing
-                if self.upkeep.resyncs_open == 0 && !self.torn.iter().any(|t| self.can_resync(*t)) =>
+                if self.upkeep.resyncs_open == 0
+                    && !self.torn.iter().any(|t| self.can_resync(*t) && !self.is_unsure(t.group)) =>
             {
                 self.stage = Stage::Serving;
             }
@@ -199,10 +246,33 @@ impl Volume {
         }
         self.stage = Stage::Resyncing;
         self.upkeep_due = true;
-        for (group, slot, placement) in std::mem::take(&mut self.upkeep.unsurveyed) {
-            if self.map.groups[group as usize].slots[slot as usize].held == Some(placement) {
-                self.torn.push(Torn { group, lo: 0, hi: self.used(group) });
-            }
+        self.keep_unsure();
+    }
+
+    fn keep_unsure(&mut self) {
+        let unsurveyed = std::mem::take(&mut self.upkeep.unsurveyed);
+        self.upkeep.unsure.extend(unsurveyed);
+        let unsure = std::mem::take(&mut self.upkeep.unsure);
+        self.upkeep.unsure =
+            unsure.into_iter().filter(|(group, _, placement)| self.holds(*group, *placement)).collect();
+    }
+
+    /// Asks those that could not be asked before, once they are there.
+    fn survey_again(&mut self) {
+        if !matches!(self.stage, Stage::Resyncing | Stage::Serving) || self.upkeep.surveys_open > 0 {
+            return;
+        }
+        self.take_survey();
+        self.keep_unsure();
+        let up =
+            |placement: &Placement| self.links.get(&placement.donor).is_some_and(super::link::Link::is_up);
+        let reached = self.upkeep.unsure.iter().filter(|(_, _, placement)| up(placement));
+        let groups: BTreeSet<u32> = reached.map(|(group, ..)| *group).take(SURVEYS_MAX).collect();
+        self.upkeep.unsure.retain(|(group, ..)| !groups.contains(group));
+        for group in groups {
+            self.upkeep.surveys_open += 1;
+            self.upkeep.resurveyed.insert(group);
+            self.add_strip(None, Work::Survey, group, 0, self.used(group));
         }
     }
 
@@ -264,7 +334,7 @@ impl Volume {
                 let (mut at, end) = (from.max(done), to.min(used));
                 while at < end {
                     let hi = (at / step * step + step).min(end);
-                    self.torn.push(Torn { group, lo: at, hi });
+                    self.torn.push(Torn { group, lo: at, hi, missed: 0 });
                     at = hi;
                 }
                 done = done.max(end);
@@ -300,11 +370,14 @@ impl Volume {
                 return;
             }
             let torn = self.torn[at];
+            if self.is_unsure(torn.group) || self.upkeep.resurveyed.contains(&torn.group) {
+                continue;
+            }
             if self.can_resync(torn) && !self.resyncing.contains(&torn) {
                 self.upkeep.resyncs_open += 1;
                 self.resyncing.insert(torn);
                 self.add_strip(None, Work::Resync, torn.group, torn.lo, torn.hi);
-            } else if self.geometry.data > 1 {
+            } else if self.geometry.data > 1 && torn.missed == 0 {
                 let lost = (0..self.geometry.data).filter(|slot| !self.is_held(torn.group, *slot));
                 let lost: Vec<u32> = lost.filter(|slot| !self.is_known_bad(torn, *slot)).collect();
                 for slot in lost {
@@ -376,7 +449,8 @@ impl Volume {
             self.upkeep.healing.insert((group, slot, from));
             self.upkeep.heals_open += 1;
             let key = self.add_strip(None, Work::Heal { slot }, group, from, to);
-            self.strips.get_mut(key).expect("just added").avoid = bit(slot);
+            let strip = self.strips.get_mut(key).expect("just added");
+            (strip.avoid, strip.wrong) = (bit(slot), bit(slot));
         }
     }
 
@@ -489,7 +563,9 @@ impl Volume {
         let strip = self.strips.get(key).expect("it has read");
         let (have, len, group) = (strip.have, strip.len(), strip.group);
         let all = geometry.data + geometry.parity;
-        if have.count_ones() < all || self.is_torn(group, strip.lo, strip.hi) {
+        let torn =
+            self.is_torn(group, strip.lo, strip.hi) || self.missed_there(group, strip.lo, strip.hi) != 0;
+        if have.count_ones() < all || torn {
             return self.set_phase(key, Phase::Checking);
         }
         let should = |number: u32| {
@@ -569,7 +645,9 @@ impl Volume {
     /// Ages twice, so that the next writer finds nothing to resync; then it is finished.
     fn wind_up(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let idle = self.requests.len() == 0 && self.strips.len() == 0;
-        let settled = self.upkeep.age_due == 0 || !self.torn.is_empty() || self.stage != Stage::Serving;
+        let speaks = !self.read_only && !self.lease_lost;
+        let settled =
+            self.upkeep.age_due == 0 || !self.torn.is_empty() || self.stage != Stage::Serving || !speaks;
         let late = self.upkeep.finishing.is_some_and(|until| until <= now);
         if late || (idle && settled) {
             if !std::mem::replace(&mut self.finished, true) {
@@ -599,16 +677,19 @@ impl Volume {
                 self.report.healed += if done { u64::from(blocks) } else { 0 };
             }
             Work::Resync => {
-                let torn = Torn { group: strip.group, lo: strip.lo, hi: strip.hi };
+                let same = |torn: &Torn| (torn.group, torn.lo, torn.hi) == (strip.group, strip.lo, strip.hi);
                 self.upkeep.resyncs_open -= 1;
-                self.resyncing.remove(&torn);
+                self.resyncing.retain(|torn| !same(torn));
                 if done {
-                    self.torn.retain(|other| *other != torn);
+                    self.torn.retain(|torn| !same(torn));
                 } else {
                     self.upkeep.resync_pause_until = now + PAUSE_NS;
                 }
             }
-            Work::Survey => self.upkeep.surveys_open -= 1,
+            Work::Survey => {
+                self.upkeep.surveys_open -= 1;
+                self.upkeep.resurveyed.remove(&strip.group);
+            }
             Work::Scrub => self.upkeep.scrubs_open -= 1,
             Work::Age => {
                 // A write on another connection may have overtaken it until it was answered.
@@ -670,14 +751,17 @@ impl Volume {
     pub(super) fn upkeep_waits(&self) -> bool {
         !self.fills.is_empty()
             || !self.torn.is_empty()
+            || !self.upkeep.unsure.is_empty()
             || !self.upkeep.heals.is_empty()
             || self.upkeep.scrub.is_some()
             || self.upkeep.finishing.is_some()
             || self.stage != Stage::Serving
     }
 
+    /// Looked at by ticks, so not before the next one.
     pub(super) fn age_at(&self) -> Option<Time> {
-        (self.upkeep.age_due > 0).then_some(self.upkeep.aged_at + DIRTY_AGE_NS)
+        let at = (self.upkeep.aged_at + DIRTY_AGE_NS).max(self.ticked_at + TICK_NS);
+        (self.upkeep.age_due > 0).then_some(at)
     }
 
     pub(super) fn plan(&mut self, request: Key, op: Op, span: Span) {

@@ -446,15 +446,29 @@ impl Volume {
         strip.phase = Phase::Excluding;
     }
 
-    /// A write ended without reaching everyone: what its range holds is not known until it was resynced.
-    pub(super) fn tear(&mut self, group: u32, lo: u32, hi: u32, effects: &mut Vec<Effect>) {
+    /// A write ended without reaching everyone. Who has it fits together, since all of it was sent: it is well again
+    /// when those that missed it are no holders any more, or else when the rows were resynced.
+    pub(super) fn tear(&mut self, strip: &super::strip::Strip, effects: &mut Vec<Effect>) {
+        let (group, lo, hi) = (strip.group, strip.lo, strip.hi);
         for slot in 0..self.geometry.data + self.geometry.parity {
             effects.push(Effect::Forget { fragment: Fragment { group, slot, local: lo }, len: hi - lo });
         }
         if self.geometry.parity == 0 {
             return;
         }
-        self.torn.push(super::upkeep::Torn { group, lo, hi });
+        let mut slots: Slots = 0;
+        for missed in &strip.missed {
+            let places = self.map.groups[group as usize].slots[missed.slot as usize];
+            if places.held == Some(missed.placement) {
+                slots |= bit(missed.slot);
+                self.exclude(missed.placement.donor, "it missed a write".to_owned());
+            } else if places.filling == Some(missed.placement) {
+                self.unfill(group, missed.slot, lo);
+            }
+        }
+        if slots != 0 {
+            self.torn.push(super::upkeep::Torn { group, lo, hi, missed: slots });
+        }
     }
 }
 

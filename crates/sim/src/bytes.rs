@@ -1,0 +1,274 @@
+//! Memory at a scale of 1:512, as a donor lends it and as a client has it.
+//!
+//! Owns: a sparse memory with presence by block, and the checksums that a client keeps. One byte stands for a
+//! sector of 512 bytes and eight for a block of 4096, so the code's arithmetic works on it as on real memory.
+//! Never: who reads or writes it, or what a byte means (`oracle`). Positions and lengths here count sectors.
+//! Invariant: what is absent is zero. Tests: below.
+
+use std::collections::BTreeMap;
+
+/// Bytes of a volume that one byte here stands for.
+pub(crate) const SECTOR: u64 = 512;
+/// Sectors of a block.
+pub(crate) const BLOCK: usize = 8;
+/// Sectors of a piece of sparse memory: 1 MiB.
+const CHUNK: usize = 2048;
+const BLOCKS: usize = CHUNK / BLOCK;
+
+pub(crate) fn sectors(bytes: u64) -> usize {
+    debug_assert!(bytes.is_multiple_of(SECTOR), "{bytes} bytes are not whole sectors");
+    usize::try_from(bytes / SECTOR).expect("fits into memory")
+}
+
+struct Chunk {
+    bytes: [u8; CHUNK],
+    present: [bool; BLOCKS],
+}
+
+#[derive(Default)]
+pub(crate) struct Memory(BTreeMap<usize, Box<Chunk>>);
+
+impl std::fmt::Debug for Memory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Memory({} pieces)", self.0.len())
+    }
+}
+
+/// Cuts a range at the borders of pieces: number, from and to inside the piece.
+fn pieces(at: usize, len: usize) -> impl Iterator<Item = (usize, usize, usize)> {
+    let mut next = at;
+    let end = at + len;
+    std::iter::from_fn(move || {
+        let (chunk, from) = (next / CHUNK, next % CHUNK);
+        let to = (from + end - next).min(CHUNK);
+        let piece = (next < end).then_some((chunk, from, to));
+        next = chunk * CHUNK + to;
+        piece
+    })
+}
+
+impl Memory {
+    fn chunk(&mut self, at: usize) -> &mut Chunk {
+        self.0.entry(at).or_insert_with(|| Box::new(Chunk { bytes: [0; CHUNK], present: [false; BLOCKS] }))
+    }
+
+    pub(crate) fn write(&mut self, at: usize, bytes: &[u8]) {
+        let mut done = 0;
+        for (chunk, from, to) in pieces(at, bytes.len()) {
+            let chunk = self.chunk(chunk);
+            chunk.bytes[from..to].copy_from_slice(&bytes[done..done + to - from]);
+            chunk.present[from / BLOCK..to.div_ceil(BLOCK)].fill(true);
+            done += to - from;
+        }
+    }
+
+    /// As `write`, but blocks of zeros are made absent.
+    pub(crate) fn write_sparse(&mut self, at: usize, bytes: &[u8]) {
+        for (number, block) in (0..).zip(bytes.chunks(BLOCK)) {
+            let here = at + number * BLOCK;
+            if block.iter().all(|byte| *byte == 0) {
+                self.zero(here, block.len(), false);
+            } else {
+                self.write(here, block);
+            }
+        }
+    }
+
+    /// Zeros; `keep` makes the blocks present, else whole ones become absent.
+    pub(crate) fn zero(&mut self, at: usize, len: usize, keep: bool) {
+        for (chunk, from, to) in pieces(at, len) {
+            if !keep && !self.0.contains_key(&chunk) {
+                continue;
+            }
+            let chunk = self.chunk(chunk);
+            chunk.bytes[from..to].fill(0);
+            let (first, end) =
+                if keep { (from / BLOCK, to.div_ceil(BLOCK)) } else { (from.div_ceil(BLOCK), to / BLOCK) };
+            if first < end {
+                chunk.present[first..end].fill(keep);
+            }
+        }
+    }
+
+    pub(crate) fn read(&self, at: usize, into: &mut [u8]) {
+        let mut done = 0;
+        for (chunk, from, to) in pieces(at, into.len()) {
+            let out = &mut into[done..done + to - from];
+            match self.0.get(&chunk) {
+                Some(chunk) => out.copy_from_slice(&chunk.bytes[from..to]),
+                None => out.fill(0),
+            }
+            done += to - from;
+        }
+    }
+
+    pub(crate) fn get(&self, at: usize, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.read(at, &mut bytes);
+        bytes
+    }
+
+    /// Runs of equal presence that make up the range: length, present.
+    pub(crate) fn runs(&self, at: usize, len: usize) -> Vec<(usize, bool)> {
+        let mut runs: Vec<(usize, bool)> = Vec::new();
+        let mut add = |len: usize, present: bool| match runs.last_mut() {
+            Some(last) if last.1 == present => last.0 += len,
+            _ => runs.push((len, present)),
+        };
+        for (chunk, from, to) in pieces(at, len) {
+            let Some(chunk) = self.0.get(&chunk) else {
+                add(to - from, false);
+                continue;
+            };
+            let mut at = from;
+            while at < to {
+                let end = ((at / BLOCK + 1) * BLOCK).min(to);
+                add(end - at, chunk.present[at / BLOCK]);
+                at = end;
+            }
+        }
+        runs
+    }
+
+    /// Positions of the blocks that are present.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = usize> + '_ {
+        self.0.iter().flat_map(|(number, chunk)| {
+            let present = (0..BLOCKS).filter(|block| chunk.present[*block]);
+            present.map(move |block| number * CHUNK + block * BLOCK)
+        })
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.blocks().next().is_none()
+    }
+}
+
+/// What a client knows of the blocks of each fragment, as `core::checksum` but sparse; the block is its own checksum.
+#[derive(Debug, Default)]
+pub(crate) struct Sums {
+    /// Whether a group began as known zeros.
+    fresh: Vec<bool>,
+    chunks: BTreeMap<(u32, u32, usize), Box<[Option<[u8; BLOCK]>; BLOCKS]>>,
+}
+
+impl Sums {
+    pub(crate) fn grow(&mut self, groups: usize, fresh: bool) {
+        let groups = groups.max(self.fresh.len());
+        self.fresh.resize(groups, fresh);
+    }
+
+    fn chunk(&mut self, group: u32, slot: u32, chunk: usize) -> &mut [Option<[u8; BLOCK]>; BLOCKS] {
+        let fresh = self.fresh[group as usize];
+        let first = fresh.then_some([0; BLOCK]);
+        self.chunks.entry((group, slot, chunk)).or_insert_with(|| Box::new([first; BLOCKS]))
+    }
+
+    pub(crate) fn note(&mut self, group: u32, slot: u32, at: usize, bytes: &[u8]) {
+        assert!(
+            at.is_multiple_of(BLOCK) && bytes.len().is_multiple_of(BLOCK),
+            "checksums are of whole blocks"
+        );
+        let mut done = 0;
+        for (chunk, from, to) in pieces(at, bytes.len()) {
+            let known = self.chunk(group, slot, chunk);
+            for (block, bytes) in (from / BLOCK..).zip(bytes[done..done + to - from].chunks_exact(BLOCK)) {
+                known[block] = bytes.try_into().ok();
+            }
+            done += to - from;
+        }
+    }
+
+    pub(crate) fn forget(&mut self, group: u32, slot: u32, at: usize, len: usize) {
+        for (chunk, from, to) in pieces(at, len) {
+            self.chunk(group, slot, chunk)[from / BLOCK..to.div_ceil(BLOCK)].fill(None);
+        }
+    }
+
+    pub(crate) fn is_known(&self, group: u32, slot: u32, at: usize) -> bool {
+        match self.chunks.get(&(group, slot, at / CHUNK)) {
+            Some(known) => known[at % CHUNK / BLOCK].is_some(),
+            None => self.fresh.get(group as usize) == Some(&true),
+        }
+    }
+
+    /// How many blocks are not what is known of them.
+    pub(crate) fn wrong(&self, group: u32, slot: u32, at: usize, bytes: &[u8]) -> u32 {
+        assert!(
+            at.is_multiple_of(BLOCK) && bytes.len().is_multiple_of(BLOCK),
+            "checksums are of whole blocks"
+        );
+        let (mut done, mut wrong) = (0, 0);
+        for (chunk, from, to) in pieces(at, bytes.len()) {
+            let known = self.chunks.get(&(group, slot, chunk));
+            let fresh = self.fresh[group as usize];
+            for (block, bytes) in (from / BLOCK..).zip(bytes[done..done + to - from].chunks_exact(BLOCK)) {
+                let bad = match known {
+                    Some(known) => known[block].is_some_and(|known| known != *bytes),
+                    None => fresh && bytes.iter().any(|byte| *byte != 0),
+                };
+                wrong += u32::from(bad);
+            }
+            done += to - from;
+        }
+        wrong
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Rng;
+
+    #[test]
+    fn memory_agrees_with_an_array() {
+        const LEN: u64 = 3 * CHUNK as u64;
+        let mut rng = Rng::new(1);
+        for _ in 0..50 {
+            let (mut memory, mut array) = (Memory::default(), vec![0u8; CHUNK * 3]);
+            for _ in 0..40 {
+                let from = usize::try_from(rng.below(LEN)).expect("small");
+                let len = usize::try_from(rng.range(0, LEN - from as u64)).expect("small");
+                let byte = u8::try_from(rng.below(256)).expect("a byte");
+                match rng.below(4) {
+                    0 => memory.write(from, &vec![byte; len]),
+                    1 => memory.write_sparse(from, &vec![byte; len]),
+                    _ => memory.zero(from, len, rng.percent(50)),
+                }
+                let wrote = memory.get(from, len).first().copied().unwrap_or(0);
+                array[from..from + len].fill(wrote);
+                assert_eq!(memory.get(0, array.len()), array);
+                let mut at = 0;
+                for (len, present) in memory.runs(0, array.len()) {
+                    assert!(present || array[at..at + len].iter().all(|byte| *byte == 0), "absent is zero");
+                    at += len;
+                }
+                assert_eq!(at, array.len());
+            }
+        }
+    }
+
+    #[test]
+    fn a_whole_block_of_zeros_is_given_back() {
+        let mut memory = Memory::default();
+        memory.write(0, &[1; 24]);
+        memory.zero(4, 18, false);
+        assert_eq!(memory.runs(0, 32), [(8, true), (8, false), (8, true), (8, false)]);
+        memory.zero(0, 24, false);
+        assert!(memory.is_empty());
+        memory.zero(0, 1, true);
+        assert_eq!(memory.runs(0, 16), [(8, true), (8, false)]);
+    }
+
+    #[test]
+    fn sums_tell_what_is_known() {
+        let mut sums = Sums::default();
+        sums.grow(1, true);
+        sums.grow(2, false);
+        assert_eq!((sums.wrong(0, 0, 0, &[0; 8]), sums.wrong(0, 0, 0, &[1; 16])), (0, 2));
+        assert_eq!(sums.wrong(1, 0, 0, &[1; 16]), 0, "unknown");
+        sums.note(1, 0, 8, &[3; 8]);
+        assert_eq!(sums.wrong(1, 0, 0, &[1; 16]), 1);
+        sums.forget(1, 0, 8, 8);
+        assert!(!sums.is_known(1, 0, 8) && sums.is_known(0, 1, 0));
+    }
+}

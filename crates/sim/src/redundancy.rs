@@ -1,0 +1,223 @@
+//! What redundancy promises, looked up in the donors' memories themselves.
+//!
+//! Owns: that an acknowledged write is on every slot that the coordinator's records call held, that fragments fit
+//! together when all is at rest, that nothing is marked as half written after a clean end, and how much may go wrong
+//! at once before the promises end (the budget of the faults). Never: faults, or a machine's state.
+
+use crate::bytes::{BLOCK, SECTOR, sectors};
+use crate::client::Slot;
+use crate::oracle::written;
+use crate::verdict::{Run, is_short, runs_of};
+use crate::world::World;
+use cheetah_core::code::{Code, combine};
+use cheetah_core::coordinator::{Record, VolumeRecord};
+use cheetah_core::limits::EXTENT_BYTES;
+use cheetah_core::map::{DonorId, Placement, VolumeId, VolumeMap};
+use cheetah_core::volume::Op;
+use std::collections::BTreeSet;
+
+impl World {
+    /// The volumes as the coordinator has stored them.
+    pub(crate) fn stored_maps(&self) -> impl Iterator<Item = &VolumeMap> {
+        self.coordinator.store.values().filter_map(|record| match record {
+            Record::Volume(VolumeRecord { map, .. }) => Some(map),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn stored_map(&self, volume: VolumeId) -> Option<&VolumeMap> {
+        self.stored_maps().find(|map| map.volume == volume)
+    }
+
+    /// A donor's memory at a placement, if it lives.
+    fn held_bytes(&self, placement: Placement, from: u64, len: u64) -> Option<Vec<u8>> {
+        let donor = self.donors.iter().find(|donor| donor.id == placement.donor && donor.alive)?;
+        let at = u64::from(placement.extent) * EXTENT_BYTES + from;
+        Some(donor.memory.get(sectors(at), sectors(len)))
+    }
+
+    /// An acknowledged write is on every slot of its groups that the records call held.
+    pub(crate) fn check_holders(&mut self, c: usize, slot: &Slot) -> Result<(), String> {
+        let client = &self.clients[c];
+        let (request, Some(version), Some(volume)) = (slot.request, slot.version, client.volume) else {
+            return Ok(());
+        };
+        let end = request.offset + u64::from(request.len);
+        let long = u64::from(request.len) > (16 << 20);
+        // Bits that flipped on their way to a donor are put right when somebody reads them.
+        if long || self.plan.corrupts() || !self.oracle.is_alone(volume, version, request.offset, end) {
+            return Ok(());
+        }
+        let Some(map) = self.stored_map(volume).filter(|map| map.redundancy.parity > 0) else {
+            return Ok(());
+        };
+        let quiet = client.slots.values().all(|slot| slot.version.is_none());
+        let quiet = quiet && !self.verdict.torn.contains(&volume);
+        let bytes = match request.op {
+            Op::Write => written(version, request.offset, end),
+            _ => vec![0; sectors(u64::from(request.len))],
+        };
+        for run in runs_of(map, request.offset, request.len.into()) {
+            let bytes = &bytes[sectors(run.payload)..sectors(run.payload + run.len)];
+            self.check_run(map, run, bytes, quiet)?;
+        }
+        self.count("acknowledged writes found on their holders");
+        Ok(())
+    }
+
+    fn check_run(&self, map: &VolumeMap, run: Run, bytes: &[u8], quiet: bool) -> Result<(), String> {
+        let Run { group, slot, from, len, .. } = run;
+        let slots = &map.groups[group].slots;
+        let data = map.redundancy.data as usize;
+        let copies = if data == 1 { 0..slots.len() } else { slot..slot + 1 };
+        for at in copies {
+            let Some(held) = slots[at].held else { continue };
+            if self.held_bytes(held, from, len).is_some_and(|found| found != bytes) {
+                return Err(format!(
+                    "it is acknowledged, and slot {at} of group {group}, held by donor {}, does not have it",
+                    held.donor
+                ));
+            }
+        }
+        if data == 1 || !quiet {
+            return Ok(());
+        }
+        self.fits(map, group, from, len).map_err(|what| format!("it is acknowledged, and {what}"))
+    }
+
+    /// Whether parity is what the data says, as far as donors live.
+    fn fits(&self, map: &VolumeMap, group: usize, from: u64, len: u64) -> Result<(), String> {
+        let slots = &map.groups[group].slots;
+        let data = map.redundancy.data as usize;
+        let held = |slot: &cheetah_core::map::Slot| self.held_bytes(slot.held?, from, len);
+        let Some(lanes) = slots[..data].iter().map(held).collect::<Option<Vec<_>>>() else { return Ok(()) };
+        let lanes: Vec<&[u8]> = lanes.iter().map(Vec::as_slice).collect();
+        let code = Code::new(map.redundancy);
+        for (number, slot) in (0u32..).zip(&slots[data..]) {
+            let Some(found) = held(slot) else { continue };
+            let coefficients: Vec<u8> =
+                (0..map.redundancy.data).map(|d| code.coefficient(number, d)).collect();
+            let mut should = vec![0; found.len()];
+            combine(&coefficients, &lanes, &mut [&mut should], false);
+            if let Some(at) = should.iter().zip(&found).position(|(a, b)| a != b) {
+                return Err(format!(
+                    "parity {number} of group {group} does not fit its data at {} of the extent",
+                    from + at as u64 * SECTOR
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything is at rest: every fragment follows from the others.
+    pub(crate) fn all_fits(&mut self) {
+        let mut checked = 0;
+        let mut wrong = None;
+        for map in self.stored_maps().filter(|map| map.redundancy.parity > 0) {
+            for (number, group) in map.groups.iter().enumerate() {
+                let used = group_used(map, number);
+                for at in self.present(group.placements()) {
+                    if at * SECTOR < used {
+                        checked += 1;
+                        let result = self.fits(map, number, at * SECTOR, BLOCK as u64 * SECTOR);
+                        wrong = wrong.or(result.err().map(|what| format!("volume {}: {what}", map.name)));
+                    }
+                }
+            }
+        }
+        if checked > 0 {
+            self.count("volumes whose fragments were compared at the end");
+        }
+        wrong.into_iter().for_each(|what| self.fail(what));
+    }
+
+    /// Blocks of the extents that any of their donors has, in sectors from their start.
+    fn present(&self, placements: impl Iterator<Item = Placement>) -> BTreeSet<u64> {
+        let mut found = BTreeSet::new();
+        for placement in placements {
+            let Some(donor) = self.donors.iter().find(|donor| donor.id == placement.donor && donor.alive)
+            else {
+                continue;
+            };
+            let start = sectors(u64::from(placement.extent) * EXTENT_BYTES);
+            let end = start + sectors(EXTENT_BYTES);
+            let inside = donor.memory.blocks().filter(|at| (start..end).contains(at));
+            found.extend(inside.map(|at| (at - start) as u64));
+        }
+        found
+    }
+
+    /// A client ended in order: no donor that it reached remembers anything as half written.
+    pub(crate) fn note_clean_end(&mut self, c: usize) {
+        let client = &self.clients[c];
+        let (Some(machine), Some(volume)) = (&client.machine, client.volume) else { return };
+        let map = machine.map();
+        let ended = client.token.is_none_or(|token| self.verdict.lease_ended.contains(&token));
+        if client.read_only || map.redundancy.parity == 0 || ended || self.verdict.torn.contains(&volume) {
+            return;
+        }
+        let held: Vec<Placement> =
+            map.groups.iter().flat_map(|group| &group.slots).filter_map(|slot| slot.held).collect();
+        let since = self.now;
+        let reached = |donor: DonorId| !self.verdict.may_be_passed_over(c, donor, since);
+        let mut dirty = None;
+        for placement in held.iter().filter(|placement| reached(placement.donor)) {
+            let Some(donor) = self.donors.iter().find(|donor| donor.id == placement.donor && donor.alive)
+            else {
+                continue;
+            };
+            let start = u64::from(placement.extent) * EXTENT_BYTES;
+            donor.dirty.runs(start, EXTENT_BYTES, |len, marked| {
+                if marked {
+                    dirty = Some((placement.donor, len));
+                }
+            });
+        }
+        self.count("volumes detached in order");
+        if let Some((donor, len)) = dirty {
+            self.fail(format!(
+                "client {c} finished, and donor {donor} still marks {len} bytes as written lately"
+            ));
+        }
+    }
+
+    /// The volumes that have less than they need when this donor gets into trouble now. One with rows that may not
+    /// fit together, because its writer died, cannot do without any donor until that is mended.
+    pub(crate) fn beyond_by(&self, donor: Option<DonorId>) -> Vec<VolumeId> {
+        let out = |other: DonorId| Some(other) == donor || self.verdict.is_in_trouble(other, self.now);
+        let short = |map: &&VolumeMap| {
+            let frail = map.redundancy.data > 1 && self.verdict.torn.contains(&map.volume);
+            is_short(map, 0..map.groups.len(), out) || (frail && is_degraded(map, out))
+        };
+        self.stored_maps()
+            .filter(|map| map.redundancy.parity > 0)
+            .filter(short)
+            .map(|map| map.volume)
+            .collect()
+    }
+
+    /// The volumes that would lose data if their writer died now: parity does not cover both at once.
+    pub(crate) fn beyond_if_torn(&self) -> Vec<VolumeId> {
+        let out = |donor: DonorId| self.verdict.is_in_trouble(donor, self.now);
+        let with_parity =
+            self.stored_maps().filter(|map| map.redundancy.parity > 0 && map.redundancy.data > 1);
+        with_parity.filter(|map| is_degraded(map, out)).map(|map| map.volume).collect()
+    }
+}
+
+fn is_degraded(map: &VolumeMap, out: impl Fn(DonorId) -> bool) -> bool {
+    let mut slots = map.groups.iter().flat_map(|group| &group.slots);
+    slots.any(|slot| slot.held.is_none_or(|held| out(held.donor)))
+}
+
+/// Bytes of each extent of a group that the volume reaches.
+fn group_used(map: &VolumeMap, group: usize) -> u64 {
+    let begin = group as u64 * map.group_bytes();
+    let left = (map.size - begin).min(map.group_bytes());
+    let (k, unit) = (u64::from(map.redundancy.data), u64::from(map.unit));
+    if k == 1 {
+        return left.next_multiple_of(4096);
+    }
+    let (rows, rest) = (left / (k * unit), left % (k * unit));
+    rows * unit + rest.min(unit).next_multiple_of(4096)
+}
