@@ -108,6 +108,7 @@ async fn renew(pool: Client, lease: Attached, volume: VolumeHandle, place: watch
                 }
                 match renewed.map.map(|map| map.check().map(|()| map)) {
                     Some(Ok(map)) => {
+                        tracing::debug!(epoch = map.epoch, "a newer map");
                         epoch = map.epoch;
                         volume.update_map(map);
                     }
@@ -147,7 +148,10 @@ async fn amend(pool: Client, lease: Attached, volume: VolumeHandle) {
         }
         match pool.call(Call::Amend { name: name.clone(), token, amend }).await {
             Ok(Answer::Renewed(renewed)) => match renewed.map.map(|map| map.check().map(|()| map)) {
-                Some(Ok(map)) => volume.amended(Some(map)),
+                Some(Ok(map)) => {
+                    tracing::debug!(epoch = map.epoch, "the map is amended");
+                    volume.amended(Some(map));
+                }
                 other => {
                     tracing::error!(?other, "the coordinator sent no map that can be");
                     volume.amended(None);

@@ -32,7 +32,8 @@ pub const REQUESTS_IN_FLIGHT_MAX: usize = 1024;
 /// A donor that does not accept a connection by this time is set aside.
 pub const CONNECT_DEADLINE_NS: u64 = 2 * SECOND_NS;
 /// A donor that owes an answer and gives none for this long, while others do, is set aside when redundancy covers it.
-pub const SILENCE_NS: u64 = SECOND_NS;
+/// Two may be found one after the other, and writes shall not wait for 2 s.
+pub const SILENCE_NS: u64 = 800 * MILLISECOND_NS;
 /// A client looks this often for what is late, while something is on its way.
 pub const TICK_NS: u64 = 25 * MILLISECOND_NS;
 /// How often a donor that was set aside is tried again.

@@ -164,7 +164,10 @@ impl Sums {
     }
 
     pub(crate) fn note(&mut self, group: u32, slot: u32, at: usize, bytes: &[u8]) {
-        assert!(at.is_multiple_of(BLOCK) && bytes.len().is_multiple_of(BLOCK), "checksums are of whole blocks");
+        assert!(
+            at.is_multiple_of(BLOCK) && bytes.len().is_multiple_of(BLOCK),
+            "checksums are of whole blocks"
+        );
         let mut done = 0;
         for (chunk, from, to) in pieces(at, bytes.len()) {
             let known = self.chunk(group, slot, chunk);
@@ -190,7 +193,10 @@ impl Sums {
 
     /// How many blocks are not what is known of them.
     pub(crate) fn wrong(&self, group: u32, slot: u32, at: usize, bytes: &[u8]) -> u32 {
-        assert!(at.is_multiple_of(BLOCK) && bytes.len().is_multiple_of(BLOCK), "checksums are of whole blocks");
+        assert!(
+            at.is_multiple_of(BLOCK) && bytes.len().is_multiple_of(BLOCK),
+            "checksums are of whole blocks"
+        );
         let (mut done, mut wrong) = (0, 0);
         for (chunk, from, to) in pieces(at, bytes.len()) {
             let known = self.chunks.get(&(group, slot, chunk));

@@ -5,8 +5,8 @@
 //! aware of it). Never: decisions, or a judgement (`workload`). Key rule: after `Close` nothing that arrives on
 //! the link's old connections is looked at.
 
-use crate::coordinator::{Caller, Outcome};
 use crate::bytes::{SECTOR, Sums};
+use crate::coordinator::{Caller, Outcome};
 use crate::memory::ClientMemory;
 use crate::network::{Answer as PartAnswer, Awaited, Node, Request, ToClient, ToDonor};
 use crate::oracle::{Order, Version};
@@ -181,12 +181,8 @@ impl World {
         let client = &self.clients[c];
         let (Some(token), Some(machine)) = (client.token, &client.machine) else { return };
         let lost = machine.lost().map(|(donor, why)| (donor, why.to_owned())).collect();
-        let renew = Renew {
-            epoch: machine.map().epoch,
-            place: format!("/mnt/{c}"),
-            lost,
-            report: machine.report(),
-        };
+        let renew =
+            Renew { epoch: machine.map().epoch, place: format!("/mnt/{c}"), lost, report: machine.report() };
         let name = client.name.clone();
         self.call(Caller::Renew(c), Node::Client(c), Call::Renew { name, token, renew });
     }
@@ -358,7 +354,9 @@ impl World {
             Effect::Combine(combine) => memory.combine(&combine)?,
             Effect::Copy { from, to, len } => memory.copy(from, to, len)?,
             Effect::Zero { at, len } => memory.zero(at, len)?,
-            Effect::Learn { fragment, copies, mem, scatter } => memory.learn(fragment, copies, mem, scatter)?,
+            Effect::Learn { fragment, copies, mem, scatter } => {
+                memory.learn(fragment, copies, mem, scatter)?
+            }
             Effect::Forget { fragment, len } => memory.forget(fragment, len),
             Effect::Verify { strip, fragment, at, len } => {
                 let right = memory.verify(fragment, at, len)? || self.bug == Some(Bug::ChecksumIgnored);

@@ -250,13 +250,16 @@ impl World {
     /// A caller that was not sure says it again: the coordinator gets the same call twice.
     pub(crate) fn repeat_some_call(&mut self) {
         let said = |open: &OpenCall| {
-            let again = matches!(open.request, Some(Call::Amend { .. } | Call::Renew { .. } | Call::Detach { .. }));
+            let again =
+                matches!(open.request, Some(Call::Amend { .. } | Call::Renew { .. } | Call::Detach { .. }));
             again && !open.abandoned
         };
         let open: Vec<u64> =
             self.coordinator.calls.iter().filter(|(_, open)| said(open)).map(|(id, _)| *id).collect();
         let Some(id) = self.rng.pick(&open) else { return };
-        let Some(request) = self.coordinator.calls.get(&id).and_then(|open| open.request.clone()) else { return };
+        let Some(request) = self.coordinator.calls.get(&id).and_then(|open| open.request.clone()) else {
+            return;
+        };
         self.count("fault: a call came twice");
         self.call(Caller::Admin, Node::Coordinator, request);
     }

@@ -5,13 +5,13 @@
 //! are dropped, wiping that takes time. Never: decisions. Also checks, where bytes land, that nothing of an older
 //! session or lease lands after a newer one was admitted (promise 3).
 
+use crate::bytes::{Memory, SECTOR, sectors};
 use crate::client::Client;
 use crate::network::{Answer, Request, Stage, ToClient, ToDonor};
-use crate::bytes::{Memory, SECTOR, sectors};
 use crate::plan::Bug;
 use crate::world::{DonorEv, Ev, World, say};
-use cheetah_core::donor::{Access, ConnId, DirtyMap, Donor, Effect, Event, Exit, Grant, export_name};
 use cheetah_core::api::Sync;
+use cheetah_core::donor::{Access, ConnId, DirtyMap, Donor, Effect, Event, Exit, Grant, export_name};
 use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES, MILLISECOND_NS};
 use cheetah_core::map::{DonorId, LeaseToken, VolumeId, VolumeMap};
 use cheetah_core::units::Time;

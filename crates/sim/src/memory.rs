@@ -43,9 +43,11 @@ impl ClientMemory {
 
     fn of_mut(&mut self, mem: Mem) -> Result<&mut [u8], String> {
         match mem {
-            Mem::Payload(tag) => {
-                self.payloads.get_mut(&tag).map(Vec::as_mut_slice).ok_or(format!("request {tag} has no payload"))
-            }
+            Mem::Payload(tag) => self
+                .payloads
+                .get_mut(&tag)
+                .map(Vec::as_mut_slice)
+                .ok_or(format!("request {tag} has no payload")),
             Mem::Scratch(piece) => Ok(&mut self.scratch[piece as usize]),
             Mem::Nothing => Err("a part without data was to have some".into()),
         }
@@ -68,7 +70,10 @@ impl ClientMemory {
         self.check_free(at.mem, at.offset, at.offset + len, false)?;
         let (from, count) = (sectors(at.offset.into()), sectors(len.into()));
         let memory = self.of(at.mem)?;
-        memory.get(from..from + count).map(<[u8]>::to_vec).ok_or(format!("{at:?} and {len} is beyond its end"))
+        memory
+            .get(from..from + count)
+            .map(<[u8]>::to_vec)
+            .ok_or(format!("{at:?} and {len} is beyond its end"))
     }
 
     fn put(&mut self, at: At, bytes: &[u8]) -> Result<(), String> {
@@ -83,7 +88,8 @@ impl ClientMemory {
     pub(crate) fn combine(&mut self, combine: &Combine) -> Result<(), String> {
         let Combine { len, coefficients, inputs, outputs, add } = combine;
         let inputs: Vec<Vec<u8>> = inputs.iter().map(|at| self.get(*at, *len)).collect::<Result<_, _>>()?;
-        let mut results: Vec<Vec<u8>> = outputs.iter().map(|at| self.get(*at, *len)).collect::<Result<_, _>>()?;
+        let mut results: Vec<Vec<u8>> =
+            outputs.iter().map(|at| self.get(*at, *len)).collect::<Result<_, _>>()?;
         let from: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
         let mut to: Vec<&mut [u8]> = results.iter_mut().map(Vec::as_mut_slice).collect();
         code::combine(coefficients, &from, &mut to, *add);
@@ -181,7 +187,11 @@ impl ClientMemory {
         let Fragment { group, slot, local } = part.fragment;
         let at = sectors(local.into());
         if !at.is_multiple_of(BLOCK) || !bytes.len().is_multiple_of(BLOCK) {
-            return Err(format!("{:?} reads {} sectors, which are not whole blocks", part.fragment, bytes.len()));
+            return Err(format!(
+                "{:?} reads {} sectors, which are not whole blocks",
+                part.fragment,
+                bytes.len()
+            ));
         }
         Ok(self.sums.wrong(group, slot, at, bytes))
     }

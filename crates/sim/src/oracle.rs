@@ -234,7 +234,8 @@ impl Oracle {
                 let alike: Vec<String> = (alike.filter(|v| self.overlaps(*v, at, at + SECTOR)).filter(looks))
                     .map(|v| format!("write {v}{}", self.of_another(v, volume)))
                     .collect();
-                let kind = if alike.is_empty() { "nothing ever written there".into() } else { alike.join(" or ") };
+                let kind =
+                    if alike.is_empty() { "nothing ever written there".into() } else { alike.join(" or ") };
                 format!("{kind} ({byte:#04x})")
             }
         };

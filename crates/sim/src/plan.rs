@@ -147,7 +147,8 @@ impl Plan {
         let flips_per_million = if rng.percent(20) { rng.skewed(200, 50_000) } else { 0 };
         if flips_per_million > 0 {
             // Only who wrote a block knows its checksum: these volumes have one client from first to last.
-            let ends_leases = [Fault::CrashClient, Fault::PauseClient, Fault::CutCoordinator, Fault::RestartCoordinator];
+            let ends_leases =
+                [Fault::CrashClient, Fault::PauseClient, Fault::CutCoordinator, Fault::RestartCoordinator];
             faults.retain(|fault| !ends_leases.contains(fault));
         }
         Plan {

@@ -48,7 +48,9 @@ impl World {
         if long || self.plan.corrupts() || !self.oracle.is_alone(volume, version, request.offset, end) {
             return Ok(());
         }
-        let Some(map) = self.stored_map(volume).filter(|map| map.redundancy.parity > 0) else { return Ok(()) };
+        let Some(map) = self.stored_map(volume).filter(|map| map.redundancy.parity > 0) else {
+            return Ok(());
+        };
         let quiet = client.slots.values().all(|slot| slot.version.is_none());
         let quiet = quiet && !self.verdict.torn.contains(&volume);
         let bytes = match request.op {
@@ -93,7 +95,8 @@ impl World {
         let code = Code::new(map.redundancy);
         for (number, slot) in (0u32..).zip(&slots[data..]) {
             let Some(found) = held(slot) else { continue };
-            let coefficients: Vec<u8> = (0..map.redundancy.data).map(|d| code.coefficient(number, d)).collect();
+            let coefficients: Vec<u8> =
+                (0..map.redundancy.data).map(|d| code.coefficient(number, d)).collect();
             let mut should = vec![0; found.len()];
             combine(&coefficients, &lanes, &mut [&mut should], false);
             if let Some(at) = should.iter().zip(&found).position(|(a, b)| a != b) {
@@ -132,7 +135,8 @@ impl World {
     fn present(&self, placements: impl Iterator<Item = Placement>) -> BTreeSet<u64> {
         let mut found = BTreeSet::new();
         for placement in placements {
-            let Some(donor) = self.donors.iter().find(|donor| donor.id == placement.donor && donor.alive) else {
+            let Some(donor) = self.donors.iter().find(|donor| donor.id == placement.donor && donor.alive)
+            else {
                 continue;
             };
             let start = sectors(u64::from(placement.extent) * EXTENT_BYTES);
@@ -158,7 +162,8 @@ impl World {
         let reached = |donor: DonorId| !self.verdict.may_be_passed_over(c, donor, since);
         let mut dirty = None;
         for placement in held.iter().filter(|placement| reached(placement.donor)) {
-            let Some(donor) = self.donors.iter().find(|donor| donor.id == placement.donor && donor.alive) else {
+            let Some(donor) = self.donors.iter().find(|donor| donor.id == placement.donor && donor.alive)
+            else {
                 continue;
             };
             let start = u64::from(placement.extent) * EXTENT_BYTES;
@@ -170,7 +175,9 @@ impl World {
         }
         self.count("volumes detached in order");
         if let Some((donor, len)) = dirty {
-            self.fail(format!("client {c} finished, and donor {donor} still marks {len} bytes as written lately"));
+            self.fail(format!(
+                "client {c} finished, and donor {donor} still marks {len} bytes as written lately"
+            ));
         }
     }
 
@@ -182,13 +189,18 @@ impl World {
             let frail = map.redundancy.data > 1 && self.verdict.torn.contains(&map.volume);
             is_short(map, 0..map.groups.len(), out) || (frail && is_degraded(map, out))
         };
-        self.stored_maps().filter(|map| map.redundancy.parity > 0).filter(short).map(|map| map.volume).collect()
+        self.stored_maps()
+            .filter(|map| map.redundancy.parity > 0)
+            .filter(short)
+            .map(|map| map.volume)
+            .collect()
     }
 
     /// The volumes that would lose data if their writer died now: parity does not cover both at once.
     pub(crate) fn beyond_if_torn(&self) -> Vec<VolumeId> {
         let out = |donor: DonorId| self.verdict.is_in_trouble(donor, self.now);
-        let with_parity = self.stored_maps().filter(|map| map.redundancy.parity > 0 && map.redundancy.data > 1);
+        let with_parity =
+            self.stored_maps().filter(|map| map.redundancy.parity > 0 && map.redundancy.data > 1);
         with_parity.filter(|map| is_degraded(map, out)).map(|map| map.volume).collect()
     }
 }

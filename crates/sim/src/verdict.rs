@@ -192,7 +192,11 @@ pub(crate) fn groups_of(map: &VolumeMap, offset: u64, len: u64) -> std::ops::Ran
 }
 
 /// Whether more slots of one of the groups are out of reach than its parity covers.
-pub(crate) fn is_short(map: &VolumeMap, groups: std::ops::Range<usize>, out: impl Fn(DonorId) -> bool) -> bool {
+pub(crate) fn is_short(
+    map: &VolumeMap,
+    groups: std::ops::Range<usize>,
+    out: impl Fn(DonorId) -> bool,
+) -> bool {
     map.groups[groups].iter().any(|group| {
         let lost = group.slots.iter().filter(|slot| slot.held.is_none_or(|held| out(held.donor))).count();
         lost > map.redundancy.parity as usize

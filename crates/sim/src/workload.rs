@@ -3,8 +3,8 @@
 //! Owns: the requests (sizes, places, kinds) and the rules for their completion: once, by the deadline, right
 //! bytes, and an error only where `verdict` excuses one. Never: faults.
 
-use crate::client::{Phase, Slot, Tick};
 use crate::bytes::{SECTOR, sectors};
+use crate::client::{Phase, Slot, Tick};
 use crate::oracle::{POISON, written};
 use crate::plan::Bug;
 use crate::verdict::{groups_of, holders, is_short};
@@ -176,7 +176,9 @@ impl World {
         let redundant = self.is_redundant(c);
         if redundant {
             // Others have what it had.
-        } else if let Some(donor) = concerned.iter().find(|donor| self.verdict.died_before(**donor, slot.order)) {
+        } else if let Some(donor) =
+            concerned.iter().find(|donor| self.verdict.died_before(**donor, slot.order))
+        {
             return Err(format!("succeeded though donor {donor}, which holds a part of it, was gone before"));
         }
         if self.clients[c].read_only && request.op.writes() {
@@ -296,7 +298,9 @@ impl World {
                 self.count("flushes that reported a loss");
                 if caused { Ok(()) } else { Err("a flush failed without cause".into()) }
             }
-            VolumeError::Corrupt if concerned.iter().any(|donor| self.verdict.rotten.contains(donor)) => Ok(()),
+            VolumeError::Corrupt if concerned.iter().any(|donor| self.verdict.rotten.contains(donor)) => {
+                Ok(())
+            }
             VolumeError::DonorLost | VolumeError::TimedOut | VolumeError::LeaseLost
                 if concerned.iter().any(excused) =>
             {
@@ -316,7 +320,12 @@ impl World {
 
     /// With redundancy a request fails only when more donors of a group are out of reach than its parity covers, or
     /// when a write missed one and the coordinator could not be told of it.
-    fn judge_failure_of_redundant(&mut self, c: usize, slot: &Slot, error: VolumeError) -> Result<(), String> {
+    fn judge_failure_of_redundant(
+        &mut self,
+        c: usize,
+        slot: &Slot,
+        error: VolumeError,
+    ) -> Result<(), String> {
         let (request, since) = (slot.request, slot.submitted);
         let client = &self.clients[c];
         let Some(map) = client.machine.as_ref().map(|machine| machine.map()) else { return Ok(()) };

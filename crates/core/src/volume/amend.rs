@@ -165,7 +165,7 @@ impl Volume {
             for (slot, places) in (0u32..).zip(&of_group.slots) {
                 let Some(to) = places.filling else { continue };
                 let known = self.fills.remove(&(group, slot)).filter(|fill| fill.to == to);
-                fills.insert((group, slot), known.unwrap_or_else(|| Fill::new(to)));
+                fills.insert((group, slot), known.unwrap_or_else(|| Fill::new(to, self.born)));
             }
         }
         self.fills = fills;

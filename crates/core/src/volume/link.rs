@@ -9,7 +9,7 @@
 //!             \-> (not opened) -> Down -> (retry; parts fail at once meanwhile) -> Up
 //! ```
 //!
-//! Each opening has a new session number. A Cheetah donor drops the connections of older sessions before it
+//! Each opening has a new session number, higher than any before, also of a donor that had left the map. A Cheetah donor drops the connections of older sessions before it
 //! admits a newer one, so a write that was sent again can never be overtaken by its own first copy. A foreign
 //! server knows no sessions; a link to one that broke stays down, because only that is certain.
 
@@ -17,8 +17,8 @@ use super::strip::{Failure, Progress};
 use super::types::{Effect, LinkFailure, PartOp};
 use super::{Key, Volume};
 use crate::limits::{
-    CONNECT_DEADLINE_NS, DONOR_RETRY_NS, HEDGE_MAX_NS, HEDGE_MIN_NS, REOPEN_NS, SECOND_NS, SILENCE_NS,
-    SLOW_FACTOR, SLOW_MIN_NS, SLOW_NS, TICK_NS,
+    CONNECT_DEADLINE_NS, DONOR_RETRY_NS, HEDGE_MAX_NS, HEDGE_MIN_NS, MILLISECOND_NS, REOPEN_NS, SECOND_NS,
+    SILENCE_NS, SLOW_FACTOR, SLOW_MIN_NS, SLOW_NS, TICK_NS,
 };
 use crate::map::{DonorId, Route};
 use crate::units::Time;
@@ -328,13 +328,13 @@ impl Volume {
             if !self.can_do_without(donor) {
                 continue;
             }
-            self.set_aside(now, donor, format!("silent for {} s", SILENCE_NS / SECOND_NS), effects);
+            self.set_aside(now, donor, format!("silent for {} ms", SILENCE_NS / MILLISECOND_NS), effects);
         }
         for donor in slow {
             if !self.can_do_without(donor) {
                 continue;
             }
-            let mean = self.links[&donor].latency.mean / crate::limits::MILLISECOND_NS;
+            let mean = self.links[&donor].latency.mean / MILLISECOND_NS;
             self.links.get_mut(&donor).expect("listed just now").latency = Latency::default();
             self.set_aside(now, donor, format!("slow: {mean} ms an answer, many times the others'"), effects);
         }

@@ -10,6 +10,7 @@ use super::types::{At, Combine, Effect, Mem, PartError, PartOp, VolumeError};
 use super::{Key, Volume};
 use crate::layout::{Scatter, Span};
 use crate::limits::{BLOCK_BYTES, SCRATCH_LARGE_BYTES};
+use crate::map::BadRange;
 use crate::units::Time;
 
 const BLOCK: u32 = BLOCK_BYTES as u32;
@@ -429,7 +430,11 @@ impl Volume {
             outputs: outputs.clone(),
             add: false,
         }));
-        for (slot, at) in slots_of(lanes).zip(outputs) {
+        // Parity that was computed from all of the data is right, whatever was known of it.
+        let from_data = sources.iter().all(|slot| *slot < self.geometry.data);
+        let checked =
+            slots_of(lanes).zip(outputs).filter(|(slot, _)| *slot < self.geometry.data || !from_data);
+        for (slot, at) in checked.collect::<Vec<_>>() {
             effects.push(Effect::Verify { strip: key, fragment: self.fragment(key, slot), at, len });
             self.strips.get_mut(key).expect("it has read").open += 1;
         }
@@ -477,6 +482,15 @@ impl Volume {
             (strip.avoid, strip.wrong, strip.have, strip.failed) = (0, 0, 0, None);
             self.drop_parts(key, effects);
             return self.read_lanes(now, key, effects);
+        }
+        if let Work::Fill { slot, to } = strip.work {
+            // Each of the others was what it should be, so nothing else can give this back.
+            (strip.failed, strip.tries) = (None, 1);
+            if slot < self.geometry.data {
+                let (group, from, to) = (strip.group, strip.lo, strip.hi);
+                self.report_bad(BadRange { group, slot, from, to });
+            }
+            return self.write_filled(now, key, slot, to, effects);
         }
         self.end_strip(now, key, Err(error), effects);
     }

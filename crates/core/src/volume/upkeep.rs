@@ -32,13 +32,15 @@ pub(super) struct Fill {
     pub(super) to: Placement,
     /// Bytes of the extent that are there.
     pub(super) cursor: u32,
+    /// Strips born later count: an earlier one knew another filling of the slot.
+    since: u64,
     busy: bool,
     pause_until: Time,
 }
 
 impl Fill {
-    pub(super) fn new(to: Placement) -> Self {
-        Fill { to, cursor: 0, busy: false, pause_until: 0 }
+    pub(super) fn new(to: Placement, since: u64) -> Self {
+        Fill { to, cursor: 0, since, busy: false, pause_until: 0 }
     }
 }
 
@@ -262,7 +264,8 @@ impl Volume {
         }
         self.take_survey();
         self.keep_unsure();
-        let up = |placement: &Placement| self.links.get(&placement.donor).is_some_and(super::link::Link::is_up);
+        let up =
+            |placement: &Placement| self.links.get(&placement.donor).is_some_and(super::link::Link::is_up);
         let reached = self.upkeep.unsure.iter().filter(|(_, _, placement)| up(placement));
         let groups: BTreeSet<u32> = reached.map(|(group, ..)| *group).take(SURVEYS_MAX).collect();
         self.upkeep.unsure.retain(|(group, ..)| !groups.contains(group));
@@ -492,8 +495,12 @@ impl Volume {
         effects: &mut Vec<Effect>,
     ) {
         self.drop_parts(key, effects);
-        let at = self.lane(key, slot);
+        let (fragment, at) = (self.fragment(key, slot), self.lane(key, slot));
         let strip = self.strips.get(key).expect("it was checked");
+        let scatter = Scatter::whole(at.offset, strip.len());
+        if strip.tries == 0 {
+            effects.push(Effect::Learn { fragment, copies: 1, mem: at.mem, scatter });
+        }
         let (lo, scatter) = (strip.lo, Scatter::whole(at.offset, strip.len()));
         let known = self.links.contains_key(&to.donor);
         if !known || !self.add_part(now, key, slot, to, PartOp::Sparse, lo, at.mem, scatter, effects) {
@@ -504,9 +511,8 @@ impl Volume {
 
     fn fill_ended(&mut self, now: Time, strip: &Strip, slot: u32, to: Placement, done: bool) {
         self.upkeep.fills_open -= 1;
-        let Some(fill) = self.fills.get_mut(&(strip.group, slot)).filter(|fill| fill.to == to) else {
-            return;
-        };
+        let same = |fill: &&mut Fill| fill.to == to && fill.since < strip.born;
+        let Some(fill) = self.fills.get_mut(&(strip.group, slot)).filter(same) else { return };
         fill.busy = false;
         if done && strip.missed.is_empty() {
             fill.cursor = fill.cursor.max(strip.hi);
@@ -557,7 +563,8 @@ impl Volume {
         let strip = self.strips.get(key).expect("it has read");
         let (have, len, group) = (strip.have, strip.len(), strip.group);
         let all = geometry.data + geometry.parity;
-        let torn = self.is_torn(group, strip.lo, strip.hi) || self.missed_there(group, strip.lo, strip.hi) != 0;
+        let torn =
+            self.is_torn(group, strip.lo, strip.hi) || self.missed_there(group, strip.lo, strip.hi) != 0;
         if have.count_ones() < all || torn {
             return self.set_phase(key, Phase::Checking);
         }
@@ -646,7 +653,8 @@ impl Volume {
     fn wind_up(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let idle = self.requests.len() == 0 && self.strips.len() == 0;
         let speaks = !self.read_only && !self.lease_lost;
-        let settled = self.upkeep.age_due == 0 || !self.torn.is_empty() || self.stage != Stage::Serving || !speaks;
+        let settled =
+            self.upkeep.age_due == 0 || !self.torn.is_empty() || self.stage != Stage::Serving || !speaks;
         let late = self.upkeep.finishing.is_some_and(|until| until <= now);
         if late || (idle && settled) {
             if !std::mem::replace(&mut self.finished, true) {
@@ -676,8 +684,7 @@ impl Volume {
                 self.report.healed += if done { u64::from(blocks) } else { 0 };
             }
             Work::Resync => {
-                let same =
-                    |torn: &Torn| (torn.group, torn.lo, torn.hi) == (strip.group, strip.lo, strip.hi);
+                let same = |torn: &Torn| (torn.group, torn.lo, torn.hi) == (strip.group, strip.lo, strip.hi);
                 self.upkeep.resyncs_open -= 1;
                 self.resyncing.retain(|torn| !same(torn));
                 if done {

@@ -299,8 +299,18 @@ impl Volume {
             (first, last) = (first.min(from), last.max(to));
             self.write_lane(now, key, slot, from, to, effects);
         }
-        for number in 0..geometry.parity {
-            self.write_lane(now, key, geometry.data + number, first, last, effects);
+        let have = self.strips.get(key).expect("it has read").have;
+        for slot in geometry.data..geometry.data + geometry.parity {
+            if delta && have & bit(slot) == 0 {
+                // Nobody holds it, and without its old content the new one was not computed.
+                let local = first;
+                effects.push(Effect::Forget {
+                    fragment: Fragment { group: span.group, slot, local },
+                    len: last - first,
+                });
+                continue;
+            }
+            self.write_lane(now, key, slot, first, last, effects);
         }
         self.set_phase(key, Phase::Writing);
     }
