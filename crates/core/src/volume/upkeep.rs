@@ -148,12 +148,18 @@ impl Volume {
 
     /// Starts whatever is due and has room.
     pub(super) fn keep_up(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        if !std::mem::take(&mut self.upkeep_due) || self.read_only || self.lease_lost {
+        if !std::mem::take(&mut self.upkeep_due) {
             return;
         }
-        self.look_at_stage(now);
+        let may_write = !self.read_only && !self.lease_lost;
+        if may_write {
+            self.look_at_stage(now);
+        }
         if self.upkeep.finishing.is_some() {
             return self.wind_up(now, effects);
+        }
+        if !may_write {
+            return;
         }
         self.start_surveys();
         self.start_resyncs(now);
@@ -564,7 +570,8 @@ impl Volume {
     /// Ages twice, so that the next writer finds nothing to resync; then it is finished.
     fn wind_up(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let idle = self.requests.len() == 0 && self.strips.len() == 0;
-        let settled = self.upkeep.age_due == 0 || !self.torn.is_empty() || self.stage != Stage::Serving;
+        let unsettled = self.upkeep.age_due > 0 && self.torn.is_empty() && self.stage == Stage::Serving;
+        let settled = !unsettled || self.read_only || self.lease_lost;
         let late = self.upkeep.finishing.is_some_and(|until| until <= now);
         if late || (idle && settled) {
             if !std::mem::replace(&mut self.finished, true) {
