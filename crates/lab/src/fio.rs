@@ -152,6 +152,21 @@ impl Fio<'_> {
         Running { process: self.start("reads", command), what: "reads", log: None }
     }
 
+    /// Begins to write at random as fast as it goes, with so many writes under way all the time, and checks nothing.
+    #[track_caller]
+    pub fn hammer(&self, writes: &Reads) -> Running {
+        let prefix = self.scratch.join("hammer");
+        let log = self.scratch.join("hammer_lat.1.log");
+        let _ = std::fs::remove_file(&log);
+        let mut command = self.command("hammer", writes.region, writes.depth);
+        command.args(["--rw=randwrite", "--norandommap", "--time_based", "--refill_buffers=1"]);
+        command.arg(format!("--bs={}", writes.block_bytes)).arg(format!("--runtime={}", writes.seconds));
+        command.arg(format!("--randseed={}", writes.seed));
+        command.arg(format!("--write_lat_log={}", prefix.display()));
+        command.args(["--log_avg_msec=0", "--log_unix_epoch=1"]);
+        Running { process: self.start("hammer", command), what: "hammer", log: Some(log) }
+    }
+
     /// fio with a first job.
     fn command(&self, name: &str, region: Region, depth: u32) -> Command {
         let mut command = match self.lan {
