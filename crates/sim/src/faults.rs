@@ -49,7 +49,8 @@ impl World {
                     there.into_iter().for_each(|id| self.verdict.link_in_trouble(c, id, until + SECOND_NS));
                 }
             }
-            Fault::CutCoordinator => self.cut_coordinator(),
+            Fault::CutCoordinator if self.may_tear() => self.cut_coordinator(),
+            Fault::CutCoordinator => {}
             Fault::SlowDonor => {
                 if let Some(d) = self.some_donor().filter(|d| self.may(*d)) {
                     self.count("fault: donor slow");
@@ -286,6 +287,9 @@ impl World {
         for c in clients {
             self.cut_ways(Node::Coordinator, Node::Client(c), until, "fault: coordinator cut off");
             self.verdict.client_cut_off(c, until);
+            if until > self.now + LEASE_NS / 2 && !self.clients[c].read_only {
+                self.verdict.torn.extend(self.clients[c].volume);
+            }
         }
     }
 
@@ -299,6 +303,10 @@ impl World {
         client.paused_until = until;
         client.slots.values_mut().for_each(|slot| slot.deadline += more);
         self.verdict.client_in_trouble(c, until);
+        if length > LEASE_NS {
+            // What it was writing stays half written if another takes over.
+            self.verdict.torn.extend(self.clients[c].volume.filter(|_| !self.clients[c].read_only));
+        }
         if length > LEASE_NS && self.rng.percent(70) {
             let delay = self.rng.around(4 * SECOND_NS);
             self.after(LEASE_NS + delay, Ev::TakeOver(c));

@@ -340,6 +340,8 @@ impl World {
         let excused = match error {
             VolumeError::OutOfRange => request.offset + u64::from(request.len) > size,
             VolumeError::DonorLost if request.op == Op::Flush => is_short(map, all, out),
+            // What others may be writing cannot be rebuilt without knowing that they do not.
+            VolumeError::DonorLost if client.read_only && map.redundancy.data > 1 && one_is_out => true,
             VolumeError::DonorLost | VolumeError::TimedOut | VolumeError::LeaseLost => {
                 is_short(map, groups, out) || (untold && error == VolumeError::TimedOut)
             }

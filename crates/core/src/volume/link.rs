@@ -192,6 +192,8 @@ impl Volume {
         if was_down {
             link.calm();
         }
+        self.age_again();
+        let link = self.links.get_mut(&donor).expect("looked at above");
         for part in std::mem::take(&mut link.waiting) {
             self.send(now, part, effects);
         }

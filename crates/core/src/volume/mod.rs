@@ -346,7 +346,9 @@ impl Volume {
         }
         let mut result = pending.failed.map_or(Ok(()), Err);
         if pending.op.writes() && result.is_ok() {
-            let gone = |donor: &DonorId| self.links.get(donor).is_none_or(Link::is_down);
+            // One that is not in the map any more was left in order: another has what it had.
+            let down = |donor: &DonorId| self.links.get(donor).is_none_or(Link::is_down);
+            let gone = |donor: &DonorId| self.map.routes.contains_key(donor) && down(donor);
             if self.geometry.parity == 0 && pending.touched.iter().any(gone) {
                 // It had answered, and what it took is gone before anybody heard of it.
                 result = Err(VolumeError::DonorLost);

@@ -26,7 +26,7 @@ impl Volume {
         }
         // What is checked is a block, so a part of one is read as a whole and cut.
         let (head, tail) = (span.begin.next_multiple_of(BLOCK), span.end / BLOCK * BLOCK);
-        if head >= tail {
+        if head > tail {
             return self.plan_gathers(request, span, 0, 0);
         }
         let cut =
@@ -34,9 +34,11 @@ impl Volume {
         if span.begin < head {
             self.plan_gathers(request, cut(span.begin, head), 0, 0);
         }
-        let middle = cut(head, tail);
-        let (lo, hi) = self.local_range(middle);
-        self.add_strip(Some(request), Work::Read(middle), span.group, lo, hi);
+        if head < tail {
+            let middle = cut(head, tail);
+            let (lo, hi) = self.local_range(middle);
+            self.add_strip(Some(request), Work::Read(middle), span.group, lo, hi);
+        }
         if tail < span.end {
             self.plan_gathers(request, cut(tail, span.end), 0, 0);
         }
@@ -91,7 +93,7 @@ impl Volume {
         let missed = self.missed_there(span.group, lo, hi);
         let good = |slot| {
             let source = self.source(span.group, slot).filter(|_| missed & bit(slot) == 0);
-            source.is_some_and(|(_, trust)| trust == Trust::Good)
+            source.is_some_and(|(_, trust)| trust >= self.worth_asking())
         };
         if self.geometry.parity > 0 && !slots_of(wanted).all(good) {
             return self.read_otherwise(now, key, span, 0, 0, effects);
@@ -180,6 +182,9 @@ impl Volume {
         if self.geometry.parity == 0 || strip.phase != Phase::Reading || strip.avoid & bit(slot) != 0 {
             return;
         }
+        if self.worth_asking() == Trust::Poor {
+            return;
+        }
         let missed = self.missed_there(strip.group, strip.lo, strip.hi);
         let (group, avoid) = (strip.group, strip.avoid | missed | bit(slot));
         let others = (0..self.geometry.data + self.geometry.parity).filter(|other| avoid & bit(*other) == 0);
@@ -236,6 +241,13 @@ impl Volume {
             }
             _ => self.read_lanes(now, key, effects),
         }
+    }
+
+    /// Whom to ask before going round them. Where others may be writing, what is rebuilt may not be of one moment, so
+    /// it is the last resort.
+    fn worth_asking(&self) -> Trust {
+        let last_resort = self.geometry.parity == 0 || (self.read_only && self.geometry.data > 1);
+        if last_resort { Trust::Poor } else { Trust::Good }
     }
 
     fn read_again(&mut self, now: Time, key: Key, slot: u32, effects: &mut Vec<Effect>) {
@@ -310,7 +322,7 @@ impl Volume {
             self.source(group, slot).filter(|_| usable).map(|(_, trust)| trust)
         };
         let missing = needed & !here;
-        let enough = if geometry.parity == 0 || !rebuilds { Trust::Poor } else { Trust::Good };
+        let enough = if rebuilds { self.worth_asking() } else { Trust::Poor };
         let mut ask: Slots =
             slots_of(missing).filter(|s| trust(*s).is_some_and(|t| t >= enough)).map(bit).sum();
         let mut possible = true;
@@ -369,10 +381,35 @@ impl Volume {
             _ => {
                 let needed = self.needed(key);
                 let rebuilt = needed & !self.strips.get(key).expect("it has read").have;
+                if rebuilt != 0 && self.read_only && self.ask_who_wrote(now, key, effects) {
+                    return;
+                }
                 self.rebuild_lanes(key, rebuilt, effects);
                 self.set_phase(key, Phase::Checking);
             }
         }
+    }
+
+    /// Without the write lease, another may be writing: lanes that were read before and after a write of their row
+    /// make up a block that never was. Where no donor that was read from has been written to lately, none of them
+    /// had any of it. False when nobody need be asked (any more).
+    fn ask_who_wrote(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) -> bool {
+        let strip = self.strips.get_mut(key).expect("it has read");
+        if self.geometry.data == 1 || std::mem::replace(&mut strip.asked, true) {
+            return false;
+        }
+        let (group, have, local, len) = (strip.group, strip.have, strip.lo, strip.len());
+        for slot in slots_of(have) {
+            let scatter = Scatter::whole(0, len);
+            let asked = self.source(group, slot).is_some_and(|(held, _)| {
+                self.add_part(now, key, slot, held, PartOp::Survey, local, Mem::Nothing, scatter, effects)
+            });
+            if !asked {
+                self.strips.get_mut(key).expect("it has read").failed = Some(VolumeError::DonorLost);
+            }
+        }
+        self.set_phase(key, Phase::Reading);
+        true
     }
 
     /// Computes lanes from k others, and has them checked.

@@ -129,6 +129,8 @@ pub(super) struct Strip {
     /// Of those, the ones that gave a bad answer: asking them again is of no use.
     pub(super) wrong: Slots,
     pub(super) tries: u32,
+    /// The donors that it read from were asked whether anybody wrote there lately.
+    pub(super) asked: bool,
     pub(super) missed: Vec<Missed>,
     pub(super) failed: Option<VolumeError>,
 }
@@ -258,6 +260,7 @@ impl Volume {
             avoid: 0,
             wrong: 0,
             tries: 0,
+            asked: false,
             missed: Vec::new(),
             failed: None,
         };
@@ -478,7 +481,12 @@ impl Volume {
             PartOp::Status => {
                 super::collect_status(&mut request.expect("asked by a request").status, scatter, runs)
             }
-            PartOp::Survey => self.surveyed.push((strip.group, runs.to_vec())),
+            PartOp::Survey if strip.work == Work::Survey => self.surveyed.push((strip.group, runs.to_vec())),
+            PartOp::Survey => {
+                if runs.iter().any(|run| !run.hole) {
+                    strip.failed = Some(VolumeError::DonorLost);
+                }
+            }
             _ if op.writes() => {
                 if let Some(request) = request
                     && !request.touched.contains(&donor)
@@ -521,6 +529,7 @@ impl Volume {
                 let request = strip.request.and_then(|request| self.requests.get_mut(request));
                 super::collect_status(&mut request.expect("asked by a request").status, scatter, &[]);
             }
+            PartOp::Survey if strip.work != Work::Survey => strip.failed = Some(failure.error()),
             PartOp::Survey if failure == Failure::Answer(PartError::Unsupported) => {
                 let all = u32::try_from(EXTENT_BYTES).expect("an extent is 64 MiB");
                 self.surveyed.push((strip.group, vec![StatusRun { len: all, hole: false }]));

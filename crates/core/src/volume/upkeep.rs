@@ -615,6 +615,13 @@ impl Volume {
         }
     }
 
+    /// A donor that was away may have marks that were settled meanwhile.
+    pub(super) fn age_again(&mut self) {
+        if self.geometry.parity > 0 && !self.read_only {
+            self.upkeep.age_due = 2;
+        }
+    }
+
     fn age_now(&mut self, now: Time) {
         let mark = self.upkeep.age_mark;
         let unsettled = |strip: &Strip| strip.born <= mark && strip.is_write();

@@ -22,7 +22,8 @@ impl Volume {
         let rows = self.geometry.data > 1 && self.geometry.parity > 0;
         let grain = if rows { self.geometry.row() } else { BLOCK };
         let (head, tail) = (span.begin.next_multiple_of(grain), span.end / grain * grain);
-        if head >= tail {
+        // Without parity a patch has memory for the blocks of one slot, so it ends where its block does.
+        if head > tail || (head == tail && rows) {
             return self.plan_patches(request, span, content);
         }
         let cut =
@@ -33,7 +34,7 @@ impl Volume {
         let middle = cut(head, tail);
         if rows {
             self.plan_rows(request, middle, content);
-        } else {
+        } else if head < tail {
             let (lo, hi) = self.local_range(middle);
             self.add_strip(Some(request), Work::Direct(middle, content), span.group, lo, hi);
         }
