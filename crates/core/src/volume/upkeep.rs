@@ -148,7 +148,14 @@ impl Volume {
 
     /// Starts whatever is due and has room.
     pub(super) fn keep_up(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        if !std::mem::take(&mut self.upkeep_due) || self.read_only || self.lease_lost {
+        if !std::mem::take(&mut self.upkeep_due) {
+            return;
+        }
+        if self.read_only || self.lease_lost {
+            // Nothing may be written, so nothing is left to do for who ends.
+            if self.upkeep.finishing.is_some() && !std::mem::replace(&mut self.finished, true) {
+                effects.push(Effect::Finished);
+            }
             return;
         }
         self.look_at_stage(now);
