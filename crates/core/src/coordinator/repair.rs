@@ -90,7 +90,8 @@ impl Coordinator {
     /// How many extents each live donor holds beyond its offer.
     fn overfull(&self) -> BTreeMap<DonorId, u32> {
         let live = self.donors.iter().filter(|(_, donor)| donor.alive && !donor.record.leaving);
-        live.filter(|(_, donor)| donor.excess() > 0).map(|(id, donor)| (*id, donor.excess())).collect()
+        let over = live.filter(|(_, donor)| donor.excess() > 0);
+        over.map(|(id, donor)| (*id, donor.excess().saturating_sub(self.retired_of(*id)))).collect()
     }
 
     /// Takes back fillings that a donor shall not have any more, which costs nothing that was acknowledged, and
@@ -245,6 +246,8 @@ impl Coordinator {
             for (volume, freed) in round.changed {
                 self.slots_changed(now, volume, &freed);
             }
+            let freed = self.unretire(volume, |place| place.donor == id);
+            self.give_back_retired(volume, &freed);
         }
         self.replan = true;
     }

@@ -99,6 +99,7 @@ impl Volume {
 
     pub(super) fn lose_lease(&mut self) {
         self.lease_lost = true;
+        self.upkeep_due = true;
         self.look_at_waiting();
     }
 
