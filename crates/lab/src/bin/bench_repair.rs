@@ -83,7 +83,12 @@ impl Row {
             None => (String::new(), ""),
         };
         let (value, peer) = (self.value.shown(1), self.peer.shown(1));
-        format!("| {}, {} | {value} | {peer} | {:.3} | {bar} | {verdict} |", self.what, self.unit, self.ratio())
+        format!(
+            "| {}, {} | {value} | {peer} | {:.3} | {bar} | {verdict} |",
+            self.what,
+            self.unit,
+            self.ratio()
+        )
     }
 
     fn json(&self) -> Value {
@@ -103,23 +108,42 @@ fn main() {
     if does("rebuild") {
         rows.extend(rebuild(&options));
     }
-    println!("{DONORS} donors, links of {RATE}; medians (least-most) of {} rounds for the sequential ones.\n", options.rounds);
+    println!(
+        "{DONORS} donors, links of {RATE}; medians (least-most) of {} rounds for the sequential ones.\n",
+        options.rounds
+    );
     println!("| | cheetah | beside | ratio | bar | |\n|---|---|---|---|---|---|");
     rows.iter().for_each(|row| println!("{}", row.line()));
-    let report = json!({"donors": DONORS, "rate": RATE, "rows": rows.iter().map(Row::json).collect::<Vec<_>>()});
+    let report =
+        json!({"donors": DONORS, "rate": RATE, "rows": rows.iter().map(Row::json).collect::<Vec<_>>()});
     println!("\nWritten to {}", figures::write_report("repair/results.json", &report).display());
 }
 
 /// Writes, reads, and reads without one donor, in each round on fresh hosts, iperf3 first.
 fn sequential(options: &Options) -> Vec<Row> {
     let mut rows = vec![
-        Row::new("write_export", "parity:4+1 sequential write, export; beside: iperf3 x 4/5", "Mbit/s", Some(0.95)),
-        Row::new("write_file", "parity:4+1 sequential write, file; beside: iperf3 x 4/5", "Mbit/s", Some(0.95)),
+        Row::new(
+            "write_export",
+            "parity:4+1 sequential write, export; beside: iperf3 x 4/5",
+            "Mbit/s",
+            Some(0.95),
+        ),
+        Row::new(
+            "write_file",
+            "parity:4+1 sequential write, file; beside: iperf3 x 4/5",
+            "Mbit/s",
+            Some(0.95),
+        ),
         Row::new("read_export", "healthy sequential read, export; beside: iperf3", "Mbit/s", None),
         Row::new("read_file", "healthy sequential read, file; beside: iperf3", "Mbit/s", None),
         Row::new("degraded_export", "degraded sequential read, export; beside: healthy", "Mbit/s", Some(0.8)),
         Row::new("degraded_file", "degraded sequential read, file; beside: healthy", "Mbit/s", Some(0.8)),
-        Row::new("write_cpu", "processor time of the client for a write, export; beside: a read", "ms/GiB", None),
+        Row::new(
+            "write_cpu",
+            "processor time of the client for a write, export; beside: a read",
+            "ms/GiB",
+            None,
+        ),
     ];
     for round in 0..options.rounds {
         let lan = Arc::new(Lan::new(DONORS, RATE));
@@ -230,7 +254,10 @@ fn rebuild(options: &Options) -> Vec<Row> {
     let in_mbit = rivals::iperf3_between(&lan, Node::Donor(1), Node::Client, IPERF_SECONDS);
     let out_mbit = rivals::iperf3_between(&lan, Node::Client, Node::Donor(1), IPERF_SECONDS);
     let (in_line, out_line) = (in_mbit / 8.0, out_mbit / 8.0);
-    let (sent, received) = { let now = lan.bytes_moved(Node::Client); (now.0 - sent, now.1 - received) };
+    let (sent, received) = {
+        let now = lan.bytes_moved(Node::Client);
+        (now.0 - sent, now.1 - received)
+    };
     let framing = (sent + received) as f64 / ((in_line + out_line) * 1e6 * f64::from(IPERF_SECONDS));
 
     let mut pool = Pool::with(State::Memory, Some(lan.clone()));
@@ -251,7 +278,8 @@ fn rebuild(options: &Options) -> Vec<Row> {
     let region = Region { offset: 0, bytes: HAMMERED_MIB << 20 };
     // It ends by itself only when the rebuilding never begins.
     let seconds = BEFORE_SECONDS + DURING_SECONDS + 30;
-    let writes = Reads { region, block_bytes: BLOCK_BYTES, depth: DEPTH, seconds, bytes_per_second: None, seed: 7 };
+    let writes =
+        Reads { region, block_bytes: BLOCK_BYTES, depth: DEPTH, seconds, bytes_per_second: None, seed: 7 };
     let running = fio.hammer(&writes);
     std::thread::sleep(Duration::from_secs(BEFORE_SECONDS));
     let victim = "host-2";
@@ -284,7 +312,10 @@ fn rebuild(options: &Options) -> Vec<Row> {
     pool.donor("host-4").kill();
     let hash_degraded = hash(&file, still);
     assert!(hash_degraded == hash_before, "what was rebuilt is not what was lost");
-    assert!(hash(&file, region) == hammered, "what fio wrote during the rebuild lies differently on what was rebuilt");
+    assert!(
+        hash(&file, region) == hammered,
+        "what fio wrote during the rebuild lies differently on what was rebuilt"
+    );
     lap("hashed without another donor: the same");
 
     let throughput = |from: u64, to: u64| {
@@ -298,13 +329,21 @@ fn rebuild(options: &Options) -> Vec<Row> {
     let left_in = (in_line - (received / framing - rate * DATA as f64)) / DATA as f64;
     let left_out = out_line - (sent / framing - rate);
     let [rate_alone, _, _] = end.since(&alone);
-    eprintln!("held {held} extents; before {before:.1}, during {during:.1} MB/s; in {received:.1} out {sent:.1} MB/s \
+    eprintln!(
+        "held {held} extents; before {before:.1}, during {during:.1} MB/s; in {received:.1} out {sent:.1} MB/s \
         on the link of {:.1}, {:.1}; rate {rate:.1}, left in {left_in:.1} out {left_out:.1}; framing {framing:.3}",
-        in_line * framing, out_line * framing);
+        in_line * framing,
+        out_line * framing
+    );
     let mut rows = vec![
         Row::new("foreground", "fio's throughput during the rebuild; beside: before", "MB/s", Some(0.7)),
         Row::new("rebuild", "rebuild beside fio; beside: what it leaves of the links", "MB/s", Some(0.8)),
-        Row::new("rebuild_idle", "rebuild with nobody else about; beside: what the links allow", "MB/s", Some(0.8)),
+        Row::new(
+            "rebuild_idle",
+            "rebuild with nobody else about; beside: what the links allow",
+            "MB/s",
+            Some(0.8),
+        ),
     ];
     rows[0].push(during, before);
     rows[1].push(rate, left_in.min(left_out));
@@ -360,7 +399,8 @@ fn hash(file: &Path, region: Region) -> Vec<String> {
         .map(|quarter| {
             let mut command = tools::command("sh");
             let skip = (region.offset >> 20) + quarter * mib;
-            let script = format!("dd if=\"$0\" bs=1M iflag=direct status=none skip={skip} count={mib} | sha256sum");
+            let script =
+                format!("dd if=\"$0\" bs=1M iflag=direct status=none skip={skip} count={mib} | sha256sum");
             command.args(["-c", &script]).arg(file).stdout(Stdio::piped()).spawn().expect("sh starts")
         })
         .collect();
@@ -383,7 +423,9 @@ fn options() -> Options {
             "--mib" => options.mib = value().parse().expect("a number of MiB"),
             "--groups" => options.groups = value().parse().expect("a number of groups"),
             "--only" => options.only = Some(value()),
-            _ => panic!("usage: bench_repair [--only sequential|rebuild] [--rounds N] [--mib N] [--groups N]"),
+            _ => {
+                panic!("usage: bench_repair [--only sequential|rebuild] [--rounds N] [--mib N] [--groups N]")
+            }
         }
     }
     options
