@@ -215,7 +215,9 @@ impl Lan {
             tools::run("ip", ["-n", &self.namespace(node), "-s", "-json", "link", "show", "dev", "e0"]);
         let shown: serde_json::Value = serde_json::from_str(&shown).expect("ip prints JSON");
         let count = |way: &str| {
-            shown[0]["stats64"][way]["bytes"].as_u64().unwrap_or_else(|| panic!("no count of bytes in {shown}"))
+            shown[0]["stats64"][way]["bytes"]
+                .as_u64()
+                .unwrap_or_else(|| panic!("no count of bytes in {shown}"))
         };
         (count("tx"), count("rx"))
     }

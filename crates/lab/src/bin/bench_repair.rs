@@ -35,9 +35,8 @@ const DATA: u64 = 3;
 const HAMMERED_MIB: u64 = 1024;
 const BLOCK_BYTES: u64 = 64 << 10;
 const DEPTH: u32 = 16;
-/// How long fio writes before the donor is killed, and from the beginning of the rebuilding on.
+/// How long fio writes before the donor is killed.
 const BEFORE_SECONDS: u64 = 12;
-const DURING_SECONDS: u64 = 45;
 /// Of the first seconds of either, nothing is counted.
 const SETTLE_SECONDS: u64 = 2;
 
@@ -45,6 +44,8 @@ struct Options {
     rounds: usize,
     mib: u64,
     groups: u64,
+    /// Seconds that fio writes during the rebuild.
+    during: u64,
     only: Option<String>,
 }
 
@@ -83,7 +84,12 @@ impl Row {
             None => (String::new(), ""),
         };
         let (value, peer) = (self.value.shown(1), self.peer.shown(1));
-        format!("| {}, {} | {value} | {peer} | {:.3} | {bar} | {verdict} |", self.what, self.unit, self.ratio())
+        format!(
+            "| {}, {} | {value} | {peer} | {:.3} | {bar} | {verdict} |",
+            self.what,
+            self.unit,
+            self.ratio()
+        )
     }
 
     fn json(&self) -> Value {
@@ -103,23 +109,42 @@ fn main() {
     if does("rebuild") {
         rows.extend(rebuild(&options));
     }
-    println!("{DONORS} donors, links of {RATE}; medians (least-most) of {} rounds for the sequential ones.\n", options.rounds);
+    println!(
+        "{DONORS} donors, links of {RATE}; medians (least-most) of {} rounds for the sequential ones.\n",
+        options.rounds
+    );
     println!("| | cheetah | beside | ratio | bar | |\n|---|---|---|---|---|---|");
     rows.iter().for_each(|row| println!("{}", row.line()));
-    let report = json!({"donors": DONORS, "rate": RATE, "rows": rows.iter().map(Row::json).collect::<Vec<_>>()});
+    let report =
+        json!({"donors": DONORS, "rate": RATE, "rows": rows.iter().map(Row::json).collect::<Vec<_>>()});
     println!("\nWritten to {}", figures::write_report("repair/results.json", &report).display());
 }
 
 /// Writes, reads, and reads without one donor, in each round on fresh hosts, iperf3 first.
 fn sequential(options: &Options) -> Vec<Row> {
     let mut rows = vec![
-        Row::new("write_export", "parity:4+1 sequential write, export; beside: iperf3 x 4/5", "Mbit/s", Some(0.95)),
-        Row::new("write_file", "parity:4+1 sequential write, file; beside: iperf3 x 4/5", "Mbit/s", Some(0.95)),
+        Row::new(
+            "write_export",
+            "parity:4+1 sequential write, export; beside: iperf3 x 4/5",
+            "Mbit/s",
+            Some(0.95),
+        ),
+        Row::new(
+            "write_file",
+            "parity:4+1 sequential write, file; beside: iperf3 x 4/5",
+            "Mbit/s",
+            Some(0.95),
+        ),
         Row::new("read_export", "healthy sequential read, export; beside: iperf3", "Mbit/s", None),
         Row::new("read_file", "healthy sequential read, file; beside: iperf3", "Mbit/s", None),
         Row::new("degraded_export", "degraded sequential read, export; beside: healthy", "Mbit/s", Some(0.8)),
         Row::new("degraded_file", "degraded sequential read, file; beside: healthy", "Mbit/s", Some(0.8)),
-        Row::new("write_cpu", "processor time of the client for a write, export; beside: a read", "ms/GiB", None),
+        Row::new(
+            "write_cpu",
+            "processor time of the client for a write, export; beside: a read",
+            "ms/GiB",
+            None,
+        ),
     ];
     for round in 0..options.rounds {
         let lan = Arc::new(Lan::new(DONORS, RATE));
@@ -207,8 +232,16 @@ struct Look {
 }
 
 impl Look {
+    /// At the next moment at which the client has told how far it is, which it does every two seconds.
+    fn at_next_report(pool: &Pool, lan: &Lan) -> Self {
+        let before = Look::now(pool, lan);
+        wait::for_some("progress of the rebuilding", wait::SOON, || {
+            Some(Look::now(pool, lan)).filter(|now| now.filled > before.filled)
+        })
+    }
+
     fn now(pool: &Pool, lan: &Lan) -> Self {
-        let report = pool.volume_status(VOLUME)["report"].clone();
+        let report = pool.volume_status(VOLUME)["attachments"][0]["report"].clone();
         let number = |name: &str| report[name].as_u64().unwrap_or(0);
         let (sent, received) = lan.bytes_moved(Node::Client);
         let (filled, total) = (number("fill_bytes_done"), number("fill_bytes_total"));
@@ -230,7 +263,10 @@ fn rebuild(options: &Options) -> Vec<Row> {
     let in_mbit = rivals::iperf3_between(&lan, Node::Donor(1), Node::Client, IPERF_SECONDS);
     let out_mbit = rivals::iperf3_between(&lan, Node::Client, Node::Donor(1), IPERF_SECONDS);
     let (in_line, out_line) = (in_mbit / 8.0, out_mbit / 8.0);
-    let (sent, received) = { let now = lan.bytes_moved(Node::Client); (now.0 - sent, now.1 - received) };
+    let (sent, received) = {
+        let now = lan.bytes_moved(Node::Client);
+        (now.0 - sent, now.1 - received)
+    };
     let framing = (sent + received) as f64 / ((in_line + out_line) * 1e6 * f64::from(IPERF_SECONDS));
 
     let mut pool = Pool::with(State::Memory, Some(lan.clone()));
@@ -250,8 +286,9 @@ fn rebuild(options: &Options) -> Vec<Row> {
     let fio = Fio { lan: Some(&lan), target: &target, scratch: pool.scratch() };
     let region = Region { offset: 0, bytes: HAMMERED_MIB << 20 };
     // It ends by itself only when the rebuilding never begins.
-    let seconds = BEFORE_SECONDS + DURING_SECONDS + 30;
-    let writes = Reads { region, block_bytes: BLOCK_BYTES, depth: DEPTH, seconds, bytes_per_second: None, seed: 7 };
+    let seconds = BEFORE_SECONDS + options.during + 60;
+    let writes =
+        Reads { region, block_bytes: BLOCK_BYTES, depth: DEPTH, seconds, bytes_per_second: None, seed: 7 };
     let running = fio.hammer(&writes);
     std::thread::sleep(Duration::from_secs(BEFORE_SECONDS));
     let victim = "host-2";
@@ -260,18 +297,19 @@ fn rebuild(options: &Options) -> Vec<Row> {
     pool.donor(victim).kill();
     wait::until("the beginning of the rebuilding", wait::SOON, || Look::now(&pool, &lan).filled > 0);
     std::thread::sleep(Duration::from_secs(SETTLE_SECONDS));
-    let first = Look::now(&pool, &lan);
-    std::thread::sleep(Duration::from_secs(DURING_SECONDS));
-    let last = Look::now(&pool, &lan);
+    let first = Look::at_next_report(&pool, &lan);
+    std::thread::sleep(Duration::from_secs(options.during));
+    let last = Look::at_next_report(&pool, &lan);
     lap(&format!("rebuilt {} of {} MiB beside fio", last.filled >> 20, last.total >> 20));
-    let ended = running.wait(Duration::from_secs(60), || false);
+    let ended = running.finish();
     assert!(ended.good(), "fio failed while a donor was rebuilt: {}", ended.complaint);
 
-    let alone = Look::now(&pool, &lan);
+    let alone = Look::at_next_report(&pool, &lan);
     let mut end = alone;
     wait::until("the end of the rebuilding", REPAIR_LIMIT, || {
         let now = Look::now(&pool, &lan);
         if now.filled > end.filled {
+            eprintln!("  alone {:.1?} MB/s filled, sent, received", now.since(&end));
             end = now;
         }
         pool.volume_status(VOLUME)["health"] == "whole"
@@ -284,7 +322,10 @@ fn rebuild(options: &Options) -> Vec<Row> {
     pool.donor("host-4").kill();
     let hash_degraded = hash(&file, still);
     assert!(hash_degraded == hash_before, "what was rebuilt is not what was lost");
-    assert!(hash(&file, region) == hammered, "what fio wrote during the rebuild lies differently on what was rebuilt");
+    assert!(
+        hash(&file, region) == hammered,
+        "what fio wrote during the rebuild lies differently on what was rebuilt"
+    );
     lap("hashed without another donor: the same");
 
     let throughput = |from: u64, to: u64| {
@@ -298,13 +339,21 @@ fn rebuild(options: &Options) -> Vec<Row> {
     let left_in = (in_line - (received / framing - rate * DATA as f64)) / DATA as f64;
     let left_out = out_line - (sent / framing - rate);
     let [rate_alone, _, _] = end.since(&alone);
-    eprintln!("held {held} extents; before {before:.1}, during {during:.1} MB/s; in {received:.1} out {sent:.1} MB/s \
+    eprintln!(
+        "held {held} extents; before {before:.1}, during {during:.1} MB/s; in {received:.1} out {sent:.1} MB/s \
         on the link of {:.1}, {:.1}; rate {rate:.1}, left in {left_in:.1} out {left_out:.1}; framing {framing:.3}",
-        in_line * framing, out_line * framing);
+        in_line * framing,
+        out_line * framing
+    );
     let mut rows = vec![
         Row::new("foreground", "fio's throughput during the rebuild; beside: before", "MB/s", Some(0.7)),
         Row::new("rebuild", "rebuild beside fio; beside: what it leaves of the links", "MB/s", Some(0.8)),
-        Row::new("rebuild_idle", "rebuild with nobody else about; beside: what the links allow", "MB/s", Some(0.8)),
+        Row::new(
+            "rebuild_idle",
+            "rebuild with nobody else about; beside: what the links allow",
+            "MB/s",
+            Some(0.8),
+        ),
     ];
     rows[0].push(during, before);
     rows[1].push(rate, left_in.min(left_out));
@@ -360,7 +409,8 @@ fn hash(file: &Path, region: Region) -> Vec<String> {
         .map(|quarter| {
             let mut command = tools::command("sh");
             let skip = (region.offset >> 20) + quarter * mib;
-            let script = format!("dd if=\"$0\" bs=1M iflag=direct status=none skip={skip} count={mib} | sha256sum");
+            let script =
+                format!("dd if=\"$0\" bs=1M iflag=direct status=none skip={skip} count={mib} | sha256sum");
             command.args(["-c", &script]).arg(file).stdout(Stdio::piped()).spawn().expect("sh starts")
         })
         .collect();
@@ -374,7 +424,7 @@ fn hash(file: &Path, region: Region) -> Vec<String> {
 }
 
 fn options() -> Options {
-    let mut options = Options { rounds: 3, mib: 512, groups: 40, only: None };
+    let mut options = Options { rounds: 3, mib: 512, groups: 40, during: 45, only: None };
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().unwrap_or_else(|| panic!("{argument} needs a value"));
@@ -382,8 +432,11 @@ fn options() -> Options {
             "--rounds" => options.rounds = value().parse().expect("a number of rounds"),
             "--mib" => options.mib = value().parse().expect("a number of MiB"),
             "--groups" => options.groups = value().parse().expect("a number of groups"),
+            "--during" => options.during = value().parse().expect("seconds"),
             "--only" => options.only = Some(value()),
-            _ => panic!("usage: bench_repair [--only sequential|rebuild] [--rounds N] [--mib N] [--groups N]"),
+            _ => panic!(
+                "usage: bench_repair [--only sequential|rebuild] [--rounds N] [--mib N] [--groups N] [--during SECONDS]"
+            ),
         }
     }
     options
