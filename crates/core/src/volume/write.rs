@@ -298,8 +298,16 @@ impl Volume {
             (first, last) = (first.min(from), last.max(to));
             self.write_lane(now, key, slot, from, to, effects);
         }
-        for number in 0..geometry.parity {
-            self.write_lane(now, key, geometry.data + number, first, last, effects);
+        let group = self.strips.get(key).expect("it has read").group;
+        let reached = self.parity_targets(group, lo);
+        for slot in geometry.data..geometry.data + geometry.parity {
+            // Where nobody holds parity, what it takes to compute it was not read.
+            if reached & bit(slot) != 0 || (!delta && reached != 0) {
+                self.write_lane(now, key, slot, first, last, effects);
+            } else {
+                let fragment = Fragment { group, slot, local: first };
+                effects.push(Effect::Forget { fragment, len: last - first });
+            }
         }
         self.set_phase(key, Phase::Writing);
     }
