@@ -11,6 +11,8 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use rustix::process::Signal;
+
 use crate::lan::{Lan, Node};
 use crate::process::Process;
 use crate::scratch::Scratch;
@@ -18,6 +20,9 @@ use crate::tools;
 
 /// The most that is kept of what fio complained about.
 const COMPLAINT_CHARS_MAX: usize = 400;
+
+/// How fio ends when it was told to by a signal.
+const INTERRUPTED: i32 = 128;
 
 /// Where a front end gives the volume to tools.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -206,6 +211,17 @@ fn verify(command: &mut Command) {
 impl Running {
     pub fn is_running(&mut self) -> bool {
         self.process.is_running()
+    }
+
+    /// Has it end when what is under way is done, as its user does with ^C.
+    pub fn finish(self) -> Ended {
+        self.process.signal(Signal::INT);
+        let mut ended = self.wait(Duration::from_secs(30), || false);
+        // What it answers to a signal; an error of a write would have ended it before.
+        if ended.code == Some(INTERRUPTED) {
+            ended.code = Some(0);
+        }
+        ended
     }
 
     /// Waits for its end; after the limit, or when `give_up` says so, it is killed.

@@ -35,9 +35,8 @@ const DATA: u64 = 3;
 const HAMMERED_MIB: u64 = 1024;
 const BLOCK_BYTES: u64 = 64 << 10;
 const DEPTH: u32 = 16;
-/// How long fio writes before the donor is killed, and from the beginning of the rebuilding on.
+/// How long fio writes before the donor is killed.
 const BEFORE_SECONDS: u64 = 12;
-const DURING_SECONDS: u64 = 45;
 /// Of the first seconds of either, nothing is counted.
 const SETTLE_SECONDS: u64 = 2;
 
@@ -45,6 +44,8 @@ struct Options {
     rounds: usize,
     mib: u64,
     groups: u64,
+    /// Seconds that fio writes during the rebuild.
+    during: u64,
     only: Option<String>,
 }
 
@@ -231,8 +232,16 @@ struct Look {
 }
 
 impl Look {
+    /// At the next moment at which the client has told how far it is, which it does every two seconds.
+    fn at_next_report(pool: &Pool, lan: &Lan) -> Self {
+        let before = Look::now(pool, lan);
+        wait::for_some("progress of the rebuilding", wait::SOON, || {
+            Some(Look::now(pool, lan)).filter(|now| now.filled > before.filled)
+        })
+    }
+
     fn now(pool: &Pool, lan: &Lan) -> Self {
-        let report = pool.volume_status(VOLUME)["report"].clone();
+        let report = pool.volume_status(VOLUME)["attachments"][0]["report"].clone();
         let number = |name: &str| report[name].as_u64().unwrap_or(0);
         let (sent, received) = lan.bytes_moved(Node::Client);
         let (filled, total) = (number("fill_bytes_done"), number("fill_bytes_total"));
@@ -277,7 +286,7 @@ fn rebuild(options: &Options) -> Vec<Row> {
     let fio = Fio { lan: Some(&lan), target: &target, scratch: pool.scratch() };
     let region = Region { offset: 0, bytes: HAMMERED_MIB << 20 };
     // It ends by itself only when the rebuilding never begins.
-    let seconds = BEFORE_SECONDS + DURING_SECONDS + 30;
+    let seconds = BEFORE_SECONDS + options.during + 60;
     let writes =
         Reads { region, block_bytes: BLOCK_BYTES, depth: DEPTH, seconds, bytes_per_second: None, seed: 7 };
     let running = fio.hammer(&writes);
@@ -288,18 +297,19 @@ fn rebuild(options: &Options) -> Vec<Row> {
     pool.donor(victim).kill();
     wait::until("the beginning of the rebuilding", wait::SOON, || Look::now(&pool, &lan).filled > 0);
     std::thread::sleep(Duration::from_secs(SETTLE_SECONDS));
-    let first = Look::now(&pool, &lan);
-    std::thread::sleep(Duration::from_secs(DURING_SECONDS));
-    let last = Look::now(&pool, &lan);
+    let first = Look::at_next_report(&pool, &lan);
+    std::thread::sleep(Duration::from_secs(options.during));
+    let last = Look::at_next_report(&pool, &lan);
     lap(&format!("rebuilt {} of {} MiB beside fio", last.filled >> 20, last.total >> 20));
-    let ended = running.wait(Duration::from_secs(60), || false);
+    let ended = running.finish();
     assert!(ended.good(), "fio failed while a donor was rebuilt: {}", ended.complaint);
 
-    let alone = Look::now(&pool, &lan);
+    let alone = Look::at_next_report(&pool, &lan);
     let mut end = alone;
     wait::until("the end of the rebuilding", REPAIR_LIMIT, || {
         let now = Look::now(&pool, &lan);
         if now.filled > end.filled {
+            eprintln!("  alone {:.1?} MB/s filled, sent, received", now.since(&end));
             end = now;
         }
         pool.volume_status(VOLUME)["health"] == "whole"
@@ -414,7 +424,7 @@ fn hash(file: &Path, region: Region) -> Vec<String> {
 }
 
 fn options() -> Options {
-    let mut options = Options { rounds: 3, mib: 512, groups: 40, only: None };
+    let mut options = Options { rounds: 3, mib: 512, groups: 40, during: 45, only: None };
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().unwrap_or_else(|| panic!("{argument} needs a value"));
@@ -422,10 +432,11 @@ fn options() -> Options {
             "--rounds" => options.rounds = value().parse().expect("a number of rounds"),
             "--mib" => options.mib = value().parse().expect("a number of MiB"),
             "--groups" => options.groups = value().parse().expect("a number of groups"),
+            "--during" => options.during = value().parse().expect("seconds"),
             "--only" => options.only = Some(value()),
-            _ => {
-                panic!("usage: bench_repair [--only sequential|rebuild] [--rounds N] [--mib N] [--groups N]")
-            }
+            _ => panic!(
+                "usage: bench_repair [--only sequential|rebuild] [--rounds N] [--mib N] [--groups N] [--during SECONDS]"
+            ),
         }
     }
     options
