@@ -343,7 +343,8 @@ impl Volume {
         }
         let mut result = pending.failed.map_or(Ok(()), Err);
         if pending.op.writes() && result.is_ok() {
-            let gone = |donor: &DonorId| self.links.get(donor).is_none_or(Link::is_down);
+            // Of one that has no link any more everything moved to others, which took the write, too.
+            let gone = |donor: &DonorId| self.links.get(donor).is_some_and(Link::is_down);
             if self.geometry.parity == 0 && pending.touched.iter().any(gone) {
                 // It had answered, and what it took is gone before anybody heard of it.
                 result = Err(VolumeError::DonorLost);
