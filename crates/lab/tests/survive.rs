@@ -236,7 +236,8 @@ fn a_stolen_lease_writes_nowhere() {
         tools::expect_success(&mut command)
     };
     let said = on_another_machine(&["attach", "case", "--front", "export", "--listen", &second]);
-    let holder = said.split_whitespace().find(|word| word.starts_with("nbd")).expect("the second export").to_owned();
+    let holder =
+        said.split_whitespace().find(|word| word.starts_with("nbd")).expect("the second export").to_owned();
     assert!(io(&holder, "read -P 0x11 1M 64k"), "what was acknowledged is there");
     assert!(io(&holder, "write -P 0x22 1M 64k"), "the new holder writes");
     assert!(!io(&robbed, "write -P 0x33 1M 64k"), "a stolen lease still writes");

@@ -223,6 +223,10 @@ impl Coordinator {
     pub(super) fn slots_changed(&mut self, now: Time, id: VolumeId, freed: &[Placement]) {
         let Some(volume) = self.volumes.get_mut(&id) else { return };
         volume.map.epoch += 1;
+        let needed = |held: Placement| self.donors.get(&held.donor).is_some_and(|donor| donor.excess() > 0);
+        let slots = volume.map.groups.iter().flat_map(|group| &group.slots);
+        let hurry = slots.into_iter().any(|slot| slot.filling.is_some() && slot.held.is_some_and(needed));
+        volume.map.hurry = hurry;
         let before: Vec<DonorId> = volume.map.donors().collect();
         super::amend::prune_routes(&mut volume.map);
         self.map_changed(id);

@@ -92,6 +92,7 @@ impl Coordinator {
             groups,
             routes,
             bad: Vec::new(),
+            hurry: false,
         };
         self.names.insert(name, id);
         self.volumes.insert(id, Volume::new(map, follow, order));

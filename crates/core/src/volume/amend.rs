@@ -122,6 +122,7 @@ impl Volume {
             self.links.entry(*id).or_insert_with(|| Link::new(route, self.sessions_before));
         }
         self.forget_missed(&map);
+        self.carry_unflushed(&map);
         self.map = map;
         self.follow_moved_slots(now, effects);
         let gone: Vec<DonorId> =
@@ -136,6 +137,19 @@ impl Volume {
         self.look_at_waiting();
         self.open_links(now, effects);
         self.upkeep_due = true;
+    }
+
+    /// Who holds a slot from now on answers for what was written to who held it before.
+    fn carry_unflushed(&mut self, map: &VolumeMap) {
+        let groups = self.map.groups.iter().zip(&map.groups);
+        let slots = groups.flat_map(|(was, is)| was.slots.iter().zip(&is.slots));
+        let moved = slots.filter_map(|(was, is)| was.held.zip(is.held)).filter(|(was, is)| was != is);
+        for (was, is) in moved {
+            let unflushed = self.links.get(&was.donor).is_some_and(|link| link.unflushed);
+            if let Some(link) = self.links.get_mut(&is.donor) {
+                link.unflushed |= unflushed;
+            }
+        }
     }
 
     /// Reads that are on their way to who held a slot before are asked of who holds it now.

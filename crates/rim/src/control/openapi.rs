@@ -91,6 +91,7 @@ fn shapes() -> Vec<(&'static str, Value)> {
         groups: vec![group.clone()],
         routes: BTreeMap::from([(DONOR, route.clone())]),
         bad: vec![bad],
+        hurry: true,
     };
     let attachment = Attachment {
         holder: "x".into(),
