@@ -70,6 +70,8 @@ pub(super) struct Tally {
 pub(super) struct Upkeep {
     fill_from: (u32, u32),
     fills_open: usize,
+    /// A slot may have become complete since the fills were looked through.
+    pub(super) any_filled: bool,
     resyncs_open: usize,
     surveys_open: usize,
     heals_open: usize,
@@ -443,6 +445,7 @@ impl Volume {
         fill.busy = false;
         if done && strip.missed.is_empty() {
             fill.cursor = fill.cursor.max(strip.hi);
+            self.upkeep.any_filled = true;
             self.report.fill_done += u64::from(strip.len());
             self.report.rate_bytes += u64::from(strip.len());
         } else {
