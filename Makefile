@@ -15,7 +15,7 @@ SECONDS_EACH ?= 60
 # A lint or formatting tool that is missing is an error in CI and a remark elsewhere.
 without = if [ "$${CI:-}" = true ]; then echo "$(1) is missing"; exit 1; else echo "($(1) is missing: skipped outside CI)"; fi
 
-.PHONY: help setup build demo test format lint unit sim e2e fuzz bench-donor bench-lan bench-codes faults clean
+.PHONY: help setup build demo test format lint unit sim e2e fuzz bench-donor bench-lan bench-codes bench-repair bench-owner faults clean
 
 help: ## say what there is (the default)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -71,6 +71,14 @@ bench-lan: build ## five hosts at 1 Gbit/s: a 4-donor stripe beside iperf3 (root
 bench-codes: setup ## the erasure code and the checksum, beside their plain reference: table, and codes.json
 	@echo "== codes benchmark"
 	@$(cargo) run --locked --release --quiet -p cheetah-lab --bin bench_codes
+
+bench-repair: build ## what redundancy costs: writes, degraded reads and a rebuild beside iperf3 (root; 10 GiB of memory)
+	@echo "== repair benchmark"
+	@$(cargo) run --locked --release --quiet -p cheetah-lab --bin bench_repair
+
+bench-owner: build ## how long an owner waits for 4 GiB that a donor's data takes (root): table, and owner.json
+	@echo "== owner benchmark"
+	@$(cargo) run --locked --release --quiet -p cheetah-lab --bin bench_owner
 
 faults: build ## the fault table: donors fail under a checked load (root; REPEATS=1 ONLY=mirror:2/kill SEED= RESUME=1)
 	@echo "== fault table"

@@ -4,6 +4,7 @@
 use crate::cli;
 use crate::drain::told_to_leave;
 use crate::failure::Failure;
+use crate::mover::tend_what_lies_idle;
 use crate::output;
 use crate::pool::{find, parse_listen, told_to_end, warn_if_clear};
 use cheetah_core::api::Call;
@@ -66,8 +67,13 @@ pub async fn donate(options: cli::Donate) -> Result<(), Failure> {
     DonorServer::start(bound, &arena, &Gate::Pooled(handle.clone())).map_err(Failure::failed)?;
     let ready = format!("ready: donor {name} lends {lent} at {address} to pool {}", pool.url());
     let watching = tokio::spawn(yield_to_owner(machine, Owner::new(terms), arena, handle.clone()));
+    let moving = tokio::spawn(tend_what_lies_idle(pool.clone(), name, handle.clone()));
     let ended = run(control, handle, pool.url(), &ready, options.no_drain).await;
     watching.abort();
+    // It ends with the donor, and gives back the leases that it has.
+    if moving.await.is_err() {
+        tracing::warn!("what moved volumes that nobody writes had ended already");
+    }
     ended
 }
 

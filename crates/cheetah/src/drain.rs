@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn who_waits_is_told_what_for_and_what_leaving_costs() {
         let draining = Draining { until: None, answered: true, volumes: vec!["a".into(), "b".into()] };
-        let mut state = DonorState { extents_held: 48, stuck: None, draining: Some(draining) };
+        let mut state = DonorState { extents_held: 48, draining: Some(draining), ..DonorState::default() };
         assert_eq!(
             progress(&state, "http://c", true),
             "leaving: 3 GiB of a, b are being moved to other donors; Ctrl-C again leaves at once (up to 3 GiB would be lost)"

@@ -1,5 +1,5 @@
 //! `cheetah leave`: asks the coordinator to empty a donor, and shows how that goes until it is out.
-//! Never: the moving, which the writers of the volumes do. Interrupting it ends the waiting only.
+//! Never: the moving, which the writers of the volumes do, or one of the donors when there is none. Interrupting it ends the waiting only.
 
 use crate::cli;
 use crate::failure::Failure;
@@ -51,10 +51,6 @@ pub async fn leave(options: cli::Leave) -> Result<(), Failure> {
         waits_for_writers_of: Vec::new(),
     };
     drain.look(&pool, before.bytes_held).await?;
-    if !drain.done {
-        drain.waits_for_writers_of = idle(&pool, drain.donor).await?;
-        tell_idle(&options, &drain.waits_for_writers_of);
-    }
     if !options.no_wait && !drain.done {
         tokio::select! {
             waited = drain.wait(&options, &pool, before.bytes_held) => waited?,

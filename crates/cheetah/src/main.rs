@@ -12,6 +12,7 @@ mod failure;
 mod health;
 mod leave;
 mod load;
+mod mover;
 mod output;
 mod pool;
 mod runtime_dir;

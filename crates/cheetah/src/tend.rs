@@ -2,7 +2,7 @@
 //! the volume finds out about its donors told.
 //!
 //! Owns those tasks, from the lease to the last word. Never: decisions; the machine in `core` makes them.
-//! Called by `daemon` and `load`.
+//! Called by `daemon`, `load` and `mover`.
 
 use crate::failure::Failure;
 use cheetah_core::api::{API_VERSION, Answer, Attach, Attached, Call, RefusalCode, Renew};
@@ -23,7 +23,11 @@ fn holder() -> String {
 
 /// Takes a lease on a volume.
 pub async fn lease(pool: &Client, name: &str, read_only: bool) -> Result<Attached, Failure> {
-    let attach = Attach { version: API_VERSION, read_only, holder: holder() };
+    let attach = Attach { version: API_VERSION, read_only, holder: holder(), yields: false };
+    lease_as(pool, name, attach).await
+}
+
+pub async fn lease_as(pool: &Client, name: &str, attach: Attach) -> Result<Attached, Failure> {
     match pool.call(Call::Attach { name: name.to_owned(), attach }).await? {
         Answer::Attached(attached) => {
             attached.map.check().map_err(Failure::failed)?;
@@ -40,6 +44,7 @@ pub async fn lease(pool: &Client, name: &str, read_only: bool) -> Result<Attache
 pub struct Tended {
     pub volume: VolumeHandle,
     place: watch::Sender<String>,
+    lost: watch::Receiver<bool>,
     tasks: [JoinHandle<()>; 2],
 }
 
@@ -58,16 +63,26 @@ impl Tended {
         let volume = VolumeHandle::start(VolumeOptions { map, token, read_only, fresh, connections })
             .map_err(|e| Failure::failed(format!("this machine has no memory for the buffers: {e}")))?;
         let place = watch::Sender::new(String::new());
+        let (gone, lost) = watch::channel(false);
         let tasks = [
-            tokio::spawn(renew(pool.clone(), lease.clone(), volume.clone(), place.subscribe())),
-            tokio::spawn(amend(pool.clone(), lease.clone(), volume.clone())),
+            tokio::spawn(renew(pool.clone(), lease.clone(), volume.clone(), place.subscribe(), gone.clone())),
+            tokio::spawn(amend(pool.clone(), lease.clone(), volume.clone(), gone)),
         ];
-        Ok(Tended { volume, place, tasks })
+        Ok(Tended { volume, place, lost, tasks })
     }
 
     /// Where tools find it, for `status`.
     pub fn set_place(&self, place: &str) {
         self.place.send_replace(place.to_owned());
+    }
+
+    /// Resolves when the lease is gone.
+    pub async fn lease_lost(&self) {
+        let mut lost = self.lost.clone();
+        if lost.wait_for(|lost| *lost).await.is_err() {
+            // Its tasks have ended without a word, so nobody will ever know.
+            std::future::pending().await
+        }
     }
 
     /// Ends the volume, then its tasks: its last requests may still need the coordinator.
@@ -94,7 +109,13 @@ pub fn lost_notes(lease: &Attached, lost: &[(DonorId, String)]) -> Vec<String> {
 
 /// Keeps the lease, reports what is lost, and takes newer maps. While the coordinator is away, reads and writes
 /// go on.
-async fn renew(pool: Client, lease: Attached, volume: VolumeHandle, place: watch::Receiver<String>) {
+async fn renew(
+    pool: Client,
+    lease: Attached,
+    volume: VolumeHandle,
+    place: watch::Receiver<String>,
+    gone: watch::Sender<bool>,
+) {
     let (name, token) = (lease.map.name.clone(), lease.token);
     let mut epoch = lease.map.epoch;
     let mut told = false;
@@ -126,6 +147,7 @@ async fn renew(pool: Client, lease: Attached, volume: VolumeHandle, place: watch
                         CallError::Refused(refusal) if refusal.code == RefusalCode::Gone => {
                             tracing::error!(%error, "the lease is lost: donors refuse what follows");
                             volume.lease_lost();
+                            gone.send_replace(true);
                         }
                         _ => tracing::warn!(%error, "the lease was not renewed; trying again each second"),
                     }
@@ -137,7 +159,7 @@ async fn renew(pool: Client, lease: Attached, volume: VolumeHandle, place: watch
 }
 
 /// Tells the coordinator what the volume found out about its donors, and the volume what came of it.
-async fn amend(pool: Client, lease: Attached, volume: VolumeHandle) {
+async fn amend(pool: Client, lease: Attached, volume: VolumeHandle, gone: watch::Sender<bool>) {
     let (name, token) = (lease.map.name.clone(), lease.token);
     let Some(mut amendments) = volume.take_amendments() else { return };
     while let Some(amend) = amendments.recv().await {
@@ -160,6 +182,7 @@ async fn amend(pool: Client, lease: Attached, volume: VolumeHandle) {
             Err(CallError::Refused(refusal)) if refusal.code == RefusalCode::Gone => {
                 tracing::error!(%refusal.message, "the lease is lost: nothing is written any more");
                 volume.lease_lost();
+                gone.send_replace(true);
             }
             answer => {
                 tracing::warn!(?answer, "the coordinator could not record what donors missed; trying again");

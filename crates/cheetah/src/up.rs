@@ -55,7 +55,13 @@ async fn start_all(options: &cli::Up, members: &mut Vec<Member>) -> Result<Attac
     let (coordinator, url) =
         start("the coordinator", &["coordinate", "--state", "memory", "--listen", &options.listen]).await?;
     members.push(coordinator);
-    let share = options.size.div_ceil(u64::from(options.donors)).div_ceil(EXTENT_BYTES);
+    let default = match options.donors {
+        1 => Redundancy::LINEAR,
+        donors => Redundancy { data: donors.min(cheetah_core::limits::STRIPE_DONORS_MAX), parity: 0 },
+    };
+    let redundancy = options.redundancy.unwrap_or(default);
+    let rows = options.size.div_ceil(u64::from(redundancy.data)).div_ceil(EXTENT_BYTES);
+    let share = (rows * u64::from(redundancy.width())).div_ceil(u64::from(options.donors));
     let lent = ((share + SPARE_EXTENTS) * EXTENT_BYTES).to_string();
     for donor in 1..=options.donors {
         let name = format!("donor-{donor}");
@@ -64,14 +70,10 @@ async fn start_all(options: &cli::Up, members: &mut Vec<Member>) -> Result<Attac
         members.push(member);
     }
     let pool = Client::new(&url).map_err(|e| Failure::failed(e.to_string()))?;
-    let default = match options.donors {
-        1 => Redundancy::LINEAR,
-        donors => Redundancy { data: donors.min(cheetah_core::limits::STRIPE_DONORS_MAX), parity: 0 },
-    };
     let create = Create {
         name: VOLUME.to_owned(),
         size: Size::Bytes(options.size),
-        redundancy: Some(options.redundancy.unwrap_or(default)),
+        redundancy: Some(redundancy),
         unit: UNIT_DEFAULT_BYTES,
         follow: false,
     };
@@ -160,7 +162,10 @@ async fn watch(members: &mut [Member]) -> Result<(), Failure> {
         for (member, gone) in members.iter_mut().zip(&mut gone) {
             if let (Ok(Some(status)), false) = (member.child.try_wait(), *gone) {
                 *gone = true;
-                eprintln!("cheetah: {} ended ({status}): what it held is lost", member.what);
+                eprintln!(
+                    "cheetah: {} ended ({status}): what it held is gone, and rebuilt where redundancy covers it",
+                    member.what
+                );
             }
         }
         tokio::select! {

@@ -102,6 +102,9 @@ pub struct Duty {
     /// At most one writer.
     pub writer: Option<LeaseToken>,
     pub readers: Vec<LeaseToken>,
+    /// Nobody writes the volume and it has fragments to move or to rebuild: this donor attaches it and does so.
+    #[serde(default)]
+    pub tend: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -129,6 +132,9 @@ pub struct Attach {
     pub read_only: bool,
     /// Who, for the message that a second writer gets: `user@host pid 123`.
     pub holder: String,
+    /// The lease is taken away as soon as somebody else wants to write: a donor that moves what lies idle has it so.
+    #[serde(default)]
+    pub yields: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

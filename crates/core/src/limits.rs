@@ -91,6 +91,12 @@ pub const STEP_FILLINGS_MAX: usize = 1024;
 /// aside again, up to `SET_ASIDE_DOUBLINGS_MAX` times.
 pub const SET_ASIDE_NS: u64 = 10 * SECOND_NS;
 pub const SET_ASIDE_DOUBLINGS_MAX: u32 = 5;
+/// What a donor held that is silent for this long is rebuilt also when nobody writes the volume.
+pub const TEND_SILENCE_NS: u64 = 60 * SECOND_NS;
+/// Volumes at rest that one donor tends at once.
+pub const DONOR_TENDS_MAX: usize = 2;
+/// A donor that could not attach a volume to tend it tries again after this.
+pub const TEND_RETRY_NS: u64 = SECOND_NS;
 /// Runs of a volume that no redundancy can give back; beyond it, neighbours become one.
 pub const BAD_RANGES_MAX: usize = 65_536;
 

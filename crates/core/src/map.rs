@@ -229,6 +229,9 @@ pub struct VolumeMap {
     /// Disjoint, ascending.
     #[serde(default)]
     pub bad: Vec<BadRange>,
+    /// Some of what moves is on its way off a machine whose owner needs the memory now.
+    #[serde(default)]
+    pub hurry: bool,
 }
 
 impl VolumeMap {

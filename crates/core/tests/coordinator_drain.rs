@@ -4,7 +4,7 @@ mod pool;
 
 use cheetah_core::api::{Answer, Call, RefusalCode, Size, VolumeHealth};
 use cheetah_core::map::DonorId;
-use pool::{E, World, assert_refused, filling, held_by};
+use pool::{E, World, assert_refused, filling, held_by, joining};
 
 fn holder(world: &mut World, name: &str) -> u64 {
     let map = world.show(name).map;
@@ -84,8 +84,15 @@ fn a_drain_that_cannot_end_is_refused_with_what_force_would_cost() {
 }
 
 #[test]
-fn without_a_writer_a_drain_waits_and_says_for_whom() {
-    let mut world = World::with_donors(&[4, 4]);
+fn without_a_writer_and_a_donor_of_ours_a_drain_waits_and_says_for_whom() {
+    let mut world = World::new();
+    for id in [1, 2] {
+        let mut foreign = joining(id, 4);
+        foreign.foreign_export = Some("x".into());
+        world.ask(Call::Join(foreign)).expect("joins");
+        world.donors.insert(DonorId(id), cheetah_core::api::Duties::default());
+    }
+    world.settle();
     world.create("v", Size::Bytes(2 * E), Some("linear")).expect("created");
     world.leave("d1", false).expect("there is room");
     world.settle();

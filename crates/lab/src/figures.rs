@@ -41,10 +41,10 @@ impl Series {
 pub fn write_report(name: &str, report: &serde_json::Value) -> PathBuf {
     let program = std::env::current_exe().expect("the path of this program");
     let target = program.parent().and_then(|profile| profile.parent()).expect("a build directory");
-    let directory = target.join("bench");
-    std::fs::create_dir_all(&directory)
+    let path = target.join("bench").join(name);
+    let directory = path.parent().expect("a file in a directory");
+    std::fs::create_dir_all(directory)
         .unwrap_or_else(|error| panic!("cannot make {}: {error}", directory.display()));
-    let path = directory.join(name);
     let text = serde_json::to_string_pretty(report).expect("a report is JSON");
     std::fs::write(&path, text).unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
     path

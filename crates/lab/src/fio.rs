@@ -11,6 +11,8 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use rustix::process::Signal;
+
 use crate::lan::{Lan, Node};
 use crate::process::Process;
 use crate::scratch::Scratch;
@@ -18,6 +20,9 @@ use crate::tools;
 
 /// The most that is kept of what fio complained about.
 const COMPLAINT_CHARS_MAX: usize = 400;
+
+/// How fio ends when it was told to by a signal.
+const INTERRUPTED: i32 = 128;
 
 /// Where a front end gives the volume to tools.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -152,6 +157,21 @@ impl Fio<'_> {
         Running { process: self.start("reads", command), what: "reads", log: None }
     }
 
+    /// Begins to write at random as fast as it goes, with so many writes under way all the time, and checks nothing.
+    #[track_caller]
+    pub fn hammer(&self, writes: &Reads) -> Running {
+        let prefix = self.scratch.join("hammer");
+        let log = self.scratch.join("hammer_lat.1.log");
+        let _ = std::fs::remove_file(&log);
+        let mut command = self.command("hammer", writes.region, writes.depth);
+        command.args(["--rw=randwrite", "--norandommap", "--time_based", "--refill_buffers=1"]);
+        command.arg(format!("--bs={}", writes.block_bytes)).arg(format!("--runtime={}", writes.seconds));
+        command.arg(format!("--randseed={}", writes.seed));
+        command.arg(format!("--write_lat_log={}", prefix.display()));
+        command.args(["--log_avg_msec=0", "--log_unix_epoch=1"]);
+        Running { process: self.start("hammer", command), what: "hammer", log: Some(log) }
+    }
+
     /// fio with a first job.
     fn command(&self, name: &str, region: Region, depth: u32) -> Command {
         let mut command = match self.lan {
@@ -191,6 +211,17 @@ fn verify(command: &mut Command) {
 impl Running {
     pub fn is_running(&mut self) -> bool {
         self.process.is_running()
+    }
+
+    /// Has it end when what is under way is done, as its user does with ^C.
+    pub fn finish(self) -> Ended {
+        self.process.signal(Signal::INT);
+        let mut ended = self.wait(Duration::from_secs(30), || false);
+        // What it answers to a signal; an error of a write would have ended it before.
+        if ended.code == Some(INTERRUPTED) {
+            ended.code = Some(0);
+        }
+        ended
     }
 
     /// Waits for its end; after the limit, or when `give_up` says so, it is killed.

@@ -208,13 +208,24 @@ impl Lan {
         })
     }
 
-    /// Bytes that a host has sent since the lab was made.
+    /// Bytes that a host has sent and received since the lab was made.
     #[track_caller]
-    pub fn bytes_sent(&self, node: Node) -> u64 {
+    pub fn bytes_moved(&self, node: Node) -> (u64, u64) {
         let shown =
             tools::run("ip", ["-n", &self.namespace(node), "-s", "-json", "link", "show", "dev", "e0"]);
         let shown: serde_json::Value = serde_json::from_str(&shown).expect("ip prints JSON");
-        shown[0]["stats64"]["tx"]["bytes"].as_u64().unwrap_or_else(|| panic!("no count of bytes in {shown}"))
+        let count = |way: &str| {
+            shown[0]["stats64"][way]["bytes"]
+                .as_u64()
+                .unwrap_or_else(|| panic!("no count of bytes in {shown}"))
+        };
+        (count("tx"), count("rx"))
+    }
+
+    /// Bytes that a host has sent since the lab was made.
+    #[track_caller]
+    pub fn bytes_sent(&self, node: Node) -> u64 {
+        self.bytes_moved(node).0
     }
 
     fn namespace(&self, node: Node) -> String {

@@ -10,12 +10,14 @@
 #![deny(unsafe_code)]
 #![allow(clippy::missing_panics_doc, reason = "a helper of tests reports by panicking")]
 
+pub mod cgroup;
 pub mod dice;
 pub mod etcd;
 pub mod faults;
 pub mod figures;
 pub mod fio;
 pub mod hash;
+pub mod hog;
 pub mod images;
 pub mod lan;
 pub mod load;

@@ -18,6 +18,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use serde_json::Value;
 
+use crate::cgroup::Cgroup;
 use crate::lan::{Lan, Node};
 use crate::process::Process;
 use crate::scratch::Scratch;
@@ -200,6 +201,20 @@ impl Pool {
         self.donor(name)
     }
 
+    /// Starts a donor on this machine that counts against the limit of a memory cgroup from its first page on.
+    #[track_caller]
+    pub fn donate_in(&mut self, cgroup: &Cgroup, name: &str, arguments: &[&str]) -> &mut Process {
+        let program = self.command();
+        let mut command = cgroup.command(program.get_program());
+        command.envs(program.get_envs().filter_map(|(key, value)| Some((key, value?))));
+        command.arg("donate").args(arguments).args(["--listen", "127.0.0.1:0"]);
+        command.args(["--pool", &self.url, "--name", name]);
+        let mut process = Process::start(&format!("donor-{name}"), command, self.scratch.path());
+        process.wait_for_line("ready: donor", wait::SOON);
+        self.donors.insert(name.to_owned(), process);
+        self.donor(name)
+    }
+
     fn spawn_donor(&self, node: Node, name: &str, arguments: &[&str]) -> Process {
         let mut command = self.command_on(node);
         command.arg("donate").args(arguments).args(["--pool", &self.url, "--name", name]);
@@ -273,6 +288,10 @@ impl Pool {
     #[track_caller]
     pub fn donor(&mut self, name: &str) -> &mut Process {
         self.donors.get_mut(name).unwrap_or_else(|| panic!("no donor {name}"))
+    }
+
+    pub fn pid_of(&self, donor: &str) -> u32 {
+        self.donors.get(donor).map_or_else(|| panic!("no donor {donor}"), Process::pid)
     }
 
     /// Runs a command of the program to its end, whatever comes of it.

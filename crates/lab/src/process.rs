@@ -129,8 +129,17 @@ impl Drop for Process {
 
 /// Resident memory of any process; 0 when it is gone.
 pub fn resident_bytes(pid: u32) -> u64 {
+    status_bytes(pid, "VmRSS:")
+}
+
+/// The part of it that is a memfd's or another shared mapping's, such as a donor's arena.
+pub fn shared_bytes(pid: u32) -> u64 {
+    status_bytes(pid, "RssShmem:")
+}
+
+fn status_bytes(pid: u32, field: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or("0");
+    let line = status.lines().find_map(|line| line.strip_prefix(field)).unwrap_or("0");
     line.split_whitespace().next().and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 

@@ -2,9 +2,10 @@
 //! loop device. A server that allocates while it is asked to write hangs here for good, beyond SIGKILL.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use cheetah_lab::cgroup::Cgroup;
 use cheetah_lab::pool::Pool;
 use cheetah_lab::{tools, wait};
 
@@ -12,55 +13,10 @@ const LIMIT_BYTES: u64 = 160 << 20;
 /// The writers take some seconds; one that hangs is freed after this, and the test fails.
 const WRITER_TIME: Duration = Duration::from_secs(120);
 
-/// A memory cgroup of this test's own, gone with it.
-struct Cgroup {
-    path: PathBuf,
-    limit: PathBuf,
-}
-
-impl Cgroup {
-    fn new(name: &str) -> Self {
-        let name = format!("cheetah-test-{name}-{}", std::process::id());
-        let first = Path::new("/sys/fs/cgroup/memory");
-        let (top, limit) = if first.exists() {
-            (first, "memory.limit_in_bytes")
-        } else {
-            (Path::new("/sys/fs/cgroup"), "memory.max")
-        };
-        if limit == "memory.max" {
-            // On the unified hierarchy children get the controllers that their parent passes on.
-            let _ = fs::write(top.join("cgroup.subtree_control"), "+memory");
-        }
-        let path = top.join(name);
-        fs::create_dir(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        let cgroup = Self { limit: path.join(limit), path };
-        fs::write(&cgroup.limit, LIMIT_BYTES.to_string()).expect("a memory limit");
-        cgroup
-    }
-
-    fn processes(&self) -> PathBuf {
-        self.path.join("cgroup.procs")
-    }
-
-    fn take(&self, pid: u32) {
-        fs::write(self.processes(), pid.to_string()).expect("a process moves");
-    }
-}
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        // What is left in it moves to the top, or it cannot go.
-        for pid in fs::read_to_string(self.processes()).unwrap_or_default().lines() {
-            let _ = fs::write(self.path.with_file_name("cgroup.procs"), pid);
-        }
-        let _ = fs::remove_dir(&self.path);
-    }
-}
-
 /// Writes 480 MiB in four files at once, three times what the cgroup holds, and reads them back.
 fn write_and_compare(with_server: bool, name: &str) {
     tools::need_root("a loop device and a memory cgroup");
-    let cgroup = Cgroup::new(name);
+    let cgroup = Cgroup::new(name, LIMIT_BYTES);
     let mut pool = Pool::start();
     for donor in ["one", "two"] {
         pool.donate(donor, "512M");
@@ -106,7 +62,7 @@ fn free_the_hung(cgroup: &Cgroup, pool: &Pool) {
     let connections = Path::new("/sys/fs/fuse/connections");
     let _ = tools::output(tools::command("mount").args(["-t", "fusectl", "none"]).arg(connections));
     pool.kill_daemons();
-    let _ = fs::write(&cgroup.limit, u64::from(u32::MAX).to_string());
+    cgroup.set_limit(u64::from(u32::MAX));
     // A connection is named by the minor number of its mount's device.
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     for mount in mounts.lines().filter(|line| line.contains(" cheetah:disk ")) {

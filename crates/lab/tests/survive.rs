@@ -207,3 +207,51 @@ fn a_volume_without_redundancy_has_every_acknowledged_write_after_its_daemon_was
     assert_eq!(writers[0].check(), Vec::<String>::new());
     pool.detach("case");
 }
+
+/// Somebody ends the writer's lease by hand, with the token from the writer's own record. The donors hear of it before
+/// another may write: the first writer can write nowhere any more, and the second reads what it wrote itself.
+#[test]
+fn a_stolen_lease_writes_nowhere() {
+    let mut pool = Pool::start();
+    ["a", "b", "c"].map(|name| pool.donate(name, "128M").pid());
+    pool.ok(["create", "case", "64M", "--redundancy", "parity:2+1"]);
+    let robbed = pool.attach_export_unix("case", &[]).uri;
+    let io = |uri: &str, what: &str| {
+        let output = tools::output(tools::command("qemu-io").args(["-f", "raw", "-c", what, uri]));
+        output.status.success() && !String::from_utf8_lossy(&output.stdout).contains("error")
+    };
+    assert!(io(&robbed, "write -P 0x11 1M 64k"), "the holder of the lease writes");
+
+    let record = pool.scratch().directory("run").join("cheetah").join("case.json");
+    let record: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(record).expect("the record of the attachment")).expect("JSON");
+    let token = record["token"].as_str().expect("the token of the lease");
+    delete(pool.url(), &format!("/v1/volumes/case/leases/{token}"));
+
+    let elsewhere = pool.scratch().directory("elsewhere");
+    let second = format!("unix:{}", elsewhere.join("second.sock").display());
+    let on_another_machine = |arguments: &[&str]| {
+        let mut command = pool.command();
+        command.env("XDG_RUNTIME_DIR", &elsewhere).args(arguments);
+        tools::expect_success(&mut command)
+    };
+    let said = on_another_machine(&["attach", "case", "--front", "export", "--listen", &second]);
+    let holder =
+        said.split_whitespace().find(|word| word.starts_with("nbd")).expect("the second export").to_owned();
+    assert!(io(&holder, "read -P 0x11 1M 64k"), "what was acknowledged is there");
+    assert!(io(&holder, "write -P 0x22 1M 64k"), "the new holder writes");
+    assert!(!io(&robbed, "write -P 0x33 1M 64k"), "a stolen lease still writes");
+    assert!(io(&holder, "read -P 0x22 1M 64k"), "a stolen lease has changed the volume");
+    on_another_machine(&["detach", "case"]);
+}
+
+/// One DELETE, as anybody on the network can send it today.
+fn delete(url: &str, path: &str) {
+    use std::io::{Read, Write};
+    let host = url.trim_start_matches("http://");
+    let mut stream = std::net::TcpStream::connect(host).expect("the coordinator");
+    write!(stream, "DELETE {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").expect("a request");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    assert!(answer.starts_with("HTTP/1.1 20"), "{answer}");
+}

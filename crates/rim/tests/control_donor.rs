@@ -48,7 +48,7 @@ async fn create(client: &Client, name: &str) {
 }
 
 async fn attach(client: &Client, name: &str) -> Attached {
-    let attach = Attach { version: API_VERSION, read_only: false, holder: "me".into() };
+    let attach = Attach { version: API_VERSION, read_only: false, holder: "me".into(), yields: false };
     match client.call(Call::Attach { name: name.into(), attach }).await {
         Ok(Answer::Attached(attached)) => attached,
         other => panic!("{other:?}"),

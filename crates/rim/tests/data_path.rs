@@ -95,6 +95,7 @@ fn map(donors: &[(Arc<Arena>, DonorServer)], redundancy: Redundancy, groups: u32
             .collect(),
         routes: donors.iter().enumerate().map(|(at, (_, server))| (id(at), route(at, server))).collect(),
         bad: Vec::new(),
+        hurry: false,
     };
     map.check().unwrap();
     map

@@ -122,7 +122,7 @@ impl World {
             woken: (0, 0),
             unflushed: BTreeSet::new(),
         });
-        let attach = Attach { version: API_VERSION, read_only, holder: format!("client {c}") };
+        let attach = Attach { version: API_VERSION, read_only, holder: format!("client {c}"), yields: false };
         self.call(Caller::Attach(c), Node::Client(c), Call::Attach { name: name.to_owned(), attach });
     }
 

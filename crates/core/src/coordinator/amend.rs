@@ -32,14 +32,18 @@ impl Coordinator {
         }
         let excluded: BTreeSet<DonorId> = amend.exclude.iter().map(|(donor, _)| *donor).collect();
         let mut freed = self.exclude(now, id, &excluded);
-        let filled = self.fill(id, &amend.filled, &mut freed);
+        freed.extend(self.unretire(id, |place| excluded.contains(&place.donor)));
+        let left = self.fill(id, &amend.filled);
+        let filled = left.is_some();
         let marked = self.mark_bad(id, amend.bad, amend.rewritten);
         if filled || marked || !freed.is_empty() {
             self.give_back(id, &freed);
             self.slots_changed(now, id, &freed);
+            self.retire(id, left.unwrap_or_default());
             self.wanting.insert(id);
             self.replan = true;
         }
+        self.names_epoch(token, amend.epoch);
         let map = self.usable_map(id);
         Ok(Outcome::Answer(Answer::Renewed(Renewed { map })))
     }
@@ -68,25 +72,24 @@ impl Coordinator {
         freed
     }
 
-    /// Makes what is filled the holder of its slot; true when one was.
-    fn fill(&mut self, id: VolumeId, filled: &[Filled], freed: &mut Vec<Placement>) -> bool {
-        let Some(volume) = self.volumes.get_mut(&id) else { return false };
-        let mut any = false;
+    /// Makes what is filled the holder of its slot; what those slots left, if there was any.
+    fn fill(&mut self, id: VolumeId, filled: &[Filled]) -> Option<Vec<Placement>> {
+        let volume = self.volumes.get_mut(&id)?;
+        let mut left = None;
         for Filled { group, slot: at, placement } in filled {
             let group_of = volume.map.groups.get_mut(*group as usize);
             let Some(slot) = group_of.and_then(|of| of.slots.get_mut(*at as usize)) else { continue };
             if slot.filling != Some(*placement) {
                 continue;
             }
-            freed.extend(slot.held.replace(*placement));
+            left.get_or_insert_with(Vec::new).extend(slot.held.replace(*placement));
             slot.filling = None;
             volume.pending.remove(&(*group, *at));
             if let Some(donor) = self.donors.get_mut(&placement.donor) {
                 donor.set_aside = 0;
             }
-            any = true;
         }
-        any
+        left
     }
 
     /// True when the list of bad ranges is another one now.

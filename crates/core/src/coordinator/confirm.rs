@@ -141,6 +141,7 @@ impl Coordinator {
                 extents: extents.clone(),
                 writer: writers.first().copied(),
                 readers,
+                tend: volume.tender == Some(donor.record.donor),
             })
         };
         let volumes = donor.held.iter().filter_map(duty).collect();

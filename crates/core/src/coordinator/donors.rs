@@ -318,6 +318,7 @@ impl Coordinator {
         self.set_donor_timer(id, now + DONOR_SILENCE_NS);
         if returned {
             (self.unsettled, self.replan) = (true, true);
+            self.doubt_volumes_of(id);
             self.grow_followers(seed);
         }
     }
@@ -356,6 +357,7 @@ impl Coordinator {
         self.dirty.insert(Key::Donor(id));
         self.unsettled = true;
         self.answer_poll(id);
+        self.doubt_volumes_of(id);
         self.abandon(now, id);
         self.tidy_donor(now, id);
     }
@@ -365,6 +367,7 @@ impl Coordinator {
         if donor.alive {
             donor.alive = false;
             (self.unsettled, self.replan) = (true, true);
+            self.doubt_volumes_of(id);
             self.tidy_donor(now, id);
             self.set_donor_timer(id, now + DONOR_LISTED_NS);
         } else if donor.held.is_empty() {

@@ -120,14 +120,16 @@ impl Coordinator {
             let held = slots.clone().filter(|slot| slot.held.is_some_and(|held| held.donor == id));
             let here = held.filter(|slot| slot.filling.is_some()).count();
             moving += here;
-            if here > 0 && self.writer(volume.map.volume).is_none() {
+            let nobody = self.writer(volume.map.volume).is_none() && volume.tender.is_none();
+            if here > 0 && nobody {
                 reasons.push(format!(
-                    "volume '{}' is not attached for writing, and who writes it moves its {}: attach it",
+                    "volume '{}' is not attached for writing, and none of our donors that hold a part of it can move its {}: attach it",
                     volume.map.name,
                     fragments(here)
                 ));
             }
         }
+        moving += self.retired_of(id) as usize;
         let homeless = self.homeless(id);
         let left: usize = homeless.iter().map(|(_, count)| count).sum();
         let over = moving + (donor.used() as usize).saturating_sub(moving + left) < donor.excess() as usize;

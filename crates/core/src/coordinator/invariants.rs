@@ -29,6 +29,8 @@ impl Coordinator {
         let done = self.dirty.is_empty()
             && self.woken.is_empty()
             && self.replies.is_empty()
+            && self.unsure.is_empty()
+            && self.emptied.is_empty()
             && !self.unsettled
             && !self.replan;
         assert!(done || (self.revision == 1 && self.donors.is_empty()), "a step leaves nothing to do");
@@ -37,7 +39,8 @@ impl Coordinator {
     fn check_extents(&self) {
         let mut owned = BTreeSet::new();
         for (id, volume) in &self.volumes {
-            for member in volume.map.groups.iter().flat_map(|group| group.placements()) {
+            let left = volume.retired.iter().map(|retired| retired.placement);
+            for member in volume.map.groups.iter().flat_map(|group| group.placements()).chain(left) {
                 assert!(owned.insert((member.donor, member.extent)), "{member:?} belongs to one volume");
                 let donor = &self.donors[&member.donor];
                 let held = donor.held.get(id).is_some_and(|held| held.binary_search(&member.extent).is_ok());
@@ -45,6 +48,15 @@ impl Coordinator {
             }
         }
         for volume in self.volumes.values() {
+            let named = volume.leases.iter().map(|token| self.leases[token].epoch).min();
+            let due = |retired: &super::Retired| named.is_none_or(|named| named >= retired.epoch);
+            assert!(!volume.retired.iter().any(due), "what nobody can be reading is free");
+            let tends = |id| {
+                self.donors
+                    .get(&id)
+                    .is_some_and(|donor| donor.alive && donor.held.contains_key(&volume.map.volume))
+            };
+            assert!(volume.tender.is_none_or(tends), "who tends a volume lives and holds a part of it");
             for (group, slot) in volume.pending.keys() {
                 let slot = &volume.map.groups[*group as usize].slots[*slot as usize];
                 assert!(slot.filling.is_some(), "only a filling is waited for");

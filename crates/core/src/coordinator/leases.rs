@@ -24,6 +24,8 @@ pub(super) struct Lease {
     pub(super) expires: Time,
     /// Its volume had no writer before.
     pub(super) fresh: bool,
+    /// The newest map that its holder said it goes by.
+    pub(super) epoch: u64,
 }
 
 impl Coordinator {
@@ -41,6 +43,9 @@ impl Coordinator {
             let message = format!("the pool is at its limit of {POOL_LEASES_MAX} attachments");
             return Err(refuse(RefusalCode::Unavailable, message));
         }
+        if !attach.read_only && !attach.yields {
+            self.send_away(id);
+        }
         if let Some(writer) = self.writer(id).filter(|_| !attach.read_only) {
             let message = format!(
                 "volume '{name}' is attached for writing by {}; detach it there, or attach it with --read-only \
@@ -54,10 +59,12 @@ impl Coordinator {
         while self.leases.contains_key(&token) {
             token = LeaseToken(seed.draw());
         }
-        let record = LeaseRecord { token, volume: id, read_only: attach.read_only, holder: attach.holder };
+        let Attach { read_only, holder, yields, .. } = attach;
+        let record = LeaseRecord { token, volume: id, read_only, holder, yields };
         let expires = now + LEASE_NS;
+        let epoch = self.volumes.get(&id).map_or(0, |volume| volume.map.epoch);
         let fresh = self.volumes.get(&id).is_some_and(|volume| volume.fresh);
-        if let Some(volume) = self.volumes.get_mut(&id).filter(|_| fresh && !attach.read_only) {
+        if let Some(volume) = self.volumes.get_mut(&id).filter(|_| fresh && !read_only) {
             volume.fresh = false;
             self.dirty.insert(Key::Volume(id));
         }
@@ -70,6 +77,7 @@ impl Coordinator {
                 report: VolumeReport::default(),
                 expires,
                 fresh,
+                epoch,
             },
         );
         self.timers.insert((expires, Timer::Lease(token)));
@@ -115,6 +123,7 @@ impl Coordinator {
         self.replan |= lease.lost != renew.lost;
         lease.lost = renew.lost;
         lease.report = renew.report;
+        self.names_epoch(token, renew.epoch);
         Ok(Outcome::Hold(Held::Renew { token, epoch: renew.epoch }, now + LEASE_RENEW_NS))
     }
 
@@ -129,6 +138,14 @@ impl Coordinator {
         let lease = self.leases.get(&token).ok_or_else(|| lease_gone(token))?;
         let volume = self.volumes.get(&lease.record.volume).filter(|volume| volume.map.name == name);
         volume.map(|volume| volume.map.volume).ok_or_else(|| lease_gone(token))
+    }
+
+    /// Takes the lease of a writer that yields away, as if it had run out: the donors refuse it before anybody else
+    /// is let in.
+    pub(super) fn send_away(&mut self, id: VolumeId) {
+        if let Some(token) = self.writer(id).filter(|writer| writer.record.yields).map(|w| w.record.token) {
+            self.lease_expired(token);
+        }
     }
 
     pub(super) fn lease_expired(&mut self, token: LeaseToken) {
@@ -150,6 +167,7 @@ impl Coordinator {
             volume.leases.remove(&token);
         }
         self.touch_volume(id);
+        self.free_retired(id);
     }
 }
 

@@ -7,8 +7,8 @@
 //! that it knows (`confirm`). Called by `rim::control` and `sim`. Tests: `tests/coordinator_*.rs`.
 //!
 //! Files: `donors` (join, sync, silence), `drain` (leaving), `volumes` (create, grow, delete), `leases` (attach,
-//! renew, detach), `amend` (what a writer found out), `repair` (new homes for fragments), `bad` (lists of bad
-//! ranges), `confirm` (answers held back), `status`, `record` (what is stored), `extents` (free ones),
+//! renew, detach), `amend` (what a writer found out), `repair` (new homes for fragments), `retire` (extents that slots
+//! have left), `tend` (volumes at rest), `bad` (lists of bad ranges), `confirm` (answers held back), `status`, `record` (what is stored), `extents` (free ones),
 //! `invariants`.
 
 mod amend;
@@ -21,10 +21,13 @@ mod invariants;
 mod leases;
 mod record;
 mod repair;
+mod retire;
 mod status;
+mod tend;
 mod volumes;
 
 pub use record::{BadState, DonorRecord, Key, LeaseRecord, PoolRecord, Record, VolumeRecord};
+pub use retire::Retired;
 
 use crate::api::{Answer, Call, Refusal, RefusalCode};
 use crate::map::{DonorId, LeaseToken, PoolId, VolumeId};
@@ -78,6 +81,8 @@ enum Timer {
     Dismissed(DonorId),
     /// Donors may be homes for fragments again.
     Plan,
+    /// The volume may need somebody to tend it now.
+    Tend(VolumeId),
 }
 
 #[derive(Debug)]
@@ -99,6 +104,10 @@ pub struct Coordinator {
     /// When `Timer::Plan` is set for.
     plan_at: Option<Time>,
     // What the current step still has to do at its end; empty between steps.
+    /// Volumes of which somebody must look whether they need tending.
+    unsure: BTreeSet<VolumeId>,
+    /// Donors that may hold nothing any more.
+    emptied: BTreeSet<DonorId>,
     dirty: BTreeSet<Key>,
     woken: BTreeSet<DonorId>,
     unsettled: bool,
@@ -123,6 +132,8 @@ impl Coordinator {
             timers: BTreeSet::new(),
             wanting: BTreeSet::new(),
             plan_at: None,
+            unsure: BTreeSet::new(),
+            emptied: BTreeSet::new(),
             dirty: BTreeSet::from([Key::Pool]),
             woken: BTreeSet::new(),
             unsettled: false,
@@ -186,13 +197,20 @@ impl Coordinator {
                     self.dismissed.remove(&donor);
                 }
                 Timer::Plan => (self.plan_at, self.replan) = (None, true),
+                Timer::Tend(volume) => {
+                    self.unsure.insert(volume);
+                }
             }
         }
     }
 
     /// Turns what the step left to do into effects: what is stored first, replies after it.
     fn finish(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        for donor in std::mem::take(&mut self.emptied) {
+            self.tidy_donor(now, donor);
+        }
         self.plan(now);
+        self.appoint(now);
         self.settle();
         for donor in std::mem::take(&mut self.woken) {
             self.answer_poll(donor);
@@ -218,6 +236,7 @@ impl Coordinator {
         let revision = self.next_revision();
         let Some(volume) = self.volumes.get_mut(&id) else { return };
         volume.revision = revision;
+        self.unsure.insert(id);
         for donor in volume.map.routes.keys() {
             if let Some(donor) = self.donors.get_mut(donor) {
                 donor.revision = revision;

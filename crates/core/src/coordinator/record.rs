@@ -5,6 +5,7 @@
 
 use super::donors::Donor;
 use super::leases::Lease;
+use super::retire::Retired;
 use super::volumes::Volume;
 use super::{Coordinator, Timer};
 use crate::api::VolumeReport;
@@ -56,6 +57,9 @@ pub struct VolumeRecord {
     /// Nobody has had a write lease.
     #[serde(default)]
     pub fresh: bool,
+    /// Extents that its slots have left, and that clients may still be reading.
+    #[serde(default)]
+    pub retired: Vec<Retired>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -64,6 +68,9 @@ pub struct LeaseRecord {
     pub volume: VolumeId,
     pub read_only: bool,
     pub holder: String,
+    /// Ends when somebody else wants to write.
+    #[serde(default)]
+    pub yields: bool,
 }
 
 /// Names a record in the store.
@@ -158,7 +165,8 @@ impl Coordinator {
     fn restore_volume(&mut self, record: VolumeRecord) -> Result<(), BadState> {
         record.map.check().map_err(BadState)?;
         let (id, name) = (record.map.volume, record.map.name.clone());
-        for member in record.map.groups.iter().flat_map(|group| group.placements()) {
+        let left = record.retired.iter().map(|retired| retired.placement);
+        for member in record.map.groups.iter().flat_map(|group| group.placements()).chain(left) {
             let taken = self.donors.get_mut(&member.donor).is_some_and(|donor| donor.take(id, member.extent));
             if !taken {
                 let (donor, extent) = (member.donor, member.extent);
@@ -166,18 +174,22 @@ impl Coordinator {
                 return Err(BadState(what));
             }
         }
-        for donor in record.map.routes.keys() {
-            if let Some(donor) = self.donors.get_mut(donor) {
+        let left = record.retired.iter().map(|retired| retired.placement.donor);
+        for donor in record.map.donors().chain(left) {
+            if let Some(donor) = self.donors.get_mut(&donor) {
                 donor.sort_held(id);
             }
         }
         if self.names.insert(name.clone(), id).is_some() {
             return Err(BadState(format!("two volumes are named '{name}'")));
         }
-        let VolumeRecord { map, follow, order, fresh } = record;
+        let VolumeRecord { map, follow, order, fresh, retired } = record;
         let (revision, leases, pending) = (self.revision, BTreeSet::new(), BTreeMap::new());
-        self.volumes.insert(id, Volume { map, follow, order, revision, leases, fresh, pending });
+        let tender = None;
+        let volume = Volume { map, follow, order, revision, leases, fresh, pending, retired, tender };
+        self.volumes.insert(id, volume);
         self.wanting.insert(id);
+        self.unsure.insert(id);
         Ok(())
     }
 
@@ -187,9 +199,10 @@ impl Coordinator {
             Key::Pool => Some(Record::Pool(PoolRecord { pool: self.pool, revision: self.revision })),
             Key::Donor(id) => self.donors.get(&id).map(|donor| Record::Donor(donor.record.clone())),
             Key::Volume(id) => self.volumes.get(&id).map(|volume| {
-                let Volume { map, follow, order, fresh, .. } = volume;
+                let Volume { map, follow, order, fresh, retired, .. } = volume;
                 let (follow, order, fresh) = (*follow, *order, *fresh);
-                Record::Volume(VolumeRecord { map: map.clone(), follow, order, fresh })
+                let (map, retired) = (map.clone(), retired.clone());
+                Record::Volume(VolumeRecord { map, follow, order, fresh, retired })
             }),
             Key::Lease(token) => self.leases.get(&token).map(|lease| Record::Lease(lease.record.clone())),
         }
@@ -209,6 +222,7 @@ impl Donor {
 impl Lease {
     fn restore(record: LeaseRecord, expires: Time) -> Lease {
         let (place, lost, report) = (String::new(), Vec::new(), VolumeReport::default());
-        Lease { record, place, lost, report, expires, fresh: false }
+        // What it knows of the map it says when it renews.
+        Lease { record, place, lost, report, expires, fresh: false, epoch: 0 }
     }
 }

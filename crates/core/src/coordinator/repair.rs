@@ -90,7 +90,8 @@ impl Coordinator {
     /// How many extents each live donor holds beyond its offer.
     fn overfull(&self) -> BTreeMap<DonorId, u32> {
         let live = self.donors.iter().filter(|(_, donor)| donor.alive && !donor.record.leaving);
-        live.filter(|(_, donor)| donor.excess() > 0).map(|(id, donor)| (*id, donor.excess())).collect()
+        let over = live.filter(|(_, donor)| donor.excess() > 0);
+        over.map(|(id, donor)| (*id, donor.excess().saturating_sub(self.retired_of(*id)))).collect()
     }
 
     /// Takes back fillings that a donor shall not have any more, which costs nothing that was acknowledged, and
@@ -222,6 +223,10 @@ impl Coordinator {
     pub(super) fn slots_changed(&mut self, now: Time, id: VolumeId, freed: &[Placement]) {
         let Some(volume) = self.volumes.get_mut(&id) else { return };
         volume.map.epoch += 1;
+        let needed = |held: Placement| self.donors.get(&held.donor).is_some_and(|donor| donor.excess() > 0);
+        let slots = volume.map.groups.iter().flat_map(|group| &group.slots);
+        let hurry = slots.into_iter().any(|slot| slot.filling.is_some() && slot.held.is_some_and(needed));
+        volume.map.hurry = hurry;
         let before: Vec<DonorId> = volume.map.donors().collect();
         super::amend::prune_routes(&mut volume.map);
         self.map_changed(id);
@@ -245,6 +250,8 @@ impl Coordinator {
             for (volume, freed) in round.changed {
                 self.slots_changed(now, volume, &freed);
             }
+            let freed = self.unretire(volume, |place| place.donor == id);
+            self.give_back_retired(volume, &freed);
         }
         self.replan = true;
     }

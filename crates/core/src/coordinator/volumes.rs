@@ -5,6 +5,7 @@
 //! donors. Tests: `tests/coordinator_volumes.rs`.
 
 use super::confirm::Held;
+use super::retire::Retired;
 use super::{Coordinator, Key, Outcome, refuse};
 use crate::api::{Answer, Create, Refusal, RefusalCode, Size};
 use crate::limits::{
@@ -30,12 +31,17 @@ pub(super) struct Volume {
     pub(super) fresh: bool,
     /// Slots whose filling the donor may not have heard of yet, and the revision that tells it.
     pub(super) pending: BTreeMap<(u32, u32), u64>,
+    /// Extents that its slots have left and that clients with an older map may still be reading.
+    pub(super) retired: Vec<Retired>,
+    /// The donor that attaches it while nobody else writes it, because there is something to move or to rebuild.
+    pub(super) tender: Option<DonorId>,
 }
 
 impl Volume {
     fn new(map: VolumeMap, follow: bool, order: u64) -> Volume {
         let (leases, pending) = (BTreeSet::new(), BTreeMap::new());
-        Volume { map, follow, order, revision: 0, leases, fresh: true, pending }
+        let retired = Vec::new();
+        Volume { map, follow, order, revision: 0, leases, fresh: true, pending, retired, tender: None }
     }
 }
 
@@ -86,6 +92,7 @@ impl Coordinator {
             groups,
             routes,
             bad: Vec::new(),
+            hurry: false,
         };
         self.names.insert(name, id);
         self.volumes.insert(id, Volume::new(map, follow, order));
@@ -162,6 +169,7 @@ impl Coordinator {
 
     pub(super) fn delete(&mut self, now: Time, name: &str) -> Result<Outcome, Refusal> {
         let id = self.volume_named(name)?;
+        self.send_away(id);
         let holders = self.volumes[&id].leases.iter().filter_map(|token| self.leases.get(token));
         let holders: Vec<&str> = holders.map(|lease| lease.record.holder.as_str()).collect();
         if !holders.is_empty() {
@@ -173,8 +181,11 @@ impl Coordinator {
         self.names.remove(name);
         self.dirty.insert(Key::Volume(id));
         let Some(volume) = self.volumes.remove(&id) else { return Ok(Outcome::Answer(Answer::Done)) };
-        for donor_id in volume.map.donors() {
+        let left = volume.retired.iter().map(|retired| retired.placement.donor);
+        for donor_id in volume.map.donors().chain(left).collect::<BTreeSet<DonorId>>() {
             let Some(donor) = self.donors.get_mut(&donor_id) else { continue };
+            donor.revision = self.revision;
+            self.woken.insert(donor_id);
             for extent in donor.held.remove(&id).unwrap_or_default() {
                 donor.free.give_back(extent);
             }

@@ -113,6 +113,13 @@ impl Donor {
         self.duties.stuck.as_deref()
     }
 
+    /// Volumes that it shall attach, by name, to move or to rebuild what nobody else will.
+    #[must_use]
+    pub fn tends(&self) -> Vec<&str> {
+        let tends = self.duties.volumes.iter().filter(|duty| duty.tend);
+        tends.map(|duty| duty.name.as_str()).collect()
+    }
+
     /// `None` unless it was told to leave and is still here.
     #[must_use]
     pub fn draining(&self) -> Option<Draining> {

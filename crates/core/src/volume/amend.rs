@@ -65,10 +65,7 @@ impl Volume {
             return;
         }
         self.amendments.exclude.retain(|donor, _| self.map.routes.contains_key(donor));
-        let filled = self.fills.iter().filter(|((group, _), fill)| fill.cursor >= self.used(*group));
-        let filled: Vec<Filled> = filled
-            .map(|((group, slot), fill)| Filled { group: *group, slot: *slot, placement: fill.to })
-            .collect();
+        let filled = self.filled();
         let Amendments { exclude, bad, rewritten, .. } = &self.amendments;
         if exclude.is_empty() && filled.is_empty() && bad.is_empty() && rewritten.is_empty() {
             return;
@@ -78,6 +75,20 @@ impl Volume {
             Amend { epoch: self.map.epoch, exclude, filled, bad: bad.clone(), rewritten: rewritten.clone() };
         (self.amendments.busy, self.amendments.retry_at) = (true, None);
         effects.push(Effect::Amend(amend));
+    }
+
+    /// Slots that are complete and that the map does not call held yet. This is asked at every event, while slots
+    /// become complete rarely.
+    fn filled(&mut self) -> Vec<Filled> {
+        if !self.upkeep.any_filled {
+            return Vec::new();
+        }
+        let filled = self.fills.iter().filter(|((group, _), fill)| fill.cursor >= self.used(*group));
+        let filled: Vec<Filled> = filled
+            .map(|((group, slot), fill)| Filled { group: *group, slot: *slot, placement: fill.to })
+            .collect();
+        self.upkeep.any_filled = !filled.is_empty();
+        filled
     }
 
     pub(super) fn amended(&mut self, now: Time, map: Option<VolumeMap>, effects: &mut Vec<Effect>) {
@@ -99,6 +110,7 @@ impl Volume {
 
     pub(super) fn lose_lease(&mut self) {
         self.lease_lost = true;
+        self.upkeep_due = true;
         self.look_at_waiting();
     }
 
@@ -121,6 +133,7 @@ impl Volume {
             self.links.entry(*id).or_insert_with(|| Link::new(route, self.sessions_before));
         }
         self.forget_missed(&map);
+        self.carry_unflushed(&map);
         self.map = map;
         self.follow_moved_slots(now, effects);
         let gone: Vec<DonorId> =
@@ -135,6 +148,19 @@ impl Volume {
         self.look_at_waiting();
         self.open_links(now, effects);
         self.upkeep_due = true;
+    }
+
+    /// Who holds a slot from now on answers for what was written to who held it before.
+    fn carry_unflushed(&mut self, map: &VolumeMap) {
+        let groups = self.map.groups.iter().zip(&map.groups);
+        let slots = groups.flat_map(|(was, is)| was.slots.iter().zip(&is.slots));
+        let moved = slots.filter_map(|(was, is)| was.held.zip(is.held)).filter(|(was, is)| was != is);
+        for (was, is) in moved {
+            let unflushed = self.links.get(&was.donor).is_some_and(|link| link.unflushed);
+            if let Some(link) = self.links.get_mut(&is.donor) {
+                link.unflushed |= unflushed;
+            }
+        }
     }
 
     /// Reads that are on their way to who held a slot before are asked of who holds it now.
@@ -169,6 +195,7 @@ impl Volume {
             }
         }
         self.fills = fills;
+        self.upkeep.any_filled = true;
         self.count_fills();
     }
 

@@ -73,8 +73,9 @@ pub(super) struct Tally {
 
 #[derive(Debug, Default)]
 pub(super) struct Upkeep {
-    fill_from: (u32, u32),
     fills_open: usize,
+    /// A slot may have become complete since the fills were looked through.
+    pub(super) any_filled: bool,
     resyncs_open: usize,
     surveys_open: usize,
     /// Groups that are asked again.
@@ -462,7 +463,8 @@ impl Volume {
     }
 
     fn start_fills(&mut self, now: Time) {
-        let limit = self.pace.chunks().min(FILL_CHUNKS_MAX as usize);
+        let most = FILL_CHUNKS_MAX as usize;
+        let limit = if self.map.hurry { most } else { self.pace.chunks().min(most) };
         let reserve = (SCRATCH_LARGE_COUNT - FILL_CHUNKS_MAX) as usize / 2;
         while self.upkeep.fills_open < limit && self.scratch.large_free() > reserve {
             let able = |(key, fill): (&(u32, u32), &Fill)| {
@@ -470,11 +472,8 @@ impl Volume {
                 let up = self.links.get(&fill.to.donor).is_some_and(super::link::Link::is_up);
                 (ready && up).then_some(*key)
             };
-            let from = self.upkeep.fill_from;
-            let next =
-                self.fills.range(from..).find_map(able).or_else(|| self.fills.range(..from).find_map(able));
-            let Some((group, slot)) = next else { return };
-            self.upkeep.fill_from = (group, slot + 1);
+            // In order, so that some are complete early: that is when a donor gets its memory back.
+            let Some((group, slot)) = self.fills.iter().find_map(able) else { return };
             self.upkeep.fills_open += 1;
             let end = self.used(group);
             let step = self.lane_max();
@@ -516,6 +515,7 @@ impl Volume {
         fill.busy = false;
         if done && strip.missed.is_empty() {
             fill.cursor = fill.cursor.max(strip.hi);
+            self.upkeep.any_filled = true;
             self.report.fill_done += u64::from(strip.len());
             self.report.rate_bytes += u64::from(strip.len());
         } else {

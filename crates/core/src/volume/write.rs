@@ -222,7 +222,7 @@ impl Volume {
     }
 
     /// Coefficients of all parity for these data slots.
-    pub(super) fn encoding(&self, data: impl Iterator<Item = u32> + Clone) -> Vec<u8> {
+    pub(super) fn encoding(&self, data: std::ops::Range<u32>) -> Vec<u8> {
         (0..self.geometry.parity)
             .flat_map(|parity| data.clone().map(move |slot| (parity, slot)))
             .map(|(parity, slot)| self.code.coefficient(parity, slot))
@@ -299,18 +299,16 @@ impl Volume {
             (first, last) = (first.min(from), last.max(to));
             self.write_lane(now, key, slot, from, to, effects);
         }
-        let have = self.strips.get(key).expect("it has read").have;
+        let group = self.strips.get(key).expect("it has read").group;
+        let reached = self.parity_targets(group, lo);
         for slot in geometry.data..geometry.data + geometry.parity {
-            if delta && have & bit(slot) == 0 {
-                // Nobody holds it, and without its old content the new one was not computed.
-                let local = first;
-                effects.push(Effect::Forget {
-                    fragment: Fragment { group: span.group, slot, local },
-                    len: last - first,
-                });
-                continue;
+            // Where nobody holds parity, what it takes to compute it was not read.
+            if reached & bit(slot) != 0 || (!delta && reached != 0) {
+                self.write_lane(now, key, slot, first, last, effects);
+            } else {
+                let fragment = Fragment { group, slot, local: first };
+                effects.push(Effect::Forget { fragment, len: last - first });
             }
-            self.write_lane(now, key, slot, first, last, effects);
         }
         self.set_phase(key, Phase::Writing);
     }

@@ -295,7 +295,10 @@ impl World {
     pub(crate) fn fill(&mut self, name: &str, token: LeaseToken) -> VolumeMap {
         let map = self.show(name).map;
         let filled = filling(&map);
-        self.amend(name, token, Amend { filled, ..Amend::default() }).expect("amended")
+        let map = self.amend(name, token, Amend { filled, ..Amend::default() }).expect("amended");
+        // From here on nobody reads where slots were.
+        self.renew(name, token, map.epoch);
+        map
     }
 
     pub(crate) fn leave(&mut self, donor: &str, force: bool) -> Result<Answer, Refusal> {
@@ -353,7 +356,7 @@ pub(crate) fn creating(name: &str, size: Size, redundancy: Option<&str>) -> Crea
 }
 
 pub(crate) fn attaching(name: &str, read_only: bool) -> Call {
-    let attach = Attach { version: API_VERSION, read_only, holder: "eve@lab pid 7".into() };
+    let attach = Attach { version: API_VERSION, read_only, holder: "eve@lab pid 7".into(), yields: false };
     Call::Attach { name: name.into(), attach }
 }
 

@@ -35,6 +35,7 @@ pub fn map(stripe: bool, foreign: bool) -> VolumeMap {
         groups,
         routes: [route(A), route(B)].into(),
         bad: Vec::new(),
+        hurry: false,
     };
     map.check().expect("a sound map");
     map

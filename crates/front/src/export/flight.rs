@@ -334,7 +334,13 @@ mod tests {
             flight.complete(completed(token, Err(VolumeError::DonorLost), None), &mut outbox);
             let mut expected = Vec::new();
             if structured {
-                reply::error(77, true, Errno::Io, "the donor that holds this range is lost", &mut expected);
+                reply::error(
+                    77,
+                    true,
+                    Errno::Io,
+                    "more donors that hold this range are lost than redundancy covers",
+                    &mut expected,
+                );
             } else {
                 expected.extend(reply::simple(77, Some(Errno::Io)));
             }

@@ -98,6 +98,7 @@ fn map(donors: &[(Arc<Arena>, DonorServer)], epoch: u64, size: u64) -> VolumeMap
         groups,
         routes,
         bad: Vec::new(),
+        hurry: false,
     };
     map.check().unwrap();
     map

@@ -74,6 +74,8 @@ pub struct DonorState {
     pub stuck: Option<String>,
     /// Set once it was told to leave.
     pub draining: Option<Draining>,
+    /// Volumes that it shall attach, by name, because nobody else does what is due there.
+    pub tends: Vec<String>,
 }
 
 /// The data server's side of a donor. Cheap to clone; works from any runtime or thread.
@@ -334,11 +336,10 @@ impl DonorControl {
             {
                 tracing::warn!("what this donor holds cannot be moved: {why}");
             }
-            let is_old = (state.extents_held, state.draining.as_ref(), state.stuck.as_deref())
-                == (extents_held, draining.as_ref(), machine.stuck());
-            if !is_old {
-                *state = DonorState { extents_held, draining, stuck: machine.stuck().map(str::to_owned) };
-            }
+            let tends = machine.tends().into_iter().map(str::to_owned).collect();
+            let now = DonorState { extents_held, draining, stuck: machine.stuck().map(str::to_owned), tends };
+            let is_old = *state == now;
+            *state = now;
             !is_old
         });
     }

@@ -18,7 +18,7 @@ const TOKEN: LeaseToken = LeaseToken(2);
 
 fn calls() -> Vec<Call> {
     let name = || "v".to_owned();
-    let attach = Attach { version: 1, read_only: true, holder: String::new() };
+    let attach = Attach { version: 1, read_only: true, holder: String::new(), yields: true };
     let renew =
         Renew { epoch: 1, place: String::new(), lost: vec![(DONOR, String::new())], report: report() };
     vec![
@@ -91,6 +91,7 @@ fn shapes() -> Vec<(&'static str, Value)> {
         groups: vec![group.clone()],
         routes: BTreeMap::from([(DONOR, route.clone())]),
         bad: vec![bad],
+        hurry: true,
     };
     let attachment = Attachment {
         holder: "x".into(),
@@ -131,8 +132,15 @@ fn shapes() -> Vec<(&'static str, Value)> {
     };
     let lost = LostRange { donor: Some(DONOR), offset: 0, len: 1, stride: 1, count: 1 };
     let (name, extents) = ("v".to_owned(), vec![0]);
-    let duty =
-        Duty { volume: VolumeId(1), name, epoch: 1, extents, writer: Some(TOKEN), readers: vec![TOKEN] };
+    let duty = Duty {
+        volume: VolumeId(1),
+        name,
+        epoch: 1,
+        extents,
+        writer: Some(TOKEN),
+        readers: vec![TOKEN],
+        tend: true,
+    };
     let stuck = Some(String::new());
     let duties = Duties { revision: 1, volumes: vec![duty.clone()], dismissed: false, stuck };
     let (donors, volumes) = (vec![donor.clone()], vec![status.clone()]);

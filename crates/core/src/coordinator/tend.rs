@@ -1,0 +1,96 @@
+//! Volumes at rest: fragments are moved and rebuilt by who writes a volume, so when nobody does, one of its donors is
+//! told to attach it for that.
+//!
+//! Owns which volume wants that and who is told. Never: where fragments go (`repair`), or the lease, which the donor
+//! asks for like anyone and which yields to anyone (`leases`). Invariant: a tender lives, is no other's NBD server, and
+//! holds a part of the volume; a volume that somebody writes has none. Donors that want to go or to hold less are the
+//! last to be asked: their memory is short, and whoever takes the fragments has them half-way already.
+//! Called at the end of each step. Tests: `tests/coordinator_tend.rs`.
+
+use super::volumes::Volume;
+use super::{Coordinator, Timer};
+use crate::limits::TEND_SILENCE_NS;
+use crate::map::{DonorId, Group, VolumeId};
+use crate::units::Time;
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+
+impl Coordinator {
+    /// The donor is another than before: what it holds may want tending, or another tender.
+    pub(super) fn doubt_volumes_of(&mut self, id: DonorId) {
+        if let Some(donor) = self.donors.get(&id) {
+            self.unsure.extend(donor.held.keys().copied());
+        }
+    }
+
+    /// Appoints and dismisses tenders where something changed.
+    pub(super) fn appoint(&mut self, now: Time) {
+        for id in std::mem::take(&mut self.unsure) {
+            let Some(volume) = self.volumes.get(&id) else { continue };
+            let at = self.wants_tending_at(volume);
+            let tender = at.filter(|at| *at <= now).and_then(|_| self.tender_for(volume));
+            self.timers.extend(at.filter(|at| *at > now).map(|at| (at, Timer::Tend(id))));
+            self.set_tender(id, tender);
+        }
+    }
+
+    fn set_tender(&mut self, id: VolumeId, tender: Option<DonorId>) {
+        let Some(volume) = self.volumes.get_mut(&id) else { return };
+        let before = std::mem::replace(&mut volume.tender, tender);
+        if before == tender {
+            return;
+        }
+        let revision = self.next_revision();
+        for donor_id in before.into_iter().chain(tender) {
+            if let Some(donor) = self.donors.get_mut(&donor_id) {
+                donor.revision = revision;
+                self.woken.insert(donor_id);
+            }
+        }
+    }
+
+    /// When somebody has to move or rebuild what nobody else will; in the past or the future.
+    fn wants_tending_at(&self, volume: &Volume) -> Option<Time> {
+        if self.writer(volume.map.volume).is_some_and(|writer| !writer.record.yields) {
+            return None;
+        }
+        volume.map.groups.iter().filter_map(|group| self.group_wants_tending_at(volume, group)).min()
+    }
+
+    fn group_wants_tending_at(&self, volume: &Volume, group: &Group) -> Option<Time> {
+        let alive = |donor: DonorId| self.donors.get(&donor).is_some_and(|donor| donor.alive);
+        let readable = group.slots.iter().filter_map(|slot| slot.held).filter(|held| alive(held.donor));
+        if readable.count() < volume.map.redundancy.data as usize {
+            return None;
+        }
+        let fills = group.slots.iter().filter_map(|slot| slot.filling);
+        if fills.into_iter().any(|filling| alive(filling.donor)) {
+            return Some(0);
+        }
+        let silent = group.slots.iter().filter_map(|slot| slot.held).filter(|held| !alive(held.donor));
+        let since = |donor: DonorId| self.donors.get(&donor).map_or(0, |donor| donor.last_seen);
+        silent.map(|held| since(held.donor) + TEND_SILENCE_NS).min()
+    }
+
+    /// Who tends the volume already, else the best of its donors.
+    fn tender_for(&self, volume: &Volume) -> Option<DonorId> {
+        let able = |id: &DonorId| {
+            self.donors
+                .get(id)
+                .is_some_and(|donor| donor.alive && donor.heard && donor.record.foreign_export.is_none())
+        };
+        let members: BTreeSet<DonorId> = volume.map.donors().filter(able).collect();
+        if let Some(tender) = volume.tender.filter(|tender| members.contains(tender)) {
+            return Some(tender);
+        }
+        let tends = |id: DonorId| self.volumes.values().filter(|volume| volume.tender == Some(id)).count();
+        let gets = |id: DonorId| {
+            let slots = volume.map.groups.iter().flat_map(|group| &group.slots);
+            slots.filter(|slot| slot.filling.is_some_and(|filling| filling.donor == id)).count()
+        };
+        members.into_iter().min_by_key(|id| {
+            let shrinks = self.donors.get(id).is_some_and(|donor| donor.record.leaving || donor.excess() > 0);
+            (shrinks, tends(*id), Reverse(gets(*id)))
+        })
+    }
+}

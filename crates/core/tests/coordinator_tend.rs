@@ -1,0 +1,166 @@
+//! Volumes that nobody writes: one of their donors is told to move or to rebuild what is due, until a person comes.
+
+mod pool;
+
+use cheetah_core::api::{Answer, Attached, Call, RefusalCode, Size};
+use cheetah_core::limits::{SECOND_NS, TEND_SILENCE_NS};
+use cheetah_core::map::DonorId;
+use pool::{E, World, assert_refused, attaching, filling, held_by, joining};
+
+/// The donors that are told to tend the volume.
+fn tenders(world: &World, name: &str) -> Vec<u64> {
+    let tends =
+        |duties: &cheetah_core::api::Duties| duties.volumes.iter().any(|duty| duty.name == name && duty.tend);
+    world.donors.iter().filter(|(_, duties)| tends(duties)).map(|(id, _)| id.0).collect()
+}
+
+fn attach_yielding(world: &mut World, name: &str) -> Attached {
+    let Call::Attach { name, mut attach } = attaching(name, false) else { unreachable!() };
+    attach.yields = true;
+    match world.ask(Call::Attach { name, attach }) {
+        Ok(Answer::Attached(attached)) => attached,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_a_leaving_donor_holds_of_a_volume_at_rest_is_moved_by_who_gets_it() {
+    let mut world = World::with_donors(&[4, 4]);
+    world.create("v", Size::Bytes(2 * E), Some("linear")).expect("created");
+    assert_eq!(tenders(&world, "v"), []);
+    world.leave("d1", false).expect("there is room");
+    world.settle();
+    assert_eq!(tenders(&world, "v"), [2]);
+    assert_eq!(world.hear(1).stuck, None, "somebody moves it");
+    let lease = attach_yielding(&mut world, "v");
+    assert_eq!(tenders(&world, "v"), [2], "it goes on");
+    world.fill("v", lease.token);
+    world.settle();
+    assert_eq!(tenders(&world, "v"), []);
+    assert!(world.donors[&DonorId(1)].dismissed);
+}
+
+#[test]
+fn a_person_is_preferred_and_the_donor_is_refused_everywhere_before() {
+    let mut world = World::with_donors(&[4, 4]);
+    world.create("v", Size::Bytes(2 * E), Some("linear")).expect("created");
+    world.leave("d1", false).expect("there is room");
+    world.settle();
+    let tending = attach_yielding(&mut world, "v");
+    let Call::Attach { name, mut attach } = attaching("v", false) else { unreachable!() };
+    let call = world.send(Call::Attach { name, attach: attach.clone() });
+    assert_eq!(world.answer(call), None, "no donor has shut the other one out yet");
+    world.settle();
+    let Some(Ok(Answer::Attached(lease))) = world.answer(call) else { panic!("attached") };
+    assert!(lease.map.epoch > tending.map.epoch);
+    for id in [1, 2] {
+        assert_eq!(world.tokens_of(id), [lease.token].into());
+    }
+    assert_eq!(tenders(&world, "v"), []);
+    let late = world.renew("v", tending.token, tending.map.epoch);
+    let late = world.answer(late).expect("at once");
+    assert_refused(late, RefusalCode::Gone, &[]);
+    attach.yields = true;
+    let again = world.ask(Call::Attach { name: "v".into(), attach });
+    assert_refused(again, RefusalCode::Conflict, &["eve@lab"]);
+    world.detach("v", lease.token).expect("detached");
+    world.settle();
+    assert_eq!(tenders(&world, "v"), [2], "and goes on when the person is done");
+    attach_yielding(&mut world, "v");
+    world.delete("v").expect("one that yields is in nobody's way");
+}
+
+#[test]
+fn what_a_donor_took_with_it_is_rebuilt_and_a_silent_one_is_waited_for_a_while() {
+    let mut world = World::with_donors(&[4; 4]);
+    world.create("v", Size::Bytes(E), Some("mirror:2")).expect("created");
+    let map = world.show("v").map;
+    let holders: Vec<u64> = (1..=4).filter(|id| held_by(&map, *id) > 0).collect();
+    world.silence(holders[0]);
+    world.settle();
+    assert_eq!(tenders(&world, "v"), [], "it may come back");
+    world.pass(TEND_SILENCE_NS);
+    assert_eq!(tenders(&world, "v"), [holders[1]]);
+    let lease = attach_yielding(&mut world, "v");
+    world.exclude("v", lease.token, &holders[..1]);
+    world.settle();
+    assert_eq!(filling(&world.show("v").map).len(), 1);
+    world.fill("v", lease.token);
+    world.settle();
+    assert_eq!(tenders(&world, "v"), []);
+    world.detach("v", lease.token).expect("detached");
+    // One that left for good is not waited for.
+    let map = world.show("v").map;
+    let out = (1..=4).find(|id| held_by(&map, *id) > 0).expect("a holder");
+    world.leave(&format!("d{out}"), true).expect("forced");
+    world.settle();
+    assert_eq!(tenders(&world, "v").len(), 1);
+}
+
+#[test]
+fn another_donor_takes_over_from_a_tender_that_died_and_foreign_ones_are_not_asked() {
+    let mut world = World::with_donors(&[1, 4]);
+    let mut foreign = joining(3, 8);
+    foreign.foreign_export = Some("x".into());
+    world.ask(Call::Join(foreign)).expect("joins");
+    world.donors.insert(DonorId(3), cheetah_core::api::Duties::default());
+    world.settle();
+    world.create("v", Size::Bytes(3 * E), Some("linear")).expect("created");
+    world.leave("d2", false).expect("there is room");
+    world.settle();
+    let map = world.show("v").map;
+    assert!(filling(&map).iter().all(|filled| filled.placement.donor == DonorId(3)));
+    assert_eq!(tenders(&world, "v"), [1]);
+    world.silence(1);
+    world.settle();
+    assert_eq!(tenders(&world, "v"), [2], "it has to do it itself");
+    world.restart();
+    world.pass(SECOND_NS);
+    assert_eq!(tenders(&world, "v").len(), 1, "also after a restart");
+}
+
+#[test]
+fn an_extent_that_a_slot_left_is_kept_until_nobody_can_be_reading_it() {
+    let mut world = World::with_donors(&[4, 4]);
+    world.create("v", Size::Bytes(2 * E), Some("linear")).expect("created");
+    let writer = world.attach("v", false).expect("attached");
+    let reader = world.attach("v", true).expect("attached");
+    world.leave("d1", false).expect("there is room");
+    world.settle();
+    let filled = filling(&world.show("v").map);
+    let amend = cheetah_core::api::Amend { filled, ..Default::default() };
+    let map = world.amend("v", writer.token, amend).expect("amended");
+    assert_eq!(held_by(&map, 1), 0);
+    world.restart();
+    world.settle();
+    let kept = |world: &World| world.donors.get(&DonorId(1)).map(|duties| duties.volumes.clone());
+    assert_eq!(kept(&world).expect("still there")[0].extents, [0, 1]);
+    world.renew("v", writer.token, map.epoch);
+    world.settle();
+    assert_eq!(kept(&world).expect("still there")[0].extents, [0, 1], "the reader has not heard of it");
+    world.renew("v", reader.token, reader.map.epoch);
+    world.settle();
+    assert_eq!(kept(&world).expect("still there")[0].extents, [0, 1], "nor now");
+    world.renew("v", reader.token, map.epoch);
+    world.settle();
+    assert!(world.donors[&DonorId(1)].dismissed, "it is out");
+}
+
+#[test]
+fn a_reader_that_is_gone_keeps_nothing() {
+    let mut world = World::with_donors(&[4, 4]);
+    world.create("v", Size::Bytes(E), Some("linear")).expect("created");
+    let writer = world.attach("v", false).expect("attached");
+    world.attach("v", true).expect("attached");
+    world.leave("d1", false).expect("there is room");
+    world.settle();
+    world.fill("v", writer.token);
+    world.settle();
+    assert!(!world.donors[&DonorId(1)].dismissed);
+    for _ in 0..10 {
+        let epoch = world.show("v").map.epoch;
+        world.renew("v", writer.token, epoch);
+        world.pass(2 * SECOND_NS);
+    }
+    assert!(world.donors[&DonorId(1)].dismissed, "the reader's lease has ended");
+}

@@ -1,0 +1,89 @@
+//! Requests, and the end of a volume, while slots move from donor to donor.
+
+mod volume;
+
+use cheetah_core::limits::EXTENT_BYTES;
+use cheetah_core::map::{Placement, Slot};
+use cheetah_core::volume::{Effect, Event, Op, PartOp};
+use volume::{A, B, World, map};
+
+/// The first group is on its way from A to B, which holds the second.
+fn moving() -> cheetah_core::map::VolumeMap {
+    let mut map = map(false, false);
+    let to = Placement { donor: B, extent: 1 };
+    map.groups[0].slots[0] = Slot { filling: Some(to), ..map.groups[0].slots[0] };
+    map
+}
+
+fn moved() -> cheetah_core::map::VolumeMap {
+    let mut map = moving();
+    map.groups[0].slots[0] = Slot::held(map.groups[0].slots[0].filling.expect("it is moving"));
+    map.routes.remove(&A);
+    map.epoch += 1;
+    map
+}
+
+#[test]
+fn a_write_whose_holder_went_when_all_had_moved_is_no_error() {
+    let mut world = World::up(moving());
+    world.sent();
+    let tag = world.submit(Op::Write, EXTENT_BYTES - 4096, 8192);
+    let writes: Vec<_> = world.sent().into_iter().filter(|sent| sent.op == PartOp::Write).collect();
+    let (first, second): (Vec<_>, Vec<_>) = writes.into_iter().partition(|sent| {
+        let moves = sent.donor == A || sent.address >= EXTENT_BYTES;
+        moves
+    });
+    for sent in first {
+        world.answer(sent.part, Ok(vec![]));
+    }
+    assert_eq!(world.completed(), []);
+    world.step(Event::Map(moved()));
+    world.answer(second[0].part, Ok(vec![]));
+    assert_eq!(world.completed(), [(tag, Ok(()))]);
+}
+
+#[test]
+fn a_read_of_a_slot_that_moved_is_asked_of_its_new_holder() {
+    let mut world = World::up(moving());
+    world.sent();
+    let tag = world.submit(Op::Read, EXTENT_BYTES - 4096, 4096);
+    assert!(world.sent().iter().all(|sent| sent.donor == A));
+    world.step(Event::Map(moved()));
+    let again = world.sent();
+    let read = again.iter().find(|sent| sent.op == PartOp::Read).expect("asked again");
+    assert_eq!((read.donor, read.address), (B, 2 * EXTENT_BYTES - 4096));
+    world.answer(read.part, Ok(vec![]));
+    assert_eq!(world.completed(), [(tag, Ok(()))]);
+}
+
+#[test]
+fn a_flush_answers_for_what_moved() {
+    let mut world = World::new(moving(), false);
+    world.open(A);
+    world.open(B);
+    world.sent();
+    world.submit(Op::Write, EXTENT_BYTES - 4096, 4096);
+    for sent in world.sent().into_iter().filter(|sent| sent.op == PartOp::Write && sent.donor == A) {
+        world.answer(sent.part, Ok(vec![]));
+    }
+    world.completed();
+    world.step(Event::Map(moved()));
+    let session = world.session(B);
+    world.fail(B, session, cheetah_core::volume::LinkFailure::Broken("gone".into()));
+    world.refuse(B);
+    let flush = world.submit(Op::Flush, 0, 0);
+    assert!(matches!(world.completed()[..], [(tag, Err(_))] if tag == flush), "what it took is lost");
+}
+
+#[test]
+fn who_may_not_write_has_nothing_to_finish() {
+    let finished = |world: &World| world.effects.contains(&Effect::Finished);
+    let mut reader = World::new(moving(), true);
+    reader.step(Event::Finish);
+    assert!(finished(&reader));
+    let mut fenced = World::up(moving());
+    fenced.step(Event::LeaseLost);
+    assert!(!finished(&fenced));
+    fenced.step(Event::Finish);
+    assert!(finished(&fenced));
+}

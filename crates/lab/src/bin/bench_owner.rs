@@ -1,0 +1,61 @@
+//! How long an owner waits for 4 GiB that a donor's data takes: `make bench-owner`.
+//!
+//! Donor and owner share a memory cgroup of 6 GiB; the donor has a copy of all of a `mirror:2` volume, full of random
+//! bytes, which fio reads and checks meanwhile. The owner's process fills memory at a steady rate. Prints a Markdown
+//! table and writes `bench/owner.json` in the build directory.
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, reason = "the table is the program's output")]
+
+use cheetah_lab::figures;
+use cheetah_lab::hog::Scene;
+use serde_json::json;
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+/// How fast the owner takes memory.
+const RATES_MIB: [u64; 2] = [450, 600];
+
+fn main() {
+    let seconds = |time: Option<f64>| time.map_or("never".to_owned(), |time| format!("{time:.1} s"));
+    println!(
+        "| owner takes | 4 GiB given back after | owner has all after | peak of 6 GiB | killed | swapped | slots missing | errors |"
+    );
+    println!("|---|---|---|---|---|---|---|---|");
+    let mut rows = Vec::new();
+    for rate in RATES_MIB {
+        let scene = Scene {
+            machine_bytes: 6 * GIB,
+            reserve_bytes: 1280 * MIB,
+            volume_bytes: 4 * GIB + 256 * MIB,
+            checked_bytes: 256 * MIB,
+            wanted_bytes: 4 * GIB,
+            rate: rate * MIB,
+        };
+        let seen = scene.play();
+        println!(
+            "| {rate} MiB/s | {} | {} | {:.2} GiB | {} | {} | {} | {} |",
+            seconds(seen.given_back_s),
+            seconds(seen.hog_s),
+            seen.peak_bytes as f64 / GIB as f64,
+            seen.killed,
+            seen.swapped_bytes,
+            seen.slots_missing_max,
+            seen.complaints.len(),
+        );
+        seen.complaints.iter().for_each(|complaint| println!("{complaint}"));
+        rows.push(json!({
+            "rate_mib": rate,
+            "given_back_s": seen.given_back_s,
+            "hog_s": seen.hog_s,
+            "held_before": seen.held_before,
+            "held_after": seen.held_after,
+            "peak_bytes": seen.peak_bytes,
+            "killed": seen.killed,
+            "swapped_bytes": seen.swapped_bytes,
+            "slots_missing_max": seen.slots_missing_max,
+            "always_whole": seen.always_whole,
+            "complaints": seen.complaints,
+        }));
+    }
+    println!("\nwritten to {}", figures::write_report("owner.json", &json!({ "runs": rows })).display());
+}

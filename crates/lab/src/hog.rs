@@ -1,0 +1,184 @@
+//! A machine's owner who wants memory back: a process that fills memory at a steady rate, beside a donor whose data is
+//! in the way, and what is seen meanwhile of donor, volume and kernel.
+//!
+//! Owns: the hog, and a run from its start until the donor has given back what it takes. Never: a verdict.
+//! Invariant: donor and hog are in one memory cgroup, which is their machine, so that no other process of the real one
+//! is in danger; the volume is written or read, and checked, all the while.
+//! Called by: `bin/bench_owner.rs`, `tests/owners.rs`.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::cgroup::Cgroup;
+use crate::fio::{Fio, Load, Reads, Region, Target};
+use crate::pool::Pool;
+use crate::process::{self, Process};
+use crate::{tools, wait};
+
+const MIB: u64 = 1 << 20;
+
+/// Fills memory with bytes that differ, in steps, and says how much it has; then keeps it.
+const HOG: &str = r#"
+import os, sys, time
+total, rate, step = int(sys.argv[1]), int(sys.argv[2]), 8 << 20
+noise, kept, start = os.urandom(1 << 20) * 8, [], time.monotonic()
+for n in range(total // step):
+    kept.append(bytearray(noise))
+    late = start + (n + 1) * step / rate - time.monotonic()
+    if late > 0:
+        time.sleep(late)
+print("hog: took", time.monotonic() - start, flush=True)
+time.sleep(600)
+"#;
+
+/// One run.
+#[derive(Clone, Copy, Debug)]
+pub struct Scene {
+    pub machine_bytes: u64,
+    pub reserve_bytes: u64,
+    /// How large the volume is: the donor in the small machine has a copy of all of it.
+    pub volume_bytes: u64,
+    /// The part of it, at its start, that is read and checked while the owner takes memory.
+    pub checked_bytes: u64,
+    /// What the donor has to give back.
+    pub wanted_bytes: u64,
+    /// How fast the owner takes memory.
+    pub rate: u64,
+}
+
+/// What was seen.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// From the hog's first byte until the donor had given back what was wanted.
+    pub given_back_s: Option<f64>,
+    pub held_before: u64,
+    pub held_after: u64,
+    /// How long the hog took for all that it wanted.
+    pub hog_s: Option<f64>,
+    /// The most that the two took together.
+    pub peak_bytes: u64,
+    pub killed: u64,
+    pub swapped_bytes: u64,
+    /// The most slots of the volume that ever had no holder, and whether it was ever anything but whole.
+    pub slots_missing_max: u64,
+    pub always_whole: bool,
+    /// What fio complained about while the owner took memory, and afterwards.
+    pub complaints: Vec<String>,
+}
+
+impl Scene {
+    /// Plays it through.
+    #[track_caller]
+    pub fn play(&self) -> Seen {
+        tools::need_root("a memory cgroup");
+        let cgroup = Cgroup::new("owner", self.machine_bytes);
+        let mut pool = Pool::start();
+        let mib = |bytes: u64| format!("{}M", bytes / MIB);
+        let lent = mib(self.volume_bytes + 64 * MIB);
+        pool.donate_in(&cgroup, "small", &[&lent, "--reserve", &mib(self.reserve_bytes)]);
+        pool.donate("other", &lent);
+        pool.ok(["create", "case", &mib(self.volume_bytes), "--redundancy", "mirror:2"]);
+        for name in ["third", "fourth"] {
+            pool.donate(name, &lent);
+        }
+        let target = Target::Export(pool.attach_export_unix("case", &[]).uri);
+        let checked = Region { offset: 0, bytes: self.checked_bytes };
+        let fio = Fio { lan: None, target: &target, scratch: pool.scratch() };
+        fio.prepare(self.volume_bytes, Some(checked));
+        let reading = fio.read_at_random(&Reads {
+            region: checked,
+            block_bytes: 64 << 10,
+            depth: 4,
+            seconds: 20,
+            bytes_per_second: Some(50 * MIB),
+            seed: 1,
+        });
+        let mut seen = self.take(&cgroup, &pool);
+        let read = reading.wait(Duration::from_secs(60), || false);
+        seen.complaints.extend((!read.good()).then_some(read.complaint));
+        let load = Load { bytes: self.checked_bytes, seconds: 2, depth: 8, seed: 3 };
+        for ended in [
+            fio.write(&load).wait(Duration::from_secs(60), || false),
+            fio.read_back(load.bytes).wait(Duration::from_secs(60), || false),
+        ] {
+            seen.complaints.extend((!ended.good()).then_some(ended.complaint));
+        }
+        seen.killed = cgroup.killed();
+        pool.detach("case");
+        seen
+    }
+
+    /// The owner takes memory; what is seen until the donor has given back what is wanted and the hog has all.
+    #[track_caller]
+    fn take(&self, cgroup: &Cgroup, pool: &Pool) -> Seen {
+        let held = || donor_field(pool, "bytes_used");
+        let held_before = wait::for_some("the donor's count of its memory", wait::SOON, || {
+            Some(held()).filter(|held| *held >= self.volume_bytes)
+        });
+        // All that the machine has beside the donor's data, and what is wanted of that.
+        let total = self.machine_bytes - cgroup.usage_bytes() + self.wanted_bytes - self.reserve_bytes;
+        let swap_before = swapped_bytes();
+        let mut hog = hog(cgroup, total, self.rate, pool.scratch().path());
+        let start = Instant::now();
+        let mut seen = Seen {
+            given_back_s: None,
+            held_before,
+            held_after: held_before,
+            hog_s: None,
+            peak_bytes: 0,
+            killed: 0,
+            swapped_bytes: 0,
+            slots_missing_max: 0,
+            always_whole: true,
+            complaints: Vec::new(),
+        };
+        let donor = pool.pid_of("small");
+        let shared_before = process::shared_bytes(donor);
+        while start.elapsed() < Duration::from_secs(40)
+            && (seen.given_back_s.is_none() || seen.hog_s.is_none())
+        {
+            let volume = pool.volume_status("case");
+            seen.slots_missing_max =
+                seen.slots_missing_max.max(volume["slots_missing"].as_u64().unwrap_or(u64::MAX));
+            seen.always_whole &= volume["health"] == "whole";
+            seen.peak_bytes = seen.peak_bytes.max(cgroup.usage_bytes());
+            if seen.given_back_s.is_none()
+                && process::shared_bytes(donor) + self.wanted_bytes <= shared_before
+            {
+                seen.given_back_s = Some(start.elapsed().as_secs_f64());
+            }
+            if seen.hog_s.is_none() {
+                let log = hog.log();
+                let line = log.lines().find_map(|line| line.strip_prefix("hog: took "));
+                seen.hog_s = line.and_then(|seconds| seconds.trim().parse().ok());
+            }
+            if !hog.is_running() {
+                seen.complaints.push("the owner's process was ended".to_owned());
+                break;
+            }
+        }
+        seen.held_after = held();
+        seen.swapped_bytes = swapped_bytes().saturating_sub(swap_before);
+        seen
+    }
+}
+
+fn hog(cgroup: &Cgroup, bytes: u64, rate: u64, directory: &Path) -> Process {
+    let mut command = cgroup.command(tools::need("python3"));
+    command.args(["-c", HOG, &bytes.to_string(), &rate.to_string()]);
+    Process::start("hog", command, directory)
+}
+
+fn donor_field(pool: &Pool, field: &str) -> u64 {
+    let status = pool.status();
+    let donors = status["donors"].as_array().expect("donors in the status");
+    let donor = donors.iter().find(|donor| donor["name"] == "small");
+    donor.and_then(|donor| donor[field].as_u64()).unwrap_or(0)
+}
+
+/// What the whole machine has in its swap.
+fn swapped_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/vmstat").unwrap_or_default();
+    let pages = text.lines().find_map(|line| line.strip_prefix("pswpout ")?.parse::<u64>().ok());
+    pages.unwrap_or(0) * 4096
+}
