@@ -29,6 +29,7 @@ impl<V: Slide> Runs<V> {
         }
     }
 
+    #[cfg(test)]
     pub(crate) fn clear(&mut self, from: u64, to: u64) {
         self.split(from);
         self.split(to);
@@ -38,6 +39,7 @@ impl<V: Slide> Runs<V> {
         }
     }
 
+    #[cfg(test)]
     pub(crate) fn put(&mut self, from: u64, to: u64, value: V) {
         if from < to {
             self.clear(from, to);
@@ -88,9 +90,6 @@ impl<V: Slide> Runs<V> {
         self.0.iter().map(|(start, (end, value))| (*start, *end, value))
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.0.len()
-    }
 }
 
 #[cfg(test)]

@@ -1,13 +1,14 @@
 //! Each planted bug is found within 1,000 seeds, and the seed that found it finds it again.
 
-use cheetah_sim::{Bug, run, swarm};
+use cheetah_sim::{Bug, Setup, run, swarm};
 
 fn is_found(bug: Bug) {
-    let swarm = swarm(0, 1_000, Some(bug), |_| ());
+    let setup = Setup { bug: Some(bug), ..Setup::default() };
+    let swarm = swarm(0, 1_000, setup, |_| ());
     let Some((seed, what)) = swarm.failed else { panic!("{} was not found in 1,000 seeds", bug.name()) };
     eprintln!("{} was found after {} seeds: {what}", bug.name(), swarm.seeds);
-    assert_eq!(run(seed, Some(bug), None).failure, Some(what), "it replays");
-    assert_eq!(run(seed, None, None).failure, None, "it is the bug that was found");
+    assert_eq!(run(seed, setup, None).failure, Some(what), "it replays");
+    assert_eq!(run(seed, Setup::default(), None).failure, None, "it is the bug that was found");
 }
 
 #[test]
@@ -38,4 +39,29 @@ fn a_coordinator_that_loses_a_record() {
 #[test]
 fn a_coordinator_that_answers_before_it_stores() {
     is_found(Bug::AnswerBeforeStore);
+}
+
+#[test]
+fn a_client_that_acknowledges_before_an_exclusion_is_recorded() {
+    is_found(Bug::AckBeforeQuorum);
+}
+
+#[test]
+fn a_client_that_believes_a_donor_that_was_excluded() {
+    is_found(Bug::StaleBelieved);
+}
+
+#[test]
+fn a_client_that_writes_no_parity() {
+    is_found(Bug::ParityNotUpdated);
+}
+
+#[test]
+fn a_client_that_takes_every_block_for_right() {
+    is_found(Bug::ChecksumIgnored);
+}
+
+#[test]
+fn a_donor_that_asks_for_no_lease() {
+    is_found(Bug::LeaseNotChecked);
 }
