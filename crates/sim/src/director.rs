@@ -113,6 +113,12 @@ impl World {
         self.donors.push(DonorHost::new(id, slot, format!("d{slot}"), extents));
         // Until it has joined.
         self.verdict.donor_in_trouble(id, self.now + SECOND_NS);
+        for c in 0..self.clients.len() {
+            // What was cut from its predecessor is cut from it.
+            let (client, address) = (Node::Client(c), Node::Donor(slot));
+            let cut = self.cut_until(client, address).max(self.cut_until(address, client));
+            cut.into_iter().for_each(|until| self.verdict.link_in_trouble(c, id, until + SECOND_NS));
+        }
         self.step_donor(d, donor::Event::Started);
     }
 
