@@ -226,12 +226,13 @@ impl World {
         slot.reading.map_or(Ok(()), |read| self.oracle.end_read(read, &brought, settles, old))
     }
 
-    /// A reader beside a writer learns of an excluded donor after the writer did; until then it may still ask it.
+    /// A reader beside a writer learns of an excluded donor, or of one that gave its part to another, after the writer
+    /// did; until then it may still ask it.
     fn reads_old(&mut self, c: usize) -> bool {
         let client = &self.clients[c];
         let (Some(machine), Some(volume)) = (&client.machine, client.volume) else { return false };
         let stored = self.stored_map(volume).map_or(0, |map| map.epoch);
-        let old = client.read_only && self.is_redundant(c) && machine.map().epoch < stored;
+        let old = client.read_only && machine.map().epoch < stored;
         if old {
             self.count("reads of a reader that has not heard of the newest map");
         }

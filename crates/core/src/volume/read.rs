@@ -369,7 +369,29 @@ impl Volume {
         if self.asks_the_late_again(key) {
             return self.read_lanes(now, key, effects);
         }
+        if self.takes_blocks_alone(key) {
+            return self.end_strip(now, key, Ok(()), effects);
+        }
         self.end_strip(now, key, Err(VolumeError::DonorLost), effects);
+    }
+
+    /// Blocks that are wrong on one slot may be right on the others, and the other way round in other rows: what was to
+    /// be read at once is read block by block. False when that was done, or nothing was wrong.
+    fn takes_blocks_alone(&mut self, key: Key) -> bool {
+        let strip = self.strips.get(key).expect("it has read");
+        let (work, group, lo, hi) = (strip.work, strip.group, strip.lo, strip.hi);
+        let (Some(request), Some(span)) = (strip.request, strip.span()) else { return false };
+        let blocks = ((hi - lo) / BLOCK) as usize;
+        let splits = matches!(work, Work::Gather(_) | Work::Patch { .. }) && strip.phase == Phase::Reading;
+        if strip.wrong == 0 || !splits || blocks < 2 || self.strips.room() <= blocks {
+            return false;
+        }
+        for at in (lo..hi).step_by(BLOCK as usize) {
+            if self.wanted(span, at, at + BLOCK) != 0 {
+                self.add_strip(Some(request), work, group, at, at + BLOCK);
+            }
+        }
+        true
     }
 
     pub(super) fn reading_done(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {

@@ -95,8 +95,9 @@ pub(super) struct Upkeep {
     /// Those that redundancy cannot do without: asked as soon as they are reached.
     unsure: Vec<(u32, u32, Placement)>,
     /// Slots and ranges whose blocks were wrong, and how many.
-    heals: BTreeMap<(u32, u32, u32), u32>,
-    healing: BTreeSet<(u32, u32, u32)>,
+    heals: BTreeMap<(u32, u32, u32, u32), u32>,
+    healing: BTreeSet<(u32, u32, u32, u32)>,
+    heal_pause_until: Time,
     resync_pause_until: Time,
     scrub: Option<(u32, u32)>,
     scrub_at: Time,
@@ -192,7 +193,8 @@ impl Volume {
         let mut left = blocks;
         while at < end {
             // How many of the blocks lie in which chunk is not known; they are counted with the first.
-            *self.upkeep.heals.entry((group, from.slot, at)).or_default() += std::mem::take(&mut left);
+            let (lo, hi) = (at.max(local), (at + step).min(end));
+            *self.upkeep.heals.entry((group, from.slot, lo, hi)).or_default() += std::mem::take(&mut left);
             at += step;
         }
         self.upkeep_due = true;
@@ -217,7 +219,7 @@ impl Volume {
         self.survey_again();
         self.start_resyncs(now);
         if self.stage == Stage::Serving {
-            self.start_heals();
+            self.start_heals(now);
             self.start_fills(now);
             self.start_scrubs(now);
             self.start_age(now);
@@ -448,16 +450,16 @@ impl Volume {
         self.set_phase(key, Phase::Writing);
     }
 
-    fn start_heals(&mut self) {
-        while self.upkeep.heals_open < HEALS_MAX {
+    fn start_heals(&mut self, now: Time) {
+        while now >= self.upkeep.heal_pause_until && self.upkeep.heals_open < HEALS_MAX {
             let next = self.upkeep.heals.keys().find(|chunk| !self.upkeep.healing.contains(chunk)).copied();
-            let Some((group, slot, from)) = next else { return };
-            let to = (from + self.lane_max()).min(self.used(group));
-            if !self.is_held(group, slot) || from >= to {
-                self.upkeep.heals.remove(&(group, slot, from));
+            let Some(chunk) = next else { return };
+            let (group, slot, from, to) = chunk;
+            if !self.is_held(group, slot) || to > self.used(group) {
+                self.upkeep.heals.remove(&chunk);
                 continue;
             }
-            self.upkeep.healing.insert((group, slot, from));
+            self.upkeep.healing.insert(chunk);
             self.upkeep.heals_open += 1;
             let key = self.add_strip(None, Work::Heal { slot }, group, from, to);
             let strip = self.strips.get_mut(key).expect("just added");
@@ -686,12 +688,22 @@ impl Volume {
         match strip.work {
             Work::Fill { slot, to } => self.fill_ended(now, strip, slot, to, done),
             Work::Heal { slot } => {
-                let chunk = (strip.group, slot, strip.lo);
+                let chunk = (strip.group, slot, strip.lo, strip.hi);
                 self.upkeep.heals_open -= 1;
                 self.upkeep.healing.remove(&chunk);
-                // One that could not be healed is found again by whoever reads it.
                 let blocks = self.upkeep.heals.remove(&chunk).unwrap_or(0);
-                self.report.healed += if done { u64::from(blocks) } else { 0 };
+                if done {
+                    self.report.healed += u64::from(blocks);
+                } else if strip.len() > BLOCK {
+                    // Other slots may be wrong in other rows of it.
+                    let block = |at: u32| (strip.group, slot, at, at + BLOCK);
+                    let mut each = (strip.lo..strip.hi).step_by(BLOCK as usize).map(block);
+                    let first = each.next().map(|chunk| (chunk, blocks));
+                    self.upkeep.heals.extend(first.into_iter().chain(each.map(|chunk| (chunk, 0))));
+                } else {
+                    // Whoever reads it finds it again; until then there is no use in trying.
+                    self.upkeep.heal_pause_until = now + PAUSE_NS;
+                }
             }
             Work::Resync => {
                 let same = |torn: &Torn| (torn.group, torn.lo, torn.hi) == (strip.group, strip.lo, strip.hi);
