@@ -74,6 +74,9 @@ pub const SCRUB_EVERY_NS: u64 = 3600 * SECOND_NS;
 /// How often the donors' maps of what was written lately are aged.
 pub const DIRTY_AGE_NS: u64 = SECOND_NS;
 
+/// A reader beside a writer rebuilds only from what it read within this; a writer's donors remember for longer.
+pub const READ_TOGETHER_NS: u64 = 250 * MILLISECOND_NS;
+
 /// A donor reports to its coordinator at least this often.
 pub const HEARTBEAT_NS: u64 = SECOND_NS;
 /// A donor not heard of for this long counts as lost.
@@ -175,5 +178,6 @@ const _: () = {
     assert!(REQUEST_BYTES_MAX as u64 <= EXTENT_BYTES);
     assert!(SCRATCH_LARGE_BYTES as u64 / STRIPE_DONORS_MAX as u64 >= BLOCK_BYTES);
     assert!(FILL_CHUNKS_MAX < SCRATCH_LARGE_COUNT);
+    assert!(READ_TOGETHER_NS * 2 <= DIRTY_AGE_NS);
     assert!(TICK_NS * 4 <= REOPEN_NS && REOPEN_NS < SILENCE_NS);
 };

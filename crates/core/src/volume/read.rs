@@ -5,11 +5,11 @@
 //! rebuilt block agrees with its checksum where that is known. Tests: `tests/volume_degraded.rs`, the simulator.
 
 use super::link::Trust;
-use super::strip::{Failure, Phase, Slots, Work, bit, slots_of};
+use super::strip::{Failure, Phase, Slots, Still, Work, bit, slots_of};
 use super::types::{At, Combine, Effect, Mem, PartError, PartOp, VolumeError};
 use super::{Key, Volume};
 use crate::layout::{Scatter, Span};
-use crate::limits::{BLOCK_BYTES, SCRATCH_LARGE_BYTES};
+use crate::limits::{BLOCK_BYTES, READ_TOGETHER_NS, SCRATCH_LARGE_BYTES};
 use crate::map::BadRange;
 use crate::units::Time;
 
@@ -409,7 +409,8 @@ impl Volume {
                 let needed = self.needed(key);
                 let rebuilt = needed & !self.strips.get(key).expect("it has read").have;
                 if rebuilt != 0 && self.read_only && self.ask_who_wrote(now, key, effects) {
-                    return;
+                    let failed = self.strips.get(key).and_then(|strip| strip.failed);
+                    return failed.into_iter().for_each(|error| self.end_strip(now, key, Err(error), effects));
                 }
                 self.rebuild_lanes(key, rebuilt, effects);
                 self.set_phase(key, Phase::Checking);
@@ -418,14 +419,31 @@ impl Volume {
     }
 
     /// Without the write lease, another may be writing: lanes that were read before and after a write of their row
-    /// make up a block that never was. Where no donor that was read from has been written to lately, none of them
-    /// had any of it. False when nobody need be asked (any more).
+    /// make up a block that never was. So the donors are asked who wrote there lately, the lanes are read, and the
+    /// donors are asked again, all of it faster than a writer makes them forget. When none of them heard of a write,
+    /// none came in between, and none was half done before. False when that is settled.
     fn ask_who_wrote(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) -> bool {
+        let data = self.geometry.data;
         let strip = self.strips.get_mut(key).expect("it has read");
-        if self.geometry.data == 1 || std::mem::replace(&mut strip.asked, true) {
-            return false;
-        }
+        let next = match strip.still {
+            _ if data == 1 => return false,
+            Still::Unasked => Still::Asked { since: now, of: strip.have },
+            Still::Asked { since, of } => Still::Read { since, of },
+            Still::Read { since, of } if strip.have & !of == 0 => Still::Again { since },
+            Still::Again { since } if now < since + READ_TOGETHER_NS => return false,
+            _ => {
+                strip.failed = Some(VolumeError::DonorLost);
+                return true;
+            }
+        };
         let (group, have, local, len) = (strip.group, strip.have, strip.lo, strip.len());
+        strip.still = next;
+        if matches!(next, Still::Read { .. }) {
+            strip.have = 0;
+            self.drop_parts(key, effects);
+            self.read_lanes(now, key, effects);
+            return true;
+        }
         for slot in slots_of(have) {
             let scatter = Scatter::whole(0, len);
             let asked = self.source(group, slot).is_some_and(|(held, _)| {

@@ -100,6 +100,26 @@ pub(super) enum Phase {
     Excluding,
 }
 
+/// How far a reader is in finding out that nobody writes what it reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Still {
+    Unasked,
+    /// Since then these slots are asked who wrote lately.
+    Asked {
+        since: Time,
+        of: Slots,
+    },
+    /// Nobody had, and the lanes are read.
+    Read {
+        since: Time,
+        of: Slots,
+    },
+    /// Asked again.
+    Again {
+        since: Time,
+    },
+}
+
 /// A placement that missed a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Missed {
@@ -129,8 +149,7 @@ pub(super) struct Strip {
     /// Of those, the ones that gave a bad answer: asking them again is of no use.
     pub(super) wrong: Slots,
     pub(super) tries: u32,
-    /// The donors that it read from were asked whether anybody wrote there lately.
-    pub(super) asked: bool,
+    pub(super) still: Still,
     pub(super) missed: Vec<Missed>,
     pub(super) failed: Option<VolumeError>,
 }
@@ -260,7 +279,7 @@ impl Volume {
             avoid: 0,
             wrong: 0,
             tries: 0,
-            asked: false,
+            still: Still::Unasked,
             missed: Vec::new(),
             failed: None,
         };

@@ -12,7 +12,7 @@ use crate::api::VolumeReport;
 use crate::layout::{Scatter, Span};
 use crate::limits::{
     BLOCK_BYTES, DIRTY_AGE_NS, EXTENT_BYTES, FILL_CHUNKS_MAX, FINISH_NS, SCRATCH_LARGE_COUNT, SCRUB_EVERY_NS,
-    SECOND_NS, TICK_NS,
+    READ_TOGETHER_NS, SECOND_NS, TICK_NS,
 };
 use crate::map::{BadRange, DonorId, Group, Placement, VolumeMap};
 use crate::units::Time;
@@ -525,6 +525,10 @@ impl Volume {
         let same = |fill: &&mut Fill| fill.to == to && fill.since < strip.born;
         let Some(fill) = self.fills.get_mut(&(strip.group, slot)).filter(same) else { return };
         fill.busy = false;
+        // Where a write missed it meanwhile, the cursor was set back, and this chunk is beyond a gap.
+        if done && strip.missed.is_empty() && strip.lo > fill.cursor {
+            return;
+        }
         if done && strip.missed.is_empty() {
             fill.cursor = fill.cursor.max(strip.hi);
             self.upkeep.any_filled = true;
@@ -672,7 +676,8 @@ impl Volume {
             if !std::mem::replace(&mut self.finished, true) {
                 effects.push(Effect::Finished);
             }
-        } else if idle {
+        } else if idle && (self.geometry.data == 1 || now >= self.upkeep.aged_at + 2 * READ_TOGETHER_NS) {
+            // Readers that rebuild count on it that marks last for so long.
             self.age_now(now);
         }
     }
@@ -722,7 +727,7 @@ impl Volume {
             Work::Scrub => self.upkeep.scrubs_open -= 1,
             Work::Age => {
                 // A write on another connection may have overtaken it until it was answered.
-                (self.upkeep.age_open, self.upkeep.age_mark) = (false, self.born);
+                (self.upkeep.age_open, self.upkeep.age_mark, self.upkeep.aged_at) = (false, self.born, now);
             }
             _ => return,
         }
