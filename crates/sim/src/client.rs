@@ -60,6 +60,8 @@ pub(crate) struct Slot {
     pub(crate) deadline: Time,
     pub(crate) version: Option<Version>,
     pub(crate) reading: Option<u64>,
+    /// Whether a slot of the volume had no holder when it was submitted.
+    pub(crate) degraded: bool,
     /// Donors set aside when it was submitted, for a flush.
     pub(crate) down: BTreeSet<DonorId>,
 }

@@ -157,6 +157,7 @@ impl World {
         match effect {
             Effect::Join { pool, .. } => self.donor_joins(d, pool),
             Effect::Sync { revision, connections, leaving, goodbye, offered, .. } => {
+                self.donors[d].leaving |= goodbye;
                 let bytes_used = self.donors[d].memory.blocks().count() as u64 * BLOCK_BYTES;
                 let extents_offered = offered;
                 let sync = Sync { revision, bytes_used, connections, leaving, goodbye, extents_offered };

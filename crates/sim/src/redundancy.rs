@@ -6,6 +6,7 @@
 
 use crate::bytes::{BLOCK, SECTOR, sectors};
 use crate::client::Slot;
+use crate::donor::DonorHost;
 use crate::oracle::written;
 use crate::verdict::{Run, is_short, runs_of};
 use crate::world::World;
@@ -31,7 +32,9 @@ impl World {
 
     /// A donor's memory at a placement, if it lives.
     fn held_bytes(&self, placement: Placement, from: u64, len: u64) -> Option<Vec<u8>> {
-        let donor = self.donors.iter().find(|donor| donor.id == placement.donor && donor.alive)?;
+        // One that says goodbye wipes what it had.
+        let there = |donor: &&DonorHost| donor.id == placement.donor && donor.alive && !donor.leaving;
+        let donor = self.donors.iter().find(there)?;
         let at = u64::from(placement.extent) * EXTENT_BYTES + from;
         Some(donor.memory.get(sectors(at), sectors(len)))
     }

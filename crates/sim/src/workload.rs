@@ -76,6 +76,8 @@ impl World {
             return;
         }
         let down = machine.lost().map(|(donor, _)| donor).collect();
+        let degraded =
+            machine.map().groups.iter().flat_map(|group| &group.slots).any(|slot| slot.held.is_none());
         let tag = client.next_tag;
         client.next_tag += 1;
         let len = u64::from(request.len);
@@ -85,7 +87,7 @@ impl World {
         let version = writes.then(|| self.oracle.begin_write(order, volume, request.offset, len, zeros));
         let reading = reads.then(|| self.oracle.begin_read(volume, request.offset, len));
         let deadline = self.now + REQUEST_DEADLINE_NS;
-        let slot = Slot { request, submitted: self.now, order, deadline, version, reading, down };
+        let slot = Slot { request, submitted: self.now, order, deadline, version, reading, degraded, down };
         let client = &mut self.clients[c];
         client.slots.insert(tag, slot);
         let payload = match (request.op, version) {
@@ -352,7 +354,11 @@ impl World {
             VolumeError::OutOfRange => request.offset + u64::from(request.len) > size,
             VolumeError::DonorLost if request.op == Op::Flush => is_short(map, all, out),
             // What others may be writing cannot be rebuilt without knowing that they do not.
-            VolumeError::DonorLost if client.read_only && map.redundancy.data > 1 && one_is_out => true,
+            VolumeError::DonorLost
+                if client.read_only && map.redundancy.data > 1 && (one_is_out || slot.degraded) =>
+            {
+                true
+            }
             VolumeError::DonorLost | VolumeError::TimedOut | VolumeError::LeaseLost => {
                 is_short(map, groups, out) || (untold && error == VolumeError::TimedOut)
             }
