@@ -573,7 +573,11 @@ impl Volume {
         for slot in slots_of(wanted) {
             let (lo, hi) = self.strips.get(key).map(|strip| (strip.lo, strip.hi)).expect("being begun");
             let missed = self.missed_there(span.group, lo, hi) & bit(slot) != 0;
-            let source = self.source(span.group, slot).filter(|_| !missed);
+            // What is lost for good is no hole: who reads it has to hear that it is lost.
+            let (begin, end) = self.geometry.column(span.begin, span.end, slot);
+            let lost = (self.map.bad.iter())
+                .any(|bad| (bad.group, bad.slot) == (span.group, slot) && bad.from.max(begin) < bad.to.min(end));
+            let source = self.source(span.group, slot).filter(|_| !missed && !lost);
             let (from, to) = self.geometry.column(span.begin, span.end, slot);
             let scatter = self.geometry.scatter(slot, from, to, span.begin, span.payload);
             let asked = source.is_some_and(|(held, _)| {
