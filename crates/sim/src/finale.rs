@@ -5,6 +5,7 @@
 //! volumes are gone. Never: a fault.
 
 use crate::client::{Phase, Tick};
+use crate::donor::DonorHost;
 use crate::world::{ClientEv, Ev, World};
 use cheetah_core::api::Call;
 use cheetah_core::coordinator::{Key, LeaseRecord, Record, VolumeRecord};
@@ -130,7 +131,13 @@ impl World {
             return;
         }
         let mut wrong = Vec::new();
-        for (d, donor) in self.donors.iter().enumerate().filter(|(_, donor)| donor.alive) {
+        // One that was told to go may not be gone yet.
+        let member = |id: DonorId| match self.coordinator.store.get(&Key::Donor(id)) {
+            Some(Record::Donor(record)) => !record.departed,
+            _ => false,
+        };
+        let there = |donor: &DonorHost| donor.alive && member(donor.id);
+        for (d, donor) in self.donors.iter().enumerate().filter(|(_, donor)| there(donor)) {
             let mut bytes = 0;
             for record in self.coordinator.store.values() {
                 let Record::Volume(VolumeRecord { map, .. }) = record else { continue };
