@@ -29,7 +29,8 @@ impl<V: Slide> Runs<V> {
         }
     }
 
-    pub(crate) fn clear(&mut self, from: u64, to: u64) {
+    #[cfg(test)]
+    fn clear(&mut self, from: u64, to: u64) {
         self.split(from);
         self.split(to);
         while let Some((start, _)) = self.0.range(from..to).next() {
@@ -38,7 +39,8 @@ impl<V: Slide> Runs<V> {
         }
     }
 
-    pub(crate) fn put(&mut self, from: u64, to: u64, value: V) {
+    #[cfg(test)]
+    fn put(&mut self, from: u64, to: u64, value: V) {
         if from < to {
             self.clear(from, to);
             self.0.insert(from, (to, value));
@@ -86,10 +88,6 @@ impl<V: Slide> Runs<V> {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, u64, &V)> {
         self.0.iter().map(|(start, (end, value))| (*start, *end, value))
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.0.len()
     }
 }
 

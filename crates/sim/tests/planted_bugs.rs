@@ -1,13 +1,14 @@
 //! Each planted bug is found within 1,000 seeds, and the seed that found it finds it again.
 
-use cheetah_sim::{Bug, run, swarm};
+use cheetah_sim::{Bug, Setup, run, swarm};
 
 fn is_found(bug: Bug) {
-    let swarm = swarm(0, 1_000, Some(bug), |_| ());
+    let setup = Setup { bug: Some(bug), ..Setup::default() };
+    let swarm = swarm(0, 1_000, setup, |_| ());
     let Some((seed, what)) = swarm.failed else { panic!("{} was not found in 1,000 seeds", bug.name()) };
     eprintln!("{} was found after {} seeds: {what}", bug.name(), swarm.seeds);
-    assert_eq!(run(seed, Some(bug), None).failure, Some(what), "it replays");
-    assert_eq!(run(seed, None, None).failure, None, "it is the bug that was found");
+    assert_eq!(run(seed, setup, None).failure, Some(what), "it replays");
+    assert_eq!(run(seed, Setup::default(), None).failure, None, "it is the bug that was found");
 }
 
 #[test]
@@ -38,4 +39,29 @@ fn a_coordinator_that_loses_a_record() {
 #[test]
 fn a_coordinator_that_answers_before_it_stores() {
     is_found(Bug::AnswerBeforeStore);
+}
+
+#[test]
+fn a_write_acknowledged_before_the_exclusion_is_recorded() {
+    is_found(Bug::AckBeforeQuorum);
+}
+
+#[test]
+fn an_excluded_donor_that_is_believed() {
+    is_found(Bug::StaleBelieved);
+}
+
+#[test]
+fn parity_that_is_not_updated() {
+    is_found(Bug::ParityNotUpdated);
+}
+
+#[test]
+fn checksums_that_are_ignored() {
+    is_found(Bug::ChecksumIgnored);
+}
+
+#[test]
+fn a_lease_that_is_not_checked() {
+    is_found(Bug::LeaseNotChecked);
 }

@@ -1,6 +1,6 @@
 //! 1,000 seeds in which every promise held, and in which everything that there is to exercise happened.
 
-use cheetah_sim::{COVERAGE, Swarm, swarm};
+use cheetah_sim::{COVERAGE, Setup, Swarm, swarm};
 
 const SEEDS: u64 = 1_000;
 
@@ -9,8 +9,8 @@ fn a_thousand_seeds_keep_the_promises_and_leave_nothing_untried() {
     // Seeds are independent of each other: halves of them run side by side.
     let half = SEEDS / 2;
     let (first, second) = std::thread::scope(|scope| {
-        let other = scope.spawn(move || swarm(half, SEEDS - half, None, |_| ()));
-        (swarm(0, half, None, |_| ()), other.join().expect("the swarm does not panic"))
+        let other = scope.spawn(move || swarm(half, SEEDS - half, Setup::default(), |_| ()));
+        (swarm(0, half, Setup::default(), |_| ()), other.join().expect("the swarm does not panic"))
     });
     let mut stats = first.stats.clone();
     stats.add(&second.stats);
