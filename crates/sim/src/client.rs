@@ -221,6 +221,9 @@ impl World {
 
     fn send_amend(&mut self, c: usize, amend: Amend) {
         self.count("amendments");
+        if self.bug == Some(Bug::AckBeforeQuorum) {
+            self.after(0, Ev::Client(c, ClientEv::TakeForGranted(amend.clone())));
+        }
         let client = &self.clients[c];
         let Some(token) = client.token else { return };
         let name = client.name.clone();
@@ -235,7 +238,10 @@ impl World {
         match outcome {
             Some(Ok(Answer::Renewed(renewed))) => {
                 let same = || client.machine.as_ref().map(|machine| machine.map().clone());
-                let Some(map) = renewed.map.or_else(same) else { return };
+                let Some(mut map) = renewed.map.or_else(same) else { return };
+                if self.bug == Some(Bug::StaleBelieved) {
+                    self.believe_the_stale(c, &mut map);
+                }
                 self.check_map(c, &map);
                 self.step_client(c, Event::Amended(Some(map)));
                 self.note_unaware(c);
@@ -245,6 +251,31 @@ impl World {
                 self.step_client(c, Event::Amended(None));
             }
             _ => self.step_client(c, Event::Amended(None)),
+        }
+    }
+
+    /// A planted bug: the map as it will be, before anybody has recorded it.
+    fn take_for_granted(&mut self, c: usize, amend: &Amend) {
+        let Some(machine) = &self.clients[c].machine else { return };
+        let mut map = machine.map().clone();
+        map.epoch += 1;
+        let excluded = |donor: DonorId| amend.exclude.iter().any(|(other, _)| *other == donor);
+        for slot in map.groups.iter_mut().flat_map(|group| &mut group.slots) {
+            slot.held = slot.held.filter(|held| !excluded(held.donor));
+            slot.filling = slot.filling.filter(|to| !excluded(to.donor));
+        }
+        self.step_client(c, Event::Amended(Some(map)));
+    }
+
+    /// A planted bug: who was excluded holds again what it held.
+    fn believe_the_stale(&self, c: usize, map: &mut VolumeMap) {
+        let Some(before) = self.clients[c].machine.as_ref().map(Volume::map) else { return };
+        for (old, new) in before.groups.iter().zip(&mut map.groups) {
+            for (old, new) in old.slots.iter().zip(&mut new.slots) {
+                let Some(held) = old.held.filter(|_| new.held.is_none()) else { continue };
+                new.held = Some(held);
+                map.routes.extend(before.routes.get(&held.donor).map(|route| (held.donor, route.clone())));
+            }
         }
     }
 
@@ -307,6 +338,7 @@ impl World {
             }
             ClientEv::Tick(Tick::Finish) => self.step_client(c, Event::Finish),
             ClientEv::Refused(conn) => self.conn_failed(c, conn, "refused"),
+            ClientEv::TakeForGranted(amend) => self.take_for_granted(c, &amend),
             ClientEv::AckEarly(part) => {
                 client.memory.end_part(part.to_u64());
                 self.step_client(c, Event::Answered { part, answer: Ok(Vec::new()) });
@@ -357,7 +389,10 @@ impl World {
             Effect::Learn { fragment, copies, mem, scatter } => {
                 memory.learn(fragment, copies, mem, scatter)?
             }
-            Effect::Forget { fragment, len } => memory.forget(fragment, len),
+            Effect::Forget { fragment, len } => {
+                memory.forget(fragment, len);
+                self.undo_rot(c, fragment, len);
+            }
             Effect::Verify { strip, fragment, at, len } => {
                 let right = memory.verify(fragment, at, len)? || self.bug == Some(Bug::ChecksumIgnored);
                 if !right {

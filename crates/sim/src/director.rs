@@ -33,11 +33,22 @@ pub(crate) struct Director {
     /// Addresses whose machine is gone: not even a refusal comes from there.
     pub(crate) dark: BTreeSet<usize>,
     pub(crate) deaths: usize,
-    /// Donors, sectors of their memory, the wrong byte that may be there, and when it will have arrived.
-    pub(crate) rot: Vec<(usize, usize, u8, u64)>,
+    pub(crate) rot: Vec<Rot>,
     /// No more faults, no more changes.
     pub(crate) healing: bool,
     slots: usize,
+}
+
+/// A wrong byte in a donor's memory, or on its way there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rot {
+    pub(crate) donor: usize,
+    /// The sector of its memory.
+    pub(crate) at: usize,
+    pub(crate) wrong: u8,
+    pub(crate) right: u8,
+    /// By then it has arrived.
+    pub(crate) arrived: u64,
 }
 
 /// Where the donors of a slot listen.
@@ -102,6 +113,12 @@ impl World {
         self.donors.push(DonorHost::new(id, slot, format!("d{slot}"), extents));
         // Until it has joined.
         self.verdict.donor_in_trouble(id, self.now + SECOND_NS);
+        for c in 0..self.clients.len() {
+            // What was cut from its predecessor is cut from it.
+            let (client, address) = (Node::Client(c), Node::Donor(slot));
+            let cut = self.cut_until(client, address).max(self.cut_until(address, client));
+            cut.into_iter().for_each(|until| self.verdict.link_in_trouble(c, id, until + SECOND_NS));
+        }
         self.step_donor(d, donor::Event::Started);
     }
 

@@ -174,7 +174,7 @@ impl World {
                 self.drop_conn(conn.0);
             }
             Effect::Drop { conn } => {
-                if self.bug == Some(Bug::IgnoreSessions) {
+                if self.serves_on() {
                     return self.after(0, Ev::Closed(conn.0));
                 }
                 let delay = self.rng.below(20 * MILLISECOND_NS);
@@ -221,6 +221,11 @@ impl World {
         self.serve_soon(id);
     }
 
+    /// A planted bug: connections that were dropped are served on.
+    fn serves_on(&self) -> bool {
+        matches!(self.bug, Some(Bug::IgnoreSessions | Bug::LeaseNotChecked))
+    }
+
     /// The donor machine hears that a connection it dropped has ended.
     pub(crate) fn conn_closed(&mut self, id: u64) {
         let Some(conn) = self.network.conns.get(&id) else { return };
@@ -232,7 +237,7 @@ impl World {
         if conn.stage == Stage::Ended {
             return; // It ended by itself in the meantime, and was reported then.
         }
-        if self.bug == Some(Bug::IgnoreSessions) {
+        if self.serves_on() {
             return self.step_donor(d, Event::Closed { conn: ConnId(id) });
         }
         self.end_conn(d, id);

@@ -5,11 +5,12 @@
 
 use crate::bytes::sectors;
 use crate::client::Phase;
+use crate::director::Rot;
 use crate::network::{Node, Stage};
 use crate::plan::Fault;
 use crate::world::{Ev, World, say};
 use cheetah_core::donor;
-use cheetah_core::limits::{LEASE_NS, MILLISECOND_NS, SECOND_NS};
+use cheetah_core::limits::{EXTENT_BYTES, LEASE_NS, MILLISECOND_NS, SECOND_NS};
 use cheetah_core::map::DonorId;
 use cheetah_core::volume::Fragment;
 
@@ -132,6 +133,7 @@ impl World {
         if !self.clients[c].memory.sums.is_known(group, slot, sectors(local.into()) + at) {
             return; // Nobody could tell: trimmed, or not mended yet.
         }
+        let right = data[at];
         data[at] ^= 1 << self.rng.below(8);
         self.count("fault: a bit flipped on the way");
         say!(self, "a bit flips on the way of client {c} and donor {d}");
@@ -139,8 +141,8 @@ impl World {
             Some(address) => {
                 self.verdict.rotten.insert(donor);
                 // Whatever holds it up on its way is over by then.
-                let arrived = self.now + 60 * SECOND_NS;
-                self.director.rot.push((d, sectors(address) + at, data[at], arrived));
+                let (wrong, arrived) = (data[at], self.now + 60 * SECOND_NS);
+                self.director.rot.push(Rot { donor: d, at: sectors(address) + at, wrong, right, arrived });
             }
             None => self.verdict.link_is_slow(c, donor, self.now + SECOND_NS),
         }
@@ -148,12 +150,28 @@ impl World {
 
     /// Whose memory still has bytes that nobody wrote.
     pub(crate) fn look_at_rot(&mut self) {
-        let donors = &self.donors;
-        let now = self.now;
-        let there = |d: usize, at, byte| donors[d].memory.get(at, 1) == [byte];
-        let rots = |(d, at, byte, until): &(usize, usize, u8, u64)| now < *until || there(*d, *at, *byte);
-        self.director.rot.retain(|rot| donors[rot.0].alive && rots(rot));
-        self.verdict.rotten = self.director.rot.iter().map(|(d, ..)| donors[*d].id).collect();
+        let (donors, now) = (&self.donors, self.now);
+        let there = |rot: &Rot| donors[rot.donor].memory.get(rot.at, 1) == [rot.wrong];
+        let may = |rot: &Rot| donors[rot.donor].alive && (now < rot.arrived || there(rot));
+        self.director.rot.retain(may);
+        self.verdict.rotten = self.director.rot.iter().map(|rot| donors[rot.donor].id).collect();
+    }
+
+    /// Who forgets what a fragment holds cannot tell wrong bytes from right ones any more: no promise covers those,
+    /// so they are put right.
+    pub(crate) fn undo_rot(&mut self, c: usize, fragment: Fragment, len: u32) {
+        let Some(machine) = &self.clients[c].machine else { return };
+        let slot = machine.map().groups[fragment.group as usize].slots[fragment.slot as usize];
+        for place in slot.placements() {
+            let from = sectors(u64::from(place.extent) * EXTENT_BYTES + u64::from(fragment.local));
+            let range = from..from + sectors(len.into());
+            for rot in self.director.rot.iter().filter(|rot| range.contains(&rot.at)) {
+                let donor = &mut self.donors[rot.donor];
+                if donor.id == place.donor && donor.memory.get(rot.at, 1) == [rot.wrong] {
+                    donor.memory.write(rot.at, &[rot.right]);
+                }
+            }
+        }
     }
 
     /// Whether a writer may die now.

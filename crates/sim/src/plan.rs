@@ -30,7 +30,7 @@ pub enum Bug {
     ParityNotUpdated,
     /// The client takes every block for what was written.
     ChecksumIgnored,
-    /// The donor carries out what the lease of the connection does not cover.
+    /// The donor serves dropped connections on, and carries out what no lease covers any more.
     LeaseNotChecked,
 }
 

@@ -113,7 +113,9 @@ impl World {
     pub(crate) fn all_fits(&mut self) {
         let mut checked = 0;
         let mut wrong = None;
-        for map in self.stored_maps().filter(|map| map.redundancy.parity > 0) {
+        let beyond = &self.verdict.beyond;
+        let covered = |map: &&VolumeMap| map.redundancy.parity > 0 && !beyond.contains(&map.volume);
+        for map in self.stored_maps().filter(covered) {
             for (number, group) in map.groups.iter().enumerate() {
                 let used = group_used(map, number);
                 for at in self.present(group.placements()) {
@@ -153,7 +155,8 @@ impl World {
         let (Some(machine), Some(volume)) = (&client.machine, client.volume) else { return };
         let map = machine.map();
         let ended = client.token.is_none_or(|token| self.verdict.lease_ended.contains(&token));
-        if client.read_only || map.redundancy.parity == 0 || ended || self.verdict.torn.contains(&volume) {
+        let excused = self.verdict.torn.contains(&volume) || self.verdict.beyond.contains(&volume);
+        if client.read_only || map.redundancy.parity == 0 || ended || excused {
             return;
         }
         let held: Vec<Placement> =

@@ -30,7 +30,7 @@ impl<V: Slide> Runs<V> {
     }
 
     #[cfg(test)]
-    fn clear(&mut self, from: u64, to: u64) {
+    pub(crate) fn clear(&mut self, from: u64, to: u64) {
         self.split(from);
         self.split(to);
         while let Some((start, _)) = self.0.range(from..to).next() {
@@ -40,7 +40,7 @@ impl<V: Slide> Runs<V> {
     }
 
     #[cfg(test)]
-    fn put(&mut self, from: u64, to: u64, value: V) {
+    pub(crate) fn put(&mut self, from: u64, to: u64, value: V) {
         if from < to {
             self.clear(from, to);
             self.0.insert(from, (to, value));
@@ -89,6 +89,7 @@ impl<V: Slide> Runs<V> {
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, u64, &V)> {
         self.0.iter().map(|(start, (end, value))| (*start, *end, value))
     }
+
 }
 
 #[cfg(test)]

@@ -304,7 +304,10 @@ impl World {
                 self.count("flushes that reported a loss");
                 if caused { Ok(()) } else { Err("a flush failed without cause".into()) }
             }
-            VolumeError::TimedOut if row => Ok(()),
+            VolumeError::TimedOut if row => {
+                self.count("requests that timed out");
+                Ok(())
+            }
             VolumeError::Corrupt if concerned.iter().any(|donor| self.verdict.rotten.contains(donor)) => {
                 Ok(())
             }

@@ -16,6 +16,7 @@ use crate::plan::{Bug, Plan};
 use crate::rng::Rng;
 use crate::stats::Stats;
 use crate::verdict::Verdict;
+use cheetah_core::api::Amend;
 use cheetah_core::units::Time;
 use cheetah_core::volume::Key;
 use std::collections::BTreeMap;
@@ -62,6 +63,7 @@ pub(crate) enum ClientEv {
     /// A connection could not be made.
     Refused(u64),
     AckEarly(Key),
+    TakeForGranted(Amend),
 }
 
 pub(crate) struct World {

@@ -42,26 +42,26 @@ fn a_coordinator_that_answers_before_it_stores() {
 }
 
 #[test]
-fn a_write_acknowledged_before_the_exclusion_is_recorded() {
+fn a_client_that_acknowledges_before_an_exclusion_is_recorded() {
     is_found(Bug::AckBeforeQuorum);
 }
 
 #[test]
-fn an_excluded_donor_that_is_believed() {
+fn a_client_that_believes_a_donor_that_was_excluded() {
     is_found(Bug::StaleBelieved);
 }
 
 #[test]
-fn parity_that_is_not_updated() {
+fn a_client_that_writes_no_parity() {
     is_found(Bug::ParityNotUpdated);
 }
 
 #[test]
-fn checksums_that_are_ignored() {
+fn a_client_that_takes_every_block_for_right() {
     is_found(Bug::ChecksumIgnored);
 }
 
 #[test]
-fn a_lease_that_is_not_checked() {
+fn a_donor_that_asks_for_no_lease() {
     is_found(Bug::LeaseNotChecked);
 }

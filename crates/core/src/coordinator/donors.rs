@@ -184,8 +184,10 @@ impl Coordinator {
         };
         let Some(donor) = self.donors.values_mut().find(same) else { return Ok(()) };
         if donor.record.address == join.address && join.foreign_export.is_none() {
+            let id = donor.record.donor;
             donor.alive = false;
-            self.unsettled = true;
+            (self.unsettled, self.replan) = (true, true);
+            self.doubt_volumes_of(id);
             return Ok(());
         }
         let DonorRecord { host, address, .. } = &donor.record;

@@ -14,7 +14,7 @@ use crate::limits::{
     BLOCK_BYTES, DIRTY_AGE_NS, EXTENT_BYTES, FILL_CHUNKS_MAX, FINISH_NS, SCRATCH_LARGE_COUNT, SCRUB_EVERY_NS,
     SECOND_NS, TICK_NS,
 };
-use crate::map::{BadRange, DonorId, Placement, VolumeMap};
+use crate::map::{BadRange, DonorId, Group, Placement, VolumeMap};
 use crate::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -53,6 +53,12 @@ pub(super) struct Torn {
     /// The slots that missed it, if that is known: the others fit together, and when these have no holder any more
     /// all is well. None: any may differ.
     pub(super) missed: Slots,
+}
+
+/// Whether the slots that are held make up the data without those that missed something.
+pub(super) fn enough_without(group: &Group, missed: Slots, data: u32) -> bool {
+    let slots = group.slots.iter().zip(0u32..);
+    slots.filter(|(slot, at)| slot.held.is_some() && missed & bit(*at) == 0).count() >= data as usize
 }
 
 /// Counters behind `VolumeReport`.
@@ -143,7 +149,11 @@ impl Volume {
             };
             let known = torn.missed != 0;
             torn.missed = slots_of(torn.missed).filter(same).map(bit).sum();
-            !known || torn.missed != 0
+            let mended = known && torn.missed == 0;
+            if !enough_without(&map.groups[group], torn.missed, map.redundancy.data) {
+                torn.missed = 0;
+            }
+            !mended
         });
     }
 

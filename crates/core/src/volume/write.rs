@@ -466,7 +466,9 @@ impl Volume {
             }
         }
         if slots != 0 {
-            self.torn.push(super::upkeep::Torn { group, lo, hi, missed: slots });
+            let enough =
+                super::upkeep::enough_without(&self.map.groups[group as usize], slots, self.geometry.data);
+            self.torn.push(super::upkeep::Torn { group, lo, hi, missed: if enough { slots } else { 0 } });
         }
     }
 }
