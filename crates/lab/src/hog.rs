@@ -16,6 +16,8 @@ use crate::process::{self, Process};
 use crate::{tools, wait};
 
 const MIB: u64 = 1 << 20;
+/// Between two looks, each of which starts a process: they must not take what donor and owner need.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Fills memory with bytes that differ, in steps, and says how much it has; then keeps it.
 const HOG: &str = r#"
@@ -38,7 +40,7 @@ pub struct Scene {
     pub reserve_bytes: u64,
     /// How large the volume is: the donor in the small machine has a copy of all of it.
     pub volume_bytes: u64,
-    /// The part of it, at its start, that is read and checked while the owner takes memory.
+    /// The part of it, at its end, that is read and checked while the owner takes memory.
     pub checked_bytes: u64,
     /// What the donor has to give back.
     pub wanted_bytes: u64,
@@ -82,9 +84,11 @@ impl Scene {
             pool.donate(name, &lent);
         }
         let target = Target::Export(pool.attach_export_unix("case", &[]).uri);
-        let checked = Region { offset: 0, bytes: self.checked_bytes };
+        let filled = self.volume_bytes - self.checked_bytes;
+        let checked = Region { offset: filled, bytes: self.checked_bytes };
         let fio = Fio { lan: None, target: &target, scratch: pool.scratch() };
-        fio.prepare(self.volume_bytes, Some(checked));
+        // Two jobs at once, so their regions must not overlap.
+        fio.prepare(filled, Some(checked));
         let reading = fio.read_at_random(&Reads {
             region: checked,
             block_bytes: 64 << 10,
@@ -113,7 +117,7 @@ impl Scene {
     fn take(&self, cgroup: &Cgroup, pool: &Pool) -> Seen {
         let held = || donor_field(pool, "bytes_used");
         let held_before = wait::for_some("the donor's count of its memory", wait::SOON, || {
-            Some(held()).filter(|held| *held >= self.volume_bytes)
+            Some(held()).filter(|held| *held >= self.wanted_bytes)
         });
         // All that the machine has beside the donor's data, and what is wanted of that.
         let total = self.machine_bytes - cgroup.usage_bytes() + self.wanted_bytes - self.reserve_bytes;
@@ -137,6 +141,7 @@ impl Scene {
         while start.elapsed() < Duration::from_secs(40)
             && (seen.given_back_s.is_none() || seen.hog_s.is_none())
         {
+            std::thread::sleep(LOOK);
             let volume = pool.volume_status("case");
             seen.slots_missing_max =
                 seen.slots_missing_max.max(volume["slots_missing"].as_u64().unwrap_or(u64::MAX));

@@ -25,7 +25,7 @@ fn main() {
     for rate in RATES_MIB {
         let scene = Scene {
             machine_bytes: 6 * GIB,
-            reserve_bytes: 1280 * MIB,
+            reserve_bytes: 768 * MIB,
             volume_bytes: 4 * GIB + 256 * MIB,
             checked_bytes: 256 * MIB,
             wanted_bytes: 4 * GIB,
