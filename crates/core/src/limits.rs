@@ -50,7 +50,7 @@ pub const SCRATCH_LARGE_COUNT: u32 = 32;
 pub const FILL_CHUNKS_MAX: u32 = 20;
 /// As many, when some of them are on their way off a machine whose owner needs the memory now: each is of another
 /// fragment, and only a whole fragment frees memory, so few at a time are the sooner complete.
-pub const HURRY_CHUNKS_MAX: u32 = 6;
+pub const HURRY_CHUNKS_MAX: u32 = 8;
 /// How long the users' latency is averaged before the pace of rebuilding changes.
 pub const PACE_WINDOW_NS: u64 = 100 * MILLISECOND_NS;
 /// A read is repeated from redundancy after its donor's own mean latency and four times its deviation, but

@@ -51,7 +51,8 @@ pub struct Scene {
 /// What was seen.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// From the hog's first byte until the donor had given back what was wanted.
+    /// From the moment at which the owner had all that was free, down to the reserve, until the donor had given back
+    /// what was wanted.
     pub given_back_s: Option<f64>,
     pub held_before: u64,
     pub held_after: u64,
@@ -138,6 +139,7 @@ impl Scene {
         };
         let donor = pool.pid_of("small");
         let shared_before = process::shared_bytes(donor);
+        let mut needed: Option<Instant> = None;
         while start.elapsed() < Duration::from_secs(40)
             && (seen.given_back_s.is_none() || seen.hog_s.is_none())
         {
@@ -146,11 +148,17 @@ impl Scene {
             seen.slots_missing_max =
                 seen.slots_missing_max.max(volume["slots_missing"].as_u64().unwrap_or(u64::MAX));
             seen.always_whole &= volume["health"] == "whole";
-            seen.peak_bytes = seen.peak_bytes.max(cgroup.usage_bytes());
+            let usage = cgroup.usage_bytes();
+            seen.peak_bytes = seen.peak_bytes.max(usage);
+            if usage + self.reserve_bytes > self.machine_bytes {
+                needed.get_or_insert_with(Instant::now);
+            }
+            let lives = process::shared_bytes(donor) > 0;
             if seen.given_back_s.is_none()
+                && lives
                 && process::shared_bytes(donor) + self.wanted_bytes <= shared_before
             {
-                seen.given_back_s = Some(start.elapsed().as_secs_f64());
+                seen.given_back_s = Some(needed.map_or(0.0, |needed| needed.elapsed().as_secs_f64()));
             }
             if seen.hog_s.is_none() {
                 let log = hog.log();
