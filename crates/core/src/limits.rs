@@ -27,6 +27,8 @@ pub const NAME_BYTES_MAX: usize = 64;
 
 /// A request of a front end is answered, with data or with EIO, by this time after it was submitted.
 pub const REQUEST_DEADLINE_NS: u64 = 30 * SECOND_NS;
+/// A write is not begun later than this before its deadline: donors that are there answer sooner.
+pub const WRITE_MARGIN_NS: u64 = 2 * SECOND_NS;
 /// Requests a volume holds at once, over all front ends; the next one is refused until one completes.
 pub const REQUESTS_IN_FLIGHT_MAX: usize = 1024;
 /// A donor that does not accept a connection by this time is set aside.

@@ -472,7 +472,7 @@ impl World {
             self.after(0, Ev::Client(c, ClientEv::AckEarly(part)));
             return Ok(());
         }
-        self.flip_on_the_way(c, donor, Some(address), &mut data);
+        self.flip_on_the_way(c, donor, fragment, Some(address), &mut data);
         let request = Request { part, op, address, len, data, first };
         self.send_to_donor(conn, ToDonor::Request(request));
         if torn {
@@ -554,7 +554,7 @@ impl World {
             PartAnswer::Status(runs) => Ok(runs),
             PartAnswer::Error(error) => Err(error),
             PartAnswer::Data(mut data) => {
-                self.flip_on_the_way(c, donor, None, &mut data);
+                self.flip_on_the_way(c, donor, awaited.fragment, None, &mut data);
                 match self.clients[c].memory.land(&awaited, &data) {
                     Ok(blocks) if blocks > 0 && self.bug != Some(Bug::ChecksumIgnored) => {
                         self.count("corrupt blocks found");
@@ -602,7 +602,17 @@ impl World {
         self.end_client(c);
     }
 
+    /// A writer that ends in the middle of things while a donor is missing: parity cannot make up for both.
+    fn note_torn_end(&mut self, c: usize) {
+        let Some(volume) = self.clients[c].volume else { return };
+        if self.verdict.torn.contains(&volume) && self.beyond_if_torn().contains(&volume) {
+            self.count("volumes taken beyond their redundancy by a writer's end");
+            self.verdict.beyond.insert(volume);
+        }
+    }
+
     fn end_client(&mut self, c: usize) {
+        self.note_torn_end(c);
         let client = &mut self.clients[c];
         (client.alive, client.phase, client.machine) = (false, Phase::Ended, None);
     }

@@ -11,6 +11,7 @@ use crate::world::{Ev, World, say};
 use cheetah_core::donor;
 use cheetah_core::limits::{LEASE_NS, MILLISECOND_NS, SECOND_NS};
 use cheetah_core::map::DonorId;
+use cheetah_core::volume::Fragment;
 
 impl World {
     pub(crate) fn fault_tick(&mut self) {
@@ -110,7 +111,14 @@ impl World {
 
     /// A bit of what is on its way from or to a donor changes, where this seed has such a network; `to`: where in
     /// the donor's memory it lands.
-    pub(crate) fn flip_on_the_way(&mut self, c: usize, donor: DonorId, to: Option<u64>, data: &mut [u8]) {
+    pub(crate) fn flip_on_the_way(
+        &mut self,
+        c: usize,
+        donor: DonorId,
+        fragment: Fragment,
+        to: Option<u64>,
+        data: &mut [u8],
+    ) {
         let often = self.plan.flips_per_million;
         if often == 0 || data.is_empty() || self.director.healing || self.rng.below(1_000_000) >= often {
             return;
@@ -120,6 +128,10 @@ impl World {
             return;
         }
         let at = self.rng.index(data.len());
+        let Fragment { group, slot, local } = fragment;
+        if !self.clients[c].memory.sums.is_known(group, slot, sectors(local.into()) + at) {
+            return; // Nobody could tell: trimmed, or not mended yet.
+        }
         data[at] ^= 1 << self.rng.below(8);
         self.count("fault: a bit flipped on the way");
         say!(self, "a bit flips on the way of client {c} and donor {d}");
@@ -280,6 +292,11 @@ impl World {
         let all = self.rng.percent(30);
         let donors: Vec<usize> = (0..self.donors.len()).filter(|_| all || self.rng.percent(30)).collect();
         for d in donors {
+            // Whoever attaches meanwhile finds that it knows nothing of the lease.
+            if !self.may(d) {
+                continue;
+            }
+            self.verdict.donor_is_slow(self.donors[d].id, until + SECOND_NS);
             let slot = self.donors[d].slot;
             self.cut_ways(Node::Coordinator, Node::Donor(slot), until, "fault: coordinator cut off");
         }

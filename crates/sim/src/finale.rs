@@ -40,7 +40,7 @@ impl World {
         self.nothing_is_open();
         if self.plan.corrupts() {
             attached.iter().for_each(|c| self.step_client(*c, Event::Scrub));
-            self.pass(30 * SECOND_NS);
+            self.pass(300 * SECOND_NS);
             attached.iter().for_each(|c| self.has_scrubbed(*c));
         }
         self.volumes_are_known(&names);

@@ -52,6 +52,7 @@ pub const COVERAGE: &[&str] = &[
     "corrupt blocks found",
     "acknowledged writes found on their holders",
     "reads of a reader that has not heard of the newest map",
+    "volumes taken beyond their redundancy by a writer's end",
     "volumes detached in order",
     "volumes mended after a writer died",
     "volumes whose fragments were compared at the end",

@@ -289,6 +289,12 @@ impl World {
         }
         let full_group = [StatusRun { len: request.len, hole: false }];
         let concerned = self.concerned(c, slot, &full_group);
+        // A write of the same rows that waits for its donor keeps the others waiting.
+        let row = client.machine.as_ref().is_some_and(|machine| {
+            let map = machine.map();
+            let groups = &map.groups[groups_of(map, request.offset, request.len.into())];
+            groups.iter().flat_map(|group| group.placements()).any(|held| excused(&held.donor))
+        });
         match error {
             VolumeError::OutOfRange if request.offset + u64::from(request.len) > size => Ok(()),
             VolumeError::DonorLost if request.op == Op::Flush => {
@@ -298,6 +304,7 @@ impl World {
                 self.count("flushes that reported a loss");
                 if caused { Ok(()) } else { Err("a flush failed without cause".into()) }
             }
+            VolumeError::TimedOut if row => Ok(()),
             VolumeError::Corrupt if concerned.iter().any(|donor| self.verdict.rotten.contains(donor)) => {
                 Ok(())
             }

@@ -65,10 +65,7 @@ impl Volume {
             return;
         }
         self.amendments.exclude.retain(|donor, _| self.map.routes.contains_key(donor));
-        let filled = self.fills.iter().filter(|((group, _), fill)| fill.cursor >= self.used(*group));
-        let filled: Vec<Filled> = filled
-            .map(|((group, slot), fill)| Filled { group: *group, slot: *slot, placement: fill.to })
-            .collect();
+        let filled = self.filled();
         let Amendments { exclude, bad, rewritten, .. } = &self.amendments;
         if exclude.is_empty() && filled.is_empty() && bad.is_empty() && rewritten.is_empty() {
             return;
@@ -78,6 +75,20 @@ impl Volume {
             Amend { epoch: self.map.epoch, exclude, filled, bad: bad.clone(), rewritten: rewritten.clone() };
         (self.amendments.busy, self.amendments.retry_at) = (true, None);
         effects.push(Effect::Amend(amend));
+    }
+
+    /// Slots that are complete and that the map does not call held yet. This is asked at every event, while slots
+    /// become complete rarely.
+    fn filled(&mut self) -> Vec<Filled> {
+        if !self.upkeep.any_filled {
+            return Vec::new();
+        }
+        let filled = self.fills.iter().filter(|((group, _), fill)| fill.cursor >= self.used(*group));
+        let filled: Vec<Filled> = filled
+            .map(|((group, slot), fill)| Filled { group: *group, slot: *slot, placement: fill.to })
+            .collect();
+        self.upkeep.any_filled = !filled.is_empty();
+        filled
     }
 
     pub(super) fn amended(&mut self, now: Time, map: Option<VolumeMap>, effects: &mut Vec<Effect>) {
@@ -184,6 +195,7 @@ impl Volume {
             }
         }
         self.fills = fills;
+        self.upkeep.any_filled = true;
         self.count_fills();
     }
 

@@ -357,8 +357,9 @@ impl Volume {
         for link in self.links.values_mut() {
             let before = late.len();
             let after = link.latency.hedge_after();
+            let owes = |key: &Key| self.parts.get(*key).is_some_and(|part| part.progress == Progress::Sent);
             let old = link.owed.iter().take_while(|(sent_at, _)| sent_at + after <= now);
-            late.extend(old.map(|(_, key)| *key));
+            late.extend(old.map(|(_, key)| *key).filter(owes));
             link.late |= late.len() > before;
         }
         for key in late {

@@ -59,6 +59,7 @@ const _: () = assert!(STRIPS_PER_REQUEST_MAX < STRIPS_MAX && PARITY_MAX < STRIPE
 struct Pending {
     tag: Tag,
     op: Op,
+    deadline: Time,
     strips_open: u32,
     failed: Option<VolumeError>,
     /// Donors that took a part of the write.
@@ -262,14 +263,15 @@ impl Volume {
     }
 
     fn admit(&mut self, now: Time, tag: Tag, op: Op) -> Key {
+        let deadline = now + REQUEST_DEADLINE_NS;
         let pending =
-            Pending { tag, op, strips_open: 0, failed: None, touched: Vec::new(), status: Vec::new() };
+            Pending { tag, op, deadline, strips_open: 0, failed: None, touched: Vec::new(), status: Vec::new() };
         let key = self.requests.insert(pending);
         if self.deadlines.len() == self.deadlines.capacity() {
             // One that is late keeps those behind it; this path does not allocate.
             self.deadlines.retain(|(_, key)| self.requests.get(*key).is_some());
         }
-        self.deadlines.push_back((now + REQUEST_DEADLINE_NS, key));
+        self.deadlines.push_back((deadline, key));
         key
     }
 

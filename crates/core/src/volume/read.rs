@@ -336,7 +336,12 @@ impl Volume {
             let known = (here | ask).count_ones();
             let more = geometry.data.saturating_sub(known) as usize;
             possible = rebuilds && geometry.parity > 0 && others.len() >= more && !self.is_torn_for(key);
-            ask |= others.iter().take(more).map(|(_, slot)| bit(*slot)).sum::<Slots>();
+            if possible {
+                ask |= others.iter().take(more).map(|(_, slot)| bit(*slot)).sum::<Slots>();
+            } else if slots_of(missing).all(|slot| trust(slot).is_some()) {
+                // Going round those that are late is no way: they are waited for.
+                (ask, possible) = (missing, true);
+            }
         }
         if matches!(self.strips.get(key).expect("above").work, Work::Resync)
             && geometry.data == 1

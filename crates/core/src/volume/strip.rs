@@ -11,7 +11,7 @@ use super::slab::Slab;
 use super::types::{At, Effect, Fragment, Mem, PartError, PartOp, StatusRun, VolumeError};
 use super::{Key, Volume, link};
 use crate::layout::{Scatter, Span};
-use crate::limits::{EXTENT_BYTES, STRIPE_DONORS_MAX};
+use crate::limits::{EXTENT_BYTES, STRIPE_DONORS_MAX, WRITE_MARGIN_NS};
 use crate::map::{DonorId, Placement};
 use crate::units::Time;
 
@@ -300,6 +300,12 @@ impl Volume {
             && strip.open == 0
         {
             return self.end_strip(now, key, Err(error), effects);
+        }
+        let begins = matches!(strip.phase, Phase::Locking | Phase::Starving | Phase::Checking);
+        let deadline = request.map_or(Time::MAX, |request| request.deadline);
+        if begins && strip.open == 0 && strip.is_write() && now + WRITE_MARGIN_NS > deadline {
+            // Cut short, it would be half written.
+            return self.end_strip(now, key, Err(VolumeError::TimedOut), effects);
         }
         match strip.phase {
             Phase::Locking | Phase::Starving if !self.can_feed(key) => {

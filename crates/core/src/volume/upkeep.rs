@@ -74,6 +74,8 @@ pub(super) struct Tally {
 #[derive(Debug, Default)]
 pub(super) struct Upkeep {
     fills_open: usize,
+    /// A slot may have become complete since the fills were looked through.
+    pub(super) any_filled: bool,
     resyncs_open: usize,
     surveys_open: usize,
     /// Groups that are asked again.
@@ -515,6 +517,7 @@ impl Volume {
         fill.busy = false;
         if done && strip.missed.is_empty() {
             fill.cursor = fill.cursor.max(strip.hi);
+            self.upkeep.any_filled = true;
             self.report.fill_done += u64::from(strip.len());
             self.report.rate_bytes += u64::from(strip.len());
         } else {

@@ -222,7 +222,7 @@ impl Volume {
     }
 
     /// Coefficients of all parity for these data slots.
-    pub(super) fn encoding(&self, data: impl Iterator<Item = u32> + Clone) -> Vec<u8> {
+    pub(super) fn encoding(&self, data: std::ops::Range<u32>) -> Vec<u8> {
         (0..self.geometry.parity)
             .flat_map(|parity| data.clone().map(move |slot| (parity, slot)))
             .map(|(parity, slot)| self.code.coefficient(parity, slot))

@@ -309,7 +309,6 @@ fn rebuild(options: &Options) -> Vec<Row> {
     wait::until("the end of the rebuilding", REPAIR_LIMIT, || {
         let now = Look::now(&pool, &lan);
         if now.filled > end.filled {
-            eprintln!("  alone {:.1?} MB/s filled, sent, received", now.since(&end));
             end = now;
         }
         pool.volume_status(VOLUME)["health"] == "whole"
