@@ -13,7 +13,7 @@ use serde_json::json;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 /// How fast the owner takes memory, unless arguments say otherwise.
-const RATES_MIB: [u64; 2] = [400, 450];
+const RATES_MIB: [u64; 2] = [450, 500];
 
 fn main() {
     let seconds = |time: Option<f64>| time.map_or("never".to_owned(), |time| format!("{time:.1} s"));
