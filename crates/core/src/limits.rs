@@ -50,6 +50,9 @@ pub const SCRATCH_LARGE_BYTES: u32 = 1 << 20;
 pub const SCRATCH_LARGE_COUNT: u32 = 32;
 /// Chunks of fragments that are rebuilt at once; what is left of the large pieces is for requests.
 pub const FILL_CHUNKS_MAX: u32 = 20;
+/// As many, when some of them are on their way off a machine whose owner needs the memory now: each is of another
+/// fragment, and only a whole fragment frees memory, so few at a time are the sooner complete.
+pub const HURRY_CHUNKS_MAX: u32 = 8;
 /// How long the users' latency is averaged before the pace of rebuilding changes.
 pub const PACE_WINDOW_NS: u64 = 100 * MILLISECOND_NS;
 /// A read is repeated from redundancy after its donor's own mean latency and four times its deviation, but
@@ -112,8 +115,8 @@ pub const GOODBYE_NS: u64 = 2 * SECOND_NS;
 /// A donor that its machine's service manager ends has this long to move away what it holds.
 pub const DRAIN_NS: u64 = 60 * SECOND_NS;
 /// A donor looks this often at what its machine's owner needs, and when it is tight this often.
-pub const OWNER_LOOK_NS: u64 = SECOND_NS;
-pub const OWNER_LOOK_TIGHT_NS: u64 = SECOND_NS / 2;
+pub const OWNER_LOOK_NS: u64 = SECOND_NS / 2;
+pub const OWNER_LOOK_TIGHT_NS: u64 = SECOND_NS / 8;
 /// An offer rises again when the owner has needed nothing for this long,
 pub const OWNER_CALM_NS: u64 = 30 * SECOND_NS;
 /// by this part of the most that is lent, each time after this long.
@@ -177,7 +180,7 @@ const _: () = {
     assert!(ETCD_PART_BYTES_MAX * 2 <= ETCD_TXN_BYTES_MAX);
     assert!(REQUEST_BYTES_MAX as u64 <= EXTENT_BYTES);
     assert!(SCRATCH_LARGE_BYTES as u64 / STRIPE_DONORS_MAX as u64 >= BLOCK_BYTES);
-    assert!(FILL_CHUNKS_MAX < SCRATCH_LARGE_COUNT);
     assert!(READ_TOGETHER_NS * 2 <= DIRTY_AGE_NS);
+    assert!(FILL_CHUNKS_MAX < SCRATCH_LARGE_COUNT && HURRY_CHUNKS_MAX <= FILL_CHUNKS_MAX);
     assert!(TICK_NS * 4 <= REOPEN_NS && REOPEN_NS < SILENCE_NS);
 };

@@ -38,6 +38,7 @@ fn map(random: &mut Seed) -> VolumeMap {
             .collect(),
         routes: BTreeMap::new(),
         bad,
+        hurry: false,
     }
 }
 

@@ -29,10 +29,8 @@ fn a_write_whose_holder_went_when_all_had_moved_is_no_error() {
     world.sent();
     let tag = world.submit(Op::Write, EXTENT_BYTES - 4096, 8192);
     let writes: Vec<_> = world.sent().into_iter().filter(|sent| sent.op == PartOp::Write).collect();
-    let (first, second): (Vec<_>, Vec<_>) = writes.into_iter().partition(|sent| {
-        let moves = sent.donor == A || sent.address >= EXTENT_BYTES;
-        moves
-    });
+    let (first, second): (Vec<_>, Vec<_>) =
+        writes.into_iter().partition(|sent| sent.donor == A || sent.address >= EXTENT_BYTES);
     for sent in first {
         world.answer(sent.part, Ok(vec![]));
     }

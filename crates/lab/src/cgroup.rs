@@ -7,8 +7,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use crate::tools;
+
+const REMOVE_TRIES: u32 = 200;
+const REMOVE_PAUSE: Duration = Duration::from_millis(10);
 
 #[derive(Debug)]
 pub struct Cgroup {
@@ -98,6 +102,14 @@ impl Drop for Cgroup {
         for pid in fs::read_to_string(self.processes()).unwrap_or_default().lines() {
             let _ = fs::write(self.path.with_file_name("cgroup.procs"), pid);
         }
-        let _ = fs::remove_dir(&self.path);
+        // A process that was killed stays in it until the kernel has taken its memory back.
+        for _ in 0..REMOVE_TRIES {
+            match fs::remove_dir(&self.path) {
+                Err(error) if error.kind() == std::io::ErrorKind::ResourceBusy => {
+                    std::thread::sleep(REMOVE_PAUSE)
+                }
+                _ => return,
+            }
+        }
     }
 }

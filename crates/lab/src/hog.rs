@@ -16,6 +16,8 @@ use crate::process::{self, Process};
 use crate::{tools, wait};
 
 const MIB: u64 = 1 << 20;
+/// Between two looks, each of which starts a process: they must not take what donor and owner need.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Fills memory with bytes that differ, in steps, and says how much it has; then keeps it.
 const HOG: &str = r#"
@@ -38,7 +40,7 @@ pub struct Scene {
     pub reserve_bytes: u64,
     /// How large the volume is: the donor in the small machine has a copy of all of it.
     pub volume_bytes: u64,
-    /// The part of it, at its start, that is read and checked while the owner takes memory.
+    /// The part of it, at its end, that is read and checked while the owner takes memory.
     pub checked_bytes: u64,
     /// What the donor has to give back.
     pub wanted_bytes: u64,
@@ -49,7 +51,8 @@ pub struct Scene {
 /// What was seen.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// From the hog's first byte until the donor had given back what was wanted.
+    /// From the moment at which the owner had all that was free, down to the reserve, until the donor had given back
+    /// what was wanted.
     pub given_back_s: Option<f64>,
     pub held_before: u64,
     pub held_after: u64,
@@ -82,9 +85,11 @@ impl Scene {
             pool.donate(name, &lent);
         }
         let target = Target::Export(pool.attach_export_unix("case", &[]).uri);
-        let checked = Region { offset: 0, bytes: self.checked_bytes };
+        let filled = self.volume_bytes - self.checked_bytes;
+        let checked = Region { offset: filled, bytes: self.checked_bytes };
         let fio = Fio { lan: None, target: &target, scratch: pool.scratch() };
-        fio.prepare(self.volume_bytes, Some(checked));
+        // Two jobs at once, so their regions must not overlap.
+        fio.prepare(filled, Some(checked));
         let reading = fio.read_at_random(&Reads {
             region: checked,
             block_bytes: 64 << 10,
@@ -113,7 +118,7 @@ impl Scene {
     fn take(&self, cgroup: &Cgroup, pool: &Pool) -> Seen {
         let held = || donor_field(pool, "bytes_used");
         let held_before = wait::for_some("the donor's count of its memory", wait::SOON, || {
-            Some(held()).filter(|held| *held >= self.volume_bytes)
+            Some(held()).filter(|held| *held >= self.wanted_bytes)
         });
         // All that the machine has beside the donor's data, and what is wanted of that.
         let total = self.machine_bytes - cgroup.usage_bytes() + self.wanted_bytes - self.reserve_bytes;
@@ -134,18 +139,26 @@ impl Scene {
         };
         let donor = pool.pid_of("small");
         let shared_before = process::shared_bytes(donor);
+        let mut needed: Option<Instant> = None;
         while start.elapsed() < Duration::from_secs(40)
             && (seen.given_back_s.is_none() || seen.hog_s.is_none())
         {
+            std::thread::sleep(LOOK);
             let volume = pool.volume_status("case");
             seen.slots_missing_max =
                 seen.slots_missing_max.max(volume["slots_missing"].as_u64().unwrap_or(u64::MAX));
             seen.always_whole &= volume["health"] == "whole";
-            seen.peak_bytes = seen.peak_bytes.max(cgroup.usage_bytes());
+            let usage = cgroup.usage_bytes();
+            seen.peak_bytes = seen.peak_bytes.max(usage);
+            if usage + self.reserve_bytes > self.machine_bytes {
+                needed.get_or_insert_with(Instant::now);
+            }
+            let lives = process::shared_bytes(donor) > 0;
             if seen.given_back_s.is_none()
+                && lives
                 && process::shared_bytes(donor) + self.wanted_bytes <= shared_before
             {
-                seen.given_back_s = Some(start.elapsed().as_secs_f64());
+                seen.given_back_s = Some(needed.map_or(0.0, |needed| needed.elapsed().as_secs_f64()));
             }
             if seen.hog_s.is_none() {
                 let log = hog.log();

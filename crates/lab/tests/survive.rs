@@ -213,7 +213,9 @@ fn a_volume_without_redundancy_has_every_acknowledged_write_after_its_daemon_was
 #[test]
 fn a_stolen_lease_writes_nowhere() {
     let mut pool = Pool::start();
-    ["a", "b", "c"].map(|name| pool.donate(name, "128M").pid());
+    for name in ["a", "b", "c"] {
+        pool.donate(name, "128M");
+    }
     pool.ok(["create", "case", "64M", "--redundancy", "parity:2+1"]);
     let robbed = pool.attach_export_unix("case", &[]).uri;
     let io = |uri: &str, what: &str| {

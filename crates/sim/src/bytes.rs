@@ -143,12 +143,15 @@ impl Memory {
     }
 }
 
+/// Blocks of one run of a fragment; unknown where there is none.
+type Known = [Option<[u8; BLOCK]>; BLOCKS];
+
 /// What a client knows of the blocks of each fragment, as `core::checksum` but sparse; the block is its own checksum.
 #[derive(Debug, Default)]
 pub(crate) struct Sums {
     /// Whether a group began as known zeros.
     fresh: Vec<bool>,
-    chunks: BTreeMap<(u32, u32, usize), Box<[Option<[u8; BLOCK]>; BLOCKS]>>,
+    chunks: BTreeMap<(u32, u32, usize), Box<Known>>,
 }
 
 impl Sums {
@@ -157,7 +160,7 @@ impl Sums {
         self.fresh.resize(groups, fresh);
     }
 
-    fn chunk(&mut self, group: u32, slot: u32, chunk: usize) -> &mut [Option<[u8; BLOCK]>; BLOCKS] {
+    fn chunk(&mut self, group: u32, slot: u32, chunk: usize) -> &mut Known {
         let fresh = self.fresh[group as usize];
         let first = fresh.then_some([0; BLOCK]);
         self.chunks.entry((group, slot, chunk)).or_insert_with(|| Box::new([first; BLOCKS]))

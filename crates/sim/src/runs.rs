@@ -89,7 +89,6 @@ impl<V: Slide> Runs<V> {
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, u64, &V)> {
         self.0.iter().map(|(start, (end, value))| (*start, *end, value))
     }
-
 }
 
 #[cfg(test)]

@@ -13,7 +13,11 @@ fn the_same_seed_gives_the_same_digest() {
 #[test]
 fn a_trace_changes_nothing() {
     for seed in 0..5 {
-        assert_eq!(run(seed, Setup::default(), None).digest, run(seed, Setup::default(), Some(|_| {})).digest, "seed {seed}");
+        assert_eq!(
+            run(seed, Setup::default(), None).digest,
+            run(seed, Setup::default(), Some(|_| {})).digest,
+            "seed {seed}"
+        );
     }
 }
 

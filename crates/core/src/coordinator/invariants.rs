@@ -48,7 +48,8 @@ impl Coordinator {
             }
         }
         for volume in self.volumes.values() {
-            let named = volume.leases.iter().map(|token| self.leases[token].epoch).min();
+            let leases = volume.leases.iter().map(|token| &self.leases[token]);
+            let named = leases.filter(|lease| !lease.record.read_only).map(|lease| lease.epoch).min();
             let due = |retired: &super::Retired| named.is_none_or(|named| named >= retired.epoch);
             assert!(!volume.retired.iter().any(due), "what nobody can be reading is free");
             let tends = |id| {

@@ -264,8 +264,15 @@ impl Volume {
 
     fn admit(&mut self, now: Time, tag: Tag, op: Op) -> Key {
         let deadline = now + REQUEST_DEADLINE_NS;
-        let pending =
-            Pending { tag, op, deadline, strips_open: 0, failed: None, touched: Vec::new(), status: Vec::new() };
+        let pending = Pending {
+            tag,
+            op,
+            deadline,
+            strips_open: 0,
+            failed: None,
+            touched: Vec::new(),
+            status: Vec::new(),
+        };
         let key = self.requests.insert(pending);
         if self.deadlines.len() == self.deadlines.capacity() {
             // One that is late keeps those behind it; this path does not allocate.

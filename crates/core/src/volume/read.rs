@@ -410,7 +410,9 @@ impl Volume {
                 let rebuilt = needed & !self.strips.get(key).expect("it has read").have;
                 if rebuilt != 0 && self.read_only && self.ask_who_wrote(now, key, effects) {
                     let failed = self.strips.get(key).and_then(|strip| strip.failed);
-                    return failed.into_iter().for_each(|error| self.end_strip(now, key, Err(error), effects));
+                    return failed
+                        .into_iter()
+                        .for_each(|error| self.end_strip(now, key, Err(error), effects));
                 }
                 self.rebuild_lanes(key, rebuilt, effects);
                 self.set_phase(key, Phase::Checking);
@@ -575,8 +577,9 @@ impl Volume {
             let missed = self.missed_there(span.group, lo, hi) & bit(slot) != 0;
             // What is lost for good is no hole: who reads it has to hear that it is lost.
             let (begin, end) = self.geometry.column(span.begin, span.end, slot);
-            let lost = (self.map.bad.iter())
-                .any(|bad| (bad.group, bad.slot) == (span.group, slot) && bad.from.max(begin) < bad.to.min(end));
+            let lost = (self.map.bad.iter()).any(|bad| {
+                (bad.group, bad.slot) == (span.group, slot) && bad.from.max(begin) < bad.to.min(end)
+            });
             let source = self.source(span.group, slot).filter(|_| !missed && !lost);
             let (from, to) = self.geometry.column(span.begin, span.end, slot);
             let scatter = self.geometry.scatter(slot, from, to, span.begin, span.payload);

@@ -507,10 +507,8 @@ impl Volume {
                 super::collect_status(&mut request.expect("asked by a request").status, scatter, runs)
             }
             PartOp::Survey if strip.work == Work::Survey => self.surveyed.push((strip.group, runs.to_vec())),
-            PartOp::Survey => {
-                if runs.iter().any(|run| !run.hole) {
-                    strip.failed = Some(VolumeError::DonorLost);
-                }
+            PartOp::Survey if runs.iter().any(|run| !run.hole) => {
+                strip.failed = Some(VolumeError::DonorLost);
             }
             _ if op.writes() => {
                 if let Some(request) = request

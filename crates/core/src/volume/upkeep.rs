@@ -11,8 +11,8 @@ use super::{Key, Op, Stage, Volume};
 use crate::api::VolumeReport;
 use crate::layout::{Scatter, Span};
 use crate::limits::{
-    BLOCK_BYTES, DIRTY_AGE_NS, EXTENT_BYTES, FILL_CHUNKS_MAX, FINISH_NS, SCRATCH_LARGE_COUNT, SCRUB_EVERY_NS,
-    READ_TOGETHER_NS, SECOND_NS, TICK_NS,
+    BLOCK_BYTES, DIRTY_AGE_NS, EXTENT_BYTES, FILL_CHUNKS_MAX, FINISH_NS, HURRY_CHUNKS_MAX, READ_TOGETHER_NS,
+    SCRATCH_LARGE_COUNT, SCRUB_EVERY_NS, SECOND_NS, TICK_NS,
 };
 use crate::map::{BadRange, DonorId, Group, Placement, VolumeMap};
 use crate::units::Time;
@@ -475,8 +475,10 @@ impl Volume {
     }
 
     fn start_fills(&mut self, now: Time) {
-        let most = FILL_CHUNKS_MAX as usize;
-        let limit = if self.map.hurry { most } else { self.pace.chunks().min(most) };
+        let limit = match self.map.hurry {
+            true => HURRY_CHUNKS_MAX as usize,
+            false => self.pace.chunks().min(FILL_CHUNKS_MAX as usize),
+        };
         let reserve = (SCRATCH_LARGE_COUNT - FILL_CHUNKS_MAX) as usize / 2;
         while self.upkeep.fills_open < limit && self.scratch.large_free() > reserve {
             let able = |(key, fill): (&(u32, u32), &Fill)| {

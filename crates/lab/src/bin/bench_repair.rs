@@ -403,7 +403,7 @@ fn fill(file: &Path, mib: u64) {
 /// SHA-256 of quarters of the region, read at once.
 fn hash(file: &Path, region: Region) -> Vec<String> {
     const QUARTERS: u64 = 4;
-    let mib = region.bytes / QUARTERS >> 20;
+    let mib = (region.bytes / QUARTERS) >> 20;
     let runs: Vec<Child> = (0..QUARTERS)
         .map(|quarter| {
             let mut command = tools::command("sh");
