@@ -17,8 +17,8 @@ use super::strip::{Failure, Progress};
 use super::types::{Effect, LinkFailure, PartOp};
 use super::{Key, Volume};
 use crate::limits::{
-    CONNECT_DEADLINE_NS, DONOR_RETRY_NS, HEDGE_MAX_NS, HEDGE_MIN_NS, MILLISECOND_NS, REOPEN_NS, SECOND_NS,
-    SILENCE_NS, SLOW_FACTOR, SLOW_MIN_NS, SLOW_NS, TICK_NS,
+    CONNECT_DEADLINE_NS, DONOR_RETRY_NS, HEDGE_MAX_NS, HEDGE_MIN_NS, MILLISECOND_NS, REOPEN_NS,
+    REQUEST_DEADLINE_NS, SECOND_NS, SILENCE_NS, SLOW_FACTOR, SLOW_MIN_NS, SLOW_NS, TICK_NS,
 };
 use crate::map::{DonorId, Route};
 use crate::units::Time;
@@ -316,6 +316,13 @@ impl Volume {
                 reopen.push(*donor);
             }
         }
+        // Beyond any request's deadline nobody is waited for, also where nothing goes round it: what upkeep asked has
+        // no deadline of its own.
+        let hopeless = |donor: &DonorId| self.links[donor].silent_ticks * TICK_NS >= REQUEST_DEADLINE_NS;
+        for donor in silent.iter().copied().filter(hopeless).collect::<Vec<_>>() {
+            let why = format!("silent for {} s", REQUEST_DEADLINE_NS / SECOND_NS);
+            self.set_aside(now, donor, why, effects);
+        }
         let others_answer = self.links.values().any(|link| link.is_up() && link.silent_ticks == 0);
         if !others_answer {
             return; // Then it is this machine that is cut off, and nobody is better than another.
@@ -325,7 +332,7 @@ impl Volume {
             self.reopen(now, donor, effects);
         }
         for donor in silent {
-            if !self.can_do_without(donor) {
+            if self.links[&donor].is_down() || !self.can_do_without(donor) {
                 continue;
             }
             self.set_aside(now, donor, format!("silent for {} ms", SILENCE_NS / MILLISECOND_NS), effects);
