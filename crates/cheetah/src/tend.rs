@@ -165,6 +165,7 @@ async fn amend(pool: Client, lease: Attached, volume: VolumeHandle, gone: watch:
     while let Some(amend) = amendments.recv().await {
         let route =
             |id: &DonorId| lease.map.routes.get(id).map_or_else(|| id.to_string(), |r| r.name.clone());
+        let asks = amend.is_empty();
         for (donor, why) in &amend.exclude {
             tracing::warn!(donor = route(donor), why, "a donor is set aside; what it held is rebuilt");
         }
@@ -174,6 +175,7 @@ async fn amend(pool: Client, lease: Attached, volume: VolumeHandle, gone: watch:
                     tracing::debug!(epoch = map.epoch, "the map is amended");
                     volume.amended(Some(map));
                 }
+                None if asks => volume.amended(None),
                 other => {
                     tracing::error!(?other, "the coordinator sent no map that can be");
                     volume.amended(None);

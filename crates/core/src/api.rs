@@ -181,7 +181,8 @@ pub struct VolumeReport {
 }
 
 /// From the holder of the write lease, about its volume. Answered with `Renewed` and the new map as soon as it is
-/// recorded; what does not apply to the map of now (any more) is passed over.
+/// recorded; what does not apply to the map of now (any more) is passed over. From a reader it has to be empty, and
+/// asks whether the map of that epoch is the newest: answered with that map, or with none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Amend {
     /// Of the map that this is about.
@@ -195,6 +196,15 @@ pub struct Amend {
     pub bad: Vec<BadRange>,
     /// Parts of what was bad that were written again in full.
     pub rewritten: Vec<BadRange>,
+}
+
+impl Amend {
+    /// Whether it changes nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        let Amend { epoch: _, exclude, filled, bad, rewritten } = self;
+        exclude.is_empty() && filled.is_empty() && bad.is_empty() && rewritten.is_empty()
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -200,6 +200,13 @@ pub struct BadRange {
     pub to: u32,
 }
 
+impl BadRange {
+    #[must_use]
+    pub fn covers(&self, other: &BadRange) -> bool {
+        (self.group, self.slot) == (other.group, other.slot) && self.from <= other.from && other.to <= self.to
+    }
+}
+
 /// How a client reaches a donor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Route {

@@ -76,6 +76,8 @@ pub(crate) struct Client {
     pub(crate) token: Option<LeaseToken>,
     pub(crate) volume: Option<VolumeId>,
     pub(crate) machine: Option<Volume>,
+    /// When its map became another one.
+    pub(crate) map_since: Time,
     /// The coordinator said that the lease is gone.
     pub(crate) told_gone: bool,
     /// It has begun to serve.
@@ -120,6 +122,7 @@ impl World {
             sent: BTreeMap::new(),
             slots: BTreeMap::new(),
             next_tag: 0,
+            map_since: 0,
             wake_at: None,
             woken: (0, 0),
             unflushed: BTreeSet::new(),
@@ -239,8 +242,7 @@ impl World {
         }
         match outcome {
             Some(Ok(Answer::Renewed(renewed))) => {
-                let same = || client.machine.as_ref().map(|machine| machine.map().clone());
-                let Some(mut map) = renewed.map.or_else(same) else { return };
+                let Some(mut map) = renewed.map else { return self.step_client(c, Event::Amended(None)) };
                 if self.bug == Some(Bug::StaleBelieved) {
                     self.believe_the_stale(c, &mut map);
                 }
@@ -301,6 +303,7 @@ impl World {
         if after > before {
             self.count("volumes grown while attached");
         }
+        self.clients[c].map_since = self.now;
         self.step_client(c, Event::Map(map));
         self.note_unaware(c);
         let size = self.clients[c].machine.as_ref().map_or(0, |machine| machine.map().size);

@@ -11,6 +11,7 @@ use crate::verdict::{groups_of, holders, is_short};
 use crate::world::{ClientEv, Ev, World, say};
 use cheetah_core::limits::{EXTENT_BYTES, REQUEST_DEADLINE_NS};
 use cheetah_core::map::DonorId;
+use cheetah_core::units::Time;
 use cheetah_core::volume::{Event, Op, Request, StatusRun, VolumeError};
 use std::collections::BTreeSet;
 
@@ -87,7 +88,8 @@ impl World {
         let version = writes.then(|| self.oracle.begin_write(order, volume, request.offset, len, zeros));
         let reading = reads.then(|| self.oracle.begin_read(volume, request.offset, len));
         let deadline = self.now + REQUEST_DEADLINE_NS;
-        let slot = Slot { request, submitted: self.now, order, deadline, version, reading, degraded, down };
+        let submitted = self.now;
+        let slot = Slot { request, submitted, order, deadline, version, reading, degraded, down };
         let client = &mut self.clients[c];
         client.slots.insert(tag, slot);
         let payload = match (request.op, version) {
@@ -223,18 +225,18 @@ impl World {
 
     fn judge_read(&mut self, c: usize, slot: &Slot, payload: &[u8]) -> Result<(), String> {
         self.count("reads checked");
-        let (settles, old) = (!self.is_redundant(c), self.reads_old(c));
+        let (settles, old) = (!self.is_redundant(c), self.reads_old(c, slot.submitted));
         let brought = [(slot.request.offset, payload)];
         slot.reading.map_or(Ok(()), |read| self.oracle.end_read(read, &brought, settles, old))
     }
 
     /// A reader beside a writer learns of an excluded donor, or of one that gave its part to another, after the writer
     /// did; until then it may still ask it.
-    fn reads_old(&mut self, c: usize) -> bool {
+    fn reads_old(&mut self, c: usize, since: Time) -> bool {
         let client = &self.clients[c];
         let (Some(machine), Some(volume)) = (&client.machine, client.volume) else { return false };
         let stored = self.stored_map(volume).map_or(0, |map| map.epoch);
-        let old = client.read_only && machine.map().epoch < stored;
+        let old = client.read_only && (machine.map().epoch < stored || client.map_since >= since);
         if old {
             self.count("reads of a reader that has not heard of the newest map");
         }
@@ -256,7 +258,7 @@ impl World {
             at = end;
         }
         let holes: Vec<(u64, &[u8])> = holes.iter().map(|(at, zeros)| (*at, zeros.as_slice())).collect();
-        let (settles, old) = (!self.is_redundant(c), self.reads_old(c));
+        let (settles, old) = (!self.is_redundant(c), self.reads_old(c, slot.submitted));
         slot.reading.map_or(Ok(()), |read| self.oracle.end_read(read, &holes, settles, old))
     }
 
@@ -353,9 +355,11 @@ impl World {
         let excused = match error {
             VolumeError::OutOfRange => request.offset + u64::from(request.len) > size,
             VolumeError::DonorLost if request.op == Op::Flush => is_short(map, all, out),
-            // What others may be writing cannot be rebuilt without knowing that they do not.
+            // What a writer may have left half written nobody rebuilds, nor anybody by an old map.
             VolumeError::DonorLost
-                if client.read_only && map.redundancy.data > 1 && (one_is_out || slot.degraded) =>
+                if client.read_only
+                    && map.redundancy.data > 1
+                    && (one_is_out || slot.degraded || client.map_since >= since) =>
             {
                 true
             }

@@ -24,7 +24,7 @@ impl Coordinator {
     ) -> Result<Outcome, Refusal> {
         let id = self.check_lease(name, token)?;
         if self.leases.get(&token).is_none_or(|lease| lease.record.read_only) {
-            return Err(read_only(token));
+            return if amend.is_empty() { self.vouch(id, amend.epoch) } else { Err(read_only(token)) };
         }
         amend.exclude.iter().try_for_each(|(_, why)| check_text("reason", why))?;
         if amend.exclude.len() > POOL_DONORS_MAX {
@@ -45,6 +45,14 @@ impl Coordinator {
         }
         self.names_epoch(token, amend.epoch);
         let map = self.usable_map(id);
+        Ok(Outcome::Answer(Answer::Renewed(Renewed { map })))
+    }
+
+    /// A reader asks whether the map that it read by is the newest: that map, or none, and the newer one comes by
+    /// `Renew`.
+    fn vouch(&self, id: VolumeId, epoch: u64) -> Result<Outcome, Refusal> {
+        let map = self.volumes.get(&id).map(|volume| &volume.map);
+        let map = map.filter(|map| map.epoch == epoch).cloned();
         Ok(Outcome::Answer(Answer::Renewed(Renewed { map })))
     }
 

@@ -61,18 +61,21 @@ impl Volume {
     /// Sends what there is to tell, one amendment at a time.
     pub(super) fn amend(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let waits = self.amendments.retry_at.is_some_and(|at| now < at);
-        if self.amendments.busy || waits || self.read_only || self.lease_lost {
+        if self.amendments.busy || waits || self.lease_lost {
             return;
+        }
+        if self.read_only {
+            return self.ask_whether_newest(effects);
         }
         self.amendments.exclude.retain(|donor, _| self.map.routes.contains_key(donor));
         let filled = self.filled();
         let Amendments { exclude, bad, rewritten, .. } = &self.amendments;
-        if exclude.is_empty() && filled.is_empty() && bad.is_empty() && rewritten.is_empty() {
-            return;
-        }
         let exclude = exclude.iter().map(|(donor, why)| (*donor, why.clone())).collect();
         let amend =
             Amend { epoch: self.map.epoch, exclude, filled, bad: bad.clone(), rewritten: rewritten.clone() };
+        if amend.is_empty() {
+            return;
+        }
         (self.amendments.busy, self.amendments.retry_at) = (true, None);
         effects.push(Effect::Amend(amend));
     }
@@ -91,12 +94,26 @@ impl Volume {
         filled
     }
 
+    /// For everything that was read until now.
+    fn ask_whether_newest(&mut self, effects: &mut Vec<Effect>) {
+        if self.unvouched.is_empty() {
+            return;
+        }
+        self.vouching = std::mem::take(&mut self.unvouched);
+        self.amendments.busy = true;
+        effects.push(Effect::Amend(Amend { epoch: self.map.epoch, ..Amend::default() }));
+    }
+
     pub(super) fn amended(&mut self, now: Time, map: Option<VolumeMap>, effects: &mut Vec<Effect>) {
         self.amendments.busy = false;
+        if self.read_only {
+            self.amendments.retry_at = map.is_none().then_some(now + AMEND_RETRY_NS);
+            return self.vouched(map.is_some());
+        }
         match map {
             Some(map) => {
                 self.amendments.exclude.clear();
-                self.amendments.bad.retain(|bad| !map.bad.contains(bad));
+                self.amendments.bad.retain(|bad| !map.bad.iter().any(|known| known.covers(bad)));
                 self.amendments.rewritten.clear();
                 self.replace_map(now, map, effects);
                 self.stage_amended();
@@ -171,7 +188,8 @@ impl Volume {
             (held.is_some() && held != Some(placement)).then_some(())
         };
         let reads: Vec<(Key, DonorId, Progress)> = (self.parts.iter())
-            .filter(|(_, part)| part.op == PartOp::Read && part.progress != Progress::Done)
+            .filter(|(_, part)| matches!(part.op, PartOp::Read | PartOp::Status))
+            .filter(|(_, part)| part.progress != Progress::Done)
             .filter(|(_, part)| moved(part.strip, part.slot, part.placement).is_some())
             .map(|(key, part)| (key, part.donor, part.progress))
             .collect();

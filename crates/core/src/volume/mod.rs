@@ -103,6 +103,12 @@ pub struct Volume {
     ready: VecDeque<Key>,
     /// Strips that wait for scratch memory or room for parts.
     starving: VecDeque<Key>,
+    /// Strips that begin anew a little later.
+    resting: Vec<(Time, Key)>,
+    /// A reader's, that go on when the coordinator said that the map is still the newest: those that it is yet to be
+    /// asked for, and those that it was asked for.
+    unvouched: Vec<Key>,
+    vouching: Vec<Key>,
     /// In order of submission, so in order of deadline. Keys of completed requests are skipped.
     deadlines: VecDeque<(Time, Key)>,
     wake_announced: Option<Time>,
@@ -145,6 +151,9 @@ impl Volume {
             born: 0,
             ready: VecDeque::with_capacity(STRIPS_MAX),
             starving: VecDeque::with_capacity(STRIPS_MAX),
+            resting: Vec::new(),
+            unvouched: Vec::new(),
+            vouching: Vec::new(),
             deadlines: VecDeque::with_capacity(REQUESTS_IN_FLIGHT_MAX),
             wake_announced: None,
             ticked_at: 0,
@@ -388,6 +397,7 @@ impl Volume {
             }
             self.exclude_the_long_gone(now);
             self.tick_upkeep(now);
+            self.tick_resting(now);
         }
     }
 
@@ -466,6 +476,10 @@ impl Volume {
                 Phase::Reading | Phase::Writing => strip.open > 0,
                 Phase::Checking => strip.open > 0,
                 Phase::Excluding => self.writer_may_be_answered(),
+                Phase::Resting => {
+                    let rests = self.resting.iter().any(|(_, resting)| *resting == key);
+                    rests || self.unvouched.contains(&key) || self.vouching.contains(&key)
+                }
             };
             assert!(waits, "a strip waits for nothing: {strip:?}");
             pieces += usize::from(strip.scratch.is_some());

@@ -9,7 +9,7 @@ use super::strip::{Failure, Phase, Slots, Still, Work, bit, slots_of};
 use super::types::{At, Combine, Effect, Mem, PartError, PartOp, VolumeError};
 use super::{Key, Volume};
 use crate::layout::{Scatter, Span};
-use crate::limits::{BLOCK_BYTES, READ_TOGETHER_NS, SCRATCH_LARGE_BYTES};
+use crate::limits::{BLOCK_BYTES, READ_TOGETHER_NS, READ_TOGETHER_TRIES, SCRATCH_LARGE_BYTES};
 use crate::map::BadRange;
 use crate::units::Time;
 
@@ -408,11 +408,13 @@ impl Volume {
             _ => {
                 let needed = self.needed(key);
                 let rebuilt = needed & !self.strips.get(key).expect("it has read").have;
-                if rebuilt != 0 && self.read_only && self.ask_who_wrote(now, key, effects) {
-                    let failed = self.strips.get(key).and_then(|strip| strip.failed);
-                    return failed
-                        .into_iter()
-                        .for_each(|error| self.end_strip(now, key, Err(error), effects));
+                if rebuilt != 0 && self.read_only {
+                    if self.is_lost_now(key, rebuilt) {
+                        return self.end_strip(now, key, Err(VolumeError::DonorLost), effects);
+                    }
+                    if self.ask_who_wrote(now, key, effects) {
+                        return;
+                    }
                 }
                 self.rebuild_lanes(key, rebuilt, effects);
                 self.set_phase(key, Phase::Checking);
@@ -423,7 +425,9 @@ impl Volume {
     /// Without the write lease, another may be writing: lanes that were read before and after a write of their row
     /// make up a block that never was. So the donors are asked who wrote there lately, the lanes are read, and the
     /// donors are asked again, all of it faster than a writer makes them forget. When none of them heard of a write,
-    /// none came in between, and none was half done before. False when that is settled.
+    /// none came in between, and none was half done before. A donor that was excluded or replaced does not hear of
+    /// writes any more; that there is none of them the coordinator knows, whose map is then the newest still. Otherwise
+    /// it begins anew a little later. False when all that is settled.
     fn ask_who_wrote(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) -> bool {
         let data = self.geometry.data;
         let strip = self.strips.get_mut(key).expect("it has read");
@@ -432,19 +436,28 @@ impl Volume {
             Still::Unasked => Still::Asked { since: now, of: strip.have },
             Still::Asked { since, of } => Still::Read { since, of },
             Still::Read { since, of } if strip.have & !of == 0 => Still::Again { since },
-            Still::Again { since } if now < since + READ_TOGETHER_NS => return false,
-            _ => {
-                strip.failed = Some(VolumeError::DonorLost);
+            Still::Again { since } if now < since + READ_TOGETHER_NS => {
+                strip.phase = Phase::Resting;
+                self.unvouched.push(key);
                 return true;
             }
+            Still::Vouched => return false,
+            _ => Still::Disturbed,
         };
         let (group, have, local, len) = (strip.group, strip.have, strip.lo, strip.len());
         strip.still = next;
-        if matches!(next, Still::Read { .. }) {
-            strip.have = 0;
-            self.drop_parts(key, effects);
-            self.read_lanes(now, key, effects);
-            return true;
+        match next {
+            Still::Disturbed => {
+                self.rest(now, key, effects);
+                return true;
+            }
+            Still::Read { .. } => {
+                strip.have = 0;
+                self.drop_parts(key, effects);
+                self.read_lanes(now, key, effects);
+                return true;
+            }
+            _ => {}
         }
         for slot in slots_of(have) {
             let scatter = Scatter::whole(0, len);
@@ -452,11 +465,39 @@ impl Volume {
                 self.add_part(now, key, slot, held, PartOp::Survey, local, Mem::Nothing, scatter, effects)
             });
             if !asked {
-                self.strips.get_mut(key).expect("it has read").failed = Some(VolumeError::DonorLost);
+                self.strips.get_mut(key).expect("it has read").still = Still::Disturbed;
             }
         }
         self.set_phase(key, Phase::Reading);
         true
+    }
+
+    /// Lets a strip begin anew a little later. Rows that a writer left half written stay so until the next one comes.
+    fn rest(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
+        self.drop_parts(key, effects);
+        let strip = self.strips.get_mut(key).expect("it has read");
+        (strip.have, strip.avoid, strip.still) = (0, strip.wrong, Still::Unasked);
+        strip.rests += 1;
+        if strip.rests > READ_TOGETHER_TRIES {
+            return self.end_strip(now, key, Err(VolumeError::DonorLost), effects);
+        }
+        strip.phase = Phase::Resting;
+        self.resting.push((now + READ_TOGETHER_NS, key));
+    }
+
+    /// What was read before the coordinator was asked fits together if the map is the newest still.
+    pub(super) fn vouched(&mut self, newest: bool) {
+        for key in std::mem::take(&mut self.vouching) {
+            let Some(strip) = self.strips.get_mut(key) else { continue };
+            strip.still = if newest { Still::Vouched } else { Still::Disturbed };
+            strip.phase = Phase::Reading;
+            self.ready.push_back(key);
+        }
+    }
+
+    /// Whoever rested goes on.
+    pub(super) fn tick_resting(&mut self, now: Time) {
+        self.ready.extend(self.resting.extract_if(.., |(until, _)| *until <= now).map(|(_, key)| key));
     }
 
     /// Computes lanes from k others, and has them checked.
@@ -602,6 +643,16 @@ impl Volume {
     }
 
     /// Whether a part of the span is known to be lost for good.
+    /// Whether a writer found, after the read began, that these lanes cannot be rebuilt.
+    fn is_lost_now(&self, key: Key, lanes: Slots) -> bool {
+        let strip = self.strips.get(key).expect("it has read");
+        self.map.bad.iter().any(|bad| {
+            bad.group == strip.group
+                && lanes & bit(bad.slot) != 0
+                && bad.from.max(strip.lo) < bad.to.min(strip.hi)
+        })
+    }
+
     pub(super) fn is_bad(&self, span: Span) -> bool {
         self.map.bad.iter().filter(|bad| bad.group == span.group).any(|bad| {
             let (from, to) = self.geometry.column(span.begin, span.end, bad.slot);

@@ -5,6 +5,7 @@
 //!
 //! ```text
 //!   Locking -> Starving -> Reading -> Checking -> Writing -> Excluding -> ended
+//!                          \-> Resting -/
 //! ```
 
 use super::slab::Slab;
@@ -98,6 +99,8 @@ pub(super) enum Phase {
     Writing,
     /// For the coordinator to record that donors missed a write.
     Excluding,
+    /// For another's writes to what it reads to be over, or for the coordinator's word that the map is the newest.
+    Resting,
 }
 
 /// How far a reader is in finding out that nobody writes what it reads.
@@ -118,6 +121,10 @@ pub(super) enum Still {
     Again {
         since: Time,
     },
+    /// Nobody had again, and the coordinator said that no donor was excluded or replaced meanwhile.
+    Vouched,
+    /// Somebody had, or one that was asked did not answer.
+    Disturbed,
 }
 
 /// A placement that missed a write.
@@ -149,6 +156,7 @@ pub(super) struct Strip {
     /// Of those, the ones that gave a bad answer: asking them again is of no use.
     pub(super) wrong: Slots,
     pub(super) tries: u32,
+    pub(super) rests: u32,
     pub(super) still: Still,
     pub(super) missed: Vec<Missed>,
     pub(super) failed: Option<VolumeError>,
@@ -279,6 +287,7 @@ impl Volume {
             avoid: 0,
             wrong: 0,
             tries: 0,
+            rests: 0,
             still: Still::Unasked,
             missed: Vec::new(),
             failed: None,
@@ -341,6 +350,7 @@ impl Volume {
             Phase::Reading => self.reading_done(now, key, effects),
             Phase::Checking => self.checked(now, key, effects),
             Phase::Writing | Phase::Excluding => self.writing_done(now, key, effects),
+            Phase::Resting => self.read_lanes(now, key, effects),
         }
     }
 
@@ -507,9 +517,7 @@ impl Volume {
                 super::collect_status(&mut request.expect("asked by a request").status, scatter, runs)
             }
             PartOp::Survey if strip.work == Work::Survey => self.surveyed.push((strip.group, runs.to_vec())),
-            PartOp::Survey if runs.iter().any(|run| !run.hole) => {
-                strip.failed = Some(VolumeError::DonorLost);
-            }
+            PartOp::Survey if runs.iter().any(|run| !run.hole) => strip.still = Still::Disturbed,
             _ if op.writes() => {
                 if let Some(request) = request
                     && !request.touched.contains(&donor)
@@ -546,13 +554,18 @@ impl Volume {
                 strip.missed.push(missed);
                 self.write_failed(strip_key, missed, failure);
             }
-            PartOp::Status if self.geometry.parity == 0 => strip.failed = Some(failure.error()),
+            PartOp::Status if self.geometry.parity == 0 && failure != Failure::Moved => {
+                strip.failed = Some(failure.error());
+            }
             PartOp::Status => {
                 // What its holder would say is not known; present is never wrong.
                 let request = strip.request.and_then(|request| self.requests.get_mut(request));
                 super::collect_status(&mut request.expect("asked by a request").status, scatter, &[]);
             }
-            PartOp::Survey if strip.work != Work::Survey => strip.failed = Some(failure.error()),
+            PartOp::Survey if strip.work != Work::Survey => match failure {
+                Failure::Answer(PartError::Unsupported) => strip.failed = Some(VolumeError::DonorLost),
+                _ => strip.still = Still::Disturbed,
+            },
             PartOp::Survey if failure == Failure::Answer(PartError::Unsupported) => {
                 let all = u32::try_from(EXTENT_BYTES).expect("an extent is 64 MiB");
                 self.surveyed.push((strip.group, vec![StatusRun { len: all, hole: false }]));

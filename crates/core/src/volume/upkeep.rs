@@ -234,6 +234,10 @@ impl Volume {
             }
             Stage::Surveying if self.survey_is_done() => {
                 self.take_survey();
+                let unsurveyed = std::mem::take(&mut self.upkeep.unsurveyed);
+                // Whoever was excluded while the others were asked is not waited for.
+                let still = |(group, _, placement): &(u32, u32, Placement)| self.holds(*group, *placement);
+                self.upkeep.unsurveyed = unsurveyed.into_iter().filter(still).collect();
                 let unheard: BTreeSet<DonorId> =
                     self.upkeep.unsurveyed.iter().map(|(_, _, placement)| placement.donor).collect();
                 for donor in &unheard {
@@ -366,10 +370,8 @@ impl Volume {
     }
 
     fn is_known_bad(&self, torn: Torn, slot: u32) -> bool {
-        let covers = |bad: &BadRange| {
-            bad.group == torn.group && bad.slot == slot && bad.from <= torn.lo && torn.hi <= bad.to
-        };
-        !self.is_held(torn.group, slot) && self.map.bad.iter().any(covers)
+        let range = BadRange { group: torn.group, slot, from: torn.lo, to: torn.hi };
+        !self.is_held(torn.group, slot) && self.map.bad.iter().any(|bad| bad.covers(&range))
     }
 
     fn start_resyncs(&mut self, now: Time) {
