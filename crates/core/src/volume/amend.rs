@@ -149,6 +149,7 @@ impl Volume {
         for (id, route) in &map.routes {
             self.links.entry(*id).or_insert_with(|| Link::new(route, self.sessions_before));
         }
+        self.unvouch();
         self.forget_missed(&map);
         self.carry_unflushed(&map);
         self.map = map;

@@ -28,8 +28,8 @@ mod write;
 use crate::code::Code;
 use crate::layout::{self, Geometry, Scatter, Span};
 use crate::limits::{
-    PARITY_MAX, REQUEST_BYTES_MAX, REQUEST_DEADLINE_NS, REQUESTS_IN_FLIGHT_MAX, STRIPE_DONORS_MAX,
-    STRIPS_MAX, TICK_NS,
+    PARITY_MAX, REQUEST_BYTES_MAX, REQUEST_DEADLINE_NS, REQUESTS_IN_FLIGHT_MAX, SILENCE_NS,
+    STRIPE_DONORS_MAX, STRIPS_MAX, TICK_NS,
 };
 use crate::map::{DonorId, VolumeMap};
 use crate::units::Time;
@@ -402,7 +402,8 @@ impl Volume {
     }
 
     /// Every strip of a request that is late ends. A donor that still reads a payload is set aside first, since
-    /// its memory must not be touched after the request is answered.
+    /// its memory must not be touched after the request is answered; one that was asked for data a moment ago,
+    /// after another had failed, is not.
     fn expire_requests(&mut self, now: Time, effects: &mut Vec<Effect>) {
         while let Some((deadline, key)) = self.deadlines.front().copied() {
             let Some(pending) = self.requests.get_mut(key) else {
@@ -417,6 +418,7 @@ impl Volume {
             let strips: Vec<Key> = strips.map(|(strip, _)| strip).collect();
             let late: BTreeSet<DonorId> = (strips.iter())
                 .flat_map(|strip| self.each_open_part(*strip))
+                .filter(|(_, part)| part.op.writes() || part.sent_at + SILENCE_NS <= now)
                 .map(|(_, part)| part.donor)
                 .collect();
             for donor in late {

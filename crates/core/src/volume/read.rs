@@ -429,14 +429,14 @@ impl Volume {
     /// writes any more; that there is none of them the coordinator knows, whose map is then the newest still. Otherwise
     /// it begins anew a little later. False when all that is settled.
     fn ask_who_wrote(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) -> bool {
-        let data = self.geometry.data;
+        let (data, newest) = (self.geometry.data, self.map.epoch);
         let strip = self.strips.get_mut(key).expect("it has read");
         let next = match strip.still {
             _ if data == 1 => return false,
             Still::Unasked => Still::Asked { since: now, of: strip.have },
-            Still::Asked { since, of } => Still::Read { since, of },
-            Still::Read { since, of } if strip.have & !of == 0 => Still::Again { since },
-            Still::Again { since } if now < since + READ_TOGETHER_NS => {
+            Still::Asked { since, of } => Still::Read { since, of, epoch: newest },
+            Still::Read { since, of, epoch } if strip.have & !of == 0 => Still::Again { since, epoch },
+            Still::Again { since, epoch } if now < since + READ_TOGETHER_NS && epoch == newest => {
                 strip.phase = Phase::Resting;
                 self.unvouched.push(key);
                 return true;
@@ -475,6 +475,7 @@ impl Volume {
     /// Lets a strip begin anew a little later. Rows that a writer left half written stay so until the next one comes.
     fn rest(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
         self.drop_parts(key, effects);
+        self.free_scratch(key);
         let strip = self.strips.get_mut(key).expect("it has read");
         (strip.have, strip.avoid, strip.still) = (0, strip.wrong, Still::Unasked);
         strip.rests += 1;
@@ -482,12 +483,23 @@ impl Volume {
             return self.end_strip(now, key, Err(VolumeError::DonorLost), effects);
         }
         strip.phase = Phase::Resting;
-        self.resting.push((now + READ_TOGETHER_NS, key));
+        self.resting.push((now + (READ_TOGETHER_NS << (strip.rests - 1)), key));
     }
 
     /// What was read before the coordinator was asked fits together if the map is the newest still.
     pub(super) fn vouched(&mut self, newest: bool) {
-        for key in std::mem::take(&mut self.vouching) {
+        let asked = std::mem::take(&mut self.vouching);
+        self.settle(asked, newest);
+    }
+
+    /// There is a newer map: what was read by the one before is read again.
+    pub(super) fn unvouch(&mut self) {
+        let unvouched = std::mem::take(&mut self.unvouched);
+        self.settle(unvouched, false);
+    }
+
+    fn settle(&mut self, strips: Vec<Key>, newest: bool) {
+        for key in strips {
             let Some(strip) = self.strips.get_mut(key) else { continue };
             strip.still = if newest { Still::Vouched } else { Still::Disturbed };
             strip.phase = Phase::Reading;
@@ -495,9 +507,14 @@ impl Volume {
         }
     }
 
-    /// Whoever rested goes on.
+    /// Whoever has rested for long enough begins anew.
     pub(super) fn tick_resting(&mut self, now: Time) {
-        self.ready.extend(self.resting.extract_if(.., |(until, _)| *until <= now).map(|(_, key)| key));
+        for (_, key) in self.resting.extract_if(.., |(until, _)| *until <= now) {
+            if let Some(strip) = self.strips.get_mut(key) {
+                strip.phase = Phase::Locking;
+                self.ready.push_back(key);
+            }
+        }
     }
 
     /// Computes lanes from k others, and has them checked.

@@ -112,14 +112,16 @@ pub(super) enum Still {
         since: Time,
         of: Slots,
     },
-    /// Nobody had, and the lanes are read.
+    /// Nobody had, and the lanes are read by the map of that epoch.
     Read {
         since: Time,
         of: Slots,
+        epoch: u64,
     },
     /// Asked again.
     Again {
         since: Time,
+        epoch: u64,
     },
     /// Nobody had again, and the coordinator said that no donor was excluded or replaced meanwhile.
     Vouched,
@@ -350,7 +352,7 @@ impl Volume {
             Phase::Reading => self.reading_done(now, key, effects),
             Phase::Checking => self.checked(now, key, effects),
             Phase::Writing | Phase::Excluding => self.writing_done(now, key, effects),
-            Phase::Resting => self.read_lanes(now, key, effects),
+            Phase::Resting => {}
         }
     }
 
