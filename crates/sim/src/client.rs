@@ -643,7 +643,7 @@ impl World {
     }
 
     /// A writer that ends in the middle of things while a donor is missing: parity cannot make up for both.
-    fn note_torn_end(&mut self, c: usize) {
+    pub(crate) fn note_torn_end(&mut self, c: usize) {
         let Some(volume) = self.clients[c].volume else { return };
         if self.verdict.torn.contains(&volume) && self.beyond_if_torn().contains(&volume) {
             self.count("volumes taken beyond their redundancy by a writer's end");

@@ -365,9 +365,14 @@ impl World {
         if self.coordinator.ending.contains(&token) {
             return;
         }
-        let known = self.clients.iter().any(|client| client.token == Some(token));
+        let cut_short = (0..self.clients.len()).find(|c| self.clients[*c].token == Some(token));
+        let known = cut_short.is_some();
         if known && self.now < renewed + LEASE_NS {
             self.fail(format!("lease {token} was ended though it was renewed at {renewed} ns"));
+        }
+        if let Some(c) = cut_short.filter(|c| !self.clients[*c].read_only) {
+            self.verdict.torn.extend(self.clients[c].volume);
+            self.note_torn_end(c);
         }
     }
 

@@ -30,11 +30,12 @@ impl World {
         self.stored_maps().find(|map| map.volume == volume)
     }
 
-    /// A donor's memory at a placement, if it lives.
-    fn held_bytes(&self, placement: Placement, from: u64, len: u64) -> Option<Vec<u8>> {
+    /// A donor's memory at a placement, if it lives and has heard that it holds that.
+    fn held_bytes(&self, volume: VolumeId, placement: Placement, from: u64, len: u64) -> Option<Vec<u8>> {
         // One that says goodbye wipes what it had.
         let there = |donor: &&DonorHost| donor.id == placement.donor && donor.alive && !donor.leaving;
         let donor = self.donors.iter().find(there)?;
+        donor.access.owner(placement.extent).filter(|owner| *owner == volume)?;
         let at = u64::from(placement.extent) * EXTENT_BYTES + from;
         Some(donor.memory.get(sectors(at), sectors(len)))
     }
@@ -75,7 +76,7 @@ impl World {
         let copies = if data == 1 { 0..slots.len() } else { slot..slot + 1 };
         for at in copies {
             let Some(held) = slots[at].held else { continue };
-            if self.held_bytes(held, from, len).is_some_and(|found| found != bytes) {
+            if self.held_bytes(map.volume, held, from, len).is_some_and(|found| found != bytes) {
                 return Err(format!(
                     "it is acknowledged, and slot {at} of group {group}, held by donor {}, does not have it",
                     held.donor
@@ -92,7 +93,7 @@ impl World {
     fn fits(&self, map: &VolumeMap, group: usize, from: u64, len: u64) -> Result<(), String> {
         let slots = &map.groups[group].slots;
         let data = map.redundancy.data as usize;
-        let held = |slot: &cheetah_core::map::Slot| self.held_bytes(slot.held?, from, len);
+        let held = |slot: &cheetah_core::map::Slot| self.held_bytes(map.volume, slot.held?, from, len);
         let Some(lanes) = slots[..data].iter().map(held).collect::<Option<Vec<_>>>() else { return Ok(()) };
         let lanes: Vec<&[u8]> = lanes.iter().map(Vec::as_slice).collect();
         let code = Code::new(map.redundancy);

@@ -231,12 +231,13 @@ impl World {
     }
 
     /// A reader beside a writer learns of an excluded donor, or of one that gave its part to another, after the writer
-    /// did; until then it may still ask it.
+    /// did; until then it may still ask it. So may a writer that has not heard that another took over.
     fn reads_old(&mut self, c: usize, since: Time) -> bool {
         let client = &self.clients[c];
         let (Some(machine), Some(volume)) = (&client.machine, client.volume) else { return false };
         let stored = self.stored_map(volume).map_or(0, |map| map.epoch);
-        let old = client.read_only && (machine.map().epoch < stored || client.map_since >= since);
+        let reader = client.read_only || client.token.is_some_and(|t| self.verdict.lease_ended.contains(&t));
+        let old = reader && (machine.map().epoch < stored || client.map_since >= since);
         if old {
             self.count("reads of a reader that has not heard of the newest map");
         }
@@ -351,7 +352,8 @@ impl World {
             let slots = &map.groups[group].slots;
             slots.iter().any(|slot| slot.held.is_none_or(|held| out(held.donor)))
         });
-        let untold = one_is_out && request.op.writes() && self.verdict.coordinator_excuses(c, since);
+        // A read of rows that are being written waits for the write, which waits for the coordinator.
+        let untold = one_is_out && self.verdict.coordinator_excuses(c, since);
         let excused = match error {
             VolumeError::OutOfRange => request.offset + u64::from(request.len) > size,
             VolumeError::DonorLost if request.op == Op::Flush => is_short(map, all, out),

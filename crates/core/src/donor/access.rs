@@ -226,7 +226,9 @@ impl Access {
         self.volumes.iter().map(describe).collect()
     }
 
-    pub(super) fn owner(&self, extent: u32) -> Option<VolumeId> {
+    /// Whose the extent is, as far as the donor knows.
+    #[must_use]
+    pub fn owner(&self, extent: u32) -> Option<VolumeId> {
         let owner = *self.owners.get(extent as usize)?;
         owner.checked_sub(1).map(|at| self.volumes[at as usize].id)
     }

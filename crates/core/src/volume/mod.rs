@@ -10,14 +10,15 @@
 //!
 //! Getters: `map`, `has_room`, `is_settled`, `lost`, `report`. Events in: `step`. `check_invariants` in tests.
 //!
-//! Files: `types` (events, effects), `strip` (a locked piece of work and its parts), `read`, `write`, `upkeep`
-//! (fill, heal, resync, scrub), `amend` (exclusion, newer maps), `link` (one donor), `locks`, `scratch`, `pace`, `slab`.
+//! Files: `types` (events, effects), `strip` (a locked piece of work and its parts), `read`, `write`, `resync`
+//! (rows half written), `upkeep` (fill, heal, scrub), `amend` (exclusion, newer maps), `link` (one donor), `locks`, `scratch`, `pace`, `slab`.
 
 mod amend;
 mod link;
 mod locks;
 mod pace;
 mod read;
+mod resync;
 mod scratch;
 mod slab;
 mod strip;
@@ -37,6 +38,7 @@ use amend::Amendments;
 use link::{Link, State};
 use locks::Locks;
 use pace::Pace;
+use resync::{Resyncs, Torn};
 use scratch::Scratch;
 pub use slab::Key;
 use slab::Slab;
@@ -46,7 +48,7 @@ pub use types::{
     At, Combine, Effect, Event, Fragment, LinkFailure, Mem, Op, PartError, PartOp, Request, StatusRun, Tag,
     VolumeError,
 };
-use upkeep::{Fill, Tally, Torn, Upkeep};
+use upkeep::{Fill, Tally, Upkeep};
 
 /// One request is cut into this many strips at most: 64 groups of a 4 GiB TRIM in three each, or 32 MiB of rows
 /// whose lanes or parity just fit into scratch memory.
@@ -119,6 +121,7 @@ pub struct Volume {
     resyncing: BTreeSet<Torn>,
     surveyed_groups: usize,
     surveyed: Vec<(u32, Vec<StatusRun>)>,
+    resyncs: Resyncs,
     upkeep: Upkeep,
     upkeep_due: bool,
     pace: Pace,
@@ -162,6 +165,7 @@ impl Volume {
             torn: Vec::new(),
             resyncing: BTreeSet::new(),
             surveyed: Vec::new(),
+            resyncs: Resyncs::default(),
             upkeep: Upkeep::default(),
             upkeep_due: true,
             pace: Pace::new(),

@@ -326,8 +326,10 @@ impl Volume {
     fn advance(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
         let Some(strip) = self.strips.get(key) else { return };
         let request = strip.request.and_then(|request| self.requests.get(request));
+        // What everyone has written is not torn because another strip failed.
         if let Some(error) = request.and_then(|request| request.failed)
             && strip.open == 0
+            && strip.phase != Phase::Writing
         {
             return self.end_strip(now, key, Err(error), effects);
         }

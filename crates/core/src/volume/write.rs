@@ -2,7 +2,7 @@
 //!
 //! Owns what is written where, and that nothing is acknowledged before every slot has it or the coordinator has
 //! recorded which donors missed it. Never: repair. Invariant: a write that failed half-way leaves its range `torn`
-//! until it is resynced. Tests: `tests/volume_writes.rs`, the simulator.
+//! until it is resynced. Tests: `tests/volume_exclusion.rs`, the simulator.
 
 use super::link::Trust;
 use super::strip::{Content, Failure, Missed, Phase, Slots, Work, bit, slots_of};
@@ -467,8 +467,8 @@ impl Volume {
         }
         if slots != 0 {
             let enough =
-                super::upkeep::enough_without(&self.map.groups[group as usize], slots, self.geometry.data);
-            self.torn.push(super::upkeep::Torn { group, lo, hi, missed: if enough { slots } else { 0 } });
+                super::resync::enough_without(&self.map.groups[group as usize], slots, self.geometry.data);
+            self.torn.push(super::resync::Torn { group, lo, hi, missed: if enough { slots } else { 0 } });
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Owns the listener, its limits and the routes of `cheetah_core::api`. Never: what a call is answered with.
 //! Key invariants: a request's body, headers and time to arrive are bounded, and so are the connections; a
-//! caller that goes away is hung up on in the machine. Tests: `tests/control.rs`, `tests/control_http.rs`.
+//! caller that goes away is hung up on in the machine. Tests: `tests/control.rs`.
 
 use super::Clock;
 use super::discovery::{Announcement, announce};

@@ -1,0 +1,323 @@
+//! Rows that may be half written: finding them, and making their fragments fit together again.
+//!
+//! Owns the way from the first link to serving: whoever wrote before may have ended in the middle, and the donors
+//! remember where. Also the rows of a write that ended without reaching everyone. Never: wrong blocks, or slots without
+//! a holder (`upkeep`). Invariant: a volume is served when every row that can be mended was; one of which data is missing
+//! as well is reported as lost, never made up. Tests: the simulator; `lab/tests/restart.rs`.
+
+use super::strip::{Missed, Phase, Slots, Work, bit, slots_of};
+use super::types::{Combine, Effect, Mem, PartOp, StatusRun};
+use super::{Key, Stage, Volume};
+use crate::layout::Scatter;
+use crate::map::{BadRange, DonorId, Group, Placement, VolumeMap};
+use crate::units::Time;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Groups whose dirty maps are asked for at once, before a volume is served.
+const SURVEYS_MAX: usize = 64;
+const RESYNCS_MAX: usize = 16;
+
+/// Rows whose fragments may not fit together, because a write of them ended half-way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Torn {
+    pub(super) group: u32,
+    pub(super) lo: u32,
+    pub(super) hi: u32,
+    /// The slots that missed it, if that is known: the others fit together, and when these have no holder any more
+    /// all is well. None: any may differ.
+    pub(super) missed: Slots,
+}
+
+/// Whether the slots that are held make up the data without those that missed something.
+pub(super) fn enough_without(group: &Group, missed: Slots, data: u32) -> bool {
+    let slots = group.slots.iter().zip(0u32..);
+    slots.filter(|(slot, at)| slot.held.is_some() && missed & bit(*at) == 0).count() >= data as usize
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Resyncs {
+    pub(super) open: usize,
+    pub(super) pause_until: Time,
+    pub(super) surveys_open: usize,
+    survey_next: u32,
+    /// Groups that are asked again.
+    pub(super) resurveyed: BTreeSet<u32>,
+    /// Held by donors that could not be asked what was written lately.
+    unsurveyed: Vec<(u32, u32, Placement)>,
+    /// Those that redundancy cannot do without: asked as soon as they are reached.
+    pub(super) unsure: Vec<(u32, u32, Placement)>,
+}
+
+impl Volume {
+    /// Whether any slot may differ from the others there.
+    pub(super) fn is_torn(&self, group: u32, lo: u32, hi: u32) -> bool {
+        let here = |torn: &Torn| torn.group == group && torn.lo < hi && lo < torn.hi;
+        self.torn.iter().any(|torn| here(torn) && torn.missed == 0) || self.is_unsure(group)
+    }
+
+    /// The slots whose holders missed a write there.
+    pub(super) fn missed_there(&self, group: u32, lo: u32, hi: u32) -> Slots {
+        let here = |torn: &&Torn| torn.group == group && torn.lo < hi && lo < torn.hi;
+        self.torn.iter().filter(here).fold(0, |slots, torn| slots | torn.missed)
+    }
+
+    /// Whether a holder of the group was never asked what was written lately: it must be, before anything follows.
+    fn is_unsure(&self, group: u32) -> bool {
+        self.resyncs.unsure.iter().any(|(of, _, placement)| *of == group && self.holds(*of, *placement))
+    }
+
+    fn holds(&self, group: u32, placement: Placement) -> bool {
+        self.map.groups[group as usize].slots.iter().any(|slot| slot.held == Some(placement))
+    }
+
+    /// Slots that have another holder now, or none, did not miss anything any more.
+    pub(super) fn forget_missed(&mut self, map: &VolumeMap) {
+        let before = &self.map.groups;
+        self.torn.retain_mut(|torn| {
+            let group = torn.group as usize;
+            let same = |slot: &u32| {
+                let slot = *slot as usize;
+                before[group].slots[slot].held == map.groups[group].slots[slot].held
+            };
+            let known = torn.missed != 0;
+            torn.missed = slots_of(torn.missed).filter(same).map(bit).sum();
+            let mended = known && torn.missed == 0;
+            if !enough_without(&map.groups[group], torn.missed, map.redundancy.data) {
+                torn.missed = 0;
+            }
+            !mended
+        });
+    }
+
+    /// Rebuilding from rows that may not fit together would make up data. Copies are whole each for itself.
+    pub(super) fn is_torn_for(&self, key: Key) -> bool {
+        let strip = self.strips.get(key).expect("a strip with lanes");
+        self.geometry.data > 1 && self.is_torn(strip.group, strip.lo, strip.hi)
+    }
+
+    /// On the way to serving: links, then the dirty maps, then the rows that they name.
+    pub(super) fn look_at_stage(&mut self, now: Time) {
+        match self.stage {
+            Stage::Linking if self.links.values().all(super::link::Link::is_settled) => {
+                self.stage = Stage::Surveying;
+            }
+            Stage::Surveying if self.survey_is_done() => {
+                self.take_survey();
+                let unsurveyed = std::mem::take(&mut self.resyncs.unsurveyed);
+                // Whoever was excluded while the others were asked is not waited for.
+                let still = |(group, _, placement): &(u32, u32, Placement)| self.holds(*group, *placement);
+                self.resyncs.unsurveyed = unsurveyed.into_iter().filter(still).collect();
+                let unheard: BTreeSet<DonorId> =
+                    self.resyncs.unsurveyed.iter().map(|(_, _, placement)| placement.donor).collect();
+                for donor in &unheard {
+                    self.exclude(*donor, "it could not be asked what was written lately".to_owned());
+                }
+                self.stage = if unheard.is_empty() { Stage::Resyncing } else { Stage::Excluding };
+                self.resyncs.pause_until = now;
+            }
+            Stage::Resyncing
+                if self.resyncs.open == 0
+                    && !self.torn.iter().any(|t| self.can_resync(*t) && !self.is_unsure(t.group)) =>
+            {
+                self.stage = Stage::Serving;
+            }
+            _ => {}
+        }
+    }
+
+    /// The coordinator answered: who is still a holder and was not asked may hold half-written rows.
+    pub(super) fn stage_amended(&mut self) {
+        if self.stage != Stage::Excluding {
+            return;
+        }
+        self.stage = Stage::Resyncing;
+        self.upkeep_due = true;
+        self.keep_unsure();
+    }
+
+    fn keep_unsure(&mut self) {
+        let unsurveyed = std::mem::take(&mut self.resyncs.unsurveyed);
+        self.resyncs.unsure.extend(unsurveyed);
+        let unsure = std::mem::take(&mut self.resyncs.unsure);
+        self.resyncs.unsure =
+            unsure.into_iter().filter(|(group, _, placement)| self.holds(*group, *placement)).collect();
+    }
+
+    /// Asks those that could not be asked before, once they are there.
+    pub(super) fn survey_again(&mut self) {
+        if !matches!(self.stage, Stage::Resyncing | Stage::Serving) || self.resyncs.surveys_open > 0 {
+            return;
+        }
+        self.take_survey();
+        self.keep_unsure();
+        let up =
+            |placement: &Placement| self.links.get(&placement.donor).is_some_and(super::link::Link::is_up);
+        let reached = self.resyncs.unsure.iter().filter(|(_, _, placement)| up(placement));
+        let groups: BTreeSet<u32> = reached.map(|(group, ..)| *group).take(SURVEYS_MAX).collect();
+        self.resyncs.unsure.retain(|(group, ..)| !groups.contains(group));
+        for group in groups {
+            self.resyncs.surveys_open += 1;
+            self.resyncs.resurveyed.insert(group);
+            self.add_strip(None, Work::Survey, group, 0, self.used(group));
+        }
+    }
+
+    fn survey_is_done(&self) -> bool {
+        self.resyncs.surveys_open == 0 && self.resyncs.survey_next as usize >= self.surveyed_groups
+    }
+
+    pub(super) fn start_surveys(&mut self) {
+        if self.stage != Stage::Surveying {
+            return;
+        }
+        while self.resyncs.surveys_open < SURVEYS_MAX
+            && (self.resyncs.survey_next as usize) < self.surveyed_groups
+        {
+            let group = self.resyncs.survey_next;
+            self.resyncs.survey_next += 1;
+            self.resyncs.surveys_open += 1;
+            self.add_strip(None, Work::Survey, group, 0, self.used(group));
+        }
+        self.upkeep_due |= self.survey_is_done();
+    }
+
+    pub(super) fn begin_survey(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
+        let (group, hi) = self.strips.get(key).map(|strip| (strip.group, strip.hi)).expect("being begun");
+        for slot in 0..self.geometry.data + self.geometry.parity {
+            let Some(held) = self.map.groups[group as usize].slots[slot as usize].held else { continue };
+            let scatter = Scatter::whole(0, hi);
+            if !self.add_part(now, key, slot, held, PartOp::Survey, 0, Mem::Nothing, scatter, effects) {
+                self.resyncs.unsurveyed.push((group, slot, held));
+            }
+        }
+        self.set_phase(key, Phase::Reading);
+    }
+
+    pub(super) fn survey_missed(&mut self, group: u32, missed: Missed) {
+        self.resyncs.unsurveyed.push((group, missed.slot, missed.placement));
+    }
+
+    fn take_survey(&mut self) {
+        let mut dirty: BTreeMap<u32, Vec<(u32, u32)>> = BTreeMap::new();
+        for (group, runs) in std::mem::take(&mut self.surveyed) {
+            let mut at = 0;
+            for StatusRun { len, hole } in runs {
+                if !hole {
+                    dirty.entry(group).or_default().push((at, at + len));
+                }
+                at += len;
+            }
+            // What was not answered counts as written.
+            if at < self.used(group) {
+                dirty.entry(group).or_default().push((at, self.used(group)));
+            }
+        }
+        let step = self.lane_max();
+        for (group, mut ranges) in dirty {
+            ranges.sort_unstable();
+            let (used, mut done) = (self.used(group), 0);
+            for (from, to) in ranges {
+                let (mut at, end) = (from.max(done), to.min(used));
+                while at < end {
+                    let hi = (at / step * step + step).min(end);
+                    self.torn.push(Torn { group, lo: at, hi, missed: 0 });
+                    at = hi;
+                }
+                done = done.max(end);
+            }
+        }
+    }
+
+    /// Data that can be read makes parity, and any copy makes the others. Data that is missing is lost there, which
+    /// the coordinator records first.
+    fn can_resync(&self, torn: Torn) -> bool {
+        let usable = |slot: u32| self.source(torn.group, slot).is_some();
+        match self.geometry.data {
+            1 => (0..=self.geometry.parity).any(usable),
+            data => (0..data).all(|slot| usable(slot) || self.is_known_bad(torn, slot)),
+        }
+    }
+
+    fn is_known_bad(&self, torn: Torn, slot: u32) -> bool {
+        let range = BadRange { group: torn.group, slot, from: torn.lo, to: torn.hi };
+        !self.is_held(torn.group, slot) && self.map.bad.iter().any(|bad| bad.covers(&range))
+    }
+
+    pub(super) fn start_resyncs(&mut self, now: Time) {
+        let stage = matches!(self.stage, Stage::Resyncing | Stage::Serving);
+        if !stage || self.torn.is_empty() || now < self.resyncs.pause_until {
+            return;
+        }
+        self.split_torn();
+        for at in 0..self.torn.len() {
+            if self.resyncs.open >= RESYNCS_MAX {
+                return;
+            }
+            let torn = self.torn[at];
+            if self.is_unsure(torn.group) || self.resyncs.resurveyed.contains(&torn.group) {
+                continue;
+            }
+            if self.can_resync(torn) && !self.resyncing.contains(&torn) {
+                self.resyncs.open += 1;
+                self.resyncing.insert(torn);
+                self.add_strip(None, Work::Resync, torn.group, torn.lo, torn.hi);
+            } else if self.geometry.data > 1 && torn.missed == 0 {
+                let lost = (0..self.geometry.data).filter(|slot| !self.is_held(torn.group, *slot));
+                let lost: Vec<u32> = lost.filter(|slot| !self.is_known_bad(torn, *slot)).collect();
+                for slot in lost {
+                    self.report_bad(BadRange { group: torn.group, slot, from: torn.lo, to: torn.hi });
+                }
+            }
+        }
+    }
+
+    /// Whole extents come as one range; a strip takes as much as fits into scratch memory.
+    fn split_torn(&mut self) {
+        let step = self.lane_max();
+        if self.torn.iter().all(|torn| torn.hi - torn.lo <= step) {
+            return;
+        }
+        for torn in std::mem::take(&mut self.torn) {
+            let mut at = torn.lo;
+            while at < torn.hi {
+                let hi = (at / step * step + step).min(torn.hi);
+                self.torn.push(Torn { lo: at, hi, ..torn });
+                at = hi;
+            }
+        }
+        self.torn.sort_unstable();
+        self.torn.dedup();
+    }
+
+    pub(super) fn resync_lanes(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
+        let geometry = self.geometry;
+        self.drop_parts(key, effects);
+        let strip = self.strips.get(key).expect("it has read");
+        let (group, lo, hi, have, len) = (strip.group, strip.lo, strip.hi, strip.have, strip.len());
+        for slot in slots_of(have) {
+            let (fragment, at) = (self.fragment(key, slot), self.lane(key, slot));
+            let scatter = Scatter::whole(at.offset, len);
+            effects.push(Effect::Learn { fragment, copies: 1, mem: at.mem, scatter });
+        }
+        if geometry.data == 1 {
+            let source = slots_of(have).next().expect("it has read one");
+            let at = self.lane(key, source);
+            for slot in (0..=geometry.parity).filter(|slot| *slot != source) {
+                self.write_from(now, key, slot, lo, at, len, effects);
+            }
+            return self.set_phase(key, Phase::Writing);
+        }
+        for slot in (0..geometry.data).filter(|slot| have & bit(*slot) == 0) {
+            debug_assert!(!self.is_held(group, slot), "data that is held was read");
+            effects.push(Effect::Zero { at: self.lane(key, slot), len });
+        }
+        let inputs = (0..geometry.data).map(|slot| self.lane(key, slot)).collect();
+        let outputs = (0..geometry.parity).map(|number| self.lane(key, geometry.data + number)).collect();
+        let coefficients = self.encoding(0..geometry.data);
+        effects.push(Effect::Combine(Combine { len, coefficients, inputs, outputs, add: false }));
+        for number in 0..geometry.parity {
+            self.write_lane(now, key, geometry.data + number, lo, hi, effects);
+        }
+        self.set_phase(key, Phase::Writing);
+    }
+}

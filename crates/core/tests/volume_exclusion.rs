@@ -1,0 +1,142 @@
+//! What waits for the coordinator: a write that a donor missed, and a reader that rebuilds beside a writer.
+
+mod volume;
+
+use cheetah_core::api::Amend;
+use cheetah_core::limits::EXTENT_BYTES;
+use cheetah_core::map::{BadRange, DonorId, Group, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap};
+use cheetah_core::volume::{Effect, Event, LinkFailure, Op, PartOp, StatusRun};
+use volume::{UNIT, World};
+
+const KEPT: u32 = 4096;
+
+/// One group on as many donors as the redundancy has slots, from 1 up.
+fn map(redundancy: Redundancy) -> VolumeMap {
+    let donors = 1..=u64::from(redundancy.data + redundancy.parity);
+    let slot = |donor| Slot::held(Placement { donor: DonorId(donor), extent: 0 });
+    let route = |donor: u64| {
+        let address = "127.0.0.1:1".into();
+        (DonorId(donor), Route { name: format!("d{donor}"), address, foreign_export: None })
+    };
+    let map = VolumeMap {
+        volume: VolumeId(7),
+        name: "v".into(),
+        epoch: 1,
+        size: u64::from(redundancy.data) * EXTENT_BYTES,
+        redundancy,
+        unit: UNIT,
+        groups: vec![Group { slots: donors.clone().map(slot).collect() }],
+        routes: donors.map(route).collect(),
+        bad: Vec::new(),
+        hurry: false,
+    };
+    map.check().expect("a sound map");
+    map
+}
+
+/// The next epoch, in which the donor holds nothing.
+fn without(mut map: VolumeMap, gone: DonorId) -> VolumeMap {
+    map.epoch += 1;
+    for slot in &mut map.groups[0].slots {
+        slot.held = slot.held.filter(|held| held.donor != gone);
+    }
+    map.routes.remove(&gone);
+    map
+}
+
+fn amendments(world: &mut World) -> Vec<Amend> {
+    let mut all = Vec::new();
+    world.effects.retain(|effect| match effect {
+        Effect::Amend(amend) => {
+            all.push(amend.clone());
+            false
+        }
+        _ => true,
+    });
+    all
+}
+
+#[test]
+fn a_write_that_a_donor_missed_is_acknowledged_once_that_is_recorded() {
+    let mirror = map(Redundancy { data: 1, parity: 1 });
+    let mut world = World::new(mirror.clone(), false);
+    world.open(DonorId(1));
+    world.open(DonorId(2));
+    let write = world.submit(Op::Write, 0, KEPT);
+    let sent = world.sent();
+    assert_eq!(sent.len(), 2, "{sent:?}");
+    let kept = sent.iter().find(|sent| sent.donor == DonorId(1)).expect("the first copy");
+    world.answer(kept.part, Ok(vec![]));
+    let session = world.session(DonorId(2));
+    world.fail(DonorId(2), session, LinkFailure::NotOpened("refused".into()));
+    assert_eq!(world.completed(), [], "nobody knows yet that donor 2 missed it");
+    let asked = amendments(&mut world);
+    assert_eq!(
+        asked.iter().flat_map(|amend| &amend.exclude).map(|(id, _)| *id).collect::<Vec<_>>(),
+        [DonorId(2)]
+    );
+    world.step(Event::Amended(None));
+    assert_eq!(world.completed(), [], "the coordinator could not be asked");
+    let again = (0..100).any(|_| {
+        world.wake();
+        !amendments(&mut world).is_empty()
+    });
+    assert!(again, "it is asked again");
+    world.step(Event::Amended(Some(without(mirror, DonorId(2)))));
+    assert_eq!(world.completed(), [(write, Ok(()))]);
+}
+
+/// A reader that lost donor 1 of `parity:2+1`, until it waits for the coordinator's word.
+fn reader_that_waits() -> (World, u64) {
+    let mut world = World::new(map(Redundancy { data: 2, parity: 1 }), true);
+    world.refuse(DonorId(1));
+    world.open(DonorId(2));
+    world.open(DonorId(3));
+    let read = world.submit(Op::Read, 0, KEPT);
+    let still = || Ok(vec![StatusRun { len: KEPT, hole: true }]);
+    // Lanes, who wrote lately, the lanes again, who wrote since.
+    for op in [PartOp::Read, PartOp::Survey, PartOp::Read, PartOp::Survey] {
+        assert_eq!(amendments(&mut world), []);
+        let sent = world.sent();
+        assert_eq!(
+            sent.iter().map(|sent| (sent.donor, sent.op)).collect::<Vec<_>>(),
+            [(DonorId(2), op), (DonorId(3), op)]
+        );
+        sent.iter().for_each(|sent| {
+            world.answer(sent.part, if op == PartOp::Survey { still() } else { Ok(vec![]) })
+        });
+    }
+    assert_eq!(amendments(&mut world), [Amend { epoch: 1, ..Amend::default() }]);
+    assert!(world.completed().is_empty());
+    (world, read)
+}
+
+#[test]
+fn a_reader_rebuilds_when_the_coordinator_vouches_for_its_map() {
+    let (mut world, _) = reader_that_waits();
+    world.step(Event::Amended(Some(map(Redundancy { data: 2, parity: 1 }))));
+    let combines = world.effects.iter().filter(|effect| matches!(effect, Effect::Combine(_))).count();
+    assert_eq!(combines, 1, "{:?}", world.effects);
+}
+
+#[test]
+fn a_reader_with_an_old_map_reads_again() {
+    let (mut world, _) = reader_that_waits();
+    world.step(Event::Amended(None));
+    assert!(!world.effects.iter().any(|effect| matches!(effect, Effect::Combine(_))));
+    assert!(world.completed().is_empty());
+    let again = (0..100).any(|_| {
+        world.wake();
+        world.sent().iter().any(|sent| sent.op == PartOp::Read)
+    });
+    assert!(again, "it begins anew");
+}
+
+#[test]
+fn what_the_coordinator_merged_is_not_reported_again() {
+    let (first, second) = ((0, 8192), (8192, 16384));
+    let range = |(from, to)| BadRange { group: 0, slot: 0, from, to };
+    let merged = range((0, 16384));
+    assert!(merged.covers(&range(first)) && merged.covers(&range(second)));
+    assert!(!range(first).covers(&merged) && !merged.covers(&BadRange { slot: 1, ..range(first) }));
+}
