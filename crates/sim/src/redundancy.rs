@@ -117,8 +117,9 @@ impl World {
     pub(crate) fn all_fits(&mut self) {
         let mut checked = 0;
         let mut wrong = None;
-        let beyond = &self.verdict.beyond;
-        let covered = |map: &&VolumeMap| map.redundancy.parity > 0 && !beyond.contains(&map.volume);
+        // What a writer left half written is mended before the volume is served again.
+        let excused = |id: &VolumeId| self.verdict.beyond.contains(id) || self.verdict.torn.contains(id);
+        let covered = |map: &&VolumeMap| map.redundancy.parity > 0 && !excused(&map.volume);
         for map in self.stored_maps().filter(covered) {
             for (number, group) in map.groups.iter().enumerate() {
                 let used = group_used(map, number);

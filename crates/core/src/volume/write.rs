@@ -449,10 +449,14 @@ impl Volume {
     /// when those that missed it are no holders any more, or else when the rows were resynced.
     pub(super) fn tear(&mut self, strip: &super::strip::Strip, effects: &mut Vec<Effect>) {
         let (group, lo, hi) = (strip.group, strip.lo, strip.hi);
+        let alone = self.geometry.parity == 0;
         for slot in 0..self.geometry.data + self.geometry.parity {
-            effects.push(Effect::Forget { fragment: Fragment { group, slot, local: lo }, len: hi - lo });
+            // Without redundancy, who has it has what was sent.
+            if !alone || strip.missed.iter().any(|missed| missed.slot == slot) {
+                effects.push(Effect::Forget { fragment: Fragment { group, slot, local: lo }, len: hi - lo });
+            }
         }
-        if self.geometry.parity == 0 {
+        if alone {
             return;
         }
         let mut slots: Slots = 0;
