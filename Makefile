@@ -10,7 +10,7 @@ export CARGO_TARGET_DIR ?= $(CACHE)/target
 export CHEETAH_BIN ?= $(CARGO_TARGET_DIR)/release/cheetah
 
 cargo := scripts/cargo
-SEEDS ?= 1000
+SEEDS ?= 10000
 SECONDS_EACH ?= 60
 # A lint or formatting tool that is missing is an error in CI and a remark elsewhere.
 without = if [ "$${CI:-}" = true ]; then echo "$(1) is missing"; exit 1; else echo "($(1) is missing: skipped outside CI)"; fi
@@ -28,7 +28,7 @@ build: setup ## build the program (release)
 	@$(cargo) build --release --locked -p cheetah
 	@echo "built $(CHEETAH_BIN)"
 
-demo: build ## four donors, a real image examined, a file system made and checked
+demo: build ## five donors, a real image examined, a file system that loses a donor while it is written
 	@scripts/demo
 
 test: setup format lint unit sim e2e ## everything that CI runs
@@ -47,9 +47,11 @@ unit: setup ## tests of every crate but the end-to-end ones
 	@echo "== unit tests"
 	@$(cargo) test --locked --workspace --exclude cheetah-lab --quiet
 
-sim: setup ## the simulated world, SEEDS=1000 of them
+sim: setup ## the simulated world, SEEDS=10000 of them, and a fifth as many beyond what redundancy covers
 	@echo "== simulator, $(SEEDS) seeds"
-	@$(cargo) run --locked --release --quiet -p cheetah-sim -- --seeds $(SEEDS)
+	@$(cargo) run --locked --release --quiet -p cheetah-sim -- --seeds $(SEEDS) --jobs 2
+	@echo "== simulator, beyond redundancy"
+	@$(cargo) run --locked --release --quiet -p cheetah-sim -- --seeds $$(( ($(SEEDS) + 4) / 5 )) --beyond --jobs 2
 
 e2e: build ## real processes with real clients (root, for namespaces and loop devices)
 	@echo "== end-to-end tests"

@@ -4,7 +4,7 @@ mod volume;
 
 use cheetah_core::limits::EXTENT_BYTES;
 use cheetah_core::map::{Placement, Slot};
-use cheetah_core::volume::{Effect, Event, Op, PartOp};
+use cheetah_core::volume::{Effect, Event, LinkFailure, Op, PartOp, VolumeError};
 use volume::{A, B, World, map};
 
 /// The first group is on its way from A to B, which holds the second.
@@ -54,6 +54,41 @@ fn a_read_of_a_slot_that_moved_is_asked_of_its_new_holder() {
     assert_eq!(world.completed(), [(tag, Ok(()))]);
 }
 
+/// A reader that the old holder does not admit any more.
+fn shut_out() -> (World, u64) {
+    let mut world = World::new(moving(), true);
+    world.open(A);
+    world.open(B);
+    let session = world.session(A);
+    world.fail(A, session, LinkFailure::Broken("it closed the connection".into()));
+    let session = world.session(A);
+    world.fail(A, session, LinkFailure::NotAdmitted("no such lease".into()));
+    let tag = world.submit(Op::Read, 0, 4096);
+    assert_eq!(world.completed(), [], "a newer map may be on its way");
+    (world, tag)
+}
+
+#[test]
+fn a_reader_that_the_old_holder_shuts_out_waits_for_the_map() {
+    let (mut world, tag) = shut_out();
+    world.sent();
+    world.step(Event::Map(moved()));
+    let again = world.sent();
+    assert_eq!(again.iter().map(|sent| sent.donor).collect::<Vec<_>>(), [B]);
+    world.answer(again[0].part, Ok(vec![]));
+    assert_eq!(world.completed(), [(tag, Ok(()))]);
+}
+
+#[test]
+fn a_reader_that_is_shut_out_for_good_hears_of_it() {
+    let (mut world, tag) = shut_out();
+    let told = (0..200).find_map(|_| {
+        world.wake();
+        world.completed().pop()
+    });
+    assert_eq!(told, Some((tag, Err(VolumeError::DonorLost))));
+}
+
 #[test]
 fn a_flush_answers_for_what_moved() {
     let mut world = World::new(moving(), false);
@@ -67,7 +102,7 @@ fn a_flush_answers_for_what_moved() {
     world.completed();
     world.step(Event::Map(moved()));
     let session = world.session(B);
-    world.fail(B, session, cheetah_core::volume::LinkFailure::Broken("gone".into()));
+    world.fail(B, session, LinkFailure::Broken("gone".into()));
     world.refuse(B);
     let flush = world.submit(Op::Flush, 0, 0);
     assert!(matches!(world.completed()[..], [(tag, Err(_))] if tag == flush), "what it took is lost");

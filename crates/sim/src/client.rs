@@ -51,6 +51,9 @@ struct LinkEnd {
     up: bool,
 }
 
+/// A donor's answer to a lease that it does not know.
+const NOT_ADMITTED: &str = "not admitted";
+
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub(crate) request: volume::Request,
@@ -536,7 +539,7 @@ impl World {
     pub(crate) fn client_receives(&mut self, c: usize, id: u64, message: ToClient) {
         match message {
             ToClient::Welcome(true) => self.conn_opened(c, id),
-            ToClient::Welcome(false) => self.conn_failed(c, id, "not admitted"),
+            ToClient::Welcome(false) => self.conn_failed(c, id, NOT_ADMITTED),
             ToClient::End => self.conn_failed(c, id, "it closed the connection"),
             ToClient::Answer(part, answer) => self.part_answered(c, id, part, answer),
         }
@@ -572,7 +575,10 @@ impl World {
         let failure = if link.opening == Some(id) {
             let made: Vec<u64> = link.conns.drain(..).chain(link.opening.take()).collect();
             made.into_iter().for_each(|conn| self.close_by_client(conn));
-            LinkFailure::NotOpened(why.to_owned())
+            match why {
+                NOT_ADMITTED => LinkFailure::NotAdmitted(why.to_owned()),
+                _ => LinkFailure::NotOpened(why.to_owned()),
+            }
         } else if link.up {
             LinkFailure::Broken(why.to_owned())
         } else {

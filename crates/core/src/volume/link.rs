@@ -207,16 +207,24 @@ impl Volume {
         failure: LinkFailure,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(link) = self.links.get_mut(&donor) else { return };
+        let Some(link) = self.links.get(&donor) else { return };
         if link.session != session {
             return;
         }
         match (failure, &link.state) {
             (LinkFailure::Broken(_), State::Up) if link.fenced => self.reopen(now, donor, effects),
-            (LinkFailure::Broken(why) | LinkFailure::NotOpened(why), _) => {
-                self.set_aside(now, donor, why, effects);
+            // A donor hears before a reader does that another has what it held. Its requests wait for the newer map,
+            // as long as a connection may take.
+            (LinkFailure::NotAdmitted(_), State::Opening { .. }) if link.known && self.awaits_maps() => {
+                effects.push(Effect::Close { donor, session });
             }
+            (failure, _) => self.set_aside(now, donor, failure.into_why(), effects),
         }
+    }
+
+    /// Nothing goes round a donor, and nobody waits for a reader.
+    fn awaits_maps(&self) -> bool {
+        self.read_only && self.geometry.parity == 0
     }
 
     /// Under the next session; what was on its way is sent again.

@@ -160,6 +160,8 @@ pub(super) struct Strip {
     pub(super) tries: u32,
     pub(super) rests: u32,
     pub(super) still: Still,
+    /// Somebody may have some of what it writes.
+    pub(super) wrote: bool,
     pub(super) missed: Vec<Missed>,
     pub(super) failed: Option<VolumeError>,
 }
@@ -291,6 +293,7 @@ impl Volume {
             tries: 0,
             rests: 0,
             still: Still::Unasked,
+            wrote: false,
             missed: Vec::new(),
             failed: None,
         };
@@ -439,6 +442,7 @@ impl Volume {
             return false;
         }
         let strip = self.strips.get_mut(key).expect("parts are of strips");
+        strip.wrote |= op.writes();
         let progress = Progress::Waiting;
         let next = strip.parts;
         let part = Part {

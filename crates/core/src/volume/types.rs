@@ -104,8 +104,20 @@ pub enum VolumeError {
 pub enum LinkFailure {
     /// It ended while it was up. It is opened again at once; what was on its way is sent again.
     Broken(String),
-    /// It could not be opened: refused, unreachable or not admitted.
+    /// It could not be opened: refused or unreachable.
     NotOpened(String),
+    /// The donor is there, and knows no such lease or extent (any more).
+    NotAdmitted(String),
+}
+
+impl LinkFailure {
+    /// A sentence about it.
+    #[must_use]
+    pub fn into_why(self) -> String {
+        match self {
+            LinkFailure::Broken(why) | LinkFailure::NotOpened(why) | LinkFailure::NotAdmitted(why) => why,
+        }
+    }
 }
 
 /// An error answer to one part.

@@ -456,7 +456,8 @@ impl Volume {
                 effects.push(Effect::Forget { fragment: Fragment { group, slot, local: lo }, len: hi - lo });
             }
         }
-        if alone {
+        // Where nobody was there to be sent it, all is as it was.
+        if alone || !strip.wrote {
             return;
         }
         let mut slots: Slots = 0;

@@ -463,7 +463,7 @@ impl Driver {
         driver: &Rc<RefCell<Driver>>,
         donor: DonorId,
         session: u64,
-        opened: Result<Vec<open::Opened>, String>,
+        opened: Result<Vec<open::Opened>, LinkFailure>,
     ) {
         let mut this = driver.borrow_mut();
         let Some(link) = this.links.get_mut(&donor).filter(|link| link.session == session) else { return };
@@ -478,10 +478,7 @@ impl Driver {
                 }
                 this.event(Event::Opened { donor, session });
             }
-            Err(why) => {
-                let failure = LinkFailure::NotOpened(why);
-                this.event(Event::Failed { donor, session, failure });
-            }
+            Err(failure) => this.event(Event::Failed { donor, session, failure }),
         }
     }
 

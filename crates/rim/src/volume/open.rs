@@ -4,7 +4,9 @@
 use crate::accept::{read_some, write_all};
 use crate::net::{self, Endpoint};
 use cheetah_core::map::Route;
+use cheetah_core::volume::LinkFailure;
 use cheetah_nbd::{Negotiated, TransmissionFlags, client};
+use std::fmt::Display;
 use std::io;
 use std::os::fd::OwnedFd;
 use tokio::io::unix::AsyncFd;
@@ -19,17 +21,20 @@ pub(super) struct Opened {
 }
 
 /// Opens `connections` of them, fewer if the server says that it cannot keep several consistent.
+///
+/// # Errors
+/// A sentence: the address, and what happened there.
 pub(super) async fn open_link(
     route: &Route,
     export: &str,
     connections: usize,
     writable: bool,
-) -> Result<Vec<Opened>, String> {
-    let endpoint: Endpoint = route.address.parse()?;
+) -> Result<Vec<Opened>, LinkFailure> {
+    let endpoint: Endpoint = route.address.parse().map_err(LinkFailure::NotOpened)?;
     let first = open_one(&endpoint, export).await?;
     let flags = first.session.info.flags;
     if writable && flags.contains(TransmissionFlags::READ_ONLY) {
-        return Err(format!("{endpoint} serves it read-only"));
+        return Err(LinkFailure::NotOpened(format!("{endpoint} serves it read-only")));
     }
     let mut all = vec![first];
     if flags.contains(TransmissionFlags::CAN_MULTI_CONN) {
@@ -41,15 +46,13 @@ pub(super) async fn open_link(
 }
 
 /// One connection, through its handshake.
-///
-/// # Errors
-/// A sentence: the address, and what happened there.
-async fn open_one(endpoint: &Endpoint, export: &str) -> Result<Opened, String> {
+async fn open_one(endpoint: &Endpoint, export: &str) -> Result<Opened, LinkFailure> {
+    let failed = |why: &dyn Display| LinkFailure::NotOpened(format!("{endpoint}: {why}"));
     let at = |e: io::Error| match e.kind() {
         io::ErrorKind::ConnectionRefused => {
-            format!("{endpoint} refused the connection: nothing listens there")
+            LinkFailure::NotOpened(format!("{endpoint} refused the connection: nothing listens there"))
         }
-        _ => format!("{endpoint}: {e}"),
+        _ => failed(&e),
     };
     let fd = net::register(net::connect(endpoint).await.map_err(at)?).map_err(at)?;
     let want =
@@ -57,14 +60,17 @@ async fn open_one(endpoint: &Endpoint, export: &str) -> Result<Opened, String> {
     let mut handshake = client::Handshake::new(want);
     let (mut input, mut output) = (Vec::new(), Vec::new());
     loop {
-        let used = handshake.input(&input).map_err(|violation| format!("{endpoint}: {violation}"))?;
+        let used = handshake.input(&input).map_err(|violation| failed(&violation))?;
         input.drain(..used);
         handshake.take_output(&mut output);
         write_all(&fd, &mut output).await.map_err(at)?;
         match handshake.poll() {
             client::Step::Ready(session) => return Ok(Opened { fd, session, early: input }),
-            client::Step::Listed(_) => return Err(format!("{endpoint} answered with a list")),
-            client::Step::Failed(error) => return Err(format!("{endpoint}: {error}")),
+            client::Step::Listed(_) => return Err(failed(&"it answered with a list")),
+            client::Step::Failed(error @ client::Error::Refused { .. }) => {
+                return Err(LinkFailure::NotAdmitted(format!("{endpoint}: {error}")));
+            }
+            client::Step::Failed(error) => return Err(failed(&error)),
             client::Step::NeedInput => match read_some(&fd, &mut input).await {
                 Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => handshake.eof(),
                 read => read.map_err(at)?,
@@ -81,5 +87,6 @@ pub async fn probe(endpoint: Endpoint, export: String) -> Result<Negotiated, Str
     let connecting = open_one(&endpoint, &export);
     let limit = std::time::Duration::from_nanos(cheetah_core::limits::CONNECT_DEADLINE_NS);
     let late = |_| format!("{endpoint} does not answer within {} s", limit.as_secs());
-    Ok(tokio::time::timeout(limit, connecting).await.map_err(late)??.session)
+    let opened = tokio::time::timeout(limit, connecting).await.map_err(late)?;
+    Ok(opened.map_err(LinkFailure::into_why)?.session)
 }
