@@ -168,20 +168,25 @@ impl World {
             map.groups.iter().flat_map(|group| &group.slots).filter_map(|slot| slot.held).collect();
         let since = self.now;
         let reached = |donor: DonorId| !self.verdict.may_be_passed_over(c, donor, since);
-        let mut dirty = None;
-        for placement in held.iter().filter(|placement| reached(placement.donor)) {
+        let (mut dirty, mut unsettled) = (None, false);
+        for placement in &held {
             let Some(donor) = self.donors.iter().find(|donor| donor.id == placement.donor && donor.alive)
             else {
                 continue;
             };
             let start = u64::from(placement.extent) * EXTENT_BYTES;
-            donor.dirty.runs(start, EXTENT_BYTES, |len, marked| {
-                if marked {
-                    dirty = Some((placement.donor, len));
-                }
+            donor.dirty.runs(start, EXTENT_BYTES, |len, marked| match reached(placement.donor) {
+                _ if !marked => {}
+                true => dirty = Some((placement.donor, len)),
+                false => unsettled = true,
             });
         }
         self.count("volumes detached in order");
+        if unsettled {
+            // One that could not be told may have half of it, as far as the next writer knows.
+            self.verdict.torn.insert(volume);
+            self.note_torn_end(c);
+        }
         if let Some((donor, len)) = dirty {
             self.fail(format!(
                 "client {c} finished, and donor {donor} still marks {len} bytes as written lately"

@@ -365,6 +365,8 @@ impl World {
             {
                 true
             }
+            // A bit that flips while a slot has no holder.
+            VolumeError::DonorLost if self.plan.beyond && self.plan.corrupts() && slot.degraded => true,
             VolumeError::DonorLost | VolumeError::TimedOut | VolumeError::LeaseLost => {
                 is_short(map, groups, out) || (untold && error == VolumeError::TimedOut)
             }
