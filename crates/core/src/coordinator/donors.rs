@@ -248,6 +248,7 @@ impl Coordinator {
         if donor.record.departed {
             return Ok(Outcome::Answer(Answer::Duties(dismissed)));
         }
+        let leaving_before = donor.record.leaving;
         donor.bytes_used = sync.bytes_used;
         let confirms = donor.confirmed != sync.revision;
         donor.confirmed = sync.revision;
@@ -275,8 +276,11 @@ impl Coordinator {
             }
         }
         self.hear(now, &mut Seed(sync.revision ^ id.0), id);
-        let behind = self.donors.get(&id).is_some_and(|donor| donor.revision > sync.revision);
-        if behind {
+        // Who begins to leave hears at once what that costs: its owner waits to be told.
+        let is_news = |donor: &Donor| {
+            donor.revision > sync.revision || (donor.record.leaving && !leaving_before && donor.used() > 0)
+        };
+        if self.donors.get(&id).is_some_and(is_news) {
             return Ok(Outcome::Answer(Answer::Duties(self.duties(id))));
         }
         if let Some(donor) = self.donors.get_mut(&id) {

@@ -8,7 +8,7 @@
 use super::donors::Donor;
 use super::volumes::Volume;
 use super::{Coordinator, Key, Outcome, Timer, refuse};
-use crate::api::{Answer, Refusal, RefusalCode};
+use crate::api::{Answer, AtStake, Refusal, RefusalCode};
 use crate::layout::lost_ranges;
 use crate::limits::{DONOR_LISTED_NS, EXTENT_BYTES, VOLUME_FILLINGS_MAX};
 use crate::map::DonorId;
@@ -106,6 +106,13 @@ impl Coordinator {
         };
         let volumes = donor.held.keys().filter_map(|volume| self.volumes.get(volume));
         volumes.map(|volume| (volume.map.name.as_str(), lost(volume))).collect()
+    }
+
+    /// What a donor that wants to go would take with it.
+    pub(super) fn at_stake(&self, id: DonorId) -> Option<Vec<AtStake>> {
+        self.donors.get(&id).filter(|donor| donor.record.leaving)?;
+        let lost = self.lost_without(id).into_iter();
+        Some(lost.map(|(volume, bytes)| AtStake { volume: volume.to_owned(), bytes }).collect())
     }
 
     /// Why a donor that wants to go, or to hold less, cannot be helped now.

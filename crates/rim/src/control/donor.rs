@@ -9,7 +9,7 @@
 use super::client::{CallError, Client};
 use super::{Clock, random};
 use cheetah_core::api::{API_VERSION, Answer, Call, Join, RefusalCode, Sync};
-use cheetah_core::donor::{Access, ConnId, Donor, Draining, Effect, Event, Exit, Grant, OpenError};
+use cheetah_core::donor::{Access, ConnId, Donor, Draining, Effect, Event, Exit, Grant, LeftWith, OpenError};
 use cheetah_core::map::{DonorId, PoolId};
 use cheetah_core::units::Time;
 use std::collections::BTreeMap;
@@ -74,6 +74,8 @@ pub struct DonorState {
     pub stuck: Option<String>,
     /// Set once it was told to leave.
     pub draining: Option<Draining>,
+    /// Set once it went of its own accord while it held data.
+    pub left_with: Option<LeftWith>,
     /// Volumes that it shall attach, by name, because nobody else does what is due there.
     pub tends: Vec<String>,
 }
@@ -337,7 +339,8 @@ impl DonorControl {
                 tracing::warn!("what this donor holds cannot be moved: {why}");
             }
             let tends = machine.tends().into_iter().map(str::to_owned).collect();
-            let now = DonorState { extents_held, draining, stuck: machine.stuck().map(str::to_owned), tends };
+            let (stuck, left_with) = (machine.stuck().map(str::to_owned), machine.left_with().cloned());
+            let now = DonorState { extents_held, draining, left_with, stuck, tends };
             let is_old = *state == now;
             *state = now;
             !is_old
