@@ -299,6 +299,10 @@ pub struct VolumeStatus {
     /// Slots that are being rebuilt or moved.
     pub slots_filling: u64,
     pub bytes_lost: u64,
+    /// What becomes of what is missing, or what it waits for, while no writer is at it. Absent when all is well, and
+    /// of a volume that has lost something.
+    #[serde(default)]
+    pub repair: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -12,7 +12,7 @@ use crate::api::{Answer, AtStake, Refusal, RefusalCode};
 use crate::layout::lost_ranges;
 use crate::limits::{DONOR_LISTED_NS, EXTENT_BYTES, VOLUME_FILLINGS_MAX};
 use crate::map::DonorId;
-use crate::units::{Time, show_bytes};
+use crate::units::{Time, show_bytes, show_count};
 
 impl Coordinator {
     pub(super) fn leave(&mut self, now: Time, name: &str, force: bool) -> Result<Outcome, Refusal> {
@@ -85,7 +85,8 @@ impl Coordinator {
         let others = self.donors.values().filter(stays).count();
         let redundancy = volume.map.redundancy;
         let reason = if others < width {
-            format!("{redundancy} needs {width} donors, and {others} would stay: {} missing", width - others)
+            let needed = show_count(width, "donor");
+            format!("{redundancy} needs {needed}, and {others} would stay: {} missing", width - others)
         } else {
             "they have no room".to_owned()
         };
@@ -163,7 +164,7 @@ struct VolumeNeed {
     reason: String,
 }
 
-fn fragments(count: usize) -> String {
+pub(super) fn fragments(count: usize) -> String {
     let bytes = show_bytes((count as u64).saturating_mul(EXTENT_BYTES));
     if count == 1 { format!("1 fragment ({bytes})") } else { format!("{count} fragments ({bytes})") }
 }

@@ -115,6 +115,7 @@ fn shapes() -> Vec<(&'static str, Value)> {
         slots: 1,
         slots_filling: 1,
         bytes_lost: 1,
+        repair: Some(String::new()),
     };
     let donor = DonorStatus {
         donor: DONOR,
