@@ -15,7 +15,7 @@ use crate::limits::{
 };
 use crate::map::{DonorId, Route, VolumeId};
 use crate::placement::{Room, Seed};
-use crate::units::{Time, check_name, show_bytes};
+use crate::units::{Time, check_name, show_bytes, show_count};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
@@ -204,7 +204,11 @@ impl Coordinator {
     fn rejoin(&mut self, join: Join) -> Result<(), Refusal> {
         let Some(donor) = self.donors.get_mut(&join.donor) else { return Ok(()) };
         if donor.record.extents != join.extents {
-            let message = format!("donor '{}' is known with {} extents", join.name, donor.record.extents);
+            let message = format!(
+                "donor '{}' is known with {}",
+                join.name,
+                show_count(donor.record.extents as usize, "extent")
+            );
             return Err(refuse(RefusalCode::Conflict, message));
         }
         let before = donor.route();
@@ -346,9 +350,17 @@ impl Coordinator {
                 );
                 Err(refuse(RefusalCode::NotFound, message))
             }
-            [first, second, ..] => {
-                let (a, b) = (first.record.donor, second.record.donor);
-                let message = format!("the pool has two donors named '{name}': name {a} or {b} instead");
+            [_, _, ..] => {
+                let each = found.iter().map(|donor| {
+                    let DonorRecord { donor: id, host, address, .. } = &donor.record;
+                    let health = if donor.alive { "alive" } else { "lost" };
+                    format!("{id} is {health} ({host}, {address})")
+                });
+                let message = format!(
+                    "the pool has {} named '{name}': {}; say which by that number",
+                    show_count(found.len(), "donor"),
+                    each.collect::<Vec<_>>().join(", ")
+                );
                 Err(refuse(RefusalCode::Conflict, message))
             }
             [only] => Ok(only.record.donor),
