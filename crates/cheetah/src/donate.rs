@@ -2,7 +2,7 @@
 //! Owns: how much is lent, what it is called, starting and ending. Never: data or decisions.
 
 use crate::cli;
-use crate::drain::told_to_leave;
+use crate::drain::{farewell, told_to_leave};
 use crate::failure::Failure;
 use crate::mover::tend_what_lies_idle;
 use crate::output;
@@ -105,7 +105,7 @@ async fn run(
     ready: &str,
     no_drain: bool,
 ) -> Result<(), Failure> {
-    let ending = handle.clone();
+    let (ending, parting) = (handle.clone(), handle.clone());
     let mut running = tokio::spawn(control.run());
     let exit = tokio::select! {
         exit = &mut running => exit,
@@ -119,6 +119,7 @@ async fn run(
             running.await
         }
     };
+    farewell(&parting);
     match exit.map_err(|e| Failure::failed(format!("the donor's control loop failed: {e}")))? {
         Exit::Terminated => Ok(()),
         Exit::Dismissed => {

@@ -4,6 +4,8 @@
 //! service manager's SIGTERM ends it within `DRAIN_NS`, a person's Ctrl-C when nothing is lost by it.
 
 use crate::failure::Failure;
+use cheetah_core::api::AtStake;
+use cheetah_core::donor::LeftWith;
 use cheetah_core::limits::{DRAIN_NS, EXTENT_BYTES, SECOND_NS};
 use cheetah_core::units::show_bytes;
 use cheetah_rim::control::{DonorHandle, DonorState};
@@ -13,6 +15,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Between two lines about how far it is.
 const PROGRESS: Duration = Duration::from_secs(3);
+/// Until the first one: by then the coordinator has mostly said what leaving costs.
+const FIRST: Duration = Duration::from_millis(200);
 
 struct Signals {
     terminate: Signal,
@@ -43,7 +47,7 @@ impl Signals {
     }
 }
 
-/// Waits for a signal and has the donor leave; resolves when it leaves at once. `no_drain`: with the first one.
+/// Waits for a signal and has the donor leave; never resolves unless it cannot listen. `no_drain`: with the first one.
 pub async fn told_to_leave(donor: &DonorHandle, pool: &str, no_drain: bool) -> Result<(), Failure> {
     let mut signals = Signals::new()?;
     let patient = signals.next().await;
@@ -53,7 +57,7 @@ pub async fn told_to_leave(donor: &DonorHandle, pool: &str, no_drain: bool) -> R
     }
     donor.leave(!patient);
     let mut state = donor.state();
-    let mut seen = DonorState::default();
+    let (mut seen, mut said) = (DonorState::default(), String::new());
     let mut line = tokio::time::interval(PROGRESS);
     loop {
         tokio::select! {
@@ -62,12 +66,8 @@ pub async fn told_to_leave(donor: &DonorHandle, pool: &str, no_drain: bool) -> R
                     return std::future::pending().await;
                 }
                 let now = state.borrow_and_update().clone();
-                if now.draining.is_none() && seen.draining.is_some() && seen.extents_held > 0 {
-                    let limit = Duration::from_nanos(DRAIN_NS).as_secs();
-                    say(&format!("leaving after {limit} s with {} that nobody took over", held(&seen)));
-                }
                 if now.draining.is_some() && seen.draining.is_none() {
-                    line.reset_immediately();
+                    line.reset_after(FIRST);
                 }
                 seen = now;
             }
@@ -76,15 +76,52 @@ pub async fn told_to_leave(donor: &DonorHandle, pool: &str, no_drain: bool) -> R
                 return Ok(());
             }
             _ = line.tick(), if seen.draining.is_some() && seen.extents_held > 0 => {
-                say(&progress(&seen, pool, patient));
+                // What stands in the way is said again when it is another; how far it is, each time.
+                let now = progress(&seen, pool, patient);
+                if now != said {
+                    say(&now);
+                }
+                said = now;
             }
         }
     }
 }
 
+/// What went with a donor that has left with data: after the second signal, or when its time was over.
+pub fn farewell(donor: &DonorHandle) {
+    let state = donor.state();
+    let left = state.borrow().left_with.clone();
+    if let Some(left) = left {
+        say(&left_with(&left));
+    }
+}
+
+fn left_with(left: &LeftWith) -> String {
+    let held = show_bytes(u64::from(left.extents) * EXTENT_BYTES);
+    let when = match left.timed_out {
+        true => format!("left after {} s", DRAIN_NS / SECOND_NS),
+        false => "left at once".to_owned(),
+    };
+    let volumes = left.volumes.join(", ");
+    let lost = at_stake(left.at_stake.as_deref(), "is");
+    format!("{when} with {held} of {volumes} that nobody took over: {lost}")
+}
+
 fn held(state: &DonorState) -> String {
     let volumes = state.draining.as_ref().map(|draining| draining.volumes.join(", ")).unwrap_or_default();
     format!("{} of {volumes}", show_bytes(u64::from(state.extents_held) * EXTENT_BYTES))
+}
+
+/// What going costs, in a clause; `is`: how it is said.
+fn at_stake(at_stake: Option<&[AtStake]>, is: &str) -> String {
+    let Some(each) = at_stake else { return format!("what redundancy does not cover {is} lost") };
+    let lost = each.iter().filter(|stake| stake.bytes > 0);
+    let lost: Vec<String> =
+        lost.map(|stake| format!("{} of {}", show_bytes(stake.bytes), stake.volume)).collect();
+    match lost.is_empty() {
+        true => format!("nothing {is} lost but redundancy"),
+        false => format!("{} {is} lost", lost.join(", ")),
+    }
 }
 
 fn progress(state: &DonorState, pool: &str, patient: bool) -> String {
@@ -102,8 +139,9 @@ fn progress(state: &DonorState, pool: &str, patient: bool) -> String {
         true => String::new(),
         false => format!(", as it does after {} s", DRAIN_NS / SECOND_NS),
     };
-    let lost = show_bytes(u64::from(state.extents_held) * EXTENT_BYTES);
-    format!("leaving: {what}; {again} leaves at once{limit} (up to {lost} would be lost)")
+    let cost = state.draining.as_ref().and_then(|draining| draining.at_stake.as_deref());
+    let lost = at_stake(cost, "would be");
+    format!("leaving: {what}; {again} leaves at once{limit} ({lost})")
 }
 
 /// To whoever still looks: the terminal may be gone, which is no reason to leave any sooner.
@@ -116,22 +154,45 @@ mod tests {
     use super::*;
     use cheetah_core::donor::Draining;
 
+    fn stake(volume: &str, extents: u64) -> AtStake {
+        AtStake { volume: volume.into(), bytes: extents * EXTENT_BYTES }
+    }
+
     #[test]
     fn who_waits_is_told_what_for_and_what_leaving_costs() {
-        let draining = Draining { until: None, answered: true, volumes: vec!["a".into(), "b".into()] };
+        let volumes = vec!["a".into(), "b".into()];
+        let draining = Draining { until: None, answered: true, volumes, at_stake: None };
         let mut state = DonorState { extents_held: 48, draining: Some(draining), ..DonorState::default() };
         assert_eq!(
             progress(&state, "http://c", true),
-            "leaving: 3 GiB of a, b are being moved to other donors; Ctrl-C again leaves at once (up to 3 GiB would be lost)"
+            "leaving: 3 GiB of a, b are being moved to other donors; Ctrl-C again leaves at once (what redundancy \
+             does not cover would be lost)"
         );
         state.stuck = Some("no other donor has room".into());
+        state.draining.iter_mut().for_each(|draining| draining.at_stake = Some(vec![stake("a", 0)]));
         let stuck = progress(&state, "http://c", false);
         assert!(
             stuck
                 .contains("3 GiB of a, b cannot be moved to other donors: no other donor has room; a second")
         );
-        assert!(stuck.contains("after 60 s"), "{stuck}");
+        assert!(stuck.ends_with("after 60 s (nothing would be lost but redundancy)"), "{stuck}");
         state.draining.iter_mut().for_each(|draining| draining.answered = false);
         assert!(progress(&state, "http://c", true).contains("http://c does not answer"));
+    }
+
+    #[test]
+    fn who_left_with_data_says_what_is_lost() {
+        let at_stake = Some(vec![stake("a", 16), stake("b", 0)]);
+        let volumes = vec!["a".into(), "b".into()];
+        let mut left = LeftWith { extents: 48, volumes, timed_out: false, at_stake };
+        assert_eq!(
+            left_with(&left),
+            "left at once with 3 GiB of a, b that nobody took over: 1 GiB of a is lost"
+        );
+        (left.timed_out, left.at_stake) = (true, None);
+        assert_eq!(
+            left_with(&left),
+            "left after 60 s with 3 GiB of a, b that nobody took over: what redundancy does not cover is lost"
+        );
     }
 }

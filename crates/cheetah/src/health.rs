@@ -32,13 +32,10 @@ pub fn line(volume: &VolumeStatus) -> Option<String> {
         VolumeHealth::Lost => format!("LOST: {} cannot be read, {missing}", show_bytes(volume.bytes_lost)),
     };
     let repair = match writer(volume) {
-        None if *slots_filling > 0 || *slots_missing > 0 => {
-            ", waits for a writer: attach it, for who writes it repairs it".to_owned()
-        }
         Some(attachment) if *slots_filling > 0 => progress(&attachment.report),
-        Some(_) if *slots_missing > 0 => {
-            ", nothing is being rebuilt now: no donor has room for it, or the lost one may come back"
-                .to_owned()
+        // What a lost volume has left is not made good by anyone.
+        _ if volume.health != VolumeHealth::Lost => {
+            volume.repair.as_ref().map(|repair| format!(", {repair}")).unwrap_or_default()
         }
         _ => String::new(),
     };
@@ -155,6 +152,7 @@ mod tests {
             slots: 160,
             slots_filling: filling,
             bytes_lost: 0,
+            repair: None,
         }
     }
 
@@ -170,8 +168,14 @@ mod tests {
             line(&volume(VolumeHealth::Degraded, 12, 12, Some(report))).as_deref(),
             Some("scratch  degraded: 12 of 160 fragments missing, rebuilding 34 %, 3 MiB/s, 22 s left")
         );
-        let waits = line(&volume(VolumeHealth::Degraded, 12, 12, None)).expect("a line");
-        assert!(waits.contains("waits for a writer"), "{waits}");
+        let mut waits = volume(VolumeHealth::Degraded, 12, 12, None);
+        waits.repair = Some("a donor rebuilds it in a moment".into());
+        assert_eq!(
+            line(&waits).as_deref(),
+            Some("scratch  degraded: 12 of 160 fragments missing, a donor rebuilds it in a moment")
+        );
+        waits.health = VolumeHealth::Lost;
+        assert!(line(&waits).expect("a line").ends_with("12 of 160 fragments missing"));
         let report = Some(VolumeReport::default());
         assert_eq!(line(&volume(VolumeHealth::Whole, 0, 0, report.clone())), None);
         let moving = line(&volume(VolumeHealth::Whole, 0, 3, report)).expect("a line");

@@ -90,6 +90,16 @@ pub struct Duties {
     pub dismissed: bool,
     /// Why what the donor holds cannot be moved, while it wants to go or to hold less.
     pub stuck: Option<String>,
+    /// What would be lost if the donor went now, while it wants to go. Absent: not known.
+    #[serde(default)]
+    pub at_stake: Option<Vec<AtStake>>,
+}
+
+/// What a volume would lose with a donor: bytes that redundancy does not cover, 0 when it covers all.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AtStake {
+    pub volume: String,
+    pub bytes: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -289,6 +299,10 @@ pub struct VolumeStatus {
     /// Slots that are being rebuilt or moved.
     pub slots_filling: u64,
     pub bytes_lost: u64,
+    /// What becomes of what is missing, or what it waits for, while no writer is at it. Absent when all is well, and
+    /// of a volume that has lost something.
+    #[serde(default)]
+    pub repair: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

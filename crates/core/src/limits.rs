@@ -99,8 +99,9 @@ pub const STEP_FILLINGS_MAX: usize = 1024;
 /// aside again, up to `SET_ASIDE_DOUBLINGS_MAX` times.
 pub const SET_ASIDE_NS: u64 = 10 * SECOND_NS;
 pub const SET_ASIDE_DOUBLINGS_MAX: u32 = 5;
-/// What a donor held that is silent for this long is rebuilt also when nobody writes the volume.
-pub const TEND_SILENCE_NS: u64 = 60 * SECOND_NS;
+/// What a donor held that is silent for this long is rebuilt also when nobody writes the volume: long enough for one
+/// that only lost its coordinator for a moment, or was lost with it, to be heard again.
+pub const TEND_SILENCE_NS: u64 = 10 * SECOND_NS;
 /// Volumes at rest that one donor tends at once.
 pub const DONOR_TENDS_MAX: usize = 2;
 /// A donor that could not attach a volume to tend it tries again after this.
@@ -174,6 +175,7 @@ const _: () = {
     assert!(EXTENT_BYTES.is_multiple_of(32 * DIRTY_REGION_BYTES) && DIRTY_REGION_BYTES >= BLOCK_BYTES);
     assert!(UNIT_MIN_BYTES as u64 >= BLOCK_BYTES);
     assert!(HEARTBEAT_NS * 3 <= DONOR_SILENCE_NS && LEASE_RENEW_NS * 3 <= LEASE_NS);
+    assert!(DONOR_SILENCE_NS + HEARTBEAT_NS * 2 < TEND_SILENCE_NS);
     assert!(CONNECT_DEADLINE_NS < REQUEST_DEADLINE_NS);
     assert!(CONTROL_ATTEMPT_NS * 2 <= CONTROL_DEADLINE_NS);
     // A renewal may fail once, and donors and leases outlive a change of leader.

@@ -137,6 +137,9 @@ impl std::str::FromStr for Redundancy {
             data.zip(parity).map(|(data, parity): (u32, u32)| (data, parity, data.saturating_add(parity)));
         match redundancy {
             Some((data, parity, width)) if spans(width) => Ok(Redundancy { data, parity }),
+            _ if scheme == "parity" && numbers.parse::<u32>().is_ok() => {
+                Err(format!("'{text}': +M is missing, how many donors may be lost at once: like {text}+1"))
+            }
             _ => Err(format!("'{text}': it spans 2 to {STRIPE_DONORS_MAX} donors, like {example}")),
         }
     }

@@ -194,20 +194,50 @@ fn wrap(
 }
 
 /// What a volume gets when nobody says: `parity:k+1` over as many donors as hold it (k at most 8), `mirror:2` with
-/// two, `linear` otherwise. `extents`: what is wanted; `None` is all, and then it must reach 15/16 of what is free.
+/// two; `linear` in a pool of one donor only. `None` when no such width holds it. `extents`: what is wanted; `None` is
+/// all: then the widest that reaches 15/16 of what is free, or else the one that holds most.
 #[must_use]
-pub fn default_redundancy(extents: Option<u64>, rooms: &[Room]) -> Redundancy {
-    let free: u64 = rooms.iter().map(|room| u64::from(room.extents_free)).sum();
-    let open = rooms.iter().filter(|room| room.extents_free > 0).count();
-    let widest = u32::try_from(open).unwrap_or(u32::MAX).min(DEFAULT_DATA_MAX + 1);
-    let holds = |width: &u32| {
-        let groups = groups_max(*width, rooms);
-        extents.map_or(groups * u64::from(*width) >= free - free / 16, |wanted| {
-            groups * u64::from(*width - 1) >= wanted
-        })
+pub fn default_redundancy(extents: Option<u64>, rooms: &[Room]) -> Option<Redundancy> {
+    if rooms.len() <= 1 {
+        return Some(Redundancy::LINEAR);
+    }
+    let Some(wanted) = extents else {
+        let free: u64 = rooms.iter().map(|room| u64::from(room.extents_free)).sum();
+        let reaches = |width: &u32| groups_max(*width, rooms) * u64::from(*width) >= free - free / 16;
+        let most = || most_protected(rooms).map(|(redundancy, _)| redundancy);
+        return default_widths(rooms).rev().find(reaches).filter(|_| free > 0).map(one_parity).or_else(most);
     };
-    let width = (2..=widest).rev().find(holds);
-    width.map_or(Redundancy::LINEAR, |width| Redundancy { data: width - 1, parity: 1 })
+    default_widths(rooms).rev().find(|width| data_max(*width, rooms) >= wanted).map(one_parity)
+}
+
+/// What of the default's widths holds the most, and how many extents of data that is.
+#[must_use]
+pub fn most_protected(rooms: &[Room]) -> Option<(Redundancy, u64)> {
+    let best = default_widths(rooms).max_by_key(|width| (data_max(*width, rooms), *width));
+    best.map(|width| (one_parity(width), data_max(width, rooms))).filter(|(_, data)| *data > 0)
+}
+
+fn default_widths(rooms: &[Room]) -> std::ops::RangeInclusive<u32> {
+    2..=u32::try_from(rooms.len()).unwrap_or(u32::MAX).min(DEFAULT_DATA_MAX + 1)
+}
+
+fn data_max(width: u32, rooms: &[Room]) -> u64 {
+    groups_max(width, rooms) * u64::from(width - 1)
+}
+
+fn one_parity(width: u32) -> Redundancy {
+    Redundancy { data: width - 1, parity: 1 }
+}
+
+/// The nearest to what was asked for that so many donors can do; it survives as many losses, where they suffice.
+#[must_use]
+pub fn narrower(redundancy: Redundancy, donors: u32) -> Redundancy {
+    let Redundancy { data, parity } = redundancy;
+    match donors {
+        0 | 1 => Redundancy::LINEAR,
+        _ if data == 1 || donors <= parity => Redundancy { data: 1, parity: donors - 1 },
+        _ => Redundancy { data: donors - parity, parity },
+    }
 }
 
 #[cfg(test)]
@@ -306,20 +336,36 @@ mod tests {
     }
 
     #[test]
-    fn the_default_survives_one_donor_wherever_it_fits() {
+    fn the_default_survives_one_donor_or_is_none() {
         let mirror = Redundancy { data: 1, parity: 1 };
-        assert_eq!(default_redundancy(Some(1), &rooms(&[4])), Redundancy::LINEAR);
-        assert_eq!(default_redundancy(Some(1), &rooms(&[4, 4, 0])), mirror);
-        assert_eq!(default_redundancy(Some(1), &rooms(&[4, 4, 4])), parity(2));
-        assert_eq!(default_redundancy(Some(1), &rooms(&[4; 12])), parity(8));
-        assert_eq!(
-            default_redundancy(Some(8), &rooms(&[10, 10, 1])),
-            mirror,
-            "narrower where that holds more"
-        );
-        assert_eq!(default_redundancy(Some(15), &rooms(&[10, 10, 1])), Redundancy::LINEAR);
-        assert_eq!(default_redundancy(None, &rooms(&[10, 10, 10])), parity(2));
-        assert_eq!(default_redundancy(None, &rooms(&[100, 10])), Redundancy::LINEAR, "all means all");
-        assert_eq!(default_redundancy(None, &[]), Redundancy::LINEAR);
+        let default = |extents, free: &[u32]| default_redundancy(extents, &rooms(free));
+        assert_eq!(default(Some(1), &[4]), Some(Redundancy::LINEAR));
+        assert_eq!(default(Some(1), &[4, 4, 0]), Some(mirror));
+        assert_eq!(default(Some(1), &[4, 4, 4]), Some(parity(2)));
+        assert_eq!(default(Some(1), &[4; 12]), Some(parity(8)));
+        assert_eq!(default(Some(8), &[10, 10, 1]), Some(mirror), "narrower where that holds more");
+        assert_eq!(default(Some(15), &[10, 10, 1]), None, "never without, unless asked");
+        assert_eq!(default(Some(1), &[4, 0, 0]), None);
+        assert_eq!(default(None, &[10, 10, 10]), Some(parity(2)));
+        assert_eq!(default(None, &[100, 10, 9]), Some(mirror), "the most that is protected");
+        assert_eq!(default(None, &[4, 0]), None);
+        assert_eq!(default(None, &[0, 0]), None);
+        assert_eq!(default(None, &[]), Some(Redundancy::LINEAR));
+        assert_eq!(most_protected(&rooms(&[10, 10, 1])), Some((mirror, 10)));
+    }
+
+    #[test]
+    fn fewer_donors_keep_the_parity_that_was_asked_for() {
+        for (asked, donors, hint) in [
+            ("parity:5+2", 5, "parity:3+2"),
+            ("mirror:6", 5, "mirror:5"),
+            ("parity:4+2", 3, "mirror:3"),
+            ("parity:4+2", 2, "mirror:2"),
+            ("stripe:6", 4, "stripe:4"),
+            ("stripe:6", 1, "linear"),
+        ] {
+            let asked = asked.parse().expect("a redundancy");
+            assert_eq!(narrower(asked, donors).to_string(), hint, "{asked} on {donors}");
+        }
     }
 }

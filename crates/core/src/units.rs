@@ -77,6 +77,12 @@ pub fn check_name(name: &str) -> Result<(), String> {
     Ok(())
 }
 
+/// `1 donor`, `2 donors`.
+#[must_use]
+pub fn show_count(count: usize, noun: &str) -> String {
+    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

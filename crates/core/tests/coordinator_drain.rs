@@ -49,7 +49,7 @@ fn a_donor_that_asks_to_leave_is_drained_and_dismissed() {
     world.leaving.insert(DonorId(2));
     world.settle();
     let stuck = world.hear(2).stuck.expect("nobody is left to take it");
-    assert!(stuck.contains("linear needs 1 donors") && stuck.contains("cheetah donate"), "{stuck}");
+    assert!(stuck.contains("linear needs 1 donor,") && stuck.contains("cheetah donate"), "{stuck}");
     let mut empty = World::with_donors(&[4]);
     empty.leaving.insert(DonorId(1));
     empty.settle();

@@ -63,7 +63,7 @@ fn more_redundancy_than_donors_says_how_many_are_missing() {
     for (redundancy, says) in [
         ("mirror:5", ["mirror:5 needs 5 donors", "has 3", "2 more"]),
         ("parity:4+2", ["parity:4+2 needs 6 donors", "has 3", "3 more"]),
-        ("stripe:4", ["stripe:4 needs 4 donors", "1 more", "parity:2+1"]),
+        ("stripe:4", ["stripe:4 needs 4 donors", "1 more", "stripe:3"]),
     ] {
         assert_refused(world.create("v", Size::Bytes(E), Some(redundancy)), RefusalCode::PoolFull, &says);
     }

@@ -79,6 +79,8 @@ fn what_a_donor_took_with_it_is_rebuilt_and_a_silent_one_is_waited_for_a_while()
     world.silence(holders[0]);
     world.settle();
     assert_eq!(tenders(&world, "v"), [], "it may come back");
+    let repair = |world: &mut World| world.show("v").status.repair;
+    assert_eq!(repair(&mut world).as_deref(), Some("a donor rebuilds it in a moment"));
     world.pass(TEND_SILENCE_NS);
     assert_eq!(tenders(&world, "v"), [holders[1]]);
     let lease = attach_yielding(&mut world, "v");
@@ -95,6 +97,33 @@ fn what_a_donor_took_with_it_is_rebuilt_and_a_silent_one_is_waited_for_a_while()
     world.leave(&format!("d{out}"), true).expect("forced");
     world.settle();
     assert_eq!(tenders(&world, "v").len(), 1);
+}
+
+#[test]
+fn a_volume_that_cannot_be_rebuilt_says_what_it_lacks() {
+    let mut world = World::with_donors(&[4; 3]);
+    world.create("v", Size::Bytes(E), Some("parity:2+1")).expect("created");
+    let repair = |world: &mut World| world.show("v").status.repair;
+    assert_eq!(repair(&mut world), None);
+    world.silence(3);
+    world.settle();
+    assert_eq!(
+        repair(&mut world).as_deref(),
+        Some("parity:2+1 needs 3 donors and 2 are there: add one with `cheetah donate`")
+    );
+    world.silence(2);
+    world.settle();
+    assert_eq!(repair(&mut world), None, "it is lost");
+
+    let mut world = World::with_donors(&[2, 2, 2]);
+    world.create("w", Size::Bytes(2 * E), Some("mirror:2")).expect("created");
+    world.create("v", Size::Bytes(2 * E), Some("linear")).expect("created");
+    let map = world.show("w").map;
+    let holder = (1..=3).rev().find(|id| held_by(&map, *id) > 0).expect("a holder");
+    world.silence(holder);
+    world.settle();
+    let said = world.show("w").status.repair.expect("it lacks room");
+    assert!(said.starts_with("no donor has room for") && said.contains("cheetah donate"), "{said}");
 }
 
 #[test]

@@ -71,6 +71,28 @@ fn bad_requests_are_refused_by_name_and_change_nothing() {
 }
 
 #[test]
+fn without_a_word_a_volume_is_protected_or_refused() {
+    let mut world = World::with_donors(&[16, 4, 4]);
+    let refused = world.create("v", Size::Bytes(16 * E), None);
+    let said =
+        ["as parity:2+1 it needs 1.50 GiB", "1.50 GiB is free", "512 MiB fit as", "--redundancy linear"];
+    assert_refused(refused, RefusalCode::PoolFull, &said);
+    let fits = world.create("v", Size::Bytes(8 * E), None).expect("created");
+    assert_eq!(fits.status.redundancy.to_string(), "parity:2+1");
+    world.create("w", Size::Bytes(12 * E), Some("linear")).expect("as was asked");
+}
+
+#[test]
+fn fewer_donors_are_offered_what_survives_as_many() {
+    let mut world = World::with_donors(&[4; 5]);
+    for (asked, offered) in [("parity:5+2", "parity:3+2"), ("mirror:6", "mirror:5"), ("stripe:9", "stripe:5")]
+    {
+        let refused = world.create("v", Size::Bytes(E), Some(asked));
+        assert_refused(refused, RefusalCode::PoolFull, &[offered, "the pool has 5"]);
+    }
+}
+
+#[test]
 fn a_volume_grows_exactly_and_never_shrinks() {
     let mut world = World::with_donors(&[4, 4]);
     let before = world.create("v", Size::Bytes(E / 2), Some("stripe:2")).expect("created").map;

@@ -22,7 +22,7 @@ fn it_says_so_at_once_and_serves_on_while_it_is_drained() {
     assert_eq!(world.step(LEAVE), [leaving(1, 1)], "the long poll is given up for it");
     assert_eq!(
         world.donor.draining(),
-        Some(Draining { until: None, answered: true, volumes: vec!["v".into()] })
+        Some(Draining { until: None, answered: true, volumes: vec!["v".into()], at_stake: None })
     );
     assert!(admits(&world.open(2, "v", WRITER, 1), 2), "what it holds is still in use");
     for _ in 0..200 {
@@ -46,6 +46,16 @@ fn moved_away_in_parts_it_is_dismissed_and_ends_with_nothing_lost() {
     let dismissed = Duties { revision: 3, dismissed: true, ..Duties::default() };
     assert_eq!(world.step(Event::Duties(dismissed)), [Effect::Exit(Exit::Dismissed)]);
     assert_eq!(world.donor.draining(), None);
+    assert_eq!(world.donor.left_with(), None);
+}
+
+#[test]
+fn let_go_before_it_heard_that_all_was_moved_it_left_with_nothing() {
+    let mut world = World::holding();
+    world.step(LEAVE);
+    let dismissed = Duties { revision: 3, dismissed: true, ..Duties::default() };
+    world.step(Event::Duties(dismissed));
+    assert_eq!((world.donor.draining(), world.donor.left_with()), (None, None));
 }
 
 #[test]
@@ -93,6 +103,8 @@ fn bounded_it_says_goodbye_when_its_time_is_over() {
             assert_eq!(effects, [goodbye(1, true), Effect::Wipe { extents: vec![0, 1, 2, 3] }]);
         }
     }
+    let left = world.donor.left_with().expect("it held data");
+    assert_eq!((left.extents, left.timed_out), (4, true));
     world.step(Event::Wiped { extents: vec![0, 1, 2, 3] });
     assert!(exits(&world.step(Event::Duties(duties(2, Vec::new())))));
 }
@@ -116,6 +128,8 @@ fn told_to_go_at_once_it_does_not_wait_for_the_rest() {
     let said = world.step(Event::Terminate);
     let farewell = matches!(said[0], Effect::Sync { goodbye: true, leaving: true, connections: 1, .. });
     assert!(farewell && said[1..] == [drop_of(1)], "{said:?}");
+    let left = world.donor.left_with().expect("it held data");
+    assert_eq!((left.extents, &left.volumes[..], left.timed_out), (4, &["v".to_owned()][..], false));
     assert_eq!(world.close(1), [Effect::Wipe { extents: vec![0, 1, 2, 3] }]);
 }
 

@@ -67,6 +67,8 @@ fn leaves_under_load(redundancy: &str, told: Told) {
     }
     let status = pool.donor(&leaver).wait_for_end(wait::SOON);
     assert!(status.success(), "{leaver} ended with {status}: {}", pool.donor(&leaver).log());
+    let log = pool.donor(&leaver).log();
+    assert!(!log.contains("nobody took over"), "all was moved: {log}");
     let ended = writing.wait(LIMIT, || false);
     assert!(ended.good(), "{redundancy}, {told:?}: {}", ended.complaint);
     assert_eq!(fio(&pool), (true, String::new()), "{redundancy}, {told:?}");
@@ -116,6 +118,8 @@ fn leaves_at_rest(redundancy: &str, told: Told) {
     }
     let status = pool.donor(&leaver).wait_for_end(LIMIT);
     assert!(status.success(), "{leaver} ended with {status}: {}", pool.donor(&leaver).log());
+    let log = pool.donor(&leaver).log();
+    assert!(!log.contains("nobody took over"), "all was moved: {log}");
     assert_whole(&pool.volume_status("case"));
     wait::until("the volume to be let go", wait::SOON, || {
         pool.volume_status("case")["attachments"].as_array().is_some_and(Vec::is_empty)

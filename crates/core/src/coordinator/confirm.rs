@@ -145,7 +145,13 @@ impl Coordinator {
             })
         };
         let volumes = donor.held.iter().filter_map(duty).collect();
-        Duties { revision: donor.revision, volumes, dismissed: false, stuck: self.stuck(id) }
+        Duties {
+            revision: donor.revision,
+            volumes,
+            dismissed: false,
+            stuck: self.stuck(id),
+            at_stake: self.at_stake(id),
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use crate::limits::{
 };
 use crate::map::{DonorId, Route, VolumeId};
 use crate::placement::{Room, Seed};
-use crate::units::{Time, check_name, show_bytes};
+use crate::units::{Time, check_name, show_bytes, show_count};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
@@ -204,7 +204,11 @@ impl Coordinator {
     fn rejoin(&mut self, join: Join) -> Result<(), Refusal> {
         let Some(donor) = self.donors.get_mut(&join.donor) else { return Ok(()) };
         if donor.record.extents != join.extents {
-            let message = format!("donor '{}' is known with {} extents", join.name, donor.record.extents);
+            let message = format!(
+                "donor '{}' is known with {}",
+                join.name,
+                show_count(donor.record.extents as usize, "extent")
+            );
             return Err(refuse(RefusalCode::Conflict, message));
         }
         let before = donor.route();
@@ -248,6 +252,7 @@ impl Coordinator {
         if donor.record.departed {
             return Ok(Outcome::Answer(Answer::Duties(dismissed)));
         }
+        let leaving_before = donor.record.leaving;
         donor.bytes_used = sync.bytes_used;
         let confirms = donor.confirmed != sync.revision;
         donor.confirmed = sync.revision;
@@ -275,8 +280,11 @@ impl Coordinator {
             }
         }
         self.hear(now, &mut Seed(sync.revision ^ id.0), id);
-        let behind = self.donors.get(&id).is_some_and(|donor| donor.revision > sync.revision);
-        if behind {
+        // Who begins to leave hears at once what that costs: its owner waits to be told.
+        let is_news = |donor: &Donor| {
+            donor.revision > sync.revision || (donor.record.leaving && !leaving_before && donor.used() > 0)
+        };
+        if self.donors.get(&id).is_some_and(is_news) {
             return Ok(Outcome::Answer(Answer::Duties(self.duties(id))));
         }
         if let Some(donor) = self.donors.get_mut(&id) {
@@ -342,9 +350,17 @@ impl Coordinator {
                 );
                 Err(refuse(RefusalCode::NotFound, message))
             }
-            [first, second, ..] => {
-                let (a, b) = (first.record.donor, second.record.donor);
-                let message = format!("the pool has two donors named '{name}': name {a} or {b} instead");
+            [_, _, ..] => {
+                let each = found.iter().map(|donor| {
+                    let DonorRecord { donor: id, host, address, .. } = &donor.record;
+                    let health = if donor.alive { "alive" } else { "lost" };
+                    format!("{id} is {health} ({host}, {address})")
+                });
+                let message = format!(
+                    "the pool has {} named '{name}': {}; say which by that number",
+                    show_count(found.len(), "donor"),
+                    each.collect::<Vec<_>>().join(", ")
+                );
                 Err(refuse(RefusalCode::Conflict, message))
             }
             [only] => Ok(only.record.donor),

@@ -8,11 +8,11 @@
 use super::donors::Donor;
 use super::volumes::Volume;
 use super::{Coordinator, Key, Outcome, Timer, refuse};
-use crate::api::{Answer, Refusal, RefusalCode};
+use crate::api::{Answer, AtStake, Refusal, RefusalCode};
 use crate::layout::lost_ranges;
 use crate::limits::{DONOR_LISTED_NS, EXTENT_BYTES, VOLUME_FILLINGS_MAX};
 use crate::map::DonorId;
-use crate::units::{Time, show_bytes};
+use crate::units::{Time, show_bytes, show_count};
 
 impl Coordinator {
     pub(super) fn leave(&mut self, now: Time, name: &str, force: bool) -> Result<Outcome, Refusal> {
@@ -85,7 +85,8 @@ impl Coordinator {
         let others = self.donors.values().filter(stays).count();
         let redundancy = volume.map.redundancy;
         let reason = if others < width {
-            format!("{redundancy} needs {width} donors, and {others} would stay: {} missing", width - others)
+            let needed = show_count(width, "donor");
+            format!("{redundancy} needs {needed}, and {others} would stay: {} missing", width - others)
         } else {
             "they have no room".to_owned()
         };
@@ -106,6 +107,13 @@ impl Coordinator {
         };
         let volumes = donor.held.keys().filter_map(|volume| self.volumes.get(volume));
         volumes.map(|volume| (volume.map.name.as_str(), lost(volume))).collect()
+    }
+
+    /// What a donor that wants to go would take with it.
+    pub(super) fn at_stake(&self, id: DonorId) -> Option<Vec<AtStake>> {
+        self.donors.get(&id).filter(|donor| donor.record.leaving)?;
+        let lost = self.lost_without(id).into_iter();
+        Some(lost.map(|(volume, bytes)| AtStake { volume: volume.to_owned(), bytes }).collect())
     }
 
     /// Why a donor that wants to go, or to hold less, cannot be helped now.
@@ -156,7 +164,7 @@ struct VolumeNeed {
     reason: String,
 }
 
-fn fragments(count: usize) -> String {
+pub(super) fn fragments(count: usize) -> String {
     let bytes = show_bytes((count as u64).saturating_mul(EXTENT_BYTES));
     if count == 1 { format!("1 fragment ({bytes})") } else { format!("{count} fragments ({bytes})") }
 }

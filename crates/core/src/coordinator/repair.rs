@@ -290,6 +290,26 @@ impl Coordinator {
         homeless
     }
 
+    /// How many fragments of the volume have no holder that lives, and no other donor that could take them.
+    pub(super) fn homeless_of(&self, volume: &Volume) -> usize {
+        let mut homes = self.homes(volume.map.volume, |_| true);
+        let lives = |place: &Placement| self.donors.get(&place.donor).is_some_and(|donor| donor.alive);
+        let mut homeless = 0;
+        for group in &volume.map.groups {
+            let mut seen: Vec<DonorId> = group.placements().filter(lives).map(|place| place.donor).collect();
+            for slot in &group.slots {
+                if slot.held.iter().chain(&slot.filling).any(lives) {
+                    continue;
+                }
+                match choose(&mut homes, &seen, &self.donors) {
+                    Some(home) => seen.push(home),
+                    None => homeless += 1,
+                }
+            }
+        }
+        homeless
+    }
+
     fn homes_beside(&self, id: DonorId) -> Vec<Home<'_>> {
         let others = self.donors.iter().filter(|(other, donor)| **other != id && donor.alive && donor.heard);
         others

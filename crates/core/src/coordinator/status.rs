@@ -3,6 +3,7 @@
 //! Never: changes. Tests: `tests/coordinator_donors.rs`.
 
 use super::donors::Donor;
+use super::drain::fragments;
 use super::volumes::Volume;
 use super::{Coordinator, Outcome};
 use crate::api::{
@@ -12,7 +13,7 @@ use crate::api::{
 use crate::layout::{LostRange, lost_ranges};
 use crate::limits::{EXTENT_BYTES, MILLISECOND_NS};
 use crate::map::{DonorId, Slot, VolumeMap};
-use crate::units::Time;
+use crate::units::{Time, show_count};
 
 impl Coordinator {
     pub(super) fn pool_status(&self, now: Time) -> PoolStatus {
@@ -73,8 +74,48 @@ impl Coordinator {
             slots_filling: count(&|slot| slot.filling.is_some()),
             lost_donors: lost_routes.map(|(_, route)| route.name.clone()).collect(),
             bytes_lost: bytes_of(map, &lost),
+            repair: None,
         };
+        let repair = self.outlook(volume, &status);
+        let status = VolumeStatus { repair, ..status };
         VolumeDetail { status, map: map.clone(), lost }
+    }
+
+    /// Who rebuilds or moves what is due, or what it lacks.
+    fn outlook(&self, volume: &Volume, status: &VolumeStatus) -> Option<String> {
+        let VolumeStatus { slots_missing: missing, slots_filling: filling, .. } = *status;
+        let written = self.writer(status.volume).is_some();
+        if status.health == VolumeHealth::Lost || missing == 0 && (written || filling == 0) {
+            return None;
+        }
+        let redundancy = status.redundancy;
+        let width = redundancy.width() as usize;
+        let here = self.donors.values().filter(|donor| donor.alive && !donor.record.leaving).count();
+        let homeless = self.homeless_of(volume);
+        if homeless > 0 && here < width {
+            let missing = match width - here {
+                1 => "add one".to_owned(),
+                more => format!("add {more}"),
+            };
+            let needed = show_count(width, "donor");
+            let are = if here == 1 { "is" } else { "are" };
+            return Some(format!(
+                "{redundancy} needs {needed} and {here} {are} there: {missing} with `cheetah donate`"
+            ));
+        }
+        if homeless > 0 {
+            let what = fragments(homeless);
+            return Some(format!("no donor has room for {what}: start another with `cheetah donate`"));
+        }
+        let verb = if missing > 0 { "rebuilds" } else { "moves" };
+        match (written, self.tender_for(volume)) {
+            (true, _) if filling > 0 => None,
+            (true, _) => Some("it is rebuilt in a moment".to_owned()),
+            (false, Some(_)) => Some(format!("a donor {verb} it in a moment")),
+            (false, None) => {
+                Some(format!("none of its donors can attach it: attach it, for who writes it {verb} it"))
+            }
+        }
     }
 }
 

@@ -73,7 +73,7 @@ impl Coordinator {
     }
 
     /// Who tends the volume already, else the best of its donors.
-    fn tender_for(&self, volume: &Volume) -> Option<DonorId> {
+    pub(super) fn tender_for(&self, volume: &Volume) -> Option<DonorId> {
         let able = |id: &DonorId| {
             self.donors
                 .get(id)

@@ -12,8 +12,10 @@ use crate::limits::{
     DONOR_SILENCE_NS, EXTENT_BYTES, POOL_VOLUMES_MAX, UNIT_MAX_BYTES, UNIT_MIN_BYTES, VOLUME_BYTES_MAX,
 };
 use crate::map::{DonorId, Group, LeaseToken, Placement, Redundancy, Slot, VolumeId, VolumeMap};
-use crate::placement::{Room, Seed, default_redundancy, groups_max, place};
-use crate::units::{Time, check_name, show_bytes};
+use crate::placement::{
+    DEFAULT_DATA_MAX, Room, Seed, default_redundancy, groups_max, most_protected, narrower, place,
+};
+use crate::units::{Time, check_name, show_bytes, show_count};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How many donors a message lists before it says "and N more".
@@ -61,11 +63,17 @@ impl Coordinator {
         }
         let rooms = self.rooms(None);
         // A volume that follows grows with each single donor, which only `linear` can.
-        let redundancy = redundancy.unwrap_or_else(|| match size {
-            _ if follow => Redundancy::LINEAR,
-            Size::Bytes(bytes) => default_redundancy(Some(bytes.div_ceil(EXTENT_BYTES)), &rooms),
-            Size::All => default_redundancy(None, &rooms),
-        });
+        let wanted = match size {
+            Size::Bytes(bytes) => Some(bytes.div_ceil(EXTENT_BYTES)),
+            Size::All => None,
+        };
+        let default = || match follow {
+            true => Some(Redundancy::LINEAR),
+            false => default_redundancy(wanted, &rooms),
+        };
+        let Some(redundancy) = redundancy.or_else(default) else {
+            return Err(self.unprotected(&name, wanted, &rooms));
+        };
         let group_bytes = u64::from(redundancy.data) * EXTENT_BYTES;
         let (groups, size) = match size {
             Size::Bytes(bytes) => (bytes.div_ceil(group_bytes), bytes),
@@ -234,6 +242,45 @@ impl Coordinator {
         self.touch_volume(id);
     }
 
+    /// Nobody said which redundancy, and none fits; that none at all would fit is for people to choose.
+    fn unprotected(&self, name: &str, extents: Option<u64>, rooms: &[Room]) -> Refusal {
+        let widest = u32::try_from(rooms.len()).unwrap_or(u32::MAX).clamp(2, DEFAULT_DATA_MAX + 1);
+        let widest = Redundancy { data: widest - 1, parity: 1 };
+        let free: u64 = rooms.iter().map(|room| u64::from(room.extents_free)).sum();
+        let groups = extents.unwrap_or(1).div_ceil(widest.data.into());
+        let unheard = self.donors.values().any(|donor| donor.alive && !donor.heard);
+        if unheard || free == 0 || extents.is_some_and(|wanted| wanted > free) {
+            return self.shortage(name, widest, groups);
+        }
+        let bytes = |extents: u64| show_bytes(extents.saturating_mul(EXTENT_BYTES));
+        let fits = match most_protected(rooms) {
+            Some((redundancy, data)) => format!("at most {} fit as {redundancy}", bytes(data)),
+            None => "nothing fits that one donor could be lost of".to_owned(),
+        };
+        let message = format!(
+            "volume '{name}' does not fit with redundancy: as {widest} it needs {} spread evenly, {} is free ({}), and \
+             so {fits}; ask for less, start another donor with `cheetah donate SIZE`, or take `--redundancy linear`, \
+             which fits but has no protection: what a lost donor held is lost",
+            bytes(groups.saturating_mul(widest.width().into())),
+            bytes(free),
+            self.free_by_donor(rooms),
+        );
+        refuse(RefusalCode::PoolFull, message)
+    }
+
+    fn free_by_donor(&self, rooms: &[Room]) -> String {
+        let name_of =
+            |room: &Room| self.donors.get(&room.donor).map_or("", |donor| donor.record.name.as_str());
+        let free = |room: &Room| show_bytes(u64::from(room.extents_free) * EXTENT_BYTES);
+        let mut each: Vec<String> = (rooms.iter().take(DONORS_NAMED_MAX))
+            .map(|room| format!("{} {}", name_of(room), free(room)))
+            .collect();
+        if rooms.len() > DONORS_NAMED_MAX {
+            each.push(format!("and {} more", show_count(rooms.len() - DONORS_NAMED_MAX, "donor")));
+        }
+        each.join(", ")
+    }
+
     /// Says what is free and where, and what was needed.
     fn shortage(&self, name: &str, redundancy: Redundancy, groups: u64) -> Refusal {
         let rooms = self.rooms(None);
@@ -256,22 +303,15 @@ impl Coordinator {
         if rooms.len() < width {
             let missing = width - rooms.len();
             let message = format!(
-                "{redundancy} needs {width} donors and the pool has {}: {missing} more must join \
+                "{redundancy} needs {} and the pool has {}: {missing} more must join \
                  (`cheetah donate SIZE`), or ask for what fewer donors can do, like {}",
+                show_count(width, "donor"),
                 rooms.len(),
-                default_redundancy(Some(1), &rooms)
+                narrower(redundancy, u32::try_from(rooms.len()).unwrap_or(u32::MAX))
             );
             return refuse(RefusalCode::PoolFull, message);
         }
         let bytes = |extents: u64| show_bytes(extents.saturating_mul(EXTENT_BYTES));
-        let name_of =
-            |room: &Room| self.donors.get(&room.donor).map_or("", |donor| donor.record.name.as_str());
-        let mut each: Vec<String> = (rooms.iter().take(DONORS_NAMED_MAX))
-            .map(|room| format!("{} {}", name_of(room), bytes(room.extents_free.into())))
-            .collect();
-        if rooms.len() > DONORS_NAMED_MAX {
-            each.push(format!("and {} more donors", rooms.len() - DONORS_NAMED_MAX));
-        }
         let free: u64 = rooms.iter().map(|room| u64::from(room.extents_free)).sum();
         let fits = groups_max(redundancy.width(), &rooms) * u64::from(redundancy.data);
         let message = format!(
@@ -279,7 +319,7 @@ impl Coordinator {
              {redundancy} can use {}; ask for less, delete a volume, or start another donor with `cheetah donate SIZE`",
             bytes(groups.saturating_mul(redundancy.width().into())),
             bytes(free),
-            each.join(", "),
+            self.free_by_donor(&rooms),
             bytes(fits),
         );
         refuse(RefusalCode::PoolFull, message)

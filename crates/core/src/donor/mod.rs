@@ -20,7 +20,7 @@ mod pool;
 
 pub use access::{Access, Denied, Grant, OpenError, export_name};
 pub use dirty::DirtyMap;
-pub use pool::Draining;
+pub use pool::{Draining, LeftWith};
 
 use crate::api::{Duties, Refusal};
 use crate::map::{DonorId, LeaseToken, PoolId, VolumeId};

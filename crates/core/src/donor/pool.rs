@@ -7,7 +7,7 @@
 //! Tests: `tests/donor_pool.rs`.
 
 use super::{Donor, Effect, Exit};
-use crate::api::{Duties, Refusal, RefusalCode};
+use crate::api::{AtStake, Duties, Refusal, RefusalCode};
 use crate::limits::{DRAIN_NS, GOODBYE_NS, HEARTBEAT_NS, ORPHAN_NS, SECOND_NS};
 use crate::map::{DonorId, PoolId};
 use crate::placement::Seed;
@@ -34,6 +34,7 @@ pub(super) struct Pool {
     /// Since when no connection has been open, while the pool is gone.
     idle_since: Time,
     drain: Option<Drain>,
+    left_with: Option<LeftWith>,
     /// The last question was answered.
     answered: bool,
 }
@@ -57,6 +58,20 @@ pub struct Draining {
     pub answered: bool,
     /// The volumes that are still to be moved, by name.
     pub volumes: Vec<String>,
+    /// What of them would be lost if it went now, as far as the coordinator said.
+    pub at_stake: Option<Vec<AtStake>>,
+}
+
+/// What a donor held when it went of its own accord; what it was let go with is not counted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftWith {
+    pub extents: u32,
+    /// The volumes of that, by name.
+    pub volumes: Vec<String>,
+    /// The time that it was given to move it was over.
+    pub timed_out: bool,
+    /// What of them is lost with it, as far as the coordinator said.
+    pub at_stake: Option<Vec<AtStake>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,6 +101,7 @@ impl Pool {
             ask_at: None,
             idle_since: 0,
             drain: None,
+            left_with: None,
             answered: true,
         }
     }
@@ -124,9 +140,19 @@ impl Donor {
     #[must_use]
     pub fn draining(&self) -> Option<Draining> {
         let drain = self.pool.drain.filter(|_| !self.pool.is_leaving())?;
+        let (volumes, at_stake) = (self.volumes_held(), self.duties.at_stake.clone());
+        Some(Draining { until: drain.until, answered: self.pool.answered, volumes, at_stake })
+    }
+
+    /// Set once it went of its own accord while it held data.
+    #[must_use]
+    pub fn left_with(&self) -> Option<&LeftWith> {
+        self.pool.left_with.as_ref()
+    }
+
+    fn volumes_held(&self) -> Vec<String> {
         let holding = self.duties.volumes.iter().filter(|duty| !duty.extents.is_empty());
-        let volumes = holding.map(|duty| duty.name.clone()).collect();
-        Some(Draining { until: drain.until, answered: self.pool.answered, volumes })
+        holding.map(|duty| duty.name.clone()).collect()
     }
 
     fn holds_memory(&self) -> bool {
@@ -227,7 +253,7 @@ impl Donor {
         self.pool.asked = false;
         self.drain_is_told();
         self.pool.ask_at = Some(now + RETRY_NS);
-        let lasting = refusal.code != RefusalCode::Unavailable;
+        let lasting = !matches!(refusal.code, RefusalCode::Unavailable | RefusalCode::Standby);
         if !lasting {
             return;
         }
@@ -268,7 +294,7 @@ impl Donor {
         if news {
             self.take_on(duties, effects);
         } else {
-            self.duties.stuck = duties.stuck;
+            (self.duties.stuck, self.duties.at_stake) = (duties.stuck, duties.at_stake);
             self.drain_is_told();
         }
         // What is under way is confirmed when it is done (`pool_advance`); until then this is the heartbeat.
@@ -303,6 +329,15 @@ impl Donor {
     pub(super) fn leave(&mut self, now: Time, exit: Exit, effects: &mut Vec<Effect>) {
         if self.pool.is_leaving() {
             return;
+        }
+        if exit != Exit::Dismissed && self.extents_held() > 0 {
+            let drain = self.pool.drain.and_then(|drain| drain.until);
+            self.pool.left_with = Some(LeftWith {
+                extents: self.extents_held(),
+                volumes: self.volumes_held(),
+                timed_out: drain.is_some_and(|until| now >= until),
+                at_stake: self.duties.at_stake.clone(),
+            });
         }
         let says_goodbye = exit == Exit::Terminated && self.pool.standing == Standing::Member;
         if says_goodbye {

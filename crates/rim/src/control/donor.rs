@@ -9,9 +9,10 @@
 use super::client::{CallError, Client};
 use super::{Clock, random};
 use cheetah_core::api::{API_VERSION, Answer, Call, Join, RefusalCode, Sync};
-use cheetah_core::donor::{Access, ConnId, Donor, Draining, Effect, Event, Exit, Grant, OpenError};
+use cheetah_core::donor::{Access, ConnId, Donor, Draining, Effect, Event, Exit, Grant, LeftWith, OpenError};
+use cheetah_core::limits::{EXTENT_BYTES, ORPHAN_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, PoolId};
-use cheetah_core::units::Time;
+use cheetah_core::units::{Time, show_bytes};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -74,6 +75,8 @@ pub struct DonorState {
     pub stuck: Option<String>,
     /// Set once it was told to leave.
     pub draining: Option<Draining>,
+    /// Set once it went of its own accord while it held data.
+    pub left_with: Option<LeftWith>,
     /// Volumes that it shall attach, by name, because nobody else does what is due there.
     pub tends: Vec<String>,
 }
@@ -199,6 +202,8 @@ pub struct DonorControl {
     exit: Option<Exit>,
     /// So that an outage is told once.
     reachable: bool,
+    /// So that it is told once that the pool does not know it.
+    orphan: bool,
 }
 
 impl fmt::Debug for DonorControl {
@@ -246,6 +251,7 @@ impl DonorControl {
             wake: None,
             exit: None,
             reachable: true,
+            orphan: false,
         };
         Ok((control, handle))
     }
@@ -274,6 +280,7 @@ impl DonorControl {
                 event = question => {
                     self.question = None;
                     self.note_reachable(&event);
+                    self.note_pool(&event);
                     event
                 }
                 Some(ask) = self.asks.recv() => self.event_of(ask),
@@ -306,9 +313,43 @@ impl DonorControl {
     fn note_reachable(&mut self, event: &Event) {
         let reachable = !matches!(event, Event::Unreachable);
         if reachable && !self.reachable {
-            tracing::info!("donor '{}': the coordinator at {} is back", self.options.name, self.pool.url());
+            tracing::warn!(
+                "donor '{}': the coordinator at {} answers again",
+                self.options.name,
+                self.pool.url()
+            );
         }
         self.reachable = reachable;
+    }
+
+    /// Says that another pool is where this donor's was, and what became of that.
+    fn note_pool(&mut self, event: &Event) {
+        let (name, url, before) = (&self.options.name, self.pool.url(), *self.joined.borrow());
+        match (event, before) {
+            (Event::JoinRefused { refusal }, _) if refusal.code == RefusalCode::Gone => {
+                let held = self.machine.extents_held();
+                if held == 0 || std::mem::replace(&mut self.orphan, true) {
+                    return;
+                }
+                let (held, rest) = (show_bytes(u64::from(held) * EXTENT_BYTES), ORPHAN_NS / SECOND_NS);
+                tracing::warn!(
+                    "donor '{name}': the coordinator at {url} does not know it any more: {}; the {held} that it holds \
+                     stay with who has them attached, and when nobody was for {rest} s they are wiped and it joins \
+                     anew; to do that at once, end it and start it again",
+                    refusal.message
+                );
+            }
+            (Event::Joined { pool }, Some(before)) => {
+                self.orphan = false;
+                if before != *pool {
+                    tracing::warn!(
+                        "donor '{name}': the coordinator at {url} has another pool now, {pool}, and this donor joined \
+                         it; nothing of pool {before} is held any more"
+                    );
+                }
+            }
+            _ => {}
+        }
     }
 
     fn step(&mut self, event: Event) {
@@ -337,7 +378,8 @@ impl DonorControl {
                 tracing::warn!("what this donor holds cannot be moved: {why}");
             }
             let tends = machine.tends().into_iter().map(str::to_owned).collect();
-            let now = DonorState { extents_held, draining, stuck: machine.stuck().map(str::to_owned), tends };
+            let (stuck, left_with) = (machine.stuck().map(str::to_owned), machine.left_with().cloned());
+            let now = DonorState { extents_held, draining, left_with, stuck, tends };
             let is_old = *state == now;
             *state = now;
             !is_old

@@ -2,9 +2,9 @@
 
 use super::wire::{GrowBody, LeaveBody, OPENAPI, wire};
 use cheetah_core::api::{
-    Amend, Attach, Attached, Attachment, Call, Create, DonorHealth, DonorStatus, Duties, Duty, Filled, Join,
-    Joined, PoolStatus, Refusal, RefusalCode, Renew, Renewed, Size, Sync, VolumeDetail, VolumeHealth,
-    VolumeReport, VolumeStatus,
+    Amend, AtStake, Attach, Attached, Attachment, Call, Create, DonorHealth, DonorStatus, Duties, Duty,
+    Filled, Join, Joined, PoolStatus, Refusal, RefusalCode, Renew, Renewed, Size, Sync, VolumeDetail,
+    VolumeHealth, VolumeReport, VolumeStatus,
 };
 use cheetah_core::layout::LostRange;
 use cheetah_core::map::{
@@ -115,6 +115,7 @@ fn shapes() -> Vec<(&'static str, Value)> {
         slots: 1,
         slots_filling: 1,
         bytes_lost: 1,
+        repair: Some(String::new()),
     };
     let donor = DonorStatus {
         donor: DONOR,
@@ -142,7 +143,14 @@ fn shapes() -> Vec<(&'static str, Value)> {
         tend: true,
     };
     let stuck = Some(String::new());
-    let duties = Duties { revision: 1, volumes: vec![duty.clone()], dismissed: false, stuck };
+    let at_stake = Some(vec![AtStake { volume: "v".to_owned(), bytes: 1 }]);
+    let duties = Duties {
+        revision: 1,
+        volumes: vec![duty.clone()],
+        dismissed: false,
+        stuck,
+        at_stake: at_stake.clone(),
+    };
     let (donors, volumes) = (vec![donor.clone()], vec![status.clone()]);
     let pool = PoolStatus { version: 1, pool: PoolId(1), bytes_total: 1, bytes_free: 1, donors, volumes };
     let bodies = calls().into_iter().filter_map(|call| {
@@ -166,6 +174,7 @@ fn shapes() -> Vec<(&'static str, Value)> {
         ("Grow", json!(GrowBody { size: Size::All })),
         ("Joined", json!(Joined { pool: PoolId(1), heartbeat_ms: 1 })),
         ("Duties", json!(duties)),
+        ("AtStake", json!(at_stake.iter().flatten().next())),
         ("Duty", json!(duty)),
         ("Attached", json!(attached)),
         ("VolumeReport", json!(report())),
