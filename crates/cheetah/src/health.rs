@@ -6,31 +6,97 @@ use cheetah_core::map::{DonorId, Redundancy};
 use cheetah_core::units::show_bytes;
 use std::collections::BTreeMap;
 
-/// How a volume does, in a word or a few, for a table.
-pub fn word(volume: &VolumeStatus) -> String {
-    match volume.health {
-        VolumeHealth::Whole if volume.slots_filling > 0 => "whole, moving".to_owned(),
-        VolumeHealth::Whole => "whole".to_owned(),
-        VolumeHealth::Degraded => format!("degraded, {} of {} missing", volume.slots_missing, volume.slots),
-        VolumeHealth::Lost if volume.lost_donors.is_empty() => {
-            format!("{} LOST", show_bytes(volume.bytes_lost))
-        }
-        VolumeHealth::Lost => {
-            format!("{} LOST with {}", show_bytes(volume.bytes_lost), volume.lost_donors.join(", "))
+/// Places that are none.
+pub const NO_FRONT_END: &str = "no front end";
+pub const LOADING: &str = "load";
+
+/// How a volume does for the one who sees the worst of it: the coordinator, which hears of a donor's end only after
+/// seconds, or an attachment, which notices it at once but may itself be cut off.
+struct Seen<'a> {
+    health: VolumeHealth,
+    slots_missing: u64,
+    bytes_lost: u64,
+    /// None: the coordinator.
+    by: Option<&'a Attachment>,
+}
+
+impl Seen<'_> {
+    fn by(&self) -> String {
+        self.by.map_or_else(String::new, |attachment| format!(", as seen by {}", attachment.holder))
+    }
+}
+
+fn seen(volume: &VolumeStatus) -> Seen<'_> {
+    let VolumeStatus { health, slots_missing, bytes_lost, .. } = *volume;
+    let mut worst = Seen { health, slots_missing, bytes_lost, by: None };
+    for attachment in &volume.attachments {
+        let Attachment { health, slots_missing, bytes_lost, .. } = *attachment;
+        if (health, bytes_lost, slots_missing) > (worst.health, worst.bytes_lost, worst.slots_missing) {
+            worst = Seen { health, slots_missing, bytes_lost, by: Some(attachment) };
         }
     }
+    worst
+}
+
+/// How a volume does, in a word or a few, for a table.
+pub fn word(volume: &VolumeStatus) -> String {
+    let seen = seen(volume);
+    let said = match seen.health {
+        VolumeHealth::Whole if volume.slots_filling > 0 => "whole, moving".to_owned(),
+        VolumeHealth::Whole => "whole".to_owned(),
+        VolumeHealth::Degraded => format!("degraded, {} of {} missing", seen.slots_missing, volume.slots),
+        VolumeHealth::Lost if volume.lost_donors.is_empty() || seen.by.is_some() => {
+            format!("{} LOST", show_bytes(seen.bytes_lost))
+        }
+        VolumeHealth::Lost => {
+            format!("{} LOST with {}", show_bytes(seen.bytes_lost), volume.lost_donors.join(", "))
+        }
+    };
+    said + &seen.by()
+}
+
+/// Who has a volume attached, and where.
+pub fn attached(attachment: &Attachment) -> String {
+    let Attachment { holder, place, .. } = attachment;
+    match place.as_str() {
+        "" => format!("{holder} (starting)"),
+        NO_FRONT_END => holder.clone(),
+        LOADING => format!("{holder} (loading)"),
+        place => format!("{holder} at {place}"),
+    }
+}
+
+/// What an attachment says of a donor that it cannot reach.
+pub fn out_of_reach(attachment: &Attachment, donor: &str, why: &str) -> String {
+    let so = match attachment.bytes_lost {
+        0 => "its part is read from the others".to_owned(),
+        bytes => format!("{} of the volume cannot be had and answer EIO", show_bytes(bytes)),
+    };
+    format!("cannot reach donor {donor} ({why}): {so}")
+}
+
+/// `, out of reach of eve@lab process 7: silent for 800 ms`, or nothing: who cannot reach the donor.
+pub fn out_of_reach_of<'a>(donor: DonorId, attachments: impl IntoIterator<Item = &'a Attachment>) -> String {
+    let whys = attachments.into_iter().filter_map(|attachment| {
+        let (_, why) = attachment.lost.iter().find(|(lost, _)| *lost == donor)?;
+        Some(format!("{}: {why}", attachment.holder))
+    });
+    let whys: Vec<String> = whys.collect();
+    if whys.is_empty() { String::new() } else { format!(", out of reach of {}", whys.join("; ")) }
 }
 
 /// `scratch  degraded: 12 of 160 fragments missing, rebuilding 34 %, 118 MiB/s, 20 s left`; `None` when all is well.
 pub fn line(volume: &VolumeStatus) -> Option<String> {
     let VolumeStatus { name, slots_missing, slots, slots_filling, .. } = volume;
-    let missing = format!("{slots_missing} of {slots} fragments missing");
-    let said = match volume.health {
+    let seen = seen(volume);
+    let missing = format!("{} of {slots} fragments missing", seen.slots_missing);
+    let said = match seen.health {
         VolumeHealth::Whole if *slots_filling == 0 => return None,
         VolumeHealth::Whole => format!("whole: {slots_filling} of {slots} fragments move to other donors"),
         VolumeHealth::Degraded => format!("degraded: {missing}"),
-        VolumeHealth::Lost => format!("LOST: {} cannot be read, {missing}", show_bytes(volume.bytes_lost)),
+        VolumeHealth::Lost => format!("LOST: {} cannot be read, {missing}", show_bytes(seen.bytes_lost)),
     };
+    let said = said + &seen.by();
     let repair = match writer(volume) {
         None if *slots_filling > 0 || *slots_missing > 0 => {
             ", waits for a writer: attach it, for who writes it repairs it".to_owned()
@@ -139,6 +205,9 @@ mod tests {
             place: String::new(),
             lost: Vec::new(),
             report,
+            health: VolumeHealth::Whole,
+            slots_missing: 0,
+            bytes_lost: 0,
         };
         VolumeStatus {
             volume: VolumeId(1),
@@ -176,6 +245,30 @@ mod tests {
         assert_eq!(line(&volume(VolumeHealth::Whole, 0, 0, report.clone())), None);
         let moving = line(&volume(VolumeHealth::Whole, 0, 3, report)).expect("a line");
         assert_eq!(moving, "scratch  whole: 3 of 160 fragments move to other donors, rebuilding");
+    }
+
+    #[test]
+    fn what_only_an_attachment_sees_is_told_as_such() {
+        let mut volume = volume(VolumeHealth::Whole, 0, 0, Some(VolumeReport::default()));
+        let attachment = &mut volume.attachments[0];
+        attachment.lost = vec![(DonorId(1), "silent for 800 ms".into())];
+        (attachment.health, attachment.slots_missing) = (VolumeHealth::Degraded, 2);
+        assert_eq!(word(&volume), "degraded, 2 of 160 missing, as seen by eve");
+        let said = line(&volume).expect("a line");
+        assert_eq!(said, "scratch  degraded: 2 of 160 fragments missing, as seen by eve");
+        let attachment = &mut volume.attachments[0];
+        let said = out_of_reach(attachment, "d1", "silent for 800 ms");
+        assert_eq!(said, "cannot reach donor d1 (silent for 800 ms): its part is read from the others");
+        let said = out_of_reach_of(DonorId(1), [&*attachment]);
+        assert_eq!(said, ", out of reach of eve: silent for 800 ms");
+        assert_eq!(out_of_reach_of(DonorId(2), [&*attachment]), "");
+        (attachment.health, attachment.bytes_lost) = (VolumeHealth::Lost, 1 << 20);
+        let said = out_of_reach(attachment, "d1", "silent for 800 ms");
+        assert!(said.ends_with("1 MiB of the volume cannot be had and answer EIO"), "{said}");
+        assert_eq!(word(&volume), "1 MiB LOST, as seen by eve");
+        let same =
+            VolumeStatus { health: VolumeHealth::Lost, bytes_lost: 1 << 20, slots_missing: 2, ..volume };
+        assert_eq!(word(&same), "1 MiB LOST", "the coordinator has noticed, too");
     }
 
     #[test]

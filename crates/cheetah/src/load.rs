@@ -6,6 +6,7 @@
 
 use crate::cli;
 use crate::failure::{Exit, Failure};
+use crate::health::LOADING;
 use crate::output;
 use crate::pool::{find, told_to_end, volume};
 use crate::tend::{Tended, lease, lost_notes};
@@ -74,7 +75,7 @@ pub async fn load(options: cli::Load) -> Result<(), Failure> {
         )));
     }
     let tended = Tended::start(&pool, &lease, false, 2)?;
-    tended.set_place("load");
+    tended.set_place(LOADING);
     let handle = tended.volume.clone();
     let lost = handle.settled().await;
     for note in lost_notes(&lease, &lost) {

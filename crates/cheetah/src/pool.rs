@@ -6,7 +6,7 @@ use crate::failure::{Exit, Failure};
 use crate::health;
 use crate::output;
 use cheetah_core::api::{Answer, Call, DonorHealth, PoolStatus, Size, VolumeDetail, VolumeStatus};
-use cheetah_core::map::{DonorId, Redundancy};
+use cheetah_core::map::DonorId;
 use cheetah_core::units::{parse_bytes, show_bytes};
 use cheetah_rim::control::{self, Client, CoordinateOptions, Role, StateAt};
 use std::net::SocketAddr;
@@ -215,7 +215,7 @@ fn print_volumes(volumes: &[VolumeStatus]) {
         let attached: Vec<String> = volume
             .attachments
             .iter()
-            .map(|a| format!("{} {}{}", a.holder, a.place, if a.read_only { " (read-only)" } else { "" }))
+            .map(|a| health::attached(a) + if a.read_only { " (read-only)" } else { "" })
             .collect();
         vec![
             volume.name.clone(),
@@ -246,6 +246,7 @@ pub async fn status(options: cli::Report) -> Result<(), Failure> {
         show_bytes(status.bytes_free)
     ));
     output::line("");
+    let attachments = || status.volumes.iter().flat_map(|volume| &volume.attachments);
     let donor = |donor: &cheetah_core::api::DonorStatus| {
         let health = match donor.health {
             DonorHealth::Alive if donor.leaving => {
@@ -264,7 +265,7 @@ pub async fn status(options: cli::Report) -> Result<(), Failure> {
             show_bytes(donor.bytes_total),
             show_bytes(donor.bytes_free),
             show_bytes(donor.bytes_used),
-            health,
+            health + &health::out_of_reach_of(donor.donor, attachments()),
         ]
     };
     let rows: Vec<_> = status.donors.iter().map(donor).collect();
@@ -297,21 +298,10 @@ fn print_unreachable(status: &PoolStatus) {
             for (id, why) in &attachment.lost {
                 let donor = status.donors.iter().find(|donor| donor.donor == *id);
                 let name = donor.map_or_else(|| id.to_string(), |donor| donor.name.clone());
-                output::line(&format!(
-                    "volume {}: {} cannot reach donor {name}: {why}; {}",
-                    volume.name,
-                    attachment.holder,
-                    without(volume.redundancy)
-                ));
+                let said = health::out_of_reach(attachment, &name, why);
+                output::line(&format!("volume {}: {} {said}", volume.name, attachment.holder));
             }
         }
-    }
-}
-
-fn without(redundancy: Redundancy) -> &'static str {
-    match redundancy.parity {
-        0 => "its ranges answer EIO",
-        _ => "its part is read from the others",
     }
 }
 
@@ -334,7 +324,10 @@ pub async fn show(options: cli::Named) -> Result<(), Failure> {
         |id: DonorId| detail.map.routes.get(&id).map_or_else(|| id.to_string(), |route| route.name.clone());
     for attachment in &detail.status.attachments {
         let mode = if attachment.read_only { "read-only" } else { "read-write" };
-        output::line(&format!("attached    {mode} by {} at {}", attachment.holder, attachment.place));
+        output::line(&format!("attached    {mode} by {}", health::attached(attachment)));
+        for (id, why) in &attachment.lost {
+            output::line(&format!("            {}", health::out_of_reach(attachment, &name_of(*id), why)));
+        }
         for finding in health::findings(&attachment.report, name_of) {
             output::line(&format!("            {finding}"));
         }
@@ -344,8 +337,9 @@ pub async fn show(options: cli::Named) -> Result<(), Failure> {
         let held = slots().filter(|slot| slot.held.is_some_and(|held| held.donor == *id)).count();
         let filling = slots().filter(|slot| slot.filling.is_some_and(|filling| filling.donor == *id)).count();
         let filling = if filling > 0 { format!(", is being given {filling} more") } else { String::new() };
+        let far = health::out_of_reach_of(*id, &detail.status.attachments);
         output::line(&format!(
-            "donor       {} at {} holds {held} extents{filling}",
+            "donor       {} at {} holds {held} extents{filling}{far}",
             route.name, route.address
         ));
     }

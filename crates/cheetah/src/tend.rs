@@ -5,13 +5,17 @@
 //! Called by `daemon`, `load` and `mover`.
 
 use crate::failure::Failure;
-use cheetah_core::api::{API_VERSION, Answer, Attach, Attached, Call, RefusalCode, Renew};
-use cheetah_core::map::DonorId;
+use cheetah_core::api::{API_VERSION, Answer, Attach, Attached, Call, RefusalCode, Renew, VolumeReport};
+use cheetah_core::layout::lost_ranges;
+use cheetah_core::map::{DonorId, VolumeMap};
 use cheetah_rim::control::{CallError, Client};
 use cheetah_rim::volume::{VolumeHandle, VolumeOptions};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+
+/// How often is looked whether there is something that the coordinator should hear at once.
+const NEWS_LOOK: Duration = Duration::from_millis(200);
 
 /// Who has it, as the second writer is told.
 fn holder() -> String {
@@ -100,11 +104,56 @@ impl Drop for Tended {
 
 /// Sentences about donors that cannot be reached.
 pub fn lost_notes(lease: &Attached, lost: &[(DonorId, String)]) -> Vec<String> {
-    let name =
-        |id: &DonorId| lease.map.routes.get(id).map_or_else(|| id.to_string(), |route| route.name.clone());
-    lost.iter()
-        .map(|(id, why)| format!("donor {} cannot be reached ({why}): its ranges answer EIO", name(id)))
-        .collect()
+    let map = &lease.map;
+    let beyond = !lost_ranges(map, |id| lost.iter().any(|(lost, _)| *lost == id)).is_empty();
+    let so = match beyond {
+        true => format!("ranges answer EIO, `cheetah show {}` lists them", map.name),
+        false => "its part is read from the others".to_owned(),
+    };
+    let note = |(id, why): &(DonorId, String)| {
+        format!("donor {} cannot be reached ({why}): {so}", name_in(map, *id))
+    };
+    lost.iter().map(note).collect()
+}
+
+fn name_in(map: &VolumeMap, id: DonorId) -> String {
+    map.routes.get(&id).map_or_else(|| id.to_string(), |route| route.name.clone())
+}
+
+/// What a coordinator hears of at once. Progress has time until the next renewal.
+#[derive(PartialEq, Eq)]
+struct News {
+    lost: Vec<DonorId>,
+    corrupt_blocks: Vec<(DonorId, u64)>,
+    scrub_mismatches: u64,
+    fills: bool,
+}
+
+impl News {
+    fn of(lost: &[(DonorId, String)], report: &VolumeReport) -> News {
+        News {
+            lost: lost.iter().map(|(id, _)| *id).collect(),
+            corrupt_blocks: report.corrupt_blocks.clone(),
+            scrub_mismatches: report.scrub_mismatches,
+            fills: report.fill_bytes_total > 0,
+        }
+    }
+}
+
+/// Resolves when there is news since `told`, or the volume is served somewhere else.
+async fn has_news(volume: &VolumeHandle, told: &News, place: &mut watch::Receiver<String>, pause: Duration) {
+    let look = async {
+        loop {
+            tokio::time::sleep(pause).await;
+            if News::of(&volume.lost().await, &volume.report().await) != *told {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        () = look => {}
+        Ok(()) = place.changed() => {}
+    }
 }
 
 /// Keeps the lease, reports what is lost, and takes newer maps. While the coordinator is away, reads and writes
@@ -113,16 +162,29 @@ async fn renew(
     pool: Client,
     lease: Attached,
     volume: VolumeHandle,
-    place: watch::Receiver<String>,
+    mut place: watch::Receiver<String>,
     gone: watch::Sender<bool>,
 ) {
     let (name, token) = (lease.map.name.clone(), lease.token);
     let mut epoch = lease.map.epoch;
     let mut told = false;
+    // Doubled each time a call is let go of: news that never end must not keep the lease from being renewed.
+    let mut pause = NEWS_LOOK;
     loop {
-        let (lost, report, place) = (volume.lost().await, volume.report().await, place.borrow().clone());
-        let renew = Renew { epoch, place, lost, report };
-        match pool.call(Call::Renew { name: name.clone(), token, renew }).await {
+        let (lost, report) = (volume.lost().await, volume.report().await);
+        let news = News::of(&lost, &report);
+        let renew = Renew { epoch, place: place.borrow_and_update().clone(), lost, report };
+        let renewed = tokio::select! {
+            renewed = pool.call(Call::Renew { name: name.clone(), token, renew }) => renewed,
+            // The coordinator has heard the last and holds its answer back: it is told anew, and hears that nobody
+            // waits for the other answer any more. A map that this may have carried comes with the next.
+            () = has_news(&volume, &news, &mut place, pause), if !told => {
+                pause = pause.saturating_mul(2);
+                continue;
+            }
+        };
+        pause = NEWS_LOOK;
+        match renewed {
             Ok(Answer::Renewed(renewed)) => {
                 if std::mem::take(&mut told) {
                     tracing::warn!("the coordinator answers again");
