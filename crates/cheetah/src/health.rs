@@ -94,7 +94,16 @@ pub fn line(volume: &VolumeStatus) -> Option<String> {
         VolumeHealth::Whole if *slots_filling == 0 => return None,
         VolumeHealth::Whole => format!("whole: {slots_filling} of {slots} fragments move to other donors"),
         VolumeHealth::Degraded => format!("degraded: {missing}"),
-        VolumeHealth::Lost => format!("LOST: {} cannot be read, {missing}", show_bytes(seen.bytes_lost)),
+        VolumeHealth::Lost => {
+            // With no redundancy, what is beside the loss has nothing to do with it; of a mirror nothing is beside it.
+            let beside = match volume.redundancy {
+                Redundancy { data, parity } if data > 1 && parity > 0 => {
+                    "; what is intact in the same rows can be read, but not written"
+                }
+                _ => "",
+            };
+            format!("LOST: {} cannot be read, {missing}{beside}", show_bytes(seen.bytes_lost))
+        }
     };
     let said = said + &seen.by();
     let repair = match writer(volume) {
@@ -144,13 +153,38 @@ pub fn findings(report: &VolumeReport, name_of: impl Fn(DonorId) -> String) -> V
         ));
     }
     if report.reads_rebuilt > 0 {
-        lines.push(format!("{} reads were answered from redundancy", report.reads_rebuilt));
+        let reads = counted(report.reads_rebuilt, "read was", "reads were");
+        lines.push(format!("{reads} answered from redundancy"));
     }
-    let scrubbed = report.scrub_bytes_done.saturating_mul(100).checked_div(report.scrub_bytes_total);
-    if let Some(percent) = scrubbed {
-        lines.push(format!("scrub {} % of this pass, {} passes done", percent.min(100), report.scrub_passes));
-    }
+    lines.extend(scrub(report));
     lines
+}
+
+/// The pass under way is told of only while it is the first: what a later one has left out because a donor is away is
+/// never counted as done.
+fn scrub(report: &VolumeReport) -> Option<String> {
+    let VolumeReport { scrub_bytes_done: done, scrub_bytes_total: total, .. } = *report;
+    let found = match report.scrub_mismatches {
+        0 => "nothing wrong was found".to_owned(),
+        found => format!(
+            "fragments do not fit together in {}, and no checksum says which is wrong",
+            counted(found, "place", "places")
+        ),
+    };
+    match (report.scrub_passes, done.saturating_mul(100).checked_div(total)) {
+        (0, Some(percent)) if done > 0 => {
+            Some(format!("the first scrub is at {} %: {found}", percent.min(100)))
+        }
+        (0, _) => None,
+        (passes, _) => {
+            Some(format!("scrubbed {} since it was attached: {found}", counted(passes, "time", "times")))
+        }
+    }
+}
+
+/// `1 donor`, `2 donors`.
+pub fn counted(count: u64, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
 }
 
 /// What a redundancy is good for, said aloud at create.
@@ -269,6 +303,24 @@ mod tests {
         let same =
             VolumeStatus { health: VolumeHealth::Lost, bytes_lost: 1 << 20, slots_missing: 2, ..volume };
         assert_eq!(word(&same), "1 MiB LOST", "the coordinator has noticed, too");
+    }
+
+    #[test]
+    fn a_scrub_is_told_of_once_there_is_something_to_tell() {
+        let said = |done, passes, mismatches| {
+            let report = VolumeReport {
+                scrub_bytes_done: done,
+                scrub_bytes_total: 100 << 20,
+                scrub_passes: passes,
+                scrub_mismatches: mismatches,
+                ..VolumeReport::default()
+            };
+            findings(&report, |id| id.to_string())
+        };
+        assert!(said(0, 0, 0).is_empty());
+        assert_eq!(said(34 << 20, 0, 0), ["the first scrub is at 34 %: nothing wrong was found"]);
+        assert_eq!(said(0, 1, 0), ["scrubbed 1 time since it was attached: nothing wrong was found"]);
+        assert!(said(100 << 20, 2, 1)[0].contains("do not fit together in 1 place,"));
     }
 
     #[test]
