@@ -5,7 +5,9 @@
 //! Called by `daemon`, `load` and `mover`.
 
 use crate::failure::Failure;
-use cheetah_core::api::{API_VERSION, Answer, Attach, Attached, Call, RefusalCode, Renew, VolumeReport};
+use cheetah_core::api::{
+    API_VERSION, Answer, Attach, Attached, Call, Refusal, RefusalCode, Renew, VolumeReport,
+};
 use cheetah_core::layout::lost_ranges;
 use cheetah_core::map::{DonorId, VolumeMap};
 use cheetah_rim::control::{CallError, Client};
@@ -25,21 +27,40 @@ fn holder() -> String {
     format!("{user}@{host} process {}", std::process::id())
 }
 
-/// Takes a lease on a volume.
-pub async fn lease(pool: &Client, name: &str, read_only: bool) -> Result<Attached, Failure> {
-    let attach = Attach { version: API_VERSION, read_only, holder: holder(), yields: false };
+/// Takes a lease on a volume, to write it.
+pub async fn lease(pool: &Client, name: &str) -> Result<Attached, Failure> {
+    let attach = Attach { version: API_VERSION, read_only: false, holder: holder(), yields: false };
     lease_as(pool, name, attach).await
 }
 
+/// As `lease`, for who may have use for a volume that is only read.
+pub async fn lease_for_tools(pool: &Client, name: &str, read_only: bool) -> Result<Attached, Failure> {
+    let attach = Attach { version: API_VERSION, read_only, holder: holder(), yields: false };
+    let mut taken = take(pool, name, attach).await?;
+    if let Err(refusal) = &mut taken
+        && refusal.code == RefusalCode::Conflict
+        && !read_only
+    {
+        refusal.message.push_str(", or attach it with --read-only");
+    }
+    Ok(taken?)
+}
+
 pub async fn lease_as(pool: &Client, name: &str, attach: Attach) -> Result<Attached, Failure> {
-    match pool.call(Call::Attach { name: name.to_owned(), attach }).await? {
-        Answer::Attached(attached) => {
+    Ok(take(pool, name, attach).await??)
+}
+
+async fn take(pool: &Client, name: &str, attach: Attach) -> Result<Result<Attached, Refusal>, Failure> {
+    match pool.call(Call::Attach { name: name.to_owned(), attach }).await {
+        Ok(Answer::Attached(attached)) => {
             attached.map.check().map_err(Failure::failed)?;
-            Ok(attached)
+            Ok(Ok(attached))
         }
-        other => {
+        Ok(other) => {
             Err(Failure::failed(format!("the coordinator answered something else than was asked: {other:?}")))
         }
+        Err(CallError::Refused(refusal)) => Ok(Err(refusal)),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -114,6 +135,11 @@ pub fn lost_notes(lease: &Attached, lost: &[(DonorId, String)]) -> Vec<String> {
         format!("donor {} cannot be reached ({why}): {so}", name_in(map, *id))
     };
     lost.iter().map(note).collect()
+}
+
+/// Donors that joined since the lease was given have names, too; those that left the map keep theirs.
+fn know_names(names: &mut VolumeMap, newer: &VolumeMap) {
+    names.routes.extend(newer.routes.iter().map(|(id, route)| (*id, route.clone())));
 }
 
 fn name_in(map: &VolumeMap, id: DonorId) -> String {
@@ -207,11 +233,11 @@ async fn renew(
                 if !std::mem::replace(&mut told, true) {
                     match &error {
                         CallError::Refused(refusal) if refusal.code == RefusalCode::Gone => {
-                            tracing::error!(%error, "the lease is lost: donors refuse what follows");
+                            tracing::error!("the lease is lost, donors refuse what follows: {error}");
                             volume.lease_lost();
                             gone.send_replace(true);
                         }
-                        _ => tracing::warn!(%error, "the lease was not renewed; trying again each second"),
+                        _ => tracing::warn!("the lease was not renewed, trying again each second: {error}"),
                     }
                 }
                 tokio::time::sleep(Duration::from_secs(1)).await;
@@ -221,20 +247,20 @@ async fn renew(
 }
 
 /// Tells the coordinator what the volume found out about its donors, and the volume what came of it.
-async fn amend(pool: Client, lease: Attached, volume: VolumeHandle, gone: watch::Sender<bool>) {
+async fn amend(pool: Client, mut lease: Attached, volume: VolumeHandle, gone: watch::Sender<bool>) {
     let (name, token) = (lease.map.name.clone(), lease.token);
     let Some(mut amendments) = volume.take_amendments() else { return };
     while let Some(amend) = amendments.recv().await {
-        let route =
-            |id: &DonorId| lease.map.routes.get(id).map_or_else(|| id.to_string(), |r| r.name.clone());
         let asks = amend.is_empty();
         for (donor, why) in &amend.exclude {
-            tracing::warn!(donor = route(donor), why, "a donor is set aside; what it held is rebuilt");
+            let donor = name_in(&lease.map, *donor);
+            tracing::warn!("donor {donor} is set aside ({why}); what it held is rebuilt");
         }
         match pool.call(Call::Amend { name: name.clone(), token, amend }).await {
             Ok(Answer::Renewed(renewed)) => match renewed.map.map(|map| map.check().map(|()| map)) {
                 Some(Ok(map)) => {
                     tracing::debug!(epoch = map.epoch, "the map is amended");
+                    know_names(&mut lease.map, &map);
                     volume.amended(Some(map));
                 }
                 None if asks => volume.amended(None),
@@ -244,12 +270,16 @@ async fn amend(pool: Client, lease: Attached, volume: VolumeHandle, gone: watch:
                 }
             },
             Err(CallError::Refused(refusal)) if refusal.code == RefusalCode::Gone => {
-                tracing::error!(%refusal.message, "the lease is lost: nothing is written any more");
+                tracing::error!("the lease is lost, nothing is written any more: {}", refusal.message);
                 volume.lease_lost();
                 gone.send_replace(true);
             }
-            answer => {
-                tracing::warn!(?answer, "the coordinator could not record what donors missed; trying again");
+            Err(error) => {
+                tracing::warn!("what donors missed is not recorded yet, trying again: {error}");
+                volume.amended(None);
+            }
+            Ok(answer) => {
+                tracing::warn!(?answer, "the coordinator answered something else than was asked");
                 volume.amended(None);
             }
         }

@@ -19,11 +19,7 @@ fn one_writer_and_many_readers() {
     let mut world = world();
     let writer = world.attach("v", false).expect("attached");
     assert_eq!(world.tokens_of(1), [writer.token].into());
-    assert_refused(
-        world.attach("v", false),
-        RefusalCode::Conflict,
-        &["eve@lab pid 7", "--read-only", "15 s"],
-    );
+    assert_refused(world.attach("v", false), RefusalCode::Conflict, &["eve@lab pid 7", "detach", "15 s"]);
     let reader = world.attach("v", true).expect("attached");
     let other = world.attach("v", true).expect("attached");
     assert_eq!(world.tokens_of(2), [writer.token, reader.token, other.token].into());
