@@ -95,6 +95,8 @@ pub async fn load(options: cli::Load) -> Result<(), Failure> {
             // Half an image must not be taken for a whole one.
             if made && pool.call(Call::Delete { name: options.name.clone() }).await.is_ok() {
                 failure.message.push_str("; it was made by this load and is deleted again");
+            } else if failure.exit != Exit::DataLost {
+                failure.message.push_str("; to load it again say --overwrite");
             }
             return Err(failure);
         }
@@ -104,7 +106,7 @@ pub async fn load(options: cli::Load) -> Result<(), Failure> {
         Some(read) if *read != report.file_hashes => Err(Failure::new(
             Exit::DataLost,
             format!(
-                "volume '{}' does not hold what the file holds: do not use it; load it again",
+                "volume '{}' does not hold what the file holds: do not use it; load it again with --overwrite",
                 options.name
             ),
         )),
