@@ -129,11 +129,7 @@ fn start_daemon(order: &Order) -> Result<crate::daemon::Ready, Failure> {
 
 pub async fn detach(options: cli::Detach) -> Result<(), Failure> {
     let Some(record) = runtime_dir::load(&options.name)? else {
-        let text = format!(
-            "volume '{}' is not attached on this machine: `cheetah show {}` says who has it",
-            options.name, options.name
-        );
-        return Err(Failure::new(Exit::Refused, text));
+        return Err(not_attached(&options).await);
     };
     if record.is_alive() {
         end_daemon(&record)?;
@@ -141,6 +137,26 @@ pub async fn detach(options: cli::Detach) -> Result<(), Failure> {
         clean_up(&record).await?;
     }
     crate::pool::done(&options.json, &format!("detached {}", record.name))
+}
+
+/// Whether there is such a volume, and who has it, if the pool can be asked.
+async fn not_attached(options: &cli::Detach) -> Failure {
+    let name = &options.name;
+    let by_you = format!("volume '{name}' is not attached on this machine by this user");
+    let call = Call::Show { name: name.clone() };
+    let text = match find(&options.pool).await {
+        Ok(pool) => match crate::pool::volume(&pool, call).await {
+            Err(failure) if failure.exit == Exit::Refused => return failure,
+            Ok(detail) if detail.status.attachments.is_empty() => format!("{by_you}, nor anywhere else"),
+            Ok(detail) => {
+                let who = detail.status.attachments.iter().map(crate::health::attached);
+                format!("{by_you}, but by {}", who.collect::<Vec<_>>().join(" and by "))
+            }
+            Err(_) => by_you,
+        },
+        Err(_) => by_you,
+    };
+    Failure::new(Exit::Refused, text)
 }
 
 /// Asks the daemon to end, and waits until it has.

@@ -65,7 +65,8 @@ pub enum Command {
         after_help = "Examples:\n  cheetah create case7 500G\n  cheetah create scratch all --redundancy stripe:4 --unit 256K\n  cheetah create safe 100G --redundancy parity:4+2\n  cheetah create pool all --redundancy linear --follow"
     )]
     Create(Create),
-    /// Make a volume available to tools: a file, a block device or an NBD export.
+    /// Make a volume available to tools: a file, a block device or an NBD export. One attachment of a volume for
+    /// each user of a machine.
     #[command(
         after_help = "Examples:\n  cheetah attach case7 /mnt/case7                      /mnt/case7/case7.raw\n  cheetah attach case7 /mnt/case7 --front loop         /dev/loop0\n  cheetah attach case7 --front export --listen 127.0.0.1:10809\n  cheetah attach case7 --front export --listen unix:/run/case7.sock --read-only"
     )]
@@ -74,7 +75,7 @@ pub enum Command {
     Detach(Detach),
     /// Copy a raw image into a volume, hash both, and compare.
     #[command(
-        after_help = "Examples:\n  cheetah load disk.dd case7        makes the volume case7 if there is none\n  cheetah load /dev/sdb case7 --json"
+        after_help = "Examples:\n  cheetah load disk.dd case7        makes the volume case7 if there is none\n  cheetah load disk.dd case7 --overwrite    into one that was written before\n  cheetah load /dev/sdb case7 --json"
     )]
     Load(Load),
     /// The pool at a glance: donors, volumes, what is lost.
@@ -190,7 +191,7 @@ pub struct Create {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Front {
-    /// A file MOUNTPOINT/NAME.raw, for any tool and any user.
+    /// A file MOUNTPOINT/NAME.raw for any tool, of the user who attaches it (with sudo: of who typed that) and of root.
     Fuse,
     /// An NBD export.
     Export,
@@ -226,6 +227,8 @@ pub struct Attach {
 pub struct Detach {
     pub name: String,
     #[command(flatten)]
+    pub pool: PoolArg,
+    #[command(flatten)]
     pub json: JsonArg,
 }
 
@@ -236,6 +239,9 @@ pub struct Load {
     pub file: PathBuf,
     /// The volume. If there is none of this name it is made, exactly as large as the file.
     pub name: String,
+    /// Load into a volume that was attached for writing before, whatever it holds.
+    #[arg(long)]
+    pub overwrite: bool,
     /// Do not read the volume back to compare its hash.
     #[arg(long)]
     pub no_verify: bool,

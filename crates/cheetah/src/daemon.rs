@@ -7,7 +7,7 @@
 use crate::cli::Front;
 use crate::failure::{Exit, Failure};
 use crate::runtime_dir::{self, Record};
-use crate::tend::{Tended, lease, lost_notes};
+use crate::tend::{Tended, lease_for_tools, lost_notes};
 use cheetah_core::api::{Attached, Call};
 use cheetah_front::loopdev::{self, LoopDevice};
 use cheetah_front::{export, fuse};
@@ -121,7 +121,7 @@ impl Attachment {
         }
         let granted = memory::prepare();
         tracing::info!(?granted, "memory prepared");
-        let lease = lease(&pool, &order.name, order.read_only).await?;
+        let lease = lease_for_tools(&pool, &order.name, order.read_only).await?;
         let begun = Attachment::begin(order, &pool, &lease, &mut notes).await;
         if begun.is_err() {
             let _ = pool.call(Call::Detach { name: order.name.clone(), token: lease.token }).await;
@@ -274,7 +274,7 @@ impl Attachment {
                     told?;
                     // Nobody waits for an answer: what is in use goes on lazily until its last user is gone.
                     if let Err(failure) = self.end_fronts().await {
-                        tracing::warn!(failure.message, "ended while in use");
+                        tracing::warn!("ended while in use: {}", failure.message);
                     }
                     break;
                 }
@@ -347,7 +347,7 @@ impl Attachment {
         self.tended.close().await;
         let detach = Call::Detach { name: self.order.name.clone(), token: self.lease.token };
         if let Err(error) = self.pool.call(detach).await {
-            tracing::warn!(%error, "the lease was not given back and runs out by itself");
+            tracing::warn!("the lease was not given back and runs out by itself: {error}");
         }
         if let (Some(point), true) = (&self.order.mountpoint, self.order.mountpoint_made) {
             let _ = std::fs::remove_dir(point);

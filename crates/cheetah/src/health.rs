@@ -6,35 +6,110 @@ use cheetah_core::map::{DonorId, Redundancy};
 use cheetah_core::units::show_bytes;
 use std::collections::BTreeMap;
 
-/// How a volume does, in a word or a few, for a table.
-pub fn word(volume: &VolumeStatus) -> String {
-    match volume.health {
-        VolumeHealth::Whole if volume.slots_filling > 0 => "whole, moving".to_owned(),
-        VolumeHealth::Whole => "whole".to_owned(),
-        VolumeHealth::Degraded => format!("degraded, {} of {} missing", volume.slots_missing, volume.slots),
-        VolumeHealth::Lost if volume.lost_donors.is_empty() => {
-            format!("{} LOST", show_bytes(volume.bytes_lost))
-        }
-        VolumeHealth::Lost => {
-            format!("{} LOST with {}", show_bytes(volume.bytes_lost), volume.lost_donors.join(", "))
+/// Places that are none.
+pub const NO_FRONT_END: &str = "no front end";
+pub const LOADING: &str = "load";
+
+/// How a volume does for the one who sees the worst of it: the coordinator, which hears of a donor's end only after
+/// seconds, or an attachment, which notices it at once but may itself be cut off.
+struct Seen<'a> {
+    health: VolumeHealth,
+    slots_missing: u64,
+    bytes_lost: u64,
+    /// None: the coordinator.
+    by: Option<&'a Attachment>,
+}
+
+impl Seen<'_> {
+    fn by(&self) -> String {
+        self.by.map_or_else(String::new, |attachment| format!(", as seen by {}", attachment.holder))
+    }
+}
+
+fn seen(volume: &VolumeStatus) -> Seen<'_> {
+    let VolumeStatus { health, slots_missing, bytes_lost, .. } = *volume;
+    let mut worst = Seen { health, slots_missing, bytes_lost, by: None };
+    for attachment in &volume.attachments {
+        let Attachment { health, slots_missing, bytes_lost, .. } = *attachment;
+        if (health, bytes_lost, slots_missing) > (worst.health, worst.bytes_lost, worst.slots_missing) {
+            worst = Seen { health, slots_missing, bytes_lost, by: Some(attachment) };
         }
     }
+    worst
+}
+
+/// How a volume does, in a word or a few, for a table.
+pub fn word(volume: &VolumeStatus) -> String {
+    let seen = seen(volume);
+    let said = match seen.health {
+        VolumeHealth::Whole if volume.slots_filling > 0 => "whole, moving".to_owned(),
+        VolumeHealth::Whole => "whole".to_owned(),
+        VolumeHealth::Degraded => format!("degraded, {} of {} missing", seen.slots_missing, volume.slots),
+        VolumeHealth::Lost if volume.lost_donors.is_empty() || seen.by.is_some() => {
+            format!("{} LOST", show_bytes(seen.bytes_lost))
+        }
+        VolumeHealth::Lost => {
+            format!("{} LOST with {}", show_bytes(seen.bytes_lost), volume.lost_donors.join(", "))
+        }
+    };
+    said + &seen.by()
+}
+
+/// Who has a volume attached, and where.
+pub fn attached(attachment: &Attachment) -> String {
+    let Attachment { holder, place, .. } = attachment;
+    match place.as_str() {
+        "" => format!("{holder} (starting)"),
+        NO_FRONT_END => holder.clone(),
+        LOADING => format!("{holder} (loading)"),
+        place => format!("{holder} at {place}"),
+    }
+}
+
+/// What an attachment says of a donor that it cannot reach.
+pub fn out_of_reach(attachment: &Attachment, donor: &str, why: &str) -> String {
+    let so = match attachment.bytes_lost {
+        0 => "its part is read from the others".to_owned(),
+        bytes => format!("{} of the volume cannot be had and answer EIO", show_bytes(bytes)),
+    };
+    format!("cannot reach donor {donor} ({why}): {so}")
+}
+
+/// `, out of reach of eve@lab process 7: silent for 800 ms`, or nothing: who cannot reach the donor.
+pub fn out_of_reach_of<'a>(donor: DonorId, attachments: impl IntoIterator<Item = &'a Attachment>) -> String {
+    let whys = attachments.into_iter().filter_map(|attachment| {
+        let (_, why) = attachment.lost.iter().find(|(lost, _)| *lost == donor)?;
+        Some(format!("{}: {why}", attachment.holder))
+    });
+    let whys: Vec<String> = whys.collect();
+    if whys.is_empty() { String::new() } else { format!(", out of reach of {}", whys.join("; ")) }
 }
 
 /// `scratch  degraded: 12 of 160 fragments missing, rebuilding 34 %, 118 MiB/s, 20 s left`; `None` when all is well.
 pub fn line(volume: &VolumeStatus) -> Option<String> {
-    let VolumeStatus { name, slots_missing, slots, slots_filling, .. } = volume;
-    let missing = format!("{slots_missing} of {slots} fragments missing");
-    let said = match volume.health {
+    let VolumeStatus { name, slots, slots_filling, .. } = volume;
+    let seen = seen(volume);
+    let missing = format!("{} of {slots} fragments missing", seen.slots_missing);
+    let said = match seen.health {
         VolumeHealth::Whole if *slots_filling == 0 => return None,
         VolumeHealth::Whole => format!("whole: {slots_filling} of {slots} fragments move to other donors"),
         VolumeHealth::Degraded => format!("degraded: {missing}"),
-        VolumeHealth::Lost => format!("LOST: {} cannot be read, {missing}", show_bytes(volume.bytes_lost)),
+        VolumeHealth::Lost => {
+            // With no redundancy, what is beside the loss has nothing to do with it; of a mirror nothing is beside it.
+            let beside = match volume.redundancy {
+                Redundancy { data, parity } if data > 1 && parity > 0 => {
+                    "; what is intact in the same rows can be read, but not written"
+                }
+                _ => "",
+            };
+            format!("LOST: {} cannot be read, {missing}{beside}", show_bytes(seen.bytes_lost))
+        }
     };
+    let said = said + &seen.by();
     let repair = match writer(volume) {
         Some(attachment) if *slots_filling > 0 => progress(&attachment.report),
         // What a lost volume has left is not made good by anyone.
-        _ if volume.health != VolumeHealth::Lost => {
+        _ if seen.health != VolumeHealth::Lost => {
             volume.repair.as_ref().map(|repair| format!(", {repair}")).unwrap_or_default()
         }
         _ => String::new(),
@@ -75,13 +150,38 @@ pub fn findings(report: &VolumeReport, name_of: impl Fn(DonorId) -> String) -> V
         ));
     }
     if report.reads_rebuilt > 0 {
-        lines.push(format!("{} reads were answered from redundancy", report.reads_rebuilt));
+        let reads = counted(report.reads_rebuilt, "read was", "reads were");
+        lines.push(format!("{reads} answered from redundancy"));
     }
-    let scrubbed = report.scrub_bytes_done.saturating_mul(100).checked_div(report.scrub_bytes_total);
-    if let Some(percent) = scrubbed {
-        lines.push(format!("scrub {} % of this pass, {} passes done", percent.min(100), report.scrub_passes));
-    }
+    lines.extend(scrub(report));
     lines
+}
+
+/// The pass under way is told of only while it is the first: what a later one has left out because a donor is away is
+/// never counted as done.
+fn scrub(report: &VolumeReport) -> Option<String> {
+    let VolumeReport { scrub_bytes_done: done, scrub_bytes_total: total, .. } = *report;
+    let found = match report.scrub_mismatches {
+        0 => "nothing wrong was found".to_owned(),
+        found => format!(
+            "fragments do not fit together in {}, and no checksum says which is wrong",
+            counted(found, "place", "places")
+        ),
+    };
+    match (report.scrub_passes, done.saturating_mul(100).checked_div(total)) {
+        (0, Some(percent)) if done > 0 => {
+            Some(format!("the first scrub is at {} %: {found}", percent.min(100)))
+        }
+        (0, _) => None,
+        (passes, _) => {
+            Some(format!("scrubbed {} since it was attached: {found}", counted(passes, "time", "times")))
+        }
+    }
+}
+
+/// `1 donor`, `2 donors`.
+pub fn counted(count: u64, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
 }
 
 /// What a redundancy is good for, said aloud at create.
@@ -136,6 +236,9 @@ mod tests {
             place: String::new(),
             lost: Vec::new(),
             report,
+            health: VolumeHealth::Whole,
+            slots_missing: 0,
+            bytes_lost: 0,
         };
         VolumeStatus {
             volume: VolumeId(1),
@@ -180,6 +283,48 @@ mod tests {
         assert_eq!(line(&volume(VolumeHealth::Whole, 0, 0, report.clone())), None);
         let moving = line(&volume(VolumeHealth::Whole, 0, 3, report)).expect("a line");
         assert_eq!(moving, "scratch  whole: 3 of 160 fragments move to other donors, rebuilding");
+    }
+
+    #[test]
+    fn what_only_an_attachment_sees_is_told_as_such() {
+        let mut volume = volume(VolumeHealth::Whole, 0, 0, Some(VolumeReport::default()));
+        let attachment = &mut volume.attachments[0];
+        attachment.lost = vec![(DonorId(1), "silent for 800 ms".into())];
+        (attachment.health, attachment.slots_missing) = (VolumeHealth::Degraded, 2);
+        assert_eq!(word(&volume), "degraded, 2 of 160 missing, as seen by eve");
+        let said = line(&volume).expect("a line");
+        assert_eq!(said, "scratch  degraded: 2 of 160 fragments missing, as seen by eve");
+        let attachment = &mut volume.attachments[0];
+        let said = out_of_reach(attachment, "d1", "silent for 800 ms");
+        assert_eq!(said, "cannot reach donor d1 (silent for 800 ms): its part is read from the others");
+        let said = out_of_reach_of(DonorId(1), [&*attachment]);
+        assert_eq!(said, ", out of reach of eve: silent for 800 ms");
+        assert_eq!(out_of_reach_of(DonorId(2), [&*attachment]), "");
+        (attachment.health, attachment.bytes_lost) = (VolumeHealth::Lost, 1 << 20);
+        let said = out_of_reach(attachment, "d1", "silent for 800 ms");
+        assert!(said.ends_with("1 MiB of the volume cannot be had and answer EIO"), "{said}");
+        assert_eq!(word(&volume), "1 MiB LOST, as seen by eve");
+        let same =
+            VolumeStatus { health: VolumeHealth::Lost, bytes_lost: 1 << 20, slots_missing: 2, ..volume };
+        assert_eq!(word(&same), "1 MiB LOST", "the coordinator has noticed, too");
+    }
+
+    #[test]
+    fn a_scrub_is_told_of_once_there_is_something_to_tell() {
+        let said = |done, passes, mismatches| {
+            let report = VolumeReport {
+                scrub_bytes_done: done,
+                scrub_bytes_total: 100 << 20,
+                scrub_passes: passes,
+                scrub_mismatches: mismatches,
+                ..VolumeReport::default()
+            };
+            findings(&report, |id| id.to_string())
+        };
+        assert!(said(0, 0, 0).is_empty());
+        assert_eq!(said(34 << 20, 0, 0), ["the first scrub is at 34 %: nothing wrong was found"]);
+        assert_eq!(said(0, 1, 0), ["scrubbed 1 time since it was attached: nothing wrong was found"]);
+        assert!(said(100 << 20, 2, 1)[0].contains("do not fit together in 1 place,"));
     }
 
     #[test]

@@ -6,10 +6,11 @@
 
 use crate::cli;
 use crate::failure::{Exit, Failure};
+use crate::health::LOADING;
 use crate::output;
-use crate::pool::{find, told_to_end, volume};
+use crate::pool::{find, told_to_end, unexpected, volume};
 use crate::tend::{Tended, lease, lost_notes};
-use cheetah_core::api::{Call, Create, RefusalCode, Size};
+use cheetah_core::api::{Answer, Call, Create, RefusalCode, Size, VolumeHealth, VolumeStatus};
 use cheetah_core::limits::UNIT_DEFAULT_BYTES;
 use cheetah_core::units::show_bytes;
 use cheetah_rim::buffer::LARGE_BYTES;
@@ -59,22 +60,21 @@ pub async fn load(options: cli::Load) -> Result<(), Failure> {
     let source = RawSource::open(&options.file).map_err(|e| Failure::failed(e.to_string()))?;
     let pool = find(&options.pool).await?;
     let made = ensure_volume(&pool, &options.name, source.size(), &options).await?;
-    let lease = lease(&pool, &options.name, false).await?;
-    let size = lease.map.size;
+    let lease = lease(&pool, &options.name).await?;
     let give_back = Call::Detach { name: options.name.clone(), token: lease.token };
-    if source.size() > size {
+    if !lease.fresh && !options.overwrite {
         let _ = pool.call(give_back).await;
-        return Err(Failure::failed(format!(
-            "{} has {} bytes, volume '{}' has {size}: `cheetah grow {} {}` makes room",
-            options.file.display(),
-            source.size(),
-            options.name,
-            options.name,
-            source.size()
-        )));
+        return Err(Failure::new(
+            Exit::Refused,
+            format!(
+                "volume '{}' was attached for writing before and may hold data, which would be overwritten: load into \
+                 another volume, or say --overwrite",
+                options.name
+            ),
+        ));
     }
     let tended = Tended::start(&pool, &lease, false, 2)?;
-    tended.set_place("load");
+    tended.set_place(LOADING);
     let handle = tended.volume.clone();
     let lost = handle.settled().await;
     for note in lost_notes(&lease, &lost) {
@@ -95,6 +95,8 @@ pub async fn load(options: cli::Load) -> Result<(), Failure> {
             // Half an image must not be taken for a whole one.
             if made && pool.call(Call::Delete { name: options.name.clone() }).await.is_ok() {
                 failure.message.push_str("; it was made by this load and is deleted again");
+            } else if failure.exit != Exit::DataLost {
+                failure.message.push_str("; to load it again say --overwrite");
             }
             return Err(failure);
         }
@@ -104,7 +106,7 @@ pub async fn load(options: cli::Load) -> Result<(), Failure> {
         Some(read) if *read != report.file_hashes => Err(Failure::new(
             Exit::DataLost,
             format!(
-                "volume '{}' does not hold what the file holds: do not use it; load it again",
+                "volume '{}' does not hold what the file holds: do not use it; load it again with --overwrite",
                 options.name
             ),
         )),
@@ -116,7 +118,11 @@ pub async fn load(options: cli::Load) -> Result<(), Failure> {
 /// Answers whether it was.
 async fn ensure_volume(pool: &Client, name: &str, size: u64, options: &cli::Load) -> Result<bool, Failure> {
     match pool.call(Call::Show { name: name.to_owned() }).await {
-        Ok(_) => Ok(false),
+        Ok(Answer::Volume(detail)) => {
+            check_room(&detail.status, size, options)?;
+            Ok(false)
+        }
+        Ok(other) => Err(unexpected(&other)),
         Err(CallError::Refused(refusal)) if refusal.code == RefusalCode::NotFound => {
             let create = Create {
                 name: name.to_owned(),
@@ -133,6 +139,28 @@ async fn ensure_volume(pool: &Client, name: &str, size: u64, options: &cli::Load
         }
         Err(error) => Err(error.into()),
     }
+}
+
+/// Before the lease is taken: what ends here has not touched the volume.
+fn check_room(volume: &VolumeStatus, bytes: u64, options: &cli::Load) -> Result<(), Failure> {
+    let VolumeStatus { name, size, health, bytes_lost, .. } = volume;
+    if *health == VolumeHealth::Lost {
+        return Err(Failure::new(
+            Exit::DataLost,
+            format!(
+                "volume '{name}' has lost {}, and nothing whole can be loaded into it: `cheetah delete {name}`, then \
+                 load again, which makes it anew",
+                show_bytes(*bytes_lost)
+            ),
+        ));
+    }
+    if bytes > *size {
+        return Err(Failure::failed(format!(
+            "{} has {bytes} bytes, volume '{name}' has {size}: `cheetah grow {name} {bytes}` makes room",
+            options.file.display()
+        )));
+    }
+    Ok(())
 }
 
 fn print(report: &LoadReport, options: &cli::Load) -> Result<(), Failure> {
@@ -266,7 +294,10 @@ fn copy(source: &RawSource, volume: &VolumeHandle) -> Result<(Hashes, u64), Fail
     let sink: Arc<dyn Sink> = Arc::new(ToChannel(sink));
     let (mut in_flight, mut zero_bytes) = (0, 0);
     let stopped = |offset: u64, why: String| {
-        Failure::failed(format!("{why}; volume '{}' holds only the first {offset} bytes", volume.name()))
+        Failure::failed(format!(
+            "{why}; volume '{}' holds no more than the first {offset} bytes",
+            volume.name()
+        ))
     };
     let finish_one = |in_flight: &mut usize| -> Result<(), Failure> {
         let completion = done.recv().map_err(|_| Failure::failed("the volume was closed"))?;
@@ -307,7 +338,10 @@ fn copy(source: &RawSource, volume: &VolumeHandle) -> Result<(Hashes, u64), Fail
 
 fn write_error(error: VolumeError, offset: u64) -> String {
     match error {
-        VolumeError::DonorLost => format!("a donor that holds a part of the MiB at byte {offset} is lost"),
+        VolumeError::DonorLost => format!(
+            "more donors that hold the MiB at byte {offset} are lost than redundancy covers: `cheetah delete` the \
+             volume and load again into a new one"
+        ),
         VolumeError::LeaseLost => "the lease is lost: another has taken the volume over".into(),
         other => format!("writing at byte {offset} failed ({other:?})"),
     }

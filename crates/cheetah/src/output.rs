@@ -42,8 +42,31 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) {
     }
 }
 
+/// Sorts `d10` behind `d9`: text and numbers by turns.
+pub fn natural(name: &str) -> Vec<(String, u64)> {
+    let mut parts = Vec::new();
+    let mut rest = name;
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
+        let (text, tail) = rest.split_at(digits);
+        let end = tail.find(|c: char| !c.is_ascii_digit()).unwrap_or(tail.len());
+        let (number, tail) = tail.split_at(end);
+        let number = if number.is_empty() { 0 } else { number.parse().unwrap_or(u64::MAX) };
+        parts.push((text.to_owned(), number));
+        rest = tail;
+    }
+    parts
+}
+
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn names_are_sorted_as_people_count() {
+        let mut names = ["d10", "lab7-4711", "d9", "a", "d1", "lab7", "d"];
+        names.sort_by_cached_key(|name| super::natural(name));
+        assert_eq!(names, ["a", "d", "d1", "d9", "d10", "lab7", "lab7-4711"]);
+    }
+
     #[test]
     fn a_table_takes_rows_of_any_width() {
         super::table(&["a", "b"], &[vec!["long cell".into(), "x".into()], vec![]]);

@@ -5,8 +5,10 @@ use crate::cli;
 use crate::failure::{Exit, Failure};
 use crate::health;
 use crate::output;
-use cheetah_core::api::{Answer, Call, DonorHealth, PoolStatus, Size, VolumeDetail, VolumeStatus};
-use cheetah_core::map::{DonorId, Redundancy};
+use cheetah_core::api::{
+    Answer, Call, DonorHealth, DonorStatus, PoolStatus, Size, VolumeDetail, VolumeStatus,
+};
+use cheetah_core::map::DonorId;
 use cheetah_core::units::{parse_bytes, show_bytes};
 use cheetah_rim::control::{self, Client, CoordinateOptions, Role, StateAt};
 use std::net::SocketAddr;
@@ -116,7 +118,7 @@ pub fn parse_size(size: &str) -> Result<Size, Failure> {
     }
 }
 
-fn unexpected(answer: &Answer) -> Failure {
+pub fn unexpected(answer: &Answer) -> Failure {
     Failure::failed(format!("the coordinator answered something else than was asked: {answer:?}"))
 }
 
@@ -192,13 +194,19 @@ pub fn done(json: &cli::JsonArg, text: &str) -> Result<(), Failure> {
 }
 
 pub async fn list(options: cli::Report) -> Result<(), Failure> {
-    let status = pool_status(&find(&options.pool).await?).await?;
+    let mut status = pool_status(&find(&options.pool).await?).await?;
     if options.json.json {
         return output::json(&status.volumes);
     }
+    sort_volumes(&mut status.volumes);
     print_volumes(&status.volumes);
     print_unwell(&status.volumes);
     Ok(())
+}
+
+/// As people look for them. Scripts get the order of their making.
+fn sort_volumes(volumes: &mut [VolumeStatus]) {
+    volumes.sort_by_cached_key(|volume| output::natural(&volume.name));
 }
 
 /// A line for each volume that is not whole, or is on the move.
@@ -215,7 +223,7 @@ fn print_volumes(volumes: &[VolumeStatus]) {
         let attached: Vec<String> = volume
             .attachments
             .iter()
-            .map(|a| format!("{} {}{}", a.holder, a.place, if a.read_only { " (read-only)" } else { "" }))
+            .map(|a| health::attached(a) + if a.read_only { " (read-only)" } else { "" })
             .collect();
         vec![
             volume.name.clone(),
@@ -233,20 +241,27 @@ fn print_volumes(volumes: &[VolumeStatus]) {
 
 pub async fn status(options: cli::Report) -> Result<(), Failure> {
     let pool = find(&options.pool).await?;
-    let status = pool_status(&pool).await?;
+    let mut status = pool_status(&pool).await?;
     if options.json.json {
         return output::json(&status);
     }
+    status.donors.sort_by_cached_key(|donor| output::natural(&donor.name));
+    sort_volumes(&mut status.volumes);
+    let (alive, lost): (Vec<&DonorStatus>, Vec<_>) =
+        status.donors.iter().partition(|donor| donor.health == DonorHealth::Alive);
+    let lost: Vec<&str> = lost.into_iter().map(|donor| donor.name.as_str()).collect();
     output::line(&format!(
-        "pool {} at {}: {} lent by {} donors, {} free",
+        "pool {} at {}: {} lent by {}, {} free{}",
         status.pool,
         pool.url(),
         show_bytes(status.bytes_total),
-        status.donors.len(),
-        show_bytes(status.bytes_free)
+        health::counted(alive.len() as u64, "donor", "donors"),
+        show_bytes(status.bytes_free),
+        if lost.is_empty() { String::new() } else { format!("; LOST: {}", lost.join(", ")) }
     ));
     output::line("");
-    let donor = |donor: &cheetah_core::api::DonorStatus| {
+    let attachments = || status.volumes.iter().flat_map(|volume| &volume.attachments);
+    let donor = |donor: &DonorStatus| {
         let health = match donor.health {
             DonorHealth::Alive if donor.leaving => {
                 format!("leaving, {} to move", show_bytes(donor.bytes_held))
@@ -264,7 +279,7 @@ pub async fn status(options: cli::Report) -> Result<(), Failure> {
             show_bytes(donor.bytes_total),
             show_bytes(donor.bytes_free),
             show_bytes(donor.bytes_used),
-            health,
+            health + &health::out_of_reach_of(donor.donor, attachments()),
         ]
     };
     let rows: Vec<_> = status.donors.iter().map(donor).collect();
@@ -297,21 +312,10 @@ fn print_unreachable(status: &PoolStatus) {
             for (id, why) in &attachment.lost {
                 let donor = status.donors.iter().find(|donor| donor.donor == *id);
                 let name = donor.map_or_else(|| id.to_string(), |donor| donor.name.clone());
-                output::line(&format!(
-                    "volume {}: {} cannot reach donor {name}: {why}; {}",
-                    volume.name,
-                    attachment.holder,
-                    without(volume.redundancy)
-                ));
+                let said = health::out_of_reach(attachment, &name, why);
+                output::line(&format!("volume {}: {} {said}", volume.name, attachment.holder));
             }
         }
-    }
-}
-
-fn without(redundancy: Redundancy) -> &'static str {
-    match redundancy.parity {
-        0 => "its ranges answer EIO",
-        _ => "its part is read from the others",
     }
 }
 
@@ -334,18 +338,26 @@ pub async fn show(options: cli::Named) -> Result<(), Failure> {
         |id: DonorId| detail.map.routes.get(&id).map_or_else(|| id.to_string(), |route| route.name.clone());
     for attachment in &detail.status.attachments {
         let mode = if attachment.read_only { "read-only" } else { "read-write" };
-        output::line(&format!("attached    {mode} by {} at {}", attachment.holder, attachment.place));
+        output::line(&format!("attached    {mode} by {}", health::attached(attachment)));
+        for (id, why) in &attachment.lost {
+            output::line(&format!("            {}", health::out_of_reach(attachment, &name_of(*id), why)));
+        }
         for finding in health::findings(&attachment.report, name_of) {
             output::line(&format!("            {finding}"));
         }
     }
-    for (id, route) in &detail.map.routes {
+    let mut routes: Vec<_> = detail.map.routes.iter().collect();
+    routes.sort_by_cached_key(|(_, route)| output::natural(&route.name));
+    for (id, route) in routes {
         let slots = || detail.map.groups.iter().flat_map(|group| &group.slots);
         let held = slots().filter(|slot| slot.held.is_some_and(|held| held.donor == *id)).count();
         let filling = slots().filter(|slot| slot.filling.is_some_and(|filling| filling.donor == *id)).count();
         let filling = if filling > 0 { format!(", is being given {filling} more") } else { String::new() };
+        let lost = if detail.status.lost_donors.contains(&route.name) { ", LOST" } else { "" };
+        let far = health::out_of_reach_of(*id, &detail.status.attachments);
+        let held = health::counted(held as u64, "extent", "extents");
         output::line(&format!(
-            "donor       {} at {} holds {held} extents{filling}",
+            "donor       {} at {} holds {held}{filling}{lost}{far}",
             route.name, route.address
         ));
     }

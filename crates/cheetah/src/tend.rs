@@ -5,13 +5,19 @@
 //! Called by `daemon`, `load` and `mover`.
 
 use crate::failure::Failure;
-use cheetah_core::api::{API_VERSION, Answer, Attach, Attached, Call, RefusalCode, Renew};
-use cheetah_core::map::DonorId;
+use cheetah_core::api::{
+    API_VERSION, Answer, Attach, Attached, Call, Refusal, RefusalCode, Renew, VolumeReport,
+};
+use cheetah_core::layout::lost_ranges;
+use cheetah_core::map::{DonorId, VolumeMap};
 use cheetah_rim::control::{CallError, Client};
 use cheetah_rim::volume::{VolumeHandle, VolumeOptions};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+
+/// How often is looked whether there is something that the coordinator should hear at once.
+const NEWS_LOOK: Duration = Duration::from_millis(200);
 
 /// Who has it, as the second writer is told.
 fn holder() -> String {
@@ -21,21 +27,40 @@ fn holder() -> String {
     format!("{user}@{host} process {}", std::process::id())
 }
 
-/// Takes a lease on a volume.
-pub async fn lease(pool: &Client, name: &str, read_only: bool) -> Result<Attached, Failure> {
-    let attach = Attach { version: API_VERSION, read_only, holder: holder(), yields: false };
+/// Takes a lease on a volume, to write it.
+pub async fn lease(pool: &Client, name: &str) -> Result<Attached, Failure> {
+    let attach = Attach { version: API_VERSION, read_only: false, holder: holder(), yields: false };
     lease_as(pool, name, attach).await
 }
 
+/// As `lease`, for who may have use for a volume that is only read.
+pub async fn lease_for_tools(pool: &Client, name: &str, read_only: bool) -> Result<Attached, Failure> {
+    let attach = Attach { version: API_VERSION, read_only, holder: holder(), yields: false };
+    let mut taken = take(pool, name, attach).await?;
+    if let Err(refusal) = &mut taken
+        && refusal.code == RefusalCode::Conflict
+        && !read_only
+    {
+        refusal.message.push_str(", or attach it with --read-only");
+    }
+    Ok(taken?)
+}
+
 pub async fn lease_as(pool: &Client, name: &str, attach: Attach) -> Result<Attached, Failure> {
-    match pool.call(Call::Attach { name: name.to_owned(), attach }).await? {
-        Answer::Attached(attached) => {
+    Ok(take(pool, name, attach).await??)
+}
+
+async fn take(pool: &Client, name: &str, attach: Attach) -> Result<Result<Attached, Refusal>, Failure> {
+    match pool.call(Call::Attach { name: name.to_owned(), attach }).await {
+        Ok(Answer::Attached(attached)) => {
             attached.map.check().map_err(Failure::failed)?;
-            Ok(attached)
+            Ok(Ok(attached))
         }
-        other => {
+        Ok(other) => {
             Err(Failure::failed(format!("the coordinator answered something else than was asked: {other:?}")))
         }
+        Err(CallError::Refused(refusal)) => Ok(Err(refusal)),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -100,11 +125,61 @@ impl Drop for Tended {
 
 /// Sentences about donors that cannot be reached.
 pub fn lost_notes(lease: &Attached, lost: &[(DonorId, String)]) -> Vec<String> {
-    let name =
-        |id: &DonorId| lease.map.routes.get(id).map_or_else(|| id.to_string(), |route| route.name.clone());
-    lost.iter()
-        .map(|(id, why)| format!("donor {} cannot be reached ({why}): its ranges answer EIO", name(id)))
-        .collect()
+    let map = &lease.map;
+    let beyond = !lost_ranges(map, |id| lost.iter().any(|(lost, _)| *lost == id)).is_empty();
+    let so = match beyond {
+        true => format!("ranges answer EIO, `cheetah show {}` lists them", map.name),
+        false => "its part is read from the others".to_owned(),
+    };
+    let note = |(id, why): &(DonorId, String)| {
+        format!("donor {} cannot be reached ({why}): {so}", name_in(map, *id))
+    };
+    lost.iter().map(note).collect()
+}
+
+/// Donors that joined since the lease was given have names, too; those that left the map keep theirs.
+fn know_names(names: &mut VolumeMap, newer: &VolumeMap) {
+    names.routes.extend(newer.routes.iter().map(|(id, route)| (*id, route.clone())));
+}
+
+fn name_in(map: &VolumeMap, id: DonorId) -> String {
+    map.routes.get(&id).map_or_else(|| id.to_string(), |route| route.name.clone())
+}
+
+/// What a coordinator hears of at once. Progress has time until the next renewal.
+#[derive(PartialEq, Eq)]
+struct News {
+    lost: Vec<DonorId>,
+    corrupt_blocks: Vec<(DonorId, u64)>,
+    scrub_mismatches: u64,
+    fills: bool,
+}
+
+impl News {
+    fn of(lost: &[(DonorId, String)], report: &VolumeReport) -> News {
+        News {
+            lost: lost.iter().map(|(id, _)| *id).collect(),
+            corrupt_blocks: report.corrupt_blocks.clone(),
+            scrub_mismatches: report.scrub_mismatches,
+            fills: report.fill_bytes_total > 0,
+        }
+    }
+}
+
+/// Resolves when there is news since `told`, or the volume is served somewhere else.
+async fn has_news(volume: &VolumeHandle, told: &News, place: &mut watch::Receiver<String>, pause: Duration) {
+    let look = async {
+        loop {
+            tokio::time::sleep(pause).await;
+            if News::of(&volume.lost().await, &volume.report().await) != *told {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        () = look => {}
+        Ok(()) = place.changed() => {}
+    }
 }
 
 /// Keeps the lease, reports what is lost, and takes newer maps. While the coordinator is away, reads and writes
@@ -113,16 +188,29 @@ async fn renew(
     pool: Client,
     lease: Attached,
     volume: VolumeHandle,
-    place: watch::Receiver<String>,
+    mut place: watch::Receiver<String>,
     gone: watch::Sender<bool>,
 ) {
     let (name, token) = (lease.map.name.clone(), lease.token);
     let mut epoch = lease.map.epoch;
     let mut told = false;
+    // Doubled each time a call is let go of: news that never end must not keep the lease from being renewed.
+    let mut pause = NEWS_LOOK;
     loop {
-        let (lost, report, place) = (volume.lost().await, volume.report().await, place.borrow().clone());
-        let renew = Renew { epoch, place, lost, report };
-        match pool.call(Call::Renew { name: name.clone(), token, renew }).await {
+        let (lost, report) = (volume.lost().await, volume.report().await);
+        let news = News::of(&lost, &report);
+        let renew = Renew { epoch, place: place.borrow_and_update().clone(), lost, report };
+        let renewed = tokio::select! {
+            renewed = pool.call(Call::Renew { name: name.clone(), token, renew }) => renewed,
+            // The coordinator has heard the last and holds its answer back: it is told anew, and hears that nobody
+            // waits for the other answer any more. A map that this may have carried comes with the next.
+            () = has_news(&volume, &news, &mut place, pause), if !told => {
+                pause = pause.saturating_mul(2);
+                continue;
+            }
+        };
+        pause = NEWS_LOOK;
+        match renewed {
             Ok(Answer::Renewed(renewed)) => {
                 if std::mem::take(&mut told) {
                     tracing::warn!("the coordinator answers again");
@@ -145,11 +233,11 @@ async fn renew(
                 if !std::mem::replace(&mut told, true) {
                     match &error {
                         CallError::Refused(refusal) if refusal.code == RefusalCode::Gone => {
-                            tracing::error!(%error, "the lease is lost: donors refuse what follows");
+                            tracing::error!("the lease is lost, donors refuse what follows: {error}");
                             volume.lease_lost();
                             gone.send_replace(true);
                         }
-                        _ => tracing::warn!(%error, "the lease was not renewed; trying again each second"),
+                        _ => tracing::warn!("the lease was not renewed, trying again each second: {error}"),
                     }
                 }
                 tokio::time::sleep(Duration::from_secs(1)).await;
@@ -159,20 +247,20 @@ async fn renew(
 }
 
 /// Tells the coordinator what the volume found out about its donors, and the volume what came of it.
-async fn amend(pool: Client, lease: Attached, volume: VolumeHandle, gone: watch::Sender<bool>) {
+async fn amend(pool: Client, mut lease: Attached, volume: VolumeHandle, gone: watch::Sender<bool>) {
     let (name, token) = (lease.map.name.clone(), lease.token);
     let Some(mut amendments) = volume.take_amendments() else { return };
     while let Some(amend) = amendments.recv().await {
-        let route =
-            |id: &DonorId| lease.map.routes.get(id).map_or_else(|| id.to_string(), |r| r.name.clone());
         let asks = amend.is_empty();
         for (donor, why) in &amend.exclude {
-            tracing::warn!(donor = route(donor), why, "a donor is set aside; what it held is rebuilt");
+            let donor = name_in(&lease.map, *donor);
+            tracing::warn!("donor {donor} is set aside ({why}); what it held is rebuilt");
         }
         match pool.call(Call::Amend { name: name.clone(), token, amend }).await {
             Ok(Answer::Renewed(renewed)) => match renewed.map.map(|map| map.check().map(|()| map)) {
                 Some(Ok(map)) => {
                     tracing::debug!(epoch = map.epoch, "the map is amended");
+                    know_names(&mut lease.map, &map);
                     volume.amended(Some(map));
                 }
                 None if asks => volume.amended(None),
@@ -182,12 +270,16 @@ async fn amend(pool: Client, lease: Attached, volume: VolumeHandle, gone: watch:
                 }
             },
             Err(CallError::Refused(refusal)) if refusal.code == RefusalCode::Gone => {
-                tracing::error!(%refusal.message, "the lease is lost: nothing is written any more");
+                tracing::error!("the lease is lost, nothing is written any more: {}", refusal.message);
                 volume.lease_lost();
                 gone.send_replace(true);
             }
-            answer => {
-                tracing::warn!(?answer, "the coordinator could not record what donors missed; trying again");
+            Err(error) => {
+                tracing::warn!("what donors missed is not recorded yet, trying again: {error}");
+                volume.amended(None);
+            }
+            Ok(answer) => {
+                tracing::warn!(?answer, "the coordinator answered something else than was asked");
                 volume.amended(None);
             }
         }

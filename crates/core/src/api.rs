@@ -269,10 +269,12 @@ pub struct DonorStatus {
     pub silent_ms: u64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// The worse, the greater.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VolumeHealth {
     /// Every slot is held by a donor that lives.
+    #[default]
     Whole,
     /// All of it can be read, with less redundancy than it should have.
     Degraded,
@@ -310,8 +312,16 @@ pub struct Attachment {
     pub holder: String,
     pub read_only: bool,
     pub place: String,
+    /// Donors that it cannot reach, though the coordinator may.
     pub lost: Vec<(DonorId, String)>,
     pub report: VolumeReport,
+    /// How the volume does without the donors that it cannot reach.
+    #[serde(default)]
+    pub health: VolumeHealth,
+    #[serde(default)]
+    pub slots_missing: u64,
+    #[serde(default)]
+    pub bytes_lost: u64,
 }
 
 /// `GET /v1/volumes/{name}`

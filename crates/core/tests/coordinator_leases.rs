@@ -2,7 +2,7 @@
 
 mod pool;
 
-use cheetah_core::api::{Answer, Call, RefusalCode, Renewed, Size};
+use cheetah_core::api::{Answer, Call, RefusalCode, Renew, Renewed, Size, VolumeHealth, VolumeReport};
 use cheetah_core::coordinator::Event;
 use cheetah_core::limits::{LEASE_NS, LEASE_RENEW_NS, SECOND_NS};
 use cheetah_core::map::DonorId;
@@ -19,11 +19,7 @@ fn one_writer_and_many_readers() {
     let mut world = world();
     let writer = world.attach("v", false).expect("attached");
     assert_eq!(world.tokens_of(1), [writer.token].into());
-    assert_refused(
-        world.attach("v", false),
-        RefusalCode::Conflict,
-        &["eve@lab pid 7", "--read-only", "15 s"],
-    );
+    assert_refused(world.attach("v", false), RefusalCode::Conflict, &["eve@lab pid 7", "detach", "15 s"]);
     let reader = world.attach("v", true).expect("attached");
     let other = world.attach("v", true).expect("attached");
     assert_eq!(world.tokens_of(2), [writer.token, reader.token, other.token].into());
@@ -87,6 +83,30 @@ fn renewing_keeps_a_lease_and_is_answered_in_time() {
         assert_eq!(world.answer(call), Some(Ok(Answer::Renewed(Renewed { map: None }))));
     }
     assert_eq!(world.show("v").status.attachments[0].place, "/mnt/x");
+}
+
+/// Long before the donor's silence is noticed here.
+#[test]
+fn what_a_client_cannot_reach_is_shown_at_once() {
+    let mut world = World::with_donors(&[4, 4, 4]);
+    world.create("v", Size::Bytes(2 * E), Some("parity:2+1")).expect("created");
+    let lease = world.attach("v", true).expect("attached");
+    let mut tell = |lost: &[u64]| {
+        let lost = lost.iter().map(|id| (DonorId(*id), "silent for 800 ms".to_owned())).collect();
+        let renew =
+            Renew { epoch: lease.map.epoch, place: String::new(), lost, report: VolumeReport::default() };
+        let call = world.send(Call::Renew { name: "v".into(), token: lease.token, renew });
+        assert_eq!(world.answer(call), None, "the poll is held");
+        let status = world.show("v").status;
+        assert_eq!(status.health, VolumeHealth::Whole, "as the coordinator sees it");
+        let seen = &status.attachments[0];
+        (seen.health, seen.slots_missing, seen.bytes_lost)
+    };
+    assert_eq!(tell(&[]), (VolumeHealth::Whole, 0, 0));
+    assert_eq!(tell(&[1]), (VolumeHealth::Degraded, 1, 0));
+    let (health, missing, lost) = tell(&[1, 2]);
+    assert_eq!((health, missing), (VolumeHealth::Lost, 2));
+    assert!(lost >= E, "{lost}");
 }
 
 #[test]

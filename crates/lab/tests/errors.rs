@@ -177,7 +177,7 @@ fn a_second_writer_is_told_who_the_first_is() {
 fn detach_of_what_is_not_attached() {
     let pool = small_pool();
     names(&pool.fails(["detach", "kept"]), &["kept", "not attached"]);
-    names(&pool.fails(["detach", "ghost"]), &["ghost"]);
+    names(&pool.fails(["detach", "ghost"]), &["ghost", "no volume"]);
 }
 
 #[test]
@@ -190,6 +190,24 @@ fn an_image_larger_than_the_volume() {
     let directory = pool.scratch().directory("directory").display().to_string();
     names(&pool.fails(["load", &directory, "kept"]), &[&directory]);
     assert_eq!(pool.volume_status("kept")["attachments"], json!([]), "the lease is left");
+}
+
+#[test]
+fn a_volume_that_was_written_is_not_overwritten_unasked() {
+    let mut pool = small_pool();
+    let image = pool.scratch().sparse_file("small.raw", 1 << 20).display().to_string();
+    pool.attach_export("kept", &[]);
+    let said = pool.fails(["load", &image, "kept", "--overwrite"]);
+    names(&said, &["kept", "attached for writing", "detach"]);
+    assert!(!said.contains("--read-only"), "load cannot do that: {said}");
+    pool.detach("kept");
+    let said = pool.run(["load", &image, "kept"]);
+    assert_eq!(said.status.code(), Some(4), "{}", said.err);
+    names(&said.err, &["kept", "--overwrite"]);
+    assert_eq!(pool.volume_status("kept")["attachments"], json!([]), "the lease is left");
+    names(&pool.ok(["load", &image, "kept", "--overwrite"]), &["verified"]);
+    pool.ok(["create", "new", "64M"]);
+    names(&pool.ok(["load", &image, "new"]), &["verified"]);
 }
 
 /// The source shrinks while it is read: the load says how far it came, and does not claim a hash.

@@ -48,8 +48,8 @@ impl Coordinator {
         }
         if let Some(writer) = self.writer(id).filter(|_| !attach.read_only) {
             let message = format!(
-                "volume '{name}' is attached for writing by {}; detach it there, or attach it with --read-only \
-                 (if that machine is gone, its lease ends by itself within {} s)",
+                "volume '{name}' is attached for writing by {}; detach it there (if that machine is \
+                 gone, its lease ends by itself within {} s)",
                 writer.record.holder,
                 LEASE_NS / SECOND_NS
             );

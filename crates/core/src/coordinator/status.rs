@@ -41,23 +41,23 @@ impl Coordinator {
     pub(super) fn detail(&self, volume: &Volume) -> VolumeDetail {
         let map = &volume.map;
         let is_lost = |id: DonorId| !self.donors.get(&id).is_some_and(|donor| donor.alive);
-        let lost = lost_ranges(map, is_lost);
+        let now = condition(map, is_lost);
         let leases = volume.leases.iter().filter_map(|token| self.leases.get(token));
-        let attachments = leases.map(|lease| Attachment {
-            holder: lease.record.holder.clone(),
-            read_only: lease.record.read_only,
-            place: lease.place.clone(),
-            lost: lease.lost.clone(),
-            report: lease.report.clone(),
+        let attachments = leases.map(|lease| {
+            let seen = condition(map, |id| lease.lost.iter().any(|(lost, _)| *lost == id));
+            Attachment {
+                holder: lease.record.holder.clone(),
+                read_only: lease.record.read_only,
+                place: lease.place.clone(),
+                lost: lease.lost.clone(),
+                report: lease.report.clone(),
+                health: seen.health,
+                slots_missing: seen.slots_missing,
+                bytes_lost: bytes_of(map, &seen.lost),
+            }
         });
         let slots = || map.groups.iter().flat_map(|group| &group.slots);
         let count = |is: &dyn Fn(&Slot) -> bool| slots().filter(|slot| is(slot)).count() as u64;
-        let missing = count(&|slot| slot.held.is_none_or(|held| is_lost(held.donor)));
-        let health = match (lost.is_empty(), missing) {
-            (false, _) => VolumeHealth::Lost,
-            (true, 0) => VolumeHealth::Whole,
-            (true, _) => VolumeHealth::Degraded,
-        };
         let lost_routes = map.routes.iter().filter(|(id, _)| is_lost(**id));
         let status = VolumeStatus {
             volume: map.volume,
@@ -68,17 +68,17 @@ impl Coordinator {
             epoch: map.epoch,
             follow: volume.follow,
             attachments: attachments.collect(),
-            health,
-            slots_missing: missing,
+            health: now.health,
+            slots_missing: now.slots_missing,
             slots: slots().count() as u64,
             slots_filling: count(&|slot| slot.filling.is_some()),
             lost_donors: lost_routes.map(|(_, route)| route.name.clone()).collect(),
-            bytes_lost: bytes_of(map, &lost),
+            bytes_lost: bytes_of(map, &now.lost),
             repair: None,
         };
         let repair = self.outlook(volume, &status);
         let status = VolumeStatus { repair, ..status };
-        VolumeDetail { status, map: map.clone(), lost }
+        VolumeDetail { status, map: map.clone(), lost: now.lost }
     }
 
     /// Who rebuilds or moves what is due, or what it lacks.
@@ -117,6 +117,26 @@ impl Coordinator {
             }
         }
     }
+}
+
+/// What a volume is without some donors.
+struct Condition {
+    health: VolumeHealth,
+    slots_missing: u64,
+    lost: Vec<LostRange>,
+}
+
+fn condition(map: &VolumeMap, is_lost: impl Fn(DonorId) -> bool) -> Condition {
+    let lost = lost_ranges(map, &is_lost);
+    let slots = map.groups.iter().flat_map(|group| &group.slots);
+    let is_missing = |slot: &&Slot| slot.held.is_none_or(|held| is_lost(held.donor));
+    let slots_missing = slots.filter(is_missing).count() as u64;
+    let health = match (lost.is_empty(), slots_missing) {
+        (false, _) => VolumeHealth::Lost,
+        (true, 0) => VolumeHealth::Whole,
+        (true, _) => VolumeHealth::Degraded,
+    };
+    Condition { health, slots_missing, lost }
 }
 
 fn donor_status(donor: &Donor, now: Time) -> DonorStatus {

@@ -258,7 +258,9 @@ impl Client {
 impl Coordinator {
     async fn ask(&self, wire: &Wire, until: Instant) -> Result<Answer, Miss> {
         let began = Instant::now();
-        let late = |_| Miss::Unknown(self.unreachable(format!("no answer in {:?}", began.elapsed())));
+        let late = |_| {
+            Miss::Unknown(self.unreachable(format!("no answer in {:.1} s", began.elapsed().as_secs_f64())))
+        };
         let (status, body) = timeout_at(until, self.exchange(wire)).await.map_err(late)??;
         if status.is_success() {
             let parsed = (wire.parse)(&body);
@@ -345,7 +347,8 @@ impl Coordinator {
     async fn connect(&self) -> Result<(Sender, IpAddr), CallError> {
         let deadline = Duration::from_nanos(CONNECT_DEADLINE_NS);
         let connected = tokio::time::timeout(deadline, self.connected()).await;
-        connected.map_err(|_| self.unreachable(format!("no connection in {deadline:?}")))?
+        connected
+            .map_err(|_| self.unreachable(format!("no connection in {:.1} s", deadline.as_secs_f64())))?
     }
 
     async fn connected(&self) -> Result<(Sender, IpAddr), CallError> {

@@ -99,6 +99,9 @@ fn shapes() -> Vec<(&'static str, Value)> {
         place: "p".into(),
         lost: vec![(DONOR, "y".into())],
         report: report(),
+        health: VolumeHealth::Lost,
+        slots_missing: 1,
+        bytes_lost: 1,
     };
     let status = VolumeStatus {
         volume: VolumeId(1),
