@@ -110,8 +110,11 @@ impl Volume {
     /// A donor sent blocks that are not what was written there.
     pub(super) fn found_corrupt(&mut self, key: Key, from: Missed, local: u32, len: u32, blocks: u32) {
         *self.report.corrupt.entry(from.placement.donor).or_default() += u64::from(blocks);
-        let group = self.strips.get(key).expect("looked at by the caller").group;
-        if self.geometry.parity == 0 || self.read_only {
+        let strip = self.strips.get(key).expect("looked at by the caller");
+        let group = strip.group;
+        // Two slots that are wrong in the same row would be healed by turns for ever, and nothing else would be.
+        let heals = matches!(strip.work, Work::Heal { .. });
+        if self.geometry.parity == 0 || self.read_only || heals {
             return;
         }
         let step = self.lane_max();

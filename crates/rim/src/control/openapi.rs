@@ -75,6 +75,19 @@ fn create() -> Create {
 }
 
 /// One of each shape, by the name of its schema, with every option present.
+fn attachment() -> Attachment {
+    Attachment {
+        holder: "x".into(),
+        read_only: true,
+        place: "p".into(),
+        lost: vec![(DONOR, "y".into())],
+        report: report(),
+        health: VolumeHealth::Lost,
+        slots_missing: 1,
+        bytes_lost: 1,
+    }
+}
+
 fn shapes() -> Vec<(&'static str, Value)> {
     let route = Route { name: "d".into(), address: "a".into(), foreign_export: Some(String::new()) };
     let placement = Placement { donor: DONOR, extent: 0 };
@@ -93,16 +106,7 @@ fn shapes() -> Vec<(&'static str, Value)> {
         bad: vec![bad],
         hurry: true,
     };
-    let attachment = Attachment {
-        holder: "x".into(),
-        read_only: true,
-        place: "p".into(),
-        lost: vec![(DONOR, "y".into())],
-        report: report(),
-        health: VolumeHealth::Lost,
-        slots_missing: 1,
-        bytes_lost: 1,
-    };
+    let attachment = attachment();
     let status = VolumeStatus {
         volume: VolumeId(1),
         name: "v".into(),
