@@ -30,6 +30,8 @@ const WRITE_SECONDS: u64 = 2;
 const READ_SECONDS: u64 = 8;
 const READ_BYTES: u64 = 64 << 10;
 const READ_DEPTH: u32 = 64;
+/// A client tells its coordinator of what it found at least this often.
+const REPORTED_WITHIN: Duration = Duration::from_secs(5);
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// What came of it.
@@ -153,8 +155,21 @@ pub fn run(
     Some(Corruption { count, errors, notes, corrupt_blocks, healed_blocks, took: start.elapsed() })
 }
 
-/// What the client reports of wrong blocks.
+/// What the client reports of wrong blocks, once it has had the time to.
 fn reported(pool: &Pool) -> (u64, u64) {
+    let until = Instant::now() + REPORTED_WITHIN;
+    loop {
+        let counts = reported_now(pool);
+        if counts.0 > 0 || Instant::now() > until {
+            // Those of the last moments may still be on their way.
+            std::thread::sleep(REPORTED_WITHIN / 2);
+            return reported_now(pool);
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn reported_now(pool: &Pool) -> (u64, u64) {
     let volume = pool.volume_status(VOLUME);
     let report = &volume["attachments"][0]["report"];
     let by_donor = report["corrupt_blocks"].as_array().cloned().unwrap_or_default();
