@@ -155,10 +155,8 @@ async fn idle(pool: &Client, donor: DonorId) -> Result<Vec<String>, Failure> {
 fn tell_idle(options: &cli::Leave, idle: &[String]) {
     if !idle.is_empty() && !options.json.json {
         output::line(&format!(
-            "waits for a writer of {}: attach it so that its data is moved, or take the donor out at once with \
-             `cheetah leave {} --force`",
-            idle.join(", "),
-            options.donor
+            "nobody has {} attached for writing: a donor moves it by itself, in some seconds",
+            idle.join(", ")
         ));
     }
 }
