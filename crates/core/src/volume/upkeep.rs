@@ -6,6 +6,7 @@
 //! Invariant: a slot's `cursor` counts bytes that its new holder has, and every later write to them reaches it, too.
 //! Tests: `tests/volume_finish.rs`, the simulator.
 
+use super::link::Link;
 use super::resync::Torn;
 use super::strip::{Content, Missed, Phase, Strip, Work, bit, slots_of};
 use super::types::{At, Combine, Effect, Mem, PartOp, VolumeError};
@@ -188,7 +189,7 @@ impl Volume {
         while self.upkeep.fills_open < limit && self.scratch.large_free() > reserve {
             let able = |(key, fill): (&(u32, u32), &Fill)| {
                 let ready = !fill.busy && fill.pause_until <= now && fill.cursor < self.used(key.0);
-                let up = self.links.get(&fill.to.donor).is_some_and(super::link::Link::is_up);
+                let up = self.links.get(&fill.to.donor).is_some_and(Link::is_up);
                 (ready && up).then_some(*key)
             };
             // In order, so that some are complete early: that is when a donor gets its memory back.
@@ -379,7 +380,9 @@ impl Volume {
         let settled =
             self.upkeep.age_due == 0 || !self.torn.is_empty() || self.stage != Stage::Serving || !speaks;
         let late = self.upkeep.finishing.is_some_and(|until| until <= now);
-        if late || (idle && settled) {
+        // A donor whose link is just being opened anew has yet to be told.
+        let opening = speaks && self.geometry.parity > 0 && !self.links.values().all(Link::is_settled);
+        if late || (idle && settled && !opening) {
             if !std::mem::replace(&mut self.finished, true) {
                 effects.push(Effect::Finished);
             }
