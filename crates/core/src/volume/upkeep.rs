@@ -386,7 +386,10 @@ impl Volume {
             if !std::mem::replace(&mut self.finished, true) {
                 effects.push(Effect::Finished);
             }
-        } else if idle && (self.geometry.data == 1 || now >= self.upkeep.aged_at + 2 * READ_TOGETHER_NS) {
+        } else if idle
+            && !settled
+            && (self.geometry.data == 1 || now >= self.upkeep.aged_at + 2 * READ_TOGETHER_NS)
+        {
             // Readers that rebuild count on it that marks last for so long.
             self.age_now(now);
         }
