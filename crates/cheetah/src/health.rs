@@ -3,7 +3,7 @@
 
 use cheetah_core::api::{Attachment, DonorStatus, VolumeDetail, VolumeHealth, VolumeReport, VolumeStatus};
 use cheetah_core::map::{DonorId, Redundancy};
-use cheetah_core::units::show_bytes;
+use cheetah_core::units::{show_bytes, show_count};
 use std::collections::BTreeMap;
 
 /// Places that are none.
@@ -150,8 +150,9 @@ pub fn findings(report: &VolumeReport, name_of: impl Fn(DonorId) -> String) -> V
         ));
     }
     if report.reads_rebuilt > 0 {
-        let reads = counted(report.reads_rebuilt, "read was", "reads were");
-        lines.push(format!("{reads} answered from redundancy"));
+        let were = if report.reads_rebuilt == 1 { "was" } else { "were" };
+        let reads = show_count(report.reads_rebuilt, "read");
+        lines.push(format!("{reads} {were} answered from redundancy"));
     }
     lines.extend(scrub(report));
     lines
@@ -165,7 +166,7 @@ fn scrub(report: &VolumeReport) -> Option<String> {
         0 => "nothing wrong was found".to_owned(),
         found => format!(
             "fragments do not fit together in {}, and no checksum says which is wrong",
-            counted(found, "place", "places")
+            show_count(found, "place")
         ),
     };
     match (report.scrub_passes, done.saturating_mul(100).checked_div(total)) {
@@ -174,14 +175,9 @@ fn scrub(report: &VolumeReport) -> Option<String> {
         }
         (0, _) => None,
         (passes, _) => {
-            Some(format!("scrubbed {} since it was attached: {found}", counted(passes, "time", "times")))
+            Some(format!("scrubbed {} since it was attached: {found}", show_count(passes, "time")))
         }
     }
-}
-
-/// `1 donor`, `2 donors`.
-pub fn counted(count: u64, one: &str, many: &str) -> String {
-    format!("{count} {}", if count == 1 { one } else { many })
 }
 
 /// What a redundancy is good for, said aloud at create.

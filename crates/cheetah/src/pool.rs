@@ -9,7 +9,7 @@ use cheetah_core::api::{
     Answer, Call, DonorHealth, DonorStatus, PoolStatus, Size, VolumeDetail, VolumeStatus,
 };
 use cheetah_core::map::DonorId;
-use cheetah_core::units::{parse_bytes, show_bytes};
+use cheetah_core::units::{parse_bytes, show_bytes, show_count};
 use cheetah_rim::control::{self, Client, CoordinateOptions, Role, StateAt};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -255,7 +255,7 @@ pub async fn status(options: cli::Report) -> Result<(), Failure> {
         status.pool,
         pool.url(),
         show_bytes(status.bytes_total),
-        health::counted(alive.len() as u64, "donor", "donors"),
+        show_count(alive.len() as u64, "donor"),
         show_bytes(status.bytes_free),
         if lost.is_empty() { String::new() } else { format!("; LOST: {}", lost.join(", ")) }
     ));
@@ -355,7 +355,7 @@ pub async fn show(options: cli::Named) -> Result<(), Failure> {
         let filling = if filling > 0 { format!(", is being given {filling} more") } else { String::new() };
         let lost = if detail.status.lost_donors.contains(&route.name) { ", LOST" } else { "" };
         let far = health::out_of_reach_of(*id, &detail.status.attachments);
-        let held = health::counted(held as u64, "extent", "extents");
+        let held = show_count(held as u64, "extent");
         output::line(&format!(
             "donor       {} at {} holds {held}{filling}{lost}{far}",
             route.name, route.address

@@ -208,6 +208,12 @@ impl BadRange {
     pub fn covers(&self, other: &BadRange) -> bool {
         (self.group, self.slot) == (other.group, other.slot) && self.from <= other.from && other.to <= self.to
     }
+
+    /// Whether any byte of the slot from `from` to `to` is in it.
+    #[must_use]
+    pub fn reaches(&self, group: u32, slot: u32, from: u32, to: u32) -> bool {
+        (self.group, self.slot) == (group, slot) && self.from.max(from) < self.to.min(to)
+    }
 }
 
 /// How a client reaches a donor.

@@ -79,7 +79,7 @@ pub fn check_name(name: &str) -> Result<(), String> {
 
 /// `1 donor`, `2 donors`.
 #[must_use]
-pub fn show_count(count: usize, noun: &str) -> String {
+pub fn show_count(count: u64, noun: &str) -> String {
     if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
 }
 

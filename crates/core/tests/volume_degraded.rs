@@ -2,36 +2,12 @@
 
 mod volume;
 
-use cheetah_core::limits::EXTENT_BYTES;
-use cheetah_core::map::{DonorId, Group, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap};
+use cheetah_core::map::{DonorId, Redundancy};
 use cheetah_core::volume::{Op, PartOp, VolumeError};
-use volume::{UNIT, World};
-
-/// One group of `parity:3+1` on donors 1 to 4, the last of them parity.
-fn map() -> VolumeMap {
-    let slot = |donor| Slot::held(Placement { donor: DonorId(donor), extent: 0 });
-    let route = |donor: u64| {
-        let address = "127.0.0.1:1".into();
-        (DonorId(donor), Route { name: format!("d{donor}"), address, foreign_export: None })
-    };
-    let map = VolumeMap {
-        volume: VolumeId(7),
-        name: "v".into(),
-        epoch: 1,
-        size: 3 * EXTENT_BYTES,
-        redundancy: Redundancy { data: 3, parity: 1 },
-        unit: UNIT,
-        groups: vec![Group { slots: (1..=4).map(slot).collect() }],
-        routes: (1..=4).map(route).collect(),
-        bad: Vec::new(),
-        hurry: false,
-    };
-    map.check().expect("a sound map");
-    map
-}
+use volume::{UNIT, World, wide};
 
 fn world_without(lost: &[u64]) -> World {
-    let mut world = World::new(map(), false);
+    let mut world = World::new(wide(Redundancy { data: 3, parity: 1 }), false);
     for donor in 1..=4 {
         if lost.contains(&donor) { world.refuse(DonorId(donor)) } else { world.open(DonorId(donor)) }
     }

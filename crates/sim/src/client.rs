@@ -51,9 +51,6 @@ struct LinkEnd {
     up: bool,
 }
 
-/// A donor's answer to a lease that it does not know.
-const NOT_ADMITTED: &str = "not admitted";
-
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub(crate) request: volume::Request,
@@ -345,7 +342,9 @@ impl World {
                 self.close_when_idle(c);
             }
             ClientEv::Tick(Tick::Finish) => self.step_client(c, Event::Finish),
-            ClientEv::Refused(conn) => self.conn_failed(c, conn, "refused"),
+            ClientEv::Refused(conn) => {
+                self.conn_failed(c, conn, LinkFailure::NotOpened("refused".into()));
+            }
             ClientEv::TakeForGranted(amend) => self.take_for_granted(c, &amend),
             ClientEv::AckEarly(part) => {
                 client.memory.end_part(part.to_u64());
@@ -539,8 +538,12 @@ impl World {
     pub(crate) fn client_receives(&mut self, c: usize, id: u64, message: ToClient) {
         match message {
             ToClient::Welcome(true) => self.conn_opened(c, id),
-            ToClient::Welcome(false) => self.conn_failed(c, id, NOT_ADMITTED),
-            ToClient::End => self.conn_failed(c, id, "it closed the connection"),
+            ToClient::Welcome(false) => {
+                self.conn_failed(c, id, LinkFailure::NotAdmitted("not admitted".into()));
+            }
+            ToClient::End => {
+                self.conn_failed(c, id, LinkFailure::NotOpened("it closed the connection".into()));
+            }
             ToClient::Answer(part, answer) => self.part_answered(c, id, part, answer),
         }
     }
@@ -566,8 +569,8 @@ impl World {
         }
     }
 
-    /// A connection ended, or was never made.
-    fn conn_failed(&mut self, c: usize, id: u64, why: &str) {
+    /// A connection ended, or was never made; `failure` is what that means while its link is being opened.
+    fn conn_failed(&mut self, c: usize, id: u64, failure: LinkFailure) {
         let Some(conn) = self.network.conns.get_mut(&id).filter(|conn| conn.client_open) else { return };
         conn.client_ended = true;
         let (donor, session) = (conn.link, conn.session);
@@ -575,12 +578,9 @@ impl World {
         let failure = if link.opening == Some(id) {
             let made: Vec<u64> = link.conns.drain(..).chain(link.opening.take()).collect();
             made.into_iter().for_each(|conn| self.close_by_client(conn));
-            match why {
-                NOT_ADMITTED => LinkFailure::NotAdmitted(why.to_owned()),
-                _ => LinkFailure::NotOpened(why.to_owned()),
-            }
+            failure
         } else if link.up {
-            LinkFailure::Broken(why.to_owned())
+            LinkFailure::Broken(failure.into_why())
         } else {
             return; // Found when the link is up.
         };

@@ -218,7 +218,8 @@ impl World {
     }
 }
 
-fn is_degraded(map: &VolumeMap, out: impl Fn(DonorId) -> bool) -> bool {
+/// Whether a slot has no holder, or one that is out.
+pub(crate) fn is_degraded(map: &VolumeMap, out: impl Fn(DonorId) -> bool) -> bool {
     let mut slots = map.groups.iter().flat_map(|group| &group.slots);
     slots.any(|slot| slot.held.is_none_or(|held| out(held.donor)))
 }

@@ -7,6 +7,7 @@ use crate::bytes::{SECTOR, sectors};
 use crate::client::{Phase, Slot, Tick};
 use crate::oracle::{POISON, written};
 use crate::plan::Bug;
+use crate::redundancy::is_degraded;
 use crate::verdict::{groups_of, holders, is_short};
 use crate::world::{ClientEv, Ev, World, say};
 use cheetah_core::limits::{EXTENT_BYTES, REQUEST_DEADLINE_NS};
@@ -77,8 +78,7 @@ impl World {
             return;
         }
         let down = machine.lost().map(|(donor, _)| donor).collect();
-        let degraded =
-            machine.map().groups.iter().flat_map(|group| &group.slots).any(|slot| slot.held.is_none());
+        let degraded = is_degraded(machine.map(), |_| false);
         let tag = client.next_tag;
         client.next_tag += 1;
         let len = u64::from(request.len);

@@ -207,7 +207,7 @@ impl Coordinator {
             let message = format!(
                 "donor '{}' is known with {}",
                 join.name,
-                show_count(donor.record.extents as usize, "extent")
+                show_count(donor.record.extents.into(), "extent")
             );
             return Err(refuse(RefusalCode::Conflict, message));
         }
@@ -358,7 +358,7 @@ impl Coordinator {
                 });
                 let message = format!(
                     "the pool has {} named '{name}': {}; say which by that number",
-                    show_count(found.len(), "donor"),
+                    show_count(found.len() as u64, "donor"),
                     each.collect::<Vec<_>>().join(", ")
                 );
                 Err(refuse(RefusalCode::Conflict, message))

@@ -85,7 +85,7 @@ impl Coordinator {
         let others = self.donors.values().filter(stays).count();
         let redundancy = volume.map.redundancy;
         let reason = if others < width {
-            let needed = show_count(width, "donor");
+            let needed = show_count(width as u64, "donor");
             format!("{redundancy} needs {needed}, and {others} would stay: {} missing", width - others)
         } else {
             "they have no room".to_owned()
@@ -166,5 +166,5 @@ struct VolumeNeed {
 
 pub(super) fn fragments(count: usize) -> String {
     let bytes = show_bytes((count as u64).saturating_mul(EXTENT_BYTES));
-    if count == 1 { format!("1 fragment ({bytes})") } else { format!("{count} fragments ({bytes})") }
+    format!("{} ({bytes})", show_count(count as u64, "fragment"))
 }

@@ -97,7 +97,7 @@ impl Coordinator {
                 1 => "add one".to_owned(),
                 more => format!("add {more}"),
             };
-            let needed = show_count(width, "donor");
+            let needed = show_count(width as u64, "donor");
             let are = if here == 1 { "is" } else { "are" };
             return Some(format!(
                 "{redundancy} needs {needed} and {here} {are} there: {missing} with `cheetah donate`"

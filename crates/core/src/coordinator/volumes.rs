@@ -276,7 +276,7 @@ impl Coordinator {
             .map(|room| format!("{} {}", name_of(room), free(room)))
             .collect();
         if rooms.len() > DONORS_NAMED_MAX {
-            each.push(format!("and {} more", show_count(rooms.len() - DONORS_NAMED_MAX, "donor")));
+            each.push(format!("and {} more", show_count((rooms.len() - DONORS_NAMED_MAX) as u64, "donor")));
         }
         each.join(", ")
     }
@@ -305,7 +305,7 @@ impl Coordinator {
             let message = format!(
                 "{redundancy} needs {} and the pool has {}: {missing} more must join \
                  (`cheetah donate SIZE`), or ask for what fewer donors can do, like {}",
-                show_count(width, "donor"),
+                show_count(width as u64, "donor"),
                 rooms.len(),
                 narrower(redundancy, u32::try_from(rooms.len()).unwrap_or(u32::MAX))
             );

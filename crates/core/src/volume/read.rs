@@ -633,13 +633,10 @@ impl Volume {
         for slot in slots_of(wanted) {
             let (lo, hi) = self.strips.get(key).map(|strip| (strip.lo, strip.hi)).expect("being begun");
             let missed = self.missed_there(span.group, lo, hi) & bit(slot) != 0;
-            // What is lost for good is no hole: who reads it has to hear that it is lost.
-            let (begin, end) = self.geometry.column(span.begin, span.end, slot);
-            let lost = (self.map.bad.iter()).any(|bad| {
-                (bad.group, bad.slot) == (span.group, slot) && bad.from.max(begin) < bad.to.min(end)
-            });
-            let source = self.source(span.group, slot).filter(|_| !missed && !lost);
             let (from, to) = self.geometry.column(span.begin, span.end, slot);
+            // What is lost for good is no hole: who reads it has to hear that it is lost.
+            let lost = self.map.bad.iter().any(|bad| bad.reaches(span.group, slot, from, to));
+            let source = self.source(span.group, slot).filter(|_| !missed && !lost);
             let scatter = self.geometry.scatter(slot, from, to, span.begin, span.payload);
             let asked = source.is_some_and(|(held, _)| {
                 self.add_part(now, key, slot, held, PartOp::Status, from, Mem::Nothing, scatter, effects)
@@ -659,21 +656,18 @@ impl Volume {
         self.set_phase(key, Phase::Reading);
     }
 
-    /// Whether a part of the span is known to be lost for good.
     /// Whether a writer found, after the read began, that these lanes cannot be rebuilt.
     fn is_lost_now(&self, key: Key, lanes: Slots) -> bool {
         let strip = self.strips.get(key).expect("it has read");
-        self.map.bad.iter().any(|bad| {
-            bad.group == strip.group
-                && lanes & bit(bad.slot) != 0
-                && bad.from.max(strip.lo) < bad.to.min(strip.hi)
-        })
+        let (group, lo, hi) = (strip.group, strip.lo, strip.hi);
+        slots_of(lanes).any(|slot| self.map.bad.iter().any(|bad| bad.reaches(group, slot, lo, hi)))
     }
 
+    /// Whether a part of the span is known to be lost for good.
     pub(super) fn is_bad(&self, span: Span) -> bool {
-        self.map.bad.iter().filter(|bad| bad.group == span.group).any(|bad| {
+        self.map.bad.iter().any(|bad| {
             let (from, to) = self.geometry.column(span.begin, span.end, bad.slot);
-            from.max(bad.from) < to.min(bad.to)
+            bad.reaches(span.group, bad.slot, from, to)
         })
     }
 }

@@ -41,6 +41,30 @@ pub fn map(stripe: bool, foreign: bool) -> VolumeMap {
     map
 }
 
+/// One group of donors 1, 2 and so on, one for each slot of the redundancy.
+pub fn wide(redundancy: Redundancy) -> VolumeMap {
+    let donors = 1..=u64::from(redundancy.data + redundancy.parity);
+    let slot = |donor| Slot::held(Placement { donor: DonorId(donor), extent: 0 });
+    let route = |donor: u64| {
+        let address = "127.0.0.1:1".into();
+        (DonorId(donor), Route { name: format!("d{donor}"), address, foreign_export: None })
+    };
+    let map = VolumeMap {
+        volume: VolumeId(7),
+        name: "v".into(),
+        epoch: 1,
+        size: u64::from(redundancy.data) * EXTENT_BYTES,
+        redundancy,
+        unit: UNIT,
+        groups: vec![Group { slots: donors.clone().map(slot).collect() }],
+        routes: donors.map(route).collect(),
+        bad: Vec::new(),
+        hurry: false,
+    };
+    map.check().expect("a sound map");
+    map
+}
+
 pub struct World {
     pub volume: Volume,
     pub now: Time,
@@ -61,7 +85,10 @@ pub struct Sent {
 
 impl World {
     pub fn new(map: VolumeMap, read_only: bool) -> World {
-        let volume = Volume::new(map, read_only, true);
+        World::start(Volume::new(map, read_only, true))
+    }
+
+    pub fn start(volume: Volume) -> World {
         let mut world = World { volume, now: 1_000, effects: Vec::new(), tags: 0, announced: None };
         world.step(Event::Start);
         world

@@ -74,7 +74,6 @@ fn create() -> Create {
     Create { name: "v".into(), size: Size::Bytes(1), redundancy, unit: 4096, follow: false }
 }
 
-/// One of each shape, by the name of its schema, with every option present.
 fn attachment() -> Attachment {
     Attachment {
         holder: "x".into(),
@@ -88,6 +87,7 @@ fn attachment() -> Attachment {
     }
 }
 
+/// One of each shape, by the name of its schema, with every option present.
 fn shapes() -> Vec<(&'static str, Value)> {
     let route = Route { name: "d".into(), address: "a".into(), foreign_export: Some(String::new()) };
     let placement = Placement { donor: DONOR, extent: 0 };
