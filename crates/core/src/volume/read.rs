@@ -354,6 +354,11 @@ impl Volume {
         if !possible {
             return self.lanes_impossible(now, key, effects);
         }
+        let epoch = self.map.epoch;
+        let strip = self.strips.get_mut(key).expect("a strip with lanes");
+        if strip.still == Still::Unasked || here == 0 {
+            strip.still = Still::Reading { since: now, epoch };
+        }
         for slot in slots_of(ask) {
             self.read_lane(now, key, slot, effects);
         }
@@ -423,42 +428,29 @@ impl Volume {
     }
 
     /// Without the write lease, another may be writing: lanes that were read before and after a write of their row
-    /// make up a block that never was. So the donors are asked who wrote there lately, the lanes are read, and the
-    /// donors are asked again, all of it faster than a writer makes them forget. When none of them heard of a write,
-    /// none came in between, and none was half done before. A donor that was excluded or replaced does not hear of
-    /// writes any more; that there is none of them the coordinator knows, whose map is then the newest still. Otherwise
-    /// it begins anew a little later. False when all that is settled.
+    /// make up a block that never was. So the donors that were read from are asked who wrote there lately, sooner after
+    /// the first lane was asked for than a writer makes them forget: of a write that came in between, or was half done
+    /// before, the one that had it knows. A donor that was excluded or replaced does not hear of writes any more; that
+    /// there is none of them the coordinator knows, whose map is then the newest still. Otherwise it begins anew a
+    /// little later. False when all that is settled.
     fn ask_who_wrote(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) -> bool {
-        let (data, newest) = (self.geometry.data, self.map.epoch);
+        let newest = self.map.epoch;
         let strip = self.strips.get_mut(key).expect("it has read");
-        let next = match strip.still {
-            _ if data == 1 => return false,
-            Still::Unasked => Still::Asked { since: now, of: strip.have },
-            Still::Asked { since, of } => Still::Read { since, of, epoch: newest },
-            Still::Read { since, of, epoch } if strip.have & !of == 0 => Still::Again { since, epoch },
-            Still::Again { since, epoch } if now < since + READ_TOGETHER_NS && epoch == newest => {
+        match strip.still {
+            _ if self.geometry.data == 1 => return false,
+            Still::Vouched => return false,
+            Still::Reading { since, epoch } => strip.still = Still::Asked { since, epoch },
+            Still::Asked { since, epoch } if now < since + READ_TOGETHER_NS && epoch == newest => {
                 strip.phase = Phase::Resting;
                 self.unvouched.push(key);
                 return true;
             }
-            Still::Vouched => return false,
-            _ => Still::Disturbed,
-        };
-        let (group, have, local, len) = (strip.group, strip.have, strip.lo, strip.len());
-        strip.still = next;
-        match next {
-            Still::Disturbed => {
+            _ => {
                 self.rest(now, key, effects);
                 return true;
             }
-            Still::Read { .. } => {
-                strip.have = 0;
-                self.drop_parts(key, effects);
-                self.read_lanes(now, key, effects);
-                return true;
-            }
-            _ => {}
         }
+        let (group, have, local, len) = (strip.group, strip.have, strip.lo, strip.len());
         for slot in slots_of(have) {
             let scatter = Scatter::whole(0, len);
             let asked = self.source(group, slot).is_some_and(|(held, _)| {

@@ -107,23 +107,17 @@ pub(super) enum Phase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Still {
     Unasked,
-    /// Since then these slots are asked who wrote lately.
+    /// Lanes are read since then, by the map of that epoch.
+    Reading {
+        since: Time,
+        epoch: u64,
+    },
+    /// They were read, and their holders are asked who wrote lately.
     Asked {
         since: Time,
-        of: Slots,
-    },
-    /// Nobody had, and the lanes are read by the map of that epoch.
-    Read {
-        since: Time,
-        of: Slots,
         epoch: u64,
     },
-    /// Asked again.
-    Again {
-        since: Time,
-        epoch: u64,
-    },
-    /// Nobody had again, and the coordinator said that no donor was excluded or replaced meanwhile.
+    /// Nobody had, and the coordinator said that no donor was excluded or replaced meanwhile.
     Vouched,
     /// Somebody had, or one that was asked did not answer.
     Disturbed,
