@@ -381,7 +381,12 @@ impl Volume {
     }
 
     fn begin(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
-        match self.strips.get(key).expect("it is being begun").work {
+        let strip = self.strips.get(key).expect("it is being begun");
+        match strip.work {
+            // Too few would have it: sent to those, it would only spoil what was there.
+            Work::Direct(..) | Work::Rows(..) if self.is_out_of_reach(strip.group) => {
+                self.end_strip(now, key, Err(VolumeError::DonorLost), effects);
+            }
             Work::Read(span) => self.begin_read(now, key, span, effects),
             Work::Direct(span, content) => self.begin_direct(now, key, span, content, effects),
             Work::Rows(span, content) => self.begin_rows(now, key, span, content, effects),
@@ -642,6 +647,13 @@ impl Volume {
         if let Some(piece) = self.strips.get_mut(key).and_then(|strip| strip.scratch.take()) {
             self.scratch.give_back(piece);
         }
+    }
+
+    /// Whether redundancy cannot make up for the holders that are not there.
+    fn is_out_of_reach(&self, group: u32) -> bool {
+        let slots = 0..self.geometry.data + self.geometry.parity;
+        let there = slots.filter(|slot| self.source(group, *slot).is_some()).count();
+        self.geometry.parity > 0 && there < self.geometry.data as usize
     }
 
     /// The holder of a slot that can be asked, and how willingly.
