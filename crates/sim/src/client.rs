@@ -296,14 +296,19 @@ impl World {
     fn new_map(&mut self, c: usize, map: VolumeMap) {
         self.check_map(c, &map);
         let Some(machine) = &self.clients[c].machine else { return };
-        let (before, after) = (machine.map().size, map.size);
+        let (before, epoch) = (machine.map().size, machine.map().epoch);
+        // An answer that another overtook.
+        let late = map.epoch < epoch;
+        let after = if late { before } else { map.size };
         if after < before {
             return self.fail(format!("the volume of client {c} shrank from {before} to {after}"));
         }
         if after > before {
             self.count("volumes grown while attached");
         }
-        self.clients[c].map_since = self.now;
+        if !late {
+            self.clients[c].map_since = self.now;
+        }
         self.step_client(c, Event::Map(map));
         self.note_unaware(c);
         let size = self.clients[c].machine.as_ref().map_or(0, |machine| machine.map().size);

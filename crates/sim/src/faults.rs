@@ -363,13 +363,15 @@ impl World {
         let now = self.now;
         self.coordinator.doomed = false;
         self.coordinator_start();
-        self.donors.iter_mut().for_each(|donor| donor.paused_until = donor.paused_until.min(now));
-        self.clients.iter_mut().for_each(|client| client.paused_until = client.paused_until.min(now));
+        // Who is stopped goes on when that is over: cut short, what it was sent last would overtake what came before.
+        let pauses = self.donors.iter().map(|donor| donor.paused_until);
+        let pauses = pauses.chain(self.clients.iter().map(|client| client.paused_until));
+        let calm = pauses.max().unwrap_or(now).max(now);
         for d in 0..self.donors.len() {
             let extents = self.donors[d].extents;
             self.step_donor(d, donor::Event::Offered { extents });
         }
         // Those that nobody can attach, because their call was given up, end by themselves.
-        self.run_until(now + LEASE_NS + 25 * SECOND_NS);
+        self.run_until(calm + LEASE_NS + 25 * SECOND_NS);
     }
 }
