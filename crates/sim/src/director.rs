@@ -49,6 +49,8 @@ pub(crate) struct Rot {
     pub(crate) right: u8,
     /// By then it has arrived.
     pub(crate) arrived: u64,
+    /// Nobody knows any more what belongs there: it is put right when it lands.
+    pub(crate) forgotten: bool,
 }
 
 /// Where the donors of a slot listen.

@@ -376,6 +376,7 @@ impl World {
         } else {
             memory.write(at, bytes);
         }
+        self.right_forgotten_rot(d);
         self.check_fence(d, id);
     }
 

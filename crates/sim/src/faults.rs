@@ -141,8 +141,8 @@ impl World {
             Some(address) => {
                 self.verdict.rotten.insert(donor);
                 // Whatever holds it up on its way is over by then.
-                let (wrong, arrived) = (data[at], self.now + 60 * SECOND_NS);
-                self.director.rot.push(Rot { donor: d, at: sectors(address) + at, wrong, right, arrived });
+                let (wrong, arrived, at) = (data[at], self.now + 60 * SECOND_NS, sectors(address) + at);
+                self.director.rot.push(Rot { donor: d, at, wrong, right, arrived, forgotten: false });
             }
             None => self.verdict.link_is_slow(c, donor, self.now + SECOND_NS),
         }
@@ -165,11 +165,17 @@ impl World {
         for place in slot.placements() {
             let from = sectors(u64::from(place.extent) * EXTENT_BYTES + u64::from(fragment.local));
             let range = from..from + sectors(len.into());
-            for rot in self.director.rot.iter().filter(|rot| range.contains(&rot.at)) {
-                let donor = &mut self.donors[rot.donor];
-                if donor.id == place.donor && donor.memory.get(rot.at, 1) == [rot.wrong] {
-                    donor.memory.write(rot.at, &[rot.right]);
-                }
+            let here = |rot: &&mut Rot| range.contains(&rot.at) && self.donors[rot.donor].id == place.donor;
+            self.director.rot.iter_mut().filter(here).for_each(|rot| rot.forgotten = true);
+        }
+        (0..self.donors.len()).for_each(|d| self.right_forgotten_rot(d));
+    }
+
+    pub(crate) fn right_forgotten_rot(&mut self, d: usize) {
+        let memory = &mut self.donors[d].memory;
+        for rot in self.director.rot.iter().filter(|rot| rot.donor == d && rot.forgotten) {
+            if memory.get(rot.at, 1) == [rot.wrong] {
+                memory.write(rot.at, &[rot.right]);
             }
         }
     }
