@@ -20,6 +20,14 @@ pub struct Span {
     pub payload: u32,
 }
 
+impl Span {
+    /// The part of it between two bytes of the group, which must be among its own.
+    #[must_use]
+    pub fn cut(self, begin: u32, end: u32) -> Span {
+        Span { begin, end, payload: self.payload + (begin - self.begin), ..self }
+    }
+}
+
 /// Cuts `len` bytes at `offset` of the volume at the borders of its groups.
 pub fn spans(map: &VolumeMap, offset: u64, len: u32, mut each: impl FnMut(Span)) {
     let group_bytes = map.group_bytes();

@@ -91,6 +91,8 @@ pub(crate) struct Client {
     wake_at: Option<Time>,
     /// When, and how often at that time.
     woken: (Time, u32),
+    /// Where its last write in order ended.
+    pub(crate) stream: u64,
     /// Donors with acknowledged writes since the last flush.
     pub(crate) unflushed: BTreeSet<DonorId>,
 }
@@ -125,6 +127,7 @@ impl World {
             map_since: 0,
             wake_at: None,
             woken: (0, 0),
+            stream: 0,
             unflushed: BTreeSet::new(),
         });
         let attach = Attach { version: API_VERSION, read_only, holder: format!("client {c}"), yields: false };

@@ -81,14 +81,15 @@ impl World {
         }
     }
 
-    /// A client that holds its lease has set aside nobody but the dead.
+    /// A client that holds its lease has set aside nobody but the dead, and those that have said goodbye.
     fn all_is_reachable(&mut self, c: usize) {
         let client = &self.clients[c];
         let ended = client.token.is_none_or(|token| self.verdict.lease_ended.contains(&token));
         let Some(machine) = client.machine.as_ref().filter(|_| !ended) else { return };
-        let dead = |id: &DonorId| self.verdict.dead.contains_key(id);
+        let goes = |id: &DonorId| self.donors.iter().any(|donor| donor.id == *id && donor.leaving);
+        let gone = |id: &DonorId| self.verdict.dead.contains_key(id) || goes(id);
         let wrong: Vec<String> =
-            machine.lost().filter(|(id, _)| !dead(id)).map(|(id, why)| format!("{id}: {why}")).collect();
+            machine.lost().filter(|(id, _)| !gone(id)).map(|(id, why)| format!("{id}: {why}")).collect();
         let settled = machine.has_room();
         if !settled {
             self.fail(format!("client {c} does not serve after all healed"));

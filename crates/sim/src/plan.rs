@@ -122,6 +122,8 @@ pub(crate) struct Plan {
     pub(crate) length_max: u64,
     /// Percent of requests that change the volume.
     pub(crate) writes: u64,
+    /// Percent of bursts that are writes of which each begins where the one before ended.
+    pub(crate) streams: u64,
     pub(crate) admin_gap_ns: u64,
     pub(crate) fault_gap_ns: u64,
     /// Steps of a volume machine between two looks at its invariants, which take long.
@@ -164,6 +166,7 @@ impl Plan {
             depth_max: usize::try_from(rng.skewed(1, 64)).expect("small"),
             length_max: rng.skewed(4096, 4 << 20),
             writes: rng.range(20, 80),
+            streams: if rng.percent(50) { 0 } else { rng.range(5, 60) },
             admin_gap_ns: rng.range(1, 8) * SECOND_NS,
             fault_gap_ns: rng.skewed(SECOND_NS / 2, 10 * SECOND_NS),
             steps_unchecked: if rng.percent(10) { 1 } else { 32 },
@@ -187,7 +190,7 @@ impl fmt::Display for Plan {
         write!(
             f,
             "{} donors ({} late) of up to {} extents, {} volumes, {} connections a link, delay {:.2}+{:.2} ms, {} s, \
-             requests of up to {} B every {:.0} ms at depth {}, {} % writes, faults every {:.0} ms: {:?}, {} flips",
+             requests of up to {} B every {:.0} ms at depth {}, {} % writes, {} % of bursts in order, faults every {:.0} ms: {:?}, {} flips",
             self.donors,
             self.donors_late,
             self.extents_max,
@@ -200,6 +203,7 @@ impl fmt::Display for Plan {
             ms(self.request_gap_ns),
             self.depth_max,
             self.writes,
+            self.streams,
             ms(self.fault_gap_ns),
             self.faults,
             self.flips_per_million

@@ -21,10 +21,11 @@ impl World {
         if self.clients[c].phase != Phase::Attached || self.director.healing {
             return;
         }
-        let burst = self.rng.skewed(1, 8);
+        let in_order = self.rng.percent(self.plan.streams);
+        let burst = if in_order { self.rng.range(2, 16) } else { self.rng.skewed(1, 8) };
         for _ in 0..burst {
             if self.clients[c].slots.len() < self.plan.depth_max {
-                let request = self.pick_request(c);
+                let request = if in_order { self.next_in_order(c) } else { self.pick_request(c) };
                 self.submit(c, request);
             }
         }
@@ -50,6 +51,7 @@ impl World {
                 _ => Op::Read,
             }
         };
+        let grain = if self.rng.percent(50) { 4096 } else { SECTOR };
         // Where requests meet: a few hot places, the edges of extents and of the volume, or anywhere.
         let around = match self.rng.below(6) {
             0 => self.rng.below(size),
@@ -64,10 +66,20 @@ impl World {
         };
         let mut len = self.rng.skewed(1, most).min(size);
         let mut offset = around.saturating_sub(self.rng.below(len + 1)).min(size - len);
-        let grain = if self.rng.percent(50) { 4096 } else { SECTOR };
         offset -= offset % grain;
         len = len.next_multiple_of(grain).min(size - offset);
         Request { op, offset, len: u32::try_from(len).expect("below 4 GiB") }
+    }
+
+    /// Writes that follow one another and meet in rows.
+    fn next_in_order(&mut self, c: usize) -> Request {
+        let Some(machine) = &self.clients[c].machine else { unreachable!("ticks have a machine") };
+        let (size, row) = (machine.map().size, u64::from(machine.map().redundancy.data * machine.map().unit));
+        let most = row.min(self.plan.length_max) / self.rng.range(1, 4);
+        let offset = self.clients[c].stream % size;
+        let len = self.rng.range(1, most.max(1)).next_multiple_of(SECTOR).min(size - offset);
+        self.clients[c].stream = offset + len;
+        Request { op: Op::Write, offset, len: u32::try_from(len).expect("at most a row") }
     }
 
     pub(crate) fn submit(&mut self, c: usize, request: Request) {

@@ -10,10 +10,11 @@
 //!
 //! Getters: `map`, `has_room`, `is_settled`, `lost`, `report`. Events in: `step`. `check_invariants` in tests.
 //!
-//! Files: `types` (events, effects), `strip` (a locked piece of work and its parts), `read`, `write`, `resync`
-//! (rows half written), `upkeep` (fill, heal, scrub), `amend` (exclusion, newer maps), `link` (one donor), `locks`, `scratch`, `pace`, `slab`.
+//! Files: `types` (events, effects), `strip` (a locked piece of work and its parts), `read`, `write`, `join` (rows
+//! written by several requests), `resync` (rows half written), `upkeep` (fill, heal, scrub), `amend` (exclusion, newer maps), `link` (one donor), `locks`, `scratch`, `pace`, `slab`.
 
 mod amend;
+mod join;
 mod link;
 mod locks;
 mod pace;
@@ -35,6 +36,7 @@ use crate::limits::{
 use crate::map::{DonorId, VolumeMap};
 use crate::units::Time;
 use amend::Amendments;
+use join::Joins;
 use link::{Link, State};
 use locks::Locks;
 use pace::Pace;
@@ -62,7 +64,10 @@ struct Pending {
     tag: Tag,
     op: Op,
     deadline: Time,
+    /// And pieces that wait to be joined.
     strips_open: u32,
+    /// It begins where another ends that was not answered when it came.
+    follows: bool,
     failed: Option<VolumeError>,
     /// Donors that took a part of the write.
     touched: Vec<DonorId>,
@@ -98,6 +103,7 @@ pub struct Volume {
     requests: Slab<Pending>,
     strips: Slab<Strip>,
     parts: Slab<Part>,
+    joins: Joins,
     locks: Locks,
     scratch: Scratch,
     born: u64,
@@ -149,6 +155,7 @@ impl Volume {
             requests: Slab::with_capacity(REQUESTS_IN_FLIGHT_MAX),
             strips: Slab::with_capacity(STRIPS_MAX),
             parts: Slab::with_capacity(PARTS_MAX),
+            joins: Joins::default(),
             locks: Locks::default(),
             scratch: Scratch::new(),
             born: 0,
@@ -189,7 +196,7 @@ impl Volume {
     pub fn has_room(&self) -> bool {
         self.stage == Stage::Serving
             && self.requests.room() > 0
-            && self.strips.room() >= STRIPS_PER_REQUEST_MAX
+            && self.strips.room() >= STRIPS_PER_REQUEST_MAX + self.joins.waiting().count()
             && self.parts.room() >= 2 * STRIPE_DONORS_MAX as usize
     }
 
@@ -229,6 +236,8 @@ impl Volume {
         }
         self.upkeep_due |= self.stage == Stage::Linking;
         self.run(now, effects);
+        self.stop_waiting(now);
+        self.run(now, effects);
         // What upkeep starts may end at once and make more of it due.
         while self.upkeep_due && !self.finished {
             self.keep_up(now, effects);
@@ -267,10 +276,14 @@ impl Volume {
             len = u32::try_from(left).map_or(len, |left| len.min(left));
         }
         let key = self.admit(now, tag, request.op);
+        if request.op == Op::Write {
+            let follows = self.follows_a_write(key, request.offset, len);
+            self.requests.get_mut(key).expect("just inserted").follows = follows;
+        }
         let mut spans: Vec<Span> = Vec::with_capacity(2);
         layout::spans(&self.map, request.offset, len, |span| spans.push(span));
         for span in spans {
-            self.plan(key, request.op, span);
+            self.plan(now, key, request.op, span);
         }
         self.complete_if_done(key, effects);
     }
@@ -282,6 +295,7 @@ impl Volume {
             op,
             deadline,
             strips_open: 0,
+            follows: false,
             failed: None,
             touched: Vec::new(),
             status: Vec::new(),
@@ -390,6 +404,7 @@ impl Volume {
 
     fn wake(&mut self, now: Time, effects: &mut Vec<Effect>) {
         self.wake_announced = None;
+        self.stop_waiting(now);
         self.expire_requests(now, effects);
         self.expire_links(now, effects);
         self.expire_amendment(now);
@@ -444,7 +459,7 @@ impl Volume {
         let ticks = self.geometry.parity > 0 && self.strips.len() > 0 || self.upkeep_waits();
         let gone = self.geometry.parity > 0 && self.links.values().any(Link::is_down);
         let tick = (ticks || gone).then_some(self.ticked_at + TICK_NS);
-        let all = [deadline, links, tick, self.amendments.retry_at, self.age_at()];
+        let all = [deadline, links, tick, self.amendments.retry_at, self.age_at(), self.joins.wake_at()];
         let Some(next) = all.into_iter().flatten().min().filter(|_| !self.finished) else { return };
         if self.wake_announced.is_none_or(|announced| next < announced) {
             self.wake_announced = Some(next);
@@ -489,10 +504,16 @@ impl Volume {
             };
             assert!(waits, "a strip waits for nothing: {strip:?}");
             pieces += usize::from(strip.scratch.is_some());
-            if let Some(request) = strip.request {
+            for request in strip.request.into_iter().chain(self.joins.beside(key)) {
                 *strips.entry(request.to_u64()).or_default() += 1;
             }
         }
+        for request in self.joins.waiting() {
+            *strips.entry(request.to_u64()).or_default() += 1;
+        }
+        let moving = self.strips.iter().filter(|(_, strip)| strip.is_users_write()).count();
+        assert_eq!(moving, self.joins.moving, "writes are miscounted");
+        assert!(moving > 0 || self.joins.waiting().next().is_none(), "a piece waits for nothing");
         assert_eq!(pieces + self.scratch.free(), Scratch::sizes().count(), "scratch memory is lost");
         for (key, pending) in self.requests.iter() {
             assert_eq!(

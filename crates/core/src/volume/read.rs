@@ -29,18 +29,16 @@ impl Volume {
         if head > tail {
             return self.plan_gathers(request, span, 0, 0);
         }
-        let cut =
-            |begin: u32, end: u32| Span { begin, end, payload: span.payload + (begin - span.begin), ..span };
         if span.begin < head {
-            self.plan_gathers(request, cut(span.begin, head), 0, 0);
+            self.plan_gathers(request, span.cut(span.begin, head), 0, 0);
         }
         if head < tail {
-            let middle = cut(head, tail);
+            let middle = span.cut(head, tail);
             let (lo, hi) = self.local_range(middle);
             self.add_strip(Some(request), Work::Read(middle), span.group, lo, hi);
         }
         if tail < span.end {
-            self.plan_gathers(request, cut(tail, span.end), 0, 0);
+            self.plan_gathers(request, span.cut(tail, span.end), 0, 0);
         }
     }
 

@@ -62,6 +62,8 @@ pub(super) enum Work {
     Direct(Span, Content),
     /// Whole rows, with their parity.
     Rows(Span, Content),
+    /// A row that several requests have written.
+    Joined(Span),
     /// Less than a row or a block: read, changed, written back. `delta`: from the old data and the old parity.
     Patch {
         span: Span,
@@ -176,14 +178,18 @@ impl Strip {
         match self.work {
             Work::Read(span) | Work::Gather(span) | Work::Status(span) => Some(span),
             Work::Direct(span, _) | Work::Rows(span, _) | Work::Patch { span, .. } => Some(span),
+            Work::Joined(span) => Some(span),
             _ => None,
         }
     }
 
     /// Whether donors may hold a part of it when it is cut short, and mark it as written lately.
     pub(super) fn is_write(&self) -> bool {
-        let writes = matches!(self.work, Work::Direct(..) | Work::Rows(..) | Work::Patch { .. });
-        writes || matches!(self.work, Work::Fill { .. } | Work::Heal { .. } | Work::Resync)
+        self.is_users_write() || matches!(self.work, Work::Fill { .. } | Work::Heal { .. } | Work::Resync)
+    }
+
+    pub(super) fn is_users_write(&self) -> bool {
+        matches!(self.work, Work::Direct(..) | Work::Rows(..) | Work::Joined(_) | Work::Patch { .. })
     }
 }
 
@@ -291,6 +297,7 @@ impl Volume {
             missed: Vec::new(),
             failed: None,
         };
+        self.joins.moving += usize::from(strip.is_users_write());
         let key = self.strips.insert(strip);
         if let Some(request) = request {
             self.requests
@@ -323,8 +330,9 @@ impl Volume {
     fn advance(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
         let Some(strip) = self.strips.get(key) else { return };
         let request = strip.request.and_then(|request| self.requests.get(request));
-        // What everyone has written is not torn because another strip failed.
+        // What everyone has written is not torn because another strip failed, nor are other requests failed for it.
         if let Some(error) = request.and_then(|request| request.failed)
+            && !matches!(strip.work, Work::Joined(_))
             && strip.open == 0
             && strip.phase != Phase::Writing
         {
@@ -357,7 +365,8 @@ impl Volume {
 
     fn can_feed(&self, key: Key) -> bool {
         let Some(strip) = self.strips.get(key) else { return true };
-        if strip.request.and_then(|request| self.requests.get(request)).is_some_and(|r| r.failed.is_some()) {
+        let request = strip.request.and_then(|request| self.requests.get(request));
+        if request.is_some_and(|r| r.failed.is_some()) && !matches!(strip.work, Work::Joined(_)) {
             return true;
         }
         let bytes = self.scratch_bytes(key);
@@ -370,9 +379,8 @@ impl Volume {
         let (geometry, len) = (self.geometry, strip.len());
         let lanes = if geometry.parity == 0 { 1 } else { geometry.data + geometry.parity };
         match strip.work {
-            Work::Gather(_) | Work::Patch { .. } | Work::Fill { .. } | Work::Heal { .. } | Work::Resync => {
-                len * lanes
-            }
+            Work::Gather(_) | Work::Patch { .. } | Work::Joined(_) => len * lanes,
+            Work::Fill { .. } | Work::Heal { .. } | Work::Resync => len * lanes,
             // Beside the lanes that are read, the parity that they should have.
             Work::Scrub => len * (lanes + geometry.parity),
             Work::Rows(_, Content::Payload) => len * geometry.parity,
@@ -384,12 +392,13 @@ impl Volume {
         let strip = self.strips.get(key).expect("it is being begun");
         match strip.work {
             // Too few would have it: sent to those, it would only spoil what was there.
-            Work::Direct(..) | Work::Rows(..) if self.is_out_of_reach(strip.group) => {
+            Work::Direct(..) | Work::Rows(..) | Work::Joined(_) if self.is_out_of_reach(strip.group) => {
                 self.end_strip(now, key, Err(VolumeError::DonorLost), effects);
             }
             Work::Read(span) => self.begin_read(now, key, span, effects),
             Work::Direct(span, content) => self.begin_direct(now, key, span, content, effects),
             Work::Rows(span, content) => self.begin_rows(now, key, span, content, effects),
+            Work::Joined(_) => self.begin_joined(now, key, effects),
             Work::Status(span) => self.begin_status(now, key, span, effects),
             Work::Barrier => self.begin_barrier(key),
             Work::Survey => self.begin_survey(now, key, effects),
@@ -518,18 +527,20 @@ impl Volume {
             strip.coming &= !bit(slot);
             strip.have |= bit(slot);
         }
-        let request = strip.request.and_then(|request| self.requests.get_mut(request));
         match op {
             PartOp::Status => {
+                let request = strip.request.and_then(|request| self.requests.get_mut(request));
                 super::collect_status(&mut request.expect("asked by a request").status, scatter, runs)
             }
             PartOp::Survey if strip.work == Work::Survey => self.surveyed.push((strip.group, runs.to_vec())),
             PartOp::Survey if runs.iter().any(|run| !run.hole) => strip.still = Still::Disturbed,
             _ if op.writes() => {
-                if let Some(request) = request
-                    && !request.touched.contains(&donor)
-                {
-                    request.touched.push(donor);
+                for key in strip.request.into_iter().chain(self.joins.beside(strip_key)) {
+                    if let Some(request) = self.requests.get_mut(key)
+                        && !request.touched.contains(&donor)
+                    {
+                        request.touched.push(donor);
+                    }
                 }
             }
             _ => {}
@@ -638,7 +649,8 @@ impl Volume {
         let ready = &mut self.ready;
         self.locks.release(strip.group, key, |granted| ready.push_back(granted));
         self.upkeep_ended(now, &strip, result);
-        if let Some(request) = strip.request {
+        self.joins.moving -= usize::from(strip.is_users_write());
+        for request in self.joins.ended(key).chain(strip.request) {
             self.strip_of_request_ended(request, result.and(strip.failed.map_or(Ok(()), Err)), effects);
         }
     }

@@ -511,14 +511,14 @@ impl Volume {
         (self.upkeep.age_due > 0).then_some(at)
     }
 
-    pub(super) fn plan(&mut self, request: Key, op: Op, span: Span) {
+    pub(super) fn plan(&mut self, now: Time, request: Key, op: Op, span: Span) {
         match op {
             Op::Read => self.plan_read(request, span),
             Op::Status => {
                 let (lo, hi) = self.local_range(span);
                 self.add_strip(Some(request), Work::Status(span), span.group, lo, hi);
             }
-            _ => self.plan_write(request, span, Content::of(op)),
+            _ => self.plan_write(now, request, span, Content::of(op)),
         }
     }
 }

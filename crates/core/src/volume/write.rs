@@ -17,21 +17,23 @@ const BLOCK: u32 = BLOCK_BYTES as u32;
 
 impl Volume {
     /// Cuts the write of one span into strips.
-    pub(super) fn plan_write(&mut self, request: Key, span: Span, content: Content) {
+    pub(super) fn plan_write(&mut self, now: Time, request: Key, span: Span, content: Content) {
         // Whole blocks go as they are, or whole rows where there is parity; what sticks out is read and changed.
         let rows = self.geometry.data > 1 && self.geometry.parity > 0;
+        let span = if rows && content == Content::Payload { self.keep_ends(now, request, span) } else { span };
+        if span.begin == span.end {
+            return;
+        }
         let grain = if rows { self.geometry.row() } else { BLOCK };
         let (head, tail) = (span.begin.next_multiple_of(grain), span.end / grain * grain);
         // Without parity a patch has memory for the blocks of one slot, so it ends where its block does.
         if head > tail || (head == tail && rows) {
             return self.plan_patches(request, span, content);
         }
-        let cut =
-            |begin: u32, end: u32| Span { begin, end, payload: span.payload + (begin - span.begin), ..span };
         if span.begin < head {
-            self.plan_patches(request, cut(span.begin, head), content);
+            self.plan_patches(request, span.cut(span.begin, head), content);
         }
-        let middle = cut(head, tail);
+        let middle = span.cut(head, tail);
         if rows {
             self.plan_rows(request, middle, content);
         } else if head < tail {
@@ -39,7 +41,7 @@ impl Volume {
             self.add_strip(Some(request), Work::Direct(middle, content), span.group, lo, hi);
         }
         if tail < span.end {
-            self.plan_patches(request, cut(tail, span.end), content);
+            self.plan_patches(request, span.cut(tail, span.end), content);
         }
     }
 
@@ -62,7 +64,7 @@ impl Volume {
         }
     }
 
-    fn plan_patches(&mut self, request: Key, span: Span, content: Content) {
+    pub(super) fn plan_patches(&mut self, request: Key, span: Span, content: Content) {
         let (lo, hi) = self.local_range(span);
         let step = if self.geometry.parity == 0 { BLOCK } else { self.lane_max() };
         let mut at = lo;
@@ -221,6 +223,16 @@ impl Volume {
         }
     }
 
+    /// The parity lanes from the data lanes.
+    pub(super) fn encode_lanes(&mut self, key: Key, effects: &mut Vec<Effect>) {
+        let (data, slots) = (self.geometry.data, self.geometry.data + self.geometry.parity);
+        let len = self.strips.get(key).expect("a strip with lanes").len();
+        let inputs = (0..data).map(|slot| self.lane(key, slot)).collect();
+        let outputs = (data..slots).map(|slot| self.lane(key, slot)).collect();
+        let coefficients = self.encoding(0..data);
+        effects.push(Effect::Combine(Combine { len, coefficients, inputs, outputs, add: false }));
+    }
+
     /// Coefficients of all parity for these data slots.
     pub(super) fn encoding(&self, data: std::ops::Range<u32>) -> Vec<u8> {
         (0..self.geometry.parity)
@@ -285,12 +297,8 @@ impl Volume {
         for slot in slots_of(touched) {
             self.overlay(key, span, content, slot, delta, effects);
         }
-        let len = hi - lo;
         if geometry.parity > 0 && !delta {
-            let inputs = (0..geometry.data).map(|slot| self.lane(key, slot)).collect();
-            let outputs = (0..geometry.parity).map(|number| self.lane(key, geometry.data + number)).collect();
-            let coefficients = self.encoding(0..geometry.data);
-            effects.push(Effect::Combine(Combine { len, coefficients, inputs, outputs, add: false }));
+            self.encode_lanes(key, effects);
         }
         let (mut first, mut last) = (hi, lo);
         for slot in slots_of(touched) {

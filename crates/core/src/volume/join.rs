@@ -1,0 +1,161 @@
+//! Rows that requests write one after the other: put together in memory and written whole, so that nothing is read and
+//! parity leaves once.
+//!
+//! Owns which ends of requests wait for the next one to come, and for how long. Never: an answer, or a request that
+//! nobody follows. Invariant: what waits is part of a request that is not answered, and waits only while other writes
+//! are under way. Tests: `tests/volume_join.rs`, the simulator.
+//!
+//! A tool that writes one request at a time sends the next when it has the answer to the last: it would wait for
+//! itself. So an end waits only where the write before it was not answered yet when it came.
+
+use super::strip::{Content, Work};
+use super::types::{At, Effect, Mem};
+use super::{Key, Volume};
+use crate::layout::Span;
+use crate::limits::{JOIN_WAIT_NS, SCRATCH_LARGE_BYTES};
+use crate::units::Time;
+use std::collections::{BTreeMap, VecDeque};
+
+/// The writes that a new one may follow.
+const ENDS_MAX: usize = 32;
+const ROWS_MAX: usize = 32;
+
+/// What a request has of a row.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    request: Key,
+    span: Span,
+}
+
+/// The beginning of a row, which waits for the rest.
+#[derive(Debug)]
+struct Begun {
+    /// Of all of it, as if in one payload.
+    row: Span,
+    /// As far as there are pieces.
+    end: u32,
+    pieces: Vec<Piece>,
+    until: Time,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Joins {
+    begun: Vec<Begun>,
+    /// What the rows that are being written were put together from.
+    whole: BTreeMap<Key, Vec<Piece>>,
+    /// Where the last writes ended in the volume.
+    ends: VecDeque<(u64, Key)>,
+    /// Strips of writes that are under way.
+    pub(super) moving: usize,
+}
+
+impl Joins {
+    /// Requests whose pieces wait, one entry for each piece.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = Key> {
+        self.begun.iter().flat_map(|begun| &begun.pieces).map(|piece| piece.request)
+    }
+
+    /// The requests of a strip beside the one that it names.
+    pub(super) fn beside(&self, strip: Key) -> impl Iterator<Item = Key> + use<'_> {
+        self.whole.get(&strip).into_iter().flat_map(|pieces| &pieces[1..]).map(|piece| piece.request)
+    }
+
+    pub(super) fn ended(&mut self, strip: Key) -> impl Iterator<Item = Key> + use<> {
+        self.whole.remove(&strip).into_iter().flat_map(|pieces| pieces.into_iter().skip(1)).map(|p| p.request)
+    }
+
+    pub(super) fn wake_at(&self) -> Option<Time> {
+        self.begun.iter().map(|begun| begun.until).min()
+    }
+
+    fn note_end(&mut self, end: u64, request: Key) {
+        if self.ends.len() == ENDS_MAX {
+            self.ends.pop_front();
+        }
+        self.ends.push_back((end, request));
+    }
+}
+
+impl Volume {
+    /// Whether the write before this one is still under way; remembers where this one ends.
+    pub(super) fn follows_a_write(&mut self, request: Key, offset: u64, len: u32) -> bool {
+        let before = self.joins.ends.iter().filter(|(end, _)| *end == offset);
+        let follows = before.clone().any(|(_, before)| self.requests.get(*before).is_some());
+        self.joins.note_end(offset + u64::from(len), request);
+        follows
+    }
+
+    /// Keeps what a write has of the rows at its ends, where the rest of them is there or may be about to come. Gives
+    /// what is left of it.
+    pub(super) fn keep_ends(&mut self, now: Time, request: Key, span: Span) -> Span {
+        let (row, slots) = (self.geometry.row(), self.geometry.data + self.geometry.parity);
+        if self.geometry.unit > SCRATCH_LARGE_BYTES / slots {
+            return span;
+        }
+        let mut left = span;
+        let head = span.begin.next_multiple_of(row).min(span.end);
+        if span.begin < head && self.continues_row(Piece { request, span: span.cut(span.begin, head) }) {
+            left = left.cut(head, span.end);
+        }
+        let tail = span.end / row * row;
+        let follows = self.requests.get(request).is_some_and(|pending| pending.follows);
+        if follows && span.begin <= tail && tail < span.end {
+            let begins = Span { group: span.group, begin: tail, end: tail + row, payload: 0 };
+            if self.joins.begun.len() < ROWS_MAX && !self.joins.begun.iter().any(|other| other.row == begins) {
+                let piece = Piece { request, span: span.cut(tail, span.end) };
+                let (end, until) = (span.end, now + JOIN_WAIT_NS);
+                self.joins.begun.push(Begun { row: begins, end, pieces: vec![piece], until });
+                self.requests.get_mut(request).expect("being planned").strips_open += 1;
+                left = left.cut(left.begin, tail);
+            }
+        }
+        left
+    }
+
+    fn continues_row(&mut self, piece: Piece) -> bool {
+        let follows = |begun: &Begun| begun.row.group == piece.span.group && begun.end == piece.span.begin;
+        let Some(index) = self.joins.begun.iter().position(follows) else { return false };
+        let begun = &mut self.joins.begun[index];
+        begun.pieces.push(piece);
+        begun.end = piece.span.end;
+        self.requests.get_mut(piece.request).expect("being planned").strips_open += 1;
+        if begun.end == begun.row.end {
+            let Begun { row, pieces, .. } = self.joins.begun.swap_remove(index);
+            let first = pieces[0].request;
+            let (lo, hi) = self.local_range(row);
+            let key = self.add_strip(Some(first), Work::Joined(row), row.group, lo, hi);
+            self.requests.get_mut(first).expect("its piece waited").strips_open -= 1;
+            self.joins.whole.insert(key, pieces);
+        }
+        true
+    }
+
+    /// Nothing came in time, or nothing is about to: what waits is written as it is.
+    pub(super) fn stop_waiting(&mut self, now: Time) {
+        let idle = self.joins.moving == 0;
+        let given_up = self.joins.begun.extract_if(.., |begun| idle || begun.until <= now);
+        for Piece { request, span } in given_up.flat_map(|begun| begun.pieces).collect::<Vec<_>>() {
+            self.plan_patches(request, span, Content::Payload);
+            self.requests.get_mut(request).expect("its piece waited").strips_open -= 1;
+        }
+    }
+
+    pub(super) fn begin_joined(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
+        let (lo, hi) = self.strips.get(key).map(|strip| (strip.lo, strip.hi)).expect("being begun");
+        for Piece { request, span } in &self.joins.whole[&key] {
+            let mem = Mem::Payload(self.requests.get(*request).expect("a piece of it is here").tag);
+            for slot in 0..self.geometry.data {
+                let lane = self.lane(key, slot);
+                for (local, payload, len) in self.overlap(*span, slot, lo, hi) {
+                    let to = At { offset: lane.offset + (local - lo), ..lane };
+                    effects.push(Effect::Copy { from: At { mem, offset: payload }, to, len });
+                }
+            }
+        }
+        self.encode_lanes(key, effects);
+        for slot in 0..self.geometry.data + self.geometry.parity {
+            self.write_lane(now, key, slot, lo, hi, effects);
+        }
+        self.set_phase(key, super::Phase::Writing);
+    }
+}
