@@ -135,6 +135,12 @@ fn sequential(options: &Options) -> Vec<Row> {
             "Mbit/s",
             Some(0.95),
         ),
+        Row::new(
+            "write_small",
+            "the same in requests of 64 KiB, 16 under way, export; beside: iperf3 x 4/5",
+            "Mbit/s",
+            Some(0.9),
+        ),
         Row::new("read_export", "healthy sequential read, export; beside: iperf3", "Mbit/s", None),
         Row::new("read_file", "healthy sequential read, file; beside: iperf3", "Mbit/s", None),
         Row::new("degraded_export", "degraded sequential read, export; beside: healthy", "Mbit/s", Some(0.8)),
@@ -161,14 +167,17 @@ fn sequential(options: &Options) -> Vec<Row> {
         let file_read = copier.dd(&pool, &file, Path::new("/dev/null"), "iflag=direct");
         pool.detach(VOLUME);
         let uri = pool.attach_export_unix(VOLUME, &[]).uri;
-        let export_write = copier.nbdcopy(&pool, &noise.display().to_string(), &uri);
+        let noise = noise.display().to_string();
+        let small = ["--connections=1", "--requests=16", "--request-size=65536"];
+        let small_write = copier.nbdcopy(&pool, &noise, &uri, &small);
+        let export_write = copier.nbdcopy(&pool, &noise, &uri, &[]);
         let write_cpu = copier.cpu_ms_per_gib;
-        let export_read = copier.nbdcopy(&pool, &uri, "null:");
+        let export_read = copier.nbdcopy(&pool, &uri, "null:", &[]);
         let read_cpu = copier.cpu_ms_per_gib;
 
         pool.donor("host-2").kill();
         wait::until("the killed donor's exclusion", wait::SOON, || pool.holders(VOLUME, 0).len() == 4);
-        let export_degraded = copier.nbdcopy(&pool, &uri, "null:");
+        let export_degraded = copier.nbdcopy(&pool, &uri, "null:", &[]);
         pool.detach(VOLUME);
         let file = pool.attach_fuse(VOLUME, &["--read-only"]).path;
         let file_degraded = copier.dd(&pool, &file, Path::new("/dev/null"), "iflag=direct");
@@ -176,6 +185,7 @@ fn sequential(options: &Options) -> Vec<Row> {
         let values = [
             (export_write, out_line),
             (file_write, out_line),
+            (small_write, out_line),
             (export_read, in_line),
             (file_read, in_line),
             (export_degraded, export_read),
@@ -203,9 +213,9 @@ impl Copier<'_> {
         self.timed(pool, command)
     }
 
-    fn nbdcopy(&mut self, pool: &Pool, from: &str, to: &str) -> f64 {
+    fn nbdcopy(&mut self, pool: &Pool, from: &str, to: &str, options: &[&str]) -> f64 {
         let mut command = self.lan.exec(Node::Client, tools::need("nbdcopy"));
-        command.args(["--flush", from, to]);
+        command.arg("--flush").args(options).args([from, to]);
         self.timed(pool, command)
     }
 
