@@ -69,8 +69,8 @@ struct Pending {
     /// It begins where another ends that was not answered when it came.
     follows: bool,
     failed: Option<VolumeError>,
-    /// Donors that took a part of the write.
-    touched: Vec<DonorId>,
+    /// Group and slot of what took a part of the write; who holds them at its end answers for it.
+    touched: Vec<(u32, u32)>,
     /// Payload offset, length, hole: what parts of a status request answered.
     status: Vec<(u32, u32, bool)>,
 }
@@ -382,15 +382,17 @@ impl Volume {
         }
         let mut result = pending.failed.map_or(Ok(()), Err);
         if pending.op.writes() && result.is_ok() {
-            // One that is not in the map any more was left in order: another has what it had.
+            let held = |(group, slot): &(u32, u32)| {
+                self.map.groups[*group as usize].slots[*slot as usize].held.map(|held| held.donor)
+            };
+            let holders: Vec<DonorId> = pending.touched.iter().filter_map(held).collect();
             let down = |donor: &DonorId| self.links.get(donor).is_none_or(Link::is_down);
-            let gone = |donor: &DonorId| self.map.routes.contains_key(donor) && down(donor);
-            if self.geometry.parity == 0 && pending.touched.iter().any(gone) {
+            if self.geometry.parity == 0 && holders.iter().any(down) {
                 // It had answered, and what it took is gone before anybody heard of it.
                 result = Err(VolumeError::DonorLost);
             } else {
                 // From here on it is acknowledged, and a flush answers for it.
-                for donor in &pending.touched {
+                for donor in &holders {
                     if let Some(link) = self.links.get_mut(donor) {
                         link.unflushed = true;
                     }

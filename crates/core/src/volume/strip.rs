@@ -519,8 +519,7 @@ impl Volume {
     fn part_succeeded(&mut self, key: Key, runs: &[StatusRun]) {
         let part = self.parts.get_mut(key).expect("checked by the caller");
         part.progress = Progress::Done;
-        let (strip_key, slot, op, scatter, donor) =
-            (part.strip, part.slot, part.op, part.scatter, part.donor);
+        let (strip_key, slot, op, scatter) = (part.strip, part.slot, part.op, part.scatter);
         let strip = self.strips.get_mut(strip_key).expect("a part never outlives its strip");
         strip.open -= 1;
         if strip.coming & bit(slot) != 0 && op == PartOp::Read {
@@ -537,9 +536,9 @@ impl Volume {
             _ if op.writes() => {
                 for key in strip.request.into_iter().chain(self.joins.beside(strip_key)) {
                     if let Some(request) = self.requests.get_mut(key)
-                        && !request.touched.contains(&donor)
+                        && !request.touched.contains(&(strip.group, slot))
                     {
-                        request.touched.push(donor);
+                        request.touched.push((strip.group, slot));
                     }
                 }
             }
