@@ -3,7 +3,7 @@
 mod volume;
 
 use cheetah_core::map::{DonorId, Redundancy};
-use cheetah_core::volume::{Op, PartOp, VolumeError};
+use cheetah_core::volume::{Effect, Event, Op, PartError, PartOp, VolumeError};
 use volume::{UNIT, World, wide};
 
 fn world_without(lost: &[u64]) -> World {
@@ -33,4 +33,24 @@ fn beyond_redundancy_what_is_held_is_read_and_the_rest_fails_at_once() {
     assert_eq!(sent.iter().map(|sent| sent.donor).collect::<Vec<_>>(), [DonorId(2)]);
     world.answer(sent[0].part, Ok(vec![]));
     assert_eq!(world.completed(), [(there, Ok(()))]);
+}
+
+#[test]
+fn a_write_that_too_few_could_take_is_sent_to_nobody() {
+    let mut world = world_without(&[1, 3]);
+    let write = world.submit(Op::Write, 0, 3 * UNIT);
+    assert_eq!(world.completed(), [(write, Err(VolumeError::DonorLost))]);
+    assert!(world.sent().is_empty(), "it would only spoil what was there");
+}
+
+#[test]
+fn a_wrong_block_does_not_keep_the_others_from_being_compared() {
+    let mut world = world_without(&[]);
+    world.step(Event::Scrub);
+    let reads: Vec<_> = world.sent().into_iter().take(4).collect();
+    assert_eq!(reads.iter().map(|sent| sent.donor.0).collect::<Vec<_>>(), [1, 2, 3, 4]);
+    world.effects.clear();
+    world.answer(reads[0].part, Err(PartError::Corrupt { blocks: 1 }));
+    let given_up = world.effects.iter().filter(|effect| matches!(effect, Effect::Abandon { .. })).count();
+    assert_eq!(given_up, 0, "they may be wrong as well");
 }

@@ -38,7 +38,8 @@ fn three_writes_of_a_row_leave_as_one_without_reading() {
     world.effects.clear();
     let third = world.submit(Op::Write, row + u64::from(HALF + UNIT), HALF);
     let copied = |tag| {
-        let of = |effect: &&Effect| matches!(effect, Effect::Copy { from, .. } if from.mem == Mem::Payload(tag));
+        let of =
+            |effect: &&Effect| matches!(effect, Effect::Copy { from, .. } if from.mem == Mem::Payload(tag));
         let lens = world.effects.iter().filter(of).map(|effect| match effect {
             Effect::Copy { len, .. } => *len,
             _ => 0,

@@ -4,7 +4,7 @@ mod volume;
 
 use cheetah_core::limits::EXTENT_BYTES;
 use cheetah_core::map::{Placement, Slot};
-use cheetah_core::volume::{Effect, Event, LinkFailure, Op, PartOp, VolumeError};
+use cheetah_core::volume::{Effect, Event, LinkFailure, Op, PartError, PartOp, VolumeError};
 use volume::{A, B, World, map};
 
 /// The first group is on its way from A to B, which holds the second.
@@ -87,6 +87,54 @@ fn a_reader_that_is_shut_out_for_good_hears_of_it() {
         world.completed().pop()
     });
     assert_eq!(told, Some((tag, Err(VolumeError::DonorLost))));
+}
+
+#[test]
+fn a_reader_that_the_old_holder_refuses_a_read_asks_the_new_one() {
+    let mut world = World::new(moving(), true);
+    world.open(A);
+    world.open(B);
+    let tag = world.submit(Op::Read, 0, 4096);
+    let sent = world.sent();
+    assert_eq!(sent.iter().map(|sent| sent.donor).collect::<Vec<_>>(), [A]);
+    world.answer(sent[0].part, Err(PartError::Denied));
+    assert_eq!(world.completed(), [], "a newer map may be on its way");
+    world.step(Event::Map(moved()));
+    let again = (0..100).find_map(|_| {
+        world.wake();
+        world.sent().pop()
+    });
+    let again = again.expect("asked again");
+    assert_eq!(again.donor, B);
+    world.answer(again.part, Ok(vec![]));
+    assert_eq!(world.completed(), [(tag, Ok(()))]);
+}
+
+#[test]
+fn a_write_is_no_error_when_who_is_being_given_the_slot_dies() {
+    let mut world = World::new(moving(), false);
+    world.open(A);
+    world.open(B);
+    // A chunk is read, and written to B: what is written there goes to both from now on.
+    for _ in 0..2 {
+        let chunk = (0..100).find_map(|_| {
+            world.wake();
+            Some(world.sent()).filter(|sent| !sent.is_empty())
+        });
+        let chunk = chunk.expect("the next step of the move");
+        chunk.iter().for_each(|sent| world.answer(sent.part, Ok(vec![])));
+    }
+    world.sent();
+    let tag = world.submit(Op::Write, 0, 4096);
+    let writes: Vec<_> = world.sent().into_iter().filter(|sent| sent.op == PartOp::Write).collect();
+    let (held, given): (Vec<_>, Vec<_>) = writes.into_iter().partition(|sent| sent.donor == A);
+    assert_eq!((held.len(), given.len()), (1, 1));
+    world.answer(given[0].part, Ok(vec![]));
+    let session = world.session(B);
+    world.fail(B, session, LinkFailure::Broken("gone".into()));
+    world.refuse(B);
+    world.answer(held[0].part, Ok(vec![]));
+    assert_eq!(world.completed(), [(tag, Ok(()))]);
 }
 
 #[test]

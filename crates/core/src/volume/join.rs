@@ -101,7 +101,8 @@ impl Volume {
         let follows = self.requests.get(request).is_some_and(|pending| pending.follows);
         if follows && span.begin <= tail && tail < span.end {
             let begins = Span { group: span.group, begin: tail, end: tail + row, payload: 0 };
-            if self.joins.begun.len() < ROWS_MAX && !self.joins.begun.iter().any(|other| other.row == begins) {
+            if self.joins.begun.len() < ROWS_MAX && !self.joins.begun.iter().any(|other| other.row == begins)
+            {
                 let piece = Piece { request, span: span.cut(tail, span.end) };
                 let (end, until) = (span.end, now + JOIN_WAIT_NS);
                 self.joins.begun.push(Begun { row: begins, end, pieces: vec![piece], until });

@@ -460,6 +460,7 @@ impl Volume {
         let links = self.links.values().filter_map(Link::wake_at).min();
         let ticks = self.geometry.parity > 0 && self.strips.len() > 0 || self.upkeep_waits();
         let gone = self.geometry.parity > 0 && self.links.values().any(Link::is_down);
+        let ticks = ticks || !self.resting.is_empty();
         let tick = (ticks || gone).then_some(self.ticked_at + TICK_NS);
         let all = [deadline, links, tick, self.amendments.retry_at, self.age_at(), self.joins.wake_at()];
         let Some(next) = all.into_iter().flatten().min().filter(|_| !self.finished) else { return };

@@ -180,7 +180,8 @@ impl Volume {
         if self.geometry.parity == 0 || strip.phase != Phase::Reading || strip.avoid & bit(slot) != 0 {
             return;
         }
-        if self.worth_asking() == Trust::Poor {
+        // Nobody waits for a comparison, and there is none without all of them.
+        if self.worth_asking() == Trust::Poor || strip.work == Work::Scrub {
             return;
         }
         let missed = self.missed_there(strip.group, strip.lo, strip.hi);
@@ -216,6 +217,10 @@ impl Volume {
         }
         let corrupt = matches!(failure, Failure::Answer(PartError::Corrupt { .. }));
         if geometry.parity == 0 {
+            if self.read_only && failure == Failure::Answer(PartError::Denied) {
+                // It may have given the slot to another, which the newest map tells.
+                return self.rest(now, key, effects);
+            }
             if corrupt && strip.tries < READ_AGAIN_MAX {
                 strip.tries += 1;
                 return self.read_again(now, key, slot, effects);
@@ -237,6 +242,8 @@ impl Volume {
                 let (avoid, wrong) = (strip.avoid, strip.wrong);
                 self.read_otherwise(now, key, span, avoid, wrong, effects);
             }
+            // The others may be wrong as well.
+            Work::Scrub => {}
             _ => self.read_lanes(now, key, effects),
         }
     }

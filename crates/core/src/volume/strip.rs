@@ -571,7 +571,11 @@ impl Volume {
                 strip.missed.push(missed);
                 self.write_failed(strip_key, missed, failure);
             }
-            PartOp::Status if self.geometry.parity == 0 && failure != Failure::Moved => {
+            PartOp::Status
+                if self.geometry.parity == 0
+                    && failure != Failure::Moved
+                    && !(self.read_only && failure == Failure::Answer(PartError::Denied)) =>
+            {
                 strip.failed = Some(failure.error());
             }
             PartOp::Status => {

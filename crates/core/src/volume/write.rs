@@ -20,7 +20,8 @@ impl Volume {
     pub(super) fn plan_write(&mut self, now: Time, request: Key, span: Span, content: Content) {
         // Whole blocks go as they are, or whole rows where there is parity; what sticks out is read and changed.
         let rows = self.geometry.data > 1 && self.geometry.parity > 0;
-        let span = if rows && content == Content::Payload { self.keep_ends(now, request, span) } else { span };
+        let span =
+            if rows && content == Content::Payload { self.keep_ends(now, request, span) } else { span };
         if span.begin == span.end {
             return;
         }
