@@ -522,7 +522,7 @@ impl World {
             self.after(0, Ev::Client(c, ClientEv::AckEarly(part)));
             return Ok(());
         }
-        self.flip_on_the_way(c, donor, fragment, Some(address), &mut data);
+        self.flip_on_the_way(c, donor, fragment, Some((address, part)), &mut data);
         let request = Request { part, op, address, len, data, first };
         self.send_to_donor(conn, ToDonor::Request(request));
         if torn {

@@ -12,6 +12,7 @@ use cheetah_core::api::{Answer, Call, Create, RefusalCode, Size};
 use cheetah_core::donor;
 use cheetah_core::limits::{EXTENT_BYTES, MILLISECOND_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, Redundancy};
+use cheetah_core::volume::Key;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What the answers of the coordinator said about a volume; an unanswered call makes it uncertain.
@@ -45,6 +46,8 @@ pub(crate) struct Rot {
     pub(crate) donor: usize,
     /// The sector of its memory.
     pub(crate) at: usize,
+    /// What brings it there.
+    pub(crate) part: Key,
     pub(crate) wrong: u8,
     pub(crate) right: u8,
     /// By then it has arrived.

@@ -376,7 +376,7 @@ impl World {
         } else {
             memory.write(at, bytes);
         }
-        self.right_forgotten_rot(d);
+        self.right_forgotten_rot(d, request.part, at..at + sectors(to - from));
         self.check_fence(d, id);
     }
 

@@ -3,16 +3,17 @@
 //! Owns: each kind of fault, and telling `verdict` what it excuses. Never: more than `plan` allows. A lost or
 //! stalled connection and a restart of the coordinator excuse nothing: no request may fail for them.
 
-use crate::bytes::sectors;
+use crate::bytes::{SECTOR, sectors};
 use crate::client::Phase;
 use crate::director::Rot;
 use crate::network::{Node, Stage};
 use crate::plan::Fault;
 use crate::world::{Ev, World, say};
 use cheetah_core::donor;
-use cheetah_core::limits::{EXTENT_BYTES, LEASE_NS, MILLISECOND_NS, SECOND_NS};
+use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES, LEASE_NS, MILLISECOND_NS, SECOND_NS};
 use cheetah_core::map::DonorId;
-use cheetah_core::volume::Fragment;
+use cheetah_core::volume::{Fragment, Key};
+use std::ops::Range;
 
 impl World {
     pub(crate) fn fault_tick(&mut self) {
@@ -111,13 +112,13 @@ impl World {
     }
 
     /// A bit of what is on its way from or to a donor changes, where this seed has such a network; `to`: where in
-    /// the donor's memory it lands.
+    /// the donor's memory it lands, and by what.
     pub(crate) fn flip_on_the_way(
         &mut self,
         c: usize,
         donor: DonorId,
         fragment: Fragment,
-        to: Option<u64>,
+        to: Option<(u64, Key)>,
         data: &mut [u8],
     ) {
         let often = self.plan.flips_per_million;
@@ -136,13 +137,15 @@ impl World {
         let right = data[at];
         data[at] ^= 1 << self.rng.below(8);
         self.count("fault: a bit flipped on the way");
-        say!(self, "a bit flips on the way of client {c} and donor {d}");
+        let (way, byte) = (if to.is_some() { "to" } else { "from" }, u64::from(local) + at as u64 * SECTOR);
+        say!(self, "a bit flips on its way {way} donor {d}, byte {byte} of slot {slot} of group {group}");
         match to {
-            Some(address) => {
+            Some((address, part)) => {
                 self.verdict.rotten.insert(donor);
+                self.verdict.rotted.insert((group as usize, slot as usize, byte / BLOCK_BYTES));
                 // Whatever holds it up on its way is over by then.
                 let (wrong, arrived, at) = (data[at], self.now + 60 * SECOND_NS, sectors(address) + at);
-                self.director.rot.push(Rot { donor: d, at, wrong, right, arrived, forgotten: false });
+                self.director.rot.push(Rot { donor: d, at, part, wrong, right, arrived, forgotten: false });
             }
             None => self.verdict.link_is_slow(c, donor, self.now + SECOND_NS),
         }
@@ -165,18 +168,23 @@ impl World {
         for place in slot.placements() {
             let from = sectors(u64::from(place.extent) * EXTENT_BYTES + u64::from(fragment.local));
             let range = from..from + sectors(len.into());
-            let here = |rot: &&mut Rot| range.contains(&rot.at) && self.donors[rot.donor].id == place.donor;
-            self.director.rot.iter_mut().filter(here).for_each(|rot| rot.forgotten = true);
+            let Some(d) = self.donors.iter().position(|donor| donor.id == place.donor) else { continue };
+            let memory = &mut self.donors[d].memory;
+            for rot in self.director.rot.iter_mut().filter(|rot| rot.donor == d && range.contains(&rot.at)) {
+                if memory.get(rot.at, 1) == [rot.wrong] {
+                    memory.write(rot.at, &[rot.right]);
+                }
+                rot.forgotten = true;
+            }
         }
-        (0..self.donors.len()).for_each(|d| self.right_forgotten_rot(d));
     }
 
-    pub(crate) fn right_forgotten_rot(&mut self, d: usize) {
+    /// What a part brings after it was forgotten.
+    pub(crate) fn right_forgotten_rot(&mut self, d: usize, part: Key, range: Range<usize>) {
         let memory = &mut self.donors[d].memory;
-        for rot in self.director.rot.iter().filter(|rot| rot.donor == d && rot.forgotten) {
-            if memory.get(rot.at, 1) == [rot.wrong] {
-                memory.write(rot.at, &[rot.right]);
-            }
+        let brought = |rot: &&Rot| (rot.donor, rot.part) == (d, part) && range.contains(&rot.at);
+        for rot in self.director.rot.iter().filter(brought).filter(|rot| rot.forgotten) {
+            memory.write(rot.at, &[rot.right]);
         }
     }
 

@@ -35,6 +35,9 @@ pub(crate) struct Verdict {
     pub(crate) torn: BTreeSet<VolumeId>,
     /// Donors whose memory has bytes that nobody wrote.
     pub(crate) rotten: BTreeSet<DonorId>,
+    /// Group, slot and block of its extent where a bit ever flipped on its way to a donor. Without redundancy it goes
+    /// wherever the slot is moved.
+    pub(crate) rotted: BTreeSet<(usize, usize, u64)>,
     /// Volumes to which more happened than redundancy covers.
     pub(crate) beyond: BTreeSet<VolumeId>,
     /// Leases that ended, as the coordinator's records say.
@@ -83,10 +86,15 @@ impl Verdict {
         self.coordinator_trouble.max(cut_off) + GRACE_NS >= since
     }
 
+    pub(crate) fn is_slow(&self, donor: DonorId, since: Time) -> bool {
+        self.slow_donors.get(&donor).is_some_and(|until| until + GRACE_NS >= since)
+    }
+
     /// Whether a client of a volume with redundancy may have gone round the donor at some time from `since` on.
     pub(crate) fn may_be_passed_over(&self, client: usize, donor: DonorId, since: Time) -> bool {
-        let slow = self.slow_links.get(&(client, donor)).into_iter().chain(self.slow_donors.get(&donor));
-        slow.into_iter().any(|until| until + GRACE_NS >= since)
+        let slow_link = self.slow_links.get(&(client, donor));
+        slow_link.is_some_and(|until| until + GRACE_NS >= since)
+            || self.is_slow(donor, since)
             || self.rotten.contains(&donor)
             || self.excuses(client, donor, since)
     }
@@ -98,7 +106,7 @@ impl Verdict {
         self.dead.contains_key(&donor)
             || self.rotten.contains(&donor)
             || self.donor_trouble.get(&donor).is_some_and(late)
-            || self.slow_donors.get(&donor).is_some_and(late)
+            || self.is_slow(donor, since)
             || self.unaware.iter().any(|(_, other)| *other == donor)
             || links.into_iter().any(|((_, other), until)| *other == donor && late(until))
     }

@@ -8,9 +8,9 @@ use crate::client::{Phase, Slot, Tick};
 use crate::oracle::{POISON, written};
 use crate::plan::Bug;
 use crate::redundancy::is_degraded;
-use crate::verdict::{groups_of, holders, is_short};
+use crate::verdict::{Run, groups_of, holders, is_short, runs_of};
 use crate::world::{ClientEv, Ev, World, say};
-use cheetah_core::limits::{EXTENT_BYTES, REQUEST_DEADLINE_NS};
+use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES, REQUEST_DEADLINE_NS};
 use cheetah_core::map::DonorId;
 use cheetah_core::units::Time;
 use cheetah_core::volume::{Event, Op, Request, StatusRun, VolumeError};
@@ -301,7 +301,9 @@ impl World {
         }
         let size = client.machine.as_ref().map_or(0, |machine| machine.map().size);
         let since = slot.submitted;
-        let excused = |donor: &DonorId| self.verdict.excuses(c, *donor, since);
+        // At one that is slow the last of a long queue is late.
+        let excused =
+            |donor: &DonorId| self.verdict.excuses(c, *donor, since) || self.verdict.is_slow(*donor, since);
         if self.is_redundant(c) {
             return self.judge_failure_of_redundant(c, slot, error);
         }
@@ -326,9 +328,7 @@ impl World {
                 self.count("requests that timed out");
                 Ok(())
             }
-            VolumeError::Corrupt if concerned.iter().any(|donor| self.verdict.rotten.contains(donor)) => {
-                Ok(())
-            }
+            VolumeError::Corrupt if self.has_rotted(c, request) => Ok(()),
             VolumeError::DonorLost | VolumeError::TimedOut | VolumeError::LeaseLost
                 if concerned.iter().any(excused) =>
             {
@@ -344,6 +344,13 @@ impl World {
                 Err(format!("failed with {other:?}, and every donor of its range was there: {concerned:?}"))
             }
         }
+    }
+
+    fn has_rotted(&self, c: usize, request: Request) -> bool {
+        let Some(map) = self.clients[c].machine.as_ref().map(|machine| machine.map()) else { return false };
+        let mut runs = runs_of(map, request.offset, request.len.into()).into_iter();
+        let blocks = |run: &Run| run.from / BLOCK_BYTES..(run.from + run.len).div_ceil(BLOCK_BYTES);
+        runs.any(|run| blocks(&run).any(|block| self.verdict.rotted.contains(&(run.group, run.slot, block))))
     }
 
     /// With redundancy a request fails only when more donors of a group are out of reach than its parity covers, or
