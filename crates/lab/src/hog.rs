@@ -13,6 +13,7 @@ use crate::cgroup::Cgroup;
 use crate::fio::{Fio, Load, Reads, Region, Target};
 use crate::pool::Pool;
 use crate::process::{self, Process};
+use crate::scratch::Scratch;
 use crate::{tools, wait};
 
 const MIB: u64 = 1 << 20;
@@ -180,6 +181,26 @@ fn hog(cgroup: &Cgroup, bytes: u64, rate: u64, directory: &Path) -> Process {
     let mut command = cgroup.command(tools::need("python3"));
     command.args(["-c", HOG, &bytes.to_string(), &rate.to_string()]);
     Process::start("hog", command, directory)
+}
+
+/// How long it takes to touch so many bytes for the first time, twice at once: what the owner takes, and what is moved
+/// out of its way into the memory of others. Nothing that gives memory back can be faster.
+#[track_caller]
+pub fn touch_twice(bytes: u64) -> f64 {
+    let scratch = Scratch::new();
+    let start = || {
+        let mut command = std::process::Command::new(tools::need("python3"));
+        command.args(["-c", HOG, &bytes.to_string(), &u64::MAX.to_string()]);
+        Process::start("hog", command, scratch.path())
+    };
+    let hogs = [start(), start()];
+    let took = |hog: &Process| {
+        wait::for_some("a process that takes memory", Duration::from_secs(120), || {
+            let log = hog.log();
+            log.lines().find_map(|line| line.strip_prefix("hog: took ")?.trim().parse::<f64>().ok())
+        })
+    };
+    hogs.iter().map(took).fold(0.0, f64::max)
 }
 
 fn donor_field(pool: &Pool, field: &str) -> u64 {

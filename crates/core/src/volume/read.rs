@@ -15,7 +15,7 @@ use crate::units::Time;
 
 const BLOCK: u32 = BLOCK_BYTES as u32;
 /// A block that came wrong without redundancy may have been hit on its way: it is asked for again this often.
-const READ_AGAIN_MAX: u32 = 3;
+const READ_AGAIN_MAX: u32 = 7;
 
 impl Volume {
     /// Cuts the read of one span into strips.
@@ -242,6 +242,7 @@ impl Volume {
                 let (avoid, wrong) = (strip.avoid, strip.wrong);
                 self.read_otherwise(now, key, span, avoid, wrong, effects);
             }
+            Work::Resync if corrupt && geometry.data > 1 => self.resync_wrong(now, key, slot, effects),
             // The others may be wrong as well.
             Work::Scrub => {}
             _ => self.read_lanes(now, key, effects),

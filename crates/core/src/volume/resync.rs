@@ -6,9 +6,10 @@
 //! as well is reported as lost, never made up. Tests: the simulator; `lab/tests/restart.rs`.
 
 use super::strip::{Missed, Phase, Slots, Work, bit, slots_of};
-use super::types::{Combine, Effect, Mem, PartOp, StatusRun};
+use super::types::{Effect, Mem, PartOp, StatusRun, VolumeError};
 use super::{Key, Stage, Volume};
 use crate::layout::Scatter;
+use crate::limits::BLOCK_BYTES;
 use crate::map::{BadRange, DonorId, Group, Placement, VolumeMap};
 use crate::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,6 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Groups whose dirty maps are asked for at once, before a volume is served.
 const SURVEYS_MAX: usize = 64;
 const RESYNCS_MAX: usize = 16;
+const BLOCK: u32 = BLOCK_BYTES as u32;
 
 /// Rows whose fragments may not fit together, because a write of them ended half-way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -289,6 +291,27 @@ impl Volume {
         self.torn.dedup();
     }
 
+    /// Data that is not what was written, where parity may be of another moment: nothing can give it back. Block by
+    /// block, so that no more is lost than what is wrong; and once that is recorded, what lies there is what parity is
+    /// made from.
+    pub(super) fn resync_wrong(&mut self, now: Time, key: Key, slot: u32, effects: &mut Vec<Effect>) {
+        let strip = self.strips.get(key).expect("it has read");
+        let (group, lo, hi) = (strip.group, strip.lo, strip.hi);
+        let bad = BadRange { group, slot, from: lo, to: hi };
+        if hi - lo > BLOCK {
+            let here = |torn: &mut Torn| (torn.group, torn.lo, torn.hi) == (group, lo, hi);
+            for torn in self.torn.extract_if(.., here).collect::<Vec<_>>() {
+                let block = |at: u32| Torn { lo: at, hi: at + BLOCK, ..torn };
+                self.torn.extend((lo..hi).step_by(BLOCK as usize).map(block));
+            }
+        } else if self.map.bad.iter().any(|known| known.covers(&bad)) {
+            effects.push(Effect::Forget { fragment: self.fragment(key, slot), len: hi - lo });
+        } else {
+            self.report_bad(bad);
+        }
+        self.end_strip(now, key, Err(VolumeError::Corrupt), effects);
+    }
+
     pub(super) fn resync_lanes(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
         let geometry = self.geometry;
         self.drop_parts(key, effects);
@@ -311,10 +334,7 @@ impl Volume {
             debug_assert!(!self.is_held(group, slot), "data that is held was read");
             effects.push(Effect::Zero { at: self.lane(key, slot), len });
         }
-        let inputs = (0..geometry.data).map(|slot| self.lane(key, slot)).collect();
-        let outputs = (0..geometry.parity).map(|number| self.lane(key, geometry.data + number)).collect();
-        let coefficients = self.encoding(0..geometry.data);
-        effects.push(Effect::Combine(Combine { len, coefficients, inputs, outputs, add: false }));
+        self.encode_lanes(key, effects);
         for number in 0..geometry.parity {
             self.write_lane(now, key, geometry.data + number, lo, hi, effects);
         }

@@ -20,6 +20,7 @@ use crate::limits::{
 use crate::map::{BadRange, DonorId, Placement};
 use crate::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 const BLOCK: u32 = BLOCK_BYTES as u32;
 const HEALS_MAX: usize = 4;
@@ -71,6 +72,7 @@ pub(super) struct Upkeep {
     /// Slots and ranges whose blocks were wrong, and how many.
     heals: BTreeMap<(u32, u32, u32, u32), u32>,
     healing: BTreeSet<(u32, u32, u32, u32)>,
+    healed_last: (u32, u32, u32, u32),
     heal_pause_until: Time,
     scrub: Option<(u32, u32)>,
     scrub_at: Time,
@@ -158,8 +160,12 @@ impl Volume {
 
     fn start_heals(&mut self, now: Time) {
         while now >= self.upkeep.heal_pause_until && self.upkeep.heals_open < HEALS_MAX {
-            let next = self.upkeep.heals.keys().find(|chunk| !self.upkeep.healing.contains(chunk)).copied();
-            let Some(chunk) = next else { return };
+            // In turn, so that one which cannot be healed yet does not keep the others waiting.
+            let (heals, last) = (&self.upkeep.heals, self.upkeep.healed_last);
+            let in_turn = heals.range((Bound::Excluded(last), Bound::Unbounded)).chain(heals.range(..=last));
+            let mut chunks = in_turn.map(|(chunk, _)| *chunk);
+            let Some(chunk) = chunks.find(|chunk| !self.upkeep.healing.contains(chunk)) else { return };
+            self.upkeep.healed_last = chunk;
             let (group, slot, from, to) = chunk;
             if !self.is_held(group, slot) || to > self.used(group) {
                 self.upkeep.heals.remove(&chunk);
