@@ -21,7 +21,7 @@ impl World {
         if self.clients[c].phase != Phase::Attached || self.director.healing {
             return;
         }
-        let in_order = self.rng.percent(self.plan.streams);
+        let in_order = self.rng.percent(self.plan.streams) && self.has_rows(c);
         let burst = if in_order { self.rng.range(2, 16) } else { self.rng.skewed(1, 8) };
         for _ in 0..burst {
             if self.clients[c].slots.len() < self.plan.depth_max {
@@ -69,6 +69,11 @@ impl World {
         offset -= offset % grain;
         len = len.next_multiple_of(grain).min(size - offset);
         Request { op, offset, len: u32::try_from(len).expect("below 4 GiB") }
+    }
+
+    fn has_rows(&self, c: usize) -> bool {
+        let redundancy = self.clients[c].machine.as_ref().map(|machine| machine.map().redundancy);
+        redundancy.is_some_and(|redundancy| redundancy.data > 1 && redundancy.parity > 0)
     }
 
     /// Writes that follow one another and meet in rows.
@@ -309,12 +314,8 @@ impl World {
         }
         let full_group = [StatusRun { len: request.len, hole: false }];
         let concerned = self.concerned(c, slot, &full_group);
-        // A write of the same rows that waits for its donor keeps the others waiting.
-        let row = client.machine.as_ref().is_some_and(|machine| {
-            let map = machine.map();
-            let groups = &map.groups[groups_of(map, request.offset, request.len.into())];
-            groups.iter().flat_map(|group| group.placements()).any(|held| excused(&held.donor))
-        });
+        // A write that waits for its donor keeps others waiting, also one that waits for whom the slot is moved to.
+        let waits = client.machine.iter().flat_map(|machine| machine.map().routes.keys()).any(excused);
         match error {
             VolumeError::OutOfRange if request.offset + u64::from(request.len) > size => Ok(()),
             VolumeError::DonorLost if request.op == Op::Flush => {
@@ -324,7 +325,7 @@ impl World {
                 self.count("flushes that reported a loss");
                 if caused { Ok(()) } else { Err("a flush failed without cause".into()) }
             }
-            VolumeError::TimedOut if row => {
+            VolumeError::TimedOut if waits => {
                 self.count("requests that timed out");
                 Ok(())
             }
