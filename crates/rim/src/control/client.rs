@@ -259,7 +259,14 @@ impl Coordinator {
     async fn ask(&self, wire: &Wire, until: Instant) -> Result<Answer, Miss> {
         let began = Instant::now();
         let late = |_| {
-            Miss::Unknown(self.unreachable(format!("no answer in {:.1} s", began.elapsed().as_secs_f64())))
+            let waited = began.elapsed().as_secs_f64();
+            // Those that were asked before took all the time there was.
+            let why = if waited < 0.1 {
+                "no time was left to ask it".into()
+            } else {
+                format!("no answer in {waited:.1} s")
+            };
+            Miss::Unknown(self.unreachable(why))
         };
         let (status, body) = timeout_at(until, self.exchange(wire)).await.map_err(late)??;
         if status.is_success() {
