@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+mod bad;
 pub mod checksum;
 pub mod code;
 pub mod coordinator;

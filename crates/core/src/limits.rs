@@ -45,6 +45,8 @@ pub const DONOR_RETRY_NS: u64 = SECOND_NS;
 pub const STRIPS_MAX: usize = 4096;
 /// How long the beginning of a row waits for the next request to bring the rest, at most.
 pub const JOIN_WAIT_NS: u64 = 20 * MILLISECOND_NS;
+/// As long, once all that a tool may have waited for was answered: its next request is on its way, or there is none.
+pub const JOIN_GRACE_NS: u64 = MILLISECOND_NS;
 /// Pieces of the client's memory for parity and for what is put together.
 pub const SCRATCH_SMALL_BYTES: u32 = 64 << 10;
 pub const SCRATCH_SMALL_COUNT: u32 = 128;

@@ -7,8 +7,9 @@
 //! Tests: `tests/coordinator_exclude.rs`.
 
 use super::leases::read_only;
-use super::{Coordinator, Outcome, bad, check_text, refuse};
+use super::{Coordinator, Outcome, check_text, refuse};
 use crate::api::{Amend, Answer, Filled, Refusal, RefusalCode, Renewed};
+use crate::bad;
 use crate::limits::{EXTENT_BYTES, POOL_DONORS_MAX, SET_ASIDE_DOUBLINGS_MAX, SET_ASIDE_NS};
 use crate::map::{BadRange, DonorId, LeaseToken, Placement, VolumeId, VolumeMap};
 use crate::units::Time;

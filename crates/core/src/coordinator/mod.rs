@@ -12,7 +12,6 @@
 //! `invariants`.
 
 mod amend;
-mod bad;
 mod confirm;
 mod donors;
 mod drain;

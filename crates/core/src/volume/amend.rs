@@ -10,6 +10,7 @@ use super::types::{Effect, PartOp};
 use super::upkeep::Fill;
 use super::{Key, Volume};
 use crate::api::{Amend, Filled};
+use crate::bad;
 use crate::limits::{AMEND_RETRY_NS, EXCLUDE_NS};
 use crate::map::{BadRange, DonorId, VolumeMap};
 use crate::units::Time;
@@ -20,6 +21,8 @@ pub(super) struct Amendments {
     exclude: BTreeMap<DonorId, String>,
     bad: Vec<BadRange>,
     rewritten: Vec<BadRange>,
+    /// How many of those were said in the amendment that is on its way.
+    rewritten_said: usize,
     /// One is on its way.
     busy: bool,
     pub(super) retry_at: Option<Time>,
@@ -39,8 +42,16 @@ impl Volume {
         }
     }
 
-    pub(super) fn report_rewritten(&mut self, rewritten: BadRange) {
-        self.amendments.rewritten.push(rewritten);
+    /// Ranges that the coordinator has yet to hear of, or has not answered for.
+    pub(super) fn to_be_recorded(&self) -> impl Iterator<Item = &BadRange> {
+        self.amendments.bad.iter()
+    }
+
+    /// They are readable from now on, whatever the coordinator records meanwhile.
+    pub(super) fn report_rewritten(&mut self, rewritten: Vec<BadRange>) {
+        bad::subtract(&mut self.map.bad, rewritten.iter().copied());
+        bad::subtract(&mut self.amendments.bad, rewritten.iter().copied());
+        self.amendments.rewritten.extend(rewritten);
     }
 
     /// Donors that have been down for long, so that what they held is rebuilt also when nobody writes.
@@ -76,6 +87,7 @@ impl Volume {
         if amend.is_empty() {
             return;
         }
+        self.amendments.rewritten_said = amend.rewritten.len();
         (self.amendments.busy, self.amendments.retry_at) = (true, None);
         effects.push(Effect::Amend(amend));
     }
@@ -114,7 +126,7 @@ impl Volume {
             Some(map) => {
                 self.amendments.exclude.clear();
                 self.amendments.bad.retain(|bad| !map.bad.iter().any(|known| known.covers(bad)));
-                self.amendments.rewritten.clear();
+                self.amendments.rewritten.drain(..self.amendments.rewritten_said);
                 self.replace_map(now, map, effects);
                 self.stage_amended();
                 // Whatever was not granted is asked for again, but not at once.
@@ -137,7 +149,7 @@ impl Volume {
         self.ready.extend(waiting.map(|(key, _)| key));
     }
 
-    pub(super) fn replace_map(&mut self, now: Time, map: VolumeMap, effects: &mut Vec<Effect>) {
+    pub(super) fn replace_map(&mut self, now: Time, mut map: VolumeMap, effects: &mut Vec<Effect>) {
         let same = map.volume == self.map.volume
             && map.redundancy == self.map.redundancy
             && map.unit == self.map.unit
@@ -149,10 +161,12 @@ impl Volume {
         for (id, route) in &map.routes {
             self.links.entry(*id).or_insert_with(|| Link::new(route, self.sessions_before));
         }
+        bad::subtract(&mut map.bad, self.amendments.rewritten.iter().copied());
         self.unvouch();
         self.forget_missed(&map);
         self.carry_unflushed(&map);
         self.map = map;
+        self.links.values_mut().for_each(|link| link.shut_out = false);
         self.follow_moved_slots(now, effects);
         let gone: Vec<DonorId> =
             self.links.keys().filter(|donor| !self.map.routes.contains_key(donor)).copied().collect();

@@ -1,18 +1,18 @@
 //! Rows that requests write one after the other: put together in memory and written whole, so that nothing is read and
 //! parity leaves once.
 //!
-//! Owns which ends of requests wait for the next one to come, and for how long. Never: an answer, or a request that
-//! nobody follows. Invariant: what waits is part of a request that is not answered, and waits only while other writes
-//! are under way. Tests: `tests/volume_join.rs`, the simulator.
+//! Owns which ends of requests wait for the next one to come, and for how long. Never: an answer. Invariant: what waits
+//! is part of a request that is not answered, and does not wait for long. Tests: `tests/volume_join.rs`, the simulator.
 //!
 //! A tool that writes one request at a time sends the next when it has the answer to the last: it would wait for
-//! itself. So an end waits only where the write before it was not answered yet when it came.
+//! itself. So an end waits only where the write before it was not answered yet when it came, and for that answer, or
+//! for one of its own request's other parts, which may bring the tool to send more; a little longer for it to arrive.
 
 use super::strip::{Content, Work};
 use super::types::{At, Effect, Mem};
 use super::{Key, Volume};
 use crate::layout::Span;
-use crate::limits::{JOIN_WAIT_NS, SCRATCH_LARGE_BYTES};
+use crate::limits::{JOIN_GRACE_NS, JOIN_WAIT_NS, SCRATCH_LARGE_BYTES};
 use crate::units::Time;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -35,6 +35,8 @@ struct Begun {
     /// As far as there are pieces.
     end: u32,
     pieces: Vec<Piece>,
+    /// The write before the first of them.
+    before: Key,
     until: Time,
 }
 
@@ -45,8 +47,6 @@ pub(super) struct Joins {
     whole: BTreeMap<Key, Vec<Piece>>,
     /// Where the last writes ended in the volume.
     ends: VecDeque<(u64, Key)>,
-    /// Strips of writes that are under way.
-    pub(super) moving: usize,
 }
 
 impl Joins {
@@ -77,12 +77,12 @@ impl Joins {
 }
 
 impl Volume {
-    /// Whether the write before this one is still under way; remembers where this one ends.
-    pub(super) fn follows_a_write(&mut self, request: Key, offset: u64, len: u32) -> bool {
-        let before = self.joins.ends.iter().filter(|(end, _)| *end == offset);
-        let follows = before.clone().any(|(_, before)| self.requests.get(*before).is_some());
+    /// The write that ends where this one begins, if it is still under way; remembers where this one ends.
+    pub(super) fn write_before(&mut self, request: Key, offset: u64, len: u32) -> Option<Key> {
+        let ends_here = self.joins.ends.iter().filter(|(end, _)| *end == offset).map(|(_, before)| *before);
+        let before = ends_here.into_iter().find(|before| self.requests.get(*before).is_some());
         self.joins.note_end(offset + u64::from(len), request);
-        follows
+        before
     }
 
     /// Keeps what a write has of the rows at its ends, where the rest of them is there or may be about to come. Gives
@@ -98,14 +98,17 @@ impl Volume {
             left = left.cut(head, span.end);
         }
         let tail = span.end / row * row;
-        let follows = self.requests.get(request).is_some_and(|pending| pending.follows);
-        if follows && span.begin <= tail && tail < span.end {
+        let before = self.requests.get(request).and_then(|pending| pending.before);
+        if let Some(before) = before
+            && span.begin <= tail
+            && tail < span.end
+        {
             let begins = Span { group: span.group, begin: tail, end: tail + row, payload: 0 };
             if self.joins.begun.len() < ROWS_MAX && !self.joins.begun.iter().any(|other| other.row == begins)
             {
                 let piece = Piece { request, span: span.cut(tail, span.end) };
                 let (end, until) = (span.end, now + JOIN_WAIT_NS);
-                self.joins.begun.push(Begun { row: begins, end, pieces: vec![piece], until });
+                self.joins.begun.push(Begun { row: begins, end, pieces: vec![piece], before, until });
                 self.requests.get_mut(request).expect("being planned").strips_open += 1;
                 left = left.cut(left.begin, tail);
             }
@@ -131,10 +134,21 @@ impl Volume {
         true
     }
 
-    /// Nothing came in time, or nothing is about to: what waits is written as it is.
+    /// Nothing came in time: what waits is written as it is.
     pub(super) fn stop_waiting(&mut self, now: Time) {
-        let idle = self.joins.moving == 0;
-        let given_up = self.joins.begun.extract_if(.., |begun| idle || begun.until <= now);
+        let moves = |begun: &Begun| {
+            let first = begun.pieces[0].request;
+            let waiting = self.joins.waiting().filter(|request| *request == first).count();
+            let open = self.requests.get(first).map_or(0, |pending| pending.strips_open as usize);
+            open > waiting || self.requests.get(begun.before).is_some()
+        };
+        let orphans: Vec<usize> =
+            (0..self.joins.begun.len()).filter(|at| !moves(&self.joins.begun[*at])).collect();
+        for at in orphans {
+            let begun = &mut self.joins.begun[at];
+            begun.until = begun.until.min(now + JOIN_GRACE_NS);
+        }
+        let given_up = self.joins.begun.extract_if(.., |begun| begun.until <= now);
         for Piece { request, span } in given_up.flat_map(|begun| begun.pieces).collect::<Vec<_>>() {
             self.plan_patches(request, span, Content::Payload);
             self.requests.get_mut(request).expect("its piece waited").strips_open -= 1;

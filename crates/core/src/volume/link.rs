@@ -32,6 +32,8 @@ pub(super) struct Link {
     pub(super) fenced: bool,
     /// Writes were acknowledged since the last flush.
     pub(super) unflushed: bool,
+    /// It refused this reader, by the map that there is.
+    pub(super) shut_out: bool,
     pub(super) waiting: VecDeque<Key>,
     /// What was sent, oldest first; keys of parts that are done are passed over.
     pub(super) owed: VecDeque<(Time, Key)>,
@@ -99,6 +101,7 @@ impl Link {
             session,
             fenced: route.foreign_export.is_none(),
             unflushed: false,
+            shut_out: false,
             waiting: VecDeque::new(),
             owed: VecDeque::new(),
             known: false,
@@ -211,6 +214,10 @@ impl Volume {
         if link.session != session {
             return;
         }
+        if matches!(failure, LinkFailure::NotAdmitted(_)) {
+            self.note_shut_out(donor);
+        }
+        let link = &self.links[&donor];
         match (failure, &link.state) {
             (LinkFailure::Broken(_), State::Up) if link.fenced => self.reopen(now, donor, effects),
             // A donor hears before a reader does that another has what it held. Its requests wait for the newer map,
@@ -220,6 +227,19 @@ impl Volume {
             }
             (failure, _) => self.set_aside(now, donor, failure.into_why(), effects),
         }
+    }
+
+    /// The donor refused this reader: it may have nothing of the volume any more.
+    pub(super) fn note_shut_out(&mut self, donor: DonorId) {
+        if let Some(link) = self.links.get_mut(&donor) {
+            link.shut_out = self.read_only;
+        }
+    }
+
+    /// Whether a newer map may say where the group is.
+    pub(super) fn may_have_moved(&self, group: u32) -> bool {
+        let held = self.map.groups[group as usize].slots.iter().filter_map(|slot| slot.held);
+        held.into_iter().any(|held| self.links.get(&held.donor).is_some_and(|link| link.shut_out))
     }
 
     /// Nothing goes round a donor, and nobody waits for a reader.

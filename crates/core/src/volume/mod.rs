@@ -66,8 +66,8 @@ struct Pending {
     deadline: Time,
     /// And pieces that wait to be joined.
     strips_open: u32,
-    /// It begins where another ends that was not answered when it came.
-    follows: bool,
+    /// The write that ends where it begins, if that was not answered when it came.
+    before: Option<Key>,
     failed: Option<VolumeError>,
     /// Group and slot of what took a part of the write; who holds them at its end answers for it.
     touched: Vec<(u32, u32)>,
@@ -277,8 +277,8 @@ impl Volume {
         }
         let key = self.admit(now, tag, request.op);
         if request.op == Op::Write {
-            let follows = self.follows_a_write(key, request.offset, len);
-            self.requests.get_mut(key).expect("just inserted").follows = follows;
+            let before = self.write_before(key, request.offset, len);
+            self.requests.get_mut(key).expect("just inserted").before = before;
         }
         let mut spans: Vec<Span> = Vec::with_capacity(2);
         layout::spans(&self.map, request.offset, len, |span| spans.push(span));
@@ -295,7 +295,7 @@ impl Volume {
             op,
             deadline,
             strips_open: 0,
-            follows: false,
+            before: None,
             failed: None,
             touched: Vec::new(),
             status: Vec::new(),
@@ -382,18 +382,17 @@ impl Volume {
         }
         let mut result = pending.failed.map_or(Ok(()), Err);
         if pending.op.writes() && result.is_ok() {
-            let held = |(group, slot): &(u32, u32)| {
-                self.map.groups[*group as usize].slots[*slot as usize].held.map(|held| held.donor)
-            };
-            let holders: Vec<DonorId> = pending.touched.iter().filter_map(held).collect();
-            let down = |donor: &DonorId| self.links.get(donor).is_none_or(Link::is_down);
-            if self.geometry.parity == 0 && holders.iter().any(down) {
+            let slot = |(group, slot): &(u32, u32)| self.map.groups[*group as usize].slots[*slot as usize];
+            let touched = pending.touched.iter().map(slot);
+            let down = |donor: DonorId| self.links.get(&donor).is_none_or(Link::is_down);
+            let mut holders = touched.clone().filter_map(|slot| slot.held);
+            if self.geometry.parity == 0 && holders.any(|held| down(held.donor)) {
                 // It had answered, and what it took is gone before anybody heard of it.
                 result = Err(VolumeError::DonorLost);
             } else {
                 // From here on it is acknowledged, and a flush answers for it.
-                for donor in &holders {
-                    if let Some(link) = self.links.get_mut(donor) {
+                for placement in touched.flat_map(|slot| [slot.held, slot.filling]).flatten() {
+                    if let Some(link) = self.links.get_mut(&placement.donor) {
                         link.unflushed = true;
                     }
                 }
@@ -514,9 +513,6 @@ impl Volume {
         for request in self.joins.waiting() {
             *strips.entry(request.to_u64()).or_default() += 1;
         }
-        let moving = self.strips.iter().filter(|(_, strip)| strip.is_users_write()).count();
-        assert_eq!(moving, self.joins.moving, "writes are miscounted");
-        assert!(moving > 0 || self.joins.waiting().next().is_none(), "a piece waits for nothing");
         assert_eq!(pieces + self.scratch.free(), Scratch::sizes().count(), "scratch memory is lost");
         for (key, pending) in self.requests.iter() {
             assert_eq!(

@@ -15,7 +15,7 @@ use crate::units::Time;
 
 const BLOCK: u32 = BLOCK_BYTES as u32;
 /// A block that came wrong without redundancy may have been hit on its way: it is asked for again this often.
-const READ_AGAIN_MAX: u32 = 7;
+const READ_AGAIN_MAX: u32 = 3;
 
 impl Volume {
     /// Cuts the read of one span into strips.
@@ -145,6 +145,7 @@ impl Volume {
                 self.set_phase(key, Phase::Reading);
             }
             None if self.asks_the_late_again(key) => self.read_copy(now, key, span, effects),
+            None if self.may_have_moved(span.group) => self.rest(now, key, effects),
             None => self.end_strip(now, key, Err(VolumeError::DonorLost), effects),
         }
     }
@@ -180,7 +181,7 @@ impl Volume {
         if self.geometry.parity == 0 || strip.phase != Phase::Reading || strip.avoid & bit(slot) != 0 {
             return;
         }
-        // Nobody waits for a comparison, and there is none without all of them.
+        // There is no comparison without all of them, and who waits for its lock needs the same donors.
         if self.worth_asking() == Trust::Poor || strip.work == Work::Scrub {
             return;
         }
@@ -216,8 +217,14 @@ impl Volume {
             return self.read_again(now, key, slot, effects);
         }
         let corrupt = matches!(failure, Failure::Answer(PartError::Corrupt { .. }));
+        let shut_out = self.read_only && failure == Failure::Answer(PartError::Denied);
+        if shut_out && let Some(held) = self.map.groups[strip.group as usize].slots[slot as usize].held {
+            self.note_shut_out(held.donor);
+        }
+        let torn = self.is_torn_for(key);
+        let strip = self.strips.get_mut(key).expect("looked at above");
         if geometry.parity == 0 {
-            if self.read_only && failure == Failure::Answer(PartError::Denied) {
+            if shut_out {
                 // It may have given the slot to another, which the newest map tells.
                 return self.rest(now, key, effects);
             }
@@ -242,8 +249,14 @@ impl Volume {
                 let (avoid, wrong) = (strip.avoid, strip.wrong);
                 self.read_otherwise(now, key, span, avoid, wrong, effects);
             }
-            Work::Resync if corrupt && geometry.data > 1 => self.resync_wrong(now, key, slot, effects),
-            // The others may be wrong as well.
+            Work::Resync if corrupt && strip.tries < READ_AGAIN_MAX => {
+                // A bit may have flipped on the way.
+                (strip.tries, strip.avoid, strip.wrong) = (strip.tries + 1, 0, 0);
+                self.read_again(now, key, slot, effects);
+            }
+            // Where the others fit together, healing gives it back.
+            Work::Resync if corrupt && torn => self.resync_wrong(now, key, slot, effects),
+            // The others may be wrong as well; without all of them nothing is compared, but each is checked.
             Work::Scrub => {}
             _ => self.read_lanes(now, key, effects),
         }
@@ -383,6 +396,10 @@ impl Volume {
         if self.takes_blocks_alone(key) {
             return self.end_strip(now, key, Ok(()), effects);
         }
+        let group = self.strips.get(key).expect("a strip with lanes").group;
+        if self.may_have_moved(group) {
+            return self.rest(now, key, effects);
+        }
         self.end_strip(now, key, Err(VolumeError::DonorLost), effects);
     }
 
@@ -436,7 +453,7 @@ impl Volume {
     /// Without the write lease, another may be writing: lanes that were read before and after a write of their row
     /// make up a block that never was. So the donors that were read from are asked who wrote there lately, sooner after
     /// the first lane was asked for than a writer makes them forget: of a write that came in between, or was half done
-    /// before, the one that had it knows. A donor that was excluded or replaced does not hear of writes any more; that
+    /// before, the one that had it knows, and for that long after the write is complete. A donor that was excluded or replaced does not hear of writes any more; that
     /// there is none of them the coordinator knows, whose map is then the newest still. Otherwise it begins anew a
     /// little later. False when all that is settled.
     fn ask_who_wrote(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) -> bool {
@@ -474,7 +491,10 @@ impl Volume {
     fn rest(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
         self.drop_parts(key, effects);
         self.free_scratch(key);
-        let strip = self.strips.get_mut(key).expect("it has read");
+        let group = self.strips.get(key).expect("it has read").group;
+        let moved = self.may_have_moved(group);
+        let strip = self.strips.get_mut(key).expect("looked at above");
+        strip.wrong &= if moved { 0 } else { Slots::MAX };
         (strip.have, strip.avoid, strip.still) = (0, strip.wrong, Still::Unasked);
         strip.rests += 1;
         if strip.rests > READ_TOGETHER_TRIES {

@@ -297,7 +297,6 @@ impl Volume {
             missed: Vec::new(),
             failed: None,
         };
-        self.joins.moving += usize::from(strip.is_users_write());
         let key = self.strips.insert(strip);
         if let Some(request) = request {
             self.requests
@@ -392,7 +391,7 @@ impl Volume {
         let strip = self.strips.get(key).expect("it is being begun");
         match strip.work {
             // Too few would have it: sent to those, it would only spoil what was there.
-            Work::Direct(..) | Work::Rows(..) | Work::Joined(_) if self.is_out_of_reach(strip.group) => {
+            _ if strip.is_users_write() && self.is_out_of_reach(strip.group) => {
                 self.end_strip(now, key, Err(VolumeError::DonorLost), effects);
             }
             Work::Read(span) => self.begin_read(now, key, span, effects),
@@ -652,7 +651,6 @@ impl Volume {
         let ready = &mut self.ready;
         self.locks.release(strip.group, key, |granted| ready.push_back(granted));
         self.upkeep_ended(now, &strip, result);
-        self.joins.moving -= usize::from(strip.is_users_write());
         for request in self.joins.ended(key).chain(strip.request) {
             self.strip_of_request_ended(request, result.and(strip.failed.map_or(Ok(()), Err)), effects);
         }

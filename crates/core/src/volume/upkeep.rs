@@ -72,6 +72,8 @@ pub(super) struct Upkeep {
     /// Slots and ranges whose blocks were wrong, and how many.
     heals: BTreeMap<(u32, u32, u32, u32), u32>,
     healing: BTreeSet<(u32, u32, u32, u32)>,
+    /// When the last write ended whose marks the next aging may drop.
+    settled_at: Time,
     healed_last: (u32, u32, u32, u32),
     heal_pause_until: Time,
     scrub: Option<(u32, u32)>,
@@ -356,7 +358,8 @@ impl Volume {
         let mark = self.upkeep.age_mark;
         let unsettled = |strip: &Strip| strip.born <= mark && strip.is_write();
         let open = self.strips.iter().any(|(_, strip)| unsettled(strip));
-        if self.upkeep.age_open || open || !self.torn.is_empty() || self.stage != Stage::Serving {
+        let noticed = self.geometry.data == 1 || now >= self.upkeep.settled_at + READ_TOGETHER_NS;
+        if self.upkeep.age_open || open || !noticed || !self.torn.is_empty() || self.stage != Stage::Serving {
             return;
         }
         (self.upkeep.aged_at, self.upkeep.age_open) = (now, true);
@@ -405,8 +408,12 @@ impl Volume {
         let done = result.is_ok() && strip.failed.is_none();
         if strip.is_write() && self.geometry.parity > 0 {
             self.upkeep.age_due = 2;
+            // A reader may have read one slot before it and another after it.
+            if strip.born <= self.upkeep.age_mark || strip.work == Work::Resync {
+                self.upkeep.settled_at = now;
+            }
         }
-        if strip.is_write() && done && !self.map.bad.is_empty() {
+        if strip.is_write() && done {
             self.note_rewritten(strip);
         }
         match strip.work {
@@ -456,8 +463,9 @@ impl Volume {
     /// A write that covers what was lost for good makes it readable again.
     fn note_rewritten(&mut self, strip: &Strip) {
         let Some(span) = strip.span() else { return };
+        let known = self.map.bad.iter().chain(self.to_be_recorded());
         let mut rewritten = Vec::new();
-        for bad in self.map.bad.iter().filter(|bad| bad.group == span.group) {
+        for bad in known.filter(|bad| bad.group == span.group) {
             let (from, to) = self.geometry.column(span.begin, span.end, bad.slot);
             let from = from.max(bad.from).max(strip.lo).next_multiple_of(BLOCK);
             let to = to.min(bad.to).min(strip.hi) / BLOCK * BLOCK;
@@ -465,7 +473,9 @@ impl Volume {
                 rewritten.push(BadRange { from, to, ..*bad });
             }
         }
-        rewritten.into_iter().for_each(|range| self.report_rewritten(range));
+        if !rewritten.is_empty() {
+            self.report_rewritten(rewritten);
+        }
     }
 
     pub(super) fn tick_upkeep(&mut self, now: Time) {

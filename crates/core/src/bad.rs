@@ -9,7 +9,7 @@ use crate::map::BadRange;
 /// What ranges that are too many are rounded to first.
 const GRAIN_BYTES: u32 = 64 << 10;
 
-pub(super) fn merge(bad: &mut Vec<BadRange>, more: impl IntoIterator<Item = BadRange>) {
+pub(crate) fn merge(bad: &mut Vec<BadRange>, more: impl IntoIterator<Item = BadRange>) {
     merge_at_most(bad, more, BAD_RANGES_MAX);
 }
 
@@ -40,7 +40,7 @@ fn join(ranges: &mut Vec<BadRange>) {
     });
 }
 
-pub(super) fn subtract(bad: &mut Vec<BadRange>, gone: impl IntoIterator<Item = BadRange>) {
+pub(crate) fn subtract(bad: &mut Vec<BadRange>, gone: impl IntoIterator<Item = BadRange>) {
     let mut cuts: Vec<BadRange> = gone.into_iter().collect();
     cuts.sort_unstable();
     join(&mut cuts);
