@@ -62,6 +62,8 @@ pub(crate) struct Slot {
     pub(crate) reading: Option<u64>,
     /// Whether a slot of the volume had no holder when it was submitted.
     pub(crate) degraded: bool,
+    /// Donors that had its groups, or were being given them, when it was submitted.
+    pub(crate) asked: BTreeSet<DonorId>,
     /// Donors set aside when it was submitted, for a flush.
     pub(crate) down: BTreeSet<DonorId>,
 }

@@ -142,7 +142,9 @@ impl World {
         match to {
             Some((address, part)) => {
                 self.verdict.rotten.insert(donor);
-                self.verdict.rotted.insert((group as usize, slot as usize, byte / BLOCK_BYTES));
+                if let Some(volume) = self.clients[c].volume {
+                    self.verdict.rotted.insert((volume, group as usize, slot as usize, byte / BLOCK_BYTES));
+                }
                 // Whatever holds it up on its way is over by then.
                 let (wrong, arrived, at) = (data[at], self.now + 60 * SECOND_NS, sectors(address) + at);
                 self.director.rot.push(Rot { donor: d, at, part, wrong, right, arrived, forgotten: false });
@@ -164,7 +166,12 @@ impl World {
     /// so they are put right.
     pub(crate) fn undo_rot(&mut self, c: usize, fragment: Fragment, len: u32) {
         let Some(machine) = &self.clients[c].machine else { return };
-        let slot = machine.map().groups[fragment.group as usize].slots[fragment.slot as usize];
+        let Fragment { group, slot, local } = fragment;
+        // What is recorded as lost must answer an error, whatever lies there.
+        if machine.map().bad.iter().any(|bad| bad.reaches(group, slot, local, local + len)) {
+            return;
+        }
+        let slot = machine.map().groups[group as usize].slots[slot as usize];
         for place in slot.placements() {
             let from = sectors(u64::from(place.extent) * EXTENT_BYTES + u64::from(fragment.local));
             let range = from..from + sectors(len.into());
@@ -184,7 +191,9 @@ impl World {
         let memory = &mut self.donors[d].memory;
         let brought = |rot: &&Rot| (rot.donor, rot.part) == (d, part) && range.contains(&rot.at);
         for rot in self.director.rot.iter().filter(brought).filter(|rot| rot.forgotten) {
-            memory.write(rot.at, &[rot.right]);
+            if memory.get(rot.at, 1) == [rot.wrong] {
+                memory.write(rot.at, &[rot.right]);
+            }
         }
     }
 

@@ -35,9 +35,11 @@ pub(crate) struct Verdict {
     pub(crate) torn: BTreeSet<VolumeId>,
     /// Donors whose memory has bytes that nobody wrote.
     pub(crate) rotten: BTreeSet<DonorId>,
-    /// Group, slot and block of its extent where a bit ever flipped on its way to a donor. Without redundancy it goes
-    /// wherever the slot is moved.
-    pub(crate) rotted: BTreeSet<(usize, usize, u64)>,
+    /// Rows of a volume that a failed write left so that they do not fit together.
+    pub(crate) half_written: Vec<(VolumeId, std::ops::Range<u64>)>,
+    /// Volume, group, slot and block of its extent where a bit flipped on its way to a donor, until it is written
+    /// again. Without redundancy it goes wherever the slot is moved.
+    pub(crate) rotted: BTreeSet<(VolumeId, usize, usize, u64)>,
     /// Volumes to which more happened than redundancy covers.
     pub(crate) beyond: BTreeSet<VolumeId>,
     /// Leases that ended, as the coordinator's records say.

@@ -11,10 +11,23 @@ use crate::redundancy::is_degraded;
 use crate::verdict::{Run, groups_of, holders, is_short, runs_of};
 use crate::world::{ClientEv, Ev, World, say};
 use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES, REQUEST_DEADLINE_NS};
-use cheetah_core::map::DonorId;
+use cheetah_core::map::{BadRange, DonorId, VolumeMap};
 use cheetah_core::units::Time;
 use cheetah_core::volume::{Event, Op, Request, StatusRun, VolumeError};
 use std::collections::BTreeSet;
+
+/// The whole rows that a request touches.
+fn rows_of(map: &VolumeMap, request: Request) -> std::ops::Range<u64> {
+    let row = u64::from(map.redundancy.data) * u64::from(map.unit);
+    let end = request.offset + u64::from(request.len);
+    request.offset / row * row..end.next_multiple_of(row)
+}
+
+/// The donors that have the groups of a request, or are being given them.
+fn placed(map: &VolumeMap, request: Request) -> BTreeSet<DonorId> {
+    let groups = &map.groups[groups_of(map, request.offset, request.len.into())];
+    groups.iter().flat_map(|group| group.placements()).map(|placement| placement.donor).collect()
+}
 
 impl World {
     pub(crate) fn app_tick(&mut self, c: usize) {
@@ -96,6 +109,7 @@ impl World {
         }
         let down = machine.lost().map(|(donor, _)| donor).collect();
         let degraded = is_degraded(machine.map(), |_| false);
+        let asked = placed(machine.map(), request);
         let tag = client.next_tag;
         client.next_tag += 1;
         let len = u64::from(request.len);
@@ -106,7 +120,7 @@ impl World {
         let reading = reads.then(|| self.oracle.begin_read(volume, request.offset, len));
         let deadline = self.now + REQUEST_DEADLINE_NS;
         let submitted = self.now;
-        let slot = Slot { request, submitted, order, deadline, version, reading, degraded, down };
+        let slot = Slot { request, submitted, order, deadline, version, reading, degraded, asked, down };
         let client = &mut self.clients[c];
         client.slots.insert(tag, slot);
         let payload = match (request.op, version) {
@@ -157,6 +171,7 @@ impl World {
             self.oracle.end_write(order, version, result.is_ok());
             if result.is_err() {
                 self.verdict.torn.extend(self.clients[c].volume);
+                self.note_half_written(c, &slot);
             }
         }
         let judged = match result {
@@ -223,6 +238,7 @@ impl World {
             Op::Cache => {}
             Op::Write | Op::Zero { .. } | Op::Trim => {
                 self.count("writes acknowledged");
+                self.forget_rotted(c, request);
                 self.clients[c].unflushed.extend(concerned);
                 self.check_holders(c, slot)?;
             }
@@ -306,18 +322,22 @@ impl World {
         }
         let size = client.machine.as_ref().map_or(0, |machine| machine.map().size);
         let since = slot.submitted;
-        // At one that is slow the last of a long queue is late.
-        let excused =
-            |donor: &DonorId| self.verdict.excuses(c, *donor, since) || self.verdict.is_slow(*donor, since);
+        // At one that is slow the last of a long queue is late, and it is set aside.
+        let queues = matches!(error, VolumeError::TimedOut | VolumeError::DonorLost);
+        let excused = |donor: &DonorId| {
+            self.verdict.excuses(c, *donor, since) || (queues && self.verdict.is_slow(*donor, since))
+        };
         if self.is_redundant(c) {
             return self.judge_failure_of_redundant(c, slot, error);
         }
         let full_group = [StatusRun { len: request.len, hole: false }];
         let concerned = self.concerned(c, slot, &full_group);
         // A write that waits for its donor keeps others waiting, also one that waits for whom the slot is moved to.
-        let waits = client.machine.iter().flat_map(|machine| machine.map().routes.keys()).any(excused);
+        let now = client.machine.as_ref().map(|machine| placed(machine.map(), request)).unwrap_or_default();
+        let waits = slot.asked.iter().chain(&now).any(excused);
         match error {
             VolumeError::OutOfRange if request.offset + u64::from(request.len) > size => Ok(()),
+            VolumeError::DonorLost if self.reads_by_an_old_map(c) => Ok(()),
             VolumeError::DonorLost if request.op == Op::Flush => {
                 // Down when it was asked, or lost while it waited for a link to be opened.
                 let lost = client.machine.iter().flat_map(|machine| machine.lost()).map(|(donor, _)| donor);
@@ -329,7 +349,13 @@ impl World {
                 self.count("requests that timed out");
                 Ok(())
             }
-            VolumeError::Corrupt if self.has_rotted(c, request) => Ok(()),
+            // It is asked for again, and a bit may flip each time.
+            VolumeError::Corrupt
+                if self.has_rotted(c, request)
+                    || concerned.iter().any(|donor| self.verdict.may_be_passed_over(c, *donor, since)) =>
+            {
+                Ok(())
+            }
             VolumeError::DonorLost | VolumeError::TimedOut | VolumeError::LeaseLost
                 if concerned.iter().any(excused) =>
             {
@@ -347,11 +373,59 @@ impl World {
         }
     }
 
+    /// A write that more donors missed than redundancy covers: its rows fit together no more, and when one of those
+    /// stays away nothing can tell what it had of them.
+    fn note_half_written(&mut self, c: usize, slot: &Slot) {
+        let (request, since) = (slot.request, slot.submitted);
+        let Some(map) = self.clients[c].machine.as_ref().map(|machine| machine.map()) else { return };
+        let out = |donor: DonorId| self.verdict.may_be_passed_over(c, donor, since);
+        if is_short(map, groups_of(map, request.offset, request.len.into()), out) {
+            let (volume, rows) = (map.volume, rows_of(map, request));
+            self.verdict.half_written.push((volume, rows));
+        }
+    }
+
+    fn is_half_written(&self, map: &VolumeMap, request: Request) -> bool {
+        let rows = rows_of(map, request);
+        let here = |other: &std::ops::Range<u64>| other.start < rows.end && rows.start < other.end;
+        self.verdict.half_written.iter().any(|(volume, other)| *volume == map.volume && here(other))
+    }
+
+    /// A reader that the coordinator has not told yet where its volume went.
+    fn reads_by_an_old_map(&self, c: usize) -> bool {
+        let client = &self.clients[c];
+        let epoch = client.machine.as_ref().map_or(0, |machine| machine.map().epoch);
+        let stored = client.volume.and_then(|volume| self.stored_map(volume));
+        client.read_only && stored.is_some_and(|map| epoch < map.epoch)
+    }
+
     fn has_rotted(&self, c: usize, request: Request) -> bool {
         let Some(map) = self.clients[c].machine.as_ref().map(|machine| machine.map()) else { return false };
         let mut runs = runs_of(map, request.offset, request.len.into()).into_iter();
         let blocks = |run: &Run| run.from / BLOCK_BYTES..(run.from + run.len).div_ceil(BLOCK_BYTES);
-        runs.any(|run| blocks(&run).any(|block| self.verdict.rotted.contains(&(run.group, run.slot, block))))
+        let rotted = |run: &Run, block| (map.volume, run.group, run.slot, block);
+        runs.any(|run| blocks(&run).any(|block| self.verdict.rotted.contains(&rotted(&run, block))))
+    }
+
+    /// Whole blocks that were written again are right again.
+    fn forget_rotted(&mut self, c: usize, request: Request) {
+        let Some(map) = self.clients[c].machine.as_ref().map(|machine| machine.map()) else { return };
+        for run in runs_of(map, request.offset, request.len.into()) {
+            for block in run.from.div_ceil(BLOCK_BYTES)..(run.from + run.len) / BLOCK_BYTES {
+                self.verdict.rotted.remove(&(map.volume, run.group, run.slot, block));
+            }
+        }
+    }
+
+    /// Whether a part of it is recorded as lost.
+    fn is_recorded_bad(&self, c: usize, request: Request) -> bool {
+        let Some(map) = self.clients[c].machine.as_ref().map(|machine| machine.map()) else { return false };
+        let narrow = |at: u64| u32::try_from(at).expect("inside an extent");
+        runs_of(map, request.offset, request.len.into()).into_iter().any(|run| {
+            let (from, to) = (narrow(run.from), narrow(run.from + run.len));
+            let here = |bad: &BadRange| bad.reaches(run.group as u32, run.slot as u32, from, to);
+            map.bad.iter().any(here)
+        })
     }
 
     /// With redundancy a request fails only when more donors of a group are out of reach than its parity covers, or
@@ -385,6 +459,14 @@ impl World {
             {
                 true
             }
+            // A block that came wrong in rows that did not fit together, or rows that a failed write left so.
+            VolumeError::DonorLost
+                if self.is_recorded_bad(c, request)
+                    && (self.plan.corrupts() || self.is_half_written(map, request)) =>
+            {
+                true
+            }
+            VolumeError::DonorLost if self.reads_by_an_old_map(c) => true,
             // A bit that flips while a slot has no holder.
             VolumeError::DonorLost if self.plan.beyond && self.plan.corrupts() && slot.degraded => true,
             VolumeError::DonorLost | VolumeError::TimedOut | VolumeError::LeaseLost => {
