@@ -3,7 +3,7 @@
 mod volume;
 
 use cheetah_core::map::{BadRange, DonorId, Redundancy};
-use cheetah_core::volume::{Effect, Event, PartError, PartOp, StatusRun, Volume};
+use cheetah_core::volume::{Effect, Event, Op, PartError, PartOp, StatusRun, Volume, VolumeError};
 use volume::{Sent, World, wide};
 
 const BLOCK: u32 = 4096;
@@ -68,4 +68,32 @@ fn a_wrong_block_of_a_half_written_row_is_recorded_and_the_rest_is_served() {
     }
     assert_eq!(recorded, [BadRange { group: 0, slot: 0, from: 0, to: BLOCK }]);
     assert_eq!(forgotten, 1);
+}
+
+#[test]
+fn a_lost_block_that_is_written_again_is_readable_before_the_coordinator_heard_of_it() {
+    let mut map = wide(Redundancy { data: 2, parity: 1 });
+    let bad = BadRange { group: 0, slot: 0, from: 0, to: BLOCK };
+    map.bad = vec![bad];
+    let mut world = World::new(map.clone(), false);
+    (1..=3).for_each(|donor| world.open(DonorId(donor)));
+    let lost = world.submit(Op::Read, 0, BLOCK);
+    assert_eq!(world.completed(), [(lost, Err(VolumeError::DonorLost))]);
+    let write = world.submit(Op::Write, 0, BLOCK);
+    let written = (0..3).find_map(|_| {
+        world.sent().into_iter().for_each(|sent| world.answer(sent.part, Ok(vec![])));
+        world.completed().pop()
+    });
+    assert_eq!(written, Some((write, Ok(()))));
+    let rewritten = |effect: &Effect| matches!(effect, Effect::Amend(amend) if amend.rewritten == [bad]);
+    assert!(world.effects.iter().any(rewritten), "the coordinator is told");
+    let is_asked_for = |world: &mut World| {
+        world.submit(Op::Read, 0, BLOCK);
+        !world.sent().is_empty()
+    };
+    assert!(is_asked_for(&mut world));
+    // Something else changed meanwhile, and the map still has what the coordinator was not told before that.
+    map.epoch += 1;
+    world.step(Event::Map(map));
+    assert!(is_asked_for(&mut world));
 }
