@@ -7,6 +7,7 @@
 //! Called by: `bin/bench_owner.rs`, `tests/owners.rs`.
 
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::cgroup::Cgroup;
@@ -19,6 +20,7 @@ use crate::{tools, wait};
 const MIB: u64 = 1 << 20;
 /// Between two looks, each of which starts a process: they must not take what donor and owner need.
 const LOOK: Duration = Duration::from_millis(100);
+const TOUCH_LIMIT: Duration = Duration::from_secs(120);
 
 /// Fills memory with bytes that differ, in steps, and says how much it has; then keeps it.
 const HOG: &str = r#"
@@ -124,7 +126,7 @@ impl Scene {
         // All that the machine has beside the donor's data, and what is wanted of that.
         let total = self.machine_bytes - cgroup.usage_bytes() + self.wanted_bytes - self.reserve_bytes;
         let swap_before = swapped_bytes();
-        let mut hog = hog(cgroup, total, self.rate, pool.scratch().path());
+        let mut hog = hog(cgroup.command(tools::need("python3")), total, self.rate, pool.scratch().path());
         let start = Instant::now();
         let mut seen = Seen {
             given_back_s: None,
@@ -162,9 +164,7 @@ impl Scene {
                 seen.given_back_s = Some(needed.map_or(0.0, |needed| needed.elapsed().as_secs_f64()));
             }
             if seen.hog_s.is_none() {
-                let log = hog.log();
-                let line = log.lines().find_map(|line| line.strip_prefix("hog: took "));
-                seen.hog_s = line.and_then(|seconds| seconds.trim().parse().ok());
+                seen.hog_s = took(&hog);
             }
             if !hog.is_running() {
                 seen.complaints.push("the owner's process was ended".to_owned());
@@ -177,10 +177,14 @@ impl Scene {
     }
 }
 
-fn hog(cgroup: &Cgroup, bytes: u64, rate: u64, directory: &Path) -> Process {
-    let mut command = cgroup.command(tools::need("python3"));
-    command.args(["-c", HOG, &bytes.to_string(), &rate.to_string()]);
-    Process::start("hog", command, directory)
+fn hog(mut python: Command, bytes: u64, rate: u64, directory: &Path) -> Process {
+    python.args(["-c", HOG, &bytes.to_string(), &rate.to_string()]);
+    Process::start("hog", python, directory)
+}
+
+/// The seconds in which it took all that it wanted, once it has.
+fn took(hog: &Process) -> Option<f64> {
+    hog.log().lines().find_map(|line| line.strip_prefix("hog: took ")?.trim().parse().ok())
 }
 
 /// How long it takes to touch so many bytes for the first time, twice at once: what the owner takes, and what is moved
@@ -188,18 +192,9 @@ fn hog(cgroup: &Cgroup, bytes: u64, rate: u64, directory: &Path) -> Process {
 #[track_caller]
 pub fn touch_twice(bytes: u64) -> f64 {
     let scratch = Scratch::new();
-    let start = || {
-        let mut command = std::process::Command::new(tools::need("python3"));
-        command.args(["-c", HOG, &bytes.to_string(), &u64::MAX.to_string()]);
-        Process::start("hog", command, scratch.path())
-    };
+    let start = || hog(Command::new(tools::need("python3")), bytes, u64::MAX, scratch.path());
     let hogs = [start(), start()];
-    let took = |hog: &Process| {
-        wait::for_some("a process that takes memory", Duration::from_secs(120), || {
-            let log = hog.log();
-            log.lines().find_map(|line| line.strip_prefix("hog: took ")?.trim().parse::<f64>().ok())
-        })
-    };
+    let took = |hog: &Process| wait::for_some("a process that takes memory", TOUCH_LIMIT, || took(hog));
     hogs.iter().map(took).fold(0.0, f64::max)
 }
 

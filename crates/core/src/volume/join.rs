@@ -8,7 +8,7 @@
 //! itself. So an end waits only where the write before it was not answered yet when it came, and for that answer, or
 //! for one of its own request's other parts, which may bring the tool to send more; a little longer for it to arrive.
 
-use super::strip::{Content, Work};
+use super::strip::{Content, Phase, Work};
 use super::types::{At, Effect, Mem};
 use super::{Key, Volume};
 use crate::layout::Span;
@@ -79,8 +79,8 @@ impl Joins {
 impl Volume {
     /// The write that ends where this one begins, if it is still under way; remembers where this one ends.
     pub(super) fn write_before(&mut self, request: Key, offset: u64, len: u32) -> Option<Key> {
-        let ends_here = self.joins.ends.iter().filter(|(end, _)| *end == offset).map(|(_, before)| *before);
-        let before = ends_here.into_iter().find(|before| self.requests.get(*before).is_some());
+        let mut ends_here = self.joins.ends.iter().filter(|(end, _)| *end == offset).map(|(_, key)| *key);
+        let before = ends_here.find(|key| self.requests.get(*key).is_some());
         self.joins.note_end(offset + u64::from(len), request);
         before
     }
@@ -171,6 +171,6 @@ impl Volume {
         for slot in 0..self.geometry.data + self.geometry.parity {
             self.write_lane(now, key, slot, lo, hi, effects);
         }
-        self.set_phase(key, super::Phase::Writing);
+        self.set_phase(key, Phase::Writing);
     }
 }

@@ -238,8 +238,8 @@ impl Volume {
 
     /// Whether a newer map may say where the group is.
     pub(super) fn may_have_moved(&self, group: u32) -> bool {
-        let held = self.map.groups[group as usize].slots.iter().filter_map(|slot| slot.held);
-        held.into_iter().any(|held| self.links.get(&held.donor).is_some_and(|link| link.shut_out))
+        let mut held = self.map.groups[group as usize].slots.iter().filter_map(|slot| slot.held);
+        held.any(|held| self.links.get(&held.donor).is_some_and(|link| link.shut_out))
     }
 
     /// Nothing goes round a donor, and nobody waits for a reader.

@@ -11,7 +11,8 @@
 //! Getters: `map`, `has_room`, `is_settled`, `lost`, `report`. Events in: `step`. `check_invariants` in tests.
 //!
 //! Files: `types` (events, effects), `strip` (a locked piece of work and its parts), `read`, `write`, `join` (rows
-//! written by several requests), `resync` (rows half written), `upkeep` (fill, heal, scrub), `amend` (exclusion, newer maps), `link` (one donor), `locks`, `scratch`, `pace`, `slab`.
+//! written by several requests), `resync` (rows half written), `upkeep` (fill, heal, scrub), `amend` (exclusion, newer
+//! maps), `link` (one donor), `locks`, `scratch`, `pace`, `slab`.
 
 mod amend;
 mod join;

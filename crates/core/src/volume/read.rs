@@ -453,9 +453,9 @@ impl Volume {
     /// Without the write lease, another may be writing: lanes that were read before and after a write of their row
     /// make up a block that never was. So the donors that were read from are asked who wrote there lately, sooner after
     /// the first lane was asked for than a writer makes them forget: of a write that came in between, or was half done
-    /// before, the one that had it knows, and for that long after the write is complete. A donor that was excluded or replaced does not hear of writes any more; that
-    /// there is none of them the coordinator knows, whose map is then the newest still. Otherwise it begins anew a
-    /// little later. False when all that is settled.
+    /// before, the one that had it knows, and for that long after the write is complete. A donor that was excluded or
+    /// replaced does not hear of writes any more; that there is none of them the coordinator knows, whose map is then
+    /// the newest still. Otherwise it begins anew a little later. False when all that is settled.
     fn ask_who_wrote(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) -> bool {
         let newest = self.map.epoch;
         let strip = self.strips.get_mut(key).expect("it has read");
@@ -494,7 +494,9 @@ impl Volume {
         let group = self.strips.get(key).expect("it has read").group;
         let moved = self.may_have_moved(group);
         let strip = self.strips.get_mut(key).expect("looked at above");
-        strip.wrong &= if moved { 0 } else { Slots::MAX };
+        if moved {
+            strip.wrong = 0;
+        }
         (strip.have, strip.avoid, strip.still) = (0, strip.wrong, Still::Unasked);
         strip.rests += 1;
         if strip.rests > READ_TOGETHER_TRIES {

@@ -329,9 +329,8 @@ impl Volume {
     fn advance(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
         let Some(strip) = self.strips.get(key) else { return };
         let request = strip.request.and_then(|request| self.requests.get(request));
-        // What everyone has written is not torn because another strip failed, nor are other requests failed for it.
-        if let Some(error) = request.and_then(|request| request.failed)
-            && !matches!(strip.work, Work::Joined(_))
+        // What everyone has written is not torn because another strip failed.
+        if let Some(error) = self.failed_elsewhere(strip)
             && strip.open == 0
             && strip.phase != Phase::Writing
         {
@@ -362,10 +361,15 @@ impl Volume {
         }
     }
 
+    /// Why there is no use in the strip any more. One of several requests is not given up for one of them.
+    fn failed_elsewhere(&self, strip: &Strip) -> Option<VolumeError> {
+        let alone = !matches!(strip.work, Work::Joined(_));
+        strip.request.filter(|_| alone).and_then(|request| self.requests.get(request)?.failed)
+    }
+
     fn can_feed(&self, key: Key) -> bool {
         let Some(strip) = self.strips.get(key) else { return true };
-        let request = strip.request.and_then(|request| self.requests.get(request));
-        if request.is_some_and(|r| r.failed.is_some()) && !matches!(strip.work, Work::Joined(_)) {
+        if self.failed_elsewhere(strip).is_some() {
             return true;
         }
         let bytes = self.scratch_bytes(key);
