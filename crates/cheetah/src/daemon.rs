@@ -175,7 +175,9 @@ impl Attachment {
         let options = fuse::Options { uid, gid, read_only: self.order.read_only };
         let mounted =
             fuse::mount(&self.volume, &point, &options).map_err(|e| Failure::failed(e.to_string()))?;
-        tracing::info!(tuned = %mounted.tune(READ_AHEAD_KB), "mounted");
+        // Not inside the macro, which evaluates nothing that is not logged.
+        let tuned = mounted.tune(READ_AHEAD_KB);
+        tracing::info!(%tuned, "mounted");
         self.ready.path = Some(mounted.path().to_path_buf());
         self.ready.place = mounted.path().display().to_string();
         self.mounted = Some(mounted);

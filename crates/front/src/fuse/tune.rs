@@ -3,8 +3,8 @@
 //! Owns: `/sys/class/bdi`. Never: fails an attach; it says what could not be set. `max_ratio` is left alone: a
 //! higher share of dirty pages would only serve mmap, and would make write-back under memory pressure worse.
 
-use crate::mountinfo;
 use std::fmt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// What was set, or why it was not.
@@ -30,14 +30,13 @@ pub fn tune(point: &Path, read_ahead_kb: u32) -> Tuning {
     if !rustix::process::geteuid().is_root() {
         return not_set("only root may raise it, and cold sequential reads are faster with 1024 KiB".into());
     }
-    let entries = match mountinfo::read() {
-        Ok(entries) => entries,
-        Err(error) => return not_set(format!("/proc/self/mountinfo: {error}")),
+    // The kernel's own setting comes with its first exchange with the file system, which any look at it waits for.
+    let device = match std::fs::metadata(point) {
+        Ok(root) => root.dev(),
+        Err(error) => return not_set(format!("{}: {error}", point.display())),
     };
-    let Some(entry) = mountinfo::at(&entries, point) else {
-        return not_set(format!("nothing is mounted at {}", point.display()));
-    };
-    let setting = format!("/sys/class/bdi/{}:{}/read_ahead_kb", entry.major, entry.minor);
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let setting = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
     let write = || -> std::io::Result<u32> {
         std::fs::write(&setting, read_ahead_kb.to_string())?;
         let text = std::fs::read_to_string(&setting)?;
