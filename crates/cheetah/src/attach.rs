@@ -50,6 +50,8 @@ pub async fn attach(options: cli::Attach) -> Result<(), Failure> {
         listen: options.listen.clone(),
         read_only: options.read_only,
         connections: options.connections.into(),
+        cache: options.cache,
+        read_ahead: options.read_ahead.into(),
         owner: owner(),
     };
     let ready = start_daemon(&order)?;

@@ -2,6 +2,7 @@
 
 use cheetah_core::map::Redundancy;
 use cheetah_core::units::parse_bytes;
+use cheetah_rim::volume::Rule;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use std::path::PathBuf;
 
@@ -217,10 +218,44 @@ pub struct Attach {
     /// Connections to each donor.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub connections: u8,
+    /// Memory of this machine for what is read before a tool asks for it, 1M to 3G.
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_cache)]
+    pub cache: u64,
+    /// Read ahead of tools that read forward, backward or in strides; `thesis` is the 2006 rule, to compare with.
+    #[arg(long, value_enum, default_value_t = ReadAhead::Auto)]
+    pub read_ahead: ReadAhead,
     #[command(flatten)]
     pub pool: PoolArg,
     #[command(flatten)]
     pub json: JsonArg,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ReadAhead {
+    Auto,
+    Thesis,
+    Off,
+}
+
+impl From<ReadAhead> for Rule {
+    fn from(chosen: ReadAhead) -> Rule {
+        match chosen {
+            ReadAhead::Auto => Rule::Streams,
+            ReadAhead::Thesis => Rule::Thesis,
+            ReadAhead::Off => Rule::Off,
+        }
+    }
+}
+
+/// Memory for what is read ahead, unless `--cache` says otherwise.
+pub const CACHE_BYTES: u64 = 64 << 20;
+
+fn parse_cache(text: &str) -> Result<u64, String> {
+    let bytes = parse_bytes(text)?;
+    match bytes {
+        0x10_0000..=0xc000_0000 => Ok(bytes),
+        _ => Err("a cache has 1M to 3G; `--read-ahead off` does without".to_owned()),
+    }
 }
 
 #[derive(Debug, Args)]

@@ -13,7 +13,7 @@ use cheetah_front::loopdev::{self, LoopDevice};
 use cheetah_front::{export, fuse};
 use cheetah_rim::control::Client;
 use cheetah_rim::memory;
-use cheetah_rim::volume::VolumeHandle;
+use cheetah_rim::volume::{Caching, Rule, VolumeHandle};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -37,6 +37,9 @@ pub struct Order {
     pub listen: String,
     pub read_only: bool,
     pub connections: usize,
+    /// Bytes for what is read ahead, and how that is decided.
+    pub cache: u64,
+    pub read_ahead: Rule,
     /// uid and gid of the file's owner.
     pub owner: (u32, u32),
 }
@@ -58,6 +61,20 @@ pub struct Ready {
     pub pid: u32,
     /// What the user ought to know, in sentences.
     pub notes: Vec<String>,
+}
+
+impl Order {
+    fn caching(&self) -> Caching {
+        let bytes = match self.read_ahead {
+            Rule::Off => 0,
+            _ => u32::try_from(self.cache).unwrap_or(u32::MAX),
+        };
+        // The kernel keeps what was read of a file; tools that read an export may not.
+        let keeps = self.front == Front::Export;
+        // What the kernel is given must not be overtaken by a write; a loop device goes past the kernel's cache.
+        let takes = self.front == Front::Fuse && self.read_only;
+        Caching { bytes, keeps, takes, rule: self.read_ahead }
+    }
 }
 
 impl From<&Failure> for Report {
@@ -141,7 +158,7 @@ impl Attachment {
         lease: &Attached,
         notes: &mut Vec<String>,
     ) -> Result<Attachment, Failure> {
-        let tended = Tended::start(pool, lease, order.read_only, order.connections)?;
+        let tended = Tended::start(pool, lease, order.read_only, order.connections, order.caching())?;
         let volume = tended.volume.clone();
         notes.extend(lost_notes(lease, &volume.settled().await));
         let ready = Ready { size: volume.size(), pid: std::process::id(), ..Ready::default() };

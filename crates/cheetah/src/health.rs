@@ -154,8 +154,20 @@ pub fn findings(report: &VolumeReport, name_of: impl Fn(DonorId) -> String) -> V
         let reads = show_count(report.reads_rebuilt, "read");
         lines.push(format!("{reads} {were} answered from redundancy"));
     }
+    lines.extend(ahead(report));
     lines.extend(scrub(report));
     lines
+}
+
+fn ahead(report: &VolumeReport) -> Option<String> {
+    let reads = report.reads_here + report.reads_coming + report.reads_asked;
+    let percent = (100 * (report.reads_here + report.reads_coming)).checked_div(reads)?;
+    Some(format!(
+        "{percent} % of {} found or awaited what was read ahead; {} of that used, {} given up unread",
+        show_count(reads, "read"),
+        show_bytes(report.ahead_bytes_used),
+        show_bytes(report.ahead_bytes_unread)
+    ))
 }
 
 /// The pass under way is told of only while it is the first: what a later one has left out because a donor is away is

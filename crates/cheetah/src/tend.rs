@@ -11,7 +11,7 @@ use cheetah_core::api::{
 use cheetah_core::layout::lost_ranges;
 use cheetah_core::map::{DonorId, VolumeMap};
 use cheetah_rim::control::{CallError, Client};
-use cheetah_rim::volume::{VolumeHandle, VolumeOptions};
+use cheetah_rim::volume::{Caching, VolumeHandle, VolumeOptions};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -83,9 +83,11 @@ impl Tended {
         lease: &Attached,
         read_only: bool,
         connections: usize,
+        caching: Caching,
     ) -> Result<Self, Failure> {
         let (map, token, fresh) = (lease.map.clone(), lease.token, lease.fresh);
-        let volume = VolumeHandle::start(VolumeOptions { map, token, read_only, fresh, connections })
+        let options = VolumeOptions { map, token, read_only, fresh, connections, caching };
+        let volume = VolumeHandle::start(options)
             .map_err(|e| Failure::failed(format!("this machine has no memory for the buffers: {e}")))?;
         let place = watch::Sender::new(String::new());
         let (gone, lost) = watch::channel(false);
@@ -199,7 +201,8 @@ async fn renew(
     loop {
         let (lost, report) = (volume.lost().await, volume.report().await);
         let news = News::of(&lost, &report);
-        let renew = Renew { epoch, place: place.borrow_and_update().clone(), lost, report };
+        let shown = place.borrow_and_update().clone();
+        let renew = Renew { epoch, place: shown, lost, report: Box::new(report) };
         let renewed = tokio::select! {
             renewed = pool.call(Call::Renew { name: name.clone(), token, renew }) => renewed,
             // The coordinator has heard the last and holds its answer back: it is told anew, and hears that nobody

@@ -12,6 +12,7 @@ use cheetah_core::api::{Call, Create, Size};
 use cheetah_core::limits::{EXTENT_BYTES, UNIT_DEFAULT_BYTES};
 use cheetah_core::map::Redundancy;
 use cheetah_rim::control::Client;
+use cheetah_rim::volume::Rule;
 use std::process::Stdio;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
@@ -113,6 +114,8 @@ async fn attach(options: &cli::Up, url: &str) -> Result<Attachment, Failure> {
         listen: options.export.clone(),
         read_only: false,
         connections: 2,
+        cache: cli::CACHE_BYTES,
+        read_ahead: Rule::default(),
         owner: crate::attach::owner(),
     };
     let mut attachment = Attachment::start(&order).await?;

@@ -165,7 +165,7 @@ pub struct Renew {
     pub place: String,
     /// Donors that the client cannot reach, with the reason.
     pub lost: Vec<(DonorId, String)>,
-    pub report: VolumeReport,
+    pub report: Box<VolumeReport>,
 }
 
 /// What a client tells of the volume it serves, for `status`. All but the rates count from its attachment.
@@ -188,6 +188,19 @@ pub struct VolumeReport {
     pub healed_blocks: u64,
     /// Reads that were answered from redundancy because a donor was late or lost.
     pub reads_rebuilt: u64,
+    /// Reads of tools: what they asked for was here, was on its way, or donors were asked for it. Only where something is
+    /// read ahead.
+    #[serde(default)]
+    pub reads_here: u64,
+    #[serde(default)]
+    pub reads_coming: u64,
+    #[serde(default)]
+    pub reads_asked: u64,
+    /// Bytes that were read ahead: those that tools got, and those that were given up unread.
+    #[serde(default)]
+    pub ahead_bytes_used: u64,
+    #[serde(default)]
+    pub ahead_bytes_unread: u64,
 }
 
 /// From the holder of the write lease, about its volume. Answered with `Renewed` and the new map as soon as it is

@@ -6,6 +6,7 @@
 //! driver (in `rim`, or in `sim`) carries out before the next step.
 #![forbid(unsafe_code)]
 
+pub mod ahead;
 pub mod api;
 mod bad;
 pub mod checksum;

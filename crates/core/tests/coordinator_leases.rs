@@ -2,7 +2,7 @@
 
 mod pool;
 
-use cheetah_core::api::{Answer, Call, RefusalCode, Renew, Renewed, Size, VolumeHealth, VolumeReport};
+use cheetah_core::api::{Answer, Call, RefusalCode, Renew, Renewed, Size, VolumeHealth};
 use cheetah_core::coordinator::Event;
 use cheetah_core::limits::{LEASE_NS, LEASE_RENEW_NS, SECOND_NS};
 use cheetah_core::map::DonorId;
@@ -93,8 +93,7 @@ fn what_a_client_cannot_reach_is_shown_at_once() {
     let lease = world.attach("v", true).expect("attached");
     let mut tell = |lost: &[u64]| {
         let lost = lost.iter().map(|id| (DonorId(*id), "silent for 800 ms".to_owned())).collect();
-        let renew =
-            Renew { epoch: lease.map.epoch, place: String::new(), lost, report: VolumeReport::default() };
+        let renew = Renew { epoch: lease.map.epoch, place: String::new(), lost, report: Box::default() };
         let call = world.send(Call::Renew { name: "v".into(), token: lease.token, renew });
         assert_eq!(world.answer(call), None, "the poll is held");
         let status = world.show("v").status;

@@ -60,6 +60,9 @@ unsafe impl Sync for Region {}
 
 impl Region {
     fn map(bytes: usize) -> io::Result<Region> {
+        if bytes == 0 {
+            return Ok(Region { start: NonNull::dangling(), bytes });
+        }
         // SAFETY: a new private mapping at an address of the kernel's choice overlaps nothing.
         let start = unsafe {
             rustix::mm::mmap_anonymous(
@@ -74,6 +77,9 @@ impl Region {
     }
 
     fn prefault(&self) {
+        if self.bytes == 0 {
+            return;
+        }
         // SAFETY: MADV_POPULATE_WRITE changes no content.
         let _ = unsafe {
             rustix::mm::madvise(
@@ -87,6 +93,9 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        if self.bytes == 0 {
+            return;
+        }
         // SAFETY: mapped by `map` with this length, and every buffer in it holds the pool alive.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
     }

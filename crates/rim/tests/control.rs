@@ -101,12 +101,8 @@ async fn every_call_works_and_a_restart_loses_nothing() {
     let syncing = tokio::spawn(keep_syncing(client.clone(), DonorId(1)));
     let shown = client.call(Call::Show { name: "v".into() }).await;
     assert_eq!(shown, Ok(Answer::Volume(before)));
-    let renew = Renew {
-        epoch: attached.map.epoch,
-        place: "here".into(),
-        lost: Vec::new(),
-        report: cheetah_core::api::VolumeReport::default(),
-    };
+    let renew =
+        Renew { epoch: attached.map.epoch, place: "here".into(), lost: Vec::new(), report: Box::default() };
     let renewed = client.call(Call::Renew { name: "v".into(), token: attached.token, renew }).await;
     assert!(matches!(renewed, Ok(Answer::Renewed(renewed)) if renewed.map.is_some()), "the lease goes on");
     let second = client.call(Call::Attach { name: "v".into(), attach }).await;

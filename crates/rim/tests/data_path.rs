@@ -10,7 +10,9 @@ use cheetah_rim::arena::Arena;
 use cheetah_rim::buffer::Buffer;
 use cheetah_rim::donor::{DonorServer, Gate};
 use cheetah_rim::net::Bound;
-use cheetah_rim::volume::{Completion, Op, Sink, Submission, VolumeError, VolumeHandle, VolumeOptions};
+use cheetah_rim::volume::{
+    Caching, Completion, Op, Rule, Sink, Submission, VolumeError, VolumeHandle, VolumeOptions,
+};
 use std::sync::{Arc, mpsc};
 
 #[derive(Debug)]
@@ -30,8 +32,9 @@ struct Client {
 
 impl Client {
     fn start(map: VolumeMap) -> Client {
-        let options =
-            VolumeOptions { map, token: LeaseToken(0), read_only: false, fresh: true, connections: 2 };
+        let caching = Caching { bytes: 4 << 20, keeps: true, takes: false, rule: Rule::Streams };
+        let (token, read_only, fresh) = (LeaseToken(0), false, true);
+        let options = VolumeOptions { map, token, read_only, fresh, connections: 2, caching };
         let (send, done) = mpsc::channel();
         Client { volume: VolumeHandle::start(options).unwrap(), sink: Arc::new(Channel(send)), done }
     }

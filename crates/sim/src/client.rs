@@ -17,7 +17,7 @@ use cheetah_core::donor::export_name;
 use cheetah_core::limits::{MILLISECOND_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, LeaseToken, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
-use cheetah_core::volume::{self, Effect, Event, Key, LinkFailure, PartError, PartOp, Volume};
+use cheetah_core::volume::{self, Caching, Effect, Event, Key, LinkFailure, PartError, PartOp, Volume};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A machine that is woken has no reason to be woken at the same time again, but once or twice.
@@ -49,6 +49,14 @@ struct LinkEnd {
     /// The connection that is being made.
     opening: Option<u64>,
     up: bool,
+}
+
+/// Reads of which each is so far behind the one before.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ReadStream {
+    pub(crate) next: u64,
+    pub(crate) stride: i64,
+    pub(crate) len: u64,
 }
 
 #[derive(Debug)]
@@ -95,6 +103,7 @@ pub(crate) struct Client {
     woken: (Time, u32),
     /// Where its last write in order ended.
     pub(crate) stream: u64,
+    pub(crate) reading: ReadStream,
     /// Donors with acknowledged writes since the last flush.
     pub(crate) unflushed: BTreeSet<DonorId>,
 }
@@ -122,7 +131,7 @@ impl World {
             told_gone: false,
             settled: false,
             links: BTreeMap::new(),
-            memory: ClientMemory::new(Sums::default()),
+            memory: ClientMemory::new(Sums::default(), self.plan.caching.bytes),
             sent: BTreeMap::new(),
             slots: BTreeMap::new(),
             next_tag: 0,
@@ -130,6 +139,7 @@ impl World {
             wake_at: None,
             woken: (0, 0),
             stream: 0,
+            reading: ReadStream::default(),
             unflushed: BTreeSet::new(),
         });
         let attach = Attach { version: API_VERSION, read_only, holder: format!("client {c}"), yields: false };
@@ -159,7 +169,9 @@ impl World {
         // What a reader knows today another may write tomorrow.
         let fresh = attached.fresh && !client.read_only;
         client.memory.sums.grow(attached.map.groups.len(), fresh);
-        client.machine = Some(Volume::new(attached.map, client.read_only, attached.fresh));
+        let machine = Volume::new(attached.map, client.read_only, attached.fresh);
+        let takes = self.plan.caching.takes && client.read_only;
+        client.machine = Some(machine.with_cache(Caching { takes, ..self.plan.caching }));
         self.note_unaware(c);
         self.step_client(c, Event::Start);
         self.after(0, Ev::Client(c, ClientEv::Tick(Tick::Renew)));
@@ -191,8 +203,8 @@ impl World {
         let client = &self.clients[c];
         let (Some(token), Some(machine)) = (client.token, &client.machine) else { return };
         let lost = machine.lost().map(|(donor, why)| (donor, why.to_owned())).collect();
-        let renew =
-            Renew { epoch: machine.map().epoch, place: format!("/mnt/{c}"), lost, report: machine.report() };
+        let (epoch, report) = (machine.map().epoch, Box::new(machine.report()));
+        let renew = Renew { epoch, place: format!("/mnt/{c}"), lost, report };
         let name = client.name.clone();
         self.call(Caller::Renew(c), Node::Client(c), Call::Renew { name, token, renew });
     }
@@ -456,6 +468,8 @@ impl World {
                 self.send_amend(c, amend);
             }
             Effect::Finished => self.finished(c),
+            // A page cache that takes nothing.
+            Effect::Offer { .. } => self.count("segments offered"),
             Effect::Complete { tag, result, status } => self.completed(c, tag, result, &status),
             Effect::WakeAt(at) => {
                 let client = &mut self.clients[c];

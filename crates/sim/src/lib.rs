@@ -17,6 +17,7 @@
 //! Files: `plan` (what a seed picks), `world` (time and events), `network`, the drivers `donor`, `client`,
 //! `coordinator`; `director` and `faults` (what happens to them), `workload` (requests and their judgement),
 //! `oracle` (bytes), `verdict` (errors), `finale` (heal, and demand that all is well), `swarm` (many seeds).
+//! Beside them `read_ahead`: rules compared over a path without faults.
 //! Tests: `tests/`.
 #![forbid(unsafe_code)]
 
@@ -31,6 +32,7 @@ mod memory;
 mod network;
 mod oracle;
 mod plan;
+pub mod read_ahead;
 mod redundancy;
 mod rng;
 mod runs;

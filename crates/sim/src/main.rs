@@ -14,6 +14,7 @@ Runs Cheetah's volume, donor and coordinator machines in a virtual world.
 
   cheetah-sim --seeds COUNT [--start SEED] [--jobs N] [--beyond] [--bug NAME]   many seeds, until one fails
   cheetah-sim --seed SEED [--trace] [--beyond] [--bug NAME]                     one seed
+  cheetah-sim --read-ahead                                    rules of read-ahead compared, a table
 
 --beyond lets more go wrong at once than redundancy covers.
 --bug plants a mistake in the simulator's drivers, which the oracle has to find:
@@ -23,6 +24,7 @@ Runs Cheetah's volume, donor and coordinator machines in a virtual world.
 enum Mode {
     One { seed: u64, trace: bool },
     Many { start: u64, count: u64, jobs: u64 },
+    ReadAhead,
 }
 
 fn parse() -> Result<(Mode, Setup), String> {
@@ -33,6 +35,9 @@ fn parse() -> Result<(Mode, Setup), String> {
         if argument == "--trace" {
             trace = true;
             continue;
+        }
+        if argument == "--read-ahead" {
+            return Ok((Mode::ReadAhead, setup));
         }
         if argument == "--beyond" {
             setup.beyond = true;
@@ -68,6 +73,10 @@ fn main() -> ExitCode {
     match mode {
         Mode::One { seed, trace } => one(seed, trace, setup),
         Mode::Many { start, count, jobs } => many(start, count, jobs, setup),
+        Mode::ReadAhead => {
+            print!("{}", cheetah_sim::read_ahead::table());
+            ExitCode::SUCCESS
+        }
     }
 }
 

@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 pub(crate) struct ClientMemory {
     pub(crate) payloads: BTreeMap<Tag, Vec<u8>>,
     scratch: Vec<Vec<u8>>,
+    cache: Vec<u8>,
     pub(crate) sums: Sums,
     /// Parts on their way that have memory, by number.
     busy: BTreeMap<u64, Awaited>,
@@ -26,9 +27,10 @@ fn overlap(scatter: Scatter, from: u32, to: u32) -> bool {
 }
 
 impl ClientMemory {
-    pub(crate) fn new(sums: Sums) -> ClientMemory {
+    pub(crate) fn new(sums: Sums, cache_bytes: u32) -> ClientMemory {
         let scratch = Volume::scratch_sizes().map(|size| vec![POISON; sectors(size.into())]).collect();
-        ClientMemory { payloads: BTreeMap::new(), scratch, sums, busy: BTreeMap::new() }
+        let cache = vec![POISON; sectors(cache_bytes.into())];
+        ClientMemory { payloads: BTreeMap::new(), scratch, cache, sums, busy: BTreeMap::new() }
     }
 
     fn of(&self, mem: Mem) -> Result<&[u8], String> {
@@ -37,6 +39,7 @@ impl ClientMemory {
                 self.payloads.get(&tag).map(Vec::as_slice).ok_or(format!("request {tag} has no payload"))
             }
             Mem::Scratch(piece) => Ok(&self.scratch[piece as usize]),
+            Mem::Cache => Ok(&self.cache),
             Mem::Nothing => Err("a part without data was to have some".into()),
         }
     }
@@ -49,6 +52,7 @@ impl ClientMemory {
                 .map(Vec::as_mut_slice)
                 .ok_or(format!("request {tag} has no payload")),
             Mem::Scratch(piece) => Ok(&mut self.scratch[piece as usize]),
+            Mem::Cache => Ok(&mut self.cache),
             Mem::Nothing => Err("a part without data was to have some".into()),
         }
     }

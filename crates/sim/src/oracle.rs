@@ -37,9 +37,18 @@ pub(crate) fn written(version: Version, from: u64, to: u64) -> Vec<u8> {
     bytes
 }
 
-/// The versions that a byte may be of, oldest first.
+/// The versions that a byte may be of, oldest first, and when those were replaced that it lately was of.
 #[derive(Clone, Debug)]
-pub(crate) struct History(Vec<Version>);
+pub(crate) struct History {
+    now: Vec<Version>,
+    before: Vec<(Version, Order)>,
+}
+
+impl History {
+    fn base() -> History {
+        History { now: vec![BASE], before: Vec::new() }
+    }
+}
 
 impl Slide for History {
     fn slide(&self, _: u64) -> History {
@@ -76,12 +85,20 @@ pub(crate) struct Oracle {
     volumes: BTreeMap<VolumeId, Runs<History>>,
     reading: BTreeMap<u64, Reading>,
     reads: u64,
+    /// See `forget_before`.
+    horizon: Order,
 }
 
 impl Oracle {
     pub(crate) fn new() -> Oracle {
         let base = Written { volume: VolumeId(0), offset: 0, len: 0, zeros: true, begun: 0, ended: Some(0) };
-        Oracle { written: vec![base], volumes: BTreeMap::new(), reading: BTreeMap::new(), reads: 0 }
+        Oracle {
+            written: vec![base],
+            volumes: BTreeMap::new(),
+            reading: BTreeMap::new(),
+            reads: 0,
+            horizon: 0,
+        }
     }
 
     pub(crate) fn begin_write(
@@ -96,7 +113,7 @@ impl Oracle {
         self.written.push(Written { volume, offset, len, zeros, begun: now, ended: None });
         let end = offset + len;
         let runs = self.volumes.entry(volume).or_default();
-        runs.update(offset, end, |history| history.0.push(version), || History(vec![BASE]));
+        runs.update(offset, end, |history| history.now.push(version), History::base);
         let concurrent = self.reading.values_mut();
         concurrent
             .filter(|read| read.volume == volume && read.offset < end && offset < read.end)
@@ -109,30 +126,50 @@ impl Oracle {
         written.ended = Some(now);
         let (offset, end) = (written.offset, written.offset + written.len);
         if acknowledged {
-            self.settle(version, offset, end);
+            self.settle(now, version, offset, end);
         }
     }
 
     /// `version` is there: what ended before it began is not any more.
-    fn settle(&mut self, version: Version, from: u64, to: u64) {
-        let written = &self.written;
+    fn settle(&mut self, now: Order, version: Version, from: u64, to: u64) {
+        let (written, horizon) = (&self.written, self.horizon);
         let Written { volume, begun, .. } = written[version as usize];
         let replaced = |other: &Version| written[*other as usize].ended.is_some_and(|ended| ended < begun);
         let Some(runs) = self.volumes.get_mut(&volume).filter(|_| version != BASE) else { return };
         let prune = |history: &mut History| {
-            if history.0.contains(&version) {
-                history.0.retain(|other| *other == version || !replaced(other));
+            if history.now.contains(&version) {
+                let gone = history.now.extract_if(.., |other| *other != version && replaced(other));
+                history.before.extend(gone.map(|other| (other, now)));
+                history.before.retain(|(_, replaced)| *replaced >= horizon);
             }
         };
-        runs.update(from, to, prune, || History(vec![BASE]));
+        runs.update(from, to, prune, History::base);
     }
 
-    pub(crate) fn begin_read(&mut self, volume: VolumeId, offset: u64, len: u64) -> u64 {
+    /// Nobody asks any more for what was replaced before this.
+    pub(crate) fn forget_before(&mut self, horizon: Order) {
+        self.horizon = horizon;
+    }
+
+    /// `since`: also what was replaced after that may be seen.
+    pub(crate) fn begin_read(
+        &mut self,
+        volume: VolumeId,
+        offset: u64,
+        len: u64,
+        since: Option<Order>,
+    ) -> u64 {
         let end = offset + len;
         let runs = self.volumes.entry(volume).or_default();
-        let base = || History(vec![BASE]);
         let seen = runs.read(offset, end).into_iter();
-        let seen = seen.map(|(from, to, history)| (from, to, history.unwrap_or_else(base))).collect();
+        let mut seen: Vec<(u64, u64, History)> =
+            seen.map(|(from, to, history)| (from, to, history.unwrap_or_else(History::base))).collect();
+        if let Some(since) = since {
+            for (_, _, history) in &mut seen {
+                let late = history.before.iter().filter(|(_, replaced)| *replaced >= since);
+                history.now.extend(late.map(|(version, _)| *version));
+            }
+        }
         self.reads += 1;
         self.reading.insert(self.reads, Reading { volume, offset, end, seen, since: Vec::new() });
         self.reads
@@ -148,6 +185,7 @@ impl Oracle {
     /// `old`: what was replaced may still be seen, though nothing that was never there.
     pub(crate) fn end_read(
         &mut self,
+        now: Order,
         read: u64,
         brought: &[(u64, &[u8])],
         settles: bool,
@@ -162,7 +200,7 @@ impl Oracle {
                     let bytes = &bytes[sectors(low - from)..sectors(high - from)];
                     let winner = self.check(&reading, history, low, high, bytes, old)?;
                     if let Some(winner) = winner.filter(|_| settles) {
-                        self.settle(winner, low, high);
+                        self.settle(now, winner, low, high);
                     }
                 }
             }
@@ -191,7 +229,7 @@ impl Oracle {
         bytes: &[u8],
         old: bool,
     ) -> Result<Option<Version>, String> {
-        let mut candidates: Vec<Version> = history.0.clone();
+        let mut candidates: Vec<Version> = history.now.clone();
         if old {
             let here = |version: &Version| self.written[*version as usize].volume == reading.volume;
             candidates = (1..self.next_version()).filter(here).collect();
@@ -220,7 +258,7 @@ impl Oracle {
         }
         let mut whole = candidates.iter().zip(&expected).filter(|(_, found)| *found == bytes);
         let winner = whole.next().map(|(version, _)| *version).filter(|_| whole.next().is_none());
-        Ok(winner.filter(|version| history.0.contains(version)))
+        Ok(winner.filter(|version| history.now.contains(version)))
     }
 
     fn wrong(&self, volume: VolumeId, at: u64, byte: u8, candidates: &[Version]) -> String {
@@ -267,7 +305,7 @@ impl Oracle {
     /// Whether every byte of the range can only be of this version.
     pub(crate) fn is_alone(&self, volume: VolumeId, version: Version, from: u64, to: u64) -> bool {
         let Some(runs) = self.volumes.get(&volume) else { return false };
-        let alone = |history: Option<History>| history.is_some_and(|history| history.0 == [version]);
+        let alone = |history: Option<History>| history.is_some_and(|history| history.now == [version]);
         runs.read(from, to).into_iter().all(|(_, _, history)| alone(history))
     }
 

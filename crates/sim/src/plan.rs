@@ -4,7 +4,9 @@
 //! way and calm in all others. Never: anything that happens later than the start.
 
 use crate::rng::Rng;
+use cheetah_core::ahead::Rule;
 use cheetah_core::limits::{MILLISECOND_NS, SECOND_NS};
+use cheetah_core::volume::Caching;
 use std::fmt;
 
 /// A mistake put into the simulator's drivers on purpose: the oracle must find it.
@@ -124,6 +126,10 @@ pub(crate) struct Plan {
     pub(crate) writes: u64,
     /// Percent of bursts that are writes of which each begins where the one before ended.
     pub(crate) streams: u64,
+    /// Percent of bursts that are reads that follow one another: forward, backward or strided.
+    pub(crate) read_streams: u64,
+    /// How clients cache; nothing where its memory is none.
+    pub(crate) caching: Caching,
     pub(crate) admin_gap_ns: u64,
     pub(crate) fault_gap_ns: u64,
     /// Steps of a volume machine between two looks at its invariants, which take long.
@@ -167,6 +173,13 @@ impl Plan {
             length_max: rng.skewed(4096, 4 << 20),
             writes: rng.range(20, 80),
             streams: if rng.percent(50) { 0 } else { rng.range(5, 60) },
+            read_streams: if rng.percent(30) { 0 } else { rng.range(10, 60) },
+            caching: Caching {
+                bytes: if rng.percent(25) { 0 } else { u32::try_from(rng.range(1, 8)).expect("small") << 20 },
+                keeps: rng.percent(50),
+                takes: rng.percent(30),
+                rule: if rng.percent(15) { Rule::Thesis } else { Rule::Streams },
+            },
             admin_gap_ns: rng.range(1, 8) * SECOND_NS,
             fault_gap_ns: rng.skewed(SECOND_NS / 2, 10 * SECOND_NS),
             steps_unchecked: if rng.percent(10) { 1 } else { 32 },
@@ -190,7 +203,7 @@ impl fmt::Display for Plan {
         write!(
             f,
             "{} donors ({} late) of up to {} extents, {} volumes, {} connections a link, delay {:.2}+{:.2} ms, {} s, \
-             requests of up to {} B every {:.0} ms at depth {}, {} % writes, {} % of bursts in order, faults every {:.0} ms: {:?}, {} flips",
+             requests of up to {} B every {:.0} ms at depth {}, {} % writes, {} % of bursts in order, {} % reads in order, cache {:?}, faults every {:.0} ms: {:?}, {} flips",
             self.donors,
             self.donors_late,
             self.extents_max,
@@ -204,6 +217,8 @@ impl fmt::Display for Plan {
             self.depth_max,
             self.writes,
             self.streams,
+            self.read_streams,
+            self.caching,
             ms(self.fault_gap_ns),
             self.faults,
             self.flips_per_million

@@ -4,13 +4,13 @@
 //! bytes, and an error only where `verdict` excuses one. Never: faults.
 
 use crate::bytes::{SECTOR, sectors};
-use crate::client::{Phase, Slot, Tick};
+use crate::client::{Phase, ReadStream, Slot, Tick};
 use crate::oracle::{POISON, written};
 use crate::plan::Bug;
 use crate::redundancy::is_degraded;
 use crate::verdict::{Run, groups_of, holders, is_short, runs_of};
 use crate::world::{ClientEv, Ev, World, say};
-use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES, REQUEST_DEADLINE_NS};
+use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES, READER_KEEP_NS, REQUEST_DEADLINE_NS};
 use cheetah_core::map::{BadRange, DonorId, VolumeMap};
 use cheetah_core::units::Time;
 use cheetah_core::volume::{Event, Op, Request, StatusRun, VolumeError};
@@ -35,10 +35,15 @@ impl World {
             return;
         }
         let in_order = self.rng.percent(self.plan.streams) && self.has_rows(c);
-        let burst = if in_order { self.rng.range(2, 16) } else { self.rng.skewed(1, 8) };
+        let reads_on = !in_order && self.rng.percent(self.plan.read_streams);
+        let burst = if in_order || reads_on { self.rng.range(2, 16) } else { self.rng.skewed(1, 8) };
         for _ in 0..burst {
             if self.clients[c].slots.len() < self.plan.depth_max {
-                let request = if in_order { self.next_in_order(c) } else { self.pick_request(c) };
+                let request = match (in_order, reads_on) {
+                    (true, _) => self.next_in_order(c),
+                    (_, true) => self.read_on(c),
+                    _ => self.pick_request(c),
+                };
                 self.submit(c, request);
             }
         }
@@ -100,8 +105,35 @@ impl World {
         Request { op: Op::Write, offset, len: u32::try_from(len).expect("at most a row") }
     }
 
+    /// Reads that follow one another, until another place and way is taken.
+    fn read_on(&mut self, c: usize) -> Request {
+        let Some(machine) = &self.clients[c].machine else { unreachable!("ticks have a machine") };
+        let size = machine.map().size;
+        let anew = self.rng.percent(5);
+        let ReadStream { mut next, mut stride, mut len } = self.clients[c].reading;
+        if anew || len == 0 || next >= size {
+            let grain = if self.rng.percent(70) { BLOCK_BYTES } else { SECTOR };
+            len = self.rng.skewed(1, self.plan.length_max.min(256 << 10)).next_multiple_of(grain);
+            next = self.rng.below(size) / grain * grain;
+            let way = i64::try_from(len).expect("small");
+            stride = match self.rng.below(5) {
+                0 | 1 => way,
+                2 | 3 => -way,
+                _ => 5 * way,
+            };
+        }
+        let request =
+            Request { op: Op::Read, offset: next, len: u32::try_from(len.min(size - next)).expect("small") };
+        // Below the beginning of the volume the next one is anew.
+        next = next.checked_add_signed(stride).unwrap_or(u64::MAX);
+        self.clients[c].reading = ReadStream { next, stride, len };
+        request
+    }
+
     pub(crate) fn submit(&mut self, c: usize, request: Request) {
         let order = self.order();
+        // What a reader has read ahead may be as old as this.
+        let since = self.order_since(self.now.saturating_sub(READER_KEEP_NS));
         let client = &mut self.clients[c];
         let (Some(machine), Some(volume)) = (&client.machine, client.volume) else { return };
         if !machine.has_room() {
@@ -117,7 +149,9 @@ impl World {
         let reads = matches!(request.op, Op::Read | Op::Status);
         let zeros = request.op != Op::Write;
         let version = writes.then(|| self.oracle.begin_write(order, volume, request.offset, len, zeros));
-        let reading = reads.then(|| self.oracle.begin_read(volume, request.offset, len));
+        self.oracle.forget_before(since);
+        let before = (client.read_only && request.op == Op::Read).then_some(since);
+        let reading = reads.then(|| self.oracle.begin_read(volume, request.offset, len, before));
         let deadline = self.now + REQUEST_DEADLINE_NS;
         let submitted = self.now;
         let slot = Slot { request, submitted, order, deadline, version, reading, degraded, asked, down };
@@ -210,8 +244,9 @@ impl World {
         let request = slot.request;
         let concerned = self.concerned(c, slot, status);
         let redundant = self.is_redundant(c);
-        if redundant {
-            // Others have what it had.
+        let cached = request.op == Op::Read && self.plan.caching.bytes > 0;
+        if redundant || cached {
+            // Others have what it had, or it was read before.
         } else if let Some(donor) =
             concerned.iter().find(|donor| self.verdict.died_before(**donor, slot.order))
         {
@@ -258,9 +293,12 @@ impl World {
 
     fn judge_read(&mut self, c: usize, slot: &Slot, payload: &[u8]) -> Result<(), String> {
         self.count("reads checked");
-        let (settles, old) = (!self.is_redundant(c), self.reads_old(c, slot.submitted));
+        let order = self.order();
+        // Of what a reader sees something newer may have been there a moment before.
+        let settles = !self.is_redundant(c) && !self.clients[c].read_only;
+        let old = self.reads_old(c, slot.submitted);
         let brought = [(slot.request.offset, payload)];
-        slot.reading.map_or(Ok(()), |read| self.oracle.end_read(read, &brought, settles, old))
+        slot.reading.map_or(Ok(()), |read| self.oracle.end_read(order, read, &brought, settles, old))
     }
 
     /// A reader beside a writer learns of an excluded donor, or of one that gave its part to another, after the writer
@@ -292,8 +330,9 @@ impl World {
             at = end;
         }
         let holes: Vec<(u64, &[u8])> = holes.iter().map(|(at, zeros)| (*at, zeros.as_slice())).collect();
+        let order = self.order();
         let (settles, old) = (!self.is_redundant(c), self.reads_old(c, slot.submitted));
-        slot.reading.map_or(Ok(()), |read| self.oracle.end_read(read, &holes, settles, old))
+        slot.reading.map_or(Ok(()), |read| self.oracle.end_read(order, read, &holes, settles, old))
     }
 
     fn judge_failure(&mut self, c: usize, slot: &Slot, error: VolumeError) -> Result<(), String> {

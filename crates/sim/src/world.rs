@@ -19,7 +19,7 @@ use crate::verdict::Verdict;
 use cheetah_core::api::Amend;
 use cheetah_core::units::Time;
 use cheetah_core::volume::Key;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 /// Events of one run at most: a world that never comes to rest is a bug of its own.
 const EVENTS_MAX: u64 = 3_000_000;
@@ -73,6 +73,8 @@ pub(crate) struct World {
     pub(crate) now: Time,
     queue: BTreeMap<(Time, u64), Ev>,
     queued: u64,
+    /// The first place in the order at each time, of late.
+    orders: VecDeque<(Time, Order)>,
     digest: u64,
     trace: Option<fn(&str)>,
     pub(crate) network: Network,
@@ -108,6 +110,7 @@ impl World {
             now: 0,
             queue: BTreeMap::new(),
             queued: 0,
+            orders: VecDeque::new(),
             digest: 0xcbf2_9ce4_8422_2325,
             trace,
             network: Network::default(),
@@ -177,7 +180,18 @@ impl World {
     /// A place in the order of everything; each is given once.
     pub(crate) fn order(&mut self) -> Order {
         self.queued += 1;
+        if self.orders.back().is_none_or(|(at, _)| *at < self.now) {
+            self.orders.push_back((self.now, self.queued));
+        }
         self.queued
+    }
+
+    /// The first place in the order that was given at this time or later; nobody asks about an earlier time again.
+    pub(crate) fn order_since(&mut self, time: Time) -> Order {
+        while self.orders.front().is_some_and(|(at, _)| *at < time) {
+            self.orders.pop_front();
+        }
+        self.orders.front().map_or(self.queued, |(_, order)| *order)
     }
 
     /// FNV-1a, a word at a time.

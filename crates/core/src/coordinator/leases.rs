@@ -122,7 +122,7 @@ impl Coordinator {
         lease.place = renew.place;
         self.replan |= lease.lost != renew.lost;
         lease.lost = renew.lost;
-        lease.report = renew.report;
+        lease.report = *renew.report;
         self.names_epoch(token, renew.epoch);
         Ok(Outcome::Hold(Held::Renew { token, epoch: renew.epoch }, now + LEASE_RENEW_NS))
     }

@@ -139,6 +139,7 @@ impl Volume {
 
     pub(super) fn lose_lease(&mut self) {
         self.lease_lost = true;
+        self.stop_caching();
         self.upkeep_due = true;
         self.look_at_waiting();
     }
@@ -166,6 +167,7 @@ impl Volume {
         self.forget_missed(&map);
         self.carry_unflushed(&map);
         self.map = map;
+        self.forget_cached(0, u64::MAX);
         self.links.values_mut().for_each(|link| link.shut_out = false);
         self.follow_moved_slots(now, effects);
         let gone: Vec<DonorId> =

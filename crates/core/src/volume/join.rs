@@ -9,7 +9,7 @@
 //! for one of its own request's other parts, which may bring the tool to send more; a little longer for it to arrive.
 
 use super::strip::{Content, Phase, Work};
-use super::types::{At, Effect, Mem};
+use super::types::{At, Effect};
 use super::{Key, Volume};
 use crate::layout::Span;
 use crate::limits::{JOIN_GRACE_NS, JOIN_WAIT_NS, SCRATCH_LARGE_BYTES};
@@ -158,7 +158,7 @@ impl Volume {
     pub(super) fn begin_joined(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
         let (lo, hi) = self.strips.get(key).map(|strip| (strip.lo, strip.hi)).expect("being begun");
         for Piece { request, span } in &self.joins.whole[&key] {
-            let mem = Mem::Payload(self.requests.get(*request).expect("a piece of it is here").tag);
+            let mem = self.payload_of(*request);
             for slot in 0..self.geometry.data {
                 let lane = self.lane(key, slot);
                 for (local, payload, len) in self.overlap(*span, slot, lo, hi) {

@@ -12,9 +12,13 @@
 //!
 //! Files: `types` (events, effects), `strip` (a locked piece of work and its parts), `read`, `write`, `join` (rows
 //! written by several requests), `resync` (rows half written), `upkeep` (fill, heal, scrub), `amend` (exclusion, newer
-//! maps), `link` (one donor), `locks`, `scratch`, `pace`, `slab`.
+//! maps), `link` (one donor), `cached` (reads from what was read ahead), `cache` (its directory), `buddy` (its memory),
+//! `locks`, `scratch`, `pace`, `slab`.
 
 mod amend;
+mod buddy;
+mod cache;
+mod cached;
 mod join;
 mod link;
 mod locks;
@@ -28,6 +32,7 @@ mod types;
 mod upkeep;
 mod write;
 
+use crate::ahead::Found;
 use crate::code::Code;
 use crate::layout::{self, Geometry, Scatter, Span};
 use crate::limits::{
@@ -37,6 +42,7 @@ use crate::limits::{
 use crate::map::{DonorId, VolumeMap};
 use crate::units::Time;
 use amend::Amendments;
+use cached::Cached;
 use join::Joins;
 use link::{Link, State};
 use locks::Locks;
@@ -48,8 +54,8 @@ use slab::Slab;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use strip::{Part, Phase, Progress, Strip, Work};
 pub use types::{
-    At, Combine, Effect, Event, Fragment, LinkFailure, Mem, Op, PartError, PartOp, Request, StatusRun, Tag,
-    VolumeError,
+    At, Caching, Combine, Effect, Event, Fragment, LinkFailure, Mem, Op, PartError, PartOp, Request,
+    StatusRun, Tag, VolumeError,
 };
 use upkeep::{Fill, Tally, Upkeep};
 
@@ -60,11 +66,23 @@ const PARTS_MAX: usize = 16 * REQUESTS_IN_FLIGHT_MAX;
 
 const _: () = assert!(STRIPS_PER_REQUEST_MAX < STRIPS_MAX && PARITY_MAX < STRIPE_DONORS_MAX);
 
+/// Who a request is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asker {
+    Tool(Tag),
+    /// A segment that is read ahead.
+    Cache(Key),
+}
+
 #[derive(Debug)]
 struct Pending {
-    tag: Tag,
+    asker: Asker,
     op: Op,
+    offset: u64,
+    len: u32,
     deadline: Time,
+    /// Segments of the cache that it waits for.
+    coming: u32,
     /// And pieces that wait to be joined.
     strips_open: u32,
     /// The write that ends where it begins, if that was not answered when it came.
@@ -133,6 +151,9 @@ pub struct Volume {
     upkeep_due: bool,
     pace: Pace,
     report: Tally,
+    cached: Option<Cached>,
+    /// Segments of the cache that were answered just now, and whether well.
+    fetched: Vec<(Key, bool)>,
     finished: bool,
 }
 
@@ -178,8 +199,17 @@ impl Volume {
             upkeep_due: true,
             pace: Pace::new(),
             report: Tally::default(),
+            cached: None,
+            fetched: Vec::new(),
             finished: false,
         }
+    }
+
+    /// Reads ahead from now on; `Mem::Cache` is as large as `caching` says.
+    #[must_use]
+    pub fn with_cache(mut self, caching: Caching) -> Self {
+        self.cached = Cached::new(caching);
+        self
     }
 
     #[must_use]
@@ -231,6 +261,7 @@ impl Volume {
             Event::Failed { donor, session, failure } => self.failed(now, donor, session, failure, effects),
             Event::Answered { part, answer } => self.answered(now, part, answer, effects),
             Event::Verified { strip, right } => self.verified(strip, right),
+            Event::Forget => self.forget_cached(0, u64::MAX),
             Event::Scrub => self.start_scrub(),
             Event::Finish => self.finish(now),
             Event::Wake => self.wake(now, effects),
@@ -239,10 +270,12 @@ impl Volume {
         self.run(now, effects);
         self.stop_waiting(now);
         self.run(now, effects);
+        self.take_fetched(now, effects);
         // What upkeep starts may end at once and make more of it due.
         while self.upkeep_due && !self.finished {
             self.keep_up(now, effects);
             self.run(now, effects);
+            self.take_fetched(now, effects);
         }
         self.amend(now, effects);
         self.announce_wake(effects);
@@ -270,13 +303,19 @@ impl Volume {
         if request.op == Op::Cache || request.len == 0 {
             return done(Ok(()), effects);
         }
+        if request.op == Op::Read && self.read_cached(now, tag, request, effects) {
+            return;
+        }
         let mut len = request.len;
         if request.op == Op::Status {
             // Bounds the answer; the protocol lets it be shorter than the question.
             let left = self.map.group_bytes() - request.offset % self.map.group_bytes();
             len = u32::try_from(left).map_or(len, |left| len.min(left));
         }
-        let key = self.admit(now, tag, request.op);
+        if request.op.writes() {
+            self.forget_cached(request.offset, request.offset + u64::from(len));
+        }
+        let key = self.admit(now, Asker::Tool(tag), Request { len, ..request });
         if request.op == Op::Write {
             let before = self.write_before(key, request.offset, len);
             self.requests.get_mut(key).expect("just inserted").before = before;
@@ -287,20 +326,27 @@ impl Volume {
             self.plan(now, key, request.op, span);
         }
         self.complete_if_done(key, effects);
+        if request.op == Op::Read {
+            self.read_ahead(now, request, Found::Missed, effects);
+        }
     }
 
-    fn admit(&mut self, now: Time, tag: Tag, op: Op) -> Key {
+    fn admit(&mut self, now: Time, asker: Asker, request: Request) -> Key {
         let deadline = now + REQUEST_DEADLINE_NS;
         let pending = Pending {
-            tag,
-            op,
+            asker,
+            op: request.op,
+            offset: request.offset,
+            len: request.len,
             deadline,
+            coming: 0,
             strips_open: 0,
             before: None,
             failed: None,
             touched: Vec::new(),
             status: Vec::new(),
         };
+        self.note_reading(asker, request.op, request.len, true);
         let key = self.requests.insert(pending);
         if self.deadlines.len() == self.deadlines.capacity() {
             // One that is late keeps those behind it; this path does not allocate.
@@ -313,7 +359,7 @@ impl Volume {
     /// An acknowledged write lives in the donors' memory already; all that can have happened since is its loss.
     /// A link that is being opened does not know yet, so it is waited for.
     fn flush(&mut self, now: Time, tag: Tag, effects: &mut Vec<Effect>) {
-        let key = self.admit(now, tag, Op::Flush);
+        let key = self.admit(now, Asker::Tool(tag), Request { op: Op::Flush, offset: 0, len: 0 });
         let opens = |link: &Link| link.unflushed && !link.is_settled();
         let waits = self.geometry.parity == 0 && self.links.values().any(opens);
         let lost = self.lost_unflushed();
@@ -374,7 +420,7 @@ impl Volume {
     }
 
     fn complete_if_done(&mut self, key: Key, effects: &mut Vec<Effect>) {
-        if self.requests.get(key).is_none_or(|pending| pending.strips_open > 0) {
+        if self.requests.get(key).is_none_or(|pending| pending.strips_open > 0 || pending.coming > 0) {
             return;
         }
         let pending = self.requests.remove(key).expect("looked at above");
@@ -399,8 +445,17 @@ impl Volume {
                 }
             }
         }
+        if pending.op.writes() {
+            // What was read while it was under way may be older.
+            self.forget_cached(pending.offset, pending.offset + u64::from(pending.len));
+        }
+        self.note_reading(pending.asker, pending.op, pending.len, false);
+        let tag = match pending.asker {
+            Asker::Tool(tag) => tag,
+            Asker::Cache(segment) => return self.fetched.push((segment, result.is_ok())),
+        };
         let status = if result.is_ok() { merge_status(pending.status) } else { Vec::new() };
-        effects.push(Effect::Complete { tag: pending.tag, result, status });
+        effects.push(Effect::Complete { tag, result, status });
         self.upkeep_due |= self.upkeep.finishing.is_some();
     }
 
@@ -435,6 +490,7 @@ impl Volume {
                 break;
             }
             pending.failed = Some(VolumeError::TimedOut);
+            pending.coming = 0;
             let strips = self.strips.iter().filter(|(_, strip)| strip.request == Some(key));
             let strips: Vec<Key> = strips.map(|(strip, _)| strip).collect();
             let late: BTreeSet<DonorId> = (strips.iter())
@@ -451,6 +507,8 @@ impl Volume {
                     self.end_strip(now, strip, Err(VolumeError::TimedOut), effects);
                 }
             }
+            // One that waited for the cache had none.
+            self.complete_if_done(key, effects);
             debug_assert!(self.requests.get(key).is_none(), "its last strip has ended");
         }
     }
@@ -521,11 +579,16 @@ impl Volume {
                 pending.strips_open,
                 "strips are miscounted"
             );
-            assert!(pending.strips_open > 0, "a request with nothing open was not completed");
+            let open = pending.strips_open + pending.coming;
+            assert!(open > 0, "a request with nothing open was not completed");
             assert!(self.deadlines.iter().any(|(_, k)| *k == key), "a request has no deadline");
         }
         assert!(self.requests.len() <= REQUESTS_IN_FLIGHT_MAX && self.ready.is_empty());
+        assert!(self.fetched.is_empty(), "what was read ahead is not taken in");
         self.locks.check_invariants();
+        if let Some(cached) = &self.cached {
+            cached.check_invariants();
+        }
     }
 
     fn writer_may_be_answered(&self) -> bool {

@@ -7,7 +7,7 @@
 use super::link::Trust;
 use super::strip::{Failure, Phase, Slots, Still, Work, bit, slots_of};
 use super::types::{At, Combine, Effect, Mem, PartError, PartOp, VolumeError};
-use super::{Key, Volume};
+use super::{Asker, Key, Volume};
 use crate::layout::{Scatter, Span};
 use crate::limits::{BLOCK_BYTES, READ_TOGETHER_NS, READ_TOGETHER_TRIES, SCRATCH_LARGE_BYTES};
 use crate::map::BadRange;
@@ -121,11 +121,16 @@ impl Volume {
         self.add_part(now, key, from, held, PartOp::Read, begin, mem, scatter, effects)
     }
 
+    /// Where what a strip reads or writes for its request is.
     pub(super) fn payload(&self, key: Key) -> Mem {
-        let request = self.strips.get(key).and_then(|strip| strip.request);
-        Mem::Payload(
-            request.and_then(|request| self.requests.get(request)).expect("a strip of a request").tag,
-        )
+        self.payload_of(self.strips.get(key).and_then(|strip| strip.request).expect("a strip of a request"))
+    }
+
+    pub(super) fn payload_of(&self, request: Key) -> Mem {
+        match self.requests.get(request).expect("it has strips").asker {
+            Asker::Tool(tag) => Mem::Payload(tag),
+            Asker::Cache(_) => Mem::Cache,
+        }
     }
 
     /// From the copy that is asked least. Where copies may differ until they are resynced, always from the first.

@@ -507,11 +507,14 @@ impl Volume {
         let Some(part) = self.parts.get_mut(key).filter(|part| part.progress == Progress::Sent) else {
             return;
         };
-        let (donor, op, sent_at) = (part.donor, part.op, part.sent_at);
+        let (donor, op, sent_at, bytes) = (part.donor, part.op, part.sent_at, part.scatter.len);
         let users = self.strips.get(part.strip).is_some_and(|strip| strip.request.is_some());
         self.links.get_mut(&donor).expect("links of parts stay").note_answer(now, sent_at, op);
         if users && matches!(op, PartOp::Read | PartOp::Write) {
             self.pace.note(now.saturating_sub(sent_at));
+        }
+        if users && op == PartOp::Read {
+            self.note_speed(now, bytes, now.saturating_sub(sent_at));
         }
         match answer {
             Ok(runs) => self.part_succeeded(key, &runs),

@@ -3,10 +3,12 @@
 //! Owns the shapes of requests, events and effects. Never: decisions.
 
 use super::Key;
+use crate::ahead::Rule;
 use crate::api::Amend;
 use crate::layout::Scatter;
 use crate::map::{DonorId, VolumeMap};
 use crate::units::Time;
+use serde::{Deserialize, Serialize};
 
 /// The driver's name for a request; it comes back in `Complete`.
 pub type Tag = u64;
@@ -41,6 +43,23 @@ pub struct Request {
     pub op: Op,
     pub offset: u64,
     pub len: u32,
+}
+
+/// What is read before a tool asks for it, and kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Caching {
+    /// Memory for it, in steps of 1 MiB; the driver has as much under `Mem::Cache`.
+    pub bytes: u32,
+    /// What a tool has read stays, for tools that do not keep it themselves.
+    pub keeps: bool,
+    /// Who reads takes what it has not asked for yet (`Effect::Offer`).
+    pub takes: bool,
+    pub rule: Rule,
+}
+
+impl Caching {
+    /// Nothing is read ahead.
+    pub const OFF: Caching = Caching { bytes: 0, keeps: false, takes: false, rule: Rule::Off };
 }
 
 /// What one donor is asked.
@@ -141,6 +160,8 @@ pub enum Mem {
     Payload(Tag),
     /// A piece of the driver's scratch memory; see `Volume::scratch_sizes`.
     Scratch(u32),
+    /// The driver's memory for what is read ahead; see `Volume::with_cache`.
+    Cache,
     /// The part carries no data.
     Nothing,
 }
@@ -204,6 +225,8 @@ pub enum Event {
         strip: Key,
         right: bool,
     },
+    /// Whatever was read ahead may be out of date: it is not used.
+    Forget,
     /// Compare all fragments with each other once.
     Scrub,
     /// The end: no request follows. Answered with `Finished`.
@@ -278,6 +301,12 @@ pub enum Effect {
     },
     /// Tell the coordinator, and answer with `Amended`. One at a time.
     Amend(Amend),
+    /// These bytes of the volume, which are in `Mem::Cache` from `at` on, will likely be read. Its reader may have them.
+    Offer {
+        offset: u64,
+        at: u32,
+        len: u32,
+    },
     Complete {
         tag: Tag,
         result: Result<(), VolumeError>,

@@ -6,6 +6,7 @@
 //! Invariant: a slot's `cursor` counts bytes that its new holder has, and every later write to them reaches it, too.
 //! Tests: `tests/volume_finish.rs`, the simulator.
 
+use super::cached::Cached;
 use super::link::Link;
 use super::resync::Torn;
 use super::strip::{Content, Missed, Phase, Strip, Work, bit, slots_of};
@@ -496,6 +497,7 @@ impl Volume {
     #[must_use]
     pub fn report(&self) -> VolumeReport {
         let tally = &self.report;
+        let counts = self.cached.as_ref().map(Cached::counts).unwrap_or_default();
         VolumeReport {
             fill_bytes_done: tally.fill_done,
             fill_bytes_total: tally.fill_total,
@@ -507,6 +509,11 @@ impl Volume {
             corrupt_blocks: tally.corrupt.iter().map(|(donor, blocks)| (*donor, *blocks)).collect(),
             healed_blocks: tally.healed,
             reads_rebuilt: tally.reads_rebuilt,
+            reads_here: counts.here,
+            reads_coming: counts.coming,
+            reads_asked: counts.asked,
+            ahead_bytes_used: counts.bytes_used,
+            ahead_bytes_unread: counts.bytes_unread,
         }
     }
 

@@ -4,7 +4,7 @@
 
 use cheetah_core::api::{
     API_VERSION, Amend, Answer, Attach, Attached, Call, Create, Duties, Filled, Join, PoolStatus, Refusal,
-    RefusalCode, Renew, Renewed, Size, Sync, VolumeDetail, VolumeReport,
+    RefusalCode, Renew, Renewed, Size, Sync, VolumeDetail,
 };
 use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event, Key, Record};
 use cheetah_core::limits::{DONOR_SILENCE_NS, EXTENT_BYTES, HEARTBEAT_NS, SECOND_NS, UNIT_DEFAULT_BYTES};
@@ -261,8 +261,7 @@ impl World {
     }
 
     pub(crate) fn renew(&mut self, name: &str, token: LeaseToken, epoch: u64) -> CallId {
-        let renew =
-            Renew { epoch, place: "/mnt/x".into(), lost: Vec::new(), report: VolumeReport::default() };
+        let renew = Renew { epoch, place: "/mnt/x".into(), lost: Vec::new(), report: Box::default() };
         self.send(Call::Renew { name: name.into(), token, renew })
     }
 

@@ -180,6 +180,9 @@ impl Filesystem for VolumeFs {
         if self.cache.as_ref().is_some_and(|cache| cache.holds(Instant::now())) {
             flags |= FopenFlags::FOPEN_KEEP_CACHE;
         }
+        if self.cache.is_none() {
+            self.requests.handle.forget();
+        }
         reply.opened(NO_HANDLE, flags);
     }
 

@@ -4,10 +4,11 @@
 //! Never: waits for the network on a thread that takes requests. Invariant: once `mount` returned, the file is
 //! there; once `unmount` returned, nothing of it is left.
 //! Called by `cheetah attach` and `up`. Parts: `point` (mount points and their faults), `fs` (operations),
-//! `requests` (replies owed), `tune` (read-ahead), `errno`. Tests: in each; through a mounted volume, end to end.
+//! `requests` (replies owed), `offers` (to the page cache), `tune` (the kernel's read-ahead), `errno`. Tests: in each; through a mounted volume, end to end.
 
 mod errno;
 mod fs;
+mod offers;
 mod point;
 mod requests;
 mod slab;
@@ -58,6 +59,8 @@ pub struct Mounted {
     point: PathBuf,
     session: Option<BackgroundSession>,
     growth: Option<JoinHandle<()>>,
+    /// And of whose volume.
+    offers: Option<(JoinHandle<()>, VolumeHandle)>,
     ended: watch::Sender<bool>,
     /// Dropped to end the growth thread.
     stop_growth: Option<watch::Sender<()>>,
@@ -117,10 +120,22 @@ pub fn mount(handle: &VolumeHandle, mountpoint: &Path, options: &Options) -> Res
     let session = Session::new(fs, &point, &config(handle.name(), read_only))
         .and_then(Session::spawn)
         .map_err(|error| MountError::of_fuse(&point, error))?;
-    let mut mounted =
-        Mounted { file: point.join(file_name), point, session: None, growth: None, ended, stop_growth: None };
+    let mut mounted = Mounted {
+        file: point.join(file_name),
+        point,
+        session: None,
+        growth: None,
+        offers: None,
+        ended,
+        stop_growth: None,
+    };
     let notifier = session.notifier();
     mounted.session = Some(session);
+    if read_only {
+        let thread = offers::start(handle, notifier.clone());
+        let thread = thread.map_err(|error| MountError::Failed { point: mounted.point.clone(), error })?;
+        mounted.offers = Some((thread, handle.clone()));
+    }
     let (stop, stopped) = watch::channel(());
     mounted.stop_growth = Some(stop);
     let sizes = handle.size_changes();
@@ -216,6 +231,10 @@ impl Mounted {
         self.ended.send_replace(true);
         if let Some(growth) = self.growth.take() {
             let _ = growth.join();
+        }
+        if let Some((thread, volume)) = self.offers.take() {
+            volume.offer_to(None);
+            let _ = thread.join();
         }
     }
 }

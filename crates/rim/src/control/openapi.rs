@@ -20,7 +20,7 @@ fn calls() -> Vec<Call> {
     let name = || "v".to_owned();
     let attach = Attach { version: 1, read_only: true, holder: String::new(), yields: true };
     let renew =
-        Renew { epoch: 1, place: String::new(), lost: vec![(DONOR, String::new())], report: report() };
+        Renew { epoch: 1, place: String::new(), lost: vec![(DONOR, String::new())], report: report().into() };
     vec![
         Call::Pool,
         Call::Join(join()),

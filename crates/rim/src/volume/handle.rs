@@ -42,6 +42,9 @@ pub trait Sink: Send + Sync + std::fmt::Debug {
 /// A future made and run on the data thread, where submitting and completing cost no wake-up of another thread.
 pub type LocalTask = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = ()>>> + Send>;
 
+/// Takes bytes of the volume, from an offset on, that nobody has asked for yet.
+pub type Taker = Box<dyn Fn(u64, &[u8]) + Send>;
+
 #[derive(Clone, Debug)]
 pub struct VolumeHandle(pub(super) Arc<Shared>);
 
@@ -53,6 +56,7 @@ pub(super) struct Shared {
     pub(super) pool: Pool,
     pub(super) inbox: Mutex<Inbox>,
     pub(super) arrived: Notify,
+    pub(super) taker: Mutex<Option<Taker>>,
     pub(super) amendments: Mutex<Option<tokio::sync::mpsc::Receiver<cheetah_core::api::Amend>>>,
 }
 

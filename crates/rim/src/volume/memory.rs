@@ -32,6 +32,7 @@ pub(super) struct Memory {
     slots: Vec<Option<Slot>>,
     free: Vec<usize>,
     scratch: Vec<Buffer>,
+    cache: Buffer,
     sums: Checksums,
     width: u32,
 }
@@ -41,12 +42,13 @@ impl Memory {
     ///
     /// # Errors
     /// The machine has no memory for it.
-    pub(super) fn new(requests: usize, width: u32) -> io::Result<Memory> {
+    pub(super) fn new(requests: usize, width: u32, cache_bytes: u32) -> io::Result<Memory> {
         let scratch = Volume::scratch_sizes()
             .map(|bytes| Buffer::standing(bytes as usize))
             .collect::<Result<_, _>>()?;
         let (slots, free) = (Vec::with_capacity(requests), Vec::with_capacity(requests));
-        Ok(Memory { slots, free, scratch, sums: Checksums::new(), width })
+        let cache = Buffer::standing(cache_bytes as usize)?;
+        Ok(Memory { slots, free, scratch, cache, sums: Checksums::new(), width })
     }
 
     /// Makes room for the checksums of this many groups; `fresh`: those that are new hold zeros.
@@ -85,6 +87,7 @@ impl Memory {
                     .expect("a request has its payload until it is completed")
             }
             Mem::Scratch(piece) => &self.scratch[piece as usize],
+            Mem::Cache => &self.cache,
             Mem::Nothing => unreachable!("a part without data"),
         }
     }
@@ -100,6 +103,7 @@ impl Memory {
                     .expect("a request has its payload until it is completed")
             }
             Mem::Scratch(piece) => &mut self.scratch[piece as usize],
+            Mem::Cache => &mut self.cache,
             Mem::Nothing => unreachable!("a part without data"),
         }
     }

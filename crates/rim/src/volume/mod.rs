@@ -13,7 +13,9 @@ mod handle;
 mod memory;
 mod open;
 
-pub use handle::{Completion, LocalTask, Op, Sink, StatusRun, Submission, VolumeError, VolumeHandle};
+pub use cheetah_core::ahead::Rule;
+pub use cheetah_core::volume::Caching;
+pub use handle::{Completion, LocalTask, Op, Sink, StatusRun, Submission, Taker, VolumeError, VolumeHandle};
 pub use open::probe;
 
 use crate::buffer::Pool;
@@ -21,7 +23,7 @@ use cheetah_core::api::{Amend, VolumeReport};
 use cheetah_core::limits::REQUESTS_IN_FLIGHT_MAX;
 use cheetah_core::map::{DonorId, LeaseToken, VolumeMap};
 use cheetah_core::units::Time;
-use cheetah_core::volume::{self as machine, Effect, Event, LinkFailure, PartOp};
+use cheetah_core::volume::{self as machine, At, Effect, Event, LinkFailure, Mem, PartOp};
 use conn::{Conn, OutPart};
 use handle::{Inbox, Shared};
 use memory::{Memory, Slot};
@@ -46,6 +48,7 @@ pub struct VolumeOptions {
     pub fresh: bool,
     /// Connections to each donor.
     pub connections: usize,
+    pub caching: Caching,
 }
 
 /// Orders to the data thread beside requests.
@@ -54,6 +57,7 @@ pub(super) enum Order {
     /// The answer to an amendment.
     Amended(Option<VolumeMap>),
     LeaseLost,
+    Forget,
     Scrub,
     Report(oneshot::Sender<VolumeReport>),
     /// Answered when every donor was reached or set aside.
@@ -81,9 +85,10 @@ impl VolumeHandle {
             inbox: Mutex::new(Inbox::default()),
             arrived: Notify::new(),
             amendments: Mutex::new(Some(amendments_out)),
+            taker: Mutex::new(None),
         });
         let width = options.map.redundancy.width();
-        let mut memory = Memory::new(REQUESTS_IN_FLIGHT_MAX, width)?;
+        let mut memory = Memory::new(REQUESTS_IN_FLIGHT_MAX, width, options.caching.bytes)?;
         if !options.read_only {
             // Beside a reader there may be a writer, of whose checksums nothing is known here.
             memory.know_groups(options.map.groups.len(), options.fresh);
@@ -116,6 +121,17 @@ impl VolumeHandle {
     /// The coordinator says that the lease has ended: nothing is written any more.
     pub fn lease_lost(&self) {
         self.order(Order::LeaseLost);
+    }
+
+    /// Where bytes go that will likely be read soon: `take(offset, bytes)`, on the data thread, must not block. With
+    /// `Caching::takes`. None: nobody takes them any more.
+    pub fn offer_to(&self, take: Option<Taker>) {
+        *self.0.taker.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = take;
+    }
+
+    /// What was read ahead may be out of date: requests that are submitted from now on do not get it.
+    pub fn forget(&self) {
+        self.order(Order::Forget);
     }
 
     /// Compares all fragments with each other and with their checksums, once, beside what goes on.
@@ -191,7 +207,8 @@ struct Driver {
 async fn run(shared: Arc<Shared>, options: VolumeOptions, memory: Memory, amendments: mpsc::Sender<Amend>) {
     let driver = Rc::new_cyclic(|this| {
         RefCell::new(Driver {
-            machine: machine::Volume::new(options.map, options.read_only, options.fresh),
+            machine: machine::Volume::new(options.map, options.read_only, options.fresh)
+                .with_cache(options.caching),
             effects: Vec::with_capacity(256),
             memory,
             amendments,
@@ -240,6 +257,10 @@ async fn take_orders(driver: &Rc<RefCell<Driver>>, shared: &Arc<Shared>) -> ones
             tokio::task::spawn_local(task());
         }
         let mut driver = driver.borrow_mut();
+        // Requests that were submitted after it may be in the same batch.
+        if orders.iter().any(|order| matches!(order, Order::Forget)) {
+            driver.step(Event::Forget);
+        }
         for submission in submissions.drain(..) {
             driver.submit(submission);
         }
@@ -251,6 +272,7 @@ async fn take_orders(driver: &Rc<RefCell<Driver>>, shared: &Arc<Shared>) -> ones
                     driver.step(Event::LeaseLost);
                     driver.step(Event::Amended(None));
                 }
+                Order::Forget => {}
                 Order::Scrub => driver.step(Event::Scrub),
                 Order::Report(answer) => drop(answer.send(driver.machine.report())),
                 Order::Settled(answer) => driver.settling.push(answer),
@@ -400,6 +422,12 @@ impl Driver {
             Effect::Amend(amend) => {
                 if self.amendments.try_send(amend).is_err() {
                     self.answered_here.push(Event::Amended(None));
+                }
+            }
+            Effect::Offer { offset, at, len } => {
+                let taker = self.shared.taker.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                if let Some(take) = &*taker {
+                    take(offset, self.memory.bytes(At { mem: Mem::Cache, offset: at }, len));
                 }
             }
             Effect::Finished => self.finished = true,

@@ -1,0 +1,334 @@
+//! Read-ahead: what a client asks donors for before a tool asks for it.
+//!
+//! Owns finding streams in the reads of a volume (forward, backward, strided, many at once), how far ahead of each is
+//! fetched, and how much that shrinks when it goes unread. Never: memory, requests, or anything of donors. Pure: reads in, ranges
+//! to fetch out. Invariant: at most as much is ahead of a stream as `window_max`, and never more than the stream has been worth.
+//! Called by `volume::cached`. Tests: `tests/ahead.rs`; the simulator runs it in every attachment.
+//!
+//! **Finding.** Of the last reads that belonged to no stream the places are kept. A read is the next of a stream when a
+//! majority of the places where the stream would have been before are among them: one for a read that continues another, two
+//! backwards, and three of four for a stride; so reads of other streams, or of none, in between do not matter.
+//!
+//! **How far.** A window begins at two reads, or an eighth of what the path holds (bandwidth times delay, measured), and doubles each time that a read of the stream has to wait, as long as it is no
+//! larger than what the tool took of the stream, up to twice what the path holds or 4 MiB,
+//! whatever is more. A tool that keeps the path busy by itself is left alone. What goes unread halves the window, and slows down all
+//! growth.
+//!
+//! **Around.** Where a round trip takes long, a read of no stream brings with it what is near, as much as the path carries in an
+//! eighth of that time; as long as a fair part of it is read.
+
+mod pipe;
+mod stream;
+
+use crate::limits::{BLOCK_BYTES, MILLISECOND_NS, SECOND_NS};
+use crate::units::Time;
+use pipe::Pipe;
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+use stream::{Stream, Trend};
+
+/// Streams followed at once; the one that was longest not read makes room.
+const STREAMS_MAX: usize = 32;
+/// Reads of no stream that are remembered.
+const PLACES_MAX: usize = 32;
+/// One fetch.
+const PIECE_BYTES_MAX: u64 = 1 << 20;
+/// Places of a stride that are fetched ahead.
+const ITEMS_MAX: u64 = 256;
+/// What is ahead of a stream on a fast LAN, where scheduling and not the wire is what delays.
+const WINDOW_FLOOR_BYTES: u64 = 4 << 20;
+/// A tool with this much of its own on its way, or twice what the path holds, needs nobody to read ahead.
+const BUSY_BYTES: u64 = 2 << 20;
+/// This part of what the path holds takes so little longer than the round trip that it is worth a guess.
+const FREE_PART: u64 = 8;
+/// From this delay on a read of no stream brings its neighbours, as much as that,
+const AROUND_DELAY_NS: u64 = MILLISECOND_NS;
+const AROUND_BYTES_MIN: u64 = 32 << 10;
+/// at full size while at least one of so many bytes is read.
+const AROUND_READ_PART: u64 = 8;
+/// When it was given up, it is tried again each so many reads.
+const AROUND_PROBE: u32 = 64;
+/// What was used and wasted counts half after this much more.
+const MEMORY_BYTES: u64 = 64 << 20;
+/// The number of what is fetched around reads of no stream.
+const AROUND: u32 = 0;
+/// The thesis's window (see `Rule::Thesis`).
+const THESIS_MIN_BYTES: u64 = 4 << 10;
+const THESIS_MAX_BYTES: u64 = 128 << 10;
+
+/// What became of a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    Here,
+    /// It waits for what is on its way.
+    Coming,
+    /// Donors are asked for it.
+    Missed,
+}
+
+/// A read of a tool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Read {
+    pub offset: u64,
+    pub len: u32,
+    pub found: Found,
+}
+
+/// How it is decided what to fetch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rule {
+    /// Nothing is read ahead.
+    Off,
+    /// As the 2006 thesis did, to compare with: 4 KiB behind a read, doubled while reads are adjacent, 128 KiB at
+    /// most, and anew after a read that is not.
+    Thesis,
+    #[default]
+    Streams,
+}
+
+/// A range to fetch: whole blocks, but for the end of the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Want {
+    pub offset: u64,
+    pub len: u32,
+    /// For whom; `used`, `wasted` and `refused` name it.
+    pub stream: u32,
+}
+
+/// Bytes that were fetched ahead, by what became of them; what is long ago counts less.
+#[derive(Debug, Default)]
+struct Worth {
+    used: u64,
+    wasted: u64,
+}
+
+impl Worth {
+    fn note(&mut self, used: u64, wasted: u64) {
+        self.used += used;
+        self.wasted += wasted;
+        if self.used + self.wasted > MEMORY_BYTES {
+            self.used /= 2;
+            self.wasted /= 2;
+        }
+    }
+
+    /// `bytes`, and less of it the more was wasted.
+    fn scale(&self, bytes: u64) -> u64 {
+        let all = u128::from(self.used + self.wasted) + 1;
+        u64::try_from(u128::from(bytes) * (u128::from(self.used) + 1) / all).unwrap_or(bytes)
+    }
+}
+
+#[derive(Debug)]
+pub struct Ahead {
+    rule: Rule,
+    /// Bytes that all streams may have ahead.
+    windows_max: u64,
+    streams: Vec<Stream>,
+    numbered: u32,
+    /// Offset and length.
+    places: VecDeque<(u64, u32)>,
+    pipe: Pipe,
+    worth: Worth,
+    around: Worth,
+    around_skipped: u32,
+    thesis: Thesis,
+}
+
+#[derive(Debug, Default)]
+struct Thesis {
+    end: u64,
+    window: u64,
+}
+
+impl Ahead {
+    /// `memory`: bytes that there are for what is fetched.
+    #[must_use]
+    pub fn new(rule: Rule, memory: u64) -> Ahead {
+        Ahead {
+            rule,
+            windows_max: memory / 2,
+            streams: Vec::with_capacity(STREAMS_MAX),
+            numbered: AROUND,
+            places: VecDeque::with_capacity(PLACES_MAX),
+            pipe: Pipe::default(),
+            worth: Worth::default(),
+            around: Worth::default(),
+            around_skipped: 0,
+            thesis: Thesis::default(),
+        }
+    }
+
+    /// A tool reads; adds what is to be fetched, the most urgent first. `busy`: bytes that tools wait for otherwise.
+    /// `size`: of the volume.
+    pub fn read(&mut self, now: Time, read: Read, busy: u64, size: u64, wants: &mut Vec<Want>) {
+        let Read { offset, len, found } = read;
+        match self.rule {
+            Rule::Off => return,
+            Rule::Thesis => return self.read_as_the_thesis(offset, len, size, wants),
+            Rule::Streams => {}
+        }
+        if len == 0 {
+            return;
+        }
+        let followed = self.streams.iter_mut().position(|stream| stream.follow(now, offset, len));
+        let index = followed.or_else(|| {
+            let trend = self.trend(offset, len)?;
+            Some(self.add_stream(now, trend, read))
+        });
+        let Some(index) = index else {
+            if self.places.len() == PLACES_MAX {
+                self.places.pop_front();
+            }
+            self.places.push_back((offset, len));
+            if found == Found::Missed {
+                self.fetch_around(offset, len, size, wants);
+            }
+            return;
+        };
+        if busy >= BUSY_BYTES.max(2 * self.pipe.bytes()) {
+            return;
+        }
+        if found != Found::Here {
+            let lately = |stream: &&Stream| stream.used_at + SECOND_NS > now;
+            let active = self.streams.iter().filter(lately).count() as u64;
+            let share = self.windows_max / active.max(1);
+            let most = WINDOW_FLOOR_BYTES.max(2 * self.pipe.bytes()).min(share);
+            let worth = self.worth.scale(self.streams[index].consumed);
+            self.streams[index].grow(worth.min(most));
+        }
+        self.streams[index].extend(size, wants);
+    }
+
+    /// How a stream would go whose last read this is, by the places that were read before.
+    fn trend(&self, offset: u64, len: u32) -> Option<Trend> {
+        let end = offset + u64::from(len);
+        let places = || self.places.iter().copied();
+        if places().any(|(at, len)| at < offset && at + u64::from(len) >= offset) {
+            return Some(Trend::Forward);
+        }
+        let mut behind = places().filter(|(at, len)| *at == end && *len > 0);
+        if let Some((_, before)) = behind.next()
+            && places().any(|(at, _)| at == end + u64::from(before))
+        {
+            return Some(Trend::Backward);
+        }
+        let read = |at: Option<u64>| at.is_some_and(|at| places().any(|(place, _)| place == at));
+        let votes = |stride: i64| {
+            let back = |steps: i64| offset.checked_add_signed(stride.checked_mul(-steps)?);
+            (1..=4).filter(|steps| read(back(*steps))).count()
+        };
+        let strides = places().rev().filter_map(|(at, _)| {
+            let stride = offset.wrapping_sub(at).cast_signed();
+            (stride != 0).then_some(stride)
+        });
+        strides
+            .map(|stride| (votes(stride), stride))
+            .find(|(votes, _)| *votes >= 3)
+            .map(|(_, s)| Trend::Stride(s))
+    }
+
+    fn add_stream(&mut self, now: Time, trend: Trend, read: Read) -> usize {
+        self.numbered = self.numbered.checked_add(1).unwrap_or(AROUND + 1);
+        let free = self.worth.scale(self.pipe.bytes() / FREE_PART).min(self.windows_max / FREE_PART);
+        let stream = Stream::new(self.numbered, trend, now, read, free);
+        if self.streams.len() < STREAMS_MAX {
+            self.streams.push(stream);
+            return self.streams.len() - 1;
+        }
+        let oldest =
+            (0..STREAMS_MAX).min_by_key(|index| self.streams[*index].used_at).expect("there are some");
+        let given_up = std::mem::replace(&mut self.streams[oldest], stream);
+        self.worth.note(0, given_up.ahead());
+        oldest
+    }
+
+    fn fetch_around(&mut self, offset: u64, len: u32, size: u64, wants: &mut Vec<Want>) {
+        if self.pipe.delay() < AROUND_DELAY_NS {
+            return;
+        }
+        let full = (self.pipe.bytes() / FREE_PART).min(PIECE_BYTES_MAX).min(self.windows_max / FREE_PART);
+        let mut bytes = self.around.scale(AROUND_READ_PART * full).min(full);
+        if bytes < AROUND_BYTES_MIN {
+            self.around_skipped += 1;
+            if self.around_skipped < AROUND_PROBE {
+                return;
+            }
+            bytes = AROUND_BYTES_MIN.min(full);
+        }
+        self.around_skipped = 0;
+        if bytes < 2 * u64::from(len) {
+            return;
+        }
+        // The largest power of two that fits.
+        let grain = bytes.next_power_of_two() / if bytes.is_power_of_two() { 1 } else { 2 };
+        let end = offset + u64::from(len);
+        let (from, to) = (offset / grain * grain, end.next_multiple_of(grain));
+        wants.extend(blocks(end, to, size, AROUND));
+        wants.extend(blocks(from, offset, size, AROUND));
+    }
+
+    fn read_as_the_thesis(&mut self, offset: u64, len: u32, size: u64, wants: &mut Vec<Want>) {
+        let end = offset + u64::from(len);
+        let adjacent = offset == self.thesis.end;
+        let window = match self.thesis.window {
+            before if adjacent && before > 0 => (2 * before).min(THESIS_MAX_BYTES),
+            _ => THESIS_MIN_BYTES,
+        };
+        self.thesis = Thesis { end, window };
+        wants.extend(blocks(end, end + window, size, AROUND));
+    }
+
+    /// So many bytes from the beginning of what was fetched may be given to the tool before it asks.
+    #[must_use]
+    pub fn offer(&self, stream: u32, start: u64, len: u32) -> u32 {
+        let stream = self.streams.iter().find(|other| other.number == stream);
+        stream.map_or(0, |stream| stream.offer(start, len))
+    }
+
+    /// A tool asked for so much of what it had been offered.
+    pub fn untaken(&mut self, stream: u32, bytes: u32) {
+        if let Some(stream) = self.streams.iter_mut().find(|other| other.number == stream) {
+            stream.untaken += u64::from(bytes);
+        }
+    }
+
+    /// A donor answered a read of so many bytes after so long.
+    pub fn answered(&mut self, now: Time, bytes: u32, took: u64) {
+        self.pipe.answered(now, bytes, took);
+    }
+
+    /// A tool read so much of what was fetched.
+    pub fn used(&mut self, stream: u32, bytes: u32) {
+        let worth = if stream == AROUND { &mut self.around } else { &mut self.worth };
+        worth.note(u64::from(bytes), 0);
+    }
+
+    /// So much of what was fetched is given up unread.
+    pub fn wasted(&mut self, stream: u32, bytes: u32) {
+        if stream == AROUND {
+            return self.around.note(0, u64::from(bytes));
+        }
+        // Of a stream that is followed no more it was noted then.
+        if let Some(stream) = self.streams.iter_mut().find(|other| other.number == stream) {
+            self.worth.note(0, u64::from(bytes));
+            stream.wasted();
+        }
+    }
+
+    /// There was no room for this now.
+    pub fn refused(&mut self, want: Want) {
+        if let Some(stream) = self.streams.iter_mut().find(|stream| stream.number == want.stream) {
+            stream.refused(want);
+        }
+    }
+}
+
+/// The whole blocks that a range touches, up to the end of the volume; none when it is empty or beyond.
+fn blocks(from: u64, to: u64, size: u64, stream: u32) -> Option<Want> {
+    let offset = from / BLOCK_BYTES * BLOCK_BYTES;
+    let end = to.next_multiple_of(BLOCK_BYTES).min(size);
+    let len = u32::try_from(end.checked_sub(offset)?).ok().filter(|len| *len > 0 && from < to)?;
+    Some(Want { offset, len, stream })
+}

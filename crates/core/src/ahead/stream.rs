@@ -1,0 +1,204 @@
+//! Streams: runs of reads that go one way, and what each will likely ask for next.
+//!
+//! Owns how one stream moves, how far ahead of it is fetched and in which pieces. Never: finding streams, memory.
+//! Invariant: what was asked for once is not asked for again while the stream goes on.
+//! Called by `ahead`. Tests: `tests/ahead.rs`.
+
+use super::{ITEMS_MAX, PIECE_BYTES_MAX, Read, Want, blocks};
+use crate::limits::BLOCK_BYTES;
+use crate::units::Time;
+
+/// Reads of one stream may come in another order than they were made, when several are under way.
+const DISORDER_BYTES: u64 = 2 << 20;
+/// A tool that leaves out this much still reads on.
+const GAP_BYTES: u64 = 256 << 10;
+/// And as many items of a stride.
+const GAP_ITEMS: u64 = 8;
+/// Of so many items of a stride one is not offered.
+const ITEMS_SEEN: u64 = 8;
+/// The smallest fetch of a stream without gaps, and a multiple of any block.
+const PIECE_BYTES_MIN: u64 = 16 << 10;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Trend {
+    Forward,
+    Backward,
+    /// From the beginning of one read to that of the next.
+    Stride(i64),
+}
+
+#[derive(Debug)]
+pub(super) struct Stream {
+    pub(super) number: u32,
+    trend: Trend,
+    /// How far the tool has come: the end of its reads, their beginning, or the beginning of the last.
+    head: u64,
+    /// How far was asked, in the same measure.
+    asked: u64,
+    /// Bytes of one read.
+    len: u32,
+    /// Bytes ahead.
+    window: u64,
+    /// Bytes that the tool has read of it.
+    pub(super) consumed: u64,
+    pub(super) used_at: Time,
+    /// Bytes that were offered to its reader, and that it asked for all the same.
+    pub(super) untaken: u64,
+}
+
+impl Stream {
+    /// `free`: bytes ahead that cost next to nothing.
+    pub(super) fn new(number: u32, trend: Trend, now: Time, read: Read, free: u64) -> Stream {
+        let Read { offset, len, .. } = read;
+        let head = if trend == Trend::Forward { offset + u64::from(len) } else { offset };
+        let begun = free.max(2 * u64::from(len));
+        Stream {
+            number,
+            trend,
+            head,
+            asked: head,
+            len,
+            window: begun,
+            consumed: begun,
+            used_at: now,
+            untaken: 0,
+        }
+    }
+
+    /// A read had to wait: the window doubles, but not beyond `most`.
+    pub(super) fn grow(&mut self, most: u64) {
+        self.window = (2 * self.window).min(most).max(2 * u64::from(self.len));
+    }
+
+    /// What was asked for and not read yet.
+    pub(super) fn ahead(&self) -> u64 {
+        self.bytes_between(self.head, self.asked)
+    }
+
+    /// Some of it is gone unread: less, and anew.
+    pub(super) fn wasted(&mut self) {
+        self.window = (self.window / 2).max(2 * u64::from(self.len));
+        self.consumed /= 2;
+        self.asked = self.head;
+    }
+
+    /// Takes a read in if it is one of this stream.
+    pub(super) fn follow(&mut self, now: Time, offset: u64, len: u32) -> bool {
+        let end = offset + u64::from(len);
+        let follows = match self.trend {
+            Trend::Forward => {
+                let to = self.asked.max(self.head + GAP_BYTES);
+                offset <= to && offset + DISORDER_BYTES >= self.head
+            }
+            Trend::Backward => {
+                let to = self.asked.min(self.head.saturating_sub(GAP_BYTES));
+                end >= to && end <= self.head + DISORDER_BYTES
+            }
+            Trend::Stride(stride) => {
+                let moved = offset.wrapping_sub(self.head).cast_signed();
+                let items = moved / stride;
+                let most = (self.asked.wrapping_sub(self.head).cast_signed() / stride).unsigned_abs();
+                moved % stride == 0 && items >= 0 && items.unsigned_abs() <= most.max(GAP_ITEMS)
+            }
+        };
+        if !follows {
+            return false;
+        }
+        self.used_at = now;
+        self.len = len;
+        let before = self.head;
+        match self.trend {
+            Trend::Forward => {
+                self.head = self.head.max(end);
+                self.asked = self.asked.max(self.head);
+            }
+            Trend::Backward => {
+                self.head = self.head.min(offset);
+                self.asked = self.asked.min(self.head);
+            }
+            Trend::Stride(stride) => {
+                self.head = offset;
+                if (self.asked.wrapping_sub(self.head).cast_signed() / stride) < 0 {
+                    self.asked = self.head;
+                }
+            }
+        }
+        // It may have read more than is seen here.
+        self.consumed += self.bytes_between(before, self.head);
+        true
+    }
+
+    fn bytes_between(&self, from: u64, to: u64) -> u64 {
+        match self.trend {
+            Trend::Stride(stride) => from.abs_diff(to) / stride.unsigned_abs() * u64::from(self.len),
+            Trend::Forward | Trend::Backward => from.abs_diff(to),
+        }
+    }
+
+    /// The part of a piece that its reader may be given before it asks. What is left out is asked for when the reader
+    /// comes there, which tells how far it is.
+    pub(super) fn offer(&self, start: u64, len: u32) -> u32 {
+        match self.trend {
+            _ if 2 * self.untaken > self.consumed => 0,
+            // The kernel reads ahead itself.
+            Trend::Forward => 0,
+            Trend::Backward => len.saturating_sub(BLOCK_BYTES as u32),
+            Trend::Stride(stride) => {
+                let is_seen = (start / stride.unsigned_abs()).is_multiple_of(ITEMS_SEEN);
+                if is_seen { 0 } else { len }
+            }
+        }
+    }
+
+    /// What to ask for now, so that `window` bytes are ahead; nothing while half of it still is.
+    pub(super) fn extend(&mut self, size: u64, wants: &mut Vec<Want>) {
+        let piece = (self.window / 4).next_power_of_two().clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX);
+        let stream = self.number;
+        match self.trend {
+            Trend::Forward => {
+                let to = (self.head + self.window).next_multiple_of(piece).min(size);
+                if self.asked + self.window / 2 > self.head + self.window || to <= self.asked {
+                    return;
+                }
+                while self.asked < to {
+                    let end = ((self.asked / piece + 1) * piece).min(to);
+                    wants.extend(blocks(self.asked, end, size, stream));
+                    self.asked = end;
+                }
+            }
+            Trend::Backward => {
+                let to = self.head.saturating_sub(self.window) / piece * piece;
+                if self.asked < self.head.saturating_sub(self.window / 2) || to >= self.asked {
+                    return;
+                }
+                while self.asked > to {
+                    let begin = ((self.asked - 1) / piece * piece).max(to);
+                    wants.extend(blocks(begin, self.asked, size, stream));
+                    self.asked = begin;
+                }
+            }
+            Trend::Stride(stride) => {
+                let items = (self.window / u64::from(self.len)).clamp(2, ITEMS_MAX);
+                let ahead = (self.asked.wrapping_sub(self.head).cast_signed() / stride).unsigned_abs();
+                if ahead > items / 2 {
+                    return;
+                }
+                for _ in ahead..items {
+                    let next = self.asked.checked_add_signed(stride).filter(|next| *next < size);
+                    let Some(next) = next else { return };
+                    wants.extend(blocks(next, next + u64::from(self.len), size, stream));
+                    self.asked = next;
+                }
+            }
+        }
+    }
+
+    /// This could not be asked for: it is, the next time.
+    pub(super) fn refused(&mut self, want: Want) {
+        match self.trend {
+            Trend::Forward => self.asked = self.asked.min(want.offset).max(self.head),
+            Trend::Backward => self.asked = self.asked.max(want.offset + u64::from(want.len)).min(self.head),
+            Trend::Stride(_) => self.asked = self.head,
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! Reads that are answered from what was read ahead, and the reading ahead.
+//!
+//! Owns what a read finds in the cache, waits for there, or brings about. Never: which ranges are worth it (`ahead`), where they
+//! are kept (`cache`). Invariants: nothing is answered from here that a write which was begun before may have changed; a read
+//! that waits for the cache is asked of donors when the cache does not get it. Tests: `tests/volume_cache.rs`, the simulator.
+
+use super::cache::{Cache, Wasted};
+use super::types::{At, Caching, Effect, Mem, Op, Request, Tag};
+use super::{Asker, Key, PARTS_MAX, STRIPS_PER_REQUEST_MAX, Volume};
+use crate::ahead::{Ahead, Found, Read, Rule, Want};
+use crate::layout;
+use crate::limits::{READER_KEEP_NS, REQUESTS_IN_FLIGHT_MAX};
+use crate::units::Time;
+
+/// Segments on their way at once; the other half of the requests is for tools.
+const FETCHES_MAX: usize = REQUESTS_IN_FLIGHT_MAX / 2;
+
+/// For `VolumeReport`.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts {
+    pub(super) here: u64,
+    pub(super) coming: u64,
+    pub(super) asked: u64,
+    pub(super) bytes_used: u64,
+    pub(super) bytes_unread: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Cached {
+    cache: Cache,
+    ahead: Ahead,
+    takes: bool,
+    /// Bytes of the reads that tools wait for.
+    reading: u64,
+    counts: Counts,
+    /// Emptied before each use.
+    wants: Vec<Want>,
+    gaps: Vec<Want>,
+    found: Vec<Key>,
+    wasted: Vec<Wasted>,
+}
+
+impl Cached {
+    /// None when there is no memory for it.
+    pub(super) fn new(caching: Caching) -> Option<Cached> {
+        let cache = Cache::new(caching.bytes, caching.keeps);
+        let bytes = cache.bytes();
+        (bytes > 0 && caching.rule != Rule::Off).then(|| Cached {
+            cache,
+            ahead: Ahead::new(caching.rule, bytes.into()),
+            takes: caching.takes,
+            reading: 0,
+            counts: Counts::default(),
+            wants: Vec::new(),
+            gaps: Vec::new(),
+            found: Vec::new(),
+            wasted: Vec::new(),
+        })
+    }
+
+    fn tell_wasted(&mut self) {
+        for (stream, bytes) in self.wasted.drain(..) {
+            self.counts.bytes_unread += u64::from(bytes);
+            self.ahead.wasted(stream, bytes);
+        }
+    }
+
+    fn used(&mut self, key: Key, bytes: u32) {
+        let segment = self.cache.get(key).expect("in use");
+        let (stream, offered) = (segment.stream, segment.offered);
+        self.cache.used(key, bytes);
+        if offered {
+            return self.ahead.untaken(stream, bytes);
+        }
+        self.ahead.used(stream, bytes);
+        self.counts.bytes_used += u64::from(bytes);
+    }
+
+    /// Hands a segment that came to the reader, as far as it is likely to be read at once.
+    fn offer(&mut self, key: Key, effects: &mut Vec<Effect>) {
+        let segment = self.cache.get(key).expect("it came");
+        let (offset, at, stream) = (segment.start, segment.at, segment.stream);
+        let len = self.ahead.offer(stream, offset, segment.len);
+        if len > 0 {
+            effects.push(Effect::Offer { offset, at, len });
+            self.cache.offered(key);
+            self.ahead.used(stream, len);
+            self.counts.bytes_used += u64::from(len);
+        }
+    }
+
+    pub(super) fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    pub(super) fn check_invariants(&self) {
+        self.cache.check_invariants();
+    }
+}
+
+impl Volume {
+    /// Answers a read from the cache, or has it wait for what is on its way there; false when donors must be asked.
+    pub(super) fn read_cached(
+        &mut self,
+        now: Time,
+        tag: Tag,
+        request: Request,
+        effects: &mut Vec<Effect>,
+    ) -> bool {
+        let Some(cached) = &mut self.cached else { return false };
+        let Request { offset, len, .. } = request;
+        if !cached.cache.cover(offset, len, &mut cached.found) {
+            return false;
+        }
+        let segments = || cached.found.iter().filter_map(|key| cached.cache.get(*key));
+        // Another may write what a reader reads.
+        if self.read_only && segments().any(|segment| segment.asked + READER_KEEP_NS < now) {
+            cached.cache.forget(offset, offset + u64::from(len), &mut cached.wasted);
+            cached.tell_wasted();
+            return false;
+        }
+        let coming = segments().filter(|segment| !segment.here).count();
+        let found = std::mem::take(&mut cached.found);
+        let waits = (coming > 0).then(|| {
+            let key = self.admit(now, Asker::Tool(tag), request);
+            self.requests.get_mut(key).expect("just inserted").coming =
+                u32::try_from(coming).expect("segments");
+            key
+        });
+        let cached = self.cached.as_mut().expect("looked at above");
+        for key in &found {
+            let segment = cached.cache.get_mut(*key).expect("found");
+            if segment.here {
+                let (from, bytes) = segment.overlap(offset, len);
+                effects.push(copy(segment.at, segment.start, tag, offset, from, bytes));
+                cached.used(*key, bytes);
+            } else {
+                segment.waiting.extend(waits);
+            }
+        }
+        cached.found = found;
+        if waits.is_none() {
+            effects.push(Effect::Complete { tag, result: Ok(()), status: Vec::new() });
+        }
+        self.read_ahead(now, request, if coming > 0 { Found::Coming } else { Found::Here }, effects);
+        true
+    }
+
+    /// Fetches what a tool will likely read after this.
+    pub(super) fn read_ahead(&mut self, now: Time, read: Request, found: Found, effects: &mut Vec<Effect>) {
+        let Some(mut cached) = self.cached.take() else { return };
+        let (mut wants, mut gaps) = (std::mem::take(&mut cached.wants), std::mem::take(&mut cached.gaps));
+        wants.clear();
+        let count = match found {
+            Found::Here => &mut cached.counts.here,
+            Found::Coming => &mut cached.counts.coming,
+            Found::Missed => &mut cached.counts.asked,
+        };
+        *count += 1;
+        let others = cached.reading.saturating_sub(read.len.into());
+        let read = Read { offset: read.offset, len: read.len, found };
+        cached.ahead.read(now, read, others, self.map.size, &mut wants);
+        'wants: for want in &wants {
+            gaps.clear();
+            cached.cache.gaps(*want, &mut gaps);
+            for gap in &gaps {
+                let segment =
+                    (self.may_fetch(&cached)).then(|| cached.cache.begin(now, *gap, &mut cached.wasted));
+                let Some(segment) = segment.flatten() else {
+                    cached.ahead.refused(Want { stream: want.stream, ..*gap });
+                    break 'wants;
+                };
+                let at = cached.cache.get(segment).expect("just begun").at;
+                self.fetch(now, segment, *gap, at, effects);
+            }
+        }
+        cached.tell_wasted();
+        (cached.wants, cached.gaps) = (wants, gaps);
+        self.cached = Some(cached);
+    }
+
+    fn may_fetch(&self, cached: &Cached) -> bool {
+        cached.cache.coming() < FETCHES_MAX
+            && self.requests.room() > FETCHES_MAX
+            && self.strips.room() >= 2 * STRIPS_PER_REQUEST_MAX + self.joins.waiting().count()
+            && self.parts.room() >= PARTS_MAX / 4
+            && self.upkeep.finishing.is_none()
+    }
+
+    fn fetch(&mut self, now: Time, segment: Key, gap: Want, at: u32, effects: &mut Vec<Effect>) {
+        let request = Request { op: Op::Read, offset: gap.offset, len: gap.len };
+        let key = self.admit(now, Asker::Cache(segment), request);
+        let mut spans = Vec::with_capacity(2);
+        layout::spans(&self.map, gap.offset, gap.len, |span| spans.push(span));
+        for mut span in spans {
+            span.payload += at;
+            self.plan_read(key, span);
+        }
+        self.complete_if_done(key, effects);
+    }
+
+    /// Takes in what was read ahead and has come: for those that wait for it, and for later.
+    pub(super) fn take_fetched(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        while let Some((key, good)) = self.fetched.pop() {
+            self.take_one_fetched(now, key, good, effects);
+            self.run(now, effects);
+        }
+    }
+
+    fn take_one_fetched(&mut self, now: Time, key: Key, good: bool, effects: &mut Vec<Effect>) {
+        let cached = self.cached.as_mut().expect("it fetched");
+        let segment = cached.cache.get_mut(key).expect("it is there until it came");
+        let (start, end, at) = (segment.start, segment.end(), segment.at);
+        let waiting = std::mem::take(&mut segment.waiting);
+        let stays = cached.cache.came(key, good, &mut cached.wasted);
+        let mut used = 0;
+        for waits in waiting {
+            let Some(pending) = self.requests.get_mut(waits).filter(|pending| pending.coming > 0) else {
+                continue;
+            };
+            let Asker::Tool(tag) = pending.asker else { unreachable!("the cache waits for nothing") };
+            if !good {
+                pending.coming = 0;
+                self.ask_donors(now, waits, effects);
+                continue;
+            }
+            let from = start.max(pending.offset);
+            let to = end.min(pending.offset + u64::from(pending.len));
+            let bytes = u32::try_from(to - from).expect("no more than the segment");
+            effects.push(copy(at, start, tag, pending.offset, from, bytes));
+            used += bytes;
+            pending.coming -= 1;
+            self.complete_if_done(waits, effects);
+        }
+        let cached = self.cached.as_mut().expect("as above");
+        if stays && used > 0 {
+            cached.used(key, used);
+        } else if stays && cached.takes {
+            cached.offer(key, effects);
+        }
+        cached.tell_wasted();
+    }
+
+    /// A read that had waited for the cache.
+    fn ask_donors(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
+        let pending = self.requests.get(key).expect("looked at by the caller");
+        let mut spans = Vec::with_capacity(2);
+        layout::spans(&self.map, pending.offset, pending.len, |span| spans.push(span));
+        for span in spans {
+            self.plan(now, key, Op::Read, span);
+        }
+        self.complete_if_done(key, effects);
+    }
+
+    /// What the cache has of a range is not, or may not be, what donors hold.
+    pub(super) fn forget_cached(&mut self, offset: u64, end: u64) {
+        if let Some(cached) = &mut self.cached {
+            cached.cache.forget(offset, end, &mut cached.wasted);
+            // It was no bad guess.
+            cached.wasted.clear();
+        }
+    }
+
+    /// How fast donors answer.
+    pub(super) fn note_speed(&mut self, now: Time, bytes: u32, took: u64) {
+        if let Some(cached) = &mut self.cached {
+            cached.ahead.answered(now, bytes, took);
+        }
+    }
+
+    /// A request has begun, or ended.
+    pub(super) fn note_reading(&mut self, asker: Asker, op: Op, len: u32, begins: bool) {
+        if let Some(cached) = &mut self.cached
+            && let (Asker::Tool(_), Op::Read) = (asker, op)
+        {
+            let len = u64::from(len);
+            cached.reading = if begins { cached.reading + len } else { cached.reading - len };
+        }
+    }
+
+    /// Nothing is answered from the cache any more.
+    pub(super) fn stop_caching(&mut self) {
+        self.forget_cached(0, u64::MAX);
+        if let Some(cached) = &mut self.cached {
+            cached.ahead = Ahead::new(Rule::Off, 0);
+        }
+    }
+}
+
+/// `bytes` from `from` on of a segment, into a tool's read from `offset` on.
+fn copy(at: u32, start: u64, tag: Tag, offset: u64, from: u64, bytes: u32) -> Effect {
+    let place = |base: u64| u32::try_from(from - base).expect("inside the segment and the read");
+    Effect::Copy {
+        from: At { mem: Mem::Cache, offset: at + place(start) },
+        to: At { mem: Mem::Payload(tag), offset: place(offset) },
+        len: bytes,
+    }
+}

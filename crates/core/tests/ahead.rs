@@ -1,0 +1,274 @@
+//! Which ranges are read ahead of which reads.
+
+use cheetah_core::ahead::{Ahead, Found, Read, Rule, Want};
+use std::collections::BTreeSet;
+
+const BLOCK: u64 = 4096;
+const MIB: u64 = 1 << 20;
+const MS: u64 = 1_000_000;
+const SIZE: u64 = 4 << 30;
+
+/// A tool that reads, and a cache that holds all that was ever wanted.
+struct Reader {
+    ahead: Ahead,
+    now: u64,
+    size: u64,
+    here: BTreeSet<u64>,
+    wants: Vec<Want>,
+    hits: usize,
+    reads: usize,
+}
+
+impl Reader {
+    fn new(rule: Rule) -> Reader {
+        Reader {
+            ahead: Ahead::new(rule, 64 * MIB),
+            now: 1,
+            size: SIZE,
+            here: BTreeSet::new(),
+            wants: Vec::new(),
+            hits: 0,
+            reads: 0,
+        }
+    }
+
+    /// Over a path of 125 MB/s at 20 ms.
+    fn far(rule: Rule) -> Reader {
+        let mut reader = Reader::new(rule);
+        for number in 0..1000 {
+            reader.now = number * 524_288;
+            reader.ahead.answered(reader.now, 65_536, 20 * MS + 524_288);
+        }
+        reader
+    }
+
+    fn read(&mut self, offset: u64, len: u64) -> bool {
+        self.now += MS / 10;
+        let blocks = || offset / BLOCK..(offset + len).div_ceil(BLOCK);
+        let missed = !blocks().all(|block| self.here.contains(&block));
+        let from = self.wants.len();
+        let found = if missed { Found::Missed } else { Found::Here };
+        let read = Read { offset, len: u32::try_from(len).expect("small"), found };
+        self.ahead.read(self.now, read, 0, self.size, &mut self.wants);
+        for want in &self.wants[from..] {
+            let end = want.offset + u64::from(want.len);
+            assert!(want.len > 0 && want.offset.is_multiple_of(BLOCK) && end <= self.size, "{want:?}");
+            assert!(end.is_multiple_of(BLOCK) || end == self.size, "{want:?}");
+            self.here.extend(want.offset / BLOCK..end.div_ceil(BLOCK));
+        }
+        self.reads += 1;
+        self.hits += usize::from(!missed);
+        !missed
+    }
+
+    fn wanted(&self) -> u64 {
+        self.wants.iter().map(|want| u64::from(want.len)).sum()
+    }
+
+    #[track_caller]
+    fn expect_hits(&self, at_least: usize) {
+        assert!(self.hits >= at_least, "{} of {} reads were there", self.hits, self.reads);
+    }
+}
+
+#[test]
+fn reads_that_continue_find_what_follows_from_the_third_on() {
+    for len in [BLOCK, 64 << 10, 100_000] {
+        let mut reader = Reader::new(Rule::Streams);
+        for number in 0..400 {
+            reader.read(number * len, len);
+        }
+        reader.expect_hits(397);
+        assert!(reader.wanted() < 400 * len + 5 * MIB, "{} bytes were fetched", reader.wanted());
+    }
+}
+
+#[test]
+fn reads_backwards_find_what_precedes() {
+    let mut reader = Reader::new(Rule::Streams);
+    for number in (0..1000).rev() {
+        reader.read(number * BLOCK, BLOCK);
+    }
+    reader.expect_hits(996);
+}
+
+#[test]
+fn strides_are_found_both_ways_and_only_their_items_fetched() {
+    for way in [1, -1] {
+        let mut reader = Reader::new(Rule::Streams);
+        for number in 0..2000_i64 {
+            let offset = (2_i64 << 30) + way * number * 200 * 1024;
+            reader.read(offset.try_into().expect("positive"), BLOCK);
+        }
+        reader.expect_hits(1990);
+        assert!(reader.wanted() <= 2300 * BLOCK, "{} bytes for 2000 blocks", reader.wanted());
+    }
+}
+
+#[test]
+fn many_streams_at_once_do_not_disturb_each_other() {
+    let mut reader = Reader::new(Rule::Streams);
+    let mut noise = 7_u64;
+    for number in 0..300 {
+        // Sixteen near one another, forward, backward and strided, and reads at random in between.
+        for stream in 0..16_u64 {
+            let base = (stream + 1) * 40 * MIB;
+            let offset = match stream % 3 {
+                0 => base + number * BLOCK,
+                1 => base + 2000 * BLOCK - number * BLOCK,
+                _ => base + number * 16 * BLOCK,
+            };
+            reader.read(offset, BLOCK);
+        }
+        noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        reader.read((noise >> 20) % (SIZE / BLOCK) * BLOCK, BLOCK);
+    }
+    reader.expect_hits(15 * 300);
+}
+
+#[test]
+fn reads_at_random_fetch_nothing_on_a_lan() {
+    let mut reader = Reader::new(Rule::Streams);
+    let mut random = 1_u64;
+    for _ in 0..10_000 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        reader.read((random >> 24) % (SIZE / BLOCK) * BLOCK, BLOCK);
+    }
+    assert!(reader.wants.len() < 20, "{} fetches for reads at random", reader.wants.len());
+}
+
+#[test]
+fn the_window_grows_to_what_a_far_path_holds_and_ends_with_the_volume() {
+    let mut reader = Reader::far(Rule::Streams);
+    let mut most = 0;
+    for number in 0..2000 {
+        let offset = number * (64 << 10);
+        // It always comes a little late.
+        let read = Read { offset, len: 64 << 10, found: Found::Coming };
+        reader.ahead.read(number, read, 0, SIZE, &mut reader.wants);
+        let last = reader.wants.iter().map(|want| want.offset + u64::from(want.len)).max().unwrap_or(0);
+        most = most.max(last.saturating_sub(offset));
+    }
+    // Bandwidth times delay is 2.5 MB.
+    assert!((4 * MIB..7 * MIB).contains(&most), "{most} bytes ahead");
+    let mut reader = Reader::new(Rule::Streams);
+    reader.size = 10 * MIB + 123;
+    for number in 0..160 {
+        reader.read(number * (64 << 10), 64 << 10);
+    }
+    reader.expect_hits(157);
+}
+
+#[test]
+fn a_tool_that_keeps_the_path_busy_is_left_alone() {
+    let mut reader = Reader::new(Rule::Streams);
+    for number in 0..100 {
+        let read = Read { offset: number * MIB, len: MIB as u32, found: Found::Missed };
+        reader.ahead.read(number, read, 16 * MIB, SIZE, &mut reader.wants);
+    }
+    assert_eq!(reader.wants, []);
+}
+
+#[test]
+fn what_goes_unread_makes_the_window_small() {
+    let mut reader = Reader::new(Rule::Streams);
+    let mut fetched = 0;
+    for run in 0..200 {
+        // Four reads that look like a stream, and then another place.
+        for number in 0..4 {
+            reader.read(run * 20 * MIB + number * (64 << 10), 64 << 10);
+        }
+        let stream = reader.wants.last().expect("it reads ahead").stream;
+        let wanted = reader.wanted() - fetched;
+        fetched = reader.wanted();
+        reader.ahead.used(stream, 128 << 10);
+        reader.ahead.wasted(stream, u32::try_from(wanted).expect("small").saturating_sub(128 << 10));
+    }
+    let reads = 800 * (64 << 10);
+    assert!(fetched < 3 * reads, "{fetched} bytes fetched for {reads} bytes read");
+}
+
+#[test]
+fn around_a_far_read_its_neighbours_come_along_while_they_are_read() {
+    let mut reader = Reader::far(Rule::Streams);
+    assert!(!reader.read(100 * MIB + 64 * BLOCK, BLOCK));
+    assert!(reader.read(100 * MIB + 100 * BLOCK, BLOCK) && reader.read(100 * MIB + 65 * BLOCK, BLOCK));
+    let first = reader.wanted();
+    assert!((100_000..1_000_000).contains(&first), "{first} bytes around one read");
+    // None of it is ever read.
+    let mut random = 1_u64;
+    for _ in 0..2000 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let from = reader.wants.len();
+        reader.read((random >> 24) % (SIZE / BLOCK) * BLOCK, BLOCK);
+        for want in reader.wants[from..].iter().copied() {
+            reader.ahead.wasted(want.stream, want.len);
+        }
+    }
+    let wasted = reader.wanted() - first;
+    assert!(wasted < 30 * MIB, "{wasted} bytes for 2000 reads of which none was near another");
+}
+
+#[test]
+fn backwards_and_in_strides_all_is_offered_but_what_tells_how_far_the_reader_is() {
+    let mut reader = Reader::new(Rule::Streams);
+    for number in (0..50).rev() {
+        reader.read(100 * MIB + number * BLOCK, BLOCK);
+    }
+    let want = *reader.wants.last().expect("it reads ahead");
+    let offered = reader.ahead.offer(want.stream, want.offset, want.len);
+    assert_eq!(u64::from(want.len - offered), BLOCK, "the block that is read first");
+    let mut reader = Reader::new(Rule::Streams);
+    for number in 0..200 {
+        reader.read(number * 50 * BLOCK, BLOCK);
+    }
+    let offered = |want: &&Want| reader.ahead.offer(want.stream, want.offset, want.len) > 0;
+    let (all, offered) = (reader.wants.len(), reader.wants.iter().filter(offered).count());
+    assert!(8 * (all - offered) <= all + 8 && offered < all, "{offered} of {all} items");
+    // A reader that asks for what it was offered does not take it.
+    let last = *reader.wants.last().expect("it reads ahead");
+    reader.ahead.untaken(last.stream, 150 * BLOCK as u32);
+    assert!((0..8).all(|number| reader.ahead.offer(
+        last.stream,
+        last.offset + 50 * number * BLOCK,
+        last.len
+    ) == 0));
+}
+
+#[test]
+fn what_was_refused_is_asked_for_again() {
+    let mut reader = Reader::new(Rule::Streams);
+    reader.read(0, 64 << 10);
+    reader.read(64 << 10, 64 << 10);
+    let refused = reader.wants[0];
+    reader.ahead.refused(refused);
+    let before = reader.wants.len();
+    reader.read(128 << 10, 64 << 10);
+    let again = reader.wants[before..].iter().any(|want| want.offset <= 192 << 10);
+    assert!(again, "{:?}", &reader.wants[before..]);
+}
+
+#[test]
+fn the_thesis_doubles_from_4_to_128_kib_and_begins_anew_after_a_jump() {
+    let mut ahead = Ahead::new(Rule::Thesis, 64 * MIB);
+    let mut windows = Vec::new();
+    let mut offset = MIB;
+    for number in 0..9_u64 {
+        let mut wants = Vec::new();
+        offset = if number == 7 { 100 * MIB } else { offset };
+        ahead.read(number, Read { offset, len: 4096, found: Found::Missed }, 0, SIZE, &mut wants);
+        assert_eq!(wants[0].offset, offset + 4096);
+        windows.push(wants[0].len >> 10);
+        offset += 4096;
+    }
+    assert_eq!(windows, [4, 8, 16, 32, 64, 128, 128, 4, 8]);
+}
+
+#[test]
+fn off_is_off() {
+    let mut reader = Reader::far(Rule::Off);
+    for number in 0..100 {
+        reader.read(number * BLOCK, BLOCK);
+    }
+    assert_eq!(reader.wants, []);
+}
