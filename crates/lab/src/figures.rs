@@ -37,6 +37,11 @@ impl Series {
         if spread.is_finite() { spread } else { f64::INFINITY }
     }
 
+    /// How far the median may be off, about, as a part of it: the more rounds, the less.
+    pub fn uncertainty(&self) -> f64 {
+        self.spread() / (self.0.len() as f64).sqrt()
+    }
+
     /// The median, and the spread from least to most.
     pub fn shown(&self, decimals: usize) -> String {
         let least = self.0.iter().copied().fold(f64::INFINITY, f64::min);
@@ -110,5 +115,7 @@ mod tests {
         assert!((spread(&[100.0, 100.0, 100.0, 100.0, 900.0])).abs() < 1e-9, "one disturbed round of five");
         assert!((spread(&[10.0, 20.0]) - 5.0 / 15.0).abs() < 1e-9);
         assert!(spread(&[]).is_infinite() && spread(&[0.0, 0.0]).is_infinite());
+        let few: Series = [90.0, 100.0, 110.0, 95.0].into_iter().collect();
+        assert!((few.uncertainty() - few.spread() / 2.0).abs() < 1e-9);
     }
 }

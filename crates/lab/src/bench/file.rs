@@ -77,6 +77,13 @@ pub fn walk(worker: &mut Worker, walk: Walk, path: &Path, block: u64, bytes: u64
     Walked { bytes: number("bytes") as u64, seconds: number("seconds"), cpu: number("cpu") }
 }
 
+/// Empties the page cache of a file.
+#[track_caller]
+pub fn forget(path: &Path) {
+    let file = File::open(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    fadvise(&file, 0, None, Advice::DontNeed).expect("a file that can be forgotten");
+}
+
 /// The worker.
 pub fn serve() {
     orders(&json!({}), |line| {

@@ -303,8 +303,6 @@ fn seconds_of_fls(path: &Path) -> f64 {
 /// With an empty page cache.
 #[track_caller]
 fn cold_fls(path: &Path) -> f64 {
-    let file = std::fs::File::open(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("an empty page cache");
-    drop(file);
+    file::forget(path);
     seconds_of_fls(path)
 }

@@ -11,7 +11,7 @@ use crate::tools;
 pub const CONGESTION: &str = "reno";
 
 /// The machine, and how busy it was before the benchmark began.
-pub fn describe() -> Value {
+pub fn describe(share: &str) -> Value {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
     let field = |text: &str, name: &str| {
         let line = text.lines().find(|line| line.starts_with(name))?;
@@ -26,6 +26,7 @@ pub fn describe() -> Value {
         "cores": cores,
         "memory": memory,
         "load_at_start": load.join(" "),
+        "share": share,
         "congestion_control": {
             "machine": read("/proc/sys/net/ipv4/tcp_congestion_control"),
             "cheetah": CONGESTION, "peers": CONGESTION, "limits": CONGESTION,
@@ -51,12 +52,13 @@ pub fn line(machine: &Value) -> String {
         other => other.to_string(),
     };
     format!(
-        "{} cores ({}), {}, Linux {}, congestion control {} on every side, load at start {}, {}, commit {}.",
+        "{} cores ({}), {}, Linux {}, congestion control {} on every side, {}, load at start {}, {}, commit {}.",
         text(&machine["cores"]),
         text(&machine["processor"]),
         text(&machine["memory"]),
         text(&machine["kernel"]),
         text(&machine["congestion_control"]["cheetah"]),
+        text(&machine["share"]),
         text(&machine["load_at_start"]),
         text(&machine["date"]),
         text(&machine["commit"]),

@@ -18,9 +18,11 @@ mod machine;
 mod ping;
 mod plot;
 mod progress;
+mod quiet;
 mod results;
 mod rounds;
 mod row;
+mod share;
 mod worker;
 
 use std::os::unix::process::CommandExt;
@@ -30,9 +32,11 @@ use std::time::Duration;
 use crate::tools;
 use plot::Scaling;
 use progress::Progress;
+use quiet::Quiet;
 use results::Results;
 use rounds::{Probe, Side, Taken};
 use row::{Figure, Row};
+use share::Share;
 
 /// A bar was missed.
 const MISSED: u8 = 1;
@@ -66,6 +70,7 @@ struct Bench {
     /// How long a turn of a load takes.
     time: Duration,
     probe: Probe,
+    quiet: Quiet,
     progress: Progress,
     rows: Vec<Row>,
     plots: Vec<Scaling>,
@@ -79,8 +84,11 @@ impl Bench {
 
     /// Lets the sides take turns.
     fn turns(&mut self, sides: &mut [Side<'_>]) -> Taken {
-        let probe = &mut self.probe;
-        rounds::take(self.rounds, sides, || probe.gb_per_second())
+        let (probe, quiet) = (&mut self.probe, &mut self.quiet);
+        rounds::take(self.rounds, sides, || {
+            quiet.wait();
+            probe.gb_per_second()
+        })
     }
 
     fn row(&mut self, figure: &Figure<'_>) {
@@ -153,17 +161,19 @@ fn enter_own_network() {
 
 #[allow(clippy::print_stdout, reason = "the table is the program's output")]
 fn measure(options: &Options) -> ExitCode {
-    let (rounds, time) = match options.quick {
-        true => (3, Duration::from_millis(300)),
-        false => (5, Duration::from_millis(700)),
+    let (rounds, time, patience) = match options.quick {
+        true => (3, Duration::from_millis(300), Duration::ZERO),
+        false => (5, Duration::from_millis(500), Duration::from_secs(60)),
     };
+    let share = Share::take();
     let scale = if options.quick { 0.4 } else { 1.0 };
-    let mut results = Results::open(machine::describe());
+    let mut results = Results::open(machine::describe(&share.described()));
     let mut bench = Bench {
         quick: options.quick,
         rounds,
         time,
         probe: Probe::new(),
+        quiet: Quiet::new(Duration::ZERO),
         progress: Progress::new(options.parts.iter().map(|part| part.seconds * scale)),
         rows: Vec::new(),
         plots: Vec::new(),
@@ -172,6 +182,7 @@ fn measure(options: &Options) -> ExitCode {
     let mut path = None;
     for part in &options.parts {
         bench.progress.part(part.name, part.seconds * scale, part.sets);
+        bench.quiet = Quiet::new(patience);
         (part.run)(&mut bench);
         results.merge(part.name, bench.rows.clone());
         bench.plots.drain(..).for_each(|plot| results.plot(plot));

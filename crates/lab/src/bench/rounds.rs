@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::bench::row::SPREAD_MAX;
+use crate::bench::row::UNCERTAINTY_MAX;
 use crate::figures::Series;
 
 /// What one turn of a side brought: the value in the unit of its set, and the processor time of both ends (seconds per
@@ -61,17 +61,17 @@ impl Taken {
 
     fn is_noisy(&self) -> bool {
         let values = self.sides.iter().map(|side| &side.1);
-        values.chain([&self.probe]).any(|series| series.spread() > SPREAD_MAX)
+        values.chain([&self.probe]).any(|series| series.uncertainty() > UNCERTAINTY_MAX)
     }
 }
 
-/// Takes `rounds` that count, and up to half as many again while any side or the machine is too noisy.
+/// Takes `rounds` that count, and up to as many again while any side or the machine is too noisy.
 pub fn take(rounds: usize, sides: &mut [Side<'_>], mut probe: impl FnMut() -> f64) -> Taken {
     let mut taken = Taken {
         sides: sides.iter().map(|side| (side.name, Series::default(), Series::default())).collect(),
         probe: Series::default(),
     };
-    for round in 0..=rounds + rounds.div_ceil(2) {
+    for round in 0..=2 * rounds {
         if round > rounds && !taken.is_noisy() {
             break;
         }
@@ -90,7 +90,7 @@ pub fn take(rounds: usize, sides: &mut [Side<'_>], mut probe: impl FnMut() -> f6
 }
 
 /// How long the probe copies.
-const PROBE_TIME: Duration = Duration::from_millis(60);
+const PROBE_TIME: Duration = Duration::from_millis(120);
 /// More than fits into the caches of two cores.
 const PROBE_BYTES: usize = 64 << 20;
 
@@ -154,9 +154,9 @@ mod tests {
 
     #[test]
     fn noise_is_answered_with_some_more_rounds() {
-        let mut values = [5.0, 1.0, 9.0, 3.0, 2.0, 5.0, 7.0].into_iter();
+        let mut values = [5.0, 1.0, 9.0, 3.0, 2.0, 5.0, 7.0, 1.0].into_iter();
         let taken = take(3, &mut [Side::new("a", || Turn::of(values.next().expect("not so many")))], || 1.0);
-        assert_eq!(taken.value("a").values().len(), 5);
+        assert_eq!(taken.value("a").values().len(), 6);
     }
 
     #[test]

@@ -10,8 +10,9 @@ use serde_json::{Value, json};
 
 use crate::figures::Series;
 
-/// A side whose middle half of rounds lies farther apart than this part of its median says nothing.
-pub const SPREAD_MAX: f64 = 0.2;
+/// A side whose median may be off by more than this part of it says nothing. Of five rounds the middle half may lie 20 %
+/// apart, of ten 28 %.
+pub const UNCERTAINTY_MAX: f64 = 0.09;
 
 /// What is demanded.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -134,9 +135,8 @@ impl Figure<'_> {
             .into_iter()
             .flatten()
             .filter(|(_, series)| series.values().len() > 1)
-            .map(|(name, series)| (name, series.spread()))
-            .find(|(_, spread)| *spread > SPREAD_MAX)
-            .map(|(name, spread)| format!("too noisy: spread {:.0} % of {name}", spread * 100.0))
+            .find(|(_, series)| series.uncertainty() > UNCERTAINTY_MAX)
+            .map(|(name, series)| format!("too noisy: spread {:.0} % of {name}", series.spread() * 100.0))
     }
 }
 
