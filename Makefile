@@ -17,6 +17,7 @@ bench = $(cargo) run --locked --release --quiet -p cheetah-lab --bin bench --
 without = if [ "$${CI:-}" = true ]; then echo "$(1) is missing"; exit 1; else echo "($(1) is missing: skipped outside CI)"; fi
 
 .PHONY: help setup build demo test format lint unit sim e2e fuzz bench bench-local bench-front bench-lan \
+  bench-thesis bench-scale bench-seeds \
   bench-codes bench-repair bench-owner faults clean
 
 help: ## say what there is (the default)
@@ -79,6 +80,18 @@ bench-front: build ## of it: the file beside nbdfuse on nbdkit (root)
 bench-lan: build ## of it: five hosts with links of 1 and 10 Gbit/s beside iperf3, and a long way (root)
 	@echo "== benchmark, hosts and links"
 	@$(bench) lan
+
+bench-thesis: build ## of it: the table of the thesis of 2006, beside disks of then and now (root)
+	@echo "== benchmark, thesis"
+	@$(bench) thesis
+
+bench-scale: build ## of it: how cost grows with donors, connections, volumes and simulated pools (root)
+	@echo "== benchmark, growth"
+	@$(bench) scale
+
+bench-seeds: build ## of it: md5sum, tar, fls, foremost and others on an image of SEEDS_MIB=4096 (root; half an hour)
+	@echo "== benchmark, tools on an image"
+	@$(bench) seeds
 
 bench-codes: setup ## the erasure code and the checksum, beside their plain reference: table, and codes.json
 	@echo "== codes benchmark"

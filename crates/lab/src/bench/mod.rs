@@ -22,7 +22,11 @@ mod quiet;
 mod results;
 mod rounds;
 mod row;
+mod scale;
+mod seeds;
 mod share;
+mod simulated;
+mod thesis;
 mod worker;
 
 use std::os::unix::process::CommandExt;
@@ -56,10 +60,13 @@ struct Part {
     run: fn(&mut Bench),
 }
 
-const PARTS: [Part; 3] = [
+const PARTS: [Part; 6] = [
     Part { name: "local", seconds: local::SECONDS, sets: local::SETS, run: local::run },
     Part { name: "front", seconds: front::SECONDS, sets: front::SETS, run: front::run },
     Part { name: "lan", seconds: lan::SECONDS, sets: lan::SETS, run: lan::run },
+    Part { name: "thesis", seconds: thesis::SECONDS, sets: thesis::SETS, run: thesis::run },
+    Part { name: "scale", seconds: scale::SECONDS, sets: scale::SETS, run: scale::run },
+    Part { name: "seeds", seconds: seeds::SECONDS, sets: seeds::SETS, run: seeds::run },
 ];
 
 /// What a part measures with.
