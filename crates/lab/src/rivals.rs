@@ -255,8 +255,16 @@ pub fn unix_uri(socket: &Path, export: &str) -> String {
 /// Mbit/s that iperf3 moves from one host of a lab to another in `seconds`.
 #[track_caller]
 pub fn iperf3_between(lan: &Lan, from: Node, to: Node, seconds: u32) -> f64 {
+    iperf3_streams(lan, from, to, seconds, 1)
+}
+
+/// The same with several connections at once.
+#[track_caller]
+pub fn iperf3_streams(lan: &Lan, from: Node, to: Node, seconds: u32, streams: u32) -> f64 {
     let iperf = tools::need("iperf3");
-    iperf3(lan.exec(to, &iperf), lan.exec(from, &iperf), &to.address(), 5201, seconds)
+    let mut client = lan.exec(from, &iperf);
+    client.args(["--parallel", &streams.to_string()]);
+    iperf3(lan.exec(to, &iperf), client, &to.address(), 5201, seconds)
 }
 
 /// Mbit/s of iperf3 over loopback.

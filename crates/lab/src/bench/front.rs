@@ -19,7 +19,7 @@ use crate::rivals::{NbdFuse, Rival, Striped};
 use crate::scratch::Scratch;
 
 pub const SECONDS: f64 = 200.0;
-pub const SETS: usize = 5;
+pub const SETS: usize = 4;
 
 const DONORS: usize = 4;
 const MIB: u64 = 1 << 20;
@@ -32,7 +32,7 @@ struct Place {
 }
 
 pub fn run(bench: &mut Bench) {
-    bench.set("files are made and filled");
+    bench.prepare("files are made and filled");
     let mib: u64 = if bench.quick { 256 } else { 1024 };
     let (bytes, size) = (mib * MIB, format!("{mib}M"));
     let mut pool = Pool::start();

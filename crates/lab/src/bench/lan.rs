@@ -25,7 +25,7 @@ use crate::wire::Wire;
 use crate::{rivals, tools};
 
 pub const SECONDS: f64 = 420.0;
-pub const SETS: usize = 6;
+pub const SETS: usize = 4;
 
 const DONORS: u8 = 4;
 const MIB: u64 = 1 << 20;
@@ -36,6 +36,8 @@ const BLOCK: u64 = 4096;
 const STRIDE: u64 = 200 << 10;
 /// Where the file system of the NTFS sample begins.
 const NTFS_SECTOR: &str = "2048";
+/// Connections of a client to four donors.
+const STREAMS: u32 = 8;
 const RTT: Duration = Duration::from_millis(20);
 
 pub fn run(bench: &mut Bench) {
@@ -81,10 +83,10 @@ fn mbit(bytes: u64, mut command: Command) -> Turn {
 
 /// Sequential reads and writes through the file and through the export.
 fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
-    bench.set(&format!("hosts with links of {rate}"));
+    bench.prepare(&format!("hosts with links of {rate}"));
     let mib: u64 = match (bench.quick, rate) {
         (true, _) => 64,
-        (false, "1gbit") => 256,
+        (false, "1gbit") => 512,
         _ => 1024,
     };
     let bytes = mib * MIB;
@@ -183,7 +185,7 @@ fn row(
 
 /// Backward and strided walks in blocks of 4 KiB.
 fn walks(bench: &mut Bench, lan: &Arc<Lan>) {
-    bench.set("volumes for backward and strided reads");
+    bench.prepare("volumes for backward and strided reads");
     let bytes = if bench.quick { 128 * MIB } else { 256 * MIB };
     let scratch = Scratch::new();
     let pair = Pair::start(lan, &noise(&scratch, bytes), bytes);
@@ -225,7 +227,7 @@ fn walks(bench: &mut Bench, lan: &Arc<Lan>) {
 
 /// A round trip of 20 ms between the client's side and the donors.
 fn far(bench: &mut Bench, lan: &Arc<Lan>) {
-    bench.set("a link with a round trip of 20 ms");
+    bench.prepare("a link with a round trip of 20 ms");
     let sample = Sample::named("fs.ntfs");
     let bytes = sample.bytes;
     let pair = Pair::start(lan, &sample.path(), bytes);
@@ -242,9 +244,11 @@ fn far(bench: &mut Bench, lan: &Arc<Lan>) {
     wire.delay(RTT / 2);
     (1..=DONORS).for_each(|number| lan.detour(Node::Donor(number)));
     bench.set("RTT 20 ms: sequential cold read, fls");
+    let streams = |count| rivals::iperf3_streams(lan, Node::Donor(1), Node::Client, 3, count);
     let taken = bench.turns(&mut [
         Side::new("link", || Turn::of(near)),
-        Side::new("iperf3", || Turn::of(rivals::iperf3_between(lan, Node::Donor(1), Node::Client, 4))),
+        Side::new("one stream", || Turn::of(streams(1))),
+        Side::new("many streams", || Turn::of(streams(STREAMS))),
         Side::new("read", || walk(&pair.ahead)),
         Side::new("plain read", || walk(&pair.plain)),
         Side::new("fls", || Turn::of(cold_fls(&pair.ahead.path))),
@@ -253,14 +257,16 @@ fn far(bench: &mut Bench, lan: &Arc<Lan>) {
     let what = "RTT 20 ms, 1 Gbit/s: sequential cold read of 50 MiB";
     let link = ("iperf3 without the delay", "link");
     row(bench, ("lan.far.read", what, "Mbit/s"), &taken, "read", link, Some(Bar::RatioAtLeast(0.9)));
-    row(
-        bench,
-        ("lan.far.iperf3", "RTT 20 ms, 1 Gbit/s: iperf3, 4 s", "Mbit/s"),
-        &taken,
-        "iperf3",
-        link,
-        None,
-    );
+    for (id, what, side) in [
+        ("lan.far.iperf3", "RTT 20 ms, 1 Gbit/s: iperf3, 3 s", "one stream"),
+        (
+            "lan.far.iperf3.streams",
+            "the same with eight streams, as many as a client has connections",
+            "many streams",
+        ),
+    ] {
+        row(bench, (id, what, "Mbit/s"), &taken, side, link, None);
+    }
     row(bench, ("lan.far.plain", what, "Mbit/s"), &taken, "read", (NO_READ_AHEAD, "plain read"), None);
     let what = "RTT 20 ms, 1 Gbit/s: fls -r of the NTFS sample";
     let plain = (NO_READ_AHEAD, "plain fls");

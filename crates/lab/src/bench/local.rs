@@ -19,7 +19,7 @@ use crate::process;
 use crate::rivals::{self, Rival};
 
 pub const SECONDS: f64 = 330.0;
-pub const SETS: usize = 8;
+pub const SETS: usize = 6;
 
 const DONORS: usize = 4;
 /// Connections to each donor: what `cheetah attach` makes unless told otherwise.
@@ -142,7 +142,7 @@ fn nbd(uri: &str) -> Worker {
 }
 
 pub fn run(bench: &mut Bench) {
-    bench.set("servers start and are filled");
+    bench.prepare("servers start and are filled");
     let mut world = World::start(bench);
     let mut client_bytes = 0;
     let mut beyond = Beyond::default();
@@ -156,7 +156,6 @@ pub fn run(bench: &mut Bench) {
             beyond.look(&world.servers.donors);
         }
     }
-    bench.set("memory");
     for pid in [world.servers.export.last(), world.servers.mirror.last()].into_iter().flatten() {
         client_bytes = client_bytes.max(process::peak_resident_bytes(*pid));
     }

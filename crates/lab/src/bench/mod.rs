@@ -84,6 +84,11 @@ struct Bench {
 }
 
 impl Bench {
+    /// Says what is made before the next set.
+    fn prepare(&self, what: &str) {
+        self.progress.say(what);
+    }
+
     /// Says what is measured now.
     fn set(&mut self, what: &str) {
         self.progress.set(what);

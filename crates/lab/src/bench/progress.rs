@@ -38,7 +38,8 @@ impl Progress {
         self.done = (self.done + self.step).min(self.part_end);
     }
 
-    fn say(&self, what: &str) {
+    /// Tells what goes on; nothing is done by it.
+    pub fn say(&self, what: &str) {
         let (line, elapsed) = (self.line(what, self.begun.elapsed()), self.begun.elapsed().as_secs());
         let stderr = std::io::stderr();
         let (start, end) = if stderr.is_terminal() { ("\r\u{1b}[K", "") } else { ("", "\n") };
@@ -48,8 +49,8 @@ impl Progress {
 
     fn line(&self, what: &str, elapsed: Duration) -> String {
         let percent = 100.0 * self.done / self.total;
-        // Once something is done, this machine's own pace counts.
-        let pace = match self.done > 0.0 {
+        // Once enough is done, this machine's own pace counts.
+        let pace = match self.done >= self.total / 10.0 {
             true => elapsed.as_secs_f64() / self.done,
             false => 1.0,
         };

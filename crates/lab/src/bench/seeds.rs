@@ -21,7 +21,7 @@ use crate::scratch::Scratch;
 use crate::{images, tools};
 
 pub const SECONDS: f64 = 1700.0;
-pub const SETS: usize = 1 + TOOLS.len();
+pub const SETS: usize = TOOLS.len();
 
 const DONORS: u8 = 4;
 const MIB: u64 = 1 << 20;
@@ -44,7 +44,7 @@ const CARVED: &str = "jpg y 20000000 \\xff\\xd8\\xff\\xe0 \\xff\\xd9\ngif y 5000
                       png y 20000000 \\x50\\x4e\\x47? \\xff\\xfc\\xfd\\xfe\npdf y 5000000 %PDF %EOF\\x0d REVERSE\n";
 
 pub fn run(bench: &mut Bench) {
-    bench.set("the image is made and loaded");
+    bench.prepare("the image is made and loaded");
     let mib = match std::env::var("SEEDS_MIB") {
         Ok(mib) => mib.parse().expect("SEEDS_MIB is a number"),
         Err(_) if bench.quick => 256,

@@ -23,7 +23,7 @@ use crate::scratch::Scratch;
 use crate::tools;
 
 pub const SECONDS: f64 = 300.0;
-pub const SETS: usize = 9;
+pub const SETS: usize = PATTERNS.len();
 
 const DONORS: u8 = 4;
 const MIB: u64 = 1 << 20;
@@ -122,7 +122,7 @@ impl Drop for Mounted {
 }
 
 pub fn run(bench: &mut Bench) {
-    bench.set("hosts, volumes and disks are made");
+    bench.prepare("hosts, volumes and disks are made");
     let lan = hosts("1gbit", DONORS);
     let mut pool = Pool::with(State::Memory, Some(Arc::clone(&lan)));
     pool.donate_everywhere(DONORS, "512M");
