@@ -10,8 +10,14 @@ use crate::tools;
 /// Congestion control of every namespace that a benchmark runs in, on both ends and for all sides.
 pub const CONGESTION: &str = "reno";
 
+/// What this network namespace has.
+pub fn congestion_control() -> String {
+    fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").unwrap_or_default().trim().to_owned()
+}
+
 /// The machine, and how busy it was before the benchmark began.
-pub fn describe(share: &str) -> Value {
+/// Its own congestion control is asked for outside of the benchmark's network namespace.
+pub fn describe(share: &str, congestion: &str) -> Value {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
     let field = |text: &str, name: &str| {
         let line = text.lines().find(|line| line.starts_with(name))?;
@@ -28,7 +34,7 @@ pub fn describe(share: &str) -> Value {
         "load_at_start": load.join(" "),
         "share": share,
         "congestion_control": {
-            "machine": read("/proc/sys/net/ipv4/tcp_congestion_control"),
+            "machine": congestion,
             "cheetah": CONGESTION, "peers": CONGESTION, "limits": CONGESTION,
         },
         "date": tools::run("date", ["--utc", "+%FT%TZ"]).trim(),

@@ -49,7 +49,7 @@ const USAGE: u8 = 2;
 /// No bar was missed, but the machine was too noisy to say of each that it was met.
 const TOO_NOISY: u8 = 3;
 
-/// Set in the run that is inside the benchmark's own network namespace.
+/// Set in the run that is inside the benchmark's own network namespace, to the congestion control outside.
 const INSIDE: &str = "CHEETAH_BENCH_INSIDE";
 
 struct Part {
@@ -167,7 +167,7 @@ fn enter_own_network() {
     let program = std::env::current_exe().expect("the path of this program");
     let mut again = tools::command("unshare");
     again.args(["--net", "sh", "-c", &script, "sh"]).arg(program).args(std::env::args_os().skip(1));
-    let error = again.env(INSIDE, "1").exec();
+    let error = again.env(INSIDE, machine::congestion_control()).exec();
     panic!("cannot start again in a namespace: {error}");
 }
 
@@ -179,7 +179,8 @@ fn measure(options: &Options) -> ExitCode {
     };
     let share = Share::take();
     let scale = if options.quick { 0.4 } else { 1.0 };
-    let mut results = Results::open(machine::describe(&share.described()));
+    let mut results =
+        Results::open(machine::describe(&share.described(), &std::env::var(INSIDE).unwrap_or_default()));
     let mut bench = Bench {
         quick: options.quick,
         rounds,

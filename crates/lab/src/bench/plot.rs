@@ -5,8 +5,8 @@ use std::fmt::Write;
 
 use crate::bench::row::{Bar, Row, figure};
 
-const WIDTH: f64 = 900.0;
-const LEFT: f64 = 430.0;
+const WIDTH: f64 = 1300.0;
+const LEFT: f64 = 790.0;
 const RIGHT: f64 = 70.0;
 const LINE: f64 = 20.0;
 const TOP: f64 = 40.0;
@@ -133,7 +133,7 @@ impl Scaling {
 fn head(height: f64) -> String {
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
-         font-family=\"sans-serif\" font-size=\"12\"><rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>"
+         font-family=\"sans-serif\" font-size=\"11\"><rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>"
     )
 }
 

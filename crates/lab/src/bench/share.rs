@@ -37,6 +37,8 @@ impl Share {
 
 fn enter((top, file, weight): (&str, &str, &str)) -> Result<PathBuf, String> {
     let top = Path::new(top);
+    // What a killed run left may still be in its cgroup.
+    mark::sweep_stale();
     for entry in fs::read_dir(top).map_err(|error| error.to_string())?.flatten() {
         if entry.file_name().to_string_lossy().starts_with("cheetah-lab-") {
             // One that is in use cannot be removed.
