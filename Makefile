@@ -12,10 +12,13 @@ export CHEETAH_BIN ?= $(CARGO_TARGET_DIR)/release/cheetah
 cargo := scripts/cargo
 SEEDS ?= 10000
 SECONDS_EACH ?= 60
+bench = $(cargo) run --locked --release --quiet -p cheetah-lab --bin bench --
 # A lint or formatting tool that is missing is an error in CI and a remark elsewhere.
 without = if [ "$${CI:-}" = true ]; then echo "$(1) is missing"; exit 1; else echo "($(1) is missing: skipped outside CI)"; fi
 
-.PHONY: help setup build demo test format lint unit sim e2e fuzz bench-donor bench-lan bench-codes bench-repair bench-owner faults clean
+.PHONY: help setup build demo test format lint unit sim e2e fuzz bench bench-local bench-front bench-lan \
+  bench-thesis bench-scale bench-seeds \
+  bench-codes bench-repair bench-owner faults clean
 
 help: ## say what there is (the default)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -62,13 +65,33 @@ fuzz: setup ## every fuzz target for SECONDS_EACH=60 (needs cargo-fuzz and a nig
 	@for target in $$($(cargo) fuzz list); do echo "== fuzzing $$target"; \
 	  $(cargo) fuzz run "$$target" -- -max_total_time=$(SECONDS_EACH); done
 
-bench-donor: build ## one donor beside nbdkit's memory plugin: table, and donor.json
-	@echo "== donor benchmark"
-	@$(cargo) run --locked --release --quiet -p cheetah-lab --bin bench_donor
+bench: build ## Cheetah beside its peers and the limits: table, results.json, plots (root; QUICK=1 shortens)
+	@echo "== benchmark"
+	@$(bench)
 
-bench-lan: build ## five hosts at 1 Gbit/s: a 4-donor stripe beside iperf3 (root)
-	@echo "== LAN benchmark"
-	@$(cargo) run --locked --release --quiet -p cheetah-lab --bin bench_lan
+bench-local: build ## of it: loopback, the client library and the export beside nbdkit, qemu-nbd, nbd-server (root)
+	@echo "== benchmark, loopback"
+	@$(bench) local
+
+bench-front: build ## of it: the file beside nbdfuse on nbdkit (root)
+	@echo "== benchmark, front ends"
+	@$(bench) front
+
+bench-lan: build ## of it: five hosts with links of 1 and 10 Gbit/s beside iperf3, and a long way (root)
+	@echo "== benchmark, hosts and links"
+	@$(bench) lan
+
+bench-thesis: build ## of it: the table of the thesis of 2006, beside disks of then and now (root)
+	@echo "== benchmark, thesis"
+	@$(bench) thesis
+
+bench-scale: build ## of it: how cost grows with donors, connections, volumes and simulated pools (root)
+	@echo "== benchmark, growth"
+	@$(bench) scale
+
+bench-seeds: build ## of it: md5sum, tar, fls, foremost and others on an image of SEEDS_MIB=4096 (root; half an hour)
+	@echo "== benchmark, tools on an image"
+	@$(bench) seeds
 
 bench-codes: setup ## the erasure code and the checksum, beside their plain reference: table, and codes.json
 	@echo "== codes benchmark"

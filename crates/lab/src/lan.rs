@@ -120,6 +120,19 @@ impl Lan {
         command
     }
 
+    /// Sets the congestion control of every host, for whatever does not choose its own.
+    #[track_caller]
+    pub fn congestion_control(&self, name: &str) {
+        for node in self.nodes() {
+            let mut command = self.exec(node, "/bin/sh");
+            tools::expect_success(command.args([
+                "-c",
+                "echo \"$0\" >/proc/sys/net/ipv4/tcp_congestion_control",
+                name,
+            ]));
+        }
+    }
+
     /// The processes that run on a host.
     pub fn pids(&self, node: Node) -> Vec<u32> {
         let output = tools::output(tools::command("ip").args(["netns", "pids", &self.namespace(node)]));

@@ -6,10 +6,11 @@
 //! Never: needed by the product; a sleep that hopes (see [`wait`]); a skip for a tool that is missing (see [`tools`]).
 //! Invariant: whatever a test starts carries the test process' [`mark`], so that it is removed when the test ends,
 //! and by the next run when the test process was killed.
-//! Called by: `tests/*.rs` and `src/bin/*.rs` of this crate, `make test`, `make bench-donor`, `make faults`.
+//! Called by: `tests/*.rs` and `src/bin/*.rs` of this crate, `make test`, `make bench`, `make faults`.
 #![deny(unsafe_code)]
 #![allow(clippy::missing_panics_doc, reason = "a helper of tests reports by panicking")]
 
+pub mod bench;
 pub mod cgroup;
 pub mod dice;
 pub mod etcd;

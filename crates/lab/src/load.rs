@@ -1,7 +1,7 @@
 //! A load generator for one NBD connection that batches: many requests in one send, many replies from one receive.
 //! Never: the bottleneck for small blocks (fio's NBD engine is), checks of content (the foreign clients do that).
 //! Invariant: exactly `depth` requests are in flight until the run ends, then all are answered.
-//! Called by: `bench_donor`, with blocking sockets.
+//! Called by: the benchmark's workers, with blocking sockets.
 
 use std::io::{self, IoSliceMut, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -52,6 +52,8 @@ pub struct Done {
     pub requests: u64,
     pub bytes: u64,
     pub took: Duration,
+    /// What half of the requests took at most, measured where one is in flight at a time; zero elsewhere.
+    pub median: Duration,
 }
 
 impl Done {
@@ -65,8 +67,8 @@ impl Done {
 }
 
 impl Connection {
-    /// Connects with this congestion control, set before connecting as it must be, and negotiates the default export.
-    pub fn open(address: SocketAddr, congestion: &str, structured: bool) -> io::Result<Self> {
+    /// Connects with this congestion control, set before connecting as it must be, and negotiates an export.
+    pub fn open(address: SocketAddr, export: &str, congestion: &str, structured: bool) -> io::Result<Self> {
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let socket: OwnedFd = rustix::net::socket(family, SocketType::STREAM, Some(ipproto::TCP))?;
         sockopt::set_tcp_congestion(&socket, congestion)?;
@@ -82,12 +84,12 @@ impl Connection {
             destination: Vec::new(),
             aligned: 0,
         };
-        connection.negotiate(structured)?;
+        connection.negotiate(export, structured)?;
         Ok(connection)
     }
 
-    fn negotiate(&mut self, structured: bool) -> io::Result<()> {
-        let want = Want { export: String::new(), structured, base_allocation: false, dirty: false };
+    fn negotiate(&mut self, export: &str, structured: bool) -> io::Result<()> {
+        let want = Want { export: export.to_owned(), structured, base_allocation: false, dirty: false };
         let mut handshake = Handshake::new(want);
         let mut output = Vec::new();
         loop {
@@ -155,8 +157,10 @@ impl Connection {
         self.aligned = self.destination.as_ptr().align_offset(PAGE_BYTES);
         let (mut asked, mut answered, mut seed) = (0_u64, 0_u64, 0x2006_u64);
         let mut batch = Vec::new();
+        let mut latencies = Vec::new();
         let start = Instant::now();
         loop {
+            let asked_at = Instant::now();
             batch.clear();
             while asked - answered < depth as u64 && go_on(asked) {
                 seed = next_random(seed);
@@ -183,8 +187,12 @@ impl Connection {
                 break;
             }
             answered += self.some_replies(block, command)?;
+            if depth == 1 {
+                latencies.push(asked_at.elapsed());
+            }
         }
-        Ok(Done { requests: answered, bytes: answered * block as u64, took: start.elapsed() })
+        let (bytes, took) = (answered * block as u64, start.elapsed());
+        Ok(Done { requests: answered, bytes, took, median: median(&mut latencies) })
     }
 
     /// Takes every reply that is there, waiting for the first; answers how many requests they ended. Of large ones
@@ -278,12 +286,18 @@ impl Connection {
     }
 }
 
+/// Zero of nothing.
+pub(crate) fn median(latencies: &mut [Duration]) -> Duration {
+    latencies.sort_unstable();
+    latencies.get(latencies.len() / 2).copied().unwrap_or_default()
+}
+
 fn wrong(violation: cheetah_nbd::Violation) -> io::Error {
     io::Error::other(format!("the server breaks the protocol: {violation:?}"))
 }
 
 /// Bytes of which no 4 KiB block is zero or like another.
-fn pattern_bytes(count: usize) -> Vec<u8> {
+pub(crate) fn pattern_bytes(count: usize) -> Vec<u8> {
     let mut seed = 1;
     let mut bytes = Vec::with_capacity(count + 8);
     while bytes.len() < count {
@@ -295,7 +309,7 @@ fn pattern_bytes(count: usize) -> Vec<u8> {
 }
 
 /// Knuth's MMIX generator; its upper bits are random enough to spread reads.
-fn next_random(seed: u64) -> u64 {
+pub(crate) fn next_random(seed: u64) -> u64 {
     seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407)
 }
 
@@ -309,7 +323,7 @@ mod tests {
         for server in [Rival::nbdkit(&["memory", "16M"]), Rival::qemu_nbd(16 << 20, "")] {
             for structured in [true, false] {
                 let address = server.address.expect("a TCP server");
-                let mut connection = Connection::open(address, "reno", structured).expect("a connection");
+                let mut connection = Connection::open(address, "", "reno", structured).expect("a connection");
                 assert_eq!(connection.size(), 16 << 20);
                 connection.fill().expect("a fill");
                 for (pattern, block, depth) in
@@ -319,8 +333,12 @@ mod tests {
                         .run(pattern, block, depth, |asked| asked < 1000)
                         .unwrap_or_else(|error| panic!("{pattern:?} from {}: {error}", server.uri));
                     assert_eq!(done.requests, 1000);
+                    assert_eq!(done.median, Duration::ZERO, "only one at a time has a latency of its own");
                     assert!(connection.start == connection.end, "bytes are left over");
                 }
+                let one =
+                    connection.run(Pattern::RandomRead, 4096, 1, |asked| asked < 10).expect("ten reads");
+                assert!(one.median > Duration::ZERO && one.median * 5 < one.took);
                 let last = &connection.destination[connection.aligned..][..4096];
                 assert!(last.iter().any(|byte| *byte != 0), "what was filled reads as zeros");
             }

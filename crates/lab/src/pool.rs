@@ -63,6 +63,8 @@ pub struct Attached {
     pub path: PathBuf,
     /// The address of the export, for the front end that has one.
     pub uri: String,
+    /// The daemon that serves it.
+    pub pid: u32,
 }
 
 /// A pool of processes on this machine, or spread over the hosts of a lab.
@@ -290,6 +292,11 @@ impl Pool {
         self.donors.get_mut(name).unwrap_or_else(|| panic!("no donor {name}"))
     }
 
+    /// The processes of all donors.
+    pub fn donor_pids(&self) -> Vec<u32> {
+        self.donors.values().map(Process::pid).collect()
+    }
+
     pub fn pid_of(&self, donor: &str) -> u32 {
         self.donors.get(donor).map_or_else(|| panic!("no donor {donor}"), Process::pid)
     }
@@ -381,7 +388,8 @@ impl Pool {
         self.attached.push(name.to_owned());
         let answer = self.json(&arguments);
         let text = |field: &str| answer[field].as_str().unwrap_or_default().to_owned();
-        Attached { volume: name.to_owned(), path: text("path").into(), uri: text("uri") }
+        let pid = answer["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).unwrap_or_default();
+        Attached { volume: name.to_owned(), path: text("path").into(), uri: text("uri"), pid }
     }
 
     /// An empty directory to mount a volume at.

@@ -137,6 +137,11 @@ pub fn shared_bytes(pid: u32) -> u64 {
     status_bytes(pid, "RssShmem:")
 }
 
+/// The most that was ever resident of any process; 0 when it is gone.
+pub fn peak_resident_bytes(pid: u32) -> u64 {
+    status_bytes(pid, "VmHWM:")
+}
+
 fn status_bytes(pid: u32, field: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix(field)).unwrap_or("0");

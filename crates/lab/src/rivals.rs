@@ -1,14 +1,20 @@
-//! Servers and meters that others wrote: nbdkit, qemu-nbd, iperf3.
+//! Servers, front ends and meters that others wrote: nbdkit, qemu-nbd with and without its quorum driver, nbd-server,
+//! nbdfuse, iperf3.
 //! Invariant: every server has a port or socket of its own, is ready when its constructor returns, and is ended by id.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use rustix::process::Signal;
 
 use crate::lan::{Lan, Node};
 use crate::process::Process;
 use crate::scratch::Scratch;
-use crate::{tools, wait};
+use crate::{mark, tools, wait};
+
+/// Where a server that goes into the background says which process it is.
+const PID_FILE: &str = "pid";
 
 /// A running NBD server of somebody else's.
 #[derive(Debug)]
@@ -16,7 +22,16 @@ pub struct Rival {
     pub process: Process,
     pub uri: String,
     pub address: Option<SocketAddr>,
-    _scratch: Scratch,
+    scratch: Scratch,
+}
+
+impl Drop for Rival {
+    fn drop(&mut self) {
+        let pid = std::fs::read_to_string(self.scratch.join(PID_FILE)).unwrap_or_default();
+        if let Ok(pid) = pid.trim().parse() {
+            mark::signal(pid, Signal::KILL);
+        }
+    }
 }
 
 impl Rival {
@@ -40,7 +55,7 @@ impl Rival {
         command.args(["--foreground", "--exit-with-parent", "--unix"]).arg(&socket).args(plugin);
         let process = Process::start("nbdkit", command, scratch.path());
         wait_for_unix(&socket);
-        Self { process, uri: unix_uri(&socket, ""), address: None, _scratch: scratch }
+        Self { process, uri: unix_uri(&socket, ""), address: None, scratch }
     }
 
     /// `qemu-nbd` over a file in memory, under this export name.
@@ -61,6 +76,47 @@ impl Rival {
         })
     }
 
+    /// `nbd-server` over a file in memory, under the name `lent`.
+    #[track_caller]
+    pub fn nbd_server(bytes: u64) -> Self {
+        Self::on_tcp("nbd-server", "lent", |port, scratch| {
+            let file = scratch.sparse_file("nbd-server.raw", bytes);
+            let text = format!(
+                "[generic]\nlistenaddr = 127.0.0.1\nport = {port}\n[lent]\nexportname = {}\n",
+                file.display()
+            );
+            // It either serves one connection and ends, or goes into the background; what stays in the foreground
+            // ends with it.
+            let script = "\"$0\" -C \"$1\" -p \"$2\" && while kill -0 \"$(cat \"$2\")\"; do sleep 1; done";
+            let mut command = tools::command("sh");
+            command.args(["-c", script]).arg(tools::need("nbd-server"));
+            command.arg(scratch.file("nbd-server.conf", text.as_bytes())).arg(scratch.join(PID_FILE));
+            command
+        })
+    }
+
+    /// qemu's quorum driver over other servers, served by `qemu-nbd`: a mirror, each write goes to all of them, each
+    /// read to the first. This is the most that qemu does to join servers; it has no stripe.
+    #[track_caller]
+    pub fn quorum(children: &[Self]) -> Self {
+        let mut options = "driver=quorum,vote-threshold=1,read-pattern=fifo".to_owned();
+        for (number, child) in children.iter().enumerate() {
+            let address = child.address.expect("a child on TCP");
+            let server = format!("children.{number}.server");
+            options += &format!(
+                ",children.{number}.driver=nbd,{server}.type=inet,{server}.host={},{server}.port={}",
+                address.ip(),
+                address.port()
+            );
+        }
+        Self::on_tcp("quorum", "", |port, _| {
+            let mut command = tools::command("qemu-nbd");
+            command.args(["--persistent", "--shared=0", "--bind=127.0.0.1"]);
+            command.arg(format!("--port={port}")).arg("--image-opts").arg(&options);
+            command
+        })
+    }
+
     fn on_tcp(name: &str, export: &str, command: impl Fn(u16, &Scratch) -> Command) -> Self {
         let scratch = Scratch::in_memory();
         // A free port may be taken by another run before the server binds it; then the server ends, and we ask again.
@@ -76,10 +132,102 @@ impl Rival {
             });
             if ready && process.is_running() {
                 let uri = format!("nbd://{address}/{export}");
-                return Self { process, uri, address: Some(address), _scratch: scratch };
+                return Self { process, uri, address: Some(address), scratch };
             }
         }
         panic!("{name} did not start on any of five ports");
+    }
+}
+
+/// `nbdfuse` in front of a server: its export as a file, which is what a user has today.
+#[derive(Debug)]
+pub struct NbdFuse {
+    pub process: Process,
+    pub path: PathBuf,
+    // Last: it takes the mount with it.
+    _scratch: Scratch,
+}
+
+impl NbdFuse {
+    #[track_caller]
+    pub fn start(uri: &str) -> Self {
+        let scratch = Scratch::new();
+        let directory = scratch.directory("mnt");
+        let path = directory.join("nbd");
+        let mut command = tools::command("nbdfuse");
+        command.arg(&path).arg(uri);
+        let process = Process::start("nbdfuse", command, scratch.path());
+        wait::until("nbdfuse's file", wait::SOON, || {
+            std::fs::metadata(&path).is_ok_and(|file| file.len() > 0)
+        });
+        Self { process, path, _scratch: scratch }
+    }
+}
+
+/// Several memories joined into one file by the kernel: nbdkit servers, nbdfuse in front of each, a loop device over each
+/// file, and btrfs with its data striped over these. Kernels with md or device-mapper have other stripes; this one asks
+/// for btrfs only, and keeps no checksums, as they would.
+#[derive(Debug)]
+pub struct Striped {
+    pub path: PathBuf,
+    mount: PathBuf,
+    devices: Vec<String>,
+    files: Vec<NbdFuse>,
+    servers: Vec<Rival>,
+    _scratch: Scratch,
+}
+
+impl Striped {
+    pub const NAME: &'static str = "RAID0 (btrfs) of four loop devices over nbdfuse on nbdkit";
+
+    /// A sparse file of this size.
+    #[track_caller]
+    pub fn new(devices: usize, bytes: u64) -> Self {
+        // What the file system keeps for itself.
+        let each = bytes / devices as u64 + (192 << 20);
+        let scratch = Scratch::new();
+        let servers: Vec<Rival> =
+            (0..devices).map(|_| Rival::nbdkit_unix(&["memory", &each.to_string()])).collect();
+        let files: Vec<NbdFuse> = servers.iter().map(|server| NbdFuse::start(&server.uri)).collect();
+        let mount = scratch.directory("mnt");
+        let path = mount.join("file");
+        // Built up in place, so that a failure half way is cleaned up by its drop.
+        let mut striped = Self { path, mount, devices: Vec::new(), files, servers, _scratch: scratch };
+        for file in &striped.files {
+            let path = file.path.display().to_string();
+            let device = tools::run("losetup", ["--find", "--show", "--direct-io=on", path.as_str()]);
+            striped.devices.push(device.trim().to_owned());
+        }
+        let mut mkfs = tools::command("mkfs.btrfs");
+        mkfs.args(["--quiet", "--force", "--data", "raid0", "--metadata", "raid0"]).args(&striped.devices);
+        tools::expect_success(&mut mkfs);
+        let devices: Vec<String> = striped.devices.iter().map(|device| format!("device={device}")).collect();
+        let options = format!("nodatasum,noatime,{}", devices.join(","));
+        let mount = striped.mount.display().to_string();
+        tools::run(
+            "mount",
+            ["-t", "btrfs", "-o", options.as_str(), striped.devices[0].as_str(), mount.as_str()],
+        );
+        std::fs::File::create(&striped.path)
+            .and_then(|file| file.set_len(bytes))
+            .expect("a file on the stripe");
+        striped
+    }
+
+    /// Everything behind it.
+    pub fn pids(&self) -> Vec<u32> {
+        let files = self.files.iter().map(|file| file.process.pid());
+        files.chain(self.servers.iter().map(|server| server.process.pid())).collect()
+    }
+}
+
+impl Drop for Striped {
+    fn drop(&mut self) {
+        // Mounts and devices first: what serves them ends afterwards. What is not there any more is fine.
+        let _ = tools::output(tools::command("umount").arg("--lazy").arg(&self.mount));
+        for device in &self.devices {
+            let _ = tools::output(tools::command("losetup").args(["--detach", device]));
+        }
     }
 }
 
@@ -107,8 +255,16 @@ pub fn unix_uri(socket: &Path, export: &str) -> String {
 /// Mbit/s that iperf3 moves from one host of a lab to another in `seconds`.
 #[track_caller]
 pub fn iperf3_between(lan: &Lan, from: Node, to: Node, seconds: u32) -> f64 {
+    iperf3_streams(lan, from, to, seconds, 1)
+}
+
+/// The same with several connections at once.
+#[track_caller]
+pub fn iperf3_streams(lan: &Lan, from: Node, to: Node, seconds: u32, streams: u32) -> f64 {
     let iperf = tools::need("iperf3");
-    iperf3(lan.exec(to, &iperf), lan.exec(from, &iperf), &to.address(), 5201, seconds)
+    let mut client = lan.exec(from, &iperf);
+    client.args(["--parallel", &streams.to_string()]);
+    iperf3(lan.exec(to, &iperf), client, &to.address(), 5201, seconds)
 }
 
 /// Mbit/s of iperf3 over loopback.
@@ -141,10 +297,35 @@ mod tests {
             Rival::nbdkit(&["memory", "1M"]),
             Rival::nbdkit_unix(&["memory", "1M"]),
             Rival::qemu_nbd(size, "lent"),
+            Rival::nbd_server(size),
         ];
         for server in &servers {
             let told = tools::run("nbdinfo", ["--size", &server.uri]);
             assert_eq!(told.trim(), size.to_string(), "{}", server.uri);
+        }
+    }
+
+    #[test]
+    fn a_stripe_of_files_holds_what_is_written() {
+        let striped = Striped::new(2, 32 << 20);
+        std::fs::write(&striped.path, vec![7; 32 << 20]).expect("a write");
+        let devices = striped.devices.clone();
+        assert_eq!((striped.pids().len(), devices.len()), (4, 2));
+        assert!(std::fs::read(&striped.path).expect("a read").iter().all(|byte| *byte == 7));
+        drop(striped);
+        let used = tools::run("losetup", ["--list", "--noheadings", "--output", "NAME"]);
+        assert!(used.lines().all(|line| !devices.contains(&line.trim().to_owned())), "{used}");
+    }
+
+    #[test]
+    fn a_quorum_writes_to_all_and_nbdfuse_shows_it() {
+        let children: Vec<Rival> = (0..3).map(|_| Rival::nbdkit(&["memory", "1M"])).collect();
+        let quorum = Rival::quorum(&children);
+        tools::run("qemu-io", ["-f", "raw", "-c", "write -P 7 4096 512", &quorum.uri]);
+        for server in children.iter().chain([&quorum]) {
+            let file = NbdFuse::start(&server.uri);
+            let bytes = std::fs::read(&file.path).expect("its file");
+            assert_eq!((bytes.len(), bytes[4096], bytes[4608]), (1 << 20, 7, 0), "{}", server.uri);
         }
     }
 }

@@ -1,0 +1,137 @@
+//! The part `front`: a volume as a file, beside what a user has today: nbdfuse in front of nbdkit on a Unix socket, and
+//! four such files joined by the kernel (a RAID0 of loop devices); a file in memory (tmpfs) is the limit.
+//!
+//! Every file was written before; sequential reads begin with an empty page cache, random ones go past it.
+//! Called by: `bench`.
+
+use std::path::PathBuf;
+
+use crate::bench::Bench;
+use crate::bench::direct::{self, Job};
+use crate::bench::file::{self, Walk};
+use crate::bench::rounds::{Side, Taken, Turn};
+use crate::bench::row::{Bar, Figure};
+use crate::bench::worker::Worker;
+use crate::figures::Series;
+use crate::pool::Pool;
+use crate::process;
+use crate::rivals::{NbdFuse, Rival, Striped};
+use crate::scratch::Scratch;
+
+pub const SECONDS: f64 = 200.0;
+pub const SETS: usize = 4;
+
+const DONORS: usize = 4;
+const MIB: u64 = 1 << 20;
+
+/// A file and the processes behind it.
+struct Place {
+    name: &'static str,
+    path: PathBuf,
+    servers: Vec<u32>,
+}
+
+pub fn run(bench: &mut Bench) {
+    bench.prepare("files are made and filled");
+    let mib: u64 = if bench.quick { 256 } else { 1024 };
+    let (bytes, size) = (mib * MIB, format!("{mib}M"));
+    let mut pool = Pool::start();
+    let lent = format!("{}M", mib / 4 + 64);
+    for number in 1..=DONORS {
+        pool.donate(&format!("host-{number}"), &lent);
+    }
+    pool.ok(["create", "case", &size, "--redundancy", "stripe:4"]);
+    let ours = pool.attach_fuse("case", &[]);
+    let nbdkit = Rival::nbdkit_unix(&["memory", &size]);
+    let nbdfuse = NbdFuse::start(&nbdkit.uri);
+    let striped = Striped::new(DONORS, bytes);
+    let memory = Scratch::in_memory();
+    let limit = memory.sparse_file("file", bytes);
+    let ours_servers = [pool.donor_pids(), vec![ours.pid]].concat();
+    let places = [
+        Place { name: "cheetah", path: ours.path, servers: ours_servers },
+        Place {
+            name: "nbdfuse",
+            path: nbdfuse.path.clone(),
+            servers: vec![nbdkit.process.pid(), nbdfuse.process.pid()],
+        },
+        Place { name: "striped", path: striped.path.clone(), servers: striped.pids() },
+        Place { name: "tmpfs", path: limit, servers: Vec::new() },
+    ];
+    let mut worker = Worker::start(&["file"]);
+    for place in &places {
+        file::walk(&mut worker, Walk::Write, &place.path, MIB, bytes);
+    }
+    for (walk, word, bar) in [(Walk::Forward, "read", Some(1.4)), (Walk::Write, "write", None)] {
+        let what = match walk {
+            Walk::Write => "sequential write through the page cache, and its flush",
+            _ => "sequential cold read",
+        };
+        bench.set(what);
+        let taken = walks(bench, &mut worker, &places, walk, bytes);
+        rows(bench, &format!("front.{word}"), what, "GB/s", &taken, bar);
+        let (id, what) =
+            (format!("front.{word}.cpu"), format!("{what}, processor time of servers and reader"));
+        let peer = Some(("nbdfuse on nbdkit", taken.cpu("nbdfuse")));
+        let (value, probe) = (taken.cpu("cheetah"), Some(&taken.probe));
+        bench.row(&Figure { id: &id, what, unit: "s/GB", value, peer, probe, bar: None });
+    }
+    for (depth, bar) in [(32, Some(4.0)), (1, None)] {
+        let what = format!("random 4 KiB read past the page cache, depth {depth}");
+        bench.set(&what);
+        let seconds = bench.time.as_secs_f64();
+        let mut sides: Vec<Side<'_>> = places
+            .iter()
+            .map(|place| {
+                let job = Job { path: &place.path, pattern: "randread", block: 4096, depth, bytes, seconds };
+                Side::new(place.name, move || Turn::of(direct::kiops(&job)))
+            })
+            .collect();
+        let taken = bench.turns(&mut sides);
+        rows(bench, &format!("front.random.d{depth}"), &what, "k/s", &taken, bar);
+    }
+    let value: Series = [process::peak_resident_bytes(ours.pid) as f64 / MIB as f64].into_iter().collect();
+    bench.row(&Figure {
+        id: "front.memory.client",
+        what: "memory of a client that serves a file, its peak".to_owned(),
+        unit: "MiB",
+        value: &value,
+        peer: None,
+        probe: None,
+        bar: Some(Bar::ValueAtMost(128.0)),
+    });
+    worker.end();
+    pool.detach("case");
+}
+
+fn walks(bench: &mut Bench, worker: &mut Worker, places: &[Place], walk: Walk, bytes: u64) -> Taken {
+    let worker = std::cell::RefCell::new(worker);
+    let mut sides: Vec<Side<'_>> = places
+        .iter()
+        .map(|place| {
+            let worker = &worker;
+            Side::new(place.name, move || {
+                let cpu =
+                    || place.servers.iter().map(|pid| process::cpu_time(*pid).as_secs_f64()).sum::<f64>();
+                let before = cpu();
+                let walked = file::walk(&mut worker.borrow_mut(), walk, &place.path, MIB, bytes);
+                let used = walked.cpu + cpu() - before;
+                let value = walked.mb_per_second() / 1e3;
+                Turn { value, cpu_per_gb: used / (walked.bytes as f64 / 1e9) }
+            })
+        })
+        .collect();
+    bench.turns(&mut sides)
+}
+
+/// The file beside each of the others; the bar is against what a user has today.
+fn rows(bench: &mut Bench, id: &str, what: &str, unit: &str, taken: &Taken, bar: Option<f64>) {
+    for (side, peer_name, bar) in
+        [("nbdfuse", "nbdfuse on nbdkit", bar), ("striped", Striped::NAME, None), ("tmpfs", "tmpfs", None)]
+    {
+        let id = format!("{id}.{side}");
+        let (value, peer, probe) = (taken.value("cheetah"), taken.value(side), Some(&taken.probe));
+        let (what, peer, bar) = (what.to_owned(), Some((peer_name, peer)), bar.map(Bar::RatioAtLeast));
+        bench.row(&Figure { id: &id, what, unit, value, peer, probe, bar });
+    }
+}

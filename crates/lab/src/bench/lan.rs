@@ -1,0 +1,314 @@
+//! The part `lan`: a client and four donors on hosts of their own, joined by shaped links; sequential reads and writes
+//! beside iperf3 on the same hosts, backward and strided reads, and a link with a round trip of 20 ms.
+//!
+//! Reads begin with an empty page cache. iperf3 moves one stream between the client and one donor: the client's link is
+//! what it measures. Called by: `bench`.
+
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::bench::Bench;
+use crate::bench::file::{self, Walk};
+use crate::bench::machine::CONGESTION;
+use crate::bench::rounds::{Side, Taken, Turn};
+use crate::bench::row::{Bar, Figure};
+use crate::bench::worker::{Load, Worker};
+use crate::images::Sample;
+use crate::lan::{Lan, Node};
+use crate::load::Pattern;
+use crate::pool::{Attached, Pool, State};
+use crate::scratch::Scratch;
+use crate::wire::Wire;
+use crate::{rivals, tools};
+
+pub const SECONDS: f64 = 420.0;
+pub const SETS: usize = 4;
+
+const DONORS: u8 = 4;
+const MIB: u64 = 1 << 20;
+/// What a backward or forward walk in small steps reads.
+const WALK_BYTES: u64 = 32 * MIB;
+const BLOCK: u64 = 4096;
+/// The thesis's stride.
+const STRIDE: u64 = 200 << 10;
+/// Where the file system of the NTFS sample begins.
+const NTFS_SECTOR: &str = "2048";
+/// Connections of a client to four donors.
+const STREAMS: u32 = 8;
+const RTT: Duration = Duration::from_millis(20);
+
+pub fn run(bench: &mut Bench) {
+    for (rate, name) in [("1gbit", "1g"), ("10gbit", "10g")] {
+        at_the_wire(bench, rate, name);
+    }
+    let lan = hosts("1gbit", DONORS);
+    walks(bench, &lan);
+    far(bench, &lan);
+}
+
+#[track_caller]
+pub fn hosts(rate: &str, donors: u8) -> Arc<Lan> {
+    let lan = Lan::new(donors, rate);
+    lan.congestion_control(CONGESTION);
+    Arc::new(lan)
+}
+
+#[track_caller]
+fn pool_on(lan: &Arc<Lan>, lent: &str) -> Pool {
+    let mut pool = Pool::with(State::Memory, Some(lan.clone()));
+    pool.donate_everywhere(DONORS, lent);
+    pool
+}
+
+/// Random bytes to copy from.
+#[track_caller]
+fn noise(scratch: &Scratch, bytes: u64) -> PathBuf {
+    let noise = scratch.join("noise");
+    let mut command = tools::command("dd");
+    command.arg("if=/dev/urandom").arg(format!("of={}", noise.display()));
+    tools::expect_success(command.args(["bs=1M", "status=none", &format!("count={}", bytes / MIB)]));
+    noise
+}
+
+/// Mbit/s at which a command moved so many bytes.
+#[track_caller]
+fn mbit(bytes: u64, mut command: Command) -> Turn {
+    let start = Instant::now();
+    tools::expect_success(&mut command);
+    Turn::of(bytes as f64 * 8.0 / 1e6 / start.elapsed().as_secs_f64())
+}
+
+/// Sequential reads and writes through the file and through the export.
+fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
+    bench.prepare(&format!("hosts with links of {rate}"));
+    let mib: u64 = match (bench.quick, rate) {
+        (true, _) => 64,
+        (false, "1gbit") => 512,
+        _ => 1024,
+    };
+    let bytes = mib * MIB;
+    let seconds = if bench.quick { 1 } else { 2 };
+    let lan = hosts(rate, DONORS);
+    let mut pool = pool_on(&lan, &format!("{}M", 2 * (mib / 4).max(64)));
+    for volume in ["file", "nbd"] {
+        pool.ok(["create", volume, &format!("{mib}M"), "--redundancy", "stripe:4"]);
+    }
+    let noise = noise(pool.scratch(), bytes).display().to_string();
+    let path = pool.attach_fuse("file", &[]).path;
+    let uri = pool.attach_export_unix("nbd", &[]).uri;
+    let nbdcopy = |from: &str, to: &str| {
+        let mut command = lan.exec(Node::Client, tools::need("nbdcopy"));
+        command.args(["--flush", from, to]);
+        command
+    };
+    let worker = RefCell::new(Worker::start(&["file"]));
+    let walk = |walk: Walk| {
+        Turn::of(file::walk(&mut worker.borrow_mut(), walk, &path, MIB, bytes).mb_per_second() * 8.0)
+    };
+    bench.set(&format!("sequential, links of {rate}"));
+    let taken = bench.turns(&mut [
+        Side::new("in", || Turn::of(rivals::iperf3_between(&lan, Node::Donor(1), Node::Client, seconds))),
+        Side::new("out", || Turn::of(rivals::iperf3_between(&lan, Node::Client, Node::Donor(1), seconds))),
+        Side::new("file write", || walk(Walk::Write)),
+        Side::new("file read", || walk(Walk::Forward)),
+        Side::new("export write", || mbit(bytes, nbdcopy(&noise, &uri))),
+        Side::new("export read", || mbit(bytes, nbdcopy(&uri, "null:"))),
+    ]);
+    for (side, peer) in
+        [("file read", "in"), ("file write", "out"), ("export read", "in"), ("export write", "out")]
+    {
+        let id = format!("lan.{name}.{}", side.replace(' ', "."));
+        let what = format!("links of {rate}, sequential, four donors: {side}");
+        let (value, probe, bar) = (taken.value(side), Some(&taken.probe), Some(Bar::RatioAtLeast(0.98)));
+        let peer = Some(("iperf3", taken.value(peer)));
+        bench.row(&Figure { id: &id, what, unit: "Mbit/s", value, peer, probe, bar });
+    }
+    worker.into_inner().end();
+    pool.detach("file");
+    pool.detach("nbd");
+}
+
+/// What switches read-ahead off, if the program has it; without it there is none to switch off.
+fn without_read_ahead(pool: &Pool) -> &'static [&'static str] {
+    match pool.ok(["attach", "--help"]).contains("--read-ahead") {
+        true => &["--read-ahead", "off"],
+        false => &[],
+    }
+}
+
+/// Two volumes with the same content, as files: one as it is, one without read-ahead.
+struct Pair {
+    pool: Pool,
+    ahead: Attached,
+    plain: Attached,
+}
+
+impl Pair {
+    #[track_caller]
+    fn start(lan: &Arc<Lan>, from: &Path, bytes: u64) -> Self {
+        let mut pool = pool_on(lan, &format!("{}M", 2 * (bytes / MIB / 4).max(64) + 128));
+        let size = bytes.to_string();
+        for volume in ["ahead", "plain"] {
+            pool.ok(["create", volume, &size, "--redundancy", "stripe:4"]);
+            pool.ok(["load", &from.display().to_string(), volume, "--no-verify"]);
+        }
+        let ahead = pool.attach_fuse("ahead", &["--read-only"]);
+        let off = without_read_ahead(&pool);
+        let plain = pool.attach_fuse("plain", &[&["--read-only"], off].concat());
+        Self { pool, ahead, plain }
+    }
+
+    fn end(mut self) {
+        self.pool.detach("ahead");
+        self.pool.detach("plain");
+    }
+}
+
+const NO_READ_AHEAD: &str = "the same without read-ahead";
+
+/// One side beside another of the same rounds, each by its name in the table and among the sides.
+fn row(
+    bench: &mut Bench,
+    (id, what, unit): (&str, &str, &str),
+    taken: &Taken,
+    side: &str,
+    (peer_name, peer): (&str, &str),
+    bar: Option<Bar>,
+) {
+    let (value, probe) = (taken.value(side), Some(&taken.probe));
+    let peer = Some((peer_name, taken.value(peer)));
+    bench.row(&Figure { id, what: what.to_owned(), unit, value, peer, probe, bar });
+}
+
+/// Backward and strided walks in blocks of 4 KiB.
+fn walks(bench: &mut Bench, lan: &Arc<Lan>) {
+    bench.prepare("volumes for backward and strided reads");
+    let bytes = if bench.quick { 128 * MIB } else { 256 * MIB };
+    let scratch = Scratch::new();
+    let pair = Pair::start(lan, &noise(&scratch, bytes), bytes);
+    let server = Worker::start_on(lan, Node::Donor(1), &["ping-server", "0.0.0.0:5202"]);
+    let mut ping =
+        Worker::start_on(lan, Node::Client, &["ping", &format!("{}:5202", Node::Donor(1).address())]);
+    let worker = RefCell::new(Worker::start(&["file"]));
+    let walk = |walk: Walk, attached: &Attached, bytes: u64| {
+        Turn::of(file::walk(&mut worker.borrow_mut(), walk, &attached.path, BLOCK, bytes).mb_per_second())
+    };
+    bench.set("backward and strided reads, links of 1gbit");
+    let load = Load { pattern: Pattern::RandomRead, block: 4096, depth: 1, time: bench.time };
+    let strided = Walk::Strided(STRIDE);
+    let taken = bench.turns(&mut [
+        Side::new("forward", || walk(Walk::Forward, &pair.ahead, WALK_BYTES)),
+        Side::new("backward", || walk(Walk::Backward, &pair.ahead, WALK_BYTES)),
+        Side::new("strided", || walk(strided, &pair.ahead, bytes)),
+        Side::new("plain", || walk(strided, &pair.plain, bytes)),
+        Side::new("ping", || Turn::of(BLOCK as f64 / ping.load(load, &[]).median_us().value)),
+    ]);
+    let at_least = |bar| Some(Bar::RatioAtLeast(bar));
+    let what = "backward, 4 KiB at a time, cold";
+    row(
+        bench,
+        ("lan.backward", what, "MB/s"),
+        &taken,
+        "backward",
+        ("the same forward", "forward"),
+        at_least(0.9),
+    );
+    let what = "strided, 4 KiB every 200 KiB, cold, useful bytes";
+    row(bench, ("lan.strided", what, "MB/s"), &taken, "strided", (NO_READ_AHEAD, "plain"), at_least(5.0));
+    let peer = ("4 KiB each raw TCP round trip", "ping");
+    row(bench, ("lan.strided.round-trips", what, "MB/s"), &taken, "strided", peer, None);
+    worker.into_inner().end();
+    drop((ping, server));
+    pair.end();
+}
+
+/// A round trip of 20 ms between the client's side and the donors.
+fn far(bench: &mut Bench, lan: &Arc<Lan>) {
+    bench.prepare("a link with a round trip of 20 ms");
+    let sample = Sample::named("fs.ntfs");
+    let bytes = sample.bytes;
+    let pair = Pair::start(lan, &sample.path(), bytes);
+    let worker = RefCell::new(Worker::start(&["file"]));
+    let walk = |attached: &Attached| {
+        Turn::of(
+            file::walk(&mut worker.borrow_mut(), Walk::Forward, &attached.path, MIB, bytes).mb_per_second()
+                * 8.0,
+        )
+    };
+    let near = rivals::iperf3_between(lan, Node::Donor(1), Node::Client, 2);
+    let fls_here = seconds_of_fls(&sample.path());
+    let wire = Wire::new(lan, 1);
+    wire.delay(RTT / 2);
+    (1..=DONORS).for_each(|number| lan.detour(Node::Donor(number)));
+    bench.set("RTT 20 ms: sequential cold read, fls");
+    let streams = |count| rivals::iperf3_streams(lan, Node::Donor(1), Node::Client, 3, count);
+    let taken = bench.turns(&mut [
+        Side::new("link", || Turn::of(near)),
+        Side::new("one stream", || Turn::of(streams(1))),
+        Side::new("many streams", || Turn::of(streams(STREAMS))),
+        Side::new("read", || walk(&pair.ahead)),
+        Side::new("plain read", || walk(&pair.plain)),
+        Side::new("fls", || Turn::of(cold_fls(&pair.ahead.path))),
+        Side::new("plain fls", || Turn::of(cold_fls(&pair.plain.path))),
+    ]);
+    let what = "RTT 20 ms, 1 Gbit/s: sequential cold read of 50 MiB";
+    let link = ("iperf3 without the delay", "link");
+    row(bench, ("lan.far.read", what, "Mbit/s"), &taken, "read", link, Some(Bar::RatioAtLeast(0.9)));
+    for (id, what, side) in [
+        ("lan.far.iperf3", "RTT 20 ms, 1 Gbit/s: iperf3, 3 s", "one stream"),
+        (
+            "lan.far.iperf3.streams",
+            "the same with eight streams, as many as a client has connections",
+            "many streams",
+        ),
+    ] {
+        row(bench, (id, what, "Mbit/s"), &taken, side, link, None);
+    }
+    row(bench, ("lan.far.plain", what, "Mbit/s"), &taken, "read", (NO_READ_AHEAD, "plain read"), None);
+    let what = "RTT 20 ms, 1 Gbit/s: fls -r of the NTFS sample";
+    let plain = (NO_READ_AHEAD, "plain fls");
+    row(bench, ("lan.far.fls", what, "s"), &taken, "fls", plain, Some(Bar::RatioAtMost(1.0)));
+    // Each round trip that a tool waits for takes one RTT; what it takes beside that is what it takes on a local file.
+    let trips = |side: &str| {
+        taken
+            .value(side)
+            .values()
+            .iter()
+            .map(|seconds| (seconds - fls_here).max(0.0) / RTT.as_secs_f64())
+            .collect()
+    };
+    let what = "the same, round trips that it waited for";
+    let (value, plain) = (trips("fls"), trips("plain fls"));
+    let peer = Some((NO_READ_AHEAD, &plain));
+    let (probe, bar) = (Some(&taken.probe), Some(Bar::RatioAtMost(1.0 / 3.0)));
+    bench.row(&Figure {
+        id: "lan.far.fls.trips",
+        what: what.to_owned(),
+        unit: "",
+        value: &value,
+        peer,
+        probe,
+        bar,
+    });
+    worker.into_inner().end();
+    (1..=DONORS).for_each(|number| lan.heal(Node::Donor(number)));
+    drop(wire);
+    pair.end();
+}
+
+#[track_caller]
+fn seconds_of_fls(path: &Path) -> f64 {
+    let start = Instant::now();
+    tools::run("fls", ["-r", "-o", NTFS_SECTOR, &path.display().to_string()]);
+    start.elapsed().as_secs_f64()
+}
+
+/// With an empty page cache.
+#[track_caller]
+fn cold_fls(path: &Path) -> f64 {
+    file::forget(path);
+    seconds_of_fls(path)
+}

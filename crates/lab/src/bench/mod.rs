@@ -1,0 +1,269 @@
+//! The benchmark: Cheetah beside its peers and the physical limits, in one table with what is demanded of each figure.
+//!
+//! Owns: the parts, the command line, what a part measures with ([`Bench`]) and how the run ends. Never: a figure that
+//! was not measured in this run or an earlier one of this machine, a ratio that noise made.
+//! Invariant: every ratio is of two sides that took turns in the same rounds, with the same congestion control, in a
+//! network namespace of the benchmark's own.
+//! Called by: `bin/bench.rs`. Parts: `row` (judges), `rounds` (takes turns), `worker` (makes loads), `results` (writes);
+//! one file for each part of the table. Tests: in each of them.
+
+mod client;
+mod direct;
+mod file;
+mod front;
+mod lan;
+mod libnbd;
+mod local;
+mod machine;
+mod ping;
+mod plot;
+mod progress;
+mod quiet;
+mod results;
+mod rounds;
+mod row;
+mod scale;
+mod seeds;
+mod share;
+mod simulated;
+mod thesis;
+mod worker;
+
+use std::os::unix::process::CommandExt;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use crate::tools;
+use plot::Scaling;
+use progress::Progress;
+use quiet::Quiet;
+use results::Results;
+use rounds::{Probe, Side, Taken};
+use row::{Figure, Row};
+use share::Share;
+
+/// A bar was missed.
+const MISSED: u8 = 1;
+/// The command line makes no sense.
+const USAGE: u8 = 2;
+/// No bar was missed, but the machine was too noisy to say of each that it was met.
+const TOO_NOISY: u8 = 3;
+
+/// Set in the run that is inside the benchmark's own network namespace, to the congestion control outside.
+const INSIDE: &str = "CHEETAH_BENCH_INSIDE";
+
+struct Part {
+    name: &'static str,
+    /// About how long it takes, and in how many sets it measures.
+    seconds: f64,
+    sets: usize,
+    run: fn(&mut Bench),
+}
+
+const PARTS: [Part; 6] = [
+    Part { name: "local", seconds: local::SECONDS, sets: local::SETS, run: local::run },
+    Part { name: "front", seconds: front::SECONDS, sets: front::SETS, run: front::run },
+    Part { name: "lan", seconds: lan::SECONDS, sets: lan::SETS, run: lan::run },
+    Part { name: "thesis", seconds: thesis::SECONDS, sets: thesis::SETS, run: thesis::run },
+    Part { name: "scale", seconds: scale::SECONDS, sets: scale::SETS, run: scale::run },
+    Part { name: "seeds", seconds: seeds::SECONDS, sets: seeds::SETS, run: seeds::run },
+];
+
+/// What a part measures with.
+struct Bench {
+    /// Fewer and shorter turns: to see that all of it works.
+    quick: bool,
+    rounds: usize,
+    /// How long a turn of a load takes.
+    time: Duration,
+    probe: Probe,
+    quiet: Quiet,
+    progress: Progress,
+    rows: Vec<Row>,
+    plots: Vec<Scaling>,
+}
+
+impl Bench {
+    /// Says what is made before the next set.
+    fn prepare(&self, what: &str) {
+        self.progress.say(what);
+    }
+
+    /// Says what is measured now.
+    fn set(&mut self, what: &str) {
+        self.progress.set(what);
+    }
+
+    /// Lets the sides take turns.
+    fn turns(&mut self, sides: &mut [Side<'_>]) -> Taken {
+        let (probe, quiet) = (&mut self.probe, &mut self.quiet);
+        rounds::take(self.rounds, sides, || {
+            quiet.wait();
+            probe.gb_per_second()
+        })
+    }
+
+    fn row(&mut self, figure: &Figure<'_>) {
+        self.rows.push(figure.row());
+    }
+}
+
+struct Options {
+    parts: Vec<&'static Part>,
+    json: bool,
+    quick: bool,
+}
+
+/// The program.
+pub fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [first, kind @ ..] = arguments.as_slice()
+        && first == worker::WORKER
+    {
+        worker::serve(kind);
+        return ExitCode::SUCCESS;
+    }
+    let options = match options(&arguments) {
+        Ok(options) => options,
+        Err(usage) => {
+            eprintln!("{usage}");
+            return ExitCode::from(USAGE);
+        }
+    };
+    if std::env::var_os(INSIDE).is_none() {
+        enter_own_network();
+    }
+    measure(&options)
+}
+
+fn options(arguments: &[String]) -> Result<Options, String> {
+    let quick = std::env::var("QUICK").is_ok_and(|quick| !quick.is_empty() && quick != "0");
+    let mut options = Options { parts: Vec::new(), json: false, quick };
+    for argument in arguments {
+        match (argument.as_str(), PARTS.iter().find(|part| part.name == argument)) {
+            (_, Some(part)) => options.parts.push(part),
+            ("--json", _) => options.json = true,
+            ("--quick", _) => options.quick = true,
+            _ => {
+                let names: Vec<&str> = PARTS.iter().map(|part| part.name).collect();
+                return Err(format!("usage: bench [--quick] [--json] [{}]...", names.join("|")));
+            }
+        }
+    }
+    if options.parts.is_empty() {
+        options.parts = PARTS.iter().collect();
+    }
+    Ok(options)
+}
+
+/// Runs the program again in a network namespace of its own, where every side has the same congestion control: BBR, some
+/// machines' default, halves loopback's speed, and programs that cannot choose would be measured by it.
+fn enter_own_network() {
+    tools::need_root("the benchmark, for a network of its own,");
+    let script = format!(
+        "ip link set lo up && echo {} >/proc/sys/net/ipv4/tcp_congestion_control && exec \"$@\"",
+        machine::CONGESTION
+    );
+    let program = std::env::current_exe().expect("the path of this program");
+    let mut again = tools::command("unshare");
+    again.args(["--net", "sh", "-c", &script, "sh"]).arg(program).args(std::env::args_os().skip(1));
+    let error = again.env(INSIDE, machine::congestion_control()).exec();
+    panic!("cannot start again in a namespace: {error}");
+}
+
+#[allow(clippy::print_stdout, reason = "the table is the program's output")]
+fn measure(options: &Options) -> ExitCode {
+    let (rounds, time, patience) = match options.quick {
+        true => (3, Duration::from_millis(300), Duration::ZERO),
+        false => (5, Duration::from_millis(500), Duration::from_secs(60)),
+    };
+    let share = Share::take();
+    let scale = if options.quick { 0.4 } else { 1.0 };
+    let mut results =
+        Results::open(machine::describe(&share.described(), &std::env::var(INSIDE).unwrap_or_default()));
+    let mut bench = Bench {
+        quick: options.quick,
+        rounds,
+        time,
+        probe: Probe::new(),
+        quiet: Quiet::new(Duration::ZERO),
+        progress: Progress::new(options.parts.iter().map(|part| part.seconds * scale)),
+        rows: Vec::new(),
+        plots: Vec::new(),
+    };
+    let mut rows = Vec::new();
+    let mut path = None;
+    for part in &options.parts {
+        bench.progress.part(part.name, part.seconds * scale, part.sets);
+        bench.quiet = Quiet::new(patience);
+        (part.run)(&mut bench);
+        results.merge(part.name, bench.rows.clone());
+        bench.plots.drain(..).for_each(|plot| results.plot(plot));
+        // After each part, so that what was measured is kept when a later one fails.
+        path = Some(results.write());
+        rows.append(&mut bench.rows);
+    }
+    bench.progress.end();
+    match options.json {
+        true => println!("{:#}", results.to_json()),
+        false => println!("{}", results.table()),
+    }
+    if let Some(path) = path {
+        eprintln!("written to {} and beside it", path.display());
+    }
+    verdict(&rows)
+}
+
+fn verdict(rows: &[Row]) -> ExitCode {
+    for row in rows.iter().filter(|row| row.ok == Some(false)) {
+        eprintln!("missed: {}: {}", row.id, row.line());
+    }
+    let undecided: Vec<&str> =
+        rows.iter().filter(|row| row.is_undecided()).map(|row| row.id.as_str()).collect();
+    if !undecided.is_empty() {
+        eprintln!(
+            "too noisy for a verdict: {}\nMeasure again when nothing else runs on this machine (a load average near \
+             zero, no other virtual machine on its cores); a part can be measured by itself.",
+            undecided.join(", ")
+        );
+    }
+    match (rows.iter().any(|row| row.ok == Some(false)), undecided.is_empty()) {
+        (true, _) => ExitCode::from(MISSED),
+        (false, false) => ExitCode::from(TOO_NOISY),
+        (false, true) => ExitCode::SUCCESS,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::figures::Series;
+    use row::Bar;
+
+    fn row(value: [f64; 3], bar: f64) -> Row {
+        let value: Series = value.into_iter().collect();
+        let (what, bar) = ("a".to_owned(), Some(Bar::RatioAtLeast(bar)));
+        let peer: Series = [1.0; 3].into_iter().collect();
+        Figure { id: "a", what, unit: "s", value: &value, peer: Some(("b", &peer)), probe: None, bar }.row()
+    }
+
+    #[test]
+    fn the_exit_code_tells_met_missed_and_unknown() {
+        let (met, missed, noisy) = (row([2.0; 3], 1.0), row([2.0; 3], 3.0), row([1.0, 5.0, 9.0], 1.0));
+        let code = |rows: &[&Row]| verdict(&rows.iter().map(|row| (*row).clone()).collect::<Vec<Row>>());
+        assert_eq!(code(&[&met]), ExitCode::SUCCESS);
+        assert_eq!(code(&[&met, &noisy]), ExitCode::from(TOO_NOISY));
+        assert_eq!(code(&[&met, &noisy, &missed]), ExitCode::from(MISSED));
+    }
+
+    #[test]
+    fn the_command_line_names_parts() {
+        let parse =
+            |words: &[&str]| options(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<String>>());
+        let all = parse(&[]).expect("all parts");
+        assert_eq!(all.parts.len(), PARTS.len());
+        let some = parse(&["local", "--json"]).expect("a part");
+        assert_eq!((some.parts[0].name, some.parts.len(), some.json), ("local", 1, true));
+        assert!(parse(&["moon"]).is_err_and(|usage| usage.contains("local")));
+    }
+}

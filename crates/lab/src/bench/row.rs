@@ -1,0 +1,284 @@
+//! One line of the benchmark's table: a figure, what it is compared with, and what is demanded of it.
+//!
+//! Owns: how ratios are taken (round by round, then their median), and the refusal to show one when the machine was
+//! too noisy. Never: measures. Invariant: what was refused has neither a ratio nor a verdict, in the table and in JSON.
+//! Called by: the parts of the benchmark, `results`. Tests: below.
+
+use std::fmt;
+
+use serde_json::{Value, json};
+
+use crate::figures::Series;
+
+/// A side whose median may be off by more than this part of it says nothing. Of five rounds the middle half may lie 20 %
+/// apart, of ten 28 %.
+pub const UNCERTAINTY_MAX: f64 = 0.09;
+
+/// What is demanded.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Bar {
+    RatioAtLeast(f64),
+    RatioAtMost(f64),
+    ValueAtMost(f64),
+}
+
+impl Bar {
+    fn is_met(self, value: f64, ratio: Option<f64>) -> Option<bool> {
+        match self {
+            Self::RatioAtLeast(bar) => ratio.map(|ratio| ratio >= bar),
+            Self::RatioAtMost(bar) => ratio.map(|ratio| ratio <= bar),
+            Self::ValueAtMost(bar) => Some(value <= bar),
+        }
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let (sort, number) = text.rsplit_once(' ')?;
+        let number = number.parse().ok()?;
+        match sort {
+            "ratio >=" => Some(Self::RatioAtLeast(number)),
+            "ratio <=" => Some(Self::RatioAtMost(number)),
+            "value <=" => Some(Self::ValueAtMost(number)),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Bar {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::RatioAtLeast(bar) => write!(formatter, "ratio >= {bar}"),
+            Self::RatioAtMost(bar) => write!(formatter, "ratio <= {bar}"),
+            Self::ValueAtMost(bar) => write!(formatter, "value <= {bar}"),
+        }
+    }
+}
+
+/// What a row is made of.
+#[derive(Clone, Debug)]
+pub struct Figure<'a> {
+    pub id: &'a str,
+    pub what: String,
+    pub unit: &'a str,
+    pub value: &'a Series,
+    /// Name and values, taken in the same rounds.
+    pub peer: Option<(&'a str, &'a Series)>,
+    /// What the machine could do, in the same rounds: steady, or nothing else says anything.
+    pub probe: Option<&'a Series>,
+    pub bar: Option<Bar>,
+}
+
+/// A line of the table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    pub id: String,
+    pub what: String,
+    /// The median.
+    pub value: f64,
+    pub unit: String,
+    pub peer: Option<String>,
+    pub ratio: Option<f64>,
+    pub bar: Option<Bar>,
+    /// None when there is no bar, or the machine was too noisy to say.
+    pub ok: Option<bool>,
+    pub spread: f64,
+    pub samples: Samples,
+}
+
+/// What was measured, a value a round, and why no ratio is given.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Samples {
+    pub value: Vec<f64>,
+    pub peer: Vec<f64>,
+    pub probe: Vec<f64>,
+    pub refused: Option<String>,
+}
+
+impl Figure<'_> {
+    /// Judges it.
+    #[track_caller]
+    pub fn row(&self) -> Row {
+        let value = self.value.median();
+        assert!(value.is_finite(), "{}: nothing was measured", self.id);
+        let refused = self.noise();
+        let ratio = match (&refused, self.peer) {
+            (None, Some((_, peer))) => Some(ratio(self.value, peer)),
+            _ => None,
+        };
+        let ok = match refused {
+            Some(_) => None,
+            None => self.bar.and_then(|bar| bar.is_met(value, ratio)),
+        };
+        let list = |series: &Series| series.values().to_vec();
+        Row {
+            id: self.id.to_owned(),
+            what: self.what.clone(),
+            value,
+            unit: self.unit.to_owned(),
+            peer: self.peer.map(|(name, _)| name.to_owned()),
+            ratio,
+            bar: self.bar,
+            ok,
+            spread: self.value.spread(),
+            samples: Samples {
+                value: list(self.value),
+                peer: self.peer.map(|(_, peer)| list(peer)).unwrap_or_default(),
+                probe: self.probe.map(list).unwrap_or_default(),
+                refused,
+            },
+        }
+    }
+
+    /// Which of the series is too noisy for a verdict. A figure that is taken once has no rounds to differ.
+    fn noise(&self) -> Option<String> {
+        let probe = self.probe.map(|probe| ("the machine itself", probe));
+        [Some(("cheetah", self.value)), self.peer, probe]
+            .into_iter()
+            .flatten()
+            .filter(|(_, series)| series.values().len() > 1)
+            .find(|(_, series)| series.uncertainty() > UNCERTAINTY_MAX)
+            .map(|(name, series)| format!("too noisy: spread {:.0} % of {name}", series.spread() * 100.0))
+    }
+}
+
+/// The median of the ratios that the rounds have by themselves.
+#[track_caller]
+fn ratio(value: &Series, peer: &Series) -> f64 {
+    let (value, peer) = (value.values(), peer.values());
+    assert_eq!(value.len(), peer.len(), "both sides take part in every round");
+    value.iter().zip(peer).map(|(value, peer)| value / peer).collect::<Series>().median()
+}
+
+impl Row {
+    /// Whether it demands something that the noise hid.
+    pub fn is_undecided(&self) -> bool {
+        self.bar.is_some() && self.ok.is_none()
+    }
+
+    pub fn line(&self) -> String {
+        let peer = self.samples.peer.iter().copied().collect::<Series>().median();
+        let beside = match &self.peer {
+            Some(name) => format!("{} {name}", figure(peer)),
+            None => "-".to_owned(),
+        };
+        let ratio = match (&self.samples.refused, self.ratio) {
+            (Some(why), _) => why.clone(),
+            (None, Some(ratio)) => figure(ratio),
+            (None, None) => "-".to_owned(),
+        };
+        let bar = self.bar.map(|bar| bar.to_string()).unwrap_or_default();
+        let verdict = match self.ok {
+            Some(true) => "met",
+            Some(false) => "**missed**",
+            None => "",
+        };
+        let (value, unit, spread) = (figure(self.value), &self.unit, self.spread * 100.0);
+        let spread = if self.samples.value.len() > 1 { format!("{spread:.0} %") } else { "-".to_owned() };
+        format!("| {} | {value} {unit} | {spread} | {beside} | {ratio} | {bar} | {verdict} |", self.what)
+    }
+
+    pub fn to_json(&self) -> Value {
+        let samples = &self.samples;
+        json!({"id": self.id, "what": self.what, "value": self.value, "unit": self.unit, "peer": self.peer,
+               "ratio": self.ratio, "bar": self.bar.map(|bar| bar.to_string()), "ok": self.ok,
+               "spread": self.spread,
+               "samples": {"value": samples.value, "peer": samples.peer, "probe": samples.probe,
+                           "refused": samples.refused}})
+    }
+
+    pub fn from_json(row: &Value) -> Option<Self> {
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let list = |name: &str| -> Vec<f64> {
+            row["samples"][name].as_array().into_iter().flatten().filter_map(Value::as_f64).collect()
+        };
+        Some(Self {
+            id: text(&row["id"])?,
+            what: text(&row["what"])?,
+            value: row["value"].as_f64()?,
+            unit: text(&row["unit"])?,
+            peer: text(&row["peer"]),
+            ratio: row["ratio"].as_f64(),
+            bar: row["bar"].as_str().and_then(Bar::parse),
+            ok: row["ok"].as_bool(),
+            spread: row["spread"].as_f64().unwrap_or(f64::INFINITY),
+            samples: Samples {
+                value: list("value"),
+                peer: list("peer"),
+                probe: list("probe"),
+                refused: text(&row["samples"]["refused"]),
+            },
+        })
+    }
+}
+
+/// Three digits that say something.
+pub fn figure(value: f64) -> String {
+    match value.abs() {
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        size if size >= 1.0 => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn series(values: &[f64]) -> Series {
+        values.iter().copied().collect()
+    }
+
+    fn judged(value: &[f64], peer: &[f64], probe: &[f64], bar: Bar) -> Row {
+        let (value, peer, probe) = (series(value), series(peer), series(probe));
+        let peer = Some(("nbdkit", &peer));
+        let what = "reads".to_owned();
+        Figure { id: "r", what, unit: "GB/s", value: &value, peer, probe: Some(&probe), bar: Some(bar) }.row()
+    }
+
+    const STEADY: [f64; 3] = [5.0, 5.0, 5.0];
+
+    #[test]
+    fn ratios_are_taken_round_by_round() {
+        // The machine slows down from round to round, the ratio stays: the ratio of the medians would be 1.5.
+        let row = judged(&[12.0, 10.0, 9.0], &[6.0, 6.6, 5.5], &STEADY, Bar::RatioAtLeast(1.6));
+        assert!((row.ratio.expect("a ratio") - 9.0 / 5.5).abs() < 1e-9);
+        assert_eq!((row.ok, row.is_undecided()), (Some(true), false));
+        let row = judged(&[12.0, 10.0, 9.0], &[6.0, 6.6, 5.5], &STEADY, Bar::RatioAtMost(1.6));
+        assert_eq!(row.ok, Some(false));
+        assert!(row.line().contains("| 1.64 | ratio <= 1.6 | **missed** |"), "{}", row.line());
+    }
+
+    #[test]
+    fn noise_of_either_side_or_of_the_machine_refuses_the_ratio() {
+        let (steady, noisy) = ([4.0, 4.0, 4.0], [4.0, 8.0, 1.0]);
+        for (value, peer, probe) in
+            [(noisy, steady, STEADY), (steady, noisy, STEADY), (steady, steady, [1.0, 5.0, 9.0])]
+        {
+            let row = judged(&value, &peer, &probe, Bar::RatioAtLeast(0.1));
+            assert_eq!((row.ratio, row.ok, row.is_undecided()), (None, None, true));
+            assert!(
+                row.line().contains("too noisy: spread 8") && !row.line().contains("met"),
+                "{}",
+                row.line()
+            );
+            assert!(row.to_json()["ratio"].is_null() && row.to_json()["ok"].is_null());
+        }
+        assert_eq!(judged(&steady, &steady, &STEADY, Bar::RatioAtLeast(0.1)).ok, Some(true));
+    }
+
+    #[test]
+    fn a_row_survives_its_json() {
+        let row = judged(&[3.0, 3.1, 3.0], &[2.0, 2.0, 2.1], &STEADY, Bar::ValueAtMost(3.5));
+        assert_eq!(row.ok, Some(true));
+        assert_eq!(Row::from_json(&row.to_json()), Some(row.clone()));
+        let keys: Vec<String> = row.to_json().as_object().expect("an object").keys().cloned().collect();
+        let expected = ["bar", "id", "ok", "peer", "ratio", "samples", "spread", "unit", "value", "what"];
+        assert_eq!(keys, expected);
+    }
+
+    #[test]
+    #[should_panic(expected = "both sides take part in every round")]
+    fn a_side_that_left_out_a_round_is_no_peer() {
+        judged(&[1.0, 1.0], &[1.0], &STEADY, Bar::RatioAtLeast(1.0));
+    }
+}
