@@ -9,9 +9,9 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use cheetah_core::api::{API_VERSION, Answer, Attach, Attached, Call, Renew, VolumeReport};
+use cheetah_core::api::{API_VERSION, Answer, Attach, Attached, Call, Renew};
 use cheetah_rim::control::Client;
-use cheetah_rim::volume::{Completion, Op, Sink, Submission, VolumeHandle, VolumeOptions};
+use cheetah_rim::volume::{Caching, Completion, Op, Sink, Submission, VolumeHandle, VolumeOptions};
 use serde_json::json;
 
 use crate::bench::worker::{Load, Server, take_orders};
@@ -34,6 +34,7 @@ pub fn serve(pool: &str, volume: &str, connections: &str) {
         read_only: false,
         fresh: lease.fresh,
         connections,
+        caching: Caching::OFF,
     };
     let handle = VolumeHandle::start(options).expect("memory for the buffers");
     let lost = runtime.block_on(handle.settled());
@@ -71,7 +72,7 @@ async fn attach(pool: &Client, name: &str) -> Attached {
 async fn renew(pool: Client, lease: Attached, volume: VolumeHandle) {
     let mut epoch = lease.map.epoch;
     loop {
-        let renew = Renew { epoch, place: String::new(), lost: Vec::new(), report: VolumeReport::default() };
+        let renew = Renew { epoch, place: String::new(), lost: Vec::new(), report: Box::default() };
         let call = Call::Renew { name: lease.map.name.clone(), token: lease.token, renew };
         match pool.call(call).await {
             Ok(Answer::Renewed(renewed)) => {

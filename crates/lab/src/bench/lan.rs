@@ -131,14 +131,6 @@ fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
     pool.detach("nbd");
 }
 
-/// What switches read-ahead off, if the program has it; without it there is none to switch off.
-fn without_read_ahead(pool: &Pool) -> &'static [&'static str] {
-    match pool.ok(["attach", "--help"]).contains("--read-ahead") {
-        true => &["--read-ahead", "off"],
-        false => &[],
-    }
-}
-
 /// Two volumes with the same content, as files: one as it is, one without read-ahead.
 struct Pair {
     pool: Pool,
@@ -156,8 +148,7 @@ impl Pair {
             pool.ok(["load", &from.display().to_string(), volume, "--no-verify"]);
         }
         let ahead = pool.attach_fuse("ahead", &["--read-only"]);
-        let off = without_read_ahead(&pool);
-        let plain = pool.attach_fuse("plain", &[&["--read-only"], off].concat());
+        let plain = pool.attach_fuse("plain", &["--read-only", "--read-ahead", "off"]);
         Self { pool, ahead, plain }
     }
 
