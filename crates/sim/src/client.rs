@@ -17,7 +17,7 @@ use cheetah_core::donor::export_name;
 use cheetah_core::limits::{MILLISECOND_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, LeaseToken, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
-use cheetah_core::volume::{self, Caching, Effect, Event, Key, LinkFailure, PartError, PartOp, Volume};
+use cheetah_core::volume::{self, Caching, Effect, Event, Key, LinkFailure, Mem, PartError, PartOp, Volume};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A machine that is woken has no reason to be woken at the same time again, but once or twice.
@@ -410,6 +410,9 @@ impl World {
 
     /// What concerns the client's memory alone; the rest goes out. `Verified` follows in the same batch.
     fn compute(&mut self, c: usize, effect: Effect) -> Result<Option<Event>, String> {
+        if matches!(effect, Effect::Copy { from, .. } if from.mem == Mem::Cache) {
+            self.count("copies out of a client's cache");
+        }
         let memory = &mut self.clients[c].memory;
         match effect {
             Effect::Combine(combine) => memory.combine(&combine)?,
@@ -469,7 +472,7 @@ impl World {
             }
             Effect::Finished => self.finished(c),
             // A page cache that takes nothing.
-            Effect::Offer { .. } => self.count("segments offered"),
+            Effect::Offer { .. } => self.count("segments offered to a reader"),
             Effect::Complete { tag, result, status } => self.completed(c, tag, result, &status),
             Effect::WakeAt(at) => {
                 let client = &mut self.clients[c];

@@ -49,6 +49,8 @@ pub const COVERAGE: &[&str] = &[
     "faults spared by the budget",
     "amendments",
     "reads given up",
+    "copies out of a client's cache",
+    "segments offered to a reader",
     "corrupt blocks found",
     "acknowledged writes found on their holders",
     "reads of a reader that has not heard of the newest map",
