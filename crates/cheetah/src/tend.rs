@@ -233,15 +233,14 @@ async fn renew(
             }
             Ok(_) => tokio::time::sleep(Duration::from_secs(1)).await,
             Err(error) => {
-                if !std::mem::replace(&mut told, true) {
-                    match &error {
-                        CallError::Refused(refusal) if refusal.code == RefusalCode::Gone => {
-                            tracing::error!("the lease is lost, donors refuse what follows: {error}");
-                            volume.lease_lost();
-                            gone.send_replace(true);
-                        }
-                        _ => tracing::warn!("the lease was not renewed, trying again each second: {error}"),
-                    }
+                let is_gone =
+                    matches!(&error, CallError::Refused(refusal) if refusal.code == RefusalCode::Gone);
+                if is_gone && !*gone.borrow() {
+                    tracing::error!("the lease is lost, donors refuse what follows: {error}");
+                    volume.lease_lost();
+                    gone.send_replace(true);
+                } else if !std::mem::replace(&mut told, true) {
+                    tracing::warn!("the lease was not renewed, trying again each second: {error}");
                 }
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }

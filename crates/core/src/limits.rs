@@ -83,8 +83,8 @@ pub const DIRTY_AGE_NS: u64 = SECOND_NS;
 
 /// A reader beside a writer rebuilds only from what it read within this; a writer's donors remember for longer.
 pub const READ_TOGETHER_NS: u64 = 250 * MILLISECOND_NS;
-/// What a reader read ahead is used for so long: another may write there.
-pub const READER_KEEP_NS: u64 = SECOND_NS;
+/// What was read ahead is used for so long: another may write there.
+pub const AHEAD_KEEP_NS: u64 = SECOND_NS;
 /// Where a writer was at work it looks again this many times, after that long and then twice as long each time.
 pub const READ_TOGETHER_TRIES: u32 = 5;
 

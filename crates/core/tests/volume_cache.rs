@@ -3,7 +3,7 @@
 mod volume;
 
 use cheetah_core::ahead::Rule;
-use cheetah_core::limits::{READER_KEEP_NS, REQUEST_DEADLINE_NS};
+use cheetah_core::limits::{AHEAD_KEEP_NS, REQUEST_DEADLINE_NS};
 use cheetah_core::map::VolumeMap;
 use cheetah_core::volume::{Caching, Effect, Event, Mem, Op, PartError, PartOp, Volume, VolumeError};
 use volume::{A, B, Sent, World, map};
@@ -142,10 +142,10 @@ fn what_a_write_overtook_is_not_used_when_it_comes() {
 fn a_reader_uses_for_a_second_what_another_may_have_written_since() {
     let (mut world, ahead) = world_that_reads(true, KEEPS);
     answer(&mut world, &ahead);
-    world.now += READER_KEEP_NS / 2;
+    world.now += AHEAD_KEEP_NS / 2;
     world.submit(Op::Read, 2 * u64::from(LEN), LEN / 2);
     assert_eq!(sent(&mut world).0.len(), 0);
-    world.now += READER_KEEP_NS;
+    world.now += AHEAD_KEEP_NS;
     world.submit(Op::Read, 2 * u64::from(LEN), LEN / 2);
     assert_eq!(sent(&mut world).0.len(), 1);
     let (mut world, ahead) = world_that_reads(true, KEEPS);

@@ -10,7 +10,7 @@ use crate::plan::Bug;
 use crate::redundancy::is_degraded;
 use crate::verdict::{Run, groups_of, holders, is_short, runs_of};
 use crate::world::{ClientEv, Ev, World, say};
-use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES, READER_KEEP_NS, REQUEST_DEADLINE_NS};
+use cheetah_core::limits::{AHEAD_KEEP_NS, BLOCK_BYTES, EXTENT_BYTES, REQUEST_DEADLINE_NS};
 use cheetah_core::map::{BadRange, DonorId, VolumeMap};
 use cheetah_core::units::Time;
 use cheetah_core::volume::{Event, Op, Request, StatusRun, VolumeError};
@@ -133,7 +133,7 @@ impl World {
     pub(crate) fn submit(&mut self, c: usize, request: Request) {
         let order = self.order();
         // What a reader has read ahead may be as old as this.
-        let since = self.order_since(self.now.saturating_sub(READER_KEEP_NS));
+        let since = self.order_since(self.now.saturating_sub(AHEAD_KEEP_NS));
         let client = &mut self.clients[c];
         let (Some(machine), Some(volume)) = (&client.machine, client.volume) else { return };
         if !machine.has_room() {

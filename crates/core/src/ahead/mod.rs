@@ -37,6 +37,8 @@ const PIECE_BYTES_MAX: u64 = 1 << 20;
 const ITEMS_MAX: u64 = 256;
 /// What is ahead of a stream on a fast LAN, where scheduling and not the wire is what delays.
 const WINDOW_FLOOR_BYTES: u64 = 4 << 20;
+/// But no more than what the path carries in this part of a second: donors that are asked for more would look slow.
+const WINDOW_FLOOR_PART: u64 = 20;
 /// A tool with this much of its own on its way, or twice what the path holds, needs nobody to read ahead.
 const BUSY_BYTES: u64 = 2 << 20;
 /// This part of what the path holds takes so little longer than the round trip that it is worth a guess.
@@ -194,7 +196,8 @@ impl Ahead {
             let lately = |stream: &&Stream| stream.used_at + SECOND_NS > now;
             let active = self.streams.iter().filter(lately).count() as u64;
             let share = self.windows_max / active.max(1);
-            let most = WINDOW_FLOOR_BYTES.max(2 * self.pipe.bytes()).min(share);
+            let floor = WINDOW_FLOOR_BYTES.min(self.pipe.rate() / WINDOW_FLOOR_PART);
+            let most = floor.max(2 * self.pipe.bytes()).min(share);
             let worth = self.worth.scale(self.streams[index].consumed);
             self.streams[index].grow(worth.min(most));
         }
@@ -315,6 +318,11 @@ impl Ahead {
             self.worth.note(0, u64::from(bytes));
             stream.wasted();
         }
+    }
+
+    /// Nothing of what was fetched is there any more.
+    pub fn restart(&mut self) {
+        self.streams.iter_mut().for_each(Stream::restart);
     }
 
     /// There was no room for this now.

@@ -18,7 +18,10 @@ const SAMPLE_MAX_NS: u64 = 10 * SAMPLE_NS;
 /// An answer of at most so much tells the delay, one of at least so much the rate.
 const SMALL_BYTES: u32 = 8 << 10;
 const LARGE_BYTES: u32 = 32 << 10;
+const SENDING_MIN_NS: u64 = MILLISECOND_NS / 10;
 const ASSUMED_RATE: u64 = 125_000_000;
+/// 100 Gbit/s.
+const RATE_MAX: u64 = 12_500_000_000;
 
 #[derive(Debug, Default)]
 pub(super) struct Pipe {
@@ -65,8 +68,10 @@ impl Pipe {
         }
         let small = self.small.iter().flatten().min();
         if let Some(delay) = small.filter(|_| bytes >= LARGE_BYTES) {
+            // A hole takes no time, and a little jitter is no speed.
+            let sending = took.saturating_sub(*delay).max(SENDING_MIN_NS).max(*delay / 32);
             self.measured = true;
-            self.rates[1] = self.rates[1].max(rate(bytes.into(), took.saturating_sub(*delay)));
+            self.rates[1] = self.rates[1].max(rate(bytes.into(), sending));
         }
         let sending = u64::from(bytes) * SECOND_NS / self.rate().max(1);
         lower(&mut self.all[1], took.saturating_sub(sending));
@@ -75,7 +80,7 @@ impl Pipe {
     /// Bytes a second.
     pub(super) fn rate(&self) -> u64 {
         let known = self.rates[0].max(self.rates[1]);
-        if self.measured { known } else { known.max(ASSUMED_RATE) }
+        if self.measured { known.min(RATE_MAX) } else { known.clamp(ASSUMED_RATE, RATE_MAX) }
     }
 
     /// Nanoseconds from a question to the first byte of its answer; 0 when nothing is known.

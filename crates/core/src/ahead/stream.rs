@@ -150,6 +150,10 @@ impl Stream {
         }
     }
 
+    pub(super) fn restart(&mut self) {
+        self.asked = self.head;
+    }
+
     /// What to ask for now, so that `window` bytes are ahead; nothing while half of it still is.
     pub(super) fn extend(&mut self, size: u64, wants: &mut Vec<Want>) {
         let piece = (self.window / 4).next_power_of_two().clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX);

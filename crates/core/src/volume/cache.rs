@@ -13,6 +13,8 @@ use std::collections::BTreeMap;
 
 /// Segments at once: all memory in pieces of 16 KiB is 16,384 of 256 MiB.
 const SEGMENTS_MAX: usize = 16_384;
+/// Segments that make room for one.
+const GIVEN_UP_MAX: u32 = 64;
 
 #[derive(Debug)]
 pub(super) struct Segment {
@@ -135,14 +137,20 @@ impl Cache {
 
     /// Makes room for a gap, throwing away what was not used for longest. Nothing where all of it is on its way.
     pub(super) fn begin(&mut self, now: Time, gap: Want, wasted: &mut Vec<Wasted>) -> Option<Key> {
+        let mut given_up = 0;
         let at = loop {
             if self.segments.room() > 0
                 && let Some(at) = self.memory.take(gap.len)
             {
                 break at;
             }
+            // Where what is on its way lies scattered, all the rest would not make one piece.
+            if given_up == GIVEN_UP_MAX {
+                return None;
+            }
             let (_, oldest) = self.by_use.pop_first()?;
             self.drop_found(oldest, wasted);
+            given_up += 1;
         };
         let segment = Segment {
             start: gap.offset,

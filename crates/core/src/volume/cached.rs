@@ -5,13 +5,17 @@
 //! that waits for the cache is asked of donors when the cache does not get it. Tests: `tests/volume_cache.rs`, the simulator.
 
 use super::cache::{Cache, Wasted};
-use super::types::{At, Caching, Effect, Mem, Op, Request, Tag};
+use super::strip::Strip;
+use super::types::{At, Caching, Effect, Mem, Op, Request, Tag, VolumeError};
 use super::{Asker, Key, PARTS_MAX, STRIPS_PER_REQUEST_MAX, Volume};
 use crate::ahead::{Ahead, Found, Read, Rule, Want};
 use crate::layout;
-use crate::limits::{READER_KEEP_NS, REQUESTS_IN_FLIGHT_MAX};
+use crate::limits::{AHEAD_KEEP_NS, REQUESTS_IN_FLIGHT_MAX, SCRATCH_LARGE_COUNT};
 use crate::units::Time;
 
+/// Reads that wait for what is on its way; others ask donors. Each may need so many strips when it has to ask after all.
+const WAITS_MAX: usize = 128;
+const WAIT_STRIPS_MAX: usize = 6;
 /// Segments on their way at once; the other half of the requests is for tools.
 const FETCHES_MAX: usize = REQUESTS_IN_FLIGHT_MAX / 2;
 
@@ -33,6 +37,8 @@ pub(super) struct Cached {
     /// Bytes of the reads that tools wait for.
     reading: u64,
     counts: Counts,
+    /// Reads that wait for segments.
+    waiting: usize,
     /// Emptied before each use.
     wants: Vec<Want>,
     gaps: Vec<Want>,
@@ -51,6 +57,7 @@ impl Cached {
             takes: caching.takes,
             reading: 0,
             counts: Counts::default(),
+            waiting: 0,
             wants: Vec::new(),
             gaps: Vec::new(),
             found: Vec::new(),
@@ -77,8 +84,11 @@ impl Cached {
     }
 
     /// Hands a segment that came to the reader, as far as it is likely to be read at once.
-    fn offer(&mut self, key: Key, effects: &mut Vec<Effect>) {
+    fn offer(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
         let segment = self.cache.get(key).expect("it came");
+        if segment.asked + AHEAD_KEEP_NS < now {
+            return;
+        }
         let (offset, at, stream) = (segment.start, segment.at, segment.stream);
         let len = self.ahead.offer(stream, offset, segment.len);
         if len > 0 {
@@ -113,13 +123,17 @@ impl Volume {
             return false;
         }
         let segments = || cached.found.iter().filter_map(|key| cached.cache.get(*key));
-        // Another may write what a reader reads.
-        if self.read_only && segments().any(|segment| segment.asked + READER_KEEP_NS < now) {
+        // Another may write: beside a reader, and when this writer's lease has ended and it has not heard.
+        if segments().any(|segment| segment.asked + AHEAD_KEEP_NS < now) {
             cached.cache.forget(offset, offset + u64::from(len), &mut cached.wasted);
             cached.tell_wasted();
             return false;
         }
         let coming = segments().filter(|segment| !segment.here).count();
+        if coming > 0 && cached.waiting == WAITS_MAX {
+            return false;
+        }
+        cached.waiting += usize::from(coming > 0);
         let found = std::mem::take(&mut cached.found);
         let waits = (coming > 0).then(|| {
             let key = self.admit(now, Asker::Tool(tag), request);
@@ -182,7 +196,10 @@ impl Volume {
     fn may_fetch(&self, cached: &Cached) -> bool {
         cached.cache.coming() < FETCHES_MAX
             && self.requests.room() > FETCHES_MAX
-            && self.strips.room() >= 2 * STRIPS_PER_REQUEST_MAX + self.joins.waiting().count()
+            && self.strips.room() >= 2 * STRIPS_PER_REQUEST_MAX + self.strips_promised() + WAIT_STRIPS_MAX * cached.waiting
+            // What is read ahead while donors are missing needs scratch memory, and tools come first.
+            && self.starving.is_empty()
+            && self.scratch.large_free() > SCRATCH_LARGE_COUNT as usize / 2
             && self.parts.room() >= PARTS_MAX / 4
             && self.upkeep.finishing.is_none()
     }
@@ -221,6 +238,7 @@ impl Volume {
             let Asker::Tool(tag) = pending.asker else { unreachable!("the cache waits for nothing") };
             if !good {
                 pending.coming = 0;
+                self.waits_no_more();
                 self.ask_donors(now, waits, effects);
                 continue;
             }
@@ -230,13 +248,16 @@ impl Volume {
             effects.push(copy(at, start, tag, pending.offset, from, bytes));
             used += bytes;
             pending.coming -= 1;
-            self.complete_if_done(waits, effects);
+            if pending.coming == 0 {
+                self.waits_no_more();
+                self.complete_if_done(waits, effects);
+            }
         }
         let cached = self.cached.as_mut().expect("as above");
         if stays && used > 0 {
             cached.used(key, used);
         } else if stays && cached.takes {
-            cached.offer(key, effects);
+            cached.offer(now, key, effects);
         }
         cached.tell_wasted();
     }
@@ -252,12 +273,46 @@ impl Volume {
         self.complete_if_done(key, effects);
     }
 
+    pub(super) fn is_of_a_tool(&self, request: Option<Key>) -> bool {
+        let request = request.and_then(|request| self.requests.get(request));
+        request.is_some_and(|request| matches!(request.asker, Asker::Tool(_)))
+    }
+
+    pub(super) fn waits_no_more(&mut self) {
+        if let Some(cached) = &mut self.cached {
+            cached.waiting -= 1;
+        }
+    }
+
+    /// Strips that requests may need which were admitted without them.
+    pub(super) fn strips_promised(&self) -> usize {
+        let waiting = self.cached.as_ref().map_or(0, |cached| cached.waiting);
+        self.joins.waiting().count() + WAIT_STRIPS_MAX * waiting
+    }
+
+    /// Gives up what is on its way for the cache.
+    pub(super) fn end_fetches(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        let fetches = |strip: &Strip| {
+            let request = strip.request.and_then(|request| self.requests.get(request));
+            request.is_some_and(|request| matches!(request.asker, Asker::Cache(_)))
+        };
+        let strips: Vec<Key> = self.strips.iter().filter(|(_, s)| fetches(s)).map(|(key, _)| key).collect();
+        for strip in strips {
+            if self.strips.get(strip).is_some() {
+                self.end_strip(now, strip, Err(VolumeError::TimedOut), effects);
+            }
+        }
+    }
+
     /// What the cache has of a range is not, or may not be, what donors hold.
     pub(super) fn forget_cached(&mut self, offset: u64, end: u64) {
         if let Some(cached) = &mut self.cached {
             cached.cache.forget(offset, end, &mut cached.wasted);
             // It was no bad guess.
             cached.wasted.clear();
+            if (offset, end) == (0, u64::MAX) {
+                cached.ahead.restart();
+            }
         }
     }
 

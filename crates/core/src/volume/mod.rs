@@ -227,7 +227,7 @@ impl Volume {
     pub fn has_room(&self) -> bool {
         self.stage == Stage::Serving
             && self.requests.room() > 0
-            && self.strips.room() >= STRIPS_PER_REQUEST_MAX + self.joins.waiting().count()
+            && self.strips.room() >= STRIPS_PER_REQUEST_MAX + self.strips_promised()
             && self.parts.room() >= 2 * STRIPE_DONORS_MAX as usize
     }
 
@@ -263,7 +263,7 @@ impl Volume {
             Event::Verified { strip, right } => self.verified(strip, right),
             Event::Forget => self.forget_cached(0, u64::MAX),
             Event::Scrub => self.start_scrub(),
-            Event::Finish => self.finish(now),
+            Event::Finish => self.finish(now, effects),
             Event::Wake => self.wake(now, effects),
         }
         self.upkeep_due |= self.stage == Stage::Linking;
@@ -450,13 +450,13 @@ impl Volume {
             self.forget_cached(pending.offset, pending.offset + u64::from(pending.len));
         }
         self.note_reading(pending.asker, pending.op, pending.len, false);
+        self.upkeep_due |= self.upkeep.finishing.is_some();
         let tag = match pending.asker {
             Asker::Tool(tag) => tag,
             Asker::Cache(segment) => return self.fetched.push((segment, result.is_ok())),
         };
         let status = if result.is_ok() { merge_status(pending.status) } else { Vec::new() };
         effects.push(Effect::Complete { tag, result, status });
-        self.upkeep_due |= self.upkeep.finishing.is_some();
     }
 
     fn wake(&mut self, now: Time, effects: &mut Vec<Effect>) {
@@ -490,7 +490,7 @@ impl Volume {
                 break;
             }
             pending.failed = Some(VolumeError::TimedOut);
-            pending.coming = 0;
+            let waited = std::mem::take(&mut pending.coming) > 0;
             let strips = self.strips.iter().filter(|(_, strip)| strip.request == Some(key));
             let strips: Vec<Key> = strips.map(|(strip, _)| strip).collect();
             let late: BTreeSet<DonorId> = (strips.iter())
@@ -507,8 +507,10 @@ impl Volume {
                     self.end_strip(now, strip, Err(VolumeError::TimedOut), effects);
                 }
             }
-            // One that waited for the cache had none.
-            self.complete_if_done(key, effects);
+            if waited {
+                self.waits_no_more();
+                self.complete_if_done(key, effects);
+            }
             debug_assert!(self.requests.get(key).is_none(), "its last strip has ended");
         }
     }

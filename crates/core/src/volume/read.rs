@@ -226,6 +226,10 @@ impl Volume {
         if shut_out && let Some(held) = self.map.groups[strip.group as usize].slots[slot as usize].held {
             self.note_shut_out(held.donor);
         }
+        if failure == Failure::Answer(PartError::Denied) {
+            // The lease may be another's, who writes.
+            self.forget_cached(0, u64::MAX);
+        }
         let torn = self.is_torn_for(key);
         let strip = self.strips.get_mut(key).expect("looked at above");
         if geometry.parity == 0 {

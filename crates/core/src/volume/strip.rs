@@ -508,12 +508,12 @@ impl Volume {
             return;
         };
         let (donor, op, sent_at, bytes) = (part.donor, part.op, part.sent_at, part.scatter.len);
-        let users = self.strips.get(part.strip).is_some_and(|strip| strip.request.is_some());
+        let users_request = self.strips.get(part.strip).and_then(|strip| strip.request);
         self.links.get_mut(&donor).expect("links of parts stay").note_answer(now, sent_at, op);
-        if users && matches!(op, PartOp::Read | PartOp::Write) {
+        if self.is_of_a_tool(users_request) && matches!(op, PartOp::Read | PartOp::Write) {
             self.pace.note(now.saturating_sub(sent_at));
         }
-        if users && op == PartOp::Read {
+        if users_request.is_some() && op == PartOp::Read {
             self.note_speed(now, bytes, now.saturating_sub(sent_at));
         }
         match answer {

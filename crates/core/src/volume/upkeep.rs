@@ -378,7 +378,8 @@ impl Volume {
     }
 
     /// The volume's user is done with it.
-    pub(super) fn finish(&mut self, now: Time) {
+    pub(super) fn finish(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        self.end_fetches(now, effects);
         self.upkeep.finishing = Some(now + FINISH_NS);
         self.upkeep_due = true;
     }

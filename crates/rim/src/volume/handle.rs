@@ -42,8 +42,9 @@ pub trait Sink: Send + Sync + std::fmt::Debug {
 /// A future made and run on the data thread, where submitting and completing cost no wake-up of another thread.
 pub type LocalTask = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = ()>>> + Send>;
 
-/// Takes bytes of the volume, from an offset on, that nobody has asked for yet.
-pub type Taker = Box<dyn Fn(u64, &[u8]) + Send>;
+/// Takes bytes of the volume, from an offset on, that nobody has asked for yet, and how often `forget` had been called
+/// when they were read: they are out of date when it has been called since.
+pub type Taker = Box<dyn Fn(u64, &[u8], u64) + Send>;
 
 #[derive(Clone, Debug)]
 pub struct VolumeHandle(pub(super) Arc<Shared>);
@@ -57,6 +58,9 @@ pub(super) struct Shared {
     pub(super) inbox: Mutex<Inbox>,
     pub(super) arrived: Notify,
     pub(super) taker: Mutex<Option<Taker>>,
+    /// How often `forget` was called, and how many of these calls the data thread has seen.
+    pub(super) forgets: AtomicU64,
+    pub(super) forgotten: AtomicU64,
     pub(super) amendments: Mutex<Option<tokio::sync::mpsc::Receiver<cheetah_core::api::Amend>>>,
 }
 

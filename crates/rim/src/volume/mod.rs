@@ -86,6 +86,8 @@ impl VolumeHandle {
             arrived: Notify::new(),
             amendments: Mutex::new(Some(amendments_out)),
             taker: Mutex::new(None),
+            forgets: AtomicU64::new(0),
+            forgotten: AtomicU64::new(0),
         });
         let width = options.map.redundancy.width();
         let mut memory = Memory::new(REQUESTS_IN_FLIGHT_MAX, width, options.caching.bytes)?;
@@ -131,7 +133,14 @@ impl VolumeHandle {
 
     /// What was read ahead may be out of date: requests that are submitted from now on do not get it.
     pub fn forget(&self) {
+        self.0.forgets.fetch_add(1, Ordering::AcqRel);
         self.order(Order::Forget);
+    }
+
+    /// How often `forget` was called.
+    #[must_use]
+    pub fn forgets(&self) -> u64 {
+        self.0.forgets.load(Ordering::Acquire)
     }
 
     /// Compares all fragments with each other and with their checksums, once, beside what goes on.
@@ -258,8 +267,10 @@ async fn take_orders(driver: &Rc<RefCell<Driver>>, shared: &Arc<Shared>) -> ones
         }
         let mut driver = driver.borrow_mut();
         // Requests that were submitted after it may be in the same batch.
-        if orders.iter().any(|order| matches!(order, Order::Forget)) {
+        let forgets = orders.iter().filter(|order| matches!(order, Order::Forget)).count();
+        if forgets > 0 {
             driver.step(Event::Forget);
+            shared.forgotten.fetch_add(forgets as u64, Ordering::AcqRel);
         }
         for submission in submissions.drain(..) {
             driver.submit(submission);
@@ -426,8 +437,12 @@ impl Driver {
             }
             Effect::Offer { offset, at, len } => {
                 let taker = self.shared.taker.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                if let Some(take) = &*taker {
-                    take(offset, self.memory.bytes(At { mem: Mem::Cache, offset: at }, len));
+                let (asked, done) = (&self.shared.forgets, &self.shared.forgotten);
+                let forgotten = done.load(Ordering::Acquire);
+                if let Some(take) = &*taker
+                    && asked.load(Ordering::Acquire) == forgotten
+                {
+                    take(offset, self.memory.bytes(At { mem: Mem::Cache, offset: at }, len), forgotten);
                 }
             }
             Effect::Finished => self.finished = true,
