@@ -1,21 +1,24 @@
 //! Read-ahead: what a client asks donors for before a tool asks for it.
 //!
 //! Owns finding streams in the reads of a volume (forward, backward, strided, many at once), how far ahead of each is
-//! fetched, and how much that shrinks when it goes unread. Never: memory, requests, or anything of donors. Pure: reads in, ranges
-//! to fetch out. Invariant: at most as much is ahead of a stream as `window_max`, and never more than the stream has been worth.
+//! fetched, and how much that shrinks when it goes unread. Never: memory, requests, or anything of donors. Pure: reads in,
+//! ranges to fetch out. Invariant: a window grows only when a read waited, and not beyond what its stream was worth so far.
 //! Called by `volume::cached`. Tests: `tests/ahead.rs`; the simulator runs it in every attachment.
 //!
 //! **Finding.** Of the last reads that belonged to no stream the places are kept. A read is the next of a stream when a
-//! majority of the places where the stream would have been before are among them: one for a read that continues another, two
-//! backwards, and three of four for a stride; so reads of other streams, or of none, in between do not matter.
+//! majority of the places where the stream would have been before are among them: one for a read that continues another,
+//! two backwards, and three of four for a stride; so reads of other streams, or of none, in between do not matter.
 //!
-//! **How far.** A window begins at two reads, or an eighth of what the path holds (bandwidth times delay, measured), and doubles each time that a read of the stream has to wait, as long as it is no
-//! larger than what the tool took of the stream, up to twice what the path holds or 4 MiB,
-//! whatever is more. A tool that keeps the path busy by itself is left alone. What goes unread halves the window, and slows down all
-//! growth.
+//! **How far.** A window begins at two reads, or an eighth of what the path holds (bandwidth times delay, measured). It
+//! doubles each time that a read of the stream has to wait, as long as it is no larger than what the tool took of the
+//! stream; at most it is twice what the path holds, or 4 MiB (50 ms of a slow path), whatever is more. A tool that keeps
+//! the path busy by itself is left alone. What goes unread halves the window, and slows down all growth.
 //!
-//! **Around.** Where a round trip takes long, a read of no stream brings with it what is near, as much as the path carries in an
-//! eighth of that time; as long as a fair part of it is read.
+//! **Around.** Where a round trip takes long, a read of no stream brings with it what is near, as much as the path carries
+//! in an eighth of that time; as long as a fair part of it is read.
+//!
+//! **Offers.** A reader behind a cache of its own (the kernel's) may be given all of a backward or strided stream but what
+//! it has to ask for to show how far it is; as long as it does not ask for most of that all the same.
 
 mod pipe;
 mod stream;

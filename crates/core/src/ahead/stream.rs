@@ -79,7 +79,7 @@ impl Stream {
     pub(super) fn wasted(&mut self) {
         self.window = (self.window / 2).max(2 * u64::from(self.len));
         self.consumed /= 2;
-        self.asked = self.head;
+        self.restart();
     }
 
     /// Takes a read in if it is one of this stream.
@@ -150,6 +150,7 @@ impl Stream {
         }
     }
 
+    /// Nothing of what was asked for is there, or will be.
     pub(super) fn restart(&mut self) {
         self.asked = self.head;
     }
@@ -202,7 +203,7 @@ impl Stream {
         match self.trend {
             Trend::Forward => self.asked = self.asked.min(want.offset).max(self.head),
             Trend::Backward => self.asked = self.asked.max(want.offset + u64::from(want.len)).min(self.head),
-            Trend::Stride(_) => self.asked = self.head,
+            Trend::Stride(_) => self.restart(),
         }
     }
 }

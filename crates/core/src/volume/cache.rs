@@ -7,6 +7,7 @@
 use super::Key;
 use super::buddy::{Buddy, PIECE_BYTES_MAX};
 use super::slab::Slab;
+use super::types::{At, Effect, Mem, Tag};
 use crate::ahead::Want;
 use crate::units::Time;
 use std::collections::BTreeMap;
@@ -16,12 +17,17 @@ const SEGMENTS_MAX: usize = 16_384;
 /// Segments that make room for one.
 const GIVEN_UP_MAX: u32 = 64;
 
-#[derive(Debug)]
-pub(super) struct Segment {
+/// A run of the volume, and where it is in the cache's memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
     pub(super) start: u64,
     pub(super) len: u32,
-    /// Where it is in the cache's memory.
     pub(super) at: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct Segment {
+    pub(super) place: Place,
     pub(super) stream: u32,
     /// When donors were asked for it.
     pub(super) asked: Time,
@@ -38,16 +44,20 @@ pub(super) struct Segment {
     pub(super) waiting: Vec<Key>,
 }
 
-impl Segment {
-    pub(super) fn end(&self) -> u64 {
+impl Place {
+    fn end(self) -> u64 {
         self.start + u64::from(self.len)
     }
 
-    /// Its part of a range: offset, length.
-    pub(super) fn overlap(&self, offset: u64, len: u32) -> (u64, u32) {
+    /// What a tool's read of this range has of it, copied there; and how many bytes that is.
+    pub(super) fn copy_to(self, tag: Tag, offset: u64, len: u32) -> (Effect, u32) {
         let from = self.start.max(offset);
         let to = self.end().min(offset + u64::from(len));
-        (from, u32::try_from(to.saturating_sub(from)).expect("no more than the segment"))
+        let narrow = |bytes: u64| u32::try_from(bytes).expect("inside the segment and the read");
+        let len = narrow(to - from);
+        let source = At { mem: Mem::Cache, offset: self.at + narrow(from - self.start) };
+        let target = At { mem: Mem::Payload(tag), offset: narrow(from - offset) };
+        (Effect::Copy { from: source, to: target, len }, len)
     }
 }
 
@@ -100,7 +110,8 @@ impl Cache {
     /// The segments that touch a range, in order.
     fn touching(&self, offset: u64, end: u64) -> impl Iterator<Item = Key> {
         let first = self.by_start.range(..offset).next_back();
-        let before = first.filter(|(_, key)| self.segments.get(**key).is_some_and(|s| s.end() > offset));
+        let before =
+            first.filter(|(_, key)| self.segments.get(**key).is_some_and(|s| s.place.end() > offset));
         before.into_iter().chain(self.by_start.range(offset..end)).map(|(_, key)| *key)
     }
 
@@ -110,11 +121,11 @@ impl Cache {
         let mut at = offset;
         keys.clear();
         for key in self.touching(offset, end) {
-            let segment = self.segments.get(key).expect("listed");
-            if segment.start > at {
+            let place = self.segments.get(key).expect("listed").place;
+            if place.start > at {
                 break;
             }
-            at = segment.end();
+            at = place.end();
             keys.push(key);
         }
         at >= end
@@ -124,8 +135,8 @@ impl Cache {
     pub(super) fn gaps(&self, want: Want, gaps: &mut Vec<Want>) {
         let end = want.offset + u64::from(want.len);
         let mut at = want.offset;
-        let held = self.touching(want.offset, end).map(|key| self.segments.get(key).expect("listed"));
-        for (start, next) in held.map(|segment| (segment.start, segment.end())).chain([(end, end)]) {
+        let held = self.touching(want.offset, end).map(|key| self.segments.get(key).expect("listed").place);
+        for (start, next) in held.map(|place| (place.start, place.end())).chain([(end, end)]) {
             while at < start {
                 let len = (start - at).min(u64::from(PIECE_BYTES_MAX));
                 gaps.push(Want { offset: at, len: u32::try_from(len).expect("a piece"), ..want });
@@ -153,9 +164,7 @@ impl Cache {
             given_up += 1;
         };
         let segment = Segment {
-            start: gap.offset,
-            len: gap.len,
-            at,
+            place: Place { start: gap.offset, len: gap.len, at },
             stream: gap.stream,
             asked: now,
             here: false,
@@ -183,7 +192,7 @@ impl Cache {
             return true;
         }
         if !segment.stale {
-            self.by_start.remove(&segment.start);
+            self.by_start.remove(&segment.place.start);
         }
         self.free(key, wasted);
         false
@@ -202,7 +211,7 @@ impl Cache {
         segment.unread = segment.unread.saturating_sub(bytes);
         self.by_use.remove(&segment.touched);
         if segment.unread == 0 && !self.keeps && !segment.offered {
-            self.by_start.remove(&segment.start);
+            self.by_start.remove(&segment.place.start);
             return self.free(key, &mut Vec::new());
         }
         segment.touched = self.uses;
@@ -224,7 +233,7 @@ impl Cache {
     /// One that can be found, and is not in `by_use` any more.
     fn drop_found(&mut self, key: Key, wasted: &mut Vec<Wasted>) {
         let segment = self.segments.get_mut(key).expect("listed");
-        self.by_start.remove(&segment.start);
+        self.by_start.remove(&segment.place.start);
         if segment.here {
             self.free(key, wasted);
         } else {
@@ -234,7 +243,7 @@ impl Cache {
 
     fn free(&mut self, key: Key, wasted: &mut Vec<Wasted>) {
         let segment = self.segments.remove(key).expect("freed once");
-        self.memory.give(segment.at, segment.len);
+        self.memory.give(segment.place.at, segment.place.len);
         if segment.unread > 0 {
             wasted.push((segment.stream, segment.unread));
         }
@@ -245,12 +254,12 @@ impl Cache {
         let mut end = 0;
         for (start, key) in &self.by_start {
             let segment = self.segments.get(*key).expect("what can be found is there");
-            assert!(segment.start == *start && *start >= end && !segment.stale, "segments overlap");
-            end = segment.end();
+            assert!(segment.place.start == *start && *start >= end && !segment.stale, "segments overlap");
+            end = segment.place.end();
         }
         let (mut taken, mut coming, mut found) = (0, 0, 0);
         for (key, segment) in self.segments.iter() {
-            taken += u64::from(segment.len.next_power_of_two().max(crate::limits::BLOCK_BYTES as u32));
+            taken += u64::from(segment.place.len.next_power_of_two().max(crate::limits::BLOCK_BYTES as u32));
             coming += usize::from(!segment.here);
             found += usize::from(!segment.stale);
             assert_eq!(self.by_use.get(&segment.touched) == Some(&key), segment.here);

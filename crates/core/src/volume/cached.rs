@@ -6,10 +6,9 @@
 
 use super::cache::{Cache, Wasted};
 use super::strip::Strip;
-use super::types::{At, Caching, Effect, Mem, Op, Request, Tag, VolumeError};
+use super::types::{Caching, Effect, Op, Request, Tag};
 use super::{Asker, Key, PARTS_MAX, STRIPS_PER_REQUEST_MAX, Volume};
 use crate::ahead::{Ahead, Found, Read, Rule, Want};
-use crate::layout;
 use crate::limits::{AHEAD_KEEP_NS, REQUESTS_IN_FLIGHT_MAX, SCRATCH_LARGE_COUNT};
 use crate::units::Time;
 
@@ -89,10 +88,10 @@ impl Cached {
         if segment.asked + AHEAD_KEEP_NS < now {
             return;
         }
-        let (offset, at, stream) = (segment.start, segment.at, segment.stream);
-        let len = self.ahead.offer(stream, offset, segment.len);
+        let (place, stream) = (segment.place, segment.stream);
+        let len = self.ahead.offer(stream, place.start, place.len);
         if len > 0 {
-            effects.push(Effect::Offer { offset, at, len });
+            effects.push(Effect::Offer { offset: place.start, at: place.at, len });
             self.cache.offered(key);
             self.ahead.used(stream, len);
             self.counts.bytes_used += u64::from(len);
@@ -145,8 +144,8 @@ impl Volume {
         for key in &found {
             let segment = cached.cache.get_mut(*key).expect("found");
             if segment.here {
-                let (from, bytes) = segment.overlap(offset, len);
-                effects.push(copy(segment.at, segment.start, tag, offset, from, bytes));
+                let (copy, bytes) = segment.place.copy_to(tag, offset, len);
+                effects.push(copy);
                 cached.used(*key, bytes);
             } else {
                 segment.waiting.extend(waits);
@@ -162,7 +161,7 @@ impl Volume {
 
     /// Fetches what a tool will likely read after this.
     pub(super) fn read_ahead(&mut self, now: Time, read: Request, found: Found, effects: &mut Vec<Effect>) {
-        let Some(mut cached) = self.cached.take() else { return };
+        let Some(cached) = &mut self.cached else { return };
         let (mut wants, mut gaps) = (std::mem::take(&mut cached.wants), std::mem::take(&mut cached.gaps));
         wants.clear();
         let count = match found {
@@ -174,29 +173,24 @@ impl Volume {
         let others = cached.reading.saturating_sub(read.len.into());
         let read = Read { offset: read.offset, len: read.len, found };
         cached.ahead.read(now, read, others, self.map.size, &mut wants);
-        'wants: for want in &wants {
+        for want in &wants {
             gaps.clear();
-            cached.cache.gaps(*want, &mut gaps);
-            for gap in &gaps {
-                let segment =
-                    (self.may_fetch(&cached)).then(|| cached.cache.begin(now, *gap, &mut cached.wasted));
-                let Some(segment) = segment.flatten() else {
-                    cached.ahead.refused(Want { stream: want.stream, ..*gap });
-                    break 'wants;
-                };
-                let at = cached.cache.get(segment).expect("just begun").at;
-                self.fetch(now, segment, *gap, at, effects);
+            self.cached.as_ref().expect("looked at above").cache.gaps(*want, &mut gaps);
+            let refused = gaps.iter().find(|gap| !self.fetch(now, **gap, effects));
+            if let Some(gap) = refused {
+                self.cached.as_mut().expect("as above").ahead.refused(*gap);
+                break;
             }
         }
+        let cached = self.cached.as_mut().expect("as above");
         cached.tell_wasted();
         (cached.wants, cached.gaps) = (wants, gaps);
-        self.cached = Some(cached);
     }
 
     fn may_fetch(&self, cached: &Cached) -> bool {
         cached.cache.coming() < FETCHES_MAX
             && self.requests.room() > FETCHES_MAX
-            && self.strips.room() >= 2 * STRIPS_PER_REQUEST_MAX + self.strips_promised() + WAIT_STRIPS_MAX * cached.waiting
+            && self.strips.room() >= 2 * STRIPS_PER_REQUEST_MAX + self.strips_promised()
             // What is read ahead while donors are missing needs scratch memory, and tools come first.
             && self.starving.is_empty()
             && self.scratch.large_free() > SCRATCH_LARGE_COUNT as usize / 2
@@ -204,16 +198,18 @@ impl Volume {
             && self.upkeep.finishing.is_none()
     }
 
-    fn fetch(&mut self, now: Time, segment: Key, gap: Want, at: u32, effects: &mut Vec<Effect>) {
+    /// False when there is no room for it now.
+    fn fetch(&mut self, now: Time, gap: Want, effects: &mut Vec<Effect>) -> bool {
+        if !self.cached.as_ref().is_some_and(|cached| self.may_fetch(cached)) {
+            return false;
+        }
+        let cached = self.cached.as_mut().expect("looked at above");
+        let Some(segment) = cached.cache.begin(now, gap, &mut cached.wasted) else { return false };
+        let at = cached.cache.get(segment).expect("just begun").place.at;
         let request = Request { op: Op::Read, offset: gap.offset, len: gap.len };
         let key = self.admit(now, Asker::Cache(segment), request);
-        let mut spans = Vec::with_capacity(2);
-        layout::spans(&self.map, gap.offset, gap.len, |span| spans.push(span));
-        for mut span in spans {
-            span.payload += at;
-            self.plan_read(key, span);
-        }
-        self.complete_if_done(key, effects);
+        self.plan_all(now, key, at, effects);
+        true
     }
 
     /// Takes in what was read ahead and has come: for those that wait for it, and for later.
@@ -227,7 +223,7 @@ impl Volume {
     fn take_one_fetched(&mut self, now: Time, key: Key, good: bool, effects: &mut Vec<Effect>) {
         let cached = self.cached.as_mut().expect("it fetched");
         let segment = cached.cache.get_mut(key).expect("it is there until it came");
-        let (start, end, at) = (segment.start, segment.end(), segment.at);
+        let place = segment.place;
         let waiting = std::mem::take(&mut segment.waiting);
         let stays = cached.cache.came(key, good, &mut cached.wasted);
         let mut used = 0;
@@ -239,13 +235,11 @@ impl Volume {
             if !good {
                 pending.coming = 0;
                 self.waits_no_more();
-                self.ask_donors(now, waits, effects);
+                self.plan_all(now, waits, 0, effects);
                 continue;
             }
-            let from = start.max(pending.offset);
-            let to = end.min(pending.offset + u64::from(pending.len));
-            let bytes = u32::try_from(to - from).expect("no more than the segment");
-            effects.push(copy(at, start, tag, pending.offset, from, bytes));
+            let (copy, bytes) = place.copy_to(tag, pending.offset, pending.len);
+            effects.push(copy);
             used += bytes;
             pending.coming -= 1;
             if pending.coming == 0 {
@@ -260,17 +254,6 @@ impl Volume {
             cached.offer(now, key, effects);
         }
         cached.tell_wasted();
-    }
-
-    /// A read that had waited for the cache.
-    fn ask_donors(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
-        let pending = self.requests.get(key).expect("looked at by the caller");
-        let mut spans = Vec::with_capacity(2);
-        layout::spans(&self.map, pending.offset, pending.len, |span| spans.push(span));
-        for span in spans {
-            self.plan(now, key, Op::Read, span);
-        }
-        self.complete_if_done(key, effects);
     }
 
     pub(super) fn is_of_a_tool(&self, request: Option<Key>) -> bool {
@@ -296,12 +279,8 @@ impl Volume {
             let request = strip.request.and_then(|request| self.requests.get(request));
             request.is_some_and(|request| matches!(request.asker, Asker::Cache(_)))
         };
-        let strips: Vec<Key> = self.strips.iter().filter(|(_, s)| fetches(s)).map(|(key, _)| key).collect();
-        for strip in strips {
-            if self.strips.get(strip).is_some() {
-                self.end_strip(now, strip, Err(VolumeError::TimedOut), effects);
-            }
-        }
+        let strips = self.strips.iter().filter(|(_, strip)| fetches(strip)).map(|(key, _)| key).collect();
+        self.give_up(now, strips, effects);
     }
 
     /// What the cache has of a range is not, or may not be, what donors hold.
@@ -339,15 +318,5 @@ impl Volume {
         if let Some(cached) = &mut self.cached {
             cached.ahead = Ahead::new(Rule::Off, 0);
         }
-    }
-}
-
-/// `bytes` from `from` on of a segment, into a tool's read from `offset` on.
-fn copy(at: u32, start: u64, tag: Tag, offset: u64, from: u64, bytes: u32) -> Effect {
-    let place = |base: u64| u32::try_from(from - base).expect("inside the segment and the read");
-    Effect::Copy {
-        from: At { mem: Mem::Cache, offset: at + place(start) },
-        to: At { mem: Mem::Payload(tag), offset: place(offset) },
-        len: bytes,
     }
 }

@@ -320,15 +320,21 @@ impl Volume {
             let before = self.write_before(key, request.offset, len);
             self.requests.get_mut(key).expect("just inserted").before = before;
         }
-        let mut spans: Vec<Span> = Vec::with_capacity(2);
-        layout::spans(&self.map, request.offset, len, |span| spans.push(span));
-        for span in spans {
-            self.plan(now, key, request.op, span);
-        }
-        self.complete_if_done(key, effects);
+        self.plan_all(now, key, 0, effects);
         if request.op == Op::Read {
             self.read_ahead(now, request, Found::Missed, effects);
         }
+    }
+
+    /// Makes strips of a request whose payload begins at byte `at` of its memory.
+    fn plan_all(&mut self, now: Time, key: Key, at: u32, effects: &mut Vec<Effect>) {
+        let Pending { op, offset, len, .. } = *self.requests.get(key).expect("just admitted");
+        let mut spans: Vec<Span> = Vec::with_capacity(2);
+        layout::spans(&self.map, offset, len, |span| spans.push(span));
+        for span in spans {
+            self.plan(now, key, op, Span { payload: span.payload + at, ..span });
+        }
+        self.complete_if_done(key, effects);
     }
 
     fn admit(&mut self, now: Time, asker: Asker, request: Request) -> Key {
@@ -502,16 +508,21 @@ impl Volume {
                 let why = format!("no answer within {} s", REQUEST_DEADLINE_NS / 1_000_000_000);
                 self.set_aside(now, donor, why, effects);
             }
-            for strip in strips {
-                if self.strips.get(strip).is_some() {
-                    self.end_strip(now, strip, Err(VolumeError::TimedOut), effects);
-                }
-            }
+            self.give_up(now, strips, effects);
             if waited {
                 self.waits_no_more();
                 self.complete_if_done(key, effects);
             }
             debug_assert!(self.requests.get(key).is_none(), "its last strip has ended");
+        }
+    }
+
+    /// Ends strips, of which one may end with another.
+    fn give_up(&mut self, now: Time, strips: Vec<Key>, effects: &mut Vec<Effect>) {
+        for strip in strips {
+            if self.strips.get(strip).is_some() {
+                self.end_strip(now, strip, Err(VolumeError::TimedOut), effects);
+            }
         }
     }
 

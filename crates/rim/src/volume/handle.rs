@@ -64,6 +64,12 @@ pub(super) struct Shared {
     pub(super) amendments: Mutex<Option<tokio::sync::mpsc::Receiver<cheetah_core::api::Amend>>>,
 }
 
+impl Shared {
+    pub(super) fn taker(&self) -> MutexGuard<'_, Option<Taker>> {
+        self.taker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Volume").field("name", &self.name).finish_non_exhaustive()

@@ -128,7 +128,7 @@ impl VolumeHandle {
     /// Where bytes go that will likely be read soon: `take(offset, bytes)`, on the data thread, must not block. With
     /// `Caching::takes`. None: nobody takes them any more.
     pub fn offer_to(&self, take: Option<Taker>) {
-        *self.0.taker.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = take;
+        *self.0.taker() = take;
     }
 
     /// What was read ahead may be out of date: requests that are submitted from now on do not get it.
@@ -436,10 +436,9 @@ impl Driver {
                 }
             }
             Effect::Offer { offset, at, len } => {
-                let taker = self.shared.taker.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                 let (asked, done) = (&self.shared.forgets, &self.shared.forgotten);
                 let forgotten = done.load(Ordering::Acquire);
-                if let Some(take) = &*taker
+                if let Some(take) = &*self.shared.taker()
                     && asked.load(Ordering::Acquire) == forgotten
                 {
                     take(offset, self.memory.bytes(At { mem: Mem::Cache, offset: at }, len), forgotten);
