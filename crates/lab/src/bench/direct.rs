@@ -26,7 +26,7 @@ pub fn kiops(job: &Job<'_>) -> f64 {
     let mut command = tools::command("fio");
     add_options(&mut command, job);
     let told = tools::expect_success(&mut command);
-    kiops_of(&told).unwrap_or_else(|| panic!("fio told no rate: {told}"))
+    told_of(&told, "iops").unwrap_or_else(|| panic!("fio told no rate: {told}")) / 1e3
 }
 
 fn add_options(command: &mut Command, job: &Job<'_>) {
@@ -37,12 +37,13 @@ fn add_options(command: &mut Command, job: &Job<'_>) {
     command.arg(format!("--size={}", job.bytes)).arg(format!("--runtime={}ms", (job.seconds * 1e3) as u64));
 }
 
-fn kiops_of(told: &str) -> Option<f64> {
+/// A figure of fio's report, of what was read or else of what was written.
+pub fn told_of(told: &str, name: &str) -> Option<f64> {
     // Remarks may stand before the report.
     let report: Value = serde_json::from_str(&told[told.find('{')?..]).ok()?;
     let job = &report["jobs"][0];
-    let iops = |way: &str| job[way]["iops"].as_f64().filter(|iops| *iops > 0.0);
-    iops("read").or_else(|| iops("write")).map(|iops| iops / 1e3)
+    let value = |way: &str| job[way][name].as_f64().filter(|value| *value > 0.0);
+    value("read").or_else(|| value("write"))
 }
 
 #[cfg(test)]
@@ -57,6 +58,6 @@ mod tests {
         let job =
             Job { path: &path, pattern: "randread", block: 4096, depth: 4, bytes: 1 << 20, seconds: 0.05 };
         assert!(kiops(&job) > 0.0);
-        assert!(kiops_of("no report").is_none() && kiops_of("{\"jobs\": []}").is_none());
+        assert!(told_of("no report", "iops").is_none() && told_of("{\"jobs\": []}", "iops").is_none());
     }
 }

@@ -130,8 +130,7 @@ fn rows(bench: &mut Bench, id: &str, what: &str, unit: &str, taken: &Taken, bar:
         [("nbdfuse", "nbdfuse on nbdkit", bar), ("striped", Striped::NAME, None), ("tmpfs", "tmpfs", None)]
     {
         let id = format!("{id}.{side}");
-        let (value, peer, probe) = (taken.value("cheetah"), taken.value(side), Some(&taken.probe));
-        let (what, peer, bar) = (what.to_owned(), Some((peer_name, peer)), bar.map(Bar::RatioAtLeast));
-        bench.row(&Figure { id: &id, what, unit, value, peer, probe, bar });
+        let bar = bar.map(Bar::RatioAtLeast);
+        bench.beside((&id, what, unit), taken, "cheetah", (peer_name, side), bar);
     }
 }

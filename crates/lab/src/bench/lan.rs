@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use crate::bench::Bench;
 use crate::bench::file::{self, Walk};
 use crate::bench::machine::CONGESTION;
-use crate::bench::rounds::{Side, Taken, Turn};
+use crate::bench::rounds::{Side, Turn};
 use crate::bench::row::{Bar, Figure};
 use crate::bench::worker::{Load, Worker};
 use crate::images::Sample;
@@ -122,9 +122,8 @@ fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
     {
         let id = format!("lan.{name}.{}", side.replace(' ', "."));
         let what = format!("links of {rate}, sequential, four donors: {side}");
-        let (value, probe, bar) = (taken.value(side), Some(&taken.probe), Some(Bar::RatioAtLeast(0.98)));
-        let peer = Some(("iperf3", taken.value(peer)));
-        bench.row(&Figure { id: &id, what, unit: "Mbit/s", value, peer, probe, bar });
+        let bar = Some(Bar::RatioAtLeast(0.98));
+        bench.beside((&id, &what, "Mbit/s"), &taken, side, ("iperf3", peer), bar);
     }
     worker.into_inner().end();
     pool.detach("file");
@@ -160,20 +159,6 @@ impl Pair {
 
 const NO_READ_AHEAD: &str = "the same without read-ahead";
 
-/// One side beside another of the same rounds, each by its name in the table and among the sides.
-fn row(
-    bench: &mut Bench,
-    (id, what, unit): (&str, &str, &str),
-    taken: &Taken,
-    side: &str,
-    (peer_name, peer): (&str, &str),
-    bar: Option<Bar>,
-) {
-    let (value, probe) = (taken.value(side), Some(&taken.probe));
-    let peer = Some((peer_name, taken.value(peer)));
-    bench.row(&Figure { id, what: what.to_owned(), unit, value, peer, probe, bar });
-}
-
 /// Backward and strided walks in blocks of 4 KiB.
 fn walks(bench: &mut Bench, lan: &Arc<Lan>) {
     bench.prepare("volumes for backward and strided reads");
@@ -199,8 +184,7 @@ fn walks(bench: &mut Bench, lan: &Arc<Lan>) {
     ]);
     let at_least = |bar| Some(Bar::RatioAtLeast(bar));
     let what = "backward, 4 KiB at a time, cold";
-    row(
-        bench,
+    bench.beside(
         ("lan.backward", what, "MB/s"),
         &taken,
         "backward",
@@ -208,9 +192,9 @@ fn walks(bench: &mut Bench, lan: &Arc<Lan>) {
         at_least(0.9),
     );
     let what = "strided, 4 KiB every 200 KiB, cold, useful bytes";
-    row(bench, ("lan.strided", what, "MB/s"), &taken, "strided", (NO_READ_AHEAD, "plain"), at_least(5.0));
+    bench.beside(("lan.strided", what, "MB/s"), &taken, "strided", (NO_READ_AHEAD, "plain"), at_least(5.0));
     let peer = ("4 KiB each raw TCP round trip", "ping");
-    row(bench, ("lan.strided.round-trips", what, "MB/s"), &taken, "strided", peer, None);
+    bench.beside(("lan.strided.round-trips", what, "MB/s"), &taken, "strided", peer, None);
     worker.into_inner().end();
     drop((ping, server));
     pair.end();
@@ -247,7 +231,7 @@ fn far(bench: &mut Bench, lan: &Arc<Lan>) {
     ]);
     let what = "RTT 20 ms, 1 Gbit/s: sequential cold read of 50 MiB";
     let link = ("iperf3 without the delay", "link");
-    row(bench, ("lan.far.read", what, "Mbit/s"), &taken, "read", link, Some(Bar::RatioAtLeast(0.9)));
+    bench.beside(("lan.far.read", what, "Mbit/s"), &taken, "read", link, Some(Bar::RatioAtLeast(0.9)));
     for (id, what, side) in [
         ("lan.far.iperf3", "RTT 20 ms, 1 Gbit/s: iperf3, 3 s", "one stream"),
         (
@@ -256,12 +240,12 @@ fn far(bench: &mut Bench, lan: &Arc<Lan>) {
             "many streams",
         ),
     ] {
-        row(bench, (id, what, "Mbit/s"), &taken, side, link, None);
+        bench.beside((id, what, "Mbit/s"), &taken, side, link, None);
     }
-    row(bench, ("lan.far.plain", what, "Mbit/s"), &taken, "read", (NO_READ_AHEAD, "plain read"), None);
+    bench.beside(("lan.far.plain", what, "Mbit/s"), &taken, "read", (NO_READ_AHEAD, "plain read"), None);
     let what = "RTT 20 ms, 1 Gbit/s: fls -r of the NTFS sample";
     let plain = (NO_READ_AHEAD, "plain fls");
-    row(bench, ("lan.far.fls", what, "s"), &taken, "fls", plain, Some(Bar::RatioAtMost(1.0)));
+    bench.beside(("lan.far.fls", what, "s"), &taken, "fls", plain, Some(Bar::RatioAtMost(1.0)));
     // Each round trip that a tool waits for takes one RTT; what it takes beside that is what it takes on a local file.
     let trips = |side: &str| {
         taken

@@ -28,35 +28,26 @@ const CONNECTIONS: &str = "2";
 const LIBNBD_CONNECTIONS: [usize; 3] = [1, 2, 4];
 const MIB: u64 = 1 << 20;
 
+/// Who takes turns, by its name among the sides.
+struct Contender {
+    name: &'static str,
+    worker: Worker,
+    /// The processes that serve it.
+    servers: Vec<u32>,
+}
+
 /// Everything that takes turns.
 struct World {
-    library: Worker,
-    export: Worker,
-    mirror: Worker,
+    contenders: Vec<Contender>,
+    /// A worker for each number of connections, at the nbdkit that stands alone.
     libnbd: Vec<Worker>,
-    nbdkit_alone: Worker,
-    /// One donor by itself, as one NBD server.
-    donor: Worker,
-    quorum: Worker,
-    qemu_nbd: Worker,
-    nbd_server: Worker,
-    /// Of each, the processes that serve it.
-    servers: Servers,
+    nbdkit: u32,
+    donors: Vec<u32>,
+    /// The daemons of the export and of the mirror's.
+    clients: [u32; 2],
     pool: Pool,
     _lone: LoneDonor,
     _rivals: Vec<Rival>,
-}
-
-#[derive(Clone, Debug)]
-struct Servers {
-    donors: Vec<u32>,
-    export: Vec<u32>,
-    mirror: Vec<u32>,
-    nbdkit: Vec<u32>,
-    donor: Vec<u32>,
-    quorum: Vec<u32>,
-    qemu_nbd: Vec<u32>,
-    nbd_server: Vec<u32>,
 }
 
 impl World {
@@ -84,44 +75,48 @@ impl World {
         let donors = pool.donor_pids();
         let and = |pids: &[u32], more: u32| [pids, &[more]].concat();
         let child_pids: Vec<u32> = children.iter().map(|child| child.process.pid()).collect();
-        let servers = Servers {
-            export: and(&donors, export.pid),
-            mirror: and(&donors, mirror.pid),
-            donors,
-            nbdkit: vec![nbdkit.process.pid()],
-            donor: vec![lone.process.pid()],
-            quorum: and(&child_pids, quorum.process.pid()),
-            qemu_nbd: vec![qemu_nbd.process.pid()],
-            nbd_server: vec![nbd_server.process.pid()],
-        };
         let libnbd = Libnbd::compile();
-        let mut world = Self {
-            library: Worker::start(&["client", pool.url(), "library", CONNECTIONS]),
-            export: nbd(&export.uri),
-            mirror: nbd(&mirror.uri),
+        let library = Worker::start(&["client", pool.url(), "library", CONNECTIONS]);
+        let mut contenders: Vec<Contender> = [
+            ("library", library, donors.clone()),
+            ("export", nbd(&export.uri), and(&donors, export.pid)),
+            ("mirror", nbd(&mirror.uri), and(&donors, mirror.pid)),
+            ("nbdkit", nbd(&nbdkit.uri), vec![nbdkit.process.pid()]),
+            // One donor by itself, as one NBD server.
+            ("donor", nbd(&lone.uri), vec![lone.process.pid()]),
+            ("quorum", nbd(&quorum.uri), and(&child_pids, quorum.process.pid())),
+            ("qemu-nbd", nbd(&qemu_nbd.uri), vec![qemu_nbd.process.pid()]),
+            ("nbd-server", nbd(&nbd_server.uri), vec![nbd_server.process.pid()]),
+        ]
+        .into_iter()
+        .map(|(name, worker, servers)| Contender { name, worker, servers })
+        .collect();
+        contenders.iter_mut().for_each(|contender| contender.worker.fill());
+        Self {
+            contenders,
             libnbd: LIBNBD_CONNECTIONS.iter().map(|count| libnbd.worker(&nbdkit.uri, *count)).collect(),
-            nbdkit_alone: nbd(&nbdkit.uri),
-            donor: nbd(&lone.uri),
-            quorum: nbd(&quorum.uri),
-            qemu_nbd: nbd(&qemu_nbd.uri),
-            nbd_server: nbd(&nbd_server.uri),
-            servers,
+            nbdkit: nbdkit.process.pid(),
+            donors,
+            clients: [export.pid, mirror.pid],
             pool,
             _lone: lone,
             _rivals: [vec![nbdkit, quorum, qemu_nbd, nbd_server], children].into_iter().flatten().collect(),
-        };
-        let all = [
-            &mut world.library,
-            &mut world.export,
-            &mut world.mirror,
-            &mut world.nbdkit_alone,
-            &mut world.donor,
-            &mut world.quorum,
-            &mut world.qemu_nbd,
-            &mut world.nbd_server,
-        ];
-        all.into_iter().for_each(Worker::fill);
-        world
+        }
+    }
+
+    /// Everybody as a side of a set, libnbd with this one of its workers.
+    fn sides<'a>(
+        &'a mut self,
+        libnbd: usize,
+        turn: impl Fn(&mut Worker, &[u32]) -> Turn + Copy + 'a,
+    ) -> Vec<Side<'a>> {
+        let (worker, nbdkit) = (&mut self.libnbd[libnbd], self.nbdkit);
+        let all = self.contenders.iter_mut();
+        let mut sides: Vec<Side<'a>> = all
+            .map(|Contender { name, worker, servers }| Side::new(name, move || turn(worker, servers)))
+            .collect();
+        sides.push(Side::new("libnbd", move || turn(worker, &[nbdkit])));
+        sides
     }
 
     /// libnbd with as many connections as serve this load best: its place in the list.
@@ -144,23 +139,22 @@ fn nbd(uri: &str) -> Worker {
 pub fn run(bench: &mut Bench) {
     bench.prepare("servers start and are filled");
     let mut world = World::start(bench);
-    let mut client_bytes = 0;
     let mut beyond = Beyond::default();
     one_at_a_time(bench, &mut world);
-    beyond.look(&world.servers.donors);
+    beyond.look(&world.donors);
     many_at_a_time(bench, &mut world);
-    beyond.look(&world.servers.donors);
+    beyond.look(&world.donors);
     for (pattern, word) in [(Pattern::SequentialRead, "read"), (Pattern::SequentialWrite, "write")] {
         for (block, name) in [(1 << 20, "1m"), (64 << 10, "64k")] {
             sequential(bench, &mut world, pattern, block, word, name);
-            beyond.look(&world.servers.donors);
+            beyond.look(&world.donors);
         }
     }
-    for pid in [world.servers.export.last(), world.servers.mirror.last()].into_iter().flatten() {
-        client_bytes = client_bytes.max(process::peak_resident_bytes(*pid));
-    }
+    let client_bytes = world.clients.map(process::peak_resident_bytes).into_iter().max().unwrap_or_default();
     memory_rows(bench, &beyond, client_bytes);
-    world.library.end();
+    for contender in world.contenders {
+        contender.worker.end();
+    }
     world.pool.detach("export");
     world.pool.detach("mirror");
 }
@@ -212,14 +206,12 @@ fn one_at_a_time(bench: &mut Bench, world: &mut World) {
     bench.set("random 4 KiB reads, one at a time");
     let load = Load { pattern: Pattern::RandomRead, block: 4096, depth: 1, time: bench.time };
     let median = |worker: &mut Worker, servers: &[u32]| worker.load(load, servers).median_us();
-    let World { library, export, libnbd, servers, .. } = world;
-    let taken = bench.turns(&mut [
-        Side::new("one hop", || median(&mut one_hop, &[])),
-        Side::new("library", || median(library, &servers.donors)),
-        Side::new("libnbd", || median(&mut libnbd[0], &servers.nbdkit)),
-        Side::new("two hops", || median(&mut two_hops, &[])),
-        Side::new("export", || median(export, &servers.export)),
-    ]);
+    // Who is not named has no turn here.
+    let mut sides = world.sides(0, median);
+    sides.retain(|side| ["library", "libnbd", "export"].contains(&side.name));
+    sides.push(Side::new("one hop", || median(&mut one_hop, &[])));
+    sides.push(Side::new("two hops", || median(&mut two_hops, &[])));
+    let taken = bench.turns(&mut sides);
     let within = Some(Bar::RatioAtMost(1.5));
     for (id, what, side, peer, bar) in [
         ("local.random.d1.library", "the client library, one hop", "library", "one hop", within),
@@ -228,9 +220,7 @@ fn one_at_a_time(bench: &mut Bench, world: &mut World) {
     ] {
         let what = format!("random 4 KiB read, one at a time, median latency: {what}");
         let peer_name = format!("raw TCP, {peer}");
-        let peer = Some((peer_name.as_str(), taken.value(peer)));
-        let (value, probe) = (taken.value(side), Some(&taken.probe));
-        bench.row(&Figure { id, what, unit: "us", value, peer, probe, bar });
+        bench.beside((id, &what, "us"), &taken, side, (&peer_name, peer), bar);
     }
 }
 
@@ -240,30 +230,7 @@ fn many_at_a_time(bench: &mut Bench, world: &mut World) {
     let load = Load { pattern: Pattern::RandomRead, block: 4096, depth: 64, time: bench.time };
     let best = world.best_libnbd(load);
     let kiops = |worker: &mut Worker, servers: &[u32]| worker.load(load, servers).kiops();
-    let World {
-        library,
-        export,
-        mirror,
-        libnbd,
-        nbdkit_alone,
-        donor,
-        quorum,
-        qemu_nbd,
-        nbd_server,
-        servers,
-        ..
-    } = world;
-    let taken = bench.turns(&mut [
-        Side::new("library", || kiops(library, &servers.donors)),
-        Side::new("libnbd", || kiops(&mut libnbd[best], &servers.nbdkit)),
-        Side::new("export", || kiops(export, &servers.export)),
-        Side::new("quorum", || kiops(quorum, &servers.quorum)),
-        Side::new("mirror", || kiops(mirror, &servers.mirror)),
-        Side::new("nbdkit", || kiops(nbdkit_alone, &servers.nbdkit)),
-        Side::new("donor", || kiops(donor, &servers.donor)),
-        Side::new("qemu-nbd", || kiops(qemu_nbd, &servers.qemu_nbd)),
-        Side::new("nbd-server", || kiops(nbd_server, &servers.nbd_server)),
-    ]);
+    let taken = bench.turns(&mut world.sides(best, kiops));
     let libnbd = libnbd_name(best);
     let four_times = Some(Bar::RatioAtLeast(4.0));
     let rows = [
@@ -278,7 +245,7 @@ fn many_at_a_time(bench: &mut Bench, world: &mut World) {
     for (id, what, side, peer_name, peer, bar) in rows {
         let what = format!("random 4 KiB read, 64 at a time, thousand a second: {what}");
         let id = format!("local.random.d64.{id}");
-        bench.row(&against(&id, what, "k/s", &taken, side, (peer_name, peer), bar));
+        bench.beside((&id, &what, "k/s"), &taken, side, (peer_name, peer), bar);
     }
     cpu_row(bench, "local.random.d64", "random 4 KiB read, 64 at a time", &taken, (&libnbd, None));
 }
@@ -287,19 +254,6 @@ const QUORUM: &str = "quorum of four nbdkit";
 
 fn libnbd_name(best: usize) -> String {
     format!("libnbd ({} connections) on nbdkit", LIBNBD_CONNECTIONS[best])
-}
-
-fn against<'a>(
-    id: &'a str,
-    what: String,
-    unit: &'a str,
-    taken: &'a Taken,
-    side: &str,
-    (peer_name, peer): (&'a str, &str),
-    bar: Option<Bar>,
-) -> Figure<'a> {
-    let peer = Some((peer_name, taken.value(peer)));
-    Figure { id, what, unit, value: taken.value(side), peer, probe: Some(&taken.probe), bar }
 }
 
 /// Processor time of both ends: the library and the donors, libnbd and nbdkit.
@@ -322,31 +276,9 @@ fn sequential(bench: &mut Bench, world: &mut World, pattern: Pattern, block: usi
     let load = Load { pattern, block, depth: 16, time: bench.time };
     let best = world.best_libnbd(load);
     let speed = |worker: &mut Worker, servers: &[u32]| worker.load(load, servers).gb_per_second();
-    let World {
-        library,
-        export,
-        mirror,
-        libnbd,
-        nbdkit_alone,
-        donor,
-        quorum,
-        qemu_nbd,
-        nbd_server,
-        servers,
-        ..
-    } = world;
-    let taken = bench.turns(&mut [
-        Side::new("iperf3", || Turn::of(rivals::iperf3_loopback(1) / 8e3)),
-        Side::new("library", || speed(library, &servers.donors)),
-        Side::new("libnbd", || speed(&mut libnbd[best], &servers.nbdkit)),
-        Side::new("export", || speed(export, &servers.export)),
-        Side::new("nbdkit", || speed(nbdkit_alone, &servers.nbdkit)),
-        Side::new("donor", || speed(donor, &servers.donor)),
-        Side::new("quorum", || speed(quorum, &servers.quorum)),
-        Side::new("mirror", || speed(mirror, &servers.mirror)),
-        Side::new("qemu-nbd", || speed(qemu_nbd, &servers.qemu_nbd)),
-        Side::new("nbd-server", || speed(nbd_server, &servers.nbd_server)),
-    ]);
+    let mut sides = world.sides(best, speed);
+    sides.push(Side::new("iperf3", || Turn::of(rivals::iperf3_loopback(1) / 8e3)));
+    let taken = bench.turns(&mut sides);
     let libnbd = libnbd_name(best);
     let at_least = |bar| Some(Bar::RatioAtLeast(bar));
     // What the quorum reads comes from one server each, as from a stripe; what it writes goes to all.
@@ -367,7 +299,7 @@ fn sequential(bench: &mut Bench, world: &mut World, pattern: Pattern, block: usi
     let prefix = format!("local.{word}.{name}");
     for (id, what, side, peer_name, peer, bar) in rows {
         let (id, what) = (format!("{prefix}.{id}"), format!("{shape}: {what}"));
-        bench.row(&against(&id, what, "GB/s", &taken, side, (peer_name, peer), bar));
+        bench.beside((&id, &what, "GB/s"), &taken, side, (peer_name, peer), bar);
     }
     cpu_row(bench, &prefix, &shape, &taken, (&libnbd, Some(Bar::RatioAtMost(0.6))));
 }

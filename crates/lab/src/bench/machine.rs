@@ -45,7 +45,9 @@ pub fn describe(share: &str, congestion: &str) -> Value {
 /// Of the source that this program was built from, where there is a repository.
 fn commit() -> Option<String> {
     let mut command = tools::command("git");
-    command.args(["-C", env!("CARGO_MANIFEST_DIR"), "describe", "--always", "--dirty", "--abbrev=12"]);
+    // Asked for now and not when it is built: two checkouts share one build directory.
+    let here = std::env::var("CARGO_MANIFEST_DIR").unwrap_or_else(|_| ".".into());
+    command.args(["-C", &here, "describe", "--always", "--dirty", "--abbrev=12"]);
     let output = tools::output(&mut command);
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }

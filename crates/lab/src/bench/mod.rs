@@ -39,7 +39,7 @@ use progress::Progress;
 use quiet::Quiet;
 use results::Results;
 use rounds::{Probe, Side, Taken};
-use row::{Figure, Row};
+use row::{Bar, Figure, Row};
 use share::Share;
 
 /// A bar was missed.
@@ -105,6 +105,20 @@ impl Bench {
 
     fn row(&mut self, figure: &Figure<'_>) {
         self.rows.push(figure.row());
+    }
+
+    /// A row of one side of a set beside another: id, what and unit; the side; how the table calls the other, and the set.
+    fn beside(
+        &mut self,
+        (id, what, unit): (&str, &str, &str),
+        taken: &Taken,
+        side: &str,
+        (peer_name, peer): (&str, &str),
+        bar: Option<Bar>,
+    ) {
+        let (value, probe) = (taken.value(side), Some(&taken.probe));
+        let peer = Some((peer_name, taken.value(peer)));
+        self.row(&Figure { id, what: what.to_owned(), unit, value, peer, probe, bar });
     }
 }
 

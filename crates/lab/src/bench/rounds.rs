@@ -26,7 +26,7 @@ impl Turn {
 
 /// A measured thing.
 pub struct Side<'a> {
-    name: &'static str,
+    pub name: &'static str,
     turn: Box<dyn FnMut() -> Turn + 'a>,
 }
 

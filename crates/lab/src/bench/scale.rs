@@ -76,12 +76,11 @@ fn donors(bench: &mut Bench) {
                     Turn::of(file::walk(&mut worker, walk, path, MIB, size(count)).mb_per_second() * 8.0)
                 }),
             ]);
-            let (value, probe) = (taken.value("cheetah"), Some(&taken.probe));
-            points.push((x, value.median()));
+            points.push((x, taken.value("cheetah").median()));
             let id = format!("scale.donors.{count}.{word}");
             let what = format!("sequential {word} of a file, stripe over {count} donors of 200 Mbit/s");
-            let peer = Some(("iperf3: the donors' links or the client's", taken.value("limit")));
-            bench.row(&Figure { id: &id, what, unit: "Mbit/s", value, peer, probe, bar: None });
+            let peer = ("iperf3: the donors' links or the client's", "limit");
+            bench.beside((&id, &what, "Mbit/s"), &taken, "cheetah", peer, None);
         }
         limits.push((x, limit));
     }

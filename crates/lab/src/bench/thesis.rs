@@ -8,13 +8,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde_json::Value;
-
 use crate::bench::Bench;
+use crate::bench::direct;
 use crate::bench::file::{self, Walk};
 use crate::bench::lan::hosts;
 use crate::bench::rounds::{Side, Turn};
-use crate::bench::row::Figure;
 use crate::bench::worker::Worker;
 use crate::lan::Node;
 use crate::pool::{Pool, State};
@@ -154,7 +152,6 @@ pub fn run(bench: &mut Bench) {
             Side::new("disk of 2006", || job(disk.path(pattern))),
             Side::new("this machine's disk", || job(&local)),
         ]);
-        let probe = Some(&taken.probe);
         let name = pattern.name.replace(' ', "-");
         for (side, short) in [("through ext4", "ext4"), ("on the volume itself", "raw")] {
             let peers = [("wire", "wire"), ("disk of 2006", "disk"), ("this machine's disk", "here")];
@@ -166,8 +163,7 @@ pub fn run(bench: &mut Bench) {
                     _ => format!("{} {side}", pattern.name),
                 };
                 let peer_name = if peer == "wire" { "iperf3" } else { peer };
-                let (value, peer) = (taken.value(side), Some((peer_name, taken.value(peer))));
-                bench.row(&Figure { id: &id, what, unit: "MB/s", value, peer, probe, bar: None });
+                bench.beside((&id, &what, "MB/s"), &taken, side, (peer_name, peer), None);
             }
         }
     }
@@ -191,14 +187,8 @@ fn mb_per_second(path: &Path, pattern: &Pattern) -> f64 {
     command.arg(format!("--io_size={whole}"));
     command.arg(if pattern.warm { "--pre_read=1" } else { "--invalidate=1" });
     let told = tools::expect_success(&mut command);
-    rate_of(&told).unwrap_or_else(|| panic!("fio told no rate: {told}"))
-}
-
-fn rate_of(told: &str) -> Option<f64> {
-    let report: Value = serde_json::from_str(&told[told.find('{')?..]).ok()?;
-    let job = &report["jobs"][0];
-    let rate = |way: &str| job[way]["bw_bytes"].as_f64().filter(|rate| *rate > 0.0);
-    rate("read").or_else(|| rate("write")).map(|rate| rate / 1e6)
+    let rate = direct::told_of(&told, "bw_bytes").unwrap_or_else(|| panic!("fio told no rate: {told}"));
+    rate / 1e6
 }
 
 #[cfg(test)]
@@ -212,6 +202,6 @@ mod tests {
         for pattern in &PATTERNS {
             assert!(mb_per_second(&path, pattern) > 0.0, "{}", pattern.name);
         }
-        assert!(rate_of("no report").is_none());
+        assert!(direct::told_of("no report", "bw_bytes").is_none());
     }
 }
