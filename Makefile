@@ -16,7 +16,7 @@ bench = $(cargo) run --locked --release --quiet -p cheetah-lab --bin bench --
 # A lint or formatting tool that is missing is an error in CI and a remark elsewhere.
 without = if [ "$${CI:-}" = true ]; then echo "$(1) is missing"; exit 1; else echo "($(1) is missing: skipped outside CI)"; fi
 
-.PHONY: help setup build demo test format lint unit sim e2e fuzz bench bench-local bench-front bench-lan \
+.PHONY: help setup build demo test format lint unit instructions sim e2e fuzz bench bench-local bench-front bench-lan \
   bench-thesis bench-scale bench-seeds \
   bench-codes bench-repair bench-owner faults clean
 
@@ -34,7 +34,7 @@ build: setup ## build the program (release)
 demo: build ## five donors, a real image examined, a file system that loses a donor while it is written
 	@scripts/demo
 
-test: setup format lint unit sim e2e ## everything that CI runs
+test: setup format lint unit instructions sim e2e ## everything that CI runs
 	@echo "== all tests passed"
 
 format:
@@ -49,6 +49,10 @@ lint:
 unit: setup ## tests of every crate but the end-to-end ones
 	@echo "== unit tests"
 	@$(cargo) test --locked --workspace --exclude cheetah-lab --quiet
+
+instructions: setup ## the hot paths by counted instructions: fails where one takes more than its limit
+	@echo "== instructions of the hot paths"
+	@scripts/instructions
 
 sim: setup ## the simulated world, SEEDS=10000 of them, and a fifth as many beyond what redundancy covers
 	@echo "== simulator, $(SEEDS) seeds"
