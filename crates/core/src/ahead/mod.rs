@@ -21,19 +21,18 @@
 //! it has to ask for to show how far it is; as long as it does not ask for most of that all the same.
 
 mod pipe;
+mod places;
 mod stream;
 
 use crate::limits::{BLOCK_BYTES, MILLISECOND_NS, SECOND_NS};
 use crate::units::Time;
 use pipe::Pipe;
+use places::Places;
 use serde::{Deserialize, Serialize};
-use std::collections::VecDeque;
 use stream::{Stream, Trend};
 
 /// Streams followed at once; the one that was longest not read makes room.
 const STREAMS_MAX: usize = 32;
-/// Reads of no stream that are remembered.
-const PLACES_MAX: usize = 32;
 /// One fetch.
 const PIECE_BYTES_MAX: u64 = 1 << 20;
 /// Places of a stride that are fetched ahead.
@@ -132,8 +131,7 @@ pub struct Ahead {
     windows_max: u64,
     streams: Vec<Stream>,
     numbered: u32,
-    /// Offset and length.
-    places: VecDeque<(u64, u32)>,
+    places: Places,
     pipe: Pipe,
     worth: Worth,
     around: Worth,
@@ -156,7 +154,7 @@ impl Ahead {
             windows_max: memory / 2,
             streams: Vec::with_capacity(STREAMS_MAX),
             numbered: AROUND,
-            places: VecDeque::with_capacity(PLACES_MAX),
+            places: Places::new(),
             pipe: Pipe::default(),
             worth: Worth::default(),
             around: Worth::default(),
@@ -179,14 +177,11 @@ impl Ahead {
         }
         let followed = self.streams.iter_mut().position(|stream| stream.follow(now, offset, len));
         let index = followed.or_else(|| {
-            let trend = self.trend(offset, len)?;
+            let trend = self.places.trend(offset, len)?;
             Some(self.add_stream(now, trend, read))
         });
         let Some(index) = index else {
-            if self.places.len() == PLACES_MAX {
-                self.places.pop_front();
-            }
-            self.places.push_back((offset, len));
+            self.places.remember(offset, len);
             if found == Found::Missed {
                 self.fetch_around(offset, len, size, wants);
             }
@@ -205,34 +200,6 @@ impl Ahead {
             self.streams[index].grow(worth.min(most));
         }
         self.streams[index].extend(size, wants);
-    }
-
-    /// How a stream would go whose last read this is, by the places that were read before.
-    fn trend(&self, offset: u64, len: u32) -> Option<Trend> {
-        let end = offset + u64::from(len);
-        let places = || self.places.iter().copied();
-        if places().any(|(at, len)| at < offset && at + u64::from(len) >= offset) {
-            return Some(Trend::Forward);
-        }
-        let mut behind = places().filter(|(at, len)| *at == end && *len > 0);
-        if let Some((_, before)) = behind.next()
-            && places().any(|(at, _)| at == end + u64::from(before))
-        {
-            return Some(Trend::Backward);
-        }
-        let read = |at: Option<u64>| at.is_some_and(|at| places().any(|(place, _)| place == at));
-        let votes = |stride: i64| {
-            let back = |steps: i64| offset.checked_add_signed(stride.checked_mul(-steps)?);
-            (1..=4).filter(|steps| read(back(*steps))).count()
-        };
-        let strides = places().rev().filter_map(|(at, _)| {
-            let stride = offset.wrapping_sub(at).cast_signed();
-            (stride != 0).then_some(stride)
-        });
-        strides
-            .map(|stride| (votes(stride), stride))
-            .find(|(votes, _)| *votes >= 3)
-            .map(|(_, s)| Trend::Stride(s))
     }
 
     fn add_stream(&mut self, now: Time, trend: Trend, read: Read) -> usize {
