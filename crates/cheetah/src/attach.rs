@@ -21,6 +21,9 @@ use std::time::{Duration, Instant};
 /// Longer than any request may take, so that a daemon that ends is never taken for one that hangs.
 const END_TIME: Duration = Duration::from_secs(40);
 
+/// Of each of the daemon's threads, whose memory is present from the beginning.
+const THREAD_STACK_BYTES: &str = "524288";
+
 pub async fn attach(options: cli::Attach) -> Result<(), Failure> {
     let pool = find(&options.pool).await?;
     if let Some(record) = runtime_dir::load(&options.name)? {
@@ -102,6 +105,7 @@ fn start_daemon(order: &Order) -> Result<crate::daemon::Ready, Failure> {
     let log = std::fs::File::create(&log_path).map_err(|e| fault("write the daemon's log", e))?;
     let mut child = Command::new(program)
         .arg("serve")
+        .env("RUST_MIN_STACK", THREAD_STACK_BYTES)
         .current_dir("/")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

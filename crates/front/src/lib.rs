@@ -11,5 +11,6 @@
 mod changes;
 pub mod export;
 pub mod fuse;
+pub mod heap;
 pub mod loopdev;
 pub mod mountinfo;

@@ -1,5 +1,6 @@
 //! Write-back under memory pressure: a writer in a memory cgroup far smaller than what it writes, over ext4 on the
-//! loop device. A server that allocates while it is asked to write hangs here for good, beyond SIGKILL.
+//! loop device. A server that allocates while it is asked to write hangs here for good, beyond SIGKILL. And how much
+//! memory a server has for that.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use cheetah_lab::cgroup::Cgroup;
 use cheetah_lab::pool::Pool;
-use cheetah_lab::{tools, wait};
+use cheetah_lab::{process, tools, wait};
 
 const LIMIT_BYTES: u64 = 160 << 20;
 /// The writers take some seconds; one that hangs is freed after this, and the test fails.
@@ -71,6 +72,22 @@ fn free_the_hung(cgroup: &Cgroup, pool: &Pool) {
             let _ = fs::write(connections.join(number).join("abort"), "1");
         }
     }
+}
+
+#[test]
+fn a_daemon_takes_at_most_128_mib_beside_its_cache() {
+    let mut pool = Pool::start();
+    for donor in ["one", "two", "three"] {
+        pool.donate(donor, "256M");
+    }
+    pool.ok(["create", "disk", "256M", "--redundancy", "parity:2+1"]);
+    let file = pool.attach_fuse("disk", &["--cache", "64M"]).path.display().to_string();
+    let dd = |args: [String; 3]| tools::run("dd", args.iter().map(String::as_str).chain(["status=none"]));
+    dd(["if=/dev/urandom".into(), format!("of={file}"), "bs=1M".into()].map(|arg: String| arg));
+    dd([format!("if={file}"), "of=/dev/null".into(), "bs=1M".into()]);
+    dd([format!("if={file}"), "of=/dev/null".into(), "iflag=direct".into()]);
+    let peak = process::peak_resident_bytes(pool.daemons()[0].pid);
+    assert!(peak <= (128 + 64) << 20, "{} MiB", peak >> 20);
 }
 
 #[test]

@@ -16,7 +16,7 @@ pub struct Granted {
 }
 
 /// The heap is grown by this much at once and at first; in steady state nothing on the data path grows it.
-const HEAP_BYTES: i32 = 16 << 20;
+const HEAP_BYTES: i32 = 4 << 20;
 
 /// Locks all memory, present and future, so that no page of it is ever waited for: also those of buffers that a
 /// library takes and fills only later. (Locking pages as they are first touched was not enough: the threads that
