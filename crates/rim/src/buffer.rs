@@ -7,10 +7,11 @@
 //! One of the named modules that may use unsafe.
 #![allow(unsafe_code)]
 
+use crate::net::iovec;
 use cheetah_core::layout::Scatter;
 use cheetah_core::limits::REQUEST_BYTES_MAX;
 use rustix::mm::{MapFlags, ProtFlags};
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io;
 use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex};
 use tokio::sync::Notify;
@@ -265,36 +266,23 @@ impl Buffer {
         Ok(Buffer { start, len, home: Home::Standing { _mapping: mapping }, pool: None })
     }
 
-    /// The bytes of one fragment from its byte `at` on, as pieces to send, at most as many as `slices` has room for.
-    pub fn gather<'a>(&'a self, scatter: Scatter, at: u32, limit: usize, slices: &mut Vec<IoSlice<'a>>) {
-        let mut at = at;
-        while at < scatter.len && slices.len() < limit {
-            let (offset, len) = scatter.locate(at);
-            slices.push(IoSlice::new(&self[offset as usize..(offset + len) as usize]));
-            at += len;
-        }
-    }
-
-    /// The room of one fragment from its byte `at` to `end`, as pieces to receive into.
-    pub fn scatter<'a>(
-        &'a mut self,
+    /// Where bytes `at..end` of one fragment are, for the kernel to read or to fill, until there are `limit` pieces.
+    /// They are good as long as nobody else touches the buffer.
+    pub(crate) fn pieces(
+        &self,
         scatter: Scatter,
         at: u32,
         end: u32,
         limit: usize,
-        slices: &mut Vec<IoSliceMut<'a>>,
+        pieces: &mut Vec<libc::iovec>,
     ) {
         let mut at = at;
-        while at < end && slices.len() < limit {
+        while at < end && pieces.len() < limit {
             let (offset, len) = scatter.locate(at);
             let len = len.min(end - at);
             assert!((offset + len) as usize <= self.len, "a scatter lies inside its payload");
-            // SAFETY: inside the buffer (asserted), and the pieces of one scatter never overlap: their payload
-            // offsets grow by at least their lengths (a property test in `core::layout` holds it to that).
-            let piece = unsafe {
-                std::slice::from_raw_parts_mut(self.start.as_ptr().add(offset as usize), len as usize)
-            };
-            slices.push(IoSliceMut::new(piece));
+            // SAFETY: inside the buffer, as asserted.
+            pieces.push(iovec(unsafe { self.start.as_ptr().add(offset as usize) }, len as usize));
             at += len;
         }
     }
@@ -344,9 +332,15 @@ mod tests {
         assert_eq!(&buffer[2..5], b"abc");
         assert_eq!(&buffer[10..14], b"defg");
         assert_eq!(&buffer[20..22], b"hi");
-        let mut slices = Vec::new();
-        buffer.gather(scatter, 1, 16, &mut slices);
-        let sent: Vec<u8> = slices.iter().flat_map(|s| s.iter().copied()).collect();
-        assert_eq!(sent, b"bcdefghi");
+        let mut pieces = Vec::new();
+        buffer.pieces(scatter, 1, 9, 16, &mut pieces);
+        // SAFETY: they are in the buffer, which nobody else touches.
+        let of = |piece: &libc::iovec| unsafe {
+            std::slice::from_raw_parts(piece.iov_base.cast::<u8>(), piece.iov_len)
+        };
+        assert_eq!(pieces.iter().map(of).collect::<Vec<_>>(), [&b"bc"[..], b"defg", b"hi"]);
+        pieces.clear();
+        buffer.pieces(scatter, 4, 8, 1, &mut pieces);
+        assert_eq!(pieces.iter().map(of).collect::<Vec<_>>(), [b"efg"]);
     }
 }

@@ -183,7 +183,12 @@ impl<'a> Connection<'a> {
             let mut guard = self.fd.readable().await?;
             let fd = self.fd;
             match guard.try_io(|_| self.receive(fd.get_ref(), &access)) {
-                Ok(Ok(fine)) => fine.map_err(End::Fault)?,
+                Ok(Ok(received)) => {
+                    if !received.map_err(End::Fault)? {
+                        // It gave less than there was room for, so it is empty: asking again would only tell that.
+                        guard.clear_ready();
+                    }
+                }
                 Ok(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {}
                 Ok(Err(e)) => return Err(e.into()),
                 Err(_would_block) => {}
@@ -202,8 +207,12 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// One system call's worth of input, carried out.
-    fn receive(&mut self, fd: &OwnedFd, access: &impl Fn() -> Arc<Access>) -> io::Result<Result<(), String>> {
+    /// One system call's worth of input, carried out; whether the socket may have more.
+    fn receive(
+        &mut self,
+        fd: &OwnedFd,
+        access: &impl Fn() -> Arc<Access>,
+    ) -> io::Result<Result<bool, String>> {
         SCRATCH.with_borrow_mut(|scratch| {
             let kept = self.partial.len();
             scratch[..kept].copy_from_slice(&self.partial);
@@ -235,7 +244,8 @@ impl<'a> Connection<'a> {
                 write.received += landed;
             }
             let end = kept + usize::try_from(got - landed).expect("inside the scratch");
-            Ok(self.digest(&scratch[..end], &access()))
+            let filled = got == direct + look_ahead as u64;
+            Ok(self.digest(&scratch[..end], &access()).map(|()| filled))
         })
     }
 

@@ -19,8 +19,8 @@ use cheetah_nbd::client::Reply;
 use cheetah_nbd::limits::BLOCK_STATUS_DESCRIPTORS_MAX;
 use cheetah_nbd::{CmdFlags, Command, Errno, RequestHeader, StateFlags, TransmissionFlags};
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, VecDeque};
-use std::io::{self, IoSlice, IoSliceMut};
+use std::collections::VecDeque;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use tokio::io::unix::AsyncFd;
@@ -66,6 +66,7 @@ impl OutPart {
 /// A part whose answer is awaited.
 #[derive(Debug)]
 struct Awaited {
+    cookie: u64,
     op: PartOp,
     address: u64,
     mem: Mem,
@@ -95,7 +96,7 @@ struct Wire {
     out: VecDeque<([u8; RequestHeader::BYTES], OutPart)>,
     /// Bytes of the front of `out` that are sent.
     out_sent: usize,
-    awaited: HashMap<u64, Awaited>,
+    awaited: Awaiting,
     /// Grows only for a head that does not fit (a long BLOCK_STATUS), up to the codec's limit.
     input: Vec<u8>,
     input_start: usize,
@@ -103,6 +104,29 @@ struct Wire {
     incoming: Option<Incoming>,
     /// The last reply carried large data, so the next one probably does, too: only its head is read ahead.
     large_expected: bool,
+    /// Room for the pieces of one call; what is in it means nothing between two.
+    pieces: Vec<libc::iovec>,
+}
+
+/// In the order in which they were asked, which is that of a donor's answers: the first one is most often the one. A
+/// foreign server may answer in any.
+#[derive(Debug)]
+struct Awaiting(VecDeque<Awaited>);
+
+impl Awaiting {
+    fn place(&self, cookie: u64) -> Option<usize> {
+        self.0.iter().position(|awaited| awaited.cookie == cookie)
+    }
+
+    fn of(&mut self, cookie: u64) -> Option<&mut Awaited> {
+        let place = self.place(cookie)?;
+        self.0.get_mut(place)
+    }
+
+    fn take(&mut self, cookie: u64) -> Option<Awaited> {
+        let place = self.place(cookie)?;
+        self.0.remove(place)
+    }
 }
 
 #[derive(Debug)]
@@ -138,12 +162,13 @@ impl Conn {
             wire: RefCell::new(Wire {
                 out: VecDeque::with_capacity(256),
                 out_sent: 0,
-                awaited: HashMap::with_capacity(256),
+                awaited: Awaiting(VecDeque::with_capacity(256)),
                 input,
                 input_start: 0,
                 input_end: opened.early.len(),
                 incoming: None,
                 large_expected: false,
+                pieces: Vec::with_capacity(PIECES_MAX),
             }),
         }
     }
@@ -158,6 +183,7 @@ impl Conn {
         let mut wire = self.wire.borrow_mut();
         self.outstanding.set(self.outstanding.get() + u64::from(part.scatter.len));
         let awaited = Awaited {
+            cookie: part.part.to_u64(),
             op: part.op,
             address: part.address,
             mem: part.mem,
@@ -169,7 +195,7 @@ impl Conn {
             error: None,
             status: Vec::new(),
         };
-        wire.awaited.insert(part.part.to_u64(), awaited);
+        wire.awaited.0.push_back(awaited);
         wire.out.push_back((part.header(), part));
         wire.out.len() == 1
     }
@@ -203,33 +229,33 @@ impl Conn {
 
     fn send_once(&self, memory: &Memory) -> io::Result<()> {
         let wire = &mut *self.wire.borrow_mut();
-        let mut pieces: Vec<IoSlice<'_>> = Vec::with_capacity(64);
+        wire.pieces.clear();
         let mut skip = wire.out_sent;
         for (header, part) in &wire.out {
-            if pieces.len() >= PIECES_MAX - 1 {
+            if wire.pieces.len() >= PIECES_MAX - 1 {
                 break;
             }
-            if skip < header.len() {
-                pieces.push(IoSlice::new(&header[skip..]));
+            if let Some(header) = header.get(skip..).filter(|rest| !rest.is_empty()) {
+                wire.pieces.push(iovec(header.as_ptr(), header.len()));
             }
             let from = skip.saturating_sub(header.len());
             skip = 0;
             if part.payload_bytes() > 0 {
                 let from = u32::try_from(from).expect("inside the payload");
-                memory.buffer(part.mem).gather(part.scatter, from, PIECES_MAX, &mut pieces);
+                let (buffer, scatter) = (memory.buffer(part.mem), part.scatter);
+                buffer.pieces(scatter, from, scatter.len, PIECES_MAX, &mut wire.pieces);
             }
         }
-        let pieces: Vec<libc::iovec> =
-            pieces.iter().map(|piece| iovec(piece.as_ptr(), piece.len())).collect();
         // SAFETY: the pieces are headers in `wire.out` and buffers in `memory`, both borrowed through the call.
-        let mut sent = wire.out_sent + unsafe { net::write_vectored(self.fd.get_ref(), &pieces, false)? };
+        let mut sent =
+            wire.out_sent + unsafe { net::write_vectored(self.fd.get_ref(), &wire.pieces, false)? };
         while let Some((header, part)) = wire.out.front() {
             let whole = header.len() + part.payload_bytes();
             if sent < whole {
                 break;
             }
             sent -= whole;
-            if let Some(awaited) = wire.awaited.get_mut(&part.part.to_u64()) {
+            if let Some(awaited) = wire.awaited.of(part.part.to_u64()) {
                 awaited.sent = true;
             }
             wire.out.pop_front();
@@ -241,7 +267,7 @@ impl Conn {
     /// The answer to this part is not wanted any more; false when it is not on this connection.
     pub(super) fn abandon(&self, part: Key) -> bool {
         let wire = &mut *self.wire.borrow_mut();
-        wire.awaited.get_mut(&part.to_u64()).map(|awaited| awaited.abandoned = true).is_some()
+        wire.awaited.of(part.to_u64()).map(|awaited| awaited.abandoned = true).is_some()
     }
 
     pub(super) fn can_zero(&self) -> bool {
@@ -293,7 +319,14 @@ pub(super) async fn receive_all(driver: Rc<RefCell<Driver>>, conn: Rc<Conn>) {
     let ended = loop {
         let received = match conn.fd.readable().await {
             Ok(_) if conn.closed.get() => return,
-            Ok(mut guard) => guard.try_io(|_| conn.receive(&mut driver.borrow_mut().memory, &mut events)),
+            Ok(mut guard) => {
+                let received = guard.try_io(|_| conn.receive(&mut driver.borrow_mut().memory, &mut events));
+                if matches!(received, Ok(Ok(false))) {
+                    // It gave less than there was room for, so it is empty: asking again would only tell that.
+                    guard.clear_ready();
+                }
+                received
+            }
             Err(e) => Ok(Err(e)),
         };
         driver.borrow_mut().answered(&mut events);
@@ -304,7 +337,7 @@ pub(super) async fn receive_all(driver: Rc<RefCell<Driver>>, conn: Rc<Conn>) {
                 break "it closed the connection".to_owned();
             }
             Ok(Err(e)) => break e.to_string(),
-            Ok(Ok(())) => tokio::task::coop::consume_budget().await,
+            Ok(Ok(_)) => tokio::task::coop::consume_budget().await,
             Err(_would_block) => {}
         }
     };
@@ -312,8 +345,8 @@ pub(super) async fn receive_all(driver: Rc<RefCell<Driver>>, conn: Rc<Conn>) {
 }
 
 impl Conn {
-    /// One system call's worth of input, and what it answered.
-    fn receive(&self, memory: &mut Memory, events: &mut Vec<Event>) -> io::Result<()> {
+    /// One system call's worth of input, and what it answered; whether the socket may have more.
+    fn receive(&self, memory: &mut Memory, events: &mut Vec<Event>) -> io::Result<bool> {
         let wire = &mut *self.wire.borrow_mut();
         if wire.input_start > 0 {
             wire.input.copy_within(wire.input_start..wire.input_end, 0);
@@ -324,36 +357,37 @@ impl Conn {
             let need = Reply::need(&wire.input).map_err(io::Error::other)?;
             wire.input.resize(need, 0);
         }
-        let mut pieces: Vec<IoSliceMut<'_>> = Vec::with_capacity(16);
+        wire.pieces.clear();
         let mut direct = 0;
         let mut look_ahead = wire.input.len() - wire.input_end;
         if let Some(incoming) = wire.incoming {
             // The input buffer is empty while data is on its way: what was in it has been used up.
-            let awaited = &wire.awaited[&incoming.cookie];
+            let awaited = wire.awaited.of(incoming.cookie).expect("data comes for what is awaited");
             if incoming.end - incoming.at >= DIRECT_BYTES && !awaited.abandoned {
                 let buffer = memory.buffer_mut(awaited.mem);
-                buffer.scatter(awaited.scatter, incoming.at, incoming.end, PIECES_MAX - 1, &mut pieces);
-                direct = pieces.iter().map(|piece| piece.len()).sum();
+                buffer.pieces(awaited.scatter, incoming.at, incoming.end, PIECES_MAX - 1, &mut wire.pieces);
+                direct = wire.pieces.iter().map(|piece| piece.iov_len).sum();
                 let whole = direct == (incoming.end - incoming.at) as usize;
                 look_ahead = if whole { HEAD_BYTES } else { 0 };
             }
         } else if wire.large_expected {
             look_ahead = look_ahead.min(HEAD_BYTES.saturating_sub(wire.input_end).max(1));
         }
-        let mut raw: Vec<libc::iovec> =
-            pieces.iter().map(|piece| iovec(piece.as_ptr(), piece.len())).collect();
         if look_ahead > 0 {
-            raw.push(iovec(wire.input[wire.input_end..].as_ptr(), look_ahead));
+            wire.pieces.push(iovec(wire.input[wire.input_end..].as_mut_ptr(), look_ahead));
         }
-        // SAFETY: the pieces are rooms in a buffer of `memory` and in `wire.input`, both borrowed mutably, and no
-        // other reference to them is used until the call returns.
-        let got = unsafe { net::read_vectored(self.fd.get_ref(), &raw)? };
+        // SAFETY: the pieces are rooms in a buffer of `memory` and in `wire.input`, both borrowed mutably, that do not
+        // overlap: a fragment's payload offsets grow by at least its pieces' lengths (a property test in
+        // `core::layout` holds it to that). Nothing else looks at them until the call returns.
+        let got = unsafe { net::read_vectored(self.fd.get_ref(), &wire.pieces)? };
         let landed = got.min(direct);
         wire.input_end += got - landed;
         if let Some(incoming) = &mut wire.incoming {
             incoming.at += u32::try_from(landed).expect("inside the part");
         }
-        self.digest(wire, memory, events).map_err(io::Error::other)
+        let filled = got == wire.pieces.iter().map(|piece| piece.iov_len).sum::<usize>();
+        self.digest(wire, memory, events).map_err(io::Error::other)?;
+        Ok(filled)
     }
 
     /// Takes apart what is in the input buffer.
@@ -361,7 +395,7 @@ impl Conn {
         loop {
             if let Some(incoming) = &mut wire.incoming {
                 let buffered = &wire.input[wire.input_start..wire.input_end];
-                let awaited = &wire.awaited[&incoming.cookie];
+                let awaited = wire.awaited.of(incoming.cookie).ok_or("data for nothing")?;
                 let take = buffered.len().min((incoming.end - incoming.at) as usize);
                 if take > 0 {
                     let end = incoming.at + u32::try_from(take).expect("inside the part");
@@ -398,7 +432,7 @@ impl Conn {
         events: &mut Vec<Event>,
     ) -> Result<(), String> {
         let (cookie, mut done) = (reply.cookie(), reply.done());
-        let awaited = wire.awaited.get_mut(&cookie).ok_or("it answered what was not asked")?;
+        let awaited = wire.awaited.of(cookie).ok_or("it answered what was not asked")?;
         wire.large_expected = false;
         if !awaited.sent {
             return Err("it answered a request that it had not been sent in full".into());
@@ -454,7 +488,7 @@ impl Conn {
         cookie: u64,
         events: &mut Vec<Event>,
     ) -> Result<(), String> {
-        let Some(awaited) = wire.awaited.remove(&cookie) else { return Err("it answered twice".into()) };
+        let Some(awaited) = wire.awaited.take(cookie) else { return Err("it answered twice".into()) };
         self.outstanding.set(self.outstanding.get() - u64::from(awaited.scatter.len));
         if awaited.abandoned {
             return Ok(());
