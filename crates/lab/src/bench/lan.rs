@@ -124,6 +124,11 @@ fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
         let what = format!("links of {rate}, sequential, four donors: {side}");
         let bar = Some(Bar::RatioAtLeast(0.98));
         bench.beside((&id, &what, "Mbit/s"), &taken, side, ("iperf3", peer), bar);
+        // Where there is no more of it, the processors are the limit and not the link.
+        let (id, what) = (format!("{id}.busy"), format!("{what}: processors of all hosts busy meanwhile"));
+        let peer = Some(("iperf3", taken.busy(peer)));
+        let (value, probe) = (taken.busy(side), None);
+        bench.row(&Figure { id: &id, what, unit: "%", value, peer, probe, bar: None });
     }
     worker.into_inner().end();
     pool.detach("file");

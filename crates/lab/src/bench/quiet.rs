@@ -43,13 +43,13 @@ impl Quiet {
 
 /// The time of all cores since boot, in ticks: what was idle, and all of it.
 #[derive(Clone, Copy, Debug)]
-struct Times {
+pub(super) struct Times {
     idle: u64,
     all: u64,
 }
 
 impl Times {
-    fn now() -> Self {
+    pub(super) fn now() -> Self {
         Self::of(&fs::read_to_string("/proc/stat").unwrap_or_default())
     }
 
@@ -61,7 +61,8 @@ impl Times {
         Self { idle: ticks.iter().skip(3).take(2).sum(), all: ticks.iter().sum() }
     }
 
-    fn busy_since(self, before: Self) -> f64 {
+    /// The part of all cores' time in which they were not idle.
+    pub(super) fn busy_since(self, before: Self) -> f64 {
         let all = self.all.saturating_sub(before.all);
         let idle = self.idle.saturating_sub(before.idle);
         if all == 0 { 0.0 } else { 1.0 - idle as f64 / all as f64 }

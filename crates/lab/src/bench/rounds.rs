@@ -7,6 +7,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::bench::quiet::Times;
 use crate::bench::row::UNCERTAINTY_MAX;
 use crate::figures::Series;
 
@@ -36,31 +37,46 @@ impl<'a> Side<'a> {
     }
 }
 
-/// What every side brought, a value a round.
+/// What one side brought, a value a round.
+#[derive(Debug, Default)]
+struct Brought {
+    name: &'static str,
+    value: Series,
+    cpu: Series,
+    busy: Series,
+}
+
+/// What every side brought.
 #[derive(Debug)]
 pub struct Taken {
-    sides: Vec<(&'static str, Series, Series)>,
+    sides: Vec<Brought>,
     pub probe: Series,
 }
 
 impl Taken {
     #[track_caller]
     pub fn value(&self, side: &str) -> &Series {
-        &self.side(side).1
+        &self.side(side).value
     }
 
     #[track_caller]
     pub fn cpu(&self, side: &str) -> &Series {
-        &self.side(side).2
+        &self.side(side).cpu
+    }
+
+    /// The part of all cores' time in which they were not idle, whoever had them, in percent.
+    #[track_caller]
+    pub fn busy(&self, side: &str) -> &Series {
+        &self.side(side).busy
     }
 
     #[track_caller]
-    fn side(&self, name: &str) -> &(&'static str, Series, Series) {
-        self.sides.iter().find(|side| side.0 == name).unwrap_or_else(|| panic!("no side {name}"))
+    fn side(&self, name: &str) -> &Brought {
+        self.sides.iter().find(|side| side.name == name).unwrap_or_else(|| panic!("no side {name}"))
     }
 
     fn is_noisy(&self) -> bool {
-        let values = self.sides.iter().map(|side| &side.1);
+        let values = self.sides.iter().map(|side| &side.value);
         values.chain([&self.probe]).any(|series| series.uncertainty() > UNCERTAINTY_MAX)
     }
 }
@@ -68,7 +84,7 @@ impl Taken {
 /// Takes `rounds` that count, and up to as many again while any side or the machine is too noisy.
 pub fn take(rounds: usize, sides: &mut [Side<'_>], mut probe: impl FnMut() -> f64) -> Taken {
     let mut taken = Taken {
-        sides: sides.iter().map(|side| (side.name, Series::default(), Series::default())).collect(),
+        sides: sides.iter().map(|side| Brought { name: side.name, ..Brought::default() }).collect(),
         probe: Series::default(),
     };
     for round in 0..=2 * rounds {
@@ -76,14 +92,19 @@ pub fn take(rounds: usize, sides: &mut [Side<'_>], mut probe: impl FnMut() -> f6
             break;
         }
         let probed = probe();
-        let turns: Vec<Turn> = sides.iter_mut().map(|side| (side.turn)()).collect();
+        let timed = |side: &mut Side<'_>| {
+            let before = Times::now();
+            ((side.turn)(), 100.0 * Times::now().busy_since(before))
+        };
+        let turns: Vec<(Turn, f64)> = sides.iter_mut().map(timed).collect();
         if round == 0 {
             continue;
         }
         taken.probe.push(probed);
-        for (side, turn) in taken.sides.iter_mut().zip(turns) {
-            side.1.push(turn.value);
-            side.2.push(turn.cpu_per_gb);
+        for (side, (turn, busy)) in taken.sides.iter_mut().zip(turns) {
+            side.value.push(turn.value);
+            side.cpu.push(turn.cpu_per_gb);
+            side.busy.push(busy);
         }
     }
     taken
@@ -149,6 +170,7 @@ mod tests {
         assert_eq!(*order.borrow(), "abababab");
         assert_eq!(taken.value("a").values(), [103.0, 105.0, 107.0]);
         assert_eq!(taken.cpu("b").values(), [0.5; 3]);
+        assert_eq!(taken.busy("a").values().len(), 3);
         assert_eq!(taken.probe.values(), [1.0; 3]);
     }
 
