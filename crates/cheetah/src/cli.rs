@@ -215,9 +215,13 @@ pub struct Attach {
     /// Refuse every write, in the daemon and at the donors.
     #[arg(long)]
     pub read_only: bool,
-    /// Connections to each donor.
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=16))]
-    pub connections: u8,
+    /// Connections to each donor, 1 to 16. Without it: one, more where there are few donors or they are far away.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub connections: Option<u8>,
+    /// Look for answers this long before sleeping, 0 to 1000 microseconds: 50 halves the time that one small read at a
+    /// time takes, and occupies a processor while reads come one after the other.
+    #[arg(long, value_name = "US", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=1000))]
+    pub poll_us: u16,
     /// Memory of this machine for what is read before a tool asks for it, 1M to 3G.
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_cache)]
     pub cache: u64,

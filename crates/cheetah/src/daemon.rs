@@ -13,7 +13,7 @@ use cheetah_front::loopdev::{self, LoopDevice};
 use cheetah_front::{export, fuse};
 use cheetah_rim::control::Client;
 use cheetah_rim::memory;
-use cheetah_rim::volume::{Caching, Rule, VolumeHandle};
+use cheetah_rim::volume::{Caching, Rule, Tuning, VolumeHandle};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -36,7 +36,8 @@ pub struct Order {
     pub mountpoint_made: bool,
     pub listen: String,
     pub read_only: bool,
-    pub connections: usize,
+    pub connections: Option<u8>,
+    pub poll_us: u16,
     /// Bytes for what is read ahead, and how that is decided.
     pub cache: u64,
     pub read_ahead: Rule,
@@ -64,6 +65,11 @@ pub struct Ready {
 }
 
 impl Order {
+    fn tuning(&self) -> Tuning {
+        let poll = Duration::from_micros(self.poll_us.into());
+        Tuning { connections: self.connections.map(usize::from), poll, caching: self.caching() }
+    }
+
     fn caching(&self) -> Caching {
         let bytes = match self.read_ahead {
             Rule::Off => 0,
@@ -158,7 +164,7 @@ impl Attachment {
         lease: &Attached,
         notes: &mut Vec<String>,
     ) -> Result<Attachment, Failure> {
-        let tended = Tended::start(pool, lease, order.read_only, order.connections, order.caching())?;
+        let tended = Tended::start(pool, lease, order.read_only, order.tuning())?;
         let volume = tended.volume.clone();
         notes.extend(lost_notes(lease, &volume.settled().await));
         let ready = Ready { size: volume.size(), pid: std::process::id(), ..Ready::default() };

@@ -15,7 +15,7 @@ use cheetah_core::limits::UNIT_DEFAULT_BYTES;
 use cheetah_core::units::show_bytes;
 use cheetah_rim::buffer::LARGE_BYTES;
 use cheetah_rim::control::{CallError, Client};
-use cheetah_rim::volume::{Caching, Completion, Op, Sink, Submission, VolumeError, VolumeHandle};
+use cheetah_rim::volume::{Completion, Op, Sink, Submission, Tuning, VolumeError, VolumeHandle};
 use cheetah_source::RawSource;
 use indicatif::{ProgressBar, ProgressStyle};
 use md5::{Digest, Md5};
@@ -73,7 +73,7 @@ pub async fn load(options: cli::Load) -> Result<(), Failure> {
             ),
         ));
     }
-    let tended = Tended::start(&pool, &lease, false, 2, Caching::OFF)?;
+    let tended = Tended::start(&pool, &lease, false, Tuning::default())?;
     tended.set_place(LOADING);
     let handle = tended.volume.clone();
     let lost = handle.settled().await;

@@ -10,14 +10,14 @@ use crate::tend::{Tended, lease_as};
 use cheetah_core::api::{API_VERSION, Attach, Attached, Call};
 use cheetah_core::limits::{DONOR_TENDS_MAX, TEND_RETRY_NS};
 use cheetah_rim::control::{Client, DonorHandle};
-use cheetah_rim::volume::Caching;
+use cheetah_rim::volume::{Caching, Tuning};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 /// Each has buffers to fill, so one connection to a donor carries it.
-const CONNECTIONS: usize = 1;
+const TUNING: Tuning = Tuning { connections: Some(1), poll: Duration::ZERO, caching: Caching::OFF };
 
 struct Running {
     stop: watch::Sender<bool>,
@@ -82,7 +82,7 @@ async fn tend(pool: Client, name: String, holder: String, mut stop: watch::Recei
 }
 
 async fn tend_with(pool: &Client, lease: &Attached, stop: &mut watch::Receiver<bool>) -> Result<(), Failure> {
-    let started = Tended::start(pool, lease, false, CONNECTIONS, Caching::OFF);
+    let started = Tended::start(pool, lease, false, TUNING);
     if let Ok(tended) = &started {
         tracing::info!(volume = lease.map.name, "attached to move or rebuild what nobody else does");
         tended.set_place("no front end");

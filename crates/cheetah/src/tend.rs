@@ -11,7 +11,7 @@ use cheetah_core::api::{
 use cheetah_core::layout::lost_ranges;
 use cheetah_core::map::{DonorId, VolumeMap};
 use cheetah_rim::control::{CallError, Client};
-use cheetah_rim::volume::{Caching, VolumeHandle, VolumeOptions};
+use cheetah_rim::volume::{Tuning, VolumeHandle, VolumeOptions};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -78,15 +78,9 @@ impl Tended {
     ///
     /// # Errors
     /// No memory.
-    pub fn start(
-        pool: &Client,
-        lease: &Attached,
-        read_only: bool,
-        connections: usize,
-        caching: Caching,
-    ) -> Result<Self, Failure> {
+    pub fn start(pool: &Client, lease: &Attached, read_only: bool, tuning: Tuning) -> Result<Self, Failure> {
         let (map, token, fresh) = (lease.map.clone(), lease.token, lease.fresh);
-        let options = VolumeOptions { map, token, read_only, fresh, connections, caching };
+        let options = VolumeOptions { map, token, read_only, fresh, tuning };
         let volume = VolumeHandle::start(options)
             .map_err(|e| Failure::failed(format!("this machine has no memory for the buffers: {e}")))?;
         let place = watch::Sender::new(String::new());

@@ -17,5 +17,6 @@ pub mod layout;
 pub mod limits;
 pub mod map;
 pub mod placement;
+pub mod poll;
 pub mod units;
 pub mod volume;

@@ -31,6 +31,12 @@ pub const REQUEST_DEADLINE_NS: u64 = 30 * SECOND_NS;
 pub const WRITE_MARGIN_NS: u64 = 2 * SECOND_NS;
 /// Requests a volume holds at once, over all front ends; the next one is refused until one completes.
 pub const REQUESTS_IN_FLIGHT_MAX: usize = 1024;
+/// Connections to all donors of a volume together, where a round trip is shorter than `FAR_NS`, but at least one to
+/// each: what comes over one connection is sent and answered in larger batches.
+pub const CONNECTIONS_NEAR: usize = 2;
+/// As many where it is longer: each grows its window by itself, and one that lost a packet does not stop the others.
+pub const CONNECTIONS_FAR: usize = 8;
+pub const FAR_NS: u64 = 2 * MILLISECOND_NS;
 /// A donor that does not accept a connection by this time is set aside.
 pub const CONNECT_DEADLINE_NS: u64 = 2 * SECOND_NS;
 /// A donor that owes an answer and gives none for this long, while others do, is set aside when redundancy covers it.

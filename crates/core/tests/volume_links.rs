@@ -4,7 +4,7 @@ mod volume;
 
 use cheetah_core::limits::{DONOR_RETRY_NS, EXTENT_BYTES, REQUEST_DEADLINE_NS};
 use cheetah_core::map::{DonorId, Group, Placement, Route, Slot};
-use cheetah_core::volume::{Effect, Event, LinkFailure, Op, PartOp, VolumeError};
+use cheetah_core::volume::{Effect, Event, LinkFailure, Op, PartOp, VolumeError, connections};
 use volume::{A, B, UNIT, World, map};
 
 fn broken() -> LinkFailure {
@@ -208,4 +208,11 @@ fn a_write_is_not_acknowledged_when_a_donor_that_had_answered_is_lost_meanwhile(
     world.answer(sent[1].part, Ok(vec![]));
     let late = world.submit(Op::Flush, 0, 0);
     assert_eq!(world.completed(), [(flush, Ok(())), (write, Err(VolumeError::DonorLost)), (late, Ok(()))]);
+}
+
+#[test]
+fn few_connections_near_by_more_far_away() {
+    let far = 2_000_000;
+    assert_eq!([1, 2, 4, 32].map(|donors| connections(donors, far - 1)), [2, 1, 1, 1]);
+    assert_eq!([1, 2, 4, 32].map(|donors| connections(donors, far)), [8, 4, 2, 1]);
 }

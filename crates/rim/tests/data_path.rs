@@ -11,7 +11,7 @@ use cheetah_rim::buffer::Buffer;
 use cheetah_rim::donor::{DonorServer, Gate};
 use cheetah_rim::net::Bound;
 use cheetah_rim::volume::{
-    Caching, Completion, Op, Rule, Sink, Submission, VolumeError, VolumeHandle, VolumeOptions,
+    Caching, Completion, Op, Rule, Sink, Submission, Tuning, VolumeError, VolumeHandle, VolumeOptions,
 };
 use std::sync::{Arc, mpsc};
 
@@ -34,7 +34,8 @@ impl Client {
     fn start(map: VolumeMap) -> Client {
         let caching = Caching { bytes: 4 << 20, keeps: true, takes: false, rule: Rule::Streams };
         let (token, read_only, fresh) = (LeaseToken(0), false, true);
-        let options = VolumeOptions { map, token, read_only, fresh, connections: 2, caching };
+        let tuning = Tuning { caching, ..Tuning::default() };
+        let options = VolumeOptions { map, token, read_only, fresh, tuning };
         let (send, done) = mpsc::channel();
         Client { volume: VolumeHandle::start(options).unwrap(), sink: Arc::new(Channel(send)), done }
     }

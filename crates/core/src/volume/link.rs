@@ -17,12 +17,20 @@ use super::strip::{Failure, Progress};
 use super::types::{Effect, LinkFailure, PartOp};
 use super::{Key, Volume};
 use crate::limits::{
-    CONNECT_DEADLINE_NS, DONOR_RETRY_NS, HEDGE_MAX_NS, HEDGE_MIN_NS, MILLISECOND_NS, REOPEN_NS,
-    REQUEST_DEADLINE_NS, SECOND_NS, SILENCE_NS, SLOW_FACTOR, SLOW_MIN_NS, SLOW_NS, TICK_NS,
+    CONNECT_DEADLINE_NS, CONNECTIONS_FAR, CONNECTIONS_NEAR, DONOR_RETRY_NS, FAR_NS, HEDGE_MAX_NS,
+    HEDGE_MIN_NS, MILLISECOND_NS, REOPEN_NS, REQUEST_DEADLINE_NS, SECOND_NS, SILENCE_NS, SLOW_FACTOR,
+    SLOW_MIN_NS, SLOW_NS, TICK_NS,
 };
 use crate::map::{DonorId, Route};
 use crate::units::Time;
 use std::collections::VecDeque;
+
+/// Connections to make to each of so many donors, when the first one took so long.
+#[must_use]
+pub fn connections(donors: usize, took_ns: u64) -> usize {
+    let in_all = if took_ns < FAR_NS { CONNECTIONS_NEAR } else { CONNECTIONS_FAR };
+    in_all.div_ceil(donors.max(1))
+}
 
 #[derive(Debug)]
 pub(super) struct Link {

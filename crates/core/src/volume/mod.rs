@@ -44,6 +44,7 @@ use crate::units::Time;
 use amend::Amendments;
 use cached::Cached;
 use join::Joins;
+pub use link::connections;
 use link::{Link, State};
 use locks::Locks;
 use pace::Pace;

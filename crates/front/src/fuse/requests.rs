@@ -132,6 +132,14 @@ impl Requests {
 }
 
 impl Sink for Requests {
+    fn give(&self, completion: Completion, bytes: &[u8]) {
+        match self.owed.take(completion.token) {
+            Some(Owed::Read(reply)) => reply.data(bytes),
+            _ => debug_assert!(false, "only reads are given bytes, and once"),
+        }
+        self.owed.free(completion.token);
+    }
+
     fn complete(&self, completion: Completion) {
         let token = completion.token;
         let Some(owed) = self.owed.take(token) else {

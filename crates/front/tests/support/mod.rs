@@ -11,7 +11,7 @@ use cheetah_nbd::{CmdFlags, Command, RequestHeader};
 use cheetah_rim::arena::Arena;
 use cheetah_rim::donor::{DonorServer, Gate};
 use cheetah_rim::net::Bound;
-use cheetah_rim::volume::{Caching, Rule, VolumeHandle, VolumeOptions};
+use cheetah_rim::volume::{Caching, Rule, Tuning, VolumeHandle, VolumeOptions};
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -39,8 +39,10 @@ impl World {
             token: LeaseToken(0),
             read_only,
             fresh: true,
-            connections: 1,
-            caching: Caching { bytes: 4 << 20, keeps: true, takes: false, rule: Rule::Streams },
+            tuning: Tuning {
+                caching: Caching { bytes: 4 << 20, keeps: true, takes: false, rule: Rule::Streams },
+                ..Tuning::default()
+            },
         };
         let folder = std::env::temp_dir().join(format!("cheetah-front-{}-{name}", std::process::id()));
         std::fs::create_dir_all(folder.join("mnt")).unwrap();

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use cheetah_core::api::{API_VERSION, Answer, Attach, Attached, Call, Renew};
 use cheetah_rim::control::Client;
-use cheetah_rim::volume::{Caching, Completion, Op, Sink, Submission, VolumeHandle, VolumeOptions};
+use cheetah_rim::volume::{Caching, Completion, Op, Sink, Submission, Tuning, VolumeHandle, VolumeOptions};
 use serde_json::json;
 
 use crate::bench::worker::{Load, Server, take_orders};
@@ -21,8 +21,10 @@ const BLOCK_BYTES: usize = 4096;
 const FILL_BYTES: usize = 1 << 20;
 
 /// Attaches, serves, detaches.
-pub fn serve(pool: &str, volume: &str, connections: &str) {
-    let connections = connections.parse().expect("a number of connections");
+pub fn serve(pool: &str, volume: &str, connections: &str, poll_us: &str) {
+    // A word stands for what the program does by itself.
+    let connections = connections.parse().ok();
+    let poll = Duration::from_micros(poll_us.parse().expect("microseconds"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let pool = Client::new(pool).expect("the coordinator's URL");
     // As the program's daemon does; the memory counts in the same way then.
@@ -33,8 +35,7 @@ pub fn serve(pool: &str, volume: &str, connections: &str) {
         token: lease.token,
         read_only: false,
         fresh: lease.fresh,
-        connections,
-        caching: Caching::OFF,
+        tuning: Tuning { connections, poll, caching: Caching::OFF },
     };
     let handle = VolumeHandle::start(options).expect("memory for the buffers");
     let lost = runtime.block_on(handle.settled());

@@ -22,8 +22,8 @@ pub const SECONDS: f64 = 330.0;
 pub const SETS: usize = 6;
 
 const DONORS: usize = 4;
-/// Connections to each donor: what `cheetah attach` makes unless told otherwise.
-const CONNECTIONS: &str = "2";
+/// Connections to each donor: as `cheetah attach` makes them unless told otherwise.
+const CONNECTIONS: &str = "auto";
 /// Connections of libnbd that are tried; the fastest stands for it.
 const LIBNBD_CONNECTIONS: [usize; 3] = [1, 2, 4];
 const MIB: u64 = 1 << 20;
@@ -76,7 +76,7 @@ impl World {
         let and = |pids: &[u32], more: u32| [pids, &[more]].concat();
         let child_pids: Vec<u32> = children.iter().map(|child| child.process.pid()).collect();
         let libnbd = Libnbd::compile();
-        let library = Worker::start(&["client", pool.url(), "library", CONNECTIONS]);
+        let library = Worker::start(&["client", pool.url(), "library", CONNECTIONS, "0"]);
         let mut contenders: Vec<Contender> = [
             ("library", library, donors.clone()),
             ("export", nbd(&export.uri), and(&donors, export.pid)),
@@ -194,6 +194,35 @@ fn memory_rows(bench: &mut Bench, beyond: &Beyond, client_bytes: u64) {
     }
 }
 
+/// The library and an export that look for answers before they sleep, each on a volume of its own.
+struct Polling {
+    library: Worker,
+    export: Worker,
+}
+
+const POLL_US: &str = "50";
+
+impl Polling {
+    fn start(pool: &mut Pool) -> Self {
+        let names @ [library, export] = ["library-polls", "export-polls"];
+        for name in names {
+            pool.ok(["create", name, "256M", "--redundancy", "stripe:4"]);
+        }
+        let export = pool.attach_export(export, &["--poll-us", POLL_US]);
+        let library = Worker::start(&["client", pool.url(), library, CONNECTIONS, POLL_US]);
+        let mut both = Self { library, export: nbd(&export.uri) };
+        both.library.fill();
+        both.export.fill();
+        both
+    }
+
+    fn end(self, pool: &mut Pool) {
+        self.library.end();
+        self.export.end();
+        pool.detach("export-polls");
+    }
+}
+
 /// Random 4 KiB reads, one at a time: what a request takes, beside a raw ping-pong with as many hops.
 fn one_at_a_time(bench: &mut Bench, world: &mut World) {
     let server = Worker::start(&["ping-server", "127.0.0.1:0"]);
@@ -207,21 +236,40 @@ fn one_at_a_time(bench: &mut Bench, world: &mut World) {
     let load = Load { pattern: Pattern::RandomRead, block: 4096, depth: 1, time: bench.time };
     let median = |worker: &mut Worker, servers: &[u32]| worker.load(load, servers).median_us();
     // Who is not named has no turn here.
+    let mut polling = Polling::start(&mut world.pool);
     let mut sides = world.sides(0, median);
     sides.retain(|side| ["library", "libnbd", "export"].contains(&side.name));
+    sides.push(Side::new("library polls", || median(&mut polling.library, &[])));
+    sides.push(Side::new("export polls", || median(&mut polling.export, &[])));
     sides.push(Side::new("one hop", || median(&mut one_hop, &[])));
     sides.push(Side::new("two hops", || median(&mut two_hops, &[])));
     let taken = bench.turns(&mut sides);
+    drop(sides);
     let within = Some(Bar::RatioAtMost(1.5));
     for (id, what, side, peer, bar) in [
         ("local.random.d1.library", "the client library, one hop", "library", "one hop", within),
         ("local.random.d1.libnbd", "for comparison: libnbd on nbdkit, one hop", "libnbd", "one hop", None),
         ("local.random.d1.export", "the export, two hops", "export", "two hops", within),
+        (
+            "local.random.d1.library-polls",
+            "the library, --poll-us 50, one hop",
+            "library polls",
+            "one hop",
+            within,
+        ),
+        (
+            "local.random.d1.export-polls",
+            "the export, --poll-us 50, two hops",
+            "export polls",
+            "two hops",
+            within,
+        ),
     ] {
         let what = format!("random 4 KiB read, one at a time, median latency: {what}");
         let peer_name = format!("raw TCP, {peer}");
         bench.beside((id, &what, "us"), &taken, side, (&peer_name, peer), bar);
     }
+    polling.end(&mut world.pool);
 }
 
 /// Random 4 KiB reads, 64 at a time.
@@ -278,6 +326,7 @@ fn sequential(bench: &mut Bench, world: &mut World, pattern: Pattern, block: usi
     let speed = |worker: &mut Worker, servers: &[u32]| worker.load(load, servers).gb_per_second();
     let mut sides = world.sides(best, speed);
     sides.push(Side::new("iperf3", || Turn::of(rivals::iperf3_loopback(1) / 8e3)));
+    sides.push(Side::new("relay", || Turn::of(rivals::iperf3_relayed(1) / 8e3)));
     let taken = bench.turns(&mut sides);
     let libnbd = libnbd_name(best);
     let at_least = |bar| Some(Bar::RatioAtLeast(bar));
@@ -295,6 +344,9 @@ fn sequential(bench: &mut Bench, world: &mut World, pattern: Pattern, block: usi
         ("nbd-server", "the export, one hop more", "export", "nbd-server alone", "nbd-server", None),
         ("donor", "one donor by itself", "donor", "nbdkit alone", "nbdkit", donor_bar),
         ("limit", "the client library", "library", "iperf3", "iperf3", None),
+        ("limit-nbdkit", "for comparison: libnbd on nbdkit", "libnbd", "iperf3", "iperf3", None),
+        ("limit-export", "the export", "export", "iperf3 through a relay", "relay", None),
+        ("limit-relay", "for comparison: iperf3 through a relay", "relay", "nbdkit alone", "nbdkit", None),
     ];
     let prefix = format!("local.{word}.{name}");
     for (id, what, side, peer_name, peer, bar) in rows {

@@ -257,7 +257,7 @@ impl Server for Many {
 pub fn serve(kind: &[String]) {
     let words: Vec<&str> = kind.iter().map(String::as_str).collect();
     match words.as_slice() {
-        ["client", pool, volume, connections] => client::serve(pool, volume, connections),
+        ["client", pool, volume, connections, poll_us] => client::serve(pool, volume, connections, poll_us),
         ["nbd", address, export] => take_orders(connect(address, export), &json!({})),
         ["nbd-many", address, export, count] => {
             let count: usize = count.parse().expect("a number of connections");

@@ -37,6 +37,14 @@ pub struct Completion {
 /// Where completions go. Called on the volume's data thread: it must not block.
 pub trait Sink: Send + Sync + std::fmt::Debug {
     fn complete(&self, completion: Completion);
+
+    /// A read succeeded whose bytes are here and not in its buffer, for the time of this call.
+    fn give(&self, mut completion: Completion, bytes: &[u8]) {
+        if let Some(buffer) = &mut completion.buffer {
+            buffer.copy_from_slice(bytes);
+        }
+        self.complete(completion);
+    }
 }
 
 /// A future made and run on the data thread, where submitting and completing cost no wake-up of another thread.

@@ -22,6 +22,7 @@ use crate::buffer::Pool;
 use cheetah_core::api::{Amend, VolumeReport};
 use cheetah_core::limits::REQUESTS_IN_FLIGHT_MAX;
 use cheetah_core::map::{DonorId, LeaseToken, VolumeMap};
+use cheetah_core::poll::Poll;
 use cheetah_core::units::Time;
 use cheetah_core::volume::{self as machine, At, Effect, Event, LinkFailure, Mem, PartOp};
 use conn::{Conn, OutPart};
@@ -46,9 +47,23 @@ pub struct VolumeOptions {
     pub read_only: bool,
     /// Nobody wrote before: every block is zero.
     pub fresh: bool,
-    /// Connections to each donor.
-    pub connections: usize,
+    pub tuning: Tuning,
+}
+
+/// What changes speed and memory, and no answer.
+#[derive(Clone, Copy, Debug)]
+pub struct Tuning {
+    /// Connections to each donor; unless given, as the link asks for.
+    pub connections: Option<usize>,
+    /// For so long the data thread looks for what comes next, before it sleeps.
+    pub poll: Duration,
     pub caching: Caching,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Tuning { connections: None, poll: Duration::ZERO, caching: Caching::OFF }
+    }
 }
 
 /// Orders to the data thread beside requests.
@@ -90,7 +105,7 @@ impl VolumeHandle {
             forgotten: AtomicU64::new(0),
         });
         let width = options.map.redundancy.width();
-        let mut memory = Memory::new(REQUESTS_IN_FLIGHT_MAX, width, options.caching.bytes)?;
+        let mut memory = Memory::new(REQUESTS_IN_FLIGHT_MAX, width, options.tuning.caching.bytes)?;
         if !options.read_only {
             // Beside a reader there may be a writer, of whose checksums nothing is known here.
             memory.know_groups(options.map.groups.len(), options.fresh);
@@ -207,7 +222,10 @@ struct Driver {
     wake_changed: Rc<Notify>,
     started: Instant,
     token: LeaseToken,
-    connections: usize,
+    connections: Option<usize>,
+    poll: Poll,
+    /// It is time to look rather than to sleep.
+    look: Rc<Notify>,
     settling: Vec<oneshot::Sender<Vec<(DonorId, String)>>>,
     shared: Arc<Shared>,
     this: std::rc::Weak<RefCell<Driver>>,
@@ -217,7 +235,7 @@ async fn run(shared: Arc<Shared>, options: VolumeOptions, memory: Memory, amendm
     let driver = Rc::new_cyclic(|this| {
         RefCell::new(Driver {
             machine: machine::Volume::new(options.map, options.read_only, options.fresh)
-                .with_cache(options.caching),
+                .with_cache(options.tuning.caching),
             effects: Vec::with_capacity(256),
             memory,
             amendments,
@@ -230,13 +248,16 @@ async fn run(shared: Arc<Shared>, options: VolumeOptions, memory: Memory, amendm
             wake_changed: Rc::new(Notify::new()),
             started: Instant::now(),
             token: options.token,
-            connections: options.connections.max(1),
+            connections: options.tuning.connections,
+            poll: Poll::new(u64::try_from(options.tuning.poll.as_nanos()).unwrap_or(u64::MAX)),
+            look: Rc::new(Notify::new()),
             settling: Vec::new(),
             shared: shared.clone(),
             this: this.clone(),
         })
     });
     tokio::task::spawn_local(keep_time(driver.clone()));
+    tokio::task::spawn_local(look_again(driver.clone()));
     driver.borrow_mut().event(Event::Start);
     let closing = take_orders(&driver, &shared).await;
     // Requests that are still on their way end by their deadline at the latest.
@@ -266,6 +287,7 @@ async fn take_orders(driver: &Rc<RefCell<Driver>>, shared: &Arc<Shared>) -> ones
             tokio::task::spawn_local(task());
         }
         let mut driver = driver.borrow_mut();
+        driver.came();
         // Requests that were submitted after it may be in the same batch.
         let forgets = orders.iter().filter(|order| matches!(order, Order::Forget)).count();
         if forgets > 0 {
@@ -326,7 +348,31 @@ async fn keep_time(driver: Rc<RefCell<Driver>>) {
     }
 }
 
+/// While this task is ready the thread does not sleep, but asks for what is there between any two turns of it.
+async fn look_again(driver: Rc<RefCell<Driver>>) {
+    let look = driver.borrow().look.clone();
+    loop {
+        look.notified().await;
+        while driver.borrow().looks_again() {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
 impl Driver {
+    /// Work came from outside.
+    fn came(&mut self) {
+        let now = self.now();
+        self.poll.came(now);
+        if self.poll.again(now) {
+            self.look.notify_one();
+        }
+    }
+
+    fn looks_again(&self) -> bool {
+        self.poll.again(self.now())
+    }
+
     fn now(&self) -> Time {
         u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(Time::MAX)
     }
@@ -364,10 +410,33 @@ impl Driver {
             }
             self.announce_size();
         }
-        for effect in effects.drain(..) {
-            self.carry_out_one(effect);
+        let mut rest = effects.drain(..).peekable();
+        while let Some(effect) = rest.next() {
+            match (&effect, rest.peek()) {
+                (Effect::Copy { from, to, len }, Some(Effect::Complete { tag, result: Ok(()), .. }))
+                    if from.mem == Mem::Cache && *to == (At { mem: Mem::Payload(*tag), offset: 0 }) =>
+                {
+                    if self.give(*tag, *from, *len) {
+                        rest.next();
+                    }
+                }
+                _ => self.carry_out_one(effect),
+            }
         }
+        drop(rest);
         self.effects = effects;
+    }
+
+    /// Answers a read that the cache has in one piece without copying it; false when it had to be copied after all.
+    fn give(&mut self, tag: u64, from: At, len: u32) -> bool {
+        if self.memory.buffer(Mem::Payload(tag)).len() != len as usize {
+            self.memory.copy(from, At { mem: Mem::Payload(tag), offset: 0 }, len);
+            return false;
+        }
+        let Slot { token, sink, buffer } = self.memory.release(tag);
+        let completion = Completion { token, result: Ok(()), buffer, status: Vec::new() };
+        sink.give(completion, self.memory.bytes(from, len));
+        true
     }
 
     fn submit(&mut self, submission: Submission) {
@@ -487,7 +556,8 @@ impl Driver {
         let export = route.foreign_export.clone().unwrap_or_else(|| {
             cheetah_core::donor::export_name(&self.machine.map().name, self.token, session, donor)
         });
-        let connections = self.connections;
+        let (given, donors) = (self.connections, self.machine.map().routes.len());
+        let connections = move |took_ns| given.unwrap_or_else(|| machine::connections(donors, took_ns));
         let writable = !self.shared.read_only;
         let this = self.this.clone();
         let task = tokio::task::spawn_local(async move {
@@ -537,6 +607,9 @@ impl Driver {
 
     /// A batch of answers, and all that follows from it.
     fn answered(&mut self, events: &mut Vec<Event>) {
+        if !events.is_empty() {
+            self.came();
+        }
         for event in events.drain(..) {
             self.step(event);
         }

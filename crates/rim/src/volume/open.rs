@@ -9,6 +9,7 @@ use cheetah_nbd::{Negotiated, TransmissionFlags, client};
 use std::fmt::Display;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Instant;
 use tokio::io::unix::AsyncFd;
 
 /// A connection ready for requests.
@@ -18,20 +19,26 @@ pub(super) struct Opened {
     pub(super) session: Negotiated,
     /// Bytes that came behind the handshake.
     pub(super) early: Vec<u8>,
+    /// Before the handshake.
+    connected: Instant,
 }
 
-/// Opens `connections` of them, fewer if the server says that it cannot keep several consistent.
+/// Opens as many as `connections` says of the time in nanoseconds that the first one took, but one if the server says
+/// that it cannot keep several consistent.
 ///
 /// # Errors
 /// A sentence: the address, and what happened there.
 pub(super) async fn open_link(
     route: &Route,
     export: &str,
-    connections: usize,
+    connections: impl Fn(u64) -> usize,
     writable: bool,
 ) -> Result<Vec<Opened>, LinkFailure> {
     let endpoint: Endpoint = route.address.parse().map_err(LinkFailure::NotOpened)?;
+    let begun = Instant::now();
     let first = open_one(&endpoint, export).await?;
+    let connections =
+        connections(u64::try_from(first.connected.duration_since(begun).as_nanos()).unwrap_or(u64::MAX));
     let flags = first.session.info.flags;
     if writable && flags.contains(TransmissionFlags::READ_ONLY) {
         return Err(LinkFailure::NotOpened(format!("{endpoint} serves it read-only")));
@@ -55,6 +62,7 @@ async fn open_one(endpoint: &Endpoint, export: &str) -> Result<Opened, LinkFailu
         _ => failed(&e),
     };
     let fd = net::register(net::connect(endpoint).await.map_err(at)?).map_err(at)?;
+    let connected = Instant::now();
     let want =
         client::Want { export: export.to_owned(), structured: true, base_allocation: true, dirty: true };
     let mut handshake = client::Handshake::new(want);
@@ -65,7 +73,7 @@ async fn open_one(endpoint: &Endpoint, export: &str) -> Result<Opened, LinkFailu
         handshake.take_output(&mut output);
         write_all(&fd, &mut output).await.map_err(at)?;
         match handshake.poll() {
-            client::Step::Ready(session) => return Ok(Opened { fd, session, early: input }),
+            client::Step::Ready(session) => return Ok(Opened { fd, session, early: input, connected }),
             client::Step::Listed(_) => return Err(failed(&"it answered with a list")),
             client::Step::Failed(error @ client::Error::Refused { .. }) => {
                 return Err(LinkFailure::NotAdmitted(format!("{endpoint}: {error}")));

@@ -1,0 +1,89 @@
+//! When to look for work again and again instead of sleeping until it comes: being woken takes some 25 us on an
+//! ordinary machine, looking takes one.
+//!
+//! Owns: the rule. Never: looks, or sleeps. Invariant: nobody looks for longer than `most_ns` after something came, so an
+//! idle volume burns nothing; and who looked in vain sleeps for some events, so that little is burnt by one whose
+//! donors or tools take longer than that anyway.
+//! Called by: the data threads. Tests: below.
+
+use crate::units::Time;
+
+/// So many events that came soon enough, one after the other, and looking begins.
+const SOON_ENOUGH: u32 = 4;
+/// Being woken is part of the time between two events: who sleeps sees them come this many times later, at most.
+const WOKEN_FACTOR: u64 = 4;
+
+#[derive(Clone, Copy, Debug)]
+pub struct Poll {
+    most_ns: u64,
+    last: Time,
+    soon: u32,
+}
+
+impl Poll {
+    /// Looks for up to `most_ns` nanoseconds; 0 is never.
+    #[must_use]
+    pub fn new(most_ns: u64) -> Self {
+        Poll { most_ns, last: 0, soon: 0 }
+    }
+
+    /// Something came.
+    pub fn came(&mut self, now: Time) {
+        let reach = if self.soon < SOON_ENOUGH { self.most_ns * WOKEN_FACTOR } else { self.most_ns };
+        let is_soon = now.saturating_sub(self.last) <= reach;
+        self.soon = if is_soon { (self.soon + 1).min(SOON_ENOUGH) } else { 0 };
+        self.last = now;
+    }
+
+    /// Whether to look again rather than sleep.
+    #[must_use]
+    pub fn again(&self, now: Time) -> bool {
+        self.soon >= SOON_ENOUGH && now.saturating_sub(self.last) < self.most_ns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOST: u64 = 50_000;
+
+    fn after(poll: &mut Poll, gaps: impl Iterator<Item = u64>) -> Time {
+        let mut now = poll.last;
+        for gap in gaps {
+            now += gap;
+            poll.came(now);
+        }
+        now
+    }
+
+    #[test]
+    fn what_follows_quickly_is_looked_for_and_no_longer_than_it_may() {
+        let mut poll = Poll::new(MOST);
+        let now = after(&mut poll, [3 * MOST; 4].into_iter());
+        assert!(poll.again(now) && poll.again(now + MOST - 1));
+        assert!(!poll.again(now + MOST));
+        let now = after(&mut poll, [MOST; 20].into_iter());
+        assert!(poll.again(now));
+    }
+
+    #[test]
+    fn who_looks_in_vain_sleeps_for_some_events() {
+        let mut poll = Poll::new(MOST);
+        let mut looks = |count: usize| {
+            let each = |_| {
+                let now = after(&mut poll, [2 * MOST].into_iter());
+                poll.again(now)
+            };
+            (0..count).map(each).filter(|looks| *looks).count()
+        };
+        assert_eq!(looks(100), 20);
+    }
+
+    #[test]
+    fn without_a_time_nobody_looks() {
+        let mut poll = Poll::new(0);
+        let now = after(&mut poll, [0; 20].into_iter());
+        assert!(!poll.again(now));
+    }
+}
