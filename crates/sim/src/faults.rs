@@ -149,7 +149,7 @@ impl World {
                 let (wrong, arrived, at) = (data[at], self.now + 60 * SECOND_NS, sectors(address) + at);
                 self.director.rot.push(Rot { donor: d, at, part, wrong, right, arrived, forgotten: false });
             }
-            None => self.verdict.link_is_slow(c, donor, self.now + SECOND_NS),
+            None => self.verdict.link_is_slow(c, donor, self.now, self.now + SECOND_NS),
         }
     }
 

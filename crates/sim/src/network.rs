@@ -292,7 +292,7 @@ impl World {
         let Some(conn) = self.network.conns.get_mut(&id) else { return };
         conn.stalled_until = conn.stalled_until.max(until);
         let (client, link) = (conn.client, conn.link);
-        self.verdict.link_is_slow(client, link, until);
+        self.verdict.link_is_slow(client, link, self.now, until);
     }
 
     /// What is sent to the donor from now on arrives later by this.

@@ -6,7 +6,7 @@
 //! the request was on its way or shortly before; and it does not succeed when such a donor died before it began.
 
 use crate::oracle::Order;
-use cheetah_core::limits::{EXTENT_BYTES, SECOND_NS};
+use cheetah_core::limits::{EXTENT_BYTES, REQUEST_DEADLINE_NS, SECOND_NS, WRITE_MARGIN_NS};
 use cheetah_core::map::{DonorId, LeaseToken, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,6 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 /// How long after a trouble is over a client may still be without the donor: a retry each second, each with its
 /// deadline for connecting.
 const GRACE_NS: u64 = 8 * SECOND_NS;
+/// Connections that stall for so long, in turns, keep a write for too long to begin it.
+const STALLS_NS: u64 = REQUEST_DEADLINE_NS - WRITE_MARGIN_NS;
 
 #[derive(Debug, Default)]
 pub(crate) struct Verdict {
@@ -23,8 +25,9 @@ pub(crate) struct Verdict {
     client_trouble: BTreeMap<usize, Time>,
     /// By client host.
     link_trouble: BTreeMap<(usize, DonorId), Time>,
-    /// The same where redundancy lets a client go round the donor, though it would have been answered in the end.
-    slow_links: BTreeMap<(usize, DonorId), Time>,
+    /// The same where redundancy lets a client go round the donor, though it would have been answered in the end: since
+    /// when and until when connections stall, one stall beginning before the other is over.
+    slow_links: BTreeMap<(usize, DonorId), (Time, Time)>,
     slow_donors: BTreeMap<DonorId, Time>,
     /// Neither can be told anything, nor tell anything, until then.
     coordinator_trouble: Time,
@@ -66,8 +69,17 @@ impl Verdict {
         extend(&mut self.link_trouble, (client, donor), until);
     }
 
-    pub(crate) fn link_is_slow(&mut self, client: usize, donor: DonorId, until: Time) {
-        extend(&mut self.slow_links, (client, donor), until);
+    pub(crate) fn link_is_slow(&mut self, client: usize, donor: DonorId, now: Time, until: Time) {
+        let (since, end) = self.slow_links.entry((client, donor)).or_insert((now, until));
+        if *end < now {
+            *since = now;
+        }
+        *end = (*end).max(until);
+        // Each stall is short, but a request may have waited for all of them.
+        if *end - *since >= STALLS_NS {
+            let end = *end;
+            self.link_in_trouble(client, donor, end);
+        }
     }
 
     pub(crate) fn donor_is_slow(&mut self, donor: DonorId, until: Time) {
@@ -95,7 +107,7 @@ impl Verdict {
     /// Whether a client of a volume with redundancy may have gone round the donor at some time from `since` on.
     pub(crate) fn may_be_passed_over(&self, client: usize, donor: DonorId, since: Time) -> bool {
         let slow_link = self.slow_links.get(&(client, donor));
-        slow_link.is_some_and(|until| until + GRACE_NS >= since)
+        slow_link.is_some_and(|(_, until)| until + GRACE_NS >= since)
             || self.is_slow(donor, since)
             || self.rotten.contains(&donor)
             || self.excuses(client, donor, since)
@@ -104,7 +116,8 @@ impl Verdict {
     /// Whether anyone may have trouble with the donor at some time from `since` on.
     pub(crate) fn is_in_trouble(&self, donor: DonorId, since: Time) -> bool {
         let late = |until: &Time| until + GRACE_NS >= since;
-        let links = self.slow_links.iter().chain(&self.link_trouble);
+        let slow = self.slow_links.iter().map(|(link, (_, until))| (link, until));
+        let links = slow.chain(&self.link_trouble);
         self.dead.contains_key(&donor)
             || self.rotten.contains(&donor)
             || self.donor_trouble.get(&donor).is_some_and(late)
