@@ -151,6 +151,7 @@ impl Attachment {
         }
         let mut attachment = begun?;
         attachment.ready.notes = notes;
+        memory::grow_heap();
         if let Err(failure) = attachment.remember() {
             attachment.abandon().await;
             return Err(failure);

@@ -29,7 +29,8 @@ impl Poll {
 
     /// Something came.
     pub fn came(&mut self, now: Time) {
-        let reach = if self.soon < SOON_ENOUGH { self.most_ns * WOKEN_FACTOR } else { self.most_ns };
+        let reach =
+            if self.soon < SOON_ENOUGH { self.most_ns.saturating_mul(WOKEN_FACTOR) } else { self.most_ns };
         let is_soon = now.saturating_sub(self.last) <= reach;
         self.soon = if is_soon { (self.soon + 1).min(SOON_ENOUGH) } else { 0 };
         self.last = now;

@@ -21,7 +21,7 @@ pub const SMALL_BYTES: usize = 16 << 10;
 pub const SMALL_COUNT: usize = 512;
 /// What FUSE and the kernel's NBD client send at most.
 pub const LARGE_BYTES: usize = 1 << 20;
-pub const LARGE_COUNT: usize = 32;
+pub const LARGE_COUNT: usize = 40;
 /// Requests over 1 MiB, as NBD tools may send them: mapped when they come, this many at once.
 pub const HUGE_COUNT: usize = 2;
 
@@ -131,7 +131,7 @@ unsafe impl Sync for Buffer {}
 
 impl Pool {
     /// # Errors
-    /// The machine has no memory for it (40 MiB).
+    /// The machine has no memory for it (48 MiB).
     pub fn new() -> io::Result<Pool> {
         let (small, large) =
             (Region::map(SMALL_BYTES * SMALL_COUNT)?, Region::map(LARGE_BYTES * LARGE_COUNT)?);

@@ -15,7 +15,7 @@ pub struct Granted {
     pub io_flusher: bool,
 }
 
-/// The heap is grown by this much at once and at first; in steady state nothing on the data path grows it.
+/// The heap is grown by this much at once, and has it free at first; in steady state nothing on the data path grows it.
 const HEAP_BYTES: i32 = 4 << 20;
 
 /// Locks all memory, present and future, so that no page of it is ever waited for: also those of buffers that a
@@ -35,6 +35,12 @@ pub fn prepare() -> Granted {
     let may_lock = limit.is_none() || rustix::process::geteuid().is_root();
     let locked = may_lock && rustix::mm::mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE).is_ok();
     Granted { locked, io_flusher: declare_io_flusher() }
+}
+
+/// To be called when all else that is needed at the beginning was taken: so much is free then, and stays.
+pub fn grow_heap() {
+    let bytes = usize::try_from(HEAP_BYTES).expect("a size");
+    drop(std::hint::black_box(vec![1u8; bytes]));
 }
 
 /// Memory that this thread needs is never waited for from write-back that this thread would have to serve.

@@ -227,6 +227,19 @@ fn choose_congestion_control(socket: BorrowedFd<'_>) {
     }
 }
 
+/// The round trip as TCP has smoothed it so far; zero for what is no TCP.
+pub(crate) fn round_trip(fd: &OwnedFd) -> Duration {
+    // SAFETY: a tcp_info is numbers, for which zeros are good.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut len = u32::try_from(size_of::<libc::tcp_info>()).expect("a small structure");
+    // SAFETY: the kernel writes at most `len` bytes to `info`.
+    let got = unsafe {
+        let info = (&raw mut info).cast();
+        libc::getsockopt(fd.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, info, &raw mut len)
+    };
+    if got == 0 { Duration::from_micros(info.tcpi_rtt.into()) } else { Duration::ZERO }
+}
+
 /// A piece of memory by address, as the kernel takes it.
 pub(crate) fn iovec(start: *const u8, len: usize) -> libc::iovec {
     libc::iovec { iov_base: start.cast_mut().cast(), iov_len: len }

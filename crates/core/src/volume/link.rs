@@ -25,10 +25,10 @@ use crate::map::{DonorId, Route};
 use crate::units::Time;
 use std::collections::VecDeque;
 
-/// Connections to make to each of so many donors, when the first one took so long.
+/// Connections to make to each of so many donors that work at once, a round trip of so long away.
 #[must_use]
-pub fn connections(donors: usize, took_ns: u64) -> usize {
-    let in_all = if took_ns < FAR_NS { CONNECTIONS_NEAR } else { CONNECTIONS_FAR };
+pub fn connections(donors: usize, round_trip_ns: u64) -> usize {
+    let in_all = if round_trip_ns < FAR_NS { CONNECTIONS_NEAR } else { CONNECTIONS_FAR };
     in_all.div_ceil(donors.max(1))
 }
 

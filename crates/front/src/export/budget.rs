@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 const SMALL_TOTAL_MAX: usize = SMALL_COUNT * 3 / 4;
 const LARGE_TOTAL_MAX: usize = LARGE_COUNT * 3 / 4;
-const LARGE_EACH_MAX: usize = LARGE_COUNT / 4;
+const LARGE_EACH_MAX: usize = LARGE_COUNT / 2;
 
 /// The class of buffer that a payload takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

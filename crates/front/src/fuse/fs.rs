@@ -6,8 +6,10 @@
 //! buffer or a slot, which bound what is on its way.
 //! Called by fuser's threads. Tests: below; through a mounted volume, end to end.
 
+use super::offers::LARGE_MAX;
 use super::requests::{Requests, Want};
 use crate::changes::Seen;
+use cheetah_rim::buffer::LARGE_COUNT;
 use fuser::{
     AccessFlags, BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
     INodeNo, InitFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, ReplyAttr, ReplyData,
@@ -25,7 +27,9 @@ const NO_HANDLE: FileHandle = FileHandle(0);
 /// Attributes change only when the volume grows, and then the kernel is told.
 const TTL: Duration = Duration::from_secs(3600);
 const MAX_WRITE_BYTES: u32 = 1 << 20;
-const MAX_BACKGROUND: u16 = 64;
+const MAX_BACKGROUND: u16 = 32;
+// Or the threads that read requests would wait for buffers, and whoever asks for something small behind them.
+const _: () = assert!(MAX_BACKGROUND as usize + LARGE_MAX <= LARGE_COUNT);
 const READAHEAD_BYTES_MAX: u32 = 16 << 20;
 const BLOCK_BYTES: u32 = 4096;
 

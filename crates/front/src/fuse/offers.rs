@@ -17,7 +17,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-const LARGE_MAX: usize = LARGE_COUNT / 4;
+pub(super) const LARGE_MAX: usize = LARGE_COUNT / 5;
 const SMALL_MAX: usize = SMALL_COUNT / 4;
 /// What waited longer is not given any more.
 const AGE_MAX: Duration = Duration::from_secs(1);

@@ -255,9 +255,10 @@ impl Conn {
                 break;
             }
             sent -= whole;
-            if let Some(awaited) = wire.awaited.of(part.part.to_u64()) {
-                awaited.sent = true;
-            }
+            // Both lists grew together, and nothing is answered before it is sent.
+            let place = wire.awaited.0.len() - wire.out.len();
+            debug_assert_eq!(wire.awaited.0[place].cookie, part.part.to_u64());
+            wire.awaited.0[place].sent = true;
             wire.out.pop_front();
         }
         wire.out_sent = sent;

@@ -556,8 +556,10 @@ impl Driver {
         let export = route.foreign_export.clone().unwrap_or_else(|| {
             cheetah_core::donor::export_name(&self.machine.map().name, self.token, session, donor)
         });
-        let (given, donors) = (self.connections, self.machine.map().routes.len());
-        let connections = move |took_ns| given.unwrap_or_else(|| machine::connections(donors, took_ns));
+        let (given, map) = (self.connections, self.machine.map());
+        // One group at a time is what most tools are at.
+        let donors = map.routes.len().min(map.redundancy.width() as usize);
+        let connections = move |round_trip| given.unwrap_or_else(|| machine::connections(donors, round_trip));
         let writable = !self.shared.read_only;
         let this = self.this.clone();
         let task = tokio::task::spawn_local(async move {

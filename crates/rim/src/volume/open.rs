@@ -9,8 +9,12 @@ use cheetah_nbd::{Negotiated, TransmissionFlags, client};
 use std::fmt::Display;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::io::unix::AsyncFd;
+use tokio::task::JoinSet;
+
+/// How much longer than twice the first one the other connections may take.
+const OTHERS_TIME: Duration = Duration::from_millis(100);
 
 /// A connection ready for requests.
 #[derive(Debug)]
@@ -19,12 +23,10 @@ pub(super) struct Opened {
     pub(super) session: Negotiated,
     /// Bytes that came behind the handshake.
     pub(super) early: Vec<u8>,
-    /// Before the handshake.
-    connected: Instant,
 }
 
-/// Opens as many as `connections` says of the time in nanoseconds that the first one took, but one if the server says
-/// that it cannot keep several consistent.
+/// Opens as many as `connections` says of a round trip in nanoseconds, but one if the server says that it cannot keep
+/// several consistent. The first one decides; of the others those count that come about as soon.
 ///
 /// # Errors
 /// A sentence: the address, and what happened there.
@@ -37,19 +39,31 @@ pub(super) async fn open_link(
     let endpoint: Endpoint = route.address.parse().map_err(LinkFailure::NotOpened)?;
     let begun = Instant::now();
     let first = open_one(&endpoint, export).await?;
-    let connections =
-        connections(u64::try_from(first.connected.duration_since(begun).as_nanos()).unwrap_or(u64::MAX));
+    let (took, round_trip) = (begun.elapsed(), net::round_trip(first.fd.get_ref()));
     let flags = first.session.info.flags;
     if writable && flags.contains(TransmissionFlags::READ_ONLY) {
         return Err(LinkFailure::NotOpened(format!("{endpoint} serves it read-only")));
     }
     let mut all = vec![first];
     if flags.contains(TransmissionFlags::CAN_MULTI_CONN) {
-        while all.len() < connections {
-            all.push(open_one(&endpoint, export).await?);
-        }
+        let connections = connections(u64::try_from(round_trip.as_nanos()).unwrap_or(u64::MAX));
+        let open_others = open_others(&endpoint, export, connections, &mut all);
+        // Nobody shall wait for the link because one of them was lost on its way.
+        let _ = tokio::time::timeout(2 * took + OTHERS_TIME, open_others).await;
     }
     Ok(all)
+}
+
+/// All at once: far away each takes several round trips.
+async fn open_others(endpoint: &Endpoint, export: &str, connections: usize, all: &mut Vec<Opened>) {
+    let mut others = JoinSet::new();
+    for _ in 1..connections {
+        let (endpoint, export) = (endpoint.clone(), export.to_owned());
+        others.spawn_local(async move { open_one(&endpoint, &export).await });
+    }
+    while let Some(opened) = others.join_next().await {
+        all.extend(opened.ok().and_then(Result::ok));
+    }
 }
 
 /// One connection, through its handshake.
@@ -62,7 +76,6 @@ async fn open_one(endpoint: &Endpoint, export: &str) -> Result<Opened, LinkFailu
         _ => failed(&e),
     };
     let fd = net::register(net::connect(endpoint).await.map_err(at)?).map_err(at)?;
-    let connected = Instant::now();
     let want =
         client::Want { export: export.to_owned(), structured: true, base_allocation: true, dirty: true };
     let mut handshake = client::Handshake::new(want);
@@ -73,7 +86,7 @@ async fn open_one(endpoint: &Endpoint, export: &str) -> Result<Opened, LinkFailu
         handshake.take_output(&mut output);
         write_all(&fd, &mut output).await.map_err(at)?;
         match handshake.poll() {
-            client::Step::Ready(session) => return Ok(Opened { fd, session, early: input, connected }),
+            client::Step::Ready(session) => return Ok(Opened { fd, session, early: input }),
             client::Step::Listed(_) => return Err(failed(&"it answered with a list")),
             client::Step::Failed(error @ client::Error::Refused { .. }) => {
                 return Err(LinkFailure::NotAdmitted(format!("{endpoint}: {error}")));
@@ -93,7 +106,7 @@ async fn open_one(endpoint: &Endpoint, export: &str) -> Result<Opened, LinkFailu
 /// A sentence: the address, and what happened there.
 pub async fn probe(endpoint: Endpoint, export: String) -> Result<Negotiated, String> {
     let connecting = open_one(&endpoint, &export);
-    let limit = std::time::Duration::from_nanos(cheetah_core::limits::CONNECT_DEADLINE_NS);
+    let limit = Duration::from_nanos(cheetah_core::limits::CONNECT_DEADLINE_NS);
     let late = |_| format!("{endpoint} does not answer within {} s", limit.as_secs());
     let opened = tokio::time::timeout(limit, connecting).await.map_err(late)?;
     Ok(opened.map_err(LinkFailure::into_why)?.session)
