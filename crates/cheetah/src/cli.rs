@@ -218,8 +218,8 @@ pub struct Attach {
     /// Connections to each donor, 1 to 16. Without it: one, more where there are few donors or they are far away.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=16))]
     pub connections: Option<u8>,
-    /// Look for answers this long before sleeping, 0 to 1000 microseconds: 50 halves the time that one small read at a
-    /// time takes, and occupies a processor while reads come one after the other.
+    /// Look for answers this long before sleeping, 0 to 1000 microseconds, while they come that soon: it spares waking
+    /// up, for tools that read one small block after the other, and occupies a processor meanwhile.
     #[arg(long, value_name = "US", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=1000))]
     pub poll_us: u16,
     /// Memory of this machine for what is read before a tool asks for it, 1M to 3G.
@@ -250,9 +250,6 @@ impl From<ReadAhead> for Rule {
         }
     }
 }
-
-/// Memory for what is read ahead, unless `--cache` says otherwise.
-pub const CACHE_BYTES: u64 = 64 << 20;
 
 fn parse_cache(text: &str) -> Result<u64, String> {
     let bytes = parse_bytes(text)?;

@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::output;
 use crate::pool::{told_to_end, volume};
 use cheetah_core::api::{Call, Create, Size};
-use cheetah_core::limits::{EXTENT_BYTES, UNIT_DEFAULT_BYTES};
+use cheetah_core::limits::{CACHE_DEFAULT_BYTES, EXTENT_BYTES, UNIT_DEFAULT_BYTES};
 use cheetah_core::map::Redundancy;
 use cheetah_rim::control::Client;
 use cheetah_rim::volume::Rule;
@@ -115,7 +115,7 @@ async fn attach(options: &cli::Up, url: &str) -> Result<Attachment, Failure> {
         read_only: false,
         connections: None,
         poll_us: 0,
-        cache: cli::CACHE_BYTES,
+        cache: CACHE_DEFAULT_BYTES,
         read_ahead: Rule::default(),
         owner: crate::attach::owner(),
     };

@@ -11,6 +11,8 @@ pub const DIRTY_REGION_BYTES: u64 = 64 << 10;
 pub const UNIT_DEFAULT_BYTES: u32 = 64 << 10;
 pub const UNIT_MIN_BYTES: u32 = 4 << 10;
 pub const UNIT_MAX_BYTES: u32 = 1 << 20;
+/// What a client keeps of what it reads ahead, unless `--cache` says otherwise.
+pub const CACHE_DEFAULT_BYTES: u64 = 64 << 20;
 /// The widest group, data and parity together.
 pub const STRIPE_DONORS_MAX: u32 = 32;
 /// The most parity fragments of a group with more than one data fragment.

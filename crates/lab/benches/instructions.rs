@@ -23,6 +23,7 @@ use cheetah_core::limits::{EXTENT_BYTES, UNIT_DEFAULT_BYTES};
 use cheetah_core::map::{DonorId, Group, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
 use cheetah_core::volume::{Caching, Effect, Event, Key, Mem, Op, Request, Tag, Volume};
+use cheetah_lab::load::next_random;
 use cheetah_nbd::client::Reply;
 use cheetah_nbd::server::reply;
 use cheetah_nbd::{CmdFlags, Command, ExportInfo, Negotiated, RequestHeader, TransmissionFlags};
@@ -237,9 +238,7 @@ const CACHE: Caching = Caching { bytes: 64 << 20, keeps: true, takes: false, rul
 
 /// Blocks all over the first so many bytes, in no order that anybody could follow.
 fn scattered(op: Op, bytes: u64) -> impl Iterator<Item = Request> {
-    let dice = std::iter::successors(Some(1_u64), |dice| {
-        Some(dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407))
-    });
+    let dice = std::iter::successors(Some(1), |dice| Some(next_random(*dice)));
     let blocks = bytes / u64::from(BLOCK);
     dice.map(move |dice| Request { op, offset: (dice >> 33) % blocks * u64::from(BLOCK), len: BLOCK })
 }

@@ -309,7 +309,7 @@ pub(crate) fn pattern_bytes(count: usize) -> Vec<u8> {
 }
 
 /// Knuth's MMIX generator; its upper bits are random enough to spread reads.
-pub(crate) fn next_random(seed: u64) -> u64 {
+pub fn next_random(seed: u64) -> u64 {
     seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407)
 }
 

@@ -7,6 +7,8 @@
 
 use std::time::Duration;
 
+use cheetah_core::limits::CACHE_DEFAULT_BYTES;
+
 use crate::bench::Bench;
 use crate::bench::libnbd::Libnbd;
 use crate::bench::rounds::{Side, Taken, Turn};
@@ -27,8 +29,6 @@ const CONNECTIONS: &str = "auto";
 /// Connections of libnbd that are tried; the fastest stands for it.
 const LIBNBD_CONNECTIONS: [usize; 3] = [1, 2, 4];
 const MIB: u64 = 1 << 20;
-/// What `cheetah attach` takes for what is read ahead, unless told otherwise.
-const CACHE_BYTES: u64 = 64 * MIB;
 
 /// Who takes turns, by its name among the sides.
 struct Contender {
@@ -179,7 +179,7 @@ fn memory_rows(bench: &mut Bench, beyond: &Beyond, client_bytes: u64) {
         (
             "local.memory.client",
             "memory of a client that serves an export beyond its cache, its peak",
-            mib(client_bytes.saturating_sub(CACHE_BYTES)),
+            mib(client_bytes.saturating_sub(CACHE_DEFAULT_BYTES)),
             128.0,
         ),
     ] {

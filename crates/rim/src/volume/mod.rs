@@ -414,11 +414,10 @@ impl Driver {
         while let Some(effect) = rest.next() {
             match (&effect, rest.peek()) {
                 (Effect::Copy { from, to, len }, Some(Effect::Complete { tag, result: Ok(()), .. }))
-                    if from.mem == Mem::Cache && *to == (At { mem: Mem::Payload(*tag), offset: 0 }) =>
+                    if from.mem == Mem::Cache && self.is_whole_payload(*tag, *to, *len) =>
                 {
-                    if self.give(*tag, *from, *len) {
-                        rest.next();
-                    }
+                    self.give(*tag, *from, *len);
+                    rest.next();
                 }
                 _ => self.carry_out_one(effect),
             }
@@ -427,16 +426,16 @@ impl Driver {
         self.effects = effects;
     }
 
-    /// Answers a read that the cache has in one piece without copying it; false when it had to be copied after all.
-    fn give(&mut self, tag: u64, from: At, len: u32) -> bool {
-        if self.memory.buffer(Mem::Payload(tag)).len() != len as usize {
-            self.memory.copy(from, At { mem: Mem::Payload(tag), offset: 0 }, len);
-            return false;
-        }
+    fn is_whole_payload(&self, tag: u64, at: At, len: u32) -> bool {
+        let payload = Mem::Payload(tag);
+        at == At { mem: payload, offset: 0 } && self.memory.buffer(payload).len() == len as usize
+    }
+
+    /// Answers a read that the cache has in one piece, without copying it.
+    fn give(&mut self, tag: u64, from: At, len: u32) {
         let Slot { token, sink, buffer } = self.memory.release(tag);
         let completion = Completion { token, result: Ok(()), buffer, status: Vec::new() };
         sink.give(completion, self.memory.bytes(from, len));
-        true
     }
 
     fn submit(&mut self, submission: Submission) {
