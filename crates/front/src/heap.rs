@@ -3,7 +3,7 @@
 //! Owns: where those threads' buffers are, and how much of each is present. Never: any other allocation.
 //! Why: the library gives each such thread 16 MiB, of which the requests that this program agrees to (1 MiB at most)
 //! reach the first sixteenth. All memory of a daemon is locked and present; the rest of these would be, too.
-//! Tests: below; `bench-local` and `bench-front` hold the whole program to its bound.
+//! Tests: below; `memory_pressure` of the end-to-end tests holds the whole program to its bound.
 //! One of the named modules that may use unsafe.
 #![allow(unsafe_code)]
 

@@ -1,5 +1,5 @@
 //! What a tool sees of a volume: a file (`fuse`), a block device (`loopdev`, over the file), an NBD export
-//! (`export`).
+//! (`export`). And `heap`, the allocator of a program that serves files.
 //!
 //! Owns: translating each of their requests into a `Submission` and each `Completion` into their answer, and
 //! mounts, loop devices and listeners with all that can be wrong about them. Never: donors, layouts, or an answer

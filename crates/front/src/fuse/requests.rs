@@ -133,10 +133,11 @@ impl Requests {
 
 impl Sink for Requests {
     fn give(&self, completion: Completion, bytes: &[u8]) {
-        match self.owed.take(completion.token) {
-            Some(Owed::Read(reply)) => reply.data(bytes),
-            _ => debug_assert!(false, "only reads are given bytes, and once"),
-        }
+        let Some(Owed::Read(reply)) = self.owed.take(completion.token) else {
+            debug_assert!(false, "only reads are given bytes, and once");
+            return;
+        };
+        reply.data(bytes);
         self.owed.free(completion.token);
     }
 
