@@ -157,6 +157,23 @@ fn a_flush_answers_for_what_moved() {
 }
 
 #[test]
+fn a_flush_does_not_wait_for_who_is_being_given_the_slot() {
+    let mut world = World::new(moving(), false);
+    world.open(A);
+    world.open(B);
+    world.sent();
+    world.submit(Op::Write, EXTENT_BYTES - 4096, 4096);
+    for sent in world.sent().into_iter().filter(|sent| sent.op == PartOp::Write) {
+        world.answer(sent.part, Ok(vec![]));
+    }
+    assert_eq!(world.completed().len(), 1);
+    let session = world.session(B);
+    world.fail(B, session, LinkFailure::Broken("reset".into()));
+    let flush = world.submit(Op::Flush, 0, 0);
+    assert_eq!(world.completed(), [(flush, Ok(()))], "A holds what was written");
+}
+
+#[test]
 fn who_may_not_write_has_nothing_to_finish() {
     let finished = |world: &World| world.effects.contains(&Effect::Finished);
     let mut reader = World::new(moving(), true);

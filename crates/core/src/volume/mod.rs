@@ -439,14 +439,14 @@ impl Volume {
             let slot = |(group, slot): &(u32, u32)| self.map.groups[*group as usize].slots[*slot as usize];
             let touched = pending.touched.iter().map(slot);
             let down = |donor: DonorId| self.links.get(&donor).is_none_or(Link::is_down);
-            let mut holders = touched.clone().filter_map(|slot| slot.held);
-            if self.geometry.parity == 0 && holders.any(|held| down(held.donor)) {
+            let holders = touched.filter_map(|slot| slot.held);
+            if self.geometry.parity == 0 && holders.clone().any(|held| down(held.donor)) {
                 // It had answered, and what it took is gone before anybody heard of it.
                 result = Err(VolumeError::DonorLost);
             } else {
                 // From here on it is acknowledged, and a flush answers for it.
-                for placement in touched.flat_map(|slot| [slot.held, slot.filling]).flatten() {
-                    if let Some(link) = self.links.get_mut(&placement.donor) {
+                for held in holders {
+                    if let Some(link) = self.links.get_mut(&held.donor) {
                         link.unflushed = true;
                     }
                 }
