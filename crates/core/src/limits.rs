@@ -73,6 +73,10 @@ pub const HEDGE_MIN_NS: u64 = 10 * MILLISECOND_NS;
 pub const HEDGE_MAX_NS: u64 = 500 * MILLISECOND_NS;
 /// A silent link is opened anew once before its donor is set aside: a flipped bit may have got the two out of step.
 pub const REOPEN_NS: u64 = 300 * MILLISECOND_NS;
+/// A donor that owes an answer for so long, and for twice as long as its answers may take, is asked over a new connection
+/// whether it is there. If so, it is the old one that hangs, and the link is opened anew; then not again for a while.
+pub const DOUBT_NS: u64 = SECOND_NS;
+pub const DOUBT_AGAIN_NS: u64 = 10 * SECOND_NS;
 /// A donor that answers is slow when it takes longer than this and SLOW_FACTOR times as long as the others...
 pub const SLOW_MIN_NS: u64 = 100 * MILLISECOND_NS;
 pub const SLOW_FACTOR: u64 = 8;

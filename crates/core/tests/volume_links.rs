@@ -2,7 +2,9 @@
 
 mod volume;
 
-use cheetah_core::limits::{DONOR_RETRY_NS, EXTENT_BYTES, REQUEST_DEADLINE_NS};
+use cheetah_core::limits::{
+    DONOR_RETRY_NS, DOUBT_AGAIN_NS, DOUBT_NS, EXTENT_BYTES, REQUEST_DEADLINE_NS, SECOND_NS, TICK_NS,
+};
 use cheetah_core::map::{DonorId, Group, Placement, Route, Slot};
 use cheetah_core::volume::{Effect, Event, LinkFailure, Op, PartOp, VolumeError, connections};
 use volume::{A, B, UNIT, World, map};
@@ -215,4 +217,79 @@ fn few_connections_near_by_more_far_away() {
     let far = 2_000_000;
     assert_eq!([1, 2, 4, 32].map(|donors| connections(donors, far - 1)), [2, 1, 1, 1]);
     assert_eq!([1, 2, 4, 32].map(|donors| connections(donors, far)), [8, 4, 2, 1]);
+}
+
+/// How often a donor was asked whether it is there.
+fn probes(world: &World) -> usize {
+    world.effects.iter().filter(|effect| matches!(effect, Effect::Probe { donor: A, .. })).count()
+}
+
+fn pass(world: &mut World, time: u64) {
+    let end = world.now + time;
+    while world.now < end {
+        world.now += TICK_NS;
+        world.step(Event::Wake);
+    }
+}
+
+#[test]
+fn when_a_donor_is_there_and_owes_for_long_its_link_is_opened_anew() {
+    for foreign in [false, true] {
+        let mut world = World::new(map(true, foreign), false);
+        world.open(A);
+        world.open(B);
+        let write = world.submit(Op::Write, 0, 4096);
+        let (hung, session) = (world.sent()[0], world.session(A));
+        pass(&mut world, DOUBT_NS - 2 * TICK_NS);
+        assert_eq!(probes(&world), 0, "not yet");
+        pass(&mut world, 3 * TICK_NS);
+        assert_eq!((probes(&world), world.session(A)), (usize::from(!foreign), session));
+        if foreign {
+            continue; // The write that hangs may still land there after the one that was sent again.
+        }
+        world.step(Event::Reached { donor: A, session });
+        assert!(world.session(A) > session);
+        world.open(A);
+        let again = world.sent()[0];
+        assert_eq!((again.part, again.address), (hung.part, hung.address));
+        // It is too slow for what is asked of it, and is not torn down again and again.
+        let session = world.session(A);
+        pass(&mut world, DOUBT_AGAIN_NS - 2 * DOUBT_NS);
+        assert_eq!((probes(&world), world.session(A)), (1, session));
+        world.answer(again.part, Ok(vec![]));
+        assert_eq!(world.completed(), [(write, Ok(()))]);
+    }
+}
+
+#[test]
+fn a_donor_that_is_reached_when_it_has_answered_keeps_its_link() {
+    let mut world = World::new(map(true, false), false);
+    world.open(A);
+    world.open(B);
+    world.submit(Op::Write, 0, 4096);
+    let (late, session) = (world.sent()[0], world.session(A));
+    pass(&mut world, DOUBT_NS + TICK_NS);
+    assert_eq!(probes(&world), 1);
+    world.answer(late.part, Ok(vec![]));
+    world.submit(Op::Write, 0, 4096);
+    world.step(Event::Reached { donor: A, session });
+    assert_eq!(world.session(A), session);
+}
+
+#[test]
+fn answers_that_take_seconds_raise_no_doubt_once_they_are_known_to() {
+    let mut world = World::new(map(false, false), false);
+    world.open(A);
+    world.open(B);
+    let mut owed = Vec::new();
+    // A slow link: one answer each half second, each of them four seconds late.
+    for turn in 0..200_u64 {
+        world.submit(Op::Write, turn * 4096, 4096);
+        owed.extend(world.sent());
+        if owed.len() >= 8 {
+            world.answer(owed.remove(0).part, Ok(vec![]));
+        }
+        pass(&mut world, SECOND_NS / 2);
+    }
+    assert!(probes(&world) <= 1, "{} times", probes(&world));
 }

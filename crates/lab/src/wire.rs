@@ -1,4 +1,4 @@
-//! A wire that delays frames and damages them: two taps, and a thread that carries frames from one to the other.
+//! A wire that delays frames, damages them, or drops those of one connection: two taps, and a thread between them.
 //!
 //! Owns: the second bridge of a lab, on which hosts are whose frames take the detour over the wire (`Lan::detour`).
 //! Never: touches the frames of other hosts; needs netem, which many kernels lack.
@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -28,6 +28,11 @@ const QUEUE_BYTES_MAX: usize = 64 << 20;
 const FLIP_FROM: usize = tap::HEADER_BYTES + 100;
 /// Only a frame longer than this is flipped.
 const FLIP_FRAME_BYTES: usize = tap::HEADER_BYTES + 120;
+/// In a frame of IPv4 and TCP without options: the kind of the frame, the protocol, the two ports.
+const ETHERTYPE_AT: usize = tap::HEADER_BYTES + 12;
+const PROTOCOL_AT: usize = tap::HEADER_BYTES + 23;
+const PORTS_AT: usize = tap::HEADER_BYTES + 34;
+const TCP: u8 = 6;
 const FRAMES_AT_ONCE: usize = 64;
 /// How often the thread looks whether it shall end.
 const LOOK: Duration = Duration::from_millis(50);
@@ -39,7 +44,7 @@ pub struct Count {
     pub bytes: u64,
     /// Frames with a flipped bit.
     pub flips: u64,
-    /// Dropped because too much waited.
+    /// Dropped because too much waited, or because their connection hangs.
     pub dropped: u64,
 }
 
@@ -48,6 +53,8 @@ struct Shared {
     delay_us: AtomicU64,
     /// Of a million frames, so many are flipped.
     flip_ppm: AtomicU64,
+    /// Frames from and to this TCP port go nowhere; 0 is none.
+    hung_port: AtomicU16,
     frames: AtomicU64,
     bytes: AtomicU64,
     flips: AtomicU64,
@@ -81,6 +88,11 @@ impl Wire {
     /// Flips one bit in so many of a million frames (500 are 0.05 %).
     pub fn corrupt(&self, frames_in_a_million: u64) {
         self.shared.flip_ppm.store(frames_in_a_million, Relaxed);
+    }
+
+    /// From now on the TCP connection of this port, at either end, hangs: neither end is told. All others go on.
+    pub fn hang(&self, port: u16) {
+        self.shared.hung_port.store(port, Relaxed);
     }
 
     pub fn count(&self) -> Count {
@@ -172,6 +184,11 @@ fn carry(shared: &Shared, mut taps: [File; 2], mut dice: Dice) {
 fn take(shared: &Shared, dice: &mut Dice, frame: &mut [u8], queue: &mut Queue) {
     shared.frames.fetch_add(1, Relaxed);
     shared.bytes.fetch_add((frame.len() - tap::HEADER_BYTES) as u64, Relaxed);
+    let hung = shared.hung_port.load(Relaxed);
+    if hung != 0 && tcp_ports(frame).is_some_and(|ports| ports.contains(&hung)) {
+        shared.dropped.fetch_add(1, Relaxed);
+        return;
+    }
     if dice.one_of_a_million(shared.flip_ppm.load(Relaxed)) && flip(dice, frame) {
         shared.flips.fetch_add(1, Relaxed);
     }
@@ -179,6 +196,13 @@ fn take(shared: &Shared, dice: &mut Dice, frame: &mut [u8], queue: &mut Queue) {
     if !queue.push(due, frame) {
         shared.dropped.fetch_add(1, Relaxed);
     }
+}
+
+fn tcp_ports(frame: &[u8]) -> Option<[u16; 2]> {
+    let kind = frame.get(ETHERTYPE_AT..ETHERTYPE_AT + 3)?;
+    let port = |at: usize| frame.get(at..at + 2).map(|port| u16::from_be_bytes([port[0], port[1]]));
+    let tcp = kind == [0x08, 0x00, 0x45] && frame.get(PROTOCOL_AT) == Some(&TCP);
+    Some([port(PORTS_AT)?, port(PORTS_AT + 2)?]).filter(|_| tcp)
 }
 
 /// Flips one bit of a frame's payload, when nobody below the application will notice.

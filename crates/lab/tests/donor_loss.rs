@@ -4,9 +4,12 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
+use cheetah_lab::fio::{Fio, Reads, Region, Target};
 use cheetah_lab::lan::{Lan, Node};
 use cheetah_lab::pool::Pool;
+use cheetah_lab::wire::Wire;
 use cheetah_lab::{tools, wait};
 use serde_json::json;
 
@@ -184,5 +187,42 @@ fn a_donor_that_is_cut_off_or_stopped_hangs_nobody() {
     wait::until("a status that names the donor", wait::SOON, || {
         pool.volume_status("case")["lost_donors"] == json!(["two"])
     });
+    pool.detach("case");
+}
+
+/// The ports from which the client's host is connected to the donor's processes.
+fn ports_to(lan: &Lan, donor: Node) -> Vec<u16> {
+    let mut command = lan.exec(Node::Client, tools::need("ss"));
+    command.args(["-Htn", "state", "established", "dst", &donor.address()]);
+    let said = tools::expect_success(&mut command);
+    let local = said.lines().filter_map(|line| line.split_whitespace().nth(2));
+    local.filter_map(|local| local.rsplit(':').next()?.parse().ok()).collect()
+}
+
+#[test]
+fn a_connection_that_hangs_beside_another_is_replaced_and_no_write_fails() {
+    let lan = Arc::new(Lan::new(1, "1gbit"));
+    let wire = Wire::new(&lan, 1);
+    lan.detour(Node::Donor(1));
+    let mut pool = Pool::with(cheetah_lab::pool::State::Memory, Some(Arc::clone(&lan)));
+    pool.donate_everywhere(1, "128M");
+    pool.create_linear("case", "64M");
+    let target = Target::Export(pool.attach_export_unix("case", &[]).uri);
+    let before = ports_to(&lan, Node::Donor(1));
+    assert!(before.len() > 1, "one donor has several connections: {before:?}");
+    let hung = before[0];
+    let fio = Fio { lan: Some(&lan), target: &target, scratch: pool.scratch() };
+    let region = Region { offset: 0, bytes: 64 * MIB };
+    // So much at once that all connections have some of it.
+    let (block_bytes, depth, seconds) = (64 << 10, 32, 6);
+    let writes = Reads { region, block_bytes, depth, seconds, bytes_per_second: None, seed: 1 };
+    let running = fio.hammer(&writes);
+    wait::until("writes on their way", wait::SOON, || wire.count().bytes > 16 * MIB);
+    wire.hang(hung);
+    let ended = running.wait(Duration::from_secs(60), || false);
+    assert!(ended.good(), "{}", ended.complaint);
+    assert!(wire.count().dropped > 0, "nothing was sent on the connection that hangs");
+    let after = ports_to(&lan, Node::Donor(1));
+    assert!(after.len() > 1 && !after.contains(&hung), "{hung} of {before:?} was not replaced: {after:?}");
     pool.detach("case");
 }

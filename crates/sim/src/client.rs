@@ -48,6 +48,7 @@ struct LinkEnd {
     conns: Vec<u64>,
     /// The connection that is being made.
     opening: Option<u64>,
+    probe: Option<u64>,
     up: bool,
 }
 
@@ -449,6 +450,10 @@ impl World {
                 link.session = session;
                 self.open_one(c, donor);
             }
+            Effect::Probe { donor, session } => {
+                say!(self, "client {c} asks {donor} whether it is there");
+                self.probe(c, donor, session);
+            }
             Effect::Close { donor, session } => {
                 say!(self, "client {c} closes {donor} session {session}");
                 self.close_link(c, donor);
@@ -487,20 +492,35 @@ impl World {
     }
 
     fn open_one(&mut self, c: usize, donor: DonorId) {
+        let session = self.clients[c].links[&donor].session;
+        if let Some(conn) = self.connect_to(c, donor, session) {
+            self.clients[c].links.entry(donor).or_default().opening = Some(conn);
+        }
+    }
+
+    fn connect_to(&mut self, c: usize, donor: DonorId, session: u64) -> Option<u64> {
         let client = &self.clients[c];
-        let (Some(machine), Some(token)) = (&client.machine, client.token) else { return };
-        let session = client.links[&donor].session;
-        let Some(route) = machine.map().routes.get(&donor) else { return };
-        let slot = crate::director::slot_of(&route.address);
+        let (machine, token) = (client.machine.as_ref()?, client.token?);
+        let slot = crate::director::slot_of(&machine.map().routes.get(&donor)?.address);
         let export = export_name(&client.name, token, session, donor);
-        let conn = self.connect(c, donor, session, slot, export);
-        self.clients[c].links.entry(donor).or_default().opening = Some(conn);
+        Some(self.connect(c, donor, session, slot, export))
+    }
+
+    /// A connection for nothing but to hear whether the donor is there.
+    fn probe(&mut self, c: usize, donor: DonorId, session: u64) {
+        self.count("donors asked whether they are there");
+        let probe = self.connect_to(c, donor, session);
+        let link = self.clients[c].links.entry(donor).or_default();
+        if let Some(earlier) = std::mem::replace(&mut link.probe, probe) {
+            self.close_by_client(earlier);
+        }
     }
 
     fn close_link(&mut self, c: usize, donor: DonorId) {
         let Some(link) = self.clients[c].links.get_mut(&donor) else { return };
         link.up = false;
-        let conns: Vec<u64> = link.conns.drain(..).chain(link.opening.take()).collect();
+        let conns: Vec<u64> =
+            link.conns.drain(..).chain(link.opening.take()).chain(link.probe.take()).collect();
         for id in conns {
             let awaited = self.network.conns.get(&id).map(|conn| conn.awaited.keys().copied().collect());
             let awaited: Vec<u64> = awaited.unwrap_or_default();
@@ -579,6 +599,14 @@ impl World {
         let Some(conn) = self.network.conns.get(&id) else { return };
         let (donor, session) = (conn.link, conn.session);
         let wanted = self.plan.connections;
+        if self.is_probe(c, id) {
+            self.close_by_client(id);
+            self.step_client(c, Event::Reached { donor, session });
+            if self.clients[c].links[&donor].session > session {
+                self.count("links opened anew beside a connection that hung");
+            }
+            return;
+        }
         let Some(link) = self.clients[c].links.get_mut(&donor).filter(|link| link.opening == Some(id)) else {
             return;
         };
@@ -596,11 +624,21 @@ impl World {
         }
     }
 
+    /// It was one until now.
+    fn is_probe(&mut self, c: usize, id: u64) -> bool {
+        let Some(conn) = self.network.conns.get(&id) else { return false };
+        let link = self.clients[c].links.get_mut(&conn.link);
+        link.is_some_and(|link| link.probe.take_if(|probe| *probe == id).is_some())
+    }
+
     /// A connection ended, or was never made; `failure` is what that means while its link is being opened.
     fn conn_failed(&mut self, c: usize, id: u64, failure: LinkFailure) {
         let Some(conn) = self.network.conns.get_mut(&id).filter(|conn| conn.client_open) else { return };
         conn.client_ended = true;
         let (donor, session) = (conn.link, conn.session);
+        if self.is_probe(c, id) {
+            return self.close_by_client(id);
+        }
         let Some(link) = self.clients[c].links.get_mut(&donor) else { return };
         let failure = if link.opening == Some(id) {
             let made: Vec<u64> = link.conns.drain(..).chain(link.opening.take()).collect();

@@ -21,6 +21,8 @@ pub const COVERAGE: &[&str] = &[
     "takeovers of a lease",
     "writes of a former writer refused",
     "links refenced with a newer session",
+    "donors asked whether they are there",
+    "links opened anew beside a connection that hung",
     "writes that came late on an old connection",
     "writes torn by a lost connection",
     "write attempts of a read-only attachment",

@@ -13,13 +13,14 @@
 //! admits a newer one, so a write that was sent again can never be overtaken by its own first copy. A foreign
 //! server knows no sessions; a link to one that broke stays down, because only that is certain.
 
-use super::strip::{Failure, Progress};
+use super::slab::Slab;
+use super::strip::{Failure, Part, Progress};
 use super::types::{Effect, LinkFailure, PartOp};
 use super::{Key, Volume};
 use crate::limits::{
-    CONNECT_DEADLINE_NS, CONNECTIONS_FAR, CONNECTIONS_NEAR, DONOR_RETRY_NS, FAR_NS, HEDGE_MAX_NS,
-    HEDGE_MIN_NS, MILLISECOND_NS, REOPEN_NS, REQUEST_DEADLINE_NS, SECOND_NS, SILENCE_NS, SLOW_FACTOR,
-    SLOW_MIN_NS, SLOW_NS, TICK_NS,
+    CONNECT_DEADLINE_NS, CONNECTIONS_FAR, CONNECTIONS_NEAR, DONOR_RETRY_NS, DOUBT_AGAIN_NS, DOUBT_NS, FAR_NS,
+    HEDGE_MAX_NS, HEDGE_MIN_NS, MILLISECOND_NS, REOPEN_NS, REQUEST_DEADLINE_NS, SECOND_NS, SILENCE_NS,
+    SLOW_FACTOR, SLOW_MIN_NS, SLOW_NS, TICK_NS,
 };
 use crate::map::{DonorId, Route};
 use crate::units::Time;
@@ -50,6 +51,8 @@ pub(super) struct Link {
     /// Owes a read for longer than it usually takes.
     late: bool,
     answered: bool,
+    /// When it was last asked whether it is there, for something that it owes.
+    doubted_at: Option<Time>,
     silent_ticks: u64,
     slow_ticks: u64,
     latency: Latency,
@@ -96,8 +99,12 @@ impl Latency {
         self.mean = (7 * self.mean + sample) / 8;
     }
 
+    fn late_after(self) -> u64 {
+        self.mean + 4 * self.deviation
+    }
+
     fn hedge_after(self) -> u64 {
-        (self.mean + 4 * self.deviation).clamp(HEDGE_MIN_NS, HEDGE_MAX_NS)
+        self.late_after().clamp(HEDGE_MIN_NS, HEDGE_MAX_NS)
     }
 }
 
@@ -115,6 +122,7 @@ impl Link {
             known: false,
             late: false,
             answered: false,
+            doubted_at: None,
             silent_ticks: 0,
             slow_ticks: 0,
             latency: Latency::default(),
@@ -174,6 +182,19 @@ impl Link {
     fn open(&mut self, donor: DonorId, effects: &mut Vec<Effect>) {
         self.session += 1;
         effects.push(Effect::Open { donor, session: self.session });
+    }
+
+    /// It has owed something at `now` for longer than it should.
+    fn is_overdue(&self, now: Time) -> bool {
+        let due = DOUBT_NS.max(2 * self.latency.late_after());
+        self.is_up() && self.owed.front().is_some_and(|(sent_at, _)| sent_at + due <= now)
+    }
+
+    fn forget_answered(&mut self, parts: &Slab<Part>) {
+        let owed = |key: Key| parts.get(key).is_some_and(|part| part.progress == Progress::Sent);
+        while self.owed.front().is_some_and(|(_, key)| !owed(*key)) {
+            self.owed.pop_front();
+        }
     }
 
     fn calm(&mut self) {
@@ -315,6 +336,28 @@ impl Volume {
         }
     }
 
+    /// Asks donors that have owed something for long whether they are there. They may be on one connection, while another
+    /// hangs: those of one way through the network, or one that a firewall on the way has forgotten.
+    pub(super) fn doubt_connections(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        for (donor, link) in &mut self.links {
+            link.forget_answered(&self.parts);
+            let again = link.doubted_at.is_none_or(|at| at + DOUBT_AGAIN_NS <= now);
+            if link.fenced && again && link.is_overdue(now) {
+                link.doubted_at = Some(now);
+                effects.push(Effect::Probe { donor: *donor, session: link.session });
+            }
+        }
+    }
+
+    /// It is there, so it is a connection that hangs, if what was overdue still is; redundancy or not.
+    pub(super) fn reached(&mut self, now: Time, donor: DonorId, session: u64, effects: &mut Vec<Effect>) {
+        let Some(link) = self.links.get_mut(&donor).filter(|link| link.session == session) else { return };
+        link.forget_answered(&self.parts);
+        if link.doubted_at.is_some_and(|at| link.is_overdue(at)) {
+            self.reopen(now, donor, effects);
+        }
+    }
+
     /// Looks for donors that are late, silent or slow; redundancy covers them, so nobody has to wait for them.
     /// A tick that came late says nothing of the donors: then this machine was busy with something else.
     pub(super) fn look_at_links(&mut self, now: Time, effects: &mut Vec<Effect>) {
@@ -333,11 +376,6 @@ impl Volume {
         let slow_from = SLOW_MIN_NS.max(usual.unwrap_or(0).saturating_mul(SLOW_FACTOR));
         let (mut reopen, mut silent, mut slow) = (Vec::new(), Vec::new(), Vec::new());
         for (donor, link) in &mut self.links {
-            while link.owed.front().is_some_and(|(_, key)| {
-                !self.parts.get(*key).is_some_and(|part| part.progress == Progress::Sent)
-            }) {
-                link.owed.pop_front();
-            }
             let owes = !link.owed.is_empty() || !link.waiting.is_empty();
             let answered = std::mem::take(&mut link.answered);
             let waits = owes && !answered && link.known && !link.is_down();
@@ -406,8 +444,7 @@ impl Volume {
             link.late |= late.len() > before;
         }
         for key in late {
-            let reads =
-                |part: &&super::strip::Part| part.op == PartOp::Read && part.progress == Progress::Sent;
+            let reads = |part: &&Part| part.op == PartOp::Read && part.progress == Progress::Sent;
             if let Some(part) = self.parts.get(key).filter(reads) {
                 let (strip, slot) = (part.strip, part.slot);
                 self.read_late(now, strip, slot, effects);

@@ -259,6 +259,7 @@ impl Volume {
             Event::Amended(map) => self.amended(now, map, effects),
             Event::LeaseLost => self.lose_lease(),
             Event::Opened { donor, session } => self.opened(now, donor, session, effects),
+            Event::Reached { donor, session } => self.reached(now, donor, session, effects),
             Event::Failed { donor, session, failure } => self.failed(now, donor, session, failure, effects),
             Event::Answered { part, answer } => self.answered(now, part, answer, effects),
             Event::Verified { strip, right } => self.verified(strip, right),
@@ -473,6 +474,7 @@ impl Volume {
         self.expire_links(now, effects);
         self.expire_amendment(now);
         if now >= self.ticked_at + TICK_NS {
+            self.doubt_connections(now, effects);
             if self.geometry.parity > 0 {
                 self.look_at_links(now, effects);
             } else {
@@ -530,7 +532,7 @@ impl Volume {
     fn announce_wake(&mut self, effects: &mut Vec<Effect>) {
         let deadline = self.deadlines.front().map(|(at, _)| *at);
         let links = self.links.values().filter_map(Link::wake_at).min();
-        let ticks = self.geometry.parity > 0 && self.strips.len() > 0 || self.upkeep_waits();
+        let ticks = self.strips.len() > 0 || self.upkeep_waits();
         let gone = self.geometry.parity > 0 && self.links.values().any(Link::is_down);
         let ticks = ticks || !self.resting.is_empty();
         let tick = (ticks || gone).then_some(self.ticked_at + TICK_NS);

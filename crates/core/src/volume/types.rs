@@ -215,6 +215,11 @@ pub enum Event {
         session: u64,
         failure: LinkFailure,
     },
+    /// By a `Probe`.
+    Reached {
+        donor: DonorId,
+        session: u64,
+    },
     /// `status` is empty but for `PartOp::Status` and `PartOp::Survey`.
     Answered {
         part: Key,
@@ -238,6 +243,12 @@ pub enum Event {
 pub enum Effect {
     /// Connect to the donor under this session number; answer with `Opened` or `Failed`.
     Open {
+        donor: DonorId,
+        session: u64,
+    },
+    /// Is the donor there? Connect to it once more under this session number, for nothing but that; answer with `Reached`
+    /// if it lets you in.
+    Probe {
         donor: DonorId,
         session: u64,
     },

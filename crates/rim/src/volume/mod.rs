@@ -21,7 +21,7 @@ pub use open::probe;
 use crate::buffer::Pool;
 use cheetah_core::api::{Amend, VolumeReport};
 use cheetah_core::limits::REQUESTS_IN_FLIGHT_MAX;
-use cheetah_core::map::{DonorId, LeaseToken, VolumeMap};
+use cheetah_core::map::{DonorId, LeaseToken, Route, VolumeMap};
 use cheetah_core::poll::Poll;
 use cheetah_core::units::Time;
 use cheetah_core::volume::{self as machine, At, Effect, Event, LinkFailure, Mem, PartOp};
@@ -205,6 +205,7 @@ struct Link {
     session: u64,
     conns: Vec<Rc<Conn>>,
     opening: Option<tokio::task::AbortHandle>,
+    probing: Option<tokio::task::AbortHandle>,
 }
 
 struct Driver {
@@ -527,6 +528,7 @@ impl Driver {
                 }
             }
             Effect::Open { donor, session } => self.open(donor, session),
+            Effect::Probe { donor, session } => self.probe(donor, session),
             Effect::Close { donor, session } => {
                 tracing::debug!(%donor, session, "link closed");
                 self.close(donor);
@@ -551,10 +553,7 @@ impl Driver {
     }
 
     fn open(&mut self, donor: DonorId, session: u64) {
-        let route = self.machine.map().routes[&donor].clone();
-        let export = route.foreign_export.clone().unwrap_or_else(|| {
-            cheetah_core::donor::export_name(&self.machine.map().name, self.token, session, donor)
-        });
+        let (route, export) = self.address(donor, session);
         let (given, map) = (self.connections, self.machine.map());
         // One group at a time is what most tools are at.
         let donors = map.routes.len().min(map.redundancy.width() as usize);
@@ -570,6 +569,28 @@ impl Driver {
         let link = self.links.entry(donor).or_default();
         link.session = session;
         link.opening = Some(task.abort_handle());
+    }
+
+    fn address(&self, donor: DonorId, session: u64) -> (Route, String) {
+        let route = self.machine.map().routes[&donor].clone();
+        let export = route.foreign_export.clone().unwrap_or_else(|| {
+            cheetah_core::donor::export_name(&self.machine.map().name, self.token, session, donor)
+        });
+        (route, export)
+    }
+
+    fn probe(&mut self, donor: DonorId, session: u64) {
+        let (route, export) = self.address(donor, session);
+        let this = self.this.clone();
+        let task = tokio::task::spawn_local(async move {
+            let reached = open::reaches(&route, &export).await;
+            if let Some(driver) = this.upgrade().filter(|_| reached) {
+                driver.borrow_mut().event(Event::Reached { donor, session });
+            }
+        });
+        if let Some(earlier) = self.links.entry(donor).or_default().probing.replace(task.abort_handle()) {
+            earlier.abort();
+        }
     }
 
     fn link_opened(
@@ -598,8 +619,8 @@ impl Driver {
     /// After this no connection of the link touches a payload: each is marked, and looks before it does.
     fn close(&mut self, donor: DonorId) {
         let Some(link) = self.links.get_mut(&donor) else { return };
-        if let Some(opening) = link.opening.take() {
-            opening.abort();
+        for task in link.opening.take().into_iter().chain(link.probing.take()) {
+            task.abort();
         }
         for conn in link.conns.drain(..) {
             conn.close();

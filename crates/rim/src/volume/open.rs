@@ -3,6 +3,7 @@
 
 use crate::accept::{read_some, write_all};
 use crate::net::{self, Endpoint};
+use cheetah_core::limits::REQUEST_DEADLINE_NS;
 use cheetah_core::map::Route;
 use cheetah_core::volume::LinkFailure;
 use cheetah_nbd::{Negotiated, TransmissionFlags, client};
@@ -52,6 +53,13 @@ pub(super) async fn open_link(
         let _ = tokio::time::timeout(2 * took + OTHERS_TIME, open_others).await;
     }
     Ok(all)
+}
+
+/// Whether the server lets one more connection in.
+pub(super) async fn reaches(route: &Route, export: &str) -> bool {
+    let Ok(endpoint) = route.address.parse() else { return false };
+    let limit = Duration::from_nanos(REQUEST_DEADLINE_NS);
+    matches!(tokio::time::timeout(limit, open_one(&endpoint, export)).await, Ok(Ok(_)))
 }
 
 /// All at once: far away each takes several round trips.
