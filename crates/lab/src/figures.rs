@@ -72,6 +72,13 @@ pub fn report_path(name: &str) -> PathBuf {
     target.join("bench").join(name)
 }
 
+/// Panics where no report can be written: before half an hour of measuring, and not after it.
+#[track_caller]
+pub fn need_room_for_reports() {
+    let path = write_text("try", "");
+    std::fs::remove_file(&path).unwrap_or_else(|error| panic!("cannot remove {}: {error}", path.display()));
+}
+
 /// Writes a report beside what was built; answers where.
 #[track_caller]
 pub fn write_report(name: &str, report: &serde_json::Value) -> PathBuf {

@@ -265,12 +265,20 @@ pub fn iperf3_streams(lan: &Lan, from: Node, to: Node, seconds: u32, streams: u3
     let iperf = tools::need("iperf3");
     let mut client = lan.exec(from, &iperf);
     client.args(["--parallel", &streams.to_string()]);
-    iperf3(lan.exec(to, &iperf), client, &to.address(), (5201, 5201), seconds)
+    iperf3(lan.exec(to, &iperf), client, &to.address(), (5201, 5201), seconds).mbit_per_second
 }
 
-/// Mbit/s of iperf3 over loopback.
+/// What iperf3 did.
+#[derive(Clone, Copy, Debug)]
+pub struct Moved {
+    pub mbit_per_second: f64,
+    /// Processor time of both ends, in seconds.
+    pub cpu_per_gb: f64,
+}
+
+/// iperf3 over loopback.
 #[track_caller]
-pub fn iperf3_loopback(seconds: u32) -> f64 {
+pub fn iperf3_loopback(seconds: u32) -> Moved {
     let port = free_port();
     iperf3(tools::command("iperf3"), tools::command("iperf3"), "127.0.0.1", (port, port), seconds)
 }
@@ -280,7 +288,7 @@ pub fn iperf3_loopback(seconds: u32) -> f64 {
 pub fn iperf3_relayed(seconds: u32) -> f64 {
     let port = free_port();
     let ports = (port, relay(port).expect("sockets for a relay"));
-    iperf3(tools::command("iperf3"), tools::command("iperf3"), "127.0.0.1", ports, seconds)
+    iperf3(tools::command("iperf3"), tools::command("iperf3"), "127.0.0.1", ports, seconds).mbit_per_second
 }
 
 /// As much as a relay copies at once.
@@ -317,7 +325,7 @@ fn hand_on(mut from: TcpStream, mut to: TcpStream) {
 }
 
 /// The server listens on the first port, the client goes to the second.
-fn iperf3(mut server: Command, mut client: Command, address: &str, ports: (u16, u16), seconds: u32) -> f64 {
+fn iperf3(mut server: Command, mut client: Command, address: &str, ports: (u16, u16), seconds: u32) -> Moved {
     let scratch = Scratch::new();
     server.args(["--server", "--one-off", "--forceflush", "--port", &ports.0.to_string()]);
     let mut server = Process::start("iperf3", server, scratch.path());
@@ -326,8 +334,14 @@ fn iperf3(mut server: Command, mut client: Command, address: &str, ports: (u16, 
     client.args(["--time", &seconds.to_string()]);
     let report: serde_json::Value =
         serde_json::from_str(&tools::expect_success(&mut client)).expect("iperf3 reports JSON");
-    let bits = report["end"]["sum_received"]["bits_per_second"].as_f64();
-    bits.unwrap_or_else(|| panic!("iperf3 reported no rate: {report}")) / 1e6
+    let end = &report["end"];
+    let number = |value: &serde_json::Value| {
+        value.as_f64().unwrap_or_else(|| panic!("iperf3 leaves out what it should report: {report}"))
+    };
+    let of_processor = &end["cpu_utilization_percent"];
+    let busy = (number(&of_processor["host_total"]) + number(&of_processor["remote_total"])) / 100.0;
+    let bytes_per_second = number(&end["sum_received"]["bits_per_second"]) / 8.0;
+    Moved { mbit_per_second: bytes_per_second * 8.0 / 1e6, cpu_per_gb: busy * 1e9 / bytes_per_second }
 }
 
 #[cfg(test)]

@@ -327,7 +327,10 @@ fn sequential(bench: &mut Bench, world: &mut World, pattern: Pattern, block: usi
     let best = world.best_libnbd(load);
     let speed = |worker: &mut Worker, servers: &[u32]| worker.load(load, servers).gb_per_second();
     let mut sides = world.sides(best, speed);
-    sides.push(Side::new("iperf3", || Turn::of(rivals::iperf3_loopback(1) / 8e3)));
+    sides.push(Side::new("iperf3", || {
+        let moved = rivals::iperf3_loopback(1);
+        Turn { value: moved.mbit_per_second / 8e3, cpu_per_gb: moved.cpu_per_gb }
+    }));
     sides.push(Side::new("relay", || Turn::of(rivals::iperf3_relayed(1) / 8e3)));
     let taken = bench.turns(&mut sides);
     let libnbd = libnbd_name(best);
@@ -356,4 +359,13 @@ fn sequential(bench: &mut Bench, world: &mut World, pattern: Pattern, block: usi
         bench.beside((&id, &what, "GB/s"), &taken, side, (peer_name, peer), bar);
     }
     cpu_row(bench, &prefix, &shape, &taken, (&libnbd, Some(Bar::RatioAtMost(0.6))));
+    bench.row(&Figure {
+        id: &format!("{prefix}.limit-cpu"),
+        what: "the same, for comparison: iperf3, which moves bytes and does no more".to_owned(),
+        unit: "s/GB",
+        value: taken.cpu("iperf3"),
+        peer: Some((&libnbd, taken.cpu("libnbd"))),
+        probe: Some(&taken.probe),
+        bar: None,
+    });
 }

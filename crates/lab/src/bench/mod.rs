@@ -33,7 +33,7 @@ use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use crate::tools;
+use crate::{figures, tools};
 use plot::Scaling;
 use progress::Progress;
 use quiet::Quiet;
@@ -191,6 +191,7 @@ fn measure(options: &Options) -> ExitCode {
         true => (3, Duration::from_millis(300), Duration::ZERO),
         false => (5, Duration::from_millis(500), Duration::from_secs(60)),
     };
+    figures::need_room_for_reports();
     let share = Share::take();
     let scale = if options.quick { 0.4 } else { 1.0 };
     let mut results =
