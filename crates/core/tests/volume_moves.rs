@@ -3,9 +3,9 @@
 mod volume;
 
 use cheetah_core::limits::EXTENT_BYTES;
-use cheetah_core::map::{Placement, Slot};
+use cheetah_core::map::{Placement, Redundancy, Slot};
 use cheetah_core::volume::{Effect, Event, LinkFailure, Op, PartError, PartOp, VolumeError};
-use volume::{A, B, World, map};
+use volume::{A, B, World, map, wide};
 
 /// The first group is on its way from A to B, which holds the second.
 fn moving() -> cheetah_core::map::VolumeMap {
@@ -154,6 +154,34 @@ fn a_flush_answers_for_what_moved() {
     world.refuse(B);
     let flush = world.submit(Op::Flush, 0, 0);
     assert!(matches!(world.completed()[..], [(tag, Err(_))] if tag == flush), "what it took is lost");
+}
+
+#[test]
+fn who_is_rebuilt_answers_for_what_was_written_to_the_others() {
+    let mut map = wide(Redundancy { data: 1, parity: 1 });
+    let held = map.groups[0].slots[0].held;
+    map.groups[0].slots[0] = Slot { held: None, filling: held };
+    let mut world = World::new(map.clone(), false);
+    world.open(A);
+    world.open(B);
+    world.submit(Op::Write, EXTENT_BYTES - 4096, 4096);
+    for sent in world.sent().into_iter().filter(|sent| sent.op == PartOp::Write) {
+        world.answer(sent.part, Ok(vec![]));
+    }
+    assert_eq!(world.completed().len(), 1);
+    map.epoch += 1;
+    map.groups[0].slots[0] = Slot { held, filling: None };
+    world.step(Event::Map(map.clone()));
+    // B, to which it was written, leaves, and then A, which was rebuilt from it, is lost.
+    map.epoch += 1;
+    map.groups[0].slots[1] = Slot { held: None, filling: None };
+    map.routes.remove(&B);
+    world.step(Event::Map(map));
+    let session = world.session(A);
+    world.fail(A, session, LinkFailure::Broken("gone".into()));
+    world.refuse(A);
+    let flush = world.submit(Op::Flush, 0, 0);
+    assert_eq!(world.completed(), [(flush, Err(VolumeError::DonorLost))]);
 }
 
 #[test]

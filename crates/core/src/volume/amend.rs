@@ -12,7 +12,7 @@ use super::{Key, Volume};
 use crate::api::{Amend, Filled};
 use crate::bad;
 use crate::limits::{AMEND_RETRY_NS, EXCLUDE_NS};
-use crate::map::{BadRange, DonorId, VolumeMap};
+use crate::map::{BadRange, DonorId, Placement, VolumeMap};
 use crate::units::Time;
 use std::collections::BTreeMap;
 
@@ -184,15 +184,19 @@ impl Volume {
         self.upkeep_due = true;
     }
 
-    /// Who holds a slot from now on answers for what was written to who held it before.
+    /// Who holds a slot from now on answers for what was written to who held it before; when nobody did, for what was
+    /// written to those from whom it was rebuilt.
     fn carry_unflushed(&mut self, map: &VolumeMap) {
-        let groups = self.map.groups.iter().zip(&map.groups);
-        let slots = groups.flat_map(|(was, is)| was.slots.iter().zip(&is.slots));
-        let moved = slots.filter_map(|(was, is)| was.held.zip(is.held)).filter(|(was, is)| was != is);
-        for (was, is) in moved {
-            let unflushed = self.links.get(&was.donor).is_some_and(|link| link.unflushed);
-            if let Some(link) = self.links.get_mut(&is.donor) {
-                link.unflushed |= unflushed;
+        for (was, is) in self.map.groups.iter().zip(&map.groups) {
+            let unflushed = |held: Placement| self.links.get(&held.donor).is_some_and(|link| link.unflushed);
+            let any = was.slots.iter().filter_map(|slot| slot.held).any(unflushed);
+            let slots = was.slots.iter().zip(&is.slots).filter(|(was, is)| was.held != is.held);
+            let heirs =
+                slots.filter(|(was, _)| was.held.map_or(any, unflushed)).filter_map(|(_, is)| is.held);
+            for heir in heirs.collect::<Vec<_>>() {
+                if let Some(link) = self.links.get_mut(&heir.donor) {
+                    link.unflushed = true;
+                }
             }
         }
     }
