@@ -167,7 +167,9 @@ impl World {
         let held: Vec<Placement> =
             map.groups.iter().flat_map(|group| &group.slots).filter_map(|slot| slot.held).collect();
         let since = self.now;
-        let reached = |donor: DonorId| !self.verdict.may_be_passed_over(c, donor, since);
+        // One that ends before it serves leaves what it had to resync to the next.
+        let serves = machine.has_room();
+        let reached = |donor: DonorId| serves && !self.verdict.may_be_passed_over(c, donor, since);
         let (mut dirty, mut unsettled) = (None, false);
         for placement in &held {
             let Some(donor) = self.donors.iter().find(|donor| donor.id == placement.donor && donor.alive)
