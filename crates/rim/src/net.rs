@@ -229,6 +229,16 @@ fn choose_congestion_control(socket: BorrowedFd<'_>) {
 
 /// The round trip as TCP has smoothed it so far; zero for what is no TCP.
 pub(crate) fn round_trip(fd: &OwnedFd) -> Duration {
+    tcp_info(fd).map_or(Duration::ZERO, |info| Duration::from_micros(info.tcpi_rtt.into()))
+}
+
+/// Since when the peer sent neither data nor word that it has ours, as far as this is TCP.
+pub(crate) fn silence(fd: &OwnedFd) -> Option<Duration> {
+    let info = tcp_info(fd)?;
+    Some(Duration::from_millis(info.tcpi_last_data_recv.min(info.tcpi_last_ack_recv).into()))
+}
+
+fn tcp_info(fd: &OwnedFd) -> Option<libc::tcp_info> {
     // SAFETY: a tcp_info is numbers, for which zeros are good.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     let mut len = u32::try_from(size_of::<libc::tcp_info>()).expect("a small structure");
@@ -237,7 +247,7 @@ pub(crate) fn round_trip(fd: &OwnedFd) -> Duration {
         let info = (&raw mut info).cast();
         libc::getsockopt(fd.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, info, &raw mut len)
     };
-    if got == 0 { Duration::from_micros(info.tcpi_rtt.into()) } else { Duration::ZERO }
+    (got == 0).then_some(info)
 }
 
 /// A piece of memory by address, as the kernel takes it.

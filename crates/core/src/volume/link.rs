@@ -51,8 +51,8 @@ pub(super) struct Link {
     /// Owes a read for longer than it usually takes.
     late: bool,
     answered: bool,
-    /// When it was last asked whether it is there, for something that it owes.
-    doubted_at: Option<Time>,
+    /// It is not asked whether it is there before this.
+    doubt_from: Time,
     silent_ticks: u64,
     slow_ticks: u64,
     latency: Latency,
@@ -63,6 +63,8 @@ pub(super) enum State {
     New,
     Opening {
         until: Time,
+        /// Attempts that fail are made again until then; the next one, if nothing comes of this, at this time.
+        again_at: Option<Time>,
     },
     Up,
     /// `probing`: an attempt to open it again is under way until `retry_at`.
@@ -122,7 +124,7 @@ impl Link {
             known: false,
             late: false,
             answered: false,
-            doubted_at: None,
+            doubt_from: 0,
             silent_ticks: 0,
             slow_ticks: 0,
             latency: Latency::default(),
@@ -165,7 +167,7 @@ impl Link {
 
     pub(super) fn wake_at(&self) -> Option<Time> {
         match self.state {
-            State::Opening { until } => Some(until),
+            State::Opening { until, again_at } => Some(again_at.map_or(until, |at| at.min(until))),
             State::Down { retry_at, .. } => retry_at,
             State::New | State::Up => None,
         }
@@ -206,7 +208,7 @@ impl Volume {
     pub(super) fn open_links(&mut self, now: Time, effects: &mut Vec<Effect>) {
         for (donor, link) in &mut self.links {
             if link.state == State::New {
-                link.state = State::Opening { until: now + CONNECT_DEADLINE_NS };
+                link.state = State::Opening { until: now + CONNECT_DEADLINE_NS, again_at: None };
                 link.open(*donor, effects);
             }
         }
@@ -248,10 +250,15 @@ impl Volume {
         }
         let link = &self.links[&donor];
         match (failure, &link.state) {
-            (LinkFailure::Broken(_), State::Up) if link.fenced => self.reopen(now, donor, effects),
+            (LinkFailure::Broken(_), State::Up) if link.fenced => self.reopen(now, donor, false, effects),
             // A donor hears before a reader does that another has what it held. Its requests wait for the newer map,
             // as long as a connection may take.
             (LinkFailure::NotAdmitted(_), State::Opening { .. }) if link.known && self.awaits_maps() => {
+                effects.push(Effect::Close { donor, session });
+            }
+            (LinkFailure::NotOpened(_), State::Opening { until, again_at: Some(_) }) => {
+                let state = State::Opening { until: *until, again_at: Some(now + DONOR_RETRY_NS) };
+                self.links.get_mut(&donor).expect("looked at above").state = state;
                 effects.push(Effect::Close { donor, session });
             }
             (failure, _) => self.set_aside(now, donor, failure.into_why(), effects),
@@ -276,10 +283,17 @@ impl Volume {
         self.read_only && self.geometry.parity == 0
     }
 
-    /// Under the next session; what was on its way is sent again.
-    fn reopen(&mut self, now: Time, donor: DonorId, effects: &mut Vec<Effect>) {
-        let link = self.links.get_mut(&donor).expect("it broke");
-        link.state = State::Opening { until: now + CONNECT_DEADLINE_NS };
+    /// Under the next session; what was on its way is sent again. With patience it is attempted for as long as a request
+    /// may take.
+    fn reopen(&mut self, now: Time, donor: DonorId, patient: bool, effects: &mut Vec<Effect>) {
+        let link = self.links.get_mut(&donor).expect("it was up");
+        link.state = match patient {
+            true => {
+                let again_at = Some(now + CONNECT_DEADLINE_NS);
+                State::Opening { until: now + REQUEST_DEADLINE_NS, again_at }
+            }
+            false => State::Opening { until: now + CONNECT_DEADLINE_NS, again_at: None },
+        };
         effects.push(Effect::Close { donor, session: link.session });
         link.open(donor, effects);
         let mut owed = VecDeque::with_capacity(link.owed.len());
@@ -315,7 +329,12 @@ impl Volume {
         let mut late = Vec::new();
         for (donor, link) in &mut self.links {
             match &mut link.state {
-                State::Opening { until } if *until <= now => late.push(*donor),
+                State::Opening { until, .. } if *until <= now => late.push(*donor),
+                State::Opening { again_at: Some(at), .. } if *at <= now => {
+                    *at = now + CONNECT_DEADLINE_NS;
+                    effects.push(Effect::Close { donor: *donor, session: link.session });
+                    link.open(*donor, effects);
+                }
                 State::Down { retry_at, probing, .. } if retry_at.is_some_and(|at| at <= now) => {
                     let (limit, session) =
                         if *probing { (DONOR_RETRY_NS, link.session) } else { (CONNECT_DEADLINE_NS, 0) };
@@ -331,7 +350,11 @@ impl Volume {
             }
         }
         for donor in late {
-            let why = format!("no connection within {} s", CONNECT_DEADLINE_NS / SECOND_NS);
+            let waited = match self.links[&donor].state {
+                State::Opening { again_at: Some(_), .. } => REQUEST_DEADLINE_NS,
+                _ => CONNECT_DEADLINE_NS,
+            };
+            let why = format!("no connection within {} s", waited / SECOND_NS);
             self.set_aside(now, donor, why, effects);
         }
     }
@@ -341,20 +364,23 @@ impl Volume {
     pub(super) fn doubt_connections(&mut self, now: Time, effects: &mut Vec<Effect>) {
         for (donor, link) in &mut self.links {
             link.forget_answered(&self.parts);
-            let again = link.doubted_at.is_none_or(|at| at + DOUBT_AGAIN_NS <= now);
-            if link.fenced && again && link.is_overdue(now) {
-                link.doubted_at = Some(now);
+            if link.fenced && now >= link.doubt_from && link.is_overdue(now) {
+                // One that gets lost on the way is made again, over another port.
+                link.doubt_from = now + CONNECT_DEADLINE_NS;
                 effects.push(Effect::Probe { donor: *donor, session: link.session });
             }
         }
     }
 
-    /// It is there, so it is a connection that hangs, if what was overdue still is; redundancy or not.
+    /// It is there, so it is a connection that hangs, if what was overdue still is. Without redundancy nothing goes round
+    /// the donor, so it is given all the time that there is.
     pub(super) fn reached(&mut self, now: Time, donor: DonorId, session: u64, effects: &mut Vec<Effect>) {
         let Some(link) = self.links.get_mut(&donor).filter(|link| link.session == session) else { return };
         link.forget_answered(&self.parts);
-        if link.doubted_at.is_some_and(|at| link.is_overdue(at)) {
-            self.reopen(now, donor, effects);
+        if link.is_overdue(now) {
+            link.doubt_from = now + DOUBT_AGAIN_NS;
+            let patient = !self.can_do_without(donor);
+            self.reopen(now, donor, patient, effects);
         }
     }
 
@@ -403,7 +429,7 @@ impl Volume {
         }
         // Without redundancy to go round it, a donor is waited for.
         for donor in reopen.into_iter().filter(|donor| self.can_do_without(*donor)).collect::<Vec<_>>() {
-            self.reopen(now, donor, effects);
+            self.reopen(now, donor, false, effects);
         }
         for donor in silent {
             if self.links[&donor].is_down() || !self.can_do_without(donor) {

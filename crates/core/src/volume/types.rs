@@ -246,8 +246,9 @@ pub enum Effect {
         donor: DonorId,
         session: u64,
     },
-    /// Is the donor there? Connect to it once more under this session number, for nothing but that; answer with `Reached`
-    /// if it lets you in.
+    /// Does one connection of the link hang, while the donor is there? Connect once more under this session number, for
+    /// nothing but that; answer with `Reached` if it lets you in, and one that owes something has moved no byte for
+    /// `DOUBT_NS`. An earlier `Probe` need not be answered any more.
     Probe {
         donor: DonorId,
         session: u64,

@@ -174,6 +174,11 @@ impl World {
         done
     }
 
+    /// Never, when none is announced.
+    pub fn next_wake(&self) -> Time {
+        self.announced.unwrap_or(Time::MAX)
+    }
+
     /// Lets time pass to the announced wake-up.
     pub fn wake(&mut self) {
         self.now = self.announced.take().expect("a wake-up was announced").max(self.now);

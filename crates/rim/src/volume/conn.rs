@@ -13,6 +13,7 @@ use super::memory::Memory;
 use super::open::Opened;
 use crate::net::{self, iovec};
 use cheetah_core::layout::Scatter;
+use cheetah_core::limits::DOUBT_NS;
 use cheetah_core::map::DonorId;
 use cheetah_core::volume::{Event, Fragment, Key, Mem, PartError, PartOp, StatusRun};
 use cheetah_nbd::client::Reply;
@@ -23,6 +24,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use std::time::Duration;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 
@@ -176,6 +178,12 @@ impl Conn {
     /// Bytes on their way either way, counting each request as at least its header.
     pub(super) fn outstanding(&self) -> u64 {
         self.outstanding.get()
+    }
+
+    /// It owes something, and moved no byte for long. One that is only slow does.
+    pub(super) fn hangs(&self) -> bool {
+        let limit = Duration::from_nanos(DOUBT_NS);
+        self.outstanding() > 0 && net::silence(self.fd.get_ref()).is_some_and(|silence| silence >= limit)
     }
 
     /// Queues a part; true when the queue was empty, so that a flush is due.

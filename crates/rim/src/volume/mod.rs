@@ -584,8 +584,10 @@ impl Driver {
         let this = self.this.clone();
         let task = tokio::task::spawn_local(async move {
             let reached = open::reaches(&route, &export).await;
-            if let Some(driver) = this.upgrade().filter(|_| reached) {
-                driver.borrow_mut().event(Event::Reached { donor, session });
+            let Some(driver) = this.upgrade().filter(|_| reached) else { return };
+            let mut driver = driver.borrow_mut();
+            if driver.links.get(&donor).is_some_and(|link| link.conns.iter().any(|conn| conn.hangs())) {
+                driver.event(Event::Reached { donor, session });
             }
         });
         if let Some(earlier) = self.links.entry(donor).or_default().probing.replace(task.abort_handle()) {

@@ -3,7 +3,7 @@
 
 use crate::accept::{read_some, write_all};
 use crate::net::{self, Endpoint};
-use cheetah_core::limits::REQUEST_DEADLINE_NS;
+use cheetah_core::limits::CONNECT_DEADLINE_NS;
 use cheetah_core::map::Route;
 use cheetah_core::volume::LinkFailure;
 use cheetah_nbd::{Negotiated, TransmissionFlags, client};
@@ -58,7 +58,7 @@ pub(super) async fn open_link(
 /// Whether the server lets one more connection in.
 pub(super) async fn reaches(route: &Route, export: &str) -> bool {
     let Ok(endpoint) = route.address.parse() else { return false };
-    let limit = Duration::from_nanos(REQUEST_DEADLINE_NS);
+    let limit = Duration::from_nanos(CONNECT_DEADLINE_NS);
     matches!(tokio::time::timeout(limit, open_one(&endpoint, export)).await, Ok(Ok(_)))
 }
 
@@ -114,7 +114,7 @@ async fn open_one(endpoint: &Endpoint, export: &str) -> Result<Opened, LinkFailu
 /// A sentence: the address, and what happened there.
 pub async fn probe(endpoint: Endpoint, export: String) -> Result<Negotiated, String> {
     let connecting = open_one(&endpoint, &export);
-    let limit = Duration::from_nanos(cheetah_core::limits::CONNECT_DEADLINE_NS);
+    let limit = Duration::from_nanos(CONNECT_DEADLINE_NS);
     let late = |_| format!("{endpoint} does not answer within {} s", limit.as_secs());
     let opened = tokio::time::timeout(limit, connecting).await.map_err(late)?;
     Ok(opened.map_err(LinkFailure::into_why)?.session)
