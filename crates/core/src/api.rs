@@ -213,7 +213,8 @@ pub struct Amend {
     /// Donors that missed a write, with the reason. Each loses every slot of this volume, except in groups that
     /// would be left with fewer than k held slots.
     pub exclude: Vec<(DonorId, String)>,
-    /// Slots whose `filling` extent has every byte now: it becomes `held`, what was held is freed.
+    /// Slots whose `filling` extent has every byte now: it becomes `held`, what was held is freed. Passed over when
+    /// the map has another epoch by now.
     pub filled: Vec<Filled>,
     /// Data that redundancy cannot give back.
     pub bad: Vec<BadRange>,

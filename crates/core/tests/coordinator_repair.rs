@@ -111,7 +111,7 @@ fn a_second_failure_during_repair_starts_it_anew() {
     world.exclude("v", lease.token, &[first.placement.donor.0]);
     let second = filling(&world.show("v").map)[0];
     assert_ne!(first.placement.donor, second.placement.donor);
-    let late = Amend { filled: vec![first], ..Amend::default() };
+    let late = Amend { epoch: world.show("v").map.epoch, filled: vec![first], ..Amend::default() };
     let map = world.amend("v", lease.token, late).expect("answered");
     assert_eq!(map.groups[0].slots[first.slot as usize].held, None, "what was given up is not believed");
     world.settle();
@@ -125,9 +125,24 @@ fn only_what_was_asked_for_counts_as_filled() {
     let wrong = Placement { donor: DonorId(1), extent: 3 };
     for (group, slot) in [(0, 0), (0, 7), (9, 0)] {
         let filled = vec![Filled { group, slot, placement: wrong }];
-        let map = world.amend("v", lease.token, Amend { filled, ..Amend::default() }).expect("answered");
+        let amend = Amend { epoch: lease.map.epoch, filled, ..Amend::default() };
+        let map = world.amend("v", lease.token, amend).expect("answered");
         assert_eq!(map, lease.map);
     }
+}
+
+#[test]
+fn what_a_writer_said_of_an_older_map_fills_nothing() {
+    let (mut world, lease) = world(&[4; 5], "mirror:2", 2 * E);
+    let out = (1..=5).find(|id| held_by(&lease.map, *id) > 0).expect("somebody");
+    world.exclude("v", lease.token, &[out]);
+    world.settle();
+    let before = world.show("v").map;
+    let filled = filling(&before);
+    // It takes as long to arrive as it likes, and may come twice.
+    let late = Amend { epoch: before.epoch - 1, filled, ..Amend::default() };
+    let map = world.amend("v", lease.token, late).expect("answered");
+    assert_eq!(map, before);
 }
 
 #[test]

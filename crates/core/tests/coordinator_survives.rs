@@ -79,10 +79,13 @@ impl History {
             4 | 5 => {
                 if let Some((name, token)) = self.written() {
                     self.world.settle();
-                    let mut filled = filling(&self.world.show(&name).map);
+                    let map = self.world.show(&name).map;
+                    let (epoch, mut filled) = (map.epoch, filling(&map));
                     let keep = self.below(4) as usize;
                     filled.truncate(keep);
-                    self.world.amend(&name, token, Amend { filled, ..Amend::default() }).expect("amended");
+                    self.world
+                        .amend(&name, token, Amend { epoch, filled, ..Amend::default() })
+                        .expect("amended");
                 }
             }
             6 => {

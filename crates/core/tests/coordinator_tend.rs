@@ -156,8 +156,8 @@ fn an_extent_that_a_slot_left_is_kept_until_its_writer_reads_elsewhere() {
     world.attach("v", true).expect("attached");
     world.leave("d1", false).expect("there is room");
     world.settle();
-    let filled = filling(&world.show("v").map);
-    let amend = cheetah_core::api::Amend { filled, ..Default::default() };
+    let map = world.show("v").map;
+    let amend = cheetah_core::api::Amend { epoch: map.epoch, filled: filling(&map), ..Default::default() };
     let map = world.amend("v", writer.token, amend).expect("amended");
     assert_eq!(held_by(&map, 1), 0);
     world.restart();

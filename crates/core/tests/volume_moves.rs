@@ -3,19 +3,19 @@
 mod volume;
 
 use cheetah_core::limits::EXTENT_BYTES;
-use cheetah_core::map::{Placement, Redundancy, Slot};
+use cheetah_core::map::{DonorId, Placement, Redundancy, Slot, VolumeMap};
 use cheetah_core::volume::{Effect, Event, LinkFailure, Op, PartError, PartOp, VolumeError};
 use volume::{A, B, World, map, wide};
 
 /// The first group is on its way from A to B, which holds the second.
-fn moving() -> cheetah_core::map::VolumeMap {
+fn moving() -> VolumeMap {
     let mut map = map(false, false);
     let to = Placement { donor: B, extent: 1 };
     map.groups[0].slots[0] = Slot { filling: Some(to), ..map.groups[0].slots[0] };
     map
 }
 
-fn moved() -> cheetah_core::map::VolumeMap {
+fn moved() -> VolumeMap {
     let mut map = moving();
     map.groups[0].slots[0] = Slot::held(map.groups[0].slots[0].filling.expect("it is moving"));
     map.routes.remove(&A);
@@ -182,6 +182,48 @@ fn who_is_rebuilt_answers_for_what_was_written_to_the_others() {
     world.refuse(A);
     let flush = world.submit(Op::Flush, 0, 0);
     assert_eq!(world.completed(), [(flush, Err(VolumeError::DonorLost))]);
+}
+
+/// All of the slot was copied, the coordinator was told, and has not answered when the new copy is lost.
+fn told_and_lost(map: VolumeMap, to: DonorId) -> World {
+    let mut world = World::new(map, false);
+    world.open(A);
+    world.open(B);
+    let told = |world: &World| {
+        world.effects.iter().any(|effect| matches!(effect, Effect::Amend(amend) if !amend.filled.is_empty()))
+    };
+    for _ in 0..10_000 {
+        if told(&world) {
+            let session = world.session(to);
+            world.fail(to, session, LinkFailure::Broken("gone".into()));
+            world.refuse(to);
+            return world;
+        }
+        world.wake();
+        world.sent().iter().for_each(|sent| world.answer(sent.part, Ok(vec![])));
+    }
+    panic!("it was never filled");
+}
+
+#[test]
+fn a_write_that_a_slot_misses_which_may_be_held_by_now_is_recorded_first() {
+    let mut mirror = wide(Redundancy { data: 1, parity: 1 });
+    let to = mirror.groups[0].slots[1].held;
+    mirror.groups[0].slots[1] = Slot { held: None, filling: to };
+    for map in [mirror, moving()] {
+        let mut world = told_and_lost(map.clone(), B);
+        let write = world.submit(Op::Write, 4096, 4096);
+        for sent in world.sent().into_iter().filter(|sent| sent.op == PartOp::Write) {
+            assert_eq!(sent.donor, A);
+            world.answer(sent.part, Ok(vec![]));
+        }
+        assert_eq!(world.completed(), [], "B may hold the slot by now, and be believed");
+        let mut without = map;
+        without.epoch += 1;
+        without.groups[0].slots.iter_mut().for_each(|slot| slot.filling = None);
+        world.step(Event::Amended(Some(without)));
+        assert_eq!(world.completed(), [(write, Ok(()))]);
+    }
 }
 
 #[test]

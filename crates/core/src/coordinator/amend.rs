@@ -34,7 +34,7 @@ impl Coordinator {
         let excluded: BTreeSet<DonorId> = amend.exclude.iter().map(|(donor, _)| *donor).collect();
         let mut freed = self.exclude(now, id, &excluded);
         freed.extend(self.unretire(id, |place| excluded.contains(&place.donor)));
-        let left = self.fill(id, &amend.filled);
+        let left = self.fill(id, amend.epoch, &amend.filled);
         let filled = left.is_some();
         let marked = self.mark_bad(id, amend.bad, amend.rewritten);
         if filled || marked || !freed.is_empty() {
@@ -81,9 +81,10 @@ impl Coordinator {
         freed
     }
 
-    /// Makes what is filled the holder of its slot; what those slots left, if there was any.
-    fn fill(&mut self, id: VolumeId, filled: &[Filled]) -> Option<Vec<Placement>> {
-        let volume = self.volumes.get_mut(&id)?;
+    /// Makes what is filled the holder of its slot; what those slots left, if there was any. Only by the map of now: a
+    /// writer that saw a newer one may have taken it back.
+    fn fill(&mut self, id: VolumeId, epoch: u64, filled: &[Filled]) -> Option<Vec<Placement>> {
+        let volume = self.volumes.get_mut(&id).filter(|volume| volume.map.epoch == epoch)?;
         let mut left = None;
         for Filled { group, slot: at, placement } in filled {
             let group_of = volume.map.groups.get_mut(*group as usize);

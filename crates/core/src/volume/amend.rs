@@ -98,12 +98,23 @@ impl Volume {
         if !self.upkeep.any_filled {
             return Vec::new();
         }
-        let filled = self.fills.iter().filter(|((group, _), fill)| fill.cursor >= self.used(*group));
-        let filled: Vec<Filled> = filled
+        let whole = self.fills.iter().filter(|((group, _), fill)| fill.cursor >= self.used(*group));
+        let filled: Vec<Filled> = whole
             .map(|((group, slot), fill)| Filled { group: *group, slot: *slot, placement: fill.to })
             .collect();
+        for Filled { group, slot, .. } in &filled {
+            self.fills.entry((*group, *slot)).and_modify(|fill| fill.told = Some(self.map.epoch));
+        }
         self.upkeep.any_filled = !filled.is_empty();
         filled
+    }
+
+    /// Whether it holds the slot, or may be about to: the coordinator was told that it has every byte, and what became of
+    /// that is not known.
+    pub(super) fn may_hold(&self, group: u32, slot: u32, placement: Placement) -> bool {
+        let told = |fill: &Fill| fill.to == placement && fill.told == Some(self.map.epoch);
+        self.map.groups[group as usize].slots[slot as usize].held == Some(placement)
+            || self.fills.get(&(group, slot)).is_some_and(told)
     }
 
     /// For everything that was read until now.

@@ -573,7 +573,7 @@ impl Volume {
                 Phase::Starving => self.starving.contains(&key),
                 Phase::Reading | Phase::Writing => strip.open > 0,
                 Phase::Checking => strip.open > 0,
-                Phase::Excluding => self.writer_may_be_answered(),
+                Phase::Excluding => !self.read_only,
                 Phase::Resting => {
                     let rests = self.resting.iter().any(|(_, resting)| *resting == key);
                     rests || self.unvouched.contains(&key) || self.vouching.contains(&key)
@@ -605,10 +605,6 @@ impl Volume {
         if let Some(cached) = &self.cached {
             cached.check_invariants();
         }
-    }
-
-    fn writer_may_be_answered(&self) -> bool {
-        !self.read_only && self.geometry.parity > 0
     }
 }
 

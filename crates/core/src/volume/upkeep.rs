@@ -34,6 +34,8 @@ pub(super) struct Fill {
     pub(super) to: Placement,
     /// Bytes of the extent that are there.
     pub(super) cursor: u32,
+    /// The coordinator was told, by the map of this epoch, that it has every byte.
+    pub(super) told: Option<u64>,
     /// Strips born later count: an earlier one knew another filling of the slot.
     since: u64,
     busy: bool,
@@ -42,7 +44,7 @@ pub(super) struct Fill {
 
 impl Fill {
     pub(super) fn new(to: Placement, since: u64) -> Self {
-        Fill { to, cursor: 0, since, busy: false, pause_until: 0 }
+        Fill { to, cursor: 0, told: None, since, busy: false, pause_until: 0 }
     }
 }
 

@@ -421,23 +421,25 @@ impl Volume {
         if self.lease_lost && !missed.is_empty() {
             return self.end_strip(now, key, Err(VolumeError::LeaseLost), effects);
         }
-        let mut waits = Vec::new();
+        let (mut lost, mut waits) = (0, Vec::new());
         for missed in missed {
             let slot = self.map.groups[group as usize].slots[missed.slot as usize];
             if slot.held == Some(missed.placement) {
+                lost |= bit(missed.slot);
+            }
+            if self.may_hold(group, missed.slot, missed.placement) {
                 waits.push(missed);
             } else if slot.filling == Some(missed.placement) {
                 self.unfill(group, missed.slot, strip_lo(self, key));
             }
         }
-        let lost: Slots = waits.iter().map(|missed| bit(missed.slot)).sum();
         let held = (0..self.geometry.data + self.geometry.parity)
             .filter(|slot| lost & bit(*slot) == 0 && self.is_held(group, *slot))
             .count();
         if waits.is_empty() && held >= self.geometry.data as usize {
             return self.end_strip(now, key, Ok(()), effects);
         }
-        if held < self.geometry.data as usize || self.geometry.parity == 0 {
+        if held < self.geometry.data as usize {
             return self.end_strip(now, key, Err(VolumeError::DonorLost), effects);
         }
         for missed in &waits {
@@ -469,19 +471,23 @@ impl Volume {
         if alone || !strip.wrote {
             return;
         }
-        let mut slots: Slots = 0;
+        let (mut slots, mut unsure): (Slots, bool) = (0, false);
         for missed in &strip.missed {
             let places = self.map.groups[group as usize].slots[missed.slot as usize];
-            if places.held == Some(missed.placement) {
-                slots |= bit(missed.slot);
+            if self.may_hold(group, missed.slot, missed.placement) {
+                match places.held == Some(missed.placement) {
+                    true => slots |= bit(missed.slot),
+                    // The next map may call it a holder, and must not clear it of this.
+                    false => unsure = true,
+                }
                 self.exclude(missed.placement.donor, "it missed a write".to_owned());
             } else if places.filling == Some(missed.placement) {
                 self.unfill(group, missed.slot, lo);
             }
         }
-        if slots != 0 {
-            let enough =
-                super::resync::enough_without(&self.map.groups[group as usize], slots, self.geometry.data);
+        if slots != 0 || unsure {
+            let of_group = &self.map.groups[group as usize];
+            let enough = !unsure && super::resync::enough_without(of_group, slots, self.geometry.data);
             self.torn.push(super::resync::Torn { group, lo, hi, missed: if enough { slots } else { 0 } });
         }
     }

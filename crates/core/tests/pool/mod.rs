@@ -294,7 +294,8 @@ impl World {
     pub(crate) fn fill(&mut self, name: &str, token: LeaseToken) -> VolumeMap {
         let map = self.show(name).map;
         let filled = filling(&map);
-        let map = self.amend(name, token, Amend { filled, ..Amend::default() }).expect("amended");
+        let amend = Amend { epoch: map.epoch, filled, ..Amend::default() };
+        let map = self.amend(name, token, amend).expect("amended");
         // From here on nobody reads where slots were.
         self.renew(name, token, map.epoch);
         map
