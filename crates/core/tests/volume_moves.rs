@@ -2,7 +2,7 @@
 
 mod volume;
 
-use cheetah_core::limits::EXTENT_BYTES;
+use cheetah_core::limits::{EXCLUDE_NS, EXTENT_BYTES, REQUEST_DEADLINE_NS};
 use cheetah_core::map::{DonorId, Placement, Redundancy, Slot, VolumeMap};
 use cheetah_core::volume::{Effect, Event, LinkFailure, Op, PartError, PartOp, VolumeError};
 use volume::{A, B, World, map, wide};
@@ -184,11 +184,31 @@ fn who_is_rebuilt_answers_for_what_was_written_to_the_others() {
     assert_eq!(world.completed(), [(flush, Err(VolumeError::DonorLost))]);
 }
 
+/// Answers what is asked of donors, and finds all that is read right, until nothing more is asked.
+fn serve(world: &mut World) {
+    loop {
+        let sent = world.sent();
+        let mut checks = Vec::new();
+        world.effects.retain(|effect| match effect {
+            Effect::Verify { strip, .. } | Effect::Compare { strip, .. } => {
+                checks.push(*strip);
+                false
+            }
+            _ => true,
+        });
+        if sent.is_empty() && checks.is_empty() {
+            return;
+        }
+        sent.iter().for_each(|sent| world.answer(sent.part, Ok(vec![])));
+        checks.into_iter().for_each(|strip| world.step(Event::Verified { strip, right: true }));
+    }
+}
+
 /// All of the slot was copied, the coordinator was told, and has not answered when the new copy is lost.
 fn told_and_lost(map: VolumeMap, to: DonorId) -> World {
+    let donors: Vec<DonorId> = map.routes.keys().copied().collect();
     let mut world = World::new(map, false);
-    world.open(A);
-    world.open(B);
+    donors.into_iter().for_each(|donor| world.open(donor));
     let told = |world: &World| {
         world.effects.iter().any(|effect| matches!(effect, Effect::Amend(amend) if !amend.filled.is_empty()))
     };
@@ -200,7 +220,7 @@ fn told_and_lost(map: VolumeMap, to: DonorId) -> World {
             return world;
         }
         world.wake();
-        world.sent().iter().for_each(|sent| world.answer(sent.part, Ok(vec![])));
+        serve(&mut world);
     }
     panic!("it was never filled");
 }
@@ -224,6 +244,44 @@ fn a_write_that_a_slot_misses_which_may_be_held_by_now_is_recorded_first() {
         world.step(Event::Amended(Some(without)));
         assert_eq!(world.completed(), [(write, Ok(()))]);
     }
+}
+
+#[test]
+fn rows_that_such_a_slot_missed_are_read_without_it_and_nothing_is_called_lost() {
+    let mut map = wide(Redundancy { data: 2, parity: 1 });
+    let held = map.groups[0].slots[0].held;
+    map.groups[0].slots[0] = Slot { held: None, filling: held };
+    let mut world = told_and_lost(map.clone(), A);
+    let write = world.submit(Op::Write, 0, 4096);
+    let end = world.now + 2 * REQUEST_DEADLINE_NS;
+    while world.now < end {
+        serve(&mut world);
+        world.wake();
+    }
+    assert_eq!(world.completed(), [(write, Err(VolumeError::TimedOut))], "the coordinator does not answer");
+    let read = world.submit(Op::Read, 0, 4096);
+    serve(&mut world);
+    assert_eq!(world.completed(), [(read, Ok(()))], "the other two have all of it");
+    // What it was told had reached the coordinator, and A is believed: it must not be.
+    world.effects.clear();
+    map.epoch += 1;
+    map.groups[0].slots[0] = Slot { held, filling: None };
+    world.step(Event::Amended(Some(map)));
+    let end = world.now + 2 * EXCLUDE_NS;
+    while world.now < end {
+        serve(&mut world);
+        world.wake();
+    }
+    let read = world.submit(Op::Read, 0, 4096);
+    serve(&mut world);
+    assert_eq!(world.completed(), [(read, Ok(()))]);
+    let amends = world.effects.iter().filter_map(|effect| match effect {
+        Effect::Amend(amend) => Some(amend),
+        _ => None,
+    });
+    let amends: Vec<_> = amends.collect();
+    assert!(amends.iter().all(|amend| amend.bad.is_empty()), "{amends:?}");
+    assert!(amends.iter().any(|amend| amend.exclude.iter().any(|(donor, _)| *donor == A)), "{amends:?}");
 }
 
 #[test]

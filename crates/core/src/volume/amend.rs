@@ -99,13 +99,15 @@ impl Volume {
             return Vec::new();
         }
         let whole = self.fills.iter().filter(|((group, _), fill)| fill.cursor >= self.used(*group));
-        let filled: Vec<Filled> = whole
+        let mut filled: Vec<Filled> = whole
             .map(|((group, slot), fill)| Filled { group: *group, slot: *slot, placement: fill.to })
             .collect();
+        self.upkeep.any_filled = !filled.is_empty();
+        // Who cannot be reached may be gone, and what it was to replace is still there.
+        filled.retain(|filled| self.links.get(&filled.placement.donor).is_some_and(Link::is_up));
         for Filled { group, slot, .. } in &filled {
             self.fills.entry((*group, *slot)).and_modify(|fill| fill.told = Some(self.map.epoch));
         }
-        self.upkeep.any_filled = !filled.is_empty();
         filled
     }
 

@@ -72,23 +72,28 @@ impl Volume {
         self.map.groups[group as usize].slots.iter().any(|slot| slot.held == Some(placement))
     }
 
-    /// Slots that have another holder now, or none, did not miss anything any more.
+    /// Slots that have another holder now, or none, did not miss anything any more. One that had none and was said to be
+    /// filled missed it if it is held now; if it is still being filled, its filling begins there again.
     pub(super) fn forget_missed(&mut self, map: &VolumeMap) {
-        let before = &self.map.groups;
-        self.torn.retain_mut(|torn| {
+        let mut all = std::mem::take(&mut self.torn);
+        all.retain_mut(|torn| {
             let group = torn.group as usize;
-            let same = |slot: &u32| {
-                let slot = *slot as usize;
-                before[group].slots[slot].held == map.groups[group].slots[slot].held
+            let missed = |slot: &u32| {
+                let was = self.map.groups[group].slots[*slot as usize].held;
+                let is = map.groups[group].slots[*slot as usize].held;
+                is.is_some_and(|is| was.map_or_else(|| self.may_hold(torn.group, *slot, is), |was| was == is))
             };
+            let (stay, go): (Vec<u32>, Vec<u32>) = slots_of(torn.missed).partition(missed);
+            go.into_iter().for_each(|slot| self.unfill(torn.group, slot, torn.lo));
             let known = torn.missed != 0;
-            torn.missed = slots_of(torn.missed).filter(same).map(bit).sum();
+            torn.missed = stay.into_iter().map(bit).sum();
             let mended = known && torn.missed == 0;
             if !enough_without(&map.groups[group], torn.missed, map.redundancy.data) {
                 torn.missed = 0;
             }
             !mended
         });
+        self.torn = all;
     }
 
     /// Rebuilding from rows that may not fit together would make up data. Copies are whole each for itself.
@@ -257,6 +262,10 @@ impl Volume {
             }
             let torn = self.torn[at];
             if self.is_unsure(torn.group) || self.resyncs.resurveyed.contains(&torn.group) {
+                continue;
+            }
+            // What only slots missed that nobody holds, as far as is known, the next map settles.
+            if torn.missed != 0 && slots_of(torn.missed).all(|slot| !self.is_held(torn.group, slot)) {
                 continue;
             }
             if self.can_resync(torn) && !self.resyncing.contains(&torn) {

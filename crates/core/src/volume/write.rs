@@ -471,23 +471,19 @@ impl Volume {
         if alone || !strip.wrote {
             return;
         }
-        let (mut slots, mut unsure): (Slots, bool) = (0, false);
+        let mut slots: Slots = 0;
         for missed in &strip.missed {
             let places = self.map.groups[group as usize].slots[missed.slot as usize];
             if self.may_hold(group, missed.slot, missed.placement) {
-                match places.held == Some(missed.placement) {
-                    true => slots |= bit(missed.slot),
-                    // The next map may call it a holder, and must not clear it of this.
-                    false => unsure = true,
-                }
+                slots |= bit(missed.slot);
                 self.exclude(missed.placement.donor, "it missed a write".to_owned());
             } else if places.filling == Some(missed.placement) {
                 self.unfill(group, missed.slot, lo);
             }
         }
-        if slots != 0 || unsure {
-            let of_group = &self.map.groups[group as usize];
-            let enough = !unsure && super::resync::enough_without(of_group, slots, self.geometry.data);
+        if slots != 0 {
+            let enough =
+                super::resync::enough_without(&self.map.groups[group as usize], slots, self.geometry.data);
             self.torn.push(super::resync::Torn { group, lo, hi, missed: if enough { slots } else { 0 } });
         }
     }
