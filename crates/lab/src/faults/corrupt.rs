@@ -1,7 +1,7 @@
 //! A link that flips bits which TCP does not notice, between one donor and everybody else, under a load that checks.
 //!
 //! Owns: the count of flips met and of blocks that the client found wrong. Never: a flip that TCP would repair.
-//! The volume spans all donors there are, so that the donor on the bad link is always part of it.
+//! The donor on the bad link holds data, not parity alone: that nobody reads while all are well.
 //! Called by: `bin/faults.rs`, `tests/survive.rs`.
 
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::faults::trial::{Hosts, REGION_BYTES};
+use crate::faults::volume::node_of;
 use crate::fio::{Fio, Load, Reads, Region, Target};
-use crate::lan::Node;
 use crate::pool::{Pool, State};
 use crate::wire::Count;
 
@@ -24,7 +24,6 @@ pub const RATE: &str = "10gbit";
 const VOLUME: &str = "case";
 const REDUNDANCY: &str = "parity:3+1";
 const DONORS: u8 = 4;
-const BAD: Node = Node::Donor(2);
 /// One write of everything, and random reads of large blocks after it.
 const WRITE_SECONDS: u64 = 2;
 const READ_SECONDS: u64 = 8;
@@ -108,7 +107,7 @@ pub fn run(
     let fio = Fio { lan: Some(&hosts.lan), target: &target, scratch: pool.scratch() };
 
     let before = hosts.wire.count();
-    hosts.lan.detour(BAD);
+    hosts.lan.detour(node_of(&pool.holders(VOLUME, 0)[0]));
     hosts.wire.corrupt(FLIPS_PPM);
     let mut notes = Vec::new();
     let met = || {

@@ -97,7 +97,7 @@ fn one_group_bytes(redundancy: &str) -> u64 {
 }
 
 /// The host of a donor that `donate_everywhere` or this run named.
-fn node_of(donor: &str) -> Node {
+pub(super) fn node_of(donor: &str) -> Node {
     let number = donor.rsplit('-').next().and_then(|number| number.parse().ok());
     Node::Donor(number.unwrap_or_else(|| panic!("donor {donor} names no host")))
 }
