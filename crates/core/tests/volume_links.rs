@@ -142,9 +142,7 @@ fn flush_tells_of_acknowledged_writes_that_are_gone_and_only_once() {
     world.submit(Op::Write, 0, 4096);
     let part = world.sent()[0].part;
     world.answer(part, Ok(vec![]));
-    let session = world.session(A);
-    world.fail(A, session, broken());
-    world.refuse(A);
+    world.lose(A);
     world.completed();
     let first = world.submit(Op::Flush, 0, 0);
     let second = world.submit(Op::Flush, 0, 0);
@@ -205,9 +203,7 @@ fn a_write_is_not_acknowledged_when_a_donor_that_had_answered_is_lost_meanwhile(
     let sent = world.sent();
     world.answer(sent[0].part, Ok(vec![]));
     let flush = world.submit(Op::Flush, 0, 0);
-    let session = world.session(A);
-    world.fail(A, session, broken());
-    world.refuse(A);
+    world.lose(A);
     world.answer(sent[1].part, Ok(vec![]));
     let late = world.submit(Op::Flush, 0, 0);
     assert_eq!(world.completed(), [(flush, Ok(())), (write, Err(VolumeError::DonorLost)), (late, Ok(()))]);

@@ -23,6 +23,15 @@ fn moved() -> VolumeMap {
     map
 }
 
+/// Acknowledged by whoever is asked to take it: behind the cursor of whatever is being filled.
+fn write_the_end(world: &mut World) {
+    let write = world.submit(Op::Write, EXTENT_BYTES - 4096, 4096);
+    for sent in world.sent().into_iter().filter(|sent| sent.op == PartOp::Write) {
+        world.answer(sent.part, Ok(vec![]));
+    }
+    assert_eq!(world.completed(), [(write, Ok(()))]);
+}
+
 #[test]
 fn a_write_whose_holder_went_when_all_had_moved_is_no_error() {
     let mut world = World::up(moving());
@@ -130,9 +139,7 @@ fn a_write_is_no_error_when_who_is_being_given_the_slot_dies() {
     let (held, given): (Vec<_>, Vec<_>) = writes.into_iter().partition(|sent| sent.donor == A);
     assert_eq!((held.len(), given.len()), (1, 1));
     world.answer(given[0].part, Ok(vec![]));
-    let session = world.session(B);
-    world.fail(B, session, LinkFailure::Broken("gone".into()));
-    world.refuse(B);
+    world.lose(B);
     world.answer(held[0].part, Ok(vec![]));
     assert_eq!(world.completed(), [(tag, Ok(()))]);
 }
@@ -149,9 +156,7 @@ fn a_flush_answers_for_what_moved() {
     }
     world.completed();
     world.step(Event::Map(moved()));
-    let session = world.session(B);
-    world.fail(B, session, LinkFailure::Broken("gone".into()));
-    world.refuse(B);
+    world.lose(B);
     let flush = world.submit(Op::Flush, 0, 0);
     assert!(matches!(world.completed()[..], [(tag, Err(_))] if tag == flush), "what it took is lost");
 }
@@ -164,11 +169,7 @@ fn who_is_rebuilt_answers_for_what_was_written_to_the_others() {
     let mut world = World::new(map.clone(), false);
     world.open(A);
     world.open(B);
-    world.submit(Op::Write, EXTENT_BYTES - 4096, 4096);
-    for sent in world.sent().into_iter().filter(|sent| sent.op == PartOp::Write) {
-        world.answer(sent.part, Ok(vec![]));
-    }
-    assert_eq!(world.completed().len(), 1);
+    write_the_end(&mut world);
     map.epoch += 1;
     map.groups[0].slots[0] = Slot { held, filling: None };
     world.step(Event::Map(map.clone()));
@@ -177,9 +178,7 @@ fn who_is_rebuilt_answers_for_what_was_written_to_the_others() {
     map.groups[0].slots[1] = Slot { held: None, filling: None };
     map.routes.remove(&B);
     world.step(Event::Map(map));
-    let session = world.session(A);
-    world.fail(A, session, LinkFailure::Broken("gone".into()));
-    world.refuse(A);
+    world.lose(A);
     let flush = world.submit(Op::Flush, 0, 0);
     assert_eq!(world.completed(), [(flush, Err(VolumeError::DonorLost))]);
 }
@@ -214,9 +213,7 @@ fn told_and_lost(map: VolumeMap, to: DonorId) -> World {
     };
     for _ in 0..10_000 {
         if told(&world) {
-            let session = world.session(to);
-            world.fail(to, session, LinkFailure::Broken("gone".into()));
-            world.refuse(to);
+            world.lose(to);
             return world;
         }
         world.wake();
@@ -272,7 +269,11 @@ fn rows_that_such_a_slot_missed_are_read_without_it_and_nothing_is_called_lost()
         serve(&mut world);
         world.wake();
     }
+    world.open(A);
     let read = world.submit(Op::Read, 0, 4096);
+    let asked = world.sent();
+    assert!(asked.iter().all(|sent| sent.donor != A), "what it has is of before: {asked:?}");
+    asked.iter().for_each(|sent| world.answer(sent.part, Ok(vec![])));
     serve(&mut world);
     assert_eq!(world.completed(), [(read, Ok(()))]);
     let amends = world.effects.iter().filter_map(|effect| match effect {
@@ -290,11 +291,7 @@ fn a_flush_does_not_wait_for_who_is_being_given_the_slot() {
     world.open(A);
     world.open(B);
     world.sent();
-    world.submit(Op::Write, EXTENT_BYTES - 4096, 4096);
-    for sent in world.sent().into_iter().filter(|sent| sent.op == PartOp::Write) {
-        world.answer(sent.part, Ok(vec![]));
-    }
-    assert_eq!(world.completed().len(), 1);
+    write_the_end(&mut world);
     let session = world.session(B);
     world.fail(B, session, LinkFailure::Broken("reset".into()));
     let flush = world.submit(Op::Flush, 0, 0);

@@ -340,8 +340,8 @@ fn iperf3(mut server: Command, mut client: Command, address: &str, ports: (u16, 
     };
     let of_processor = &end["cpu_utilization_percent"];
     let busy = (number(&of_processor["host_total"]) + number(&of_processor["remote_total"])) / 100.0;
-    let bytes_per_second = number(&end["sum_received"]["bits_per_second"]) / 8.0;
-    Moved { mbit_per_second: bytes_per_second * 8.0 / 1e6, cpu_per_gb: busy * 1e9 / bytes_per_second }
+    let bits_per_second = number(&end["sum_received"]["bits_per_second"]);
+    Moved { mbit_per_second: bits_per_second / 1e6, cpu_per_gb: busy * 8e9 / bits_per_second }
 }
 
 #[cfg(test)]

@@ -599,7 +599,7 @@ impl World {
         let Some(conn) = self.network.conns.get(&id) else { return };
         let (donor, session) = (conn.link, conn.session);
         let wanted = self.plan.connections;
-        if self.is_probe(c, id) {
+        if self.ends_probe(c, id) {
             self.close_by_client(id);
             self.step_client(c, Event::Reached { donor, session });
             if self.clients[c].links[&donor].session > session {
@@ -624,8 +624,8 @@ impl World {
         }
     }
 
-    /// It was one until now.
-    fn is_probe(&mut self, c: usize, id: u64) -> bool {
+    /// Whether it was made for nothing but to hear whether the donor is there; now that is known.
+    fn ends_probe(&mut self, c: usize, id: u64) -> bool {
         let Some(conn) = self.network.conns.get(&id) else { return false };
         let link = self.clients[c].links.get_mut(&conn.link);
         link.is_some_and(|link| link.probe.take_if(|probe| *probe == id).is_some())
@@ -636,7 +636,7 @@ impl World {
         let Some(conn) = self.network.conns.get_mut(&id).filter(|conn| conn.client_open) else { return };
         conn.client_ended = true;
         let (donor, session) = (conn.link, conn.session);
-        if self.is_probe(c, id) {
+        if self.ends_probe(c, id) {
             return self.close_by_client(id);
         }
         let Some(link) = self.clients[c].links.get_mut(&donor) else { return };

@@ -76,6 +76,14 @@ pub(super) enum State {
     },
 }
 
+impl State {
+    /// With patience attempts are made for as long as a request may take.
+    fn opening(now: Time, patient: bool) -> State {
+        let limit = if patient { REQUEST_DEADLINE_NS } else { CONNECT_DEADLINE_NS };
+        State::Opening { until: now + limit, again_at: patient.then_some(now + CONNECT_DEADLINE_NS) }
+    }
+}
+
 /// How willingly a donor is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Trust {
@@ -208,7 +216,7 @@ impl Volume {
     pub(super) fn open_links(&mut self, now: Time, effects: &mut Vec<Effect>) {
         for (donor, link) in &mut self.links {
             if link.state == State::New {
-                link.state = State::Opening { until: now + CONNECT_DEADLINE_NS, again_at: None };
+                link.state = State::opening(now, false);
                 link.open(*donor, effects);
             }
         }
@@ -283,17 +291,10 @@ impl Volume {
         self.read_only && self.geometry.parity == 0
     }
 
-    /// Under the next session; what was on its way is sent again. With patience it is attempted for as long as a request
-    /// may take.
+    /// Under the next session; what was on its way is sent again.
     fn reopen(&mut self, now: Time, donor: DonorId, patient: bool, effects: &mut Vec<Effect>) {
         let link = self.links.get_mut(&donor).expect("it was up");
-        link.state = match patient {
-            true => {
-                let again_at = Some(now + CONNECT_DEADLINE_NS);
-                State::Opening { until: now + REQUEST_DEADLINE_NS, again_at }
-            }
-            false => State::Opening { until: now + CONNECT_DEADLINE_NS, again_at: None },
-        };
+        link.state = State::opening(now, patient);
         effects.push(Effect::Close { donor, session: link.session });
         link.open(donor, effects);
         let mut owed = VecDeque::with_capacity(link.owed.len());
@@ -384,7 +385,8 @@ impl Volume {
         }
     }
 
-    /// Looks for donors that are late, silent or slow; redundancy covers them, so nobody has to wait for them.
+    /// Looks for donors that are late, silent or slow; redundancy covers them, so nobody has to wait for them. What was
+    /// answered is no longer among what they owe (`doubt_connections`).
     /// A tick that came late says nothing of the donors: then this machine was busy with something else.
     pub(super) fn look_at_links(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let on_time = now < self.ticked_at + 2 * TICK_NS;

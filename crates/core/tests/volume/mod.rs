@@ -137,6 +137,12 @@ impl World {
         self.step(Event::Failed { donor, session, failure });
     }
 
+    /// Its link breaks, and nobody is there any more.
+    pub fn lose(&mut self, donor: DonorId) {
+        self.fail(donor, self.session(donor), LinkFailure::Broken("gone".into()));
+        self.refuse(donor);
+    }
+
     pub fn submit(&mut self, op: Op, offset: u64, len: u32) -> Tag {
         self.tags += 1;
         let request = Request { op, offset, len };

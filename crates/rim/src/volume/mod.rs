@@ -583,8 +583,11 @@ impl Driver {
         let (route, export) = self.address(donor, session);
         let this = self.this.clone();
         let task = tokio::task::spawn_local(async move {
-            let reached = open::reaches(&route, &export).await;
-            let Some(driver) = this.upgrade().filter(|_| reached) else { return };
+            let Ok(endpoint) = route.address.parse() else { return };
+            if probe(endpoint, export).await.is_err() {
+                return;
+            }
+            let Some(driver) = this.upgrade() else { return };
             let mut driver = driver.borrow_mut();
             if driver.links.get(&donor).is_some_and(|link| link.conns.iter().any(|conn| conn.hangs())) {
                 driver.event(Event::Reached { donor, session });

@@ -55,13 +55,6 @@ pub(super) async fn open_link(
     Ok(all)
 }
 
-/// Whether the server lets one more connection in.
-pub(super) async fn reaches(route: &Route, export: &str) -> bool {
-    let Ok(endpoint) = route.address.parse() else { return false };
-    let limit = Duration::from_nanos(CONNECT_DEADLINE_NS);
-    matches!(tokio::time::timeout(limit, open_one(&endpoint, export)).await, Ok(Ok(_)))
-}
-
 /// All at once: far away each takes several round trips.
 async fn open_others(endpoint: &Endpoint, export: &str, connections: usize, all: &mut Vec<Opened>) {
     let mut others = JoinSet::new();
