@@ -2,9 +2,10 @@
 
 mod volume;
 
+use cheetah_core::limits::REQUEST_DEADLINE_NS;
 use cheetah_core::map::{BadRange, DonorId, Redundancy};
 use cheetah_core::volume::{Effect, Event, Op, PartError, PartOp, StatusRun, Volume, VolumeError};
-use volume::{Sent, World, wide};
+use volume::{Sent, UNIT, World, wide};
 
 const BLOCK: u32 = 4096;
 
@@ -68,6 +69,77 @@ fn a_wrong_block_of_a_half_written_row_is_recorded_and_the_rest_is_served() {
     }
     assert_eq!(recorded, [BadRange { group: 0, slot: 0, from: 0, to: BLOCK }]);
     assert_eq!(forgotten, 1);
+}
+
+#[test]
+fn a_row_whose_resync_a_donor_missed_is_resynced_when_it_is_back_and_waits_for_no_coordinator() {
+    let parity = DonorId(3);
+    let mut world = World::start(Volume::new(wide(Redundancy { data: 2, parity: 1 }), false, false));
+    (1..=3).for_each(|donor| world.open(DonorId(donor)));
+    let mut missed = 0;
+    for _ in 0..1_000 {
+        for part in next(&mut world) {
+            let lately = |len, hole| StatusRun { len, hole };
+            match part.op {
+                PartOp::Survey => {
+                    let runs = vec![lately(BLOCK, false), lately(part.len - BLOCK, true)];
+                    world.answer(part.part, Ok(runs));
+                }
+                PartOp::Write if missed == 0 => {
+                    assert_eq!(part.donor, parity);
+                    missed += 1;
+                    world.lose(parity);
+                }
+                _ => world.answer(part.part, Ok(vec![])),
+            }
+        }
+        let unopened = |effect: &Effect| matches!(effect, Effect::Open { donor, .. } if *donor == parity);
+        if missed > 0 && world.effects.iter().any(unopened) {
+            world.open(parity);
+            world.effects.retain(|effect| !unopened(effect));
+        }
+        if world.volume.has_room() {
+            assert_eq!(missed, 1);
+            return;
+        }
+        world.wake();
+    }
+    panic!("it is never served");
+}
+
+#[test]
+fn data_is_not_made_up_from_a_donor_that_missed_the_resync_of_a_row_that_another_had_missed() {
+    let mut world = World::new(wide(Redundancy { data: 2, parity: 2 }), false);
+    let [first, second, _, last] = [1, 2, 3, 4].map(DonorId);
+    (1..=4).for_each(|donor| world.open(DonorId(donor)));
+    let answer_all =
+        |world: &mut World| world.sent().iter().for_each(|sent| world.answer(sent.part, Ok(vec![])));
+    world.lose(first);
+    let write = world.submit(Op::Write, 0, BLOCK);
+    let end = world.now + 2 * REQUEST_DEADLINE_NS;
+    while world.now < end {
+        answer_all(&mut world);
+        world.wake();
+    }
+    assert_eq!(world.completed(), [(write, Err(VolumeError::TimedOut))], "the coordinator does not answer");
+    world.comes_back(first);
+    let missed = (0..1_000).any(|_| {
+        world.wake();
+        let (missed, others): (Vec<_>, Vec<_>) =
+            world.sent().into_iter().partition(|sent| sent.op == PartOp::Write && sent.donor == last);
+        if !missed.is_empty() {
+            world.lose(last);
+        }
+        others.iter().for_each(|sent| world.answer(sent.part, Ok(vec![])));
+        !missed.is_empty()
+    });
+    assert!(missed, "the row is resynced");
+    answer_all(&mut world);
+    world.lose(second);
+    world.comes_back(last);
+    world.submit(Op::Read, u64::from(UNIT), BLOCK);
+    let asked: Vec<DonorId> = world.sent().iter().map(|sent| sent.donor).collect();
+    assert!(!asked.is_empty() && !asked.contains(&last), "{asked:?}");
 }
 
 #[test]

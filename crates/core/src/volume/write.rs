@@ -415,6 +415,7 @@ impl Volume {
     pub(super) fn writing_done(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
         let strip = self.strips.get(key).expect("it has written");
         let (group, missed, failed) = (strip.group, strip.missed.clone(), strip.failed);
+        let is_resync = matches!(strip.work, Work::Resync);
         if let Some(error) = failed {
             return self.end_strip(now, key, Err(error), effects);
         }
@@ -449,6 +450,10 @@ impl Volume {
             });
             self.exclude(missed.placement.donor, why.unwrap_or_else(|| "it missed a write".to_owned()));
         }
+        if is_resync {
+            // It is done again when that is settled; who reads there meanwhile waits for no coordinator.
+            return self.end_strip(now, key, Err(VolumeError::DonorLost), effects);
+        }
         self.drop_parts(key, effects);
         self.free_scratch(key);
         let strip = self.strips.get_mut(key).expect("it has written");
@@ -470,6 +475,10 @@ impl Volume {
         // Where nobody was there to be sent it, all is as it was.
         if alone || !strip.wrote {
             return;
+        }
+        // Whatever did not fit together there does now, but for who missed this.
+        if matches!(strip.work, Work::Resync) {
+            self.torn.retain(|torn| (torn.group, torn.lo, torn.hi) != (group, lo, hi));
         }
         let mut slots: Slots = 0;
         for missed in &strip.missed {

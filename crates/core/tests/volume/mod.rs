@@ -143,6 +143,17 @@ impl World {
         self.refuse(donor);
     }
 
+    /// It is there again, when it is tried the next time.
+    pub fn comes_back(&mut self, donor: DonorId) {
+        let before = self.session(donor);
+        let tried = (0..10_000).any(|_| {
+            self.wake();
+            self.session(donor) > before
+        });
+        assert!(tried, "{donor:?} is not tried again");
+        self.open(donor);
+    }
+
     pub fn submit(&mut self, op: Op, offset: u64, len: u32) -> Tag {
         self.tags += 1;
         let request = Request { op, offset, len };
