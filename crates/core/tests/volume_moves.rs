@@ -203,16 +203,17 @@ fn serve(world: &mut World) {
     }
 }
 
+fn has_told(world: &World) -> bool {
+    world.effects.iter().any(|effect| matches!(effect, Effect::Amend(amend) if !amend.filled.is_empty()))
+}
+
 /// All of the slot was copied, the coordinator was told, and has not answered when the new copy is lost.
 fn told_and_lost(map: VolumeMap, to: DonorId) -> World {
     let donors: Vec<DonorId> = map.routes.keys().copied().collect();
     let mut world = World::new(map, false);
     donors.into_iter().for_each(|donor| world.open(donor));
-    let told = |world: &World| {
-        world.effects.iter().any(|effect| matches!(effect, Effect::Amend(amend) if !amend.filled.is_empty()))
-    };
     for _ in 0..10_000 {
-        if told(&world) {
+        if has_told(&world) {
             world.lose(to);
             return world;
         }
@@ -220,6 +221,40 @@ fn told_and_lost(map: VolumeMap, to: DonorId) -> World {
         serve(&mut world);
     }
     panic!("it was never filled");
+}
+
+#[test]
+fn who_is_lost_before_the_coordinator_was_told_is_not_called_filled() {
+    let mut map = wide(Redundancy { data: 1, parity: 2 });
+    let to = map.groups[0].slots[1].held;
+    map.groups[0].slots[1] = Slot { held: None, filling: to };
+    let mut world = World::new(map.clone(), false);
+    map.routes.keys().for_each(|donor| world.open(*donor));
+    let third = DonorId(3);
+    world.lose(third);
+    // The coordinator is told of the third, and has not answered when all is copied to B.
+    while !world.effects.iter().any(|effect| matches!(effect, Effect::Amend(_))) {
+        world.wake();
+    }
+    let end = world.now + 4 * EXCLUDE_NS;
+    while world.now < end {
+        serve(&mut world);
+        world.wake();
+    }
+    assert!(!has_told(&world), "one amendment at a time");
+    world.lose(B);
+    map.epoch += 1;
+    map.groups[0].slots[2] = Slot { held: None, filling: None };
+    map.routes.remove(&third);
+    world.step(Event::Amended(Some(map)));
+    let end = world.now + EXCLUDE_NS / 2;
+    while world.now < end {
+        world.wake();
+    }
+    assert!(!has_told(&world), "nobody knows whether it still has what it was given");
+    world.comes_back(B);
+    serve(&mut world);
+    assert!(has_told(&world));
 }
 
 #[test]
