@@ -146,6 +146,31 @@ fn what_a_writer_said_of_an_older_map_fills_nothing() {
 }
 
 #[test]
+fn what_is_filled_counts_while_another_donor_has_not_confirmed_unless_the_writer_has_a_newer_map() {
+    for newer in [false, true] {
+        let (mut world, lease) = world(&[4; 6], "parity:2+2", 2 * E);
+        let out: Vec<u64> = (1..=6).filter(|id| held_by(&lease.map, *id) > 0).collect();
+        world.exclude("v", lease.token, &[out[0]]);
+        world.settle();
+        let filled = filling(&world.show("v").map);
+        // Who is given the second slot has not heard of it, and does not.
+        let before = world.exclude("v", lease.token, &[out[1]]);
+        let claim = |epoch| Amend { epoch, filled: filled.clone(), ..Amend::default() };
+        let without = world.amend("v", lease.token, claim(before.epoch)).expect("answered");
+        assert_eq!(filling(&without), filled, "the second slot was given away after the map that this names");
+        if newer {
+            world.settle();
+            let call = world.renew("v", lease.token, without.epoch);
+            assert!(world.answer(call).is_some(), "all have confirmed");
+        }
+        let map = world.amend("v", lease.token, claim(without.epoch)).expect("answered");
+        let Filled { group, slot, placement } = filled[0];
+        let held = map.groups[group as usize].slots[slot as usize].held;
+        assert_eq!(held, Some(placement).filter(|_| !newer));
+    }
+}
+
+#[test]
 fn a_large_volume_is_rebuilt_in_parts() {
     let groups = VOLUME_FILLINGS_MAX as u64 + 40;
     let (mut world, lease) = world(&[groups as u32; 3], "mirror:2", groups * EXTENT_BYTES);

@@ -81,10 +81,10 @@ impl Coordinator {
         freed
     }
 
-    /// Makes what is filled the holder of its slot; what those slots left, if there was any. Only by the map of now: a
-    /// writer that saw a newer one may have taken it back.
+    /// Makes what is filled the holder of its slot; what those slots left, if there was any. Only by the newest map that
+    /// its writer can have been given: by a newer one it may have taken that back.
     fn fill(&mut self, id: VolumeId, epoch: u64, filled: &[Filled]) -> Option<Vec<Placement>> {
-        let volume = self.volumes.get_mut(&id).filter(|volume| volume.map.epoch == epoch)?;
+        let volume = self.volumes.get_mut(&id).filter(|volume| volume.newest_given() == epoch)?;
         let mut left = None;
         for Filled { group, slot: at, placement } in filled {
             let group_of = volume.map.groups.get_mut(*group as usize);
@@ -142,6 +142,7 @@ impl Coordinator {
         // One epoch is one map: this one is between what the writer had and the one with the fillings.
         map.epoch += 1;
         volume.map.epoch += 2;
+        volume.between = Some(map.epoch);
         self.dirty.insert(super::Key::Volume(id));
         self.touch_volume(id);
         Some(map)

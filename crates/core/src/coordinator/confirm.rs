@@ -6,7 +6,7 @@
 
 use super::donors::Donor;
 use super::{CallId, Coordinator, Timer, refuse};
-use crate::api::{Answer, Duties, Duty, Refusal, RefusalCode, Renewed};
+use crate::api::{Answer, Attached, Duties, Duty, Refusal, RefusalCode, Renewed};
 use crate::map::{DonorId, LeaseToken, VolumeId};
 use crate::units::Time;
 
@@ -93,6 +93,22 @@ impl Coordinator {
                 Ok(Answer::Renewed(Renewed { map: None }))
             }
             Held::Renew { token, .. } => Err(lease_gone(token)),
+        }
+    }
+
+    /// Who is answered with the newest map of a volume goes by that from now on.
+    pub(super) fn note_given(&mut self) {
+        for (_, answer) in &self.replies {
+            let (Ok(Answer::Attached(Attached { map, .. }))
+            | Ok(Answer::Renewed(Renewed { map: Some(map) }))) = answer
+            else {
+                continue;
+            };
+            if let Some(volume) =
+                self.volumes.get_mut(&map.volume).filter(|volume| volume.map.epoch == map.epoch)
+            {
+                volume.between = None;
+            }
         }
     }
 

@@ -217,6 +217,7 @@ impl Coordinator {
         for key in std::mem::take(&mut self.dirty) {
             effects.push(self.record(key).map_or(Effect::Forget(key), Effect::Store));
         }
+        self.note_given();
         effects.extend(self.replies.drain(..).map(|(call, answer)| Effect::Reply { call, answer }));
         if let Some((at, _)) = self.timers.first() {
             effects.push(Effect::WakeAt((*at).max(now)));

@@ -186,7 +186,8 @@ impl Coordinator {
         let VolumeRecord { map, follow, order, fresh, retired } = record;
         let (revision, leases, pending) = (self.revision, BTreeSet::new(), BTreeMap::new());
         let tender = None;
-        let volume = Volume { map, follow, order, revision, leases, fresh, pending, retired, tender };
+        let volume =
+            Volume { map, follow, order, revision, leases, fresh, pending, between: None, retired, tender };
         self.volumes.insert(id, volume);
         self.wanting.insert(id);
         self.unsure.insert(id);

@@ -33,6 +33,9 @@ pub(super) struct Volume {
     pub(super) fresh: bool,
     /// Slots whose filling the donor may not have heard of yet, and the revision that tells it.
     pub(super) pending: BTreeMap<(u32, u32), u64>,
+    /// The epoch before that of `map`, when its writer was given a map of that: the same one but for what is pending.
+    /// None once anybody was given `map`.
+    pub(super) between: Option<u64>,
     /// Extents that its slots have left and that clients with an older map may still be reading.
     pub(super) retired: Vec<Retired>,
     /// The donor that attaches it while nobody else writes it, because there is something to move or to rebuild.
@@ -43,7 +46,23 @@ impl Volume {
     fn new(map: VolumeMap, follow: bool, order: u64) -> Volume {
         let (leases, pending) = (BTreeSet::new(), BTreeMap::new());
         let retired = Vec::new();
-        Volume { map, follow, order, revision: 0, leases, fresh: true, pending, retired, tender: None }
+        Volume {
+            map,
+            follow,
+            order,
+            revision: 0,
+            leases,
+            fresh: true,
+            pending,
+            between: None,
+            retired,
+            tender: None,
+        }
+    }
+
+    /// The epoch of the newest map that its writer can have been given.
+    pub(super) fn newest_given(&self) -> u64 {
+        self.between.filter(|between| between + 1 == self.map.epoch).unwrap_or(self.map.epoch)
     }
 }
 
