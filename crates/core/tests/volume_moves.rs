@@ -23,6 +23,21 @@ fn moved() -> VolumeMap {
     map
 }
 
+/// This slot of the only group has no holder, and is being given back to the donor that had it.
+fn rebuilding(redundancy: Redundancy, slot: usize) -> VolumeMap {
+    let mut map = wide(redundancy);
+    let slot = &mut map.groups[0].slots[slot];
+    slot.filling = slot.held.take();
+    map
+}
+
+/// Whoever was being given this slot holds it, by the next map.
+fn fill(map: &mut VolumeMap, slot: usize) {
+    map.epoch += 1;
+    let slot = &mut map.groups[0].slots[slot];
+    slot.held = slot.filling.take();
+}
+
 /// Acknowledged by whoever is asked to take it: behind the cursor of whatever is being filled.
 fn write_the_end(world: &mut World) {
     let write = world.submit(Op::Write, EXTENT_BYTES - 4096, 4096);
@@ -163,15 +178,12 @@ fn a_flush_answers_for_what_moved() {
 
 #[test]
 fn who_is_rebuilt_answers_for_what_was_written_to_the_others() {
-    let mut map = wide(Redundancy { data: 1, parity: 1 });
-    let held = map.groups[0].slots[0].held;
-    map.groups[0].slots[0] = Slot { held: None, filling: held };
+    let mut map = rebuilding(Redundancy { data: 1, parity: 1 }, 0);
     let mut world = World::new(map.clone(), false);
     world.open(A);
     world.open(B);
     write_the_end(&mut world);
-    map.epoch += 1;
-    map.groups[0].slots[0] = Slot { held, filling: None };
+    fill(&mut map, 0);
     world.step(Event::Map(map.clone()));
     // B, to which it was written, leaves, and then A, which was rebuilt from it, is lost.
     map.epoch += 1;
@@ -181,26 +193,6 @@ fn who_is_rebuilt_answers_for_what_was_written_to_the_others() {
     world.lose(A);
     let flush = world.submit(Op::Flush, 0, 0);
     assert_eq!(world.completed(), [(flush, Err(VolumeError::DonorLost))]);
-}
-
-/// Answers what is asked of donors, and finds all that is read right, until nothing more is asked.
-fn serve(world: &mut World) {
-    loop {
-        let sent = world.sent();
-        let mut checks = Vec::new();
-        world.effects.retain(|effect| match effect {
-            Effect::Verify { strip, .. } | Effect::Compare { strip, .. } => {
-                checks.push(*strip);
-                false
-            }
-            _ => true,
-        });
-        if sent.is_empty() && checks.is_empty() {
-            return;
-        }
-        sent.iter().for_each(|sent| world.answer(sent.part, Ok(vec![])));
-        checks.into_iter().for_each(|strip| world.step(Event::Verified { strip, right: true }));
-    }
 }
 
 fn has_told(world: &World) -> bool {
@@ -218,16 +210,14 @@ fn told_and_lost(map: VolumeMap, to: DonorId) -> World {
             return world;
         }
         world.wake();
-        serve(&mut world);
+        world.serve();
     }
     panic!("it was never filled");
 }
 
 #[test]
 fn who_is_lost_before_the_coordinator_was_told_is_not_called_filled() {
-    let mut map = wide(Redundancy { data: 1, parity: 2 });
-    let to = map.groups[0].slots[1].held;
-    map.groups[0].slots[1] = Slot { held: None, filling: to };
+    let mut map = rebuilding(Redundancy { data: 1, parity: 2 }, 1);
     let mut world = World::new(map.clone(), false);
     map.routes.keys().for_each(|donor| world.open(*donor));
     let third = DonorId(3);
@@ -236,11 +226,7 @@ fn who_is_lost_before_the_coordinator_was_told_is_not_called_filled() {
     while !world.effects.iter().any(|effect| matches!(effect, Effect::Amend(_))) {
         world.wake();
     }
-    let end = world.now + 4 * EXCLUDE_NS;
-    while world.now < end {
-        serve(&mut world);
-        world.wake();
-    }
+    world.serve_for(4 * EXCLUDE_NS);
     assert!(!has_told(&world), "one amendment at a time");
     world.lose(B);
     map.epoch += 1;
@@ -253,16 +239,13 @@ fn who_is_lost_before_the_coordinator_was_told_is_not_called_filled() {
     }
     assert!(!has_told(&world), "nobody knows whether it still has what it was given");
     world.comes_back(B);
-    serve(&mut world);
+    world.serve();
     assert!(has_told(&world));
 }
 
 #[test]
 fn a_write_that_a_slot_misses_which_may_be_held_by_now_is_recorded_first() {
-    let mut mirror = wide(Redundancy { data: 1, parity: 1 });
-    let to = mirror.groups[0].slots[1].held;
-    mirror.groups[0].slots[1] = Slot { held: None, filling: to };
-    for map in [mirror, moving()] {
+    for map in [rebuilding(Redundancy { data: 1, parity: 1 }, 1), moving()] {
         let mut world = told_and_lost(map.clone(), B);
         let write = world.submit(Op::Write, 4096, 4096);
         for sent in world.sent().into_iter().filter(|sent| sent.op == PartOp::Write) {
@@ -280,36 +263,25 @@ fn a_write_that_a_slot_misses_which_may_be_held_by_now_is_recorded_first() {
 
 #[test]
 fn rows_that_such_a_slot_missed_are_read_without_it_and_nothing_is_called_lost() {
-    let mut map = wide(Redundancy { data: 2, parity: 1 });
-    let held = map.groups[0].slots[0].held;
-    map.groups[0].slots[0] = Slot { held: None, filling: held };
+    let mut map = rebuilding(Redundancy { data: 2, parity: 1 }, 0);
     let mut world = told_and_lost(map.clone(), A);
     let write = world.submit(Op::Write, 0, 4096);
-    let end = world.now + 2 * REQUEST_DEADLINE_NS;
-    while world.now < end {
-        serve(&mut world);
-        world.wake();
-    }
+    world.serve_for(2 * REQUEST_DEADLINE_NS);
     assert_eq!(world.completed(), [(write, Err(VolumeError::TimedOut))], "the coordinator does not answer");
     let read = world.submit(Op::Read, 0, 4096);
-    serve(&mut world);
+    world.serve();
     assert_eq!(world.completed(), [(read, Ok(()))], "the other two have all of it");
     // What it was told had reached the coordinator, and A is believed: it must not be.
     world.effects.clear();
-    map.epoch += 1;
-    map.groups[0].slots[0] = Slot { held, filling: None };
+    fill(&mut map, 0);
     world.step(Event::Amended(Some(map)));
-    let end = world.now + 2 * EXCLUDE_NS;
-    while world.now < end {
-        serve(&mut world);
-        world.wake();
-    }
+    world.serve_for(2 * EXCLUDE_NS);
     world.open(A);
     let read = world.submit(Op::Read, 0, 4096);
     let asked = world.sent();
     assert!(asked.iter().all(|sent| sent.donor != A), "what it has is of before: {asked:?}");
     asked.iter().for_each(|sent| world.answer(sent.part, Ok(vec![])));
-    serve(&mut world);
+    world.serve();
     assert_eq!(world.completed(), [(read, Ok(()))]);
     let amends = world.effects.iter().filter_map(|effect| match effect {
         Effect::Amend(amend) => Some(amend),

@@ -112,15 +112,9 @@ fn data_is_not_made_up_from_a_donor_that_missed_the_resync_of_a_row_that_another
     let mut world = World::new(wide(Redundancy { data: 2, parity: 2 }), false);
     let [first, second, _, last] = [1, 2, 3, 4].map(DonorId);
     (1..=4).for_each(|donor| world.open(DonorId(donor)));
-    let answer_all =
-        |world: &mut World| world.sent().iter().for_each(|sent| world.answer(sent.part, Ok(vec![])));
     world.lose(first);
     let write = world.submit(Op::Write, 0, BLOCK);
-    let end = world.now + 2 * REQUEST_DEADLINE_NS;
-    while world.now < end {
-        answer_all(&mut world);
-        world.wake();
-    }
+    world.serve_for(2 * REQUEST_DEADLINE_NS);
     assert_eq!(world.completed(), [(write, Err(VolumeError::TimedOut))], "the coordinator does not answer");
     world.comes_back(first);
     let missed = (0..1_000).any(|_| {
@@ -134,7 +128,7 @@ fn data_is_not_made_up_from_a_donor_that_missed_the_resync_of_a_row_that_another
         !missed.is_empty()
     });
     assert!(missed, "the row is resynced");
-    answer_all(&mut world);
+    world.serve();
     world.lose(second);
     world.comes_back(last);
     world.submit(Op::Read, u64::from(UNIT), BLOCK);

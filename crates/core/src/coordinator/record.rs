@@ -13,7 +13,7 @@ use crate::limits::{DONOR_SILENCE_NS, LEASE_NS};
 use crate::map::{DonorId, LeaseToken, PoolId, VolumeId, VolumeMap};
 use crate::units::Time;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -184,10 +184,7 @@ impl Coordinator {
             return Err(BadState(format!("two volumes are named '{name}'")));
         }
         let VolumeRecord { map, follow, order, fresh, retired } = record;
-        let (revision, leases, pending) = (self.revision, BTreeSet::new(), BTreeMap::new());
-        let tender = None;
-        let volume =
-            Volume { map, follow, order, revision, leases, fresh, pending, between: None, retired, tender };
+        let volume = Volume { revision: self.revision, fresh, retired, ..Volume::new(map, follow, order) };
         self.volumes.insert(id, volume);
         self.wanting.insert(id);
         self.unsure.insert(id);

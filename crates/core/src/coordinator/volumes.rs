@@ -43,19 +43,18 @@ pub(super) struct Volume {
 }
 
 impl Volume {
-    fn new(map: VolumeMap, follow: bool, order: u64) -> Volume {
-        let (leases, pending) = (BTreeSet::new(), BTreeMap::new());
-        let retired = Vec::new();
+    /// One that nobody has attached yet.
+    pub(super) fn new(map: VolumeMap, follow: bool, order: u64) -> Volume {
         Volume {
             map,
             follow,
             order,
             revision: 0,
-            leases,
+            leases: BTreeSet::new(),
             fresh: true,
-            pending,
+            pending: BTreeMap::new(),
             between: None,
-            retired,
+            retired: Vec::new(),
             tender: None,
         }
     }
