@@ -9,7 +9,7 @@ use crate::output;
 use crate::pool::{find, parse_listen, told_to_end, warn_if_clear};
 use cheetah_core::api::Call;
 use cheetah_core::donor::Exit;
-use cheetah_core::donor::owner::{self, Owner, Terms};
+use cheetah_core::donor::owner::{self, Owner, Sample, Terms};
 use cheetah_core::limits::{DONOR_EXTENTS_MAX, EXTENT_BYTES};
 use cheetah_core::units::{check_name, parse_bytes, show_bytes};
 use cheetah_nbd::uri::{Transport, Uri};
@@ -66,15 +66,29 @@ pub async fn donate(options: cli::Donate) -> Result<(), Failure> {
     let (control, handle) = control(&name, address, extents, None, pool.clone(), hooks)?;
     DonorServer::start(bound, &arena, &Gate::Pooled(handle.clone())).map_err(Failure::failed)?;
     let ready = format!("ready: donor {name} lends {lent} at {address} to pool {}", pool.url());
-    let watching = tokio::spawn(yield_to_owner(machine, Owner::new(terms), arena, handle.clone()));
-    let moving = tokio::spawn(tend_what_lies_idle(pool.clone(), name, handle.clone()));
-    let ended = run(control, handle, pool.url(), &ready, options.no_drain).await;
-    watching.abort();
+    let owned = yield_to_owner(machine, Owner::new(terms), arena, handle.clone());
+    let moving = tokio::spawn(tend_what_lies_idle(pool.clone(), name.clone(), handle.clone()));
+    let ended = tokio::select! {
+        ended = run(control, handle, pool.url(), &ready, options.no_drain) => ended,
+        // Without a goodbye, or waiting for anything: others notice a closed connection soon enough.
+        sample = owned => outrun(&name, &sample).end_now(),
+    };
     // It ends with the donor, and gives back the leases that it has.
     if moving.await.is_err() {
         tracing::warn!("what moved volumes that nobody writes had ended already");
     }
     ended
+}
+
+/// A donor's memory is free when its process has ended, and not before.
+fn outrun(name: &str, sample: &Sample) -> Failure {
+    Failure::failed(format!(
+        "donor {name} ends to free {} for its machine's owner: memory runs out faster than data can be moved away ({} \
+         were left). For the pool it is a donor that died: `cheetah status` shows what is rebuilt elsewhere. Start it \
+         again when there is memory; a larger --reserve leaves more time to move data",
+        show_bytes(sample.used_bytes),
+        show_bytes(sample.available_bytes)
+    ))
 }
 
 /// A pool that answers now: a donor that waited for a mistyped one would look as if it lent something.

@@ -35,6 +35,17 @@ impl Failure {
     pub fn usage(message: impl Into<String>) -> Self {
         Failure::new(Exit::Usage, message)
     }
+
+    /// Tells people; the exit code is for `main` to return.
+    pub fn print(&self) {
+        eprintln!("cheetah: {}", self.message);
+    }
+
+    /// Ends the process where it stands.
+    pub fn end_now(&self) -> ! {
+        self.print();
+        std::process::exit(self.exit as i32)
+    }
 }
 
 impl From<Refusal> for Failure {

@@ -52,7 +52,7 @@ fn main() -> ExitCode {
 }
 
 fn end(failure: &Failure) -> ExitCode {
-    eprintln!("cheetah: {}", failure.message);
+    failure.print();
     ExitCode::from(failure.exit as u8)
 }
 

@@ -135,9 +135,21 @@ pub const ORPHAN_NS: u64 = 30 * SECOND_NS;
 pub const GOODBYE_NS: u64 = 2 * SECOND_NS;
 /// A donor that its machine's service manager ends has this long to move away what it holds.
 pub const DRAIN_NS: u64 = 60 * SECOND_NS;
-/// A donor looks this often at what its machine's owner needs, and when it is tight this often.
+/// A donor that holds nothing looks this often at what its machine's owner needs,
 pub const OWNER_LOOK_NS: u64 = SECOND_NS / 2;
-pub const OWNER_LOOK_TIGHT_NS: u64 = SECOND_NS / 8;
+/// one that holds something this often,
+pub const OWNER_LOOK_HOLDING_NS: u64 = SECOND_NS / 8;
+/// and one that has to give back, while memory becomes less, this often.
+pub const OWNER_LOOK_SHORT_NS: u64 = SECOND_NS / 32;
+/// How fast memory becomes less is measured over this time at least, and again from one look to the next.
+pub const OWNER_FALL_NS: u64 = SECOND_NS / 8;
+/// A donor ends when memory lasts no longer than this, and this for each extent in use: a kernel was seen to take 20 ms
+/// for a GiB of small pages until it frees the first.
+pub const OWNER_LAST_NS: u64 = SECOND_NS / 5;
+pub const OWNER_LAST_EXTENT_NS: u64 = 2 * MILLISECOND_NS;
+/// So much of what seems available may not be had (and no more than an eighth of the reserve): the kernel's figures are
+/// not exact.
+pub const OWNER_FLOOR_BYTES_MAX: u64 = 32 << 20;
 /// An offer rises again when the owner has needed nothing for this long,
 pub const OWNER_CALM_NS: u64 = 30 * SECOND_NS;
 /// by this part of the most that is lent, each time after this long.

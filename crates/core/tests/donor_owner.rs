@@ -1,7 +1,10 @@
 //! What an owner can spare, over time: at once less, slowly more, and never data that wanders to and fro.
 
 use cheetah_core::donor::owner::{Ease, Offer, Owner, Pressure, Sample, Terms};
-use cheetah_core::limits::{EXTENT_BYTES, MILLISECOND_NS, OWNER_CALM_NS, OWNER_GROW_NS, SECOND_NS};
+use cheetah_core::limits::{
+    EXTENT_BYTES, MILLISECOND_NS, OWNER_CALM_NS, OWNER_GROW_NS, OWNER_LAST_EXTENT_NS, OWNER_LAST_NS,
+    OWNER_LOOK_HOLDING_NS, OWNER_LOOK_NS, OWNER_LOOK_SHORT_NS, SECOND_NS,
+};
 use proptest::prelude::*;
 
 const GIB: u64 = 1 << 30;
@@ -33,14 +36,27 @@ impl Machine {
     }
 
     fn look(&mut self) -> Offer {
-        self.now += SECOND_NS;
-        let sample = Sample {
+        self.look_after(SECOND_NS)
+    }
+
+    fn look_after(&mut self, pause_ns: u64) -> Offer {
+        self.now += pause_ns;
+        self.owner.step(self.now, &self.sample())
+    }
+
+    fn sample(&self) -> Sample {
+        Sample {
             available_bytes: self.available(),
             used_bytes: self.used,
             held_extents: self.held,
             pressure: self.pressure,
-        };
-        self.owner.step(self.now, &sample)
+        }
+    }
+
+    fn pause_after(&mut self, demand: u64) -> u64 {
+        self.demand = demand;
+        self.look();
+        self.owner.pause_ns(&self.sample())
     }
 
     /// Looks for so many seconds; the offers.
@@ -100,6 +116,68 @@ fn a_machine_that_is_full_of_others_gets_all_of_it_back() {
     machine.look();
     machine.demand = 64 * GIB - machine.used;
     assert_eq!(machine.look(), Offer { extents: 0, ease: Ease::Shrinking });
+}
+
+#[test]
+fn an_owner_who_outruns_what_can_be_moved_gets_all_before_nothing_is_left() {
+    let mut machine = Machine::new(40 * PER_GIB, 4 * GIB);
+    machine.hold(40 * PER_GIB);
+    machine.demand = 18 * GIB;
+    machine.look();
+    // 4 GiB a second, from 6 GiB on, of which 4 are the reserve.
+    let mut take = |mib: u64| {
+        machine.demand += mib << 20;
+        machine.look_after(OWNER_LOOK_SHORT_NS).ease
+    };
+    let eases: Vec<_> = (0..48).map(|_| take(128)).collect();
+    let outrun = eases.iter().position(|ease| *ease == Ease::Outrun).expect("it ends");
+    assert!(eases[16..outrun].iter().all(|ease| *ease == Ease::Shrinking), "{eases:?}");
+    let left_ns = (47 - outrun as u64) * OWNER_LOOK_SHORT_NS;
+    let needed = OWNER_LAST_NS + u64::from(40 * PER_GIB) * OWNER_LAST_EXTENT_NS;
+    assert!(
+        (needed - OWNER_LOOK_SHORT_NS..=needed + OWNER_LOOK_SHORT_NS).contains(&left_ns),
+        "{left_ns} ns left"
+    );
+}
+
+#[test]
+fn a_burst_is_no_reason_to_end_nor_is_little_that_becomes_no_less() {
+    let mut machine = Machine::new(40 * PER_GIB, 4 * GIB);
+    machine.hold(40 * PER_GIB);
+    machine.demand = 23 * GIB;
+    machine.look();
+    // Nine parts in ten of what is left, between two looks: at that rate it would last 14 ms.
+    machine.demand += 920 << 20;
+    let after_burst: Vec<_> = (0..8).map(|_| machine.look_after(OWNER_LOOK_SHORT_NS).ease).collect();
+    assert!(after_burst.iter().all(|ease| *ease == Ease::Shrinking), "{after_burst:?}");
+    let mut machine = Machine::new(40 * PER_GIB, 4 * GIB);
+    machine.hold(40 * PER_GIB);
+    machine.demand = 24 * GIB - 4096;
+    let with_one_block: Vec<_> = (0..8).map(|_| machine.look_after(OWNER_LOOK_SHORT_NS).ease).collect();
+    assert!(with_one_block.iter().all(|ease| *ease == Ease::Shrinking), "{with_one_block:?}");
+}
+
+#[test]
+fn a_donor_without_data_has_nothing_to_free_by_ending() {
+    let mut machine = Machine::new(40 * PER_GIB, 4 * GIB);
+    for (used, ease) in [(EXTENT_BYTES - 1, Ease::Shrinking), (EXTENT_BYTES, Ease::Outrun)] {
+        machine.hold(1);
+        machine.used = used;
+        machine.demand = 61 * GIB;
+        machine.look();
+        machine.demand = 64 * GIB - machine.used;
+        assert_eq!(machine.look().ease, ease, "{used} bytes");
+    }
+}
+
+#[test]
+fn it_looks_most_often_while_the_reserve_becomes_less() {
+    let mut machine = Machine::new(40 * PER_GIB, 4 * GIB);
+    assert_eq!(machine.pause_after(50 * GIB), OWNER_LOOK_NS, "it holds nothing");
+    machine.hold(1);
+    assert_eq!(machine.pause_after(50 * GIB), OWNER_LOOK_HOLDING_NS);
+    assert_eq!(machine.pause_after(61 * GIB), OWNER_LOOK_SHORT_NS);
+    assert_eq!(machine.pause_after(61 * GIB), OWNER_LOOK_HOLDING_NS, "short for long is no reason");
 }
 
 #[test]
@@ -192,14 +270,15 @@ proptest! {
             for _ in 0..seconds {
                 let offer = machine.look();
                 prop_assert!(offer.extents <= max);
-                prop_assert_eq!(offer.ease == Ease::Shrinking, offer.extents < machine.held);
+                let short = matches!(offer.ease, Ease::Shrinking | Ease::Outrun);
+                prop_assert_eq!(short, offer.extents < machine.held);
                 if offer.extents > before {
                     prop_assert!(offer.extents - before <= (max / 20).max(1));
                     rises.push(machine.now);
                 }
                 before = offer.extents;
                 let whole = machine.available() >= reserve * GIB;
-                prop_assert!(whole || machine.held == 0 || offer.ease == Ease::Shrinking);
+                prop_assert!(whole || machine.held == 0 || short);
                 machine.held = if fills && offer.extents > machine.held {
                     offer.extents.min(machine.held + 200)
                 } else {

@@ -1,14 +1,14 @@
 //! A donor's machine as its owner needs it: how much memory is left, and the loop that gives back what is missing.
 //!
-//! Owns reading `/proc` and the memory cgroups. Never: the rule (`core::donor::owner`), or moving data. Invariant:
-//! what a limit of a cgroup leaves counts like what the machine leaves, the smallest of all; a figure that is not
-//! there is passed over, except how much memory is available, without which nothing can be lent.
+//! Owns reading `/proc` and the memory cgroups. Never: the rule (`core::donor::owner`), moving data, or ending the
+//! process. Invariant: what a limit of a cgroup leaves counts like what the machine leaves, the smallest of all; a
+//! figure that is not there is passed over, except how much memory is available, without which nothing can be lent.
 //! Called by `cheetah donate`. Tests: `tests/owner.rs`, on files like the kernel's.
 
 use crate::arena::Arena;
 use crate::control::DonorHandle;
 use cheetah_core::donor::owner::{Ease, Owner, Pressure, Sample};
-use cheetah_core::limits::{OWNER_LOOK_NS, OWNER_LOOK_TIGHT_NS};
+use cheetah_core::limits::OWNER_LOOK_NS;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -39,16 +39,18 @@ struct Group {
 struct Files {
     limit: &'static str,
     usage: &'static str,
-    /// In `memory.stat`: file pages that are not in use, which count as usage and are given up first.
-    inactive: &'static str,
+    /// In `memory.stat`: file pages, which count as usage and are given up first, as in the machine's `MemAvailable`.
+    /// A donor's data is not among them.
+    file: [&'static str; 2],
 }
 
 const V1: Files = Files {
     limit: "memory.limit_in_bytes",
     usage: "memory.usage_in_bytes",
-    inactive: "total_inactive_file ",
+    file: ["total_inactive_file ", "total_active_file "],
 };
-const V2: Files = Files { limit: "memory.max", usage: "memory.current", inactive: "inactive_file " };
+const V2: Files =
+    Files { limit: "memory.max", usage: "memory.current", file: ["inactive_file ", "active_file "] };
 
 impl Machine {
     /// Of this process.
@@ -102,7 +104,7 @@ impl Machine {
     /// Of the innermost cgroup with a limit, or of the machine. `None`: the kernel does not tell.
     #[must_use]
     pub fn pressure(&self) -> Option<Pressure> {
-        let limited = self.groups.iter().filter(|group| group.memory().is_some());
+        let limited = self.groups.iter().filter(|group| group.limit().is_some());
         let files = limited.map(|group| group.directory.join("memory.pressure"));
         let all = files.chain([self.root.join("proc/pressure/memory")]);
         all.filter_map(|file| std::fs::read_to_string(file).ok()).find_map(|text| parse_pressure(&text))
@@ -110,17 +112,26 @@ impl Machine {
 }
 
 impl Group {
+    fn read(&self, file: &str) -> Option<String> {
+        std::fs::read_to_string(self.directory.join(file)).ok()
+    }
+
+    fn limit(&self) -> Option<u64> {
+        // Version 1 writes a number beyond any machine's memory where there is no limit, and version 2 `max`.
+        self.read(self.files.limit)?.trim().parse().ok().filter(|limit| *limit < 1 << 62)
+    }
+
     /// `None`: it has no limit.
     fn memory(&self) -> Option<Memory> {
-        let read = |file: &str| std::fs::read_to_string(self.directory.join(file)).ok();
-        let number = |file: &str| read(file)?.trim().parse::<u64>().ok();
-        // Version 1 writes a number beyond any machine's memory where there is no limit, and version 2 `max`.
-        let total_bytes = number(self.files.limit)?;
-        let stat = read("memory.stat").unwrap_or_default();
-        let inactive = stat.lines().find_map(|line| line.strip_prefix(self.files.inactive)?.parse().ok());
-        let used = number(self.files.usage)?.saturating_sub(inactive.unwrap_or(0));
-        (total_bytes < 1 << 62)
-            .then(|| Memory { total_bytes, available_bytes: total_bytes.saturating_sub(used) })
+        let total_bytes = self.limit()?;
+        let usage: u64 = self.read(self.files.usage)?.trim().parse().ok()?;
+        let stat = self.read("memory.stat").unwrap_or_default();
+        let field = |name: &str| {
+            stat.lines().find_map(|line| line.strip_prefix(name)?.parse::<u64>().ok()).unwrap_or(0)
+        };
+        let file: u64 = self.files.file.iter().map(|name| field(name)).sum();
+        let used = usage.saturating_sub(file);
+        Some(Memory { total_bytes, available_bytes: total_bytes.saturating_sub(used) })
     }
 }
 
@@ -142,8 +153,14 @@ fn parse_pressure(text: &str) -> Option<Pressure> {
 }
 
 /// Looks at the machine again and again, and lets the pool know of each change of what its owner can spare.
-/// Ends when the donor does.
-pub async fn yield_to_owner(machine: Machine, mut owner: Owner, arena: Arc<Arena>, donor: DonorHandle) {
+/// Returns when memory runs out faster than data can be moved: with what was seen, and the process has to end at once.
+/// Otherwise it goes on until it is dropped.
+pub async fn yield_to_owner(
+    machine: Machine,
+    mut owner: Owner,
+    arena: Arc<Arena>,
+    donor: DonorHandle,
+) -> Sample {
     let start = Instant::now();
     let state = donor.state();
     if machine.pressure().is_none() {
@@ -166,7 +183,10 @@ pub async fn yield_to_owner(machine: Machine, mut owner: Owner, arena: Arc<Arena
                     tracing::info!(?offer, ?sample, "what the owner can spare");
                     told = Some(offer.ease);
                 }
-                if offer.ease == Ease::Plenty { OWNER_LOOK_NS } else { OWNER_LOOK_TIGHT_NS }
+                if offer.ease == Ease::Outrun {
+                    return sample;
+                }
+                owner.pause_ns(&sample)
             }
             Err(why) => {
                 tracing::warn!("{why}");
@@ -174,9 +194,6 @@ pub async fn yield_to_owner(machine: Machine, mut owner: Owner, arena: Arc<Arena
             }
         };
         tokio::time::sleep(Duration::from_nanos(look)).await;
-        if state.has_changed().is_err() {
-            return;
-        }
     }
 }
 

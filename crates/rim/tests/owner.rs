@@ -59,7 +59,7 @@ fn without_limits_it_is_what_the_machine_has() {
 }
 
 #[test]
-fn the_tightest_limit_above_it_counts_and_idle_file_pages_do_not() {
+fn the_tightest_limit_above_it_counts_and_file_pages_do_not() {
     let files = Files::new("v2");
     files.write("proc/self/cgroup", "0::/user/donor\n");
     let group = |name: &str, limit: &str, usage_mib: u64| {
@@ -69,8 +69,9 @@ fn the_tightest_limit_above_it_counts_and_idle_file_pages_do_not() {
     group("user/donor", "max\n", 100);
     group("user", &format!("{}\n", 2048_u64 << 20), 1500);
     assert_eq!(files.memory(), (2048, 548));
-    files.write("sys/fs/cgroup/user/memory.stat", &format!("anon 5\ninactive_file {}\n", 500 << 20));
-    assert_eq!(files.memory(), (2048, 1048));
+    let stat = format!("anon 5\ninactive_file {}\nactive_file {}\n", 500 << 20, 100 << 20);
+    files.write("sys/fs/cgroup/user/memory.stat", &stat);
+    assert_eq!(files.memory(), (2048, 1148));
     files.write("proc/pressure/memory", PRESSURE);
     files.write("sys/fs/cgroup/user/donor/memory.pressure", PRESSURE);
     let waits = |total| Some(Pressure { some_avg10: 0, full_avg10: 0, stall_ns_total: total });
@@ -84,8 +85,9 @@ fn version_1_and_a_path_from_outside_of_a_container() {
     files.write("proc/self/cgroup", "4:cpu,memory:/docker/0123\n");
     files.write("sys/fs/cgroup/memory/memory.limit_in_bytes", &(1_u64 << 30).to_string());
     files.write("sys/fs/cgroup/memory/memory.usage_in_bytes", &(1_u64 << 29).to_string());
-    files.write("sys/fs/cgroup/memory/memory.stat", "inactive_file 7\ntotal_inactive_file 1048576\n");
-    assert_eq!(files.memory(), (1024, 513));
+    let stat = "inactive_file 7\ntotal_inactive_file 1048576\ntotal_active_file 2097152\n";
+    files.write("sys/fs/cgroup/memory/memory.stat", stat);
+    assert_eq!(files.memory(), (1024, 515));
 }
 
 #[test]

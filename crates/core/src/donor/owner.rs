@@ -5,12 +5,17 @@
 //! Key invariants: the offer falls with the first sample that asks for it, by all that is missing of the reserve; it
 //! rises after `OWNER_CALM_NS` without any such sample, by `OWNER_GROW_PERCENT` of the loan in each `OWNER_GROW_NS`, so
 //! that an owner who comes and goes does not make data wander. What the donor holds already is asked back only when
-//! the reserve is touched. Tests: `tests/donor_owner.rs`.
+//! the reserve is touched. Where memory runs out faster than data can be moved the donor ends, while some is left: at
+//! the end of it the kernel would end the donor, and then the owner's programs before the donor's memory is free.
+//! Tests: `tests/donor_owner.rs`.
 
 use crate::limits::{
-    EXTENT_BYTES, OWNER_CALM_NS, OWNER_GROW_NS, OWNER_GROW_PERCENT, OWNER_STALL_PERCENT_MAX,
+    EXTENT_BYTES, OWNER_CALM_NS, OWNER_FALL_NS, OWNER_FLOOR_BYTES_MAX, OWNER_GROW_NS, OWNER_GROW_PERCENT,
+    OWNER_LAST_EXTENT_NS, OWNER_LAST_NS, OWNER_LOOK_HOLDING_NS, OWNER_LOOK_NS, OWNER_LOOK_SHORT_NS,
+    OWNER_STALL_PERCENT_MAX,
 };
 use crate::units::Time;
+use std::collections::VecDeque;
 
 /// What was agreed with the owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +56,8 @@ pub enum Ease {
     Tight,
     /// Less than what is held.
     Shrinking,
+    /// Nothing will be left before what is held could be moved: the donor has to end now.
+    Outrun,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +76,10 @@ pub struct Owner {
     raised_at: Time,
     /// Of the last sample: when, and `stall_ns_total`.
     stalls: Option<(Time, u64)>,
+    /// What was available in the last looks, oldest first: the last `OWNER_FALL_NS`, and one look from before.
+    lately: VecDeque<(Time, u64)>,
+    /// The reserve was touched at the last look.
+    was_short: bool,
 }
 
 /// The reserve of `donate auto` unless told otherwise: a quarter of the machine, and no less than 1 GiB.
@@ -86,7 +97,15 @@ pub fn reserve_of_size(total_bytes: u64) -> u64 {
 impl Owner {
     #[must_use]
     pub fn new(terms: Terms) -> Self {
-        Owner { terms, offered: None, troubled_at: 0, raised_at: 0, stalls: None }
+        Owner {
+            terms,
+            offered: None,
+            troubled_at: 0,
+            raised_at: 0,
+            stalls: None,
+            lately: VecDeque::new(),
+            was_short: false,
+        }
     }
 
     pub fn step(&mut self, now: Time, sample: &Sample) -> Offer {
@@ -120,13 +139,48 @@ impl Owner {
             }
         }
         self.offered = Some(offered);
+        let outrun = self.outrun(now, sample, short);
         let tight = short || pressed || (offered <= held && offered < self.terms.extents_max);
         let ease = match () {
+            () if outrun => Ease::Outrun,
             () if offered < held => Ease::Shrinking,
             () if tight => Ease::Tight,
             () => Ease::Plenty,
         };
         Offer { extents: offered, ease }
+    }
+
+    /// How long until the next look.
+    #[must_use]
+    pub fn pause_ns(&self, sample: &Sample) -> u64 {
+        let falling = self.lately.iter().any(|(_, before)| *before > sample.available_bytes);
+        match () {
+            () if self.was_short && falling => OWNER_LOOK_SHORT_NS,
+            () if sample.held_extents > 0 => OWNER_LOOK_HOLDING_NS,
+            () => OWNER_LOOK_NS,
+        }
+    }
+
+    /// Whether memory runs out before what is held could be moved. A burst that is over is no reason, so both the last
+    /// while and the last look must say so, and the reserve must have been touched before.
+    fn outrun(&mut self, now: Time, sample: &Sample, short: bool) -> bool {
+        let last = self.lately.back().copied();
+        self.lately.push_back((now, sample.available_bytes));
+        while self.lately.get(1).is_some_and(|(then, _)| then + OWNER_FALL_NS <= now) {
+            self.lately.pop_front();
+        }
+        let first = self.lately.front().copied().filter(|(then, _)| then + OWNER_FALL_NS <= now);
+        let goes_on = std::mem::replace(&mut self.was_short, short) && short;
+        let needed = OWNER_LAST_NS + sample.used_bytes / EXTENT_BYTES * OWNER_LAST_EXTENT_NS;
+        let floor = (self.terms.reserve_bytes / 8).min(OWNER_FLOOR_BYTES_MAX);
+        let spare = sample.available_bytes.saturating_sub(floor);
+        let ends = |since: Option<(Time, u64)>| {
+            since.is_some_and(|(then, before)| {
+                let (passed, fall) = (now - then, before.saturating_sub(sample.available_bytes));
+                u128::from(spare) * u128::from(passed) < u128::from(fall) * u128::from(needed)
+            })
+        };
+        goes_on && sample.used_bytes >= EXTENT_BYTES && ends(first) && ends(last)
     }
 
     fn stalling(&mut self, now: Time, pressure: Option<Pressure>) -> Stalling {
