@@ -1,13 +1,16 @@
 //! A machine's owner who wants memory back: a process that fills memory at a steady rate, beside a donor whose data is
 //! in the way, and what is seen meanwhile of donor, volume and kernel.
 //!
-//! Owns: the hog, and a run from its start until the donor has given back what it takes. Never: a verdict.
+//! Owns: the hog, memory that is kept at hand for it, and a run from its start until the donor has given back what it
+//! takes. Never: a verdict.
 //! Invariant: donor and hog are in one memory cgroup, which is their machine, so that no other process of the real one
 //! is in danger; the volume is written or read, and checked, all the while.
 //! Called by: `bin/bench_owner.rs`, `tests/owners.rs`.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::cgroup::Cgroup;
@@ -49,6 +52,8 @@ pub struct Scene {
     pub wanted_bytes: u64,
     /// How fast the owner takes memory.
     pub rate: u64,
+    /// Whether there are donors with room for what has to go.
+    pub room_elsewhere: bool,
 }
 
 /// What was seen.
@@ -68,6 +73,8 @@ pub struct Seen {
     /// The most slots of the volume that ever had no holder, and whether it was ever anything but whole.
     pub slots_missing_max: u64,
     pub always_whole: bool,
+    /// The donor ended: its last words.
+    pub donor_ended: Option<String>,
     /// What fio complained about while the owner took memory, and afterwards.
     pub complaints: Vec<String>,
 }
@@ -76,6 +83,12 @@ impl Scene {
     /// Plays it through.
     #[track_caller]
     pub fn play(&self) -> Seen {
+        self.play_with(&mut AtHand::keep(0))
+    }
+
+    /// Plays it with memory at hand for those who take some.
+    #[track_caller]
+    pub fn play_with(&self, at_hand: &mut AtHand) -> Seen {
         tools::need_root("a memory cgroup");
         let cgroup = Cgroup::new("owner", self.machine_bytes);
         let mut pool = Pool::start();
@@ -84,8 +97,10 @@ impl Scene {
         pool.donate_in(&cgroup, "small", &[&lent, "--reserve", &mib(self.reserve_bytes)]);
         pool.donate("other", &lent);
         pool.ok(["create", "case", &mib(self.volume_bytes), "--redundancy", "mirror:2"]);
-        for name in ["third", "fourth"] {
-            pool.donate(name, &lent);
+        if self.room_elsewhere {
+            for name in ["third", "fourth"] {
+                pool.donate(name, &lent);
+            }
         }
         let target = Target::Export(pool.attach_export_unix("case", &[]).uri);
         let filled = self.volume_bytes - self.checked_bytes;
@@ -101,7 +116,7 @@ impl Scene {
             bytes_per_second: Some(50 * MIB),
             seed: 1,
         });
-        let mut seen = self.take(&cgroup, &pool);
+        let mut seen = at_hand.while_handed_out(|| self.take(&cgroup, &pool));
         let read = reading.wait(Duration::from_secs(60), || false);
         seen.complaints.extend((!read.good()).then_some(read.complaint));
         let load = Load { bytes: self.checked_bytes, seconds: 2, depth: 8, seed: 3 };
@@ -119,9 +134,8 @@ impl Scene {
     /// The owner takes memory; what is seen until the donor has given back what is wanted and the hog has all.
     #[track_caller]
     fn take(&self, cgroup: &Cgroup, pool: &Pool) -> Seen {
-        let held = || donor_field(pool, "bytes_used");
         let held_before = wait::for_some("the donor's count of its memory", wait::SOON, || {
-            Some(held()).filter(|held| *held >= self.wanted_bytes)
+            Some(bytes_used(pool)).filter(|held| *held >= self.wanted_bytes)
         });
         // All that the machine has beside the donor's data, and what is wanted of that.
         let total = self.machine_bytes - cgroup.usage_bytes() + self.wanted_bytes - self.reserve_bytes;
@@ -138,6 +152,7 @@ impl Scene {
             swapped_bytes: 0,
             slots_missing_max: 0,
             always_whole: true,
+            donor_ended: None,
             complaints: Vec::new(),
         };
         let donor = pool.pid_of("small");
@@ -156,11 +171,13 @@ impl Scene {
             if usage + self.reserve_bytes > self.machine_bytes {
                 needed.get_or_insert_with(Instant::now);
             }
-            let lives = process::shared_bytes(donor) > 0;
-            if seen.given_back_s.is_none()
-                && lives
-                && process::shared_bytes(donor) + self.wanted_bytes <= shared_before
-            {
+            let (ended, shared) = (process::has_ended(donor), process::shared_bytes(donor));
+            if ended {
+                seen.donor_ended = Some(pool.log_of("small"));
+            }
+            // Between the two, its figures are gone and its memory is not free yet.
+            let given_back = ended || (shared > 0 && shared + self.wanted_bytes <= shared_before);
+            if seen.given_back_s.is_none() && given_back {
                 seen.given_back_s = Some(needed.map_or(0.0, |needed| needed.elapsed().as_secs_f64()));
             }
             if seen.hog_s.is_none() {
@@ -171,7 +188,7 @@ impl Scene {
                 break;
             }
         }
-        seen.held_after = held();
+        seen.held_after = bytes_used(pool);
         seen.swapped_bytes = swapped_bytes().saturating_sub(swap_before);
         seen
     }
@@ -187,22 +204,72 @@ fn took(hog: &Process) -> Option<f64> {
     hog.log().lines().find_map(|line| line.strip_prefix("hog: took ")?.trim().parse().ok())
 }
 
-/// How long it takes to touch so many bytes for the first time, twice at once: what the owner takes, and what is moved
-/// out of its way into the memory of others. Nothing that gives memory back can be faster.
-#[track_caller]
-pub fn touch_twice(bytes: u64) -> f64 {
-    let scratch = Scratch::new();
-    let start = || hog(Command::new(tools::need("python3")), bytes, u64::MAX, scratch.path());
-    let hogs = [start(), start()];
-    let took = |hog: &Process| wait::for_some("a process that takes memory", TOUCH_LIMIT, || took(hog));
-    hogs.iter().map(took).fold(0.0, f64::max)
+/// Memory kept at hand. A virtual machine whose free memory its host takes back pays several times for each page that it
+/// touches anew: the owner's process is then slower than any donor, and what is measured is the host. Of memory that
+/// was given up just now the next process takes before it reaches for such pages.
+#[derive(Debug)]
+pub struct AtHand(Vec<Vec<u8>>);
+
+impl AtHand {
+    const PIECE: usize = 64 << 20;
+    /// This much is free that was touched lately: what all take in one pause, several times.
+    const AHEAD: u64 = 768 * MIB;
+    const PAUSE: Duration = Duration::from_millis(5);
+
+    #[must_use]
+    pub fn keep(bytes: u64) -> Self {
+        let pieces = usize::try_from(bytes).expect("memory") / Self::PIECE;
+        Self((0..pieces).map(|_| vec![1; Self::PIECE]).collect())
+    }
+
+    /// Gives it up as fast as others take memory while `work` is done, until it is all gone.
+    fn while_handed_out<T>(&mut self, work: impl FnOnce() -> T) -> T {
+        let done = AtomicBool::new(false);
+        std::thread::scope(|threads| {
+            threads.spawn(|| self.hand_out(&done));
+            // Otherwise the scope would wait for ever for the other thread.
+            let result = catch_unwind(AssertUnwindSafe(work));
+            done.store(true, Ordering::Relaxed);
+            result.unwrap_or_else(|panic| resume_unwind(panic))
+        })
+    }
+
+    fn hand_out(&mut self, done: &AtomicBool) {
+        let free_before = free_bytes();
+        while !self.0.is_empty() && !done.load(Ordering::Relaxed) {
+            match free_bytes() < free_before + Self::AHEAD {
+                true => drop(self.0.pop()),
+                false => std::thread::sleep(Self::PAUSE),
+            }
+        }
+    }
 }
 
-fn donor_field(pool: &Pool, field: &str) -> u64 {
+/// What nobody in this machine has.
+fn free_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").expect("/proc/meminfo");
+    let kib = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemFree:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kib.expect("MemFree in /proc/meminfo") << 10
+}
+
+/// How long the owner's process takes for so many bytes at this rate when nobody is in its way.
+#[track_caller]
+pub fn alone(bytes: u64, rate: u64, at_hand: &mut AtHand) -> f64 {
+    let scratch = Scratch::new();
+    at_hand.while_handed_out(|| {
+        let hog = hog(Command::new(tools::need("python3")), bytes, rate, scratch.path());
+        wait::for_some("a process that takes memory", TOUCH_LIMIT, || took(&hog))
+    })
+}
+
+/// What the donor in the small machine says that it holds.
+fn bytes_used(pool: &Pool) -> u64 {
     let status = pool.status();
     let donors = status["donors"].as_array().expect("donors in the status");
     let donor = donors.iter().find(|donor| donor["name"] == "small");
-    donor.and_then(|donor| donor[field].as_u64()).unwrap_or(0)
+    donor.and_then(|donor| donor["bytes_used"].as_u64()).unwrap_or(0)
 }
 
 /// What the whole machine has in its swap.

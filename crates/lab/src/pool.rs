@@ -301,6 +301,10 @@ impl Pool {
         self.donors.get(donor).map_or_else(|| panic!("no donor {donor}"), Process::pid)
     }
 
+    pub fn log_of(&self, donor: &str) -> String {
+        self.donors.get(donor).map_or_else(|| panic!("no donor {donor}"), Process::log)
+    }
+
     /// Runs a command of the program to its end, whatever comes of it.
     #[track_caller]
     pub fn run<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Said {
