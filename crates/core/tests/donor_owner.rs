@@ -124,15 +124,16 @@ fn an_owner_who_outruns_what_can_be_moved_gets_all_before_nothing_is_left() {
     machine.hold(40 * PER_GIB);
     machine.demand = 18 * GIB;
     machine.look();
-    // 4 GiB a second, from 6 GiB on, of which 4 are the reserve.
-    let mut take = |mib: u64| {
-        machine.demand += mib << 20;
+    // A GiB a second, from 6 GiB on, of which 4 are the reserve.
+    let (looks, step) = (192, 32 << 20);
+    let mut take = || {
+        machine.demand += step;
         machine.look_after(OWNER_LOOK_SHORT_NS).ease
     };
-    let eases: Vec<_> = (0..48).map(|_| take(128)).collect();
+    let eases: Vec<_> = (1..=looks).map(|_| take()).collect();
     let outrun = eases.iter().position(|ease| *ease == Ease::Outrun).expect("it ends");
-    assert!(eases[16..outrun].iter().all(|ease| *ease == Ease::Shrinking), "{eases:?}");
-    let left_ns = (47 - outrun as u64) * OWNER_LOOK_SHORT_NS;
+    assert!(eases[64..outrun].iter().all(|ease| *ease == Ease::Shrinking), "{eases:?}");
+    let left_ns = (looks - 1 - outrun as u64) * OWNER_LOOK_SHORT_NS;
     let needed = OWNER_LAST_NS + u64::from(40 * PER_GIB) * OWNER_LAST_EXTENT_NS;
     assert!(
         (needed - OWNER_LOOK_SHORT_NS..=needed + OWNER_LOOK_SHORT_NS).contains(&left_ns),
