@@ -18,7 +18,7 @@ use crate::fio::{Fio, Load, Reads, Region, Target};
 use crate::pool::Pool;
 use crate::process::{self, Process};
 use crate::scratch::Scratch;
-use crate::{tools, wait};
+use crate::{mark, tools, wait};
 
 const MIB: u64 = 1 << 20;
 /// Between two looks, each of which starts a process: they must not take what donor and owner need.
@@ -171,7 +171,7 @@ impl Scene {
             if usage + self.reserve_bytes > self.machine_bytes {
                 needed.get_or_insert_with(Instant::now);
             }
-            let (ended, shared) = (process::has_ended(donor), process::shared_bytes(donor));
+            let (ended, shared) = (mark::start_time(donor).is_none(), process::shared_bytes(donor));
             if ended {
                 seen.donor_ended = Some(pool.log_of("small"));
             }

@@ -297,12 +297,19 @@ impl Pool {
         self.donors.values().map(Process::pid).collect()
     }
 
-    pub fn pid_of(&self, donor: &str) -> u32 {
-        self.donors.get(donor).map_or_else(|| panic!("no donor {donor}"), Process::pid)
+    #[track_caller]
+    fn process_of(&self, donor: &str) -> &Process {
+        self.donors.get(donor).unwrap_or_else(|| panic!("no donor {donor}"))
     }
 
+    #[track_caller]
+    pub fn pid_of(&self, donor: &str) -> u32 {
+        self.process_of(donor).pid()
+    }
+
+    #[track_caller]
     pub fn log_of(&self, donor: &str) -> String {
-        self.donors.get(donor).map_or_else(|| panic!("no donor {donor}"), Process::log)
+        self.process_of(donor).log()
     }
 
     /// Runs a command of the program to its end, whatever comes of it.

@@ -155,11 +155,6 @@ pub fn cpu_time(pid: u32) -> Duration {
     Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// Whether any process has ended, and all that it had is free.
-pub fn has_ended(pid: u32) -> bool {
-    mark::stat_fields(pid).is_none_or(|fields| fields.first().is_some_and(|state| state == "Z"))
-}
-
 /// Open file descriptors of any process; 0 when it is gone.
 pub fn open_files(pid: u32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).map(Iterator::count).unwrap_or(0)
