@@ -8,30 +8,23 @@
 //! Called by `donor`. Tests: below. One of the named modules that may use unsafe.
 #![allow(unsafe_code)]
 
+use crate::mapping::Mapping;
 use cheetah_core::donor::DirtyMap;
 use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES};
 use rustix::fs::{FallocateFlags, MemfdFlags};
-use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Debug)]
 pub struct Arena {
     memory: OwnedFd,
-    start: NonNull<u8>,
+    mapping: Mapping,
     bytes: u64,
     /// One bit a block.
     presence: Box<[AtomicU64]>,
     dirty: DirtyMap,
 }
-
-// SAFETY: the memory is reached by address through the kernel or by volatile and bytewise copies; the bitmap
-// is atomic. Nothing in it is bound to a thread.
-unsafe impl Send for Arena {}
-// SAFETY: as above.
-unsafe impl Sync for Arena {}
 
 const BLOCKS_PER_WORD: u64 = 64;
 
@@ -43,26 +36,10 @@ impl Arena {
         let memory = rustix::fs::memfd_create("cheetah-arena", MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&memory, bytes)?;
         let len = usize::try_from(bytes).map_err(io::Error::other)?;
-        // SAFETY: a new mapping of our own memfd at an address of the kernel's choice overlaps nothing.
-        let start = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::NORESERVE,
-                &memory,
-                0,
-            )?
-        };
-        let start: NonNull<u8> =
-            NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mmap returned null"))?;
-        for advice in [Advice::LinuxDontDump, Advice::LinuxHugepage] {
-            // SAFETY: advice changes no content; huge pages may be switched off, which is no fault.
-            let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), len, advice) };
-        }
+        let mapping = Mapping::of_file(&memory, len)?;
         let words = bytes / BLOCK_BYTES / BLOCKS_PER_WORD;
         let presence = (0..words).map(|_| AtomicU64::new(0)).collect();
-        Ok(Arena { memory, start, bytes, presence, dirty: DirtyMap::new(extents) })
+        Ok(Arena { memory, mapping, bytes, presence, dirty: DirtyMap::new(extents) })
     }
 
     #[must_use]
@@ -98,7 +75,7 @@ impl Arena {
     pub(crate) fn address(&self, offset: u64) -> *mut u8 {
         assert!(offset <= self.bytes, "ranges are checked before they reach the arena");
         // SAFETY: inside the mapping, or one past its end.
-        unsafe { self.start.as_ptr().add(usize::try_from(offset).expect("mapped, so it fits")) }
+        unsafe { self.mapping.start().as_ptr().add(usize::try_from(offset).expect("mapped, so it fits")) }
     }
 
     fn is_present(&self, block: u64) -> bool {
@@ -228,10 +205,6 @@ impl Drop for Arena {
     fn drop(&mut self) {
         let extents = u32::try_from(self.bytes / EXTENT_BYTES).expect("made from a u32");
         self.wipe(&(0..extents).collect::<Vec<_>>());
-        // SAFETY: mapped in `new` with this length; nothing else holds the address any more.
-        let _ = unsafe {
-            rustix::mm::munmap(self.start.as_ptr().cast(), usize::try_from(self.bytes).expect("mapped"))
-        };
     }
 }
 

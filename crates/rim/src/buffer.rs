@@ -7,10 +7,10 @@
 //! One of the named modules that may use unsafe.
 #![allow(unsafe_code)]
 
+use crate::mapping::Mapping;
 use crate::net::iovec;
 use cheetah_core::layout::Scatter;
 use cheetah_core::limits::REQUEST_BYTES_MAX;
-use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
 use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex};
@@ -31,8 +31,8 @@ pub struct Pool(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    small: Region,
-    large: Region,
+    small: Mapping,
+    large: Mapping,
     free: Mutex<Free>,
     freed: Condvar,
     freed_async: Notify,
@@ -47,71 +47,16 @@ struct Free {
     waiting: usize,
 }
 
-/// An anonymous mapping, ended with its owner.
-#[derive(Debug)]
-struct Region {
-    start: NonNull<u8>,
-    bytes: usize,
-}
-
-// SAFETY: a region is plain memory; who may touch which part of it is ruled by `Buffer`, which is not shared.
-unsafe impl Send for Region {}
-// SAFETY: as above: through `&Region` nothing but the address can be read.
-unsafe impl Sync for Region {}
-
-impl Region {
-    fn map(bytes: usize) -> io::Result<Region> {
-        if bytes == 0 {
-            return Ok(Region { start: NonNull::dangling(), bytes });
-        }
-        // SAFETY: a new private mapping at an address of the kernel's choice overlaps nothing.
-        let start = unsafe {
-            rustix::mm::mmap_anonymous(
-                std::ptr::null_mut(),
-                bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE,
-            )?
-        };
-        let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mmap returned null"))?;
-        Ok(Region { start, bytes })
-    }
-
-    fn prefault(&self) {
-        if self.bytes == 0 {
-            return;
-        }
-        // SAFETY: MADV_POPULATE_WRITE changes no content.
-        let _ = unsafe {
-            rustix::mm::madvise(
-                self.start.as_ptr().cast(),
-                self.bytes,
-                rustix::mm::Advice::LinuxPopulateWrite,
-            )
-        };
-    }
-}
-
-impl Drop for Region {
-    fn drop(&mut self) {
-        if self.bytes == 0 {
-            return;
-        }
-        // SAFETY: mapped by `map` with this length, and every buffer in it holds the pool alive.
-        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
-    }
-}
-
 #[derive(Debug)]
 enum Home {
     Small(usize),
     Large(usize),
     Huge {
-        _mapping: Region,
+        _mapping: Mapping,
     },
     /// Of no pool: memory of the driver's own.
     Standing {
-        _mapping: Region,
+        _mapping: Mapping,
     },
 }
 
@@ -134,7 +79,7 @@ impl Pool {
     /// The machine has no memory for it (48 MiB).
     pub fn new() -> io::Result<Pool> {
         let (small, large) =
-            (Region::map(SMALL_BYTES * SMALL_COUNT)?, Region::map(LARGE_BYTES * LARGE_COUNT)?);
+            (Mapping::anonymous(SMALL_BYTES * SMALL_COUNT)?, Mapping::anonymous(LARGE_BYTES * LARGE_COUNT)?);
         let free = Free {
             small: (0..SMALL_COUNT).rev().collect(),
             large: (0..LARGE_COUNT).rev().collect(),
@@ -172,11 +117,11 @@ impl Pool {
             (Home::Large(index), &self.0.large, index * LARGE_BYTES)
         } else {
             free.huge = free.huge.checked_sub(1)?;
-            let Ok(mapping) = Region::map(len) else {
+            let Ok(mapping) = Mapping::anonymous(len) else {
                 free.huge += 1;
                 return None;
             };
-            let start = mapping.start;
+            let start = mapping.start();
             return Some(Buffer {
                 start,
                 len,
@@ -185,7 +130,7 @@ impl Pool {
             });
         };
         // SAFETY: `offset` is inside the region: the index came from the free list of that class.
-        let start = unsafe { region.start.add(offset) };
+        let start = unsafe { region.start().add(offset) };
         Some(Buffer { start, len, home, pool: Some(self.0.clone()) })
     }
 
@@ -260,9 +205,9 @@ impl Buffer {
     /// # Errors
     /// The machine has none.
     pub fn standing(len: usize) -> io::Result<Buffer> {
-        let mapping = Region::map(len)?;
+        let mapping = Mapping::anonymous(len)?;
         mapping.prefault();
-        let start = mapping.start;
+        let start = mapping.start();
         Ok(Buffer { start, len, home: Home::Standing { _mapping: mapping }, pool: None })
     }
 
