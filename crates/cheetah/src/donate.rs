@@ -16,6 +16,7 @@ use cheetah_nbd::uri::{Transport, Uri};
 use cheetah_rim::arena::Arena;
 use cheetah_rim::control::{Client, DonorControl, DonorHandle, DonorHooks, DonorOptions};
 use cheetah_rim::donor::{DonorServer, Gate};
+use cheetah_rim::gather::Gathering;
 use cheetah_rim::net::{Bound, Endpoint};
 use cheetah_rim::owner::{Machine, Memory, go_first, yield_to_owner};
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -48,7 +49,10 @@ pub async fn donate(options: cli::Donate) -> Result<(), Failure> {
             warn_if_clear("data", *address);
         }
         output::line(&format!("ready: donor {name} lends {lent} at {} without a pool", server.endpoint()));
-        return told_to_end().await;
+        return tokio::select! {
+            told = told_to_end() => told,
+            never = Gathering::new(arena).go_on_always() => match never {},
+        };
     }
     let pool = find_now(&options.pool).await?;
     let listen = Endpoint::Tcp(parse_listen(&options.listen)?);

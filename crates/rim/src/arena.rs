@@ -8,7 +8,7 @@
 //! Called by `donor`. Tests: below. One of the named modules that may use unsafe.
 #![allow(unsafe_code)]
 
-use crate::mapping::Mapping;
+use crate::mapping::{HUGE_PAGE_BYTES, Mapping};
 use cheetah_core::donor::DirtyMap;
 use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES};
 use rustix::fs::{FallocateFlags, MemfdFlags};
@@ -27,6 +27,7 @@ pub struct Arena {
 }
 
 const BLOCKS_PER_WORD: u64 = 64;
+const WORDS_PER_HUGE_PAGE: usize = HUGE_PAGE_BYTES / (BLOCKS_PER_WORD * BLOCK_BYTES) as usize;
 
 impl Arena {
     /// # Errors
@@ -59,6 +60,30 @@ impl Arena {
         const STAT_BLOCK_BYTES: u64 = 512;
         let blocks = rustix::fs::fstat(&self.memory).map_or(0, |stat| stat.st_blocks);
         u64::try_from(blocks).unwrap_or(0) * STAT_BLOCK_BYTES
+    }
+
+    /// How many huge pages it could lie on.
+    pub(crate) fn huge_pages(&self) -> usize {
+        self.presence.len() / WORDS_PER_HUGE_PAGE
+    }
+
+    /// Whether all blocks of this huge page are present.
+    pub(crate) fn is_whole(&self, page: usize) -> bool {
+        let words = &self.presence[page * WORDS_PER_HUGE_PAGE..][..WORDS_PER_HUGE_PAGE];
+        words.iter().all(|word| word.load(Ordering::Acquire) == u64::MAX)
+    }
+
+    /// Moves its blocks into one huge page, in place: who reads or writes them meanwhile notices nothing.
+    ///
+    /// # Errors
+    /// `InvalidInput`: not on this kernel; `OutOfMemory`: it has no huge page; others: not now.
+    pub(crate) fn gather(&self, page: usize) -> io::Result<()> {
+        let start = self.address((page * HUGE_PAGE_BYTES) as u64).cast();
+        // SAFETY: inside the mapping; the content stays as it is.
+        match unsafe { libc::madvise(start, HUGE_PAGE_BYTES, libc::MADV_COLLAPSE) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 
     /// Whoever changes a range marks it here before.

@@ -10,6 +10,7 @@ pub mod buffer;
 pub mod code;
 pub mod control;
 pub mod donor;
+pub mod gather;
 mod mapping;
 pub mod memory;
 pub mod net;

@@ -7,6 +7,7 @@
 
 use crate::arena::Arena;
 use crate::control::DonorHandle;
+use crate::gather::Gathering;
 use cheetah_core::donor::owner::{Ease, Owner, Pressure, Sample};
 use cheetah_core::limits::OWNER_LOOK_NS;
 use std::path::{Path, PathBuf};
@@ -152,7 +153,8 @@ fn parse_pressure(text: &str) -> Option<Pressure> {
     })
 }
 
-/// Looks at the machine again and again, and lets the pool know of each change of what its owner can spare.
+/// Looks at the machine again and again, and lets the pool know of each change of what its owner can spare. While that is
+/// plenty, what is held is gathered on huge pages.
 /// Returns when memory runs out faster than data can be moved: with what was seen, and the process has to end at once.
 /// Otherwise it goes on until it is dropped.
 pub async fn yield_to_owner(
@@ -168,6 +170,7 @@ pub async fn yield_to_owner(
             "this kernel does not tell who waits for memory (PSI); the donor goes by what is available alone"
         );
     }
+    let gathering = Gathering::new(arena.clone());
     let mut told = None;
     loop {
         let held_extents = state.borrow().extents_held;
@@ -183,8 +186,10 @@ pub async fn yield_to_owner(
                     tracing::info!(?offer, ?sample, "what the owner can spare");
                     told = Some(offer.ease);
                 }
-                if offer.ease == Ease::Outrun {
-                    return sample;
+                match offer.ease {
+                    Ease::Outrun => return sample,
+                    Ease::Plenty => gathering.go_on(),
+                    Ease::Shrinking | Ease::Tight => {}
                 }
                 owner.pause_ns(&sample)
             }
