@@ -127,6 +127,27 @@ fn many_streams_at_once_do_not_disturb_each_other() {
 }
 
 #[test]
+fn a_tool_may_read_where_others_read_before_it_another_way() {
+    type Pass = fn(u64) -> u64;
+    let (forward, backward, strided): (Pass, Pass, Pass) =
+        (|number| number * BLOCK, |number| 64 * MIB - (number + 1) * BLOCK, |number| number * 200 * 1024);
+    let mut reader = Reader::new(Rule::Streams);
+    for round in 0..4 {
+        for (name, pass) in [("forward", forward), ("backward", backward), ("strided", strided)] {
+            reader.here.clear();
+            reader.ahead.restart();
+            (reader.hits, reader.reads) = (0, 0);
+            reader.wants.clear();
+            let count = 1000;
+            (0..count).for_each(|number| _ = reader.read(pass(number), BLOCK));
+            assert!(reader.hits > 950, "round {round}, {name}: {} of {count} were there", reader.hits);
+            let most = 3 * count * BLOCK + 10 * MIB;
+            assert!(reader.wanted() < most, "round {round}, {name}: {} bytes", reader.wanted());
+        }
+    }
+}
+
+#[test]
 fn reads_at_random_fetch_nothing_on_a_lan() {
     let mut reader = Reader::new(Rule::Streams);
     let mut random = 1_u64;

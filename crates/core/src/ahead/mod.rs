@@ -5,9 +5,10 @@
 //! ranges to fetch out. Invariant: a window grows only when a read waited, and not beyond what its stream was worth so far.
 //! Called by `volume::cached`. Tests: `tests/ahead.rs`; the simulator runs it in every attachment.
 //!
-//! **Finding.** Of the last reads that belonged to no stream the places are kept. A read is the next of a stream when a
+//! **Finding.** Of the last reads that continued no stream the places are kept. A read is the next of a stream when a
 //! majority of the places where the stream would have been before are among them: one for a read that continues another,
-//! two backwards, and three of four for a stride; so reads of other streams, or of none, in between do not matter.
+//! two backwards, and three of four for a stride; so reads of other streams, or of none, in between do not matter. A read
+//! that is only near a stream, out of its order, may found another one: tools read the same place again another way.
 //!
 //! **How far.** A window begins at two reads, or an eighth of what the path holds (bandwidth times delay, measured). It
 //! doubles each time that a read of the stream has to wait, as long as it is no larger than what the tool took of the
@@ -29,7 +30,7 @@ use crate::units::Time;
 use pipe::Pipe;
 use places::Places;
 use serde::{Deserialize, Serialize};
-use stream::{Stream, Trend};
+use stream::{Fit, Stream, Trend};
 
 /// Streams followed at once; the one that was longest not read makes room.
 const STREAMS_MAX: usize = 32;
@@ -175,13 +176,7 @@ impl Ahead {
         if len == 0 {
             return;
         }
-        let followed = self.streams.iter_mut().position(|stream| stream.follow(now, offset, len));
-        let index = followed.or_else(|| {
-            let trend = self.places.trend(offset, len)?;
-            Some(self.add_stream(now, trend, read))
-        });
-        let Some(index) = index else {
-            self.places.remember(offset, len);
+        let Some(index) = self.stream_of(now, read) else {
             if found == Found::Missed {
                 self.fetch_around(offset, len, size, wants);
             }
@@ -200,6 +195,29 @@ impl Ahead {
             self.streams[index].grow(worth.min(most));
         }
         self.streams[index].extend(size, wants);
+    }
+
+    /// The stream that a read belongs to, which it may begin.
+    fn stream_of(&mut self, now: Time, read: Read) -> Option<usize> {
+        let Read { offset, len, .. } = read;
+        let fit = |(index, stream): (usize, &Stream)| {
+            Some((stream.fit(offset, len)?, std::cmp::Reverse(stream.used_at), index))
+        };
+        let best = self.streams.iter().enumerate().filter_map(fit).min();
+        if let Some((Fit::Next | Fit::Foreseen, _, index)) = best {
+            self.streams[index].follow(now, offset, len);
+            return Some(index);
+        }
+        // Only around a stream it may as well be of another one: that of a tool which reads the same place another way.
+        let near = best.map(|(_, _, index)| index);
+        let trend = self.places.trend(offset, len);
+        if let Some(trend) = trend.filter(|trend| near.is_none_or(|index| !self.streams[index].goes(*trend)))
+        {
+            return Some(self.add_stream(now, trend, read));
+        }
+        self.places.remember(offset, len);
+        self.streams[near?].follow(now, offset, len);
+        near
     }
 
     fn add_stream(&mut self, now: Time, trend: Trend, read: Read) -> usize {

@@ -27,6 +27,17 @@ pub(super) enum Trend {
     Stride(i64),
 }
 
+/// How well a read fits a stream, the best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Fit {
+    /// It goes on where the last one ended.
+    Next,
+    /// Where its reader will come, though not all of its reads are seen here.
+    Foreseen,
+    /// Around there.
+    Near,
+}
+
 #[derive(Debug)]
 pub(super) struct Stream {
     pub(super) number: u32,
@@ -82,28 +93,42 @@ impl Stream {
         self.restart();
     }
 
-    /// Takes a read in if it is one of this stream.
-    pub(super) fn follow(&mut self, now: Time, offset: u64, len: u32) -> bool {
+    /// Whether a read may be one of this stream.
+    pub(super) fn fit(&self, offset: u64, len: u32) -> Option<Fit> {
         let end = offset + u64::from(len);
-        let follows = match self.trend {
+        match self.trend {
             Trend::Forward => {
                 let to = self.asked.max(self.head + GAP_BYTES);
-                offset <= to && offset + DISORDER_BYTES >= self.head
+                let near = offset <= to && offset + DISORDER_BYTES >= self.head;
+                near.then_some(if offset == self.head { Fit::Next } else { Fit::Near })
             }
             Trend::Backward => {
                 let to = self.asked.min(self.head.saturating_sub(GAP_BYTES));
-                end >= to && end <= self.head + DISORDER_BYTES
+                let near = end >= to && end <= self.head + DISORDER_BYTES;
+                let foreseen = self.asked <= end && end < self.head;
+                near.then_some(match () {
+                    () if end == self.head => Fit::Next,
+                    () if foreseen => Fit::Foreseen,
+                    () => Fit::Near,
+                })
             }
             Trend::Stride(stride) => {
                 let moved = offset.wrapping_sub(self.head).cast_signed();
                 let items = moved / stride;
                 let most = (self.asked.wrapping_sub(self.head).cast_signed() / stride).unsigned_abs();
-                moved % stride == 0 && items >= 0 && items.unsigned_abs() <= most.max(GAP_ITEMS)
+                let near = moved % stride == 0 && items >= 0 && items.unsigned_abs() <= most.max(GAP_ITEMS);
+                near.then_some(if items > 0 { Fit::Foreseen } else { Fit::Near })
             }
-        };
-        if !follows {
-            return false;
         }
+    }
+
+    pub(super) fn goes(&self, trend: Trend) -> bool {
+        self.trend == trend
+    }
+
+    /// Takes a read in that fits.
+    pub(super) fn follow(&mut self, now: Time, offset: u64, len: u32) {
+        let end = offset + u64::from(len);
         self.used_at = now;
         self.len = len;
         let before = self.head;
@@ -125,7 +150,6 @@ impl Stream {
         }
         // It may have read more than is seen here.
         self.consumed += self.bytes_between(before, self.head);
-        true
     }
 
     fn bytes_between(&self, from: u64, to: u64) -> u64 {
