@@ -368,11 +368,12 @@ impl Connection {
             into_payload = buffer.len() - *filled;
             let ahead = self.inbuf.space(RequestHeader::BYTES);
             let mut pieces = [IoSliceMut::new(&mut buffer[*filled..]), IoSliceMut::new(ahead)];
-            socket.try_io(Interest::READABLE, |fd| Ok(rustix::io::readv(fd, &mut pieces)?))
+            let room = into_payload + RequestHeader::BYTES;
+            receive_up_to(room, socket, |fd| Ok(rustix::io::readv(fd, &mut pieces)?))
         } else {
             let space = self.inbuf.space(self.receive_limit);
             assert!(!space.is_empty(), "a full buffer holds a request, and that was taken");
-            socket.try_io(Interest::READABLE, |fd| {
+            receive_up_to(space.len(), socket, |fd| {
                 Ok(rustix::net::recv(fd, &mut *space, RecvFlags::empty())?.0)
             })
         };
@@ -462,6 +463,21 @@ impl Connection {
         }
         Ok(())
     }
+}
+
+/// Receives once. A socket that gave less than there was room for is empty, and is not asked again before more comes: it
+/// counts as one that would block, by the readiness that it had before the call, so nothing that comes meanwhile is missed.
+fn receive_up_to(
+    room: usize,
+    socket: &AsyncFd<OwnedFd>,
+    call: impl FnOnce(&OwnedFd) -> io::Result<usize>,
+) -> io::Result<usize> {
+    let mut got = None;
+    let told = socket.try_io(Interest::READABLE, |fd| {
+        let count = *got.insert(call(fd)?);
+        if 0 < count && count < room { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(count) }
+    });
+    got.map_or(told, Ok)
 }
 
 /// None when there is nothing to read or no room to write now.
