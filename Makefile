@@ -83,7 +83,7 @@ bench-front: build ## of it: the file beside nbdfuse on nbdkit (root)
 
 bench-lan: build ## of it: five hosts with links of 1 and 10 Gbit/s beside iperf3, and a long way (root)
 	@echo "== benchmark, hosts and links"
-	@$(bench) lan
+	@$(bench) lan far
 
 bench-thesis: build ## of it: the table of the thesis of 2006, beside disks of then and now (root)
 	@echo "== benchmark, thesis"

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::bench::Bench;
 use crate::bench::file::{self, Walk};
@@ -16,29 +16,22 @@ use crate::bench::machine::CONGESTION;
 use crate::bench::rounds::{Side, Turn};
 use crate::bench::row::{Bar, Figure};
 use crate::bench::worker::{Load, Worker};
-use crate::images::Sample;
 use crate::lan::{Lan, Node};
 use crate::load::Pattern;
 use crate::pool::{Attached, Pool, State};
 use crate::scratch::Scratch;
-use crate::wire::Wire;
 use crate::{rivals, tools};
 
-pub const SECONDS: f64 = 420.0;
-pub const SETS: usize = 4;
+pub const SECONDS: f64 = 330.0;
+pub const SETS: usize = 3;
 
-const DONORS: u8 = 4;
+pub(super) const DONORS: u8 = 4;
 const MIB: u64 = 1 << 20;
 /// What a backward or forward walk in small steps reads.
 const WALK_BYTES: u64 = 32 * MIB;
 const BLOCK: u64 = 4096;
 /// The thesis's stride.
 const STRIDE: u64 = 200 << 10;
-/// Where the file system of the NTFS sample begins.
-const NTFS_SECTOR: &str = "2048";
-/// Connections of a client to four donors.
-const STREAMS: u32 = 8;
-const RTT: Duration = Duration::from_millis(20);
 
 pub fn run(bench: &mut Bench) {
     for (rate, name) in [("1gbit", "1g"), ("10gbit", "10g")] {
@@ -46,7 +39,6 @@ pub fn run(bench: &mut Bench) {
     }
     let lan = hosts("1gbit", DONORS);
     walks(bench, &lan);
-    far(bench, &lan);
 }
 
 #[track_caller]
@@ -65,7 +57,7 @@ fn pool_on(lan: &Arc<Lan>, lent: &str) -> Pool {
 
 /// Random bytes to copy from.
 #[track_caller]
-fn noise(scratch: &Scratch, bytes: u64) -> PathBuf {
+pub(super) fn noise(scratch: &Scratch, bytes: u64) -> PathBuf {
     let noise = scratch.join("noise");
     let mut command = tools::command("dd");
     command.arg("if=/dev/urandom").arg(format!("of={}", noise.display()));
@@ -135,41 +127,53 @@ fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
     pool.detach("nbd");
 }
 
-/// Two volumes with the same content, as files: one as it is, one without read-ahead.
-struct Pair {
+/// Two volumes with the same content.
+pub(super) struct Loaded(Pool);
+
+/// The same as files: one as it is, one without read-ahead.
+pub(super) struct Pair {
     pool: Pool,
-    ahead: Attached,
-    plain: Attached,
+    pub(super) ahead: Attached,
+    pub(super) plain: Attached,
 }
 
-impl Pair {
+impl Loaded {
     #[track_caller]
-    fn start(lan: &Arc<Lan>, from: &Path, bytes: u64) -> Self {
-        let mut pool = pool_on(lan, &format!("{}M", 2 * (bytes / MIB / 4).max(64) + 128));
+    pub(super) fn from(lan: &Arc<Lan>, from: &Path, bytes: u64) -> Self {
+        let pool = pool_on(lan, &format!("{}M", 2 * (bytes / MIB / 4).max(64) + 128));
         let size = bytes.to_string();
         for volume in ["ahead", "plain"] {
             pool.ok(["create", volume, &size, "--redundancy", "stripe:4"]);
             pool.ok(["load", &from.display().to_string(), volume, "--no-verify"]);
         }
-        let ahead = pool.attach_fuse("ahead", &["--read-only"]);
-        let plain = pool.attach_fuse("plain", &["--read-only", "--read-ahead", "off"]);
-        Self { pool, ahead, plain }
+        Self(pool)
     }
 
-    fn end(mut self) {
+    /// The connections are made now, as many as the links ask for now.
+    #[track_caller]
+    pub(super) fn attach(self) -> Pair {
+        let mut pool = self.0;
+        let ahead = pool.attach_fuse("ahead", &["--read-only"]);
+        let plain = pool.attach_fuse("plain", &["--read-only", "--read-ahead", "off"]);
+        Pair { pool, ahead, plain }
+    }
+}
+
+impl Pair {
+    pub(super) fn end(mut self) {
         self.pool.detach("ahead");
         self.pool.detach("plain");
     }
 }
 
-const NO_READ_AHEAD: &str = "the same without read-ahead";
+pub(super) const NO_READ_AHEAD: &str = "the same without read-ahead";
 
 /// Backward and strided walks in blocks of 4 KiB.
 fn walks(bench: &mut Bench, lan: &Arc<Lan>) {
     bench.prepare("volumes for backward and strided reads");
     let bytes = if bench.quick { 128 * MIB } else { 256 * MIB };
     let scratch = Scratch::new();
-    let pair = Pair::start(lan, &noise(&scratch, bytes), bytes);
+    let pair = Loaded::from(lan, &noise(&scratch, bytes), bytes).attach();
     let server = Worker::start_on(lan, Node::Donor(1), &["ping-server", "0.0.0.0:5202"]);
     let mut ping =
         Worker::start_on(lan, Node::Client, &["ping", &format!("{}:5202", Node::Donor(1).address())]);
@@ -203,92 +207,4 @@ fn walks(bench: &mut Bench, lan: &Arc<Lan>) {
     worker.into_inner().end();
     drop((ping, server));
     pair.end();
-}
-
-/// A round trip of 20 ms between the client's side and the donors.
-fn far(bench: &mut Bench, lan: &Arc<Lan>) {
-    bench.prepare("a link with a round trip of 20 ms");
-    let sample = Sample::named("fs.ntfs");
-    let bytes = sample.bytes;
-    let pair = Pair::start(lan, &sample.path(), bytes);
-    let worker = RefCell::new(Worker::start(&["file"]));
-    let walk = |attached: &Attached| {
-        Turn::of(
-            file::walk(&mut worker.borrow_mut(), Walk::Forward, &attached.path, MIB, bytes).mb_per_second()
-                * 8.0,
-        )
-    };
-    let near = rivals::iperf3_between(lan, Node::Donor(1), Node::Client, 2);
-    let fls_here = seconds_of_fls(&sample.path());
-    let wire = Wire::new(lan, 1);
-    wire.delay(RTT / 2);
-    (1..=DONORS).for_each(|number| lan.detour(Node::Donor(number)));
-    bench.set("RTT 20 ms: sequential cold read, fls");
-    let streams = |count| rivals::iperf3_streams(lan, Node::Donor(1), Node::Client, 3, count);
-    let taken = bench.turns(&mut [
-        Side::new("link", || Turn::of(near)),
-        Side::new("one stream", || Turn::of(streams(1))),
-        Side::new("many streams", || Turn::of(streams(STREAMS))),
-        Side::new("read", || walk(&pair.ahead)),
-        Side::new("plain read", || walk(&pair.plain)),
-        Side::new("fls", || Turn::of(cold_fls(&pair.ahead.path))),
-        Side::new("plain fls", || Turn::of(cold_fls(&pair.plain.path))),
-    ]);
-    let what = "RTT 20 ms, 1 Gbit/s: sequential cold read of 50 MiB";
-    let link = ("iperf3 without the delay", "link");
-    bench.beside(("lan.far.read", what, "Mbit/s"), &taken, "read", link, Some(Bar::RatioAtLeast(0.9)));
-    for (id, what, side) in [
-        ("lan.far.iperf3", "RTT 20 ms, 1 Gbit/s: iperf3, 3 s", "one stream"),
-        (
-            "lan.far.iperf3.streams",
-            "the same with eight streams, as many as a client has connections",
-            "many streams",
-        ),
-    ] {
-        bench.beside((id, what, "Mbit/s"), &taken, side, link, None);
-    }
-    bench.beside(("lan.far.plain", what, "Mbit/s"), &taken, "read", (NO_READ_AHEAD, "plain read"), None);
-    let what = "RTT 20 ms, 1 Gbit/s: fls -r of the NTFS sample";
-    let plain = (NO_READ_AHEAD, "plain fls");
-    bench.beside(("lan.far.fls", what, "s"), &taken, "fls", plain, Some(Bar::RatioAtMost(1.0)));
-    // Each round trip that a tool waits for takes one RTT; what it takes beside that is what it takes on a local file.
-    let trips = |side: &str| {
-        taken
-            .value(side)
-            .values()
-            .iter()
-            .map(|seconds| (seconds - fls_here).max(0.0) / RTT.as_secs_f64())
-            .collect()
-    };
-    let what = "the same, round trips that it waited for";
-    let (value, plain) = (trips("fls"), trips("plain fls"));
-    let peer = Some((NO_READ_AHEAD, &plain));
-    let (probe, bar) = (Some(&taken.probe), Some(Bar::RatioAtMost(1.0 / 3.0)));
-    bench.row(&Figure {
-        id: "lan.far.fls.trips",
-        what: what.to_owned(),
-        unit: "",
-        value: &value,
-        peer,
-        probe,
-        bar,
-    });
-    worker.into_inner().end();
-    (1..=DONORS).for_each(|number| lan.heal(Node::Donor(number)));
-    drop(wire);
-    pair.end();
-}
-
-#[track_caller]
-fn seconds_of_fls(path: &Path) -> f64 {
-    let start = Instant::now();
-    tools::run("fls", ["-r", "-o", NTFS_SECTOR, &path.display().to_string()]);
-    start.elapsed().as_secs_f64()
-}
-
-/// With an empty page cache.
-#[track_caller]
-fn cold_fls(path: &Path) -> f64 {
-    file::forget(path);
-    seconds_of_fls(path)
 }

@@ -9,6 +9,7 @@
 
 mod client;
 mod direct;
+mod far;
 mod file;
 mod front;
 mod lan;
@@ -60,10 +61,11 @@ struct Part {
     run: fn(&mut Bench),
 }
 
-const PARTS: [Part; 6] = [
+const PARTS: [Part; 7] = [
     Part { name: "local", seconds: local::SECONDS, sets: local::SETS, run: local::run },
     Part { name: "front", seconds: front::SECONDS, sets: front::SETS, run: front::run },
     Part { name: "lan", seconds: lan::SECONDS, sets: lan::SETS, run: lan::run },
+    Part { name: "far", seconds: far::SECONDS, sets: far::SETS, run: far::run },
     Part { name: "thesis", seconds: thesis::SECONDS, sets: thesis::SETS, run: thesis::run },
     Part { name: "scale", seconds: scale::SECONDS, sets: scale::SETS, run: scale::run },
     Part { name: "seeds", seconds: seeds::SECONDS, sets: seeds::SETS, run: seeds::run },
