@@ -148,6 +148,29 @@ fn a_tool_may_read_where_others_read_before_it_another_way() {
 }
 
 #[test]
+fn reads_that_are_under_way_together_come_in_any_order() {
+    for (block, together) in [(BLOCK, 2), (BLOCK, 4), (BLOCK, 8), (128 << 10, 2), (128 << 10, 8), (MIB, 2)] {
+        let mut reader = Reader::new(Rule::Streams);
+        let count = (128 * MIB / block).min(4096);
+        let mut seed = 7_u64;
+        // It begins with one at a time, as readers do.
+        (0..8).for_each(|number| _ = reader.read(number * block, block));
+        for first in (8..count).step_by(together) {
+            let mut numbers: Vec<u64> = (first..first + together as u64).collect();
+            while !numbers.is_empty() {
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let number = numbers.swap_remove((seed >> 33) as usize % numbers.len());
+                reader.read(number * block, block);
+            }
+        }
+        let hits = reader.hits as u64;
+        assert!(hits * 10 > count * 8, "{block}, {together} together: {hits} of {count} were there");
+        let items = reader.wants.iter().filter(|want| u64::from(want.len) < 16 << 10).count();
+        assert!(items < 20, "{block}, {together} together: {items} of {} are of strides", reader.wants.len());
+    }
+}
+
+#[test]
 fn reads_at_random_fetch_nothing_on_a_lan() {
     let mut reader = Reader::new(Rule::Streams);
     let mut random = 1_u64;

@@ -15,6 +15,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 #[derive(Debug)]
 pub struct Arena {
@@ -24,6 +25,8 @@ pub struct Arena {
     /// One bit a block.
     presence: Box<[AtomicU64]>,
     dirty: DirtyMap,
+    /// Held while extents are wiped or gathered.
+    wiping: Mutex<()>,
 }
 
 const BLOCKS_PER_WORD: u64 = 64;
@@ -40,7 +43,7 @@ impl Arena {
         let mapping = Mapping::of_file(&memory, len)?;
         let words = bytes / BLOCK_BYTES / BLOCKS_PER_WORD;
         let presence = (0..words).map(|_| AtomicU64::new(0)).collect();
-        Ok(Arena { memory, mapping, bytes, presence, dirty: DirtyMap::new(extents) })
+        Ok(Arena { memory, mapping, bytes, presence, dirty: DirtyMap::new(extents), wiping: Mutex::new(()) })
     }
 
     #[must_use]
@@ -67,23 +70,30 @@ impl Arena {
         self.presence.len() / WORDS_PER_HUGE_PAGE
     }
 
+    /// Moves the blocks of this huge page into one, in place, if all of them are present: who reads or writes them meanwhile
+    /// notices nothing. Whether they are. (One that is trimmed at this very moment may get its memory back until its extent is
+    /// wiped.)
+    ///
+    /// # Errors
+    /// `InvalidInput`: not on this kernel; `OutOfMemory`, `ResourceBusy`: it has no huge page; others: not now.
+    pub(crate) fn gather(&self, page: usize) -> io::Result<bool> {
+        // The kernel would fill with zeros what is wiped under its hands.
+        let _wiping = self.wiping.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.is_whole(page) {
+            return Ok(false);
+        }
+        let start = self.address((page * HUGE_PAGE_BYTES) as u64).cast();
+        // SAFETY: inside the mapping; the content stays as it is.
+        match unsafe { libc::madvise(start, HUGE_PAGE_BYTES, libc::MADV_COLLAPSE) } {
+            0 => Ok(true),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
     /// Whether all blocks of this huge page are present.
     pub(crate) fn is_whole(&self, page: usize) -> bool {
         let words = &self.presence[page * WORDS_PER_HUGE_PAGE..][..WORDS_PER_HUGE_PAGE];
         words.iter().all(|word| word.load(Ordering::Acquire) == u64::MAX)
-    }
-
-    /// Moves its blocks into one huge page, in place: who reads or writes them meanwhile notices nothing.
-    ///
-    /// # Errors
-    /// `InvalidInput`: not on this kernel; `OutOfMemory`: it has no huge page; others: not now.
-    pub(crate) fn gather(&self, page: usize) -> io::Result<()> {
-        let start = self.address((page * HUGE_PAGE_BYTES) as u64).cast();
-        // SAFETY: inside the mapping; the content stays as it is.
-        match unsafe { libc::madvise(start, HUGE_PAGE_BYTES, libc::MADV_COLLAPSE) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
     }
 
     /// Whoever changes a range marks it here before.
@@ -219,6 +229,7 @@ impl Arena {
     /// before it gives it to any process, this one included. They are not overwritten in place: `sendfile` may have
     /// left them in a socket, and a reply on its way must not turn into zeros.
     pub fn wipe(&self, extents: &[u32]) {
+        let _gathering = self.wiping.lock().unwrap_or_else(PoisonError::into_inner);
         for extent in extents {
             self.zero(u64::from(*extent) * EXTENT_BYTES, EXTENT_BYTES, false);
         }

@@ -70,11 +70,11 @@ impl Round {
                 self.gathered[page] = false;
             } else if !self.gathered[page] {
                 match self.arena.gather(page).map_err(|error| error.kind()) {
-                    Ok(()) => self.gathered[page] = true,
-                    // This kernel does not do it, or a block of it went just now.
+                    Ok(whole) => self.gathered[page] = whole,
+                    // This kernel does not do it.
                     Err(io::ErrorKind::InvalidInput) => self.gathered[page] = true,
-                    // The kernel has no huge page left, and making one costs the machine more than it gains.
-                    Err(io::ErrorKind::OutOfMemory) => break,
+                    // There is no huge page left, and making one costs the machine more than it gains.
+                    Err(io::ErrorKind::OutOfMemory | io::ErrorKind::ResourceBusy) => break,
                     // Some of it is on its way into a socket.
                     Err(_) => {}
                 }

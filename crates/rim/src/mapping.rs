@@ -3,7 +3,7 @@
 //! Owns mapping, unmapping and the advice. Never: what the bytes are, or who may touch them (`Arena`, `Buffer`).
 //! Why: a copy between a socket and 4 KiB pages spends up to a third of its time on page tables and page borders.
 //! Whoever has no huge pages loses speed and nothing else.
-//! Called by `arena` and `buffer`, whose tests are this module's. One of the named modules that may use unsafe.
+//! Called by `arena` and `buffer`. Tests: below. One of the named modules that may use unsafe.
 #![allow(unsafe_code)]
 
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
@@ -38,7 +38,7 @@ impl Mapping {
             // SAFETY: our own reservation.
             unsafe {
                 let access = MprotectFlags::READ | MprotectFlags::WRITE;
-                rustix::mm::mprotect(mapping.start.as_ptr().cast(), bytes, access)?;
+                rustix::mm::mprotect(mapping.start.as_ptr().cast(), mapping.bytes, access)?;
             }
         }
         Ok(mapping)
@@ -63,24 +63,27 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Addresses that nobody may use yet; those of a huge page or more begin where one can.
+    /// Addresses that nobody may use yet, whole pages; those of a huge page or more begin where one can.
     fn reserve(bytes: usize) -> io::Result<Mapping> {
         if bytes == 0 {
             return Ok(Mapping { start: NonNull::dangling(), bytes });
         }
         let spare = if bytes < HUGE_PAGE_BYTES { 0 } else { HUGE_PAGE_BYTES };
+        let bytes = bytes.checked_next_multiple_of(rustix::param::page_size());
+        let bytes = bytes.ok_or(io::ErrorKind::OutOfMemory)?;
         let room = bytes.checked_add(spare).ok_or(io::ErrorKind::OutOfMemory)?;
         // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
         let reserved = unsafe {
             rustix::mm::mmap_anonymous(std::ptr::null_mut(), room, ProtFlags::empty(), MapFlags::PRIVATE)?
         };
         let before = if spare == 0 { 0 } else { reserved.align_offset(HUGE_PAGE_BYTES) };
-        // SAFETY: both ends are inside of what was reserved a moment ago, and nobody knows of them.
+        // SAFETY: both ends are inside of what was reserved a moment ago, and nobody knows of them. What the kernel does not
+        // take back is address space and no more.
         let start = unsafe {
             let start = reserved.byte_add(before);
             for (from, len) in [(reserved, before), (start.byte_add(bytes), spare - before)] {
                 if len > 0 {
-                    rustix::mm::munmap(from, len)?;
+                    let _ = rustix::mm::munmap(from, len);
                 }
             }
             start
@@ -112,6 +115,27 @@ impl Drop for Mapping {
         if self.bytes > 0 {
             // SAFETY: mapped with this length; whoever may touch it holds the mapping.
             let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_length_can_be_mapped_and_written_to_its_end() {
+        for bytes in [0, 1, 4096, HUGE_PAGE_BYTES - 1, HUGE_PAGE_BYTES, HUGE_PAGE_BYTES + 512, 3_000_001] {
+            let mapping = Mapping::anonymous(bytes).unwrap();
+            mapping.prefault();
+            if bytes > 0 {
+                // SAFETY: inside the mapping, which this test alone knows.
+                unsafe { mapping.start().as_ptr().add(bytes - 1).write(7) };
+            }
+            if bytes >= HUGE_PAGE_BYTES {
+                assert_eq!(mapping.start().as_ptr().align_offset(HUGE_PAGE_BYTES), 0, "{bytes}");
+            }
         }
     }
 }

@@ -188,8 +188,9 @@ pub async fn yield_to_owner(
                 }
                 match offer.ease {
                     Ease::Outrun => return sample,
-                    Ease::Plenty => gathering.go_on(),
-                    Ease::Shrinking | Ease::Tight => {}
+                    // It may have to wait for memory, which must not look as if the owner did.
+                    Ease::Plenty if owner.leaves_room(&sample) => gathering.go_on(),
+                    Ease::Shrinking | Ease::Tight | Ease::Plenty => {}
                 }
                 owner.pause_ns(&sample)
             }

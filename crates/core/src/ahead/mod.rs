@@ -208,14 +208,17 @@ impl Ahead {
             self.streams[index].follow(now, offset, len);
             return Some(index);
         }
-        // Only around a stream it may as well be of another one: that of a tool which reads the same place another way.
         let near = best.map(|(_, _, index)| index);
-        let trend = self.places.trend(offset, len);
-        if let Some(trend) = trend.filter(|trend| near.is_none_or(|index| !self.streams[index].goes(*trend)))
-        {
-            return Some(self.add_stream(now, trend, read));
+        if near.is_none_or(|index| self.streams[index].is_astray()) {
+            // It may as well be of another one: that of a tool which reads the same place another way.
+            let there = |trend| {
+                self.streams.iter().any(|other| other.goes(trend) && other.fit(offset, len).is_some())
+            };
+            if let Some(trend) = self.places.trend(offset, len).filter(|trend| !there(*trend)) {
+                return Some(self.add_stream(now, trend, read));
+            }
+            self.places.remember(offset, len);
         }
-        self.places.remember(offset, len);
         self.streams[near?].follow(now, offset, len);
         near
     }

@@ -55,6 +55,11 @@ pub(super) struct Stream {
     pub(super) used_at: Time,
     /// Bytes that were offered to its reader, and that it asked for all the same.
     pub(super) untaken: u64,
+    /// Bytes that its reads left out and did not make up for since.
+    skipped: u64,
+    skipped_at: u64,
+    /// Reads of what was read before, since one that went on.
+    again: u32,
 }
 
 impl Stream {
@@ -73,6 +78,9 @@ impl Stream {
             consumed: begun,
             used_at: now,
             untaken: 0,
+            skipped: 0,
+            skipped_at: head,
+            again: 0,
         }
     }
 
@@ -122,12 +130,44 @@ impl Stream {
         }
     }
 
+    /// Its last reads were near it, and did not go its way: they leave out too much, or come again. Reads of several that are
+    /// under way at once make up for what they leave out.
+    pub(super) fn is_astray(&self) -> bool {
+        self.skipped > GAP_BYTES.max(8 * u64::from(self.len)) || self.again >= 2
+    }
+
+    /// Takes note of whether a read that fits goes on.
+    fn stray(&mut self, offset: u64, len: u32) {
+        let (end, len) = (offset + u64::from(len), u64::from(len));
+        let ahead = match self.trend {
+            Trend::Forward => offset.checked_sub(self.head),
+            Trend::Backward => self.head.checked_sub(end),
+            Trend::Stride(_) => (offset != self.head).then_some(0),
+        };
+        match ahead {
+            Some(0) => {
+                self.again = 0;
+                if self.head.abs_diff(self.skipped_at) > DISORDER_BYTES {
+                    self.skipped = 0;
+                }
+            }
+            Some(gap) => (self.skipped, self.skipped_at) = (self.skipped + gap, self.head),
+            None if self.skipped >= len => self.skipped -= len,
+            None => self.again += 1,
+        }
+    }
+
     pub(super) fn goes(&self, trend: Trend) -> bool {
         self.trend == trend
     }
 
     /// Takes a read in that fits.
     pub(super) fn follow(&mut self, now: Time, offset: u64, len: u32) {
+        if self.fit(offset, len) == Some(Fit::Foreseen) {
+            (self.skipped, self.again) = (0, 0);
+        } else {
+            self.stray(offset, len);
+        }
         let end = offset + u64::from(len);
         self.used_at = now;
         self.len = len;

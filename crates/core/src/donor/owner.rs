@@ -113,7 +113,7 @@ impl Owner {
         let stalling = self.stalling(now, sample.pressure);
         // Tasks also wait for memory for reasons that are not ours, like a limit of their own. So waiting counts only
         // where little is left; there it says that what seems available is not.
-        let near = available < self.terms.reserve_bytes.saturating_mul(2);
+        let near = !self.leaves_room(sample);
         let stalled = near && stalling == Stalling::Much;
         let pressed = near && stalling != Stalling::Little;
         let reserve = self.terms.reserve_bytes.saturating_mul(if stalled { 2 } else { 1 });
@@ -148,6 +148,12 @@ impl Owner {
             () => Ease::Plenty,
         };
         Offer { extents: offered, ease }
+    }
+
+    /// Whether so much is left that nobody who waits for memory is taken for the owner in need.
+    #[must_use]
+    pub fn leaves_room(&self, sample: &Sample) -> bool {
+        sample.available_bytes >= self.terms.reserve_bytes.saturating_mul(2)
     }
 
     /// How long until the next look.
