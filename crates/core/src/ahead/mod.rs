@@ -7,8 +7,8 @@
 //!
 //! **Finding.** Of the last reads that continued no stream the places are kept. A read is the next of a stream when a
 //! majority of the places where the stream would have been before are among them: one for a read that continues another,
-//! two backwards, and three of four for a stride; so reads of other streams, or of none, in between do not matter. A read
-//! that is only near a stream, out of its order, may found another one: tools read the same place again another way.
+//! two backwards, and three of four for a stride; so reads of other streams, or of none, in between do not matter. Reads that
+//! are only near a stream may found another one when they leave it: tools read the same place again another way.
 //!
 //! **How far.** A window begins at two reads, or an eighth of what the path holds (bandwidth times delay, measured). It
 //! doubles each time that a read of the stream has to wait, as long as it is no larger than what the tool took of the
@@ -200,15 +200,22 @@ impl Ahead {
     /// The stream that a read belongs to, which it may begin.
     fn stream_of(&mut self, now: Time, read: Read) -> Option<usize> {
         let Read { offset, len, .. } = read;
-        let fit = |(index, stream): (usize, &Stream)| {
-            Some((stream.fit(offset, len)?, std::cmp::Reverse(stream.used_at), index))
-        };
-        let best = self.streams.iter().enumerate().filter_map(fit).min();
-        if let Some((Fit::Next | Fit::Foreseen, _, index)) = best {
+        let mut near: Option<usize> = None;
+        let mut next: Option<(Fit, usize)> = None;
+        for (index, stream) in self.streams.iter().enumerate() {
+            match stream.fit(offset, len) {
+                Some(Fit::Near) if near.is_none_or(|other| self.streams[other].used_at < stream.used_at) => {
+                    near = Some(index);
+                }
+                Some(Fit::Near) | None => {}
+                Some(fit) if next.is_none_or(|(other, _)| fit < other) => next = Some((fit, index)),
+                Some(_) => {}
+            }
+        }
+        if let Some((_, index)) = next {
             self.streams[index].follow(now, offset, len);
             return Some(index);
         }
-        let near = best.map(|(_, _, index)| index);
         if near.is_none_or(|index| self.streams[index].is_astray()) {
             // It may as well be of another one: that of a tool which reads the same place another way.
             let there = |trend| {

@@ -121,11 +121,12 @@ impl Stream {
                 })
             }
             Trend::Stride(stride) => {
-                let moved = offset.wrapping_sub(self.head).cast_signed();
-                let items = moved / stride;
-                let most = (self.asked.wrapping_sub(self.head).cast_signed() / stride).unsigned_abs();
-                let near = moved % stride == 0 && items >= 0 && items.unsigned_abs() <= most.max(GAP_ITEMS);
-                near.then_some(if items > 0 { Fit::Foreseen } else { Fit::Near })
+                // Most reads are out of its reach, which needs no division.
+                let (moved, step) = (offset.abs_diff(self.head), stride.unsigned_abs());
+                let way = moved == 0 || (offset > self.head) == (stride > 0);
+                let reach = self.asked.abs_diff(self.head).max(GAP_ITEMS.saturating_mul(step));
+                let near = way && moved <= reach && moved % step == 0;
+                near.then_some(if moved > 0 { Fit::Foreseen } else { Fit::Near })
             }
         }
     }
