@@ -98,7 +98,7 @@ pub fn serve(handle: &VolumeHandle, endpoint: &Endpoint) -> Result<Exported, Exp
     handle.spawn_local(Box::new(move || {
         Box::pin(async move {
             match Listener::accept_from(bound) {
-                Ok(listener) => listen(listener, served, counted).await,
+                Ok(listener) => listen(served, counted, listener).await,
                 Err(why) => tracing::error!("the export is not served: {why}"),
             }
         })
@@ -121,7 +121,8 @@ fn bind(endpoint: &Endpoint) -> Result<Bound, ExportError> {
     Ok(bound)
 }
 
-async fn listen(listener: Listener, served: Served, clients: Arc<AtomicUsize>) {
+/// The listener goes first, with its socket's file: who waits for the end has `served` to wait for.
+async fn listen(served: Served, clients: Arc<AtomicUsize>, listener: Listener) {
     let mut stop = served.stop.clone();
     loop {
         let accepted = tokio::select! {
