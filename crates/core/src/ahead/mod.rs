@@ -5,10 +5,9 @@
 //! ranges to fetch out. Invariant: a window grows only when a read waited, and not beyond what its stream was worth so far.
 //! Called by `volume::cached`. Tests: `tests/ahead.rs`; the simulator runs it in every attachment.
 //!
-//! **Finding.** Of the last reads that continued no stream the places are kept. A read is the next of a stream when a
+//! **Finding.** Of the last reads that belonged to no stream the places are kept. A read is the next of a stream when a
 //! majority of the places where the stream would have been before are among them: one for a read that continues another,
-//! two backwards, and three of four for a stride; so reads of other streams, or of none, in between do not matter. Reads that
-//! are only near a stream may found another one when they leave it: tools read the same place again another way.
+//! two backwards, and three of four for a stride; so reads of other streams, or of none, in between do not matter.
 //!
 //! **How far.** A window begins at two reads, or an eighth of what the path holds (bandwidth times delay, measured). It
 //! doubles each time that a read of the stream has to wait, as long as it is no larger than what the tool took of the
@@ -30,7 +29,7 @@ use crate::units::Time;
 use pipe::Pipe;
 use places::Places;
 use serde::{Deserialize, Serialize};
-use stream::{Fit, Stream, Trend};
+use stream::{Stream, Trend};
 
 /// Streams followed at once; the one that was longest not read makes room.
 const STREAMS_MAX: usize = 32;
@@ -176,7 +175,13 @@ impl Ahead {
         if len == 0 {
             return;
         }
-        let Some(index) = self.stream_of(now, read) else {
+        let followed = self.streams.iter_mut().position(|stream| stream.follow(now, offset, len));
+        let index = followed.or_else(|| {
+            let trend = self.places.trend(offset, len)?;
+            Some(self.add_stream(now, trend, read))
+        });
+        let Some(index) = index else {
+            self.places.remember(offset, len);
             if found == Found::Missed {
                 self.fetch_around(offset, len, size, wants);
             }
@@ -195,39 +200,6 @@ impl Ahead {
             self.streams[index].grow(worth.min(most));
         }
         self.streams[index].extend(size, wants);
-    }
-
-    /// The stream that a read belongs to, which it may begin.
-    fn stream_of(&mut self, now: Time, read: Read) -> Option<usize> {
-        let Read { offset, len, .. } = read;
-        let mut near: Option<usize> = None;
-        let mut next: Option<(Fit, usize)> = None;
-        for (index, stream) in self.streams.iter().enumerate() {
-            match stream.fit(offset, len) {
-                Some(Fit::Near) if near.is_none_or(|other| self.streams[other].used_at < stream.used_at) => {
-                    near = Some(index);
-                }
-                Some(Fit::Near) | None => {}
-                Some(fit) if next.is_none_or(|(other, _)| fit < other) => next = Some((fit, index)),
-                Some(_) => {}
-            }
-        }
-        if let Some((_, index)) = next {
-            self.streams[index].follow(now, offset, len);
-            return Some(index);
-        }
-        if near.is_none_or(|index| self.streams[index].is_astray()) {
-            // It may as well be of another one: that of a tool which reads the same place another way.
-            let there = |trend| {
-                self.streams.iter().any(|other| other.goes(trend) && other.fit(offset, len).is_some())
-            };
-            if let Some(trend) = self.places.trend(offset, len).filter(|trend| !there(*trend)) {
-                return Some(self.add_stream(now, trend, read));
-            }
-            self.places.remember(offset, len);
-        }
-        self.streams[near?].follow(now, offset, len);
-        near
     }
 
     fn add_stream(&mut self, now: Time, trend: Trend, read: Read) -> usize {

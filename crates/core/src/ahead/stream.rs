@@ -27,17 +27,6 @@ pub(super) enum Trend {
     Stride(i64),
 }
 
-/// How well a read fits a stream, the best first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Fit {
-    /// It goes on where the last one ended.
-    Next,
-    /// Where its reader will come, though not all of its reads are seen here.
-    Foreseen,
-    /// Around there.
-    Near,
-}
-
 #[derive(Debug)]
 pub(super) struct Stream {
     pub(super) number: u32,
@@ -55,11 +44,6 @@ pub(super) struct Stream {
     pub(super) used_at: Time,
     /// Bytes that were offered to its reader, and that it asked for all the same.
     pub(super) untaken: u64,
-    /// Bytes that its reads left out and did not make up for since.
-    skipped: u64,
-    skipped_at: u64,
-    /// Reads of what was read before, since one that went on.
-    again: u32,
 }
 
 impl Stream {
@@ -78,9 +62,6 @@ impl Stream {
             consumed: begun,
             used_at: now,
             untaken: 0,
-            skipped: 0,
-            skipped_at: head,
-            again: 0,
         }
     }
 
@@ -101,75 +82,28 @@ impl Stream {
         self.restart();
     }
 
-    /// Whether a read may be one of this stream.
-    pub(super) fn fit(&self, offset: u64, len: u32) -> Option<Fit> {
+    /// Takes a read in if it is one of this stream.
+    pub(super) fn follow(&mut self, now: Time, offset: u64, len: u32) -> bool {
         let end = offset + u64::from(len);
-        match self.trend {
+        let follows = match self.trend {
             Trend::Forward => {
                 let to = self.asked.max(self.head + GAP_BYTES);
-                let near = offset <= to && offset + DISORDER_BYTES >= self.head;
-                near.then_some(if offset == self.head { Fit::Next } else { Fit::Near })
+                offset <= to && offset + DISORDER_BYTES >= self.head
             }
             Trend::Backward => {
                 let to = self.asked.min(self.head.saturating_sub(GAP_BYTES));
-                let near = end >= to && end <= self.head + DISORDER_BYTES;
-                let foreseen = self.asked <= end && end < self.head;
-                near.then_some(match () {
-                    () if end == self.head => Fit::Next,
-                    () if foreseen => Fit::Foreseen,
-                    () => Fit::Near,
-                })
+                end >= to && end <= self.head + DISORDER_BYTES
             }
             Trend::Stride(stride) => {
-                // Most reads are out of its reach, which needs no division.
-                let (moved, step) = (offset.abs_diff(self.head), stride.unsigned_abs());
-                let way = moved == 0 || (offset > self.head) == (stride > 0);
-                let reach = self.asked.abs_diff(self.head).max(GAP_ITEMS.saturating_mul(step));
-                let near = way && moved <= reach && moved % step == 0;
-                near.then_some(if moved > 0 { Fit::Foreseen } else { Fit::Near })
+                let moved = offset.wrapping_sub(self.head).cast_signed();
+                let items = moved / stride;
+                let most = (self.asked.wrapping_sub(self.head).cast_signed() / stride).unsigned_abs();
+                moved % stride == 0 && items >= 0 && items.unsigned_abs() <= most.max(GAP_ITEMS)
             }
-        }
-    }
-
-    /// Its last reads were near it, and did not go its way: they leave out too much, or come again. Reads of several that are
-    /// under way at once make up for what they leave out.
-    pub(super) fn is_astray(&self) -> bool {
-        self.skipped > GAP_BYTES.max(8 * u64::from(self.len)) || self.again >= 2
-    }
-
-    /// Takes note of whether a read that fits goes on.
-    fn stray(&mut self, offset: u64, len: u32) {
-        let (end, len) = (offset + u64::from(len), u64::from(len));
-        let ahead = match self.trend {
-            Trend::Forward => offset.checked_sub(self.head),
-            Trend::Backward => self.head.checked_sub(end),
-            Trend::Stride(_) => (offset != self.head).then_some(0),
         };
-        match ahead {
-            Some(0) => {
-                self.again = 0;
-                if self.head.abs_diff(self.skipped_at) > DISORDER_BYTES {
-                    self.skipped = 0;
-                }
-            }
-            Some(gap) => (self.skipped, self.skipped_at) = (self.skipped + gap, self.head),
-            None if self.skipped >= len => self.skipped -= len,
-            None => self.again += 1,
+        if !follows {
+            return false;
         }
-    }
-
-    pub(super) fn goes(&self, trend: Trend) -> bool {
-        self.trend == trend
-    }
-
-    /// Takes a read in that fits.
-    pub(super) fn follow(&mut self, now: Time, offset: u64, len: u32) {
-        if self.fit(offset, len) == Some(Fit::Foreseen) {
-            (self.skipped, self.again) = (0, 0);
-        } else {
-            self.stray(offset, len);
-        }
-        let end = offset + u64::from(len);
         self.used_at = now;
         self.len = len;
         let before = self.head;
@@ -191,6 +125,7 @@ impl Stream {
         }
         // It may have read more than is seen here.
         self.consumed += self.bytes_between(before, self.head);
+        true
     }
 
     fn bytes_between(&self, from: u64, to: u64) -> u64 {
