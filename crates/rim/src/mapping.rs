@@ -1,8 +1,8 @@
 //! Mapped memory that is placed so that the kernel can put huge pages behind it.
 //!
 //! Owns mapping, unmapping and the advice. Never: what the bytes are, or who may touch them (`Arena`, `Buffer`).
-//! Why: a copy between a socket and 4 KiB pages spends up to a third of its time on page tables and page borders.
-//! Whoever has no huge pages loses speed and nothing else.
+//! Why: with its buffers on huge pages a client was 7 % faster at 1 MiB, and they are what `gather` needs. Whoever has none loses speed
+//! and nothing else.
 //! Called by `arena` and `buffer`. Tests: below. One of the named modules that may use unsafe.
 #![allow(unsafe_code)]
 

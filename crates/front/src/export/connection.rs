@@ -367,8 +367,8 @@ impl Connection {
         let got = if let Input::Payload { buffer, filled, .. } = &mut self.input {
             into_payload = buffer.len() - *filled;
             let ahead = self.inbuf.space(RequestHeader::BYTES);
+            let room = into_payload + ahead.len();
             let mut pieces = [IoSliceMut::new(&mut buffer[*filled..]), IoSliceMut::new(ahead)];
-            let room = into_payload + RequestHeader::BYTES;
             receive_up_to(room, socket, |fd| Ok(rustix::io::readv(fd, &mut pieces)?))
         } else {
             let space = self.inbuf.space(self.receive_limit);

@@ -1,7 +1,8 @@
 //! The part `far`: hosts with links of 1 Gbit/s and a round trip of 20 ms between the client and its donors: what a cold
 //! sequential read makes of the link, and how many round trips a tool waits for that walks a file system.
 //!
-//! Called by: `bench`.
+//! Invariant: a volume is attached when its link is long, so with the connections that such a link asks for. Never: a delay by
+//! the kernel (netem is rarely there); `wire` makes it. Called by: `bench`.
 
 use std::cell::RefCell;
 use std::path::Path;
