@@ -127,6 +127,50 @@ fn many_streams_at_once_do_not_disturb_each_other() {
 }
 
 #[test]
+fn a_tool_may_read_where_others_read_before_it_another_way() {
+    type Pass = fn(u64) -> u64;
+    let (forward, backward, strided): (Pass, Pass, Pass) =
+        (|number| number * BLOCK, |number| 64 * MIB - (number + 1) * BLOCK, |number| number * 200 * 1024);
+    let mut reader = Reader::new(Rule::Streams);
+    for round in 0..4 {
+        for (name, pass) in [("forward", forward), ("backward", backward), ("strided", strided)] {
+            reader.here.clear();
+            reader.ahead.restart();
+            (reader.hits, reader.reads) = (0, 0);
+            reader.wants.clear();
+            let count = 1000;
+            (0..count).for_each(|number| _ = reader.read(pass(number), BLOCK));
+            assert!(reader.hits > 950, "round {round}, {name}: {} of {count} were there", reader.hits);
+            let most = 3 * count * BLOCK + 10 * MIB;
+            assert!(reader.wanted() < most, "round {round}, {name}: {} bytes", reader.wanted());
+        }
+    }
+}
+
+#[test]
+fn reads_that_are_under_way_together_come_in_any_order() {
+    for (block, together) in [(BLOCK, 2), (BLOCK, 4), (BLOCK, 8), (128 << 10, 2), (128 << 10, 8), (MIB, 2)] {
+        let mut reader = Reader::new(Rule::Streams);
+        let count = (128 * MIB / block).min(4096);
+        let mut seed = 7_u64;
+        // It begins with one at a time, as readers do.
+        (0..8).for_each(|number| _ = reader.read(number * block, block));
+        for first in (8..count).step_by(together) {
+            let mut numbers: Vec<u64> = (first..first + together as u64).collect();
+            while !numbers.is_empty() {
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let number = numbers.swap_remove((seed >> 33) as usize % numbers.len());
+                reader.read(number * block, block);
+            }
+        }
+        let hits = reader.hits as u64;
+        assert!(hits * 10 > count * 8, "{block}, {together} together: {hits} of {count} were there");
+        let items = reader.wants.iter().filter(|want| u64::from(want.len) < 16 << 10).count();
+        assert!(items < 20, "{block}, {together} together: {items} of {} are of strides", reader.wants.len());
+    }
+}
+
+#[test]
 fn reads_at_random_fetch_nothing_on_a_lan() {
     let mut reader = Reader::new(Rule::Streams);
     let mut random = 1_u64;

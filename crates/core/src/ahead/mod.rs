@@ -8,6 +8,11 @@
 //! **Finding.** Of the last reads that belonged to no stream the places are kept. A read is the next of a stream when a
 //! majority of the places where the stream would have been before are among them: one for a read that continues another,
 //! two backwards, and three of four for a stride; so reads of other streams, or of none, in between do not matter.
+//! A stride of which half is read goes forward, or backward.
+//!
+//! **Following.** A stream takes what it expects, what is a little further on, and what it passed over, for reads that are under
+//! way together come in any order; not what it has read before, and nothing that is merely near while most of what it passes
+//! goes unread: the next tool may read the same place another way.
 //!
 //! **How far.** A window begins at two reads, or an eighth of what the path holds (bandwidth times delay, measured). It
 //! doubles each time that a read of the stream has to wait, as long as it is no larger than what the tool took of the
@@ -20,6 +25,7 @@
 //! **Offers.** A reader behind a cache of its own (the kernel's) may be given all of a backward or strided stream but what
 //! it has to ask for to show how far it is; as long as it does not ask for most of that all the same.
 
+mod holes;
 mod pipe;
 mod places;
 mod stream;
@@ -29,7 +35,7 @@ use crate::units::Time;
 use pipe::Pipe;
 use places::Places;
 use serde::{Deserialize, Serialize};
-use stream::{Stream, Trend};
+use stream::{Fit, Stream, Trend};
 
 /// Streams followed at once; the one that was longest not read makes room.
 const STREAMS_MAX: usize = 32;
@@ -175,12 +181,7 @@ impl Ahead {
         if len == 0 {
             return;
         }
-        let followed = self.streams.iter_mut().position(|stream| stream.follow(now, offset, len));
-        let index = followed.or_else(|| {
-            let trend = self.places.trend(offset, len)?;
-            Some(self.add_stream(now, trend, read))
-        });
-        let Some(index) = index else {
+        let Some(index) = self.stream_of(now, read) else {
             self.places.remember(offset, len);
             if found == Found::Missed {
                 self.fetch_around(offset, len, size, wants);
@@ -200,6 +201,28 @@ impl Ahead {
             self.streams[index].grow(worth.min(most));
         }
         self.streams[index].extend(size, wants);
+    }
+
+    /// The stream that a read belongs to, which it may begin.
+    fn stream_of(&mut self, now: Time, read: Read) -> Option<usize> {
+        let Read { offset, len, .. } = read;
+        let mut followed = None;
+        for (index, stream) in self.streams.iter().enumerate() {
+            match stream.fit(offset, len) {
+                Some(Fit::Next) => {
+                    followed = Some(index);
+                    break;
+                }
+                Some(Fit::Near) => followed = followed.or(Some(index)),
+                None => {}
+            }
+        }
+        if let Some(index) = followed {
+            self.streams[index].follow(now, offset, len);
+            return followed;
+        }
+        let trend = self.places.trend(offset, len)?;
+        Some(self.add_stream(now, trend, read))
     }
 
     fn add_stream(&mut self, now: Time, trend: Trend, read: Read) -> usize {

@@ -9,8 +9,9 @@ use std::collections::VecDeque;
 
 /// Reads that are remembered.
 const PLACES_MAX: usize = 32;
-/// Each hash is an index here; with 32 places, one in eight others has the hash of one of them.
-const HASHES: usize = 256;
+/// Each hash is an index here; with 32 places, one in 32 others has the hash of one of them.
+const HASH_BITS: u32 = 10;
+const HASHES: usize = 1 << HASH_BITS;
 
 #[derive(Debug)]
 pub(super) struct Places {
@@ -67,13 +68,20 @@ impl Places {
                 _ => before(4),
             }
         };
-        strides.into_iter().find(goes).map(Trend::Stride)
+        let stride = strides.into_iter().find(goes)?;
+        // What is left out between is worth no request of its own.
+        let dense = stride.unsigned_abs() <= 2 * u64::from(len);
+        Some(match stride {
+            _ if !dense => Trend::Stride(stride),
+            1.. => Trend::Forward,
+            _ => Trend::Backward,
+        })
     }
 }
 
 fn hash(offset: u64) -> usize {
     // Fibonacci hashing: the highest bits depend on all others.
-    (offset.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as usize
+    (offset.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - HASH_BITS)) as usize
 }
 
 #[cfg(test)]

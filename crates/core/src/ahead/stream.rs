@@ -4,14 +4,15 @@
 //! Invariant: what was asked for once is not asked for again while the stream goes on.
 //! Called by `ahead`. Tests: `tests/ahead.rs`.
 
+use super::holes::Holes;
 use super::{ITEMS_MAX, PIECE_BYTES_MAX, Read, Want, blocks};
 use crate::limits::BLOCK_BYTES;
 use crate::units::Time;
 
-/// Reads of one stream may come in another order than they were made, when several are under way.
-const DISORDER_BYTES: u64 = 2 << 20;
-/// A tool that leaves out this much still reads on.
+/// A tool that leaves out this much still reads on,
 const GAP_BYTES: u64 = 256 << 10;
+/// as long as it reads one byte of so many.
+const DENSE_PART: u64 = 4;
 /// And as many items of a stride.
 const GAP_ITEMS: u64 = 8;
 /// Of so many items of a stride one is not offered.
@@ -25,6 +26,15 @@ pub(super) enum Trend {
     Backward,
     /// From the beginning of one read to that of the next.
     Stride(i64),
+}
+
+/// How well a read fits a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fit {
+    /// It is what the stream is expected to ask for.
+    Next,
+    /// It is near, or one that was passed over.
+    Near,
 }
 
 #[derive(Debug)]
@@ -44,6 +54,10 @@ pub(super) struct Stream {
     pub(super) used_at: Time,
     /// Bytes that were offered to its reader, and that it asked for all the same.
     pub(super) untaken: u64,
+    /// What its reads passed over.
+    holes: Holes,
+    /// Bytes of that which were not made up for; less by what is read.
+    left_out: u64,
 }
 
 impl Stream {
@@ -62,6 +76,8 @@ impl Stream {
             consumed: begun,
             used_at: now,
             untaken: 0,
+            holes: Holes::default(),
+            left_out: 0,
         }
     }
 
@@ -82,28 +98,42 @@ impl Stream {
         self.restart();
     }
 
-    /// Takes a read in if it is one of this stream.
-    pub(super) fn follow(&mut self, now: Time, offset: u64, len: u32) -> bool {
+    /// Whether a read may be one of this stream.
+    pub(super) fn fit(&self, offset: u64, len: u32) -> Option<Fit> {
         let end = offset + u64::from(len);
-        let follows = match self.trend {
-            Trend::Forward => {
-                let to = self.asked.max(self.head + GAP_BYTES);
-                offset <= to && offset + DISORDER_BYTES >= self.head
-            }
-            Trend::Backward => {
-                let to = self.asked.min(self.head.saturating_sub(GAP_BYTES));
-                end >= to && end <= self.head + DISORDER_BYTES
-            }
+        let near = match self.trend {
+            Trend::Forward if offset <= self.head && end > self.head => return Some(Fit::Next),
+            // Its reader may have been given all that was asked for, but for the blocks that tell how far it is.
+            Trend::Backward if offset < self.head && end >= self.asked => return Some(Fit::Next),
+            Trend::Forward if offset > self.head => offset <= self.asked.max(self.head + GAP_BYTES),
+            Trend::Backward if offset < self.head => end + GAP_BYTES >= self.head,
+            Trend::Forward | Trend::Backward => self.holes.touches(offset, end),
             Trend::Stride(stride) => {
-                let moved = offset.wrapping_sub(self.head).cast_signed();
-                let items = moved / stride;
-                let most = (self.asked.wrapping_sub(self.head).cast_signed() / stride).unsigned_abs();
-                moved % stride == 0 && items >= 0 && items.unsigned_abs() <= most.max(GAP_ITEMS)
+                // Most reads are out of its reach, which needs no division.
+                let (moved, step) = (offset.abs_diff(self.head), stride.unsigned_abs());
+                let (asked, most) = (self.asked.abs_diff(self.head), GAP_ITEMS.saturating_mul(step));
+                let way = moved == 0 || (offset > self.head) == (stride > 0);
+                let near = way && moved <= asked.max(most) && moved % step == 0;
+                if near && moved > 0 && moved <= asked {
+                    return Some(Fit::Next);
+                }
+                near
             }
         };
-        if !follows {
-            return false;
-        }
+        // Who leaves out most of what it passes goes another way.
+        (near && self.left_out <= GAP_BYTES).then_some(Fit::Near)
+    }
+
+    /// Takes a read in that fits.
+    pub(super) fn follow(&mut self, now: Time, offset: u64, len: u32) {
+        let end = offset + u64::from(len);
+        let passed = match self.trend {
+            Trend::Forward => self.holes.leave(self.head, offset),
+            Trend::Backward => self.holes.leave(end, self.head.min(self.asked)),
+            Trend::Stride(_) => 0,
+        };
+        self.holes.fill(offset, end);
+        self.left_out = (self.left_out + passed).saturating_sub((DENSE_PART - 1) * u64::from(len));
         self.used_at = now;
         self.len = len;
         let before = self.head;
@@ -125,7 +155,6 @@ impl Stream {
         }
         // It may have read more than is seen here.
         self.consumed += self.bytes_between(before, self.head);
-        true
     }
 
     fn bytes_between(&self, from: u64, to: u64) -> u64 {
