@@ -114,6 +114,30 @@ fn the_kernel_keeps_the_read_ahead_that_it_was_given() {
 }
 
 #[test]
+fn over_a_long_way_connections_run_bbr() {
+    let lan = Arc::new(Lan::new(DONORS, "1gbit"));
+    let wire = Wire::new(&lan, 1);
+    let mut pool = Pool::with(State::Memory, Some(lan.clone()));
+    pool.donate_everywhere(DONORS, "128M");
+    pool.ok(["create", "case", "64M"]);
+    let coordinator = format!(":{} ", pool.url().rsplit(':').next().expect("a port"));
+    let mut run_bbr = || {
+        pool.attach_fuse("case", &[]);
+        let mut ss = lan.exec(Node::Client, tools::need("ss"));
+        let told = tools::expect_success(ss.args(["--tcp", "--info", "--no-header", "--oneline"]));
+        pool.detach("case");
+        let data = told.lines().filter(|line| !line.contains(&coordinator));
+        data.map(|line| line.contains(" bbr ")).collect::<Vec<_>>()
+    };
+    let near = run_bbr();
+    wire.delay(Duration::from_millis(10));
+    lan.detour(Node::Client);
+    let far = run_bbr();
+    assert!(!near.is_empty() && near.iter().all(|bbr| !bbr), "{near:?}");
+    assert!(!far.is_empty() && far.iter().all(|bbr| *bbr), "{far:?}");
+}
+
+#[test]
 fn a_walk_through_a_far_file_system_takes_a_third_of_the_round_trips() {
     let image = Sample::named("fs.ntfs").path();
     let mut far = far(&image);

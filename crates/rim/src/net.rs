@@ -17,6 +17,9 @@ use std::time::Duration;
 use tokio::io::unix::AsyncFd;
 use tokio::net::{TcpSocket, UnixStream};
 
+/// No LAN has a round trip like this.
+const FAR: Duration = Duration::from_millis(5);
+
 /// Where a data listener is: `127.0.0.1:10809`, `[::1]:0`, `unix:/run/x.sock`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
@@ -155,6 +158,7 @@ impl Listener {
                     if matches!(self.endpoint, Endpoint::Tcp(_)) {
                         let _ = sockopt::set_tcp_nodelay(&fd, true);
                         notice_the_dead(&fd);
+                        suit_distance(&fd);
                     }
                     return Ok(fd);
                 }
@@ -196,7 +200,9 @@ pub async fn connect(endpoint: &Endpoint) -> io::Result<OwnedFd> {
             let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
             choose_congestion_control(socket.as_fd());
             socket.set_nodelay(true)?;
-            Ok(OwnedFd::from(socket.connect(*address).await?.into_std()?))
+            let fd = OwnedFd::from(socket.connect(*address).await?.into_std()?);
+            suit_distance(&fd);
+            Ok(fd)
         }
         Endpoint::Unix(path) => Ok(OwnedFd::from(UnixStream::connect(path).await?.into_std()?)),
     }
@@ -224,6 +230,14 @@ fn choose_congestion_control(socket: BorrowedFd<'_>) {
                 return;
             }
         }
+    }
+}
+
+/// Over a long way it is the other way round: cubic and reno begin anew with ten packets after each pause, and take minutes to
+/// make up for a loss; BBR does neither. Where the kernel does not have it, or not for us, all stays as it is.
+fn suit_distance(fd: &OwnedFd) {
+    if round_trip(fd) >= FAR {
+        let _ = sockopt::set_tcp_congestion(fd, "bbr");
     }
 }
 
