@@ -38,6 +38,7 @@ pub const REQUESTS_IN_FLIGHT_MAX: usize = 1024;
 pub const CONNECTIONS_NEAR: usize = 2;
 /// As many where it is longer: each grows its window by itself, and one that lost a packet does not stop the others.
 pub const CONNECTIONS_FAR: usize = 8;
+/// The shortest round trip of a peer that is far away: no LAN takes as long.
 pub const FAR_NS: u64 = 2 * MILLISECOND_NS;
 /// A donor that does not accept a connection by this time is set aside.
 pub const CONNECT_DEADLINE_NS: u64 = 2 * SECOND_NS;

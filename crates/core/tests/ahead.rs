@@ -13,6 +13,8 @@ struct Reader {
     ahead: Ahead,
     now: u64,
     size: u64,
+    /// What was read stays in the cache.
+    keeps: bool,
     here: BTreeSet<u64>,
     wants: Vec<Want>,
     hits: usize,
@@ -25,6 +27,7 @@ impl Reader {
             ahead: Ahead::new(rule, 64 * MIB),
             now: 1,
             size: SIZE,
+            keeps: true,
             here: BTreeSet::new(),
             wants: Vec::new(),
             hits: 0,
@@ -55,6 +58,9 @@ impl Reader {
             assert!(want.len > 0 && want.offset.is_multiple_of(BLOCK) && end <= self.size, "{want:?}");
             assert!(end.is_multiple_of(BLOCK) || end == self.size, "{want:?}");
             self.here.extend(want.offset / BLOCK..end.div_ceil(BLOCK));
+        }
+        if !self.keeps {
+            blocks().for_each(|block| _ = self.here.remove(&block));
         }
         self.reads += 1;
         self.hits += usize::from(!missed);
@@ -129,44 +135,72 @@ fn many_streams_at_once_do_not_disturb_each_other() {
 #[test]
 fn a_tool_may_read_where_others_read_before_it_another_way() {
     type Pass = fn(u64) -> u64;
-    let (forward, backward, strided): (Pass, Pass, Pass) =
-        (|number| number * BLOCK, |number| 64 * MIB - (number + 1) * BLOCK, |number| number * 200 * 1024);
-    let mut reader = Reader::new(Rule::Streams);
-    for round in 0..4 {
-        for (name, pass) in [("forward", forward), ("backward", backward), ("strided", strided)] {
-            reader.here.clear();
-            reader.ahead.restart();
-            (reader.hits, reader.reads) = (0, 0);
-            reader.wants.clear();
-            let count = 1000;
-            (0..count).for_each(|number| _ = reader.read(pass(number), BLOCK));
-            assert!(reader.hits > 950, "round {round}, {name}: {} of {count} were there", reader.hits);
-            let most = 3 * count * BLOCK + 10 * MIB;
-            assert!(reader.wanted() < most, "round {round}, {name}: {} bytes", reader.wanted());
+    let passes: [(&str, Pass); 5] = [
+        ("forward", |number| number * BLOCK),
+        ("backward", |number| 64 * MIB - (number + 1) * BLOCK),
+        ("strided", |number| number * 200 * 1024),
+        ("strided behind the end of the first", |number| 1000 * BLOCK + (number + 1) * 200 * 1024),
+        ("strided backward", |number| 200 * MIB - number * 200 * 1024),
+    ];
+    // A tool that opens the file anew, and one that goes on.
+    for anew in [true, false] {
+        let mut reader = Reader { keeps: false, ..Reader::new(Rule::Streams) };
+        for round in 0..4 {
+            for (name, pass) in passes {
+                if anew {
+                    reader.here.clear();
+                    reader.ahead.restart();
+                }
+                (reader.hits, reader.reads) = (0, 0);
+                reader.wants.clear();
+                let count = 1000;
+                (0..count).for_each(|number| _ = reader.read(pass(number), BLOCK));
+                assert!(reader.hits > 950, "{round}, {name}, {anew}: {} of {count} were there", reader.hits);
+                let most = 3 * count * BLOCK + 10 * MIB;
+                assert!(reader.wanted() < most, "{round}, {name}, {anew}: {} bytes", reader.wanted());
+            }
         }
     }
 }
 
 #[test]
+fn strides_that_go_on_where_a_backward_reader_ended_are_found() {
+    let mut reader = Reader { keeps: false, ..Reader::new(Rule::Streams) };
+    (0..1000).for_each(|number| _ = reader.read(400 * MIB - number * BLOCK, BLOCK));
+    reader.wants.clear();
+    (0..1000).for_each(|number| _ = reader.read(396 * MIB - number * 200 * 1024, BLOCK));
+    assert!(reader.wanted() < 15 * MIB, "{} bytes for 1000 blocks", reader.wanted());
+}
+
+#[test]
 fn reads_that_are_under_way_together_come_in_any_order() {
-    for (block, together) in [(BLOCK, 2), (BLOCK, 4), (BLOCK, 8), (128 << 10, 2), (128 << 10, 8), (MIB, 2)] {
-        let mut reader = Reader::new(Rule::Streams);
-        let count = (128 * MIB / block).min(4096);
-        let mut seed = 7_u64;
-        // It begins with one at a time, as readers do.
-        (0..8).for_each(|number| _ = reader.read(number * block, block));
-        for first in (8..count).step_by(together) {
-            let mut numbers: Vec<u64> = (first..first + together as u64).collect();
-            while !numbers.is_empty() {
-                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                let number = numbers.swap_remove((seed >> 33) as usize % numbers.len());
-                reader.read(number * block, block);
+    let cases = [(BLOCK, 2), (BLOCK, 8), (BLOCK, 32), (128 << 10, 2), (128 << 10, 8), (MIB, 2)];
+    for (block, together) in cases {
+        // Backward they may be as far apart as what a reader leaves out.
+        let near = together as u64 * block <= 256 << 10;
+        for backward in [false, true].into_iter().filter(|backward| near || !backward) {
+            let mut reader = Reader::new(Rule::Streams);
+            let count = (128 * MIB / block).min(4096);
+            let place =
+                |number: u64| if backward { 256 * MIB - (number + 1) * block } else { number * block };
+            let mut seed = 7_u64;
+            // It begins with one at a time, as readers do.
+            (0..8).for_each(|number| _ = reader.read(place(number), block));
+            for first in (8..count).step_by(together) {
+                let mut numbers: Vec<u64> = (first..first + together as u64).collect();
+                while !numbers.is_empty() {
+                    seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    let number = numbers.swap_remove((seed >> 33) as usize % numbers.len());
+                    reader.read(place(number), block);
+                }
             }
+            let (hits, what) = (reader.hits as u64, format!("{block}, {together} together, {backward}"));
+            assert!(hits * 10 > count * 8, "{what}: {hits} of {count} were there");
+            let items = reader.wants.iter().filter(|want| u64::from(want.len) < 16 << 10).count();
+            assert!(items < 20, "{what}: {items} of {} are of strides", reader.wants.len());
+            let streams: BTreeSet<u32> = reader.wants.iter().map(|want| want.stream).collect();
+            assert!(streams.len() < 3, "{what}: {} streams", streams.len());
         }
-        let hits = reader.hits as u64;
-        assert!(hits * 10 > count * 8, "{block}, {together} together: {hits} of {count} were there");
-        let items = reader.wants.iter().filter(|want| u64::from(want.len) < 16 << 10).count();
-        assert!(items < 20, "{block}, {together} together: {items} of {} are of strides", reader.wants.len());
     }
 }
 

@@ -1,11 +1,12 @@
-//! Sockets as the data path wants them: congestion control set before the connection exists, no Nagle delay,
-//! and vectored reads and writes on raw addresses (an arena is shared with other connections, so no Rust
+//! Sockets as the data path wants them: congestion control for a LAN before the connection exists, and for a long way when that
+//! is known, no Nagle delay, and vectored reads and writes on raw addresses (an arena is shared with other connections, so no Rust
 //! reference to its bytes may exist while the kernel fills them).
 //!
 //! Owns: listening, connecting, addresses. This is the one place where a data connection is made: TLS will
 //! wrap it here. Never: protocol. One of the named modules that may use unsafe.
 #![allow(unsafe_code)]
 
+use cheetah_core::limits::FAR_NS;
 use rustix::net::sockopt;
 use std::fmt;
 use std::io;
@@ -13,12 +14,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::io::unix::AsyncFd;
 use tokio::net::{TcpSocket, UnixStream};
-
-/// No LAN has a round trip like this.
-const FAR: Duration = Duration::from_millis(5);
 
 /// Where a data listener is: `127.0.0.1:10809`, `[::1]:0`, `unix:/run/x.sock`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -158,7 +157,6 @@ impl Listener {
                     if matches!(self.endpoint, Endpoint::Tcp(_)) {
                         let _ = sockopt::set_tcp_nodelay(&fd, true);
                         notice_the_dead(&fd);
-                        suit_distance(&fd);
                     }
                     return Ok(fd);
                 }
@@ -200,9 +198,7 @@ pub async fn connect(endpoint: &Endpoint) -> io::Result<OwnedFd> {
             let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
             choose_congestion_control(socket.as_fd());
             socket.set_nodelay(true)?;
-            let fd = OwnedFd::from(socket.connect(*address).await?.into_std()?);
-            suit_distance(&fd);
-            Ok(fd)
+            Ok(OwnedFd::from(socket.connect(*address).await?.into_std()?))
         }
         Endpoint::Unix(path) => Ok(OwnedFd::from(UnixStream::connect(path).await?.into_std()?)),
     }
@@ -233,17 +229,33 @@ fn choose_congestion_control(socket: BorrowedFd<'_>) {
     }
 }
 
-/// Over a long way it is the other way round: cubic and reno begin anew with ten packets after each pause, and take minutes to
-/// make up for a loss; BBR does neither. Where the kernel does not have it, or not for us, all stays as it is.
-fn suit_distance(fd: &OwnedFd) {
-    if round_trip(fd) >= FAR {
-        let _ = sockopt::set_tcp_congestion(fd, "bbr");
+/// Over a long way it is the other way round: after a pause cubic and reno begin anew with ten packets, and what they lose by
+/// that takes many round trips to win back; BBR does neither. To be called after a handshake, when more than one round trip was
+/// measured. It is tried until it is refused once: root's first try may load a module.
+pub(crate) fn suit_distance(fd: &OwnedFd) {
+    static REFUSED: AtomicBool = AtomicBool::new(false);
+    let far = round_trip(fd).as_nanos() >= FAR_NS.into();
+    if !far || REFUSED.load(Ordering::Relaxed) {
+        return;
+    }
+    // Any other is what somebody wants here.
+    if !sockopt::tcp_congestion(fd).is_ok_and(|name| ["cubic", "reno"].contains(&name.as_str())) {
+        return;
+    }
+    if let Err(error) = sockopt::set_tcp_congestion(fd, "bbr") {
+        REFUSED.store(true, Ordering::Relaxed);
+        tracing::info!(
+            %error,
+            "a peer is far away, and this process may not use BBR, which moves more over a long link: load tcp_bbr, and have \
+             net.ipv4.tcp_allowed_congestion_control list bbr"
+        );
     }
 }
 
-/// The round trip as TCP has smoothed it so far; zero for what is no TCP.
+/// The shortest round trip so far; zero for what is no TCP.
 pub(crate) fn round_trip(fd: &OwnedFd) -> Duration {
-    tcp_info(fd).map_or(Duration::ZERO, |info| Duration::from_micros(info.tcpi_rtt.into()))
+    let least = tcp_info(fd).map(|info| info.tcpi_min_rtt).filter(|least| *least != u32::MAX);
+    Duration::from_micros(least.unwrap_or_default().into())
 }
 
 /// Since when the peer sent neither data nor word that it has ours, as far as this is TCP.

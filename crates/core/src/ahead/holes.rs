@@ -4,8 +4,8 @@
 //! Reads that are under way together come in any order, and then each place once; a tool that comes back to what it has
 //! read is doing something else. Called by `stream`. Tests: below.
 
-/// Ranges that are remembered: half of the reads under way may each leave one.
-const HOLES_MAX: usize = 8;
+/// Ranges that are remembered: of reads that are under way together, half may each leave one.
+const HOLES_MAX: usize = 16;
 
 #[derive(Debug, Default)]
 pub(super) struct Holes {
@@ -34,8 +34,13 @@ impl Holes {
         self.ranges[..self.count].iter().any(|hole| from < hole.1 && to > hole.0)
     }
 
-    /// A range was read after all.
-    pub(super) fn fill(&mut self, from: u64, to: u64) {
+    pub(super) fn clear(&mut self) {
+        self.count = 0;
+    }
+
+    /// A range was read after all; the bytes of what is forgotten for it.
+    pub(super) fn fill(&mut self, from: u64, to: u64) -> u64 {
+        let mut forgotten = 0;
         for index in (0..self.count).rev() {
             let hole = self.ranges[index];
             if from >= hole.1 || to <= hole.0 {
@@ -49,8 +54,11 @@ impl Holes {
                 self.remove(index);
             } else if self.count < HOLES_MAX {
                 self.leave(rests[0].0, rests[0].1);
+            } else {
+                forgotten += rests[0].1 - rests[0].0;
             }
         }
+        forgotten
     }
 
     fn remove(&mut self, index: usize) {
@@ -77,7 +85,7 @@ mod tests {
         assert_eq!(holes.leave(30, 40), 0);
         assert!(holes.touches(0, 11) && holes.touches(39, 50) && holes.touches(12, 13));
         assert!(!holes.touches(0, 10) && !holes.touches(20, 30) && !holes.touches(40, 50));
-        holes.fill(12, 15);
+        assert_eq!(holes.fill(12, 15), 0);
         assert_eq!(left(&holes), [(10, 12), (15, 20), (30, 40)]);
         holes.fill(0, 18);
         assert_eq!(left(&holes), [(18, 20), (30, 40)]);
@@ -93,8 +101,8 @@ mod tests {
         let forgotten = (0..HOLES_MAX as u64 + 2).map(|number| holes.leave(100 * number, 100 * number + 10));
         assert_eq!(forgotten.sum::<u64>(), 20);
         assert!(!holes.touches(0, 199) && holes.touches(200, 201));
-        // There is no room for a ninth: the greater end of it is kept.
-        holes.fill(203, 204);
+        // There is no room for one more: the greater end of it is kept.
+        assert_eq!(holes.fill(203, 204), 3);
         assert!(!holes.touches(200, 204) && holes.touches(204, 210));
     }
 }

@@ -8,7 +8,6 @@
 //! **Finding.** Of the last reads that belonged to no stream the places are kept. A read is the next of a stream when a
 //! majority of the places where the stream would have been before are among them: one for a read that continues another,
 //! two backwards, and three of four for a stride; so reads of other streams, or of none, in between do not matter.
-//! A stride of which half is read goes forward, or backward.
 //!
 //! **Following.** A stream takes what it expects, what is a little further on, and what it passed over, for reads that are under
 //! way together come in any order; not what it has read before, and nothing that is merely near while most of what it passes
@@ -35,7 +34,7 @@ use crate::units::Time;
 use pipe::Pipe;
 use places::Places;
 use serde::{Deserialize, Serialize};
-use stream::{Fit, Stream, Trend};
+use stream::{Fit, GAP_BYTES, Stream, Trend};
 
 /// Streams followed at once; the one that was longest not read makes room.
 const STREAMS_MAX: usize = 32;
@@ -51,6 +50,8 @@ const WINDOW_FLOOR_PART: u64 = 20;
 const BUSY_BYTES: u64 = 2 << 20;
 /// This part of what the path holds takes so little longer than the round trip that it is worth a guess.
 const FREE_PART: u64 = 8;
+/// A tool may leave out this part of what the path holds: to fetch it takes less time than to wait for one read.
+const SPARE_PART: u64 = 2;
 /// From this delay on a read of no stream brings its neighbours, as much as that,
 const AROUND_DELAY_NS: u64 = MILLISECOND_NS;
 const AROUND_BYTES_MIN: u64 = 32 << 10;
@@ -142,6 +143,8 @@ pub struct Ahead {
     worth: Worth,
     around: Worth,
     around_skipped: u32,
+    /// Bytes that a stream may leave out without losing its reader.
+    spare: u64,
     thesis: Thesis,
 }
 
@@ -165,6 +168,7 @@ impl Ahead {
             worth: Worth::default(),
             around: Worth::default(),
             around_skipped: 0,
+            spare: GAP_BYTES,
             thesis: Thesis::default(),
         }
     }
@@ -208,7 +212,7 @@ impl Ahead {
         let Read { offset, len, .. } = read;
         let mut followed = None;
         for (index, stream) in self.streams.iter().enumerate() {
-            match stream.fit(offset, len) {
+            match stream.fit(offset, len, self.spare) {
                 Some(Fit::Next) => {
                     followed = Some(index);
                     break;
@@ -278,8 +282,8 @@ impl Ahead {
 
     /// So many bytes from the beginning of what was fetched may be given to the tool before it asks.
     #[must_use]
-    pub fn offer(&self, stream: u32, start: u64, len: u32) -> u32 {
-        let stream = self.streams.iter().find(|other| other.number == stream);
+    pub fn offer(&mut self, stream: u32, start: u64, len: u32) -> u32 {
+        let stream = self.streams.iter_mut().find(|other| other.number == stream);
         stream.map_or(0, |stream| stream.offer(start, len))
     }
 
@@ -293,6 +297,7 @@ impl Ahead {
     /// A donor answered a read of so many bytes after so long.
     pub fn answered(&mut self, now: Time, bytes: u32, took: u64) {
         self.pipe.answered(now, bytes, took);
+        self.spare = GAP_BYTES.max(self.pipe.bytes() / SPARE_PART);
     }
 
     /// A tool read so much of what was fetched.

@@ -68,14 +68,7 @@ impl Places {
                 _ => before(4),
             }
         };
-        let stride = strides.into_iter().find(goes)?;
-        // What is left out between is worth no request of its own.
-        let dense = stride.unsigned_abs() <= 2 * u64::from(len);
-        Some(match stride {
-            _ if !dense => Trend::Stride(stride),
-            1.. => Trend::Forward,
-            _ => Trend::Backward,
-        })
+        strides.into_iter().find(goes).map(Trend::Stride)
     }
 }
 

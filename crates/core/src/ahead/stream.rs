@@ -9,8 +9,10 @@ use super::{ITEMS_MAX, PIECE_BYTES_MAX, Read, Want, blocks};
 use crate::limits::BLOCK_BYTES;
 use crate::units::Time;
 
+/// Reads of one stream may come in another order than they were made, when several are under way.
+const DISORDER_BYTES: u64 = 2 << 20;
 /// A tool that leaves out this much still reads on,
-const GAP_BYTES: u64 = 256 << 10;
+pub(super) const GAP_BYTES: u64 = 256 << 10;
 /// as long as it reads one byte of so many.
 const DENSE_PART: u64 = 4;
 /// And as many items of a stride.
@@ -58,6 +60,8 @@ pub(super) struct Stream {
     holes: Holes,
     /// Bytes of that which were not made up for; less by what is read.
     left_out: u64,
+    /// Bytes that were offered to its reader, and that it has not passed.
+    offered: u64,
 }
 
 impl Stream {
@@ -78,6 +82,7 @@ impl Stream {
             untaken: 0,
             holes: Holes::default(),
             left_out: 0,
+            offered: 0,
         }
     }
 
@@ -98,16 +103,19 @@ impl Stream {
         self.restart();
     }
 
-    /// Whether a read may be one of this stream.
-    pub(super) fn fit(&self, offset: u64, len: u32) -> Option<Fit> {
+    /// Whether a read may be one of this stream. `spare`: bytes of which it may leave out more than it reads.
+    pub(super) fn fit(&self, offset: u64, len: u32, spare: u64) -> Option<Fit> {
         let end = offset + u64::from(len);
         let near = match self.trend {
             Trend::Forward if offset <= self.head && end > self.head => return Some(Fit::Next),
-            // Its reader may have been given all that was asked for, but for the blocks that tell how far it is.
-            Trend::Backward if offset < self.head && end >= self.asked => return Some(Fit::Next),
+            Trend::Backward if offset < self.head && end + self.offered >= self.head => {
+                return Some(Fit::Next);
+            }
             Trend::Forward if offset > self.head => offset <= self.asked.max(self.head + GAP_BYTES),
-            Trend::Backward if offset < self.head => end + GAP_BYTES >= self.head,
-            Trend::Forward | Trend::Backward => self.holes.touches(offset, end),
+            Trend::Backward if offset < self.head => end >= self.asked || end + GAP_BYTES >= self.head,
+            Trend::Forward | Trend::Backward => {
+                self.head.abs_diff(offset) <= DISORDER_BYTES && self.holes.touches(offset, end)
+            }
             Trend::Stride(stride) => {
                 // Most reads are out of its reach, which needs no division.
                 let (moved, step) = (offset.abs_diff(self.head), stride.unsigned_abs());
@@ -121,19 +129,27 @@ impl Stream {
             }
         };
         // Who leaves out most of what it passes goes another way.
-        (near && self.left_out <= GAP_BYTES).then_some(Fit::Near)
+        (near && self.left_out <= spare).then_some(Fit::Near)
     }
 
     /// Takes a read in that fits.
     pub(super) fn follow(&mut self, now: Time, offset: u64, len: u32) {
         let end = offset + u64::from(len);
         let passed = match self.trend {
-            Trend::Forward => self.holes.leave(self.head, offset),
-            Trend::Backward => self.holes.leave(end, self.head.min(self.asked)),
+            Trend::Forward => offset.saturating_sub(self.head),
+            Trend::Backward => self.head.saturating_sub(end),
             Trend::Stride(_) => 0,
         };
-        self.holes.fill(offset, end);
-        self.left_out = (self.left_out + passed).saturating_sub((DENSE_PART - 1) * u64::from(len));
+        // What its reader was given it need not ask for.
+        if passed <= self.offered {
+            self.offered -= passed;
+        } else if self.trend == Trend::Forward {
+            self.left_out += self.holes.leave(self.head, offset);
+        } else {
+            self.left_out += self.holes.leave(end, self.head);
+        }
+        self.left_out += self.holes.fill(offset, end);
+        self.left_out = self.left_out.saturating_sub((DENSE_PART - 1) * u64::from(len));
         self.used_at = now;
         self.len = len;
         let before = self.head;
@@ -145,6 +161,7 @@ impl Stream {
             Trend::Backward => {
                 self.head = self.head.min(offset);
                 self.asked = self.asked.min(self.head);
+                self.offered = self.offered.min(self.head - self.asked);
             }
             Trend::Stride(stride) => {
                 self.head = offset;
@@ -166,12 +183,16 @@ impl Stream {
 
     /// The part of a piece that its reader may be given before it asks. What is left out is asked for when the reader
     /// comes there, which tells how far it is.
-    pub(super) fn offer(&self, start: u64, len: u32) -> u32 {
+    pub(super) fn offer(&mut self, start: u64, len: u32) -> u32 {
         match self.trend {
             _ if 2 * self.untaken > self.consumed => 0,
             // The kernel reads ahead itself.
             Trend::Forward => 0,
-            Trend::Backward => len.saturating_sub(BLOCK_BYTES as u32),
+            Trend::Backward => {
+                let len = len.saturating_sub(BLOCK_BYTES as u32);
+                self.offered += u64::from(len);
+                len
+            }
             Trend::Stride(stride) => {
                 let is_seen = (start / stride.unsigned_abs()).is_multiple_of(ITEMS_SEEN);
                 if is_seen { 0 } else { len }
@@ -182,6 +203,8 @@ impl Stream {
     /// Nothing of what was asked for is there, or will be.
     pub(super) fn restart(&mut self) {
         self.asked = self.head;
+        self.offered = 0;
+        self.holes.clear();
     }
 
     /// What to ask for now, so that `window` bytes are ahead; nothing while half of it still is.

@@ -87,7 +87,10 @@ async fn open_one(endpoint: &Endpoint, export: &str) -> Result<Opened, LinkFailu
         handshake.take_output(&mut output);
         write_all(&fd, &mut output).await.map_err(at)?;
         match handshake.poll() {
-            client::Step::Ready(session) => return Ok(Opened { fd, session, early: input }),
+            client::Step::Ready(session) => {
+                net::suit_distance(fd.get_ref());
+                return Ok(Opened { fd, session, early: input });
+            }
             client::Step::Listed(_) => return Err(failed(&"it answered with a list")),
             client::Step::Failed(error @ client::Error::Refused { .. }) => {
                 return Err(LinkFailure::NotAdmitted(format!("{endpoint}: {error}")));
