@@ -284,44 +284,65 @@ pub fn iperf3_loopback(seconds: u32) -> Moved {
 }
 
 /// The same with one hop more: through a relay that copies what it receives to who shall have it, and does no more.
+/// `copies`: it hands them to so many, of whom all but one throw away what they get.
 #[track_caller]
-pub fn iperf3_relayed(seconds: u32) -> f64 {
+pub fn iperf3_relayed(seconds: u32, copies: usize) -> f64 {
     let port = free_port();
-    let ports = (port, relay(port).expect("sockets for a relay"));
+    let ports = (port, relay(port, copies).expect("sockets for a relay"));
     iperf3(tools::command("iperf3"), tools::command("iperf3"), "127.0.0.1", ports, seconds).mbit_per_second
 }
 
 /// As much as a relay copies at once.
 const RELAYED_BYTES: usize = 256 << 10;
 
-/// Hands on the two connections of an iperf3 client; its port.
-fn relay(to: u16) -> io::Result<u16> {
+/// Hands on the two connections of an iperf3 client, that of its orders and that of its data; its port.
+fn relay(to: u16, copies: usize) -> io::Result<u16> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     // What is accepted inherits it.
     rustix::net::sockopt::set_tcp_congestion(&listener, "reno")?;
     let port = listener.local_addr()?.port();
+    let more = copies - 1;
+    let sinks = sink(more)?;
     std::thread::spawn(move || {
-        for near in listener.incoming().take(2).flatten() {
+        for (near, more) in listener.incoming().flatten().zip([0, more]) {
             // iperf3 tells of a connection that is missing.
-            let Ok(far) = TcpStream::connect((Ipv4Addr::LOCALHOST, to)) else { return };
-            let _ = rustix::net::sockopt::set_tcp_congestion(&far, "reno");
-            let both = (near.try_clone(), far.try_clone());
-            std::thread::spawn(move || hand_on(near, far));
-            if let (Ok(near), Ok(far)) = both {
-                std::thread::spawn(move || hand_on(far, near));
+            let ports = std::iter::once(to).chain(std::iter::repeat_n(sinks, more));
+            let Ok(far) = ports.map(connect).collect::<io::Result<Vec<_>>>() else { return };
+            if let (Ok(near), Ok(far)) = (near.try_clone(), far[0].try_clone()) {
+                std::thread::spawn(move || hand_on(far, vec![near]));
             }
+            std::thread::spawn(move || hand_on(near, far));
+        }
+    });
+    Ok(port)
+}
+
+fn connect(port: u16) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+    let _ = rustix::net::sockopt::set_tcp_congestion(&stream, "reno");
+    Ok(stream)
+}
+
+/// Reads all that so many connections send, of which nothing becomes; its port.
+fn sink(connections: usize) -> io::Result<u16> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    rustix::net::sockopt::set_tcp_congestion(&listener, "reno")?;
+    let port = listener.local_addr()?.port();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().take(connections).flatten() {
+            std::thread::spawn(move || hand_on(stream, Vec::new()));
         }
     });
     Ok(port)
 }
 
 /// Until the end of the stream. By hand: the library's copy would splice, and touch no byte.
-fn hand_on(mut from: TcpStream, mut to: TcpStream) {
+fn hand_on(mut from: TcpStream, mut to: Vec<TcpStream>) {
     let mut bytes = vec![0; RELAYED_BYTES];
     while let Ok(got @ 1..) = from.read(&mut bytes)
-        && to.write_all(&bytes[..got]).is_ok()
+        && to.iter_mut().all(|to| to.write_all(&bytes[..got]).is_ok())
     {}
-    let _ = to.shutdown(Shutdown::Write);
+    to.iter().for_each(|to| _ = to.shutdown(Shutdown::Write));
 }
 
 /// The server listens on the first port, the client goes to the second.
@@ -365,7 +386,7 @@ mod tests {
 
     #[test]
     fn a_relay_hands_on_what_iperf3_sends() {
-        assert!(iperf3_relayed(1) > 0.0);
+        assert!(iperf3_relayed(1, 1) > 0.0 && iperf3_relayed(1, 4) > 0.0);
     }
 
     #[test]

@@ -331,16 +331,24 @@ fn sequential(bench: &mut Bench, world: &mut World, pattern: Pattern, block: usi
         let moved = rivals::iperf3_loopback(1);
         Turn { value: moved.mbit_per_second / 8e3, cpu_per_gb: moved.cpu_per_gb }
     }));
-    sides.push(Side::new("relay", || Turn::of(rivals::iperf3_relayed(1) / 8e3)));
+    sides.push(Side::new("relay", || Turn::of(rivals::iperf3_relayed(1, 1) / 8e3)));
+    let writes = pattern == Pattern::SequentialWrite;
+    if writes {
+        sides.push(Side::new("fan", || Turn::of(rivals::iperf3_relayed(1, 4) / 8e3)));
+    }
     let taken = bench.turns(&mut sides);
     let libnbd = libnbd_name(best);
     let at_least = |bar| Some(Bar::RatioAtLeast(bar));
     // What the quorum reads comes from one server each, as from a stripe; what it writes goes to all.
-    let (like_quorum, like_what) = match pattern {
-        Pattern::SequentialWrite => ("mirror", "the export of a mirror over four"),
-        _ => ("export", "the export"),
-    };
-    let donor_bar = (pattern == Pattern::SequentialRead).then_some(Bar::RatioAtLeast(1.5));
+    let mirror = "the export of a mirror over four";
+    let (like_quorum, like_what) = if writes { ("mirror", mirror) } else { ("export", "the export") };
+    let donor_bar = (!writes).then_some(Bar::RatioAtLeast(1.5));
+    let fan = "iperf3 through a relay to four";
+    let fan_what = format!("for comparison: {fan}");
+    let of_writes = [
+        ("limit-mirror", mirror, "mirror", fan, "fan", None),
+        ("limit-fan", fan_what.as_str(), "fan", QUORUM, "quorum", None),
+    ];
     let rows = [
         ("library", "the client library", "library", libnbd.as_str(), "libnbd", at_least(1.5)),
         ("quorum", like_what, like_quorum, QUORUM, "quorum", at_least(2.0)),
@@ -354,7 +362,9 @@ fn sequential(bench: &mut Bench, world: &mut World, pattern: Pattern, block: usi
         ("limit-relay", "for comparison: iperf3 through a relay", "relay", "nbdkit alone", "nbdkit", None),
     ];
     let prefix = format!("local.{word}.{name}");
-    for (id, what, side, peer_name, peer, bar) in rows {
+    for (id, what, side, peer_name, peer, bar) in
+        rows.into_iter().chain(of_writes.into_iter().filter(|_| writes))
+    {
         let (id, what) = (format!("{prefix}.{id}"), format!("{shape}: {what}"));
         bench.beside((&id, &what, "GB/s"), &taken, side, (peer_name, peer), bar);
     }
