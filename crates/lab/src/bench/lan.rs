@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::bench::Bench;
+use crate::bench::direct::{self, Job};
 use crate::bench::file::{self, Walk};
 use crate::bench::machine::CONGESTION;
 use crate::bench::rounds::{Side, Turn};
@@ -105,6 +106,11 @@ fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
         Side::new("in", || Turn::of(rivals::iperf3_between(&lan, Node::Donor(1), Node::Client, seconds))),
         Side::new("out", || Turn::of(rivals::iperf3_between(&lan, Node::Client, Node::Donor(1), seconds))),
         Side::new("file write", || walk(Walk::Write)),
+        Side::new("file write, four at a time", || {
+            let (pattern, block) = ("write", MIB);
+            let job = Job { path: &path, pattern, block, depth: 4, bytes, seconds: f64::from(seconds) };
+            Turn::of(direct::kiops(&job) * 1e3 * block as f64 * 8.0 / 1e6)
+        }),
         Side::new("file read", || walk(Walk::Forward)),
         Side::new("export write", || mbit(bytes, nbdcopy(&noise, &uri))),
         Side::new("export read", || mbit(bytes, nbdcopy(&uri, "null:"))),
@@ -122,6 +128,10 @@ fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
         let (value, probe) = (taken.busy(side), None);
         bench.row(&Figure { id: &id, what, unit: "%", value, peer, probe, bar: None });
     }
+    // A plain write is answered by donors before the next one begins; where several are under way the link need not wait.
+    let side = "file write, four at a time";
+    let (id, what) = (format!("lan.{name}.file.write.four"), format!("links of {rate}, sequential: {side}"));
+    bench.beside((&id, &what, "Mbit/s"), &taken, side, ("iperf3", "out"), None);
     worker.into_inner().end();
     pool.detach("file");
     pool.detach("nbd");

@@ -10,6 +10,7 @@ use std::time::Duration;
 use cheetah_core::limits::CACHE_DEFAULT_BYTES;
 
 use crate::bench::Bench;
+use crate::bench::latency;
 use crate::bench::libnbd::Libnbd;
 use crate::bench::rounds::{Side, Taken, Turn};
 use crate::bench::row::{Bar, Figure};
@@ -20,34 +21,34 @@ use crate::pool::{LoneDonor, Pool};
 use crate::process;
 use crate::rivals::{self, Rival};
 
-pub const SECONDS: f64 = 330.0;
-pub const SETS: usize = 6;
+pub const SECONDS: f64 = 340.0;
+pub const SETS: usize = 7;
 
 const DONORS: usize = 4;
 /// Connections to each donor: as `cheetah attach` makes them unless told otherwise.
-const CONNECTIONS: &str = "auto";
+pub(super) const CONNECTIONS: &str = "auto";
 /// Connections of libnbd that are tried; the fastest stands for it.
 const LIBNBD_CONNECTIONS: [usize; 3] = [1, 2, 4];
 const MIB: u64 = 1 << 20;
 
 /// Who takes turns, by its name among the sides.
-struct Contender {
-    name: &'static str,
-    worker: Worker,
+pub(super) struct Contender {
+    pub(super) name: &'static str,
+    pub(super) worker: Worker,
     /// The processes that serve it.
     servers: Vec<u32>,
 }
 
 /// Everything that takes turns.
-struct World {
-    contenders: Vec<Contender>,
+pub(super) struct World {
+    pub(super) contenders: Vec<Contender>,
     /// A worker for each number of connections, at the nbdkit that stands alone.
-    libnbd: Vec<Worker>,
-    nbdkit: u32,
-    donors: Vec<u32>,
+    pub(super) libnbd: Vec<Worker>,
+    pub(super) nbdkit: u32,
+    pub(super) donors: Vec<u32>,
     /// The daemons of the export and of the mirror's.
-    clients: [u32; 2],
-    pool: Pool,
+    pub(super) clients: [u32; 2],
+    pub(super) pool: Pool,
     _lone: LoneDonor,
     _rivals: Vec<Rival>,
 }
@@ -132,7 +133,7 @@ impl World {
 
 /// A worker at an address like `nbd://127.0.0.1:1234/name`.
 #[track_caller]
-fn nbd(uri: &str) -> Worker {
+pub(super) fn nbd(uri: &str) -> Worker {
     let rest = uri.strip_prefix("nbd://").unwrap_or_else(|| panic!("{uri} is not on TCP"));
     let (address, export) = rest.split_once('/').unwrap_or((rest, ""));
     Worker::start(&["nbd", address, export])
@@ -142,7 +143,7 @@ pub fn run(bench: &mut Bench) {
     bench.prepare("servers start and are filled");
     let mut world = World::start(bench);
     let mut beyond = Beyond::default();
-    one_at_a_time(bench, &mut world);
+    latency::rows(bench, &mut world);
     beyond.look(&world.donors);
     many_at_a_time(bench, &mut world);
     beyond.look(&world.donors);
@@ -194,84 +195,6 @@ fn memory_rows(bench: &mut Bench, beyond: &Beyond, client_bytes: u64) {
             bar,
         });
     }
-}
-
-/// The library and an export that look for answers before they sleep, each on a volume of its own.
-struct Polling {
-    library: Worker,
-    export: Worker,
-}
-
-const POLL_US: &str = "50";
-
-impl Polling {
-    fn start(pool: &mut Pool) -> Self {
-        let names @ [library, export] = ["library-polls", "export-polls"];
-        for name in names {
-            pool.ok(["create", name, "256M", "--redundancy", "stripe:4"]);
-        }
-        let export = pool.attach_export(export, &["--poll-us", POLL_US]);
-        let library = Worker::start(&["client", pool.url(), library, CONNECTIONS, POLL_US]);
-        let mut both = Self { library, export: nbd(&export.uri) };
-        both.library.fill();
-        both.export.fill();
-        both
-    }
-
-    fn end(self, pool: &mut Pool) {
-        self.library.end();
-        self.export.end();
-        pool.detach("export-polls");
-    }
-}
-
-/// Random 4 KiB reads, one at a time: what a request takes, beside a raw ping-pong with as many hops.
-fn one_at_a_time(bench: &mut Bench, world: &mut World) {
-    let server = Worker::start(&["ping-server", "127.0.0.1:0"]);
-    let address = |worker: &Worker| worker.ready["address"].as_str().expect("an address").to_owned();
-    // One connection at a time is served, so the relay has a server of its own.
-    let relayed = Worker::start(&["ping-server", "127.0.0.1:0"]);
-    let relay = Worker::start(&["ping-relay", "127.0.0.1:0", &address(&relayed)]);
-    let mut one_hop = Worker::start(&["ping", &address(&server)]);
-    let mut two_hops = Worker::start(&["ping", &address(&relay)]);
-    bench.set("random 4 KiB reads, one at a time");
-    let load = Load { pattern: Pattern::RandomRead, block: 4096, depth: 1, time: bench.time };
-    let median = |worker: &mut Worker, servers: &[u32]| worker.load(load, servers).median_us();
-    // Who is not named has no turn here.
-    let mut polling = Polling::start(&mut world.pool);
-    let mut sides = world.sides(0, median);
-    sides.retain(|side| ["library", "libnbd", "export"].contains(&side.name));
-    sides.push(Side::new("library polls", || median(&mut polling.library, &[])));
-    sides.push(Side::new("export polls", || median(&mut polling.export, &[])));
-    sides.push(Side::new("one hop", || median(&mut one_hop, &[])));
-    sides.push(Side::new("two hops", || median(&mut two_hops, &[])));
-    let taken = bench.turns(&mut sides);
-    drop(sides);
-    let within = Some(Bar::RatioAtMost(1.5));
-    for (id, what, side, peer, bar) in [
-        ("local.random.d1.library", "the client library, one hop", "library", "one hop", within),
-        ("local.random.d1.libnbd", "for comparison: libnbd on nbdkit, one hop", "libnbd", "one hop", None),
-        ("local.random.d1.export", "the export, two hops", "export", "two hops", within),
-        (
-            "local.random.d1.library-polls",
-            "the library, --poll-us 50, one hop",
-            "library polls",
-            "one hop",
-            within,
-        ),
-        (
-            "local.random.d1.export-polls",
-            "the export, --poll-us 50, two hops",
-            "export polls",
-            "two hops",
-            within,
-        ),
-    ] {
-        let what = format!("random 4 KiB read, one at a time, median latency: {what}");
-        let peer_name = format!("raw TCP, {peer}");
-        bench.beside((id, &what, "us"), &taken, side, (&peer_name, peer), bar);
-    }
-    polling.end(&mut world.pool);
 }
 
 /// Random 4 KiB reads, 64 at a time.

@@ -13,6 +13,7 @@ mod far;
 mod file;
 mod front;
 mod lan;
+mod latency;
 mod libnbd;
 mod local;
 mod machine;

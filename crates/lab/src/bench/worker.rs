@@ -127,6 +127,10 @@ impl Worker {
         worker
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     #[track_caller]
     fn answer(&mut self) -> Value {
         let mut line = String::new();
