@@ -171,8 +171,11 @@ impl Coordinator {
             self.grow_followers(seed);
         }
         self.hear(now, seed, id);
-        let others: Vec<DonorId> = self.donors.keys().copied().collect();
-        others.into_iter().for_each(|other| self.tidy_donor(now, other));
+        // Who had its name before, and is lost, is forgotten now.
+        let name = &self.donors[&id].record.name;
+        let namesakes = self.donors.iter().filter(|(_, other)| other.record.name == *name);
+        let namesakes: Vec<DonorId> = namesakes.map(|(other, _)| *other).collect();
+        namesakes.into_iter().for_each(|other| self.tidy_donor(now, other));
         let joined = Joined { pool: self.pool, heartbeat_ms: HEARTBEAT_NS / MILLISECOND_NS };
         Ok(Outcome::Answer(Answer::Joined(joined)))
     }
