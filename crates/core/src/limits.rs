@@ -38,8 +38,10 @@ pub const REQUESTS_IN_FLIGHT_MAX: usize = 1024;
 pub const CONNECTIONS_NEAR: usize = 2;
 /// As many where it is longer: each grows its window by itself, and one that lost a packet does not stop the others.
 pub const CONNECTIONS_FAR: usize = 8;
-/// The shortest round trip of a peer that is far away: no LAN takes as long.
 pub const FAR_NS: u64 = 2 * MILLISECOND_NS;
+/// Connections with a round trip of this or more run BBR. Full queues of a LAN seldom take as long, and what would be lost there
+/// is more than what it brings at 2 ms.
+pub const BBR_NS: u64 = 5 * MILLISECOND_NS;
 /// A donor that does not accept a connection by this time is set aside.
 pub const CONNECT_DEADLINE_NS: u64 = 2 * SECOND_NS;
 /// A donor that owes an answer and gives none for this long, while others do, is set aside when redundancy covers it.

@@ -16,6 +16,9 @@ struct Reader {
     /// What was read stays in the cache.
     keeps: bool,
     here: BTreeSet<u64>,
+    /// As the kernel does, it takes what it is offered and asks for it no more.
+    takes: bool,
+    taken: BTreeSet<u64>,
     wants: Vec<Want>,
     hits: usize,
     reads: usize,
@@ -29,6 +32,8 @@ impl Reader {
             size: SIZE,
             keeps: true,
             here: BTreeSet::new(),
+            takes: false,
+            taken: BTreeSet::new(),
             wants: Vec::new(),
             hits: 0,
             reads: 0,
@@ -48,9 +53,19 @@ impl Reader {
     fn read(&mut self, offset: u64, len: u64) -> bool {
         self.now += MS / 10;
         let blocks = || offset / BLOCK..(offset + len).div_ceil(BLOCK);
+        if blocks().all(|block| self.taken.remove(&block)) {
+            self.reads += 1;
+            self.hits += 1;
+            return true;
+        }
         let missed = !blocks().all(|block| self.here.contains(&block));
         let from = self.wants.len();
-        let found = if missed { Found::Missed } else { Found::Here };
+        let found = match missed {
+            true => Found::Missed,
+            // It comes a little late to what it must ask for.
+            false if self.takes => Found::Coming,
+            false => Found::Here,
+        };
         let read = Read { offset, len: u32::try_from(len).expect("small"), found };
         self.ahead.read(self.now, read, 0, self.size, &mut self.wants);
         for want in &self.wants[from..] {
@@ -58,6 +73,10 @@ impl Reader {
             assert!(want.len > 0 && want.offset.is_multiple_of(BLOCK) && end <= self.size, "{want:?}");
             assert!(end.is_multiple_of(BLOCK) || end == self.size, "{want:?}");
             self.here.extend(want.offset / BLOCK..end.div_ceil(BLOCK));
+            if self.takes {
+                let given = u64::from(self.ahead.offer(want.stream, want.offset, want.len));
+                self.taken.extend(want.offset / BLOCK..(want.offset + given).div_ceil(BLOCK));
+            }
         }
         if !self.keeps {
             blocks().for_each(|block| _ = self.here.remove(&block));
@@ -161,6 +180,30 @@ fn a_tool_may_read_where_others_read_before_it_another_way() {
             }
         }
     }
+}
+
+#[test]
+fn a_backward_reader_that_takes_what_it_is_given_stays_one_stream() {
+    let mut reader = Reader { keeps: false, takes: true, ..Reader::new(Rule::Streams) };
+    let count = 64 * MIB / BLOCK;
+    (0..count).for_each(|number| _ = reader.read(100 * MIB - (number + 1) * BLOCK, BLOCK));
+    reader.expect_hits(count as usize - 8);
+    let streams: BTreeSet<u32> = reader.wants.iter().map(|want| want.stream).collect();
+    assert_eq!(streams.len(), 1, "{streams:?}");
+}
+
+#[test]
+fn a_far_reader_that_skips_is_followed_as_long_as_it_goes_no_other_way() {
+    let mut reader = Reader::far(Rule::Streams);
+    let (mut offset, mut seed) = (MIB, 7_u64);
+    (0..8).for_each(|number| _ = reader.read(MIB + number * BLOCK, BLOCK));
+    for _ in 0..400 {
+        // As a list of a tar is made: a header of some, and contents of any size skipped.
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        offset += (8 + (seed >> 33) % 48) * BLOCK;
+        reader.read(offset, 3 * BLOCK);
+    }
+    reader.expect_hits(390);
 }
 
 #[test]

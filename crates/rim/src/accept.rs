@@ -3,6 +3,7 @@
 //! Owns: one deadline and the bytes between socket and state machine. Never: which exports there are; it asks.
 //! Called by `donor` and by the export front end.
 
+use crate::net;
 use cheetah_nbd::server::{ExportError, Handshake, Purpose, Step};
 use cheetah_nbd::{ExportInfo, ListEntry, Negotiated};
 use std::io;
@@ -55,7 +56,10 @@ async fn drive<E: Exports>(fd: &AsyncFd<OwnedFd>, exports: &mut E) -> io::Result
                 handshake.answer_lookup(answer);
             }
             Step::List => handshake.answer_list(&exports.list()),
-            Step::Ready(session) => return Ok(Some(Accepted { session, early: input })),
+            Step::Ready(session) => {
+                net::suit_distance(fd.get_ref());
+                return Ok(Some(Accepted { session, early: input }));
+            }
             Step::Close(reason) => {
                 tracing::debug!(?reason, "handshake ended");
                 return Ok(None);

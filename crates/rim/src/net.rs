@@ -6,7 +6,7 @@
 //! wrap it here. Never: protocol. One of the named modules that may use unsafe.
 #![allow(unsafe_code)]
 
-use cheetah_core::limits::FAR_NS;
+use cheetah_core::limits::BBR_NS;
 use rustix::net::sockopt;
 use std::fmt;
 use std::io;
@@ -14,10 +14,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 use tokio::io::unix::AsyncFd;
 use tokio::net::{TcpSocket, UnixStream};
+
+/// After BBR was refused, until it is tried again.
+const BBR_AGAIN: Duration = Duration::from_secs(600);
 
 /// Where a data listener is: `127.0.0.1:10809`, `[::1]:0`, `unix:/run/x.sock`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -231,20 +234,23 @@ fn choose_congestion_control(socket: BorrowedFd<'_>) {
 
 /// Over a long way it is the other way round: after a pause cubic and reno begin anew with ten packets, and what they lose by
 /// that takes many round trips to win back; BBR does neither. To be called after a handshake, when more than one round trip was
-/// measured. It is tried until it is refused once: root's first try may load a module.
+/// measured. Once it was refused it is not tried for a while: root's try may load a module, which takes time.
 pub(crate) fn suit_distance(fd: &OwnedFd) {
-    static REFUSED: AtomicBool = AtomicBool::new(false);
-    let far = round_trip(fd).as_nanos() >= FAR_NS.into();
-    if !far || REFUSED.load(Ordering::Relaxed) {
+    static REFUSED: Mutex<Option<Instant>> = Mutex::new(None);
+    if round_trip(fd).as_nanos() < BBR_NS.into() {
         return;
     }
     // Any other is what somebody wants here.
     if !sockopt::tcp_congestion(fd).is_ok_and(|name| ["cubic", "reno"].contains(&name.as_str())) {
         return;
     }
+    let mut refused = REFUSED.lock().unwrap_or_else(PoisonError::into_inner);
+    if refused.is_some_and(|at| at.elapsed() < BBR_AGAIN) {
+        return;
+    }
     if let Err(error) = sockopt::set_tcp_congestion(fd, "bbr") {
-        REFUSED.store(true, Ordering::Relaxed);
-        tracing::info!(
+        *refused = Some(Instant::now());
+        tracing::warn!(
             %error,
             "a peer is far away, and this process may not use BBR, which moves more over a long link: load tcp_bbr, and have \
              net.ipv4.tcp_allowed_congestion_control list bbr"

@@ -34,8 +34,11 @@ impl Holes {
         self.ranges[..self.count].iter().any(|hole| from < hole.1 && to > hole.0)
     }
 
-    pub(super) fn clear(&mut self) {
+    /// All are forgotten; their bytes.
+    pub(super) fn clear(&mut self) -> u64 {
+        let bytes = self.ranges[..self.count].iter().map(|hole| hole.1 - hole.0).sum();
         self.count = 0;
+        bytes
     }
 
     /// A range was read after all; the bytes of what is forgotten for it.
@@ -104,5 +107,7 @@ mod tests {
         // There is no room for one more: the greater end of it is kept.
         assert_eq!(holes.fill(203, 204), 3);
         assert!(!holes.touches(200, 204) && holes.touches(204, 210));
+        assert_eq!(holes.clear(), 6 + 10 * (HOLES_MAX as u64 - 1));
+        assert!(!holes.touches(0, u64::MAX));
     }
 }

@@ -10,8 +10,9 @@
 //! two backwards, and three of four for a stride; so reads of other streams, or of none, in between do not matter.
 //!
 //! **Following.** A stream takes what it expects, what is a little further on, and what it passed over, for reads that are under
-//! way together come in any order; not what it has read before, and nothing that is merely near while most of what it passes
-//! goes unread: the next tool may read the same place another way.
+//! way together come in any order; not what it has read before. While most of what it passes goes unread, what is merely near
+//! begins a stream of its own as soon as one is found: the next tool may read the same place another way. After an open, or
+//! a second without a read, a stream takes only what it expects.
 //!
 //! **How far.** A window begins at two reads, or an eighth of what the path holds (bandwidth times delay, measured). It
 //! doubles each time that a read of the stream has to wait, as long as it is no larger than what the tool took of the
@@ -34,7 +35,7 @@ use crate::units::Time;
 use pipe::Pipe;
 use places::Places;
 use serde::{Deserialize, Serialize};
-use stream::{Fit, GAP_BYTES, Stream, Trend};
+use stream::{Fit, Stream, Trend};
 
 /// Streams followed at once; the one that was longest not read makes room.
 const STREAMS_MAX: usize = 32;
@@ -50,8 +51,6 @@ const WINDOW_FLOOR_PART: u64 = 20;
 const BUSY_BYTES: u64 = 2 << 20;
 /// This part of what the path holds takes so little longer than the round trip that it is worth a guess.
 const FREE_PART: u64 = 8;
-/// A tool may leave out this part of what the path holds: to fetch it takes less time than to wait for one read.
-const SPARE_PART: u64 = 2;
 /// From this delay on a read of no stream brings its neighbours, as much as that,
 const AROUND_DELAY_NS: u64 = MILLISECOND_NS;
 const AROUND_BYTES_MIN: u64 = 32 << 10;
@@ -143,8 +142,6 @@ pub struct Ahead {
     worth: Worth,
     around: Worth,
     around_skipped: u32,
-    /// Bytes that a stream may leave out without losing its reader.
-    spare: u64,
     thesis: Thesis,
 }
 
@@ -168,7 +165,6 @@ impl Ahead {
             worth: Worth::default(),
             around: Worth::default(),
             around_skipped: 0,
-            spare: GAP_BYTES,
             thesis: Thesis::default(),
         }
     }
@@ -186,7 +182,6 @@ impl Ahead {
             return;
         }
         let Some(index) = self.stream_of(now, read) else {
-            self.places.remember(offset, len);
             if found == Found::Missed {
                 self.fetch_around(offset, len, size, wants);
             }
@@ -210,23 +205,29 @@ impl Ahead {
     /// The stream that a read belongs to, which it may begin.
     fn stream_of(&mut self, now: Time, read: Read) -> Option<usize> {
         let Read { offset, len, .. } = read;
-        let mut followed = None;
+        let (mut followed, mut near) = (None, None);
         for (index, stream) in self.streams.iter().enumerate() {
-            match stream.fit(offset, len, self.spare) {
+            match stream.fit(now, offset, len) {
                 Some(Fit::Next) => {
                     followed = Some(index);
                     break;
                 }
-                Some(Fit::Near) => followed = followed.or(Some(index)),
-                None => {}
+                Some(Fit::Near) if near.is_none_or(|other: usize| self.streams[other].is_sparse()) => {
+                    near = Some(index);
+                }
+                Some(Fit::Near) | None => {}
             }
         }
-        if let Some(index) = followed {
-            self.streams[index].follow(now, offset, len);
-            return followed;
+        if followed.is_none() && near.is_none_or(|index| self.streams[index].is_sparse()) {
+            // Who leaves out most of what it passes may be going another way.
+            if let Some(trend) = self.places.trend(offset, len) {
+                return Some(self.add_stream(now, trend, read));
+            }
+            self.places.remember(offset, len);
         }
-        let trend = self.places.trend(offset, len)?;
-        Some(self.add_stream(now, trend, read))
+        let index = followed.or(near)?;
+        self.streams[index].follow(now, offset, len);
+        Some(index)
     }
 
     fn add_stream(&mut self, now: Time, trend: Trend, read: Read) -> usize {
@@ -297,7 +298,6 @@ impl Ahead {
     /// A donor answered a read of so many bytes after so long.
     pub fn answered(&mut self, now: Time, bytes: u32, took: u64) {
         self.pipe.answered(now, bytes, took);
-        self.spare = GAP_BYTES.max(self.pipe.bytes() / SPARE_PART);
     }
 
     /// A tool read so much of what was fetched.
@@ -320,7 +320,7 @@ impl Ahead {
 
     /// Nothing of what was fetched is there any more.
     pub fn restart(&mut self) {
-        self.streams.iter_mut().for_each(Stream::restart);
+        self.streams.iter_mut().for_each(Stream::forget);
     }
 
     /// There was no room for this now.

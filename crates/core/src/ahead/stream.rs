@@ -6,17 +6,19 @@
 
 use super::holes::Holes;
 use super::{ITEMS_MAX, PIECE_BYTES_MAX, Read, Want, blocks};
-use crate::limits::BLOCK_BYTES;
+use crate::limits::{BLOCK_BYTES, SECOND_NS};
 use crate::units::Time;
 
 /// Reads of one stream may come in another order than they were made, when several are under way.
 const DISORDER_BYTES: u64 = 2 << 20;
 /// A tool that leaves out this much still reads on,
-pub(super) const GAP_BYTES: u64 = 256 << 10;
+const GAP_BYTES: u64 = 256 << 10;
 /// as long as it reads one byte of so many.
 const DENSE_PART: u64 = 4;
 /// And as many items of a stride.
 const GAP_ITEMS: u64 = 8;
+/// A stream that was not read for so long takes only what it expects.
+const TRUSTED_NS: u64 = SECOND_NS;
 /// Of so many items of a stride one is not offered.
 const ITEMS_SEEN: u64 = 8;
 /// The smallest fetch of a stream without gaps, and a multiple of any block.
@@ -62,6 +64,8 @@ pub(super) struct Stream {
     left_out: u64,
     /// Bytes that were offered to its reader, and that it has not passed.
     offered: u64,
+    /// Since it went on last its readers may have changed.
+    doubted: bool,
 }
 
 impl Stream {
@@ -83,6 +87,7 @@ impl Stream {
             holes: Holes::default(),
             left_out: 0,
             offered: 0,
+            doubted: false,
         }
     }
 
@@ -103,8 +108,13 @@ impl Stream {
         self.restart();
     }
 
-    /// Whether a read may be one of this stream. `spare`: bytes of which it may leave out more than it reads.
-    pub(super) fn fit(&self, offset: u64, len: u32, spare: u64) -> Option<Fit> {
+    /// Its reader leaves out most of what it passes.
+    pub(super) fn is_sparse(&self) -> bool {
+        self.left_out > GAP_BYTES
+    }
+
+    /// Whether a read may be one of this stream.
+    pub(super) fn fit(&self, now: Time, offset: u64, len: u32) -> Option<Fit> {
         let end = offset + u64::from(len);
         let near = match self.trend {
             Trend::Forward if offset <= self.head && end > self.head => return Some(Fit::Next),
@@ -128,8 +138,8 @@ impl Stream {
                 near
             }
         };
-        // Who leaves out most of what it passes goes another way.
-        (near && self.left_out <= spare).then_some(Fit::Near)
+        let trusted = !self.doubted && self.used_at + TRUSTED_NS > now;
+        (near && trusted).then_some(Fit::Near)
     }
 
     /// Takes a read in that fits.
@@ -141,16 +151,14 @@ impl Stream {
             Trend::Stride(_) => 0,
         };
         // What its reader was given it need not ask for.
-        if passed <= self.offered {
-            self.offered -= passed;
-        } else if self.trend == Trend::Forward {
-            self.left_out += self.holes.leave(self.head, offset);
-        } else {
-            self.left_out += self.holes.leave(end, self.head);
+        if passed > self.offered {
+            let (from, to) = if offset > self.head { (self.head, offset) } else { (end, self.head) };
+            self.left_out += self.holes.leave(from, to);
         }
+        self.offered = self.offered.saturating_sub(passed);
         self.left_out += self.holes.fill(offset, end);
         self.left_out = self.left_out.saturating_sub((DENSE_PART - 1) * u64::from(len));
-        self.used_at = now;
+        (self.used_at, self.doubted) = (now, false);
         self.len = len;
         let before = self.head;
         match self.trend {
@@ -190,7 +198,8 @@ impl Stream {
             Trend::Forward => 0,
             Trend::Backward => {
                 let len = len.saturating_sub(BLOCK_BYTES as u32);
-                self.offered += u64::from(len);
+                let (from, to) = (start.max(self.asked), self.head.min(start + u64::from(len)));
+                self.offered += to.saturating_sub(from);
                 len
             }
             Trend::Stride(stride) => {
@@ -204,7 +213,13 @@ impl Stream {
     pub(super) fn restart(&mut self) {
         self.asked = self.head;
         self.offered = 0;
-        self.holes.clear();
+    }
+
+    /// Its reader may be another one from now on.
+    pub(super) fn forget(&mut self) {
+        self.restart();
+        self.left_out += self.holes.clear();
+        self.doubted = true;
     }
 
     /// What to ask for now, so that `window` bytes are ahead; nothing while half of it still is.

@@ -136,7 +136,6 @@ async fn client(fd: OwnedFd, arena: &Arena, gate: Gate) -> Result<(), String> {
     let mut door = Door { gate, access: access.clone(), entered: None };
     let Some(accepted) = accept::handshake(&fd, &mut door).await else { return Ok(()) };
     let pass = door.entered.ok_or("the handshake ended without a lookup")?;
-    net::suit_distance(fd.get_ref());
     let connection = Connection::new(&fd, arena, accepted.session, pass.grant, accepted.early);
     tokio::select! {
         biased;
