@@ -22,7 +22,7 @@ pub fn bars(part: &str, rows: &[&Row]) -> String {
     let bars = rows.iter().filter_map(|row| ratio_bar(row));
     let reach = ratios.chain(bars).map(|ratio| ratio.log10().abs()).fold(0.3, f64::max) * 1.05;
     let x_of = |ratio: f64| LEFT + (ratio.log10() / reach + 1.0) / 2.0 * (WIDTH - LEFT - RIGHT);
-    let mut svg = head(height);
+    let mut svg = head(WIDTH, height);
     text(&mut svg, 10.0, 20.0, &format!("{part}: ratio to the peer named, logarithmic; marks are the bars"));
     let (middle, bottom) = (x_of(1.0), height - 24.0);
     let _ =
@@ -82,24 +82,26 @@ impl Scaling {
     pub fn svg(&self) -> String {
         const HEIGHT: f64 = 380.0;
         const PLOT: [f64; 4] = [80.0, 50.0, 700.0, 320.0];
+        const STEPS: f64 = 4.0;
         let points = || self.lines.iter().flat_map(|(_, points)| points.iter().copied());
         let least = points().map(|(x, _)| x).fold(f64::INFINITY, f64::min).max(1e-9);
         let most = points().map(|(x, _)| x).fold(least, f64::max);
-        let top = points().map(|(_, y)| y).fold(1e-9, f64::max) * 1.1;
+        let step = round_up(points().map(|(_, y)| y).fold(1e-9, f64::max) / STEPS);
         let decades = (most / least).log10().max(1e-9);
         let [left, upper, right, lower] = PLOT;
         let x_of = |x: f64| left + (x / least).log10() / decades * (right - left);
-        let y_of = |y: f64| lower - y / top * (lower - upper);
-        let mut svg = head(HEIGHT);
+        let y_of = |y: f64| lower - y / (STEPS * step) * (lower - upper);
+        let mut svg = head(right + 160.0, HEIGHT);
         text(&mut svg, 10.0, 20.0, &self.title);
         text(&mut svg, 10.0, upper - 10.0, &self.y);
         text(&mut svg, right - 60.0, HEIGHT - 12.0, &self.x);
-        for part in 0..=4 {
-            let value = top * f64::from(part) / 4.0;
+        for number in 0..=STEPS as u32 {
+            let value = step * f64::from(number);
             let y = y_of(value);
             let _ =
                 write!(svg, r##"<line x1="{left}" x2="{right}" y1="{y:.1}" y2="{y:.1}" stroke="#ddd"/>"##);
-            text(&mut svg, 20.0, y + 4.0, &figure(value));
+            // Or 3 times 0.1 would have seventeen digits.
+            text(&mut svg, 20.0, y + 4.0, &format!("{}", (value * 1e6).round() / 1e6));
         }
         for (index, (name, points)) in self.lines.iter().enumerate() {
             let colour = COLOURS[index % COLOURS.len()];
@@ -130,9 +132,19 @@ impl Scaling {
     }
 }
 
-fn head(height: f64) -> String {
+/// The next number that people count in: 1, 2, 2.5 or 5, and zeros.
+fn round_up(least: f64) -> f64 {
+    let decade = 10_f64.powf(least.log10().floor());
+    [1.0, 2.0, 2.5, 5.0, 10.0]
+        .map(|digit| digit * decade)
+        .into_iter()
+        .find(|step| *step >= least)
+        .unwrap_or(least)
+}
+
+fn head(width: f64, height: f64) -> String {
     format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
          font-family=\"sans-serif\" font-size=\"11\"><rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>"
     )
 }
@@ -169,6 +181,10 @@ mod tests {
         let words = |text: &str| text.to_owned();
         let scaling =
             Scaling { id: words("s"), title: words("t"), x: words("donors"), y: words("GB/s"), lines };
-        assert_eq!(scaling.svg().matches("<circle").count(), 3);
+        let svg = scaling.svg();
+        assert_eq!(svg.matches("<circle").count(), 3);
+        // Up to the first of 1, 2, 2.5 and 5 that four steps need.
+        assert!([">0<", ">1<", ">2<", ">3<", ">4<"].into_iter().all(|label| svg.contains(label)), "{svg}");
+        assert_eq!([0.75, 1.0, 240.0, 2.1e-3].map(round_up), [1.0, 1.0, 250.0, 2.5e-3]);
     }
 }
