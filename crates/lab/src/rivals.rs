@@ -297,14 +297,12 @@ const RELAYED_BYTES: usize = 256 << 10;
 
 /// Hands on the two connections of an iperf3 client, that of its orders and that of its data; its port.
 fn relay(to: u16, copies: usize) -> io::Result<u16> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    // What is accepted inherits it.
-    rustix::net::sockopt::set_tcp_congestion(&listener, "reno")?;
-    let port = listener.local_addr()?.port();
+    let (listener, port) = listen()?;
     let more = copies - 1;
     let sinks = sink(more)?;
     std::thread::spawn(move || {
-        for (near, more) in listener.incoming().flatten().zip([0, more]) {
+        // The other way round it would wait for a third connection.
+        for (more, near) in [0, more].into_iter().zip(listener.incoming().flatten()) {
             // iperf3 tells of a connection that is missing.
             let ports = std::iter::once(to).chain(std::iter::repeat_n(sinks, more));
             let Ok(far) = ports.map(connect).collect::<io::Result<Vec<_>>>() else { return };
@@ -317,6 +315,14 @@ fn relay(to: u16, copies: usize) -> io::Result<u16> {
     Ok(port)
 }
 
+fn listen() -> io::Result<(TcpListener, u16)> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    // What is accepted inherits it.
+    rustix::net::sockopt::set_tcp_congestion(&listener, "reno")?;
+    let port = listener.local_addr()?.port();
+    Ok((listener, port))
+}
+
 fn connect(port: u16) -> io::Result<TcpStream> {
     let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
     let _ = rustix::net::sockopt::set_tcp_congestion(&stream, "reno");
@@ -325,9 +331,7 @@ fn connect(port: u16) -> io::Result<TcpStream> {
 
 /// Reads all that so many connections send, of which nothing becomes; its port.
 fn sink(connections: usize) -> io::Result<u16> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    rustix::net::sockopt::set_tcp_congestion(&listener, "reno")?;
-    let port = listener.local_addr()?.port();
+    let (listener, port) = listen()?;
     std::thread::spawn(move || {
         for stream in listener.incoming().take(connections).flatten() {
             std::thread::spawn(move || hand_on(stream, Vec::new()));
