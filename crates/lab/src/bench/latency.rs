@@ -157,18 +157,17 @@ fn set(bench: &mut Bench, paths: &mut [Path<'_>], placement: Placement, load: Lo
     bench.set(&format!("random 4 KiB reads, one at a time, {words}"));
     let sides = paths.iter_mut().map(|path| path.side(placement, load, cores));
     let taken = bench.turns(&mut sides.collect::<Vec<_>>());
-    // On one core a process never waits for another to wake, so there is nothing that polling could save.
-    let (apart, within) = (placement == Placement::Apart, Bar::RatioAtMost(1.5));
+    let apart = placement == Placement::Apart;
     for (id, what, side, peer, bar) in [
         ("library", "the client library, one hop", "library", "one hop", true),
         ("libnbd", "for comparison: libnbd on nbdkit, one hop", "libnbd", "one hop", false),
         ("export", "the export, two hops", "export", "two hops", true),
-        ("library-polls", "the library, --poll-us 50, one hop", "library polls", "one hop", false),
-        ("export-polls", "the export, --poll-us 50, two hops", "export polls", "two hops", false),
+        ("library-polls", "the library, --poll-us 50, one hop", "library polls", "one hop", true),
+        ("export-polls", "the export, --poll-us 50, two hops", "export polls", "two hops", true),
     ] {
         let what = format!("random 4 KiB read, one at a time, median latency, {words}: {what}");
         let (id, peer_name) = (format!("local.random.d1.{id}{suffix}"), format!("raw TCP, {peer}"));
-        let bar = Some(within).filter(|_| apart && bar);
+        let bar = (apart && bar).then_some(Bar::RatioAtMost(1.5));
         bench.beside((&id, &what, "us"), &taken, side, (&peer_name, peer), bar);
     }
 }
