@@ -25,9 +25,6 @@ use failure::Failure;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
-#[global_allocator]
-static HEAP: cheetah_front::heap::Heap = cheetah_front::heap::Heap;
-
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let filter = std::env::var("CHEETAH_LOG").unwrap_or_else(|_| "warn".into());

@@ -1,5 +1,5 @@
 //! What a tool sees of a volume: a file (`fuse`), a block device (`loopdev`, over the file), an NBD export
-//! (`export`). And `heap`, the allocator of a program that serves files.
+//! (`export`).
 //!
 //! Owns: translating each of their requests into a `Submission` and each `Completion` into their answer, and
 //! mounts, loop devices and listeners with all that can be wrong about them. Never: donors, layouts, or an answer
@@ -11,6 +11,5 @@
 mod changes;
 pub mod export;
 pub mod fuse;
-pub mod heap;
 pub mod loopdev;
 pub mod mountinfo;

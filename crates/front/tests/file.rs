@@ -9,7 +9,7 @@ use cheetah_front::mountinfo;
 use rustix::mount::{MountFlags, UnmountFlags};
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use support::{World, noise};
 
 const SIZE: u64 = 9 * 1024 * 1024 + 777;
@@ -88,6 +88,66 @@ fn holes_read_as_zeroes_and_are_found() {
     assert_eq!(seek(&file, SeekFrom::Data(2 << 20)), Err(rustix::io::Errno::NXIO));
 }
 
+/// More at once, and larger, than there are buffers: who comes late waits, and nobody for ever.
+#[test]
+fn more_requests_than_buffers_are_all_answered() {
+    const THREADS: u64 = 64;
+    const PIECE: usize = 1 << 20;
+    let world = World::new("crowd", THREADS * PIECE as u64 + 777);
+    let mounted = mount(&world);
+    let path = mounted.path();
+    let mut direct = OpenOptions::new();
+    direct.read(true).write(true).custom_flags(libc::O_DIRECT);
+    std::thread::scope(|scope| {
+        for number in 0..THREADS {
+            let file = direct.open(path).unwrap();
+            scope.spawn(move || {
+                // O_DIRECT wants an aligned place.
+                let mut memory = vec![0; PIECE + 4096];
+                let at = memory.as_ptr().align_offset(4096);
+                let room = &mut memory[at..at + PIECE];
+                let offset = number * PIECE as u64;
+                for round in 0..4 {
+                    let bytes = noise(number * 10 + round, PIECE);
+                    room.copy_from_slice(&bytes);
+                    assert_eq!(file.write_at(room, offset).unwrap(), PIECE);
+                    // One request of each size that has buffers of its own.
+                    assert_eq!(file.write_at(&room[..4096], offset).unwrap(), 4096);
+                    room.fill(0);
+                    file.read_exact_at(room, offset).unwrap();
+                    assert!(*room == bytes[..], "piece {number}");
+                    file.sync_data().unwrap();
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn the_directory_has_one_file_and_its_size_is_that_of_the_volume() {
+    let world = World::new("directory", SIZE);
+    let mounted = mount(&world);
+    let names: Vec<_> =
+        std::fs::read_dir(world.mountpoint()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["scratch.raw"]);
+    let statistics = rustix::fs::statvfs(mounted.path()).unwrap();
+    assert_eq!(statistics.f_blocks * statistics.f_frsize, SIZE.next_multiple_of(4096));
+    assert!(std::fs::metadata(world.mountpoint().join("another")).is_err());
+    // What a device has not: the kernel hears once that it is not there.
+    for _ in 0..2 {
+        let mut value = [0; 10];
+        let refused = rustix::fs::getxattr(mounted.path(), "user.case", &mut value).unwrap_err();
+        assert_eq!(refused, rustix::io::Errno::OPNOTSUPP);
+    }
+    let long = "x".repeat(255);
+    let refused = std::fs::metadata(world.mountpoint().join(long)).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::NotFound);
+    let large = vec![1; 60_000];
+    let flags = rustix::fs::XattrFlags::empty();
+    assert!(rustix::fs::setxattr(mounted.path(), "user.large", &large, flags).is_err());
+    assert_eq!(std::fs::metadata(mounted.path()).unwrap().len(), SIZE);
+}
+
 #[test]
 fn growth_shows_in_a_file_that_is_open() {
     let world = World::new("growth", SIZE);
@@ -117,6 +177,52 @@ fn a_read_only_file_cannot_be_opened_for_writing() {
     let refused = OpenOptions::new().write(true).open(mounted.path()).unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
     assert_eq!(std::fs::read(mounted.path()).unwrap().len() as u64, SIZE);
+}
+
+/// Whoever still has the file open when its volume ends gets an error, and no tool hangs.
+#[test]
+fn a_volume_that_is_closed_under_its_mount_leaves_errors() {
+    let world = World::new("closed", SIZE);
+    let mounted = mount(&world);
+    let file = open(&mounted);
+    let handle = world.handle.clone();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(handle.close());
+    assert!(file.read_at(&mut [0; 10], 0).is_err());
+    drop(mounted);
+    assert!(file.read_at(&mut [0; 10], 4096).is_err());
+    assert!(file.sync_all().is_err());
+    assert_eq!(mount_at(&world), None, "it does not stay behind");
+}
+
+/// A dead mount cannot be looked at; its parent can.
+fn mount_at(world: &World) -> Option<mountinfo::MountEntry> {
+    let point = world.folder.canonicalize().unwrap().join("mnt");
+    mountinfo::at(&mountinfo::read().unwrap(), &point).cloned()
+}
+
+#[test]
+fn who_unmounts_it_elsewhere_ends_it() {
+    let world = World::new("elsewhere", SIZE);
+    let mut mounted = mount(&world);
+    let mut ended = mounted.ended();
+    assert!(!*ended.borrow());
+    rustix::mount::unmount(world.mountpoint(), UnmountFlags::empty()).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let limit = std::time::Duration::from_secs(20);
+    runtime.block_on(async {
+        tokio::time::timeout(limit, ended.wait_for(|ended| *ended)).await.unwrap().unwrap()
+    });
+    // What another mounts there since is not ours to unmount.
+    dead_mount(&world, "another");
+    mounted.unmount().unwrap();
+    drop(mounted);
+    assert_eq!(mount_at(&world).unwrap().source, "another");
+    rustix::mount::unmount(world.mountpoint(), UnmountFlags::DETACH).unwrap();
+    // Nothing of it is left on the volume: it can be mounted as often as one likes.
+    for _ in 0..50 {
+        mount(&world).unmount().unwrap();
+    }
 }
 
 #[test]
@@ -150,8 +256,7 @@ fn the_mount_of_a_dead_daemon_is_cleared_away() {
     drop(mounted);
     dead_mount(&world, "cheetah:scratch");
     assert!(fuse::abandon(&world.mountpoint()).is_ok_and(|done| done.detached));
-    let point = world.mountpoint().canonicalize().unwrap();
-    assert_eq!(mountinfo::at(&mountinfo::read().unwrap(), &point), None);
+    assert_eq!(mount_at(&world), None);
 }
 
 #[test]

@@ -21,7 +21,7 @@ pub const SMALL_BYTES: usize = 16 << 10;
 pub const SMALL_COUNT: usize = 512;
 /// What FUSE and the kernel's NBD client send at most.
 pub const LARGE_BYTES: usize = 1 << 20;
-pub const LARGE_COUNT: usize = 40;
+pub const LARGE_COUNT: usize = 41;
 /// Requests over 1 MiB, as NBD tools may send them: mapped when they come, this many at once.
 pub const HUGE_COUNT: usize = 2;
 
@@ -76,7 +76,7 @@ unsafe impl Sync for Buffer {}
 
 impl Pool {
     /// # Errors
-    /// The machine has no memory for it (48 MiB).
+    /// The machine has no memory for it (49 MiB).
     pub fn new() -> io::Result<Pool> {
         let (small, large) =
             (Mapping::anonymous(SMALL_BYTES * SMALL_COUNT)?, Mapping::anonymous(LARGE_BYTES * LARGE_COUNT)?);
@@ -200,6 +200,11 @@ impl std::ops::DerefMut for Buffer {
 }
 
 impl Buffer {
+    /// Its first `len` bytes, if it has more; its room stays taken until it is dropped.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
     /// Memory of the caller's own, present from the beginning.
     ///
     /// # Errors

@@ -207,7 +207,7 @@ pub async fn connect(endpoint: &Endpoint) -> io::Result<OwnedFd> {
     }
 }
 
-/// Registers a socket with the runtime of the calling task.
+/// Registers a socket, or a device that can be waited for, with the runtime of the calling task.
 ///
 /// # Errors
 /// The runtime is out of resources.

@@ -58,8 +58,8 @@ pub(super) struct Stream {
     pub(super) used_at: Time,
     /// Bytes that were offered to its reader, and that it asked for all the same.
     pub(super) untaken: u64,
-    /// What its reads passed over.
-    holes: Holes,
+    /// What its reads passed over; elsewhere, because every read looks at all streams, and seldom at this.
+    holes: Box<Holes>,
     /// Bytes of that which were not made up for; less by what is read.
     left_out: u64,
     /// Bytes that were offered to its reader, and that it has not passed.
@@ -84,7 +84,7 @@ impl Stream {
             consumed: begun,
             used_at: now,
             untaken: 0,
-            holes: Holes::default(),
+            holes: Box::default(),
             left_out: 0,
             offered: 0,
             doubted: false,

@@ -1,23 +1,23 @@
 //! The one place where an error of a volume becomes an errno of a file.
 
 use cheetah_rim::volume::VolumeError;
-use fuser::Errno;
+use rustix::io::Errno;
 
 pub(super) fn of(error: VolumeError) -> Errno {
     match error {
         // What a block device answers to a write behind its end.
-        VolumeError::OutOfRange => Errno::ENOSPC,
-        VolumeError::ReadOnly => Errno::EROFS,
-        VolumeError::NoMemory => Errno::ENOSPC,
+        VolumeError::OutOfRange => Errno::NOSPC,
+        VolumeError::ReadOnly => Errno::ROFS,
+        VolumeError::NoMemory => Errno::NOSPC,
         // Tools that punch holes go on without when they hear this.
-        VolumeError::Unsupported => Errno::EOPNOTSUPP,
+        VolumeError::Unsupported => Errno::OPNOTSUPP,
         // A lost lease too: file systems know what EIO means and stop writing. ESTALE or EACCES, which name the
         // cause, make some tools retry or blame permissions; the cause is in the volume's status.
         VolumeError::DonorLost
         | VolumeError::TimedOut
         | VolumeError::DonorFailed
         | VolumeError::Corrupt
-        | VolumeError::LeaseLost => Errno::EIO,
+        | VolumeError::LeaseLost => Errno::IO,
     }
 }
 
@@ -30,10 +30,10 @@ mod tests {
         for error in
             [VolumeError::DonorLost, VolumeError::TimedOut, VolumeError::DonorFailed, VolumeError::LeaseLost]
         {
-            assert_eq!(of(error).code(), libc::EIO);
+            assert_eq!(of(error), Errno::IO);
         }
-        assert_eq!(of(VolumeError::ReadOnly).code(), libc::EROFS);
-        assert_eq!(of(VolumeError::NoMemory).code(), libc::ENOSPC);
-        assert_eq!(of(VolumeError::OutOfRange).code(), libc::ENOSPC);
+        assert_eq!(of(VolumeError::ReadOnly), Errno::ROFS);
+        assert_eq!(of(VolumeError::NoMemory), Errno::NOSPC);
+        assert_eq!(of(VolumeError::OutOfRange), Errno::NOSPC);
     }
 }

@@ -2,40 +2,41 @@
 //!
 //! Owns: what each operation of the kernel means for a file that behaves like a block device: it cannot grow,
 //! shrink, be removed or renamed; truncation is accepted and changes nothing, so tools that open with O_TRUNC work.
-//! Never: waits for the network; a handler hands its reply to `Requests` and returns. The waits it has are for a
-//! buffer or a slot, which bound what is on its way.
-//! Called by fuser's threads. Tests: below; through a mounted volume, end to end.
+//! Never: waits, or speaks to the kernel or the volume; it says what is to be answered, or asked of the volume.
+//! Called by `session`. Tests: below; through a mounted volume, `tests/file.rs` and end to end.
 
 use super::offers::LARGE_MAX;
-use super::requests::{Requests, Want};
+use super::requests::Want;
+use super::wire::{self, Attr, Body, DirEntry, Op, Request, Terms};
 use crate::changes::Seen;
-use cheetah_rim::buffer::LARGE_COUNT;
-use fuser::{
-    AccessFlags, BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
-    INodeNo, InitFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, ReplyAttr, ReplyData,
-    ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, Request,
-    TimeOrNow, WriteFlags,
-};
-use std::ffi::{OsStr, OsString};
-use std::io;
-use std::sync::Arc;
+use cheetah_rim::buffer::{LARGE_BYTES, LARGE_COUNT};
+use cheetah_rim::volume::VolumeHandle;
+use rustix::io::Errno;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant, SystemTime};
-use tokio::sync::watch;
 
-pub(super) const FILE: INodeNo = INodeNo(2);
-const NO_HANDLE: FileHandle = FileHandle(0);
+pub(super) const FILE: u64 = 2;
 /// Attributes change only when the volume grows, and then the kernel is told.
 const TTL: Duration = Duration::from_secs(3600);
-const MAX_WRITE_BYTES: u32 = 1 << 20;
-const MAX_BACKGROUND: u16 = 32;
-// Or the threads that read requests would wait for buffers, and whoever asks for something small behind them.
-const _: () = assert!(MAX_BACKGROUND as usize + LARGE_MAX <= LARGE_COUNT);
-const READAHEAD_BYTES_MAX: u32 = 16 << 20;
+const BACKGROUND_MAX: u16 = 32;
+// Or the session would wait for buffers, and whoever asks for something small behind it; one is where requests land.
+const _: () = assert!(BACKGROUND_MAX as usize + LARGE_MAX < LARGE_COUNT);
 const BLOCK_BYTES: u32 = 4096;
+const NAME_MAX: u32 = 255;
+
+pub(super) fn terms() -> Terms {
+    Terms {
+        write_max: LARGE_BYTES as u32,
+        readahead_max: 16 << 20,
+        background_max: BACKGROUND_MAX,
+        page_bytes: u32::try_from(rustix::param::page_size()).unwrap_or(BLOCK_BYTES),
+    }
+}
 
 #[derive(Debug)]
 pub(super) struct VolumeFs {
-    pub(super) requests: Arc<Requests>,
+    pub(super) handle: VolumeHandle,
     pub(super) file_name: OsString,
     pub(super) read_only: bool,
     pub(super) uid: u32,
@@ -43,39 +44,35 @@ pub(super) struct VolumeFs {
     pub(super) mounted_at: SystemTime,
     /// None: the cache is dropped at every open.
     pub(super) cache: Option<Seen>,
-    pub(super) ended: watch::Sender<bool>,
 }
 
-impl VolumeFs {
-    fn size(&self) -> u64 {
-        self.requests.handle.size()
-    }
-
-    fn attributes(&self, inode: INodeNo) -> Option<FileAttr> {
-        let (kind, perm, size, nlink) = match inode {
-            INodeNo::ROOT => (FileType::Directory, 0o500, 0, 2),
-            FILE if self.read_only => (FileType::RegularFile, 0o400, self.size(), 1),
-            FILE => (FileType::RegularFile, 0o600, self.size(), 1),
-            _ => return None,
-        };
-        Some(FileAttr {
-            ino: inode,
-            size,
-            blocks: size.div_ceil(512),
-            atime: self.mounted_at,
-            mtime: self.mounted_at,
-            ctime: self.mounted_at,
-            crtime: self.mounted_at,
-            kind,
-            perm,
-            nlink,
-            uid: self.uid,
-            gid: self.gid,
-            rdev: 0,
-            blksize: BLOCK_BYTES,
-            flags: 0,
-        })
-    }
+/// What becomes of a request.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    Body(Body),
+    Error(Errno),
+    /// The kernel expects none.
+    None,
+    // What the volume is asked; none of these is empty.
+    Read {
+        offset: u64,
+        len: u32,
+    },
+    Write {
+        offset: u64,
+        len: u32,
+    },
+    Flush,
+    Zero {
+        at: u64,
+        end: u64,
+        keep: bool,
+    },
+    Seek {
+        at: u64,
+        end: u64,
+        want: Want,
+    },
 }
 
 /// What `fallocate` asks for.
@@ -83,7 +80,7 @@ impl VolumeFs {
 enum Allocation {
     Zero { end: u64, keep: bool },
     Nothing,
-    Refused(i32),
+    Refused(Errno),
 }
 
 fn allocation(mode: i32, offset: u64, length: u64, size: u64) -> Allocation {
@@ -92,247 +89,178 @@ fn allocation(mode: i32, offset: u64, length: u64, size: u64) -> Allocation {
         libc::FALLOC_FL_PUNCH_HOLE => false,
         libc::FALLOC_FL_ZERO_RANGE => true,
         // As a block device answers: nothing can be promised in advance.
-        _ => return Allocation::Refused(libc::EOPNOTSUPP),
+        _ => return Allocation::Refused(Errno::OPNOTSUPP),
     };
-    let Some(end) = offset.checked_add(length) else { return Allocation::Refused(libc::EFBIG) };
+    let Some(end) = offset.checked_add(length) else { return Allocation::Refused(Errno::FBIG) };
     if end > size && !keeps_size {
-        return Allocation::Refused(libc::ENOSPC);
+        return Allocation::Refused(Errno::NOSPC);
     }
     let end = end.min(size);
     if offset >= end { Allocation::Nothing } else { Allocation::Zero { end, keep } }
 }
 
-impl Filesystem for VolumeFs {
-    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // Each of these answers with the nearest value that works.
-        let _ = config.set_max_write(MAX_WRITE_BYTES);
-        let _ = config.set_max_background(MAX_BACKGROUND);
-        if let Err(most) = config.set_max_readahead(READAHEAD_BYTES_MAX) {
-            let _ = config.set_max_readahead(most);
-        }
-        // Without ASYNC_DIO the kernel waits for each O_DIRECT request of a loop device or of fio in turn. With
-        // EXPLICIT_INVAL_DATA growth does not throw away what is cached of the file.
-        for wanted in [InitFlags::FUSE_ASYNC_DIO, InitFlags::FUSE_EXPLICIT_INVAL_DATA] {
-            if config.add_capabilities(wanted).is_err() {
-                tracing::debug!(?wanted, "this kernel's FUSE lacks a capability");
+impl VolumeFs {
+    /// A write has `behind` bytes behind its head.
+    pub(super) fn answer(&self, request: &Request<'_>, behind: usize) -> Answer {
+        let inode = request.inode;
+        match request.op {
+            Op::Lookup { name } => self.lookup(inode, name),
+            Op::GetAttr => match self.attributes(inode) {
+                Some(attr) => Answer::Body(Body::attributes(&attr, TTL)),
+                None => Answer::Error(Errno::NOENT),
+            },
+            Op::SetAttr { size, access } => self.set_attributes(inode, size, access),
+            Op::Open { flags } => self.open(inode, flags),
+            Op::OpenDir => Answer::Body(Body::opened(0)),
+            Op::ReadDir { from, room } => self.read_directory(inode, from, room),
+            Op::Read { offset, len } => self.read(inode, offset, len),
+            Op::Write { len, .. } if behind != len as usize => Answer::Error(Errno::IO),
+            Op::Write { offset, len } => self.write(inode, offset, len),
+            Op::Sync => Answer::Flush,
+            Op::Allocate { offset, len, mode } => self.allocate(inode, offset, len, mode),
+            Op::Seek { offset, whence } => self.seek(inode, offset, whence),
+            Op::StatFs => {
+                let blocks = self.size().div_ceil(u64::from(BLOCK_BYTES));
+                Answer::Body(Body::file_system(blocks, 2, BLOCK_BYTES, NAME_MAX))
             }
+            Op::Nothing | Op::Destroy => Answer::Body(Body::default()),
+            Op::Forget => Answer::None,
+            Op::Rename => Answer::Error(Errno::PERM),
+            // Of some the kernel then asks no more: access (it checks itself), extended attributes, interrupts.
+            Op::Init(_) | Op::Unknown => Answer::Error(Errno::NOSYS),
+            Op::Malformed => Answer::Error(Errno::IO),
         }
-        Ok(())
     }
 
-    fn destroy(&mut self) {
-        self.ended.send_replace(true);
+    fn size(&self) -> u64 {
+        self.handle.size()
     }
 
-    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+    fn attributes(&self, inode: u64) -> Option<Attr> {
+        let (mode, size, links) = match inode {
+            wire::ROOT => (libc::S_IFDIR | 0o500, 0, 2),
+            FILE if self.read_only => (libc::S_IFREG | 0o400, self.size(), 1),
+            FILE => (libc::S_IFREG | 0o600, self.size(), 1),
+            _ => return None,
+        };
+        let (uid, gid, changed) = (self.uid, self.gid, self.mounted_at);
+        Some(Attr { inode, size, mode, links, uid, gid, block_bytes: BLOCK_BYTES, changed })
+    }
+
+    fn lookup(&self, parent: u64, name: &[u8]) -> Answer {
         match self.attributes(FILE) {
-            Some(attr) if parent == INodeNo::ROOT && name == self.file_name => {
-                reply.entry(&TTL, &attr, Generation(0));
+            Some(attr) if parent == wire::ROOT && name == self.file_name.as_bytes() => {
+                Answer::Body(Body::entry(&attr, TTL))
             }
-            _ => reply.error(Errno::ENOENT),
+            _ => Answer::Error(Errno::NOENT),
         }
     }
 
-    fn getattr(&self, _: &Request, inode: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        match self.attributes(inode) {
-            Some(attr) => reply.attr(&TTL, &attr),
-            None => reply.error(Errno::ENOENT),
-        }
-    }
-
-    fn setattr(
-        &self,
-        _: &Request,
-        inode: INodeNo,
-        mode: Option<u32>,
-        uid: Option<u32>,
-        gid: Option<u32>,
-        size: Option<u64>,
-        _atime: Option<TimeOrNow>,
-        _mtime: Option<TimeOrNow>,
-        _ctime: Option<SystemTime>,
-        _: Option<FileHandle>,
-        _crtime: Option<SystemTime>,
-        _chgtime: Option<SystemTime>,
-        _bkuptime: Option<SystemTime>,
-        _: Option<BsdFileFlags>,
-        reply: ReplyAttr,
-    ) {
-        let Some(attr) = self.attributes(inode) else { return reply.error(Errno::ENOENT) };
+    fn set_attributes(&self, inode: u64, size: Option<u64>, access: bool) -> Answer {
+        let Some(attr) = self.attributes(inode) else { return Answer::Error(Errno::NOENT) };
         if self.read_only {
-            return reply.error(Errno::EROFS);
+            return Answer::Error(Errno::ROFS);
         }
-        if mode.is_some() || uid.is_some() || gid.is_some() {
-            return reply.error(Errno::EPERM);
+        if access {
+            return Answer::Error(Errno::PERM);
         }
         match size {
-            Some(_) if inode != FILE => reply.error(Errno::EISDIR),
-            Some(size) if size > attr.size => reply.error(Errno::EFBIG),
+            Some(_) if inode != FILE => Answer::Error(Errno::ISDIR),
+            Some(size) if size > attr.size => Answer::Error(Errno::FBIG),
             // Times are accepted and not kept: nobody should believe them of a device.
-            _ => reply.attr(&TTL, &attr),
+            _ => Answer::Body(Body::attributes(&attr, TTL)),
         }
     }
 
-    fn open(&self, _: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+    fn open(&self, inode: u64, flags: u32) -> Answer {
         if inode != FILE {
-            return reply.error(Errno::EISDIR);
+            return Answer::Error(Errno::ISDIR);
         }
-        if self.read_only && flags.acc_mode() != OpenAccMode::O_RDONLY {
-            return reply.error(Errno::EROFS);
+        if self.read_only && flags.cast_signed() & libc::O_ACCMODE != libc::O_RDONLY {
+            return Answer::Error(Errno::ROFS);
         }
-        let mut flags = FopenFlags::FOPEN_NOFLUSH | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
+        let mut flags = wire::OPEN_NOFLUSH | wire::OPEN_PARALLEL_DIRECT_WRITES;
         if self.cache.as_ref().is_some_and(|cache| cache.holds(Instant::now())) {
-            flags |= FopenFlags::FOPEN_KEEP_CACHE;
+            flags |= wire::OPEN_KEEP_CACHE;
         }
         if self.cache.is_none() {
-            self.requests.handle.forget();
+            self.handle.forget();
         }
-        reply.opened(NO_HANDLE, flags);
+        Answer::Body(Body::opened(flags))
     }
 
-    fn read(
-        &self,
-        _: &Request,
-        inode: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        size: u32,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
-        if inode != FILE {
-            return reply.error(Errno::EISDIR);
+    fn read_directory(&self, inode: u64, from: u64, room: u32) -> Answer {
+        if inode != wire::ROOT {
+            return Answer::Error(Errno::NOTDIR);
         }
+        let entry = |inode, mode, name| DirEntry { inode, mode, name };
+        let entries = [
+            entry(wire::ROOT, libc::S_IFDIR, b".".as_slice()),
+            entry(wire::ROOT, libc::S_IFDIR, b".."),
+            entry(FILE, libc::S_IFREG, self.file_name.as_bytes()),
+        ];
+        Answer::Body(Body::directory(&entries, from, room))
+    }
+
+    /// As much of it as there is.
+    fn within(&self, offset: u64, len: u32) -> u32 {
         let left = self.size().saturating_sub(offset);
-        let len = u32::try_from(left).map_or(size, |left| size.min(left));
-        if len == 0 {
-            return reply.data(&[]);
-        }
-        self.requests.read(offset, len, reply);
+        u32::try_from(left).map_or(len, |left| len.min(left))
     }
 
-    fn write(
-        &self,
-        _: &Request,
-        inode: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        data: &[u8],
-        _: WriteFlags,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
+    fn read(&self, inode: u64, offset: u64, len: u32) -> Answer {
         if inode != FILE {
-            return reply.error(Errno::EISDIR);
+            return Answer::Error(Errno::ISDIR);
+        }
+        match self.within(offset, len) {
+            0 => Answer::Body(Body::default()),
+            len => Answer::Read { offset, len },
+        }
+    }
+
+    fn write(&self, inode: u64, offset: u64, len: u32) -> Answer {
+        if inode != FILE {
+            return Answer::Error(Errno::ISDIR);
         }
         if self.read_only {
-            return reply.error(Errno::EROFS);
+            return Answer::Error(Errno::ROFS);
         }
-        if data.is_empty() {
-            return reply.written(0);
+        if len == 0 {
+            return Answer::Body(Body::nothing_written());
         }
         // As on a block device: up to the end, then ENOSPC.
-        let left = self.size().saturating_sub(offset);
-        let len = usize::try_from(left).map_or(data.len(), |left| data.len().min(left));
-        if len == 0 {
-            return reply.error(Errno::ENOSPC);
+        match self.within(offset, len) {
+            0 => Answer::Error(Errno::NOSPC),
+            len => Answer::Write { offset, len },
         }
-        self.requests.write(offset, &data[..len], reply);
     }
 
-    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        self.requests.flush(reply);
-    }
-
-    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _datasync: bool, reply: ReplyEmpty) {
-        self.requests.flush(reply);
-    }
-
-    fn fsyncdir(&self, _: &Request, _: INodeNo, _: FileHandle, _datasync: bool, reply: ReplyEmpty) {
-        reply.ok();
-    }
-
-    fn fallocate(
-        &self,
-        _: &Request,
-        inode: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        length: u64,
-        mode: i32,
-        reply: ReplyEmpty,
-    ) {
+    fn allocate(&self, inode: u64, offset: u64, len: u64, mode: u32) -> Answer {
         if inode != FILE {
-            return reply.error(Errno::EISDIR);
+            return Answer::Error(Errno::ISDIR);
         }
         if self.read_only {
-            return reply.error(Errno::EROFS);
+            return Answer::Error(Errno::ROFS);
         }
-        match allocation(mode, offset, length, self.size()) {
-            Allocation::Zero { end, keep } => self.requests.zero(offset, end, keep, reply),
-            Allocation::Nothing => reply.ok(),
-            Allocation::Refused(errno) => reply.error(Errno::from_i32(errno)),
+        match allocation(mode.cast_signed(), offset, len, self.size()) {
+            Allocation::Zero { end, keep } => Answer::Zero { at: offset, end, keep },
+            Allocation::Nothing => Answer::Body(Body::default()),
+            Allocation::Refused(errno) => Answer::Error(errno),
         }
     }
 
-    fn lseek(&self, _: &Request, inode: INodeNo, _: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
-        let size = self.size();
-        let want = match whence {
+    fn seek(&self, inode: u64, at: u64, whence: u32) -> Answer {
+        let end = self.size();
+        let want = match whence.cast_signed() {
             libc::SEEK_DATA => Want::Data,
             libc::SEEK_HOLE => Want::Hole,
             // The kernel answers the others itself.
-            _ => return reply.error(Errno::EINVAL),
+            _ => return Answer::Error(Errno::INVAL),
         };
-        match u64::try_from(offset) {
-            Ok(at) if inode == FILE && at < size => self.requests.seek(at, size, want, reply),
-            _ => reply.error(Errno::ENXIO),
+        if inode != FILE || at >= end {
+            return Answer::Error(Errno::NXIO);
         }
-    }
-
-    fn readdir(&self, _: &Request, inode: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        if inode != INodeNo::ROOT {
-            return reply.error(Errno::ENOTDIR);
-        }
-        let entries = [
-            (INodeNo::ROOT, FileType::Directory, OsStr::new(".")),
-            (INodeNo::ROOT, FileType::Directory, OsStr::new("..")),
-            (FILE, FileType::RegularFile, self.file_name.as_os_str()),
-        ];
-        for (next, (inode, kind, name)) in (1u64..).zip(entries) {
-            if next > offset && reply.add(inode, next, kind, name) {
-                break;
-            }
-        }
-        reply.ok();
-    }
-
-    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
-        let blocks = self.size().div_ceil(u64::from(BLOCK_BYTES));
-        reply.statfs(blocks, 0, 0, 2, 0, BLOCK_BYTES, 255, BLOCK_BYTES);
-    }
-
-    fn access(&self, _: &Request, _: INodeNo, _: AccessFlags, reply: ReplyEmpty) {
-        // The kernel checks (default_permissions), and asks no more after this answer.
-        reply.error(Errno::ENOSYS);
-    }
-
-    fn create(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        _: &OsStr,
-        _mode: u32,
-        _umask: u32,
-        _flags: i32,
-        reply: fuser::ReplyCreate,
-    ) {
-        reply.error(Errno::EPERM);
-    }
-
-    fn unlink(&self, _: &Request, _: INodeNo, _: &OsStr, reply: ReplyEmpty) {
-        reply.error(Errno::EPERM);
+        Answer::Seek { at, end, want }
     }
 }
 
@@ -351,17 +279,17 @@ mod tests {
         let zero = libc::FALLOC_FL_ZERO_RANGE;
         assert_eq!(allocation(zero, 5, 10, 100), Allocation::Zero { end: 15, keep: true });
         assert_eq!(allocation(zero | KEEP, 95, 10, 100), Allocation::Zero { end: 100, keep: true });
-        assert_eq!(allocation(zero, 95, 10, 100), Allocation::Refused(libc::ENOSPC));
+        assert_eq!(allocation(zero, 95, 10, 100), Allocation::Refused(Errno::NOSPC));
     }
 
     #[test]
     fn what_a_device_cannot_do_is_refused() {
-        assert_eq!(allocation(0, 0, 10, 100), Allocation::Refused(libc::EOPNOTSUPP));
+        assert_eq!(allocation(0, 0, 10, 100), Allocation::Refused(Errno::OPNOTSUPP));
         assert_eq!(
             allocation(libc::FALLOC_FL_COLLAPSE_RANGE, 0, 10, 100),
-            Allocation::Refused(libc::EOPNOTSUPP)
+            Allocation::Refused(Errno::OPNOTSUPP)
         );
         let zero = libc::FALLOC_FL_ZERO_RANGE;
-        assert_eq!(allocation(zero, u64::MAX, 10, 100), Allocation::Refused(libc::EFBIG));
+        assert_eq!(allocation(zero, u64::MAX, 10, 100), Allocation::Refused(Errno::FBIG));
     }
 }

@@ -3,36 +3,43 @@
 //! Owns: the mount, from the checks before it to its end, and telling the kernel when the volume grew.
 //! Never: waits for the network on a thread that takes requests. Invariant: once `mount` returned, the file is
 //! there; once `unmount` returned, nothing of it is left.
-//! Called by `cheetah attach` and `up`. Parts: `point` (mount points and their faults), `fs` (operations),
-//! `requests` (replies owed), `offers` (to the page cache), `tune` (the kernel's read-ahead), `errno`. Tests: in each; through a mounted volume, end to end.
+//! Called by `cheetah attach` and `up`. Parts: `point` (mount points and their faults), `device` (the mount itself),
+//! `wire` (the kernel's bytes), `session` (requests as they come), `fs` (what each means), `requests` (answers owed),
+//! `offers` (to the page cache), `tune` (the kernel's read-ahead), `errno`. Tests: in each; through a mounted volume, end to end.
+//!
+//! The protocol is spoken here and not by a library, because requests are to be received where the volume's other sockets
+//! are, on its data thread: the libraries there are have threads of their own that wait for one request each.
 
+mod device;
 mod errno;
 mod fs;
 mod offers;
 mod point;
 mod requests;
-mod slab;
+mod session;
 mod tune;
+mod wire;
 
 pub use point::{Abandoned, MountError, abandon};
 pub use tune::{Tuning, tune};
 
 use crate::changes::{Changes, Seen};
+use crate::mountinfo::{self, MountEntry};
 use cheetah_rim::volume::VolumeHandle;
+use device::Device;
 use fs::VolumeFs;
-use fuser::{BackgroundSession, Config, MountOption, Notifier, Session, SessionACL};
 use requests::Requests;
 use rustix::mount::UnmountFlags;
+use session::Session;
 use std::ffi::OsString;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::SystemTime;
 use tokio::sync::watch;
 
-/// Two threads; more gained nothing, and a descriptor each neither.
-const THREADS: usize = 2;
 /// In front of the volume's name in the list of mounts; by it we know our own.
 const SOURCE_PREFIX: &str = "cheetah:";
 
@@ -57,7 +64,8 @@ impl Default for Options {
 pub struct Mounted {
     file: PathBuf,
     point: PathBuf,
-    session: Option<BackgroundSession>,
+    /// As the kernel lists it; none once we unmounted it.
+    entry: Option<MountEntry>,
     growth: Option<JoinHandle<()>>,
     /// And of whose volume.
     offers: Option<(JoinHandle<()>, VolumeHandle)>,
@@ -104,71 +112,49 @@ pub fn mount(handle: &VolumeHandle, mountpoint: &Path, options: &Options) -> Res
     let read_only = options.read_only || handle.read_only();
     let mut file_name = OsString::from(handle.name());
     file_name.push(".raw");
-    let ended = watch::Sender::new(false);
-    let requests = Requests::new(handle.clone());
+    let source = format!("{SOURCE_PREFIX}{}", handle.name());
+    let failed = |point: &Path, error| MountError::Failed { point: point.to_path_buf(), error };
+    let device = Arc::new(Device::mount(&point, &source, read_only, fs::terms())?);
+    let (ended, stop) = (watch::Sender::new(false), watch::Sender::new(()));
+    let stopped = stop.subscribe();
+    let entry = entry_at(&point).map_err(|error| failed(&point, error))?;
+    let mut mounted = Mounted {
+        file: point.join(&file_name),
+        point,
+        entry,
+        growth: None,
+        offers: None,
+        ended: ended.clone(),
+        stop_growth: Some(stop),
+    };
     let fs = VolumeFs {
-        requests,
-        file_name: file_name.clone(),
+        handle: handle.clone(),
+        file_name,
         read_only,
         uid: options.uid,
         gid: options.gid,
         mounted_at: SystemTime::now(),
         // Beside a reader there may be a writer on another machine, of whom nothing is heard here; a writer is alone.
         cache: (!handle.read_only()).then(|| Seen::new(Changes::of(handle))),
-        ended: ended.clone(),
     };
-    let session = Session::new(fs, &point, &config(handle.name(), read_only))
-        .and_then(Session::spawn)
-        .map_err(|error| MountError::of_fuse(&point, error))?;
-    let mut mounted = Mounted {
-        file: point.join(file_name),
-        point,
-        session: None,
-        growth: None,
-        offers: None,
-        ended,
-        stop_growth: None,
-    };
-    let notifier = session.notifier();
-    mounted.session = Some(session);
+    let requests = Requests::new(handle.clone(), device.clone());
+    // When the volume ends, and with it who answers, nobody holds the device, and the kernel ends what waits.
+    let weak = Arc::downgrade(&device);
+    let session = Session { fs, device, requests, ended };
+    handle.spawn_local(Box::new(move || Box::pin(session.serve())));
     if read_only {
-        let thread = offers::start(handle, notifier.clone());
-        let thread = thread.map_err(|error| MountError::Failed { point: mounted.point.clone(), error })?;
+        let thread = offers::start(handle, weak.clone()).map_err(|error| failed(&mounted.point, error))?;
         mounted.offers = Some((thread, handle.clone()));
     }
-    let (stop, stopped) = watch::channel(());
-    mounted.stop_growth = Some(stop);
     let sizes = handle.size_changes();
-    let growth = std::thread::Builder::new().name("growth".into()).spawn(move || {
-        announce_growth(&notifier, sizes, stopped);
-    });
-    mounted.growth =
-        Some(growth.map_err(|error| MountError::Failed { point: mounted.point.clone(), error })?);
+    let growth = std::thread::Builder::new().name("growth".into());
+    let growth = growth.spawn(move || announce_growth(&weak, sizes, stopped));
+    mounted.growth = Some(growth.map_err(|error| failed(&mounted.point, error))?);
     Ok(mounted)
 }
 
-fn config(name: &str, read_only: bool) -> Config {
-    let mut config = Config::default();
-    config.mount_options = vec![
-        MountOption::FSName(format!("{SOURCE_PREFIX}{name}")),
-        MountOption::Subtype("cheetah".into()),
-        MountOption::DefaultPermissions,
-        MountOption::NoDev,
-        MountOption::NoSuid,
-        MountOption::NoExec,
-        MountOption::NoAtime,
-        if read_only { MountOption::RO } else { MountOption::RW },
-    ];
-    // Only root may open it to others, and root's tools (a loop device, mount) run as others than who attached;
-    // the mode of the file still holds (default_permissions).
-    config.acl = if rustix::process::geteuid().is_root() { SessionACL::All } else { SessionACL::Owner };
-    config.n_threads = Some(THREADS);
-    config.clone_fd = false;
-    config
-}
-
 /// A thread of its own: the kernel may make whoever tells it wait for requests that other threads answer.
-fn announce_growth(notifier: &Notifier, mut sizes: watch::Receiver<u64>, mut stopped: watch::Receiver<()>) {
+fn announce_growth(device: &Weak<Device>, mut sizes: watch::Receiver<u64>, mut stopped: watch::Receiver<()>) {
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().build() else { return };
     runtime.block_on(async {
         loop {
@@ -177,7 +163,8 @@ fn announce_growth(notifier: &Notifier, mut sizes: watch::Receiver<u64>, mut sto
                 changed = sizes.changed() => if changed.is_err() { return },
             }
             // A negative offset invalidates the attributes and leaves the cached bytes, which are still right.
-            if let Err(error) = notifier.inval_inode(fs::FILE, -1, 0) {
+            let Some(device) = device.upgrade() else { return };
+            if let Err(error) = device.invalidate(fs::FILE, -1, 0) {
                 tracing::warn!(%error, "the kernel was not told of the new size; it may show the old one");
             }
         }
@@ -213,21 +200,22 @@ impl Mounted {
     /// # Errors
     /// It is in use: then it stays mounted, and this may be called again.
     pub fn unmount(&mut self) -> Result<(), UnmountError> {
-        if self.session.is_some() && !*self.ended.borrow() {
+        if self.is_there() {
             unmount_at(&self.point, false)?;
         }
         self.finish();
         Ok(())
     }
 
+    /// Not what somebody else mounted there since.
+    fn is_there(&self) -> bool {
+        // Without a list it is tried.
+        self.entry.is_some() && entry_at(&self.point).map_or(true, |entry| entry == self.entry)
+    }
+
     fn finish(&mut self) {
+        self.entry = None;
         self.stop_growth = None;
-        if let Some(session) = self.session.take()
-            && let Err(error) = session.umount_and_join()
-        {
-            tracing::debug!(%error, "the FUSE session ended with an error");
-        }
-        // A thread that finds the device gone may end before the kernel's DESTROY, which says so otherwise, was read.
         self.ended.send_replace(true);
         if let Some(growth) = self.growth.take() {
             let _ = growth.join();
@@ -241,20 +229,21 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        if self.session.is_none() {
+        if self.entry.is_none() {
             return;
         }
-        match self.unmount() {
-            Ok(()) => {}
-            Err(error) => {
-                tracing::warn!(%error, "unmounting lazily");
-                // The threads go on for whoever still has the file open, until this process ends.
-                let _ = unmount_at(&self.point, true);
-                self.stop_growth = None;
-                std::mem::forget(self.session.take());
-            }
+        if let Err(error) = self.unmount() {
+            tracing::warn!(%error, "unmounting lazily");
+            // Whoever still has the file open is served until the volume is closed.
+            let _ = unmount_at(&self.point, true);
+            self.finish();
         }
     }
+}
+
+/// What the kernel lists there. Its numbers are given again; together with the volume's name one is ours.
+fn entry_at(point: &Path) -> io::Result<Option<MountEntry>> {
+    Ok(mountinfo::at(&mountinfo::read()?, point).cloned())
 }
 
 /// By the system call where we may, else by the helper that is allowed to.

@@ -6,14 +6,14 @@
 //! before an open of the file is not given after it. A thread of its own, because the kernel makes whoever stores a page wait for a
 //! read of it that is under way. Called by `mount`. Tests: `read_ahead` of the end-to-end tests.
 
+use super::device::Device;
 use super::fs;
 use cheetah_rim::buffer::{Buffer, LARGE_COUNT, SMALL_BYTES, SMALL_COUNT};
 use cheetah_rim::volume::VolumeHandle;
-use fuser::Notifier;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -43,14 +43,16 @@ impl Held {
 }
 
 /// Takes offers of the volume from now on; the thread ends when nobody takes them any more.
-pub(super) fn start(handle: &VolumeHandle, notifier: Notifier) -> io::Result<JoinHandle<()>> {
+pub(super) fn start(handle: &VolumeHandle, device: Weak<Device>) -> io::Result<JoinHandle<()>> {
     let (give, given): (SyncSender<Offer>, Receiver<Offer>) = sync_channel(LARGE_MAX + SMALL_MAX);
     let (held, volume) = (Arc::new(Held::default()), handle.clone());
     let for_thread = held.clone();
     let thread = std::thread::Builder::new().name("offers".into()).spawn(move || {
         for offer in given {
             let len = offer.bytes.len();
-            store(&volume, &notifier, &offer);
+            if let Some(device) = device.upgrade() {
+                store(&volume, &device, &offer);
+            }
             drop(offer);
             for_thread.of(len).0.fetch_sub(1, Ordering::AcqRel);
         }
@@ -72,12 +74,12 @@ pub(super) fn start(handle: &VolumeHandle, notifier: Notifier) -> io::Result<Joi
     Ok(thread)
 }
 
-fn store(volume: &VolumeHandle, notifier: &Notifier, offer: &Offer) {
+fn store(volume: &VolumeHandle, device: &Device, offer: &Offer) {
     let is_old = || volume.forgets() != offer.forgets;
     if is_old() || offer.since.elapsed() > AGE_MAX {
         return;
     }
-    if let Err(error) = notifier.store(fs::FILE, offer.offset, &offer.bytes) {
+    if let Err(error) = device.store(fs::FILE, offer.offset, &offer.bytes) {
         tracing::debug!(%error, offset = offer.offset, "the kernel took nothing");
     }
     // An open came between, and dropped the kernel's cache before this was in it.
@@ -85,7 +87,7 @@ fn store(volume: &VolumeHandle, notifier: &Notifier, offer: &Offer) {
         let (Ok(offset), Ok(len)) = (i64::try_from(offer.offset), i64::try_from(offer.bytes.len())) else {
             return;
         };
-        if let Err(error) = notifier.inval_inode(fs::FILE, offset, len) {
+        if let Err(error) = device.invalidate(fs::FILE, offset, len) {
             tracing::warn!(%error, "the kernel keeps what was read before the file was opened");
         }
     }

@@ -105,13 +105,6 @@ impl fmt::Display for MountError {
 
 impl std::error::Error for MountError {}
 
-impl MountError {
-    /// fuser reports most failures as text.
-    pub(super) fn of_fuse(point: &Path, error: io::Error) -> MountError {
-        MountError::Failed { point: point.to_path_buf(), error }
-    }
-}
-
 /// Checks, clears a dead mount of ours away, and returns the path that the kernel's list will show.
 pub(super) fn prepare(mountpoint: &Path) -> Result<PathBuf, MountError> {
     let failed = |error| MountError::Failed { point: mountpoint.to_path_buf(), error };
@@ -212,7 +205,7 @@ fn check_fuse() -> Result<(), MountError> {
     Ok(())
 }
 
-fn fusermount() -> Option<PathBuf> {
+pub(super) fn fusermount() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders: Vec<PathBuf> = std::env::split_paths(&path)
         .chain(["/usr/bin", "/bin", "/usr/sbin", "/sbin"].map(PathBuf::from))

@@ -1,41 +1,72 @@
-//! Requests of the file on their way through the volume, and the replies they owe the kernel.
+//! Requests of the file on their way through the volume, and the answers they owe the kernel.
 //!
 //! Owns: what is answered when a completion comes, and requests that need several (a range over 4 GiB, a search
-//! for data). Never: waiting; completions arrive on the volume's data thread. Invariant: each reply is sent once.
-//! Nothing on the way of a write allocates: slots are taken up front, buffers come from the pool, and fuser's
-//! replies live on the stack. Called by `fs`. Tests: below; through a mounted volume, end to end.
+//! for data). Never: waiting; completions arrive on the volume's data thread. Invariant: each request is answered once.
+//! There are as many as the kernel has in the background (`fs`), and one for each thread of a tool.
+//! Nothing on the way of a read or a write allocates or is remembered here: the token says all that its answer needs.
+//! Called by `session`. Tests: below; through a mounted volume, end to end.
 
+use super::device::Device;
 use super::errno;
-use super::slab::Slab;
-use cheetah_rim::buffer::Buffer;
+use super::wire::{self, Body};
+use cheetah_rim::buffer::{Buffer, Pool};
 use cheetah_rim::volume::{Completion, Op, Sink, StatusRun, Submission, VolumeHandle};
-use fuser::{Errno, ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite};
-use std::sync::{Arc, Weak};
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Replies owed at once; the kernel's background queue holds 64, tools that read without it come on top.
-const REPLIES_MAX: usize = 1024;
 /// One step of a long range. A multiple of any block.
 const STEP_BYTES: u64 = 1 << 30;
 
 #[derive(Debug)]
 pub(super) struct Requests {
-    pub(super) handle: VolumeHandle,
-    owed: Slab<Owed>,
+    handle: VolumeHandle,
+    device: Arc<Device>,
+    /// Of those that go over a range, by number, what is left to do.
+    ranges: Mutex<BTreeMap<u64, Walk>>,
     this: Weak<Requests>,
 }
 
-#[derive(Debug)]
-enum Owed {
-    Read(ReplyData),
-    Write(ReplyWrite, u32),
-    Empty(ReplyEmpty),
-    Zero { reply: ReplyEmpty, keep: bool, range: Range },
-    Seek { reply: ReplyLseek, want: Want, range: Range },
+/// What a request is, in the upper bits of its token; the kernel's number of it is in the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Read,
+    Write,
+    Flush,
+    Walk,
+}
+
+const KIND_SHIFT: u32 = 62;
+
+impl Kind {
+    /// The kernel counts requests by twos from zero.
+    fn token(self, unique: u64) -> u64 {
+        debug_assert!(unique >> KIND_SHIFT == 0, "a machine that is up for a century");
+        (self as u64) << KIND_SHIFT | unique
+    }
+
+    fn of(token: u64) -> (Kind, u64) {
+        let kind = [Kind::Read, Kind::Write, Kind::Flush, Kind::Walk][(token >> KIND_SHIFT) as usize];
+        (kind, token & (u64::MAX >> (u64::BITS - KIND_SHIFT)))
+    }
+}
+
+/// A request that goes over a range, and the step of it that is on its way.
+#[derive(Clone, Copy, Debug)]
+struct Walk {
+    what: What,
+    range: Range,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum What {
+    Zero { keep: bool },
+    Seek { want: Want },
 }
 
 /// What is still to do, and the step of it that is on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Range {
+struct Range {
     at: u64,
     end: u64,
 }
@@ -53,45 +84,44 @@ impl Range {
 }
 
 impl Requests {
-    pub(super) fn new(handle: VolumeHandle) -> Arc<Requests> {
-        Arc::new_cyclic(|this| Requests {
-            handle,
-            owed: Slab::with_capacity(REPLIES_MAX),
-            this: this.clone(),
-        })
+    pub(super) fn new(handle: VolumeHandle, device: Arc<Device>) -> Arc<Requests> {
+        let ranges = Mutex::default();
+        Arc::new_cyclic(|this| Requests { handle, device, ranges, this: this.clone() })
     }
 
-    pub(super) fn read(&self, offset: u64, len: u32, reply: ReplyData) {
-        let buffer = self.handle.pool().take_blocking(len as usize);
-        let token = self.owed.insert_blocking(Owed::Read(reply));
-        self.submit(Op::Read, offset, len, Some(buffer), token);
+    pub(super) fn pool(&self) -> &Pool {
+        self.handle.pool()
     }
 
-    pub(super) fn write(&self, offset: u64, data: &[u8], reply: ReplyWrite) {
-        let mut buffer = self.handle.pool().take_blocking(data.len());
-        buffer.copy_from_slice(data);
-        let len = u32::try_from(data.len()).expect("max_write is far below 4 GiB");
-        let token = self.owed.insert_blocking(Owed::Write(reply, len));
-        self.submit(Op::Write, offset, len, Some(buffer), token);
+    pub(super) fn read(&self, unique: u64, offset: u64, room: Buffer) {
+        self.submit(Op::Read, offset, length(&room), Some(room), Kind::Read.token(unique));
     }
 
-    pub(super) fn flush(&self, reply: ReplyEmpty) {
-        let token = self.owed.insert_blocking(Owed::Empty(reply));
-        self.submit(Op::Flush, 0, 0, None, token);
+    pub(super) fn write(&self, unique: u64, offset: u64, bytes: Buffer) {
+        self.submit(Op::Write, offset, length(&bytes), Some(bytes), Kind::Write.token(unique));
+    }
+
+    pub(super) fn flush(&self, unique: u64) {
+        self.submit(Op::Flush, 0, 0, None, Kind::Flush.token(unique));
     }
 
     /// `at < end`.
-    pub(super) fn zero(&self, at: u64, end: u64, keep: bool, reply: ReplyEmpty) {
-        let range = Range { at, end };
-        let token = self.owed.insert_blocking(Owed::Zero { reply, keep, range });
-        self.submit(Op::Zero { keep }, at, range.step(), None, token);
+    pub(super) fn zero(&self, unique: u64, at: u64, end: u64, keep: bool) {
+        self.walk(unique, Walk { what: What::Zero { keep }, range: Range { at, end } });
     }
 
-    /// `at < size`.
-    pub(super) fn seek(&self, at: u64, size: u64, want: Want, reply: ReplyLseek) {
-        let range = Range { at, end: size };
-        let token = self.owed.insert_blocking(Owed::Seek { reply, want, range });
-        self.submit(Op::Status, at, range.step(), None, token);
+    /// `at < end`, the end of the file.
+    pub(super) fn seek(&self, unique: u64, at: u64, end: u64, want: Want) {
+        self.walk(unique, Walk { what: What::Seek { want }, range: Range { at, end } });
+    }
+
+    fn walk(&self, unique: u64, walk: Walk) {
+        let op = match walk.what {
+            What::Zero { keep } => Op::Zero { keep },
+            What::Seek { .. } => Op::Status,
+        };
+        self.ranges().insert(unique, walk);
+        self.submit(op, walk.range.at, walk.range.step(), None, Kind::Walk.token(unique));
     }
 
     fn submit(&self, op: Op, offset: u64, len: u32, buffer: Option<Buffer>, token: u64) {
@@ -99,65 +129,57 @@ impl Requests {
         self.handle.submit(Submission { op, offset, len, buffer, token, sink });
     }
 
-    /// Answers, or says what is still owed.
-    fn answer(&self, owed: Owed, completion: &Completion) -> Option<Owed> {
-        match (owed, completion.result) {
-            (Owed::Read(reply), Ok(())) => match &completion.buffer {
-                Some(buffer) => reply.data(buffer),
-                None => reply.error(Errno::EIO),
+    /// A step of a range is done: answers, or takes the next.
+    fn walked(&self, unique: u64, status: &[StatusRun]) {
+        let Some(Walk { what, range }) = self.ranges().remove(&unique) else {
+            debug_assert!(false, "a step is completed once");
+            return;
+        };
+        let further = match what {
+            What::Zero { .. } => range.at + u64::from(range.step()),
+            What::Seek { want } => match sought(want, range, status) {
+                Found::At(offset) => return self.device.answer(unique, &Body::found(offset)),
+                Found::Nothing => return self.device.fail(unique, Errno::NXIO),
+                Found::Further(at) => at,
             },
-            (Owed::Write(reply, len), Ok(())) => reply.written(len),
-            (Owed::Empty(reply), Ok(())) => reply.ok(),
-            (Owed::Zero { reply, keep, range }, Ok(())) => {
-                let range = Range { at: range.at + u64::from(range.step()), ..range };
-                if range.at < range.end {
-                    return Some(Owed::Zero { reply, keep, range });
-                }
-                reply.ok();
-            }
-            (Owed::Seek { reply, want, range }, Ok(())) => match sought(want, range, &completion.status) {
-                Found::At(offset) => reply.offset(i64::try_from(offset).unwrap_or(i64::MAX)),
-                Found::Nothing => reply.error(Errno::ENXIO),
-                Found::Further(at) => {
-                    return Some(Owed::Seek { reply, want, range: Range { at, ..range } });
-                }
-            },
-            (Owed::Read(reply), Err(e)) => reply.error(errno::of(e)),
-            (Owed::Write(reply, _), Err(e)) => reply.error(errno::of(e)),
-            (Owed::Empty(reply) | Owed::Zero { reply, .. }, Err(e)) => reply.error(errno::of(e)),
-            (Owed::Seek { reply, .. }, Err(e)) => reply.error(errno::of(e)),
+        };
+        if further >= range.end {
+            return self.device.answer(unique, &[]);
         }
-        None
+        self.walk(unique, Walk { what, range: Range { at: further, ..range } });
     }
+
+    fn ranges(&self) -> MutexGuard<'_, BTreeMap<u64, Walk>> {
+        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn length(buffer: &Buffer) -> u32 {
+    u32::try_from(buffer.len()).expect("the kernel was told to ask for far less than 4 GiB")
 }
 
 impl Sink for Requests {
     fn give(&self, completion: Completion, bytes: &[u8]) {
-        let Some(Owed::Read(reply)) = self.owed.take(completion.token) else {
-            debug_assert!(false, "only reads are given bytes, and once");
-            return;
-        };
-        reply.data(bytes);
-        self.owed.free(completion.token);
+        let (kind, unique) = Kind::of(completion.token);
+        debug_assert_eq!(kind, Kind::Read, "only reads are given bytes");
+        self.device.answer(unique, bytes);
     }
 
     fn complete(&self, completion: Completion) {
-        let token = completion.token;
-        let Some(owed) = self.owed.take(token) else {
-            debug_assert!(false, "a submission is completed once");
-            return;
-        };
-        let Some(owed) = self.answer(owed, &completion) else {
-            return self.owed.free(token);
-        };
-        let next = match &owed {
-            Owed::Zero { keep, range, .. } => Some((Op::Zero { keep: *keep }, *range)),
-            Owed::Seek { range, .. } => Some((Op::Status, *range)),
-            Owed::Read(_) | Owed::Write(..) | Owed::Empty(_) => None,
-        };
-        let (op, range) = next.expect("only ranges are answered in steps");
-        self.owed.put_back(token, owed);
-        self.submit(op, range.at, range.step(), None, token);
+        let (kind, unique) = Kind::of(completion.token);
+        if let Err(error) = completion.result {
+            if kind == Kind::Walk {
+                self.ranges().remove(&unique);
+            }
+            return self.device.fail(unique, errno::of(error));
+        }
+        let bytes = completion.buffer.as_deref().unwrap_or_default();
+        match kind {
+            Kind::Read => self.device.answer(unique, bytes),
+            Kind::Write => self.device.answer(unique, &wire::written(bytes.len())),
+            Kind::Flush => self.device.answer(unique, &[]),
+            Kind::Walk => self.walked(unique, &completion.status),
+        }
     }
 }
 

@@ -134,9 +134,15 @@ impl VolumeHandle {
         self.0.arrived.notify_one();
     }
 
-    /// Runs a task on the data thread: the connections of an export live there.
+    /// Runs a task on the data thread: the connections of an export live there, and the requests of a file. It is dropped
+    /// with the thread, and at once when that has ended.
     pub fn spawn_local(&self, task: LocalTask) {
-        self.inbox().tasks.push(task);
+        let mut inbox = self.inbox();
+        if inbox.closed {
+            return;
+        }
+        inbox.tasks.push(task);
+        drop(inbox);
         self.0.arrived.notify_one();
     }
 

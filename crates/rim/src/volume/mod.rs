@@ -315,6 +315,7 @@ async fn take_orders(driver: &Rc<RefCell<Driver>>, shared: &Arc<Shared>) -> ones
                     let late = {
                         let mut inbox = handle.inbox();
                         inbox.closed = true;
+                        inbox.tasks.clear();
                         std::mem::take(&mut inbox.submissions)
                     };
                     for submission in late {

@@ -1,0 +1,59 @@
+//! What a user without any rights can do: attach a volume as a file, by the system's own helper.
+
+use std::process::Command;
+
+use cheetah_lab::pool::{Pool, binary};
+use cheetah_lab::scratch::Scratch;
+use cheetah_lab::tools;
+
+const NOBODY: &str = "65534";
+const BYTES: usize = 5_000_000;
+
+/// In a mount namespace with a `/dev/fuse` that everybody may open, which is how Debian has it. Each line must succeed.
+const SCRIPT: &str = r#"
+set -eux
+mkdir dev mine run
+# From where it is built the user may not be let in.
+install "$CHEETAH" cheetah
+mount -t tmpfs none dev
+mknod -m 666 dev/fuse c 10 229
+mount --bind dev/fuse /dev/fuse
+chown -R "$NOBODY" mine run
+chmod 700 run
+export XDG_RUNTIME_DIR="$PWD/run"
+user() { setpriv --reuid "$NOBODY" --regid "$NOBODY" --clear-groups "$@"; }
+refused() { if "$@"; then exit 1; fi; }
+
+user ./cheetah attach case mine
+test "$(user stat -c %u:%a mine/case.raw)" = "$NOBODY:600"
+refused ls mine
+user dd if=noise of=mine/case.raw bs=1M conv=notrunc,fsync status=none
+user cmp -n "$BYTES" noise mine/case.raw
+user ./cheetah detach case
+test -z "$(user ls mine)"
+
+user ./cheetah attach case mine --read-only
+user cmp -n "$BYTES" noise mine/case.raw
+refused user dd if=noise of=mine/case.raw bs=1M conv=notrunc
+user ./cheetah detach case
+"#;
+
+#[test]
+fn attaches_by_the_helper_and_shares_with_nobody() {
+    let mut pool = Pool::start();
+    pool.donate("one", "128M");
+    pool.create_linear("case", "64M");
+    let scratch = Scratch::new();
+    let noise: Vec<u8> = (0..BYTES).map(|at| (at * at / 7) as u8).collect();
+    scratch.file("noise", &noise);
+    let mut command = Command::new(tools::need("unshare"));
+    command.args(["--mount", "sh", "-c", SCRIPT]).current_dir(scratch.path());
+    command.env("CHEETAH", binary()).env("CHEETAH_POOL", pool.url());
+    command.env("NOBODY", NOBODY).env("BYTES", BYTES.to_string());
+    for tool in ["setpriv", "mknod", "fusermount3"] {
+        tools::need(tool);
+    }
+    let output = tools::output(&mut command);
+    let (said, steps) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{said}\n{steps}");
+}
