@@ -1,5 +1,5 @@
 //! The part `lan`: a client and four donors on hosts of their own, joined by shaped links; sequential reads and writes
-//! beside iperf3 on the same hosts, backward and strided reads, and a link with a round trip of 20 ms.
+//! beside iperf3 on the same hosts, and backward and strided reads, also where a round trip takes 1 ms.
 //!
 //! Reads begin with an empty page cache. iperf3 moves one stream between the client and one donor: the client's link is
 //! what it measures. Called by: `bench`.
@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::bench::Bench;
 use crate::bench::direct::{self, Job};
@@ -21,10 +21,11 @@ use crate::lan::{Lan, Node};
 use crate::load::Pattern;
 use crate::pool::{Attached, Pool, State};
 use crate::scratch::Scratch;
+use crate::wire::Wire;
 use crate::{rivals, tools};
 
-pub const SECONDS: f64 = 330.0;
-pub const SETS: usize = 3;
+pub const SECONDS: f64 = 420.0;
+pub const SETS: usize = 4;
 
 pub(super) const DONORS: u8 = 4;
 const MIB: u64 = 1 << 20;
@@ -39,7 +40,9 @@ pub fn run(bench: &mut Bench) {
         at_the_wire(bench, rate, name);
     }
     let lan = hosts("1gbit", DONORS);
-    walks(bench, &lan);
+    for more in [Duration::ZERO, Duration::from_millis(1)] {
+        walks(bench, &lan, more);
+    }
 }
 
 #[track_caller]
@@ -184,12 +187,19 @@ impl Pair {
 
 pub(super) const NO_READ_AHEAD: &str = "the same without read-ahead";
 
-/// Backward and strided walks in blocks of 4 KiB.
-fn walks(bench: &mut Bench, lan: &Arc<Lan>) {
+/// Backward and strided walks in blocks of 4 KiB, where a round trip takes as long as it does on this machine and `more`.
+fn walks(bench: &mut Bench, lan: &Arc<Lan>, more: Duration) {
     bench.prepare("volumes for backward and strided reads");
     let bytes = if bench.quick { 128 * MIB } else { 256 * MIB };
     let scratch = Scratch::new();
-    let pair = Loaded::from(lan, &noise(&scratch, bytes), bytes).attach();
+    let loaded = Loaded::from(lan, &noise(&scratch, bytes), bytes);
+    let wire = (!more.is_zero()).then(|| {
+        let wire = Wire::new(lan, 1);
+        wire.delay(more / 2);
+        (1..=DONORS).for_each(|number| lan.detour(Node::Donor(number)));
+        wire
+    });
+    let pair = loaded.attach();
     let server = Worker::start_on(lan, Node::Donor(1), &["ping-server", "0.0.0.0:5202"]);
     let mut ping =
         Worker::start_on(lan, Node::Client, &["ping", &format!("{}:5202", Node::Donor(1).address())]);
@@ -197,10 +207,15 @@ fn walks(bench: &mut Bench, lan: &Arc<Lan>) {
     let walk = |walk: Walk, attached: &Attached, bytes: u64| {
         Turn::of(file::walk(&mut worker.borrow_mut(), walk, &attached.path, BLOCK, bytes).mb_per_second())
     };
-    bench.set("backward and strided reads, links of 1gbit");
+    let (id, far) = match more.as_millis() {
+        0 => (String::new(), String::new()),
+        millis => (format!(".{millis}ms"), format!(", RTT {millis} ms")),
+    };
+    bench.set(&format!("backward and strided reads, links of 1gbit{far}"));
     let load = Load { pattern: Pattern::RandomRead, block: 4096, depth: 1, time: bench.time };
     let strided = Walk::Strided(STRIDE);
     let taken = bench.turns(&mut [
+        Side::new("wire", || Turn::of(rivals::iperf3_between(lan, Node::Donor(1), Node::Client, 1) / 8.0)),
         Side::new("forward", || walk(Walk::Forward, &pair.ahead, WALK_BYTES)),
         Side::new("backward", || walk(Walk::Backward, &pair.ahead, WALK_BYTES)),
         Side::new("strided", || walk(strided, &pair.ahead, bytes)),
@@ -208,19 +223,23 @@ fn walks(bench: &mut Bench, lan: &Arc<Lan>) {
         Side::new("ping", || Turn::of(BLOCK as f64 / ping.load(load, &[]).median_us().value)),
     ]);
     let at_least = |bar| Some(Bar::RatioAtLeast(bar));
-    let what = "backward, 4 KiB at a time, cold";
-    bench.beside(
-        ("lan.backward", what, "MB/s"),
-        &taken,
-        "backward",
-        ("the same forward", "forward"),
-        at_least(0.9),
-    );
-    let what = "strided, 4 KiB every 200 KiB, cold, useful bytes";
-    bench.beside(("lan.strided", what, "MB/s"), &taken, "strided", (NO_READ_AHEAD, "plain"), at_least(5.0));
-    let peer = ("4 KiB each raw TCP round trip", "ping");
-    bench.beside(("lan.strided.round-trips", what, "MB/s"), &taken, "strided", peer, None);
+    let (id_of, what) =
+        (|name: &str| format!("lan.{name}{id}"), format!("backward, 4 KiB at a time, cold{far}"));
+    let peer = ("the same forward", "forward");
+    bench.beside((&id_of("backward"), &what, "MB/s"), &taken, "backward", peer, at_least(0.9));
+    let what = format!("strided, 4 KiB every 200 KiB, cold, useful bytes{far}");
+    for (name, peer, bar) in [
+        ("strided", (NO_READ_AHEAD, "plain"), at_least(5.0)),
+        ("strided.round-trips", ("4 KiB each raw TCP round trip", "ping"), None),
+        ("strided.wire", ("iperf3", "wire"), None),
+    ] {
+        bench.beside((&id_of(name), &what, "MB/s"), &taken, "strided", peer, bar);
+    }
     worker.into_inner().end();
     drop((ping, server));
+    if wire.is_some() {
+        (1..=DONORS).for_each(|number| lan.heal(Node::Donor(number)));
+    }
+    drop(wire);
     pair.end();
 }
