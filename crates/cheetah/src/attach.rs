@@ -39,10 +39,6 @@ pub async fn attach(options: cli::Attach) -> Result<(), Failure> {
     if options.front == Front::Export && options.mountpoint.is_some() {
         return Err(Failure::usage("an export has no mount point: leave it out, or choose another --front"));
     }
-    if options.front != Front::Fuse && options.write_back {
-        let text = "--write-back is for a file: a file system on the device has its own cache, and so have an export's clients";
-        return Err(Failure::usage(text));
-    }
     let (mountpoint, mountpoint_made) = match (&options.mountpoint, options.front) {
         (_, Front::Export) => (None, false),
         (Some(given), _) => (Some(absolute(given)?), false),
@@ -56,7 +52,6 @@ pub async fn attach(options: cli::Attach) -> Result<(), Failure> {
         mountpoint_made,
         listen: options.listen.clone(),
         read_only: options.read_only,
-        write_back: options.write_back,
         connections: options.connections,
         poll_us: options.poll_us,
         cache: options.cache,

@@ -228,11 +228,6 @@ pub struct Attach {
     /// Read ahead of tools that read forward, backward or in strides; `thesis` is the 2006 rule, to compare with.
     #[arg(long, value_enum, default_value_t = ReadAhead::Auto)]
     pub read_ahead: ReadAhead,
-    /// Let the kernel keep what is written to the file and write much of it at a time: for tools that write little at a
-    /// time. Until it is flushed (fsync, or the file is closed), it is lost if this machine or the daemon ends, and an
-    /// error is told by the flush. The file keeps the size that it has now. For `--front fuse`.
-    #[arg(long, conflicts_with = "read_only")]
-    pub write_back: bool,
     #[command(flatten)]
     pub pool: PoolArg,
     #[command(flatten)]

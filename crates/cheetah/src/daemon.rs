@@ -36,7 +36,6 @@ pub struct Order {
     pub mountpoint_made: bool,
     pub listen: String,
     pub read_only: bool,
-    pub write_back: bool,
     pub connections: Option<u8>,
     pub poll_us: u16,
     /// Bytes for what is read ahead, and how that is decided.
@@ -197,8 +196,7 @@ impl Attachment {
         let point =
             self.order.mountpoint.clone().ok_or_else(|| Failure::usage("a file needs a mount point"))?;
         let (uid, gid) = self.order.owner;
-        let options =
-            fuse::Options { uid, gid, read_only: self.order.read_only, write_back: self.order.write_back };
+        let options = fuse::Options { uid, gid, read_only: self.order.read_only };
         let mounted =
             fuse::mount(&self.volume, &point, &options).map_err(|e| Failure::failed(e.to_string()))?;
         // Not inside the macro, which evaluates nothing that is not logged.

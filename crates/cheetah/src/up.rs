@@ -113,7 +113,6 @@ async fn attach(options: &cli::Up, url: &str) -> Result<Attachment, Failure> {
         mountpoint_made,
         listen: options.export.clone(),
         read_only: false,
-        write_back: false,
         connections: None,
         poll_us: 0,
         cache: CACHE_DEFAULT_BYTES,

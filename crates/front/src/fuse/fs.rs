@@ -25,12 +25,11 @@ const _: () = assert!(BACKGROUND_MAX as usize + LARGE_MAX < LARGE_COUNT);
 const BLOCK_BYTES: u32 = 4096;
 const NAME_MAX: u32 = 255;
 
-pub(super) fn terms(write_back: bool) -> Terms {
+pub(super) fn terms() -> Terms {
     Terms {
         write_max: LARGE_BYTES as u32,
         readahead_max: 16 << 20,
         background_max: BACKGROUND_MAX,
-        write_back,
         page_bytes: u32::try_from(rustix::param::page_size()).unwrap_or(BLOCK_BYTES),
     }
 }
@@ -40,7 +39,6 @@ pub(super) struct VolumeFs {
     pub(super) handle: VolumeHandle,
     pub(super) file_name: OsString,
     pub(super) read_only: bool,
-    pub(super) write_back: bool,
     pub(super) uid: u32,
     pub(super) gid: u32,
     pub(super) mounted_at: SystemTime,
@@ -120,8 +118,6 @@ impl VolumeFs {
             Op::Write { offset, len } => self.write(inode, offset, len),
             Op::Sync => Answer::Flush,
             Op::Allocate { offset, len, mode } => self.allocate(inode, offset, len, mode),
-            // The kernel has data of which the volume has not heard: it is to take all of the file for data.
-            Op::Seek { .. } if self.write_back => Answer::Error(Errno::NOSYS),
             Op::Seek { offset, whence } => self.seek(inode, offset, whence),
             Op::StatFs => {
                 let blocks = self.size().div_ceil(u64::from(BLOCK_BYTES));

@@ -50,15 +50,12 @@ pub struct Options {
     pub gid: u32,
     /// Refuse writes; a volume that was attached read-only refuses them in any case.
     pub read_only: bool,
-    /// The kernel keeps what is written, and writes it later, until it is flushed. Not for a volume that is also written
-    /// otherwise; the file keeps its size.
-    pub write_back: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
         let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-        Options { uid, gid, read_only: false, write_back: false }
+        Options { uid, gid, read_only: false }
     }
 }
 
@@ -117,8 +114,7 @@ pub fn mount(handle: &VolumeHandle, mountpoint: &Path, options: &Options) -> Res
     file_name.push(".raw");
     let source = format!("{SOURCE_PREFIX}{}", handle.name());
     let failed = |point: &Path, error| MountError::Failed { point: point.to_path_buf(), error };
-    let write_back = options.write_back && !read_only;
-    let device = Arc::new(Device::mount(&point, &source, read_only, fs::terms(write_back))?);
+    let device = Arc::new(Device::mount(&point, &source, read_only, fs::terms())?);
     let (ended, stop) = (watch::Sender::new(false), watch::Sender::new(()));
     let stopped = stop.subscribe();
     let entry = entry_at(&point).map_err(|error| failed(&point, error))?;
@@ -135,7 +131,6 @@ pub fn mount(handle: &VolumeHandle, mountpoint: &Path, options: &Options) -> Res
         handle: handle.clone(),
         file_name,
         read_only,
-        write_back,
         uid: options.uid,
         gid: options.gid,
         mounted_at: SystemTime::now(),

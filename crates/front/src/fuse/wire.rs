@@ -28,8 +28,6 @@ const ASYNC_READ: u32 = 1 << 0;
 const BIG_WRITES: u32 = 1 << 5;
 /// Without it the kernel waits for each O_DIRECT request of a loop device or of fio in turn.
 const ASYNC_DIO: u32 = 1 << 15;
-/// The kernel keeps what is written, and the size of files, until it is flushed.
-const WRITEBACK_CACHE: u32 = 1 << 16;
 const MAX_PAGES: u32 = 1 << 22;
 /// With it growth does not throw away what is cached of the file.
 const EXPLICIT_INVAL_DATA: u32 = 1 << 25;
@@ -123,7 +121,6 @@ pub(super) struct Terms {
     pub(super) write_max: u32,
     pub(super) readahead_max: u32,
     pub(super) background_max: u16,
-    pub(super) write_back: bool,
     /// Of this machine's memory: the kernel counts requests in them.
     pub(super) page_bytes: u32,
 }
@@ -294,8 +291,7 @@ impl Body {
         }
         let pages = u16::try_from(terms.write_max.div_ceil(terms.page_bytes)).unwrap_or(u16::MAX);
         let readahead_max = init.readahead_max.min(terms.readahead_max);
-        let wanted = WANTED | if terms.write_back { WRITEBACK_CACHE } else { 0 };
-        let body = Body::default().u32(VERSION.0).u32(VERSION.1).u32(readahead_max).u32(init.flags & wanted);
+        let body = Body::default().u32(VERSION.0).u32(VERSION.1).u32(readahead_max).u32(init.flags & WANTED);
         let body = body.u16(terms.background_max).u16(terms.background_max / 4 * 3).u32(terms.write_max);
         let body = body.u32(1).u16(pages).u16(0);
         Ok((0..8).fold(body, |body, _| body.u32(0)))
@@ -435,13 +431,8 @@ mod tests {
 
     #[test]
     fn terms_are_what_both_can_do() {
-        let terms = Terms {
-            write_max: 1 << 20,
-            readahead_max: 16 << 20,
-            background_max: 32,
-            write_back: false,
-            page_bytes: 4096,
-        };
+        let terms =
+            Terms { write_max: 1 << 20, readahead_max: 16 << 20, background_max: 32, page_bytes: 4096 };
         let init = Init { version: (7, 40), readahead_max: 128 << 10, flags: ASYNC_DIO | 1 << 31 };
         let body = Body::init(init, terms).unwrap();
         assert_eq!(body.len(), 64);

@@ -88,13 +88,12 @@ fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
     let bytes = mib * MIB;
     let seconds = if bench.quick { 1 } else { 2 };
     let lan = hosts(rate, DONORS);
-    let mut pool = pool_on(&lan, &format!("{}M", 3 * (mib / 4).max(64)));
-    for volume in ["file", "kept", "nbd"] {
+    let mut pool = pool_on(&lan, &format!("{}M", 2 * (mib / 4).max(64)));
+    for volume in ["file", "nbd"] {
         pool.ok(["create", volume, &format!("{mib}M"), "--redundancy", "stripe:4"]);
     }
     let noise = noise(pool.scratch(), bytes).display().to_string();
     let path = pool.attach_fuse("file", &[]).path;
-    let kept = pool.attach_fuse("kept", &["--write-back"]).path;
     let uri = pool.attach_export_unix("nbd", &[]).uri;
     let nbdcopy = |from: &str, to: &str| {
         let mut command = lan.exec(Node::Client, tools::need("nbdcopy"));
@@ -102,21 +101,20 @@ fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
         command
     };
     let worker = RefCell::new(Worker::start(&["file"]));
-    let walk = |walk: Walk, path: &Path| {
-        Turn::of(file::walk(&mut worker.borrow_mut(), walk, path, MIB, bytes).mb_per_second() * 8.0)
+    let walk = |walk: Walk| {
+        Turn::of(file::walk(&mut worker.borrow_mut(), walk, &path, MIB, bytes).mb_per_second() * 8.0)
     };
     bench.set(&format!("sequential, links of {rate}"));
     let taken = bench.turns(&mut [
         Side::new("in", || Turn::of(rivals::iperf3_between(&lan, Node::Donor(1), Node::Client, seconds))),
         Side::new("out", || Turn::of(rivals::iperf3_between(&lan, Node::Client, Node::Donor(1), seconds))),
-        Side::new("file write", || walk(Walk::Write, &path)),
-        Side::new("file write, --write-back", || walk(Walk::Write, &kept)),
+        Side::new("file write", || walk(Walk::Write)),
         Side::new("file write, four at a time", || {
             let (pattern, block) = ("write", MIB);
             let job = Job { path: &path, pattern, block, depth: 4, bytes, seconds: f64::from(seconds) };
             Turn::of(direct::kiops(&job) * 1e3 * block as f64 * 8.0 / 1e6)
         }),
-        Side::new("file read", || walk(Walk::Forward, &path)),
+        Side::new("file read", || walk(Walk::Forward)),
         Side::new("export write", || mbit(bytes, nbdcopy(&noise, &uri))),
         Side::new("export read", || mbit(bytes, nbdcopy(&uri, "null:"))),
     ]);
@@ -133,17 +131,13 @@ fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
         let (value, probe) = (taken.busy(side), None);
         bench.row(&Figure { id: &id, what, unit: "%", value, peer, probe, bar: None });
     }
-    // A plain write is answered by donors before the next one begins; where several are under way, a tool's or the
-    // kernel's, the link need not wait.
-    for (side, short) in [("file write, four at a time", "four"), ("file write, --write-back", "kept")] {
-        let id = format!("lan.{name}.file.write.{short}");
-        let what = format!("links of {rate}, sequential: {side}");
-        bench.beside((&id, &what, "Mbit/s"), &taken, side, ("iperf3", "out"), None);
-    }
+    // A plain write is answered by donors before the next one begins; where several are under way the link need not wait.
+    let side = "file write, four at a time";
+    let (id, what) = (format!("lan.{name}.file.write.four"), format!("links of {rate}, sequential: {side}"));
+    bench.beside((&id, &what, "Mbit/s"), &taken, side, ("iperf3", "out"), None);
     worker.into_inner().end();
-    for volume in ["file", "kept", "nbd"] {
-        pool.detach(volume);
-    }
+    pool.detach("file");
+    pool.detach("nbd");
 }
 
 /// Two volumes with the same content.

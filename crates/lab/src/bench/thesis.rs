@@ -40,8 +40,6 @@ const STRIDE: u64 = 200 << 10;
 /// One block in each stride: so much lies between the end of one and the beginning of the next.
 const STRIDED: &str = "read:196k";
 
-const WRITE_BACK: &str = "on the volume itself, --write-back";
-
 struct Pattern {
     name: &'static str,
     /// fio's word for it; the number is added to where the next record would begin.
@@ -126,11 +124,10 @@ pub fn run(bench: &mut Bench) {
     let lan = hosts("1gbit", DONORS);
     let mut pool = Pool::with(State::Memory, Some(Arc::clone(&lan)));
     pool.donate_everywhere(DONORS, "512M");
-    for volume in ["fs", "raw", "kept"] {
+    for volume in ["fs", "raw"] {
         pool.ok(["create", volume, "256M", "--redundancy", "stripe:4"]);
     }
     let raw = pool.attach_fuse("raw", &[]).path;
-    let kept = pool.attach_fuse("kept", &["--write-back"]).path;
     let device = pool.attach_loop("fs", &[]).path;
     let mounted = Mounted::new(&device, pool.scratch());
     let in_fs = mounted.0.join("file");
@@ -140,7 +137,7 @@ pub fn run(bench: &mut Bench) {
     std::fs::File::create(&in_fs).and_then(|file| file.set_len(FILE)).expect("a file on the volume");
     let mut worker = Worker::start(&["file"]);
     // The models of a disk are filled as slowly as they write.
-    for path in [&in_fs, &raw, &kept, &local, &disk.transfers.path] {
+    for path in [&in_fs, &raw, &local, &disk.transfers.path] {
         file::walk(&mut worker, Walk::Write, path, MIB, FILE);
     }
     let rounds = std::mem::replace(&mut bench.rounds, 3);
@@ -148,24 +145,18 @@ pub fn run(bench: &mut Bench) {
         bench.set(pattern.name);
         let job = |path: &Path| Turn::of(mb_per_second(path, pattern));
         let wire = || Turn::of(rivals::iperf3_between(&lan, Node::Donor(1), Node::Client, 1) / 8.0);
-        let mut sides = vec![
+        let taken = bench.turns(&mut [
             Side::new("wire", wire),
             Side::new("through ext4", || job(&in_fs)),
             Side::new("on the volume itself", || job(&raw)),
             Side::new("disk of 2006", || job(disk.path(pattern))),
             Side::new("this machine's disk", || job(&local)),
-        ];
-        let mut shown = vec![("through ext4", "ext4"), ("on the volume itself", "raw")];
-        if pattern.rw.ends_with("write") {
-            sides.push(Side::new(WRITE_BACK, || job(&kept)));
-            shown.push((WRITE_BACK, "kept"));
-        }
-        let taken = bench.turns(&mut sides);
+        ]);
         let name = pattern.name.replace(' ', "-");
-        for (side, short) in shown {
+        for (side, short) in [("through ext4", "ext4"), ("on the volume itself", "raw")] {
             let peers = [("wire", "wire"), ("disk of 2006", "disk"), ("this machine's disk", "here")];
             // The disks have no file system either.
-            for (peer, peer_id) in peers.into_iter().take(if short == "raw" { 3 } else { 1 }) {
+            for (peer, peer_id) in peers.into_iter().take(if short == "ext4" { 1 } else { 3 }) {
                 let id = format!("thesis.{name}.{short}.{peer_id}");
                 let what = match peer {
                     "wire" => format!("{} {side} (2006: {} of the wire)", pattern.name, pattern.thesis),
@@ -179,9 +170,8 @@ pub fn run(bench: &mut Bench) {
     bench.rounds = rounds;
     worker.end();
     drop(mounted);
-    for volume in ["fs", "raw", "kept"] {
-        pool.detach(volume);
-    }
+    pool.detach("fs");
+    pool.detach("raw");
 }
 
 /// One record at a time, as IOzone does.
