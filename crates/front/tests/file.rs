@@ -214,11 +214,21 @@ fn who_unmounts_it_elsewhere_ends_it() {
         tokio::time::timeout(limit, ended.wait_for(|ended| *ended)).await.unwrap().unwrap()
     });
     // What another mounts there since is not ours to unmount.
+    assert_eq!(mount_at(&world), None);
     dead_mount(&world, "another");
     mounted.unmount().unwrap();
     drop(mounted);
     assert_eq!(mount_at(&world).unwrap().source, "another");
     rustix::mount::unmount(world.mountpoint(), UnmountFlags::DETACH).unwrap();
+    // Nor what covers it.
+    let mut mounted = mount(&world);
+    rustix::mount::mount("none", world.mountpoint(), "tmpfs", MountFlags::empty(), None).unwrap();
+    let covered = mounted.unmount().unwrap_err();
+    assert!(matches!(&covered, UnmountError::Covered { .. }), "{covered}");
+    assert_eq!(mount_at(&world).unwrap().fs_type, "tmpfs");
+    rustix::mount::unmount(world.mountpoint(), UnmountFlags::empty()).unwrap();
+    mounted.unmount().unwrap();
+    assert_eq!(mount_at(&world), None);
     // Nothing of it is left on the volume: it can be mounted as often as one likes.
     for _ in 0..50 {
         mount(&world).unmount().unwrap();

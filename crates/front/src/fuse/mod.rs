@@ -74,11 +74,23 @@ pub struct Mounted {
     stop_growth: Option<watch::Sender<()>>,
 }
 
+/// Where a mount is that was made.
+enum Place {
+    OnTop,
+    /// Below another, or moved away.
+    Elsewhere,
+    Gone,
+}
+
 /// Why a volume is still mounted.
 #[derive(Debug)]
 pub enum UnmountError {
     /// A tool has the file open, a loop device stands on it, or a shell's directory is there.
     Busy {
+        point: PathBuf,
+    },
+    /// Something else is mounted over it, or it was moved.
+    Covered {
         point: PathBuf,
     },
     Failed {
@@ -94,6 +106,12 @@ impl fmt::Display for UnmountError {
                 f,
                 "{} is in use: end the programs that use it (`fuser -vm {}` lists them), then detach again",
                 point.display(),
+                point.display()
+            ),
+            UnmountError::Covered { point } => write!(
+                f,
+                "{} is not where it can be unmounted: unmount what covers it, or move it back (`findmnt -t fuse.cheetah` shows \
+                 where it is), then detach again",
                 point.display()
             ),
             UnmountError::Failed { point, error } => write!(f, "cannot unmount {}: {error}", point.display()),
@@ -117,11 +135,14 @@ pub fn mount(handle: &VolumeHandle, mountpoint: &Path, options: &Options) -> Res
     let device = Arc::new(Device::mount(&point, &source, read_only, fs::terms())?);
     let (ended, stop) = (watch::Sender::new(false), watch::Sender::new(()));
     let stopped = stop.subscribe();
-    let entry = entry_at(&point).map_err(|error| failed(&point, error))?;
+    let Some(entry) = mountinfo::read().ok().and_then(|all| mountinfo::at(&all, &point).cloned()) else {
+        let _ = unmount_at(&point, true);
+        return Err(failed(&point, io::Error::other("the kernel's list of mounts does not have it")));
+    };
     let mut mounted = Mounted {
         file: point.join(&file_name),
         point,
-        entry,
+        entry: Some(entry),
         growth: None,
         offers: None,
         ended: ended.clone(),
@@ -200,17 +221,29 @@ impl Mounted {
     /// # Errors
     /// It is in use: then it stays mounted, and this may be called again.
     pub fn unmount(&mut self) -> Result<(), UnmountError> {
-        if self.is_there() {
-            unmount_at(&self.point, false)?;
+        match self.place() {
+            Place::OnTop => unmount_at(&self.point, false)?,
+            Place::Elsewhere => return Err(UnmountError::Covered { point: self.point.clone() }),
+            Place::Gone => {}
         }
         self.finish();
         Ok(())
     }
 
-    /// Not what somebody else mounted there since.
-    fn is_there(&self) -> bool {
+    /// What somebody else mounted there since is not ours to unmount.
+    fn place(&self) -> Place {
+        let Some(ours) = &self.entry else { return Place::Gone };
         // Without a list it is tried.
-        self.entry.is_some() && entry_at(&self.point).map_or(true, |entry| entry == self.entry)
+        let Ok(all) = mountinfo::read() else { return Place::OnTop };
+        // The kernel gives its numbers again; together with the volume's name one is ours.
+        let is_ours = |entry: &MountEntry| {
+            (entry.minor, &entry.source) == (ours.minor, &ours.source) && entry.is_fuse()
+        };
+        match mountinfo::at(&all, &self.point) {
+            Some(entry) if is_ours(entry) => Place::OnTop,
+            _ if all.iter().any(is_ours) => Place::Elsewhere,
+            _ => Place::Gone,
+        }
     }
 
     fn finish(&mut self) {
@@ -239,11 +272,6 @@ impl Drop for Mounted {
             self.finish();
         }
     }
-}
-
-/// What the kernel lists there. Its numbers are given again; together with the volume's name one is ours.
-fn entry_at(point: &Path) -> io::Result<Option<MountEntry>> {
-    Ok(mountinfo::at(&mountinfo::read()?, point).cloned())
 }
 
 /// By the system call where we may, else by the helper that is allowed to.

@@ -84,7 +84,6 @@ pub(super) enum Op<'a> {
         offset: u64,
         len: u32,
     },
-    /// Flush at a close, and fsync.
     Sync,
     Allocate {
         offset: u64,
@@ -96,7 +95,8 @@ pub(super) enum Op<'a> {
         whence: u32,
     },
     StatFs,
-    /// Something is closed, or a directory synced.
+    /// Something is closed, or a directory synced. Kernels before 5.16 flush at a close: what was written is with donors, and what
+    /// was lost since is for who asks by fsync, not for the first who closes the file.
     Nothing,
     /// Of the kernel's own memory; nobody waits for an answer.
     Forget,
@@ -164,8 +164,8 @@ fn parse_op(opcode: u32, args: &[u8]) -> Option<Op<'_>> {
         15 => Op::Read { offset: u64_at(args, 8)?, len: u32_at(args, 16)? },
         16 => Op::Write { offset: u64_at(args, 8)?, len: u32_at(args, 16)? },
         17 => Op::StatFs,
-        18 | 29 | 30 => Op::Nothing,
-        20 | 25 => Op::Sync,
+        18 | 25 | 29 | 30 => Op::Nothing,
+        20 => Op::Sync,
         26 => Op::Init(Init {
             version: (u32_at(args, 0)?, u32_at(args, 4)?),
             readahead_max: u32_at(args, 8)?,
