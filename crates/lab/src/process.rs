@@ -155,6 +155,22 @@ pub fn cpu_time(pid: u32) -> Duration {
     Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
+/// Returns when these have used next to no processor time for some seconds, or after a minute: a donor that was filled puts
+/// what it holds on huge pages, and rests five seconds before it looks for more of that.
+pub fn wait_for_rest(pids: &[u32]) {
+    const SECOND: Duration = Duration::from_secs(1);
+    let used = || pids.iter().map(|pid| cpu_time(*pid)).sum::<Duration>();
+    let mut rested = 0;
+    for _ in 0..60 {
+        let before = used();
+        std::thread::sleep(SECOND);
+        rested = if used() - before < SECOND / 20 { rested + 1 } else { 0 };
+        if rested == 7 {
+            return;
+        }
+    }
+}
+
 /// Open file descriptors of any process; 0 when it is gone.
 pub fn open_files(pid: u32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).map(Iterator::count).unwrap_or(0)

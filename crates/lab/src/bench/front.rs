@@ -64,6 +64,7 @@ pub fn run(bench: &mut Bench) {
     for place in &places {
         file::walk(&mut worker, Walk::Write, &place.path, MIB, bytes);
     }
+    process::wait_for_rest(&pool.donor_pids());
     for (walk, word, bar) in [(Walk::Forward, "read", Some(1.4)), (Walk::Write, "write", None)] {
         let what = match walk {
             Walk::Write => "sequential write through the page cache, and its flush",
