@@ -14,7 +14,7 @@ use rustix::mount::MountFlags;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
 };
-use std::ffi::{CString, OsString};
+use std::ffi::CString;
 use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -157,16 +157,21 @@ impl Device {
     }
 }
 
+/// Only root may open it to others, and root's tools (a loop device, mount) run as others than who attached; the mode of the
+/// file still holds.
+fn access() -> &'static str {
+    if rustix::process::geteuid().is_root() {
+        "default_permissions,allow_other"
+    } else {
+        "default_permissions"
+    }
+}
+
 fn mount_as_root(point: &Path, source: &str, read_only: bool) -> rustix::io::Result<OwnedFd> {
     let fd = rustix::fs::open(PATH, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-    let mut options =
-        format!("fd={},rootmode=40000,user_id={uid},group_id={gid},default_permissions", fd.as_raw_fd());
-    // Only root may open it to others, and root's tools (a loop device, mount) run as others than who attached; the mode of
-    // the file still holds (default_permissions).
-    if rustix::process::geteuid().is_root() {
-        options.push_str(",allow_other");
-    }
+    let (number, access) = (fd.as_raw_fd(), access());
+    let options = format!("fd={number},rootmode=40000,user_id={uid},group_id={gid},{access}");
     let mut flags = MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOEXEC | MountFlags::NOATIME;
     flags.set(MountFlags::RDONLY, read_only);
     let options = CString::new(options).map_err(|_| Errno::INVAL)?;
@@ -180,13 +185,8 @@ fn mount_by_helper(point: &Path, source: &str, read_only: bool) -> io::Result<Ow
     let helper = point::fusermount().ok_or_else(|| io::Error::other("fusermount3 is not installed"))?;
     let (theirs, ours) =
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    let access = if read_only { "ro" } else { "rw" };
-    let mut options = OsString::from(format!(
-        "fsname={source},subtype={SUBTYPE},default_permissions,nodev,nosuid,noexec,noatime,{access}"
-    ));
-    if rustix::process::geteuid().is_root() {
-        options.push(",allow_other");
-    }
+    let (mode, access) = (if read_only { "ro" } else { "rw" }, access());
+    let options = format!("fsname={source},subtype={SUBTYPE},nodev,nosuid,noexec,noatime,{mode},{access}");
     let mut command = Command::new(helper);
     command.arg("-o").arg(options).arg("--").arg(point).env("_FUSE_COMMFD", "0");
     command.stdin(theirs).stdout(Stdio::null()).stderr(Stdio::piped());

@@ -13,9 +13,10 @@ use cheetah_rim::buffer::{Buffer, LARGE_BYTES, Pool, SMALL_BYTES};
 use cheetah_rim::net;
 use rustix::io::Errno;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 
 /// Requests, and bytes of writes, before other tasks of the thread have their turn.
@@ -55,28 +56,8 @@ impl Session {
                     Some(room) => room,
                     None => pool.take(LARGE_BYTES).await,
                 };
-                let received =
-                    ready.try_io(Interest::READABLE, |_| Ok(self.device.receive(&mut request, &mut room)?));
-                let (head, behind) = match received {
-                    Ok(received) => received,
-                    Err(error) => {
-                        landing = Some(room);
-                        match Errno::from_io_error(&error) {
-                            Some(Errno::NODEV) => return Ok(()),
-                            // Nothing is there now. That the file system is gone is said as an error alone.
-                            _ if error.kind() == io::ErrorKind::WouldBlock => {
-                                let mut woken = ready.ready(Interest::READABLE | Interest::ERROR).await?;
-                                woken.retain_ready();
-                                if woken.ready().is_error() {
-                                    return Ok(());
-                                }
-                                continue;
-                            }
-                            // A request was given up before it was here.
-                            Some(Errno::NOENT | Errno::INTR) => continue,
-                            _ => return Err(error),
-                        }
-                    }
+                let Some((head, behind)) = self.receive(&ready, &mut request, &mut room).await? else {
+                    return Ok(());
                 };
                 landing = self.take(&request[..head], room, behind, pool).await;
                 bytes += behind;
@@ -85,6 +66,34 @@ impl Session {
                 }
             }
             tokio::task::yield_now().await;
+        }
+    }
+
+    /// The next request, as `Device::receive` tells of it; none when the file system is gone.
+    async fn receive(
+        &self,
+        ready: &AsyncFd<OwnedFd>,
+        request: &mut [u8; REQUEST_BYTES],
+        room: &mut Buffer,
+    ) -> io::Result<Option<(usize, usize)>> {
+        loop {
+            let received = ready.try_io(Interest::READABLE, |_| Ok(self.device.receive(request, room)?));
+            let Err(error) = received else { return received.map(Some) };
+            if error.kind() == io::ErrorKind::WouldBlock {
+                // That the file system is gone is said as an error alone.
+                let mut woken = ready.ready(Interest::READABLE | Interest::ERROR).await?;
+                woken.retain_ready();
+                if woken.ready().is_error() {
+                    return Ok(None);
+                }
+                continue;
+            }
+            match Errno::from_io_error(&error) {
+                Some(Errno::NODEV) => return Ok(None),
+                // A request was given up before it was here.
+                Some(Errno::NOENT | Errno::INTR) => {}
+                _ => return Err(error),
+            }
         }
     }
 
@@ -100,11 +109,7 @@ impl Session {
             Answer::Error(errno) => self.device.fail(unique, errno),
             Answer::None => {}
             Answer::Read { offset, len } => {
-                let len = len as usize;
-                let buffer = match pool.try_take(len) {
-                    Some(buffer) => buffer,
-                    None => pool.take(len).await,
-                };
+                let buffer = pool.take(len as usize).await;
                 self.requests.read(unique, offset, buffer);
             }
             Answer::Write { offset, len } => {

@@ -8,8 +8,8 @@ use rustix::io::Errno;
 use std::time::{Duration, SystemTime};
 
 /// What comes in front of every request, and of every answer.
-pub(super) const IN_HEADER_BYTES: usize = 40;
-pub(super) const OUT_HEADER_BYTES: usize = 16;
+const IN_HEADER_BYTES: usize = 40;
+const OUT_HEADER_BYTES: usize = 16;
 /// The head of a read, and of a write in front of its bytes: the two that are frequent.
 pub(super) const HEAD_BYTES: usize = IN_HEADER_BYTES + 40;
 /// So much is read of any other request: new attributes, or a name. Names of volumes are shorter.
