@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::bench::Bench;
 use crate::bench::file::{self, Walk};
-use crate::bench::lan::{self, DONORS, Loaded, NO_READ_AHEAD, noise};
+use crate::bench::lan::{self, Away, DONORS, Loaded, NO_READ_AHEAD, noise};
 use crate::bench::rounds::{Side, Turn};
 use crate::bench::row::{Bar, Figure};
 use crate::bench::worker::Worker;
@@ -18,7 +18,6 @@ use crate::images::Sample;
 use crate::lan::Node;
 use crate::pool::Attached;
 use crate::scratch::Scratch;
-use crate::wire::Wire;
 use crate::{rivals, tools};
 
 pub const SECONDS: f64 = 100.0;
@@ -48,9 +47,7 @@ pub fn run(bench: &mut Bench) {
     };
     let near = rivals::iperf3_between(lan, Node::Donor(1), Node::Client, 2);
     let fls_here = seconds_of_fls(&sample.path());
-    let wire = Wire::new(lan, 1);
-    wire.delay(RTT / 2);
-    (1..=DONORS).for_each(|number| lan.detour(Node::Donor(number)));
+    let away = Away::new(lan, RTT);
     let (pair, large) = (pair.attach(), large.attach());
     bench.set("RTT 20 ms: sequential cold read, fls");
     let streams = |count| rivals::iperf3_streams(lan, Node::Donor(1), Node::Client, 3, count);
@@ -103,8 +100,7 @@ pub fn run(bench: &mut Bench) {
         bar,
     });
     worker.into_inner().end();
-    (1..=DONORS).for_each(|number| lan.heal(Node::Donor(number)));
-    drop(wire);
+    drop(away);
     large.end();
     pair.end();
 }

@@ -140,6 +140,28 @@ fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
     pool.detach("nbd");
 }
 
+/// While it lives, a round trip between the client and a donor takes so much longer.
+pub(super) struct Away {
+    lan: Arc<Lan>,
+    _wire: Wire,
+}
+
+impl Away {
+    #[track_caller]
+    pub(super) fn new(lan: &Arc<Lan>, round_trip: Duration) -> Self {
+        let wire = Wire::new(lan, 1);
+        wire.delay(round_trip / 2);
+        (1..=DONORS).for_each(|number| lan.detour(Node::Donor(number)));
+        Self { lan: lan.clone(), _wire: wire }
+    }
+}
+
+impl Drop for Away {
+    fn drop(&mut self) {
+        (1..=DONORS).for_each(|number| self.lan.heal(Node::Donor(number)));
+    }
+}
+
 /// Two volumes with the same content.
 pub(super) struct Loaded(Pool);
 
@@ -187,12 +209,7 @@ fn walks(bench: &mut Bench, lan: &Arc<Lan>, more: Duration) {
     let bytes = if bench.quick { 128 * MIB } else { 256 * MIB };
     let scratch = Scratch::new();
     let loaded = Loaded::from(lan, &noise(&scratch, bytes), bytes);
-    let wire = (!more.is_zero()).then(|| {
-        let wire = Wire::new(lan, 1);
-        wire.delay(more / 2);
-        (1..=DONORS).for_each(|number| lan.detour(Node::Donor(number)));
-        wire
-    });
+    let away = (!more.is_zero()).then(|| Away::new(lan, more));
     let pair = loaded.attach();
     let server = Worker::start_on(lan, Node::Donor(1), &["ping-server", "0.0.0.0:5202"]);
     let mut ping =
@@ -231,9 +248,6 @@ fn walks(bench: &mut Bench, lan: &Arc<Lan>, more: Duration) {
     }
     worker.into_inner().end();
     drop((ping, server));
-    if wire.is_some() {
-        (1..=DONORS).for_each(|number| lan.heal(Node::Donor(number)));
-    }
-    drop(wire);
+    drop(away);
     pair.end();
 }
