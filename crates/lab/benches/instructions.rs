@@ -47,7 +47,7 @@ mod counts {
     /// What was read ahead: 4 KiB that are there, in order and in none, where a stream is looked for each time; and
     /// 64 KiB of a stream with their share of the fetching.
     pub const CACHED_4K: u64 = 3731;
-    pub const CACHED_SCATTERED_4K: u64 = 5701;
+    pub const CACHED_SCATTERED_4K: u64 = 5137;
     pub const STREAM_64K: u64 = 13_840;
     /// NBD: a READ as a donor takes and answers it, and the head of that answer as the client takes it.
     pub const REQUEST: u64 = 151;
