@@ -252,8 +252,10 @@ mod tests {
         let lan = Lan::new(1, "10gbit");
         let wire = Wire::new(&lan, 1);
         lan.detour(Node::Donor(1));
+        let dropped = lan.dropped_at_taps();
         let rate = rivals::iperf3_between(&lan, Node::Donor(1), Node::Client, 1);
         assert!(rate > 100.0, "{rate} Mbit/s over a perfect wire");
+        assert_eq!(lan.dropped_at_taps(), dropped, "a perfect wire loses nothing");
         wire.corrupt(100_000);
         let script =
             format!("exec 3<>/dev/tcp/{}/5000; cat <&3 | tr -d '\\000' | wc -c", Node::Donor(1).address());
