@@ -3,8 +3,8 @@
 //!
 //! Owns: the thread, its clock and timer, which request has which buffer, the inbox that front ends fill.
 //! Never: policy. Invariant: the machine is stepped, and payloads are touched, on this thread only; effects are
-//! carried out before the next step, and everything that a batch of events caused is sent with one call for
-//! each connection.
+//! carried out before the next step, but that checksums of what is written may wait until it is sent; everything that a
+//! batch of events caused is sent with one call for each connection.
 //! Called by `cheetah attach` and the tests. Parts: `handle` (what front ends hold), `conn` (one connection),
 //! `open` (making them), `memory` (payloads, scratch memory, checksums).
 
@@ -20,11 +20,12 @@ pub use open::probe;
 
 use crate::buffer::Pool;
 use cheetah_core::api::{Amend, VolumeReport};
+use cheetah_core::layout::Scatter;
 use cheetah_core::limits::REQUESTS_IN_FLIGHT_MAX;
 use cheetah_core::map::{DonorId, LeaseToken, Route, VolumeMap};
 use cheetah_core::poll::Poll;
 use cheetah_core::units::Time;
-use cheetah_core::volume::{self as machine, At, Effect, Event, LinkFailure, Mem, PartOp};
+use cheetah_core::volume::{self as machine, At, Effect, Event, Fragment, LinkFailure, Mem, PartOp};
 use conn::{Conn, OutPart};
 use handle::{Inbox, Shared};
 use memory::{Memory, Slot};
@@ -217,6 +218,8 @@ struct Driver {
     backlog: VecDeque<Submission>,
     links: BTreeMap<DonorId, Link>,
     to_flush: Vec<Rc<Conn>>,
+    /// What fragments shall hold, to be noted once it is on its way to donors, and before any other effect.
+    to_learn: Vec<(Fragment, u32, Mem, Scatter)>,
     /// Answers that need no donor; taken by `carry_out`, never inside a step.
     answered_here: Vec<Event>,
     wake_at: Option<Time>,
@@ -244,6 +247,7 @@ async fn run(shared: Arc<Shared>, options: VolumeOptions, memory: Memory, amendm
             backlog: VecDeque::with_capacity(REQUESTS_IN_FLIGHT_MAX),
             links: BTreeMap::new(),
             to_flush: Vec::with_capacity(64),
+            to_learn: Vec::with_capacity(REQUESTS_IN_FLIGHT_MAX),
             answered_here: Vec::new(),
             wake_at: None,
             wake_changed: Rc::new(Notify::new()),
@@ -414,6 +418,9 @@ impl Driver {
         }
         let mut rest = effects.drain(..).peekable();
         while let Some(effect) = rest.next() {
+            if !matches!(effect, Effect::Send { .. } | Effect::Learn { .. } | Effect::WakeAt(_)) {
+                self.learn();
+            }
             match (&effect, rest.peek()) {
                 (Effect::Copy { from, to, len }, Some(Effect::Complete { tag, result: Ok(()), .. }))
                     if from.mem == Mem::Cache && self.is_whole_payload(*tag, *to, *len) =>
@@ -449,7 +456,8 @@ impl Driver {
         self.step(Event::Submit { tag, request: machine::Request { op, offset, len } });
     }
 
-    /// Sends what the last steps queued, takes in what waited for room, answers who waits for the links.
+    /// Takes in what waited for room, sends what the last steps queued and then computes its checksums, for which no donor need
+    /// wait; answers who waits for the links.
     fn carry_out(&mut self) {
         loop {
             for event in std::mem::take(&mut self.answered_here) {
@@ -468,11 +476,18 @@ impl Driver {
         while let Some(conn) = self.to_flush.pop() {
             conn.flush(&self.memory);
         }
+        self.learn();
         if !self.settling.is_empty() && self.machine.is_settled() {
             let lost = self.lost();
             for waiting in self.settling.drain(..) {
                 let _ = waiting.send(lost.clone());
             }
+        }
+    }
+
+    fn learn(&mut self) {
+        for (fragment, copies, mem, scatter) in self.to_learn.drain(..) {
+            self.memory.learn(fragment, copies, mem, scatter);
         }
     }
 
@@ -497,7 +512,7 @@ impl Driver {
                 self.answered_here.push(Event::Verified { strip, right });
             }
             Effect::Learn { fragment, copies, mem, scatter } => {
-                self.memory.learn(fragment, copies, mem, scatter);
+                self.to_learn.push((fragment, copies, mem, scatter));
             }
             Effect::Forget { fragment, len } => self.memory.forget(fragment, len),
             Effect::Amend(amend) => {
