@@ -3,7 +3,7 @@
 //! Invariant: every server has a port or socket of its own, is ready when its constructor returns, and is ended by id.
 
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -268,6 +268,14 @@ pub fn iperf3_streams(lan: &Lan, from: Node, to: Node, seconds: u32, streams: u3
     iperf3(lan.exec(to, &iperf), client, &to.address(), (5201, 5201), seconds).mbit_per_second
 }
 
+/// The same, the client going to a relay, here, that hands on to port 5201 of the host `to`.
+#[track_caller]
+pub fn iperf3_via(lan: &Lan, from: Node, to: Node, relay: (&str, u16), seconds: u32) -> f64 {
+    let iperf = tools::need("iperf3");
+    let (server, client) = (lan.exec(to, &iperf), lan.exec(from, &iperf));
+    iperf3(server, client, relay.0, (5201, relay.1), seconds).mbit_per_second
+}
+
 /// What iperf3 did.
 #[derive(Clone, Copy, Debug)]
 pub struct Moved {
@@ -288,7 +296,8 @@ pub fn iperf3_loopback(seconds: u32) -> Moved {
 #[track_caller]
 pub fn iperf3_relayed(seconds: u32, copies: usize) -> f64 {
     let port = free_port();
-    let ports = (port, relay(port, copies).expect("sockets for a relay"));
+    let here = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    let ports = (port, relay(here, (here, port).into(), copies).expect("sockets for a relay"));
     iperf3(tools::command("iperf3"), tools::command("iperf3"), "127.0.0.1", ports, seconds).mbit_per_second
 }
 
@@ -296,16 +305,19 @@ pub fn iperf3_relayed(seconds: u32, copies: usize) -> f64 {
 const RELAYED_BYTES: usize = 256 << 10;
 
 /// Hands on the two connections of an iperf3 client, that of its orders and that of its data; its port.
-fn relay(to: u16, copies: usize) -> io::Result<u16> {
-    let (listener, port) = listen()?;
+///
+/// # Errors
+/// No sockets.
+pub fn relay(at: IpAddr, to: SocketAddr, copies: usize) -> io::Result<u16> {
+    let (listener, port) = listen(at)?;
     let more = copies - 1;
-    let sinks = sink(more)?;
+    let sinks = (IpAddr::V4(Ipv4Addr::LOCALHOST), sink(more)?).into();
     std::thread::spawn(move || {
         // The other way round it would wait for a third connection.
         for (more, near) in [0, more].into_iter().zip(listener.incoming().flatten()) {
             // iperf3 tells of a connection that is missing.
-            let ports = std::iter::once(to).chain(std::iter::repeat_n(sinks, more));
-            let Ok(far) = ports.map(connect).collect::<io::Result<Vec<_>>>() else { return };
+            let addresses = std::iter::once(to).chain(std::iter::repeat_n(sinks, more));
+            let Ok(far) = addresses.map(connect).collect::<io::Result<Vec<_>>>() else { return };
             if let (Ok(near), Ok(far)) = (near.try_clone(), far[0].try_clone()) {
                 std::thread::spawn(move || hand_on(far, vec![near]));
             }
@@ -315,23 +327,23 @@ fn relay(to: u16, copies: usize) -> io::Result<u16> {
     Ok(port)
 }
 
-fn listen() -> io::Result<(TcpListener, u16)> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+fn listen(at: IpAddr) -> io::Result<(TcpListener, u16)> {
+    let listener = TcpListener::bind((at, 0))?;
     // What is accepted inherits it.
     rustix::net::sockopt::set_tcp_congestion(&listener, "reno")?;
     let port = listener.local_addr()?.port();
     Ok((listener, port))
 }
 
-fn connect(port: u16) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+fn connect(address: SocketAddr) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect(address)?;
     let _ = rustix::net::sockopt::set_tcp_congestion(&stream, "reno");
     Ok(stream)
 }
 
 /// Reads all that so many connections send, of which nothing becomes; its port.
 fn sink(connections: usize) -> io::Result<u16> {
-    let (listener, port) = listen()?;
+    let (listener, port) = listen(Ipv4Addr::LOCALHOST.into())?;
     std::thread::spawn(move || {
         for stream in listener.incoming().take(connections).flatten() {
             std::thread::spawn(move || hand_on(stream, Vec::new()));

@@ -104,6 +104,16 @@ fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
     let walk = |walk: Walk| {
         Turn::of(file::walk(&mut worker.borrow_mut(), walk, &path, MIB, bytes).mb_per_second() * 8.0)
     };
+    // The limits of one hop more, and of one request at a time.
+    let relayed = |from: Node, to: Node| {
+        let relay = Worker::start_on(&lan, Node::Client, &["relay", &format!("{}:5201", to.address())]);
+        let port = relay.ready["port"].as_u64().and_then(|port| port.try_into().ok()).expect("a port");
+        Turn::of(rivals::iperf3_via(&lan, from, to, (&Node::Client.address(), port), seconds))
+    };
+    let server = Worker::start_on(&lan, Node::Donor(1), &["ping-server", "0.0.0.0:5202"]);
+    let mut ping =
+        Worker::start_on(&lan, Node::Client, &["ping", &format!("{}:5202", Node::Donor(1).address())]);
+    let one_mib = Load { pattern: Pattern::SequentialWrite, block: MIB as usize, depth: 1, time: bench.time };
     bench.set(&format!("sequential, links of {rate}"));
     let taken = bench.turns(&mut [
         Side::new("in", || Turn::of(rivals::iperf3_between(&lan, Node::Donor(1), Node::Client, seconds))),
@@ -117,6 +127,9 @@ fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
         Side::new("file read", || walk(Walk::Forward)),
         Side::new("export write", || mbit(bytes, nbdcopy(&noise, &uri))),
         Side::new("export read", || mbit(bytes, nbdcopy(&uri, "null:"))),
+        Side::new("relayed in", || relayed(Node::Donor(1), Node::Client)),
+        Side::new("relayed out", || relayed(Node::Client, Node::Donor(1))),
+        Side::new("raw", || Turn::of(ping.load(one_mib, &[]).done.bytes_per_second() * 8.0 / 1e6)),
     ]);
     for (side, peer) in
         [("file read", "in"), ("file write", "out"), ("export read", "in"), ("export write", "out")]
@@ -135,6 +148,16 @@ fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
     let side = "file write, four at a time";
     let (id, what) = (format!("lan.{name}.file.write.four"), format!("links of {rate}, sequential: {side}"));
     bench.beside((&id, &what, "Mbit/s"), &taken, side, ("iperf3", "out"), None);
+    for (word, what, side, peer) in [
+        ("export-read", "iperf3 to a relay on the client's host", "relayed in", "in"),
+        ("export-write", "iperf3 from a relay on the client's host", "relayed out", "out"),
+        ("file-write", "raw TCP, 1 MiB written and answered, one at a time", "raw", "out"),
+    ] {
+        let id = format!("lan.{name}.limit-{word}");
+        let what = format!("links of {rate}, for comparison: {what}");
+        bench.beside((&id, &what, "Mbit/s"), &taken, side, ("iperf3", peer), None);
+    }
+    drop((ping, server));
     worker.into_inner().end();
     pool.detach("file");
     pool.detach("nbd");

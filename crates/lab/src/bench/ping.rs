@@ -1,29 +1,71 @@
-//! The limit of a random read: a raw TCP ping-pong of the same sizes with blocking sockets, one hop, or two through a
-//! relay.
+//! The limit of one request at a time: a raw TCP ping-pong of the same sizes with blocking sockets, one hop, or two
+//! through a relay.
 //!
 //! Owns: server, relay and client, each a process of its own as donor, daemon and tool are. Never: more than one
-//! connection at a time, any work on the bytes. Called by: `worker`. Tests: below.
+//! connection at a time, any work on the bytes. Invariant: a request begins with how many bytes follow its head, and how
+//! many are wanted back. Called by: `worker`. Tests: below.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde_json::json;
 
 use crate::bench::worker::{Load, Server, orders, take_orders};
-use crate::load::{self, Done};
+use crate::load::{self, Done, Pattern};
 
-/// An NBD request.
+/// The heads of an NBD request and of its reply.
 const REQUEST_BYTES: usize = 28;
-/// A block of 4 KiB and the head of a reply.
-const REPLY_BYTES: usize = 4096 + 20;
+const REPLY_BYTES: usize = 20;
+
+/// What goes both ways for a request.
+#[derive(Clone, Copy, Debug)]
+struct Exchange {
+    /// Bytes behind the request's head.
+    sent: usize,
+    /// Bytes of the whole reply.
+    returned: usize,
+}
+
+impl Exchange {
+    fn of(load: Load) -> Self {
+        match load.pattern {
+            Pattern::RandomRead | Pattern::SequentialRead => {
+                Self { sent: 0, returned: REPLY_BYTES + load.block }
+            }
+            Pattern::SequentialWrite => Self { sent: load.block, returned: REPLY_BYTES },
+        }
+    }
+
+    fn head(self) -> [u8; REQUEST_BYTES] {
+        let mut head = [1; REQUEST_BYTES];
+        head[..8].copy_from_slice(&(self.sent as u64).to_le_bytes());
+        head[8..16].copy_from_slice(&(self.returned as u64).to_le_bytes());
+        head
+    }
+
+    fn read_head(stream: &mut TcpStream) -> io::Result<Self> {
+        let mut head = [0; REQUEST_BYTES];
+        stream.read_exact(&mut head)?;
+        let number =
+            |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight bytes")) as usize;
+        Ok(Self { sent: number(0), returned: number(8) })
+    }
+
+    fn buffer(self, bytes: &mut Vec<u8>) -> &mut [u8] {
+        bytes.resize(self.sent.max(self.returned), 7);
+        bytes
+    }
+}
 
 /// Answers requests on a connection until it ends.
 fn answer(mut stream: TcpStream) -> io::Result<()> {
-    let (mut request, reply) = ([0; REQUEST_BYTES], [7; REPLY_BYTES]);
+    let mut bytes = Vec::new();
     loop {
-        stream.read_exact(&mut request)?;
-        stream.write_all(&reply)?;
+        let exchange = Exchange::read_head(&mut stream)?;
+        let bytes = exchange.buffer(&mut bytes);
+        stream.read_exact(&mut bytes[..exchange.sent])?;
+        stream.write_all(&bytes[..exchange.returned])?;
     }
 }
 
@@ -31,12 +73,15 @@ fn answer(mut stream: TcpStream) -> io::Result<()> {
 fn relay(mut near: TcpStream, address: &str) -> io::Result<()> {
     let mut far = TcpStream::connect(address)?;
     far.set_nodelay(true)?;
-    let (mut request, mut reply) = ([0; REQUEST_BYTES], [0; REPLY_BYTES]);
+    let mut bytes = Vec::new();
     loop {
-        near.read_exact(&mut request)?;
-        far.write_all(&request)?;
-        far.read_exact(&mut reply)?;
-        near.write_all(&reply)?;
+        let exchange = Exchange::read_head(&mut near)?;
+        let bytes = exchange.buffer(&mut bytes);
+        near.read_exact(&mut bytes[..exchange.sent])?;
+        far.write_all(&exchange.head())?;
+        far.write_all(&bytes[..exchange.sent])?;
+        far.read_exact(&mut bytes[..exchange.returned])?;
+        near.write_all(&bytes[..exchange.returned])?;
     }
 }
 
@@ -77,18 +122,20 @@ pub fn serve_client(address: &str) {
 struct Pinger(TcpStream);
 
 impl Pinger {
-    fn ping(&mut self, time: Duration) -> io::Result<Done> {
-        let (request, mut reply) = ([1; REQUEST_BYTES], [0; REPLY_BYTES]);
+    fn ping(&mut self, load: Load) -> io::Result<Done> {
+        let (exchange, mut bytes) = (Exchange::of(load), Vec::new());
+        let (head, bytes) = (exchange.head(), exchange.buffer(&mut bytes));
         let mut latencies = Vec::new();
         let start = Instant::now();
-        while start.elapsed() < time {
+        while start.elapsed() < load.time {
             let asked_at = Instant::now();
-            self.0.write_all(&request)?;
-            self.0.read_exact(&mut reply)?;
+            self.0.write_all(&head)?;
+            self.0.write_all(&bytes[..exchange.sent])?;
+            self.0.read_exact(&mut bytes[..exchange.returned])?;
             latencies.push(asked_at.elapsed());
         }
         let (requests, took) = (latencies.len() as u64, start.elapsed());
-        Ok(Done { requests, bytes: requests * 4096, took, median: load::median(&mut latencies) })
+        Ok(Done { requests, bytes: requests * load.block as u64, took, median: load::median(&mut latencies) })
     }
 }
 
@@ -97,15 +144,16 @@ impl Server for Pinger {
         Ok(())
     }
 
-    /// Whatever the pattern: one request at a time.
+    /// Whatever the depth: one request at a time.
     fn run(&mut self, load: Load) -> Result<Done, String> {
-        self.ping(load.time).map_err(|error| error.to_string())
+        self.ping(load).map_err(|error| error.to_string())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
     fn replies_come_back_directly_and_through_a_relay() {
@@ -115,8 +163,12 @@ mod tests {
         // One at a time, as the server serves: the relay's connection ends with the first client.
         for address in [relayed, server] {
             let mut pinger = Pinger(TcpStream::connect(&address).expect("a connection"));
-            let done = pinger.ping(Duration::from_millis(20)).expect("pings");
-            assert!(done.requests > 0 && done.median > Duration::ZERO, "{address}");
+            for (pattern, block) in [(Pattern::RandomRead, 4096), (Pattern::SequentialWrite, 1 << 20)] {
+                let load = Load { pattern, block, depth: 1, time: Duration::from_millis(20) };
+                let done = pinger.ping(load).expect("pings");
+                assert!(done.requests > 0 && done.median > Duration::ZERO, "{address}");
+                assert_eq!(done.bytes, done.requests * block as u64);
+            }
         }
     }
 }

@@ -8,6 +8,7 @@
 
 use std::fmt;
 use std::io::{BufRead, BufReader, Write};
+use std::net::Ipv4Addr;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use crate::bench::rounds::Turn;
 use crate::bench::{client, file, ping};
 use crate::lan::{Lan, Node};
 use crate::load::{Connection, Done, Pattern};
-use crate::{mark, process};
+use crate::{mark, process, rivals};
 
 /// The first argument of a child.
 pub const WORKER: &str = "worker";
@@ -270,6 +271,11 @@ pub fn serve(kind: &[String]) {
         ["ping", address] => ping::serve_client(address),
         ["ping-server", listen] => ping::serve_server(listen),
         ["ping-relay", listen, address] => ping::serve_relay(listen, address),
+        ["relay", address] => {
+            let to = address.parse().expect("an address");
+            let port = rivals::relay(Ipv4Addr::UNSPECIFIED.into(), to, 1).expect("sockets for a relay");
+            orders(&json!({"port": port}), |_| Ok(json!({})));
+        }
         ["file"] => file::serve(),
         other => panic!("no such worker: {other:?}"),
     }
