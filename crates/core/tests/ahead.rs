@@ -357,6 +357,22 @@ fn backwards_and_in_strides_all_is_offered_but_what_tells_how_far_the_reader_is(
 }
 
 #[test]
+fn who_asks_for_what_was_offered_too_late_is_kept_further_behind() {
+    let ahead_of = |found: Found| {
+        let (mut ahead, mut wants) = (Ahead::new(Rule::Streams, 64 * MIB), Vec::new());
+        let stride = 50 * BLOCK;
+        for item in 0..400 {
+            let found = if item < 8 { Found::Missed } else { found };
+            let read = Read { offset: item * stride, len: BLOCK as u32, found };
+            ahead.read(item + 1, read, 0, SIZE, &mut wants);
+        }
+        wants.last().expect("strides are found").offset / stride - 399
+    };
+    let (in_time, late) = (ahead_of(Found::Here), ahead_of(Found::Offered));
+    assert!(in_time <= 64 && late > 128, "{in_time} and {late} items ahead");
+}
+
+#[test]
 fn what_was_refused_is_asked_for_again() {
     let mut reader = Reader::new(Rule::Streams);
     reader.read(0, 64 << 10);

@@ -15,7 +15,7 @@
 //! a second without a read, a stream takes only what it expects.
 //!
 //! **How far.** A window begins at two reads, or an eighth of what the path holds (bandwidth times delay, measured). It
-//! doubles each time that a read of the stream has to wait, as long as it is no larger than what the tool took of the
+//! doubles each time that a read of the stream has to wait, or asks for what it was offered too late, as long as it is no larger than what the tool took of the
 //! stream; at most it is twice what the path holds, or 4 MiB (50 ms of a slow path), whatever is more. A tool that keeps
 //! the path busy by itself is left alone. What goes unread halves the window, and slows down all growth.
 //!
@@ -70,6 +70,8 @@ const THESIS_MAX_BYTES: u64 = 128 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     Here,
+    /// Here, though its reader was offered it: that came too late.
+    Offered,
     /// It waits for what is on its way.
     Coming,
     /// Donors are asked for it.

@@ -141,9 +141,11 @@ impl Volume {
             key
         });
         let cached = self.cached.as_mut().expect("looked at above");
+        let mut offered = false;
         for key in &found {
             let segment = cached.cache.get_mut(*key).expect("found");
             if segment.here {
+                offered |= segment.offered;
                 let (copy, bytes) = segment.place.copy_to(tag, offset, len);
                 effects.push(copy);
                 cached.used(*key, bytes);
@@ -155,7 +157,12 @@ impl Volume {
         if waits.is_none() {
             effects.push(Effect::Complete { tag, result: Ok(()), status: Vec::new() });
         }
-        self.read_ahead(now, request, if coming > 0 { Found::Coming } else { Found::Here }, effects);
+        let found = match coming {
+            0 if offered => Found::Offered,
+            0 => Found::Here,
+            _ => Found::Coming,
+        };
+        self.read_ahead(now, request, found, effects);
         true
     }
 
@@ -165,7 +172,7 @@ impl Volume {
         let (mut wants, mut gaps) = (std::mem::take(&mut cached.wants), std::mem::take(&mut cached.gaps));
         wants.clear();
         let count = match found {
-            Found::Here => &mut cached.counts.here,
+            Found::Here | Found::Offered => &mut cached.counts.here,
             Found::Coming => &mut cached.counts.coming,
             Found::Missed => &mut cached.counts.asked,
         };
