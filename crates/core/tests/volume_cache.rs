@@ -192,6 +192,26 @@ fn what_is_offered_to_a_reader_is_there_for_one_that_was_faster() {
 }
 
 #[test]
+fn a_reader_that_is_offered_things_too_late_is_read_further_ahead_of() {
+    let fetched = |takes: bool| {
+        let mut world = world_of(map(false, false), true, Caching { takes, keeps: false, ..KEEPS });
+        let mut bytes = 0;
+        for number in 0..100 {
+            // It asks for each, also for what it was offered.
+            world.submit(Op::Read, (1000 - number) * 4096, 4096);
+            let (tools, ahead) = sent(&mut world);
+            bytes += ahead.iter().map(|sent| u64::from(sent.len)).sum::<u64>();
+            answer(&mut world, &tools);
+            answer(&mut world, &ahead);
+            world.effects.clear();
+        }
+        bytes
+    };
+    let (in_time, late) = (fetched(false), fetched(true));
+    assert!(late > in_time + 100_000, "{in_time} and {late} bytes");
+}
+
+#[test]
 fn a_new_map_and_a_lost_lease_end_what_was_read_ahead() {
     let (mut world, ahead) = world_that_reads(false, KEEPS);
     answer(&mut world, &ahead);

@@ -227,25 +227,13 @@ impl Lan {
     /// Frames that the taps of the wire dropped, before the wire had them.
     #[cfg(test)]
     pub(crate) fn dropped_at_taps(&self) -> u64 {
-        let dropped = |tap| {
-            let shown = tools::run("ip", ["-n", &self.switch(), "-s", "-json", "link", "show", "dev", tap]);
-            let shown: serde_json::Value = serde_json::from_str(&shown).expect("ip prints JSON");
-            shown[0]["stats64"]["tx"]["dropped"].as_u64().unwrap_or_else(|| panic!("no count in {shown}"))
-        };
-        ["tap0", "tap1"].into_iter().map(dropped).sum()
+        ["tap0", "tap1"].map(|tap| counted(&self.switch(), tap, "tx", "dropped")).into_iter().sum()
     }
 
     /// Bytes that a host has sent and received since the lab was made.
     #[track_caller]
     pub fn bytes_moved(&self, node: Node) -> (u64, u64) {
-        let shown =
-            tools::run("ip", ["-n", &self.namespace(node), "-s", "-json", "link", "show", "dev", "e0"]);
-        let shown: serde_json::Value = serde_json::from_str(&shown).expect("ip prints JSON");
-        let count = |way: &str| {
-            shown[0]["stats64"][way]["bytes"]
-                .as_u64()
-                .unwrap_or_else(|| panic!("no count of bytes in {shown}"))
-        };
+        let count = |way| counted(&self.namespace(node), "e0", way, "bytes");
         (count("tx"), count("rx"))
     }
 
@@ -281,6 +269,14 @@ impl Drop for Lan {
 #[track_caller]
 fn ip(arguments: &[&str]) {
     tools::run("ip", arguments);
+}
+
+/// What the kernel counts of a device, one way.
+#[track_caller]
+fn counted(namespace: &str, device: &str, way: &str, what: &str) -> u64 {
+    let shown = tools::run("ip", ["-n", namespace, "-s", "-json", "link", "show", "dev", device]);
+    let shown: serde_json::Value = serde_json::from_str(&shown).expect("ip prints JSON");
+    shown[0]["stats64"][way][what].as_u64().unwrap_or_else(|| panic!("no count of {what} in {shown}"))
 }
 
 #[track_caller]

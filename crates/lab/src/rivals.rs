@@ -268,7 +268,7 @@ pub fn iperf3_streams(lan: &Lan, from: Node, to: Node, seconds: u32, streams: u3
     iperf3(lan.exec(to, &iperf), client, &to.address(), (5201, 5201), seconds).mbit_per_second
 }
 
-/// The same, the client going to a relay, here, that hands on to port 5201 of the host `to`.
+/// The same, but the client goes to a relay that hands on to port 5201 of the host `to`.
 #[track_caller]
 pub fn iperf3_via(lan: &Lan, from: Node, to: Node, relay: (&str, u16), seconds: u32) -> f64 {
     let iperf = tools::need("iperf3");

@@ -15,9 +15,10 @@
 //! a second without a read, a stream takes only what it expects.
 //!
 //! **How far.** A window begins at two reads, or an eighth of what the path holds (bandwidth times delay, measured). It
-//! doubles each time that a read of the stream has to wait, or asks for what it was offered too late, as long as it is no larger than what the tool took of the
-//! stream; at most it is twice what the path holds, or 4 MiB (50 ms of a slow path), whatever is more. A tool that keeps
-//! the path busy by itself is left alone. What goes unread halves the window, and slows down all growth.
+//! doubles each time that a read of the stream has to wait, or asks for what it was offered too late, as long as it is no
+//! larger than what the tool took of the stream; at most it is twice what the path holds, or 4 MiB (50 ms of a slow path),
+//! whatever is more. A tool that keeps the path busy by itself is left alone. What goes unread halves the window, and slows
+//! down all growth.
 //!
 //! **Around.** Where a round trip takes long, a read of no stream brings with it what is near, as much as the path carries
 //! in an eighth of that time; as long as a fair part of it is read.

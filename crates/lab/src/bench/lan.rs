@@ -77,6 +77,14 @@ fn mbit(bytes: u64, mut command: Command) -> Turn {
     Turn::of(bytes as f64 * 8.0 / 1e6 / start.elapsed().as_secs_f64())
 }
 
+/// A raw TCP ping-pong: a worker on a donor's host that answers, and one on the client's that asks it.
+#[track_caller]
+fn ping_pair(lan: &Lan) -> (Worker, Worker) {
+    let server = Worker::start_on(lan, Node::Donor(1), &["ping-server", "0.0.0.0:5202"]);
+    let address = format!("{}:5202", Node::Donor(1).address());
+    (server, Worker::start_on(lan, Node::Client, &["ping", &address]))
+}
+
 /// Sequential reads and writes through the file and through the export.
 fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
     bench.prepare(&format!("hosts with links of {rate}"));
@@ -110,9 +118,7 @@ fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
         let port = relay.ready["port"].as_u64().and_then(|port| port.try_into().ok()).expect("a port");
         Turn::of(rivals::iperf3_via(&lan, from, to, (&Node::Client.address(), port), seconds))
     };
-    let server = Worker::start_on(&lan, Node::Donor(1), &["ping-server", "0.0.0.0:5202"]);
-    let mut ping =
-        Worker::start_on(&lan, Node::Client, &["ping", &format!("{}:5202", Node::Donor(1).address())]);
+    let (server, mut ping) = ping_pair(&lan);
     let one_mib = Load { pattern: Pattern::SequentialWrite, block: MIB as usize, depth: 1, time: bench.time };
     bench.set(&format!("sequential, links of {rate}"));
     let taken = bench.turns(&mut [
@@ -234,9 +240,7 @@ fn walks(bench: &mut Bench, lan: &Arc<Lan>, more: Duration) {
     let loaded = Loaded::from(lan, &noise(&scratch, bytes), bytes);
     let away = (!more.is_zero()).then(|| Away::new(lan, more));
     let pair = loaded.attach();
-    let server = Worker::start_on(lan, Node::Donor(1), &["ping-server", "0.0.0.0:5202"]);
-    let mut ping =
-        Worker::start_on(lan, Node::Client, &["ping", &format!("{}:5202", Node::Donor(1).address())]);
+    let (server, mut ping) = ping_pair(lan);
     let worker = RefCell::new(Worker::start(&["file"]));
     let walk = |walk: Walk, attached: &Attached, bytes: u64| {
         Turn::of(file::walk(&mut worker.borrow_mut(), walk, &attached.path, BLOCK, bytes).mb_per_second())
