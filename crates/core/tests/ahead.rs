@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 const BLOCK: u64 = 4096;
 const MIB: u64 = 1 << 20;
+const STRIDE: u64 = 200 << 10;
 const MS: u64 = 1_000_000;
 const SIZE: u64 = 4 << 30;
 
@@ -179,6 +180,22 @@ fn a_tool_may_read_where_others_read_before_it_another_way() {
                 assert!(reader.wanted() < most, "{round}, {name}, {anew}: {} bytes", reader.wanted());
             }
         }
+    }
+}
+
+#[test]
+fn strides_are_found_where_another_tool_had_read_what_is_before_one_of_them() {
+    for anew in [true, false] {
+        let mut reader = Reader { keeps: false, ..Reader::new(Rule::Streams) };
+        reader.read(STRIDE - BLOCK, BLOCK);
+        if anew {
+            reader.ahead.restart();
+        }
+        (reader.hits, reader.reads) = (0, 0);
+        (0..1000).for_each(|number| _ = reader.read(number * STRIDE, BLOCK));
+        // Nobody opened the file: the second of them continues that other read, and is no forward reader for long.
+        reader.expect_hits(if anew { 996 } else { 995 });
+        assert!(reader.wanted() < 1100 * BLOCK, "{anew}: {} bytes for 1000 blocks", reader.wanted());
     }
 }
 

@@ -10,9 +10,9 @@
 //! two backwards, and three of four for a stride; so reads of other streams, or of none, in between do not matter.
 //!
 //! **Following.** A stream takes what it expects, what is a little further on, and what it passed over, for reads that are under
-//! way together come in any order; not what it has read before. While most of what it passes goes unread, what is merely near
-//! begins a stream of its own as soon as one is found: the next tool may read the same place another way. After an open, or
-//! a second without a read, a stream takes only what it expects.
+//! way together come in any order; not what it has read before. While most of what it passes goes unread, or where a read leaps,
+//! what is merely near begins a stream of its own as soon as one is found: the next tool may read the same place another way.
+//! After an open, or a second without a read, a stream takes only what it expects; an open makes places forgotten.
 //!
 //! **How far.** A window begins at two reads, or an eighth of what the path holds (bandwidth times delay, measured). It
 //! doubles each time that a read of the stream has to wait, or asks for what it was offered too late, as long as it is no
@@ -208,27 +208,26 @@ impl Ahead {
     /// The stream that a read belongs to, which it may begin.
     fn stream_of(&mut self, now: Time, read: Read) -> Option<usize> {
         let Read { offset, len, .. } = read;
-        let (mut followed, mut near) = (None, None);
+        let (mut next, mut near, mut sparse) = (None, None, None);
         for (index, stream) in self.streams.iter().enumerate() {
             match stream.fit(now, offset, len) {
                 Some(Fit::Next) => {
-                    followed = Some(index);
+                    next = Some(index);
                     break;
                 }
-                Some(Fit::Near) if near.is_none_or(|other: usize| self.streams[other].is_sparse()) => {
-                    near = Some(index);
-                }
-                Some(Fit::Near) | None => {}
+                Some(Fit::Near) => near = near.or(Some(index)),
+                Some(Fit::Sparse) => sparse = Some(index),
+                None => {}
             }
         }
-        if followed.is_none() && near.is_none_or(|index| self.streams[index].is_sparse()) {
-            // Who leaves out most of what it passes may be going another way.
+        let follows = next.or(near);
+        if follows.is_none() {
             if let Some(trend) = self.places.trend(offset, len) {
                 return Some(self.add_stream(now, trend, read));
             }
             self.places.remember(offset, len);
         }
-        let index = followed.or(near)?;
+        let index = follows.or(sparse)?;
         self.streams[index].follow(now, offset, len);
         Some(index)
     }
@@ -321,9 +320,10 @@ impl Ahead {
         }
     }
 
-    /// Nothing of what was fetched is there any more.
+    /// Nothing of what was fetched is there any more, and who reads may be another.
     pub fn restart(&mut self) {
         self.streams.iter_mut().for_each(Stream::forget);
+        self.places = Places::new();
     }
 
     /// There was no room for this now.

@@ -17,6 +17,8 @@ const GAP_BYTES: u64 = 256 << 10;
 const DENSE_PART: u64 = 4;
 /// And as many items of a stride.
 const GAP_ITEMS: u64 = 8;
+/// Of what is under way together no read passes so many of its own size.
+const LEAP_PART: u64 = 32;
 /// A stream that was not read for so long takes only what it expects.
 const TRUSTED_NS: u64 = SECOND_NS;
 /// Of so many items of a stride one is not offered.
@@ -39,6 +41,8 @@ pub(super) enum Fit {
     Next,
     /// It is near, or one that was passed over.
     Near,
+    /// As `Near`, of a reader that leaves out most of what it passes: it may be going another way.
+    Sparse,
 }
 
 #[derive(Debug)]
@@ -108,11 +112,6 @@ impl Stream {
         self.restart();
     }
 
-    /// Its reader leaves out most of what it passes.
-    pub(super) fn is_sparse(&self) -> bool {
-        self.left_out > GAP_BYTES
-    }
-
     /// Whether a read may be one of this stream.
     pub(super) fn fit(&self, now: Time, offset: u64, len: u32) -> Option<Fit> {
         let end = offset + u64::from(len);
@@ -139,17 +138,24 @@ impl Stream {
             }
         };
         let trusted = !self.doubted && self.used_at + TRUSTED_NS > now;
-        (near && trusted).then_some(Fit::Near)
+        let is_leap = self.passed(offset, end) >= LEAP_PART * u64::from(len);
+        let is_sparse = self.left_out > GAP_BYTES || is_leap;
+        (near && trusted).then_some(if is_sparse { Fit::Sparse } else { Fit::Near })
+    }
+
+    /// Bytes between what it read last and a read further on.
+    fn passed(&self, offset: u64, end: u64) -> u64 {
+        match self.trend {
+            Trend::Forward => offset.saturating_sub(self.head),
+            Trend::Backward => self.head.saturating_sub(end),
+            Trend::Stride(_) => 0,
+        }
     }
 
     /// Takes a read in that fits.
     pub(super) fn follow(&mut self, now: Time, offset: u64, len: u32) {
         let end = offset + u64::from(len);
-        let passed = match self.trend {
-            Trend::Forward => offset.saturating_sub(self.head),
-            Trend::Backward => self.head.saturating_sub(end),
-            Trend::Stride(_) => 0,
-        };
+        let passed = self.passed(offset, end);
         // What its reader was given it need not ask for.
         if passed > self.offered {
             let (from, to) = if offset > self.head { (self.head, offset) } else { (end, self.head) };
