@@ -85,6 +85,15 @@ fn ping_pair(lan: &Lan) -> (Worker, Worker) {
     (server, Worker::start_on(lan, Node::Client, &["ping", &address]))
 }
 
+/// The same through a relay on the client's host, which hands on what it has as a whole.
+#[track_caller]
+fn ping_relayed(lan: &Lan) -> ([Worker; 2], Worker) {
+    let server = Worker::start_on(lan, Node::Donor(2), &["ping-server", "0.0.0.0:5202"]);
+    let far = format!("{}:5202", Node::Donor(2).address());
+    let relay = Worker::start_on(lan, Node::Client, &["ping-relay", "127.0.0.1:5203", &far]);
+    ([server, relay], Worker::start_on(lan, Node::Client, &["ping", "127.0.0.1:5203"]))
+}
+
 /// Sequential reads and writes through the file and through the export.
 fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
     bench.prepare(&format!("hosts with links of {rate}"));
@@ -119,7 +128,9 @@ fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
         Turn::of(rivals::iperf3_via(&lan, from, to, (&Node::Client.address(), port), seconds))
     };
     let (server, mut ping) = ping_pair(&lan);
+    let (hops, mut ping_two) = ping_relayed(&lan);
     let one_mib = Load { pattern: Pattern::SequentialWrite, block: MIB as usize, depth: 1, time: bench.time };
+    let raw = |ping: &mut Worker| Turn::of(ping.load(one_mib, &[]).done.bytes_per_second() * 8.0 / 1e6);
     bench.set(&format!("sequential, links of {rate}"));
     let taken = bench.turns(&mut [
         Side::new("in", || Turn::of(rivals::iperf3_between(&lan, Node::Donor(1), Node::Client, seconds))),
@@ -135,7 +146,8 @@ fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
         Side::new("export read", || mbit(bytes, nbdcopy(&uri, "null:"))),
         Side::new("relayed in", || relayed(Node::Donor(1), Node::Client)),
         Side::new("relayed out", || relayed(Node::Client, Node::Donor(1))),
-        Side::new("raw", || Turn::of(ping.load(one_mib, &[]).done.bytes_per_second() * 8.0 / 1e6)),
+        Side::new("raw", || raw(&mut ping)),
+        Side::new("raw, relayed", || raw(&mut ping_two)),
     ]);
     for (side, peer) in
         [("file read", "in"), ("file write", "out"), ("export read", "in"), ("export write", "out")]
@@ -158,12 +170,13 @@ fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
         ("export-read", "iperf3 to a relay on the client's host", "relayed in", "in"),
         ("export-write", "iperf3 from a relay on the client's host", "relayed out", "out"),
         ("file-write", "raw TCP, 1 MiB written and answered, one at a time", "raw", "out"),
+        ("file-write-hop", "the same through a relay on the client's host", "raw, relayed", "out"),
     ] {
         let id = format!("lan.{name}.limit-{word}");
         let what = format!("links of {rate}, for comparison: {what}");
         bench.beside((&id, &what, "Mbit/s"), &taken, side, ("iperf3", peer), None);
     }
-    drop((ping, server));
+    drop((ping, server, ping_two, hops));
     worker.into_inner().end();
     pool.detach("file");
     pool.detach("nbd");
