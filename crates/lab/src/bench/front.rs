@@ -1,5 +1,6 @@
 //! The part `front`: a volume as a file, beside what a user has today: nbdfuse in front of nbdkit on a Unix socket, and
-//! four such files joined by the kernel (a RAID0 of loop devices); a file in memory (tmpfs) is the limit.
+//! four such files joined by the kernel (a RAID0 of loop devices). A file in memory (tmpfs) is the limit of all, and a bare one
+//! over raw TCP that of four donors behind a file system in user space.
 //!
 //! Every file was written before; sequential reads begin with an empty page cache, random ones go past it.
 //! Called by: `bench`.
@@ -9,8 +10,10 @@ use std::path::PathBuf;
 use cheetah_core::limits::CACHE_DEFAULT_BYTES;
 
 use crate::bench::Bench;
+use crate::bench::bare_file::BareFile;
 use crate::bench::direct::{self, Job};
 use crate::bench::file::{self, Walk};
+use crate::bench::ping;
 use crate::bench::rounds::{Side, Taken, Turn};
 use crate::bench::row::{Bar, Figure};
 use crate::bench::worker::Worker;
@@ -20,7 +23,7 @@ use crate::process;
 use crate::rivals::{NbdFuse, Rival, Striped};
 use crate::scratch::Scratch;
 
-pub const SECONDS: f64 = 200.0;
+pub const SECONDS: f64 = 240.0;
 pub const SETS: usize = 4;
 
 const DONORS: usize = 4;
@@ -47,6 +50,12 @@ pub fn run(bench: &mut Bench) {
     let nbdkit = Rival::nbdkit_unix(&["memory", &size]);
     let nbdfuse = NbdFuse::start(&nbdkit.uri);
     let striped = Striped::new(DONORS, bytes);
+    let quarter = (mib / DONORS as u64).to_string();
+    let servers: Vec<Worker> =
+        (0..DONORS).map(|_| Worker::start(&["ping-server", "127.0.0.1:0", &quarter])).collect();
+    let addresses: Vec<String> = servers.iter().map(ping::address).collect();
+    let bare_servers = servers.iter().map(Worker::pid).collect::<Vec<_>>();
+    let bare = BareFile::start(mib, servers, &addresses, None);
     let memory = Scratch::in_memory();
     let limit = memory.sparse_file("file", bytes);
     let ours_servers = [pool.donor_pids(), vec![ours.pid]].concat();
@@ -58,6 +67,11 @@ pub fn run(bench: &mut Bench) {
             servers: vec![nbdkit.process.pid(), nbdfuse.process.pid()],
         },
         Place { name: "striped", path: striped.path.clone(), servers: striped.pids() },
+        Place {
+            name: "bare",
+            path: bare.path.clone(),
+            servers: [bare_servers, vec![bare.worker.pid()]].concat(),
+        },
         Place { name: "tmpfs", path: limit, servers: Vec::new() },
     ];
     let mut worker = Worker::start(&["file"]);
@@ -130,11 +144,16 @@ fn walks(bench: &mut Bench, worker: &mut Worker, places: &[Place], walk: Walk, b
 
 /// The file beside each of the others; the bar is against what a user has today.
 fn rows(bench: &mut Bench, id: &str, what: &str, unit: &str, taken: &Taken, bar: Option<f64>) {
-    for (side, peer_name, bar) in
-        [("nbdfuse", "nbdfuse on nbdkit", bar), ("striped", Striped::NAME, None), ("tmpfs", "tmpfs", None)]
-    {
+    for (side, peer_name, bar) in [
+        ("nbdfuse", "nbdfuse on nbdkit", bar),
+        ("striped", Striped::NAME, None),
+        ("bare", BareFile::NAME, None),
+        ("tmpfs", "tmpfs", None),
+    ] {
         let id = format!("{id}.{side}");
         let bar = bar.map(Bar::RatioAtLeast);
         bench.beside((&id, what, unit), taken, "cheetah", (peer_name, side), bar);
     }
+    let (id, what) = (format!("{id}.limit-bare"), format!("{what}, for comparison: {}", BareFile::NAME));
+    bench.beside((&id, &what, unit), taken, "bare", ("nbdfuse on nbdkit", "nbdfuse"), None);
 }

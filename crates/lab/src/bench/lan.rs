@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::bench::Bench;
+use crate::bench::bare_file::BareFile;
 use crate::bench::direct::{self, Job};
 use crate::bench::file::{self, Walk};
 use crate::bench::machine::CONGESTION;
@@ -24,7 +25,7 @@ use crate::scratch::Scratch;
 use crate::wire::Wire;
 use crate::{rivals, tools};
 
-pub const SECONDS: f64 = 420.0;
+pub const SECONDS: f64 = 450.0;
 pub const SETS: usize = 4;
 
 pub(super) const DONORS: u8 = 4;
@@ -85,13 +86,14 @@ fn ping_pair(lan: &Lan) -> (Worker, Worker) {
     (server, Worker::start_on(lan, Node::Client, &["ping", &address]))
 }
 
-/// The same through a relay on the client's host, which hands on what it has as a whole.
+/// A file of so many MiB on the client's host, that raw TCP servers on the donors' hosts keep.
 #[track_caller]
-fn ping_relayed(lan: &Lan) -> ([Worker; 2], Worker) {
-    let server = Worker::start_on(lan, Node::Donor(2), &["ping-server", "0.0.0.0:5202"]);
-    let far = format!("{}:5202", Node::Donor(2).address());
-    let relay = Worker::start_on(lan, Node::Client, &["ping-relay", "127.0.0.1:5203", &far]);
-    ([server, relay], Worker::start_on(lan, Node::Client, &["ping", "127.0.0.1:5203"]))
+fn bare_file(lan: &Lan, mib: u64) -> BareFile {
+    let quarter = (mib / u64::from(DONORS)).to_string();
+    let hosts = || (1..=DONORS).map(Node::Donor);
+    let serve = |host| Worker::start_on(lan, host, &["ping-server", "0.0.0.0:5203", &quarter]);
+    let addresses: Vec<String> = hosts().map(|host| format!("{}:5203", host.address())).collect();
+    BareFile::start(mib, hosts().map(serve).collect(), &addresses, Some(lan))
 }
 
 /// Sequential reads and writes through the file and through the export.
@@ -118,8 +120,8 @@ fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
         command
     };
     let worker = RefCell::new(Worker::start(&["file"]));
-    let walk = |walk: Walk| {
-        Turn::of(file::walk(&mut worker.borrow_mut(), walk, &path, MIB, bytes).mb_per_second() * 8.0)
+    let walk = |walk: Walk, path: &Path| {
+        Turn::of(file::walk(&mut worker.borrow_mut(), walk, path, MIB, bytes).mb_per_second() * 8.0)
     };
     // The limits of one hop more, and of one request at a time.
     let relayed = |from: Node, to: Node| {
@@ -128,26 +130,26 @@ fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
         Turn::of(rivals::iperf3_via(&lan, from, to, (&Node::Client.address(), port), seconds))
     };
     let (server, mut ping) = ping_pair(&lan);
-    let (hops, mut ping_two) = ping_relayed(&lan);
+    let bare = bare_file(&lan, mib);
     let one_mib = Load { pattern: Pattern::SequentialWrite, block: MIB as usize, depth: 1, time: bench.time };
-    let raw = |ping: &mut Worker| Turn::of(ping.load(one_mib, &[]).done.bytes_per_second() * 8.0 / 1e6);
     bench.set(&format!("sequential, links of {rate}"));
     let taken = bench.turns(&mut [
         Side::new("in", || Turn::of(rivals::iperf3_between(&lan, Node::Donor(1), Node::Client, seconds))),
         Side::new("out", || Turn::of(rivals::iperf3_between(&lan, Node::Client, Node::Donor(1), seconds))),
-        Side::new("file write", || walk(Walk::Write)),
+        Side::new("file write", || walk(Walk::Write, &path)),
         Side::new("file write, four at a time", || {
             let (pattern, block) = ("write", MIB);
             let job = Job { path: &path, pattern, block, depth: 4, bytes, seconds: f64::from(seconds) };
             Turn::of(direct::kiops(&job) * 1e3 * block as f64 * 8.0 / 1e6)
         }),
-        Side::new("file read", || walk(Walk::Forward)),
+        Side::new("file read", || walk(Walk::Forward, &path)),
         Side::new("export write", || mbit(bytes, nbdcopy(&noise, &uri))),
         Side::new("export read", || mbit(bytes, nbdcopy(&uri, "null:"))),
         Side::new("relayed in", || relayed(Node::Donor(1), Node::Client)),
         Side::new("relayed out", || relayed(Node::Client, Node::Donor(1))),
-        Side::new("raw", || raw(&mut ping)),
-        Side::new("raw, relayed", || raw(&mut ping_two)),
+        Side::new("raw", || Turn::of(ping.load(one_mib, &[]).done.bytes_per_second() * 8.0 / 1e6)),
+        Side::new("bare read", || walk(Walk::Forward, &bare.path)),
+        Side::new("bare write", || walk(Walk::Write, &bare.path)),
     ]);
     for (side, peer) in
         [("file read", "in"), ("file write", "out"), ("export read", "in"), ("export write", "out")]
@@ -169,14 +171,15 @@ fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
     for (word, what, side, peer) in [
         ("export-read", "iperf3 to a relay on the client's host", "relayed in", "in"),
         ("export-write", "iperf3 from a relay on the client's host", "relayed out", "out"),
-        ("file-write", "raw TCP, 1 MiB written and answered, one at a time", "raw", "out"),
-        ("file-write-hop", "the same through a relay on the client's host", "raw, relayed", "out"),
+        ("raw-write", "raw TCP, 1 MiB written and answered, one at a time", "raw", "out"),
+        ("file-read", "a bare file over raw TCP to four, read", "bare read", "in"),
+        ("file-write", "the same, written", "bare write", "out"),
     ] {
         let id = format!("lan.{name}.limit-{word}");
         let what = format!("links of {rate}, for comparison: {what}");
         bench.beside((&id, &what, "Mbit/s"), &taken, side, ("iperf3", peer), None);
     }
-    drop((ping, server, ping_two, hops));
+    drop((ping, server, bare));
     worker.into_inner().end();
     pool.detach("file");
     pool.detach("nbd");

@@ -12,6 +12,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::bench::Bench;
 use crate::bench::local::{CONNECTIONS, World, nbd};
+use crate::bench::ping;
 use crate::bench::rounds::Side;
 use crate::bench::row::Bar;
 use crate::bench::worker::{Load, Worker};
@@ -115,12 +116,11 @@ pub fn rows(bench: &mut Bench, world: &mut World) {
     let cores = cores();
     assert!(cores.len() > 1, "to place processes apart takes two cores");
     let server = Worker::start(&["ping-server", "127.0.0.1:0"]);
-    let address = |worker: &Worker| worker.ready["address"].as_str().expect("an address").to_owned();
     // One connection at a time is served, so the relay has a server of its own.
     let relayed = Worker::start(&["ping-server", "127.0.0.1:0"]);
-    let relay = Worker::start(&["ping-relay", "127.0.0.1:0", &address(&relayed)]);
-    let mut one_hop = Worker::start(&["ping", &address(&server)]);
-    let mut two_hops = Worker::start(&["ping", &address(&relay)]);
+    let relay = Worker::start(&["ping-relay", "127.0.0.1:0", &ping::address(&relayed)]);
+    let mut one_hop = Worker::start(&["ping", &ping::address(&server)]);
+    let mut two_hops = Worker::start(&["ping", &ping::address(&relay)]);
     let mut polling = Polling::start(&mut world.pool);
     let (donors, daemon) = (&world.donors, world.clients[0]);
     let mut paths = vec![

@@ -12,6 +12,7 @@ use cheetah_core::limits::CACHE_DEFAULT_BYTES;
 use crate::bench::Bench;
 use crate::bench::latency;
 use crate::bench::libnbd::Libnbd;
+use crate::bench::ping;
 use crate::bench::rounds::{Side, Taken, Turn};
 use crate::bench::row::{Bar, Figure};
 use crate::bench::worker::{Load, Worker};
@@ -49,6 +50,7 @@ pub(super) struct World {
     /// The daemons of the export and of the mirror's.
     pub(super) clients: [u32; 2],
     pub(super) pool: Pool,
+    _bare: Vec<Worker>,
     _lone: LoneDonor,
     _rivals: Vec<Rival>,
 }
@@ -78,6 +80,13 @@ impl World {
         let donors = pool.donor_pids();
         let and = |pids: &[u32], more: u32| [pids, &[more]].concat();
         let child_pids: Vec<u32> = children.iter().map(|child| child.process.pid()).collect();
+        // As much memory as donors have of the library's volume.
+        let quarter = (mib / DONORS as u64).to_string();
+        let bare: Vec<Worker> =
+            (0..DONORS).map(|_| Worker::start(&["ping-server", "127.0.0.1:0", &quarter])).collect();
+        let addresses: Vec<String> = bare.iter().map(ping::address).collect();
+        let addresses = addresses.iter().map(String::as_str);
+        let to_bare = Worker::start(&std::iter::once("ping").chain(addresses).collect::<Vec<_>>());
         let libnbd = Libnbd::compile();
         let library = Worker::start(&["client", pool.url(), "library", CONNECTIONS, "0"]);
         let mut contenders: Vec<Contender> = [
@@ -90,6 +99,8 @@ impl World {
             ("quorum", nbd(&quorum.uri), and(&child_pids, quorum.process.pid())),
             ("qemu-nbd", nbd(&qemu_nbd.uri), vec![qemu_nbd.process.pid()]),
             ("nbd-server", nbd(&nbd_server.uri), vec![nbd_server.process.pid()]),
+            // No protocol, no checks, no choice of anything: the limit of one hop.
+            ("bare", to_bare, bare.iter().map(Worker::pid).collect()),
         ]
         .into_iter()
         .map(|(name, worker, servers)| Contender { name, worker, servers })
@@ -102,6 +113,7 @@ impl World {
             donors,
             clients: [export.pid, mirror.pid],
             pool,
+            _bare: bare,
             _lone: lone,
             _rivals: [vec![nbdkit, quorum, qemu_nbd, nbd_server], children].into_iter().flatten().collect(),
         }
@@ -214,6 +226,7 @@ fn many_at_a_time(bench: &mut Bench, world: &mut World) {
         ("qemu-nbd", "the export of a stripe", "export", "qemu-nbd alone", "qemu-nbd", None),
         ("nbd-server", "the export of a stripe", "export", "nbd-server alone", "nbd-server", None),
         ("donor", "one donor by itself", "donor", "nbdkit alone", "nbdkit", four_times),
+        ("limit-bare", "the client library", "library", BARE, "bare", None),
     ];
     for (id, what, side, peer_name, peer, bar) in rows {
         let what = format!("random 4 KiB read, 64 at a time, thousand a second: {what}");
@@ -224,6 +237,7 @@ fn many_at_a_time(bench: &mut Bench, world: &mut World) {
 }
 
 const QUORUM: &str = "quorum of four nbdkit";
+const BARE: &str = "raw TCP to four that keep it";
 
 fn libnbd_name(best: usize) -> String {
     format!("libnbd ({} connections) on nbdkit", LIBNBD_CONNECTIONS[best])
@@ -267,6 +281,7 @@ fn sequential(bench: &mut Bench, world: &mut World, pattern: Pattern, block: usi
     let (like_quorum, like_what) = if writes { ("mirror", mirror) } else { ("export", "the export") };
     let donor_bar = (!writes).then_some(Bar::RatioAtLeast(1.5));
     let fan = "iperf3 through a relay to four";
+    let bare_what = format!("for comparison: {BARE}");
     let fan_what = format!("for comparison: {fan}");
     let of_writes = [
         ("limit-mirror", mirror, "mirror", fan, "fan", None),
@@ -280,6 +295,8 @@ fn sequential(bench: &mut Bench, world: &mut World, pattern: Pattern, block: usi
         ("nbd-server", "the export, one hop more", "export", "nbd-server alone", "nbd-server", None),
         ("donor", "one donor by itself", "donor", "nbdkit alone", "nbdkit", donor_bar),
         ("limit", "the client library", "library", "iperf3", "iperf3", None),
+        ("limit-bare", "the client library", "library", BARE, "bare", None),
+        ("limit-bare-libnbd", bare_what.as_str(), "bare", libnbd.as_str(), "libnbd", None),
         ("limit-nbdkit", "for comparison: libnbd on nbdkit", "libnbd", "iperf3", "iperf3", None),
         ("limit-export", "the export", "export", "iperf3 through a relay", "relay", None),
         ("limit-relay", "for comparison: iperf3 through a relay", "relay", "nbdkit alone", "nbdkit", None),
@@ -292,13 +309,18 @@ fn sequential(bench: &mut Bench, world: &mut World, pattern: Pattern, block: usi
         bench.beside((&id, &what, "GB/s"), &taken, side, (peer_name, peer), bar);
     }
     cpu_row(bench, &prefix, &shape, &taken, (&libnbd, Some(Bar::RatioAtMost(0.6))));
-    bench.row(&Figure {
-        id: &format!("{prefix}.limit-cpu"),
-        what: "the same, for comparison: iperf3, which moves bytes and does no more".to_owned(),
-        unit: "s/GB",
-        value: taken.cpu("iperf3"),
-        peer: Some((&libnbd, taken.cpu("libnbd"))),
-        probe: Some(&taken.probe),
-        bar: None,
-    });
+    for (id, what, side) in [
+        ("limit-cpu", "iperf3, which moves bytes and does no more", "iperf3"),
+        ("limit-bare-cpu", BARE, "bare"),
+    ] {
+        bench.row(&Figure {
+            id: &format!("{prefix}.{id}"),
+            what: format!("the same, for comparison: {what}"),
+            unit: "s/GB",
+            value: taken.cpu(side),
+            peer: Some((&libnbd, taken.cpu("libnbd"))),
+            probe: Some(&taken.probe),
+            bar: None,
+        });
+    }
 }

@@ -1,9 +1,10 @@
-//! The limit of one request at a time: a raw TCP ping-pong of the same sizes with blocking sockets, one hop, or two
-//! through a relay.
+//! The limit of a request and its answer: raw TCP of the same sizes with blocking sockets, one hop, or two through a relay;
+//! one at a time, or several over a connection to each of many servers.
 //!
 //! Owns: server, relay and client, each a process of its own as donor, daemon and tool are. Never: more than one
-//! connection at a time, any work on the bytes. Invariant: a request begins with how many bytes follow its head, and how
-//! many are wanted back. Called by: `worker`. Tests: below.
+//! connection of a server at a time, any work on the bytes. Invariants: a request begins with how many bytes follow its head,
+//! and how many are wanted back; a server goes round its memory, as one does that keeps what it is given.
+//! Called by: `worker`. Tests: below.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -11,12 +12,13 @@ use std::time::Instant;
 
 use serde_json::json;
 
-use crate::bench::worker::{Load, Server, orders, take_orders};
+use crate::bench::worker::{Load, Server, Worker, orders, take_orders};
 use crate::load::{self, Done, Pattern};
 
 /// The heads of an NBD request and of its reply.
-const REQUEST_BYTES: usize = 28;
-const REPLY_BYTES: usize = 20;
+pub(super) const QUESTION_BYTES: usize = 28;
+pub(super) const REPLY_BYTES: usize = 20;
+const PAGE_BYTES: usize = 4096;
 
 /// What goes both ways for a request.
 #[derive(Clone, Copy, Debug)]
@@ -37,15 +39,15 @@ impl Exchange {
         }
     }
 
-    fn head(self) -> [u8; REQUEST_BYTES] {
-        let mut head = [1; REQUEST_BYTES];
+    fn head(self) -> [u8; QUESTION_BYTES] {
+        let mut head = [1; QUESTION_BYTES];
         head[..8].copy_from_slice(&(self.sent as u64).to_le_bytes());
         head[8..16].copy_from_slice(&(self.returned as u64).to_le_bytes());
         head
     }
 
     fn read_head(stream: &mut TcpStream) -> io::Result<Self> {
-        let mut head = [0; REQUEST_BYTES];
+        let mut head = [0; QUESTION_BYTES];
         stream.read_exact(&mut head)?;
         let number =
             |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight bytes")) as usize;
@@ -58,14 +60,24 @@ impl Exchange {
     }
 }
 
-/// Answers requests on a connection until it ends.
-fn answer(mut stream: TcpStream) -> io::Result<()> {
-    let mut bytes = Vec::new();
+/// The head of a question behind which so many bytes come, and that is answered with so many.
+pub(super) fn question(sent: usize, returned: usize) -> [u8; QUESTION_BYTES] {
+    Exchange { sent, returned }.head()
+}
+
+/// Answers requests on a connection until it ends, from so much memory and into it.
+fn answer(mut stream: TcpStream, memory: usize) -> io::Result<()> {
+    let (mut memory, mut at) = (vec![7; memory], 0);
     loop {
         let exchange = Exchange::read_head(&mut stream)?;
-        let bytes = exchange.buffer(&mut bytes);
-        stream.read_exact(&mut bytes[..exchange.sent])?;
-        stream.write_all(&bytes[..exchange.returned])?;
+        let most = exchange.sent.max(exchange.returned);
+        if at + most > memory.len() {
+            at = 0;
+            memory.resize(memory.len().max(most), 7);
+        }
+        stream.read_exact(&mut memory[at..at + exchange.sent])?;
+        stream.write_all(&memory[at..at + exchange.returned])?;
+        at += most / PAGE_BYTES * PAGE_BYTES;
     }
 }
 
@@ -98,9 +110,15 @@ fn listen(address: &str, serve: impl Fn(TcpStream) -> io::Result<()> + Send + 's
     bound
 }
 
-/// A worker that answers.
-pub fn serve_server(address: &str) {
-    let bound = listen(address, answer);
+/// Where a worker that answers, or hands on, listens.
+#[track_caller]
+pub(super) fn address(worker: &Worker) -> String {
+    worker.ready["address"].as_str().expect("an address").to_owned()
+}
+
+/// A worker that answers from so much memory, in MiB.
+pub fn serve_server(address: &str, mib: usize) {
+    let bound = listen(address, move |stream| answer(stream, mib << 20));
     orders(&json!({"address": bound}), |_| Ok(json!({})));
 }
 
@@ -111,30 +129,44 @@ pub fn serve_relay(address: &str, far: &str) {
     orders(&json!({"address": bound}), |_| Ok(json!({})));
 }
 
-/// A worker that asks.
-pub fn serve_client(address: &str) {
-    let stream =
-        TcpStream::connect(address).unwrap_or_else(|error| panic!("cannot connect to {address}: {error}"));
-    stream.set_nodelay(true).expect("a TCP socket");
-    take_orders(Pinger(stream), &json!({}));
+/// A worker that asks each of these in turn.
+pub fn serve_client(addresses: &[&str]) {
+    let connect = |address: &&str| {
+        let stream = TcpStream::connect(address)
+            .unwrap_or_else(|error| panic!("cannot connect to {address}: {error}"));
+        stream.set_nodelay(true).expect("a TCP socket");
+        stream
+    };
+    take_orders(Pinger(addresses.iter().map(connect).collect()), &json!({}));
 }
 
-struct Pinger(TcpStream);
+struct Pinger(Vec<TcpStream>);
 
 impl Pinger {
     fn ping(&mut self, load: Load) -> io::Result<Done> {
-        let (exchange, mut bytes) = (Exchange::of(load), Vec::new());
-        let (head, bytes) = (exchange.head(), exchange.buffer(&mut bytes));
-        let mut latencies = Vec::new();
+        let exchange = Exchange::of(load);
+        let mut question = exchange.head().to_vec();
+        question.resize(QUESTION_BYTES + exchange.sent, 7);
+        let mut reply = vec![0; exchange.returned];
+        let (mut asked, mut answered, mut latencies) = (0, 0, Vec::new());
+        let count = self.0.len();
         let start = Instant::now();
-        while start.elapsed() < load.time {
+        loop {
             let asked_at = Instant::now();
-            self.0.write_all(&head)?;
-            self.0.write_all(&bytes[..exchange.sent])?;
-            self.0.read_exact(&mut bytes[..exchange.returned])?;
-            latencies.push(asked_at.elapsed());
+            while asked - answered < load.depth && start.elapsed() < load.time {
+                self.0[asked % count].write_all(&question)?;
+                asked += 1;
+            }
+            if asked == answered {
+                break;
+            }
+            self.0[answered % count].read_exact(&mut reply)?;
+            answered += 1;
+            if load.depth == 1 {
+                latencies.push(asked_at.elapsed());
+            }
         }
-        let (requests, took) = (latencies.len() as u64, start.elapsed());
+        let (requests, took) = (answered as u64, start.elapsed());
         Ok(Done { requests, bytes: requests * load.block as u64, took, median: load::median(&mut latencies) })
     }
 }
@@ -144,10 +176,15 @@ impl Server for Pinger {
         Ok(())
     }
 
-    /// Whatever the depth: one request at a time.
     fn run(&mut self, load: Load) -> Result<Done, String> {
         self.ping(load).map_err(|error| error.to_string())
     }
+}
+
+/// A server of 1 MiB in this process; its address.
+#[cfg(test)]
+pub(super) fn test_server() -> String {
+    listen("127.0.0.1:0", |stream| answer(stream, 1 << 20))
 }
 
 #[cfg(test)]
@@ -155,20 +192,32 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
+    fn expect_answers(addresses: &[&str], depth: usize) {
+        let connect = |address: &&str| TcpStream::connect(address).expect("a connection");
+        let mut pinger = Pinger(addresses.iter().map(connect).collect());
+        for (pattern, block) in [(Pattern::RandomRead, 4096), (Pattern::SequentialWrite, 1 << 20)] {
+            let load = Load { pattern, block, depth, time: Duration::from_millis(20) };
+            let done = pinger.ping(load).expect("pings");
+            assert!(done.requests >= depth as u64, "{addresses:?}");
+            assert_eq!(done.median > Duration::ZERO, depth == 1, "one at a time has a latency of its own");
+            assert_eq!(done.bytes, done.requests * block as u64);
+        }
+    }
+
     #[test]
     fn replies_come_back_directly_and_through_a_relay() {
-        let server = listen("127.0.0.1:0", answer);
+        let server = test_server();
         let far = server.clone();
         let relayed = listen("127.0.0.1:0", move |stream| relay(stream, &far));
         // One at a time, as the server serves: the relay's connection ends with the first client.
         for address in [relayed, server] {
-            let mut pinger = Pinger(TcpStream::connect(&address).expect("a connection"));
-            for (pattern, block) in [(Pattern::RandomRead, 4096), (Pattern::SequentialWrite, 1 << 20)] {
-                let load = Load { pattern, block, depth: 1, time: Duration::from_millis(20) };
-                let done = pinger.ping(load).expect("pings");
-                assert!(done.requests > 0 && done.median > Duration::ZERO, "{address}");
-                assert_eq!(done.bytes, done.requests * block as u64);
-            }
+            expect_answers(&[&address], 1);
         }
+    }
+
+    #[test]
+    fn several_are_asked_in_turn_with_many_under_way() {
+        let servers = [test_server(), test_server()];
+        expect_answers(&servers.each_ref().map(String::as_str), 7);
     }
 }

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::bench::machine::CONGESTION;
 use crate::bench::rounds::Turn;
-use crate::bench::{client, file, ping};
+use crate::bench::{bare_file, client, file, ping};
 use crate::lan::{Lan, Node};
 use crate::load::{Connection, Done, Pattern};
 use crate::{mark, process, rivals};
@@ -268,8 +268,11 @@ pub fn serve(kind: &[String]) {
             let count: usize = count.parse().expect("a number of connections");
             take_orders(Many((0..count).map(|_| connect(address, export)).collect()), &json!({}));
         }
-        ["ping", address] => ping::serve_client(address),
-        ["ping-server", listen] => ping::serve_server(listen),
+        ["ping", addresses @ ..] => ping::serve_client(addresses),
+        ["ping-server", listen] => ping::serve_server(listen, 1),
+        ["ping-server", listen, mib] => {
+            ping::serve_server(listen, mib.parse().expect("a number of mebibytes"));
+        }
         ["ping-relay", listen, address] => ping::serve_relay(listen, address),
         ["relay", address] => {
             let to = address.parse().expect("an address");
@@ -277,6 +280,9 @@ pub fn serve(kind: &[String]) {
             orders(&json!({"port": port}), |_| Ok(json!({})));
         }
         ["file"] => file::serve(),
+        ["bare-file", point, mib, addresses @ ..] => {
+            bare_file::serve(point, mib.parse().expect("a number of mebibytes"), addresses);
+        }
         other => panic!("no such worker: {other:?}"),
     }
 }
