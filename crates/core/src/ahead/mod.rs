@@ -5,14 +5,15 @@
 //! ranges to fetch out. Invariant: a window grows only when a read waited, and not beyond what its stream was worth so far.
 //! Called by `volume::cached`. Tests: `tests/ahead.rs`; the simulator runs it in every attachment.
 //!
-//! **Finding.** Of the last reads that belonged to no stream the places are kept. A read is the next of a stream when a
+//! **Finding.** Of the last reads that belonged to no stream, or to one that may go another way, the places are kept. A read is the next of a stream when a
 //! majority of the places where the stream would have been before are among them: one for a read that continues another,
 //! two backwards, and three of four for a stride; so reads of other streams, or of none, in between do not matter.
 //!
 //! **Following.** A stream takes what it expects, what is a little further on, and what it passed over, for reads that are under
-//! way together come in any order; not what it has read before. While most of what it passes goes unread, or where a read leaps,
-//! what is merely near begins a stream of its own as soon as one is found: the next tool may read the same place another way.
-//! After an open, or a second without a read, a stream takes only what it expects; an open makes places forgotten.
+//! way together come in any order; not what it has read before. While most of what it passes goes unread, or its reads leap one
+//! after the other, what is merely near begins a stream of its own as soon as one is found: the next tool may read the same
+//! place another way. After an open, or a second without a read, a stream takes only what it expects; an open makes places
+//! forgotten.
 //!
 //! **How far.** A window begins at two reads, or an eighth of what the path holds (bandwidth times delay, measured). It
 //! doubles each time that a read of the stream has to wait, or asks for what it was offered too late, as long as it is no

@@ -17,7 +17,7 @@ const GAP_BYTES: u64 = 256 << 10;
 const DENSE_PART: u64 = 4;
 /// And as many items of a stride.
 const GAP_ITEMS: u64 = 8;
-/// Of what is under way together no read passes so many of its own size.
+/// A read that passes so many of its own size leaps. Few readers have so many under way together, and of those few leap twice.
 const LEAP_PART: u64 = 32;
 /// A stream that was not read for so long takes only what it expects.
 const TRUSTED_NS: u64 = SECOND_NS;
@@ -41,7 +41,7 @@ pub(super) enum Fit {
     Next,
     /// It is near, or one that was passed over.
     Near,
-    /// As `Near`, of a reader that leaves out most of what it passes: it may be going another way.
+    /// As `Near`, of a reader that leaves out most of what it passes, or leaps again: it may be going another way.
     Sparse,
 }
 
@@ -70,6 +70,8 @@ pub(super) struct Stream {
     offered: u64,
     /// Since it went on last its readers may have changed.
     doubted: bool,
+    /// Its last read leapt. One that leaps now and then, and reads what it leapt to, goes its way.
+    leapt: bool,
 }
 
 impl Stream {
@@ -92,6 +94,7 @@ impl Stream {
             left_out: 0,
             offered: 0,
             doubted: false,
+            leapt: false,
         }
     }
 
@@ -138,8 +141,7 @@ impl Stream {
             }
         };
         let trusted = !self.doubted && self.used_at + TRUSTED_NS > now;
-        let is_leap = self.passed(offset, end) >= LEAP_PART * u64::from(len);
-        let is_sparse = self.left_out > GAP_BYTES || is_leap;
+        let is_sparse = self.left_out > GAP_BYTES || self.leapt && self.leaps(offset, end);
         (near && trusted).then_some(if is_sparse { Fit::Sparse } else { Fit::Near })
     }
 
@@ -152,10 +154,16 @@ impl Stream {
         }
     }
 
+    /// Whether a read leaves out far more than its own size, of what its reader was not given.
+    fn leaps(&self, offset: u64, end: u64) -> bool {
+        self.passed(offset, end) >= self.offered + LEAP_PART * (end - offset)
+    }
+
     /// Takes a read in that fits.
     pub(super) fn follow(&mut self, now: Time, offset: u64, len: u32) {
         let end = offset + u64::from(len);
         let passed = self.passed(offset, end);
+        self.leapt = self.leaps(offset, end);
         // What its reader was given it need not ask for.
         if passed > self.offered {
             let (from, to) = if offset > self.head { (self.head, offset) } else { (end, self.head) };

@@ -1,7 +1,9 @@
-//! The limit of a file: a file system in user space whose reads and writes raw TCP servers answer, and that does no more.
+//! A bare file to compare with: a file system in user space whose reads and writes raw TCP servers answer, and that does no more.
 //!
 //! Owns: one file, the requests on their way for it, and its mount. Never: redundancy, checksums, a cache of its own, an
-//! error of a server (it ends the file). Invariant: a server answers in the order in which it was asked (`ping`).
+//! error of a server (it ends the file), reads and large writes together (both ends would wait). It sends each request by
+//! itself, and reads no further ahead than the kernel, so it is no bound: a program that joins requests may be faster.
+//! Invariant: a server answers in the order in which it was asked (`ping`).
 //! The layouts are those of the kernel's `include/uapi/linux/fuse.h`, and the terms those of Cheetah's own file.
 //! Called by: `front`, `lan`, as a worker. Tests: below.
 

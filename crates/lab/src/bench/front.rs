@@ -1,6 +1,6 @@
 //! The part `front`: a volume as a file, beside what a user has today: nbdfuse in front of nbdkit on a Unix socket, and
-//! four such files joined by the kernel (a RAID0 of loop devices). A file in memory (tmpfs) is the limit of all, and a bare one
-//! over raw TCP that of four donors behind a file system in user space.
+//! four such files joined by the kernel (a RAID0 of loop devices). A file in memory (tmpfs) is the limit, and a bare one
+//! over raw TCP what a plain program makes.
 //!
 //! Every file was written before; sequential reads begin with an empty page cache, random ones go past it.
 //! Called by: `bench`.
@@ -154,6 +154,6 @@ fn rows(bench: &mut Bench, id: &str, what: &str, unit: &str, taken: &Taken, bar:
         let bar = bar.map(Bar::RatioAtLeast);
         bench.beside((&id, what, unit), taken, "cheetah", (peer_name, side), bar);
     }
-    let (id, what) = (format!("{id}.limit-bare"), format!("{what}, for comparison: {}", BareFile::NAME));
+    let (id, what) = (format!("{id}.bare-nbdfuse"), format!("{what}, for comparison: {}", BareFile::NAME));
     bench.beside((&id, &what, unit), taken, "bare", ("nbdfuse on nbdkit", "nbdfuse"), None);
 }

@@ -123,7 +123,7 @@ fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
     let walk = |walk: Walk, path: &Path| {
         Turn::of(file::walk(&mut worker.borrow_mut(), walk, path, MIB, bytes).mb_per_second() * 8.0)
     };
-    // The limits of one hop more, and of one request at a time.
+    // What bare programs make: with one hop more, and with one request at a time.
     let relayed = |from: Node, to: Node| {
         let relay = Worker::start_on(&lan, Node::Client, &["relay", &format!("{}:5201", to.address())]);
         let port = relay.ready["port"].as_u64().and_then(|port| port.try_into().ok()).expect("a port");
@@ -131,7 +131,12 @@ fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
     };
     let (server, mut ping) = ping_pair(&lan);
     let bare = bare_file(&lan, mib);
-    let one_mib = Load { pattern: Pattern::SequentialWrite, block: MIB as usize, depth: 1, time: bench.time };
+    let one_mib = Load {
+        pattern: Pattern::SequentialWrite,
+        block: MIB as usize,
+        depth: 1,
+        time: Duration::from_secs(seconds.into()),
+    };
     bench.set(&format!("sequential, links of {rate}"));
     let taken = bench.turns(&mut [
         Side::new("in", || Turn::of(rivals::iperf3_between(&lan, Node::Donor(1), Node::Client, seconds))),
@@ -169,13 +174,13 @@ fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
     let (id, what) = (format!("lan.{name}.file.write.four"), format!("links of {rate}, sequential: {side}"));
     bench.beside((&id, &what, "Mbit/s"), &taken, side, ("iperf3", "out"), None);
     for (word, what, side, peer) in [
-        ("export-read", "iperf3 to a relay on the client's host", "relayed in", "in"),
-        ("export-write", "iperf3 from a relay on the client's host", "relayed out", "out"),
-        ("raw-write", "raw TCP, 1 MiB written and answered, one at a time", "raw", "out"),
-        ("file-read", "a bare file over raw TCP to four, read", "bare read", "in"),
-        ("file-write", "the same, written", "bare write", "out"),
+        ("limit-export-read", "iperf3 to a relay on the client's host", "relayed in", "in"),
+        ("limit-export-write", "iperf3 from a relay on the client's host", "relayed out", "out"),
+        ("limit-raw-write", "raw TCP, 1 MiB written and answered, one at a time", "raw", "out"),
+        ("bare-read", "a bare file over raw TCP to four, read", "bare read", "in"),
+        ("bare-write", "the same, written", "bare write", "out"),
     ] {
-        let id = format!("lan.{name}.limit-{word}");
+        let id = format!("lan.{name}.{word}");
         let what = format!("links of {rate}, for comparison: {what}");
         bench.beside((&id, &what, "Mbit/s"), &taken, side, ("iperf3", peer), None);
     }

@@ -99,7 +99,7 @@ impl World {
             ("quorum", nbd(&quorum.uri), and(&child_pids, quorum.process.pid())),
             ("qemu-nbd", nbd(&qemu_nbd.uri), vec![qemu_nbd.process.pid()]),
             ("nbd-server", nbd(&nbd_server.uri), vec![nbd_server.process.pid()]),
-            // No protocol, no checks, no choice of anything: the limit of one hop.
+            // No protocol, no checks, no choice of anything.
             ("bare", to_bare, bare.iter().map(Worker::pid).collect()),
         ]
         .into_iter()
@@ -226,7 +226,7 @@ fn many_at_a_time(bench: &mut Bench, world: &mut World) {
         ("qemu-nbd", "the export of a stripe", "export", "qemu-nbd alone", "qemu-nbd", None),
         ("nbd-server", "the export of a stripe", "export", "nbd-server alone", "nbd-server", None),
         ("donor", "one donor by itself", "donor", "nbdkit alone", "nbdkit", four_times),
-        ("limit-bare", "the client library", "library", BARE, "bare", None),
+        ("bare", "the client library", "library", BARE, "bare", None),
     ];
     for (id, what, side, peer_name, peer, bar) in rows {
         let what = format!("random 4 KiB read, 64 at a time, thousand a second: {what}");
@@ -295,8 +295,8 @@ fn sequential(bench: &mut Bench, world: &mut World, pattern: Pattern, block: usi
         ("nbd-server", "the export, one hop more", "export", "nbd-server alone", "nbd-server", None),
         ("donor", "one donor by itself", "donor", "nbdkit alone", "nbdkit", donor_bar),
         ("limit", "the client library", "library", "iperf3", "iperf3", None),
-        ("limit-bare", "the client library", "library", BARE, "bare", None),
-        ("limit-bare-libnbd", bare_what.as_str(), "bare", libnbd.as_str(), "libnbd", None),
+        ("bare", "the client library", "library", BARE, "bare", None),
+        ("bare-libnbd", bare_what.as_str(), "bare", libnbd.as_str(), "libnbd", None),
         ("limit-nbdkit", "for comparison: libnbd on nbdkit", "libnbd", "iperf3", "iperf3", None),
         ("limit-export", "the export", "export", "iperf3 through a relay", "relay", None),
         ("limit-relay", "for comparison: iperf3 through a relay", "relay", "nbdkit alone", "nbdkit", None),
@@ -309,10 +309,9 @@ fn sequential(bench: &mut Bench, world: &mut World, pattern: Pattern, block: usi
         bench.beside((&id, &what, "GB/s"), &taken, side, (peer_name, peer), bar);
     }
     cpu_row(bench, &prefix, &shape, &taken, (&libnbd, Some(Bar::RatioAtMost(0.6))));
-    for (id, what, side) in [
-        ("limit-cpu", "iperf3, which moves bytes and does no more", "iperf3"),
-        ("limit-bare-cpu", BARE, "bare"),
-    ] {
+    for (id, what, side) in
+        [("limit-cpu", "iperf3, which moves bytes and does no more", "iperf3"), ("bare-cpu", BARE, "bare")]
+    {
         bench.row(&Figure {
             id: &format!("{prefix}.{id}"),
             what: format!("the same, for comparison: {what}"),

@@ -1,5 +1,6 @@
-//! The limit of a request and its answer: raw TCP of the same sizes with blocking sockets, one hop, or two through a relay;
-//! one at a time, or several over a connection to each of many servers.
+//! A request and its answer, bare: raw TCP of the same sizes with blocking sockets, one hop, or two through a relay; one at a
+//! time, or several over a connection to each of many servers. One at a time it is the limit; with several it is what a plain
+//! program makes, which joins no requests and sends no page as it is.
 //!
 //! Owns: server, relay and client, each a process of its own as donor, daemon and tool are. Never: more than one
 //! connection of a server at a time, any work on the bytes. Invariants: a request begins with how many bytes follow its head,
