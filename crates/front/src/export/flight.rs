@@ -234,7 +234,7 @@ impl Flight {
         outbox.push(Head::Long(head), None, Charge::Nothing);
     }
 
-    #[cfg(debug_assertions)]
+    #[cfg(any(test, debug_assertions))]
     pub(super) fn check_invariants(&self) {
         let held = self.slots.iter().flatten().filter(|slot| slot.charge == Charge::Large).count();
         assert_eq!(self.slots.iter().flatten().count(), self.count, "requests are miscounted");
