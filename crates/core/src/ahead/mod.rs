@@ -5,9 +5,10 @@
 //! ranges to fetch out. Invariant: a window grows only when a read waited, and not beyond what its stream was worth so far.
 //! Called by `volume::cached`. Tests: `tests/ahead.rs`; the simulator runs it in every attachment.
 //!
-//! **Finding.** Of the last reads that belonged to no stream, or to one that may go another way, the places are kept. A read is the next of a stream when a
-//! majority of the places where the stream would have been before are among them: one for a read that continues another,
-//! two backwards, and three of four for a stride; so reads of other streams, or of none, in between do not matter.
+//! **Finding.** Of the last reads that belonged to no stream, or to one that may go another way, the places are kept. A read is
+//! the next of a stream when a majority of the places where the stream would have been before are among them: one for a read
+//! that continues another, two backwards, and three of four for a stride; so reads of other streams, or of none, in between do
+//! not matter.
 //!
 //! **Following.** A stream takes what it expects, what is a little further on, and what it passed over, for reads that are under
 //! way together come in any order; not what it has read before. While most of what it passes goes unread, or its reads leap one

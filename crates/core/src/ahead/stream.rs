@@ -141,7 +141,8 @@ impl Stream {
             }
         };
         let trusted = !self.doubted && self.used_at + TRUSTED_NS > now;
-        let is_sparse = self.left_out > GAP_BYTES || self.leapt && self.leaps(offset, end);
+        let leaps_again = self.leapt && self.is_leap(self.passed(offset, end), len);
+        let is_sparse = self.left_out > GAP_BYTES || leaps_again;
         (near && trusted).then_some(if is_sparse { Fit::Sparse } else { Fit::Near })
     }
 
@@ -154,16 +155,16 @@ impl Stream {
         }
     }
 
-    /// Whether a read leaves out far more than its own size, of what its reader was not given.
-    fn leaps(&self, offset: u64, end: u64) -> bool {
-        self.passed(offset, end) >= self.offered + LEAP_PART * (end - offset)
+    /// Whether a read of so many bytes leaves out far more than those, of what its reader was not given.
+    fn is_leap(&self, passed: u64, len: u32) -> bool {
+        passed >= self.offered + LEAP_PART * u64::from(len)
     }
 
     /// Takes a read in that fits.
     pub(super) fn follow(&mut self, now: Time, offset: u64, len: u32) {
         let end = offset + u64::from(len);
         let passed = self.passed(offset, end);
-        self.leapt = self.leaps(offset, end);
+        self.leapt = self.is_leap(passed, len);
         // What its reader was given it need not ask for.
         if passed > self.offered {
             let (from, to) = if offset > self.head { (self.head, offset) } else { (end, self.head) };

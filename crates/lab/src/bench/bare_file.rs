@@ -4,7 +4,8 @@
 //! error of a server (it ends the file), reads and large writes together (both ends would wait). It sends each request by
 //! itself, and reads no further ahead than the kernel, so it is no bound: a program that joins requests may be faster.
 //! Invariant: a server answers in the order in which it was asked (`ping`).
-//! The layouts are those of the kernel's `include/uapi/linux/fuse.h`, and the terms those of Cheetah's own file.
+//! The layouts are those of the kernel's `include/uapi/linux/fuse.h` on a little-endian machine, and the terms those of Cheetah's
+//! own file.
 //! Called by: `front`, `lan`, as a worker. Tests: below.
 
 use std::collections::VecDeque;
@@ -78,22 +79,13 @@ impl BareFile {
 /// A worker that serves such a file, until no orders come any more.
 pub fn serve(point: &str, mib: u64, addresses: &[&str]) {
     let device = mount(Path::new(point)).unwrap_or_else(|error| panic!("cannot mount at {point}: {error}"));
-    let connect = |address: &&str| {
-        let stream = TcpStream::connect(address)
-            .unwrap_or_else(|error| panic!("cannot connect to {address}: {error}"));
-        stream.set_nodelay(true).expect("a TCP socket");
-        let room = vec![0; LARGE_BYTES + REPLY_BYTES + AHEAD_BYTES];
-        Far { stream, owed: VecDeque::new(), room, filled: 0 }
-    };
-    let request = vec![0; WRITE_HEAD_BYTES + LARGE_BYTES];
-    let far = addresses.iter().map(connect).collect();
-    let mut bare = Bare { device, size: mib << 20, far, request };
-    let serving = std::thread::spawn(move || bare.run());
+    let mut bare = Bare::new(device, mib << 20, addresses);
+    // What goes wrong is said at once: whoever uses the file only hears that it is gone.
+    let serving = std::thread::spawn(move || bare.run().expect("the file and its servers"));
     read_ahead(Path::new(point)).unwrap_or_else(|error| panic!("read-ahead of {point}: {error}"));
     orders(&json!({}), |_| Ok(json!({})));
     let _ = rustix::mount::unmount(point, UnmountFlags::DETACH);
-    let ended = serving.join().expect("the thread that serves the file");
-    ended.unwrap_or_else(|error| panic!("the file at {point}: {error}"));
+    serving.join().expect("the thread that serves the file");
 }
 
 fn mount(point: &Path) -> io::Result<OwnedFd> {
@@ -134,6 +126,11 @@ impl Owed {
 }
 
 impl Far {
+    fn connect(address: &str) -> Self {
+        let room = vec![0; LARGE_BYTES + REPLY_BYTES + AHEAD_BYTES];
+        Self { stream: ping::connect(address), owed: VecDeque::new(), room, filled: 0 }
+    }
+
     /// Takes what came, and gives it to the kernel.
     fn receive(&mut self, device: &OwnedFd) -> io::Result<()> {
         let missing = self.owed.front().map_or(0, |owed| owed.reply_bytes().saturating_sub(self.filled));
@@ -150,8 +147,8 @@ impl Far {
         {
             self.owed.pop_front();
             let to = from + owed.reply_bytes();
-            let written = [owed.len.to_ne_bytes(), [0; 4]].concat();
-            let body = if owed.is_write { &written } else { &self.room[from + REPLY_BYTES..to] };
+            let written = u64::from(owed.len).to_ne_bytes();
+            let body = if owed.is_write { &written[..] } else { &self.room[from + REPLY_BYTES..to] };
             answer(device, owed.unique, 0, body)?;
             from = to;
         }
@@ -183,6 +180,11 @@ struct Bare {
 }
 
 impl Bare {
+    fn new(device: OwnedFd, size: u64, addresses: &[&str]) -> Self {
+        let far = addresses.iter().map(|address| Far::connect(address)).collect();
+        Self { device, size, far, request: vec![0; WRITE_HEAD_BYTES + LARGE_BYTES] }
+    }
+
     /// Until the file is unmounted.
     fn run(&mut self) -> io::Result<()> {
         loop {
@@ -301,15 +303,7 @@ mod tests {
         let point = scratch.directory("mnt");
         let device = mount(&point).expect("a mount");
         let servers = [ping::test_server(), ping::test_server()];
-        let connect = |address: &String| Far {
-            stream: TcpStream::connect(address).expect("a connection"),
-            owed: VecDeque::new(),
-            room: vec![0; LARGE_BYTES + REPLY_BYTES + AHEAD_BYTES],
-            filled: 0,
-        };
-        let far = servers.iter().map(connect).collect();
-        let request = vec![0; WRITE_HEAD_BYTES + LARGE_BYTES];
-        let mut bare = Bare { device, size: 8 << 20, far, request };
+        let mut bare = Bare::new(device, 8 << 20, &servers.each_ref().map(String::as_str));
         let serving = std::thread::spawn(move || bare.run());
         let path = point.join(NAME);
         let file = std::fs::File::options().read(true).write(true).open(&path).expect("the file");

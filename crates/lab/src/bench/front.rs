@@ -50,10 +50,7 @@ pub fn run(bench: &mut Bench) {
     let nbdkit = Rival::nbdkit_unix(&["memory", &size]);
     let nbdfuse = NbdFuse::start(&nbdkit.uri);
     let striped = Striped::new(DONORS, bytes);
-    let quarter = (mib / DONORS as u64).to_string();
-    let servers: Vec<Worker> =
-        (0..DONORS).map(|_| Worker::start(&["ping-server", "127.0.0.1:0", &quarter])).collect();
-    let addresses: Vec<String> = servers.iter().map(ping::address).collect();
+    let (servers, addresses) = ping::start_servers(DONORS, mib);
     let bare_servers = servers.iter().map(Worker::pid).collect::<Vec<_>>();
     let bare = BareFile::start(mib, servers, &addresses, None);
     let memory = Scratch::in_memory();

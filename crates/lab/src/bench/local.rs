@@ -81,10 +81,7 @@ impl World {
         let and = |pids: &[u32], more: u32| [pids, &[more]].concat();
         let child_pids: Vec<u32> = children.iter().map(|child| child.process.pid()).collect();
         // As much memory as donors have of the library's volume.
-        let quarter = (mib / DONORS as u64).to_string();
-        let bare: Vec<Worker> =
-            (0..DONORS).map(|_| Worker::start(&["ping-server", "127.0.0.1:0", &quarter])).collect();
-        let addresses: Vec<String> = bare.iter().map(ping::address).collect();
+        let (bare, addresses) = ping::start_servers(DONORS, mib);
         let addresses = addresses.iter().map(String::as_str);
         let to_bare = Worker::start(&std::iter::once("ping").chain(addresses).collect::<Vec<_>>());
         let libnbd = Libnbd::compile();

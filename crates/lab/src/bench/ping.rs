@@ -130,20 +130,36 @@ pub fn serve_relay(address: &str, far: &str) {
     orders(&json!({"address": bound}), |_| Ok(json!({})));
 }
 
+/// Workers on this machine that answer from so much memory together, in MiB, and their addresses.
+#[track_caller]
+pub(super) fn start_servers(count: usize, mib: u64) -> (Vec<Worker>, Vec<String>) {
+    let each = (mib / count as u64).to_string();
+    let start = |_| Worker::start(&["ping-server", "127.0.0.1:0", &each]);
+    let servers: Vec<Worker> = (0..count).map(start).collect();
+    let addresses = servers.iter().map(address).collect();
+    (servers, addresses)
+}
+
+#[track_caller]
+pub(super) fn connect(address: &str) -> TcpStream {
+    let stream =
+        TcpStream::connect(address).unwrap_or_else(|error| panic!("cannot connect to {address}: {error}"));
+    stream.set_nodelay(true).expect("a TCP socket");
+    stream
+}
+
 /// A worker that asks each of these in turn.
 pub fn serve_client(addresses: &[&str]) {
-    let connect = |address: &&str| {
-        let stream = TcpStream::connect(address)
-            .unwrap_or_else(|error| panic!("cannot connect to {address}: {error}"));
-        stream.set_nodelay(true).expect("a TCP socket");
-        stream
-    };
-    take_orders(Pinger(addresses.iter().map(connect).collect()), &json!({}));
+    take_orders(Pinger::to(addresses), &json!({}));
 }
 
 struct Pinger(Vec<TcpStream>);
 
 impl Pinger {
+    fn to(addresses: &[&str]) -> Self {
+        Self(addresses.iter().map(|address| connect(address)).collect())
+    }
+
     fn ping(&mut self, load: Load) -> io::Result<Done> {
         let exchange = Exchange::of(load);
         let mut question = exchange.head().to_vec();
@@ -194,8 +210,7 @@ mod tests {
     use std::time::Duration;
 
     fn expect_answers(addresses: &[&str], depth: usize) {
-        let connect = |address: &&str| TcpStream::connect(address).expect("a connection");
-        let mut pinger = Pinger(addresses.iter().map(connect).collect());
+        let mut pinger = Pinger::to(addresses);
         for (pattern, block) in [(Pattern::RandomRead, 4096), (Pattern::SequentialWrite, 1 << 20)] {
             let load = Load { pattern, block, depth, time: Duration::from_millis(20) };
             let done = pinger.ping(load).expect("pings");
