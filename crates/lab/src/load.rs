@@ -15,7 +15,7 @@ use rustix::net::{AddressFamily, SocketType, ipproto, sockopt};
 /// Replies below this size come through a large buffer, those above straight into their destination.
 const DIRECT_BYTES: usize = 16 << 10;
 const BUFFER_BYTES: usize = 512 << 10;
-/// Where payloads land begins on a page. From a server that sends pages as they are (sendfile), the kernel then copies
+/// Where payloads land begins on a page. From a server that sends pages as they are, the kernel then copies
 /// page to page; some bytes off, its copy runs at half the speed on processors with 4 KiB aliasing.
 const PAGE_BYTES: usize = 4096;
 /// The head of a read's reply: structured (chunk header and offset) and simple. Received with the payload before it,

@@ -102,8 +102,12 @@ impl Arena {
         &self.dirty
     }
 
-    pub(crate) fn memory(&self) -> &OwnedFd {
-        &self.memory
+    /// What its memory holds there.
+    #[cfg(test)]
+    pub(crate) fn bytes_at(&self, offset: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        assert_eq!(rustix::io::pread(&self.memory, &mut bytes, offset).expect("memory"), len);
+        bytes
     }
 
     /// The address of a byte. The caller has checked the range against `bytes`.
@@ -226,8 +230,8 @@ impl Arena {
     }
 
     /// Frees whole extents, before anyone else may use them. Their pages leave the arena; the kernel clears each
-    /// before it gives it to any process, this one included. They are not overwritten in place: `sendfile` may have
-    /// left them in a socket, and a reply on its way must not turn into zeros.
+    /// before it gives it to any process, this one included. They are not overwritten in place: a socket may have
+    /// been lent them, and a reply on its way must not turn into zeros.
     pub fn wipe(&self, extents: &[u32]) {
         let _gathering = self.wiping.lock().unwrap_or_else(PoisonError::into_inner);
         for extent in extents {

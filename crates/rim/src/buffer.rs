@@ -2,12 +2,13 @@
 //! where that is allowed, so that the write path allocates nothing while the kernel is short of memory.
 //!
 //! Owns the pool and the pointers. Never: growth, beyond the few requests over 1 MiB that an NBD client may send.
-//! Invariant: a buffer belongs to one holder at a time; its bytes are reached only through that holder.
+//! Invariant: a buffer belongs to one holder at a time; its bytes are reached only through that holder, and by a socket
+//! that was lent its pages until they are renewed.
 //! Called by the front ends (take, fill, read) and `volume` (send, receive). Tests: below.
 //! One of the named modules that may use unsafe.
 #![allow(unsafe_code)]
 
-use crate::mapping::Mapping;
+use crate::mapping::{self, Mapping};
 use crate::net::iovec;
 use cheetah_core::layout::Scatter;
 use cheetah_core::limits::REQUEST_BYTES_MAX;
@@ -24,6 +25,9 @@ pub const LARGE_BYTES: usize = 1 << 20;
 pub const LARGE_COUNT: usize = 41;
 /// Requests over 1 MiB, as NBD tools may send them: mapped when they come, this many at once.
 pub const HUGE_COUNT: usize = 2;
+
+/// Whole pages; so much is copied at once while a buffer gets others.
+const RENEW_BYTES: usize = 64 << 10;
 
 /// A handle to the pool; clones share it.
 #[derive(Clone, Debug)]
@@ -214,6 +218,22 @@ impl Buffer {
         mapping.prefault();
         let start = mapping.start();
         Ok(Buffer { start, len, home: Home::Standing { _mapping: mapping }, pool: None })
+    }
+
+    /// Puts other pages behind its bytes, which stay what they are. Who was lent the old ones, a socket, keeps those, and
+    /// nothing that is written here from now on shows there.
+    ///
+    /// # Panics
+    /// Where pages of a process's own memory cannot be given up, which no kernel refuses.
+    pub(crate) fn renew(&mut self) {
+        let mut kept = vec![0; self.len.min(RENEW_BYTES)];
+        for bytes in self.chunks_mut(RENEW_BYTES) {
+            let kept = &mut kept[..bytes.len()];
+            kept.copy_from_slice(bytes);
+            // SAFETY: a buffer begins with a page, and no other has part of its last one.
+            unsafe { mapping::discard(bytes) }.expect("memory of our own");
+            bytes.copy_from_slice(kept);
+        }
     }
 
     /// Where bytes `at..end` of one fragment are, for the kernel to read or to fill, until there are `limit` pieces.

@@ -1,6 +1,6 @@
 //! Mapped memory that is placed so that the kernel can put huge pages behind it.
 //!
-//! Owns mapping, unmapping and the advice. Never: what the bytes are, or who may touch them (`Arena`, `Buffer`).
+//! Owns mapping, unmapping, the advice, and other pages in the place of some. Never: what the bytes are, or who may touch them (`Arena`, `Buffer`).
 //! Why: with its buffers on huge pages a client was 7 % faster at 1 MiB, and they are what `gather` needs. Whoever has none loses speed
 //! and nothing else.
 //! Called by `arena` and `buffer`. Tests: below. One of the named modules that may use unsafe.
@@ -108,6 +108,29 @@ impl Mapping {
             let _ = unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), self.bytes, advice) };
         }
     }
+}
+
+/// Gives up the pages behind these bytes, to the end of the last one: they read as zeros, on other pages. Whoever else has the old
+/// ones, a socket that was lent them, keeps them.
+///
+/// # Safety
+/// The bytes begin with a page of private memory, and nobody uses what is behind them in the last page.
+pub(crate) unsafe fn discard(bytes: &mut [u8]) -> io::Result<()> {
+    let len = bytes.len().next_multiple_of(rustix::param::page_size());
+    let start = bytes.as_mut_ptr().cast();
+    // SAFETY: the caller's, and whole pages of it.
+    unsafe {
+        // Locked memory is refused; before Linux 5.18 there is no other way than to unlock it.
+        if rustix::mm::madvise(start, len, Advice::LinuxDontNeed).is_ok()
+            || rustix::mm::madvise(start, len, Advice::LinuxDontneedLocked).is_ok()
+        {
+            return Ok(());
+        }
+        rustix::mm::munlock(start, len)?;
+        rustix::mm::madvise(start, len, Advice::LinuxDontNeed)?;
+        let _ = rustix::mm::mlock(start, len);
+    }
+    Ok(())
 }
 
 impl Drop for Mapping {

@@ -13,7 +13,11 @@ use cheetah_rim::net::Bound;
 use cheetah_rim::volume::{
     Caching, Completion, Op, Rule, Sink, Submission, Tuning, VolumeError, VolumeHandle, VolumeOptions,
 };
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
 
 #[derive(Debug)]
 struct Channel(mpsc::Sender<Completion>);
@@ -32,9 +36,13 @@ struct Client {
 
 impl Client {
     fn start(map: VolumeMap) -> Client {
+        Client::with(map, None)
+    }
+
+    fn with(map: VolumeMap, connections: Option<usize>) -> Client {
         let caching = Caching { bytes: 4 << 20, keeps: true, takes: false, rule: Rule::Streams };
         let (token, read_only, fresh) = (LeaseToken(0), false, true);
-        let tuning = Tuning { caching, ..Tuning::default() };
+        let tuning = Tuning { connections, caching, ..Tuning::default() };
         let options = VolumeOptions { map, token, read_only, fresh, tuning };
         let (send, done) = mpsc::channel();
         Client { volume: VolumeHandle::start(options).unwrap(), sink: Arc::new(Channel(send)), done }
@@ -213,4 +221,67 @@ fn a_donor_that_cannot_be_reached_fails_its_ranges_and_no_others() {
     assert_eq!(client.read(131_072, 65536).unwrap(), vec![0; 65536]);
     runtime.block_on(client.volume.close());
     assert_eq!(client.read(0, 1), Err(VolumeError::DonorLost));
+}
+
+/// A way to a donor that can be told to break: it answers with nonsense then, and reads no further until the client has
+/// let go of the connection.
+struct Way {
+    address: String,
+    breaks: Arc<AtomicBool>,
+    let_go: mpsc::Sender<()>,
+    /// What came after it broke.
+    came: JoinHandle<Vec<u8>>,
+}
+
+impl Way {
+    fn to(donor: String) -> Way {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let breaks = Arc::new(AtomicBool::new(false));
+        let (let_go, gone) = mpsc::channel();
+        let broken = breaks.clone();
+        let came = std::thread::spawn(move || {
+            let (mut client, _) = listener.accept().unwrap();
+            let mut far = TcpStream::connect(donor).unwrap();
+            let (mut replies, mut back) = (far.try_clone().unwrap(), client.try_clone().unwrap());
+            std::thread::spawn(move || std::io::copy(&mut replies, &mut back));
+            let mut bytes = vec![0; 4096];
+            loop {
+                let got = client.read(&mut bytes).unwrap();
+                assert!(got > 0, "it was to break before");
+                if broken.load(Ordering::Acquire) {
+                    bytes.truncate(got);
+                    break;
+                }
+                far.write_all(&bytes[..got]).unwrap();
+            }
+            client.write_all(&[0x55; 16]).unwrap();
+            gone.recv().unwrap();
+            client.read_to_end(&mut bytes).unwrap();
+            bytes
+        });
+        Way { address, breaks, let_go, came }
+    }
+}
+
+#[test]
+fn what_the_kernel_still_sends_for_a_closed_connection_is_what_was_written() {
+    let donors = donors(1, 1);
+    let way = Way::to(donors[0].1.endpoint().to_string());
+    let mut map = map(&donors, Redundancy::LINEAR, 1, EXTENT_BYTES);
+    map.routes.get_mut(&DonorId(0)).unwrap().address = way.address.clone();
+    let client = Client::with(map, Some(1));
+    client.write(0, &noise(5, 1 << 20)).unwrap();
+    way.breaks.store(true, Ordering::Release);
+    assert_eq!(client.write(0, &vec![0xaa; 1 << 20]), Err(VolumeError::DonorLost));
+    // Whoever has the memory next writes something else there, before the peer has taken the last bytes.
+    let mut held: Vec<Buffer> = std::iter::from_fn(|| client.volume.pool().try_take(1 << 20)).collect();
+    for buffer in &mut held {
+        buffer.fill(0xbb);
+    }
+    way.let_go.send(()).unwrap();
+    let came = way.came.join().unwrap();
+    assert!(came.len() > 64 << 10, "{} bytes were on their way", came.len());
+    let foreign = came.windows(8).filter(|bytes| *bytes == [0xbb; 8]).count();
+    assert_eq!(foreign, 0, "of {} bytes", came.len());
 }

@@ -464,7 +464,7 @@ impl World {
             }
             Effect::Abandon { part, .. } => {
                 let client = &mut self.clients[c];
-                client.memory.end_part(part.to_u64());
+                client.memory.abandon_part(part.to_u64())?;
                 let conn = client.sent.remove(&part.to_u64());
                 if let Some(conn) = conn.and_then(|conn| self.network.conns.get_mut(&conn)) {
                     conn.awaited.remove(&part.to_u64());

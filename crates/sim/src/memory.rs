@@ -180,6 +180,14 @@ impl ClientMemory {
         self.busy.remove(&key);
     }
 
+    /// The answer to a read is not wanted any more. A write's memory may be sent from until it is answered.
+    pub(crate) fn abandon_part(&mut self, key: u64) -> Result<(), String> {
+        match self.busy.remove(&key) {
+            Some(part) if part.op.writes() => Err(format!("part {key} is given up, a {:?}", part.op)),
+            _ => Ok(()),
+        }
+    }
+
     /// An answer to a read lands; how many of its blocks are wrong.
     pub(crate) fn land(&mut self, part: &Awaited, bytes: &[u8]) -> Result<u32, String> {
         let mut done = 0;

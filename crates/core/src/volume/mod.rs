@@ -4,8 +4,9 @@
 //! state of the link to each donor. Never: payload bytes (effects say what to compute and compare, the driver has
 //! them), sockets, clocks, or how many connections a link has.
 //! Invariants: every submitted request is completed exactly once, by its deadline at the latest; an acknowledged
-//! write is on every slot of its groups that the map calls held; an answer counts only once; after `Close` or
-//! `Abandon` the driver touches none of those payloads, so a `Complete` behind it may hand the memory back.
+//! write is on every slot of its groups that the map calls held; an answer counts only once; what a write sends changes only
+//! after its answer or `Close`; after `Close` or `Abandon` the driver touches none of those payloads, so a `Complete`
+//! behind it may hand the memory back.
 //! Called by `rim::volume` and by `sim`. Tests: `tests/volume_*.rs`, the simulator.
 //!
 //! Getters: `map`, `has_room`, `is_settled`, `lost`, `report`. Events in: `step`. `check_invariants` in tests.

@@ -618,7 +618,7 @@ impl Volume {
             next = part.next;
             match part.progress {
                 Progress::Sent => {
-                    debug_assert!(!part.op.writes(), "a write on its way reads its payload");
+                    assert!(!part.op.writes(), "a write on its way reads its payload");
                     effects.push(Effect::Abandon { donor: part.donor, part: key });
                 }
                 Progress::Waiting => {

@@ -155,7 +155,7 @@ pub enum PartError {
 }
 
 /// Memory that a part or a computation touches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mem {
     Payload(Tag),
     /// A piece of the driver's scratch memory; see `Volume::scratch_sizes`.
@@ -259,7 +259,7 @@ pub enum Effect {
         session: u64,
     },
     /// What is read is checked against what is known of `fragment`, and a block that is wrong makes the answer
-    /// `Corrupt`.
+    /// `Corrupt`. What is written stays as it is until it is answered, or the link is closed: the driver need not copy it.
     Send {
         donor: DonorId,
         part: Key,

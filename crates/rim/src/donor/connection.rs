@@ -4,27 +4,29 @@
 //! Owns: the wire state between two system calls. Never: who may touch what (`Access` decides for each request),
 //! or a thread's time (nothing here waits for anything but the socket).
 //! Invariants: requests take effect in the order in which they came; a client that does not read its replies
-//! stops being read itself, so memory is bounded; an idle connection holds none.
+//! stops being read itself, so memory is bounded; an idle connection holds none to speak of.
 //! One receive takes all the requests that are there, one send answers them all: at 4 KiB and depth 64 that is
-//! a factor of 6. Reads of 256 KiB and more leave by sendfile. Write payloads land in the arena directly.
+//! a factor of 6. Reads of 128 KiB and more leave as the arena's own pages. Write payloads land in the arena directly.
 //! One of the named modules that may use unsafe (vectored I/O on arena addresses).
 #![allow(unsafe_code)]
 
 use crate::arena::Arena;
+use crate::lend::Lender;
 use crate::net::{self, iovec};
 use cheetah_core::donor::{Access, Grant};
 use cheetah_nbd::server::reply;
 use cheetah_nbd::{CmdFlags, Command, Descriptor, Errno, Negotiated, Reject, RequestHeader, StateFlags};
 use std::cell::RefCell;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use tokio::io::unix::AsyncFd;
 
 /// What one receive takes at most; shared by the connections of a thread.
 const SCRATCH_BYTES: usize = 256 << 10;
-/// Reads from this size on are sent without copying.
-const SENDFILE_BYTES: u64 = 256 << 10;
+/// Reads from this size on are sent without copying. Smaller ones take the client longer to copy, out of memory that no cache near
+/// it has, than the donor saves.
+const LEND_BYTES: u64 = 128 << 10;
 /// A write payload of which this much is still missing is received with only the next header behind it.
 const DIRECT_BYTES: u64 = 16 << 10;
 /// Holes shorter than this are sent as data: a chunk costs more than the zeros.
@@ -58,8 +60,8 @@ enum Out {
         offset: u64,
         len: u64,
     },
-    /// Bytes of the arena, by reference.
-    File {
+    /// Bytes of the arena, by reference where that can be.
+    Lent {
         offset: u64,
         len: u64,
     },
@@ -109,6 +111,8 @@ pub(super) struct Connection<'a> {
     pending: Option<Pending>,
     heads: Vec<u8>,
     out: Vec<Out>,
+    /// The way of large reads; what it holds belongs to the first of `out` that is not sent.
+    lender: Lender,
     out_bytes: u64,
     /// Bytes walked by zeroing and status since the last send.
     work_bytes: u64,
@@ -149,6 +153,7 @@ impl<'a> Connection<'a> {
             pending: None,
             heads: Vec::new(),
             out: Vec::new(),
+            lender: Lender::default(),
             out_bytes: 0,
             work_bytes: 0,
             large_expected: false,
@@ -381,7 +386,7 @@ impl<'a> Connection<'a> {
 
     fn data(&mut self, offset: u64, len: u64, present: bool) {
         match present {
-            true if len >= SENDFILE_BYTES => self.body(Out::File { offset, len }, len),
+            true if len >= LEND_BYTES => self.body(Out::Lent { offset, len }, len),
             true => self.body(Out::Arena { offset, len }, len),
             false => self.body(Out::Zeros { len }, len),
         }
@@ -464,8 +469,8 @@ impl<'a> Connection<'a> {
     async fn send(&mut self) -> io::Result<()> {
         let (mut first, mut skip) = (0, 0);
         while first < self.out.len() {
-            let mut guard = self.fd.writable().await?;
             let fd = self.fd;
+            let mut guard = fd.writable().await?;
             match guard.try_io(|_| self.send_once(fd.get_ref(), first, skip)) {
                 Ok(Ok(sent)) => (first, skip) = self.advance(first, skip + sent),
                 Ok(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -492,14 +497,16 @@ impl<'a> Connection<'a> {
         (first, sent)
     }
 
-    fn send_once(&self, fd: &OwnedFd, first: usize, skip: u64) -> io::Result<u64> {
-        if let Out::File { offset, len } = self.out[first] {
-            let mut from = i64::try_from(offset + skip).map_err(io::Error::other)?;
-            let len = usize::try_from(len - skip).map_err(io::Error::other)?;
-            let memory = self.arena.memory().as_raw_fd();
-            // SAFETY: both descriptors are open; `from` lives through the call.
-            let sent = unsafe { libc::sendfile(fd.as_raw_fd(), memory, &raw mut from, len) };
-            return u64::try_from(sent).map_err(|_| io::Error::last_os_error());
+    fn send_once(&mut self, fd: &OwnedFd, first: usize, skip: u64) -> io::Result<u64> {
+        if let (Out::Lent { offset, len }, true) = (self.out[first], self.lender.lends()) {
+            let at = skip + self.lender.held() as u64;
+            let left = usize::try_from(len - at).expect("mapped");
+            let piece = iovec(self.arena.address(offset + at), left);
+            let pieces = if left > 0 { &[piece][..] } else { &[] };
+            let behind = first + 1 < self.out.len();
+            // SAFETY: a checked range of the arena, which is mapped as long as `self.arena` is borrowed.
+            let sent = unsafe { self.lender.lend(pieces, left, behind, fd)? };
+            return Ok(sent as u64);
         }
         let mut pieces: Vec<libc::iovec> = Vec::with_capacity(64.min(self.out.len() - first));
         let mut skip = skip;
@@ -512,12 +519,14 @@ impl<'a> Connection<'a> {
             };
             match *out {
                 Out::Head { start, len } => pieces.push(piece(self.heads[start..].as_ptr(), len as u64)),
-                Out::Arena { offset, len } => pieces.push(piece(self.arena.address(offset), len)),
-                Out::Zeros { len } => zeros(len - skip, &mut pieces),
-                Out::File { .. } => {
+                Out::Lent { .. } if self.lender.lends() => {
                     more = true;
                     break;
                 }
+                Out::Arena { offset, len } | Out::Lent { offset, len } => {
+                    pieces.push(piece(self.arena.address(offset), len));
+                }
+                Out::Zeros { len } => zeros(len - skip, &mut pieces),
             }
             skip = 0;
             if pieces.len() >= PIECES_MAX {
@@ -535,7 +544,7 @@ impl Out {
     fn len(self) -> u64 {
         match self {
             Out::Head { len, .. } => len as u64,
-            Out::Arena { len, .. } | Out::File { len, .. } | Out::Zeros { len } => len,
+            Out::Arena { len, .. } | Out::Lent { len, .. } | Out::Zeros { len } => len,
         }
     }
 }

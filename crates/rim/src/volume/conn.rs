@@ -1,8 +1,9 @@
-//! One connection to a donor: requests out, gathered; replies in, their data straight to where it belongs.
+//! One connection to a donor: requests out, gathered, large payloads as the pages that they are; replies in, their data
+//! straight to where it belongs.
 //!
 //! Owns: the wire state of the connection. Never: which donor a part goes to, or what a failure means.
-//! Invariants: a closed connection touches no payload; a read counts as answered only when every byte of it
-//! arrived exactly once in order of its chunks' sizes; anything unexpected ends the link.
+//! Invariants: a closed connection touches no payload, and nothing that is put into one later leaves by it; a read counts
+//! as answered only when every byte of it arrived exactly once in order of its chunks' sizes; anything unexpected ends the link.
 //! Small replies go through a buffer, many for one system call; large data is received into its destination
 //! with the next reply's head behind it (both measured: each is several times slower at the other's job).
 //! One of the named modules that may use unsafe (readv into a buffer's pieces).
@@ -11,6 +12,7 @@
 use super::Driver;
 use super::memory::Memory;
 use super::open::Opened;
+use crate::lend::Lender;
 use crate::net::{self, iovec};
 use cheetah_core::layout::Scatter;
 use cheetah_core::limits::DOUBT_NS;
@@ -34,6 +36,8 @@ const DIRECT_BYTES: u32 = 16 << 10;
 /// What is read behind large data: the head of the next data chunk and no more.
 const HEAD_BYTES: usize = 28;
 const PIECES_MAX: usize = 512;
+/// Payloads from this size on leave as pages: below it a copy costs less than another two system calls.
+const LEND_BYTES: usize = 32 << 10;
 
 #[derive(Debug)]
 pub(super) struct OutPart {
@@ -48,6 +52,10 @@ pub(super) struct OutPart {
 impl OutPart {
     fn payload_bytes(&self) -> usize {
         if matches!(self.op, PartOp::Write | PartOp::Sparse) { self.scatter.len as usize } else { 0 }
+    }
+
+    fn is_large(&self) -> bool {
+        self.payload_bytes() >= LEND_BYTES
     }
 
     fn header(&self) -> [u8; RequestHeader::BYTES] {
@@ -78,6 +86,8 @@ struct Awaited {
     abandoned: bool,
     /// All of it is with the kernel.
     sent: bool,
+    /// The kernel has pages of its payload until the donor says that it has the bytes.
+    lent: bool,
     /// Bytes of a read that are in.
     received: u32,
     error: Option<PartError>,
@@ -98,6 +108,8 @@ struct Wire {
     out: VecDeque<([u8; RequestHeader::BYTES], OutPart)>,
     /// Bytes of the front of `out` that are sent.
     out_sent: usize,
+    /// The way of large payloads; what it holds belongs to the front of `out`, behind what is sent.
+    lender: Lender,
     awaited: Awaiting,
     /// Grows only for a head that does not fit (a long BLOCK_STATUS), up to the codec's limit.
     input: Vec<u8>,
@@ -164,6 +176,7 @@ impl Conn {
             wire: RefCell::new(Wire {
                 out: VecDeque::with_capacity(256),
                 out_sent: 0,
+                lender: Lender::default(),
                 awaited: Awaiting(VecDeque::with_capacity(256)),
                 input,
                 input_start: 0,
@@ -199,6 +212,7 @@ impl Conn {
             fragment: part.fragment,
             abandoned: false,
             sent: false,
+            lent: false,
             received: 0,
             error: None,
             status: Vec::new(),
@@ -237,8 +251,16 @@ impl Conn {
 
     fn send_once(&self, memory: &Memory) -> io::Result<()> {
         let wire = &mut *self.wire.borrow_mut();
+        let sent = if wire.lends() { self.lend(wire, memory)? } else { self.copy(wire, memory)? };
+        wire.advance(sent);
+        Ok(())
+    }
+
+    /// Copies what is queued to the kernel, up to the payload that is lent.
+    fn copy(&self, wire: &mut Wire, memory: &Memory) -> io::Result<usize> {
         wire.pieces.clear();
         let mut skip = wire.out_sent;
+        let mut more = false;
         for (header, part) in &wire.out {
             if wire.pieces.len() >= PIECES_MAX - 1 {
                 break;
@@ -248,6 +270,10 @@ impl Conn {
             }
             let from = skip.saturating_sub(header.len());
             skip = 0;
+            more = part.is_large() && wire.lender.lends();
+            if more {
+                break;
+            }
             if part.payload_bytes() > 0 {
                 let from = u32::try_from(from).expect("inside the payload");
                 let (buffer, scatter) = (memory.buffer(part.mem), part.scatter);
@@ -255,37 +281,53 @@ impl Conn {
             }
         }
         // SAFETY: the pieces are headers in `wire.out` and buffers in `memory`, both borrowed through the call.
-        let mut sent =
-            wire.out_sent + unsafe { net::write_vectored(self.fd.get_ref(), &wire.pieces, false)? };
-        while let Some((header, part)) = wire.out.front() {
-            let whole = header.len() + part.payload_bytes();
-            if sent < whole {
-                break;
-            }
-            sent -= whole;
-            // Both lists grew together, and nothing is answered before it is sent.
-            let place = wire.awaited.0.len() - wire.out.len();
-            debug_assert_eq!(wire.awaited.0[place].cookie, part.part.to_u64());
-            wire.awaited.0[place].sent = true;
-            wire.out.pop_front();
-        }
-        wire.out_sent = sent;
-        Ok(())
+        unsafe { net::write_vectored(self.fd.get_ref(), &wire.pieces, more) }
     }
 
-    /// The answer to this part is not wanted any more; false when it is not on this connection.
+    /// Hands the kernel pages of the front's payload, instead of a copy. They must not change before the donor has answered, or
+    /// `close` has put others in their place.
+    fn lend(&self, wire: &mut Wire, memory: &Memory) -> io::Result<usize> {
+        let place = wire.awaited.0.len() - wire.out.len();
+        let behind = wire.out.len() > 1;
+        let Some((header, part)) = wire.out.front() else { return Ok(0) };
+        let scatter = part.scatter;
+        let from = wire.out_sent - header.len() + wire.lender.held();
+        let from = u32::try_from(from).expect("inside the payload");
+        wire.pieces.clear();
+        memory.buffer(part.mem).pieces(scatter, from, scatter.len, PIECES_MAX, &mut wire.pieces);
+        wire.awaited.0[place].lent = true;
+        let left = (scatter.len - from) as usize;
+        // SAFETY: the pieces are in a buffer of `memory`, borrowed through the call.
+        unsafe { wire.lender.lend(&wire.pieces, left, behind, self.fd.get_ref()) }
+    }
+
+    /// The answer to this read is not wanted any more; false when it is not on this connection.
     pub(super) fn abandon(&self, part: Key) -> bool {
         let wire = &mut *self.wire.borrow_mut();
-        wire.awaited.of(part.to_u64()).map(|awaited| awaited.abandoned = true).is_some()
+        let Some(awaited) = wire.awaited.of(part.to_u64()) else { return false };
+        assert!(!awaited.lent, "a write is waited for until its link is closed");
+        awaited.abandoned = true;
+        true
     }
 
     pub(super) fn can_zero(&self) -> bool {
         self.flags.contains(TransmissionFlags::SEND_WRITE_ZEROES)
     }
 
-    pub(super) fn close(&self) {
+    /// The kernel may go on sending what it has: payloads that it has pages of get others.
+    pub(super) fn close(&self, memory: &mut Memory) {
         self.closed.set(true);
         let _ = rustix::net::shutdown(self.fd.get_ref(), rustix::net::Shutdown::Both);
+        let wire = &mut *self.wire.borrow_mut();
+        (wire.out_sent, wire.lender) = (0, Lender::default());
+        wire.out.clear();
+        let lent = wire.awaited.0.drain(..).filter(|part| part.lent).map(|part| part.mem);
+        let mut lent: Vec<Mem> = lent.collect();
+        lent.sort_unstable();
+        lent.dedup();
+        for mem in lent {
+            memory.buffer_mut(mem).renew();
+        }
         self.blocked.notify_one();
     }
 
@@ -312,6 +354,7 @@ pub(super) async fn send_all(driver: Rc<RefCell<Driver>>, conn: Rc<Conn>) {
         while !conn.wire.borrow().out.is_empty() {
             match guard.try_io(|_| conn.send_once(&driver.memory)) {
                 Ok(Ok(())) => {}
+                Ok(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {}
                 Ok(Err(_)) => return,
                 Err(_would_block) => {
                     conn.blocked.notify_one();
@@ -493,7 +536,7 @@ impl Conn {
     fn finish(
         &self,
         wire: &mut Wire,
-        memory: &Memory,
+        memory: &mut Memory,
         cookie: u64,
         events: &mut Vec<Event>,
     ) -> Result<(), String> {
@@ -503,7 +546,13 @@ impl Conn {
             return Ok(());
         }
         let answer = match awaited.error {
-            Some(error) => Err(error),
+            Some(error) => {
+                // A foreign server may say so before it has taken the payload.
+                if awaited.lent {
+                    memory.buffer_mut(awaited.mem).renew();
+                }
+                Err(error)
+            }
             None if awaited.op == PartOp::Read && awaited.received != awaited.scatter.len => {
                 return Err("it answered a read in part".into());
             }
@@ -517,6 +566,32 @@ impl Conn {
         };
         events.push(Event::Answered { part: Key::from_u64(cookie), answer });
         Ok(())
+    }
+}
+
+impl Wire {
+    /// Whether what comes next is a payload that is lent.
+    fn lends(&self) -> bool {
+        let large = self.out.front().is_some_and(|(_, part)| part.is_large());
+        large && self.out_sent >= RequestHeader::BYTES && self.lender.lends()
+    }
+
+    /// So many bytes more are with the kernel.
+    fn advance(&mut self, sent: usize) {
+        let mut sent = self.out_sent + sent;
+        while let Some((header, part)) = self.out.front() {
+            let whole = header.len() + part.payload_bytes();
+            if sent < whole {
+                break;
+            }
+            sent -= whole;
+            // Both lists grew together, and nothing is answered before it is sent.
+            let place = self.awaited.0.len() - self.out.len();
+            debug_assert_eq!(self.awaited.0[place].cookie, part.part.to_u64());
+            self.awaited.0[place].sent = true;
+            self.out.pop_front();
+        }
+        self.out_sent = sent;
     }
 }
 

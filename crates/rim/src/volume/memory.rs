@@ -37,6 +37,15 @@ pub(super) struct Memory {
     width: u32,
 }
 
+impl Drop for Memory {
+    /// If a fault in the program ends the thread, nobody gets payloads that the kernel may still be sending from.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::mem::forget(std::mem::take(&mut self.slots));
+        }
+    }
+}
+
 impl Memory {
     /// Takes all of it, present and ready.
     ///

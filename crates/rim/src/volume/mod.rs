@@ -637,14 +637,15 @@ impl Driver {
         }
     }
 
-    /// After this no connection of the link touches a payload: each is marked, and looks before it does.
+    /// After this no connection of the link touches a payload: each is marked, and looks before it does. Nor does the kernel: what it
+    /// was lent is its own now.
     fn close(&mut self, donor: DonorId) {
         let Some(link) = self.links.get_mut(&donor) else { return };
         for task in link.opening.take().into_iter().chain(link.probing.take()) {
             task.abort();
         }
         for conn in link.conns.drain(..) {
-            conn.close();
+            conn.close(&mut self.memory);
         }
     }
 
