@@ -63,7 +63,7 @@ pub enum Command {
     Donate(Donate),
     /// Make a volume.
     #[command(
-        after_help = "Examples:\n  cheetah create case7 500G\n  cheetah create scratch all --redundancy stripe:4 --unit 256K\n  cheetah create safe 100G --redundancy parity:4+2\n  cheetah create pool all --redundancy linear --follow"
+        after_help = "Examples:\n  cheetah create case7 500G\n  cheetah create scratch all --redundancy stripe:4\n  cheetah create safe 100G --redundancy parity:4+2\n  cheetah create pool all --redundancy linear --follow"
     )]
     Create(Create),
     /// Make a volume available to tools: a file, a block device or an NBD export. One attachment of a volume for
@@ -177,9 +177,10 @@ pub struct Create {
     /// to 9 donors, mirror:2 with two, linear with one.
     #[arg(long)]
     pub redundancy: Option<Redundancy>,
-    /// Bytes that one donor holds of a row of a stripe, a power of two from 4K to 1M.
-    #[arg(long, default_value = "64K", value_parser = parse_bytes)]
-    pub unit: u64,
+    /// Bytes that one donor holds of a row of a stripe, a power of two from 4K to 1M. Without it: 256K, and 64K with
+    /// parity.
+    #[arg(long, value_parser = parse_bytes)]
+    pub unit: Option<u64>,
     /// Grow by what each new donor lends.
     #[arg(long)]
     pub follow: bool,

@@ -11,7 +11,6 @@ use crate::output;
 use crate::pool::{find, told_to_end, unexpected, volume};
 use crate::tend::{Tended, lease, lost_notes};
 use cheetah_core::api::{Answer, Call, Create, RefusalCode, Size, VolumeHealth, VolumeStatus};
-use cheetah_core::limits::UNIT_DEFAULT_BYTES;
 use cheetah_core::units::show_bytes;
 use cheetah_rim::buffer::LARGE_BYTES;
 use cheetah_rim::control::{CallError, Client};
@@ -128,7 +127,7 @@ async fn ensure_volume(pool: &Client, name: &str, size: u64, options: &cli::Load
                 name: name.to_owned(),
                 size: Size::Bytes(size),
                 redundancy: None,
-                unit: UNIT_DEFAULT_BYTES,
+                unit: None,
                 follow: false,
             };
             let made = volume(pool, Call::Create(create)).await?;

@@ -138,7 +138,8 @@ pub async fn pool_status(pool: &Client) -> Result<PoolStatus, Failure> {
 
 pub async fn create(options: cli::Create) -> Result<(), Failure> {
     let size = parse_size(&options.size)?;
-    let unit = u32::try_from(options.unit).map_err(|_| Failure::usage("--unit is from 4K to 1M"))?;
+    let unit = options.unit.map(u32::try_from).transpose();
+    let unit = unit.map_err(|_| Failure::usage("--unit is from 4K to 1M"))?;
     let pool = find(&options.pool).await?;
     let create = cheetah_core::api::Create {
         name: options.name,

@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::output;
 use crate::pool::{told_to_end, volume};
 use cheetah_core::api::{Call, Create, Size};
-use cheetah_core::limits::{CACHE_DEFAULT_BYTES, EXTENT_BYTES, UNIT_DEFAULT_BYTES};
+use cheetah_core::limits::{CACHE_DEFAULT_BYTES, EXTENT_BYTES};
 use cheetah_core::map::Redundancy;
 use cheetah_rim::control::Client;
 use cheetah_rim::volume::Rule;
@@ -75,7 +75,7 @@ async fn start_all(options: &cli::Up, members: &mut Vec<Member>) -> Result<Attac
         name: VOLUME.to_owned(),
         size: Size::Bytes(options.size),
         redundancy: Some(redundancy),
-        unit: UNIT_DEFAULT_BYTES,
+        unit: None,
         follow: false,
     };
     volume(&pool, Call::Create(create)).await?;

@@ -131,7 +131,8 @@ pub struct Create {
     pub size: Size,
     /// `None`: the pool's default for as many donors as it has.
     pub redundancy: Option<Redundancy>,
-    pub unit: u32,
+    /// `None`: what suits the redundancy.
+    pub unit: Option<u32>,
     /// Grow by what each new donor lends.
     pub follow: bool,
 }

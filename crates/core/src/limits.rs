@@ -7,8 +7,11 @@ pub const BLOCK_BYTES: u64 = 4096;
 pub const EXTENT_BYTES: u64 = 64 << 20;
 /// What a donor remembers a write by: the region that a new writer resyncs after the last one died.
 pub const DIRTY_REGION_BYTES: u64 = 64 << 10;
-/// What one donor holds of a row of a stripe, unless `--unit` says otherwise.
-pub const UNIT_DEFAULT_BYTES: u32 = 64 << 10;
+/// What one donor holds of a row of a stripe, unless `--unit` says otherwise. Requests of 256 KiB, as copying tools send them, cost
+/// a quarter less processor time when one donor has all of it, and no less when four have it. With parity a row should be short: one
+/// that is written in part has to be read first.
+pub const UNIT_STRIPE_BYTES: u32 = 256 << 10;
+pub const UNIT_PARITY_BYTES: u32 = 64 << 10;
 pub const UNIT_MIN_BYTES: u32 = 4 << 10;
 pub const UNIT_MAX_BYTES: u32 = 1 << 20;
 /// What a client keeps of what it reads ahead, unless `--cache` says otherwise.

@@ -6,7 +6,8 @@
 //! cover the size. Tests: below, and the properties in `tests/layout.rs`.
 
 use crate::limits::{
-    EXTENT_BYTES, PARITY_MAX, STRIPE_DONORS_MAX, UNIT_MAX_BYTES, UNIT_MIN_BYTES, VOLUME_BYTES_MAX,
+    EXTENT_BYTES, PARITY_MAX, STRIPE_DONORS_MAX, UNIT_MAX_BYTES, UNIT_MIN_BYTES, UNIT_PARITY_BYTES,
+    UNIT_STRIPE_BYTES, VOLUME_BYTES_MAX,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -84,6 +85,12 @@ impl Redundancy {
     #[must_use]
     pub fn width(self) -> u32 {
         self.data + self.parity
+    }
+
+    /// The unit of its rows, unless another is asked for.
+    #[must_use]
+    pub fn default_unit(self) -> u32 {
+        if self.parity == 0 { UNIT_STRIPE_BYTES } else { UNIT_PARITY_BYTES }
     }
 }
 

@@ -50,7 +50,7 @@ fn bad_requests_are_refused_by_name_and_change_nothing() {
         &["'taken'", "delete"],
     );
     let mut unit = creating("v", Size::Bytes(E), None);
-    unit.unit = 5000;
+    unit.unit = Some(5000);
     assert_refused(world.ask(Call::Create(unit)), invalid, &["5000", "power of two"]);
     let full = world.create("v", Size::Bytes(6 * E), Some("linear"));
     assert_refused(

@@ -19,7 +19,7 @@
 
 use cheetah_core::ahead::Rule;
 use cheetah_core::code::Code;
-use cheetah_core::limits::{EXTENT_BYTES, UNIT_DEFAULT_BYTES};
+use cheetah_core::limits::{EXTENT_BYTES, UNIT_PARITY_BYTES};
 use cheetah_core::map::{DonorId, Group, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
 use cheetah_core::volume::{Caching, Effect, Event, Key, Mem, Op, Request, Tag, Volume};
@@ -195,7 +195,7 @@ fn map(redundancy: Redundancy) -> VolumeMap {
         epoch: 1,
         size: u64::from(redundancy.data) * EXTENT_BYTES,
         redundancy,
-        unit: UNIT_DEFAULT_BYTES,
+        unit: UNIT_PARITY_BYTES,
         groups: vec![Group { slots }],
         routes: donors().map(route).collect(),
         bad: Vec::new(),
@@ -383,8 +383,8 @@ fn row() -> Row {
         (0..2).flat_map(|parity| (0..4).map(move |data| (parity, data))).map(|(p, d)| code.coefficient(p, d));
     let mut row = (
         coefficients.collect(),
-        (0..4).map(|seed| bytes(seed, UNIT_DEFAULT_BYTES as usize)).collect(),
-        vec![vec![0; UNIT_DEFAULT_BYTES as usize]; 2],
+        (0..4).map(|seed| bytes(seed, UNIT_PARITY_BYTES as usize)).collect(),
+        vec![vec![0; UNIT_PARITY_BYTES as usize]; 2],
     );
     encode_once(&mut row);
     row

@@ -192,7 +192,7 @@ impl World {
             1 => Size::Bytes(self.rng.range(1, 4) * EXTENT_BYTES),
             _ => Size::Bytes(self.rng.skewed(512, 4 * EXTENT_BYTES).next_multiple_of(512)),
         };
-        let unit = 4096 << self.rng.below(9);
+        let unit = Some(4096 << self.rng.below(9));
         self.director.volumes.entry(name.to_owned()).or_default().follows = follow;
         let create = Create { name: name.to_owned(), size, redundancy, unit, follow };
         self.admin(name, Call::Create(create));

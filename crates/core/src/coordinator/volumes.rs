@@ -92,6 +92,7 @@ impl Coordinator {
         let Some(redundancy) = redundancy.or_else(default) else {
             return Err(self.unprotected(&name, wanted, &rooms));
         };
+        let unit = unit.unwrap_or(redundancy.default_unit());
         let group_bytes = u64::from(redundancy.data) * EXTENT_BYTES;
         let (groups, size) = match size {
             Size::Bytes(bytes) => (bytes.div_ceil(group_bytes), bytes),
@@ -350,8 +351,8 @@ fn check_create(create: &Create) -> Result<(), Refusal> {
     if let Size::Bytes(bytes) = create.size {
         check_size(bytes)?;
     }
-    let unit = create.unit;
-    if !unit.is_power_of_two() || !(UNIT_MIN_BYTES..=UNIT_MAX_BYTES).contains(&unit) {
+    let possible = |unit: u32| unit.is_power_of_two() && (UNIT_MIN_BYTES..=UNIT_MAX_BYTES).contains(&unit);
+    if let Some(unit) = create.unit.filter(|unit| !possible(*unit)) {
         let (least, most) = (show_bytes(UNIT_MIN_BYTES.into()), show_bytes(UNIT_MAX_BYTES.into()));
         return invalid(format!(
             "a unit of {unit} bytes is not possible: use a power of two from {least} to {most}"

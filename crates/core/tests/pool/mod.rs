@@ -7,7 +7,7 @@ use cheetah_core::api::{
     RefusalCode, Renew, Renewed, Size, Sync, VolumeDetail,
 };
 use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event, Key, Record};
-use cheetah_core::limits::{DONOR_SILENCE_NS, EXTENT_BYTES, HEARTBEAT_NS, SECOND_NS, UNIT_DEFAULT_BYTES};
+use cheetah_core::limits::{DONOR_SILENCE_NS, EXTENT_BYTES, HEARTBEAT_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, LeaseToken, Placement, PoolId, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
@@ -352,7 +352,7 @@ pub(crate) fn held_by(map: &VolumeMap, donor: u64) -> usize {
 
 pub(crate) fn creating(name: &str, size: Size, redundancy: Option<&str>) -> Create {
     let redundancy = redundancy.map(|text| text.parse().expect("a redundancy"));
-    Create { name: name.into(), size, redundancy, unit: UNIT_DEFAULT_BYTES, follow: false }
+    Create { name: name.into(), size, redundancy, unit: None, follow: false }
 }
 
 pub(crate) fn attaching(name: &str, read_only: bool) -> Call {

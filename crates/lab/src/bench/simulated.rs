@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use cheetah_core::api::{API_VERSION, Answer, Call, Create, Join, Refusal, Size, Sync};
 use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event};
-use cheetah_core::limits::{SECOND_NS, UNIT_DEFAULT_BYTES};
+use cheetah_core::limits::SECOND_NS;
 use cheetah_core::map::{DonorId, PoolId};
 use cheetah_core::units::Time;
 
@@ -66,13 +66,8 @@ impl Simulated {
 
     /// The work for a volume over everything, until every donor has confirmed and its maker has his answer.
     pub fn create_all_ms(&mut self) -> f64 {
-        let create = Create {
-            name: "all".into(),
-            size: Size::All,
-            redundancy: None,
-            unit: UNIT_DEFAULT_BYTES,
-            follow: false,
-        };
+        let create =
+            Create { name: "all".into(), size: Size::All, redundancy: None, unit: None, follow: false };
         let start = Instant::now();
         let call = self.call(Call::Create(create));
         self.settle();

@@ -71,7 +71,7 @@ fn join() -> Join {
 
 fn create() -> Create {
     let redundancy = Some(Redundancy::LINEAR);
-    Create { name: "v".into(), size: Size::Bytes(1), redundancy, unit: 4096, follow: false }
+    Create { name: "v".into(), size: Size::Bytes(1), redundancy, unit: Some(4096), follow: false }
 }
 
 fn attachment() -> Attachment {
