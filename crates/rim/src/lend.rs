@@ -65,7 +65,8 @@ impl Lender {
             return Ok(0);
         };
         // SAFETY: the caller vouches for the pieces.
-        match unsafe { pipe.pass_on(pieces, left, more, socket) } {
+        let filled = if left == 0 { Ok(0) } else { unsafe { pipe.fill(pieces) } };
+        match filled.and_then(|filled| pipe.pass_on(socket, more || filled < left)) {
             Err(fault) if !matches!(fault.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
                 // If it is the connection that failed, copying tells.
                 tracing::debug!(%fault, "payloads of a connection are copied");
@@ -111,26 +112,6 @@ impl Pipe {
         Ok((room >= ROOM_LEAST_BYTES).then_some(Pipe { from, to, held: 0 }))
     }
 
-    unsafe fn pass_on(
-        &mut self,
-        pieces: &[libc::iovec],
-        left: usize,
-        more: bool,
-        socket: &OwnedFd,
-    ) -> io::Result<usize> {
-        // SAFETY: the caller vouches for the pieces.
-        let filled = if pieces.is_empty() { 0 } else { unsafe { self.fill(pieces)? } };
-        let more = if more || filled < left { SpliceFlags::MORE } else { SpliceFlags::empty() };
-        let flags = more | SpliceFlags::NONBLOCK;
-        match rustix::pipe::splice(&self.from, None, socket, None, self.held, flags)? {
-            0 => Err(io::ErrorKind::WriteZero.into()),
-            passed => {
-                self.held -= passed;
-                Ok(passed)
-            }
-        }
-    }
-
     unsafe fn fill(&mut self, pieces: &[libc::iovec]) -> io::Result<usize> {
         // SAFETY: `IoSliceRaw` is an iovec by its definition; the caller vouches for the pieces.
         let filled = unsafe {
@@ -144,6 +125,18 @@ impl Pipe {
                 let filled = filled?;
                 self.held += filled;
                 Ok(filled)
+            }
+        }
+    }
+
+    fn pass_on(&mut self, socket: &OwnedFd, more: bool) -> io::Result<usize> {
+        let more = if more { SpliceFlags::MORE } else { SpliceFlags::empty() };
+        let flags = more | SpliceFlags::NONBLOCK;
+        match rustix::pipe::splice(&self.from, None, socket, None, self.held, flags)? {
+            0 => Err(io::ErrorKind::WriteZero.into()),
+            passed => {
+                self.held -= passed;
+                Ok(passed)
             }
         }
     }
@@ -164,10 +157,8 @@ mod tests {
     fn lend(lender: &mut Lender, buffer: &Buffer, sent: usize, socket: &OwnedFd) -> io::Result<usize> {
         let at = sent + lender.held();
         let left = buffer.len() - at;
-        let piece = iovec(buffer[at..].as_ptr(), left);
-        let pieces = if left > 0 { &[piece][..] } else { &[] };
         // SAFETY: bytes of the buffer.
-        unsafe { lender.lend(pieces, left, false, socket) }
+        unsafe { lender.lend(&[iovec(buffer[at..].as_ptr(), left)], left, false, socket) }
     }
 
     fn sevens() -> Buffer {

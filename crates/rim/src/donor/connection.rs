@@ -502,10 +502,9 @@ impl<'a> Connection<'a> {
             let at = skip + self.lender.held() as u64;
             let left = usize::try_from(len - at).expect("mapped");
             let piece = iovec(self.arena.address(offset + at), left);
-            let pieces = if left > 0 { &[piece][..] } else { &[] };
             let behind = first + 1 < self.out.len();
             // SAFETY: a checked range of the arena, which is mapped as long as `self.arena` is borrowed.
-            let sent = unsafe { self.lender.lend(pieces, left, behind, fd)? };
+            let sent = unsafe { self.lender.lend(&[piece], left, behind, fd)? };
             return Ok(sent as u64);
         }
         let mut pieces: Vec<libc::iovec> = Vec::with_capacity(64.min(self.out.len() - first));

@@ -287,15 +287,14 @@ impl Conn {
     /// Hands the kernel pages of the front's payload, instead of a copy. They must not change before the donor has answered, or
     /// `close` has put others in their place.
     fn lend(&self, wire: &mut Wire, memory: &Memory) -> io::Result<usize> {
-        let place = wire.awaited.0.len() - wire.out.len();
+        wire.awaited_front().lent = true;
         let behind = wire.out.len() > 1;
-        let Some((header, part)) = wire.out.front() else { return Ok(0) };
+        let (header, part) = wire.out.front().expect("it is lent");
         let scatter = part.scatter;
         let from = wire.out_sent - header.len() + wire.lender.held();
         let from = u32::try_from(from).expect("inside the payload");
         wire.pieces.clear();
         memory.buffer(part.mem).pieces(scatter, from, scatter.len, PIECES_MAX, &mut wire.pieces);
-        wire.awaited.0[place].lent = true;
         let left = (scatter.len - from) as usize;
         // SAFETY: the pieces are in a buffer of `memory`, borrowed through the call.
         unsafe { wire.lender.lend(&wire.pieces, left, behind, self.fd.get_ref()) }
@@ -585,13 +584,19 @@ impl Wire {
                 break;
             }
             sent -= whole;
-            // Both lists grew together, and nothing is answered before it is sent.
-            let place = self.awaited.0.len() - self.out.len();
-            debug_assert_eq!(self.awaited.0[place].cookie, part.part.to_u64());
-            self.awaited.0[place].sent = true;
+            let cookie = part.part.to_u64();
+            let awaited = self.awaited_front();
+            debug_assert_eq!(awaited.cookie, cookie);
+            awaited.sent = true;
             self.out.pop_front();
         }
         self.out_sent = sent;
+    }
+
+    /// What is awaited for the front of `out`: both lists grew together, and nothing is answered before it is sent.
+    fn awaited_front(&mut self) -> &mut Awaited {
+        let place = self.awaited.0.len() - self.out.len();
+        &mut self.awaited.0[place]
     }
 }
 
