@@ -16,7 +16,7 @@ use std::os::fd::OwnedFd;
 
 /// Room for the pages of so many bytes is asked for. A user who has many large pipes gets very small ones, through which copies are
 /// faster.
-const ROOM_BYTES: usize = 1 << 20;
+pub(crate) const ROOM_BYTES: usize = 1 << 20;
 const ROOM_LEAST_BYTES: usize = 256 << 10;
 const SPARE_MAX: usize = 8;
 

@@ -248,7 +248,9 @@ impl Way {
             let mut bytes = vec![0; 4096];
             loop {
                 let got = client.read(&mut bytes).unwrap();
-                assert!(got > 0, "it was to break before");
+                if got == 0 {
+                    return Vec::new();
+                }
                 if broken.load(Ordering::Acquire) {
                     bytes.truncate(got);
                     break;
@@ -284,4 +286,38 @@ fn what_the_kernel_still_sends_for_a_closed_connection_is_what_was_written() {
     assert!(came.len() > 64 << 10, "{} bytes were on their way", came.len());
     let foreign = came.windows(8).filter(|bytes| *bytes == [0xbb; 8]).count();
     assert_eq!(foreign, 0, "of {} bytes", came.len());
+}
+
+#[test]
+fn writes_that_are_lent_together_arrive_as_they_were() {
+    let donors = donors(1, 1);
+    // More at once than a socket takes in, for it is emptied slowly: lent and copied ones.
+    let way = Way::to(donors[0].1.endpoint().to_string());
+    let mut map = map(&donors, Redundancy::LINEAR, 1, EXTENT_BYTES);
+    map.routes.get_mut(&DonorId(0)).unwrap().address = way.address;
+    let client = Client::with(map, Some(1));
+    let lens = [1 << 20, 65_536, 1 << 20, 4096, 700_001, 1 << 20, 32_768, 1 << 20, 512, 1 << 20];
+    for round in 0..4 {
+        let mut end = 0;
+        let written: Vec<(u64, Vec<u8>)> = (0..40)
+            .map(|number| {
+                let bytes = noise(round * 40 + number as u64, lens[number % lens.len()]);
+                let offset = end;
+                end += bytes.len() as u64;
+                (offset, bytes)
+            })
+            .collect();
+        for (offset, bytes) in &written {
+            let mut buffer = client.volume.pool().take_blocking(bytes.len());
+            buffer.copy_from_slice(bytes);
+            client.submit(Op::Write, *offset, bytes.len() as u32, Some(buffer), 0);
+        }
+        for _ in &written {
+            client.done.recv().unwrap().result.unwrap();
+        }
+        for (offset, bytes) in written {
+            let read = client.read(offset, bytes.len() as u32).unwrap();
+            assert!(read == bytes, "round {round}, {offset}+{}", bytes.len());
+        }
+    }
 }

@@ -10,9 +10,10 @@
 #![allow(unsafe_code)]
 
 use super::Driver;
+use super::heads::{Head, Heads};
 use super::memory::Memory;
 use super::open::Opened;
-use crate::lend::Lender;
+use crate::lend::{Lender, ROOM_BYTES};
 use crate::net::{self, iovec};
 use cheetah_core::layout::Scatter;
 use cheetah_core::limits::DOUBT_NS;
@@ -86,8 +87,8 @@ struct Awaited {
     abandoned: bool,
     /// All of it is with the kernel.
     sent: bool,
-    /// The kernel has pages of its payload until the donor says that it has the bytes.
-    lent: bool,
+    /// The kernel has pages of its payload, and its head, until the donor says that it has the bytes.
+    lent: Option<Head>,
     /// Bytes of a read that are in.
     received: u32,
     error: Option<PartError>,
@@ -108,8 +109,9 @@ struct Wire {
     out: VecDeque<([u8; RequestHeader::BYTES], OutPart)>,
     /// Bytes of the front of `out` that are sent.
     out_sent: usize,
-    /// The way of large payloads; what it holds belongs to the front of `out`, behind what is sent.
+    /// The way of large payloads; what it holds belongs to the first of `out`, behind what is sent.
     lender: Lender,
+    heads: Heads,
     awaited: Awaiting,
     /// Grows only for a head that does not fit (a long BLOCK_STATUS), up to the codec's limit.
     input: Vec<u8>,
@@ -177,6 +179,7 @@ impl Conn {
                 out: VecDeque::with_capacity(256),
                 out_sent: 0,
                 lender: Lender::default(),
+                heads: Heads::new(),
                 awaited: Awaiting(VecDeque::with_capacity(256)),
                 input,
                 input_start: 0,
@@ -212,7 +215,7 @@ impl Conn {
             fragment: part.fragment,
             abandoned: false,
             sent: false,
-            lent: false,
+            lent: None,
             received: 0,
             error: None,
             status: Vec::new(),
@@ -256,7 +259,7 @@ impl Conn {
         Ok(())
     }
 
-    /// Copies what is queued to the kernel, up to the payload that is lent.
+    /// Copies what is queued to the kernel, up to what is lent.
     fn copy(&self, wire: &mut Wire, memory: &Memory) -> io::Result<usize> {
         wire.pieces.clear();
         let mut skip = wire.out_sent;
@@ -265,15 +268,16 @@ impl Conn {
             if wire.pieces.len() >= PIECES_MAX - 1 {
                 break;
             }
+            // What was begun as a copy ends as one.
+            more = skip == 0 && part.is_large() && wire.may_lend();
+            if more {
+                break;
+            }
             if let Some(header) = header.get(skip..).filter(|rest| !rest.is_empty()) {
                 wire.pieces.push(iovec(header.as_ptr(), header.len()));
             }
             let from = skip.saturating_sub(header.len());
             skip = 0;
-            more = part.is_large() && wire.lender.lends();
-            if more {
-                break;
-            }
             if part.payload_bytes() > 0 {
                 let from = u32::try_from(from).expect("inside the payload");
                 let (buffer, scatter) = (memory.buffer(part.mem), part.scatter);
@@ -284,19 +288,36 @@ impl Conn {
         unsafe { net::write_vectored(self.fd.get_ref(), &wire.pieces, more) }
     }
 
-    /// Hands the kernel pages of the front's payload, instead of a copy. They must not change before the donor has answered, or
-    /// `close` has put others in their place.
+    /// Hands the kernel pages of the first payloads and their heads, as many as it takes at once, instead of copies. They must not
+    /// change before the donor has answered, or `close` has put others in their place.
     fn lend(&self, wire: &mut Wire, memory: &Memory) -> io::Result<usize> {
-        wire.awaited_front().lent = true;
-        let behind = wire.out.len() > 1;
-        let (header, part) = wire.out.front().expect("it is lent");
-        let scatter = part.scatter;
-        let from = wire.out_sent - header.len() + wire.lender.held();
-        let from = u32::try_from(from).expect("inside the payload");
         wire.pieces.clear();
-        memory.buffer(part.mem).pieces(scatter, from, scatter.len, PIECES_MAX, &mut wire.pieces);
-        let left = (scatter.len - from) as usize;
-        // SAFETY: the pieces are in a buffer of `memory`, borrowed through the call.
+        let first = wire.first_awaited();
+        let (mut skip, mut left, mut taken) = (wire.out_sent + wire.lender.held(), 0, 0);
+        for ((header, part), awaited) in wire.out.iter().zip(wire.awaited.0.range_mut(first..)) {
+            if !part.is_large() || left >= ROOM_BYTES || wire.pieces.len() >= PIECES_MAX - 1 {
+                break;
+            }
+            if awaited.lent.is_none() {
+                awaited.lent = wire.heads.take(header);
+            }
+            let Some(head) = &awaited.lent else { break };
+            taken += 1;
+            let (scatter, whole) = (part.scatter, header.len() + part.payload_bytes());
+            if skip >= whole {
+                skip -= whole;
+                continue;
+            }
+            left += whole - skip;
+            if let Some(rest) = wire.heads.bytes(head).get(skip..).filter(|rest| !rest.is_empty()) {
+                wire.pieces.push(iovec(rest.as_ptr(), rest.len()));
+            }
+            let from = u32::try_from(skip.saturating_sub(header.len())).expect("inside the payload");
+            skip = 0;
+            memory.buffer(part.mem).pieces(scatter, from, scatter.len, PIECES_MAX, &mut wire.pieces);
+        }
+        let behind = taken < wire.out.len();
+        // SAFETY: the pieces are in `wire.heads` and buffers of `memory`, both borrowed through the call.
         unsafe { wire.lender.lend(&wire.pieces, left, behind, self.fd.get_ref()) }
     }
 
@@ -304,7 +325,7 @@ impl Conn {
     pub(super) fn abandon(&self, part: Key) -> bool {
         let wire = &mut *self.wire.borrow_mut();
         let Some(awaited) = wire.awaited.of(part.to_u64()) else { return false };
-        assert!(!awaited.lent, "a write is waited for until its link is closed");
+        assert!(awaited.lent.is_none(), "a write is waited for until its link is closed");
         awaited.abandoned = true;
         true
     }
@@ -320,7 +341,7 @@ impl Conn {
         let wire = &mut *self.wire.borrow_mut();
         (wire.out_sent, wire.lender) = (0, Lender::default());
         wire.out.clear();
-        let lent = wire.awaited.0.drain(..).filter(|part| part.lent).map(|part| part.mem);
+        let lent = wire.awaited.0.drain(..).filter(|part| part.lent.is_some()).map(|part| part.mem);
         let mut lent: Vec<Mem> = lent.collect();
         lent.sort_unstable();
         lent.dedup();
@@ -544,10 +565,11 @@ impl Conn {
         if awaited.abandoned {
             return Ok(());
         }
+        let was_lent = awaited.lent.map(|head| wire.heads.give_back(head)).is_some();
         let answer = match awaited.error {
             Some(error) => {
                 // A foreign server may say so before it has taken the payload.
-                if awaited.lent {
+                if was_lent {
                     memory.buffer_mut(awaited.mem).renew();
                 }
                 Err(error)
@@ -569,10 +591,15 @@ impl Conn {
 }
 
 impl Wire {
-    /// Whether what comes next is a payload that is lent.
+    fn may_lend(&self) -> bool {
+        self.lender.lends() && self.heads.has_room()
+    }
+
+    /// Whether what comes next is lent.
     fn lends(&self) -> bool {
-        let large = self.out.front().is_some_and(|(_, part)| part.is_large());
-        large && self.out_sent >= RequestHeader::BYTES && self.lender.lends()
+        let Some((_, part)) = self.out.front() else { return false };
+        let is_lent = self.awaited.0[self.first_awaited()].lent.is_some();
+        if is_lent { self.lender.lends() } else { part.is_large() && self.out_sent == 0 && self.may_lend() }
     }
 
     /// So many bytes more are with the kernel.
@@ -584,8 +611,8 @@ impl Wire {
                 break;
             }
             sent -= whole;
-            let cookie = part.part.to_u64();
-            let awaited = self.awaited_front();
+            let (cookie, first) = (part.part.to_u64(), self.first_awaited());
+            let awaited = &mut self.awaited.0[first];
             debug_assert_eq!(awaited.cookie, cookie);
             awaited.sent = true;
             self.out.pop_front();
@@ -593,10 +620,9 @@ impl Wire {
         self.out_sent = sent;
     }
 
-    /// What is awaited for the front of `out`: both lists grew together, and nothing is answered before it is sent.
-    fn awaited_front(&mut self) -> &mut Awaited {
-        let place = self.awaited.0.len() - self.out.len();
-        &mut self.awaited.0[place]
+    /// The place of what is awaited for the front of `out`: both lists grew together, and nothing is answered before it is sent.
+    fn first_awaited(&self) -> usize {
+        self.awaited.0.len() - self.out.len()
     }
 }
 
