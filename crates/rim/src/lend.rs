@@ -44,9 +44,9 @@ impl Lender {
         self.pipe.as_ref().map_or(0, |pipe| pipe.held)
     }
 
-    /// Lends a payload to a socket as far as that has room; how many bytes it took. The payload's bytes that are not in the pipe
-    /// yet are `left`, and `pieces` the first of them, or all. With `more` the socket is told that something follows at once.
-    /// Nothing is sent where it cannot be done: then `lends` says so, and the payload is to be copied from what was sent on.
+    /// Lends pieces of memory to a socket as far as that has room; how many bytes it took. Of what is to be sent and not in the pipe
+    /// yet, `left` bytes, the pieces are the beginning, or all. With `more` the socket is told that something follows at once.
+    /// Nothing is sent where it cannot be done: then `lends` says so, and all behind what was sent before is to be copied.
     ///
     /// # Errors
     /// The socket is full, or a signal came.

@@ -37,7 +37,7 @@ const DIRECT_BYTES: u32 = 16 << 10;
 /// What is read behind large data: the head of the next data chunk and no more.
 const HEAD_BYTES: usize = 28;
 const PIECES_MAX: usize = 512;
-/// Payloads from this size on leave as pages: below it a copy costs less than another two system calls.
+/// Payloads from this size on leave as pages: below it a copy costs less than noting and moving pages.
 const LEND_BYTES: usize = 32 << 10;
 
 #[derive(Debug)]
@@ -87,7 +87,7 @@ struct Awaited {
     abandoned: bool,
     /// All of it is with the kernel.
     sent: bool,
-    /// The kernel has pages of its payload, and its head, until the donor says that it has the bytes.
+    /// The kernel may have pages of its payload, and its head, until the donor says that it has the bytes.
     lent: Option<Head>,
     /// Bytes of a read that are in.
     received: u32,
@@ -269,7 +269,7 @@ impl Conn {
                 break;
             }
             // What was begun as a copy ends as one.
-            more = skip == 0 && part.is_large() && wire.may_lend();
+            more = skip == 0 && part.is_large() && wire.lender.lends() && wire.heads.has_room();
             if more {
                 break;
             }
@@ -288,7 +288,7 @@ impl Conn {
         unsafe { net::write_vectored(self.fd.get_ref(), &wire.pieces, more) }
     }
 
-    /// Hands the kernel pages of the first payloads and their heads, as many as it takes at once, instead of copies. They must not
+    /// Hands the kernel pages of the first payloads and their heads instead of copies, as far as it takes them at once. They must not
     /// change before the donor has answered, or `close` has put others in their place.
     fn lend(&self, wire: &mut Wire, memory: &Memory) -> io::Result<usize> {
         wire.pieces.clear();
@@ -309,9 +309,7 @@ impl Conn {
                 continue;
             }
             left += whole - skip;
-            if let Some(rest) = wire.heads.bytes(head).get(skip..).filter(|rest| !rest.is_empty()) {
-                wire.pieces.push(iovec(rest.as_ptr(), rest.len()));
-            }
+            wire.heads.piece(head, skip, &mut wire.pieces);
             let from = u32::try_from(skip.saturating_sub(header.len())).expect("inside the payload");
             skip = 0;
             memory.buffer(part.mem).pieces(scatter, from, scatter.len, PIECES_MAX, &mut wire.pieces);
@@ -565,15 +563,15 @@ impl Conn {
         if awaited.abandoned {
             return Ok(());
         }
-        let was_lent = awaited.lent.map(|head| wire.heads.give_back(head)).is_some();
-        let answer = match awaited.error {
-            Some(error) => {
-                // A foreign server may say so before it has taken the payload.
-                if was_lent {
-                    memory.buffer_mut(awaited.mem).renew();
-                }
-                Err(error)
+        if let Some(head) = awaited.lent {
+            wire.heads.give_back(head);
+            // A foreign server may say that it failed before it has taken the payload.
+            if awaited.error.is_some() {
+                memory.buffer_mut(awaited.mem).renew();
             }
+        }
+        let answer = match awaited.error {
+            Some(error) => Err(error),
             None if awaited.op == PartOp::Read && awaited.received != awaited.scatter.len => {
                 return Err("it answered a read in part".into());
             }
@@ -591,15 +589,12 @@ impl Conn {
 }
 
 impl Wire {
-    fn may_lend(&self) -> bool {
-        self.lender.lends() && self.heads.has_room()
-    }
-
     /// Whether what comes next is lent.
     fn lends(&self) -> bool {
         let Some((_, part)) = self.out.front() else { return false };
         let is_lent = self.awaited.0[self.first_awaited()].lent.is_some();
-        if is_lent { self.lender.lends() } else { part.is_large() && self.out_sent == 0 && self.may_lend() }
+        let may_be = part.is_large() && self.out_sent == 0 && self.heads.has_room();
+        self.lender.lends() && (is_lent || may_be)
     }
 
     /// So many bytes more are with the kernel.

@@ -5,13 +5,22 @@
 //! Called by `conn`. Tests: below, `tests/data_path.rs`.
 
 use crate::buffer::Buffer;
+use cheetah_core::layout::Scatter;
 use cheetah_nbd::RequestHeader;
 
 const PAGE_BYTES: usize = 4 << 10;
+const HEAD_BYTES: usize = RequestHeader::BYTES;
 
 /// A head that is lent: its place on the page.
 #[derive(Debug)]
-pub(super) struct Head(usize);
+pub(super) struct Head(u32);
+
+impl Head {
+    fn place(&self) -> Scatter {
+        let bytes = HEAD_BYTES as u32;
+        Scatter::whole(self.0 * bytes, bytes)
+    }
+}
 
 #[derive(Debug)]
 pub(super) struct Heads {
@@ -23,7 +32,7 @@ impl Heads {
     /// As many as fit on a page; none where there is no memory for it. What finds no place is not lent.
     pub(super) fn new() -> Heads {
         let page = Buffer::standing(PAGE_BYTES).ok();
-        let count = page.as_ref().map_or(0, |page| page.len() / RequestHeader::BYTES);
+        let count = page.as_ref().map_or(0, |page| page.len() / HEAD_BYTES) as u32;
         Heads { page, free: (0..count).rev().map(Head).collect() }
     }
 
@@ -31,16 +40,18 @@ impl Heads {
         !self.free.is_empty()
     }
 
-    pub(super) fn take(&mut self, header: &[u8; RequestHeader::BYTES]) -> Option<Head> {
+    pub(super) fn take(&mut self, header: &[u8; HEAD_BYTES]) -> Option<Head> {
         let head = self.free.pop()?;
-        let page = self.page.as_mut().expect("its places are free");
-        page[head.0 * RequestHeader::BYTES..][..RequestHeader::BYTES].copy_from_slice(header);
+        let (place, page) = (head.place(), self.page.as_mut().expect("its places are free"));
+        page.put(place, 0, place.len, Some(header));
         Some(head)
     }
 
-    pub(super) fn bytes(&self, head: &Head) -> &[u8] {
-        let page = self.page.as_ref().expect("one of its places is taken");
-        &page[head.0 * RequestHeader::BYTES..][..RequestHeader::BYTES]
+    /// What is behind the first `skip` bytes of a head, if anything is.
+    pub(super) fn piece(&self, head: &Head, skip: usize, pieces: &mut Vec<libc::iovec>) {
+        let (place, page) = (head.place(), self.page.as_ref().expect("one of its places is taken"));
+        let from = u32::try_from(skip.min(HEAD_BYTES)).expect("small");
+        page.pieces(place, from, place.len, usize::MAX, pieces);
     }
 
     pub(super) fn give_back(&mut self, head: Head) {
@@ -55,14 +66,23 @@ mod tests {
     #[test]
     fn each_has_a_place_of_its_own_until_it_is_given_back() {
         let mut heads = Heads::new();
-        let header = |number: usize| [u8::try_from(number).expect("few"); RequestHeader::BYTES];
-        let taken: Vec<Head> = (0..).map_while(|number| heads.take(&header(number))).collect();
+        let header = |number: u8| [number; HEAD_BYTES];
+        let taken: Vec<Head> = (0..=u8::MAX).map_while(|number| heads.take(&header(number))).collect();
         assert!(taken.len() > 100 && !heads.has_room());
-        for (number, head) in taken.iter().enumerate() {
-            assert_eq!(heads.bytes(head), header(number));
+        let holds = |heads: &Heads, head: &Head, number: u8| {
+            let mut pieces = Vec::new();
+            heads.piece(head, 0, &mut pieces);
+            heads.piece(head, HEAD_BYTES + 9, &mut pieces);
+            let page = heads.page.as_ref().expect("there is memory");
+            let place = pieces[0].iov_base as usize - page.as_ptr() as usize;
+            assert_eq!((pieces.len(), pieces[0].iov_len), (1, HEAD_BYTES));
+            assert_eq!(page[place..][..HEAD_BYTES], header(number));
+        };
+        for (number, head) in (0..).zip(&taken) {
+            holds(&heads, head, number);
         }
-        taken.into_iter().nth(7).map(|head| heads.give_back(head)).expect("there are more");
+        heads.give_back(taken.into_iter().nth(7).expect("there are more"));
         let again = heads.take(&header(200)).expect("one was given back");
-        assert_eq!(heads.bytes(&again), header(200));
+        holds(&heads, &again, 200);
     }
 }

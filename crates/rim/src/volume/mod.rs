@@ -4,7 +4,7 @@
 //! Owns: the thread, its clock and timer, which request has which buffer, the inbox that front ends fill.
 //! Never: policy. Invariant: the machine is stepped, and payloads are touched, on this thread only; effects are
 //! carried out before the next step, but that checksums of what is written may wait until it is sent; everything that a
-//! batch of events caused is sent with one call for each connection.
+//! batch of events caused is sent together, of each connection.
 //! Called by `cheetah attach` and the tests. Parts: `handle` (what front ends hold), `conn` (one connection, `heads` of its writes),
 //! `open` (making them), `memory` (payloads, scratch memory, checksums).
 
@@ -266,7 +266,8 @@ async fn run(shared: Arc<Shared>, options: VolumeOptions, memory: Memory, amendm
     tokio::task::spawn_local(look_again(driver.clone()));
     driver.borrow_mut().event(Event::Start);
     // As a task, for what wakes this future runs only after the runtime has asked for events: a system call more for each batch.
-    let closing = tokio::task::spawn_local(take_orders(driver.clone(), shared)).await;
+    let closing =
+        tokio::task::spawn_local(take_orders(driver.clone(), shared)).await.expect("it ends when told to");
     // Requests that are still on their way end by their deadline at the latest.
     while driver.borrow().busy() {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -276,7 +277,7 @@ async fn run(shared: Arc<Shared>, options: VolumeOptions, memory: Memory, amendm
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     driver.borrow_mut().hang_up();
-    let _ = closing.expect("takes orders until it is told to close").send(());
+    let _ = closing.send(());
 }
 
 /// Serves the inbox until it is told to close.
