@@ -6,6 +6,7 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::process::Signal;
 
@@ -16,6 +17,8 @@ use crate::{mark, tools, wait};
 
 /// Where a server that goes into the background says which process it is.
 const PID_FILE: &str = "pid";
+/// So many ports, from the one with this number on, are for servers that have to be told one.
+const PORTS: u16 = 12_000;
 
 /// A running NBD server of somebody else's.
 #[derive(Debug)]
@@ -232,12 +235,16 @@ impl Drop for Striped {
     }
 }
 
-/// A TCP port that was free a moment ago. Only for servers that cannot be told to choose one themselves.
+/// A TCP port that is free, for a server that has to be told one. It lies below those that the kernel deals out by itself, so that no
+/// connection, and no listener that leaves the choice to the kernel, gets it before that server.
+#[track_caller]
 pub fn free_port() -> u16 {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
-        .and_then(|listener| listener.local_addr())
-        .expect("a free port")
-        .port()
+    static ASKED: AtomicU32 = AtomicU32::new(0);
+    // Runs beside each other begin in different places.
+    let first = std::process::id().wrapping_mul(61);
+    let next = || first.wrapping_add(ASKED.fetch_add(1, Ordering::Relaxed)) % u32::from(PORTS);
+    let mut ports = std::iter::repeat_with(next).take(PORTS.into()).map(|number| PORTS + number as u16);
+    ports.find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok()).expect("a free port")
 }
 
 /// Waits until something listens on a Unix socket.
@@ -384,6 +391,15 @@ fn iperf3(mut server: Command, mut client: Command, address: &str, ports: (u16, 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_free_port_is_nobody_elses() {
+        let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, free_port() + 1)).ok();
+        let ports: Vec<u16> = (0..100).map(|_| free_port()).collect();
+        let taken = taken.map(|listener| listener.local_addr().expect("an address").port());
+        assert!(ports.iter().all(|port| (PORTS..2 * PORTS).contains(port) && Some(*port) != taken));
+        assert!(ports.is_sorted_by(|one, next| one != next));
+    }
 
     #[test]
     fn every_server_is_ready_and_tells_its_size() {
