@@ -25,6 +25,8 @@ pub struct Arena {
     /// One bit a block.
     presence: Box<[AtomicU64]>,
     dirty: DirtyMap,
+    /// Bytes that were read and written so far.
+    moved: AtomicU64,
     /// Held while extents are wiped or gathered.
     wiping: Mutex<()>,
 }
@@ -43,7 +45,8 @@ impl Arena {
         let mapping = Mapping::of_file(&memory, len)?;
         let words = bytes / BLOCK_BYTES / BLOCKS_PER_WORD;
         let presence = (0..words).map(|_| AtomicU64::new(0)).collect();
-        Ok(Arena { memory, mapping, bytes, presence, dirty: DirtyMap::new(extents), wiping: Mutex::new(()) })
+        let (dirty, moved, wiping) = (DirtyMap::new(extents), AtomicU64::new(0), Mutex::new(()));
+        Ok(Arena { memory, mapping, bytes, presence, dirty, moved, wiping })
     }
 
     #[must_use]
@@ -100,6 +103,15 @@ impl Arena {
     #[must_use]
     pub fn dirty(&self) -> &DirtyMap {
         &self.dirty
+    }
+
+    /// Whoever reads or writes so much says so.
+    pub(crate) fn move_bytes(&self, bytes: u64) {
+        self.moved.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn moved_bytes(&self) -> u64 {
+        self.moved.load(Ordering::Relaxed)
     }
 
     /// What its memory holds there.

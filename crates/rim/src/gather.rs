@@ -1,7 +1,7 @@
 //! Huge pages behind what a donor holds: pages that came one by one are gathered, a little at a time.
 //!
 //! Owns which parts of the arena were gathered, and the pace. Never: more memory for the arena than its blocks take
-//! (only what is present throughout is gathered), or time that the owner of the machine would miss.
+//! (only what is present throughout is gathered), or time that the owner of the machine, or who uses the donor, would miss.
 //! Why: `shmem_enabled` says `never` on nearly every machine, so what is written takes pages of 4 KiB. Sent from huge ones, 1 MiB at
 //! a time, it cost a donor a quarter less and the client got a tenth more.
 //! Called by `owner` and `cheetah donate`. Tests: below.
@@ -18,6 +18,10 @@ const SLICE: Duration = Duration::from_millis(12);
 const PAUSE: Duration = Duration::from_millis(125);
 /// How long nothing is looked at after all was.
 const REST: Duration = Duration::from_secs(5);
+/// A donor that moves so many bytes a second has better things to do:
+const BUSY_BYTES: u64 = 100_000_000;
+/// it works in one of so many slices, for it may be so for days.
+const BUSY_PART: u32 = 16;
 
 /// What was gathered, for one slice of work after the other.
 #[derive(Debug)]
@@ -29,13 +33,23 @@ struct Round {
     gathered: Vec<bool>,
     next: usize,
     not_before: Option<Instant>,
+    traffic: Traffic,
+}
+
+/// How busy a donor was between two looks.
+#[derive(Debug)]
+struct Traffic {
+    looked: Instant,
+    moved_bytes: u64,
+    passed: u32,
 }
 
 impl Gathering {
     #[must_use]
     pub fn new(arena: Arc<Arena>) -> Self {
         let gathered = vec![false; arena.huge_pages()];
-        let round = Round { arena, gathered, next: 0, not_before: None };
+        let traffic = Traffic { looked: Instant::now(), moved_bytes: 0, passed: 0 };
+        let round = Round { arena, gathered, next: 0, not_before: None, traffic };
         Gathering(Arc::new(Mutex::new(round)))
     }
 
@@ -43,8 +57,8 @@ impl Gathering {
     pub fn go_on(&self) {
         let round = self.0.clone();
         tokio::task::spawn_blocking(move || match round.try_lock() {
-            Ok(mut round) => round.go_on(Instant::now() + SLICE),
-            Err(TryLockError::Poisoned(round)) => round.into_inner().go_on(Instant::now() + SLICE),
+            Ok(mut round) => round.go_on_in_time(),
+            Err(TryLockError::Poisoned(round)) => round.into_inner().go_on_in_time(),
             Err(TryLockError::WouldBlock) => {}
         });
     }
@@ -58,7 +72,25 @@ impl Gathering {
     }
 }
 
+impl Traffic {
+    /// Whether a slice of work is in nobody's way, at this moment and with so many bytes moved so far.
+    fn leaves_time(&mut self, now: Instant, moved_bytes: u64) -> bool {
+        let (took, moved) = (now - self.looked, moved_bytes - self.moved_bytes);
+        (self.looked, self.moved_bytes) = (now, moved_bytes);
+        let is_busy = u128::from(moved) * 1_000_000_000 > u128::from(BUSY_BYTES) * took.as_nanos();
+        self.passed = if is_busy { (self.passed + 1) % BUSY_PART } else { 0 };
+        self.passed == 0
+    }
+}
+
 impl Round {
+    fn go_on_in_time(&mut self) {
+        let now = Instant::now();
+        if self.traffic.leaves_time(now, self.arena.moved_bytes()) {
+            self.go_on(now + SLICE);
+        }
+    }
+
     fn go_on(&mut self, until: Instant) {
         if self.not_before.is_some_and(|rest| Instant::now() < rest) {
             return;
@@ -106,6 +138,18 @@ mod tests {
             value.parse::<u64>().ok()
         });
         kib.sum::<u64>() << 10
+    }
+
+    #[test]
+    fn a_donor_that_is_busy_gathers_seldom() {
+        let start = Instant::now();
+        let mut traffic = Traffic { looked: start, moved_bytes: 0, passed: 0 };
+        let mut look =
+            |tenth: u64, bytes| traffic.leaves_time(start + Duration::from_millis(100 * tenth), bytes);
+        assert!(look(1, BUSY_BYTES / 10));
+        let busy = (2..34).filter(|tenth| look(*tenth, BUSY_BYTES * *tenth)).count();
+        assert_eq!(busy, 2, "of 32");
+        assert!(look(34, BUSY_BYTES * 33) && look(35, BUSY_BYTES * 33), "it is quiet again");
     }
 
     #[test]

@@ -307,6 +307,9 @@ impl<'a> Connection<'a> {
             Err(Reject::Close(violation)) => return Err(violation.to_string()),
         };
         let len = u64::from(length);
+        if matches!(checked, Ok(Command::Read | Command::Write)) {
+            self.arena.move_bytes(len);
+        }
         self.large_expected = u64::from(header.payload_bytes()) >= DIRECT_BYTES;
         match checked {
             _ if header.payload_bytes() > 0 => {
