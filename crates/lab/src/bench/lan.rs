@@ -23,7 +23,7 @@ use crate::load::Pattern;
 use crate::pool::{Attached, Pool, State};
 use crate::scratch::Scratch;
 use crate::wire::Wire;
-use crate::{rivals, tools};
+use crate::{process, rivals, tools};
 
 pub const SECONDS: f64 = 450.0;
 pub const SETS: usize = 4;
@@ -131,6 +131,11 @@ fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
     };
     let (server, mut ping) = ping_pair(&lan);
     let bare = bare_file(&lan, mib);
+    // What is written for the first time takes memory of its machine, and donors put it on huge pages in the seconds after.
+    walk(Walk::Write, &path);
+    walk(Walk::Write, &bare.path);
+    mbit(bytes, nbdcopy(&noise, &uri));
+    process::wait_for_rest(&pool.donor_pids());
     let one_mib = Load {
         pattern: Pattern::SequentialWrite,
         block: MIB as usize,
