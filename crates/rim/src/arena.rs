@@ -1,6 +1,6 @@
 //! The memory that a donor lends: one memfd, and which of its 4 KiB blocks are present.
 //!
-//! Owns the mapping, the presence bitmap, the dirty map, zeroing and wiping. Never: who may touch which extent (the `Access` of
+//! Owns the mapping, the presence bitmap, the dirty map, zeroing and wiping, and how much went through it. Never: who may touch which extent (the `Access` of
 //! `core::donor` says that before any call here).
 //! Invariant: an absent block takes no memory and reads as zeros; reading never makes a block present.
 //! Bytes are handled by address only: other connections may write them at the same time, and which of two
@@ -25,7 +25,7 @@ pub struct Arena {
     /// One bit a block.
     presence: Box<[AtomicU64]>,
     dirty: DirtyMap,
-    /// Bytes that were read and written so far.
+    /// Bytes that came from and went to clients so far.
     moved: AtomicU64,
     /// Held while extents are wiped or gathered.
     wiping: Mutex<()>,
@@ -105,12 +105,14 @@ impl Arena {
         &self.dirty
     }
 
-    /// Whoever reads or writes so much says so.
-    pub(crate) fn move_bytes(&self, bytes: u64) {
+    /// So much came from a client, or goes to one.
+    pub(crate) fn count_moved(&self, bytes: u64) {
         self.moved.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub(crate) fn moved_bytes(&self) -> u64 {
+    /// Bytes that came from and went to clients so far, with the heads around them.
+    #[must_use]
+    pub fn bytes_moved(&self) -> u64 {
         self.moved.load(Ordering::Relaxed)
     }
 

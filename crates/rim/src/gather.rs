@@ -40,7 +40,7 @@ struct Round {
 #[derive(Debug)]
 struct Traffic {
     looked: Instant,
-    moved_bytes: u64,
+    bytes_moved: u64,
     passed: u32,
 }
 
@@ -48,7 +48,7 @@ impl Gathering {
     #[must_use]
     pub fn new(arena: Arc<Arena>) -> Self {
         let gathered = vec![false; arena.huge_pages()];
-        let traffic = Traffic { looked: Instant::now(), moved_bytes: 0, passed: 0 };
+        let traffic = Traffic { looked: Instant::now(), bytes_moved: 0, passed: 0 };
         let round = Round { arena, gathered, next: 0, not_before: None, traffic };
         Gathering(Arc::new(Mutex::new(round)))
     }
@@ -74,9 +74,9 @@ impl Gathering {
 
 impl Traffic {
     /// Whether a slice of work is in nobody's way, at this moment and with so many bytes moved so far.
-    fn leaves_time(&mut self, now: Instant, moved_bytes: u64) -> bool {
-        let (took, moved) = (now - self.looked, moved_bytes - self.moved_bytes);
-        (self.looked, self.moved_bytes) = (now, moved_bytes);
+    fn leaves_time(&mut self, now: Instant, bytes_moved: u64) -> bool {
+        let (took, moved) = (now - self.looked, bytes_moved - self.bytes_moved);
+        (self.looked, self.bytes_moved) = (now, bytes_moved);
         let is_busy = u128::from(moved) * 1_000_000_000 > u128::from(BUSY_BYTES) * took.as_nanos();
         self.passed = if is_busy { (self.passed + 1) % BUSY_PART } else { 0 };
         self.passed == 0
@@ -86,7 +86,7 @@ impl Traffic {
 impl Round {
     fn go_on_in_time(&mut self) {
         let now = Instant::now();
-        if self.traffic.leaves_time(now, self.arena.moved_bytes()) {
+        if self.traffic.leaves_time(now, self.arena.bytes_moved()) {
             self.go_on(now + SLICE);
         }
     }
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn a_donor_that_is_busy_gathers_seldom() {
         let start = Instant::now();
-        let mut traffic = Traffic { looked: start, moved_bytes: 0, passed: 0 };
+        let mut traffic = Traffic { looked: start, bytes_moved: 0, passed: 0 };
         let mut look =
             |tenth: u64, bytes| traffic.leaves_time(start + Duration::from_millis(100 * tenth), bytes);
         assert!(look(1, BUSY_BYTES / 10));

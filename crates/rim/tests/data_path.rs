@@ -315,9 +315,12 @@ fn writes_that_are_lent_together_arrive_as_they_were() {
         for _ in &written {
             client.done.recv().unwrap().result.unwrap();
         }
+        let moved = donors[0].0.bytes_moved();
+        assert!(moved >= (round + 1) * end, "{moved}: what came is counted");
         for (offset, bytes) in written {
             let read = client.read(offset, bytes.len() as u32).unwrap();
             assert!(read == bytes, "round {round}, {offset}+{}", bytes.len());
         }
+        assert!(donors[0].0.bytes_moved() - moved > end / 2, "what goes is, but for what the client kept");
     }
 }

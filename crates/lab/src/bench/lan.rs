@@ -25,7 +25,7 @@ use crate::scratch::Scratch;
 use crate::wire::Wire;
 use crate::{process, rivals, tools};
 
-pub const SECONDS: f64 = 450.0;
+pub const SECONDS: f64 = 490.0;
 pub const SETS: usize = 4;
 
 pub(super) const DONORS: u8 = 4;

@@ -244,6 +244,7 @@ impl<'a> Connection<'a> {
                     return Err(e);
                 }
             };
+            self.arena.count_moved(got);
             let landed = got.min(direct);
             if let Some(write) = &mut self.pending {
                 write.received += landed;
@@ -307,9 +308,6 @@ impl<'a> Connection<'a> {
             Err(Reject::Close(violation)) => return Err(violation.to_string()),
         };
         let len = u64::from(length);
-        if matches!(checked, Ok(Command::Read | Command::Write)) {
-            self.arena.move_bytes(len);
-        }
         self.large_expected = u64::from(header.payload_bytes()) >= DIRECT_BYTES;
         match checked {
             _ if header.payload_bytes() > 0 => {
@@ -481,6 +479,7 @@ impl<'a> Connection<'a> {
                 Err(_would_block) => {}
             }
         }
+        self.arena.count_moved(self.out_bytes);
         self.out.clear();
         self.heads.clear();
         self.out_bytes = 0;

@@ -269,7 +269,7 @@ impl Conn {
                 break;
             }
             // What was begun as a copy ends as one.
-            more = skip == 0 && part.is_large() && wire.lender.lends() && wire.heads.has_room();
+            more = skip == 0 && wire.may_lend(part);
             if more {
                 break;
             }
@@ -592,9 +592,15 @@ impl Wire {
     /// Whether what comes next is lent.
     fn lends(&self) -> bool {
         let Some((_, part)) = self.out.front() else { return false };
-        let is_lent = self.awaited.0[self.first_awaited()].lent.is_some();
-        let may_be = part.is_large() && self.out_sent == 0 && self.heads.has_room();
-        self.lender.lends() && (is_lent || may_be)
+        match self.awaited.0[self.first_awaited()].lent {
+            Some(_) => self.lender.lends(),
+            None => self.out_sent == 0 && self.may_lend(part),
+        }
+    }
+
+    /// Whether a part of which nothing is sent can be lent.
+    fn may_lend(&self, part: &OutPart) -> bool {
+        part.is_large() && self.lender.lends() && self.heads.has_room()
     }
 
     /// So many bytes more are with the kernel.
