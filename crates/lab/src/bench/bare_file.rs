@@ -1,8 +1,8 @@
 //! A bare file to compare with: a file system in user space whose reads and writes raw TCP servers answer, and that does no more.
 //!
 //! Owns: one file, the requests on their way for it, and its mount. Never: redundancy, checksums, a cache of its own, an
-//! error of a server (it ends the file), reads and large writes together (both ends would wait). It sends each request by
-//! itself, and reads no further ahead than the kernel, so it is no bound: a program that joins requests may be faster.
+//! error of a server (it ends the file), reads and large writes together (both ends would wait), read-ahead of its own.
+//! Requests that come together are sent together, and large writes as pages, as Cheetah does.
 //! Invariant: a server answers in the order in which it was asked (`ping`).
 //! The layouts are those of the kernel's `include/uapi/linux/fuse.h` on a little-endian machine, and the terms those of Cheetah's
 //! own file.
@@ -10,12 +10,13 @@
 
 use std::collections::VecDeque;
 use std::ffi::CString;
-use std::io::{self, IoSlice, Write};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use cheetah_rim::buffer::Buffer;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -23,7 +24,8 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::RecvFlags;
 use serde_json::json;
 
-use crate::bench::ping::{self, QUESTION_BYTES, REPLY_BYTES};
+use crate::bench::bare::Lender;
+use crate::bench::ping::{self, Exchange, QUESTION_BYTES, REPLY_BYTES};
 use crate::bench::worker::{Worker, orders};
 use crate::lan::{Lan, Node};
 use crate::scratch::Scratch;
@@ -39,8 +41,8 @@ const LARGE_BYTES: usize = 1 << 20;
 /// More than what is missing of one reply, for several small ones.
 const AHEAD_BYTES: usize = 64 << 10;
 const READ_AHEAD_KB: u32 = 1024;
-/// Of one look at the kernel, before servers have their turn.
-const REQUESTS_MAX: usize = 32;
+/// Requests that are under way: as many as the kernel begins by itself, and a tool's.
+const BUFFERS: usize = 48;
 /// ASYNC_READ, BIG_WRITES, ASYNC_DIO, MAX_PAGES, EXPLICIT_INVAL_DATA.
 const INIT_FLAGS: u32 = 1 | 1 << 5 | 1 << 15 | 1 << 22 | 1 << 25;
 /// NOFLUSH, PARALLEL_DIRECT_WRITES.
@@ -108,32 +110,51 @@ fn read_ahead(point: &Path) -> io::Result<()> {
 struct Far {
     stream: TcpStream,
     owed: VecDeque<Owed>,
+    /// The last so many of them were not sent yet.
+    new: usize,
     room: Vec<u8>,
     filled: usize,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Owed {
     unique: u64,
     len: u32,
     is_write: bool,
+    /// What is written, and behind it the question: they are lent to the socket, and stay until it was answered.
+    buffer: Buffer,
 }
 
 impl Owed {
-    fn reply_bytes(self) -> usize {
-        REPLY_BYTES + if self.is_write { 0 } else { self.len as usize }
+    fn exchange(&self) -> Exchange {
+        let len = self.len as usize;
+        let (sent, body) = if self.is_write { (len, 0) } else { (0, len) };
+        Exchange { sent, returned: REPLY_BYTES + body }
+    }
+
+    /// What is sent of it.
+    fn pieces(&self) -> [&[u8]; 2] {
+        [&self.buffer[LARGE_BYTES..][..QUESTION_BYTES], &self.buffer[..self.exchange().sent]]
     }
 }
 
 impl Far {
     fn connect(address: &str) -> Self {
         let room = vec![0; LARGE_BYTES + REPLY_BYTES + AHEAD_BYTES];
-        Self { stream: ping::connect(address), owed: VecDeque::new(), room, filled: 0 }
+        Self { stream: ping::connect(address), owed: VecDeque::new(), new: 0, room, filled: 0 }
     }
 
-    /// Takes what came, and gives it to the kernel.
-    fn receive(&mut self, device: &OwnedFd) -> io::Result<()> {
-        let missing = self.owed.front().map_or(0, |owed| owed.reply_bytes().saturating_sub(self.filled));
+    fn send(&mut self, lender: &Lender) -> io::Result<()> {
+        let new = self.owed.range(self.owed.len() - self.new..);
+        lender.send(new.flat_map(Owed::pieces), &self.stream)?;
+        self.new = 0;
+        Ok(())
+    }
+
+    /// Takes what came, and gives it to the kernel; buffers come back.
+    fn receive(&mut self, device: &OwnedFd, free: &mut Vec<Buffer>) -> io::Result<()> {
+        let reply_bytes = |owed: &Owed| owed.exchange().returned;
+        let missing = self.owed.front().map_or(0, |owed| reply_bytes(owed).saturating_sub(self.filled));
         let end = self.room.len().min(self.filled + missing.max(AHEAD_BYTES));
         match rustix::net::recv(&self.stream, &mut self.room[self.filled..end], RecvFlags::DONTWAIT) {
             Ok((0, _)) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -142,14 +163,14 @@ impl Far {
             Err(errno) => return Err(errno.into()),
         }
         let mut from = 0;
-        while let Some(owed) = self.owed.front().copied()
-            && self.filled - from >= owed.reply_bytes()
+        while let Some(to) = self.owed.front().map(|owed| from + reply_bytes(owed))
+            && to <= self.filled
+            && let Some(owed) = self.owed.pop_front()
         {
-            self.owed.pop_front();
-            let to = from + owed.reply_bytes();
             let written = u64::from(owed.len).to_ne_bytes();
             let body = if owed.is_write { &written[..] } else { &self.room[from + REPLY_BYTES..to] };
             answer(device, owed.unique, 0, body)?;
+            free.push(owed.buffer);
             from = to;
         }
         self.room.copy_within(from..self.filled, 0);
@@ -175,24 +196,30 @@ struct Bare {
     device: OwnedFd,
     size: u64,
     far: Vec<Far>,
-    /// The request that was received last.
-    request: Vec<u8>,
+    lender: Lender,
+    /// The head of the request that was received last.
+    request: [u8; WRITE_HEAD_BYTES],
+    /// Buffers that no request has: what follows the head comes into the last.
+    free: Vec<Buffer>,
 }
 
 impl Bare {
     fn new(device: OwnedFd, size: u64, addresses: &[&str]) -> Self {
         let far = addresses.iter().map(|address| Far::connect(address)).collect();
-        Self { device, size, far, request: vec![0; WRITE_HEAD_BYTES + LARGE_BYTES] }
+        let buffer = || Buffer::standing(LARGE_BYTES + QUESTION_BYTES).expect("memory");
+        let free = std::iter::repeat_with(buffer).take(BUFFERS).collect();
+        let lender = Lender::new().expect("a pipe");
+        Self { device, size, far, lender, request: [0; WRITE_HEAD_BYTES], free }
     }
 
     /// Until the file is unmounted.
     fn run(&mut self) -> io::Result<()> {
         loop {
-            let streams = self.far.iter().map(|far| far.stream.as_fd());
-            let mut looks: Vec<PollFd<'_>> = std::iter::once(self.device.as_fd())
-                .chain(streams)
-                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
-                .collect();
+            let more = if self.free.is_empty() { PollFlags::empty() } else { PollFlags::IN };
+            let device = PollFd::from_borrowed_fd(self.device.as_fd(), more);
+            let far = self.far.iter();
+            let far = far.map(|far| PollFd::from_borrowed_fd(far.stream.as_fd(), PollFlags::IN));
+            let mut looks: Vec<PollFd<'_>> = std::iter::once(device).chain(far).collect();
             match poll(&mut looks, None) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
@@ -201,16 +228,21 @@ impl Bare {
             if came[0] && !self.take_requests()? {
                 return Ok(());
             }
-            for (far, _) in self.far.iter_mut().zip(&came[1..]).filter(|(_, came)| **came) {
-                far.receive(&self.device)?;
+            for (far, came) in self.far.iter_mut().zip(&came[1..]) {
+                far.send(&self.lender)?;
+                if *came {
+                    far.receive(&self.device, &mut self.free)?;
+                }
             }
         }
     }
 
     /// False when the file is unmounted.
     fn take_requests(&mut self) -> io::Result<bool> {
-        for _ in 0..REQUESTS_MAX {
-            match rustix::io::read(&self.device, &mut self.request) {
+        while let Some(buffer) = self.free.last_mut() {
+            let head = IoSliceMut::new(&mut self.request);
+            let body = IoSliceMut::new(&mut buffer[..LARGE_BYTES]);
+            match rustix::io::readv(&self.device, &mut [head, body]) {
                 Ok(len) => self.take(len)?,
                 Err(Errno::AGAIN) => break,
                 Err(Errno::NOENT | Errno::INTR) => {}
@@ -233,7 +265,7 @@ impl Bare {
         let (opcode, unique, inode) = (self.u32_at(4), self.u64_at(8), self.u64_at(16));
         let body = match opcode {
             // Lookup.
-            1 if self.request[HEAD_BYTES..len].starts_with(NAME.as_bytes()) => {
+            1 if self.request[HEAD_BYTES..len.min(WRITE_HEAD_BYTES)].starts_with(NAME.as_bytes()) => {
                 Body::of(&[FILE, 0, TTL, TTL, 0]).attributes(FILE, self.size)
             }
             1 => return answer(&self.device, unique, Errno::NOENT.raw_os_error(), &[]),
@@ -243,7 +275,10 @@ impl Bare {
             3 | 4 => Body::of(&[TTL, 0]).attributes(inode, self.size),
             // Of the file, and of the directory.
             14 | 27 => Body::of(&[0, OPEN_FLAGS.into()]),
-            15 | 16 => return self.ask(unique, opcode == 16),
+            15 | 16 => {
+                self.ask(unique, opcode == 16);
+                return Ok(());
+            }
             17 => Body::of(&[self.size >> 12, 0, 0, 2, 0, 255 << 32 | 4096, 4096, 0, 0, 0]),
             // Release, fsync, flush, release of the directory.
             18 | 20 | 25 | 29 => Body::of(&[]),
@@ -258,19 +293,17 @@ impl Bare {
         answer(&self.device, unique, 0, &body.0)
     }
 
-    /// Asks a server for what a request reads, or gives it what one writes.
-    fn ask(&mut self, unique: u64, is_write: bool) -> io::Result<()> {
+    /// A server is to be asked for what a request reads, or given what one writes.
+    fn ask(&mut self, unique: u64, is_write: bool) {
         let (offset, len) = (self.u64_at(HEAD_BYTES + 8), self.u32_at(HEAD_BYTES + 16));
-        let owed = Owed { unique, len, is_write };
-        let sent = if is_write { len as usize } else { 0 };
+        let buffer = self.free.pop().expect("the one that it came into");
+        let mut owed = Owed { unique, len, is_write, buffer };
+        let question = owed.exchange().head();
+        owed.buffer[LARGE_BYTES..].copy_from_slice(&question);
         let count = self.far.len() as u64;
         let far = &mut self.far[(offset / LARGE_BYTES as u64 % count) as usize];
         far.owed.push_back(owed);
-        // The question goes where the kernel's head was, so that both leave at once.
-        let from = WRITE_HEAD_BYTES - QUESTION_BYTES;
-        let question = ping::question(sent, owed.reply_bytes());
-        self.request[from..WRITE_HEAD_BYTES].copy_from_slice(&question);
-        far.stream.write_all(&self.request[from..WRITE_HEAD_BYTES + sent])
+        far.new += 1;
     }
 }
 
@@ -295,6 +328,7 @@ impl Body {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::bare;
     use std::os::unix::fs::FileExt;
 
     #[test]
@@ -302,7 +336,7 @@ mod tests {
         let scratch = Scratch::new();
         let point = scratch.directory("mnt");
         let device = mount(&point).expect("a mount");
-        let servers = [ping::test_server(), ping::test_server()];
+        let servers = [bare::test_server(), bare::test_server()];
         let mut bare = Bare::new(device, 8 << 20, &servers.each_ref().map(String::as_str));
         let serving = std::thread::spawn(move || bare.run());
         let path = point.join(NAME);

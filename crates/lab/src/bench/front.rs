@@ -10,10 +10,10 @@ use std::path::PathBuf;
 use cheetah_core::limits::CACHE_DEFAULT_BYTES;
 
 use crate::bench::Bench;
+use crate::bench::bare;
 use crate::bench::bare_file::BareFile;
 use crate::bench::direct::{self, Job};
 use crate::bench::file::{self, Walk};
-use crate::bench::ping;
 use crate::bench::rounds::{Side, Taken, Turn};
 use crate::bench::row::{Bar, Figure};
 use crate::bench::worker::Worker;
@@ -50,7 +50,7 @@ pub fn run(bench: &mut Bench) {
     let nbdkit = Rival::nbdkit_unix(&["memory", &size]);
     let nbdfuse = NbdFuse::start(&nbdkit.uri);
     let striped = Striped::new(DONORS, bytes);
-    let (servers, addresses) = ping::start_servers(DONORS, mib);
+    let (servers, addresses) = bare::start_servers(DONORS, mib);
     let bare_servers = servers.iter().map(Worker::pid).collect::<Vec<_>>();
     let bare = BareFile::start(mib, servers, &addresses, None);
     let memory = Scratch::in_memory();

@@ -91,7 +91,7 @@ fn ping_pair(lan: &Lan) -> (Worker, Worker) {
 fn bare_file(lan: &Lan, mib: u64) -> BareFile {
     let quarter = (mib / u64::from(DONORS)).to_string();
     let hosts = || (1..=DONORS).map(Node::Donor);
-    let serve = |host| Worker::start_on(lan, host, &["ping-server", "0.0.0.0:5203", &quarter]);
+    let serve = |host| Worker::start_on(lan, host, &["bare-server", "0.0.0.0:5203", &quarter]);
     let addresses: Vec<String> = hosts().map(|host| format!("{}:5203", host.address())).collect();
     BareFile::start(mib, hosts().map(serve).collect(), &addresses, Some(lan))
 }

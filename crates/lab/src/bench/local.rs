@@ -10,9 +10,9 @@ use std::time::Duration;
 use cheetah_core::limits::CACHE_DEFAULT_BYTES;
 
 use crate::bench::Bench;
+use crate::bench::bare;
 use crate::bench::latency;
 use crate::bench::libnbd::Libnbd;
-use crate::bench::ping;
 use crate::bench::rounds::{Side, Taken, Turn};
 use crate::bench::row::{Bar, Figure};
 use crate::bench::worker::{Load, Worker};
@@ -81,9 +81,9 @@ impl World {
         let and = |pids: &[u32], more: u32| [pids, &[more]].concat();
         let child_pids: Vec<u32> = children.iter().map(|child| child.process.pid()).collect();
         // As much memory as donors have of the library's volume.
-        let (bare, addresses) = ping::start_servers(DONORS, mib);
+        let (bare, addresses) = bare::start_servers(DONORS, mib);
         let addresses = addresses.iter().map(String::as_str);
-        let to_bare = Worker::start(&std::iter::once("ping").chain(addresses).collect::<Vec<_>>());
+        let to_bare = Worker::start(&std::iter::once("bare").chain(addresses).collect::<Vec<_>>());
         let libnbd = Libnbd::compile();
         let library = Worker::start(&["client", pool.url(), "library", CONNECTIONS, "0"]);
         let mut contenders: Vec<Contender> = [

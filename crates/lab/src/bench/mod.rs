@@ -7,6 +7,7 @@
 //! Called by: `bin/bench.rs`. Parts: `row` (judges), `rounds` (takes turns), `worker` (makes loads), `results` (writes);
 //! one file for each part of the table. Tests: in each of them.
 
+mod bare;
 mod bare_file;
 mod client;
 mod direct;

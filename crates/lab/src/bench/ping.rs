@@ -1,11 +1,10 @@
-//! A request and its answer, bare: raw TCP of the same sizes with blocking sockets, one hop, or two through a relay; one at a
-//! time, or several over a connection to each of many servers. One at a time it is the limit; with several it is what a plain
-//! program makes, which joins no requests and sends no page as it is.
+//! A request and its answer, bare: raw TCP of the same sizes with blocking sockets, one at a time, one hop, or two through a
+//! relay. The limit of what waits for each of its requests.
 //!
 //! Owns: server, relay and client, each a process of its own as donor, daemon and tool are. Never: more than one
-//! connection of a server at a time, any work on the bytes. Invariants: a request begins with how many bytes follow its head,
-//! and how many are wanted back; a server goes round its memory, as one does that keeps what it is given.
-//! Called by: `worker`. Tests: below.
+//! connection of a server at a time, any work on the bytes. Invariant: a request begins with how many bytes follow its head,
+//! and how many are wanted back.
+//! Called by: `worker`; its sizes also by `bare`. Tests: below.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -19,19 +18,18 @@ use crate::load::{self, Done, Pattern};
 /// The heads of an NBD request and of its reply.
 pub(super) const QUESTION_BYTES: usize = 28;
 pub(super) const REPLY_BYTES: usize = 20;
-const PAGE_BYTES: usize = 4096;
 
 /// What goes both ways for a request.
 #[derive(Clone, Copy, Debug)]
-struct Exchange {
+pub(super) struct Exchange {
     /// Bytes behind the request's head.
-    sent: usize,
+    pub(super) sent: usize,
     /// Bytes of the whole reply.
-    returned: usize,
+    pub(super) returned: usize,
 }
 
 impl Exchange {
-    fn of(load: Load) -> Self {
+    pub(super) fn of(load: Load) -> Self {
         match load.pattern {
             Pattern::RandomRead | Pattern::SequentialRead => {
                 Self { sent: 0, returned: REPLY_BYTES + load.block }
@@ -40,19 +38,24 @@ impl Exchange {
         }
     }
 
-    fn head(self) -> [u8; QUESTION_BYTES] {
+    pub(super) fn head(self) -> [u8; QUESTION_BYTES] {
         let mut head = [1; QUESTION_BYTES];
         head[..8].copy_from_slice(&(self.sent as u64).to_le_bytes());
         head[8..16].copy_from_slice(&(self.returned as u64).to_le_bytes());
         head
     }
 
+    /// Of a whole head.
+    pub(super) fn parse(head: &[u8]) -> Self {
+        let number =
+            |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight bytes")) as usize;
+        Self { sent: number(0), returned: number(8) }
+    }
+
     fn read_head(stream: &mut TcpStream) -> io::Result<Self> {
         let mut head = [0; QUESTION_BYTES];
         stream.read_exact(&mut head)?;
-        let number =
-            |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight bytes")) as usize;
-        Ok(Self { sent: number(0), returned: number(8) })
+        Ok(Self::parse(&head))
     }
 
     fn buffer(self, bytes: &mut Vec<u8>) -> &mut [u8] {
@@ -61,24 +64,14 @@ impl Exchange {
     }
 }
 
-/// The head of a question behind which so many bytes come, and that is answered with so many.
-pub(super) fn question(sent: usize, returned: usize) -> [u8; QUESTION_BYTES] {
-    Exchange { sent, returned }.head()
-}
-
-/// Answers requests on a connection until it ends, from so much memory and into it.
-fn answer(mut stream: TcpStream, memory: usize) -> io::Result<()> {
-    let (mut memory, mut at) = (vec![7; memory], 0);
+/// Answers requests on a connection until it ends.
+fn answer(mut stream: TcpStream) -> io::Result<()> {
+    let mut bytes = Vec::new();
     loop {
         let exchange = Exchange::read_head(&mut stream)?;
-        let most = exchange.sent.max(exchange.returned);
-        if at + most > memory.len() {
-            at = 0;
-            memory.resize(memory.len().max(most), 7);
-        }
-        stream.read_exact(&mut memory[at..at + exchange.sent])?;
-        stream.write_all(&memory[at..at + exchange.returned])?;
-        at += most / PAGE_BYTES * PAGE_BYTES;
+        let bytes = exchange.buffer(&mut bytes);
+        stream.read_exact(&mut bytes[..exchange.sent])?;
+        stream.write_all(&bytes[..exchange.returned])?;
     }
 }
 
@@ -98,7 +91,11 @@ fn relay(mut near: TcpStream, address: &str) -> io::Result<()> {
     }
 }
 
-fn listen(address: &str, serve: impl Fn(TcpStream) -> io::Result<()> + Send + 'static) -> String {
+/// Serves one connection after the other; where.
+pub(super) fn listen(
+    address: &str,
+    mut serve: impl FnMut(TcpStream) -> io::Result<()> + Send + 'static,
+) -> String {
     let listener =
         TcpListener::bind(address).unwrap_or_else(|error| panic!("cannot listen at {address}: {error}"));
     let bound = listener.local_addr().expect("an address").to_string();
@@ -117,9 +114,9 @@ pub(super) fn address(worker: &Worker) -> String {
     worker.ready["address"].as_str().expect("an address").to_owned()
 }
 
-/// A worker that answers from so much memory, in MiB.
-pub fn serve_server(address: &str, mib: usize) {
-    let bound = listen(address, move |stream| answer(stream, mib << 20));
+/// A worker that answers.
+pub fn serve_server(address: &str) {
+    let bound = listen(address, answer);
     orders(&json!({"address": bound}), |_| Ok(json!({})));
 }
 
@@ -130,16 +127,6 @@ pub fn serve_relay(address: &str, far: &str) {
     orders(&json!({"address": bound}), |_| Ok(json!({})));
 }
 
-/// Workers on this machine that answer from so much memory together, in MiB, and their addresses.
-#[track_caller]
-pub(super) fn start_servers(count: usize, mib: u64) -> (Vec<Worker>, Vec<String>) {
-    let each = (mib / count as u64).to_string();
-    let start = |_| Worker::start(&["ping-server", "127.0.0.1:0", &each]);
-    let servers: Vec<Worker> = (0..count).map(start).collect();
-    let addresses = servers.iter().map(address).collect();
-    (servers, addresses)
-}
-
 #[track_caller]
 pub(super) fn connect(address: &str) -> TcpStream {
     let stream =
@@ -148,42 +135,29 @@ pub(super) fn connect(address: &str) -> TcpStream {
     stream
 }
 
-/// A worker that asks each of these in turn.
-pub fn serve_client(addresses: &[&str]) {
-    take_orders(Pinger::to(addresses), &json!({}));
+/// A worker that asks.
+pub fn serve_client(address: &str) {
+    take_orders(Pinger(connect(address)), &json!({}));
 }
 
-struct Pinger(Vec<TcpStream>);
+struct Pinger(TcpStream);
 
 impl Pinger {
-    fn to(addresses: &[&str]) -> Self {
-        Self(addresses.iter().map(|address| connect(address)).collect())
-    }
-
     fn ping(&mut self, load: Load) -> io::Result<Done> {
+        assert_eq!(load.depth, 1, "one at a time");
         let exchange = Exchange::of(load);
         let mut question = exchange.head().to_vec();
         question.resize(QUESTION_BYTES + exchange.sent, 7);
         let mut reply = vec![0; exchange.returned];
-        let (mut asked, mut answered, mut latencies) = (0, 0, Vec::new());
-        let count = self.0.len();
+        let mut latencies = Vec::new();
         let start = Instant::now();
-        loop {
+        while start.elapsed() < load.time {
             let asked_at = Instant::now();
-            while asked - answered < load.depth && start.elapsed() < load.time {
-                self.0[asked % count].write_all(&question)?;
-                asked += 1;
-            }
-            if asked == answered {
-                break;
-            }
-            self.0[answered % count].read_exact(&mut reply)?;
-            answered += 1;
-            if load.depth == 1 {
-                latencies.push(asked_at.elapsed());
-            }
+            self.0.write_all(&question)?;
+            self.0.read_exact(&mut reply)?;
+            latencies.push(asked_at.elapsed());
         }
-        let (requests, took) = (answered as u64, start.elapsed());
+        let (requests, took) = (latencies.len() as u64, start.elapsed());
         Ok(Done { requests, bytes: requests * load.block as u64, took, median: load::median(&mut latencies) })
     }
 }
@@ -198,42 +172,25 @@ impl Server for Pinger {
     }
 }
 
-/// A server of 1 MiB in this process; its address.
-#[cfg(test)]
-pub(super) fn test_server() -> String {
-    listen("127.0.0.1:0", |stream| answer(stream, 1 << 20))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::time::Duration;
 
-    fn expect_answers(addresses: &[&str], depth: usize) {
-        let mut pinger = Pinger::to(addresses);
-        for (pattern, block) in [(Pattern::RandomRead, 4096), (Pattern::SequentialWrite, 1 << 20)] {
-            let load = Load { pattern, block, depth, time: Duration::from_millis(20) };
-            let done = pinger.ping(load).expect("pings");
-            assert!(done.requests >= depth as u64, "{addresses:?}");
-            assert_eq!(done.median > Duration::ZERO, depth == 1, "one at a time has a latency of its own");
-            assert_eq!(done.bytes, done.requests * block as u64);
-        }
-    }
-
     #[test]
     fn replies_come_back_directly_and_through_a_relay() {
-        let server = test_server();
+        let server = listen("127.0.0.1:0", answer);
         let far = server.clone();
         let relayed = listen("127.0.0.1:0", move |stream| relay(stream, &far));
-        // One at a time, as the server serves: the relay's connection ends with the first client.
+        // The server serves one at a time: the relay's connection ends with its client.
         for address in [relayed, server] {
-            expect_answers(&[&address], 1);
+            let mut pinger = Pinger(connect(&address));
+            for (pattern, block) in [(Pattern::RandomRead, 4096), (Pattern::SequentialWrite, 1 << 20)] {
+                let load = Load { pattern, block, depth: 1, time: Duration::from_millis(20) };
+                let done = pinger.ping(load).expect("pings");
+                assert!(done.requests > 0 && done.median > Duration::ZERO, "{address}");
+                assert_eq!(done.bytes, done.requests * block as u64);
+            }
         }
-    }
-
-    #[test]
-    fn several_are_asked_in_turn_with_many_under_way() {
-        let servers = [test_server(), test_server()];
-        expect_answers(&servers.each_ref().map(String::as_str), 7);
     }
 }

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::bench::machine::CONGESTION;
 use crate::bench::rounds::Turn;
-use crate::bench::{bare_file, client, file, ping};
+use crate::bench::{bare, bare_file, client, file, ping};
 use crate::lan::{Lan, Node};
 use crate::load::{Connection, Done, Pattern};
 use crate::{mark, process, rivals};
@@ -268,16 +268,17 @@ pub fn serve(kind: &[String]) {
             let count: usize = count.parse().expect("a number of connections");
             take_orders(Many((0..count).map(|_| connect(address, export)).collect()), &json!({}));
         }
-        ["ping", addresses @ ..] => ping::serve_client(addresses),
-        ["ping-server", listen] => ping::serve_server(listen, 1),
-        ["ping-server", listen, mib] => {
-            ping::serve_server(listen, mib.parse().expect("a number of mebibytes"));
-        }
+        ["ping", address] => ping::serve_client(address),
+        ["ping-server", listen] => ping::serve_server(listen),
         ["ping-relay", listen, address] => ping::serve_relay(listen, address),
         ["relay", address] => {
             let to = address.parse().expect("an address");
             let port = rivals::relay(Ipv4Addr::UNSPECIFIED.into(), to, 1).expect("sockets for a relay");
             orders(&json!({"port": port}), |_| Ok(json!({})));
+        }
+        ["bare", addresses @ ..] => bare::serve_client(addresses),
+        ["bare-server", listen, mib] => {
+            bare::serve_server(listen, mib.parse().expect("a number of mebibytes"));
         }
         ["file"] => file::serve(),
         ["bare-file", point, mib, addresses @ ..] => {
