@@ -1,5 +1,6 @@
 //! The part `local`: loopback, four donors; the client library alone and the export, beside raw TCP, libnbd on nbdkit,
-//! qemu-nbd, nbd-server, and qemu's quorum over four nbdkit servers, which is what one can join by oneself.
+//! nbdkit behind its own proxy, qemu-nbd, nbd-server, and qemu's quorum over four nbdkit servers, which is what one can join
+//! by oneself.
 //!
 //! Like is compared with like: a stripe with the quorum only for reads, of which the quorum sends each to one server; its
 //! writes go to all four, so a mirror over four donors stands beside them. Every memory was written before it is read.
@@ -22,7 +23,7 @@ use crate::pool::{LoneDonor, Pool};
 use crate::process;
 use crate::rivals::{self, Rival};
 
-pub const SECONDS: f64 = 340.0;
+pub const SECONDS: f64 = 365.0;
 pub const SETS: usize = 7;
 
 const DONORS: usize = 4;
@@ -73,6 +74,7 @@ impl World {
         let mirror = pool.attach_export("mirror", &[]);
         let lone = LoneDonor::tcp(&size);
         let nbdkit = Rival::nbdkit(&["memory", &size]);
+        let proxy = Rival::nbdkit(&["nbd", &format!("uri={}", nbdkit.uri)]);
         let children: Vec<Rival> = (0..DONORS).map(|_| Rival::nbdkit(&["memory", &size])).collect();
         let quorum = Rival::quorum(&children);
         let qemu_nbd = Rival::qemu_nbd(mib * MIB, "");
@@ -91,6 +93,8 @@ impl World {
             ("export", nbd(&export.uri), and(&donors, export.pid)),
             ("mirror", nbd(&mirror.uri), and(&donors, mirror.pid)),
             ("nbdkit", nbd(&nbdkit.uri), vec![nbdkit.process.pid()]),
+            // As many hops as an export has.
+            ("proxy", nbd(&proxy.uri), vec![nbdkit.process.pid(), proxy.process.pid()]),
             // One donor by itself, as one NBD server.
             ("donor", nbd(&lone.uri), vec![lone.process.pid()]),
             ("quorum", nbd(&quorum.uri), and(&child_pids, quorum.process.pid())),
@@ -112,7 +116,7 @@ impl World {
             pool,
             _bare: bare,
             _lone: lone,
-            _rivals: [vec![nbdkit, quorum, qemu_nbd, nbd_server], children].into_iter().flatten().collect(),
+            _rivals: [vec![nbdkit, proxy, quorum, qemu_nbd, nbd_server], children].into_iter().flatten().collect(),
         }
     }
 
@@ -220,6 +224,7 @@ fn many_at_a_time(bench: &mut Bench, world: &mut World) {
         ("mirror", "the export of a mirror", "mirror", QUORUM, "quorum", None),
         ("library", "the client library", "library", libnbd.as_str(), "libnbd", None),
         ("nbdkit", "the export of a stripe", "export", "nbdkit alone", "nbdkit", None),
+        ("proxy", "the export of a stripe", "export", PROXY, "proxy", None),
         ("qemu-nbd", "the export of a stripe", "export", "qemu-nbd alone", "qemu-nbd", None),
         ("nbd-server", "the export of a stripe", "export", "nbd-server alone", "nbd-server", None),
         ("donor", "one donor by itself", "donor", "nbdkit alone", "nbdkit", four_times),
@@ -234,6 +239,7 @@ fn many_at_a_time(bench: &mut Bench, world: &mut World) {
 }
 
 const QUORUM: &str = "quorum of four nbdkit";
+const PROXY: &str = "nbdkit's own proxy in front of it";
 const BARE: &str = "raw TCP to four that keep it";
 
 fn libnbd_name(best: usize) -> String {
@@ -278,6 +284,7 @@ fn sequential(bench: &mut Bench, world: &mut World, pattern: Pattern, block: usi
     let (like_quorum, like_what) = if writes { ("mirror", mirror) } else { ("export", "the export") };
     let donor_bar = (!writes).then_some(Bar::RatioAtLeast(1.5));
     let fan = "iperf3 through a relay to four";
+    let proxy_what = format!("for comparison: {PROXY}");
     let bare_what = format!("for comparison: {BARE}");
     let fan_what = format!("for comparison: {fan}");
     let of_writes = [
@@ -288,6 +295,8 @@ fn sequential(bench: &mut Bench, world: &mut World, pattern: Pattern, block: usi
         ("library", "the client library", "library", libnbd.as_str(), "libnbd", at_least(1.5)),
         ("quorum", like_what, like_quorum, QUORUM, "quorum", at_least(2.0)),
         ("nbdkit", "the export, one hop more", "export", "nbdkit alone", "nbdkit", at_least(0.9)),
+        ("proxy", "the export", "export", PROXY, "proxy", None),
+        ("proxy-nbdkit", proxy_what.as_str(), "proxy", "nbdkit alone", "nbdkit", None),
         ("qemu-nbd", "the export, one hop more", "export", "qemu-nbd alone", "qemu-nbd", None),
         ("nbd-server", "the export, one hop more", "export", "nbd-server alone", "nbd-server", None),
         ("donor", "one donor by itself", "donor", "nbdkit alone", "nbdkit", donor_bar),
