@@ -60,17 +60,60 @@ impl Lender {
         more: bool,
         socket: &OwnedFd,
     ) -> io::Result<usize> {
+        // SAFETY: the caller vouches for the pieces.
+        let held = if left == 0 { 0 } else { unsafe { self.hold(pieces) } };
+        self.pass_on(more || held < left, socket)
+    }
+
+    /// Notes pieces of memory behind what is in the pipe; how many bytes it had room for.
+    ///
+    /// # Safety
+    /// As for `lend`.
+    pub(crate) unsafe fn hold(&mut self, pieces: &[libc::iovec]) -> usize {
+        // SAFETY: `IoSliceRaw` is an iovec by its definition; the caller vouches for the pieces.
+        let pieces =
+            unsafe { std::slice::from_raw_parts(pieces.as_ptr().cast::<IoSliceRaw<'_>>(), pieces.len()) };
+        // SAFETY: as above.
+        self.fill(|to| unsafe { rustix::pipe::vmsplice(to, pieces, SpliceFlags::NONBLOCK) })
+    }
+
+    /// The same with bytes that may change afterwards: a few, for they are copied.
+    pub(crate) fn hold_copy(&mut self, bytes: &[u8]) -> usize {
+        self.fill(|to| rustix::io::write(to, bytes))
+    }
+
+    fn fill(&mut self, put: impl FnOnce(&OwnedFd) -> rustix::io::Result<usize>) -> usize {
         let Some(mut pipe) = self.pipe.take().or_else(Pipe::take) else {
             self.refused = true;
-            return Ok(0);
+            return 0;
         };
-        // SAFETY: the caller vouches for the pieces.
-        let filled = if left == 0 { Ok(0) } else { unsafe { pipe.fill(pieces) } };
-        match filled.and_then(|filled| pipe.pass_on(socket, more || filled < left)) {
+        match put(&pipe.to) {
+            Ok(filled) => {
+                pipe.held += filled;
+                self.pipe = Some(pipe);
+                filled
+            }
+            // It is full.
+            Err(Errno::AGAIN | Errno::INTR) if pipe.held > 0 => {
+                self.pipe = Some(pipe);
+                0
+            }
+            Err(fault) => {
+                self.refuse(&fault.into());
+                0
+            }
+        }
+    }
+
+    /// Sends what is in the pipe, as `lend` does.
+    ///
+    /// # Errors
+    /// The socket is full, or a signal came.
+    pub(crate) fn pass_on(&mut self, more: bool, socket: &OwnedFd) -> io::Result<usize> {
+        let Some(mut pipe) = self.pipe.take() else { return Ok(0) };
+        match pipe.pass_on(socket, more) {
             Err(fault) if !matches!(fault.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
-                // If it is the connection that failed, copying tells.
-                tracing::debug!(%fault, "payloads of a connection are copied");
-                self.refused = true;
+                self.refuse(&fault);
                 Ok(0)
             }
             passed if pipe.held == 0 => {
@@ -82,6 +125,12 @@ impl Lender {
                 passed
             }
         }
+    }
+
+    /// If it is the connection that failed, copying tells.
+    fn refuse(&mut self, fault: &io::Error) {
+        tracing::debug!(%fault, "payloads of a connection are copied");
+        self.refused = true;
     }
 }
 
@@ -110,23 +159,6 @@ impl Pipe {
         let _ = rustix::pipe::fcntl_setpipe_size(&to, ROOM_BYTES);
         let room = rustix::pipe::fcntl_getpipe_size(&to)?;
         Ok((room >= ROOM_LEAST_BYTES).then_some(Pipe { from, to, held: 0 }))
-    }
-
-    unsafe fn fill(&mut self, pieces: &[libc::iovec]) -> io::Result<usize> {
-        // SAFETY: `IoSliceRaw` is an iovec by its definition; the caller vouches for the pieces.
-        let filled = unsafe {
-            let pieces = std::slice::from_raw_parts(pieces.as_ptr().cast::<IoSliceRaw<'_>>(), pieces.len());
-            rustix::pipe::vmsplice(&self.to, pieces, SpliceFlags::NONBLOCK)
-        };
-        match filled {
-            // It is full.
-            Err(Errno::AGAIN) if self.held > 0 => Ok(0),
-            filled => {
-                let filled = filled?;
-                self.held += filled;
-                Ok(filled)
-            }
-        }
     }
 
     fn pass_on(&mut self, socket: &OwnedFd, more: bool) -> io::Result<usize> {

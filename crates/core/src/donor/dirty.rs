@@ -8,7 +8,7 @@
 //! connections a write can overtake a flush that was sent before it, and then ages with it.
 //! Shared by reference between the data server's threads; a step is one atomic operation on one word. No order
 //! between words is needed: who reads is a new writer, and it is let in when the last one's connections are closed.
-//! Called by `rim`'s arena and donor, and by `sim`. Tests: `tests/donor_dirty.rs`.
+//! Called by `rim`'s arena and donor, and by `sim`. Tests: `rim/tests/donor_wire.rs`.
 
 use crate::limits::{DIRTY_REGION_BYTES, EXTENT_BYTES};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -116,7 +116,10 @@ impl World {
             pool,
             _bare: bare,
             _lone: lone,
-            _rivals: [vec![nbdkit, proxy, quorum, qemu_nbd, nbd_server], children].into_iter().flatten().collect(),
+            _rivals: [vec![nbdkit, proxy, quorum, qemu_nbd, nbd_server], children]
+                .into_iter()
+                .flatten()
+                .collect(),
         }
     }
 

@@ -6,7 +6,8 @@
 //! Invariants: requests take effect in the order in which they came; a client that does not read its replies
 //! stops being read itself, so memory is bounded; an idle connection holds none to speak of.
 //! One receive takes all the requests that are there, one send answers them all: at 4 KiB and depth 64 that is
-//! a factor of 6. Reads of 128 KiB and more leave as the arena's own pages. Write payloads land in the arena directly.
+//! a factor of 6. Reads of 64 KiB and more leave as the arena's own pages,
+//! several together. Write payloads land in the arena directly.
 //! One of the named modules that may use unsafe (vectored I/O on arena addresses).
 #![allow(unsafe_code)]
 
@@ -24,9 +25,10 @@ use tokio::io::unix::AsyncFd;
 
 /// What one receive takes at most; shared by the connections of a thread.
 const SCRATCH_BYTES: usize = 256 << 10;
-/// Reads from this size on are sent without copying. Smaller ones take the client longer to copy, out of memory that no cache near
-/// it has, than the donor saves.
-const LEND_BYTES: u64 = 128 << 10;
+/// Reads from this size on are sent without copying,
+const LEND_BYTES: u64 = 64 << 10;
+/// where so much leaves together. The client takes longer to copy what no cache near it has; of less, that is all that counts.
+const LEND_TOGETHER_BYTES: u64 = 128 << 10;
 /// A write payload of which this much is still missing is received with only the next header behind it.
 const DIRECT_BYTES: u64 = 16 << 10;
 /// Holes shorter than this are sent as data: a chunk costs more than the zeros.
@@ -499,15 +501,47 @@ impl<'a> Connection<'a> {
         (first, sent)
     }
 
+    fn lends(&self) -> bool {
+        self.out_bytes >= LEND_TOGETHER_BYTES && self.lender.lends()
+    }
+
+    /// Whether a piece is lent, or the head of one that is.
+    fn leaves_lent(&self, index: usize) -> bool {
+        let body = index + usize::from(matches!(self.out[index], Out::Head { .. }));
+        self.lends() && matches!(self.out.get(body), Some(Out::Lent { .. }))
+    }
+
+    /// Sends replies that are lent, one behind the other, as many as there are.
+    fn lend(&mut self, fd: &OwnedFd, first: usize, skip: u64) -> io::Result<u64> {
+        let (mut at, mut index) = (skip + self.lender.held() as u64, first);
+        let mut is_full = false;
+        while index < self.out.len() && !is_full && self.leaves_lent(index) {
+            let len = self.out[index].len();
+            if at < len {
+                let left = usize::try_from(len - at).expect("mapped");
+                let held = match self.out[index] {
+                    Out::Head { start, len } => {
+                        self.lender.hold_copy(&self.heads[start + len - left..start + len])
+                    }
+                    Out::Arena { offset, .. } | Out::Lent { offset, .. } => {
+                        let piece = iovec(self.arena.address(offset + at), left);
+                        // SAFETY: a checked range of the arena, which is mapped as long as `self.arena` is borrowed.
+                        unsafe { self.lender.hold(&[piece]) }
+                    }
+                    Out::Zeros { .. } => unreachable!("it is not lent"),
+                };
+                is_full = held < left;
+            }
+            at = at.saturating_sub(len);
+            index += 1;
+        }
+        let sent = self.lender.pass_on(is_full || index < self.out.len(), fd)?;
+        Ok(sent as u64)
+    }
+
     fn send_once(&mut self, fd: &OwnedFd, first: usize, skip: u64) -> io::Result<u64> {
-        if let (Out::Lent { offset, len }, true) = (self.out[first], self.lender.lends()) {
-            let at = skip + self.lender.held() as u64;
-            let left = usize::try_from(len - at).expect("mapped");
-            let piece = iovec(self.arena.address(offset + at), left);
-            let behind = first + 1 < self.out.len();
-            // SAFETY: a checked range of the arena, which is mapped as long as `self.arena` is borrowed.
-            let sent = unsafe { self.lender.lend(&[piece], left, behind, fd)? };
-            return Ok(sent as u64);
+        if self.leaves_lent(first) {
+            return self.lend(fd, first, skip);
         }
         let mut pieces: Vec<libc::iovec> = Vec::with_capacity(64.min(self.out.len() - first));
         let mut skip = skip;
@@ -520,7 +554,7 @@ impl<'a> Connection<'a> {
             };
             match *out {
                 Out::Head { start, len } => pieces.push(piece(self.heads[start..].as_ptr(), len as u64)),
-                Out::Lent { .. } if self.lender.lends() => {
+                Out::Lent { .. } if self.lends() => {
                     more = true;
                     break;
                 }

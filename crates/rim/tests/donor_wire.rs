@@ -1,4 +1,5 @@
-//! The dirty map of a donor over the wire: which requests mark, what a flush does, what each client is told.
+//! A donor over the wire: its dirty map (which requests mark, what a flush does, what each client is told), and replies that
+//! leave together.
 #![allow(clippy::unwrap_used)]
 
 use cheetah_core::limits::DIRTY_REGION_BYTES as REGION;
@@ -68,6 +69,30 @@ impl Client {
             let had = bytes.len();
             bytes.resize(need, 0);
             self.stream.read_exact(&mut bytes[had..]).unwrap();
+        }
+    }
+
+    /// Takes the reply to a read of this range, chunk by chunk in their order.
+    fn data(&mut self, cookie: u64, offset: u64, length: usize) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(length);
+        loop {
+            let here = offset + bytes.len() as u64;
+            let reply = self.reply();
+            let (of, is_done, at, count) = match reply {
+                Reply::OffsetData { cookie, done, offset, data_bytes } => (cookie, done, offset, data_bytes),
+                Reply::OffsetHole { cookie, done, offset, hole_bytes } => (cookie, done, offset, hole_bytes),
+                ref other => panic!("{other:?}"),
+            };
+            assert_eq!((of, at), (cookie, here), "{reply:?}");
+            let had = bytes.len();
+            bytes.resize(had + count as usize, 0);
+            if matches!(reply, Reply::OffsetData { .. }) {
+                self.stream.read_exact(&mut bytes[had..]).unwrap();
+            }
+            if is_done {
+                assert_eq!(bytes.len(), length);
+                return bytes;
+            }
         }
     }
 
@@ -147,4 +172,44 @@ fn each_client_is_answered_in_the_contexts_it_agreed_to() {
     assert_eq!(one.iter().map(|(_, runs)| runs.len()).collect::<Vec<_>>(), [1, 1]);
     let mut none = Client::connect(&donor, false, false);
     assert_eq!(none.done(Command::BlockStatus, 0, 4096), Some(Errno::Inval));
+}
+
+#[test]
+fn replies_that_leave_together_are_what_was_asked_for() {
+    const HALF: usize = 2 << 20;
+    let donor = donor();
+    let mut client = Client::connect(&donor, false, false);
+    // Data, nothing, data.
+    let mut kept: Vec<u8> =
+        (0..3 * HALF as u32 / 4).flat_map(|number| (number | 1 << 31).to_le_bytes()).collect();
+    kept[HALF..2 * HALF].fill(0);
+    for at in [0, 2 * HALF] {
+        let length = HALF as u32;
+        let header = RequestHeader {
+            flags: CmdFlags::EMPTY,
+            command: Command::Write,
+            cookie: 0,
+            offset: at as u64,
+            length,
+        };
+        client.stream.write_all(&header.encode()).unwrap();
+        client.stream.write_all(&kept[at..at + HALF]).unwrap();
+        assert!(matches!(client.reply(), Reply::None { .. }));
+    }
+    // More than sockets hold, so that they are full in the middle of replies: lent and copied ones, and holes.
+    let lens = [65_536, 65_536, 1 << 20, 4096, 100_001, 262_144, 512, 131_072, 65_535, 1 << 20, 65_537];
+    let asked: Vec<(usize, usize)> = (0..200)
+        .map(|number| (number * 77_824 % (3 * HALF - (1 << 20)), lens[number % lens.len()]))
+        .collect();
+    let mut headers = Vec::new();
+    for (cookie, (offset, length)) in asked.iter().enumerate() {
+        let (cookie, offset, length) = (cookie as u64, *offset as u64, *length as u32);
+        let header = RequestHeader { flags: CmdFlags::EMPTY, command: Command::Read, cookie, offset, length };
+        headers.extend(header.encode());
+    }
+    client.stream.write_all(&headers).unwrap();
+    for (cookie, (offset, length)) in asked.into_iter().enumerate() {
+        let data = client.data(cookie as u64, offset as u64, length);
+        assert!(data == kept[offset..offset + length], "request {cookie}: {offset}+{length}");
+    }
 }
