@@ -65,7 +65,8 @@ impl Lender {
         self.pass_on(more || held < left, socket)
     }
 
-    /// Notes pieces of memory behind what is in the pipe; how many bytes it had room for.
+    /// Notes pieces of memory behind what is in the pipe; how many bytes it had room for. Where it cannot be done, what it held is
+    /// forgotten, as by `lend`.
     ///
     /// # Safety
     /// As for `lend`.
@@ -77,7 +78,7 @@ impl Lender {
         self.fill(|to| unsafe { rustix::pipe::vmsplice(to, pieces, SpliceFlags::NONBLOCK) })
     }
 
-    /// The same with bytes that may change afterwards: a few, for they are copied.
+    /// The same with bytes that may change afterwards: best a few, for they are copied.
     pub(crate) fn hold_copy(&mut self, bytes: &[u8]) -> usize {
         self.fill(|to| rustix::io::write(to, bytes))
     }

@@ -6,13 +6,13 @@
 //! Invariants: requests take effect in the order in which they came; a client that does not read its replies
 //! stops being read itself, so memory is bounded; an idle connection holds none to speak of.
 //! One receive takes all the requests that are there, one send answers them all: at 4 KiB and depth 64 that is
-//! a factor of 6. Reads of 64 KiB and more leave as the arena's own pages,
-//! several together. Write payloads land in the arena directly.
+//! a factor of 6. Reads of 64 KiB and more leave as the arena's own pages where that is much together. Write payloads land in
+//! the arena directly.
 //! One of the named modules that may use unsafe (vectored I/O on arena addresses).
 #![allow(unsafe_code)]
 
 use crate::arena::Arena;
-use crate::lend::Lender;
+use crate::lend::{Lender, ROOM_BYTES};
 use crate::net::{self, iovec};
 use cheetah_core::donor::{Access, Grant};
 use cheetah_nbd::server::reply;
@@ -27,7 +27,7 @@ use tokio::io::unix::AsyncFd;
 const SCRATCH_BYTES: usize = 256 << 10;
 /// Reads from this size on are sent without copying,
 const LEND_BYTES: u64 = 64 << 10;
-/// where so much leaves together. The client takes longer to copy what no cache near it has; of less, that is all that counts.
+/// where so much may leave so in one batch. The client takes longer to copy what no cache near it has; of less, only that counts.
 const LEND_TOGETHER_BYTES: u64 = 128 << 10;
 /// A write payload of which this much is still missing is received with only the next header behind it.
 const DIRECT_BYTES: u64 = 16 << 10;
@@ -113,9 +113,11 @@ pub(super) struct Connection<'a> {
     pending: Option<Pending>,
     heads: Vec<u8>,
     out: Vec<Out>,
-    /// The way of large reads; what it holds belongs to the first of `out` that is not sent.
+    /// The way of large reads; what it holds is the beginning of what is not sent of `out`.
     lender: Lender,
     out_bytes: u64,
+    /// Of those, what may be lent.
+    lent_bytes: u64,
     /// Bytes walked by zeroing and status since the last send.
     work_bytes: u64,
     /// The last request was a large write, so the next one probably is, too: only its header is read ahead.
@@ -157,6 +159,7 @@ impl<'a> Connection<'a> {
             out: Vec::new(),
             lender: Lender::default(),
             out_bytes: 0,
+            lent_bytes: 0,
             work_bytes: 0,
             large_expected: false,
             deferred: false,
@@ -389,7 +392,10 @@ impl<'a> Connection<'a> {
 
     fn data(&mut self, offset: u64, len: u64, present: bool) {
         match present {
-            true if len >= LEND_BYTES => self.body(Out::Lent { offset, len }, len),
+            true if len >= LEND_BYTES => {
+                self.lent_bytes += len;
+                self.body(Out::Lent { offset, len }, len);
+            }
             true => self.body(Out::Arena { offset, len }, len),
             false => self.body(Out::Zeros { len }, len),
         }
@@ -485,6 +491,7 @@ impl<'a> Connection<'a> {
         self.out.clear();
         self.heads.clear();
         self.out_bytes = 0;
+        self.lent_bytes = 0;
         self.work_bytes = 0;
         Ok(())
     }
@@ -502,13 +509,17 @@ impl<'a> Connection<'a> {
     }
 
     fn lends(&self) -> bool {
-        self.out_bytes >= LEND_TOGETHER_BYTES && self.lender.lends()
+        self.lent_bytes >= LEND_TOGETHER_BYTES && self.lender.lends()
     }
 
-    /// Whether a piece is lent, or the head of one that is.
+    /// Whether a piece is lent, or the head of one that is and with which it fits into the pipe.
     fn leaves_lent(&self, index: usize) -> bool {
-        let body = index + usize::from(matches!(self.out[index], Out::Head { .. }));
-        self.lends() && matches!(self.out.get(body), Some(Out::Lent { .. }))
+        let is_lent = match (self.out[index], self.out.get(index + 1)) {
+            (Out::Lent { .. }, _) => true,
+            (Out::Head { .. }, Some(Out::Lent { len, .. })) => *len < ROOM_BYTES as u64,
+            _ => false,
+        };
+        is_lent && self.lends()
     }
 
     /// Sends replies that are lent, one behind the other, as many as there are.
@@ -523,12 +534,12 @@ impl<'a> Connection<'a> {
                     Out::Head { start, len } => {
                         self.lender.hold_copy(&self.heads[start + len - left..start + len])
                     }
-                    Out::Arena { offset, .. } | Out::Lent { offset, .. } => {
+                    Out::Lent { offset, .. } => {
                         let piece = iovec(self.arena.address(offset + at), left);
                         // SAFETY: a checked range of the arena, which is mapped as long as `self.arena` is borrowed.
                         unsafe { self.lender.hold(&[piece]) }
                     }
-                    Out::Zeros { .. } => unreachable!("it is not lent"),
+                    Out::Arena { .. } | Out::Zeros { .. } => unreachable!("they are not lent"),
                 };
                 is_full = held < left;
             }
