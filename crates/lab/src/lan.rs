@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::process::Signal;
 
-use crate::{mark, tap, tools};
+use crate::tap::{self, LargeSends};
+use crate::{mark, tools};
 
 const BRIDGE: &str = "br0";
 /// The bridge of those whose frames go over the wire.
@@ -212,11 +213,11 @@ impl Lan {
 
     /// Makes the second bridge, and a tap on each of the two bridges.
     #[track_caller]
-    pub(crate) fn lay_wire(&self) -> [File; 2] {
+    pub(crate) fn lay_wire(&self, large: LargeSends) -> [File; 2] {
         let switch = self.switch();
         self.add_bridge(WIRE_BRIDGE);
         [("tap0", BRIDGE), ("tap1", WIRE_BRIDGE)].map(|(name, bridge)| {
-            let tap = tap::open_in(&format!("/run/netns/{switch}"), name)
+            let tap = tap::open_in(&format!("/run/netns/{switch}"), name, large)
                 .unwrap_or_else(|error| panic!("cannot make a tap: {error}"));
             let queue = TAP_FRAMES.to_string();
             ip(&["-n", &switch, "link", "set", name, "master", bridge, "txqueuelen", &queue, "up"]);

@@ -2,7 +2,7 @@
 //!
 //! Owns: the two ioctls that make a tap, the one unsafe code of the lab. Never: looks into a frame.
 //! Invariant: each frame comes with a virtio header, so that the kernel leaves checksums undone on the way in and takes
-//! them for right on the way out, as network cards with offloads do. Large sends are cut into frames of the wire's size.
+//! them for right on the way out, as network cards with offloads do.
 //! Called by: `wire`. One of the named modules that may use unsafe. Tests: those of `wire`.
 #![allow(unsafe_code)]
 
@@ -24,10 +24,21 @@ const NAME_BYTES: usize = 16;
 const IFF_TAP: u16 = 0x0002;
 const IFF_NO_PI: u16 = 0x1000;
 const IFF_VNET_HDR: u16 = 0x4000;
-/// Checksums may come undone; nothing else.
-const OFFLOADS: usize = 0x01;
+/// Checksums may come undone,
+const CHECKSUM_OFFLOAD: usize = 0x01;
+/// and what TCP sends at once may come so, by IPv4 and IPv6.
+const TCP_OFFLOADS: usize = 0x02 | 0x04;
 const TUNSETIFF: u32 = opcode::write::<c_int>(b'T', 202);
 const TUNSETOFFLOAD: u32 = opcode::write::<std::ffi::c_uint>(b'T', 208);
+
+/// What becomes of what TCP sends at once, up to 64 KiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LargeSends {
+    /// It is cut into frames of the wire's size.
+    Cut,
+    /// It stays one frame: a fortieth of the work.
+    Whole,
+}
 
 /// The kernel's `struct ifreq`.
 #[repr(C)]
@@ -43,11 +54,15 @@ const _: () = assert!(size_of::<InterfaceRequest>() == 40);
 ///
 /// # Errors
 /// What the kernel says; `/dev/net/tun` may be missing.
-pub fn open_in(namespace: &str, name: &str) -> io::Result<File> {
+pub fn open_in(namespace: &str, name: &str, large: LargeSends) -> io::Result<File> {
     let namespace = File::open(namespace)?;
     let mut request =
         InterfaceRequest { name: [0; NAME_BYTES], flags: IFF_TAP | IFF_NO_PI | IFF_VNET_HDR, rest: [0; 22] };
     request.name[..name.len()].copy_from_slice(name.as_bytes());
+    let offloads = match large {
+        LargeSends::Cut => CHECKSUM_OFFLOAD,
+        LargeSends::Whole => CHECKSUM_OFFLOAD | TCP_OFFLOADS,
+    };
     // A thread of its own, because a thread's namespace is where the tap is made; it ends with the making.
     let maker = std::thread::spawn(move || {
         move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
@@ -57,7 +72,7 @@ pub fn open_in(namespace: &str, name: &str) -> io::Result<File> {
         // answer goes into the setter's own copy, which is as large.
         unsafe { ioctl(&device, Setter::<TUNSETIFF, InterfaceRequest>::new(request))? };
         // SAFETY: TUNSETOFFLOAD takes a plain number and touches no memory.
-        unsafe { ioctl(&device, IntegerSetter::<TUNSETOFFLOAD>::new_usize(OFFLOADS))? };
+        unsafe { ioctl(&device, IntegerSetter::<TUNSETOFFLOAD>::new_usize(offloads))? };
         Ok(File::from(device))
     });
     maker.join().unwrap_or_else(|_| Err(io::Error::other("the maker of the tap panicked")))

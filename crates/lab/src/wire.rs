@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::dice::Dice;
 use crate::lan::Lan;
-use crate::tap;
+use crate::tap::{self, LargeSends};
 
 /// More than the largest frame with its header.
 const FRAME_BYTES: usize = (64 << 10) + 64 + tap::HEADER_BYTES;
@@ -73,7 +73,21 @@ impl Wire {
     /// Lays a wire in a lab, which has none yet; it is perfect until told otherwise.
     #[track_caller]
     pub fn new(lan: &Lan, seed: u64) -> Self {
-        let [near, far] = lan.lay_wire();
+        Self::lay(lan, seed, LargeSends::Cut)
+    }
+
+    /// One that is long and nothing else: what is sent at once stays in one piece, or a thread of a slow machine could not carry
+    /// 1 Gbit/s.
+    #[track_caller]
+    pub fn long(lan: &Lan, round_trip: Duration) -> Self {
+        let wire = Self::lay(lan, 0, LargeSends::Whole);
+        wire.delay(round_trip / 2);
+        wire
+    }
+
+    #[track_caller]
+    fn lay(lan: &Lan, seed: u64, large: LargeSends) -> Self {
+        let [near, far] = lan.lay_wire(large);
         let shared = Arc::new(Shared::default());
         let for_thread = Arc::clone(&shared);
         let thread = std::thread::spawn(move || carry(&for_thread, [near, far], Dice::new(seed)));

@@ -37,23 +37,17 @@ fn noise(scratch: &Scratch) -> PathBuf {
 /// Hosts whose client can be moved away, and a pool on them.
 fn hosts() -> (Arc<Lan>, Wire, Pool) {
     let lan = Arc::new(Lan::new(DONORS, "1gbit"));
-    let wire = Wire::new(&lan, 1);
+    let wire = Wire::long(&lan, Duration::from_millis(20));
     let mut pool = Pool::with(State::Memory, Some(lan.clone()));
     pool.donate_everywhere(DONORS, "128M");
     (lan, wire, pool)
-}
-
-/// 10 ms each way.
-fn move_away(lan: &Lan, wire: &Wire) {
-    wire.delay(Duration::from_millis(10));
-    lan.detour(Node::Client);
 }
 
 /// A volume with an image in it, far away.
 fn far(image: &Path) -> Far {
     let (lan, wire, pool) = hosts();
     pool.ok(["load", &image.display().to_string(), "case"]);
-    move_away(&lan, &wire);
+    lan.detour(Node::Client);
     let image = std::fs::read(image).expect("the image");
     Far { pool, image, _wire: wire }
 }
@@ -126,7 +120,7 @@ fn the_kernel_keeps_the_read_ahead_that_it_was_given() {
 
 #[test]
 fn over_a_long_way_connections_run_bbr() {
-    let (lan, wire, mut pool) = hosts();
+    let (lan, _wire, mut pool) = hosts();
     pool.ok(["create", "case", "64M"]);
     let coordinator = format!(":{} ", pool.url().rsplit(':').next().expect("a port"));
     let mut run_bbr = || {
@@ -145,7 +139,7 @@ fn over_a_long_way_connections_run_bbr() {
         [client, donors].concat()
     };
     let near = run_bbr();
-    move_away(&lan, &wire);
+    lan.detour(Node::Client);
     let far = run_bbr();
     assert!(near.iter().all(|bbr| !bbr), "{near:?}");
     assert!(far.iter().all(|bbr| *bbr), "as root, on a kernel that has or can load tcp_bbr: {far:?}");

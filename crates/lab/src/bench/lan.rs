@@ -204,8 +204,7 @@ pub(super) struct Away {
 impl Away {
     #[track_caller]
     pub(super) fn new(lan: &Arc<Lan>, round_trip: Duration) -> Self {
-        let wire = Wire::new(lan, 1);
-        wire.delay(round_trip / 2);
+        let wire = Wire::long(lan, round_trip);
         (1..=DONORS).for_each(|number| lan.detour(Node::Donor(number)));
         Self { lan: lan.clone(), _wire: wire }
     }
