@@ -15,9 +15,10 @@ use cheetah_rim::volume::{
 };
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 #[derive(Debug)]
 struct Channel(mpsc::Sender<Completion>);
@@ -223,12 +224,24 @@ fn a_donor_that_cannot_be_reached_fails_its_ranges_and_no_others() {
     assert_eq!(client.read(0, 1), Err(VolumeError::DonorLost));
 }
 
-/// A way to a donor that can be told to break: it answers with nonsense then, and reads no further until the client has
-/// let go of the connection.
+/// What a way to a donor is told to do.
+#[derive(Debug, Default)]
+struct Orders {
+    /// Answer with nonsense, and read no further until the client has let go of the connection.
+    breaks: AtomicBool,
+    /// Take nothing from the client.
+    holds: AtomicBool,
+    /// Turn the donor's answers, all to writes from then on, into errors.
+    fails: AtomicBool,
+}
+
+/// A way to a donor, on which little fits.
 struct Way {
     address: String,
-    breaks: Arc<AtomicBool>,
+    orders: Arc<Orders>,
     let_go: mpsc::Sender<()>,
+    /// How many writes the client has asked for.
+    writes: Arc<AtomicUsize>,
     /// What came after it broke.
     came: JoinHandle<Vec<u8>>,
 }
@@ -237,65 +250,152 @@ impl Way {
     fn to(donor: String) -> Way {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let breaks = Arc::new(AtomicBool::new(false));
         let (let_go, gone) = mpsc::channel();
-        let broken = breaks.clone();
+        let (orders, writes) = (Arc::new(Orders::default()), Arc::new(AtomicUsize::new(0)));
+        let (told, counted) = (orders.clone(), writes.clone());
         let came = std::thread::spawn(move || {
             let (mut client, _) = listener.accept().unwrap();
             let mut far = TcpStream::connect(donor).unwrap();
-            let (mut replies, mut back) = (far.try_clone().unwrap(), client.try_clone().unwrap());
-            std::thread::spawn(move || std::io::copy(&mut replies, &mut back));
+            let (replies, back) = (far.try_clone().unwrap(), client.try_clone().unwrap());
+            let of_replies = told.clone();
+            std::thread::spawn(move || Way::back(replies, back, &of_replies.fails));
+            let mut seen = [0; WRITE_HEADER.len()];
             let mut bytes = vec![0; 4096];
             loop {
                 let got = client.read(&mut bytes).unwrap();
                 if got == 0 {
                     return Vec::new();
                 }
-                if broken.load(Ordering::Acquire) {
+                if told.breaks.load(Ordering::Acquire) {
                     bytes.truncate(got);
                     break;
                 }
+                let is_header = |byte: &&u8| {
+                    seen.rotate_left(1);
+                    seen[7] = **byte;
+                    seen == WRITE_HEADER
+                };
+                counted.fetch_add(bytes[..got].iter().filter(is_header).count(), Ordering::AcqRel);
                 far.write_all(&bytes[..got]).unwrap();
+                while told.holds.load(Ordering::Acquire) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
             }
             client.write_all(&[0x55; 16]).unwrap();
             gone.recv().unwrap();
             client.read_to_end(&mut bytes).unwrap();
             bytes
         });
-        Way { address, breaks, let_go, came }
+        Way { address, orders, let_go, writes, came }
+    }
+
+    fn back(mut replies: TcpStream, mut back: TcpStream, fails: &AtomicBool) {
+        let mut bytes = [0; 200 * WRITE_REPLY_BYTES];
+        loop {
+            let got = match replies.read(&mut bytes) {
+                Ok(got) if got > 0 => got,
+                _ => return,
+            };
+            let passed = if fails.load(Ordering::Acquire) {
+                assert_eq!(got % WRITE_REPLY_BYTES, 0, "answers to writes");
+                let failed = |reply: &[u8]| {
+                    let (magic, errno, cookie) = (0x6744_6698u32, 5u32, &reply[8..16]);
+                    [&magic.to_be_bytes(), &errno.to_be_bytes(), cookie].concat()
+                };
+                back.write_all(&bytes[..got].chunks(WRITE_REPLY_BYTES).flat_map(failed).collect::<Vec<_>>())
+            } else {
+                back.write_all(&bytes[..got])
+            };
+            if passed.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// What the header of a write begins with.
+const WRITE_HEADER: [u8; 8] = [0x25, 0x60, 0x95, 0x13, 0, 0, 0, 1];
+/// A structured reply without data.
+const WRITE_REPLY_BYTES: usize = 20;
+
+/// A volume on one donor, over one connection of a way.
+fn over_a_way(donors: &[(Arc<Arena>, DonorServer)]) -> (Way, Client) {
+    let way = Way::to(donors[0].1.endpoint().to_string());
+    let mut map = map(donors, Redundancy::LINEAR, 1, EXTENT_BYTES);
+    map.routes.get_mut(&DonorId(0)).unwrap().address = way.address.clone();
+    (way, Client::with(map, Some(1)))
+}
+
+/// Writes all of it, so many bytes at a time.
+fn submit_writes(client: &Client, mut offset: u64, bytes: &[u8], lens: &[usize]) {
+    let (mut rest, mut lens) = (bytes, lens.iter().cycle());
+    while !rest.is_empty() {
+        let (piece, behind) = rest.split_at(*lens.next().unwrap());
+        let mut buffer = client.volume.pool().take_blocking(piece.len());
+        buffer.copy_from_slice(piece);
+        client.submit(Op::Write, offset, piece.len() as u32, Some(buffer), offset);
+        (rest, offset) = (behind, offset + piece.len() as u64);
     }
 }
 
 #[test]
 fn what_the_kernel_still_sends_for_a_closed_connection_is_what_was_written() {
-    let donors = donors(1, 1);
-    let way = Way::to(donors[0].1.endpoint().to_string());
-    let mut map = map(&donors, Redundancy::LINEAR, 1, EXTENT_BYTES);
-    map.routes.get_mut(&DonorId(0)).unwrap().address = way.address.clone();
-    let client = Client::with(map, Some(1));
-    client.write(0, &noise(5, 1 << 20)).unwrap();
-    way.breaks.store(true, Ordering::Release);
-    assert_eq!(client.write(0, &vec![0xaa; 1 << 20]), Err(VolumeError::DonorLost));
-    // Whoever has the memory next writes something else there, before the peer has taken the last bytes.
-    let mut held: Vec<Buffer> = std::iter::from_fn(|| client.volume.pool().try_take(1 << 20)).collect();
-    for buffer in &mut held {
-        buffer.fill(0xbb);
+    for (count, len) in [(1, 1 << 20), (16, 64 << 10)] {
+        let donors = donors(1, 1);
+        let (way, client) = over_a_way(&donors);
+        client.write(0, &noise(5, 1 << 20)).unwrap();
+        way.orders.breaks.store(true, Ordering::Release);
+        submit_writes(&client, 0, &vec![0xaa; count * len], &[len]);
+        for _ in 0..count {
+            assert_eq!(client.done.recv().unwrap().result, Err(VolumeError::DonorLost));
+        }
+        // Whoever has the memory next writes something else there, before the peer has taken the last bytes.
+        let mut held: Vec<Buffer> = std::iter::from_fn(|| client.volume.pool().try_take(1 << 20)).collect();
+        for buffer in &mut held {
+            buffer.fill(0xbb);
+        }
+        way.let_go.send(()).unwrap();
+        let came = way.came.join().unwrap();
+        assert!(came.len() > 64 << 10, "{} bytes were on their way", came.len());
+        let foreign = came.windows(8).filter(|bytes| *bytes == [0xbb; 8]).count();
+        assert_eq!(foreign, 0, "of {} bytes", came.len());
     }
-    way.let_go.send(()).unwrap();
-    let came = way.came.join().unwrap();
-    assert!(came.len() > 64 << 10, "{} bytes were on their way", came.len());
-    let foreign = came.windows(8).filter(|bytes| *bytes == [0xbb; 8]).count();
-    assert_eq!(foreign, 0, "of {} bytes", came.len());
+}
+
+#[test]
+fn writes_one_behind_the_other_leave_together_and_are_answered_together() {
+    // Lent ones, copied ones, and both.
+    let cases: [(usize, &[usize]); 3] =
+        [(20, &[64 << 10]), (400, &[16 << 10]), (60, &[64 << 10, 4096, 12_288, 32 << 10, 4096])];
+    for ((count, lens), fails) in cases.into_iter().flat_map(|case| [(case, false), (case, true)]) {
+        let donors = donors(1, 1);
+        let (way, client) = over_a_way(&donors);
+        let before = noise(1, 16 << 20);
+        let bytes = noise(2, (0..count).map(|number| lens[number % lens.len()]).sum());
+        client.write(0, &before[..4096]).unwrap();
+        way.orders.fails.store(fails, Ordering::Release);
+        way.orders.holds.store(true, Ordering::Release);
+        // More than the sockets between take in, so that the rest is there when they have room.
+        submit_writes(&client, 32 << 20, &before, &[1 << 20]);
+        submit_writes(&client, 0, &bytes, lens);
+        way.orders.holds.store(false, Ordering::Release);
+        let expected = if fails { Err(VolumeError::DonorFailed) } else { Ok(()) };
+        for _ in 0..16 + count {
+            assert_eq!(client.done.recv().unwrap().result, expected);
+        }
+        let asked = way.writes.load(Ordering::Acquire);
+        assert!(asked <= 1 + 16 + count / 4, "{asked} requests for 1 + 16 + {count} writes");
+        if !fails {
+            assert!(client.read(0, bytes.len() as u32).unwrap() == bytes, "{count} writes");
+        }
+    }
 }
 
 #[test]
 fn writes_that_are_lent_together_arrive_as_they_were() {
     let donors = donors(1, 1);
     // More at once than a socket takes in, for it is emptied slowly: lent and copied ones.
-    let way = Way::to(donors[0].1.endpoint().to_string());
-    let mut map = map(&donors, Redundancy::LINEAR, 1, EXTENT_BYTES);
-    map.routes.get_mut(&DonorId(0)).unwrap().address = way.address;
-    let client = Client::with(map, Some(1));
+    let (_way, client) = over_a_way(&donors);
     let lens = [1 << 20, 65_536, 1 << 20, 4096, 700_001, 1 << 20, 32_768, 1 << 20, 512, 1 << 20];
     for round in 0..4 {
         let mut end = 0;

@@ -3,7 +3,8 @@
 //!
 //! Owns: the wire state of the connection. Never: which donor a part goes to, or what a failure means.
 //! Invariants: a closed connection touches no payload, and nothing that is put into one later leaves by it; a read counts
-//! as answered only when every byte of it arrived exactly once in order of its chunks' sizes; anything unexpected ends the link.
+//! as answered only when every byte of it arrived exactly once in order of its chunks' sizes; writes that left as one request
+//! follow each other in what is awaited, and have one answer; anything unexpected ends the link.
 //! Small replies go through a buffer, many for one system call; large data is received into its destination
 //! with the next reply's head behind it (both measured: each is several times slower at the other's job).
 //! One of the named modules that may use unsafe (readv into a buffer's pieces).
@@ -11,6 +12,7 @@
 
 use super::Driver;
 use super::heads::{Head, Heads};
+use super::leaving::{Leaving, OutPart, Traffic, first_request, payload_bytes};
 use super::memory::Memory;
 use super::open::Opened;
 use crate::lend::{Lender, ROOM_BYTES};
@@ -18,7 +20,7 @@ use crate::net::{self, iovec};
 use cheetah_core::layout::Scatter;
 use cheetah_core::limits::DOUBT_NS;
 use cheetah_core::map::DonorId;
-use cheetah_core::volume::{Event, Fragment, Key, Mem, PartError, PartOp, StatusRun};
+use cheetah_core::volume::{Event, Fragment, Key, Mem, PartError, PartOp, StatusRun, link_merges_bytes_max};
 use cheetah_nbd::client::Reply;
 use cheetah_nbd::limits::BLOCK_STATUS_DESCRIPTORS_MAX;
 use cheetah_nbd::{CmdFlags, Command, Errno, RequestHeader, StateFlags, TransmissionFlags};
@@ -37,42 +39,6 @@ const DIRECT_BYTES: u32 = 16 << 10;
 /// What is read behind large data: the head of the next data chunk and no more.
 const HEAD_BYTES: usize = 28;
 const PIECES_MAX: usize = 512;
-/// Payloads from this size on leave as pages: below it a copy costs less than noting and moving pages.
-const LEND_BYTES: usize = 32 << 10;
-
-#[derive(Debug)]
-pub(super) struct OutPart {
-    pub(super) part: Key,
-    pub(super) op: PartOp,
-    pub(super) address: u64,
-    pub(super) mem: Mem,
-    pub(super) scatter: Scatter,
-    pub(super) fragment: Fragment,
-}
-
-impl OutPart {
-    fn payload_bytes(&self) -> usize {
-        if matches!(self.op, PartOp::Write | PartOp::Sparse) { self.scatter.len as usize } else { 0 }
-    }
-
-    fn is_large(&self) -> bool {
-        self.payload_bytes() >= LEND_BYTES
-    }
-
-    fn header(&self) -> [u8; RequestHeader::BYTES] {
-        let (command, flags) = match self.op {
-            PartOp::Read => (Command::Read, CmdFlags::EMPTY),
-            PartOp::Write | PartOp::Sparse => (Command::Write, CmdFlags::EMPTY),
-            PartOp::Zero { keep: true } => (Command::WriteZeroes, CmdFlags::NO_HOLE),
-            PartOp::Zero { keep: false } => (Command::WriteZeroes, CmdFlags::EMPTY),
-            PartOp::Trim => (Command::Trim, CmdFlags::EMPTY),
-            PartOp::Status | PartOp::Survey => (Command::BlockStatus, CmdFlags::EMPTY),
-            PartOp::Age => (Command::Flush, CmdFlags::EMPTY),
-        };
-        let (cookie, offset, length) = (self.part.to_u64(), self.address, self.scatter.len);
-        RequestHeader { flags, command, cookie, offset, length }.encode()
-    }
-}
 
 /// A part whose answer is awaited.
 #[derive(Debug)]
@@ -85,10 +51,13 @@ struct Awaited {
     fragment: Fragment,
     /// Nobody wants the answer: its data is passed over.
     abandoned: bool,
+    /// It left in one request with the part before it, and is answered with that.
+    merged: bool,
     /// All of it is with the kernel.
     sent: bool,
-    /// The kernel may have pages of its payload, and its head, until the donor says that it has the bytes.
-    lent: Option<Head>,
+    /// The kernel may have pages of its payload, and of its head, until the donor says that it has the bytes.
+    lent: bool,
+    head: Option<Head>,
     /// Bytes of a read that are in.
     received: u32,
     error: Option<PartError>,
@@ -106,7 +75,9 @@ struct Incoming {
 
 #[derive(Debug)]
 struct Wire {
-    out: VecDeque<([u8; RequestHeader::BYTES], OutPart)>,
+    out: VecDeque<Leaving>,
+    /// So many of `out` belong to a request whose header is known.
+    headed: usize,
     /// Bytes of the front of `out` that are sent.
     out_sent: usize,
     /// The way of large payloads; what it holds belongs to the first of `out`, behind what is sent.
@@ -131,7 +102,7 @@ struct Awaiting(VecDeque<Awaited>);
 
 impl Awaiting {
     fn place(&self, cookie: u64) -> Option<usize> {
-        self.0.iter().position(|awaited| awaited.cookie == cookie)
+        self.0.iter().position(|awaited| awaited.cookie == cookie && !awaited.merged)
     }
 
     fn of(&mut self, cookie: u64) -> Option<&mut Awaited> {
@@ -139,9 +110,10 @@ impl Awaiting {
         self.0.get_mut(place)
     }
 
-    fn take(&mut self, cookie: u64) -> Option<Awaited> {
-        let place = self.place(cookie)?;
-        self.0.remove(place)
+    /// The parts of a request.
+    fn request(&self, place: usize) -> impl Iterator<Item = &Awaited> {
+        let merged = self.0.range(place + 1..).take_while(|awaited| awaited.merged);
+        self.0.get(place).into_iter().chain(merged)
     }
 }
 
@@ -157,14 +129,18 @@ pub(super) struct Conn {
     dirty: Option<u32>,
     closed: Cell<bool>,
     outstanding: Cell<u64>,
+    traffic: Rc<Traffic>,
+    merges_bytes_max: u32,
     blocked: Notify,
     wire: RefCell<Wire>,
 }
 
 impl Conn {
-    pub(super) fn new(donor: DonorId, session: u64, opened: Opened) -> Self {
+    pub(super) fn new(donor: DonorId, session: u64, opened: Opened, traffic: Rc<Traffic>) -> Self {
         let mut input = vec![0; RECEIVE_BYTES];
         input[..opened.early.len()].copy_from_slice(&opened.early);
+        let round_trip = net::round_trip(opened.fd.get_ref()).as_nanos();
+        let round_trip_ns = u64::try_from(round_trip).unwrap_or(u64::MAX);
         Conn {
             donor,
             session,
@@ -174,9 +150,12 @@ impl Conn {
             dirty: opened.session.dirty,
             closed: Cell::new(false),
             outstanding: Cell::new(0),
+            traffic,
+            merges_bytes_max: link_merges_bytes_max(opened.session.info.block_max, round_trip_ns),
             blocked: Notify::new(),
             wire: RefCell::new(Wire {
                 out: VecDeque::with_capacity(256),
+                headed: 0,
                 out_sent: 0,
                 lender: Lender::default(),
                 heads: Heads::new(),
@@ -206,6 +185,7 @@ impl Conn {
     pub(super) fn queue(&self, part: OutPart) -> bool {
         let mut wire = self.wire.borrow_mut();
         self.outstanding.set(self.outstanding.get() + u64::from(part.scatter.len));
+        self.traffic.queue(part.payload_bytes() as u64);
         let awaited = Awaited {
             cookie: part.part.to_u64(),
             op: part.op,
@@ -214,14 +194,16 @@ impl Conn {
             scatter: part.scatter,
             fragment: part.fragment,
             abandoned: false,
+            merged: false,
             sent: false,
-            lent: None,
+            lent: false,
+            head: None,
             received: 0,
             error: None,
             status: Vec::new(),
         };
         wire.awaited.0.push_back(awaited);
-        wire.out.push_back((part.header(), part));
+        wire.out.push_back(Leaving { header: None, part });
         wire.out.len() == 1
     }
 
@@ -240,10 +222,11 @@ impl Conn {
         }
     }
 
-    /// Sends what is queued until it is gone or the socket is full; the sender task goes on when there is room.
-    pub(super) fn flush(&self, memory: &Memory) {
+    /// Sends what is queued, with writes merged up to so many bytes, until it is gone or the socket is full; the sender task goes on
+    /// when there is room.
+    pub(super) fn flush(&self, memory: &Memory, merges_bytes_max: u32) {
         while !self.closed.get() && !self.wire.borrow().out.is_empty() {
-            match self.send_once(memory) {
+            match self.send_once(memory, merges_bytes_max) {
                 Ok(()) => {}
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 // A broken socket is found by the receiver, which reports it.
@@ -252,8 +235,9 @@ impl Conn {
         }
     }
 
-    fn send_once(&self, memory: &Memory) -> io::Result<()> {
+    fn send_once(&self, memory: &Memory, merges_bytes_max: u32) -> io::Result<()> {
         let wire = &mut *self.wire.borrow_mut();
+        wire.make_requests(merges_bytes_max.min(self.merges_bytes_max), &self.traffic);
         let sent = if wire.lends() { self.lend(wire, memory)? } else { self.copy(wire, memory)? };
         wire.advance(sent);
         Ok(())
@@ -264,7 +248,8 @@ impl Conn {
         wire.pieces.clear();
         let mut skip = wire.out_sent;
         let mut more = false;
-        for (header, part) in &wire.out {
+        for leaving in &wire.out {
+            let (header, part) = (leaving.header(), &leaving.part);
             if wire.pieces.len() >= PIECES_MAX - 1 {
                 break;
             }
@@ -294,22 +279,28 @@ impl Conn {
         wire.pieces.clear();
         let first = wire.first_awaited();
         let (mut skip, mut left, mut taken) = (wire.out_sent + wire.lender.held(), 0, 0);
-        for ((header, part), awaited) in wire.out.iter().zip(wire.awaited.0.range_mut(first..)) {
+        for (leaving, awaited) in wire.out.iter().zip(wire.awaited.0.range_mut(first..)) {
+            let part = &leaving.part;
             if !part.is_large() || left >= ROOM_BYTES || wire.pieces.len() >= PIECES_MAX - 1 {
                 break;
             }
-            if awaited.lent.is_none() {
-                awaited.lent = wire.heads.take(header);
+            if let (Some(header), false) = (&leaving.header, awaited.lent) {
+                awaited.head = wire.heads.take(header);
+                if awaited.head.is_none() {
+                    break;
+                }
             }
-            let Some(head) = &awaited.lent else { break };
+            awaited.lent = true;
             taken += 1;
-            let (scatter, whole) = (part.scatter, header.len() + part.payload_bytes());
+            let (scatter, header, whole) = (part.scatter, leaving.header(), leaving.bytes());
             if skip >= whole {
                 skip -= whole;
                 continue;
             }
             left += whole - skip;
-            wire.heads.piece(head, skip, &mut wire.pieces);
+            if let Some(head) = &awaited.head {
+                wire.heads.piece(head, skip, &mut wire.pieces);
+            }
             let from = u32::try_from(skip.saturating_sub(header.len())).expect("inside the payload");
             skip = 0;
             memory.buffer(part.mem).pieces(scatter, from, scatter.len, PIECES_MAX, &mut wire.pieces);
@@ -323,7 +314,7 @@ impl Conn {
     pub(super) fn abandon(&self, part: Key) -> bool {
         let wire = &mut *self.wire.borrow_mut();
         let Some(awaited) = wire.awaited.of(part.to_u64()) else { return false };
-        assert!(awaited.lent.is_none(), "a write is waited for until its link is closed");
+        assert!(!awaited.lent, "a write is waited for until its link is closed");
         awaited.abandoned = true;
         true
     }
@@ -338,8 +329,12 @@ impl Conn {
         let _ = rustix::net::shutdown(self.fd.get_ref(), rustix::net::Shutdown::Both);
         let wire = &mut *self.wire.borrow_mut();
         (wire.out_sent, wire.lender) = (0, Lender::default());
-        wire.out.clear();
-        let lent = wire.awaited.0.drain(..).filter(|part| part.lent.is_some()).map(|part| part.mem);
+        let queued = wire.out.drain(..).skip(std::mem::take(&mut wire.headed));
+        let queued = queued.map(|leaving| leaving.part.payload_bytes() as u64).sum();
+        let all: u64 =
+            wire.awaited.0.iter().map(|part| u64::from(payload_bytes(part.op, part.scatter))).sum();
+        self.traffic.forget(queued, all - queued);
+        let lent = wire.awaited.0.drain(..).filter(|part| part.lent).map(|part| part.mem);
         let mut lent: Vec<Mem> = lent.collect();
         lent.sort_unstable();
         lent.dedup();
@@ -369,8 +364,9 @@ pub(super) async fn send_all(driver: Rc<RefCell<Driver>>, conn: Rc<Conn>) {
         }
         // The flag must be cleared when the socket is full again, which only a failed attempt tells.
         let driver = driver.borrow();
+        let merges_bytes_max = conn.traffic.batch_merges_bytes_max();
         while !conn.wire.borrow().out.is_empty() {
-            match guard.try_io(|_| conn.send_once(&driver.memory)) {
+            match guard.try_io(|_| conn.send_once(&driver.memory, merges_bytes_max)) {
                 Ok(Ok(())) => {}
                 Ok(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {}
                 Ok(Err(_)) => return,
@@ -502,9 +498,11 @@ impl Conn {
         events: &mut Vec<Event>,
     ) -> Result<(), String> {
         let (cookie, mut done) = (reply.cookie(), reply.done());
-        let awaited = wire.awaited.of(cookie).ok_or("it answered what was not asked")?;
+        let place = wire.awaited.place(cookie).ok_or("it answered what was not asked")?;
         wire.large_expected = false;
-        if !awaited.sent {
+        let is_sent = wire.awaited.request(place).all(|part| part.sent);
+        let awaited = &mut wire.awaited.0[place];
+        if !is_sent {
             return Err("it answered a request that it had not been sent in full".into());
         }
         match reply {
@@ -558,17 +556,33 @@ impl Conn {
         cookie: u64,
         events: &mut Vec<Event>,
     ) -> Result<(), String> {
-        let Some(awaited) = wire.awaited.take(cookie) else { return Err("it answered twice".into()) };
+        let place = wire.awaited.place(cookie).ok_or("it answered twice")?;
+        let error = wire.awaited.0[place].error;
+        for _ in 0..wire.awaited.request(place).count() {
+            let part = wire.awaited.0.remove(place).expect("counted");
+            self.finish_part(&mut wire.heads, memory, Awaited { error, ..part }, events)?;
+        }
+        Ok(())
+    }
+
+    fn finish_part(
+        &self,
+        heads: &mut Heads,
+        memory: &mut Memory,
+        awaited: Awaited,
+        events: &mut Vec<Event>,
+    ) -> Result<(), String> {
+        self.traffic.forget(0, payload_bytes(awaited.op, awaited.scatter).into());
         self.outstanding.set(self.outstanding.get() - u64::from(awaited.scatter.len));
         if awaited.abandoned {
             return Ok(());
         }
-        if let Some(head) = awaited.lent {
-            wire.heads.give_back(head);
-            // A foreign server may say that it failed before it has taken the payload.
-            if awaited.error.is_some() {
-                memory.buffer_mut(awaited.mem).renew();
-            }
+        if let Some(head) = awaited.head {
+            heads.give_back(head);
+        }
+        // A foreign server may say that it failed before it has taken the payload.
+        if awaited.lent && awaited.error.is_some() {
+            memory.buffer_mut(awaited.mem).renew();
         }
         let answer = match awaited.error {
             Some(error) => Err(error),
@@ -583,7 +597,7 @@ impl Conn {
             }
             None => Ok(awaited.status),
         };
-        events.push(Event::Answered { part: Key::from_u64(cookie), answer });
+        events.push(Event::Answered { part: Key::from_u64(awaited.cookie), answer });
         Ok(())
     }
 }
@@ -591,10 +605,24 @@ impl Conn {
 impl Wire {
     /// Whether what comes next is lent.
     fn lends(&self) -> bool {
-        let Some((_, part)) = self.out.front() else { return false };
+        let Some(Leaving { part, .. }) = self.out.front() else { return false };
         match self.awaited.0[self.first_awaited()].lent {
-            Some(_) => self.lender.lends(),
-            None => self.out_sent == 0 && self.may_lend(part),
+            true => self.lender.lends(),
+            false => self.out_sent == 0 && self.may_lend(part),
+        }
+    }
+
+    /// Gives what was queued since the last call its headers.
+    fn make_requests(&mut self, merges_bytes_max: u32, traffic: &Traffic) {
+        while let Some((parts, bytes)) = first_request(self.out.range(self.headed..), merges_bytes_max) {
+            let head = &mut self.out[self.headed];
+            head.header = Some(head.part.header(bytes));
+            if head.part.payload_bytes() > 0 {
+                traffic.ask(bytes.into());
+            }
+            let place = self.first_awaited() + self.headed;
+            self.awaited.0.range_mut(place + 1..place + parts).for_each(|part| part.merged = true);
+            self.headed += parts;
         }
     }
 
@@ -606,17 +634,18 @@ impl Wire {
     /// So many bytes more are with the kernel.
     fn advance(&mut self, sent: usize) {
         let mut sent = self.out_sent + sent;
-        while let Some((header, part)) = self.out.front() {
-            let whole = header.len() + part.payload_bytes();
+        while let Some(leaving) = self.out.front() {
+            let whole = leaving.bytes();
             if sent < whole {
                 break;
             }
             sent -= whole;
-            let (cookie, first) = (part.part.to_u64(), self.first_awaited());
+            let (cookie, first) = (leaving.part.part.to_u64(), self.first_awaited());
             let awaited = &mut self.awaited.0[first];
             debug_assert_eq!(awaited.cookie, cookie);
             awaited.sent = true;
             self.out.pop_front();
+            self.headed -= 1;
         }
         self.out_sent = sent;
     }

@@ -11,6 +11,7 @@
 mod conn;
 mod handle;
 mod heads;
+mod leaving;
 mod memory;
 mod open;
 
@@ -27,8 +28,9 @@ use cheetah_core::map::{DonorId, LeaseToken, Route, VolumeMap};
 use cheetah_core::poll::Poll;
 use cheetah_core::units::Time;
 use cheetah_core::volume::{self as machine, At, Effect, Event, Fragment, LinkFailure, Mem, PartOp};
-use conn::{Conn, OutPart};
+use conn::Conn;
 use handle::{Inbox, Shared};
+use leaving::{OutPart, Traffic};
 use memory::{Memory, Slot};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -219,6 +221,7 @@ struct Driver {
     backlog: VecDeque<Submission>,
     links: BTreeMap<DonorId, Link>,
     to_flush: Vec<Rc<Conn>>,
+    traffic: Rc<Traffic>,
     /// What fragments shall hold, to be noted once it is on its way to donors, and before any other effect.
     to_learn: Vec<(Fragment, u32, Mem, Scatter)>,
     /// Answers that need no donor; taken by `carry_out`, never inside a step.
@@ -248,6 +251,7 @@ async fn run(shared: Arc<Shared>, options: VolumeOptions, memory: Memory, amendm
             backlog: VecDeque::with_capacity(REQUESTS_IN_FLIGHT_MAX),
             links: BTreeMap::new(),
             to_flush: Vec::with_capacity(64),
+            traffic: Rc::default(),
             to_learn: Vec::with_capacity(REQUESTS_IN_FLIGHT_MAX),
             answered_here: Vec::new(),
             wake_at: None,
@@ -476,8 +480,9 @@ impl Driver {
                 break;
             }
         }
+        let merges_bytes_max = self.traffic.batch_merges_bytes_max();
         while let Some(conn) = self.to_flush.pop() {
-            conn.flush(&self.memory);
+            conn.flush(&self.memory, merges_bytes_max);
         }
         self.learn();
         if !self.settling.is_empty() && self.machine.is_settled() {
@@ -624,12 +629,13 @@ impl Driver {
         opened: Result<Vec<open::Opened>, LinkFailure>,
     ) {
         let mut this = driver.borrow_mut();
+        let traffic = this.traffic.clone();
         let Some(link) = this.links.get_mut(&donor).filter(|link| link.session == session) else { return };
         link.opening = None;
         match opened {
             Ok(opened) => {
                 for connection in opened {
-                    let conn = Rc::new(Conn::new(donor, session, connection));
+                    let conn = Rc::new(Conn::new(donor, session, connection, traffic.clone()));
                     tokio::task::spawn_local(conn::receive_all(driver.clone(), conn.clone()));
                     tokio::task::spawn_local(conn::send_all(driver.clone(), conn.clone()));
                     link.conns.push(conn);
