@@ -237,7 +237,7 @@ fn choose_congestion_control(socket: BorrowedFd<'_>) {
 /// measured. Once it was refused it is not tried for a while: root's try may load a module, which takes time.
 pub(crate) fn suit_distance(fd: &OwnedFd) {
     static REFUSED: Mutex<Option<Instant>> = Mutex::new(None);
-    if round_trip(fd).as_nanos() < BBR_NS.into() {
+    if round_trip_ns(fd) < BBR_NS {
         return;
     }
     // Any other is what somebody wants here.
@@ -258,10 +258,10 @@ pub(crate) fn suit_distance(fd: &OwnedFd) {
     }
 }
 
-/// The shortest round trip so far; zero for what is no TCP.
-pub(crate) fn round_trip(fd: &OwnedFd) -> Duration {
+/// The shortest round trip so far, in nanoseconds; zero for what is no TCP.
+pub(crate) fn round_trip_ns(fd: &OwnedFd) -> u64 {
     let least = tcp_info(fd).map(|info| info.tcpi_min_rtt).filter(|least| *least != u32::MAX);
-    Duration::from_micros(least.unwrap_or_default().into())
+    1000 * u64::from(least.unwrap_or_default())
 }
 
 /// Since when the peer sent neither data nor word that it has ours, as far as this is TCP.

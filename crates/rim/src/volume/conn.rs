@@ -139,8 +139,7 @@ impl Conn {
     pub(super) fn new(donor: DonorId, session: u64, opened: Opened, traffic: Rc<Traffic>) -> Self {
         let mut input = vec![0; RECEIVE_BYTES];
         input[..opened.early.len()].copy_from_slice(&opened.early);
-        let round_trip = net::round_trip(opened.fd.get_ref()).as_nanos();
-        let round_trip_ns = u64::try_from(round_trip).unwrap_or(u64::MAX);
+        let round_trip_ns = net::round_trip_ns(opened.fd.get_ref());
         Conn {
             donor,
             session,

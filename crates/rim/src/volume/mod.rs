@@ -5,8 +5,8 @@
 //! Never: policy. Invariant: the machine is stepped, and payloads are touched, on this thread only; effects are
 //! carried out before the next step, but that checksums of what is written may wait until it is sent; everything that a
 //! batch of events caused is sent together, connection by connection.
-//! Called by `cheetah attach` and the tests. Parts: `handle` (what front ends hold), `conn` (one connection, `heads` of its writes),
-//! `open` (making them), `memory` (payloads, scratch memory, checksums).
+//! Called by `cheetah attach` and the tests. Parts: `handle` (what front ends hold), `conn` (one connection), `leaving`
+//! (what is to leave by one, as requests), `heads` (of its writes), `open` (making them), `memory` (payloads, scratch memory, checksums).
 
 mod conn;
 mod handle;

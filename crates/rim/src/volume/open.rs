@@ -40,14 +40,14 @@ pub(super) async fn open_link(
     let endpoint: Endpoint = route.address.parse().map_err(LinkFailure::NotOpened)?;
     let begun = Instant::now();
     let first = open_one(&endpoint, export).await?;
-    let (took, round_trip) = (begun.elapsed(), net::round_trip(first.fd.get_ref()));
+    let (took, round_trip_ns) = (begun.elapsed(), net::round_trip_ns(first.fd.get_ref()));
     let flags = first.session.info.flags;
     if writable && flags.contains(TransmissionFlags::READ_ONLY) {
         return Err(LinkFailure::NotOpened(format!("{endpoint} serves it read-only")));
     }
     let mut all = vec![first];
     if flags.contains(TransmissionFlags::CAN_MULTI_CONN) {
-        let connections = connections(u64::try_from(round_trip.as_nanos()).unwrap_or(u64::MAX));
+        let connections = connections(round_trip_ns);
         let open_others = open_others(&endpoint, export, connections, &mut all);
         // Nobody shall wait for the link because one of them was lost on its way.
         let _ = tokio::time::timeout(2 * took + OTHERS_TIME, open_others).await;
