@@ -15,6 +15,7 @@ use cheetah_rim::volume::{
 };
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -233,6 +234,10 @@ struct Orders {
     holds: AtomicBool,
     /// Turn the donor's answers, all to writes from then on, into errors.
     fails: AtomicBool,
+    /// Hand on the donor's answers, all to writes from then on, the last one first.
+    reverses: AtomicBool,
+    /// Answer the next write of 1 MiB that begins at 0 as soon as its header is here, and read no further. Done once.
+    lies: AtomicBool,
 }
 
 /// A way to a donor, on which little fits.
@@ -242,24 +247,36 @@ struct Way {
     let_go: mpsc::Sender<()>,
     /// How many writes the client has asked for.
     writes: Arc<AtomicUsize>,
+    /// How many answers were handed on before an earlier one.
+    overtook: Arc<AtomicUsize>,
     /// What came after it broke.
     came: JoinHandle<Vec<u8>>,
 }
 
 impl Way {
-    fn to(donor: String) -> Way {
+    fn to(donor: String, takes_in: Option<usize>) -> Way {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        if let Some(bytes) = takes_in {
+            rustix::net::sockopt::set_socket_recv_buffer_size(&listener, bytes).unwrap();
+            // A sender's buffer grows with its segments.
+            let (fd, segment_bytes) = (listener.as_raw_fd(), 536i32);
+            let value = (&raw const segment_bytes).cast();
+            // SAFETY: the value is an integer of four bytes that outlives the call.
+            let set = unsafe { libc::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_MAXSEG, value, 4) };
+            assert_eq!(set, 0);
+        }
         let address = listener.local_addr().unwrap().to_string();
         let (let_go, gone) = mpsc::channel();
-        let (orders, writes) = (Arc::new(Orders::default()), Arc::new(AtomicUsize::new(0)));
-        let (told, counted) = (orders.clone(), writes.clone());
+        let (orders, writes, overtook) =
+            (Arc::<Orders>::default(), Arc::<AtomicUsize>::default(), Arc::default());
+        let (told, counted, overtaking) = (orders.clone(), writes.clone(), Arc::clone(&overtook));
         let came = std::thread::spawn(move || {
             let (mut client, _) = listener.accept().unwrap();
             let mut far = TcpStream::connect(donor).unwrap();
             let (replies, back) = (far.try_clone().unwrap(), client.try_clone().unwrap());
             let of_replies = told.clone();
-            std::thread::spawn(move || Way::back(replies, back, &of_replies.fails));
-            let mut seen = [0; WRITE_HEADER.len()];
+            std::thread::spawn(move || Way::back(replies, back, &of_replies, &overtaking));
+            let mut seen = Vec::new();
             let mut bytes = vec![0; 4096];
             loop {
                 let got = client.read(&mut bytes).unwrap();
@@ -270,12 +287,20 @@ impl Way {
                     bytes.truncate(got);
                     break;
                 }
-                let is_header = |byte: &&u8| {
-                    seen.rotate_left(1);
-                    seen[7] = **byte;
-                    seen == WRITE_HEADER
-                };
-                counted.fetch_add(bytes[..got].iter().filter(is_header).count(), Ordering::AcqRel);
+                seen.extend_from_slice(&bytes[..got]);
+                let headers = seen.windows(HEADER_BYTES).filter(|bytes| bytes.starts_with(&WRITE_HEADER));
+                for header in headers {
+                    counted.fetch_add(1, Ordering::AcqRel);
+                    let (cookie, offset) = (&header[8..16], &header[16..24]);
+                    let length = u32::from_be_bytes(header[24..].try_into().unwrap());
+                    let is_large = offset == [0; 8] && length == 1 << 20;
+                    if is_large && told.lies.swap(false, Ordering::AcqRel) {
+                        client.write_all(&Way::simple_reply(0, cookie)).unwrap();
+                        gone.recv().unwrap();
+                        return Vec::new();
+                    }
+                }
+                seen.drain(..seen.len().saturating_sub(HEADER_BYTES - 1));
                 far.write_all(&bytes[..got]).unwrap();
                 while told.holds.load(Ordering::Acquire) {
                     std::thread::sleep(Duration::from_millis(1));
@@ -286,23 +311,34 @@ impl Way {
             client.read_to_end(&mut bytes).unwrap();
             bytes
         });
-        Way { address, orders, let_go, writes, came }
+        Way { address, orders, let_go, writes, overtook, came }
     }
 
-    fn back(mut replies: TcpStream, mut back: TcpStream, fails: &AtomicBool) {
-        let mut bytes = [0; 200 * WRITE_REPLY_BYTES];
+    fn back(mut replies: TcpStream, mut back: TcpStream, told: &Orders, overtook: &AtomicUsize) {
+        let mut bytes = vec![0; 64 << 10];
         loop {
-            let got = match replies.read(&mut bytes) {
+            let mut got = match replies.read(&mut bytes) {
                 Ok(got) if got > 0 => got,
                 _ => return,
             };
-            let passed = if fails.load(Ordering::Acquire) {
-                assert_eq!(got % WRITE_REPLY_BYTES, 0, "answers to writes");
-                let failed = |reply: &[u8]| {
-                    let (magic, errno, cookie) = (0x6744_6698u32, 5u32, &reply[8..16]);
-                    [&magic.to_be_bytes(), &errno.to_be_bytes(), cookie].concat()
-                };
-                back.write_all(&bytes[..got].chunks(WRITE_REPLY_BYTES).flat_map(failed).collect::<Vec<_>>())
+            let (fails, reverses) =
+                (told.fails.load(Ordering::Acquire), told.reverses.load(Ordering::Acquire));
+            if reverses {
+                // What comes soon after it, too.
+                replies.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+                while let Ok(more @ 1..) = replies.read(&mut bytes[got..]) {
+                    got += more;
+                }
+                replies.set_read_timeout(None).unwrap();
+            }
+            assert!(!(fails || reverses) || got.is_multiple_of(WRITE_REPLY_BYTES), "answers to writes");
+            let answers = bytes[..got].chunks(WRITE_REPLY_BYTES);
+            let passed = if fails {
+                let failed = answers.flat_map(|answer| Way::simple_reply(5, &answer[8..16]));
+                back.write_all(&failed.collect::<Vec<u8>>())
+            } else if reverses {
+                overtook.fetch_add(answers.len() - 1, Ordering::AcqRel);
+                back.write_all(&answers.rev().flatten().copied().collect::<Vec<u8>>())
             } else {
                 back.write_all(&bytes[..got])
             };
@@ -311,19 +347,37 @@ impl Way {
             }
         }
     }
+
+    fn simple_reply(errno: u32, cookie: &[u8]) -> Vec<u8> {
+        [&0x6744_6698u32.to_be_bytes(), &errno.to_be_bytes(), cookie].concat()
+    }
 }
 
 /// What the header of a write begins with.
 const WRITE_HEADER: [u8; 8] = [0x25, 0x60, 0x95, 0x13, 0, 0, 0, 1];
+const HEADER_BYTES: usize = 28;
+/// How much is merged is learnt from how soon it is answered, and this machine may be busy: a round of many shows it.
+const MERGING_ROUNDS: u64 = 100;
 /// A structured reply without data.
 const WRITE_REPLY_BYTES: usize = 20;
 
 /// A volume on one donor, over one connection of a way.
 fn over_a_way(donors: &[(Arc<Arena>, DonorServer)]) -> (Way, Client) {
-    let way = Way::to(donors[0].1.endpoint().to_string());
+    over_a_way_of(donors, None)
+}
+
+/// As that; the way takes in about so many bytes that it has not handed on.
+fn over_a_way_of(donors: &[(Arc<Arena>, DonorServer)], takes_in: Option<usize>) -> (Way, Client) {
+    let way = Way::to(donors[0].1.endpoint().to_string(), takes_in);
     let mut map = map(donors, Redundancy::LINEAR, 1, EXTENT_BYTES);
     map.routes.get_mut(&DonorId(0)).unwrap().address = way.address.clone();
     (way, Client::with(map, Some(1)))
+}
+
+/// Until all that was submitted is queued.
+fn let_it_queue(client: &Client) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(client.volume.report());
 }
 
 /// Writes all of it, so many bytes at a time.
@@ -372,23 +426,80 @@ fn writes_one_behind_the_other_leave_together_and_are_answered_together() {
         let (way, client) = over_a_way(&donors);
         let before = noise(1, 16 << 20);
         let bytes = noise(2, (0..count).map(|number| lens[number % lens.len()]).sum());
-        client.write(0, &before[..4096]).unwrap();
         way.orders.fails.store(fails, Ordering::Release);
-        way.orders.holds.store(true, Ordering::Release);
-        // More than the sockets between take in, so that the rest is there when they have room.
-        submit_writes(&client, 32 << 20, &before, &[1 << 20]);
-        submit_writes(&client, 0, &bytes, lens);
-        way.orders.holds.store(false, Ordering::Release);
         let expected = if fails { Err(VolumeError::DonorFailed) } else { Ok(()) };
-        for _ in 0..16 + count {
-            assert_eq!(client.done.recv().unwrap().result, expected);
-        }
-        let asked = way.writes.load(Ordering::Acquire);
-        assert!(asked <= 1 + 16 + count / 4, "{asked} requests for 1 + 16 + {count} writes");
+        // More is merged once it is known that the link is fast.
+        let merged = (0..MERGING_ROUNDS).any(|_| {
+            let asked_before = way.writes.load(Ordering::Acquire);
+            way.orders.holds.store(true, Ordering::Release);
+            // More than the sockets between take in, so that the rest is there when they have room.
+            submit_writes(&client, 32 << 20, &before, &[1 << 20]);
+            submit_writes(&client, 0, &bytes, lens);
+            let_it_queue(&client);
+            way.orders.holds.store(false, Ordering::Release);
+            for _ in 0..16 + count {
+                assert_eq!(client.done.recv().unwrap().result, expected);
+            }
+            way.writes.load(Ordering::Acquire) - asked_before <= 16 + count / 4
+        });
+        assert!(merged, "{count} writes of {lens:?}");
         if !fails {
             assert!(client.read(0, bytes.len() as u32).unwrap() == bytes, "{count} writes");
         }
     }
+}
+
+#[test]
+fn answers_in_any_order_are_each_for_the_writes_of_its_request() {
+    let donors = donors(1, 1);
+    let (way, client) = over_a_way(&donors);
+    // Those that make 128 KiB are merged, and those of 1 MiB stay apart.
+    let lens = [16 << 10, 4096, 64 << 10, 12 << 10, 32 << 10, 1 << 20];
+    let count = 8 * lens.len();
+    let merged = (0..MERGING_ROUNDS).any(|round| {
+        let (bytes, asked_before) = (noise(round + 3, 9 << 20), way.writes.load(Ordering::Acquire));
+        way.overtook.store(0, Ordering::Release);
+        way.orders.reverses.store(true, Ordering::Release);
+        submit_writes(&client, 0, &bytes, &lens);
+        let mut answered: Vec<u64> = (0..count)
+            .map(|_| {
+                let completion = client.done.recv().unwrap();
+                completion.result.unwrap();
+                completion.token
+            })
+            .collect();
+        answered.sort_unstable();
+        answered.dedup();
+        assert_eq!(answered.len(), count, "each is answered once");
+        way.orders.reverses.store(false, Ordering::Release);
+        assert!(client.read(0, bytes.len() as u32).unwrap() == bytes, "round {round}");
+        let asked = way.writes.load(Ordering::Acquire) - asked_before;
+        asked < count && way.overtook.load(Ordering::Acquire) > 1
+    });
+    assert!(merged, "no answer to merged writes came before an earlier one");
+}
+
+#[test]
+fn a_request_is_not_answered_before_all_of_its_writes_were_sent() {
+    let donors = donors(1, 1);
+    let (way, client) = over_a_way_of(&donors, Some(4096));
+    way.orders.lies.store(true, Ordering::Release);
+    let lied = (0..MERGING_ROUNDS).any(|_| {
+        way.orders.holds.store(true, Ordering::Release);
+        submit_writes(&client, 32 << 20, &noise(1, 4 << 20), &[4 << 20]);
+        submit_writes(&client, 0, &noise(2, 2 << 20), &[16 << 10]);
+        let_it_queue(&client);
+        way.orders.holds.store(false, Ordering::Release);
+        let results: Vec<_> =
+            (0..129).map(|_| client.done.recv().unwrap()).map(|c| (c.token, c.result)).collect();
+        let lied = !way.orders.lies.load(Ordering::Acquire);
+        let expected = if lied { Err(VolumeError::DonorLost) } else { Ok(()) };
+        let behind = results.iter().filter(|(offset, _)| *offset < 32 << 20);
+        assert!(behind.clone().all(|(_, result)| *result == expected), "lied: {lied}, {results:?}");
+        lied
+    });
+    assert!(lied, "nothing was merged");
+    way.let_go.send(()).unwrap();
 }
 
 #[test]

@@ -49,7 +49,7 @@ use join::Joins;
 pub use link::connections;
 use link::{Link, State};
 use locks::Locks;
-pub use merge::{batch_merges_bytes_max, link_merges_bytes_max};
+pub use merge::{LinkMerges, batch_merges_bytes_max};
 use pace::Pace;
 use resync::{Resyncs, Torn};
 use scratch::Scratch;

@@ -20,7 +20,7 @@ use crate::net::{self, iovec};
 use cheetah_core::layout::Scatter;
 use cheetah_core::limits::DOUBT_NS;
 use cheetah_core::map::DonorId;
-use cheetah_core::volume::{Event, Fragment, Key, Mem, PartError, PartOp, StatusRun, link_merges_bytes_max};
+use cheetah_core::volume::{Event, Fragment, Key, LinkMerges, Mem, PartError, PartOp, StatusRun};
 use cheetah_nbd::client::Reply;
 use cheetah_nbd::limits::BLOCK_STATUS_DESCRIPTORS_MAX;
 use cheetah_nbd::{CmdFlags, Command, Errno, RequestHeader, StateFlags, TransmissionFlags};
@@ -29,7 +29,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 
@@ -84,6 +84,11 @@ struct Wire {
     lender: Lender,
     heads: Heads,
     awaited: Awaiting,
+    merges: LinkMerges,
+    /// Bytes of the writes that the last call's input answered.
+    written: u64,
+    /// When something came last, or the first of what is awaited was asked.
+    heard: Instant,
     /// Grows only for a head that does not fit (a long BLOCK_STATUS), up to the codec's limit.
     input: Vec<u8>,
     input_start: usize,
@@ -130,7 +135,6 @@ pub(super) struct Conn {
     closed: Cell<bool>,
     outstanding: Cell<u64>,
     traffic: Rc<Traffic>,
-    merges_bytes_max: u32,
     blocked: Notify,
     wire: RefCell<Wire>,
 }
@@ -150,7 +154,6 @@ impl Conn {
             closed: Cell::new(false),
             outstanding: Cell::new(0),
             traffic,
-            merges_bytes_max: link_merges_bytes_max(opened.session.info.block_max, round_trip_ns),
             blocked: Notify::new(),
             wire: RefCell::new(Wire {
                 out: VecDeque::with_capacity(256),
@@ -159,6 +162,9 @@ impl Conn {
                 lender: Lender::default(),
                 heads: Heads::new(),
                 awaited: Awaiting(VecDeque::with_capacity(256)),
+                merges: LinkMerges::new(opened.session.info.block_max, round_trip_ns),
+                written: 0,
+                heard: Instant::now(),
                 input,
                 input_start: 0,
                 input_end: opened.early.len(),
@@ -201,6 +207,9 @@ impl Conn {
             error: None,
             status: Vec::new(),
         };
+        if wire.awaited.0.is_empty() {
+            wire.heard = Instant::now();
+        }
         wire.awaited.0.push_back(awaited);
         wire.out.push_back(Leaving { header: None, part });
         wire.out.len() == 1
@@ -236,7 +245,7 @@ impl Conn {
 
     fn send_once(&self, memory: &Memory, merges_bytes_max: u32) -> io::Result<()> {
         let wire = &mut *self.wire.borrow_mut();
-        wire.make_requests(merges_bytes_max.min(self.merges_bytes_max), &self.traffic);
+        wire.make_requests(merges_bytes_max.min(wire.merges.bytes_max()), &self.traffic);
         let sent = if wire.lends() { self.lend(wire, memory)? } else { self.copy(wire, memory)? };
         wire.advance(sent);
         Ok(())
@@ -445,6 +454,8 @@ impl Conn {
         // overlap: a fragment's payload offsets grow by at least its pieces' lengths (a property test in
         // `core::layout` holds it to that). Nothing else looks at them until the call returns.
         let got = unsafe { net::read_vectored(self.fd.get_ref(), &wire.pieces)? };
+        let now = Instant::now();
+        let silent = now.duration_since(std::mem::replace(&mut wire.heard, now));
         let landed = got.min(direct);
         wire.input_end += got - landed;
         if let Some(incoming) = &mut wire.incoming {
@@ -452,6 +463,10 @@ impl Conn {
         }
         let filled = got == wire.pieces.iter().map(|piece| piece.iov_len).sum::<usize>();
         self.digest(wire, memory, events).map_err(io::Error::other)?;
+        let written = std::mem::take(&mut wire.written);
+        if written > 0 {
+            wire.merges.note(written, u64::try_from(silent.as_nanos()).unwrap_or(u64::MAX));
+        }
         Ok(filled)
     }
 
@@ -559,6 +574,7 @@ impl Conn {
         let error = wire.awaited.0[place].error;
         for _ in 0..wire.awaited.request(place).count() {
             let part = wire.awaited.0.remove(place).expect("counted");
+            wire.written += u64::from(payload_bytes(part.op, part.scatter));
             self.finish_part(&mut wire.heads, memory, Awaited { error, ..part }, events)?;
         }
         Ok(())
