@@ -6,6 +6,7 @@ use cheetah_core::limits::EXTENT_BYTES;
 use cheetah_core::map::{
     DonorId, Group, LeaseToken, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap,
 };
+use cheetah_nbd::RequestHeader;
 use cheetah_rim::arena::Arena;
 use cheetah_rim::buffer::Buffer;
 use cheetah_rim::donor::{DonorServer, Gate};
@@ -288,7 +289,8 @@ impl Way {
                     break;
                 }
                 seen.extend_from_slice(&bytes[..got]);
-                let headers = seen.windows(HEADER_BYTES).filter(|bytes| bytes.starts_with(&WRITE_HEADER));
+                let headers =
+                    seen.windows(RequestHeader::BYTES).filter(|bytes| bytes.starts_with(&WRITE_HEADER));
                 for header in headers {
                     counted.fetch_add(1, Ordering::AcqRel);
                     let (cookie, offset) = (&header[8..16], &header[16..24]);
@@ -300,7 +302,7 @@ impl Way {
                         return Vec::new();
                     }
                 }
-                seen.drain(..seen.len().saturating_sub(HEADER_BYTES - 1));
+                seen.drain(..seen.len().saturating_sub(RequestHeader::BYTES - 1));
                 far.write_all(&bytes[..got]).unwrap();
                 while told.holds.load(Ordering::Acquire) {
                     std::thread::sleep(Duration::from_millis(1));
@@ -355,11 +357,10 @@ impl Way {
 
 /// What the header of a write begins with.
 const WRITE_HEADER: [u8; 8] = [0x25, 0x60, 0x95, 0x13, 0, 0, 0, 1];
-const HEADER_BYTES: usize = 28;
-/// How much is merged is learnt from how soon it is answered, and this machine may be busy: a round of many shows it.
-const MERGING_ROUNDS: u64 = 100;
 /// A structured reply without data.
 const WRITE_REPLY_BYTES: usize = 20;
+/// How much is merged is learnt from how soon it is answered, and this machine may be busy: a round of many shows it.
+const MERGING_ROUNDS: u64 = 100;
 
 /// A volume on one donor, over one connection of a way.
 fn over_a_way(donors: &[(Arc<Arena>, DonorServer)]) -> (Way, Client) {
@@ -494,8 +495,8 @@ fn a_request_is_not_answered_before_all_of_its_writes_were_sent() {
             (0..129).map(|_| client.done.recv().unwrap()).map(|c| (c.token, c.result)).collect();
         let lied = !way.orders.lies.load(Ordering::Acquire);
         let expected = if lied { Err(VolumeError::DonorLost) } else { Ok(()) };
-        let behind = results.iter().filter(|(offset, _)| *offset < 32 << 20);
-        assert!(behind.clone().all(|(_, result)| *result == expected), "lied: {lied}, {results:?}");
+        let mut behind = results.iter().filter(|(offset, _)| *offset < 32 << 20);
+        assert!(behind.all(|(_, result)| *result == expected), "lied: {lied}, {results:?}");
         lied
     });
     assert!(lied, "nothing was merged");

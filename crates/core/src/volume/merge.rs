@@ -7,7 +7,6 @@
 //! Called by the driver, before a batch leaves. Tests: below; what it is worth: ARCHITECTURE.
 
 use crate::limits::{FAR_NS, REOPEN_NS};
-use crate::units::Time;
 
 /// More than this gains nothing.
 const MERGED_BYTES_MAX: u32 = 1 << 20;
@@ -15,7 +14,7 @@ const MERGED_BYTES_MAX: u32 = 1 << 20;
 const MERGED_BYTES_FIRST: u32 = 64 << 10;
 const MERGED_BYTES_MIN: u32 = 4 << 10;
 /// How long a link may say nothing because its next answer is that of a merged request.
-const SILENT_MAX_NS: Time = REOPEN_NS / 10;
+const SILENT_MAX_NS: u64 = REOPEN_NS / 10;
 /// Where less is sent at once, what counts is how soon the first answer comes.
 const BATCH_BYTES_MIN: u64 = 64 << 10;
 
@@ -127,7 +126,7 @@ mod tests {
             [(16_384, 0, 16_384), (u32::MAX, FAR_NS, 0), (1_024, 0, 1_024)]
         {
             let mut merges = LinkMerges::new(block_max, round_trip_ns);
-            for silent_ns in [0, 0, Time::MAX, Time::MAX, 0, 0, 0] {
+            for silent_ns in [0, 0, u64::MAX, u64::MAX, 0, 0, 0] {
                 assert!(merges.bytes_max() <= most);
                 merges.note(1 << 20, silent_ns);
             }

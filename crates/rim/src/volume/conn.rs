@@ -85,8 +85,6 @@ struct Wire {
     heads: Heads,
     awaited: Awaiting,
     merges: LinkMerges,
-    /// Bytes of the writes that the last call's input answered.
-    written: u64,
     /// When something came last, or the first of what is awaited was asked.
     heard: Instant,
     /// Grows only for a head that does not fit (a long BLOCK_STATUS), up to the codec's limit.
@@ -163,7 +161,6 @@ impl Conn {
                 heads: Heads::new(),
                 awaited: Awaiting(VecDeque::with_capacity(256)),
                 merges: LinkMerges::new(opened.session.info.block_max, round_trip_ns),
-                written: 0,
                 heard: Instant::now(),
                 input,
                 input_start: 0,
@@ -462,8 +459,9 @@ impl Conn {
             incoming.at += u32::try_from(landed).expect("inside the part");
         }
         let filled = got == wire.pieces.iter().map(|piece| piece.iov_len).sum::<usize>();
+        let asked = self.traffic.asked();
         self.digest(wire, memory, events).map_err(io::Error::other)?;
-        let written = std::mem::take(&mut wire.written);
+        let written = asked - self.traffic.asked();
         if written > 0 {
             wire.merges.note(written, u64::try_from(silent.as_nanos()).unwrap_or(u64::MAX));
         }
@@ -574,7 +572,6 @@ impl Conn {
         let error = wire.awaited.0[place].error;
         for _ in 0..wire.awaited.request(place).count() {
             let part = wire.awaited.0.remove(place).expect("counted");
-            wire.written += u64::from(payload_bytes(part.op, part.scatter));
             self.finish_part(&mut wire.heads, memory, Awaited { error, ..part }, events)?;
         }
         Ok(())

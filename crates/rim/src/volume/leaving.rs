@@ -118,6 +118,10 @@ impl Traffic {
         self.asked.set(self.asked.get() + bytes);
     }
 
+    pub(super) fn asked(&self) -> u64 {
+        self.asked.get()
+    }
+
     /// Answered, or given up.
     pub(super) fn forget(&self, queued: u64, asked: u64) {
         self.queued.set(self.queued.get() - queued);
