@@ -14,6 +14,7 @@ use crate::bench::Bench;
 use crate::bench::bare_file::BareFile;
 use crate::bench::direct::{self, Job};
 use crate::bench::file::{self, Walk};
+use crate::bench::libnbd::Libnbd;
 use crate::bench::machine::CONGESTION;
 use crate::bench::rounds::{Side, Turn};
 use crate::bench::row::{Bar, Figure};
@@ -25,7 +26,7 @@ use crate::scratch::Scratch;
 use crate::wire::Wire;
 use crate::{process, rivals, tools};
 
-pub const SECONDS: f64 = 490.0;
+pub const SECONDS: f64 = 530.0;
 pub const SETS: usize = 4;
 
 pub(super) const DONORS: u8 = 4;
@@ -33,6 +34,8 @@ const MIB: u64 = 1 << 20;
 /// What a backward or forward walk in small steps reads.
 const WALK_BYTES: u64 = 32 * MIB;
 const BLOCK: u64 = 4096;
+/// What a program that copies over NBD asks for at a time (nbdcopy's and qemu-img's are 256 KiB and 2 MiB).
+const COPIED_BYTES: usize = 256 << 10;
 /// The thesis's stride.
 const STRIDE: u64 = 200 << 10;
 
@@ -119,6 +122,11 @@ fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
         command.args(["--flush", from, to]);
         command
     };
+    let through = |client: &RefCell<Worker>, pattern: Pattern| {
+        let load =
+            Load { pattern, block: COPIED_BYTES, depth: 32, time: Duration::from_secs(seconds.into()) };
+        Turn::of(client.borrow_mut().load(load, &[]).done.bytes_per_second() * 8.0 / 1e6)
+    };
     let worker = RefCell::new(Worker::start(&["file"]));
     let walk = |walk: Walk, path: &Path| {
         Turn::of(file::walk(&mut worker.borrow_mut(), walk, path, MIB, bytes).mb_per_second() * 8.0)
@@ -131,6 +139,8 @@ fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
     };
     let (server, mut ping) = ping_pair(&lan);
     let bare = bare_file(&lan, mib);
+    let program = Libnbd::compile();
+    let client = RefCell::new(program.worker(&uri, 4));
     // What is written for the first time takes memory of its machine, and donors put it on huge pages in the seconds after.
     walk(Walk::Write, &path);
     walk(Walk::Write, &bare.path);
@@ -153,8 +163,10 @@ fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
             Turn::of(direct::kiops(&job) * 1e3 * block as f64 * 8.0 / 1e6)
         }),
         Side::new("file read", || walk(Walk::Forward, &path)),
-        Side::new("export write", || mbit(bytes, nbdcopy(&noise, &uri))),
-        Side::new("export read", || mbit(bytes, nbdcopy(&uri, "null:"))),
+        Side::new("export write", || through(&client, Pattern::SequentialWrite)),
+        Side::new("export read", || through(&client, Pattern::SequentialRead)),
+        Side::new("copied in", || mbit(bytes, nbdcopy(&noise, &uri))),
+        Side::new("copied out", || mbit(bytes, nbdcopy(&uri, "null:"))),
         Side::new("relayed in", || relayed(Node::Donor(1), Node::Client)),
         Side::new("relayed out", || relayed(Node::Client, Node::Donor(1))),
         Side::new("raw", || Turn::of(ping.load(one_mib, &[]).done.bytes_per_second() * 8.0 / 1e6)),
@@ -179,6 +191,13 @@ fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
     let (id, what) = (format!("lan.{name}.file.write.four"), format!("links of {rate}, sequential: {side}"));
     bench.beside((&id, &what, "Mbit/s"), &taken, side, ("iperf3", "out"), None);
     for (word, what, side, peer) in [
+        ("export.read.copy", "nbdcopy from the export, its start and end included", "copied out", "in"),
+        (
+            "export.write.copy",
+            "nbdcopy of a file to the export, its start and end included",
+            "copied in",
+            "out",
+        ),
         ("limit-export-read", "iperf3 to a relay on the client's host", "relayed in", "in"),
         ("limit-export-write", "iperf3 from a relay on the client's host", "relayed out", "out"),
         ("limit-raw-write", "raw TCP, 1 MiB written and answered, one at a time", "raw", "out"),
@@ -190,6 +209,7 @@ fn at_the_wire(bench: &mut Bench, rate: &str, name: &str) {
         bench.beside((&id, &what, "Mbit/s"), &taken, side, ("iperf3", peer), None);
     }
     drop((ping, server, bare));
+    client.into_inner().end();
     worker.into_inner().end();
     pool.detach("file");
     pool.detach("nbd");
