@@ -22,7 +22,8 @@ impl Libnbd {
         Self(scratch)
     }
 
-    /// A worker over so many connections, each with a thread of its own.
+    /// A worker over so many connections, each with a thread of its own. A sequential load of no time asks for every block
+    /// once.
     #[track_caller]
     pub fn worker(&self, uri: &str, connections: usize) -> Worker {
         let mut command = std::process::Command::new(self.0.join("libnbd_load"));
@@ -58,6 +59,8 @@ mod tests {
                 assert_eq!(told.done.median > Duration::ZERO, depth == 1);
                 assert!(told.done.took >= time);
             }
+            let (pattern, block, time) = (Pattern::SequentialRead, 65_536, Duration::ZERO);
+            assert_eq!(worker.load(Load { pattern, block, depth: 4, time }, &[]).done.bytes, 8 << 20);
             worker.end();
         }
         let data = tools::run("qemu-io", ["-r", "-f", "raw", "-c", "read -P 1 0 1", &server.uri]);

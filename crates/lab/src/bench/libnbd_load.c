@@ -1,5 +1,6 @@
 /* A load over libnbd, for comparison: one thread and connection each, so many requests in flight on each.
- * Speaks the lines of the benchmark's workers (see worker.rs). Usage: libnbd_load URI CONNECTIONS
+ * Speaks the lines of the benchmark's workers (see worker.rs); a load of no time asks for every block once.
+ * Usage: libnbd_load URI CONNECTIONS
  * Called by: libnbd.rs, which compiles it. */
 #include <errno.h>
 #include <libnbd.h>
@@ -194,7 +195,8 @@ int main(int argc, char **argv) {
         enum pattern which = strcmp(pattern, "random-read") == 0 ? RANDOM_READ
             : strcmp(pattern, "sequential-read") == 0            ? SEQUENTIAL_READ
                                                                  : SEQUENTIAL_WRITE;
-        load(which, block, depth, milliseconds / 1e3, UINT64_MAX);
+        uint64_t once = size / block / count;
+        load(which, block, depth, milliseconds / 1e3, milliseconds == 0 ? once : UINT64_MAX);
     }
     return 0;
 }
