@@ -29,17 +29,18 @@ impl Span {
 }
 
 /// Cuts `len` bytes at `offset` of the volume at the borders of its groups.
-pub fn spans(map: &VolumeMap, offset: u64, len: u32, mut each: impl FnMut(Span)) {
-    let group_bytes = map.group_bytes();
+pub fn spans(group_bytes: u64, offset: u64, len: u32) -> impl Iterator<Item = Span> {
     let mut done = 0u64;
-    while done < u64::from(len) {
+    std::iter::from_fn(move || {
+        let left = u64::from(len).checked_sub(done).filter(|left| *left > 0)?;
         let at = offset + done;
         let begin = at % group_bytes;
-        let end = (begin + u64::from(len) - done).min(group_bytes);
+        let end = (begin + left).min(group_bytes);
         let group = narrow(at / group_bytes);
-        each(Span { group, begin: narrow(begin), end: narrow(end), payload: narrow(done) });
+        let span = Span { group, begin: narrow(begin), end: narrow(end), payload: narrow(done) };
         done += end - begin;
-    }
+        Some(span)
+    })
 }
 
 /// How the bytes of a group are dealt out to its data slots. A group has at most 32 x 64 MiB, so offsets are u32.
@@ -78,6 +79,34 @@ impl Geometry {
             at / self.row() * self.unit + inside
         };
         (before(begin), before(end))
+    }
+
+    /// The run of an extent that holds all that the bytes `begin..end` of the group touch of any data slot's.
+    #[must_use]
+    pub fn reach(self, begin: u32, end: u32) -> (u32, u32) {
+        let last = end - 1;
+        let (row, unit) = (|at: u32| at / self.row() * self.unit, |at: u32| at / self.unit);
+        let in_one = unit(begin) == unit(last);
+        // Behind a unit that begins in the middle lies one of the same row that does not, unless it is the last of the row or of all.
+        let from_middle = in_one || unit(begin) % self.data == self.data - 1;
+        let to_middle = in_one || unit(last).is_multiple_of(self.data);
+        let lo = row(begin) + if from_middle { begin % self.unit } else { 0 };
+        let hi = row(last) + if to_middle { last % self.unit + 1 } else { self.unit };
+        (lo, hi)
+    }
+
+    /// A bit for each data slot of which the bytes `begin..end` of the group touch something.
+    #[must_use]
+    pub fn touched(self, begin: u32, end: u32) -> u32 {
+        let first = begin / self.unit;
+        let units = end.div_ceil(self.unit) - first;
+        let ones = |count: u32| u32::MAX >> (u32::BITS - count);
+        if units >= self.data {
+            return ones(self.data);
+        }
+        // What goes beyond the last slot goes on at the first.
+        let (run, slot) = (ones(units), first % self.data);
+        (run << slot | run.checked_shr(self.data - slot).unwrap_or(0)) & ones(self.data)
     }
 
     /// Where bytes `from..to` of a data slot's extent belong in a payload that has byte `begin` of the group at

@@ -54,7 +54,7 @@ struct Fragment {
 fn cut(map: &VolumeMap, offset: u64, len: u32) -> Vec<Fragment> {
     let geometry = Geometry::new(map.redundancy, map.unit);
     let mut all = Vec::new();
-    spans(map, offset, len, |span| {
+    for span in spans(map.group_bytes(), offset, len) {
         for slot in 0..geometry.data {
             let (from, to) = geometry.column(span.begin, span.end, slot);
             if from < to {
@@ -64,7 +64,7 @@ fn cut(map: &VolumeMap, offset: u64, len: u32) -> Vec<Fragment> {
                 all.push(Fragment { donor: held.donor, address, scatter });
             }
         }
-    });
+    }
     all
 }
 
@@ -109,6 +109,20 @@ proptest! {
             next += piece;
         }
         prop_assert_eq!(next, len);
+    }
+
+    #[test]
+    fn what_a_span_touches_is_what_its_columns_say((map, offset, len) in case()) {
+        let geometry = Geometry::new(map.redundancy, map.unit);
+        for span in spans(map.group_bytes(), offset, len) {
+            let columns = (0..geometry.data).map(|slot| (slot, geometry.column(span.begin, span.end, slot)));
+            let touched: Vec<(u32, (u32, u32))> = columns.filter(|(_, (from, to))| from < to).collect();
+            let lo = touched.iter().map(|(_, (from, _))| *from).min().expect("a span is not empty");
+            let hi = touched.iter().map(|(_, (_, to))| *to).max().expect("a span is not empty");
+            prop_assert_eq!(geometry.reach(span.begin, span.end), (lo, hi));
+            let slots: u32 = touched.iter().map(|(slot, _)| 1 << slot).sum();
+            prop_assert_eq!(geometry.touched(span.begin, span.end), slots);
+        }
     }
 
     #[test]

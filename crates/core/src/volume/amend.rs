@@ -78,6 +78,10 @@ impl Volume {
         if self.read_only {
             return self.ask_whether_newest(effects);
         }
+        let Amendments { exclude, bad, rewritten, .. } = &self.amendments;
+        if exclude.is_empty() && bad.is_empty() && rewritten.is_empty() && !self.upkeep.any_filled {
+            return;
+        }
         self.amendments.exclude.retain(|donor, _| self.map.routes.contains_key(donor));
         let filled = self.filled();
         let Amendments { exclude, bad, rewritten, .. } = &self.amendments;
@@ -173,6 +177,7 @@ impl Volume {
             return; // An older answer that arrived late.
         }
         for (id, route) in &map.routes {
+            self.link_waits = None;
             self.links.entry(*id).or_insert_with(|| Link::new(route, self.sessions_before));
         }
         bad::subtract(&mut map.bad, self.amendments.rewritten.iter().copied());

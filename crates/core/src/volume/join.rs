@@ -136,6 +136,9 @@ impl Volume {
 
     /// Nothing came in time: what waits is written as it is.
     pub(super) fn stop_waiting(&mut self, now: Time) {
+        if self.joins.begun.is_empty() {
+            return;
+        }
         let moves = |begun: &Begun| {
             let first = begun.pieces[0].request;
             let waiting = self.joins.waiting().filter(|request| *request == first).count();

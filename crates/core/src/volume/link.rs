@@ -24,7 +24,7 @@ use crate::limits::{
 };
 use crate::map::{DonorId, Route};
 use crate::units::Time;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 /// Connections to make to each of so many donors that work at once, a round trip of so long away.
 #[must_use]
@@ -74,6 +74,22 @@ pub(super) enum State {
         retry_at: Option<Time>,
         probing: bool,
     },
+}
+
+/// What all links together wait for: asked for at every event, while the state of a link changes rarely.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LinkWaits {
+    pub(super) wake_at: Option<Time>,
+    pub(super) any_down: bool,
+}
+
+impl LinkWaits {
+    pub(super) fn of(links: &BTreeMap<DonorId, Link>) -> LinkWaits {
+        LinkWaits {
+            wake_at: links.values().filter_map(Link::wake_at).min(),
+            any_down: links.values().any(Link::is_down),
+        }
+    }
 }
 
 impl State {
@@ -173,7 +189,7 @@ impl Link {
         self.owed.len() + self.waiting.len()
     }
 
-    pub(super) fn wake_at(&self) -> Option<Time> {
+    fn wake_at(&self) -> Option<Time> {
         match self.state {
             State::Opening { until, again_at } => Some(again_at.map_or(until, |at| at.min(until))),
             State::Down { retry_at, .. } => retry_at,
@@ -214,6 +230,7 @@ impl Link {
 
 impl Volume {
     pub(super) fn open_links(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        self.link_waits = None;
         for (donor, link) in &mut self.links {
             if link.state == State::New {
                 link.state = State::opening(now, false);
@@ -227,6 +244,7 @@ impl Volume {
         if link.session != session || matches!(link.state, State::Up | State::New) {
             return; // An attempt that was given up before.
         }
+        self.link_waits = None;
         let was_down = link.is_down();
         link.state = State::Up;
         link.known = true;
@@ -267,6 +285,7 @@ impl Volume {
             (LinkFailure::NotOpened(_), State::Opening { until, again_at: Some(_) }) => {
                 let state = State::Opening { until: *until, again_at: Some(now + DONOR_RETRY_NS) };
                 self.links.get_mut(&donor).expect("looked at above").state = state;
+                self.link_waits = None;
                 effects.push(Effect::Close { donor, session });
             }
             (failure, _) => self.set_aside(now, donor, failure.into_why(), effects),
@@ -293,6 +312,7 @@ impl Volume {
 
     /// Under the next session; what was on its way is sent again.
     fn reopen(&mut self, now: Time, donor: DonorId, patient: bool, effects: &mut Vec<Effect>) {
+        self.link_waits = None;
         let link = self.links.get_mut(&donor).expect("it was up");
         link.state = State::opening(now, patient);
         effects.push(Effect::Close { donor, session: link.session });
@@ -310,6 +330,7 @@ impl Volume {
     /// Gives the donor up for now: everything it owes fails, and so does at once whatever comes until it is
     /// reached again.
     pub(super) fn set_aside(&mut self, now: Time, donor: DonorId, why: String, effects: &mut Vec<Effect>) {
+        self.link_waits = None;
         let link = self.links.get_mut(&donor).expect("it has a link");
         effects.push(Effect::Close { donor, session: link.session });
         let ended = matches!(link.state, State::Up | State::Down { retry_at: None, .. });
@@ -327,6 +348,7 @@ impl Volume {
     }
 
     pub(super) fn expire_links(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        self.link_waits = None;
         let mut late = Vec::new();
         for (donor, link) in &mut self.links {
             match &mut link.state {

@@ -47,7 +47,7 @@ use amend::Amendments;
 use cached::Cached;
 use join::Joins;
 pub use link::connections;
-use link::{Link, State};
+use link::{Link, LinkWaits, State};
 use locks::Locks;
 pub use merge::{LinkMerges, batch_merges_bytes_max};
 use pace::Pace;
@@ -121,6 +121,8 @@ pub struct Volume {
     lease_lost: bool,
     stage: Stage,
     links: BTreeMap<DonorId, Link>,
+    /// None: the state of a link has changed since it was looked for.
+    link_waits: Option<LinkWaits>,
     /// The newest session of the links that are no more.
     sessions_before: u64,
     requests: Slab<Pending>,
@@ -177,6 +179,7 @@ impl Volume {
             lease_lost: false,
             stage: if settled { Stage::Serving } else { Stage::Linking },
             links,
+            link_waits: None,
             sessions_before: 0,
             requests: Slab::with_capacity(REQUESTS_IN_FLIGHT_MAX),
             strips: Slab::with_capacity(STRIPS_MAX),
@@ -334,9 +337,7 @@ impl Volume {
     /// Makes strips of a request whose payload begins at byte `at` of its memory.
     fn plan_all(&mut self, now: Time, key: Key, at: u32, effects: &mut Vec<Effect>) {
         let Pending { op, offset, len, .. } = *self.requests.get(key).expect("just admitted");
-        let mut spans: Vec<Span> = Vec::with_capacity(2);
-        layout::spans(&self.map, offset, len, |span| spans.push(span));
-        for span in spans {
+        for span in layout::spans(self.map.group_bytes(), offset, len) {
             self.plan(now, key, op, Span { payload: span.payload + at, ..span });
         }
         self.complete_if_done(key, effects);
@@ -534,13 +535,14 @@ impl Volume {
 
     fn announce_wake(&mut self, effects: &mut Vec<Effect>) {
         let deadline = self.deadlines.front().map(|(at, _)| *at);
-        let links = self.links.values().filter_map(Link::wake_at).min();
+        let links = *self.link_waits.get_or_insert_with(|| LinkWaits::of(&self.links));
         let ticks = self.strips.len() > 0 || self.upkeep_waits();
-        let gone = self.geometry.parity > 0 && self.links.values().any(Link::is_down);
+        let gone = self.geometry.parity > 0 && links.any_down;
         let ticks = ticks || !self.resting.is_empty();
         let tick = (ticks || gone).then_some(self.ticked_at + TICK_NS);
-        let all = [deadline, links, tick, self.amendments.retry_at, self.age_at(), self.joins.wake_at()];
-        let Some(next) = all.into_iter().flatten().min().filter(|_| !self.finished) else { return };
+        let all =
+            [deadline, links.wake_at, tick, self.amendments.retry_at, self.age_at(), self.joins.wake_at()];
+        let Some(next) = all.iter().filter_map(|at| *at).min().filter(|_| !self.finished) else { return };
         if self.wake_announced.is_none_or(|announced| next < announced) {
             self.wake_announced = Some(next);
             effects.push(Effect::WakeAt(next));
@@ -604,6 +606,8 @@ impl Volume {
         }
         assert!(self.requests.len() <= REQUESTS_IN_FLIGHT_MAX && self.ready.is_empty());
         assert!(self.fetched.is_empty(), "what was read ahead is not taken in");
+        let waits = self.link_waits.expect("it was looked for at the end of the step");
+        assert_eq!(waits, LinkWaits::of(&self.links), "a link has changed unseen");
         self.locks.check_invariants();
         if let Some(cached) = &self.cached {
             cached.check_invariants();

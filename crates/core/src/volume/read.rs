@@ -44,9 +44,7 @@ impl Volume {
 
     /// The blocks of each extent of its group that a span touches.
     pub(super) fn local_range(&self, span: Span) -> (u32, u32) {
-        let columns = (0..self.geometry.data).map(|slot| self.geometry.column(span.begin, span.end, slot));
-        let touched = columns.filter(|(from, to)| from < to);
-        let (lo, hi) = touched.fold((u32::MAX, 0), |(lo, hi), (from, to)| (lo.min(from), hi.max(to)));
+        let (lo, hi) = self.geometry.reach(span.begin, span.end);
         (lo / BLOCK * BLOCK, hi.next_multiple_of(BLOCK))
     }
 
@@ -83,7 +81,7 @@ impl Volume {
     }
 
     pub(super) fn begin_read(&mut self, now: Time, key: Key, span: Span, effects: &mut Vec<Effect>) {
-        let wanted = self.wanted(span, 0, u32::MAX);
+        let wanted = self.geometry.touched(span.begin, span.end);
         if self.geometry.data == 1 && self.geometry.parity > 0 {
             return self.read_copy(now, key, span, effects);
         }
@@ -658,8 +656,7 @@ impl Volume {
     }
 
     pub(super) fn begin_status(&mut self, now: Time, key: Key, span: Span, effects: &mut Vec<Effect>) {
-        let wanted = self.wanted(span, 0, u32::MAX);
-        for slot in slots_of(wanted) {
+        for slot in slots_of(self.geometry.touched(span.begin, span.end)) {
             let (lo, hi) = self.strips.get(key).map(|strip| (strip.lo, strip.hi)).expect("being begun");
             let missed = self.missed_there(span.group, lo, hi) & bit(slot) != 0;
             let (from, to) = self.geometry.column(span.begin, span.end, slot);

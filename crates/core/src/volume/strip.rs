@@ -8,6 +8,7 @@
 //!                          \-> Resting -/
 //! ```
 
+use super::scratch::Scratch;
 use super::slab::Slab;
 use super::types::{At, Effect, Fragment, Mem, PartError, PartOp, StatusRun, VolumeError};
 use super::{Key, Volume, link};
@@ -23,8 +24,12 @@ pub(super) fn bit(slot: u32) -> Slots {
     1 << slot
 }
 
-pub(super) fn slots_of(set: Slots) -> impl Iterator<Item = u32> {
-    (0..STRIPE_DONORS_MAX).filter(move |slot| set & bit(*slot) != 0)
+pub(super) fn slots_of(mut set: Slots) -> impl Iterator<Item = u32> {
+    std::iter::from_fn(move || {
+        let slot = set.trailing_zeros();
+        set &= set.checked_sub(1)?;
+        Some(slot)
+    })
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -264,6 +269,11 @@ impl Failure {
     }
 }
 
+/// For the parts of another strip, and for so much of scratch memory.
+fn has_room(parts: &Slab<Part>, scratch: &Scratch, bytes: u32) -> bool {
+    parts.room() >= 2 * STRIPE_DONORS_MAX as usize && (bytes == 0 || scratch.has(bytes))
+}
+
 impl Volume {
     /// A strip that waits for its lock, or is ready if it need not. Upkeep has no request.
     pub(super) fn add_strip(
@@ -328,7 +338,6 @@ impl Volume {
 
     fn advance(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
         let Some(strip) = self.strips.get(key) else { return };
-        let request = strip.request.and_then(|request| self.requests.get(request));
         // What everyone has written is not torn because another strip failed.
         if let Some(error) = self.failed_elsewhere(strip)
             && strip.open == 0
@@ -337,20 +346,19 @@ impl Volume {
             return self.end_strip(now, key, Err(error), effects);
         }
         let begins = matches!(strip.phase, Phase::Locking | Phase::Starving | Phase::Checking);
-        let deadline = request.map_or(Time::MAX, |request| request.deadline);
-        if begins && strip.open == 0 && strip.is_write() && now + WRITE_MARGIN_NS > deadline {
+        if begins && strip.open == 0 && strip.is_write() && now + WRITE_MARGIN_NS > self.deadline(strip) {
             // Cut short, it would be half written.
             return self.end_strip(now, key, Err(VolumeError::TimedOut), effects);
         }
         match strip.phase {
-            Phase::Locking | Phase::Starving if !self.can_feed(key) => {
-                self.strips.get_mut(key).expect("looked at above").phase = Phase::Starving;
-                self.starving.push_back(key);
-            }
             Phase::Locking | Phase::Starving => {
-                let bytes = self.scratch_bytes(key);
-                let scratch = (bytes > 0).then(|| self.scratch.take(bytes)).flatten();
-                self.strips.get_mut(key).expect("looked at above").scratch = scratch;
+                let bytes = self.scratch_bytes(strip);
+                let strip = self.strips.get_mut(key).expect("looked at above");
+                if !has_room(&self.parts, &self.scratch, bytes) {
+                    strip.phase = Phase::Starving;
+                    return self.starving.push_back(key);
+                }
+                strip.scratch = (bytes > 0).then(|| self.scratch.take(bytes)).flatten();
                 self.begin(now, key, effects);
             }
             _ if strip.open > 0 => {}
@@ -367,18 +375,19 @@ impl Volume {
         strip.request.filter(|_| alone).and_then(|request| self.requests.get(request)?.failed)
     }
 
-    fn can_feed(&self, key: Key) -> bool {
-        let Some(strip) = self.strips.get(key) else { return true };
-        if self.failed_elsewhere(strip).is_some() {
-            return true;
-        }
-        let bytes = self.scratch_bytes(key);
-        let room = self.parts.room() >= 2 * STRIPE_DONORS_MAX as usize;
-        room && (bytes == 0 || self.scratch.has(bytes))
+    fn deadline(&self, strip: &Strip) -> Time {
+        let request = strip.request.and_then(|request| self.requests.get(request));
+        request.map_or(Time::MAX, |request| request.deadline)
     }
 
-    fn scratch_bytes(&self, key: Key) -> u32 {
-        let Some(strip) = self.strips.get(key) else { return 0 };
+    /// Whether one that starves may go on: it gets what it needs, or nothing of it is wanted any more.
+    fn can_feed(&self, key: Key) -> bool {
+        let Some(strip) = self.strips.get(key) else { return true };
+        self.failed_elsewhere(strip).is_some()
+            || has_room(&self.parts, &self.scratch, self.scratch_bytes(strip))
+    }
+
+    fn scratch_bytes(&self, strip: &Strip) -> u32 {
         let (geometry, len) = (self.geometry, strip.len());
         let lanes = if geometry.parity == 0 { 1 } else { geometry.data + geometry.parity };
         match strip.work {
@@ -658,8 +667,14 @@ impl Volume {
         let ready = &mut self.ready;
         self.locks.release(strip.group, key, |granted| ready.push_back(granted));
         self.upkeep_ended(now, &strip, result);
-        for request in self.joins.ended(key).chain(strip.request) {
-            self.strip_of_request_ended(request, result.and(strip.failed.map_or(Ok(()), Err)), effects);
+        let result = result.and(strip.failed.map_or(Ok(()), Err));
+        if let Work::Joined(_) = strip.work {
+            for request in self.joins.ended(key) {
+                self.strip_of_request_ended(request, result, effects);
+            }
+        }
+        if let Some(request) = strip.request {
+            self.strip_of_request_ended(request, result, effects);
         }
     }
 

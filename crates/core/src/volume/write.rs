@@ -143,18 +143,13 @@ impl Volume {
     ) {
         let mem = if content == Content::Payload { self.payload(key) } else { Mem::Nothing };
         let op = self.part_op(content);
-        let copies = self.geometry.data == 1;
-        let slots = if copies { self.geometry.parity + 1 } else { self.geometry.data };
-        for slot in 0..slots {
-            let column = if copies { 0 } else { slot };
-            let (from, to) = self.geometry.column(span.begin, span.end, column);
-            if from < to {
-                let scatter = self.geometry.scatter(column, from, to, span.begin, span.payload);
-                if !copies {
-                    self.learn(key, slot, 1, op, from, mem, scatter, effects);
-                } else if slot == 0 {
-                    self.learn(key, 0, slots, op, from, mem, scatter, effects);
-                }
+        // Without parity a slot, otherwise all copies of the only one.
+        let slots = self.geometry.parity + 1;
+        for first in slots_of(self.geometry.touched(span.begin, span.end)) {
+            let (from, to) = self.geometry.column(span.begin, span.end, first);
+            let scatter = self.geometry.scatter(first, from, to, span.begin, span.payload);
+            self.learn(key, first, slots, op, from, mem, scatter, effects);
+            for slot in first..first + slots {
                 self.write_slot(now, key, slot, op, from, mem, scatter, effects);
             }
         }

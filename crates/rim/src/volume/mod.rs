@@ -229,6 +229,8 @@ struct Driver {
     wake_at: Option<Time>,
     wake_changed: Rc<Notify>,
     started: Instant,
+    /// When the batch of events began that is being worked through. A look at the clock costs a hundredth of a small read.
+    now: Time,
     token: LeaseToken,
     connections: Option<usize>,
     poll: Poll,
@@ -257,6 +259,7 @@ async fn run(shared: Arc<Shared>, options: VolumeOptions, memory: Memory, amendm
             wake_at: None,
             wake_changed: Rc::new(Notify::new()),
             started: Instant::now(),
+            now: 0,
             token: options.token,
             connections: options.tuning.connections,
             poll: Poll::new(u64::try_from(options.tuning.poll.as_nanos()).unwrap_or(u64::MAX)),
@@ -373,20 +376,20 @@ async fn look_again(driver: Rc<RefCell<Driver>>) {
 }
 
 impl Driver {
-    /// Work came from outside.
+    /// A batch of work came from outside.
     fn came(&mut self) {
-        let now = self.now();
-        self.poll.came(now);
-        if self.poll.again(now) {
+        self.now = self.clock();
+        self.poll.came(self.now);
+        if self.poll.again(self.now) {
             self.look.notify_one();
         }
     }
 
     fn looks_again(&self) -> bool {
-        self.poll.again(self.now())
+        self.poll.again(self.clock())
     }
 
-    fn now(&self) -> Time {
+    fn clock(&self) -> Time {
         u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(Time::MAX)
     }
 
@@ -406,16 +409,16 @@ impl Driver {
 
     /// One event and all that follows from it.
     fn event(&mut self, event: Event) {
+        self.now = self.clock();
         self.step(event);
         self.carry_out();
     }
 
     /// One event; its effects wait for `carry_out`, so that a batch is sent together.
     fn step(&mut self, event: Event) {
-        let now = self.now();
         let mut effects = std::mem::take(&mut self.effects);
         let may_grow = matches!(event, Event::Map(_) | Event::Amended(Some(_)));
-        self.machine.step(now, event, &mut effects);
+        self.machine.step(self.now, event, &mut effects);
         if may_grow {
             // Before anything of what is new is written.
             if !self.shared.read_only {
@@ -660,9 +663,10 @@ impl Driver {
 
     /// A batch of answers, and all that follows from it.
     fn answered(&mut self, events: &mut Vec<Event>) {
-        if !events.is_empty() {
-            self.came();
+        if events.is_empty() {
+            return;
         }
+        self.came();
         for event in events.drain(..) {
             self.step(event);
         }
