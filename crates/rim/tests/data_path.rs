@@ -372,7 +372,11 @@ fn over_a_way_of(donors: &[(Arc<Arena>, DonorServer)], takes_in: Option<usize>) 
     let way = Way::to(donors[0].1.endpoint().to_string(), takes_in);
     let mut map = map(donors, Redundancy::LINEAR, 1, EXTENT_BYTES);
     map.routes.get_mut(&DonorId(0)).unwrap().address = way.address.clone();
-    (way, Client::with(map, Some(1)))
+    let client = Client::with(map, Some(1));
+    // What the way is told to do is meant for what follows the handshake.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    assert_eq!(runtime.block_on(client.volume.settled()), []);
+    (way, client)
 }
 
 /// Until all that was submitted is queued.
