@@ -387,16 +387,26 @@ fn let_it_queue(client: &Client) {
     runtime.block_on(client.volume.report());
 }
 
-/// Writes all of it, so many bytes at a time.
-fn submit_writes(client: &Client, mut offset: u64, bytes: &[u8], lens: &[usize]) {
+/// Writes of all of it, so many bytes at a time.
+fn writes<'a>(
+    client: &'a Client,
+    mut offset: u64,
+    bytes: &'a [u8],
+    lens: &'a [usize],
+) -> impl Iterator<Item = Submission> + 'a {
     let (mut rest, mut lens) = (bytes, lens.iter().cycle());
-    while !rest.is_empty() {
-        let (piece, behind) = rest.split_at(*lens.next().unwrap());
+    std::iter::from_fn(move || {
+        let (piece, behind) = (!rest.is_empty()).then(|| rest.split_at(*lens.next().unwrap()))?;
         let mut buffer = client.volume.pool().take_blocking(piece.len());
         buffer.copy_from_slice(piece);
-        client.submit(Op::Write, offset, piece.len() as u32, Some(buffer), offset);
-        (rest, offset) = (behind, offset + piece.len() as u64);
-    }
+        let (token, len, sink) = (offset, piece.len() as u32, client.sink.clone());
+        (rest, offset) = (behind, offset + u64::from(len));
+        Some(Submission { op: Op::Write, offset: token, len, buffer: Some(buffer), token, sink })
+    })
+}
+
+fn submit_writes(client: &Client, offset: u64, bytes: &[u8], lens: &[usize]) {
+    writes(client, offset, bytes, lens).for_each(|write| client.volume.submit(write));
 }
 
 #[test]
@@ -502,20 +512,13 @@ impl Sink for Burst {
 
 #[test]
 fn a_request_is_not_answered_before_all_of_its_writes_were_sent() {
-    const COUNT: usize = 256;
-    const LEN: usize = 16 << 10;
+    let bytes = noise(1, 4 << 20);
     let donors = donors(1, 1);
     let (way, client) = over_a_way_of(&donors, Some(4096));
     way.orders.lies.store(true, Ordering::Release);
     // More is merged once it is known that the link is fast.
     let lied = (0..MERGING_ROUNDS).any(|_| {
-        let write = |number: usize| {
-            let mut buffer = client.volume.pool().take_blocking(LEN);
-            buffer.fill(number as u8);
-            let (offset, sink) = ((number * LEN) as u64, client.sink.clone());
-            Submission { op: Op::Write, offset, len: LEN as u32, buffer: Some(buffer), token: offset, sink }
-        };
-        let writes = Mutex::new((0..COUNT).map(write).collect());
+        let writes = Mutex::new(writes(&client, 0, &bytes, &[16 << 10]).collect());
         let burst = Arc::new(Burst { volume: client.volume.clone(), writes });
         let buffer = Some(client.volume.pool().take_blocking(4096));
         client.volume.submit(Submission {
@@ -526,7 +529,7 @@ fn a_request_is_not_answered_before_all_of_its_writes_were_sent() {
             token: 0,
             sink: burst,
         });
-        let results: Vec<_> = client.done.iter().take(COUNT).map(|done| (done.token, done.result)).collect();
+        let results: Vec<_> = client.done.iter().take(256).map(|done| (done.token, done.result)).collect();
         let lied = !way.orders.lies.load(Ordering::Acquire);
         let expected = if lied { Err(VolumeError::DonorLost) } else { Ok(()) };
         assert!(results.iter().all(|(_, result)| *result == expected), "lied: {lied}, {results:?}");
