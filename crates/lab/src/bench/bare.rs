@@ -5,7 +5,7 @@
 //! a look at the bytes, a second client of a server at a time. Why: a bar that this misses asks for more than the machine has.
 //! Invariants: a question begins with how many bytes follow its head, and how many are wanted back; a server answers in the
 //! order in which it was asked, and goes round its memory; memory that was lent always holds the same bytes.
-//! Called by: `worker`; its servers also by `bare_file`. Tests: below.
+//! Called by: `worker`; its servers also by `bare_file` and `bare_export`. Tests: below.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -59,18 +59,10 @@ impl Lender {
         pieces: impl Iterator<Item = &'a [u8]>,
         mut socket: &TcpStream,
     ) -> io::Result<()> {
-        let mut pieces: Vec<IoSlice<'_>> =
-            pieces.filter(|piece| !piece.is_empty()).map(IoSlice::new).collect();
-        let mut pieces = &mut pieces[..];
-        let large = pieces.iter().any(|piece| piece.len() >= LARGE_BYTES);
-        while !pieces.is_empty() {
-            let sent = if large { self.lend(pieces, socket)? } else { socket.write_vectored(pieces)? };
-            if sent == 0 {
-                return Err(io::ErrorKind::WriteZero.into());
-            }
-            IoSlice::advance_slices(&mut pieces, sent);
-        }
-        Ok(())
+        send(pieces, |pieces| {
+            let large = pieces.iter().any(|piece| piece.len() >= LARGE_BYTES);
+            if large { self.lend(pieces, socket) } else { socket.write_vectored(pieces) }
+        })
     }
 
     fn lend(&self, pieces: &[IoSlice<'_>], socket: &TcpStream) -> io::Result<usize> {
@@ -92,8 +84,29 @@ impl Lender {
     }
 }
 
+/// Sends all of it by a copy.
+pub(super) fn copy<'a>(pieces: impl Iterator<Item = &'a [u8]>, mut socket: &TcpStream) -> io::Result<()> {
+    send(pieces, |pieces| socket.write_vectored(pieces))
+}
+
+fn send<'a>(
+    pieces: impl Iterator<Item = &'a [u8]>,
+    mut some: impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>,
+) -> io::Result<()> {
+    let mut pieces: Vec<IoSlice<'_>> = pieces.filter(|piece| !piece.is_empty()).map(IoSlice::new).collect();
+    let mut pieces = &mut pieces[..];
+    while !pieces.is_empty() {
+        match some(pieces)? {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            sent => IoSlice::advance_slices(&mut pieces, sent),
+        }
+    }
+    Ok(())
+}
+
 /// Questions that were received, and how much may be received behind them.
-struct Room {
+#[derive(Debug)]
+pub(super) struct Room {
     bytes: Vec<u8>,
     from: usize,
     to: usize,
@@ -101,17 +114,33 @@ struct Room {
 }
 
 impl Room {
-    fn has_head(&self) -> bool {
-        self.to - self.from >= QUESTION_BYTES
+    pub(super) fn new() -> Self {
+        Self { bytes: vec![0; ROOM_BYTES], from: 0, to: 0, most: ROOM_BYTES }
     }
 
-    fn take(&mut self, count: usize) -> &[u8] {
+    pub(super) fn has_head(&self) -> bool {
+        self.all().len() >= QUESTION_BYTES
+    }
+
+    pub(super) fn all(&self) -> &[u8] {
+        &self.bytes[self.from..self.to]
+    }
+
+    pub(super) fn take(&mut self, count: usize) -> &[u8] {
         self.from += count;
         &self.bytes[self.from - count..self.from]
     }
 
+    /// Takes the bytes behind a head that are here already; how many. Behind the others comes as much as suits them.
+    pub(super) fn begin(&mut self, bytes: &mut [u8]) -> usize {
+        let came = bytes.len().min(self.all().len());
+        bytes[..came].copy_from_slice(self.take(came));
+        self.most = if bytes.len() >= LARGE_BYTES { SMALL_ROOM_BYTES } else { ROOM_BYTES };
+        came
+    }
+
     /// Receives until `first` is full, and behind it as much as there is.
-    fn receive_behind(&mut self, mut first: &mut [u8], mut stream: &TcpStream) -> io::Result<()> {
+    pub(super) fn receive_behind(&mut self, mut first: &mut [u8], mut stream: &TcpStream) -> io::Result<()> {
         self.bytes.copy_within(self.from..self.to, 0);
         (self.from, self.to) = (0, self.to - self.from);
         loop {
@@ -136,7 +165,7 @@ type Reply = (usize, usize);
 /// Answers questions on a connection until it ends, from this memory and into it.
 fn answer(stream: &TcpStream, memory: &mut [u8]) -> io::Result<()> {
     let lender = Lender::new()?;
-    let mut room = Room { bytes: vec![0; ROOM_BYTES], from: 0, to: 0, most: ROOM_BYTES };
+    let mut room = Room::new();
     let (mut at, mut replies): (usize, Vec<Reply>) = (0, Vec::new());
     loop {
         while !room.has_head() {
@@ -147,9 +176,7 @@ fn answer(stream: &TcpStream, memory: &mut [u8]) -> io::Result<()> {
         let body = returned - REPLY_BYTES;
         let most = sent.max(body);
         at = if at + most > memory.len() { 0 } else { at };
-        let came = sent.min(room.to - room.from);
-        memory[at..at + came].copy_from_slice(room.take(came));
-        room.most = if sent >= LARGE_BYTES { SMALL_ROOM_BYTES } else { ROOM_BYTES };
+        let came = room.begin(&mut memory[at..at + sent]);
         if came < sent {
             reply(&mut replies, memory, &lender, stream)?;
             room.receive_behind(&mut memory[at + came..at + sent], stream)?;

@@ -12,6 +12,7 @@ use cheetah_core::limits::CACHE_DEFAULT_BYTES;
 
 use crate::bench::Bench;
 use crate::bench::bare;
+use crate::bench::bare_export;
 use crate::bench::latency;
 use crate::bench::libnbd::Libnbd;
 use crate::bench::rounds::{Side, Taken, Turn};
@@ -23,7 +24,7 @@ use crate::pool::{LoneDonor, Pool};
 use crate::process;
 use crate::rivals::{self, Rival};
 
-pub const SECONDS: f64 = 365.0;
+pub const SECONDS: f64 = 400.0;
 pub const SETS: usize = 7;
 
 const DONORS: usize = 4;
@@ -86,6 +87,11 @@ impl World {
         let (bare, addresses) = bare::start_servers(DONORS, mib);
         let addresses = addresses.iter().map(String::as_str);
         let to_bare = Worker::start(&std::iter::once("bare").chain(addresses).collect::<Vec<_>>());
+        let (exported, addresses) = bare::start_servers(DONORS, mib);
+        let addresses = addresses.iter().map(String::as_str);
+        let words = ["bare-export", "127.0.0.1:0", &mib.to_string()];
+        let bare_export = Worker::start(&words.into_iter().chain(addresses).collect::<Vec<_>>());
+        let exported_pids: Vec<u32> = exported.iter().map(Worker::pid).collect();
         let libnbd = Libnbd::compile();
         let library = Worker::start(&["client", pool.url(), "library", CONNECTIONS, "0"]);
         let mut contenders: Vec<Contender> = [
@@ -102,6 +108,7 @@ impl World {
             ("nbd-server", nbd(&nbd_server.uri), vec![nbd_server.process.pid()]),
             // No protocol, no checks, no choice of anything.
             ("bare", to_bare, bare.iter().map(Worker::pid).collect()),
+            ("bare-export", nbd(&bare_export::uri(&bare_export)), and(&exported_pids, bare_export.pid())),
         ]
         .into_iter()
         .map(|(name, worker, servers)| Contender { name, worker, servers })
@@ -114,7 +121,7 @@ impl World {
             donors,
             clients: [export.pid, mirror.pid],
             pool,
-            _bare: bare,
+            _bare: [bare, exported, vec![bare_export]].into_iter().flatten().collect(),
             _lone: lone,
             _rivals: [vec![nbdkit, proxy, quorum, qemu_nbd, nbd_server], children]
                 .into_iter()
@@ -232,6 +239,7 @@ fn many_at_a_time(bench: &mut Bench, world: &mut World) {
         ("nbd-server", "the export of a stripe", "export", "nbd-server alone", "nbd-server", None),
         ("donor", "one donor by itself", "donor", "nbdkit alone", "nbdkit", four_times),
         ("bare", "the client library", "library", BARE, "bare", None),
+        ("bare-export", "the export of a stripe", "export", BARE_EXPORT, "bare-export", None),
     ];
     for (id, what, side, peer_name, peer, bar) in rows {
         let what = format!("random 4 KiB read, 64 at a time, thousand a second: {what}");
@@ -244,6 +252,7 @@ fn many_at_a_time(bench: &mut Bench, world: &mut World) {
 const QUORUM: &str = "quorum of four nbdkit";
 const PROXY: &str = "nbdkit's own proxy in front of it";
 const BARE: &str = "raw TCP to four that keep it";
+const BARE_EXPORT: &str = "a bare export in front of four that keep it";
 
 fn libnbd_name(best: usize) -> String {
     format!("libnbd ({} connections) on nbdkit", LIBNBD_CONNECTIONS[best])
@@ -289,6 +298,7 @@ fn sequential(bench: &mut Bench, world: &mut World, pattern: Pattern, block: usi
     let fan = "iperf3 through a relay to four";
     let proxy_what = format!("for comparison: {PROXY}");
     let bare_what = format!("for comparison: {BARE}");
+    let bare_export_what = format!("for comparison: {BARE_EXPORT}");
     let fan_what = format!("for comparison: {fan}");
     let of_writes = [
         ("limit-mirror", mirror, "mirror", fan, "fan", None),
@@ -306,6 +316,8 @@ fn sequential(bench: &mut Bench, world: &mut World, pattern: Pattern, block: usi
         ("limit", "the client library", "library", "iperf3", "iperf3", None),
         ("bare", "the client library", "library", BARE, "bare", None),
         ("bare-libnbd", bare_what.as_str(), "bare", libnbd.as_str(), "libnbd", None),
+        ("bare-export", "the export", "export", BARE_EXPORT, "bare-export", None),
+        ("bare-export-nbdkit", bare_export_what.as_str(), "bare-export", "nbdkit alone", "nbdkit", None),
         ("limit-nbdkit", "for comparison: libnbd on nbdkit", "libnbd", "iperf3", "iperf3", None),
         ("limit-export", "the export", "export", "iperf3 through a relay", "relay", None),
         ("limit-relay", "for comparison: iperf3 through a relay", "relay", "nbdkit alone", "nbdkit", None),
@@ -318,9 +330,11 @@ fn sequential(bench: &mut Bench, world: &mut World, pattern: Pattern, block: usi
         bench.beside((&id, &what, "GB/s"), &taken, side, (peer_name, peer), bar);
     }
     cpu_row(bench, &prefix, &shape, &taken, (&libnbd, Some(Bar::RatioAtMost(0.6))));
-    for (id, what, side) in
-        [("limit-cpu", "iperf3, which moves bytes and does no more", "iperf3"), ("bare-cpu", BARE, "bare")]
-    {
+    for (id, what, side) in [
+        ("limit-cpu", "iperf3, which moves bytes and does no more", "iperf3"),
+        ("bare-cpu", BARE, "bare"),
+        ("bare-export-cpu", BARE_EXPORT, "bare-export"),
+    ] {
         bench.row(&Figure {
             id: &format!("{prefix}.{id}"),
             what: format!("the same, for comparison: {what}"),

@@ -8,6 +8,7 @@
 //! one file for each part of the table. Tests: in each of them.
 
 mod bare;
+mod bare_export;
 mod bare_file;
 mod client;
 mod direct;

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::bench::machine::CONGESTION;
 use crate::bench::rounds::Turn;
-use crate::bench::{bare, bare_file, client, file, ping};
+use crate::bench::{bare, bare_export, bare_file, client, file, ping};
 use crate::lan::{Lan, Node};
 use crate::load::{Connection, Done, Pattern};
 use crate::{mark, process, rivals};
@@ -279,6 +279,9 @@ pub fn serve(kind: &[String]) {
         ["bare", addresses @ ..] => bare::serve_client(addresses),
         ["bare-server", listen, mib] => {
             bare::serve_server(listen, mib.parse().expect("a number of mebibytes"));
+        }
+        ["bare-export", listen, mib, addresses @ ..] => {
+            bare_export::serve(listen, mib.parse().expect("a number of mebibytes"), addresses);
         }
         ["file"] => file::serve(),
         ["bare-file", point, mib, addresses @ ..] => {
