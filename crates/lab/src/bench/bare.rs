@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use cheetah_rim::buffer::Buffer;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags};
 use rustix::pipe::{IoSliceRaw, PipeFlags, SpliceFlags};
@@ -34,6 +34,8 @@ const SMALL_ROOM_BYTES: usize = 4 << 10;
 const PIPE_BYTES: usize = 1 << 20;
 /// Replies that are received together.
 const TOGETHER_MAX: usize = 32;
+/// Heads and bodies that are.
+const PIECES_MAX: usize = 2 * TOGETHER_MAX;
 const FROM_CLIENT: u8 = 8;
 const FROM_SERVER: u8 = 9;
 /// Of a reply; a static, for it is lent.
@@ -104,6 +106,40 @@ fn send<'a>(
     Ok(())
 }
 
+/// Receives what is there into these pieces, of which so many bytes came before; how many more did now.
+pub(super) fn receive_into<'a>(
+    pieces: impl Iterator<Item = &'a mut [u8]>,
+    before: usize,
+    stream: &TcpStream,
+) -> io::Result<usize> {
+    let mut skip = before;
+    let missing = pieces.filter_map(|piece| {
+        let from = skip.min(piece.len());
+        skip -= from;
+        (from < piece.len()).then(|| IoSliceMut::new(&mut piece[from..]))
+    });
+    let mut missing: Vec<IoSliceMut<'_>> = missing.take(PIECES_MAX).collect();
+    let mut control = RecvAncillaryBuffer::default();
+    match rustix::net::recvmsg(stream, &mut missing, &mut control, RecvFlags::DONTWAIT) {
+        Ok(got) if got.bytes == 0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        Ok(got) => Ok(got.bytes),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(0),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Waits, so long at most, until there is something for one of these; for which of them.
+pub(super) fn wait<'a>(
+    looks: impl Iterator<Item = PollFd<'a>>,
+    longest: Option<&Timespec>,
+) -> io::Result<Vec<bool>> {
+    let mut looks: Vec<PollFd<'_>> = looks.collect();
+    match poll(&mut looks, longest) {
+        Ok(_) | Err(Errno::INTR) => Ok(looks.iter().map(|look| !look.revents().is_empty()).collect()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
 /// Questions that were received, and how much may be received behind them.
 #[derive(Debug)]
 pub(super) struct Room {
@@ -131,7 +167,7 @@ impl Room {
         &self.bytes[self.from - count..self.from]
     }
 
-    /// Takes the bytes behind a head that are here already; how many. Behind the others comes as much as suits them.
+    /// Takes the bytes behind a head that are here already; how many. The rest is to be received next.
     pub(super) fn begin(&mut self, bytes: &mut [u8]) -> usize {
         let came = bytes.len().min(self.all().len());
         bytes[..came].copy_from_slice(self.take(came));
@@ -273,10 +309,7 @@ impl Bare {
     /// Waits for what servers send, and takes what is there; how many replies came to their end.
     fn receive(&mut self, exchange: Exchange, free: &mut Vec<Buffer>) -> io::Result<usize> {
         let streams = self.far.iter().map(|far| far.stream.as_fd());
-        let mut looks: Vec<PollFd<'_>> =
-            streams.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        poll(&mut looks, None)?;
-        let came: Vec<bool> = looks.iter().map(|look| !look.revents().is_empty()).collect();
+        let came = wait(streams.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)), None)?;
         let before = free.len();
         for (far, _) in self.far.iter_mut().zip(came).filter(|(_, came)| *came) {
             far.receive(exchange.returned, free)?;
@@ -297,23 +330,10 @@ impl Far {
 
     fn receive(&mut self, reply_bytes: usize, free: &mut Vec<Buffer>) -> io::Result<()> {
         let mut heads = [[0; REPLY_BYTES]; TOGETHER_MAX];
-        let (mut pieces, mut skip) = (Vec::with_capacity(2 * TOGETHER_MAX), self.came);
-        for (head, buffer) in heads.iter_mut().zip(&mut self.owed) {
-            for piece in [&mut head[..], &mut buffer[..reply_bytes - REPLY_BYTES]] {
-                let from = skip.min(piece.len());
-                skip -= from;
-                if from < piece.len() {
-                    pieces.push(IoSliceMut::new(&mut piece[from..]));
-                }
-            }
-        }
-        let mut control = RecvAncillaryBuffer::default();
-        match rustix::net::recvmsg(&self.stream, &mut pieces, &mut control, RecvFlags::DONTWAIT) {
-            Ok(got) if got.bytes == 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(got) => self.came += got.bytes,
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
+        let replies = heads.iter_mut().zip(&mut self.owed);
+        let pieces =
+            replies.flat_map(|(head, buffer)| [&mut head[..], &mut buffer[..reply_bytes - REPLY_BYTES]]);
+        self.came += receive_into(pieces, self.came, &self.stream)?;
         while self.came >= reply_bytes {
             self.came -= reply_bytes;
             free.extend(self.owed.pop_front());

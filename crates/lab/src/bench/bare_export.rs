@@ -8,16 +8,14 @@
 //! Called by: `local`, as a worker. Tests: below.
 
 use std::collections::VecDeque;
-use std::io::{self, IoSliceMut, Write};
+use std::io::{self, Write};
 use std::net::TcpStream;
 use std::os::fd::AsFd;
 
 use cheetah_nbd::server::{Handshake, Step, reply};
 use cheetah_nbd::{Command, ExportInfo, RequestHeader, TransmissionFlags};
 use cheetah_rim::buffer::Buffer;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use serde_json::json;
 
 use crate::bench::bare::{self, Lender, Room};
@@ -28,7 +26,7 @@ use crate::bench::worker::{Worker, orders};
 const LARGE_BYTES: usize = 1 << 20;
 /// Of requests that are taken before they are handed on.
 const BATCH_BYTES: usize = 512 << 10;
-/// Pieces of replies that are received together.
+/// Replies that are received together.
 const TOGETHER_MAX: usize = 64;
 
 /// A worker that exports so many MiB of servers at these addresses.
@@ -62,30 +60,45 @@ impl Request {
     fn len(&self) -> usize {
         self.header.length as usize
     }
+
+    fn bytes(&self) -> &[u8] {
+        &self.buffer[..self.len()]
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        let len = self.len();
+        &mut self.buffer[..len]
+    }
 }
 
-/// Requests of one kind that lie one behind the other.
-struct Group {
-    requests: Vec<Request>,
-    bytes: usize,
-}
+/// Requests of one kind that lie one behind the other: one at least.
+struct Group(Vec<Request>);
 
 impl Group {
+    fn is_read(&self) -> bool {
+        self.0[0].is_read()
+    }
+
+    fn len(&self) -> usize {
+        self.0.iter().map(Request::len).sum()
+    }
+
     fn takes(&self, next: &Request) -> bool {
-        let last = self.requests.last().map(|last| (last.is_read(), last.header.offset + last.len() as u64));
-        last == Some((next.is_read(), next.header.offset)) && self.bytes + next.len() <= LARGE_BYTES
+        let len = self.len();
+        let goes_on = self.0[0].header.offset + len as u64 == next.header.offset;
+        goes_on && self.is_read() == next.is_read() && len + next.len() <= LARGE_BYTES
     }
 
     fn exchange(&self) -> Exchange {
-        let (sent, body) = if self.requests[0].is_read() { (0, self.bytes) } else { (self.bytes, 0) };
+        let (sent, body) = if self.is_read() { (0, self.len()) } else { (self.len(), 0) };
         Exchange { sent, returned: REPLY_BYTES + body }
     }
 
     /// What is sent of it.
     fn pieces(&self) -> impl Iterator<Item = &[u8]> {
-        let question = &self.requests[0].buffer[LARGE_BYTES..][..QUESTION_BYTES];
-        let written = self.requests.iter().filter(|request| !request.is_read());
-        std::iter::once(question).chain(written.map(|request| &request.buffer[..request.len()]))
+        let question = &self.0[0].buffer[LARGE_BYTES..][..QUESTION_BYTES];
+        let written = self.0.iter().filter(|request| !request.is_read());
+        std::iter::once(question).chain(written.map(Request::bytes))
     }
 }
 
@@ -106,12 +119,9 @@ impl Far {
 
     fn add(&mut self, request: Request) {
         match self.owed.back_mut().filter(|last| self.new > 0 && last.takes(&request)) {
-            Some(last) => {
-                last.bytes += request.len();
-                last.requests.push(request);
-            }
+            Some(last) => last.0.push(request),
             None => {
-                self.owed.push_back(Group { bytes: request.len(), requests: vec![request] });
+                self.owed.push_back(Group(vec![request]));
                 self.new += 1;
             }
         }
@@ -121,7 +131,7 @@ impl Far {
         let from = self.owed.len() - self.new;
         for group in self.owed.range_mut(from..) {
             let head = group.exchange().head();
-            group.requests[0].buffer[LARGE_BYTES..][..QUESTION_BYTES].copy_from_slice(&head);
+            group.0[0].buffer[LARGE_BYTES..][..QUESTION_BYTES].copy_from_slice(&head);
         }
         lender.send(self.owed.range(from..).flat_map(Group::pieces), &self.stream)?;
         self.new = 0;
@@ -131,30 +141,16 @@ impl Far {
     /// Takes what came where it belongs; requests that were answered come back.
     fn receive(&mut self, answered: &mut Vec<Request>) -> io::Result<()> {
         let mut heads = [[0; REPLY_BYTES]; TOGETHER_MAX];
-        let (mut pieces, mut skip) = (Vec::with_capacity(2 * TOGETHER_MAX), self.came);
-        for (head, group) in heads.iter_mut().zip(&mut self.owed) {
-            let read = group.requests.iter_mut().filter(|request| request.is_read());
-            let bodies = read.map(|request| &mut request.buffer[..request.header.length as usize]);
-            for piece in std::iter::once(&mut head[..]).chain(bodies) {
-                let from = skip.min(piece.len());
-                skip -= from;
-                if from < piece.len() && pieces.len() < TOGETHER_MAX {
-                    pieces.push(IoSliceMut::new(&mut piece[from..]));
-                }
-            }
-        }
-        let mut control = RecvAncillaryBuffer::default();
-        match rustix::net::recvmsg(&self.stream, &mut pieces, &mut control, RecvFlags::DONTWAIT) {
-            Ok(got) if got.bytes == 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(got) => self.came += got.bytes,
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
+        let pieces = heads.iter_mut().zip(&mut self.owed).flat_map(|(head, group)| {
+            let read = group.0.iter_mut().filter(|request| request.is_read());
+            std::iter::once(&mut head[..]).chain(read.map(Request::bytes_mut))
+        });
+        self.came += bare::receive_into(pieces, self.came, &self.stream)?;
         while self.owed.front().is_some_and(|group| group.exchange().returned <= self.came)
             && let Some(group) = self.owed.pop_front()
         {
             self.came -= group.exchange().returned;
-            answered.extend(group.requests);
+            answered.extend(group.0);
         }
         Ok(())
     }
@@ -207,7 +203,7 @@ impl Export {
     fn run(&mut self) -> io::Result<()> {
         loop {
             let came = self.wait()?;
-            if (came[0] || self.room.has_head()) && !self.take_requests(came[0])? {
+            if (came[0] || self.room.has_head()) && !self.take_requests()? {
                 return Ok(());
             }
             for (far, came) in self.far.iter_mut().zip(&came[1..]) {
@@ -224,18 +220,13 @@ impl Export {
     fn wait(&self) -> io::Result<Vec<bool>> {
         let streams = std::iter::once(&self.near).chain(self.far.iter().map(|far| &far.stream));
         let look = |stream| PollFd::from_borrowed_fd(AsFd::as_fd(stream), PollFlags::IN);
-        let mut looks: Vec<PollFd<'_>> = streams.map(look).collect();
         let at_once = Timespec::default();
-        match poll(&mut looks, self.room.has_head().then_some(&at_once)) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-        Ok(looks.iter().map(|look| !look.revents().is_empty()).collect())
+        bare::wait(streams.map(look), self.room.has_head().then_some(&at_once))
     }
 
     /// Takes the requests that are there, until they are enough for now. False when the client says that it goes.
-    fn take_requests(&mut self, came: bool) -> io::Result<bool> {
-        if came && !self.room.has_head() {
+    fn take_requests(&mut self) -> io::Result<bool> {
+        if !self.room.has_head() {
             self.room.receive_behind(&mut [], &self.near)?;
         }
         let mut taken = 0;
@@ -274,8 +265,8 @@ impl Export {
         };
         let heads: Vec<Vec<u8>> = self.answered.iter().map(head).collect();
         let pieces = heads.iter().zip(&self.answered).flat_map(|(head, request)| {
-            let read = if request.is_read() { request.len() } else { 0 };
-            [&head[..], &request.buffer[..read]]
+            let read: &[u8] = if request.is_read() { request.bytes() } else { &[] };
+            [&head[..], read]
         });
         bare::copy(pieces, &self.near)?;
         self.free.extend(self.answered.drain(..).map(|request| request.buffer));
@@ -334,8 +325,7 @@ mod tests {
         far.add(request(Command::Write, 4096, 4096));
         far.add(request(Command::Write, 12_288, 4096));
         far.add(request(Command::Read, 16_384, 4096));
-        let shape =
-            |far: &Far| far.owed.iter().map(|group| (group.requests.len(), group.bytes)).collect::<Vec<_>>();
+        let shape = |far: &Far| far.owed.iter().map(|group| (group.0.len(), group.len())).collect::<Vec<_>>();
         assert_eq!(shape(&far), [(2, 8192), (1, 4096), (1, 4096)]);
         far.send(&Lender::new().expect("a pipe")).expect("the server");
         far.add(request(Command::Read, 20_480, 4096));

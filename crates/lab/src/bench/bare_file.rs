@@ -17,14 +17,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use cheetah_rim::buffer::Buffer;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::RecvFlags;
 use serde_json::json;
 
-use crate::bench::bare::Lender;
+use crate::bench::bare::{self, Lender};
 use crate::bench::ping::{self, Exchange, QUESTION_BYTES, REPLY_BYTES};
 use crate::bench::worker::{Worker, orders};
 use crate::lan::{Lan, Node};
@@ -219,12 +219,7 @@ impl Bare {
             let device = PollFd::from_borrowed_fd(self.device.as_fd(), more);
             let far = self.far.iter();
             let far = far.map(|far| PollFd::from_borrowed_fd(far.stream.as_fd(), PollFlags::IN));
-            let mut looks: Vec<PollFd<'_>> = std::iter::once(device).chain(far).collect();
-            match poll(&mut looks, None) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
-            }
-            let came: Vec<bool> = looks.iter().map(|look| !look.revents().is_empty()).collect();
+            let came = bare::wait(std::iter::once(device).chain(far), None)?;
             if came[0] && !self.take_requests()? {
                 return Ok(());
             }
@@ -328,7 +323,6 @@ impl Body {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::bare;
     use std::os::unix::fs::FileExt;
 
     #[test]
