@@ -43,6 +43,9 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 /// A connection with at least this much on its way is passed over for an emptier one.
 const CONN_BUSY_BYTES: u64 = 256 << 10;
 
+/// So many steps of a batch share one look at the clock: it costs as much as a small step, and a batch may be of any length.
+const STEPS_PER_LOOK: usize = 32;
+
 /// How to reach the donors, and as whom.
 #[derive(Clone, Debug)]
 pub struct VolumeOptions {
@@ -309,9 +312,7 @@ async fn take_orders(driver: Rc<RefCell<Driver>>, shared: Arc<Shared>) -> onesho
             driver.step(Event::Forget);
             shared.forgotten.fetch_add(forgets as u64, Ordering::AcqRel);
         }
-        for submission in submissions.drain(..) {
-            driver.submit(submission);
-        }
+        driver.submit_all(submissions.drain(..));
         for order in orders {
             match order {
                 Order::Map(map) => driver.step(Event::Map(map)),
@@ -332,9 +333,7 @@ async fn take_orders(driver: Rc<RefCell<Driver>>, shared: Arc<Shared>) -> onesho
                         inbox.tasks.clear();
                         std::mem::take(&mut inbox.submissions)
                     };
-                    for submission in late {
-                        driver.submit(submission);
-                    }
+                    driver.submit_all(late.into_iter());
                     driver.carry_out();
                     return closing;
                 }
@@ -387,6 +386,13 @@ impl Driver {
 
     fn looks_again(&self) -> bool {
         self.poll.again(self.clock())
+    }
+
+    /// Before each step of a batch.
+    fn keep_clock(&mut self, nth: usize) {
+        if nth.is_multiple_of(STEPS_PER_LOOK) {
+            self.now = self.clock();
+        }
     }
 
     fn clock(&self) -> Time {
@@ -457,6 +463,13 @@ impl Driver {
         sink.give(completion, self.memory.bytes(from, len));
     }
 
+    fn submit_all(&mut self, submissions: impl Iterator<Item = Submission>) {
+        for (nth, submission) in submissions.enumerate() {
+            self.keep_clock(nth);
+            self.submit(submission);
+        }
+    }
+
     fn submit(&mut self, submission: Submission) {
         if !self.machine.has_room() || !self.backlog.is_empty() {
             return self.backlog.push_back(submission);
@@ -470,7 +483,8 @@ impl Driver {
     /// wait; answers who waits for the links.
     fn carry_out(&mut self) {
         loop {
-            for event in std::mem::take(&mut self.answered_here) {
+            for (nth, event) in std::mem::take(&mut self.answered_here).into_iter().enumerate() {
+                self.keep_clock(nth);
                 self.step(event);
             }
             while !self.backlog.is_empty() && self.machine.has_room() {
@@ -667,7 +681,8 @@ impl Driver {
             return;
         }
         self.came();
-        for event in events.drain(..) {
+        for (nth, event) in events.drain(..).enumerate() {
+            self.keep_clock(nth);
             self.step(event);
         }
         self.carry_out();
