@@ -73,6 +73,7 @@ impl Reader {
             let end = want.offset + u64::from(want.len);
             assert!(want.len > 0 && want.offset.is_multiple_of(BLOCK) && end <= self.size, "{want:?}");
             assert!(end.is_multiple_of(BLOCK) || end == self.size, "{want:?}");
+            self.ahead.fetched(*want);
             self.here.extend(want.offset / BLOCK..end.div_ceil(BLOCK));
             if self.takes {
                 let given = u64::from(self.ahead.offer(want.stream, want.offset, want.len));
@@ -343,18 +344,14 @@ fn around_a_far_read_its_neighbours_come_along_while_they_are_read() {
     assert!(reader.read(100 * MIB + 100 * BLOCK, BLOCK) && reader.read(100 * MIB + 65 * BLOCK, BLOCK));
     let first = reader.wanted();
     assert!((100_000..1_000_000).contains(&first), "{first} bytes around one read");
-    // None of it is ever read.
+    // None of it is ever read, which no cache says that has room for all.
     let mut random = 1_u64;
     for _ in 0..2000 {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let from = reader.wants.len();
         reader.read((random >> 24) % (SIZE / BLOCK) * BLOCK, BLOCK);
-        for want in reader.wants[from..].iter().copied() {
-            reader.ahead.wasted(want.stream, want.len);
-        }
     }
-    let wasted = reader.wanted() - first;
-    assert!(wasted < 30 * MIB, "{wasted} bytes for 2000 reads of which none was near another");
+    let unread = reader.wanted() - first;
+    assert!(unread < 10 * MIB, "{unread} bytes for 2000 reads of which none was near another");
 }
 
 #[test]

@@ -23,11 +23,12 @@
 //! down all growth.
 //!
 //! **Around.** Where a round trip takes long, a read of no stream brings with it what is near, as much as the path carries
-//! in an eighth of that time; as long as a fair part of it is read.
+//! in an eighth of that time; as long as that spares other reads theirs.
 //!
 //! **Offers.** A reader behind a cache of its own (the kernel's) may be given all of a backward or strided stream but what
 //! it has to ask for to show how far it is; as long as it does not ask for most of that all the same.
 
+mod around;
 mod holes;
 mod pipe;
 mod places;
@@ -35,6 +36,7 @@ mod stream;
 
 use crate::limits::{BLOCK_BYTES, MILLISECOND_NS, SECOND_NS};
 use crate::units::Time;
+use around::Around;
 use pipe::Pipe;
 use places::Places;
 use serde::{Deserialize, Serialize};
@@ -54,13 +56,8 @@ const WINDOW_FLOOR_PART: u64 = 20;
 const BUSY_BYTES: u64 = 2 << 20;
 /// This part of what the path holds takes so little longer than the round trip that it is worth a guess.
 const FREE_PART: u64 = 8;
-/// From this delay on a read of no stream brings its neighbours, as much as that,
+/// From this delay on a read of no stream brings its neighbours.
 const AROUND_DELAY_NS: u64 = MILLISECOND_NS;
-const AROUND_BYTES_MIN: u64 = 32 << 10;
-/// at full size while at least one of so many bytes is read.
-const AROUND_READ_PART: u64 = 8;
-/// When it was given up, it is tried again each so many reads.
-const AROUND_PROBE: u32 = 64;
 /// What was used and wasted counts half after this much more.
 const MEMORY_BYTES: u64 = 64 << 20;
 /// The number of what is fetched around reads of no stream.
@@ -145,8 +142,7 @@ pub struct Ahead {
     places: Places,
     pipe: Pipe,
     worth: Worth,
-    around: Worth,
-    around_skipped: u32,
+    around: Around,
     thesis: Thesis,
 }
 
@@ -168,8 +164,7 @@ impl Ahead {
             places: Places::new(),
             pipe: Pipe::default(),
             worth: Worth::default(),
-            around: Worth::default(),
-            around_skipped: 0,
+            around: Around::default(),
             thesis: Thesis::default(),
         }
     }
@@ -187,8 +182,8 @@ impl Ahead {
             return;
         }
         let Some(index) = self.stream_of(now, read) else {
-            if found == Found::Missed {
-                self.fetch_around(offset, len, size, wants);
+            if found == Found::Missed && self.pipe.delay() >= AROUND_DELAY_NS {
+                self.around.fetch(offset, len, size, self.pipe.bytes(), self.windows_max / FREE_PART, wants);
             }
             return;
         };
@@ -249,31 +244,6 @@ impl Ahead {
         oldest
     }
 
-    fn fetch_around(&mut self, offset: u64, len: u32, size: u64, wants: &mut Vec<Want>) {
-        if self.pipe.delay() < AROUND_DELAY_NS {
-            return;
-        }
-        let full = (self.pipe.bytes() / FREE_PART).min(PIECE_BYTES_MAX).min(self.windows_max / FREE_PART);
-        let mut bytes = self.around.scale(AROUND_READ_PART * full).min(full);
-        if bytes < AROUND_BYTES_MIN {
-            self.around_skipped += 1;
-            if self.around_skipped < AROUND_PROBE {
-                return;
-            }
-            bytes = AROUND_BYTES_MIN.min(full);
-        }
-        self.around_skipped = 0;
-        if bytes < 2 * u64::from(len) {
-            return;
-        }
-        // The largest power of two that fits.
-        let grain = bytes.next_power_of_two() / if bytes.is_power_of_two() { 1 } else { 2 };
-        let end = offset + u64::from(len);
-        let (from, to) = (offset / grain * grain, end.next_multiple_of(grain));
-        wants.extend(blocks(end, to, size, AROUND));
-        wants.extend(blocks(from, offset, size, AROUND));
-    }
-
     fn read_as_the_thesis(&mut self, offset: u64, len: u32, size: u64, wants: &mut Vec<Want>) {
         let end = offset + u64::from(len);
         let adjacent = offset == self.thesis.end;
@@ -304,18 +274,24 @@ impl Ahead {
         self.pipe.answered(now, bytes, took);
     }
 
+    /// This, or what was not there yet of it, is fetched.
+    pub fn fetched(&mut self, want: Want) {
+        if want.stream == AROUND {
+            self.around.fetched(want.len);
+        }
+    }
+
     /// A tool read so much of what was fetched.
     pub fn used(&mut self, stream: u32, bytes: u32) {
-        let worth = if stream == AROUND { &mut self.around } else { &mut self.worth };
-        worth.note(u64::from(bytes), 0);
+        match stream {
+            AROUND => self.around.hit(),
+            _ => self.worth.note(u64::from(bytes), 0),
+        }
     }
 
     /// So much of what was fetched is given up unread.
     pub fn wasted(&mut self, stream: u32, bytes: u32) {
-        if stream == AROUND {
-            return self.around.note(0, u64::from(bytes));
-        }
-        // Of a stream that is followed no more it was noted then.
+        // Of a stream that is followed no more it was noted then, and what was around a read when it was fetched.
         if let Some(stream) = self.streams.iter_mut().find(|other| other.number == stream) {
             self.worth.note(0, u64::from(bytes));
             stream.wasted();

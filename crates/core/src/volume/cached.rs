@@ -212,6 +212,7 @@ impl Volume {
         }
         let cached = self.cached.as_mut().expect("looked at above");
         let Some(segment) = cached.cache.begin(now, gap, &mut cached.wasted) else { return false };
+        cached.ahead.fetched(gap);
         let at = cached.cache.get(segment).expect("just begun").place.at;
         let request = Request { op: Op::Read, offset: gap.offset, len: gap.len };
         let key = self.admit(now, Asker::Cache(segment), request);
