@@ -355,6 +355,19 @@ fn around_a_far_read_its_neighbours_come_along_while_they_are_read() {
 }
 
 #[test]
+fn little_is_ahead_of_each_of_many_readers_when_they_end() {
+    let mut reader = Reader::new(Rule::Streams);
+    let (places, len) = (8, 16 << 10);
+    let reads = 4000;
+    for number in 0..reads {
+        reader.read(number % places * 256 * MIB + number / places * len, len);
+    }
+    reader.expect_hits(reads as usize - 3 * places as usize);
+    let unread = reader.wanted() - reads * len;
+    assert!(unread <= 5 * MIB, "{unread} bytes were fetched in vain");
+}
+
+#[test]
 fn backwards_and_in_strides_all_is_offered_but_what_tells_how_far_the_reader_is() {
     let mut reader = Reader::new(Rule::Streams);
     for number in (0..50).rev() {

@@ -57,6 +57,19 @@ fn it_never_makes_things_slower_and_beats_the_thesis_where_there_is_an_order() {
 }
 
 #[test]
+fn little_is_fetched_in_vain() {
+    for rtt in DELAYS {
+        // What is near may be read next: a few guesses, and a look now and then.
+        let random = run(Rule::Streams, Pattern::Random, rtt);
+        assert!(random.fetched < 1.5, "at random at {rtt} ns: {random:?}");
+        // Near donors need little ahead of each place.
+        let eight = run(Rule::Streams, Pattern::Eight, rtt);
+        let most = if rtt > MS { 1.5 } else { 1.1 };
+        assert!(eight.fetched < most, "eight places at {rtt} ns: {eight:?}");
+    }
+}
+
+#[test]
 fn a_walk_through_a_far_file_system_takes_a_third_of_the_round_trips() {
     for rtt in [10 * MS, 50 * MS] {
         let figures = run(Rule::Streams, Pattern::Walk, rtt);

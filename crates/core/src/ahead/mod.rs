@@ -18,8 +18,8 @@
 //!
 //! **How far.** A window begins at two reads, or an eighth of what the path holds (bandwidth times delay, measured). It
 //! doubles each time that a read of the stream has to wait, or asks for what it was offered too late, as long as it is no
-//! larger than what the tool took of the stream; at most it is twice what the path holds, or 4 MiB (50 ms of a slow path),
-//! whatever is more. A tool that keeps the path busy by itself is left alone. What goes unread halves the window, and slows
+//! larger than what the tool took of the stream; at most it is twice what the path holds, or its part of 4 MiB (of 50 ms of a slow
+//! path), whatever is more. A tool that keeps the path busy by itself is left alone. What goes unread halves the window, and slows
 //! down all growth.
 //!
 //! **Around.** Where a round trip takes long, a read of no stream brings with it what is near, as much as the path carries
@@ -48,8 +48,10 @@ const STREAMS_MAX: usize = 32;
 const PIECE_BYTES_MAX: u64 = 1 << 20;
 /// Places of a stride that are fetched ahead.
 const ITEMS_MAX: u64 = 256;
-/// What is ahead of a stream on a fast LAN, where scheduling and not the wire is what delays.
+/// What is ahead of all streams together on a fast LAN, where scheduling and not the wire is what delays,
 const WINDOW_FLOOR_BYTES: u64 = 4 << 20;
+/// and of each of them: were it more, all would go in vain that is ahead of each when its reader ends.
+const WINDOW_FLOOR_EACH_BYTES: u64 = 512 << 10;
 /// But no more than what the path carries in this part of a second: donors that are asked for more would look slow.
 const WINDOW_FLOOR_PART: u64 = 20;
 /// A tool with this much of its own on its way, or twice what the path holds, needs nobody to read ahead.
@@ -194,7 +196,8 @@ impl Ahead {
             let lately = |stream: &&Stream| stream.used_at + SECOND_NS > now;
             let active = self.streams.iter().filter(lately).count() as u64;
             let share = self.windows_max / active.max(1);
-            let floor = WINDOW_FLOOR_BYTES.min(self.pipe.rate() / WINDOW_FLOOR_PART);
+            let floor = (WINDOW_FLOOR_BYTES / active.max(1)).max(WINDOW_FLOOR_EACH_BYTES);
+            let floor = floor.min(self.pipe.rate() / WINDOW_FLOOR_PART);
             let most = floor.max(2 * self.pipe.bytes()).min(share);
             let worth = self.worth.scale(self.streams[index].consumed);
             self.streams[index].grow(worth.min(most));
