@@ -201,6 +201,28 @@ fn strides_are_found_where_another_tool_had_read_what_is_before_one_of_them() {
 }
 
 #[test]
+fn who_begins_where_another_tool_ended_is_not_taken_for_it_at_once() {
+    for backward in [false, true] {
+        let mut reader = Reader::new(Rule::Streams);
+        // All of its reads wait, so its window is as large as can be.
+        reader.takes = true;
+        for number in 0..1024 {
+            let number = if backward { 1023 - number } else { number };
+            reader.read((number + 1024) * (64 << 10), 64 << 10);
+        }
+        reader.ahead.restart();
+        (reader.takes, reader.here, reader.taken) = (false, BTreeSet::new(), BTreeSet::new());
+        // The place where the other one ended is one of these.
+        let (end, items) = (if backward { 64 * MIB - BLOCK } else { 128 * MIB }, 700);
+        let before = reader.wanted();
+        (0..items).for_each(|number| _ = reader.read(end % STRIDE + number * STRIDE, BLOCK));
+        assert!((0..items).any(|number| end % STRIDE + number * STRIDE == end), "{end}");
+        let fetched = reader.wanted() - before;
+        assert!(fetched < items * BLOCK + MIB, "{fetched} bytes for {items} blocks, backward: {backward}");
+    }
+}
+
+#[test]
 fn records_that_lie_apart_are_read_ahead_of_as_one_stream() {
     let mut reader = Reader { keeps: false, ..Reader::new(Rule::Streams) };
     let places = (0..200).flat_map(|record| (0..16).map(move |block| record * (256 << 10) + block * BLOCK));

@@ -14,7 +14,7 @@
 //! way together come in any order; not what it has read before. While most of what it passes goes unread, or its reads leap one
 //! after the other, what is merely near begins a stream of its own as soon as one is found: the next tool may read the same
 //! place another way. After an open, or a second without a read, a stream takes only what it expects; an open makes places
-//! forgotten.
+//! forgotten, and windows small.
 //!
 //! **How far.** A window begins at two reads, or an eighth of what the path holds (bandwidth times delay, measured). It
 //! doubles each time that a read of the stream has to wait, or asks for what it was offered too late, as long as it is no
@@ -234,8 +234,7 @@ impl Ahead {
 
     fn add_stream(&mut self, now: Time, trend: Trend, read: Read) -> usize {
         self.numbered = self.numbered.checked_add(1).unwrap_or(AROUND + 1);
-        let free = self.worth.scale(self.pipe.bytes() / FREE_PART).min(self.windows_max / FREE_PART);
-        let stream = Stream::new(self.numbered, trend, now, read, free);
+        let stream = Stream::new(self.numbered, trend, now, read, self.free());
         if self.streams.len() < STREAMS_MAX {
             self.streams.push(stream);
             return self.streams.len() - 1;
@@ -245,6 +244,11 @@ impl Ahead {
         let given_up = std::mem::replace(&mut self.streams[oldest], stream);
         self.worth.note(0, given_up.ahead());
         oldest
+    }
+
+    /// Bytes ahead that cost next to nothing.
+    fn free(&self) -> u64 {
+        self.worth.scale(self.pipe.bytes() / FREE_PART).min(self.windows_max / FREE_PART)
     }
 
     fn read_as_the_thesis(&mut self, offset: u64, len: u32, size: u64, wants: &mut Vec<Want>) {
@@ -303,7 +307,8 @@ impl Ahead {
 
     /// Nothing of what was fetched is there any more, and who reads may be another.
     pub fn restart(&mut self) {
-        self.streams.iter_mut().for_each(Stream::forget);
+        let free = self.free();
+        self.streams.iter_mut().for_each(|stream| stream.forget(free));
         self.places = Places::new();
     }
 

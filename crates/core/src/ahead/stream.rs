@@ -74,12 +74,17 @@ pub(super) struct Stream {
     leapt: bool,
 }
 
+/// The window of a reader of whom nothing is known.
+fn begun(free: u64, len: u32) -> u64 {
+    free.max(2 * u64::from(len))
+}
+
 impl Stream {
     /// `free`: bytes ahead that cost next to nothing.
     pub(super) fn new(number: u32, trend: Trend, now: Time, read: Read, free: u64) -> Stream {
         let Read { offset, len, .. } = read;
         let head = if trend == Trend::Forward { offset + u64::from(len) } else { offset };
-        let begun = free.max(2 * u64::from(len));
+        let begun = begun(free, len);
         Stream {
             number,
             trend,
@@ -230,9 +235,10 @@ impl Stream {
         self.offered = 0;
     }
 
-    /// Its reader may be another one from now on.
-    pub(super) fn forget(&mut self) {
+    /// Its reader may be another one from now on, of whom no more than `free` bytes ahead are worth a guess.
+    pub(super) fn forget(&mut self, free: u64) {
         self.restart();
+        self.window = self.window.min(begun(free, self.len));
         self.left_out += self.holes.clear();
         self.doubted = true;
     }
