@@ -17,7 +17,7 @@ bench = $(cargo) run --locked --release --quiet -p cheetah-lab --bin bench --
 without = if [ "$${CI:-}" = true ]; then echo "$(1) is missing"; exit 1; else echo "($(1) is missing: skipped outside CI)"; fi
 
 .PHONY: help setup build demo test format lint unit instructions sim e2e fuzz bench bench-local bench-front bench-lan \
-  bench-thesis bench-scale bench-seeds \
+  bench-ahead bench-thesis bench-scale bench-seeds \
   bench-codes bench-repair bench-owner faults clean
 
 help: ## say what there is (the default)
@@ -84,6 +84,10 @@ bench-front: build ## of it: the file beside nbdfuse on nbdkit (root)
 bench-lan: build ## of it: five hosts with links of 1 and 10 Gbit/s beside iperf3, and a long way (root)
 	@echo "== benchmark, hosts and links"
 	@$(bench) lan far
+
+bench-ahead: build ## of it: read-ahead by rule and round trip, 0 to 50 ms, over 1 Gbit/s (root; eight minutes)
+	@echo "== benchmark, read-ahead"
+	@$(bench) ahead
 
 bench-thesis: build ## of it: the table of the thesis of 2006, beside disks of then and now (root)
 	@echo "== benchmark, thesis"

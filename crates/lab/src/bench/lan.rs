@@ -38,7 +38,7 @@ const BLOCK: u64 = 4096;
 /// What an export is asked for at a time: as much as nbdcopy asks for.
 const COPIED_BYTES: usize = 256 << 10;
 /// The thesis's stride.
-const STRIDE: u64 = 200 << 10;
+pub(super) const STRIDE: u64 = 200 << 10;
 
 pub fn run(bench: &mut Bench) {
     let libnbd = Libnbd::compile();
@@ -59,7 +59,7 @@ pub fn hosts(rate: &str, donors: u8) -> Arc<Lan> {
 }
 
 #[track_caller]
-fn pool_on(lan: &Arc<Lan>, lent: &str) -> Pool {
+pub(super) fn pool_on(lan: &Arc<Lan>, lent: &str) -> Pool {
     let mut pool = Pool::with(State::Memory, Some(lan.clone()));
     pool.donate_everywhere(DONORS, lent);
     pool
@@ -91,7 +91,7 @@ fn streamed(worker: &mut Worker, load: Load) -> Turn {
 
 /// A raw TCP ping-pong: a worker on a donor's host that answers, and one on the client's that asks it.
 #[track_caller]
-fn ping_pair(lan: &Lan) -> (Worker, Worker) {
+pub(super) fn ping_pair(lan: &Lan) -> (Worker, Worker) {
     let server = Worker::start_on(lan, Node::Donor(1), &["ping-server", "0.0.0.0:5202"]);
     let address = format!("{}:5202", Node::Donor(1).address());
     (server, Worker::start_on(lan, Node::Client, &["ping", &address]))
@@ -221,7 +221,7 @@ fn at_the_wire(bench: &mut Bench, libnbd: &Libnbd, rate: &str, name: &str) {
 /// While it lives, a round trip between the client and a donor takes so much longer.
 pub(super) struct Away {
     lan: Arc<Lan>,
-    _wire: Wire,
+    wire: Wire,
 }
 
 impl Away {
@@ -229,7 +229,12 @@ impl Away {
     pub(super) fn new(lan: &Arc<Lan>, round_trip: Duration) -> Self {
         let wire = Wire::long(lan, round_trip);
         (1..=DONORS).for_each(|number| lan.detour(Node::Donor(number)));
-        Self { lan: lan.clone(), _wire: wire }
+        Self { lan: lan.clone(), wire }
+    }
+
+    /// From now on.
+    pub(super) fn takes(&self, round_trip: Duration) {
+        self.wire.delay(round_trip / 2);
     }
 }
 

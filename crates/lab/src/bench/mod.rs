@@ -7,6 +7,7 @@
 //! Called by: `bin/bench.rs`. Parts: `row` (judges), `rounds` (takes turns), `worker` (makes loads), `results` (writes);
 //! one file for each part of the table. Tests: in each of them.
 
+mod ahead;
 mod bare;
 mod bare_export;
 mod bare_file;
@@ -65,11 +66,12 @@ struct Part {
     run: fn(&mut Bench),
 }
 
-const PARTS: [Part; 7] = [
+const PARTS: [Part; 8] = [
     Part { name: "local", seconds: local::SECONDS, sets: local::SETS, run: local::run },
     Part { name: "front", seconds: front::SECONDS, sets: front::SETS, run: front::run },
     Part { name: "lan", seconds: lan::SECONDS, sets: lan::SETS, run: lan::run },
     Part { name: "far", seconds: far::SECONDS, sets: far::SETS, run: far::run },
+    Part { name: "ahead", seconds: ahead::SECONDS, sets: ahead::SETS, run: ahead::run },
     Part { name: "thesis", seconds: thesis::SECONDS, sets: thesis::SETS, run: thesis::run },
     Part { name: "scale", seconds: scale::SECONDS, sets: scale::SETS, run: scale::run },
     Part { name: "seeds", seconds: seeds::SECONDS, sets: seeds::SETS, run: seeds::run },

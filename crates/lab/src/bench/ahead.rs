@@ -1,0 +1,102 @@
+//! The part `ahead`: the rules of read-ahead beside each other on hosts with links of 1 Gbit/s, by how long a round trip takes.
+//! A tool waits for each of its reads, of a file that is cold, and that the kernel does not read ahead of.
+//!
+//! Owns: the patterns, which are those of `cheetah-sim --read-ahead`. Never: a tool that has several reads under way.
+//! Invariant: all rules read volumes of the same content on the same donors, attached when the link is as long as it is.
+//! Called by: `bench`.
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+use crate::bench::Bench;
+use crate::bench::file::{self, Walk};
+use crate::bench::lan::{self, Away, DONORS, NO_READ_AHEAD, STRIDE, noise};
+use crate::bench::plot::Scaling;
+use crate::bench::rounds::{Side, Turn};
+use crate::bench::row::Bar;
+use crate::bench::worker::{Load, Worker};
+use crate::load::Pattern;
+use crate::scratch::Scratch;
+
+pub const SECONDS: f64 = 420.0;
+pub const SETS: usize = PATTERNS.len() * ROUND_TRIPS_MS.len();
+
+const MIB: u64 = 1 << 20;
+const BYTES: u64 = 256 * MIB;
+/// More than it takes by itself.
+const ROUND_TRIPS_MS: [u64; 4] = [0, 1, 10, 50];
+/// Volume, and `attach --read-ahead` of it.
+const RULES: [(&str, &str); 3] = [("none", "off"), ("thesis", "thesis"), ("cheetah", "auto")];
+/// To be no slower than without read-ahead; the rest is noise.
+const NO_SLOWER: Bar = Bar::RatioAtLeast(0.9);
+
+const PATTERNS: [(&str, &str, Walk, u64); 5] = [
+    ("forward", "64 KiB after 64 KiB, forward", Walk::Forward, 64 << 10),
+    ("backward", "4 KiB after 4 KiB, backward", Walk::Backward, 4096),
+    ("strided", "4 KiB every 200 KiB", Walk::Strided(STRIDE), 4096),
+    ("eight", "eight places in turns, 16 KiB each", Walk::Turns(8), 16 << 10),
+    ("random", "4 KiB anywhere", Walk::Random, 4096),
+];
+
+pub fn run(bench: &mut Bench) {
+    bench.prepare("three volumes with the same content");
+    let lan = &lan::hosts("1gbit", DONORS);
+    let scratch = Scratch::new();
+    let content = noise(&scratch, BYTES).display().to_string();
+    let mut pool = lan::pool_on(lan, "256M");
+    for (volume, _) in RULES {
+        pool.ok(["create", volume, &BYTES.to_string(), "--redundancy", "stripe:4"]);
+        pool.ok(["load", &content, volume, "--no-verify"]);
+    }
+    let (server, mut ping) = lan::ping_pair(lan);
+    let worker = RefCell::new(Worker::start(&["file"]));
+    let longest = Duration::from_millis(if bench.quick { 300 } else { 1000 });
+    let mut lines = PATTERNS.map(|_| RULES.map(|(rule, _)| (rule.to_owned(), Vec::new())));
+    let mut away: Option<Away> = None;
+    for millis in ROUND_TRIPS_MS {
+        let more = Duration::from_millis(millis);
+        match &away {
+            Some(away) => away.takes(more),
+            None => away = (millis > 0).then(|| Away::new(lan, more)),
+        }
+        let load = Load { pattern: Pattern::RandomRead, block: 4096, depth: 1, time: bench.time };
+        // As the plot says it: to a hundredth.
+        let round_trip_ms = (ping.load(load, &[]).median_us().value / 10.0).round() / 100.0;
+        let paths =
+            RULES.map(|(volume, rule)| pool.attach_fuse(volume, &["--read-only", "--read-ahead", rule]).path);
+        for ((pattern, what, walk, block), lines) in PATTERNS.into_iter().zip(&mut lines) {
+            bench.set(&format!("RTT {millis} ms: {what}"));
+            let turn = |path| {
+                file::wait_for_each(&mut worker.borrow_mut(), walk, path, block, BYTES, longest)
+                    .mb_per_second()
+            };
+            let mut sides: Vec<Side<'_>> = RULES
+                .iter()
+                .zip(&paths)
+                .map(|((rule, _), path)| Side::new(rule, || Turn::of(turn(path))))
+                .collect();
+            let taken = bench.turns(&mut sides);
+            for (rule, points) in lines {
+                points.push((round_trip_ms, taken.value(rule).median()));
+            }
+            let (id, what) =
+                (format!("ahead.{pattern}.{millis}ms"), format!("RTT {millis} ms, cold: {what}"));
+            let peer = (NO_READ_AHEAD, "none");
+            bench.beside((&id, &what, "MB/s"), &taken, "cheetah", peer, Some(NO_SLOWER));
+            let id = format!("{id}.thesis");
+            bench.beside((&id, &what, "MB/s"), &taken, "cheetah", ("the rule of 2006", "thesis"), None);
+        }
+        RULES.iter().for_each(|(volume, _)| pool.detach(volume));
+    }
+    for ((pattern, what, ..), lines) in PATTERNS.into_iter().zip(lines) {
+        bench.plots.push(Scaling {
+            id: format!("ahead-{pattern}"),
+            title: format!("Read-ahead over 1 Gbit/s, one read at a time: {what}"),
+            x: "RTT, ms".to_owned(),
+            y: "MB/s".to_owned(),
+            lines: lines.into(),
+        });
+    }
+    worker.into_inner().end();
+    drop((ping, server));
+}
