@@ -8,6 +8,8 @@ const MIB: u64 = 1 << 20;
 const STRIDE: u64 = 200 << 10;
 const MS: u64 = 1_000_000;
 const SIZE: u64 = 4 << 30;
+/// For whom a want is that is of no stream.
+const NO_STREAM: u32 = 0;
 
 /// A tool that reads, and a cache that holds all that was ever wanted.
 struct Reader {
@@ -17,6 +19,8 @@ struct Reader {
     /// What was read stays in the cache.
     keeps: bool,
     here: BTreeSet<u64>,
+    /// What came with its neighbours, of no stream.
+    around: BTreeSet<u64>,
     /// As the kernel does, it takes what it is offered and asks for it no more.
     takes: bool,
     taken: BTreeSet<u64>,
@@ -33,6 +37,7 @@ impl Reader {
             size: SIZE,
             keeps: true,
             here: BTreeSet::new(),
+            around: BTreeSet::new(),
             takes: false,
             taken: BTreeSet::new(),
             wants: Vec::new(),
@@ -60,6 +65,9 @@ impl Reader {
             return true;
         }
         let missed = !blocks().all(|block| self.here.contains(&block));
+        if !missed && blocks().any(|block| self.around.contains(&block)) {
+            self.ahead.used(NO_STREAM, u32::try_from(len).expect("small"));
+        }
         let from = self.wants.len();
         let found = match missed {
             true => Found::Missed,
@@ -75,6 +83,9 @@ impl Reader {
             assert!(end.is_multiple_of(BLOCK) || end == self.size, "{want:?}");
             self.ahead.fetched(*want);
             self.here.extend(want.offset / BLOCK..end.div_ceil(BLOCK));
+            if want.stream == NO_STREAM {
+                self.around.extend(want.offset / BLOCK..end.div_ceil(BLOCK));
+            }
             if self.takes {
                 let given = u64::from(self.ahead.offer(want.stream, want.offset, want.len));
                 self.taken.extend(want.offset / BLOCK..(want.offset + given).div_ceil(BLOCK));
@@ -377,8 +388,37 @@ fn around_a_far_read_its_neighbours_come_along_while_they_are_read() {
 }
 
 #[test]
+fn after_long_at_random_what_is_near_is_tried_again() {
+    let mut reader = Reader::far(Rule::Streams);
+    let mut random = 1_u64;
+    // For more than half a minute small answers are all that tells of the path.
+    for _ in 0..2000 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let from = reader.wants.len();
+        reader.read((random >> 24) % (SIZE / BLOCK) * BLOCK, BLOCK);
+        reader.now += 20 * MS;
+        reader.ahead.answered(reader.now, 4096, 20 * MS);
+        for want in reader.wants[from..].iter().copied() {
+            let took = 20 * MS + u64::from(want.len) * 8;
+            reader.ahead.answered(reader.now, want.len, took);
+        }
+    }
+    // Then twelve near one place, and then another place.
+    reader.hits = 0;
+    for number in 0..1200 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let place = (number / 12) * 7919 % (SIZE / MIB) * MIB;
+        reader.read(place + (random >> 24) % 64 * BLOCK, BLOCK);
+        reader.now += 20 * MS;
+    }
+    reader.expect_hits(800);
+}
+
+#[test]
 fn little_is_ahead_of_each_of_many_readers_when_they_end() {
     let mut reader = Reader::new(Rule::Streams);
+    // Its reads wait for what is on its way, so that windows grow as far as they may.
+    reader.takes = true;
     let (places, len) = (8, 16 << 10);
     let reads = 4000;
     for number in 0..reads {
@@ -386,7 +426,7 @@ fn little_is_ahead_of_each_of_many_readers_when_they_end() {
     }
     reader.expect_hits(reads as usize - 3 * places as usize);
     let unread = reader.wanted() - reads * len;
-    assert!(unread <= 5 * MIB, "{unread} bytes were fetched in vain");
+    assert!((2 * MIB..6 * MIB).contains(&unread), "{unread} bytes were fetched in vain");
 }
 
 #[test]

@@ -61,7 +61,7 @@ fn little_is_fetched_in_vain() {
     for rtt in DELAYS {
         // What is near may be read next: a few guesses, and a look now and then.
         let random = run(Rule::Streams, Pattern::Random, rtt);
-        assert!(random.fetched < 1.5, "at random at {rtt} ns: {random:?}");
+        assert!(random.fetched < 1.8, "at random at {rtt} ns: {random:?}");
         // Near donors need little ahead of each place.
         let eight = run(Rule::Streams, Pattern::Eight, rtt);
         let most = if rtt > MS { 1.5 } else { 1.1 };

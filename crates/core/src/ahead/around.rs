@@ -1,7 +1,7 @@
 //! Neighbours: what a read of no stream brings with it where a round trip takes long.
 //!
 //! Owns how much that is, learnt from the reads that neighbours spared a round trip. Never: streams, memory.
-//! Invariant: who reads at random soon gets nothing but what was asked for, and a look now and then whether that is still so.
+//! Invariant: who reads at random gets nothing before long but what was asked for, and a look now and then whether that is still so.
 //! Called by `ahead`. Tests: below, and `tests/ahead.rs`.
 //!
 //! Neighbours take the path's time, an eighth of a round trip, and a read that finds its bytes among them saves a whole one. So
@@ -9,25 +9,27 @@
 //! is fetched the fewer there are. It is counted when it is fetched: whether all of it was in vain shows only when it is given
 //! up, which for a cache that is not full is after thousands of reads.
 
-use super::{PIECE_BYTES_MAX, Want, blocks};
+use super::{FREE_PART, PIECE_BYTES_MAX, Want, blocks};
 
-/// This part of what the path holds takes so little longer than the round trip that it is worth a guess,
-const PATH_PART: u64 = 8;
-/// but not so little, or such a part of a guess.
+/// It is not worth it to guess so little, or such a part of all that may be guessed.
 const BYTES_MIN: u64 = 32 << 10;
-const PART_MIN: u64 = 8;
+const PART_MIN: u64 = 4;
+/// When guessing was given up it is tried again each so many reads,
+const PROBE_READS: u32 = 128;
+/// with so much that it tells how fast the path is as well, which small reads alone do not.
+const PROBE_BYTES: u64 = 128 << 10;
+/// What counts as one guess in the sums.
+const GUESS: u64 = 1 << 10;
 /// Full guesses that are made on trust,
-const TRUSTED: u64 = 2;
+const TRUSTED: u64 = 2 * GUESS;
 /// and that are remembered.
-const REMEMBERED: u64 = 16;
-/// When guessing was given up, it is tried again each so many reads.
-const PROBE: u32 = 64;
+const REMEMBERED: u64 = 16 * GUESS;
 
 #[derive(Debug, Default)]
 pub(super) struct Around {
-    /// Bytes of a guess that trusts in all that is near.
+    /// Bytes of the last guess that trusted in all that is near.
     full: u64,
-    /// Bytes that were fetched, and so many full guesses as reads found their bytes there; what is long ago counts less.
+    /// What was fetched, in full guesses, and for each read that found its bytes there one; what is long ago counts less.
     fetched: u64,
     spared: u64,
     skipped: u32,
@@ -45,59 +47,51 @@ impl Around {
         most: u64,
         wants: &mut Vec<Want>,
     ) {
-        let bytes = self.guess((path / PATH_PART).min(PIECE_BYTES_MAX).min(most));
-        if bytes < 2 * u64::from(len) {
-            return;
-        }
+        let Some(bytes) = self.guess(path / FREE_PART, len, most.min(PIECE_BYTES_MAX)) else { return };
         // The largest power of two that fits.
-        let grain = bytes.next_power_of_two() / if bytes.is_power_of_two() { 1 } else { 2 };
+        let grain = 1 << bytes.ilog2();
         let end = offset + u64::from(len);
         let (from, to) = (offset / grain * grain, end.next_multiple_of(grain));
         wants.extend(blocks(end, to, size, super::AROUND));
         wants.extend(blocks(from, offset, size, super::AROUND));
     }
 
-    /// So much of `full` bytes is worth fetching now.
-    fn guess(&mut self, full: u64) -> u64 {
+    /// So much of `full` bytes, of `most`, is worth fetching around a read of so many; more than twice as many, or none.
+    fn guess(&mut self, full: u64, len: u32, most: u64) -> Option<u64> {
+        let full = full.min(most);
         self.full = full;
-        self.forget();
-        let trusted = TRUSTED * full;
-        let bytes = part(full, self.spared + trusted, self.fetched + trusted).min(full);
-        let least = BYTES_MIN.max(full / PART_MIN);
-        self.skipped = if bytes < least { self.skipped + 1 } else { 0 };
-        match self.skipped {
-            0 => bytes,
-            PROBE => {
-                self.skipped = 0;
-                least.min(full)
-            }
-            _ => 0,
+        let bytes = part(full, self.spared + TRUSTED, self.fetched + TRUSTED).min(full);
+        let read = 2 * u64::from(len);
+        if bytes >= BYTES_MIN.max(full / PART_MIN).max(read) {
+            self.skipped = 0;
+            return Some(bytes);
         }
-    }
-
-    fn forget(&mut self) {
-        let remembered = REMEMBERED * self.full;
-        if self.fetched > remembered {
-            self.spared = part(self.spared, remembered, self.fetched);
-            self.fetched = remembered;
+        self.skipped += 1;
+        if self.skipped < PROBE_READS {
+            return None;
         }
-        // Or reads at random after very near ones would be taken for those for long.
-        self.spared = self.spared.min(2 * remembered);
+        self.skipped = 0;
+        Some(PROBE_BYTES.max(read).min(most)).filter(|bytes| *bytes >= read)
     }
 
     pub(super) fn fetched(&mut self, bytes: u32) {
-        self.fetched += u64::from(bytes);
+        self.fetched += part(bytes.into(), GUESS, self.full.max(PROBE_BYTES));
+        if self.fetched > REMEMBERED {
+            self.spared = part(self.spared, REMEMBERED, self.fetched);
+            self.fetched = REMEMBERED;
+        }
     }
 
     /// A read found its bytes, or some of them.
     pub(super) fn hit(&mut self) {
-        self.spared += self.full;
+        // If it were more, reads at random would be taken for those of before for long.
+        self.spared = (self.spared + GUESS).min(REMEMBERED);
     }
 }
 
 /// `bytes` times `some` of `all`.
 fn part(bytes: u64, some: u64, all: u64) -> u64 {
-    let part = u128::from(bytes) * u128::from(some) / u128::from(all.max(1));
+    let part = u128::from(bytes) * u128::from(some) / u128::from(all);
     u64::try_from(part).unwrap_or(u64::MAX)
 }
 
@@ -106,11 +100,12 @@ mod tests {
     use super::*;
 
     const FULL: u64 = 256 << 10;
+    const BLOCK: u32 = 4096;
 
     /// What is fetched for so many reads in a row, of each of which `hits` others find their bytes.
-    fn guesses(around: &mut Around, reads: usize, hits: usize) -> Vec<u64> {
+    fn guesses(around: &mut Around, full: u64, len: u32, reads: usize, hits: usize) -> Vec<u64> {
         let mut guess = || {
-            let bytes = around.guess(FULL);
+            let bytes = around.guess(full, len, PIECE_BYTES_MAX).unwrap_or_default();
             around.fetched(bytes as u32);
             (0..if bytes > 0 { hits } else { 0 }).for_each(|_| around.hit());
             bytes
@@ -118,29 +113,61 @@ mod tests {
         (0..reads).map(|_| guess()).collect()
     }
 
+    fn made(guesses: &[u64]) -> usize {
+        guesses.iter().filter(|bytes| **bytes > 0).count()
+    }
+
     #[test]
-    fn reads_at_random_soon_bring_nothing() {
-        let mut around = Around::default();
-        let begun: u64 = guesses(&mut around, 100, 0).iter().sum();
-        assert!(begun < 16 * FULL, "{begun} bytes");
-        let then = guesses(&mut around, 6400, 0);
-        assert!(then.iter().filter(|bytes| **bytes > 0).count() <= 100, "but a look now and then");
+    fn reads_at_random_before_long_bring_nothing() {
+        // Of readers of whom nothing is known, and of those who read what is near until then.
+        for (before, most) in [(0, 16 * FULL), (1000, 80 * FULL)] {
+            let mut around = Around::default();
+            guesses(&mut around, FULL, BLOCK, before, 5);
+            let begun: u64 = guesses(&mut around, FULL, BLOCK, 300, 0).iter().sum();
+            assert!(begun < most, "{begun} bytes");
+            let then = made(&guesses(&mut around, FULL, BLOCK, 6400, 0));
+            assert!((40..=50).contains(&then), "a look now and then: {then}");
+        }
     }
 
     #[test]
     fn as_long_as_each_spares_a_read_it_is_fetched_in_full_and_so_it_is_again() {
         let mut around = Around::default();
-        assert!(guesses(&mut around, 1000, 1).iter().all(|bytes| *bytes == FULL));
-        let random = guesses(&mut around, 400, 0);
-        assert_eq!(random[399], 0, "after reads that were near each other it is found as well");
-        let near = guesses(&mut around, 200, 2);
-        assert_eq!(near[199], FULL);
+        assert!(guesses(&mut around, FULL, BLOCK, 1000, 1).iter().all(|bytes| *bytes == FULL));
+        let random = guesses(&mut around, FULL, BLOCK, 1000, 0);
+        assert!(made(&random[500..]) <= 4);
+        let near = guesses(&mut around, FULL, BLOCK, 1000, 2);
+        assert_eq!(near[999], FULL);
+    }
+
+    #[test]
+    fn what_was_given_up_is_tried_with_enough_to_measure_the_path() {
+        let mut around = Around::default();
+        guesses(&mut around, FULL, BLOCK, 400, 0);
+        // Small reads alone make the path seem as slow as they are.
+        let slow = guesses(&mut around, 512, BLOCK, 1000, 2);
+        assert!(made(&slow) >= 7 && slow.iter().all(|bytes| [0, PROBE_BYTES].contains(bytes)), "{slow:?}");
+        assert!(made(&guesses(&mut around, FULL, BLOCK, 10, 2)) == 10, "it is as it was before");
+    }
+
+    #[test]
+    fn large_reads_are_tried_as_well() {
+        let mut around = Around::default();
+        guesses(&mut around, FULL, BLOCK, 400, 0);
+        let large = guesses(&mut around, FULL, 64 << 10, 2000, 2);
+        assert_eq!(large[1999], FULL);
+        assert_eq!(
+            made(&guesses(&mut around, FULL, 1 << 20, 1000, 2)),
+            0,
+            "there is no room for twice as much"
+        );
     }
 
     #[test]
     fn a_short_path_has_no_room_for_neighbours() {
         let mut around = Around::default();
-        assert!((0..1000).all(|_| around.guess(16 << 10) <= 16 << 10));
-        assert!((0..1000).all(|_| around.guess(0) == 0));
+        for full in [16 << 10, 0] {
+            assert!(made(&guesses(&mut around, full, BLOCK, 1280, 0)) <= 10);
+        }
     }
 }

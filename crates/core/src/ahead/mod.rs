@@ -14,7 +14,7 @@
 //! way together come in any order; not what it has read before. While most of what it passes goes unread, or its reads leap one
 //! after the other, what is merely near begins a stream of its own as soon as one is found: the next tool may read the same
 //! place another way. After an open, or a second without a read, a stream takes only what it expects; an open makes places
-//! forgotten, and windows small.
+//! forgotten, and windows small until a stream went on twice.
 //!
 //! **How far.** A window begins at two reads, or an eighth of what the path holds (bandwidth times delay, measured). It
 //! doubles each time that a read of the stream has to wait, or asks for what it was offered too late, as long as it is no
@@ -197,7 +197,7 @@ impl Ahead {
             let active = self.streams.iter().filter(lately).count() as u64;
             let share = self.windows_max / active.max(1);
             let floor = (WINDOW_FLOOR_BYTES / active.max(1)).max(WINDOW_FLOOR_EACH_BYTES);
-            let floor = floor.min(self.pipe.rate() / WINDOW_FLOOR_PART);
+            let floor = floor.min(self.pipe.rate() / WINDOW_FLOOR_PART / active.max(1));
             let most = floor.max(2 * self.pipe.bytes()).min(share);
             let worth = self.worth.scale(self.streams[index].consumed);
             self.streams[index].grow(worth.min(most));

@@ -70,6 +70,8 @@ pub(super) struct Stream {
     offered: u64,
     /// Since it went on last its readers may have changed.
     doubted: bool,
+    /// Nor did it go on twice since: so many bytes ahead are enough.
+    enough: Option<u64>,
     /// Its last read leapt. One that leaps now and then, and reads what it leapt to, goes its way.
     leapt: bool,
 }
@@ -99,6 +101,7 @@ impl Stream {
             left_out: 0,
             offered: 0,
             doubted: false,
+            enough: None,
             leapt: false,
         }
     }
@@ -178,6 +181,9 @@ impl Stream {
         self.offered = self.offered.saturating_sub(passed);
         self.left_out += self.holes.fill(offset, end);
         self.left_out = self.left_out.saturating_sub((DENSE_PART - 1) * u64::from(len));
+        if !self.doubted && passed == 0 {
+            self.enough = None;
+        }
         (self.used_at, self.doubted) = (now, false);
         self.len = len;
         let before = self.head;
@@ -235,22 +241,23 @@ impl Stream {
         self.offered = 0;
     }
 
-    /// Its reader may be another one from now on, of whom no more than `free` bytes ahead are worth a guess.
+    /// Its reader may be another one from now on, who comes by once: no more than `free` bytes ahead are worth a guess.
     pub(super) fn forget(&mut self, free: u64) {
         self.restart();
-        self.window = self.window.min(begun(free, self.len));
+        self.enough = Some(free);
         self.left_out += self.holes.clear();
         self.doubted = true;
     }
 
     /// What to ask for now, so that `window` bytes are ahead; nothing while half of it still is.
     pub(super) fn extend(&mut self, size: u64, wants: &mut Vec<Want>) {
-        let piece = (self.window / 4).next_power_of_two().clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX);
+        let window = self.enough.map_or(self.window, |free| self.window.min(begun(free, self.len)));
+        let piece = (window / 4).next_power_of_two().clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX);
         let stream = self.number;
         match self.trend {
             Trend::Forward => {
-                let to = (self.head + self.window).next_multiple_of(piece).min(size);
-                if self.asked + self.window / 2 > self.head + self.window || to <= self.asked {
+                let to = (self.head + window).next_multiple_of(piece).min(size);
+                if self.asked + window / 2 > self.head + window || to <= self.asked {
                     return;
                 }
                 while self.asked < to {
@@ -260,8 +267,8 @@ impl Stream {
                 }
             }
             Trend::Backward => {
-                let to = self.head.saturating_sub(self.window) / piece * piece;
-                if self.asked < self.head.saturating_sub(self.window / 2) || to >= self.asked {
+                let to = self.head.saturating_sub(window) / piece * piece;
+                if self.asked < self.head.saturating_sub(window / 2) || to >= self.asked {
                     return;
                 }
                 while self.asked > to {
@@ -271,7 +278,7 @@ impl Stream {
                 }
             }
             Trend::Stride(stride) => {
-                let items = (self.window / u64::from(self.len)).clamp(2, ITEMS_MAX);
+                let items = (window / u64::from(self.len)).clamp(2, ITEMS_MAX);
                 let ahead = (self.asked.wrapping_sub(self.head).cast_signed() / stride).unsigned_abs();
                 if ahead > items / 2 {
                     return;
