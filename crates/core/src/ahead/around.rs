@@ -22,8 +22,10 @@ const PROBE_BYTES: u64 = 128 << 10;
 const GUESS: u64 = 1 << 10;
 /// Full guesses that are made on trust,
 const TRUSTED: u64 = 2 * GUESS;
-/// and that are remembered.
+/// that are remembered,
 const REMEMBERED: u64 = 16 * GUESS;
+/// and reads that are: so many that some guesses in vain, one after the other, make the next no smaller.
+const SPARED_MAX: u64 = 2 * REMEMBERED;
 
 #[derive(Debug, Default)]
 pub(super) struct Around {
@@ -84,8 +86,7 @@ impl Around {
 
     /// A read found its bytes, or some of them.
     pub(super) fn hit(&mut self) {
-        // If it were more, reads at random would be taken for those of before for long.
-        self.spared = (self.spared + GUESS).min(REMEMBERED);
+        self.spared = (self.spared + GUESS).min(SPARED_MAX);
     }
 }
 
@@ -138,6 +139,8 @@ mod tests {
         assert!(made(&random[500..]) <= 4);
         let near = guesses(&mut around, FULL, BLOCK, 1000, 2);
         assert_eq!(near[999], FULL);
+        // As when a tool begins: it looks here and there first.
+        assert_eq!(guesses(&mut around, FULL, BLOCK, 8, 0), [FULL; 8]);
     }
 
     #[test]
