@@ -1,6 +1,6 @@
 //! Which ranges are read ahead of which reads.
 
-use cheetah_core::ahead::{Ahead, Found, Read, Rule, Want};
+use cheetah_core::ahead::{AROUND, Ahead, Found, Read, Rule, Want};
 use std::collections::BTreeSet;
 
 const BLOCK: u64 = 4096;
@@ -8,8 +8,11 @@ const MIB: u64 = 1 << 20;
 const STRIDE: u64 = 200 << 10;
 const MS: u64 = 1_000_000;
 const SIZE: u64 = 4 << 30;
-/// For whom a want is that is of no stream.
-const NO_STREAM: u32 = 0;
+
+/// Knuth's MMIX generator; its upper bits are random enough.
+fn next_random(seed: u64) -> u64 {
+    seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407)
+}
 
 /// A tool that reads, and a cache that holds all that was ever wanted.
 struct Reader {
@@ -66,7 +69,7 @@ impl Reader {
         }
         let missed = !blocks().all(|block| self.here.contains(&block));
         if !missed && blocks().any(|block| self.around.contains(&block)) {
-            self.ahead.used(NO_STREAM, u32::try_from(len).expect("small"));
+            self.ahead.used(AROUND, u32::try_from(len).expect("small"));
         }
         let from = self.wants.len();
         let found = match missed {
@@ -83,7 +86,7 @@ impl Reader {
             assert!(end.is_multiple_of(BLOCK) || end == self.size, "{want:?}");
             self.ahead.fetched(*want);
             self.here.extend(want.offset / BLOCK..end.div_ceil(BLOCK));
-            if want.stream == NO_STREAM {
+            if want.stream == AROUND {
                 self.around.extend(want.offset / BLOCK..end.div_ceil(BLOCK));
             }
             if self.takes {
@@ -313,7 +316,7 @@ fn reads_at_random_fetch_nothing_on_a_lan() {
     let mut reader = Reader::new(Rule::Streams);
     let mut random = 1_u64;
     for _ in 0..10_000 {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        random = next_random(random);
         reader.read((random >> 24) % (SIZE / BLOCK) * BLOCK, BLOCK);
     }
     assert!(reader.wants.len() < 20, "{} fetches for reads at random", reader.wants.len());
@@ -380,7 +383,7 @@ fn around_a_far_read_its_neighbours_come_along_while_they_are_read() {
     // None of it is ever read, which no cache says that has room for all.
     let mut random = 1_u64;
     for _ in 0..2000 {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        random = next_random(random);
         reader.read((random >> 24) % (SIZE / BLOCK) * BLOCK, BLOCK);
     }
     let unread = reader.wanted() - first;
@@ -393,7 +396,7 @@ fn after_long_at_random_what_is_near_is_tried_again() {
     let mut random = 1_u64;
     // For more than half a minute small answers are all that tells of the path.
     for _ in 0..2000 {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        random = next_random(random);
         let from = reader.wants.len();
         reader.read((random >> 24) % (SIZE / BLOCK) * BLOCK, BLOCK);
         reader.now += 20 * MS;
@@ -406,7 +409,7 @@ fn after_long_at_random_what_is_near_is_tried_again() {
     // Then twelve near one place, and then another place.
     reader.hits = 0;
     for number in 0..1200 {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        random = next_random(random);
         let place = (number / 12) * 7919 % (SIZE / MIB) * MIB;
         reader.read(place + (random >> 24) % 64 * BLOCK, BLOCK);
         reader.now += 20 * MS;

@@ -9,7 +9,7 @@
 //! is fetched the fewer there are. It is counted when it is fetched: whether all of it was in vain shows only when it is given
 //! up, which for a cache that is not full is after thousands of reads.
 
-use super::{FREE_PART, PIECE_BYTES_MAX, Want, blocks};
+use super::{AROUND, FREE_PART, PIECE_BYTES_MAX, Want, blocks, part};
 
 /// It is not worth it to guess so little, or such a part of all that may be guessed.
 const BYTES_MIN: u64 = 32 << 10;
@@ -54,11 +54,11 @@ impl Around {
         let grain = 1 << bytes.ilog2();
         let end = offset + u64::from(len);
         let (from, to) = (offset / grain * grain, end.next_multiple_of(grain));
-        wants.extend(blocks(end, to, size, super::AROUND));
-        wants.extend(blocks(from, offset, size, super::AROUND));
+        wants.extend(blocks(end, to, size, AROUND));
+        wants.extend(blocks(from, offset, size, AROUND));
     }
 
-    /// So much of `full` bytes, of `most`, is worth fetching around a read of so many; more than twice as many, or none.
+    /// So much of `full` bytes, of `most`, is worth fetching around a read of so many: twice as many at least, or none.
     fn guess(&mut self, full: u64, len: u32, most: u64) -> Option<u64> {
         let full = full.min(most);
         self.full = full;
@@ -88,12 +88,6 @@ impl Around {
     pub(super) fn hit(&mut self) {
         self.spared = (self.spared + GUESS).min(SPARED_MAX);
     }
-}
-
-/// `bytes` times `some` of `all`.
-fn part(bytes: u64, some: u64, all: u64) -> u64 {
-    let part = u128::from(bytes) * u128::from(some) / u128::from(all);
-    u64::try_from(part).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

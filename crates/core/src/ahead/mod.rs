@@ -63,7 +63,7 @@ const AROUND_DELAY_NS: u64 = MILLISECOND_NS;
 /// What was used and wasted counts half after this much more.
 const MEMORY_BYTES: u64 = 64 << 20;
 /// The number of what is fetched around reads of no stream.
-const AROUND: u32 = 0;
+pub const AROUND: u32 = 0;
 /// The thesis's window (see `Rule::Thesis`).
 const THESIS_MIN_BYTES: u64 = 4 << 10;
 const THESIS_MAX_BYTES: u64 = 128 << 10;
@@ -129,8 +129,7 @@ impl Worth {
 
     /// `bytes`, and less of it the more was wasted.
     fn scale(&self, bytes: u64) -> u64 {
-        let all = u128::from(self.used + self.wasted) + 1;
-        u64::try_from(u128::from(bytes) * (u128::from(self.used) + 1) / all).unwrap_or(bytes)
+        part(bytes, self.used + 1, self.used + self.wasted + 1)
     }
 }
 
@@ -194,11 +193,10 @@ impl Ahead {
         }
         if found != Found::Here {
             let lately = |stream: &&Stream| stream.used_at + SECOND_NS > now;
-            let active = self.streams.iter().filter(lately).count() as u64;
-            let share = self.windows_max / active.max(1);
-            let floor = (WINDOW_FLOOR_BYTES / active.max(1)).max(WINDOW_FLOOR_EACH_BYTES);
-            let floor = floor.min(self.pipe.rate() / WINDOW_FLOOR_PART / active.max(1));
-            let most = floor.max(2 * self.pipe.bytes()).min(share);
+            let active = (self.streams.iter().filter(lately).count() as u64).max(1);
+            let floor = (WINDOW_FLOOR_BYTES / active).max(WINDOW_FLOOR_EACH_BYTES);
+            let floor = floor.min(self.pipe.rate() / WINDOW_FLOOR_PART / active);
+            let most = floor.max(2 * self.pipe.bytes()).min(self.windows_max / active);
             let worth = self.worth.scale(self.streams[index].consumed);
             self.streams[index].grow(worth.min(most));
         }
@@ -318,6 +316,12 @@ impl Ahead {
             stream.refused(want);
         }
     }
+}
+
+/// `whole` times `some` of `all`, which are not none.
+fn part(whole: u64, some: u64, all: u64) -> u64 {
+    let part = u128::from(whole) * u128::from(some) / u128::from(all);
+    u64::try_from(part).unwrap_or(u64::MAX)
 }
 
 /// The whole blocks that a range touches, up to the end of the volume; none when it is empty or beyond.

@@ -6,6 +6,7 @@
 //! What a tool asks for may be far less than the path carries, so a rate is also taken from a single large answer: its bytes by
 //! what it took longer than a small one. Until there was such an answer the path counts as a gigabit's.
 
+use super::part;
 use crate::limits::{MILLISECOND_NS, SECOND_NS};
 use crate::units::Time;
 
@@ -38,8 +39,7 @@ pub(super) struct Pipe {
 }
 
 fn rate(bytes: u64, time: u64) -> u64 {
-    let rate = u128::from(bytes) * u128::from(SECOND_NS) / u128::from(time.max(1));
-    u64::try_from(rate).unwrap_or(u64::MAX)
+    part(bytes, SECOND_NS, time.max(1))
 }
 
 fn lower(value: &mut Option<u64>, other: u64) {
@@ -91,8 +91,7 @@ impl Pipe {
 
     /// What is on its way when the path is just full.
     pub(super) fn bytes(&self) -> u64 {
-        let bytes = u128::from(self.rate()) * u128::from(self.delay()) / u128::from(SECOND_NS);
-        u64::try_from(bytes).unwrap_or(u64::MAX)
+        part(self.rate(), self.delay(), SECOND_NS)
     }
 }
 
