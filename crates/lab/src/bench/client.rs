@@ -1,6 +1,6 @@
 //! The client library alone, as a worker: requests go straight to `cheetah_rim::volume`, without a front end.
 //!
-//! Owns: the attachment (lease, map, renewal) and the generator, which lives where completions arrive, on the volume's
+//! Owns: the attachments (lease, map, renewal) and the generator, which lives where completions arrive, on the volume's
 //! data thread, so that asking again wakes nobody. Never: another path than the program's own daemon has.
 //! Invariant: each 4 KiB block begins with its own offset; a read that brings another fails the benchmark.
 //! Called by: `worker`.
@@ -13,35 +13,27 @@ use cheetah_core::api::{API_VERSION, Answer, Attach, Attached, Call, Renew};
 use cheetah_rim::control::Client;
 use cheetah_rim::volume::{Caching, Completion, Op, Sink, Submission, Tuning, VolumeHandle, VolumeOptions};
 use serde_json::json;
+use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
 
-use crate::bench::worker::{Load, Server, take_orders};
+use crate::bench::worker::{Load, Many, Server, take_orders};
 use crate::load::{self, Done, Pattern};
 
 const BLOCK_BYTES: usize = 4096;
 const FILL_BYTES: usize = 1 << 20;
 
-/// Attaches, serves, detaches.
-pub fn serve(pool: &str, volume: &str, connections: &str, poll_us: &str) {
+/// Attaches volumes, each with a data thread of its own, serves, detaches.
+pub fn serve(pool: &str, connections: &str, poll_us: &str, volumes: &[&str]) {
     // A word stands for what the program does by itself.
     let connections = connections.parse().ok();
     let poll = Duration::from_micros(poll_us.parse().expect("microseconds"));
+    let tuning = Tuning { connections, poll, caching: Caching::OFF };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let pool = Client::new(pool).expect("the coordinator's URL");
     // As the program's daemon does; the memory counts in the same way then.
     let _ = cheetah_rim::memory::prepare();
-    let lease = runtime.block_on(attach(&pool, volume));
-    let options = VolumeOptions {
-        map: lease.map.clone(),
-        token: lease.token,
-        read_only: false,
-        fresh: lease.fresh,
-        tuning: Tuning { connections, poll, caching: Caching::OFF },
-    };
-    let handle = VolumeHandle::start(options).expect("memory for the buffers");
-    let lost = runtime.block_on(handle.settled());
-    assert!(lost.is_empty(), "donors cannot be reached: {lost:?}");
-    let renewer = runtime.spawn(renew(pool.clone(), lease.clone(), handle.clone()));
-    let watcher = runtime.spawn(refuse_amendments(handle.clone()));
+    let attached: Vec<Attachment> =
+        volumes.iter().map(|volume| Attachment::new(&runtime, &pool, volume, tuning)).collect();
     // The runtime of the control plane turns on a thread of its own while this one waits for orders.
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let control = std::thread::spawn(move || {
@@ -49,16 +41,63 @@ pub fn serve(pool: &str, volume: &str, connections: &str, poll_us: &str) {
         let _ = runtime.block_on(stopped);
         runtime
     });
-    take_orders(Generator::new(handle.clone()), &json!({"size": handle.size()}));
+    let generators = attached.iter().map(|attached| Generator::new(attached.volume.clone())).collect();
+    let size: u64 = attached.iter().map(|attached| attached.volume.size()).sum();
+    take_orders(Dealt(Many(generators)), &json!({"size": size}));
     drop(stop);
     let runtime = control.join().expect("the control plane's thread");
-    renewer.abort();
-    watcher.abort();
-    runtime.block_on(async {
-        handle.close().await;
-        let detach = Call::Detach { name: volume.to_owned(), token: lease.token };
+    for attached in attached {
+        runtime.block_on(attached.end(&pool));
+    }
+}
+
+/// A volume that this process has attached.
+struct Attachment {
+    volume: VolumeHandle,
+    lease: Attached,
+    renewer: JoinHandle<()>,
+    watcher: JoinHandle<()>,
+}
+
+impl Attachment {
+    #[track_caller]
+    fn new(runtime: &Runtime, pool: &Client, name: &str, tuning: Tuning) -> Self {
+        let lease = runtime.block_on(attach(pool, name));
+        let options = VolumeOptions {
+            map: lease.map.clone(),
+            token: lease.token,
+            read_only: false,
+            fresh: lease.fresh,
+            tuning,
+        };
+        let volume = VolumeHandle::start(options).expect("memory for the buffers");
+        let lost = runtime.block_on(volume.settled());
+        assert!(lost.is_empty(), "donors cannot be reached: {lost:?}");
+        let renewer = runtime.spawn(renew(pool.clone(), lease.clone(), volume.clone()));
+        let watcher = runtime.spawn(refuse_amendments(volume.clone()));
+        Self { volume, lease, renewer, watcher }
+    }
+
+    async fn end(self, pool: &Client) {
+        self.renewer.abort();
+        self.watcher.abort();
+        self.volume.close().await;
+        let detach = Call::Detach { name: self.lease.map.name, token: self.lease.token };
         pool.call(detach).await.expect("the lease is given back");
-    });
+    }
+}
+
+/// Data threads side by side: all together have as many requests under way as one would have.
+struct Dealt(Many<Generator>);
+
+impl Server for Dealt {
+    fn fill(&mut self) -> Result<(), String> {
+        self.0.0.iter_mut().try_for_each(Server::fill)
+    }
+
+    fn run(&mut self, load: Load) -> Result<Done, String> {
+        self.0.run(Load { depth: load.depth.div_ceil(self.0.0.len()), ..load })
+    }
 }
 
 async fn attach(pool: &Client, name: &str) -> Attached {

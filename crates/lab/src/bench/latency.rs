@@ -98,7 +98,7 @@ impl Polling {
             pool.ok(["create", name, "256M", "--redundancy", "stripe:4"]);
         }
         let export = pool.attach_export(export, &["--poll-us", POLL_US]);
-        let library = Worker::start(&["client", pool.url(), library, CONNECTIONS, POLL_US]);
+        let library = Worker::start(&["client", pool.url(), CONNECTIONS, POLL_US, library]);
         let mut both = Self { library, export: nbd(&export.uri), daemon: export.pid };
         both.library.fill();
         both.export.fill();

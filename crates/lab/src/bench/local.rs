@@ -32,6 +32,8 @@ const DONORS: usize = 4;
 pub(super) const CONNECTIONS: &str = "auto";
 /// Connections of libnbd that are tried; the fastest stands for it.
 const LIBNBD_CONNECTIONS: [usize; 3] = [1, 2, 4];
+/// Volumes of one client, each with a data thread of its own: what dealing one volume out to two threads could bring at most.
+const HALVES: [&str; 2] = ["half-1", "half-2"];
 const MIB: u64 = 1 << 20;
 
 /// Who takes turns, by its name among the sides.
@@ -63,13 +65,16 @@ impl World {
         let mib = if bench.quick { 256 } else { 512 };
         let size = format!("{mib}M");
         let mut pool = Pool::start();
-        // Three volumes: of two stripes a quarter each, of the mirror all; extents are of 64 MiB.
-        let lent = format!("{}M", mib / 2 + mib + 256);
+        // Of two stripes a quarter each, of the mirror all, and two extents of 64 MiB each for the halves and for who polls.
+        let lent = format!("{}M", mib / 2 + mib + 384);
         for number in 1..=DONORS {
             pool.donate(&format!("host-{number}"), &lent);
         }
         for (name, redundancy) in [("library", "stripe:4"), ("export", "stripe:4"), ("mirror", "mirror:4")] {
             pool.ok(["create", name, &size, "--redundancy", redundancy]);
+        }
+        for half in HALVES {
+            pool.ok(["create", half, &format!("{}M", mib / 2), "--redundancy", "stripe:4"]);
         }
         let export = pool.attach_export("export", &[]);
         let mirror = pool.attach_export("mirror", &[]);
@@ -93,9 +98,11 @@ impl World {
         let bare_export = Worker::start(&words.into_iter().chain(addresses).collect::<Vec<_>>());
         let exported_pids: Vec<u32> = exported.iter().map(Worker::pid).collect();
         let libnbd = Libnbd::compile();
-        let library = Worker::start(&["client", pool.url(), "library", CONNECTIONS, "0"]);
+        let attach =
+            |volumes: &[&str]| Worker::start(&[&["client", pool.url(), CONNECTIONS, "0"], volumes].concat());
         let mut contenders: Vec<Contender> = [
-            ("library", library, donors.clone()),
+            ("library", attach(&["library"]), donors.clone()),
+            ("two threads", attach(&HALVES), donors.clone()),
             ("export", nbd(&export.uri), and(&donors, export.pid)),
             ("mirror", nbd(&mirror.uri), and(&donors, mirror.pid)),
             ("nbdkit", nbd(&nbdkit.uri), vec![nbdkit.process.pid()]),
@@ -239,6 +246,7 @@ fn many_at_a_time(bench: &mut Bench, world: &mut World) {
         ("nbd-server", "the export of a stripe", "export", "nbd-server alone", "nbd-server", None),
         ("donor", "one donor by itself", "donor", "nbdkit alone", "nbdkit", four_times),
         ("bare", "the client library", "library", BARE, "bare", None),
+        ("threads", TWO_THREADS, "two threads", ONE_THREAD, "library", None),
         ("bare-export", "the export of a stripe", "export", BARE_EXPORT, "bare-export", None),
     ];
     for (id, what, side, peer_name, peer, bar) in rows {
@@ -252,6 +260,8 @@ fn many_at_a_time(bench: &mut Bench, world: &mut World) {
 const QUORUM: &str = "quorum of four nbdkit";
 const PROXY: &str = "nbdkit's own proxy in front of it";
 const BARE: &str = "raw TCP to four that keep it";
+const TWO_THREADS: &str = "for comparison: two data threads with half a volume and half the requests each";
+const ONE_THREAD: &str = "the client library, one data thread";
 const BARE_EXPORT: &str = "a bare export in front of four that keep it";
 
 fn libnbd_name(best: usize) -> String {
@@ -315,6 +325,7 @@ fn sequential(bench: &mut Bench, world: &mut World, pattern: Pattern, block: usi
         ("donor", "one donor by itself", "donor", "nbdkit alone", "nbdkit", donor_bar),
         ("limit", "the client library", "library", "iperf3", "iperf3", None),
         ("bare", "the client library", "library", BARE, "bare", None),
+        ("threads", TWO_THREADS, "two threads", ONE_THREAD, "library", None),
         ("bare-libnbd", bare_what.as_str(), "bare", libnbd.as_str(), "libnbd", None),
         ("bare-export", "the export", "export", BARE_EXPORT, "bare-export", None),
         ("bare-export-nbdkit", bare_export_what.as_str(), "bare-export", "nbdkit alone", "nbdkit", None),

@@ -229,21 +229,18 @@ fn connect(address: &str, export: &str) -> Connection {
     opened.unwrap_or_else(|error| panic!("cannot connect to {address}: {error}"))
 }
 
-/// Many connections, each with a thread and a load of its own.
-struct Many(Vec<Connection>);
+/// Many of a kind, each with a thread and a load of its own.
+pub struct Many<S>(pub Vec<S>);
 
-impl Server for Many {
+impl<S: Server + Send> Server for Many<S> {
     fn fill(&mut self) -> Result<(), String> {
         self.0.first_mut().map_or(Ok(()), Server::fill)
     }
 
     fn run(&mut self, load: Load) -> Result<Done, String> {
         let done: Result<Vec<Done>, String> = std::thread::scope(|scope| {
-            let threads: Vec<_> = self
-                .0
-                .iter_mut()
-                .map(|connection| scope.spawn(move || Server::run(connection, load)))
-                .collect();
+            let threads: Vec<_> =
+                self.0.iter_mut().map(|server| scope.spawn(move || server.run(load))).collect();
             threads.into_iter().map(|thread| thread.join().expect("a thread ends")).collect()
         });
         let done = done?;
@@ -262,7 +259,9 @@ impl Server for Many {
 pub fn serve(kind: &[String]) {
     let words: Vec<&str> = kind.iter().map(String::as_str).collect();
     match words.as_slice() {
-        ["client", pool, volume, connections, poll_us] => client::serve(pool, volume, connections, poll_us),
+        ["client", pool, connections, poll_us, volumes @ ..] => {
+            client::serve(pool, connections, poll_us, volumes);
+        }
         ["nbd", address, export] => take_orders(connect(address, export), &json!({})),
         ["nbd-many", address, export, count] => {
             let count: usize = count.parse().expect("a number of connections");
