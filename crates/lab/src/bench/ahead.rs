@@ -15,7 +15,7 @@ use crate::bench::file::{self, Walk};
 use crate::bench::lan::{self, Away, DONORS, NO_READ_AHEAD, STRIDE, noise};
 use crate::bench::plot::Scaling;
 use crate::bench::rounds::{Side, Turn};
-use crate::bench::row::Bar;
+use crate::bench::row::{Bar, Demand};
 use crate::bench::worker::{Load, Worker};
 use crate::load::Pattern;
 use crate::scratch::Scratch;
@@ -94,9 +94,15 @@ pub fn run(bench: &mut Bench) {
             let (id, what) =
                 (format!("ahead.{pattern}.{millis}ms"), format!("RTT {millis} ms, cold: {what}"));
             let peer = (NO_READ_AHEAD, "none");
-            bench.beside((&id, &what, "MB/s"), &taken, "cheetah", peer, Some(bar(walk, millis)));
+            bench.beside((&id, &what, "MB/s"), &taken, "cheetah", peer, bar(walk, millis).into());
             let id = format!("{id}.thesis");
-            bench.beside((&id, &what, "MB/s"), &taken, "cheetah", ("the rule of 2006", "thesis"), None);
+            bench.beside(
+                (&id, &what, "MB/s"),
+                &taken,
+                "cheetah",
+                ("the rule of 2006", "thesis"),
+                Demand::NONE,
+            );
         }
         RULES.iter().for_each(|(volume, _)| pool.detach(volume));
     }

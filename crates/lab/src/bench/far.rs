@@ -12,7 +12,7 @@ use crate::bench::Bench;
 use crate::bench::file::{self, Walk};
 use crate::bench::lan::{self, Away, DONORS, Loaded, NO_READ_AHEAD, noise};
 use crate::bench::rounds::{Side, Turn};
-use crate::bench::row::{Bar, Figure};
+use crate::bench::row::{Bar, Demand, Figure};
 use crate::bench::worker::Worker;
 use crate::images::Sample;
 use crate::lan::Node;
@@ -62,7 +62,7 @@ pub fn run(bench: &mut Bench) {
     ]);
     let what = "RTT 20 ms, 1 Gbit/s: sequential cold read of 512 MiB";
     let link = ("iperf3 without the delay", "link");
-    bench.beside(("far.read", what, "Mbit/s"), &taken, "read", link, Some(Bar::RatioAtLeast(0.9)));
+    bench.beside(("far.read", what, "Mbit/s"), &taken, "read", link, Bar::RatioAtLeast(0.9).into());
     for (id, what, side) in [
         ("far.iperf3", "RTT 20 ms, 1 Gbit/s: iperf3, 3 s", "one stream"),
         (
@@ -71,12 +71,12 @@ pub fn run(bench: &mut Bench) {
             "many streams",
         ),
     ] {
-        bench.beside((id, what, "Mbit/s"), &taken, side, link, None);
+        bench.beside((id, what, "Mbit/s"), &taken, side, link, Demand::NONE);
     }
-    bench.beside(("far.plain", what, "Mbit/s"), &taken, "read", (NO_READ_AHEAD, "plain read"), None);
+    bench.beside(("far.plain", what, "Mbit/s"), &taken, "read", (NO_READ_AHEAD, "plain read"), Demand::NONE);
     let what = "RTT 20 ms, 1 Gbit/s: fls -r of the NTFS sample";
     let plain = (NO_READ_AHEAD, "plain fls");
-    bench.beside(("far.fls", what, "s"), &taken, "fls", plain, Some(Bar::RatioAtMost(1.0)));
+    bench.beside(("far.fls", what, "s"), &taken, "fls", plain, Bar::RatioAtMost(1.0).into());
     // Each round trip that a tool waits for takes one RTT; what it takes beside that is what it takes on a local file.
     let trips = |side: &str| {
         taken
@@ -90,15 +90,7 @@ pub fn run(bench: &mut Bench) {
     let (value, plain) = (trips("fls"), trips("plain fls"));
     let peer = Some((NO_READ_AHEAD, &plain));
     let (probe, bar) = (Some(&taken.probe), Some(Bar::RatioAtMost(1.0 / 3.0)));
-    bench.row(&Figure {
-        id: "far.fls.trips",
-        what: what.to_owned(),
-        unit: "",
-        value: &value,
-        peer,
-        probe,
-        bar,
-    });
+    bench.row(&Figure { peer, probe, bar, ..Figure::new("far.fls.trips", what.to_owned(), "", &value) });
     worker.into_inner().end();
     drop(away);
     large.end();

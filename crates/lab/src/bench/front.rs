@@ -15,7 +15,7 @@ use crate::bench::bare_file::BareFile;
 use crate::bench::direct::{self, Job};
 use crate::bench::file::{self, Walk};
 use crate::bench::rounds::{Side, Taken, Turn};
-use crate::bench::row::{Bar, Figure};
+use crate::bench::row::{Bar, Demand, Figure};
 use crate::bench::worker::Worker;
 use crate::figures::Series;
 use crate::pool::Pool;
@@ -76,21 +76,23 @@ pub fn run(bench: &mut Bench) {
         file::walk(&mut worker, Walk::Write, &place.path, MIB, bytes);
     }
     process::wait_for_rest(&pool.donor_pids());
-    for (walk, word, bar) in [(Walk::Forward, "read", Some(1.4)), (Walk::Write, "write", None)] {
+    let at_least = |ratio| Bar::RatioAtLeast(ratio).within("bare");
+    for (walk, word, demand) in [(Walk::Forward, "read", at_least(1.4)), (Walk::Write, "write", Demand::NONE)]
+    {
         let what = match walk {
             Walk::Write => "sequential write through the page cache, and its flush",
             _ => "sequential cold read",
         };
         bench.set(what);
         let taken = walks(bench, &mut worker, &places, walk, bytes);
-        rows(bench, &format!("front.{word}"), what, "GB/s", &taken, bar);
+        rows(bench, &format!("front.{word}"), what, "GB/s", &taken, demand);
         let (id, what) =
             (format!("front.{word}.cpu"), format!("{what}, processor time of servers and reader"));
         let peer = Some(("nbdfuse on nbdkit", taken.cpu("nbdfuse")));
         let (value, probe) = (taken.cpu("cheetah"), Some(&taken.probe));
-        bench.row(&Figure { id: &id, what, unit: "s/GB", value, peer, probe, bar: None });
+        bench.row(&Figure { peer, probe, ..Figure::new(&id, what, "s/GB", value) });
     }
-    for (depth, bar) in [(32, Some(4.0)), (1, None)] {
+    for (depth, demand) in [(32, at_least(4.0)), (1, Demand::NONE)] {
         let what = format!("random 4 KiB read past the page cache, depth {depth}");
         bench.set(&what);
         let seconds = bench.time.as_secs_f64();
@@ -102,19 +104,13 @@ pub fn run(bench: &mut Bench) {
             })
             .collect();
         let taken = bench.turns(&mut sides);
-        rows(bench, &format!("front.random.d{depth}"), &what, "k/s", &taken, bar);
+        rows(bench, &format!("front.random.d{depth}"), &what, "k/s", &taken, demand);
     }
     let beyond = process::peak_resident_bytes(ours.pid).saturating_sub(CACHE_DEFAULT_BYTES);
     let value: Series = [beyond as f64 / MIB as f64].into_iter().collect();
-    bench.row(&Figure {
-        id: "front.memory.client",
-        what: "memory of a client that serves a file beyond its cache, its peak".to_owned(),
-        unit: "MiB",
-        value: &value,
-        peer: None,
-        probe: None,
-        bar: Some(Bar::ValueAtMost(128.0)),
-    });
+    let (id, bar) = ("front.memory.client", Some(Bar::ValueAtMost(128.0)));
+    let what = "memory of a client that serves a file beyond its cache, its peak".to_owned();
+    bench.row(&Figure { bar, ..Figure::new(id, what, "MiB", &value) });
     worker.end();
     pool.detach("case");
 }
@@ -140,17 +136,16 @@ fn walks(bench: &mut Bench, worker: &mut Worker, places: &[Place], walk: Walk, b
 }
 
 /// The file beside each of the others; the bar is against what a user has today.
-fn rows(bench: &mut Bench, id: &str, what: &str, unit: &str, taken: &Taken, bar: Option<f64>) {
-    for (side, peer_name, bar) in [
-        ("nbdfuse", "nbdfuse on nbdkit", bar),
-        ("striped", Striped::NAME, None),
-        ("bare", BareFile::NAME, None),
-        ("tmpfs", "tmpfs", None),
+fn rows(bench: &mut Bench, id: &str, what: &str, unit: &str, taken: &Taken, demand: Demand) {
+    for (side, peer_name, demand) in [
+        ("nbdfuse", "nbdfuse on nbdkit", demand),
+        ("striped", Striped::NAME, Demand::NONE),
+        ("bare", BareFile::NAME, Demand::NONE),
+        ("tmpfs", "tmpfs", Demand::NONE),
     ] {
         let id = format!("{id}.{side}");
-        let bar = bar.map(Bar::RatioAtLeast);
-        bench.beside((&id, what, unit), taken, "cheetah", (peer_name, side), bar);
+        bench.beside((&id, what, unit), taken, "cheetah", (peer_name, side), demand);
     }
     let (id, what) = (format!("{id}.bare-nbdfuse"), format!("{what}, for comparison: {}", BareFile::NAME));
-    bench.beside((&id, &what, unit), taken, "bare", ("nbdfuse on nbdkit", "nbdfuse"), None);
+    bench.beside((&id, &what, unit), taken, "bare", ("nbdfuse on nbdkit", "nbdfuse"), Demand::NONE);
 }

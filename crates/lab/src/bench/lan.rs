@@ -18,7 +18,7 @@ use crate::bench::file::{self, Walk};
 use crate::bench::libnbd::Libnbd;
 use crate::bench::machine::CONGESTION;
 use crate::bench::rounds::{Side, Turn};
-use crate::bench::row::{Bar, Figure};
+use crate::bench::row::{Bar, Demand, Figure};
 use crate::bench::worker::{Load, Worker};
 use crate::lan::{Lan, Node};
 use crate::load::Pattern;
@@ -181,23 +181,26 @@ fn at_the_wire(bench: &mut Bench, libnbd: &Libnbd, rate: &str, name: &str) {
         Side::new("bare read", || walk(Walk::Forward, &bare.path)),
         Side::new("bare write", || walk(Walk::Write, &bare.path)),
     ]);
-    for (side, peer) in
-        [("file read", "in"), ("file write", "out"), ("export read", "in"), ("export write", "out")]
-    {
+    for (side, peer, bare) in [
+        ("file read", "in", Some("bare read")),
+        ("file write", "out", Some("bare write")),
+        ("export read", "in", None),
+        ("export write", "out", None),
+    ] {
         let id = format!("lan.{name}.{}", side.replace(' ', "."));
         let what = format!("links of {rate}, sequential, four donors: {side}");
-        let bar = Some(Bar::RatioAtLeast(0.98));
-        bench.beside((&id, &what, "Mbit/s"), &taken, side, ("iperf3", peer), bar);
+        let bar = Bar::RatioAtLeast(0.98);
+        let demand = bare.map_or(bar.into(), |bare| bar.within(bare));
+        bench.beside((&id, &what, "Mbit/s"), &taken, side, ("iperf3", peer), demand);
         // Where there is no more of it, the processors are the limit and not the link.
         let (id, what) = (format!("{id}.busy"), format!("{what}: processors of all hosts busy meanwhile"));
         let peer = Some(("iperf3", taken.busy(peer)));
-        let (value, probe) = (taken.busy(side), None);
-        bench.row(&Figure { id: &id, what, unit: "%", value, peer, probe, bar: None });
+        bench.row(&Figure { peer, ..Figure::new(&id, what, "%", taken.busy(side)) });
     }
     // A plain write is answered by donors before the next one begins; where several are under way the link need not wait.
     let side = "file write, four at a time";
     let (id, what) = (format!("lan.{name}.file.write.four"), format!("links of {rate}, sequential: {side}"));
-    bench.beside((&id, &what, "Mbit/s"), &taken, side, ("iperf3", "out"), None);
+    bench.beside((&id, &what, "Mbit/s"), &taken, side, ("iperf3", "out"), Demand::NONE);
     for (word, what, side, peer) in [
         ("export.read.copy", "nbdcopy from the export, with its start and end", "nbdcopy read", "in"),
         ("export.write.copy", "nbdcopy of a file to it, with its start and end", "nbdcopy write", "out"),
@@ -209,7 +212,7 @@ fn at_the_wire(bench: &mut Bench, libnbd: &Libnbd, rate: &str, name: &str) {
     ] {
         let id = format!("lan.{name}.{word}");
         let what = format!("links of {rate}, for comparison: {what}");
-        bench.beside((&id, &what, "Mbit/s"), &taken, side, ("iperf3", peer), None);
+        bench.beside((&id, &what, "Mbit/s"), &taken, side, ("iperf3", peer), Demand::NONE);
     }
     drop((ping, server, bare));
     client.into_inner().end();
@@ -313,18 +316,23 @@ fn walks(bench: &mut Bench, lan: &Arc<Lan>, more: Duration) {
         Side::new("plain", || walk(strided, &pair.plain, bytes)),
         Side::new("ping", || Turn::of(BLOCK as f64 / ping.load(load, &[]).median_us().value)),
     ]);
-    let at_least = |bar| Some(Bar::RatioAtLeast(bar));
     let (id_of, what) =
         (|name: &str| format!("lan.{name}{id}"), format!("backward, 4 KiB at a time, cold{far}"));
     let peer = ("the same forward", "forward");
-    bench.beside((&id_of("backward"), &what, "MB/s"), &taken, "backward", peer, at_least(0.9));
+    bench.beside(
+        (&id_of("backward"), &what, "MB/s"),
+        &taken,
+        "backward",
+        peer,
+        Bar::RatioAtLeast(0.9).into(),
+    );
     let what = format!("strided, 4 KiB every 200 KiB, cold, useful bytes{far}");
-    for (name, peer, bar) in [
-        ("strided", (NO_READ_AHEAD, "plain"), at_least(5.0)),
-        ("strided.round-trips", ("4 KiB each raw TCP round trip", "ping"), None),
-        ("strided.wire", ("iperf3", "wire"), None),
+    for (name, peer, demand) in [
+        ("strided", (NO_READ_AHEAD, "plain"), Bar::RatioAtLeast(5.0).within("wire")),
+        ("strided.round-trips", ("4 KiB each raw TCP round trip", "ping"), Demand::NONE),
+        ("strided.wire", ("iperf3", "wire"), Demand::NONE),
     ] {
-        bench.beside((&id_of(name), &what, "MB/s"), &taken, "strided", peer, bar);
+        bench.beside((&id_of(name), &what, "MB/s"), &taken, "strided", peer, demand);
     }
     worker.into_inner().end();
     drop((ping, server));

@@ -14,7 +14,7 @@ use crate::bench::Bench;
 use crate::bench::local::{CONNECTIONS, World, nbd};
 use crate::bench::ping;
 use crate::bench::rounds::Side;
-use crate::bench::row::Bar;
+use crate::bench::row::{Bar, Demand};
 use crate::bench::worker::{Load, Worker};
 use crate::load::Pattern;
 use crate::pool::Pool;
@@ -167,8 +167,8 @@ fn set(bench: &mut Bench, paths: &mut [Path<'_>], placement: Placement, load: Lo
     ] {
         let what = format!("random 4 KiB read, one at a time, median latency, {words}: {what}");
         let (id, peer_name) = (format!("local.random.d1.{id}{suffix}"), format!("raw TCP, {peer}"));
-        let bar = (apart && bar).then_some(Bar::RatioAtMost(1.5));
-        bench.beside((&id, &what, "us"), &taken, side, (&peer_name, peer), bar);
+        let demand = if apart && bar { Bar::RatioAtMost(1.5).into() } else { Demand::NONE };
+        bench.beside((&id, &what, "us"), &taken, side, (&peer_name, peer), demand);
     }
 }
 

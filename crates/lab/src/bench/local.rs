@@ -16,7 +16,7 @@ use crate::bench::bare_export;
 use crate::bench::latency;
 use crate::bench::libnbd::Libnbd;
 use crate::bench::rounds::{Side, Taken, Turn};
-use crate::bench::row::{Bar, Figure};
+use crate::bench::row::{Bar, Demand, Figure};
 use crate::bench::worker::{Load, Worker};
 use crate::figures::Series;
 use crate::load::Pattern;
@@ -215,15 +215,7 @@ fn memory_rows(bench: &mut Bench, beyond: &Beyond, client_bytes: u64) {
         ),
     ] {
         let bar = Some(Bar::ValueAtMost(bar));
-        bench.row(&Figure {
-            id,
-            what: what.to_owned(),
-            unit: "MiB",
-            value: &value,
-            peer: None,
-            probe: None,
-            bar,
-        });
+        bench.row(&Figure { bar, ..Figure::new(id, what.to_owned(), "MiB", &value) });
     }
 }
 
@@ -235,26 +227,26 @@ fn many_at_a_time(bench: &mut Bench, world: &mut World) {
     let kiops = |worker: &mut Worker, servers: &[u32]| worker.load(load, servers).kiops();
     let taken = bench.turns(&mut world.sides(best, kiops));
     let libnbd = libnbd_name(best);
-    let four_times = Some(Bar::RatioAtLeast(4.0));
+    let four_times: Demand = Bar::RatioAtLeast(4.0).into();
     let rows = [
         ("export", "the export of a stripe", "export", QUORUM, "quorum", four_times),
-        ("mirror", "the export of a mirror", "mirror", QUORUM, "quorum", None),
-        ("library", "the client library", "library", libnbd.as_str(), "libnbd", None),
-        ("nbdkit", "the export of a stripe", "export", "nbdkit alone", "nbdkit", None),
-        ("proxy", "the export of a stripe", "export", PROXY, "proxy", None),
-        ("qemu-nbd", "the export of a stripe", "export", "qemu-nbd alone", "qemu-nbd", None),
-        ("nbd-server", "the export of a stripe", "export", "nbd-server alone", "nbd-server", None),
+        ("mirror", "the export of a mirror", "mirror", QUORUM, "quorum", Demand::NONE),
+        ("library", "the client library", "library", libnbd.as_str(), "libnbd", Demand::NONE),
+        ("nbdkit", "the export of a stripe", "export", "nbdkit alone", "nbdkit", Demand::NONE),
+        ("proxy", "the export of a stripe", "export", PROXY, "proxy", Demand::NONE),
+        ("qemu-nbd", "the export of a stripe", "export", "qemu-nbd alone", "qemu-nbd", Demand::NONE),
+        ("nbd-server", "the export of a stripe", "export", "nbd-server alone", "nbd-server", Demand::NONE),
         ("donor", "one donor by itself", "donor", "nbdkit alone", "nbdkit", four_times),
-        ("bare", "the client library", "library", BARE, "bare", None),
-        ("threads", TWO_THREADS, "two threads", ONE_THREAD, "library", None),
-        ("bare-export", "the export of a stripe", "export", BARE_EXPORT, "bare-export", None),
+        ("bare", "the client library", "library", BARE, "bare", Demand::NONE),
+        ("threads", TWO_THREADS, "two threads", ONE_THREAD, "library", Demand::NONE),
+        ("bare-export", "the export of a stripe", "export", BARE_EXPORT, "bare-export", Demand::NONE),
     ];
-    for (id, what, side, peer_name, peer, bar) in rows {
+    for (id, what, side, peer_name, peer, demand) in rows {
         let what = format!("random 4 KiB read, 64 at a time, thousand a second: {what}");
         let id = format!("local.random.d64.{id}");
-        bench.beside((&id, &what, "k/s"), &taken, side, (peer_name, peer), bar);
+        bench.beside((&id, &what, "k/s"), &taken, side, (peer_name, peer), demand);
     }
-    cpu_row(bench, "local.random.d64", "random 4 KiB read, 64 at a time", &taken, (&libnbd, None));
+    cpu_row(bench, "local.random.d64", "random 4 KiB read, 64 at a time", &taken, (&libnbd, Demand::NONE));
 }
 
 const QUORUM: &str = "quorum of four nbdkit";
@@ -269,16 +261,22 @@ fn libnbd_name(best: usize) -> String {
 }
 
 /// Processor time of both ends: the library and the donors, libnbd and nbdkit.
-fn cpu_row(bench: &mut Bench, id: &str, what: &str, taken: &Taken, (libnbd, bar): (&str, Option<Bar>)) {
+fn cpu_row(
+    bench: &mut Bench,
+    id: &str,
+    what: &str,
+    taken: &Taken,
+    (libnbd, Demand { bar, limit }): (&str, Demand),
+) {
     let id = format!("{id}.library-cpu");
     let what = format!("{what}, processor time of both ends: the client library");
     let (value, probe) = (taken.cpu("library"), Some(&taken.probe));
-    let peer = Some((libnbd, taken.cpu("libnbd")));
-    bench.row(&Figure { id: &id, what, unit: "s/GB", value, peer, probe, bar });
+    let (peer, limit) = (Some((libnbd, taken.cpu("libnbd"))), limit.map(|side| taken.cpu(side)));
+    bench.row(&Figure { peer, probe, limit, bar, ..Figure::new(&id, what, "s/GB", value) });
     let id = id.replace("library-cpu", "export-cpu");
     let what = "the same: the export, its client and the donors".to_owned();
     let peer = Some(("nbdkit alone and the same client", taken.cpu("nbdkit")));
-    bench.row(&Figure { id: &id, what, unit: "s/GB", value: taken.cpu("export"), peer, probe, bar: None });
+    bench.row(&Figure { peer, probe, ..Figure::new(&id, what, "s/GB", taken.cpu("export")) });
 }
 
 /// Sequential reads or writes, 16 at a time.
@@ -300,60 +298,78 @@ fn sequential(bench: &mut Bench, world: &mut World, pattern: Pattern, block: usi
     }
     let taken = bench.turns(&mut sides);
     let libnbd = libnbd_name(best);
-    let at_least = |bar| Some(Bar::RatioAtLeast(bar));
+    let at_least = Bar::RatioAtLeast;
     // What the quorum reads comes from one server each, as from a stripe; what it writes goes to all.
     let mirror = "the export of a mirror over four";
-    let (like_quorum, like_what) = if writes { ("mirror", mirror) } else { ("export", "the export") };
-    let donor_bar = (!writes).then_some(Bar::RatioAtLeast(1.5));
+    let (like_quorum, like_what, twice) = match writes {
+        true => ("mirror", mirror, at_least(2.0).within("fan")),
+        false => ("export", "the export", at_least(2.0).into()),
+    };
+    let donor = if writes { Demand::NONE } else { at_least(1.5).into() };
     let fan = "iperf3 through a relay to four";
     let proxy_what = format!("for comparison: {PROXY}");
     let bare_what = format!("for comparison: {BARE}");
     let bare_export_what = format!("for comparison: {BARE_EXPORT}");
     let fan_what = format!("for comparison: {fan}");
     let of_writes = [
-        ("limit-mirror", mirror, "mirror", fan, "fan", None),
-        ("limit-fan", fan_what.as_str(), "fan", QUORUM, "quorum", None),
+        ("limit-mirror", mirror, "mirror", fan, "fan", Demand::NONE),
+        ("limit-fan", fan_what.as_str(), "fan", QUORUM, "quorum", Demand::NONE),
     ];
     let rows = [
-        ("library", "the client library", "library", libnbd.as_str(), "libnbd", at_least(1.5)),
-        ("quorum", like_what, like_quorum, QUORUM, "quorum", at_least(2.0)),
-        ("nbdkit", "the export, one hop more", "export", "nbdkit alone", "nbdkit", at_least(0.9)),
-        ("proxy", "the export", "export", PROXY, "proxy", None),
-        ("proxy-nbdkit", proxy_what.as_str(), "proxy", "nbdkit alone", "nbdkit", None),
-        ("qemu-nbd", "the export, one hop more", "export", "qemu-nbd alone", "qemu-nbd", None),
-        ("nbd-server", "the export, one hop more", "export", "nbd-server alone", "nbd-server", None),
-        ("donor", "one donor by itself", "donor", "nbdkit alone", "nbdkit", donor_bar),
-        ("limit", "the client library", "library", "iperf3", "iperf3", None),
-        ("bare", "the client library", "library", BARE, "bare", None),
-        ("threads", TWO_THREADS, "two threads", ONE_THREAD, "library", None),
-        ("bare-libnbd", bare_what.as_str(), "bare", libnbd.as_str(), "libnbd", None),
-        ("bare-export", "the export", "export", BARE_EXPORT, "bare-export", None),
-        ("bare-export-nbdkit", bare_export_what.as_str(), "bare-export", "nbdkit alone", "nbdkit", None),
-        ("limit-nbdkit", "for comparison: libnbd on nbdkit", "libnbd", "iperf3", "iperf3", None),
-        ("limit-export", "the export", "export", "iperf3 through a relay", "relay", None),
-        ("limit-relay", "for comparison: iperf3 through a relay", "relay", "nbdkit alone", "nbdkit", None),
+        ("library", "the client library", "library", libnbd.as_str(), "libnbd", at_least(1.5).within("bare")),
+        ("quorum", like_what, like_quorum, QUORUM, "quorum", twice),
+        (
+            "nbdkit",
+            "the export, one hop more",
+            "export",
+            "nbdkit alone",
+            "nbdkit",
+            at_least(0.9).within("bare-export"),
+        ),
+        ("proxy", "the export", "export", PROXY, "proxy", Demand::NONE),
+        ("proxy-nbdkit", proxy_what.as_str(), "proxy", "nbdkit alone", "nbdkit", Demand::NONE),
+        ("qemu-nbd", "the export, one hop more", "export", "qemu-nbd alone", "qemu-nbd", Demand::NONE),
+        ("nbd-server", "the export, one hop more", "export", "nbd-server alone", "nbd-server", Demand::NONE),
+        ("donor", "one donor by itself", "donor", "nbdkit alone", "nbdkit", donor),
+        ("limit", "the client library", "library", "iperf3", "iperf3", Demand::NONE),
+        ("bare", "the client library", "library", BARE, "bare", Demand::NONE),
+        ("threads", TWO_THREADS, "two threads", ONE_THREAD, "library", Demand::NONE),
+        ("bare-libnbd", bare_what.as_str(), "bare", libnbd.as_str(), "libnbd", Demand::NONE),
+        ("bare-export", "the export", "export", BARE_EXPORT, "bare-export", Demand::NONE),
+        (
+            "bare-export-nbdkit",
+            bare_export_what.as_str(),
+            "bare-export",
+            "nbdkit alone",
+            "nbdkit",
+            Demand::NONE,
+        ),
+        ("limit-nbdkit", "for comparison: libnbd on nbdkit", "libnbd", "iperf3", "iperf3", Demand::NONE),
+        ("limit-export", "the export", "export", "iperf3 through a relay", "relay", Demand::NONE),
+        (
+            "limit-relay",
+            "for comparison: iperf3 through a relay",
+            "relay",
+            "nbdkit alone",
+            "nbdkit",
+            Demand::NONE,
+        ),
     ];
     let prefix = format!("local.{word}.{name}");
-    for (id, what, side, peer_name, peer, bar) in
+    for (id, what, side, peer_name, peer, demand) in
         rows.into_iter().chain(of_writes.into_iter().filter(|_| writes))
     {
         let (id, what) = (format!("{prefix}.{id}"), format!("{shape}: {what}"));
-        bench.beside((&id, &what, "GB/s"), &taken, side, (peer_name, peer), bar);
+        bench.beside((&id, &what, "GB/s"), &taken, side, (peer_name, peer), demand);
     }
-    cpu_row(bench, &prefix, &shape, &taken, (&libnbd, Some(Bar::RatioAtMost(0.6))));
+    cpu_row(bench, &prefix, &shape, &taken, (&libnbd, Bar::RatioAtMost(0.6).within("bare")));
     for (id, what, side) in [
         ("limit-cpu", "iperf3, which moves bytes and does no more", "iperf3"),
         ("bare-cpu", BARE, "bare"),
         ("bare-export-cpu", BARE_EXPORT, "bare-export"),
     ] {
-        bench.row(&Figure {
-            id: &format!("{prefix}.{id}"),
-            what: format!("the same, for comparison: {what}"),
-            unit: "s/GB",
-            value: taken.cpu(side),
-            peer: Some((&libnbd, taken.cpu("libnbd"))),
-            probe: Some(&taken.probe),
-            bar: None,
-        });
+        let (id, what) = (format!("{prefix}.{id}"), format!("the same, for comparison: {what}"));
+        let (peer, probe) = (Some((libnbd.as_str(), taken.cpu("libnbd"))), Some(&taken.probe));
+        bench.row(&Figure { peer, probe, ..Figure::new(&id, what, "s/GB", taken.cpu(side)) });
     }
 }

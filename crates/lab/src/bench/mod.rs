@@ -45,7 +45,7 @@ use progress::Progress;
 use quiet::Quiet;
 use results::Results;
 use rounds::{Probe, Side, Taken};
-use row::{Bar, Figure, Row};
+use row::{Demand, Figure, Row};
 use share::Share;
 
 /// A bar was missed.
@@ -122,11 +122,11 @@ impl Bench {
         taken: &Taken,
         side: &str,
         (peer_name, peer): (&str, &str),
-        bar: Option<Bar>,
+        Demand { bar, limit }: Demand,
     ) {
         let (value, probe) = (taken.value(side), Some(&taken.probe));
-        let peer = Some((peer_name, taken.value(peer)));
-        self.row(&Figure { id, what: what.to_owned(), unit, value, peer, probe, bar });
+        let (peer, limit) = (Some((peer_name, taken.value(peer))), limit.map(|side| taken.value(side)));
+        self.row(&Figure { peer, probe, limit, bar, ..Figure::new(id, what.to_owned(), unit, value) });
     }
 }
 
@@ -267,7 +267,7 @@ mod tests {
         let value: Series = value.into_iter().collect();
         let (what, bar) = ("a".to_owned(), Some(Bar::RatioAtLeast(bar)));
         let peer: Series = [1.0; 3].into_iter().collect();
-        Figure { id: "a", what, unit: "s", value: &value, peer: Some(("b", &peer)), probe: None, bar }.row()
+        Figure { peer: Some(("b", &peer)), bar, ..Figure::new("a", what, "s", &value) }.row()
     }
 
     #[test]

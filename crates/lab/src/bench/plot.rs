@@ -15,15 +15,22 @@ const MISSED: &str = "#c0392b";
 const PLAIN: &str = "#8a9199";
 const COLOURS: [&str; 5] = ["#1b6ca8", "#d9822b", "#3c8d40", "#8e44ad", "#c0392b"];
 
-/// Ratios on a logarithmic scale around 1, which is the peer; a mark where each bar is.
+/// Ratios on a logarithmic scale around 1, which is the peer; marks where each bar is, and what can be had.
 pub fn bars(part: &str, rows: &[&Row]) -> String {
     let height = TOP + LINE * rows.len() as f64 + 30.0;
     let ratios = rows.iter().filter_map(|row| row.ratio).filter(|ratio| *ratio > 0.0);
-    let bars = rows.iter().filter_map(|row| ratio_bar(row));
-    let reach = ratios.chain(bars).map(|ratio| ratio.log10().abs()).fold(0.3, f64::max) * 1.05;
+    let marks = rows.iter().flat_map(|row| [ratio_bar(row), row.limit]).flatten();
+    let reach = ratios.chain(marks).map(|ratio| ratio.log10().abs()).fold(0.3, f64::max) * 1.05;
     let x_of = |ratio: f64| LEFT + (ratio.log10() / reach + 1.0) / 2.0 * (WIDTH - LEFT - RIGHT);
     let mut svg = head(WIDTH, height);
-    text(&mut svg, 10.0, 20.0, &format!("{part}: ratio to the peer named, logarithmic; marks are the bars"));
+    text(
+        &mut svg,
+        10.0,
+        20.0,
+        &format!(
+            "{part}: ratio to the peer named, logarithmic; black marks are the bars, dashed ones the limits"
+        ),
+    );
     let (middle, bottom) = (x_of(1.0), height - 24.0);
     let _ =
         write!(svg, r##"<line x1="{middle:.1}" x2="{middle:.1}" y1="{TOP}" y2="{bottom}" stroke="#444"/>"##);
@@ -47,12 +54,12 @@ pub fn bars(part: &str, rows: &[&Row]) -> String {
             LINE - 6.0
         );
         text(&mut svg, WIDTH - RIGHT + 8.0, y + 13.0, &figure(ratio));
-        if let Some(bar) = ratio_bar(row) {
-            let x = x_of(bar);
+        let marks = [(ratio_bar(row), "#000", "none"), (row.limit, "#d9822b", "3 2")];
+        for (ratio, colour, dashes) in marks {
+            let Some(x) = ratio.map(x_of) else { continue };
             let _ = write!(
                 svg,
-                r##"<line x1="{x:.1}" x2="{x:.1}" y1="{:.1}" y2="{:.1}" stroke="#000" stroke-width="2"/>"##,
-                y,
+                r#"<line x1="{x:.1}" x2="{x:.1}" y1="{y:.1}" y2="{:.1}" stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}"/>"#,
                 y + LINE - 1.0
             );
         }
@@ -166,7 +173,7 @@ mod tests {
         let (value, peer): (Series, Series) = ([4.0].into_iter().collect(), [2.0].into_iter().collect());
         let row = |bar| {
             let (what, peer) = ("a < b".to_owned(), Some(("nbdkit", &peer)));
-            Figure { id: "x.a", what, unit: "GB/s", value: &value, peer, probe: None, bar }.row()
+            Figure { peer, bar, ..Figure::new("x.a", what, "GB/s", &value) }.row()
         };
         let (met, plain) = (row(Some(Bar::RatioAtLeast(1.5))), row(None));
         let svg = bars("x", &[&met, &plain]);

@@ -56,18 +56,23 @@ impl Results {
         json!({"machine": self.machine, "rows": self.rows.iter().map(Row::to_json).collect::<Vec<_>>()})
     }
 
-    /// The Markdown table, a section for each part.
+    /// The Markdown tables: what has a bar, then each part.
     pub fn table(&self) -> String {
         let mut text = format!("{}\n", machine::line(&self.machine));
-        for (part, rows) in self.parts() {
-            text += &format!("\n### {part}\n\n| | cheetah | spread | beside | ratio | bar | |\n");
-            text += "|---|---|---|---|---|---|---|\n";
+        for (name, rows) in std::iter::once(("bars".to_owned(), self.barred())).chain(self.parts()) {
+            text += &format!("\n### {name}\n\n| | cheetah | spread | beside | ratio | limit | bar | |\n");
+            text += "|---|---|---|---|---|---|---|---|\n";
             for row in rows {
                 text += &row.line();
                 text.push('\n');
             }
         }
         text
+    }
+
+    /// The rows of which something is demanded.
+    fn barred(&self) -> Vec<&Row> {
+        self.rows.iter().filter(|row| row.bar.is_some()).collect()
     }
 
     /// The rows by part, which is how their ids begin.
@@ -87,7 +92,7 @@ impl Results {
     #[track_caller]
     pub fn write(&self) -> PathBuf {
         figures::write_text("table.md", &self.table());
-        for (part, rows) in self.parts() {
+        for (part, rows) in std::iter::once(("bars".to_owned(), self.barred())).chain(self.parts()) {
             let against_peers: Vec<&Row> = rows.into_iter().filter(|row| row.ratio.is_some()).collect();
             if !against_peers.is_empty() {
                 figures::write_text(&format!("{part}.svg"), &plot::bars(&part, &against_peers));
@@ -110,7 +115,7 @@ mod tests {
         let value: Series = [value].into_iter().collect();
         let peer: Series = [2.0].into_iter().collect();
         let peer = Some(("nbdkit", &peer));
-        Figure { id, what: id.to_owned(), unit: "GB/s", value: &value, peer, probe: None, bar: None }.row()
+        Figure { peer, ..Figure::new(id, id.to_owned(), "GB/s", &value) }.row()
     }
 
     #[test]
@@ -123,7 +128,8 @@ mod tests {
         let ids: Vec<(&str, f64)> = later.rows.iter().map(|row| (row.id.as_str(), row.value)).collect();
         assert_eq!(ids, [("local.a", 3.0), ("lan.a", 2.0), ("local.b", 4.0)]);
         let table = later.table();
-        assert_eq!(table.matches("### ").count(), 2, "{table}");
+        assert_eq!(table.matches("### ").count(), 3, "{table}");
         assert!(table.contains("| local.b | 4.00 GB/s | - | 2.00 nbdkit | 2.00 |"), "{table}");
+        assert!(later.barred().is_empty(), "nothing is demanded");
     }
 }

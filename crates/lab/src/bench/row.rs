@@ -14,7 +14,7 @@ use crate::figures::Series;
 /// apart, of ten 28 %.
 pub const UNCERTAINTY_MAX: f64 = 0.09;
 
-/// What is demanded.
+/// What is demanded of a figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bar {
     RatioAtLeast(f64),
@@ -53,6 +53,30 @@ impl fmt::Display for Bar {
     }
 }
 
+/// A bar, if there is one, and the side of the set that shows what can be had: a bare program, or the wire itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Demand {
+    pub bar: Option<Bar>,
+    pub limit: Option<&'static str>,
+}
+
+impl Demand {
+    pub const NONE: Self = Self { bar: None, limit: None };
+}
+
+impl From<Bar> for Demand {
+    fn from(bar: Bar) -> Self {
+        Self { bar: Some(bar), limit: None }
+    }
+}
+
+impl Bar {
+    /// With the side that shows what can be had.
+    pub fn within(self, limit: &'static str) -> Demand {
+        Demand { bar: Some(self), limit: Some(limit) }
+    }
+}
+
 /// What a row is made of.
 #[derive(Clone, Debug)]
 pub struct Figure<'a> {
@@ -64,6 +88,8 @@ pub struct Figure<'a> {
     pub peer: Option<(&'a str, &'a Series)>,
     /// What the machine could do, in the same rounds: steady, or nothing else says anything.
     pub probe: Option<&'a Series>,
+    /// What can be had in its place, in the same rounds.
+    pub limit: Option<&'a Series>,
     pub bar: Option<Bar>,
 }
 
@@ -77,6 +103,8 @@ pub struct Row {
     pub unit: String,
     pub peer: Option<String>,
     pub ratio: Option<f64>,
+    /// The ratio of what can be had to the same peer.
+    pub limit: Option<f64>,
     pub bar: Option<Bar>,
     /// None when there is no bar, or the machine was too noisy to say.
     pub ok: Option<bool>,
@@ -93,7 +121,12 @@ pub struct Samples {
     pub refused: Option<String>,
 }
 
-impl Figure<'_> {
+impl<'a> Figure<'a> {
+    /// One that stands for itself.
+    pub fn new(id: &'a str, what: String, unit: &'a str, value: &'a Series) -> Self {
+        Self { id, what, unit, value, peer: None, probe: None, limit: None, bar: None }
+    }
+
     /// Judges it.
     #[track_caller]
     pub fn row(&self) -> Row {
@@ -101,7 +134,7 @@ impl Figure<'_> {
         assert!(value.is_finite(), "{}: nothing was measured", self.id);
         let refused = self.noise();
         let ratio = match (&refused, self.peer) {
-            (None, Some((_, peer))) => Some(ratio(self.value, peer)),
+            (None, Some((_, peer))) => Some(ratio_of(self.value, peer)),
             _ => None,
         };
         let ok = match refused {
@@ -109,6 +142,7 @@ impl Figure<'_> {
             None => self.bar.and_then(|bar| bar.is_met(value, ratio)),
         };
         let list = |series: &Series| series.values().to_vec();
+        let limit = self.limit.filter(|limit| refused.is_none() && limit.uncertainty() <= UNCERTAINTY_MAX);
         Row {
             id: self.id.to_owned(),
             what: self.what.clone(),
@@ -116,6 +150,7 @@ impl Figure<'_> {
             unit: self.unit.to_owned(),
             peer: self.peer.map(|(name, _)| name.to_owned()),
             ratio,
+            limit: limit.zip(self.peer).map(|(limit, (_, peer))| ratio_of(limit, peer)),
             bar: self.bar,
             ok,
             spread: self.value.spread(),
@@ -142,13 +177,18 @@ impl Figure<'_> {
 
 /// The median of the ratios that the rounds have by themselves.
 #[track_caller]
-fn ratio(value: &Series, peer: &Series) -> f64 {
+fn ratio_of(value: &Series, peer: &Series) -> f64 {
     let (value, peer) = (value.values(), peer.values());
     assert_eq!(value.len(), peer.len(), "both sides take part in every round");
     value.iter().zip(peer).map(|(value, peer)| value / peer).collect::<Series>().median()
 }
 
 impl Row {
+    /// Whether what can be had misses the bar, too.
+    fn is_beyond(&self) -> bool {
+        self.bar.is_some_and(|bar| bar.is_met(f64::NAN, self.limit) == Some(false))
+    }
+
     /// Whether it demands something that the noise hid.
     pub fn is_undecided(&self) -> bool {
         self.bar.is_some() && self.ok.is_none()
@@ -168,18 +208,23 @@ impl Row {
         let bar = self.bar.map(|bar| bar.to_string()).unwrap_or_default();
         let verdict = match self.ok {
             Some(true) => "met",
+            Some(false) if self.is_beyond() => "**missed**, by the limit too",
             Some(false) => "**missed**",
             None => "",
         };
+        let limit = self.limit.map(figure).unwrap_or_default();
         let (value, unit, spread) = (figure(self.value), &self.unit, self.spread * 100.0);
         let spread = if self.samples.value.len() > 1 { format!("{spread:.0} %") } else { "-".to_owned() };
-        format!("| {} | {value} {unit} | {spread} | {beside} | {ratio} | {bar} | {verdict} |", self.what)
+        format!(
+            "| {} | {value} {unit} | {spread} | {beside} | {ratio} | {limit} | {bar} | {verdict} |",
+            self.what
+        )
     }
 
     pub fn to_json(&self) -> Value {
         let samples = &self.samples;
         json!({"id": self.id, "what": self.what, "value": self.value, "unit": self.unit, "peer": self.peer,
-               "ratio": self.ratio, "bar": self.bar.map(|bar| bar.to_string()), "ok": self.ok,
+               "ratio": self.ratio, "limit": self.limit, "bar": self.bar.map(|bar| bar.to_string()), "ok": self.ok,
                "spread": self.spread,
                "samples": {"value": samples.value, "peer": samples.peer, "probe": samples.probe,
                            "refused": samples.refused}})
@@ -197,6 +242,7 @@ impl Row {
             unit: text(&row["unit"])?,
             peer: text(&row["peer"]),
             ratio: row["ratio"].as_f64(),
+            limit: row["limit"].as_f64(),
             bar: row["bar"].as_str().and_then(Bar::parse),
             ok: row["ok"].as_bool(),
             spread: row["spread"].as_f64().unwrap_or(f64::INFINITY),
@@ -232,10 +278,29 @@ mod tests {
         let (value, peer, probe) = (series(value), series(peer), series(probe));
         let peer = Some(("nbdkit", &peer));
         let what = "reads".to_owned();
-        Figure { id: "r", what, unit: "GB/s", value: &value, peer, probe: Some(&probe), bar: Some(bar) }.row()
+        Figure { peer, probe: Some(&probe), bar: Some(bar), ..Figure::new("r", what, "GB/s", &value) }.row()
     }
 
     const STEADY: [f64; 3] = [5.0, 5.0, 5.0];
+
+    #[test]
+    fn a_limit_stands_beside_what_missed() {
+        let line = |limit: &[f64]| {
+            let (value, peer, limit) = (series(&[3.0; 3]), series(&[2.0; 3]), series(limit));
+            let (what, peer, bar) =
+                ("reads".to_owned(), Some(("nbdkit", &peer)), Some(Bar::RatioAtLeast(1.8)));
+            let (value, limit, probe) = (&value, Some(&limit), None);
+            Figure { peer, probe, limit, bar, ..Figure::new("r", what, "GB/s", value) }.row().line()
+        };
+        let (beyond, within) = (line(&[3.4, 3.5, 3.5]), line(&[4.0; 3]));
+        assert!(
+            beyond.ends_with("| 1.50 | 1.75 | ratio >= 1.8 | **missed**, by the limit too |"),
+            "{beyond}"
+        );
+        assert!(within.ends_with("| 1.50 | 2.00 | ratio >= 1.8 | **missed** |"), "{within}");
+        let noisy = line(&[1.0, 8.0, 4.0]);
+        assert!(noisy.ends_with("| 1.50 |  | ratio >= 1.8 | **missed** |"), "{noisy}");
+    }
 
     #[test]
     fn ratios_are_taken_round_by_round() {
@@ -245,7 +310,7 @@ mod tests {
         assert_eq!((row.ok, row.is_undecided()), (Some(true), false));
         let row = judged(&[12.0, 10.0, 9.0], &[6.0, 6.6, 5.5], &STEADY, Bar::RatioAtMost(1.6));
         assert_eq!(row.ok, Some(false));
-        assert!(row.line().contains("| 1.64 | ratio <= 1.6 | **missed** |"), "{}", row.line());
+        assert!(row.line().contains("| 1.64 |  | ratio <= 1.6 | **missed** |"), "{}", row.line());
     }
 
     #[test]
@@ -272,7 +337,8 @@ mod tests {
         assert_eq!(row.ok, Some(true));
         assert_eq!(Row::from_json(&row.to_json()), Some(row.clone()));
         let keys: Vec<String> = row.to_json().as_object().expect("an object").keys().cloned().collect();
-        let expected = ["bar", "id", "ok", "peer", "ratio", "samples", "spread", "unit", "value", "what"];
+        let expected =
+            ["bar", "id", "limit", "ok", "peer", "ratio", "samples", "spread", "unit", "value", "what"];
         assert_eq!(keys, expected);
     }
 

@@ -13,7 +13,7 @@ use crate::bench::file::{self, Walk};
 use crate::bench::lan::hosts;
 use crate::bench::plot::Scaling;
 use crate::bench::rounds::{Side, Turn};
-use crate::bench::row::Figure;
+use crate::bench::row::{Demand, Figure};
 use crate::bench::simulated::Simulated;
 use crate::bench::worker::{Load, Worker};
 use crate::figures::Series;
@@ -80,7 +80,7 @@ fn donors(bench: &mut Bench) {
             let id = format!("scale.donors.{count}.{word}");
             let what = format!("sequential {word} of a file, stripe over {count} donors of 200 Mbit/s");
             let peer = ("iperf3: the donors' links or the client's", "limit");
-            bench.beside((&id, &what, "Mbit/s"), &taken, "cheetah", peer, None);
+            bench.beside((&id, &what, "Mbit/s"), &taken, "cheetah", peer, Demand::NONE);
         }
         limits.push((x, limit));
     }
@@ -120,7 +120,7 @@ fn connections(bench: &mut Bench) {
         let id = format!("scale.connections.{count}");
         let what = format!("random 4 KiB reads, {count} connections to an export, one at a time each");
         let probe = Some(&taken.probe);
-        bench.row(&Figure { id: &id, what, unit: "k/s", value, peer: None, probe, bar: None });
+        bench.row(&Figure { probe, ..Figure::new(&id, what, "k/s", value) });
         worker.end();
     }
     let lines = vec![("thousand reads a second", points), ("memory of the daemon, MiB", memory)];
@@ -164,15 +164,7 @@ fn volumes(bench: &mut Bench) {
         ] {
             points.push((count as f64, series.median()));
             let (id, what) = (format!("scale.volumes.{count}.{id}"), format!("{what}, of up to {count}"));
-            bench.row(&Figure {
-                id: &id,
-                what,
-                unit: "ms",
-                value: series,
-                peer: None,
-                probe: None,
-                bar: None,
-            });
+            bench.row(&Figure::new(&id, what, "ms", series));
         }
     }
     let lines = vec![("create", made), ("attach", attached)];
@@ -208,7 +200,7 @@ fn simulated(bench: &mut Bench) {
             lines[index].push((donors as f64, value.median()));
             let id = format!("scale.simulated.{donors}.{id}");
             let what = format!("simulated pool of {donors} donors: {what}");
-            bench.row(&Figure { id: &id, what, unit, value, peer: None, probe: None, bar: None });
+            bench.row(&Figure::new(&id, what, unit, value));
         }
     }
     let [join, heartbeat, create] = lines;

@@ -74,7 +74,7 @@ pub fn run(bench: &mut Bench) {
             let (id, what) =
                 (format!("seeds.{id}.{peer_id}"), format!("{name} of an image of {mib} MiB, cold"));
             let peer = Some((peer_name, peer));
-            bench.row(&Figure { id: &id, what, unit: "s", value: &ours, peer, probe: None, bar: None });
+            bench.row(&Figure { peer, ..Figure::new(&id, what, "s", &ours) });
         }
     }
     pool.detach("image");

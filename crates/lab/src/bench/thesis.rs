@@ -13,6 +13,7 @@ use crate::bench::direct;
 use crate::bench::file::{self, Walk};
 use crate::bench::lan::hosts;
 use crate::bench::rounds::{Side, Turn};
+use crate::bench::row::Demand;
 use crate::bench::worker::Worker;
 use crate::lan::Node;
 use crate::pool::{Pool, State};
@@ -163,7 +164,7 @@ pub fn run(bench: &mut Bench) {
                     _ => format!("{} {side}", pattern.name),
                 };
                 let peer_name = if peer == "wire" { "iperf3" } else { peer };
-                bench.beside((&id, &what, "MB/s"), &taken, side, (peer_name, peer), None);
+                bench.beside((&id, &what, "MB/s"), &taken, side, (peer_name, peer), Demand::NONE);
             }
         }
     }
