@@ -7,6 +7,7 @@
 use crate::cli::Front;
 use crate::failure::{Exit, Failure};
 use crate::runtime_dir::{self, Record};
+use crate::signals::Signals;
 use crate::tend::{Tended, lease_for_tools, lost_notes};
 use cheetah_core::api::{Attached, Call};
 use cheetah_front::loopdev::{self, LoopDevice};
@@ -95,7 +96,11 @@ pub async fn serve_from_stdin() -> Result<(), Failure> {
     let order: Order = serde_json::from_reader(std::io::stdin().lock())
         .map_err(|e| Failure::usage(format!("`serve` is started by `cheetah attach` ({e})")))?;
     let _ = rustix::process::setsid();
-    let started = Attachment::start(&order).await;
+    let mut signals = Signals::listen()?;
+    let started = tokio::select! {
+        started = Attachment::start(&order) => started,
+        _ = signals.next() => Err(Failure::failed("told to end by a signal before it was ready")),
+    };
     let report = match &started {
         Ok(attachment) => Report::Ready(attachment.ready.clone()),
         Err(failure) => Report::from(failure),
@@ -107,7 +112,8 @@ pub async fn serve_from_stdin() -> Result<(), Failure> {
     if let Ok(null) = std::fs::File::options().write(true).open("/dev/null") {
         let _ = rustix::stdio::dup2_stdout(null);
     }
-    attachment.serve().await
+    let told = async { _ = signals.next().await };
+    attachment.serve_until(told).await
 }
 
 /// A thread that serves a volume and is gone would leave its readers waiting for ever; a process that is gone ends
@@ -266,16 +272,8 @@ impl Attachment {
         self.finish().await;
     }
 
-    /// Until `detach`, SIGTERM, SIGINT, or somebody else's umount.
-    pub async fn serve(self) -> Result<(), Failure> {
-        self.serve_beside(crate::pool::told_to_end()).await
-    }
-
-    /// As `serve`, with `told` as what ends it beside `detach` and umount.
-    pub async fn serve_beside(
-        mut self,
-        told: impl Future<Output = Result<(), Failure>>,
-    ) -> Result<(), Failure> {
+    /// Until `detach`, `told`, or somebody else's umount.
+    pub async fn serve_until(mut self, told: impl Future<Output = ()>) -> Result<(), Failure> {
         tokio::pin!(told);
         let Some(asked) = self.asked.take() else { return Err(Failure::failed("`detach` cannot be heard")) };
         self.tended.set_place(&self.ready.place);
@@ -296,8 +294,7 @@ impl Attachment {
                         break;
                     }
                 }
-                told = &mut told => {
-                    told?;
+                () = &mut told => {
                     // Nobody waits for an answer: what is in use goes on lazily until its last user is gone.
                     if let Err(failure) = self.end_fronts().await {
                         tracing::warn!("ended while in use: {}", failure.message);

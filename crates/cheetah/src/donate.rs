@@ -6,7 +6,8 @@ use crate::drain::{farewell, told_to_leave};
 use crate::failure::Failure;
 use crate::mover::tend_what_lies_idle;
 use crate::output;
-use crate::pool::{find, parse_listen, told_to_end, warn_if_clear};
+use crate::pool::{find, parse_listen, warn_if_clear};
+use crate::signals::Signals;
 use cheetah_core::api::Call;
 use cheetah_core::donor::Exit;
 use cheetah_core::donor::owner::{self, Owner, Sample, Terms};
@@ -48,9 +49,10 @@ pub async fn donate(options: cli::Donate) -> Result<(), Failure> {
         if let Endpoint::Tcp(address) = server.endpoint() {
             warn_if_clear("data", *address);
         }
+        let mut signals = Signals::listen()?;
         output::line(&format!("ready: donor {name} lends {lent} at {} without a pool", server.endpoint()));
         return tokio::select! {
-            told = told_to_end() => told,
+            _ = signals.next() => Ok(()),
             never = Gathering::new(arena).go_on_always() => match never {},
         };
     }
@@ -127,13 +129,16 @@ async fn run(
     let mut running = tokio::spawn(control.run());
     let exit = tokio::select! {
         exit = &mut running => exit,
-        told = async {
-            if handle.joined().await.is_some() {
+        listens = async {
+            let joined = handle.joined().await;
+            let signals = Signals::listen()?;
+            if joined.is_some() {
                 output::line(ready);
             }
-            told_to_leave(&ending, pool, no_drain).await
+            told_to_leave(signals, &ending, pool, no_drain).await;
+            Ok::<_, Failure>(())
         } => {
-            told?;
+            listens?;
             running.await
         }
     };

@@ -1,9 +1,9 @@
 //! How a donor is told to end: the first signal moves what it holds to others, the second leaves at once.
 //!
-//! Owns the signals and what is said meanwhile. Never: the order of things, which is `core::donor`'s. Invariant: a
+//! Owns what a signal means for it, and what is said meanwhile. Never: the order of things, which is `core::donor`'s. Invariant: a
 //! service manager's SIGTERM ends it within `DRAIN_NS`, a person's Ctrl-C when nothing is lost by it.
 
-use crate::failure::Failure;
+use crate::signals::Signals;
 use cheetah_core::api::AtStake;
 use cheetah_core::donor::LeftWith;
 use cheetah_core::limits::{DRAIN_NS, EXTENT_BYTES, SECOND_NS};
@@ -11,49 +11,17 @@ use cheetah_core::units::show_bytes;
 use cheetah_rim::control::{DonorHandle, DonorState};
 use std::io::Write;
 use std::time::Duration;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Between two lines about how far it is.
 const PROGRESS: Duration = Duration::from_secs(3);
 /// Until the first one: by then the coordinator has mostly said what leaving costs.
 const FIRST: Duration = Duration::from_millis(200);
 
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    hangup: Signal,
-}
-
-impl Signals {
-    fn new() -> Result<Signals, Failure> {
-        let listen = |kind| {
-            signal(kind)
-                .map_err(|e| Failure::failed(format!("this process gets no signals from the kernel: {e}")))
-        };
-        Ok(Signals {
-            terminate: listen(SignalKind::terminate())?,
-            interrupt: listen(SignalKind::interrupt())?,
-            hangup: listen(SignalKind::hangup())?,
-        })
-    }
-
-    /// Whether it was a person at a terminal: someone who sees what is said, and can ask again.
-    async fn next(&mut self) -> bool {
-        tokio::select! {
-            _ = self.terminate.recv() => false,
-            _ = self.hangup.recv() => false,
-            _ = self.interrupt.recv() => true,
-        }
-    }
-}
-
-/// Waits for a signal and has the donor leave; never resolves unless it cannot listen. `no_drain`: with the first one.
-pub async fn told_to_leave(donor: &DonorHandle, pool: &str, no_drain: bool) -> Result<(), Failure> {
-    let mut signals = Signals::new()?;
+/// Waits for a signal and has the donor leave. `no_drain`: with the first one.
+pub async fn told_to_leave(mut signals: Signals, donor: &DonorHandle, pool: &str, no_drain: bool) {
     let patient = signals.next().await;
     if no_drain {
-        donor.terminate();
-        return Ok(());
+        return donor.terminate();
     }
     donor.leave(!patient);
     let mut state = donor.state();
@@ -72,8 +40,7 @@ pub async fn told_to_leave(donor: &DonorHandle, pool: &str, no_drain: bool) -> R
                 seen = now;
             }
             _ = signals.next() => {
-                donor.terminate();
-                return Ok(());
+                return donor.terminate();
             }
             _ = line.tick(), if seen.draining.is_some() && seen.extents_held > 0 => {
                 // What stands in the way is said again when it is another; how far it is, each time.

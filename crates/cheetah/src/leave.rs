@@ -4,7 +4,8 @@
 use crate::cli;
 use crate::failure::Failure;
 use crate::output;
-use crate::pool::{find, pool_status, told_to_end, volume};
+use crate::pool::{find, pool_status, volume};
+use crate::signals::Signals;
 use cheetah_core::api::{Call, DonorHealth, DonorStatus, PoolStatus};
 use cheetah_core::map::DonorId;
 use cheetah_rim::control::Client;
@@ -52,9 +53,10 @@ pub async fn leave(options: cli::Leave) -> Result<(), Failure> {
     };
     drain.look(&pool, before.bytes_held).await?;
     if !options.no_wait && !drain.done {
+        let mut signals = Signals::listen()?;
         tokio::select! {
             waited = drain.wait(&options, &pool, before.bytes_held) => waited?,
-            told = told_to_end() => told?,
+            _ = signals.next() => {}
         }
     }
     drain.seconds = started.elapsed().as_secs_f64();

@@ -8,7 +8,8 @@ use crate::cli;
 use crate::failure::{Exit, Failure};
 use crate::health::LOADING;
 use crate::output;
-use crate::pool::{find, told_to_end, unexpected, volume};
+use crate::pool::{find, unexpected, volume};
+use crate::signals::Signals;
 use crate::tend::{Tended, lease, lost_notes};
 use cheetah_core::api::{Answer, Call, Create, RefusalCode, Size, VolumeHealth, VolumeStatus};
 use cheetah_core::units::show_bytes;
@@ -58,6 +59,8 @@ struct Hashes {
 pub async fn load(options: cli::Load) -> Result<(), Failure> {
     let source = RawSource::open(&options.file).map_err(|e| Failure::failed(e.to_string()))?;
     let pool = find(&options.pool).await?;
+    // From here on there is something to take back.
+    let mut signals = Signals::listen()?;
     let made = ensure_volume(&pool, &options.name, source.size(), &options).await?;
     let lease = lease(&pool, &options.name).await?;
     let give_back = Call::Detach { name: options.name.clone(), token: lease.token };
@@ -84,7 +87,7 @@ pub async fn load(options: cli::Load) -> Result<(), Failure> {
     let copying = tokio::task::spawn_blocking(move || copy_and_verify(&source, &worker, &file, wanted));
     let copied = tokio::select! {
         copied = copying => copied.map_err(|e| Failure::failed(e.to_string())).flatten(),
-        _ = told_to_end() => Err(Failure::failed(format!("interrupted; volume '{}' is incomplete", options.name))),
+        _ = signals.next() => Err(Failure::failed(format!("interrupted; volume '{}' is incomplete", options.name))),
     };
     tended.close().await;
     let _ = pool.call(give_back).await;

@@ -16,6 +16,7 @@ mod mover;
 mod output;
 mod pool;
 mod runtime_dir;
+mod signals;
 mod tend;
 mod up;
 

@@ -5,6 +5,7 @@ use crate::cli;
 use crate::failure::{Exit, Failure};
 use crate::health;
 use crate::output;
+use crate::signals::Signals;
 use cheetah_core::api::{
     Answer, Call, DonorHealth, DonorStatus, PoolStatus, Size, VolumeDetail, VolumeStatus,
 };
@@ -13,26 +14,10 @@ use cheetah_core::units::{parse_bytes, show_bytes, show_count};
 use cheetah_rim::control::{self, Client, CoordinateOptions, Role, StateAt};
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 pub async fn find(pool: &cli::PoolArg) -> Result<Client, Failure> {
     control::find_pool(pool.pool.as_deref()).await.map_err(|e| Failure::new(Exit::NoPool, e.to_string()))
-}
-
-/// Resolves at SIGTERM, SIGINT or SIGHUP.
-pub async fn told_to_end() -> Result<(), Failure> {
-    let fault =
-        |e: std::io::Error| Failure::failed(format!("this process gets no signals from the kernel: {e}"));
-    let mut term = signal(SignalKind::terminate()).map_err(fault)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(fault)?;
-    let mut hangup = signal(SignalKind::hangup()).map_err(fault)?;
-    tokio::select! {
-        _ = term.recv() => {}
-        _ = interrupt.recv() => {}
-        _ = hangup.recv() => {}
-    }
-    Ok(())
 }
 
 pub fn parse_listen(listen: &str) -> Result<SocketAddr, Failure> {
@@ -66,15 +51,13 @@ pub async fn coordinate(options: cli::Coordinate) -> Result<(), Failure> {
     let running = control::coordinate(CoordinateOptions { listen, state }).await;
     let mut running = running.map_err(|e| Failure::failed(e.to_string()))?;
     warn_if_clear("control traffic", running.address());
+    let mut signals = Signals::listen()?;
     output::line(&format!("ready: {}", running.url()));
     let role = running.role();
     let ended = tokio::select! {
         ended = running.ended() => Some(ended),
         () = tell_role(role) => None,
-        told = told_to_end() => {
-            told?;
-            None
-        }
+        _ = signals.next() => None,
     };
     match ended {
         Some(ended) => ended,

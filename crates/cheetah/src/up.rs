@@ -7,7 +7,8 @@ use crate::cli::{self, Front};
 use crate::daemon::{Attachment, Order};
 use crate::failure::Failure;
 use crate::output;
-use crate::pool::{told_to_end, volume};
+use crate::pool::volume;
+use crate::signals::Signals;
 use cheetah_core::api::{Call, Create, Size};
 use cheetah_core::limits::{CACHE_DEFAULT_BYTES, EXTENT_BYTES};
 use cheetah_core::map::Redundancy;
@@ -33,16 +34,13 @@ pub async fn up(options: cli::Up) -> Result<(), Failure> {
     }
     // Members end with this process's future, so a signal during the start leaves none behind.
     crate::daemon::abort_on_panic();
-    let mut members = Vec::new();
+    let (mut members, mut signals) = (Vec::new(), Signals::listen()?);
     let started = tokio::select! {
         started = start_all(&options, &mut members) => Some(started?),
-        told = told_to_end() => {
-            told?;
-            None
-        }
+        _ = signals.next() => None,
     };
     let ended = match started {
-        Some(attachment) => attachment.serve_beside(watch(&mut members)).await,
+        Some(attachment) => attachment.serve_until(watch(&mut members, &mut signals)).await,
         None => Ok(()),
     };
     for member in members.iter_mut().rev() {
@@ -159,8 +157,7 @@ async fn start(what: &str, arguments: &[&str]) -> Result<(Member, String), Failu
 }
 
 /// Resolves when it is time to end: a signal. A member that ends early is told of; the rest goes on.
-async fn watch(members: &mut [Member]) -> Result<(), Failure> {
-    let mut told = Box::pin(told_to_end());
+async fn watch(members: &mut [Member], signals: &mut Signals) {
     let mut gone = vec![false; members.len()];
     loop {
         for (member, gone) in members.iter_mut().zip(&mut gone) {
@@ -173,7 +170,7 @@ async fn watch(members: &mut [Member]) -> Result<(), Failure> {
             }
         }
         tokio::select! {
-            told = &mut told => return told,
+            _ = signals.next() => return,
             () = tokio::time::sleep(std::time::Duration::from_millis(500)) => {}
         }
     }

@@ -1,11 +1,15 @@
-//! Restarts and deaths of what is not a donor: the coordinator, and the daemon that serves an attached volume.
+//! Restarts and deaths of what is not a donor: the coordinator, and the daemon that serves an attached volume; and how whoever
+//! said that it is ready ends at once.
 
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
-use cheetah_lab::pool::{Pool, State};
+use cheetah_lab::pool::{Pool, State, binary};
 use cheetah_lab::{mark, tools, wait};
+use rustix::process::Signal;
 use serde_json::json;
 
 const MIB: u64 = 1 << 20;
@@ -199,8 +203,29 @@ fn up_serves_a_volume_in_one_command_and_ends_cleanly() {
     tools::run("qemu-io", ["-f", "raw", "-c", "read -P 0x21 0 1M", uri]);
 
     // Ctrl-C.
-    up.signal(rustix::process::Signal::INT);
+    up.signal(Signal::INT);
     let status = up.wait_for_end(wait::SOON);
     assert!(status.success(), "{status}: {}", up.log());
     assert_nothing_left(&pool);
+}
+
+/// Whoever reads that it is ready may tell it to end in the same moment: it must not be killed by that, nor go on.
+#[test]
+fn who_says_that_it_is_ready_can_be_told_to_end() {
+    let pool = Pool::start();
+    let donor = ["donate", "64M", "--pool", pool.url(), "--name", "brief"];
+    let alone = ["donate", "64M", "--no-pool"];
+    let coordinator = ["coordinate", "--listen", "127.0.0.1:0", "--state", "memory"];
+    for arguments in [&donor[..], &alone, &coordinator].into_iter().cycle().take(30) {
+        let mut command = Command::new(binary());
+        command.args(arguments).env(mark::VARIABLE, mark::own());
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("it starts");
+        let mut line = String::new();
+        let said = BufReader::new(child.stdout.take().expect("its output")).read_line(&mut line);
+        assert!(said.is_ok() && line.starts_with("ready: "), "{arguments:?} said {line:?}");
+        mark::signal(child.id(), Signal::TERM);
+        let status =
+            wait::for_some("its end", wait::SOON, || child.try_wait().expect("the state of a child"));
+        assert!(status.success(), "{arguments:?}: {status}");
+    }
 }
