@@ -9,6 +9,7 @@ use crate::signals::Signals;
 use cheetah_core::api::{
     Answer, Call, DonorHealth, DonorStatus, PoolStatus, Size, VolumeDetail, VolumeStatus,
 };
+use cheetah_core::layout::LostRange;
 use cheetah_core::map::DonorId;
 use cheetah_core::units::{parse_bytes, show_bytes, show_count};
 use cheetah_rim::control::{self, Client, CoordinateOptions, Role, StateAt};
@@ -345,14 +346,21 @@ pub async fn show(options: cli::Named) -> Result<(), Failure> {
             route.name, route.address
         ));
     }
-    for lost in &detail.lost {
-        let route = lost.donor.and_then(|donor| detail.map.routes.get(&donor));
-        let with = route.map_or_else(String::new, |route| format!(" with donor {}", route.name));
-        let (offset, len, count, stride) = (lost.offset, lost.len, lost.count, lost.stride);
-        output::line(&match count {
-            1 => format!("LOST        bytes {offset} to {}{with}", offset + len),
-            _ => format!("LOST        {len} bytes every {stride} from {offset} on, {count} times{with}"),
-        });
+    print_lost(&detail, &detail.lost, "");
+    for (attachment, lost) in detail.status.attachments.iter().zip(&detail.lost_to) {
+        // What all see is said once.
+        if *lost != detail.lost {
+            print_lost(&detail, lost, &format!(", as seen by {}", attachment.holder));
+        }
     }
     Ok(())
+}
+
+fn print_lost(detail: &VolumeDetail, lost: &[LostRange], seen: &str) {
+    for LostRange { donor, offset, len, stride, count } in lost {
+        let route = donor.and_then(|donor| detail.map.routes.get(&donor));
+        let with = route.map_or_else(String::new, |route| format!(" with donor {}", route.name));
+        let each = if *count == 1 { String::new() } else { format!(", every {stride}, {count} times") };
+        output::line(&format!("LOST        {len} bytes from {offset} on{each}{with}{seen}"));
+    }
 }

@@ -345,6 +345,9 @@ pub struct VolumeDetail {
     pub status: VolumeStatus,
     pub map: VolumeMap,
     pub lost: Vec<crate::layout::LostRange>,
+    /// What each attachment cannot read, for the want of donors that it cannot reach; in the order of those in `status`.
+    #[serde(default)]
+    pub lost_to: Vec<Vec<crate::layout::LostRange>>,
 }
 
 /// What a call is answered with.

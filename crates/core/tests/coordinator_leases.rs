@@ -4,6 +4,7 @@ mod pool;
 
 use cheetah_core::api::{Answer, Call, RefusalCode, Renew, Renewed, Size, VolumeHealth};
 use cheetah_core::coordinator::Event;
+use cheetah_core::layout::lost_ranges;
 use cheetah_core::limits::{LEASE_NS, LEASE_RENEW_NS, SECOND_NS};
 use cheetah_core::map::DonorId;
 use pool::{E, World, assert_refused, attaching};
@@ -91,14 +92,16 @@ fn what_a_client_cannot_reach_is_shown_at_once() {
     let mut world = World::with_donors(&[4, 4, 4]);
     world.create("v", Size::Bytes(2 * E), Some("parity:2+1")).expect("created");
     let lease = world.attach("v", true).expect("attached");
-    let mut tell = |lost: &[u64]| {
-        let lost = lost.iter().map(|id| (DonorId(*id), "silent for 800 ms".to_owned())).collect();
+    let mut tell = |gone: &[u64]| {
+        let lost = gone.iter().map(|id| (DonorId(*id), "silent for 800 ms".to_owned())).collect();
         let renew = Renew { epoch: lease.map.epoch, place: String::new(), lost, report: Box::default() };
         let call = world.send(Call::Renew { name: "v".into(), token: lease.token, renew });
         assert_eq!(world.answer(call), None, "the poll is held");
-        let status = world.show("v").status;
-        assert_eq!(status.health, VolumeHealth::Whole, "as the coordinator sees it");
-        let seen = &status.attachments[0];
+        let detail = world.show("v");
+        assert_eq!((detail.status.health, detail.lost), (VolumeHealth::Whole, vec![]), "for the coordinator");
+        let seen = &detail.status.attachments[0];
+        assert_eq!(detail.lost_to, [lost_ranges(&detail.map, |id| gone.contains(&id.0))]);
+        assert_eq!(detail.lost_to[0].is_empty(), seen.bytes_lost == 0);
         (seen.health, seen.slots_missing, seen.bytes_lost)
     };
     assert_eq!(tell(&[]), (VolumeHealth::Whole, 0, 0));

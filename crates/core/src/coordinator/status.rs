@@ -43,19 +43,22 @@ impl Coordinator {
         let is_lost = |id: DonorId| !self.donors.get(&id).is_some_and(|donor| donor.alive);
         let now = condition(map, is_lost);
         let leases = volume.leases.iter().filter_map(|token| self.leases.get(token));
-        let attachments = leases.map(|lease| {
-            let seen = condition(map, |id| lease.lost.iter().any(|(lost, _)| *lost == id));
-            Attachment {
-                holder: lease.record.holder.clone(),
-                read_only: lease.record.read_only,
-                place: lease.place.clone(),
-                lost: lease.lost.clone(),
-                report: lease.report.clone(),
-                health: seen.health,
-                slots_missing: seen.slots_missing,
-                bytes_lost: bytes_of(map, &seen.lost),
-            }
-        });
+        let (attachments, lost_to) = leases
+            .map(|lease| {
+                let seen = condition(map, |id| lease.lost.iter().any(|(lost, _)| *lost == id));
+                let attachment = Attachment {
+                    holder: lease.record.holder.clone(),
+                    read_only: lease.record.read_only,
+                    place: lease.place.clone(),
+                    lost: lease.lost.clone(),
+                    report: lease.report.clone(),
+                    health: seen.health,
+                    slots_missing: seen.slots_missing,
+                    bytes_lost: bytes_of(map, &seen.lost),
+                };
+                (attachment, seen.lost)
+            })
+            .unzip();
         let slots = || map.groups.iter().flat_map(|group| &group.slots);
         let count = |is: &dyn Fn(&Slot) -> bool| slots().filter(|slot| is(slot)).count() as u64;
         let lost_routes = map.routes.iter().filter(|(id, _)| is_lost(**id));
@@ -67,7 +70,7 @@ impl Coordinator {
             unit: map.unit,
             epoch: map.epoch,
             follow: volume.follow,
-            attachments: attachments.collect(),
+            attachments,
             health: now.health,
             slots_missing: now.slots_missing,
             slots: slots().count() as u64,
@@ -78,7 +81,7 @@ impl Coordinator {
         };
         let repair = self.outlook(volume, &status);
         let status = VolumeStatus { repair, ..status };
-        VolumeDetail { status, map: map.clone(), lost: now.lost }
+        VolumeDetail { status, map: map.clone(), lost: now.lost, lost_to }
     }
 
     /// Who rebuilds or moves what is due, or what it lacks.

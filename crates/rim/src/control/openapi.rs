@@ -197,7 +197,10 @@ fn shapes() -> Vec<(&'static str, Value)> {
         ("DonorStatus", json!(donor)),
         ("VolumeStatus", json!(status)),
         ("Attachment", json!(attachment)),
-        ("VolumeDetail", json!(VolumeDetail { status, map, lost: vec![lost.clone()] })),
+        (
+            "VolumeDetail",
+            json!(VolumeDetail { status, map, lost: vec![lost.clone()], lost_to: vec![vec![lost.clone()]] }),
+        ),
         ("LostRange", json!(lost)),
         ("Refusal", json!(refusal)),
     ]);
