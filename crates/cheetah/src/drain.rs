@@ -71,7 +71,8 @@ fn left_with(left: &LeftWith) -> String {
     };
     let volumes = left.volumes.join(", ");
     let lost = at_stake(left.at_stake.as_deref(), "is");
-    format!("{when} with {held} of {volumes} that nobody took over: {lost}")
+    let told = if left.at_stake.is_some() { ", by what the coordinator last said" } else { "" };
+    format!("{when} with {held} of {volumes} that nobody took over: {lost}{told}")
 }
 
 fn held(state: &DonorState) -> String {
@@ -87,7 +88,7 @@ fn at_stake(at_stake: Option<&[AtStake]>, is: &str) -> String {
         lost.map(|stake| format!("{} of {}", show_bytes(stake.bytes), stake.volume)).collect();
     match lost.is_empty() {
         true => format!("nothing {is} lost but redundancy"),
-        false => format!("{} {is} lost", lost.join(", ")),
+        false => format!("{} {is} lost with all that are leaving", lost.join(", ")),
     }
 }
 
@@ -154,7 +155,8 @@ mod tests {
         let mut left = LeftWith { extents: 48, volumes, timed_out: false, at_stake };
         assert_eq!(
             left_with(&left),
-            "left at once with 3 GiB of a, b that nobody took over: 1 GiB of a is lost"
+            "left at once with 3 GiB of a, b that nobody took over: 1 GiB of a is lost with all \
+             that are leaving, by what the coordinator last said"
         );
         (left.timed_out, left.at_stake) = (true, None);
         assert_eq!(

@@ -56,6 +56,27 @@ fn a_donor_that_asks_to_leave_is_drained_and_dismissed() {
     assert!(empty.donors[&DonorId(1)].dismissed, "at once when it holds nothing");
 }
 
+/// As when a room is shut down: by itself none of them would lose anything.
+#[test]
+fn donors_that_leave_together_are_told_what_is_lost_when_all_have_gone() {
+    let mut world = World::with_donors(&[4, 4]);
+    world.create("v", Size::Bytes(E), Some("mirror:2")).expect("created");
+    let stake = |world: &mut World, id| {
+        let stakes = world.hear(id).at_stake.expect("it leaves");
+        stakes.into_iter().map(|stake| (stake.volume, stake.bytes)).collect::<Vec<_>>()
+    };
+    world.leaving.insert(DonorId(1));
+    world.settle();
+    assert_eq!(stake(&mut world, 1), [("v".to_owned(), 0)]);
+    world.leaving.insert(DonorId(2));
+    world.settle();
+    for id in [1, 2] {
+        assert_eq!(stake(&mut world, id), [("v".to_owned(), E)], "donor {id}");
+    }
+    let says = ["nothing would be lost but redundancy"];
+    assert_refused(world.leave("d1", false), RefusalCode::Conflict, &says);
+}
+
 #[test]
 fn a_drain_that_cannot_end_is_refused_with_what_force_would_cost() {
     let mut world = World::with_donors(&[4, 4, 4]);

@@ -18,7 +18,7 @@ impl Coordinator {
     pub(super) fn leave(&mut self, now: Time, name: &str, force: bool) -> Result<Outcome, Refusal> {
         let id = self.donor_named(name)?;
         let Some(donor) = self.donors.get(&id) else { return Ok(Outcome::Answer(Answer::Done)) };
-        let costs_nothing = || self.lost_without(id).iter().all(|(_, bytes)| *bytes == 0);
+        let costs_nothing = || self.lost_with(id, |_| false).iter().all(|(_, bytes)| *bytes == 0);
         // What a lost donor holds cannot be copied off it, only rebuilt from the others.
         if force || donor.held.is_empty() || (!donor.alive && costs_nothing()) {
             self.dismiss(now, id);
@@ -64,7 +64,7 @@ impl Coordinator {
         } else {
             "it does not answer, so what it holds cannot be copied off it".to_owned()
         };
-        let lost: Vec<String> = (self.lost_without(id).iter().filter(|(_, bytes)| *bytes > 0))
+        let lost: Vec<String> = (self.lost_with(id, |_| false).iter().filter(|(_, bytes)| *bytes > 0))
             .map(|(volume, bytes)| format!("{} of volume '{volume}'", show_bytes(*bytes)))
             .collect();
         let cost = match lost.is_empty() {
@@ -93,26 +93,28 @@ impl Coordinator {
         VolumeNeed { fragments, reason }
     }
 
-    /// What each volume would lose with the donor, in bytes.
-    fn lost_without(&self, id: DonorId) -> Vec<(&str, u64)> {
+    /// What each volume would lose with the donor and those that go with it, in bytes.
+    fn lost_with(&self, id: DonorId, goes_too: impl Fn(&Donor) -> bool) -> Vec<(&str, u64)> {
         let Some(donor) = self.donors.get(&id) else { return Vec::new() };
         let gone = |other: DonorId| !self.donors.get(&other).is_some_and(|donor| donor.alive);
+        let goes = |other: DonorId| other == id || self.donors.get(&other).is_none_or(&goes_too);
         let lost = |volume: &Volume| {
             let bytes = |is_lost: &dyn Fn(DonorId) -> bool| {
                 super::status::bytes_of(&volume.map, &lost_ranges(&volume.map, is_lost))
             };
             // What a lost donor holds is not lost for good before it is taken out.
             let before = bytes(&|other| other != id && gone(other));
-            bytes(&|other| other == id || gone(other)) - before
+            bytes(&|other| goes(other) || gone(other)) - before
         };
         let volumes = donor.held.keys().filter_map(|volume| self.volumes.get(volume));
         volumes.map(|volume| (volume.map.name.as_str(), lost(volume))).collect()
     }
 
-    /// What a donor that wants to go would take with it.
+    /// What a donor that wants to go would take with it, if all go that want to: where several are told to at once, as when a room
+    /// is shut down, none of them would lose anything by itself.
     pub(super) fn at_stake(&self, id: DonorId) -> Option<Vec<AtStake>> {
         self.donors.get(&id).filter(|donor| donor.record.leaving)?;
-        let lost = self.lost_without(id).into_iter();
+        let lost = self.lost_with(id, |donor| donor.record.leaving).into_iter();
         Some(lost.map(|(volume, bytes)| AtStake { volume: volume.to_owned(), bytes }).collect())
     }
 
