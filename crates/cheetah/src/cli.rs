@@ -113,7 +113,7 @@ pub struct Up {
     /// Size of the volume `scratch`.
     #[arg(long, default_value = "1G", value_parser = parse_bytes)]
     pub size: u64,
-    /// linear or stripe:K. Without it: a stripe over all donors.
+    /// linear, stripe:K, mirror:R or parity:K+M. Without it: a stripe over all donors.
     #[arg(long)]
     pub redundancy: Option<Redundancy>,
     /// Where to mount the volume's file.

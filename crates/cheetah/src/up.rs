@@ -40,7 +40,12 @@ pub async fn up(options: cli::Up) -> Result<(), Failure> {
         _ = signals.next() => None,
     };
     let ended = match started {
-        Some(attachment) => attachment.serve_until(watch(&mut members, &mut signals)).await,
+        Some((attachment, pool)) => {
+            let ended = attachment.serve_until(watch(&mut members, &mut signals)).await;
+            // It ends as it is meant to: no donor shall say what it takes with it. Where it cannot be had any more, they do.
+            let _ = pool.call(Call::Delete { name: VOLUME.to_owned() }).await;
+            ended
+        }
         None => Ok(()),
     };
     for member in members.iter_mut().rev() {
@@ -50,7 +55,7 @@ pub async fn up(options: cli::Up) -> Result<(), Failure> {
 }
 
 /// Starts every member and the attachment, and says that it is ready.
-async fn start_all(options: &cli::Up, members: &mut Vec<Member>) -> Result<Attachment, Failure> {
+async fn start_all(options: &cli::Up, members: &mut Vec<Member>) -> Result<(Attachment, Client), Failure> {
     let (coordinator, url) =
         start("the coordinator", &["coordinate", "--state", "memory", "--listen", &options.listen]).await?;
     members.push(coordinator);
@@ -91,7 +96,7 @@ async fn start_all(options: &cli::Up, members: &mut Vec<Member>) -> Result<Attac
         output::line(&format!("ready: {path} {}", ready.uri.unwrap_or_default()));
         eprintln!("cheetah: pool {url}; `CHEETAH_POOL={url} cheetah status` shows it; Ctrl-C ends it");
     }
-    Ok(attachment)
+    Ok((attachment, pool))
 }
 
 async fn attach(options: &cli::Up, url: &str) -> Result<Attachment, Failure> {
