@@ -11,12 +11,13 @@ export CHEETAH_BIN ?= $(CARGO_TARGET_DIR)/release/cheetah
 
 cargo := scripts/cargo
 SEEDS ?= 10000
+PREFIX ?= /usr/local
 SECONDS_EACH ?= 60
 bench = $(cargo) run --locked --release --quiet -p cheetah-lab --bin bench --
 # A lint or formatting tool that is missing is an error in CI and a remark elsewhere.
 without = if [ "$${CI:-}" = true ]; then echo "$(1) is missing"; exit 1; else echo "($(1) is missing: skipped outside CI)"; fi
 
-.PHONY: help setup build demo test format lint unit instructions sim e2e fuzz bench bench-local bench-front bench-lan \
+.PHONY: help setup build install demo test format lint unit instructions sim e2e fuzz bench bench-local bench-front bench-lan \
   bench-ahead bench-thesis bench-scale bench-seeds \
   bench-codes bench-repair bench-owner faults clean
 
@@ -30,6 +31,10 @@ build: setup ## build the program (release)
 	@echo "== building the program"
 	@$(cargo) build --release --locked -p cheetah
 	@echo "built $(CHEETAH_BIN)"
+
+install: build ## put the program into PREFIX (/usr/local) for everybody; it is one file, to be copied to other machines
+	@install -D -m 755 "$(CARGO_TARGET_DIR)/release/cheetah" "$(DESTDIR)$(PREFIX)/bin/cheetah"
+	@echo "installed $(DESTDIR)$(PREFIX)/bin/cheetah"
 
 demo: build ## five donors, a real image examined, a file system that loses a donor while it is written
 	@scripts/demo
