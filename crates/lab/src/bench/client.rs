@@ -41,7 +41,9 @@ pub fn serve(pool: &str, connections: &str, poll_us: &str, volumes: &[&str]) {
         let _ = runtime.block_on(stopped);
         runtime
     });
-    let generators = attached.iter().map(|attached| Generator::new(attached.volume.clone())).collect();
+    let generators = (attached.iter().zip(0x2006..))
+        .map(|(attached, seed)| Generator::new(attached.volume.clone(), seed))
+        .collect();
     let size: u64 = attached.iter().map(|attached| attached.volume.size()).sum();
     take_orders(Dealt(Many(generators)), &json!({"size": size}));
     drop(stop);
@@ -87,7 +89,7 @@ impl Attachment {
     }
 }
 
-/// Data threads side by side: all together have as many requests under way as one would have.
+/// Data threads side by side: all together have as many requests under way as one would have, but each has one.
 struct Dealt(Many<Generator>);
 
 impl Server for Dealt {
@@ -175,7 +177,7 @@ impl fmt::Debug for Pump {
 }
 
 impl Generator {
-    fn new(volume: VolumeHandle) -> Self {
+    fn new(volume: VolumeHandle, seed: u64) -> Self {
         let load = Load { pattern: Pattern::RandomRead, block: BLOCK_BYTES, depth: 0, time: Duration::ZERO };
         let run = Run {
             load,
@@ -185,7 +187,7 @@ impl Generator {
             answered: 0,
             in_flight: 0,
             until: Instant::now(),
-            seed: 0x2006,
+            seed,
             asked_at: Instant::now(),
             latencies: Vec::new(),
             failed: None,

@@ -32,7 +32,7 @@ const DONORS: usize = 4;
 pub(super) const CONNECTIONS: &str = "auto";
 /// Connections of libnbd that are tried; the fastest stands for it.
 const LIBNBD_CONNECTIONS: [usize; 3] = [1, 2, 4];
-/// Volumes of one client, each with a data thread of its own: what dealing one volume out to two threads could bring at most.
+/// Volumes of one client, each with a data thread of its own: about what dealing one volume out to two threads could bring.
 const HALVES: [&str; 2] = ["half-1", "half-2"];
 const MIB: u64 = 1 << 20;
 
@@ -65,7 +65,7 @@ impl World {
         let mib = if bench.quick { 256 } else { 512 };
         let size = format!("{mib}M");
         let mut pool = Pool::start();
-        // Of two stripes a quarter each, of the mirror all, and two extents of 64 MiB each for the halves and for who polls.
+        // Of two stripes a quarter each, of the mirror all; two extents of 64 MiB each for the halves and for who polls, two spare.
         let lent = format!("{}M", mib / 2 + mib + 384);
         for number in 1..=DONORS {
             pool.donate(&format!("host-{number}"), &lent);
@@ -271,7 +271,7 @@ fn cpu_row(
     let id = format!("{id}.library-cpu");
     let what = format!("{what}, processor time of both ends: the client library");
     let (value, probe) = (taken.cpu("library"), Some(&taken.probe));
-    let (peer, limit) = (Some((libnbd, taken.cpu("libnbd"))), limit.map(|side| taken.cpu(side)));
+    let (peer, limit) = (Some((libnbd, taken.cpu("libnbd"))), limit.map(|side| (side, taken.cpu(side))));
     bench.row(&Figure { peer, probe, limit, bar, ..Figure::new(&id, what, "s/GB", value) });
     let id = id.replace("library-cpu", "export-cpu");
     let what = "the same: the export, its client and the donors".to_owned();

@@ -125,7 +125,8 @@ impl Bench {
         Demand { bar, limit }: Demand,
     ) {
         let (value, probe) = (taken.value(side), Some(&taken.probe));
-        let (peer, limit) = (Some((peer_name, taken.value(peer))), limit.map(|side| taken.value(side)));
+        let (peer, limit) =
+            (Some((peer_name, taken.value(peer))), limit.map(|side| (side, taken.value(side))));
         self.row(&Figure { peer, probe, limit, bar, ..Figure::new(id, what.to_owned(), unit, value) });
     }
 }

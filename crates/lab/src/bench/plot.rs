@@ -19,7 +19,7 @@ const COLOURS: [&str; 5] = ["#1b6ca8", "#d9822b", "#3c8d40", "#8e44ad", "#c0392b
 pub fn bars(part: &str, rows: &[&Row]) -> String {
     let height = TOP + LINE * rows.len() as f64 + 30.0;
     let ratios = rows.iter().filter_map(|row| row.ratio).filter(|ratio| *ratio > 0.0);
-    let marks = rows.iter().flat_map(|row| [ratio_bar(row), row.limit]).flatten();
+    let marks = rows.iter().flat_map(|row| [ratio_bar(row), row.limit_ratio()]).flatten();
     let reach = ratios.chain(marks).map(|ratio| ratio.log10().abs()).fold(0.3, f64::max) * 1.05;
     let x_of = |ratio: f64| LEFT + (ratio.log10() / reach + 1.0) / 2.0 * (WIDTH - LEFT - RIGHT);
     let mut svg = head(WIDTH, height);
@@ -54,9 +54,9 @@ pub fn bars(part: &str, rows: &[&Row]) -> String {
             LINE - 6.0
         );
         text(&mut svg, WIDTH - RIGHT + 8.0, y + 13.0, &figure(ratio));
-        let marks = [(ratio_bar(row), "#000", "none"), (row.limit, "#d9822b", "3 2")];
+        let marks = [(ratio_bar(row), "#000", "none"), (row.limit_ratio(), "#d9822b", "3 2")];
         for (ratio, colour, dashes) in marks {
-            let Some(x) = ratio.map(x_of) else { continue };
+            let Some(x) = ratio.filter(|ratio| *ratio > 0.0).map(x_of) else { continue };
             let _ = write!(
                 svg,
                 r#"<line x1="{x:.1}" x2="{x:.1}" y1="{y:.1}" y2="{:.1}" stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}"/>"#,

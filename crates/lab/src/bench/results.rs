@@ -1,7 +1,7 @@
 //! The results of the benchmark, kept from one run of a part to the next: `results.json`, `table.md` and the plots.
 //!
 //! Owns: how a run's rows replace those of an earlier one by their ids, and what is written. Never: a verdict of its own.
-//! Invariant: a row is in the results once; rows keep their order, new ones come last.
+//! Invariant: a row is in the results once, and in the tables again where it has a bar; rows keep their order, new ones come last.
 //! Called by: `bench`. Tests: below.
 
 use std::path::PathBuf;
@@ -59,7 +59,7 @@ impl Results {
     /// The Markdown tables: what has a bar, then each part.
     pub fn table(&self) -> String {
         let mut text = format!("{}\n", machine::line(&self.machine));
-        for (name, rows) in std::iter::once(("bars".to_owned(), self.barred())).chain(self.parts()) {
+        for (name, rows) in self.sections() {
             text += &format!("\n### {name}\n\n| | cheetah | spread | beside | ratio | limit | bar | |\n");
             text += "|---|---|---|---|---|---|---|---|\n";
             for row in rows {
@@ -70,9 +70,11 @@ impl Results {
         text
     }
 
-    /// The rows of which something is demanded.
-    fn barred(&self) -> Vec<&Row> {
-        self.rows.iter().filter(|row| row.bar.is_some()).collect()
+    /// The rows of which something is demanded, if there are any, then each part.
+    fn sections(&self) -> Vec<(String, Vec<&Row>)> {
+        let barred: Vec<&Row> = self.rows.iter().filter(|row| row.bar.is_some()).collect();
+        let bars = (!barred.is_empty()).then(|| ("bars".to_owned(), barred));
+        bars.into_iter().chain(self.parts()).collect()
     }
 
     /// The rows by part, which is how their ids begin.
@@ -92,7 +94,7 @@ impl Results {
     #[track_caller]
     pub fn write(&self) -> PathBuf {
         figures::write_text("table.md", &self.table());
-        for (part, rows) in std::iter::once(("bars".to_owned(), self.barred())).chain(self.parts()) {
+        for (part, rows) in self.sections() {
             let against_peers: Vec<&Row> = rows.into_iter().filter(|row| row.ratio.is_some()).collect();
             if !against_peers.is_empty() {
                 figures::write_text(&format!("{part}.svg"), &plot::bars(&part, &against_peers));
@@ -128,8 +130,7 @@ mod tests {
         let ids: Vec<(&str, f64)> = later.rows.iter().map(|row| (row.id.as_str(), row.value)).collect();
         assert_eq!(ids, [("local.a", 3.0), ("lan.a", 2.0), ("local.b", 4.0)]);
         let table = later.table();
-        assert_eq!(table.matches("### ").count(), 3, "{table}");
+        assert_eq!(table.matches("### ").count(), 2, "{table}");
         assert!(table.contains("| local.b | 4.00 GB/s | - | 2.00 nbdkit | 2.00 |"), "{table}");
-        assert!(later.barred().is_empty(), "nothing is demanded");
     }
 }

@@ -88,8 +88,8 @@ pub struct Figure<'a> {
     pub peer: Option<(&'a str, &'a Series)>,
     /// What the machine could do, in the same rounds: steady, or nothing else says anything.
     pub probe: Option<&'a Series>,
-    /// What can be had in its place, in the same rounds.
-    pub limit: Option<&'a Series>,
+    /// What can be had in its place: name and values, taken in the same rounds.
+    pub limit: Option<(&'a str, &'a Series)>,
     pub bar: Option<Bar>,
 }
 
@@ -103,8 +103,8 @@ pub struct Row {
     pub unit: String,
     pub peer: Option<String>,
     pub ratio: Option<f64>,
-    /// The ratio of what can be had to the same peer.
-    pub limit: Option<f64>,
+    /// What can be had in its place, if noise did not hide it: its name, and its ratio to the same peer.
+    pub limit: Option<(String, f64)>,
     pub bar: Option<Bar>,
     /// None when there is no bar, or the machine was too noisy to say.
     pub ok: Option<bool>,
@@ -117,6 +117,7 @@ pub struct Row {
 pub struct Samples {
     pub value: Vec<f64>,
     pub peer: Vec<f64>,
+    pub limit: Vec<f64>,
     pub probe: Vec<f64>,
     pub refused: Option<String>,
 }
@@ -142,7 +143,8 @@ impl<'a> Figure<'a> {
             None => self.bar.and_then(|bar| bar.is_met(value, ratio)),
         };
         let list = |series: &Series| series.values().to_vec();
-        let limit = self.limit.filter(|limit| refused.is_none() && limit.uncertainty() <= UNCERTAINTY_MAX);
+        let limit =
+            self.limit.filter(|(_, limit)| refused.is_none() && limit.uncertainty() <= UNCERTAINTY_MAX);
         Row {
             id: self.id.to_owned(),
             what: self.what.clone(),
@@ -150,13 +152,16 @@ impl<'a> Figure<'a> {
             unit: self.unit.to_owned(),
             peer: self.peer.map(|(name, _)| name.to_owned()),
             ratio,
-            limit: limit.zip(self.peer).map(|(limit, (_, peer))| ratio_of(limit, peer)),
+            limit: limit
+                .zip(self.peer)
+                .map(|((name, limit), (_, peer))| (name.to_owned(), ratio_of(limit, peer))),
             bar: self.bar,
             ok,
             spread: self.value.spread(),
             samples: Samples {
                 value: list(self.value),
                 peer: self.peer.map(|(_, peer)| list(peer)).unwrap_or_default(),
+                limit: self.limit.map(|(_, limit)| list(limit)).unwrap_or_default(),
                 probe: self.probe.map(list).unwrap_or_default(),
                 refused,
             },
@@ -184,9 +189,17 @@ fn ratio_of(value: &Series, peer: &Series) -> f64 {
 }
 
 impl Row {
+    pub fn limit_ratio(&self) -> Option<f64> {
+        self.limit.as_ref().map(|(_, ratio)| *ratio)
+    }
+
     /// Whether what can be had misses the bar, too.
     fn is_beyond(&self) -> bool {
-        self.bar.is_some_and(|bar| bar.is_met(f64::NAN, self.limit) == Some(false))
+        match (self.bar, self.limit_ratio()) {
+            (Some(Bar::RatioAtLeast(bar)), Some(limit)) => limit < bar,
+            (Some(Bar::RatioAtMost(bar)), Some(limit)) => limit > bar,
+            _ => false,
+        }
     }
 
     /// Whether it demands something that the noise hid.
@@ -212,7 +225,8 @@ impl Row {
             Some(false) => "**missed**",
             None => "",
         };
-        let limit = self.limit.map(figure).unwrap_or_default();
+        let limit = self.limit.as_ref().map(|(name, ratio)| format!("{} {name}", figure(*ratio)));
+        let limit = limit.unwrap_or_default();
         let (value, unit, spread) = (figure(self.value), &self.unit, self.spread * 100.0);
         let spread = if self.samples.value.len() > 1 { format!("{spread:.0} %") } else { "-".to_owned() };
         format!(
@@ -224,9 +238,9 @@ impl Row {
     pub fn to_json(&self) -> Value {
         let samples = &self.samples;
         json!({"id": self.id, "what": self.what, "value": self.value, "unit": self.unit, "peer": self.peer,
-               "ratio": self.ratio, "limit": self.limit, "bar": self.bar.map(|bar| bar.to_string()), "ok": self.ok,
+               "ratio": self.ratio, "limit": self.limit.as_ref().map(|(name, ratio)| json!({"name": name, "ratio": ratio})), "bar": self.bar.map(|bar| bar.to_string()), "ok": self.ok,
                "spread": self.spread,
-               "samples": {"value": samples.value, "peer": samples.peer, "probe": samples.probe,
+               "samples": {"value": samples.value, "peer": samples.peer, "limit": samples.limit, "probe": samples.probe,
                            "refused": samples.refused}})
     }
 
@@ -242,13 +256,14 @@ impl Row {
             unit: text(&row["unit"])?,
             peer: text(&row["peer"]),
             ratio: row["ratio"].as_f64(),
-            limit: row["limit"].as_f64(),
+            limit: text(&row["limit"]["name"]).zip(row["limit"]["ratio"].as_f64()),
             bar: row["bar"].as_str().and_then(Bar::parse),
             ok: row["ok"].as_bool(),
             spread: row["spread"].as_f64().unwrap_or(f64::INFINITY),
             samples: Samples {
                 value: list("value"),
                 peer: list("peer"),
+                limit: list("limit"),
                 probe: list("probe"),
                 refused: text(&row["samples"]["refused"]),
             },
@@ -289,17 +304,20 @@ mod tests {
             let (value, peer, limit) = (series(&[3.0; 3]), series(&[2.0; 3]), series(limit));
             let (what, peer, bar) =
                 ("reads".to_owned(), Some(("nbdkit", &peer)), Some(Bar::RatioAtLeast(1.8)));
-            let (value, limit, probe) = (&value, Some(&limit), None);
+            let (value, limit, probe) = (&value, Some(("bare", &limit)), None);
             Figure { peer, probe, limit, bar, ..Figure::new("r", what, "GB/s", value) }.row().line()
         };
         let (beyond, within) = (line(&[3.4, 3.5, 3.5]), line(&[4.0; 3]));
         assert!(
-            beyond.ends_with("| 1.50 | 1.75 | ratio >= 1.8 | **missed**, by the limit too |"),
+            beyond.ends_with("| 1.50 | 1.75 bare | ratio >= 1.8 | **missed**, by the limit too |"),
             "{beyond}"
         );
-        assert!(within.ends_with("| 1.50 | 2.00 | ratio >= 1.8 | **missed** |"), "{within}");
+        assert!(within.ends_with("| 1.50 | 2.00 bare | ratio >= 1.8 | **missed** |"), "{within}");
         let noisy = line(&[1.0, 8.0, 4.0]);
         assert!(noisy.ends_with("| 1.50 |  | ratio >= 1.8 | **missed** |"), "{noisy}");
+        let (value, what) = (series(&[9.0]), "memory".to_owned());
+        let much = Figure { bar: Some(Bar::ValueAtMost(8.0)), ..Figure::new("m", what, "MiB", &value) }.row();
+        assert!(much.line().ends_with("| - |  | value <= 8 | **missed** |"), "{}", much.line());
     }
 
     #[test]
@@ -333,7 +351,8 @@ mod tests {
 
     #[test]
     fn a_row_survives_its_json() {
-        let row = judged(&[3.0, 3.1, 3.0], &[2.0, 2.0, 2.1], &STEADY, Bar::ValueAtMost(3.5));
+        let mut row = judged(&[3.0, 3.1, 3.0], &[2.0, 2.0, 2.1], &STEADY, Bar::ValueAtMost(3.5));
+        (row.limit, row.samples.limit) = (Some(("bare".to_owned(), 1.25)), vec![2.5; 3]);
         assert_eq!(row.ok, Some(true));
         assert_eq!(Row::from_json(&row.to_json()), Some(row.clone()));
         let keys: Vec<String> = row.to_json().as_object().expect("an object").keys().cloned().collect();
