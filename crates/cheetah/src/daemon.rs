@@ -96,11 +96,9 @@ pub async fn serve_from_stdin() -> Result<(), Failure> {
     let order: Order = serde_json::from_reader(std::io::stdin().lock())
         .map_err(|e| Failure::usage(format!("`serve` is started by `cheetah attach` ({e})")))?;
     let _ = rustix::process::setsid();
+    // One that comes before it is ready ends it, in order, when it is.
     let mut signals = Signals::listen()?;
-    let started = tokio::select! {
-        started = Attachment::start(&order) => started,
-        _ = signals.next() => Err(Failure::failed("told to end by a signal before it was ready")),
-    };
+    let started = Attachment::start(&order).await;
     let report = match &started {
         Ok(attachment) => Report::Ready(attachment.ready.clone()),
         Err(failure) => Report::from(failure),

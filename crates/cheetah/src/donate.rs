@@ -126,21 +126,21 @@ async fn run(
     no_drain: bool,
 ) -> Result<(), Failure> {
     let (ending, parting) = (handle.clone(), handle.clone());
+    let mut signals = Signals::listen()?;
     let mut running = tokio::spawn(control.run());
     let exit = tokio::select! {
         exit = &mut running => exit,
-        listens = async {
-            let joined = handle.joined().await;
-            let signals = Signals::listen()?;
+        () = async {
+            let joined = tokio::select! {
+                joined = handle.joined() => joined,
+                // It holds nothing yet that others would have to take.
+                _ = signals.next() => return ending.terminate(),
+            };
             if joined.is_some() {
                 output::line(ready);
             }
             told_to_leave(signals, &ending, pool, no_drain).await;
-            Ok::<_, Failure>(())
-        } => {
-            listens?;
-            running.await
-        }
+        } => running.await,
     };
     farewell(&parting);
     match exit.map_err(|e| Failure::failed(format!("the donor's control loop failed: {e}")))? {

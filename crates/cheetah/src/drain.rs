@@ -3,7 +3,7 @@
 //! Owns what a signal means for it, and what is said meanwhile. Never: the order of things, which is `core::donor`'s. Invariant: a
 //! service manager's SIGTERM ends it within `DRAIN_NS`, a person's Ctrl-C when nothing is lost by it.
 
-use crate::signals::Signals;
+use crate::signals::{Signals, Told};
 use cheetah_core::api::AtStake;
 use cheetah_core::donor::LeftWith;
 use cheetah_core::limits::{DRAIN_NS, EXTENT_BYTES, SECOND_NS};
@@ -19,7 +19,7 @@ const FIRST: Duration = Duration::from_millis(200);
 
 /// Waits for a signal and has the donor leave. `no_drain`: with the first one.
 pub async fn told_to_leave(mut signals: Signals, donor: &DonorHandle, pool: &str, no_drain: bool) {
-    let patient = signals.next().await;
+    let patient = signals.next().await == Told::ByPerson;
     if no_drain {
         return donor.terminate();
     }
@@ -88,7 +88,7 @@ fn at_stake(at_stake: Option<&[AtStake]>, is: &str) -> String {
         lost.map(|stake| format!("{} of {}", show_bytes(stake.bytes), stake.volume)).collect();
     match lost.is_empty() {
         true => format!("nothing {is} lost but redundancy"),
-        false => format!("{} {is} lost with all that are leaving", lost.join(", ")),
+        false => format!("{} {is} lost if all go that are leaving", lost.join(", ")),
     }
 }
 
@@ -155,8 +155,8 @@ mod tests {
         let mut left = LeftWith { extents: 48, volumes, timed_out: false, at_stake };
         assert_eq!(
             left_with(&left),
-            "left at once with 3 GiB of a, b that nobody took over: 1 GiB of a is lost with all \
-             that are leaving, by what the coordinator last said"
+            "left at once with 3 GiB of a, b that nobody took over: 1 GiB of a is lost if \
+             all go that are leaving, by what the coordinator last said"
         );
         (left.timed_out, left.at_stake) = (true, None);
         assert_eq!(

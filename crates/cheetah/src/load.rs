@@ -86,6 +86,7 @@ pub async fn load(options: cli::Load) -> Result<(), Failure> {
     let file = options.file.display().to_string();
     let copying = tokio::task::spawn_blocking(move || copy_and_verify(&source, &worker, &file, wanted));
     let copied = tokio::select! {
+        biased;
         copied = copying => copied.map_err(|e| Failure::failed(e.to_string())).flatten(),
         _ = signals.next() => Err(Failure::failed(format!("interrupted; volume '{}' is incomplete", options.name))),
     };

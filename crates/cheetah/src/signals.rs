@@ -1,10 +1,18 @@
 //! The signals that tell a command to end: SIGTERM and SIGHUP of a service manager, SIGINT of a person at a terminal.
 //!
-//! Owns hearing them. Never: what follows. Invariant: none that comes after `listen` is lost, also between two waits; so
-//! whoever says that something is ready listens before, or a signal that answers this would kill it where it stands.
+//! Owns hearing them. Never: what follows. Invariant: one that comes after `listen` is told, also between two waits (several of a
+//! kind as one); so whoever says that something is ready listens before, or a signal that answers this would kill it where it stands.
 
 use crate::failure::Failure;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// Who told it to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// Someone who sees what is said, and can ask again.
+    ByPerson,
+    ByService,
+}
 
 #[derive(Debug)]
 pub struct Signals {
@@ -27,12 +35,12 @@ impl Signals {
         })
     }
 
-    /// Waits for the next one. Whether it was a person's: someone who sees what is said, and can ask again.
-    pub async fn next(&mut self) -> bool {
+    /// Waits for the next one.
+    pub async fn next(&mut self) -> Told {
         tokio::select! {
-            _ = self.terminate.recv() => false,
-            _ = self.hangup.recv() => false,
-            _ = self.interrupt.recv() => true,
+            _ = self.terminate.recv() => Told::ByService,
+            _ = self.hangup.recv() => Told::ByService,
+            _ = self.interrupt.recv() => Told::ByPerson,
         }
     }
 }

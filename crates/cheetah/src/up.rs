@@ -40,12 +40,7 @@ pub async fn up(options: cli::Up) -> Result<(), Failure> {
         _ = signals.next() => None,
     };
     let ended = match started {
-        Some((attachment, pool)) => {
-            let ended = attachment.serve_until(watch(&mut members, &mut signals)).await;
-            // It ends as it is meant to: no donor shall say what it takes with it. Where it cannot be had any more, they do.
-            let _ = pool.call(Call::Delete { name: VOLUME.to_owned() }).await;
-            ended
-        }
+        Some(attachment) => attachment.serve_until(watch(&mut members, &mut signals)).await,
         None => Ok(()),
     };
     for member in members.iter_mut().rev() {
@@ -55,7 +50,7 @@ pub async fn up(options: cli::Up) -> Result<(), Failure> {
 }
 
 /// Starts every member and the attachment, and says that it is ready.
-async fn start_all(options: &cli::Up, members: &mut Vec<Member>) -> Result<(Attachment, Client), Failure> {
+async fn start_all(options: &cli::Up, members: &mut Vec<Member>) -> Result<Attachment, Failure> {
     let (coordinator, url) =
         start("the coordinator", &["coordinate", "--state", "memory", "--listen", &options.listen]).await?;
     members.push(coordinator);
@@ -96,7 +91,7 @@ async fn start_all(options: &cli::Up, members: &mut Vec<Member>) -> Result<(Atta
         output::line(&format!("ready: {path} {}", ready.uri.unwrap_or_default()));
         eprintln!("cheetah: pool {url}; `CHEETAH_POOL={url} cheetah status` shows it; Ctrl-C ends it");
     }
-    Ok((attachment, pool))
+    Ok(attachment)
 }
 
 async fn attach(options: &cli::Up, url: &str) -> Result<Attachment, Failure> {

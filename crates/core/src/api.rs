@@ -90,12 +90,12 @@ pub struct Duties {
     pub dismissed: bool,
     /// Why what the donor holds cannot be moved, while it wants to go or to hold less.
     pub stuck: Option<String>,
-    /// What would be lost if the donor went now, while it wants to go. Absent: not known.
+    /// What would be lost if the donor and all others that are leaving went now, while it wants to go. Absent: not known.
     #[serde(default)]
     pub at_stake: Option<Vec<AtStake>>,
 }
 
-/// What a volume would lose with a donor: bytes that redundancy does not cover, 0 when it covers all.
+/// What a volume would lose with donors that go: bytes that redundancy does not cover, 0 when it covers all.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AtStake {
     pub volume: String,

@@ -2,7 +2,7 @@
 
 mod pool;
 
-use cheetah_core::api::{Answer, Call, RefusalCode, Size, VolumeHealth};
+use cheetah_core::api::{Answer, Call, RefusalCode, Size, Sync, VolumeHealth};
 use cheetah_core::map::DonorId;
 use pool::{E, World, assert_refused, filling, held_by, joining};
 
@@ -68,8 +68,19 @@ fn donors_that_leave_together_are_told_what_is_lost_when_all_have_gone() {
     world.leaving.insert(DonorId(1));
     world.settle();
     assert_eq!(stake(&mut world, 1), [("v".to_owned(), 0)]);
+    let sync = Sync {
+        revision: world.donors[&DonorId(1)].revision,
+        bytes_used: 4096,
+        connections: 0,
+        goodbye: false,
+        leaving: true,
+        extents_offered: 4,
+    };
+    let poll = world.send(Call::Sync { donor: DonorId(1), sync });
+    assert_eq!(world.answer(poll), None, "nothing is new");
     world.leaving.insert(DonorId(2));
-    world.settle();
+    world.sync(DonorId(2));
+    assert!(matches!(world.answer(poll), Some(Ok(Answer::Duties(_)))), "who leaves already hears at once");
     for id in [1, 2] {
         assert_eq!(stake(&mut world, id), [("v".to_owned(), E)], "donor {id}");
     }

@@ -35,6 +35,9 @@ impl Coordinator {
         if !std::mem::replace(&mut donor.record.leaving, true) {
             self.dirty.insert(Key::Donor(id));
             self.unsettle_donor(id);
+            // More is at stake now for those that leave already.
+            let leaving = self.donors.values().filter(|donor| donor.record.leaving);
+            self.woken.extend(leaving.map(|donor| donor.record.donor));
         }
         self.tidy_donor(now, id);
     }
@@ -97,7 +100,7 @@ impl Coordinator {
     fn lost_with(&self, id: DonorId, goes_too: impl Fn(&Donor) -> bool) -> Vec<(&str, u64)> {
         let Some(donor) = self.donors.get(&id) else { return Vec::new() };
         let gone = |other: DonorId| !self.donors.get(&other).is_some_and(|donor| donor.alive);
-        let goes = |other: DonorId| other == id || self.donors.get(&other).is_none_or(&goes_too);
+        let goes = |other: DonorId| other == id || self.donors.get(&other).is_some_and(&goes_too);
         let lost = |volume: &Volume| {
             let bytes = |is_lost: &dyn Fn(DonorId) -> bool| {
                 super::status::bytes_of(&volume.map, &lost_ranges(&volume.map, is_lost))

@@ -58,7 +58,7 @@ pub struct Draining {
     pub answered: bool,
     /// The volumes that are still to be moved, by name.
     pub volumes: Vec<String>,
-    /// What of them would be lost if it went now, as far as the coordinator said.
+    /// What of them would be lost if it and all others that are leaving went now, as far as the coordinator said.
     pub at_stake: Option<Vec<AtStake>>,
 }
 
@@ -70,7 +70,7 @@ pub struct LeftWith {
     pub volumes: Vec<String>,
     /// The time that it was given to move it was over.
     pub timed_out: bool,
-    /// What of them is lost with it, as far as the coordinator said.
+    /// What of them is lost if all others that are leaving go, too, as far as the coordinator said.
     pub at_stake: Option<Vec<AtStake>>,
 }
 
