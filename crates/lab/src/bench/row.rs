@@ -196,8 +196,7 @@ impl Row {
     /// Whether what can be had misses the bar, too.
     fn is_beyond(&self) -> bool {
         match (self.bar, self.limit_ratio()) {
-            (Some(Bar::RatioAtLeast(bar)), Some(limit)) => limit < bar,
-            (Some(Bar::RatioAtMost(bar)), Some(limit)) => limit > bar,
+            (Some(bar), Some(limit)) => bar.is_met(self.value, Some(limit)) == Some(false),
             _ => false,
         }
     }
@@ -237,11 +236,12 @@ impl Row {
 
     pub fn to_json(&self) -> Value {
         let samples = &self.samples;
+        let limit = self.limit.as_ref().map(|(name, ratio)| json!({"name": name, "ratio": ratio}));
         json!({"id": self.id, "what": self.what, "value": self.value, "unit": self.unit, "peer": self.peer,
-               "ratio": self.ratio, "limit": self.limit.as_ref().map(|(name, ratio)| json!({"name": name, "ratio": ratio})), "bar": self.bar.map(|bar| bar.to_string()), "ok": self.ok,
+               "ratio": self.ratio, "limit": limit, "bar": self.bar.map(|bar| bar.to_string()), "ok": self.ok,
                "spread": self.spread,
-               "samples": {"value": samples.value, "peer": samples.peer, "limit": samples.limit, "probe": samples.probe,
-                           "refused": samples.refused}})
+               "samples": {"value": samples.value, "peer": samples.peer, "limit": samples.limit,
+                           "probe": samples.probe, "refused": samples.refused}})
     }
 
     pub fn from_json(row: &Value) -> Option<Self> {
