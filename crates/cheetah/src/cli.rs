@@ -1,5 +1,6 @@
 //! The command line: what can be asked for, with examples. Never: behaviour.
 
+use cheetah_core::limits::POLL_DEFAULT_US;
 use cheetah_core::map::Redundancy;
 use cheetah_core::units::parse_bytes;
 use cheetah_rim::volume::Rule;
@@ -219,9 +220,9 @@ pub struct Attach {
     /// Connections to each donor, 1 to 16. Without it: one, more where there are few donors or they are far away.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=16))]
     pub connections: Option<u8>,
-    /// Look for answers this long before sleeping, 0 to 1000 microseconds, while they come that soon: it spares waking
-    /// up, for tools that read one small block after the other, and occupies a processor meanwhile.
-    #[arg(long, value_name = "US", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=1000))]
+    /// Look for answers this long before sleeping, 0 to 1000 microseconds, while they come that soon and nobody else wants the
+    /// processor: it spares waking up, most of all for tools that read one small block after the other. 0: never.
+    #[arg(long, value_name = "US", default_value_t = POLL_DEFAULT_US, value_parser = clap::value_parser!(u16).range(0..=1000))]
     pub poll_us: u16,
     /// Memory of this machine for what is read before a tool asks for it, 1M to 3G.
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_cache)]

@@ -10,7 +10,7 @@ use crate::output;
 use crate::pool::volume;
 use crate::signals::Signals;
 use cheetah_core::api::{Call, Create, Size};
-use cheetah_core::limits::{CACHE_DEFAULT_BYTES, EXTENT_BYTES};
+use cheetah_core::limits::{CACHE_DEFAULT_BYTES, EXTENT_BYTES, POLL_DEFAULT_US};
 use cheetah_core::map::Redundancy;
 use cheetah_rim::control::Client;
 use cheetah_rim::volume::Rule;
@@ -112,7 +112,7 @@ async fn attach(options: &cli::Up, url: &str) -> Result<Attachment, Failure> {
         listen: options.export.clone(),
         read_only: false,
         connections: None,
-        poll_us: 0,
+        poll_us: POLL_DEFAULT_US,
         cache: CACHE_DEFAULT_BYTES,
         read_ahead: Rule::default(),
         owner: crate::attach::owner(),

@@ -1,9 +1,10 @@
 //! When to look for work again and again instead of sleeping until it comes: being woken takes some 25 us on an
 //! ordinary machine, looking takes one.
 //!
-//! Owns: the rule. Never: looks, or sleeps. Invariant: nobody looks for longer than `most_ns` after something came, so an
-//! idle volume burns nothing; and who looked in vain sleeps for some events, so that little is burnt by one whose
-//! donors or tools take longer than that anyway.
+//! Owns: the rule. Never: looks, or sleeps. Invariants: nobody looks for longer than `most_ns` after something came, so an
+//! idle volume burns nothing; who looked in vain sleeps for some events, so that little is burnt by one whose donors or
+//! tools take longer than that anyway; and who offers the processor between two looks, and has it back late, sleeps for
+//! much longer than that, for somebody computes there, who makes way for one that wakes, but not for one that looks.
 //! Called by: the data threads. Tests: below.
 
 use crate::units::Time;
@@ -12,19 +13,22 @@ use crate::units::Time;
 const SOON_ENOUGH: u32 = 4;
 /// Being woken is part of the time between two events: who sleeps sees them come this many times later, at most.
 const WOKEN_FACTOR: u64 = 4;
+/// Who was kept from the processor does not risk that again for so many times as long.
+const KEPT_FACTOR: u64 = 32;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Poll {
     most_ns: u64,
     last: Time,
     soon: u32,
+    sleeps_until: Time,
 }
 
 impl Poll {
     /// Looks for up to `most_ns` nanoseconds; 0 is never.
     #[must_use]
     pub fn new(most_ns: u64) -> Self {
-        Poll { most_ns, last: 0, soon: 0 }
+        Poll { most_ns, last: 0, soon: 0, sleeps_until: 0 }
     }
 
     /// Something came.
@@ -39,7 +43,15 @@ impl Poll {
     /// Whether to look again rather than sleep.
     #[must_use]
     pub fn again(&self, now: Time) -> bool {
-        self.soon >= SOON_ENOUGH && now.saturating_sub(self.last) < self.most_ns
+        self.soon >= SOON_ENOUGH && now.saturating_sub(self.last) < self.most_ns && now >= self.sleeps_until
+    }
+
+    /// The processor was offered to others between two looks.
+    pub fn offered(&mut self, since: Time, now: Time) {
+        let kept = now.saturating_sub(since);
+        if kept > self.most_ns {
+            self.sleeps_until = now.saturating_add(kept.saturating_mul(KEPT_FACTOR));
+        }
     }
 }
 
@@ -79,6 +91,24 @@ mod tests {
             (0..count).map(each).filter(|looks| *looks).count()
         };
         assert_eq!(looks(100), 20);
+    }
+
+    #[test]
+    fn who_is_kept_from_the_processor_sleeps_for_much_longer_than_that() {
+        let (mut poll, soon) = (Poll::new(MOST), [MOST / 2; 8]);
+        let now = after(&mut poll, soon.into_iter());
+        poll.offered(now, now + MOST / 4);
+        assert!(poll.again(now + MOST / 4), "a donor on the same processor answered");
+        let kept = 60 * MOST;
+        poll.offered(now, now + kept);
+        let (mut looked, mut now) = (None, now + kept);
+        let until = now + 2 * KEPT_FACTOR * kept;
+        while looked.is_none() && now < until {
+            poll.came(now);
+            looked = poll.again(now).then_some(now);
+            now += MOST / 2;
+        }
+        assert_eq!(looked, Some(until - KEPT_FACTOR * kept), "and then looks again");
     }
 
     #[test]

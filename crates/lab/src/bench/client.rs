@@ -26,7 +26,7 @@ const FILL_BYTES: usize = 1 << 20;
 pub fn serve(pool: &str, connections: &str, poll_us: &str, volumes: &[&str]) {
     // A word stands for what the program does by itself.
     let connections = connections.parse().ok();
-    let poll = Duration::from_micros(poll_us.parse().expect("microseconds"));
+    let poll = poll_us.parse().map_or(Tuning::default().poll, Duration::from_micros);
     let tuning = Tuning { connections, poll, caching: Caching::OFF };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let pool = Client::new(pool).expect("the coordinator's URL");

@@ -11,7 +11,7 @@ use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::bench::Bench;
-use crate::bench::local::{CONNECTIONS, World, nbd};
+use crate::bench::local::{BY_ITSELF, World, nbd};
 use crate::bench::ping;
 use crate::bench::rounds::Side;
 use crate::bench::row::{Bar, Demand};
@@ -82,23 +82,23 @@ fn pin(pid: u32, cores: &[usize]) {
     }
 }
 
-/// The library and an export that look for answers before they sleep, each on a volume of its own.
-struct Polling {
+/// The library and an export that sleep until an answer wakes them, each on a volume of its own.
+struct Sleeping {
     library: Worker,
     export: Worker,
     daemon: u32,
 }
 
-const POLL_US: &str = "50";
+const POLL_US: &str = "0";
 
-impl Polling {
+impl Sleeping {
     fn start(pool: &mut Pool) -> Self {
-        let names @ [library, export] = ["library-polls", "export-polls"];
+        let names @ [library, export] = ["library-sleeps", "export-sleeps"];
         for name in names {
             pool.ok(["create", name, "256M", "--redundancy", "stripe:4"]);
         }
         let export = pool.attach_export(export, &["--poll-us", POLL_US]);
-        let library = Worker::start(&["client", pool.url(), CONNECTIONS, POLL_US, library]);
+        let library = Worker::start(&["client", pool.url(), BY_ITSELF, POLL_US, library]);
         let mut both = Self { library, export: nbd(&export.uri), daemon: export.pid };
         both.library.fill();
         both.export.fill();
@@ -108,7 +108,7 @@ impl Polling {
     fn end(self, pool: &mut Pool) {
         self.library.end();
         self.export.end();
-        pool.detach("export-polls");
+        pool.detach("export-sleeps");
     }
 }
 
@@ -121,17 +121,17 @@ pub fn rows(bench: &mut Bench, world: &mut World) {
     let relay = Worker::start(&["ping-relay", "127.0.0.1:0", &ping::address(&relayed)]);
     let mut one_hop = Worker::start(&["ping", &ping::address(&server)]);
     let mut two_hops = Worker::start(&["ping", &ping::address(&relay)]);
-    let mut polling = Polling::start(&mut world.pool);
+    let mut sleeping = Sleeping::start(&mut world.pool);
     let (donors, daemon) = (&world.donors, world.clients[0]);
     let mut paths = vec![
         Path { name: "one hop", worker: &mut one_hop, hops: vec![vec![server.pid()]] },
         Path { name: "two hops", worker: &mut two_hops, hops: vec![vec![relay.pid()], vec![relayed.pid()]] },
         Path { name: "libnbd", worker: &mut world.libnbd[0], hops: vec![vec![world.nbdkit]] },
-        Path { name: "library polls", worker: &mut polling.library, hops: vec![donors.clone()] },
+        Path { name: "library sleeps", worker: &mut sleeping.library, hops: vec![donors.clone()] },
         Path {
-            name: "export polls",
-            worker: &mut polling.export,
-            hops: vec![vec![polling.daemon], donors.clone()],
+            name: "export sleeps",
+            worker: &mut sleeping.export,
+            hops: vec![vec![sleeping.daemon], donors.clone()],
         },
     ];
     for contender in &mut world.contenders {
@@ -149,7 +149,7 @@ pub fn rows(bench: &mut Bench, world: &mut World) {
     for path in &paths {
         path.hops.iter().flatten().chain([&path.worker.pid()]).for_each(|pid| pin(*pid, &cores));
     }
-    polling.end(&mut world.pool);
+    sleeping.end(&mut world.pool);
 }
 
 fn set(bench: &mut Bench, paths: &mut [Path<'_>], placement: Placement, load: Load, cores: &[usize]) {
@@ -162,8 +162,8 @@ fn set(bench: &mut Bench, paths: &mut [Path<'_>], placement: Placement, load: Lo
         ("library", "the client library, one hop", "library", "one hop", true),
         ("libnbd", "for comparison: libnbd on nbdkit, one hop", "libnbd", "one hop", false),
         ("export", "the export, two hops", "export", "two hops", true),
-        ("library-polls", "the library, --poll-us 50, one hop", "library polls", "one hop", true),
-        ("export-polls", "the export, --poll-us 50, two hops", "export polls", "two hops", true),
+        ("library-sleeps", "the library, --poll-us 0, one hop", "library sleeps", "one hop", true),
+        ("export-sleeps", "the export, --poll-us 0, two hops", "export sleeps", "two hops", true),
     ] {
         let what = format!("random 4 KiB read, one at a time, median latency, {words}: {what}");
         let (id, peer_name) = (format!("local.random.d1.{id}{suffix}"), format!("raw TCP, {peer}"));

@@ -28,8 +28,8 @@ pub const SECONDS: f64 = 400.0;
 pub const SETS: usize = 7;
 
 const DONORS: usize = 4;
-/// Connections to each donor: as `cheetah attach` makes them unless told otherwise.
-pub(super) const CONNECTIONS: &str = "auto";
+/// Connections to each donor, and how long to look before sleeping: as `cheetah attach` does unless told otherwise.
+pub(super) const BY_ITSELF: &str = "auto";
 /// Connections of libnbd that are tried; the fastest stands for it.
 const LIBNBD_CONNECTIONS: [usize; 3] = [1, 2, 4];
 /// One turn of each would let noise choose a slow peer: writes of 64 KiB were once compared with 2.5 GB/s, where two make 3.1.
@@ -67,7 +67,7 @@ impl World {
         let mib = if bench.quick { 256 } else { 512 };
         let size = format!("{mib}M");
         let mut pool = Pool::start();
-        // Of two stripes a quarter each, of the mirror all; two extents of 64 MiB each for the halves and for who polls, two spare.
+        // Of two stripes a quarter each, of the mirror all; two extents of 64 MiB each for the halves and for who sleeps, two spare.
         let lent = format!("{}M", mib / 2 + mib + 384);
         for number in 1..=DONORS {
             pool.donate(&format!("host-{number}"), &lent);
@@ -100,8 +100,9 @@ impl World {
         let bare_export = Worker::start(&words.into_iter().chain(addresses).collect::<Vec<_>>());
         let exported_pids: Vec<u32> = exported.iter().map(Worker::pid).collect();
         let libnbd = Libnbd::compile();
-        let attach =
-            |volumes: &[&str]| Worker::start(&[&["client", pool.url(), CONNECTIONS, "0"], volumes].concat());
+        let attach = |volumes: &[&str]| {
+            Worker::start(&[&["client", pool.url(), BY_ITSELF, BY_ITSELF], volumes].concat())
+        };
         let mut contenders: Vec<Contender> = [
             ("library", attach(&["library"]), donors.clone()),
             ("two threads", attach(&HALVES), donors.clone()),

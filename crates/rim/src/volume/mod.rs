@@ -23,7 +23,7 @@ pub use open::probe;
 use crate::buffer::Pool;
 use cheetah_core::api::{Amend, VolumeReport};
 use cheetah_core::layout::Scatter;
-use cheetah_core::limits::REQUESTS_IN_FLIGHT_MAX;
+use cheetah_core::limits::{POLL_DEFAULT_US, REQUESTS_IN_FLIGHT_MAX};
 use cheetah_core::map::{DonorId, LeaseToken, Route, VolumeMap};
 use cheetah_core::poll::Poll;
 use cheetah_core::units::Time;
@@ -69,7 +69,8 @@ pub struct Tuning {
 
 impl Default for Tuning {
     fn default() -> Self {
-        Tuning { connections: None, poll: Duration::ZERO, caching: Caching::OFF }
+        let poll = Duration::from_micros(POLL_DEFAULT_US.into());
+        Tuning { connections: None, poll, caching: Caching::OFF }
     }
 }
 
@@ -363,12 +364,13 @@ async fn keep_time(driver: Rc<RefCell<Driver>>) {
     }
 }
 
-/// While this task is ready the thread does not sleep, but asks for what is there between any two turns of it.
+/// While this task is ready the thread does not sleep, but asks for what is there between any two turns of it. A donor or a tool
+/// that waits for the same processor gets it: where all run on one, looking would keep the answer away.
 async fn look_again(driver: Rc<RefCell<Driver>>) {
     let look = driver.borrow().look.clone();
     loop {
         look.notified().await;
-        while driver.borrow().looks_again() {
+        while driver.borrow_mut().looks_again() {
             tokio::task::yield_now().await;
         }
     }
@@ -384,8 +386,14 @@ impl Driver {
         }
     }
 
-    fn looks_again(&self) -> bool {
-        self.poll.again(self.clock())
+    fn looks_again(&mut self) -> bool {
+        let now = self.clock();
+        let again = self.poll.again(now);
+        if again {
+            rustix::thread::sched_yield();
+            self.poll.offered(now, self.clock());
+        }
+        again
     }
 
     /// Before each step of a batch.
