@@ -1,6 +1,7 @@
 //! A thousand idle connections, and one that sends a byte a second, beside one that works.
 //! Compared is the work done, never a time: with the idlers there, the same work is done, at no more than a small
-//! multiple of the processor time; afterwards memory and file descriptors are back where they were.
+//! multiple of the processor time; afterwards memory and file descriptors are back where they were. And an attachment that
+//! looked for work while there was some takes no processor time when there is none.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -87,5 +88,27 @@ fn an_export_with_a_thousand_idle_connections() {
     let daemons = pool.daemons();
     let [daemon] = daemons.as_slice() else { panic!("one daemon, not {daemons:?}") };
     a_crowd_slows_nobody_and_leaves_nothing(&uri, daemon.pid);
+    pool.detach("case");
+}
+
+#[test]
+fn an_attachment_that_nobody_uses_any_more_takes_no_processor_time() {
+    const ROUNDS: u32 = 6;
+    const PAUSE: Duration = Duration::from_millis(500);
+    let mut pool = Pool::start();
+    pool.donate("one", "512M");
+    pool.create_linear("case", "512M");
+    // As long as can be, so that it looks however slow this machine is.
+    let export = pool.attach_export("case", &["--poll-us", "1000"]);
+    let reads = ["-c", "read 0 4k"].repeat(50);
+    let mut idle = Duration::ZERO;
+    // More than once: news of the pool come from time to time, behind which it sleeps anyway.
+    for _ in 0..ROUNDS {
+        tools::run("qemu-io", ["-r", "-f", "raw"].iter().chain(&reads).chain(&[export.uri.as_str()]));
+        let before = process::cpu_time(export.pid);
+        std::thread::sleep(PAUSE);
+        idle += process::cpu_time(export.pid) - before;
+    }
+    assert!(idle < PAUSE * ROUNDS / 10, "{idle:?} in {ROUNDS} pauses of {PAUSE:?}");
     pool.detach("case");
 }
