@@ -364,13 +364,12 @@ async fn keep_time(driver: Rc<RefCell<Driver>>) {
     }
 }
 
-/// While this task is ready the thread does not sleep, but asks for what is there between any two turns of it. A donor or a tool
-/// that waits for the same processor gets it: where all run on one, looking would keep the answer away.
+/// While this task is ready the thread does not sleep, but asks for what is there between any two turns of it.
 async fn look_again(driver: Rc<RefCell<Driver>>) {
     let look = driver.borrow().look.clone();
     loop {
         look.notified().await;
-        while driver.borrow_mut().looks_again() {
+        while driver.borrow_mut().makes_way_and_looks() {
             tokio::task::yield_now().await;
         }
     }
@@ -386,7 +385,9 @@ impl Driver {
         }
     }
 
-    fn looks_again(&mut self) -> bool {
+    /// Whether to look again. If so, a donor or a tool that waits for this processor had it first: where all run on one, looking
+    /// would keep the answer away.
+    fn makes_way_and_looks(&mut self) -> bool {
         let now = self.clock();
         let again = self.poll.again(now);
         if again {
