@@ -7,6 +7,7 @@
 use std::fs;
 use std::path::Path;
 use std::sync::Once;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -14,6 +15,9 @@ use crate::tools;
 
 /// The environment variable that carries the mark.
 pub const VARIABLE: &str = "CHEETAH_LAB_MARK";
+
+/// How long a sweep waits for the end of what it kills.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// This process' mark, as in `cheetah-lab-4711-193842`.
 pub fn own() -> String {
@@ -79,9 +83,15 @@ pub fn signal(pid: u32, signal: Signal) {
 pub fn sweep_stale() {
     static SWEPT: Once = Once::new();
     SWEPT.call_once(|| {
-        for left in processes(0, |mark| is_stale(mark) == Some(true)) {
-            signal(left.pid, Signal::KILL);
-            signal(left.pid, Signal::CONT);
+        let left = processes(0, |mark| is_stale(mark) == Some(true));
+        for process in &left {
+            signal(process.pid, Signal::KILL);
+            signal(process.pid, Signal::CONT);
+        }
+        // A process with much memory takes a while to end. One that hangs in the kernel is left to the next sweep.
+        let begun = Instant::now();
+        while begun.elapsed() < PATIENCE && left.iter().any(|process| start_time(process.pid).is_some()) {
+            std::thread::sleep(Duration::from_millis(5));
         }
         for directory in [std::env::temp_dir(), "/dev/shm".into()] {
             for path in entries(&directory) {

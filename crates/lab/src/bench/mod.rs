@@ -4,8 +4,8 @@
 //! was not measured in this run or an earlier one of this machine, a ratio that noise made.
 //! Invariant: every ratio is of two sides that took turns in the same rounds, with the same congestion control, in a
 //! network namespace of the benchmark's own.
-//! Called by: `bin/bench.rs`. Parts: `row` (judges), `rounds` (takes turns), `worker` (makes loads), `results` (writes);
-//! one file for each part of the table. Tests: in each of them.
+//! Called by: `bin/bench.rs`. Parts: `outside` (the process that stays outside), `row` (judges), `rounds` (takes turns),
+//! `worker` (makes loads), `results` (writes); one file for each part of the table. Tests: in each of them.
 
 mod ahead;
 mod bare;
@@ -21,6 +21,7 @@ mod latency;
 mod libnbd;
 mod local;
 mod machine;
+mod outside;
 mod ping;
 mod plot;
 mod progress;
@@ -35,11 +36,10 @@ mod simulated;
 mod thesis;
 mod worker;
 
-use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use crate::{figures, tools};
+use crate::figures;
 use plot::Scaling;
 use progress::Progress;
 use quiet::Quiet;
@@ -54,9 +54,6 @@ const MISSED: u8 = 1;
 const USAGE: u8 = 2;
 /// No bar was missed, but the machine was too noisy to say of each that it was met.
 const TOO_NOISY: u8 = 3;
-
-/// Set in the run that is inside the benchmark's own network namespace, to the congestion control outside.
-const INSIDE: &str = "CHEETAH_BENCH_INSIDE";
 
 struct Part {
     name: &'static str,
@@ -153,10 +150,10 @@ pub fn main() -> ExitCode {
             return ExitCode::from(USAGE);
         }
     };
-    if std::env::var_os(INSIDE).is_none() {
-        enter_own_network();
+    match outside::congestion_control() {
+        Some(congestion_control) => measure(&options, &congestion_control),
+        None => outside::run(),
     }
-    measure(&options)
 }
 
 fn options(arguments: &[String]) -> Result<Options, String> {
@@ -179,23 +176,8 @@ fn options(arguments: &[String]) -> Result<Options, String> {
     Ok(options)
 }
 
-/// Runs the program again in a network namespace of its own, where every side has the same congestion control: BBR, some
-/// machines' default, halves loopback's speed, and programs that cannot choose would be measured by it.
-fn enter_own_network() {
-    tools::need_root("the benchmark, for a network of its own,");
-    let script = format!(
-        "ip link set lo up && echo {} >/proc/sys/net/ipv4/tcp_congestion_control && exec \"$@\"",
-        machine::CONGESTION
-    );
-    let program = std::env::current_exe().expect("the path of this program");
-    let mut again = tools::command("unshare");
-    again.args(["--net", "sh", "-c", &script, "sh"]).arg(program).args(std::env::args_os().skip(1));
-    let error = again.env(INSIDE, machine::congestion_control()).exec();
-    panic!("cannot start again in a namespace: {error}");
-}
-
 #[allow(clippy::print_stdout, reason = "the table is the program's output")]
-fn measure(options: &Options) -> ExitCode {
+fn measure(options: &Options, congestion_control: &str) -> ExitCode {
     let (rounds, time, patience) = match options.quick {
         true => (3, Duration::from_millis(300), Duration::ZERO),
         false => (5, Duration::from_millis(500), Duration::from_secs(60)),
@@ -203,8 +185,7 @@ fn measure(options: &Options) -> ExitCode {
     figures::need_room_for_reports();
     let share = Share::take();
     let scale = if options.quick { 0.4 } else { 1.0 };
-    let mut results =
-        Results::open(machine::describe(&share.described(), &std::env::var(INSIDE).unwrap_or_default()));
+    let mut results = Results::open(machine::describe(&share.described(), congestion_control));
     let mut bench = Bench {
         quick: options.quick,
         rounds,

@@ -39,12 +39,7 @@ fn enter((top, file, weight): (&str, &str, &str)) -> Result<PathBuf, String> {
     let top = Path::new(top);
     // What a killed run left may still be in its cgroup.
     mark::sweep_stale();
-    for entry in fs::read_dir(top).map_err(|error| error.to_string())?.flatten() {
-        if entry.file_name().to_string_lossy().starts_with("cheetah-lab-") {
-            // One that is in use cannot be removed.
-            let _ = fs::remove_dir(entry.path());
-        }
-    }
+    remove_stale();
     if file == V2.1 {
         // Children get the controllers that their parent passes on.
         let _ = fs::write(top.join("cgroup.subtree_control"), "+cpu");
@@ -56,6 +51,16 @@ fn enter((top, file, weight): (&str, &str, &str)) -> Result<PathBuf, String> {
         .and_then(|()| fs::write(path.join("cgroup.procs"), std::process::id().to_string()))
         .map_err(tell)?;
     Ok(path)
+}
+
+/// Removes the cgroups of runs that are over.
+pub fn remove_stale() {
+    for entry in [V1.0, V2.0].into_iter().filter_map(|top| fs::read_dir(top).ok()).flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with("cheetah-lab-") {
+            // One that is in use cannot be removed.
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
 }
 
 impl Drop for Share {
