@@ -277,7 +277,7 @@ pub struct Load {
     pub file: PathBuf,
     /// The volume. If there is none of this name it is made, exactly as large as the file.
     pub name: String,
-    /// Load into a volume that was attached for writing before, whatever it holds.
+    /// Load into a volume that was loaded or written before, whatever it holds; not while anybody reads it.
     #[arg(long)]
     pub overwrite: bool,
     /// Do not read the volume back to compare its hash.

@@ -10,7 +10,7 @@ use crate::health::LOADING;
 use crate::output;
 use crate::pool::{find, unexpected, volume};
 use crate::signals::Signals;
-use crate::tend::{Tended, lease, lost_notes};
+use crate::tend::{Tended, lease_to_fill, lost_notes};
 use cheetah_core::api::{Answer, Call, Create, RefusalCode, Size, VolumeHealth, VolumeStatus};
 use cheetah_core::units::show_bytes;
 use cheetah_rim::buffer::LARGE_BYTES;
@@ -62,14 +62,14 @@ pub async fn load(options: cli::Load) -> Result<(), Failure> {
     // From here on there is something to take back.
     let mut signals = Signals::listen()?;
     let made = ensure_volume(&pool, &options.name, source.size(), &options).await?;
-    let lease = lease(&pool, &options.name).await?;
+    let lease = lease_to_fill(&pool, &options.name).await?;
     let give_back = Call::Detach { name: options.name.clone(), token: lease.token };
     if !lease.fresh && !options.overwrite {
         let _ = pool.call(give_back).await;
         return Err(Failure::new(
             Exit::Refused,
             format!(
-                "volume '{}' was attached for writing before and may hold data, which would be overwritten: load into \
+                "volume '{}' was loaded or written before and may hold data, which would be overwritten: load into \
                  another volume, or say --overwrite",
                 options.name
             ),

@@ -65,7 +65,13 @@ async fn end(running: BTreeMap<String, Running>) {
 /// Attaches the volume, again when that ends, until it is told to stop.
 async fn tend(pool: Client, name: String, holder: String, mut stop: watch::Receiver<bool>) {
     loop {
-        let attach = Attach { version: API_VERSION, read_only: false, holder: holder.clone(), yields: true };
+        let attach = Attach {
+            version: API_VERSION,
+            read_only: false,
+            holder: holder.clone(),
+            yields: true,
+            alone: false,
+        };
         let attached = lease_as(&pool, &name, attach).await;
         let tended = match attached {
             Ok(lease) => tend_with(&pool, &lease, &mut stop).await,

@@ -5,9 +5,7 @@
 //! Called by `daemon`, `load` and `mover`.
 
 use crate::failure::Failure;
-use cheetah_core::api::{
-    API_VERSION, Answer, Attach, Attached, Call, Refusal, RefusalCode, Renew, VolumeReport,
-};
+use cheetah_core::api::{API_VERSION, Answer, Attach, Attached, Call, RefusalCode, Renew, VolumeReport};
 use cheetah_core::layout::lost_ranges;
 use cheetah_core::map::{DonorId, VolumeMap};
 use cheetah_rim::control::{CallError, Client};
@@ -27,40 +25,28 @@ fn holder() -> String {
     format!("{user}@{host} process {}", std::process::id())
 }
 
-/// Takes a lease on a volume, to write it.
-pub async fn lease(pool: &Client, name: &str) -> Result<Attached, Failure> {
-    let attach = Attach { version: API_VERSION, read_only: false, holder: holder(), yields: false };
+/// Takes a lease on a volume that nobody reads, to fill it.
+pub async fn lease_to_fill(pool: &Client, name: &str) -> Result<Attached, Failure> {
+    let attach =
+        Attach { version: API_VERSION, read_only: false, holder: holder(), yields: false, alone: true };
     lease_as(pool, name, attach).await
 }
 
-/// As `lease`, for who may have use for a volume that is only read.
+/// Takes a lease for tools.
 pub async fn lease_for_tools(pool: &Client, name: &str, read_only: bool) -> Result<Attached, Failure> {
-    let attach = Attach { version: API_VERSION, read_only, holder: holder(), yields: false };
-    let mut taken = take(pool, name, attach).await?;
-    if let Err(refusal) = &mut taken
-        && refusal.code == RefusalCode::Conflict
-        && !read_only
-    {
-        refusal.message.push_str(", or attach it with --read-only");
-    }
-    Ok(taken?)
+    let attach = Attach { version: API_VERSION, read_only, holder: holder(), yields: false, alone: false };
+    lease_as(pool, name, attach).await
 }
 
 pub async fn lease_as(pool: &Client, name: &str, attach: Attach) -> Result<Attached, Failure> {
-    Ok(take(pool, name, attach).await??)
-}
-
-async fn take(pool: &Client, name: &str, attach: Attach) -> Result<Result<Attached, Refusal>, Failure> {
-    match pool.call(Call::Attach { name: name.to_owned(), attach }).await {
-        Ok(Answer::Attached(attached)) => {
+    match pool.call(Call::Attach { name: name.to_owned(), attach }).await? {
+        Answer::Attached(attached) => {
             attached.map.check().map_err(Failure::failed)?;
-            Ok(Ok(attached))
+            Ok(attached)
         }
-        Ok(other) => {
+        other => {
             Err(Failure::failed(format!("the coordinator answered something else than was asked: {other:?}")))
         }
-        Err(CallError::Refused(refusal)) => Ok(Err(refusal)),
-        Err(error) => Err(error.into()),
     }
 }
 

@@ -146,6 +146,10 @@ pub struct Attach {
     /// The lease is taken away as soon as somebody else wants to write: a donor that moves what lies idle has it so.
     #[serde(default)]
     pub yields: bool,
+    /// To fill it: refused while anybody reads the volume, and nobody may until it is given back, for a reader would see some
+    /// of what was there and some of what comes.
+    #[serde(default)]
+    pub alone: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

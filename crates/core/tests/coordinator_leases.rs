@@ -2,7 +2,7 @@
 
 mod pool;
 
-use cheetah_core::api::{Answer, Call, RefusalCode, Renew, Renewed, Size, VolumeHealth};
+use cheetah_core::api::{Answer, Attach, Call, RefusalCode, Renew, Renewed, Size, VolumeHealth};
 use cheetah_core::coordinator::Event;
 use cheetah_core::layout::lost_ranges;
 use cheetah_core::limits::{LEASE_NS, LEASE_RENEW_NS, SECOND_NS};
@@ -134,6 +134,27 @@ fn detaching_ends_a_held_renewal() {
     world.detach("v", lease.token).expect("detached");
     let answer = world.answer(renew).expect("at once");
     assert_refused(answer, RefusalCode::Gone, &[]);
+}
+
+#[test]
+fn who_fills_a_volume_and_who_reads_it_exclude_each_other() {
+    let mut world = world();
+    let Call::Attach { name, attach } = attaching("v", false) else { unreachable!() };
+    let fill = || Call::Attach { name: name.clone(), attach: Attach { alone: true, ..attach.clone() } };
+    let reader = world.attach("v", true).expect("a reader");
+    assert_refused(world.ask(fill()), RefusalCode::Conflict, &["'v'", "eve@lab", "detach it there"]);
+    world.detach("v", reader.token).expect("detached");
+
+    let Answer::Attached(filler) = world.ask(fill()).expect("nobody reads it") else { unreachable!() };
+    assert_refused(
+        world.attach("v", true),
+        RefusalCode::Conflict,
+        &["'v'", "being filled by eve@lab", "wait"],
+    );
+    assert_refused(world.attach("v", false), RefusalCode::Conflict, &["being filled by eve@lab"]);
+    world.detach("v", filler.token).expect("filled");
+    world.attach("v", true).expect("a reader of what is whole");
+    world.attach("v", false).expect("a writer that does not fill is in no reader's way");
 }
 
 #[test]

@@ -205,6 +205,11 @@ fn a_volume_that_was_written_is_not_overwritten_unasked() {
     assert_eq!(said.status.code(), Some(4), "{}", said.err);
     names(&said.err, &["kept", "--overwrite"]);
     assert_eq!(pool.volume_status("kept")["attachments"], json!([]), "the lease is left");
+    pool.attach_export("kept", &["--read-only"]);
+    let said = pool.run(["load", &image, "kept", "--overwrite"]);
+    assert_eq!(said.status.code(), Some(4), "{}", said.err);
+    names(&said.err, &["kept", "reads", "detach"]);
+    pool.detach("kept");
     names(&pool.ok(["load", &image, "kept", "--overwrite"]), &["verified"]);
     pool.ok(["create", "new", "64M"]);
     names(&pool.ok(["load", &image, "new"]), &["verified"]);

@@ -48,7 +48,8 @@ async fn create(client: &Client, name: &str) {
 }
 
 async fn attach(client: &Client, name: &str) -> Attached {
-    let attach = Attach { version: API_VERSION, read_only: false, holder: "me".into(), yields: false };
+    let attach =
+        Attach { version: API_VERSION, read_only: false, holder: "me".into(), yields: false, alone: false };
     match client.call(Call::Attach { name: name.into(), attach }).await {
         Ok(Answer::Attached(attached)) => attached,
         other => panic!("{other:?}"),

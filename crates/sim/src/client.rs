@@ -143,7 +143,13 @@ impl World {
             reading: ReadStream::default(),
             unflushed: BTreeSet::new(),
         });
-        let attach = Attach { version: API_VERSION, read_only, holder: format!("client {c}"), yields: false };
+        let attach = Attach {
+            version: API_VERSION,
+            read_only,
+            holder: format!("client {c}"),
+            yields: false,
+            alone: false,
+        };
         self.call(Caller::Attach(c), Node::Client(c), Call::Attach { name: name.to_owned(), attach });
     }
 

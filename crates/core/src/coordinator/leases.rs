@@ -46,21 +46,15 @@ impl Coordinator {
         if !attach.read_only && !attach.yields {
             self.send_away(id);
         }
-        if let Some(writer) = self.writer(id).filter(|_| !attach.read_only) {
-            let message = format!(
-                "volume '{name}' is attached for writing by {}; detach it there (if that machine is \
-                 gone, its lease ends by itself within {} s)",
-                writer.record.holder,
-                LEASE_NS / SECOND_NS
-            );
+        if let Some(message) = self.in_the_way(id, name, &attach) {
             return Err(refuse(RefusalCode::Conflict, message));
         }
         let mut token = LeaseToken(seed.draw());
         while self.leases.contains_key(&token) {
             token = LeaseToken(seed.draw());
         }
-        let Attach { read_only, holder, yields, .. } = attach;
-        let record = LeaseRecord { token, volume: id, read_only, holder, yields };
+        let Attach { read_only, holder, yields, alone, .. } = attach;
+        let record = LeaseRecord { token, volume: id, read_only, holder, yields, alone };
         let expires = now + LEASE_NS;
         let epoch = self.volumes.get(&id).map_or(0, |volume| volume.map.epoch);
         let fresh = self.volumes.get(&id).is_some_and(|volume| volume.fresh);
@@ -89,9 +83,39 @@ impl Coordinator {
         Ok(Outcome::Hold(Held::Attach { volume: id, token }, now + DONOR_SILENCE_NS))
     }
 
+    /// Whose lease does not go together with this one, and what to do.
+    fn in_the_way(&self, id: VolumeId, name: &str, attach: &Attach) -> Option<String> {
+        let writer = self.writer(id);
+        let filler = writer.filter(|writer| writer.record.alone);
+        let (lease, does, way_out) = if let Some(filler) = filler {
+            (filler, "is being filled by", "wait until it is done")
+        } else if let Some(writer) = writer.filter(|_| !attach.read_only) {
+            (writer, "is attached for writing by", "detach it there")
+        } else if let Some(reader) = self.reader(id).filter(|_| attach.alone) {
+            (reader, "would change under who reads it,", "detach it there")
+        } else {
+            return None;
+        };
+        let seconds = LEASE_NS / SECOND_NS;
+        let holder = &lease.record.holder;
+        let gone = format!("(if that machine is gone, its lease ends by itself within {seconds} s)");
+        // Only tools can do with less: who yields moves what lies there, and who fills writes.
+        let tools = filler.is_none() && !attach.alone && !attach.yields;
+        let or = if tools { ", or attach it with --read-only" } else { "" };
+        Some(format!("volume '{name}' {does} {holder}; {way_out} {gone}{or}"))
+    }
+
     pub(super) fn writer(&self, id: VolumeId) -> Option<&Lease> {
-        let leases = self.volumes.get(&id)?.leases.iter().filter_map(|token| self.leases.get(token));
-        leases.into_iter().find(|lease| !lease.record.read_only)
+        self.leases_of(id).find(|lease| !lease.record.read_only)
+    }
+
+    fn reader(&self, id: VolumeId) -> Option<&Lease> {
+        self.leases_of(id).find(|lease| lease.record.read_only)
+    }
+
+    fn leases_of(&self, id: VolumeId) -> impl Iterator<Item = &Lease> {
+        let tokens = self.volumes.get(&id).into_iter().flat_map(|volume| &volume.leases);
+        tokens.filter_map(|token| self.leases.get(token))
     }
 
     pub(super) fn attached(&self, token: LeaseToken) -> Option<Answer> {

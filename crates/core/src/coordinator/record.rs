@@ -71,6 +71,8 @@ pub struct LeaseRecord {
     /// Ends when somebody else wants to write.
     #[serde(default)]
     pub yields: bool,
+    #[serde(default)]
+    pub alone: bool,
 }
 
 /// Names a record in the store.

@@ -356,7 +356,13 @@ pub(crate) fn creating(name: &str, size: Size, redundancy: Option<&str>) -> Crea
 }
 
 pub(crate) fn attaching(name: &str, read_only: bool) -> Call {
-    let attach = Attach { version: API_VERSION, read_only, holder: "eve@lab pid 7".into(), yields: false };
+    let attach = Attach {
+        version: API_VERSION,
+        read_only,
+        holder: "eve@lab pid 7".into(),
+        yields: false,
+        alone: false,
+    };
     Call::Attach { name: name.into(), attach }
 }
 

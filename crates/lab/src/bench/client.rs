@@ -104,7 +104,7 @@ impl Server for Dealt {
 
 async fn attach(pool: &Client, name: &str) -> Attached {
     let holder = format!("benchmark process {}", std::process::id());
-    let attach = Attach { version: API_VERSION, read_only: false, holder, yields: false };
+    let attach = Attach { version: API_VERSION, read_only: false, holder, yields: false, alone: false };
     match pool.call(Call::Attach { name: name.to_owned(), attach }).await {
         Ok(Answer::Attached(attached)) => attached,
         other => panic!("cannot attach {name}: {other:?}"),

@@ -18,7 +18,7 @@ const TOKEN: LeaseToken = LeaseToken(2);
 
 fn calls() -> Vec<Call> {
     let name = || "v".to_owned();
-    let attach = Attach { version: 1, read_only: true, holder: String::new(), yields: true };
+    let attach = Attach { version: 1, read_only: true, holder: String::new(), yields: true, alone: false };
     let renew =
         Renew { epoch: 1, place: String::new(), lost: vec![(DONOR, String::new())], report: report().into() };
     vec![
