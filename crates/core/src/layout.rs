@@ -181,7 +181,7 @@ impl Scatter {
 }
 
 /// Ranges of the volume that nothing can give back: every `stride` bytes from `offset` on, `len` of them,
-/// `count` times; the last may be cut short by the volume's end. Bounded by the number of groups and bad ranges.
+/// `count` times; the last of several may be cut short by the volume's end. Bounded by the number of groups and bad ranges.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LostRange {
     /// Whose loss it is; `None` when what is wrong is not for the want of a donor.
@@ -268,7 +268,10 @@ fn push_lost(
     end: u64,
 ) {
     if offset < end {
-        ranges.push(LostRange { donor, offset, len, stride, count: (end - offset).div_ceil(stride) });
+        let count = (end - offset).div_ceil(stride);
+        // One alone says itself where it ends.
+        let len = if count == 1 { len.min(end - offset) } else { len };
+        ranges.push(LostRange { donor, offset, len, stride, count });
     }
 }
 

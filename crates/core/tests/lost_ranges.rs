@@ -1,6 +1,6 @@
 //! What is lost of a volume, against a model that asks of one byte at a time whether anything can give it back.
 
-use cheetah_core::layout::lost_ranges;
+use cheetah_core::layout::{LostRange, lost_ranges};
 use cheetah_core::limits::EXTENT_BYTES;
 use cheetah_core::map::{BadRange, DonorId, Group, Placement, Redundancy, Slot, VolumeId, VolumeMap};
 use cheetah_core::placement::Seed;
@@ -11,6 +11,9 @@ fn map(random: &mut Seed) -> VolumeMap {
         [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (3, 0), (3, 2), (4, 1)][(random.draw() % 8) as usize];
     let redundancy = Redundancy { data, parity };
     let groups = 1 + random.draw() % 3;
+    let whole = groups * u64::from(data) * EXTENT_BYTES;
+    let missing = if groups == 1 && random.draw().is_multiple_of(2) { whole - 1_000_000 } else { 0 };
+    let size = whole - missing - random.draw() % 1_000_000;
     let slot = |random: &mut Seed, column: u64| {
         let donor = DonorId((column + random.draw() % 2 * 8) % 12);
         let gone = random.draw().is_multiple_of(7) && parity > 0;
@@ -30,7 +33,7 @@ fn map(random: &mut Seed) -> VolumeMap {
         volume: VolumeId(1),
         name: "v".into(),
         epoch: 1,
-        size: groups * u64::from(data) * EXTENT_BYTES - random.draw() % 1_000_000,
+        size,
         redundancy,
         unit: 4096 << (random.draw() % 9),
         groups: (0..groups)
@@ -70,7 +73,7 @@ fn the_list_is_exactly_what_nothing_can_give_back() {
         let is_lost = |donor: DonorId| mask & (1 << donor.0) != 0;
         let ranges = lost_ranges(&map, is_lost);
         let times = |at: u64| {
-            let has = |range: &&cheetah_core::layout::LostRange| {
+            let has = |range: &&LostRange| {
                 let past = at.checked_sub(range.offset);
                 past.is_some_and(|past| past / range.stride < range.count && past % range.stride < range.len)
             };
@@ -87,5 +90,8 @@ fn the_list_is_exactly_what_nothing_can_give_back() {
             assert_eq!(times(at), expected, "byte {at} of {map:?} with {mask:b}: {ranges:?}");
         }
         assert!(ranges.iter().all(|range| range.offset < map.size && range.count > 0), "{ranges:?}");
+        let alone = |range: &&LostRange| range.count == 1;
+        let within = |range: &LostRange| range.offset + range.len <= map.size;
+        assert!(ranges.iter().filter(alone).all(within), "{} bytes: {ranges:?}", map.size);
     }
 }
