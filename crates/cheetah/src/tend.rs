@@ -236,7 +236,9 @@ async fn amend(pool: Client, mut lease: Attached, volume: VolumeHandle, gone: wa
         let asks = amend.is_empty();
         for (donor, why) in &amend.exclude {
             let donor = name_in(&lease.map, *donor);
-            tracing::warn!("donor {donor} is set aside ({why}); what it held is rebuilt");
+            tracing::warn!(
+                "donor {donor} is set aside ({why}); what it held is rebuilt as far as redundancy covers it"
+            );
         }
         match pool.call(Call::Amend { name: name.clone(), token, amend }).await {
             Ok(Answer::Renewed(renewed)) => match renewed.map.map(|map| map.check().map(|()| map)) {
