@@ -16,9 +16,9 @@ pub const UNIT_MIN_BYTES: u32 = 4 << 10;
 pub const UNIT_MAX_BYTES: u32 = 1 << 20;
 /// What a client keeps of what it reads ahead, unless `--cache` says otherwise.
 pub const CACHE_DEFAULT_BYTES: u64 = 64 << 20;
-/// How long a volume's data thread looks for what comes next before it sleeps, unless `--poll-us` says otherwise: about what a
-/// wake-up costs on a virtual machine.
-pub const POLL_DEFAULT_US: u16 = 50;
+/// How long a volume's data thread looks for what comes next before it sleeps, unless `--poll-us` says otherwise: what a donor that
+/// has to wake up takes to answer on a virtual machine, and as much again.
+pub const POLL_DEFAULT_US: u16 = 100;
 /// The widest group, data and parity together.
 pub const STRIPE_DONORS_MAX: u32 = 32;
 /// The most parity fragments of a group with more than one data fragment.
