@@ -17,9 +17,7 @@ use crate::bench::plot::Scaling;
 use crate::bench::rounds::{Side, Turn};
 use crate::bench::row::{Bar, Demand};
 use crate::bench::worker::{Load, Worker};
-use crate::lan::Node;
 use crate::load::Pattern;
-use crate::rivals;
 use crate::scratch::Scratch;
 
 pub const SECONDS: f64 = 435.0;
@@ -95,8 +93,7 @@ pub fn run(bench: &mut Bench) {
                 .collect();
             let demand = demand(walk, millis);
             if demand.limit.is_some() {
-                let wire = || Turn::of(rivals::iperf3_between(lan, Node::Donor(1), Node::Client, 1) / 8.0);
-                sides.push(Side::new(WIRE, wire));
+                sides.push(Side::new(WIRE, || lan::wire(lan)));
             }
             let taken = bench.turns(&mut sides);
             for (rule, points) in lines {

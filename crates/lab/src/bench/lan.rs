@@ -89,6 +89,12 @@ fn streamed(worker: &mut Worker, load: Load) -> Turn {
     Turn::of(worker.load(load, &[]).done.bytes_per_second() * 8.0 / 1e6)
 }
 
+/// What a link carries: MB/s of one stream to the client in a second.
+#[track_caller]
+pub(super) fn wire(lan: &Lan) -> Turn {
+    Turn::of(rivals::iperf3_between(lan, Node::Donor(1), Node::Client, 1) / 8.0)
+}
+
 /// A raw TCP ping-pong: a worker on a donor's host that answers, and one on the client's that asks it.
 #[track_caller]
 pub(super) fn ping_pair(lan: &Lan) -> (Worker, Worker) {
@@ -309,7 +315,7 @@ fn walks(bench: &mut Bench, lan: &Arc<Lan>, more: Duration) {
     let load = Load { pattern: Pattern::RandomRead, block: 4096, depth: 1, time: bench.time };
     let strided = Walk::Strided(STRIDE);
     let taken = bench.turns(&mut [
-        Side::new("wire", || Turn::of(rivals::iperf3_between(lan, Node::Donor(1), Node::Client, 1) / 8.0)),
+        Side::new("wire", || wire(lan)),
         Side::new("forward", || walk(Walk::Forward, &pair.ahead, WALK_BYTES)),
         Side::new("backward", || walk(Walk::Backward, &pair.ahead, WALK_BYTES)),
         Side::new("strided", || walk(strided, &pair.ahead, bytes)),

@@ -10,7 +10,7 @@ use std::process::{Command, ExitCode, ExitStatus};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::bench::{machine, share};
-use crate::{mark, tools};
+use crate::tools;
 
 /// Set in the run inside, to the congestion control outside.
 const INSIDE: &str = "CHEETAH_BENCH_INSIDE";
@@ -37,8 +37,7 @@ pub fn run() -> ExitCode {
     let (status, interrupted) = runtime.block_on(until_it_ends(again));
     if let Some(signal) = interrupted.or(status.signal()) {
         eprintln!("bench: ended by signal {signal}; ending what it started");
-        mark::sweep_stale();
-        share::remove_stale();
+        share::sweep();
         return ExitCode::from(u8::try_from(128 + signal).unwrap_or(u8::MAX));
     }
     status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from)

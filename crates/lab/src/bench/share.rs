@@ -37,9 +37,7 @@ impl Share {
 
 fn enter((top, file, weight): (&str, &str, &str)) -> Result<PathBuf, String> {
     let top = Path::new(top);
-    // What a killed run left may still be in its cgroup.
-    mark::sweep_stale();
-    remove_stale();
+    sweep();
     if file == V2.1 {
         // Children get the controllers that their parent passes on.
         let _ = fs::write(top.join("cgroup.subtree_control"), "+cpu");
@@ -53,8 +51,9 @@ fn enter((top, file, weight): (&str, &str, &str)) -> Result<PathBuf, String> {
     Ok(path)
 }
 
-/// Removes the cgroups of runs that are over.
-pub fn remove_stale() {
+/// Removes what runs that are over have left, and then their cgroups, in which it may still have been.
+pub fn sweep() {
+    mark::sweep_stale();
     for entry in [V1.0, V2.0].into_iter().filter_map(|top| fs::read_dir(top).ok()).flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with("cheetah-lab-") {
             // One that is in use cannot be removed.

@@ -11,13 +11,12 @@ use std::sync::Arc;
 use crate::bench::Bench;
 use crate::bench::direct;
 use crate::bench::file::{self, Walk};
-use crate::bench::lan::hosts;
+use crate::bench::lan::{self, hosts};
 use crate::bench::rounds::{Side, Turn};
 use crate::bench::row::Demand;
 use crate::bench::worker::Worker;
-use crate::lan::Node;
 use crate::pool::{Pool, State};
-use crate::rivals::{self, NbdFuse, Rival};
+use crate::rivals::{NbdFuse, Rival};
 use crate::scratch::Scratch;
 use crate::tools;
 
@@ -145,9 +144,8 @@ pub fn run(bench: &mut Bench) {
     for pattern in &PATTERNS {
         bench.set(pattern.name);
         let job = |path: &Path| Turn::of(mb_per_second(path, pattern));
-        let wire = || Turn::of(rivals::iperf3_between(&lan, Node::Donor(1), Node::Client, 1) / 8.0);
         let taken = bench.turns(&mut [
-            Side::new("wire", wire),
+            Side::new("wire", || lan::wire(&lan)),
             Side::new("through ext4", || job(&in_fs)),
             Side::new("on the volume itself", || job(&raw)),
             Side::new("disk of 2006", || job(disk.path(pattern))),
