@@ -7,7 +7,7 @@
 
 use crate::failure::Failure;
 use crate::tend::{Tended, lease_as};
-use cheetah_core::api::{API_VERSION, Attach, Attached, Call};
+use cheetah_core::api::{Attach, Attached, Call};
 use cheetah_core::limits::{DONOR_TENDS_MAX, TEND_RETRY_NS};
 use cheetah_rim::control::{Client, DonorHandle};
 use cheetah_rim::volume::{Caching, Tuning};
@@ -65,13 +65,7 @@ async fn end(running: BTreeMap<String, Running>) {
 /// Attaches the volume, again when that ends, until it is told to stop.
 async fn tend(pool: Client, name: String, holder: String, mut stop: watch::Receiver<bool>) {
     loop {
-        let attach = Attach {
-            version: API_VERSION,
-            read_only: false,
-            holder: holder.clone(),
-            yields: true,
-            alone: false,
-        };
+        let attach = Attach { yields: true, ..Attach::new(false, holder.clone()) };
         let attached = lease_as(&pool, &name, attach).await;
         let tended = match attached {
             Ok(lease) => tend_with(&pool, &lease, &mut stop).await,

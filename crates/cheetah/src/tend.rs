@@ -5,7 +5,7 @@
 //! Called by `daemon`, `load` and `mover`.
 
 use crate::failure::Failure;
-use cheetah_core::api::{API_VERSION, Answer, Attach, Attached, Call, RefusalCode, Renew, VolumeReport};
+use cheetah_core::api::{Answer, Attach, Attached, Call, RefusalCode, Renew, VolumeReport};
 use cheetah_core::layout::lost_ranges;
 use cheetah_core::map::{DonorId, VolumeMap};
 use cheetah_rim::control::{CallError, Client};
@@ -27,14 +27,13 @@ fn holder() -> String {
 
 /// Takes a lease on a volume that nobody reads, to fill it.
 pub async fn lease_to_fill(pool: &Client, name: &str) -> Result<Attached, Failure> {
-    let attach =
-        Attach { version: API_VERSION, read_only: false, holder: holder(), yields: false, alone: true };
+    let attach = Attach { alone: true, ..Attach::new(false, holder()) };
     lease_as(pool, name, attach).await
 }
 
 /// Takes a lease for tools.
 pub async fn lease_for_tools(pool: &Client, name: &str, read_only: bool) -> Result<Attached, Failure> {
-    let attach = Attach { version: API_VERSION, read_only, holder: holder(), yields: false, alone: false };
+    let attach = Attach::new(read_only, holder());
     lease_as(pool, name, attach).await
 }
 

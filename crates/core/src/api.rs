@@ -152,6 +152,14 @@ pub struct Attach {
     pub alone: bool,
 }
 
+impl Attach {
+    /// For tools: it neither yields nor is alone.
+    #[must_use]
+    pub fn new(read_only: bool, holder: impl Into<String>) -> Self {
+        Self { version: API_VERSION, read_only, holder: holder.into(), yields: false, alone: false }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attached {
     pub token: LeaseToken,

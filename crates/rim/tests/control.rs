@@ -87,8 +87,7 @@ async fn every_call_works_and_a_restart_loses_nothing() {
     client.call(Call::Join(join(1, "d"))).await.expect("joins");
     let syncing = tokio::spawn(keep_syncing(client.clone(), DonorId(1)));
     client.call(create("v")).await.expect("created");
-    let attach =
-        Attach { version: API_VERSION, read_only: false, holder: "me".into(), yields: false, alone: false };
+    let attach = Attach::new(false, "me");
     let attached = client.call(Call::Attach { name: "v".into(), attach: attach.clone() }).await;
     let Ok(Answer::Attached(attached)) = attached else { panic!("{attached:?}") };
     let grown = client.call(Call::Grow { name: "v".into(), size: Size::All }).await;
@@ -237,8 +236,7 @@ async fn a_caller_that_hangs_up_leaves_nothing_behind() {
         async move { client.call(create("v")).await }
     });
     while refused_or_missing(client.call(Call::Show { name: "v".into() }).await) {}
-    let attach =
-        Attach { version: API_VERSION, read_only: false, holder: "me".into(), yields: false, alone: false };
+    let attach = Attach::new(false, "me");
     let attaching = tokio::spawn({
         let client = client.clone();
         async move { client.call(Call::Attach { name: "v".into(), attach }).await }

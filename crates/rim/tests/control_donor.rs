@@ -1,6 +1,6 @@
 //! The donor loop against a real coordinator: admissions, growth, outages and the end.
 
-use cheetah_core::api::{API_VERSION, Answer, Attach, Attached, Call, Create, PoolStatus, RefusalCode, Size};
+use cheetah_core::api::{Answer, Attach, Attached, Call, Create, PoolStatus, RefusalCode, Size};
 use cheetah_core::donor::{Denied, Exit, OpenError, export_name};
 use cheetah_core::limits::EXTENT_BYTES;
 use cheetah_core::map::DonorId;
@@ -48,8 +48,7 @@ async fn create(client: &Client, name: &str) {
 }
 
 async fn attach(client: &Client, name: &str) -> Attached {
-    let attach =
-        Attach { version: API_VERSION, read_only: false, holder: "me".into(), yields: false, alone: false };
+    let attach = Attach::new(false, "me");
     match client.call(Call::Attach { name: name.into(), attach }).await {
         Ok(Answer::Attached(attached)) => attached,
         other => panic!("{other:?}"),

@@ -12,7 +12,7 @@ use crate::network::{Answer as PartAnswer, Awaited, Node, Request, ToClient, ToD
 use crate::oracle::{Order, Version};
 use crate::plan::Bug;
 use crate::world::{ClientEv, Ev, World, say};
-use cheetah_core::api::{API_VERSION, Amend, Answer, Attach, Call, RefusalCode, Renew};
+use cheetah_core::api::{Amend, Answer, Attach, Call, RefusalCode, Renew};
 use cheetah_core::donor::export_name;
 use cheetah_core::limits::{MILLISECOND_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, LeaseToken, VolumeId, VolumeMap};
@@ -143,13 +143,7 @@ impl World {
             reading: ReadStream::default(),
             unflushed: BTreeSet::new(),
         });
-        let attach = Attach {
-            version: API_VERSION,
-            read_only,
-            holder: format!("client {c}"),
-            yields: false,
-            alone: false,
-        };
+        let attach = Attach::new(read_only, format!("client {c}"));
         self.call(Caller::Attach(c), Node::Client(c), Call::Attach { name: name.to_owned(), attach });
     }
 

@@ -90,7 +90,8 @@ impl Coordinator {
         }
         for volume in self.volumes.values() {
             let leases = volume.leases.iter().map(|token| &self.leases[token].record);
-            assert!(leases.filter(|lease| !lease.read_only).count() <= 1, "one writer at a time");
+            assert!(leases.clone().filter(|lease| !lease.read_only).count() <= 1, "one writer at a time");
+            assert!(leases.clone().all(|lease| !lease.alone || leases.len() == 1), "who fills is alone");
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Leases: who may write a volume, and who reads it.
 //!
 //! Owns giving, renewing and ending them. Never: enforcement, which is the donors' part.
-//! Invariant: at most one read-write lease per volume; a writer whose lease ran out costs the volume an epoch,
-//! so whoever comes next is told apart from it. Tests: `tests/coordinator_leases.rs`.
+//! Invariant: at most one read-write lease per volume, and no other beside one that fills it; a writer whose lease ran out
+//! costs the volume an epoch, so whoever comes next is told apart from it. Tests: `tests/coordinator_leases.rs`.
 
 use super::confirm::{Held, lease_gone};
 use super::record::LeaseRecord;

@@ -71,6 +71,7 @@ pub struct LeaseRecord {
     /// Ends when somebody else wants to write.
     #[serde(default)]
     pub yields: bool,
+    /// Nobody else has a lease meanwhile.
     #[serde(default)]
     pub alone: bool,
 }

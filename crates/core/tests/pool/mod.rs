@@ -356,13 +356,7 @@ pub(crate) fn creating(name: &str, size: Size, redundancy: Option<&str>) -> Crea
 }
 
 pub(crate) fn attaching(name: &str, read_only: bool) -> Call {
-    let attach = Attach {
-        version: API_VERSION,
-        read_only,
-        holder: "eve@lab pid 7".into(),
-        yields: false,
-        alone: false,
-    };
+    let attach = Attach::new(read_only, "eve@lab pid 7");
     Call::Attach { name: name.into(), attach }
 }
 

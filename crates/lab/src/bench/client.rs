@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use cheetah_core::api::{API_VERSION, Answer, Attach, Attached, Call, Renew};
+use cheetah_core::api::{Answer, Attach, Attached, Call, Renew};
 use cheetah_rim::control::Client;
 use cheetah_rim::volume::{Caching, Completion, Op, Sink, Submission, Tuning, VolumeHandle, VolumeOptions};
 use serde_json::json;
@@ -104,7 +104,7 @@ impl Server for Dealt {
 
 async fn attach(pool: &Client, name: &str) -> Attached {
     let holder = format!("benchmark process {}", std::process::id());
-    let attach = Attach { version: API_VERSION, read_only: false, holder, yields: false, alone: false };
+    let attach = Attach::new(false, holder);
     match pool.call(Call::Attach { name: name.to_owned(), attach }).await {
         Ok(Answer::Attached(attached)) => attached,
         other => panic!("cannot attach {name}: {other:?}"),
