@@ -1,7 +1,8 @@
 //! Which ranges are read ahead of which reads.
 
-use cheetah_core::ahead::{AROUND, Ahead, Found, Read, Rule, Want};
-use std::collections::BTreeSet;
+use cheetah_core::ahead::{Ahead, Found, Read, Rule, Want};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 
 const BLOCK: u64 = 4096;
 const MIB: u64 = 1 << 20;
@@ -21,9 +22,8 @@ struct Reader {
     size: u64,
     /// What was read stays in the cache.
     keeps: bool,
-    here: BTreeSet<u64>,
-    /// What came with its neighbours, of no stream.
-    around: BTreeSet<u64>,
+    /// For whom each block was fetched.
+    here: BTreeMap<u64, u32>,
     /// As the kernel does, it takes what it is offered and asks for it no more.
     takes: bool,
     taken: BTreeSet<u64>,
@@ -39,8 +39,7 @@ impl Reader {
             now: 1,
             size: SIZE,
             keeps: true,
-            here: BTreeSet::new(),
-            around: BTreeSet::new(),
+            here: BTreeMap::new(),
             takes: false,
             taken: BTreeSet::new(),
             wants: Vec::new(),
@@ -67,9 +66,12 @@ impl Reader {
             self.hits += 1;
             return true;
         }
-        let missed = !blocks().all(|block| self.here.contains(&block));
-        if !missed && blocks().any(|block| self.around.contains(&block)) {
-            self.ahead.used(AROUND, u32::try_from(len).expect("small"));
+        let missed = !blocks().all(|block| self.here.contains_key(&block));
+        if !missed {
+            // Each stream is told once of all that was fetched for it.
+            let mut used = BTreeMap::<u32, u32>::new();
+            blocks().for_each(|block| *used.entry(self.here[&block]).or_default() += BLOCK as u32);
+            used.into_iter().for_each(|(stream, bytes)| self.ahead.used(stream, bytes));
         }
         let from = self.wants.len();
         let found = match missed {
@@ -84,10 +86,12 @@ impl Reader {
             let end = want.offset + u64::from(want.len);
             assert!(want.len > 0 && want.offset.is_multiple_of(BLOCK) && end <= self.size, "{want:?}");
             assert!(end.is_multiple_of(BLOCK) || end == self.size, "{want:?}");
-            self.ahead.fetched(*want);
-            self.here.extend(want.offset / BLOCK..end.div_ceil(BLOCK));
-            if want.stream == AROUND {
-                self.around.extend(want.offset / BLOCK..end.div_ceil(BLOCK));
+            for block in want.offset / BLOCK..end.div_ceil(BLOCK) {
+                if let Entry::Vacant(gap) = self.here.entry(block) {
+                    gap.insert(want.stream);
+                    let len = (end - block * BLOCK).min(BLOCK) as u32;
+                    self.ahead.fetched(Want { offset: block * BLOCK, len, stream: want.stream });
+                }
             }
             if self.takes {
                 let given = u64::from(self.ahead.offer(want.stream, want.offset, want.len));
@@ -225,7 +229,7 @@ fn who_begins_where_another_tool_ended_is_not_taken_for_it_at_once() {
             reader.read((number + 1024) * (64 << 10), 64 << 10);
         }
         reader.ahead.restart();
-        (reader.takes, reader.here, reader.taken) = (false, BTreeSet::new(), BTreeSet::new());
+        (reader.takes, reader.here, reader.taken) = (false, BTreeMap::new(), BTreeSet::new());
         // The place where the other one ended is one of these.
         let (end, items) = (if backward { 64 * MIB - BLOCK } else { 128 * MIB }, 700);
         let before = reader.wanted();
@@ -323,6 +327,18 @@ fn reads_at_random_fetch_nothing_on_a_lan() {
 }
 
 #[test]
+fn reads_at_random_of_a_small_volume_fetch_next_to_nothing() {
+    // Some of so many continue others by chance, and many more are near to those.
+    let (mut random, count) = (1_u64, 100_000);
+    let mut reader = Reader { keeps: false, size: 256 * MIB, ..Reader::new(Rule::Streams) };
+    for _ in 0..count {
+        random = next_random(random);
+        reader.read((random >> 24) % (reader.size / BLOCK) * BLOCK, BLOCK);
+    }
+    assert!(reader.wanted() < count * BLOCK / 20, "{} bytes for {count} blocks", reader.wanted());
+}
+
+#[test]
 fn the_window_grows_to_what_a_far_path_holds_and_ends_with_the_volume() {
     let mut reader = Reader::far(Rule::Streams);
     let mut most = 0;
@@ -366,7 +382,6 @@ fn what_goes_unread_makes_the_window_small() {
         let stream = reader.wants.last().expect("it reads ahead").stream;
         let wanted = reader.wanted() - fetched;
         fetched = reader.wanted();
-        reader.ahead.used(stream, 128 << 10);
         reader.ahead.wasted(stream, u32::try_from(wanted).expect("small").saturating_sub(128 << 10));
     }
     let reads = 800 * (64 << 10);

@@ -10,11 +10,12 @@
 //! that continues another, two backwards, and three of four for a stride; so reads of other streams, or of none, in between do
 //! not matter.
 //!
-//! **Following.** A stream takes what it expects, what is a little further on, and what it passed over, for reads that are under
-//! way together come in any order; not what it has read before. While most of what it passes goes unread, or its reads leap one
-//! after the other, what is merely near begins a stream of its own as soon as one is found: the next tool may read the same
-//! place another way. After an open, or a second without a read, a stream takes only what it expects; an open makes places
-//! forgotten, and windows small until a stream went on twice.
+//! **Following.** A stream takes what it expects, what is a little further on, and what it passed over, for reads that are
+//! under way together come in any order; not what it has read before. While most of what it passes goes unread, or its reads
+//! leap one after the other, what is merely near begins a stream of its own as soon as one is found: the next tool may read
+//! the same place another way. Who passed much of what was fetched for it gets more only where it goes on. After an open, or a
+//! second without a read, a stream takes only what it expects; an open makes places forgotten, and windows small until a
+//! stream went on twice.
 //!
 //! **How far.** A window begins at two reads, or an eighth of what the path holds (bandwidth times delay, measured). It
 //! doubles each time that a read of the stream has to wait, or asks for what it was offered too late, as long as it is no
@@ -182,13 +183,15 @@ impl Ahead {
         if len == 0 {
             return;
         }
-        let Some(index) = self.stream_of(now, read) else {
+        let Some((index, fit)) = self.stream_of(now, read) else {
             if found == Found::Missed && self.pipe.delay() >= AROUND_DELAY_NS {
                 self.around.fetch(offset, len, size, self.pipe.bytes(), self.windows_max / FREE_PART, wants);
             }
             return;
         };
-        if busy >= BUSY_BYTES.max(2 * self.pipe.bytes()) {
+        let is_busy = busy >= BUSY_BYTES.max(2 * self.pipe.bytes());
+        let is_doubtful = fit != Fit::Next && !self.streams[index].is_worth_more();
+        if is_busy || is_doubtful {
             return;
         }
         if found != Found::Here {
@@ -203,31 +206,32 @@ impl Ahead {
         self.streams[index].extend(size, wants);
     }
 
-    /// The stream that a read belongs to, which it may begin.
-    fn stream_of(&mut self, now: Time, read: Read) -> Option<usize> {
+    /// The stream that a read belongs to, which it may begin, and how well it fits.
+    fn stream_of(&mut self, now: Time, read: Read) -> Option<(usize, Fit)> {
         let Read { offset, len, .. } = read;
         let (mut next, mut near, mut sparse) = (None, None, None);
         for (index, stream) in self.streams.iter().enumerate() {
-            match stream.fit(now, offset, len) {
-                Some(Fit::Next) => {
-                    next = Some(index);
+            let Some(fit) = stream.fit(now, offset, len) else { continue };
+            let found = Some((index, fit));
+            match fit {
+                Fit::Next => {
+                    next = found;
                     break;
                 }
-                Some(Fit::Near) => near = near.or(Some(index)),
-                Some(Fit::Sparse) => sparse = Some(index),
-                None => {}
+                Fit::Near => near = near.or(found),
+                Fit::Sparse => sparse = found,
             }
         }
         let follows = next.or(near);
         if follows.is_none() {
             if let Some(trend) = self.places.trend(offset, len) {
-                return Some(self.add_stream(now, trend, read));
+                return Some((self.add_stream(now, trend, read), Fit::Next));
             }
             self.places.remember(offset, len);
         }
-        let index = follows.or(sparse)?;
+        let (index, fit) = follows.or(sparse)?;
         self.streams[index].follow(now, offset, len);
-        Some(index)
+        Some((index, fit))
     }
 
     fn add_stream(&mut self, now: Time, trend: Trend, read: Read) -> usize {
@@ -242,6 +246,11 @@ impl Ahead {
         let given_up = std::mem::replace(&mut self.streams[oldest], stream);
         self.worth.note(0, given_up.ahead());
         oldest
+    }
+
+    /// One that is still followed.
+    fn stream(&mut self, number: u32) -> Option<&mut Stream> {
+        self.streams.iter_mut().find(|stream| stream.number == number)
     }
 
     /// Bytes ahead that cost next to nothing.
@@ -263,13 +272,12 @@ impl Ahead {
     /// So many bytes from the beginning of what was fetched may be given to the tool before it asks.
     #[must_use]
     pub fn offer(&mut self, stream: u32, start: u64, len: u32) -> u32 {
-        let stream = self.streams.iter_mut().find(|other| other.number == stream);
-        stream.map_or(0, |stream| stream.offer(start, len))
+        self.stream(stream).map_or(0, |stream| stream.offer(start, len))
     }
 
     /// A tool asked for so much of what it had been offered.
     pub fn untaken(&mut self, stream: u32, bytes: u32) {
-        if let Some(stream) = self.streams.iter_mut().find(|other| other.number == stream) {
+        if let Some(stream) = self.stream(stream) {
             stream.untaken += u64::from(bytes);
         }
     }
@@ -283,23 +291,29 @@ impl Ahead {
     pub fn fetched(&mut self, want: Want) {
         if want.stream == AROUND {
             self.around.fetched(want.len);
+        } else if let Some(stream) = self.stream(want.stream) {
+            stream.fetched(want.len);
         }
     }
 
     /// A tool read so much of what was fetched.
     pub fn used(&mut self, stream: u32, bytes: u32) {
-        match stream {
-            AROUND => self.around.hit(),
-            _ => self.worth.note(u64::from(bytes), 0),
+        if stream == AROUND {
+            return self.around.hit();
+        }
+        self.worth.note(u64::from(bytes), 0);
+        let spared = self.pipe.bytes() / FREE_PART;
+        if let Some(stream) = self.stream(stream) {
+            stream.used(bytes, spared);
         }
     }
 
     /// So much of what was fetched is given up unread.
     pub fn wasted(&mut self, stream: u32, bytes: u32) {
         // Of a stream that is followed no more it was noted then, and what was around a read when it was fetched.
-        if let Some(stream) = self.streams.iter_mut().find(|other| other.number == stream) {
-            self.worth.note(0, u64::from(bytes));
+        if let Some(stream) = self.stream(stream) {
             stream.wasted();
+            self.worth.note(0, u64::from(bytes));
         }
     }
 
@@ -312,7 +326,7 @@ impl Ahead {
 
     /// There was no room for this now.
     pub fn refused(&mut self, want: Want) {
-        if let Some(stream) = self.streams.iter_mut().find(|stream| stream.number == want.stream) {
+        if let Some(stream) = self.stream(want.stream) {
             stream.refused(want);
         }
     }

@@ -25,6 +25,8 @@ const TRUSTED_NS: u64 = SECOND_NS;
 const ITEMS_SEEN: u64 = 8;
 /// The smallest fetch of a stream without gaps, and a multiple of any block.
 const PIECE_BYTES_MIN: u64 = 16 << 10;
+/// What was fetched for a stream and passed by its reads may be so many times as large as one of them.
+const PASSED_READS_MAX: u64 = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trend {
@@ -74,6 +76,8 @@ pub(super) struct Stream {
     enough: Option<u64>,
     /// Its last read leapt. One that leaps now and then, and reads what it leapt to, goes its way.
     leapt: bool,
+    /// Bytes that were fetched for it and not read; fewer by what those that were have spared.
+    unread: u64,
 }
 
 /// The window of a reader of whom nothing is known.
@@ -103,6 +107,7 @@ impl Stream {
             doubted: false,
             enough: None,
             leapt: false,
+            unread: 0,
         }
     }
 
@@ -235,6 +240,21 @@ impl Stream {
         }
     }
 
+    /// So much was fetched for it.
+    pub(super) fn fetched(&mut self, bytes: u32) {
+        self.unread += u64::from(bytes);
+    }
+
+    /// A read found so much of that there, which spared it a round trip: `spared` bytes are worth that.
+    pub(super) fn used(&mut self, bytes: u32, spared: u64) {
+        self.unread = self.unread.saturating_sub(u64::from(bytes) + spared);
+    }
+
+    /// Whether so little of what was fetched was passed unread that more may be, behind a read that it did not expect.
+    pub(super) fn is_worth_more(&self) -> bool {
+        self.unread <= self.ahead() + PASSED_READS_MAX * u64::from(self.len)
+    }
+
     /// Nothing of what was asked for is there, or will be.
     pub(super) fn restart(&mut self) {
         self.asked = self.head;
@@ -247,6 +267,7 @@ impl Stream {
         self.enough = Some(free);
         self.left_out += self.holes.clear();
         self.doubted = true;
+        self.unread = 0;
     }
 
     /// What to ask for now, so that `window` bytes are ahead; nothing while half of it still is.
