@@ -154,12 +154,12 @@ pub fn findings(report: &VolumeReport, name_of: impl Fn(DonorId) -> String) -> V
         let reads = show_count(report.reads_rebuilt, "read");
         lines.push(format!("{reads} {were} answered from redundancy"));
     }
-    lines.extend(ahead(report));
     lines.extend(scrub(report));
     lines
 }
 
-fn ahead(report: &VolumeReport) -> Option<String> {
+/// What reading ahead came to, for who asks about one volume.
+pub fn read_ahead(report: &VolumeReport) -> Option<String> {
     let reads = report.reads_here + report.reads_coming + report.reads_asked;
     let percent = (100 * (report.reads_here + report.reads_coming)).checked_div(reads)?;
     Some(format!(

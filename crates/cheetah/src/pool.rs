@@ -242,7 +242,7 @@ pub async fn status(options: cli::Report) -> Result<(), Failure> {
         show_bytes(status.bytes_total),
         show_count(alive.len() as u64, "donor"),
         show_bytes(status.bytes_free),
-        if lost.is_empty() { String::new() } else { format!("; LOST: {}", lost.join(", ")) }
+        if lost.is_empty() { String::new() } else { format!("; gone: {}", lost.join(", ")) }
     ));
     output::line("");
     let attachments = || status.volumes.iter().flat_map(|volume| &volume.attachments);
@@ -255,7 +255,7 @@ pub async fn status(options: cli::Report) -> Result<(), Failure> {
                 format!("gives back {}", show_bytes(donor.bytes_held - donor.bytes_offered))
             }
             DonorHealth::Alive => "alive".to_owned(),
-            DonorHealth::Lost => format!("LOST (silent for {} s)", donor.silent_ms / 1000),
+            DonorHealth::Lost => format!("gone (silent for {} s)", donor.silent_ms / 1000),
         };
         vec![
             donor.name.clone(),
@@ -327,7 +327,8 @@ pub async fn show(options: cli::Named) -> Result<(), Failure> {
         for (id, why) in &attachment.lost {
             output::line(&format!("            {}", health::out_of_reach(attachment, &name_of(*id), why)));
         }
-        for finding in health::findings(&attachment.report, name_of) {
+        let read_ahead = health::read_ahead(&attachment.report);
+        for finding in health::findings(&attachment.report, name_of).into_iter().chain(read_ahead) {
             output::line(&format!("            {finding}"));
         }
     }
@@ -338,7 +339,7 @@ pub async fn show(options: cli::Named) -> Result<(), Failure> {
         let held = slots().filter(|slot| slot.held.is_some_and(|held| held.donor == *id)).count();
         let filling = slots().filter(|slot| slot.filling.is_some_and(|filling| filling.donor == *id)).count();
         let filling = if filling > 0 { format!(", is being given {filling} more") } else { String::new() };
-        let lost = if detail.status.lost_donors.contains(&route.name) { ", LOST" } else { "" };
+        let lost = if detail.status.lost_donors.contains(&route.name) { ", gone" } else { "" };
         let far = health::out_of_reach_of(*id, &detail.status.attachments);
         let held = show_count(held as u64, "extent");
         output::line(&format!(

@@ -7,15 +7,19 @@
 use crate::failure::Failure;
 use cheetah_core::api::{Answer, Attach, Attached, Call, RefusalCode, Renew, VolumeReport};
 use cheetah_core::layout::lost_ranges;
+use cheetah_core::limits::EXCLUDE_NS;
 use cheetah_core::map::{DonorId, VolumeMap};
 use cheetah_rim::control::{CallError, Client};
 use cheetah_rim::volume::{Tuning, VolumeHandle, VolumeOptions};
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 /// How often is looked whether there is something that the coordinator should hear at once.
 const NEWS_LOOK: Duration = Duration::from_millis(200);
+/// A donor that is named again within this time has not been there meanwhile.
+const STILL_AWAY: Duration = Duration::from_nanos(2 * EXCLUDE_NS);
 
 /// Who has it, as the second writer is told.
 fn holder() -> String {
@@ -231,9 +235,15 @@ async fn renew(
 async fn amend(pool: Client, mut lease: Attached, volume: VolumeHandle, gone: watch::Sender<bool>) {
     let (name, token) = (lease.map.name.clone(), lease.token);
     let Some(mut amendments) = volume.take_amendments() else { return };
+    let mut named = BTreeMap::new();
     while let Some(amend) = amendments.recv().await {
         let asks = amend.is_empty();
         for (donor, why) in &amend.exclude {
+            // What redundancy does not cover is not granted, and asked for again while the donor stays away.
+            let named_before = named.insert(*donor, Instant::now());
+            if named_before.is_some_and(|before| before.elapsed() < STILL_AWAY) {
+                continue;
+            }
             let donor = name_in(&lease.map, *donor);
             tracing::warn!(
                 "donor {donor} is set aside ({why}); what it held is rebuilt as far as redundancy covers it"

@@ -81,7 +81,7 @@ fn exactly_the_lost_ranges_of_a_linear_volume_answer_eio() {
     assert_eq!(pool.volume_status("case")["bytes_lost"], json!(128 * MIB));
     assert_eq!(pool.lost_ranges("case"), [(128 * MIB, 128 * MIB)]);
     let text = pool.ok(["status"]);
-    assert!(text.lines().any(|line| line.contains("two") && line.contains("LOST")), "{text}");
+    assert!(text.lines().any(|line| line.contains("two") && line.contains("gone (silent for")), "{text}");
 
     // What is left can still be written.
     let file = File::options().write(true).open(&path).expect("the volume opens");
