@@ -248,6 +248,7 @@ pub async fn status(options: cli::Report) -> Result<(), Failure> {
     let attachments = || status.volumes.iter().flat_map(|volume| &volume.attachments);
     let donor = |donor: &DonorStatus| {
         let health = match donor.health {
+            DonorHealth::Alive if !donor.heard => "not heard of since the coordinator began".to_owned(),
             DonorHealth::Alive if donor.leaving => {
                 format!("leaving, {} to move", show_bytes(donor.bytes_held))
             }

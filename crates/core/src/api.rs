@@ -293,6 +293,8 @@ pub struct DonorStatus {
     pub bytes_offered: u64,
     /// It leaves when what it holds is moved.
     pub leaving: bool,
+    /// Since the coordinator began. Until then it is believed to be as it was before.
+    pub heard: bool,
     pub silent_ms: u64,
 }
 

@@ -2,7 +2,7 @@
 
 mod pool;
 
-use cheetah_core::api::{Amend, Call, Filled, Size, VolumeHealth};
+use cheetah_core::api::{Amend, Answer, Call, Filled, Size, VolumeHealth};
 use cheetah_core::coordinator::Event;
 use cheetah_core::limits::{EXTENT_BYTES, SECOND_NS, SET_ASIDE_NS, VOLUME_FILLINGS_MAX};
 use cheetah_core::map::{DonorId, Placement};
@@ -245,6 +245,11 @@ fn after_a_restart_nothing_is_planned_before_the_donors_are_heard() {
     world.restart();
     let kept = world.donors.keys().copied().collect::<Vec<_>>();
     world.sync(kept[0]);
+    // Before any other is heard, as asking otherwise brings about.
+    let call = world.send(Call::Pool);
+    let Some(Ok(Answer::Pool(status))) = world.answer(call) else { panic!("a status") };
+    let heard = status.donors.iter().filter(|donor| donor.heard).map(|donor| donor.donor);
+    assert_eq!(heard.collect::<Vec<_>>(), kept[..1], "the others are not said to be well");
     assert_eq!(world.show("v").map, before, "what was planned stays planned");
     world.join(9, 9).expect("joins");
     assert_eq!(world.show("v").map, before);

@@ -157,6 +157,7 @@ fn donor_status(donor: &Donor, now: Time) -> DonorStatus {
         bytes_held: u64::from(donor.used()) * EXTENT_BYTES,
         bytes_offered: u64::from(donor.offered) * EXTENT_BYTES,
         leaving: record.leaving,
+        heard: donor.heard,
         silent_ms: now.saturating_sub(donor.last_seen) / MILLISECOND_NS,
     }
 }

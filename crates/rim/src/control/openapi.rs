@@ -136,6 +136,7 @@ fn shapes() -> Vec<(&'static str, Value)> {
         bytes_held: 1,
         bytes_offered: 1,
         leaving: true,
+        heard: true,
         silent_ms: 1,
     };
     let lost = LostRange { donor: Some(DONOR), offset: 0, len: 1, stride: 1, count: 1 };
