@@ -12,15 +12,16 @@ use std::io;
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
-/// One look at the machine is followed by so much work at most: a tenth of one processor, and less where looks are rarer.
+/// One look at the machine is followed by so much work at most: a tenth of one processor, and less where looks are rarer. It ends
+/// with the page at which somebody comes to use the donor: under load a page takes 5 ms, and requests wait for it.
 const SLICE: Duration = Duration::from_millis(12);
 /// Between two slices, where no looks at the machine set the pace.
 const PAUSE: Duration = Duration::from_millis(125);
 /// How long nothing is looked at after all was.
 const REST: Duration = Duration::from_secs(5);
-/// A donor that moves so many bytes a second has better things to do:
-const BUSY_BYTES: u64 = 100_000_000;
-/// it works in one of so many slices, for it may be so for days.
+/// A donor that moves so many bytes a second has better things to do. Few, for they may be the first of very many since it looked:
+const BUSY_BYTES: u64 = 10_000_000;
+/// it moves a page in one of so many slices, for it may be so for days.
 const BUSY_PART: u32 = 16;
 
 /// What was gathered, for one slice of work after the other.
@@ -95,6 +96,7 @@ impl Round {
         if self.not_before.is_some_and(|rest| Instant::now() < rest) {
             return;
         }
+        let moved_before = self.arena.bytes_moved();
         while self.next < self.gathered.len() {
             let page = self.next;
             self.next += 1;
@@ -110,7 +112,7 @@ impl Round {
                 // Some of it is on its way into a socket.
                 Err(_) => {}
             }
-            if Instant::now() >= until {
+            if Instant::now() >= until || self.arena.bytes_moved() != moved_before {
                 return;
             }
         }
@@ -123,16 +125,20 @@ impl Round {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::mapping::HUGE_PAGE_BYTES;
     use cheetah_core::limits::EXTENT_BYTES;
 
-    /// Bytes of arenas that this process has mapped as huge pages.
-    fn on_huge_pages() -> u64 {
+    /// Bytes of the arena that this process has mapped as huge pages.
+    fn on_huge_pages(arena: &Arena) -> u64 {
+        let begin = arena.address(0) as usize;
+        let arena = begin..begin + arena.huge_pages() * HUGE_PAGE_BYTES;
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let mut in_arena = false;
         let kib = maps.lines().filter_map(|line| {
             let (name, rest) = line.split_once(':')?;
             if name.contains('-') {
-                in_arena = line.contains("cheetah-arena");
+                let (from, _) = name.split_once('-')?;
+                in_arena = arena.contains(&usize::from_str_radix(from, 16).ok()?);
             }
             let value = rest.trim().strip_suffix(" kB").filter(|_| in_arena && name == "ShmemPmdMapped")?;
             value.parse::<u64>().ok()
@@ -153,6 +159,36 @@ mod tests {
     }
 
     #[test]
+    fn who_uses_the_donor_waits_for_one_page_at_most() {
+        let arena = Arc::new(Arena::new(1).unwrap());
+        let (page, count) = (EXTENT_BYTES / arena.huge_pages() as u64, arena.huge_pages() as u64);
+        arena.copy_in(0, &vec![1; EXTENT_BYTES as usize]);
+        arena.wrote(0, EXTENT_BYTES);
+        let done = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let user = {
+            let (arena, done) = (arena.clone(), done.clone());
+            std::thread::spawn(move || {
+                while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                    arena.count_moved(1);
+                    std::thread::yield_now();
+                }
+            })
+        };
+        while arena.bytes_moved() == 0 {
+            std::thread::yield_now();
+        }
+        let round = Gathering::new(arena.clone());
+        let mut round = round.0.lock().unwrap();
+        round.go_on(Instant::now() + Duration::from_secs(60));
+        let first = on_huge_pages(&arena);
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        user.join().unwrap();
+        assert!((page..count * page).contains(&first), "{first} bytes of {} at once", count * page);
+        round.go_on(Instant::now() + Duration::from_secs(60));
+        assert_eq!(on_huge_pages(&arena), count * page, "when nobody does, all");
+    }
+
+    #[test]
     fn what_is_whole_is_gathered_and_takes_no_more_memory() {
         let arena = Arc::new(Arena::new(1).unwrap());
         let page = EXTENT_BYTES / arena.huge_pages() as u64;
@@ -163,7 +199,7 @@ mod tests {
         let round = Gathering::new(arena.clone());
         let mut round = round.0.lock().unwrap();
         round.go_on(Instant::now() + Duration::from_secs(60));
-        assert_eq!(on_huge_pages(), 2 * page, "kernels from 6.1 on can");
+        assert_eq!(on_huge_pages(&arena), 2 * page, "kernels from 6.1 on can");
         assert_eq!(round.gathered.iter().filter(|gathered| **gathered).count(), 2, "two of them are whole");
         assert_eq!((arena.bytes_used(), arena.bytes_resident()), before);
         assert!(arena.bytes_at(0, noise.len()) == noise);
