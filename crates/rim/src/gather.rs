@@ -127,6 +127,7 @@ mod tests {
     use super::*;
     use crate::mapping::HUGE_PAGE_BYTES;
     use cheetah_core::limits::EXTENT_BYTES;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     /// Bytes of the arena that this process has mapped as huge pages.
     fn on_huge_pages(arena: &Arena) -> u64 {
@@ -158,34 +159,32 @@ mod tests {
         assert!(look(34, BUSY_BYTES * 33) && look(35, BUSY_BYTES * 33), "it is quiet again");
     }
 
-    #[test]
-    fn who_uses_the_donor_waits_for_one_page_at_most() {
+    /// A slice of work on an arena that is full, which `use_it` uses meanwhile; whether it left something for later.
+    fn ends_early(use_it: impl Fn(&Arena) + Send + 'static) -> bool {
         let arena = Arc::new(Arena::new(1).unwrap());
-        let (page, count) = (EXTENT_BYTES / arena.huge_pages() as u64, arena.huge_pages() as u64);
         arena.copy_in(0, &vec![1; EXTENT_BYTES as usize]);
         arena.wrote(0, EXTENT_BYTES);
-        let done = Arc::new(std::sync::atomic::AtomicBool::new(false));
-        let user = {
-            let (arena, done) = (arena.clone(), done.clone());
-            std::thread::spawn(move || {
-                while !done.load(std::sync::atomic::Ordering::Relaxed) {
-                    arena.count_moved(1);
-                    std::thread::yield_now();
-                }
-            })
-        };
-        while arena.bytes_moved() == 0 {
-            std::thread::yield_now();
-        }
-        let round = Gathering::new(arena.clone());
+        let (used, done) = (arena.clone(), Arc::new(AtomicBool::new(false)));
+        let is_done = done.clone();
+        let user = std::thread::spawn(move || {
+            while !is_done.load(Ordering::Relaxed) {
+                use_it(&used);
+                std::thread::yield_now();
+            }
+        });
+        let round = Gathering::new(arena);
         let mut round = round.0.lock().unwrap();
         round.go_on(Instant::now() + Duration::from_secs(60));
-        let first = on_huge_pages(&arena);
-        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        done.store(true, Ordering::Relaxed);
         user.join().unwrap();
-        assert!((page..count * page).contains(&first), "{first} bytes of {} at once", count * page);
-        round.go_on(Instant::now() + Duration::from_secs(60));
-        assert_eq!(on_huge_pages(&arena), count * page, "when nobody does, all");
+        round.next > 0
+    }
+
+    #[test]
+    fn a_slice_ends_when_somebody_uses_the_donor() {
+        assert!(!ends_early(|_| ()), "nobody does");
+        // The user may be kept from the processor for a whole slice, but not each time.
+        assert!((0..100).any(|_| ends_early(|arena| arena.count_moved(1))));
     }
 
     #[test]
