@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
 
 /// A directory of its own, gone at the end.
 struct Directory(PathBuf);
@@ -170,25 +171,47 @@ async fn a_port_in_use_is_named() {
     assert!(says.contains(&listen.port().to_string()) && says.contains("--listen"), "{says}");
 }
 
-#[tokio::test]
-async fn who_does_not_answer_or_is_no_coordinator_is_named() {
-    let taken = TcpListener::bind(LOOPBACK).await.expect("binds");
-    let url = format!("http://{}", taken.local_addr().expect("an address"));
-    let client = Client::new(&url).expect("a URL");
+/// A server that answers one request with these bytes, whatever it is.
+async fn answering_once(answer: String) -> (Client, JoinHandle<()>) {
+    let listener = TcpListener::bind(LOOPBACK).await.expect("binds");
+    let client = Client::new(&format!("http://{}", listener.local_addr().expect("an address")));
     let serving = tokio::spawn(async move {
-        let (mut stream, _) = taken.accept().await.expect("accepts");
+        let (mut stream, _) = listener.accept().await.expect("accepts");
         let mut head = [0; 1024];
         let _ = stream.read(&mut head).await;
-        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await.expect("answers");
+        stream.write_all(answer.as_bytes()).await.expect("answers");
     });
+    (client.expect("a URL"), serving)
+}
+
+#[tokio::test]
+async fn who_does_not_answer_or_is_no_coordinator_is_named() {
+    let (client, serving) = answering_once("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}".into()).await;
     let error = client.call(Call::Pool).await.expect_err("not ours");
-    assert!(matches!(error, CallError::NotCheetah { .. }) && error.to_string().contains(&url), "{error}");
+    assert!(
+        matches!(error, CallError::NotCheetah { .. }) && error.to_string().contains(client.url()),
+        "{error}"
+    );
     serving.await.expect("served");
     let error = client.call(Call::Pool).await.expect_err("gone");
     assert!(
         matches!(error, CallError::Unreachable { .. }) && error.to_string().contains("--pool"),
         "{error}"
     );
+}
+
+#[tokio::test]
+async fn a_coordinator_of_another_build_is_called_that() {
+    let head = format!("HTTP/1.1 200 OK\r\ncheetah-api: {API_VERSION}\r\ncontent-length: 2");
+    let (client, serving) = answering_once(format!("{head}\r\n\r\n{{}}")).await;
+    let error = client.call(Call::Pool).await.expect_err("a pool has an identity");
+    assert!(matches!(error, CallError::OtherBuild { .. }), "{error}");
+    let says = error.to_string();
+    assert!(
+        says.contains(client.url()) && says.contains("same build") && says.contains("missing field"),
+        "{says}"
+    );
+    serving.await.expect("served");
 }
 
 /// What the server answers to these bytes, until it closes.

@@ -92,6 +92,8 @@ pub enum CallError {
     NoLeader { url: String, why: String },
     /// Something else listens there.
     NotCheetah { url: String, why: String },
+    /// A coordinator whose answers this build cannot read, though both name the same version. It may have done what it was asked.
+    OtherBuild { url: String, why: String },
 }
 
 impl fmt::Display for CallError {
@@ -107,6 +109,11 @@ impl fmt::Display for CallError {
             CallError::NotCheetah { url, why } => {
                 write!(f, "what listens at {url} is not a Cheetah coordinator ({why}); name one with --pool")
             }
+            CallError::OtherBuild { url, why } => write!(
+                f,
+                "the coordinator at {url} is another build of cheetah, whose answer this one cannot read ({why}); \
+                 install the same build on both machines"
+            ),
         }
     }
 }
@@ -224,7 +231,8 @@ impl Client {
         let parts = |miss| match miss {
             CallError::Unreachable { url, why }
             | CallError::NoLeader { url, why }
-            | CallError::NotCheetah { url, why } => (url, why),
+            | CallError::NotCheetah { url, why }
+            | CallError::OtherBuild { url, why } => (url, why),
             CallError::Refused(refusal) => (self.to.url.clone(), refusal.message),
         };
         let whys: Vec<(String, String)> = misses.into_iter().map(parts).collect();
@@ -271,7 +279,10 @@ impl Coordinator {
         let (status, body) = timeout_at(until, self.exchange(wire)).await.map_err(late)??;
         if status.is_success() {
             let parsed = (wire.parse)(&body);
-            return parsed.map_err(|error| Miss::Final(self.not_cheetah(format!("its answer: {error}"))));
+            let other = |error: serde_json::Error| {
+                Miss::Final(CallError::OtherBuild { url: self.url.clone(), why: error.to_string() })
+            };
+            return parsed.map_err(other);
         }
         match serde_json::from_slice::<Refusal>(&body) {
             Ok(refusal) if refusal.code == RefusalCode::Standby => {

@@ -159,7 +159,9 @@ pub async fn find_pool(named: Option<&str>) -> Result<Client, NoPool> {
     let local = match here.call(Call::Pool).await {
         Ok(_) => return Ok(here),
         // It is there, and has something to say: another version.
-        Err(error @ CallError::Refused(_)) => return Err(NoPool::Named(error)),
+        Err(error @ (CallError::Refused(_) | CallError::OtherBuild { .. })) => {
+            return Err(NoPool::Named(error));
+        }
         Err(CallError::Unreachable { url, why }) => format!("nothing answers at {url} ({why})"),
         Err(CallError::NoLeader { url, why }) => format!("the coordinator at {url} does not lead ({why})"),
         Err(CallError::NotCheetah { url, why }) => {
