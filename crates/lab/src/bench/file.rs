@@ -197,7 +197,8 @@ fn carry_out(walk: Walk, manner: Manner, path: &Path, block: u64, bytes: u64) ->
 }
 
 /// Touches so much memory and gives it up. A virtual machine whose free memory its host takes back pays several times for each
-/// page that it touches anew: the page cache would measure the host. What was given up just now is taken first.
+/// page that it touches anew: the page cache would measure the host. What was given up just now is taken first, mostly: who reads or
+/// writes faster than 1 Gbit/s walks twice and counts the second, whose pages are those of the first.
 fn have_at_hand(bytes: u64) {
     drop(std::hint::black_box(vec![1_u8; bytes as usize]));
 }
