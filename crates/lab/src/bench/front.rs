@@ -124,10 +124,8 @@ fn walks(bench: &mut Bench, worker: &mut Worker, places: &[Place], walk: Walk, b
             Side::new(place.name, move || {
                 let cpu =
                     || place.servers.iter().map(|pid| process::cpu_time(*pid).as_secs_f64()).sum::<f64>();
-                let worker = &mut worker.borrow_mut();
-                file::walk(worker, walk, &place.path, MIB, bytes);
                 let before = cpu();
-                let walked = file::walk_again(worker, walk, &place.path, MIB, bytes);
+                let walked = file::walk(&mut worker.borrow_mut(), walk, &place.path, MIB, bytes);
                 let used = walked.cpu + cpu() - before;
                 let value = walked.mb_per_second() / 1e3;
                 Turn { value, cpu_per_gb: used / (walked.bytes as f64 / 1e9) }
