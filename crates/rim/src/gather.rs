@@ -13,7 +13,8 @@ use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
 /// One look at the machine is followed by so much work at most: a tenth of one processor, and less where looks are rarer. It ends
-/// with the page at which somebody comes to use the donor: under load a page takes 5 ms, and requests wait for it.
+/// with the page at which somebody comes to use the donor: a page takes half a millisecond, or 5 where the host of a virtual machine
+/// has to find the memory for it first, and requests wait for that.
 const SLICE: Duration = Duration::from_millis(12);
 /// Between two slices, where no looks at the machine set the pace.
 const PAUSE: Duration = Duration::from_millis(125);
