@@ -63,7 +63,7 @@ pub async fn attach(options: cli::Attach) -> Result<(), Failure> {
         return output::json(&ready);
     }
     for note in &ready.notes {
-        eprintln!("cheetah: {note}");
+        output::note(note);
     }
     output::line(&format!("ready: {}", ready.place));
     Ok(())

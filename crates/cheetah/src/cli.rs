@@ -16,6 +16,7 @@ Exit codes:
   4  refused: no such volume or donor, a name taken, a second writer, a device in use
   5  the pool has not enough free memory
   6  data is lost or differs: a hash that does not match, a range that cannot be read
+  7  `status -x` only: not all is well, and nothing is lost
 
 Environment:
   CHEETAH_POOL   URL of the coordinator, or several, as --pool
@@ -80,8 +81,14 @@ pub enum Command {
         after_help = "Examples:\n  cheetah load disk.dd case7        makes the volume case7 if there is none\n  cheetah load disk.dd case7 --overwrite    into one that was written before\n  cheetah load /dev/sdb case7 --json"
     )]
     Load(Load),
-    /// The pool at a glance: donors, volumes, what is lost.
-    Status(Report),
+    /// The pool at a glance: donors, volumes, and of what is not well what happened and what to do.
+    #[command(
+        after_help = "Examples:\n  cheetah status\n  cheetah status -x        one line; exit code 0 when all is well, 6 when data is lost, else 7"
+    )]
+    Status(Status),
+    /// What a code that `status` shows means, and what to do about it.
+    #[command(after_help = "Example:\n  cheetah explain volume-degraded")]
+    Explain(Explain),
     /// List the volumes.
     List(Report),
     /// All about one volume: where it lies, who has it attached, what is lost.
@@ -104,6 +111,29 @@ pub enum Command {
     /// Serves an attachment: what `attach` starts in the background.
     #[command(hide = true)]
     Serve,
+}
+
+impl Command {
+    /// Whether `--json` was given.
+    pub fn wants_json(&self) -> bool {
+        let given = match self {
+            Command::Up(options) => &options.json,
+            Command::Create(options) => &options.json,
+            Command::Attach(options) => &options.json,
+            Command::Detach(options) => &options.json,
+            Command::Load(options) => &options.json,
+            Command::Status(options) => &options.json,
+            Command::Explain(options) => &options.json,
+            Command::List(options) => &options.json,
+            Command::Show(options) | Command::Delete(options) => &options.json,
+            Command::Grow(options) => &options.json,
+            Command::Leave(options) => &options.json,
+            Command::Coordinate(_) | Command::Donate(_) | Command::Completions { .. } | Command::Serve => {
+                return false;
+            }
+        };
+        given.json
+    }
 }
 
 #[derive(Debug, Args)]
@@ -285,6 +315,25 @@ pub struct Load {
     pub no_verify: bool,
     #[command(flatten)]
     pub pool: PoolArg,
+    #[command(flatten)]
+    pub json: JsonArg,
+}
+
+#[derive(Debug, Args)]
+pub struct Status {
+    /// Only whether all is well: one line, and an exit code of 0 (well), 6 (data is lost) or 7 (anything else).
+    #[arg(short = 'x')]
+    pub unwell_only: bool,
+    #[command(flatten)]
+    pub pool: PoolArg,
+    #[command(flatten)]
+    pub json: JsonArg,
+}
+
+#[derive(Debug, Args)]
+pub struct Explain {
+    /// Like volume-degraded.
+    pub code: String,
     #[command(flatten)]
     pub json: JsonArg,
 }

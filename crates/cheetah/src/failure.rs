@@ -1,14 +1,20 @@
-//! How a command fails: a message for people, an exit code for scripts.
-//! Owns the mapping of refusals and unreachable pools to exit codes. Tests: below.
+//! How a command fails: what happened and what to do, for people; a code and an exit code, for scripts.
+//! Owns the mapping of refusals and unreachable pools to both. Tests: below.
 
+use crate::output;
 use cheetah_core::api::{Refusal, RefusalCode};
 use cheetah_rim::control::CallError;
+use serde_json::json;
 
 #[derive(Debug, PartialEq, Eq)]
 pub struct Failure {
     pub exit: Exit,
-    /// What happened, to what, and what to do next.
+    /// More exact than the exit code, where there is more to say.
+    pub code: &'static str,
+    /// What happened, and to what. Empty where the report on stdout has said it.
     pub message: String,
+    /// What to do next, where the message does not say it.
+    pub advice: Option<String>,
 }
 
 /// Documented in `cheetah --help`.
@@ -21,11 +27,26 @@ pub enum Exit {
     Refused = 4,
     PoolFull = 5,
     DataLost = 6,
+    Unwell = 7,
+}
+
+impl Exit {
+    fn code(self) -> &'static str {
+        match self {
+            Exit::Failed => "failed",
+            Exit::Usage => "usage",
+            Exit::NoPool => "no_pool",
+            Exit::Refused => "refused",
+            Exit::PoolFull => "pool_full",
+            Exit::DataLost => "data_lost",
+            Exit::Unwell => "unwell",
+        }
+    }
 }
 
 impl Failure {
     pub fn new(exit: Exit, message: impl Into<String>) -> Self {
-        Failure { exit, message: message.into() }
+        Failure { exit, code: exit.code(), message: message.into(), advice: None }
     }
 
     pub fn failed(message: impl Into<String>) -> Self {
@@ -36,15 +57,57 @@ impl Failure {
         Failure::new(Exit::Usage, message)
     }
 
-    /// Tells people; the exit code is for `main` to return.
+    /// Ends with this exit code; the report has said why.
+    pub fn reported(exit: Exit) -> Self {
+        Failure::new(exit, "")
+    }
+
+    /// With what to do next.
+    #[must_use]
+    pub fn advise(mut self, advice: impl Into<String>) -> Self {
+        self.advice = Some(advice.into());
+        self
+    }
+
+    /// Tells people, or scripts; the exit code is for `main` to return.
     pub fn print(&self) {
-        eprintln!("cheetah: {}", self.message);
+        if self.message.is_empty() {
+            return;
+        }
+        if output::is_json() {
+            let mut error = json!({ "code": self.code, "message": self.message });
+            if let Some(advice) = &self.advice {
+                error["do"] = json!(advice);
+            }
+            return output::json_beside(&json!({ "error": error }));
+        }
+        output::note(&self.text());
+    }
+
+    fn text(&self) -> String {
+        match &self.advice {
+            Some(advice) => format!("{}: {advice}", self.message),
+            None => self.message.clone(),
+        }
     }
 
     /// Ends the process where it stands.
     pub fn end_now(&self) -> ! {
         self.print();
         std::process::exit(self.exit as i32)
+    }
+}
+
+fn code_of(code: RefusalCode) -> &'static str {
+    match code {
+        RefusalCode::Invalid => "invalid",
+        RefusalCode::NotFound => "not_found",
+        RefusalCode::Conflict => "conflict",
+        RefusalCode::PoolFull => "pool_full",
+        RefusalCode::Version => "version",
+        RefusalCode::Gone => "gone",
+        RefusalCode::Unavailable => "unavailable",
+        RefusalCode::Standby => "standby",
     }
 }
 
@@ -56,15 +119,45 @@ impl From<Refusal> for Failure {
             RefusalCode::PoolFull => Exit::PoolFull,
             RefusalCode::Version | RefusalCode::Unavailable | RefusalCode::Standby => Exit::NoPool,
         };
-        Failure::new(exit, refusal.message)
+        Failure { code: code_of(refusal.code), ..Failure::new(exit, refusal.message) }
     }
 }
 
 impl From<CallError> for Failure {
     fn from(error: CallError) -> Self {
+        let code = match &error {
+            CallError::Refused(_) => "",
+            CallError::Unreachable { .. } => "unreachable",
+            CallError::NoLeader { .. } => "standby",
+            CallError::NotCheetah { .. } => "not_cheetah",
+            CallError::OtherBuild { .. } => "version",
+        };
         match error {
             CallError::Refused(refusal) => refusal.into(),
-            other => Failure::new(Exit::NoPool, other.to_string()),
+            other => Failure { code, ..Failure::new(Exit::NoPool, other.to_string()) },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_to_do_follows_what_happened() {
+        let plain = Failure::failed("the disk is full");
+        assert_eq!(plain.text(), "the disk is full");
+        assert_eq!(plain.advise("make room").text(), "the disk is full: make room");
+    }
+
+    #[test]
+    fn a_refusal_has_an_exit_code_and_a_code_of_its_own() {
+        let refused = |code| Failure::from(Refusal { code, message: "no".into() });
+        let full = refused(RefusalCode::PoolFull);
+        assert_eq!((full.exit as i32, full.code), (5, "pool_full"));
+        let unknown = refused(RefusalCode::NotFound);
+        assert_eq!((unknown.exit as i32, unknown.code), (4, "not_found"));
+        let none = Failure::from(CallError::NoLeader { url: "u".into(), why: "w".into() });
+        assert_eq!((none.exit as i32, none.code), (3, "standby"));
     }
 }

@@ -1,7 +1,10 @@
 //! What is said of volumes and donors that are not as they should be: one clear line for each.
-//! Never: calls, or printing. Called by `pool` and `leave`. Tests: below.
+//! Never: calls, printing, or what to do about it (`core::findings`). Called by `pool`, `report` and `leave`. Tests: below.
 
-use cheetah_core::api::{Attachment, DonorStatus, VolumeDetail, VolumeHealth, VolumeReport, VolumeStatus};
+use cheetah_core::api::{
+    Attachment, DonorHealth, DonorStatus, VolumeDetail, VolumeHealth, VolumeReport, VolumeStatus,
+};
+use cheetah_core::findings::{is_silent, progress};
 use cheetah_core::map::{DonorId, Redundancy};
 use cheetah_core::units::{show_bytes, show_count};
 use std::collections::BTreeMap;
@@ -29,7 +32,8 @@ impl Seen<'_> {
 fn seen(volume: &VolumeStatus) -> Seen<'_> {
     let VolumeStatus { health, slots_missing, bytes_lost, .. } = *volume;
     let mut worst = Seen { health, slots_missing, bytes_lost, by: None };
-    for attachment in &volume.attachments {
+    // What was reported before a long silence is of then.
+    for attachment in volume.attachments.iter().filter(|attachment| !is_silent(attachment)) {
         let Attachment { health, slots_missing, bytes_lost, .. } = *attachment;
         if (health, bytes_lost, slots_missing) > (worst.health, worst.bytes_lost, worst.slots_missing) {
             worst = Seen { health, slots_missing, bytes_lost, by: Some(attachment) };
@@ -44,6 +48,7 @@ pub fn word(volume: &VolumeStatus) -> String {
     let said = match seen.health {
         VolumeHealth::Whole if volume.slots_filling > 0 => "whole, moving".to_owned(),
         VolumeHealth::Whole => "whole".to_owned(),
+        VolumeHealth::Unknown => "unknown, not all donors heard of yet".to_owned(),
         VolumeHealth::Degraded => format!("degraded, {} of {} missing", seen.slots_missing, volume.slots),
         VolumeHealth::Lost if volume.lost_donors.is_empty() || seen.by.is_some() => {
             format!("{} LOST", show_bytes(seen.bytes_lost))
@@ -63,6 +68,25 @@ pub fn attached(attachment: &Attachment) -> String {
         NO_FRONT_END => holder.clone(),
         LOADING => format!("{holder} (loading)"),
         place => format!("{holder} at {place}"),
+    }
+}
+
+/// `whole: 3 of 160 fragments move to other donors`: what is under way and nobody's worry.
+pub fn moves(volume: &VolumeStatus) -> Option<String> {
+    let moving = volume.health == VolumeHealth::Whole && volume.slots_filling > 0;
+    if moving { line(volume) } else { None }
+}
+
+/// How a donor does, in a few words.
+pub fn of_donor(donor: &DonorStatus) -> String {
+    match donor.health {
+        DonorHealth::Unknown => "unknown, not heard of since the coordinator began".to_owned(),
+        DonorHealth::Lost => format!("gone (silent for {} s)", donor.silent_ms / 1000),
+        DonorHealth::Alive if donor.leaving => format!("leaving, {} to move", show_bytes(donor.bytes_held)),
+        DonorHealth::Alive if donor.bytes_held > donor.bytes_offered => {
+            format!("gives back {}", show_bytes(donor.bytes_held - donor.bytes_offered))
+        }
+        DonorHealth::Alive => "alive".to_owned(),
     }
 }
 
@@ -93,6 +117,9 @@ pub fn line(volume: &VolumeStatus) -> Option<String> {
     let said = match seen.health {
         VolumeHealth::Whole if *slots_filling == 0 => return None,
         VolumeHealth::Whole => format!("whole: {slots_filling} of {slots} fragments move to other donors"),
+        VolumeHealth::Unknown => {
+            "unknown: not all of its donors were heard of since the coordinator began".to_owned()
+        }
         VolumeHealth::Degraded => format!("degraded: {missing}"),
         VolumeHealth::Lost => {
             // With no redundancy, what is beside the loss has nothing to do with it; of a mirror nothing is beside it.
@@ -106,8 +133,9 @@ pub fn line(volume: &VolumeStatus) -> Option<String> {
         }
     };
     let said = said + &seen.by();
-    let repair = match writer(volume) {
-        Some(attachment) if *slots_filling > 0 => progress(&attachment.report),
+    let repair = match progress(volume) {
+        Some(progress) => format!(", rebuilding {progress}"),
+        None if *slots_filling > 0 && writer(volume).is_some() => ", rebuilding".to_owned(),
         // What a lost volume has left is not made good by anyone.
         _ if seen.health != VolumeHealth::Lost => {
             volume.repair.as_ref().map(|repair| format!(", {repair}")).unwrap_or_default()
@@ -121,34 +149,9 @@ fn writer(volume: &VolumeStatus) -> Option<&Attachment> {
     volume.attachments.iter().find(|attachment| !attachment.read_only)
 }
 
-fn progress(report: &VolumeReport) -> String {
-    let VolumeReport { fill_bytes_done: done, fill_bytes_total: total, fill_bytes_per_second: rate, .. } =
-        report;
-    let Some(percent) = done.saturating_mul(100).checked_div(*total) else {
-        return ", rebuilding".to_owned();
-    };
-    let mut text = format!(", rebuilding {} %", percent.min(100));
-    if let Some(seconds) = total.saturating_sub(*done).checked_div(*rate) {
-        text.push_str(&format!(", {}/s, {seconds} s left", show_bytes(*rate)));
-    }
-    text
-}
-
-/// What the checksums and the scrubber of an attachment found, by donor.
-pub fn findings(report: &VolumeReport, name_of: impl Fn(DonorId) -> String) -> Vec<String> {
+/// What an attachment came across that needs nobody: all else is a finding.
+pub fn remarks(report: &VolumeReport) -> Vec<String> {
     let mut lines = Vec::new();
-    if !report.corrupt_blocks.is_empty() {
-        let each: Vec<String> = report
-            .corrupt_blocks
-            .iter()
-            .map(|(donor, count)| format!("{count} from {}", name_of(*donor)))
-            .collect();
-        lines.push(format!(
-            "blocks with a wrong checksum: {}; none was delivered, {} healed",
-            each.join(", "),
-            report.healed_blocks
-        ));
-    }
     if report.reads_rebuilt > 0 {
         let were = if report.reads_rebuilt == 1 { "was" } else { "were" };
         let reads = show_count(report.reads_rebuilt, "read");
@@ -170,25 +173,14 @@ pub fn read_ahead(report: &VolumeReport) -> Option<String> {
     ))
 }
 
-/// The pass under way is told of only while it is the first: what a later one has left out because a donor is away is
+/// What a scrub found amiss is a finding. The pass under way is told of only while it is the first: what a later one has left out because a donor is away is
 /// never counted as done.
 fn scrub(report: &VolumeReport) -> Option<String> {
     let VolumeReport { scrub_bytes_done: done, scrub_bytes_total: total, .. } = *report;
-    let found = match report.scrub_mismatches {
-        0 => "nothing wrong was found".to_owned(),
-        found => format!(
-            "fragments do not fit together in {}, and no checksum says which is wrong",
-            show_count(found, "place")
-        ),
-    };
     match (report.scrub_passes, done.saturating_mul(100).checked_div(total)) {
-        (0, Some(percent)) if done > 0 => {
-            Some(format!("the first scrub is at {} %: {found}", percent.min(100)))
-        }
+        (0, Some(percent)) if done > 0 => Some(format!("the first scrub is at {} %", percent.min(100))),
         (0, _) => None,
-        (passes, _) => {
-            Some(format!("scrubbed {} since it was attached: {found}", show_count(passes, "time")))
-        }
+        (passes, _) => Some(format!("scrubbed {} since it was attached", show_count(passes, "time"))),
     }
 }
 
@@ -247,6 +239,8 @@ mod tests {
             health: VolumeHealth::Whole,
             slots_missing: 0,
             bytes_lost: 0,
+            heard: true,
+            silent_ms: 0,
         };
         VolumeStatus {
             volume: VolumeId(1),
@@ -264,6 +258,7 @@ mod tests {
             slots_filling: filling,
             bytes_lost: 0,
             repair: None,
+            waits_for: None,
         }
     }
 
@@ -320,27 +315,17 @@ mod tests {
 
     #[test]
     fn a_scrub_is_told_of_once_there_is_something_to_tell() {
-        let said = |done, passes, mismatches| {
+        let said = |done, passes| {
             let report = VolumeReport {
                 scrub_bytes_done: done,
                 scrub_bytes_total: 100 << 20,
                 scrub_passes: passes,
-                scrub_mismatches: mismatches,
                 ..VolumeReport::default()
             };
-            findings(&report, |id| id.to_string())
+            remarks(&report)
         };
-        assert!(said(0, 0, 0).is_empty());
-        assert_eq!(said(34 << 20, 0, 0), ["the first scrub is at 34 %: nothing wrong was found"]);
-        assert_eq!(said(0, 1, 0), ["scrubbed 1 time since it was attached: nothing wrong was found"]);
-        assert!(said(100 << 20, 2, 1)[0].contains("do not fit together in 1 place,"));
-    }
-
-    #[test]
-    fn wrong_blocks_are_told_with_their_donor() {
-        let corrupt_blocks = vec![(DonorId(1), 7)];
-        let report = VolumeReport { corrupt_blocks, healed_blocks: 6, ..VolumeReport::default() };
-        let said = findings(&report, |_| "d1".into());
-        assert_eq!(said, ["blocks with a wrong checksum: 7 from d1; none was delivered, 6 healed"]);
+        assert!(said(0, 0).is_empty());
+        assert_eq!(said(34 << 20, 0), ["the first scrub is at 34 %"]);
+        assert_eq!(said(0, 1), ["scrubbed 1 time since it was attached"]);
     }
 }

@@ -80,7 +80,7 @@ pub async fn load(options: cli::Load) -> Result<(), Failure> {
     let handle = tended.volume.clone();
     let lost = handle.settled().await;
     for note in lost_notes(&lease, &lost) {
-        eprintln!("cheetah: {note}");
+        output::note(&note);
     }
     let (worker, wanted) = (handle.clone(), !options.no_verify);
     let file = options.file.display().to_string();

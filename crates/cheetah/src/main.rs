@@ -15,6 +15,7 @@ mod load;
 mod mover;
 mod output;
 mod pool;
+mod report;
 mod runtime_dir;
 mod signals;
 mod tend;
@@ -27,7 +28,13 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return end_of_parsing(&error),
+    };
+    if cli.command.wants_json() {
+        output::use_json();
+    }
     let filter = std::env::var("CHEETAH_LOG").unwrap_or_else(|_| "warn".into());
     let filter = tracing_subscriber::EnvFilter::try_new(filter).unwrap_or_else(|_| "warn".into());
     // Colours are for a terminal; names of modules are for nobody who reads this.
@@ -36,6 +43,8 @@ fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
+        // A closed stderr is no reason to say so on it.
+        .log_internal_errors(false)
         .init();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -47,6 +56,19 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => end(&failure),
     }
+}
+
+/// Help and version are parsed as errors, too.
+fn end_of_parsing(error: &clap::Error) -> ExitCode {
+    if error.use_stderr() && std::env::args_os().any(|argument| argument == "--json") {
+        output::use_json();
+        let text = error.to_string();
+        let said = text.strip_prefix("error: ").unwrap_or(&text).lines().next().unwrap_or_default();
+        return end(&Failure::usage(said).advise("see `cheetah --help`"));
+    }
+    // Whoever closed the pipe has seen enough.
+    let _ = error.print();
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(1))
 }
 
 fn end(failure: &Failure) -> ExitCode {
@@ -63,14 +85,17 @@ async fn run(command: Command) -> Result<(), Failure> {
         Command::Attach(options) => attach::attach(options).await,
         Command::Detach(options) => attach::detach(options).await,
         Command::Load(options) => load::load(options).await,
-        Command::Status(options) => pool::status(options).await,
-        Command::List(options) => pool::list(options).await,
-        Command::Show(options) => pool::show(options).await,
+        Command::Status(options) => report::status(options).await,
+        Command::List(options) => report::list(options).await,
+        Command::Show(options) => report::show(options).await,
         Command::Grow(options) => pool::grow(options).await,
         Command::Delete(options) => pool::delete(options).await,
         Command::Leave(options) => leave::leave(options).await,
+        Command::Explain(options) => report::explain(&options),
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "cheetah", &mut std::io::stdout());
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "cheetah", &mut script);
+            output::raw(&script);
             Ok(())
         }
         Command::Serve => daemon::serve_from_stdin().await,

@@ -1,45 +1,157 @@
-//! What commands print: plain tables for people, JSON for scripts. Never: decisions.
+//! All that a command prints: tables and lines for people, JSON for scripts; the report on stdout, all else on stderr.
+//!
+//! Owns the shape of what is printed and how it ends when nobody reads it. Never: decisions. Invariants: a closed pipe or
+//! terminal never ends a command; text of peers cannot move the cursor or reorder what is shown. `docs/JSON.md` says what
+//! scripts may rely on. Tests: below.
 
-use crate::failure::Failure;
+use crate::failure::{Exit, Failure};
 use serde::Serialize;
-use std::io::Write;
+use std::borrow::Cow;
+use std::io::{ErrorKind, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// One JSON document on stdout.
-pub fn json(value: &impl Serialize) -> Result<(), Failure> {
-    let text = serde_json::to_string_pretty(value).map_err(|e| Failure::failed(e.to_string()))?;
-    line(&text);
+/// Of every document that is printed with `--json`; it grows when a field changes its meaning or goes.
+pub const JSON_VERSION: u32 = 1;
+/// A cell of a table is cut at so many columns of a terminal; the last one of a row may be longer.
+const CELL_COLUMNS_MAX: usize = 64;
+const LAST_COLUMNS_MAX: usize = 160;
+
+/// Whether `--json` was given. Set once, before anything is printed.
+static JSON: AtomicBool = AtomicBool::new(false);
+
+pub fn use_json() {
+    JSON.store(true, Ordering::Relaxed);
+}
+
+pub fn is_json() -> bool {
+    JSON.load(Ordering::Relaxed)
+}
+
+#[derive(Serialize)]
+struct Versioned<'a, T> {
+    version: u32,
+    #[serde(flatten)]
+    report: &'a T,
+}
+
+/// The report of a command: one JSON object on stdout, with its version.
+pub fn json(report: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(&Versioned { version: JSON_VERSION, report })
+        .map_err(|e| Failure::failed(format!("the report cannot be written as JSON: {e}")))?;
+    write_out(&escaped(&text));
     Ok(())
 }
 
+/// One JSON object on one line of stderr: what happens beside the report.
+pub fn json_beside(report: &impl Serialize) {
+    if let Ok(text) = serde_json::to_string(&Versioned { version: JSON_VERSION, report }) {
+        write_beside(&escaped(&text));
+    }
+}
+
 pub fn line(text: &str) {
-    let mut out = std::io::stdout();
+    write_out(&plain(text));
+}
+
+/// A remark on stderr.
+pub fn note(text: &str) {
+    if is_json() {
+        return json_beside(&serde_json::json!({ "note": text }));
+    }
+    write_beside(&format!("cheetah: {}", plain(text)));
+}
+
+fn write_out(text: &str) {
+    raw(format!("{text}\n").as_bytes());
+}
+
+/// Bytes on stdout as they are.
+pub fn raw(bytes: &[u8]) {
+    let mut out = std::io::stdout().lock();
     // Flushed, so that a reader that waits for `ready:` through a pipe gets it now.
-    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+    match out.write_all(bytes).and_then(|()| out.flush()) {
         Ok(()) => {}
         // Whoever read it has seen enough.
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => {}
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => {}
         Err(e) => {
-            eprintln!("cheetah: cannot write the output: {e}");
-            std::process::exit(crate::failure::Exit::Failed as i32);
+            write_beside(&format!("cheetah: the output cannot be written: {e}"));
+            std::process::exit(Exit::Failed as i32);
         }
     }
 }
 
-/// Left-aligned columns, as wide as their widest cell.
-pub fn table(head: &[&str], rows: &[Vec<String>]) {
-    let width = |column: usize| {
-        let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
-        cells.chain([head[column].len()]).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..head.len()).map(width).collect();
-    let print = |cells: Vec<&str>| {
-        let padded = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
-        line(padded.collect::<Vec<_>>().join("  ").trim_end());
-    };
-    print(head.to_vec());
-    for row in rows {
-        print(row.iter().map(String::as_str).collect());
+/// Nobody may be there to read it, which is no reason to end.
+fn write_beside(text: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
+}
+
+/// Characters that a terminal acts upon instead of showing them: controls, and those that turn the direction of text.
+fn acts(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{61c}')
+}
+
+/// Text as it may be shown, whoever it comes from.
+pub fn plain(text: &str) -> Cow<'_, str> {
+    match text.chars().any(acts) {
+        false => Cow::Borrowed(text),
+        true => Cow::Owned(text.chars().map(|c| if acts(c) { '\u{fffd}' } else { c }).collect()),
     }
+}
+
+/// JSON leaves some of these characters as they are.
+fn escaped(json: &str) -> Cow<'_, str> {
+    let harmful = |c: char| acts(c) && c != '\n';
+    match json.chars().any(harmful) {
+        false => Cow::Borrowed(json),
+        // They stand in strings only, and all are below 2^16.
+        true => Cow::Owned(
+            json.chars()
+                .map(|c| if harmful(c) { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() })
+                .collect(),
+        ),
+    }
+}
+
+/// Cut to so many columns of a terminal, with a mark where something is missing.
+fn cut(text: &str, columns: usize) -> Cow<'_, str> {
+    if text.width() <= columns {
+        return Cow::Borrowed(text);
+    }
+    let mut kept = String::new();
+    let mut used = 0;
+    for c in text.chars() {
+        let width = c.width().unwrap_or(0);
+        if used + width > columns.saturating_sub(1) {
+            break;
+        }
+        used += width;
+        kept.push(c);
+    }
+    kept.push('…');
+    Cow::Owned(kept)
+}
+
+/// Left-aligned columns, as wide as their widest cell.
+pub fn lay_out(head: &[&str], rows: &[Vec<String>]) -> Vec<String> {
+    let last = head.len().saturating_sub(1);
+    let cell = |row: &Vec<String>, column: usize| {
+        let text = row.get(column).map(String::as_str).unwrap_or_default();
+        let columns = if column == last { LAST_COLUMNS_MAX } else { CELL_COLUMNS_MAX };
+        cut(&plain(text), columns).into_owned()
+    };
+    let head: Vec<String> = head.iter().map(|text| (*text).to_owned()).collect();
+    let rows = rows.iter().map(|row| (0..head.len()).map(|column| cell(row, column)).collect());
+    let rows: Vec<Vec<String>> = std::iter::once(head.clone()).chain(rows).collect();
+    let widths: Vec<usize> =
+        (0..head.len()).map(|column| rows.iter().map(|row| row[column].width()).max().unwrap_or(0)).collect();
+    // Not by a width in `format!`, which counts characters instead of columns and panics beyond 65,535.
+    let padded = |(text, width): (&String, &usize)| {
+        format!("{text}{}", " ".repeat(width.saturating_sub(text.width())))
+    };
+    let join = |row: &Vec<String>| row.iter().zip(&widths).map(padded).collect::<Vec<_>>().join("  ");
+    rows.iter().map(|row| join(row).trim_end().to_owned()).collect()
 }
 
 /// Sorts `d10` behind `d9`: text and numbers by turns.
@@ -60,15 +172,44 @@ pub fn natural(name: &str) -> Vec<(String, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
     #[test]
     fn names_are_sorted_as_people_count() {
         let mut names = ["d10", "lab7-4711", "d9", "a", "d1", "lab7", "d"];
-        names.sort_by_cached_key(|name| super::natural(name));
+        names.sort_by_cached_key(|name| natural(name));
         assert_eq!(names, ["a", "d", "d1", "d9", "d10", "lab7", "lab7-4711"]);
     }
 
     #[test]
-    fn a_table_takes_rows_of_any_width() {
-        super::table(&["a", "b"], &[vec!["long cell".into(), "x".into()], vec![]]);
+    fn a_table_takes_text_of_any_width() {
+        let rows = lay_out(&["A", "B"], &[vec!["long cell".into(), "x".into()], vec![]]);
+        assert_eq!(rows, ["A          B", "long cell  x", ""]);
+        // Seventeen readers of 4,000 letters each made a cell of more than 65,535.
+        let rows = lay_out(&["A", "B"], &[vec!["y".repeat(70_000), "x".repeat(70_000)]]);
+        assert_eq!(rows[1].width(), CELL_COLUMNS_MAX + 2 + LAST_COLUMNS_MAX);
+        assert!(rows[1].ends_with('…'));
+    }
+
+    #[test]
+    fn columns_stand_below_each_other_whatever_is_written_in_them() {
+        let rows =
+            lay_out(&["A", "B"], &[vec!["証拠".into(), "x".into()], vec!["e\u{301}".into(), "y".into()]]);
+        assert_eq!(rows, ["A     B", "証拠  x", "e\u{301}     y"]);
+        assert_eq!(cut("証拠証拠", 5), "証拠…");
+        assert_eq!(cut("証拠", 4), "証拠");
+        assert_eq!(cut("abc", 0), "…");
+    }
+
+    #[test]
+    fn text_of_peers_is_shown_and_not_acted_upon() {
+        let evil = "a\u{1b}[2Jb\rc\u{9b}d\u{202e}e\nf";
+        assert_eq!(plain(evil), "a\u{fffd}[2Jb\u{fffd}c\u{fffd}d\u{fffd}e\u{fffd}f");
+        assert_eq!(plain("Grüße"), "Grüße");
+        let json = serde_json::to_string_pretty(&serde_json::json!({ "holder": evil })).expect("JSON");
+        let shown = escaped(&json);
+        assert!(!shown.chars().any(|c| acts(c) && c != '\n'), "{shown:?}");
+        let back: serde_json::Value = serde_json::from_str(&shown).expect("still JSON");
+        assert_eq!(back["holder"], evil);
     }
 }

@@ -80,7 +80,7 @@ async fn start_all(options: &cli::Up, members: &mut Vec<Member>) -> Result<Attac
     let attachment = attach(options, &url).await?;
     let ready = attachment.ready.clone();
     for note in &ready.notes {
-        eprintln!("cheetah: {note}");
+        output::note(note);
     }
     if options.json.json {
         output::json(
@@ -89,7 +89,7 @@ async fn start_all(options: &cli::Up, members: &mut Vec<Member>) -> Result<Attac
     } else {
         let path = ready.path.map(|path| path.display().to_string()).unwrap_or_default();
         output::line(&format!("ready: {path} {}", ready.uri.unwrap_or_default()));
-        eprintln!("cheetah: pool {url}; `CHEETAH_POOL={url} cheetah status` shows it; Ctrl-C ends it");
+        output::note(&format!("pool {url}; `CHEETAH_POOL={url} cheetah status` shows it; Ctrl-C ends it"));
     }
     Ok(attachment)
 }
@@ -163,10 +163,10 @@ async fn watch(members: &mut [Member], signals: &mut Signals) {
         for (member, gone) in members.iter_mut().zip(&mut gone) {
             if let (Ok(Some(status)), false) = (member.child.try_wait(), *gone) {
                 *gone = true;
-                eprintln!(
-                    "cheetah: {} ended ({status}): what it held is gone, and rebuilt where redundancy covers it",
+                output::note(&format!(
+                    "{} ended ({status}): what it held is gone, and rebuilt where redundancy covers it",
                     member.what
-                );
+                ));
             }
         }
         tokio::select! {

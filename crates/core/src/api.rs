@@ -271,7 +271,10 @@ pub struct PoolStatus {
 #[serde(rename_all = "snake_case")]
 pub enum DonorHealth {
     Alive,
+    /// Not heard of since the coordinator began, which goes on as if it were there and gives it nothing new.
+    Unknown,
     /// Not heard of for `DONOR_SILENCE_NS`, or it said goodbye while it held data.
+    #[serde(rename = "gone", alias = "lost")]
     Lost,
 }
 
@@ -305,6 +308,8 @@ pub enum VolumeHealth {
     /// Every slot is held by a donor that lives.
     #[default]
     Whole,
+    /// Nothing is known to be missing, and not every holder was heard of since the coordinator began.
+    Unknown,
     /// All of it can be read, with less redundancy than it should have.
     Degraded,
     /// Parts of it cannot be read.
@@ -334,6 +339,19 @@ pub struct VolumeStatus {
     /// of a volume that has lost something.
     #[serde(default)]
     pub repair: Option<String>,
+    /// What the repair cannot begin without. Absent when it goes by itself.
+    #[serde(default)]
+    pub waits_for: Option<WaitsFor>,
+}
+
+/// What a person has to do before what is missing can be rebuilt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WaitsFor {
+    /// Too few donors, or none with room.
+    Donor,
+    /// None of its donors can attach it by itself.
+    Writer,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -351,6 +369,11 @@ pub struct Attachment {
     pub slots_missing: u64,
     #[serde(default)]
     pub bytes_lost: u64,
+    /// Since the coordinator began.
+    #[serde(default)]
+    pub heard: bool,
+    #[serde(default)]
+    pub silent_ms: u64,
 }
 
 /// `GET /v1/volumes/{name}`

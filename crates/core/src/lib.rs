@@ -13,6 +13,7 @@ pub mod checksum;
 pub mod code;
 pub mod coordinator;
 pub mod donor;
+pub mod findings;
 pub mod layout;
 pub mod limits;
 pub mod map;

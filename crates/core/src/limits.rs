@@ -117,6 +117,8 @@ pub const DONOR_SILENCE_NS: u64 = 5 * SECOND_NS;
 pub const LEASE_NS: u64 = 15 * SECOND_NS;
 /// An attached client renews its lease this often.
 pub const LEASE_RENEW_NS: u64 = 2 * SECOND_NS;
+/// What an attachment reported is not gone by any more when it was not heard of for this long: three renewals.
+pub const ATTACHMENT_SILENCE_NS: u64 = 3 * LEASE_RENEW_NS;
 
 /// Fragments of one volume that are being rebuilt or moved at once; the next ones when those are done.
 pub const VOLUME_FILLINGS_MAX: usize = 256;
@@ -214,6 +216,7 @@ const _: () = {
     assert!(EXTENT_BYTES.is_multiple_of(32 * DIRTY_REGION_BYTES) && DIRTY_REGION_BYTES >= BLOCK_BYTES);
     assert!(UNIT_MIN_BYTES as u64 >= BLOCK_BYTES);
     assert!(HEARTBEAT_NS * 3 <= DONOR_SILENCE_NS && LEASE_RENEW_NS * 3 <= LEASE_NS);
+    assert!(ATTACHMENT_SILENCE_NS < LEASE_NS);
     assert!(DONOR_SILENCE_NS + HEARTBEAT_NS * 2 < TEND_SILENCE_NS);
     assert!(CONNECT_DEADLINE_NS < REQUEST_DEADLINE_NS);
     assert!(CONTROL_ATTEMPT_NS * 2 <= CONTROL_DEADLINE_NS);

@@ -22,6 +22,8 @@ pub(super) struct Lease {
     pub(super) lost: Vec<(DonorId, String)>,
     pub(super) report: VolumeReport,
     pub(super) expires: Time,
+    /// When its holder was last heard of; absent since a restart.
+    pub(super) heard: Option<Time>,
     /// Its volume had no writer before.
     pub(super) fresh: bool,
     /// The newest map that its holder said it goes by.
@@ -70,6 +72,7 @@ impl Coordinator {
                 lost: Vec::new(),
                 report: VolumeReport::default(),
                 expires,
+                heard: Some(now),
                 fresh,
                 epoch,
             },
@@ -142,6 +145,7 @@ impl Coordinator {
         let Some(lease) = self.leases.get_mut(&token) else { return Err(lease_gone(token)) };
         self.timers.remove(&(lease.expires, Timer::Lease(token)));
         lease.expires = now + LEASE_NS;
+        lease.heard = Some(now);
         self.timers.insert((lease.expires, Timer::Lease(token)));
         lease.place = renew.place;
         self.replan |= lease.lost != renew.lost;

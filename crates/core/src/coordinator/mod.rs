@@ -102,6 +102,8 @@ pub struct Coordinator {
     wanting: BTreeSet<VolumeId>,
     /// When `Timer::Plan` is set for.
     plan_at: Option<Time>,
+    /// Of the last step.
+    now: Time,
     // What the current step still has to do at its end; empty between steps.
     /// Volumes of which somebody must look whether they need tending.
     unsure: BTreeSet<VolumeId>,
@@ -131,6 +133,7 @@ impl Coordinator {
             timers: BTreeSet::new(),
             wanting: BTreeSet::new(),
             plan_at: None,
+            now: 0,
             unsure: BTreeSet::new(),
             emptied: BTreeSet::new(),
             dirty: BTreeSet::from([Key::Pool]),
@@ -147,6 +150,7 @@ impl Coordinator {
     }
 
     pub fn step(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
+        self.now = now;
         self.expire(now);
         match event {
             Event::Call { call, entropy, request } => {

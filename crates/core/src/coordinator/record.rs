@@ -224,6 +224,6 @@ impl Lease {
     fn restore(record: LeaseRecord, expires: Time) -> Lease {
         let (place, lost, report) = (String::new(), Vec::new(), VolumeReport::default());
         // What it knows of the map it says when it renews.
-        Lease { record, place, lost, report, expires, fresh: false, epoch: 0 }
+        Lease { record, place, lost, report, expires, heard: None, fresh: false, epoch: 0 }
     }
 }

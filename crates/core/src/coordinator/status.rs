@@ -8,7 +8,7 @@ use super::volumes::Volume;
 use super::{Coordinator, Outcome};
 use crate::api::{
     API_VERSION, Answer, Attachment, DonorHealth, DonorStatus, PoolStatus, Refusal, VolumeDetail,
-    VolumeHealth, VolumeStatus,
+    VolumeHealth, VolumeStatus, WaitsFor,
 };
 use crate::layout::{LostRange, lost_ranges};
 use crate::limits::{EXTENT_BYTES, MILLISECOND_NS};
@@ -41,11 +41,12 @@ impl Coordinator {
     pub(super) fn detail(&self, volume: &Volume) -> VolumeDetail {
         let map = &volume.map;
         let is_lost = |id: DonorId| !self.donors.get(&id).is_some_and(|donor| donor.alive);
-        let now = condition(map, is_lost);
+        let is_unheard = |id: DonorId| self.donors.get(&id).is_some_and(|donor| donor.alive && !donor.heard);
+        let seen_here = condition(map, is_lost, is_unheard);
         let leases = volume.leases.iter().filter_map(|token| self.leases.get(token));
         let (attachments, lost_to) = leases
             .map(|lease| {
-                let seen = condition(map, |id| lease.lost.iter().any(|(lost, _)| *lost == id));
+                let seen = condition(map, |id| lease.lost.iter().any(|(lost, _)| *lost == id), |_| false);
                 let attachment = Attachment {
                     holder: lease.record.holder.clone(),
                     read_only: lease.record.read_only,
@@ -55,6 +56,8 @@ impl Coordinator {
                     health: seen.health,
                     slots_missing: seen.slots_missing,
                     bytes_lost: bytes_of(map, &seen.lost),
+                    heard: lease.heard.is_some(),
+                    silent_ms: lease.heard.map_or(0, |heard| self.now.saturating_sub(heard) / MILLISECOND_NS),
                 };
                 (attachment, seen.lost)
             })
@@ -71,21 +74,22 @@ impl Coordinator {
             epoch: map.epoch,
             follow: volume.follow,
             attachments,
-            health: now.health,
-            slots_missing: now.slots_missing,
+            health: seen_here.health,
+            slots_missing: seen_here.slots_missing,
             slots: slots().count() as u64,
             slots_filling: count(&|slot| slot.filling.is_some()),
             lost_donors: lost_routes.map(|(_, route)| route.name.clone()).collect(),
-            bytes_lost: bytes_of(map, &now.lost),
+            bytes_lost: bytes_of(map, &seen_here.lost),
             repair: None,
+            waits_for: None,
         };
-        let repair = self.outlook(volume, &status);
-        let status = VolumeStatus { repair, ..status };
-        VolumeDetail { status, map: map.clone(), lost: now.lost, lost_to }
+        let (repair, waits_for) = self.outlook(volume, &status).unzip();
+        let status = VolumeStatus { repair, waits_for: waits_for.flatten(), ..status };
+        VolumeDetail { status, map: map.clone(), lost: seen_here.lost, lost_to }
     }
 
     /// Who rebuilds or moves what is due, or what it lacks.
-    fn outlook(&self, volume: &Volume, status: &VolumeStatus) -> Option<String> {
+    fn outlook(&self, volume: &Volume, status: &VolumeStatus) -> Option<(String, Option<WaitsFor>)> {
         let VolumeStatus { slots_missing: missing, slots_filling: filling, .. } = *status;
         let written = self.writer(status.volume).is_some();
         if status.health == VolumeHealth::Lost || missing == 0 && (written || filling == 0) {
@@ -102,21 +106,24 @@ impl Coordinator {
             };
             let needed = show_count(width as u64, "donor");
             let are = if here == 1 { "is" } else { "are" };
-            return Some(format!(
+            let why = format!(
                 "{redundancy} needs {needed} and {here} {are} there: {missing} with `cheetah donate`"
-            ));
+            );
+            return Some((why, Some(WaitsFor::Donor)));
         }
         if homeless > 0 {
             let what = fragments(homeless);
-            return Some(format!("no donor has room for {what}: start another with `cheetah donate`"));
+            let why = format!("no donor has room for {what}: start another with `cheetah donate`");
+            return Some((why, Some(WaitsFor::Donor)));
         }
         let verb = if missing > 0 { "rebuilds" } else { "moves" };
         match (written, self.tender_for(volume)) {
             (true, _) if filling > 0 => None,
-            (true, _) => Some("it is rebuilt in a moment".to_owned()),
-            (false, Some(_)) => Some(format!("a donor {verb} it in a moment")),
+            (true, _) => Some(("it is rebuilt in a moment".to_owned(), None)),
+            (false, Some(_)) => Some((format!("a donor {verb} it in a moment"), None)),
             (false, None) => {
-                Some(format!("none of its donors can attach it: attach it, for who writes it {verb} it"))
+                let why = format!("none of its donors can attach it: attach it, for who writes it {verb} it");
+                Some((why, Some(WaitsFor::Writer)))
             }
         }
     }
@@ -129,13 +136,20 @@ struct Condition {
     lost: Vec<LostRange>,
 }
 
-fn condition(map: &VolumeMap, is_lost: impl Fn(DonorId) -> bool) -> Condition {
+fn condition(
+    map: &VolumeMap,
+    is_lost: impl Fn(DonorId) -> bool,
+    is_unheard: impl Fn(DonorId) -> bool,
+) -> Condition {
     let lost = lost_ranges(map, &is_lost);
-    let slots = map.groups.iter().flat_map(|group| &group.slots);
+    let slots = || map.groups.iter().flat_map(|group| &group.slots);
     let is_missing = |slot: &&Slot| slot.held.is_none_or(|held| is_lost(held.donor));
-    let slots_missing = slots.filter(is_missing).count() as u64;
+    let slots_missing = slots().filter(is_missing).count() as u64;
     let health = match (lost.is_empty(), slots_missing) {
         (false, _) => VolumeHealth::Lost,
+        (true, 0) if slots().filter_map(|slot| slot.held).any(|held| is_unheard(held.donor)) => {
+            VolumeHealth::Unknown
+        }
         (true, 0) => VolumeHealth::Whole,
         (true, _) => VolumeHealth::Degraded,
     };
@@ -149,10 +163,14 @@ fn donor_status(donor: &Donor, now: Time) -> DonorStatus {
         name: record.name.clone(),
         host: record.host.clone(),
         address: record.address.clone(),
-        health: if donor.alive { DonorHealth::Alive } else { DonorHealth::Lost },
+        health: match (donor.alive, donor.heard) {
+            (false, _) => DonorHealth::Lost,
+            (true, false) => DonorHealth::Unknown,
+            (true, true) => DonorHealth::Alive,
+        },
         bytes_total: u64::from(record.extents) * EXTENT_BYTES,
-        // What a lost donor has left is of no use to anyone.
-        bytes_free: if donor.alive { u64::from(donor.room()) * EXTENT_BYTES } else { 0 },
+        // What a lost donor has left is of no use to anyone, and who may be lost is given nothing.
+        bytes_free: if donor.alive && donor.heard { u64::from(donor.room()) * EXTENT_BYTES } else { 0 },
         bytes_used: donor.bytes_used,
         bytes_held: u64::from(donor.used()) * EXTENT_BYTES,
         bytes_offered: u64::from(donor.offered) * EXTENT_BYTES,

@@ -4,7 +4,7 @@ use super::wire::{GrowBody, LeaveBody, OPENAPI, wire};
 use cheetah_core::api::{
     Amend, AtStake, Attach, Attached, Attachment, Call, Create, DonorHealth, DonorStatus, Duties, Duty,
     Filled, Join, Joined, PoolStatus, Refusal, RefusalCode, Renew, Renewed, Size, Sync, VolumeDetail,
-    VolumeHealth, VolumeReport, VolumeStatus,
+    VolumeHealth, VolumeReport, VolumeStatus, WaitsFor,
 };
 use cheetah_core::layout::LostRange;
 use cheetah_core::map::{
@@ -84,6 +84,8 @@ fn attachment() -> Attachment {
         health: VolumeHealth::Lost,
         slots_missing: 1,
         bytes_lost: 1,
+        heard: true,
+        silent_ms: 1,
     }
 }
 
@@ -123,6 +125,7 @@ fn shapes() -> Vec<(&'static str, Value)> {
         slots_filling: 1,
         bytes_lost: 1,
         repair: Some(String::new()),
+        waits_for: Some(WaitsFor::Donor),
     };
     let donor = DonorStatus {
         donor: DONOR,

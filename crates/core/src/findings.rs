@@ -1,0 +1,406 @@
+//! What is not well in a pool: each finding with a stable code, the state it leaves its subject in, what happened, and what to do.
+//!
+//! Owns the judgement, from what the coordinator reports to a list of findings, the worst first. Never: calls, printing,
+//! or exit codes. Invariants: no finding, no fault; what was not heard of lately is unknown, never well; a code keeps its
+//! meaning for good, and `docs/CODES.md` explains each. Called by the commands that report. Tests: `tests/findings.rs`.
+
+use crate::api::{
+    Attachment, DonorHealth, DonorStatus, PoolStatus, VolumeHealth, VolumeReport, VolumeStatus, WaitsFor,
+};
+use crate::limits::{ATTACHMENT_SILENCE_NS, LEASE_NS, MILLISECOND_NS, SECOND_NS};
+use crate::map::{DonorId, Redundancy};
+use crate::units::{show_bytes, show_count};
+use serde::{Deserialize, Serialize};
+
+/// How its subject is. The worse, the greater.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    Well,
+    /// Nothing is missing, and less may fail than one would think.
+    Exposed,
+    /// Nobody has heard of it lately.
+    Unknown,
+    /// All of it is there, with less behind it than it should have.
+    Degraded,
+    /// Data cannot be read.
+    Lost,
+}
+
+impl State {
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            State::Well => "well",
+            State::Exposed => "exposed",
+            State::Unknown => "unknown",
+            State::Degraded => "degraded",
+            State::Lost => "lost",
+        }
+    }
+}
+
+/// What kind of thing was found. Scripts go by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Code {
+    PoolEmpty,
+    DonorGone,
+    DonorUnheard,
+    DonorUnreachable,
+    DonorWrongBlocks,
+    VolumeLost,
+    VolumeDegraded,
+    VolumeNeedsDonor,
+    VolumeNeedsWriter,
+    VolumeUnheard,
+    VolumeDisagrees,
+    AttachmentSilent,
+}
+
+impl Code {
+    pub const ALL: [Code; 12] = [
+        Code::PoolEmpty,
+        Code::DonorGone,
+        Code::DonorUnheard,
+        Code::DonorUnreachable,
+        Code::DonorWrongBlocks,
+        Code::VolumeLost,
+        Code::VolumeDegraded,
+        Code::VolumeNeedsDonor,
+        Code::VolumeNeedsWriter,
+        Code::VolumeUnheard,
+        Code::VolumeDisagrees,
+        Code::AttachmentSilent,
+    ];
+
+    /// As it is written everywhere, in JSON too.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Code::PoolEmpty => "pool-empty",
+            Code::DonorGone => "donor-gone",
+            Code::DonorUnheard => "donor-unheard",
+            Code::DonorUnreachable => "donor-unreachable",
+            Code::DonorWrongBlocks => "donor-wrong-blocks",
+            Code::VolumeLost => "volume-lost",
+            Code::VolumeDegraded => "volume-degraded",
+            Code::VolumeNeedsDonor => "volume-needs-donor",
+            Code::VolumeNeedsWriter => "volume-needs-writer",
+            Code::VolumeUnheard => "volume-unheard",
+            Code::VolumeDisagrees => "volume-disagrees",
+            Code::AttachmentSilent => "attachment-silent",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    pub code: Code,
+    /// `volume case7`, `donor lab7`, `pool`.
+    pub subject: String,
+    pub state: State,
+    /// What happened, in sentences.
+    pub what: String,
+    /// What to do next.
+    #[serde(rename = "do")]
+    pub advice: String,
+}
+
+/// The worst of what was found.
+#[must_use]
+pub fn worst(findings: &[Finding]) -> State {
+    findings.iter().map(|finding| finding.state).max().unwrap_or(State::Well)
+}
+
+/// All that is not well, the worst first.
+#[must_use]
+pub fn of_pool(status: &PoolStatus) -> Vec<Finding> {
+    let name_of = |id: DonorId| {
+        let donor = status.donors.iter().find(|donor| donor.donor == id);
+        donor.map_or_else(|| id.to_string(), |donor| donor.name.clone())
+    };
+    let mut found = Vec::new();
+    if status.donors.is_empty() {
+        found.push(Finding {
+            code: Code::PoolEmpty,
+            subject: "pool".to_owned(),
+            state: State::Degraded,
+            what: "No donor is in this pool, so it has no memory.".to_owned(),
+            advice: "On each idle machine: `cheetah donate SIZE --listen ITS_ADDRESS:0 --pool URL`."
+                .to_owned(),
+        });
+    }
+    found.extend(status.donors.iter().filter_map(of_donor));
+    for volume in &status.volumes {
+        found.extend(of_volume(volume, &name_of));
+    }
+    sort(&mut found);
+    found
+}
+
+/// All that is not well with one volume, the worst first.
+#[must_use]
+pub fn of_volume(volume: &VolumeStatus, name_of: &dyn Fn(DonorId) -> String) -> Vec<Finding> {
+    let mut found: Vec<Finding> = health(volume).into_iter().collect();
+    for attachment in &volume.attachments {
+        if is_silent(attachment) {
+            found.push(silent(volume, attachment));
+            // What it said before it fell silent is of then.
+            continue;
+        }
+        found.extend(unreachable(volume, attachment, name_of));
+        found.extend(wrong_blocks(volume, &attachment.report, name_of));
+        found.extend(disagrees(volume, &attachment.report));
+    }
+    sort(&mut found);
+    found
+}
+
+/// Whether what an attachment reported is too old to go by.
+#[must_use]
+pub fn is_silent(attachment: &Attachment) -> bool {
+    !attachment.heard || attachment.silent_ms * MILLISECOND_NS >= ATTACHMENT_SILENCE_NS
+}
+
+fn sort(found: &mut [Finding]) {
+    found.sort_by_key(|finding| std::cmp::Reverse(finding.state));
+}
+
+fn of_donor(donor: &DonorStatus) -> Option<Finding> {
+    let DonorStatus { name, host, address, .. } = donor;
+    let held = match donor.bytes_held {
+        0 => "It held nothing.".to_owned(),
+        bytes => format!("{} of volumes lay there.", show_bytes(bytes)),
+    };
+    let subject = format!("donor {name}");
+    let finding = match donor.health {
+        DonorHealth::Lost => Finding {
+            code: Code::DonorGone,
+            subject,
+            state: State::Degraded,
+            what: format!(
+                "Nothing was heard of donor {name} on host {host} for {}. {held}",
+                show_count(donor.silent_ms / 1000, "second")
+            ),
+            advice: format!(
+                "If it should be there, see that host {host} runs and that {address} is reached; a donor that ended is \
+                 started again with `cheetah donate`. If it shall stay away: nothing."
+            ),
+        },
+        DonorHealth::Unknown => Finding {
+            code: Code::DonorUnheard,
+            subject,
+            state: State::Unknown,
+            what: format!(
+                "The coordinator has not heard of donor {name} on host {host} since it began. {held}"
+            ),
+            advice:
+                "Wait some seconds. A donor that is there says so, and one that is not is then named as gone."
+                    .to_owned(),
+        },
+        DonorHealth::Alive => return None,
+    };
+    Some(finding)
+}
+
+/// How the coordinator sees the volume.
+fn health(volume: &VolumeStatus) -> Option<Finding> {
+    let VolumeStatus { name, slots, slots_missing, .. } = volume;
+    let subject = format!("volume {name}");
+    let missing = format!("{slots_missing} of {} missing", show_count(*slots, "fragment"));
+    match volume.health {
+        VolumeHealth::Whole => None,
+        VolumeHealth::Unknown => Some(Finding {
+            code: Code::VolumeUnheard,
+            subject,
+            state: State::Unknown,
+            what: format!(
+                "Donors that hold a part of volume {name} were not heard of since the coordinator began."
+            ),
+            advice: "Wait some seconds. Then it is known which of them are there.".to_owned(),
+        }),
+        VolumeHealth::Degraded => {
+            let because = because(&volume.lost_donors);
+            let what = format!("All of volume {name} can be read, with {missing}{because}.");
+            let rebuilt = match volume.redundancy {
+                Redundancy { data: 1, .. } => "copied",
+                _ => "rebuilt",
+            };
+            let repair = volume.repair.clone();
+            let (code, advice) = match volume.waits_for {
+                Some(WaitsFor::Donor) => (Code::VolumeNeedsDonor, repair),
+                Some(WaitsFor::Writer) => (Code::VolumeNeedsWriter, repair),
+                None => {
+                    let progress = progress(volume).map(|progress| format!(", {progress}"));
+                    let by_itself = format!("Nothing: it is {rebuilt}{}", progress.unwrap_or_default());
+                    let advice = match repair {
+                        Some(repair) => format!("Nothing: {repair}"),
+                        None => by_itself,
+                    };
+                    (Code::VolumeDegraded, Some(advice))
+                }
+            };
+            let advice = sentence(&advice.unwrap_or_else(|| "See `cheetah show`".to_owned()));
+            Some(Finding { code, subject, state: State::Degraded, what, advice })
+        }
+        VolumeHealth::Lost => Some(Finding {
+            code: Code::VolumeLost,
+            subject,
+            state: State::Lost,
+            what: format!(
+                "{} of volume {name} cannot be read, with {missing}{}. Those ranges answer EIO.{}",
+                show_bytes(volume.bytes_lost),
+                because(&volume.lost_donors),
+                beside(volume.redundancy)
+            ),
+            advice: match volume.lost_donors.is_empty() {
+                false => format!(
+                    "Bring back the donors that are gone if they still run: what they hold comes back with them. \
+                     `cheetah show {name}` lists what is lost. If they have ended, load it again from its source."
+                ),
+                true => format!(
+                    "`cheetah show {name}` lists what is lost. What is written there anew can be read again; or load \
+                     it again from its source."
+                ),
+            },
+        }),
+    }
+}
+
+fn because(lost_donors: &[String]) -> String {
+    match lost_donors {
+        [] => String::new(),
+        [one] => format!(": donor {one} is gone"),
+        several => format!(": donors {} are gone", several.join(", ")),
+    }
+}
+
+/// With no redundancy, what is beside a loss has nothing to do with it; of a mirror nothing is beside it.
+fn beside(redundancy: Redundancy) -> &'static str {
+    match redundancy {
+        Redundancy { data, parity } if data > 1 && parity > 0 => {
+            " What is intact in the same rows can be read, but not written."
+        }
+        _ => "",
+    }
+}
+
+/// How far the writer's rebuilding is: `34 %, 3 MiB/s, 22 s left`.
+#[must_use]
+pub fn progress(volume: &VolumeStatus) -> Option<String> {
+    let writer = volume.attachments.iter().find(|attachment| !attachment.read_only)?;
+    if volume.slots_filling == 0 || is_silent(writer) {
+        return None;
+    }
+    let VolumeReport { fill_bytes_done: done, fill_bytes_total: total, fill_bytes_per_second: rate, .. } =
+        writer.report;
+    let percent = done.saturating_mul(100).checked_div(total)?.min(100);
+    let mut text = format!("{percent} %");
+    if let Some(seconds) = total.saturating_sub(done).checked_div(rate) {
+        text.push_str(&format!(", {}/s, {seconds} s left", show_bytes(rate)));
+    }
+    Some(text)
+}
+
+fn silent(volume: &VolumeStatus, attachment: &Attachment) -> Finding {
+    let (name, holder) = (&volume.name, &attachment.holder);
+    let since = match attachment.heard {
+        true => format!("for {}", show_count(attachment.silent_ms / 1000, "second")),
+        false => "since the coordinator began".to_owned(),
+    };
+    Finding {
+        code: Code::AttachmentSilent,
+        subject: format!("volume {name}"),
+        state: State::Unknown,
+        what: format!("Nothing was heard of {holder}, who has volume {name} attached, {since}."),
+        advice: format!(
+            "See that that machine runs and reaches the coordinator. If it is gone, its lease ends by itself within {} \
+             seconds.",
+            LEASE_NS / SECOND_NS
+        ),
+    }
+}
+
+fn unreachable(
+    volume: &VolumeStatus,
+    attachment: &Attachment,
+    name_of: &dyn Fn(DonorId) -> String,
+) -> Option<Finding> {
+    if attachment.lost.is_empty() {
+        return None;
+    }
+    let (name, holder) = (&volume.name, &attachment.holder);
+    let each: Vec<String> =
+        attachment.lost.iter().map(|(id, why)| format!("{} ({why})", name_of(*id))).collect();
+    let donors = if each.len() == 1 { "donor" } else { "donors" };
+    let (state, so) = match attachment.bytes_lost {
+        0 => (State::Degraded, "What they hold is read from the others".to_owned()),
+        bytes => (State::Lost, format!("{} of volume {name} answer EIO there", show_bytes(bytes))),
+    };
+    Some(Finding {
+        code: Code::DonorUnreachable,
+        subject: format!("volume {name}"),
+        state,
+        what: format!("{holder} cannot reach {donors} {}. {so}.", each.join(", ")),
+        advice: "See that that machine reaches the addresses of these donors (`cheetah status` shows them): cables, \
+                 firewalls, routes."
+            .to_owned(),
+    })
+}
+
+fn wrong_blocks(
+    volume: &VolumeStatus,
+    report: &VolumeReport,
+    name_of: &dyn Fn(DonorId) -> String,
+) -> Option<Finding> {
+    let worst = report.corrupt_blocks.iter().max_by_key(|(_, count)| *count)?;
+    let name = &volume.name;
+    let each: Vec<String> = report
+        .corrupt_blocks
+        .iter()
+        .map(|(donor, count)| format!("{count} from {}", name_of(*donor)))
+        .collect();
+    let total: u64 = report.corrupt_blocks.iter().map(|(_, count)| *count).sum();
+    Some(Finding {
+        code: Code::DonorWrongBlocks,
+        subject: format!("volume {name}"),
+        state: State::Degraded,
+        what: format!(
+            "{} of volume {name} came with a wrong checksum: {}. None was delivered, and {} healed.",
+            show_count(total, "block"),
+            each.join(", "),
+            match report.healed_blocks {
+                1 => "1 was".to_owned(),
+                healed => format!("{healed} were"),
+            }
+        ),
+        advice: format!(
+            "Suspect the memory or the network of that machine: `cheetah leave {}` moves away what it holds.",
+            name_of(worst.0)
+        ),
+    })
+}
+
+fn disagrees(volume: &VolumeStatus, report: &VolumeReport) -> Option<Finding> {
+    let name = &volume.name;
+    (report.scrub_mismatches > 0).then(|| Finding {
+        code: Code::VolumeDisagrees,
+        subject: format!("volume {name}"),
+        state: State::Degraded,
+        what: format!(
+            "Fragments of volume {name} do not fit together in {}, and no checksum says which is wrong.",
+            show_count(report.scrub_mismatches, "place")
+        ),
+        advice:
+            "Compare the volume with its source, or load it again. Do not rely on what it holds until then."
+                .to_owned(),
+    })
+}
+
+/// With a capital letter and a full stop.
+fn sentence(text: &str) -> String {
+    let mut letters = text.chars();
+    let first: String = letters.next().map(|letter| letter.to_uppercase().collect()).unwrap_or_default();
+    format!("{first}{}.", letters.as_str())
+}
