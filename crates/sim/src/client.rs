@@ -366,7 +366,7 @@ impl World {
             }
             ClientEv::Tick(Tick::Finish) => self.step_client(c, Event::Finish),
             ClientEv::Refused(conn) => {
-                self.conn_failed(c, conn, LinkFailure::NotOpened("refused".into()));
+                self.conn_failed(c, conn, LinkFailure::Refused("refused".into()));
             }
             ClientEv::TakeForGranted(amend) => self.take_for_granted(c, &amend),
             ClientEv::AckEarly(part) => {

@@ -43,6 +43,8 @@ pub(super) struct Link {
     pub(super) unflushed: bool,
     /// It refused this reader, by the map that there is.
     pub(super) shut_out: bool,
+    /// Its process has ended: it is not waited for.
+    pub(super) gone: bool,
     pub(super) waiting: VecDeque<Key>,
     /// What was sent, oldest first; keys of parts that are done are passed over.
     pub(super) owed: VecDeque<(Time, Key)>,
@@ -143,6 +145,7 @@ impl Link {
             fenced: route.foreign_export.is_none(),
             unflushed: false,
             shut_out: false,
+            gone: false,
             waiting: VecDeque::new(),
             owed: VecDeque::new(),
             known: false,
@@ -248,7 +251,7 @@ impl Volume {
         let was_down = link.is_down();
         link.state = State::Up;
         link.known = true;
-        link.late = false;
+        (link.late, link.gone) = (false, false);
         if was_down {
             link.calm();
         }
@@ -274,6 +277,8 @@ impl Volume {
         if matches!(failure, LinkFailure::NotAdmitted(_)) {
             self.note_shut_out(donor);
         }
+        let link = self.links.get_mut(&donor).expect("looked at above");
+        link.gone = matches!(failure, LinkFailure::Refused(_));
         let link = &self.links[&donor];
         match (failure, &link.state) {
             (LinkFailure::Broken(_), State::Up) if link.fenced => self.reopen(now, donor, false, effects),
@@ -282,7 +287,10 @@ impl Volume {
             (LinkFailure::NotAdmitted(_), State::Opening { .. }) if link.known && self.awaits_maps() => {
                 effects.push(Effect::Close { donor, session });
             }
-            (LinkFailure::NotOpened(_), State::Opening { until, again_at: Some(_) }) => {
+            (
+                LinkFailure::NotOpened(_) | LinkFailure::Refused(_),
+                State::Opening { until, again_at: Some(_) },
+            ) => {
                 let state = State::Opening { until: *until, again_at: Some(now + DONOR_RETRY_NS) };
                 self.links.get_mut(&donor).expect("looked at above").state = state;
                 self.link_waits = None;

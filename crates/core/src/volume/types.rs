@@ -123,8 +123,10 @@ pub enum VolumeError {
 pub enum LinkFailure {
     /// It ended while it was up. It is opened again at once; what was on its way is sent again.
     Broken(String),
-    /// It could not be opened: refused or unreachable.
+    /// It could not be opened: unreachable, or it did not answer.
     NotOpened(String),
+    /// Nothing listens at its address: the donor's process has ended, and what it held is gone.
+    Refused(String),
     /// The donor is there, and knows no such lease or extent (any more).
     NotAdmitted(String),
 }
@@ -134,7 +136,10 @@ impl LinkFailure {
     #[must_use]
     pub fn into_why(self) -> String {
         match self {
-            LinkFailure::Broken(why) | LinkFailure::NotOpened(why) | LinkFailure::NotAdmitted(why) => why,
+            LinkFailure::Broken(why)
+            | LinkFailure::NotOpened(why)
+            | LinkFailure::Refused(why)
+            | LinkFailure::NotAdmitted(why) => why,
         }
     }
 }

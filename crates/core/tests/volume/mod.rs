@@ -130,7 +130,7 @@ impl World {
 
     pub fn refuse(&mut self, donor: DonorId) {
         let session = self.session(donor);
-        self.fail(donor, session, LinkFailure::NotOpened("refused".into()));
+        self.fail(donor, session, LinkFailure::Refused("refused".into()));
     }
 
     pub fn fail(&mut self, donor: DonorId, session: u64, failure: LinkFailure) {

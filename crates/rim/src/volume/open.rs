@@ -72,7 +72,7 @@ async fn open_one(endpoint: &Endpoint, export: &str) -> Result<Opened, LinkFailu
     let failed = |why: &dyn Display| LinkFailure::NotOpened(format!("{endpoint}: {why}"));
     let at = |e: io::Error| match e.kind() {
         io::ErrorKind::ConnectionRefused => {
-            LinkFailure::NotOpened(format!("{endpoint} refused the connection: nothing listens there"))
+            LinkFailure::Refused(format!("{endpoint} refused the connection: nothing listens there"))
         }
         _ => failed(&e),
     };
