@@ -13,7 +13,7 @@ Exit codes:
   1  failed: the message says what happened, to what, and what to do next
   2  the command line is wrong
   3  no coordinator was found, or it does not answer
-  4  refused: no such volume or donor, a name taken, a second writer, a device in use
+  4  refused: no such volume or donor, a name taken, a second writer, a device in use, an image that is not raw
   5  the pool has not enough free memory
   6  data is lost or differs: a hash that does not match, a range that cannot be read
   7  `status -x` only: not all is well, and nothing is lost
@@ -310,6 +310,9 @@ pub struct Load {
     /// Load into a volume that was loaded or written before, whatever it holds; not while anybody reads it.
     #[arg(long)]
     pub overwrite: bool,
+    /// Load the bytes as they stand, though they are a container (E01, qcow2, zip, ...) or one part of a split image.
+    #[arg(long)]
+    pub raw: bool,
     /// Do not read the volume back to compare its hash.
     #[arg(long)]
     pub no_verify: bool,

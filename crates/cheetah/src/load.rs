@@ -16,12 +16,13 @@ use cheetah_core::units::show_bytes;
 use cheetah_rim::buffer::LARGE_BYTES;
 use cheetah_rim::control::{CallError, Client};
 use cheetah_rim::volume::{Completion, Op, Sink, Submission, Tuning, VolumeError, VolumeHandle};
-use cheetah_source::RawSource;
+use cheetah_source::{RawSource, part_beside};
 use indicatif::{ProgressBar, ProgressStyle};
 use md5::{Digest, Md5};
 use serde::Serialize;
 use sha2::Sha256;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::thread::JoinHandle;
@@ -58,6 +59,9 @@ struct Hashes {
 
 pub async fn load(options: cli::Load) -> Result<(), Failure> {
     let source = RawSource::open(&options.file).map_err(|e| Failure::failed(e.to_string()))?;
+    if !options.raw {
+        check_is_raw(&source, &options.file)?;
+    }
     let pool = find(&options.pool).await?;
     // From here on there is something to take back.
     let mut signals = Signals::listen()?;
@@ -115,6 +119,25 @@ pub async fn load(options: cli::Load) -> Result<(), Failure> {
         )),
         _ => Ok(()),
     }
+}
+
+/// A container that is loaded as it stands has the right hashes, and no tool finds a file system on it.
+fn check_is_raw(source: &RawSource, file: &Path) -> Result<(), Failure> {
+    let refused = |what: String| {
+        let text = format!("{} is {what}; or load it as it stands with --raw", file.display());
+        Err(Failure::new(Exit::Refused, text))
+    };
+    if let Some(container) = source.container() {
+        return refused(container.to_string());
+    }
+    if let Some(other) = part_beside(file, Path::exists) {
+        let other = other.display();
+        return refused(format!(
+            "one part of several ({other} is another), and only that part would be loaded: put them together with \
+             `cat`, in order, and load what comes of it"
+        ));
+    }
+    Ok(())
 }
 
 /// A volume that does not exist yet is made as large as the file.

@@ -1,11 +1,15 @@
 //! What a volume is filled from. This version reads raw images and disks.
 //!
-//! Owns: opening a source read-only, its exact size, and errors that say where in it reading failed.
-//! Never: writing to a source; it is opened without the right to. Called by `cheetah load`. Tests: below.
+//! Owns: opening a source read-only, its exact size, errors that say where in it reading failed, and telling what is no raw
+//! image (`container`). Never: writing to a source; it is opened without the right to. Called by `cheetah load`. Tests: below.
 #![forbid(unsafe_code)]
 
+mod container;
+
+pub use container::{Container, part_beside};
+
 use std::fmt;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
@@ -51,14 +55,19 @@ impl RawSource {
     /// `SourceError::Open`.
     pub fn open(path: &Path) -> Result<RawSource, SourceError> {
         let fault = |why: String| SourceError::Open { path: path.to_path_buf(), why };
+        let look = |kind: io::Result<Metadata>| {
+            let kind = kind.map_err(|e| fault(e.to_string()))?;
+            let is_one = kind.is_file() || kind.file_type().is_block_device();
+            is_one.then_some(kind).ok_or_else(|| fault("it is neither a file nor a block device".into()))
+        };
+        // Before it is opened: a FIFO would wait for who writes it, and a device may act on being opened.
+        look(std::fs::metadata(path))?;
         let file = File::open(path).map_err(|e| fault(e.to_string()))?;
-        let kind = file.metadata().map_err(|e| fault(e.to_string()))?;
+        let kind = look(file.metadata())?;
         let size = if kind.file_type().is_block_device() {
             io::Seek::seek(&mut &file, io::SeekFrom::End(0)).map_err(|e| fault(e.to_string()))?
-        } else if kind.is_file() {
-            kind.len()
         } else {
-            return Err(fault("it is neither a file nor a block device".into()));
+            kind.len()
         };
         if size == 0 {
             return Err(fault("it is empty".into()));
@@ -69,6 +78,18 @@ impl RawSource {
     #[must_use]
     pub fn size(&self) -> u64 {
         self.size
+    }
+
+    /// What it is, if it is no raw image. What cannot be read of it says nothing.
+    #[must_use]
+    pub fn container(&self) -> Option<Container> {
+        let read = |from: u64, bytes: usize| {
+            let mut room = vec![0; usize::try_from(self.size - from).map_or(bytes, |left| left.min(bytes))];
+            self.read_exact_at(from, &mut room).ok().map(|()| room)
+        };
+        let head = read(0, container::HEAD_BYTES);
+        let tail = read(self.size.saturating_sub(container::TAIL_BYTES as u64), container::TAIL_BYTES);
+        container::recognise(&head.unwrap_or_default(), &tail.unwrap_or_default())
     }
 
     /// Fills `room` from `offset` on; the caller stays inside the size.
