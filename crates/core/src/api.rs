@@ -224,8 +224,11 @@ pub struct Amend {
     /// Of the map that this is about.
     pub epoch: u64,
     /// Donors that missed a write, with the reason. Each loses every slot of this volume, except in groups that
-    /// would be left with fewer than k held slots.
+    /// would be left with fewer than k held slots, and those of `keep`.
     pub exclude: Vec<(DonorId, String)>,
+    /// Slots that stay with a donor that is excluded: rows there are in doubt, and only its memory tells what they are.
+    #[serde(default)]
+    pub keep: Vec<KeptSlot>,
     /// Slots whose `filling` extent has every byte now: it becomes `held`, what was held is freed. Passed over when
     /// the map has another epoch by now.
     pub filled: Vec<Filled>,
@@ -239,7 +242,7 @@ impl Amend {
     /// Whether it changes nothing.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        let Amend { epoch: _, exclude, filled, bad, rewritten } = self;
+        let Amend { epoch: _, exclude, keep: _, filled, bad, rewritten } = self;
         exclude.is_empty() && filled.is_empty() && bad.is_empty() && rewritten.is_empty()
     }
 }
@@ -249,6 +252,12 @@ pub struct Filled {
     pub group: u32,
     pub slot: u32,
     pub placement: Placement,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct KeptSlot {
+    pub group: u32,
+    pub slot: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

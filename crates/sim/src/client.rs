@@ -588,6 +588,9 @@ impl World {
             ToClient::Welcome(false) => {
                 self.conn_failed(c, id, LinkFailure::NotAdmitted("not admitted".into()));
             }
+            ToClient::Gone => {
+                self.conn_failed(c, id, LinkFailure::Refused("another donor is there".into()));
+            }
             ToClient::End => {
                 self.conn_failed(c, id, LinkFailure::NotOpened("it closed the connection".into()));
             }

@@ -11,7 +11,9 @@ use crate::network::{Answer, Request, Stage, ToClient, ToDonor};
 use crate::plan::Bug;
 use crate::world::{DonorEv, Ev, World, say};
 use cheetah_core::api::Sync;
-use cheetah_core::donor::{Access, ConnId, DirtyMap, Donor, Effect, Event, Exit, Grant, export_name};
+use cheetah_core::donor::{
+    Access, ConnId, DirtyMap, Donor, Effect, Event, Exit, Grant, OpenError, export_name,
+};
 use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES, MILLISECOND_NS};
 use cheetah_core::map::{DonorId, LeaseToken, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
@@ -170,8 +172,9 @@ impl World {
                 self.verdict.links_aware(donor.id, self.now, is_aware);
             }
             Effect::Admit { conn, grant } => self.admit(d, conn.0, grant),
-            Effect::Refuse { conn, .. } => {
-                self.send_to_client(conn.0, ToClient::Welcome(false));
+            Effect::Refuse { conn, reason } => {
+                let gone = reason == OpenError::OtherDonor;
+                self.send_to_client(conn.0, if gone { ToClient::Gone } else { ToClient::Welcome(false) });
                 self.drop_conn(conn.0);
             }
             Effect::Drop { conn } => {

@@ -59,6 +59,8 @@ pub(crate) enum Answer {
 
 #[derive(Clone, Debug)]
 pub(crate) enum ToClient {
+    /// Another donor is at the address.
+    Gone,
     Welcome(bool),
     Answer(Key, Answer),
     End,

@@ -8,7 +8,7 @@
 
 use super::leases::read_only;
 use super::{Coordinator, Outcome, check_text, refuse};
-use crate::api::{Amend, Answer, Filled, Refusal, RefusalCode, Renewed};
+use crate::api::{Amend, Answer, Filled, KeptSlot, Refusal, RefusalCode, Renewed};
 use crate::bad;
 use crate::limits::{EXTENT_BYTES, POOL_DONORS_MAX, SET_ASIDE_DOUBLINGS_MAX, SET_ASIDE_NS};
 use crate::map::{BadRange, DonorId, LeaseToken, Placement, VolumeId, VolumeMap};
@@ -32,7 +32,8 @@ impl Coordinator {
             return Err(refuse(RefusalCode::Invalid, "more excluded donors than a pool may have"));
         }
         let excluded: BTreeSet<DonorId> = amend.exclude.iter().map(|(donor, _)| *donor).collect();
-        let mut freed = self.exclude(now, id, &excluded);
+        let keep: BTreeSet<KeptSlot> = amend.keep.into_iter().collect();
+        let mut freed = self.exclude(now, id, &excluded, &keep);
         freed.extend(self.unretire(id, |place| excluded.contains(&place.donor)));
         let left = self.fill(id, amend.epoch, &amend.filled);
         let filled = left.is_some();
@@ -58,7 +59,13 @@ impl Coordinator {
     }
 
     /// Takes the donors out of the volume's slots, as far as redundancy allows; what that frees.
-    fn exclude(&mut self, now: Time, id: VolumeId, excluded: &BTreeSet<DonorId>) -> Vec<Placement> {
+    fn exclude(
+        &mut self,
+        now: Time,
+        id: VolumeId,
+        excluded: &BTreeSet<DonorId>,
+        keep: &BTreeSet<KeptSlot>,
+    ) -> Vec<Placement> {
         let mut freed = Vec::new();
         let Some(volume) = self.volumes.get_mut(&id).filter(|_| !excluded.is_empty()) else { return freed };
         let data = volume.map.redundancy.data as usize;
@@ -70,7 +77,8 @@ impl Coordinator {
                     volume.pending.remove(&(g, s));
                     freed.push(filling);
                 }
-                freed.extend(slot.held.take_if(|held| stay >= data && goes(held)));
+                let kept = keep.contains(&KeptSlot { group: g, slot: s });
+                freed.extend(slot.held.take_if(|held| stay >= data && !kept && goes(held)));
             }
         }
         for donor in freed.iter().map(|placement| placement.donor).collect::<BTreeSet<DonorId>>() {

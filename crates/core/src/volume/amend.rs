@@ -9,7 +9,7 @@ use super::strip::{Failure, Phase, Progress};
 use super::types::{Effect, PartOp};
 use super::upkeep::Fill;
 use super::{Key, Volume};
-use crate::api::{Amend, Filled};
+use crate::api::{Amend, Filled, KeptSlot};
 use crate::bad;
 use crate::limits::{AMEND_RETRY_NS, EXCLUDE_NS};
 use crate::map::{BadRange, DonorId, Placement, VolumeMap};
@@ -40,6 +40,11 @@ impl Volume {
         if !self.amendments.bad.contains(&bad) {
             self.amendments.bad.push(bad);
         }
+    }
+
+    /// What is lost for good of data, whether the coordinator has recorded it yet or not.
+    pub(super) fn lost_ranges(&self) -> impl Iterator<Item = &BadRange> {
+        self.map.bad.iter().chain(&self.amendments.bad)
     }
 
     /// Ranges that the coordinator has yet to hear of, or has not answered for.
@@ -83,17 +88,52 @@ impl Volume {
             return;
         }
         self.amendments.exclude.retain(|donor, _| self.map.routes.contains_key(donor));
+        let keep = self.kept_slots();
+        let mut exclude = std::mem::take(&mut self.amendments.exclude);
+        // It may come back with all that it has; who waits for its exclusion says so again.
+        exclude.retain(|donor, _| self.has_more_than(*donor, &keep));
+        self.amendments.exclude = exclude;
         let filled = self.filled();
         let Amendments { exclude, bad, rewritten, .. } = &self.amendments;
-        let exclude = exclude.iter().map(|(donor, why)| (*donor, why.clone())).collect();
-        let amend =
-            Amend { epoch: self.map.epoch, exclude, filled, bad: bad.clone(), rewritten: rewritten.clone() };
+        let exclude: Vec<(DonorId, String)> =
+            exclude.iter().map(|(donor, why)| (*donor, why.clone())).collect();
+        let keep = if exclude.is_empty() { Vec::new() } else { keep };
+        let (bad, rewritten) = (bad.clone(), rewritten.clone());
+        let amend = Amend { epoch: self.map.epoch, exclude, keep, filled, bad, rewritten };
         if amend.is_empty() {
             return;
         }
         self.amendments.rewritten_said = amend.rewritten.len();
         (self.amendments.busy, self.amendments.retry_at) = (true, None);
         effects.push(Effect::Amend(amend));
+    }
+
+    /// Slots of donors that are being excluded which stay theirs.
+    fn kept_slots(&self) -> Vec<KeptSlot> {
+        let mut kept = Vec::new();
+        if self.amendments.exclude.is_empty() {
+            return kept;
+        }
+        for (group, of) in (0..).zip(&self.map.groups) {
+            for (slot, places) in (0..).zip(&of.slots) {
+                let excluded = |held: &Placement| self.amendments.exclude.contains_key(&held.donor);
+                if places.held.filter(excluded).is_some_and(|held| self.is_needed(group, slot, held.donor)) {
+                    kept.push(KeptSlot { group, slot });
+                }
+            }
+        }
+        kept
+    }
+
+    /// Whether the donor has a slot that it would lose.
+    fn has_more_than(&self, donor: DonorId, keep: &[KeptSlot]) -> bool {
+        (0..).zip(&self.map.groups).any(|(group, of)| {
+            (0..).zip(&of.slots).any(|(slot, places)| {
+                let held = places.held.is_some_and(|held| held.donor == donor);
+                let filling = places.filling.is_some_and(|filling| filling.donor == donor);
+                filling || (held && !keep.contains(&KeptSlot { group, slot }))
+            })
+        })
     }
 
     /// Slots that are complete and that the map does not call held yet. This is asked at every event, while slots
@@ -162,7 +202,7 @@ impl Volume {
     }
 
     /// Strips that wait for an exclusion look whether it is there.
-    fn look_at_waiting(&mut self) {
+    pub(super) fn look_at_waiting(&mut self) {
         let waiting = self.strips.iter().filter(|(_, strip)| strip.phase == Phase::Excluding);
         self.ready.extend(waiting.map(|(key, _)| key));
     }

@@ -257,6 +257,7 @@ impl Volume {
         match event {
             Event::Start => {
                 self.ticked_at = now;
+                self.resyncs.serve_at = (self.stage != Stage::Serving).then_some(now + REQUEST_DEADLINE_NS);
                 self.open_links(now, effects);
                 self.take_on_fills();
             }

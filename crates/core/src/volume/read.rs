@@ -5,7 +5,7 @@
 //! rebuilt block agrees with its checksum where that is known. Tests: `tests/volume_degraded.rs`, the simulator.
 
 use super::link::Trust;
-use super::strip::{Failure, Phase, Slots, Still, Work, bit, slots_of};
+use super::strip::{Failure, Phase, Slots, Still, Strip, Work, bit, slots_of};
 use super::types::{At, Combine, Effect, Mem, PartError, PartOp, VolumeError};
 use super::{Asker, Key, Volume};
 use crate::layout::{Scatter, Span};
@@ -403,6 +403,9 @@ impl Volume {
         if self.takes_blocks_alone(key) {
             return self.end_strip(now, key, Ok(()), effects);
         }
+        if self.may_settle(now, key) {
+            return self.wait_for_rows(key, effects);
+        }
         let group = self.strips.get(key).expect("a strip with lanes").group;
         if self.may_have_moved(group) {
             return self.rest(now, key, effects);
@@ -621,6 +624,8 @@ impl Volume {
             if slot < self.geometry.data {
                 let (group, from, to) = (strip.group, strip.lo, strip.hi);
                 self.report_bad(BadRange { group, slot, from, to });
+                // What its new holder is given is not what was written there, and not its fault.
+                effects.push(Effect::Forget { fragment: self.fragment(key, slot), len: to - from });
             }
             return self.write_filled(now, key, slot, to, effects);
         }
@@ -661,7 +666,7 @@ impl Volume {
             let missed = self.missed_there(span.group, lo, hi) & bit(slot) != 0;
             let (from, to) = self.geometry.column(span.begin, span.end, slot);
             // What is lost for good is no hole: who reads it has to hear that it is lost.
-            let lost = self.map.bad.iter().any(|bad| bad.reaches(span.group, slot, from, to));
+            let lost = self.lost_ranges().any(|bad| bad.reaches(span.group, slot, from, to));
             let source = self.source(span.group, slot).filter(|_| !missed && !lost);
             let scatter = self.geometry.scatter(slot, from, to, span.begin, span.payload);
             let asked = source.is_some_and(|(held, _)| {
@@ -686,12 +691,32 @@ impl Volume {
     fn is_lost_now(&self, key: Key, lanes: Slots) -> bool {
         let strip = self.strips.get(key).expect("it has read");
         let (group, lo, hi) = (strip.group, strip.lo, strip.hi);
-        slots_of(lanes).any(|slot| self.map.bad.iter().any(|bad| bad.reaches(group, slot, lo, hi)))
+        slots_of(lanes).any(|slot| self.lost_ranges().any(|bad| bad.reaches(group, slot, lo, hi)))
+    }
+
+    /// Whether something of what the strip is to read, or of a block that it is to change in part, was found to be lost
+    /// after it was planned.
+    pub(super) fn needs_what_is_lost(&self, strip: &Strip) -> bool {
+        let Some(span) = strip.span().filter(|_| self.lost_ranges().next().is_some()) else { return false };
+        (0..self.geometry.data).any(|slot| {
+            let (from, to) = self.geometry.column(span.begin, span.end, slot);
+            let (from, to) = (from.max(strip.lo), to.min(strip.hi));
+            let lost = |from, to| self.lost_ranges().any(|bad| bad.reaches(strip.group, slot, from, to));
+            match strip.work {
+                Work::Read(_) | Work::Gather(_) => lost(from, to),
+                Work::Patch { .. } if from < to => {
+                    let (first, last) = (from / BLOCK * BLOCK, (to - 1) / BLOCK * BLOCK);
+                    (first < from && lost(first, first + BLOCK))
+                        || (to < last + BLOCK && lost(last, last + BLOCK))
+                }
+                _ => false,
+            }
+        })
     }
 
     /// Whether a part of the span is known to be lost for good.
     pub(super) fn is_bad(&self, span: Span) -> bool {
-        self.map.bad.iter().any(|bad| {
+        self.lost_ranges().any(|bad| {
             let (from, to) = self.geometry.column(span.begin, span.end, bad.slot);
             bad.reaches(span.group, bad.slot, from, to)
         })

@@ -2,11 +2,13 @@
 //!
 //! Owns the way from the first link to serving: whoever wrote before may have ended in the middle, and the donors
 //! remember where. Also the rows of a write that ended without reaching everyone. Never: wrong blocks, or slots without
-//! a holder (`upkeep`). Invariant: a volume is served when every row that can be mended was; one of which data is missing
-//! as well is reported as lost, never made up. Tests: the simulator; `lab/tests/restart.rs`.
+//! a holder (`upkeep`). Invariants: a volume is served when every row fits together or its loss is recorded, or when that
+//! took as long as a request may; nothing is written by a tool to a row in doubt; data that is missing there is reported
+//! as lost, never made up; and a donor that is silent while only its memory tells what such a row is keeps that memory.
+//! Tests: `tests/volume_unclean.rs`, `tests/volume_resync.rs`, the simulator; `lab/tests/unclean.rs`.
 
 use super::strip::{Missed, Phase, Slots, Work, bit, slots_of};
-use super::types::{Effect, Mem, PartOp, StatusRun, VolumeError};
+use super::types::{Effect, Fragment, Mem, PartOp, StatusRun, VolumeError};
 use super::{Key, Stage, Volume};
 use crate::layout::Scatter;
 use crate::limits::BLOCK_BYTES;
@@ -48,6 +50,10 @@ pub(super) struct Resyncs {
     unsurveyed: Vec<(u32, u32, Placement)>,
     /// Those that redundancy cannot do without: asked as soon as they are reached.
     pub(super) unsure: Vec<(u32, u32, Placement)>,
+    /// Strips of requests that wait, without a lock, until the rows that they need fit together.
+    waiting: Vec<Key>,
+    /// The volume is served from then on; what is in doubt still is an error until whoever knows answers.
+    pub(super) serve_at: Option<Time>,
 }
 
 impl Volume {
@@ -61,6 +67,68 @@ impl Volume {
     pub(super) fn missed_there(&self, group: u32, lo: u32, hi: u32) -> Slots {
         let here = |torn: &&Torn| torn.group == group && torn.lo < hi && lo < torn.hi;
         self.torn.iter().filter(here).fold(0, |slots, torn| slots | torn.missed)
+    }
+
+    /// Whether rows there may not fit together, as far as is known now: what is written to them could be lost with them.
+    pub(super) fn is_in_doubt(&self, group: u32, lo: u32, hi: u32) -> bool {
+        self.geometry.data > 1 && (self.is_torn(group, lo, hi) || self.resyncs.resurveyed.contains(&group))
+    }
+
+    /// Whether the doubt that a strip meets may end while its request waits. Not where a donor is held back that was waited
+    /// for long enough, or where too few holders are left.
+    pub(super) fn may_settle(&self, now: Time, key: Key) -> bool {
+        let strip = self.strips.get(key).expect("it met a doubt");
+        let (group, lo, hi) = (strip.group, strip.lo, strip.hi);
+        strip.request.is_some()
+            && self.is_in_doubt(group, lo, hi)
+            && !self.is_hopeless(group)
+            && !(self.is_unsure(group) && self.resyncs.serve_at.is_none_or(|at| at <= now))
+    }
+
+    /// More of the group's holders have ended than redundancy covers.
+    fn is_hopeless(&self, group: u32) -> bool {
+        let there = |held: &Placement| !self.links.get(&held.donor).is_some_and(|link| link.gone);
+        let held = self.map.groups[group as usize].slots.iter().filter_map(|slot| slot.held);
+        held.filter(there).count() < self.geometry.data as usize
+    }
+
+    /// Whether the silent donor's memory alone tells what rows in doubt are. One that has ended does not come back.
+    pub(super) fn is_needed(&self, group: u32, slot: u32, donor: DonorId) -> bool {
+        self.geometry.data > 1
+            && slot < self.geometry.data
+            && self.torn.iter().any(|torn| torn.group == group && torn.missed == 0)
+            && self.links.get(&donor).is_some_and(|link| !link.gone)
+    }
+
+    /// Lets the strip wait without its lock, which whatever makes the rows fit together needs.
+    pub(super) fn wait_for_rows(&mut self, key: Key, effects: &mut Vec<Effect>) {
+        self.drop_parts(key, effects);
+        self.free_scratch(key);
+        let strip = self.strips.get_mut(key).expect("it waits");
+        (strip.phase, strip.have, strip.avoid) = (Phase::Locking, 0, strip.wrong);
+        let group = strip.group;
+        let ready = &mut self.ready;
+        self.locks.release(group, key, |granted| ready.push_back(granted));
+        self.resyncs.waiting.push(key);
+        self.upkeep_due = true;
+    }
+
+    /// Those whose rows fit together now, or never will, ask for their locks again.
+    pub(super) fn retry_waiting(&mut self, now: Time) {
+        for key in std::mem::take(&mut self.resyncs.waiting) {
+            let Some(strip) = self.strips.get(key) else { continue };
+            let (group, lo, hi) = (strip.group, strip.lo, strip.hi);
+            if self.failed_elsewhere(strip).is_some() {
+                self.ready.push_back(key);
+            } else if self.may_settle(now, key) {
+                self.resyncs.waiting.push(key);
+            } else {
+                let alone = strip.work.is_alone();
+                if self.locks.ask(group, key, lo, hi, alone) {
+                    self.ready.push_back(key);
+                }
+            }
+        }
     }
 
     /// Whether a holder of the group was never asked what was written lately: it must be, before anything follows.
@@ -104,6 +172,7 @@ impl Volume {
 
     /// On the way to serving: links, then the dirty maps, then the rows that they name.
     pub(super) fn look_at_stage(&mut self, now: Time) {
+        let late = self.resyncs.serve_at.is_some_and(|at| at <= now);
         match self.stage {
             Stage::Linking if self.links.values().all(super::link::Link::is_settled) => {
                 self.stage = Stage::Surveying;
@@ -113,7 +182,9 @@ impl Volume {
                 let unsurveyed = std::mem::take(&mut self.resyncs.unsurveyed);
                 // Whoever was excluded while the others were asked is not waited for.
                 let still = |(group, _, placement): &(u32, u32, Placement)| self.holds(*group, *placement);
-                self.resyncs.unsurveyed = unsurveyed.into_iter().filter(still).collect();
+                let (needed, others) = (unsurveyed.into_iter().filter(still))
+                    .partition(|(group, slot, held)| self.is_needed(*group, *slot, held.donor));
+                (self.resyncs.unsure, self.resyncs.unsurveyed) = (needed, others);
                 let unheard: BTreeSet<DonorId> =
                     self.resyncs.unsurveyed.iter().map(|(_, _, placement)| placement.donor).collect();
                 for donor in &unheard {
@@ -122,14 +193,20 @@ impl Volume {
                 self.stage = if unheard.is_empty() { Stage::Resyncing } else { Stage::Excluding };
                 self.resyncs.pause_until = now;
             }
-            Stage::Resyncing
-                if self.resyncs.open == 0
-                    && !self.torn.iter().any(|t| self.can_resync(*t) && !self.is_unsure(t.group)) =>
-            {
+            Stage::Resyncing if self.resyncs.open == 0 && (late || !self.waits_for_doubts()) => {
                 self.stage = Stage::Serving;
+                self.resyncs.serve_at = None;
             }
             _ => {}
         }
+    }
+
+    /// Whether something is in doubt that may yet be settled.
+    fn waits_for_doubts(&self) -> bool {
+        let torn = self.torn.iter().filter(|torn| torn.missed == 0).map(|torn| torn.group);
+        let unsure = self.resyncs.unsure.iter().map(|(group, ..)| *group);
+        let asked = self.resyncs.resurveyed.iter().copied();
+        torn.chain(unsure).chain(asked).any(|group| !self.is_hopeless(group))
     }
 
     /// The coordinator answered: who is still a holder and was not asked may hold half-written rows.
@@ -246,11 +323,15 @@ impl Volume {
     }
 
     fn is_known_bad(&self, torn: Torn, slot: u32) -> bool {
-        let range = BadRange { group: torn.group, slot, from: torn.lo, to: torn.hi };
-        !self.is_held(torn.group, slot) && self.map.bad.iter().any(|bad| bad.covers(&range))
+        self.is_recorded_as_lost(torn.group, slot, torn.lo, torn.hi)
     }
 
-    pub(super) fn start_resyncs(&mut self, now: Time) {
+    fn is_recorded_as_lost(&self, group: u32, slot: u32, from: u32, to: u32) -> bool {
+        let range = BadRange { group, slot, from, to };
+        !self.is_held(group, slot) && self.map.bad.iter().any(|bad| bad.covers(&range))
+    }
+
+    pub(super) fn start_resyncs(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let stage = matches!(self.stage, Stage::Resyncing | Stage::Serving);
         if !stage || self.torn.is_empty() || now < self.resyncs.pause_until {
             return;
@@ -275,8 +356,13 @@ impl Volume {
             } else if self.geometry.data > 1 && torn.missed == 0 {
                 let lost = (0..self.geometry.data).filter(|slot| !self.is_held(torn.group, *slot));
                 let lost: Vec<u32> = lost.filter(|slot| !self.is_known_bad(torn, *slot)).collect();
+                let Torn { group, lo: from, hi: to, .. } = torn;
                 for slot in lost {
-                    self.report_bad(BadRange { group: torn.group, slot, from: torn.lo, to: torn.hi });
+                    self.report_bad(BadRange { group, slot, from, to });
+                    effects.push(Effect::Forget {
+                        fragment: Fragment { group, slot, local: from },
+                        len: to - from,
+                    });
                 }
             }
         }
@@ -321,6 +407,17 @@ impl Volume {
         self.end_strip(now, key, Err(VolumeError::Corrupt), effects);
     }
 
+    /// What was decided when the strip was made is decided again, now that nobody else works there.
+    pub(super) fn begin_resync(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
+        let strip = self.strips.get(key).expect("being begun");
+        let here = |torn: &&Torn| (torn.group, torn.lo, torn.hi) == (strip.group, strip.lo, strip.hi);
+        match self.torn.iter().find(here).copied() {
+            None => self.end_strip(now, key, Ok(()), effects),
+            Some(torn) if self.can_resync(torn) => self.read_lanes(now, key, effects),
+            Some(_) => self.end_strip(now, key, Err(VolumeError::DonorLost), effects),
+        }
+    }
+
     pub(super) fn resync_lanes(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
         let geometry = self.geometry;
         self.drop_parts(key, effects);
@@ -339,8 +436,13 @@ impl Volume {
             }
             return self.set_phase(key, Phase::Writing);
         }
-        for slot in (0..geometry.data).filter(|slot| have & bit(*slot) == 0) {
-            debug_assert!(!self.is_held(group, slot), "data that is held was read");
+        let absent = (0..geometry.data).filter(|slot| have & bit(*slot) == 0);
+        let is_lost = |slot: &u32| self.is_recorded_as_lost(group, *slot, lo, hi);
+        if !absent.clone().all(|slot| is_lost(&slot)) {
+            // Its holder was taken out while the others were read: what it had may be in parity alone.
+            return self.end_strip(now, key, Err(VolumeError::DonorLost), effects);
+        }
+        for slot in absent {
             effects.push(Effect::Zero { at: self.lane(key, slot), len });
         }
         self.encode_lanes(key, effects);

@@ -95,6 +95,13 @@ pub(super) enum Work {
     Age,
 }
 
+impl Work {
+    /// Whether nobody else may work on its rows.
+    pub(super) fn is_alone(self) -> bool {
+        !matches!(self, Work::Read(_) | Work::Gather(_) | Work::Scrub)
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Locking,
@@ -315,8 +322,7 @@ impl Volume {
                 .strips_open += 1;
         }
         let unlocked = matches!(work, Work::Status(_) | Work::Barrier | Work::Survey | Work::Age);
-        let shared = matches!(work, Work::Read(_) | Work::Gather(_) | Work::Scrub);
-        if unlocked || self.locks.ask(group, key, lo, hi, !shared) {
+        if unlocked || self.locks.ask(group, key, lo, hi, work.is_alone()) {
             self.ready.push_back(key);
         }
         key
@@ -370,7 +376,7 @@ impl Volume {
     }
 
     /// Why there is no use in the strip any more. One of several requests is not given up for one of them.
-    fn failed_elsewhere(&self, strip: &Strip) -> Option<VolumeError> {
+    pub(super) fn failed_elsewhere(&self, strip: &Strip) -> Option<VolumeError> {
         let alone = !matches!(strip.work, Work::Joined(_));
         strip.request.filter(|_| alone).and_then(|request| self.requests.get(request)?.failed)
     }
@@ -407,6 +413,16 @@ impl Volume {
             _ if strip.is_users_write() && self.is_out_of_reach(strip.group) => {
                 self.end_strip(now, key, Err(VolumeError::DonorLost), effects);
             }
+            _ if self.needs_what_is_lost(strip) => {
+                self.end_strip(now, key, Err(VolumeError::DonorLost), effects);
+            }
+            // What is acknowledged there could not be kept.
+            _ if strip.is_users_write() && self.is_in_doubt(strip.group, strip.lo, strip.hi) => {
+                match self.may_settle(now, key) {
+                    true => self.wait_for_rows(key, effects),
+                    false => self.end_strip(now, key, Err(VolumeError::DonorLost), effects),
+                }
+            }
             Work::Read(span) => self.begin_read(now, key, span, effects),
             Work::Direct(span, content) => self.begin_direct(now, key, span, content, effects),
             Work::Rows(span, content) => self.begin_rows(now, key, span, content, effects),
@@ -416,7 +432,8 @@ impl Volume {
             Work::Survey => self.begin_survey(now, key, effects),
             Work::Age => self.begin_age(now, key, effects),
             Work::Patch { .. } => self.begin_patch(now, key, effects),
-            Work::Gather(_) | Work::Fill { .. } | Work::Heal { .. } | Work::Resync | Work::Scrub => {
+            Work::Resync => self.begin_resync(now, key, effects),
+            Work::Gather(_) | Work::Fill { .. } | Work::Heal { .. } | Work::Scrub => {
                 self.read_lanes(now, key, effects);
             }
         }

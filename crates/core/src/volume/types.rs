@@ -125,7 +125,7 @@ pub enum LinkFailure {
     Broken(String),
     /// It could not be opened: unreachable, or it did not answer.
     NotOpened(String),
-    /// Nothing listens at its address: the donor's process has ended, and what it held is gone.
+    /// Nothing listens at its address, or another donor does: its process has ended, and what it held is gone.
     Refused(String),
     /// The donor is there, and knows no such lease or extent (any more).
     NotAdmitted(String),

@@ -154,7 +154,8 @@ impl Volume {
         }
         self.start_surveys();
         self.survey_again();
-        self.start_resyncs(now);
+        self.start_resyncs(now, effects);
+        self.retry_waiting(now);
         if self.stage == Stage::Serving {
             self.start_heals(now);
             self.start_fills(now);
@@ -446,6 +447,7 @@ impl Volume {
                 self.resyncing.retain(|torn| !same(torn));
                 if done {
                     self.torn.retain(|torn| !same(torn));
+                    self.look_at_waiting();
                 } else {
                     self.resyncs.pause_until = now + PAUSE_NS;
                 }

@@ -3,8 +3,8 @@
 use super::wire::{GrowBody, LeaveBody, OPENAPI, wire};
 use cheetah_core::api::{
     Amend, AtStake, Attach, Attached, Attachment, Call, Create, DonorHealth, DonorStatus, Duties, Duty,
-    Filled, Join, Joined, PoolStatus, Refusal, RefusalCode, Renew, Renewed, Size, Sync, VolumeDetail,
-    VolumeHealth, VolumeReport, VolumeStatus, WaitsFor,
+    Filled, Join, Joined, KeptSlot, PoolStatus, Refusal, RefusalCode, Renew, Renewed, Size, Sync,
+    VolumeDetail, VolumeHealth, VolumeReport, VolumeStatus, WaitsFor,
 };
 use cheetah_core::layout::LostRange;
 use cheetah_core::map::{
@@ -57,6 +57,7 @@ fn amend() -> Amend {
     Amend {
         epoch: 1,
         exclude: vec![(DONOR, String::new())],
+        keep: vec![KeptSlot { group: 0, slot: 0 }],
         filled: vec![Filled { group: 0, slot: 0, placement }],
         bad: vec![bad],
         rewritten: vec![bad],

@@ -189,8 +189,10 @@ impl Exports for Door {
 
 fn refusal(error: OpenError) -> ExportError {
     match error {
-        OpenError::Malformed | OpenError::Unknown => ExportError::Unknown,
+        // An older session's answer is wanted by nobody any more.
+        OpenError::Malformed | OpenError::Unknown | OpenError::Superseded => ExportError::Unknown,
         OpenError::Leaving => ExportError::Shutdown,
-        OpenError::OtherDonor | OpenError::Superseded => ExportError::Policy(error.to_string()),
+        // This alone tells a client that what it means is gone (`rim::volume::open`).
+        OpenError::OtherDonor => ExportError::Policy(error.to_string()),
     }
 }

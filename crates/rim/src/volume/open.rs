@@ -6,7 +6,7 @@ use crate::net::{self, Endpoint};
 use cheetah_core::limits::CONNECT_DEADLINE_NS;
 use cheetah_core::map::Route;
 use cheetah_core::volume::LinkFailure;
-use cheetah_nbd::{Negotiated, TransmissionFlags, client};
+use cheetah_nbd::{Negotiated, TransmissionFlags, client, proto};
 use std::fmt::Display;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -92,6 +92,10 @@ async fn open_one(endpoint: &Endpoint, export: &str) -> Result<Opened, LinkFailu
                 return Ok(Opened { fd, session, early: input });
             }
             client::Step::Listed(_) => return Err(failed(&"it answered with a list")),
+            // Only a Cheetah donor that has taken over another's address says that.
+            client::Step::Failed(error @ client::Error::Refused { reply: proto::rep::ERR_POLICY, .. }) => {
+                return Err(LinkFailure::Refused(format!("{endpoint}: {error}")));
+            }
             client::Step::Failed(error @ client::Error::Refused { .. }) => {
                 return Err(LinkFailure::NotAdmitted(format!("{endpoint}: {error}")));
             }

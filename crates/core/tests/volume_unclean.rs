@@ -1,0 +1,184 @@
+//! A writer and a donor end together: what the next writer believes, whom it waits for, and what it never does meanwhile.
+
+mod volume;
+
+use cheetah_core::api::{Amend, KeptSlot};
+use cheetah_core::limits::{REQUEST_DEADLINE_NS, SECOND_NS};
+use cheetah_core::map::{BadRange, DonorId, Redundancy, VolumeMap};
+use cheetah_core::volume::{Effect, Event, LinkFailure, Op, PartOp, StatusRun, Volume, VolumeError};
+use volume::{UNIT, World, wide};
+
+const BLOCK: u32 = 4096;
+
+fn amendments(world: &mut World) -> Vec<Amend> {
+    let mut all = Vec::new();
+    world.effects.retain(|effect| match effect {
+        Effect::Amend(amend) => {
+            all.push(amend.clone());
+            false
+        }
+        _ => true,
+    });
+    all
+}
+
+/// Answers all that is asked; of a survey, that the first unit was written lately.
+fn answer(world: &mut World) -> Vec<(DonorId, PartOp)> {
+    let mut asked = Vec::new();
+    for sent in world.sent() {
+        asked.push((sent.donor, sent.op));
+        let lately = |len, hole| StatusRun { len, hole };
+        let answer = match sent.op {
+            PartOp::Survey => vec![lately(UNIT, false), lately(sent.len - UNIT, true)],
+            _ => vec![],
+        };
+        world.answer(sent.part, Ok(answer));
+    }
+    asked
+}
+
+/// Until the volume is served, or so long.
+fn serve_within(world: &mut World, ns: u64) -> (bool, Vec<Amend>) {
+    let (end, mut told) = (world.now + ns, Vec::new());
+    while world.now < end && !world.volume.has_room() {
+        answer(world);
+        told.extend(amendments(world));
+        if !world.volume.has_room() {
+            world.wake();
+        }
+    }
+    (world.volume.has_room(), told)
+}
+
+fn without(map: &VolumeMap, gone: DonorId) -> VolumeMap {
+    let mut map = map.clone();
+    map.epoch += 1;
+    for slot in &mut map.groups[0].slots {
+        slot.held = slot.held.filter(|held| held.donor != gone);
+    }
+    map.routes.remove(&gone);
+    map
+}
+
+/// `parity:2+1` whose writer died; donor 1, which has data, fails like this, and the others were written lately.
+fn next_writer(failure: LinkFailure) -> World {
+    let mut world = World::start(Volume::new(wide(Redundancy { data: 2, parity: 1 }), false, false));
+    let session = world.session(DonorId(1));
+    world.open(DonorId(2));
+    world.open(DonorId(3));
+    world.fail(DonorId(1), session, failure);
+    world
+}
+
+#[test]
+fn a_silent_donor_whose_data_would_be_missed_is_waited_for_and_keeps_its_memory() {
+    let mut world = next_writer(LinkFailure::NotOpened("no connection within 2 s".into()));
+    let (served, told) = serve_within(&mut world, 7 * SECOND_NS);
+    assert!(!served);
+    assert!(told.iter().all(|amend| amend.exclude.is_empty() && amend.bad.is_empty()), "{told:?}");
+    world.comes_back(DonorId(1));
+    let (served, told) = serve_within(&mut world, SECOND_NS);
+    assert!(served, "all that is in doubt fits together again");
+    assert!(told.iter().all(|amend| amend.exclude.is_empty() && amend.bad.is_empty()), "{told:?}");
+}
+
+#[test]
+fn one_that_never_answers_is_held_back_and_all_else_is_served() {
+    let mut world = next_writer(LinkFailure::NotOpened("no connection within 2 s".into()));
+    let (served, told) = serve_within(&mut world, REQUEST_DEADLINE_NS + SECOND_NS);
+    assert!(served);
+    assert!(told.iter().all(|amend| amend.exclude.is_empty() && amend.bad.is_empty()), "{told:?}");
+    // Its rows in doubt are errors at once, for reads and writes; other data can be read.
+    let write = world.submit(Op::Write, 0, 2 * UNIT);
+    let lost = world.submit(Op::Read, 0, BLOCK);
+    assert_eq!(
+        world.completed(),
+        [(write, Err(VolumeError::DonorLost)), (lost, Err(VolumeError::DonorLost))]
+    );
+    let there = world.submit(Op::Read, u64::from(UNIT), BLOCK);
+    answer(&mut world);
+    assert_eq!(world.completed(), [(there, Ok(()))]);
+    // Nor is it excluded later.
+    for _ in 0..1_000 {
+        answer(&mut world);
+        world.wake();
+    }
+    assert!(amendments(&mut world).iter().all(|amend| amend.exclude.is_empty()));
+    world.comes_back(DonorId(1));
+    for _ in 0..100 {
+        answer(&mut world);
+        if world.next_wake() < u64::MAX {
+            world.wake();
+        }
+    }
+    let write = world.submit(Op::Write, 0, 2 * UNIT);
+    answer(&mut world);
+    assert_eq!(world.completed(), [(write, Ok(()))]);
+}
+
+#[test]
+fn one_whose_process_has_ended_is_taken_out_and_its_loss_is_recorded_before_anything_is_written() {
+    let mut world = next_writer(LinkFailure::Refused("nothing listens there".into()));
+    let (served, told) = serve_within(&mut world, 3 * SECOND_NS);
+    assert!(!served, "the coordinator has recorded nothing");
+    let out: Vec<DonorId> = told.iter().flat_map(|amend| &amend.exclude).map(|(donor, _)| *donor).collect();
+    assert!(!out.is_empty() && out.iter().all(|donor| *donor == DonorId(1)), "{told:?}");
+    let map = without(world.volume.map(), DonorId(1));
+    world.step(Event::Amended(Some(map.clone())));
+    let (served, told) = serve_within(&mut world, 3 * SECOND_NS);
+    assert!(!served, "what is lost is not recorded");
+    let bad: Vec<BadRange> = told.iter().flat_map(|amend| amend.bad.clone()).collect();
+    let all = BadRange { group: 0, slot: 0, from: 0, to: UNIT };
+    assert!(!bad.is_empty() && bad.iter().all(|bad| all.covers(bad)), "{bad:?}");
+    world.step(Event::Amended(Some(VolumeMap { epoch: map.epoch + 1, bad: vec![all], ..map })));
+    let (served, _) = serve_within(&mut world, 3 * SECOND_NS);
+    assert!(served);
+    let lost = world.submit(Op::Read, 0, BLOCK);
+    assert_eq!(world.completed(), [(lost, Err(VolumeError::DonorLost))]);
+    let write = world.submit(Op::Write, 0, 2 * UNIT);
+    answer(&mut world);
+    assert_eq!(world.completed(), [(write, Ok(()))]);
+}
+
+#[test]
+fn a_part_of_a_block_that_is_lost_cannot_be_written() {
+    let mut map = wide(Redundancy { data: 2, parity: 1 });
+    map.bad = vec![BadRange { group: 0, slot: 0, from: 0, to: BLOCK }];
+    let mut world = World::new(map, false);
+    (1..=3).for_each(|donor| world.open(DonorId(donor)));
+    let write = world.submit(Op::Write, 512, 512);
+    assert_eq!(world.completed(), [(write, Err(VolumeError::DonorLost))]);
+}
+
+#[test]
+fn who_is_excluded_keeps_what_only_its_memory_tells() {
+    // Two groups of the same donors; rows of the first are in doubt, and donor 1 has missed a write to the second.
+    let mut map = wide(Redundancy { data: 2, parity: 1 });
+    let mut second = map.groups[0].clone();
+    second.slots.iter_mut().for_each(|slot| slot.held.as_mut().expect("held").extent = 1);
+    map.groups.push(second);
+    map.size *= 2;
+    let mut world = World::start(Volume::new(map, false, false));
+    let session = world.session(DonorId(1));
+    world.open(DonorId(2));
+    world.open(DonorId(3));
+    world.fail(DonorId(1), session, LinkFailure::NotOpened("no connection within 2 s".into()));
+    let mut told = Vec::new();
+    for _ in 0..20 {
+        for sent in world.sent() {
+            let lately = |len, hole| StatusRun { len, hole };
+            let first = sent.address < u64::from(64u32 << 20);
+            let answer = match sent.op {
+                PartOp::Survey if first => vec![lately(UNIT, false), lately(sent.len - UNIT, true)],
+                PartOp::Survey => vec![lately(sent.len, true)],
+                _ => vec![],
+            };
+            world.answer(sent.part, Ok(answer));
+        }
+        told.extend(amendments(&mut world));
+        world.wake();
+    }
+    let excludes: Vec<&Amend> = told.iter().filter(|amend| !amend.exclude.is_empty()).collect();
+    assert!(!excludes.is_empty());
+    assert!(excludes.iter().all(|amend| amend.keep == [KeptSlot { group: 0, slot: 0 }]), "{excludes:?}");
+}
