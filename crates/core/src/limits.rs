@@ -57,6 +57,10 @@ pub const SILENCE_NS: u64 = 800 * MILLISECOND_NS;
 pub const TICK_NS: u64 = 25 * MILLISECOND_NS;
 /// How often a donor that was set aside is tried again.
 pub const DONOR_RETRY_NS: u64 = SECOND_NS;
+/// One that was there and does not listen to what it is told is tried again after this, then after twice as long each time: a
+/// process that is killed closes its connections before its listener, and the memory between them takes its time.
+pub const DONOR_RETRY_SOON_NS: u64 = 10 * MILLISECOND_NS;
+pub const DONOR_RETRY_DOUBLINGS_MAX: u32 = 8;
 
 /// Strips (the locked parts that requests are made of) a volume works on at once.
 pub const STRIPS_MAX: usize = 4096;
@@ -91,7 +95,8 @@ pub const SLOW_MIN_NS: u64 = 100 * MILLISECOND_NS;
 pub const SLOW_FACTOR: u64 = 8;
 /// ...and is set aside when it stays so.
 pub const SLOW_NS: u64 = SECOND_NS;
-/// A donor that was set aside and missed nothing yet is given up for good after this.
+/// A donor that was set aside and missed nothing yet is given up for good after this; at once where its host says that it has
+/// ended.
 pub const EXCLUDE_NS: u64 = 5 * SECOND_NS;
 /// An amendment of the map that failed is sent again after this.
 pub const AMEND_RETRY_NS: u64 = 300 * MILLISECOND_NS;
@@ -111,6 +116,9 @@ pub const READ_TOGETHER_TRIES: u32 = 5;
 
 /// A donor reports to its coordinator at least this often.
 pub const HEARTBEAT_NS: u64 = SECOND_NS;
+/// How often a coordinator asks whether anything listens where a donor did that hung up and is not heard, `DONOR_RETRY_SOON_NS`
+/// later and then each time twice as long: a second and a quarter in all.
+pub const REACHES_MAX: u32 = 7;
 /// A donor not heard of for this long counts as lost.
 pub const DONOR_SILENCE_NS: u64 = 5 * SECOND_NS;
 /// A write lease not renewed for this long may be given to another.

@@ -10,10 +10,11 @@ use crate::plan::Bug;
 use crate::rng::Rng;
 use crate::world::{Ev, World, say};
 use cheetah_core::api::{API_VERSION, Answer, Call, Join, Refusal, RefusalCode, Renewed, Sync};
-use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event, Key, LeaseRecord, Record};
+use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event, Found, Key, LeaseRecord, Record};
 use cheetah_core::donor;
 use cheetah_core::limits::{
-    CONTROL_DEADLINE_NS, DONOR_SILENCE_NS, HEARTBEAT_NS, LEASE_NS, LEASE_RENEW_NS, MILLISECOND_NS,
+    CONNECT_DEADLINE_NS, CONTROL_DEADLINE_NS, DONOR_SILENCE_NS, HEARTBEAT_NS, LEASE_NS, LEASE_RENEW_NS,
+    MILLISECOND_NS,
 };
 use cheetah_core::map::{DonorId, LeaseToken, PoolId};
 use cheetah_core::units::Time;
@@ -118,6 +119,28 @@ impl World {
     pub(crate) fn donor_syncs(&mut self, d: usize, sync: Sync) {
         let (id, slot) = (self.donors[d].machine.identity(), self.donors[d].slot);
         self.donors[d].asked = self.call(Caller::Donor(d), Node::Donor(slot), Call::Sync { donor: id, sync });
+    }
+
+    /// The coordinator's attempt to connect is there, or lost on its way.
+    pub(crate) fn reaches(&mut self, donor: DonorId, address: String) {
+        let slot = crate::director::slot_of(&address);
+        let (there, back) = ((Node::Coordinator, Node::Donor(slot)), (Node::Donor(slot), Node::Coordinator));
+        let cut = [there, back].into_iter().any(|(from, to)| self.cut_until(from, to).is_some());
+        let found = match self.listener(slot) {
+            _ if cut => Found::Silence,
+            Some(_) => Found::Listener,
+            None if self.director.dark.contains(&slot) => Found::Silence,
+            None => Found::Nothing,
+        };
+        if found == Found::Nothing {
+            self.count("donors found to have ended");
+        }
+        let delay = if found == Found::Silence { CONNECT_DEADLINE_NS } else { self.delay() };
+        self.after(delay, Ev::Reached(donor, address, found));
+    }
+
+    pub(crate) fn reached(&mut self, donor: DonorId, address: String, found: Found) {
+        self.step_coordinator(Event::Reached { donor, address, found });
     }
 
     fn call_cut(&mut self, id: u64, up: bool, event: Ev) -> Option<Ev> {
@@ -316,6 +339,10 @@ impl World {
                     open.outcome = Some(answer);
                     self.after(delay, Ev::CallAnswered(call.0));
                 }
+            }
+            Effect::Reach { donor, address } => {
+                let delay = self.delay();
+                self.after(delay, Ev::Reaches(donor, address));
             }
             Effect::WakeAt(at) => {
                 if self.coordinator.wake_at != Some(at) {

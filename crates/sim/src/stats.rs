@@ -22,6 +22,7 @@ pub const COVERAGE: &[&str] = &[
     "writes of a former writer refused",
     "links refenced with a newer session",
     "donors asked whether they are there",
+    "donors found to have ended",
     "links opened anew beside a connection that hung",
     "writes that came late on an old connection",
     "writes torn by a lost connection",

@@ -17,6 +17,8 @@ use crate::rng::Rng;
 use crate::stats::Stats;
 use crate::verdict::Verdict;
 use cheetah_core::api::Amend;
+use cheetah_core::coordinator::Found;
+use cheetah_core::map::DonorId;
 use cheetah_core::units::Time;
 use cheetah_core::volume::Key;
 use std::collections::{BTreeMap, VecDeque};
@@ -41,6 +43,9 @@ pub(crate) enum Ev {
     Hangup(u64),
     CoordinatorWake(u64),
     CoordinatorStart,
+    /// The coordinator connects to where a donor listened, to hear whether anything does.
+    Reaches(DonorId, String),
+    Reached(DonorId, String, Found),
     Fault,
     Admin,
     Replace(usize),
@@ -159,6 +164,8 @@ impl World {
             Ev::Hangup(call) => self.hangup_arrives(call),
             Ev::CoordinatorWake(at) => self.coordinator_wake(at),
             Ev::CoordinatorStart => self.coordinator_start(),
+            Ev::Reaches(donor, address) => self.reaches(donor, address),
+            Ev::Reached(donor, address, found) => self.reached(donor, address, found),
             Ev::Fault => self.fault_tick(),
             Ev::Admin => self.admin_tick(),
             Ev::Replace(slot) => self.replace_donor(slot),

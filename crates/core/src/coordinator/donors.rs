@@ -5,6 +5,7 @@
 //! Tests: `tests/coordinator_donors.rs`.
 
 use super::confirm::Held;
+use super::doubt::Doubt;
 use super::extents::Extents;
 use super::record::DonorRecord;
 use super::{Coordinator, Key, Outcome, Timer, check_text, check_version, refuse};
@@ -23,6 +24,9 @@ use std::net::SocketAddr;
 pub(super) struct Donor {
     pub(super) record: DonorRecord,
     pub(super) alive: bool,
+    /// Nothing listens where it did, and it is not heard: its process has ended, and its memory with it.
+    pub(super) ended: bool,
+    pub(super) doubt: Option<Doubt>,
     /// Since the coordinator started. A donor that is only remembered may be dead, so it is given nothing new.
     pub(super) heard: bool,
     pub(super) last_seen: Time,
@@ -60,6 +64,8 @@ impl Donor {
             rest_until: 0,
             record,
             alive: true,
+            ended: false,
+            doubt: None,
             heard: true,
             last_seen: now,
             timer: now + DONOR_SILENCE_NS,
@@ -327,10 +333,13 @@ impl Coordinator {
         let Some(donor) = self.donors.get_mut(&id) else { return };
         let returned = !(donor.alive && donor.heard);
         (donor.alive, donor.heard) = (true, true);
+        (donor.ended, donor.doubt) = (false, None);
         donor.last_seen = now;
         self.set_donor_timer(id, now + DONOR_SILENCE_NS);
         if returned {
             (self.unsettled, self.replan) = (true, true);
+            // With it there may be enough to do without one that has ended.
+            self.unsettle_donor(id);
             self.doubt_volumes_of(id);
             self.grow_followers(seed);
         }
@@ -388,6 +397,7 @@ impl Coordinator {
         if donor.alive {
             donor.alive = false;
             (self.unsettled, self.replan) = (true, true);
+            self.doubt(id);
             self.doubt_volumes_of(id);
             self.tidy_donor(now, id);
             self.set_donor_timer(id, now + DONOR_LISTED_NS);
@@ -427,7 +437,7 @@ impl Coordinator {
         }
     }
 
-    fn set_donor_timer(&mut self, id: DonorId, at: Time) {
+    pub(super) fn set_donor_timer(&mut self, id: DonorId, at: Time) {
         if let Some(donor) = self.donors.get_mut(&id) {
             self.timers.remove(&(donor.timer, Timer::Donor(id)));
             donor.timer = at;

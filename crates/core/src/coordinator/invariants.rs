@@ -28,6 +28,7 @@ impl Coordinator {
         }
         let done = self.dirty.is_empty()
             && self.woken.is_empty()
+            && self.reaches.is_empty()
             && self.replies.is_empty()
             && self.unsure.is_empty()
             && self.emptied.is_empty()

@@ -149,8 +149,12 @@ impl Coordinator {
         self.timers.insert((lease.expires, Timer::Lease(token)));
         lease.place = renew.place;
         self.replan |= lease.lost != renew.lost;
-        lease.lost = renew.lost;
+        let known = std::mem::replace(&mut lease.lost, renew.lost);
+        let is_known = |id: &DonorId| known.iter().any(|(known, _)| known == id);
+        let lost = lease.lost.iter().map(|(id, _)| *id).filter(|id| !is_known(id));
+        let lost: Vec<DonorId> = lost.collect();
         lease.report = *renew.report;
+        lost.into_iter().for_each(|donor| self.doubt(donor));
         self.names_epoch(token, renew.epoch);
         Ok(Outcome::Hold(Held::Renew { token, epoch: renew.epoch }, now + LEASE_RENEW_NS))
     }

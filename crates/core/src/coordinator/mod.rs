@@ -6,7 +6,7 @@
 //! writer per volume; and an answer that lets a client reach a donor is held until that donor has confirmed
 //! that it knows (`confirm`). Called by `rim::control` and `sim`. Tests: `tests/coordinator_*.rs`.
 //!
-//! Files: `donors` (join, sync, silence), `drain` (leaving), `volumes` (create, grow, delete), `leases` (attach,
+//! Files: `donors` (join, sync, silence), `doubt` (donors that may have ended), `drain` (leaving), `volumes` (create, grow, delete), `leases` (attach,
 //! renew, detach), `amend` (what a writer found out), `repair` (new homes for fragments), `retire` (extents that slots
 //! have left), `tend` (volumes at rest), `bad` (lists of bad ranges), `confirm` (answers held back), `status`, `record` (what is stored), `extents` (free ones),
 //! `invariants`.
@@ -14,6 +14,7 @@
 mod amend;
 mod confirm;
 mod donors;
+mod doubt;
 mod drain;
 mod extents;
 mod invariants;
@@ -48,8 +49,20 @@ pub enum Event {
     Call { call: CallId, entropy: u64, request: Call },
     /// The caller of a held call went away.
     Hangup { call: CallId },
+    /// What a `Reach` found.
+    Reached { donor: DonorId, address: String, found: Found },
     /// The time that `WakeAt` named has come. Also the first event after `restore`.
     Wake,
+}
+
+/// Whether anything listens at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    Listener,
+    /// Its host says that nothing listens there.
+    Nothing,
+    /// No answer: the host is gone, or the way to it.
+    Silence,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -63,6 +76,11 @@ pub enum Effect {
         answer: Result<Answer, Refusal>,
     },
     WakeAt(Time),
+    /// Connect to the donor, for nothing but to hear whether anything listens there; answer with `Reached`.
+    Reach {
+        donor: DonorId,
+        address: String,
+    },
 }
 
 /// What becomes of a call: answered now, or held until a time at most.
@@ -76,6 +94,8 @@ enum Outcome {
 enum Timer {
     Held(CallId),
     Donor(DonorId),
+    /// It may have ended.
+    Doubted(DonorId),
     Lease(LeaseToken),
     Dismissed(DonorId),
     /// Donors may be homes for fragments again.
@@ -111,6 +131,7 @@ pub struct Coordinator {
     emptied: BTreeSet<DonorId>,
     dirty: BTreeSet<Key>,
     woken: BTreeSet<DonorId>,
+    reaches: Vec<(DonorId, String)>,
     unsettled: bool,
     replan: bool,
     replies: Vec<(CallId, Result<Answer, Refusal>)>,
@@ -138,6 +159,7 @@ impl Coordinator {
             emptied: BTreeSet::new(),
             dirty: BTreeSet::from([Key::Pool]),
             woken: BTreeSet::new(),
+            reaches: Vec::new(),
             unsettled: false,
             replan: true,
             replies: Vec::new(),
@@ -161,6 +183,7 @@ impl Coordinator {
                 }
             }
             Event::Hangup { call } => self.hang_up(call),
+            Event::Reached { donor, address, found } => self.reached(now, donor, &address, found),
             Event::Wake => {}
         }
         self.finish(now, effects);
@@ -195,6 +218,7 @@ impl Coordinator {
             match timer {
                 Timer::Held(call) => self.answer_late(call),
                 Timer::Donor(donor) => self.donor_timer(now, donor),
+                Timer::Doubted(donor) => self.doubt_again(donor, at),
                 Timer::Lease(token) => self.lease_expired(token),
                 Timer::Dismissed(donor) => {
                     self.dismissed.remove(&donor);
@@ -222,6 +246,8 @@ impl Coordinator {
             effects.push(self.record(key).map_or(Effect::Forget(key), Effect::Store));
         }
         self.note_given();
+        let reaches = self.reaches.drain(..);
+        effects.extend(reaches.map(|(donor, address)| Effect::Reach { donor, address }));
         effects.extend(self.replies.drain(..).map(|(call, answer)| Effect::Reply { call, answer }));
         if let Some((at, _)) = self.timers.first() {
             effects.push(Effect::WakeAt((*at).max(now)));

@@ -101,18 +101,22 @@ impl Coordinator {
         let data = volume.map.redundancy.data as usize;
         let mut freed = Vec::new();
         for (g, group) in (0..).zip(&mut volume.map.groups) {
-            let sound = sound(group, &self.donors);
+            let (sound, living) = (sound(group, &self.donors), living(group, &self.donors));
             for (s, slot) in (0..).zip(&mut group.slots) {
                 let unwanted = slot.filling.take_if(|filling| {
                     let donor = self.donors.get(&filling.donor);
-                    let goes = donor.is_none_or(|donor| donor.record.departed || donor.record.leaving);
+                    let goes = donor
+                        .is_none_or(|donor| donor.record.departed || donor.record.leaving || donor.ended);
                     goes || round.over.get_mut(&filling.donor).is_some_and(take_one)
                 });
                 if unwanted.is_some() {
                     volume.pending.remove(&(g, s));
                 }
                 freed.extend(unwanted);
-                freed.extend(slot.held.take_if(|held| sound >= data && departed(&self.donors, held.donor)));
+                freed.extend(slot.held.take_if(|held| {
+                    let gone = sound >= data && departed(&self.donors, held.donor);
+                    gone || (living >= data && ended(&self.donors, held.donor))
+                }));
             }
         }
         if freed.is_empty() {
@@ -325,6 +329,16 @@ impl Coordinator {
 
 fn departed(donors: &BTreeMap<DonorId, Donor>, id: DonorId) -> bool {
     donors.get(&id).is_none_or(|donor| donor.record.departed)
+}
+
+fn ended(donors: &BTreeMap<DonorId, Donor>, id: DonorId) -> bool {
+    donors.get(&id).is_some_and(|donor| donor.ended)
+}
+
+/// How many slots have a holder that lives.
+fn living(group: &Group, donors: &BTreeMap<DonorId, Donor>) -> usize {
+    let alive = |held: &Placement| donors.get(&held.donor).is_some_and(|donor| donor.alive);
+    group.slots.iter().filter_map(|slot| slot.held).filter(alive).count()
 }
 
 /// How many slots have a holder that is not gone for good.

@@ -25,7 +25,7 @@ impl Coordinator {
 
     /// Appoints and dismisses tenders where something changed.
     pub(super) fn appoint(&mut self, now: Time) {
-        for id in std::mem::take(&mut self.unsure) {
+        while let Some(id) = self.unsure.pop_first() {
             let Some(volume) = self.volumes.get(&id) else { continue };
             let at = self.wants_tending_at(volume);
             let tender = at.filter(|at| *at <= now).and_then(|_| self.tender_for(volume));
@@ -39,6 +39,11 @@ impl Coordinator {
         let before = std::mem::replace(&mut volume.tender, tender);
         if before == tender {
             return;
+        }
+        // Nobody gives back what a donor that is gone had.
+        let lives = |id: DonorId| self.donors.get(&id).is_some_and(|donor| donor.alive);
+        if before.is_some_and(|before| !lives(before)) {
+            self.send_away(id);
         }
         let revision = self.next_revision();
         for donor_id in before.into_iter().chain(tender) {
@@ -68,8 +73,11 @@ impl Coordinator {
             return Some(0);
         }
         let silent = group.slots.iter().filter_map(|slot| slot.held).filter(|held| !alive(held.donor));
-        let since = |donor: DonorId| self.donors.get(&donor).map_or(0, |donor| donor.last_seen);
-        silent.map(|held| since(held.donor) + TEND_SILENCE_NS).min()
+        let given_up = |id: DonorId| match self.donors.get(&id) {
+            Some(donor) if !donor.ended => donor.last_seen + TEND_SILENCE_NS,
+            _ => 0,
+        };
+        silent.map(|held| given_up(held.donor)).min()
     }
 
     /// Who tends the volume already, else the best of its donors.

@@ -11,7 +11,7 @@ use super::upkeep::Fill;
 use super::{Key, Volume};
 use crate::api::{Amend, Filled, KeptSlot};
 use crate::bad;
-use crate::limits::{AMEND_RETRY_NS, EXCLUDE_NS};
+use crate::limits::AMEND_RETRY_NS;
 use crate::map::{BadRange, DonorId, Placement, VolumeMap};
 use crate::units::Time;
 use std::collections::BTreeMap;
@@ -19,6 +19,8 @@ use std::collections::BTreeMap;
 #[derive(Debug, Default)]
 pub(super) struct Amendments {
     exclude: BTreeMap<DonorId, String>,
+    /// Those of them that were named in the amendment that is on its way.
+    exclude_said: Vec<DonorId>,
     bad: Vec<BadRange>,
     rewritten: Vec<BadRange>,
     /// How many of those were said in the amendment that is on its way.
@@ -26,8 +28,6 @@ pub(super) struct Amendments {
     /// One is on its way.
     busy: bool,
     pub(super) retry_at: Option<Time>,
-    /// When donors that have been down for long are named again.
-    look_again_at: Time,
 }
 
 impl Volume {
@@ -59,18 +59,15 @@ impl Volume {
         self.amendments.rewritten.extend(rewritten);
     }
 
-    /// Donors that have been down for long, so that what they held is rebuilt also when nobody writes.
-    pub(super) fn exclude_the_long_gone(&mut self, now: Time) {
-        if self.read_only || self.geometry.parity == 0 || now < self.amendments.look_again_at {
+    /// Donors that have ended, and those that have been away for long, each by its own time: what they held is rebuilt also
+    /// when nobody writes.
+    pub(super) fn exclude_who_is_gone(&mut self, now: Time) {
+        if self.read_only || self.geometry.parity == 0 {
             return;
         }
-        let gone: Vec<(DonorId, String)> = (self.links.iter())
-            .filter(|(_, link)| link.down_since().is_some_and(|since| since + EXCLUDE_NS <= now))
-            .map(|(donor, _)| (*donor, "it could not be reached".to_owned()))
-            .collect();
-        if !gone.is_empty() {
-            self.amendments.look_again_at = now + EXCLUDE_NS;
-        }
+        let links = self.links.iter_mut();
+        let gone: Vec<(DonorId, String)> =
+            links.filter_map(|(donor, link)| Some((*donor, link.exclude(now)?))).collect();
         gone.into_iter().for_each(|(donor, why)| self.exclude(donor, why));
     }
 
@@ -97,13 +94,15 @@ impl Volume {
         let Amendments { exclude, bad, rewritten, .. } = &self.amendments;
         let exclude: Vec<(DonorId, String)> =
             exclude.iter().map(|(donor, why)| (*donor, why.clone())).collect();
+        let exclude_said = exclude.iter().map(|(donor, _)| *donor).collect();
         let keep = if exclude.is_empty() { Vec::new() } else { keep };
         let (bad, rewritten) = (bad.clone(), rewritten.clone());
         let amend = Amend { epoch: self.map.epoch, exclude, keep, filled, bad, rewritten };
         if amend.is_empty() {
             return;
         }
-        self.amendments.rewritten_said = amend.rewritten.len();
+        (self.amendments.exclude_said, self.amendments.rewritten_said) =
+            (exclude_said, amend.rewritten.len());
         (self.amendments.busy, self.amendments.retry_at) = (true, None);
         effects.push(Effect::Amend(amend));
     }
@@ -181,13 +180,16 @@ impl Volume {
         }
         match map {
             Some(map) => {
-                self.amendments.exclude.clear();
+                for donor in std::mem::take(&mut self.amendments.exclude_said) {
+                    self.amendments.exclude.remove(&donor);
+                }
+                let news = !self.amendments.exclude.is_empty();
                 self.amendments.bad.retain(|bad| !map.bad.iter().any(|known| known.covers(bad)));
                 self.amendments.rewritten.drain(..self.amendments.rewritten_said);
                 self.replace_map(now, map, effects);
                 self.stage_amended();
-                // Whatever was not granted is asked for again, but not at once.
-                self.amendments.retry_at = Some(now + AMEND_RETRY_NS / 4);
+                // Whatever was not granted is asked for again, but not at once; who was lost meanwhile is named now.
+                self.amendments.retry_at = (!news).then_some(now + AMEND_RETRY_NS / 4);
             }
             None => self.amendments.retry_at = Some(now + AMEND_RETRY_NS),
         }

@@ -18,9 +18,10 @@ use super::strip::{Failure, Part, Progress};
 use super::types::{Effect, LinkFailure, PartOp};
 use super::{Key, Volume};
 use crate::limits::{
-    CONNECT_DEADLINE_NS, CONNECTIONS_FAR, CONNECTIONS_NEAR, DONOR_RETRY_NS, DOUBT_AGAIN_NS, DOUBT_NS, FAR_NS,
-    HEDGE_MAX_NS, HEDGE_MIN_NS, MILLISECOND_NS, REOPEN_NS, REQUEST_DEADLINE_NS, SECOND_NS, SILENCE_NS,
-    SLOW_FACTOR, SLOW_MIN_NS, SLOW_NS, TICK_NS,
+    CONNECT_DEADLINE_NS, CONNECTIONS_FAR, CONNECTIONS_NEAR, DONOR_RETRY_DOUBLINGS_MAX, DONOR_RETRY_NS,
+    DONOR_RETRY_SOON_NS, DOUBT_AGAIN_NS, DOUBT_NS, EXCLUDE_NS, FAR_NS, HEDGE_MAX_NS, HEDGE_MIN_NS,
+    MILLISECOND_NS, REOPEN_NS, REQUEST_DEADLINE_NS, SECOND_NS, SILENCE_NS, SLOW_FACTOR, SLOW_MIN_NS, SLOW_NS,
+    TICK_NS,
 };
 use crate::map::{DonorId, Route};
 use crate::units::Time;
@@ -72,9 +73,13 @@ pub(super) enum State {
     /// `probing`: an attempt to open it again is under way until `retry_at`.
     Down {
         why: String,
-        since: Time,
+        hope: Hope,
         retry_at: Option<Time>,
         probing: bool,
+        /// Attempts that failed.
+        tries: u32,
+        /// When it is named to the coordinator, again if that did not take it out of the map.
+        exclude_at: Time,
     },
 }
 
@@ -92,6 +97,18 @@ impl LinkWaits {
             any_down: links.values().any(Link::is_down),
         }
     }
+}
+
+/// What is to be expected of a donor that was set aside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Hope {
+    /// It may come back with what it holds.
+    Some,
+    /// It was there, and now makes no connection of use: it may be about to end, and then its host soon says so.
+    Little,
+    /// It was there, and what it held is gone or never believed again: nobody listens at its address any more, or one that
+    /// does not know this volume, or it is a foreign server whose link broke.
+    None,
 }
 
 impl State {
@@ -171,10 +188,23 @@ impl Link {
         matches!(self.state, State::Down { .. })
     }
 
-    pub(super) fn down_since(&self) -> Option<Time> {
-        match self.state {
-            State::Down { since, .. } => Some(since),
-            _ => None,
+    /// Why it is to be named to the coordinator now, if it is; then again after a while.
+    pub(super) fn exclude(&mut self, now: Time) -> Option<String> {
+        let State::Down { why, hope, exclude_at, .. } = &mut self.state else { return None };
+        if *exclude_at > now {
+            return None;
+        }
+        *exclude_at = now + EXCLUDE_NS;
+        Some(if *hope == Hope::None { why.clone() } else { "it could not be reached".to_owned() })
+    }
+
+    /// What a failure says of a donor whose link is not opened again at once.
+    fn hope_after(&self, failure: &LinkFailure) -> Hope {
+        match failure {
+            LinkFailure::Refused(_) | LinkFailure::NotAdmitted(_) if self.known => Hope::None,
+            LinkFailure::Broken(_) if !self.fenced => Hope::None,
+            LinkFailure::NotOpened(_) if self.known => Hope::Little,
+            _ => Hope::Some,
         }
     }
 
@@ -296,7 +326,11 @@ impl Volume {
                 self.link_waits = None;
                 effects.push(Effect::Close { donor, session });
             }
-            (failure, _) => self.set_aside(now, donor, failure.into_why(), effects),
+            (failure, _) => {
+                let hope = link.hope_after(&failure);
+                self.set_aside_with(now, donor, failure.into_why(), hope, effects);
+                self.exclude_who_is_gone(now);
+            }
         }
     }
 
@@ -338,14 +372,33 @@ impl Volume {
     /// Gives the donor up for now: everything it owes fails, and so does at once whatever comes until it is
     /// reached again.
     pub(super) fn set_aside(&mut self, now: Time, donor: DonorId, why: String, effects: &mut Vec<Effect>) {
+        self.set_aside_with(now, donor, why, Hope::Some, effects);
+    }
+
+    fn set_aside_with(
+        &mut self,
+        now: Time,
+        donor: DonorId,
+        why: String,
+        hope: Hope,
+        effects: &mut Vec<Effect>,
+    ) {
         self.link_waits = None;
         let link = self.links.get_mut(&donor).expect("it has a link");
         effects.push(Effect::Close { donor, session: link.session });
         let ended = matches!(link.state, State::Up | State::Down { retry_at: None, .. });
         let for_good = !link.fenced && ended;
-        let retry_at = (!for_good).then_some(now + DONOR_RETRY_NS);
-        let since = link.down_since().unwrap_or(now);
-        link.state = State::Down { why, since, retry_at, probing: false };
+        let (hope_before, tries, exclude_at) = match &link.state {
+            State::Down { hope, tries, exclude_at, .. } => (*hope, tries.saturating_add(1), *exclude_at),
+            _ => (Hope::Some, 0, now + EXCLUDE_NS),
+        };
+        let soon = DONOR_RETRY_SOON_NS << tries.min(DONOR_RETRY_DOUBLINGS_MAX);
+        let retry_ns = if hope == Hope::Little { soon.min(DONOR_RETRY_NS) } else { DONOR_RETRY_NS };
+        let retry_at = (!for_good).then_some(now + retry_ns);
+        // Who has ended is not waited for.
+        let exclude_at = if hope == Hope::None && hope_before != Hope::None { now } else { exclude_at };
+        let hope = hope.max(hope_before);
+        link.state = State::Down { why, hope, retry_at, probing: false, tries, exclude_at };
         link.calm();
         link.waiting.clear();
         link.owed.clear();

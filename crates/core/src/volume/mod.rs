@@ -485,7 +485,7 @@ impl Volume {
             } else {
                 self.ticked_at = now;
             }
-            self.exclude_the_long_gone(now);
+            self.exclude_who_is_gone(now);
             self.tick_upkeep(now);
             self.tick_resting(now);
         }

@@ -76,6 +76,9 @@ impl Pace {
 
     /// How many chunks may be on their way now.
     pub(super) fn chunks(&self) -> usize {
+        if !self.busy && self.count == 0 {
+            return FILL_CHUNKS_MAX as usize; // Nobody asks for anything.
+        }
         let rests = self.busy && self.windows % REST_EVERY < REST_FOR;
         if rests { 0 } else { (self.allowed / UNIT) as usize }
     }
@@ -99,6 +102,14 @@ mod tests {
         let mut pace = Pace::new();
         run(&mut pace, 10, |_| None);
         assert_eq!(pace.chunks(), FILL_CHUNKS_MAX as usize);
+    }
+
+    #[test]
+    fn what_lay_idle_is_rebuilt_at_full_speed_from_the_first_chunk_on() {
+        assert_eq!(Pace::new().chunks(), FILL_CHUNKS_MAX as usize);
+        let mut pace = Pace::new();
+        pace.note(1_000_000);
+        assert_eq!(pace.chunks(), 4, "somebody is there");
     }
 
     #[test]

@@ -204,8 +204,14 @@ impl Volume {
                 let up = self.links.get(&fill.to.donor).is_some_and(Link::is_up);
                 (ready && up).then_some(*key)
             };
-            // In order, so that some are complete early: that is when a donor gets its memory back.
-            let Some((group, slot)) = self.fills.iter().find_map(able) else { return };
+            // Those first whose group can lose the fewest more; then in order, so that some are complete early: that is
+            // when a donor gets its memory back.
+            let slots = |group: u32| self.map.groups[group as usize].slots.iter();
+            let held = |group: u32| slots(group).filter(|slot| slot.held.is_some()).count();
+            let ready = self.fills.iter().filter_map(able);
+            let Some((group, slot)) = ready.min_by_key(|(group, slot)| (held(*group), *group, *slot)) else {
+                return;
+            };
             self.upkeep.fills_open += 1;
             let end = self.used(group);
             let step = self.lane_max();

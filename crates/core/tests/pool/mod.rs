@@ -6,7 +6,7 @@ use cheetah_core::api::{
     API_VERSION, Amend, Answer, Attach, Attached, Call, Create, Duties, Filled, Join, PoolStatus, Refusal,
     RefusalCode, Renew, Renewed, Size, Sync, VolumeDetail,
 };
-use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event, Key, Record};
+use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event, Found, Key, Record};
 use cheetah_core::limits::{DONOR_SILENCE_NS, EXTENT_BYTES, HEARTBEAT_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, LeaseToken, Placement, PoolId, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
@@ -26,6 +26,8 @@ pub(crate) struct World {
     pub(crate) leaving: BTreeSet<DonorId>,
     /// What each donor has memory of, as its duties said; not blank once it was given.
     pub(crate) memory: BTreeMap<DonorId, BTreeSet<(VolumeId, u32)>>,
+    /// Donors that the coordinator asked whether anything listens at their address.
+    pub(crate) reaches: Vec<(DonorId, String)>,
     /// Calls wait for donors that are silent and not lost yet.
     pub(crate) patient: bool,
     /// What writers said was filled.
@@ -47,6 +49,7 @@ impl World {
             offers: BTreeMap::new(),
             leaving: BTreeSet::new(),
             memory: BTreeMap::new(),
+            reaches: Vec::new(),
             patient: false,
             reported: BTreeSet::new(),
             heard: BTreeMap::new(),
@@ -90,6 +93,7 @@ impl World {
                     assert!(self.answers.insert(call, answer).is_none(), "one answer per call");
                 }
                 Effect::WakeAt(at) => assert!(at >= self.now),
+                Effect::Reach { donor, address } => self.reaches.push((donor, address)),
             }
         }
     }
@@ -213,6 +217,28 @@ impl World {
         answer
     }
 
+    /// The donor's process is killed: its open sync ends, and nothing listens at its address.
+    pub(crate) fn kill(&mut self, id: u64) {
+        let call = self.poll(id);
+        self.donors.remove(&DonorId(id));
+        self.step(Event::Hangup { call });
+        self.find(Found::Nothing);
+    }
+
+    /// The donor's sync, held back.
+    pub(crate) fn poll(&mut self, id: u64) -> CallId {
+        self.settle();
+        assert_eq!(self.sync(DonorId(id)), None, "there is no news for it");
+        CallId(self.calls)
+    }
+
+    /// The answer to all that the coordinator asked of addresses.
+    pub(crate) fn find(&mut self, found: Found) {
+        for (donor, address) in std::mem::take(&mut self.reaches) {
+            self.step(Event::Reached { donor, address, found });
+        }
+    }
+
     /// The donor falls silent.
     pub(crate) fn silence(&mut self, id: u64) {
         self.donors.remove(&DonorId(id));
@@ -263,6 +289,14 @@ impl World {
     pub(crate) fn renew(&mut self, name: &str, token: LeaseToken, epoch: u64) -> CallId {
         let renew = Renew { epoch, place: "/mnt/x".into(), lost: Vec::new(), report: Box::default() };
         self.send(Call::Renew { name: name.into(), token, renew })
+    }
+
+    /// The holder of the lease says that it cannot reach these donors.
+    pub(crate) fn renew_without(&mut self, name: &str, lease: &Attached, lost: &[u64]) {
+        let lost = lost.iter().map(|id| (DonorId(*id), "refused".to_owned())).collect();
+        let (epoch, place, report) = (lease.map.epoch, String::new(), Box::default());
+        let renew = Renew { epoch, place, lost, report };
+        self.send(Call::Renew { name: name.into(), token: lease.token, renew });
     }
 
     /// What the writer is answered; at once, whatever its donors know.

@@ -7,12 +7,16 @@
 use super::store::{Store, StoreError};
 use super::{Clock, random};
 use cheetah_core::api::{Answer, Call, Refusal, RefusalCode};
-use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event};
-use cheetah_core::map::PoolId;
+use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event, Found};
+use cheetah_core::limits::CONNECT_DEADLINE_NS;
+use cheetah_core::map::{DonorId, PoolId};
 use cheetah_core::units::Time;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
 
 /// Calls that share one commit.
 const BATCH_MAX: usize = 256;
@@ -82,6 +86,19 @@ pub(super) struct Machine {
     messages: mpsc::UnboundedReceiver<Message>,
     replies: BTreeMap<CallId, oneshot::Sender<Outcome>>,
     wake: Option<Time>,
+    /// Donors that are asked whether they are there; they end with the machine.
+    reaching: JoinSet<(DonorId, String, Found)>,
+}
+
+/// Whether anything listens at the address of a donor.
+async fn reach(donor: DonorId, address: String) -> (DonorId, String, Found) {
+    let limit = Duration::from_nanos(CONNECT_DEADLINE_NS);
+    let found = match tokio::time::timeout(limit, TcpStream::connect(&address)).await {
+        Ok(Ok(_)) => Found::Listener,
+        Ok(Err(error)) if error.kind() == std::io::ErrorKind::ConnectionRefused => Found::Nothing,
+        Ok(Err(_)) | Err(_) => Found::Silence,
+    };
+    (donor, address, found)
 }
 
 impl Machine {
@@ -91,7 +108,8 @@ impl Machine {
         clock: Clock,
     ) -> (Self, mpsc::UnboundedSender<Message>) {
         let (sender, messages) = mpsc::unbounded_channel();
-        (Machine { coordinator, store, clock, messages, replies: BTreeMap::new(), wake: None }, sender)
+        let (replies, reaching) = (BTreeMap::new(), JoinSet::new());
+        (Machine { coordinator, store, clock, messages, replies, wake: None, reaching }, sender)
     }
 
     pub(super) fn pool(&self) -> PoolId {
@@ -124,6 +142,10 @@ impl Machine {
                     Some(message) => self.take(message, &mut effects)?,
                     None => return Ok(()),
                 },
+                Some(Ok((donor, address, found))) = self.reaching.join_next() => {
+                    let event = Event::Reached { donor, address, found };
+                    self.coordinator.step(self.clock.now(), event, &mut effects);
+                }
                 () = sleep => self.coordinator.step(self.clock.now(), Event::Wake, &mut effects),
             }
             for _ in 1..BATCH_MAX {
@@ -166,6 +188,9 @@ impl Machine {
                     }
                 }
                 Effect::WakeAt(at) => self.wake = Some(at),
+                Effect::Reach { donor, address } => {
+                    self.reaching.spawn(reach(donor, address));
+                }
                 Effect::Store(_) | Effect::Forget(_) => {}
             }
         }
