@@ -16,6 +16,7 @@ mod load;
 mod mover;
 mod output;
 mod pool;
+mod progress;
 mod report;
 mod runtime_dir;
 mod signals;

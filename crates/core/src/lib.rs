@@ -19,5 +19,6 @@ pub mod limits;
 pub mod map;
 pub mod placement;
 pub mod poll;
+pub mod progress;
 pub mod units;
 pub mod volume;
