@@ -107,6 +107,8 @@ pub(crate) struct Client {
     pub(crate) reading: ReadStream,
     /// Donors with acknowledged writes since the last flush.
     pub(crate) unflushed: BTreeSet<DonorId>,
+    /// Writes that were answered lately: when, where and how long.
+    pub(crate) wrote: VecDeque<(Time, u64, u64)>,
 }
 
 impl Client {
@@ -142,6 +144,7 @@ impl World {
             stream: 0,
             reading: ReadStream::default(),
             unflushed: BTreeSet::new(),
+            wrote: VecDeque::new(),
         });
         let attach = Attach::new(read_only, format!("client {c}"));
         self.call(Caller::Attach(c), Node::Client(c), Call::Attach { name: name.to_owned(), attach });
@@ -173,6 +176,9 @@ impl World {
         let machine = Volume::new(attached.map, client.read_only, attached.fresh);
         let takes = self.plan.caching.takes && client.read_only;
         client.machine = Some(machine.with_cache(Caching { takes, ..self.plan.caching }));
+        if !self.clients[c].read_only {
+            self.look_at_wound(volume);
+        }
         self.note_unaware(c);
         self.step_client(c, Event::Start);
         self.after(0, Ev::Client(c, ClientEv::Tick(Tick::Renew)));
@@ -201,6 +207,7 @@ impl World {
     }
 
     fn renew(&mut self, c: usize) {
+        self.nobody_is_blamed(c);
         let client = &self.clients[c];
         let (Some(token), Some(machine)) = (client.token, &client.machine) else { return };
         let lost = machine.lost().map(|(donor, why)| (donor, why.to_owned())).collect();
@@ -402,9 +409,10 @@ impl World {
     /// It serves: whatever its predecessors left half written is mended.
     fn note_settled(&mut self, c: usize) {
         let client = &self.clients[c];
-        if let Some(volume) = client.volume.filter(|_| !client.read_only)
-            && self.verdict.torn.remove(&volume)
-        {
+        let Some(volume) = client.volume.filter(|_| !client.read_only) else { return };
+        self.look_at_wound(volume);
+        self.wounds.settled(volume);
+        if self.verdict.torn.remove(&volume) {
             self.count("volumes mended after a writer died");
         }
     }
@@ -726,7 +734,11 @@ impl World {
     }
 
     fn end_client(&mut self, c: usize) {
-        self.note_torn_end(c);
+        let client = &self.clients[c];
+        let in_order = client.phase == Phase::Ended || client.read_only;
+        if !in_order || !client.volume.is_some_and(|volume| self.wounds.is_accounted(volume)) {
+            self.note_torn_end(c);
+        }
         let client = &mut self.clients[c];
         (client.alive, client.phase, client.machine) = (false, Phase::Ended, None);
     }

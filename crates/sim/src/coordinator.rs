@@ -55,6 +55,8 @@ pub(crate) struct CoordinatorHost {
     wake_at: Option<Time>,
     /// The next step that stores anything is its last: nothing of it is stored or said.
     pub(crate) doomed: bool,
+    /// Its process is stopped: what it is told waits, and its time does not pass.
+    pub(crate) stopped_until: Time,
     /// When a lease was last given or renewed.
     renewed: BTreeMap<LeaseToken, Time>,
     /// When a donor was last heard of, since the last start.
@@ -73,6 +75,7 @@ impl CoordinatorHost {
             taken: BTreeSet::new(),
             wake_at: None,
             doomed: false,
+            stopped_until: 0,
             renewed: BTreeMap::new(),
             heard: BTreeMap::new(),
             ending: BTreeSet::new(),
@@ -159,6 +162,9 @@ impl World {
         if self.coordinator.machine.is_none() {
             return self.after(MILLISECOND_NS, Ev::CallAnswered(id));
         }
+        if self.waits_for_the_stopped(Ev::CallArrives(id)).is_none() {
+            return;
+        }
         let Some(open) = self.coordinator.calls.get_mut(&id) else { return };
         let abandoned = open.abandoned;
         let Some(request) = open.request.take() else { return };
@@ -183,7 +189,10 @@ impl World {
     }
 
     pub(crate) fn hangup_arrives(&mut self, id: u64) {
-        let Some(_) = self.call_cut(id, true, Ev::Hangup(id)) else { return };
+        let Some(event) = self.call_cut(id, true, Ev::Hangup(id)) else { return };
+        if self.waits_for_the_stopped(event).is_none() {
+            return;
+        }
         if self.coordinator.machine.is_some() && self.coordinator.taken.remove(&id) {
             self.step_coordinator(Event::Hangup { call: CallId(id) });
         }
@@ -287,7 +296,33 @@ impl World {
         self.call(Caller::Admin, Node::Coordinator, request);
     }
 
+    /// Its process stands still for a while; its connections are taken by its kernel.
+    pub(crate) fn stop_coordinator(&mut self, length: u64) {
+        if self.coordinator.machine.is_none() {
+            return;
+        }
+        self.count("fault: coordinator stood still");
+        let until = self.now + length;
+        say!(self, "the coordinator stands still for {} ms", length / MILLISECOND_NS);
+        self.coordinator.stopped_until = self.coordinator.stopped_until.max(until);
+        self.verdict.coordinator_in_trouble(until);
+    }
+
+    /// What comes while it is stopped is found when it goes on, in any order.
+    fn waits_for_the_stopped(&mut self, event: Ev) -> Option<Ev> {
+        let until = self.coordinator.stopped_until;
+        if until <= self.now || self.coordinator.machine.is_none() {
+            return Some(event);
+        }
+        let after = self.rng.below(5 * MILLISECOND_NS);
+        self.at(until + after, event);
+        None
+    }
+
     pub(crate) fn coordinator_wake(&mut self, at: Time) {
+        if self.waits_for_the_stopped(Ev::CoordinatorWake(at)).is_none() {
+            return;
+        }
         if self.coordinator.wake_at == Some(at) {
             self.coordinator.wake_at = None;
             self.step_coordinator(Event::Wake);
@@ -424,6 +459,7 @@ impl World {
         }
         self.count("fault: coordinator restarted");
         (self.coordinator.doomed, self.coordinator.wake_at) = (false, None);
+        self.coordinator.stopped_until = 0;
         self.coordinator.heard.clear();
         let down = if self.rng.percent(10) {
             self.count("fault: coordinator down for long");

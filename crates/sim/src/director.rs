@@ -7,6 +7,7 @@ use crate::coordinator::{Caller, Outcome};
 use crate::donor::DonorHost;
 use crate::network::Node;
 use crate::plan::Plan;
+use crate::together::Scene;
 use crate::world::{ClientEv, Ev, World, say};
 use cheetah_core::api::{Answer, Call, Create, RefusalCode, Size};
 use cheetah_core::donor;
@@ -37,6 +38,10 @@ pub(crate) struct Director {
     pub(crate) rot: Vec<Rot>,
     /// No more faults, no more changes.
     pub(crate) healing: bool,
+    /// All is read a last time.
+    pub(crate) last_pass: bool,
+    pub(crate) scene: Option<Scene>,
+    pub(crate) scenes: usize,
     slots: usize,
 }
 
@@ -77,6 +82,9 @@ impl Director {
             deaths: 0,
             rot: Vec::new(),
             healing: false,
+            last_pass: false,
+            scene: None,
+            scenes: 0,
             slots: 0,
         }
     }
@@ -143,7 +151,8 @@ impl World {
 
     fn manage(&mut self, name: &str) {
         let known = self.director.volumes[name].clone();
-        if known.busy {
+        let plays = self.director.scene.as_ref().is_some_and(|scene| scene.name == name);
+        if known.busy || plays {
             return;
         }
         if known.exists == Some(false) {
@@ -185,7 +194,7 @@ impl World {
     }
 
     fn create(&mut self, name: &str) {
-        let follow = self.rng.percent(10);
+        let follow = !self.plan.parity_only && self.rng.percent(10);
         let redundancy = self.pick_redundancy(follow);
         let size = match self.rng.below(10) {
             0 => Size::All,
@@ -200,8 +209,9 @@ impl World {
 
     fn pick_redundancy(&mut self, follow: bool) -> Option<Redundancy> {
         let donors = self.plan.donors as u64;
+        let kind = if self.plan.parity_only { 19 } else { self.rng.below(20) };
         let narrow = |count: u64| u32::try_from(count).expect("few");
-        match self.rng.below(20) {
+        match kind {
             0 => None,
             1 => Some(Redundancy::LINEAR),
             _ if follow => Some(Redundancy::LINEAR),

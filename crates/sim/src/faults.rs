@@ -20,6 +20,7 @@ impl World {
         if self.director.healing {
             return;
         }
+        self.close_wounds();
         if let Some(fault) = self.rng.pick(&self.plan.faults.clone()) {
             say!(self, "fault: {fault:?}");
             self.inject(fault);
@@ -72,6 +73,7 @@ impl World {
                     self.step_donor(d, donor::Event::Offered { extents });
                 }
             }
+            Fault::EndTogether => self.end_together(),
             Fault::RepeatCall => self.repeat_some_call(),
             Fault::RestartCoordinator => {
                 if self.rng.percent(40) {
@@ -389,6 +391,7 @@ impl World {
         // Who is stopped goes on when that is over: cut short, what it was sent last would overtake what came before.
         let pauses = self.donors.iter().map(|donor| donor.paused_until);
         let pauses = pauses.chain(self.clients.iter().map(|client| client.paused_until));
+        let pauses = pauses.chain([self.coordinator.stopped_until]);
         let calm = pauses.max().unwrap_or(now).max(now);
         for d in 0..self.donors.len() {
             let extents = self.donors[d].extents;

@@ -37,15 +37,24 @@ impl World {
             (0..self.clients.len()).filter(|c| self.clients[*c].phase == Phase::Attached).collect();
         for c in &attached {
             self.all_is_reachable(*c);
+            self.director.last_pass = true;
             self.read_all(*c);
         }
         self.pass(40 * SECOND_NS);
         self.nothing_is_open();
-        if self.plan.corrupts() {
-            attached.iter().for_each(|c| self.step_client(*c, Event::Scrub));
+        let wounded = |c: &&usize| self.clients[**c].volume.is_some_and(|volume| self.wounds.has(volume));
+        let scrubs = if self.plan.corrupts() {
+            attached.clone()
+        } else {
+            attached.iter().filter(wounded).copied().collect()
+        };
+        if !scrubs.is_empty() {
+            scrubs.iter().for_each(|c| self.step_client(*c, Event::Scrub));
             self.pass(300 * SECOND_NS);
-            attached.iter().for_each(|c| self.has_scrubbed(*c));
+            scrubs.iter().for_each(|c| self.has_scrubbed(*c));
         }
+        self.losses_are_accounted();
+        attached.iter().for_each(|c| self.nobody_is_blamed(*c));
         self.volumes_are_known(&names);
         for c in attached {
             self.after(0, Ev::Client(c, ClientEv::Tick(Tick::Close)));
@@ -60,6 +69,13 @@ impl World {
         self.pass(20 * SECOND_NS);
         self.donors_agree();
         self.all_is_wiped();
+    }
+
+    /// What was begun of a writer and a donor that end together is played to its end.
+    pub(crate) fn end_scene(&mut self) {
+        while self.director.scene.is_some() && self.failure.is_none() {
+            self.pass(SECOND_NS);
+        }
     }
 
     fn pass(&mut self, time: u64) {

@@ -15,8 +15,8 @@
 //! oracle has to find it. Never: a real clock, thread, socket or file, a map without an order, or a dependency.
 //!
 //! Files: `plan` (what a seed picks), `world` (time and events), `network`, the drivers `donor`, `client`,
-//! `coordinator`; `director` and `faults` (what happens to them), `workload` (requests and their judgement),
-//! `oracle` (bytes), `verdict` (errors), `finale` (heal, and demand that all is well), `swarm` (many seeds).
+//! `coordinator`; `director`, `faults` and `together` (what happens to them), `workload` (requests and their judgement),
+//! `oracle` (bytes), `verdict` and `wounds` (errors), `finale` (heal, and demand that all is well), `swarm` (many seeds).
 //! Beside them `read_ahead`: rules compared over a path without faults.
 //! Tests: `tests/`.
 #![forbid(unsafe_code)]
@@ -38,11 +38,13 @@ mod rng;
 mod runs;
 mod stats;
 mod swarm;
+mod together;
 mod verdict;
 mod workload;
 mod world;
+mod wounds;
 
-pub use plan::Bug;
+pub use plan::{Bug, Fault};
 pub use stats::{COVERAGE, Stats};
 pub use swarm::{Swarm, swarm};
 
@@ -54,6 +56,8 @@ pub struct Setup {
     pub bug: Option<Bug>,
     /// More goes wrong at once than redundancy covers; then data may be lost, but honestly.
     pub beyond: bool,
+    /// Nothing else goes wrong, and that often.
+    pub only: Option<Fault>,
 }
 
 /// What came of one seed.
@@ -73,6 +77,7 @@ pub fn run(seed: u64, setup: Setup, trace: Option<fn(&str)>) -> Outcome {
         world.begin();
         let until = world.plan.duration_ns;
         world.run_until(until);
+        world.end_scene();
         if world.failure.is_none() {
             world.finish();
         }

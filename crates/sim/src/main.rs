@@ -4,7 +4,7 @@
 //! when the command is wrong.
 #![allow(clippy::print_stdout)]
 
-use cheetah_sim::{Bug, Setup, Stats, Swarm, run, swarm};
+use cheetah_sim::{Bug, Fault, Setup, Stats, Swarm, run, swarm};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -12,11 +12,12 @@ use std::time::{Duration, Instant};
 const USAGE: &str = "\
 Runs Cheetah's volume, donor and coordinator machines in a virtual world.
 
-  cheetah-sim --seeds COUNT [--start SEED] [--jobs N] [--beyond] [--bug NAME]   many seeds, until one fails
-  cheetah-sim --seed SEED [--trace] [--beyond] [--bug NAME]                     one seed
+  cheetah-sim --seeds COUNT [--start SEED] [--jobs N] [--beyond] [--only KIND] [--bug NAME]   many seeds, until one fails
+  cheetah-sim --seed SEED [--trace] [--beyond] [--only KIND] [--bug NAME]                     one seed
   cheetah-sim --read-ahead                                    rules of read-ahead compared, a table
 
 --beyond lets more go wrong at once than redundancy covers.
+--only lets nothing else go wrong, and that often: end-together.
 --bug plants a mistake in the simulator's drivers, which the oracle has to find:
   ignore-sessions, skip-wipe, ack-early, zeros-for-lost, lose-record, answer-before-store, ack-before-quorum,
   stale-believed, parity-not-updated, checksum-ignored, lease-not-checked";
@@ -43,7 +44,7 @@ fn parse() -> Result<(Mode, Setup), String> {
             setup.beyond = true;
             continue;
         }
-        if !["--seed", "--seeds", "--start", "--jobs", "--bug"].contains(&argument.as_str()) {
+        if !["--seed", "--seeds", "--start", "--jobs", "--only", "--bug"].contains(&argument.as_str()) {
             return Err(format!("'{argument}' is not an option"));
         }
         let value = arguments.next().ok_or_else(|| format!("{argument} needs a value"))?;
@@ -53,6 +54,9 @@ fn parse() -> Result<(Mode, Setup), String> {
             "--seeds" => count = number()?,
             "--start" => start = number()?,
             "--jobs" => jobs = number()?.clamp(1, 64),
+            "--only" => {
+                setup.only = Some(Fault::named(&value).ok_or_else(|| format!("there is no kind '{value}'"))?);
+            }
             _ => setup.bug = Some(Bug::named(&value).ok_or_else(|| format!("there is no bug '{value}'"))?),
         }
     }
@@ -137,6 +141,7 @@ fn report(failed: Option<(u64, String)>, setup: Setup) -> ExitCode {
         return ExitCode::SUCCESS;
     };
     let mut planted = setup.bug.map_or(String::new(), |bug| format!(" --bug {}", bug.name()));
+    planted.push_str(&setup.only.map_or(String::new(), |fault| format!(" --only {}", fault.name())));
     planted.push_str(if setup.beyond { " --beyond" } else { "" });
     println!("\nFAILED seed {seed}: {what}");
     println!("replay: cargo run --release -p cheetah-sim -- --seed {seed} --trace{planted}");

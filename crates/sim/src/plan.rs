@@ -3,6 +3,7 @@
 //! Owns the ranges. Each fault kind is on or off for a whole run (a swarm), so that some runs are harsh in one
 //! way and calm in all others. Never: anything that happens later than the start.
 
+use crate::Setup;
 use crate::rng::Rng;
 use cheetah_core::ahead::Rule;
 use cheetah_core::limits::{MILLISECOND_NS, SECOND_NS};
@@ -74,8 +75,9 @@ impl Bug {
     }
 }
 
+/// A kind of fault that is on or off for a whole run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub enum Fault {
     LoseConnection,
     StallConnection,
     KillDonor,
@@ -90,9 +92,10 @@ pub(crate) enum Fault {
     RepeatCall,
     DrainDonor,
     SpareLess,
+    EndTogether,
 }
 
-const FAULTS: [Fault; 14] = [
+const FAULTS: [Fault; 15] = [
     Fault::LoseConnection,
     Fault::StallConnection,
     Fault::KillDonor,
@@ -107,7 +110,27 @@ const FAULTS: [Fault; 14] = [
     Fault::RepeatCall,
     Fault::DrainDonor,
     Fault::SpareLess,
+    Fault::EndTogether,
 ];
+
+impl Fault {
+    /// The kinds that a run can be made of alone.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Fault> {
+        match name {
+            "end-together" => Some(Fault::EndTogether),
+            _ => None,
+        }
+    }
+
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Fault::EndTogether => "end-together",
+            _ => "another",
+        }
+    }
+}
 
 pub(crate) struct Plan {
     pub(crate) donors: usize,
@@ -143,10 +166,12 @@ pub(crate) struct Plan {
     pub(crate) hosts: usize,
     /// More may go wrong at once than redundancy covers.
     pub(crate) beyond: bool,
+    /// Every volume has data and parity.
+    pub(crate) parity_only: bool,
 }
 
 impl Plan {
-    pub(crate) fn pick(rng: &mut Rng, beyond: bool) -> Plan {
+    pub(crate) fn pick(rng: &mut Rng, setup: Setup) -> Plan {
         let few = rng.percent(12);
         let donors = usize::try_from(if few { rng.range(1, 2) } else { rng.range(3, 8) }).expect("small");
         let delay_ns = rng.skewed(10_000, 20 * MILLISECOND_NS);
@@ -155,11 +180,16 @@ impl Plan {
         let flips_per_million = if rng.percent(20) { rng.skewed(200, 50_000) } else { 0 };
         if flips_per_million > 0 {
             // Only who wrote a block knows its checksum: these volumes have one client from first to last.
-            let ends_leases =
-                [Fault::CrashClient, Fault::PauseClient, Fault::CutCoordinator, Fault::RestartCoordinator];
+            let ends_leases = [
+                Fault::CrashClient,
+                Fault::PauseClient,
+                Fault::CutCoordinator,
+                Fault::RestartCoordinator,
+                Fault::EndTogether,
+            ];
             faults.retain(|fault| !ends_leases.contains(fault));
         }
-        Plan {
+        let plan = Plan {
             donors,
             donors_late: if rng.percent(50) { 0 } else { rng.index(donors) },
             extents_max: rng.range(1, 6),
@@ -187,7 +217,21 @@ impl Plan {
             deaths_max: rng.index(donors + 1),
             flips_per_million,
             hosts: usize::try_from(rng.range(2, 8)).expect("small"),
-            beyond,
+            beyond: setup.beyond,
+            parity_only: false,
+        };
+        match setup.only {
+            None => plan,
+            Some(fault) => Plan {
+                donors: plan.donors.max(3),
+                donors_late: 0,
+                extents_max: plan.extents_max.max(2),
+                faults: vec![fault],
+                fault_gap_ns: rng.range(SECOND_NS, 4 * SECOND_NS),
+                flips_per_million: 0,
+                parity_only: true,
+                ..plan
+            },
         }
     }
 

@@ -10,6 +10,7 @@ use crate::donor::DonorHost;
 use crate::oracle::written;
 use crate::verdict::{Run, is_short, runs_of};
 use crate::world::World;
+use crate::wounds::offset_of;
 use cheetah_core::code::{Code, combine};
 use cheetah_core::coordinator::{Record, VolumeRecord};
 use cheetah_core::limits::EXTENT_BYTES;
@@ -161,6 +162,12 @@ impl World {
         let map = machine.map();
         let ended = client.token.is_none_or(|token| self.verdict.lease_ended.contains(&token));
         let excused = self.verdict.torn.contains(&volume) || self.verdict.beyond.contains(&volume);
+        // Rows that wait for a donor that is stopped stay half written.
+        let waits = self.wounds.is_accounted(volume) && self.waits_for_some_donor(map);
+        if waits && !client.read_only && !ended && !excused {
+            self.verdict.torn.insert(volume);
+            return;
+        }
         if client.read_only || map.redundancy.parity == 0 || ended || excused {
             return;
         }
@@ -196,12 +203,58 @@ impl World {
         }
     }
 
+    fn waits_for_some_donor(&self, map: &VolumeMap) -> bool {
+        let mut held = map.groups.iter().flat_map(|group| &group.slots).filter_map(|slot| slot.held);
+        let lives = |id: DonorId| !self.verdict.dead.contains_key(&id);
+        held.any(|held| lives(held.donor) && self.verdict.is_in_trouble(held.donor, self.now))
+    }
+
+    /// What the records call lost was half written when a writer and a donor ended, and nothing else is.
+    pub(crate) fn losses_are_accounted(&mut self) {
+        let mut wrong = None;
+        for map in self.stored_maps().filter(|map| map.redundancy.parity > 0) {
+            let volume = map.volume;
+            let half = self.verdict.half_written.iter().any(|(other, _)| *other == volume);
+            if !self.wounds.has(volume) || self.verdict.beyond.contains(&volume) || half {
+                continue;
+            }
+            for bad in map.bad.iter().filter(|bad| bad.slot < map.redundancy.data) {
+                let (group, slot) = (bad.group as usize, bad.slot as usize);
+                let blocks = (u64::from(bad.from)..u64::from(bad.to)).step_by(BLOCK * SECTOR as usize);
+                let mut places = blocks.map(|local| offset_of(map, group, slot, local));
+                if let Some(at) = places.find(|at| !self.wounds.may_be_lost(volume, *at)) {
+                    wrong = wrong.or(Some(format!(
+                        "the block at {at} of volume {} is recorded as lost ({bad:?}): it was not half written, or its donor came back",
+                        map.name
+                    )));
+                }
+            }
+        }
+        wrong.into_iter().for_each(|what| self.fail(what));
+    }
+
+    /// Where no bit flips, nobody counts wrong blocks of anybody.
+    pub(crate) fn nobody_is_blamed(&mut self, c: usize) {
+        let Some(machine) = self.clients[c].machine.as_ref().filter(|_| !self.plan.corrupts()) else {
+            return;
+        };
+        let report = machine.report();
+        if let Some((donor, blocks)) = report.corrupt_blocks.first() {
+            self.fail(format!(
+                "client {c} counts {blocks} wrong blocks of donor {donor}, whose memory is right"
+            ));
+        } else if report.scrub_mismatches > 0 {
+            self.fail(format!("client {c} found {} rows that do not fit", report.scrub_mismatches));
+        }
+    }
+
     /// The volumes that have less than they need when this donor gets into trouble now. One with rows that may not
     /// fit together, because its writer died, cannot do without any donor until that is mended.
     pub(crate) fn beyond_by(&self, donor: Option<DonorId>) -> Vec<VolumeId> {
         let out = |other: DonorId| Some(other) == donor || self.verdict.is_in_trouble(other, self.now);
         let short = |map: &&VolumeMap| {
-            let frail = map.redundancy.data > 1 && self.verdict.torn.contains(&map.volume);
+            let mends = self.verdict.torn.contains(&map.volume) || self.wounds.is_accounted(map.volume);
+            let frail = map.redundancy.data > 1 && mends;
             is_short(map, 0..map.groups.len(), out) || (frail && is_degraded(map, out))
         };
         self.stored_maps()

@@ -48,6 +48,9 @@ pub const COVERAGE: &[&str] = &[
     "fault: donor asked to move what it holds",
     "fault: donor's owner needs memory",
     "fault: coordinator down for long",
+    "fault: coordinator stood still",
+    "fault: a writer and a donor ended together",
+    "fault: donor stopped beside its writer's end",
     "fault: a bit flipped on the way",
     "faults spared by the budget",
     "amendments",
@@ -61,6 +64,8 @@ pub const COVERAGE: &[&str] = &[
     "volumes detached in order",
     "volumes mended after a writer died",
     "volumes whose fragments were compared at the end",
+    "volumes read back after a writer and a donor ended together",
+    "errors of what was half written when a writer and a donor ended",
     "requests that redundancy did not cover",
 ];
 

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// How long after a trouble is over a client may still be without the donor: a retry each second, each with its
 /// deadline for connecting.
-const GRACE_NS: u64 = 8 * SECOND_NS;
+pub(crate) const GRACE_NS: u64 = 8 * SECOND_NS;
 /// Connections that stall for so long, in turns, keep a write for too long to begin it.
 const STALLS_NS: u64 = REQUEST_DEADLINE_NS - WRITE_MARGIN_NS;
 

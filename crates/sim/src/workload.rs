@@ -8,6 +8,7 @@ use crate::client::{Phase, ReadStream, Slot, Tick};
 use crate::oracle::{POISON, written};
 use crate::plan::Bug;
 use crate::redundancy::is_degraded;
+use crate::together::REMEMBERED_NS;
 use crate::verdict::{Run, groups_of, holders, is_short, runs_of};
 use crate::world::{ClientEv, Ev, World, say};
 use cheetah_core::limits::{AHEAD_KEEP_NS, BLOCK_BYTES, EXTENT_BYTES, REQUEST_DEADLINE_NS};
@@ -201,6 +202,14 @@ impl World {
             payload.fill(0);
             result = Ok(());
         }
+        if slot.version.is_some() {
+            let wrote = &mut self.clients[c].wrote;
+            let old = self.now.saturating_sub(REMEMBERED_NS);
+            wrote.extend([(self.now, slot.request.offset, u64::from(slot.request.len))]);
+            while wrote.front().is_some_and(|(at, ..)| *at < old) {
+                wrote.pop_front();
+            }
+        }
         if let Some(version) = slot.version {
             self.oracle.end_write(order, version, result.is_ok());
             if result.is_err() {
@@ -214,7 +223,10 @@ impl World {
         };
         slot.reading.into_iter().for_each(|read| self.oracle.forget_read(read));
         if let Err(what) = judged {
-            self.fail(format!("client {c}, request {tag} {:?}: {what}", slot.request));
+            let bytes = slot.request.offset..slot.request.offset + u64::from(slot.request.len);
+            let volume = self.clients[c].volume;
+            let story = volume.map_or(String::new(), |volume| self.wounds.tell(volume, bytes));
+            self.fail(format!("client {c}, request {tag} {:?}: {what}{story}", slot.request));
         }
         self.close_when_idle(c);
     }
@@ -274,6 +286,10 @@ impl World {
             Op::Write | Op::Zero { .. } | Op::Trim => {
                 self.count("writes acknowledged");
                 self.forget_rotted(c, request);
+                if let Some(volume) = self.clients[c].volume {
+                    let end = request.offset + u64::from(request.len);
+                    self.wounds.rewritten(volume, request.offset..end);
+                }
                 self.clients[c].unflushed.extend(concerned);
                 self.check_holders(c, slot)?;
             }
@@ -475,6 +491,10 @@ impl World {
         slot: &Slot,
         error: VolumeError,
     ) -> Result<(), String> {
+        if self.is_accounted_for(c, slot, error) {
+            self.count("errors of what was half written when a writer and a donor ended");
+            return Ok(());
+        }
         let (request, since) = (slot.request, slot.submitted);
         let client = &self.clients[c];
         let Some(map) = client.machine.as_ref().map(|machine| machine.map()) else { return Ok(()) };
@@ -519,6 +539,25 @@ impl World {
             return Ok(());
         }
         Err(format!("failed with {error:?}, and no more was out of reach than redundancy covers"))
+    }
+
+    /// Whether what it asks for, or has to read for that, was half written when a writer and a donor ended together. In
+    /// the end it has to be recorded as well.
+    fn is_accounted_for(&self, c: usize, slot: &Slot, error: VolumeError) -> bool {
+        let client = &self.clients[c];
+        let Some(map) = client.machine.as_ref().map(|machine| machine.map()) else { return false };
+        let waits = match error {
+            VolumeError::DonorLost => false,
+            VolumeError::TimedOut => true,
+            _ => return false,
+        };
+        let request = slot.request;
+        let bytes = match request.op {
+            Op::Write | Op::Zero { .. } | Op::Trim => rows_of(map, request),
+            _ => request.offset..request.offset + u64::from(request.len),
+        };
+        self.wounds.excuse(map.volume, bytes, slot.submitted, waits)
+            && (!self.director.last_pass || self.is_recorded_bad(c, request))
     }
 
     /// The order after which nothing was submitted yet.

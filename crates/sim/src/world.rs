@@ -16,6 +16,7 @@ use crate::plan::{Bug, Plan};
 use crate::rng::Rng;
 use crate::stats::Stats;
 use crate::verdict::Verdict;
+use crate::wounds::Wounds;
 use cheetah_core::api::Amend;
 use cheetah_core::coordinator::Found;
 use cheetah_core::map::DonorId;
@@ -49,6 +50,8 @@ pub(crate) enum Ev {
     Fault,
     Admin,
     Replace(usize),
+    /// What follows in the scene of a writer and a donor that end together.
+    Scene,
     Terminate(usize),
     /// Someone else wants what this client has.
     TakeOver(usize),
@@ -89,6 +92,7 @@ pub(crate) struct World {
     pub(crate) director: Director,
     pub(crate) oracle: Oracle,
     pub(crate) verdict: Verdict,
+    pub(crate) wounds: Wounds,
     pub(crate) stats: Stats,
     pub(crate) failure: Option<String>,
 }
@@ -105,7 +109,7 @@ pub(crate) use say;
 impl World {
     pub(crate) fn new(seed: u64, setup: Setup, trace: Option<fn(&str)>) -> World {
         let mut rng = Rng::new(seed);
-        let plan = Plan::pick(&mut rng, setup.beyond);
+        let plan = Plan::pick(&mut rng, setup);
         let coordinator = CoordinatorHost::new(&mut rng);
         World {
             director: Director::new(&plan),
@@ -124,6 +128,7 @@ impl World {
             coordinator,
             oracle: Oracle::new(),
             verdict: Verdict::default(),
+            wounds: Wounds::default(),
             stats: Stats::default(),
             failure: None,
         }
@@ -169,6 +174,7 @@ impl World {
             Ev::Fault => self.fault_tick(),
             Ev::Admin => self.admin_tick(),
             Ev::Replace(slot) => self.replace_donor(slot),
+            Ev::Scene => self.scene_tick(),
             Ev::Terminate(d) => self.terminate_donor(d),
             Ev::TakeOver(c) => self.take_over_from(c),
             Ev::Join => self.new_donor(),
