@@ -20,7 +20,7 @@ Exit codes:
 
 Environment:
   CHEETAH_POOL   URL of the coordinator, or several, as --pool
-  CHEETAH_LOG    what to log on stderr: error, warn, info, debug; without it, faults and what happened to the pool";
+  CHEETAH_LOG    what to log on stderr: error, warn (the default), info, debug";
 
 /// Pools the idle memory of ordinary machines into fast, disposable block volumes.
 #[derive(Debug, Parser)]

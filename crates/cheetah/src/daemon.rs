@@ -86,7 +86,7 @@ impl Order {
 
 impl From<&Failure> for Report {
     fn from(failure: &Failure) -> Self {
-        Report::Failed { exit: failure.exit, message: failure.text() }
+        Report::Failed { exit: failure.exit, message: failure.message.clone() }
     }
 }
 
@@ -295,7 +295,7 @@ impl Attachment {
                 () = &mut told => {
                     // Nobody waits for an answer: what is in use goes on lazily until its last user is gone.
                     if let Err(failure) = self.end_fronts().await {
-                        tracing::warn!("ended while in use: {}", failure.text());
+                        tracing::warn!("ended while in use: {}", failure.message);
                     }
                     break;
                 }

@@ -281,7 +281,7 @@ impl ShowReport {
         let follow = if *follow { ", follows the pool" } else { "" };
         lines.push(format!("redundancy  {redundancy}, unit {}{follow}", show_bytes(u64::from(*unit))));
         lines.push(format!("health      {}", health::word(status)));
-        lines.extend(health::moves(status).map(|line| format!("            {line}")));
+        lines.extend(health::line(status).map(|line| format!("            {line}")));
         for attachment in &status.attachments {
             let mode = if attachment.read_only { "read-only" } else { "read-write" };
             lines.push(format!("attached    {mode} by {}", health::attached(attachment)));

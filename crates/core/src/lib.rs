@@ -19,6 +19,5 @@ pub mod limits;
 pub mod map;
 pub mod placement;
 pub mod poll;
-pub mod progress;
 pub mod units;
 pub mod volume;

@@ -7,6 +7,8 @@ pub const BLOCK_BYTES: u64 = 4096;
 pub const EXTENT_BYTES: u64 = 64 << 20;
 /// What a donor remembers a write by: the region that a new writer resyncs after the last one died.
 pub const DIRTY_REGION_BYTES: u64 = 64 << 10;
+/// Writes of one volume that a donor lists one by one until it hears that they are complete everywhere.
+pub const LEDGER_WRITES_MAX: usize = 16_384;
 /// What one donor holds of a row of a stripe, unless `--unit` says otherwise. Requests of 256 KiB, as copying tools send them, cost
 /// a quarter less processor time when one donor has all of it, and no less when four have it. With parity a row should be short: one
 /// that is written in part has to be read first.

@@ -137,6 +137,14 @@ fn one_whose_process_has_ended_is_taken_out_and_its_loss_is_recorded_before_anyt
     assert_eq!(world.completed(), [(lost, Err(VolumeError::DonorLost))]);
     let write = world.submit(Op::Write, 0, 2 * UNIT);
     answer(&mut world);
+    assert_eq!(world.completed(), [], "the coordinator would call it lost still");
+    let told = (0..10).find_map(|_| {
+        world.wake();
+        amendments(&mut world).pop()
+    });
+    assert_eq!(told.map(|amend| amend.rewritten), Some(vec![all]));
+    let map = VolumeMap { epoch: world.volume.map().epoch + 1, ..world.volume.map().clone() };
+    world.step(Event::Amended(Some(map)));
     assert_eq!(world.completed(), [(write, Ok(()))]);
 }
 

@@ -20,5 +20,6 @@ mod wire;
 
 pub use export::{Descriptor, ExportInfo, ListEntry, Negotiated, StateFlags};
 pub use proto::{CmdFlags, Command, Errno, TransmissionFlags};
-pub use server::request::{Reject, RequestHeader};
+pub use server::reply::LedgerEntry;
+pub use server::request::{Mark, Reject, RequestHeader};
 pub use violation::Violation;

@@ -37,6 +37,8 @@ pub const LIST_ENTRIES_MAX: usize = 16_384;
 /// Names and descriptions a client takes from one LIST, together.
 pub const LIST_BYTES_MAX: usize = 4 << 20;
 
+/// Writes in one LEDGER chunk, either way.
+pub const LEDGER_ENTRIES_MAX: usize = 16 << 10;
 /// Descriptors in one BLOCK_STATUS chunk, either way.
 pub const BLOCK_STATUS_DESCRIPTORS_MAX: usize = 128 << 10;
 /// The payload of an error chunk: its fixed fields, a message, and what a later protocol may append.

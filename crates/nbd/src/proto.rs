@@ -21,6 +21,8 @@ pub const PORT: u16 = 10_809;
 pub const BASE_ALLOCATION: &str = "base:allocation";
 /// Cheetah's own metadata context: which regions of a donor were written lately.
 pub const CHEETAH_DIRTY: &str = "cheetah:dirty";
+/// The number of Cheetah's own command, far from those that the protocol may still give out.
+const CHEETAH_MARK: u16 = 0x4348;
 /// Zeroes behind the answer to EXPORT_NAME, unless NO_ZEROES was agreed.
 pub const EXPORT_NAME_ZEROES_BYTES: usize = 124;
 
@@ -77,6 +79,8 @@ pub mod chunk {
     pub const OFFSET_DATA: u16 = 1;
     pub const OFFSET_HOLE: u16 = 2;
     pub const BLOCK_STATUS: u16 = 5;
+    /// Cheetah's own, to a client that has sent a MARK: which writes are not known to be complete.
+    pub const LEDGER: u16 = 0x4348;
     /// Set in every error chunk.
     pub const ERR: u16 = 1 << 15;
     pub const ERROR: u16 = ERR | 1;
@@ -183,6 +187,8 @@ pub enum Command {
     Cache,
     WriteZeroes,
     BlockStatus,
+    /// Cheetah's own, where `cheetah:dirty` was agreed: what the writes behind it on this connection are. Not answered.
+    Mark,
     /// Answered with EINVAL; it carries no payload.
     Unknown(u16),
 }
@@ -199,6 +205,7 @@ impl Command {
             5 => Self::Cache,
             6 => Self::WriteZeroes,
             7 => Self::BlockStatus,
+            CHEETAH_MARK => Self::Mark,
             other => Self::Unknown(other),
         }
     }
@@ -214,6 +221,7 @@ impl Command {
             Self::Cache => 5,
             Self::WriteZeroes => 6,
             Self::BlockStatus => 7,
+            Self::Mark => CHEETAH_MARK,
             Self::Unknown(other) => other,
         }
     }

@@ -6,8 +6,8 @@ use cheetah_nbd::limits::{HANDSHAKE_OUTPUT_BYTES_MAX, REPLY_HEAD_BYTES_MAX, REQU
 use cheetah_nbd::proto::{IHAVEOPT, NBDMAGIC, OPTION_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, opt, rep};
 use cheetah_nbd::server::{self, ExportError};
 use cheetah_nbd::{
-    CmdFlags, Command, Descriptor, Errno, ExportInfo, ListEntry, Negotiated, RequestHeader, StateFlags,
-    TransmissionFlags,
+    CmdFlags, Command, Descriptor, Errno, ExportInfo, LedgerEntry, ListEntry, Negotiated, RequestHeader,
+    StateFlags, TransmissionFlags,
 };
 use proptest::prelude::*;
 
@@ -55,7 +55,14 @@ fn reply() -> impl Strategy<Value = Reply> {
         (cookie, done, any::<u32>(), prop::collection::vec(descriptor(), 1..40)).prop_map(
             |(cookie, done, context, descriptors)| Reply::BlockStatus { cookie, done, context, descriptors }
         ),
+        (cookie, done, any::<u64>(), prop::collection::vec(ledger_entry(), 0..40))
+            .prop_map(|(cookie, done, complete, entries)| Reply::Ledger { cookie, done, complete, entries }),
     ]
+}
+
+fn ledger_entry() -> impl Strategy<Value = LedgerEntry> {
+    let fields = (any::<u64>(), any::<u64>(), any::<u64>(), any::<u32>(), any::<bool>());
+    fields.prop_map(|(from, to, number, targets, landed)| LedgerEntry { from, to, number, targets, landed })
 }
 
 fn request() -> impl Strategy<Value = RequestHeader> {

@@ -3,7 +3,8 @@
 
 use cheetah_nbd::limits::REQUEST_PAYLOAD_BYTES_MAX;
 use cheetah_nbd::{
-    CmdFlags, Command, Errno, ExportInfo, Negotiated, Reject, RequestHeader, TransmissionFlags, Violation,
+    CmdFlags, Command, Errno, ExportInfo, Mark, Negotiated, Reject, RequestHeader, TransmissionFlags,
+    Violation,
 };
 
 const SIZE: u64 = 1 << 30;
@@ -189,4 +190,18 @@ fn a_minimum_block_holds_except_at_an_odd_end() {
         let expected = if fits { Ok(Command::Read) } else { refused(Errno::Inval) };
         assert_eq!(request(Command::Read, offset, length).check(&session), expected, "{offset} {length}");
     }
+}
+
+#[test]
+fn a_mark_has_a_request_s_shape_and_is_for_those_who_agreed_upon_it() {
+    let mark = Mark { number: 0x0102_0304_0506_0708, targets: 0b1011, complete: 99 };
+    let header = RequestHeader::decode(&mark.header().encode()).unwrap();
+    assert_eq!((header.command, Mark::of(&header)), (Command::Mark, mark));
+    assert_eq!(header.payload_bytes(), 0);
+    assert_eq!(
+        header.check(&session()),
+        refused(Errno::Inval),
+        "to others it is a command that is not known"
+    );
+    assert_eq!(header.check(&Negotiated { dirty: Some(2), ..session() }), Ok(Command::Mark));
 }

@@ -8,6 +8,7 @@
 //! Called by `donor`. Tests: below. One of the named modules that may use unsafe.
 #![allow(unsafe_code)]
 
+use crate::ledgers::Ledgers;
 use crate::mapping::{HUGE_PAGE_BYTES, Mapping};
 use cheetah_core::donor::DirtyMap;
 use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES};
@@ -25,6 +26,7 @@ pub struct Arena {
     /// One bit a block.
     presence: Box<[AtomicU64]>,
     dirty: DirtyMap,
+    ledgers: Ledgers,
     /// Bytes that came from and went to clients so far.
     moved: AtomicU64,
     /// Held while extents are wiped or gathered.
@@ -46,7 +48,8 @@ impl Arena {
         let words = bytes / BLOCK_BYTES / BLOCKS_PER_WORD;
         let presence = (0..words).map(|_| AtomicU64::new(0)).collect();
         let (dirty, moved, wiping) = (DirtyMap::new(extents), AtomicU64::new(0), Mutex::new(()));
-        Ok(Arena { memory, mapping, bytes, presence, dirty, moved, wiping })
+        let ledgers = Ledgers::new(extents);
+        Ok(Arena { memory, mapping, bytes, presence, dirty, ledgers, moved, wiping })
     }
 
     #[must_use]
@@ -100,6 +103,11 @@ impl Arena {
     }
 
     /// Whoever changes a range marks it here before.
+    #[must_use]
+    pub(crate) fn ledgers(&self) -> &Ledgers {
+        &self.ledgers
+    }
+
     #[must_use]
     pub fn dirty(&self) -> &DirtyMap {
         &self.dirty
@@ -252,6 +260,7 @@ impl Arena {
             self.zero(u64::from(*extent) * EXTENT_BYTES, EXTENT_BYTES, false);
         }
         self.dirty.clear(extents.iter().copied());
+        self.ledgers.wiped(extents);
     }
 }
 

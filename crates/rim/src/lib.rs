@@ -11,6 +11,7 @@ pub mod code;
 pub mod control;
 pub mod donor;
 pub mod gather;
+mod ledgers;
 mod lend;
 mod mapping;
 pub mod memory;

@@ -4,7 +4,7 @@
 
 use cheetah_core::limits::DIRTY_REGION_BYTES as REGION;
 use cheetah_nbd::client::{Handshake, Reply, Step, Want};
-use cheetah_nbd::{CmdFlags, Command, Errno, Negotiated, RequestHeader, StateFlags};
+use cheetah_nbd::{CmdFlags, Command, Errno, Mark, Negotiated, RequestHeader, StateFlags};
 use cheetah_rim::arena::Arena;
 use cheetah_rim::donor::{DonorServer, Gate};
 use cheetah_rim::net::{Bound, Endpoint};
@@ -212,4 +212,46 @@ fn replies_that_leave_together_are_what_was_asked_for() {
         let data = client.data(cookie as u64, offset as u64, length);
         assert!(data == kept[offset..offset + length], "request {cookie}: {offset}+{length}");
     }
+}
+
+#[test]
+fn a_client_that_numbers_its_writes_is_told_which_are_not_known_to_be_complete() {
+    let donor = donor();
+    let mut writer = Client::connect(&donor, false, true);
+    let mark = |number, complete| Mark { number, targets: 0b11, complete }.header().encode();
+    let mut write = |number, complete, offset| {
+        writer.stream.write_all(&mark(number, complete)).unwrap();
+        assert_eq!(writer.done(Command::Write, offset, 4096), None);
+    };
+    write(7, 0, 0);
+    write(8, 0, REGION);
+    write(9, 7, 2 * REGION);
+    // A write that its client does not finish.
+    writer.stream.write_all(&mark(10, 7)).unwrap();
+    let header = RequestHeader {
+        flags: CmdFlags::EMPTY,
+        command: Command::Write,
+        cookie: 1,
+        offset: 4096,
+        length: 4096,
+    };
+    writer.stream.write_all(&header.encode()).unwrap();
+    writer.stream.write_all(&[7; 100]).unwrap();
+    drop(writer);
+    let mut next = Client::connect(&donor, false, true);
+    next.stream.write_all(&mark(0, 0)).unwrap();
+    let listed = (0..1_000).find_map(|_| {
+        next.send(Command::BlockStatus, CmdFlags::EMPTY, 0, 4 * REGION);
+        let Reply::Ledger { complete, entries, .. } = next.reply() else { panic!("no ledger") };
+        let Reply::BlockStatus { descriptors, .. } = next.reply() else { panic!("no status") };
+        assert!(descriptors.iter().all(|run| run.flags == StateFlags::EMPTY), "all have numbers");
+        let listed: Vec<_> = entries.iter().map(|entry| (entry.number, entry.from, entry.landed)).collect();
+        // The donor may not have read all of it yet.
+        (listed.len() == 3).then_some((complete, listed))
+    });
+    let listed = listed.expect("the last write was noted");
+    assert_eq!(listed, (7, vec![(8, REGION, true), (9, 2 * REGION, true), (10, 4096, false)]));
+    // Whoever gives no numbers is told of all that was written lately, as before.
+    let mut reader = Client::connect(&donor, false, true);
+    assert_eq!(reader.dirty(4), [true, true, true, false]);
 }

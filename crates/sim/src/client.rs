@@ -466,8 +466,8 @@ impl World {
                 say!(self, "client {c} closes {donor} session {session}");
                 self.close_link(c, donor);
             }
-            Effect::Send { donor, part, op, address, mem, scatter, fragment } => {
-                let awaited = Awaited { op, mem, scatter, fragment };
+            Effect::Send { donor, part, op, address, mem, scatter, fragment, mark } => {
+                let awaited = Awaited { op, mem, scatter, fragment, mark };
                 return self.send_part(c, donor, part, address, awaited);
             }
             Effect::Abandon { part, .. } => {
@@ -570,7 +570,7 @@ impl World {
             return Ok(());
         }
         self.flip_on_the_way(c, donor, fragment, Some((address, part)), &mut data);
-        let request = Request { part, op, address, len, data, first };
+        let request = Request { part, op, address, len, data, first, mark: awaited.mark, ticket: None };
         self.send_to_donor(conn, ToDonor::Request(request));
         if torn {
             if self.rng.percent(20) {
@@ -674,6 +674,10 @@ impl World {
         let answer = match answer {
             PartAnswer::Done => Ok(Vec::new()),
             PartAnswer::Status(runs) => Ok(runs),
+            PartAnswer::Survey(complete, writes, runs) => {
+                self.step_client(c, Event::Listed { part, complete, writes });
+                Ok(runs)
+            }
             PartAnswer::Error(error) => Err(error),
             PartAnswer::Data(mut data) => {
                 self.flip_on_the_way(c, donor, awaited.fragment, None, &mut data);

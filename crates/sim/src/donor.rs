@@ -12,7 +12,8 @@ use crate::plan::Bug;
 use crate::world::{DonorEv, Ev, World, say};
 use cheetah_core::api::Sync;
 use cheetah_core::donor::{
-    Access, ConnId, DirtyMap, Donor, Effect, Event, Exit, Grant, OpenError, export_name,
+    Access, ConnId, DirtyMap, Donor, Effect, Event, Exit, Grant, Ledger, ListedWrite, OpenError, Ticket,
+    export_name,
 };
 use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES, MILLISECOND_NS};
 use cheetah_core::map::{DonorId, LeaseToken, VolumeId, VolumeMap};
@@ -31,6 +32,9 @@ pub(crate) struct DonorHost {
     pub(crate) memory: Memory,
     /// What was written lately.
     pub(crate) dirty: DirtyMap,
+    /// Of the writes without a number.
+    unnumbered: DirtyMap,
+    ledgers: BTreeMap<VolumeId, Ledger>,
     pub(crate) access: Arc<Access>,
     pub(crate) alive: bool,
     /// It was told to end, and serves nobody while it does.
@@ -57,6 +61,8 @@ impl DonorHost {
             extents,
             memory: Memory::default(),
             dirty: DirtyMap::new(extents),
+            unnumbered: DirtyMap::new(extents),
+            ledgers: BTreeMap::new(),
             access: Arc::new(Access::default()),
             alive: true,
             leaving: false,
@@ -66,6 +72,13 @@ impl DonorHost {
             wake_at: None,
             sessions: BTreeMap::new(),
             writers: BTreeMap::new(),
+        }
+    }
+
+    /// All of a write is in memory.
+    fn landed(&mut self, volume: VolumeId, ticket: Option<Ticket>) {
+        if let Some((ledger, ticket)) = self.ledgers.get_mut(&volume).zip(ticket) {
+            ledger.landed(ticket);
         }
     }
 }
@@ -133,6 +146,10 @@ impl World {
                     }
                 }
                 donor.dirty.clear(extents.iter().copied());
+                donor.unnumbered.clear(extents.iter().copied());
+                for start in extents.iter().map(|extent| u64::from(*extent) * EXTENT_BYTES) {
+                    donor.ledgers.values_mut().for_each(|ledger| ledger.wiped(start, EXTENT_BYTES));
+                }
                 self.count("extents wiped");
                 self.step_donor(d, Event::Wiped { extents });
             }
@@ -303,7 +320,7 @@ impl World {
         self.serve_soon(id);
     }
 
-    fn serve_request(&mut self, d: usize, id: u64, request: Request) {
+    fn serve_request(&mut self, d: usize, id: u64, mut request: Request) {
         let Some(grant) = self.network.conns.get(&id).and_then(|conn| conn.grant) else { return };
         let donor = &mut self.donors[d];
         let len = u32::try_from(request.len).expect("a part is below 4 GiB");
@@ -316,6 +333,15 @@ impl World {
         let refused = checked.is_err() && !ignores;
         if request.op.writes() && !refused {
             donor.dirty.mark(request.address, request.len);
+            match request.mark {
+                None => donor.unnumbered.mark(request.address, request.len),
+                Some(mark) => {
+                    let unnumbered = &donor.unnumbered;
+                    let spill = |write: ListedWrite| unnumbered.mark(write.from, write.to - write.from);
+                    let ledger = donor.ledgers.entry(grant.volume).or_default();
+                    request.ticket = Some(ledger.begin(mark, request.address, request.len, spill));
+                }
+            }
         }
         if matches!(request.op, PartOp::Write | PartOp::Sparse) {
             if !refused {
@@ -334,13 +360,20 @@ impl World {
             _ if refused => Answer::Error(PartError::Denied),
             PartOp::Read => Answer::Data(donor.memory.get(at, count)),
             PartOp::Status => Answer::Status(status(&donor.memory, at, count)),
+            PartOp::Survey if grant.writable => {
+                let ledger = donor.ledgers.entry(grant.volume).or_default();
+                let writes = ledger.within(request.address, request.len).collect();
+                Answer::Survey(ledger.complete(), writes, survey(&donor.unnumbered, &request))
+            }
             PartOp::Survey => Answer::Status(survey(&donor.dirty, &request)),
             PartOp::Age => {
                 donor.dirty.age(donor.access.written_by(&grant));
+                donor.unnumbered.age(donor.access.written_by(&grant));
                 Answer::Done
             }
             _ => {
                 donor.memory.zero(at, count, request.op == PartOp::Zero { keep: true });
+                donor.landed(grant.volume, request.ticket);
                 self.check_fence(d, id);
                 Answer::Done
             }
@@ -361,6 +394,9 @@ impl World {
             Answer::Error(PartError::Denied)
         } else {
             self.land(d, id, request, request.first, request.len);
+            if let Some(grant) = self.network.conns.get(&id).and_then(|conn| conn.grant) {
+                self.donors[d].landed(grant.volume, request.ticket);
+            }
             Answer::Done
         };
         self.send_to_client(id, ToClient::Answer(request.part, answer));

@@ -380,6 +380,18 @@ impl World {
         }
     }
 
+    /// Somebody says that a host which was switched off does not come back: what only its memory tells is held back until
+    /// then.
+    fn give_up_dark_donors(&mut self) {
+        let dark =
+            |donor: &&crate::donor::DonorHost| !donor.alive && self.director.dark.contains(&donor.slot);
+        let names: Vec<String> = self.donors.iter().filter(dark).map(|donor| donor.name.clone()).collect();
+        for donor in names {
+            let call = cheetah_core::api::Call::Leave { donor, force: true };
+            self.call(crate::coordinator::Caller::Admin, Node::Coordinator, call);
+        }
+    }
+
     /// Everything works from now on, and nothing more is changed.
     pub(crate) fn heal(&mut self) {
         say!(self, "everything heals");
@@ -397,6 +409,7 @@ impl World {
             let extents = self.donors[d].extents;
             self.step_donor(d, donor::Event::Offered { extents });
         }
+        self.give_up_dark_donors();
         // Those that nobody can attach, because their call was given up, end by themselves.
         self.run_until(calm + LEASE_NS + 25 * SECOND_NS);
     }

@@ -6,6 +6,7 @@
 //! takes whatever is at the front of the queue then.
 
 use crate::world::{ClientEv, Ev, World};
+use cheetah_core::donor::{ListedWrite, Ticket, WriteMark};
 use cheetah_core::layout::Scatter;
 use cheetah_core::limits::{MILLISECOND_NS, SECOND_NS};
 use cheetah_core::map::DonorId;
@@ -30,6 +31,9 @@ pub(crate) struct Request {
     pub(crate) data: Vec<u8>,
     /// Of a write, how many bytes come with its header; the rest follows as `Rest`.
     pub(crate) first: u64,
+    pub(crate) mark: Option<WriteMark>,
+    /// Of its place in the donor's ledger, once it is there.
+    pub(crate) ticket: Option<Ticket>,
 }
 
 /// What a client waits for, and where it belongs.
@@ -39,6 +43,7 @@ pub(crate) struct Awaited {
     pub(crate) mem: Mem,
     pub(crate) scatter: Scatter,
     pub(crate) fragment: Fragment,
+    pub(crate) mark: Option<WriteMark>,
 }
 
 #[derive(Clone, Debug)]
@@ -54,6 +59,8 @@ pub(crate) enum Answer {
     Done,
     Data(Vec<u8>),
     Status(Vec<StatusRun>),
+    /// To a writer: what the ledger lists, up to which number all is complete, and what nobody put a number on.
+    Survey(u64, Vec<ListedWrite>, Vec<StatusRun>),
     Error(PartError),
 }
 

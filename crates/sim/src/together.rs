@@ -12,7 +12,7 @@ use crate::coordinator::Caller;
 use crate::network::Node;
 use crate::redundancy::is_degraded;
 use crate::world::{ClientEv, Ev, World, say};
-use crate::wounds::{Missing, Rows, TOLD_AFTER_NS, rows_touched};
+use crate::wounds::{Missing, Rows, rows_touched};
 use cheetah_core::api::Call;
 use cheetah_core::limits::{MILLISECOND_NS, REQUEST_DEADLINE_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, LeaseToken, VolumeId, VolumeMap};
@@ -413,11 +413,8 @@ impl World {
 
     fn writer_ends(&mut self, scene: &mut Scene, map: &VolumeMap) {
         let client = &self.clients[scene.client];
-        let rows = |since: Time| {
-            let written = client.written_since(since);
-            written.flat_map(|(offset, len)| rows_touched(map, offset, len)).collect::<Vec<Rows>>()
-        };
-        scene.half_written = rows(self.now.saturating_sub(TOLD_AFTER_NS));
+        let written = client.written_since(self.now);
+        scene.half_written = written.flat_map(|(offset, len)| rows_touched(map, offset, len)).collect();
         let row = u64::from(map.redundancy.data) * u64::from(map.unit);
         let lately = client.written_since(self.now.saturating_sub(REMEMBERED_NS));
         scene.lately = lately

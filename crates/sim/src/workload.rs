@@ -553,11 +553,15 @@ impl World {
         };
         let request = slot.request;
         let bytes = match request.op {
-            Op::Write | Op::Zero { .. } | Op::Trim => rows_of(map, request),
+            // A group whose silent holder is held back takes no writes.
+            Op::Write | Op::Zero { .. } | Op::Trim => {
+                let (group, end) = (map.group_bytes(), request.offset + u64::from(request.len));
+                request.offset / group * group..end.next_multiple_of(group)
+            }
             _ => request.offset..request.offset + u64::from(request.len),
         };
         self.wounds.excuse(map.volume, bytes, slot.submitted, waits)
-            && (!self.director.last_pass || self.is_recorded_bad(c, request))
+            && (!self.director.last_pass || request.op.writes() || self.is_recorded_bad(c, request))
     }
 
     /// The order after which nothing was submitted yet.

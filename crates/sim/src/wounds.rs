@@ -3,21 +3,18 @@
 //! Owns: the rows that were half written then, and which of their blocks may answer an error, for how long. Never:
 //! bytes (`oracle`), what happens to whom (`together`), or anything that a machine says of itself.
 //! Key rules: of a donor that was only stopped nothing is lost, its half-written rows answer errors until it is back;
-//! of one that is gone nothing is lost while parity is left over, else its blocks of half-written rows; and a block
-//! that was written again since is as good as any other. Tests: below; the planted bugs.
+//! of one that is gone its blocks of rows that a write was under way to, and of no others; and a block that was written
+//! again since is as good as any other. Tests: below; the planted bugs.
 
 use crate::verdict::GRACE_NS;
-use cheetah_core::limits::{BLOCK_BYTES, DIRTY_REGION_BYTES, MILLISECOND_NS};
+use cheetah_core::limits::BLOCK_BYTES;
 use cheetah_core::map::{DonorId, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// A write that was acknowledged so shortly before its writer ended may count as half written: the writer had no
-/// time to tell donors that it is complete.
-pub(crate) const TOLD_AFTER_NS: u64 = 500 * MILLISECOND_NS;
-/// Marks are not finer than this, so a row is half written as far as this reaches.
-const GRAIN_BYTES: u64 = DIRTY_REGION_BYTES;
+/// Donors list writes by whole blocks, so a row is half written as far as those reach.
+const GRAIN_BYTES: u64 = BLOCK_BYTES;
 const BLOCK: usize = BLOCK_BYTES as usize;
 /// Of one write that many blocks are remembered for who reads of a failure.
 const BLOCKS_TOLD_MAX: u64 = 4096;
@@ -126,9 +123,6 @@ impl Wounds {
             let states: Vec<Option<Missing>> = (group.slots.iter())
                 .map(|slot| slot.held.map_or(first.then_some(Missing::Gone), |held| missing(held.donor)))
                 .collect();
-            if states.iter().flatten().count() < map.redundancy.parity as usize {
-                continue; // The parity that is left over tells.
-            }
             for (slot, state) in states[..k].iter().enumerate() {
                 let until = match state {
                     Some(Missing::Gone) => None,
@@ -212,7 +206,7 @@ mod tests {
 
     fn lost(parity: u32, missing: Missing) -> Wounds {
         let (map, mut wounds) = (map(parity), Wounds::default());
-        wounds.open(map.volume, rows_touched(&map, 5 * K64 + 4096, 4096), String::new());
+        wounds.open(map.volume, rows_touched(&map, 5 * K64, 3 * 4096), String::new());
         wounds.look(&map, |donor| (donor == DonorId(0)).then_some(missing));
         wounds.settled(map.volume);
         wounds
@@ -221,7 +215,7 @@ mod tests {
     #[test]
     fn rows_are_as_long_as_their_parity() {
         let row = |offset, len| rows_touched(&map(1), offset, len)[0].local.clone();
-        assert_eq!(row(5 * K64 + 4096, 4096), 2 * K64..3 * K64);
+        assert_eq!(row(5 * K64 + 4096, 4096), 2 * K64 + 4096..2 * K64 + 8192);
         assert_eq!(row(K64 - 512, 1024), 0..K64);
         assert_eq!(row(K64, 2 * K64), 0..2 * K64);
     }
@@ -238,11 +232,6 @@ mod tests {
         assert!(!wounds.excuse(volume, 0..4 * K64, 0, false), "another row");
         wounds.rewritten(volume, 4 * K64..4 * K64 + 4096);
         assert!(!wounds.may_be_lost(volume, 4 * K64) && wounds.may_be_lost(volume, 4 * K64 + 4096));
-    }
-
-    #[test]
-    fn with_parity_left_over_nothing_is() {
-        assert!(!lost(2, Missing::Gone).excuse(VolumeId(1), 0..16 * K64, 0, false));
     }
 
     #[test]

@@ -174,7 +174,6 @@ impl Coordinator {
             self.donors.insert(id, Donor::join(record, revision, now));
             self.dirty.insert(Key::Donor(id));
             self.replan = true;
-            self.note_donor("donor-joined", id);
             self.grow_followers(seed);
         }
         self.hear(now, seed, id);
@@ -197,7 +196,6 @@ impl Coordinator {
             let id = donor.record.donor;
             donor.alive = false;
             (self.unsettled, self.replan) = (true, true);
-            self.note_loss("donor-lost", id);
             self.doubt_volumes_of(id);
             return Ok(());
         }
@@ -342,7 +340,6 @@ impl Coordinator {
             (self.unsettled, self.replan) = (true, true);
             // With it there may be enough to do without one that has ended.
             self.unsettle_donor(id);
-            self.note_donor("donor-returned", id);
             self.doubt_volumes_of(id);
             self.grow_followers(seed);
         }
@@ -387,7 +384,6 @@ impl Coordinator {
         let Some(donor) = self.donors.get_mut(&id) else { return };
         donor.alive = false;
         donor.record.departed = true;
-        self.note_loss("donor-left", id);
         self.dirty.insert(Key::Donor(id));
         self.unsettled = true;
         self.answer_poll(id);
@@ -401,7 +397,6 @@ impl Coordinator {
         if donor.alive {
             donor.alive = false;
             (self.unsettled, self.replan) = (true, true);
-            self.note_loss("donor-lost", id);
             self.doubt(id);
             self.doubt_volumes_of(id);
             self.tidy_donor(now, id);

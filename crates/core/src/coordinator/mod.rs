@@ -8,7 +8,7 @@
 //!
 //! Files: `donors` (join, sync, silence), `doubt` (donors that may have ended), `drain` (leaving), `volumes` (create, grow, delete), `leases` (attach,
 //! renew, detach), `amend` (what a writer found out), `repair` (new homes for fragments), `retire` (extents that slots
-//! have left), `tend` (volumes at rest), `bad` (lists of bad ranges), `confirm` (answers held back), `status`, `notes` (what happened), `record` (what is stored), `extents` (free ones),
+//! have left), `tend` (volumes at rest), `bad` (lists of bad ranges), `confirm` (answers held back), `status`, `record` (what is stored), `extents` (free ones),
 //! `invariants`.
 
 mod amend;
@@ -19,7 +19,6 @@ mod drain;
 mod extents;
 mod invariants;
 mod leases;
-mod notes;
 mod record;
 mod repair;
 mod retire;
@@ -27,7 +26,6 @@ mod status;
 mod tend;
 mod volumes;
 
-pub use notes::Note;
 pub use record::{BadState, DonorRecord, Key, LeaseRecord, PoolRecord, Record, VolumeRecord};
 pub use retire::Retired;
 
@@ -83,8 +81,6 @@ pub enum Effect {
         donor: DonorId,
         address: String,
     },
-    /// For the record of what happened, once what was stored before it is durable.
-    Note(Note),
 }
 
 /// What becomes of a call: answered now, or held until a time at most.
@@ -128,9 +124,6 @@ pub struct Coordinator {
     plan_at: Option<Time>,
     /// Of the last step.
     now: Time,
-    /// The call that the step is about.
-    calling: Option<CallId>,
-    notes: Vec<Note>,
     // What the current step still has to do at its end; empty between steps.
     /// Volumes of which somebody must look whether they need tending.
     unsure: BTreeSet<VolumeId>,
@@ -162,8 +155,6 @@ impl Coordinator {
             wanting: BTreeSet::new(),
             plan_at: None,
             now: 0,
-            calling: None,
-            notes: Vec::new(),
             unsure: BTreeSet::new(),
             emptied: BTreeSet::new(),
             dirty: BTreeSet::from([Key::Pool]),
@@ -185,7 +176,6 @@ impl Coordinator {
         self.expire(now);
         match event {
             Event::Call { call, entropy, request } => {
-                self.calling = Some(call);
                 match self.answer(now, call, &mut Seed(entropy), request) {
                     Ok(Outcome::Answer(answer)) => self.replies.push((call, Ok(answer))),
                     Ok(Outcome::Hold(held, until)) => self.hold(call, held, until),
@@ -196,7 +186,6 @@ impl Coordinator {
             Event::Reached { donor, address, found } => self.reached(now, donor, &address, found),
             Event::Wake => {}
         }
-        self.calling = None;
         self.finish(now, effects);
     }
 
@@ -256,7 +245,6 @@ impl Coordinator {
         for key in std::mem::take(&mut self.dirty) {
             effects.push(self.record(key).map_or(Effect::Forget(key), Effect::Store));
         }
-        effects.extend(self.notes.drain(..).map(Effect::Note));
         self.note_given();
         let reaches = self.reaches.drain(..);
         effects.extend(reaches.map(|(donor, address)| Effect::Reach { donor, address }));

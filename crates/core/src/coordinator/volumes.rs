@@ -124,7 +124,6 @@ impl Coordinator {
         self.names.insert(name, id);
         self.volumes.insert(id, Volume::new(map, follow, order));
         self.map_changed(id);
-        self.note_volume("volume-created", id);
         Ok(Outcome::Hold(Held::Volume { volume: id }, now + DONOR_SILENCE_NS))
     }
 
@@ -168,7 +167,6 @@ impl Coordinator {
             volume.map.epoch += 1;
         }
         self.map_changed(id);
-        self.note_volume("volume-grown", id);
         Ok(())
     }
 
@@ -206,7 +204,6 @@ impl Coordinator {
                 format!("volume '{name}' is attached by {}; detach it there first", holders.join(", "));
             return Err(refuse(RefusalCode::Conflict, message));
         }
-        self.note_volume("volume-deleted", id);
         self.touch_volume(id);
         self.names.remove(name);
         self.dirty.insert(Key::Volume(id));

@@ -15,11 +15,13 @@
 
 mod access;
 mod dirty;
+mod ledger;
 pub mod owner;
 mod pool;
 
 pub use access::{Access, Denied, Grant, OpenError, export_name};
 pub use dirty::DirtyMap;
+pub use ledger::{Ledger, ListedWrite, Ticket, WriteMark};
 pub use pool::{Draining, LeftWith};
 
 use crate::api::{Duties, Refusal};

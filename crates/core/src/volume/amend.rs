@@ -47,9 +47,10 @@ impl Volume {
         self.map.bad.iter().chain(&self.amendments.bad)
     }
 
-    /// Ranges that the coordinator has yet to hear of, or has not answered for.
-    pub(super) fn to_be_recorded(&self) -> impl Iterator<Item = &BadRange> {
-        self.amendments.bad.iter()
+    /// Whether the coordinator has yet to answer that something of these rows was written again.
+    pub(super) fn is_rewritten_unheard(&self, group: u32, lo: u32, hi: u32) -> bool {
+        let here = |range: &BadRange| range.group == group && range.from < hi && lo < range.to;
+        self.amendments.rewritten.iter().any(here)
     }
 
     /// They are readable from now on, whatever the coordinator records meanwhile.

@@ -21,9 +21,11 @@ mod buddy;
 mod cache;
 mod cached;
 mod join;
+mod judge;
 mod link;
 mod locks;
 mod merge;
+mod numbers;
 mod pace;
 mod read;
 mod resync;
@@ -50,6 +52,7 @@ pub use link::connections;
 use link::{Link, LinkWaits, State};
 use locks::Locks;
 pub use merge::{LinkMerges, batch_merges_bytes_max};
+use numbers::Numbers;
 use pace::Pace;
 use resync::{Resyncs, Torn};
 use scratch::Scratch;
@@ -130,6 +133,7 @@ pub struct Volume {
     parts: Slab<Part>,
     joins: Joins,
     locks: Locks,
+    numbers: Numbers,
     scratch: Scratch,
     born: u64,
     /// Strips that may go on.
@@ -186,6 +190,7 @@ impl Volume {
             parts: Slab::with_capacity(PARTS_MAX),
             joins: Joins::default(),
             locks: Locks::default(),
+            numbers: Numbers::default(),
             scratch: Scratch::new(),
             born: 0,
             ready: VecDeque::with_capacity(STRIPS_MAX),
@@ -268,6 +273,7 @@ impl Volume {
             Event::Opened { donor, session } => self.opened(now, donor, session, effects),
             Event::Reached { donor, session } => self.reached(now, donor, session, effects),
             Event::Failed { donor, session, failure } => self.failed(now, donor, session, failure, effects),
+            Event::Listed { part, complete, writes } => self.listed(part, complete, &writes),
             Event::Answered { part, answer } => self.answered(now, part, answer, effects),
             Event::Verified { strip, right } => self.verified(strip, right),
             Event::Forget => self.forget_cached(0, u64::MAX),

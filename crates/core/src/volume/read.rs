@@ -315,7 +315,7 @@ impl Volume {
         match strip.work {
             Work::Gather(span) => self.wanted(span, strip.lo, strip.hi),
             Work::Patch { span, delta, .. } => self.patch_needs(key, span, delta),
-            Work::Fill { slot, .. } | Work::Heal { slot } => bit(slot),
+            Work::Fill { slot, .. } | Work::Heal { slot } | Work::Mend { slot } => bit(slot),
             Work::Resync if self.geometry.data == 1 => 0,
             Work::Resync => slots_of(data).filter(|slot| self.is_held(strip.group, *slot)).map(bit).sum(),
             Work::Scrub => {
@@ -413,15 +413,17 @@ impl Volume {
         self.end_strip(now, key, Err(VolumeError::DonorLost), effects);
     }
 
-    /// Blocks that are wrong on one slot may be right on the others, and the other way round in other rows: what was to
-    /// be read at once is read block by block. False when that was done, or nothing was wrong.
+    /// Blocks that are wrong on one slot may be right on the others, and the other way round in other rows; and rows that do
+    /// not fit together may lie beside rows that do: what was to be read at once is read block by block. False when that was
+    /// done, or nothing was wrong.
     fn takes_blocks_alone(&mut self, key: Key) -> bool {
         let strip = self.strips.get(key).expect("it has read");
         let (work, group, lo, hi) = (strip.work, strip.group, strip.lo, strip.hi);
         let (Some(request), Some(span)) = (strip.request, strip.span()) else { return false };
         let blocks = ((hi - lo) / BLOCK) as usize;
-        let splits = matches!(work, Work::Gather(_) | Work::Patch { .. }) && strip.phase == Phase::Reading;
-        if strip.wrong == 0 || !splits || blocks < 2 || self.strips.room() <= blocks {
+        let wrong = strip.wrong != 0 && strip.phase == Phase::Reading;
+        let splits = matches!(work, Work::Gather(_) | Work::Patch { .. }) && (wrong || self.is_torn_for(key));
+        if !splits || blocks < 2 || self.strips.room() <= blocks {
             return false;
         }
         for at in (lo..hi).step_by(BLOCK as usize) {
@@ -603,7 +605,7 @@ impl Volume {
             }
             Work::Patch { span, content, delta } => self.patch_lanes(now, key, span, content, delta, effects),
             Work::Fill { slot, to } => self.write_filled(now, key, slot, to, effects),
-            Work::Heal { slot } => self.write_healed(now, key, slot, effects),
+            Work::Heal { slot } | Work::Mend { slot } => self.write_healed(now, key, slot, effects),
             Work::Scrub => self.scrubbed(now, key, effects),
             _ => unreachable!("nothing else is checked"),
         }

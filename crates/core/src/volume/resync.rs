@@ -7,11 +7,15 @@
 //! as lost, never made up; and a donor that is silent while only its memory tells what such a row is keeps that memory.
 //! Tests: `tests/volume_unclean.rs`, `tests/volume_resync.rs`, the simulator; `lab/tests/unclean.rs`.
 
-use super::strip::{Missed, Phase, Slots, Work, bit, slots_of};
+use super::judge::{Doubt, Hearing};
+use super::strip::{Missed, Phase, Progress, Slots, Strip, Work, bit, slots_of};
+
 use super::types::{Effect, Fragment, Mem, PartOp, StatusRun, VolumeError};
+use super::upkeep::PAUSE_NS;
 use super::{Key, Stage, Volume};
+use crate::donor::ListedWrite;
 use crate::layout::Scatter;
-use crate::limits::BLOCK_BYTES;
+use crate::limits::{BLOCK_BYTES, EXTENT_BYTES};
 use crate::map::{BadRange, DonorId, Group, Placement, VolumeMap};
 use crate::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
@@ -52,15 +56,23 @@ pub(super) struct Resyncs {
     pub(super) unsure: Vec<(u32, u32, Placement)>,
     /// Strips of requests that wait, without a lock, until the rows that they need fit together.
     waiting: Vec<Key>,
+    /// What the donors of the groups that are being asked list.
+    heard: BTreeMap<u32, Hearing>,
+    /// Every write of a former writer with a number up to this one is complete.
+    complete: u64,
     /// The volume is served from then on; what is in doubt still is an error until whoever knows answers.
     pub(super) serve_at: Option<Time>,
+    /// It is served: who could not be asked until then is held back.
+    holds_back: bool,
 }
 
 impl Volume {
     /// Whether any slot may differ from the others there.
     pub(super) fn is_torn(&self, group: u32, lo: u32, hi: u32) -> bool {
         let here = |torn: &Torn| torn.group == group && torn.lo < hi && lo < torn.hi;
-        self.torn.iter().any(|torn| here(torn) && torn.missed == 0) || self.is_unsure(group)
+        // A write that reached nobody but a donor that is held back is undone when that is back.
+        let unsure = self.is_unsure(group) && !self.resyncs.holds_back;
+        unsure || self.torn.iter().any(|torn| here(torn) && torn.missed == 0)
     }
 
     /// The slots whose holders missed a write there.
@@ -71,7 +83,10 @@ impl Volume {
 
     /// Whether rows there may not fit together, as far as is known now: what is written to them could be lost with them.
     pub(super) fn is_in_doubt(&self, group: u32, lo: u32, hi: u32) -> bool {
-        self.geometry.data > 1 && (self.is_torn(group, lo, hi) || self.resyncs.resurveyed.contains(&group))
+        self.geometry.data > 1
+            && (self.is_torn(group, lo, hi)
+                || self.is_unsure(group)
+                || self.resyncs.resurveyed.contains(&group))
     }
 
     /// Whether the doubt that a strip meets may end while its request waits. Not where a donor is held back that was waited
@@ -82,7 +97,7 @@ impl Volume {
         strip.request.is_some()
             && self.is_in_doubt(group, lo, hi)
             && !self.is_hopeless(group)
-            && !(self.is_unsure(group) && self.resyncs.serve_at.is_none_or(|at| at <= now))
+            && !(self.is_unsure(group) && (self.resyncs.holds_back || self.is_late(now)))
     }
 
     /// More of the group's holders have ended than redundancy covers.
@@ -172,7 +187,7 @@ impl Volume {
 
     /// On the way to serving: links, then the dirty maps, then the rows that they name.
     pub(super) fn look_at_stage(&mut self, now: Time) {
-        let late = self.resyncs.serve_at.is_some_and(|at| at <= now);
+        let late = self.is_late(now);
         match self.stage {
             Stage::Linking if self.links.values().all(super::link::Link::is_settled) => {
                 self.stage = Stage::Surveying;
@@ -195,15 +210,22 @@ impl Volume {
             }
             Stage::Resyncing if self.resyncs.open == 0 && (late || !self.waits_for_doubts()) => {
                 self.stage = Stage::Serving;
-                self.resyncs.serve_at = None;
+                self.resyncs.holds_back = true;
             }
             _ => {}
         }
     }
 
+    fn is_late(&self, now: Time) -> bool {
+        self.resyncs.serve_at.is_some_and(|at| at <= now)
+    }
+
     /// Whether something is in doubt that may yet be settled.
     fn waits_for_doubts(&self) -> bool {
-        let torn = self.torn.iter().filter(|torn| torn.missed == 0).map(|torn| torn.group);
+        let held = |torn: &&Torn| {
+            torn.missed == 0 || slots_of(torn.missed).any(|slot| self.is_held(torn.group, slot))
+        };
+        let torn = self.torn.iter().filter(held).map(|torn| torn.group);
         let unsure = self.resyncs.unsure.iter().map(|(group, ..)| *group);
         let asked = self.resyncs.resurveyed.iter().copied();
         torn.chain(unsure).chain(asked).any(|group| !self.is_hopeless(group))
@@ -281,7 +303,40 @@ impl Volume {
         self.resyncs.unsurveyed.push((group, missed.slot, missed.placement));
     }
 
+    /// What the holder of a slot lists, before it answers the survey.
+    pub(super) fn listed(&mut self, key: Key, complete: u64, writes: &[ListedWrite]) {
+        let part = self.parts.get(key).filter(|part| part.progress == Progress::Sent);
+        let Some(part) = part.copied().filter(|part| part.op == PartOp::Survey) else { return };
+        let Some(strip) = self.strips.get(part.strip).filter(|strip| strip.work == Work::Survey) else {
+            return;
+        };
+        let base = u64::from(part.placement.extent) * EXTENT_BYTES;
+        let end = u64::from(self.used(strip.group));
+        let local = |at: u64| at.saturating_sub(base).min(end) / BLOCK_BYTES * BLOCK_BYTES;
+        let placed = writes.iter().map(|write| ListedWrite {
+            from: local(write.from),
+            to: local(write.to.saturating_add(BLOCK_BYTES - 1)),
+            ..*write
+        });
+        self.resyncs.complete = self.resyncs.complete.max(complete);
+        let greatest = writes.iter().map(|write| write.number).max().unwrap_or(0);
+        self.numbers.heard(greatest.max(complete));
+        self.resyncs.heard.entry(strip.group).or_default().hear(part.slot, placed);
+    }
+
+    /// Every write with a number up to this one is on all who shall have it; 0 while something is in doubt.
+    pub(super) fn complete(&self) -> u64 {
+        let Resyncs { unsure, resurveyed, .. } = &self.resyncs;
+        let sure = self.torn.is_empty() && unsure.is_empty() && resurveyed.is_empty();
+        if sure && self.stage == Stage::Serving { self.numbers.over() } else { 0 }
+    }
+
     fn take_survey(&mut self) {
+        for (group, hearing) in std::mem::take(&mut self.resyncs.heard) {
+            for Doubt { lo, hi, missed } in hearing.doubts(self.geometry.data, self.resyncs.complete) {
+                self.torn.push(Torn { group, lo, hi, missed });
+            }
+        }
         let mut dirty: BTreeMap<u32, Vec<(u32, u32)>> = BTreeMap::new();
         for (group, runs) in std::mem::take(&mut self.surveyed) {
             let mut at = 0;
@@ -322,6 +377,30 @@ impl Volume {
         }
     }
 
+    /// A slot that missed a write of the row, and can be put right from those that did not.
+    fn mendable(&self, torn: Torn) -> Option<u32> {
+        let usable = |slot: &u32| self.source(torn.group, *slot).is_some();
+        let fits = |slot: &u32| torn.missed & bit(*slot) == 0 && usable(slot);
+        let all = 0..self.geometry.data + self.geometry.parity;
+        let enough = torn.missed != 0 && all.filter(fits).count() >= self.geometry.data as usize;
+        slots_of(torn.missed).find(usable).filter(|_| enough)
+    }
+
+    pub(super) fn mend_ended(&mut self, now: Time, strip: &Strip, slot: u32, done: bool) {
+        let same = |torn: &Torn| (torn.group, torn.lo, torn.hi) == (strip.group, strip.lo, strip.hi);
+        self.resyncs.open -= 1;
+        self.resyncing.retain(|torn| !same(torn));
+        if !done {
+            self.resyncs.pause_until = now + PAUSE_NS;
+            return;
+        }
+        for torn in self.torn.iter_mut().filter(|torn| same(torn)) {
+            torn.missed &= !bit(slot);
+        }
+        self.torn.retain(|torn| !same(torn) || torn.missed != 0);
+        self.look_at_waiting();
+    }
+
     fn is_known_bad(&self, torn: Torn, slot: u32) -> bool {
         self.is_recorded_as_lost(torn.group, slot, torn.lo, torn.hi)
     }
@@ -349,10 +428,15 @@ impl Volume {
             if torn.missed != 0 && slots_of(torn.missed).all(|slot| !self.is_held(torn.group, slot)) {
                 continue;
             }
-            if self.can_resync(torn) && !self.resyncing.contains(&torn) {
-                self.resyncs.open += 1;
-                self.resyncing.insert(torn);
-                self.add_strip(None, Work::Resync, torn.group, torn.lo, torn.hi);
+            let work = match self.can_resync(torn) {
+                true => Some(Work::Resync),
+                false => self.mendable(torn).map(|slot| Work::Mend { slot }),
+            };
+            if let Some(work) = work {
+                if self.resyncing.insert(torn) {
+                    self.resyncs.open += 1;
+                    self.add_strip(None, work, torn.group, torn.lo, torn.hi);
+                }
             } else if self.geometry.data > 1 && torn.missed == 0 {
                 let lost = (0..self.geometry.data).filter(|slot| !self.is_held(torn.group, *slot));
                 let lost: Vec<u32> = lost.filter(|slot| !self.is_known_bad(torn, *slot)).collect();
@@ -413,7 +497,14 @@ impl Volume {
         let here = |torn: &&Torn| (torn.group, torn.lo, torn.hi) == (strip.group, strip.lo, strip.hi);
         match self.torn.iter().find(here).copied() {
             None => self.end_strip(now, key, Ok(()), effects),
-            Some(torn) if self.can_resync(torn) => self.read_lanes(now, key, effects),
+            Some(torn) if self.can_resync(torn) && strip.work == Work::Resync => {
+                self.read_lanes(now, key, effects);
+            }
+            Some(torn) if self.mendable(torn).is_some_and(|slot| strip.work == Work::Mend { slot }) => {
+                let strip = self.strips.get_mut(key).expect("being begun");
+                (strip.avoid, strip.wrong) = (torn.missed, torn.missed);
+                self.read_lanes(now, key, effects);
+            }
             Some(_) => self.end_strip(now, key, Err(VolumeError::DonorLost), effects),
         }
     }

@@ -12,6 +12,7 @@ use super::scratch::Scratch;
 use super::slab::Slab;
 use super::types::{At, Effect, Fragment, Mem, PartError, PartOp, StatusRun, VolumeError};
 use super::{Key, Volume, link};
+use crate::donor::WriteMark;
 use crate::layout::{Scatter, Span};
 use crate::limits::{EXTENT_BYTES, STRIPE_DONORS_MAX, WRITE_MARGIN_NS};
 use crate::map::{DonorId, Placement};
@@ -89,6 +90,10 @@ pub(super) enum Work {
     },
     /// Parity from data, copies from the first.
     Resync,
+    /// A slot that missed a write of a row in doubt, from those that fit together.
+    Mend {
+        slot: u32,
+    },
     Scrub,
     /// Which rows were written lately.
     Survey,
@@ -172,6 +177,8 @@ pub(super) struct Strip {
     pub(super) wrote: bool,
     pub(super) missed: Vec<Missed>,
     pub(super) failed: Option<VolumeError>,
+    /// Of its writes, once there are any.
+    number: u64,
 }
 
 impl Strip {
@@ -197,7 +204,9 @@ impl Strip {
 
     /// Whether donors may hold a part of it when it is cut short, and mark it as written lately.
     pub(super) fn is_write(&self) -> bool {
-        self.is_users_write() || matches!(self.work, Work::Fill { .. } | Work::Heal { .. } | Work::Resync)
+        let mends =
+            matches!(self.work, Work::Fill { .. } | Work::Heal { .. } | Work::Resync | Work::Mend { .. });
+        self.is_users_write() || mends
     }
 
     pub(super) fn is_users_write(&self) -> bool {
@@ -205,7 +214,7 @@ impl Strip {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
     pub(super) strip: Key,
     pub(super) slot: u32,
@@ -313,6 +322,7 @@ impl Volume {
             wrote: false,
             missed: Vec::new(),
             failed: None,
+            number: 0,
         };
         let key = self.strips.insert(strip);
         if let Some(request) = request {
@@ -398,7 +408,7 @@ impl Volume {
         let lanes = if geometry.parity == 0 { 1 } else { geometry.data + geometry.parity };
         match strip.work {
             Work::Gather(_) | Work::Patch { .. } | Work::Joined(_) => len * lanes,
-            Work::Fill { .. } | Work::Heal { .. } | Work::Resync => len * lanes,
+            Work::Fill { .. } | Work::Heal { .. } | Work::Resync | Work::Mend { .. } => len * lanes,
             // Beside the lanes that are read, the parity that they should have.
             Work::Scrub => len * (lanes + geometry.parity),
             Work::Rows(_, Content::Payload) => len * geometry.parity,
@@ -432,7 +442,7 @@ impl Volume {
             Work::Survey => self.begin_survey(now, key, effects),
             Work::Age => self.begin_age(now, key, effects),
             Work::Patch { .. } => self.begin_patch(now, key, effects),
-            Work::Resync => self.begin_resync(now, key, effects),
+            Work::Resync | Work::Mend { .. } => self.begin_resync(now, key, effects),
             Work::Gather(_) | Work::Fill { .. } | Work::Heal { .. } | Work::Scrub => {
                 self.read_lanes(now, key, effects);
             }
@@ -480,6 +490,9 @@ impl Volume {
         }
         let strip = self.strips.get_mut(key).expect("parts are of strips");
         strip.wrote |= op.writes();
+        if op.writes() && strip.number == 0 && self.geometry.parity > 0 {
+            strip.number = self.numbers.begin();
+        }
         let progress = Progress::Waiting;
         let next = strip.parts;
         let part = Part {
@@ -511,7 +524,14 @@ impl Volume {
         part.progress = Progress::Sent;
         part.sent_at = now;
         self.links.get_mut(&part.donor).expect("links of parts stay").owed.push_back((now, key));
-        let group = self.strips.get(part.strip).expect("a part never outlives its strip").group;
+        let part = *part;
+        let strip = self.strips.get(part.strip).expect("a part never outlives its strip");
+        let mark = part.op.writes().then_some(strip.number).filter(|number| *number > 0);
+        let mark = mark.map(|number| WriteMark {
+            number,
+            targets: self.targets_of(strip),
+            complete: self.complete(),
+        });
         effects.push(Effect::Send {
             donor: part.donor,
             part: key,
@@ -519,8 +539,21 @@ impl Volume {
             address: u64::from(part.placement.extent) * EXTENT_BYTES + u64::from(part.local),
             mem: part.mem,
             scatter: part.scatter,
-            fragment: Fragment { group, slot: part.slot, local: part.local },
+            fragment: Fragment { group: strip.group, slot: part.slot, local: part.local },
+            mark,
         });
+    }
+
+    /// The slots that are sent a part of what the strip writes, each for all of its range.
+    fn targets_of(&self, strip: &Strip) -> Slots {
+        let (data, slots) = (self.geometry.data, self.geometry.data + self.geometry.parity);
+        let parity = (data..slots).map(bit).sum::<Slots>();
+        match strip.work {
+            Work::Patch { span, .. } if data > 1 => self.wanted(span, strip.lo, strip.hi) | parity,
+            Work::Fill { slot, .. } | Work::Heal { slot } | Work::Mend { slot } => bit(slot),
+            Work::Resync if data > 1 => parity,
+            _ => (0..slots).map(bit).sum(),
+        }
     }
 
     pub(super) fn answered(
@@ -679,6 +712,9 @@ impl Volume {
         let strip = self.strips.remove(key).expect("a strip ends once");
         if result.is_err() && matches!(strip.phase, Phase::Writing | Phase::Excluding) {
             self.tear(&strip, effects);
+        }
+        if strip.number > 0 {
+            self.numbers.end(strip.number);
         }
         self.starving.retain(|starving| *starving != key);
         let ready = &mut self.ready;

@@ -5,6 +5,7 @@
 use super::Key;
 use crate::ahead::Rule;
 use crate::api::Amend;
+use crate::donor::{ListedWrite, WriteMark};
 use crate::layout::Scatter;
 use crate::map::{DonorId, VolumeMap};
 use crate::units::Time;
@@ -225,6 +226,13 @@ pub enum Event {
         donor: DonorId,
         session: u64,
     },
+    /// What the donor lists of writes, in the extent that a `PartOp::Survey` asks about: comes before its answer, whose runs
+    /// are then of writes that nobody put a number on. `complete`: every write with a number up to this one is.
+    Listed {
+        part: Key,
+        complete: u64,
+        writes: Vec<ListedWrite>,
+    },
     /// `status` is empty but for `PartOp::Status` and `PartOp::Survey`.
     Answered {
         part: Key,
@@ -273,6 +281,8 @@ pub enum Effect {
         mem: Mem,
         scatter: Scatter,
         fragment: Fragment,
+        /// For the donor's ledger, with all that changes what a volume with redundancy holds.
+        mark: Option<WriteMark>,
     },
     /// The answer to this read is not wanted any more, and its memory must not be touched again.
     Abandon {

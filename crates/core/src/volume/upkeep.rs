@@ -26,7 +26,7 @@ use std::ops::Bound;
 const BLOCK: u32 = BLOCK_BYTES as u32;
 const HEALS_MAX: usize = 4;
 const SCRUBS_MAX: usize = 2;
-const PAUSE_NS: Time = SECOND_NS / 2;
+pub(super) const PAUSE_NS: Time = SECOND_NS / 2;
 
 /// A slot that gets a new holder.
 #[derive(Debug)]
@@ -420,12 +420,9 @@ impl Volume {
         if strip.is_write() && self.geometry.parity > 0 {
             self.upkeep.age_due = 2;
             // A reader may have read one slot before it and another after it.
-            if strip.born <= self.upkeep.age_mark || strip.work == Work::Resync {
+            if strip.born <= self.upkeep.age_mark || matches!(strip.work, Work::Resync | Work::Mend { .. }) {
                 self.upkeep.settled_at = now;
             }
-        }
-        if strip.is_write() && done {
-            self.note_rewritten(strip);
         }
         match strip.work {
             Work::Fill { slot, to } => self.fill_ended(now, strip, slot, to, done),
@@ -447,6 +444,7 @@ impl Volume {
                     self.upkeep.heal_pause_until = now + PAUSE_NS;
                 }
             }
+            Work::Mend { slot } => self.mend_ended(now, strip, slot, done),
             Work::Resync => {
                 let same = |torn: &Torn| (torn.group, torn.lo, torn.hi) == (strip.group, strip.lo, strip.hi);
                 self.resyncs.open -= 1;
@@ -473,9 +471,10 @@ impl Volume {
     }
 
     /// A write that covers what was lost for good makes it readable again.
-    fn note_rewritten(&mut self, strip: &Strip) {
+    pub(super) fn note_rewritten(&mut self, key: Key) {
+        let strip = self.strips.get(key).expect("it has written");
         let Some(span) = strip.span() else { return };
-        let known = self.map.bad.iter().chain(self.to_be_recorded());
+        let known = self.lost_ranges();
         let mut rewritten = Vec::new();
         for bad in known.filter(|bad| bad.group == span.group) {
             let (from, to) = self.geometry.column(span.begin, span.end, bad.slot);

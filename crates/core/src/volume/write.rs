@@ -68,15 +68,28 @@ impl Volume {
     pub(super) fn plan_patches(&mut self, request: Key, span: Span, content: Content) {
         let (lo, hi) = self.local_range(span);
         let step = if self.geometry.parity == 0 { BLOCK } else { self.lane_max() };
+        let borders = self.borders(span);
         let mut at = lo;
         while at < hi {
-            let end = (at / step * step + step).min(hi);
+            let next = borders.iter().copied().filter(|border| *border > at).min().unwrap_or(hi);
+            let end = (at / step * step + step).min(hi).min(next);
             if self.wanted(span, at, end) != 0 {
                 let work = Work::Patch { span, content, delta: false };
                 self.add_strip(Some(request), work, span.group, at, end);
             }
             at = end;
         }
+    }
+
+    /// Where, in the blocks of the extents, other slots have a part of the span: a strip is of the same slots throughout, so that
+    /// donors can be told of its writes which those are.
+    fn borders(&self, span: Span) -> Vec<u32> {
+        if self.geometry.data == 1 || self.geometry.parity == 0 {
+            return Vec::new();
+        }
+        let column = |slot| self.geometry.column(span.begin, span.end, slot);
+        let columns = (0..self.geometry.data).map(column).filter(|(from, to)| from < to);
+        columns.flat_map(|(from, to)| [from / BLOCK * BLOCK, to.next_multiple_of(BLOCK)]).collect()
     }
 
     /// Who shall have what is written to a slot: its holder, and who is being given it as far as it has come.
@@ -410,7 +423,7 @@ impl Volume {
     pub(super) fn writing_done(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
         let strip = self.strips.get(key).expect("it has written");
         let (group, missed, failed) = (strip.group, strip.missed.clone(), strip.failed);
-        let is_resync = matches!(strip.work, Work::Resync);
+        let is_resync = matches!(strip.work, Work::Resync | Work::Mend { .. });
         if let Some(error) = failed {
             return self.end_strip(now, key, Err(error), effects);
         }
@@ -433,6 +446,13 @@ impl Volume {
             .filter(|slot| lost & bit(*slot) == 0 && self.is_held(group, *slot))
             .count();
         if waits.is_empty() && held >= self.geometry.data as usize {
+            if !self.is_recorded_as_rewritten(key) {
+                let lost = self.lease_lost.then_some(Err(VolumeError::LeaseLost));
+                return match lost {
+                    Some(lost) => self.end_strip(now, key, lost, effects),
+                    None => self.set_phase_excluding(key),
+                };
+            }
             return self.end_strip(now, key, Ok(()), effects);
         }
         if held < self.geometry.data as usize {
@@ -451,9 +471,24 @@ impl Volume {
         }
         self.drop_parts(key, effects);
         self.free_scratch(key);
-        let strip = self.strips.get_mut(key).expect("it has written");
-        strip.missed = waits;
-        strip.phase = Phase::Excluding;
+        self.strips.get_mut(key).expect("it has written").missed = waits;
+        self.set_phase_excluding(key);
+    }
+
+    /// What was lost for good and is written again answers errors to the next attachment until the coordinator has heard of
+    /// it, so the write is acknowledged only then. This one may read it at once.
+    fn is_recorded_as_rewritten(&mut self, key: Key) -> bool {
+        let strip = self.strips.get(key).expect("it has written");
+        if !strip.is_users_write() {
+            return true;
+        }
+        let (group, lo, hi) = (strip.group, strip.lo, strip.hi);
+        self.note_rewritten(key);
+        !self.is_rewritten_unheard(group, lo, hi)
+    }
+
+    fn set_phase_excluding(&mut self, key: Key) {
+        self.strips.get_mut(key).expect("it has written").phase = Phase::Excluding;
     }
 
     /// A write ended without reaching everyone. Who has it fits together, since all of it was sent: it is well again
@@ -472,6 +507,9 @@ impl Volume {
             return;
         }
         // Whatever did not fit together there does now, but for who missed this.
+        if matches!(strip.work, Work::Mend { .. }) {
+            return; // What it missed before it misses still.
+        }
         if matches!(strip.work, Work::Resync) {
             self.torn.retain(|torn| (torn.group, torn.lo, torn.hi) != (group, lo, hi));
         }

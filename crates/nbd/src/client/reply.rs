@@ -7,10 +7,11 @@
 
 use crate::export::{Descriptor, StateFlags};
 use crate::limits::{
-    BLOCK_STATUS_DESCRIPTORS_MAX, ERROR_CHUNK_BYTES_MAX, MESSAGE_BYTES_MAX, REQUEST_PAYLOAD_BYTES_MAX,
+    BLOCK_STATUS_DESCRIPTORS_MAX, ERROR_CHUNK_BYTES_MAX, LEDGER_ENTRIES_MAX, MESSAGE_BYTES_MAX,
+    REQUEST_PAYLOAD_BYTES_MAX,
 };
 use crate::proto::{Errno, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk};
-use crate::server::reply as encode;
+use crate::server::reply::{self as encode, LedgerEntry};
 use crate::violation::Violation;
 use crate::wire::{Fields, lossy};
 
@@ -60,6 +61,13 @@ pub enum Reply {
         context: u32,
         descriptors: Vec<Descriptor>,
     },
+    /// Before the rest of the answer to a BLOCK_STATUS, to who has sent a MARK.
+    Ledger {
+        cookie: u64,
+        done: bool,
+        complete: u64,
+        entries: Vec<LedgerEntry>,
+    },
 }
 
 const SIMPLE_BYTES: usize = 16;
@@ -75,7 +83,8 @@ impl Reply {
             | Self::None { cookie }
             | Self::Error { cookie, .. }
             | Self::ErrorOffset { cookie, .. }
-            | Self::BlockStatus { cookie, .. } => cookie,
+            | Self::BlockStatus { cookie, .. }
+            | Self::Ledger { cookie, .. } => cookie,
         }
     }
 
@@ -88,7 +97,8 @@ impl Reply {
             | Self::OffsetHole { done, .. }
             | Self::Error { done, .. }
             | Self::ErrorOffset { done, .. }
-            | Self::BlockStatus { done, .. } => done,
+            | Self::BlockStatus { done, .. }
+            | Self::Ledger { done, .. } => done,
         }
     }
 
@@ -149,6 +159,9 @@ impl Reply {
             Self::BlockStatus { cookie, done, context, ref descriptors } => {
                 encode::block_status(cookie, done, context, descriptors, out);
             }
+            Self::Ledger { cookie, done, complete, ref entries } => {
+                encode::ledger(cookie, done, complete, entries, out);
+            }
         }
     }
 }
@@ -163,6 +176,11 @@ fn chunk_head_bytes(kind: u16, length: u32) -> Result<u32, Violation> {
             let descriptors = length.saturating_sub(4) / 8;
             let fits = length % 8 == 4 && descriptors >= 1;
             (fits && descriptors as usize <= BLOCK_STATUS_DESCRIPTORS_MAX, length)
+        }
+        chunk::LEDGER => {
+            let entries = length.saturating_sub(8) as usize / LedgerEntry::BYTES;
+            let fits = length >= 8 && (length as usize - 8).is_multiple_of(LedgerEntry::BYTES);
+            (fits && entries <= LEDGER_ENTRIES_MAX, length)
         }
         chunk::ERROR_OFFSET => ((14..=ERROR_CHUNK_BYTES_MAX).contains(&length), length),
         _ if kind & chunk::ERR != 0 => ((6..=ERROR_CHUNK_BYTES_MAX).contains(&length), length),
@@ -191,6 +209,7 @@ fn chunk(mut fields: Fields<'_>) -> Result<Reply, Violation> {
         }
         chunk::OFFSET_HOLE => hole(cookie, done, fields),
         chunk::BLOCK_STATUS => block_status(cookie, done, fields),
+        chunk::LEDGER => ledger(cookie, done, fields),
         _ => error(cookie, done, kind, fields),
     };
     reply.ok_or(Violation::ChunkMalformed(kind))
@@ -222,4 +241,15 @@ fn block_status(cookie: u64, done: bool, mut fields: Fields<'_>) -> Option<Reply
     };
     let descriptors = pairs.iter().map(descriptor).collect::<Option<Vec<_>>>()?;
     rest.is_empty().then_some(Reply::BlockStatus { cookie, done, context, descriptors })
+}
+
+fn ledger(cookie: u64, done: bool, mut fields: Fields<'_>) -> Option<Reply> {
+    let complete = fields.u64()?;
+    let mut entries = Vec::new();
+    while let Some(from) = fields.u64() {
+        let (to, number) = (fields.u64()?, fields.u64()?);
+        let (targets, landed) = (fields.u32()?, fields.u32()? != 0);
+        entries.push(LedgerEntry { from, to, number, targets, landed });
+    }
+    fields.is_empty().then_some(Reply::Ledger { cookie, done, complete, entries })
 }

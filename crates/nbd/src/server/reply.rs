@@ -5,7 +5,7 @@
 //! Tests: `tests/replies.rs`; `tests/properties.rs` decodes what this encodes.
 
 use crate::export::Descriptor;
-use crate::limits::{BLOCK_STATUS_DESCRIPTORS_MAX, MESSAGE_BYTES_MAX};
+use crate::limits::{BLOCK_STATUS_DESCRIPTORS_MAX, LEDGER_ENTRIES_MAX, MESSAGE_BYTES_MAX};
 use crate::proto::{Errno, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk};
 use crate::wire::{len32, prefix, put};
 
@@ -76,6 +76,36 @@ pub fn block_status(cookie: u64, done: bool, context: u32, descriptors: &[Descri
     for descriptor in descriptors {
         out.extend_from_slice(&descriptor.length.to_be_bytes());
         out.extend_from_slice(&descriptor.flags.0.to_be_bytes());
+    }
+}
+
+/// A write that a server took and does not know to be complete everywhere.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LedgerEntry {
+    pub from: u64,
+    pub to: u64,
+    pub number: u64,
+    pub targets: u32,
+    /// All of it is there.
+    pub landed: bool,
+}
+
+impl LedgerEntry {
+    pub(crate) const BYTES: usize = 32;
+}
+
+/// The writes that touch the range which was asked about; beyond [`LEDGER_ENTRIES_MAX`] they are left out.
+pub fn ledger(cookie: u64, done: bool, complete: u64, entries: &[LedgerEntry], out: &mut Vec<u8>) {
+    let entries = &entries[..entries.len().min(LEDGER_ENTRIES_MAX)];
+    let payload_bytes = u32::try_from(8 + LedgerEntry::BYTES * entries.len()).unwrap_or(u32::MAX);
+    out.extend_from_slice(&chunk_header(cookie, done, chunk::LEDGER, payload_bytes));
+    out.extend_from_slice(&complete.to_be_bytes());
+    for LedgerEntry { from, to, number, targets, landed } in entries {
+        out.extend_from_slice(&from.to_be_bytes());
+        out.extend_from_slice(&to.to_be_bytes());
+        out.extend_from_slice(&number.to_be_bytes());
+        out.extend_from_slice(&targets.to_be_bytes());
+        out.extend_from_slice(&u32::from(*landed).to_be_bytes());
     }
 }
 

@@ -30,6 +30,33 @@ pub enum Reject {
     Close(Violation),
 }
 
+/// What a MARK says of the writes behind it on its connection, until the next one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Mark {
+    /// 0: they have none.
+    pub number: u64,
+    /// A bit for each fragment that a part of them goes to.
+    pub targets: u32,
+    /// Writes up to this number are complete on all servers.
+    pub complete: u64,
+}
+
+impl Mark {
+    /// It has a request's shape, and no answer.
+    #[must_use]
+    pub const fn header(self) -> RequestHeader {
+        let Mark { number, targets, complete } = self;
+        let (flags, command) = (CmdFlags::EMPTY, Command::Mark);
+        RequestHeader { flags, command, cookie: number, offset: complete, length: targets }
+    }
+
+    /// What a header with the command says.
+    #[must_use]
+    pub const fn of(header: &RequestHeader) -> Mark {
+        Mark { number: header.cookie, targets: header.length, complete: header.offset }
+    }
+}
+
 impl RequestHeader {
     pub const BYTES: usize = 28;
 
@@ -79,8 +106,8 @@ impl RequestHeader {
             let violation = Violation::PayloadTooBig { command: self.command, bytes: self.length };
             return Err(Reject::Close(violation));
         }
-        if self.command == Command::Disc {
-            return Ok(Command::Disc);
+        if self.command == Command::Disc || (self.command == Command::Mark && session.dirty.is_some()) {
+            return Ok(self.command);
         }
         self.check_command(session)
             .and_then(|()| self.check_flags(session))
@@ -91,7 +118,7 @@ impl RequestHeader {
 
     fn check_command(&self, session: &Negotiated) -> Result<(), Errno> {
         let needs = match self.command {
-            Command::Unknown(_) => return Err(Errno::Inval),
+            Command::Unknown(_) | Command::Mark => return Err(Errno::Inval),
             Command::BlockStatus if session.base_allocation.is_none() && session.dirty.is_none() => {
                 return Err(Errno::Inval);
             }

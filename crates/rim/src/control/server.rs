@@ -7,7 +7,6 @@
 use super::Clock;
 use super::discovery::{Announcement, announce};
 use super::etcd::EtcdAt;
-use super::journal::{BY, BY_HEADER, PEER, by};
 use super::machine::Callers;
 use super::service::{Role, Service};
 use super::store::StoreError;
@@ -261,9 +260,8 @@ async fn serve(
                 () = closing => break,
             };
             match accepted {
-                Ok((stream, peer)) => {
+                Ok((stream, _)) => {
                     let serving = connection(stream, router.clone(), closed.clone());
-                    let serving = PEER.scope(peer.ip(), serving);
                     connections.spawn(async move {
                         serving.await;
                         drop(slot);
@@ -433,10 +431,7 @@ async fn versions(request: Request, next: Next) -> Response {
     let mut response = match theirs.filter(|theirs| *theirs != API_VERSION) {
         Some(theirs) => refusal(&version_refusal(theirs, "the coordinator", "the caller")),
         None => match arrived(request).await {
-            Ok(request) => {
-                let by = by(request.headers().get(BY_HEADER).and_then(|by| by.to_str().ok()));
-                BY.scope(by, next.run(request)).await
-            }
+            Ok(request) => next.run(request).await,
             Err(bad) => refusal(&bad),
         },
     };

@@ -134,7 +134,7 @@ impl File {
                     Effect::Forget(key) => {
                         table.remove(key.to_string().as_str()).map_err(failed)?;
                     }
-                    Effect::Reply { .. } | Effect::WakeAt(_) | Effect::Reach { .. } | Effect::Note(_) => {}
+                    Effect::Reply { .. } | Effect::WakeAt(_) | Effect::Reach { .. } => {}
                 }
             }
         }

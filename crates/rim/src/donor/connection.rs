@@ -12,15 +12,18 @@
 #![allow(unsafe_code)]
 
 use crate::arena::Arena;
+use crate::ledgers::locked;
 use crate::lend::{Lender, ROOM_BYTES};
 use crate::net::{self, iovec};
-use cheetah_core::donor::{Access, Grant};
+use cheetah_core::donor::{Access, Grant, Ledger, ListedWrite, Ticket, WriteMark};
 use cheetah_nbd::server::reply;
-use cheetah_nbd::{CmdFlags, Command, Descriptor, Errno, Negotiated, Reject, RequestHeader, StateFlags};
+use cheetah_nbd::{
+    CmdFlags, Command, Descriptor, Errno, LedgerEntry, Mark, Negotiated, Reject, RequestHeader, StateFlags,
+};
 use std::cell::RefCell;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use tokio::io::unix::AsyncFd;
 
 /// What one receive takes at most; shared by the connections of a thread.
@@ -81,6 +84,8 @@ struct Pending {
     received: u64,
     /// What it will be answered with; a refused payload is received and dropped.
     refused: Option<Errno>,
+    /// Of its place in the ledger.
+    ticket: Option<Ticket>,
 }
 
 /// Why a connection ends.
@@ -110,6 +115,9 @@ pub(super) struct Connection<'a> {
     grant: Grant,
     /// The start of a header whose rest has not come.
     partial: Vec<u8>,
+    /// Of a client that numbers what it writes, and what it said last.
+    ledger: Option<Arc<Mutex<Ledger>>>,
+    mark: Option<WriteMark>,
     pending: Option<Pending>,
     heads: Vec<u8>,
     out: Vec<Out>,
@@ -154,6 +162,8 @@ impl<'a> Connection<'a> {
             session,
             grant,
             partial: early,
+            ledger: None,
+            mark: None,
             pending: None,
             heads: Vec::new(),
             out: Vec::new(),
@@ -274,11 +284,12 @@ impl<'a> Connection<'a> {
                 if write.received < write.len {
                     return Ok(());
                 }
-                let Pending { cookie, offset, len, refused, .. } = *write;
+                let Pending { cookie, offset, len, refused, ticket, .. } = *write;
                 self.pending = None;
                 if refused.is_none() {
                     self.arena.wrote(offset, len);
                 }
+                self.landed(ticket);
                 self.done(cookie, refused);
             }
             if self.is_full() {
@@ -317,24 +328,24 @@ impl<'a> Connection<'a> {
         match checked {
             _ if header.payload_bytes() > 0 => {
                 let refused = checked.err();
-                if refused.is_none() {
-                    self.arena.dirty().mark(offset, len);
-                }
-                self.pending = Some(Pending { cookie, offset, len, received: 0, refused });
+                let ticket = if refused.is_none() { self.begin_write(offset, len) } else { None };
+                self.pending = Some(Pending { cookie, offset, len, received: 0, refused, ticket });
             }
             Err(errno) => self.done(cookie, Some(errno)),
             Ok(Command::Disc) => self.bye = true,
             Ok(Command::Read) if length > 0 => self.read(cookie, offset, len, flags),
             Ok(Command::Trim) => {
                 self.work_bytes += len;
-                self.arena.dirty().mark(offset, len);
+                let ticket = self.begin_write(offset, len);
                 self.arena.zero(offset, len, false);
+                self.landed(ticket);
                 self.done(cookie, None);
             }
             Ok(Command::WriteZeroes) => {
                 self.work_bytes += len;
-                self.arena.dirty().mark(offset, len);
+                let ticket = self.begin_write(offset, len);
                 self.arena.zero(offset, len, flags.contains(CmdFlags::NO_HOLE));
+                self.landed(ticket);
                 self.done(cookie, None);
             }
             Ok(Command::BlockStatus) => {
@@ -346,11 +357,37 @@ impl<'a> Connection<'a> {
             Ok(Command::Flush) => {
                 let each = |_: &u32| self.work_bytes += AGE_WORK_BYTES;
                 self.arena.dirty().age(access.written_by(&self.grant).inspect(each));
+                self.arena.ledgers().unnumbered().age(access.written_by(&self.grant));
                 self.done(cookie, None);
+            }
+            Ok(Command::Mark) => {
+                let Mark { number, targets, complete } = Mark::of(&header);
+                let ledger = self.ledger.get_or_insert_with(|| self.arena.ledgers().of(self.grant.volume));
+                locked(ledger).settle(complete);
+                self.mark = Some(WriteMark { number, targets, complete });
             }
             Ok(_) => self.done(cookie, None),
         }
         Ok(())
+    }
+
+    /// Notes a write before it touches memory.
+    fn begin_write(&mut self, offset: u64, len: u64) -> Option<Ticket> {
+        self.arena.dirty().mark(offset, len);
+        let ledgers = self.arena.ledgers();
+        match self.ledger.as_ref().zip(self.mark.filter(|mark| mark.number > 0)) {
+            Some((ledger, mark)) => Some(ledgers.begin(ledger, mark, offset, len)),
+            None => {
+                ledgers.unnumbered().mark(offset, len);
+                None
+            }
+        }
+    }
+
+    fn landed(&self, ticket: Option<Ticket>) {
+        if let Some((ledger, ticket)) = self.ledger.as_ref().zip(ticket) {
+            locked(ledger).landed(ticket);
+        }
     }
 
     fn allowed(&self, command: Command, offset: u64, length: u32, access: &Access) -> Result<(), Errno> {
@@ -465,8 +502,22 @@ impl<'a> Connection<'a> {
             reply::block_status(cookie, dirty.is_none(), context, &descriptors, &mut bytes);
             descriptors.clear();
         }
+        if let Some(ledger) = &self.ledger {
+            let ledger = locked(ledger);
+            let entry = |write: ListedWrite| {
+                let ListedWrite { from, to, number, targets, landed } = write;
+                LedgerEntry { from, to, number, targets, landed }
+            };
+            let entries: Vec<LedgerEntry> = ledger.within(offset, len).map(entry).collect();
+            reply::ledger(cookie, false, ledger.complete(), &entries, &mut bytes);
+        }
         if let Some(context) = dirty {
-            self.arena.dirty().runs(offset, len, |len, dirty| {
+            // Who numbers writes is told of those that are not.
+            let marks = match self.ledger {
+                Some(_) => self.arena.ledgers().unnumbered(),
+                None => self.arena.dirty(),
+            };
+            marks.runs(offset, len, |len, dirty| {
                 run(&mut descriptors, len, if dirty { StateFlags::DIRTY } else { StateFlags::EMPTY });
             });
             reply::block_status(cookie, true, context, &descriptors, &mut bytes);

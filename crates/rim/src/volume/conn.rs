@@ -12,18 +12,21 @@
 
 use super::Driver;
 use super::heads::{Head, Heads};
-use super::leaving::{Leaving, OutPart, Traffic, first_request, payload_bytes};
+use super::leaving::{Leaving, Marked, OutPart, Traffic, first_request, payload_bytes};
 use super::memory::Memory;
 use super::open::Opened;
 use crate::lend::{Lender, ROOM_BYTES};
 use crate::net::{self, iovec};
+use cheetah_core::donor::ListedWrite;
 use cheetah_core::layout::Scatter;
 use cheetah_core::limits::DOUBT_NS;
 use cheetah_core::map::DonorId;
 use cheetah_core::volume::{Event, Fragment, Key, LinkMerges, Mem, PartError, PartOp, StatusRun};
 use cheetah_nbd::client::Reply;
 use cheetah_nbd::limits::BLOCK_STATUS_DESCRIPTORS_MAX;
-use cheetah_nbd::{CmdFlags, Command, Errno, RequestHeader, StateFlags, TransmissionFlags};
+use cheetah_nbd::{
+    CmdFlags, Command, Errno, LedgerEntry, Mark, RequestHeader, StateFlags, TransmissionFlags,
+};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io;
@@ -62,6 +65,8 @@ struct Awaited {
     received: u32,
     error: Option<PartError>,
     status: Vec<StatusRun>,
+    /// Of a survey: up to which number writes are complete, and those that may not be.
+    listed: Option<(u64, Vec<ListedWrite>)>,
 }
 
 /// Data on its way in: bytes `at..end` of the part.
@@ -83,6 +88,7 @@ struct Wire {
     /// The way of large payloads; what it holds belongs to the first of `out`, behind what is sent.
     lender: Lender,
     heads: Heads,
+    marked: Marked,
     awaited: Awaiting,
     merges: LinkMerges,
     /// When something came last, or the first of what is awaited was asked.
@@ -159,6 +165,7 @@ impl Conn {
                 out_sent: 0,
                 lender: Lender::default(),
                 heads: Heads::new(),
+                marked: Marked(opened.marks.then_some(Mark { number: 0, targets: 0, complete: 0 })),
                 awaited: Awaiting(VecDeque::with_capacity(256)),
                 merges: LinkMerges::new(opened.session.info.block_max, round_trip_ns),
                 heard: Instant::now(),
@@ -203,6 +210,7 @@ impl Conn {
             received: 0,
             error: None,
             status: Vec::new(),
+            listed: None,
         };
         if wire.awaited.0.is_empty() {
             wire.heard = Instant::now();
@@ -290,7 +298,7 @@ impl Conn {
                 break;
             }
             if let (Some(header), false) = (&leaving.header, awaited.lent) {
-                awaited.head = wire.heads.take(header);
+                awaited.head = wire.heads.take(header.bytes());
                 if awaited.head.is_none() {
                     break;
                 }
@@ -541,6 +549,18 @@ impl Conn {
             Reply::Error { errno, .. } | Reply::ErrorOffset { errno, .. } => {
                 awaited.error.get_or_insert(part_error(errno));
             }
+            // The protocol has one question for both.
+            Reply::Ledger { .. } if awaited.op == PartOp::Status => {}
+            Reply::Ledger { .. } if awaited.op != PartOp::Survey || awaited.listed.is_some() => {
+                return Err("it sent a ledger that was not asked for".into());
+            }
+            Reply::Ledger { complete, entries, .. } => {
+                let listed = |entry: LedgerEntry| {
+                    let LedgerEntry { from, to, number, targets, landed } = entry;
+                    ListedWrite { from, to, number, targets, landed }
+                };
+                awaited.listed = Some((complete, entries.into_iter().map(listed).collect()));
+            }
             Reply::BlockStatus { context, descriptors, .. } => {
                 let survey = awaited.op == PartOp::Survey;
                 let wanted = if survey { self.dirty } else { self.holes };
@@ -609,7 +629,11 @@ impl Conn {
             }
             None => Ok(awaited.status),
         };
-        events.push(Event::Answered { part: Key::from_u64(awaited.cookie), answer });
+        let part = Key::from_u64(awaited.cookie);
+        if let Some((complete, writes)) = awaited.listed.filter(|_| answer.is_ok()) {
+            events.push(Event::Listed { part, complete, writes });
+        }
+        events.push(Event::Answered { part, answer });
         Ok(())
     }
 }
@@ -628,7 +652,7 @@ impl Wire {
     fn make_requests(&mut self, merges_bytes_max: u32, traffic: &Traffic) {
         while let Some((parts, bytes)) = first_request(self.out.range(self.headed..), merges_bytes_max) {
             let head = &mut self.out[self.headed];
-            head.header = Some(head.part.header(bytes));
+            head.header = Some(head.part.header(bytes, &mut self.marked));
             if head.part.payload_bytes() > 0 {
                 traffic.ask(bytes.into());
             }

@@ -1,24 +1,27 @@
 //! The heads of writes whose payloads are lent: they leave as pages, too, so that many writes take two system calls together.
 //!
-//! Owns one connection's page of them, and which are free. Never: when one may change; it is given back when its write was answered.
-//! Invariant: the page holds nothing else as long as it lives, and whoever is still sending from it then keeps it as it is.
+//! Owns one connection's pages of them, and which are free. Never: when one may change; it is given back when its write was answered.
+//! Invariant: the pages hold nothing else as long as they live, and whoever is still sending from it then keeps it as it is.
 //! Called by `conn`. Tests: below, `tests/data_path.rs`.
 
 use crate::buffer::Buffer;
 use cheetah_core::layout::Scatter;
 use cheetah_nbd::RequestHeader;
 
-const PAGE_BYTES: usize = 4 << 10;
-const HEAD_BYTES: usize = RequestHeader::BYTES;
+const PAGES_BYTES: usize = 8 << 10;
+/// A request's header, and a MARK before it.
+const HEAD_BYTES: usize = 2 * RequestHeader::BYTES;
 
-/// A head that is lent: its place on the page.
+/// A head that is lent: its place on the pages, and how much of that it takes.
 #[derive(Debug)]
-pub(super) struct Head(u32);
+pub(super) struct Head {
+    at: u32,
+    bytes: u32,
+}
 
 impl Head {
     fn place(&self) -> Scatter {
-        let bytes = HEAD_BYTES as u32;
-        Scatter::whole(self.0 * bytes, bytes)
+        Scatter::whole(self.at * HEAD_BYTES as u32, self.bytes)
     }
 }
 
@@ -31,17 +34,18 @@ pub(super) struct Heads {
 impl Heads {
     /// As many as fit on a page; none where there is no memory for it. What finds no place is not lent.
     pub(super) fn new() -> Heads {
-        let page = Buffer::standing(PAGE_BYTES).ok();
+        let page = Buffer::standing(PAGES_BYTES).ok();
         let count = page.as_ref().map_or(0, |page| page.len() / HEAD_BYTES) as u32;
-        Heads { page, free: (0..count).rev().map(Head).collect() }
+        Heads { page, free: (0..count).rev().map(|at| Head { at, bytes: 0 }).collect() }
     }
 
     pub(super) fn has_room(&self) -> bool {
         !self.free.is_empty()
     }
 
-    pub(super) fn take(&mut self, header: &[u8; HEAD_BYTES]) -> Option<Head> {
-        let head = self.free.pop()?;
+    pub(super) fn take(&mut self, header: &[u8]) -> Option<Head> {
+        let mut head = self.free.pop()?;
+        head.bytes = u32::try_from(header.len()).expect("at most HEAD_BYTES");
         let (place, page) = (head.place(), self.page.as_mut().expect("its places are free"));
         page.put(place, 0, place.len, Some(header));
         Some(head)
@@ -50,7 +54,7 @@ impl Heads {
     /// What is behind the first `skip` bytes of a head, if anything is.
     pub(super) fn piece(&self, head: &Head, skip: usize, pieces: &mut Vec<libc::iovec>) {
         let (place, page) = (head.place(), self.page.as_ref().expect("one of its places is taken"));
-        let from = u32::try_from(skip.min(HEAD_BYTES)).expect("small");
+        let from = u32::try_from(skip).map_or(place.len, |skip| skip.min(place.len));
         page.pieces(place, from, place.len, usize::MAX, pieces);
     }
 

@@ -5,10 +5,11 @@
 //! Invariant: the parts of one request follow each other in one extent, and in what is sent. Called by `conn`. Tests: below,
 //! `tests/data_path.rs`.
 
+use cheetah_core::donor::WriteMark;
 use cheetah_core::layout::Scatter;
 use cheetah_core::limits::EXTENT_BYTES;
 use cheetah_core::volume::{Fragment, Key, Mem, PartOp, batch_merges_bytes_max};
-use cheetah_nbd::{CmdFlags, Command, RequestHeader};
+use cheetah_nbd::{CmdFlags, Command, Mark, RequestHeader};
 use std::cell::Cell;
 
 /// Payloads from this size on leave as pages: below it a copy costs less than noting and moving pages.
@@ -22,6 +23,44 @@ pub(super) struct OutPart {
     pub(super) mem: Mem,
     pub(super) scatter: Scatter,
     pub(super) fragment: Fragment,
+    pub(super) mark: Option<WriteMark>,
+}
+
+/// What leaves before a payload: a request's header, and before it a MARK where what that said last is not so any more.
+#[derive(Clone, Debug)]
+pub(super) struct Header {
+    bytes: [u8; 2 * RequestHeader::BYTES],
+    from: usize,
+}
+
+impl Header {
+    fn new(mark: Option<Mark>, request: [u8; RequestHeader::BYTES]) -> Header {
+        let mut bytes = [0; 2 * RequestHeader::BYTES];
+        let (before, behind) = bytes.split_at_mut(RequestHeader::BYTES);
+        behind.copy_from_slice(&request);
+        if let Some(mark) = mark {
+            before.copy_from_slice(&mark.header().encode());
+        }
+        Header { bytes, from: if mark.is_some() { 0 } else { RequestHeader::BYTES } }
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes[self.from..]
+    }
+}
+
+/// What the donor was told last of the writes on a connection. None: it does not understand.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Marked(pub(super) Option<Mark>);
+
+impl Marked {
+    /// What has to be said before a request that changes what the donor holds.
+    fn before(&mut self, part: &OutPart) -> Option<Mark> {
+        let told = self.0.as_mut()?;
+        let WriteMark { number, targets, complete } = part.mark?;
+        let mark = Mark { number, targets, complete };
+        (std::mem::replace(told, mark) != mark).then_some(mark)
+    }
 }
 
 impl OutPart {
@@ -34,7 +73,7 @@ impl OutPart {
     }
 
     /// Of a request that begins with this part, and has so many bytes in all.
-    pub(super) fn header(&self, length: u32) -> [u8; RequestHeader::BYTES] {
+    pub(super) fn header(&self, length: u32, marked: &mut Marked) -> Header {
         let (command, flags) = match self.op {
             PartOp::Read => (Command::Read, CmdFlags::EMPTY),
             PartOp::Write | PartOp::Sparse => (Command::Write, CmdFlags::EMPTY),
@@ -45,7 +84,7 @@ impl OutPart {
             PartOp::Age => (Command::Flush, CmdFlags::EMPTY),
         };
         let (cookie, offset) = (self.part.to_u64(), self.address);
-        RequestHeader { flags, command, cookie, offset, length }.encode()
+        Header::new(marked.before(self), RequestHeader { flags, command, cookie, offset, length }.encode())
     }
 
     /// Whether `next` writes behind what this one writes, in the same extent.
@@ -54,6 +93,8 @@ impl OutPart {
             && next.payload_bytes() > 0
             && next.address == self.address + u64::from(self.scatter.len)
             && next.address / EXTENT_BYTES == self.address / EXTENT_BYTES
+            && next.mark.map(|mark| (mark.number, mark.targets))
+                == self.mark.map(|mark| (mark.number, mark.targets))
     }
 }
 
@@ -66,13 +107,13 @@ pub(super) fn payload_bytes(op: PartOp, scatter: Scatter) -> u32 {
 #[derive(Debug)]
 pub(super) struct Leaving {
     /// If a request begins with it, and once that is known.
-    pub(super) header: Option<[u8; RequestHeader::BYTES]>,
+    pub(super) header: Option<Header>,
     pub(super) part: OutPart,
 }
 
 impl Leaving {
     pub(super) fn header(&self) -> &[u8] {
-        self.header.as_slice().as_flattened()
+        self.header.as_ref().map_or(&[], Header::bytes)
     }
 
     /// What is sent for it.
@@ -140,7 +181,7 @@ mod tests {
     fn leaving(op: PartOp, address: u64, len: u32) -> Leaving {
         let fragment = Fragment { group: 0, slot: 0, local: (address % EXTENT_BYTES) as u32 };
         let (part, mem, scatter) = (Key::from_u64(1), Mem::Payload(0), Scatter::whole(0, len));
-        Leaving { header: None, part: OutPart { part, op, address, mem, scatter, fragment } }
+        Leaving { header: None, part: OutPart { part, op, address, mem, scatter, fragment, mark: None } }
     }
 
     #[test]

@@ -527,8 +527,8 @@ impl Driver {
 
     fn carry_out_one(&mut self, effect: Effect) {
         match effect {
-            Effect::Send { donor, part, op, address, mem, scatter, fragment } => {
-                self.send(donor, OutPart { part, op, address, mem, scatter, fragment });
+            Effect::Send { donor, part, op, address, mem, scatter, fragment, mark } => {
+                self.send(donor, OutPart { part, op, address, mem, scatter, fragment, mark });
             }
             Effect::Abandon { donor, part } => {
                 let conns = self.links.get(&donor).map(|link| &link.conns[..]).unwrap_or_default();

@@ -6,7 +6,7 @@ use crate::net::{self, Endpoint};
 use cheetah_core::limits::CONNECT_DEADLINE_NS;
 use cheetah_core::map::Route;
 use cheetah_core::volume::LinkFailure;
-use cheetah_nbd::{Negotiated, TransmissionFlags, client, proto};
+use cheetah_nbd::{Mark, Negotiated, TransmissionFlags, client, proto};
 use std::fmt::Display;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -22,6 +22,8 @@ const OTHERS_TIME: Duration = Duration::from_millis(100);
 pub(super) struct Opened {
     pub(super) fd: AsyncFd<OwnedFd>,
     pub(super) session: Negotiated,
+    /// Its writes are numbered for the donor's ledger.
+    pub(super) marks: bool,
     /// Bytes that came behind the handshake.
     pub(super) early: Vec<u8>,
 }
@@ -89,7 +91,14 @@ async fn open_one(endpoint: &Endpoint, export: &str) -> Result<Opened, LinkFailu
         match handshake.poll() {
             client::Step::Ready(session) => {
                 net::suit_distance(fd.get_ref());
-                return Ok(Opened { fd, session, early: input });
+                // Only a Cheetah donor tells what was written lately, and who may write numbers what it writes.
+                let marks =
+                    session.dirty.is_some() && !session.info.flags.contains(TransmissionFlags::READ_ONLY);
+                if marks {
+                    output.extend_from_slice(&Mark { number: 0, targets: 0, complete: 0 }.header().encode());
+                    write_all(&fd, &mut output).await.map_err(at)?;
+                }
+                return Ok(Opened { fd, session, marks, early: input });
             }
             client::Step::Listed(_) => return Err(failed(&"it answered with a list")),
             // Only a Cheetah donor that has taken over another's address says that.

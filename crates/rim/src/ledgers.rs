@@ -1,0 +1,56 @@
+//! What a donor lists of writes, shared by the threads that serve its connections.
+//!
+//! Owns one ledger for each volume, and the marks of writes that have no number: those of clients that give none, and
+//! those that a ledger had no room for. Never: what is listed (`core::donor::Ledger`). Invariant: a ledger's lock is held for
+//! one step of it. Called by `arena` and `donor::connection`. Tests: `tests/donor_wire.rs`.
+
+use cheetah_core::donor::{DirtyMap, Ledger, ListedWrite, Ticket, WriteMark};
+use cheetah_core::limits::EXTENT_BYTES;
+use cheetah_core::map::VolumeId;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+#[derive(Debug)]
+pub(crate) struct Ledgers {
+    volumes: Mutex<BTreeMap<VolumeId, Arc<Mutex<Ledger>>>>,
+    unnumbered: DirtyMap,
+}
+
+impl Ledgers {
+    pub(crate) fn new(extents: u32) -> Ledgers {
+        Ledgers { volumes: Mutex::default(), unnumbered: DirtyMap::new(extents) }
+    }
+
+    pub(crate) fn of(&self, volume: VolumeId) -> Arc<Mutex<Ledger>> {
+        Arc::clone(locked(&self.volumes).entry(volume).or_default())
+    }
+
+    /// Marks of writes without a number.
+    pub(crate) fn unnumbered(&self) -> &DirtyMap {
+        &self.unnumbered
+    }
+
+    /// Before a write touches memory.
+    pub(crate) fn begin(&self, ledger: &Mutex<Ledger>, mark: WriteMark, offset: u64, len: u64) -> Ticket {
+        let spill = |write: ListedWrite| self.unnumbered.mark(write.from, write.to - write.from);
+        locked(ledger).begin(mark, offset, len, spill)
+    }
+
+    /// Nobody's writes are in these extents any more.
+    pub(crate) fn wiped(&self, extents: &[u32]) {
+        self.unnumbered.clear(extents.iter().copied());
+        let mut volumes = locked(&self.volumes);
+        for ledger in volumes.values() {
+            for extent in extents {
+                locked(ledger).wiped(u64::from(*extent) * EXTENT_BYTES, EXTENT_BYTES);
+            }
+        }
+        // Of volumes that are gone nothing stays.
+        volumes.retain(|_, ledger| Arc::strong_count(ledger) > 1 || !locked(ledger).is_empty());
+    }
+}
+
+/// No step of a ledger panics half-way.
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
