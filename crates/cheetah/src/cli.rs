@@ -19,8 +19,9 @@ Exit codes:
   7  `status -x` only: not all is well, and nothing is lost
 
 Environment:
-  CHEETAH_POOL   URL of the coordinator, or several, as --pool
-  CHEETAH_LOG    what to log on stderr: error, warn (the default), info, debug";
+  CHEETAH_POOL     URL of the coordinator, or several, as --pool
+  CHEETAH_HOST_ID  what tells this machine from any other, as --host-id of donate
+  CHEETAH_LOG      what to log on stderr: error, warn (the default), info, debug";
 
 /// Pools the idle memory of ordinary machines into fast, disposable block volumes.
 #[derive(Debug, Parser)]
@@ -179,9 +180,13 @@ pub struct Donate {
     /// Where to listen for clients.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
     pub listen: String,
-    /// What to call this donor. Without it: the host's name and the process.
+    /// What to call this donor. Without it: the host's name, and a number where another donor has that (lab7, lab7-2).
     #[arg(long)]
     pub name: Option<String>,
+    /// What tells this machine from any other: parts of a volume that are to survive each other are kept on different ones.
+    /// Without it: $CHEETAH_HOST_ID, then this kernel's boot. Name one where one machine runs several kernels that lend.
+    #[arg(long, value_name = "ID")]
+    pub host_id: Option<String>,
     /// Serve all of the memory as one NBD export named "" (or `arena`) to anyone who connects, without a pool.
     #[arg(long, conflicts_with = "pool")]
     pub no_pool: bool,

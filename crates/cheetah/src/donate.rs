@@ -31,7 +31,7 @@ pub async fn donate(options: cli::Donate) -> Result<(), Failure> {
     let machine = Machine::own();
     let terms = terms(&options, &machine)?;
     let extents = terms.extents_max;
-    let name = name(options.name.as_deref())?;
+    let who = Who::of(&options, Lender::own())?;
     cheetah_rim::memory::forbid_dumps();
     go_first();
     let arena = Arena::new(extents).map_err(|e| {
@@ -50,7 +50,11 @@ pub async fn donate(options: cli::Donate) -> Result<(), Failure> {
             warn_if_clear("data", *address);
         }
         let mut signals = Signals::listen()?;
-        output::line(&format!("ready: donor {name} lends {lent} at {} without a pool", server.endpoint()));
+        output::line(&format!(
+            "ready: donor {} lends {lent} at {} without a pool",
+            who.name,
+            server.endpoint()
+        ));
         return tokio::select! {
             _ = signals.next() => Ok(()),
             never = Gathering::new(arena).go_on_always() => match never {},
@@ -69,15 +73,16 @@ pub async fn donate(options: cli::Donate) -> Result<(), Failure> {
         return Err(Failure::usage("--listen takes IP:PORT here"));
     };
     warn_if_clear("data", address);
-    let (control, handle) = control(&name, address, extents, None, pool.clone(), hooks)?;
+    let (control, handle) = control(who, address, extents, None, pool.clone(), hooks)?;
     DonorServer::start(bound, &arena, &Gate::Pooled(handle.clone())).map_err(Failure::failed)?;
-    let ready = format!("ready: donor {name} lends {lent} at {address} to pool {}", pool.url());
+    let lends = format!("lends {lent} at {address}");
+    let called = handle.called();
     let owned = yield_to_owner(machine, Owner::new(terms), arena, handle.clone());
-    let moving = tokio::spawn(tend_what_lies_idle(pool.clone(), name.clone(), handle.clone()));
+    let moving = tokio::spawn(tend_what_lies_idle(pool.clone(), handle.clone()));
     let ended = tokio::select! {
-        ended = run(control, handle, pool.url(), &ready, options.no_drain) => ended,
+        ended = run(control, handle, pool.url(), &lends, options.no_drain) => ended,
         // Without a goodbye, or waiting for anything: others notice a closed connection soon enough.
-        sample = owned => outrun(&name, &sample).end_now(),
+        sample = owned => outrun(&called.borrow(), &sample).end_now(),
     };
     // It ends with the donor, and gives back the leases that it has.
     if moving.await.is_err() {
@@ -105,14 +110,15 @@ async fn find_now(pool: &cli::PoolArg) -> Result<Client, Failure> {
 }
 
 fn control(
-    name: &str,
+    who: Who,
     listen: SocketAddr,
     extents: u32,
     foreign_export: Option<String>,
     pool: Client,
     hooks: DonorHooks,
 ) -> Result<(DonorControl, DonorHandle), Failure> {
-    let options = DonorOptions { name: name.to_owned(), host: host(), listen, extents, foreign_export };
+    let Who { name, or_numbered, host, machine } = who;
+    let options = DonorOptions { name, or_numbered, host, machine, listen, extents, foreign_export };
     DonorControl::new(options, pool, hooks)
         .map_err(|e| Failure::failed(format!("cannot start the donor: {e}")))
 }
@@ -122,7 +128,7 @@ async fn run(
     control: DonorControl,
     mut handle: DonorHandle,
     pool: &str,
-    ready: &str,
+    lends: &str,
     no_drain: bool,
 ) -> Result<(), Failure> {
     let (ending, parting) = (handle.clone(), handle.clone());
@@ -137,7 +143,8 @@ async fn run(
                 _ = signals.next() => return ending.terminate(),
             };
             if joined.is_some() {
-                output::line(ready);
+                let called = handle.called().borrow().clone();
+                output::line(&format!("ready: donor {called} {lends} to pool {pool}"));
             }
             told_to_leave(signals, &ending, pool, no_drain).await;
         } => running.await,
@@ -196,17 +203,52 @@ fn terms(options: &cli::Donate, machine: &Machine) -> Result<Terms, Failure> {
     }
 }
 
-fn host() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
+/// What the donor is called, and what it goes down with.
+struct Who {
+    name: String,
+    or_numbered: bool,
+    host: String,
+    machine: String,
 }
 
-fn name(given: Option<&str>) -> Result<String, Failure> {
-    let name = match given {
-        Some(name) => name.to_owned(),
-        None => format!("{}-{}", host(), std::process::id()),
-    };
-    check_name(&name).map_err(Failure::usage)?;
-    Ok(name)
+/// A machine, by its name for people and by what no other machine has.
+struct Lender {
+    host: String,
+    machine: String,
+}
+
+impl Lender {
+    /// A host's name and /etc/machine-id are the same on a clone, and a container may have its own; the kernel's boot is one
+    /// for all that goes when this machine goes, and no other machine's.
+    fn own() -> Self {
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        Lender { host, machine: boot.trim().to_owned() }
+    }
+
+    /// The machine at that address, where another's NBD server is.
+    fn at(address: SocketAddr) -> Self {
+        let here = std::net::UdpSocket::bind((address.ip(), 0)).is_ok();
+        if here {
+            return Self::own();
+        }
+        let host = address.ip().to_string();
+        Lender { machine: host.clone(), host }
+    }
+}
+
+impl Who {
+    fn of(options: &cli::Donate, lender: Lender) -> Result<Self, Failure> {
+        let given = |id: &String| !id.is_empty();
+        let host_id = options.host_id.clone().or_else(|| std::env::var("CHEETAH_HOST_ID").ok()).filter(given);
+        let Lender { host, machine } = lender;
+        let (name, or_numbered) = match &options.name {
+            Some(name) => (name.clone(), false),
+            None => (host.clone(), true),
+        };
+        check_name(&name).map_err(Failure::usage)?;
+        Ok(Who { name, or_numbered, host, machine: host_id.unwrap_or(machine) })
+    }
 }
 
 /// Registers another's NBD server with the pool and watches it.
@@ -230,14 +272,13 @@ async fn donate_foreign(options: cli::Donate) -> Result<(), Failure> {
         let (has, least) = (show_bytes(session.info.size), show_bytes(EXTENT_BYTES));
         return Err(Failure::failed(format!("{address} has {has}, less than the smallest loan, {least}")));
     }
-    let name = name(options.name.as_deref())?;
+    let who = Who::of(&options, Lender::at(address))?;
     let pool = find_now(&options.pool).await?;
     let (control, handle) =
-        control(&name, address, extents, Some(uri.export.clone()), pool.clone(), DonorHooks::none())?;
-    let lent = show_bytes(u64::from(extents) * EXTENT_BYTES);
-    let ready = format!("ready: donor {name} lends {lent} of {address} to pool {}", pool.url());
+        control(who, address, extents, Some(uri.export.clone()), pool.clone(), DonorHooks::none())?;
+    let lends = format!("lends {} of {address}", show_bytes(u64::from(extents) * EXTENT_BYTES));
     tokio::select! {
-        ended = run(control, handle, pool.url(), &ready, options.no_drain) => ended,
+        ended = run(control, handle, pool.url(), &lends, options.no_drain) => ended,
         why = async {
             loop {
                 tokio::time::sleep(Duration::from_secs(1)).await;

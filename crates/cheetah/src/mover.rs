@@ -25,8 +25,8 @@ struct Running {
 }
 
 /// Until the donor ends.
-pub async fn tend_what_lies_idle(pool: Client, donor_name: String, donor: DonorHandle) {
-    let mut state = donor.state();
+pub async fn tend_what_lies_idle(pool: Client, donor: DonorHandle) {
+    let (mut state, called) = (donor.state(), donor.called());
     // Or its end would never be seen.
     drop(donor);
     let mut running: BTreeMap<String, Running> = BTreeMap::new();
@@ -41,7 +41,7 @@ pub async fn tend_what_lies_idle(pool: Client, donor_name: String, donor: DonorH
                 continue;
             }
             let (stop, stopped) = watch::channel(false);
-            let holder = format!("donor {donor_name}, which moves or rebuilds what nobody else does");
+            let holder = format!("donor {}, which moves or rebuilds what nobody else does", *called.borrow());
             let task = tokio::spawn(tend(pool.clone(), name.clone(), holder, stopped));
             running.insert(name, Running { stop, task });
         }

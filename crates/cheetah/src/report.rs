@@ -405,6 +405,7 @@ mod tests {
             donor: DonorId(2),
             name: "d2".into(),
             host: "h2".into(),
+            machine: "boot2".into(),
             address: "10.0.0.2:1000".into(),
             health: DonorHealth::Lost,
             bytes_total: 8 << 30,

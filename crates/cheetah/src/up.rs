@@ -64,8 +64,11 @@ async fn start_all(options: &cli::Up, members: &mut Vec<Member>) -> Result<Attac
     let lent = ((share + SPARE_EXTENTS) * EXTENT_BYTES).to_string();
     for donor in 1..=options.donors {
         let name = format!("donor-{donor}");
-        let (member, _) =
-            start(&name, &["donate", &lent, "--pool", &url, "--name", &name, "--no-drain"]).await?;
+        let (member, _) = start(
+            &name,
+            &["donate", &lent, "--pool", &url, "--name", &name, "--host-id", &name, "--no-drain"],
+        )
+        .await?;
         members.push(member);
     }
     let pool = Client::new(&url).map_err(|e| Failure::failed(e.to_string()))?;

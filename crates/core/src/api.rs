@@ -49,8 +49,15 @@ pub struct Join {
     /// coordinator that lost its state never wipes what an attached client still reads.
     pub pool: Option<PoolId>,
     pub name: String,
-    /// The machine, for messages and placement.
+    /// Where another donor has the name, this one is given it with a number; otherwise it is refused.
+    #[serde(default)]
+    pub or_numbered: bool,
+    /// The machine's name, for people.
     pub host: String,
+    /// What tells the machine from any other, also from one of the same name: donors of one machine go together.
+    /// Empty, from older donors: the name does.
+    #[serde(default)]
+    pub machine: String,
     /// `IP:PORT` that clients connect to.
     pub address: String,
     pub extents: u32,
@@ -62,6 +69,9 @@ pub struct Join {
 pub struct Joined {
     pub pool: PoolId,
     pub heartbeat_ms: u64,
+    /// What the donor is called in this pool.
+    #[serde(default)]
+    pub name: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -292,6 +302,9 @@ pub struct DonorStatus {
     pub donor: DonorId,
     pub name: String,
     pub host: String,
+    /// The same for donors that go together, whatever their hosts are called.
+    #[serde(default)]
+    pub machine: String,
     pub address: String,
     pub health: DonorHealth,
     pub bytes_total: u64,

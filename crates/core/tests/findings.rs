@@ -18,6 +18,7 @@ fn donor(id: u64) -> DonorStatus {
         donor: DonorId(id),
         name: format!("d{id}"),
         host: format!("h{id}"),
+        machine: format!("boot{id}"),
         address: format!("10.0.0.{id}:1000"),
         health: DonorHealth::Alive,
         bytes_total: 8 << 30,

@@ -120,6 +120,8 @@ impl Lan {
         command.arg(tools::need("unshare")).args(["--uts", "--", "/bin/sh", "-c"]);
         command.arg("echo \"$0\" >/proc/sys/kernel/hostname && exec \"$@\"");
         command.arg(format!("host-{node}")).arg(program);
+        // One kernel stands for many machines.
+        command.env("CHEETAH_HOST_ID", format!("host-{node}"));
         command
     }
 

@@ -210,7 +210,7 @@ impl Pool {
         let mut command = cgroup.command(program.get_program());
         command.envs(program.get_envs().filter_map(|(key, value)| Some((key, value?))));
         command.arg("donate").args(arguments).args(["--listen", "127.0.0.1:0"]);
-        command.args(["--pool", &self.url, "--name", name]);
+        command.args(["--pool", &self.url, "--name", name, "--host-id", name]);
         let mut process = Process::start(&format!("donor-{name}"), command, self.scratch.path());
         process.wait_for_line("ready: donor", wait::SOON);
         self.donors.insert(name.to_owned(), process);
@@ -220,6 +220,10 @@ impl Pool {
     fn spawn_donor(&self, node: Node, name: &str, arguments: &[&str]) -> Process {
         let mut command = self.command_on(node);
         command.arg("donate").args(arguments).args(["--pool", &self.url, "--name", name]);
+        if self.lan.is_none() {
+            // Each stands for a machine.
+            command.env("CHEETAH_HOST_ID", name);
+        }
         Process::start(&format!("donor-{name}"), command, self.scratch.path())
     }
 

@@ -31,7 +31,9 @@ fn donate(url: &str, name: &str) -> Donor {
     let hooks = DonorHooks { wipe: Arc::new(wipe), bytes_used: Arc::new(|| 4096) };
     let options = DonorOptions {
         name: name.into(),
+        or_numbered: false,
         host: "h".into(),
+        machine: String::new(),
         listen: "127.0.0.1:9".parse().expect("an address"),
         extents: 4,
         foreign_export: None,

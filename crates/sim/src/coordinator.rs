@@ -111,6 +111,8 @@ impl World {
             pool,
             name: donor.name.clone(),
             host: format!("host{}", donor.slot % self.plan.hosts),
+            or_numbered: false,
+            machine: String::new(),
             address: crate::director::address(donor.slot),
             extents: donor.extents,
             foreign_export: None,

@@ -11,13 +11,13 @@ use super::record::DonorRecord;
 use super::{Coordinator, Key, Outcome, Timer, check_text, check_version, refuse};
 use crate::api::{Answer, Duties, Join, Joined, Refusal, RefusalCode, Sync};
 use crate::limits::{
-    DONOR_EXTENTS_MAX, DONOR_LISTED_NS, DONOR_SILENCE_NS, HEARTBEAT_NS, MILLISECOND_NS, POOL_DONORS_MAX,
-    SECOND_NS,
+    DONOR_EXTENTS_MAX, DONOR_LISTED_NS, DONOR_SILENCE_NS, HEARTBEAT_NS, MILLISECOND_NS, NAME_BYTES_MAX,
+    POOL_DONORS_MAX, SECOND_NS,
 };
 use crate::map::{DonorId, Route, VolumeId};
 use crate::placement::{Room, Seed};
 use crate::units::{Time, check_name, show_bytes, show_count};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 #[derive(Debug)]
@@ -131,6 +131,12 @@ impl Donor {
         }
     }
 
+    /// What goes when its machine goes.
+    pub(super) fn machine(&self) -> &str {
+        let DonorRecord { machine, host, .. } = &self.record;
+        if machine.is_empty() { host } else { machine }
+    }
+
     pub(super) fn route(&self) -> Route {
         Route {
             name: self.record.name.clone(),
@@ -156,6 +162,8 @@ impl Coordinator {
             ));
         }
         self.check_donor_name(&join)?;
+        let name = self.name_for(&join);
+        let join = Join { name: name.clone(), ..join };
         let id = join.donor;
         if self.donors.contains_key(&id) {
             self.rejoin(join)?;
@@ -166,11 +174,21 @@ impl Coordinator {
             ));
         } else {
             let revision = self.next_revision();
-            let Join { donor, name, host, address, extents, foreign_export, .. } = join;
+            let Join { donor, name, host, machine, address, extents, foreign_export, .. } = join;
             let (join, departed, leaving) = (self.joins, false, false);
             self.joins += 1;
-            let record =
-                DonorRecord { donor, name, host, address, extents, foreign_export, join, departed, leaving };
+            let record = DonorRecord {
+                donor,
+                name,
+                host,
+                machine,
+                address,
+                extents,
+                foreign_export,
+                join,
+                departed,
+                leaving,
+            };
             self.donors.insert(id, Donor::join(record, revision, now));
             self.dirty.insert(Key::Donor(id));
             self.replan = true;
@@ -178,12 +196,33 @@ impl Coordinator {
         }
         self.hear(now, seed, id);
         // Who had its name before, and is lost, is forgotten now.
-        let name = &self.donors[&id].record.name;
-        let namesakes = self.donors.iter().filter(|(_, other)| other.record.name == *name);
+        let namesakes = self.donors.iter().filter(|(_, other)| other.record.name == name);
         let namesakes: Vec<DonorId> = namesakes.map(|(other, _)| *other).collect();
         namesakes.into_iter().for_each(|other| self.tidy_donor(now, other));
-        let joined = Joined { pool: self.pool, heartbeat_ms: HEARTBEAT_NS / MILLISECOND_NS };
+        let joined = Joined { pool: self.pool, heartbeat_ms: HEARTBEAT_NS / MILLISECOND_NS, name };
         Ok(Outcome::Answer(Answer::Joined(joined)))
+    }
+
+    /// What the donor is called: as it asks, or where that is another's, with the first number that is free. One that is
+    /// known keeps what it was given.
+    fn name_for(&self, join: &Join) -> String {
+        if !join.or_numbered {
+            return join.name.clone();
+        }
+        if let Some(donor) = self.donors.get(&join.donor) {
+            return donor.record.name.clone();
+        }
+        let in_use = |donor: &&Donor| donor.alive || !donor.held.is_empty();
+        let taken: BTreeSet<&str> =
+            self.donors.values().filter(in_use).map(|donor| donor.record.name.as_str()).collect();
+        let numbered = |number: usize| {
+            let number = format!("-{number}");
+            let room = NAME_BYTES_MAX.saturating_sub(number.len()).min(join.name.len());
+            format!("{}{number}", &join.name[..room])
+        };
+        let names = std::iter::once(join.name.clone()).chain((2..).map(numbered));
+        let mut free = names.filter(|name| !taken.contains(name.as_str()));
+        free.next().expect("numbers do not end")
     }
 
     /// A live donor keeps its name for itself, unless the newcomer listens where it did: then it is dead.
@@ -197,6 +236,9 @@ impl Coordinator {
             donor.alive = false;
             (self.unsettled, self.replan) = (true, true);
             self.doubt_volumes_of(id);
+            return Ok(());
+        }
+        if join.or_numbered {
             return Ok(());
         }
         let DonorRecord { host, address, .. } = &donor.record;
@@ -221,8 +263,8 @@ impl Coordinator {
             return Err(refuse(RefusalCode::Conflict, message));
         }
         let before = donor.route();
-        let Join { name, host, address, foreign_export, .. } = join;
-        donor.record = DonorRecord { name, host, address, foreign_export, ..donor.record.clone() };
+        let Join { name, host, machine, address, foreign_export, .. } = join;
+        donor.record = DonorRecord { name, host, machine, address, foreign_export, ..donor.record.clone() };
         self.dirty.insert(Key::Donor(join.donor));
         let route = donor.route();
         if route == before {
@@ -457,7 +499,7 @@ impl Coordinator {
         let mut rooms = Vec::with_capacity(open.len());
         for donor in open {
             let next = hosts.len() as u32;
-            let host = *hosts.entry(&donor.record.host).or_insert(next);
+            let host = *hosts.entry(donor.machine()).or_insert(next);
             rooms.push(Room { donor: donor.record.donor, host, extents_free: donor.room() });
         }
         rooms
@@ -468,6 +510,7 @@ fn check_join(join: &Join) -> Result<(), Refusal> {
     let invalid = |message: String| Err(refuse(RefusalCode::Invalid, message));
     check_name(&join.name).map_err(|message| refuse(RefusalCode::Invalid, message))?;
     check_text("host", &join.host)?;
+    check_text("machine", &join.machine)?;
     check_text("export", join.foreign_export.as_deref().unwrap_or_default())?;
     let reachable = |address: &SocketAddr| address.port() != 0 && !address.ip().is_unspecified();
     if !join.address.parse().is_ok_and(|address| reachable(&address)) {

@@ -36,6 +36,8 @@ pub struct DonorRecord {
     pub donor: DonorId,
     pub name: String,
     pub host: String,
+    #[serde(default)]
+    pub machine: String,
     pub address: String,
     pub extents: u32,
     pub foreign_export: Option<String>,

@@ -206,7 +206,7 @@ impl Coordinator {
             donor.alive && donor.heard && donor.room() > 0 && may(donor) && is_reached(**id)
         });
         live.map(|(id, donor)| {
-            let (host, set_aside) = (donor.record.host.as_str(), donor.set_aside);
+            let (host, set_aside) = (donor.machine(), donor.set_aside);
             Home { donor: *id, host, room: donor.room(), set_aside }
         })
         .collect()
@@ -319,7 +319,7 @@ impl Coordinator {
         others
             .map(|(other, donor)| Home {
                 donor: *other,
-                host: &donor.record.host,
+                host: donor.machine(),
                 room: donor.room(),
                 set_aside: 0,
             })
@@ -355,7 +355,7 @@ fn take_one(left: &mut u32) -> bool {
 /// The best home for a slot of a group that `seen` are in: on a host of its own if there is one, seldom set aside,
 /// and the emptiest.
 fn choose(homes: &mut [Home<'_>], seen: &[DonorId], donors: &BTreeMap<DonorId, Donor>) -> Option<DonorId> {
-    let hosts: Vec<&str> = seen.iter().filter_map(|id| Some(donors.get(id)?.record.host.as_str())).collect();
+    let hosts: Vec<&str> = seen.iter().filter_map(|id| Some(donors.get(id)?.machine())).collect();
     let open = homes.iter_mut().filter(|home| home.room > 0 && !seen.contains(&home.donor));
     let best = open.min_by_key(|home| {
         let shared = hosts.iter().filter(|host| **host == home.host).count();

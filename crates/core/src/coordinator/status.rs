@@ -162,6 +162,7 @@ fn donor_status(donor: &Donor, now: Time) -> DonorStatus {
         donor: record.donor,
         name: record.name.clone(),
         host: record.host.clone(),
+        machine: donor.machine().to_owned(),
         address: record.address.clone(),
         health: match (donor.alive, donor.heard) {
             (false, _) => DonorHealth::Lost,

@@ -145,6 +145,8 @@ fn joining(number: u64) -> Join {
         donor: DonorId(number),
         pool: None,
         name: format!("donor-{number}"),
+        or_numbered: false,
+        machine: String::new(),
         host: format!("host-{number}"),
         address: format!("10.{}.{}.{}:10809", number >> 16 & 255, number >> 8 & 255, number & 255),
         extents: EXTENTS,

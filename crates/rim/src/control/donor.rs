@@ -23,8 +23,12 @@ use tokio::sync::{mpsc, oneshot, watch};
 #[derive(Clone, Debug)]
 pub struct DonorOptions {
     pub name: String,
-    /// The machine, for messages.
+    /// The pool may add a number to the name where another donor has it.
+    pub or_numbered: bool,
+    /// The machine's name, for people.
     pub host: String,
+    /// What tells the machine from any other.
+    pub machine: String,
     /// Where clients connect. An unspecified address (`0.0.0.0`) is replaced by the one that this machine has
     /// towards the coordinator.
     pub listen: SocketAddr,
@@ -87,6 +91,7 @@ pub struct DonorHandle {
     asks: mpsc::UnboundedSender<Ask>,
     access: watch::Receiver<Arc<Access>>,
     joined: watch::Receiver<Option<PoolId>>,
+    called: watch::Receiver<String>,
     state: watch::Receiver<DonorState>,
 }
 
@@ -150,6 +155,12 @@ impl DonorHandle {
         self.joined.wait_for(Option::is_some).await.ok().and_then(|pool| *pool)
     }
 
+    /// What the pool calls it, once it is in one.
+    #[must_use]
+    pub fn called(&self) -> watch::Receiver<String> {
+        self.called.clone()
+    }
+
     #[must_use]
     pub fn state(&self) -> watch::Receiver<DonorState> {
         self.state.clone()
@@ -194,6 +205,7 @@ pub struct DonorControl {
     wiped: (mpsc::UnboundedSender<Vec<u32>>, mpsc::UnboundedReceiver<Vec<u32>>),
     access: watch::Sender<Arc<Access>>,
     joined: watch::Sender<Option<PoolId>>,
+    called: watch::Sender<String>,
     state: watch::Sender<DonorState>,
     connections: BTreeMap<ConnId, Connection>,
     conns: u64,
@@ -226,11 +238,13 @@ impl DonorControl {
         let (asks_sender, asks) = mpsc::unbounded_channel();
         let (access, access_receiver) = watch::channel(Arc::new(Access::default()));
         let (joined, joined_receiver) = watch::channel(None);
+        let (called, called_receiver) = watch::channel(options.name.clone());
         let (state, state_receiver) = watch::channel(DonorState::default());
         let handle = DonorHandle {
             asks: asks_sender.clone(),
             access: access_receiver,
             joined: joined_receiver,
+            called: called_receiver,
             state: state_receiver,
         };
         let control = DonorControl {
@@ -244,6 +258,7 @@ impl DonorControl {
             wiped: mpsc::unbounded_channel(),
             access,
             joined,
+            called,
             state,
             connections: BTreeMap::new(),
             conns: 0,
@@ -315,7 +330,7 @@ impl DonorControl {
         if reachable && !self.reachable {
             tracing::warn!(
                 "donor '{}': the coordinator at {} answers again",
-                self.options.name,
+                *self.called.borrow(),
                 self.pool.url()
             );
         }
@@ -324,7 +339,8 @@ impl DonorControl {
 
     /// Says that another pool is where this donor's was, and what became of that.
     fn note_pool(&mut self, event: &Event) {
-        let (name, url, before) = (&self.options.name, self.pool.url(), *self.joined.borrow());
+        let (url, before) = (self.pool.url(), *self.joined.borrow());
+        let name = self.called.borrow().clone();
         match (event, before) {
             (Event::JoinRefused { refusal }, _) if refusal.code == RefusalCode::Gone => {
                 let held = self.machine.extents_held();
@@ -389,7 +405,8 @@ impl DonorControl {
     fn carry_out(&mut self, effect: Effect) {
         match effect {
             Effect::Join { donor, pool } => {
-                let join = join(self.options.clone(), self.pool.clone(), donor, pool);
+                let (options, called) = (self.options.clone(), self.called.clone());
+                let join = join(options, called, self.pool.clone(), donor, pool);
                 self.question = Some(Box::pin(join));
             }
             Effect::Sync { donor, revision, connections, leaving, goodbye, offered } => {
@@ -437,7 +454,13 @@ impl DonorControl {
     }
 }
 
-async fn join(options: DonorOptions, client: Client, donor: DonorId, pool: Option<PoolId>) -> Event {
+async fn join(
+    options: DonorOptions,
+    called: watch::Sender<String>,
+    client: Client,
+    donor: DonorId,
+    pool: Option<PoolId>,
+) -> Event {
     let ip = match options.listen.ip() {
         ip if !ip.is_unspecified() => ip,
         _ => match client.local_ip().await {
@@ -446,11 +469,25 @@ async fn join(options: DonorOptions, client: Client, donor: DonorId, pool: Optio
         },
     };
     let address = SocketAddr::new(ip, options.listen.port()).to_string();
-    let DonorOptions { name, host, extents, foreign_export, .. } = options;
-    let version = API_VERSION;
-    let join = Join { version, donor, pool, name: name.clone(), host, address, extents, foreign_export };
+    let DonorOptions { name, or_numbered, host, machine, extents, foreign_export, .. } = options;
+    let join = Join {
+        version: API_VERSION,
+        donor,
+        pool,
+        name: name.clone(),
+        or_numbered,
+        host,
+        machine,
+        address,
+        extents,
+        foreign_export,
+    };
     match client.call(Call::Join(join)).await {
-        Ok(Answer::Joined(joined)) => Event::Joined { pool: joined.pool },
+        Ok(Answer::Joined(joined)) => {
+            // An older coordinator calls it what it calls itself.
+            called.send_replace(if joined.name.is_empty() { name } else { joined.name });
+            Event::Joined { pool: joined.pool }
+        }
         Ok(_) => Event::Unreachable,
         Err(CallError::Refused(refusal)) => Event::JoinRefused { refusal },
         Err(error) => unreachable(&name, &error),

@@ -66,8 +66,18 @@ fn amend() -> Amend {
 
 fn join() -> Join {
     let (name, host, address) = ("d".to_owned(), "h".to_owned(), "127.0.0.1:1".to_owned());
-    let foreign_export = Some(String::new());
-    Join { version: 1, donor: DONOR, pool: Some(PoolId(1)), name, host, address, extents: 1, foreign_export }
+    Join {
+        version: 1,
+        donor: DONOR,
+        pool: Some(PoolId(1)),
+        name,
+        or_numbered: true,
+        host,
+        machine: "m".to_owned(),
+        address,
+        extents: 1,
+        foreign_export: Some(String::new()),
+    }
 }
 
 fn create() -> Create {
@@ -132,6 +142,7 @@ fn shapes() -> Vec<(&'static str, Value)> {
         donor: DONOR,
         name: "d".into(),
         host: "h".into(),
+        machine: "m".into(),
         address: "a".into(),
         health: DonorHealth::Alive,
         bytes_total: 1,
@@ -184,7 +195,7 @@ fn shapes() -> Vec<(&'static str, Value)> {
     shapes.extend([
         ("Leave", json!(LeaveBody { force: true })),
         ("Grow", json!(GrowBody { size: Size::All })),
-        ("Joined", json!(Joined { pool: PoolId(1), heartbeat_ms: 1 })),
+        ("Joined", json!(Joined { pool: PoolId(1), heartbeat_ms: 1, name: "d".to_owned() })),
         ("Duties", json!(duties)),
         ("AtStake", json!(at_stake.iter().flatten().next())),
         ("Duty", json!(duty)),
