@@ -207,10 +207,11 @@ pub struct Donate {
 #[derive(Debug, Args)]
 pub struct Create {
     pub name: String,
-    /// Exact size, like 500G or 52428800, or `all` that is free.
+    /// Exact size, like 500G or 52428800, or `all` that is free (without --redundancy: less what a rebuild needs).
     pub size: String,
     /// linear (donors in the order they joined), stripe:K, mirror:R or parity:K+M. Without it: parity:K+1 over up
-    /// to 9 donors, mirror:2 with two, linear with one.
+    /// to 9 hosts, leaving one out and room to rebuild what any one holds where there are four or more; parity:2+1 with
+    /// three, mirror:2 with two, linear with one.
     #[arg(long)]
     pub redundancy: Option<Redundancy>,
     /// Bytes that one donor holds of a row of a stripe, a power of two from 4K to 1M. Without it: 256K, and 64K with

@@ -7,7 +7,7 @@ use crate::signals::{Signals, Told};
 use cheetah_core::api::AtStake;
 use cheetah_core::donor::LeftWith;
 use cheetah_core::limits::{DRAIN_NS, EXTENT_BYTES, SECOND_NS};
-use cheetah_core::units::show_bytes;
+use cheetah_core::units::{show_bytes, show_count};
 use cheetah_rim::control::{DonorHandle, DonorState};
 use std::io::Write;
 use std::time::Duration;
@@ -109,7 +109,20 @@ fn progress(state: &DonorState, pool: &str, patient: bool) -> String {
     };
     let cost = state.draining.as_ref().and_then(|draining| draining.at_stake.as_deref());
     let lost = at_stake(cost, "would be");
-    format!("leaving: {what}; {again} leaves at once{limit} ({lost})")
+    let crowds: String = crowded(cost.unwrap_or_default()).iter().map(|crowd| format!("; {crowd}")).collect();
+    format!("leaving: {what}; {again} leaves at once{limit} ({lost}){crowds}")
+}
+
+/// What ends up on a host that has a part of the same group.
+pub fn crowded(at_stake: &[AtStake]) -> Vec<String> {
+    let crowd = |stake: &AtStake| {
+        let fragments = show_count(stake.slots_crowded, "fragment");
+        let AtStake { volume, .. } = stake;
+        format!(
+            "{fragments} of {volume} can only go to a host that has one of the same group, and both go with it"
+        )
+    };
+    at_stake.iter().filter(|stake| stake.slots_crowded > 0).map(crowd).collect()
 }
 
 /// To whoever still looks: the terminal may be gone, which is no reason to leave any sooner.
@@ -123,7 +136,7 @@ mod tests {
     use cheetah_core::donor::Draining;
 
     fn stake(volume: &str, extents: u64) -> AtStake {
-        AtStake { volume: volume.into(), bytes: extents * EXTENT_BYTES }
+        AtStake { volume: volume.into(), bytes: extents * EXTENT_BYTES, slots_crowded: 0 }
     }
 
     #[test]

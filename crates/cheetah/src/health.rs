@@ -2,12 +2,12 @@
 //! Never: calls, printing, or what to do about it (`core::findings`). Called by `pool`, `report` and `leave`. Tests: below.
 
 use cheetah_core::api::{
-    Attachment, DonorHealth, DonorStatus, VolumeDetail, VolumeHealth, VolumeReport, VolumeStatus,
+    Attachment, Crowd, DonorHealth, DonorStatus, Rehearsal, VolumeHealth, VolumeReport, VolumeStatus,
 };
 use cheetah_core::findings::{is_silent, progress};
+use cheetah_core::limits::EXTENT_BYTES;
 use cheetah_core::map::{DonorId, Redundancy};
 use cheetah_core::units::{show_bytes, show_count};
-use std::collections::BTreeMap;
 
 /// Places that are none.
 pub const NO_FRONT_END: &str = "no front end";
@@ -48,6 +48,10 @@ pub fn word(volume: &VolumeStatus) -> String {
     let said = match seen.health {
         VolumeHealth::Whole if volume.slots_filling > 0 => "whole, moving".to_owned(),
         VolumeHealth::Whole => "whole".to_owned(),
+        VolumeHealth::Crowded => {
+            let slots = volume.crowd.as_ref().map_or(2, |crowd| crowd.slots);
+            format!("whole, but one host holds {slots} of a group")
+        }
         VolumeHealth::Unknown => "unknown, not all donors heard of yet".to_owned(),
         VolumeHealth::Degraded => format!("degraded, {} of {} missing", seen.slots_missing, volume.slots),
         VolumeHealth::Lost if volume.lost_donors.is_empty() || seen.by.is_some() => {
@@ -117,6 +121,7 @@ pub fn line(volume: &VolumeStatus) -> Option<String> {
     let said = match seen.health {
         VolumeHealth::Whole if *slots_filling == 0 => return None,
         VolumeHealth::Whole => format!("whole: {slots_filling} of {slots} fragments move to other donors"),
+        VolumeHealth::Crowded => crowded(volume),
         VolumeHealth::Unknown => {
             "unknown: not all of its donors were heard of since the coordinator began".to_owned()
         }
@@ -184,39 +189,55 @@ fn scrub(report: &VolumeReport) -> Option<String> {
     }
 }
 
-/// What a redundancy is good for, said aloud at create.
-pub fn survives(redundancy: Redundancy) -> String {
-    match redundancy.parity {
-        0 => "no redundancy: what a lost donor held is lost".to_owned(),
-        1 => "survives the loss of one donor".to_owned(),
-        m => format!("survives the loss of {m} donors at once"),
+/// What goes with the host that has too much of a group, and what becomes of that.
+fn crowded(volume: &VolumeStatus) -> String {
+    let Redundancy { parity, .. } = volume.redundancy;
+    let (host, slots) = volume.crowd.as_ref().map_or(("", 2), |crowd| (&*crowd.host, crowd.slots));
+    let covers = if parity >= slots {
+        format!("and {} covers that", volume.redundancy)
+    } else {
+        format!("and {} covers {parity}", volume.redundancy)
+    };
+    let moving = match volume.slots_filling {
+        0 => String::new(),
+        moving => format!("; {} on the way to other hosts", show_count(moving, "fragment")),
+    };
+    format!("whole, but host {host} holds {slots} of a group, which go with it, {covers}{moving}")
+}
+
+/// `1 more host`: how many may go, whichever they are.
+pub fn may_lose(volume: &VolumeStatus) -> String {
+    match volume.may_lose_hosts {
+        Some(0) => "no more host".to_owned(),
+        Some(hosts) => show_count(hosts.into(), "more host"),
+        None => "-".to_owned(),
     }
 }
 
-/// Fragments of one group that would go together with their machine.
-pub fn shared_host(detail: &VolumeDetail, donors: &[DonorStatus]) -> Option<String> {
-    let redundancy = detail.map.redundancy;
-    let host_of: BTreeMap<DonorId, &str> =
-        donors.iter().map(|donor| (donor.donor, donor.host.as_str())).collect();
-    let mut worst: Option<(u32, &str)> = None;
-    for group in &detail.map.groups {
-        let mut on: BTreeMap<&str, u32> = BTreeMap::new();
-        for held in group.slots.iter().filter_map(|slot| slot.held) {
-            if let Some(host) = host_of.get(&held.donor) {
-                *on.entry(host).or_default() += 1;
-            }
+/// What happens when hosts go, one and more: said aloud when a volume is made.
+pub fn survives(volume: &VolumeStatus, rehearsal: Option<&Rehearsal>) -> String {
+    let VolumeStatus { redundancy, may_lose_hosts, crowd, .. } = volume;
+    let hosts = match (redundancy.parity, *may_lose_hosts, crowd) {
+        (0, ..) => return "no redundancy: what a lost donor held is lost".to_owned(),
+        (_, None, _) => return "some of it is lost".to_owned(),
+        (_, Some(0), Some(Crowd { host, slots })) => {
+            return format!("when host {host} goes, data is lost: it holds {slots} of a group");
         }
-        worst = worst.max(on.into_iter().map(|(host, count)| (count, host)).max());
-    }
-    let (count, host) = worst.filter(|(count, _)| *count > 1 && redundancy.parity > 0)?;
-    let covers = match redundancy.parity {
-        m if m >= count => format!("which {redundancy} covers"),
-        m => format!("and {redundancy} covers {m}"),
+        (_, Some(0), None) => return "when one more host goes, data is lost".to_owned(),
+        (_, Some(hosts), _) => hosts,
     };
-    Some(format!(
-        "remark: {count} of its {} fragments share host {host}: losing that host loses {count} fragments, {covers}",
-        redundancy.width()
-    ))
+    let may = if hosts == 1 { "one host may go".to_owned() } else { format!("{hosts} hosts may go at once") };
+    let more = if hosts == 1 { "two".to_owned() } else { (hosts + 1).to_string() };
+    match rehearsal {
+        Some(Rehearsal { slots_homeless: 0, .. }) => format!(
+            "{may}: what one held is rebuilt on the others, then the next may go; {more} at once lose data"
+        ),
+        Some(Rehearsal { host, slots_homeless, .. }) => format!(
+            "{may}, but {} of what {host} holds could not be rebuilt before another host lends memory; {more} lose data",
+            show_bytes(slots_homeless * EXTENT_BYTES),
+        ),
+        None => format!("{may}; {more} lose data"),
+    }
 }
 
 #[cfg(test)]
@@ -258,8 +279,42 @@ mod tests {
             slots_filling: filling,
             bytes_lost: 0,
             repair: None,
+            may_lose_hosts: Some(1),
+            crowd: None,
             waits_for: None,
         }
+    }
+
+    #[test]
+    fn it_is_said_what_happens_when_hosts_go() {
+        let mut volume = volume(VolumeHealth::Whole, 0, 0, None);
+        let mut rehearsal = Rehearsal { host: "lab7".into(), slots: 9, slots_homeless: 0 };
+        assert_eq!(may_lose(&volume), "1 more host");
+        assert_eq!(
+            survives(&volume, Some(&rehearsal)),
+            "one host may go: what one held is rebuilt on the others, then the next may go; two at once lose data"
+        );
+        (rehearsal.slots_homeless, volume.may_lose_hosts) = (3, Some(2));
+        assert_eq!(
+            survives(&volume, Some(&rehearsal)),
+            "2 hosts may go at once, but 192 MiB of what lab7 holds could not be rebuilt before another host lends \
+             memory; 3 lose data"
+        );
+        (volume.health, volume.may_lose_hosts) = (VolumeHealth::Crowded, Some(0));
+        volume.crowd = Some(Crowd { host: "kali".into(), slots: 2 });
+        assert_eq!(
+            survives(&volume, Some(&rehearsal)),
+            "when host kali goes, data is lost: it holds 2 of a group"
+        );
+        assert_eq!(word(&volume), "whole, but one host holds 2 of a group");
+        assert_eq!(
+            line(&volume).as_deref(),
+            Some(
+                "scratch  whole, but host kali holds 2 of a group, which go with it, and parity:2+1 covers 1"
+            )
+        );
+        volume.redundancy.parity = 0;
+        assert!(survives(&volume, None).starts_with("no redundancy"));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::output;
 use crate::pool::{find, pool_status, volume};
 use crate::signals::Signals;
-use cheetah_core::api::{Call, DonorHealth, DonorStatus, PoolStatus};
+use cheetah_core::api::{Answer, AtStake, Call, DonorHealth, DonorStatus, PoolStatus};
 use cheetah_core::map::DonorId;
 use cheetah_rim::control::Client;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -32,12 +32,18 @@ struct LeaveReport {
     silent: bool,
     /// Volumes that it still holds parts of and that nobody has attached for writing.
     waits_for_writers_of: Vec<String>,
+    /// What it costs the volumes that had a part there, as the coordinator saw it at first.
+    at_stake: Vec<AtStake>,
 }
 
 pub async fn leave(options: cli::Leave) -> Result<(), Failure> {
     let pool = find(&options.pool).await?;
     let before = named(&pool_status(&pool).await?, &options.donor);
-    pool.call(Call::Leave { donor: options.donor.clone(), force: options.force }).await?;
+    let answer = pool.call(Call::Leave { donor: options.donor.clone(), force: options.force }).await?;
+    let at_stake = if let Answer::Leaving(leaving) = answer { leaving.at_stake } else { Vec::new() };
+    if !options.json.json {
+        crate::drain::crowded(&at_stake).iter().for_each(|line| output::line(line));
+    }
     // What the coordinator knows and the list did not is gone already.
     let Some(before) = before else { return report(&options, &LeaveReport::of_gone(&options.donor)) };
     let started = Instant::now();
@@ -50,6 +56,7 @@ pub async fn leave(options: cli::Leave) -> Result<(), Failure> {
         seconds: 0.0,
         silent: false,
         waits_for_writers_of: Vec::new(),
+        at_stake,
     };
     drain.look(&pool, before.bytes_held).await?;
     if !options.no_wait && !drain.done {
@@ -74,6 +81,7 @@ impl LeaveReport {
             seconds: 0.0,
             silent: false,
             waits_for_writers_of: Vec::new(),
+            at_stake: Vec::new(),
         }
     }
 

@@ -104,7 +104,7 @@ pub fn unexpected(answer: &Answer) -> Failure {
 
 pub async fn volume(pool: &Client, call: Call) -> Result<VolumeDetail, Failure> {
     match pool.call(call).await? {
-        Answer::Volume(detail) => Ok(detail),
+        Answer::Volume(detail) => Ok(*detail),
         other => Err(unexpected(&other)),
     }
 }
@@ -134,14 +134,15 @@ pub async fn create(options: cli::Create) -> Result<(), Failure> {
     if options.json.json {
         return Ok(());
     }
-    let redundancy = detail.status.redundancy;
-    output::line(&format!("{redundancy}{by_default}: {}", health::survives(redundancy)));
-    // Only a remark: the volume is there.
-    let donors = pool_status(&pool).await.map(|status| status.donors).unwrap_or_default();
-    if let Some(remark) = health::shared_host(&detail, &donors) {
-        output::line(&remark);
+    output::line(&format!("{}{by_default}: {}", detail.status.redundancy, survives(&detail)));
+    if let Some(line) = health::line(&detail.status) {
+        output::line(&line);
     }
     Ok(())
+}
+
+fn survives(detail: &VolumeDetail) -> String {
+    health::survives(&detail.status, detail.rehearsal.as_ref())
 }
 
 fn report_volume(detail: &VolumeDetail, json: &cli::JsonArg, done: &str) -> Result<(), Failure> {
@@ -157,7 +158,11 @@ pub async fn grow(options: cli::Grow) -> Result<(), Failure> {
     let size = parse_size(&options.size)?;
     let pool = find(&options.pool).await?;
     let detail = volume(&pool, Call::Grow { name: options.name, size }).await?;
-    report_volume(&detail, &options.json, "grown")
+    report_volume(&detail, &options.json, "grown")?;
+    if !options.json.json {
+        output::line(&format!("{}: {}", detail.status.redundancy, survives(&detail)));
+    }
+    Ok(())
 }
 
 pub async fn delete(options: cli::Named) -> Result<(), Failure> {

@@ -9,7 +9,9 @@ use crate::failure::{Exit, Failure};
 use crate::health;
 use crate::output::{self, natural};
 use crate::pool::{find, pool_status, volume};
-use cheetah_core::api::{Attachment, Call, DonorHealth, DonorStatus, PoolStatus, VolumeDetail, VolumeStatus};
+use cheetah_core::api::{
+    Attachment, Call, DonorHealth, DonorStatus, PoolStatus, Rehearsal, VolumeDetail, VolumeStatus,
+};
 use cheetah_core::findings::{self, Finding, State};
 use cheetah_core::layout::LostRange;
 use cheetah_core::map::{DonorId, PoolId, VolumeMap};
@@ -58,6 +60,9 @@ struct ShowReport {
     /// What nobody can read, and what each attachment cannot.
     lost: Vec<LostRange>,
     lost_to: Vec<Vec<LostRange>>,
+    /// What the loss of one more host would leave without a place.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rehearsal: Option<Rehearsal>,
     map: VolumeMap,
 }
 
@@ -205,11 +210,12 @@ fn table(volumes: &[VolumeStatus]) -> Vec<String> {
             show_bytes(volume.size),
             volume.redundancy.to_string(),
             health::word(volume),
+            health::may_lose(volume),
             holders(&volume.attachments),
         ]
     };
     let rows: Vec<_> = volumes.iter().map(row).collect();
-    output::lay_out(&["VOLUME", "SIZE", "REDUNDANCY", "HEALTH", "ATTACHED"], &rows)
+    output::lay_out(&["VOLUME", "SIZE", "REDUNDANCY", "HEALTH", "MAY LOSE", "ATTACHED"], &rows)
 }
 
 fn holders(attachments: &[Attachment]) -> String {
@@ -253,7 +259,7 @@ pub async fn show(options: cli::Named) -> Result<(), Failure> {
 
 impl ShowReport {
     fn of(detail: VolumeDetail) -> ShowReport {
-        let VolumeDetail { status, map, lost, lost_to } = detail;
+        let VolumeDetail { status, map, lost, lost_to, rehearsal } = detail;
         let slots = || map.groups.iter().flat_map(|group| &group.slots);
         let part = |(id, route): (&DonorId, &cheetah_core::map::Route)| Part {
             donor: *id,
@@ -268,11 +274,20 @@ impl ShowReport {
         let mut donors: Vec<Part> = map.routes.iter().map(part).collect();
         donors.sort_by_cached_key(|part| natural(&part.name));
         let findings = findings::of_volume(&status, &|id| name_in(&donors, id));
-        ShowReport { state: findings::worst(&findings), findings, status, donors, lost, lost_to, map }
+        ShowReport {
+            state: findings::worst(&findings),
+            findings,
+            status,
+            donors,
+            lost,
+            lost_to,
+            rehearsal,
+            map,
+        }
     }
 
     fn lines(&self) -> Vec<String> {
-        let ShowReport { findings, status, donors, lost, lost_to, .. } = self;
+        let ShowReport { findings, status, donors, lost, lost_to, rehearsal, .. } = self;
         let VolumeStatus { name, volume, size, redundancy, unit, epoch, follow, .. } = status;
         let mut lines = vec![
             format!("volume      {name} ({volume}), epoch {epoch}"),
@@ -281,6 +296,8 @@ impl ShowReport {
         let follow = if *follow { ", follows the pool" } else { "" };
         lines.push(format!("redundancy  {redundancy}, unit {}{follow}", show_bytes(u64::from(*unit))));
         lines.push(format!("health      {}", health::word(status)));
+        lines.push(format!("may lose    {}", health::may_lose(status)));
+        lines.push(format!("            {}", health::survives(status, rehearsal.as_ref())));
         lines.extend(health::line(status).map(|line| format!("            {line}")));
         for attachment in &status.attachments {
             let mode = if attachment.read_only { "read-only" } else { "read-write" };
@@ -397,6 +414,8 @@ mod tests {
             bytes_lost: 4096,
             repair: None,
             waits_for: None,
+            may_lose_hosts: Some(1),
+            crowd: None,
         }
     }
 
@@ -444,7 +463,13 @@ mod tests {
             bad: Vec::new(),
             hurry: false,
         };
-        VolumeDetail { status: volume(), map, lost: vec![lost.clone()], lost_to: vec![vec![lost]] }
+        VolumeDetail {
+            status: volume(),
+            map,
+            lost: vec![lost.clone()],
+            lost_to: vec![vec![lost]],
+            rehearsal: Some(Rehearsal { host: "h1".into(), slots: 1, slots_homeless: 1 }),
+        }
     }
 
     /// As it is printed.
@@ -496,6 +521,8 @@ mod tests {
         let has = |text: String| assert!(lines.iter().any(|line| line.contains(&text)), "{lines:?}: {text}");
         has(format!("{} bytes", status["size"]));
         has(format!("epoch {}", status["epoch"]));
+        has(format!("may lose    {} more host", status["may_lose_hosts"]));
+        has(format!("of what {} holds could not", json["rehearsal"]["host"].as_str().expect("text")));
         has(format!("redundancy  {}", status["redundancy"].as_str().expect("text")));
         let attached = &status["attachments"][0];
         has(format!("{} reads were answered from redundancy", attached["report"]["reads_rebuilt"]));

@@ -92,6 +92,7 @@ async fn start_all(options: &cli::Up, members: &mut Vec<Member>) -> Result<Attac
     } else {
         let path = ready.path.map(|path| path.display().to_string()).unwrap_or_default();
         output::line(&format!("ready: {path} {}", ready.uri.unwrap_or_default()));
+        output::note("each donor stands for a host; all of them go with this machine");
         output::note(&format!("pool {url}; `CHEETAH_POOL={url} cheetah status` shows it; Ctrl-C ends it"));
     }
     Ok(attachment)

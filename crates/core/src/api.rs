@@ -110,6 +110,16 @@ pub struct Duties {
 pub struct AtStake {
     pub volume: String,
     pub bytes: u64,
+    /// Fragments that can only go where their group has one on the same machine already.
+    #[serde(default)]
+    pub slots_crowded: u64,
+}
+
+/// The answer to `Leave`: what it costs each volume that has a part there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Leaving {
+    #[serde(default)]
+    pub at_stake: Vec<AtStake>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -330,6 +340,8 @@ pub enum VolumeHealth {
     /// Every slot is held by a donor that lives.
     #[default]
     Whole,
+    /// Whole, but one host holds two or more slots of a group: more goes with it than with another.
+    Crowded,
     /// Nothing is known to be missing, and not every holder was heard of since the coordinator began.
     Unknown,
     /// All of it can be read, with less redundancy than it should have.
@@ -364,6 +376,12 @@ pub struct VolumeStatus {
     /// What the repair cannot begin without. Absent when it goes by itself.
     #[serde(default)]
     pub waits_for: Option<WaitsFor>,
+    /// How many more hosts may go at once, whichever they are, before data goes with them. Absent when some is lost.
+    #[serde(default)]
+    pub may_lose_hosts: Option<u32>,
+    /// The host that holds most of one group, where that is more than one slot.
+    #[serde(default)]
+    pub crowd: Option<Crowd>,
 }
 
 /// What a person has to do before what is missing can be rebuilt.
@@ -374,6 +392,23 @@ pub enum WaitsFor {
     Donor,
     /// None of its donors can attach it by itself.
     Writer,
+}
+
+/// Slots of one group on one host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Crowd {
+    pub host: String,
+    pub slots: u32,
+}
+
+/// What becomes of a volume when one host goes: the one of which most could not be rebuilt on others.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rehearsal {
+    pub host: String,
+    /// Slots that it holds.
+    pub slots: u64,
+    /// Of those, the ones that no other host has room for.
+    pub slots_homeless: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -407,6 +442,9 @@ pub struct VolumeDetail {
     /// What each attachment cannot read, for the want of donors that it cannot reach; in the order of those in `status`.
     #[serde(default)]
     pub lost_to: Vec<Vec<crate::layout::LostRange>>,
+    /// Absent of a volume without redundancy, of one that is not whole, and of a large pool.
+    #[serde(default)]
+    pub rehearsal: Option<Rehearsal>,
 }
 
 /// What a call is answered with.
@@ -415,9 +453,10 @@ pub enum Answer {
     Pool(PoolStatus),
     Joined(Joined),
     Duties(Duties),
-    Volume(VolumeDetail),
+    Volume(Box<VolumeDetail>),
     Attached(Attached),
     Renewed(Renewed),
+    Leaving(Leaving),
     Done,
 }
 

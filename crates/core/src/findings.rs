@@ -53,13 +53,14 @@ pub enum Code {
     VolumeDegraded,
     VolumeNeedsDonor,
     VolumeNeedsWriter,
+    VolumeCrowded,
     VolumeUnheard,
     VolumeDisagrees,
     AttachmentSilent,
 }
 
 impl Code {
-    pub const ALL: [Code; 12] = [
+    pub const ALL: [Code; 13] = [
         Code::PoolEmpty,
         Code::DonorGone,
         Code::DonorUnheard,
@@ -69,6 +70,7 @@ impl Code {
         Code::VolumeDegraded,
         Code::VolumeNeedsDonor,
         Code::VolumeNeedsWriter,
+        Code::VolumeCrowded,
         Code::VolumeUnheard,
         Code::VolumeDisagrees,
         Code::AttachmentSilent,
@@ -87,6 +89,7 @@ impl Code {
             Code::VolumeDegraded => "volume-degraded",
             Code::VolumeNeedsDonor => "volume-needs-donor",
             Code::VolumeNeedsWriter => "volume-needs-writer",
+            Code::VolumeCrowded => "volume-crowded",
             Code::VolumeUnheard => "volume-unheard",
             Code::VolumeDisagrees => "volume-disagrees",
             Code::AttachmentSilent => "attachment-silent",
@@ -211,6 +214,7 @@ fn health(volume: &VolumeStatus) -> Option<Finding> {
     let missing = format!("{slots_missing} of {} missing", show_count(*slots, "fragment"));
     match volume.health {
         VolumeHealth::Whole => None,
+        VolumeHealth::Crowded => Some(crowded(volume)),
         VolumeHealth::Unknown => Some(Finding {
             code: Code::VolumeUnheard,
             subject,
@@ -265,6 +269,27 @@ fn health(volume: &VolumeStatus) -> Option<Finding> {
                 ),
             },
         }),
+    }
+}
+
+/// More goes with one host than with another.
+fn crowded(volume: &VolumeStatus) -> Finding {
+    let VolumeStatus { name, redundancy, may_lose_hosts, .. } = volume;
+    let (host, slots) = volume.crowd.as_ref().map_or(("", 2), |crowd| (&*crowd.host, crowd.slots));
+    let so = match may_lose_hosts {
+        Some(0) => "Data is lost when it goes".to_owned(),
+        _ => format!("{redundancy} covers that, and less beside it"),
+    };
+    let advice = match volume.slots_filling {
+        0 => "Lend memory on another host: `cheetah donate` there, and one of them moves to it.".to_owned(),
+        moving => format!("Nothing: {} on the way to other hosts.", show_count(moving, "fragment")),
+    };
+    Finding {
+        code: Code::VolumeCrowded,
+        subject: format!("volume {name}"),
+        state: State::Exposed,
+        what: format!("Volume {name} is whole, but host {host} holds {slots} fragments of a group. {so}."),
+        advice,
     }
 }
 

@@ -14,6 +14,7 @@ pub mod code;
 pub mod coordinator;
 pub mod donor;
 pub mod findings;
+pub mod hosts;
 pub mod layout;
 pub mod limits;
 pub mod map;

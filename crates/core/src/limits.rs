@@ -130,6 +130,9 @@ pub const LEASE_RENEW_NS: u64 = 2 * SECOND_NS;
 /// What an attachment reported is not gone by any more when it was not heard of for this long: three renewals.
 pub const ATTACHMENT_SILENCE_NS: u64 = 3 * LEASE_RENEW_NS;
 
+/// What the loss of each host would leave without a place is worked out when a volume is shown, unless that takes more looks at a
+/// donor than this.
+pub const REHEARSAL_LOOKS_MAX: u64 = 1 << 24;
 /// Fragments of one volume that are being rebuilt or moved at once; the next ones when those are done.
 pub const VOLUME_FILLINGS_MAX: usize = 256;
 /// New homes for fragments that the coordinator picks in one step; the rest in the next one.

@@ -1,8 +1,8 @@
 //! Where the groups of a volume go: which donors, never which extent of them.
 //!
 //! Owns the choice for `linear` (fill donors in the order they joined) and for wider groups (the hosts, and on
-//! them the donors, with the most free extents, ties broken by a seed), the largest volume that fits, and the
-//! default redundancy. Never: state, or who is alive; the coordinator hands in the rooms of live donors only.
+//! them the donors, with the most free extents, ties broken by a seed), the largest volume that fits, and what is
+//! chosen when nobody says: by default the loss of any one host can be rebuilt where there are four. Never: state, or who is alive; the coordinator hands in the rooms of live donors only.
 //! Invariants: the slots of a group lie on different donors, on different hosts when there are as many as slots
 //! and otherwise on as many as can be; and a request that `groups_max` admits is placed.
 //! Called by `coordinator` on create and grow. Tests: properties below.
@@ -11,7 +11,9 @@ use crate::map::{DonorId, Redundancy};
 use std::collections::{BTreeMap, BinaryHeap};
 
 /// The most data fragments that the default picks.
-pub const DEFAULT_DATA_MAX: u32 = 8;
+const DEFAULT_DATA_MAX: u32 = 8;
+/// From so many hosts on the default leaves one of them out of each group.
+const SPARE_HOSTS_MIN: u32 = 4;
 
 /// A stream of numbers from one seed (splitmix64): placement ties, identities, lease tokens.
 #[derive(Clone, Debug)]
@@ -34,6 +36,8 @@ pub struct Room {
     /// The machine: the same number for donors that would go with one power cord.
     pub host: u32,
     pub extents_free: u32,
+    /// What it holds that would have to be rebuilt elsewhere.
+    pub extents_held: u32,
 }
 
 /// The free extents of the donors, by host. A host that is full counts: that others have to do without it does not
@@ -193,40 +197,104 @@ fn wrap(
     (left == 0).then_some(placed)
 }
 
-/// What a volume gets when nobody says: `parity:k+1` over as many donors as hold it (k at most 8), `mirror:2` with
-/// two; `linear` in a pool of one donor only. `None` when no such width holds it. `extents`: what is wanted; `None` is
-/// all: then the widest that reaches 15/16 of what is free, or else the one that holds most.
-#[must_use]
-pub fn default_redundancy(extents: Option<u64>, rooms: &[Room]) -> Option<Redundancy> {
-    if rooms.len() <= 1 {
-        return Some(Redundancy::LINEAR);
+/// How a volume is made when nobody says, and how many groups of it there may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    pub redundancy: Redundancy,
+    pub groups: u64,
+}
+
+impl Choice {
+    fn of(width: u32, groups: u64) -> Choice {
+        Choice { redundancy: Redundancy { data: width - 1, parity: 1 }, groups }
     }
-    let Some(wanted) = extents else {
-        let free: u64 = rooms.iter().map(|room| u64::from(room.extents_free)).sum();
-        let reaches = |width: &u32| groups_max(*width, rooms) * u64::from(*width) >= free - free / 16;
-        let most = || most_protected(rooms).map(|(redundancy, _)| redundancy);
-        return default_widths(rooms).rev().find(reaches).filter(|_| free > 0).map(one_parity).or_else(most);
-    };
-    default_widths(rooms).rev().find(|width| data_max(*width, rooms) >= wanted).map(one_parity)
+
+    /// In extents of the volume.
+    #[must_use]
+    pub fn data(&self) -> u64 {
+        self.groups * u64::from(self.redundancy.data)
+    }
 }
 
-/// What of the default's widths holds the most, and how many extents of data that is.
+/// What a volume gets when nobody says, for `extents` of it or for all there may be (`None`). From four hosts on
+/// `parity:k+1` (k at most 8) on one host less than there are, or narrower, so that what any one host holds can be rebuilt
+/// on the others, with the room for it left free; where that does not hold what is wanted, without the room, and then without
+/// the host. `parity:2+1` with three hosts, `mirror:2` with two, `linear` with one donor. `None`: nothing of that holds it.
 #[must_use]
-pub fn most_protected(rooms: &[Room]) -> Option<(Redundancy, u64)> {
-    let best = default_widths(rooms).max_by_key(|width| (data_max(*width, rooms), *width));
-    best.map(|width| (one_parity(width), data_max(width, rooms))).filter(|(_, data)| *data > 0)
+pub fn default_choice(extents: Option<u64>, rooms: &[Room]) -> Option<Choice> {
+    if rooms.len() <= 1 {
+        let groups = rooms.iter().map(|room| u64::from(room.extents_free)).sum();
+        return Some(Choice { redundancy: Redundancy::LINEAR, groups });
+    }
+    let rooms = domains(rooms);
+    let widest = widest(&rooms);
+    let narrow = widths_with_a_spare(&rooms);
+    let spared = narrow.clone().map(|width| Choice::of(width, spared_max(width, &rooms)));
+    let full = |width: u32| Choice::of(width, groups_max(width, &rooms));
+    match extents {
+        Some(wanted) => {
+            let holds = |choice: &Choice| choice.data() >= wanted;
+            let tight = narrow.rev().chain((2..=widest).rev()).map(full);
+            spared.rev().find(holds).or_else(|| tight.into_iter().find(holds))
+        }
+        None => most(spared).or_else(|| most((2..=widest).map(full))),
+    }
 }
 
-fn default_widths(rooms: &[Room]) -> std::ops::RangeInclusive<u32> {
-    2..=u32::try_from(rooms.len()).unwrap_or(u32::MAX).min(DEFAULT_DATA_MAX + 1)
+/// What the default's widths hold at most, spare or not.
+#[must_use]
+pub fn most_protected(rooms: &[Room]) -> Option<Choice> {
+    let rooms = domains(rooms);
+    most((2..=widest(&rooms)).map(|width| Choice::of(width, groups_max(width, &rooms))))
 }
 
-fn data_max(width: u32, rooms: &[Room]) -> u64 {
-    groups_max(width, rooms) * u64::from(width - 1)
+/// The redundancy that spreads furthest of those that the default takes.
+#[must_use]
+pub fn default_widest(rooms: &[Room]) -> Redundancy {
+    Choice::of(widest(&domains(rooms)).max(2), 0).redundancy
 }
 
-fn one_parity(width: u32) -> Redundancy {
-    Redundancy { data: width - 1, parity: 1 }
+fn most(choices: impl Iterator<Item = Choice>) -> Option<Choice> {
+    let best = choices.max_by_key(|choice| (choice.data(), choice.redundancy.data));
+    best.filter(|choice| choice.groups > 0)
+}
+
+/// The donors of one machine are all there is of it: each of them may at least end by itself.
+fn domains(rooms: &[Room]) -> Vec<Room> {
+    let mut rooms = rooms.to_vec();
+    if rooms.iter().all(|room| room.host == rooms[0].host) {
+        (0..).zip(&mut rooms).for_each(|(at, room)| room.host = at);
+    }
+    rooms
+}
+
+/// A slot on each host.
+fn widest(rooms: &[Room]) -> u32 {
+    u32::try_from(by_host(rooms).len()).unwrap_or(u32::MAX).min(DEFAULT_DATA_MAX + 1)
+}
+
+/// Those that leave a host out of each group; with three hosts that would be mirrors, which cost more than they are worth.
+fn widths_with_a_spare(rooms: &[Room]) -> std::ops::RangeInclusive<u32> {
+    let hosts = u32::try_from(by_host(rooms).len()).unwrap_or(u32::MAX);
+    let most = if hosts < SPARE_HOSTS_MIN { 0 } else { (hosts - 1).min(DEFAULT_DATA_MAX + 1) };
+    2..=most
+}
+
+/// How many groups fit such that, whichever host goes, its share of them and all else that it holds can be put on others. A
+/// sixteenth less than would be there if each could choose with all others in mind.
+fn spared_max(width: u32, rooms: &[Room]) -> u64 {
+    let (mut free, mut burden): (BTreeMap<u32, u64>, BTreeMap<u32, u64>) = Default::default();
+    for room in rooms {
+        *free.entry(room.host).or_default() += u64::from(room.extents_free);
+        *burden.entry(room.host).or_default() += u64::from(room.extents_free) + u64::from(room.extents_held);
+    }
+    // With the largest fewest fit, with the one that holds most least is left: no other host is worse to lose.
+    let largest = free.iter().max_by_key(|(_, free)| **free).map(|(host, _)| *host);
+    let others: Vec<Room> = rooms.iter().filter(|room| Some(room.host) != largest).copied().collect();
+    let heaviest = burden.values().max().copied().unwrap_or_default();
+    let left = free.values().sum::<u64>().saturating_sub(heaviest) / u64::from(width);
+    let fit = groups_max(width, &others).min(left);
+    fit - fit.div_ceil(16)
 }
 
 /// The nearest to what was asked for that so many donors can do; it survives as many losses, where they suffice.
@@ -249,6 +317,7 @@ mod tests {
             donor: DonorId(at.into()),
             host: at,
             extents_free: *extents_free,
+            extents_held: 0,
         };
         (0..).zip(free).map(room).collect()
     }
@@ -277,6 +346,7 @@ mod tests {
                 donor: DonorId(donor),
                 host: (seed.draw() % hosts) as u32,
                 extents_free: (seed.draw() % 20) as u32,
+                extents_held: 0,
             };
             let rooms: Vec<Room> = (0..seed.draw() % 9).map(|donor| room(&mut seed, donor)).collect();
             let width = 2 + (seed.draw() % 5) as u32;
@@ -336,13 +406,13 @@ mod tests {
     }
 
     #[test]
-    fn the_default_survives_one_donor_or_is_none() {
+    fn the_default_survives_one_host_or_is_none() {
         let mirror = Redundancy { data: 1, parity: 1 };
-        let default = |extents, free: &[u32]| default_redundancy(extents, &rooms(free));
+        let default =
+            |extents, free: &[u32]| default_choice(extents, &rooms(free)).map(|choice| choice.redundancy);
         assert_eq!(default(Some(1), &[4]), Some(Redundancy::LINEAR));
         assert_eq!(default(Some(1), &[4, 4, 0]), Some(mirror));
         assert_eq!(default(Some(1), &[4, 4, 4]), Some(parity(2)));
-        assert_eq!(default(Some(1), &[4; 12]), Some(parity(8)));
         assert_eq!(default(Some(8), &[10, 10, 1]), Some(mirror), "narrower where that holds more");
         assert_eq!(default(Some(15), &[10, 10, 1]), None, "never without, unless asked");
         assert_eq!(default(Some(1), &[4, 0, 0]), None);
@@ -351,7 +421,75 @@ mod tests {
         assert_eq!(default(None, &[4, 0]), None);
         assert_eq!(default(None, &[0, 0]), None);
         assert_eq!(default(None, &[]), Some(Redundancy::LINEAR));
-        assert_eq!(most_protected(&rooms(&[10, 10, 1])), Some((mirror, 10)));
+        assert_eq!(most_protected(&rooms(&[10, 10, 1])), Some(Choice { redundancy: mirror, groups: 10 }));
+    }
+
+    #[test]
+    fn from_four_hosts_on_the_default_leaves_one_out_of_each_group_and_room_for_what_it_may_have_to_take() {
+        let default = |extents, free: &[u32]| {
+            default_choice(extents, &rooms(free)).map(|choice| (choice.redundancy.to_string(), choice.groups))
+        };
+        let choice = |redundancy: &str, groups| Some((redundancy.to_owned(), groups));
+        assert_eq!(default(Some(8), &[16; 4]), choice("parity:2+1", 15));
+        assert_eq!(default(Some(8), &[16; 5]), choice("parity:3+1", 15));
+        assert_eq!(default(Some(8), &[16; 9]), choice("parity:7+1", 15));
+        assert_eq!(default(Some(8), &[16; 10]), choice("parity:8+1", 15));
+        assert_eq!(default(None, &[16; 4]), choice("parity:2+1", 15), "48 of 64 and some in reserve");
+        assert_eq!(
+            default(None, &[40, 40, 40, 4]),
+            choice("mirror:2", 39),
+            "the small one could not take its share"
+        );
+        // More than that holds: as much protection, with less room or none for what is rebuilt.
+        assert_eq!(default(Some(40), &[16; 4]), choice("parity:2+1", 21));
+        assert_eq!(default(Some(48), &[16; 4]), choice("parity:3+1", 16));
+        assert_eq!(default(Some(49), &[16; 4]), None);
+        // What hosts hold already has to be rebuilt, too.
+        let mut full = rooms(&[16; 4]);
+        full.iter_mut().for_each(|room| room.extents_held = 30);
+        assert_eq!(default_choice(None, &full).map(|choice| choice.groups), Some(5));
+    }
+
+    #[test]
+    fn hosts_are_counted_and_not_donors_unless_there_is_but_one() {
+        let mut six = rooms(&[16; 6]);
+        for (room, host) in six.iter_mut().zip([0, 0, 0, 1, 1, 2]) {
+            room.host = host;
+        }
+        let default = |rooms: &[Room]| default_choice(Some(2), rooms).map(|choice| choice.redundancy);
+        assert_eq!(default(&six), Some(parity(2)));
+        assert_eq!(default(&six[..5]), Some(parity(1)), "two hosts");
+        assert_eq!(default(&six[..3]), Some(parity(2)), "one host");
+        assert_eq!(default_widest(&six), parity(2));
+    }
+
+    #[test]
+    fn what_a_host_held_of_a_default_volume_finds_a_place_on_others() {
+        let mut seed = Seed(9);
+        for turn in 0..600 {
+            let hosts = 4 + (seed.draw() % 9) as usize;
+            let same = 4 + (seed.draw() % 60) as u32;
+            let free: Vec<u32> = (0..hosts)
+                .map(|_| if turn % 2 == 0 { same } else { 1 + (seed.draw() % 60) as u32 })
+                .collect();
+            let rooms = rooms(&free);
+            let Some(Choice { redundancy, groups }) = default_choice(None, &rooms) else { continue };
+            if redundancy.width() as usize >= hosts || groups > spared_max(redundancy.width(), &rooms) {
+                continue;
+            }
+            let placed = place(redundancy, groups, &rooms, &mut seed).expect("fits");
+            for lost in 0..hosts as u64 {
+                let mut left = free.clone();
+                placed.iter().flatten().for_each(|donor| left[donor.0 as usize] -= 1);
+                for group in placed.iter().filter(|group| group.contains(&DonorId(lost))) {
+                    let outside = (0..hosts).filter(|at| !group.contains(&DonorId(*at as u64)));
+                    // The emptiest, as `repair` chooses.
+                    let home = outside.filter(|at| left[*at] > 0).max_by_key(|at| left[*at]);
+                    let home = home.unwrap_or_else(|| panic!("{free:?}, {redundancy}, {groups}: {group:?}"));
+                    left[home] -= 1;
+                }
+            }
+        }
     }
 
     #[test]

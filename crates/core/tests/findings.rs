@@ -3,7 +3,7 @@
 mod pool;
 
 use cheetah_core::api::{
-    API_VERSION, Attachment, Call, DonorHealth, DonorStatus, PoolStatus, Renew, Size, VolumeHealth,
+    API_VERSION, Attachment, Call, Crowd, DonorHealth, DonorStatus, PoolStatus, Renew, Size, VolumeHealth,
     VolumeReport, VolumeStatus, WaitsFor,
 };
 use cheetah_core::findings::{Code, Finding, State, of_pool, worst};
@@ -65,6 +65,8 @@ fn volume() -> VolumeStatus {
         bytes_lost: 0,
         repair: None,
         waits_for: None,
+        may_lose_hosts: Some(1),
+        crowd: None,
     }
 }
 
@@ -123,6 +125,21 @@ fn what_is_wrong_with_donors_is_found() {
     );
     let unheard = found(|status| status.donors[0].health = DonorHealth::Unknown);
     assert_says(&unheard, Code::DonorUnheard, State::Unknown, &["donor d1", "since it began"]);
+}
+
+#[test]
+fn a_host_that_holds_too_much_of_a_group_is_found() {
+    let crowded = |parity, may_lose| {
+        found(|status| {
+            let volume = &mut status.volumes[0];
+            (volume.health, volume.redundancy.parity) = (VolumeHealth::Crowded, parity);
+            (volume.may_lose_hosts, volume.crowd) =
+                (Some(may_lose), Some(Crowd { host: "kali".into(), slots: 2 }));
+        })
+    };
+    let words = ["case7 is whole", "host kali holds 2", "Data is lost when it goes", "cheetah donate"];
+    assert_says(&crowded(1, 0), Code::VolumeCrowded, State::Exposed, &words);
+    assert_says(&crowded(2, 1), Code::VolumeCrowded, State::Exposed, &["parity:3+2 covers that"]);
 }
 
 #[test]

@@ -85,7 +85,7 @@ impl Coordinator {
         match held {
             Held::Poll { donor } => Ok(Answer::Duties(self.duties(donor))),
             Held::Volume { volume } => match self.volumes.get(&volume) {
-                Some(volume) => Ok(Answer::Volume(self.detail(volume))),
+                Some(volume) => Ok(Answer::Volume(self.rehearsed(volume).into())),
                 None => Err(refuse(RefusalCode::Gone, "the volume was deleted meanwhile")),
             },
             Held::Attach { token, .. } => self.attached(token).ok_or_else(|| lease_gone(token)),

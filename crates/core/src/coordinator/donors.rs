@@ -262,14 +262,17 @@ impl Coordinator {
             );
             return Err(refuse(RefusalCode::Conflict, message));
         }
-        let before = donor.route();
+        let before = (donor.route(), donor.machine().to_owned());
         let Join { name, host, machine, address, foreign_export, .. } = join;
         donor.record = DonorRecord { name, host, machine, address, foreign_export, ..donor.record.clone() };
         self.dirty.insert(Key::Donor(join.donor));
         let route = donor.route();
-        if route == before {
-            return Ok(());
+        // As after an upgrade: what its groups have beside them may be on its machine.
+        let same_machine = donor.machine() == before.1;
+        if !same_machine {
+            self.unsettle_donor(join.donor);
         }
+        let Some(donor) = self.donors.get(&join.donor).filter(|_| route != before.0) else { return Ok(()) };
         let volumes: Vec<VolumeId> = donor.held.keys().copied().collect();
         for id in volumes {
             let Some(volume) = self.volumes.get_mut(&id) else { continue };
@@ -500,7 +503,14 @@ impl Coordinator {
         for donor in open {
             let next = hosts.len() as u32;
             let host = *hosts.entry(donor.machine()).or_insert(next);
-            rooms.push(Room { donor: donor.record.donor, host, extents_free: donor.room() });
+            let protected = |id: &VolumeId| self.volumes.get(id).is_some_and(|v| v.map.redundancy.parity > 0);
+            let held = donor.held.iter().filter(|(id, _)| protected(id)).map(|(_, held)| held.len());
+            rooms.push(Room {
+                donor: donor.record.donor,
+                host,
+                extents_free: donor.room(),
+                extents_held: u32::try_from(held.sum::<usize>()).unwrap_or(u32::MAX),
+            });
         }
         rooms
     }

@@ -6,9 +6,10 @@
 //! Tests: `tests/coordinator_drain.rs`.
 
 use super::donors::Donor;
+use super::repair::Rehomed;
 use super::volumes::Volume;
 use super::{Coordinator, Key, Outcome, Timer, refuse};
-use crate::api::{Answer, AtStake, Refusal, RefusalCode};
+use crate::api::{Answer, AtStake, Leaving, Refusal, RefusalCode};
 use crate::layout::lost_ranges;
 use crate::limits::{DONOR_LISTED_NS, EXTENT_BYTES, VOLUME_FILLINGS_MAX};
 use crate::map::DonorId;
@@ -17,16 +18,18 @@ use crate::units::{Time, show_bytes, show_count};
 impl Coordinator {
     pub(super) fn leave(&mut self, now: Time, name: &str, force: bool) -> Result<Outcome, Refusal> {
         let id = self.donor_named(name)?;
-        let Some(donor) = self.donors.get(&id) else { return Ok(Outcome::Answer(Answer::Done)) };
+        let gone = || Ok(Outcome::Answer(Answer::Leaving(Leaving::default())));
+        let Some(donor) = self.donors.get(&id) else { return gone() };
         let costs_nothing = || self.lost_with(id, |_| false).iter().all(|(_, bytes)| *bytes == 0);
         // What a lost donor holds cannot be copied off it, only rebuilt from the others.
         if force || donor.held.is_empty() || (!donor.alive && costs_nothing()) {
             self.dismiss(now, id);
-            return Ok(Outcome::Answer(Answer::Done));
+            return gone();
         }
         self.check_drain(id, name, donor.alive)?;
         self.drain(now, id);
-        Ok(Outcome::Answer(Answer::Done))
+        let at_stake = self.at_stake(id).unwrap_or_default();
+        Ok(Outcome::Answer(Answer::Leaving(Leaving { at_stake })))
     }
 
     /// The donor gets nothing new, and what it holds goes to others; it is dismissed at once when it holds nothing.
@@ -54,14 +57,15 @@ impl Coordinator {
 
     /// Refuses to drain a donor whose fragments have nowhere to go.
     fn check_drain(&self, id: DonorId, name: &str, alive: bool) -> Result<(), Refusal> {
-        let homeless = self.homeless(id);
-        if alive && homeless.is_empty() {
+        let rehomed = self.rehome(id);
+        let homeless = || rehomed.iter().filter(|rehomed| rehomed.homeless > 0);
+        if alive && homeless().next().is_none() {
             return Ok(());
         }
         let why = if alive {
-            let each = homeless.iter().map(|(volume, count)| {
-                let VolumeNeed { fragments, reason } = self.need(id, volume, *count);
-                format!("{fragments} of volume '{}' ({reason})", volume.map.name)
+            let each = homeless().map(|rehomed| {
+                let VolumeNeed { fragments, reason } = self.need(id, rehomed.volume, rehomed.homeless);
+                format!("{fragments} of volume '{}' ({reason})", rehomed.volume.map.name)
             });
             format!("no other donor can take {}", each.collect::<Vec<_>>().join(", "))
         } else {
@@ -117,8 +121,14 @@ impl Coordinator {
     /// is shut down, none of them would lose anything by itself.
     pub(super) fn at_stake(&self, id: DonorId) -> Option<Vec<AtStake>> {
         self.donors.get(&id).filter(|donor| donor.record.leaving)?;
-        let lost = self.lost_with(id, |donor| donor.record.leaving).into_iter();
-        Some(lost.map(|(volume, bytes)| AtStake { volume: volume.to_owned(), bytes }).collect())
+        let lost = self.lost_with(id, |donor| donor.record.leaving);
+        // Both go by the volumes of which it holds something.
+        let each = lost.into_iter().zip(self.rehome(id)).map(|((volume, bytes), rehomed)| AtStake {
+            volume: volume.to_owned(),
+            bytes,
+            slots_crowded: rehomed.crowded as u64,
+        });
+        Some(each.collect())
     }
 
     /// Why a donor that wants to go, or to hold less, cannot be helped now.
@@ -143,11 +153,11 @@ impl Coordinator {
             }
         }
         moving += self.retired_of(id) as usize;
-        let homeless = self.homeless(id);
-        let left: usize = homeless.iter().map(|(_, count)| count).sum();
+        let rehomed = self.rehome(id);
+        let left: usize = rehomed.iter().map(|rehomed| rehomed.homeless).sum();
         let over = moving + (donor.used() as usize).saturating_sub(moving + left) < donor.excess() as usize;
         if donor.record.leaving || over {
-            for (volume, count) in homeless {
+            for Rehomed { volume, homeless: count, .. } in rehomed.into_iter().filter(|of| of.homeless > 0) {
                 let slots = volume.map.groups.iter().flat_map(|group| &group.slots);
                 if slots.filter(|slot| slot.filling.is_some()).count() >= VOLUME_FILLINGS_MAX {
                     continue;

@@ -8,7 +8,7 @@
 //!
 //! Files: `donors` (join, sync, silence), `doubt` (donors that may have ended), `drain` (leaving), `volumes` (create, grow, delete), `leases` (attach,
 //! renew, detach), `amend` (what a writer found out), `repair` (new homes for fragments), `retire` (extents that slots
-//! have left), `tend` (volumes at rest), `bad` (lists of bad ranges), `confirm` (answers held back), `status`, `record` (what is stored), `extents` (free ones),
+//! have left), `rehearsal` (what the loss of one more host would cost), `tend` (volumes at rest), `bad` (lists of bad ranges), `confirm` (answers held back), `status`, `record` (what is stored), `extents` (free ones),
 //! `invariants`.
 
 mod amend;
@@ -20,6 +20,7 @@ mod extents;
 mod invariants;
 mod leases;
 mod record;
+mod rehearsal;
 mod repair;
 mod retire;
 mod status;
@@ -84,7 +85,6 @@ pub enum Effect {
 }
 
 /// What becomes of a call: answered now, or held until a time at most.
-#[expect(clippy::large_enum_variant, reason = "one at a time, on the stack of one step")]
 enum Outcome {
     Answer(Answer),
     Hold(Held, Time),

@@ -1,17 +1,19 @@
-//! New homes for fragments: of slots that nobody holds, and of donors that leave or must hold less.
+//! New homes for fragments: of slots that nobody holds, of donors that leave or must hold less, and of hosts that hold more of a
+//! group than another could.
 //!
 //! Owns which slot gets which `filling`, and taking back what can be of no use. Never: the copying, which the
 //! writer of the volume does, or the question whom to believe (`amend`).
 //! Invariants: no donor is in a group twice; a filling goes to a donor that lives, and that has confirmed every
 //! extent of this volume that was ever taken from it, so that what it is given is known to be wiped; a group with
-//! fewer than k holders is left alone; a step plans a bounded number. Each round costs a volume one epoch.
+//! fewer than k holders is left alone; a fragment leaves its host for the sake of its group only when that spreads the group
+//! further, and nothing is missing; a step plans a bounded number. Each round costs a volume one epoch.
 //! Called at the end of each step. Tests: `tests/coordinator_repair.rs`, `tests/coordinator_drain.rs`.
 
 use super::donors::Donor;
 use super::volumes::Volume;
 use super::{Coordinator, Timer};
 use crate::limits::{STEP_FILLINGS_MAX, VOLUME_FILLINGS_MAX};
-use crate::map::{DonorId, Group, Placement, VolumeId};
+use crate::map::{DonorId, Group, Placement, Slot, VolumeId};
 use crate::units::Time;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,9 +21,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A donor that can take fragments.
 #[derive(Clone, Debug)]
 pub(super) struct Home<'a> {
-    donor: DonorId,
-    host: &'a str,
-    room: u32,
+    pub(super) donor: DonorId,
+    pub(super) host: &'a str,
+    pub(super) room: u32,
     /// How often a writer set it aside since it last completed something.
     set_aside: u32,
 }
@@ -33,6 +35,110 @@ struct Round {
     over: BTreeMap<DonorId, u32>,
     changed: BTreeMap<VolumeId, Vec<Placement>>,
     planned: usize,
+}
+
+/// What one round chooses for one volume.
+struct Plan<'a> {
+    donors: &'a BTreeMap<DonorId, Donor>,
+    homes: Vec<Home<'a>>,
+    budget: usize,
+    chosen: Vec<(u32, u32, DonorId)>,
+}
+
+/// What would become of a volume's fragments on a donor that goes.
+pub(super) struct Rehomed<'a> {
+    pub(super) volume: &'a Volume,
+    /// No other donor could take them.
+    pub(super) homeless: usize,
+    /// They would come to a machine that has one of their group.
+    pub(super) crowded: usize,
+}
+
+impl Plan<'_> {
+    /// Homes for slots that nobody holds, or whose holder shall not go on holding them. True when some find none.
+    fn home_the_due(&mut self, volume: &Volume, round: &mut Round) -> bool {
+        let data = volume.map.redundancy.data as usize;
+        let mut wants = false;
+        for (g, group) in (0..).zip(&volume.map.groups) {
+            let mut group = std::borrow::Cow::Borrowed(group);
+            for s in 0..group.slots.len() {
+                let slot = group.slots[s];
+                let moves = |held: Placement| {
+                    self.donors.get(&held.donor).is_some_and(|donor| donor.alive && donor.record.leaving)
+                        || round.over.get(&held.donor).is_some_and(|over| *over > 0)
+                };
+                let due = slot.filling.is_none() && slot.held.is_none_or(moves);
+                if !due || sound(&group, self.donors) < data {
+                    continue;
+                }
+                let Some(home) = self.home(&group, s, round, |_| true) else {
+                    wants = true;
+                    continue;
+                };
+                if let Some(over) = slot.held.and_then(|held| round.over.get_mut(&held.donor)) {
+                    take_one(over);
+                }
+                self.choose(g, s, home, round, group.to_mut());
+            }
+        }
+        wants
+    }
+
+    /// Homes on other hosts for slots of groups of which one host has more than it need have. True when one host has two.
+    fn spread(&mut self, volume: &Volume, round: &mut Round) -> bool {
+        let mut wants = false;
+        for (g, group) in (0..).zip(&volume.map.groups).filter(|_| volume.map.redundancy.parity > 0) {
+            let lives = |slot: &Slot| {
+                slot.filling.is_none()
+                    && slot.held.is_some_and(|held| self.donors.get(&held.donor).is_some_and(|d| d.alive))
+            };
+            if !group.slots.iter().all(lives) {
+                continue;
+            }
+            let mut group = std::borrow::Cow::Borrowed(group);
+            for s in 0..group.slots.len() {
+                let host =
+                    group.slots[s].held.and_then(|held| self.donors.get(&held.donor)).map(Donor::machine);
+                let here = host.map_or(0, |host| shared(&beside(&group, s, self.donors), host));
+                if here == 0 {
+                    continue;
+                }
+                match self.home(&group, s, round, |there| there < here) {
+                    Some(home) => self.choose(g, s, home, round, group.to_mut()),
+                    None => wants = true,
+                }
+            }
+        }
+        wants
+    }
+
+    /// Where slot `s` of the group can go, as far as this round may choose and `fits` how many of the group are there.
+    fn home(
+        &mut self,
+        group: &Group,
+        s: usize,
+        round: &Round,
+        fits: impl Fn(usize) -> bool,
+    ) -> Option<DonorId> {
+        if self.budget == 0 || round.planned >= STEP_FILLINGS_MAX {
+            return None;
+        }
+        let seen: Vec<DonorId> = group.placements().map(|place| place.donor).collect();
+        let beside = beside(group, s, self.donors);
+        let (home, there) = choose(&mut self.homes, &seen, &beside)?;
+        if fits(there) {
+            return Some(home);
+        }
+        self.homes.iter_mut().filter(|other| other.donor == home).for_each(|other| other.room += 1);
+        None
+    }
+
+    fn choose(&mut self, g: u32, s: usize, home: DonorId, round: &mut Round, group: &mut Group) {
+        // Which extent is not known yet; what else the group gets is chosen beside it.
+        group.slots[s].filling = Some(Placement { donor: home, extent: 0 });
+        self.chosen.push((g, s as u32, home));
+        (self.budget, round.planned) = (self.budget - 1, round.planned + 1);
+    }
 }
 
 impl Coordinator {
@@ -144,40 +250,21 @@ impl Coordinator {
 
     /// True when some slot still wants a home.
     fn plan_volume(&mut self, now: Time, id: VolumeId, round: &mut Round) -> bool {
-        let (donors, Some(volume)) = (&self.donors, self.volumes.get(&id)) else { return false };
-        let data = volume.map.redundancy.data as usize;
+        let Some(volume) = self.volumes.get(&id) else { return false };
         let filling = (volume.map.groups.iter().flat_map(|group| &group.slots))
             .filter(|slot| slot.filling.is_some())
             .count();
-        let mut homes = self.homes(id, |donor| donor.rest_until <= now && donor.has_wiped(id));
-        let mut budget = VOLUME_FILLINGS_MAX.saturating_sub(filling);
-        let mut chosen: Vec<(u32, u32, DonorId)> = Vec::new();
-        let mut wants = false;
-        for (g, group) in (0..).zip(&volume.map.groups) {
-            let mut seen: Option<Vec<DonorId>> = None;
-            for (s, slot) in (0..).zip(&group.slots) {
-                let moves = |held: Placement, round: &mut Round| {
-                    donors.get(&held.donor).is_some_and(|donor| donor.alive && donor.record.leaving)
-                        || round.over.get(&held.donor).is_some_and(|over| *over > 0)
-                };
-                let due = slot.filling.is_none() && slot.held.is_none_or(|held| moves(held, round));
-                if !due || sound(group, donors) < data {
-                    continue;
-                }
-                let seen = seen.get_or_insert_with(|| group.placements().map(|place| place.donor).collect());
-                let may = budget > 0 && round.planned < STEP_FILLINGS_MAX;
-                let Some(home) = may.then(|| choose(&mut homes, seen, donors)).flatten() else {
-                    wants = true;
-                    continue;
-                };
-                if let Some(over) = slot.held.and_then(|held| round.over.get_mut(&held.donor)) {
-                    take_one(over);
-                }
-                seen.push(home);
-                chosen.push((g, s, home));
-                (budget, round.planned) = (budget - 1, round.planned + 1);
-            }
+        let mut plan = Plan {
+            donors: &self.donors,
+            homes: self.homes(id, |donor| donor.rest_until <= now && donor.has_wiped(id)),
+            budget: VOLUME_FILLINGS_MAX.saturating_sub(filling),
+            chosen: Vec::new(),
+        };
+        let mut wants = plan.home_the_due(volume, round);
+        if !wants {
+            wants = plan.spread(volume, round);
         }
+        let chosen = plan.chosen;
         if !chosen.is_empty() {
             self.give(id, &chosen);
             round.changed.entry(id).or_default();
@@ -268,30 +355,35 @@ impl Coordinator {
         }
     }
 
-    /// For each volume of the donor, how many of its fragments no other donor could take, were all to move now.
-    pub(super) fn homeless(&self, id: DonorId) -> Vec<(&Volume, usize)> {
+    /// For each volume of the donor, what would become of its fragments, were all to move now.
+    pub(super) fn rehome(&self, id: DonorId) -> Vec<Rehomed<'_>> {
         let Some(donor) = self.donors.get(&id) else { return Vec::new() };
         let mut homes: Vec<Home<'_>> = self.homes_beside(id);
-        let mut homeless = Vec::new();
+        let mut each = Vec::new();
         for volume in donor.held.keys().filter_map(|volume| self.volumes.get(volume)) {
-            let data = volume.map.redundancy.data as usize;
-            let mut left = 0;
+            let redundancy = volume.map.redundancy;
+            let (mut homeless, mut crowded) = (0, 0);
             for group in &volume.map.groups {
-                let stays = |slot: &&crate::map::Slot| {
-                    slot.held.is_some_and(|held| held.donor == id) && slot.filling.is_none()
-                };
-                if !group.slots.iter().any(|slot| stays(&slot)) {
+                let is_here = |slot: &Slot| slot.held.is_some_and(|held| held.donor == id);
+                let Some(at) = group.slots.iter().position(is_here) else { continue };
+                let beside = beside(group, at, &self.donors);
+                if let Some(filling) = group.slots[at].filling {
+                    let machine = self.donors.get(&filling.donor).map(Donor::machine);
+                    let is_crowded = machine.is_some_and(|machine| shared(&beside, machine) > 0);
+                    crowded += usize::from(is_crowded && redundancy.parity > 0);
                     continue;
                 }
                 let seen: Vec<DonorId> = group.placements().map(|place| place.donor).collect();
-                let is_whole = sound(group, &self.donors) >= data;
-                left += usize::from(!is_whole || choose(&mut homes, &seen, &self.donors).is_none());
+                let is_whole = sound(group, &self.donors) >= redundancy.data as usize;
+                let home = if is_whole { choose(&mut homes, &seen, &beside) } else { None };
+                match home {
+                    Some((_, shared)) => crowded += usize::from(shared > 0 && redundancy.parity > 0),
+                    None => homeless += 1,
+                }
             }
-            if left > 0 {
-                homeless.push((volume, left));
-            }
+            each.push(Rehomed { volume, homeless, crowded });
         }
-        homeless
+        each
     }
 
     /// How many fragments of the volume have no holder that lives, and no other donor that could take them.
@@ -301,12 +393,12 @@ impl Coordinator {
         let mut homeless = 0;
         for group in &volume.map.groups {
             let mut seen: Vec<DonorId> = group.placements().filter(lives).map(|place| place.donor).collect();
-            for slot in &group.slots {
+            for (at, slot) in group.slots.iter().enumerate() {
                 if slot.held.iter().chain(&slot.filling).any(lives) {
                     continue;
                 }
-                match choose(&mut homes, &seen, &self.donors) {
-                    Some(home) => seen.push(home),
+                match choose(&mut homes, &seen, &beside(group, at, &self.donors)) {
+                    Some((home, _)) => seen.push(home),
                     None => homeless += 1,
                 }
             }
@@ -352,15 +444,23 @@ fn take_one(left: &mut u32) -> bool {
     any
 }
 
-/// The best home for a slot of a group that `seen` are in: on a host of its own if there is one, seldom set aside,
-/// and the emptiest.
-fn choose(homes: &mut [Home<'_>], seen: &[DonorId], donors: &BTreeMap<DonorId, Donor>) -> Option<DonorId> {
-    let hosts: Vec<&str> = seen.iter().filter_map(|id| Some(donors.get(id)?.machine())).collect();
+/// The machines of the other slots of the group, by where each will be.
+pub(super) fn beside<'a>(group: &Group, at: usize, donors: &'a BTreeMap<DonorId, Donor>) -> Vec<&'a str> {
+    let others = group.slots.iter().enumerate().filter(|(other, _)| *other != at);
+    let will_be = others.filter_map(|(_, slot)| slot.filling.or(slot.held));
+    will_be.filter_map(|place| Some(donors.get(&place.donor)?.machine())).collect()
+}
+
+fn shared(hosts: &[&str], host: &str) -> usize {
+    hosts.iter().filter(|other| **other == host).count()
+}
+
+/// The best home for a slot of a group that `seen` are in, on the machines `beside`: on one of its own if there is one,
+/// seldom set aside, and the emptiest. Also how many slots of the group its machine has.
+pub(super) fn choose(homes: &mut [Home<'_>], seen: &[DonorId], beside: &[&str]) -> Option<(DonorId, usize)> {
     let open = homes.iter_mut().filter(|home| home.room > 0 && !seen.contains(&home.donor));
-    let best = open.min_by_key(|home| {
-        let shared = hosts.iter().filter(|host| **host == home.host).count();
-        (shared, home.set_aside, Reverse(home.room), home.donor)
-    })?;
+    let best =
+        open.min_by_key(|home| (shared(beside, home.host), home.set_aside, Reverse(home.room), home.donor))?;
     best.room -= 1;
-    Some(best.donor)
+    Some((best.donor, shared(beside, best.host)))
 }

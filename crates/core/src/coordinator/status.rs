@@ -7,9 +7,10 @@ use super::drain::fragments;
 use super::volumes::Volume;
 use super::{Coordinator, Outcome};
 use crate::api::{
-    API_VERSION, Answer, Attachment, DonorHealth, DonorStatus, PoolStatus, Refusal, VolumeDetail,
+    API_VERSION, Answer, Attachment, Crowd, DonorHealth, DonorStatus, PoolStatus, Refusal, VolumeDetail,
     VolumeHealth, VolumeStatus, WaitsFor,
 };
+use crate::hosts;
 use crate::layout::{LostRange, lost_ranges};
 use crate::limits::{EXTENT_BYTES, MILLISECOND_NS};
 use crate::map::{DonorId, Slot, VolumeMap};
@@ -35,14 +36,20 @@ impl Coordinator {
 
     pub(super) fn show(&self, name: &str) -> Result<Outcome, Refusal> {
         let id = self.volume_named(name)?;
-        Ok(Outcome::Answer(Answer::Volume(self.detail(&self.volumes[&id]))))
+        Ok(Outcome::Answer(Answer::Volume(self.rehearsed(&self.volumes[&id]).into())))
     }
 
     pub(super) fn detail(&self, volume: &Volume) -> VolumeDetail {
         let map = &volume.map;
         let is_lost = |id: DonorId| !self.donors.get(&id).is_some_and(|donor| donor.alive);
         let is_unheard = |id: DonorId| self.donors.get(&id).is_some_and(|donor| donor.alive && !donor.heard);
-        let seen_here = condition(map, is_lost, is_unheard);
+        let mut seen_here = condition(map, is_lost, is_unheard);
+        let machine = |id: DonorId| self.donors.get(&id).filter(|donor| donor.alive).map(Donor::machine);
+        let crowd =
+            hosts::crowd(map, machine).map(|(slots, host)| Crowd { host: self.host_named(host), slots });
+        if crowd.is_some() {
+            seen_here.health = seen_here.health.max(VolumeHealth::Crowded);
+        }
         let leases = volume.leases.iter().filter_map(|token| self.leases.get(token));
         let (attachments, lost_to) = leases
             .map(|lease| {
@@ -82,16 +89,28 @@ impl Coordinator {
             bytes_lost: bytes_of(map, &seen_here.lost),
             repair: None,
             waits_for: None,
+            may_lose_hosts: hosts::may_lose(map, machine),
+            crowd,
         };
         let (repair, waits_for) = self.outlook(volume, &status).unzip();
         let status = VolumeStatus { repair, waits_for: waits_for.flatten(), ..status };
-        VolumeDetail { status, map: map.clone(), lost: seen_here.lost, lost_to }
+        VolumeDetail { status, map: map.clone(), lost: seen_here.lost, lost_to, rehearsal: None }
+    }
+
+    /// What people call a machine.
+    pub(super) fn host_named(&self, machine: &str) -> String {
+        let here = |donor: &&Donor| donor.machine() == machine;
+        self.donors.values().find(here).map_or(machine, |donor| &donor.record.host).to_owned()
     }
 
     /// Who rebuilds or moves what is due, or what it lacks.
     fn outlook(&self, volume: &Volume, status: &VolumeStatus) -> Option<(String, Option<WaitsFor>)> {
         let VolumeStatus { slots_missing: missing, slots_filling: filling, .. } = *status;
         let written = self.writer(status.volume).is_some();
+        if status.health == VolumeHealth::Crowded && filling == 0 {
+            let why = "one moves when another host lends memory".to_owned();
+            return Some((why, Some(WaitsFor::Donor)));
+        }
         if status.health == VolumeHealth::Lost || missing == 0 && (written || filling == 0) {
             return None;
         }

@@ -13,7 +13,7 @@ use crate::limits::{
 };
 use crate::map::{DonorId, Group, LeaseToken, Placement, Redundancy, Slot, VolumeId, VolumeMap};
 use crate::placement::{
-    DEFAULT_DATA_MAX, Room, Seed, default_redundancy, groups_max, most_protected, narrower, place,
+    Choice, Room, Seed, default_choice, default_widest, groups_max, most_protected, narrower, place,
 };
 use crate::units::{Time, check_name, show_bytes, show_count};
 use std::collections::{BTreeMap, BTreeSet};
@@ -85,21 +85,20 @@ impl Coordinator {
             Size::Bytes(bytes) => Some(bytes.div_ceil(EXTENT_BYTES)),
             Size::All => None,
         };
-        let default = || match follow {
-            true => Some(Redundancy::LINEAR),
-            false => default_redundancy(wanted, &rooms),
+        let asked = redundancy.or(follow.then_some(Redundancy::LINEAR));
+        let choice = match asked {
+            // Who says how gets all there is of it.
+            Some(redundancy) => Some(Choice { redundancy, groups: groups_max(redundancy.width(), &rooms) }),
+            None => default_choice(wanted, &rooms),
         };
-        let Some(redundancy) = redundancy.or_else(default) else {
+        let Some(Choice { redundancy, groups }) = choice else {
             return Err(self.unprotected(&name, wanted, &rooms));
         };
         let unit = unit.unwrap_or(redundancy.default_unit());
         let group_bytes = u64::from(redundancy.data) * EXTENT_BYTES;
         let (groups, size) = match size {
             Size::Bytes(bytes) => (bytes.div_ceil(group_bytes), bytes),
-            Size::All => {
-                let groups = groups_max(redundancy.width(), &rooms);
-                (groups, groups * group_bytes)
-            }
+            Size::All => (groups, groups * group_bytes),
         };
         let mut id = VolumeId(seed.draw());
         while self.volumes.contains_key(&id) {
@@ -124,6 +123,9 @@ impl Coordinator {
         self.names.insert(name, id);
         self.volumes.insert(id, Volume::new(map, follow, order));
         self.map_changed(id);
+        // Where hosts are few, for who joins later.
+        self.wanting.insert(id);
+        self.replan = true;
         Ok(Outcome::Hold(Held::Volume { volume: id }, now + DONOR_SILENCE_NS))
     }
 
@@ -167,6 +169,8 @@ impl Coordinator {
             volume.map.epoch += 1;
         }
         self.map_changed(id);
+        self.wanting.insert(id);
+        self.replan = true;
         Ok(())
     }
 
@@ -263,8 +267,7 @@ impl Coordinator {
 
     /// Nobody said which redundancy, and none fits; that none at all would fit is for people to choose.
     fn unprotected(&self, name: &str, extents: Option<u64>, rooms: &[Room]) -> Refusal {
-        let widest = u32::try_from(rooms.len()).unwrap_or(u32::MAX).clamp(2, DEFAULT_DATA_MAX + 1);
-        let widest = Redundancy { data: widest - 1, parity: 1 };
+        let widest = default_widest(rooms);
         let free: u64 = rooms.iter().map(|room| u64::from(room.extents_free)).sum();
         let groups = extents.unwrap_or(1).div_ceil(widest.data.into());
         let unheard = self.donors.values().any(|donor| donor.alive && !donor.heard);
@@ -273,8 +276,8 @@ impl Coordinator {
         }
         let bytes = |extents: u64| show_bytes(extents.saturating_mul(EXTENT_BYTES));
         let fits = match most_protected(rooms) {
-            Some((redundancy, data)) => format!("at most {} fit as {redundancy}", bytes(data)),
-            None => "nothing fits that one donor could be lost of".to_owned(),
+            Some(choice) => format!("at most {} fit as {}", bytes(choice.data()), choice.redundancy),
+            None => "nothing fits that one host could be lost of".to_owned(),
         };
         let message = format!(
             "volume '{name}' does not fit with redundancy: as {widest} it needs {} spread evenly, {} is free ({}), and \

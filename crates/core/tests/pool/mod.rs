@@ -208,10 +208,15 @@ impl World {
     }
 
     pub(crate) fn join(&mut self, id: u64, extents: u32) -> Result<Answer, Refusal> {
-        self.heard.insert(DonorId(id), self.now);
-        let answer = self.ask(Call::Join(joining(id, extents)));
+        self.join_as(joining(id, extents))
+    }
+
+    pub(crate) fn join_as(&mut self, join: Join) -> Result<Answer, Refusal> {
+        let id = join.donor;
+        self.heard.insert(id, self.now);
+        let answer = self.ask(Call::Join(join));
         if answer.is_ok() {
-            self.donors.insert(DonorId(id), Duties::default());
+            self.donors.insert(id, Duties::default());
             self.settle();
         }
         answer
@@ -398,7 +403,7 @@ pub(crate) fn attaching(name: &str, read_only: bool) -> Call {
 
 pub(crate) fn volume(answer: Answer) -> VolumeDetail {
     match answer {
-        Answer::Volume(detail) => detail,
+        Answer::Volume(detail) => *detail,
         other => panic!("{other:?}"),
     }
 }

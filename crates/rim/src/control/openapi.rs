@@ -2,9 +2,9 @@
 
 use super::wire::{GrowBody, LeaveBody, OPENAPI, wire};
 use cheetah_core::api::{
-    Amend, AtStake, Attach, Attached, Attachment, Call, Create, DonorHealth, DonorStatus, Duties, Duty,
-    Filled, Join, Joined, KeptSlot, PoolStatus, Refusal, RefusalCode, Renew, Renewed, Size, Sync,
-    VolumeDetail, VolumeHealth, VolumeReport, VolumeStatus, WaitsFor,
+    Amend, AtStake, Attach, Attached, Attachment, Call, Create, Crowd, DonorHealth, DonorStatus, Duties,
+    Duty, Filled, Join, Joined, KeptSlot, Leaving, PoolStatus, Refusal, RefusalCode, Rehearsal, Renew,
+    Renewed, Size, Sync, VolumeDetail, VolumeHealth, VolumeReport, VolumeStatus, WaitsFor,
 };
 use cheetah_core::layout::LostRange;
 use cheetah_core::map::{
@@ -100,6 +100,29 @@ fn attachment() -> Attachment {
     }
 }
 
+fn volume_status() -> VolumeStatus {
+    VolumeStatus {
+        volume: VolumeId(1),
+        name: "v".into(),
+        size: 1,
+        redundancy: Redundancy::LINEAR,
+        unit: 4096,
+        epoch: 1,
+        follow: true,
+        attachments: vec![attachment()],
+        health: VolumeHealth::Degraded,
+        lost_donors: vec!["d".into()],
+        slots_missing: 1,
+        slots: 1,
+        slots_filling: 1,
+        bytes_lost: 1,
+        repair: Some(String::new()),
+        waits_for: Some(WaitsFor::Donor),
+        may_lose_hosts: Some(1),
+        crowd: Some(Crowd { host: "h".into(), slots: 2 }),
+    }
+}
+
 /// One of each shape, by the name of its schema, with every option present.
 fn shapes() -> Vec<(&'static str, Value)> {
     let route = Route { name: "d".into(), address: "a".into(), foreign_export: Some(String::new()) };
@@ -120,24 +143,9 @@ fn shapes() -> Vec<(&'static str, Value)> {
         hurry: true,
     };
     let attachment = attachment();
-    let status = VolumeStatus {
-        volume: VolumeId(1),
-        name: "v".into(),
-        size: 1,
-        redundancy: Redundancy::LINEAR,
-        unit: 4096,
-        epoch: 1,
-        follow: true,
-        attachments: vec![attachment.clone()],
-        health: VolumeHealth::Degraded,
-        lost_donors: vec!["d".into()],
-        slots_missing: 1,
-        slots: 1,
-        slots_filling: 1,
-        bytes_lost: 1,
-        repair: Some(String::new()),
-        waits_for: Some(WaitsFor::Donor),
-    };
+    let status = volume_status();
+    let (crowd, rehearsal) =
+        (status.crowd.clone(), Rehearsal { host: "h".into(), slots: 1, slots_homeless: 1 });
     let donor = DonorStatus {
         donor: DONOR,
         name: "d".into(),
@@ -166,7 +174,7 @@ fn shapes() -> Vec<(&'static str, Value)> {
         tend: true,
     };
     let stuck = Some(String::new());
-    let at_stake = Some(vec![AtStake { volume: "v".to_owned(), bytes: 1 }]);
+    let at_stake = Some(vec![AtStake { volume: "v".to_owned(), bytes: 1, slots_crowded: 1 }]);
     let duties = Duties {
         revision: 1,
         volumes: vec![duty.clone()],
@@ -215,8 +223,17 @@ fn shapes() -> Vec<(&'static str, Value)> {
         ("Attachment", json!(attachment)),
         (
             "VolumeDetail",
-            json!(VolumeDetail { status, map, lost: vec![lost.clone()], lost_to: vec![vec![lost.clone()]] }),
+            json!(VolumeDetail {
+                status,
+                map,
+                lost: vec![lost.clone()],
+                lost_to: vec![vec![lost.clone()]],
+                rehearsal: Some(rehearsal.clone()),
+            }),
         ),
+        ("Crowd", json!(crowd.expect("every option is present"))),
+        ("Rehearsal", json!(rehearsal)),
+        ("Leaving", json!(Leaving { at_stake: at_stake.into_iter().flatten().collect() })),
         ("LostRange", json!(lost)),
         ("Refusal", json!(refusal)),
     ]);

@@ -49,7 +49,8 @@ pub(super) fn wire(call: &Call) -> Wire {
         }
         Call::Leave { donor, force } => {
             let path = format!("/v1/donors/{}/leave", segment(donor));
-            (Method::POST, path, bytes(&LeaveBody { force: *force }), 0, |_| Ok(Answer::Done))
+            let body = bytes(&LeaveBody { force: *force });
+            (Method::POST, path, body, 0, |b| json(b).map(Answer::Leaving))
         }
         Call::Create(create) => {
             let path = "/v1/volumes".to_owned();
@@ -113,6 +114,7 @@ pub(super) fn answer_body(answer: &Answer) -> Vec<u8> {
         Answer::Volume(body) => bytes(body),
         Answer::Attached(body) => bytes(body),
         Answer::Renewed(body) => bytes(body),
+        Answer::Leaving(body) => bytes(body),
         Answer::Done => b"{}".to_vec(),
     }
 }
