@@ -1,0 +1,190 @@
+//! A daemon and a donor that end together, killed or stopped, while tools write: what is read afterwards, by the next
+//! attachment and by the one after it.
+//!
+//! Each block says which write it is of. A block that no write was under way to is what was acknowledged last, or, where a donor
+//! is gone and one parity is all there is, an error if it shares its parity with one that was.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use cheetah_lab::pool::Pool;
+use cheetah_lab::wait;
+use rustix::process::Signal;
+
+const BLOCK: u64 = 4096;
+const UNIT: u64 = 64 << 10;
+const SIZE: u64 = 24 << 20;
+const WRITERS: u64 = 8;
+
+fn content(block: u64, version: u64) -> Vec<u8> {
+    let word = (block << 32 | version).to_le_bytes();
+    word.repeat(BLOCK as usize / word.len())
+}
+
+/// What tools know of each block: the version that was acknowledged last, and one that was under way when the writer ended.
+#[derive(Debug, Default)]
+struct Ledger {
+    acknowledged: BTreeMap<u64, u64>,
+    under_way: BTreeSet<u64>,
+}
+
+/// Writers that go on until they fail or are told to stop; some write single blocks, some whole rows.
+fn write_until(path: &Path, stop: &AtomicBool, ledger: &Mutex<Ledger>, version: u64) {
+    thread::scope(|scope| {
+        for writer in 0..WRITERS {
+            scope.spawn(move || {
+                let Ok(file) = File::options().write(true).open(path) else { return };
+                let share = SIZE / WRITERS;
+                let blocks = if writer % 2 == 0 { 1 } else { 3 * UNIT / BLOCK };
+                let mut draw = writer;
+                for turn in 0.. {
+                    if stop.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    draw =
+                        draw.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    let step = blocks * BLOCK;
+                    let first = (writer * share).next_multiple_of(step) / BLOCK;
+                    let count = ((writer + 1) * share / BLOCK - first) / blocks;
+                    let first = first + (draw >> 33) % count * blocks;
+                    let version = version + turn;
+                    let bytes: Vec<u8> =
+                        (first..first + blocks).flat_map(|at| content(at, version)).collect();
+                    ledger.lock().expect("a ledger").under_way.extend(first..first + blocks);
+                    if file.write_all_at(&bytes, first * BLOCK).is_err() {
+                        return;
+                    }
+                    let mut ledger = ledger.lock().expect("a ledger");
+                    for block in first..first + blocks {
+                        ledger.under_way.remove(&block);
+                        ledger.acknowledged.insert(block, version);
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// Blocks that answer errors. All others hold what was acknowledged, where no write was under way.
+fn errors(path: &Path, ledger: &Ledger) -> BTreeSet<u64> {
+    let file = File::open(path).expect("the volume opens");
+    let (mut errors, mut block) = (BTreeSet::new(), vec![0; BLOCK as usize]);
+    for (at, version) in &ledger.acknowledged {
+        match file.read_exact_at(&mut block, at * BLOCK) {
+            Err(e) => {
+                assert_eq!(e.raw_os_error(), Some(5), "{e}");
+                errors.insert(*at);
+            }
+            Ok(()) if ledger.under_way.contains(at) => {}
+            Ok(()) => assert!(block == content(*at, *version), "block {at} is not version {version} of it"),
+        }
+    }
+    errors
+}
+
+/// Whether a block of the same group's rows that shares its parity was being written. `data`: slots of a row.
+fn shares_parity(block: u64, ledger: &Ledger, data: u64) -> bool {
+    let place = |block: u64| (block * BLOCK / (data * UNIT), block * BLOCK % UNIT);
+    // A write over several slots has the parity of all of a unit.
+    let row = place(block).0;
+    ledger.under_way.iter().any(|other| {
+        place(*other) == place(block) || (place(*other).0 == row && ledger.under_way.contains(&(other + 1)))
+    })
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Killed,
+    Stopped,
+}
+
+fn ends_together(redundancy: &str, donors: u64, data: u64, end: End) -> BTreeSet<u64> {
+    let mut pool = Pool::start();
+    for number in 0..donors {
+        pool.donate(&format!("d{number}"), "256M");
+    }
+    pool.ok(["create", "v", "24M", "--redundancy", redundancy]);
+    let path = pool.attach_fuse("v", &[]).path;
+    let (stop, ledger) = (AtomicBool::new(false), Mutex::new(Ledger::default()));
+    let victim = pool.holders("v", 0).into_iter().next().expect("the holder of the first data slot");
+    thread::scope(|scope| {
+        scope.spawn(|| write_until(&path, &stop, &ledger, 1));
+        wait::until("blocks of every writer", wait::SOON, || {
+            ledger.lock().expect("a ledger").acknowledged.len() > 2_000
+        });
+        match end {
+            End::Killed => pool.donor(&victim).kill(),
+            End::Stopped => pool.donor(&victim).signal(Signal::STOP),
+        }
+        pool.kill_daemons();
+        stop.store(true, Ordering::Relaxed);
+    });
+    let mut ledger = ledger.into_inner().expect("a ledger");
+    let path = thread::scope(|scope| {
+        let pid = pool.pid_of(&victim);
+        if end == End::Stopped {
+            // It goes on while the next writer waits for it, or when that has gone on without it.
+            scope.spawn(move || {
+                thread::sleep(std::time::Duration::from_secs(4));
+                cheetah_lab::mark::signal(pid, Signal::CONT);
+            });
+        }
+        pool.attach_fuse("v", &[]).path
+    });
+    let lost = errors(&path, &ledger);
+    for block in &lost {
+        let told = shares_parity(*block, &ledger, data) || ledger.under_way.contains(block);
+        assert!(told, "block {block} is lost, and nothing was being written there: {:?}", ledger.under_way);
+    }
+
+    // Whole rows and single blocks again: what the next writer is told is written is readable, now and later.
+    ledger.acknowledged.retain(|block, _| !lost.contains(block));
+    let anew = Mutex::new(Ledger::default());
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| write_until(&path, &stop, &anew, 1 << 24));
+        wait::until("blocks of every writer", wait::SOON, || {
+            anew.lock().expect("a ledger").acknowledged.len() > 2_000
+        });
+        stop.store(true, Ordering::Relaxed);
+    });
+    let anew = anew.into_inner().expect("a ledger");
+    assert_eq!(anew.under_way, BTreeSet::new(), "no write fails");
+    ledger.under_way.clear();
+    ledger.acknowledged.extend(&anew.acknowledged);
+    let unknown = |block: &u64| !anew.acknowledged.contains_key(block);
+    ledger.acknowledged.retain(|block, _| anew.acknowledged.contains_key(block) || !lost.contains(block));
+    assert!(errors(&path, &ledger).iter().all(unknown), "acknowledged by this attachment, and lost");
+    pool.detach("v");
+    let path = pool.attach_fuse("v", &[]).path;
+    assert!(errors(&path, &ledger).iter().all(unknown), "acknowledged by the attachment before, and lost");
+    let corrupt = pool.json(["show", "v"])["status"]["attachments"][0]["report"]["corrupt_blocks"].clone();
+    assert_eq!(corrupt, serde_json::json!([]), "nobody's memory was wrong");
+    pool.detach("v");
+    lost
+}
+
+#[test]
+fn a_killed_donor_with_one_parity_costs_what_was_being_written_at_most() {
+    ends_together("parity:3+1", 4, 3, End::Killed);
+}
+
+#[test]
+fn a_killed_donor_with_a_spare_costs_no_more() {
+    ends_together("parity:2+1", 4, 2, End::Killed);
+}
+
+#[test]
+fn with_two_parities_and_a_stopped_donor_nothing_is_lost() {
+    assert_eq!(ends_together("parity:3+2", 5, 3, End::Stopped), BTreeSet::new());
+}
+
+#[test]
+fn a_stopped_donor_costs_nothing() {
+    assert_eq!(ends_together("parity:3+1", 5, 3, End::Stopped), BTreeSet::new());
+}
