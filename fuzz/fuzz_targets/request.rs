@@ -1,7 +1,7 @@
 //! A request header decodes and encodes stably, and passing the check means lying inside the export.
 #![no_main]
 
-use cheetah_nbd::{Command, ExportInfo, Negotiated, RequestHeader, TransmissionFlags};
+use cheetah_nbd::{Command, Errno, ExportInfo, Negotiated, Reject, RequestHeader, TransmissionFlags};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: ([u8; 24], u64, u16, u8, bool, [Option<u32>; 2])| {
@@ -20,9 +20,12 @@ fuzz_target!(|input: ([u8; 24], u64, u16, u8, bool, [Option<u32>; 2])| {
 
     let info = ExportInfo { block_min: 1 << (block % 17), ..ExportInfo::new(size, TransmissionFlags(flags)) };
     let session = Negotiated { export: String::new(), info, structured_replies, base_allocation, dirty };
-    if let Ok(command) = header.check(&session) {
-        let ranged = !matches!(command, Command::Flush | Command::Disc);
-        let end = header.offset.checked_add(u64::from(header.length));
-        assert!(!ranged || end.is_some_and(|end| end <= size));
-    }
+    let ranged = !matches!(header.command, Command::Flush | Command::Disc);
+    let end = header.offset.checked_add(u64::from(header.length));
+    let inside = end.is_some_and(|end| end <= size);
+    let checked = header.check(&session);
+    assert!(checked.is_err() || !ranged || inside);
+    // Only what would need room where there is none is told so.
+    let needs_room = matches!(header.command, Command::Write | Command::WriteZeroes);
+    assert!(checked != Err(Reject::Reply(Errno::NoSpc)) || (needs_room && !inside));
 });

@@ -16,11 +16,11 @@ fn serve(bytes: &[u8], piece: usize) -> (Step, Vec<u8>, usize) {
             Step::Lookup { export, .. } => server.answer_lookup(match export.len() % 4 {
                 0 => Ok(ExportInfo::new(export.len() as u64, TransmissionFlags::SEND_DF)),
                 1 => Ok(ExportInfo { description: export, ..ExportInfo::new(1 << 40, TransmissionFlags(1)) }),
-                2 => Err(ExportError::Unknown),
+                2 => Err(ExportError::Unknown("words".into())),
                 _ => Err(ExportError::Policy(export)),
             }),
             Step::List => {
-                server.answer_list(&[ListEntry { name: "disk".into(), description: "one".into() }]);
+                server.answer_list(Ok(&[ListEntry { name: "disk".into(), description: "one".into() }]));
             }
             _ if taken == 0 => break,
             _ => {}

@@ -98,6 +98,33 @@ fn wrong_requests_are_answered_and_their_payload_skipped() {
     assert_eq!(other.write(0, b"x"), 0);
 }
 
+/// The volume's own end decides: what would need room there is ENOSPC (28), all else EINVAL (22).
+#[test]
+fn what_leaves_the_export_is_told_so_and_changes_nothing() {
+    for read_only in [false, true] {
+        let world = World::with(if read_only { "end-sealed" } else { "end" }, SIZE, read_only);
+        let _exported = serve(&world);
+        let mut client = Client::connect(&world.folder.join("sock"));
+        let (room, none, sealed) = (28, 22, 1);
+        for (command, beyond) in [
+            (Command::Read, none),
+            (Command::Write, if read_only { sealed } else { room }),
+            (Command::WriteZeroes, if read_only { sealed } else { room }),
+            (Command::Trim, if read_only { sealed } else { none }),
+            (Command::Cache, none),
+        ] {
+            for (offset, len) in
+                [(SIZE - 1, 2), (SIZE, 1), (SIZE - 4096, 8192), (u64::MAX, 1), (1 << 40, 4096)]
+            {
+                let payload = vec![7; if command == Command::Write { len as usize } else { 0 }];
+                client.send(command, 9, offset, len, &payload);
+                assert_eq!(client.reply(), (9, beyond), "{command:?} {offset} {len}");
+            }
+        }
+        assert!(client.read(SIZE - 4096, 4096) == [0; 4096], "a refused write wrote nothing");
+    }
+}
+
 #[test]
 fn a_disconnect_drains_the_writes_before_it() {
     let world = World::new("drain", SIZE);

@@ -77,13 +77,13 @@ impl World {
                         "disk" => Ok(disk()),
                         "closing" => Err(ExportError::Shutdown),
                         "secret" => Err(ExportError::Policy("the lease token has expired".into())),
-                        _ => Err(ExportError::Unknown),
+                        _ => Err(ExportError::Unknown("words".into())),
                     });
                     self.lookups.push((export, purpose));
                     moved = true;
                 }
                 server::Step::List => {
-                    self.server.answer_list(&exports());
+                    self.server.answer_list(Ok(&exports()));
                     moved = true;
                 }
                 _ => {}
@@ -182,7 +182,7 @@ fn replies_behind_the_handshake_are_left_alone() {
 fn a_refusal_arrives_with_its_reason() {
     for piece in PIECES {
         for (export, code, words) in [
-            ("nothing", rep::ERR_UNKNOWN, "there is no export of this name"),
+            ("nothing", rep::ERR_UNKNOWN, "words"),
             ("closing", rep::ERR_SHUTDOWN, "the server is shutting down"),
             ("secret", rep::ERR_POLICY, "the lease token has expired"),
         ] {
@@ -226,7 +226,11 @@ fn older(piece: usize, flags: u16, export: &str) -> (client::Handshake, server::
         let before = to_client.0.len();
         to_server.offer(usize::MAX, |bytes| server.input(bytes).unwrap());
         if let server::Step::Lookup { export, .. } = server.poll() {
-            server.answer_lookup(if export == "disk" { Ok(disk()) } else { Err(ExportError::Unknown) });
+            server.answer_lookup(if export == "disk" {
+                Ok(disk())
+            } else {
+                Err(ExportError::Unknown("words".into()))
+            });
         }
         server.take_output(&mut to_client.0);
         if is_go {

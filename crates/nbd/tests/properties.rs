@@ -125,9 +125,9 @@ fn serve(bytes: &[u8], piece: usize) -> server::Step {
             server::Step::Lookup { export, .. } if export.len() == 1 => {
                 server.answer_lookup(Ok(ExportInfo::new(1 << 20, TransmissionFlags::EMPTY)));
             }
-            server::Step::Lookup { .. } => server.answer_lookup(Err(ExportError::Unknown)),
+            server::Step::Lookup { .. } => server.answer_lookup(Err(ExportError::Unknown("words".into()))),
             server::Step::List => {
-                server.answer_list(&[ListEntry { name: "x".into(), description: String::new() }]);
+                server.answer_list(Ok(&[ListEntry { name: "x".into(), description: String::new() }]));
             }
             _ if taken == 0 => break,
             _ => {}

@@ -67,7 +67,10 @@ fn the_layout_is_the_protocol_s() {
 fn ranges_end_with_the_export() {
     for command in ALL {
         let session = session();
-        let beyond = if command == Command::Write { Errno::NoSpc } else { Errno::Inval };
+        let beyond = match command {
+            Command::Write | Command::WriteZeroes => Errno::NoSpc,
+            _ => Errno::Inval,
+        };
         assert_eq!(request(command, SIZE - 512, 512).check(&session), Ok(command));
         for (offset, length) in
             [(SIZE - 511, 512), (SIZE, 1), (u64::MAX, 1), (u64::MAX - 511, 512), (SIZE + 1, 0)]

@@ -82,7 +82,11 @@ impl World {
         self.send(kind, data);
         if let Step::Lookup { export, .. } = self.0.poll() {
             let info = ExportInfo { description: "words".into(), ..ExportInfo::new(1 << 20, flags()) };
-            self.0.answer_lookup(if export == "absent" { Err(ExportError::Unknown) } else { Ok(info) });
+            self.0.answer_lookup(if export == "absent" {
+                Err(ExportError::Unknown("words".into()))
+            } else {
+                Ok(info)
+            });
         }
         answers(kind, &self.output())
     }
@@ -212,6 +216,49 @@ fn malformed_queries_are_invalid() {
             assert_eq!(World::structured().codes(option, data), [rep::ERR_INVALID], "{data:?}");
         }
     }
+}
+
+/// What a length or a count inside an option claims beyond its end is malformed, however large the claim is.
+#[test]
+fn what_contradicts_its_own_length_is_invalid_before_it_is_too_big() {
+    let claims = |count: u16| [&counted("disk")[..], &count.to_be_bytes()].concat();
+    for count in [1, 4, 64, 65, 1000, u16::MAX] {
+        for option in [opt::GO, opt::INFO] {
+            assert_eq!(World::new(3).codes(option, &claims(count)), [rep::ERR_INVALID], "{count}");
+            let one_short = [claims(count), vec![0; 2 * usize::from(count) - 1]].concat();
+            if one_short.len() <= OPTION_BYTES_MAX as usize {
+                assert_eq!(World::new(3).codes(option, &one_short), [rep::ERR_INVALID], "{count}");
+            }
+        }
+    }
+    // A name that is too long as well, with nothing where its count should be, or less than that claims.
+    let long = "x".repeat(EXPORT_NAME_BYTES_MAX + 1);
+    for data in [counted(&long), [counted(&long), vec![0, 9, 0, 1]].concat()] {
+        assert_eq!(World::new(3).codes(opt::GO, &data), [rep::ERR_INVALID]);
+        assert_eq!(World::structured().codes(opt::SET_META_CONTEXT, &data), [rep::ERR_INVALID]);
+    }
+    for option in [opt::LIST_META_CONTEXT, opt::SET_META_CONTEXT] {
+        for count in [1, META_QUERIES_MAX, META_QUERIES_MAX + 1, u32::MAX] {
+            let data = [counted("disk"), count.to_be_bytes().to_vec()].concat();
+            assert_eq!(World::structured().codes(option, &data), [rep::ERR_INVALID], "{count}");
+        }
+        // The first query is too long, the second one longer than the option.
+        let query = format!("base:{long}");
+        let mut data = meta_data("disk", &[&query, "base:"]);
+        let _ = data.pop();
+        assert_eq!(World::structured().codes(option, &data), [rep::ERR_INVALID]);
+        // The first one has no namespace, and something trails.
+        let trailing = [meta_data("disk", &["base:"]), vec![0]].concat();
+        assert_eq!(World::structured().codes(option, &trailing), [rep::ERR_INVALID]);
+    }
+    // Options that take no data say so of any length of it, and ABORT ends the handshake with any.
+    let huge = vec![0; OPTION_BYTES_MAX as usize + 1];
+    for option in [opt::LIST, opt::STRUCTURED_REPLY] {
+        assert_eq!(World::new(3).codes(option, &huge), [rep::ERR_INVALID]);
+    }
+    let mut world = World::new(3);
+    assert_eq!(world.codes(opt::ABORT, &huge), [rep::ACK]);
+    assert_eq!(world.0.poll(), Step::Close(CloseReason::Abort));
 }
 
 #[test]
@@ -349,7 +396,7 @@ fn list_and_structured_reply_take_no_data() {
     assert_eq!(world.codes(opt::STRUCTURED_REPLY, b"x"), [rep::ERR_INVALID]);
     world.send(opt::LIST, b"");
     assert_eq!(world.0.poll(), Step::List);
-    world.0.answer_list(&[]);
+    world.0.answer_list(Ok(&[]));
     assert_eq!(answers(opt::LIST, &world.output()), [(rep::ACK, vec![])]);
 }
 
@@ -359,7 +406,7 @@ fn a_list_is_sent_whole_or_refused() {
     let ask = |entries: &[ListEntry]| {
         let mut world = World::new(3);
         world.send(opt::LIST, b"");
-        world.0.answer_list(entries);
+        world.0.answer_list(Ok(entries));
         world.0.check_invariants();
         answers(opt::LIST, &world.output())
     };
@@ -368,6 +415,20 @@ fn a_list_is_sent_whole_or_refused() {
     let long = vec![entry("x".repeat(4096)); 1000];
     let refused: Vec<_> = ask(&long).into_iter().map(|(code, _)| code).collect();
     assert_eq!(refused, [rep::ERR_POLICY]);
+}
+
+#[test]
+fn who_is_not_told_what_there_is_hears_how_to_ask() {
+    let mut world = World::new(3);
+    world.send(opt::LIST, b"");
+    world.0.answer_list(Err(&ExportError::Policy("ask for NAME@TOKEN".into())));
+    assert_eq!(answers(opt::LIST, &world.output()), [(rep::ERR_POLICY, b"ask for NAME@TOKEN".to_vec())]);
+    assert_eq!(world.0.poll(), Step::NeedInput);
+    for option in [opt::INFO, opt::GO] {
+        world.send(option, &info_data("disk", &[]));
+        world.0.answer_lookup(Err(ExportError::Unknown("ask for NAME@TOKEN".into())));
+        assert_eq!(answers(option, &world.output()), [(rep::ERR_UNKNOWN, b"ask for NAME@TOKEN".to_vec())]);
+    }
 }
 
 #[test]

@@ -25,7 +25,8 @@ pub trait Exports {
         export: &str,
         purpose: Purpose,
     ) -> impl Future<Output = Result<ExportInfo, ExportError>>;
-    fn list(&self) -> Vec<ListEntry>;
+    /// All that may be opened, or why nobody is told.
+    fn list(&self) -> Result<Vec<ListEntry>, ExportError>;
 }
 
 /// What was agreed, and the bytes that came behind it.
@@ -55,7 +56,7 @@ async fn drive<E: Exports>(fd: &AsyncFd<OwnedFd>, exports: &mut E) -> io::Result
                 let answer = exports.lookup(&export, purpose).await;
                 handshake.answer_lookup(answer);
             }
-            Step::List => handshake.answer_list(&exports.list()),
+            Step::List => handshake.answer_list(exports.list().as_deref()),
             Step::Ready(session) => {
                 net::suit_distance(fd.get_ref());
                 return Ok(Some(Accepted { session, early: input }));

@@ -84,7 +84,7 @@ async fn a_lease_opens_connections_and_its_end_closes_them() {
     assert_eq!((first.grant.writable, first.grant.size, first.is_dropped()), (true, 2 * EXTENT_BYTES, false));
     let access = donor.handle.access();
     assert_eq!(access.borrow().check(&first.grant, true, 0, 4096), Ok(()));
-    assert_eq!(access.borrow().check(&first.grant, true, 2 * EXTENT_BYTES, 1), Err(Denied::NotYours));
+    assert_eq!(access.borrow().check(&first.grant, true, 2 * EXTENT_BYTES, 1), Err(Denied::Beyond));
     assert_eq!(donor.handle.open("v@00").await.err(), Some(OpenError::Malformed));
 
     let opening = tokio::spawn({

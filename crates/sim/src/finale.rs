@@ -192,7 +192,7 @@ impl World {
                     }
                 }
             }
-            let published = donor.access.exports().len();
+            let published = donor.access.volumes();
             let volumes = self.coordinator.store.values().filter(|record| match record {
                 Record::Volume(VolumeRecord { map, .. }) => map.routes.contains_key(&donor.id),
                 _ => false,

@@ -66,9 +66,12 @@ pub enum OpenError {
 impl fmt::Display for OpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            OpenError::Malformed => "an export here is asked for as NAME@TOKEN or NAME@TOKEN.SESSION.DONOR",
+            OpenError::Malformed => {
+                "an export of this donor is a volume's part, asked for by its lease as NAME@TOKEN (its pool gives leases: \
+                 `cheetah attach`)"
+            }
             OpenError::OtherDonor => "another donor was here before, and what it held is gone",
-            OpenError::Unknown => "no such export, or its lease has ended",
+            OpenError::Unknown => "there is no volume of this name under this lease here, or the lease has ended",
             OpenError::Superseded => "a newer session of this client is open",
             OpenError::Leaving => "this donor is leaving its pool",
         })
@@ -77,14 +80,14 @@ impl fmt::Display for OpenError {
 
 impl std::error::Error for OpenError {}
 
-/// Why a request is refused. All are EPERM to the client, except `Beyond` (EINVAL; ENOSPC for a write).
+/// Why a request is refused. All are EPERM to the client, except `Beyond` (EINVAL; ENOSPC for what writes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Denied {
     LeaseEnded,
     ReadOnly,
     /// An extent in the range is not the volume's.
     NotYours,
-    /// The range leaves the donor's memory.
+    /// The range leaves the export: it ends behind the volume's last extent here, as it is now and as it was announced.
     Beyond,
 }
 
@@ -185,18 +188,20 @@ impl Access {
     /// Why not.
     pub fn check(&self, grant: &Grant, write: bool, offset: u64, len: u32) -> Result<(), Denied> {
         let lease = self.leases.get(&grant.token).ok_or(Denied::LeaseEnded)?;
-        if self.volumes[lease.volume as usize].id != grant.volume {
+        let volume = &self.volumes[lease.volume as usize];
+        if volume.id != grant.volume {
             return Err(Denied::LeaseEnded);
         }
         if write && !(lease.writable && grant.writable) {
             return Err(Denied::ReadOnly);
         }
+        // Where it has moved away since, the range is inside of what was announced, and not the volume's any more.
+        let export_end = grant.size.max(volume.end).min(self.owners.len() as u64 * EXTENT_BYTES);
         let last = offset.checked_add(u64::from(len.max(1)) - 1).ok_or(Denied::Beyond)?;
-        let (first, last) = (offset / EXTENT_BYTES, last / EXTENT_BYTES);
-        let count = self.owners.len() as u64;
-        if last >= count {
+        if last >= export_end {
             return Err(Denied::Beyond);
         }
+        let (first, last) = (offset / EXTENT_BYTES, last / EXTENT_BYTES);
         let extent = |at: u64| usize::try_from(at).expect("an extent index is below 2^32");
         let touched = &self.owners[extent(first)..=extent(last)];
         touched.iter().all(|owner| *owner == lease.volume + 1).then_some(()).ok_or(Denied::NotYours)
@@ -214,16 +219,21 @@ impl Access {
         (0..).zip(&self.owners).filter(owned).map(|(extent, _)| extent)
     }
 
-    /// For NBD LIST: names without tokens, and a description.
+    /// For NBD LIST: names and descriptions of what anybody can open. In a pool that is nothing: who has no lease is not
+    /// told what volumes are called, for they are called like cases.
     #[must_use]
-    pub fn exports(&self) -> Vec<(String, String)> {
+    pub fn exports(&self) -> Option<Vec<(String, String)>> {
         let describe = |volume: &Volume| {
             let bytes = crate::units::show_bytes(u64::from(volume.extents) * EXTENT_BYTES);
-            let what =
-                if self.alone { "all of a donor's memory" } else { "a part of a Cheetah volume, by lease" };
-            (volume.name.clone(), format!("{bytes}: {what}"))
+            (volume.name.clone(), format!("{bytes}: all of a donor's memory"))
         };
-        self.volumes.iter().map(describe).collect()
+        self.alone.then(|| self.volumes.iter().map(describe).collect())
+    }
+
+    /// How many volumes have a part here.
+    #[must_use]
+    pub fn volumes(&self) -> usize {
+        self.volumes.len()
     }
 
     /// Whose the extent is, as far as the donor knows.
@@ -308,7 +318,15 @@ mod tests {
         assert_eq!(access.check(&grant, true, e, 4096), Ok(()));
         assert_eq!(access.check(&grant, true, 2 * e - 1, 2), Ok(()), "across two of its extents");
         assert_eq!(access.check(&grant, false, 3 * e - 1, 2), Err(Denied::NotYours), "into a free one");
-        assert_eq!(access.check(&grant, false, 5 * e, 1), Err(Denied::NotYours), "another volume's");
+        for write in [false, true] {
+            assert_eq!(access.check(&grant, write, 3 * e, 1), Err(Denied::NotYours), "nobody's");
+            assert_eq!(
+                access.check(&grant, write, 5 * e, 1),
+                Err(Denied::Beyond),
+                "another volume's, and behind its end"
+            );
+            assert_eq!(access.check(&grant, write, 5 * e - 1, 2), Err(Denied::Beyond), "across its end");
+        }
         assert_eq!(access.check(&grant, false, 8 * e, 1), Err(Denied::Beyond));
         assert_eq!(access.check(&grant, false, u64::MAX, 2), Err(Denied::Beyond));
         let reader = access.open("case.7@x@00000000000000cd").expect("a reader");
@@ -319,6 +337,20 @@ mod tests {
     }
 
     #[test]
+    fn what_was_announced_and_is_gone_is_refused_and_not_beyond_the_end() {
+        let (before, e) = (access(), EXTENT_BYTES);
+        let grant = before.open("case.7@x@00000000000000ab").expect("a good name");
+        let mut moved = Access::closed(DONOR, 8);
+        moved.add_volume(VolumeId(1), "case.7@x", [1, 2].into_iter(), [(TOKEN, true)].into_iter());
+        assert_eq!(moved.check(&grant, false, 4 * e, 1), Err(Denied::NotYours), "its map is older");
+        let later = moved.open("case.7@x@00000000000000ab").expect("a good name");
+        assert_eq!(moved.check(&later, false, 4 * e, 1), Err(Denied::Beyond));
+        let mut grown = Access::closed(DONOR, 8);
+        grown.add_volume(VolumeId(1), "case.7@x", [1, 2, 4, 6].into_iter(), [(TOKEN, true)].into_iter());
+        assert_eq!(grown.check(&grant, true, 6 * e, 1), Ok(()), "it has grown since");
+    }
+
+    #[test]
     fn alone_it_serves_everyone_everything() {
         let access = Access::alone(2);
         let grant = access.open("").expect("the default export");
@@ -326,6 +358,7 @@ mod tests {
         assert_eq!((grant.size, grant.writable), (2 * EXTENT_BYTES, true));
         assert_eq!(access.check(&grant, true, EXTENT_BYTES - 1, 2), Ok(()));
         assert_eq!(access.check(&grant, true, 2 * EXTENT_BYTES, 1), Err(Denied::Beyond));
-        assert_eq!(access.exports().len(), 1);
+        assert_eq!(access.exports().map(|exports| exports.len()), Some(1));
+        assert_eq!(self::access().exports(), None, "names are for who has a lease");
     }
 }

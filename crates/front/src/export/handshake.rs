@@ -17,14 +17,15 @@ impl Exports for One<'_> {
         look_up(self.0, export)
     }
 
-    fn list(&self) -> Vec<ListEntry> {
-        vec![ListEntry { name: self.0.name().to_owned(), description: String::new() }]
+    fn list(&self) -> Result<Vec<ListEntry>, ExportError> {
+        Ok(vec![ListEntry { name: self.0.name().to_owned(), description: String::new() }])
     }
 }
 
 fn look_up(handle: &VolumeHandle, export: &str) -> Result<ExportInfo, ExportError> {
     if !export.is_empty() && export != handle.name() {
-        return Err(ExportError::Unknown);
+        let only = "there is no export of this name here: the default one, \"\", is all there is";
+        return Err(ExportError::Unknown(only.to_owned()));
     }
     Ok(describe(handle.size(), handle.read_only()))
 }

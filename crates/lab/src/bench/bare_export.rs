@@ -192,7 +192,7 @@ impl Export {
                     }
                 }
                 Step::Lookup { .. } => handshake.answer_lookup(Ok(info.clone())),
-                Step::List => handshake.answer_list(&[]),
+                Step::List => handshake.answer_list(Ok(&[])),
                 Step::Ready(agreed) if agreed.structured_replies => return Ok(export),
                 other => return Err(wrong(other)),
             }

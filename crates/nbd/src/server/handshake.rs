@@ -170,10 +170,13 @@ impl Handshake {
     }
 
     /// Answers [`Step::List`]; panics if that is not the step.
-    pub fn answer_list(&mut self, entries: &[ListEntry]) {
+    pub fn answer_list(&mut self, entries: Result<&[ListEntry], &ExportError>) {
         assert!(matches!(self.state, State::List), "answer_list without a list");
         self.state = State::OptionHeader;
-        option::list(entries, &mut self.output);
+        match entries {
+            Ok(entries) => option::list(entries, &mut self.output),
+            Err(error) => self.refuse(opt::LIST, refusal(error)),
+        }
     }
 
     // Polls.
@@ -276,14 +279,23 @@ impl Handshake {
     fn skipped(&mut self) {
         let State::Skip { option, .. } = self.state else { return };
         self.state = State::OptionHeader;
-        if !knows(option) {
-            return self.refuse(option, UNSUPPORTED);
+        match option {
+            opt::ABORT => self.abort(),
+            opt::LIST | opt::STRUCTURED_REPLY => self.refuse(option, NO_DATA),
+            _ if !knows(option) => self.refuse(option, UNSUPPORTED),
+            _ => {
+                // A SET that fails leaves no context behind.
+                if option == opt::SET_META_CONTEXT {
+                    self.contexts = None;
+                }
+                self.refuse(option, (rep::ERR_TOO_BIG, "the option is larger than 64 KiB"));
+            }
         }
-        // A SET that fails leaves no context behind.
-        if option == opt::SET_META_CONTEXT {
-            self.contexts = None;
-        }
-        self.refuse(option, (rep::ERR_TOO_BIG, "the option is larger than 64 KiB"));
+    }
+
+    fn abort(&mut self) {
+        option::reply(opt::ABORT, rep::ACK, &[], &mut self.output);
+        self.state = State::Close(CloseReason::Abort);
     }
 
     fn option(&mut self, option: u32, data: &[u8]) -> Result<(), Violation> {
@@ -293,13 +305,8 @@ impl Handshake {
                 let export = option::export_name(data).map_err(|_| Violation::ExportName)?;
                 self.state = State::Lookup(Lookup::ExportName(export));
             }
-            opt::ABORT => {
-                option::reply(option, rep::ACK, &[], &mut self.output);
-                self.state = State::Close(CloseReason::Abort);
-            }
-            opt::LIST | opt::STRUCTURED_REPLY if !data.is_empty() => {
-                self.refuse(option, (rep::ERR_INVALID, "the option takes no data"));
-            }
+            opt::ABORT => self.abort(),
+            opt::LIST | opt::STRUCTURED_REPLY if !data.is_empty() => self.refuse(option, NO_DATA),
             opt::LIST => self.state = State::List,
             opt::STRUCTURED_REPLY => {
                 self.structured_replies = true;
@@ -339,12 +346,7 @@ impl Handshake {
             }
             Lookup::Info { option, .. } | Lookup::Meta { option, .. } => *option,
         };
-        let refusal = match error {
-            ExportError::Unknown => (rep::ERR_UNKNOWN, "there is no export of this name"),
-            ExportError::Shutdown => (rep::ERR_SHUTDOWN, "the server is shutting down"),
-            ExportError::Policy(text) => (rep::ERR_POLICY, text.as_str()),
-        };
-        self.refuse(option, refusal);
+        self.refuse(option, refusal(error));
     }
 
     fn meta_context(&mut self, option: u32, mut query: MetaQuery) {
@@ -395,8 +397,18 @@ impl Handshake {
     }
 }
 
+fn refusal(error: &ExportError) -> (u32, &str) {
+    match error {
+        ExportError::Unknown(text) => (rep::ERR_UNKNOWN, text.as_str()),
+        ExportError::Shutdown => (rep::ERR_SHUTDOWN, "the server is shutting down"),
+        ExportError::Policy(text) => (rep::ERR_POLICY, text.as_str()),
+    }
+}
+
 /// STARTTLS is among the unsupported: the protocol reserves POLICY for a server that could.
 const UNSUPPORTED: option::Refusal = (rep::ERR_UNSUP, "the option is not supported");
+
+const NO_DATA: option::Refusal = (rep::ERR_INVALID, "the option takes no data");
 
 const fn knows(option: u32) -> bool {
     matches!(

@@ -1,7 +1,8 @@
 //! The data of options as a server reads it, and the option replies it writes.
 //!
 //! Owns: two layouts, an export with info requests and an export with metadata queries. Never: state of the
-//! handshake. Key invariant: a parsed option is checked to its last byte, so nothing trails.
+//! handshake. Key invariant: an option is checked to its last byte first, so nothing trails and what contradicts its own
+//! length is INVALID, whatever else is wrong with it; only then is it held to limits.
 //! Tests: `tests/server_options.rs`.
 
 use crate::export::{ExportInfo, ListEntry};
@@ -45,36 +46,42 @@ pub(super) fn export_name(bytes: &[u8]) -> Result<String, Refusal> {
 
 pub(super) fn info_query(data: &[u8]) -> Result<InfoQuery, Refusal> {
     let mut fields = Fields(data);
-    let export = export_name(fields.counted().ok_or(MALFORMED)?)?;
+    let name = fields.counted().ok_or(MALFORMED)?;
     let count = fields.u16().ok_or(MALFORMED)?;
+    let infos = fields.rest();
+    if infos.len() != 2 * usize::from(count) {
+        return Err(MALFORMED);
+    }
     if count > INFO_REQUESTS_MAX {
         return Err((rep::ERR_TOO_BIG, "too many info requests in one option"));
     }
-    let mut query = InfoQuery { export, wants_name: false, wants_description: false };
-    for _ in 0..count {
-        match fields.u16().ok_or(MALFORMED)? {
-            info::NAME => query.wants_name = true,
-            info::DESCRIPTION => query.wants_description = true,
-            // EXPORT and BLOCK_SIZE are sent unasked; what is unknown is to be ignored.
-            _ => {}
-        }
-    }
-    if fields.is_empty() { Ok(query) } else { Err(MALFORMED) }
+    // EXPORT and BLOCK_SIZE are sent unasked; what is unknown is to be ignored.
+    let wants = |info: u16| infos.chunks_exact(2).any(|asked| asked == info.to_be_bytes());
+    let (wants_name, wants_description) = (wants(info::NAME), wants(info::DESCRIPTION));
+    Ok(InfoQuery { export: export_name(name)?, wants_name, wants_description })
 }
 
 pub(super) fn meta_query(option: u32, data: &[u8]) -> Result<MetaQuery, Refusal> {
     let mut fields = Fields(data);
-    let export = export_name(fields.counted().ok_or(MALFORMED)?)?;
+    let name = fields.counted().ok_or(MALFORMED)?;
     let count = fields.u32().ok_or(MALFORMED)?;
+    let queries = fields.0;
+    // Each takes four bytes at least, so this ends with the data, whatever the count says.
+    for _ in 0..count {
+        fields.counted().ok_or(MALFORMED)?;
+    }
+    if !fields.is_empty() {
+        return Err(MALFORMED);
+    }
     if count > META_QUERIES_MAX {
         return Err((rep::ERR_TOO_BIG, "too many metadata queries in one option"));
     }
     // Listing without a query asks for everything, setting without one selects nothing.
     let lists = option == opt::LIST_META_CONTEXT;
     let all = lists && count == 0;
-    let mut query = MetaQuery { export, base_allocation: all, dirty: all };
-    for _ in 0..count {
-        let text = fields.counted().ok_or(MALFORMED)?;
+    let mut query = MetaQuery { export: export_name(name)?, base_allocation: all, dirty: all };
+    let mut queries = Fields(queries);
+    while let Some(text) = queries.counted() {
         if text.len() > META_QUERY_BYTES_MAX {
             return Err((rep::ERR_TOO_BIG, "a metadata query is longer than 4096 bytes"));
         }
@@ -85,7 +92,7 @@ pub(super) fn meta_query(option: u32, data: &[u8]) -> Result<MetaQuery, Refusal>
         query.base_allocation |= text == BASE_ALLOCATION || (lists && text == "base:");
         query.dirty |= text == CHEETAH_DIRTY || (lists && text == "cheetah:");
     }
-    if fields.is_empty() { Ok(query) } else { Err(MALFORMED) }
+    Ok(query)
 }
 
 pub(super) fn reply(option: u32, kind: u32, data: &[u8], out: &mut Vec<u8>) {

@@ -152,6 +152,15 @@ impl RequestHeader {
         if allowed.contains(self.flags) { Ok(()) } else { Err(Errno::Inval) }
     }
 
+    /// The answer to a request that leaves the export: what would need room there gets none.
+    #[must_use]
+    pub const fn beyond(&self) -> Errno {
+        match self.command {
+            Command::Write | Command::WriteZeroes => Errno::NoSpc,
+            _ => Errno::Inval,
+        }
+    }
+
     fn check_range(&self, session: &Negotiated) -> Result<(), Errno> {
         let size = session.info.size;
         // The offset and length of a FLUSH mean nothing, and Linux fills them with what lies about.
@@ -161,7 +170,7 @@ impl RequestHeader {
         if self.command == Command::Read && self.length > REQUEST_PAYLOAD_BYTES_MAX {
             return Err(Errno::Overflow);
         }
-        let beyond = if self.command == Command::Write { Errno::NoSpc } else { Errno::Inval };
+        let beyond = self.beyond();
         let end = self.offset.checked_add(u64::from(self.length)).filter(|end| *end <= size).ok_or(beyond)?;
         if self.length == 0 && self.command == Command::BlockStatus {
             return Err(Errno::Inval);

@@ -24,7 +24,7 @@ pub enum Step {
         export: String,
         purpose: Purpose,
     },
-    /// Call [`super::Handshake::answer_list`].
+    /// Call [`super::Handshake::answer_list`]: with all that may be opened, or with why nobody is told.
     List,
     /// Send the output; every byte not consumed belongs to the transmission phase.
     Ready(Negotiated),
@@ -44,7 +44,8 @@ pub enum CloseReason {
 /// Why an export is not given.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ExportError {
-    Unknown,
+    /// With a sentence that the client is shown: what there is, or how to ask.
+    Unknown(String),
     Shutdown,
     /// Not for this client, with a sentence it is shown.
     Policy(String),

@@ -15,7 +15,7 @@ use crate::arena::Arena;
 use crate::ledgers::locked;
 use crate::lend::{Lender, ROOM_BYTES};
 use crate::net::{self, iovec};
-use cheetah_core::donor::{Access, Grant, Ledger, ListedWrite, Ticket, WriteMark};
+use cheetah_core::donor::{Access, Denied, Grant, Ledger, ListedWrite, Ticket, WriteMark};
 use cheetah_nbd::server::reply;
 use cheetah_nbd::{
     CmdFlags, Command, Descriptor, Errno, LedgerEntry, Mark, Negotiated, Reject, RequestHeader, StateFlags,
@@ -319,7 +319,7 @@ impl<'a> Connection<'a> {
     fn request(&mut self, header: RequestHeader, access: &Access) -> Result<(), String> {
         let RequestHeader { cookie, offset, length, flags, .. } = header;
         let checked = match header.check(&self.session) {
-            Ok(command) => self.allowed(command, offset, length, access).map(|()| command),
+            Ok(command) => self.allowed(&header, access).map(|()| command),
             Err(Reject::Reply(errno)) => Err(errno),
             Err(Reject::Close(violation)) => return Err(violation.to_string()),
         };
@@ -390,11 +390,16 @@ impl<'a> Connection<'a> {
         }
     }
 
-    fn allowed(&self, command: Command, offset: u64, length: u32, access: &Access) -> Result<(), Errno> {
+    fn allowed(&self, header: &RequestHeader, access: &Access) -> Result<(), Errno> {
+        let RequestHeader { command, offset, length, .. } = *header;
         let writes = matches!(command, Command::Write | Command::Trim | Command::WriteZeroes);
         let touches = writes || matches!(command, Command::Read | Command::BlockStatus | Command::Cache);
         if touches && length > 0 {
-            access.check(&self.grant, writes, offset, length).map_err(|_denied| Errno::Perm)?;
+            let why = |denied| match denied {
+                Denied::Beyond => header.beyond(),
+                Denied::LeaseEnded | Denied::ReadOnly | Denied::NotYours => Errno::Perm,
+            };
+            access.check(&self.grant, writes, offset, length).map_err(why)?;
         }
         Ok(())
     }

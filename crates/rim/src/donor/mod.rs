@@ -181,16 +181,20 @@ impl Exports for Door {
         Ok(ExportInfo::new(grant.size, flags))
     }
 
-    fn list(&self) -> Vec<ListEntry> {
+    fn list(&self) -> Result<Vec<ListEntry>, ExportError> {
         let entry = |(name, description)| ListEntry { name, description };
-        self.access.get().exports().into_iter().map(entry).collect()
+        let exports = self.access.get().exports();
+        let exports = exports.ok_or_else(|| ExportError::Policy(OpenError::Malformed.to_string()))?;
+        Ok(exports.into_iter().map(entry).collect())
     }
 }
 
 fn refusal(error: OpenError) -> ExportError {
     match error {
         // An older session's answer is wanted by nobody any more.
-        OpenError::Malformed | OpenError::Unknown | OpenError::Superseded => ExportError::Unknown,
+        OpenError::Malformed | OpenError::Unknown | OpenError::Superseded => {
+            ExportError::Unknown(error.to_string())
+        }
         OpenError::Leaving => ExportError::Shutdown,
         // This alone tells a client that what it means is gone (`rim::volume::open`).
         OpenError::OtherDonor => ExportError::Policy(error.to_string()),

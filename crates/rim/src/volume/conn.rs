@@ -132,6 +132,8 @@ pub(super) struct Conn {
     session: u64,
     fd: AsyncFd<OwnedFd>,
     flags: TransmissionFlags,
+    /// As it was announced; the donor may serve more by now.
+    export_bytes: u64,
     /// The id of the context that tells holes.
     holes: Option<u32>,
     /// The id of the context that tells what was written lately.
@@ -153,6 +155,7 @@ impl Conn {
             session,
             fd: opened.fd,
             flags: opened.session.info.flags,
+            export_bytes: opened.session.info.size,
             holes: opened.session.base_allocation,
             dirty: opened.session.dirty,
             closed: Cell::new(false),
@@ -521,6 +524,7 @@ impl Conn {
         let place = wire.awaited.place(cookie).ok_or("it answered what was not asked")?;
         wire.large_expected = false;
         let is_sent = wire.awaited.request(place).all(|part| part.sent);
+        let beyond = wire.awaited.request(place).any(|part| part.end() > self.export_bytes);
         let awaited = &mut wire.awaited.0[place];
         if !is_sent {
             return Err("it answered a request that it had not been sent in full".into());
@@ -532,7 +536,7 @@ impl Conn {
                 awaited.received = awaited.scatter.len;
                 wire.incoming = Some(Incoming { cookie, at: 0, end: awaited.scatter.len, done: true });
             }
-            Reply::Simple { error, .. } => awaited.error = error.map(part_error),
+            Reply::Simple { error, .. } => awaited.error = error.map(|errno| part_error(errno, beyond)),
             Reply::OffsetData { offset, data_bytes, done: last, .. } => {
                 done = false;
                 wire.large_expected = data_bytes >= DIRECT_BYTES;
@@ -547,7 +551,7 @@ impl Conn {
             }
             Reply::None { .. } => {}
             Reply::Error { errno, .. } | Reply::ErrorOffset { errno, .. } => {
-                awaited.error.get_or_insert(part_error(errno));
+                awaited.error.get_or_insert(part_error(errno, beyond));
             }
             // The protocol has one question for both.
             Reply::Ledger { .. } if awaited.op == PartOp::Status => {}
@@ -693,6 +697,11 @@ impl Wire {
 }
 
 impl Awaited {
+    /// Where it ends on its donor.
+    fn end(&self) -> u64 {
+        self.address.saturating_add(self.scatter.len.into())
+    }
+
     /// The bytes of the part that a chunk carries.
     fn claim(&mut self, offset: u64, len: u32) -> Result<(u32, u32), String> {
         let at = offset.checked_sub(self.address).and_then(|at| u32::try_from(at).ok());
@@ -707,9 +716,11 @@ impl Awaited {
     }
 }
 
-fn part_error(errno: Errno) -> PartError {
+/// `beyond`: the range leaves the export as it was announced, so what was there is not the volume's any more: its map is older.
+fn part_error(errno: Errno, beyond: bool) -> PartError {
     match errno {
         Errno::Perm => PartError::Denied,
+        Errno::Inval | Errno::NoSpc if beyond => PartError::Denied,
         Errno::NoMem | Errno::NoSpc => PartError::NoMemory,
         Errno::NotSup => PartError::Unsupported,
         _ => PartError::Io,

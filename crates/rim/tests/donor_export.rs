@@ -1,0 +1,173 @@
+//! What a donor of a pool serves, over the wire and with a real lease: an export ends where the volume does, who asks in
+//! another way is told how, and nobody is told what there is.
+#![allow(clippy::unwrap_used)]
+
+mod wire;
+
+use cheetah_core::api::{Answer, Attach, Attached, Call, Create, Size};
+use cheetah_core::donor::export_name;
+use cheetah_core::limits::EXTENT_BYTES;
+use cheetah_core::map::{DonorId, Redundancy};
+use cheetah_nbd::client::{Error, Handshake, Step, Want};
+use cheetah_nbd::proto::{opt, rep};
+use cheetah_nbd::{Command, Errno};
+use cheetah_rim::arena::Arena;
+use cheetah_rim::control::{
+    Client as Pool, CoordinateOptions, Coordination, DonorControl, DonorHooks, DonorOptions, StateAt,
+    coordinate,
+};
+use cheetah_rim::donor::{DonorServer, Gate};
+use cheetah_rim::net::{Bound, Endpoint};
+use std::sync::{Arc, mpsc};
+use tokio::runtime::Handle;
+use wire::{Client, shake};
+
+const EXTENTS: u32 = 4;
+
+/// A pool of one donor, whose memory is real. It lives on a thread of its own, so that the tests may wait.
+struct World {
+    runtime: Handle,
+    _coordination: Coordination,
+    pool: Pool,
+    donor: DonorServer,
+}
+
+impl World {
+    fn start() -> World {
+        let (started, starting) = mpsc::channel();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                started.send(World::begin().await).unwrap();
+                std::future::pending::<()>().await;
+            });
+        });
+        starting.recv().unwrap()
+    }
+
+    async fn begin() -> World {
+        let listen = "127.0.0.1:0".parse().unwrap();
+        let coordination = coordinate(CoordinateOptions { listen, state: StateAt::Memory }).await.unwrap();
+        let pool = Pool::new(&coordination.url()).unwrap();
+        let bound = Bound::new(&Endpoint::Tcp(listen)).unwrap();
+        let Endpoint::Tcp(listen) = bound.endpoint else { panic!("bound to TCP") };
+        let arena = Arc::new(Arena::new(EXTENTS).unwrap());
+        let wiped = arena.clone();
+        let hooks =
+            DonorHooks { wipe: Arc::new(move |extents| wiped.wipe(extents)), bytes_used: Arc::new(|| 0) };
+        let options = DonorOptions {
+            name: "d".into(),
+            host: "h".into(),
+            listen,
+            extents: EXTENTS,
+            foreign_export: None,
+        };
+        let (control, mut handle) = DonorControl::new(options, pool.clone(), hooks).unwrap();
+        let donor = DonorServer::start(bound, &arena, &Gate::Pooled(handle.clone())).unwrap();
+        tokio::spawn(control.run());
+        handle.joined().await.expect("a pool");
+        World { runtime: Handle::current(), _coordination: coordination, pool, donor }
+    }
+
+    fn create(&self, name: &str, extents: u64) {
+        let (name, size) = (name.to_owned(), Size::Bytes(extents * EXTENT_BYTES));
+        let redundancy = Some(Redundancy::LINEAR);
+        let create = Create { name, size, redundancy, unit: None, follow: false };
+        self.call(Call::Create(create));
+    }
+
+    fn attach(&self, name: &str, read_only: bool) -> Attached {
+        let attach = Attach::new(read_only, "me");
+        match self.call(Call::Attach { name: name.into(), attach }) {
+            Answer::Attached(attached) => attached,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn call(&self, call: Call) -> Answer {
+        self.runtime.block_on(self.pool.call(call)).unwrap()
+    }
+
+    /// With this lease.
+    fn open(&self, lease: &Attached) -> Client {
+        let donor: DonorId = lease.map.donors().next().unwrap();
+        let export = export_name(&lease.map.name, lease.token, 1, donor);
+        self.ask(&export).unwrap()
+    }
+
+    fn ask(&self, export: &str) -> Result<Client, Error> {
+        let want = Want { export: export.into(), structured: true, base_allocation: true, dirty: false };
+        Client::open(&self.donor, want)
+    }
+}
+
+#[test]
+fn an_export_ends_where_its_volume_does() {
+    let world = World::start();
+    world.create("case", 2);
+    world.create("other", 1);
+    let end = 2 * EXTENT_BYTES;
+    let mut writer = world.open(&world.attach("case", false));
+    let mut reader = world.open(&world.attach("case", true));
+    assert_eq!((writer.session.info.size, reader.session.info.size), (end, end));
+    let (room, none, sealed) = (Some(Errno::NoSpc), Some(Errno::Inval), Some(Errno::Perm));
+    // Across its end, in what is another volume's, in what is nobody's, behind all that is lent.
+    let ranges = [(end - 1, 2), (end, 4096), (3 * EXTENT_BYTES, 1), (4 * EXTENT_BYTES, 1), (u64::MAX, 1)];
+    for (offset, len) in ranges {
+        for (command, to_writer, to_reader) in [
+            (Command::Read, none, none),
+            (Command::Cache, none, none),
+            (Command::BlockStatus, none, none),
+            (Command::Trim, none, sealed),
+            (Command::Write, room, sealed),
+            (Command::WriteZeroes, room, sealed),
+        ] {
+            assert_eq!(writer.done(command, offset, len), to_writer, "{command:?} {offset} {len}");
+            assert_eq!(reader.done(command, offset, len), to_reader, "{command:?} {offset} {len}");
+        }
+    }
+    assert_eq!(writer.done(Command::Write, end - 1, 1), None);
+    assert_eq!(reader.done(Command::Write, end - 1, 1), sealed);
+}
+
+#[test]
+fn what_a_volume_has_gained_is_served_and_what_is_not_its_own_inside_is_refused() {
+    let world = World::start();
+    world.create("case", 1);
+    world.create("other", 1);
+    let mut writer = world.open(&world.attach("case", false));
+    let at = |extent: u64| extent * EXTENT_BYTES;
+    let asks = |client: &mut Client, offset| client.done(Command::Write, offset, 4096);
+    assert_eq!(asks(&mut writer, at(2)), Some(Errno::NoSpc));
+    let grow = Call::Grow { name: "case".into(), size: Size::Bytes(2 * EXTENT_BYTES) };
+    world.call(grow);
+    assert_eq!(asks(&mut writer, at(2)), None, "answered once the donor knows");
+    assert_eq!(asks(&mut writer, at(1)), Some(Errno::Perm), "another's");
+    assert_eq!(asks(&mut writer, at(3)), Some(Errno::NoSpc));
+}
+
+#[test]
+fn who_has_no_lease_hears_how_to_ask_and_no_names() {
+    let world = World::start();
+    world.create("case-7", 1);
+    let lease = world.attach("case-7", true);
+    for export in ["", "case-7", "arena", "case-7@", "nothing"] {
+        let Err(Error::Refused { reply: rep::ERR_UNKNOWN, message, .. }) = world.ask(export) else {
+            panic!("{export} is not an export")
+        };
+        assert!(message.contains("NAME@TOKEN"), "{message}");
+    }
+    let told = |export: &str| match world.ask(export) {
+        Err(Error::Refused { reply: rep::ERR_UNKNOWN, message, .. }) => message,
+        _ => panic!("{export} is not an export"),
+    };
+    let token = lease.token;
+    assert_eq!(told("case-7@00000000000000ff"), told("nothing@00000000000000ff"), "names cannot be probed");
+    assert_eq!(told(&format!("case-8@{token}")), told("case-7@00000000000000ff"));
+    let listed = shake(&world.donor, Handshake::list()).1;
+    let Step::Failed(Error::Refused { option: opt::LIST, reply: rep::ERR_POLICY, message }) = listed else {
+        panic!("a list of names: {listed:?}")
+    };
+    assert!(message.contains("NAME@TOKEN") && !message.contains("case-7"), "{message}");
+    assert!(world.ask(&format!("case-7@{token}")).is_ok(), "as it was told");
+}
