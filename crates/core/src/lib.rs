@@ -20,5 +20,6 @@ pub mod limits;
 pub mod map;
 pub mod placement;
 pub mod poll;
+pub mod text;
 pub mod units;
 pub mod volume;

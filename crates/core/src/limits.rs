@@ -29,8 +29,10 @@ pub const PARITY_MAX: u32 = 4;
 pub const REQUEST_BYTES_MAX: u32 = 32 << 20;
 /// The largest volume: NBD and off_t are signed 64-bit.
 pub const VOLUME_BYTES_MAX: u64 = (1 << 63) - 1;
-/// The largest memory one donor may lend (2^20 extents are 64 TiB).
+/// The most that one donor may lend of another's NBD server (2^20 extents are 64 TiB).
 pub const DONOR_EXTENTS_MAX: u32 = 1 << 20;
+/// As much of a machine's own memory (16 TiB): who claims more is not believed.
+pub const DONOR_MEMORY_EXTENTS_MAX: u32 = 1 << 18;
 pub const POOL_DONORS_MAX: usize = 16_384;
 pub const POOL_VOLUMES_MAX: usize = 4_096;
 pub const NAME_BYTES_MAX: usize = 64;
@@ -183,10 +185,24 @@ pub const OWNER_GROW_NS: u64 = 10 * SECOND_NS;
 pub const OWNER_STALL_PERCENT_MAX: u64 = 10;
 /// Attachments a pool holds at once, readers and writers of all volumes together.
 pub const POOL_LEASES_MAX: usize = 65_536;
-/// Free text that callers hand in to be shown to others: a host, a holder, a place, a reason.
-pub const TEXT_BYTES_MAX: usize = 4_096;
-/// Connections a coordinator's listener holds at once; the next one waits to be accepted.
+/// Free text that callers hand in to be shown to others, as much as is kept of it: who they are,
+pub const HOLDER_BYTES_MAX: usize = 128;
+/// which machine that is (names of hosts may have 253),
+pub const HOST_BYTES_MAX: usize = 255;
+/// why they cannot reach somebody,
+pub const REASON_BYTES_MAX: usize = 256;
+/// and where tools find their volume, or what a foreign export is called: as long as paths may be.
+pub const PLACE_BYTES_MAX: usize = 4_096;
+/// Connections a coordinator's listener holds at once, as far as it has descriptors; beyond it idle ones go.
 pub const CONTROL_CONNECTIONS_MAX: usize = 20_000;
+/// As many of one address, behind which there may be many donors and tools.
+pub const CONTROL_PEER_CONNECTIONS_MAX: usize = 4_096;
+/// Descriptors that a process keeps for all else than connections: its state, its runtimes, its calls.
+pub const DESCRIPTORS_SPARE: u64 = 64;
+/// Descriptors that one connection of the data path takes: its socket, and the pipe of what is lent to it.
+pub const DATA_CONNECTION_DESCRIPTORS: u64 = 3;
+/// Fewer clients than this at once are not worth being a donor for.
+pub const DONOR_CONNECTIONS_MIN: u64 = 32;
 /// The body of a control request.
 pub const CONTROL_REQUEST_BYTES_MAX: usize = 1 << 20;
 /// The body of a control answer: the map of the largest volume.

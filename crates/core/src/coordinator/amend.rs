@@ -7,10 +7,10 @@
 //! Tests: `tests/coordinator_exclude.rs`.
 
 use super::leases::read_only;
-use super::{Coordinator, Outcome, check_text, refuse};
-use crate::api::{Amend, Answer, Filled, KeptSlot, Refusal, RefusalCode, Renewed};
+use super::{Coordinator, Outcome, door};
+use crate::api::{Amend, Answer, Filled, KeptSlot, Refusal, Renewed};
 use crate::bad;
-use crate::limits::{EXTENT_BYTES, POOL_DONORS_MAX, SET_ASIDE_DOUBLINGS_MAX, SET_ASIDE_NS};
+use crate::limits::{EXTENT_BYTES, SET_ASIDE_DOUBLINGS_MAX, SET_ASIDE_NS};
 use crate::map::{BadRange, DonorId, LeaseToken, Placement, VolumeId, VolumeMap};
 use crate::units::Time;
 use std::collections::BTreeSet;
@@ -27,10 +27,7 @@ impl Coordinator {
         if self.leases.get(&token).is_none_or(|lease| lease.record.read_only) {
             return if amend.is_empty() { self.vouch(id, amend.epoch) } else { Err(read_only(token)) };
         }
-        amend.exclude.iter().try_for_each(|(_, why)| check_text("reason", why))?;
-        if amend.exclude.len() > POOL_DONORS_MAX {
-            return Err(refuse(RefusalCode::Invalid, "more excluded donors than a pool may have"));
-        }
+        let amend = door::amend(amend);
         let excluded: BTreeSet<DonorId> = amend.exclude.iter().map(|(donor, _)| *donor).collect();
         let keep: BTreeSet<KeptSlot> = amend.keep.into_iter().collect();
         let mut freed = self.exclude(now, id, &excluded, &keep);

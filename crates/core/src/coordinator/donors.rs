@@ -8,14 +8,15 @@ use super::confirm::Held;
 use super::doubt::Doubt;
 use super::extents::Extents;
 use super::record::DonorRecord;
-use super::{Coordinator, Key, Outcome, Timer, check_text, check_version, refuse};
+use super::{Coordinator, Key, Outcome, Timer, check_version, door, refuse};
 use crate::api::{Answer, Duties, Join, Joined, Refusal, RefusalCode, Sync};
 use crate::limits::{
-    DONOR_EXTENTS_MAX, DONOR_LISTED_NS, DONOR_SILENCE_NS, HEARTBEAT_NS, MILLISECOND_NS, NAME_BYTES_MAX,
-    POOL_DONORS_MAX, SECOND_NS,
+    DONOR_EXTENTS_MAX, DONOR_LISTED_NS, DONOR_MEMORY_EXTENTS_MAX, DONOR_SILENCE_NS, EXTENT_BYTES,
+    HEARTBEAT_NS, MILLISECOND_NS, NAME_BYTES_MAX, PLACE_BYTES_MAX, POOL_DONORS_MAX, SECOND_NS,
 };
 use crate::map::{DonorId, Route, VolumeId};
 use crate::placement::{Room, Seed};
+use crate::text::is_harmless;
 use crate::units::{Time, check_name, show_bytes, show_count};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -148,6 +149,7 @@ impl Donor {
 
 impl Coordinator {
     pub(super) fn join(&mut self, now: Time, seed: &mut Seed, join: Join) -> Result<Outcome, Refusal> {
+        let join = door::join(join);
         check_version(join.version, &format!("donor '{}' on {}", join.name, join.host))?;
         check_join(&join)?;
         let gone = |why: String| Err(refuse(RefusalCode::Gone, why));
@@ -307,7 +309,7 @@ impl Coordinator {
             return Ok(Outcome::Answer(Answer::Duties(dismissed)));
         }
         let leaving_before = donor.record.leaving;
-        donor.bytes_used = sync.bytes_used;
+        donor.bytes_used = sync.bytes_used.min(u64::from(donor.record.extents) * EXTENT_BYTES);
         let confirms = donor.confirmed != sync.revision;
         donor.confirmed = sync.revision;
         donor.wipes.retain(|_, by| *by > sync.revision);
@@ -519,9 +521,11 @@ impl Coordinator {
 fn check_join(join: &Join) -> Result<(), Refusal> {
     let invalid = |message: String| Err(refuse(RefusalCode::Invalid, message));
     check_name(&join.name).map_err(|message| refuse(RefusalCode::Invalid, message))?;
-    check_text("host", &join.host)?;
-    check_text("machine", &join.machine)?;
-    check_text("export", join.foreign_export.as_deref().unwrap_or_default())?;
+    // It is asked for by this name, so none of it can be left out.
+    let export = join.foreign_export.as_deref().unwrap_or_default();
+    if export.len() > PLACE_BYTES_MAX || !export.chars().all(is_harmless) {
+        return invalid(format!("the export must be one line of at most {PLACE_BYTES_MAX} bytes"));
+    }
     let reachable = |address: &SocketAddr| address.port() != 0 && !address.ip().is_unspecified();
     if !join.address.parse().is_ok_and(|address| reachable(&address)) {
         return invalid(format!(
@@ -529,9 +533,11 @@ fn check_join(join: &Join) -> Result<(), Refusal> {
             join.name, join.address
         ));
     }
-    if join.extents == 0 || join.extents > DONOR_EXTENTS_MAX {
-        let bytes = crate::limits::EXTENT_BYTES;
-        let (least, most) = (show_bytes(bytes), show_bytes(bytes * u64::from(DONOR_EXTENTS_MAX)));
+    let extents_max =
+        if join.foreign_export.is_some() { DONOR_EXTENTS_MAX } else { DONOR_MEMORY_EXTENTS_MAX };
+    if join.extents == 0 || join.extents > extents_max {
+        let bytes = EXTENT_BYTES;
+        let (least, most) = (show_bytes(bytes), show_bytes(bytes * u64::from(extents_max)));
         return invalid(format!("donor '{}' must lend between {least} and {most}", join.name));
     }
     Ok(())

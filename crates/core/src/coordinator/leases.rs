@@ -6,11 +6,9 @@
 
 use super::confirm::{Held, lease_gone};
 use super::record::LeaseRecord;
-use super::{Coordinator, Key, Outcome, Timer, check_text, check_version, refuse};
+use super::{Coordinator, Key, Outcome, Timer, check_version, door, refuse};
 use crate::api::{Answer, Attach, Attached, Refusal, RefusalCode, Renew, VolumeReport};
-use crate::limits::{
-    DONOR_SILENCE_NS, LEASE_NS, LEASE_RENEW_NS, MILLISECOND_NS, POOL_DONORS_MAX, POOL_LEASES_MAX, SECOND_NS,
-};
+use crate::limits::{DONOR_SILENCE_NS, LEASE_NS, LEASE_RENEW_NS, MILLISECOND_NS, POOL_LEASES_MAX, SECOND_NS};
 use crate::map::{DonorId, LeaseToken, VolumeId};
 use crate::placement::Seed;
 use crate::units::Time;
@@ -38,8 +36,8 @@ impl Coordinator {
         name: &str,
         attach: Attach,
     ) -> Result<Outcome, Refusal> {
+        let attach = door::attach(attach);
         check_version(attach.version, &attach.holder)?;
-        check_text("holder", &attach.holder)?;
         let id = self.volume_named(name)?;
         if self.leases.len() >= POOL_LEASES_MAX {
             let message = format!("the pool is at its limit of {POOL_LEASES_MAX} attachments");
@@ -136,13 +134,10 @@ impl Coordinator {
         token: LeaseToken,
         renew: Renew,
     ) -> Result<Outcome, Refusal> {
-        self.check_lease(name, token)?;
-        check_text("place", &renew.place)?;
-        renew.lost.iter().try_for_each(|(_, why)| check_text("reason", why))?;
-        if renew.lost.len() > POOL_DONORS_MAX {
-            return Err(refuse(RefusalCode::Invalid, "more lost donors than a pool may have"));
-        }
-        let Some(lease) = self.leases.get_mut(&token) else { return Err(lease_gone(token)) };
+        let id = self.check_lease(name, token)?;
+        let lease = self.leases.get_mut(&token).zip(self.volumes.get(&id));
+        let Some((lease, volume)) = lease else { return Err(lease_gone(token)) };
+        let renew = door::renew(renew, &volume.map, &lease.report);
         self.timers.remove(&(lease.expires, Timer::Lease(token)));
         lease.expires = now + LEASE_NS;
         lease.heard = Some(now);

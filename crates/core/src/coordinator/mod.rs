@@ -9,11 +9,12 @@
 //! Files: `donors` (join, sync, silence), `doubt` (donors that may have ended), `drain` (leaving), `volumes` (create, grow, delete), `leases` (attach,
 //! renew, detach), `amend` (what a writer found out), `repair` (new homes for fragments), `retire` (extents that slots
 //! have left), `rehearsal` (what the loss of one more host would cost), `tend` (volumes at rest), `bad` (lists of bad ranges), `confirm` (answers held back), `status`, `record` (what is stored), `extents` (free ones),
-//! `invariants`.
+//! `door` (what callers say, bounded), `invariants`.
 
 mod amend;
 mod confirm;
 mod donors;
+mod door;
 mod doubt;
 mod drain;
 mod extents;
@@ -298,14 +299,4 @@ fn check_version(theirs: u32, who: &str) -> Result<(), Refusal> {
     };
     let message = format!("{who} speaks API version {theirs} and the coordinator version {ours}: {upgrade}");
     Err(refuse(RefusalCode::Version, message))
-}
-
-/// Text of a caller that others will be shown: bounded, and on one line.
-fn check_text(what: &str, text: &str) -> Result<(), Refusal> {
-    if text.len() > crate::limits::TEXT_BYTES_MAX || text.chars().any(char::is_control) {
-        let message =
-            format!("the {what} must be one line of at most {} bytes", crate::limits::TEXT_BYTES_MAX);
-        return Err(refuse(RefusalCode::Invalid, message));
-    }
-    Ok(())
 }

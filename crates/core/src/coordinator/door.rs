@@ -1,0 +1,45 @@
+//! What callers say, made fit to be kept and shown as it comes in: text harmless and cut, reports about what there is.
+//!
+//! Owns the bounds of everything that a caller only tells. Never: what a call does, or may do. Invariant: what one
+//! attachment told takes memory by the donors that its volume had, whatever it sends. Tests: `tests/coordinator_door.rs`.
+
+use crate::api::{Amend, Attach, Join, Renew, VolumeReport};
+use crate::limits::{HOLDER_BYTES_MAX, HOST_BYTES_MAX, PLACE_BYTES_MAX, REASON_BYTES_MAX};
+use crate::map::{DonorId, VolumeMap};
+use crate::text::harmless;
+use std::collections::BTreeSet;
+
+pub(super) fn join(mut join: Join) -> Join {
+    join.host = harmless(&join.host, HOST_BYTES_MAX);
+    join.machine = harmless(&join.machine, HOST_BYTES_MAX);
+    join
+}
+
+pub(super) fn attach(mut attach: Attach) -> Attach {
+    attach.holder = harmless(&attach.holder, HOLDER_BYTES_MAX);
+    attach
+}
+
+/// `told`: what the same attachment said before, which counts from its beginning also for donors that have left the map since.
+pub(super) fn renew(mut renew: Renew, map: &VolumeMap, told: &VolumeReport) -> Renew {
+    renew.place = harmless(&renew.place, PLACE_BYTES_MAX);
+    let mut seen = BTreeSet::new();
+    renew.lost.retain(|(donor, _)| map.routes.contains_key(donor) && seen.insert(*donor));
+    renew.lost.shrink_to_fit();
+    for (_, why) in &mut renew.lost {
+        *why = harmless(why, REASON_BYTES_MAX);
+    }
+    let had: BTreeSet<DonorId> = told.corrupt_blocks.iter().map(|(donor, _)| *donor).collect();
+    let is_known = |donor: &DonorId| map.routes.contains_key(donor) || had.contains(donor);
+    let (mut seen, blocks) = (BTreeSet::new(), &mut renew.report.corrupt_blocks);
+    blocks.retain(|(donor, _)| is_known(donor) && seen.insert(*donor));
+    blocks.shrink_to_fit();
+    renew
+}
+
+pub(super) fn amend(mut amend: Amend) -> Amend {
+    for (_, why) in &mut amend.exclude {
+        *why = harmless(why, REASON_BYTES_MAX);
+    }
+    amend
+}
