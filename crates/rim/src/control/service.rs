@@ -8,7 +8,7 @@ use super::donor::reachable_ip;
 use super::etcd::{Etcd, EtcdAt, EtcdError};
 use super::machine::{Callers, Desk, Machine, Message};
 use super::server::{CoordinateError, StateAt, url_of};
-use super::store::{File, Store, StoreError};
+use super::store::{Seen, Store, StoreError};
 use super::store_etcd::EtcdStore;
 use super::term::{Leader, Term, Vote, campaign, look};
 use super::{Clock, random};
@@ -66,22 +66,23 @@ impl Service {
         clock: Clock,
     ) -> Result<Self, CoordinateError> {
         let (desk, role) = (watch::channel(Err(standby("it starts"))).0, watch::channel(Role::Leads).0);
-        let store = match state {
-            StateAt::Memory => Store::Memory,
+        let (store, coordinator) = match state {
+            StateAt::Memory => (Store::Memory, restore(Vec::new(), clock)),
             StateAt::Directory(directory) => {
-                let file = File::open(directory).map_err(|error| match error {
+                let failed = |error| match error {
                     StoreError::InUse => CoordinateError::StateInUse { directory: directory.clone() },
                     other => unusable(state, other),
-                })?;
-                Store::File(Arc::new(file))
+                };
+                let mut seen = Seen::look(directory).map_err(failed)?;
+                let coordinator = restore(std::mem::take(&mut seen.records), clock).map_err(failed)?;
+                (Store::File(Arc::new(seen.open().map_err(failed)?)), Ok(coordinator))
             }
             StateAt::Etcd(at) => {
                 let (election, pool) = Election::begin(at, address, clock, &role).await?;
                 return Ok(Service { pool, desk, role, kind: Kind::Elected(Box::new(election)) });
             }
         };
-        let records = store.load().await.map_err(|error| unusable(state, error))?;
-        let coordinator = restore(records, clock).map_err(|error| unusable(state, error))?;
+        let coordinator = coordinator.map_err(|error| unusable(state, error))?;
         let (mut machine, messages) = Machine::new(coordinator, store, clock);
         machine.start().await?;
         let _ = desk.send_replace(Ok(messages));

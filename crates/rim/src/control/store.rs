@@ -1,16 +1,26 @@
 //! Where the coordinator's records are kept: one redb file in a directory, an etcd, or nowhere.
 //!
 //! Owns the choice, and the file `pool.redb`: one table, key to JSON. Never: what the records mean. Key invariant:
-//! `commit` is durable when it returns, all of it or nothing. Two coordinators cannot open one directory, and of
-//! those that share an etcd one leads (`term`). Tests: `tests/control.rs`.
+//! `commit` is durable when it returns, all of it or nothing; and a file is not changed before its records were believed, for
+//! opening a database may repair it. Two coordinators cannot open one directory, and of those that share an etcd one leads
+//! (`term`). Tests: `tests/control.rs`, `tests/control_state.rs`.
 
 use super::store_etcd::EtcdStore;
 use cheetah_core::coordinator::{Effect, Record};
-use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition, TableError};
+use redb::backends::InMemoryBackend;
+use redb::{
+    Database, DatabaseError, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition, TableError,
+};
+use rustix::fs::FlockOperation;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::FileExt;
+use std::panic::AssertUnwindSafe;
+use std::path::Path;
 use std::sync::Arc;
 
+const FILE: &str = "pool.redb";
+/// So much is copied at once.
+const COPY_BYTES: usize = 1 << 20;
 const RECORDS: TableDefinition<&str, &[u8]> = TableDefinition::new("records");
 
 #[derive(Debug)]
@@ -22,9 +32,13 @@ pub(super) enum Store {
 }
 
 #[derive(Debug)]
-pub(super) struct File {
-    database: Database,
-    path: PathBuf,
+pub(super) struct File(Database);
+
+/// A file that was read and not changed. Nobody else has it open meanwhile.
+#[derive(Debug)]
+pub(super) struct Seen {
+    file: std::fs::File,
+    pub(super) records: Vec<Record>,
 }
 
 #[derive(Debug)]
@@ -50,14 +64,6 @@ fn failed(error: impl fmt::Display) -> StoreError {
 }
 
 impl Store {
-    pub(super) async fn load(&self) -> Result<Vec<Record>, StoreError> {
-        match self {
-            Store::Memory => Ok(Vec::new()),
-            Store::File(file) => file.load(),
-            Store::Etcd(store) => store.load().await,
-        }
-    }
-
     /// Carries out the `Store` and `Forget` among the effects, durably; hands the effects back.
     pub(super) async fn commit(&self, effects: Vec<Effect>) -> Result<Vec<Effect>, StoreError> {
         match self {
@@ -88,41 +94,68 @@ impl Store {
     }
 }
 
-impl File {
-    /// Opens the directory, made if it is missing, readable by its owner only: leases are secrets.
-    pub(super) fn open(directory: &Path) -> Result<Self, StoreError> {
+impl Seen {
+    /// Reads the file in this directory, made if it is missing, both for their owner only: leases are secrets.
+    pub(super) fn look(directory: &Path) -> Result<Self, StoreError> {
         use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
-        let path = directory.join("pool.redb");
         let mut options = std::fs::OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let file = options.open(&path).map_err(failed)?;
-        match Database::builder().create_file(file) {
-            Ok(database) => Ok(File { database, path }),
+        let file = options.open(directory.join(FILE)).map_err(failed)?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Err(rustix::io::Errno::WOULDBLOCK) => return Err(StoreError::InUse),
+            other => other.map_err(failed)?,
+        }
+        // The library does not survive each damage that there can be.
+        let looked = std::panic::catch_unwind(AssertUnwindSafe(|| records(&file)));
+        let records = looked.unwrap_or_else(|_| Err(failed("it is damaged beyond reading")))?;
+        Ok(Seen { file, records })
+    }
+
+    /// From here on it may change: what it holds is believed.
+    pub(super) fn open(self) -> Result<File, StoreError> {
+        match Database::builder().create_file(self.file) {
+            Ok(database) => Ok(File(database)),
             Err(DatabaseError::DatabaseAlreadyOpen) => Err(StoreError::InUse),
             Err(error) => Err(failed(error)),
         }
     }
+}
 
-    fn load(&self) -> Result<Vec<Record>, StoreError> {
-        let read = self.database.begin_read().map_err(failed)?;
-        let table = match read.open_table(RECORDS) {
-            Err(TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
-            other => other.map_err(failed)?,
-        };
-        let mut records = Vec::new();
-        for entry in table.iter().map_err(failed)? {
-            let (key, value) = entry.map_err(failed)?;
-            let unreadable =
-                |error| failed(format!("{}: record {}: {error}", self.path.display(), key.value()));
-            records.push(serde_json::from_slice(value.value()).map_err(unreadable)?);
-        }
-        Ok(records)
+/// From a copy in memory, which alone is repaired where that is needed.
+fn records(file: &std::fs::File) -> Result<Vec<Record>, StoreError> {
+    let bytes = file.metadata().map_err(failed)?.len();
+    let copy = InMemoryBackend::new();
+    copy.set_len(bytes).map_err(failed)?;
+    let mut piece = vec![0; COPY_BYTES];
+    for at in (0..bytes).step_by(COPY_BYTES) {
+        let len = usize::try_from(bytes - at).unwrap_or(COPY_BYTES).min(COPY_BYTES);
+        file.read_exact_at(&mut piece[..len], at).map_err(failed)?;
+        copy.write(at, &piece[..len]).map_err(failed)?;
     }
+    let mut database = Database::builder().create_with_backend(copy).map_err(failed)?;
+    // Without it a page that is not as it was written would be read as if it were.
+    if bytes > 0 && !database.check_integrity().map_err(failed)? {
+        return Err(failed("it is damaged: parts of it are not as they were written"));
+    }
+    let read = database.begin_read().map_err(failed)?;
+    let table = match read.open_table(RECORDS) {
+        Err(TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
+        other => other.map_err(failed)?,
+    };
+    let mut records = Vec::new();
+    for entry in table.iter().map_err(failed)? {
+        let (key, value) = entry.map_err(failed)?;
+        let unreadable = |error| failed(format!("record {}: {error}", key.value()));
+        records.push(serde_json::from_slice(value.value()).map_err(unreadable)?);
+    }
+    Ok(records)
+}
 
+impl File {
     /// In one durable transaction.
     fn commit(&self, effects: &[Effect]) -> Result<(), StoreError> {
-        let write = self.database.begin_write().map_err(failed)?;
+        let write = self.0.begin_write().map_err(failed)?;
         {
             let mut table = write.open_table(RECORDS).map_err(failed)?;
             for effect in effects {
