@@ -202,7 +202,7 @@ fn a_leader_that_was_stopped_past_its_lease_answers_and_writes_nothing() {
     // A question that needs no store, there before the process goes on.
     let mut question = TcpStream::connect(pair.first.listen()).expect("the kernel accepts");
     question.set_read_timeout(Some(wait::SOON)).expect("a limit");
-    question.write_all(b"GET /v1/pool HTTP/1.0\r\n\r\n").expect("the kernel takes it");
+    question.write_all(b"GET /v1/pool HTTP/1.0\r\nHost: localhost\r\n\r\n").expect("the kernel takes it");
     pair.first.process.signal(Signal::CONT);
     let mut answer = String::new();
     question.read_to_string(&mut answer).expect("an answer");

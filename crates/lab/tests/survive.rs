@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use cheetah_core::api::API_VERSION;
 use cheetah_lab::dice::Dice;
 use cheetah_lab::faults::trial::Hosts;
 use cheetah_lab::faults::{Case, Fault, Front, Outcome, RATE, Subject, corrupt, volume};
@@ -252,7 +253,8 @@ fn delete(url: &str, path: &str) {
     use std::io::{Read, Write};
     let host = url.trim_start_matches("http://");
     let mut stream = std::net::TcpStream::connect(host).expect("the coordinator");
-    write!(stream, "DELETE {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").expect("a request");
+    let head = format!("Host: {host}\r\nCheetah-Api: {API_VERSION}\r\nConnection: close");
+    write!(stream, "DELETE {path} HTTP/1.1\r\n{head}\r\n\r\n").expect("a request");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("an answer");
     assert!(answer.starts_with("HTTP/1.1 20"), "{answer}");

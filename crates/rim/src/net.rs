@@ -258,6 +258,12 @@ pub(crate) fn suit_distance(fd: &OwnedFd) {
     }
 }
 
+/// Who is at the other end; nobody's address over a Unix socket.
+pub(crate) fn peer_ip(fd: &OwnedFd) -> Option<IpAddr> {
+    let address: SocketAddr = rustix::net::getpeername(fd).ok()??.try_into().ok()?;
+    Some(address.ip().to_canonical())
+}
+
 /// The shortest round trip so far, in nanoseconds; zero for what is no TCP.
 pub(crate) fn round_trip_ns(fd: &OwnedFd) -> u64 {
     let least = tcp_info(fd).map(|info| info.tcpi_min_rtt).filter(|least| *least != u32::MAX);

@@ -1,7 +1,7 @@
 //! The coordinator over real sockets and a real store, and how it says no.
 
 use cheetah_core::api::{
-    API_VERSION, Amend, Answer, Attach, Call, Create, Join, RefusalCode, Renew, Size, Sync,
+    API_VERSION, Amend, Answer, Attach, Call, Create, Join, RefusalCode, Renew, Size, Sync, VolumeStatus,
 };
 use cheetah_core::map::DonorId;
 use cheetah_rim::control::{
@@ -103,7 +103,13 @@ async fn every_call_works_and_a_restart_loses_nothing() {
     let (coordination, client) = start(state(&directory.0)).await;
     let syncing = tokio::spawn(keep_syncing(client.clone(), DonorId(1)));
     let shown = client.call(Call::Show { name: "v".into() }).await;
-    assert_eq!(shown, Ok(Answer::Volume(before)));
+    let Ok(Answer::Volume(after)) = shown else { panic!("{shown:?}") };
+    // How it is now nobody has said yet.
+    assert_eq!((after.map, after.lost), (before.map, before.lost));
+    let holders = |status: &VolumeStatus| {
+        status.attachments.iter().map(|attachment| attachment.holder.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(holders(&after.status), holders(&before.status));
     let renew =
         Renew { epoch: attached.map.epoch, place: "here".into(), lost: Vec::new(), report: Box::default() };
     let renewed = client.call(Call::Renew { name: "v".into(), token: attached.token, renew }).await;
@@ -229,9 +235,10 @@ async fn raw(address: SocketAddr, request: &str) -> String {
 async fn other_versions_strange_routes_and_large_bodies_are_refused() {
     let (coordination, _) = start(StateAt::Memory).await;
     let at = coordination.address();
-    let get =
-        |path: &str, more: &str| format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{more}\r\n");
-    let answer = raw(at, &get("/v1/pool", "cheetah-api: 3\r\n")).await;
+    let get = |path: &str, more: &str| {
+        format!("GET {path} HTTP/1.1\r\nhost: {at}\r\nconnection: close\r\n{more}\r\n")
+    };
+    let answer = raw(at, &get("/v1/pool", "cheetah-api: 9\r\n")).await;
     assert!(answer.starts_with("HTTP/1.1 426") && answer.contains("upgrade"), "{answer}");
     let answer = raw(at, &get("/v1/pool", "")).await;
     assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("cheetah-api: 2"), "{answer}");
@@ -240,7 +247,7 @@ async fn other_versions_strange_routes_and_large_bodies_are_refused() {
     assert!(raw(at, &get("/openapi.json", "")).await.contains("\"openapi\": \"3.1.0\""));
     assert!(raw(at, &get("/", "")).await.contains("Cheetah coordinator"));
     let post = |path: &str, length: usize, body: &str| {
-        let head = "host: x\r\nconnection: close\r\ncontent-type: application/json";
+        let head = "host: localhost\r\ncheetah-api: 2\r\nconnection: close\r\ncontent-type: application/json";
         format!("POST {path} HTTP/1.1\r\n{head}\r\ncontent-length: {length}\r\n\r\n{body}")
     };
     let answer = raw(at, &post("/v1/volumes", 2, "{}")).await;

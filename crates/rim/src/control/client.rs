@@ -16,7 +16,7 @@ use hyper::client::conn::http1::{self, SendRequest};
 use hyper::{Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -28,7 +28,12 @@ const IDLE_MAX: usize = 4;
 /// Between two rounds over several coordinators while none leads.
 const ROUND_PAUSE: Duration = Duration::from_millis(100);
 
-type Sender = SendRequest<Full<Bytes>>;
+/// A connection, and the address that it goes to: what a coordinator is called elsewhere it need not know.
+#[derive(Debug)]
+struct Sender {
+    requests: SendRequest<Full<Bytes>>,
+    host: SocketAddr,
+}
 
 #[derive(Clone, Debug)]
 pub struct Client {
@@ -295,11 +300,11 @@ impl Coordinator {
     }
 
     async fn exchange(&self, wire: &Wire) -> Result<(StatusCode, Bytes), Miss> {
-        let request = || {
+        let request = |host: SocketAddr| {
             Request::builder()
                 .method(wire.method.clone())
                 .uri(wire.path.as_str())
-                .header(header::HOST, self.url.trim_start_matches("http://"))
+                .header(header::HOST, host.to_string())
                 .header(header::CONTENT_TYPE, "application/json")
                 .header(VERSION_HEADER, API_VERSION)
                 .body(Full::new(Bytes::copy_from_slice(&wire.body)))
@@ -311,7 +316,7 @@ impl Coordinator {
                 Some(sender) => (sender, true),
                 None => (self.connect().await.map_err(Miss::Undone)?.0, false),
             };
-            match connection.try_send_request(request()?).await {
+            match connection.requests.try_send_request(request(connection.host)?).await {
                 Ok(response) => return self.read(connection, response).await,
                 Err(mut error) => {
                     // The kept connection had closed before this request was sent on it.
@@ -358,7 +363,7 @@ impl Coordinator {
 
     fn idle(&self) -> Option<Sender> {
         let mut idle = self.idle.lock().ok()?;
-        idle.retain(|sender| !sender.is_closed());
+        idle.retain(|sender| !sender.requests.is_closed());
         idle.pop()
     }
 
@@ -373,10 +378,14 @@ impl Coordinator {
         let stream = TcpStream::connect((self.host.as_str(), self.port)).await;
         let stream = stream.map_err(|error| self.unreachable(error))?;
         let local = stream.local_addr().map_err(|error| self.unreachable(error))?;
+        let peer = stream.peer_addr().map_err(|error| self.unreachable(error))?;
+        // Without the scope that a link-local one may have.
+        let host = SocketAddr::new(peer.ip(), peer.port());
         // Only a matter of latency.
         let _ = stream.set_nodelay(true);
         let handshake = http1::handshake(TokioIo::new(stream)).await;
-        let (mut sender, connection) = handshake.map_err(|error| self.unreachable(error))?;
+        let (requests, connection) = handshake.map_err(|error| self.unreachable(error))?;
+        let mut sender = Sender { requests, host };
         // Ends with the sender; its errors reach whoever waits for an answer.
         tokio::spawn(async move {
             let _ = connection.await;
@@ -390,13 +399,14 @@ impl Coordinator {
     /// The kernel accepts for a process that is stopped: what changes something is sent only to one that answers.
     async fn greet(&self, sender: &mut Sender) -> Result<(), CallError> {
         let request = Request::get("/")
-            .header(header::HOST, self.url.trim_start_matches("http://"))
+            .header(header::HOST, sender.host.to_string())
             .body(Full::new(Bytes::new()))
             .map_err(|error| self.unreachable(error))?;
-        let response = sender.send_request(request).await.map_err(|error| self.unreachable(error))?;
+        let response =
+            sender.requests.send_request(request).await.map_err(|error| self.unreachable(error))?;
         let body = Limited::new(response.into_body(), CONTROL_ANSWER_BYTES_MAX).collect().await;
         body.map_err(|error| self.unreachable(error))?;
-        sender.ready().await.map_err(|error| self.unreachable(error))
+        sender.requests.ready().await.map_err(|error| self.unreachable(error))
     }
 
     fn unreachable(&self, why: impl fmt::Display) -> CallError {

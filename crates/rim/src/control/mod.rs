@@ -5,12 +5,13 @@
 //! (`DonorControl`). Never: decisions, which `cheetah_core::{coordinator, donor}` make, or data of volumes.
 //! Key invariant: a reply leaves only after what it depends on is stored. Tests: `tests/control*.rs`.
 //!
-//! Files: `wire` (a call as HTTP, both ways), `server`, `service` and `machine` (the coordinator), `store`,
+//! Files: `wire` (a call as HTTP, both ways), `server`, `doorkeeper`, `service` and `machine` (the coordinator), `store`,
 //! `store_etcd`, `term` and `etcd` (several coordinators), `client`, `discovery`, `donor`, and `openapi.json`, the description for others.
 
 mod client;
 mod discovery;
 mod donor;
+mod doorkeeper;
 mod etcd;
 mod machine;
 #[cfg(test)]

@@ -1,27 +1,34 @@
 //! The coordinator as a server: HTTP and JSON on one listener, one machine behind it.
 //!
 //! Owns the listener, its limits and the routes of `cheetah_core::api`. Never: what a call is answered with.
-//! Key invariants: a request's body, headers and time to arrive are bounded, and so are the connections; a
-//! caller that goes away is hung up on in the machine. Tests: `tests/control.rs`.
+//! Key invariants: a request's body, headers and time to arrive are bounded, and so are the connections, of which one that
+//! says nothing goes when others need its place; a caller that goes away is hung up on in the machine.
+//! Tests: `tests/control.rs`, `lab/tests/hostile.rs`.
 
 use super::Clock;
 use super::discovery::{Announcement, announce};
+use super::doorkeeper::Doorkeeper;
 use super::etcd::EtcdAt;
 use super::machine::Callers;
 use super::service::{Role, Service};
 use super::store::StoreError;
 use super::wire::{GrowBody, LeaveBody, OPENAPI, VERSION_HEADER, answer_body, status, version_refusal};
+use crate::descriptors;
+use crate::seating::{Place, Seating};
 use axum::Router;
 use axum::body::{HttpBody, to_bytes};
 use axum::extract::rejection::JsonRejection;
 use axum::extract::{Json, Path, Request, State};
 use axum::http::{HeaderValue, header};
-use axum::middleware::{Next, from_fn};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
 use cheetah_core::api::{API_VERSION, Amend, Attach, Call, Create, Join, Refusal, RefusalCode, Renew, Sync};
-use cheetah_core::limits::{CONTROL_CONNECTIONS_MAX, CONTROL_REQUEST_BYTES_MAX};
+use cheetah_core::limits::{
+    CONTROL_CONNECTIONS_MAX, CONTROL_PEER_CONNECTIONS_MAX, CONTROL_REQUEST_BYTES_MAX, DESCRIPTORS_SPARE,
+};
 use cheetah_core::map::{DonorId, LeaseToken, PoolId};
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use std::fmt;
@@ -30,7 +37,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
 /// The time a request's head may take to arrive, and a connection may be idle.
@@ -94,6 +101,10 @@ pub enum CoordinateError {
         why: String,
     },
     Random(std::io::Error),
+    /// This process may have too few files and sockets open.
+    Descriptors {
+        allowed: u64,
+    },
 }
 
 impl fmt::Display for CoordinateError {
@@ -132,6 +143,12 @@ impl fmt::Display for CoordinateError {
                 f,
                 "the coordinator stopped because a change could not be stored ({why}); attached volumes go on, and \
                  it continues where it was when it is started again with room to write"
+            ),
+            CoordinateError::Descriptors { allowed } => write!(
+                f,
+                "this process may have {allowed} files and sockets open, and a coordinator needs {}: raise the hard limit \
+                 (`ulimit -Hn`, or LimitNOFILE= of its service)",
+                2 * DESCRIPTORS_SPARE
             ),
             CoordinateError::Random(why) => write!(f, "the kernel gives no random numbers: {why}"),
         }
@@ -198,6 +215,10 @@ impl Coordination {
 /// # Errors
 /// When the address or the state cannot be had.
 pub async fn coordinate(options: CoordinateOptions) -> Result<Coordination, CoordinateError> {
+    let allowed = descriptors::raise();
+    let places = allowed.checked_sub(DESCRIPTORS_SPARE).filter(|places| *places >= DESCRIPTORS_SPARE);
+    let places = places.ok_or(CoordinateError::Descriptors { allowed })?;
+    let places = usize::try_from(places).unwrap_or(usize::MAX).min(CONTROL_CONNECTIONS_MAX);
     let listen = options.listen;
     let listener = TcpListener::bind(listen).await.map_err(|why| match why.kind() {
         std::io::ErrorKind::AddrInUse => CoordinateError::PortInUse { address: listen },
@@ -212,7 +233,8 @@ pub async fn coordinate(options: CoordinateOptions) -> Result<Coordination, Coor
         eprintln!("note: the coordinator listens on {address}, and control traffic is in the clear");
     }
     let (stop, stopping) = oneshot::channel();
-    let task = tokio::spawn(serve(listener, service, callers, stopping));
+    let seating = Seating::new(places, CONTROL_PEER_CONNECTIONS_MAX);
+    let task = tokio::spawn(serve(listener, service, router(callers), seating, stopping));
     let announcement = exposed.then(|| announce(pool, address)).flatten();
     Ok(Coordination { address, pool, role, stop: Some(stop), task, _announcement: announcement })
 }
@@ -237,36 +259,30 @@ pub(super) fn url_of(address: SocketAddr) -> String {
 async fn serve(
     listener: TcpListener,
     service: Service,
-    callers: Callers,
+    router: Router,
+    seating: Seating,
     stop: oneshot::Receiver<()>,
 ) -> Result<(), CoordinateError> {
     let (closing, closed) = watch::channel(false);
-    let router = router(callers);
     let accepting = async {
-        let slots = Arc::new(Semaphore::new(CONTROL_CONNECTIONS_MAX));
         let mut connections = JoinSet::new();
         let mut closed_here = closed.clone();
         loop {
             while connections.try_join_next().is_some() {}
-            let accepted = async {
-                let slot = Arc::clone(&slots).acquire_owned().await;
-                (slot, listener.accept().await)
-            };
             let closing = async {
                 let _ = closed_here.wait_for(|closed| *closed).await;
             };
-            let (slot, accepted) = tokio::select! {
-                accepted = accepted => accepted,
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
                 () = closing => break,
             };
             match accepted {
-                Ok((stream, _)) => {
-                    let serving = connection(stream, router.clone(), closed.clone());
-                    connections.spawn(async move {
-                        serving.await;
-                        drop(slot);
-                    });
-                }
+                Ok((stream, peer)) => match seating.take(Some(peer.ip().to_canonical())) {
+                    Some(place) => {
+                        connections.spawn(connection(stream, place, router.clone(), closed.clone()));
+                    }
+                    None => tracing::debug!("a control connection of {peer} was closed: all are at work"),
+                },
                 // Out of descriptors, or the peer is gone already: neither ends the others.
                 Err(error) => {
                     tracing::warn!("accepting a control connection: {error}");
@@ -287,11 +303,17 @@ async fn serve(
     result
 }
 
-async fn connection(stream: TcpStream, router: Router, mut closed: watch::Receiver<bool>) {
+async fn connection(stream: TcpStream, place: Place, router: Router, mut closed: watch::Receiver<bool>) {
     let _ = stream.set_nodelay(true);
+    let place = Arc::new(place);
+    let (seated, router) = (Arc::clone(&place), TowerToHyperService::new(router));
+    let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
+        request.extensions_mut().insert(Arc::clone(&seated));
+        router.call(request)
+    });
     let mut http = hyper::server::conn::http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME).max_buf_size(64 << 10);
-    let serving = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    let serving = http.serve_connection(TokioIo::new(stream), service);
     let mut serving = std::pin::pin!(serving);
     let closing = async {
         // A sender that is gone has closed, too.
@@ -299,6 +321,7 @@ async fn connection(stream: TcpStream, router: Router, mut closed: watch::Receiv
     };
     let result = tokio::select! {
         result = serving.as_mut() => result,
+        () = place.wanted() => return,
         () = closing => {
             serving.as_mut().graceful_shutdown();
             serving.await
@@ -326,7 +349,7 @@ fn router(callers: Callers) -> Router {
         .route("/v1/volumes/{name}/leases/{token}", delete(detach))
         .fallback(no_route)
         .method_not_allowed_fallback(no_route)
-        .layer(from_fn(versions))
+        .layer(from_fn_with_state(Arc::new(Doorkeeper::of_this_machine()), admit))
         .with_state(callers)
 }
 
@@ -424,19 +447,35 @@ fn refusal(refusal: &Refusal) -> Response {
     (status(refusal.code), Json(refusal)).into_response()
 }
 
-/// Marks every answer with our version, and turns away a caller that says it speaks another.
-async fn versions(request: Request, next: Next) -> Response {
-    let theirs =
-        request.headers().get(VERSION_HEADER).and_then(|value| value.to_str().ok()?.parse::<u32>().ok());
-    let mut response = match theirs.filter(|theirs| *theirs != API_VERSION) {
-        Some(theirs) => refusal(&version_refusal(theirs, "the coordinator", "the caller")),
-        None => match arrived(request).await {
-            Ok(request) => next.run(request).await,
-            Err(bad) => refusal(&bad),
-        },
+/// Marks every answer with our version, and turns away pages in browsers and a caller that says it speaks another version.
+async fn admit(State(doorkeeper): State<Arc<Doorkeeper>>, request: Request, next: Next) -> Response {
+    let mut response = match admitted(&doorkeeper, request).await {
+        Ok(request) => {
+            let place = request.extensions().get::<Arc<Place>>().cloned();
+            // From here on it is waited for, and not the caller.
+            if let Some(place) = &place {
+                place.works();
+            }
+            let response = next.run(request).await;
+            if let Some(place) = &place {
+                place.rests();
+            }
+            response
+        }
+        Err(bad) => refusal(&bad),
     };
     response.headers_mut().insert(VERSION_HEADER, HeaderValue::from(API_VERSION));
     response
+}
+
+async fn admitted(doorkeeper: &Doorkeeper, request: Request) -> Result<Request, Refusal> {
+    doorkeeper.check(request.method(), request.uri(), request.headers())?;
+    let theirs =
+        request.headers().get(VERSION_HEADER).and_then(|value| value.to_str().ok()?.parse::<u32>().ok());
+    match theirs.filter(|theirs| *theirs != API_VERSION) {
+        Some(theirs) => Err(version_refusal(theirs, "the coordinator", "the caller")),
+        None => arrived(request).await,
+    }
 }
 
 /// The request once all of its body is here: within its limit, and in time.

@@ -1,6 +1,6 @@
 //! The data server of a donor: connections of NBD clients, spread over a few threads, onto one arena.
 //!
-//! Owns: the listener, the threads, the limit on connections. Never: which extents belong to whom, or when a
+//! Owns: the listener, the threads, the places for connections. Never: which extents belong to whom, or when a
 //! client has to go; the control loop says so through the `gate`.
 //! Invariant: a thread never waits for anything but its sockets and the gate, so one slow client slows nobody.
 //! Called by `cheetah donate` and `cheetah up`. Parts: `connection` (requests), `gate`.
@@ -13,8 +13,11 @@ use gate::{AccessNow, Pass};
 
 use crate::accept::{self, Exports};
 use crate::arena::Arena;
+use crate::descriptors;
 use crate::net::{self, Bound, Endpoint, Listener};
+use crate::seating::{Place, Seating};
 use cheetah_core::donor::OpenError;
+use cheetah_core::limits::{DATA_CONNECTION_DESCRIPTORS, DESCRIPTORS_SPARE, DONOR_CONNECTIONS_MIN};
 use cheetah_nbd::server::{ExportError, Purpose};
 use cheetah_nbd::{ExportInfo, ListEntry, TransmissionFlags};
 use connection::{Connection, End};
@@ -24,8 +27,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// Connections a donor serves at once; the next one is closed.
-pub const CONNECTIONS_MAX: u32 = 8192;
+/// Connections a donor serves at once, as far as it has descriptors; beyond it those go that were not let in yet.
+const CONNECTIONS_MAX: usize = 8192;
 const THREADS_MAX: usize = 4;
 
 #[derive(Debug)]
@@ -38,8 +41,9 @@ impl DonorServer {
     /// Serves until the process ends.
     ///
     /// # Errors
-    /// The kernel gives no threads.
+    /// The kernel gives no threads, or too few descriptors for a donor to be of use; what to do is said.
     pub fn start(bound: Bound, arena: &Arc<Arena>, gate: &Gate) -> Result<DonorServer, String> {
+        let seating = seating(descriptors::raise())?;
         let connections = Arc::new(AtomicU32::new(0));
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
         let mut workers = Vec::new();
@@ -52,7 +56,7 @@ impl DonorServer {
         let accept = move || {
             runtime.block_on(async move {
                 match Listener::accept_from(bound) {
-                    Ok(listener) => accept_all(&listener, &workers, &count).await,
+                    Ok(listener) => accept_all(&listener, &workers, &seating, &count).await,
                     Err(error) => tracing::error!(error, "this donor accepts nobody"),
                 }
             });
@@ -77,9 +81,25 @@ fn runtime() -> Result<tokio::runtime::Runtime, String> {
     tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())
 }
 
+/// So many connections as a process that may have `allowed` descriptors can serve.
+fn seating(allowed: u64) -> Result<Seating, String> {
+    let places = allowed.saturating_sub(DESCRIPTORS_SPARE) / DATA_CONNECTION_DESCRIPTORS;
+    if places < DONOR_CONNECTIONS_MIN {
+        let needs = DESCRIPTORS_SPARE + DONOR_CONNECTIONS_MIN * DATA_CONNECTION_DESCRIPTORS;
+        return Err(format!(
+            "this process may have {allowed} files and sockets open, and a donor needs {needs} for its first \
+             {DONOR_CONNECTIONS_MIN} clients: raise the hard limit (`ulimit -Hn`, or LimitNOFILE= of its service)"
+        ));
+    }
+    let places = usize::try_from(places).unwrap_or(usize::MAX).min(CONNECTIONS_MAX);
+    // One machine may attach many volumes, and half of the places leave room for others.
+    Ok(Seating::new(places, places / 2))
+}
+
 async fn accept_all(
     listener: &Listener,
-    workers: &[mpsc::UnboundedSender<OwnedFd>],
+    workers: &[mpsc::UnboundedSender<(OwnedFd, Place)>],
+    seating: &Seating,
     connections: &AtomicU32,
 ) {
     for next in (0..workers.len()).cycle() {
@@ -92,12 +112,12 @@ async fn accept_all(
                 }
             }
         };
-        if connections.load(Ordering::Relaxed) >= CONNECTIONS_MAX {
-            tracing::warn!(limit = CONNECTIONS_MAX, "too many connections, one more was closed");
+        let Some(place) = seating.take(net::peer_ip(&fd)) else {
+            tracing::debug!("too many connections, one more was closed");
             continue;
-        }
+        };
         connections.fetch_add(1, Ordering::Relaxed);
-        if workers[next].send(fd).is_err() {
+        if workers[next].send((fd, place)).is_err() {
             return;
         }
     }
@@ -109,15 +129,21 @@ fn worker(
     arena: Arc<Arena>,
     gate: Gate,
     connections: Arc<AtomicU32>,
-) -> Result<mpsc::UnboundedSender<OwnedFd>, String> {
-    let (hand, mut handed) = mpsc::unbounded_channel::<OwnedFd>();
+) -> Result<mpsc::UnboundedSender<(OwnedFd, Place)>, String> {
+    let (hand, mut handed) = mpsc::unbounded_channel::<(OwnedFd, Place)>();
     let runtime = runtime()?;
     let serve = move || {
         tokio::task::LocalSet::new().block_on(&runtime, async move {
-            while let Some(fd) = handed.recv().await {
+            while let Some((fd, place)) = handed.recv().await {
                 let (arena, gate, connections) = (arena.clone(), gate.clone(), connections.clone());
                 tokio::task::spawn_local(async move {
-                    if let Err(error) = client(fd, &arena, gate).await {
+                    let served = tokio::select! {
+                        biased;
+                        // Who is let in is at work, and stays.
+                        () = place.wanted() => Err("its place was needed before it was let in".to_owned()),
+                        served = client(fd, &arena, gate, &place) => served,
+                    };
+                    if let Err(error) = served {
                         tracing::debug!(error, "connection ended");
                     }
                     connections.fetch_sub(1, Ordering::Relaxed);
@@ -130,12 +156,13 @@ fn worker(
 }
 
 /// One client from its first byte to its last.
-async fn client(fd: OwnedFd, arena: &Arena, gate: Gate) -> Result<(), String> {
+async fn client(fd: OwnedFd, arena: &Arena, gate: Gate, place: &Place) -> Result<(), String> {
     let fd = net::register(fd).map_err(|e| e.to_string())?;
     let access = gate.access();
     let mut door = Door { gate, access: access.clone(), entered: None };
     let Some(accepted) = accept::handshake(&fd, &mut door).await else { return Ok(()) };
     let pass = door.entered.ok_or("the handshake ended without a lookup")?;
+    place.works();
     let connection = Connection::new(&fd, arena, accepted.session, pass.grant, accepted.early);
     tokio::select! {
         biased;
@@ -198,5 +225,17 @@ fn refusal(error: OpenError) -> ExportError {
         OpenError::Leaving => ExportError::Shutdown,
         // This alone tells a client that what it means is gone (`rim::volume::open`).
         OpenError::OtherDonor => ExportError::Policy(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_donor_with_few_descriptors_says_what_it_needs() {
+        assert!(seating(1024).is_ok() && seating(u64::MAX).is_ok());
+        let said = seating(24).expect_err("of no use to anybody");
+        assert!(said.contains("24 files") && said.contains("needs 160") && said.contains("ulimit"), "{said}");
     }
 }
