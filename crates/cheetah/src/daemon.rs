@@ -13,7 +13,9 @@ use cheetah_core::api::{Attached, Call};
 use cheetah_front::loopdev::{self, LoopDevice};
 use cheetah_front::{export, fuse};
 use cheetah_rim::control::Client;
+use cheetah_rim::descriptors;
 use cheetah_rim::memory;
+use cheetah_rim::swap::{self, Kept};
 use cheetah_rim::volume::{Caching, Rule, Tuning, VolumeHandle};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -146,6 +148,9 @@ impl Attachment {
         if let Err(why) = memory::own_cgroup("cheetah-attach") {
             tracing::info!(why, "no cgroup of its own");
         }
+        memory::forbid_dumps();
+        // One for each client of an export, and for each donor.
+        let _ = descriptors::raise();
         let granted = memory::prepare();
         tracing::info!(?granted, "memory prepared");
         let lease = lease_for_tools(&pool, &order.name, order.read_only).await?;
@@ -154,6 +159,9 @@ impl Attachment {
             let _ = pool.call(Call::Detach { name: order.name.clone(), token: lease.token }).await;
         }
         let mut attachment = begun?;
+        if let kept @ Kept::Exposed(_) = swap::of_buffers() {
+            notes.push(kept.to_string());
+        }
         attachment.ready.notes = notes;
         memory::grow_heap();
         if let Err(failure) = attachment.remember() {

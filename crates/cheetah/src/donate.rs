@@ -11,7 +11,7 @@ use crate::signals::Signals;
 use cheetah_core::api::Call;
 use cheetah_core::donor::Exit;
 use cheetah_core::donor::owner::{self, Owner, Sample, Terms};
-use cheetah_core::limits::{DONOR_EXTENTS_MAX, EXTENT_BYTES};
+use cheetah_core::limits::{DONOR_EXTENTS_MAX, DONOR_MEMORY_EXTENTS_MAX, EXTENT_BYTES};
 use cheetah_core::units::{check_name, parse_bytes, show_bytes};
 use cheetah_nbd::uri::{Transport, Uri};
 use cheetah_rim::arena::Arena;
@@ -20,6 +20,7 @@ use cheetah_rim::donor::{DonorServer, Gate};
 use cheetah_rim::gather::Gathering;
 use cheetah_rim::net::{Bound, Endpoint};
 use cheetah_rim::owner::{Machine, Memory, go_first, yield_to_owner};
+use cheetah_rim::swap::{self, Kept};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,8 +33,9 @@ pub async fn donate(options: cli::Donate) -> Result<(), Failure> {
     let terms = terms(&options, &machine)?;
     let extents = terms.extents_max;
     let who = Who::of(&options, Lender::own())?;
-    cheetah_rim::memory::forbid_dumps();
+    // In this order: afterwards what a process has under /proc belongs to root.
     go_first();
+    cheetah_rim::memory::forbid_dumps();
     let arena = Arena::new(extents).map_err(|e| {
         Failure::failed(format!(
             "the kernel does not give {}: {e}",
@@ -41,6 +43,7 @@ pub async fn donate(options: cli::Donate) -> Result<(), Failure> {
         ))
     })?;
     let arena = Arc::new(arena);
+    let kept = swap::keep_arena(&arena);
     let lent = show_bytes(arena.bytes());
     if options.no_pool {
         let endpoint: Endpoint = options.listen.parse().map_err(Failure::usage)?;
@@ -55,6 +58,7 @@ pub async fn donate(options: cli::Donate) -> Result<(), Failure> {
             who.name,
             server.endpoint()
         ));
+        output::line(&kept.to_string());
         return tokio::select! {
             _ = signals.next() => Ok(()),
             never = Gathering::new(arena).go_on_always() => match never {},
@@ -80,7 +84,7 @@ pub async fn donate(options: cli::Donate) -> Result<(), Failure> {
     let owned = yield_to_owner(machine, Owner::new(terms), arena, handle.clone());
     let moving = tokio::spawn(tend_what_lies_idle(pool.clone(), handle.clone()));
     let ended = tokio::select! {
-        ended = run(control, handle, pool.url(), &lends, options.no_drain) => ended,
+        ended = run(control, handle, pool.url(), &lends, Some(&kept), options.no_drain) => ended,
         // Without a goodbye, or waiting for anything: others notice a closed connection soon enough.
         sample = owned => outrun(&called.borrow(), &sample).end_now(),
     };
@@ -129,6 +133,7 @@ async fn run(
     mut handle: DonorHandle,
     pool: &str,
     lends: &str,
+    kept: Option<&Kept>,
     no_drain: bool,
 ) -> Result<(), Failure> {
     let (ending, parting) = (handle.clone(), handle.clone());
@@ -145,6 +150,7 @@ async fn run(
             if joined.is_some() {
                 let called = handle.called().borrow().clone();
                 output::line(&format!("ready: donor {called} {lends} to pool {pool}"));
+                kept.iter().for_each(|kept| output::line(&kept.to_string()));
             }
             told_to_leave(signals, &ending, pool, no_drain).await;
         } => running.await,
@@ -198,7 +204,7 @@ fn terms(options: &cli::Donate, machine: &Machine) -> Result<Terms, Failure> {
         ))),
         _ => {
             let extents = u32::try_from(bytes / EXTENT_BYTES).unwrap_or(u32::MAX);
-            Ok(Terms { extents_max: extents.min(DONOR_EXTENTS_MAX), reserve_bytes: reserve })
+            Ok(Terms { extents_max: extents.min(DONOR_MEMORY_EXTENTS_MAX), reserve_bytes: reserve })
         }
     }
 }
@@ -278,7 +284,7 @@ async fn donate_foreign(options: cli::Donate) -> Result<(), Failure> {
         control(who, address, extents, Some(uri.export.clone()), pool.clone(), DonorHooks::none())?;
     let lends = format!("lends {} of {address}", show_bytes(u64::from(extents) * EXTENT_BYTES));
     tokio::select! {
-        ended = run(control, handle, pool.url(), &lends, options.no_drain) => ended,
+        ended = run(control, handle, pool.url(), &lends, None, options.no_drain) => ended,
         why = async {
             loop {
                 tokio::time::sleep(Duration::from_secs(1)).await;

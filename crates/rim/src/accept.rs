@@ -103,6 +103,9 @@ pub(crate) async fn read_some(fd: &AsyncFd<OwnedFd>, input: &mut Vec<u8>) -> io:
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             input.extend_from_slice(&bytes[..got]);
+            // Behind a handshake there may be payload.
+            bytes.fill(0);
+            std::hint::black_box(&bytes);
             return Ok(());
         }
     }

@@ -57,6 +57,12 @@ impl Arena {
         self.bytes
     }
 
+    /// Has each page locked when it comes, and those that are here; what is punched out is given back as ever. Whether this
+    /// process may.
+    pub(crate) fn lock(&self) -> bool {
+        self.mapping.lock_as_it_comes()
+    }
+
     #[must_use]
     pub fn bytes_used(&self) -> u64 {
         let blocks: u32 = self.presence.iter().map(|word| word.load(Ordering::Relaxed).count_ones()).sum();
@@ -322,6 +328,35 @@ mod tests {
         assert_eq!((byte(&arena, 9), byte(&arena, 10), byte(&arena, 29), byte(&arena, 30)), (7, 0, 0, 7));
         arena.zero(4096, 4096, true);
         assert_eq!(runs(&arena, 0, 16384), [(16384, true)]);
+    }
+
+    /// What the kernel has locked of this process's memory, by page and not by mapping.
+    fn locked_bytes(arena: &Arena) -> u64 {
+        let begin = format!("{:x}-", arena.address(0) as usize);
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mine = maps.lines().skip_while(|line| !line.starts_with(&begin));
+        let kib = mine.into_iter().find_map(|line| line.strip_prefix("Locked:")).unwrap();
+        kib.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+    }
+
+    #[test]
+    fn what_is_locked_is_given_back_when_it_is_wiped() {
+        let arena = Arena::new(2).unwrap();
+        write(&arena, 0, &[7; 8192]);
+        assert!(arena.lock(), "needs to lock 128 MiB: raise `ulimit -l`");
+        assert_eq!(locked_bytes(&arena), 8192, "and no page comes by that");
+        let page = HUGE_PAGE_BYTES as u64;
+        write(&arena, EXTENT_BYTES, &vec![1; 2 * HUGE_PAGE_BYTES]);
+        assert_eq!(locked_bytes(&arena), 8192 + 2 * page);
+        let first = usize::try_from(EXTENT_BYTES / page).unwrap();
+        assert_eq!(arena.gather(first).ok(), Some(true), "huge pages can be locked, too");
+        // It is looked at again, so it is there again: as a huge page.
+        assert_eq!(byte(&arena, EXTENT_BYTES), 1);
+        arena.zero(EXTENT_BYTES + page, 4096, false);
+        arena.wipe(&[0, 1]);
+        assert_eq!((locked_bytes(&arena), arena.bytes_resident()), (0, 0));
+        write(&arena, 0, &[7; 4096]);
+        assert_eq!(locked_bytes(&arena), 4096);
     }
 
     #[test]

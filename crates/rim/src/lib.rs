@@ -19,4 +19,5 @@ pub mod memory;
 pub mod net;
 pub mod owner;
 mod seating;
+pub mod swap;
 pub mod volume;

@@ -6,12 +6,21 @@
 //! Called by `arena` and `buffer`. Tests: below. One of the named modules that may use unsafe.
 #![allow(unsafe_code)]
 
-use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, MlockFlags, MprotectFlags, ProtFlags};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// Whether memory that is taken up front was refused to be locked, once.
+static IS_EXPOSED: AtomicBool = AtomicBool::new(false);
+
+/// Whether all memory that was taken up front is locked.
+pub(crate) fn all_are_locked() -> bool {
+    !IS_EXPOSED.load(Ordering::Relaxed)
+}
 
 /// A mapping, ended with its owner.
 #[derive(Debug)]
@@ -26,12 +35,13 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Memory of this process, which reads as zeros.
+    /// Memory of this process, which reads as zeros; not part of a core dump.
     ///
     /// # Errors
     /// The kernel refuses it.
     pub(crate) fn anonymous(bytes: usize) -> io::Result<Mapping> {
         let mapping = Mapping::reserve(bytes)?;
+        mapping.advise(Advice::LinuxDontDump);
         mapping.advise(Advice::LinuxHugepage);
         if bytes > 0 {
             // Only now can pages come, which they do at once in a process that locks its memory: as huge ones.
@@ -96,9 +106,24 @@ impl Mapping {
         self.start
     }
 
-    /// Touches every page, so that later use of it meets no page fault.
+    /// Touches every page, so that later use of it meets no page fault, and locks them where this process may.
     pub(crate) fn prefault(&self) {
         self.advise(Advice::LinuxPopulateWrite);
+        if self.bytes > 0 {
+            // SAFETY: the whole of our own mapping; locking changes no content.
+            let locked = unsafe { rustix::mm::mlock(self.start.as_ptr().cast(), self.bytes) };
+            if locked.is_err() {
+                IS_EXPOSED.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Locks pages when they come, and those that are here; whether this process may.
+    pub(crate) fn lock_as_it_comes(&self) -> bool {
+        // SAFETY: the whole of our own mapping; locking changes no content.
+        let lock =
+            || unsafe { rustix::mm::mlock_with(self.start.as_ptr().cast(), self.bytes, MlockFlags::ONFAULT) };
+        self.bytes == 0 || lock().is_ok()
     }
 
     /// Advice changes no content, and what the kernel cannot do is no fault.

@@ -6,6 +6,7 @@
 //! One of the named modules that may use unsafe.
 #![allow(unsafe_code)]
 
+use crate::swap;
 use rustix::mm::MlockAllFlags;
 
 /// What was granted.
@@ -30,10 +31,9 @@ pub fn prepare() -> Granted {
         libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
         libc::mallopt(libc::M_MMAP_THRESHOLD, 32 << 20);
     }
-    // A limit below what is still to come would turn later mappings into failures.
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
-    let may_lock = limit.is_none() || rustix::process::geteuid().is_root();
-    let locked = may_lock && rustix::mm::mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE).is_ok();
+    swap::raise_limit();
+    let all = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE;
+    let locked = swap::may_lock_any() && rustix::mm::mlockall(all).is_ok();
     Granted { locked, io_flusher: declare_io_flusher() }
 }
 
@@ -55,6 +55,14 @@ pub fn declare_io_flusher() -> bool {
 pub fn forbid_dumps() {
     // SAFETY: a prctl that takes a number and sets a flag of the process.
     unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) };
+}
+
+/// Bytes that were received and may be payload: zeroed before their memory is given back.
+pub fn wipe(mut received: Vec<u8>) {
+    received.clear();
+    // Behind its length, too: what was there before it became shorter.
+    received.resize(received.capacity(), 0);
+    std::hint::black_box(&received);
 }
 
 /// Moves this process to a memory cgroup of its own, at the top: the limit of the tools that it serves is not

@@ -3,6 +3,7 @@
 //! Owns: the bytes received and not yet taken. Never: more than `RECEIVE_BYTES_MAX`. Called by `connection`.
 //! Tests: below.
 
+use cheetah_rim::memory::wipe;
 use std::ops::Range;
 
 /// What an idle connection costs.
@@ -13,6 +14,13 @@ pub(super) const RECEIVE_BYTES_MAX: usize = 256 << 10;
 pub(super) struct InBuf {
     memory: Box<[u8]>,
     live: Range<usize>,
+}
+
+impl Drop for InBuf {
+    /// What a client sent is nowhere when it is gone.
+    fn drop(&mut self) {
+        wipe(std::mem::take(&mut self.memory).into_vec());
+    }
 }
 
 impl InBuf {
@@ -77,7 +85,7 @@ impl InBuf {
         let mut memory: Box<[u8]> = vec![0; bytes].into();
         memory[..self.live.len()].copy_from_slice(self.bytes());
         self.live = 0..self.live.len();
-        self.memory = memory;
+        wipe(std::mem::replace(&mut self.memory, memory).into_vec());
     }
 }
 

@@ -4,7 +4,8 @@
 //! Owns: the wire state between two system calls. Never: who may touch what (`Access` decides for each request),
 //! or a thread's time (nothing here waits for anything but the socket).
 //! Invariants: requests take effect in the order in which they came; a client that does not read its replies
-//! stops being read itself, so memory is bounded; an idle connection holds none to speak of.
+//! stops being read itself, so memory is bounded; an idle connection holds none to speak of; and one that ends leaves nothing of
+//! what it received outside of the arena, so that what is wiped there is nowhere else.
 //! One receive takes all the requests that are there, one send answers them all: at 4 KiB and depth 64 that is
 //! a factor of 6. Reads of 64 KiB and more leave as the arena's own pages where that is much together. Write payloads land in
 //! the arena directly.
@@ -14,6 +15,7 @@
 use crate::arena::Arena;
 use crate::ledgers::locked;
 use crate::lend::{Lender, ROOM_BYTES};
+use crate::memory::wipe;
 use crate::net::{self, iovec};
 use cheetah_core::donor::{Access, Denied, Grant, Ledger, ListedWrite, Ticket, WriteMark};
 use cheetah_nbd::server::reply;
@@ -49,7 +51,24 @@ const AGE_WORK_BYTES: u64 = 128 << 10;
 static ZEROS: [u8; HOLE_BYTES_MIN as usize] = [0; HOLE_BYTES_MIN as usize];
 
 thread_local! {
-    static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH_BYTES].into_boxed_slice());
+    static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::new());
+}
+
+/// Where a thread receives what is small, and how much of it may still have something in it.
+struct Scratch {
+    bytes: Box<[u8]>,
+    used: usize,
+}
+
+impl Scratch {
+    fn new() -> Scratch {
+        Scratch { bytes: vec![0; SCRATCH_BYTES].into_boxed_slice(), used: 0 }
+    }
+
+    fn wipe(&mut self) {
+        self.bytes[..self.used].fill(0);
+        self.used = 0;
+    }
 }
 
 /// A piece of what goes out.
@@ -142,6 +161,9 @@ impl Drop for Connection<'_> {
         if let Some(Pending { offset, received, refused: None, .. }) = self.pending {
             self.arena.wrote(offset, received);
         }
+        wipe(std::mem::take(&mut self.partial));
+        // None is left of a thread that ends.
+        let _ = SCRATCH.try_with(|scratch| scratch.borrow_mut().wipe());
     }
 }
 
@@ -187,7 +209,9 @@ impl<'a> Connection<'a> {
 
     async fn serve_all(&mut self, access: impl Fn() -> Arc<Access>) -> Result<(), End> {
         let early = std::mem::take(&mut self.partial);
-        self.digest(&early, &access()).map_err(End::Fault)?;
+        let digested = self.digest(&early, &access());
+        wipe(early);
+        digested.map_err(End::Fault)?;
         loop {
             self.send().await?;
             if self.bye {
@@ -195,7 +219,9 @@ impl<'a> Connection<'a> {
             }
             if std::mem::take(&mut self.deferred) {
                 let input = std::mem::take(&mut self.partial);
-                self.digest(&input, &access()).map_err(End::Fault)?;
+                let digested = self.digest(&input, &access());
+                wipe(input);
+                digested.map_err(End::Fault)?;
                 tokio::task::yield_now().await;
                 continue;
             }
@@ -233,7 +259,7 @@ impl<'a> Connection<'a> {
         fd: &OwnedFd,
         access: &impl Fn() -> Arc<Access>,
     ) -> io::Result<Result<bool, String>> {
-        SCRATCH.with_borrow_mut(|scratch| {
+        SCRATCH.with_borrow_mut(|Scratch { bytes: scratch, used }| {
             let kept = self.partial.len();
             scratch[..kept].copy_from_slice(&self.partial);
             self.partial.clear();
@@ -265,6 +291,7 @@ impl<'a> Connection<'a> {
                 write.received += landed;
             }
             let end = kept + usize::try_from(got - landed).expect("inside the scratch");
+            *used = end.max(*used);
             let filled = got == direct + look_ahead as u64;
             Ok(self.digest(&scratch[..end], &access()).map(|()| filled))
         })

@@ -16,6 +16,7 @@ use super::leaving::{Leaving, Marked, OutPart, Traffic, first_request, payload_b
 use super::memory::Memory;
 use super::open::Opened;
 use crate::lend::{Lender, ROOM_BYTES};
+use crate::memory::wipe;
 use crate::net::{self, iovec};
 use cheetah_core::donor::ListedWrite;
 use cheetah_core::layout::Scatter;
@@ -639,6 +640,12 @@ impl Conn {
         }
         events.push(Event::Answered { part, answer });
         Ok(())
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        wipe(std::mem::take(&mut self.input));
     }
 }
 

@@ -1,0 +1,166 @@
+//! Peers that want no good, or have no luck, against real processes: what they can find out, use up, and leave behind.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::FileExt;
+use std::process::Command;
+
+use cheetah_core::api::API_VERSION;
+use cheetah_lab::pool::{Pool, binary};
+use cheetah_lab::process::Process;
+use cheetah_lab::scratch::Scratch;
+use cheetah_lab::{tools, wait};
+use serde_json::Value;
+
+/// The program as a child that may have no more than so many files open.
+fn with_files(limit: u32, arguments: &[&str]) -> Command {
+    let mut command = tools::command("prlimit");
+    command.arg(format!("--nofile={limit}:{limit}")).arg(binary()).args(arguments);
+    command
+}
+
+/// What the coordinator answers to these bytes.
+fn ask(url: &str, request: &str) -> String {
+    let mut stream = TcpStream::connect(url.trim_start_matches("http://")).expect("the coordinator");
+    stream.set_read_timeout(Some(wait::SOON)).expect("a limit");
+    stream.write_all(request.as_bytes()).expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    answer
+}
+
+fn post(path: &str, body: &Value) -> String {
+    let body = body.to_string();
+    let head = format!("Host: localhost\r\nCheetah-Api: {API_VERSION}\r\nConnection: close");
+    let content = format!("Content-Type: application/json\r\nContent-Length: {}", body.len());
+    format!("POST {path} HTTP/1.1\r\n{head}\r\n{content}\r\n\r\n{body}")
+}
+
+#[test]
+fn half_sent_requests_keep_nobody_out() {
+    let scratch = Scratch::new();
+    let command = with_files(256, &["coordinate", "--listen", "127.0.0.1:0", "--state", "memory"]);
+    let mut coordinator = Process::start("coordinator", command, scratch.path());
+    let line = coordinator.wait_for_line("ready: ", wait::SOON);
+    let url = line.trim_start_matches("ready: ").to_owned();
+    let mut half_sent = Vec::new();
+    for _ in 0..400 {
+        let mut stream = TcpStream::connect(url.trim_start_matches("http://")).expect("the kernel accepts");
+        // The oldest are closed by now.
+        let _ = stream.write_all(b"GET /v1/pool HTTP/1.1\r\nhost: local");
+        half_sent.push(stream);
+    }
+    let answer = ask(&url, "GET /v1/pool HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert!(coordinator.open_files() < 256, "it has some left");
+}
+
+#[test]
+fn who_may_open_few_files_is_told_so() {
+    for arguments in [
+        &["donate", "64M", "--no-pool", "--listen", "127.0.0.1:0"][..],
+        &["coordinate", "--listen", "127.0.0.1:0", "--state", "memory"],
+    ] {
+        let said = tools::expect_failure(&mut with_files(24, arguments));
+        assert!(said.contains("24 files") && said.contains("ulimit"), "{said}");
+        assert!(!said.contains("ready:"), "{said}");
+    }
+}
+
+#[test]
+fn a_page_in_a_browser_changes_and_learns_nothing() {
+    let mut pool = Pool::start();
+    pool.donate("one", "128M");
+    pool.create_linear("case-7", "64M");
+    let of = |request: &str| ask(pool.url(), request);
+    for foreign in ["Host: evil.example", "Host: localhost\r\nOrigin: http://evil.example"] {
+        for what in ["GET /v1/pool", "DELETE /v1/volumes/case-7", "GET /v1/volumes/case-7"] {
+            let answer = of(&format!(
+                "{what} HTTP/1.1\r\n{foreign}\r\nCheetah-Api: {API_VERSION}\r\nConnection: close\r\n\r\n"
+            ));
+            assert!(answer.starts_with("HTTP/1.1 400") && !answer.contains("case-7"), "{answer}");
+        }
+    }
+    // What a form of a page can send.
+    let answer = of("DELETE /v1/volumes/case-7 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("cheetah-api"), "{answer}");
+    assert!(pool.ok(["list"]).contains("case-7"));
+}
+
+#[test]
+fn any_length_of_a_peers_text_is_shown_in_a_line() {
+    let mut pool = Pool::start();
+    pool.donate("one", "128M");
+    pool.create_linear("case", "64M");
+    for reader in 0..17 {
+        let holder = format!("{reader}\u{1b}[31m{}", "x".repeat(4000));
+        let attach = serde_json::json!({ "version": API_VERSION, "read_only": true, "holder": holder });
+        let answer = ask(pool.url(), &post("/v1/volumes/case/leases", &attach));
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+    for command in ["status", "list"] {
+        let said = pool.ok([command]);
+        assert!(said.contains("0?[31mxxx") && !said.contains('\u{1b}'), "{said}");
+    }
+}
+
+#[test]
+fn a_donor_of_a_pool_names_nothing_and_says_how_to_ask() {
+    let mut pool = Pool::start();
+    pool.donate("one", "128M");
+    pool.create_linear("case-7", "64M");
+    let status = pool.status();
+    let address = status["donors"][0]["address"].as_str().expect("an address").to_owned();
+    let said = tools::expect_failure(tools::command("nbdinfo").args(["--list", &format!("nbd://{address}")]));
+    assert!(said.contains("NAME@TOKEN") && !said.contains("case-7"), "{said}");
+    for export in ["", "case-7"] {
+        let uri = format!("nbd://{address}/{export}");
+        let said = tools::expect_failure(tools::command("nbdinfo").arg(&uri));
+        assert!(said.contains("NAME@TOKEN"), "{said}");
+    }
+    let attach = serde_json::json!({ "version": API_VERSION, "read_only": true, "holder": "me" });
+    let answer = ask(pool.url(), &post("/v1/volumes/case-7/leases", &attach));
+    let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+    let attached: Value = serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}"));
+    let token = attached["token"].as_str().expect("a token");
+    let uri = format!("nbd://{address}/case-7@{token}");
+    assert_eq!(tools::run("nbdinfo", ["--size", &uri]).trim(), (64 << 20).to_string());
+}
+
+/// Private memory of a process that can be written, which the lent memory is not.
+fn private_memory_has(pid: u32, marker: &[u8]) -> bool {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("needs root");
+    let memory = std::fs::File::open(format!("/proc/{pid}/mem")).expect("needs root");
+    let ranges = maps.lines().filter_map(|line| {
+        let mut fields = line.split_whitespace();
+        let (range, access) = (fields.next()?, fields.next()?);
+        let (from, to) = range.split_once('-')?;
+        let at = |text| u64::from_str_radix(text, 16).ok();
+        access.starts_with("rw-p").then_some((at(from)?, at(to)?))
+    });
+    let has = |(from, to): (u64, u64)| {
+        let mut bytes = vec![0; usize::try_from(to - from).expect("fits")];
+        // Reserved addresses have nothing to read.
+        let _ = memory.read_at(&mut bytes, from);
+        bytes.windows(marker.len()).any(|window| window == marker)
+    };
+    ranges.collect::<Vec<_>>().into_iter().any(has)
+}
+
+#[test]
+fn what_was_written_is_nowhere_in_a_donor_once_its_volume_is_gone() {
+    tools::need_root("to look into another process's memory");
+    let mut pool = Pool::start();
+    pool.donate("one", "128M");
+    let pid = pool.pid_of("one");
+    pool.create_linear("case", "64M");
+    let uri = pool.attach_export("case", &[]).uri;
+    // Small writes, many at once: they are received in batches.
+    let script = "import sys\nfor at in range(256):\n h.aio_pwrite(b'EVIDENCE-OF-CASE' * 256, at * 4096)\n\
+                  while h.aio_in_flight() > 0:\n h.poll(-1)\n";
+    let mut nbdsh = tools::command("nbdsh");
+    let _ = tools::expect_success(nbdsh.args(["-u", &uri, "-c", script]));
+    pool.detach("case");
+    pool.ok(["delete", "case"]);
+    wait::until("the donor has let go", wait::SOON, || !private_memory_has(pid, b"EVIDENCE-OF-CASE"));
+}
