@@ -241,7 +241,7 @@ async fn other_versions_strange_routes_and_large_bodies_are_refused() {
     let answer = raw(at, &get("/v1/pool", "cheetah-api: 9\r\n")).await;
     assert!(answer.starts_with("HTTP/1.1 426") && answer.contains("upgrade"), "{answer}");
     let answer = raw(at, &get("/v1/pool", "")).await;
-    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("cheetah-api: 2"), "{answer}");
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains(&ours), "{answer}");
     let answer = raw(at, &get("/v1/nothing", "")).await;
     assert!(answer.starts_with("HTTP/1.1 404") && answer.contains("/openapi.json"), "{answer}");
     assert!(raw(at, &get("/openapi.json", "")).await.contains("\"openapi\": \"3.1.0\""));

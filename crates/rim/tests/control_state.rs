@@ -36,6 +36,8 @@ async fn unclean(directory: &Path) -> (Vec<u8>, PoolStatus) {
             donor: DonorId(id),
             pool: None,
             name: format!("d{id}"),
+            or_numbered: false,
+            machine: String::new(),
             host: format!("host-{id}"),
             address: format!("127.0.0.1:{}", 9000 + id),
             extents: 4,

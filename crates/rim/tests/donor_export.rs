@@ -57,7 +57,9 @@ impl World {
             DonorHooks { wipe: Arc::new(move |extents| wiped.wipe(extents)), bytes_used: Arc::new(|| 0) };
         let options = DonorOptions {
             name: "d".into(),
+            or_numbered: false,
             host: "h".into(),
+            machine: String::new(),
             listen,
             extents: EXTENTS,
             foreign_export: None,
