@@ -235,6 +235,7 @@ async fn raw(address: SocketAddr, request: &str) -> String {
 async fn other_versions_strange_routes_and_large_bodies_are_refused() {
     let (coordination, _) = start(StateAt::Memory).await;
     let at = coordination.address();
+    let ours = format!("cheetah-api: {API_VERSION}");
     let get = |path: &str, more: &str| {
         format!("GET {path} HTTP/1.1\r\nhost: {at}\r\nconnection: close\r\n{more}\r\n")
     };
@@ -247,7 +248,8 @@ async fn other_versions_strange_routes_and_large_bodies_are_refused() {
     assert!(raw(at, &get("/openapi.json", "")).await.contains("\"openapi\": \"3.1.0\""));
     assert!(raw(at, &get("/", "")).await.contains("Cheetah coordinator"));
     let post = |path: &str, length: usize, body: &str| {
-        let head = "host: localhost\r\ncheetah-api: 2\r\nconnection: close\r\ncontent-type: application/json";
+        let head =
+            format!("host: localhost\r\n{ours}\r\nconnection: close\r\ncontent-type: application/json");
         format!("POST {path} HTTP/1.1\r\n{head}\r\ncontent-length: {length}\r\n\r\n{body}")
     };
     let answer = raw(at, &post("/v1/volumes", 2, "{}")).await;
