@@ -21,7 +21,7 @@ Exit codes:
 Environment:
   CHEETAH_POOL     URL of the coordinator, or several, as --pool
   CHEETAH_HOST_ID  what tells this machine from any other, as --host-id of donate
-  CHEETAH_LOG      what to log on stderr: error, warn (the default), info, debug";
+  CHEETAH_LOG      what to log on stderr: error, warn, info, debug; without it, faults and what happened to the pool";
 
 /// Pools the idle memory of ordinary machines into fast, disposable block volumes.
 #[derive(Debug, Parser)]

@@ -88,7 +88,7 @@ impl Order {
 
 impl From<&Failure> for Report {
     fn from(failure: &Failure) -> Self {
-        Report::Failed { exit: failure.exit, message: failure.message.clone() }
+        Report::Failed { exit: failure.exit, message: failure.text() }
     }
 }
 
@@ -303,7 +303,7 @@ impl Attachment {
                 () = &mut told => {
                     // Nobody waits for an answer: what is in use goes on lazily until its last user is gone.
                     if let Err(failure) = self.end_fronts().await {
-                        tracing::warn!("ended while in use: {}", failure.message);
+                        tracing::warn!("ended while in use: {}", failure.text());
                     }
                     break;
                 }

@@ -84,9 +84,10 @@ impl Failure {
         output::note(&self.text());
     }
 
-    fn text(&self) -> String {
+    /// As people are told.
+    pub fn text(&self) -> String {
         match &self.advice {
-            Some(advice) => format!("{}: {advice}", self.message),
+            Some(advice) => format!("{}; {advice}", self.message),
             None => self.message.clone(),
         }
     }
@@ -119,7 +120,18 @@ impl From<Refusal> for Failure {
             RefusalCode::PoolFull => Exit::PoolFull,
             RefusalCode::Version | RefusalCode::Unavailable | RefusalCode::Standby => Exit::NoPool,
         };
-        Failure { code: code_of(refusal.code), ..Failure::new(exit, refusal.message) }
+        // These are written so: what is the case; what to do.
+        let split = match refusal.code {
+            RefusalCode::NotFound | RefusalCode::Conflict | RefusalCode::PoolFull => {
+                refusal.message.split_once("; ")
+            }
+            _ => None,
+        };
+        let failure = match split {
+            Some((message, advice)) => Failure::new(exit, message).advise(advice),
+            None => Failure::new(exit, refusal.message),
+        };
+        Failure { code: code_of(refusal.code), ..failure }
     }
 }
 
@@ -147,7 +159,7 @@ mod tests {
     fn what_to_do_follows_what_happened() {
         let plain = Failure::failed("the disk is full");
         assert_eq!(plain.text(), "the disk is full");
-        assert_eq!(plain.advise("make room").text(), "the disk is full: make room");
+        assert_eq!(plain.advise("make room").text(), "the disk is full; make room");
     }
 
     #[test]
@@ -157,6 +169,10 @@ mod tests {
         assert_eq!((full.exit as i32, full.code), (5, "pool_full"));
         let unknown = refused(RefusalCode::NotFound);
         assert_eq!((unknown.exit as i32, unknown.code), (4, "not_found"));
+        let message = "there is no volume 'x'; `cheetah list` shows those there are".to_owned();
+        let unknown = Failure::from(Refusal { code: RefusalCode::NotFound, message: message.clone() });
+        assert_eq!(unknown.advice.as_deref(), Some("`cheetah list` shows those there are"));
+        assert_eq!(unknown.text(), message, "nothing is left out");
         let none = Failure::from(CallError::NoLeader { url: "u".into(), why: "w".into() });
         assert_eq!((none.exit as i32, none.code), (3, "standby"));
     }

@@ -5,11 +5,11 @@ use crate::cli;
 use crate::failure::Failure;
 use crate::output;
 use crate::pool::{find, pool_status, volume};
+use crate::progress::Shown;
 use crate::signals::Signals;
 use cheetah_core::api::{Answer, AtStake, Call, DonorHealth, DonorStatus, PoolStatus};
 use cheetah_core::map::DonorId;
 use cheetah_rim::control::Client;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
@@ -98,7 +98,7 @@ impl LeaveReport {
     }
 
     async fn wait(&mut self, options: &cli::Leave, pool: &Client, held_before: u64) -> Result<(), Failure> {
-        let bar = bar(options, held_before);
+        let bar = Shown::start("emptying", &options.donor, held_before);
         let (mut unanswered, mut polls) = (0, 0);
         while !self.done {
             tokio::time::sleep(POLL).await;
@@ -129,15 +129,6 @@ impl LeaveReport {
         self.waits_for_writers_of.clear();
         Ok(())
     }
-}
-
-fn bar(options: &cli::Leave, bytes: u64) -> ProgressBar {
-    if options.json.json {
-        return ProgressBar::hidden();
-    }
-    let style = "emptying {msg} {percent:>3}% [{bar:30}] {bytes} of {total_bytes}, {binary_bytes_per_sec}, {eta} left";
-    let style = ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(bytes).with_style(style.progress_chars("=> ")).with_message(options.donor.clone())
 }
 
 /// A live donor of this name before a lost one; or the one with this identity.

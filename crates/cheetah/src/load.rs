@@ -9,6 +9,7 @@ use crate::failure::{Exit, Failure};
 use crate::health::LOADING;
 use crate::output;
 use crate::pool::{find, unexpected, volume};
+use crate::progress::Shown;
 use crate::signals::Signals;
 use crate::tend::{Tended, lease_to_fill, lost_notes};
 use cheetah_core::api::{Answer, Call, Create, RefusalCode, Size, VolumeHealth, VolumeStatus};
@@ -17,7 +18,6 @@ use cheetah_rim::buffer::LARGE_BYTES;
 use cheetah_rim::control::{CallError, Client};
 use cheetah_rim::volume::{Completion, Op, Sink, Submission, Tuning, VolumeError, VolumeHandle};
 use cheetah_source::{RawSource, part_beside};
-use indicatif::{ProgressBar, ProgressStyle};
 use md5::{Digest, Md5};
 use serde::Serialize;
 use sha2::Sha256;
@@ -275,12 +275,6 @@ impl Sink for ToChannel {
     }
 }
 
-fn bar(bytes: u64, what: &'static str) -> ProgressBar {
-    let style = "{msg} {percent:>3}% [{bar:30}] {bytes} of {total_bytes}, {binary_bytes_per_sec}, {eta} left";
-    let style = ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(bytes).with_style(style.progress_chars("=> ")).with_message(what)
-}
-
 fn copy_and_verify(
     source: &RawSource,
     volume: &VolumeHandle,
@@ -315,7 +309,7 @@ fn chunks(bytes: u64) -> impl Iterator<Item = (u64, usize)> {
 
 fn copy(source: &RawSource, volume: &VolumeHandle) -> Result<(Hashes, u64), Failure> {
     let hashing = Hashing::start();
-    let progress = bar(source.size(), "loading ");
+    let progress = Shown::start("loading", volume.name(), source.size());
     let (sink, done) = mpsc::channel();
     let sink: Arc<dyn Sink> = Arc::new(ToChannel(sink));
     let (mut in_flight, mut zero_bytes) = (0, 0);
@@ -376,7 +370,7 @@ fn write_error(error: VolumeError, offset: u64) -> String {
 /// Hashes the first `bytes` of the volume, as the donors give them back.
 fn read_back(volume: &VolumeHandle, bytes: u64) -> Result<Hashes, Failure> {
     let hashing = Hashing::start();
-    let progress = bar(bytes, "checking");
+    let progress = Shown::start("checking", volume.name(), bytes);
     let (sink, done) = mpsc::channel();
     let sink: Arc<dyn Sink> = Arc::new(ToChannel(sink));
     let mut arrived: BTreeMap<u64, Chunk> = BTreeMap::new();

@@ -10,11 +10,13 @@ mod donate;
 mod drain;
 mod failure;
 mod health;
+mod journal;
 mod leave;
 mod load;
 mod mover;
 mod output;
 mod pool;
+mod progress;
 mod report;
 mod runtime_dir;
 mod signals;
@@ -27,6 +29,9 @@ use failure::Failure;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
+/// What is logged unless `CHEETAH_LOG` says otherwise: faults, and what pools and attachments keep a record of.
+const LOGGED: &str = "warn,journal=info";
+
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -35,8 +40,8 @@ fn main() -> ExitCode {
     if cli.command.wants_json() {
         output::use_json();
     }
-    let filter = std::env::var("CHEETAH_LOG").unwrap_or_else(|_| "warn".into());
-    let filter = tracing_subscriber::EnvFilter::try_new(filter).unwrap_or_else(|_| "warn".into());
+    let filter = std::env::var("CHEETAH_LOG").unwrap_or_else(|_| LOGGED.into());
+    let filter = tracing_subscriber::EnvFilter::try_new(filter).unwrap_or_else(|_| LOGGED.into());
     // Colours are for a terminal; names of modules are for nobody who reads this.
     tracing_subscriber::fmt()
         .with_env_filter(filter)

@@ -72,7 +72,7 @@ async fn tend(pool: Client, name: String, holder: String, mut stop: watch::Recei
             Err(failure) => Err(failure),
         };
         if let Err(failure) = tended {
-            tracing::info!(volume = name, why = failure.message, "not attached to move what it has");
+            tracing::info!(volume = name, why = failure.text(), "not attached to move what it has");
         }
         tokio::select! {
             _ = stop.wait_for(|stop| *stop) => return,

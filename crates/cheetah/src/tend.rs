@@ -5,11 +5,12 @@
 //! Called by `daemon`, `load` and `mover`.
 
 use crate::failure::Failure;
+use crate::journal::{Journal, Names};
 use cheetah_core::api::{Answer, Attach, Attached, Call, RefusalCode, Renew, VolumeReport};
 use cheetah_core::layout::lost_ranges;
 use cheetah_core::limits::EXCLUDE_NS;
 use cheetah_core::map::{DonorId, VolumeMap};
-use cheetah_rim::control::{CallError, Client};
+use cheetah_rim::control::{CallError, Client, own_name};
 use cheetah_rim::volume::{Tuning, VolumeHandle, VolumeOptions};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -21,23 +22,15 @@ const NEWS_LOOK: Duration = Duration::from_millis(200);
 /// A donor that is named again within this time has not been there meanwhile.
 const STILL_AWAY: Duration = Duration::from_nanos(2 * EXCLUDE_NS);
 
-/// Who has it, as the second writer is told.
-fn holder() -> String {
-    let user = std::env::var("SUDO_USER").or_else(|_| std::env::var("USER"));
-    let user = user.unwrap_or_else(|_| format!("uid {}", rustix::process::getuid().as_raw()));
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    format!("{user}@{host} process {}", std::process::id())
-}
-
 /// Takes a lease on a volume that nobody reads, to fill it.
 pub async fn lease_to_fill(pool: &Client, name: &str) -> Result<Attached, Failure> {
-    let attach = Attach { alone: true, ..Attach::new(false, holder()) };
+    let attach = Attach { alone: true, ..Attach::new(false, own_name()) };
     lease_as(pool, name, attach).await
 }
 
 /// Takes a lease for tools.
 pub async fn lease_for_tools(pool: &Client, name: &str, read_only: bool) -> Result<Attached, Failure> {
-    let attach = Attach::new(read_only, holder());
+    let attach = Attach::new(read_only, own_name());
     lease_as(pool, name, attach).await
 }
 
@@ -59,7 +52,7 @@ pub struct Tended {
     pub volume: VolumeHandle,
     place: watch::Sender<String>,
     lost: watch::Receiver<bool>,
-    tasks: [JoinHandle<()>; 2],
+    tasks: [JoinHandle<()>; 3],
 }
 
 impl Tended {
@@ -74,9 +67,14 @@ impl Tended {
             .map_err(|e| Failure::failed(format!("this machine has no memory for the buffers: {e}")))?;
         let place = watch::Sender::new(String::new());
         let (gone, lost) = watch::channel(false);
+        let names = Names::of(&lease.map);
+        let keeping =
+            Keeping { pool: pool.clone(), lease: lease.clone(), volume: volume.clone(), names, gone };
+        let journal = Journal::new(&lease.map.name, keeping.names.clone());
         let tasks = [
-            tokio::spawn(renew(pool.clone(), lease.clone(), volume.clone(), place.subscribe(), gone.clone())),
-            tokio::spawn(amend(pool.clone(), lease.clone(), volume.clone(), gone)),
+            tokio::spawn(keep_journal(journal, volume.clone())),
+            tokio::spawn(renew(keeping.clone(), place.subscribe())),
+            tokio::spawn(amend(keeping)),
         ];
         Ok(Tended { volume, place, lost, tasks })
     }
@@ -122,13 +120,26 @@ pub fn lost_notes(lease: &Attached, lost: &[(DonorId, String)]) -> Vec<String> {
     lost.iter().map(note).collect()
 }
 
-/// Donors that joined since the lease was given have names, too; those that left the map keep theirs.
-fn know_names(names: &mut VolumeMap, newer: &VolumeMap) {
-    names.routes.extend(newer.routes.iter().map(|(id, route)| (*id, route.clone())));
-}
-
 fn name_in(map: &VolumeMap, id: DonorId) -> String {
     map.routes.get(&id).map_or_else(|| id.to_string(), |route| route.name.clone())
+}
+
+/// What the tasks share.
+#[derive(Clone)]
+struct Keeping {
+    pool: Client,
+    lease: Attached,
+    volume: VolumeHandle,
+    names: Names,
+    gone: watch::Sender<bool>,
+}
+
+/// Looks for what belongs into the log, also while the coordinator is away.
+async fn keep_journal(mut journal: Journal, volume: VolumeHandle) {
+    loop {
+        journal.look(&volume.lost().await, &volume.report().await);
+        tokio::time::sleep(NEWS_LOOK).await;
+    }
 }
 
 /// What a coordinator hears of at once. Progress has time until the next renewal.
@@ -169,13 +180,8 @@ async fn has_news(volume: &VolumeHandle, told: &News, place: &mut watch::Receive
 
 /// Keeps the lease, reports what is lost, and takes newer maps. While the coordinator is away, reads and writes
 /// go on.
-async fn renew(
-    pool: Client,
-    lease: Attached,
-    volume: VolumeHandle,
-    mut place: watch::Receiver<String>,
-    gone: watch::Sender<bool>,
-) {
+async fn renew(keeping: Keeping, mut place: watch::Receiver<String>) {
+    let Keeping { pool, lease, volume, names, gone } = keeping;
     let (name, token) = (lease.map.name.clone(), lease.token);
     let mut epoch = lease.map.epoch;
     let mut told = false;
@@ -199,12 +205,17 @@ async fn renew(
         match renewed {
             Ok(Answer::Renewed(renewed)) => {
                 if std::mem::take(&mut told) {
-                    tracing::warn!("the coordinator answers again");
+                    tracing::warn!(
+                        event = "coordinator-back",
+                        volume = name,
+                        "the coordinator answers again"
+                    );
                 }
                 match renewed.map.map(|map| map.check().map(|()| map)) {
                     Some(Ok(map)) => {
                         tracing::debug!(epoch = map.epoch, "a newer map");
                         epoch = map.epoch;
+                        names.learn(&map);
                         volume.update_map(map);
                     }
                     Some(Err(why)) => {
@@ -219,11 +230,19 @@ async fn renew(
                 let is_gone =
                     matches!(&error, CallError::Refused(refusal) if refusal.code == RefusalCode::Gone);
                 if is_gone && !*gone.borrow() {
-                    tracing::error!("the lease is lost, donors refuse what follows: {error}");
+                    tracing::error!(
+                        event = "lease-lost",
+                        volume = name,
+                        "the lease is lost, donors refuse what follows: {error}"
+                    );
                     volume.lease_lost();
                     gone.send_replace(true);
                 } else if !std::mem::replace(&mut told, true) {
-                    tracing::warn!("the lease was not renewed, trying again each second: {error}");
+                    tracing::warn!(
+                        event = "coordinator-away",
+                        volume = name,
+                        "the lease was not renewed, trying again each second: {error}"
+                    );
                 }
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
@@ -232,7 +251,8 @@ async fn renew(
 }
 
 /// Tells the coordinator what the volume found out about its donors, and the volume what came of it.
-async fn amend(pool: Client, mut lease: Attached, volume: VolumeHandle, gone: watch::Sender<bool>) {
+async fn amend(keeping: Keeping) {
+    let Keeping { pool, lease, volume, names, gone } = keeping;
     let (name, token) = (lease.map.name.clone(), lease.token);
     let Some(mut amendments) = volume.take_amendments() else { return };
     let mut named = BTreeMap::new();
@@ -244,8 +264,12 @@ async fn amend(pool: Client, mut lease: Attached, volume: VolumeHandle, gone: wa
             if named_before.is_some_and(|before| before.elapsed() < STILL_AWAY) {
                 continue;
             }
-            let donor = name_in(&lease.map, *donor);
+            let donor = names.get(*donor);
             tracing::warn!(
+                target: "journal",
+                event = "donor-set-aside",
+                volume = name,
+                donor,
                 "donor {donor} is set aside ({why}); what it held is rebuilt as far as redundancy covers it"
             );
         }
@@ -253,7 +277,7 @@ async fn amend(pool: Client, mut lease: Attached, volume: VolumeHandle, gone: wa
             Ok(Answer::Renewed(renewed)) => match renewed.map.map(|map| map.check().map(|()| map)) {
                 Some(Ok(map)) => {
                     tracing::debug!(epoch = map.epoch, "the map is amended");
-                    know_names(&mut lease.map, &map);
+                    names.learn(&map);
                     volume.amended(Some(map));
                 }
                 None if asks => volume.amended(None),
@@ -263,7 +287,12 @@ async fn amend(pool: Client, mut lease: Attached, volume: VolumeHandle, gone: wa
                 }
             },
             Err(CallError::Refused(refusal)) if refusal.code == RefusalCode::Gone => {
-                tracing::error!("the lease is lost, nothing is written any more: {}", refusal.message);
+                tracing::error!(
+                    event = "lease-lost",
+                    volume = name,
+                    "the lease is lost, nothing is written any more: {}",
+                    refusal.message
+                );
                 volume.lease_lost();
                 gone.send_replace(true);
             }

@@ -140,6 +140,8 @@ async fn start(what: &str, arguments: &[&str]) -> Result<(Member, String), Failu
     let program = std::env::current_exe().map_err(|e| fault(e.to_string()))?;
     let mut child = Command::new(program)
         .args(arguments)
+        // Its record would stand between what this command says.
+        .env("CHEETAH_LOG", std::env::var("CHEETAH_LOG").unwrap_or_else(|_| "warn".into()))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         // Ctrl-C goes to a whole process group; the members are ended one by one instead.

@@ -352,15 +352,18 @@ fn unreachable(
     attachment: &Attachment,
     name_of: &dyn Fn(DonorId) -> String,
 ) -> Option<Finding> {
-    if attachment.lost.is_empty() {
-        return None;
-    }
     let (name, holder) = (&volume.name, &attachment.holder);
-    let each: Vec<String> =
-        attachment.lost.iter().map(|(id, why)| format!("{} ({why})", name_of(*id))).collect();
-    let donors = if each.len() == 1 { "donor" } else { "donors" };
+    let named = attachment.lost.iter().map(|(id, why)| (name_of(*id), why));
+    // A donor that is gone for everybody is a finding of its own.
+    let only_here = named.filter(|(donor, _)| !volume.lost_donors.contains(donor));
+    let each: Vec<String> = only_here.map(|(donor, why)| format!("{donor} ({why})")).collect();
+    let (donors, they_hold) = match each.len() {
+        0 => return None,
+        1 => ("donor", "it holds"),
+        _ => ("donors", "they hold"),
+    };
     let (state, so) = match attachment.bytes_lost {
-        0 => (State::Degraded, "What they hold is read from the others".to_owned()),
+        0 => (State::Degraded, format!("What {they_hold} is read from the others")),
         bytes => (State::Lost, format!("{} of volume {name} answer EIO there", show_bytes(bytes))),
     };
     Some(Finding {
@@ -423,8 +426,11 @@ fn disagrees(volume: &VolumeStatus, report: &VolumeReport) -> Option<Finding> {
     })
 }
 
-/// With a capital letter and a full stop.
+/// With a capital letter and a full stop; `parity:3+1` stays as it is written.
 fn sentence(text: &str) -> String {
+    if text.split(' ').next().is_some_and(|word| word.contains(':')) {
+        return format!("{text}.");
+    }
     let mut letters = text.chars();
     let first: String = letters.next().map(|letter| letter.to_uppercase().collect()).unwrap_or_default();
     format!("{first}{}.", letters.as_str())

@@ -20,6 +20,7 @@ pub mod limits;
 pub mod map;
 pub mod placement;
 pub mod poll;
+pub mod progress;
 pub mod seats;
 pub mod text;
 pub mod units;

@@ -180,6 +180,8 @@ fn what_is_wrong_with_a_volume_is_found() {
     );
     let needs = degraded(Some("no donor has room for 2 fragments"), Some(WaitsFor::Donor));
     assert_says(&needs, Code::VolumeNeedsDonor, State::Degraded, &["No donor has room"]);
+    let needs = degraded(Some("parity:3+1 needs 4 donors"), Some(WaitsFor::Donor));
+    assert_says(&needs, Code::VolumeNeedsDonor, State::Degraded, &["parity:3+1 needs"]);
     let needs = degraded(Some("none of its donors can attach it"), Some(WaitsFor::Writer));
     assert_says(&needs, Code::VolumeNeedsWriter, State::Degraded, &["None of its donors"]);
     let unheard = found(|status| status.volumes[0].health = VolumeHealth::Unknown);
@@ -212,6 +214,12 @@ fn what_an_attachment_met_is_found() {
     };
     let words = ["eve@lab process 7 cannot reach donor d2 (silent for 800 ms)", "read from the others"];
     assert_says(&far(0), Code::DonorUnreachable, State::Degraded, &words);
+    let mut gone = well();
+    gone.donors[1].health = DonorHealth::Lost;
+    gone.volumes[0].lost_donors = vec!["d2".into()];
+    gone.volumes[0].attachments[0].lost = vec![(DonorId(2), "refused".into())];
+    let codes: Vec<Code> = of_pool(&gone).iter().map(|finding| finding.code).collect();
+    assert_eq!(codes, [Code::DonorGone], "said once");
     assert_says(
         &far(1 << 20),
         Code::DonorUnreachable,

@@ -150,6 +150,12 @@ impl Pool {
         self.start_coordinator(&listen);
     }
 
+    /// What the coordinator has said.
+    #[track_caller]
+    pub fn coordinator_log(&self) -> String {
+        self.coordinator.as_ref().expect("a coordinator").log()
+    }
+
     /// The address of the coordinator.
     pub fn url(&self) -> &str {
         &self.url

@@ -377,6 +377,9 @@ impl World {
                     self.after(delay, Ev::CallAnswered(call.0));
                 }
             }
+            Effect::Note(note) => {
+                say!(self, "noted: {}", note.text);
+            }
             Effect::Reach { donor, address } => {
                 let delay = self.delay();
                 self.after(delay, Ev::Reaches(donor, address));

@@ -31,10 +31,18 @@ impl Coordinator {
         let excluded: BTreeSet<DonorId> = amend.exclude.iter().map(|(donor, _)| *donor).collect();
         let keep: BTreeSet<KeptSlot> = amend.keep.into_iter().collect();
         let mut freed = self.exclude(now, id, &excluded, &keep);
+        for (donor, why) in &amend.exclude {
+            if freed.iter().any(|placement| placement.donor == *donor) {
+                self.note_set_aside(id, token, *donor, why);
+            }
+        }
         freed.extend(self.unretire(id, |place| excluded.contains(&place.donor)));
         let left = self.fill(id, amend.epoch, &amend.filled);
         let filled = left.is_some();
         let marked = self.mark_bad(id, amend.bad, amend.rewritten);
+        if marked {
+            self.note_lost_data(id);
+        }
         if filled || marked || !freed.is_empty() {
             self.give_back(id, &freed);
             self.slots_changed(now, id, &freed);

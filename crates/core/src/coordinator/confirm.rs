@@ -122,7 +122,10 @@ impl Coordinator {
     pub(super) fn hang_up(&mut self, call: CallId) {
         match self.release(call) {
             // Nobody heard the token, so nobody will detach it.
-            Some(Held::Attach { token, .. }) => self.remove_lease(token),
+            Some(Held::Attach { token, .. }) => {
+                self.note_lease(token, Some(super::notes::Over::GivenBack));
+                self.remove_lease(token);
+            }
             // A donor that asks something else has done so by now, or does so at once; one that was killed never will.
             Some(Held::Poll { donor }) => self.doubt(donor),
             _ => {}

@@ -194,6 +194,7 @@ impl Coordinator {
             self.donors.insert(id, Donor::join(record, revision, now));
             self.dirty.insert(Key::Donor(id));
             self.replan = true;
+            self.note_donor("donor-joined", id);
             self.grow_followers(seed);
         }
         self.hear(now, seed, id);
@@ -237,6 +238,7 @@ impl Coordinator {
             let id = donor.record.donor;
             donor.alive = false;
             (self.unsettled, self.replan) = (true, true);
+            self.note_loss("donor-lost", id);
             self.doubt_volumes_of(id);
             return Ok(());
         }
@@ -387,6 +389,7 @@ impl Coordinator {
             (self.unsettled, self.replan) = (true, true);
             // With it there may be enough to do without one that has ended.
             self.unsettle_donor(id);
+            self.note_donor("donor-returned", id);
             self.doubt_volumes_of(id);
             self.grow_followers(seed);
         }
@@ -431,6 +434,7 @@ impl Coordinator {
         let Some(donor) = self.donors.get_mut(&id) else { return };
         donor.alive = false;
         donor.record.departed = true;
+        self.note_loss("donor-left", id);
         self.dirty.insert(Key::Donor(id));
         self.unsettled = true;
         self.answer_poll(id);
@@ -444,6 +448,7 @@ impl Coordinator {
         if donor.alive {
             donor.alive = false;
             (self.unsettled, self.replan) = (true, true);
+            self.note_loss("donor-lost", id);
             self.doubt(id);
             self.doubt_volumes_of(id);
             self.tidy_donor(now, id);

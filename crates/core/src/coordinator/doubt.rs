@@ -66,8 +66,12 @@ impl Coordinator {
     /// Its process has ended, and its memory with it.
     fn end(&mut self, now: Time, id: DonorId) {
         let Some(donor) = self.donors.get_mut(&id) else { return };
+        let lived = donor.alive;
         (donor.alive, donor.ended, donor.doubt) = (false, true, None);
         (self.unsettled, self.replan) = (true, true);
+        if lived {
+            self.note_loss("donor-lost", id);
+        }
         self.set_donor_timer(id, now + DONOR_LISTED_NS);
         self.doubt_volumes_of(id);
         self.abandon(now, id);

@@ -37,6 +37,7 @@ impl Coordinator {
         let Some(donor) = self.donors.get_mut(&id) else { return };
         if !std::mem::replace(&mut donor.record.leaving, true) {
             self.dirty.insert(Key::Donor(id));
+            self.note_donor("donor-leaving", id);
             self.unsettle_donor(id);
             // More is at stake now for those that leave already.
             let leaving = self.donors.values().filter(|donor| donor.record.leaving);

@@ -5,6 +5,7 @@
 //! costs the volume an epoch, so whoever comes next is told apart from it. Tests: `tests/coordinator_leases.rs`.
 
 use super::confirm::{Held, lease_gone};
+use super::notes::Over;
 use super::record::LeaseRecord;
 use super::{Coordinator, Key, Outcome, Timer, check_version, door, refuse};
 use crate::api::{Answer, Attach, Attached, Refusal, RefusalCode, Renew, VolumeReport};
@@ -80,6 +81,7 @@ impl Coordinator {
         if let Some(volume) = self.volumes.get_mut(&id) {
             volume.leases.insert(token);
         }
+        self.note_lease(token, None);
         self.touch_volume(id);
         Ok(Outcome::Hold(Held::Attach { volume: id, token }, now + DONOR_SILENCE_NS))
     }
@@ -156,6 +158,7 @@ impl Coordinator {
 
     pub(super) fn detach(&mut self, name: &str, token: LeaseToken) -> Result<Outcome, Refusal> {
         self.check_lease(name, token)?;
+        self.note_lease(token, Some(Over::GivenBack));
         self.remove_lease(token);
         Ok(Outcome::Answer(Answer::Done))
     }
@@ -176,6 +179,7 @@ impl Coordinator {
     }
 
     pub(super) fn lease_expired(&mut self, token: LeaseToken) {
+        self.note_lease(token, Some(Over::TakenAway));
         let Some(lease) = self.leases.get(&token) else { return };
         let (id, fenced) = (lease.record.volume, !lease.record.read_only);
         if let Some(volume) = self.volumes.get_mut(&id).filter(|_| fenced) {

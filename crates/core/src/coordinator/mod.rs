@@ -8,7 +8,7 @@
 //!
 //! Files: `donors` (join, sync, silence), `doubt` (donors that may have ended), `drain` (leaving), `volumes` (create, grow, delete), `leases` (attach,
 //! renew, detach), `amend` (what a writer found out), `repair` (new homes for fragments), `retire` (extents that slots
-//! have left), `rehearsal` (what the loss of one more host would cost), `tend` (volumes at rest), `bad` (lists of bad ranges), `confirm` (answers held back), `status`, `record` (what is stored), `extents` (free ones),
+//! have left), `rehearsal` (what the loss of one more host would cost), `tend` (volumes at rest), `bad` (lists of bad ranges), `confirm` (answers held back), `status`, `notes` (what happened), `record` (what is stored), `extents` (free ones),
 //! `door` (what callers say, bounded), `invariants`.
 
 mod amend;
@@ -20,6 +20,7 @@ mod drain;
 mod extents;
 mod invariants;
 mod leases;
+mod notes;
 mod record;
 mod rehearsal;
 mod repair;
@@ -28,6 +29,7 @@ mod status;
 mod tend;
 mod volumes;
 
+pub use notes::Note;
 pub use record::{BadState, DonorRecord, Key, LeaseRecord, PoolRecord, Record, VolumeRecord};
 pub use retire::Retired;
 
@@ -83,6 +85,8 @@ pub enum Effect {
         donor: DonorId,
         address: String,
     },
+    /// For the record of what happened, once what was stored before it is durable.
+    Note(Note),
 }
 
 /// What becomes of a call: answered now, or held until a time at most.
@@ -125,6 +129,9 @@ pub struct Coordinator {
     plan_at: Option<Time>,
     /// Of the last step.
     now: Time,
+    /// The call that the step is about.
+    calling: Option<CallId>,
+    notes: Vec<Note>,
     // What the current step still has to do at its end; empty between steps.
     /// Volumes of which somebody must look whether they need tending.
     unsure: BTreeSet<VolumeId>,
@@ -156,6 +163,8 @@ impl Coordinator {
             wanting: BTreeSet::new(),
             plan_at: None,
             now: 0,
+            calling: None,
+            notes: Vec::new(),
             unsure: BTreeSet::new(),
             emptied: BTreeSet::new(),
             dirty: BTreeSet::from([Key::Pool]),
@@ -177,6 +186,7 @@ impl Coordinator {
         self.expire(now);
         match event {
             Event::Call { call, entropy, request } => {
+                self.calling = Some(call);
                 match self.answer(now, call, &mut Seed(entropy), request) {
                     Ok(Outcome::Answer(answer)) => self.replies.push((call, Ok(answer))),
                     Ok(Outcome::Hold(held, until)) => self.hold(call, held, until),
@@ -187,6 +197,7 @@ impl Coordinator {
             Event::Reached { donor, address, found } => self.reached(now, donor, &address, found),
             Event::Wake => {}
         }
+        self.calling = None;
         self.finish(now, effects);
     }
 
@@ -246,6 +257,7 @@ impl Coordinator {
         for key in std::mem::take(&mut self.dirty) {
             effects.push(self.record(key).map_or(Effect::Forget(key), Effect::Store));
         }
+        effects.extend(self.notes.drain(..).map(Effect::Note));
         self.note_given();
         let reaches = self.reaches.drain(..);
         effects.extend(reaches.map(|(donor, address)| Effect::Reach { donor, address }));

@@ -126,6 +126,7 @@ impl Coordinator {
         // Where hosts are few, for who joins later.
         self.wanting.insert(id);
         self.replan = true;
+        self.note_volume("volume-created", id);
         Ok(Outcome::Hold(Held::Volume { volume: id }, now + DONOR_SILENCE_NS))
     }
 
@@ -171,6 +172,7 @@ impl Coordinator {
         self.map_changed(id);
         self.wanting.insert(id);
         self.replan = true;
+        self.note_volume("volume-grown", id);
         Ok(())
     }
 
@@ -208,6 +210,7 @@ impl Coordinator {
                 format!("volume '{name}' is attached by {}; detach it there first", holders.join(", "));
             return Err(refuse(RefusalCode::Conflict, message));
         }
+        self.note_volume("volume-deleted", id);
         self.touch_volume(id);
         self.names.remove(name);
         self.dirty.insert(Key::Volume(id));

@@ -6,7 +6,7 @@ use cheetah_core::api::{
     API_VERSION, Amend, Answer, Attach, Attached, Call, Create, Duties, Filled, Join, PoolStatus, Refusal,
     RefusalCode, Renew, Renewed, Size, Sync, VolumeDetail,
 };
-use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event, Found, Key, Record};
+use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event, Found, Key, Note, Record};
 use cheetah_core::limits::{DONOR_SILENCE_NS, EXTENT_BYTES, HEARTBEAT_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, LeaseToken, Placement, PoolId, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
@@ -30,6 +30,7 @@ pub(crate) struct World {
     pub(crate) reaches: Vec<(DonorId, String)>,
     /// Calls wait for donors that are silent and not lost yet.
     pub(crate) patient: bool,
+    pub(crate) notes: Vec<Note>,
     /// What writers said was filled.
     reported: BTreeSet<(VolumeId, Placement)>,
     heard: BTreeMap<DonorId, Time>,
@@ -51,6 +52,7 @@ impl World {
             memory: BTreeMap::new(),
             reaches: Vec::new(),
             patient: false,
+            notes: Vec::new(),
             reported: BTreeSet::new(),
             heard: BTreeMap::new(),
             maps: BTreeMap::new(),
@@ -94,6 +96,10 @@ impl World {
                 }
                 Effect::WakeAt(at) => assert!(at >= self.now),
                 Effect::Reach { donor, address } => self.reaches.push((donor, address)),
+                Effect::Note(note) => {
+                    assert!(!replied, "what happened comes before what is said");
+                    self.notes.push(note);
+                }
             }
         }
     }

@@ -5,6 +5,7 @@
 //! choice of pool (`discovery`). Key invariant: every call ends by its deadline, however many coordinators are
 //! asked. Tests: `tests/control.rs`, `tests/control_several.rs`.
 
+use super::journal::{BY_HEADER, own_name};
 use super::wire::{VERSION_HEADER, Wire, version_refusal, wire};
 use cheetah_core::api::{API_VERSION, Answer, Call, Refusal, RefusalCode};
 use cheetah_core::limits::{
@@ -13,6 +14,7 @@ use cheetah_core::limits::{
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1::{self, SendRequest};
+use hyper::header::HeaderValue;
 use hyper::{Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use std::fmt;
@@ -57,6 +59,8 @@ struct Coordinator {
     port: u16,
     /// Whether there are others that could answer instead.
     one_of_several: bool,
+    /// Who calls it, for its record.
+    by: HeaderValue,
     idle: Mutex<Vec<Sender>>,
 }
 
@@ -155,12 +159,20 @@ impl Client {
         let bad = || BadUrl(urls.to_owned());
         let texts: Vec<&str> = urls.split(',').map(str::trim).collect();
         let one_of_several = texts.len() > 1;
+        let by = HeaderValue::from_str(&own_name()).unwrap_or(HeaderValue::from_static("somebody"));
         let coordinator = |text: &&str| {
             let rest = text.strip_prefix("http://").unwrap_or(text);
             let (host, port) = host_port(rest.strip_suffix('/').unwrap_or(rest), COORDINATOR_PORT)?;
             let shown = if host.contains(':') { format!("[{host}]") } else { host.clone() };
             let url = format!("http://{shown}:{port}");
-            Some(Coordinator { url, host, port, one_of_several, idle: Mutex::new(Vec::new()) })
+            Some(Coordinator {
+                url,
+                host,
+                port,
+                one_of_several,
+                by: by.clone(),
+                idle: Mutex::new(Vec::new()),
+            })
         };
         let coordinators = texts.iter().map(coordinator).collect::<Option<Vec<_>>>().ok_or_else(bad)?;
         let url =
@@ -307,6 +319,7 @@ impl Coordinator {
                 .header(header::HOST, host.to_string())
                 .header(header::CONTENT_TYPE, "application/json")
                 .header(VERSION_HEADER, API_VERSION)
+                .header(BY_HEADER, &self.by)
                 .body(Full::new(Bytes::copy_from_slice(&wire.body)))
                 .map_err(|error| Miss::Final(self.unreachable(error)))
         };

@@ -85,6 +85,10 @@ fn search(limit: Duration) -> mdns_sd::Result<Vec<PoolFound>> {
         {
             let pool = service.txt_properties.get_property_val_str("pool").and_then(|pool| pool.parse().ok());
             found.insert(service.fullname, PoolFound { url, pool });
+            // Which of two is meant, no third one tells.
+            if by_pool(found.values().cloned().collect()).len() > 1 {
+                break;
+            }
             until = until.min(Instant::now() + OTHERS_TIME);
         }
     }
@@ -128,8 +132,8 @@ impl fmt::Display for NoPool {
             NoPool::Several(urls) => {
                 write!(
                     f,
-                    "there are several pools on this network: name one with --pool, of {}",
-                    urls.join(", ")
+                    "there are several pools on this network, and none was named: say --pool and one of these: {}",
+                    urls.join("  or  ")
                 )
             }
             NoPool::None { local } => write!(

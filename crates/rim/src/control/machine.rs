@@ -4,6 +4,7 @@
 //! invariant: when a commit fails the task ends, and nothing that was not stored was ever said to anyone; nor is
 //! anything said once another coordinator may lead.
 
+use super::journal::{BY, log};
 use super::store::{Store, StoreError};
 use super::{Clock, random};
 use cheetah_core::api::{Answer, Call, Refusal, RefusalCode};
@@ -24,7 +25,7 @@ const BATCH_MAX: usize = 256;
 pub(super) type Outcome = Result<Answer, Refusal>;
 
 pub(super) enum Message {
-    Call { call: CallId, request: Box<Call>, reply: oneshot::Sender<Outcome> },
+    Call { call: CallId, by: Option<String>, request: Box<Call>, reply: oneshot::Sender<Outcome> },
     Hangup { call: CallId },
 }
 
@@ -70,7 +71,8 @@ impl Callers {
         let messages = self.desk.borrow().clone()?;
         let call = CallId(self.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
         let (reply, answer) = oneshot::channel();
-        let message = Message::Call { call, request: Box::new(request), reply };
+        let by = BY.try_with(Clone::clone).ok();
+        let message = Message::Call { call, by, request: Box::new(request), reply };
         messages.send(message).map_err(|_| stopping())?;
         let mut waiting = Waiting { call, messages, answered: false };
         let answer = answer.await;
@@ -88,6 +90,8 @@ pub(super) struct Machine {
     wake: Option<Time>,
     /// Donors that are asked whether they are there; they end with the machine.
     reaching: JoinSet<(DonorId, String, Found)>,
+    /// Who made the calls of this batch that are noted.
+    callers: BTreeMap<CallId, String>,
 }
 
 /// Whether anything listens at the address of a donor.
@@ -108,8 +112,8 @@ impl Machine {
         clock: Clock,
     ) -> (Self, mpsc::UnboundedSender<Message>) {
         let (sender, messages) = mpsc::unbounded_channel();
-        let (replies, reaching) = (BTreeMap::new(), JoinSet::new());
-        (Machine { coordinator, store, clock, messages, replies, wake: None, reaching }, sender)
+        let (replies, reaching, callers) = (BTreeMap::new(), JoinSet::new(), BTreeMap::new());
+        (Machine { coordinator, store, clock, messages, replies, wake: None, reaching, callers }, sender)
     }
 
     pub(super) fn pool(&self) -> PoolId {
@@ -157,9 +161,11 @@ impl Machine {
     }
 
     fn take(&mut self, message: Message, effects: &mut Vec<Effect>) -> Result<(), StoreError> {
+        let mut caller = None;
         let event = match message {
-            Message::Call { call, request, reply } => {
+            Message::Call { call, by, request, reply } => {
                 self.replies.insert(call, reply);
+                caller = by.map(|by| (call, by));
                 let entropy =
                     random().map_err(|error| StoreError::Failed(format!("no random numbers: {error}")))?;
                 Event::Call { call, entropy, request: *request }
@@ -169,7 +175,12 @@ impl Machine {
                 Event::Hangup { call }
             }
         };
+        let before = effects.len();
         self.coordinator.step(self.clock.now(), event, effects);
+        // Most calls bring nothing about that is noted.
+        if effects[before..].iter().any(|effect| matches!(effect, Effect::Note(_))) {
+            self.callers.extend(caller);
+        }
         Ok(())
     }
 
@@ -191,9 +202,14 @@ impl Machine {
                 Effect::Reach { donor, address } => {
                     self.reaching.spawn(reach(donor, address));
                 }
+                Effect::Note(note) => {
+                    let by = note.call.and_then(|call| self.callers.get(&call));
+                    log(&note, by.map(String::as_str));
+                }
                 Effect::Store(_) | Effect::Forget(_) => {}
             }
         }
+        self.callers.clear();
         Ok(())
     }
 }

@@ -6,13 +6,14 @@
 //! Key invariant: a reply leaves only after what it depends on is stored. Tests: `tests/control*.rs`.
 //!
 //! Files: `wire` (a call as HTTP, both ways), `server`, `doorkeeper`, `service` and `machine` (the coordinator), `store`,
-//! `store_etcd`, `term` and `etcd` (several coordinators), `client`, `discovery`, `donor`, and `openapi.json`, the description for others.
+//! `store_etcd`, `term` and `etcd` (several coordinators), `client`, `discovery`, `donor`, `journal` (what happened), and `openapi.json`, the description for others.
 
 mod client;
 mod discovery;
 mod donor;
 mod doorkeeper;
 mod etcd;
+mod journal;
 mod machine;
 #[cfg(test)]
 mod openapi;
@@ -27,6 +28,7 @@ pub use client::{BadUrl, CallError, Client};
 pub use discovery::{NoPool, PoolFound, discover, find_pool};
 pub use donor::{Admission, DonorControl, DonorHandle, DonorHooks, DonorOptions, DonorState};
 pub use etcd::EtcdAt;
+pub use journal::own_name;
 pub use server::{CoordinateError, CoordinateOptions, Coordination, StateAt, coordinate};
 pub use service::Role;
 pub use wire::OPENAPI;

@@ -9,6 +9,7 @@ use super::Clock;
 use super::discovery::{Announcement, announce};
 use super::doorkeeper::Doorkeeper;
 use super::etcd::EtcdAt;
+use super::journal::{BY, BY_HEADER, PEER, by};
 use super::machine::Callers;
 use super::service::{Role, Service};
 use super::store::StoreError;
@@ -279,7 +280,8 @@ async fn serve(
             match accepted {
                 Ok((stream, peer)) => match seating.take(Some(peer.ip().to_canonical())) {
                     Some(place) => {
-                        connections.spawn(connection(stream, place, router.clone(), closed.clone()));
+                        let serving = connection(stream, place, router.clone(), closed.clone());
+                        connections.spawn(PEER.scope(peer.ip(), serving));
                     }
                     None => tracing::debug!("a control connection of {peer} was closed: all are at work"),
                 },
@@ -456,7 +458,8 @@ async fn admit(State(doorkeeper): State<Arc<Doorkeeper>>, request: Request, next
             if let Some(place) = &place {
                 place.works();
             }
-            let response = next.run(request).await;
+            let by = by(request.headers().get(BY_HEADER).and_then(|by| by.to_str().ok()));
+            let response = BY.scope(by, next.run(request)).await;
             if let Some(place) = &place {
                 place.rests();
             }

@@ -167,7 +167,7 @@ impl File {
                     Effect::Forget(key) => {
                         table.remove(key.to_string().as_str()).map_err(failed)?;
                     }
-                    Effect::Reply { .. } | Effect::WakeAt(_) | Effect::Reach { .. } => {}
+                    Effect::Reply { .. } | Effect::WakeAt(_) | Effect::Reach { .. } | Effect::Note(_) => {}
                 }
             }
         }

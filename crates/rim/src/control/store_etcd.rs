@@ -209,7 +209,7 @@ fn changes(effects: &[Effect]) -> Result<Changes, StoreError> {
             Effect::Forget(key) => {
                 changes.insert(key.to_string(), None);
             }
-            Effect::Reply { .. } | Effect::WakeAt(_) | Effect::Reach { .. } => {}
+            Effect::Reply { .. } | Effect::WakeAt(_) | Effect::Reach { .. } | Effect::Note(_) => {}
         }
     }
     Ok(changes)
