@@ -363,7 +363,7 @@ fn write_error(error: VolumeError, offset: u64) -> String {
              volume and load again into a new one"
         ),
         VolumeError::LeaseLost => "the lease is lost: another has taken the volume over".into(),
-        other => format!("writing at byte {offset} failed ({other:?})"),
+        other => format!("writing at byte {offset} failed: {other}"),
     }
 }
 
@@ -395,7 +395,7 @@ fn read_back(volume: &VolumeHandle, bytes: u64) -> Result<Hashes, Failure> {
         in_flight -= 1;
         let offset = completion.token;
         completion.result.map_err(|e| {
-            Failure::new(Exit::DataLost, format!("the volume cannot be read back at byte {offset} ({e:?})"))
+            Failure::new(Exit::DataLost, format!("the volume cannot be read back at byte {offset}: {e}"))
         })?;
         let buffer =
             completion.buffer.ok_or_else(|| Failure::failed("a read came back without its bytes"))?;

@@ -119,6 +119,22 @@ pub enum VolumeError {
     Unsupported,
 }
 
+impl std::fmt::Display for VolumeError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            VolumeError::OutOfRange => "that is beyond the volume's end",
+            VolumeError::ReadOnly => "the volume is attached read-only",
+            VolumeError::DonorLost => "more donors are out of reach than redundancy covers",
+            VolumeError::TimedOut => "no answer came in time",
+            VolumeError::DonorFailed => "a donor answered with an error of its own",
+            VolumeError::Corrupt => "what donors sent is not what was written",
+            VolumeError::NoMemory => "a donor has no memory left",
+            VolumeError::LeaseLost => "the lease is gone: another may write",
+            VolumeError::Unsupported => "a donor cannot do what was asked",
+        })
+    }
+}
+
 /// Why a link could not be opened or ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkFailure {
