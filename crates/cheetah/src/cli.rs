@@ -129,9 +129,9 @@ impl Command {
             Command::Show(options) | Command::Delete(options) => &options.json,
             Command::Grow(options) => &options.json,
             Command::Leave(options) => &options.json,
-            Command::Coordinate(_) | Command::Donate(_) | Command::Completions { .. } | Command::Serve => {
-                return false;
-            }
+            Command::Coordinate(options) => &options.json,
+            Command::Donate(options) => &options.json,
+            Command::Completions { .. } | Command::Serve => return false,
         };
         given.json
     }
@@ -171,6 +171,8 @@ pub struct Coordinate {
     /// Without it: $XDG_STATE_HOME/cheetah.
     #[arg(long, value_name = "DIR|memory|etcd://...")]
     pub state: Option<String>,
+    #[command(flatten)]
+    pub json: JsonArg,
 }
 
 #[derive(Debug, Args)]
@@ -202,6 +204,8 @@ pub struct Donate {
     pub no_drain: bool,
     #[command(flatten)]
     pub pool: PoolArg,
+    #[command(flatten)]
+    pub json: JsonArg,
 }
 
 #[derive(Debug, Args)]

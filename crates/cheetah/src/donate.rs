@@ -53,12 +53,8 @@ pub async fn donate(options: cli::Donate) -> Result<(), Failure> {
             warn_if_clear("data", *address);
         }
         let mut signals = Signals::listen()?;
-        output::line(&format!(
-            "ready: donor {} lends {lent} at {} without a pool",
-            who.name,
-            server.endpoint()
-        ));
-        output::line(&kept.to_string());
+        output::ready(&format!("donor {} lends {lent} at {} without a pool", who.name, server.endpoint()));
+        output::aside(&kept.to_string());
         return tokio::select! {
             _ = signals.next() => Ok(()),
             never = Gathering::new(arena).go_on_always() => match never {},
@@ -149,8 +145,8 @@ async fn run(
             };
             if joined.is_some() {
                 let called = handle.called().borrow().clone();
-                output::line(&format!("ready: donor {called} {lends} to pool {pool}"));
-                kept.iter().for_each(|kept| output::line(&kept.to_string()));
+                output::ready(&format!("donor {called} {lends} to pool {pool}"));
+                kept.iter().for_each(|kept| output::aside(&kept.to_string()));
             }
             told_to_leave(signals, &ending, pool, no_drain).await;
         } => running.await,

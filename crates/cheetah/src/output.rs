@@ -54,6 +54,22 @@ pub fn line(text: &str) {
     write_out(&plain(text));
 }
 
+/// `ready: ...`: who waits for it may go on. Of what runs until it is told to end, with `--json`, one object on a line.
+pub fn ready(what: &str) {
+    match is_json() {
+        true => {
+            let object = serde_json::json!({ "version": JSON_VERSION, "ready": what });
+            write_out(&escaped(&object.to_string()));
+        }
+        false => line(&format!("ready: {what}")),
+    }
+}
+
+/// A line behind `ready:`; with `--json`, where stdout is the report's alone, a remark.
+pub fn aside(text: &str) {
+    if is_json() { note(text) } else { line(text) }
+}
+
 /// A remark on stderr.
 pub fn note(text: &str) {
     if is_json() {

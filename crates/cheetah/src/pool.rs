@@ -49,7 +49,7 @@ pub async fn coordinate(options: cli::Coordinate) -> Result<(), Failure> {
     let mut running = running.map_err(|e| Failure::failed(e.to_string()))?;
     warn_if_clear("control traffic", running.address());
     let mut signals = Signals::listen()?;
-    output::line(&format!("ready: {}", running.url()));
+    output::ready(&running.url());
     let role = running.role();
     let ended = tokio::select! {
         ended = running.ended() => Some(ended),

@@ -298,7 +298,7 @@ impl ShowReport {
         lines.push(format!("health      {}", health::word(status)));
         lines.push(format!("may lose    {}", health::may_lose(status)));
         lines.push(format!("            {}", health::survives(status, rehearsal.as_ref())));
-        lines.extend(health::line(status).map(|line| format!("            {line}")));
+        lines.extend(health::moves(status).map(|line| format!("            {line}")));
         for attachment in &status.attachments {
             let mode = if attachment.read_only { "read-only" } else { "read-write" };
             lines.push(format!("attached    {mode} by {}", health::attached(attachment)));

@@ -281,7 +281,7 @@ async fn serve(
                 Ok((stream, peer)) => match seating.take(Some(peer.ip().to_canonical())) {
                     Some(place) => {
                         let serving = connection(stream, place, router.clone(), closed.clone());
-                        connections.spawn(PEER.scope(peer.ip(), serving));
+                        connections.spawn(PEER.scope(peer.ip().to_canonical(), serving));
                     }
                     None => tracing::debug!("a control connection of {peer} was closed: all are at work"),
                 },
