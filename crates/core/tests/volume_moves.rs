@@ -228,7 +228,10 @@ fn who_is_lost_before_the_coordinator_was_told_is_not_called_filled() {
     }
     world.serve_for(4 * EXCLUDE_NS);
     assert!(!has_told(&world), "one amendment at a time");
-    world.lose(B);
+    // It cannot be reached, and may come back with all that it has.
+    for failure in [LinkFailure::Broken("reset".into()), LinkFailure::NotOpened("no route".into())] {
+        world.fail(B, world.session(B), failure);
+    }
     map.epoch += 1;
     map.groups[0].slots[2] = Slot { held: None, filling: None };
     map.routes.remove(&third);

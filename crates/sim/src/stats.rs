@@ -65,7 +65,6 @@ pub const COVERAGE: &[&str] = &[
     "volumes mended after a writer died",
     "volumes whose fragments were compared at the end",
     "volumes read back after a writer and a donor ended together",
-    "errors of what was half written when a writer and a donor ended",
     "requests that redundancy did not cover",
 ];
 

@@ -492,7 +492,6 @@ impl World {
         error: VolumeError,
     ) -> Result<(), String> {
         if self.is_accounted_for(c, slot, error) {
-            self.count("errors of what was half written when a writer and a donor ended");
             return Ok(());
         }
         let (request, since) = (slot.request, slot.submitted);

@@ -21,10 +21,16 @@ pub(super) fn attach(mut attach: Attach) -> Attach {
 }
 
 /// `told`: what the same attachment said before, which counts from its beginning also for donors that have left the map since.
-pub(super) fn renew(mut renew: Renew, map: &VolumeMap, told: &VolumeReport) -> Renew {
+/// `knows`: whether a donor is of the pool, for what it was to be given may have been on one that the map does not name any more.
+pub(super) fn renew(
+    mut renew: Renew,
+    map: &VolumeMap,
+    told: &VolumeReport,
+    knows: impl Fn(&DonorId) -> bool,
+) -> Renew {
     renew.place = harmless(&renew.place, PLACE_BYTES_MAX);
     let mut seen = BTreeSet::new();
-    renew.lost.retain(|(donor, _)| map.routes.contains_key(donor) && seen.insert(*donor));
+    renew.lost.retain(|(donor, _)| knows(donor) && seen.insert(*donor));
     renew.lost.shrink_to_fit();
     for (_, why) in &mut renew.lost {
         *why = harmless(why, REASON_BYTES_MAX);

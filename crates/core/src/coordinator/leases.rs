@@ -139,7 +139,8 @@ impl Coordinator {
         let id = self.check_lease(name, token)?;
         let lease = self.leases.get_mut(&token).zip(self.volumes.get(&id));
         let Some((lease, volume)) = lease else { return Err(lease_gone(token)) };
-        let renew = door::renew(renew, &volume.map, &lease.report);
+        let knows = |donor: &DonorId| self.donors.contains_key(donor);
+        let renew = door::renew(renew, &volume.map, &lease.report, knows);
         self.timers.remove(&(lease.expires, Timer::Lease(token)));
         lease.expires = now + LEASE_NS;
         lease.heard = Some(now);

@@ -92,7 +92,9 @@ impl Plan<'_> {
                 slot.filling.is_none()
                     && slot.held.is_some_and(|held| self.donors.get(&held.donor).is_some_and(|d| d.alive))
             };
-            if !group.slots.iter().all(lives) {
+            // What is being given a home in this round is spread in the next one.
+            let is_chosen = self.chosen.iter().any(|(chosen, ..)| *chosen == g);
+            if is_chosen || !group.slots.iter().all(lives) {
                 continue;
             }
             let mut group = std::borrow::Cow::Borrowed(group);
