@@ -1,18 +1,21 @@
 //! The volume as a block device: a loop device over the FUSE file.
 //!
-//! Owns: making one with direct I/O, so that nothing is cached twice, checking that it is so, its size when the
-//! volume grows, and its end. Never: unmounts what stands on it. Invariant: a device this module made serves whole
-//! 512-byte sectors of the file from its start; the bytes behind the last are reported, not hidden.
-//! Called by `cheetah attach --front loop` and `detach`; needs root. Parts: `ioctl`, `holders`.
+//! Owns: making one with direct I/O, so that nothing is cached twice, checking that it is so, its partitions, its size when the
+//! volume grows, and its end. Never: unmounts what stands on it. Invariants: a device this module made serves whole
+//! sectors of the file from its start, the bytes behind the last are reported, not hidden; its partitions are those of this file;
+//! who is refused its end finds it as it was.
+//! Called by `cheetah attach --front loop` and `detach`; needs root. Parts: `ioctl`, `holders`, `table` (of partitions).
 //! Tests: below; over a mounted volume, end to end.
 
 mod holders;
 mod ioctl;
+mod table;
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -26,8 +29,8 @@ const DETACH_PAUSE: Duration = Duration::from_millis(50);
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     pub read_only: bool,
-    /// Logical sectors of the device; 512 is what partition tables of disks were written with.
-    pub block_size: u32,
+    /// Logical sectors of the device. None: as a GPT in the file says, else 512, which most disks have.
+    pub block_size: Option<u32>,
     /// Set where the kernel allows; none leaves it.
     pub read_ahead_kb: Option<u32>,
     /// The largest request that the device is asked to build.
@@ -36,7 +39,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { read_only: false, block_size: 512, read_ahead_kb: Some(1024), max_sectors_kb: Some(1024) }
+        Options { read_only: false, block_size: None, read_ahead_kb: Some(1024), max_sectors_kb: Some(1024) }
     }
 }
 
@@ -46,6 +49,7 @@ pub struct LoopDevice {
     number: u32,
     file: PathBuf,
     direct_io: bool,
+    sector_bytes: u32,
     hidden_tail_bytes: u64,
     notes: Vec<String>,
 }
@@ -109,7 +113,8 @@ impl fmt::Display for LoopError {
             Self::Busy { device, holders } if holders.is_empty() => {
                 write!(
                     f,
-                    "{} is in use by what this process cannot see; it goes when that ends",
+                    "{} is in use by what this process cannot see, such as a mount in another namespace; end that, then \
+                     detach again",
                     device.display()
                 )
             }
@@ -135,17 +140,62 @@ pub fn attach(file: &Path, options: &Options) -> Result<LoopDevice, LoopError> {
     if size < SECTOR_BYTES {
         return Err(LoopError::TooSmall { bytes: size });
     }
+    let read = |offset: u64, room: &mut [u8]| backing.read_exact_at(room, offset);
+    let sector = options.block_size.or_else(|| table::sector(&read)).unwrap_or(SECTOR_BYTES as u32);
+    if size < u64::from(sector) {
+        return Err(LoopError::TooSmall { bytes: size });
+    }
     let control = open_control()?;
+    let mut number = ioctl::get_free(control.as_fd()).map_err(LoopError::NoneFree)?;
     for _ in 0..CLAIM_TRIES {
-        let number = ioctl::get_free(control.as_fd()).map_err(LoopError::NoneFree)?;
         let device = open_device(number)?;
-        match ioctl::configure(device.as_fd(), &config(file, &backing, options)) {
-            Ok(()) => return Ok(made(number, &device, file, size, options)),
-            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
+        if !forget_partitions(number, &device) {
+            // Somebody holds a partition of what was there before: that is no place for another image.
+            number = ioctl::add(control.as_fd()).map_err(LoopError::NoneFree)?;
+            continue;
+        }
+        match ioctl::configure(device.as_fd(), &config(file, &backing, options, sector)) {
+            Ok(()) => {
+                let notes = show_partitions(number, &device, &table::partitions(&read, size, sector));
+                return Ok(made(number, &device, file, size, sector, options, notes));
+            }
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+                number = ioctl::get_free(control.as_fd()).map_err(LoopError::NoneFree)?;
+            }
             Err(error) => return Err(LoopError::Configure { device: path_of(number), error }),
         }
     }
     Err(LoopError::NoneFree(io::ErrorKind::ResourceBusy.into()))
+}
+
+/// Partitions stay behind on a device that was ended without them, and would be taken for those of the next image. False: one is
+/// in use.
+fn forget_partitions(number: u32, device: &File) -> bool {
+    let mut old = partitions_of(number).into_iter();
+    old.all(|partition| ioctl::delete_partition(device.as_fd(), partition).is_ok())
+}
+
+/// Where the kernel found none by itself, as one does that was built without, those of the table are told it.
+fn show_partitions(number: u32, device: &File, table: &[table::Partition]) -> Vec<String> {
+    let mut notes = Vec::new();
+    if partitions_of(number).is_empty() {
+        for table::Partition { number: partition, start, len } in table {
+            if let Err(error) = ioctl::add_partition(device.as_fd(), *partition, *start, *len) {
+                notes.push(format!("partition {partition} has no device: {error}"));
+            }
+        }
+    }
+    notes
+}
+
+/// The numbers of the partitions that a device has devices of.
+fn partitions_of(number: u32) -> Vec<u32> {
+    let prefix = format!("loop{number}p");
+    let entries = std::fs::read_dir(format!("/sys/block/loop{number}")).into_iter().flatten().flatten();
+    let mut found: Vec<u32> =
+        entries.filter_map(|entry| entry.file_name().to_str()?.strip_prefix(&prefix)?.parse().ok()).collect();
+    found.sort_unstable();
+    found
 }
 
 fn open_control() -> Result<File, LoopError> {
@@ -165,9 +215,9 @@ fn open_device(number: u32) -> Result<File, LoopError> {
     })
 }
 
-fn config(file: &Path, backing: &File, options: &Options) -> ioctl::LoopConfig {
+fn config(file: &Path, backing: &File, options: &Options, sector: u32) -> ioctl::LoopConfig {
     let mut info = ioctl::LoopInfo64::empty();
-    info.flags = ioctl::LO_FLAGS_DIRECT_IO;
+    info.flags = ioctl::LO_FLAGS_DIRECT_IO | ioctl::LO_FLAGS_PARTSCAN;
     if options.read_only {
         info.flags |= ioctl::LO_FLAGS_READ_ONLY;
     }
@@ -176,11 +226,18 @@ fn config(file: &Path, backing: &File, options: &Options) -> ioctl::LoopConfig {
     let len = name.len().min(info.file_name.len() - 1);
     info.file_name[..len].copy_from_slice(&name[..len]);
     let fd = u32::try_from(backing.as_raw_fd()).expect("a descriptor is not negative");
-    ioctl::LoopConfig::new(fd, options.block_size, info)
+    ioctl::LoopConfig::new(fd, sector, info)
 }
 
-fn made(number: u32, device: &File, file: &Path, size: u64, options: &Options) -> LoopDevice {
-    let mut notes = Vec::new();
+fn made(
+    number: u32,
+    device: &File,
+    file: &Path,
+    size: u64,
+    sector_bytes: u32,
+    options: &Options,
+    mut notes: Vec<String>,
+) -> LoopDevice {
     let direct_io = ioctl::status(device.as_fd())
         .is_ok_and(|info| info.flags & ioctl::LO_FLAGS_DIRECT_IO != 0)
         && setting(number, "loop/dio").is_none_or(|text| text != "0");
@@ -196,7 +253,7 @@ fn made(number: u32, device: &File, file: &Path, size: u64, options: &Options) -
             notes.push(format!("{name} left as it was: {error}"));
         }
     }
-    let hidden_tail_bytes = hidden_tail(size, options.block_size);
+    let hidden_tail_bytes = hidden_tail(size, sector_bytes);
     if hidden_tail_bytes > 0 {
         notes.push(format!(
             "the device has whole sectors only: it lacks the last {hidden_tail_bytes} of the volume's bytes, and \
@@ -204,7 +261,7 @@ fn made(number: u32, device: &File, file: &Path, size: u64, options: &Options) -
             file.display()
         ));
     }
-    LoopDevice { number, file: file.to_path_buf(), direct_io, hidden_tail_bytes, notes }
+    LoopDevice { number, file: file.to_path_buf(), direct_io, sector_bytes, hidden_tail_bytes, notes }
 }
 
 /// The bytes behind the last whole sector.
@@ -253,6 +310,19 @@ impl LoopDevice {
         self.direct_io
     }
 
+    /// Of its logical sectors.
+    #[must_use]
+    pub fn sector_bytes(&self) -> u32 {
+        self.sector_bytes
+    }
+
+    /// Of the partitions that it has now.
+    #[must_use]
+    pub fn partitions(&self) -> Vec<PathBuf> {
+        let partition = |partition| PathBuf::from(format!("/dev/loop{}p{partition}", self.number));
+        partitions_of(self.number).into_iter().map(partition).collect()
+    }
+
     /// Bytes at the end of the volume that the device does not show.
     #[must_use]
     pub fn hidden_tail_bytes(&self) -> u64 {
@@ -275,8 +345,7 @@ impl LoopDevice {
         let size = std::fs::metadata(&self.file).map_err(failed)?.len();
         let device = open_device(self.number)?;
         ioctl::set_capacity(device.as_fd()).map_err(failed)?;
-        let block = setting(self.number, "queue/logical_block_size").and_then(|text| text.parse().ok());
-        self.hidden_tail_bytes = hidden_tail(size, block.unwrap_or(512));
+        self.hidden_tail_bytes = hidden_tail(size, self.sector_bytes);
         let sectors = setting(self.number, "size").and_then(|text| text.parse::<u64>().ok());
         Ok(sectors.map_or(size - self.hidden_tail_bytes, |sectors| sectors * SECTOR_BYTES))
     }
@@ -287,7 +356,20 @@ impl LoopDevice {
         if !standing_on(&self.file).contains(&self.path()) {
             return Ok(()); // Somebody has detached it; its number may be another's by now.
         }
+        let holders = holders::of_file(&self.file, &self.path());
+        if !holders.is_empty() {
+            return Err(LoopError::Busy { device: self.path(), holders });
+        }
         detach(&self.path())
+    }
+
+    /// Ends it with its last user, who is served no more.
+    pub fn let_go(&self) {
+        if standing_on(&self.file).contains(&self.path())
+            && let Ok(device) = open_device(self.number)
+        {
+            let _ = ioctl::clear(device.as_fd());
+        }
     }
 }
 
@@ -320,31 +402,38 @@ pub fn detach(device: &Path) -> Result<(), LoopError> {
     // As soon as it is free its number may be given to another file: only what stands on this one is cleared.
     let backing = setting(number, "loop/backing_file");
     let is_gone = || backing.is_none() || setting(number, "loop/backing_file") != backing;
+    let mut users = Vec::new();
     for _ in 0..DETACH_TRIES {
         if is_gone() {
             return Ok(());
         }
-        // Clearing a device in use marks it to vanish when its last user goes; a refusal should change nothing.
-        let users = holders::of(number);
-        if !users.is_empty() {
-            std::thread::sleep(DETACH_PAUSE);
-            continue;
-        }
-        let opened = open_device(number)?;
-        match ioctl::clear(opened.as_fd()) {
-            Err(error) if error.raw_os_error() == Some(libc::ENXIO) => return Ok(()),
-            Err(error) if error.raw_os_error() != Some(libc::EBUSY) => {
-                return Err(LoopError::Failed { device: device.to_path_buf(), error });
-            }
-            _ => {}
-        }
-        drop(opened);
-        if is_gone() {
+        users = holders::of(number);
+        if users.is_empty() && clear_if_unused(number)? {
             return Ok(());
         }
         std::thread::sleep(DETACH_PAUSE);
     }
-    Err(LoopError::Busy { device: device.to_path_buf(), holders: holders::of(number) })
+    Err(LoopError::Busy { device: device.to_path_buf(), holders: users })
+}
+
+/// Clearing a device in use marks it to vanish when its last user goes, and a refusal should change nothing: so that is taken back
+/// while this is a user itself. There may be users whom nobody can see, in another namespace for one.
+fn clear_if_unused(number: u32) -> Result<bool, LoopError> {
+    let device = open_device(number)?;
+    let failed = |error: io::Error| LoopError::Failed { device: path_of(number), error };
+    let is = |error: &io::Error, code| error.raw_os_error() == Some(code);
+    // Of a device over a dead daemon's file the kernel does not tell; it shows that file whole, and has the flags that it keeps.
+    let before = ioctl::status(device.as_fd()).unwrap_or(ioctl::LoopInfo64::empty());
+    match ioctl::clear(device.as_fd()) {
+        Err(error) if is(&error, libc::ENXIO) => return Ok(true),
+        Err(error) if is(&error, libc::EBUSY) => return Ok(false),
+        cleared => cleared.map_err(failed)?,
+    }
+    match ioctl::keep(device.as_fd(), &before) {
+        // Nobody else was a user: it goes when this is closed.
+        Err(error) if is(&error, libc::ENXIO) => Ok(true),
+        kept => kept.map(|()| false).map_err(failed),
+    }
 }
 
 #[cfg(test)]
