@@ -1,7 +1,7 @@
 //! Word of changes from one front end of a volume to another on the same handle.
 //!
-//! Owns: a count of the writes that came another way than through the file, and which volume has which count: the
-//! front ends find each other here, so that nobody can forget to introduce them. Never: what was written.
+//! Owns: a count of the writes that came another way than through the file, the time of the last write of all, and which volume has
+//! which: the front ends find each other here, so that nobody can forget to introduce them. Never: what was written.
 //! Invariant: a write is counted before it is answered, so whoever heard the answer and then opens the file finds
 //! the count changed, and the kernel's cache of the file is dropped. Called by `export` (counts) and `fuse` (looks).
 //! Tests: below; `tests/export.rs`.
@@ -10,17 +10,25 @@ use cheetah_rim::volume::VolumeHandle;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Opens this soon after one that dropped the cache drop it too: theirs may be answered before it took effect.
 const SETTLED_AFTER: Duration = Duration::from_secs(1);
 
 /// The counts of the volumes that have front ends, by an address that stays theirs while they are attached.
-static COUNTS: Mutex<BTreeMap<usize, Weak<AtomicU64>>> = Mutex::new(BTreeMap::new());
+static COUNTS: Mutex<BTreeMap<usize, Weak<Counted>>> = Mutex::new(BTreeMap::new());
+
+#[derive(Debug, Default)]
+struct Counted {
+    /// Of writes that came another way than through the file.
+    count: AtomicU64,
+    /// When any was last written, in nanoseconds of the clock on the wall; 0: not since it is attached.
+    written_ns: AtomicU64,
+}
 
 /// Shared by all front ends of one attached volume. Whoever holds it holds the volume's handle too.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Changes(Arc<AtomicU64>);
+pub(crate) struct Changes(Arc<Counted>);
 
 impl Changes {
     pub(crate) fn of(handle: &VolumeHandle) -> Changes {
@@ -36,11 +44,23 @@ impl Changes {
     }
 
     pub(crate) fn note(&self) {
-        self.0.fetch_add(1, Ordering::AcqRel);
+        self.0.count.fetch_add(1, Ordering::AcqRel);
+        self.touch();
+    }
+
+    /// A write came through the file, whose cache knows of it.
+    pub(crate) fn touch(&self) {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        self.0.written_ns.store(u64::try_from(now.as_nanos()).unwrap_or(u64::MAX), Ordering::Release);
+    }
+
+    /// In nanoseconds since 1970; 0: nothing was written since it is attached.
+    pub(crate) fn written_ns(&self) -> u64 {
+        self.0.written_ns.load(Ordering::Acquire)
     }
 
     fn count(&self) -> u64 {
-        self.0.load(Ordering::Acquire)
+        self.0.count.load(Ordering::Acquire)
     }
 }
 

@@ -4,13 +4,14 @@
 
 mod support;
 
+use cheetah_front::export::{self, Endpoint};
 use cheetah_front::fuse::{self, MountError, Mounted, Options, UnmountError};
 use cheetah_front::mountinfo;
 use rustix::mount::{MountFlags, UnmountFlags};
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
-use support::{World, noise};
+use support::{Client, World, noise};
 
 const SIZE: u64 = 9 * 1024 * 1024 + 777;
 
@@ -86,6 +87,42 @@ fn holes_read_as_zeroes_and_are_found() {
     let data = seek(&file, SeekFrom::Data(hole)).unwrap();
     assert!((290_000..=300_000).contains(&data), "{data}");
     assert_eq!(seek(&file, SeekFrom::Data(2 << 20)), Err(rustix::io::Errno::NXIO));
+}
+
+/// Looks again until it holds: the kernel keeps what it was told of a file for a moment.
+fn wait_until(what: &str, holds: impl Fn() -> bool) {
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while !holds() {
+        assert!(std::time::Instant::now() < deadline, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn writes_move_its_time_and_what_it_takes() {
+    use rustix::fs::{FallocateFlags, fallocate};
+    let world = World::new("times", SIZE);
+    let exported = export::serve(&world.handle, &Endpoint::Unix(world.folder.join("sock"))).unwrap();
+    let mounted = mount(&world);
+    let stat = || std::fs::metadata(mounted.path()).unwrap();
+    wait_until("nothing takes no blocks", || stat().blocks() == 0);
+    let attached = stat().modified().unwrap();
+    let file = open(&mounted);
+    file.write_all_at(&noise(1, 8192), 4096).unwrap();
+    let written = stat().modified().unwrap();
+    assert!(written > attached);
+    wait_until("two blocks of 4 KiB", || stat().blocks() == 16);
+    assert_eq!(stat().modified().unwrap(), written, "a look is no write");
+    fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 4096, 4096).unwrap();
+    let punched = stat().modified().unwrap();
+    assert!(punched > written);
+    wait_until("one is left", || stat().blocks() == 8);
+    // By another front end of the same volume.
+    assert_eq!(Client::connect(&world.folder.join("sock")).write(1 << 20, &noise(2, 4096)), 0);
+    wait_until("the export's write is seen", || {
+        stat().modified().unwrap() > punched && stat().blocks() == 16
+    });
+    drop(exported);
 }
 
 /// More at once, and larger, than there are buffers: who comes late waits, and nobody for ever.

@@ -25,18 +25,25 @@ const PATH: &str = "/dev/fuse";
 /// As `mount` shows it beside "fuse".
 const SUBTYPE: &str = "cheetah";
 
+/// What the configuration of the mounting helper lets ordinary users ask for.
+const OTHERS_OPTION: &str = "user_allow_other";
+
 #[derive(Debug)]
-pub(super) struct Device(OwnedFd);
+pub(super) struct Device {
+    fd: OwnedFd,
+    /// Whether others than who mounted it may look at it, as far as its mode lets them: root for one.
+    shared: bool,
+}
 
 impl AsFd for Device {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.fd.as_fd()
     }
 }
 
 impl AsRawFd for Device {
     fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.fd.as_raw_fd()
     }
 }
 
@@ -49,11 +56,10 @@ impl Device {
         terms: Terms,
     ) -> Result<Device, MountError> {
         let failed = |error| MountError::Failed { point: point.to_path_buf(), error };
-        let fd = match mount_as_root(point, source, read_only) {
-            Err(Errno::PERM) => mount_by_helper(point, source, read_only).map_err(failed)?,
+        let device = match mount_as_root(point, source, read_only) {
+            Err(Errno::PERM) => mount_for_user(point, source, read_only).map_err(failed)?,
             mounted => mounted.map_err(|errno| failed(errno.into()))?,
         };
-        let device = Device(fd);
         let agreed = device.agree(terms).and_then(|()| {
             let flags = rustix::fs::fcntl_getfl(&device)?;
             rustix::fs::fcntl_setfl(&device, flags | OFlags::NONBLOCK)
@@ -63,6 +69,10 @@ impl Device {
             return Err(failed(errno.into()));
         }
         Ok(device)
+    }
+
+    pub(super) fn shared(&self) -> bool {
+        self.shared
     }
 
     fn agree(&self, terms: Terms) -> rustix::io::Result<()> {
@@ -157,35 +167,41 @@ impl Device {
     }
 }
 
-/// Only root may open it to others, and root's tools (a loop device, mount) run as others than who attached; the mode of the
-/// file still holds.
-fn access() -> &'static str {
-    if rustix::process::geteuid().is_root() {
-        "default_permissions,allow_other"
-    } else {
-        "default_permissions"
-    }
+/// Root's tools (a loop device, mount) run as others than who attached; the mode of the file still holds.
+fn access(shared: bool) -> &'static str {
+    if shared { "default_permissions,allow_other" } else { "default_permissions" }
 }
 
-fn mount_as_root(point: &Path, source: &str, read_only: bool) -> rustix::io::Result<OwnedFd> {
+fn mount_as_root(point: &Path, source: &str, read_only: bool) -> rustix::io::Result<Device> {
     let fd = rustix::fs::open(PATH, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-    let (number, access) = (fd.as_raw_fd(), access());
+    let shared = rustix::process::geteuid().is_root();
+    let (number, access) = (fd.as_raw_fd(), access(shared));
     let options = format!("fd={number},rootmode=40000,user_id={uid},group_id={gid},{access}");
     let mut flags = MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOEXEC | MountFlags::NOATIME;
     flags.set(MountFlags::RDONLY, read_only);
     let options = CString::new(options).map_err(|_| Errno::INVAL)?;
     rustix::mount::mount(source, point, format!("fuse.{SUBTYPE}"), flags, Some(options.as_c_str()))?;
-    Ok(fd)
+    Ok(Device { fd, shared })
+}
+
+/// For root as well where the machine's owner lets users do that.
+fn mount_for_user(point: &Path, source: &str, read_only: bool) -> io::Result<Device> {
+    match mount_by_helper(point, source, read_only, true) {
+        Err(error) if error.to_string().contains(OTHERS_OPTION) => {
+            Ok(Device { fd: mount_by_helper(point, source, read_only, false)?, shared: false })
+        }
+        mounted => Ok(Device { fd: mounted?, shared: true }),
+    }
 }
 
 /// The helper is root's, mounts what its caller may write to, and hands the descriptor over through a socket, here its
 /// standard input.
-fn mount_by_helper(point: &Path, source: &str, read_only: bool) -> io::Result<OwnedFd> {
+fn mount_by_helper(point: &Path, source: &str, read_only: bool, shared: bool) -> io::Result<OwnedFd> {
     let helper = point::fusermount().ok_or_else(|| io::Error::other("fusermount3 is not installed"))?;
     let (theirs, ours) =
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    let (mode, access) = (if read_only { "ro" } else { "rw" }, access());
+    let (mode, access) = (if read_only { "ro" } else { "rw" }, access(shared));
     let options = format!("fsname={source},subtype={SUBTYPE},nodev,nosuid,noexec,noatime,{mode},{access}");
     let mut command = Command::new(helper);
     command.arg("-o").arg(options).arg("--").arg(point).env("_FUSE_COMMFD", "0");

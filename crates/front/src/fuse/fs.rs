@@ -5,20 +5,24 @@
 //! Never: waits, or speaks to the kernel or the volume; it says what is to be answered, or asked of the volume.
 //! Called by `session`. Tests: below; through a mounted volume, `tests/file.rs` and end to end.
 
+use super::held::Held;
 use super::offers::LARGE_MAX;
 use super::requests::Want;
 use super::wire::{self, Attr, Body, DirEntry, Op, Request, Terms};
-use crate::changes::Seen;
+use crate::changes::{Changes, Seen};
 use cheetah_rim::buffer::{LARGE_BYTES, LARGE_COUNT};
 use cheetah_rim::volume::VolumeHandle;
 use rustix::io::Errno;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 pub(super) const FILE: u64 = 2;
-/// Attributes change only when the volume grows, and then the kernel is told.
+/// The name stays. The size changes when the volume grows, and then the kernel is told.
 const TTL: Duration = Duration::from_secs(3600);
+/// The time of the last write and what is held change with each write that does not come through the file.
+const WRITTEN_TTL: Duration = Duration::from_secs(1);
 const BACKGROUND_MAX: u16 = 32;
 // Or the session would wait for buffers, and whoever asks for something small behind it; one is where requests land.
 const _: () = assert!(BACKGROUND_MAX as usize + LARGE_MAX < LARGE_COUNT);
@@ -42,6 +46,8 @@ pub(super) struct VolumeFs {
     pub(super) uid: u32,
     pub(super) gid: u32,
     pub(super) mounted_at: SystemTime,
+    pub(super) changes: Changes,
+    pub(super) held: Arc<Held>,
     /// None: the cache is dropped at every open.
     pub(super) cache: Option<Seen>,
 }
@@ -106,7 +112,10 @@ impl VolumeFs {
         match request.op {
             Op::Lookup { name } => self.lookup(inode, name),
             Op::GetAttr => match self.attributes(inode) {
-                Some(attr) => Answer::Body(Body::attributes(&attr, TTL)),
+                Some(attr) => {
+                    self.held.refresh(self.changes.written_ns());
+                    Answer::Body(Body::attributes(&attr, self.ttl()))
+                }
                 None => Answer::Error(Errno::NOENT),
             },
             Op::SetAttr { size, access } => self.set_attributes(inode, size, access),
@@ -143,14 +152,28 @@ impl VolumeFs {
             FILE => (libc::S_IFREG | 0o600, self.size(), 1),
             _ => return None,
         };
-        let (uid, gid, changed) = (self.uid, self.gid, self.mounted_at);
-        Some(Attr { inode, size, mode, links, uid, gid, block_bytes: BLOCK_BYTES, changed })
+        let held = if inode == FILE { self.held.bytes(size) } else { 0 };
+        let (uid, gid, changed) = (self.uid, self.gid, self.changed());
+        Some(Attr { inode, size, held, mode, links, uid, gid, block_bytes: BLOCK_BYTES, changed })
+    }
+
+    /// When it was last written; before that, when it was attached.
+    fn changed(&self) -> SystemTime {
+        match self.changes.written_ns() {
+            0 => self.mounted_at,
+            nanos => SystemTime::UNIX_EPOCH + Duration::from_nanos(nanos),
+        }
+    }
+
+    fn ttl(&self) -> Duration {
+        // Of a writer on another machine nothing is heard here.
+        if self.handle.read_only() { TTL } else { WRITTEN_TTL }
     }
 
     fn lookup(&self, parent: u64, name: &[u8]) -> Answer {
         match self.attributes(FILE) {
             Some(attr) if parent == wire::ROOT && name == self.file_name.as_bytes() => {
-                Answer::Body(Body::entry(&attr, TTL))
+                Answer::Body(Body::entry(&attr, TTL, self.ttl()))
             }
             _ => Answer::Error(Errno::NOENT),
         }
@@ -168,7 +191,7 @@ impl VolumeFs {
             Some(_) if inode != FILE => Answer::Error(Errno::ISDIR),
             Some(size) if size > attr.size => Answer::Error(Errno::FBIG),
             // Times are accepted and not kept: nobody should believe them of a device.
-            _ => Answer::Body(Body::attributes(&attr, TTL)),
+            _ => Answer::Body(Body::attributes(&attr, self.ttl())),
         }
     }
 
@@ -231,7 +254,10 @@ impl VolumeFs {
         // As on a block device: up to the end, then ENOSPC.
         match self.within(offset, len) {
             0 => Answer::Error(Errno::NOSPC),
-            len => Answer::Write { offset, len },
+            len => {
+                self.changes.touch();
+                Answer::Write { offset, len }
+            }
         }
     }
 
@@ -243,7 +269,10 @@ impl VolumeFs {
             return Answer::Error(Errno::ROFS);
         }
         match allocation(mode.cast_signed(), offset, len, self.size()) {
-            Allocation::Zero { end, keep } => Answer::Zero { at: offset, end, keep },
+            Allocation::Zero { end, keep } => {
+                self.changes.touch();
+                Answer::Zero { at: offset, end, keep }
+            }
             Allocation::Nothing => Answer::Body(Body::default()),
             Allocation::Refused(errno) => Answer::Error(errno),
         }

@@ -5,7 +5,7 @@
 //! there; once `unmount` returned, nothing of it is left.
 //! Called by `cheetah attach` and `up`. Parts: `point` (mount points and their faults), `device` (the mount itself),
 //! `wire` (the kernel's bytes), `session` (requests as they come), `fs` (what each means), `requests` (answers owed),
-//! `offers` (to the page cache), `tune` (the kernel's read-ahead), `errno`. Tests: in each; through a mounted volume, end to end.
+//! `held` (what is no hole), `offers` (to the page cache), `tune` (the kernel's read-ahead), `errno`. Tests: in each; through a mounted volume, end to end.
 //!
 //! The protocol is spoken here and not by a library, because requests are to be received where the volume's other sockets
 //! are, on its data thread: the libraries there are have threads of their own that wait for one request each.
@@ -13,6 +13,7 @@
 mod device;
 mod errno;
 mod fs;
+mod held;
 mod offers;
 mod point;
 mod requests;
@@ -28,6 +29,7 @@ use crate::mountinfo::{self, MountEntry};
 use cheetah_rim::volume::VolumeHandle;
 use device::Device;
 use fs::VolumeFs;
+use held::Held;
 use requests::Requests;
 use rustix::mount::UnmountFlags;
 use session::Session;
@@ -64,6 +66,7 @@ impl Default for Options {
 pub struct Mounted {
     file: PathBuf,
     point: PathBuf,
+    shared: bool,
     /// As the kernel lists it; none once we unmounted it.
     entry: Option<MountEntry>,
     growth: Option<JoinHandle<()>>,
@@ -142,12 +145,17 @@ pub fn mount(handle: &VolumeHandle, mountpoint: &Path, options: &Options) -> Res
     let mut mounted = Mounted {
         file: point.join(&file_name),
         point,
+        shared: device.shared(),
         entry: Some(entry),
         growth: None,
         offers: None,
         ended: ended.clone(),
         stop_growth: Some(stop),
     };
+    let held = Held::new(handle.clone());
+    let counted = held.done();
+    let changes = Changes::of(handle);
+    held.refresh(changes.written_ns());
     let fs = VolumeFs {
         handle: handle.clone(),
         file_name,
@@ -156,7 +164,9 @@ pub fn mount(handle: &VolumeHandle, mountpoint: &Path, options: &Options) -> Res
         gid: options.gid,
         mounted_at: SystemTime::now(),
         // Beside a reader there may be a writer on another machine, of whom nothing is heard here; a writer is alone.
-        cache: (!handle.read_only()).then(|| Seen::new(Changes::of(handle))),
+        cache: (!handle.read_only()).then(|| Seen::new(changes.clone())),
+        changes,
+        held,
     };
     let requests = Requests::new(handle.clone(), device.clone());
     // When the volume ends, and with it who answers, nobody holds the device, and the kernel ends what waits.
@@ -169,24 +179,31 @@ pub fn mount(handle: &VolumeHandle, mountpoint: &Path, options: &Options) -> Res
     }
     let sizes = handle.size_changes();
     let growth = std::thread::Builder::new().name("growth".into());
-    let growth = growth.spawn(move || announce_growth(&weak, sizes, stopped));
+    let growth = growth.spawn(move || announce(&weak, sizes, counted, stopped));
     mounted.growth = Some(growth.map_err(|error| failed(&mounted.point, error))?);
     Ok(mounted)
 }
 
 /// A thread of its own: the kernel may make whoever tells it wait for requests that other threads answer.
-fn announce_growth(device: &Weak<Device>, mut sizes: watch::Receiver<u64>, mut stopped: watch::Receiver<()>) {
+fn announce(
+    device: &Weak<Device>,
+    mut sizes: watch::Receiver<u64>,
+    mut counted: watch::Receiver<()>,
+    mut stopped: watch::Receiver<()>,
+) {
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().build() else { return };
     runtime.block_on(async {
         loop {
             tokio::select! {
                 _ = stopped.changed() => return,
                 changed = sizes.changed() => if changed.is_err() { return },
+                // Whoever counts goes with the session.
+                changed = counted.changed() => if changed.is_err() { return },
             }
             // A negative offset invalidates the attributes and leaves the cached bytes, which are still right.
             let Some(device) = device.upgrade() else { return };
             if let Err(error) = device.invalidate(fs::FILE, -1, 0) {
-                tracing::warn!(%error, "the kernel was not told of the new size; it may show the old one");
+                tracing::warn!(%error, "the kernel was not told of new attributes; it may show the old ones");
             }
         }
     });
@@ -202,6 +219,12 @@ impl Mounted {
     #[must_use]
     pub fn mountpoint(&self) -> &Path {
         &self.point
+    }
+
+    /// Whether root may read the file, too: a user's file is shown to its user alone unless `/etc/fuse.conf` says otherwise.
+    #[must_use]
+    pub fn shared_with_root(&self) -> bool {
+        self.shared
     }
 
     /// Turns true when the mount is gone, also when somebody else unmounted it.

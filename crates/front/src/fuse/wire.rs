@@ -196,6 +196,8 @@ impl std::ops::Deref for Body {
 pub(super) struct Attr {
     pub(super) inode: u64,
     pub(super) size: u64,
+    /// Of `size`, what is no hole.
+    pub(super) held: u64,
     /// Type and permissions.
     pub(super) mode: u32,
     pub(super) links: u32,
@@ -232,17 +234,16 @@ impl Body {
     fn attr(self, attr: &Attr) -> Body {
         let since = attr.changed.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let (seconds, nanos) = (since.as_secs(), since.subsec_nanos());
-        let body = self.u64(attr.inode).u64(attr.size).u64(attr.size.div_ceil(512));
+        let body = self.u64(attr.inode).u64(attr.size).u64(attr.held.div_ceil(512));
         let body = body.u64(seconds).u64(seconds).u64(seconds).u32(nanos).u32(nanos).u32(nanos);
         let body = body.u32(attr.mode).u32(attr.links).u32(attr.uid).u32(attr.gid);
         body.u32(0).u32(attr.block_bytes).u32(0)
     }
 
-    /// Name and attributes may be kept for `ttl`.
-    pub(super) fn entry(attr: &Attr, ttl: Duration) -> Body {
-        let (seconds, nanos) = (ttl.as_secs(), ttl.subsec_nanos());
-        let body = Body::default().u64(attr.inode).u64(0).u64(seconds).u64(seconds);
-        body.u32(nanos).u32(nanos).attr(attr)
+    /// For so long the name may be kept, and the attributes.
+    pub(super) fn entry(attr: &Attr, name_ttl: Duration, ttl: Duration) -> Body {
+        let body = Body::default().u64(attr.inode).u64(0).u64(name_ttl.as_secs()).u64(ttl.as_secs());
+        body.u32(name_ttl.subsec_nanos()).u32(ttl.subsec_nanos()).attr(attr)
     }
 
     pub(super) fn attributes(attr: &Attr, ttl: Duration) -> Body {
@@ -403,9 +404,18 @@ mod tests {
     #[test]
     fn answers_have_the_sizes_of_the_kernels_structures() {
         let changed = SystemTime::UNIX_EPOCH + Duration::new(3, 4);
-        let attr =
-            Attr { inode: 2, size: 513, mode: 0, links: 1, uid: 0, gid: 0, block_bytes: 4096, changed };
-        assert_eq!(Body::entry(&attr, Duration::from_secs(1)).len(), 128);
+        let attr = Attr {
+            inode: 2,
+            size: 513,
+            held: 513,
+            mode: 0,
+            links: 1,
+            uid: 0,
+            gid: 0,
+            block_bytes: 4096,
+            changed,
+        };
+        assert_eq!(Body::entry(&attr, Duration::from_secs(1), Duration::ZERO).len(), 128);
         assert_eq!(Body::attributes(&attr, Duration::from_secs(1)).len(), 104);
         assert_eq!(Body::opened(0).len(), 16);
         assert_eq!(Body::file_system(1, 2, 3, 4).len(), 80);
