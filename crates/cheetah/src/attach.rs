@@ -4,19 +4,22 @@
 //! Never: serving (`daemon`).
 
 use crate::cli::{self, Front};
-use crate::daemon::{Order, Report};
+use crate::daemon::{Order, Ready, Report};
 use crate::failure::{Exit, Failure};
 use crate::output;
+use crate::own_fault::own_fault;
 use crate::pool::find;
-use crate::runtime_dir::{self, Record};
+use crate::runtime_dir::{Record, RuntimeDir};
+use crate::signals::Signals;
 use cheetah_core::api::Call;
 use cheetah_front::{fuse, loopdev};
 use cheetah_rim::control::Client;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::net::UnixStream;
+use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, Command};
 
 /// Longer than any request may take, so that a daemon that ends is never taken for one that hangs.
 const END_TIME: Duration = Duration::from_secs(40);
@@ -26,23 +29,27 @@ const THREAD_STACK_BYTES: &str = "524288";
 
 pub async fn attach(options: cli::Attach) -> Result<(), Failure> {
     let pool = find(&options.pool).await?;
-    if let Some(record) = runtime_dir::load(&options.name)? {
+    let directory = RuntimeDir::open()?;
+    if let Some(record) = directory.load(&options.name)? {
         if record.is_alive() {
-            let text = format!(
-                "volume '{}' is attached on this machine already, at {}: use it, or `cheetah detach {}` first",
-                record.name, record.place, record.name
-            );
-            return Err(Failure::new(Exit::Refused, text));
+            return Err(Failure::new(Exit::Refused, attached_already(&record)));
         }
-        clean_up(&record).await?;
+        clean_up(&directory, &record).await?;
     }
     if options.front == Front::Export && options.mountpoint.is_some() {
         return Err(Failure::usage("an export has no mount point: leave it out, or choose another --front"));
     }
+    if options.front != Front::Loop && options.sector.is_some() {
+        return Err(Failure::usage("--sector is for --front loop: a file or an export has no sectors"));
+    }
     let (mountpoint, mountpoint_made) = match (&options.mountpoint, options.front) {
         (_, Front::Export) => (None, false),
         (Some(given), _) => (Some(absolute(given)?), false),
-        (None, _) => (Some(make_mountpoint(&options.name)?), true),
+        (None, _) => (Some(directory.make_mountpoint(&options.name)?), true),
+    };
+    let listen = match &options.listen {
+        Some(given) => given.clone(),
+        None => directory.export(&options.name)?,
     };
     let order = Order {
         pool: pool.url().to_owned(),
@@ -50,7 +57,8 @@ pub async fn attach(options: cli::Attach) -> Result<(), Failure> {
         front: options.front,
         mountpoint,
         mountpoint_made,
-        listen: options.listen.clone(),
+        listen,
+        sector: options.sector,
         read_only: options.read_only,
         connections: options.connections,
         poll_us: options.poll_us,
@@ -58,7 +66,12 @@ pub async fn attach(options: cli::Attach) -> Result<(), Failure> {
         read_ahead: options.read_ahead.into(),
         owner: owner(),
     };
-    let ready = start_daemon(&order)?;
+    let started = start_daemon(&directory, &order).await;
+    if let (Err(_), true, Some(point)) = (&started, order.mountpoint_made, &order.mountpoint) {
+        // The daemon does so as well, unless it could not.
+        let _ = std::fs::remove_dir(point);
+    }
+    let ready = started?;
     if options.json.json {
         return output::json(&ready);
     }
@@ -69,16 +82,22 @@ pub async fn attach(options: cli::Attach) -> Result<(), Failure> {
     Ok(())
 }
 
+fn attached_already(record: &Record) -> String {
+    let Record { name, place, pid, .. } = record;
+    if record.is_starting() {
+        return format!(
+            "volume '{name}' is just being attached on this machine (process {pid}): wait for that, or \
+             `cheetah detach {name}` ends it"
+        );
+    }
+    format!(
+        "volume '{name}' is attached on this machine already, at {place}: use it, or `cheetah detach {name}` first"
+    )
+}
+
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     // Not canonicalize: a mount point whose server died cannot even be looked at.
     std::path::absolute(path).map_err(|e| Failure::usage(format!("{}: {e}", path.display())))
-}
-
-pub fn make_mountpoint(name: &str) -> Result<PathBuf, Failure> {
-    cheetah_core::units::check_name(name).map_err(Failure::usage)?;
-    let point = runtime_dir::directory()?.join("mnt").join(name);
-    make_directory(&point)?;
-    Ok(point)
 }
 
 /// A directory that is there already is fine, also one where a dead mount is: mounting clears that away.
@@ -98,12 +117,12 @@ pub fn owner() -> (u32, u32) {
     (number("SUDO_UID").unwrap_or(uid), number("SUDO_GID").unwrap_or(gid))
 }
 
-/// Starts this program again as a daemon and waits until it is ready or has failed.
-fn start_daemon(order: &Order) -> Result<crate::daemon::Ready, Failure> {
-    let fault = |what: &str, e: std::io::Error| Failure::failed(format!("cannot {what}: {e}"));
-    let program = std::env::current_exe().map_err(|e| fault("find this program", e))?;
-    let log_path = runtime_dir::log_path(&order.name)?;
-    let log = std::fs::File::create(&log_path).map_err(|e| fault("write the daemon's log", e))?;
+/// Starts this program again as a daemon and waits until it is ready or has failed. One whose order nobody waits for any more ends.
+async fn start_daemon(directory: &RuntimeDir, order: &Order) -> Result<Ready, Failure> {
+    let fault = |what: &str, e: &std::io::Error| Failure::failed(format!("cannot {what}: {}", own_fault(e)));
+    let mut signals = Signals::listen()?;
+    let program = std::env::current_exe().map_err(|e| fault("find this program", &e))?;
+    let log = directory.create_log(&order.name)?;
     let mut child = Command::new(program)
         .arg("serve")
         .env("RUST_MIN_STACK", THREAD_STACK_BYTES)
@@ -112,36 +131,63 @@ fn start_daemon(order: &Order) -> Result<crate::daemon::Ready, Failure> {
         .stdout(Stdio::piped())
         .stderr(log)
         .spawn()
-        .map_err(|e| fault("start the daemon", e))?;
-    let text = serde_json::to_vec(order).map_err(|e| Failure::failed(e.to_string()))?;
-    if let Some(mut stdin) = child.stdin.take() {
-        stdin.write_all(&text).map_err(|e| fault("tell the daemon its order", e))?;
-    }
+        .map_err(|e| fault("start the daemon", &e))?;
+    let mut text = serde_json::to_vec(order).map_err(|e| Failure::failed(e.to_string()))?;
+    text.push(b'\n');
+    let (Some(mut stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
+        return Err(Failure::failed("the daemon has no input or output"));
+    };
     let mut line = String::new();
-    if let Some(stdout) = child.stdout.take() {
-        BufReader::new(stdout).read_line(&mut line).map_err(|e| fault("hear from the daemon", e))?;
+    let talk = async {
+        // One that ended before it read this says why, or its end does.
+        let _ = stdin.write_all(&text).await;
+        BufReader::new(stdout).read_line(&mut line).await
+    };
+    let told = tokio::select! {
+        read = talk => read.map_err(|e| fault("hear from the daemon", &e)).map(|_| None)?,
+        told = signals.next() => Some(told),
+    };
+    if told.is_some() {
+        drop(stdin);
+        return Err(interrupted(&order.name, child, &mut signals).await);
     }
     match serde_json::from_str(&line) {
-        Ok(Report::Ready(ready)) => Ok(ready),
+        // From now on it goes on by itself.
+        Ok(Report::Ready(ready)) if stdin.write_all(b"\n").await.is_ok() => Ok(ready),
         Ok(Report::Failed { exit, message }) => Err(Failure::new(exit, message)),
-        Err(_) => {
-            let status = child.wait().map_or_else(|e| e.to_string(), |status| status.to_string());
+        _ => {
+            let status = child.wait().await.map_or_else(|e| e.to_string(), |status| status.to_string());
             Err(Failure::failed(format!(
                 "the daemon ended before it was ready ({status}): its log is {}",
-                log_path.display()
+                directory.path_of(&order.name, "log").display()
             )))
         }
     }
 }
 
+/// The daemon has been told that nobody waits for it: it takes back what it has begun.
+async fn interrupted(name: &str, mut child: Child, signals: &mut Signals) -> Failure {
+    let pid = child.id().unwrap_or_default();
+    let ended = tokio::select! {
+        _ = child.wait() => true,
+        () = tokio::time::sleep(END_TIME) => false,
+        _ = signals.next() => false,
+    };
+    Failure::failed(match ended {
+        true => format!("interrupted: volume '{name}' is not attached"),
+        false => format!("interrupted; the daemon (process {pid}) still takes back what it has begun"),
+    })
+}
+
 pub async fn detach(options: cli::Detach) -> Result<(), Failure> {
-    let Some(record) = runtime_dir::load(&options.name)? else {
+    let directory = RuntimeDir::open()?;
+    let Some(record) = directory.load(&options.name)? else {
         return Err(not_attached(&options).await);
     };
     if record.is_alive() {
-        end_daemon(&record)?;
+        end_daemon(&directory, &record)?;
     } else {
-        clean_up(&record).await?;
+        clean_up(&directory, &record).await?;
     }
     crate::pool::done(&options.json, &format!("detached {}", record.name))
 }
@@ -167,16 +213,11 @@ async fn not_attached(options: &cli::Detach) -> Failure {
 }
 
 /// Asks the daemon to end, and waits until it has.
-fn end_daemon(record: &Record) -> Result<(), Failure> {
-    let socket = runtime_dir::socket_path(&record.name)?;
-    let fault = |e: std::io::Error| {
-        Failure::failed(format!(
-            "the daemon (process {}) does not answer at {}: {e}",
-            record.pid,
-            socket.display()
-        ))
-    };
-    let mut stream = UnixStream::connect(&socket).map_err(fault)?;
+fn end_daemon(directory: &RuntimeDir, record: &Record) -> Result<(), Failure> {
+    let silent =
+        |why: &str| Failure::failed(format!("the daemon (process {}) does not answer: {why}", record.pid));
+    let fault = |e: std::io::Error| silent(&e.to_string());
+    let mut stream = directory.connect(&record.name).map_err(|failure| silent(&failure.message))?;
     stream.set_read_timeout(Some(END_TIME)).map_err(fault)?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).map_err(fault)?;
@@ -194,11 +235,13 @@ fn end_daemon(record: &Record) -> Result<(), Failure> {
 }
 
 /// Behind a daemon that was killed: its loop device, its mount, its lease, its record.
-async fn clean_up(record: &Record) -> Result<(), Failure> {
-    if let Some(device) = &record.loop_device {
-        let file = record.mountpoint.as_ref().map(|point| point.join(format!("{}.raw", record.name)));
-        if file.is_some_and(|file| loopdev::standing_on(&file).contains(device)) {
-            loopdev::detach(device).map_err(|e| Failure::new(Exit::Refused, e.to_string()))?;
+async fn clean_up(directory: &RuntimeDir, record: &Record) -> Result<(), Failure> {
+    if let (Front::Loop, Some(point)) = (record.front, &record.mountpoint) {
+        let mut devices = loopdev::standing_on(&point.join(format!("{}.raw", record.name)));
+        // None is named by one that was killed before it could; then all that stand there are its.
+        devices.retain(|device| record.loop_device.as_ref().is_none_or(|own| own == device));
+        for device in devices {
+            loopdev::detach(&device).map_err(|e| Failure::new(Exit::Refused, e.to_string()))?;
         }
     }
     if let Some(point) = &record.mountpoint {
@@ -210,9 +253,9 @@ async fn clean_up(record: &Record) -> Result<(), Failure> {
         }
     }
     // The lease runs out by itself; giving it back lets the next writer in at once.
-    if let Ok(pool) = Client::new(&record.pool) {
-        let _ = pool.call(Call::Detach { name: record.name.clone(), token: record.token }).await;
+    if let (Ok(pool), Some(token)) = (Client::new(&record.pool), record.token) {
+        let _ = pool.call(Call::Detach { name: record.name.clone(), token }).await;
     }
-    runtime_dir::remove(&record.name);
+    directory.remove(&record.name);
     Ok(())
 }

@@ -72,7 +72,7 @@ pub enum Command {
     /// Make a volume available to tools: a file, a block device or an NBD export. One attachment of a volume for
     /// each user of a machine.
     #[command(
-        after_help = "Examples:\n  cheetah attach case7 /mnt/case7                      /mnt/case7/case7.raw\n  cheetah attach case7 /mnt/case7 --front loop         /dev/loop0\n  cheetah attach case7 --front export --listen 127.0.0.1:10809\n  cheetah attach case7 --front export --listen unix:/run/case7.sock --read-only"
+        after_help = "Examples:\n  cheetah attach case7 /mnt/case7                      /mnt/case7/case7.raw\n  cheetah attach case7 /mnt/case7 --front loop         /dev/loop0\n  cheetah attach case7 --front export                 nbd+unix:///case7?socket=...\n  cheetah attach case7 --front export --listen unix:/run/case7.sock --read-only\n  cheetah attach case7 --front export --listen 127.0.0.1:10809"
     )]
     Attach(Attach),
     /// End an attachment of this machine, also after its daemon was killed.
@@ -152,8 +152,9 @@ pub struct Up {
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub mount: Option<PathBuf>,
     /// Where to serve the volume by NBD: IP:PORT or unix:PATH.
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
-    pub export: String,
+    /// Without it: a Unix socket in the runtime directory that only this user can reach.
+    #[arg(long, value_name = "ADDR")]
+    pub export: Option<String>,
     /// Where the coordinator listens.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
     pub listen: String,
@@ -234,11 +235,12 @@ pub struct Create {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Front {
-    /// A file MOUNTPOINT/NAME.raw for any tool, of the user who attaches it (with sudo: of who typed that) and of root.
+    /// A file MOUNTPOINT/NAME.raw for any tool, of the user who attaches it (with sudo: of who typed that). Root may read it where
+    /// root attached it, or /etc/fuse.conf has user_allow_other.
     Fuse,
     /// An NBD export.
     Export,
-    /// A loop device over the file (needs root).
+    /// A loop device over the file, with its partitions (needs root).
     Loop,
 }
 
@@ -251,9 +253,13 @@ pub struct Attach {
     pub mountpoint: Option<PathBuf>,
     #[arg(long, value_enum, default_value_t = Front::Fuse)]
     pub front: Front,
-    /// For `--front export`: IP:PORT (port 0 picks a free one) or unix:PATH.
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
-    pub listen: String,
+    /// For `--front export`: IP:PORT (port 0 picks a free one), which every user of this machine can reach, or unix:PATH.
+    /// Without it: a Unix socket in the runtime directory that only this user can reach.
+    #[arg(long, value_name = "ADDR")]
+    pub listen: Option<String>,
+    /// For `--front loop`: the length of the device's sectors. Without it: what a GPT in the volume says, else 512.
+    #[arg(long, value_name = "BYTES", value_parser = parse_sector)]
+    pub sector: Option<u32>,
     /// Refuse every write, in the daemon and at the donors.
     #[arg(long)]
     pub read_only: bool,
@@ -290,6 +296,14 @@ impl From<ReadAhead> for Rule {
             ReadAhead::Thesis => Rule::Thesis,
             ReadAhead::Off => Rule::Off,
         }
+    }
+}
+
+fn parse_sector(text: &str) -> Result<u32, String> {
+    match text {
+        "512" => Ok(512),
+        "4096" | "4K" | "4k" => Ok(4096),
+        _ => Err("sectors have 512 or 4096 bytes".to_owned()),
     }
 }
 

@@ -1,15 +1,19 @@
 //! The process that serves an attachment: lease, volume, front end, until it is told to end.
 //!
-//! Owns: the order in which these begin and end, the lease's renewal, growth, and what `detach` is told.
-//! Never: bytes of the volume. Invariants: nothing is reported ready before a tool could use it; what was begun is
-//! ended in reverse, and a device in use is left as it is, with a message that says who uses it.
+//! Owns: the order in which these begin and end, growth, and what `detach` is told. Never: bytes of the volume, or when a
+//! start is given up (`starting`). Invariants: nothing is reported ready before a tool could use it; from before its lease on
+//! there is a record by which `detach` finds it; what was begun is ended in reverse, also when it was given up half-way, and a device in
+//! use is left as it is, with a message that says who uses it.
 
 use crate::cli::Front;
 use crate::failure::{Exit, Failure};
-use crate::runtime_dir::{self, Record};
+use crate::own_fault::own_fault;
+use crate::runtime_dir::{self, Claim, Record, RuntimeDir};
 use crate::signals::Signals;
-use crate::tend::{Tended, lease_for_tools, lost_notes};
+use crate::starting::{Ended, Stops, Waiter};
+use crate::tend::{Tended, lease_for_tools, lost_notes, name_in};
 use cheetah_core::api::{Attached, Call};
+use cheetah_core::map::DonorId;
 use cheetah_front::loopdev::{self, LoopDevice};
 use cheetah_front::{export, fuse};
 use cheetah_rim::control::Client;
@@ -19,15 +23,21 @@ use cheetah_rim::swap::{self, Kept};
 use cheetah_rim::volume::{Caching, Rule, Tuning, VolumeHandle};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+use std::pin::pin;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixListener;
+use tokio::task::JoinHandle;
 
 /// How long an export's clients get to take their last answers.
 const EXPORT_PATIENCE: Duration = Duration::from_secs(35);
 const READ_AHEAD_KB: u32 = 1024;
 const GROWTH_TRIES: u32 = 100;
 const GROWTH_PAUSE: Duration = Duration::from_millis(50);
+/// A lease that was asked for may be granted until then, also when nobody wants it any more. Else it runs out by itself.
+const LEASE_PATIENCE: Duration = Duration::from_secs(12);
+/// The volume's own thread answers at once, unless it is stuck.
+const WORD_PATIENCE: Duration = Duration::from_secs(1);
 
 /// What `attach` wants served.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -38,6 +48,8 @@ pub struct Order {
     pub mountpoint: Option<PathBuf>,
     pub mountpoint_made: bool,
     pub listen: String,
+    /// Of a loop device; none: as the volume says.
+    pub sector: Option<u32>,
     pub read_only: bool,
     pub connections: Option<u8>,
     pub poll_us: u16,
@@ -61,6 +73,9 @@ pub struct Ready {
     pub place: String,
     pub path: Option<PathBuf>,
     pub uri: Option<String>,
+    /// Devices of the partitions of a loop device.
+    #[serde(default)]
+    pub partitions: Vec<PathBuf>,
     pub size: u64,
     pub pid: u32,
     /// What the user ought to know, in sentences.
@@ -71,6 +86,29 @@ impl Order {
     fn tuning(&self) -> Tuning {
         let poll = Duration::from_micros(self.poll_us.into());
         Tuning { connections: self.connections.map(usize::from), poll, caching: self.caching() }
+    }
+
+    /// Of an attachment that has nothing yet.
+    fn record(&self) -> Record {
+        let pid = std::process::id();
+        Record {
+            name: self.name.clone(),
+            pool: self.pool.clone(),
+            token: None,
+            front: self.front,
+            pid,
+            started: runtime_dir::start_time(pid).unwrap_or_default(),
+            mountpoint: self.mountpoint.clone(),
+            mountpoint_made: self.mountpoint_made,
+            loop_device: None,
+            place: String::new(),
+        }
+    }
+
+    fn remove_mountpoint(&self) {
+        if let (Some(point), true) = (&self.mountpoint, self.mountpoint_made) {
+            let _ = std::fs::remove_dir(point);
+        }
     }
 
     fn caching(&self) -> Caching {
@@ -86,21 +124,14 @@ impl Order {
     }
 }
 
-impl From<&Failure> for Report {
-    fn from(failure: &Failure) -> Self {
-        Report::Failed { exit: failure.exit, message: failure.text() }
-    }
-}
-
 /// The hidden command `serve`.
 pub async fn serve_from_stdin() -> Result<(), Failure> {
     abort_on_panic();
-    let order: Order = serde_json::from_reader(std::io::stdin().lock())
-        .map_err(|e| Failure::usage(format!("`serve` is started by `cheetah attach` ({e})")))?;
+    let (mut waiter, order) = Waiter::listen().await?;
     let _ = rustix::process::setsid();
-    // One that comes before it is ready ends it, in order, when it is.
     let mut signals = Signals::listen()?;
-    let started = Attachment::start(&order).await;
+    let stops = Stops { waiter: Some(&mut waiter), signals: Some(&mut signals) };
+    let started = Attachment::start(&order, stops).await;
     let report = match &started {
         Ok(attachment) => Report::Ready(attachment.ready.clone()),
         Err(failure) => Report::from(failure),
@@ -108,6 +139,10 @@ pub async fn serve_from_stdin() -> Result<(), Failure> {
     let line = serde_json::to_string(&report).map_err(|e| Failure::failed(e.to_string()))?;
     crate::output::line(&line);
     let attachment = started?;
+    if !waiter.heard().await {
+        attachment.abandon().await;
+        return Err(Ended::NobodyWaits.failure(&order.name, ""));
+    }
     // Whoever waits for the end of our output has it now.
     if let Ok(null) = std::fs::File::options().write(true).open("/dev/null") {
         let _ = rustix::stdio::dup2_stdout(null);
@@ -126,7 +161,7 @@ pub fn abort_on_panic() {
     }));
 }
 
-/// A volume that tools can use.
+/// A volume that tools can use, or that is on its way to that.
 pub struct Attachment {
     order: Order,
     pool: Client,
@@ -134,17 +169,51 @@ pub struct Attachment {
     volume: VolumeHandle,
     tended: Tended,
     mounted: Option<fuse::Mounted>,
+    /// A device that is being made: it is waited for, whatever comes between.
+    making: Option<JoinHandle<Result<LoopDevice, loopdev::LoopError>>>,
     device: Option<LoopDevice>,
     exported: Option<export::Exported>,
-    /// Where `detach` asks: there before anyone is told that the volume is ready.
+    /// Where `detach` asks, while nobody listens there.
     asked: Option<UnixListener>,
+    /// By which `detach` finds it; gone at the very end.
+    claim: Claim,
     pub ready: Ready,
 }
 
+async fn give_back(pool: &Client, name: &str, lease: &Attached) {
+    if let Err(error) = pool.call(Call::Detach { name: name.to_owned(), token: lease.token }).await {
+        tracing::warn!("the lease was not given back and runs out by itself: {error}");
+    }
+}
+
+async fn take_lease(
+    order: &Order,
+    pool: &Client,
+    asked: &UnixListener,
+    stops: &mut Stops<'_>,
+) -> Result<Attached, Failure> {
+    let mut leasing = pin!(lease_for_tools(pool, &order.name, order.read_only));
+    let ended = match stops.race(asked, &mut leasing).await {
+        Ok(lease) => return lease,
+        Err(ended) => ended,
+    };
+    // What was asked for may be granted.
+    if let Ok(Ok(lease)) = tokio::time::timeout(LEASE_PATIENCE, leasing).await {
+        give_back(pool, &order.name, &lease).await;
+    }
+    let failure = ended.failure(&order.name, "the coordinator has not given its lease");
+    ended.answer().await;
+    Err(failure)
+}
+
 impl Attachment {
-    pub async fn start(order: &Order) -> Result<Attachment, Failure> {
+    /// What was begun is taken back when it fails, and when one of those who may end it does.
+    pub async fn start(order: &Order, stops: Stops<'_>) -> Result<Attachment, Failure> {
         let pool = Client::new(&order.pool).map_err(|e| Failure::usage(e.to_string()))?;
-        let mut notes = Vec::new();
+        let claim = RuntimeDir::open()?.claim(&order.name)?;
+        let asked = UnixListener::from_std(claim.listen()?)
+            .map_err(|e| Failure::failed(format!("cannot listen for `detach`: {}", own_fault(&e))))?;
+        claim.store(&order.record())?;
         if let Err(why) = memory::own_cgroup("cheetah-attach") {
             tracing::info!(why, "no cgroup of its own");
         }
@@ -153,55 +222,88 @@ impl Attachment {
         let _ = descriptors::raise();
         let granted = memory::prepare();
         tracing::info!(?granted, "memory prepared");
-        let lease = lease_for_tools(&pool, &order.name, order.read_only).await?;
-        let begun = Attachment::begin(order, &pool, &lease, &mut notes).await;
-        if begun.is_err() {
-            let _ = pool.call(Call::Detach { name: order.name.clone(), token: lease.token }).await;
+        let started = Attachment::begin(order, &pool, claim, asked, stops).await;
+        if started.is_err() {
+            order.remove_mountpoint();
         }
-        let mut attachment = begun?;
-        if let kept @ Kept::Exposed(_) = swap::of_buffers() {
-            notes.push(kept.to_string());
-        }
-        attachment.ready.notes = notes;
-        memory::grow_heap();
-        if let Err(failure) = attachment.remember() {
-            attachment.abandon().await;
-            return Err(failure);
-        }
-        Ok(attachment)
+        started
     }
 
     async fn begin(
         order: &Order,
         pool: &Client,
-        lease: &Attached,
-        notes: &mut Vec<String>,
+        claim: Claim,
+        asked: UnixListener,
+        mut stops: Stops<'_>,
     ) -> Result<Attachment, Failure> {
-        let tended = Tended::start(pool, lease, order.read_only, order.tuning())?;
+        let lease = take_lease(order, pool, &asked, &mut stops).await?;
+        let tended = match Tended::start(pool, &lease, order.read_only, order.tuning()) {
+            Ok(tended) => tended,
+            Err(failure) => {
+                give_back(pool, &order.name, &lease).await;
+                return Err(failure);
+            }
+        };
         let volume = tended.volume.clone();
-        notes.extend(lost_notes(lease, &volume.settled().await));
         let ready = Ready { size: volume.size(), pid: std::process::id(), ..Ready::default() };
         let mut attachment = Attachment {
             order: order.clone(),
             pool: pool.clone(),
-            lease: lease.clone(),
+            lease,
             volume,
             tended,
             mounted: None,
+            making: None,
             device: None,
             exported: None,
             asked: None,
+            claim,
             ready,
         };
-        match order.front {
-            Front::Fuse => attachment.mount()?,
-            Front::Loop => {
-                attachment.mount()?;
-                attachment.loop_over_file(notes).await?;
-            }
-            Front::Export => attachment.export(&order.listen, notes)?,
+        let begun = match attachment.remember() {
+            Ok(()) => stops.race(&asked, &mut Box::pin(attachment.make_ready())).await,
+            Err(failure) => Ok(Err(failure)),
+        };
+        attachment.asked = Some(asked);
+        let (failure, ended) = match begun {
+            Ok(Ok(())) => return Ok(attachment),
+            Ok(Err(failure)) => (failure, None),
+            Err(ended) => (ended.failure(&order.name, &attachment.waits_for().await), Some(ended)),
+        };
+        attachment.abandon().await;
+        if let Some(ended) = ended {
+            ended.answer().await;
         }
-        Ok(attachment)
+        Err(failure)
+    }
+
+    /// May be given up at any point; what it began is then in `self`.
+    async fn make_ready(&mut self) -> Result<(), Failure> {
+        let lost = self.volume.settled().await;
+        self.ready.notes = lost_notes(&self.lease, &lost);
+        if let kept @ Kept::Exposed(_) = swap::of_buffers() {
+            self.ready.notes.push(kept.to_string());
+        }
+        match self.order.front {
+            Front::Fuse => self.mount()?,
+            Front::Loop => {
+                self.mount()?;
+                self.loop_over_file().await?;
+            }
+            Front::Export => self.export(&self.order.listen.clone())?,
+        }
+        memory::grow_heap();
+        self.remember()
+    }
+
+    /// Who keeps it from being ready.
+    async fn waits_for(&self) -> String {
+        let lost = tokio::time::timeout(WORD_PATIENCE, self.volume.lost()).await.unwrap_or_default();
+        let donor = |(id, why): &(DonorId, String)| format!("{} ({why})", name_in(&self.lease.map, *id));
+        match lost.iter().map(donor).collect::<Vec<_>>() {
+            none if none.is_empty() => "its donors have not all told what was written last".to_owned(),
+            donors => format!("it waits for donor {}", donors.join(", ")),
+        }
     }
 
     pub fn mount(&mut self) -> Result<(), Failure> {
@@ -214,32 +316,58 @@ impl Attachment {
         // Not inside the macro, which evaluates nothing that is not logged.
         let tuned = mounted.tune(READ_AHEAD_KB);
         tracing::info!(%tuned, "mounted");
+        if !mounted.shared_with_root() {
+            self.ready.notes.push(
+                "only this user can read the file, root cannot: attach as root, or put user_allow_other into \
+                 /etc/fuse.conf, for tools that run as root (sudo, losetup)"
+                    .to_owned(),
+            );
+        }
         self.ready.path = Some(mounted.path().to_path_buf());
         self.ready.place = mounted.path().display().to_string();
         self.mounted = Some(mounted);
         Ok(())
     }
 
-    async fn loop_over_file(&mut self, notes: &mut Vec<String>) -> Result<(), Failure> {
+    async fn loop_over_file(&mut self) -> Result<(), Failure> {
         let file =
             self.ready.path.clone().ok_or_else(|| Failure::failed("the volume's file is not mounted"))?;
-        let options = loopdev::Options { read_only: self.order.read_only, ..loopdev::Options::default() };
+        let options = loopdev::Options {
+            read_only: self.order.read_only,
+            block_size: self.order.sector,
+            ..loopdev::Options::default()
+        };
         // The kernel opens the file, which this process serves: not from the thread that runs the rest.
-        let attached = tokio::task::spawn_blocking(move || loopdev::attach(&file, &options)).await;
-        let device = attached.map_err(|e| Failure::failed(e.to_string()))?;
+        let making = tokio::task::spawn_blocking(move || loopdev::attach(&file, &options));
+        let made = self.making.insert(making).await;
+        self.making = None;
+        let device = made.map_err(|e| Failure::failed(e.to_string()))?;
         let device = device.map_err(|e| Failure::failed(e.to_string()))?;
-        notes.extend(device.notes().iter().cloned());
+        self.ready.notes.extend(device.notes().iter().cloned());
+        self.ready.partitions = device.partitions();
+        let shown: Vec<String> =
+            self.ready.partitions.iter().map(|path| path.display().to_string()).collect();
+        if !shown.is_empty() {
+            self.ready.notes.push(format!("partitions: {}", shown.join(", ")));
+        }
         self.ready.path = Some(device.path());
         self.ready.place = device.path().display().to_string();
         self.device = Some(device);
         Ok(())
     }
 
-    pub fn export(&mut self, listen: &str, notes: &mut Vec<String>) -> Result<(), Failure> {
+    pub fn export(&mut self, listen: &str) -> Result<(), Failure> {
         let endpoint: export::Endpoint = listen.parse().map_err(Failure::usage)?;
         let exported = export::serve(&self.volume, &endpoint).map_err(|e| Failure::failed(e.to_string()))?;
-        if !exported.is_local() {
-            notes.push(format!("{} is in the clear and open to who can reach it", exported.endpoint()));
+        let endpoint = exported.endpoint();
+        match endpoint {
+            _ if !exported.is_local() => {
+                self.ready.notes.push(format!("{endpoint} is in the clear and open to who can reach it"));
+            }
+            export::Endpoint::Tcp(_) => self.ready.notes.push(format!(
+                "{endpoint} is open to every user of this machine: without --listen only you can reach the export"
+            )),
+            export::Endpoint::Unix(_) => {}
         }
         self.ready.uri = Some(exported.uri());
         if self.ready.place.is_empty() {
@@ -249,33 +377,29 @@ impl Attachment {
         Ok(())
     }
 
-    /// From here on `detach` finds it.
-    fn remember(&mut self) -> Result<(), Failure> {
-        let socket = runtime_dir::socket_path(&self.order.name)?;
-        let _ = std::fs::remove_file(&socket);
-        let listener = UnixListener::bind(&socket).map_err(|e| {
-            Failure::failed(format!("cannot listen for `detach` at {}: {e}", socket.display()))
-        })?;
-        self.asked = Some(listener);
-        let pid = std::process::id();
-        runtime_dir::store(&Record {
-            name: self.order.name.clone(),
-            pool: self.order.pool.clone(),
-            token: self.lease.token,
-            front: self.order.front,
-            pid,
-            started: runtime_dir::start_time(pid).unwrap_or_default(),
-            mountpoint: self.order.mountpoint.clone(),
-            mountpoint_made: self.order.mountpoint_made,
+    /// Writes down what there is of it by now.
+    fn remember(&self) -> Result<(), Failure> {
+        self.claim.store(&Record {
+            token: Some(self.lease.token),
             loop_device: self.device.as_ref().map(LoopDevice::path),
             place: self.ready.place.clone(),
+            ..self.order.record()
         })
     }
 
     /// Gives up an attachment that was never served.
     pub async fn abandon(mut self) {
-        let _ = self.end_fronts().await;
+        if self.end_fronts().await.is_err() {
+            self.let_go();
+        }
         self.finish().await;
+    }
+
+    /// What is in use goes with its last user.
+    fn let_go(&self) {
+        if let Some(device) = &self.device {
+            device.let_go();
+        }
     }
 
     /// Until `detach`, `told`, or somebody else's umount.
@@ -304,6 +428,7 @@ impl Attachment {
                     // Nobody waits for an answer: what is in use goes on lazily until its last user is gone.
                     if let Err(failure) = self.end_fronts().await {
                         tracing::warn!("ended while in use: {}", failure.text());
+                        self.let_go();
                     }
                     break;
                 }
@@ -341,6 +466,11 @@ impl Attachment {
     /// Loop device, mount, export: as far as nobody uses them.
     async fn end_fronts(&mut self) -> Result<(), Failure> {
         let in_use = |text: String| Failure::new(Exit::Refused, text);
+        if let Some(making) = self.making.take()
+            && let Ok(Ok(device)) = making.await
+        {
+            self.device = Some(device);
+        }
         if let Some(device) = self.device.take() {
             let (device, result) = tokio::task::spawn_blocking(move || {
                 let result = device.detach().map_err(|e| e.to_string());
@@ -374,17 +504,8 @@ impl Attachment {
     async fn finish(mut self) {
         drop(self.mounted.take());
         self.tended.close().await;
-        let detach = Call::Detach { name: self.order.name.clone(), token: self.lease.token };
-        if let Err(error) = self.pool.call(detach).await {
-            tracing::warn!("the lease was not given back and runs out by itself: {error}");
-        }
-        if let (Some(point), true) = (&self.order.mountpoint, self.order.mountpoint_made) {
-            let _ = std::fs::remove_dir(point);
-        }
-        runtime_dir::remove(&self.order.name);
-        if let Ok(socket) = runtime_dir::socket_path(&self.order.name) {
-            let _ = std::fs::remove_file(socket);
-        }
+        give_back(&self.pool, &self.order.name, &self.lease).await;
+        self.order.remove_mountpoint();
     }
 }
 

@@ -6,6 +6,7 @@ use crate::drain::{farewell, told_to_leave};
 use crate::failure::Failure;
 use crate::mover::tend_what_lies_idle;
 use crate::output;
+use crate::own_fault::own_fault;
 use crate::pool::{find, parse_listen, warn_if_clear};
 use crate::signals::Signals;
 use cheetah_core::api::Call;
@@ -38,8 +39,9 @@ pub async fn donate(options: cli::Donate) -> Result<(), Failure> {
     cheetah_rim::memory::forbid_dumps();
     let arena = Arena::new(extents).map_err(|e| {
         Failure::failed(format!(
-            "the kernel does not give {}: {e}",
-            show_bytes(u64::from(extents) * EXTENT_BYTES)
+            "the kernel does not give {}: {}",
+            show_bytes(u64::from(extents) * EXTENT_BYTES),
+            own_fault(&e)
         ))
     })?;
     let arena = Arc::new(arena);

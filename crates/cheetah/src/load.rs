@@ -174,8 +174,9 @@ fn check_room(volume: &VolumeStatus, bytes: u64, options: &cli::Load) -> Result<
         return Err(Failure::new(
             Exit::DataLost,
             format!(
-                "volume '{name}' has lost {}, and nothing whole can be loaded into it: `cheetah delete {name}`, then \
-                 load again, which makes it anew",
+                "volume '{name}' lacks {} for the want of donors that are gone, and nothing whole can be loaded into it: it is as \
+                 before when they come back with what they hold; if they do not, `cheetah delete {name}`, then load again, which \
+                 makes it anew",
                 show_bytes(*bytes_lost)
             ),
         ));
@@ -359,9 +360,15 @@ fn copy(source: &RawSource, volume: &VolumeHandle) -> Result<(Hashes, u64), Fail
 fn write_error(error: VolumeError, offset: u64) -> String {
     match error {
         VolumeError::DonorLost => format!(
-            "more donors that hold the MiB at byte {offset} are lost than redundancy covers: `cheetah delete` the \
-             volume and load again into a new one"
+            "more donors that hold the MiB at byte {offset} cannot be reached than redundancy covers (`cheetah show` names them): \
+             load again when they can"
         ),
+        VolumeError::TimedOut => {
+            format!("donors did not take byte {offset} in time: load again when they answer")
+        }
+        VolumeError::NoMemory => {
+            format!("a donor's machine has no memory for byte {offset}: see `cheetah status`")
+        }
         VolumeError::LeaseLost => "the lease is lost: another has taken the volume over".into(),
         other => format!("writing at byte {offset} failed: {other}"),
     }

@@ -2,6 +2,7 @@
 //! Never: what a command does; each has a module of its own.
 
 #![forbid(unsafe_code)]
+#![deny(clippy::print_stderr)]
 
 mod attach;
 mod cli;
@@ -15,11 +16,13 @@ mod leave;
 mod load;
 mod mover;
 mod output;
+mod own_fault;
 mod pool;
 mod progress;
 mod report;
 mod runtime_dir;
 mod signals;
+mod starting;
 mod tend;
 mod up;
 
@@ -33,6 +36,7 @@ use std::process::ExitCode;
 const LOGGED: &str = "warn,journal=info";
 
 fn main() -> ExitCode {
+    cheetah_rim::memory::survive_file_limit();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return end_of_parsing(&error),

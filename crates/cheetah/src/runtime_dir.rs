@@ -1,21 +1,33 @@
-//! What this machine remembers of its attachments while they last: one small JSON file each.
+//! What this machine remembers of its attachments while they last: one small JSON file each, a log, a socket, a lock.
 //!
-//! Owns the runtime directory and the records in it. Never: anything that must outlive a reboot.
-//! Invariant: a record names a process by pid and start time, so a pid that was used again is not taken for it.
+//! Owns the runtime directory and all that is in it. Never: anything that must outlive a reboot.
+//! Invariants: the directory and its files are this user's alone, whatever others prepared in its place, and once it was
+//! checked everything goes by its descriptor, so that nobody can put another one there. A record names a process by pid
+//! and start time, so a pid that was used again is not taken for it. Tests: below; `lab/tests/runtime_directory.rs`.
 
 use crate::cli::Front;
-use crate::failure::Failure;
+use crate::failure::{Exit, Failure};
+use crate::own_fault::own_fault;
 use cheetah_core::map::LeaseToken;
+use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, Stat};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+
+/// Where automatic mount points are made.
+const MOUNTS: &str = "mnt";
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
     pub name: String,
     pub pool: String,
-    pub token: LeaseToken,
+    /// None while it is asked for.
+    pub token: Option<LeaseToken>,
     pub front: Front,
     pub pid: u32,
     pub started: u64,
@@ -24,68 +36,8 @@ pub struct Record {
     /// The mount point was made by `attach` and goes with it.
     pub mountpoint_made: bool,
     pub loop_device: Option<PathBuf>,
-    /// What `attach` printed.
+    /// What `attach` printed; empty while it starts.
     pub place: String,
-}
-
-/// `$XDG_RUNTIME_DIR/cheetah`, or a directory of this user's own under /run or /tmp.
-pub fn directory() -> Result<PathBuf, Failure> {
-    let uid = rustix::process::getuid();
-    let base = match std::env::var_os("XDG_RUNTIME_DIR") {
-        Some(directory) => PathBuf::from(directory).join("cheetah"),
-        None if uid.is_root() => PathBuf::from("/run/cheetah"),
-        None => std::env::temp_dir().join(format!("cheetah-{}", uid.as_raw())),
-    };
-    let fault =
-        |e: io::Error| Failure::failed(format!("cannot use the runtime directory {}: {e}", base.display()));
-    std::fs::create_dir_all(&base).map_err(fault)?;
-    std::fs::set_permissions(&base, std::fs::Permissions::from_mode(0o700)).map_err(fault)?;
-    Ok(base)
-}
-
-fn file(name: &str, kind: &str) -> Result<PathBuf, Failure> {
-    cheetah_core::units::check_name(name).map_err(Failure::usage)?;
-    Ok(directory()?.join(format!("{name}.{kind}")))
-}
-
-pub fn log_path(name: &str) -> Result<PathBuf, Failure> {
-    file(name, "log")
-}
-
-/// Where the daemon listens for `detach`.
-pub fn socket_path(name: &str) -> Result<PathBuf, Failure> {
-    file(name, "sock")
-}
-
-pub fn load(name: &str) -> Result<Option<Record>, Failure> {
-    let path = file(name, "json")?;
-    match std::fs::read(&path) {
-        Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|e| unreadable(&path, &e.to_string())),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(unreadable(&path, &e.to_string())),
-    }
-}
-
-fn unreadable(path: &Path, why: &str) -> Failure {
-    Failure::failed(format!(
-        "the record {} cannot be read ({why}): remove it if nothing is attached",
-        path.display()
-    ))
-}
-
-pub fn store(record: &Record) -> Result<(), Failure> {
-    let path = file(&record.name, "json")?;
-    let bytes = serde_json::to_vec_pretty(record).map_err(|e| Failure::failed(e.to_string()))?;
-    let draft = file(&record.name, "new")?;
-    std::fs::write(&draft, bytes)
-        .and_then(|()| std::fs::rename(&draft, &path))
-        .map_err(|e| Failure::failed(format!("cannot write {}: {e}", path.display())))
-}
-
-pub fn remove(name: &str) {
-    if let Ok(path) = file(name, "json") {
-        let _ = std::fs::remove_file(path);
-    }
 }
 
 impl Record {
@@ -93,6 +45,260 @@ impl Record {
     pub fn is_alive(&self) -> bool {
         start_time(self.pid) == Some(self.started)
     }
+
+    pub fn is_starting(&self) -> bool {
+        self.place.is_empty()
+    }
+}
+
+/// The runtime directory, checked.
+#[derive(Debug)]
+pub struct RuntimeDir {
+    fd: OwnedFd,
+    path: PathBuf,
+}
+
+/// `$XDG_RUNTIME_DIR/cheetah`, or a directory of this user's own under /run or /tmp.
+fn place() -> PathBuf {
+    let uid = rustix::process::geteuid();
+    match std::env::var_os("XDG_RUNTIME_DIR").filter(|given| !given.is_empty()) {
+        Some(directory) => PathBuf::from(directory).join("cheetah"),
+        None if uid.is_root() => PathBuf::from("/run/cheetah"),
+        None => std::env::temp_dir().join(format!("cheetah-{}", uid.as_raw())),
+    }
+}
+
+impl RuntimeDir {
+    /// Makes it if there is none.
+    pub fn open() -> Result<RuntimeDir, Failure> {
+        let path = place();
+        let fd = open_own(&path).map_err(|why| {
+            let text = format!(
+                "cannot use the runtime directory {}: {why}; remove it if it is yours, or set XDG_RUNTIME_DIR to a \
+                 directory of your own",
+                path.display()
+            );
+            Failure::failed(text)
+        })?;
+        Ok(RuntimeDir { fd, path })
+    }
+
+    /// The path of one of its files, for people and for those who have to go by path.
+    pub fn path_of(&self, name: &str, kind: &str) -> PathBuf {
+        self.path.join(format!("{name}.{kind}"))
+    }
+
+    /// Where an export is that is to be reached by this user alone.
+    pub fn export(&self, name: &str) -> Result<String, Failure> {
+        check(name)?;
+        Ok(format!("unix:{}", self.path_of(name, "nbd").display()))
+    }
+
+    fn fault(&self, file: &str, error: impl Into<io::Error>) -> Failure {
+        Failure::failed(format!(
+            "cannot use {}: {}",
+            self.path.join(file).display(),
+            own_fault(&error.into())
+        ))
+    }
+
+    fn open_file(&self, file: &str, flags: OFlags) -> rustix::io::Result<File> {
+        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let fd = rustix::fs::openat(&self.fd, file, flags, Mode::RUSR | Mode::WUSR)?;
+        let found = rustix::fs::fstat(&fd)?;
+        // The directory may have been open to others once.
+        if !is_mine(&found) || FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
+            return Err(Errno::PERM);
+        }
+        if found.st_mode & 0o077 != 0 {
+            rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
+        }
+        Ok(File::from(fd))
+    }
+
+    /// The daemon's log, begun anew.
+    pub fn create_log(&self, name: &str) -> Result<File, Failure> {
+        let file = file(name, "log")?;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::APPEND;
+        self.open_file(&file, flags).map_err(|e| self.fault(&file, e))
+    }
+
+    pub fn load(&self, name: &str) -> Result<Option<Record>, Failure> {
+        let file = file(name, "json")?;
+        let unreadable = |why: String| {
+            let path = self.path.join(&file);
+            Failure::failed(format!(
+                "the record {} cannot be read ({why}): remove it if nothing is attached",
+                path.display()
+            ))
+        };
+        let mut found = match self.open_file(&file, OFlags::RDONLY) {
+            Err(Errno::NOENT) => return Ok(None),
+            found => found.map_err(|e| unreadable(e.to_string()))?,
+        };
+        let mut bytes = Vec::new();
+        found.read_to_end(&mut bytes).map_err(|e| unreadable(e.to_string()))?;
+        serde_json::from_slice(&bytes).map(Some).map_err(|e| unreadable(e.to_string()))
+    }
+
+    fn store(&self, record: &Record) -> Result<(), Failure> {
+        let (draft, file) = (file(&record.name, "new")?, file(&record.name, "json")?);
+        let bytes = serde_json::to_vec_pretty(record).map_err(|e| Failure::failed(e.to_string()))?;
+        let written = self
+            .open_file(&draft, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)
+            .map_err(io::Error::from)
+            .and_then(|mut opened| opened.write_all(&bytes))
+            .and_then(|()| Ok(rustix::fs::renameat(&self.fd, &draft, &self.fd, &file)?));
+        written.map_err(|e| {
+            self.unlink(&draft);
+            self.fault(&file, e)
+        })
+    }
+
+    /// Behind a daemon that was killed: all but its log.
+    pub fn remove(&self, name: &str) {
+        for kind in ["json", "new", "sock", "nbd", "lock"] {
+            if let Ok(file) = file(name, kind) {
+                self.unlink(&file);
+            }
+        }
+    }
+
+    fn unlink(&self, file: &str) {
+        let _ = rustix::fs::unlinkat(&self.fd, file, AtFlags::empty());
+    }
+
+    /// A path by the descriptor: it leads to this directory whatever becomes of its name, and is short enough for a socket.
+    fn by_descriptor(&self, file: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}/{file}", self.fd.as_raw_fd()))
+    }
+
+    /// Asks the daemon of an attachment to end.
+    pub fn connect(&self, name: &str) -> Result<UnixStream, Failure> {
+        let file = file(name, "sock")?;
+        UnixStream::connect(self.by_descriptor(&file)).map_err(|e| self.fault(&file, e))
+    }
+
+    /// An empty directory to mount the volume of this name at.
+    pub fn make_mountpoint(&self, name: &str) -> Result<PathBuf, Failure> {
+        check(name)?;
+        let point = self.path.join(MOUNTS).join(name);
+        let mounts = make_own_at(self.fd.as_fd(), Path::new(MOUNTS));
+        let made = mounts.map(|mounts| match rustix::fs::mkdirat(&mounts, name, Mode::RWXU) {
+            // Also one where a dead mount is: mounting clears that away.
+            Ok(()) | Err(Errno::EXIST) => Ok(()),
+            Err(e) => Err(own_fault(&e.into())),
+        });
+        let fault = |why| Failure::failed(format!("cannot make the mount point {}: {why}", point.display()));
+        made.map_err(fault)?.map_err(fault)?;
+        Ok(point)
+    }
+
+    /// Takes the volume's place among the attachments of this user, from before its lease to the end.
+    ///
+    /// # Errors
+    /// Another process has it.
+    pub fn claim(self, name: &str) -> Result<Claim, Failure> {
+        let file = file(name, "lock")?;
+        let lock = loop {
+            let lock =
+                self.open_file(&file, OFlags::RDWR | OFlags::CREATE).map_err(|e| self.fault(&file, e))?;
+            match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) => {
+                    let text = format!(
+                        "volume '{name}' is attached, or being attached, by another process of this user on this \
+                         machine: `cheetah detach {name}` ends that"
+                    );
+                    return Err(Failure::new(Exit::Refused, text));
+                }
+                Err(e) => return Err(self.fault(&file, e)),
+            }
+            // Who had it before may have removed the file between its opening here and its lock.
+            let there = rustix::fs::statat(&self.fd, &file, AtFlags::SYMLINK_NOFOLLOW);
+            let ours = rustix::fs::fstat(&lock).map_err(|e| self.fault(&file, e))?;
+            if there.is_ok_and(|there| (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)) {
+                break lock;
+            }
+        };
+        Ok(Claim { directory: self, name: name.to_owned(), _lock: lock })
+    }
+}
+
+/// A volume's place in the runtime directory. Dropping it removes the record.
+#[derive(Debug)]
+pub struct Claim {
+    directory: RuntimeDir,
+    name: String,
+    _lock: File,
+}
+
+impl Claim {
+    /// Where `detach` asks.
+    pub fn listen(&self) -> Result<UnixListener, Failure> {
+        let file = file(&self.name, "sock")?;
+        self.directory.unlink(&file);
+        let path = self.directory.by_descriptor(&file);
+        let listener = UnixListener::bind(path).and_then(|listener| {
+            rustix::fs::chmodat(&self.directory.fd, &file, Mode::RUSR | Mode::WUSR, AtFlags::empty())?;
+            listener.set_nonblocking(true)?;
+            Ok(listener)
+        });
+        listener.map_err(|e| self.directory.fault(&file, e))
+    }
+
+    pub fn store(&self, record: &Record) -> Result<(), Failure> {
+        self.directory.store(record)
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.directory.remove(&self.name);
+    }
+}
+
+fn check(name: &str) -> Result<(), Failure> {
+    cheetah_core::units::check_name(name).map_err(Failure::usage)
+}
+
+fn file(name: &str, kind: &str) -> Result<String, Failure> {
+    check(name)?;
+    Ok(format!("{name}.{kind}"))
+}
+
+fn is_mine(found: &Stat) -> bool {
+    found.st_uid == rustix::process::geteuid().as_raw()
+}
+
+/// A directory of this user's alone, with those above it.
+fn open_own(path: &Path) -> Result<OwnedFd, String> {
+    if let Some(above) = path.parent() {
+        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(above);
+        made.map_err(|e| own_fault(&e))?;
+    }
+    make_own_at(CWD, path)
+}
+
+fn make_own_at(at: rustix::fd::BorrowedFd<'_>, path: &Path) -> Result<OwnedFd, String> {
+    let said = |e: Errno| own_fault(&e.into());
+    match rustix::fs::mkdirat(at, path, Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(e) => return Err(said(e)),
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let fd = rustix::fs::openat(at, path, flags, Mode::empty()).map_err(|e| match e {
+        Errno::LOOP | Errno::NOTDIR => "it is a link or no directory, and not followed".to_owned(),
+        e => said(e),
+    })?;
+    let found = rustix::fs::fstat(&fd).map_err(said)?;
+    if !is_mine(&found) {
+        return Err(format!("it belongs to the user with the number {}", found.st_uid));
+    }
+    if found.st_mode & 0o077 != 0 {
+        rustix::fs::fchmod(&fd, Mode::RWXU).map_err(said)?;
+    }
+    Ok(fd)
 }
 
 /// When a process started, in clock ticks since boot: field 22 of /proc/PID/stat. A zombie counts as gone.
@@ -106,10 +312,109 @@ pub fn start_time(pid: u32) -> Option<u64> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
+    use super::*;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+
     #[test]
     fn a_process_is_known_by_its_start() {
-        assert!(super::start_time(std::process::id()).is_some());
-        assert_eq!(super::start_time(u32::MAX), None);
+        assert!(start_time(std::process::id()).is_some());
+        assert_eq!(start_time(u32::MAX), None);
+    }
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Folder {
+            let path = std::env::temp_dir().join(format!("cheetah-runtime-{}-{name}", std::process::id()));
+            std::fs::create_dir_all(&path).unwrap();
+            Folder(path)
+        }
+        fn directory(&self) -> Result<RuntimeDir, String> {
+            let path = self.0.join("cheetah");
+            Ok(RuntimeDir { fd: open_own(&path)?, path })
+        }
+        fn mode(&self, file: &str) -> u32 {
+            std::fs::symlink_metadata(self.0.join("cheetah").join(file)).unwrap().mode() & 0o777
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            std::fs::remove_dir_all(&self.0).unwrap();
+        }
+    }
+
+    fn record(name: &str) -> Record {
+        Record {
+            name: name.into(),
+            pool: "http://127.0.0.1:1".into(),
+            token: Some(LeaseToken(7)),
+            front: Front::Export,
+            pid: std::process::id(),
+            started: start_time(std::process::id()).unwrap(),
+            mountpoint: None,
+            mountpoint_made: false,
+            loop_device: None,
+            place: String::new(),
+        }
+    }
+
+    #[test]
+    fn what_others_prepared_is_not_followed() {
+        let folder = Folder::new("link");
+        let target = folder.0.join("target");
+        std::fs::create_dir(&target).unwrap();
+        std::fs::set_permissions(&target, std::fs::Permissions::from_mode(0o755)).unwrap();
+        symlink(&target, folder.0.join("cheetah")).unwrap();
+        assert!(folder.directory().unwrap_err().contains("link"));
+        assert_eq!(std::fs::metadata(&target).unwrap().mode() & 0o777, 0o755, "the target was changed");
+        std::fs::remove_file(folder.0.join("cheetah")).unwrap();
+        std::fs::write(folder.0.join("cheetah"), "x").unwrap();
+        assert!(folder.directory().unwrap_err().contains("no directory"));
+    }
+
+    #[test]
+    fn a_directory_and_its_files_are_closed_to_others() {
+        let folder = Folder::new("modes");
+        std::fs::create_dir(folder.0.join("cheetah")).unwrap();
+        std::fs::set_permissions(folder.0.join("cheetah"), std::fs::Permissions::from_mode(0o777)).unwrap();
+        std::fs::write(folder.0.join("cheetah/case.log"), "old").unwrap();
+        std::fs::set_permissions(folder.0.join("cheetah/case.log"), std::fs::Permissions::from_mode(0o666))
+            .unwrap();
+        let directory = folder.directory().unwrap();
+        assert_eq!(folder.mode("."), 0o700);
+        directory.create_log("case").unwrap();
+        assert_eq!(folder.mode("case.log"), 0o600);
+        let point = directory.make_mountpoint("case").unwrap();
+        assert!(point.is_dir() && directory.make_mountpoint("case").is_ok());
+        let claim = directory.claim("case").unwrap();
+        let _listener = claim.listen().unwrap();
+        claim.store(&record("case")).unwrap();
+        assert_eq!((folder.mode("case.json"), folder.mode("case.sock")), (0o600, 0o600));
+        assert!(folder.directory().unwrap().connect("case").is_ok());
+        assert!(folder.directory().unwrap().load("case").unwrap().unwrap().is_starting());
+        let again = folder.directory().unwrap().claim("case").unwrap_err();
+        assert_eq!(again.exit, Exit::Refused);
+        drop(claim);
+        assert!(folder.directory().unwrap().load("case").unwrap().is_none());
+        folder.directory().unwrap().claim("case").unwrap();
+    }
+
+    #[test]
+    fn links_in_the_place_of_files_are_not_followed() {
+        let folder = Folder::new("files");
+        let directory = folder.directory().unwrap();
+        let victim = folder.0.join("victim");
+        std::fs::write(&victim, "mine").unwrap();
+        for kind in ["log", "json", "new", "lock"] {
+            symlink(&victim, folder.0.join(format!("cheetah/case.{kind}"))).unwrap();
+        }
+        assert!(directory.create_log("case").is_err());
+        assert!(directory.load("case").is_err());
+        assert!(directory.store(&record("case")).is_err());
+        assert!(directory.claim("case").is_err());
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "mine");
     }
 }

@@ -6,6 +6,7 @@
 
 use crate::failure::Failure;
 use crate::journal::{Journal, Names};
+use crate::own_fault::{check_files, own_fault};
 use cheetah_core::api::{Answer, Attach, Attached, Call, RefusalCode, Renew, VolumeReport};
 use cheetah_core::layout::lost_ranges;
 use cheetah_core::limits::EXCLUDE_NS;
@@ -59,12 +60,13 @@ impl Tended {
     /// Starts it; `settled` of the volume says when it can be used.
     ///
     /// # Errors
-    /// No memory.
+    /// This machine has no memory for it, or may not open as many files.
     pub fn start(pool: &Client, lease: &Attached, read_only: bool, tuning: Tuning) -> Result<Self, Failure> {
+        check_files(&lease.map.name, lease.map.routes.len(), tuning.connections)?;
         let (map, token, fresh) = (lease.map.clone(), lease.token, lease.fresh);
         let options = VolumeOptions { map, token, read_only, fresh, tuning };
         let volume = VolumeHandle::start(options)
-            .map_err(|e| Failure::failed(format!("this machine has no memory for the buffers: {e}")))?;
+            .map_err(|e| Failure::failed(format!("this machine cannot serve a volume: {}", own_fault(&e))))?;
         let place = watch::Sender::new(String::new());
         let (gone, lost) = watch::channel(false);
         let names = Names::of(&lease.map);
@@ -120,7 +122,7 @@ pub fn lost_notes(lease: &Attached, lost: &[(DonorId, String)]) -> Vec<String> {
     lost.iter().map(note).collect()
 }
 
-fn name_in(map: &VolumeMap, id: DonorId) -> String {
+pub fn name_in(map: &VolumeMap, id: DonorId) -> String {
     map.routes.get(&id).map_or_else(|| id.to_string(), |route| route.name.clone())
 }
 

@@ -8,7 +8,9 @@ use crate::daemon::{Attachment, Order};
 use crate::failure::Failure;
 use crate::output;
 use crate::pool::volume;
+use crate::runtime_dir::RuntimeDir;
 use crate::signals::Signals;
+use crate::starting::Stops;
 use cheetah_core::api::{Call, Create, Size};
 use cheetah_core::limits::{CACHE_DEFAULT_BYTES, EXTENT_BYTES, POLL_DEFAULT_US};
 use cheetah_core::map::Redundancy;
@@ -105,7 +107,11 @@ async fn attach(options: &cli::Up, url: &str) -> Result<Attachment, Failure> {
             crate::attach::make_directory(&point)?;
             (point, false)
         }
-        None => (crate::attach::make_mountpoint(VOLUME)?, true),
+        None => (RuntimeDir::open()?.make_mountpoint(VOLUME)?, true),
+    };
+    let export = match &options.export {
+        Some(given) => given.clone(),
+        None => RuntimeDir::open()?.export(VOLUME)?,
     };
     let order = Order {
         pool: url.to_owned(),
@@ -113,7 +119,8 @@ async fn attach(options: &cli::Up, url: &str) -> Result<Attachment, Failure> {
         front: Front::Fuse,
         mountpoint: Some(mountpoint),
         mountpoint_made,
-        listen: options.export.clone(),
+        listen: export.clone(),
+        sector: None,
         read_only: false,
         connections: None,
         poll_us: POLL_DEFAULT_US,
@@ -121,11 +128,9 @@ async fn attach(options: &cli::Up, url: &str) -> Result<Attachment, Failure> {
         read_ahead: Rule::default(),
         owner: crate::attach::owner(),
     };
-    let mut attachment = Attachment::start(&order).await?;
-    let mut notes = Vec::new();
-    let exported = attachment.export(&options.export, &mut notes);
-    attachment.ready.notes.extend(notes);
-    match exported {
+    let stops = Stops { waiter: None, signals: None };
+    let mut attachment = Attachment::start(&order, stops).await?;
+    match attachment.export(&export) {
         Ok(()) => Ok(attachment),
         Err(failure) => {
             attachment.abandon().await;

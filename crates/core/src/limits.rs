@@ -135,6 +135,9 @@ pub const ATTACHMENT_SILENCE_NS: u64 = 3 * LEASE_RENEW_NS;
 /// What the loss of each host would leave without a place is worked out when a volume is shown, unless that takes more looks at a
 /// donor than this.
 pub const REHEARSAL_LOOKS_MAX: u64 = 1 << 24;
+/// An attachment that tools cannot use by then is given up: twice what any one request may take.
+pub const START_DEADLINE_NS: u64 = 2 * REQUEST_DEADLINE_NS;
+
 /// Fragments of one volume that are being rebuilt or moved at once; the next ones when those are done.
 pub const VOLUME_FILLINGS_MAX: usize = 256;
 /// New homes for fragments that the coordinator picks in one step; the rest in the next one.

@@ -24,7 +24,8 @@ export XDG_RUNTIME_DIR="$PWD/run"
 user() { setpriv --reuid "$NOBODY" --regid "$NOBODY" --clear-groups "$@"; }
 refused() { if "$@"; then exit 1; fi; }
 
-user ./cheetah attach case mine
+user ./cheetah attach case mine 2>said
+grep -q user_allow_other said
 test "$(user stat -c %u:%a mine/case.raw)" = "$NOBODY:600"
 refused ls mine
 user dd if=noise of=mine/case.raw bs=1M conv=notrunc,fsync status=none
@@ -36,10 +37,19 @@ user ./cheetah attach case mine --read-only
 user cmp -n "$BYTES" noise mine/case.raw
 refused user dd if=noise of=mine/case.raw bs=1M conv=notrunc
 user ./cheetah detach case
+
+# Root may read it where the machine's owner lets users say so, and nobody else.
+echo user_allow_other >fuse.conf
+mount --bind fuse.conf /etc/fuse.conf
+user ./cheetah attach case mine --read-only 2>said
+refused grep -q user_allow_other said
+cmp -n "$BYTES" noise mine/case.raw
+refused setpriv --reuid 65533 --regid 65533 --clear-groups cat mine/case.raw
+user ./cheetah detach case
 "#;
 
 #[test]
-fn attaches_by_the_helper_and_shares_with_nobody() {
+fn attaches_by_the_helper_and_shares_with_root_at_most() {
     let mut pool = Pool::start();
     pool.donate("one", "128M");
     pool.create_linear("case", "64M");

@@ -65,6 +65,12 @@ pub fn wipe(mut received: Vec<u8>) {
     std::hint::black_box(&received);
 }
 
+/// A write beyond the limit of a file's size (`ulimit -f`) is an error for who made it, and no signal that ends the process.
+pub fn survive_file_limit() {
+    // SAFETY: it takes two numbers; to ignore a signal runs nothing of ours.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
 /// Moves this process to a memory cgroup of its own, at the top: the limit of the tools that it serves is not
 /// its limit. Only root may.
 ///

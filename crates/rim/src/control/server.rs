@@ -230,9 +230,6 @@ pub async fn coordinate(options: CoordinateOptions) -> Result<Coordination, Coor
     let service = Service::start(&options.state, address, clock).await?;
     let (pool, role, callers) = (service.pool(), service.role(), service.callers());
     let exposed = !address.ip().is_loopback();
-    if exposed {
-        eprintln!("note: the coordinator listens on {address}, and control traffic is in the clear");
-    }
     let (stop, stopping) = oneshot::channel();
     let seating = Seating::new(places, CONTROL_PEER_CONNECTIONS_MAX);
     let task = tokio::spawn(serve(listener, service, router(callers), seating, stopping));

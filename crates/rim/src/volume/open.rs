@@ -7,6 +7,7 @@ use cheetah_core::limits::CONNECT_DEADLINE_NS;
 use cheetah_core::map::Route;
 use cheetah_core::volume::LinkFailure;
 use cheetah_nbd::{Mark, Negotiated, TransmissionFlags, client, proto};
+use rustix::io::Errno;
 use std::fmt::Display;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -69,6 +70,21 @@ async fn open_others(endpoint: &Endpoint, export: &str, connections: usize, all:
     }
 }
 
+/// Whether the fault is this machine's: a limit, no memory, a rule of its own, no way to the network.
+fn is_own(error: &io::Error) -> bool {
+    const OWN: [Errno; 8] = [
+        Errno::MFILE,
+        Errno::NFILE,
+        Errno::NOMEM,
+        Errno::NOBUFS,
+        Errno::PERM,
+        Errno::ACCESS,
+        Errno::ADDRNOTAVAIL,
+        Errno::NETUNREACH,
+    ];
+    Errno::from_io_error(error).is_some_and(|errno| OWN.contains(&errno))
+}
+
 /// One connection, through its handshake.
 async fn open_one(endpoint: &Endpoint, export: &str) -> Result<Opened, LinkFailure> {
     let failed = |why: &dyn Display| LinkFailure::NotOpened(format!("{endpoint}: {why}"));
@@ -76,6 +92,7 @@ async fn open_one(endpoint: &Endpoint, export: &str) -> Result<Opened, LinkFailu
         io::ErrorKind::ConnectionRefused => {
             LinkFailure::Refused(format!("{endpoint} refused the connection: nothing listens there"))
         }
+        _ if is_own(&e) => failed(&format_args!("this machine cannot connect to it ({e})")),
         _ => failed(&e),
     };
     let fd = net::register(net::connect(endpoint).await.map_err(at)?).map_err(at)?;
