@@ -11,6 +11,8 @@ export CHEETAH_BIN ?= $(CARGO_TARGET_DIR)/release/cheetah
 
 cargo := scripts/cargo
 SEEDS ?= 10000
+# Kinds of faults that runs are made of alone, a twentieth as many of each.
+KINDS ?= end-together kill-two
 PREFIX ?= /usr/local
 SECONDS_EACH ?= 60
 bench = $(cargo) run --locked --release --quiet -p cheetah-lab --bin bench --
@@ -64,6 +66,8 @@ sim: setup ## the simulated world, SEEDS=10000 of them, and a fifth as many beyo
 	@$(cargo) run --locked --release --quiet -p cheetah-sim -- --seeds $(SEEDS) --jobs 2
 	@echo "== simulator, beyond redundancy"
 	@$(cargo) run --locked --release --quiet -p cheetah-sim -- --seeds $$(( ($(SEEDS) + 4) / 5 )) --beyond --jobs 2
+	@for kind in $(KINDS); do echo "== simulator, $$kind alone"; $(cargo) run --locked --release --quiet -p cheetah-sim -- \
+		--seeds $$(( ($(SEEDS) + 19) / 20 )) --only $$kind --jobs 2 || exit 1; done
 
 e2e: build ## real processes with real clients (root, for namespaces and loop devices)
 	@echo "== end-to-end tests"

@@ -4,17 +4,19 @@
 //! one writer for a volume, no lease ended before its time, nothing lost by a restart. Never: decisions.
 //! Key rule: a step's records are stored all or none, and before its answers are sent.
 
+use crate::clocks::Clock;
 use crate::donor::DonorHost;
 use crate::network::Node;
 use crate::plan::Bug;
 use crate::rng::Rng;
+use crate::strangers::Stranger;
 use crate::world::{Ev, World, say};
 use cheetah_core::api::{API_VERSION, Answer, Call, Join, Refusal, RefusalCode, Renewed, Sync};
 use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event, Found, Key, LeaseRecord, Record};
 use cheetah_core::donor;
 use cheetah_core::limits::{
     CONNECT_DEADLINE_NS, CONTROL_DEADLINE_NS, DONOR_SILENCE_NS, HEARTBEAT_NS, LEASE_NS, LEASE_RENEW_NS,
-    MILLISECOND_NS,
+    MILLISECOND_NS, SECOND_NS,
 };
 use cheetah_core::map::{DonorId, LeaseToken, PoolId};
 use cheetah_core::units::Time;
@@ -41,6 +43,8 @@ struct OpenCall {
     outcome: Option<Outcome>,
     /// The caller does not wait any more.
     abandoned: bool,
+    /// What is said of volumes is said of another pool's.
+    by_stranger: bool,
 }
 
 #[derive(Debug)]
@@ -52,9 +56,12 @@ pub(crate) struct CoordinatorHost {
     next_call: u64,
     /// Calls that the machine has and has not answered.
     taken: BTreeSet<u64>,
-    wake_at: Option<Time>,
+    pub(crate) wake_at: Option<Time>,
+    pub(crate) clock: Clock,
     /// The next step that stores anything is its last: nothing of it is stored or said.
     pub(crate) doomed: bool,
+    /// Another pool's has its address now: the machine is that one's.
+    pub(crate) stranger: Option<Stranger>,
     /// Its process is stopped: what it is told waits, and its time does not pass.
     pub(crate) stopped_until: Time,
     /// When a lease was last given or renewed.
@@ -74,7 +81,9 @@ impl CoordinatorHost {
             next_call: 0,
             taken: BTreeSet::new(),
             wake_at: None,
+            clock: Clock::default(),
             doomed: false,
+            stranger: None,
             stopped_until: 0,
             renewed: BTreeMap::new(),
             heard: BTreeMap::new(),
@@ -95,7 +104,15 @@ impl World {
         let id = self.coordinator.next_call;
         say!(self, "call {id} of {caller:?}: {request:?}");
         let joins = matches!(request, Call::Join(_));
-        let open = OpenCall { caller, node, joins, request: Some(request), outcome: None, abandoned: false };
+        let open = OpenCall {
+            caller,
+            node,
+            joins,
+            request: Some(request),
+            outcome: None,
+            abandoned: false,
+            by_stranger: false,
+        };
         self.coordinator.calls.insert(id, open);
         let delay = self.delay() + self.delay();
         self.after(delay, Ev::CallArrives(id));
@@ -145,7 +162,9 @@ impl World {
     }
 
     pub(crate) fn reached(&mut self, donor: DonorId, address: String, found: Found) {
-        self.step_coordinator(Event::Reached { donor, address, found });
+        if self.waits_for_the_stopped(Ev::Reached(donor, address.clone(), found)).is_some() {
+            self.step_coordinator(Event::Reached { donor, address, found });
+        }
     }
 
     fn call_cut(&mut self, id: u64, up: bool, event: Ev) -> Option<Ev> {
@@ -171,6 +190,7 @@ impl World {
         let abandoned = open.abandoned;
         let Some(request) = open.request.take() else { return };
         match &request {
+            _ if self.coordinator.stranger.is_some() => {}
             Call::Renew { token, .. } if !self.coordinator.renewed.is_empty() => {
                 self.coordinator.renewed.insert(*token, self.now);
             }
@@ -262,7 +282,10 @@ impl World {
             Caller::Renew(c) => self.renew_answered(c, outcome),
             Caller::Amend(c) => self.amend_answered(c, outcome),
             Caller::Detach(c) => self.detach_answered(c, outcome),
-            Caller::Admin => self.admin_answered(id, outcome),
+            Caller::Admin => {
+                let other = self.coordinator.calls.get(&id).is_some_and(|open| open.by_stranger);
+                self.admin_answered(id, outcome.filter(|_| !other));
+            }
         }
     }
 
@@ -275,7 +298,10 @@ impl World {
             Some(Ok(Answer::Joined(joined))) => donor::Event::Joined { pool: joined.pool },
             Some(Ok(Answer::Duties(duties))) => donor::Event::Duties(duties),
             Some(Err(refusal)) if refusal.code == RefusalCode::Gone && !joins => donor::Event::Forgotten,
-            Some(Err(refusal)) => donor::Event::JoinRefused { refusal },
+            Some(Err(refusal)) => {
+                self.obey_the_stranger(d);
+                donor::Event::JoinRefused { refusal }
+            }
             Some(Ok(_)) | None => donor::Event::Unreachable,
         };
         self.step_donor(d, event);
@@ -300,14 +326,29 @@ impl World {
 
     /// Its process stands still for a while; its connections are taken by its kernel.
     pub(crate) fn stop_coordinator(&mut self, length: u64) {
-        if self.coordinator.machine.is_none() {
+        if self.coordinator.machine.is_none() || self.coordinator.stranger.is_some() {
             return;
         }
         self.count("fault: coordinator stood still");
         let until = self.now + length;
         say!(self, "the coordinator stands still for {} ms", length / MILLISECOND_NS);
+        if self.bug == Some(Bug::SleepCounts) {
+            (1..length / SECOND_NS).for_each(|second| self.after(second * SECOND_NS, Ev::SleepCounts));
+        }
         self.coordinator.stopped_until = self.coordinator.stopped_until.max(until);
         self.verdict.coordinator_in_trouble(until);
+    }
+
+    /// A planted bug: it is told of its time while it is stopped, and of nothing else.
+    pub(crate) fn sleep_counts(&mut self) {
+        if self.coordinator.stopped_until > self.now {
+            self.step_coordinator(Event::Wake);
+        }
+    }
+
+    /// Its time has come, whatever it was.
+    pub(crate) fn coordinator_ticks(&mut self) {
+        self.step_coordinator(Event::Wake);
     }
 
     /// What comes while it is stopped is found when it goes on, in any order.
@@ -315,6 +356,14 @@ impl World {
         let until = self.coordinator.stopped_until;
         if until <= self.now || self.coordinator.machine.is_none() {
             return Some(event);
+        }
+        if let Ev::CallArrives(id) = &event
+            && let Some(Call::Renew { token, .. }) =
+                self.coordinator.calls.get(id).and_then(|open| open.request.as_ref())
+            && let Some(renewed) = self.coordinator.renewed.get_mut(token)
+        {
+            // Its holder did what it could.
+            *renewed = self.now;
         }
         let after = self.rng.below(5 * MILLISECOND_NS);
         self.at(until + after, event);
@@ -325,6 +374,10 @@ impl World {
         if self.waits_for_the_stopped(Ev::CoordinatorWake(at)).is_none() {
             return;
         }
+        if self.coordinator.wake_at == Some(at) && self.coordinator.clock.read(self.now) < at {
+            let shows = self.coordinator.clock.shows(at);
+            return self.at(shows, Ev::CoordinatorWake(at));
+        }
         if self.coordinator.wake_at == Some(at) {
             self.coordinator.wake_at = None;
             self.step_coordinator(Event::Wake);
@@ -332,9 +385,10 @@ impl World {
     }
 
     fn step_coordinator(&mut self, event: Event) {
+        let time = self.coordinator.clock.read(self.now);
         let Some(machine) = &mut self.coordinator.machine else { return };
         let mut effects = Vec::new();
-        machine.step(self.now, event, &mut effects);
+        machine.step(time, event, &mut effects);
         machine.check_invariants();
         let stores = effects.iter().any(|effect| matches!(effect, Effect::Store(_) | Effect::Forget(_)));
         if stores && self.coordinator.doomed {
@@ -347,13 +401,19 @@ impl World {
             return self.crash_coordinator();
         }
         effects.into_iter().for_each(|effect| self.coordinator_effect(effect));
-        if stores {
+        if stores && self.coordinator.stranger.is_none() {
             self.check_records();
         }
     }
 
     fn coordinator_effect(&mut self, effect: Effect) {
         match effect {
+            Effect::Store(record) if self.coordinator.stranger.is_some() => {
+                self.coordinator.stranger.as_mut().map(|other| other.store.insert(record.key(), record));
+            }
+            Effect::Forget(key) if self.coordinator.stranger.is_some() => {
+                self.coordinator.stranger.as_mut().map(|other| other.store.remove(&key));
+            }
             Effect::Store(record) => {
                 say!(self, "stored: {record:?}");
                 if let Record::Lease(LeaseRecord { token, .. }) = &record {
@@ -374,6 +434,7 @@ impl World {
                 self.check_confirmed(call.0, &answer);
                 if let Some(open) = self.coordinator.calls.get_mut(&call.0).filter(|open| !open.abandoned) {
                     open.outcome = Some(answer);
+                    open.by_stranger = self.coordinator.stranger.is_some();
                     self.after(delay, Ev::CallAnswered(call.0));
                 }
             }
@@ -387,7 +448,8 @@ impl World {
             Effect::WakeAt(at) => {
                 if self.coordinator.wake_at != Some(at) {
                     self.coordinator.wake_at = Some(at);
-                    self.at(at, Ev::CoordinatorWake(at));
+                    let shows = self.coordinator.clock.shows(at);
+                    self.at(shows, Ev::CoordinatorWake(at));
                 }
             }
         }
@@ -395,6 +457,9 @@ impl World {
 
     /// What a client is told of, each live donor knows already.
     fn check_confirmed(&mut self, call: u64, answer: &Outcome) {
+        if self.coordinator.stranger.is_some() {
+            return;
+        }
         let caller = self.coordinator.calls.get(&call).map(|open| open.caller);
         let (map, token, unconfirmed) = match (answer, caller) {
             (Ok(Answer::Attached(attached)), _) => {
@@ -455,14 +520,24 @@ impl World {
         }
     }
 
-    pub(crate) fn crash_coordinator(&mut self) {
-        if self.coordinator.machine.take().is_none() {
-            return;
-        }
-        self.count("fault: coordinator restarted");
+    /// Its process is gone; calls that it had taken hear of it.
+    pub(crate) fn coordinator_ends(&mut self) {
+        self.coordinator.machine = None;
         (self.coordinator.doomed, self.coordinator.wake_at) = (false, None);
         self.coordinator.stopped_until = 0;
         self.coordinator.heard.clear();
+        for id in std::mem::take(&mut self.coordinator.taken) {
+            let delay = self.delay();
+            self.after(delay, Ev::CallAnswered(id));
+        }
+    }
+
+    pub(crate) fn crash_coordinator(&mut self) {
+        if self.coordinator.machine.is_none() || self.coordinator.stranger.is_some() {
+            return;
+        }
+        self.count("fault: coordinator restarted");
+        self.coordinator_ends();
         let down = if self.rng.percent(10) {
             self.count("fault: coordinator down for long");
             self.rng.range(12, 40) * 1000 * MILLISECOND_NS
@@ -471,15 +546,11 @@ impl World {
         };
         self.verdict.coordinator_in_trouble(self.now + down);
         say!(self, "the coordinator is down for {} ms", down / MILLISECOND_NS);
-        for id in std::mem::take(&mut self.coordinator.taken) {
-            let delay = self.delay();
-            self.after(delay, Ev::CallAnswered(id));
-        }
         self.after(down, Ev::CoordinatorStart);
     }
 
     pub(crate) fn coordinator_start(&mut self) {
-        if self.coordinator.machine.is_some() {
+        if self.coordinator.machine.is_some() || self.coordinator.stranger.is_some() {
             return;
         }
         if self.bug == Some(Bug::LoseRecord) && !self.coordinator.store.is_empty() {
@@ -489,11 +560,12 @@ impl World {
         }
         let records: Vec<Record> = self.coordinator.store.values().cloned().collect();
         say!(self, "the coordinator starts from {} records", records.len());
+        let time = self.coordinator.clock.read(self.now);
         if records.is_empty() {
             let pool = PoolId(self.rng.draw());
             self.coordinator.machine = Some(Coordinator::new(pool));
         } else {
-            match Coordinator::restore(records, self.now) {
+            match Coordinator::restore(records, time) {
                 Ok(machine) => self.coordinator.machine = Some(machine),
                 Err(bad) => return self.fail(format!("the coordinator cannot read its own records: {bad}")),
             }

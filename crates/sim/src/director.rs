@@ -4,9 +4,10 @@
 
 use crate::client::{Phase, Tick};
 use crate::coordinator::{Caller, Outcome};
+use crate::deaths::FirstDeath;
 use crate::donor::DonorHost;
 use crate::network::Node;
-use crate::plan::Plan;
+use crate::plan::{Layout, Plan};
 use crate::together::Scene;
 use crate::world::{ClientEv, Ev, World, say};
 use cheetah_core::api::{Answer, Call, Create, RefusalCode, Size};
@@ -42,6 +43,7 @@ pub(crate) struct Director {
     pub(crate) last_pass: bool,
     pub(crate) scene: Option<Scene>,
     pub(crate) scenes: usize,
+    pub(crate) first_deaths: Vec<FirstDeath>,
     slots: usize,
 }
 
@@ -85,6 +87,7 @@ impl Director {
             last_pass: false,
             scene: None,
             scenes: 0,
+            first_deaths: Vec::new(),
             slots: 0,
         }
     }
@@ -138,6 +141,10 @@ impl World {
     pub(crate) fn admin_tick(&mut self) {
         if self.director.healing {
             return;
+        }
+        if self.coordinator.stranger.is_some() {
+            let gap = self.rng.around(self.plan.admin_gap_ns);
+            return self.after(gap, Ev::Admin);
         }
         let names: Vec<String> = self.director.volumes.keys().cloned().collect();
         for name in names {
@@ -208,6 +215,9 @@ impl World {
     }
 
     fn pick_redundancy(&mut self, follow: bool) -> Option<Redundancy> {
+        if let Some(Layout { data, parity, .. }) = self.plan.layout {
+            return Some(Redundancy { data, parity });
+        }
         let donors = self.plan.donors as u64;
         let kind = if self.plan.parity_only { 19 } else { self.rng.below(20) };
         let narrow = |count: u64| u32::try_from(count).expect("few");

@@ -7,6 +7,7 @@
 
 use crate::bytes::{Memory, SECTOR, sectors};
 use crate::client::Client;
+use crate::clocks::Clock;
 use crate::network::{Answer, Request, Stage, ToClient, ToDonor};
 use crate::plan::Bug;
 use crate::world::{DonorEv, Ev, World, say};
@@ -44,7 +45,8 @@ pub(crate) struct DonorHost {
     pub(crate) slow: (Time, u64),
     /// The call that is under way; an answer to an earlier one is of no interest.
     pub(crate) asked: u64,
-    wake_at: Option<Time>,
+    pub(crate) wake_at: Option<Time>,
+    pub(crate) clock: Clock,
     /// The newest session that was admitted, by lease.
     sessions: BTreeMap<LeaseToken, u64>,
     /// Writers in the order in which they were first admitted.
@@ -70,6 +72,7 @@ impl DonorHost {
             slow: (0, 0),
             asked: 0,
             wake_at: None,
+            clock: Clock::default(),
             sessions: BTreeMap::new(),
             writers: BTreeMap::new(),
         }
@@ -133,12 +136,18 @@ impl World {
         }
         match event {
             DonorEv::Wake(at) => {
+                if donor.wake_at == Some(at) && donor.clock.read(self.now) < at {
+                    let shows = donor.clock.shows(at);
+                    return self.at(shows, Ev::Donor(d, DonorEv::Wake(at)));
+                }
                 if donor.wake_at == Some(at) {
                     donor.wake_at = None;
                     self.step_donor(d, Event::Wake);
                 }
             }
             DonorEv::Wipe(extents) => {
+                self.check_wipe(d, &extents);
+                let donor = &mut self.donors[d];
                 for extent in &extents {
                     let start = sectors(u64::from(*extent) * EXTENT_BYTES);
                     if self.bug != Some(Bug::SkipWipe) {
@@ -162,7 +171,8 @@ impl World {
         }
         say!(self, "donor {d} <- {event:?}");
         let mut effects = Vec::new();
-        self.donors[d].machine.step(self.now, event, &mut effects);
+        let time = self.donors[d].clock.read(self.now);
+        self.donors[d].machine.step(time, event, &mut effects);
         self.donors[d].machine.check_invariants();
         for effect in effects {
             self.donor_effect(d, effect);
@@ -208,7 +218,8 @@ impl World {
             Effect::WakeAt(at) => {
                 if self.donors[d].wake_at != Some(at) {
                     self.donors[d].wake_at = Some(at);
-                    self.at(at, Ev::Donor(d, DonorEv::Wake(at)));
+                    let shows = self.donors[d].clock.shows(at);
+                    self.at(shows, Ev::Donor(d, DonorEv::Wake(at)));
                 }
             }
             Effect::Exit(exit) => {

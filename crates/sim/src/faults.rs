@@ -74,6 +74,14 @@ impl World {
                 }
             }
             Fault::EndTogether => self.end_together(),
+            Fault::StopCoordinator => {
+                self.count("fault: coordinator stopped");
+                let length = self.rng.skewed(SECOND_NS, 60 * SECOND_NS);
+                self.stop_coordinator(length);
+            }
+            Fault::Stranger => self.stranger_comes(),
+            Fault::KillTwo => self.kill_two(),
+            Fault::DisturbClock => self.disturb_some_clock(),
             Fault::RepeatCall => self.repeat_some_call(),
             Fault::RestartCoordinator => {
                 if self.rng.percent(40) {
@@ -101,7 +109,7 @@ impl World {
     }
 
     /// Whether this donor may get into trouble now; notes who loses more than redundancy covers by it.
-    fn may(&mut self, d: usize) -> bool {
+    pub(crate) fn may(&mut self, d: usize) -> bool {
         self.look_at_rot();
         let id = self.donors[d].id;
         let short = self.beyond_by(Some(id));
@@ -200,7 +208,7 @@ impl World {
     }
 
     /// Whether a writer may die now.
-    fn may_tear(&mut self) -> bool {
+    pub(crate) fn may_tear(&mut self) -> bool {
         let short = self.beyond_if_torn();
         if !self.plan.beyond && !short.is_empty() {
             self.count("faults spared by the budget");
@@ -353,7 +361,7 @@ impl World {
         }
     }
 
-    fn pause_client(&mut self, c: usize, length: u64) {
+    pub(crate) fn pause_client(&mut self, c: usize, length: u64) {
         let client = &mut self.clients[c];
         let until = self.now + length;
         if until <= client.paused_until {
@@ -399,6 +407,7 @@ impl World {
         self.heal_cuts();
         let now = self.now;
         self.coordinator.doomed = false;
+        self.stranger_goes();
         self.coordinator_start();
         // Who is stopped goes on when that is over: cut short, what it was sent last would overtake what came before.
         let pauses = self.donors.iter().map(|donor| donor.paused_until);

@@ -15,7 +15,7 @@
 //! oracle has to find it. Never: a real clock, thread, socket or file, a map without an order, or a dependency.
 //!
 //! Files: `plan` (what a seed picks), `world` (time and events), `network`, the drivers `donor`, `client`,
-//! `coordinator`; `director`, `faults` and `together` (what happens to them), `workload` (requests and their judgement),
+//! `coordinator`; `director`, `faults`, `deaths`, `clocks`, `together` and `strangers` (what happens to them), `workload` (requests and their judgement),
 //! `oracle` (bytes), `verdict` and `wounds` (errors), `finale` (heal, and demand that all is well), `swarm` (many seeds).
 //! Beside them `read_ahead`: rules compared over a path without faults.
 //! Tests: `tests/`.
@@ -23,7 +23,9 @@
 
 mod bytes;
 mod client;
+mod clocks;
 mod coordinator;
+mod deaths;
 mod director;
 mod donor;
 mod faults;
@@ -37,6 +39,7 @@ mod redundancy;
 mod rng;
 mod runs;
 mod stats;
+mod strangers;
 mod swarm;
 mod together;
 mod verdict;
@@ -44,7 +47,7 @@ mod workload;
 mod world;
 mod wounds;
 
-pub use plan::{Bug, Fault};
+pub use plan::{Bug, Fault, Layout};
 pub use stats::{COVERAGE, Stats};
 pub use swarm::{Swarm, swarm};
 
@@ -58,6 +61,8 @@ pub struct Setup {
     pub beyond: bool,
     /// Nothing else goes wrong, and that often.
     pub only: Option<Fault>,
+    /// Else each volume has its own.
+    pub layout: Option<Layout>,
 }
 
 /// What came of one seed.

@@ -4,7 +4,7 @@
 //! when the command is wrong.
 #![allow(clippy::print_stdout)]
 
-use cheetah_sim::{Bug, Fault, Setup, Stats, Swarm, run, swarm};
+use cheetah_sim::{Bug, Fault, Layout, Setup, Stats, Swarm, run, swarm};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -12,15 +12,17 @@ use std::time::{Duration, Instant};
 const USAGE: &str = "\
 Runs Cheetah's volume, donor and coordinator machines in a virtual world.
 
-  cheetah-sim --seeds COUNT [--start SEED] [--jobs N] [--beyond] [--only KIND] [--bug NAME]   many seeds, until one fails
-  cheetah-sim --seed SEED [--trace] [--beyond] [--only KIND] [--bug NAME]                     one seed
+  cheetah-sim --seeds COUNT [--start SEED] [--jobs N] [--beyond] [--only KIND] [--layout K+M] [--bug NAME]   many seeds, until one fails
+  cheetah-sim --seed SEED [--trace] [--beyond] [--only KIND] [--layout K+M] [--bug NAME]                     one seed
   cheetah-sim --read-ahead                                    rules of read-ahead compared, a table
 
 --beyond lets more go wrong at once than redundancy covers.
---only lets nothing else go wrong, and that often: end-together.
+--only lets nothing else go wrong, and that often: end-together, stop-coordinator, stranger, kill-two, clock.
+--layout K+M or K+M+SPARES gives each volume this redundancy, and that many donors.
 --bug plants a mistake in the simulator's drivers, which the oracle has to find:
   ignore-sessions, skip-wipe, ack-early, zeros-for-lost, lose-record, answer-before-store, ack-before-quorum,
-  stale-believed, parity-not-updated, checksum-ignored, lease-not-checked";
+  stale-believed, parity-not-updated, checksum-ignored, lease-not-checked, loss-not-recorded,
+  sleep-counts, stranger-obeyed, refusal-unheard";
 
 enum Mode {
     One { seed: u64, trace: bool },
@@ -44,7 +46,9 @@ fn parse() -> Result<(Mode, Setup), String> {
             setup.beyond = true;
             continue;
         }
-        if !["--seed", "--seeds", "--start", "--jobs", "--only", "--bug"].contains(&argument.as_str()) {
+        if !["--seed", "--seeds", "--start", "--jobs", "--only", "--layout", "--bug"]
+            .contains(&argument.as_str())
+        {
             return Err(format!("'{argument}' is not an option"));
         }
         let value = arguments.next().ok_or_else(|| format!("{argument} needs a value"))?;
@@ -56,6 +60,10 @@ fn parse() -> Result<(Mode, Setup), String> {
             "--jobs" => jobs = number()?.clamp(1, 64),
             "--only" => {
                 setup.only = Some(Fault::named(&value).ok_or_else(|| format!("there is no kind '{value}'"))?);
+            }
+            "--layout" => {
+                let layout = Layout::named(&value).ok_or_else(|| format!("'{value}' is no layout"))?;
+                setup.layout = Some(layout);
             }
             _ => setup.bug = Some(Bug::named(&value).ok_or_else(|| format!("there is no bug '{value}'"))?),
         }
@@ -123,7 +131,7 @@ fn many(start: u64, count: u64, jobs: u64, setup: Setup) -> ExitCode {
 }
 
 fn totals(stats: &Stats, took: Duration) {
-    for (what, count) in stats.counts() {
+    for (what, count) in stats.counts().chain(stats.alone()) {
         println!("{count:>12}  {what}");
     }
     println!("{:>12}  requests", stats.requests);
@@ -142,6 +150,7 @@ fn report(failed: Option<(u64, String)>, setup: Setup) -> ExitCode {
     };
     let mut planted = setup.bug.map_or(String::new(), |bug| format!(" --bug {}", bug.name()));
     planted.push_str(&setup.only.map_or(String::new(), |fault| format!(" --only {}", fault.name())));
+    planted.push_str(&setup.layout.map_or(String::new(), |layout| format!(" --layout {layout}")));
     planted.push_str(if setup.beyond { " --beyond" } else { "" });
     println!("\nFAILED seed {seed}: {what}");
     println!("replay: cargo run --release -p cheetah-sim -- --seed {seed} --trace{planted}");

@@ -35,10 +35,18 @@ pub enum Bug {
     ChecksumIgnored,
     /// The donor serves dropped connections on, and carries out what no lease covers any more.
     LeaseNotChecked,
+    /// The client serves what is lost as if that were recorded, before it is.
+    LossNotRecorded,
+    /// The coordinator's driver takes the time in which it was stopped for time in which nobody renewed.
+    SleepCounts,
+    /// A donor that another pool's coordinator refuses begins anew.
+    StrangerObeyed,
+    /// A client is not told that a connection was refused.
+    RefusalUnheard,
 }
 
 impl Bug {
-    pub const ALL: [Bug; 11] = [
+    pub const ALL: [Bug; 15] = [
         Bug::IgnoreSessions,
         Bug::SkipWipe,
         Bug::AckEarly,
@@ -50,6 +58,10 @@ impl Bug {
         Bug::ParityNotUpdated,
         Bug::ChecksumIgnored,
         Bug::LeaseNotChecked,
+        Bug::LossNotRecorded,
+        Bug::SleepCounts,
+        Bug::StrangerObeyed,
+        Bug::RefusalUnheard,
     ];
 
     #[must_use]
@@ -66,6 +78,10 @@ impl Bug {
             Bug::ParityNotUpdated => "parity-not-updated",
             Bug::ChecksumIgnored => "checksum-ignored",
             Bug::LeaseNotChecked => "lease-not-checked",
+            Bug::LossNotRecorded => "loss-not-recorded",
+            Bug::SleepCounts => "sleep-counts",
+            Bug::StrangerObeyed => "stranger-obeyed",
+            Bug::RefusalUnheard => "refusal-unheard",
         }
     }
 
@@ -93,8 +109,13 @@ pub enum Fault {
     DrainDonor,
     SpareLess,
     EndTogether,
+    StopCoordinator,
+    Stranger,
+    KillTwo,
+    DisturbClock,
 }
 
+/// What ordinary runs are made of; each of the other kinds makes runs of its own.
 const FAULTS: [Fault; 15] = [
     Fault::LoseConnection,
     Fault::StallConnection,
@@ -115,20 +136,53 @@ const FAULTS: [Fault; 15] = [
 
 impl Fault {
     /// The kinds that a run can be made of alone.
-    #[must_use]
-    pub fn named(name: &str) -> Option<Fault> {
-        match name {
-            "end-together" => Some(Fault::EndTogether),
-            _ => None,
-        }
-    }
+    pub const ALONE: [Fault; 5] =
+        [Fault::EndTogether, Fault::StopCoordinator, Fault::Stranger, Fault::KillTwo, Fault::DisturbClock];
 
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Fault::EndTogether => "end-together",
-            _ => "another",
+            Fault::StopCoordinator => "stop-coordinator",
+            Fault::Stranger => "stranger",
+            Fault::KillTwo => "kill-two",
+            Fault::DisturbClock => "clock",
+            _ => "of every run",
         }
+    }
+
+    #[must_use]
+    pub fn named(name: &str) -> Option<Fault> {
+        Fault::ALONE.into_iter().find(|fault| fault.name() == name)
+    }
+}
+
+/// The redundancy of every volume, and how many donors there are beyond it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    pub data: u32,
+    pub parity: u32,
+    pub spares: u32,
+}
+
+impl Layout {
+    /// `K+M` or `K+M+SPARES`.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Layout> {
+        let numbers: Option<Vec<u32>> = name.split('+').map(|number| number.parse().ok()).collect();
+        let (data, parity, spares) = match numbers?[..] {
+            [data, parity] => (data, parity, 0),
+            [data, parity, spares] => (data, parity, spares),
+            _ => return None,
+        };
+        let fits = (2..=4).contains(&data) && (1..=2).contains(&parity) && spares <= 4;
+        fits.then_some(Layout { data, parity, spares })
+    }
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}+{}+{}", self.data, self.parity, self.spares)
     }
 }
 
@@ -166,8 +220,10 @@ pub(crate) struct Plan {
     pub(crate) hosts: usize,
     /// More may go wrong at once than redundancy covers.
     pub(crate) beyond: bool,
-    /// Every volume has data and parity.
+    /// Every volume has data and parity,
     pub(crate) parity_only: bool,
+    /// and these.
+    pub(crate) layout: Option<Layout>,
 }
 
 impl Plan {
@@ -185,6 +241,9 @@ impl Plan {
                 Fault::PauseClient,
                 Fault::CutCoordinator,
                 Fault::RestartCoordinator,
+                Fault::StopCoordinator,
+                Fault::Stranger,
+                Fault::DisturbClock,
                 Fault::EndTogether,
             ];
             faults.retain(|fault| !ends_leases.contains(fault));
@@ -218,9 +277,10 @@ impl Plan {
             flips_per_million,
             hosts: usize::try_from(rng.range(2, 8)).expect("small"),
             beyond: setup.beyond,
-            parity_only: false,
+            parity_only: setup.layout.is_some(),
+            layout: setup.layout,
         };
-        match setup.only {
+        let plan = match setup.only {
             None => plan,
             Some(fault) => Plan {
                 donors: plan.donors.max(3),
@@ -232,6 +292,14 @@ impl Plan {
                 parity_only: true,
                 ..plan
             },
+        };
+        match setup.layout {
+            None => plan,
+            Some(Layout { data, parity, spares }) => {
+                let donors = (data + parity + spares) as usize;
+                // Each on its own machine.
+                Plan { donors, donors_late: 0, hosts: donors, extents_max: plan.extents_max.max(3), ..plan }
+            }
         }
     }
 

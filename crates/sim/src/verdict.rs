@@ -65,6 +65,10 @@ impl Verdict {
         extend(&mut self.client_trouble, client, until);
     }
 
+    pub(crate) fn is_client_in_trouble(&self, client: usize, since: Time) -> bool {
+        self.client_trouble.get(&client).is_some_and(|until| until + GRACE_NS >= since)
+    }
+
     pub(crate) fn link_in_trouble(&mut self, client: usize, donor: DonorId, until: Time) {
         extend(&mut self.link_trouble, (client, donor), until);
     }

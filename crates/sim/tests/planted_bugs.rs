@@ -1,14 +1,23 @@
 //! Each planted bug is found within 1,000 seeds, and the seed that found it finds it again.
 
-use cheetah_sim::{Bug, Setup, run, swarm};
+use cheetah_sim::{Bug, Fault, Setup, run, swarm};
 
 fn is_found(bug: Bug) {
-    let setup = Setup { bug: Some(bug), ..Setup::default() };
+    is_found_in(bug, Setup::default());
+}
+
+/// In runs of one kind of fault.
+fn is_found_by(bug: Bug, fault: Fault) {
+    is_found_in(bug, Setup { only: Some(fault), ..Setup::default() });
+}
+
+fn is_found_in(bug: Bug, without: Setup) {
+    let setup = Setup { bug: Some(bug), ..without };
     let swarm = swarm(0, 1_000, setup, |_| ());
     let Some((seed, what)) = swarm.failed else { panic!("{} was not found in 1,000 seeds", bug.name()) };
     eprintln!("{} was found after {} seeds: {what}", bug.name(), swarm.seeds);
     assert_eq!(run(seed, setup, None).failure, Some(what), "it replays");
-    assert_eq!(run(seed, Setup::default(), None).failure, None, "it is the bug that was found");
+    assert_eq!(run(seed, without, None).failure, None, "it is the bug that was found");
 }
 
 #[test]
@@ -64,4 +73,14 @@ fn a_client_that_takes_every_block_for_right() {
 #[test]
 fn a_donor_that_asks_for_no_lease() {
     is_found(Bug::LeaseNotChecked);
+}
+
+#[test]
+fn a_client_that_does_not_hear_of_refused_connections() {
+    is_found_by(Bug::RefusalUnheard, Fault::KillTwo);
+}
+
+#[test]
+fn a_client_that_serves_a_loss_before_it_is_recorded() {
+    is_found_by(Bug::LossNotRecorded, Fault::EndTogether);
 }

@@ -1,0 +1,38 @@
+//! Runs that are made of one kind of fault alone: each promise holds, and the same seed is the same world.
+
+use cheetah_sim::{Fault, Layout, Setup, run, swarm};
+
+fn holds(fault: Fault, layout: Option<Layout>, seeds: u64) {
+    let setup = Setup { only: Some(fault), layout, ..Setup::default() };
+    if let Some((seed, what)) = swarm(0, seeds, setup, |_| ()).failed {
+        let layout = layout.map_or(String::new(), |layout| format!(" --layout {layout}"));
+        panic!(
+            "seed {seed}: {what}\nreplay: cargo run --release -p cheetah-sim -- --seed {seed} --trace --only {}{layout}",
+            fault.name()
+        );
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_digest() {
+    for fault in Fault::ALONE {
+        let setup = Setup { only: Some(fault), ..Setup::default() };
+        for seed in 0..3 {
+            assert_eq!(run(seed, setup, None), run(seed, setup, None), "seed {seed} of {}", fault.name());
+        }
+    }
+}
+
+#[test]
+fn the_second_of_two_donors_dies_after_the_repair_of_the_first() {
+    holds(Fault::KillTwo, None, 200);
+}
+
+#[test]
+fn a_writer_and_a_donor_that_end_together_lose_nothing_but_what_was_in_flight() {
+    for (data, parity) in [(2, 1), (3, 1), (3, 2)] {
+        for spares in [0, 1] {
+            holds(Fault::EndTogether, Some(Layout { data, parity, spares }), 20);
+        }
+    }
+}
