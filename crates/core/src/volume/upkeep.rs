@@ -3,7 +3,8 @@
 //!
 //! Owns when each is done and how far it has come. Never: how fast (`pace`), rows that were half written (`resync`), or
 //! where slots go (the coordinator).
-//! Invariant: a slot's `cursor` counts bytes that its new holder has, and every later write to them reaches it, too.
+//! Invariant: what a slot's new holder has is up to its `cursor`, and in chunks `ahead` of it; every later write to any of that
+//! reaches it, too.
 //! Tests: `tests/volume_finish.rs`, the simulator.
 
 use super::cached::Cached;
@@ -34,17 +35,42 @@ pub(super) struct Fill {
     pub(super) to: Placement,
     /// Bytes of the extent that are there.
     pub(super) cursor: u32,
+    /// Bytes that are there or on their way, chunk by chunk: whoever writes to one that is on its way waits for it.
+    begun: u32,
+    /// Chunks that are there, beyond one that is not yet.
+    ahead: BTreeSet<(u32, u32)>,
+    /// Chunks on their way.
+    open: usize,
     /// The coordinator was told, by the map of this epoch, that it has every byte.
     pub(super) told: Option<u64>,
     /// Strips born later count: an earlier one knew another filling of the slot.
     since: u64,
-    busy: bool,
     pause_until: Time,
 }
 
 impl Fill {
     pub(super) fn new(to: Placement, since: u64) -> Self {
-        Fill { to, cursor: 0, told: None, since, busy: false, pause_until: 0 }
+        let ahead = BTreeSet::new();
+        Fill { to, cursor: 0, begun: 0, ahead, open: 0, told: None, since, pause_until: 0 }
+    }
+
+    /// Whether any of these bytes are there.
+    pub(super) fn has_some(&self, from: u32, to: u32) -> bool {
+        self.cursor > from || self.ahead.iter().any(|(begin, end)| *begin < to && from < *end)
+    }
+
+    /// Goes on at the cursor. What comes of the chunks that are on their way counts for nothing.
+    fn restart(&mut self, since: u64) {
+        (self.begun, self.open, self.since) = (self.cursor, 0, since);
+        self.ahead.clear();
+    }
+
+    fn have(&mut self, from: u32, to: u32) {
+        self.ahead.insert((from, to));
+        while let Some((_, to)) = self.ahead.first().copied().filter(|(from, _)| *from <= self.cursor) {
+            self.ahead.pop_first();
+            self.cursor = self.cursor.max(to);
+        }
     }
 }
 
@@ -99,8 +125,9 @@ impl Volume {
     }
 
     pub(super) fn unfill(&mut self, group: u32, slot: u32, to: u32) {
-        if let Some(fill) = self.fills.get_mut(&(group, slot)) {
+        if let Some(fill) = self.fills.get_mut(&(group, slot)).filter(|fill| to < fill.begun) {
             fill.cursor = fill.cursor.min(to);
+            fill.restart(self.born);
         }
     }
 
@@ -199,28 +226,29 @@ impl Volume {
         };
         let reserve = (SCRATCH_LARGE_COUNT - FILL_CHUNKS_MAX) as usize / 2;
         while self.upkeep.fills_open < limit && self.scratch.large_free() > reserve {
-            let able = |(key, fill): (&(u32, u32), &Fill)| {
-                let ready = !fill.busy && fill.pause_until <= now && fill.cursor < self.used(key.0);
-                let up = self.links.get(&fill.to.donor).is_some_and(Link::is_up);
-                (ready && up).then_some(*key)
-            };
-            // Those first whose group can lose the fewest more; then in order, so that some are complete early: that is
-            // when a donor gets its memory back.
-            let slots = |group: u32| self.map.groups[group as usize].slots.iter();
-            let held = |group: u32| slots(group).filter(|slot| slot.held.is_some()).count();
-            let ready = self.fills.iter().filter_map(able);
-            let Some((group, slot)) = ready.min_by_key(|(group, slot)| (held(*group), *group, *slot)) else {
-                return;
-            };
+            let Some((group, slot)) = self.next_to_fill(now) else { return };
             self.upkeep.fills_open += 1;
             let end = self.used(group);
             let step = self.lane_max();
             let fill = self.fills.get_mut(&(group, slot)).expect("just found");
-            fill.busy = true;
-            let (lo, to) = (fill.cursor, fill.to);
+            let (lo, to) = (fill.begun, fill.to);
             let hi = (lo / step * step + step).min(end);
+            (fill.begun, fill.open) = (hi, fill.open + 1);
             self.add_strip(None, Work::Fill { slot, to }, group, lo, hi);
         }
+    }
+
+    /// Those first whose group can lose the fewest more; of them the ones with the fewest chunks on their way; then in order, so
+    /// that some are complete early: that is when a donor gets its memory back.
+    fn next_to_fill(&self, now: Time) -> Option<(u32, u32)> {
+        let able = |(key, fill): &(&(u32, u32), &Fill)| {
+            let ready = fill.pause_until <= now && fill.begun < self.used(key.0);
+            ready && self.links.get(&fill.to.donor).is_some_and(Link::is_up)
+        };
+        let slots = |group: u32| self.map.groups[group as usize].slots.iter();
+        let held = |group: u32| slots(group).filter(|slot| slot.held.is_some()).count();
+        let best = self.fills.iter().filter(able).min_by_key(|(key, fill)| (held(key.0), fill.open, **key));
+        best.map(|(key, _)| *key)
     }
 
     pub(super) fn write_filled(
@@ -248,19 +276,22 @@ impl Volume {
 
     fn fill_ended(&mut self, now: Time, strip: &Strip, slot: u32, to: Placement, done: bool) {
         self.upkeep.fills_open -= 1;
-        let same = |fill: &&mut Fill| fill.to == to && fill.since < strip.born;
+        let same = |fill: &&mut Fill| fill.to == to;
         let Some(fill) = self.fills.get_mut(&(strip.group, slot)).filter(same) else { return };
-        fill.busy = false;
-        // Where a write missed it meanwhile, the cursor was set back, and this chunk is beyond a gap.
-        if done && strip.missed.is_empty() && strip.lo > fill.cursor {
-            return;
-        }
+        let counts = fill.since < strip.born;
+        fill.open -= usize::from(counts);
         if done && strip.missed.is_empty() {
-            fill.cursor = fill.cursor.max(strip.hi);
+            if !counts {
+                return;
+            }
+            fill.have(strip.lo, strip.hi);
             self.upkeep.any_filled = true;
             self.report.fill_done += u64::from(strip.len());
             self.report.rate_bytes += u64::from(strip.len());
         } else {
+            if counts {
+                fill.restart(self.born);
+            }
             fill.pause_until = now + PAUSE_NS;
         }
     }

@@ -92,17 +92,18 @@ impl Volume {
         columns.flat_map(|(from, to)| [from / BLOCK * BLOCK, to.next_multiple_of(BLOCK)]).collect()
     }
 
-    /// Who shall have what is written to a slot: its holder, and who is being given it as far as it has come.
-    fn targets(&self, group: u32, slot: u32, lo: u32) -> impl Iterator<Item = Placement> + use<> {
+    /// Who shall have what a strip of this range writes to a slot: its holder, and who is being given it, if that has some of
+    /// the range. The strip's lock keeps it so.
+    fn targets(&self, group: u32, slot: u32, lo: u32, hi: u32) -> impl Iterator<Item = Placement> + use<> {
         let places = self.map.groups[group as usize].slots[slot as usize];
-        let filled = self.fills.get(&(group, slot)).is_some_and(|fill| fill.cursor > lo);
+        let filled = self.fills.get(&(group, slot)).is_some_and(|fill| fill.has_some(lo, hi));
         places.held.into_iter().chain(places.filling.filter(|_| filled))
     }
 
     /// The parity slots that a write of this range reaches.
-    fn parity_targets(&self, group: u32, lo: u32) -> Slots {
+    fn parity_targets(&self, group: u32, lo: u32, hi: u32) -> Slots {
         let all = self.geometry.data..self.geometry.data + self.geometry.parity;
-        all.filter(|slot| self.targets(group, *slot, lo).next().is_some()).map(bit).sum()
+        all.filter(|slot| self.targets(group, *slot, lo, hi).next().is_some()).map(bit).sum()
     }
 
     #[expect(clippy::too_many_arguments, reason = "what is written where")]
@@ -117,8 +118,9 @@ impl Volume {
         scatter: Scatter,
         effects: &mut Vec<Effect>,
     ) {
-        let (group, lo) = self.strips.get(key).map(|strip| (strip.group, strip.lo)).expect("it writes");
-        for placement in self.targets(group, slot, lo) {
+        let strip = self.strips.get(key).expect("it writes");
+        let (group, lo, hi) = (strip.group, strip.lo, strip.hi);
+        for placement in self.targets(group, slot, lo, hi) {
             if !self.add_part(now, key, slot, placement, op, local, mem, scatter, effects) {
                 self.strips.get_mut(key).expect("it writes").missed.push(Missed { slot, placement });
             }
@@ -273,7 +275,7 @@ impl Volume {
         let geometry = self.geometry;
         let strip = self.strips.get(key).expect("a patch");
         let touched = self.wanted(span, strip.lo, strip.hi);
-        let parity = self.parity_targets(strip.group, strip.lo);
+        let parity = self.parity_targets(strip.group, strip.lo, strip.hi);
         if delta {
             return touched | parity;
         }
@@ -317,7 +319,7 @@ impl Volume {
             self.write_lane(now, key, slot, from, to, effects);
         }
         let group = self.strips.get(key).expect("it has read").group;
-        let reached = self.parity_targets(group, lo);
+        let reached = self.parity_targets(group, lo, hi);
         for slot in geometry.data..geometry.data + geometry.parity {
             // Where nobody holds parity, what it takes to compute it was not read.
             if reached & bit(slot) != 0 || (!delta && reached != 0) {

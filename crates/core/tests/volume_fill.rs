@@ -1,0 +1,109 @@
+//! A slot that gets a new holder: by many chunks at once, and no write is missed by what is there already.
+
+mod volume;
+
+use cheetah_core::limits::{FILL_CHUNKS_MAX, SECOND_NS};
+use cheetah_core::map::{DonorId, Redundancy, VolumeMap};
+use cheetah_core::volume::{Effect, Event, Op, PartError, PartOp};
+use std::collections::BTreeSet;
+use volume::{Sent, UNIT, World, wide};
+
+const TO: DonorId = DonorId(1);
+const CHUNK: u64 = 256 << 10;
+/// Bytes of the volume in the rows of one chunk.
+const ROWS: u64 = 3 * CHUNK;
+
+/// Slot 0 of parity:3+1 has no holder and is given to donor 1; all links are up, and nothing is answered yet.
+fn filling() -> (World, Vec<Sent>) {
+    let mut map: VolumeMap = wide(Redundancy { data: 3, parity: 1 });
+    let slot = &mut map.groups[0].slots[0];
+    slot.filling = slot.held.take();
+    let mut world = World::new(map, false);
+    (1..=4).for_each(|id| world.open(DonorId(id)));
+    world.wake();
+    let sent = world.sent();
+    (world, sent)
+}
+
+fn of_chunk(sent: &[Sent], op: PartOp, chunk: u64) -> Vec<Sent> {
+    sent.iter().filter(|sent| sent.op == op && sent.address == chunk * CHUNK).copied().collect()
+}
+
+/// Answers the lanes of a chunk; what is sent then.
+fn read(world: &mut World, sent: &[Sent], chunk: u64) -> Vec<Sent> {
+    let lanes = of_chunk(sent, PartOp::Read, chunk);
+    assert_eq!(lanes.len(), 3, "{lanes:?}");
+    lanes.iter().for_each(|lane| world.answer(lane.part, Ok(vec![])));
+    let mut checks = Vec::new();
+    world.effects.retain(|effect| match effect {
+        Effect::Verify { strip, .. } => {
+            checks.push(*strip);
+            false
+        }
+        _ => true,
+    });
+    checks.into_iter().for_each(|strip| world.step(Event::Verified { strip, right: true }));
+    world.sent()
+}
+
+/// As `read`, and its bytes reach the new holder.
+fn complete(world: &mut World, sent: &[Sent], chunk: u64) -> Vec<Sent> {
+    let mut next = read(world, sent, chunk);
+    let written = of_chunk(&next, PartOp::Sparse, chunk);
+    assert_eq!(written.iter().map(|sent| sent.donor).collect::<Vec<_>>(), [TO]);
+    world.answer(written[0].part, Ok(vec![]));
+    next.extend(world.sent());
+    next
+}
+
+/// Who is sent a write of whole rows at the beginning of a chunk.
+fn written(world: &mut World, chunk: u64) -> BTreeSet<u64> {
+    world.submit(Op::Write, chunk * ROWS, 3 * UNIT);
+    let sent = world.sent();
+    sent.iter().for_each(|sent| world.answer(sent.part, Ok(vec![])));
+    let writes = sent.iter().filter(|sent| sent.op == PartOp::Write);
+    writes.map(|sent| sent.donor.0).collect()
+}
+
+#[test]
+fn one_slot_is_filled_by_as_many_chunks_at_once_as_may_be() {
+    let (_, sent) = filling();
+    let chunks: BTreeSet<u64> = sent.iter().map(|sent| sent.address / CHUNK).collect();
+    assert_eq!(chunks, (0..u64::from(FILL_CHUNKS_MAX)).collect());
+}
+
+#[test]
+fn a_chunk_that_is_there_before_an_earlier_one_gets_what_is_written_to_it() {
+    let (mut world, sent) = filling();
+    complete(&mut world, &sent, 2);
+    assert_eq!(written(&mut world, 2), [1, 2, 3, 4].into());
+    assert_eq!(written(&mut world, 40), [2, 3, 4].into(), "it will be copied with the rest");
+    // One write over what is there and what is not: all of it is sent, or some of what is there would be old.
+    world.submit(Op::Write, 2 * ROWS + ROWS - u64::from(3 * UNIT), 6 * UNIT);
+    let sent = complete(&mut world, &sent, 3);
+    let both = sent.iter().filter(|sent| sent.op == PartOp::Write && sent.donor == TO);
+    assert!(both.count() > 0, "{sent:?}");
+}
+
+#[test]
+fn what_follows_a_chunk_that_failed_is_copied_again() {
+    let (mut world, sent) = filling();
+    complete(&mut world, &sent, 2);
+    let next = read(&mut world, &sent, 0);
+    let first = of_chunk(&next, PartOp::Sparse, 0)[0];
+    world.answer(first.part, Err(PartError::Io));
+    assert_eq!(written(&mut world, 2), [2, 3, 4].into(), "from now on it misses what is written there");
+    // The others, which were on their way, count for nothing either.
+    for chunk in (1..u64::from(FILL_CHUNKS_MAX)).filter(|chunk| *chunk != 2) {
+        complete(&mut world, &sent, chunk);
+    }
+    assert_eq!(world.sent().len(), 0, "it is not tried again at once");
+    let end = world.now + SECOND_NS;
+    let mut again = Vec::new();
+    while world.now < end {
+        world.wake();
+        again.extend(world.sent());
+    }
+    let chunks: BTreeSet<u64> = again.iter().map(|sent| sent.address / CHUNK).collect();
+    assert!([0, 1, 2].iter().all(|chunk| chunks.contains(chunk)), "{chunks:?}");
+}
