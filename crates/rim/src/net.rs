@@ -159,7 +159,7 @@ impl Listener {
                 Ok(Ok(fd)) => {
                     if matches!(self.endpoint, Endpoint::Tcp(_)) {
                         let _ = sockopt::set_tcp_nodelay(&fd, true);
-                        notice_the_dead(&fd);
+                        notice_the_dead(&fd, Duration::from_secs(30), Duration::from_secs(10));
                     }
                     return Ok(fd);
                 }
@@ -171,11 +171,11 @@ impl Listener {
     }
 }
 
-/// A client that lost its power says nothing more; without this its connection would stay for ever.
-fn notice_the_dead(fd: &OwnedFd) {
+/// A peer that lost its power says nothing more: without this a connection on which nothing is asked would stay for ever.
+fn notice_the_dead(fd: &OwnedFd, idle: Duration, between: Duration) {
     let _ = sockopt::set_socket_keepalive(fd, true);
-    let _ = sockopt::set_tcp_keepidle(fd, Duration::from_secs(30));
-    let _ = sockopt::set_tcp_keepintvl(fd, Duration::from_secs(10));
+    let _ = sockopt::set_tcp_keepidle(fd, idle);
+    let _ = sockopt::set_tcp_keepintvl(fd, between);
     let _ = sockopt::set_tcp_keepcnt(fd, 3);
 }
 
@@ -201,7 +201,10 @@ pub async fn connect(endpoint: &Endpoint) -> io::Result<OwnedFd> {
             let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
             choose_congestion_control(socket.as_fd());
             socket.set_nodelay(true)?;
-            Ok(OwnedFd::from(socket.connect(*address).await?.into_std()?))
+            let fd = OwnedFd::from(socket.connect(*address).await?.into_std()?);
+            // What a donor held is rebuilt also when nobody asks for any of it.
+            notice_the_dead(&fd, Duration::from_secs(2), Duration::from_secs(1));
+            Ok(fd)
         }
         Endpoint::Unix(path) => Ok(OwnedFd::from(UnixStream::connect(path).await?.into_std()?)),
     }

@@ -147,6 +147,9 @@ impl Machine {
                     None => return Ok(()),
                 },
                 Some(Ok((donor, address, found))) = self.reaching.join_next() => {
+                    if found == Found::Nothing {
+                        tracing::warn!("nothing listens at {address} any more, where donor {donor} did");
+                    }
                     let event = Event::Reached { donor, address, found };
                     self.coordinator.step(self.clock.now(), event, &mut effects);
                 }
