@@ -1,18 +1,26 @@
 //! What a volume is filled from. This version reads raw images and disks.
 //!
-//! Owns: opening a source read-only, its exact size, errors that say where in it reading failed, and telling what is no raw
-//! image (`container`). Never: writing to a source; it is opened without the right to. Called by `cheetah load`. Tests: below.
+//! Owns: opening a source read-only, its exact size, errors that say where in it reading failed, going on past them
+//! (`past_errors`), whether it changed while it was read, and telling what is no raw image (`container`). Never: writing to a source; it is opened without the right to. Called by `cheetah load`. Tests: below.
 #![forbid(unsafe_code)]
 
 mod container;
+mod past_errors;
 
 pub use container::{Container, part_beside};
 
 use std::fmt;
 use std::fs::{File, Metadata};
 use std::io;
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+/// O_DIRECT.
+const DIRECT: i32 = i32::from_ne_bytes(rustix::fs::OFlags::DIRECT.bits().to_ne_bytes());
+/// Memory for it lies on such a border.
+const BORDER_BYTES: usize = 4096;
 
 /// A raw image or a disk, opened for reading.
 #[derive(Debug)]
@@ -20,6 +28,20 @@ pub struct RawSource {
     path: PathBuf,
     file: File,
     size: u64,
+    /// As it was when it was opened.
+    stamp: Stamp,
+    /// The same file past the page cache, for what that cannot read; of a page there a sector may be good.
+    direct: OnceLock<Option<File>>,
+}
+
+/// What of a file tells that it is another one, or was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    inode: u64,
+    size: u64,
+    /// Seconds and nanoseconds. Those of a disk's node say nothing of the disk.
+    modified: (i64, i64),
+    changed: (i64, i64),
 }
 
 #[derive(Debug)]
@@ -72,7 +94,8 @@ impl RawSource {
         if size == 0 {
             return Err(fault("it is empty".into()));
         }
-        Ok(RawSource { path: path.to_path_buf(), file, size })
+        let stamp = Stamp::of(&kind, size);
+        Ok(RawSource { path: path.to_path_buf(), file, size, stamp, direct: OnceLock::new() })
     }
 
     #[must_use]
@@ -90,6 +113,108 @@ impl RawSource {
         let head = read(0, container::HEAD_BYTES);
         let tail = read(self.size.saturating_sub(container::TAIL_BYTES as u64), container::TAIL_BYTES);
         container::recognise(&head.unwrap_or_default(), &tail.unwrap_or_default())
+    }
+
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What tells it from another of its name, on one line.
+    #[must_use]
+    pub fn identity(&self) -> String {
+        let Stamp { inode, modified: (seconds, nanoseconds), changed, .. } = self.stamp;
+        match changed {
+            (0, 0) => format!("block device {}", self.path.display()),
+            _ => format!("inode {inode}, modified {seconds}.{nanoseconds:09}"),
+        }
+    }
+
+    /// How it is another than when it was opened; `None` when it is not.
+    #[must_use]
+    pub fn changed(&self) -> Option<String> {
+        let looked = |kind: io::Result<Metadata>| {
+            let kind = kind?;
+            let size = if kind.file_type().is_block_device() {
+                io::Seek::seek(&mut &self.file, io::SeekFrom::End(0))?
+            } else {
+                kind.len()
+            };
+            Ok::<Stamp, io::Error>(Stamp::of(&kind, size))
+        };
+        let is = match looked(self.file.metadata()) {
+            Ok(is) => is,
+            Err(why) => return Some(format!("it cannot be looked at any more ({why})")),
+        };
+        if is.size != self.size {
+            return Some(format!("it had {} bytes and has {}", self.size, is.size));
+        }
+        if is != self.stamp {
+            return Some("it was written, or its times were set".to_owned());
+        }
+        match looked(std::fs::metadata(&self.path)) {
+            Ok(there) if there.inode == is.inode => None,
+            Ok(_) => Some("another file stands in its place".to_owned()),
+            Err(why) => Some(format!("nothing stands in its place ({why})")),
+        }
+    }
+
+    /// As `read_exact_at`, with zeros for what the medium cannot give, down to its sectors. Answers what that is, as
+    /// offsets in the source. `offset` is a multiple of 4096.
+    ///
+    /// # Errors
+    /// `SourceError::Read` when the source itself is gone, and `Short`.
+    pub fn read_past_errors_at(&self, offset: u64, room: &mut [u8]) -> Result<Vec<Range<u64>>, SourceError> {
+        match self.read_exact_at(offset, room) {
+            Err(SourceError::Read { why, .. }) if past_errors::is_of_the_medium(&why) => {}
+            other => return other.map(|()| Vec::new()),
+        }
+        let mut short = None;
+        let mut read = |at: usize, part: &mut [u8]| match self.read_sectors(offset + at as u64, part) {
+            Err(SourceError::Read { why, .. }) => Err(why),
+            Err(other) => {
+                short = Some(other);
+                Err(io::Error::from(io::ErrorKind::UnexpectedEof))
+            }
+            Ok(()) => Ok(()),
+        };
+        let filled = past_errors::fill(room, past_errors::SECTOR_BYTES, &mut read);
+        match (filled, short) {
+            (_, Some(short)) => Err(short),
+            (Err(why), None) => Err(SourceError::Read { path: self.path.clone(), offset, why }),
+            (Ok(ranges), None) => {
+                let place = |range: Range<usize>| offset + range.start as u64..offset + range.end as u64;
+                Ok(ranges.into_iter().map(place).collect())
+            }
+        }
+    }
+
+    /// Past the page cache where that can be: a read of one sector that is no read of its page.
+    fn read_sectors(&self, offset: u64, part: &mut [u8]) -> Result<(), SourceError> {
+        let direct = self.direct.get_or_init(|| {
+            let mut options = File::options();
+            options.read(true).custom_flags(DIRECT);
+            options.open(&self.path).ok()
+        });
+        // What is written past the cache must lie on a border; of the last sector of a file the rest is cut off.
+        if let Some(file) = direct {
+            let mut room = vec![0; part.len().next_multiple_of(past_errors::SECTOR_BYTES) + BORDER_BYTES];
+            let lead = room.as_ptr().align_offset(BORDER_BYTES);
+            let len = part.len().next_multiple_of(past_errors::SECTOR_BYTES);
+            let aligned = &mut room[lead..lead + len];
+            match file.read_at(aligned, offset) {
+                Ok(count) if count >= part.len() => {
+                    part.copy_from_slice(&aligned[..part.len()]);
+                    return Ok(());
+                }
+                Err(why) if past_errors::is_of_the_medium(&why) => {
+                    return Err(SourceError::Read { path: self.path.clone(), offset, why });
+                }
+                // It cannot, or not in pieces this small.
+                _ => {}
+            }
+        }
+        self.read_exact_at(offset, part)
     }
 
     /// Fills `room` from `offset` on; the caller stays inside the size.
@@ -113,6 +238,16 @@ impl RawSource {
     }
 }
 
+impl Stamp {
+    fn of(kind: &Metadata, size: u64) -> Stamp {
+        let times = !kind.file_type().is_block_device();
+        let time = |at: (i64, i64)| if times { at } else { (0, 0) };
+        let modified = time((kind.mtime(), kind.mtime_nsec()));
+        let changed = time((kind.ctime(), kind.ctime_nsec()));
+        Stamp { inode: kind.ino(), size, modified, changed }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -132,6 +267,32 @@ mod tests {
         std::fs::remove_file(&path)?;
         assert!(matches!(RawSource::open(&path), Err(SourceError::Open { .. })));
         assert!(RawSource::open(Path::new("/dev/null")).is_err_and(|e| e.to_string().contains("neither")));
+        Ok(())
+    }
+
+    #[test]
+    fn a_source_that_is_written_meanwhile_is_another() -> io::Result<()> {
+        let path = std::env::temp_dir().join(format!("cheetah-source-changes-{}", std::process::id()));
+        let other = path.with_extension("other");
+        std::fs::write(&path, [7; 10_000])?;
+        let source = RawSource::open(&path).map_err(io::Error::other)?;
+        let identity = source.identity();
+        let mut room = [0; 10_000];
+        assert!(source.read_past_errors_at(0, &mut room).is_ok_and(|ranges| ranges.is_empty()));
+        assert_eq!(source.changed(), None, "reading changes nothing");
+        // Set, not left to a clock whose ticks may be long.
+        let file = File::options().append(true).open(&path)?;
+        file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_secs(1))?;
+        assert!(source.changed().is_some_and(|how| how.contains("written")));
+        assert_ne!(RawSource::open(&path).map_err(io::Error::other)?.identity(), identity);
+        io::Write::write_all(&mut &file, b"more")?;
+        assert!(source.changed().is_some_and(|how| how.contains("10000 bytes and has 10004")));
+        let source = RawSource::open(&path).map_err(io::Error::other)?;
+        std::fs::write(&other, [7; 10_004])?;
+        std::fs::rename(&other, &path)?;
+        assert!(source.changed().is_some());
+        std::fs::remove_file(&path)?;
+        assert!(source.changed().is_some());
         Ok(())
     }
 }
