@@ -12,6 +12,7 @@ use crate::pool::find;
 use crate::runtime_dir::{Record, RuntimeDir};
 use crate::signals::Signals;
 use cheetah_core::api::Call;
+use cheetah_core::content::Tell;
 use cheetah_front::{fuse, loopdev};
 use cheetah_rim::control::Client;
 use std::io::Read;
@@ -60,6 +61,8 @@ pub async fn attach(options: cli::Attach) -> Result<(), Failure> {
         listen,
         sector: options.sector,
         read_only: options.read_only,
+        writable: options.writable,
+        incomplete: options.incomplete,
         connections: options.connections,
         poll_us: options.poll_us,
         cache: options.cache,
@@ -254,6 +257,9 @@ async fn clean_up(directory: &RuntimeDir, record: &Record) -> Result<(), Failure
     }
     // The lease runs out by itself; giving it back lets the next writer in at once.
     if let (Ok(pool), Some(token)) = (Client::new(&record.pool), record.token) {
+        // It may have written, and cannot say so any more.
+        let tell = Tell { unsure: true, ..Tell::default() };
+        let _ = pool.call(Call::Tell { name: record.name.clone(), token, tell }).await;
         let _ = pool.call(Call::Detach { name: record.name.clone(), token }).await;
     }
     directory.remove(&record.name);

@@ -79,7 +79,7 @@ pub enum Command {
     Detach(Detach),
     /// Copy a raw image into a volume, hash both, and compare.
     #[command(
-        after_help = "Examples:\n  cheetah load disk.dd case7        makes the volume case7 if there is none\n  cheetah load disk.dd case7 --overwrite    into one that was written before\n  cheetah load /dev/sdb case7 --json"
+        after_help = "Examples:\n  cheetah load disk.dd case7        makes the volume case7 if there is none\n  cheetah load disk.dd case7 --overwrite    into one that was written before\n  cheetah load disk.dd case7 --resume       after one that was interrupted\n  cheetah load /dev/sdb case7 --json"
     )]
     Load(Load),
     /// The pool at a glance: donors, volumes, and of what is not well what happened and what to do.
@@ -260,9 +260,15 @@ pub struct Attach {
     /// For `--front loop`: the length of the device's sectors. Without it: what a GPT in the volume says, else 512.
     #[arg(long, value_name = "BYTES", value_parser = parse_sector)]
     pub sector: Option<u32>,
-    /// Refuse every write, in the daemon and at the donors.
-    #[arg(long)]
+    /// Refuse every write, in the daemon and at the donors. What `load` filled is attached so unless --writable is given.
+    #[arg(long, conflicts_with = "writable")]
     pub read_only: bool,
+    /// Let tools change what `load` filled. A volume that `create` made is writable without this.
+    #[arg(long)]
+    pub writable: bool,
+    /// Also when a load of the volume did not come to its end: what was not loaded reads as zeros.
+    #[arg(long)]
+    pub incomplete: bool,
     /// Connections to each donor, 1 to 16. Without it: one, more where there are few donors or they are far away.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=16))]
     pub connections: Option<u8>,
@@ -331,9 +337,14 @@ pub struct Load {
     pub file: PathBuf,
     /// The volume. If there is none of this name it is made, exactly as large as the file.
     pub name: String,
-    /// Load into a volume that was loaded or written before, whatever it holds; not while anybody reads it.
+    /// Load into a volume that was loaded or written before, whatever it holds; not while anybody reads it. The volume is made
+    /// anew, as large as the file: nothing of what it held stays.
     #[arg(long)]
     pub overwrite: bool,
+    /// Go on with a load of the same file that was interrupted, or check one that was not checked: what is there already is
+    /// read and compared, the rest is copied.
+    #[arg(long, conflicts_with = "overwrite")]
+    pub resume: bool,
     /// Load the bytes as they stand, though they are a container (E01, qcow2, zip, ...) or one part of a split image.
     #[arg(long)]
     pub raw: bool,

@@ -6,12 +6,13 @@
 //! use is left as it is, with a message that says who uses it.
 
 use crate::cli::Front;
+use crate::content;
 use crate::failure::{Exit, Failure};
 use crate::own_fault::own_fault;
 use crate::runtime_dir::{self, Claim, Record, RuntimeDir};
 use crate::signals::Signals;
 use crate::starting::{Ended, Stops, Waiter};
-use crate::tend::{Tended, lease_for_tools, lost_notes, name_in};
+use crate::tend::{Tended, beside_notes, lease_for_tools, lost_notes, name_in};
 use cheetah_core::api::{Attached, Call};
 use cheetah_core::map::DonorId;
 use cheetah_front::loopdev::{self, LoopDevice};
@@ -50,7 +51,12 @@ pub struct Order {
     pub listen: String,
     /// Of a loop device; none: as the volume says.
     pub sector: Option<u32>,
+    /// As it was asked for; what was loaded may be given for reading alone.
     pub read_only: bool,
+    #[serde(default)]
+    pub writable: bool,
+    #[serde(default)]
+    pub incomplete: bool,
     pub connections: Option<u8>,
     pub poll_us: u16,
     /// Bytes for what is read ahead, and how that is decided.
@@ -192,7 +198,8 @@ async fn take_lease(
     asked: &UnixListener,
     stops: &mut Stops<'_>,
 ) -> Result<Attached, Failure> {
-    let mut leasing = pin!(lease_for_tools(pool, &order.name, order.read_only));
+    let mut leasing =
+        pin!(lease_for_tools(pool, &order.name, order.read_only, order.writable, order.incomplete));
     let ended = match stops.race(asked, &mut leasing).await {
         Ok(lease) => return lease,
         Err(ended) => ended,
@@ -237,6 +244,10 @@ impl Attachment {
         mut stops: Stops<'_>,
     ) -> Result<Attachment, Failure> {
         let lease = take_lease(order, pool, &asked, &mut stops).await?;
+        let mut notes = content::notes_at_attach(&lease, order.read_only);
+        notes.extend(beside_notes(&lease));
+        // What was loaded may be given for reading alone.
+        let order = &Order { read_only: lease.read_only, ..order.clone() };
         let tended = match Tended::start(pool, &lease, order.read_only, order.tuning()) {
             Ok(tended) => tended,
             Err(failure) => {
@@ -245,7 +256,7 @@ impl Attachment {
             }
         };
         let volume = tended.volume.clone();
-        let ready = Ready { size: volume.size(), pid: std::process::id(), ..Ready::default() };
+        let ready = Ready { size: volume.size(), pid: std::process::id(), notes, ..Ready::default() };
         let mut attachment = Attachment {
             order: order.clone(),
             pool: pool.clone(),
@@ -280,7 +291,7 @@ impl Attachment {
     /// May be given up at any point; what it began is then in `self`.
     async fn make_ready(&mut self) -> Result<(), Failure> {
         let lost = self.volume.settled().await;
-        self.ready.notes = lost_notes(&self.lease, &lost);
+        self.ready.notes.extend(lost_notes(&self.lease, &lost));
         if let kept @ Kept::Exposed(_) = swap::of_buffers() {
             self.ready.notes.push(kept.to_string());
         }
@@ -504,7 +515,14 @@ impl Attachment {
     async fn finish(mut self) {
         drop(self.mounted.take());
         self.tended.close().await;
-        give_back(&self.pool, &self.order.name, &self.lease).await;
+        if self.tended.is_told() {
+            give_back(&self.pool, &self.order.name, &self.lease).await;
+        } else {
+            // Given back, it would say that nobody wrote.
+            tracing::warn!(
+                "the pool did not hear that the volume was written; the lease runs out by itself and says so"
+            );
+        }
         self.order.remove_mountpoint();
     }
 }

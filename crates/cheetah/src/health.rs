@@ -282,6 +282,7 @@ mod tests {
             may_lose_hosts: Some(1),
             crowd: None,
             waits_for: None,
+            content: Box::default(),
         }
     }
 

@@ -1,39 +1,32 @@
 //! `cheetah load`: copy a raw image into a volume, hash it on the way, read it back and compare.
 //!
-//! Owns: the pipeline (one reader, a thread for each hash, requests in flight to the volume), progress, the report.
-//! Never: writing to the source. Invariant: "verified" is said only when every byte was read back from the
-//! donors and hashed.
+//! Owns: what is refused, the order of lease, copy and check, what the pool is told of them, the report, and what is left when it ends
+//! early. Never: writing to the source, or bytes (`fill`). Invariants: "verified" is said only when every byte was read back from
+//! the donors and hashed; a load that ends before its first byte leaves neither volume nor lease; one that ends later leaves
+//! what it wrote, and the pool knows how far it came. Tests: `lab/tests/evidence.rs`.
 
 use crate::cli;
 use crate::failure::{Exit, Failure};
+use crate::fill::{self, CHUNK_BYTES, Copied, Hashes, Progress};
 use crate::health::LOADING;
 use crate::output;
 use crate::pool::{find, unexpected, volume};
-use crate::progress::Shown;
 use crate::signals::Signals;
-use crate::tend::{Tended, lease_to_fill, lost_notes};
-use cheetah_core::api::{Answer, Call, Create, RefusalCode, Size, VolumeHealth, VolumeStatus};
-use cheetah_core::units::show_bytes;
-use cheetah_rim::buffer::LARGE_BYTES;
+use crate::tend::{Tended, lease_to_fill, lost_notes, tell};
+use cheetah_core::api::{Answer, Attached, Call, Create, RefusalCode, Size, VolumeHealth, VolumeStatus};
+use cheetah_core::content::{ByteRange, Check, Fill, FillFrom, Loaded, Source, Tell};
+use cheetah_core::units::{show_bytes, show_count};
 use cheetah_rim::control::{CallError, Client};
-use cheetah_rim::volume::{Completion, Op, Sink, Submission, Tuning, VolumeError, VolumeHandle};
+use cheetah_rim::volume::Tuning;
 use cheetah_source::{RawSource, part_beside};
-use md5::{Digest, Md5};
 use serde::Serialize;
-use sha2::Sha256;
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, SyncSender};
-use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+use tokio::task::JoinHandle;
 
-/// One read of the source, and one request to the volume.
-const CHUNK_BYTES: usize = LARGE_BYTES;
-/// Requests on their way to the donors at once.
-const IN_FLIGHT: usize = 16;
-/// Chunks that wait for a hash.
-const HASH_BACKLOG: usize = 16;
+/// How often the pool is told how far it is.
+const TELL_EACH: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Serialize)]
 struct LoadReport {
@@ -42,19 +35,20 @@ struct LoadReport {
     bytes: u64,
     /// Of those, bytes that were zeros and take no memory.
     zero_bytes: u64,
+    /// Of those, bytes that were there already and were found to be right.
+    resumed_bytes: u64,
     seconds: f64,
     bytes_per_second: f64,
+    /// With zeros where the file could not be read.
     file_hashes: Hashes,
     /// Of the same range of the volume, read back from the donors; none with --no-verify.
     volume_hashes: Option<Hashes>,
     verified: bool,
     volume_bytes: u64,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-struct Hashes {
-    md5: String,
-    sha256: String,
+    /// What of the file could not be read, and answers an error in the volume.
+    unreadable: Vec<ByteRange>,
+    /// How the file changed while it was read.
+    file_changed: Option<String>,
 }
 
 pub async fn load(options: cli::Load) -> Result<(), Failure> {
@@ -62,62 +56,266 @@ pub async fn load(options: cli::Load) -> Result<(), Failure> {
     if !options.raw {
         check_is_raw(&source, &options.file)?;
     }
+    let progress = Arc::new(Progress::default());
+    // What cannot be read at all is found out before anything is made or overwritten.
+    let first = usize::try_from(source.size()).map_or(CHUNK_BYTES, |size| size.min(CHUNK_BYTES));
+    fill::read_source(&source, &progress, 0, first)?;
     let pool = find(&options.pool).await?;
     // From here on there is something to take back.
-    let mut signals = Signals::listen()?;
+    let signals = Signals::listen()?;
     let made = ensure_volume(&pool, &options.name, source.size(), &options).await?;
-    let lease = lease_to_fill(&pool, &options.name).await?;
-    let give_back = Call::Detach { name: options.name.clone(), token: lease.token };
-    if !lease.fresh && !options.overwrite {
-        let _ = pool.call(give_back).await;
-        return Err(Failure::new(
-            Exit::Refused,
-            format!(
-                "volume '{}' was loaded or written before and may hold data, which would be overwritten: load into \
-                 another volume, or say --overwrite",
-                options.name
-            ),
-        ));
-    }
-    let tended = Tended::start(&pool, &lease, false, Tuning::default())?;
-    tended.set_place(LOADING);
-    let handle = tended.volume.clone();
-    let lost = handle.settled().await;
-    for note in lost_notes(&lease, &lost) {
-        output::note(&note);
-    }
-    let (worker, wanted) = (handle.clone(), !options.no_verify);
-    let file = options.file.display().to_string();
-    let copying = tokio::task::spawn_blocking(move || copy_and_verify(&source, &worker, &file, wanted));
-    let copied = tokio::select! {
-        biased;
-        copied = copying => copied.map_err(|e| Failure::failed(e.to_string())).flatten(),
-        _ = signals.next() => Err(Failure::failed(format!("interrupted; volume '{}' is incomplete", options.name))),
-    };
-    tended.close().await;
-    let _ = pool.call(give_back).await;
-    let report = match copied {
-        Ok(report) => report,
-        Err(mut failure) => {
-            // Half an image must not be taken for a whole one.
-            if made && pool.call(Call::Delete { name: options.name.clone() }).await.is_ok() {
-                failure.message.push_str("; it was made by this load and is deleted again");
-            } else if failure.exit != Exit::DataLost {
-                failure.message.push_str("; to load it again say --overwrite");
-            }
+    let wanted = Fill { source: described(&source), from: way(&options) };
+    let lease = match lease_to_fill(&pool, &options.name, wanted).await {
+        Ok(lease) => lease,
+        Err(failure) => {
+            take_back(&pool, &options.name, made).await;
             return Err(failure);
         }
     };
+    let known = lease.content.load.as_ref().map_or(0, |load| load.bytes_done);
+    let name = options.name.clone();
+    let mut loading = Loading { pool, lease, name, made, known, progress, signals, told: Tell::default() };
+    let ended = loading.run(source, &options).await;
+    let report = ended?;
     print(&report, &options)?;
+    verdict(&report, &options)
+}
+
+/// What is wrong with what was loaded to its end.
+fn verdict(report: &LoadReport, options: &cli::Load) -> Result<(), Failure> {
+    let failure = |text: String| Err(Failure::new(Exit::DataLost, text));
+    let name = &options.name;
     match &report.volume_hashes {
-        Some(read) if *read != report.file_hashes => Err(Failure::new(
-            Exit::DataLost,
+        Some(read) if *read != report.file_hashes => {
+            return failure(format!(
+                "volume '{name}' does not hold what the file holds: do not use it; load it again with --overwrite"
+            ));
+        }
+        _ => {}
+    }
+    if let Some(how) = &report.file_changed {
+        return failure(format!(
+            "{} changed while it was read: {how}. Volume '{name}' holds what was read, some of it from before and some from \
+             after: load it again with --overwrite when nobody writes it",
+            report.file
+        ));
+    }
+    let lost: u64 = report.unreadable.iter().map(|range| range.len).sum();
+    if lost > 0 {
+        return failure(format!(
+            "{} of {} could not be read, in {}: those ranges of volume '{name}' answer EIO, and `cheetah show {name}` lists them",
+            show_bytes(lost),
+            report.file,
+            show_count(report.unreadable.len() as u64, "range")
+        ));
+    }
+    Ok(())
+}
+
+fn way(options: &cli::Load) -> FillFrom {
+    match (options.overwrite, options.resume) {
+        (true, _) => FillFrom::Overwrite,
+        (false, true) => FillFrom::Resume,
+        (false, false) => FillFrom::Fresh,
+    }
+}
+
+/// The source as the pool keeps it.
+fn described(source: &RawSource) -> Source {
+    let path = std::path::absolute(source.path()).unwrap_or_else(|_| source.path().to_path_buf());
+    let shown =
+        |text: &str| text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).take(1024).collect();
+    let name = shown(&path.display().to_string());
+    Source { name, size: source.size(), identity: shown(&source.identity()) }
+}
+
+/// Undoes what was made for a load of which nothing was written.
+async fn take_back(pool: &Client, name: &str, made: bool) {
+    if made {
+        // One that cannot be deleted is fresh, and says so.
+        let _ = pool.call(Call::Delete { name: name.to_owned() }).await;
+    }
+}
+
+/// A load with its lease.
+struct Loading {
+    pool: Client,
+    lease: Attached,
+    name: String,
+    /// The volume was made for it.
+    made: bool,
+    /// So much of it was written by a load before.
+    known: u64,
+    progress: Arc<Progress>,
+    signals: Signals,
+    /// What the pool heard last.
+    told: Tell,
+}
+
+/// How a part of a load ended before its end.
+enum Broken {
+    By(Failure),
+    /// Somebody wants it to end.
+    Told,
+}
+
+impl Loading {
+    async fn run(&mut self, source: RawSource, options: &cli::Load) -> Result<LoadReport, Failure> {
+        let tended = match Tended::start(&self.pool, &self.lease, false, Tuning::default()) {
+            Ok(tended) => tended,
+            Err(failure) => {
+                self.give_back().await;
+                return Err(failure);
+            }
+        };
+        tended.set_place(LOADING);
+        let copied = self.copy_and_check(&tended, source, options).await;
+        tended.close().await;
+        let copied_all = self.told.loaded.is_some();
+        if !copied_all {
+            self.tell_progress().await;
+        }
+        self.give_back().await;
+        copied.map_err(|broken| self.explain(broken, copied_all, options))
+    }
+
+    async fn copy_and_check(
+        &mut self,
+        tended: &Tended,
+        source: RawSource,
+        options: &cli::Load,
+    ) -> Result<LoadReport, Broken> {
+        let volume = tended.volume.clone();
+        let lost = volume.settled().await;
+        lost_notes(&self.lease, &lost).iter().for_each(|note| output::note(note));
+        let (started, bytes) = (Instant::now(), source.size());
+        let (worker, progress, known) = (volume.clone(), self.progress.clone(), self.known);
+        let copying = tokio::task::spawn_blocking(move || {
+            let copied = fill::copy(&source, &worker, known, &progress)?;
+            Ok((copied, source.changed()))
+        });
+        let (copied, file_changed) = self.watch(copying).await?;
+        let Copied { file_hashes, zero_bytes, confirmed, hashing } = copied;
+        let seconds = started.elapsed().as_secs_f64().max(1e-6);
+        self.tell_loaded(&file_hashes, Check::No, file_changed.as_ref()).await?;
+        let volume_hashes = if options.no_verify {
+            None
+        } else {
+            let (worker, progress) = (volume.clone(), self.progress.clone());
+            let reading = tokio::task::spawn_blocking(move || {
+                fill::read_back(&worker, bytes, confirmed, hashing, &progress)
+            });
+            Some(self.watch(reading).await?)
+        };
+        let verified = volume_hashes.as_ref() == Some(&file_hashes);
+        if volume_hashes.is_some() {
+            let check = if verified { Check::Same } else { Check::Differs };
+            self.tell_loaded(&file_hashes, check, file_changed.as_ref()).await?;
+        }
+        Ok(LoadReport {
+            file: options.file.display().to_string(),
+            volume: self.name.clone(),
+            bytes,
+            zero_bytes,
+            resumed_bytes: confirmed,
+            seconds,
+            bytes_per_second: bytes as f64 / seconds,
+            verified,
+            file_hashes,
+            volume_hashes,
+            volume_bytes: volume.size(),
+            unreadable: self.progress.unreadable(),
+            file_changed,
+        })
+    }
+
+    /// Waits for a part of the work, tells the pool how far it is, and hears who wants it to end.
+    async fn watch<T>(&mut self, mut work: JoinHandle<Result<T, Failure>>) -> Result<T, Broken> {
+        let mut tick = tokio::time::interval(TELL_EACH);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut work => {
+                    let done = done.map_err(|e| Broken::By(Failure::failed(e.to_string())))?;
+                    return done.map_err(Broken::By);
+                }
+                _ = self.signals.next() => {
+                    self.progress.stop();
+                    return Err(Broken::Told);
+                }
+                _ = tick.tick() => self.tell_progress().await,
+            }
+        }
+    }
+
+    /// How far it is, if the pool does not know that yet. What cannot be told now is told next time.
+    async fn tell_progress(&mut self) {
+        if self.told.loaded.is_some() {
+            return;
+        }
+        // What an earlier load wrote is there until this one writes.
+        let done = match self.progress.has_begun() {
+            true => self.progress.done(),
+            false => self.progress.done().max(self.known),
+        };
+        let news = Tell { bytes_done: Some(done), unreadable: self.progress.unreadable(), ..Tell::default() };
+        if news != self.told && tell(&self.pool, &self.lease, news.clone()).await.is_ok() {
+            self.told = news;
+        }
+    }
+
+    async fn tell_loaded(
+        &mut self,
+        hashes: &Hashes,
+        check: Check,
+        changed: Option<&String>,
+    ) -> Result<(), Broken> {
+        let Hashes { md5, sha256 } = hashes.clone();
+        let (unreadable, changed) = (self.progress.unreadable(), changed.cloned());
+        let loaded = Some(Loaded { md5, sha256, check, changed, unreadable });
+        let news = Tell { loaded, ..Tell::default() };
+        tell(&self.pool, &self.lease, news.clone()).await.map_err(Broken::By)?;
+        self.told = news;
+        Ok(())
+    }
+
+    /// Of a load that wrote nothing, the volume goes as well if it was made for it.
+    async fn give_back(&mut self) {
+        let untouched = !self.progress.has_begun() && self.known == 0 && self.told.loaded.is_none();
+        if untouched {
+            let _ = tell(&self.pool, &self.lease, Tell { untouched: true, ..Tell::default() }).await;
+        }
+        let detach = Call::Detach { name: self.name.clone(), token: self.lease.token };
+        let _ = self.pool.call(detach).await;
+        if untouched {
+            take_back(&self.pool, &self.name, self.made).await;
+        }
+    }
+
+    /// What is left, and how to go on.
+    fn explain(&self, broken: Broken, copied_all: bool, options: &cli::Load) -> Failure {
+        let (name, file) = (&self.name, options.file.display());
+        let resume = format!("`cheetah load {file} {name} --resume`");
+        let mut failure = match broken {
+            Broken::Told => Failure::failed("interrupted"),
+            Broken::By(failure) => failure,
+        };
+        let left = if copied_all {
+            format!("volume '{name}' holds all of the file, but is not verified: {resume} checks it")
+        } else if self.progress.has_begun() || self.known > 0 {
+            let done =
+                show_bytes(self.progress.done().max(if self.progress.has_begun() { 0 } else { self.known }));
             format!(
-                "volume '{}' does not hold what the file holds: do not use it; load it again with --overwrite",
-                options.name
-            ),
-        )),
-        _ => Ok(()),
+                "volume '{name}' is incomplete, with {done} loaded: {resume} goes on, --overwrite begins anew"
+            )
+        } else if self.made {
+            "nothing was loaded, and the volume that was made for it is deleted again".to_owned()
+        } else {
+            format!("nothing was loaded into volume '{name}'")
+        };
+        failure.message = format!("{}; {left}", failure.message);
+        failure
     }
 }
 
@@ -149,7 +347,7 @@ async fn ensure_volume(pool: &Client, name: &str, size: u64, options: &cli::Load
             Ok(false)
         }
         Ok(other) => Err(unexpected(&other)),
-        Err(CallError::Refused(refusal)) if refusal.code == RefusalCode::NotFound => {
+        Err(CallError::Refused(refusal)) if refusal.code == RefusalCode::NotFound && !options.resume => {
             let create = Create {
                 name: name.to_owned(),
                 size: Size::Bytes(size),
@@ -170,13 +368,16 @@ async fn ensure_volume(pool: &Client, name: &str, size: u64, options: &cli::Load
 /// Before the lease is taken: what ends here has not touched the volume.
 fn check_room(volume: &VolumeStatus, bytes: u64, options: &cli::Load) -> Result<(), Failure> {
     let VolumeStatus { name, size, health, bytes_lost, .. } = volume;
+    if options.overwrite {
+        // It is made anew, as large as the file.
+        return Ok(());
+    }
     if *health == VolumeHealth::Lost {
         return Err(Failure::new(
             Exit::DataLost,
             format!(
-                "volume '{name}' lacks {} for the want of donors that are gone, and nothing whole can be loaded into it: it is as \
-                 before when they come back with what they hold; if they do not, `cheetah delete {name}`, then load again, which \
-                 makes it anew",
+                "volume '{name}' has lost {}, and nothing whole can be loaded into it: --overwrite makes it anew on the \
+                 donors that are there",
                 show_bytes(*bytes_lost)
             ),
         ));
@@ -203,6 +404,9 @@ fn print(report: &LoadReport, options: &cli::Load) -> Result<(), Failure> {
         show_bytes(report.bytes_per_second as u64),
         show_bytes(report.zero_bytes)
     ));
+    if report.resumed_bytes > 0 {
+        output::line(&format!("{} of that were there already, and right", show_bytes(report.resumed_bytes)));
+    }
     output::line(&format!("MD5     file    {}", report.file_hashes.md5));
     if let Some(read) = &report.volume_hashes {
         output::line(&format!("        volume  {}", read.md5));
@@ -218,201 +422,15 @@ fn print(report: &LoadReport, options: &cli::Load) -> Result<(), Failure> {
             report.bytes
         ));
     }
-    output::line(if report.verified {
-        "verified: every byte was read back and is the same"
-    } else {
-        "not verified"
+    for ByteRange { offset, len } in &report.unreadable {
+        output::line(&format!("unreadable      {len} bytes from {offset} on"));
+    }
+    output::line(match (report.verified, report.unreadable.is_empty()) {
+        (true, true) => "verified: every byte was read back and is the same",
+        (true, false) => {
+            "verified: every byte that could be read was read back and is the same; zeros stand in the hashes for the others"
+        }
+        (false, _) => "not verified",
     });
     Ok(())
-}
-
-type Chunk = Arc<Vec<u8>>;
-
-/// A thread for each hash: one core hashing both would cap the load.
-struct Hashing {
-    feeds: [SyncSender<Chunk>; 2],
-    threads: [JoinHandle<String>; 2],
-}
-
-impl Hashing {
-    fn start() -> Hashing {
-        fn hash<D: Digest>(chunks: &Receiver<Chunk>) -> String {
-            let mut digest = D::new();
-            while let Ok(chunk) = chunks.recv() {
-                digest.update(&chunk[..]);
-            }
-            digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
-        }
-        let (md5, md5_chunks) = mpsc::sync_channel(HASH_BACKLOG);
-        let (sha, sha_chunks) = mpsc::sync_channel(HASH_BACKLOG);
-        let threads = [
-            std::thread::spawn(move || hash::<Md5>(&md5_chunks)),
-            std::thread::spawn(move || hash::<Sha256>(&sha_chunks)),
-        ];
-        Hashing { feeds: [md5, sha], threads }
-    }
-
-    fn feed(&self, chunk: &Chunk) {
-        for feed in &self.feeds {
-            // A hashing thread ends only when its feed does.
-            let _ = feed.send(chunk.clone());
-        }
-    }
-
-    fn finish(self) -> Result<Hashes, Failure> {
-        drop(self.feeds);
-        let failed = |_| Failure::failed("a hashing thread failed");
-        let [md5, sha256] = self.threads.map(JoinHandle::join);
-        Ok(Hashes { md5: md5.map_err(failed)?, sha256: sha256.map_err(failed)? })
-    }
-}
-
-#[derive(Debug)]
-struct ToChannel(mpsc::Sender<Completion>);
-
-impl Sink for ToChannel {
-    fn complete(&self, completion: Completion) {
-        let _ = self.0.send(completion);
-    }
-}
-
-fn copy_and_verify(
-    source: &RawSource,
-    volume: &VolumeHandle,
-    file: &str,
-    verify: bool,
-) -> Result<LoadReport, Failure> {
-    let started = Instant::now();
-    let (file_hashes, zero_bytes) = copy(source, volume)?;
-    let seconds = started.elapsed().as_secs_f64().max(1e-6);
-    let volume_hashes = if verify { Some(read_back(volume, source.size())?) } else { None };
-    Ok(LoadReport {
-        file: file.to_owned(),
-        volume: volume.name().to_owned(),
-        bytes: source.size(),
-        zero_bytes,
-        seconds,
-        bytes_per_second: source.size() as f64 / seconds,
-        verified: volume_hashes.as_ref() == Some(&file_hashes),
-        file_hashes,
-        volume_hashes,
-        volume_bytes: volume.size(),
-    })
-}
-
-fn chunks(bytes: u64) -> impl Iterator<Item = (u64, usize)> {
-    let chunk = CHUNK_BYTES as u64;
-    (0..bytes.div_ceil(chunk)).map(move |at| {
-        let offset = at * chunk;
-        (offset, usize::try_from(chunk.min(bytes - offset)).expect("a chunk fits in memory"))
-    })
-}
-
-fn copy(source: &RawSource, volume: &VolumeHandle) -> Result<(Hashes, u64), Failure> {
-    let hashing = Hashing::start();
-    let progress = Shown::start("loading", volume.name(), source.size());
-    let (sink, done) = mpsc::channel();
-    let sink: Arc<dyn Sink> = Arc::new(ToChannel(sink));
-    let (mut in_flight, mut zero_bytes) = (0, 0);
-    let stopped = |offset: u64, why: String| {
-        Failure::failed(format!(
-            "{why}; volume '{}' holds no more than the first {offset} bytes",
-            volume.name()
-        ))
-    };
-    let finish_one = |in_flight: &mut usize| -> Result<(), Failure> {
-        let completion = done.recv().map_err(|_| Failure::failed("the volume was closed"))?;
-        *in_flight -= 1;
-        completion.result.map_err(|e| {
-            let exit = if e == VolumeError::DonorLost { Exit::DataLost } else { Exit::Failed };
-            Failure { exit, ..stopped(completion.token, write_error(e, completion.token)) }
-        })
-    };
-    for (offset, len) in chunks(source.size()) {
-        let mut chunk = vec![0; len];
-        source.read_exact_at(offset, &mut chunk).map_err(|e| stopped(offset, e.to_string()))?;
-        let chunk = Arc::new(chunk);
-        hashing.feed(&chunk);
-        while in_flight >= IN_FLIGHT {
-            finish_one(&mut in_flight)?;
-        }
-        let zero = chunk.iter().all(|byte| *byte == 0);
-        let (op, buffer) = if zero {
-            zero_bytes += len as u64;
-            (Op::Zero { keep: false }, None)
-        } else {
-            let mut buffer = volume.pool().take_blocking(len);
-            buffer.copy_from_slice(&chunk);
-            (Op::Write, Some(buffer))
-        };
-        let len = u32::try_from(len).expect("a chunk");
-        volume.submit(Submission { op, offset, len, buffer, token: offset, sink: sink.clone() });
-        in_flight += 1;
-        progress.inc(u64::from(len));
-    }
-    while in_flight > 0 {
-        finish_one(&mut in_flight)?;
-    }
-    progress.finish_and_clear();
-    Ok((hashing.finish()?, zero_bytes))
-}
-
-fn write_error(error: VolumeError, offset: u64) -> String {
-    match error {
-        VolumeError::DonorLost => format!(
-            "more donors that hold the MiB at byte {offset} cannot be reached than redundancy covers (`cheetah show` names them): \
-             load again when they can"
-        ),
-        VolumeError::TimedOut => {
-            format!("donors did not take byte {offset} in time: load again when they answer")
-        }
-        VolumeError::NoMemory => {
-            format!("a donor's machine has no memory for byte {offset}: see `cheetah status`")
-        }
-        VolumeError::LeaseLost => "the lease is lost: another has taken the volume over".into(),
-        other => format!("writing at byte {offset} failed: {other}"),
-    }
-}
-
-/// Hashes the first `bytes` of the volume, as the donors give them back.
-fn read_back(volume: &VolumeHandle, bytes: u64) -> Result<Hashes, Failure> {
-    let hashing = Hashing::start();
-    let progress = Shown::start("checking", volume.name(), bytes);
-    let (sink, done) = mpsc::channel();
-    let sink: Arc<dyn Sink> = Arc::new(ToChannel(sink));
-    let mut arrived: BTreeMap<u64, Chunk> = BTreeMap::new();
-    let (mut asked, mut in_flight) = (chunks(bytes), 0);
-    let mut next = 0;
-    while next < bytes {
-        while in_flight + arrived.len() < IN_FLIGHT {
-            let Some((offset, len)) = asked.next() else { break };
-            let buffer = Some(volume.pool().take_blocking(len));
-            let len = u32::try_from(len).expect("a chunk");
-            volume.submit(Submission {
-                op: Op::Read,
-                offset,
-                len,
-                buffer,
-                token: offset,
-                sink: sink.clone(),
-            });
-            in_flight += 1;
-        }
-        let completion = done.recv().map_err(|_| Failure::failed("the volume was closed"))?;
-        in_flight -= 1;
-        let offset = completion.token;
-        completion.result.map_err(|e| {
-            Failure::new(Exit::DataLost, format!("the volume cannot be read back at byte {offset}: {e}"))
-        })?;
-        let buffer =
-            completion.buffer.ok_or_else(|| Failure::failed("a read came back without its bytes"))?;
-        arrived.insert(offset, Arc::new(buffer.to_vec()));
-        while let Some(chunk) = arrived.remove(&next) {
-            hashing.feed(&chunk);
-            next += chunk.len() as u64;
-            progress.inc(chunk.len() as u64);
-        }
-    }
-    progress.finish_and_clear();
-    hashing.finish()
 }

@@ -6,10 +6,12 @@
 
 mod attach;
 mod cli;
+mod content;
 mod daemon;
 mod donate;
 mod drain;
 mod failure;
+mod fill;
 mod health;
 mod journal;
 mod leave;

@@ -5,6 +5,7 @@
 //! Tests: below, and `lab/tests/reports.rs`.
 
 use crate::cli;
+use crate::content;
 use crate::failure::{Exit, Failure};
 use crate::health;
 use crate::output::{self, natural};
@@ -63,6 +64,8 @@ struct ShowReport {
     /// What the loss of one more host would leave without a place.
     #[serde(skip_serializing_if = "Option::is_none")]
     rehearsal: Option<Rehearsal>,
+    /// What the source could not give.
+    unreadable: Vec<LostRange>,
     map: VolumeMap,
 }
 
@@ -209,13 +212,14 @@ fn table(volumes: &[VolumeStatus]) -> Vec<String> {
             volume.name.clone(),
             show_bytes(volume.size),
             volume.redundancy.to_string(),
+            content::word(&volume.content),
             health::word(volume),
             health::may_lose(volume),
             holders(&volume.attachments),
         ]
     };
     let rows: Vec<_> = volumes.iter().map(row).collect();
-    output::lay_out(&["VOLUME", "SIZE", "REDUNDANCY", "HEALTH", "MAY LOSE", "ATTACHED"], &rows)
+    output::lay_out(&["VOLUME", "SIZE", "REDUNDANCY", "CONTENT", "HEALTH", "MAY LOSE", "ATTACHED"], &rows)
 }
 
 fn holders(attachments: &[Attachment]) -> String {
@@ -259,7 +263,7 @@ pub async fn show(options: cli::Named) -> Result<(), Failure> {
 
 impl ShowReport {
     fn of(detail: VolumeDetail) -> ShowReport {
-        let VolumeDetail { status, map, lost, lost_to, rehearsal } = detail;
+        let VolumeDetail { status, map, lost, lost_to, rehearsal, unreadable } = detail;
         let slots = || map.groups.iter().flat_map(|group| &group.slots);
         let part = |(id, route): (&DonorId, &cheetah_core::map::Route)| Part {
             donor: *id,
@@ -282,12 +286,13 @@ impl ShowReport {
             lost,
             lost_to,
             rehearsal,
+            unreadable,
             map,
         }
     }
 
     fn lines(&self) -> Vec<String> {
-        let ShowReport { findings, status, donors, lost, lost_to, rehearsal, .. } = self;
+        let ShowReport { findings, status, donors, lost, lost_to, rehearsal, unreadable, .. } = self;
         let VolumeStatus { name, volume, size, redundancy, unit, epoch, follow, .. } = status;
         let mut lines = vec![
             format!("volume      {name} ({volume}), epoch {epoch}"),
@@ -299,6 +304,7 @@ impl ShowReport {
         lines.push(format!("may lose    {}", health::may_lose(status)));
         lines.push(format!("            {}", health::survives(status, rehearsal.as_ref())));
         lines.extend(health::moves(status).map(|line| format!("            {line}")));
+        lines.extend(content::lines(&status.content, unreadable));
         for attachment in &status.attachments {
             let mode = if attachment.read_only { "read-only" } else { "read-write" };
             lines.push(format!("attached    {mode} by {}", health::attached(attachment)));
@@ -416,6 +422,7 @@ mod tests {
             waits_for: None,
             may_lose_hosts: Some(1),
             crowd: None,
+            content: Box::default(),
         }
     }
 
@@ -461,14 +468,17 @@ mod tests {
             groups: vec![Group { slots: vec![at(1), at(2)] }],
             routes: [1, 2].map(|id| (DonorId(id), route(id))).into(),
             bad: Vec::new(),
+            unreadable: Vec::new(),
             hurry: false,
         };
+        let unreadable = vec![LostRange { donor: None, offset: 512, len: 512, stride: 512, count: 1 }];
         VolumeDetail {
             status: volume(),
             map,
             lost: vec![lost.clone()],
             lost_to: vec![vec![lost]],
             rehearsal: Some(Rehearsal { host: "h1".into(), slots: 1, slots_homeless: 1 }),
+            unreadable,
         }
     }
 

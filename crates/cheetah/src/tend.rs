@@ -8,6 +8,7 @@ use crate::failure::Failure;
 use crate::journal::{Journal, Names};
 use crate::own_fault::{check_files, own_fault};
 use cheetah_core::api::{Answer, Attach, Attached, Call, RefusalCode, Renew, VolumeReport};
+use cheetah_core::content::{Beside, ContentState, Fill, Tell};
 use cheetah_core::layout::lost_ranges;
 use cheetah_core::limits::EXCLUDE_NS;
 use cheetah_core::map::{DonorId, VolumeMap};
@@ -20,19 +21,35 @@ use tokio::task::JoinHandle;
 
 /// How often is looked whether there is something that the coordinator should hear at once.
 const NEWS_LOOK: Duration = Duration::from_millis(200);
+/// How long the end of an attachment waits for the pool to hear that it was written, and how often it looks.
+const MARK_TIME: Duration = Duration::from_secs(3);
+const MARK_LOOK: Duration = Duration::from_millis(5);
 /// A donor that is named again within this time has not been there meanwhile.
 const STILL_AWAY: Duration = Duration::from_nanos(2 * EXCLUDE_NS);
 
 /// Takes a lease on a volume that nobody reads, to fill it.
-pub async fn lease_to_fill(pool: &Client, name: &str) -> Result<Attached, Failure> {
-    let attach = Attach { alone: true, ..Attach::new(false, own_name()) };
+pub async fn lease_to_fill(pool: &Client, name: &str, fill: Fill) -> Result<Attached, Failure> {
+    let attach = Attach { alone: true, fill: Some(fill), ..Attach::new(false, own_name()) };
     lease_as(pool, name, attach).await
 }
 
-/// Takes a lease for tools.
-pub async fn lease_for_tools(pool: &Client, name: &str, read_only: bool) -> Result<Attached, Failure> {
-    let attach = Attach::new(read_only, own_name());
+/// Takes a lease for tools; the answer says whether it is for reading alone.
+pub async fn lease_for_tools(
+    pool: &Client,
+    name: &str,
+    read_only: bool,
+    writable: bool,
+    incomplete: bool,
+) -> Result<Attached, Failure> {
+    let attach = Attach { writable, incomplete, ..Attach::new(read_only, own_name()) };
     lease_as(pool, name, attach).await
+}
+
+/// Says to the pool what was put into the volume.
+pub async fn tell(pool: &Client, lease: &Attached, tell: Tell) -> Result<(), Failure> {
+    let (name, token) = (lease.map.name.clone(), lease.token);
+    pool.call(Call::Tell { name, token, tell }).await?;
+    Ok(())
 }
 
 pub async fn lease_as(pool: &Client, name: &str, attach: Attach) -> Result<Attached, Failure> {
@@ -54,6 +71,8 @@ pub struct Tended {
     place: watch::Sender<String>,
     lost: watch::Receiver<bool>,
     tasks: [JoinHandle<()>; 3],
+    /// Tells the pool once a tool has written.
+    marking: Option<JoinHandle<()>>,
 }
 
 impl Tended {
@@ -78,7 +97,10 @@ impl Tended {
             tokio::spawn(renew(keeping.clone(), place.subscribe())),
             tokio::spawn(amend(keeping)),
         ];
-        Ok(Tended { volume, place, lost, tasks })
+        // Who fills it says what comes of that, and who yields changes nothing of what it holds.
+        let marks = !read_only && lease.content.state != ContentState::Loading;
+        let marking = marks.then(|| tokio::spawn(mark_written(pool.clone(), lease.clone(), volume.clone())));
+        Ok(Tended { volume, place, lost, tasks, marking })
     }
 
     /// Where tools find it, for `status`.
@@ -95,17 +117,60 @@ impl Tended {
         }
     }
 
+    /// Whether the pool knows that tools wrote, if they did.
+    pub fn is_told(&self) -> bool {
+        !self.volume.is_written() || self.marking.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
     /// Ends the volume, then its tasks: its last requests may still need the coordinator.
     pub async fn close(&self) {
         self.volume.close().await;
+        let late = tokio::time::Instant::now() + MARK_TIME;
+        while !self.is_told() && tokio::time::Instant::now() < late {
+            tokio::time::sleep(MARK_LOOK).await;
+        }
+        if self.is_told() {
+            self.marking.iter().for_each(JoinHandle::abort);
+        }
         self.tasks.iter().for_each(JoinHandle::abort);
     }
 }
 
 impl Drop for Tended {
     fn drop(&mut self) {
-        self.tasks.iter().for_each(JoinHandle::abort);
+        self.tasks.iter().chain(&self.marking).for_each(JoinHandle::abort);
     }
+}
+
+/// Until the pool knows that a tool wrote.
+async fn mark_written(pool: Client, lease: Attached, volume: VolumeHandle) {
+    volume.first_write().await;
+    while let Err(failure) = tell(&pool, &lease, Tell { written: true, ..Tell::default() }).await {
+        tracing::warn!("that the volume was written is not recorded yet, trying again: {}", failure.message);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+/// Who else has the volume, as far as that changes what is read.
+fn beside_note(beside: &[Beside]) -> String {
+    let named: Vec<&str> = beside.iter().map(|other| other.holder.as_str()).collect();
+    match beside.first() {
+        None => "nobody else has the volume attached so that it matters any more".to_owned(),
+        Some(other) if other.read_only => {
+            format!("the volume is read by {}, who will see what is written here", named.join(" and "))
+        }
+        Some(_) => {
+            format!(
+                "the volume is attached for writing by {}: what is read here may change",
+                named.join(" and ")
+            )
+        }
+    }
+}
+
+/// The same for who attaches it.
+pub fn beside_notes(lease: &Attached) -> Vec<String> {
+    if lease.beside.is_empty() { Vec::new() } else { vec![beside_note(&lease.beside)] }
 }
 
 /// Sentences about donors that cannot be reached.
@@ -187,6 +252,7 @@ async fn renew(keeping: Keeping, mut place: watch::Receiver<String>) {
     let (name, token) = (lease.map.name.clone(), lease.token);
     let mut epoch = lease.map.epoch;
     let mut told = false;
+    let mut beside = lease.beside.clone();
     // Doubled each time a call is let go of: news that never end must not keep the lease from being renewed.
     let mut pause = NEWS_LOOK;
     loop {
@@ -212,6 +278,10 @@ async fn renew(keeping: Keeping, mut place: watch::Receiver<String>) {
                         volume = name,
                         "the coordinator answers again"
                     );
+                }
+                if renewed.beside != beside {
+                    tracing::warn!("{}", beside_note(&renewed.beside));
+                    beside = renewed.beside;
                 }
                 match renewed.map.map(|map| map.check().map(|()| map)) {
                     Some(Ok(map)) => {

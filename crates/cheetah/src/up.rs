@@ -122,6 +122,8 @@ async fn attach(options: &cli::Up, url: &str) -> Result<Attachment, Failure> {
         listen: export.clone(),
         sector: None,
         read_only: false,
+        writable: false,
+        incomplete: false,
         connections: None,
         poll_us: POLL_DEFAULT_US,
         cache: CACHE_DEFAULT_BYTES,

@@ -3,11 +3,12 @@
 //! Owns the shapes and the API version; `rim::http` carries them, `coordinator` answers them, the OpenAPI
 //! description in `rim` names the same fields. Never: behaviour.
 
+use crate::content::{Beside, Content, Fill, Tell};
 use crate::map::{BadRange, DonorId, LeaseToken, Placement, PoolId, Redundancy, VolumeId, VolumeMap};
 use serde::{Deserialize, Serialize};
 
 /// Both ends refuse another number, saying which side to upgrade.
-pub const API_VERSION: u32 = 2;
+pub const API_VERSION: u32 = 3;
 
 /// What a caller asks of the coordinator. One variant, one route.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,6 +36,8 @@ pub enum Call {
     Renew { name: String, token: LeaseToken, renew: Renew },
     /// `POST /v1/volumes/{name}/leases/{token}/amend`: what the writer found out about its volume's donors.
     Amend { name: String, token: LeaseToken, amend: Amend },
+    /// `POST /v1/volumes/{name}/leases/{token}/content`: what its holder put there.
+    Tell { name: String, token: LeaseToken, tell: Tell },
     /// `DELETE /v1/volumes/{name}/leases/{token}`
     Detach { name: String, token: LeaseToken },
 }
@@ -170,13 +173,31 @@ pub struct Attach {
     /// of what was there and some of what comes.
     #[serde(default)]
     pub alone: bool,
+    /// For writing also where it was loaded; without this such a volume is attached for reading.
+    #[serde(default)]
+    pub writable: bool,
+    /// Also where a load did not come to its end, or what was read back was not what was loaded.
+    #[serde(default)]
+    pub incomplete: bool,
+    /// What is loaded into it, for who is `alone`.
+    #[serde(default)]
+    pub fill: Option<Fill>,
 }
 
 impl Attach {
     /// For tools: it neither yields nor is alone.
     #[must_use]
     pub fn new(read_only: bool, holder: impl Into<String>) -> Self {
-        Self { version: API_VERSION, read_only, holder: holder.into(), yields: false, alone: false }
+        Self {
+            version: API_VERSION,
+            read_only,
+            holder: holder.into(),
+            yields: false,
+            alone: false,
+            writable: false,
+            incomplete: false,
+            fill: None,
+        }
     }
 }
 
@@ -189,6 +210,14 @@ pub struct Attached {
     pub unconfirmed: Vec<DonorId>,
     /// Nobody has had a write lease before: every block is known to be zero.
     pub fresh: bool,
+    /// As it was asked for, or because it was loaded.
+    #[serde(default)]
+    pub read_only: bool,
+    #[serde(default)]
+    pub content: Content,
+    /// Writers beside a reader, readers beside a writer.
+    #[serde(default)]
+    pub beside: Vec<Beside>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -284,6 +313,9 @@ pub struct KeptSlot {
 pub struct Renewed {
     /// Present when it is newer than the epoch that was named.
     pub map: Option<VolumeMap>,
+    /// Writers beside a reader, readers beside a writer.
+    #[serde(default)]
+    pub beside: Vec<Beside>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -382,6 +414,9 @@ pub struct VolumeStatus {
     /// The host that holds most of one group, where that is more than one slot.
     #[serde(default)]
     pub crowd: Option<Crowd>,
+    /// What it holds, as far as the pool was told.
+    #[serde(default)]
+    pub content: Box<Content>,
 }
 
 /// What a person has to do before what is missing can be rebuilt.
@@ -445,6 +480,9 @@ pub struct VolumeDetail {
     /// Absent of a volume without redundancy, of one that is not whole, and of a large pool.
     #[serde(default)]
     pub rehearsal: Option<Rehearsal>,
+    /// What could not be read at the source and answers an error for that; no donor lost it.
+    #[serde(default)]
+    pub unreadable: Vec<crate::layout::LostRange>,
 }
 
 /// What a call is answered with.

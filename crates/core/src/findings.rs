@@ -7,6 +7,7 @@
 use crate::api::{
     Attachment, DonorHealth, DonorStatus, PoolStatus, VolumeHealth, VolumeReport, VolumeStatus, WaitsFor,
 };
+use crate::content::{Check, ContentState};
 use crate::limits::{ATTACHMENT_SILENCE_NS, LEASE_NS, MILLISECOND_NS, SECOND_NS};
 use crate::map::{DonorId, Redundancy};
 use crate::units::{show_bytes, show_count};
@@ -56,11 +57,13 @@ pub enum Code {
     VolumeCrowded,
     VolumeUnheard,
     VolumeDisagrees,
+    VolumeIncomplete,
+    VolumeDiffers,
     AttachmentSilent,
 }
 
 impl Code {
-    pub const ALL: [Code; 13] = [
+    pub const ALL: [Code; 15] = [
         Code::PoolEmpty,
         Code::DonorGone,
         Code::DonorUnheard,
@@ -73,6 +76,8 @@ impl Code {
         Code::VolumeCrowded,
         Code::VolumeUnheard,
         Code::VolumeDisagrees,
+        Code::VolumeIncomplete,
+        Code::VolumeDiffers,
         Code::AttachmentSilent,
     ];
 
@@ -92,6 +97,8 @@ impl Code {
             Code::VolumeCrowded => "volume-crowded",
             Code::VolumeUnheard => "volume-unheard",
             Code::VolumeDisagrees => "volume-disagrees",
+            Code::VolumeIncomplete => "volume-incomplete",
+            Code::VolumeDiffers => "volume-differs",
             Code::AttachmentSilent => "attachment-silent",
         }
     }
@@ -145,7 +152,7 @@ pub fn of_pool(status: &PoolStatus) -> Vec<Finding> {
 /// All that is not well with one volume, the worst first.
 #[must_use]
 pub fn of_volume(volume: &VolumeStatus, name_of: &dyn Fn(DonorId) -> String) -> Vec<Finding> {
-    let mut found: Vec<Finding> = health(volume).into_iter().collect();
+    let mut found: Vec<Finding> = health(volume).into_iter().chain(content(volume)).collect();
     for attachment in &volume.attachments {
         if is_silent(attachment) {
             found.push(silent(volume, attachment));
@@ -291,6 +298,33 @@ fn crowded(volume: &VolumeStatus) -> Finding {
         what: format!("Volume {name} is whole, but host {host} holds {slots} fragments of a group. {so}."),
         advice,
     }
+}
+
+/// A load that did not come to its end, or did not bring what its source held.
+fn content(volume: &VolumeStatus) -> Option<Finding> {
+    let (name, load) = (&volume.name, volume.content.load.as_ref()?);
+    let source = &load.source.name;
+    let subject = format!("volume {name}");
+    if volume.content.state == ContentState::Incomplete {
+        let (done, size) = (show_bytes(load.bytes_done), show_bytes(load.source.size));
+        return Some(Finding {
+            code: Code::VolumeIncomplete,
+            subject,
+            state: State::Degraded,
+            what: format!("{done} of {size} of {source} were loaded into volume {name} when that ended."),
+            advice: format!(
+                "`cheetah load {source} {name} --resume` goes on from there; --overwrite instead of that begins anew."
+            ),
+        });
+    }
+    let differs = volume.content.state == ContentState::Loaded && load.check == Check::Differs;
+    differs.then(|| Finding {
+        code: Code::VolumeDiffers,
+        subject,
+        state: State::Lost,
+        what: format!("What was read back of volume {name} is not what {source} held when it was loaded."),
+        advice: format!("Do not use it: `cheetah load {source} {name} --overwrite` loads it again."),
+    })
 }
 
 fn because(lost_donors: &[String]) -> String {

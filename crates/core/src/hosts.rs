@@ -78,6 +78,7 @@ mod tests {
             groups,
             routes: BTreeMap::new(),
             bad: Vec::new(),
+            unreadable: Vec::new(),
             hurry: false,
         }
     }

@@ -231,6 +231,24 @@ pub fn lost_ranges(map: &VolumeMap, is_lost: impl Fn(DonorId) -> bool) -> Vec<Lo
     ranges
 }
 
+/// What could not be read at the source, in the volume's order.
+pub fn unreadable_ranges(map: &VolumeMap) -> Vec<LostRange> {
+    let mut ranges = Vec::new();
+    for run in &map.unreadable {
+        push_bad(&mut ranges, map, run);
+    }
+    ranges.sort_by_key(|range| range.offset);
+    ranges.dedup_by(|next, last| {
+        let joins = (last.count, next.count) == (1, 1) && last.offset + last.len == next.offset;
+        if joins {
+            last.len += next.len;
+            last.stride = last.len;
+        }
+        joins
+    });
+    ranges
+}
+
 /// A run of one data fragment as ranges of the volume: what it has of its first unit, whole units, and of its last.
 fn push_bad(ranges: &mut Vec<LostRange>, map: &VolumeMap, bad: &BadRange) {
     let (k, unit, group_bytes) = (u64::from(map.redundancy.data), u64::from(map.unit), map.group_bytes());

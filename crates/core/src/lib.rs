@@ -11,6 +11,7 @@ pub mod api;
 mod bad;
 pub mod checksum;
 pub mod code;
+pub mod content;
 pub mod coordinator;
 pub mod donor;
 pub mod findings;

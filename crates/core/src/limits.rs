@@ -155,6 +155,8 @@ pub const DONOR_TENDS_MAX: usize = 2;
 pub const TEND_RETRY_NS: u64 = SECOND_NS;
 /// Runs of a volume that no redundancy can give back; beyond it, neighbours become one.
 pub const BAD_RANGES_MAX: usize = 65_536;
+/// Ranges of a volume that its source could not give; beyond that some between them count as such, too.
+pub const UNREADABLE_RANGES_MAX: usize = 1_024;
 
 /// A lost donor that holds nothing stays listed this long.
 pub const DONOR_LISTED_NS: u64 = 600 * SECOND_NS;
@@ -196,6 +198,8 @@ pub const HOST_BYTES_MAX: usize = 255;
 pub const REASON_BYTES_MAX: usize = 256;
 /// and where tools find their volume, or what a foreign export is called: as long as paths may be.
 pub const PLACE_BYTES_MAX: usize = 4_096;
+/// Others of a volume that the holder of a lease is told of.
+pub const BESIDE_MAX: usize = 16;
 /// Connections a coordinator's listener holds at once, as far as it has descriptors; beyond it idle ones go.
 pub const CONTROL_CONNECTIONS_MAX: usize = 20_000;
 /// As many of one address, behind which there may be many donors and tools.

@@ -252,6 +252,9 @@ pub struct VolumeMap {
     /// Disjoint, ascending.
     #[serde(default)]
     pub bad: Vec<BadRange>,
+    /// What the source could not give when the volume was loaded. Zeros stand there, which nobody is given. As `bad`.
+    #[serde(default)]
+    pub unreadable: Vec<BadRange>,
     /// Some of what moves is on its way off a machine whose owner needs the memory now.
     #[serde(default)]
     pub hurry: bool,
@@ -310,7 +313,7 @@ impl VolumeMap {
                 || bad.from >= bad.to
                 || u64::from(bad.to) > EXTENT_BYTES
         };
-        if self.bad.iter().any(outside) {
+        if self.bad.iter().chain(&self.unreadable).any(outside) {
             return fault("has a bad range outside its data");
         }
         Ok(())

@@ -85,7 +85,9 @@ fn the_answer_has_no_filling_that_its_donor_has_not_heard_of() {
     let renew = world.renew("v", lease.token, second.epoch);
     assert_eq!(world.answer(renew), None);
     world.settle();
-    let Some(Ok(Answer::Renewed(Renewed { map: Some(map) }))) = world.answer(renew) else { panic!("a map") };
+    let Some(Ok(Answer::Renewed(Renewed { map: Some(map), .. }))) = world.answer(renew) else {
+        panic!("a map")
+    };
     assert_eq!((map.epoch > second.epoch, filling(&map)), (true, filling(&recorded)));
     let third = world.exclude("v", lease.token, &[]);
     assert_eq!(third, map, "what has been heard of stays");
@@ -110,7 +112,7 @@ fn bad_ranges_are_lost_until_they_are_written_again() {
     let map = world.amend("v", lease.token, Amend { rewritten, ..Amend::default() }).expect("amended");
     assert_eq!(map.bad, [range(0, 0, 4096)]);
     let call = Call::Amend { name: "v".into(), token: lease.token, amend: Amend::default() };
-    assert!(matches!(world.ask(call), Ok(Answer::Renewed(Renewed { map: Some(same) })) if same == map));
+    assert!(matches!(world.ask(call), Ok(Answer::Renewed(Renewed { map: Some(same), .. })) if same == map));
 }
 
 #[test]

@@ -81,7 +81,7 @@ fn renewing_keeps_a_lease_and_is_answered_in_time() {
         let call = world.renew("v", lease.token, lease.map.epoch);
         assert_eq!(world.answer(call), None, "held until there is news");
         world.pass(LEASE_RENEW_NS);
-        assert_eq!(world.answer(call), Some(Ok(Answer::Renewed(Renewed { map: None }))));
+        assert_eq!(world.answer(call), Some(Ok(Answer::Renewed(Renewed { map: None, beside: Vec::new() }))));
     }
     assert_eq!(world.show("v").status.attachments[0].place, "/mnt/x");
 }
@@ -119,11 +119,13 @@ fn a_renewal_brings_the_new_map_once_its_donors_know_it() {
     let grow = world.send(Call::Grow { name: "v".into(), size: Size::All });
     assert_eq!((world.answer(renew), world.answer(grow)), (None, None));
     world.settle();
-    let Some(Ok(Answer::Renewed(Renewed { map: Some(map) }))) = world.answer(renew) else { panic!("a map") };
+    let Some(Ok(Answer::Renewed(Renewed { map: Some(map), .. }))) = world.answer(renew) else {
+        panic!("a map")
+    };
     assert_eq!((map.size, map.epoch), (8 * E, lease.map.epoch + 1));
     assert!(world.answer(grow).is_some());
     let late = world.renew("v", lease.token, lease.map.epoch);
-    assert!(matches!(world.answer(late), Some(Ok(Answer::Renewed(Renewed { map: Some(_) })))), "at once");
+    assert!(matches!(world.answer(late), Some(Ok(Answer::Renewed(Renewed { map: Some(_), .. })))), "at once");
 }
 
 #[test]

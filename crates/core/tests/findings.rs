@@ -67,6 +67,7 @@ fn volume() -> VolumeStatus {
         waits_for: None,
         may_lose_hosts: Some(1),
         crowd: None,
+        content: Box::default(),
     }
 }
 

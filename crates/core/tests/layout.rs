@@ -29,6 +29,7 @@ fn map(k: u32, unit: u32, groups: u32, cut: u64) -> VolumeMap {
             .collect(),
         routes: (0..donors).map(route).collect(),
         bad: Vec::new(),
+        unreadable: Vec::new(),
         hurry: false,
     }
 }

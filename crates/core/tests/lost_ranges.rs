@@ -41,6 +41,7 @@ fn map(random: &mut Seed) -> VolumeMap {
             .collect(),
         routes: BTreeMap::new(),
         bad,
+        unreadable: Vec::new(),
         hurry: false,
     }
 }

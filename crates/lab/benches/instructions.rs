@@ -199,6 +199,7 @@ fn map(redundancy: Redundancy) -> VolumeMap {
         groups: vec![Group { slots }],
         routes: donors().map(route).collect(),
         bad: Vec::new(),
+        unreadable: Vec::new(),
         hurry: false,
     };
     map.check().expect("a sound map");

@@ -155,11 +155,23 @@ pub struct NbdFuse {
 impl NbdFuse {
     #[track_caller]
     pub fn start(uri: &str) -> Self {
+        Self::of(&[uri])
+    }
+
+    /// In front of an nbdkit of its own, which is told these.
+    #[track_caller]
+    pub fn of_nbdkit(arguments: &[&str]) -> Self {
+        let nbdkit = tools::need("nbdkit").display().to_string();
+        Self::of(&[&["--command", &nbdkit, "-s"], arguments].concat())
+    }
+
+    #[track_caller]
+    fn of(server: &[&str]) -> Self {
         let scratch = Scratch::new();
         let directory = scratch.directory("mnt");
         let path = directory.join("nbd");
         let mut command = tools::command("nbdfuse");
-        command.arg(&path).arg(uri);
+        command.arg(&path).args(server);
         let process = Process::start("nbdfuse", command, scratch.path());
         wait::until("nbdfuse's file", wait::SOON, || {
             std::fs::metadata(&path).is_ok_and(|file| file.len() > 0)

@@ -196,7 +196,8 @@ fn an_image_larger_than_the_volume() {
 fn a_volume_that_was_written_is_not_overwritten_unasked() {
     let mut pool = small_pool();
     let image = pool.scratch().sparse_file("small.raw", 1 << 20).display().to_string();
-    pool.attach_export("kept", &[]);
+    let uri = pool.attach_export("kept", &[]).uri;
+    tools::run("qemu-io", ["-f", "raw", "-c", "write -P 1 0 4k", "-c", "flush", &uri]);
     let said = pool.fails(["load", &image, "kept", "--overwrite"]);
     names(&said, &["kept", "attached for writing", "detach"]);
     assert!(!said.contains("--read-only"), "load cannot do that: {said}");

@@ -3,11 +3,17 @@
 //! The cases that an examiner meets first: a container loaded as it stands, a load that ends half-way, an image loaded over
 //! another, a source that changes while it is read, evidence that a mount changes, a disk with bad sectors.
 
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use cheetah_lab::pool::Pool;
-use cheetah_lab::tools;
-use serde_json::json;
+use cheetah_lab::pool::{Attached, Pool, Said};
+use cheetah_lab::process::Process;
+use cheetah_lab::rivals::NbdFuse;
+use cheetah_lab::{hash, tools, wait};
+use rustix::process::Signal;
+use serde_json::{Value, json};
 
 /// Asserts that a message names each of these.
 #[track_caller]
@@ -87,4 +93,277 @@ fn a_container_is_not_a_disk() {
     names(&pool.ok(["load", &part.display().to_string(), "part", "--raw"]), &["verified"]);
     std::fs::remove_file(next).expect("it was made");
     names(&pool.ok(["load", &part.display().to_string(), "alone"]), &["verified"]);
+}
+
+/// Large enough that loading it takes some seconds, and small in memory.
+const LONG_BYTES: u64 = 2560 << 20;
+
+/// A pool with room for an image that takes long, and the image.
+fn long_load() -> (Pool, PathBuf) {
+    let mut pool = Pool::start();
+    pool.donate("one", "2816M");
+    pool.create_linear("half", &LONG_BYTES.to_string());
+    let image = pool.scratch().sparse_file("long.raw", LONG_BYTES);
+    let file = File::options().write(true).open(&image).expect("just made");
+    for at in [0, 700 << 20, 1400 << 20, LONG_BYTES - (1 << 20)] {
+        file.write_all_at(&noise(1 << 20, at + 3), at).expect("written");
+    }
+    (pool, image)
+}
+
+#[track_caller]
+fn start_load(pool: &Pool, image: &Path, more: &[&str]) -> Process {
+    let mut command = pool.command();
+    command.args(["load", &image.display().to_string(), "half"]).args(more);
+    Process::start("load", command, pool.scratch().path())
+}
+
+fn content(pool: &Pool, volume: &str) -> Value {
+    pool.volume_status(volume)["content"].clone()
+}
+
+#[track_caller]
+fn wait_until_loaded(pool: &Pool, load: &mut Process, bytes: u64) {
+    wait::until("the load to be under way", wait::SOON, || {
+        assert!(load.is_running(), "the load ended before that: {}", load.log());
+        content(pool, "half")["load"]["bytes_done"].as_u64() > Some(bytes)
+    });
+}
+
+fn attach_text(pool: &Pool, volume: &str, more: &[&str]) -> Said {
+    let directory = pool.mount_directory(volume).display().to_string();
+    pool.run([&["attach", volume, &directory], more].concat())
+}
+
+#[test]
+fn a_load_that_is_killed_is_incomplete_and_goes_on_from_there() {
+    let (mut pool, image) = long_load();
+    let mut load = start_load(&pool, &image, &[]);
+    wait_until_loaded(&pool, &mut load, 0);
+    assert_eq!(content(&pool, "half")["state"], "loading");
+    load.kill();
+    wait::until("the lease to end", wait::SOON, || content(&pool, "half")["state"] == "incomplete");
+    let refused = attach_text(&pool, "half", &["--read-only"]);
+    assert_eq!(refused.status.code(), Some(4), "{}", refused.err);
+    names(&refused.err, &["incomplete", "long.raw", "--resume", "--incomplete"]);
+    names(&pool.ok(["list"]), &["INCOMPLETE"]);
+    names(&pool.ok(["show", "half"]), &["incomplete", "long.raw"]);
+    names(&pool.ok(["status"]), &["volume-incomplete", "--resume"]);
+    assert_eq!(pool.run(["status", "-x"]).status.code(), Some(7));
+    assert_eq!(pool.run(["load", &image.display().to_string(), "half"]).status.code(), Some(4));
+    pool.attach_fuse("half", &["--incomplete", "--read-only"]);
+    pool.detach("half");
+    let other = pool.scratch().sparse_file("other.raw", LONG_BYTES).display().to_string();
+    names(&pool.fails(["load", &other, "half", "--resume"]), &["another", "--overwrite"]);
+    // What is there is compared, not believed.
+    let path = pool.attach_fuse("half", &["--incomplete", "--writable"]).path;
+    let file = File::options().write(true).open(&path).expect("writable");
+    file.write_all_at(b"not what the image has", 100).expect("written");
+    drop(file);
+    pool.detach("half");
+    let report = pool.json(["load", &image.display().to_string(), "half", "--resume"]);
+    assert_eq!(report["verified"], true, "{report}");
+    let sha256 = hash::of_file(&image);
+    assert_eq!(report["volume_hashes"]["sha256"], sha256.as_str());
+    let now = content(&pool, "half");
+    assert_eq!((&now["state"], &now["load"]["check"]), (&json!("loaded"), &json!("same")), "{now}");
+    assert_eq!(now["load"]["sha256"], sha256.as_str());
+    assert_eq!(now["written"], Value::Null);
+}
+
+#[test]
+fn an_interrupted_load_says_what_it_leaves() {
+    let (pool, image) = long_load();
+    let mut load = start_load(&pool, &image, &[]);
+    wait_until_loaded(&pool, &mut load, 0);
+    load.signal(Signal::INT);
+    assert_eq!(load.wait_for_end(wait::SOON).code(), Some(1));
+    names(&load.log(), &["interrupted", "incomplete", "--resume"]);
+    assert_eq!(content(&pool, "half")["state"], "incomplete", "at once: the lease was given back");
+    let report = pool.json(["load", &image.display().to_string(), "half", "--resume", "--no-verify"]);
+    assert!(report["resumed_bytes"].as_u64() > Some(0), "{report}");
+    assert_eq!((&report["verified"], &report["volume_hashes"]), (&json!(false), &Value::Null));
+    // In the checking phase.
+    let mut load = start_load(&pool, &image, &["--overwrite"]);
+    wait::until("the check", wait::SOON, || {
+        assert!(load.is_running(), "the load ended before that: {}", load.log());
+        content(&pool, "half")["state"] == "loaded"
+    });
+    load.signal(Signal::INT);
+    assert_eq!(load.wait_for_end(wait::SOON).code(), Some(1));
+    names(&load.log(), &["interrupted", "holds all of the file, but is not verified", "--resume"]);
+    let now = content(&pool, "half");
+    assert_eq!((&now["state"], &now["load"]["check"]), (&json!("loaded"), &json!("no")), "{now}");
+}
+
+#[test]
+fn a_source_that_changes_while_it_is_read_is_told() {
+    let (pool, image) = long_load();
+    let mut load = start_load(&pool, &image, &["--no-verify"]);
+    wait_until_loaded(&pool, &mut load, 0);
+    let mut file = File::options().append(true).open(&image).expect("it is there");
+    file.write_all(b"more").expect("written");
+    let status = load.wait_for_end(wait::SOON);
+    assert_eq!(status.code(), Some(6), "{}", load.log());
+    names(&load.log(), &["changed while it was read", "2684354560 bytes and has 2684354564"]);
+    let now = content(&pool, "half");
+    assert!(now["load"]["changed"].as_str().is_some_and(|how| how.contains("2684354564")), "{now}");
+    names(&pool.ok(["show", "half"]), &["the source changed while it was read"]);
+}
+
+#[test]
+fn overwriting_leaves_nothing_of_the_old_image() {
+    let mut pool = pool_of_two("512M");
+    let old = pool.scratch().file("old.raw", &noise(50 << 20, 21)).display().to_string();
+    let short = pool.scratch().file("short.raw", &noise(1_000_003, 23));
+    pool.ok(["load", &old, "mix"]);
+    let said = pool.ok(["load", &short.display().to_string(), "mix", "--overwrite"]);
+    names(&said, &["verified"]);
+    assert_eq!(pool.volume_status("mix")["size"], json!(1_000_003));
+    let path = pool.attach_fuse("mix", &[]).path;
+    assert_eq!(hash::of_file(&path), hash::of_file(&short));
+    pool.detach("mix");
+    pool.ok(["grow", "mix", "64M"]);
+    let path = pool.attach_fuse("mix", &[]).path;
+    let all = std::fs::read(&path).expect("readable");
+    assert!(all[1_000_003..].iter().all(|byte| *byte == 0), "something of the old image is left");
+    pool.detach("mix");
+    // A larger one fits as well.
+    names(&pool.ok(["load", &old, "mix", "--overwrite"]), &["verified"]);
+    assert_eq!(pool.volume_status("mix")["size"], json!(50 << 20));
+}
+
+#[test]
+fn evidence_is_read_only_unless_asked_and_says_who_wrote() {
+    let mut pool = pool_of_two("256M");
+    let image = pool.scratch().file("case.raw", &noise(3 << 20, 31));
+    pool.ok(["load", &image.display().to_string(), "case"]);
+    let said = attach_text(&pool, "case", &[]);
+    assert!(said.status.success(), "{}", said.err);
+    names(&said.err, &["attached read-only", "--writable"]);
+    let path = pool.mount_directory("case").join("case.raw");
+    assert!(File::options().write(true).open(&path).is_err(), "evidence can be opened for writing");
+    assert_eq!(hash::of_file(&path), hash::of_file(&image));
+    // A writer beside the reader is told to both.
+    let elsewhere = pool.scratch().directory("run-2");
+    let run = |arguments: &[&str]| {
+        let mut command = pool.command();
+        command.args(arguments).env("XDG_RUNTIME_DIR", &elsewhere);
+        let output = tools::output(&mut command);
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let directory = pool.scratch().directory("mnt-2").display().to_string();
+    names(&run(&["attach", "case", &directory, "--writable"]), &["read by"]);
+    let log = pool.scratch().join("run/cheetah/case.log");
+    wait::until("the reader to be told", wait::SOON, || {
+        std::fs::read_to_string(&log).is_ok_and(|log| log.contains("attached for writing by"))
+    });
+    assert_eq!(content(&pool, "case")["written"], Value::Null, "nothing was written yet");
+    let second = Path::new(&directory).join("case.raw");
+    let file = File::options().write(true).open(second).expect("asked for");
+    file.write_all_at(b"x", 7).expect("written");
+    drop(file);
+    run(&["detach", "case"]);
+    pool.detach("case");
+    let written = content(&pool, "case")["written"].clone();
+    assert_eq!(written["certain"], true, "{written}");
+    names(&pool.ok(["show", "case"]), &["was written since it was loaded", "UTC by"]);
+    names(&pool.ok(["list"]), &["written since"]);
+    assert_eq!(pool.json(["show", "case"])["status"]["content"], content(&pool, "case"));
+    // Who is killed may have written.
+    pool.ok(["load", &image.display().to_string(), "case", "--overwrite"]);
+    assert_eq!(content(&pool, "case")["written"], Value::Null);
+    pool.attach_export("case", &["--writable"]);
+    pool.kill_daemons();
+    pool.detach("case");
+    assert_eq!(content(&pool, "case")["written"]["certain"], false);
+    // A volume that was made by `create` is as it was.
+    pool.ok(["create", "scratch", "1M"]);
+    let Attached { path, .. } = pool.attach_fuse("scratch", &[]);
+    File::options().write(true).open(&path).and_then(|file| file.write_all_at(b"x", 0)).expect("writable");
+    pool.detach("scratch");
+    assert_eq!(content(&pool, "scratch")["state"], "written");
+}
+
+/// An error that the medium answers with one sector, and all around it can be read.
+#[test]
+fn bad_sectors_are_passed_over_and_told() {
+    let mut pool = pool_of_two("256M");
+    let bytes = noise((4 << 20) + 1536, 41);
+    let image = pool.scratch().file("disk.raw", &bytes);
+    let (bad, sector) = (1_052_672_u64, 512_u64);
+    let pread = format!(
+        "pread=if [ $4 -lt {} ] && [ $(($4 + $3)) -gt {bad} ]; then echo EIO bad sector >&2; exit 1; fi; \
+         dd if={} iflag=skip_bytes,count_bytes skip=$4 count=$3 status=none",
+        bad + sector,
+        image.display()
+    );
+    let size = format!("get_size=echo {}", bytes.len());
+    let medium = NbdFuse::of_nbdkit(&["eval", &size, &pread]);
+    let said = pool.run(["load", &medium.path.display().to_string(), "disk"]);
+    assert_eq!(said.status.code(), Some(6), "{}{}", said.out, said.err);
+    names(&said.out, &["unreadable      512 bytes from 1052672 on", "zeros stand in the hashes"]);
+    names(&said.err, &["512 B of", "could not be read", "EIO"]);
+    drop(medium);
+    let mut zeroed = bytes.clone();
+    zeroed[1_052_672..1_053_184].fill(0);
+    let expected = hash::of_reader(&zeroed[..]).expect("a slice reads");
+    let detail = pool.json(["show", "disk"]);
+    assert_eq!(detail["status"]["content"]["load"]["sha256"], expected.as_str());
+    assert_eq!(
+        (&detail["lost"], &detail["status"]["bytes_lost"]),
+        (&json!([]), &json!(0)),
+        "no donor lost it"
+    );
+    assert_eq!(detail["unreadable"][0]["offset"], bad);
+    names(
+        &pool.ok(["show", "disk"]),
+        &["unreadable  512 bytes from 1052672 on: the source could not be read there"],
+    );
+    let uri = pool.attach_export("disk", &[]).uri;
+    let read = |offset: u64, len: u64| {
+        let script = format!("import sys; sys.stdout.buffer.write(h.pread({len}, {offset}))");
+        let mut command = tools::command("nbdsh");
+        command.args(["-u", &uri, "-c", &script]);
+        let output = tools::output(&mut command);
+        (output.status.success(), output.stdout, String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (good, _, why) = read(bad + 100, 4);
+    assert!(!good && why.contains("Input/output error"), "{why}");
+    assert!(!read(bad - 4096, 1 << 16).0, "a read across it");
+    let (at, end) = (1_052_672, 1_053_184);
+    assert_eq!(read(bad - 4096, 4096).1, bytes[at - 4096..at], "what is before it");
+    assert_eq!(read(bad + sector, 8192).1, bytes[end..end + 8192], "what is behind it");
+    pool.detach("disk");
+    let path = pool.attach_fuse("disk", &[]).path;
+    let file = File::open(&path).expect("readable");
+    let mut room = [0; 16];
+    assert_eq!(file.read_at(&mut room, bad).expect_err("EIO").raw_os_error(), Some(5));
+    assert!(file.read_exact_at(&mut room, bad + 8192).is_ok());
+    drop(file);
+    pool.detach("disk");
+    // What is written there is known from then on.
+    let path = pool.attach_fuse("disk", &["--writable"]).path;
+    let file = File::options().read(true).write(true).open(&path).expect("asked for");
+    file.write_all_at(&[5; 8192], bad - 4096).expect("written");
+    file.sync_all().expect("synced");
+    file.read_exact_at(&mut room, bad).expect("readable now");
+    drop(file);
+    pool.detach("disk");
+    assert_eq!(pool.json(["show", "disk"])["unreadable"], json!([]));
+}
+
+#[test]
+fn a_load_that_fails_early_leaves_nothing() {
+    let pool = pool_of_two("128M");
+    let fifo = pool.scratch().join("fifo").display().to_string();
+    tools::run("mkfifo", [&fifo]);
+    names(&pool.fails(["load", &fifo, "case"]), &["neither a file nor a block device"]);
+    names(&pool.fails(["load", &fifo, "case", "--overwrite"]), &["neither a file nor a block device"]);
+    let large = pool.scratch().sparse_file("large.raw", 1 << 30).display().to_string();
+    assert_eq!(pool.run(["load", &large, "case"]).status.code(), Some(5));
+    let absent = pool.run(["load", &large, "case", "--resume"]);
+    assert_eq!(absent.status.code(), Some(4), "there is nothing to go on with: {}", absent.err);
+    assert_eq!(pool.status()["volumes"], json!([]), "a load that failed left a volume");
 }

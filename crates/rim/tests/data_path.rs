@@ -110,6 +110,7 @@ fn map(donors: &[(Arc<Arena>, DonorServer)], redundancy: Redundancy, groups: u32
             .collect(),
         routes: donors.iter().enumerate().map(|(at, (_, server))| (id(at), route(at, server))).collect(),
         bad: Vec::new(),
+        unreadable: Vec::new(),
         hurry: false,
     };
     map.check().unwrap();

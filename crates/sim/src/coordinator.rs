@@ -465,7 +465,7 @@ impl World {
             (Ok(Answer::Attached(attached)), _) => {
                 (&attached.map, Some(attached.token), Some(&attached.unconfirmed))
             }
-            (Ok(Answer::Renewed(Renewed { map: Some(map) })), Some(Caller::Renew(c))) => {
+            (Ok(Answer::Renewed(Renewed { map: Some(map), .. })), Some(Caller::Renew(c))) => {
                 (map, self.clients[c].token, None)
             }
             _ => return,

@@ -110,6 +110,7 @@ fn map() -> VolumeMap {
         groups: (0..EXTENTS).map(|extent| Group { slots: slots(extent) }).collect(),
         routes: (1..=DONORS.into()).map(route).collect(),
         bad: Vec::new(),
+        unreadable: Vec::new(),
         hurry: false,
     }
 }

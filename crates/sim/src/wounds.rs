@@ -200,6 +200,7 @@ mod tests {
             groups: vec![Group { slots }],
             routes: BTreeMap::new(),
             bad: Vec::new(),
+            unreadable: Vec::new(),
             hurry: false,
         }
     }

@@ -52,7 +52,7 @@ impl Coordinator {
         }
         self.names_epoch(token, amend.epoch);
         let map = self.usable_map(id);
-        Ok(Outcome::Answer(Answer::Renewed(Renewed { map })))
+        Ok(Outcome::Answer(Answer::Renewed(Renewed { map, beside: Vec::new() })))
     }
 
     /// A reader asks whether the map that it read by is the newest: that map, or none, and the newer one comes by
@@ -60,7 +60,7 @@ impl Coordinator {
     fn vouch(&self, id: VolumeId, epoch: u64) -> Result<Outcome, Refusal> {
         let map = self.volumes.get(&id).map(|volume| &volume.map);
         let map = map.filter(|map| map.epoch == epoch).cloned();
-        Ok(Outcome::Answer(Answer::Renewed(Renewed { map })))
+        Ok(Outcome::Answer(Answer::Renewed(Renewed { map, beside: Vec::new() })))
     }
 
     /// Takes the donors out of the volume's slots, as far as redundancy allows; what that frees.
@@ -128,10 +128,12 @@ impl Coordinator {
         if more.is_empty() && rewritten.is_empty() {
             return false;
         }
-        let before = volume.map.bad.clone();
-        bad::subtract(&mut volume.map.bad, rewritten.into_iter().filter(inside));
+        let before = (volume.map.bad.clone(), volume.map.unreadable.clone());
+        let rewritten: Vec<BadRange> = rewritten.into_iter().filter(inside).collect();
+        bad::subtract(&mut volume.map.unreadable, rewritten.iter().copied());
+        bad::subtract(&mut volume.map.bad, rewritten);
         bad::merge(&mut volume.map.bad, more.into_iter().filter(inside));
-        volume.map.bad != before
+        (&volume.map.bad, &volume.map.unreadable) != (&before.0, &before.1)
     }
 
     /// The map as the writer may use it at once: without fillings on donors that have not heard of them. Those

@@ -68,7 +68,9 @@ impl Coordinator {
                 let Some(volume) = volume else { return Some(Err(lease_gone(token))) };
                 let map = &volume.map;
                 let newer = map.epoch > epoch && self.is_confirmed(map.volume);
-                newer.then(|| Ok(Answer::Renewed(Renewed { map: Some(map.clone()) })))
+                newer.then(|| {
+                    Ok(Answer::Renewed(Renewed { map: Some(map.clone()), beside: self.beside(token) }))
+                })
             }
         }
     }
@@ -90,7 +92,7 @@ impl Coordinator {
             },
             Held::Attach { token, .. } => self.attached(token).ok_or_else(|| lease_gone(token)),
             Held::Renew { token, .. } if self.leases.contains_key(&token) => {
-                Ok(Answer::Renewed(Renewed { map: None }))
+                Ok(Answer::Renewed(Renewed { map: None, beside: self.beside(token) }))
             }
             Held::Renew { token, .. } => Err(lease_gone(token)),
         }
@@ -100,7 +102,7 @@ impl Coordinator {
     pub(super) fn note_given(&mut self) {
         for (_, answer) in &self.replies {
             let (Ok(Answer::Attached(Attached { map, .. }))
-            | Ok(Answer::Renewed(Renewed { map: Some(map) }))) = answer
+            | Ok(Answer::Renewed(Renewed { map: Some(map), .. }))) = answer
             else {
                 continue;
             };
@@ -124,6 +126,7 @@ impl Coordinator {
             // Nobody heard the token, so nobody will detach it.
             Some(Held::Attach { token, .. }) => {
                 self.note_lease(token, Some(super::notes::Over::GivenBack));
+                self.never_touched(token);
                 self.remove_lease(token);
             }
             // A donor that asks something else has done so by now, or does so at once; one that was killed never will.

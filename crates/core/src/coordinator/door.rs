@@ -4,6 +4,7 @@
 //! attachment told takes memory by the donors that its volume had, whatever it sends. Tests: `tests/coordinator_door.rs`.
 
 use crate::api::{Amend, Attach, Join, Renew, VolumeReport};
+use crate::content::{Fill, Tell};
 use crate::limits::{HOLDER_BYTES_MAX, HOST_BYTES_MAX, PLACE_BYTES_MAX, REASON_BYTES_MAX};
 use crate::map::{DonorId, VolumeMap};
 use crate::text::harmless;
@@ -17,6 +18,10 @@ pub(super) fn join(mut join: Join) -> Join {
 
 pub(super) fn attach(mut attach: Attach) -> Attach {
     attach.holder = harmless(&attach.holder, HOLDER_BYTES_MAX);
+    if let Some(Fill { source, .. }) = &mut attach.fill {
+        source.name = harmless(&source.name, PLACE_BYTES_MAX);
+        source.identity = harmless(&source.identity, REASON_BYTES_MAX);
+    }
     attach
 }
 
@@ -41,6 +46,13 @@ pub(super) fn renew(
     blocks.retain(|(donor, _)| is_known(donor) && seen.insert(*donor));
     blocks.shrink_to_fit();
     renew
+}
+
+pub(super) fn tell(mut tell: Tell) -> Tell {
+    if let Some(changed) = tell.loaded.as_mut().and_then(|loaded| loaded.changed.as_mut()) {
+        *changed = harmless(changed, REASON_BYTES_MAX);
+    }
+    tell
 }
 
 pub(super) fn amend(mut amend: Amend) -> Amend {

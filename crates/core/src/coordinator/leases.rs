@@ -44,24 +44,35 @@ impl Coordinator {
             let message = format!("the pool is at its limit of {POOL_LEASES_MAX} attachments");
             return Err(refuse(RefusalCode::Unavailable, message));
         }
+        let attach = Attach { read_only: self.gets_read_only(id, &attach), ..attach };
         if !attach.read_only && !attach.yields {
             self.send_away(id);
         }
         if let Some(message) = self.in_the_way(id, name, &attach) {
             return Err(refuse(RefusalCode::Conflict, message));
         }
+        self.check_usable(id, name, &attach)?;
+        let fills = attach.alone && attach.fill.is_some();
+        let id = match attach.fill.clone() {
+            Some(fill) if fills => {
+                self.check_fill(id, &fill)?;
+                self.begin_fill(now, seed, id, &attach.holder, fill)?
+            }
+            _ => id,
+        };
         let mut token = LeaseToken(seed.draw());
         while self.leases.contains_key(&token) {
             token = LeaseToken(seed.draw());
         }
         let Attach { read_only, holder, yields, alone, .. } = attach;
-        let record = LeaseRecord { token, volume: id, read_only, holder, yields, alone };
+        let since = self.time_of_day;
+        let record = LeaseRecord { token, volume: id, read_only, holder, yields, alone, fills, since };
         let expires = now + LEASE_NS;
         let epoch = self.volumes.get(&id).map_or(0, |volume| volume.map.epoch);
         let fresh = self.volumes.get(&id).is_some_and(|volume| volume.fresh);
         if let Some(volume) = self.volumes.get_mut(&id).filter(|_| fresh && !read_only) {
             volume.fresh = false;
-            self.dirty.insert(Key::Volume(id));
+            self.dirty.extend([Key::Volume(id), Key::Content(id)]);
         }
         self.leases.insert(
             token,
@@ -116,17 +127,26 @@ impl Coordinator {
         self.leases_of(id).find(|lease| lease.record.read_only)
     }
 
-    fn leases_of(&self, id: VolumeId) -> impl Iterator<Item = &Lease> {
+    pub(super) fn leases_of(&self, id: VolumeId) -> impl Iterator<Item = &Lease> {
         let tokens = self.volumes.get(&id).into_iter().flat_map(|volume| &volume.leases);
         tokens.filter_map(|token| self.leases.get(token))
     }
 
     pub(super) fn attached(&self, token: LeaseToken) -> Option<Answer> {
         let Lease { record, fresh, .. } = self.leases.get(&token)?;
-        let (id, fresh) = (record.volume, *fresh);
+        let (id, fresh, read_only) = (record.volume, *fresh, record.read_only);
         let map = self.volumes.get(&id)?.map.clone();
         let lease_ms = LEASE_NS / MILLISECOND_NS;
-        Some(Answer::Attached(Attached { token, lease_ms, map, unconfirmed: self.unconfirmed(id), fresh }))
+        Some(Answer::Attached(Attached {
+            token,
+            lease_ms,
+            map,
+            unconfirmed: self.unconfirmed(id),
+            fresh,
+            read_only,
+            content: self.content(id),
+            beside: self.beside(token),
+        }))
     }
 
     pub(super) fn renew(
@@ -183,6 +203,7 @@ impl Coordinator {
         self.note_lease(token, Some(Over::TakenAway));
         let Some(lease) = self.leases.get(&token) else { return };
         let (id, fenced) = (lease.record.volume, !lease.record.read_only);
+        self.lease_lapsed(token);
         if let Some(volume) = self.volumes.get_mut(&id).filter(|_| fenced) {
             volume.map.epoch += 1;
             self.dirty.insert(Key::Volume(id));
@@ -197,6 +218,9 @@ impl Coordinator {
         let id = lease.record.volume;
         if let Some(volume) = self.volumes.get_mut(&id) {
             volume.leases.remove(&token);
+        }
+        if lease.record.fills {
+            self.fill_ended(id);
         }
         self.touch_volume(id);
         self.free_retired(id);

@@ -8,11 +8,12 @@
 //!
 //! Files: `donors` (join, sync, silence), `doubt` (donors that may have ended), `drain` (leaving), `volumes` (create, grow, delete), `leases` (attach,
 //! renew, detach), `amend` (what a writer found out), `repair` (new homes for fragments), `retire` (extents that slots
-//! have left), `rehearsal` (what the loss of one more host would cost), `tend` (volumes at rest), `bad` (lists of bad ranges), `confirm` (answers held back), `status`, `notes` (what happened), `record` (what is stored), `extents` (free ones),
+//! have left), `content` (what volumes hold), `rehearsal` (what the loss of one more host would cost), `tend` (volumes at rest), `bad` (lists of bad ranges), `confirm` (answers held back), `status`, `notes` (what happened), `record` (what is stored), `extents` (free ones),
 //! `door` (what callers say, bounded), `invariants`.
 
 mod amend;
 mod confirm;
+mod content;
 mod donors;
 mod door;
 mod doubt;
@@ -30,10 +31,11 @@ mod tend;
 mod volumes;
 
 pub use notes::Note;
-pub use record::{BadState, DonorRecord, Key, LeaseRecord, PoolRecord, Record, VolumeRecord};
+pub use record::{BadState, ContentRecord, DonorRecord, Key, LeaseRecord, PoolRecord, Record, VolumeRecord};
 pub use retire::Retired;
 
 use crate::api::{Answer, Call, Refusal, RefusalCode};
+use crate::content::UnixSeconds;
 use crate::map::{DonorId, LeaseToken, PoolId, VolumeId};
 use crate::placement::Seed;
 use crate::units::Time;
@@ -70,6 +72,7 @@ pub enum Found {
 }
 
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "few at a time, and each is moved once")]
 pub enum Effect {
     /// Keep this record, in place of an earlier one of the same key.
     Store(Record),
@@ -125,6 +128,8 @@ pub struct Coordinator {
     timers: BTreeSet<(Time, Timer)>,
     /// Volumes that may have slots that want a new home.
     wanting: BTreeSet<VolumeId>,
+    /// As the driver said last.
+    time_of_day: UnixSeconds,
     /// When `Timer::Plan` is set for.
     plan_at: Option<Time>,
     /// Of the last step.
@@ -161,6 +166,7 @@ impl Coordinator {
             held: BTreeMap::new(),
             timers: BTreeSet::new(),
             wanting: BTreeSet::new(),
+            time_of_day: 0,
             plan_at: None,
             now: 0,
             calling: None,
@@ -220,6 +226,7 @@ impl Coordinator {
             Call::Attach { name, attach } => self.attach(now, seed, &name, attach),
             Call::Renew { name, token, renew } => self.renew(now, &name, token, renew),
             Call::Amend { name, token, amend } => self.amend(now, &name, token, amend),
+            Call::Tell { name, token, tell } => self.tell(&name, token, tell),
             Call::Detach { name, token } => self.detach(&name, token),
         }
     }

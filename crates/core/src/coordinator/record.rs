@@ -9,6 +9,7 @@ use super::retire::Retired;
 use super::volumes::Volume;
 use super::{Coordinator, Timer};
 use crate::api::VolumeReport;
+use crate::content::{Content, ContentState, UnixSeconds};
 use crate::limits::{DONOR_SILENCE_NS, LEASE_NS};
 use crate::map::{DonorId, LeaseToken, PoolId, VolumeId, VolumeMap};
 use crate::units::Time;
@@ -23,6 +24,7 @@ pub enum Record {
     Donor(DonorRecord),
     Volume(VolumeRecord),
     Lease(LeaseRecord),
+    Content(ContentRecord),
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -76,6 +78,18 @@ pub struct LeaseRecord {
     /// Nobody else has a lease meanwhile.
     #[serde(default)]
     pub alone: bool,
+    /// It was given to load the volume.
+    #[serde(default)]
+    pub fills: bool,
+    #[serde(default)]
+    pub since: UnixSeconds,
+}
+
+/// What a volume holds. None is stored of one that is fresh; one without, of before there were any, was written.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ContentRecord {
+    pub volume: VolumeId,
+    pub content: Content,
 }
 
 /// Names a record in the store.
@@ -85,6 +99,7 @@ pub enum Key {
     Donor(DonorId),
     Volume(VolumeId),
     Lease(LeaseToken),
+    Content(VolumeId),
 }
 
 impl fmt::Display for Key {
@@ -94,6 +109,7 @@ impl fmt::Display for Key {
             Key::Donor(id) => write!(f, "donor/{id}"),
             Key::Volume(id) => write!(f, "volume/{id}"),
             Key::Lease(token) => write!(f, "lease/{token}"),
+            Key::Content(id) => write!(f, "content/{id}"),
         }
     }
 }
@@ -106,6 +122,7 @@ impl Record {
             Record::Donor(record) => Key::Donor(record.donor),
             Record::Volume(record) => Key::Volume(record.map.volume),
             Record::Lease(record) => Key::Lease(record.token),
+            Record::Content(record) => Key::Content(record.volume),
         }
     }
 }
@@ -130,6 +147,7 @@ impl Coordinator {
     pub fn restore(records: Vec<Record>, now: Time) -> Result<Self, BadState> {
         let bad = |what: String| Err(BadState(what));
         let (mut pool, mut volumes, mut leases) = (None, Vec::new(), Vec::new());
+        let mut contents = BTreeMap::new();
         let mut donors = BTreeMap::new();
         for record in records {
             match record {
@@ -139,6 +157,9 @@ impl Coordinator {
                 }
                 Record::Volume(record) => volumes.push(record),
                 Record::Lease(record) => leases.push(record),
+                Record::Content(record) => {
+                    contents.insert(record.volume, record.content);
+                }
             }
         }
         let Some(pool) = pool else { return bad("the state has no pool record".into()) };
@@ -153,7 +174,8 @@ impl Coordinator {
         }
         volumes.sort_by_key(|record| record.order);
         for record in volumes {
-            restored.restore_volume(record)?;
+            let content = contents.remove(&record.map.volume);
+            restored.restore_volume(record, content)?;
         }
         for record in leases {
             let token = record.token;
@@ -167,7 +189,7 @@ impl Coordinator {
         Ok(restored)
     }
 
-    fn restore_volume(&mut self, record: VolumeRecord) -> Result<(), BadState> {
+    fn restore_volume(&mut self, record: VolumeRecord, content: Option<Content>) -> Result<(), BadState> {
         record.map.check().map_err(BadState)?;
         let (id, name) = (record.map.volume, record.map.name.clone());
         let left = record.retired.iter().map(|retired| retired.placement);
@@ -189,7 +211,13 @@ impl Coordinator {
             return Err(BadState(format!("two volumes are named '{name}'")));
         }
         let VolumeRecord { map, follow, order, fresh, retired } = record;
-        let volume = Volume { revision: self.revision, fresh, retired, ..Volume::new(map, follow, order) };
+        let unknown = || match fresh {
+            true => Content::default(),
+            false => Content { state: ContentState::Written, ..Content::default() },
+        };
+        let content = content.unwrap_or_else(unknown);
+        let volume =
+            Volume { revision: self.revision, fresh, retired, content, ..Volume::new(map, follow, order) };
         self.volumes.insert(id, volume);
         self.wanting.insert(id);
         self.unsure.insert(id);
@@ -208,6 +236,10 @@ impl Coordinator {
                 Record::Volume(VolumeRecord { map, follow, order, fresh, retired })
             }),
             Key::Lease(token) => self.leases.get(&token).map(|lease| Record::Lease(lease.record.clone())),
+            Key::Content(id) => self
+                .volumes
+                .get(&id)
+                .map(|volume| Record::Content(ContentRecord { volume: id, content: volume.content.clone() })),
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::api::{
     VolumeHealth, VolumeStatus, WaitsFor,
 };
 use crate::hosts;
-use crate::layout::{LostRange, lost_ranges};
+use crate::layout::{LostRange, lost_ranges, unreadable_ranges};
 use crate::limits::{EXTENT_BYTES, MILLISECOND_NS};
 use crate::map::{DonorId, Slot, VolumeMap};
 use crate::units::{Time, show_count};
@@ -91,10 +91,18 @@ impl Coordinator {
             waits_for: None,
             may_lose_hosts: hosts::may_lose(map, machine),
             crowd,
+            content: Box::new(volume.content.clone()),
         };
         let (repair, waits_for) = self.outlook(volume, &status).unzip();
         let status = VolumeStatus { repair, waits_for: waits_for.flatten(), ..status };
-        VolumeDetail { status, map: map.clone(), lost: seen_here.lost, lost_to, rehearsal: None }
+        VolumeDetail {
+            status,
+            map: map.clone(),
+            lost: seen_here.lost,
+            lost_to,
+            rehearsal: None,
+            unreadable: unreadable_ranges(map),
+        }
     }
 
     /// What people call a machine.

@@ -8,6 +8,7 @@ use super::confirm::Held;
 use super::retire::Retired;
 use super::{Coordinator, Key, Outcome, refuse};
 use crate::api::{Answer, Create, Refusal, RefusalCode, Size};
+use crate::content::Content;
 use crate::limits::{
     DONOR_SILENCE_NS, EXTENT_BYTES, POOL_VOLUMES_MAX, UNIT_MAX_BYTES, UNIT_MIN_BYTES, VOLUME_BYTES_MAX,
 };
@@ -31,6 +32,7 @@ pub(super) struct Volume {
     pub(super) leases: BTreeSet<LeaseToken>,
     /// Nobody has had a write lease.
     pub(super) fresh: bool,
+    pub(super) content: Content,
     /// Slots whose filling the donor may not have heard of yet, and the revision that tells it.
     pub(super) pending: BTreeMap<(u32, u32), u64>,
     /// The epoch before that of `map`, when its writer was given a map of that: the same one but for what is pending.
@@ -52,6 +54,7 @@ impl Volume {
             revision: 0,
             leases: BTreeSet::new(),
             fresh: true,
+            content: Content::default(),
             pending: BTreeMap::new(),
             between: None,
             retired: Vec::new(),
@@ -118,6 +121,7 @@ impl Coordinator {
             groups,
             routes,
             bad: Vec::new(),
+            unreadable: Vec::new(),
             hurry: false,
         };
         self.names.insert(name, id);
@@ -211,23 +215,94 @@ impl Coordinator {
             return Err(refuse(RefusalCode::Conflict, message));
         }
         self.note_volume("volume-deleted", id);
-        self.touch_volume(id);
+        let Some(volume) = self.take_out(id) else { return Ok(Outcome::Answer(Answer::Done)) };
         self.names.remove(name);
-        self.dirty.insert(Key::Volume(id));
-        let Some(volume) = self.volumes.remove(&id) else { return Ok(Outcome::Answer(Answer::Done)) };
-        let left = volume.retired.iter().map(|retired| retired.placement.donor);
-        for donor_id in volume.map.donors().chain(left).collect::<BTreeSet<DonorId>>() {
+        for donor_id in donors_of(&volume) {
+            self.tidy_donor(now, donor_id);
+        }
+        Ok(Outcome::Answer(Answer::Done))
+    }
+
+    /// Forgets the volume, whose extents are free then; its donors are told so.
+    fn take_out(&mut self, id: VolumeId) -> Option<Volume> {
+        self.touch_volume(id);
+        let volume = self.volumes.remove(&id)?;
+        self.dirty.extend([Key::Volume(id), Key::Content(id)]);
+        for donor_id in donors_of(&volume) {
             let Some(donor) = self.donors.get_mut(&donor_id) else { continue };
             donor.revision = self.revision;
             self.woken.insert(donor_id);
             for extent in donor.held.remove(&id).unwrap_or_default() {
                 donor.free.give_back(extent);
             }
-            self.tidy_donor(now, donor_id);
         }
         self.wanting.remove(&id);
         self.replan = true;
-        Ok(Outcome::Answer(Answer::Done))
+        Some(volume)
+    }
+
+    /// Puts one in its place that nobody has written, of this size: nothing of what was there can be read again.
+    pub(super) fn make_anew(
+        &mut self,
+        now: Time,
+        id: VolumeId,
+        seed: &mut Seed,
+        bytes: u64,
+    ) -> Result<VolumeId, Refusal> {
+        check_size(bytes)?;
+        let mut anew = VolumeId(seed.draw());
+        while self.volumes.contains_key(&anew) {
+            anew = VolumeId(seed.draw());
+        }
+        let Some(volume) = self.take_out(id) else { return Ok(id) };
+        let VolumeMap { name, redundancy, .. } = &volume.map;
+        let groups = bytes.div_ceil(volume.map.group_bytes());
+        let Some(groups) = self.place_groups(anew, *redundancy, groups, seed) else {
+            let refusal = self.shortage(name, *redundancy, groups);
+            self.put_back(volume);
+            return Err(refusal);
+        };
+        let map = VolumeMap {
+            volume: anew,
+            name: name.clone(),
+            epoch: 1,
+            size: bytes,
+            redundancy: *redundancy,
+            unit: volume.map.unit,
+            groups,
+            routes: BTreeMap::new(),
+            bad: Vec::new(),
+            unreadable: Vec::new(),
+            hurry: false,
+        };
+        self.names.insert(name.clone(), anew);
+        self.volumes.insert(anew, Volume::new(map, false, volume.order));
+        self.map_changed(anew);
+        self.note_volume("volume-created", anew);
+        for donor_id in donors_of(&volume) {
+            self.tidy_donor(now, donor_id);
+        }
+        Ok(anew)
+    }
+
+    /// As it was before it was taken out, in the same step.
+    fn put_back(&mut self, volume: Volume) {
+        let id = volume.map.volume;
+        let left = volume.retired.iter().map(|retired| retired.placement);
+        for member in volume.map.groups.iter().flat_map(|group| group.placements()).chain(left) {
+            if let Some(donor) = self.donors.get_mut(&member.donor) {
+                let taken = donor.take(id, member.extent);
+                assert!(taken, "{member:?} was given back in this step");
+            }
+        }
+        for donor_id in donors_of(&volume) {
+            if let Some(donor) = self.donors.get_mut(&donor_id) {
+                donor.sort_held(id);
+            }
+        }
+        self.wanting.insert(id);
+        self.volumes.insert(id, volume);
+        self.touch_volume(id);
     }
 
     /// Takes the extents of new groups from their donors; `None`, and nothing taken, when they do not fit.
@@ -349,6 +424,12 @@ impl Coordinator {
         );
         refuse(RefusalCode::PoolFull, message)
     }
+}
+
+/// Every donor that holds something of it.
+fn donors_of(volume: &Volume) -> BTreeSet<DonorId> {
+    let left = volume.retired.iter().map(|retired| retired.placement.donor);
+    volume.map.donors().chain(left).collect()
 }
 
 fn check_create(create: &Create) -> Result<(), Refusal> {

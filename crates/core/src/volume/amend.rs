@@ -56,6 +56,7 @@ impl Volume {
     /// They are readable from now on, whatever the coordinator records meanwhile.
     pub(super) fn report_rewritten(&mut self, rewritten: Vec<BadRange>) {
         bad::subtract(&mut self.map.bad, rewritten.iter().copied());
+        bad::subtract(&mut self.map.unreadable, rewritten.iter().copied());
         bad::subtract(&mut self.amendments.bad, rewritten.iter().copied());
         self.amendments.rewritten.extend(rewritten);
     }
@@ -224,6 +225,7 @@ impl Volume {
             self.links.entry(*id).or_insert_with(|| Link::new(route, self.sessions_before));
         }
         bad::subtract(&mut map.bad, self.amendments.rewritten.iter().copied());
+        bad::subtract(&mut map.unreadable, self.amendments.rewritten.iter().copied());
         self.unvouch();
         self.forget_missed(&map);
         self.carry_unflushed(&map);

@@ -20,8 +20,13 @@ const READ_AGAIN_MAX: u32 = 3;
 impl Volume {
     /// Cuts the read of one span into strips.
     pub(super) fn plan_read(&mut self, request: Key, span: Span) {
-        if self.is_bad(span) {
-            self.requests.get_mut(request).expect("being planned").failed = Some(VolumeError::DonorLost);
+        let failed = if self.is_bad(span) {
+            Some(VolumeError::DonorLost)
+        } else {
+            self.is_unreadable(span).then_some(VolumeError::Unreadable)
+        };
+        if failed.is_some() {
+            self.requests.get_mut(request).expect("being planned").failed = failed;
             return;
         }
         // What is checked is a block, so a part of one is read as a whole and cut.
@@ -670,6 +675,14 @@ impl Volume {
             // What is lost for good is no hole: who reads it has to hear that it is lost.
             let lost = self.lost_ranges().any(|bad| bad.reaches(span.group, slot, from, to));
             let source = self.source(span.group, slot).filter(|_| !missed && !lost);
+            // Nor is what stands for what the source could not give.
+            if touched_of(&self.map.unreadable, span.group, slot, from, to).next().is_some() {
+                let scatter = self.geometry.scatter(slot, from, to, span.begin, span.payload);
+                let strip = self.strips.get(key).expect("being begun");
+                let request = strip.request.and_then(|request| self.requests.get_mut(request));
+                super::collect_status(&mut request.expect("asked by a request").status, scatter, &[]);
+                continue;
+            }
             let scatter = self.geometry.scatter(slot, from, to, span.begin, span.payload);
             let asked = source.is_some_and(|(held, _)| {
                 self.add_part(now, key, slot, held, PartOp::Status, from, Mem::Nothing, scatter, effects)
@@ -716,6 +729,16 @@ impl Volume {
         })
     }
 
+    /// Whether a part of the span could not be read when the volume was loaded.
+    fn is_unreadable(&self, span: Span) -> bool {
+        let list = &self.map.unreadable;
+        !list.is_empty()
+            && (0..self.geometry.data).any(|slot| {
+                let (from, to) = self.geometry.column(span.begin, span.end, slot);
+                touched_of(list, span.group, slot, from, to).next().is_some()
+            })
+    }
+
     /// Whether a part of the span is known to be lost for good.
     pub(super) fn is_bad(&self, span: Span) -> bool {
         self.lost_ranges().any(|bad| {
@@ -723,4 +746,16 @@ impl Volume {
             bad.reaches(span.group, bad.slot, from, to)
         })
     }
+}
+
+/// Those of an ascending list that the run of a slot touches.
+pub(super) fn touched_of(
+    list: &[BadRange],
+    group: u32,
+    slot: u32,
+    from: u32,
+    to: u32,
+) -> impl Iterator<Item = &BadRange> {
+    let first = list.partition_point(|range| (range.group, range.slot, range.to) <= (group, slot, from));
+    list[first..].iter().take_while(move |range| range.reaches(group, slot, from, to))
 }

@@ -117,6 +117,8 @@ pub enum VolumeError {
     LeaseLost,
     /// A foreign donor that cannot do this (zero without a payload).
     Unsupported,
+    /// The source of the volume could not be read there.
+    Unreadable,
 }
 
 impl std::fmt::Display for VolumeError {
@@ -131,6 +133,7 @@ impl std::fmt::Display for VolumeError {
             VolumeError::NoMemory => "a donor has no memory left",
             VolumeError::LeaseLost => "the lease is gone: another may write",
             VolumeError::Unsupported => "a donor cannot do what was asked",
+            VolumeError::Unreadable => "the source of the volume could not be read there",
         })
     }
 }

@@ -9,6 +9,7 @@
 
 use super::cached::Cached;
 use super::link::Link;
+use super::read::touched_of;
 use super::resync::Torn;
 use super::strip::{Content, Missed, Phase, Strip, Work, bit, slots_of};
 use super::types::{At, Combine, Effect, Mem, PartOp, VolumeError};
@@ -514,6 +515,17 @@ impl Volume {
             if from < to {
                 rewritten.push(BadRange { from, to, ..*bad });
             }
+        }
+        // What a write covers of what the source could not give is known from then on, to the byte.
+        for slot in (0..self.geometry.data).filter(|_| !self.map.unreadable.is_empty()) {
+            let (from, to) = self.geometry.column(span.begin, span.end, slot);
+            let (from, to) = (from.max(strip.lo), to.min(strip.hi));
+            let touched = touched_of(&self.map.unreadable, span.group, slot, from, to);
+            rewritten.extend(touched.map(|run| BadRange {
+                from: from.max(run.from),
+                to: to.min(run.to),
+                ..*run
+            }));
         }
         if !rewritten.is_empty() {
             self.report_rewritten(rewritten);

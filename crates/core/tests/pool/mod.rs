@@ -322,7 +322,7 @@ impl World {
         self.reported = filled.collect();
         let call = self.send(Call::Amend { name: name.into(), token, amend });
         self.answer(call).expect("at once").map(|answer| match answer {
-            Answer::Renewed(Renewed { map: Some(map) }) => {
+            Answer::Renewed(Renewed { map: Some(map), .. }) => {
                 assert_eq!(map.check(), Ok(()));
                 map
             }

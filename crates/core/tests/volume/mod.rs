@@ -35,6 +35,7 @@ pub fn map(stripe: bool, foreign: bool) -> VolumeMap {
         groups,
         routes: [route(A), route(B)].into(),
         bad: Vec::new(),
+        unreadable: Vec::new(),
         hurry: false,
     };
     map.check().expect("a sound map");
@@ -59,6 +60,7 @@ pub fn wide(redundancy: Redundancy) -> VolumeMap {
         groups: vec![Group { slots: donors.clone().map(slot).collect() }],
         routes: donors.map(route).collect(),
         bad: Vec::new(),
+        unreadable: Vec::new(),
         hurry: false,
     };
     map.check().expect("a sound map");

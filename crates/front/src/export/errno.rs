@@ -14,6 +14,7 @@ pub(super) fn of(error: VolumeError) -> Errno {
         | VolumeError::TimedOut
         | VolumeError::DonorFailed
         | VolumeError::Corrupt
+        | VolumeError::Unreadable
         | VolumeError::LeaseLost => Errno::Io,
     }
 }
@@ -30,6 +31,7 @@ pub(super) fn words(error: VolumeError) -> &'static str {
         VolumeError::Corrupt => "a donor sent other bytes than were written, and redundancy does not help",
         VolumeError::LeaseLost => "the write lease is gone: another client may write",
         VolumeError::Unsupported => "a donor cannot do this",
+        VolumeError::Unreadable => "the source of the volume could not be read there",
     }
 }
 

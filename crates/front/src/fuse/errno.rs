@@ -17,6 +17,7 @@ pub(super) fn of(error: VolumeError) -> Errno {
         | VolumeError::TimedOut
         | VolumeError::DonorFailed
         | VolumeError::Corrupt
+        | VolumeError::Unreadable
         | VolumeError::LeaseLost => Errno::IO,
     }
 }

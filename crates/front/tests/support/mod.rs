@@ -101,6 +101,7 @@ fn map(donors: &[(Arc<Arena>, DonorServer)], epoch: u64, size: u64) -> VolumeMap
         groups,
         routes,
         bad: Vec::new(),
+        unreadable: Vec::new(),
         hurry: false,
     };
     map.check().unwrap();

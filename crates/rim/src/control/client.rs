@@ -147,7 +147,11 @@ pub(super) fn host_port(text: &str, default: u16) -> Option<(String, u16)> {
 fn repeats(call: &Call) -> bool {
     let reads = matches!(call, Call::Pool | Call::Show { .. });
     // What an amendment asks for and finds done is passed over.
-    reads || matches!(call, Call::Join(_) | Call::Sync { .. } | Call::Renew { .. } | Call::Amend { .. })
+    reads
+        || matches!(
+            call,
+            Call::Join(_) | Call::Sync { .. } | Call::Renew { .. } | Call::Amend { .. } | Call::Tell { .. }
+        )
 }
 
 impl Client {

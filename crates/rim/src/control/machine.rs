@@ -14,7 +14,7 @@ use cheetah_core::map::{DonorId, PoolId};
 use cheetah_core::units::Time;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
@@ -179,6 +179,8 @@ impl Machine {
             }
         };
         let before = effects.len();
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
+        self.coordinator.tell_time_of_day(since_1970.map_or(0, |since| since.as_secs()));
         self.coordinator.step(self.clock.now(), event, effects);
         // Most calls bring nothing about that is noted.
         if effects[before..].iter().any(|effect| matches!(effect, Effect::Note(_))) {

@@ -6,6 +6,9 @@ use cheetah_core::api::{
     Duty, Filled, Join, Joined, KeptSlot, Leaving, PoolStatus, Refusal, RefusalCode, Rehearsal, Renew,
     Renewed, Size, Sync, VolumeDetail, VolumeHealth, VolumeReport, VolumeStatus, WaitsFor,
 };
+use cheetah_core::content::{
+    Beside, ByteRange, Check, Content, ContentState, Fill, FillFrom, Load, Loaded, Source, Tell, Written,
+};
 use cheetah_core::layout::LostRange;
 use cheetah_core::map::{
     BadRange, DonorId, Group, LeaseToken, Placement, PoolId, Redundancy, Route, Slot, VolumeId, VolumeMap,
@@ -18,7 +21,7 @@ const TOKEN: LeaseToken = LeaseToken(2);
 
 fn calls() -> Vec<Call> {
     let name = || "v".to_owned();
-    let attach = Attach { version: 1, read_only: true, holder: String::new(), yields: true, alone: false };
+    let attach = Attach { yields: true, fill: Some(fill()), ..Attach::new(true, String::new()) };
     let renew =
         Renew { epoch: 1, place: String::new(), lost: vec![(DONOR, String::new())], report: report().into() };
     vec![
@@ -43,8 +46,45 @@ fn calls() -> Vec<Call> {
         Call::Attach { name: name(), attach },
         Call::Renew { name: name(), token: TOKEN, renew },
         Call::Amend { name: name(), token: TOKEN, amend: amend() },
+        Call::Tell { name: name(), token: TOKEN, tell: tell() },
         Call::Detach { name: name(), token: TOKEN },
     ]
+}
+
+fn fill() -> Fill {
+    let source = Source { name: "/e/disk.raw".into(), size: 1, identity: "inode 7".into() };
+    Fill { source, from: FillFrom::Fresh }
+}
+
+fn tell() -> Tell {
+    let unreadable = vec![ByteRange { offset: 0, len: 512 }];
+    let (md5, sha256, changed) = (String::new(), String::new(), Some(String::new()));
+    let loaded = Loaded { md5, sha256, check: Check::Same, changed, unreadable: unreadable.clone() };
+    Tell {
+        bytes_done: Some(1),
+        unreadable,
+        loaded: Some(loaded),
+        untouched: false,
+        written: false,
+        unsure: false,
+    }
+}
+
+fn content() -> Content {
+    let load = Load {
+        source: fill().source,
+        by: "x".into(),
+        begun: 1,
+        ended: Some(2),
+        bytes_done: 1,
+        md5: Some(String::new()),
+        sha256: Some(String::new()),
+        check: Check::No,
+        changed: Some(String::new()),
+        unreadable: tell().unreadable,
+    };
+    let written = Written { at: 3, by: "y".into(), certain: true };
+    Content { state: ContentState::Loaded, load: Some(Box::new(load)), written: Some(written) }
 }
 
 fn report() -> VolumeReport {
@@ -120,6 +160,7 @@ fn volume_status() -> VolumeStatus {
         waits_for: Some(WaitsFor::Donor),
         may_lose_hosts: Some(1),
         crowd: Some(Crowd { host: "h".into(), slots: 2 }),
+        content: Box::new(content()),
     }
 }
 
@@ -140,6 +181,7 @@ fn shapes() -> Vec<(&'static str, Value)> {
         groups: vec![group.clone()],
         routes: BTreeMap::from([(DONOR, route.clone())]),
         bad: vec![bad],
+        unreadable: vec![bad],
         hurry: true,
     };
     let attachment = attachment();
@@ -192,12 +234,23 @@ fn shapes() -> Vec<(&'static str, Value)> {
             Call::Renew { .. } => "Renew",
             Call::Create(_) => "Create",
             Call::Amend { .. } => "Amend",
+            Call::Tell { .. } => "Tell",
             _ => return None,
         };
         Some((name, serde_json::from_slice(&wire(&call).body).expect("JSON")))
     });
     let (map_of, unconfirmed) = (map.clone(), vec![DONOR]);
-    let attached = Attached { token: TOKEN, lease_ms: 1, map: map_of, unconfirmed, fresh: true };
+    let beside = vec![Beside { holder: "x".into(), read_only: true }];
+    let attached = Attached {
+        token: TOKEN,
+        lease_ms: 1,
+        map: map_of,
+        unconfirmed,
+        fresh: true,
+        read_only: false,
+        content: content(),
+        beside: beside.clone(),
+    };
     let refusal = Refusal { code: RefusalCode::PoolFull, message: String::new() };
     let mut shapes: Vec<(&str, Value)> = bodies.collect();
     shapes.extend([
@@ -210,7 +263,7 @@ fn shapes() -> Vec<(&'static str, Value)> {
         ("Attached", json!(attached)),
         ("VolumeReport", json!(report())),
         ("Filled", json!(amend().filled[0])),
-        ("Renewed", json!(Renewed { map: Some(map.clone()) })),
+        ("Renewed", json!(Renewed { map: Some(map.clone()), beside: beside.clone() })),
         ("VolumeMap", json!(map)),
         ("Group", json!(group)),
         ("Placement", json!(placement)),
@@ -229,12 +282,21 @@ fn shapes() -> Vec<(&'static str, Value)> {
                 lost: vec![lost.clone()],
                 lost_to: vec![vec![lost.clone()]],
                 rehearsal: Some(rehearsal.clone()),
+                unreadable: vec![lost.clone()]
             }),
         ),
         ("Crowd", json!(crowd.expect("every option is present"))),
         ("Rehearsal", json!(rehearsal)),
         ("Leaving", json!(Leaving { at_stake: at_stake.into_iter().flatten().collect() })),
         ("LostRange", json!(lost)),
+        ("Beside", json!(beside[0])),
+        ("Content", json!(content())),
+        ("Load", json!(content().load)),
+        ("Written", json!(content().written)),
+        ("Source", json!(fill().source)),
+        ("Fill", json!(fill())),
+        ("ByteRange", json!(tell().unreadable[0])),
+        ("Loaded", json!(tell().loaded)),
         ("Refusal", json!(refusal)),
     ]);
     shapes

@@ -25,6 +25,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
 use cheetah_core::api::{API_VERSION, Amend, Attach, Call, Create, Join, Refusal, RefusalCode, Renew, Sync};
+use cheetah_core::content::Tell;
 use cheetah_core::limits::{
     CONTROL_CONNECTIONS_MAX, CONTROL_PEER_CONNECTIONS_MAX, CONTROL_REQUEST_BYTES_MAX, DESCRIPTORS_SPARE,
 };
@@ -345,6 +346,7 @@ fn router(callers: Callers) -> Router {
         .route("/v1/volumes/{name}/leases", post(attach))
         .route("/v1/volumes/{name}/leases/{token}/renew", post(renew))
         .route("/v1/volumes/{name}/leases/{token}/amend", post(amend))
+        .route("/v1/volumes/{name}/leases/{token}/content", post(tell))
         .route("/v1/volumes/{name}/leases/{token}", delete(detach))
         .fallback(no_route)
         .method_not_allowed_fallback(no_route)
@@ -403,6 +405,13 @@ async fn renew(State(on): On, Path((name, token)): Path<(String, String)>, body:
 async fn amend(State(on): On, Path((name, token)): Path<(String, String)>, body: Given<Amend>) -> Response {
     match lease(&token) {
         Ok(token) => with(body, |amend| answer(&on, Call::Amend { name, token, amend })).await,
+        Err(bad) => refusal(&bad),
+    }
+}
+
+async fn tell(State(on): On, Path((name, token)): Path<(String, String)>, body: Given<Tell>) -> Response {
+    match lease(&token) {
+        Ok(token) => with(body, |tell| answer(&on, Call::Tell { name, token, tell })).await,
         Err(bad) => refusal(&bad),
     }
 }

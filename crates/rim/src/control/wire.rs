@@ -76,6 +76,10 @@ pub(super) fn wire(call: &Call) -> Wire {
             let path = volume(name, &format!("/leases/{token}/amend"));
             (Method::POST, path, bytes(amend), 0, |b| json(b).map(Answer::Renewed))
         }
+        Call::Tell { name, token, tell } => {
+            let path = volume(name, &format!("/leases/{token}/content"));
+            (Method::POST, path, bytes(tell), 0, |_| Ok(Answer::Done))
+        }
         Call::Detach { name, token } => {
             (Method::DELETE, volume(name, &format!("/leases/{token}")), Vec::new(), 0, |_| Ok(Answer::Done))
         }

@@ -8,7 +8,7 @@ pub use cheetah_core::volume::{Op, StatusRun, VolumeError};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, watch};
 
@@ -69,6 +69,9 @@ pub(super) struct Shared {
     /// How often `forget` was called, and how many of these calls the data thread has seen.
     pub(super) forgets: AtomicU64,
     pub(super) forgotten: AtomicU64,
+    /// A tool has written, or tried to.
+    pub(super) written: AtomicBool,
+    pub(super) first_write: Notify,
     pub(super) amendments: Mutex<Option<tokio::sync::mpsc::Receiver<cheetah_core::api::Amend>>>,
 }
 
@@ -115,6 +118,19 @@ impl VolumeHandle {
         self.0.size_changes.subscribe()
     }
 
+    /// Whether a write was submitted, whatever came of it.
+    #[must_use]
+    pub fn is_written(&self) -> bool {
+        self.0.written.load(Ordering::Relaxed)
+    }
+
+    /// Resolves when a write was submitted. One may wait for it.
+    pub async fn first_write(&self) {
+        while !self.is_written() {
+            self.0.first_write.notified().await;
+        }
+    }
+
     #[must_use]
     pub fn pool(&self) -> &Pool {
         &self.0.pool
@@ -122,6 +138,10 @@ impl VolumeHandle {
 
     /// Hands a request to the data thread; from any thread, never blocks.
     pub fn submit(&self, submission: Submission) {
+        if submission.op.writes() && !self.is_written() && !self.0.read_only {
+            self.0.written.store(true, Ordering::Relaxed);
+            self.0.first_write.notify_one();
+        }
         let mut inbox = self.inbox();
         if inbox.closed {
             drop(inbox);

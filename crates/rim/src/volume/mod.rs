@@ -35,7 +35,7 @@ use memory::{Memory, Slot};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
@@ -108,6 +108,8 @@ impl VolumeHandle {
             inbox: Mutex::new(Inbox::default()),
             arrived: Notify::new(),
             amendments: Mutex::new(Some(amendments_out)),
+            written: AtomicBool::new(false),
+            first_write: Notify::new(),
             taker: Mutex::new(None),
             forgets: AtomicU64::new(0),
             forgotten: AtomicU64::new(0),

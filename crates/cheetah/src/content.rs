@@ -1,0 +1,221 @@
+//! What is said of what a volume holds: at attach, in tables, and in `show`.
+//! Never: calls, printing, or the judgement (`core::findings`). Called by `daemon` and `report`. Tests: below.
+
+use cheetah_core::api::Attached;
+use cheetah_core::content::{Check, Content, ContentState, Load, UnixSeconds, Written};
+use cheetah_core::layout::LostRange;
+use cheetah_core::units::show_bytes;
+
+/// What who attaches it ought to know.
+pub fn notes_at_attach(lease: &Attached, asked_read_only: bool) -> Vec<String> {
+    let (name, content) = (&lease.map.name, &lease.content);
+    let mut notes = Vec::new();
+    if let Some(load) = &content.load
+        && lease.read_only
+        && !asked_read_only
+    {
+        notes.push(format!(
+            "volume '{name}' was loaded from {} and is attached read-only: say --writable to let tools change it",
+            load.source.name
+        ));
+    }
+    if !content.is_usable() {
+        notes.push(format!("volume '{name}': {}", sentence(content)));
+    } else if let Some(how) = content.load.as_ref().and_then(|load| load.changed.as_ref()) {
+        notes.push(format!("volume '{name}' was loaded from a file that changed while it was read: {how}"));
+    }
+    if let (Some(written), Some(_)) = (&content.written, &content.load) {
+        notes.push(format!("volume '{name}' {}", since(written)));
+    }
+    let unreadable =
+        content.load.iter().flat_map(|load| &load.unreadable).map(|range| range.len).sum::<u64>();
+    if unreadable > 0 {
+        notes.push(format!(
+            "{} of volume '{name}' could not be read at the source and answer EIO: `cheetah show {name}` lists them",
+            show_bytes(unreadable)
+        ));
+    }
+    notes
+}
+
+/// For a column of a table.
+pub fn word(content: &Content) -> String {
+    let load = content.load.as_ref();
+    let percent =
+        load.and_then(|load| load.bytes_done.saturating_mul(100).checked_div(load.source.size)).unwrap_or(0);
+    let mut said = match content.state {
+        ContentState::Fresh => "empty".to_owned(),
+        ContentState::Written => "written".to_owned(),
+        ContentState::Loading => format!("loading, {percent} %"),
+        ContentState::Incomplete => format!("INCOMPLETE, {percent} %"),
+        ContentState::Loaded => match load.map(|load| load.check) {
+            Some(Check::Same) => "loaded, verified".to_owned(),
+            Some(Check::Differs) => "loaded, DIFFERS".to_owned(),
+            _ => "loaded, not verified".to_owned(),
+        },
+    };
+    let Some(load) = load else { return said };
+    if load.changed.is_some() {
+        said.push_str(", source changed");
+    }
+    if !load.unreadable.is_empty() {
+        said.push_str(", bad sectors");
+    }
+    match &content.written {
+        Some(written) if written.certain => said.push_str(", written since"),
+        Some(_) => said.push_str(", maybe written since"),
+        None => {}
+    }
+    said
+}
+
+/// What a load came to.
+fn sentence(content: &Content) -> String {
+    let Some(load) = &content.load else {
+        return match content.state {
+            ContentState::Fresh => "nobody has written it".to_owned(),
+            _ => "written by tools".to_owned(),
+        };
+    };
+    let (source, by) = (&load.source.name, &load.by);
+    let (done, size) = (show_bytes(load.bytes_done), show_bytes(load.source.size));
+    match content.state {
+        ContentState::Loading => format!("{done} of {size} of {source} loaded so far, by {by}"),
+        ContentState::Incomplete => {
+            format!("incomplete: {done} of {size} of {source} were loaded, by {by}, {}", when(load))
+        }
+        _ => {
+            let checked = match load.check {
+                Check::Same => "read back and the same",
+                Check::Differs => "read back, and NOT what the source held",
+                Check::No => "not read back",
+            };
+            format!("{size} of {source} loaded by {by}, {}, {checked}", when(load))
+        }
+    }
+}
+
+fn when(load: &Load) -> String {
+    time(load.ended.unwrap_or(load.begun))
+}
+
+/// The lines of `show`.
+pub fn lines(content: &Content, unreadable: &[LostRange]) -> Vec<String> {
+    let mut lines = vec![format!("content     {}", sentence(content))];
+    let Some(load) = &content.load else {
+        lines.extend(content.written.iter().map(|written| format!("            {}", since_made(written))));
+        return lines;
+    };
+    lines.extend(load.md5.iter().map(|md5| format!("            MD5 of the source     {md5}")));
+    lines.extend(load.sha256.iter().map(|sha256| format!("            SHA-256 of the source {sha256}")));
+    if !load.unreadable.is_empty() && load.md5.is_some() {
+        lines.push("            zeros stand in the hashes for what could not be read".to_owned());
+    }
+    lines.extend(
+        load.changed.iter().map(|how| format!("            the source changed while it was read: {how}")),
+    );
+    lines.extend(content.written.iter().map(|written| format!("written     {}", since(written))));
+    lines.extend(unreadable.iter().map(|LostRange { offset, len, stride, count, .. }| {
+        let each = if *count == 1 { String::new() } else { format!(", every {stride}, {count} times") };
+        format!("unreadable  {len} bytes from {offset} on{each}: the source could not be read there")
+    }));
+    lines
+}
+
+fn since(written: &Written) -> String {
+    let Written { at, by, certain } = written;
+    match certain {
+        true => format!("was written since it was loaded: first at {} by {by}", time(*at)),
+        false => format!(
+            "may have been written since it was loaded: {by} had it for writing from {} on and ended without a word",
+            time(*at)
+        ),
+    }
+}
+
+fn since_made(written: &Written) -> String {
+    let Written { at, by, certain } = written;
+    match certain {
+        true => format!("first at {} by {by}", time(*at)),
+        false => format!("perhaps, from {} on, by {by}, who ended without a word", time(*at)),
+    }
+}
+
+/// `2026-11-25 22:15:07 UTC`.
+fn time(seconds: UnixSeconds) -> String {
+    if seconds == 0 {
+        return "a time that is not known".to_owned();
+    }
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    // Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms": years begin in March, eras have 400 of them.
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = year + era * 400 + u64::from(month <= 2);
+    let (hour, minute, second) = (second / 3_600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cheetah_core::content::{ByteRange, Source};
+
+    fn loaded() -> Content {
+        let source = Source { name: "/e/disk.raw".into(), size: 200 << 20, identity: "inode 7".into() };
+        let load = Load {
+            source,
+            by: "eve@lab process 7".into(),
+            begun: 1_764_108_900,
+            ended: Some(1_764_108_907),
+            bytes_done: 200 << 20,
+            md5: Some("d41d8cd98f00b204e9800998ecf8427e".into()),
+            sha256: None,
+            check: Check::Same,
+            changed: None,
+            unreadable: Vec::new(),
+        };
+        Content { state: ContentState::Loaded, load: Some(Box::new(load)), written: None }
+    }
+
+    #[test]
+    fn a_time_is_what_date_says() {
+        assert_eq!(time(1_764_108_907), "2025-11-25 22:15:07 UTC");
+        assert_eq!(time(951_782_400), "2000-02-29 00:00:00 UTC");
+        assert_eq!(time(4_107_542_399), "2100-02-28 23:59:59 UTC");
+        assert_eq!(time(1), "1970-01-01 00:00:01 UTC");
+    }
+
+    #[test]
+    fn a_table_says_what_there_is_to_know() {
+        let mut content = loaded();
+        assert_eq!(word(&Content::default()), "empty");
+        assert_eq!(word(&content), "loaded, verified");
+        content.written = Some(Written { at: 1, by: "bob".into(), certain: false });
+        assert_eq!(word(&content), "loaded, verified, maybe written since");
+        if let Some(load) = &mut content.load {
+            (load.check, load.bytes_done) = (Check::No, 50 << 20);
+            load.unreadable = vec![ByteRange { offset: 0, len: 512 }];
+        }
+        (content.state, content.written) = (ContentState::Incomplete, None);
+        assert_eq!(word(&content), "INCOMPLETE, 25 %, bad sectors");
+    }
+
+    #[test]
+    fn show_has_who_when_and_the_hashes() {
+        let mut content = loaded();
+        content.written = Some(Written { at: 1_764_108_999, by: "bob@lab process 9".into(), certain: true });
+        let said = lines(&content, &[]).join("\n");
+        assert!(said.contains(
+            "200 MiB of /e/disk.raw loaded by eve@lab process 7, 2025-11-25 22:15:07 UTC, read back"
+        ));
+        assert!(said.contains("MD5 of the source     d41d8cd98f00b204e9800998ecf8427e"), "{said}");
+        assert!(said.contains(
+            "written     was written since it was loaded: first at 2025-11-25 22:16:39 UTC by bob@lab"
+        ));
+    }
+}

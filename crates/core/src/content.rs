@@ -1,0 +1,249 @@
+//! What a volume holds, as far as its pool was told: the shapes, and lists of ranges that could not be read at the source.
+//!
+//! Owns what is stored, shown and told of it. Never: who may attach it (`coordinator::content`), or bytes. Invariant: a list of
+//! ranges is ascending, its ranges neither overlap nor touch, and there are at most `UNREADABLE_RANGES_MAX`; what is cut to that
+//! covers more, never less. Tests: below, `tests/coordinator_content.rs`.
+
+use crate::layout::{Geometry, spans};
+use crate::limits::UNREADABLE_RANGES_MAX;
+use crate::map::{BadRange, VolumeMap};
+use serde::{Deserialize, Serialize};
+
+/// Where a volume stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ContentState {
+    /// Nobody has written it: it reads as zeros.
+    #[default]
+    Fresh,
+    /// Tools wrote it, or may have.
+    Written,
+    /// Somebody loads it now.
+    Loading,
+    /// A load ended before its end: what is behind that reads as zeros, or as what was there.
+    Incomplete,
+    /// It was loaded to its end.
+    Loaded,
+}
+
+/// Seconds since 1970, by the coordinator's clock; 0 when that is not known.
+pub type UnixSeconds = u64;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Content {
+    pub state: ContentState,
+    /// The load that filled it, fills it, or did not come to its end.
+    #[serde(default)]
+    pub load: Option<Box<Load>>,
+    /// By tools, since it was made or loaded.
+    #[serde(default)]
+    pub written: Option<Written>,
+}
+
+impl Content {
+    /// Whether it holds what its source held, as far as anybody checked.
+    #[must_use]
+    pub fn is_usable(&self) -> bool {
+        let differs = self.load.as_ref().is_some_and(|load| load.check == Check::Differs);
+        !matches!(self.state, ContentState::Loading | ContentState::Incomplete) && !differs
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Load {
+    pub source: Source,
+    /// Who loaded it: `user@host process 123`.
+    pub by: String,
+    pub begun: UnixSeconds,
+    #[serde(default)]
+    pub ended: Option<UnixSeconds>,
+    /// So many bytes from the start are written, as far as was told.
+    pub bytes_done: u64,
+    /// Of the source as it was read, with zeros where it could not be.
+    #[serde(default)]
+    pub md5: Option<String>,
+    #[serde(default)]
+    pub sha256: Option<String>,
+    #[serde(default)]
+    pub check: Check,
+    /// How the source changed while it was read.
+    #[serde(default)]
+    pub changed: Option<String>,
+    /// What could not be read of the source: it answers an error, and zeros stand for it in the hashes.
+    #[serde(default)]
+    pub unreadable: Vec<ByteRange>,
+}
+
+/// What came of reading a loaded volume back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Check {
+    /// It was not read back, or not to its end.
+    #[default]
+    No,
+    Same,
+    Differs,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Source {
+    /// The path of the file or disk.
+    pub name: String,
+    pub size: u64,
+    /// What tells it from another of that name: its inode and times.
+    pub identity: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Written {
+    /// When first.
+    pub at: UnixSeconds,
+    pub by: String,
+    /// False: whoever had it attached for writing ended without a word.
+    pub certain: bool,
+}
+
+/// Bytes of a volume or source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ByteRange {
+    pub offset: u64,
+    pub len: u64,
+}
+
+impl ByteRange {
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.offset.saturating_add(self.len)
+    }
+}
+
+/// What a volume is attached to be filled with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fill {
+    pub source: Source,
+    pub from: FillFrom,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FillFrom {
+    /// Nothing may have been written before.
+    Fresh,
+    /// Whatever it holds: the volume is made anew, as large as the source.
+    Overwrite,
+    /// A load of the same source did not come to its end, or was not checked.
+    Resume,
+}
+
+/// From the holder of a write lease, about what the volume holds. What is left out is as it was.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tell {
+    /// Of a load: so many bytes from the start are written.
+    #[serde(default)]
+    pub bytes_done: Option<u64>,
+    /// More of the source that could not be read.
+    #[serde(default)]
+    pub unreadable: Vec<ByteRange>,
+    /// The load has come to its end.
+    #[serde(default)]
+    pub loaded: Option<Loaded>,
+    /// The load ends before its first byte: the volume is as it was made.
+    #[serde(default)]
+    pub untouched: bool,
+    /// A tool has written.
+    #[serde(default)]
+    pub written: bool,
+    /// Who had it for writing is gone: whether it wrote is not known.
+    #[serde(default)]
+    pub unsure: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Loaded {
+    pub md5: String,
+    pub sha256: String,
+    pub check: Check,
+    #[serde(default)]
+    pub changed: Option<String>,
+    /// All of it.
+    #[serde(default)]
+    pub unreadable: Vec<ByteRange>,
+}
+
+/// Somebody else who has the volume attached.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Beside {
+    pub holder: String,
+    pub read_only: bool,
+}
+
+/// Adds to a list of ranges.
+pub fn cover(list: &mut Vec<ByteRange>, more: impl IntoIterator<Item = ByteRange>) {
+    list.extend(more.into_iter().filter(|range| range.len > 0));
+    list.sort_unstable();
+    join(list, 0);
+    let mut gap = 4096;
+    while list.len() > UNREADABLE_RANGES_MAX {
+        join(list, gap);
+        gap = gap.saturating_mul(2);
+    }
+}
+
+/// Makes one of those that overlap, touch, or have at most `gap` bytes between them.
+fn join(list: &mut Vec<ByteRange>, gap: u64) {
+    list.dedup_by(|next, last| {
+        let joins = next.offset <= last.end().saturating_add(gap);
+        if joins {
+            last.len = last.end().max(next.end()) - last.offset;
+        }
+        joins
+    });
+}
+
+/// The same ranges as runs of the volume's data fragments.
+#[must_use]
+pub fn in_fragments(map: &VolumeMap, list: &[ByteRange]) -> Vec<BadRange> {
+    let geometry = Geometry::new(map.redundancy, map.unit);
+    let mut runs = Vec::new();
+    for range in list {
+        let (mut offset, end) = (range.offset, range.end().min(map.size));
+        while offset < end {
+            let len = u32::try_from(end - offset).unwrap_or(1 << 30).min(1 << 30);
+            for span in spans(map.group_bytes(), offset, len) {
+                runs.extend((0..map.redundancy.data).filter_map(|slot| {
+                    let (from, to) = geometry.column(span.begin, span.end, slot);
+                    (from < to).then_some(BadRange { group: span.group, slot, from, to })
+                }));
+            }
+            offset += u64::from(len);
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(offset: u64, len: u64) -> ByteRange {
+        ByteRange { offset, len }
+    }
+
+    #[test]
+    fn ranges_that_touch_are_one() {
+        let mut list = Vec::new();
+        cover(&mut list, [range(4096, 512), range(0, 512), range(4608, 512), range(9, 0), range(300, 100)]);
+        assert_eq!(list, [range(0, 512), range(4096, 1024)]);
+    }
+
+    #[test]
+    fn too_many_become_fewer_and_cover_no_less() {
+        let all: Vec<ByteRange> = (0..5_000).map(|at| range(at * 20_000, 512)).collect();
+        let mut list = Vec::new();
+        cover(&mut list, all.iter().copied());
+        assert!(list.len() <= UNREADABLE_RANGES_MAX, "{}", list.len());
+        let covered =
+            |one: &ByteRange| list.iter().any(|by| by.offset <= one.offset && one.end() <= by.end());
+        assert!(all.iter().all(covered));
+    }
+}

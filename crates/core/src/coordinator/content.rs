@@ -1,0 +1,285 @@
+//! What volumes hold: begun, told and ended loads, and who wrote a volume since.
+//!
+//! Owns the state of a volume's content and who may attach it for that. Never: bytes, or leases (`leases`). Invariants: a
+//! volume is `Loading` only while who fills it has the lease, whatever became of that process; a load that was begun and not told to
+//! be at its end is `Incomplete`; a writer that ended without a word counts as having written; and what was loaded is changed
+//! by nobody who did not ask for that. Tests: `tests/coordinator_content.rs`.
+
+use super::leases::{Lease, read_only};
+use super::{Coordinator, Key, Outcome, door, refuse};
+use crate::api::{Answer, Attach, Refusal, RefusalCode};
+use crate::content::{
+    Beside, Check, Content, ContentState, Fill, FillFrom, Load, Loaded, Tell, UnixSeconds, Written, cover,
+    in_fragments,
+};
+use crate::limits::{BESIDE_MAX, UNREADABLE_RANGES_MAX};
+use crate::map::{LeaseToken, VolumeId};
+use crate::placement::Seed;
+use crate::units::{Time, show_bytes};
+
+impl Coordinator {
+    /// For what is recorded of when; nothing is decided by it.
+    pub fn tell_time_of_day(&mut self, unix_seconds: UnixSeconds) {
+        self.time_of_day = unix_seconds;
+    }
+
+    pub(super) fn content(&self, id: VolumeId) -> Content {
+        self.volumes.get(&id).map(|volume| volume.content.clone()).unwrap_or_default()
+    }
+
+    fn set_content(&mut self, id: VolumeId, change: impl FnOnce(&mut Content)) {
+        if let Some(volume) = self.volumes.get_mut(&id) {
+            change(&mut volume.content);
+            self.dirty.insert(Key::Content(id));
+        }
+    }
+
+    /// Whether who asks for the volume gets it for reading alone.
+    pub(super) fn gets_read_only(&self, id: VolumeId, attach: &Attach) -> bool {
+        let loaded = self.volumes.get(&id).is_some_and(|volume| volume.content.load.is_some());
+        attach.read_only || (loaded && !attach.writable && !attach.alone && !attach.yields)
+    }
+
+    /// Tools do not see half an image unless they ask for that.
+    pub(super) fn check_usable(&self, id: VolumeId, name: &str, attach: &Attach) -> Result<(), Refusal> {
+        let content = self.content(id);
+        if attach.incomplete || attach.alone || attach.yields || content.is_usable() {
+            return Ok(());
+        }
+        let what = unfit(name, &content);
+        let message = format!(
+            "{what}; `--overwrite` instead of that begins anew, and `cheetah attach {name} --incomplete` shows what is there"
+        );
+        Err(refuse(RefusalCode::Conflict, message))
+    }
+
+    /// Whether the volume may be filled so; nothing is changed.
+    pub(super) fn check_fill(&self, id: VolumeId, fill: &Fill) -> Result<(), Refusal> {
+        let Some(volume) = self.volumes.get(&id) else { return Ok(()) };
+        let (name, size, content) = (&volume.map.name, volume.map.size, &volume.content);
+        let conflict = |message: String| Err(refuse(RefusalCode::Conflict, message));
+        match (fill.from, &content.load) {
+            (FillFrom::Overwrite, _) => Ok(()),
+            (FillFrom::Fresh, _) if !content.is_usable() => {
+                conflict(format!("{}; `--overwrite` instead of that begins anew", unfit(name, content)))
+            }
+            (FillFrom::Fresh, _) if content.state != ContentState::Fresh => conflict(format!(
+                "volume '{name}' was loaded or written before and may hold data, which would be overwritten: load into \
+                 another volume, or say --overwrite"
+            )),
+            (FillFrom::Fresh, _) if fill.source.size > size => conflict(format!(
+                "{} has {} bytes, volume '{name}' has {size}: `cheetah grow {name} {}` makes room",
+                fill.source.name, fill.source.size, fill.source.size
+            )),
+            (FillFrom::Fresh, _) => Ok(()),
+            (FillFrom::Resume, None) => conflict(format!(
+                "no load of volume '{name}' was begun, so there is none to go on with: leave --resume out"
+            )),
+            (FillFrom::Resume, Some(load)) => {
+                let same =
+                    (load.source.size, &load.source.identity) == (fill.source.size, &fill.source.identity);
+                if same {
+                    return Ok(());
+                }
+                conflict(format!(
+                    "volume '{name}' was begun from {} ({} bytes, {}), and {} is another or has changed since ({} bytes, \
+                     {}): --overwrite instead of --resume begins anew",
+                    load.source.name,
+                    load.source.size,
+                    load.source.identity,
+                    fill.source.name,
+                    fill.source.size,
+                    fill.source.identity
+                ))
+            }
+        }
+    }
+
+    /// The volume is being loaded from here on, or one of the same name that takes its place. `check_fill` has passed.
+    pub(super) fn begin_fill(
+        &mut self,
+        now: Time,
+        seed: &mut Seed,
+        id: VolumeId,
+        by: &str,
+        fill: Fill,
+    ) -> Result<VolumeId, Refusal> {
+        let Fill { source, from } = fill;
+        let id = match from {
+            FillFrom::Overwrite => self.make_anew(now, id, seed, source.size)?,
+            FillFrom::Fresh | FillFrom::Resume => id,
+        };
+        self.show_unreadable(id, false);
+        let (begun, by) = (self.time_of_day, by.to_owned());
+        self.set_content(id, |content| {
+            let before = content.load.take().filter(|_| from == FillFrom::Resume);
+            let (bytes_done, unreadable) =
+                before.map(|load| (load.bytes_done, load.unreadable)).unwrap_or_default();
+            content.state = ContentState::Loading;
+            content.load = Some(Box::new(Load {
+                source,
+                by,
+                begun,
+                ended: None,
+                bytes_done,
+                md5: None,
+                sha256: None,
+                check: Check::No,
+                changed: None,
+                unreadable,
+            }));
+        });
+        Ok(id)
+    }
+
+    pub(super) fn tell(&mut self, name: &str, token: LeaseToken, tell: Tell) -> Result<Outcome, Refusal> {
+        let id = self.check_lease(name, token)?;
+        check_tell(&tell)?;
+        let tell = door::tell(tell);
+        let Some(lease) = self.leases.get(&token) else { return Ok(Outcome::Answer(Answer::Done)) };
+        if lease.record.read_only {
+            return Err(read_only(token));
+        }
+        let (fills, by, now) = (lease.record.fills, lease.record.holder.clone(), self.time_of_day);
+        if tell.untouched && fills {
+            self.never_touched(token);
+        } else if fills {
+            self.set_content(id, |content| told_of_load(content, tell, now));
+        } else if tell.written {
+            self.note_written(id, Written { at: now, by, certain: true });
+        } else if tell.unsure {
+            self.lease_lapsed(token);
+        }
+        Ok(Outcome::Answer(Answer::Done))
+    }
+
+    fn note_written(&mut self, id: VolumeId, written: Written) {
+        self.set_content(id, |content| {
+            let known = content.written.as_ref().is_some_and(|known| known.certain || !written.certain);
+            if !known {
+                content.written = Some(written);
+            }
+            if content.state == ContentState::Fresh {
+                content.state = ContentState::Written;
+            }
+        });
+    }
+
+    /// Nothing was written under the lease that fills it: it is as it was made, if nobody had written before.
+    pub(super) fn never_touched(&mut self, token: LeaseToken) {
+        let Some(lease) = self.leases.get(&token).filter(|lease| lease.record.fills && lease.fresh) else {
+            return;
+        };
+        let id = lease.record.volume;
+        let loads = |content: &Content| {
+            content.state == ContentState::Loading
+                && content.load.as_ref().is_some_and(|load| load.bytes_done == 0)
+        };
+        if !self.volumes.get(&id).is_some_and(|volume| loads(&volume.content)) {
+            return;
+        }
+        self.set_content(id, |content| *content = Content::default());
+        if let Some(volume) = self.volumes.get_mut(&id) {
+            volume.fresh = true;
+            self.dirty.insert(Key::Volume(id));
+        }
+    }
+
+    /// The lease was not given back: what its holder did at the end is not known.
+    pub(super) fn lease_lapsed(&mut self, token: LeaseToken) {
+        let Some(Lease { record, .. }) = self.leases.get(&token) else { return };
+        if record.read_only || record.yields || record.fills {
+            return;
+        }
+        let written = Written { at: record.since, by: record.holder.clone(), certain: false };
+        self.note_written(record.volume, written);
+    }
+
+    /// The lease that filled the volume is gone, whatever came of it.
+    pub(super) fn fill_ended(&mut self, id: VolumeId) {
+        let now = self.time_of_day;
+        self.set_content(id, |content| {
+            if content.state == ContentState::Loading {
+                content.state = ContentState::Incomplete;
+                if let Some(load) = &mut content.load {
+                    load.ended = Some(now);
+                }
+            }
+        });
+        self.show_unreadable(id, true);
+    }
+
+    /// Whether ranges that the source could not give answer an error: not to who fills the volume.
+    fn show_unreadable(&mut self, id: VolumeId, shown: bool) {
+        let Some(volume) = self.volumes.get_mut(&id) else { return };
+        let list = volume.content.load.as_ref().filter(|_| shown).map(|load| load.unreadable.as_slice());
+        let mut runs = in_fragments(&volume.map, list.unwrap_or_default());
+        runs.sort_unstable();
+        if volume.map.unreadable != runs {
+            volume.map.unreadable = runs;
+            volume.map.epoch += 1;
+            self.map_changed(id);
+        }
+    }
+
+    /// Those that the holder of the lease should know of: who writes beside a reader, who reads beside a writer.
+    pub(super) fn beside(&self, token: LeaseToken) -> Vec<Beside> {
+        let Some(lease) = self.leases.get(&token) else { return Vec::new() };
+        let mine = &lease.record;
+        let matters = |other: &&Lease| {
+            other.record.token != token && other.record.read_only != mine.read_only && !other.record.yields
+        };
+        let beside =
+            |other: &Lease| Beside { holder: other.record.holder.clone(), read_only: other.record.read_only };
+        self.leases_of(mine.volume).filter(matters).take(BESIDE_MAX).map(beside).collect()
+    }
+}
+
+fn check_tell(tell: &Tell) -> Result<(), Refusal> {
+    let more = tell.loaded.iter().flat_map(|loaded| &loaded.unreadable).count() + tell.unreadable.len();
+    if more > 2 * UNREADABLE_RANGES_MAX {
+        return Err(refuse(RefusalCode::Invalid, "more unreadable ranges than a volume may have"));
+    }
+    let Some(Loaded { md5, sha256, .. }) = &tell.loaded else { return Ok(()) };
+    let is_hash =
+        |text: &str, digits: usize| text.len() == digits && text.bytes().all(|b| b.is_ascii_hexdigit());
+    if !is_hash(md5, 32) || !is_hash(sha256, 64) {
+        return Err(refuse(RefusalCode::Invalid, "a hash must be written in hexadecimal digits"));
+    }
+    Ok(())
+}
+
+fn told_of_load(content: &mut Content, tell: Tell, now: UnixSeconds) {
+    let Some(load) = &mut content.load else { return };
+    if let Some(done) = tell.bytes_done {
+        load.bytes_done = done.min(load.source.size);
+    }
+    cover(&mut load.unreadable, tell.unreadable);
+    let Some(Loaded { md5, sha256, check, changed, unreadable }) = tell.loaded else { return };
+    (load.md5, load.sha256) = (Some(md5), Some(sha256));
+    (load.check, load.changed, load.ended) = (check, changed, Some(now));
+    load.bytes_done = load.source.size;
+    load.unreadable.clear();
+    cover(&mut load.unreadable, unreadable);
+    content.state = ContentState::Loaded;
+    content.written = None;
+}
+
+/// Why the volume is not what its source was, and how to go on.
+fn unfit(name: &str, content: &Content) -> String {
+    let Some(load) = &content.load else { return format!("volume '{name}' is being filled") };
+    let source = &load.source.name;
+    if content.state == ContentState::Loaded {
+        return format!(
+            "volume '{name}' does not hold what {source} held when it was loaded: `cheetah load {source} {name} --resume` \
+             puts that right"
+        );
+    }
+    format!(
+        "volume '{name}' is incomplete: {} of {} of {source} were loaded by {} when that ended; `cheetah load {source} \
+         {name} --resume` goes on from there",
+        show_bytes(load.bytes_done),
+        show_bytes(load.source.size),
+        load.by
+    )
+}
