@@ -155,7 +155,7 @@ fn a_lost_block_that_is_written_again_is_acknowledged_once_the_next_attachment_w
     world.step(Event::Amended(None));
     assert_eq!(world.completed(), [], "it could not be asked");
     (map.epoch, map.bad) = (2, Vec::new());
-    world.step(Event::Amended(Some(map.clone())));
+    world.step(Event::Amended(Some(map)));
     assert_eq!(world.completed(), [(write, Ok(()))]);
     let is_asked_for = |world: &mut World| {
         world.submit(Op::Read, 0, BLOCK);
