@@ -59,9 +59,10 @@ pub enum Command {
     )]
     Coordinate(Coordinate),
     /// Lend memory of this machine, until SIGTERM or Ctrl-C: the first moves what it holds to others, the second
-    /// leaves at once. Its owner comes first: memory that the machine needs is given back.
+    /// leaves at once. Its owner comes first: memory that the machine needs is given back. It waits for its pool, if that is not
+    /// there yet.
     #[command(
-        after_help = "Examples:\n  cheetah donate 16G --listen 10.0.0.7:0\n  cheetah donate auto --pool http://10.0.0.5:10808\n  cheetah donate auto --reserve 8G --max 32G\n  cheetah donate nbd://10.0.0.9:10809/disk    lend another NBD server's space\n  cheetah donate 2G --no-pool                 one NBD export, no coordinator"
+        after_help = "Examples:\n  cheetah donate 16G --pool http://10.0.0.5:10808\n  cheetah donate auto --listen 10.0.0.7:0 --pool http://10.0.0.5:10808\n  cheetah donate auto --reserve 8G --max 32G\n  cheetah donate nbd://10.0.0.9:10809/disk    lend another NBD server's space\n  cheetah donate 2G --no-pool                 one NBD export, no coordinator"
     )]
     Donate(Donate),
     /// Make a volume.
@@ -180,9 +181,10 @@ pub struct Coordinate {
 pub struct Donate {
     /// How much: 16G, `auto` (what is free less a reserve for the owner), or nbd://HOST:PORT/EXPORT.
     pub size: String,
-    /// Where to listen for clients.
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
-    pub listen: String,
+    /// Where to listen for clients. Without it: any port of the address by which this machine reaches the pool (of 127.0.0.1
+    /// with --no-pool).
+    #[arg(long, value_name = "ADDR")]
+    pub listen: Option<String>,
     /// What to call this donor. Without it: the host's name, and a number where another donor has that (lab7, lab7-2).
     #[arg(long)]
     pub name: Option<String>,

@@ -12,7 +12,7 @@ use crate::own_fault::own_fault;
 use crate::runtime_dir::{self, Claim, Record, RuntimeDir};
 use crate::signals::Signals;
 use crate::starting::{Ended, Stops, Waiter};
-use crate::tend::{Tended, beside_notes, lease_for_tools, lost_notes, name_in};
+use crate::tend::{Tended, beside_notes, check_reached, lease_for_tools, lost_notes, name_in};
 use cheetah_core::api::{Attached, Call};
 use cheetah_core::map::DonorId;
 use cheetah_front::loopdev::{self, LoopDevice};
@@ -291,6 +291,7 @@ impl Attachment {
     /// May be given up at any point; what it began is then in `self`.
     async fn make_ready(&mut self) -> Result<(), Failure> {
         let lost = self.volume.settled().await;
+        check_reached(&self.lease, &lost)?;
         self.ready.notes.extend(lost_notes(&self.lease, &lost));
         if let kept @ Kept::Exposed(_) = swap::of_buffers() {
             self.ready.notes.push(kept.to_string());

@@ -3,20 +3,22 @@
 
 use crate::cli;
 use crate::drain::{farewell, told_to_leave};
-use crate::failure::Failure;
+use crate::failure::{Exit as ExitCode, Failure};
 use crate::mover::tend_what_lies_idle;
 use crate::output;
 use crate::own_fault::own_fault;
-use crate::pool::{find, parse_listen, warn_if_clear};
+use crate::pool::{parse_listen, warn_if_clear};
 use crate::signals::Signals;
-use cheetah_core::api::Call;
+use cheetah_core::api::{Call, RefusalCode};
 use cheetah_core::donor::Exit;
 use cheetah_core::donor::owner::{self, Owner, Sample, Terms};
 use cheetah_core::limits::{DONOR_EXTENTS_MAX, DONOR_MEMORY_EXTENTS_MAX, EXTENT_BYTES};
 use cheetah_core::units::{check_name, parse_bytes, show_bytes};
 use cheetah_nbd::uri::{Transport, Uri};
 use cheetah_rim::arena::Arena;
-use cheetah_rim::control::{Client, DonorControl, DonorHandle, DonorHooks, DonorOptions};
+use cheetah_rim::control::{
+    CallError, Client, DonorControl, DonorHandle, DonorHooks, DonorOptions, NoPool, find_pool, reached_from,
+};
 use cheetah_rim::donor::{DonorServer, Gate};
 use cheetah_rim::gather::Gathering;
 use cheetah_rim::net::{Bound, Endpoint};
@@ -48,7 +50,8 @@ pub async fn donate(options: cli::Donate) -> Result<(), Failure> {
     let kept = swap::keep_arena(&arena);
     let lent = show_bytes(arena.bytes());
     if options.no_pool {
-        let endpoint: Endpoint = options.listen.parse().map_err(Failure::usage)?;
+        let listen = options.listen.as_deref().unwrap_or("127.0.0.1:0");
+        let endpoint: Endpoint = listen.parse().map_err(Failure::usage)?;
         let bound = Bound::new(&endpoint).map_err(Failure::failed)?;
         let server = DonorServer::start(bound, &arena, &Gate::alone(extents)).map_err(Failure::failed)?;
         if let Endpoint::Tcp(address) = server.endpoint() {
@@ -62,8 +65,14 @@ pub async fn donate(options: cli::Donate) -> Result<(), Failure> {
             never = Gathering::new(arena).go_on_always() => match never {},
         };
     }
-    let pool = find_now(&options.pool).await?;
-    let listen = Endpoint::Tcp(parse_listen(&options.listen)?);
+    let given = options.listen.as_deref().map(parse_listen).transpose()?;
+    let mut signals = Signals::listen()?;
+    let Some(pool) = find_in_time(&options.pool, &mut signals).await? else { return Ok(()) };
+    let listen = match given {
+        Some(given) => given,
+        None => SocketAddr::new(reached_from(&pool).await?, 0),
+    };
+    let listen = Endpoint::Tcp(listen);
     let (wiped, counted) = (arena.clone(), arena.clone());
     let hooks = DonorHooks {
         wipe: Arc::new(move |extents| wiped.wipe(extents)),
@@ -82,7 +91,7 @@ pub async fn donate(options: cli::Donate) -> Result<(), Failure> {
     let owned = yield_to_owner(machine, Owner::new(terms), arena, handle.clone());
     let moving = tokio::spawn(tend_what_lies_idle(pool.clone(), handle.clone()));
     let ended = tokio::select! {
-        ended = run(control, handle, pool.url(), &lends, Some(&kept), options.no_drain) => ended,
+        ended = run(control, handle, signals, pool.url(), &lends, Some(&kept), options.no_drain) => ended,
         // Without a goodbye, or waiting for anything: others notice a closed connection soon enough.
         sample = owned => outrun(&called.borrow(), &sample).end_now(),
     };
@@ -104,11 +113,64 @@ fn outrun(name: &str, sample: &Sample) -> Failure {
     ))
 }
 
-/// A pool that answers now: a donor that waited for a mistyped one would look as if it lent something.
-async fn find_now(pool: &cli::PoolArg) -> Result<Client, Failure> {
-    let pool = find(pool).await?;
-    pool.call(Call::Pool).await?;
-    Ok(pool)
+/// Between two looks whether the pool is there.
+const LOOK_PAUSE: Duration = Duration::from_secs(1);
+
+/// Why there is no pool to lend to.
+enum Missing {
+    /// It may come.
+    Yet(String),
+    /// Waiting would help nobody.
+    ForGood(Failure),
+}
+
+impl From<CallError> for Missing {
+    fn from(error: CallError) -> Self {
+        match &error {
+            CallError::Unreachable { .. } | CallError::NoLeader { .. } => Missing::Yet(error.to_string()),
+            CallError::Refused(refusal)
+                if matches!(refusal.code, RefusalCode::Unavailable | RefusalCode::Standby) =>
+            {
+                Missing::Yet(refusal.message.clone())
+            }
+            _ => Missing::ForGood(error.into()),
+        }
+    }
+}
+
+/// The pool, once it answers: machines start in any order. It is said that it is waited for, or a mistyped one would look like
+/// one that something is lent to. `None`: told to end meanwhile.
+async fn find_in_time(pool: &cli::PoolArg, signals: &mut Signals) -> Result<Option<Client>, Failure> {
+    let waiting = async {
+        let mut said = false;
+        loop {
+            match look_for(pool).await {
+                Ok(pool) => return Ok(Some(pool)),
+                Err(Missing::ForGood(failure)) => return Err(failure),
+                Err(Missing::Yet(why)) if !std::mem::replace(&mut said, true) => {
+                    eprintln!("cheetah: waiting for the pool, looking each second until Ctrl-C: {why}");
+                }
+                Err(Missing::Yet(_)) => {}
+            }
+            tokio::time::sleep(LOOK_PAUSE).await;
+        }
+    };
+    tokio::select! {
+        found = waiting => found,
+        _ = signals.next() => Ok(None),
+    }
+}
+
+async fn look_for(pool: &cli::PoolArg) -> Result<Client, Missing> {
+    let found = find_pool(pool.pool.as_deref()).await.map_err(|why| match why {
+        NoPool::None { .. } => Missing::Yet(why.to_string()),
+        NoPool::Named(error) => error.into(),
+        NoPool::BadUrl(_) | NoPool::Several(_) => {
+            Missing::ForGood(Failure::new(ExitCode::NoPool, why.to_string()))
+        }
+    })?;
+    found.call(Call::Pool).await?;
+    Ok(found)
 }
 
 fn control(
@@ -129,13 +191,13 @@ fn control(
 async fn run(
     control: DonorControl,
     mut handle: DonorHandle,
+    mut signals: Signals,
     pool: &str,
     lends: &str,
     kept: Option<&Kept>,
     no_drain: bool,
 ) -> Result<(), Failure> {
     let (ending, parting) = (handle.clone(), handle.clone());
-    let mut signals = Signals::listen()?;
     let mut running = tokio::spawn(control.run());
     let exit = tokio::select! {
         exit = &mut running => exit,
@@ -277,12 +339,13 @@ async fn donate_foreign(options: cli::Donate) -> Result<(), Failure> {
         return Err(Failure::failed(format!("{address} has {has}, less than the smallest loan, {least}")));
     }
     let who = Who::of(&options, Lender::at(address))?;
-    let pool = find_now(&options.pool).await?;
+    let mut signals = Signals::listen()?;
+    let Some(pool) = find_in_time(&options.pool, &mut signals).await? else { return Ok(()) };
     let (control, handle) =
         control(who, address, extents, Some(uri.export.clone()), pool.clone(), DonorHooks::none())?;
     let lends = format!("lends {} of {address}", show_bytes(u64::from(extents) * EXTENT_BYTES));
     tokio::select! {
-        ended = run(control, handle, pool.url(), &lends, None, options.no_drain) => ended,
+        ended = run(control, handle, signals, pool.url(), &lends, None, options.no_drain) => ended,
         why = async {
             loop {
                 tokio::time::sleep(Duration::from_secs(1)).await;

@@ -107,6 +107,8 @@ fn code_of(code: RefusalCode) -> &'static str {
         RefusalCode::PoolFull => "pool_full",
         RefusalCode::Version => "version",
         RefusalCode::Gone => "gone",
+        RefusalCode::OtherPool => "other_pool",
+        RefusalCode::Unreachable => "unreachable",
         RefusalCode::Unavailable => "unavailable",
         RefusalCode::Standby => "standby",
     }
@@ -116,7 +118,11 @@ impl From<Refusal> for Failure {
     fn from(refusal: Refusal) -> Self {
         let exit = match refusal.code {
             RefusalCode::Invalid => Exit::Usage,
-            RefusalCode::NotFound | RefusalCode::Conflict | RefusalCode::Gone => Exit::Refused,
+            RefusalCode::NotFound
+            | RefusalCode::Conflict
+            | RefusalCode::Gone
+            | RefusalCode::OtherPool
+            | RefusalCode::Unreachable => Exit::Refused,
             RefusalCode::PoolFull => Exit::PoolFull,
             RefusalCode::Version | RefusalCode::Unavailable | RefusalCode::Standby => Exit::NoPool,
         };

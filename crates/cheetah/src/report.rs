@@ -11,7 +11,7 @@ use crate::health;
 use crate::output::{self, natural};
 use crate::pool::{find, pool_status, volume};
 use cheetah_core::api::{
-    Attachment, Call, DonorHealth, DonorStatus, PoolStatus, Rehearsal, VolumeDetail, VolumeStatus,
+    Attachment, Call, DonorHealth, DonorStatus, PoolStatus, Rehearsal, Stranger, VolumeDetail, VolumeStatus,
 };
 use cheetah_core::findings::{self, Finding, State};
 use cheetah_core::layout::LostRange;
@@ -44,6 +44,8 @@ struct StatusReport {
     bytes_free: u64,
     donors: Vec<DonorStatus>,
     volumes: Vec<VolumeStatus>,
+    /// Donors of other pools that ask to join.
+    strangers: Vec<Stranger>,
 }
 
 #[derive(Debug, Serialize)]
@@ -140,8 +142,10 @@ impl StatusReport {
         let summary = Summary::of(&status);
         status.donors.sort_by_cached_key(|donor| natural(&donor.name));
         sort(&mut status.volumes);
-        let PoolStatus { version: _, pool, bytes_total, bytes_free, donors, volumes } = status;
-        StatusReport { summary, url: url.to_owned(), pool, bytes_total, bytes_free, donors, volumes }
+        let PoolStatus { version: _, pool, bytes_total, bytes_free, donors, volumes, .. } = status;
+        let strangers = status.strangers;
+        let url = url.to_owned();
+        StatusReport { summary, url, pool, bytes_total, bytes_free, donors, volumes, strangers }
     }
 
     fn print(&self) {
@@ -149,7 +153,8 @@ impl StatusReport {
     }
 
     fn lines(&self) -> Vec<String> {
-        let StatusReport { summary, url, pool, bytes_total, bytes_free, donors, volumes } = self;
+        let StatusReport { summary, url, pool, bytes_total, bytes_free, donors, volumes, strangers: _ } =
+            self;
         let of = |health| donors.iter().filter(move |donor| donor.health == health);
         let gone: Vec<&str> = of(DonorHealth::Lost).map(|donor| donor.name.as_str()).collect();
         let gone = if gone.is_empty() { String::new() } else { format!("; gone: {}", gone.join(", ")) };
@@ -450,6 +455,8 @@ mod tests {
             bytes_free: 16 << 30,
             donors: vec![donor],
             volumes: vec![volume()],
+            addresses: Vec::new(),
+            strangers: Vec::new(),
         }
     }
 

@@ -83,6 +83,8 @@ impl Tended {
     pub fn start(pool: &Client, lease: &Attached, read_only: bool, tuning: Tuning) -> Result<Self, Failure> {
         check_files(&lease.map.name, lease.map.routes.len(), tuning.connections)?;
         let (map, token, fresh) = (lease.map.clone(), lease.token, lease.fresh);
+        // Another pool's word is not the end of this one's lease.
+        let pool = pool.meant_for(lease.pool);
         let options = VolumeOptions { map, token, read_only, fresh, tuning };
         let volume = VolumeHandle::start(options)
             .map_err(|e| Failure::failed(format!("this machine cannot serve a volume: {}", own_fault(&e))))?;
@@ -171,6 +173,29 @@ fn beside_note(beside: &[Beside]) -> String {
 /// The same for who attaches it.
 pub fn beside_notes(lease: &Attached) -> Vec<String> {
     if lease.beside.is_empty() { Vec::new() } else { vec![beside_note(&lease.beside)] }
+}
+
+/// A volume is of no use where what it holds cannot be reached, though it is there for others; what the pool itself has lost is
+/// another matter, and the rest may be read.
+///
+/// # Errors
+/// Which donors cannot be reached from this machine, and what to do.
+pub fn check_reached(lease: &Attached, lost: &[(DonorId, String)]) -> Result<(), Failure> {
+    let map = &lease.map;
+    let is_lost = |id: DonorId| lost.iter().any(|(lost, _)| *lost == id);
+    let is_lost_to_all = |id: DonorId| is_lost(id) && lease.unconfirmed.contains(&id);
+    if lost_ranges(map, is_lost) == lost_ranges(map, is_lost_to_all) {
+        return Ok(());
+    }
+    let here = lost.iter().filter(|(id, _)| !lease.unconfirmed.contains(id));
+    let each: Vec<String> = here.map(|(id, why)| format!("{} ({why})", name_in(map, *id))).collect();
+    Err(Failure::failed(format!(
+        "volume '{}' cannot be used on this machine, which does not reach {} that the pool does: {}; see that this machine has a way \
+         to their addresses (another network, a firewall), or use it on one that has",
+        map.name,
+        if each.len() == 1 { "a donor" } else { "donors" },
+        each.join(", ")
+    )))
 }
 
 /// Sentences about donors that cannot be reached.
@@ -377,5 +402,68 @@ async fn amend(keeping: Keeping) {
                 volume.amended(None);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cheetah_core::limits::EXTENT_BYTES;
+    use cheetah_core::map::{Group, LeaseToken, Placement, PoolId, Route, Slot, VolumeId};
+
+    /// A volume on donors 1, 2 and 3, of which the coordinator has not heard lately of these.
+    fn lease(redundancy: &str, silent: &[u64]) -> Attached {
+        let redundancy: cheetah_core::map::Redundancy = redundancy.parse().expect("a redundancy");
+        let donors = 1..=u64::from(redundancy.width());
+        let slot = |donor: u64| Slot::held(Placement { donor: DonorId(donor), extent: 0 });
+        let route = |donor: u64| {
+            let (name, address) = (format!("d{donor}"), format!("10.0.0.{donor}:1000"));
+            (DonorId(donor), Route { name, address, foreign_export: None })
+        };
+        let map = VolumeMap {
+            volume: VolumeId(1),
+            name: "v".into(),
+            epoch: 1,
+            size: u64::from(redundancy.data) * EXTENT_BYTES,
+            redundancy,
+            unit: 65536,
+            groups: vec![Group { slots: donors.clone().map(slot).collect() }],
+            routes: donors.map(route).collect(),
+            bad: Vec::new(),
+            hurry: false,
+            unreadable: Vec::new(),
+        };
+        let unconfirmed = silent.iter().map(|id| DonorId(*id)).collect();
+        Attached {
+            token: LeaseToken(1),
+            pool: PoolId(1),
+            lease_ms: 1,
+            map,
+            unconfirmed,
+            fresh: false,
+            read_only: false,
+            content: Default::default(),
+            beside: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn what_only_this_machine_does_not_reach_is_no_volume_for_it() {
+        let lost = |ids: &[u64]| {
+            let why = |id: &u64| (DonorId(*id), format!("10.0.0.{id}:1000: no route"));
+            ids.iter().map(why).collect::<Vec<_>>()
+        };
+        let check = |redundancy, silent: &[u64], ids: &[u64]| {
+            check_reached(&lease(redundancy, silent), &lost(ids)).map_err(|failure| failure.message)
+        };
+        assert_eq!(check("parity:2+1", &[], &[2]), Ok(()), "redundancy covers it");
+        let said = check("parity:2+1", &[], &[2, 3]).expect_err("more than redundancy covers");
+        assert!(said.contains("'v'") && said.contains("d2 (10.0.0.2:1000: no route), d3 ("), "{said}");
+        assert!(
+            check("stripe:3", &[], &[1]).is_err_and(|said| said.contains("a donor that the pool does: d1 ("))
+        );
+        assert_eq!(check("stripe:3", &[1], &[1]), Ok(()), "it is lost to all, and the rest can be read");
+        assert!(check("stripe:3", &[1], &[1, 2]).is_err_and(|said| !said.contains("d1")));
+        assert!(check("parity:2+1", &[1], &[1, 2]).is_err(), "with one lost to all the other is needed");
     }
 }

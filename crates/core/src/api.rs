@@ -4,7 +4,9 @@
 //! description in `rim` names the same fields. Never: behaviour.
 
 use crate::content::{Beside, Content, Fill, Tell};
-use crate::map::{BadRange, DonorId, LeaseToken, Placement, PoolId, Redundancy, VolumeId, VolumeMap};
+use crate::map::{
+    BadRange, DonorId, DonorSecret, LeaseToken, Placement, PoolId, Redundancy, VolumeId, VolumeMap,
+};
 use serde::{Deserialize, Serialize};
 
 /// Both ends refuse another number, saying which side to upgrade.
@@ -46,11 +48,16 @@ pub enum Call {
 pub struct Join {
     pub version: u32,
     /// Chosen by the donor at its start, kept while it runs: joining again after the coordinator restarted
-    /// is not a new donor.
+    /// is not a new donor. Everybody is shown it.
     pub donor: DonorId,
-    /// The pool whose volumes the donor still holds memory of; another pool refuses it (`Gone`), so that a
-    /// coordinator that lost its state never wipes what an attached client still reads.
+    /// Chosen with it; who joins again or syncs under the same identity has to name the same.
+    pub secret: DonorSecret,
+    /// The pool whose volumes the donor still holds memory of; another pool refuses it (`OtherPool`), so that no
+    /// coordinator but its own has it wiped.
     pub pool: Option<PoolId>,
+    /// The highest revision of that pool that it has carried out; a coordinator that has not come that far has an older state,
+    /// and knows less of what the donor holds.
+    pub revision: u64,
     pub name: String,
     /// Where another donor has the name, this one is given it with a number; otherwise it is refused.
     #[serde(default)]
@@ -79,6 +86,8 @@ pub struct Joined {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sync {
+    /// That of the donor's `Join`.
+    pub secret: DonorSecret,
     /// The highest revision the donor has carried out; the reply is held back until there is a newer one or
     /// the heartbeat interval is over.
     pub revision: u64,
@@ -204,6 +213,8 @@ impl Attach {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attached {
     pub token: LeaseToken,
+    /// What is said about the lease later is meant for this pool: another knows nothing of it.
+    pub pool: PoolId,
     pub lease_ms: u64,
     pub map: VolumeMap,
     /// Donors that have not yet confirmed the lease when it was given (silent ones).
@@ -326,6 +337,22 @@ pub struct PoolStatus {
     pub bytes_free: u64,
     pub donors: Vec<DonorStatus>,
     pub volumes: Vec<VolumeStatus>,
+    /// `IP:PORT` at which its coordinator is reached, those that other machines reach first.
+    #[serde(default)]
+    pub addresses: Vec<String>,
+    /// Donors that ask to join, and hold memory of another pool.
+    #[serde(default)]
+    pub strangers: Vec<Stranger>,
+}
+
+/// A donor that is not taken in: it keeps what it holds for the pool that this belongs to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stranger {
+    pub name: String,
+    pub host: String,
+    pub address: String,
+    /// Whose memory it holds.
+    pub pool: PoolId,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -516,10 +543,14 @@ pub enum RefusalCode {
     Conflict,
     /// 507: not enough free memory in the pool.
     PoolFull,
+    /// 424: a donor that does not answer at the address that it gave.
+    Unreachable,
     /// 426: the other side speaks another API version.
     Version,
     /// 410: a lease or donor that the coordinator no longer knows.
     Gone,
+    /// 421: the call, or the memory of who calls, is another pool's. It was not carried out.
+    OtherPool,
     /// 503: not now.
     Unavailable,
     /// 503: this coordinator does not lead the pool. The call was not carried out: ask another one.

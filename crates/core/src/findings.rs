@@ -5,7 +5,8 @@
 //! meaning for good, and `docs/CODES.md` explains each. Called by the commands that report. Tests: `tests/findings.rs`.
 
 use crate::api::{
-    Attachment, DonorHealth, DonorStatus, PoolStatus, VolumeHealth, VolumeReport, VolumeStatus, WaitsFor,
+    Attachment, DonorHealth, DonorStatus, PoolStatus, Stranger, VolumeHealth, VolumeReport, VolumeStatus,
+    WaitsFor,
 };
 use crate::content::{Check, ContentState};
 use crate::limits::{ATTACHMENT_SILENCE_NS, LEASE_NS, MILLISECOND_NS, SECOND_NS};
@@ -46,6 +47,7 @@ impl State {
 #[serde(rename_all = "kebab-case")]
 pub enum Code {
     PoolEmpty,
+    DonorOfOtherPool,
     DonorGone,
     DonorUnheard,
     DonorUnreachable,
@@ -63,8 +65,9 @@ pub enum Code {
 }
 
 impl Code {
-    pub const ALL: [Code; 15] = [
+    pub const ALL: [Code; 16] = [
         Code::PoolEmpty,
+        Code::DonorOfOtherPool,
         Code::DonorGone,
         Code::DonorUnheard,
         Code::DonorUnreachable,
@@ -86,6 +89,7 @@ impl Code {
     pub fn word(self) -> &'static str {
         match self {
             Code::PoolEmpty => "pool-empty",
+            Code::DonorOfOtherPool => "donor-of-other-pool",
             Code::DonorGone => "donor-gone",
             Code::DonorUnheard => "donor-unheard",
             Code::DonorUnreachable => "donor-unreachable",
@@ -137,10 +141,10 @@ pub fn of_pool(status: &PoolStatus) -> Vec<Finding> {
             subject: "pool".to_owned(),
             state: State::Degraded,
             what: "No donor is in this pool, so it has no memory.".to_owned(),
-            advice: "On each idle machine: `cheetah donate SIZE --listen ITS_ADDRESS:0 --pool URL`."
-                .to_owned(),
+            advice: "On each idle machine: `cheetah donate SIZE --pool URL`.".to_owned(),
         });
     }
+    found.extend(status.strangers.iter().map(of_stranger));
     found.extend(status.donors.iter().filter_map(of_donor));
     for volume in &status.volumes {
         found.extend(of_volume(volume, &name_of));
@@ -175,6 +179,21 @@ pub fn is_silent(attachment: &Attachment) -> bool {
 
 fn sort(found: &mut [Finding]) {
     found.sort_by_key(|finding| std::cmp::Reverse(finding.state));
+}
+
+fn of_stranger(stranger: &Stranger) -> Finding {
+    let Stranger { name, host, address, pool } = stranger;
+    Finding {
+        code: Code::DonorOfOtherPool,
+        subject: format!("donor {name}"),
+        state: State::Degraded,
+        what: format!(
+            "Donor {name} on host {host} ({address}) asks to join, and holds memory of another pool, {pool}, which it keeps."
+        ),
+        advice: "If that pool was here before, start its coordinator again with its own --state, and not this one. To have the \
+                 donor lend here, end it and start it again, which wipes what it holds."
+            .to_owned(),
+    }
 }
 
 fn of_donor(donor: &DonorStatus) -> Option<Finding> {

@@ -132,6 +132,10 @@ pub const LEASE_RENEW_NS: u64 = 2 * SECOND_NS;
 /// What an attachment reported is not gone by any more when it was not heard of for this long: three renewals.
 pub const ATTACHMENT_SILENCE_NS: u64 = 3 * LEASE_RENEW_NS;
 
+/// A machine that is stepped so much later than it asked for was not there meanwhile (stopped, suspended, starved): what it did
+/// not hear says nothing of anybody.
+pub const ASLEEP_NS: u64 = 2 * SECOND_NS;
+
 /// What the loss of each host would leave without a place is worked out when a volume is shown, unless that takes more looks at a
 /// donor than this.
 pub const REHEARSAL_LOOKS_MAX: u64 = 1 << 24;
@@ -160,8 +164,11 @@ pub const UNREADABLE_RANGES_MAX: usize = 1_024;
 
 /// A lost donor that holds nothing stays listed this long.
 pub const DONOR_LISTED_NS: u64 = 600 * SECOND_NS;
-/// A donor whose pool is gone wipes what it holds when no connection was open for this long.
-pub const ORPHAN_NS: u64 = 30 * SECOND_NS;
+/// A donor that joins has this long to answer at the address that it gave.
+pub const GREETING_NS: u64 = 3 * SECOND_NS;
+/// Donors of other pools that a coordinator remembers having turned away, and how long it shows one that asked.
+pub const STRANGERS_MAX: usize = 256;
+pub const STRANGER_SHOWN_NS: u64 = 10 * SECOND_NS;
 /// A donor that leaves waits this long for the coordinator to hear its goodbye.
 pub const GOODBYE_NS: u64 = 2 * SECOND_NS;
 /// A donor that its machine's service manager ends has this long to move away what it holds.
@@ -223,15 +230,18 @@ pub const COORDINATOR_PORT: u16 = 10_808;
 /// Calls to one of several coordinators that did not answer by then are put to the next.
 pub const CONTROL_ATTEMPT_NS: u64 = 2 * SECOND_NS;
 
-/// How long the right to lead a pool lasts, in etcd, when it is not renewed.
-pub const LEADER_LEASE_NS: u64 = 3 * SECOND_NS;
+/// How long the right to lead a pool lasts, in etcd, when it is not renewed: longer than etcd takes to choose another leader of
+/// its own, up to 2 s, after a renewal that was just due.
+pub const LEADER_LEASE_NS: u64 = 4 * SECOND_NS;
 /// A leading coordinator renews its right this often.
 pub const LEADER_RENEW_NS: u64 = SECOND_NS;
 /// It stops answering this long before its right ends.
 pub const LEADER_MARGIN_NS: u64 = SECOND_NS / 2;
 /// A coordinator that stands by looks this often whether somebody leads.
 pub const LEADER_LOOK_NS: u64 = SECOND_NS / 4;
-/// A member of etcd that does not answer by then is left for the next.
+/// The next member of etcd is asked, too, when one does not answer by then,
+pub const ETCD_NEXT_NS: u64 = 300 * MILLISECOND_NS;
+/// and that one is given up after this.
 pub const ETCD_ATTEMPT_NS: u64 = SECOND_NS;
 /// Operations of one transaction; etcd takes 128, and one is for the record of who commits.
 pub const ETCD_TXN_OPS_MAX: usize = 120;
@@ -254,7 +264,9 @@ const _: () = {
     assert!(HEARTBEAT_NS * 3 <= DONOR_SILENCE_NS && LEASE_RENEW_NS * 3 <= LEASE_NS);
     assert!(ATTACHMENT_SILENCE_NS < LEASE_NS);
     assert!(DONOR_SILENCE_NS + HEARTBEAT_NS * 2 < TEND_SILENCE_NS);
-    assert!(CONNECT_DEADLINE_NS < REQUEST_DEADLINE_NS);
+    // Who is late by less finds that donors and holders of leases have time left.
+    assert!(ASLEEP_NS + 2 * HEARTBEAT_NS < DONOR_SILENCE_NS && ASLEEP_NS + 2 * LEASE_RENEW_NS < LEASE_NS);
+    assert!(CONNECT_DEADLINE_NS < REQUEST_DEADLINE_NS && CONNECT_DEADLINE_NS < GREETING_NS);
     assert!(CONTROL_ATTEMPT_NS * 2 <= CONTROL_DEADLINE_NS);
     // A renewal may fail once, and donors and leases outlive a change of leader.
     assert!(LEADER_RENEW_NS * 2 + LEADER_MARGIN_NS <= LEADER_LEASE_NS);

@@ -70,6 +70,34 @@ identity!(
     LeaseToken
 );
 
+/// What a donor proves with who it is: chosen at its start like its identity, which everybody is shown; known to it and to its
+/// coordinators, and printed nowhere.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct DonorSecret(pub u64);
+
+impl fmt::Debug for DonorSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("DonorSecret(..)")
+    }
+}
+
+impl From<DonorSecret> for String {
+    fn from(secret: DonorSecret) -> String {
+        format!("{:016x}", secret.0)
+    }
+}
+
+impl TryFrom<String> for DonorSecret {
+    type Error = String;
+    fn try_from(text: String) -> Result<Self, String> {
+        let digits = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let secret = u64::from_str_radix(&text, 16).ok().filter(|_| digits).map(DonorSecret);
+        // What is wrong is not shown: it may be nearly right.
+        secret.ok_or_else(|| "a donor's secret is 16 hexadecimal digits".to_owned())
+    }
+}
+
 /// k data and m parity fragments: `linear` = 1+0, `stripe:k` = k+0, `mirror:r` = 1+(r-1), `parity:k+m`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
@@ -346,6 +374,16 @@ mod tests {
             "raid0",
         ] {
             assert!(bad.parse::<Redundancy>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn secrets_read_what_they_write_and_are_not_shown() {
+        let secret = DonorSecret(0xabc);
+        assert_eq!(DonorSecret::try_from(String::from(secret)), Ok(secret));
+        assert!(!format!("{secret:?}").contains("abc"));
+        for bad in ["", "+000000000000abc", "0000000000000abcd"] {
+            assert!(DonorSecret::try_from(bad.to_owned()).is_err_and(|why| !why.contains("abc")), "{bad}");
         }
     }
 

@@ -6,10 +6,11 @@ use cheetah_core::api::{Answer, Call, DonorHealth, RefusalCode, Size, Sync};
 use cheetah_core::coordinator::Event;
 use cheetah_core::limits::{DONOR_LISTED_NS, HEARTBEAT_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, PoolId};
-use pool::{E, World, assert_refused, joining};
+use pool::{E, World, assert_refused, joining, secret_of};
 
-fn syncing(revision: u64, goodbye: bool) -> Sync {
-    Sync { revision, bytes_used: 0, connections: 0, goodbye, leaving: false, extents_offered: u32::MAX }
+fn syncing(donor: u64, revision: u64, goodbye: bool) -> Sync {
+    let (secret, extents_offered) = (secret_of(DonorId(donor)), u32::MAX);
+    Sync { secret, revision, bytes_used: 0, connections: 0, goodbye, leaving: false, extents_offered }
 }
 
 #[test]
@@ -18,7 +19,7 @@ fn another_version_and_bad_joins_are_refused() {
     let mut join = joining(1, 4);
     join.version = 0;
     let answer = world.ask(Call::Join(join));
-    assert_refused(answer, RefusalCode::Version, &["donor 'd1' on h1", "version 0", "version 2", "upgrade"]);
+    assert_refused(answer, RefusalCode::Version, &["donor 'd1' on h1", "version 0", "version 3", "upgrade"]);
     let mut join = joining(1, 4);
     join.name = "a b".into();
     assert_refused(world.ask(Call::Join(join)), RefusalCode::Invalid, &["'a b'"]);
@@ -30,7 +31,7 @@ fn another_version_and_bad_joins_are_refused() {
     assert_refused(world.join(1, 0), RefusalCode::Invalid, &["64 MiB"]);
     let mut join = joining(1, 4);
     join.pool = Some(PoolId(1));
-    assert_refused(world.ask(Call::Join(join)), RefusalCode::Gone, &["another"]);
+    assert_refused(world.ask(Call::Join(join)), RefusalCode::OtherPool, &["holds memory of pool"]);
 }
 
 #[test]
@@ -79,7 +80,7 @@ fn joining_again_changes_nothing_but_the_address() {
 fn a_sync_is_held_until_there_is_news_or_a_heartbeat_has_passed() {
     let mut world = World::with_donors(&[4]);
     let duties = world.donors.remove(&DonorId(1)).expect("joined");
-    let sync = syncing(duties.revision, false);
+    let sync = syncing(1, duties.revision, false);
     let poll = world.send(Call::Sync { donor: DonorId(1), sync: sync.clone() });
     assert_eq!(world.answer(poll), None);
     world.now += HEARTBEAT_NS;
@@ -144,7 +145,7 @@ fn goodbye_takes_a_donor_out_at_once() {
     world.create("v", Size::Bytes(E), Some("linear")).expect("created");
     for donor in [DonorId(1), DonorId(2)] {
         let revision = world.donors.remove(&donor).expect("joined").revision;
-        let sync = syncing(revision, true);
+        let sync = syncing(donor.0, revision, true);
         let answer = world.ask(Call::Sync { donor, sync });
         assert!(matches!(answer, Ok(Answer::Duties(duties)) if duties.dismissed));
     }
@@ -160,4 +161,70 @@ fn a_lost_donor_that_holds_nothing_is_forgotten_in_time() {
     assert_eq!(world.status().donors.len(), 2);
     world.pass(DONOR_LISTED_NS + SECOND_NS);
     assert_eq!(world.status().donors.len(), 1);
+}
+
+/// Two requests of anybody bricked a pool for good: what real donors say was below the counter from then on.
+#[test]
+fn a_revision_that_was_never_given_moves_nothing() {
+    let mut world = World::with_donors(&[4, 4]);
+    world.create("v", Size::Bytes(E), Some("linear")).expect("created");
+    let before = world.store.clone();
+    let told = world.donors[&DonorId(1)].revision;
+    for revision in [told + 1, 1 << 40, (1 << 63) - 1, u64::MAX] {
+        for leaves in [false, true] {
+            let mut sync = syncing(1, revision, leaves);
+            (sync.leaving, sync.bytes_used, sync.extents_offered) = (leaves, u64::MAX, 0);
+            let answer = world.ask(Call::Sync { donor: DonorId(1), sync });
+            assert_refused(answer, RefusalCode::Invalid, &["'d1'", &revision.to_string(), "older"]);
+        }
+        let mut join = joining(3, 4);
+        join.revision = revision;
+        assert_refused(world.ask(Call::Join(join)), RefusalCode::Invalid, &["'d3'", "keeps what it holds"]);
+    }
+    assert_eq!(world.store, before);
+    world.restart();
+    world.settle();
+    assert_eq!(world.show("v").status.bytes_lost, 0);
+    let mut sync = syncing(1, world.donors[&DonorId(1)].revision, false);
+    sync.bytes_used = u64::MAX;
+    world.send(Call::Sync { donor: DonorId(1), sync });
+    assert_eq!(world.status().donors[0].bytes_used, 4 * E, "no more than it lends");
+}
+
+/// Identities are shown to everybody; who says that it is one of them has to prove it.
+#[test]
+fn nobody_speaks_for_a_donor_whose_secret_it_does_not_know() {
+    let mut world = World::with_donors(&[4, 4]);
+    world.create("v", Size::Bytes(2 * E), Some("linear")).expect("created");
+    world.attach("v", false).expect("attached");
+    let before = (world.store.clone(), world.status().volumes);
+    let revision = world.donors[&DonorId(1)].revision;
+    for goodbye in [false, true] {
+        let sync = Sync { secret: secret_of(DonorId(2)), ..syncing(1, revision, goodbye) };
+        let answer = world.ask(Call::Sync { donor: DonorId(1), sync });
+        assert_refused(answer, RefusalCode::Conflict, &["does not prove"]);
+    }
+    let mut join = joining(1, 4);
+    (join.secret, join.address) = (secret_of(DonorId(2)), "10.0.0.66:1000".into());
+    assert_refused(world.ask(Call::Join(join)), RefusalCode::Conflict, &["does not prove"]);
+    assert_eq!((world.store.clone(), world.status().volumes), before);
+
+    world.leave("d2", true).expect("taken out");
+    world.donors.remove(&DonorId(2));
+    let sync = Sync { secret: secret_of(DonorId(1)), ..syncing(2, 0, false) };
+    assert!(world.ask(Call::Sync { donor: DonorId(2), sync }).is_err(), "nor hears for it that it is let go");
+}
+
+#[test]
+fn a_donor_that_was_not_heard_since_a_restart_is_not_counted() {
+    let mut world = World::with_donors(&[4, 4]);
+    world.silence(2);
+    world.donors.remove(&DonorId(1));
+    world.restart();
+    let status = world.status();
+    assert_eq!((status.bytes_total, status.bytes_free), (0, 0));
+    assert!(status.donors.iter().all(|donor| donor.bytes_free == 0 && !donor.heard));
+    world.donors.insert(DonorId(1), cheetah_core::api::Duties::default());
+    world.settle();
+    assert_eq!((world.status().bytes_total, world.status().bytes_free), (4 * E, 4 * E));
 }

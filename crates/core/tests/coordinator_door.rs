@@ -83,8 +83,15 @@ fn reports_are_about_donors_that_the_volume_has_or_had() {
 fn a_donor_uses_no_more_than_it_lends() {
     let mut world = World::with_donors(&[4]);
     let (bytes_used, extents_offered) = (u64::MAX, u32::MAX);
-    let sync =
-        Sync { revision: 1, bytes_used, connections: 0, leaving: false, goodbye: false, extents_offered };
+    let sync = Sync {
+        secret: pool::secret_of(DonorId(1)),
+        revision: 1,
+        bytes_used,
+        connections: 0,
+        leaving: false,
+        goodbye: false,
+        extents_offered,
+    };
     world.send(Call::Sync { donor: DonorId(1), sync });
     assert_eq!(world.status().donors[0].bytes_used, 4 * EXTENT_BYTES);
 }

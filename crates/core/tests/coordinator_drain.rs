@@ -69,6 +69,7 @@ fn donors_that_leave_together_are_told_what_is_lost_when_all_have_gone() {
     world.settle();
     assert_eq!(stake(&mut world, 1), [("v".to_owned(), 0)]);
     let sync = Sync {
+        secret: pool::secret_of(DonorId(1)),
         revision: world.donors[&DonorId(1)].revision,
         bytes_used: 4096,
         connections: 0,

@@ -31,18 +31,17 @@ fn everything_is_there_and_leases_go_on() {
     assert!(world.attach("v", false).is_err(), "the writer is still the writer");
 }
 
+/// A backup, or a machine that was set back: what happened since is not in it, and donors are not to be told by it what to wipe.
 #[test]
-fn a_donor_ahead_of_a_restored_backup_is_heard_again() {
+fn a_state_that_is_older_than_its_donors_is_refused_until_the_newest_is_back() {
     let mut world = World::with_donors(&[4]);
     let old = world.store.clone();
-    for _ in 0..5 {
-        world.create("v", Size::Bytes(E), None).expect("created");
-        world.delete("v").expect("deleted");
-    }
-    world.store = old;
+    world.create("v", Size::Bytes(E), None).expect("created");
+    let newest = std::mem::replace(&mut world.store, old);
     world.restart();
     let ahead = world.donors[&DonorId(1)].revision;
-    let sync = Sync {
+    let sync = || Sync {
+        secret: pool::secret_of(DonorId(1)),
         revision: ahead,
         bytes_used: 0,
         connections: 0,
@@ -50,8 +49,12 @@ fn a_donor_ahead_of_a_restored_backup_is_heard_again() {
         leaving: false,
         extents_offered: u32::MAX,
     };
-    let answer = world.ask(Call::Sync { donor: DonorId(1), sync });
-    assert!(matches!(answer, Ok(Answer::Duties(duties)) if duties.revision > ahead));
+    let answer = world.ask(Call::Sync { donor: DonorId(1), sync: sync() });
+    pool::assert_refused(answer, RefusalCode::Invalid, &["older", "newest", "keeps what it holds"]);
+    world.store = newest;
+    world.restart();
+    assert!(matches!(world.ask(Call::Sync { donor: DonorId(1), sync: sync() }), Ok(Answer::Duties(_))));
+    assert_eq!(world.show("v").status.bytes_lost, 0);
 }
 
 #[test]

@@ -1,12 +1,16 @@
-//! The donor and its pool: asking, outages, a coordinator that lost its state, and the end.
+//! The donor and its pool: asking, outages, strangers in the place of its coordinator, and the end.
 
 mod donors;
 
 use cheetah_core::api::{Refusal, RefusalCode};
 use cheetah_core::donor::{Effect, Event, Exit};
-use cheetah_core::limits::{GOODBYE_NS, ORPHAN_NS, SECOND_NS};
+use cheetah_core::limits::{GOODBYE_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, PoolId};
 use donors::{POOL, WRITER, World, admits, duties, duty, goodbye, sync};
+
+fn join_of(pool: Option<PoolId>) -> Effect {
+    Effect::Join { donor: DonorId(1), pool, revision: u64::from(pool.is_some()) }
+}
 
 fn refusal(code: RefusalCode) -> Event {
     Event::JoinRefused { refusal: Refusal { code, message: "no".into() } }
@@ -40,7 +44,7 @@ fn refused_at_the_start_it_ends_and_says_why() {
     }
     let mut world = World::started();
     assert_eq!(world.step(refusal(RefusalCode::Unavailable)), [], "that passes");
-    assert_eq!(world.wake(), [Effect::Join { donor: DonorId(1), pool: None }]);
+    assert_eq!(world.wake(), [join_of(None)]);
 }
 
 #[test]
@@ -48,38 +52,75 @@ fn forgotten_by_the_same_pool_it_joins_again_as_itself() {
     let mut world = World::holding();
     world.open(1, "v", WRITER, 1);
     world.step(Event::Forgotten);
-    assert_eq!(world.wake(), [Effect::Join { donor: DonorId(1), pool: Some(POOL) }]);
+    assert_eq!(world.wake(), [join_of(Some(POOL))]);
     assert_eq!(world.step(Event::Joined { pool: POOL }), [sync(1, 1)]);
     assert!(admits(&world.open(2, "v", WRITER, 1), 2));
 }
 
+/// Another HOME, `--state memory`, an empty state: who answers where the coordinator did is another pool.
 #[test]
-fn of_a_pool_that_is_gone_it_serves_on_until_nobody_is_connected() {
+fn another_pool_is_refused_and_nothing_is_wiped_for_days() {
     let mut world = World::holding();
     world.open(1, "v", WRITER, 1);
     world.step(Event::Forgotten);
     world.wake();
-    for _ in 0..100 {
-        assert_eq!(world.step(refusal(RefusalCode::Gone)), []);
-        assert_eq!(world.wake(), [Effect::Join { donor: DonorId(1), pool: Some(POOL) }]);
-    }
-    world.close(1);
-    let idle = world.now;
-    let wiped = loop {
-        let effects = world.step(refusal(RefusalCode::Gone));
-        if !effects.is_empty() {
-            break effects;
+    let day = 24 * 3600 * SECOND_NS;
+    for hours in 0..72 {
+        assert_eq!(world.step(refusal(RefusalCode::OtherPool)), []);
+        assert_eq!(world.donor.estranged().map(|why| why.code), Some(RefusalCode::OtherPool));
+        if hours == 1 {
+            assert_eq!(world.close(1), [], "that nobody is connected changes nothing");
         }
+        world.now += day / 24;
+        assert_eq!(world.step(Event::Wake), [join_of(Some(POOL))]);
+    }
+    assert!(admits(&world.open(2, "v", WRITER, 1), 2), "and who knows the lease is served");
+    // Its own coordinator is back.
+    assert_eq!(world.step(Event::Joined { pool: POOL }), [sync(1, 1)]);
+    assert_eq!((world.donor.estranged(), world.donor.extents_held()), (None, 4));
+}
+
+/// Whatever is said: no refusal ends a donor that holds something, but its own pool's that a person took it out.
+#[test]
+fn who_holds_something_is_not_ended_by_a_refusal() {
+    for code in [RefusalCode::Version, RefusalCode::Conflict, RefusalCode::Invalid, RefusalCode::OtherPool] {
+        let mut world = World::holding();
+        world.step(Event::Forgotten);
         world.wake();
-    };
-    assert_eq!(wiped, [Effect::Wipe { extents: vec![0, 1, 2, 3] }]);
-    assert!(world.now >= idle + ORPHAN_NS);
-    let joins = world.step(Event::Wiped { extents: vec![0, 1, 2, 3] });
-    let [Effect::Join { donor, pool: None }] = joins[..] else { panic!("{joins:?}") };
-    assert!(donor != DonorId(1) && donor == world.donor.identity());
+        assert_eq!(world.step(refusal(code)), []);
+        assert_eq!((world.wake(), world.donor.extents_held()), (vec![join_of(Some(POOL))], 4));
+    }
+    let mut world = World::holding();
+    world.step(Event::Forgotten);
+    world.wake();
+    assert_eq!(world.step(refusal(RefusalCode::Gone)), [Effect::Wipe { extents: vec![0, 1, 2, 3] }]);
+}
+
+/// Several coordinators, of which one answers for another pool: the donor is its own pool's, in whatever order they speak.
+#[test]
+fn a_stranger_that_takes_it_is_refused_by_the_donor() {
+    let mut world = World::holding();
+    for _ in 0..10 {
+        world.step(Event::Forgotten);
+        world.wake();
+        assert_eq!(world.step(Event::Joined { pool: PoolId(6) }), [], "no sync, and nothing is wiped");
+        assert!(world.donor.estranged().is_some_and(|why| why.message.contains("keeps it")));
+        assert_eq!(world.step(Event::Duties(duties(9, Vec::new()))), [], "what it says is not heard");
+        assert_eq!(world.wake(), [join_of(Some(POOL))]);
+        assert_eq!(world.step(Event::Joined { pool: POOL }), [sync(1, 0)]);
+        assert_eq!(world.donor.extents_held(), 4);
+    }
+}
+
+#[test]
+fn who_holds_nothing_goes_over_to_another_pool() {
+    let mut world = World::joined();
+    world.step(Event::Forgotten);
+    assert_eq!(world.wake(), [join_of(None)]);
     world.step(Event::Joined { pool: PoolId(6) });
     let news = world.step(Event::Duties(duties(1, vec![duty(9, "w", 0..8, Some(WRITER))])));
-    assert!(matches!(news[..], [Effect::Sync { revision: 1, .. }]), "it counts anew: {news:?}");
+    let tells = |effect: &Effect| matches!(effect, Effect::Sync { revision: 1, pool: Some(PoolId(6)), .. });
+    assert!(news.iter().all(tells), "it counts anew: {news:?}");
 }
 
 #[test]

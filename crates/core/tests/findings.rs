@@ -3,8 +3,8 @@
 mod pool;
 
 use cheetah_core::api::{
-    API_VERSION, Attachment, Call, Crowd, DonorHealth, DonorStatus, PoolStatus, Renew, Size, VolumeHealth,
-    VolumeReport, VolumeStatus, WaitsFor,
+    API_VERSION, Attachment, Call, Crowd, DonorHealth, DonorStatus, PoolStatus, Renew, Size, Stranger,
+    VolumeHealth, VolumeReport, VolumeStatus, WaitsFor,
 };
 use cheetah_core::findings::{Code, Finding, State, of_pool, worst};
 use cheetah_core::limits::{ATTACHMENT_SILENCE_NS, MILLISECOND_NS, SECOND_NS};
@@ -79,6 +79,8 @@ fn well() -> PoolStatus {
         bytes_free: 16 << 30,
         donors: (1..=4).map(donor).collect(),
         volumes: vec![volume()],
+        addresses: Vec::new(),
+        strangers: Vec::new(),
     }
 }
 
@@ -114,6 +116,11 @@ fn a_pool_that_is_well_has_no_findings() {
 fn what_is_wrong_with_donors_is_found() {
     let empty = found(|status| (status.donors, status.volumes) = (Vec::new(), Vec::new()));
     assert_says(&empty, Code::PoolEmpty, State::Degraded, &["No donor", "cheetah donate"]);
+    let (name, host, address) = ("d9".into(), "h9".into(), "10.0.0.9:1".into());
+    let stranger = Stranger { name, host, address, pool: PoolId(9) };
+    let other = found(|pool| pool.strangers.push(stranger));
+    let says = ["donor d9", "h9", "0000000000000009", "keeps", "--state", "wipes"];
+    assert_says(&other, Code::DonorOfOtherPool, State::Degraded, &says);
     let gone = found(|status| {
         status.donors[2].health = DonorHealth::Lost;
         status.donors[2].silent_ms = 37_500;

@@ -1,4 +1,4 @@
-//! A real etcd of one member: started, stopped, killed, and looked into.
+//! A real etcd: of one member, started, stopped, killed, and looked into; or of three, of which one can be frozen.
 //! Invariant: it has ports and a directory of its own, is ready when its constructor returns, and is ended by id.
 //! Called by: `tests/etcd.rs`.
 
@@ -6,6 +6,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::process::Process;
@@ -98,19 +99,94 @@ impl Etcd {
     }
 
     fn post(&self, path: &str, body: &Value) -> Option<Value> {
-        let body = body.to_string();
-        let mut stream = TcpStream::connect_timeout(&self.address(), Duration::from_secs(1)).ok()?;
-        stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
-        // HTTP/1.0: the answer ends with the connection.
-        write!(stream, "POST {path} HTTP/1.0\r\nContent-Length: {}\r\n\r\n{body}", body.len()).ok()?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).ok()?;
-        let (head, body) = answer.split_once("\r\n\r\n")?;
-        if head.split(' ').nth(1)? != "200" {
-            return None;
-        }
-        serde_json::from_str(body).ok()
+        post(self.client, path, body)
     }
+}
+
+/// Three members that choose a leader among themselves.
+#[derive(Debug)]
+pub struct Cluster {
+    members: Vec<Process>,
+    clients: Vec<u16>,
+    _scratch: Scratch,
+}
+
+impl Cluster {
+    #[track_caller]
+    pub fn start() -> Self {
+        // A free port may be taken by another run before etcd binds it; then we ask again.
+        for _ in 0..5 {
+            let mut cluster = Self::with_ports(std::array::from_fn(|_| (free_port(), free_port())));
+            let ready = wait::for_some("three members of etcd", wait::SOON, || {
+                let ended = cluster.members.iter_mut().any(|member| !member.is_running());
+                let answers = |client: &u16| post(*client, "/v3/kv/range", &json!({"key": "YQ=="})).is_some();
+                (ended || cluster.clients.iter().all(answers)).then_some(!ended)
+            });
+            if ready {
+                return cluster;
+            }
+        }
+        panic!("etcd finds no free ports");
+    }
+
+    fn with_ports(ports: [(u16, u16); 3]) -> Self {
+        let scratch = Scratch::in_memory();
+        let url = |port: u16| format!("http://127.0.0.1:{port}");
+        let all: Vec<String> =
+            ports.iter().map(|(client, peer)| format!("m{client}={}", url(*peer))).collect();
+        let member = |(client, peer): &(u16, u16)| {
+            let mut command = tools::command("etcd");
+            command.arg("--data-dir").arg(scratch.join(&client.to_string()));
+            command.args(["--name", &format!("m{client}"), "--initial-cluster", &all.join(",")]);
+            command.args(["--listen-client-urls", &url(*client), "--advertise-client-urls", &url(*client)]);
+            command.args(["--listen-peer-urls", &url(*peer), "--initial-advertise-peer-urls", &url(*peer)]);
+            Process::start(&format!("etcd-{client}"), command, scratch.path())
+        };
+        let members = ports.iter().map(member).collect();
+        Self { members, clients: ports.iter().map(|(client, _)| *client).collect(), _scratch: scratch }
+    }
+
+    /// As `--state` takes it.
+    pub fn state(&self) -> String {
+        let members: Vec<String> = self.clients.iter().map(|client| format!("127.0.0.1:{client}")).collect();
+        format!("etcd://{}/lab", members.join(","))
+    }
+
+    /// The member that leads the others.
+    #[track_caller]
+    pub fn leader(&self) -> usize {
+        let leads = |client: &u16| {
+            let status = post(*client, "/v3/maintenance/status", &json!({}));
+            status.is_some_and(|status| status["leader"] == status["header"]["member_id"])
+        };
+        wait::for_some("a leader of etcd", wait::SOON, || self.clients.iter().position(leads))
+    }
+
+    /// Stops a member: its kernel goes on taking what is sent to it.
+    pub fn freeze(&self, member: usize) {
+        self.members[member].signal(Signal::STOP);
+    }
+
+    /// Undoes [`Cluster::freeze`].
+    pub fn thaw(&self, member: usize) {
+        self.members[member].signal(Signal::CONT);
+    }
+}
+
+fn post(port: u16, path: &str, body: &Value) -> Option<Value> {
+    let body = body.to_string();
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1)).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
+    // HTTP/1.0: the answer ends with the connection.
+    write!(stream, "POST {path} HTTP/1.0\r\nContent-Length: {}\r\n\r\n{body}", body.len()).ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    if head.split(' ').nth(1)? != "200" {
+        return None;
+    }
+    serde_json::from_str(body).ok()
 }
 
 /// etcd's API takes keys and values so.

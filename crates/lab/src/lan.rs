@@ -125,6 +125,12 @@ impl Lan {
         command
     }
 
+    /// Runs a tool on a host to its end, which must be a good one.
+    #[track_caller]
+    pub fn run(&self, node: Node, tool: &str, arguments: &[&str]) {
+        tools::expect_success(self.exec(node, tools::need(tool)).args(arguments));
+    }
+
     /// Sets the congestion control of every host, for whatever does not choose its own.
     #[track_caller]
     pub fn congestion_control(&self, name: &str) {

@@ -156,6 +156,22 @@ impl Pool {
         self.coordinator.as_ref().expect("a coordinator").log()
     }
 
+    /// A coordinator of another pool, at the address of this one's, which has to be away.
+    #[track_caller]
+    pub fn start_stranger(&self, state: &str) -> Process {
+        let mut command = self.command_on(Node::Coordinator);
+        command.args(["coordinate", "--listen", &after(&self.url, "http://"), "--state", state]);
+        let mut process = Process::start("stranger", command, self.scratch.path());
+        process.wait_for_line("ready: http://", wait::SOON);
+        process
+    }
+
+    /// The process of the coordinator.
+    #[track_caller]
+    pub fn coordinator(&mut self) -> &mut Process {
+        self.coordinator.as_mut().expect("a coordinator runs")
+    }
+
     /// The address of the coordinator.
     pub fn url(&self) -> &str {
         &self.url

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use cheetah_lab::etcd::Etcd;
+use cheetah_lab::etcd::{Cluster, Etcd};
 use cheetah_lab::pool::Pool;
 use cheetah_lab::process::Process;
 use cheetah_lab::rivals::Rival;
@@ -321,6 +321,35 @@ fn a_commit_that_was_cut_short_counts_from_its_last_word_on() {
         said.status.success() && names(&pair.pool).is_empty()
     });
     assert_eq!(pair.etcd.stored("journal", "journal~"), json!(null), "the journal is not emptied");
+}
+
+/// A member that is stopped takes requests and never answers; one that led the others, until they have another leader.
+#[test]
+fn a_frozen_member_of_etcd_holds_nobody_up() {
+    let etcd = Cluster::start();
+    let mut pool = Pool::without_coordinator(None);
+    let mut coordinator = Coordinator::start(&pool, "only", "127.0.0.1:0", &etcd.state());
+    pool.look_at(&coordinator.url);
+    pool.donate("one", "384M");
+    pool.create_linear("case", "192M");
+    let path = pool.attach_fuse("case", &[]).path;
+    let user = User::start(&path);
+    let leader = etcd.leader();
+    for member in [(leader + 1) % 3, (leader + 2) % 3, leader] {
+        etcd.freeze(member);
+        let (frozen, name) = (Instant::now(), format!("while-{member}"));
+        let what = if member == leader { "the leader of etcd" } else { "a member" };
+        wait::until("a volume is made", wait::SOON, || {
+            pool.run(["create", &name, "64M", "--redundancy", "linear"]).status.success()
+        });
+        eprintln!("{what} is frozen: a volume was made after {:.1?}", frozen.elapsed());
+        pool.ok(["delete", &name]);
+        assert!(member == leader || !coordinator.process.log().contains("stands by"), "nothing was to do");
+        etcd.thaw(member);
+    }
+    eprintln!("longest round of I/O {:.1?}", user.stop());
+    assert!(coordinator.process.is_running());
+    pool.detach("case");
 }
 
 #[test]

@@ -1,9 +1,11 @@
 //! The coordinator over real sockets and a real store, and how it says no.
 
+mod greeter;
+
 use cheetah_core::api::{
     API_VERSION, Amend, Answer, Attach, Call, Create, Join, RefusalCode, Renew, Size, Sync, VolumeStatus,
 };
-use cheetah_core::map::DonorId;
+use cheetah_core::map::{DonorId, DonorSecret};
 use cheetah_rim::control::{
     CallError, Client, CoordinateError, CoordinateOptions, Coordination, StateAt, coordinate,
 };
@@ -47,12 +49,14 @@ fn join(id: u64, name: &str) -> Join {
     Join {
         version: API_VERSION,
         donor: DonorId(id),
+        secret: DonorSecret(id),
         pool: None,
+        revision: 0,
         name: name.into(),
         or_numbered: false,
         host: "h".into(),
         machine: String::new(),
-        address: "127.0.0.1:9".into(),
+        address: greeter::listens().to_string(),
         extents: 4,
         foreign_export: None,
     }
@@ -68,7 +72,9 @@ async fn keep_syncing(client: Client, donor: DonorId) {
     let mut revision = 0;
     loop {
         let (leaving, goodbye, extents_offered) = (false, false, u32::MAX);
-        let sync = Sync { revision, bytes_used: 0, connections: 0, leaving, goodbye, extents_offered };
+        let secret = DonorSecret(donor.0);
+        let sync =
+            Sync { secret, revision, bytes_used: 0, connections: 0, leaving, goodbye, extents_offered };
         match client.call(Call::Sync { donor, sync }).await {
             Ok(Answer::Duties(duties)) => revision = duties.revision,
             _ => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
@@ -290,4 +296,24 @@ async fn attachments(client: &Client) -> usize {
         Ok(Answer::Volume(detail)) => detail.status.attachments.len(),
         other => panic!("{other:?}"),
     }
+}
+
+/// What a crash, a full disk or a `truncate` leaves; a new pool in its place would be none of the donors'.
+#[tokio::test]
+async fn a_state_without_a_pool_is_damage() {
+    let directory = Directory::new("damage");
+    let (coordination, _) = start(state(&directory.0)).await;
+    assert!(coordination.is_new());
+    let pool = coordination.pool();
+    coordination.stop().await.expect("stops");
+    let files: Vec<_> = std::fs::read_dir(&directory.0).expect("a directory").flatten().collect();
+    assert_eq!(files.len(), 1, "{files:?}");
+    let (again, _) = start(state(&directory.0)).await;
+    assert_eq!((again.is_new(), again.pool()), (false, pool));
+    again.stop().await.expect("stops");
+    std::fs::write(directory.0.join("pool.redb"), []).expect("emptied");
+    let listen = LOOPBACK.parse().expect("an address");
+    let error = coordinate(CoordinateOptions { listen, state: state(&directory.0) }).await.expect_err("no");
+    let said = error.to_string();
+    assert!(said.contains("is empty") && said.contains("restore it") && said.contains("--state"), "{said}");
 }

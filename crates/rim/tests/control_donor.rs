@@ -1,5 +1,7 @@
 //! The donor loop against a real coordinator: admissions, growth, outages and the end.
 
+mod greeter;
+
 use cheetah_core::api::{Answer, Attach, Attached, Call, Create, PoolStatus, RefusalCode, Size};
 use cheetah_core::donor::{Denied, Exit, OpenError, export_name};
 use cheetah_core::limits::EXTENT_BYTES;
@@ -34,7 +36,7 @@ fn donate(url: &str, name: &str) -> Donor {
         or_numbered: false,
         host: "h".into(),
         machine: String::new(),
-        listen: "127.0.0.1:9".parse().expect("an address"),
+        listen: greeter::listens(),
         extents: 4,
         foreign_export: None,
     };

@@ -1,7 +1,9 @@
 //! A coordinator's state that was damaged: refused as it lies, or believed as it was; never changed first and refused then.
 
+mod greeter;
+
 use cheetah_core::api::{API_VERSION, Answer, Call, Join, PoolStatus};
-use cheetah_core::map::DonorId;
+use cheetah_core::map::{DonorId, DonorSecret};
 use cheetah_rim::control::{Client, CoordinateError, CoordinateOptions, Coordination, StateAt, coordinate};
 use std::path::{Path, PathBuf};
 
@@ -34,12 +36,14 @@ async fn unclean(directory: &Path) -> (Vec<u8>, PoolStatus) {
         let join = Join {
             version: API_VERSION,
             donor: DonorId(id),
+            secret: DonorSecret(id),
             pool: None,
+            revision: 0,
             name: format!("d{id}"),
             or_numbered: false,
             machine: String::new(),
             host: format!("host-{id}"),
-            address: format!("127.0.0.1:{}", 9000 + id),
+            address: greeter::listens().to_string(),
             extents: 4,
             foreign_export: None,
         };

@@ -16,7 +16,7 @@ use crate::world::{ClientEv, Ev, World, say};
 use cheetah_core::api::{Amend, Answer, Attach, Call, RefusalCode, Renew};
 use cheetah_core::donor::export_name;
 use cheetah_core::limits::{MILLISECOND_NS, SECOND_NS};
-use cheetah_core::map::{DonorId, LeaseToken, VolumeId, VolumeMap};
+use cheetah_core::map::{DonorId, LeaseToken, PoolId, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
 use cheetah_core::volume::{self, Caching, Effect, Event, Key, LinkFailure, Mem, PartError, PartOp, Volume};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -86,6 +86,8 @@ pub(crate) struct Client {
     pub(crate) paused_until: Time,
     pub(crate) phase: Phase,
     pub(crate) token: Option<LeaseToken>,
+    /// Whose lease that is.
+    pub(crate) pool: Option<PoolId>,
     pub(crate) volume: Option<VolumeId>,
     pub(crate) machine: Option<Volume>,
     /// When its map became another one.
@@ -131,6 +133,7 @@ impl World {
             paused_until: 0,
             phase: Phase::Attaching,
             token: None,
+            pool: None,
             volume: None,
             machine: None,
             told_gone: false,
@@ -173,6 +176,7 @@ impl World {
         }
         let client = &mut self.clients[c];
         (client.token, client.volume, client.phase) = (Some(token), Some(volume), Phase::Attached);
+        client.pool = Some(attached.pool);
         // What a reader knows today another may write tomorrow.
         let fresh = attached.fresh && !client.read_only;
         client.memory.sums.grow(attached.map.groups.len(), fresh);

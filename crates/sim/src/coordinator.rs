@@ -5,6 +5,7 @@
 //! Key rule: a step's records are stored all or none, and before its answers are sent.
 
 use crate::clocks::Clock;
+use crate::director::slot_of;
 use crate::donor::DonorHost;
 use crate::network::Node;
 use crate::plan::Bug;
@@ -39,6 +40,8 @@ struct OpenCall {
     caller: Caller,
     node: Node,
     joins: bool,
+    /// Whom the caller means.
+    pool: Option<PoolId>,
     request: Option<Call>,
     outcome: Option<Outcome>,
     /// The caller does not wait any more.
@@ -104,11 +107,18 @@ impl World {
         let id = self.coordinator.next_call;
         say!(self, "call {id} of {caller:?}: {request:?}");
         let joins = matches!(request, Call::Join(_));
+        let pool = match caller {
+            Caller::Donor(d) if !joins => self.donors[d].machine.pool(),
+            Caller::Renew(c) | Caller::Amend(c) | Caller::Detach(c) => self.clients[c].pool,
+            _ => None,
+        };
+        let request = Some(request);
         let open = OpenCall {
             caller,
             node,
             joins,
-            request: Some(request),
+            pool,
+            request,
             outcome: None,
             abandoned: false,
             by_stranger: false,
@@ -120,12 +130,14 @@ impl World {
         id
     }
 
-    pub(crate) fn donor_joins(&mut self, d: usize, pool: Option<PoolId>) {
+    pub(crate) fn donor_joins(&mut self, d: usize, pool: Option<PoolId>, revision: u64) {
         let donor = &self.donors[d];
         let join = Join {
             version: API_VERSION,
             donor: donor.machine.identity(),
+            secret: donor.secret(),
             pool,
+            revision,
             name: donor.name.clone(),
             host: format!("host{}", donor.slot % self.plan.hosts),
             or_numbered: false,
@@ -145,7 +157,7 @@ impl World {
 
     /// The coordinator's attempt to connect is there, or lost on its way.
     pub(crate) fn reaches(&mut self, donor: DonorId, address: String) {
-        let slot = crate::director::slot_of(&address);
+        let slot = slot_of(&address);
         let (there, back) = ((Node::Coordinator, Node::Donor(slot)), (Node::Donor(slot), Node::Coordinator));
         let cut = [there, back].into_iter().any(|(from, to)| self.cut_until(from, to).is_some());
         let found = match self.listener(slot) {
@@ -188,6 +200,7 @@ impl World {
         }
         let Some(open) = self.coordinator.calls.get_mut(&id) else { return };
         let abandoned = open.abandoned;
+        let pool = open.pool;
         let Some(request) = open.request.take() else { return };
         match &request {
             _ if self.coordinator.stranger.is_some() => {}
@@ -204,7 +217,7 @@ impl World {
         }
         self.coordinator.taken.insert(id);
         let entropy = self.rng.draw();
-        self.step_coordinator(Event::Call { call: CallId(id), entropy, request });
+        self.step_coordinator(Event::Call { call: CallId(id), entropy, pool, request });
         if abandoned {
             self.hangup_arrives(id);
         }
@@ -218,6 +231,24 @@ impl World {
         if self.coordinator.machine.is_some() && self.coordinator.taken.remove(&id) {
             self.step_coordinator(Event::Hangup { call: CallId(id) });
         }
+    }
+
+    /// A greeting that is lost on its way is sent again, as TCP does; who listens answers for itself alone.
+    pub(crate) fn greet_arrives(&mut self, id: u64, donor: DonorId, slot: usize) {
+        if self.coordinator.machine.is_none() || !self.coordinator.taken.contains(&id) {
+            return;
+        }
+        let ways = [(Node::Coordinator, Node::Donor(slot)), (Node::Donor(slot), Node::Coordinator)];
+        let cut = ways.into_iter().filter_map(|(from, to)| self.cut_until(from, to)).max();
+        let listener = self.listener(slot).map(|d| &self.donors[d]);
+        let paused = listener.map(|donor| donor.paused_until).filter(|until| *until > self.now);
+        if let Some(until) = cut.max(paused) {
+            let again = self.rng.below(200 * MILLISECOND_NS);
+            return self.at(until + again, Ev::Greets(id, donor, slot));
+        }
+        let answers = listener.is_some_and(|listener| listener.id == donor);
+        let result = if answers { Ok(()) } else { Err("nobody of that name".to_owned()) };
+        self.step_coordinator(Event::Greeted { call: CallId(id), result });
     }
 
     /// When the caller, stopped as a whole now, goes on.
@@ -294,10 +325,11 @@ impl World {
             return;
         }
         let joins = self.coordinator.calls.get(&id).is_some_and(|open| open.joins);
+        let unknown = |refusal: &Refusal| matches!(refusal.code, RefusalCode::Gone | RefusalCode::OtherPool);
         let event = match outcome {
             Some(Ok(Answer::Joined(joined))) => donor::Event::Joined { pool: joined.pool },
             Some(Ok(Answer::Duties(duties))) => donor::Event::Duties(duties),
-            Some(Err(refusal)) if refusal.code == RefusalCode::Gone && !joins => donor::Event::Forgotten,
+            Some(Err(refusal)) if unknown(&refusal) && !joins => donor::Event::Forgotten,
             Some(Err(refusal)) => {
                 self.obey_the_stranger(d);
                 donor::Event::JoinRefused { refusal }
@@ -444,6 +476,10 @@ impl World {
             Effect::Reach { donor, address } => {
                 let delay = self.delay();
                 self.after(delay, Ev::Reaches(donor, address));
+            }
+            Effect::Greet { call, donor, address, .. } => {
+                let delay = self.delay() + self.delay();
+                self.after(delay, Ev::Greets(call.0, donor, slot_of(&address)));
             }
             Effect::WakeAt(at) => {
                 if self.coordinator.wake_at != Some(at) {

@@ -17,7 +17,7 @@ use cheetah_core::donor::{
     export_name,
 };
 use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES, MILLISECOND_NS};
-use cheetah_core::map::{DonorId, LeaseToken, VolumeId, VolumeMap};
+use cheetah_core::map::{DonorId, DonorSecret, LeaseToken, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
 use cheetah_core::volume::{PartError, PartOp, StatusRun};
 use std::collections::BTreeMap;
@@ -83,6 +83,12 @@ impl DonorHost {
         if let Some((ledger, ticket)) = self.ledgers.get_mut(&volume).zip(ticket) {
             ledger.landed(ticket);
         }
+    }
+}
+
+impl DonorHost {
+    pub(crate) fn secret(&self) -> DonorSecret {
+        DonorSecret(!self.id.0)
     }
 }
 
@@ -184,12 +190,13 @@ impl World {
             say!(self, "donor {d} -> {effect:?}");
         }
         match effect {
-            Effect::Join { pool, .. } => self.donor_joins(d, pool),
+            Effect::Join { pool, revision, .. } => self.donor_joins(d, pool, revision),
             Effect::Sync { revision, connections, leaving, goodbye, offered, .. } => {
                 self.donors[d].leaving |= goodbye;
                 let bytes_used = self.donors[d].memory.blocks().count() as u64 * BLOCK_BYTES;
-                let extents_offered = offered;
-                let sync = Sync { revision, bytes_used, connections, leaving, goodbye, extents_offered };
+                let (extents_offered, secret) = (offered, self.donors[d].secret());
+                let sync =
+                    Sync { secret, revision, bytes_used, connections, leaving, goodbye, extents_offered };
                 self.donor_syncs(d, sync);
             }
             Effect::Publish(access) => {

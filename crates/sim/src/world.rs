@@ -42,6 +42,8 @@ pub(crate) enum Ev {
     CallAnswered(u64),
     CallTimeout(u64),
     Hangup(u64),
+    /// The coordinator tries the address of a donor that joins by this call, in this slot.
+    Greets(u64, DonorId, usize),
     CoordinatorWake(u64),
     CoordinatorStart,
     /// The coordinator connects to where a donor listened, to hear whether anything does.
@@ -171,6 +173,7 @@ impl World {
             Ev::CallAnswered(call) => self.call_answered(call),
             Ev::CallTimeout(call) => self.call_timed_out(call),
             Ev::Hangup(call) => self.hangup_arrives(call),
+            Ev::Greets(call, donor, slot) => self.greet_arrives(call, donor, slot),
             Ev::CoordinatorWake(at) => self.coordinator_wake(at),
             Ev::CoordinatorStart => self.coordinator_start(),
             Ev::Reaches(donor, address) => self.reaches(donor, address),

@@ -12,6 +12,8 @@ use crate::units::Time;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Held {
+    /// A join, until its donor answered at its address.
+    Join { call: CallId },
     /// A donor's sync, until there is news for it.
     Poll { donor: DonorId },
     /// A created or grown volume, until its donors know it.
@@ -45,7 +47,7 @@ impl Coordinator {
         }
     }
 
-    fn release(&mut self, call: CallId) -> Option<Held> {
+    pub(super) fn release(&mut self, call: CallId) -> Option<Held> {
         let (held, until) = self.held.remove(&call)?;
         self.timers.remove(&(until, Timer::Held(call)));
         if let Held::Poll { donor } = held
@@ -59,7 +61,7 @@ impl Coordinator {
 
     fn ready(&self, held: Held) -> Option<Result<Answer, Refusal>> {
         match held {
-            Held::Poll { .. } => None,
+            Held::Join { .. } | Held::Poll { .. } => None,
             Held::Volume { volume } | Held::Attach { volume, .. } => {
                 self.is_confirmed(volume).then(|| self.answer_held(held))
             }
@@ -78,13 +80,17 @@ impl Coordinator {
     /// Its time is over: answered with what there is.
     pub(super) fn answer_late(&mut self, call: CallId) {
         if let Some(held) = self.release(call) {
-            let answer = self.answer_held(held);
+            let answer = match held {
+                Held::Join { call } => self.ungreeted(call),
+                held => self.answer_held(held),
+            };
             self.replies.push((call, answer));
         }
     }
 
     fn answer_held(&self, held: Held) -> Result<Answer, Refusal> {
         match held {
+            Held::Join { .. } => Err(refuse(RefusalCode::Unavailable, "the donor was not greeted yet")),
             Held::Poll { donor } => Ok(Answer::Duties(self.duties(donor))),
             Held::Volume { volume } => match self.volumes.get(&volume) {
                 Some(volume) => Ok(Answer::Volume(self.rehearsed(volume).into())),
@@ -131,6 +137,7 @@ impl Coordinator {
             }
             // A donor that asks something else has done so by now, or does so at once; one that was killed never will.
             Some(Held::Poll { donor }) => self.doubt(donor),
+            Some(Held::Join { call }) => drop(self.joining.remove(&call)),
             _ => {}
         }
     }

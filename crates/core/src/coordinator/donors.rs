@@ -8,13 +8,13 @@ use super::confirm::Held;
 use super::doubt::Doubt;
 use super::extents::Extents;
 use super::record::DonorRecord;
-use super::{Coordinator, Key, Outcome, Timer, check_version, door, refuse};
+use super::{Coordinator, Key, Outcome, Timer, check_version, refuse};
 use crate::api::{Answer, Duties, Join, Joined, Refusal, RefusalCode, Sync};
 use crate::limits::{
     DONOR_EXTENTS_MAX, DONOR_LISTED_NS, DONOR_MEMORY_EXTENTS_MAX, DONOR_SILENCE_NS, EXTENT_BYTES,
     HEARTBEAT_NS, MILLISECOND_NS, NAME_BYTES_MAX, PLACE_BYTES_MAX, POOL_DONORS_MAX, SECOND_NS,
 };
-use crate::map::{DonorId, Route, VolumeId};
+use crate::map::{DonorId, DonorSecret, Route, VolumeId};
 use crate::placement::{Room, Seed};
 use crate::text::is_harmless;
 use crate::units::{Time, check_name, show_bytes, show_count};
@@ -148,39 +148,53 @@ impl Donor {
 }
 
 impl Coordinator {
-    pub(super) fn join(&mut self, now: Time, seed: &mut Seed, join: Join) -> Result<Outcome, Refusal> {
-        let join = door::join(join);
+    /// Whether it may join as far as it can be known without a connection to it.
+    pub(super) fn check_joining(&mut self, now: Time, join: &Join) -> Result<(), Refusal> {
         check_version(join.version, &format!("donor '{}' on {}", join.name, join.host))?;
-        check_join(&join)?;
-        let gone = |why: String| Err(refuse(RefusalCode::Gone, why));
-        if join.pool.is_some_and(|pool| pool != self.pool) {
-            return gone(format!("this is pool {}, and the donor holds memory of another", self.pool));
+        check_join(join)?;
+        self.check_joins_here(now, join)?;
+        check_revision(&join.name, join.revision, self.revision)?;
+        if let Some(donor) = self.donors.get(&join.donor) {
+            check_secret(&donor.record, join.secret)?;
         }
         let departed = self.donors.get(&join.donor).is_some_and(|donor| donor.record.departed);
         if departed || self.dismissed.contains_key(&join.donor) {
-            return gone(format!(
-                "donor '{}' was taken out of the pool; start it again to lend anew",
-                join.name
-            ));
+            let message =
+                format!("donor '{}' was taken out of the pool; start it again to lend anew", join.name);
+            return Err(refuse(RefusalCode::Gone, message));
         }
-        self.check_donor_name(&join)?;
+        self.check_address(join)?;
+        self.check_donor_name(join)?;
+        let known = self.donors.get(&join.donor);
+        if known.is_none() && self.donors.len() >= POOL_DONORS_MAX {
+            let message = format!("the pool is at its limit of {POOL_DONORS_MAX} donors");
+            return Err(refuse(RefusalCode::Unavailable, message));
+        }
+        if let Some(donor) = known.filter(|donor| donor.record.extents != join.extents) {
+            let extents = show_count(donor.record.extents.into(), "extent");
+            let message = format!("donor '{}' is known with {extents}", join.name);
+            return Err(refuse(RefusalCode::Conflict, message));
+        }
+        Ok(())
+    }
+
+    /// It answers at its address.
+    pub(super) fn take_in(&mut self, now: Time, seed: &mut Seed, join: Join) -> Result<Joined, Refusal> {
+        self.bury_who_was_at(&join);
         let name = self.name_for(&join);
         let join = Join { name: name.clone(), ..join };
         let id = join.donor;
         if self.donors.contains_key(&id) {
-            self.rejoin(join)?;
-        } else if self.donors.len() >= POOL_DONORS_MAX {
-            return Err(refuse(
-                RefusalCode::Unavailable,
-                format!("the pool is at its limit of {POOL_DONORS_MAX} donors"),
-            ));
+            self.rejoin(join);
         } else {
             let revision = self.next_revision();
             let Join { donor, name, host, machine, address, extents, foreign_export, .. } = join;
-            let (join, departed, leaving) = (self.joins, false, false);
+            let (secret, join) = (Some(join.secret), self.joins);
+            let (departed, leaving) = (false, false);
             self.joins += 1;
             let record = DonorRecord {
                 donor,
+                secret,
                 name,
                 host,
                 machine,
@@ -202,8 +216,24 @@ impl Coordinator {
         let namesakes = self.donors.iter().filter(|(_, other)| other.record.name == name);
         let namesakes: Vec<DonorId> = namesakes.map(|(other, _)| *other).collect();
         namesakes.into_iter().for_each(|other| self.tidy_donor(now, other));
-        let joined = Joined { pool: self.pool, heartbeat_ms: HEARTBEAT_NS / MILLISECOND_NS, name };
-        Ok(Outcome::Answer(Answer::Joined(joined)))
+        Ok(Joined { pool: self.pool, heartbeat_ms: HEARTBEAT_NS / MILLISECOND_NS, name })
+    }
+
+    /// A donor of ours that was there before is dead.
+    fn bury_who_was_at(&mut self, join: &Join) {
+        let was = |donor: &&mut Donor| {
+            let DonorRecord { donor: id, address, foreign_export, .. } = &donor.record;
+            donor.alive && *id != join.donor && *address == join.address && foreign_export.is_none()
+        };
+        if join.foreign_export.is_some() {
+            return;
+        }
+        let Some(donor) = self.donors.values_mut().find(was) else { return };
+        let id = donor.record.donor;
+        donor.alive = false;
+        (self.unsettled, self.replan) = (true, true);
+        self.note_loss("donor-lost", id);
+        self.doubt_volumes_of(id);
     }
 
     /// What the donor is called: as it asks, or where that is another's, with the first number that is free. One that is
@@ -229,17 +259,12 @@ impl Coordinator {
     }
 
     /// A live donor keeps its name for itself, unless the newcomer listens where it did: then it is dead.
-    fn check_donor_name(&mut self, join: &Join) -> Result<(), Refusal> {
-        let same = |donor: &&mut Donor| {
+    fn check_donor_name(&self, join: &Join) -> Result<(), Refusal> {
+        let same = |donor: &&Donor| {
             donor.alive && donor.record.name == join.name && donor.record.donor != join.donor
         };
-        let Some(donor) = self.donors.values_mut().find(same) else { return Ok(()) };
+        let Some(donor) = self.donors.values().find(same) else { return Ok(()) };
         if donor.record.address == join.address && join.foreign_export.is_none() {
-            let id = donor.record.donor;
-            donor.alive = false;
-            (self.unsettled, self.replan) = (true, true);
-            self.note_loss("donor-lost", id);
-            self.doubt_volumes_of(id);
             return Ok(());
         }
         if join.or_numbered {
@@ -256,16 +281,8 @@ impl Coordinator {
     }
 
     /// The same process joins again, perhaps under another address.
-    fn rejoin(&mut self, join: Join) -> Result<(), Refusal> {
-        let Some(donor) = self.donors.get_mut(&join.donor) else { return Ok(()) };
-        if donor.record.extents != join.extents {
-            let message = format!(
-                "donor '{}' is known with {}",
-                join.name,
-                show_count(donor.record.extents.into(), "extent")
-            );
-            return Err(refuse(RefusalCode::Conflict, message));
-        }
+    fn rejoin(&mut self, join: Join) {
+        let Some(donor) = self.donors.get_mut(&join.donor) else { return };
         let before = (donor.route(), donor.machine().to_owned());
         let Join { name, host, machine, address, foreign_export, .. } = join;
         donor.record = DonorRecord { name, host, machine, address, foreign_export, ..donor.record.clone() };
@@ -276,7 +293,7 @@ impl Coordinator {
         if !same_machine {
             self.unsettle_donor(join.donor);
         }
-        let Some(donor) = self.donors.get(&join.donor).filter(|_| route != before.0) else { return Ok(()) };
+        let Some(donor) = self.donors.get(&join.donor).filter(|_| route != before.0) else { return };
         let volumes: Vec<VolumeId> = donor.held.keys().copied().collect();
         for id in volumes {
             let Some(volume) = self.volumes.get_mut(&id) else { continue };
@@ -285,7 +302,6 @@ impl Coordinator {
             self.dirty.insert(Key::Volume(id));
             self.touch_volume(id);
         }
-        Ok(())
     }
 
     pub(super) fn sync(
@@ -296,20 +312,23 @@ impl Coordinator {
         sync: &Sync,
     ) -> Result<Outcome, Refusal> {
         let dismissed = Duties { revision: sync.revision, dismissed: true, ..Duties::default() };
-        if let Some(until) = self.dismissed.remove(&id) {
+        if let Some((until, secret)) = self.dismissed.get(&id).copied() {
+            if secret != Some(sync.secret) {
+                return Err(unproven(id));
+            }
+            self.dismissed.remove(&id);
             self.timers.remove(&(until, Timer::Dismissed(id)));
             return Ok(Outcome::Answer(Answer::Duties(dismissed)));
-        }
-        if sync.revision > u64::MAX / 2 {
-            return Err(refuse(RefusalCode::Invalid, "the revision is beyond what any coordinator counts"));
         }
         let Some(donor) = self.donors.get_mut(&id) else {
             let message = format!("the pool does not know donor {id}; it has to join again");
             return Err(refuse(RefusalCode::Gone, message));
         };
+        check_secret(&donor.record, sync.secret)?;
         if donor.record.departed {
             return Ok(Outcome::Answer(Answer::Duties(dismissed)));
         }
+        check_revision(&donor.record.name, sync.revision, donor.revision)?;
         let leaving_before = donor.record.leaving;
         donor.bytes_used = sync.bytes_used.min(u64::from(donor.record.extents) * EXTENT_BYTES);
         let confirms = donor.confirmed != sync.revision;
@@ -327,15 +346,6 @@ impl Coordinator {
         if !self.donors.get(&id).is_some_and(|donor| donor.alive || !donor.record.departed) {
             self.dismissed.remove(&id);
             return Ok(Outcome::Answer(Answer::Duties(dismissed)));
-        }
-        if sync.revision > self.revision {
-            // The state is older than what the donor was told (a restored backup): count on from there.
-            self.revision = sync.revision;
-            let revision = self.next_revision();
-            if let Some(donor) = self.donors.get_mut(&id) {
-                donor.revision = revision;
-                donor.wipes_all = revision;
-            }
         }
         self.hear(now, &mut Seed(sync.revision ^ id.0), id);
         // Who begins to leave hears at once what that costs: its owner waits to be told.
@@ -521,6 +531,28 @@ impl Coordinator {
         }
         rooms
     }
+}
+
+fn unproven(id: DonorId) -> Refusal {
+    let message = format!("donor {id} is known, and this call does not prove that it is from that donor");
+    refuse(RefusalCode::Conflict, message)
+}
+
+fn check_secret(record: &DonorRecord, secret: DonorSecret) -> Result<(), Refusal> {
+    if record.secret == Some(secret) { Ok(()) } else { Err(unproven(record.donor)) }
+}
+
+/// Counters are the coordinator's: who claims to be further than it was told makes it up, or was told by a state newer than
+/// this one, in which what it holds stands.
+fn check_revision(name: &str, claimed: u64, told: u64) -> Result<(), Refusal> {
+    if claimed <= told {
+        return Ok(());
+    }
+    let message = format!(
+        "donor '{name}' names revision {claimed}, and was told {told} at most: if this coordinator's state is older than the \
+         pool (a backup, a machine set back), start it with the newest one; the donor keeps what it holds meanwhile"
+    );
+    Err(refuse(RefusalCode::Invalid, message))
 }
 
 fn check_join(join: &Join) -> Result<(), Refusal> {

@@ -20,6 +20,13 @@ pub(super) struct Doubt {
     again_at: Option<Time>,
 }
 
+impl Doubt {
+    /// Nobody was asked for so long.
+    pub(super) fn put_off(&mut self, ns: Time) {
+        self.again_at = self.again_at.map(|at| at + ns);
+    }
+}
+
 impl Coordinator {
     /// Something says that the donor may have ended.
     pub(super) fn doubt(&mut self, id: DonorId) {

@@ -48,10 +48,11 @@ impl Coordinator {
 
     /// Takes the donor out at once, and tells it when it asks.
     pub(super) fn dismiss(&mut self, now: Time, id: DonorId) {
+        let secret = self.donors.get(&id).and_then(|donor| donor.record.secret);
         self.depart(now, id);
         if !self.donors.contains_key(&id) {
             let until = now + DONOR_LISTED_NS;
-            self.dismissed.insert(id, until);
+            self.dismissed.insert(id, (until, secret));
             self.timers.insert((until, Timer::Dismissed(id)));
         }
     }

@@ -26,10 +26,14 @@ impl Coordinator {
         for (call, (_, until)) in &self.held {
             assert!(self.timers.contains(&(*until, Timer::Held(*call))), "a held call ends by a timer");
         }
+        for call in self.joining.keys() {
+            assert!(self.held.contains_key(call), "who waits to be greeted is answered some time");
+        }
         let done = self.dirty.is_empty()
             && self.woken.is_empty()
             && self.reaches.is_empty()
             && self.replies.is_empty()
+            && self.greets.is_empty()
             && self.unsure.is_empty()
             && self.emptied.is_empty()
             && !self.unsettled

@@ -139,6 +139,7 @@ impl Coordinator {
         let lease_ms = LEASE_NS / MILLISECOND_NS;
         Some(Answer::Attached(Attached {
             token,
+            pool: self.pool,
             lease_ms,
             map,
             unconfirmed: self.unconfirmed(id),
@@ -157,14 +158,12 @@ impl Coordinator {
         renew: Renew,
     ) -> Result<Outcome, Refusal> {
         let id = self.check_lease(name, token)?;
+        self.extend_lease(token, now + LEASE_NS);
         let lease = self.leases.get_mut(&token).zip(self.volumes.get(&id));
         let Some((lease, volume)) = lease else { return Err(lease_gone(token)) };
         let knows = |donor: &DonorId| self.donors.contains_key(donor);
         let renew = door::renew(renew, &volume.map, &lease.report, knows);
-        self.timers.remove(&(lease.expires, Timer::Lease(token)));
-        lease.expires = now + LEASE_NS;
         lease.heard = Some(now);
-        self.timers.insert((lease.expires, Timer::Lease(token)));
         lease.place = renew.place;
         self.replan |= lease.lost != renew.lost;
         let known = std::mem::replace(&mut lease.lost, renew.lost);

@@ -8,10 +8,11 @@
 //!
 //! Files: `donors` (join, sync, silence), `doubt` (donors that may have ended), `drain` (leaving), `volumes` (create, grow, delete), `leases` (attach,
 //! renew, detach), `amend` (what a writer found out), `repair` (new homes for fragments), `retire` (extents that slots
-//! have left), `content` (what volumes hold), `rehearsal` (what the loss of one more host would cost), `tend` (volumes at rest), `bad` (lists of bad ranges), `confirm` (answers held back), `status`, `notes` (what happened), `record` (what is stored), `extents` (free ones),
+//! have left), `content` (what volumes hold), `rehearsal` (what the loss of one more host would cost), `tend` (volumes at rest), `strangers` (donors of other pools), `asleep` (time in which nobody listened), `greet` (addresses that are tried), `bad` (lists of bad ranges), `confirm` (answers held back), `status`, `notes` (what happened), `record` (what is stored), `extents` (free ones),
 //! `door` (what callers say, bounded), `invariants`.
 
 mod amend;
+mod asleep;
 mod confirm;
 mod content;
 mod donors;
@@ -19,6 +20,7 @@ mod door;
 mod doubt;
 mod drain;
 mod extents;
+mod greet;
 mod invariants;
 mod leases;
 mod notes;
@@ -27,6 +29,7 @@ mod rehearsal;
 mod repair;
 mod retire;
 mod status;
+mod strangers;
 mod tend;
 mod volumes;
 
@@ -36,13 +39,16 @@ pub use retire::Retired;
 
 use crate::api::{Answer, Call, Refusal, RefusalCode};
 use crate::content::UnixSeconds;
-use crate::map::{DonorId, LeaseToken, PoolId, VolumeId};
+use crate::map::{DonorId, DonorSecret, LeaseToken, PoolId, VolumeId};
 use crate::placement::Seed;
 use crate::units::Time;
 use confirm::Held;
 use donors::Donor;
+use greet::Joining;
 use leases::Lease;
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use strangers::Strangers;
 use volumes::Volume;
 
 /// Names one call while it is open; the driver never uses a number twice.
@@ -51,8 +57,11 @@ pub struct CallId(pub u64);
 
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// `entropy`: 64 truly random bits, fresh for each call; identities and tokens come from it.
-    Call { call: CallId, entropy: u64, request: Call },
+    /// `entropy`: 64 truly random bits, fresh for each call; identities and tokens come from it. `pool`: whom the
+    /// caller means, if it knows; another one's call is not carried out.
+    Call { call: CallId, entropy: u64, pool: Option<PoolId>, request: Call },
+    /// What came of a `Greet`: the donor answered there, or why it is not to be had.
+    Greeted { call: CallId, result: Result<(), String> },
     /// The caller of a held call went away.
     Hangup { call: CallId },
     /// What a `Reach` found.
@@ -81,6 +90,15 @@ pub enum Effect {
     Reply {
         call: CallId,
         answer: Result<Answer, Refusal>,
+    },
+    /// Connect to the donor's address, have it answer to `greeting_name` (another's NBD server: offer that export, with as many
+    /// extents), and say `Greeted`.
+    Greet {
+        call: CallId,
+        donor: DonorId,
+        address: String,
+        foreign_export: Option<String>,
+        extents: u32,
     },
     WakeAt(Time),
     /// Connect to the donor, for nothing but to hear whether anything listens there; answer with `Reached`.
@@ -120,7 +138,12 @@ pub struct Coordinator {
     joins: u64,
     donors: BTreeMap<DonorId, Donor>,
     /// Donors taken out that have not heard of it yet, and when to stop waiting for that.
-    dismissed: BTreeMap<DonorId, Time>,
+    dismissed: BTreeMap<DonorId, (Time, Option<DonorSecret>)>,
+    strangers: Strangers,
+    /// Where this coordinator is reached, as far as its driver said.
+    addresses: Vec<SocketAddr>,
+    /// Joins whose donors are being greeted.
+    joining: BTreeMap<CallId, Joining>,
     volumes: BTreeMap<VolumeId, Volume>,
     names: BTreeMap<String, VolumeId>,
     leases: BTreeMap<LeaseToken, Lease>,
@@ -148,6 +171,7 @@ pub struct Coordinator {
     unsettled: bool,
     replan: bool,
     replies: Vec<(CallId, Result<Answer, Refusal>)>,
+    greets: Vec<Effect>,
 }
 
 impl Coordinator {
@@ -160,6 +184,9 @@ impl Coordinator {
             joins: 0,
             donors: BTreeMap::new(),
             dismissed: BTreeMap::new(),
+            strangers: Strangers::default(),
+            addresses: Vec::new(),
+            joining: BTreeMap::new(),
             volumes: BTreeMap::new(),
             names: BTreeMap::new(),
             leases: BTreeMap::new(),
@@ -179,7 +206,13 @@ impl Coordinator {
             unsettled: false,
             replan: true,
             replies: Vec::new(),
+            greets: Vec::new(),
         }
+    }
+
+    /// Where this coordinator is reached, those first that other machines reach. Said by the driver before the first call.
+    pub fn reached_at(&mut self, addresses: Vec<SocketAddr>) {
+        self.addresses = addresses;
     }
 
     #[must_use]
@@ -188,17 +221,19 @@ impl Coordinator {
     }
 
     pub fn step(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
-        self.now = now;
+        let now = self.wake(now);
         self.expire(now);
         match event {
-            Event::Call { call, entropy, request } => {
+            Event::Call { call, entropy, pool, request } => {
                 self.calling = Some(call);
-                match self.answer(now, call, &mut Seed(entropy), request) {
+                let meant = self.check_pool(pool);
+                match meant.and_then(|()| self.answer(now, call, &mut Seed(entropy), request)) {
                     Ok(Outcome::Answer(answer)) => self.replies.push((call, Ok(answer))),
                     Ok(Outcome::Hold(held, until)) => self.hold(call, held, until),
                     Err(refusal) => self.replies.push((call, Err(refusal))),
                 }
             }
+            Event::Greeted { call, result } => self.greeted(now, call, result),
             Event::Hangup { call } => self.hang_up(call),
             Event::Reached { donor, address, found } => self.reached(now, donor, &address, found),
             Event::Wake => {}
@@ -216,7 +251,7 @@ impl Coordinator {
     ) -> Result<Outcome, Refusal> {
         match request {
             Call::Pool => Ok(Outcome::Answer(Answer::Pool(self.pool_status(now)))),
-            Call::Join(join) => self.join(now, seed, join),
+            Call::Join(join) => self.join(now, call, seed, join),
             Call::Sync { donor, sync } => self.sync(now, call, donor, &sync),
             Call::Leave { donor, force } => self.leave(now, &donor, force),
             Call::Create(create) => self.create(now, seed, create),
@@ -268,6 +303,7 @@ impl Coordinator {
         self.note_given();
         let reaches = self.reaches.drain(..);
         effects.extend(reaches.map(|(donor, address)| Effect::Reach { donor, address }));
+        effects.append(&mut self.greets);
         effects.extend(self.replies.drain(..).map(|(call, answer)| Effect::Reply { call, answer }));
         if let Some((at, _)) = self.timers.first() {
             effects.push(Effect::WakeAt((*at).max(now)));

@@ -11,7 +11,7 @@ use super::{Coordinator, Timer};
 use crate::api::VolumeReport;
 use crate::content::{Content, ContentState, UnixSeconds};
 use crate::limits::{DONOR_SILENCE_NS, LEASE_NS};
-use crate::map::{DonorId, LeaseToken, PoolId, VolumeId, VolumeMap};
+use crate::map::{DonorId, DonorSecret, LeaseToken, PoolId, VolumeId, VolumeMap};
 use crate::units::Time;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -36,6 +36,9 @@ pub struct PoolRecord {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DonorRecord {
     pub donor: DonorId,
+    /// Absent in the state of a version whose donors had none: nobody can be that donor any more.
+    #[serde(default)]
+    pub secret: Option<DonorSecret>,
     pub name: String,
     pub host: String,
     #[serde(default)]
@@ -165,6 +168,7 @@ impl Coordinator {
         let Some(pool) = pool else { return bad("the state has no pool record".into()) };
         let mut restored = Coordinator::new(pool.pool);
         restored.dirty.clear();
+        restored.now = now;
         // One past what was stored: every donor is told its duties anew, and confirms them.
         restored.revision = pool.revision + 1;
         for (id, record) in donors {

@@ -31,6 +31,8 @@ impl Coordinator {
             bytes_free: alive().map(|donor| donor.bytes_free).sum(),
             volumes: volumes.into_iter().map(|volume| self.detail(volume).status).collect(),
             donors,
+            addresses: self.addresses.iter().map(ToString::to_string).collect(),
+            strangers: self.strangers.shown(now),
         }
     }
 

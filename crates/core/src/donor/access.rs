@@ -1,6 +1,6 @@
 //! What a donor's connections may do: an immutable snapshot that the data path reads without a lock.
 //!
-//! Owns the export name grammar `NAME@TOKEN[.SESSION[.DONOR]]` and the two checks: at open, and for each request.
+//! Owns the export name grammar `NAME@TOKEN[.SESSION[.DONOR]]`, and `donor.DONOR`, by which a donor is told from others, and the two checks: at open, and for each request.
 //! Never: which connections there are (`Donor`). Invariant: an extent is in a snapshot for one volume at most,
 //! and only when it is clean or was that volume's before. Tests: below.
 
@@ -120,7 +120,22 @@ pub fn export_name(volume: &str, token: LeaseToken, session: u64, donor: DonorId
     format!("{volume}@{token}.{session}.{donor}")
 }
 
+const GREETING: &str = "donor.";
+
+/// The export that only this donor has: nothing is in it, and that it is there says who listens.
+#[must_use]
+pub fn greeting_name(donor: DonorId) -> String {
+    format!("{GREETING}{donor}")
+}
+
 impl Access {
+    /// Whether a greeting means this donor; `None` when it is no greeting.
+    #[must_use]
+    pub fn greeted(&self, export: &str) -> Option<Result<(), OpenError>> {
+        let meant: DonorId = export.strip_prefix(GREETING)?.parse().ok()?;
+        self.donor.map(|own| if own == meant { Ok(()) } else { Err(OpenError::OtherDonor) })
+    }
+
     /// `donate --no-pool`: one export that covers all, named "" or `arena`, writable by anyone.
     #[must_use]
     pub fn alone(extents: u32) -> Self {
@@ -295,6 +310,16 @@ mod tests {
         ] {
             assert_eq!(access().open(bad), Err(why), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_greeting_is_answered_by_whom_it_means() {
+        let access = access();
+        assert_eq!(access.greeted(&greeting_name(DONOR)), Some(Ok(())));
+        assert_eq!(access.greeted(&greeting_name(DonorId(7))), Some(Err(OpenError::OtherDonor)));
+        assert_eq!((access.greeted("donor.x"), access.greeted("case.7@x@00000000000000ab")), (None, None));
+        assert_eq!(access.open(&greeting_name(DONOR)), Err(OpenError::Malformed), "there is nothing in it");
+        assert_eq!(Access::alone(1).greeted(&greeting_name(DONOR)), None);
     }
 
     #[test]

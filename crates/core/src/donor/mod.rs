@@ -19,7 +19,7 @@ mod ledger;
 pub mod owner;
 mod pool;
 
-pub use access::{Access, Denied, Grant, OpenError, export_name};
+pub use access::{Access, Denied, Grant, OpenError, export_name, greeting_name};
 pub use dirty::DirtyMap;
 pub use ledger::{Ledger, ListedWrite, Ticket, WriteMark};
 pub use pool::{Draining, LeftWith};
@@ -46,7 +46,7 @@ pub enum Event {
     },
     /// The answer to a sync.
     Duties(Duties),
-    /// A sync was refused: the coordinator does not know this donor (`Gone`).
+    /// A sync was refused: the coordinator does not know this donor (`Gone`), or is another pool's (`OtherPool`).
     Forgotten,
     /// The coordinator did not answer, or could not.
     Unreachable,
@@ -76,13 +76,16 @@ pub enum Event {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
-    /// Join as this donor; `pool`: see `api::Join`.
+    /// Join as this donor; `pool`, `revision`: see `api::Join`.
     Join {
         donor: DonorId,
         pool: Option<PoolId>,
+        revision: u64,
     },
+    /// `pool`: whom it is meant for.
     Sync {
         donor: DonorId,
+        pool: Option<PoolId>,
         revision: u64,
         connections: u32,
         leaving: bool,
@@ -174,6 +177,7 @@ impl Donor {
     }
 
     pub fn step(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
+        let now = self.awake(now);
         match event {
             Event::Started => {
                 effects.push(Effect::Publish(Arc::clone(&self.access)));
@@ -187,7 +191,6 @@ impl Donor {
             Event::Opened { conn, export } => self.opened(conn, export, effects),
             Event::Closed { conn } => {
                 self.conns.remove(&conn);
-                self.note_idle(now);
             }
             Event::Wiped { extents } => extents.iter().for_each(|extent| {
                 self.wiping.remove(extent);

@@ -1,16 +1,15 @@
 //! The donor's side of its pool: joining, the standing sync, and how it leaves.
 //!
 //! Owns what was asked of the coordinator and when to ask again. Key invariants: one question at a time; a
-//! coordinator that is unreachable changes nothing for who is connected; one that lost its state is joined
-//! anew only when nobody has been connected for `ORPHAN_NS`, with all memory wiped and a new identity; who leaves
-//! says goodbye with data only when it was told to, or when its time to drain is over.
+//! coordinator that is unreachable changes nothing for who is connected; memory is wiped by the word of the pool that it
+//! belongs to and of nobody else: whoever answers in that one's place is refused, for as long as it takes (a person may end the
+//! donor, and its machine's owner); who leaves says goodbye with data only when it was told to, or when its time to drain is over.
 //! Tests: `tests/donor_pool.rs`.
 
 use super::{Donor, Effect, Exit};
 use crate::api::{AtStake, Duties, Refusal, RefusalCode};
-use crate::limits::{DRAIN_NS, GOODBYE_NS, HEARTBEAT_NS, ORPHAN_NS, SECOND_NS};
+use crate::limits::{ASLEEP_NS, DRAIN_NS, GOODBYE_NS, HEARTBEAT_NS, SECOND_NS};
 use crate::map::{DonorId, PoolId};
-use crate::placement::Seed;
 use crate::units::Time;
 
 /// How long after a refused or unanswered question it is asked again.
@@ -31,12 +30,13 @@ pub(super) struct Pool {
     told: u64,
     /// When to ask next, while nothing is under way.
     ask_at: Option<Time>,
-    /// Since when no connection has been open, while the pool is gone.
-    idle_since: Time,
     drain: Option<Drain>,
     left_with: Option<LeftWith>,
     /// The last question was answered.
     answered: bool,
+    /// The time of the last step, and when the next one was asked for.
+    stepped_at: Time,
+    wake_at: Option<Time>,
 }
 
 /// The wish to go as soon as nothing is lost by it.
@@ -79,8 +79,9 @@ enum Standing {
     /// To join next.
     Outside,
     Member,
-    /// The pool that the memory belongs to is gone.
-    Orphan,
+    /// What it holds is not for who answers where its coordinator did, or its coordinator does not take it back: it keeps
+    /// that and goes on asking.
+    Estranged(Refusal),
     Leaving {
         exit: Exit,
         goodbye_heard: bool,
@@ -99,10 +100,11 @@ impl Pool {
             asked_at: 0,
             told: 0,
             ask_at: None,
-            idle_since: 0,
             drain: None,
             left_with: None,
             answered: true,
+            stepped_at: 0,
+            wake_at: None,
         }
     }
 
@@ -136,6 +138,21 @@ impl Donor {
         tends.map(|duty| duty.name.as_str()).collect()
     }
 
+    /// The pool that it is in, or was in last.
+    #[must_use]
+    pub fn pool(&self) -> Option<PoolId> {
+        self.pool.pool
+    }
+
+    /// Why it is in no pool, while it keeps what it holds of one.
+    #[must_use]
+    pub fn estranged(&self) -> Option<&Refusal> {
+        match &self.pool.standing {
+            Standing::Estranged(refusal) => Some(refusal),
+            _ => None,
+        }
+    }
+
     /// `None` unless it was told to leave and is still here.
     #[must_use]
     pub fn draining(&self) -> Option<Draining> {
@@ -150,6 +167,18 @@ impl Donor {
         self.pool.left_with.as_ref()
     }
 
+    /// The time of this step. What this machine slept through was not time to move anything in.
+    pub(super) fn awake(&mut self, now: Time) -> Time {
+        let now = now.max(self.pool.stepped_at);
+        let last = std::mem::replace(&mut self.pool.stepped_at, now);
+        if self.pool.wake_at.is_some_and(|due| now > due + ASLEEP_NS)
+            && let Some(drain) = &mut self.pool.drain
+        {
+            drain.until = drain.until.map(|until| until + (now - last));
+        }
+        now
+    }
+
     fn volumes_held(&self) -> Vec<String> {
         let holding = self.duties.volumes.iter().filter(|duty| !duty.extents.is_empty());
         holding.map(|duty| duty.name.clone()).collect()
@@ -162,9 +191,10 @@ impl Donor {
     pub(super) fn ask(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let donor = self.pool.identity;
         match self.pool.standing {
-            Standing::Outside | Standing::Orphan => {
+            Standing::Outside | Standing::Estranged(_) => {
                 let pool = self.pool.pool.filter(|_| self.holds_memory());
-                effects.push(Effect::Join { donor, pool });
+                let revision = pool.map_or(0, |_| self.confirmed);
+                effects.push(Effect::Join { donor, pool, revision });
             }
             Standing::Member => {
                 self.pool.told = self.confirmed;
@@ -179,7 +209,7 @@ impl Donor {
         let connections = u32::try_from(self.conns.len()).unwrap_or(u32::MAX);
         let Donor { confirmed: revision, offered, .. } = *self;
         let (donor, leaving) = (self.pool.identity, self.pool.drain.is_some());
-        Effect::Sync { donor, revision, connections, leaving, goodbye, offered }
+        Effect::Sync { donor, pool: self.pool.pool, revision, connections, leaving, goodbye, offered }
     }
 
     /// The coordinator hears it now: a long poll under way is given up for it.
@@ -233,11 +263,16 @@ impl Donor {
             return;
         }
         (self.pool.asked, self.pool.answered) = (false, true);
+        if let Some(own) = self.pool.pool.filter(|own| *own != pool && self.holds_memory()) {
+            let message =
+                format!("pool {pool} takes this donor, which holds memory of pool {own} and keeps it");
+            return self.join_refused(now, Refusal { code: RefusalCode::OtherPool, message }, effects);
+        }
         if let Some(drain) = &mut self.pool.drain {
             drain.told = false;
         }
         if self.pool.pool != Some(pool) {
-            // It holds nothing, or it would have been refused: start counting anew.
+            // It holds nothing: start counting anew.
             self.pool.pool = Some(pool);
             self.take_on(Duties::default(), effects);
             self.confirmed = 0;
@@ -253,28 +288,16 @@ impl Donor {
         self.pool.asked = false;
         self.drain_is_told();
         self.pool.ask_at = Some(now + RETRY_NS);
-        let lasting = !matches!(refusal.code, RefusalCode::Unavailable | RefusalCode::Standby);
-        if !lasting {
-            return;
-        }
-        if refusal.code != RefusalCode::Gone || !self.holds_memory() {
-            if self.conns.is_empty() {
-                self.leave(now, Exit::Refused(refusal), effects);
-            }
-            return;
-        }
-        if self.pool.standing != Standing::Orphan {
-            self.pool.standing = Standing::Orphan;
-            self.pool.idle_since = now;
-        }
-        if self.conns.is_empty() && now >= self.pool.idle_since + ORPHAN_NS {
-            self.take_on(Duties { revision: self.confirmed, ..Duties::default() }, effects);
-        }
-    }
-
-    pub(super) fn note_idle(&mut self, now: Time) {
-        if self.conns.is_empty() {
-            self.pool.idle_since = now;
+        match refusal.code {
+            // That passes.
+            RefusalCode::Unavailable | RefusalCode::Standby => {}
+            // A person took it out: this is the word of its own pool, for another says that it is another.
+            RefusalCode::Gone => self.leave(now, Exit::Refused(refusal), effects),
+            // It was reached before, and may be again.
+            RefusalCode::Unreachable if self.pool.pool.is_some() => {}
+            _ if self.holds_memory() => self.pool.standing = Standing::Estranged(refusal),
+            _ if self.conns.is_empty() => self.leave(now, Exit::Refused(refusal), effects),
+            _ => {}
         }
     }
 
@@ -285,7 +308,7 @@ impl Donor {
                 *goodbye_heard = true;
                 return;
             }
-            Standing::Outside | Standing::Orphan | Standing::Ended => return,
+            Standing::Outside | Standing::Estranged(_) | Standing::Ended => return,
         }
         if duties.dismissed {
             return self.leave(now, Exit::Dismissed, effects);
@@ -312,7 +335,7 @@ impl Donor {
                 self.drain_is_told();
             }
             Standing::Leaving { goodbye_heard, .. } => *goodbye_heard = true,
-            Standing::Outside | Standing::Orphan | Standing::Ended => {}
+            Standing::Outside | Standing::Estranged(_) | Standing::Ended => {}
         }
     }
 
@@ -355,12 +378,6 @@ impl Donor {
             Standing::Member if !self.pool.asked && self.pool.told != self.confirmed => {
                 self.ask(now, effects)
             }
-            Standing::Orphan if !self.holds_memory() => {
-                self.pool.identity = DonorId(Seed(self.pool.identity.0).draw());
-                self.pool.pool = None;
-                self.pool.standing = Standing::Outside;
-                self.ask(now, effects);
-            }
             Standing::Leaving { exit, goodbye_heard, until } => {
                 let said = *goodbye_heard || now >= *until;
                 if said && self.conns.is_empty() && self.is_clean() {
@@ -384,6 +401,7 @@ impl Donor {
         let drain = self.pool.drain.filter(|_| !self.pool.is_leaving());
         let empty = drain.and_then(|drain| drain.empty_since).map(|since| since + GOODBYE_NS);
         let wake = goodbye.into_iter().chain(empty).chain(drain.and_then(|drain| drain.until)).min();
+        self.pool.wake_at = wake;
         effects.extend(wake.map(Effect::WakeAt));
     }
 }

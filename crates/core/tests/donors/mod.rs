@@ -25,7 +25,10 @@ impl World {
         let donor = Donor::new(DonorId(1), 8);
         let mut world = World { now: SECOND_NS, donor, access: Arc::default(), wake: None };
         let effects = world.step(Event::Started);
-        assert!(effects.contains(&Effect::Join { donor: DonorId(1), pool: None }), "{effects:?}");
+        assert!(
+            effects.contains(&Effect::Join { donor: DonorId(1), pool: None, revision: 0 }),
+            "{effects:?}"
+        );
         world
     }
 
@@ -79,16 +82,40 @@ impl World {
 }
 
 pub(crate) fn sync(revision: u64, connections: u32) -> Effect {
-    Effect::Sync { donor: DonorId(1), revision, connections, leaving: false, goodbye: false, offered: 8 }
+    Effect::Sync {
+        donor: DonorId(1),
+        pool: Some(POOL),
+        revision,
+        connections,
+        leaving: false,
+        goodbye: false,
+        offered: 8,
+    }
 }
 
 /// One that says that the donor wants to go.
 pub(crate) fn leaving(revision: u64, connections: u32) -> Effect {
-    Effect::Sync { donor: DonorId(1), revision, connections, leaving: true, goodbye: false, offered: 8 }
+    Effect::Sync {
+        donor: DonorId(1),
+        pool: Some(POOL),
+        revision,
+        connections,
+        leaving: true,
+        goodbye: false,
+        offered: 8,
+    }
 }
 
 pub(crate) fn goodbye(revision: u64, leaving: bool) -> Effect {
-    Effect::Sync { donor: DonorId(1), revision, connections: 0, leaving, goodbye: true, offered: 8 }
+    Effect::Sync {
+        donor: DonorId(1),
+        pool: Some(POOL),
+        revision,
+        connections: 0,
+        leaving,
+        goodbye: true,
+        offered: 8,
+    }
 }
 
 pub(crate) fn drop_of(conn: u64) -> Effect {

@@ -8,7 +8,7 @@ use cheetah_core::api::{
 };
 use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event, Found, Key, Note, Record};
 use cheetah_core::limits::{DONOR_SILENCE_NS, EXTENT_BYTES, HEARTBEAT_NS, SECOND_NS};
-use cheetah_core::map::{DonorId, LeaseToken, Placement, PoolId, VolumeId, VolumeMap};
+use cheetah_core::map::{DonorId, DonorSecret, LeaseToken, Placement, PoolId, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,6 +28,8 @@ pub(crate) struct World {
     pub(crate) memory: BTreeMap<DonorId, BTreeSet<(VolumeId, u32)>>,
     /// Donors that the coordinator asked whether anything listens at their address.
     pub(crate) reaches: Vec<(DonorId, String)>,
+    /// What comes of greeting a donor, where it is not a welcome.
+    pub(crate) greetings: BTreeMap<DonorId, Option<Result<(), String>>>,
     /// Calls wait for donors that are silent and not lost yet.
     pub(crate) patient: bool,
     pub(crate) notes: Vec<Note>,
@@ -51,6 +53,7 @@ impl World {
             leaving: BTreeSet::new(),
             memory: BTreeMap::new(),
             reaches: Vec::new(),
+            greetings: BTreeMap::new(),
             patient: false,
             notes: Vec::new(),
             reported: BTreeSet::new(),
@@ -72,7 +75,7 @@ impl World {
     }
 
     pub(crate) fn step(&mut self, event: Event) {
-        let mut effects = Vec::new();
+        let (mut effects, mut greets) = (Vec::new(), Vec::new());
         self.coordinator.step(self.now, event, &mut effects);
         self.coordinator.check_invariants();
         let mut replied = false;
@@ -94,6 +97,7 @@ impl World {
                     replied = true;
                     assert!(self.answers.insert(call, answer).is_none(), "one answer per call");
                 }
+                Effect::Greet { call, donor, .. } => greets.push((call, donor)),
                 Effect::WakeAt(at) => assert!(at >= self.now),
                 Effect::Reach { donor, address } => self.reaches.push((donor, address)),
                 Effect::Note(note) => {
@@ -102,6 +106,16 @@ impl World {
                 }
             }
         }
+        for (call, donor) in greets {
+            if let Some(result) = self.answers_greetings(donor) {
+                self.step(Event::Greeted { call, result });
+            }
+        }
+    }
+
+    /// What comes of it when a donor's address is tried; nothing for now, for who is waited for.
+    fn answers_greetings(&self, donor: DonorId) -> Option<Result<(), String>> {
+        self.greetings.get(&donor).cloned().unwrap_or(Some(Ok(())))
     }
 
     /// Epochs only grow and name one map each; and what is newly being filled is blank.
@@ -136,9 +150,15 @@ impl World {
     }
 
     pub(crate) fn send(&mut self, request: Call) -> CallId {
+        self.send_to(None, request)
+    }
+
+    /// A call that is meant for this pool.
+    pub(crate) fn send_to(&mut self, pool: Option<PoolId>, request: Call) -> CallId {
         self.calls += 1;
         let call = CallId(self.calls);
-        self.step(Event::Call { call, entropy: self.calls.wrapping_mul(0x1234_5678_9abc_def1), request });
+        let entropy = self.calls.wrapping_mul(0x1234_5678_9abc_def1);
+        self.step(Event::Call { call, entropy, pool, request });
         call
     }
 
@@ -173,6 +193,7 @@ impl World {
     pub(crate) fn sync(&mut self, donor: DonorId) -> Option<Result<Answer, Refusal>> {
         let revision = self.donors.get(&donor).map_or(0, |duties| duties.revision);
         let sync = Sync {
+            secret: secret_of(donor),
             revision,
             bytes_used: 4096,
             connections: 0,
@@ -366,11 +387,17 @@ impl World {
     }
 }
 
+pub(crate) fn secret_of(donor: DonorId) -> DonorSecret {
+    DonorSecret(donor.0 ^ 0x5ec2_e700)
+}
+
 pub(crate) fn joining(id: u64, extents: u32) -> Join {
     Join {
         version: API_VERSION,
         donor: DonorId(id),
+        secret: secret_of(DonorId(id)),
         pool: None,
+        revision: 0,
         name: format!("d{id}"),
         or_numbered: false,
         host: format!("h{id}"),

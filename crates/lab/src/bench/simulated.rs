@@ -9,7 +9,7 @@ use std::time::Instant;
 use cheetah_core::api::{API_VERSION, Answer, Call, Create, Join, Refusal, Size, Sync};
 use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event};
 use cheetah_core::limits::SECOND_NS;
-use cheetah_core::map::{DonorId, PoolId};
+use cheetah_core::map::{DonorId, DonorSecret, PoolId};
 use cheetah_core::units::Time;
 
 const EXTENTS: u32 = 4;
@@ -80,6 +80,7 @@ impl Simulated {
     fn sync(&mut self, donor: DonorId) {
         let revision = self.revisions.get(&donor).copied().unwrap_or(0);
         let sync = Sync {
+            secret: DonorSecret(donor.0),
             revision,
             bytes_used: 0,
             connections: 0,
@@ -124,7 +125,7 @@ impl Simulated {
         self.calls += 1;
         let call = CallId(self.calls);
         let entropy = self.calls.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.step(Event::Call { call, entropy, request });
+        self.step(Event::Call { call, entropy, pool: None, request });
         call
     }
 
@@ -132,8 +133,10 @@ impl Simulated {
         let mut effects = Vec::new();
         self.coordinator.step(self.now, event, &mut effects);
         for effect in effects {
-            if let Effect::Reply { call, answer } = effect {
-                self.answers.insert(call, answer);
+            match effect {
+                Effect::Reply { call, answer } => drop(self.answers.insert(call, answer)),
+                Effect::Greet { call, .. } => self.step(Event::Greeted { call, result: Ok(()) }),
+                _ => {}
             }
         }
     }
@@ -143,7 +146,9 @@ fn joining(number: u64) -> Join {
     Join {
         version: API_VERSION,
         donor: DonorId(number),
+        secret: DonorSecret(number),
         pool: None,
+        revision: 0,
         name: format!("donor-{number}"),
         or_numbered: false,
         machine: String::new(),

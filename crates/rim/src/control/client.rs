@@ -6,11 +6,12 @@
 //! asked. Tests: `tests/control.rs`, `tests/control_several.rs`.
 
 use super::journal::{BY_HEADER, own_name};
-use super::wire::{VERSION_HEADER, Wire, version_refusal, wire};
+use super::wire::{POOL_HEADER, VERSION_HEADER, Wire, version_refusal, wire};
 use cheetah_core::api::{API_VERSION, Answer, Call, Refusal, RefusalCode};
 use cheetah_core::limits::{
     CONNECT_DEADLINE_NS, CONTROL_ANSWER_BYTES_MAX, CONTROL_ATTEMPT_NS, CONTROL_DEADLINE_NS, COORDINATOR_PORT,
 };
+use cheetah_core::map::PoolId;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1::{self, SendRequest};
@@ -40,6 +41,8 @@ struct Sender {
 #[derive(Clone, Debug)]
 pub struct Client {
     to: Arc<To>,
+    /// Whom its calls are meant for.
+    pool: Option<PoolId>,
 }
 
 #[derive(Debug)]
@@ -181,7 +184,15 @@ impl Client {
         let coordinators = texts.iter().map(coordinator).collect::<Option<Vec<_>>>().ok_or_else(bad)?;
         let url =
             coordinators.iter().map(|coordinator| coordinator.url.as_str()).collect::<Vec<_>>().join(",");
-        Ok(Client { to: Arc::new(To { url, coordinators, current: AtomicUsize::new(0) }) })
+        let to = To { url, coordinators, current: AtomicUsize::new(0) };
+        Ok(Client { to: Arc::new(to), pool: None })
+    }
+
+    /// The same, for calls that mean nothing to any other pool: they are not carried out by one that came to this address,
+    /// and of several coordinators one of that pool is looked for.
+    #[must_use]
+    pub fn meant_for(&self, pool: PoolId) -> Self {
+        Client { to: Arc::clone(&self.to), pool: Some(pool) }
     }
 
     /// All that are asked, with commas between them: `new` takes it.
@@ -196,7 +207,7 @@ impl Client {
     /// # Errors
     /// When it was refused, or could not be made.
     pub async fn call(&self, call: Call) -> Result<Answer, CallError> {
-        let wire = wire(&call);
+        let wire = Wire { pool: self.pool, ..wire(&call) };
         let until = Instant::now() + wire.deadline;
         let several = self.to.coordinators.len();
         let repeats = several > 1 && repeats(&call);
@@ -243,7 +254,8 @@ impl Client {
     /// What all of them said, as one error.
     fn all(&self, misses: Vec<Option<CallError>>) -> CallError {
         let mut misses: Vec<CallError> = misses.into_iter().flatten().collect();
-        if misses.len() == 1
+        let refuses = |miss: &CallError| matches!(miss, CallError::Refused(_));
+        if (misses.len() == 1 || misses.iter().all(refuses))
             && let Some(only) = misses.pop()
         {
             return only;
@@ -310,6 +322,10 @@ impl Coordinator {
                 let (url, why) = (self.url.clone(), refusal.message);
                 Err(Miss::Undone(CallError::NoLeader { url, why }))
             }
+            // Another may be of the pool that is meant.
+            Ok(refusal) if refusal.code == RefusalCode::OtherPool => {
+                Err(Miss::Undone(CallError::Refused(refusal)))
+            }
             Ok(refusal) => Err(Miss::Final(CallError::Refused(refusal))),
             Err(_) => Err(Miss::Undone(self.not_cheetah(format!("it answers {status}")))),
         }
@@ -317,15 +333,19 @@ impl Coordinator {
 
     async fn exchange(&self, wire: &Wire) -> Result<(StatusCode, Bytes), Miss> {
         let request = |host: SocketAddr| {
-            Request::builder()
+            let request = Request::builder()
                 .method(wire.method.clone())
                 .uri(wire.path.as_str())
                 .header(header::HOST, host.to_string())
                 .header(header::CONTENT_TYPE, "application/json")
                 .header(VERSION_HEADER, API_VERSION)
-                .header(BY_HEADER, &self.by)
-                .body(Full::new(Bytes::copy_from_slice(&wire.body)))
-                .map_err(|error| Miss::Final(self.unreachable(error)))
+                .header(BY_HEADER, &self.by);
+            let request = match wire.pool {
+                Some(pool) => request.header(POOL_HEADER, pool.to_string()),
+                None => request,
+            };
+            let request = request.body(Full::new(Bytes::copy_from_slice(&wire.body)));
+            request.map_err(|error| Miss::Final(self.unreachable(error)))
         };
         let mut sender = self.idle();
         loop {

@@ -8,14 +8,19 @@ use cheetah_core::api::Call;
 use cheetah_core::limits::{COORDINATOR_PORT, DISCOVERY_NS};
 use cheetah_core::map::PoolId;
 use mdns_sd::{ResolvedService, ServiceDaemon, ServiceEvent, ServiceInfo};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
 
 const SERVICE: &str = "_cheetah._tcp.local.";
 /// Once one coordinator was found, how much longer others are listened for.
 const OTHERS_TIME: Duration = Duration::from_millis(300);
+
+/// An address of a coordinator that is not reached by then is left for its others.
+const REACH_TIME: Duration = Duration::from_secs(1);
 
 /// An announcement; it ends when this is dropped.
 pub(super) struct Announcement {
@@ -71,22 +76,61 @@ pub struct PoolFound {
 pub async fn discover(limit: Duration) -> Vec<PoolFound> {
     let searching = tokio::task::spawn_blocking(move || search(limit));
     let found = searching.await.unwrap_or_else(|error| Err(mdns_sd::Error::Msg(error.to_string())));
-    found.inspect_err(|error| tracing::debug!("no search by mDNS: {error}")).unwrap_or_default()
+    let found = found.inspect_err(|error| tracing::debug!("no search by mDNS: {error}")).unwrap_or_default();
+    let mut reached = JoinSet::new();
+    for Announced { at, pool } in found {
+        reached.spawn(async move { Some(PoolFound { url: first_reached(at).await?, pool }) });
+    }
+    let mut found: Vec<PoolFound> = reached.join_all().await.into_iter().flatten().collect();
+    found.sort_by(|one, other| one.url.cmp(&other.url));
+    found
 }
 
-fn search(limit: Duration) -> mdns_sd::Result<Vec<PoolFound>> {
+/// One coordinator, on every network of its machine.
+struct Announced {
+    at: Vec<SocketAddr>,
+    pool: Option<PoolId>,
+}
+
+/// The URL by the first address that can be reached from here; when there is none, by the first, so that what is wrong is said of it.
+async fn first_reached(at: Vec<SocketAddr>) -> Option<String> {
+    let mut url = at.first().map(|address| format!("http://{address}"));
+    let mut trying = JoinSet::new();
+    for (order, address) in at.into_iter().enumerate() {
+        let connecting = tokio::time::timeout(REACH_TIME, TcpStream::connect(address));
+        trying.spawn(
+            async move { connecting.await.is_ok_and(|made| made.is_ok()).then_some((order, address)) },
+        );
+    }
+    let mut best = usize::MAX;
+    while let Some(tried) = trying.join_next().await {
+        if let Ok(Some((order, address))) = tried
+            && order < best
+        {
+            (best, url) = (order, Some(format!("http://{address}")));
+            if order == 0 {
+                break;
+            }
+        }
+    }
+    url
+}
+
+fn search(limit: Duration) -> mdns_sd::Result<Vec<Announced>> {
     let daemon = ServiceDaemon::new()?;
     let events = daemon.browse(SERVICE)?;
     let mut until = Instant::now() + limit;
     let mut found = BTreeMap::new();
     while let Ok(event) = events.recv_timeout(until.saturating_duration_since(Instant::now())) {
-        if let ServiceEvent::ServiceResolved(service) = event
-            && let Some(url) = url_of(&service)
-        {
+        if let ServiceEvent::ServiceResolved(service) = event {
+            let at = addresses_of(&service);
+            if at.is_empty() {
+                continue;
+            }
             let pool = service.txt_properties.get_property_val_str("pool").and_then(|pool| pool.parse().ok());
-            found.insert(service.fullname, PoolFound { url, pool });
+            found.insert(service.fullname, Announced { at, pool });
             // Which of two is meant, no third one tells.
-            if by_pool(found.values().cloned().collect()).len() > 1 {
+            if found.values().map(|announced| announced.pool).collect::<BTreeSet<_>>().len() > 1 {
                 break;
             }
             until = until.min(Instant::now() + OTHERS_TIME);
@@ -98,12 +142,12 @@ fn search(limit: Duration) -> mdns_sd::Result<Vec<PoolFound>> {
 }
 
 /// IPv4 first: a link-local IPv6 address needs a scope that a URL does not carry well.
-fn url_of(service: &ResolvedService) -> Option<String> {
+fn addresses_of(service: &ResolvedService) -> Vec<SocketAddr> {
     let scoped = |ip: &IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
     let mut ips: Vec<IpAddr> = service.addresses.iter().map(mdns_sd::ScopedIp::to_ip_addr).collect();
     ips.retain(|ip| !scoped(ip));
     ips.sort_by_key(|ip| (ip.is_ipv6(), *ip));
-    ips.first().map(|ip| format!("http://{}", SocketAddr::new(*ip, service.port)))
+    ips.into_iter().map(|ip| SocketAddr::new(ip, service.port)).collect()
 }
 
 /// No coordinator was found; says all that was tried.
@@ -196,6 +240,20 @@ fn by_pool(found: Vec<PoolFound>) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A coordinator on several networks announces all of its addresses; not all of them are on ours.
+    #[tokio::test]
+    async fn of_several_addresses_the_first_is_taken_that_is_reached() {
+        let listen = || std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let (here, also) = (listen(), listen());
+        let at = |listener: &std::net::TcpListener| listener.local_addr().expect("bound");
+        // The discard port: nobody listens there.
+        let nowhere: SocketAddr = "127.0.0.1:9".parse().expect("an address");
+        let url = |address: SocketAddr| Some(format!("http://{address}"));
+        assert_eq!(first_reached(vec![nowhere, at(&here), at(&also)]).await, url(at(&here)));
+        assert_eq!(first_reached(vec![nowhere]).await, url(nowhere), "so that what is wrong is said of it");
+        assert_eq!(first_reached(Vec::new()).await, None);
+    }
 
     #[test]
     fn coordinators_of_one_pool_are_one_choice() {

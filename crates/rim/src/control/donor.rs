@@ -6,12 +6,13 @@
 //! it until the last request of its connection is done. Also runs beside another's NBD server that lends its
 //! memory (`foreign_export`), with no data server at all. Tests: `tests/control_donor.rs`.
 
+use super::addresses::reached_by_others;
 use super::client::{CallError, Client};
 use super::{Clock, random};
-use cheetah_core::api::{API_VERSION, Answer, Call, Join, RefusalCode, Sync};
+use cheetah_core::api::{API_VERSION, Answer, Call, Join, Refusal, RefusalCode, Sync};
 use cheetah_core::donor::{Access, ConnId, Donor, Draining, Effect, Event, Exit, Grant, LeftWith, OpenError};
-use cheetah_core::limits::{EXTENT_BYTES, ORPHAN_NS, SECOND_NS};
-use cheetah_core::map::{DonorId, PoolId};
+use cheetah_core::limits::EXTENT_BYTES;
+use cheetah_core::map::{DonorId, DonorSecret, PoolId};
 use cheetah_core::units::{Time, show_bytes};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -77,6 +78,8 @@ pub struct DonorState {
     pub extents_held: u32,
     /// Why what it holds cannot be moved, while it has to be.
     pub stuck: Option<String>,
+    /// Why who answers in its coordinator's place is refused, while it keeps what it holds.
+    pub estranged: Option<String>,
     /// Set once it was told to leave.
     pub draining: Option<Draining>,
     /// Set once it went of its own accord while it held data.
@@ -199,6 +202,7 @@ pub struct DonorControl {
     pool: Client,
     hooks: DonorHooks,
     clock: Clock,
+    secret: DonorSecret,
     machine: Donor,
     asks: mpsc::UnboundedReceiver<Ask>,
     asks_sender: mpsc::UnboundedSender<Ask>,
@@ -214,8 +218,8 @@ pub struct DonorControl {
     exit: Option<Exit>,
     /// So that an outage is told once.
     reachable: bool,
-    /// So that it is told once that the pool does not know it.
-    orphan: bool,
+    /// Why the pool that answers is not its own, as it was told last.
+    estranged: Option<String>,
 }
 
 impl fmt::Debug for DonorControl {
@@ -252,6 +256,7 @@ impl DonorControl {
             pool,
             hooks,
             clock: Clock::start(),
+            secret: DonorSecret(random()?),
             machine,
             asks,
             asks_sender,
@@ -266,7 +271,7 @@ impl DonorControl {
             wake: None,
             exit: None,
             reachable: true,
-            orphan: false,
+            estranged: None,
         };
         Ok((control, handle))
     }
@@ -295,7 +300,6 @@ impl DonorControl {
                 event = question => {
                     self.question = None;
                     self.note_reachable(&event);
-                    self.note_pool(&event);
                     event
                 }
                 Some(ask) = self.asks.recv() => self.event_of(ask),
@@ -337,43 +341,43 @@ impl DonorControl {
         self.reachable = reachable;
     }
 
-    /// Says that another pool is where this donor's was, and what became of that.
-    fn note_pool(&mut self, event: &Event) {
-        let (url, before) = (self.pool.url(), *self.joined.borrow());
-        let name = self.called.borrow().clone();
-        match (event, before) {
-            (Event::JoinRefused { refusal }, _) if refusal.code == RefusalCode::Gone => {
-                let held = self.machine.extents_held();
-                if held == 0 || std::mem::replace(&mut self.orphan, true) {
-                    return;
-                }
-                let (held, rest) = (show_bytes(u64::from(held) * EXTENT_BYTES), ORPHAN_NS / SECOND_NS);
+    /// Says who answers in the place of its coordinator, and what that means, once for each that does; and that it is in another
+    /// pool than before.
+    fn note_pool(&mut self, joins: bool) {
+        let (name, url) = (self.called.borrow().clone(), self.pool.url());
+        let (before, pool) = (*self.joined.borrow(), self.machine.pool());
+        let shown = |pool: Option<PoolId>| pool.map_or_else(String::new, |pool| pool.to_string());
+        let estranged = self.machine.estranged().map(|why| why.message.clone());
+        if let Some(why) = estranged.as_ref().filter(|_| estranged != self.estranged) {
+            let held = show_bytes(u64::from(self.machine.extents_held()) * EXTENT_BYTES);
+            tracing::warn!(
+                "donor '{name}': who answers at {url} is not its coordinator: {why}. The {held} that it holds stay, who has \
+                 them attached is served, and it keeps asking for pool {}",
+                shown(pool)
+            );
+        }
+        if joins && estranged.is_none() && self.estranged.is_some() {
+            tracing::warn!("donor '{name}': its coordinator at {url} is back");
+        }
+        self.estranged = estranged;
+        if pool != before {
+            if before.is_some() {
                 tracing::warn!(
-                    "donor '{name}': the coordinator at {url} does not know it any more: {}; the {held} that it holds \
-                     stay with who has them attached, and when nobody was for {rest} s they are wiped and it joins \
-                     anew; to do that at once, end it and start it again",
-                    refusal.message
+                    "donor '{name}': the coordinator at {url} has another pool now, {}, and this donor joined it; it held \
+                     nothing of pool {}",
+                    shown(pool),
+                    shown(before)
                 );
             }
-            (Event::Joined { pool }, Some(before)) => {
-                self.orphan = false;
-                if before != *pool {
-                    tracing::warn!(
-                        "donor '{name}': the coordinator at {url} has another pool now, {pool}, and this donor joined \
-                         it; nothing of pool {before} is held any more"
-                    );
-                }
-            }
-            _ => {}
+            self.joined.send_replace(pool);
         }
     }
 
     fn step(&mut self, event: Event) {
-        if let Event::Joined { pool } = event {
-            self.joined.send_replace(Some(pool));
-        }
+        let joins = matches!(event, Event::Joined { .. });
         let mut effects = Vec::new();
         self.machine.step(self.clock.now(), event, &mut effects);
+        self.note_pool(joins);
         // Each step names its next wake-up; none means that nothing is waited for.
         self.wake = None;
         for effect in effects {
@@ -395,7 +399,8 @@ impl DonorControl {
             }
             let tends = machine.tends().into_iter().map(str::to_owned).collect();
             let (stuck, left_with) = (machine.stuck().map(str::to_owned), machine.left_with().cloned());
-            let now = DonorState { extents_held, draining, left_with, stuck, tends };
+            let estranged = machine.estranged().map(|why| why.message.clone());
+            let now = DonorState { extents_held, draining, left_with, stuck, estranged, tends };
             let is_old = *state == now;
             *state = now;
             !is_old
@@ -404,17 +409,20 @@ impl DonorControl {
 
     fn carry_out(&mut self, effect: Effect) {
         match effect {
-            Effect::Join { donor, pool } => {
-                let (options, called) = (self.options.clone(), self.called.clone());
-                let join = join(options, called, self.pool.clone(), donor, pool);
+            Effect::Join { donor, pool, revision } => {
+                let said = Said { donor, secret: self.secret, pool, revision };
+                let join = join(self.options.clone(), self.called.clone(), self.pool.clone(), said);
                 self.question = Some(Box::pin(join));
             }
-            Effect::Sync { donor, revision, connections, leaving, goodbye, offered } => {
+            Effect::Sync { donor, pool, revision, connections, leaving, goodbye, offered } => {
                 let (bytes_used, extents_offered) = ((self.hooks.bytes_used)(), offered);
-                let sync = Sync { revision, bytes_used, connections, leaving, goodbye, extents_offered };
+                let secret = self.secret;
+                let sync =
+                    Sync { secret, revision, bytes_used, connections, leaving, goodbye, extents_offered };
                 // A call under way is given up for this one.
                 let quiet = !self.reachable;
-                self.question = Some(Box::pin(sync_with(self.pool.clone(), donor, sync, quiet)));
+                let client = pool.map_or_else(|| self.pool.clone(), |pool| self.pool.meant_for(pool));
+                self.question = Some(Box::pin(sync_with(client, donor, sync, quiet)));
             }
             Effect::Publish(access) => {
                 self.access.send_replace(access);
@@ -454,26 +462,31 @@ impl DonorControl {
     }
 }
 
-async fn join(
-    options: DonorOptions,
-    called: watch::Sender<String>,
-    client: Client,
+/// What a donor says of itself when it joins.
+struct Said {
     donor: DonorId,
+    secret: DonorSecret,
     pool: Option<PoolId>,
-) -> Event {
+    revision: u64,
+}
+
+async fn join(options: DonorOptions, called: watch::Sender<String>, client: Client, said: Said) -> Event {
     let ip = match options.listen.ip() {
         ip if !ip.is_unspecified() => ip,
-        _ => match client.local_ip().await {
-            Ok(ip) => reachable_ip(ip),
+        _ => match reached_from(&client).await {
+            Ok(ip) => ip,
             Err(error) => return unreachable(&options.name, &error),
         },
     };
     let address = SocketAddr::new(ip, options.listen.port()).to_string();
     let DonorOptions { name, or_numbered, host, machine, extents, foreign_export, .. } = options;
+    let Said { donor, secret, pool, revision } = said;
     let join = Join {
         version: API_VERSION,
         donor,
+        secret,
         pool,
+        revision,
         name: name.clone(),
         or_numbered,
         host,
@@ -494,11 +507,28 @@ async fn join(
     }
 }
 
+/// The address at which others reach this machine, as far as its coordinator's network goes.
+///
+/// # Errors
+/// When the coordinator does not answer.
+pub async fn reached_from(client: &Client) -> Result<IpAddr, CallError> {
+    let from = client.local_ip().await?;
+    if !from.is_loopback() {
+        return Ok(from);
+    }
+    match client.call(Call::Pool).await? {
+        Answer::Pool(status) => Ok(reached_by_others(from, &status.addresses)),
+        _ => Ok(from),
+    }
+}
+
 async fn sync_with(client: Client, donor: DonorId, sync: Sync, quiet: bool) -> Event {
     match client.call(Call::Sync { donor, sync }).await {
         Ok(Answer::Duties(duties)) => Event::Duties(duties),
         Ok(_) => Event::Unreachable,
-        Err(CallError::Refused(refusal)) if refusal.code == RefusalCode::Gone => Event::Forgotten,
+        Err(CallError::Refused(Refusal { code: RefusalCode::Gone | RefusalCode::OtherPool, .. })) => {
+            Event::Forgotten
+        }
         Err(error) => {
             if !quiet {
                 tracing::warn!("{error}; the donor serves on, and keeps asking");

@@ -3,13 +3,15 @@
 //! Owns the connections to its members and the deadline of each request. Never: which keys there are (`store_etcd`)
 //! or who leads (`term`). Speaks the JSON gateway that every member serves beside gRPC, so that it needs no
 //! second HTTP stack and no compiler of protocols. Key invariant: every request ends by its time; one that is
-//! tried at a second member may have been carried out at the first, so callers make requests that can be repeated.
+//! asked of a second member may be carried out by the first, before or after, so callers make requests that can be repeated.
 //! Tests: below, and the end-to-end tests with a real etcd (`lab/tests/etcd.rs`).
 
 use super::client::host_port;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use cheetah_core::limits::{CONTROL_ANSWER_BYTES_MAX, ETCD_ATTEMPT_NS, ETCD_PAGE_KEYS_MAX, ETCD_PORT};
+use cheetah_core::limits::{
+    CONTROL_ANSWER_BYTES_MAX, ETCD_ATTEMPT_NS, ETCD_NEXT_NS, ETCD_PAGE_KEYS_MAX, ETCD_PORT,
+};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1::{self, SendRequest};
@@ -21,10 +23,11 @@ use serde_json::{Value, json};
 use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::net::TcpStream;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
 /// Connections kept for the next request: one for renewals, one for the rest.
@@ -142,6 +145,11 @@ type Sender = SendRequest<Full<Bytes>>;
 
 #[derive(Debug)]
 pub(super) struct Etcd {
+    members: Arc<Members>,
+}
+
+#[derive(Debug)]
+struct Members {
     at: EtcdAt,
     /// The member that answered last.
     first: AtomicUsize,
@@ -150,16 +158,17 @@ pub(super) struct Etcd {
 
 impl Etcd {
     pub(super) fn new(at: EtcdAt) -> Self {
-        Etcd { at, first: AtomicUsize::new(0), idle: Mutex::new(Vec::new()) }
+        let members = Members { at, first: AtomicUsize::new(0), idle: Mutex::new(Vec::new()) };
+        Etcd { members: Arc::new(members) }
     }
 
     pub(super) fn at(&self) -> &EtcdAt {
-        &self.at
+        &self.members.at
     }
 
     /// A key of ours.
     pub(super) fn key(&self, name: &str) -> String {
-        format!("/{}/{name}", self.at.prefix)
+        format!("/{}/{name}", self.members.at.prefix)
     }
 
     pub(super) async fn get(&self, key: &str, until: Instant) -> Result<Option<Found>, EtcdError> {
@@ -231,7 +240,7 @@ impl Etcd {
     /// This machine's address as etcd sees it.
     pub(super) async fn local_ip(&self, until: Instant) -> Result<IpAddr, EtcdError> {
         let mut why = String::new();
-        for member in &self.at.members {
+        for member in &self.members.at.members {
             match timeout_at(until, connect(member)).await {
                 Ok(Ok((_, ip))) => return Ok(ip),
                 Ok(Err(error)) => why = format!("{}: {error}", name_of(member)),
@@ -241,50 +250,67 @@ impl Etcd {
         Err(EtcdError::Unreachable(why))
     }
 
-    /// Asks one member after the other until one answers or the time is over.
+    /// Asks one member after the other until one answers or the time is over. The next is asked soon, without giving up the one
+    /// before: a member that is stopped takes requests and never answers, and what the others had been asked before they
+    /// chose another leader they never answer either.
     async fn ask<T: DeserializeOwned>(
         &self,
-        path: &str,
+        path: &'static str,
         body: &Value,
         until: Instant,
     ) -> Result<T, EtcdError> {
         let body = Bytes::from(body.to_string());
-        let members = self.at.members.len();
-        let first = self.first.load(Ordering::Relaxed);
+        let members = self.members.at.members.len();
+        let first = self.members.first.load(Ordering::Relaxed);
         let mut whys = vec![String::new(); members];
-        let mut tried = 0;
-        loop {
+        // One that is alone is not asked twice at once.
+        let patience = Duration::from_nanos(if members == 1 { ETCD_ATTEMPT_NS } else { ETCD_NEXT_NS });
+        let mut asked = JoinSet::new();
+        for tried in 0.. {
             let member = (first + tried) % members;
-            let name = name_of(&self.at.members[member]);
+            let (to, body) = (Arc::clone(&self.members), body.clone());
             let attempt = until.min(Instant::now() + Duration::from_nanos(ETCD_ATTEMPT_NS));
-            match timeout_at(attempt, self.attempt(member, path, body.clone())).await {
-                Ok(Ok((status, answer))) => match understand(status, &answer) {
-                    Ok(answer) => {
-                        self.first.store(member, Ordering::Relaxed);
-                        return Ok(answer);
+            asked.spawn(async move { (member, timeout_at(attempt, to.attempt(member, path, body)).await) });
+            let next = until.min(Instant::now() + patience);
+            // Who has failed is not asked again at once.
+            let soonest = Instant::now() + ROUND_PAUSE / u32::try_from(members).unwrap_or(u32::MAX);
+            while let Ok(Some(ended)) = timeout_at(next, asked.join_next()).await {
+                let Ok((member, answer)) = ended else { continue };
+                let name = name_of(&self.members.at.members[member]);
+                match answer {
+                    Ok(Ok((status, answer))) => match understand(status, &answer) {
+                        Ok(answer) => {
+                            self.members.first.store(member, Ordering::Relaxed);
+                            return Ok(answer);
+                        }
+                        Err(EtcdError::Unreachable(why)) => whys[member] = format!("{name}: {why}"),
+                        Err(EtcdError::Refused(why)) => {
+                            return Err(EtcdError::Refused(format!("{name}: {why}")));
+                        }
+                    },
+                    Ok(Err(why)) => whys[member] = format!("{name}: {why}"),
+                    // One that was cut short says less than what was heard before.
+                    Err(_) if whys[member].is_empty() || attempt < until => {
+                        whys[member] =
+                            format!("{name}: no answer in {:?}", Duration::from_nanos(ETCD_ATTEMPT_NS));
                     }
-                    Err(EtcdError::Unreachable(why)) => whys[member] = format!("{name}: {why}"),
-                    Err(EtcdError::Refused(why)) => return Err(EtcdError::Refused(format!("{name}: {why}"))),
-                },
-                Ok(Err(why)) => whys[member] = format!("{name}: {why}"),
-                // One that was cut short says less than what was heard before.
-                Err(_) if whys[member].is_empty() || attempt < until => {
-                    whys[member] =
-                        format!("{name}: no answer in {:?}", Duration::from_nanos(ETCD_ATTEMPT_NS));
+                    Err(_) => {}
                 }
-                Err(_) => {}
             }
-            tried += 1;
-            let round_done = tried.is_multiple_of(members);
-            let pause = if round_done { ROUND_PAUSE } else { Duration::ZERO };
-            if Instant::now() + pause >= until {
-                whys.retain(|why| !why.is_empty());
-                return Err(EtcdError::Unreachable(whys.join("; ")));
+            tokio::time::sleep_until(soonest.min(until)).await;
+            if Instant::now() >= until {
+                break;
             }
-            tokio::time::sleep(pause).await;
         }
+        whys.retain(|why| !why.is_empty());
+        if whys.is_empty() {
+            whys.push("no answer in time".to_owned());
+        }
+        Err(EtcdError::Unreachable(whys.join("; ")))
     }
+}
 
+impl Members {
     async fn attempt(&self, member: usize, path: &str, body: Bytes) -> Result<(StatusCode, Bytes), String> {
         let kept = match self.take(member) {
             Some(mut sender) => sender.ready().await.is_ok().then_some(sender),

@@ -7,12 +7,16 @@
 use super::journal::{BY, log};
 use super::store::{Store, StoreError};
 use super::{Clock, random};
+use crate::net::Endpoint;
+use crate::volume::probe;
 use cheetah_core::api::{Answer, Call, Refusal, RefusalCode};
 use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event, Found};
-use cheetah_core::limits::CONNECT_DEADLINE_NS;
+use cheetah_core::donor::greeting_name;
+use cheetah_core::limits::{CONNECT_DEADLINE_NS, EXTENT_BYTES};
 use cheetah_core::map::{DonorId, PoolId};
-use cheetah_core::units::Time;
+use cheetah_core::units::{Time, show_bytes};
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::net::TcpStream;
@@ -25,8 +29,20 @@ const BATCH_MAX: usize = 256;
 pub(super) type Outcome = Result<Answer, Refusal>;
 
 pub(super) enum Message {
-    Call { call: CallId, by: Option<String>, request: Box<Call>, reply: oneshot::Sender<Outcome> },
-    Hangup { call: CallId },
+    Call {
+        call: CallId,
+        by: Option<String>,
+        pool: Option<PoolId>,
+        request: Box<Call>,
+        reply: oneshot::Sender<Outcome>,
+    },
+    Hangup {
+        call: CallId,
+    },
+    Greeted {
+        call: CallId,
+        result: Result<(), String>,
+    },
 }
 
 /// Where calls go now: to a machine, or nowhere, and why.
@@ -60,7 +76,8 @@ impl Callers {
         Callers { desk, next: Arc::default() }
     }
 
-    pub(super) async fn call(&self, request: Call) -> Outcome {
+    /// `pool`: whom the caller means.
+    pub(super) async fn call(&self, pool: Option<PoolId>, request: Call) -> Outcome {
         let stopping = || Refusal {
             code: RefusalCode::Unavailable,
             message:
@@ -72,7 +89,7 @@ impl Callers {
         let call = CallId(self.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
         let (reply, answer) = oneshot::channel();
         let by = BY.try_with(Clone::clone).ok();
-        let message = Message::Call { call, by, request: Box::new(request), reply };
+        let message = Message::Call { call, by, pool, request: Box::new(request), reply };
         messages.send(message).map_err(|_| stopping())?;
         let mut waiting = Waiting { call, messages, answered: false };
         let answer = answer.await;
@@ -86,6 +103,8 @@ pub(super) struct Machine {
     store: Store,
     clock: Clock,
     messages: mpsc::UnboundedReceiver<Message>,
+    /// For what greets donors. Whether there are callers is not its matter.
+    greeters: mpsc::WeakUnboundedSender<Message>,
     replies: BTreeMap<CallId, oneshot::Sender<Outcome>>,
     wake: Option<Time>,
     /// Donors that are asked whether they are there; they end with the machine.
@@ -112,8 +131,11 @@ impl Machine {
         clock: Clock,
     ) -> (Self, mpsc::UnboundedSender<Message>) {
         let (sender, messages) = mpsc::unbounded_channel();
-        let (replies, reaching, callers) = (BTreeMap::new(), JoinSet::new(), BTreeMap::new());
-        (Machine { coordinator, store, clock, messages, replies, wake: None, reaching, callers }, sender)
+        let (greeters, reaching) = (sender.downgrade(), JoinSet::new());
+        let (replies, callers, wake) = (BTreeMap::new(), BTreeMap::new(), None);
+        let machine =
+            Machine { coordinator, store, clock, messages, greeters, replies, wake, reaching, callers };
+        (machine, sender)
     }
 
     pub(super) fn pool(&self) -> PoolId {
@@ -166,13 +188,14 @@ impl Machine {
     fn take(&mut self, message: Message, effects: &mut Vec<Effect>) -> Result<(), StoreError> {
         let mut caller = None;
         let event = match message {
-            Message::Call { call, by, request, reply } => {
+            Message::Call { call, by, pool, request, reply } => {
                 self.replies.insert(call, reply);
                 caller = by.map(|by| (call, by));
                 let entropy =
                     random().map_err(|error| StoreError::Failed(format!("no random numbers: {error}")))?;
-                Event::Call { call, entropy, request: *request }
+                Event::Call { call, entropy, pool, request: *request }
             }
+            Message::Greeted { call, result } => Event::Greeted { call, result },
             Message::Hangup { call } => {
                 self.replies.remove(&call);
                 Event::Hangup { call }
@@ -211,10 +234,36 @@ impl Machine {
                     let by = note.call.and_then(|call| self.callers.get(&call));
                     log(&note, by.map(String::as_str));
                 }
+                Effect::Greet { call, donor, address, foreign_export, extents } => {
+                    let greeters = self.greeters.clone();
+                    tokio::spawn(async move {
+                        let result = greet(donor, &address, foreign_export, extents).await;
+                        // A machine that has ended takes nobody in.
+                        let _ = greeters.upgrade().map(|to| to.send(Message::Greeted { call, result }));
+                    });
+                }
                 Effect::Store(_) | Effect::Forget(_) => {}
             }
         }
         self.callers.clear();
         Ok(())
     }
+}
+
+/// Whether the donor, or the server that lends its memory, answers at its address.
+async fn greet(
+    donor: DonorId,
+    address: &str,
+    foreign_export: Option<String>,
+    extents: u32,
+) -> Result<(), String> {
+    let address: SocketAddr = address.parse().map_err(|_| "that is no address".to_owned())?;
+    let own = foreign_export.is_none();
+    let export = foreign_export.unwrap_or_else(|| greeting_name(donor));
+    let session = probe(Endpoint::Tcp(address), export).await?;
+    let (has, lent) = (session.info.size, u64::from(extents) * EXTENT_BYTES);
+    if own || has >= lent {
+        return Ok(());
+    }
+    Err(format!("it has {}, and {} are lent", show_bytes(has), show_bytes(lent)))
 }

@@ -6,8 +6,9 @@
 //! Key invariant: a reply leaves only after what it depends on is stored. Tests: `tests/control*.rs`.
 //!
 //! Files: `wire` (a call as HTTP, both ways), `server`, `doorkeeper`, `service` and `machine` (the coordinator), `store`,
-//! `store_etcd`, `term` and `etcd` (several coordinators), `client`, `discovery`, `donor`, `journal` (what happened), and `openapi.json`, the description for others.
+//! `store_etcd`, `term` and `etcd` (several coordinators), `addresses`, `client`, `discovery`, `donor`, `journal` (what happened), and `openapi.json`, the description for others.
 
+mod addresses;
 mod client;
 mod discovery;
 mod donor;
@@ -26,7 +27,7 @@ mod wire;
 
 pub use client::{BadUrl, CallError, Client};
 pub use discovery::{NoPool, PoolFound, discover, find_pool};
-pub use donor::{Admission, DonorControl, DonorHandle, DonorHooks, DonorOptions, DonorState};
+pub use donor::{Admission, DonorControl, DonorHandle, DonorHooks, DonorOptions, DonorState, reached_from};
 pub use etcd::EtcdAt;
 pub use journal::own_name;
 pub use server::{CoordinateError, CoordinateOptions, Coordination, StateAt, coordinate};

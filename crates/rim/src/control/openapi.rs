@@ -4,14 +4,15 @@ use super::wire::{GrowBody, LeaveBody, OPENAPI, wire};
 use cheetah_core::api::{
     Amend, AtStake, Attach, Attached, Attachment, Call, Create, Crowd, DonorHealth, DonorStatus, Duties,
     Duty, Filled, Join, Joined, KeptSlot, Leaving, PoolStatus, Refusal, RefusalCode, Rehearsal, Renew,
-    Renewed, Size, Sync, VolumeDetail, VolumeHealth, VolumeReport, VolumeStatus, WaitsFor,
+    Renewed, Size, Stranger, Sync, VolumeDetail, VolumeHealth, VolumeReport, VolumeStatus, WaitsFor,
 };
 use cheetah_core::content::{
     Beside, ByteRange, Check, Content, ContentState, Fill, FillFrom, Load, Loaded, Source, Tell, Written,
 };
 use cheetah_core::layout::LostRange;
 use cheetah_core::map::{
-    BadRange, DonorId, Group, LeaseToken, Placement, PoolId, Redundancy, Route, Slot, VolumeId, VolumeMap,
+    BadRange, DonorId, DonorSecret, Group, LeaseToken, Placement, PoolId, Redundancy, Route, Slot, VolumeId,
+    VolumeMap,
 };
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,6 +31,7 @@ fn calls() -> Vec<Call> {
         Call::Sync {
             donor: DONOR,
             sync: Sync {
+                secret: DonorSecret(3),
                 revision: 1,
                 bytes_used: 2,
                 connections: 3,
@@ -109,7 +111,9 @@ fn join() -> Join {
     Join {
         version: 1,
         donor: DONOR,
+        secret: DonorSecret(3),
         pool: Some(PoolId(1)),
+        revision: 1,
         name,
         or_numbered: true,
         host,
@@ -225,7 +229,12 @@ fn shapes() -> Vec<(&'static str, Value)> {
         at_stake: at_stake.clone(),
     };
     let (donors, volumes) = (vec![donor.clone()], vec![status.clone()]);
-    let pool = PoolStatus { version: 1, pool: PoolId(1), bytes_total: 1, bytes_free: 1, donors, volumes };
+    let stranger = Stranger { name: "d".into(), host: "h".into(), address: "a".into(), pool: PoolId(2) };
+    let strangers = vec![stranger.clone()];
+    let (bytes_total, bytes_free) = (1, 1);
+    let (pool, addresses) = (PoolId(1), vec!["a".to_owned()]);
+    let pool =
+        PoolStatus { version: 1, pool, bytes_total, bytes_free, donors, volumes, addresses, strangers };
     let bodies = calls().into_iter().filter_map(|call| {
         let name = match call {
             Call::Join(_) => "Join",
@@ -243,6 +252,7 @@ fn shapes() -> Vec<(&'static str, Value)> {
     let beside = vec![Beside { holder: "x".into(), read_only: true }];
     let attached = Attached {
         token: TOKEN,
+        pool: PoolId(1),
         lease_ms: 1,
         map: map_of,
         unconfirmed,
@@ -272,6 +282,7 @@ fn shapes() -> Vec<(&'static str, Value)> {
         ("Route", json!(route)),
         ("PoolStatus", json!(pool)),
         ("DonorStatus", json!(donor)),
+        ("Stranger", json!(stranger)),
         ("VolumeStatus", json!(status)),
         ("Attachment", json!(attachment)),
         (

@@ -13,13 +13,16 @@ use super::journal::{BY, BY_HEADER, PEER, by};
 use super::machine::Callers;
 use super::service::{Role, Service};
 use super::store::StoreError;
-use super::wire::{GrowBody, LeaveBody, OPENAPI, VERSION_HEADER, answer_body, status, version_refusal};
+use super::wire::{
+    GrowBody, LeaveBody, OPENAPI, POOL_HEADER, VERSION_HEADER, answer_body, status, version_refusal,
+};
 use crate::descriptors;
 use crate::seating::{Place, Seating};
 use axum::Router;
 use axum::body::{HttpBody, to_bytes};
 use axum::extract::rejection::JsonRejection;
-use axum::extract::{Json, Path, Request, State};
+use axum::extract::{FromRequestParts, Json, Path, Request, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderValue, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
@@ -130,11 +133,9 @@ impl fmt::Display for CoordinateError {
                  --state",
                 directory.join("pool.redb").display()
             ),
-            CoordinateError::State { state, why } => write!(
-                f,
-                "the coordinator's state in {state} cannot be used: {why}; nothing was changed. Name another \
-                 state with --state, or --state memory"
-            ),
+            CoordinateError::State { state, why } => {
+                write!(f, "the coordinator's state in {state} cannot be used: {why}; nothing was changed")
+            }
             CoordinateError::Etcd { at, why } => write!(
                 f,
                 "the coordinator cannot start on {at}: {why}; nothing was changed. See that etcd (3.4 or later) \
@@ -164,6 +165,7 @@ impl std::error::Error for CoordinateError {}
 pub struct Coordination {
     address: SocketAddr,
     pool: PoolId,
+    is_new: bool,
     role: watch::Receiver<Role>,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<Result<(), CoordinateError>>,
@@ -192,6 +194,12 @@ impl Coordination {
     #[must_use]
     pub fn pool(&self) -> PoolId {
         self.pool
+    }
+
+    /// Nothing was stored before: no donor of any pool belongs to it.
+    #[must_use]
+    pub fn is_new(&self) -> bool {
+        self.is_new
     }
 
     /// Ends when the coordinator does: by itself only when its store fails for good.
@@ -229,13 +237,14 @@ pub async fn coordinate(options: CoordinateOptions) -> Result<Coordination, Coor
     let address = listener.local_addr().map_err(|why| CoordinateError::Listen { address: listen, why })?;
     let clock = Clock::start();
     let service = Service::start(&options.state, address, clock).await?;
-    let (pool, role, callers) = (service.pool(), service.role(), service.callers());
+    let (pool, is_new) = (service.pool(), service.is_new());
+    let (role, callers) = (service.role(), service.callers());
     let exposed = !address.ip().is_loopback();
     let (stop, stopping) = oneshot::channel();
     let seating = Seating::new(places, CONTROL_PEER_CONNECTIONS_MAX);
     let task = tokio::spawn(serve(listener, service, router(callers), seating, stopping));
     let announcement = exposed.then(|| announce(pool, address)).flatten();
-    Ok(Coordination { address, pool, role, stop: Some(stop), task, _announcement: announcement })
+    Ok(Coordination { address, pool, is_new, role, stop: Some(stop), task, _announcement: announcement })
 }
 
 impl From<StoreError> for CoordinateError {
@@ -336,7 +345,7 @@ fn router(callers: Callers) -> Router {
     Router::new()
         .route("/", get(|| async { BANNER }))
         .route("/openapi.json", get(|| async { ([(header::CONTENT_TYPE, "application/json")], OPENAPI) }))
-        .route("/v1/pool", get(|State(on): On| async move { answer(&on, Call::Pool).await }))
+        .route("/v1/pool", get(|on: On| async move { answer(&on, Call::Pool).await }))
         .route("/v1/donors", post(join))
         .route("/v1/donors/{donor}/sync", post(sync))
         .route("/v1/donors/{donor}/leave", post(leave))
@@ -357,66 +366,92 @@ fn router(callers: Callers) -> Router {
 const BANNER: &str = "This is a Cheetah coordinator: it pools idle memory into block volumes.\n\
                       Its API is described at /openapi.json; `cheetah status` shows the pool.\n";
 
-type On = State<Callers>;
+/// Where calls go, and the pool that this one is meant for.
+struct On {
+    callers: Callers,
+    pool: Option<PoolId>,
+}
+
+/// A request that is refused before it is a call.
+struct NoCall(Refusal);
+
+impl IntoResponse for NoCall {
+    fn into_response(self) -> Response {
+        refusal(&self.0)
+    }
+}
+
+impl FromRequestParts<Callers> for On {
+    type Rejection = NoCall;
+
+    async fn from_request_parts(parts: &mut Parts, callers: &Callers) -> Result<Self, NoCall> {
+        let pool = parts.headers.get(POOL_HEADER).map(|pool| {
+            let pool = pool.to_str().map_err(|error| error.to_string()).and_then(str::parse);
+            pool.map_err(|why| NoCall(invalid(format!("the header {POOL_HEADER}: {why}"))))
+        });
+        Ok(On { callers: callers.clone(), pool: pool.transpose()? })
+    }
+}
+
 type Given<T> = Result<Json<T>, JsonRejection>;
 
-async fn join(State(on): On, body: Given<Join>) -> Response {
+async fn join(on: On, body: Given<Join>) -> Response {
     with(body, |join| answer(&on, Call::Join(join))).await
 }
 
-async fn sync(State(on): On, Path(donor): Path<String>, body: Given<Sync>) -> Response {
+async fn sync(on: On, Path(donor): Path<String>, body: Given<Sync>) -> Response {
     match donor.parse::<DonorId>() {
         Ok(donor) => with(body, |sync| answer(&on, Call::Sync { donor, sync })).await,
         Err(why) => refusal(&invalid(format!("the donor in the path: {why}"))),
     }
 }
 
-async fn leave(State(on): On, Path(donor): Path<String>, body: Given<LeaveBody>) -> Response {
+async fn leave(on: On, Path(donor): Path<String>, body: Given<LeaveBody>) -> Response {
     with(body, |LeaveBody { force }| answer(&on, Call::Leave { donor, force })).await
 }
 
-async fn create(State(on): On, body: Given<Create>) -> Response {
+async fn create(on: On, body: Given<Create>) -> Response {
     with(body, |create| answer(&on, Call::Create(create))).await
 }
 
-async fn show(State(on): On, Path(name): Path<String>) -> Response {
+async fn show(on: On, Path(name): Path<String>) -> Response {
     answer(&on, Call::Show { name }).await
 }
 
-async fn delete_volume(State(on): On, Path(name): Path<String>) -> Response {
+async fn delete_volume(on: On, Path(name): Path<String>) -> Response {
     answer(&on, Call::Delete { name }).await
 }
 
-async fn grow(State(on): On, Path(name): Path<String>, body: Given<GrowBody>) -> Response {
+async fn grow(on: On, Path(name): Path<String>, body: Given<GrowBody>) -> Response {
     with(body, |GrowBody { size }| answer(&on, Call::Grow { name, size })).await
 }
 
-async fn attach(State(on): On, Path(name): Path<String>, body: Given<Attach>) -> Response {
+async fn attach(on: On, Path(name): Path<String>, body: Given<Attach>) -> Response {
     with(body, |attach| answer(&on, Call::Attach { name, attach })).await
 }
 
-async fn renew(State(on): On, Path((name, token)): Path<(String, String)>, body: Given<Renew>) -> Response {
+async fn renew(on: On, Path((name, token)): Path<(String, String)>, body: Given<Renew>) -> Response {
     match lease(&token) {
         Ok(token) => with(body, |renew| answer(&on, Call::Renew { name, token, renew })).await,
         Err(bad) => refusal(&bad),
     }
 }
 
-async fn amend(State(on): On, Path((name, token)): Path<(String, String)>, body: Given<Amend>) -> Response {
+async fn amend(on: On, Path((name, token)): Path<(String, String)>, body: Given<Amend>) -> Response {
     match lease(&token) {
         Ok(token) => with(body, |amend| answer(&on, Call::Amend { name, token, amend })).await,
         Err(bad) => refusal(&bad),
     }
 }
 
-async fn tell(State(on): On, Path((name, token)): Path<(String, String)>, body: Given<Tell>) -> Response {
+async fn tell(on: On, Path((name, token)): Path<(String, String)>, body: Given<Tell>) -> Response {
     match lease(&token) {
         Ok(token) => with(body, |tell| answer(&on, Call::Tell { name, token, tell })).await,
         Err(bad) => refusal(&bad),
     }
 }
 
-async fn detach(State(on): On, Path((name, token)): Path<(String, String)>) -> Response {
+async fn detach(on: On, Path((name, token)): Path<(String, String)>) -> Response {
     match lease(&token) {
         Ok(token) => answer(&on, Call::Detach { name, token }).await,
         Err(bad) => refusal(&bad),
@@ -444,8 +479,8 @@ async fn with<T, F: Future<Output = Response>>(body: Given<T>, call: impl FnOnce
     }
 }
 
-async fn answer(on: &Callers, call: Call) -> Response {
-    match on.call(call).await {
+async fn answer(on: &On, call: Call) -> Response {
+    match on.callers.call(on.pool, call).await {
         Ok(answer) => ([(header::CONTENT_TYPE, "application/json")], answer_body(&answer)).into_response(),
         Err(bad) => refusal(&bad),
     }

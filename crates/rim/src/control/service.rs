@@ -4,6 +4,7 @@
 //! election itself (`term`) or decisions (core). Key invariant: a machine begins with what is stored after its term
 //! began, and no machine outlives its term. Tests: `tests/control.rs`, `lab/tests/etcd.rs`.
 
+use super::addresses::reached_at;
 use super::donor::reachable_ip;
 use super::etcd::{Etcd, EtcdAt, EtcdError};
 use super::machine::{Callers, Desk, Machine, Message};
@@ -34,6 +35,8 @@ type Messages = mpsc::UnboundedSender<Message>;
 
 pub(super) struct Service {
     pool: PoolId,
+    /// There was none before.
+    is_new: bool,
     desk: watch::Sender<Desk>,
     role: watch::Sender<Role>,
     kind: Kind,
@@ -47,6 +50,7 @@ enum Kind {
 /// A machine and what it may answer by.
 struct Office {
     term: Arc<Term>,
+    is_new: bool,
     machine: Machine,
     messages: Messages,
 }
@@ -54,6 +58,7 @@ struct Office {
 struct Election {
     etcd: Arc<Etcd>,
     us: Leader,
+    listens: SocketAddr,
     clock: Clock,
     office: Option<Office>,
 }
@@ -66,31 +71,38 @@ impl Service {
         clock: Clock,
     ) -> Result<Self, CoordinateError> {
         let (desk, role) = (watch::channel(Err(standby("it starts"))).0, watch::channel(Role::Leads).0);
-        let (store, coordinator) = match state {
-            StateAt::Memory => (Store::Memory, restore(Vec::new(), clock)),
+        let (store, coordinator, is_new) = match state {
+            StateAt::Memory => (Store::Memory, restore(None, clock), true),
             StateAt::Directory(directory) => {
                 let failed = |error| match error {
                     StoreError::InUse => CoordinateError::StateInUse { directory: directory.clone() },
                     other => unusable(state, other),
                 };
                 let mut seen = Seen::look(directory).map_err(failed)?;
-                let coordinator = restore(std::mem::take(&mut seen.records), clock).map_err(failed)?;
-                (Store::File(Arc::new(seen.open().map_err(failed)?)), Ok(coordinator))
+                let is_new = seen.records.is_none();
+                let coordinator = restore(seen.records.take(), clock).map_err(failed)?;
+                (Store::File(Arc::new(seen.open().map_err(failed)?)), Ok(coordinator), is_new)
             }
             StateAt::Etcd(at) => {
                 let (election, pool) = Election::begin(at, address, clock, &role).await?;
-                return Ok(Service { pool, desk, role, kind: Kind::Elected(Box::new(election)) });
+                let is_new = election.office.as_ref().is_some_and(|office| office.is_new);
+                return Ok(Service { pool, is_new, desk, role, kind: Kind::Elected(Box::new(election)) });
             }
         };
-        let coordinator = coordinator.map_err(|error| unusable(state, error))?;
+        let mut coordinator = coordinator.map_err(|error| unusable(state, error))?;
+        coordinator.reached_at(reached_at(address));
         let (mut machine, messages) = Machine::new(coordinator, store, clock);
         machine.start().await?;
         let _ = desk.send_replace(Ok(messages));
-        Ok(Service { pool: machine.pool(), desk, role, kind: Kind::Alone(Box::new(machine)) })
+        Ok(Service { pool: machine.pool(), is_new, desk, role, kind: Kind::Alone(Box::new(machine)) })
     }
 
     pub(super) fn pool(&self) -> PoolId {
         self.pool
+    }
+
+    pub(super) fn is_new(&self) -> bool {
+        self.is_new
     }
 
     pub(super) fn callers(&self) -> Callers {
@@ -114,11 +126,11 @@ fn unusable(state: &StateAt, why: impl std::fmt::Display) -> CoordinateError {
     CoordinateError::State { state: state.to_string(), why: why.to_string() }
 }
 
-fn restore(records: Vec<Record>, clock: Clock) -> Result<Coordinator, StoreError> {
-    if records.is_empty() {
+fn restore(records: Option<Vec<Record>>, clock: Clock) -> Result<Coordinator, StoreError> {
+    let Some(records) = records else {
         let pool = random().map_err(|error| StoreError::Failed(format!("no random numbers: {error}")))?;
         return Ok(Coordinator::new(PoolId(pool)));
-    }
+    };
     Coordinator::restore(records, clock.now()).map_err(|BadState(why)| StoreError::Failed(why))
 }
 
@@ -147,7 +159,7 @@ impl Election {
             reached.set_ip(reachable_ip(etcd.local_ip(until).await.map_err(unreachable)?));
         }
         let us = Leader { url: url_of(reached), process: random().map_err(CoordinateError::Random)? };
-        let mut election = Election { etcd, us, clock, office: None };
+        let mut election = Election { etcd, us, listens: address, clock, office: None };
         look(&election.etcd, &election.us, until).await.map_err(unreachable)?;
         loop {
             match election.vote(until).await {
@@ -196,7 +208,7 @@ impl Election {
         stop: &mut oneshot::Receiver<()>,
     ) -> Result<(), CoordinateError> {
         loop {
-            if let Some(Office { term, machine, messages }) = self.office.take() {
+            if let Some(Office { term, machine, messages, .. }) = self.office.take() {
                 let _ = desk.send_replace(Ok(messages));
                 role.send_replace(Role::Leads);
                 let ended = machine.run(stop).await;
@@ -272,14 +284,17 @@ impl Election {
     async fn take_office(&mut self, term: Arc<Term>) -> Result<(), StoreError> {
         let serving = async {
             let store = EtcdStore::open(Arc::clone(&term)).await?;
-            let coordinator = restore(store.load().await?, self.clock)?;
+            let records = store.load().await?;
+            let is_new = records.is_none();
+            let mut coordinator = restore(records, self.clock)?;
+            coordinator.reached_at(reached_at(self.listens));
             let (mut machine, messages) = Machine::new(coordinator, Store::Etcd(store), self.clock);
             machine.start().await?;
-            Ok((machine, messages))
+            Ok((is_new, machine, messages))
         };
         match serving.await {
-            Ok((machine, messages)) => {
-                self.office = Some(Office { term, machine, messages });
+            Ok((is_new, machine, messages)) => {
+                self.office = Some(Office { term, is_new, machine, messages });
                 Ok(())
             }
             Err(error) => {

@@ -1,7 +1,7 @@
 //! The coordinator's records in etcd, for as long as a term lasts.
 //!
 //! Owns the keys under the prefix: `records/KEY#PART` (a record is cut into parts of `ETCD_PART_BYTES_MAX`),
-//! `commit` (who committed last, and how often) and the journal. Never: who leads (`term`), or what records mean.
+//! `commit` (who committed last, and how often), `made` (that there are records) and the journal. Never: who leads (`term`), or what records mean.
 //! Key invariants: every write is guarded by the leader's key *and* by the commit before it, so that it is done
 //! once at most, in order, and never by a coordinator that was deposed; and a commit is done whole or not at all.
 //! One that fits one transaction is that transaction. A larger one is first written to the journal; from the
@@ -15,11 +15,14 @@ use cheetah_core::coordinator::{Effect, Record};
 use cheetah_core::limits::{ETCD_PART_BYTES_MAX, ETCD_TXN_BYTES_MAX, ETCD_TXN_OPS_MAX};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::Mutex;
 
 const RECORDS: &str = "records/";
 const JOURNAL: &str = "journal";
 const COMPLETE: &str = "journal-complete";
+/// There once that a pool was stored.
+const MADE: &str = "made";
 
 /// What becomes of each record: its JSON, or nothing.
 type Changes = BTreeMap<String, Option<String>>;
@@ -28,6 +31,8 @@ type Changes = BTreeMap<String, Option<String>>;
 pub(super) struct EtcdStore {
     term: Arc<Term>,
     last: Mutex<Last>,
+    /// There was a commit with records: without any, they were lost.
+    made: AtomicBool,
 }
 
 /// The commit before the next one.
@@ -71,7 +76,9 @@ impl EtcdStore {
         let etcd = term.etcd();
         let commit = etcd.get(&etcd.key("commit"), term.deadline()).await?;
         let value = commit.map(|found| text(found.value)).transpose()?;
-        let store = EtcdStore { term: Arc::clone(&term), last: Mutex::new(Last { value, number: 0 }) };
+        let made = etcd.get(&etcd.key(MADE), term.deadline()).await?.is_some();
+        let (last, made) = (Mutex::new(Last { value, number: 0 }), AtomicBool::new(made));
+        let store = EtcdStore { term: Arc::clone(&term), last, made };
         // From here on no transaction of an earlier leader can be carried out, however late it arrives.
         store.guarded(Vec::new()).await?;
         if let Some(journal) = store.journal().await? {
@@ -85,18 +92,38 @@ impl EtcdStore {
         &self.term
     }
 
-    pub(super) async fn load(&self) -> Result<Vec<Record>, StoreError> {
+    /// `None` where nobody has committed anything yet.
+    pub(super) async fn load(&self) -> Result<Option<Vec<Record>>, StoreError> {
         let records = self.values(RECORDS).await?;
+        if records.is_empty() {
+            return match self.made.load(Ordering::Relaxed) {
+                false => Ok(None),
+                true => Err(failed(format!(
+                    "{} had a pool, and its records are gone: restore them, or start a new pool with another prefix",
+                    self.term.etcd().at()
+                ))),
+            };
+        }
         let unreadable =
             |key: &str, error| failed(format!("{}: record {key}: {error}", self.term.etcd().at()));
+        let records = records.iter();
         records
-            .iter()
             .map(|(key, value)| serde_json::from_str(value).map_err(|error| unreadable(key, error)))
-            .collect()
+            .collect::<Result<_, _>>()
+            .map(Some)
     }
 
     /// Carries out the `Store` and `Forget` among the effects: all of it, or nothing.
     pub(super) async fn commit(&self, effects: &[Effect]) -> Result<(), StoreError> {
+        self.commit_changes(effects).await?;
+        if !self.made.swap(true, Ordering::Relaxed) {
+            let made = self.term.etcd().key(MADE);
+            self.guarded(vec![Op::Put(made, b"yes".to_vec(), 0)]).await?;
+        }
+        Ok(())
+    }
+
+    async fn commit_changes(&self, effects: &[Effect]) -> Result<(), StoreError> {
         let changes = changes(effects)?;
         let mut steps = self.steps(&changes);
         if let (Some(only), true) = (steps.pop(), steps.is_empty()) {
@@ -209,7 +236,11 @@ fn changes(effects: &[Effect]) -> Result<Changes, StoreError> {
             Effect::Forget(key) => {
                 changes.insert(key.to_string(), None);
             }
-            Effect::Reply { .. } | Effect::WakeAt(_) | Effect::Reach { .. } | Effect::Note(_) => {}
+            Effect::Reply { .. }
+            | Effect::Greet { .. }
+            | Effect::Reach { .. }
+            | Effect::WakeAt(_)
+            | Effect::Note(_) => {}
         }
     }
     Ok(changes)

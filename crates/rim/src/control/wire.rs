@@ -4,7 +4,10 @@
 //! version. Never: sockets. Tests: below, and `tests/control.rs` for each route with a real server.
 
 use cheetah_core::api::{API_VERSION, Answer, Call, Refusal, RefusalCode, Size};
-use cheetah_core::limits::{CONTROL_DEADLINE_NS, DONOR_SILENCE_NS, HEARTBEAT_NS, LEASE_RENEW_NS};
+use cheetah_core::limits::{
+    CONTROL_DEADLINE_NS, DONOR_SILENCE_NS, GREETING_NS, HEARTBEAT_NS, LEASE_RENEW_NS,
+};
+use cheetah_core::map::PoolId;
 use hyper::{Method, StatusCode};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -15,6 +18,9 @@ pub const OPENAPI: &str = include_str!("openapi.json");
 
 /// Both ends send it with every message.
 pub(super) const VERSION_HEADER: &str = "cheetah-api";
+
+/// The pool that a call is meant for, where its caller knows; another pool's coordinator does not carry it out.
+pub(super) const POOL_HEADER: &str = "cheetah-pool";
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct LeaveBody {
@@ -30,6 +36,7 @@ pub(super) struct GrowBody {
 pub(super) struct Wire {
     pub(super) method: Method,
     pub(super) path: String,
+    pub(super) pool: Option<PoolId>,
     /// JSON; empty when the call has no body.
     pub(super) body: Vec<u8>,
     pub(super) deadline: Duration,
@@ -41,7 +48,7 @@ pub(super) fn wire(call: &Call) -> Wire {
     let (method, path, body, held, parse): (_, _, _, _, fn(&[u8]) -> _) = match call {
         Call::Pool => (Method::GET, "/v1/pool".to_owned(), Vec::new(), 0, |b| json(b).map(Answer::Pool)),
         Call::Join(join) => {
-            (Method::POST, "/v1/donors".to_owned(), bytes(join), 0, |b| json(b).map(Answer::Joined))
+            (Method::POST, "/v1/donors".to_owned(), bytes(join), GREETING_NS, |b| json(b).map(Answer::Joined))
         }
         Call::Sync { donor, sync } => {
             let path = format!("/v1/donors/{donor}/sync");
@@ -84,7 +91,8 @@ pub(super) fn wire(call: &Call) -> Wire {
             (Method::DELETE, volume(name, &format!("/leases/{token}")), Vec::new(), 0, |_| Ok(Answer::Done))
         }
     };
-    Wire { method, path, body, deadline: Duration::from_nanos(held + CONTROL_DEADLINE_NS), parse }
+    let deadline = Duration::from_nanos(held + CONTROL_DEADLINE_NS);
+    Wire { method, path, pool: None, body, deadline, parse }
 }
 
 fn volume(name: &str, rest: &str) -> String {
@@ -129,8 +137,10 @@ pub(super) fn status(code: RefusalCode) -> StatusCode {
         RefusalCode::NotFound => StatusCode::NOT_FOUND,
         RefusalCode::Conflict => StatusCode::CONFLICT,
         RefusalCode::PoolFull => StatusCode::INSUFFICIENT_STORAGE,
+        RefusalCode::Unreachable => StatusCode::FAILED_DEPENDENCY,
         RefusalCode::Version => StatusCode::UPGRADE_REQUIRED,
         RefusalCode::Gone => StatusCode::GONE,
+        RefusalCode::OtherPool => StatusCode::MISDIRECTED_REQUEST,
         RefusalCode::Unavailable | RefusalCode::Standby => StatusCode::SERVICE_UNAVAILABLE,
     }
 }

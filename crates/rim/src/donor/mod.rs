@@ -161,7 +161,8 @@ async fn client(fd: OwnedFd, arena: &Arena, gate: Gate, place: &Place) -> Result
     let access = gate.access();
     let mut door = Door { gate, access: access.clone(), entered: None };
     let Some(accepted) = accept::handshake(&fd, &mut door).await else { return Ok(()) };
-    let pass = door.entered.ok_or("the handshake ended without a lookup")?;
+    // Who only greeted has nothing to ask for.
+    let Some(pass) = door.entered else { return Ok(()) };
     place.works();
     let connection = Connection::new(&fd, arena, accepted.session, pass.grant, accepted.early);
     tokio::select! {
@@ -185,6 +186,10 @@ impl Exports for Door {
     const DIRTY: bool = true;
 
     async fn lookup(&mut self, export: &str, purpose: Purpose) -> Result<ExportInfo, ExportError> {
+        if let Some(greeted) = self.access.get().greeted(export) {
+            greeted.map_err(refusal)?;
+            return Ok(ExportInfo::new(0, TransmissionFlags::EMPTY.with(TransmissionFlags::READ_ONLY)));
+        }
         let grant = if purpose == Purpose::Go {
             let pass = self.gate.open(export).await.map_err(refusal)?;
             self.entered.insert(pass).grant
