@@ -20,7 +20,6 @@ use cheetah_core::map::{DonorId, LeaseToken, PoolId, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
 use cheetah_core::volume::{self, Caching, Effect, Event, Key, LinkFailure, Mem, PartError, PartOp, Volume};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-
 /// A machine that is woken has no reason to be woken at the same time again, but once or twice.
 const WAKES_AT_ONCE_MAX: u32 = 20;
 
@@ -38,7 +37,7 @@ pub(crate) enum Phase {
     Attached,
     /// Takes no more requests, and finishes when none is on its way.
     Closing,
-    /// Until its donors know that nothing is half written; then it detaches.
+    /// Until its donors know that nothing is half written.
     Finishing,
     Ended,
 }

@@ -168,6 +168,38 @@ fn volume_status() -> VolumeStatus {
     }
 }
 
+fn donor_status() -> DonorStatus {
+    DonorStatus {
+        donor: DONOR,
+        name: "d".into(),
+        host: "h".into(),
+        machine: "m".into(),
+        address: "a".into(),
+        health: DonorHealth::Alive,
+        bytes_total: 1,
+        bytes_free: 1,
+        bytes_used: 1,
+        bytes_held: 1,
+        bytes_offered: 1,
+        leaving: true,
+        heard: true,
+        silent_ms: 1,
+    }
+}
+
+/// Those that say what a volume holds.
+fn content_shapes() -> Vec<(&'static str, Value)> {
+    vec![
+        ("Content", json!(content())),
+        ("Load", json!(content().load)),
+        ("Written", json!(content().written)),
+        ("Source", json!(fill().source)),
+        ("Fill", json!(fill())),
+        ("ByteRange", json!(tell().unreadable[0])),
+        ("Loaded", json!(tell().loaded)),
+    ]
+}
+
 /// One of each shape, by the name of its schema, with every option present.
 fn shapes() -> Vec<(&'static str, Value)> {
     let route = Route { name: "d".into(), address: "a".into(), foreign_export: Some(String::new()) };
@@ -192,29 +224,13 @@ fn shapes() -> Vec<(&'static str, Value)> {
     let status = volume_status();
     let (crowd, rehearsal) =
         (status.crowd.clone(), Rehearsal { host: "h".into(), slots: 1, slots_homeless: 1 });
-    let donor = DonorStatus {
-        donor: DONOR,
-        name: "d".into(),
-        host: "h".into(),
-        machine: "m".into(),
-        address: "a".into(),
-        health: DonorHealth::Alive,
-        bytes_total: 1,
-        bytes_free: 1,
-        bytes_used: 1,
-        bytes_held: 1,
-        bytes_offered: 1,
-        leaving: true,
-        heard: true,
-        silent_ms: 1,
-    };
+    let donor = donor_status();
     let lost = LostRange { donor: Some(DONOR), offset: 0, len: 1, stride: 1, count: 1 };
-    let (name, extents) = ("v".to_owned(), vec![0]);
     let duty = Duty {
         volume: VolumeId(1),
-        name,
+        name: "v".into(),
         epoch: 1,
-        extents,
+        extents: vec![0],
         writer: Some(TOKEN),
         readers: vec![TOKEN],
         tend: true,
@@ -231,10 +247,9 @@ fn shapes() -> Vec<(&'static str, Value)> {
     let (donors, volumes) = (vec![donor.clone()], vec![status.clone()]);
     let stranger = Stranger { name: "d".into(), host: "h".into(), address: "a".into(), pool: PoolId(2) };
     let strangers = vec![stranger.clone()];
-    let (bytes_total, bytes_free) = (1, 1);
     let (pool, addresses) = (PoolId(1), vec!["a".to_owned()]);
     let pool =
-        PoolStatus { version: 1, pool, bytes_total, bytes_free, donors, volumes, addresses, strangers };
+        PoolStatus { version: 1, pool, bytes_total: 1, bytes_free: 1, donors, volumes, addresses, strangers };
     let bodies = calls().into_iter().filter_map(|call| {
         let name = match call {
             Call::Join(_) => "Join",
@@ -301,15 +316,9 @@ fn shapes() -> Vec<(&'static str, Value)> {
         ("Leaving", json!(Leaving { at_stake: at_stake.into_iter().flatten().collect() })),
         ("LostRange", json!(lost)),
         ("Beside", json!(beside[0])),
-        ("Content", json!(content())),
-        ("Load", json!(content().load)),
-        ("Written", json!(content().written)),
-        ("Source", json!(fill().source)),
-        ("Fill", json!(fill())),
-        ("ByteRange", json!(tell().unreadable[0])),
-        ("Loaded", json!(tell().loaded)),
         ("Refusal", json!(refusal)),
     ]);
+    shapes.extend(content_shapes());
     shapes
 }
 
