@@ -144,7 +144,11 @@ impl Coordinator {
         if tell.untouched && fills {
             self.never_touched(token);
         } else if fills {
+            let complete = tell.loaded.is_some();
             self.set_content(id, |content| told_of_load(content, tell, now));
+            if complete {
+                self.note_loaded(id, token);
+            }
         } else if tell.written {
             self.note_written(id, Written { at: now, by, certain: true });
         } else if tell.unsure {

@@ -114,6 +114,15 @@ impl Coordinator {
         self.note(Note { event, volume: Some(name), holder: Some(holder), text, is_bad, ..Note::default() });
     }
 
+    /// All of a source is in a volume.
+    pub(super) fn note_loaded(&mut self, id: VolumeId, token: LeaseToken) {
+        let Some(volume) = self.volumes.get(&id) else { return };
+        let holder = self.leases.get(&token).map(|lease| lease.record.holder.clone());
+        let name = volume.map.name.clone();
+        let text = format!("volume {name} is loaded");
+        self.note(Note { event: "load-complete", volume: Some(name), holder, text, ..Note::default() });
+    }
+
     pub(super) fn note_set_aside(&mut self, id: VolumeId, token: LeaseToken, donor: DonorId, why: &str) {
         let holder = self.leases.get(&token).map(|lease| lease.record.holder.clone());
         let volume = self.volumes.get(&id).map(|volume| volume.map.name.clone());
