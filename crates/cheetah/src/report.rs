@@ -562,7 +562,7 @@ mod tests {
         let summary = Summary::of(&status);
         assert_eq!(
             summary.summary,
-            "lost: volume case7 (volume-lost), and 2 more; `cheetah status` says what to do"
+            "lost: volume case7 (volume-lost), and 1 more; `cheetah status` says what to do"
         );
         assert_eq!(exit_of(summary.state), Some(Exit::DataLost));
         status.volumes.clear();

@@ -36,7 +36,9 @@ fn everything_is_there_and_leases_go_on() {
 fn a_state_that_is_older_than_its_donors_is_refused_until_the_newest_is_back() {
     let mut world = World::with_donors(&[4]);
     let old = world.store.clone();
-    world.create("v", Size::Bytes(E), None).expect("created");
+    for name in ["v", "w", "x"] {
+        world.create(name, Size::Bytes(E), None).expect("created");
+    }
     let newest = std::mem::replace(&mut world.store, old);
     world.restart();
     let ahead = world.donors[&DonorId(1)].revision;

@@ -532,8 +532,12 @@ fn a_request_is_not_answered_before_all_of_its_writes_were_sent() {
         });
         let results: Vec<_> = client.done.iter().take(256).map(|done| (done.token, done.result)).collect();
         let lied = !way.orders.lies.load(Ordering::Acquire);
+        let of_first = results.iter().find(|(token, _)| *token == 0).map(|(_, result)| *result);
         let expected = if lied { Err(VolumeError::DonorLost) } else { Ok(()) };
-        assert!(results.iter().all(|(_, result)| *result == expected), "lied: {lied}, {results:?}");
+        assert_eq!(of_first, Some(expected), "lied: {lied}, {results:?}");
+        // On a busy machine some of the others leave, and are answered, before that.
+        let fits = |result| result == Ok(()) || result == expected;
+        assert!(results.iter().all(|(_, result)| fits(*result)), "lied: {lied}, {results:?}");
         lied
     });
     assert!(lied, "nothing was merged");

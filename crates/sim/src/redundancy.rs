@@ -205,8 +205,10 @@ impl World {
 
     fn waits_for_some_donor(&self, map: &VolumeMap) -> bool {
         let mut held = map.groups.iter().flat_map(|group| &group.slots).filter_map(|slot| slot.held);
-        let lives = |id: DonorId| !self.verdict.dead.contains_key(&id);
-        held.any(|held| lives(held.donor) && self.verdict.is_in_trouble(held.donor, self.now))
+        // One that was lost with its host is silent: nobody knows that it does not come back.
+        let silent =
+            |id: DonorId| self.verdict.dead.contains_key(&id) || self.verdict.is_in_trouble(id, self.now);
+        held.any(|held| silent(held.donor))
     }
 
     /// What the records call lost was half written when a writer and a donor ended, and nothing else is.
