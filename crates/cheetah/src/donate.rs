@@ -148,7 +148,7 @@ async fn find_in_time(pool: &cli::PoolArg, signals: &mut Signals) -> Result<Opti
                 Ok(pool) => return Ok(Some(pool)),
                 Err(Missing::ForGood(failure)) => return Err(failure),
                 Err(Missing::Yet(why)) if !std::mem::replace(&mut said, true) => {
-                    eprintln!("cheetah: waiting for the pool, looking each second until Ctrl-C: {why}");
+                    output::note(&format!("waiting for the pool, looking each second until Ctrl-C: {why}"));
                 }
                 Err(Missing::Yet(_)) => {}
             }

@@ -49,11 +49,11 @@ pub async fn coordinate(options: cli::Coordinate) -> Result<(), Failure> {
     let mut running = running.map_err(|e| Failure::failed(e.to_string()))?;
     warn_if_clear("control traffic", running.address());
     if running.is_new() {
-        eprintln!(
-            "cheetah: new pool {}: it has nothing of any pool before it, and donors that hold something of another keep \
+        output::note(&format!(
+            "new pool {}: it has nothing of any pool before it, and donors that hold something of another keep \
              that and do not join",
             running.pool()
-        );
+        ));
     }
     let mut signals = Signals::listen()?;
     output::ready(&running.url());

@@ -136,7 +136,7 @@ impl Cluster {
             ports.iter().map(|(client, peer)| format!("m{client}={}", url(*peer))).collect();
         let member = |(client, peer): &(u16, u16)| {
             let mut command = tools::command("etcd");
-            command.arg("--data-dir").arg(scratch.join(&client.to_string()));
+            command.arg("--data-dir").arg(scratch.join(client.to_string()));
             command.args(["--name", &format!("m{client}"), "--initial-cluster", &all.join(",")]);
             command.args(["--listen-client-urls", &url(*client), "--advertise-client-urls", &url(*client)]);
             command.args(["--listen-peer-urls", &url(*peer), "--initial-advertise-peer-urls", &url(*peer)]);

@@ -54,6 +54,7 @@ pub(crate) fn fill(
 }
 
 #[cfg(test)]
+#[expect(clippy::single_range_in_vec_init, reason = "lists of ranges, some of one")]
 mod tests {
     use super::*;
 
@@ -88,7 +89,7 @@ mod tests {
         assert_eq!(read_with(&[1024..1030], 1030, 512).1, [1024..1030]);
         assert_eq!(read_with(&[0..1, 3000..3001], 3001, 512).1, [0..512, 2560..3001]);
         let everything = 0..3 * 4096 + 5;
-        assert_eq!(read_with(&[everything.clone()], everything.end, 4096).1, [everything]);
+        assert_eq!(read_with(std::slice::from_ref(&everything), everything.end, 4096).1, [everything]);
         assert!(read_with(&[], 4096, 512).1.is_empty());
     }
 

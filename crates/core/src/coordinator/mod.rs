@@ -81,7 +81,6 @@ pub enum Found {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-#[expect(clippy::large_enum_variant, reason = "few at a time, and each is moved once")]
 pub enum Effect {
     /// Keep this record, in place of an earlier one of the same key.
     Store(Record),
@@ -111,6 +110,7 @@ pub enum Effect {
 }
 
 /// What becomes of a call: answered now, or held until a time at most.
+#[expect(clippy::large_enum_variant, reason = "one at a time, and it is moved once")]
 enum Outcome {
     Answer(Answer),
     Hold(Held, Time),
