@@ -10,7 +10,7 @@ use crate::world::{ClientEv, Ev, World};
 use cheetah_core::api::Call;
 use cheetah_core::coordinator::{Key, LeaseRecord, Record, VolumeRecord};
 use cheetah_core::donor::export_name;
-use cheetah_core::limits::{EXTENT_BYTES, SECOND_NS};
+use cheetah_core::limits::{EXTENT_BYTES, REQUEST_DEADLINE_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, LeaseToken, VolumeId};
 use cheetah_core::volume::{Event, Op, Request};
 use std::collections::BTreeSet;
@@ -32,7 +32,8 @@ impl World {
                 self.attach(name, false);
             }
         }
-        self.pass(20 * SECOND_NS);
+        // Who is silent is waited for as long as a request may take.
+        self.pass(REQUEST_DEADLINE_NS + 5 * SECOND_NS);
         let attached: Vec<usize> =
             (0..self.clients.len()).filter(|c| self.clients[*c].phase == Phase::Attached).collect();
         for c in &attached {
