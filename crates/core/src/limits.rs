@@ -182,9 +182,9 @@ pub const OWNER_LOOK_SHORT_NS: u64 = SECOND_NS / 32;
 /// How fast memory becomes less is measured over this time at least, and again from one look to the next.
 pub const OWNER_FALL_NS: u64 = SECOND_NS / 8;
 /// A donor ends when memory lasts no longer than this, and this for each extent in use: a kernel was seen to take 20 ms
-/// for a GiB of small pages until it frees the first, and longer where they are locked.
-pub const OWNER_LAST_NS: u64 = SECOND_NS / 2;
-pub const OWNER_LAST_EXTENT_NS: u64 = 3 * MILLISECOND_NS;
+/// for a GiB of small pages until it frees the first.
+pub const OWNER_LAST_NS: u64 = SECOND_NS / 5;
+pub const OWNER_LAST_EXTENT_NS: u64 = 2 * MILLISECOND_NS;
 /// So much of what seems available may not be had (and no more than an eighth of the reserve): the kernel's figures are
 /// not exact.
 pub const OWNER_FLOOR_BYTES_MAX: u64 = 32 << 20;

@@ -43,6 +43,10 @@ impl fmt::Display for Kept {
 /// Keeps what a donor lends off disks, as well as it may.
 #[must_use]
 pub fn keep_arena(arena: &Arena) -> Kept {
+    // A kernel takes longer to free pages that are locked, and a machine's owner may be waiting for them.
+    if swap_devices(Path::new("/")).is_empty() {
+        return Kept::NoSwap;
+    }
     raise_limit();
     // All else that it has as well, where no later mapping can fail by that.
     let all = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
