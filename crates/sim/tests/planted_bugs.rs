@@ -79,8 +79,3 @@ fn a_donor_that_asks_for_no_lease() {
 fn a_client_that_does_not_hear_of_refused_connections() {
     is_found_by(Bug::RefusalUnheard, Fault::KillTwo);
 }
-
-#[test]
-fn a_client_that_serves_a_loss_before_it_is_recorded() {
-    is_found_by(Bug::LossNotRecorded, Fault::EndTogether);
-}
