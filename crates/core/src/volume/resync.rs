@@ -9,7 +9,6 @@
 
 use super::judge::{Doubt, Hearing};
 use super::strip::{Missed, Phase, Progress, Slots, Strip, Work, bit, slots_of};
-
 use super::types::{Effect, Fragment, Mem, PartOp, StatusRun, VolumeError};
 use super::upkeep::PAUSE_NS;
 use super::{Key, Stage, Volume};

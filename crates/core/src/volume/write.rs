@@ -448,14 +448,11 @@ impl Volume {
             .filter(|slot| lost & bit(*slot) == 0 && self.is_held(group, *slot))
             .count();
         if waits.is_empty() && held >= self.geometry.data as usize {
-            if !self.is_recorded_as_rewritten(key) {
-                let lost = self.lease_lost.then_some(Err(VolumeError::LeaseLost));
-                return match lost {
-                    Some(lost) => self.end_strip(now, key, lost, effects),
-                    None => self.set_phase_excluding(key),
-                };
-            }
-            return self.end_strip(now, key, Ok(()), effects);
+            return match self.is_recorded_as_rewritten(key) {
+                true => self.end_strip(now, key, Ok(()), effects),
+                false if self.lease_lost => self.end_strip(now, key, Err(VolumeError::LeaseLost), effects),
+                false => self.wait_for_the_coordinator(key),
+            };
         }
         if held < self.geometry.data as usize {
             return self.end_strip(now, key, Err(VolumeError::DonorLost), effects);
@@ -474,7 +471,7 @@ impl Volume {
         self.drop_parts(key, effects);
         self.free_scratch(key);
         self.strips.get_mut(key).expect("it has written").missed = waits;
-        self.set_phase_excluding(key);
+        self.wait_for_the_coordinator(key);
     }
 
     /// What was lost for good and is written again answers errors to the next attachment until the coordinator has heard of
@@ -489,7 +486,7 @@ impl Volume {
         !self.is_rewritten_unheard(group, lo, hi)
     }
 
-    fn set_phase_excluding(&mut self, key: Key) {
+    fn wait_for_the_coordinator(&mut self, key: Key) {
         self.strips.get_mut(key).expect("it has written").phase = Phase::Excluding;
     }
 
@@ -508,10 +505,11 @@ impl Volume {
         if alone || !strip.wrote {
             return;
         }
-        // Whatever did not fit together there does now, but for who missed this.
+        // Who missed something before misses it still.
         if matches!(strip.work, Work::Mend { .. }) {
-            return; // What it missed before it misses still.
+            return;
         }
+        // Whatever did not fit together there does now, but for who missed this.
         if matches!(strip.work, Work::Resync) {
             self.torn.retain(|torn| (torn.group, torn.lo, torn.hi) != (group, lo, hi));
         }
