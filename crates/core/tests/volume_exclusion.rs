@@ -19,18 +19,6 @@ fn without(mut map: VolumeMap, gone: DonorId) -> VolumeMap {
     map
 }
 
-fn amendments(world: &mut World) -> Vec<Amend> {
-    let mut all = Vec::new();
-    world.effects.retain(|effect| match effect {
-        Effect::Amend(amend) => {
-            all.push(amend.clone());
-            false
-        }
-        _ => true,
-    });
-    all
-}
-
 #[test]
 fn a_write_that_a_donor_missed_is_acknowledged_once_that_is_recorded() {
     let mirror = wide(Redundancy { data: 1, parity: 1 });
@@ -45,7 +33,7 @@ fn a_write_that_a_donor_missed_is_acknowledged_once_that_is_recorded() {
     let session = world.session(DonorId(2));
     world.fail(DonorId(2), session, LinkFailure::NotOpened("refused".into()));
     assert_eq!(world.completed(), [], "nobody knows yet that donor 2 missed it");
-    let asked = amendments(&mut world);
+    let asked = world.amendments();
     assert_eq!(
         asked.iter().flat_map(|amend| &amend.exclude).map(|(id, _)| *id).collect::<Vec<_>>(),
         [DonorId(2)]
@@ -54,7 +42,7 @@ fn a_write_that_a_donor_missed_is_acknowledged_once_that_is_recorded() {
     assert_eq!(world.completed(), [], "the coordinator could not be asked");
     let again = (0..100).any(|_| {
         world.wake();
-        !amendments(&mut world).is_empty()
+        !world.amendments().is_empty()
     });
     assert!(again, "it is asked again");
     world.step(Event::Amended(Some(without(mirror, DonorId(2)))));
@@ -71,7 +59,7 @@ fn reader_that_waits() -> (World, u64) {
     let still = || Ok(vec![StatusRun { len: KEPT, hole: true }]);
     // The lanes, then who wrote lately.
     for op in [PartOp::Read, PartOp::Survey] {
-        assert_eq!(amendments(&mut world), []);
+        assert_eq!(world.amendments(), []);
         let sent = world.sent();
         assert_eq!(
             sent.iter().map(|sent| (sent.donor, sent.op)).collect::<Vec<_>>(),
@@ -81,7 +69,7 @@ fn reader_that_waits() -> (World, u64) {
             world.answer(sent.part, if op == PartOp::Survey { still() } else { Ok(vec![]) })
         });
     }
-    assert_eq!(amendments(&mut world), [Amend { epoch: 1, ..Amend::default() }]);
+    assert_eq!(world.amendments(), [Amend { epoch: 1, ..Amend::default() }]);
     assert!(world.completed().is_empty());
     (world, read)
 }
@@ -120,7 +108,7 @@ fn what_the_coordinator_merged_is_not_reported_again() {
         let rest = StatusRun { len: sent.len - marked.len, hole: true };
         world.answer(sent.part, Ok(vec![marked, rest]));
     }
-    let told: Vec<BadRange> = amendments(&mut world).into_iter().flat_map(|amend| amend.bad).collect();
+    let told: Vec<BadRange> = world.amendments().into_iter().flat_map(|amend| amend.bad).collect();
     assert!(told.len() > 1, "{told:?}");
     let whole = BadRange { group: 0, slot: 0, from: 0, to: marked.len };
     assert!(told.iter().all(|bad| whole.covers(bad)));
@@ -128,5 +116,5 @@ fn what_the_coordinator_merged_is_not_reported_again() {
     for _ in 0..20 {
         world.wake();
     }
-    assert_eq!(amendments(&mut world), []);
+    assert_eq!(world.amendments(), []);
 }

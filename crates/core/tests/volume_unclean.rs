@@ -5,22 +5,10 @@ mod volume;
 use cheetah_core::api::{Amend, KeptSlot};
 use cheetah_core::limits::{REQUEST_DEADLINE_NS, SECOND_NS};
 use cheetah_core::map::{BadRange, DonorId, Redundancy, VolumeMap};
-use cheetah_core::volume::{Effect, Event, LinkFailure, Op, PartOp, StatusRun, Volume, VolumeError};
+use cheetah_core::volume::{Event, LinkFailure, Op, PartOp, StatusRun, Volume, VolumeError};
 use volume::{UNIT, World, wide};
 
 const BLOCK: u32 = 4096;
-
-fn amendments(world: &mut World) -> Vec<Amend> {
-    let mut all = Vec::new();
-    world.effects.retain(|effect| match effect {
-        Effect::Amend(amend) => {
-            all.push(amend.clone());
-            false
-        }
-        _ => true,
-    });
-    all
-}
 
 /// Answers all that is asked; of a survey, that the first unit was written lately.
 fn answer(world: &mut World) -> Vec<(DonorId, PartOp)> {
@@ -42,7 +30,7 @@ fn serve_within(world: &mut World, ns: u64) -> (bool, Vec<Amend>) {
     let (end, mut told) = (world.now + ns, Vec::new());
     while world.now < end && !world.volume.has_room() {
         answer(world);
-        told.extend(amendments(world));
+        told.extend(world.amendments());
         if !world.volume.has_room() {
             world.wake();
         }
@@ -103,7 +91,7 @@ fn one_that_never_answers_is_held_back_and_all_else_is_served() {
         answer(&mut world);
         world.wake();
     }
-    assert!(amendments(&mut world).iter().all(|amend| amend.exclude.is_empty()));
+    assert!(world.amendments().iter().all(|amend| amend.exclude.is_empty()));
     world.comes_back(DonorId(1));
     for _ in 0..100 {
         answer(&mut world);
@@ -140,7 +128,7 @@ fn one_whose_process_has_ended_is_taken_out_and_its_loss_is_recorded_before_anyt
     assert_eq!(world.completed(), [], "the coordinator would call it lost still");
     let told = (0..10).find_map(|_| {
         world.wake();
-        amendments(&mut world).pop()
+        world.amendments().pop()
     });
     assert_eq!(told.map(|amend| amend.rewritten), Some(vec![all]));
     let map = VolumeMap { epoch: world.volume.map().epoch + 1, ..world.volume.map().clone() };
@@ -183,7 +171,7 @@ fn who_is_excluded_keeps_what_only_its_memory_tells() {
             };
             world.answer(sent.part, Ok(answer));
         }
-        told.extend(amendments(&mut world));
+        told.extend(world.amendments());
         world.wake();
     }
     let excludes: Vec<&Amend> = told.iter().filter(|amend| !amend.exclude.is_empty()).collect();

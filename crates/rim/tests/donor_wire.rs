@@ -2,131 +2,22 @@
 //! leave together.
 #![allow(clippy::unwrap_used)]
 
+mod wire;
+
 use cheetah_core::limits::DIRTY_REGION_BYTES as REGION;
-use cheetah_nbd::client::{Handshake, Reply, Step, Want};
-use cheetah_nbd::{CmdFlags, Command, Errno, Mark, Negotiated, RequestHeader, StateFlags};
+use cheetah_nbd::client::Reply;
+use cheetah_nbd::{CmdFlags, Command, Errno, Mark, RequestHeader, StateFlags};
 use cheetah_rim::arena::Arena;
 use cheetah_rim::donor::{DonorServer, Gate};
-use cheetah_rim::net::{Bound, Endpoint};
-use std::io::{Read, Write};
-use std::net::TcpStream;
+use cheetah_rim::net::Bound;
+use std::io::Write;
 use std::sync::Arc;
-
-struct Client {
-    stream: TcpStream,
-    session: Negotiated,
-}
-
-/// Chunks of one answer: context, and (length, dirty or hole) of each run.
-type Status = Vec<(Option<u32>, Vec<(u64, bool)>)>;
+use wire::Client;
 
 fn donor() -> DonorServer {
     let arena = Arc::new(Arena::new(1).unwrap());
     let bound = Bound::new(&"127.0.0.1:0".parse().unwrap()).unwrap();
     DonorServer::start(bound, &arena, &Gate::alone(1)).unwrap()
-}
-
-impl Client {
-    fn connect(donor: &DonorServer, base_allocation: bool, dirty: bool) -> Client {
-        let Endpoint::Tcp(address) = donor.endpoint() else { panic!("bound to TCP") };
-        let mut stream = TcpStream::connect(address).unwrap();
-        let want = Want { export: String::new(), structured: true, base_allocation, dirty };
-        let mut handshake = Handshake::new(want);
-        let mut output = Vec::new();
-        loop {
-            handshake.take_output(&mut output);
-            stream.write_all(&output).unwrap();
-            output.clear();
-            match handshake.poll() {
-                Step::NeedInput => {
-                    let mut byte = [0];
-                    stream.read_exact(&mut byte).unwrap();
-                    assert_eq!(handshake.input(&byte), Ok(1));
-                }
-                Step::Ready(session) => return Client { stream, session },
-                other => panic!("{other:?}"),
-            }
-        }
-    }
-
-    fn send(&mut self, command: Command, flags: CmdFlags, offset: u64, length: u64) {
-        let length = u32::try_from(length).unwrap();
-        let header = RequestHeader { flags, command, cookie: 1, offset, length };
-        self.stream.write_all(&header.encode()).unwrap();
-        if command == Command::Write {
-            self.stream.write_all(&vec![7; length as usize]).unwrap();
-        }
-    }
-
-    fn reply(&mut self) -> Reply {
-        let mut bytes = Vec::new();
-        loop {
-            if let Some((reply, used)) = Reply::decode(&bytes).unwrap() {
-                assert_eq!(used, bytes.len());
-                return reply;
-            }
-            let need = Reply::need(&bytes).unwrap();
-            let had = bytes.len();
-            bytes.resize(need, 0);
-            self.stream.read_exact(&mut bytes[had..]).unwrap();
-        }
-    }
-
-    /// Takes the reply to a read of this range, chunk by chunk in their order.
-    fn data(&mut self, cookie: u64, offset: u64, length: usize) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(length);
-        loop {
-            let here = offset + bytes.len() as u64;
-            let reply = self.reply();
-            let (of, is_done, at, count) = match reply {
-                Reply::OffsetData { cookie, done, offset, data_bytes } => (cookie, done, offset, data_bytes),
-                Reply::OffsetHole { cookie, done, offset, hole_bytes } => (cookie, done, offset, hole_bytes),
-                ref other => panic!("{other:?}"),
-            };
-            assert_eq!((of, at), (cookie, here), "{reply:?}");
-            let had = bytes.len();
-            bytes.resize(had + count as usize, 0);
-            if matches!(reply, Reply::OffsetData { .. }) {
-                self.stream.read_exact(&mut bytes[had..]).unwrap();
-            }
-            if is_done {
-                assert_eq!(bytes.len(), length);
-                return bytes;
-            }
-        }
-    }
-
-    fn done(&mut self, command: Command, offset: u64, length: u64) -> Option<Errno> {
-        self.send(command, CmdFlags::EMPTY, offset, length);
-        match self.reply() {
-            Reply::None { .. } => None,
-            Reply::Error { errno, .. } => Some(errno),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn status(&mut self, flags: CmdFlags, offset: u64, length: u64) -> Status {
-        self.send(Command::BlockStatus, flags, offset, length);
-        let mut chunks = Vec::new();
-        loop {
-            let Reply::BlockStatus { done, context, descriptors, .. } = self.reply() else { panic!() };
-            let run =
-                |d: &cheetah_nbd::Descriptor| (u64::from(d.length), d.flags.contains(StateFlags::DIRTY));
-            chunks.push((Some(context), descriptors.iter().map(run).collect()));
-            if done {
-                return chunks;
-            }
-        }
-    }
-
-    /// What it says of the first regions in `cheetah:dirty`.
-    fn dirty(&mut self, regions: u64) -> Vec<bool> {
-        let status = self.status(CmdFlags::EMPTY, 0, regions * REGION);
-        let [(context, runs)] = &status[..] else { panic!("{status:?}") };
-        assert_eq!(*context, self.session.dirty);
-        let regions = |(len, dirty): &(u64, bool)| std::iter::repeat_n(*dirty, (len / REGION) as usize);
-        runs.iter().flat_map(regions).collect()
-    }
 }
 
 #[test]

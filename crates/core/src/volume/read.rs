@@ -674,15 +674,9 @@ impl Volume {
             let (from, to) = self.geometry.column(span.begin, span.end, slot);
             // What is lost for good is no hole: who reads it has to hear that it is lost.
             let lost = self.lost_ranges().any(|bad| bad.reaches(span.group, slot, from, to));
-            let source = self.source(span.group, slot).filter(|_| !missed && !lost);
             // Nor is what stands for what the source could not give.
-            if touched_of(&self.map.unreadable, span.group, slot, from, to).next().is_some() {
-                let scatter = self.geometry.scatter(slot, from, to, span.begin, span.payload);
-                let strip = self.strips.get(key).expect("being begun");
-                let request = strip.request.and_then(|request| self.requests.get_mut(request));
-                super::collect_status(&mut request.expect("asked by a request").status, scatter, &[]);
-                continue;
-            }
+            let unreadable = touched_of(&self.map.unreadable, span.group, slot, from, to).next().is_some();
+            let source = self.source(span.group, slot).filter(|_| !missed && !lost && !unreadable);
             let scatter = self.geometry.scatter(slot, from, to, span.begin, span.payload);
             let asked = source.is_some_and(|(held, _)| {
                 self.add_part(now, key, slot, held, PartOp::Status, from, Mem::Nothing, scatter, effects)
@@ -691,10 +685,10 @@ impl Volume {
                 continue;
             }
             let strip = self.strips.get_mut(key).expect("being begun");
-            if self.geometry.parity == 0 {
+            if self.geometry.parity == 0 && !unreadable {
                 strip.failed = Some(VolumeError::DonorLost);
             } else {
-                // What its holder would say is not known; present is never wrong.
+                // What its holder would say is not known, or says nothing; present is never wrong.
                 let request = strip.request.and_then(|request| self.requests.get_mut(request));
                 super::collect_status(&mut request.expect("asked by a request").status, scatter, &[]);
             }

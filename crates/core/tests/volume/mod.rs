@@ -1,6 +1,7 @@
 //! A volume machine over donors that do what the test says: the one helper that builds the world.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+use cheetah_core::api::Amend;
 use cheetah_core::limits::EXTENT_BYTES;
 use cheetah_core::map::{DonorId, Group, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
@@ -174,6 +175,19 @@ impl World {
             _ => true,
         });
         sent
+    }
+
+    /// What was asked of the coordinator since the last call, in order.
+    pub fn amendments(&mut self) -> Vec<Amend> {
+        let mut asked = Vec::new();
+        self.effects.retain(|effect| match effect {
+            Effect::Amend(amend) => {
+                asked.push(amend.clone());
+                false
+            }
+            _ => true,
+        });
+        asked
     }
 
     pub fn answer(&mut self, part: Key, answer: Result<Vec<StatusRun>, PartError>) {

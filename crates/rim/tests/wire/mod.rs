@@ -32,7 +32,9 @@ pub(crate) fn shake(donor: &DonorServer, mut handshake: Handshake) -> (TcpStream
                 let mut byte = [0];
                 stream.read_exact(&mut byte).unwrap();
                 // What was broken is told by the next step.
-                let _ = handshake.input(&byte);
+                if let Ok(used) = handshake.input(&byte) {
+                    assert_eq!(used, 1);
+                }
             }
             step => return (stream, step),
         }
