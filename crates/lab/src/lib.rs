@@ -16,6 +16,7 @@ pub mod dice;
 pub mod etcd;
 pub mod faults;
 pub mod figures;
+pub mod filled;
 pub mod fio;
 pub mod hash;
 pub mod hog;

@@ -1,9 +1,7 @@
 //! Several coordinators on one real etcd: who leads, what a change of leader disturbs, and what etcd's absence does.
 
-use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cheetah_lab::etcd::{Cluster, Etcd};
+use cheetah_lab::filled::{holds_at, write_at};
 use cheetah_lab::pool::Pool;
 use cheetah_lab::process::Process;
 use cheetah_lab::rivals::Rival;
@@ -94,21 +93,6 @@ impl Pair {
             donors.len() == 2 && donors.iter().all(live) && !places.is_empty()
         });
     }
-}
-
-#[track_caller]
-fn write_at(path: &Path, byte: u8, offset: u64) {
-    let file = File::options().write(true).open(path).expect("the volume opens");
-    file.write_all_at(&vec![byte; MIB as usize], offset).expect("a write");
-    file.sync_all().expect("a flush");
-}
-
-#[track_caller]
-fn holds_at(path: &Path, byte: u8, offset: u64) -> bool {
-    let file = File::open(path).expect("the volume opens");
-    let mut read = vec![0; MIB as usize];
-    file.read_exact_at(&mut read, offset).expect("a read");
-    read.iter().all(|found| *found == byte)
 }
 
 /// Writes and reads a volume for as long as it is asked to, and answers the longest that one round took.

@@ -7,25 +7,13 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use cheetah_lab::filled::{holds_at, write_at};
 use cheetah_lab::pool::{Pool, State, binary};
 use cheetah_lab::{mark, tools, wait};
 use rustix::process::Signal;
 use serde_json::json;
 
 const MIB: u64 = 1 << 20;
-
-fn write_at(path: &Path, byte: u8, offset: u64) {
-    let file = File::options().write(true).open(path).expect("the volume opens");
-    file.write_all_at(&vec![byte; MIB as usize], offset).expect("a write");
-    file.sync_all().expect("a flush");
-}
-
-fn holds_at(path: &Path, byte: u8, offset: u64) -> bool {
-    let file = File::open(path).expect("the volume opens");
-    let mut read = vec![0; MIB as usize];
-    file.read_exact_at(&mut read, offset).expect("a read");
-    read.iter().all(|found| *found == byte)
-}
 
 /// Donors and volumes without what changes by itself, for comparison.
 fn lasting(pool: &Pool) -> serde_json::Value {

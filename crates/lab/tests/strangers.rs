@@ -1,28 +1,12 @@
 //! Another pool's coordinator in the place of a pool's own: nothing that was lent to that one is touched, whoever uses it is not
 //! disturbed, and all is as it was when its own is back.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::path::Path;
-
+use cheetah_lab::filled::{holds_at, write_at};
 use cheetah_lab::pool::{Pool, State};
 use cheetah_lab::wait;
 use serde_json::json;
 
 const MIB: u64 = 1 << 20;
-
-fn write_at(path: &Path, byte: u8, offset: u64) {
-    let file = File::options().write(true).open(path).expect("the volume opens");
-    file.write_all_at(&vec![byte; MIB as usize], offset).expect("a write");
-    file.sync_all().expect("a flush");
-}
-
-fn holds_at(path: &Path, byte: u8, offset: u64) -> bool {
-    let file = File::open(path).expect("the volume opens");
-    let mut read = vec![0; MIB as usize];
-    file.read_exact_at(&mut read, offset).expect("a read");
-    read.iter().all(|found| *found == byte)
-}
 
 /// Two volumes, one of them in use.
 #[track_caller]
