@@ -71,7 +71,7 @@ sim: setup ## the simulated world, SEEDS=10000 of them, and a fifth as many beyo
 
 e2e: build ## real processes with real clients (root, for namespaces and loop devices)
 	@echo "== end-to-end tests"
-	@$(cargo) test --locked -p cheetah-lab -- --test-threads=2
+	@$(cargo) test --locked -p cheetah-lab --no-fail-fast -- --test-threads=2
 
 fuzz: setup ## every fuzz target for SECONDS_EACH=60 (needs cargo-fuzz and a nightly compiler)
 	@$(cargo) fuzz --version >/dev/null 2>&1 || { echo "needs cargo-fuzz: cargo install cargo-fuzz"; exit 1; }

@@ -143,7 +143,7 @@ impl Connection {
     }
 
     /// Keeps `depth` requests in flight while `go_on(requests asked so far)` holds (it is asked once per batch).
-    fn run(
+    pub(crate) fn run(
         &mut self,
         pattern: Pattern,
         block: usize,

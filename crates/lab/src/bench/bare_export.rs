@@ -283,7 +283,6 @@ mod tests {
     use super::*;
     use crate::load::{Connection, Pattern};
     use crate::tools;
-    use std::time::Duration;
 
     fn export() -> String {
         let servers = [bare::test_server(), bare::test_server()];
@@ -304,11 +303,11 @@ mod tests {
     fn requests_of_all_sizes_are_answered() {
         let address = export().parse().expect("an address");
         let mut connection = Connection::open(address, "", "reno", true).expect("a connection");
-        let time = Duration::from_millis(20);
         for pattern in [Pattern::SequentialWrite, Pattern::SequentialRead, Pattern::RandomRead] {
             for (block, depth) in [(4096, 64), (64 << 10, 16), (1 << 20, 16)] {
-                let done = connection.run_for(pattern, block, depth, time).expect("answers");
-                assert!(done.requests >= depth as u64 && done.bytes == done.requests * block as u64);
+                let count = 2 * depth as u64;
+                let done = connection.run(pattern, block, depth, |asked| asked < count).expect("answers");
+                assert!(done.requests >= count && done.bytes == done.requests * block as u64);
             }
         }
     }
