@@ -80,10 +80,15 @@ impl Cgroup {
         command
     }
 
+    /// Where the kernel says how much memory its processes take.
+    pub fn usage_file(&self) -> PathBuf {
+        self.path.join(self.files.usage)
+    }
+
     /// Memory that its processes take.
     #[track_caller]
     pub fn usage_bytes(&self) -> u64 {
-        let text = fs::read_to_string(self.path.join(self.files.usage)).expect("a cgroup's usage");
+        let text = fs::read_to_string(self.usage_file()).expect("a cgroup's usage");
         text.trim().parse().expect("a number")
     }
 

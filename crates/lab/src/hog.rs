@@ -8,7 +8,6 @@
 //! Called by: `bin/bench_owner.rs`, `tests/owners.rs`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -24,20 +23,64 @@ const MIB: u64 = 1 << 20;
 /// Between two looks, each of which starts a process: they must not take what donor and owner need.
 const LOOK: Duration = Duration::from_millis(100);
 const TOUCH_LIMIT: Duration = Duration::from_secs(120);
+const TAKE_LIMIT: Duration = Duration::from_secs(120);
 
-/// Fills memory with bytes that differ, in steps, and says how much it has; then keeps it.
+/// Fills memory with bytes that differ, in steps, and says how much it has; then keeps it. What it does before a step is `Pace`.
 const HOG: &str = r#"
 import os, sys, time
 total, rate, step = int(sys.argv[1]), int(sys.argv[2]), 8 << 20
 noise, kept, start = os.urandom(1 << 20) * 8, [], time.monotonic()
+def tasks(pid):
+    found = {}
+    for task in os.listdir(f"/proc/{pid}/task"):
+        lines = dict(line.split(":", 1) for line in open(f"/proc/{pid}/task/{task}/status"))
+        if lines["State"].split()[0] not in "ZX":
+            found[task] = int(lines["voluntary_ctxt_switches"])
+    return found
+def at_once():
+    pass
+def in_step(pid):
+    seen = -1
+    def had_turn():
+        nonlocal seen
+        try:
+            found = tasks(pid)
+        except OSError:
+            return not os.path.exists(f"/proc/{pid}")
+        # Without its main thread it is ending, and its memory is not free until the last one is gone.
+        before, seen = seen, found.get(pid, seen)
+        return not found or seen != before
+    def wait():
+        while not had_turn():
+            time.sleep(0.001)
+    return wait
+def patient(file, most):
+    def wait():
+        while int(open(file).read()) + step > int(most):
+            time.sleep(0.01)
+    return wait
+wait = {0: lambda: at_once, 1: in_step, 2: patient}[len(sys.argv) - 3](*sys.argv[3:])
 for n in range(total // step):
-    kept.append(bytearray(noise))
-    late = start + (n + 1) * step / rate - time.monotonic()
+    late = start + n * step / rate - time.monotonic()
     if late > 0:
         time.sleep(late)
+    wait()
+    kept.append(bytearray(noise))
 print("hog: took", time.monotonic() - start, flush=True)
 time.sleep(600)
 "#;
+
+/// How fast the owner takes memory at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// At its rate, whatever becomes of anybody.
+    Own,
+    /// A donor that gets no processor holds up the owner as well: its main thread, which looks after the owner. So no other load of
+    /// the machine decides.
+    InStep,
+    /// Waits while less than a quarter of the reserve is left, for as long as it takes to move data away.
+    Patient,
+}
 
 /// One run.
 #[derive(Clone, Copy, Debug)]
@@ -54,6 +97,7 @@ pub struct Scene {
     pub rate: u64,
     /// Whether there are donors with room for what has to go.
     pub room_elsewhere: bool,
+    pub pace: Pace,
 }
 
 /// What was seen.
@@ -134,13 +178,22 @@ impl Scene {
     /// The owner takes memory; what is seen until the donor has given back what is wanted and the hog has all.
     #[track_caller]
     fn take(&self, cgroup: &Cgroup, pool: &Pool) -> Seen {
-        let held_before = wait::for_some("the donor's count of its memory", wait::SOON, || {
+        let held_before = wait::for_some("the donor's count of its memory", TOUCH_LIMIT, || {
             Some(bytes_used(pool)).filter(|held| *held >= self.wanted_bytes)
         });
         // All that the machine has beside the donor's data, and what is wanted of that.
         let total = self.machine_bytes - cgroup.usage_bytes() + self.wanted_bytes - self.reserve_bytes;
         let swap_before = swapped_bytes();
-        let mut hog = hog(cgroup.command(tools::need("python3")), total, self.rate, pool.scratch().path());
+        let donor = pool.pid_of("small");
+        let mut python = cgroup.command(tools::need("python3"));
+        let most = self.machine_bytes - self.reserve_bytes / 4;
+        let pace = match self.pace {
+            Pace::Own => Vec::new(),
+            Pace::InStep => vec![donor.to_string()],
+            Pace::Patient => vec![cgroup.usage_file().display().to_string(), most.to_string()],
+        };
+        python.args(hog_arguments(total, self.rate)).args(pace);
+        let mut hog = Process::start("hog", python, pool.scratch().path());
         let start = Instant::now();
         let mut seen = Seen {
             given_back_s: None,
@@ -155,12 +208,9 @@ impl Scene {
             donor_ended: None,
             complaints: Vec::new(),
         };
-        let donor = pool.pid_of("small");
         let shared_before = process::shared_bytes(donor);
         let mut needed: Option<Instant> = None;
-        while start.elapsed() < Duration::from_secs(40)
-            && (seen.given_back_s.is_none() || seen.hog_s.is_none())
-        {
+        while start.elapsed() < TAKE_LIMIT && (seen.given_back_s.is_none() || seen.hog_s.is_none()) {
             std::thread::sleep(LOOK);
             let volume = pool.volume_status("case");
             seen.slots_missing_max =
@@ -194,9 +244,8 @@ impl Scene {
     }
 }
 
-fn hog(mut python: Command, bytes: u64, rate: u64, directory: &Path) -> Process {
-    python.args(["-c", HOG, &bytes.to_string(), &rate.to_string()]);
-    Process::start("hog", python, directory)
+fn hog_arguments(bytes: u64, rate: u64) -> [String; 4] {
+    ["-c".to_owned(), HOG.to_owned(), bytes.to_string(), rate.to_string()]
 }
 
 /// The seconds in which it took all that it wanted, once it has.
@@ -259,7 +308,9 @@ fn free_bytes() -> u64 {
 pub fn alone(bytes: u64, rate: u64, at_hand: &mut AtHand) -> f64 {
     let scratch = Scratch::new();
     at_hand.while_handed_out(|| {
-        let hog = hog(Command::new(tools::need("python3")), bytes, rate, scratch.path());
+        let mut python = Command::new(tools::need("python3"));
+        python.args(hog_arguments(bytes, rate));
+        let hog = Process::start("hog", python, scratch.path());
         wait::for_some("a process that takes memory", TOUCH_LIMIT, || took(&hog))
     })
 }

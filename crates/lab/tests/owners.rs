@@ -2,7 +2,7 @@
 //! and the volume is whole all the while. A donor whose data can go nowhere ends, and the volume lives by its redundancy.
 //! How long that takes is the business of `make bench-owner`.
 
-use cheetah_lab::hog::Scene;
+use cheetah_lab::hog::{Pace, Scene};
 
 const MIB: u64 = 1 << 20;
 
@@ -16,6 +16,7 @@ fn a_donor_gives_its_owner_memory_back_and_its_volume_stays_whole() {
         wanted_bytes: 896 * MIB,
         rate: 150 * MIB,
         room_elsewhere: true,
+        pace: Pace::Patient,
     };
     let seen = scene.play();
     assert_eq!((&seen.complaints, &seen.donor_ended), (&Vec::new(), &None), "{seen:?}");
@@ -35,6 +36,7 @@ fn a_donor_whose_data_can_go_nowhere_ends_before_its_owner_is_out_of_memory() {
         wanted_bytes: 1024 * MIB,
         rate: 200 * MIB,
         room_elsewhere: false,
+        pace: Pace::InStep,
     };
     let seen = scene.play();
     assert_eq!((&seen.complaints, seen.killed), (&Vec::new(), 0), "{seen:?}");

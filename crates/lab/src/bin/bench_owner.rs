@@ -10,7 +10,7 @@
 #![allow(clippy::print_stdout, reason = "the table is the program's output")]
 
 use cheetah_lab::figures;
-use cheetah_lab::hog::{self, AtHand, Scene};
+use cheetah_lab::hog::{self, AtHand, Pace, Scene};
 use serde_json::json;
 
 const MIB: u64 = 1 << 20;
@@ -46,6 +46,7 @@ fn main() {
             wanted_bytes: 4 * GIB,
             rate: rate_bytes,
             room_elsewhere: true,
+            pace: Pace::Own,
         };
         let seen = scene.play_with(&mut keep(AT_HAND[0]));
         println!(
