@@ -5,6 +5,7 @@
 //! scripts may rely on. Tests: below.
 
 use crate::failure::{Exit, Failure};
+use cheetah_core::text::is_harmless;
 use serde::Serialize;
 use std::borrow::Cow;
 use std::io::{ErrorKind, Write};
@@ -102,32 +103,29 @@ fn write_beside(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
 
-/// Characters that a terminal acts upon instead of showing them: controls, and those that turn the direction of text.
-fn acts(c: char) -> bool {
-    c.is_control()
-        || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{61c}')
-}
-
 /// Text as it may be shown, whoever it comes from.
 pub fn plain(text: &str) -> Cow<'_, str> {
-    match text.chars().any(acts) {
-        false => Cow::Borrowed(text),
-        true => Cow::Owned(text.chars().map(|c| if acts(c) { '\u{fffd}' } else { c }).collect()),
+    match text.chars().all(is_harmless) {
+        true => Cow::Borrowed(text),
+        false => Cow::Owned(text.chars().map(|c| if is_harmless(c) { c } else { '\u{fffd}' }).collect()),
     }
 }
 
 /// JSON leaves some of these characters as they are.
 fn escaped(json: &str) -> Cow<'_, str> {
-    let harmful = |c: char| acts(c) && c != '\n';
-    match json.chars().any(harmful) {
-        false => Cow::Borrowed(json),
-        // They stand in strings only, and all are below 2^16.
-        true => Cow::Owned(
-            json.chars()
-                .map(|c| if harmful(c) { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() })
-                .collect(),
-        ),
+    let stays = |c: char| is_harmless(c) || c == '\n';
+    if json.chars().all(stays) {
+        return Cow::Borrowed(json);
     }
+    let mut out = String::with_capacity(json.len() + 16);
+    for c in json.chars() {
+        match stays(c) {
+            true => out.push(c),
+            // They stand in strings only, which have characters beyond 2^16 as pairs.
+            false => out.extend(c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}"))),
+        }
+    }
+    Cow::Owned(out)
 }
 
 /// Cut to so many columns of a terminal, with a mark where something is missing.
@@ -219,12 +217,12 @@ mod tests {
 
     #[test]
     fn text_of_peers_is_shown_and_not_acted_upon() {
-        let evil = "a\u{1b}[2Jb\rc\u{9b}d\u{202e}e\nf";
-        assert_eq!(plain(evil), "a\u{fffd}[2Jb\u{fffd}c\u{fffd}d\u{fffd}e\u{fffd}f");
+        let evil = "a\u{1b}[2Jb\rc\u{9b}d\u{202e}e\nf\u{200b}g\u{e0041}";
+        assert_eq!(plain(evil), "a\u{fffd}[2Jb\u{fffd}c\u{fffd}d\u{fffd}e\u{fffd}f\u{fffd}g\u{fffd}");
         assert_eq!(plain("Grüße"), "Grüße");
         let json = serde_json::to_string_pretty(&serde_json::json!({ "holder": evil })).expect("JSON");
         let shown = escaped(&json);
-        assert!(!shown.chars().any(|c| acts(c) && c != '\n'), "{shown:?}");
+        assert!(shown.chars().all(|c| is_harmless(c) || c == '\n'), "{shown:?}");
         let back: serde_json::Value = serde_json::from_str(&shown).expect("still JSON");
         assert_eq!(back["holder"], evil);
     }
