@@ -199,7 +199,7 @@ fn of_stranger(stranger: &Stranger) -> Finding {
 fn of_donor(donor: &DonorStatus) -> Option<Finding> {
     let DonorStatus { name, host, address, .. } = donor;
     let held = match donor.bytes_held {
-        0 => "It held nothing.".to_owned(),
+        0 => "No volume counts on it.".to_owned(),
         bytes => format!("{} of volumes lay there.", show_bytes(bytes)),
     };
     let subject = format!("donor {name}");

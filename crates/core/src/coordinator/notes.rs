@@ -37,7 +37,7 @@ impl Coordinator {
         let (host, address) = (&donor.record.host, &donor.record.address);
         let lent = show_bytes(u64::from(donor.record.extents) * EXTENT_BYTES);
         let held = match donor.used() {
-            0 => "it held nothing".to_owned(),
+            0 => "no volume counts on it".to_owned(),
             extents => format!("{} of volumes lay there", show_bytes(u64::from(extents) * EXTENT_BYTES)),
         };
         let text = match event {
