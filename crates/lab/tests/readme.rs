@@ -1,5 +1,5 @@
-//! README's "Use it", typed as it stands: every line after a prompt, on the host that the prompt names, each a network namespace
-//! with a name of its own; and what it prints is what README shows.
+//! README's "Use it", typed as it stands: every line after a prompt, on the hosts that the prompt names, each a network namespace
+//! with a name of its own; and what it prints is what README shows. Of what stays and shows nothing there, that it is ready.
 //!
 //! What is not README's: how much is lent and the size of the image (`REPLACED`), where the examiner's files are, and `poweroff`,
 //! which the lab carries out. Numbers, sizes, ports and identities stand for any other; `...` for any lines, and `loading` for
@@ -23,6 +23,8 @@ const REPLACED: [(&str, &str); 2] = [("donate 80G", "donate 320M"), ("/mnt/", "m
 /// Three groups, each on three of four donors.
 const IMAGE_BYTES: u64 = 300 << 20;
 const LIMIT: Duration = Duration::from_secs(120);
+/// What whatever stays says when it is of use, whether README shows it or not.
+const READY: &str = "ready:";
 
 /// A command as README has it, and what it shows below.
 #[derive(Debug)]
@@ -39,15 +41,22 @@ fn steps(readme: &str) -> Vec<Step> {
     let blocks = section.split("```\n").skip(1).step_by(2);
     let mut steps: Vec<Step> = Vec::new();
     for line in blocks.flat_map(str::lines).filter(|line| !line.is_empty()) {
-        match line.split_once(" $ ").filter(|(host, _)| host.chars().all(char::is_alphanumeric)) {
-            Some((host, typed)) => {
-                let typed = typed.split(" # ").next().unwrap_or(typed).trim().to_owned();
-                steps.push(Step { host: host.to_owned(), line: typed, shows: Vec::new() });
+        match line.split_once(" $ ").filter(|(hosts, _)| is_prompt(hosts)) {
+            Some((hosts, typed)) => {
+                let typed = typed.split(" # ").next().unwrap_or(typed).trim();
+                let step =
+                    |host: &str| Step { host: host.to_owned(), line: typed.to_owned(), shows: Vec::new() };
+                steps.extend(hosts.split(',').map(step));
             }
             None => steps.last_mut().expect("a prompt comes first").shows.push(line.to_owned()),
         }
     }
     steps
+}
+
+/// `lab6`, or several that are typed the same, `lab7,lab8`.
+fn is_prompt(hosts: &str) -> bool {
+    hosts.split(',').all(|host| !host.is_empty() && host.chars().all(char::is_alphanumeric))
 }
 
 /// One host's processes that stay, and what README shows of each that was not seen yet.
@@ -119,7 +128,10 @@ impl Hosts {
             let line = format!("exec {}", line.trim_end_matches('&'));
             let name = format!("{}-{}", step.host, self.staying.len());
             let process = Process::start(&name, self.typed(&step.host, &line), self.scratch.path());
-            let (host, awaited) = (step.host.clone(), step.shows.clone());
+            let (host, mut awaited) = (step.host.clone(), step.shows.clone());
+            if awaited.is_empty() {
+                awaited.push(READY.to_owned());
+            }
             self.staying.push(Staying { host, process, awaited });
             if step.line.ends_with('&') {
                 self.see_what_stays();
@@ -136,7 +148,11 @@ impl Hosts {
                 let (host, wanted) = (&staying.host, alike(&line));
                 wait::until(&format!("{line:?} on {host}"), wait::SOON, || {
                     assert!(staying.process.is_running(), "{host}: it ended: {}", staying.process.log());
-                    staying.process.log().lines().any(|line| alike(line) == wanted)
+                    let is_it = |line: &str| match wanted.as_str() {
+                        READY => line.starts_with(READY),
+                        wanted => alike(line) == wanted,
+                    };
+                    staying.process.log().lines().any(is_it)
                 });
             }
         }
@@ -209,8 +225,15 @@ fn alike(line: &str) -> String {
 fn what_readme_says_of_use_is_what_happens() {
     let steps = steps(&std::fs::read_to_string(README).expect("README"));
     assert!(steps.len() >= 12, "{steps:#?}");
-    for needed in ["poweroff", "cheetah leave", "cheetah coordinate", "cheetah load", "cheetah attach"] {
-        assert!(steps.iter().any(|step| step.line.starts_with(needed)), "README shows {needed}");
+    for needed in [
+        "poweroff",
+        "cheetah leave",
+        "cheetah coordinate",
+        "cheetah load",
+        "cheetah status",
+        "cheetah attach",
+    ] {
+        assert!(steps.iter().any(|step| step.line.contains(needed)), "README shows {needed}");
     }
     let mut hosts = Hosts::new(&steps);
     // A disk of which the image is the beginning.
@@ -245,6 +268,7 @@ fn lines_are_alike_whatever_the_machine() {
     {
         assert_ne!(alike(one), alike(other));
     }
+    assert!(is_prompt("lab6") && is_prompt("lab7,lab8") && !is_prompt("a b") && !is_prompt("lab7,"));
     let lines = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect::<Vec<String>>();
     let wanted = lines(&["a", "loading #", "...", "b"]);
     assert!(shows(&wanted, &lines(&["a", "x", "y", "b"])) && shows(&wanted, &lines(&["a", "b"])));

@@ -1,4 +1,4 @@
-//! Regenerates the README's fault table: `make faults` (root). Five donor hosts, a coordinator's and a client's host in
+//! Regenerates the fault table of docs/FIGURES.md: `make faults` (root). Five donor hosts, a coordinator's and a client's host in
 //! network namespaces, links of 1 Gbit/s; fio writes and checks through the export and through FUSE while donors fail.
 //!
 //! What can be said, as variables of the environment or of make:

@@ -79,7 +79,7 @@ impl Report {
         runs.chain(corruption.map(|missed| format!("corrupt: {missed}"))).collect()
     }
 
-    /// The table of the README.
+    /// The table of docs/FIGURES.md.
     pub fn table(&self) -> String {
         let cells = self.by_case();
         let mut text = format!(
