@@ -4,7 +4,7 @@
 //! as copying 16 to 32 KiB. But what is merged is answered together, and who waits for all answers before asking for more
 //! waits while nothing is on its way. So what is merged is little beside what is on its way; and the link carries it in a
 //! part of the time after which a donor that says nothing is doubted.
-//! Called by the driver, before a batch leaves. Tests: below; what it is worth: ARCHITECTURE.
+//! Called by the driver, before a batch leaves. Tests: below; what it is worth: docs/MEASURED.md.
 
 use crate::limits::{FAR_NS, REOPEN_NS};
 
