@@ -185,6 +185,12 @@ fn a_load_that_writes_nothing_leaves_the_volume_as_it_was_made() {
     tell(&mut world, lease.token, Tell { untouched: true, ..Tell::default() });
     world.detach("v", lease.token).expect("given back");
     assert_eq!(content(&mut world), Content::default());
+    // A coordinator that restarted meanwhile knows that nobody had written before.
+    let lease = fill(&mut world, FillFrom::Fresh, SIZE).expect("as it was made");
+    world.restart();
+    tell(&mut world, lease.token, Tell { untouched: true, ..Tell::default() });
+    world.detach("v", lease.token).expect("given back");
+    assert_eq!(content(&mut world), Content::default());
     // Who hangs up before the answer cannot have written.
     let fill_of = Some(Fill { source: source(SIZE), from: FillFrom::Fresh });
     world.silence(1);

@@ -171,7 +171,8 @@ impl Coordinator {
 
     /// Nothing was written under the lease that fills it: it is as it was made, if nobody had written before.
     pub(super) fn never_touched(&mut self, token: LeaseToken) {
-        let Some(lease) = self.leases.get(&token).filter(|lease| lease.record.fills && lease.fresh) else {
+        let Some(lease) = self.leases.get(&token).filter(|lease| lease.record.fills && lease.record.fresh)
+        else {
             return;
         };
         let id = lease.record.volume;

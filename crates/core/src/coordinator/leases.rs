@@ -23,8 +23,6 @@ pub(super) struct Lease {
     pub(super) expires: Time,
     /// When its holder was last heard of; absent since a restart.
     pub(super) heard: Option<Time>,
-    /// Its volume had no writer before.
-    pub(super) fresh: bool,
     /// The newest map that its holder said it goes by.
     pub(super) epoch: u64,
 }
@@ -66,10 +64,10 @@ impl Coordinator {
         }
         let Attach { read_only, holder, yields, alone, .. } = attach;
         let since = self.time_of_day;
-        let record = LeaseRecord { token, volume: id, read_only, holder, yields, alone, fills, since };
+        let fresh = self.volumes.get(&id).is_some_and(|volume| volume.fresh);
+        let record = LeaseRecord { token, volume: id, read_only, holder, yields, alone, fills, fresh, since };
         let expires = now + LEASE_NS;
         let epoch = self.volumes.get(&id).map_or(0, |volume| volume.map.epoch);
-        let fresh = self.volumes.get(&id).is_some_and(|volume| volume.fresh);
         if let Some(volume) = self.volumes.get_mut(&id).filter(|_| fresh && !read_only) {
             volume.fresh = false;
             self.dirty.extend([Key::Volume(id), Key::Content(id)]);
@@ -83,7 +81,6 @@ impl Coordinator {
                 report: VolumeReport::default(),
                 expires,
                 heard: Some(now),
-                fresh,
                 epoch,
             },
         );
@@ -133,8 +130,8 @@ impl Coordinator {
     }
 
     pub(super) fn attached(&self, token: LeaseToken) -> Option<Answer> {
-        let Lease { record, fresh, .. } = self.leases.get(&token)?;
-        let (id, fresh, read_only) = (record.volume, *fresh, record.read_only);
+        let Lease { record, .. } = self.leases.get(&token)?;
+        let (id, fresh, read_only) = (record.volume, record.fresh, record.read_only);
         let map = self.volumes.get(&id)?.map.clone();
         let lease_ms = LEASE_NS / MILLISECOND_NS;
         Some(Answer::Attached(Attached {

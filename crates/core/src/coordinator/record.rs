@@ -84,6 +84,9 @@ pub struct LeaseRecord {
     /// It was given to load the volume.
     #[serde(default)]
     pub fills: bool,
+    /// Its volume had no writer before.
+    #[serde(default)]
+    pub fresh: bool,
     #[serde(default)]
     pub since: UnixSeconds,
 }
@@ -262,6 +265,6 @@ impl Lease {
     fn restore(record: LeaseRecord, expires: Time) -> Lease {
         let (place, lost, report) = (String::new(), Vec::new(), VolumeReport::default());
         // What it knows of the map it says when it renews.
-        Lease { record, place, lost, report, expires, heard: None, fresh: false, epoch: 0 }
+        Lease { record, place, lost, report, expires, heard: None, epoch: 0 }
     }
 }
