@@ -2,12 +2,14 @@
 
 mod pool;
 
-use cheetah_core::api::{Answer, Attach, Attached, Call, Refusal, RefusalCode, Renewed, Size};
+use cheetah_core::api::{
+    Answer, Attach, Attached, Call, Join, Refusal, RefusalCode, Renewed, Size, VolumeHealth,
+};
 use cheetah_core::content::{ByteRange, Check, Content, ContentState, Fill, FillFrom, Loaded, Source, Tell};
 use cheetah_core::coordinator::Record;
 use cheetah_core::limits::{LEASE_NS, SECOND_NS};
 use cheetah_core::map::LeaseToken;
-use pool::{E, World};
+use pool::{E, World, filling, joining};
 
 const SIZE: u64 = 3 * E / 2 + 5;
 
@@ -176,6 +178,23 @@ fn overwriting_makes_the_volume_anew_and_its_size_follows() {
     assert_eq!(refusal.code, RefusalCode::PoolFull);
     let after = world.show("v");
     assert_eq!((after.map, after.status.content.state), (before.map, ContentState::Incomplete));
+}
+
+#[test]
+fn a_volume_made_anew_on_too_few_hosts_is_moved_apart_when_another_joins() {
+    let mut world = World::new();
+    let join_on = |world: &mut World, id: u64, host: &str| {
+        let join = Join { host: host.into(), machine: format!("boot of {host}"), ..joining(id, 8) };
+        world.join_as(join).expect("joins");
+    };
+    [(1, "a"), (2, "a"), (3, "b")].into_iter().for_each(|(id, host)| join_on(&mut world, id, host));
+    world.create("v", Size::Bytes(SIZE), Some("parity:2+1")).expect("made");
+    let lease = fill(&mut world, FillFrom::Overwrite, SIZE).expect("overwritten");
+    assert_eq!(world.show("v").status.health, VolumeHealth::Crowded);
+    join_on(&mut world, 4, "c");
+    assert_eq!(filling(&world.show("v").map).len(), 1, "one of its group");
+    world.fill("v", lease.token);
+    assert_eq!(world.show("v").status.health, VolumeHealth::Whole);
 }
 
 #[test]

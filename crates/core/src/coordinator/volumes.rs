@@ -278,6 +278,8 @@ impl Coordinator {
         self.names.insert(name.clone(), anew);
         self.volumes.insert(anew, Volume::new(map, false, volume.order));
         self.map_changed(anew);
+        // Where hosts are few, for who joins later.
+        self.wanting.insert(anew);
         self.note_volume("volume-created", anew);
         for donor_id in donors_of(&volume) {
             self.tidy_donor(now, donor_id);
