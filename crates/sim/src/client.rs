@@ -7,7 +7,9 @@
 
 use crate::bytes::{SECTOR, Sums};
 use crate::clocks::Clock;
+use crate::contents::Word;
 use crate::coordinator::{Caller, Outcome};
+use crate::load::Load;
 use crate::memory::ClientMemory;
 use crate::network::{Answer as PartAnswer, Awaited, Node, Request, ToClient, ToDonor};
 use crate::oracle::{Order, Version};
@@ -26,6 +28,7 @@ const WAKES_AT_ONCE_MAX: u32 = 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tick {
     App,
+    Load,
     Renew,
     Close,
     Finish,
@@ -80,7 +83,16 @@ pub(crate) struct Slot {
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) name: String,
+    /// What it asked for.
+    pub(crate) wants: Attach,
+    /// As it asked, and once it is attached as it got.
     pub(crate) read_only: bool,
+    /// It fills the volume, and is no tool.
+    pub(crate) load: Option<Load>,
+    /// What it is telling the coordinator of its volume's content.
+    pub(crate) telling: Option<Word>,
+    /// The coordinator knows that it wrote.
+    pub(crate) said_written: bool,
     pub(crate) alive: bool,
     pub(crate) paused_until: Time,
     pub(crate) phase: Phase,
@@ -122,12 +134,29 @@ impl Client {
 }
 
 impl World {
+    /// As a tool does.
     pub(crate) fn attach(&mut self, name: &str, read_only: bool) {
+        let attach = self.some_attach(read_only);
+        self.attach_as(name, attach, None);
+    }
+
+    /// For writing, whatever it holds.
+    pub(crate) fn attach_for_all(&mut self, name: &str) {
+        let attach = Attach { writable: true, incomplete: true, ..Attach::new(false, String::new()) };
+        self.attach_as(name, attach, None);
+    }
+
+    pub(crate) fn attach_as(&mut self, name: &str, attach: Attach, load: Option<Load>) {
         let c = self.clients.len();
         self.note_attached(name);
+        let attach = Attach { holder: format!("client {c}"), ..attach };
         self.clients.push(Client {
             name: name.to_owned(),
-            read_only,
+            wants: attach.clone(),
+            read_only: attach.read_only,
+            load,
+            telling: None,
+            said_written: false,
             alive: true,
             paused_until: 0,
             phase: Phase::Attaching,
@@ -151,13 +180,19 @@ impl World {
             unflushed: BTreeSet::new(),
             wrote: VecDeque::new(),
         });
-        let attach = Attach::new(read_only, format!("client {c}"));
         self.call(Caller::Attach(c), Node::Client(c), Call::Attach { name: name.to_owned(), attach });
     }
 
     pub(crate) fn attach_answered(&mut self, c: usize, outcome: Option<Outcome>) {
         if !self.clients[c].alive {
             return;
+        }
+        if let Some(load) = &self.clients[c].load {
+            let size = match &outcome {
+                Some(Ok(Answer::Attached(attached))) => Some(attached.map.size),
+                _ => None,
+            };
+            self.director.load_is_answered(&self.clients[c].name, load.from, size, outcome.is_some());
         }
         let attached = match outcome {
             Some(Ok(Answer::Attached(attached))) => attached,
@@ -170,6 +205,7 @@ impl World {
             _ => return self.end_client(c),
         };
         let (token, volume) = (attached.token, attached.map.volume);
+        self.clients[c].read_only = attached.read_only;
         if !self.clients[c].read_only {
             self.take_over(c, volume, &attached.unconfirmed);
         }
@@ -188,6 +224,9 @@ impl World {
         self.note_unaware(c);
         self.step_client(c, Event::Start);
         self.after(0, Ev::Client(c, ClientEv::Tick(Tick::Renew)));
+        if self.clients[c].load.is_some() {
+            return self.load_attached(c, attached.content.load.map_or(0, |load| load.bytes_done));
+        }
         let gap = self.rng.around(self.plan.request_gap_ns);
         self.after(gap, Ev::Client(c, ClientEv::Tick(Tick::App)));
     }
@@ -384,6 +423,7 @@ impl World {
                 }
             }
             ClientEv::Tick(Tick::App) => self.app_tick(c),
+            ClientEv::Tick(Tick::Load) => self.load_tick(c),
             ClientEv::Tick(Tick::Renew) => self.renew(c),
             ClientEv::Tick(Tick::Close) => {
                 if client.phase == Phase::Attached {
@@ -740,11 +780,7 @@ impl World {
         donors.into_iter().for_each(|donor| self.close_link(c, donor));
         self.clients[c].phase = Phase::Ended;
         self.note_clean_end(c);
-        let client = &self.clients[c];
-        if let Some(token) = client.token {
-            let name = client.name.clone();
-            self.call(Caller::Detach(c), Node::Client(c), Call::Detach { name, token });
-        }
+        self.last_word(c);
     }
 
     pub(crate) fn detach_answered(&mut self, c: usize, _outcome: Option<Outcome>) {
@@ -782,6 +818,10 @@ impl World {
                 self.close_by_client(conn);
             }
         }
+        let client = &self.clients[c];
+        if let Some(load) = client.load.as_ref().filter(|_| client.phase == Phase::Attaching) {
+            self.director.load_is_answered(&client.name, load.from, None, false);
+        }
         let order = self.order();
         if !self.clients[c].read_only {
             self.verdict.torn.extend(self.clients[c].volume);
@@ -793,7 +833,7 @@ impl World {
         self.end_client(c);
         self.abandon_calls(
             |caller| {
-                matches!(caller, Caller::Attach(o) | Caller::Renew(o) | Caller::Amend(o) | Caller::Detach(o) if *o == c)
+                matches!(caller, Caller::Attach(o) | Caller::Renew(o) | Caller::Amend(o) | Caller::Tell(o) | Caller::Detach(o) if *o == c)
             },
         );
     }

@@ -31,6 +31,7 @@ pub(crate) enum Caller {
     Attach(usize),
     Renew(usize),
     Amend(usize),
+    Tell(usize),
     Detach(usize),
     Admin,
 }
@@ -109,7 +110,7 @@ impl World {
         let joins = matches!(request, Call::Join(_));
         let pool = match caller {
             Caller::Donor(d) if !joins => self.donors[d].machine.pool(),
-            Caller::Renew(c) | Caller::Amend(c) | Caller::Detach(c) => self.clients[c].pool,
+            Caller::Renew(c) | Caller::Amend(c) | Caller::Tell(c) | Caller::Detach(c) => self.clients[c].pool,
             _ => None,
         };
         let request = Some(request);
@@ -255,7 +256,7 @@ impl World {
     fn caller_paused(&self, id: u64) -> Option<Time> {
         let until = match self.coordinator.calls.get(&id)?.caller {
             Caller::Donor(d) => self.donors[d].paused_until,
-            Caller::Attach(c) | Caller::Renew(c) | Caller::Amend(c) | Caller::Detach(c) => {
+            Caller::Attach(c) | Caller::Renew(c) | Caller::Amend(c) | Caller::Tell(c) | Caller::Detach(c) => {
                 self.clients[c].paused_until
             }
             Caller::Admin => 0,
@@ -312,6 +313,7 @@ impl World {
             Caller::Attach(c) => self.attach_answered(c, outcome),
             Caller::Renew(c) => self.renew_answered(c, outcome),
             Caller::Amend(c) => self.amend_answered(c, outcome),
+            Caller::Tell(c) => self.tell_answered(c, outcome.as_ref()),
             Caller::Detach(c) => self.detach_answered(c, outcome),
             Caller::Admin => {
                 let other = self.coordinator.calls.get(&id).is_some_and(|open| open.by_stranger);
@@ -342,8 +344,10 @@ impl World {
     /// A caller that was not sure says it again: the coordinator gets the same call twice.
     pub(crate) fn repeat_some_call(&mut self) {
         let said = |open: &OpenCall| {
-            let again =
-                matches!(open.request, Some(Call::Amend { .. } | Call::Renew { .. } | Call::Detach { .. }));
+            let again = matches!(
+                open.request,
+                Some(Call::Amend { .. } | Call::Renew { .. } | Call::Tell { .. } | Call::Detach { .. })
+            );
             again && !open.abandoned
         };
         let open: Vec<u64> =
@@ -446,8 +450,12 @@ impl World {
             Effect::Forget(key) if self.coordinator.stranger.is_some() => {
                 self.coordinator.stranger.as_mut().map(|other| other.store.remove(&key));
             }
+            Effect::Store(Record::Content(_)) if self.bug == Some(Bug::LoadForgotten) => {}
             Effect::Store(record) => {
                 say!(self, "stored: {record:?}");
+                if let Record::Content(record) = &record {
+                    self.content_is_right(record);
+                }
                 if let Record::Lease(LeaseRecord { token, .. }) = &record {
                     self.coordinator.renewed.entry(*token).or_insert(self.now);
                 }
@@ -464,6 +472,7 @@ impl World {
                 self.coordinator.taken.remove(&call.0);
                 let delay = self.delay();
                 self.check_confirmed(call.0, &answer);
+                self.check_attached(call.0, &answer);
                 if let Some(open) = self.coordinator.calls.get_mut(&call.0).filter(|open| !open.abandoned) {
                     open.outcome = Some(answer);
                     open.by_stranger = self.coordinator.stranger.is_some();
@@ -524,6 +533,13 @@ impl World {
             let what =
                 format!("lease {token} is sent to live donor {}, which does not know all of it", donor.id);
             self.fail(what);
+        }
+    }
+
+    fn check_attached(&mut self, call: u64, answer: &Outcome) {
+        let caller = self.coordinator.calls.get(&call).map(|open| open.caller);
+        if let Some(Caller::Attach(c)) = caller.filter(|_| self.coordinator.stranger.is_none()) {
+            self.attach_is_right(c, answer);
         }
     }
 

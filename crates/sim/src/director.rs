@@ -11,6 +11,7 @@ use crate::plan::{Layout, Plan};
 use crate::together::Scene;
 use crate::world::{ClientEv, Ev, World, say};
 use cheetah_core::api::{Answer, Call, Create, RefusalCode, Size};
+use cheetah_core::content::FillFrom;
 use cheetah_core::donor;
 use cheetah_core::limits::{EXTENT_BYTES, MILLISECOND_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, Redundancy};
@@ -27,6 +28,8 @@ pub(crate) struct Known {
     /// A client had it before.
     was_attached: bool,
     follows: bool,
+    /// Loads that make the volume anew, with another size, and of which nobody knows whether they did.
+    anew: usize,
 }
 
 #[derive(Debug)]
@@ -89,6 +92,32 @@ impl Director {
             scenes: 0,
             first_deaths: Vec::new(),
             slots: 0,
+        }
+    }
+}
+
+impl Director {
+    /// Whether it may be loaded now.
+    pub(crate) fn may_load(&self, name: &str) -> bool {
+        let plays = self.scene.as_ref().is_some_and(|scene| scene.name == name);
+        self.volumes.get(name).is_some_and(|known| !known.busy && known.exists != Some(false)) && !plays
+    }
+
+    pub(crate) fn load_is_sent(&mut self, name: &str, from: FillFrom) {
+        let known = self.volumes.entry(name.to_owned()).or_default();
+        known.busy = true;
+        if from == FillFrom::Overwrite {
+            (known.anew, known.size_min) = (known.anew + 1, 0);
+        }
+    }
+
+    /// `None`: nobody heard what came of it.
+    pub(crate) fn load_is_answered(&mut self, name: &str, from: FillFrom, size: Option<u64>, heard: bool) {
+        let known = self.volumes.entry(name.to_owned()).or_default();
+        known.busy = false;
+        if from == FillFrom::Overwrite && heard {
+            known.anew -= 1;
+            known.size_min = size.filter(|_| known.anew == 0).unwrap_or(0);
         }
     }
 }
@@ -167,6 +196,9 @@ impl World {
         }
         let attached = self.attached_to(name);
         let alone = self.plan.corrupts();
+        if self.has_loads() && self.rng.percent(if attached.is_empty() { 40 } else { 5 }) {
+            return self.begin_load(name);
+        }
         match self.rng.below(12) {
             _ if alone && (!attached.is_empty() || known.was_attached) => {}
             0..=4 if attached.is_empty() => self.attach(name, false),
@@ -262,8 +294,9 @@ impl World {
             (Call::Show { .. } | Call::Create(_) | Call::Grow { .. }, Some(Ok(Answer::Volume(detail)))) => {
                 let (before, after) = (known.size_min, detail.status.size);
                 let was_gone = known.exists == Some(false) && matches!(call, Call::Show { .. });
-                let followed = known.follows && after > before && matches!(call, Call::Show { .. });
-                (known.exists, known.size_min) = (Some(true), after);
+                let followed =
+                    known.anew == 0 && known.follows && after > before && matches!(call, Call::Show { .. });
+                (known.exists, known.size_min) = (Some(true), if known.anew == 0 { after } else { 0 });
                 if matches!(call, Call::Create(_)) {
                     self.count("volumes created");
                 } else if followed && before > 0 {

@@ -82,6 +82,7 @@ impl World {
             Fault::Stranger => self.stranger_comes(),
             Fault::KillTwo => self.kill_two(),
             Fault::DisturbClock => self.disturb_some_clock(),
+            Fault::EndLoad => self.disturb_some_load(),
             Fault::RepeatCall => self.repeat_some_call(),
             Fault::RestartCoordinator => {
                 if self.rng.percent(40) {
@@ -219,7 +220,7 @@ impl World {
     }
 
     /// One way or both.
-    fn cut_ways(&mut self, a: Node, b: Node, until: u64, what: &'static str) {
+    pub(crate) fn cut_ways(&mut self, a: Node, b: Node, until: u64, what: &'static str) {
         let ways = self.rng.below(4);
         self.count(if ways < 2 { "fault: one way cut" } else { what });
         if ways != 0 {
@@ -283,7 +284,7 @@ impl World {
         Some(d)
     }
 
-    fn kill_some_donor(&mut self) {
+    pub(crate) fn kill_some_donor(&mut self) {
         let Some(d) = self.may_end_a_donor() else { return };
         let process_only = self.rng.percent(60);
         self.count(if process_only { "fault: donor killed" } else { "fault: donor's host lost" });

@@ -17,6 +17,8 @@ use std::collections::BTreeSet;
 
 /// How often, a second apart, donors and coordinator are compared before they count as disagreeing.
 const AGREE_TRIES: usize = 10;
+/// How long a load takes at most, that nothing disturbs.
+const LOAD_SECONDS: u64 = 120;
 /// Reads of the last pass are this long.
 const PIECE_BYTES: u64 = 8 << 20;
 
@@ -25,11 +27,12 @@ impl World {
         self.heal();
         self.nothing_is_open();
         self.donors_agree();
+        self.loads_come_to_an_end();
         let names: Vec<String> = self.director.volumes.keys().cloned().collect();
         for name in &names {
             let has_writer = self.attached_to(name).iter().any(|c| !self.clients[*c].read_only);
             if self.failure.is_none() && !has_writer {
-                self.attach(name, false);
+                self.attach_for_all(name);
             }
         }
         // Who is silent is waited for as long as a request may take.
@@ -76,6 +79,21 @@ impl World {
     pub(crate) fn end_scene(&mut self) {
         while self.director.scene.is_some() && self.failure.is_none() {
             self.pass(SECOND_NS);
+        }
+    }
+
+    /// Those that are under way when all is well come to theirs.
+    fn loads_come_to_an_end(&mut self) {
+        let load =
+            |world: &World| world.clients.iter().position(|client| client.alive && client.load.is_some());
+        for _ in 0..LOAD_SECONDS {
+            if load(self).is_none() {
+                return;
+            }
+            self.pass(SECOND_NS);
+        }
+        if let Some(c) = load(self).filter(|_| self.failure.is_none()) {
+            self.fail(format!("client {c} does not come to the end of its load after all healed"));
         }
     }
 

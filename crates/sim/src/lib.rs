@@ -15,8 +15,8 @@
 //! oracle has to find it. Never: a real clock, thread, socket or file, a map without an order, or a dependency.
 //!
 //! Files: `plan` (what a seed picks), `world` (time and events), `network`, the drivers `donor`, `client`,
-//! `coordinator`; `director`, `faults`, `deaths`, `clocks`, `together` and `strangers` (what happens to them), `workload` (requests and their judgement),
-//! `oracle` (bytes), `verdict` and `wounds` (errors), `finale` (heal, and demand that all is well), `swarm` (many seeds).
+//! `coordinator`; `director`, `faults`, `deaths`, `clocks`, `together`, `load` and `strangers` (what happens to them), `workload` (requests and their judgement),
+//! `oracle` (bytes), `contents` (what a volume counts as holding), `verdict` and `wounds` (errors), `finale` (heal, and demand that all is well), `swarm` (many seeds).
 //! Beside them `read_ahead`: rules compared over a path without faults.
 //! Tests: `tests/`.
 #![forbid(unsafe_code)]
@@ -24,12 +24,14 @@
 mod bytes;
 mod client;
 mod clocks;
+mod contents;
 mod coordinator;
 mod deaths;
 mod director;
 mod donor;
 mod faults;
 mod finale;
+mod load;
 mod memory;
 mod network;
 mod oracle;

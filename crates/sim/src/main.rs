@@ -17,12 +17,12 @@ Runs Cheetah's volume, donor and coordinator machines in a virtual world.
   cheetah-sim --read-ahead                                    rules of read-ahead compared, a table
 
 --beyond lets more go wrong at once than redundancy covers.
---only lets nothing else go wrong, and that often: end-together, stop-coordinator, stranger, kill-two, clock.
+--only lets nothing else go wrong, and that often: end-together, stop-coordinator, stranger, kill-two, clock, end-load.
 --layout K+M or K+M+SPARES gives each volume this redundancy, and that many donors.
 --bug plants a mistake in the simulator's drivers, which the oracle has to find:
   ignore-sessions, skip-wipe, ack-early, zeros-for-lost, lose-record, answer-before-store, ack-before-quorum,
   stale-believed, parity-not-updated, checksum-ignored, lease-not-checked, loss-not-recorded,
-  sleep-counts, stranger-obeyed, refusal-unheard";
+  sleep-counts, stranger-obeyed, refusal-unheard, load-told-ahead, load-forgotten, resume-skips";
 
 enum Mode {
     One { seed: u64, trace: bool },

@@ -9,7 +9,7 @@
 use crate::bytes::{BLOCK, SECTOR, sectors};
 use crate::runs::{Runs, Slide};
 use cheetah_core::map::VolumeId;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A place in the order of all events.
 pub(crate) type Order = u64;
@@ -307,6 +307,25 @@ impl Oracle {
         let Some(runs) = self.volumes.get(&volume) else { return false };
         let alone = |history: Option<History>| history.is_some_and(|history| history.now == [version]);
         runs.read(from, to).into_iter().all(|(_, _, history)| alone(history))
+    }
+
+    /// Whether every byte of the range can only be of these, or of what was never acknowledged nor given up.
+    pub(crate) fn is_only_of(
+        &self,
+        volume: VolumeId,
+        versions: &BTreeSet<Version>,
+        from: u64,
+        to: u64,
+    ) -> bool {
+        let Some(runs) = self.volumes.get(&volume) else { return false };
+        let fits =
+            |version: &Version| versions.contains(version) || self.written[*version as usize].ended.is_none();
+        let only = |history: Option<History>| {
+            history.is_some_and(|history| {
+                history.now.iter().all(fits) && history.now.iter().any(|version| versions.contains(version))
+            })
+        };
+        runs.read(from, to).into_iter().all(|(_, _, history)| only(history))
     }
 
     /// Ranges of a volume that were ever written.

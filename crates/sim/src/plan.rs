@@ -43,10 +43,16 @@ pub enum Bug {
     StrangerObeyed,
     /// A client is not told that a connection was refused.
     RefusalUnheard,
+    /// A load tells what it has sent as if it were written.
+    LoadToldAhead,
+    /// The coordinator does not store what volumes hold.
+    LoadForgotten,
+    /// A load that goes on leaves a piece out.
+    ResumeSkips,
 }
 
 impl Bug {
-    pub const ALL: [Bug; 15] = [
+    pub const ALL: [Bug; 18] = [
         Bug::IgnoreSessions,
         Bug::SkipWipe,
         Bug::AckEarly,
@@ -62,6 +68,9 @@ impl Bug {
         Bug::SleepCounts,
         Bug::StrangerObeyed,
         Bug::RefusalUnheard,
+        Bug::LoadToldAhead,
+        Bug::LoadForgotten,
+        Bug::ResumeSkips,
     ];
 
     #[must_use]
@@ -82,6 +91,9 @@ impl Bug {
             Bug::SleepCounts => "sleep-counts",
             Bug::StrangerObeyed => "stranger-obeyed",
             Bug::RefusalUnheard => "refusal-unheard",
+            Bug::LoadToldAhead => "load-told-ahead",
+            Bug::LoadForgotten => "load-forgotten",
+            Bug::ResumeSkips => "resume-skips",
         }
     }
 
@@ -113,9 +125,11 @@ pub enum Fault {
     Stranger,
     KillTwo,
     DisturbClock,
+    /// Volumes are loaded as well, and loads end before their end.
+    EndLoad,
 }
 
-/// What ordinary runs are made of; each of the other kinds makes runs of its own.
+/// What ordinary runs are made of, beside loads; each of the other kinds makes runs of its own.
 const FAULTS: [Fault; 15] = [
     Fault::LoseConnection,
     Fault::StallConnection,
@@ -136,8 +150,14 @@ const FAULTS: [Fault; 15] = [
 
 impl Fault {
     /// The kinds that a run can be made of alone.
-    pub const ALONE: [Fault; 5] =
-        [Fault::EndTogether, Fault::StopCoordinator, Fault::Stranger, Fault::KillTwo, Fault::DisturbClock];
+    pub const ALONE: [Fault; 6] = [
+        Fault::EndTogether,
+        Fault::StopCoordinator,
+        Fault::Stranger,
+        Fault::KillTwo,
+        Fault::DisturbClock,
+        Fault::EndLoad,
+    ];
 
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -147,6 +167,7 @@ impl Fault {
             Fault::Stranger => "stranger",
             Fault::KillTwo => "kill-two",
             Fault::DisturbClock => "clock",
+            Fault::EndLoad => "end-load",
             _ => "of every run",
         }
     }
@@ -233,6 +254,10 @@ impl Plan {
         let delay_ns = rng.skewed(10_000, 20 * MILLISECOND_NS);
         let share = rng.range(10, 70);
         let mut faults: Vec<Fault> = FAULTS.into_iter().filter(|_| rng.percent(share)).collect();
+        // By a stream of their own: a run without loads is what it was before there were any.
+        if Rng::new(rng.clone().draw()).percent(share) {
+            faults.push(Fault::EndLoad);
+        }
         let flips_per_million = if rng.percent(20) { rng.skewed(200, 50_000) } else { 0 };
         if flips_per_million > 0 {
             // Only who wrote a block knows its checksum: these volumes have one client from first to last.
@@ -245,6 +270,7 @@ impl Plan {
                 Fault::Stranger,
                 Fault::DisturbClock,
                 Fault::EndTogether,
+                Fault::EndLoad,
             ];
             faults.retain(|fault| !ends_leases.contains(fault));
         }

@@ -66,6 +66,12 @@ pub const COVERAGE: &[&str] = &[
     "volumes whose fragments were compared at the end",
     "volumes read back after a writer and a donor ended together",
     "requests that redundancy did not cover",
+    "loads begun",
+    "loads ended early",
+    "loads resumed",
+    "loads completed",
+    "volumes as they were made after a load of nothing",
+    "fault: a loader was killed",
 ];
 
 /// What only runs of one kind of fault see.

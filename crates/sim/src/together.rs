@@ -118,6 +118,7 @@ impl World {
         let writes = |client: &Client| {
             client.phase == Phase::Attached
                 && !client.read_only
+                && client.load.is_none()
                 && client.machine.as_ref().is_some_and(|machine| machine.is_settled())
         };
         let writers: Vec<usize> = (0..self.clients.len()).filter(|c| writes(&self.clients[*c])).collect();
@@ -448,7 +449,7 @@ impl World {
         let writer = self.attached_to(&scene.name).into_iter().find(|c| !self.clients[*c].read_only);
         scene.client = writer.unwrap_or(self.clients.len());
         if writer.is_none() {
-            self.attach(&scene.name, false);
+            self.attach_for_all(&scene.name);
         }
         Some(self.rng.range(20, 300) * MILLISECOND_NS)
     }

@@ -45,6 +45,9 @@ impl World {
                     (_, true) => self.read_on(c),
                     _ => self.pick_request(c),
                 };
+                if request.op.writes() && !self.clients[c].read_only {
+                    self.note_tool_writes(c);
+                }
                 self.submit(c, request);
             }
         }
@@ -146,11 +149,14 @@ impl World {
         let tag = client.next_tag;
         client.next_tag += 1;
         let len = u64::from(request.len);
-        let writes = request.op.writes() && !client.read_only;
+        let (writes, loads) = (request.op.writes() && !client.read_only, client.load.is_some());
         let reads = matches!(request.op, Op::Read | Op::Status);
         let zeros = request.op != Op::Write;
         let version = writes.then(|| self.oracle.begin_write(order, volume, request.offset, len, zeros));
         self.oracle.forget_before(since);
+        if let Some(version) = version.filter(|_| loads) {
+            self.contents.wrote(volume, version);
+        }
         let before = (client.read_only && request.op == Op::Read).then_some(since);
         let reading = reads.then(|| self.oracle.begin_read(volume, request.offset, len, before));
         let deadline = self.now + REQUEST_DEADLINE_NS;
@@ -222,6 +228,7 @@ impl World {
             Err(error) => self.judge_failure(c, &slot, error),
         };
         slot.reading.into_iter().for_each(|read| self.oracle.forget_read(read));
+        self.load_completed(c, &slot, result);
         if let Err(what) = judged {
             let bytes = slot.request.offset..slot.request.offset + u64::from(slot.request.len);
             let volume = self.clients[c].volume;

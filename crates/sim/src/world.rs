@@ -7,9 +7,11 @@
 
 use crate::Setup;
 use crate::client::{Client, Tick};
+use crate::contents::Contents;
 use crate::coordinator::CoordinatorHost;
 use crate::director::Director;
 use crate::donor::DonorHost;
+use crate::load::Loads;
 use crate::network::Network;
 use crate::oracle::{Oracle, Order};
 use crate::plan::{Bug, Plan};
@@ -97,6 +99,8 @@ pub(crate) struct World {
     pub(crate) coordinator: CoordinatorHost,
     pub(crate) director: Director,
     pub(crate) oracle: Oracle,
+    pub(crate) loads: Loads,
+    pub(crate) contents: Contents,
     pub(crate) verdict: Verdict,
     pub(crate) wounds: Wounds,
     pub(crate) stats: Stats,
@@ -133,6 +137,8 @@ impl World {
             clients: Vec::new(),
             coordinator,
             oracle: Oracle::new(),
+            loads: Loads::default(),
+            contents: Contents::default(),
             verdict: Verdict::default(),
             wounds: Wounds::default(),
             stats: Stats::default(),

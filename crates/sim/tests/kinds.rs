@@ -36,3 +36,8 @@ fn a_writer_and_a_donor_that_end_together_lose_nothing_but_what_was_in_flight() 
         }
     }
 }
+
+#[test]
+fn half_a_load_is_never_taken_for_a_whole_one() {
+    holds(Fault::EndLoad, None, 200);
+}

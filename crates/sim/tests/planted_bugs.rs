@@ -79,3 +79,18 @@ fn a_donor_that_asks_for_no_lease() {
 fn a_client_that_does_not_hear_of_refused_connections() {
     is_found_by(Bug::RefusalUnheard, Fault::KillTwo);
 }
+
+#[test]
+fn a_load_that_tells_what_is_not_written() {
+    is_found_by(Bug::LoadToldAhead, Fault::EndLoad);
+}
+
+#[test]
+fn a_coordinator_that_does_not_store_what_volumes_hold() {
+    is_found_by(Bug::LoadForgotten, Fault::EndLoad);
+}
+
+#[test]
+fn a_load_that_goes_on_too_far() {
+    is_found_by(Bug::ResumeSkips, Fault::EndLoad);
+}
