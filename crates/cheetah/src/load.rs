@@ -12,7 +12,7 @@ use crate::health::LOADING;
 use crate::output;
 use crate::pool::{find, unexpected, volume};
 use crate::signals::Signals;
-use crate::tend::{Tended, lease_to_fill, lost_notes, tell};
+use crate::tend::{Tended, check_reached, lease_to_fill, lost_notes, tell};
 use cheetah_core::api::{Answer, Attached, Call, Create, RefusalCode, Size, VolumeHealth, VolumeStatus};
 use cheetah_core::content::{ByteRange, Check, Fill, FillFrom, Loaded, Source, Tell};
 use cheetah_core::units::{show_bytes, show_count};
@@ -74,6 +74,8 @@ pub async fn load(options: cli::Load) -> Result<(), Failure> {
     };
     let known = lease.content.load.as_ref().map_or(0, |load| load.bytes_done);
     let name = options.name.clone();
+    // Another pool's coordinator in the place of this one's is told nothing, and asked for nothing.
+    let pool = pool.meant_for(lease.pool);
     let mut loading = Loading { pool, lease, name, made, known, progress, signals, told: Tell::default() };
     let ended = loading.run(source, &options).await;
     let report = ended?;
@@ -187,6 +189,7 @@ impl Loading {
     ) -> Result<LoadReport, Broken> {
         let volume = tended.volume.clone();
         let lost = volume.settled().await;
+        check_reached(&self.lease, &lost).map_err(Broken::By)?;
         lost_notes(&self.lease, &lost).iter().for_each(|note| output::note(note));
         let (started, bytes) = (Instant::now(), source.size());
         let (worker, progress, known) = (volume.clone(), self.progress.clone(), self.known);
@@ -275,7 +278,11 @@ impl Loading {
         let (unreadable, changed) = (self.progress.unreadable(), changed.cloned());
         let loaded = Some(Loaded { md5, sha256, check, changed, unreadable });
         let news = Tell { loaded, ..Tell::default() };
-        tell(&self.pool, &self.lease, news.clone()).await.map_err(Broken::By)?;
+        let Loading { pool, lease, name, signals, .. } = self;
+        tokio::select! {
+            told = tell_until_heard(pool, lease, name, &news) => told.map_err(Broken::By)?,
+            _ = signals.next() => return Err(Broken::Told),
+        }
         self.told = news;
         Ok(())
     }
@@ -317,6 +324,29 @@ impl Loading {
         failure.message = format!("{}; {left}", failure.message);
         failure
     }
+}
+
+/// What was copied is no less for a coordinator that is away: the load waits for it, as attachments do.
+async fn tell_until_heard(pool: &Client, lease: &Attached, name: &str, news: &Tell) -> Result<(), Failure> {
+    let mut said = false;
+    loop {
+        let failure = match tell(pool, lease, news.clone()).await {
+            Err(failure) if is_away(&failure) => failure,
+            told => return told,
+        };
+        if !std::mem::replace(&mut said, true) {
+            output::note(&format!(
+                "volume '{name}' holds all of the file, and the pool cannot be told so yet, trying again each second: {}",
+                failure.text()
+            ));
+        }
+        tokio::time::sleep(TELL_EACH).await;
+    }
+}
+
+/// Whether a later call may be answered: by this coordinator, or by the pool's own in the place of another's.
+fn is_away(failure: &Failure) -> bool {
+    ["unreachable", "standby", "unavailable", "other_pool"].contains(&failure.code)
 }
 
 /// A container that is loaded as it stands has the right hashes, and no tool finds a file system on it.

@@ -101,6 +101,15 @@ fn a_client_that_does_not_reach_the_donors_has_no_volume() {
     lan.run(Node::Client, "ip", &["route", "add", "unreachable", "10.77.0.2/32"]);
     let said = pool.fails(["attach", "safe", "--front", "export", "--listen", "127.0.0.1:0"]);
     assert!(said.contains("host-1 (") && said.contains("host-2 ("), "{said}");
+
+    // Nor has a load: it leaves nothing of a volume that it could not write.
+    let image = pool.scratch().file("image", &[7; 4096]).display().to_string();
+    let said = pool.fails(["load", &image, "loaded"]);
+    assert!(said.contains("does not reach donors") && said.contains("host-2 ("), "{said}");
+    assert!(said.contains("nothing was loaded") && said.contains("deleted again"), "{said}");
+    let status = pool.status();
+    let volumes = status["volumes"].as_array().cloned().unwrap_or_default();
+    assert!(volumes.len() == 2 && volumes.iter().all(|volume| volume["name"] != "loaded"), "{status}");
 }
 
 /// As in README: who lends may be there first.

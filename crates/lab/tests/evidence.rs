@@ -8,7 +8,7 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use cheetah_lab::pool::{Attached, Pool, Said};
+use cheetah_lab::pool::{Attached, Pool, Said, State};
 use cheetah_lab::process::Process;
 use cheetah_lab::rivals::NbdFuse;
 use cheetah_lab::{hash, tools, wait};
@@ -102,7 +102,11 @@ const LONG_BYTES: u64 = 2560 << 20;
 
 /// A pool with room for an image that takes long, and the image.
 fn long_load() -> (Pool, PathBuf) {
-    let mut pool = Pool::start();
+    long_load_with(State::Memory)
+}
+
+fn long_load_with(state: State) -> (Pool, PathBuf) {
+    let mut pool = Pool::with(state, None);
     pool.donate("one", "2816M");
     pool.create_linear("half", &LONG_BYTES.to_string());
     let image = pool.scratch().sparse_file("long.raw", LONG_BYTES);
@@ -201,6 +205,27 @@ fn an_interrupted_load_says_what_it_leaves() {
 }
 
 #[test]
+/// Away for longer than a call may take: killed, and with another pool's in its place.
+#[test]
+fn a_load_whose_coordinator_is_away_at_its_end_waits_for_it() {
+    let (mut pool, image) = long_load_with(State::Directory);
+    let mut load = start_load(&pool, &image, &["--no-verify"]);
+    wait_until_loaded(&pool, &mut load, 0);
+    pool.kill_coordinator();
+    load.wait_for_line("cannot be told so yet", LONG);
+    let mut stranger = pool.start_stranger("memory");
+    wait::until("the donor to be turned away", wait::SOON, || {
+        pool.status()["strangers"].as_array().is_some_and(|all| !all.is_empty())
+    });
+    assert!(load.is_running(), "another pool's word ended it: {}", load.log());
+    assert!(stranger.terminate(wait::SOON).success());
+    pool.restart_coordinator();
+    assert_eq!(load.wait_for_end(wait::SOON).code(), Some(0), "{}", load.log());
+    let now = content(&pool, "half");
+    assert_eq!((&now["state"], &now["load"]["bytes_done"]), (&json!("loaded"), &json!(LONG_BYTES)), "{now}");
+    assert_eq!(now["load"]["sha256"], hash::of_file(&image).as_str());
+}
+
 fn a_source_that_changes_while_it_is_read_is_told() {
     let (pool, image) = long_load();
     let mut load = start_load(&pool, &image, &["--no-verify"]);
