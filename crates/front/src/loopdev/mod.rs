@@ -141,7 +141,7 @@ pub fn attach(file: &Path, options: &Options) -> Result<LoopDevice, LoopError> {
         return Err(LoopError::TooSmall { bytes: size });
     }
     let read = |offset: u64, room: &mut [u8]| backing.read_exact_at(room, offset);
-    let sector = options.block_size.or_else(|| table::sector(&read)).unwrap_or(SECTOR_BYTES as u32);
+    let sector = options.block_size.or_else(|| table::sector(&read, size)).unwrap_or(SECTOR_BYTES as u32);
     if size < u64::from(sector) {
         return Err(LoopError::TooSmall { bytes: size });
     }

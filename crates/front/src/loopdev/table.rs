@@ -30,12 +30,18 @@ pub(super) struct Partition {
 /// Fills a buffer with the image's bytes from an offset on.
 pub(super) type Read<'a> = &'a dyn Fn(u64, &mut [u8]) -> io::Result<()>;
 
-/// The length of sectors that the image's GPT was written with; none where it has no GPT.
-pub(super) fn sector(read: Read<'_>) -> Option<u32> {
-    SECTORS.into_iter().find(|sector| {
+/// The length of sectors that the image's GPT was written with, by whichever of its two headers is whole, else by how the first
+/// one begins; none where it has no GPT.
+pub(super) fn sector(read: Read<'_>, size: u64) -> Option<u32> {
+    let last = |sector: u32| (size / u64::from(sector)).saturating_sub(1);
+    let has_first = |sector: &u32| gpt(read, size, *sector, 1).is_some();
+    let has_second = |sector: &u32| gpt(read, size, *sector, last(*sector)).is_some();
+    let is_signed = |sector: &u32| {
         let mut signature = [0; 8];
         read(u64::from(*sector), &mut signature).is_ok() && signature == *GPT_SIGNATURE
-    })
+    };
+    let find = |has: &dyn Fn(&u32) -> bool| SECTORS.into_iter().find(has);
+    find(&has_first).or_else(|| find(&has_second)).or_else(|| find(&is_signed))
 }
 
 /// The partitions of an image of `size` bytes on a device with sectors of `sector` bytes.
@@ -230,7 +236,7 @@ mod tests {
         for bytes in [512, 4096] {
             let image = with_gpt(bytes, false);
             let bytes = u32::try_from(bytes).expect("small");
-            assert_eq!(sector(&of(&image)), Some(bytes));
+            assert_eq!(sector(&of(&image), image.len() as u64), Some(bytes));
             let unit = u64::from(bytes);
             let wanted = [
                 Partition { number: 2, start: 256 * unit, len: 256 * unit },
@@ -240,7 +246,7 @@ mod tests {
             let other = if bytes == 512 { 4096 } else { 512 };
             assert!(found(&image, other).is_empty());
         }
-        assert_eq!(sector(&of(&[0; 9000])), None);
+        assert_eq!(sector(&of(&[0; 9000]), 9000), None);
     }
 
     #[test]
@@ -250,6 +256,22 @@ mod tests {
         let mut damaged = with_gpt(512, false);
         damaged[2 * 512 + 130] ^= 1;
         assert!(found(&damaged, 512).is_empty());
+        assert_eq!(sector(&of(&damaged), damaged.len() as u64), Some(512), "it says so all the same");
+    }
+
+    /// A first header that was wiped or damaged, or one of another length that was left behind, does not make it a disk of 512.
+    #[test]
+    fn sectors_are_those_of_the_gpt_that_is_whole() {
+        let sector_of = |image: &[u8]| sector(&of(image), image.len() as u64);
+        let second = with_gpt(4096, true);
+        assert_eq!((sector_of(&second), found(&second, 4096).len()), (Some(4096), 2));
+        let mut left_behind = with_gpt(4096, false);
+        left_behind[512..520].copy_from_slice(GPT_SIGNATURE);
+        assert_eq!(sector_of(&left_behind), Some(4096));
+        let old_end = with_gpt(512, true);
+        let (from, to) = (old_end.len() - 41 * 512, old_end.len());
+        left_behind[from..to].copy_from_slice(&old_end[from..to]);
+        assert_eq!(sector_of(&left_behind), Some(4096), "the first of one goes before the second of another");
     }
 
     #[test]
@@ -294,7 +316,7 @@ mod tests {
                 image[at] = (seed >> 20) as u8;
             }
             image[510..512].copy_from_slice(&MBR_SIGNATURE);
-            let _ = (sector(&of(&image)), found(&image, 512), found(&image, 4096));
+            let _ = (sector(&of(&image), image.len() as u64), found(&image, 512), found(&image, 4096));
         }
     }
 }
