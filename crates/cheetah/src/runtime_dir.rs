@@ -3,7 +3,7 @@
 //! Owns the runtime directory and all that is in it. Never: anything that must outlive a reboot.
 //! Invariants: the directory and its files are this user's alone, whatever others prepared in its place, and once it was
 //! checked everything goes by its descriptor, so that nobody can put another one there. A record names a process by pid
-//! and start time, so a pid that was used again is not taken for it. Tests: below; `lab/tests/runtime_directory.rs`.
+//! and start time, so a pid that was used again is not taken for it. Tests: below; `lab/tests/exposure.rs`.
 
 use crate::cli::Front;
 use crate::failure::{Exit, Failure};

@@ -69,6 +69,7 @@ fn reports_are_about_donors_that_the_volume_has_or_had() {
     };
     let many = |count: u64| (0..40_000).map(move |id| (DonorId(id), count)).collect::<Vec<_>>();
     let told = report(&mut world, [many(7), many(8)].concat());
+    assert_eq!(told.len(), of_map.len(), "of donors of the volume alone");
     assert_eq!(told, of_map.iter().map(|donor| (*donor, 7)).collect::<Vec<_>>(), "and of each once");
     // One that is taken out because of what it sent is still told of.
     let map = world.exclude("v", lease.token, &[of_map[0].0]);

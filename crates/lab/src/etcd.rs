@@ -98,6 +98,23 @@ impl Etcd {
         self.post("/v3/kv/put", &body).expect("etcd answers");
     }
 
+    /// Deletes what [`Etcd::stored`] answers.
+    #[track_caller]
+    pub fn forget(&self, from: &str, to: &str) {
+        let body =
+            json!({"key": base64(&format!("/lab/{from}")), "range_end": base64(&format!("/lab/{to}"))});
+        self.post("/v3/kv/deleterange", &body).expect("etcd answers");
+    }
+
+    /// Puts what [`Etcd::stored`] answered back.
+    #[track_caller]
+    pub fn restore(&self, stored: &Value) {
+        for kept in stored.as_array().into_iter().flatten() {
+            let body = json!({"key": kept["key"], "value": kept["value"]});
+            self.post("/v3/kv/put", &body).expect("etcd answers");
+        }
+    }
+
     fn post(&self, path: &str, body: &Value) -> Option<Value> {
         post(self.client, path, body)
     }

@@ -307,6 +307,49 @@ fn a_commit_that_was_cut_short_counts_from_its_last_word_on() {
     assert_eq!(pair.etcd.stored("journal", "journal~"), json!(null), "the journal is not emptied");
 }
 
+/// As with a file: where there was a pool, none that is new takes its place; and who has lost all of it is a stranger.
+#[test]
+fn an_etcd_without_its_records_is_damage_and_an_empty_one_is_another_pool() {
+    let etcd = Etcd::start();
+    let mut pool = Pool::without_coordinator(None);
+    let mut only = Coordinator::start(&pool, "only", "127.0.0.1:0", &etcd.state());
+    pool.look_at(&only.url);
+    pool.donate("one", "128M");
+    pool.donate("two", "128M");
+    pool.ok(["create", "case", "128M", "--redundancy", "stripe:2"]);
+    let path = pool.attach_fuse("case", &[]).path;
+    write_at(&path, 0x11, 0);
+    let (own, listen) = (pool.status()["pool"].clone(), only.listen());
+    only.process.terminate(wait::SOON);
+    let kept = etcd.stored("", "~");
+    etcd.forget("records/", "records0");
+    let said = pool.fails(["coordinate", "--listen", &listen, "--state", &etcd.state()]);
+    assert!(said.contains("its records are gone") && said.contains("another prefix"), "{said}");
+
+    etcd.forget("", "~");
+    let mut stranger = Coordinator::start(&pool, "stranger", &listen, &etcd.state());
+    assert!(stranger.process.log().contains("new pool"), "{}", stranger.process.log());
+    let status = wait::for_some("both donors, turned away", wait::SOON, || {
+        let status = pool.status();
+        (status["strangers"].as_array().map(Vec::len) == Some(2)).then_some(status)
+    });
+    assert_eq!(status["donors"], json!([]));
+    write_at(&path, 0x22, MIB);
+    stranger.process.terminate(wait::SOON);
+
+    etcd.forget("", "~");
+    etcd.restore(&kept);
+    let again = Coordinator::start(&pool, "again", &listen, &etcd.state());
+    wait::until("both donors again", wait::SOON, || {
+        let status = pool.status();
+        let donors = status["donors"].as_array().cloned().unwrap_or_default();
+        status["pool"] == own && donors.len() == 2 && donors.iter().all(|donor| donor["heard"] == true)
+    });
+    assert!(holds_at(&path, 0x11, 0) && holds_at(&path, 0x22, MIB));
+    pool.detach("case");
+    drop(again);
+}
+
 /// A member that is stopped takes requests and never answers; one that led the others, until they have another leader.
 #[test]
 fn a_frozen_member_of_etcd_holds_nobody_up() {

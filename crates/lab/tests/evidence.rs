@@ -3,9 +3,10 @@
 //! The cases that an examiner meets first: a container loaded as it stands, a load that ends half-way, an image loaded over
 //! another, a source that changes while it is read, evidence that a mount changes, a disk with bad sectors.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Write;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
 use cheetah_lab::pool::{Attached, Pool, Said, State};
@@ -204,7 +205,6 @@ fn an_interrupted_load_says_what_it_leaves() {
     assert_eq!((&now["state"], &now["load"]["check"]), (&json!("loaded"), &json!("no")), "{now}");
 }
 
-#[test]
 /// Away for longer than a call may take: killed, and with another pool's in its place.
 #[test]
 fn a_load_whose_coordinator_is_away_at_its_end_waits_for_it() {
@@ -226,6 +226,7 @@ fn a_load_whose_coordinator_is_away_at_its_end_waits_for_it() {
     assert_eq!(now["load"]["sha256"], hash::of_file(&image).as_str());
 }
 
+#[test]
 fn a_source_that_changes_while_it_is_read_is_told() {
     let (pool, image) = long_load();
     let mut load = start_load(&pool, &image, &["--no-verify"]);
@@ -315,6 +316,80 @@ fn evidence_is_read_only_unless_asked_and_says_who_wrote() {
     assert_eq!(content(&pool, "scratch")["state"], "written");
 }
 
+/// A file system that was not unmounted: mounting it, read-only or not, writes its journal back where the device lets it.
+#[test]
+fn a_mount_of_a_dirty_file_system_changes_nothing_unless_asked() {
+    tools::need_root("loop devices and mounts");
+    let mut pool = pool_of_two("256M");
+    let image = pool.scratch().sparse_file("clean.dd", 32 << 20);
+    tools::run("mkfs.ext4", [OsStr::new("-q"), image.as_os_str()]);
+    let point = pool.scratch().directory("point");
+    let mount = |options: &str, what: &Path| {
+        let mut command = tools::command("mount");
+        command.args(["-o", options]).args([what, &point]);
+        tools::output(&mut command).status.success()
+    };
+    let unmount = || tools::run("umount", [&point]);
+    assert!(mount("loop", &image), "cannot be mounted");
+    std::fs::write(point.join("evidence"), noise(1 << 16, 51)).expect("written");
+    rustix::fs::sync();
+    let dirty = pool.scratch().join("dirty.dd");
+    std::fs::copy(&image, &dirty).expect("a copy of what is mounted");
+    unmount();
+    pool.ok(["load", &dirty.display().to_string(), "case"]);
+    let before = hash::of_file(&dirty);
+
+    let device = pool.attach_loop("case", &[]).path;
+    assert!(!mount("ro", &device), "its journal cannot be replayed on a device that is read-only");
+    assert!(mount("ro,noload", &device), "without its journal it can be looked at");
+    unmount();
+    pool.detach("case");
+    let path = pool.attach_fuse("case", &[]).path;
+    assert_eq!(hash::of_file(&path), before);
+    pool.detach("case");
+    assert_eq!(content(&pool, "case")["written"], Value::Null);
+
+    let device = pool.attach_loop("case", &["--writable"]).path;
+    assert!(mount("ro", &device), "the journal is replayed");
+    unmount();
+    pool.detach("case");
+    assert_eq!(content(&pool, "case")["written"]["certain"], true);
+    names(&pool.ok(["list"]), &["written since"]);
+    assert_ne!(hash::of_file(&pool.attach_fuse("case", &[]).path), before, "nothing was to replay");
+    pool.detach("case");
+}
+
+/// An image with holes: they take nothing in the pool, and the file shows that, also one that was attached anew.
+#[test]
+fn a_sparse_image_takes_what_it_holds_and_writes_move_its_time() {
+    let mut pool = pool_of_two("256M");
+    let image = pool.scratch().sparse_file("sparse.dd", 200 << 20);
+    let file = File::options().write(true).open(&image).expect("just made");
+    file.write_all_at(&noise(8192, 61), 96 << 20).expect("written");
+    pool.ok(["load", &image.display().to_string(), "case"]);
+    let used = |status: Value| {
+        let donors = status["donors"].as_array().cloned().unwrap_or_default();
+        donors.iter().filter_map(|donor| donor["bytes_used"].as_u64()).sum::<u64>()
+    };
+    wait::until("two copies of 8 KiB", wait::SOON, || used(pool.status()) == 2 * 8192);
+    for more in [&[][..], &["--writable"]] {
+        let path = pool.attach_fuse("case", more).path;
+        let stat = || std::fs::metadata(&path).expect("its attributes");
+        wait::until("16 sectors", wait::SOON, || stat().blocks() == 16);
+        assert_eq!(stat().len(), 200 << 20);
+        let attached = stat().modified().expect("a time");
+        if let Ok(file) = File::options().write(true).open(&path) {
+            file.write_all_at(&[7; 4096], 0).expect("written");
+            file.sync_all().expect("synced");
+            assert!(stat().modified().expect("a time") > attached, "its time stands still");
+            wait::until("24 sectors", wait::SOON, || stat().blocks() == 24);
+        } else {
+            assert_eq!(more.len(), 0, "it was asked for");
+        }
+        pool.detach("case");
+    }
+}
+
 /// An error that the medium answers with one sector, and all around it can be read.
 #[test]
 fn bad_sectors_are_passed_over_and_told() {
@@ -390,10 +465,34 @@ fn a_load_that_fails_early_leaves_nothing() {
     let fifo = pool.scratch().join("fifo").display().to_string();
     tools::run("mkfifo", [&fifo]);
     names(&pool.fails(["load", &fifo, "case"]), &["neither a file nor a block device"]);
-    names(&pool.fails(["load", &fifo, "case", "--overwrite"]), &["neither a file nor a block device"]);
+    let link = pool.scratch().join("link");
+    symlink(&fifo, &link).expect("a link");
+    let directory = pool.scratch().path().display().to_string();
+    for source in [&fifo, &link.display().to_string(), &directory, "/dev/zero", "/dev/tty"] {
+        for more in ["--overwrite", "--resume", "--raw"] {
+            let said = pool.fails(["load", source, "case", more]);
+            names(&said, &[source, "neither a file nor a block device"]);
+        }
+    }
     let large = pool.scratch().sparse_file("large.raw", 1 << 30).display().to_string();
     assert_eq!(pool.run(["load", &large, "case"]).status.code(), Some(5));
     let absent = pool.run(["load", &large, "case", "--resume"]);
     assert_eq!(absent.status.code(), Some(4), "there is nothing to go on with: {}", absent.err);
     assert_eq!(pool.status()["volumes"], json!([]), "a load that failed left a volume");
+    // One that was there is as it was, and free.
+    pool.create_linear("made", "1M");
+    let image = pool.scratch().file("image", &noise(4096, 71)).display().to_string();
+    for (source, more) in
+        [(&fifo, "--overwrite"), (&large, "--overwrite"), (&large, "--no-verify"), (&image, "--resume")]
+    {
+        pool.fails(["load", source, "made", more]);
+        let made = pool.volume_status("made");
+        assert_eq!(
+            (&made["attachments"], &made["content"]["state"]),
+            (&json!([]), &json!("fresh")),
+            "{more}: {made}"
+        );
+        assert_eq!(made["size"], json!(1 << 20));
+    }
+    names(&pool.ok(["load", &image, "made"]), &["verified"]);
 }

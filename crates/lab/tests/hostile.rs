@@ -1,9 +1,10 @@
 //! Peers that want no good, or have no luck, against real processes: what they can find out, use up, and leave behind.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::FileExt;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use cheetah_core::api::API_VERSION;
 use cheetah_lab::pool::{Pool, binary};
@@ -11,6 +12,10 @@ use cheetah_lab::process::Process;
 use cheetah_lab::scratch::Scratch;
 use cheetah_lab::{tools, wait};
 use serde_json::Value;
+
+/// So long half a request may take, and a handshake: then it is ended, and who waited for its place gets that anyway.
+const HALF_REQUEST: Duration = Duration::from_secs(30);
+const HANDSHAKE: Duration = Duration::from_secs(10);
 
 /// The program as a child that may have no more than so many files open.
 fn with_files(limit: u32, arguments: &[&str]) -> Command {
@@ -43,6 +48,7 @@ fn half_sent_requests_keep_nobody_out() {
     let mut coordinator = Process::start("coordinator", command, scratch.path());
     let line = coordinator.wait_for_line("ready: ", wait::SOON);
     let url = line.trim_start_matches("ready: ").to_owned();
+    let began = Instant::now();
     let mut half_sent = Vec::new();
     for _ in 0..400 {
         let mut stream = TcpStream::connect(url.trim_start_matches("http://")).expect("the kernel accepts");
@@ -50,9 +56,60 @@ fn half_sent_requests_keep_nobody_out() {
         let _ = stream.write_all(b"GET /v1/pool HTTP/1.1\r\nhost: local");
         half_sent.push(stream);
     }
-    let answer = ask(&url, "GET /v1/pool HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    let status = "GET /v1/pool HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    let answer = ask(&url, status);
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert!(began.elapsed() < HALF_REQUEST * 2 / 3, "they were waited for: {:?}", began.elapsed());
     assert!(coordinator.open_files() < 256, "it has some left");
+}
+
+/// As at a coordinator: connections that say nothing make room for those that ask for something.
+#[test]
+fn half_open_connections_keep_nobody_from_a_donor() {
+    let mut pool = Pool::start();
+    let program = pool.command();
+    let arguments = ["donate", "128M", "--name", "few", "--listen", "127.0.0.1:0"];
+    let mut command = with_files(400, &arguments);
+    command.envs(program.get_envs().filter_map(|(key, value)| Some((key, value?))));
+    let mut donor = Process::start("few", command, pool.scratch().path());
+    donor.wait_for_line("ready: donor", wait::SOON);
+    pool.create_linear("case", "64M");
+    let uri = pool.attach_export("case", &[]).uri;
+    let io = |uri: &str, what: &str| {
+        let mode = if what == "read" { &["-r"][..] } else { &[] };
+        let command = format!("{what} -P 0x3c 0 1M");
+        let said = tools::run("qemu-io", [mode, &["-f", "raw", "-c", &command, uri]].concat());
+        assert!(!said.contains("failed"), "{said}");
+    };
+    io(&uri, "write");
+    let address = pool.status()["donors"][0]["address"].as_str().expect("an address").to_owned();
+    let half_open: Vec<TcpStream> = (0..600)
+        .map(|_| {
+            let mut stream = TcpStream::connect(&address).expect("the kernel accepts");
+            // The oldest are closed by now.
+            let _ = stream.write_all(&[0, 0]);
+            stream
+        })
+        .collect();
+    // They make room at once, not when a handshake has taken too long.
+    let mut first = &half_open[0];
+    first.set_read_timeout(Some(HANDSHAKE / 2)).expect("a limit");
+    let ended = first.read_to_end(&mut Vec::new());
+    assert!(!matches!(&ended, Err(e) if e.kind() == ErrorKind::WouldBlock), "the oldest is kept: {ended:?}");
+    // Who was there before, and who comes now.
+    io(&uri, "read");
+    let reader = pool.scratch().directory("run-2");
+    let mut command = pool.command();
+    command
+        .args(["attach", "case", "--front", "export", "--read-only", "--json"])
+        .env("XDG_RUNTIME_DIR", &reader);
+    let answer: Value = serde_json::from_str(&tools::expect_success(&mut command)).expect("JSON");
+    io(answer["uri"].as_str().expect("a URI"), "read");
+    let mut command = pool.command();
+    tools::expect_success(command.args(["detach", "case"]).env("XDG_RUNTIME_DIR", &reader));
+    assert!(donor.open_files() < 400, "it has some left");
+    drop(half_open);
+    pool.detach("case");
 }
 
 #[test]
@@ -159,14 +216,26 @@ fn what_was_written_is_nowhere_in_a_donor_once_its_volume_is_gone() {
     let pid = pool.pid_of("one");
     pool.create_linear("case", "64M");
     let uri = pool.attach_export("case", &[]).uri;
-    // Small writes, many at once: they are received in batches.
-    let writes: Vec<String> = (0..256).map(|at| format!("aio_write -q -P 0xa7 {}k 4k", 8 * at)).collect();
-    let mut qemu_io = tools::command("qemu-io");
-    qemu_io.args(["-f", "raw"]);
-    for write in &writes {
-        qemu_io.args(["-c", write]);
-    }
-    let _ = tools::expect_success(qemu_io.args(["-c", "aio_flush", &uri]));
+    // Small requests, many at once: writes are received in batches. And some that are large.
+    let all = |what: &str| -> Vec<String> {
+        let small = (0..256).map(|at| format!("aio_{what} -q -P 0xa7 {}k 4k", 8 * at));
+        let large = (4..8).map(|at| format!("aio_{what} -q -P 0xa7 {at}M 1M"));
+        small.chain(large).chain(["aio_flush".to_owned()]).collect()
+    };
+    let io = |uri: &str, requests: &[String]| {
+        let mut qemu_io = tools::command("qemu-io");
+        qemu_io.args(["-f", "raw"]);
+        for request in requests {
+            qemu_io.args(["-c", request]);
+        }
+        let said = tools::expect_success(qemu_io.arg(uri));
+        assert!(!said.contains("failed"), "{said}");
+    };
+    io(&uri, &all("write"));
+    pool.detach("case");
+    // Read by another, who has nothing of it yet.
+    let uri = pool.attach_export("case", &[]).uri;
+    io(&uri, &all("read"));
     pool.detach("case");
     pool.ok(["delete", "case"]);
     wait::until("the donor has let go", wait::SOON, || !private_memory_has(pid, &[0xa7; 64]));

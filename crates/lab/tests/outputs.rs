@@ -54,15 +54,22 @@ fn an_output_that_cannot_be_written_is_an_error() {
 fn errors_that_nobody_hears_keep_their_exit_code() {
     let mut pool = Pool::start();
     pool.donate("one", "128M");
+    let image = pool.scratch().sparse_file("image", 64 << 20).display().to_string();
     for stderr in [closed_pipe, full_disk] {
         let run = |arguments: &[&str]| {
             let mut command = pool.command();
-            ends(command.args(arguments).env("CHEETAH_LOG", "debug").stderr(stderr())).code()
+            command.args(arguments).env("CHEETAH_LOG", "debug").stdout(Stdio::null());
+            ends(command.stderr(stderr())).code()
         };
         assert_eq!(run(&["load", "/no/such/image", "x"]), Some(1));
         assert_eq!(run(&["delete", "ghost"]), Some(4));
         assert_eq!(run(&["load"]), Some(2));
         assert_eq!(run(&["status"]), Some(0));
+        // It has something to say all the time: what it made, how far it is, that it is done.
+        for more in ["--json", "--overwrite"] {
+            assert_eq!(run(&["load", &image, "case", more]), Some(0));
+        }
+        assert_eq!(run(&["delete", "case"]), Some(0));
     }
 }
 
@@ -84,6 +91,9 @@ fn a_limit_of_file_sizes_is_an_error_and_no_signal() {
     };
     let said = limited(&["donate", "64M", "--no-pool"]);
     assert!(said.contains("ulimit -f"), "{said}");
+    let state = pool.scratch().directory("limited").display().to_string();
+    let said = limited(&["coordinate", "--listen", "127.0.0.1:0", "--state", &state]);
+    assert!(said.contains(&state) && said.contains("File too large"), "{said}");
     let said = limited(&["attach", "kept", "--front", "export"]);
     assert!(said.contains("ulimit -f"), "{said}");
     assert!(pool.daemons().is_empty(), "a daemon that could not be recorded lives on");

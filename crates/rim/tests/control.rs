@@ -69,10 +69,13 @@ fn create(name: &str) -> Call {
 
 /// Keeps a donor's syncs going until the test ends.
 async fn keep_syncing(client: Client, donor: DonorId) {
+    keep_syncing_as(client, donor, DonorSecret(donor.0)).await;
+}
+
+async fn keep_syncing_as(client: Client, donor: DonorId, secret: DonorSecret) {
     let mut revision = 0;
     loop {
         let (leaving, goodbye, extents_offered) = (false, false, u32::MAX);
-        let secret = DonorSecret(donor.0);
         let sync =
             Sync { secret, revision, bytes_used: 0, connections: 0, leaving, goodbye, extents_offered };
         match client.call(Call::Sync { donor, sync }).await {
@@ -264,6 +267,29 @@ async fn other_versions_strange_routes_and_large_bodies_are_refused() {
     assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("limit"), "{answer}");
     let answer = raw(at, &post("/v1/donors/zz/sync", 2, "{}")).await;
     assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("hexadecimal"), "{answer}");
+}
+
+/// Who may speak for a donor, and who may read and write a volume.
+#[tokio::test]
+async fn what_proves_who_somebody_is_is_shown_to_nobody() {
+    let (coordination, client) = start(StateAt::Memory).await;
+    let secret = DonorSecret(0x5ec2_e75e_c2e7_5ec2);
+    let donor = Join { secret, ..join(1, "d") };
+    client.call(Call::Join(donor)).await.expect("joins");
+    let syncing = tokio::spawn(keep_syncing_as(client.clone(), DonorId(1), secret));
+    client.call(create("v")).await.expect("created");
+    let attach = Attach::new(false, "me");
+    let attached = client.call(Call::Attach { name: "v".into(), attach }).await;
+    let Ok(Answer::Attached(attached)) = attached else { panic!("{attached:?}") };
+    let at = coordination.address();
+    for path in ["/v1/pool", "/v1/volumes/v"] {
+        let shown = raw(at, &format!("GET {path} HTTP/1.1\r\nhost: {at}\r\nconnection: close\r\n\r\n")).await;
+        assert!(shown.starts_with("HTTP/1.1 200") && shown.contains("\"me\""), "{shown}");
+        for proof in [String::from(secret), attached.token.to_string()] {
+            assert!(!shown.contains(&proof), "{proof} is in {shown}");
+        }
+    }
+    syncing.abort();
 }
 
 #[tokio::test]
