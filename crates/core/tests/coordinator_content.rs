@@ -91,6 +91,8 @@ fn a_load_that_comes_to_its_end_is_known_with_its_hashes() {
     world.coordinator.tell_time_of_day(1_060);
     tell(&mut world, lease.token, loaded(Check::No));
     tell(&mut world, lease.token, loaded(Check::Same));
+    // How far it was a while ago comes late.
+    tell(&mut world, lease.token, done(E));
     world.detach("v", lease.token).expect("given back");
     let now = content(&mut world);
     let load = now.load.clone().expect("a load");

@@ -256,7 +256,8 @@ fn check_tell(tell: &Tell) -> Result<(), Refusal> {
 
 fn told_of_load(content: &mut Content, tell: Tell, now: UnixSeconds) {
     let Some(load) = &mut content.load else { return };
-    if let Some(done) = tell.bytes_done {
+    // One that its end has overtaken on the way says less than that.
+    if let Some(done) = tell.bytes_done.filter(|_| content.state == ContentState::Loading) {
         load.bytes_done = done.min(load.source.size);
     }
     cover(&mut load.unreadable, tell.unreadable);
