@@ -91,6 +91,8 @@ pub(crate) struct Client {
     pub(crate) load: Option<Load>,
     /// What it is telling the coordinator of its volume's content.
     pub(crate) telling: Option<Word>,
+    /// A load of the volume had come to its end when it was let in.
+    pub(crate) found_whole: bool,
     /// The coordinator knows that it wrote.
     pub(crate) said_written: bool,
     pub(crate) alive: bool,
@@ -156,6 +158,7 @@ impl World {
             read_only: attach.read_only,
             load,
             telling: None,
+            found_whole: false,
             said_written: false,
             alive: true,
             paused_until: 0,
@@ -206,6 +209,7 @@ impl World {
         };
         let (token, volume) = (attached.token, attached.map.volume);
         self.clients[c].read_only = attached.read_only;
+        self.clients[c].found_whole = self.clients[c].load.is_none() && self.contents.is_whole(volume);
         if !self.clients[c].read_only {
             self.take_over(c, volume, &attached.unconfirmed);
         }

@@ -84,6 +84,16 @@ impl Contents {
         self.volumes.get(&volume).map(|held| &held.versions)
     }
 
+    /// What it was filled from, as far as it was.
+    pub(crate) fn source(&self, volume: VolumeId) -> Option<usize> {
+        self.volumes.get(&volume).and_then(|held| held.source)
+    }
+
+    /// Whether a load of it has come to its end, as its loader was told.
+    pub(crate) fn is_whole(&self, volume: VolumeId) -> bool {
+        self.volumes.get(&volume).is_some_and(|held| held.stage == Stage::Whole)
+    }
+
     /// Somebody begins to say it.
     pub(crate) fn says(&mut self, volume: VolumeId, token: LeaseToken, word: Word) {
         let held = self.volumes.entry(volume).or_default();

@@ -5,6 +5,7 @@
 //! hold of it (`contents`, `oracle`). Key rule: what it tells was acknowledged to it. Called by `client`, `workload`,
 //! `director` and `faults`. Tests: the planted bugs.
 
+use crate::bytes::SECTOR;
 use crate::client::{Phase, Slot, Tick};
 use crate::contents::Word;
 use crate::coordinator::{Caller, Outcome};
@@ -12,8 +13,9 @@ use crate::network::Node;
 use crate::plan::{Bug, Fault};
 use crate::world::{ClientEv, Ev, World, say};
 use cheetah_core::api::{Answer, Attach, Call};
-use cheetah_core::content::{Check, Fill, FillFrom, Loaded, Source, Tell};
+use cheetah_core::content::{ByteRange, Check, Fill, FillFrom, Loaded, Source, Tell};
 use cheetah_core::limits::{LEASE_NS, MILLISECOND_NS, SECOND_NS};
+use cheetah_core::map::VolumeId;
 use cheetah_core::volume::{Op, Request, VolumeError};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,6 +31,8 @@ const ZEROS_OF_TEN: u64 = 2;
 struct SourceFile {
     size: u64,
     piece: u64,
+    /// What cannot be read of it.
+    unreadable: Option<ByteRange>,
 }
 
 /// Every source that there was, and which one a volume of a name was filled from last.
@@ -93,14 +97,14 @@ impl Load {
     }
 }
 
-fn tell(word: Word) -> Tell {
+fn tell(word: Word, unreadable: Vec<ByteRange>) -> Tell {
     let hash = |digits| "0".repeat(digits);
     match word {
         Word::Written => Tell { written: true, ..Tell::default() },
-        Word::Done(bytes) => Tell { bytes_done: Some(bytes), ..Tell::default() },
+        Word::Done(bytes) => Tell { bytes_done: Some(bytes), unreadable, ..Tell::default() },
         Word::Untouched => Tell { untouched: true, ..Tell::default() },
         Word::Loaded(check) => {
-            let (md5, sha256, unreadable) = (hash(32), hash(64), Vec::new());
+            let (md5, sha256) = (hash(32), hash(64));
             let loaded = Loaded { md5, sha256, check, changed: None, unreadable };
             Tell { loaded: Some(loaded), ..Tell::default() }
         }
@@ -167,7 +171,13 @@ impl World {
         let most = most.min(SOURCE_BYTES_MAX);
         let size = self.rng.skewed(512, most.max(512)).next_multiple_of(512);
         let piece = (size.div_ceil(PIECES_MAX)).next_power_of_two().max(4096);
-        self.loads.sources.push(SourceFile { size, piece: piece << self.rng.below(3) });
+        let piece = piece << self.rng.below(3);
+        let unreadable = self.rng.percent(30).then(|| {
+            let offset = self.rng.below(size) / SECTOR * SECTOR;
+            let len = self.rng.skewed(SECTOR, 4 * piece).next_multiple_of(SECTOR).min(size - offset);
+            ByteRange { offset, len }
+        });
+        self.loads.sources.push(SourceFile { size, piece, unreadable });
         self.loads.sources.len() - 1
     }
 
@@ -202,7 +212,7 @@ impl World {
 
     fn load_goes_on(&mut self, c: usize, doing: Doing) {
         let Some(load) = &mut self.clients[c].load else { return };
-        let SourceFile { size, piece } = self.loads.sources[load.source];
+        let SourceFile { size, piece, .. } = self.loads.sources[load.source];
         match doing {
             Doing::Comparing(known) if load.next >= known => {
                 load.doing = Doing::Writing;
@@ -241,7 +251,7 @@ impl World {
 
     fn ask_piece(&mut self, c: usize, op: Op) {
         let Some(load) = &mut self.clients[c].load else { return };
-        let SourceFile { size, piece } = self.loads.sources[load.source];
+        let SourceFile { size, piece, .. } = self.loads.sources[load.source];
         let offset = load.next;
         let len = piece.min(size - offset);
         load.under_way.insert(offset);
@@ -270,7 +280,7 @@ impl World {
             return self.contents.acknowledged(volume, load.done);
         }
         let (doing, end) = (load.doing, from + len);
-        let of_source = self.holds_the_source(c, from, end);
+        let of_source = self.holds_the_source(c, from, end, false);
         let Some(load) = &mut self.clients[c].load else { return };
         match (doing, result) {
             (Doing::Comparing(_), Ok(())) if of_source => {
@@ -283,11 +293,47 @@ impl World {
         }
     }
 
-    /// Whether the range can only be what loads of the source wrote.
-    fn holds_the_source(&self, c: usize, from: u64, to: u64) -> bool {
+    /// Whether the range can only be what loads of the source wrote; with `open`, or what somebody who was shut out was
+    /// writing.
+    fn holds_the_source(&self, c: usize, from: u64, to: u64, open: bool) -> bool {
         let Some(volume) = self.clients[c].volume else { return false };
         let versions = self.contents.versions(volume);
-        versions.is_some_and(|versions| self.oracle.is_only_of(volume, versions, from, to))
+        versions.is_some_and(|versions| self.oracle.is_only_of(volume, versions, from, to, open))
+    }
+
+    /// What the source of the volume could not give, as far as the request is about that.
+    fn unreadable_in(&self, volume: VolumeId, slot: &Slot) -> Option<ByteRange> {
+        let range = self.loads.sources[self.contents.source(volume)?].unreadable?;
+        let end = range.end().min(slot.request.offset + u64::from(slot.request.len));
+        let offset = range.offset.max(slot.request.offset);
+        (offset < end).then(|| ByteRange { offset, len: end - offset })
+    }
+
+    pub(crate) fn meets_unreadable(&self, c: usize, slot: &Slot) -> bool {
+        self.clients[c].volume.is_some_and(|volume| self.unreadable_in(volume, slot).is_some())
+    }
+
+    /// A read that says that the source could not give this.
+    pub(crate) fn judge_unreadable(&mut self, c: usize, slot: &Slot) -> Result<(), String> {
+        if self.clients[c].load.is_some() {
+            return Err("is said to be unreadable to who loads it".into());
+        }
+        if slot.request.op != Op::Read || !self.meets_unreadable(c, slot) {
+            return Err("is said to be what its source could not give, and it could".into());
+        }
+        self.count("reads of what a source could not give");
+        Ok(())
+    }
+
+    /// A read that brought bytes: who attached what was loaded gets none for those.
+    pub(crate) fn judge_readable(&self, c: usize, slot: &Slot) -> Result<(), String> {
+        let client = &self.clients[c];
+        let Some(volume) = client.volume.filter(|_| client.found_whole) else { return Ok(()) };
+        let there = self.unreadable_in(volume, slot);
+        match there.filter(|range| self.holds_the_source(c, range.offset, range.end(), false)) {
+            Some(range) => Err(format!("brought bytes of {range:?}, which its source could not give")),
+            None => Ok(()),
+        }
     }
 
     fn says_loaded(&mut self, c: usize, check: Check) {
@@ -297,7 +343,7 @@ impl World {
         let Some(load) = &mut self.clients[c].load else { return };
         load.doing = Doing::TellingEnd;
         let size = self.loads.sources[load.source].size;
-        if check == Check::No && !self.holds_the_source(c, 0, size) {
+        if check == Check::No && !self.holds_the_source(c, 0, size, true) {
             return self
                 .fail(format!("client {c} has loaded its volume, which does not hold what its source has"));
         }
@@ -325,8 +371,14 @@ impl World {
         let (Some(token), Some(volume)) = (client.token, client.volume) else { return };
         client.telling = Some(word);
         let name = client.name.clone();
+        // What it has read of its source so far.
+        let met = |load: &Load| {
+            let there = self.loads.sources[load.source].unreadable;
+            there.filter(|range| load.told_loaded || range.offset < load.next.max(load.done))
+        };
+        let unreadable: Vec<ByteRange> = client.load.as_ref().and_then(met).into_iter().collect();
         self.contents.says(volume, token, word);
-        self.call(Caller::Tell(c), Node::Client(c), Call::Tell { name, token, tell: tell(word) });
+        self.call(Caller::Tell(c), Node::Client(c), Call::Tell { name, token, tell: tell(word, unreadable) });
     }
 
     pub(crate) fn tell_answered(&mut self, c: usize, outcome: Option<&Outcome>) {

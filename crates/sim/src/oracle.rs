@@ -309,17 +309,19 @@ impl Oracle {
         runs.read(from, to).into_iter().all(|(_, _, history)| alone(history))
     }
 
-    /// Whether every byte of the range can only be of these, or of what was never acknowledged nor given up.
+    /// Whether every byte of the range can only be of these; with `open`, or of a write that has not ended.
     pub(crate) fn is_only_of(
         &self,
         volume: VolumeId,
         versions: &BTreeSet<Version>,
         from: u64,
         to: u64,
+        open: bool,
     ) -> bool {
         let Some(runs) = self.volumes.get(&volume) else { return false };
-        let fits =
-            |version: &Version| versions.contains(version) || self.written[*version as usize].ended.is_none();
+        let fits = |version: &Version| {
+            versions.contains(version) || (open && self.written[*version as usize].ended.is_none())
+        };
         let only = |history: Option<History>| {
             history.is_some_and(|history| {
                 history.now.iter().all(fits) && history.now.iter().any(|version| versions.contains(version))

@@ -71,6 +71,7 @@ pub const COVERAGE: &[&str] = &[
     "loads resumed",
     "loads completed",
     "volumes as they were made after a load of nothing",
+    "reads of what a source could not give",
     "fault: a loader was killed",
 ];
 

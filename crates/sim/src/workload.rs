@@ -264,8 +264,9 @@ impl World {
         let concerned = self.concerned(c, slot, status);
         let redundant = self.is_redundant(c);
         let cached = request.op == Op::Read && self.plan.caching.bytes > 0;
-        if redundant || cached {
-            // Others have what it had, or it was read before.
+        let marked = request.op == Op::Status && self.meets_unreadable(c, slot);
+        if redundant || cached || marked {
+            // Others have what it had, or it was read before, or its source could not give it and nobody is asked.
         } else if let Some(donor) =
             concerned.iter().find(|donor| self.verdict.died_before(**donor, slot.order))
         {
@@ -316,6 +317,7 @@ impl World {
 
     fn judge_read(&mut self, c: usize, slot: &Slot, payload: &[u8]) -> Result<(), String> {
         self.count("reads checked");
+        self.judge_readable(c, slot)?;
         let order = self.order();
         // Of what a reader sees something newer may have been there a moment before.
         let settles = !self.is_redundant(c) && !self.clients[c].read_only;
@@ -360,6 +362,9 @@ impl World {
 
     fn judge_failure(&mut self, c: usize, slot: &Slot, error: VolumeError) -> Result<(), String> {
         self.look_at_rot();
+        if error == VolumeError::Unreadable {
+            return self.judge_unreadable(c, slot);
+        }
         let request = slot.request;
         let client = &self.clients[c];
         if client.read_only && request.op.writes() {
