@@ -142,12 +142,6 @@ impl World {
         self.attach_as(name, attach, None);
     }
 
-    /// For writing, whatever it holds.
-    pub(crate) fn attach_for_all(&mut self, name: &str) {
-        let attach = Attach { writable: true, incomplete: true, ..Attach::new(false, String::new()) };
-        self.attach_as(name, attach, None);
-    }
-
     pub(crate) fn attach_as(&mut self, name: &str, attach: Attach, load: Option<Load>) {
         let c = self.clients.len();
         self.note_attached(name);
@@ -792,16 +786,7 @@ impl World {
         self.end_client(c);
     }
 
-    /// A writer that ends in the middle of things while a donor is missing: parity cannot make up for both.
-    pub(crate) fn note_torn_end(&mut self, c: usize) {
-        let Some(volume) = self.clients[c].volume else { return };
-        if self.verdict.torn.contains(&volume) && self.beyond_if_torn().contains(&volume) {
-            self.count("volumes taken beyond their redundancy by a writer's end");
-            self.verdict.beyond.insert(volume);
-        }
-    }
-
-    fn end_client(&mut self, c: usize) {
+    pub(crate) fn end_client(&mut self, c: usize) {
         let client = &self.clients[c];
         let in_order = client.phase == Phase::Ended || client.read_only;
         if !in_order || !client.volume.is_some_and(|volume| self.wounds.is_accounted(volume)) {
@@ -809,36 +794,5 @@ impl World {
         }
         let client = &mut self.clients[c];
         (client.alive, client.phase, client.machine) = (false, Phase::Ended, None);
-    }
-
-    /// The process dies. With `host`, its machine: nobody tells the donors.
-    pub(crate) fn crash_client(&mut self, c: usize, host: bool) {
-        say!(self, "client {c} crashes{}", if host { " with its machine" } else { "" });
-        for conn in self.conns_where(|conn| conn.client == c && conn.client_open) {
-            if host {
-                self.lose_conn(conn, false, false);
-                self.network.conns.entry(conn).and_modify(|conn| conn.client_open = false);
-            } else {
-                self.close_by_client(conn);
-            }
-        }
-        let client = &self.clients[c];
-        if let Some(load) = client.load.as_ref().filter(|_| client.phase == Phase::Attaching) {
-            self.director.load_is_answered(&client.name, load.from, None, false);
-        }
-        let order = self.order();
-        if !self.clients[c].read_only {
-            self.verdict.torn.extend(self.clients[c].volume);
-        }
-        for (_, slot) in std::mem::take(&mut self.clients[c].slots) {
-            slot.version.into_iter().for_each(|version| self.oracle.end_write(order, version, false));
-            slot.reading.into_iter().for_each(|read| self.oracle.forget_read(read));
-        }
-        self.end_client(c);
-        self.abandon_calls(
-            |caller| {
-                matches!(caller, Caller::Attach(o) | Caller::Renew(o) | Caller::Amend(o) | Caller::Tell(o) | Caller::Detach(o) if *o == c)
-            },
-        );
     }
 }

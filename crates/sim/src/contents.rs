@@ -130,7 +130,7 @@ impl Contents {
             }
             FillFrom::Overwrite if known => "and is the volume that it was before",
             FillFrom::Overwrite if given.map.size != size => "and is not as large as its source",
-            FillFrom::Overwrite | FillFrom::Fresh if !given.fresh => "and somebody may have written it",
+            FillFrom::Overwrite if !given.fresh => "and somebody may have written it",
             FillFrom::Overwrite | FillFrom::Fresh if done != 0 => "and something counts as loaded already",
             FillFrom::Fresh if held.written || matches!(held.stage, Stage::Whole | Stage::Half) => {
                 "and it was written or loaded before"

@@ -5,6 +5,7 @@
 
 use crate::bytes::{SECTOR, sectors};
 use crate::client::Phase;
+use crate::coordinator::Caller;
 use crate::director::Rot;
 use crate::network::{Node, Stage};
 use crate::plan::Fault;
@@ -306,7 +307,7 @@ impl World {
         // Whether it hears of it, and when, is its coordinator's matter.
         self.verdict.donor_in_trouble(id, u64::MAX / 2);
         let call = cheetah_core::api::Call::Leave { donor, force: true };
-        self.call(crate::coordinator::Caller::Admin, Node::Coordinator, call);
+        self.call(Caller::Admin, Node::Coordinator, call);
     }
 
     /// Its memory is moved to others first, which takes a writer and room; with a bound, it goes without.
@@ -362,6 +363,37 @@ impl World {
         }
     }
 
+    /// The process dies. With `host`, its machine: nobody tells the donors.
+    pub(crate) fn crash_client(&mut self, c: usize, host: bool) {
+        say!(self, "client {c} crashes{}", if host { " with its machine" } else { "" });
+        for conn in self.conns_where(|conn| conn.client == c && conn.client_open) {
+            if host {
+                self.lose_conn(conn, false, false);
+                self.network.conns.entry(conn).and_modify(|conn| conn.client_open = false);
+            } else {
+                self.close_by_client(conn);
+            }
+        }
+        let client = &self.clients[c];
+        if let Some(load) = client.load.as_ref().filter(|_| client.phase == Phase::Attaching) {
+            self.director.load_is_answered(&client.name, load.from, None, false);
+        }
+        let order = self.order();
+        if !self.clients[c].read_only {
+            self.verdict.torn.extend(self.clients[c].volume);
+        }
+        for (_, slot) in std::mem::take(&mut self.clients[c].slots) {
+            slot.version.into_iter().for_each(|version| self.oracle.end_write(order, version, false));
+            slot.reading.into_iter().for_each(|read| self.oracle.forget_read(read));
+        }
+        self.end_client(c);
+        self.abandon_calls(
+            |caller| {
+                matches!(caller, Caller::Attach(o) | Caller::Renew(o) | Caller::Amend(o) | Caller::Tell(o) | Caller::Detach(o) if *o == c)
+            },
+        );
+    }
+
     pub(crate) fn pause_client(&mut self, c: usize, length: u64) {
         let client = &mut self.clients[c];
         let until = self.now + length;
@@ -397,7 +429,7 @@ impl World {
         let names: Vec<String> = self.donors.iter().filter(dark).map(|donor| donor.name.clone()).collect();
         for donor in names {
             let call = cheetah_core::api::Call::Leave { donor, force: true };
-            self.call(crate::coordinator::Caller::Admin, Node::Coordinator, call);
+            self.call(Caller::Admin, Node::Coordinator, call);
         }
     }
 

@@ -125,6 +125,12 @@ impl World {
         Attach { writable: self.rng.percent(50), incomplete: self.rng.percent(25), ..plain }
     }
 
+    /// For writing, whatever it holds.
+    pub(crate) fn attach_for_all(&mut self, name: &str) {
+        let attach = Attach { writable: true, incomplete: true, ..Attach::new(false, String::new()) };
+        self.attach_as(name, attach, None);
+    }
+
     /// A load of the volume, in one of the ways there are.
     pub(crate) fn begin_load(&mut self, name: &str) {
         let last = self.loads.last.get(name).copied();

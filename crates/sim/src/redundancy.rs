@@ -266,6 +266,15 @@ impl World {
             .collect()
     }
 
+    /// A writer that ends in the middle of things while a donor is missing: parity cannot make up for both.
+    pub(crate) fn note_torn_end(&mut self, c: usize) {
+        let Some(volume) = self.clients[c].volume else { return };
+        if self.verdict.torn.contains(&volume) && self.beyond_if_torn().contains(&volume) {
+            self.count("volumes taken beyond their redundancy by a writer's end");
+            self.verdict.beyond.insert(volume);
+        }
+    }
+
     /// The volumes that would lose data if their writer died now: parity does not cover both at once.
     pub(crate) fn beyond_if_torn(&self) -> Vec<VolumeId> {
         let out = |donor: DonorId| self.verdict.is_in_trouble(donor, self.now);
