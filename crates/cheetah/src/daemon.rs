@@ -483,6 +483,18 @@ impl Attachment {
         {
             self.device = Some(device);
         }
+        // Before the first of them ends: a refusal changes nothing.
+        if let Some(mounted) = self.mounted.take() {
+            let device = self.device.as_ref().map(LoopDevice::path);
+            let (mounted, unused) = tokio::task::spawn_blocking(move || {
+                let unused = mounted.check_unused(device.as_deref()).map_err(|e| e.to_string());
+                (mounted, unused)
+            })
+            .await
+            .map_err(|e| Failure::failed(e.to_string()))?;
+            self.mounted = Some(mounted);
+            unused.map_err(in_use)?;
+        }
         if let Some(device) = self.device.take() {
             let (device, result) = tokio::task::spawn_blocking(move || {
                 let result = device.detach().map_err(|e| e.to_string());

@@ -1,7 +1,7 @@
 //! The kernel's list of mounts, `/proc/self/mountinfo`, read without touching what is mounted.
 //!
-//! Owns: its format. Never: a `stat` of a mount point, which a dead or stopped server would fail or hang.
-//! Called by `fuse::point` and `loopdev::holders`. Tests: below.
+//! Owns: its format, and the list of processes, which have one each. Never: a `stat` of a mount point, which a dead or stopped
+//! server would fail or hang. Called by `fuse` and `loopdev::holders`. Tests: below.
 
 use std::ffi::OsString;
 use std::io;
@@ -10,9 +10,14 @@ use std::path::{Path, PathBuf};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountEntry {
+    pub id: u64,
+    /// The mount that it stands on.
+    pub parent: u64,
     /// Of the file system; for FUSE the minor is the number of its connection.
     pub major: u32,
     pub minor: u32,
+    /// What of the file system is there.
+    pub root: PathBuf,
     pub point: PathBuf,
     pub fs_type: String,
     pub source: OsString,
@@ -31,6 +36,14 @@ pub fn read() -> io::Result<Vec<MountEntry>> {
     Ok(parse(&std::fs::read("/proc/self/mountinfo")?))
 }
 
+/// Every process but this one, as its folder of `/proc`.
+pub(crate) fn processes() -> Vec<PathBuf> {
+    let own = std::process::id().to_string();
+    let is_pid = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit()) && name != own;
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter(|entry| entry.file_name().to_str().is_some_and(is_pid)).map(|entry| entry.path()).collect()
+}
+
 /// Lines of another form are left out: a newer kernel may have more to say.
 #[must_use]
 pub fn parse(text: &[u8]) -> Vec<MountEntry> {
@@ -46,14 +59,17 @@ pub fn at<'a>(entries: &'a [MountEntry], point: &Path) -> Option<&'a MountEntry>
 fn parse_line(line: &[u8]) -> Option<MountEntry> {
     // id parent major:minor root point options [tags...] - type source super-options
     let mut fields = line.split(|byte| *byte == b' ');
-    let device = std::str::from_utf8(fields.nth(2)?).ok()?;
+    let number = |field: Option<&[u8]>| std::str::from_utf8(field?).ok()?.parse().ok();
+    let (id, parent) = (number(fields.next())?, number(fields.next())?);
+    let device = std::str::from_utf8(fields.next()?).ok()?;
     let (major, minor) = device.split_once(':')?;
-    let point = unescape(fields.nth(1)?);
+    let path = |field| PathBuf::from(OsString::from_vec(unescape(field)));
+    let (root, point) = (path(fields.next()?), path(fields.next()?));
     fields.find(|field| *field == b"-")?;
     let fs_type = String::from_utf8_lossy(fields.next()?).into_owned();
     let source = OsString::from_vec(unescape(fields.next()?));
-    let point = PathBuf::from(OsString::from_vec(point));
-    Some(MountEntry { major: major.parse().ok()?, minor: minor.parse().ok()?, point, fs_type, source })
+    let (major, minor) = (major.parse().ok()?, minor.parse().ok()?);
+    Some(MountEntry { id, parent, major, minor, root, point, fs_type, source })
 }
 
 /// Space, tab, newline and backslash are written as three octal digits.
@@ -96,6 +112,10 @@ a line of another kind
         assert_eq!(entries[1].source, "cheetah:scratch");
         assert!(entries[1].is_fuse() && entries[3].is_fuse() && !entries[2].is_fuse());
         assert_eq!((entries[2].major, entries[2].minor), (7, 3));
+        assert_eq!(
+            (entries[3].id, entries[3].parent, entries[2].root.as_path()),
+            (33, 31, Path::new("/sub"))
+        );
     }
 
     #[test]

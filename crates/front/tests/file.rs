@@ -277,10 +277,36 @@ fn a_busy_mount_stays_until_it_is_free() {
     let world = World::new("busy", SIZE);
     let mut mounted = mount(&world);
     let file = open(&mounted);
-    assert!(matches!(mounted.unmount(), Err(UnmountError::Busy { .. })));
+    assert!(matches!(mounted.unmount(), Err(UnmountError::Used { .. })));
     file.write_all_at(b"still served", 0).unwrap();
     let again = fuse::mount(&world.handle, &world.mountpoint(), &Options::default()).unwrap_err();
     assert!(matches!(&again, MountError::Busy { by, .. } if by.contains("cheetah:scratch")), "{again}");
+    drop(file);
+    mounted.unmount().unwrap();
+}
+
+/// By a bind, the kernel would let it be unmounted.
+#[test]
+fn it_stays_while_it_is_mounted_elsewhere_too() {
+    let world = World::new("bound", SIZE);
+    let mut mounted = mount(&world);
+    let (bound, single) = (world.folder.join("bound"), world.folder.join("single"));
+    std::fs::create_dir_all(&bound).unwrap();
+    std::fs::write(&single, "").unwrap();
+    for (from, to) in [(world.mountpoint(), &bound), (mounted.path().to_path_buf(), &single)] {
+        rustix::mount::mount_bind(&from, to).unwrap();
+        let refused = mounted.unmount().unwrap_err();
+        assert!(refused.to_string().contains(&to.display().to_string()), "{refused}");
+        assert!(std::fs::metadata(mounted.path()).is_ok() && std::fs::metadata(to).is_ok());
+        rustix::mount::unmount(to, UnmountFlags::empty()).unwrap();
+    }
+    // What is open goes by no mount that is listed.
+    rustix::mount::mount_bind(world.mountpoint(), &bound).unwrap();
+    let file = OpenOptions::new().write(true).open(bound.join(mounted.path().file_name().unwrap())).unwrap();
+    rustix::mount::unmount(&bound, UnmountFlags::DETACH).unwrap();
+    let refused = mounted.unmount().unwrap_err();
+    assert!(matches!(&refused, UnmountError::Used { .. }), "{refused}");
+    file.write_all_at(b"still served", 0).unwrap();
     drop(file);
     mounted.unmount().unwrap();
 }

@@ -1,4 +1,4 @@
-//! Loop devices as a user of disk images meets them: partitions, sectors, and an end that is refused.
+//! Loop devices as a user of disk images meets them: partitions, sectors; and the end of a device or file, refused while it is used.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -183,6 +183,97 @@ fn users_that_nobody_sees_are_not_harmed() {
     assert!(backing(&device).is_some(), "the device went with its user");
     pool.detach("case");
     assert_eq!(backing(&device), None);
+}
+
+/// A volume as a file, the shell with a script that uses it and then waits, and where the script says that it has begun.
+struct User {
+    holder: Holder,
+    begun: PathBuf,
+}
+
+impl User {
+    #[track_caller]
+    fn start(pool: &Pool, name: &str, wrap: &[&str], script: &str) -> User {
+        let begun = pool.scratch().join(format!("{name}.begun"));
+        let mut command = tools::command(wrap.first().unwrap_or(&"bash"));
+        command.args(wrap.iter().skip(1));
+        if !wrap.is_empty() {
+            command.arg("bash");
+        }
+        command.args(["-c", &format!("set -e; {script}; touch {}; exec sleep 1000", begun.display())]);
+        let user = User { holder: Holder(command.spawn().expect("bash")), begun };
+        cheetah_lab::wait::until("the user of the file", cheetah_lab::wait::SOON, || user.begun.exists());
+        user
+    }
+}
+
+/// By a bind, in a namespace of its own, by what a loop device stands on: the kernel would let the mount go, and who has the file
+/// open would lose it.
+#[test]
+fn a_file_that_is_used_by_another_way_stays() {
+    let mut pool = pool();
+    pool.create_linear("case", "64M");
+    let path = pool.attach_fuse("case", &[]).path;
+    let (point, bound) = (pool.mount_directory("case"), pool.scratch().directory("bound"));
+    let single = pool.scratch().file("single.raw", b"");
+    let (file, point, bound, single) = (
+        path.display().to_string(),
+        point.display().to_string(),
+        bound.display().to_string(),
+        single.display().to_string(),
+    );
+    let refused = |pool: &Pool, words: &[&str]| {
+        let said = pool.run(["detach", "case"]);
+        assert_eq!(said.status.code(), Some(4), "{}{}", said.out, said.err);
+        for word in words {
+            assert!(said.err.contains(word), "{word} is not in: {}", said.err);
+        }
+        File::options()
+            .write(true)
+            .open(&path)
+            .and_then(|file| file.write_all_at(b"served", 0))
+            .expect("still served");
+        assert_eq!(pool.volume_status("case")["attachments"][0]["place"], json!(path));
+    };
+    for (from, to) in [(&point, &bound), (&file, &single)] {
+        tools::run("mount", ["--bind", from, to]);
+        refused(&pool, &["is mounted at", to]);
+        let inside = if to == &bound { format!("{to}/case.raw") } else { to.clone() };
+        let user = User::start(&pool, "bound", &[], &format!("exec 5<>{inside}"));
+        refused(&pool, &["is mounted at", to, &format!("process {}", user.holder.0.id())]);
+        drop(user);
+        let device = tools::run("losetup", ["--find", "--show", &inside]);
+        refused(&pool, &[device.trim(), to]);
+        tools::run("losetup", ["--detach", device.trim()]);
+        std::fs::remove_file(pool.scratch().join("bound.begun")).expect("its sign");
+        tools::run("umount", [to]);
+    }
+    // Where another namespace has the mount for itself; that it is there is no use of it.
+    for propagation in ["private", "slave"] {
+        let unshare = ["unshare", "--mount", "--propagation", propagation];
+        let user = User::start(&pool, propagation, &unshare, &format!("exec 5<>{file}"));
+        refused(&pool, &[&format!("process {}", user.holder.0.id())]);
+    }
+    let idle = User::start(&pool, "idle", &["unshare", "--mount", "--propagation", "private"], "true");
+    // What was written by a mapping and not synced.
+    let write = "import mmap, time; f = open('MAPPED', 'r+b'); m = mmap.mmap(f.fileno(), 9 << 20); f.close(); \
+                 m[:] = b'D' * (9 << 20); open('BEGUN', 'w').close(); time.sleep(1000)";
+    let begun = pool.scratch().join("mapped.begun").display().to_string();
+    tools::run("mount", ["--bind", &point, &bound]);
+    let write = write.replace("MAPPED", &format!("{bound}/case.raw")).replace("BEGUN", &begun);
+    let mut mapper = tools::command("python3");
+    let mapper = Holder(mapper.args(["-c", &write]).spawn().expect("python3"));
+    cheetah_lab::wait::until("what is mapped", cheetah_lab::wait::SOON, || Path::new(&begun).exists());
+    tools::run("umount", ["--lazy", &bound]);
+    refused(&pool, &[&format!("process {} (python3)", mapper.0.id())]);
+    drop(mapper);
+    pool.detach("case");
+    drop(idle);
+    let path = pool.attach_fuse("case", &[]).path;
+    let mut end = [0; 4096];
+    File::open(&path).and_then(|file| file.read_exact_at(&mut end, (9 << 20) - 4096)).expect("its end");
+    assert!(end == [b'D'; 4096], "what was written is lost");
+    pool.detach("case");
 }
 
 /// A disk with sectors of 4096 bytes: its GPT says so.

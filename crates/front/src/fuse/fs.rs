@@ -8,6 +8,7 @@
 use super::held::Held;
 use super::offers::LARGE_MAX;
 use super::requests::Want;
+use super::users::Opened;
 use super::wire::{self, Attr, Body, DirEntry, Op, Request, Terms};
 use crate::changes::{Changes, Seen};
 use cheetah_rim::buffer::{LARGE_BYTES, LARGE_COUNT};
@@ -48,6 +49,7 @@ pub(super) struct VolumeFs {
     pub(super) mounted_at: SystemTime,
     pub(super) changes: Changes,
     pub(super) held: Arc<Held>,
+    pub(super) opened: Arc<Opened>,
     /// None: the cache is dropped at every open.
     pub(super) cache: Option<Seen>,
 }
@@ -120,7 +122,14 @@ impl VolumeFs {
             },
             Op::SetAttr { size, access } => self.set_attributes(inode, size, access),
             Op::Open { flags } => self.open(inode, flags),
-            Op::OpenDir => Answer::Body(Body::opened(0)),
+            Op::OpenDir => {
+                self.opened.open();
+                Answer::Body(Body::opened(0))
+            }
+            Op::Release => {
+                self.opened.close();
+                Answer::Body(Body::default())
+            }
             Op::ReadDir { from, room } => self.read_directory(inode, from, room),
             Op::Read { offset, len } => self.read(inode, offset, len),
             Op::Write { len, .. } if behind != len as usize => Answer::Error(Errno::IO),
@@ -209,6 +218,7 @@ impl VolumeFs {
         if self.cache.is_none() {
             self.handle.forget();
         }
+        self.opened.open();
         Answer::Body(Body::opened(flags))
     }
 

@@ -5,7 +5,7 @@
 //! there; once `unmount` returned, nothing of it is left.
 //! Called by `cheetah attach` and `up`. Parts: `point` (mount points and their faults), `device` (the mount itself),
 //! `wire` (the kernel's bytes), `session` (requests as they come), `fs` (what each means), `requests` (answers owed),
-//! `held` (what is no hole), `offers` (to the page cache), `tune` (the kernel's read-ahead), `errno`. Tests: in each; through a mounted volume, end to end.
+//! `held` (what is no hole), `users` (who would lose it), `offers` (to the page cache), `tune` (the kernel's read-ahead), `errno`. Tests: in each; through a mounted volume, end to end.
 //!
 //! The protocol is spoken here and not by a library, because requests are to be received where the volume's other sockets
 //! are, on its data thread: the libraries there are have threads of their own that wait for one request each.
@@ -19,6 +19,7 @@ mod point;
 mod requests;
 mod session;
 mod tune;
+mod users;
 mod wire;
 
 pub use point::{Abandoned, MountError, abandon};
@@ -41,6 +42,7 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::SystemTime;
 use tokio::sync::watch;
+use users::{Mount, Opened};
 
 /// In front of the volume's name in the list of mounts; by it we know our own.
 const SOURCE_PREFIX: &str = "cheetah:";
@@ -69,6 +71,7 @@ pub struct Mounted {
     shared: bool,
     /// As the kernel lists it; none once we unmounted it.
     entry: Option<MountEntry>,
+    opened: Arc<Opened>,
     growth: Option<JoinHandle<()>>,
     /// And of whose volume.
     offers: Option<(JoinHandle<()>, VolumeHandle)>,
@@ -92,6 +95,11 @@ pub enum UnmountError {
     Busy {
         point: PathBuf,
     },
+    /// Somebody would lose what he has of it, here or in another namespace.
+    Used {
+        file: PathBuf,
+        by: Vec<String>,
+    },
     /// Something else is mounted over it, or it was moved.
     Covered {
         point: PathBuf,
@@ -111,6 +119,14 @@ impl fmt::Display for UnmountError {
                 point.display(),
                 point.display()
             ),
+            UnmountError::Used { file, by } => {
+                write!(
+                    f,
+                    "{} is in use: {}; end or unmount that, then detach again",
+                    file.display(),
+                    by.join(", ")
+                )
+            }
             UnmountError::Covered { point } => write!(
                 f,
                 "{} is not where it can be unmounted: unmount what covers it, or move it back (`findmnt -t fuse.cheetah` shows \
@@ -147,6 +163,7 @@ pub fn mount(handle: &VolumeHandle, mountpoint: &Path, options: &Options) -> Res
         point,
         shared: device.shared(),
         entry: Some(entry),
+        opened: Arc::default(),
         growth: None,
         offers: None,
         ended: ended.clone(),
@@ -167,6 +184,7 @@ pub fn mount(handle: &VolumeHandle, mountpoint: &Path, options: &Options) -> Res
         cache: (!handle.read_only()).then(|| Seen::new(changes.clone())),
         changes,
         held,
+        opened: mounted.opened.clone(),
     };
     let requests = Requests::new(handle.clone(), device.clone());
     // When the volume ends, and with it who answers, nobody holds the device, and the kernel ends what waits.
@@ -245,12 +263,28 @@ impl Mounted {
     /// It is in use: then it stays mounted, and this may be called again.
     pub fn unmount(&mut self) -> Result<(), UnmountError> {
         match self.place() {
-            Place::OnTop => unmount_at(&self.point, false)?,
+            Place::OnTop => {
+                self.check_unused(None)?;
+                unmount_at(&self.point, false)?;
+            }
             Place::Elsewhere => return Err(UnmountError::Covered { point: self.point.clone() }),
             Place::Gone => {}
         }
         self.finish();
         Ok(())
+    }
+
+    /// Whether it can be unmounted with `device`, a loop device of its file that is ended first. The kernel refuses for what is open
+    /// by way of this mount; a bind of it, or its copy in another namespace, would be left without a server.
+    ///
+    /// # Errors
+    /// Who uses it.
+    pub fn check_unused(&self, device: Option<&Path>) -> Result<(), UnmountError> {
+        let Some(entry) = &self.entry else { return Ok(()) };
+        match users::of(&Mount { entry, file: &self.file, device }, &self.opened) {
+            by if by.is_empty() => Ok(()),
+            by => Err(UnmountError::Used { file: self.file.clone(), by }),
+        }
     }
 
     /// What somebody else mounted there since is not ours to unmount.

@@ -95,7 +95,9 @@ pub(super) enum Op<'a> {
         whence: u32,
     },
     StatFs,
-    /// Something is closed, or a directory synced. Kernels before 5.16 flush at a close: what was written is with donors, and what
+    /// A file or directory that was opened is closed, by the last who had it.
+    Release,
+    /// A descriptor is closed, or a directory synced. Kernels before 5.16 flush at a close: what was written is with donors, and what
     /// was lost since is for who asks by fsync, not for the first who closes the file.
     Nothing,
     /// Of the kernel's own memory; nobody waits for an answer.
@@ -164,7 +166,8 @@ fn parse_op(opcode: u32, args: &[u8]) -> Option<Op<'_>> {
         15 => Op::Read { offset: u64_at(args, 8)?, len: u32_at(args, 16)? },
         16 => Op::Write { offset: u64_at(args, 8)?, len: u32_at(args, 16)? },
         17 => Op::StatFs,
-        18 | 25 | 29 | 30 => Op::Nothing,
+        18 | 29 => Op::Release,
+        25 | 30 => Op::Nothing,
         20 => Op::Sync,
         26 => Op::Init(Init {
             version: (u32_at(args, 0)?, u32_at(args, 4)?),
@@ -370,6 +373,7 @@ mod tests {
         assert!(is_write(&write) && !is_write(&request(15, &args)));
         assert_eq!(op_of(&request(1, b"case.raw\0")), Op::Lookup { name: b"case.raw" });
         assert_eq!(op_of(&request(38, &[])), Op::Destroy);
+        assert_eq!((op_of(&request(18, &[])), op_of(&request(29, &[]))), (Op::Release, Op::Release));
         assert_eq!(op_of(&request(999, &[])), Op::Unknown);
         let seek = Body::default().u64(0).u64(9).u32(3).u32(0);
         assert_eq!(op_of(&request(46, &seek)), Op::Seek { offset: 9, whence: 3 });

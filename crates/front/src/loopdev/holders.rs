@@ -98,25 +98,20 @@ pub(super) fn of_file(file: &Path, device: &Path) -> Vec<String> {
 
 /// Processes that have one of these open, or are there: one sentence for each.
 fn users(links: &[&str], wanted: impl Fn(&Path) -> Option<PathBuf>) -> Vec<String> {
-    let own = std::process::id().to_string();
     let mut users = Vec::new();
-    for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let name = process.file_name();
-        let Some(pid) = name.to_str().filter(|n| n.bytes().all(|b| b.is_ascii_digit())) else { continue };
-        if pid == own {
-            continue;
-        }
+    for process in mountinfo::processes() {
+        let pid = process.file_name().unwrap_or_default().to_string_lossy();
         // Read, not followed: what they lead to may hang.
         let of = |link: &&str| match *link {
-            "fd" => std::fs::read_dir(process.path().join("fd"))
+            "fd" => std::fs::read_dir(process.join("fd"))
                 .into_iter()
                 .flatten()
                 .flatten()
                 .find_map(|descriptor| wanted(&std::fs::read_link(descriptor.path()).ok()?)),
-            link => wanted(&std::fs::read_link(process.path().join(link)).ok()?),
+            link => wanted(&std::fs::read_link(process.join(link)).ok()?),
         };
         if let Some(path) = links.iter().find_map(of) {
-            let command = std::fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+            let command = std::fs::read_to_string(process.join("comm")).unwrap_or_default();
             users.push(format!("{} is open in process {pid} ({})", path.display(), command.trim()));
         }
     }
