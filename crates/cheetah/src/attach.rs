@@ -9,7 +9,7 @@ use crate::failure::{Exit, Failure};
 use crate::output;
 use crate::own_fault::own_fault;
 use crate::pool::find;
-use crate::runtime_dir::{Record, RuntimeDir};
+use crate::runtime_dir::{Claim, Record, RuntimeDir};
 use crate::signals::Signals;
 use cheetah_core::api::Call;
 use cheetah_core::content::Tell;
@@ -32,10 +32,10 @@ pub async fn attach(options: cli::Attach) -> Result<(), Failure> {
     let pool = find(&options.pool).await?;
     let directory = RuntimeDir::open()?;
     if let Some(record) = directory.load(&options.name)? {
-        if record.is_alive() {
-            return Err(Failure::new(Exit::Refused, attached_already(&record)));
+        match RuntimeDir::open()?.try_claim(&options.name)? {
+            None => return Err(Failure::new(Exit::Refused, attached_already(&record))),
+            Some(claim) => clean_up(claim, &record).await?,
         }
-        clean_up(&directory, &record).await?;
     }
     if options.front == Front::Export && options.mountpoint.is_some() {
         return Err(Failure::usage("an export has no mount point: leave it out, or choose another --front"));
@@ -187,10 +187,9 @@ pub async fn detach(options: cli::Detach) -> Result<(), Failure> {
     let Some(record) = directory.load(&options.name)? else {
         return Err(not_attached(&options).await);
     };
-    if record.is_alive() {
-        end_daemon(&directory, &record)?;
-    } else {
-        clean_up(&directory, &record).await?;
+    match RuntimeDir::open()?.try_claim(&options.name)? {
+        None => end_daemon(&directory, &record)?,
+        Some(claim) => clean_up(claim, &record).await?,
     }
     crate::pool::done(&options.json, &format!("detached {}", record.name))
 }
@@ -220,6 +219,7 @@ fn end_daemon(directory: &RuntimeDir, record: &Record) -> Result<(), Failure> {
     let silent =
         |why: &str| Failure::failed(format!("the daemon (process {}) does not answer: {why}", record.pid));
     let fault = |e: std::io::Error| silent(&e.to_string());
+    let Some(claim) = directory.other_claim(&record.name)? else { return Ok(()) };
     let mut stream = directory.connect(&record.name).map_err(|failure| silent(&failure.message))?;
     stream.set_read_timeout(Some(END_TIME)).map_err(fault)?;
     let mut answer = String::new();
@@ -228,17 +228,34 @@ fn end_daemon(directory: &RuntimeDir, record: &Record) -> Result<(), Failure> {
         return Err(Failure::new(exit, message));
     }
     let patience = Instant::now() + END_TIME;
-    while record.is_alive() && Instant::now() < patience {
+    while !claim.has_ended() && Instant::now() < patience {
         std::thread::sleep(Duration::from_millis(5));
     }
-    if record.is_alive() {
+    if !claim.has_ended() {
         return Err(Failure::failed(format!("the daemon (process {}) has not ended yet", record.pid)));
     }
     Ok(())
 }
 
-/// Behind a daemon that was killed: its loop device, its mount, its lease, its record.
-async fn clean_up(directory: &RuntimeDir, record: &Record) -> Result<(), Failure> {
+/// Behind a daemon that was killed, whose place is ours meanwhile: its loop device, its mount, its lease, its record.
+async fn clean_up(claim: Claim, record: &Record) -> Result<(), Failure> {
+    let ended = end_fronts(record);
+    if ended.is_err() {
+        // What is left is found by it.
+        claim.leave();
+        return ended;
+    }
+    // The lease runs out by itself; giving it back lets the next writer in at once.
+    if let (Ok(pool), Some(token)) = (Client::new(&record.pool), record.token) {
+        // It may have written, and cannot say so any more.
+        let tell = Tell { unsure: true, ..Tell::default() };
+        let _ = pool.call(Call::Tell { name: record.name.clone(), token, tell }).await;
+        let _ = pool.call(Call::Detach { name: record.name.clone(), token }).await;
+    }
+    Ok(())
+}
+
+fn end_fronts(record: &Record) -> Result<(), Failure> {
     if let (Front::Loop, Some(point)) = (record.front, &record.mountpoint) {
         let mut devices = loopdev::standing_on(&point.join(format!("{}.raw", record.name)));
         // None is named by one that was killed before it could; then all that stand there are its.
@@ -255,13 +272,5 @@ async fn clean_up(directory: &RuntimeDir, record: &Record) -> Result<(), Failure
             let _ = std::fs::remove_dir(point);
         }
     }
-    // The lease runs out by itself; giving it back lets the next writer in at once.
-    if let (Ok(pool), Some(token)) = (Client::new(&record.pool), record.token) {
-        // It may have written, and cannot say so any more.
-        let tell = Tell { unsure: true, ..Tell::default() };
-        let _ = pool.call(Call::Tell { name: record.name.clone(), token, tell }).await;
-        let _ = pool.call(Call::Detach { name: record.name.clone(), token }).await;
-    }
-    directory.remove(&record.name);
     Ok(())
 }

@@ -9,7 +9,7 @@ use crate::cli::Front;
 use crate::content;
 use crate::failure::{Exit, Failure};
 use crate::own_fault::own_fault;
-use crate::runtime_dir::{self, Claim, Record, RuntimeDir};
+use crate::runtime_dir::{Claim, Record, RuntimeDir};
 use crate::signals::Signals;
 use crate::starting::{Ended, Stops, Waiter};
 use crate::tend::{Tended, beside_notes, check_reached, lease_for_tools, lost_notes, name_in};
@@ -96,14 +96,12 @@ impl Order {
 
     /// Of an attachment that has nothing yet.
     fn record(&self) -> Record {
-        let pid = std::process::id();
         Record {
             name: self.name.clone(),
             pool: self.pool.clone(),
             token: None,
             front: self.front,
-            pid,
-            started: runtime_dir::start_time(pid).unwrap_or_default(),
+            pid: std::process::id(),
             mountpoint: self.mountpoint.clone(),
             mountpoint_made: self.mountpoint_made,
             loop_device: None,

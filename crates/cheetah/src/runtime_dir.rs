@@ -2,8 +2,9 @@
 //!
 //! Owns the runtime directory and all that is in it. Never: anything that must outlive a reboot.
 //! Invariants: the directory and its files are this user's alone, whatever others prepared in its place, and once it was
-//! checked everything goes by its descriptor, so that nobody can put another one there. A record names a process by pid
-//! and start time, so a pid that was used again is not taken for it. Tests: below; `lab/tests/exposure.rs`.
+//! checked everything goes by its descriptor, so that nobody can put another one there. Who holds the lock of a volume has it
+//! attached, or is putting it away, and nobody else touches what is there: numbers and times of processes are others in other
+//! namespaces. Tests: below; `lab/tests/exposure.rs`.
 
 use crate::cli::Front;
 use crate::failure::{Exit, Failure};
@@ -29,8 +30,8 @@ pub struct Record {
     /// None while it is asked for.
     pub token: Option<LeaseToken>,
     pub front: Front,
+    /// As it sees itself.
     pub pid: u32,
-    pub started: u64,
     /// Where the volume's file is mounted (fuse, loop).
     pub mountpoint: Option<PathBuf>,
     /// The mount point was made by `attach` and goes with it.
@@ -41,11 +42,6 @@ pub struct Record {
 }
 
 impl Record {
-    /// Whether the daemon that this record names still runs.
-    pub fn is_alive(&self) -> bool {
-        start_time(self.pid) == Some(self.started)
-    }
-
     pub fn is_starting(&self) -> bool {
         self.place.is_empty()
     }
@@ -155,8 +151,8 @@ impl RuntimeDir {
         })
     }
 
-    /// Behind a daemon that was killed: all but its log.
-    pub fn remove(&self, name: &str) {
+    /// All but its log.
+    fn remove(&self, name: &str) {
         for kind in ["json", "new", "sock", "nbd", "lock"] {
             if let Ok(file) = file(name, kind) {
                 self.unlink(&file);
@@ -199,19 +195,22 @@ impl RuntimeDir {
     /// # Errors
     /// Another process has it.
     pub fn claim(self, name: &str) -> Result<Claim, Failure> {
+        let taken = format!(
+            "volume '{name}' is attached, or being attached, by another process of this user on this machine: \
+             `cheetah detach {name}` ends that"
+        );
+        self.try_claim(name)?.ok_or_else(|| Failure::new(Exit::Refused, taken))
+    }
+
+    /// The same; none while another process has it.
+    pub fn try_claim(self, name: &str) -> Result<Option<Claim>, Failure> {
         let file = file(name, "lock")?;
         let lock = loop {
             let lock =
                 self.open_file(&file, OFlags::RDWR | OFlags::CREATE).map_err(|e| self.fault(&file, e))?;
             match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {}
-                Err(Errno::WOULDBLOCK) => {
-                    let text = format!(
-                        "volume '{name}' is attached, or being attached, by another process of this user on this \
-                         machine: `cheetah detach {name}` ends that"
-                    );
-                    return Err(Failure::new(Exit::Refused, text));
-                }
+                Err(Errno::WOULDBLOCK) => return Ok(None),
                 Err(e) => return Err(self.fault(&file, e)),
             }
             // Who had it before may have removed the file between its opening here and its lock.
@@ -221,15 +220,42 @@ impl RuntimeDir {
                 break lock;
             }
         };
-        Ok(Claim { directory: self, name: name.to_owned(), _lock: lock })
+        Ok(Some(Claim { directory: self, name: name.to_owned(), clears: true, _lock: lock }))
+    }
+
+    /// The claim of the process that has the volume now, to see when it ends; none: it has ended.
+    pub fn other_claim(&self, name: &str) -> Result<Option<OtherClaim>, Failure> {
+        let file = file(name, "lock")?;
+        match self.open_file(&file, OFlags::RDONLY) {
+            Ok(lock) => Ok(Some(OtherClaim { lock })),
+            Err(Errno::NOENT) => Ok(None),
+            Err(e) => Err(self.fault(&file, e)),
+        }
     }
 }
 
-/// A volume's place in the runtime directory. Dropping it removes the record.
+/// Another process' place in the runtime directory.
+pub struct OtherClaim {
+    lock: File,
+}
+
+impl OtherClaim {
+    pub fn has_ended(&self) -> bool {
+        let free = rustix::fs::flock(&self.lock, FlockOperation::NonBlockingLockShared).is_ok();
+        if free {
+            let _ = rustix::fs::flock(&self.lock, FlockOperation::Unlock);
+        }
+        free
+    }
+}
+
+/// A volume's place in the runtime directory. Dropping it removes what is there, and then lets others in.
 #[derive(Debug)]
 pub struct Claim {
     directory: RuntimeDir,
     name: String,
+    clears: bool,
+    /// Closed behind all others.
     _lock: File,
 }
 
@@ -250,11 +276,18 @@ impl Claim {
     pub fn store(&self, record: &Record) -> Result<(), Failure> {
         self.directory.store(record)
     }
+
+    /// Lets others in, and leaves them what is there.
+    pub fn leave(mut self) {
+        self.clears = false;
+    }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        self.directory.remove(&self.name);
+        if self.clears {
+            self.directory.remove(&self.name);
+        }
     }
 }
 
@@ -301,27 +334,11 @@ fn make_own_at(at: rustix::fd::BorrowedFd<'_>, path: &Path) -> Result<OwnedFd, S
     Ok(fd)
 }
 
-/// When a process started, in clock ticks since boot: field 22 of /proc/PID/stat. A zombie counts as gone.
-pub fn start_time(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let behind_name = &stat[stat.rfind(')')? + 2..];
-    let mut fields = behind_name.split(' ');
-    let state = fields.next()?;
-    (state != "Z" && state != "X").then_some(())?;
-    fields.nth(18)?.parse().ok()
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
-
-    #[test]
-    fn a_process_is_known_by_its_start() {
-        assert!(start_time(std::process::id()).is_some());
-        assert_eq!(start_time(u32::MAX), None);
-    }
 
     struct Folder(PathBuf);
 
@@ -353,7 +370,6 @@ mod tests {
             token: Some(LeaseToken(7)),
             front: Front::Export,
             pid: std::process::id(),
-            started: start_time(std::process::id()).unwrap(),
             mountpoint: None,
             mountpoint_made: false,
             loop_device: None,
@@ -397,9 +413,20 @@ mod tests {
         assert!(folder.directory().unwrap().load("case").unwrap().unwrap().is_starting());
         let again = folder.directory().unwrap().claim("case").unwrap_err();
         assert_eq!(again.exit, Exit::Refused);
+        assert!(folder.directory().unwrap().try_claim("case").unwrap().is_none());
+        let seen = folder.directory().unwrap().other_claim("case").unwrap().unwrap();
+        assert!(!seen.has_ended());
         drop(claim);
+        assert!(seen.has_ended());
+        assert!(folder.directory().unwrap().other_claim("case").unwrap().is_none());
         assert!(folder.directory().unwrap().load("case").unwrap().is_none());
+        // What one that was killed left is there until somebody has put all of it away.
+        let claim = folder.directory().unwrap().claim("case").unwrap();
+        claim.store(&record("case")).unwrap();
+        claim.leave();
+        assert!(folder.directory().unwrap().load("case").unwrap().is_some());
         folder.directory().unwrap().claim("case").unwrap();
+        assert!(folder.directory().unwrap().load("case").unwrap().is_none());
     }
 
     #[test]

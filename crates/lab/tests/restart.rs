@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 
 use cheetah_lab::filled::{holds_at, write_at};
 use cheetah_lab::pool::{Pool, State, binary};
+use cheetah_lab::process::Process;
 use cheetah_lab::{mark, tools, wait};
 use rustix::process::Signal;
 use serde_json::json;
@@ -135,6 +136,45 @@ fn detach_cleans_up_after_a_killed_daemon() {
     pool.detach("case");
 }
 
+/// An attachment whose numbers of processes and times since boot are not ours, and that goes on for as long as this lives.
+fn attach_in(pool: &Pool, namespaces: &[&str]) -> Process {
+    let program = pool.command();
+    let mut command = tools::command("unshare");
+    let script = format!("'{}' attach case --front export && exec sleep 1000", binary().display());
+    command.args(namespaces).args(["--fork", "--kill-child", "bash", "-c", &script]);
+    command.envs(program.get_envs().filter_map(|(key, value)| Some((key, value?))));
+    let mut process = Process::start("attach", command, pool.scratch().path());
+    process.wait_for_line("ready: ", wait::SOON);
+    process
+}
+
+#[test]
+fn an_attachment_of_another_namespace_lives() {
+    tools::need_root("namespaces");
+    let mut pool = Pool::start();
+    pool.donate("one", "256M");
+    pool.create_linear("case", "64M");
+    let time = ["--time", "--boottime", "500000", "--monotonic", "500000"];
+    for namespaces in [&time[..], &["--pid", "--mount-proc"]] {
+        let attached = attach_in(&pool, namespaces);
+        let place =
+            pool.volume_status("case")["attachments"][0]["place"].as_str().expect("a place").to_owned();
+        let said = pool.run(["attach", "case", "--front", "export"]);
+        assert_eq!(said.status.code(), Some(4), "{}", said.err);
+        assert!(said.err.contains("attached on this machine already"), "{}", said.err);
+        assert_eq!(tools::run("nbdinfo", ["--size", &place]).trim(), (64 << 20).to_string());
+        pool.detach("case");
+        assert_eq!(pool.volume_status("case")["attachments"], json!([]));
+        // What it left when it was killed is put away as ever.
+        drop(attached);
+        let attached = attach_in(&pool, namespaces);
+        pool.kill_daemons();
+        drop(attached);
+        pool.ok(["attach", "case", "--front", "export"]);
+        pool.detach("case");
+    }
+}
+
 #[test]
 fn detach_leaves_no_mount_loop_device_or_process() {
     let mut pool = Pool::start();
@@ -181,7 +221,7 @@ fn up_serves_a_volume_in_one_command_and_ends_cleanly() {
     command
         .args(["up", "--donors", "3", "--size", "256M", "--export", "127.0.0.1:0", "--mount"])
         .arg(&directory);
-    let mut up = cheetah_lab::process::Process::start("up", command, pool.scratch().path());
+    let mut up = Process::start("up", command, pool.scratch().path());
     let line = up.wait_for_line("ready: ", wait::SOON);
     let mut words = line.trim_start_matches("ready: ").split_whitespace();
     let path = words.next().expect("a path");
