@@ -4,6 +4,7 @@
 //! Never: serving (`daemon`).
 
 use crate::cli::{self, Front};
+use crate::control;
 use crate::daemon::{Order, Ready, Report};
 use crate::failure::{Exit, Failure};
 use crate::output;
@@ -222,6 +223,7 @@ fn end_daemon(directory: &RuntimeDir, record: &Record) -> Result<(), Failure> {
     let Some(claim) = directory.other_claim(&record.name)? else { return Ok(()) };
     let mut stream = directory.connect(&record.name).map_err(|failure| silent(&failure.message))?;
     stream.set_read_timeout(Some(END_TIME)).map_err(fault)?;
+    control::say_detach(&stream).map_err(fault)?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).map_err(fault)?;
     if let Ok(Report::Failed { exit, message }) = serde_json::from_str(&answer) {

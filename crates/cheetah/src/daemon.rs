@@ -7,6 +7,7 @@
 
 use crate::cli::Front;
 use crate::content;
+use crate::control::Asked;
 use crate::failure::{Exit, Failure};
 use crate::own_fault::own_fault;
 use crate::runtime_dir::{Claim, Record, RuntimeDir};
@@ -178,7 +179,7 @@ pub struct Attachment {
     device: Option<LoopDevice>,
     exported: Option<export::Exported>,
     /// Where `detach` asks, while nobody listens there.
-    asked: Option<UnixListener>,
+    asked: Option<Asked>,
     /// By which `detach` finds it; gone at the very end.
     claim: Claim,
     pub ready: Ready,
@@ -193,7 +194,7 @@ async fn give_back(pool: &Client, name: &str, lease: &Attached) {
 async fn take_lease(
     order: &Order,
     pool: &Client,
-    asked: &UnixListener,
+    asked: &mut Asked,
     stops: &mut Stops<'_>,
 ) -> Result<Attached, Failure> {
     let mut leasing =
@@ -218,6 +219,7 @@ impl Attachment {
         let claim = RuntimeDir::open()?.claim(&order.name)?;
         let asked = UnixListener::from_std(claim.listen()?)
             .map_err(|e| Failure::failed(format!("cannot listen for `detach`: {}", own_fault(&e))))?;
+        let asked = Asked::listen(asked);
         claim.store(&order.record())?;
         if let Err(why) = memory::own_cgroup("cheetah-attach") {
             tracing::info!(why, "no cgroup of its own");
@@ -238,10 +240,10 @@ impl Attachment {
         order: &Order,
         pool: &Client,
         claim: Claim,
-        asked: UnixListener,
+        mut asked: Asked,
         mut stops: Stops<'_>,
     ) -> Result<Attachment, Failure> {
-        let lease = take_lease(order, pool, &asked, &mut stops).await?;
+        let lease = take_lease(order, pool, &mut asked, &mut stops).await?;
         let mut notes = content::notes_at_attach(&lease, order.read_only);
         notes.extend(beside_notes(&lease));
         // What was loaded may be given for reading alone.
@@ -270,7 +272,7 @@ impl Attachment {
             ready,
         };
         let begun = match attachment.remember() {
-            Ok(()) => stops.race(&asked, &mut Box::pin(attachment.make_ready())).await,
+            Ok(()) => stops.race(&mut asked, &mut Box::pin(attachment.make_ready())).await,
             Err(failure) => Ok(Err(failure)),
         };
         attachment.asked = Some(asked);
@@ -415,17 +417,15 @@ impl Attachment {
     /// Until `detach`, `told`, or somebody else's umount.
     pub async fn serve_until(mut self, told: impl Future<Output = ()>) -> Result<(), Failure> {
         tokio::pin!(told);
-        let Some(asked) = self.asked.take() else { return Err(Failure::failed("`detach` cannot be heard")) };
+        let Some(mut asked) = self.asked.take() else {
+            return Err(Failure::failed("`detach` cannot be heard"));
+        };
         self.tended.set_place(&self.ready.place);
         let mut sizes = self.volume.size_changes();
         let mut unmounted = self.mounted.as_ref().map(fuse::Mounted::ended);
         loop {
             tokio::select! {
-                came = asked.accept() => {
-                    let Ok((mut stream, _)) = came else {
-                        tokio::time::sleep(Duration::from_millis(100)).await;
-                        continue;
-                    };
+                mut stream = asked.next() => {
                     let ended = self.end_fronts().await;
                     let report = ended.as_ref().err().map(Report::from);
                     let text = report.and_then(|report| serde_json::to_string(&report).ok()).unwrap_or_default();

@@ -7,6 +7,7 @@
 mod attach;
 mod cli;
 mod content;
+mod control;
 mod daemon;
 mod donate;
 mod drain;

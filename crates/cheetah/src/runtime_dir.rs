@@ -7,6 +7,7 @@
 //! namespaces. Tests: below; `lab/tests/exposure.rs`.
 
 use crate::cli::Front;
+use crate::control;
 use crate::failure::{Exit, Failure};
 use crate::own_fault::own_fault;
 use cheetah_core::map::LeaseToken;
@@ -153,7 +154,7 @@ impl RuntimeDir {
 
     /// All but its log.
     fn remove(&self, name: &str) {
-        for kind in ["json", "new", "sock", "nbd", "lock"] {
+        for kind in ["json", "new", control::KIND, "nbd", "lock"] {
             if let Ok(file) = file(name, kind) {
                 self.unlink(&file);
             }
@@ -171,7 +172,7 @@ impl RuntimeDir {
 
     /// Asks the daemon of an attachment to end.
     pub fn connect(&self, name: &str) -> Result<UnixStream, Failure> {
-        let file = file(name, "sock")?;
+        let file = file(name, control::KIND)?;
         UnixStream::connect(self.by_descriptor(&file)).map_err(|e| self.fault(&file, e))
     }
 
@@ -262,7 +263,7 @@ pub struct Claim {
 impl Claim {
     /// Where `detach` asks.
     pub fn listen(&self) -> Result<UnixListener, Failure> {
-        let file = file(&self.name, "sock")?;
+        let file = file(&self.name, control::KIND)?;
         self.directory.unlink(&file);
         let path = self.directory.by_descriptor(&file);
         let listener = UnixListener::bind(path).and_then(|listener| {
@@ -408,7 +409,7 @@ mod tests {
         let claim = directory.claim("case").unwrap();
         let _listener = claim.listen().unwrap();
         claim.store(&record("case")).unwrap();
-        assert_eq!((folder.mode("case.json"), folder.mode("case.sock")), (0o600, 0o600));
+        assert_eq!((folder.mode("case.json"), folder.mode("case.control")), (0o600, 0o600));
         assert!(folder.directory().unwrap().connect("case").is_ok());
         assert!(folder.directory().unwrap().load("case").unwrap().unwrap().is_starting());
         let again = folder.directory().unwrap().claim("case").unwrap_err();

@@ -4,14 +4,15 @@
 //! Invariant: an attachment goes on only after its command has heard that it is ready; so one that was given up, or whose
 //! command was killed at any moment, leaves nothing. Called by `daemon`. Tests: `lab/tests/starting.rs`.
 
+use crate::control::Asked;
 use crate::daemon::{Order, Report};
 use crate::failure::{Exit, Failure};
 use crate::signals::Signals;
 use cheetah_core::limits::START_DEADLINE_NS;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
-use tokio::net::{UnixListener, UnixStream};
 
 /// An order is a few hundred bytes and some paths.
 const ORDER_BYTES_MAX: u64 = 64 << 10;
@@ -59,7 +60,7 @@ impl Stops<'_> {
     /// Carries on with `start` until it is done or somebody ends it. It may go on from where it was afterwards.
     pub async fn race<T>(
         &mut self,
-        asked: &UnixListener,
+        asked: &mut Asked,
         start: &mut (impl Future<Output = T> + Unpin),
     ) -> Result<T, Ended> {
         let Stops { waiter, signals } = self;
@@ -76,19 +77,11 @@ impl Stops<'_> {
                 None => std::future::pending().await,
             }
         };
-        let came = async {
-            loop {
-                match asked.accept().await {
-                    Ok((stream, _)) => return stream,
-                    Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
-                }
-            }
-        };
         tokio::select! {
             biased;
             () = gone => Err(Ended::NobodyWaits),
             () = told => Err(Ended::Told),
-            stream = came => Err(Ended::Detached(stream)),
+            stream = asked.next() => Err(Ended::Detached(stream)),
             done = start => Ok(done),
             () = tokio::time::sleep(Duration::from_nanos(START_DEADLINE_NS)) => Err(Ended::Late),
         }

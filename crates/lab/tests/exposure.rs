@@ -1,7 +1,10 @@
 //! What other users of this machine can reach: neither an export nor what is remembered of attachments, unless asked for.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::Shutdown;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 
@@ -32,7 +35,7 @@ fn an_export_is_this_users_alone_unless_asked_for() {
     assert!(!answer["notes"].to_string().contains("user of this machine"), "{answer}");
     assert_eq!((mode(Path::new(&socket)), mode(&pool.scratch().join("run/cheetah"))), (0o600, 0o700));
     assert_eq!(tools::run("nbdinfo", ["--size", &uri]).trim(), (64 << 20).to_string());
-    for kind in ["json", "log", "sock"] {
+    for kind in ["json", "log", "control"] {
         assert_eq!(mode(&pool.scratch().join(format!("run/cheetah/case.{kind}"))), 0o600, "case.{kind}");
     }
     pool.ok(["detach", "case"]);
@@ -42,6 +45,34 @@ fn an_export_is_this_users_alone_unless_asked_for() {
     assert!(answer["uri"].as_str().is_some_and(|uri| uri.starts_with("nbd://127.0.0.1:")), "{answer}");
     assert!(answer["notes"].to_string().contains("every user of this machine"), "{answer}");
     pool.ok(["detach", "case"]);
+}
+
+/// Who looks what a socket is, takes it for the export, or is of another version, ends nothing.
+#[test]
+fn an_attachment_ends_for_who_says_so_only() {
+    let pool = pool();
+    pool.ok(["attach", "case", "--front", "export"]);
+    let control = pool.scratch().join("run/cheetah/case.control");
+    let uri = format!("nbd+unix:///case?socket={}", control.display());
+    tools::expect_failure(tools::command("nbdinfo").arg(&uri));
+    for said in [&b""[..], b"\n", b"detach\n", b"cheetah-control 2 detach\n", &[0; 4096]] {
+        let mut stream = UnixStream::connect(&control).expect("it listens");
+        let _ = stream.write_all(said).and_then(|()| stream.shutdown(Shutdown::Write));
+        let mut answer = Vec::new();
+        // One that has said more than it may is reset.
+        let _ = stream.read_to_end(&mut answer);
+        assert_eq!(
+            String::from_utf8_lossy(&answer).contains("another version"),
+            said.starts_with(b"cheetah-control")
+        );
+    }
+    // Nor do those who say nothing keep others from being heard.
+    let silent: Vec<UnixStream> =
+        (0..40).map(|_| UnixStream::connect(&control).expect("it listens")).collect();
+    assert_eq!(pool.volume_status("case")["attachments"].as_array().map(Vec::len), Some(1));
+    pool.ok(["detach", "case"]);
+    drop(silent);
+    assert!(!control.exists());
 }
 
 /// The program as an ordinary user without XDG_RUNTIME_DIR, whose temporary directory anybody may write to.

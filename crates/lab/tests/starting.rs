@@ -45,7 +45,7 @@ impl Stuck {
         assert_eq!(attachments(&self.pool), json!([]), "the lease is left");
         let run = self.pool.scratch().join("run/cheetah");
         let left = |kind: &str| run.join(format!("case.{kind}")).exists();
-        for kind in ["json", "sock", "lock", "new"] {
+        for kind in ["json", "control", "lock", "new"] {
             assert!(!left(kind), "case.{kind} is left");
         }
         assert!(!run.join("mnt/case").exists(), "the mount point is left");
