@@ -173,6 +173,7 @@ mod tests {
             begun: 1_764_108_900,
             ended: Some(1_764_108_907),
             bytes_done: 200 << 20,
+            made: true,
             md5: Some("d41d8cd98f00b204e9800998ecf8427e".into()),
             sha256: None,
             check: Check::Same,

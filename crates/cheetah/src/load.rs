@@ -3,7 +3,7 @@
 //! Owns: what is refused, the order of lease, copy and check, what the pool is told of them, the report, and what is left when it ends
 //! early. Never: writing to the source, or bytes (`fill`). Invariants: "verified" is said only when every byte was read back from
 //! the donors and hashed; a load that ends before its first byte leaves neither volume nor lease; one that ends later leaves
-//! what it wrote, and the pool knows how far it came. Tests: `lab/tests/evidence.rs`.
+//! what it wrote, and the pool knows how far it came; a volume that is made for it is never taken for an empty one. Tests: `lab/tests/evidence.rs`.
 
 use crate::cli;
 use crate::failure::{Exit, Failure};
@@ -14,9 +14,9 @@ use crate::pool::{find, unexpected, volume};
 use crate::signals::Signals;
 use crate::tend::{Tended, check_reached, lease_to_fill, lost_notes, tell};
 use cheetah_core::api::{Answer, Attached, Call, Create, RefusalCode, Size, VolumeHealth, VolumeStatus};
-use cheetah_core::content::{ByteRange, Check, Fill, FillFrom, Loaded, Source, Tell};
+use cheetah_core::content::{ByteRange, Check, Fill, FillFrom, Loaded, Source, Tell, ToLoad};
 use cheetah_core::units::{show_bytes, show_count};
-use cheetah_rim::control::{CallError, Client};
+use cheetah_rim::control::{CallError, Client, own_name};
 use cheetah_rim::volume::Tuning;
 use cheetah_source::{RawSource, part_beside};
 use serde::Serialize;
@@ -63,8 +63,8 @@ pub async fn load(options: cli::Load) -> Result<(), Failure> {
     let pool = find(&options.pool).await?;
     // From here on there is something to take back.
     let signals = Signals::listen()?;
-    let made = ensure_volume(&pool, &options.name, source.size(), &options).await?;
     let wanted = Fill { source: described(&source), from: way(&options) };
+    let made = ensure_volume(&pool, &options.name, &wanted.source, &options).await?;
     let lease = match lease_to_fill(&pool, &options.name, wanted).await {
         Ok(lease) => lease,
         Err(failure) => {
@@ -134,7 +134,7 @@ fn described(source: &RawSource) -> Source {
 /// Undoes what was made for a load of which nothing was written.
 async fn take_back(pool: &Client, name: &str, made: bool) {
     if made {
-        // One that cannot be deleted is fresh, and says so.
+        // One that cannot be deleted is incomplete, and says so.
         let _ = pool.call(Call::Delete { name: name.to_owned() }).await;
     }
 }
@@ -370,7 +370,13 @@ fn check_is_raw(source: &RawSource, file: &Path) -> Result<(), Failure> {
 
 /// A volume that does not exist yet is made as large as the file.
 /// Answers whether it was.
-async fn ensure_volume(pool: &Client, name: &str, size: u64, options: &cli::Load) -> Result<bool, Failure> {
+async fn ensure_volume(
+    pool: &Client,
+    name: &str,
+    source: &Source,
+    options: &cli::Load,
+) -> Result<bool, Failure> {
+    let size = source.size;
     match pool.call(Call::Show { name: name.to_owned() }).await {
         Ok(Answer::Volume(detail)) => {
             check_room(&detail.status, size, options)?;
@@ -384,6 +390,7 @@ async fn ensure_volume(pool: &Client, name: &str, size: u64, options: &cli::Load
                 redundancy: None,
                 unit: None,
                 follow: false,
+                load: Some(ToLoad { source: source.clone(), by: own_name() }),
             };
             let made = volume(pool, Call::Create(create)).await?;
             if !options.json.json {

@@ -134,6 +134,7 @@ pub async fn create(options: cli::Create) -> Result<(), Failure> {
         redundancy: options.redundancy,
         unit,
         follow: options.follow,
+        load: None,
     };
     let by_default = if options.redundancy.is_none() { ", the default here" } else { "" };
     let detail = volume(&pool, Call::Create(create)).await?;

@@ -80,6 +80,7 @@ async fn start_all(options: &cli::Up, members: &mut Vec<Member>) -> Result<Attac
         redundancy: Some(redundancy),
         unit: None,
         follow: false,
+        load: None,
     };
     volume(&pool, Call::Create(create)).await?;
     let attachment = attach(options, &url).await?;

@@ -3,7 +3,7 @@
 //! Owns the shapes and the API version; `rim::http` carries them, `coordinator` answers them, the OpenAPI
 //! description in `rim` names the same fields. Never: behaviour.
 
-use crate::content::{Beside, Content, Fill, Tell};
+use crate::content::{Beside, Content, Fill, Tell, ToLoad};
 use crate::map::{
     BadRange, DonorId, DonorSecret, LeaseToken, Placement, PoolId, Redundancy, VolumeId, VolumeMap,
 };
@@ -167,6 +167,9 @@ pub struct Create {
     pub unit: Option<u32>,
     /// Grow by what each new donor lends.
     pub follow: bool,
+    /// It is made to be loaded: until that is done it counts as incomplete, whatever becomes of who wants to load it.
+    #[serde(default)]
+    pub load: Option<ToLoad>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -20,7 +20,8 @@ pub enum ContentState {
     Written,
     /// Somebody loads it now.
     Loading,
-    /// A load ended before its end: what is behind that reads as zeros, or as what was there.
+    /// A load ended before its end, or the volume was made for one that has not begun: what is behind that reads as zeros, or as
+    /// what was there.
     Incomplete,
     /// It was loaded to its end.
     Loaded,
@@ -59,6 +60,9 @@ pub struct Load {
     pub ended: Option<UnixSeconds>,
     /// So many bytes from the start are written, as far as was told.
     pub bytes_done: u64,
+    /// The volume was made for it, and is nothing without it.
+    #[serde(default)]
+    pub made: bool,
     /// Of the source as it was read, with zeros where it could not be.
     #[serde(default)]
     pub md5: Option<String>,
@@ -92,6 +96,14 @@ pub struct Source {
     pub size: u64,
     /// What tells it from another of that name: its inode and times.
     pub identity: String,
+}
+
+/// What a volume is made to be loaded from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToLoad {
+    pub source: Source,
+    /// Who will load it.
+    pub by: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,13 +3,15 @@
 mod pool;
 
 use cheetah_core::api::{
-    Answer, Attach, Attached, Call, Join, Refusal, RefusalCode, Renewed, Size, VolumeHealth,
+    Answer, Attach, Attached, Call, Create, Join, Refusal, RefusalCode, Renewed, Size, VolumeHealth,
 };
-use cheetah_core::content::{ByteRange, Check, Content, ContentState, Fill, FillFrom, Loaded, Source, Tell};
+use cheetah_core::content::{
+    ByteRange, Check, Content, ContentState, Fill, FillFrom, Loaded, Source, Tell, ToLoad,
+};
 use cheetah_core::coordinator::Record;
 use cheetah_core::limits::{LEASE_NS, SECOND_NS};
 use cheetah_core::map::LeaseToken;
-use pool::{E, World, filling, joining};
+use pool::{E, World, creating, filling, joining};
 
 const SIZE: u64 = 3 * E / 2 + 5;
 
@@ -230,6 +232,67 @@ fn a_load_that_writes_nothing_leaves_the_volume_as_it_was_made() {
     tell(&mut world, lease.token, Tell { untouched: true, ..Tell::default() });
     world.detach("v", lease.token).expect("given back");
     assert_eq!(state(&mut world), ContentState::Incomplete);
+}
+
+/// Whoever made it may be gone at any moment before it is loaded.
+#[test]
+fn a_volume_that_is_made_for_a_load_is_never_empty() {
+    let made = || {
+        let mut world = World::with_donors(&[8, 8, 8]);
+        world.coordinator.tell_time_of_day(1_000);
+        let load = Some(ToLoad { source: source(SIZE), by: "eve".into() });
+        let create = Create { load, ..creating("v", Size::Bytes(SIZE), Some("parity:2+1")) };
+        world.ask(Call::Create(create)).expect("made");
+        world
+    };
+    let is_unusable = |world: &mut World| {
+        let now = content(world);
+        let load = now.load.as_ref().expect("a load");
+        assert_eq!((now.state, load.bytes_done, load.by.as_str()), (ContentState::Incomplete, 0, "eve"));
+        for read_only in [true, false] {
+            let refusal = attach(world, Attach::new(read_only, "bob"));
+            refused(refusal, &["incomplete", "/e/disk.raw", "eve", "nothing was loaded", "--resume"]);
+        }
+    };
+    let mut world = made();
+    is_unusable(&mut world);
+    world.restart();
+    is_unusable(&mut world);
+    // One that ends before its first byte, or hangs up before it has the lease.
+    let lease = fill(&mut world, FillFrom::Fresh, SIZE).expect("what it was made for");
+    assert!(lease.fresh, "every block is zero");
+    assert_eq!(state(&mut world), ContentState::Loading);
+    tell(&mut world, lease.token, Tell { untouched: true, ..Tell::default() });
+    is_unusable(&mut world);
+    world.detach("v", lease.token).expect("given back");
+    is_unusable(&mut world);
+    let mut world = made();
+    world.silence(1);
+    let fill_of = Some(Fill { source: source(SIZE), from: FillFrom::Fresh });
+    let call = world.send(Call::Attach {
+        name: "v".into(),
+        attach: Attach { alone: true, fill: fill_of, ..Attach::new(false, "eve") },
+    });
+    assert!(world.answer(call).is_none(), "a donor has not confirmed it");
+    world.step(cheetah_core::coordinator::Event::Hangup { call });
+    is_unusable(&mut world);
+    // The same load again, with or without --resume; another begins anew.
+    let mut world = made();
+    refused(fill(&mut world, FillFrom::Fresh, SIZE - 1), &["incomplete", "--overwrite"]);
+    for from in [FillFrom::Fresh, FillFrom::Resume] {
+        let lease = fill(&mut world, from, SIZE).expect("the same source");
+        tell(&mut world, lease.token, Tell { untouched: true, ..Tell::default() });
+        world.detach("v", lease.token).expect("given back");
+        is_unusable(&mut world);
+    }
+    let lease = fill(&mut world, FillFrom::Fresh, SIZE).expect("the same source");
+    tell(&mut world, lease.token, done(E));
+    world.detach("v", lease.token).expect("interrupted");
+    refused(fill(&mut world, FillFrom::Fresh, SIZE), &["64 MiB of 96 MiB", "--resume"]);
+    let lease = fill(&mut world, FillFrom::Resume, SIZE).expect("the same source");
+    tell(&mut world, lease.token, loaded(Check::Same));
+    world.detach("v", lease.token).expect("given back");
+    assert_eq!(state(&mut world), ContentState::Loaded);
 }
 
 #[test]

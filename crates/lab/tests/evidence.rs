@@ -178,6 +178,28 @@ fn a_load_that_is_killed_is_incomplete_and_goes_on_from_there() {
     assert_eq!(now["written"], Value::Null);
 }
 
+/// Before it had the right to write: what it made holds nothing of the image, and is not to be taken for it.
+#[test]
+fn a_load_that_is_killed_before_it_begins_leaves_no_empty_volume() {
+    let mut pool = pool_of_two("256M");
+    let image = pool.scratch().file("disk.raw", &noise(3 << 20, 11));
+    // What keeps it from beginning is that its donors are stopped: the coordinator waits for them.
+    let signal =
+        |pool: &mut Pool, signal| ["one", "two"].iter().for_each(|name| pool.donor(name).signal(signal));
+    signal(&mut pool, Signal::STOP);
+    let mut load = start_load(&pool, &image, &[]);
+    load.wait_for_line("made volume half", wait::SOON);
+    load.kill();
+    signal(&mut pool, Signal::CONT);
+    wait::until("the end of its lease", wait::SOON * 2, || content(&pool, "half")["state"] == "incomplete");
+    let refused = attach_text(&pool, "half", &["--writable"]);
+    assert_eq!(refused.status.code(), Some(4), "{}", refused.err);
+    names(&refused.err, &["incomplete", "disk.raw", "--resume"]);
+    names(&pool.ok(["list"]), &["INCOMPLETE"]);
+    pool.ok(["load", &image.display().to_string(), "half", "--resume"]);
+    assert_eq!(content(&pool, "half")["state"], "loaded");
+}
+
 #[test]
 fn an_interrupted_load_says_what_it_leaves() {
     let (pool, image) = long_load();

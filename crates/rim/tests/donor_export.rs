@@ -74,7 +74,7 @@ impl World {
     fn create(&self, name: &str, extents: u64) {
         let (name, size) = (name.to_owned(), Size::Bytes(extents * EXTENT_BYTES));
         let redundancy = Some(Redundancy::LINEAR);
-        let create = Create { name, size, redundancy, unit: None, follow: false };
+        let create = Create { name, size, redundancy, unit: None, follow: false, load: None };
         self.call(Call::Create(create));
     }
 

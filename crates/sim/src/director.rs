@@ -242,7 +242,7 @@ impl World {
         };
         let unit = Some(4096 << self.rng.below(9));
         self.director.volumes.entry(name.to_owned()).or_default().follows = follow;
-        let create = Create { name: name.to_owned(), size, redundancy, unit, follow };
+        let create = Create { name: name.to_owned(), size, redundancy, unit, follow, load: None };
         self.admin(name, Call::Create(create));
     }
 

@@ -2,15 +2,15 @@
 //!
 //! Owns the state of a volume's content and who may attach it for that. Never: bytes, or leases (`leases`). Invariants: a
 //! volume is `Loading` only while who fills it has the lease, whatever became of that process; a load that was begun and not told to
-//! be at its end is `Incomplete`; a writer that ended without a word counts as having written; and what was loaded is changed
+//! be at its end is `Incomplete`, and so is a volume that was made for one; a writer that ended without a word counts as having written; and what was loaded is changed
 //! by nobody who did not ask for that. Tests: `tests/coordinator_content.rs`.
 
 use super::leases::{Lease, read_only};
 use super::{Coordinator, Key, Outcome, door, refuse};
 use crate::api::{Answer, Attach, Refusal, RefusalCode};
 use crate::content::{
-    Beside, Check, Content, ContentState, Fill, FillFrom, Load, Loaded, Tell, UnixSeconds, Written, cover,
-    in_fragments,
+    Beside, Check, Content, ContentState, Fill, FillFrom, Load, Loaded, Source, Tell, ToLoad, UnixSeconds,
+    Written, cover, in_fragments,
 };
 use crate::limits::{BESIDE_MAX, UNREADABLE_RANGES_MAX};
 use crate::map::{LeaseToken, VolumeId};
@@ -60,6 +60,12 @@ impl Coordinator {
         let conflict = |message: String| Err(refuse(RefusalCode::Conflict, message));
         match (fill.from, &content.load) {
             (FillFrom::Overwrite, _) => Ok(()),
+            // Who made it for that, or who does the same again after that one was ended.
+            (FillFrom::Fresh, Some(load))
+                if volume.fresh && load.made && is_same(&load.source, &fill.source) =>
+            {
+                Ok(())
+            }
             (FillFrom::Fresh, _) if !content.is_usable() => {
                 conflict(format!("{}; `--overwrite` instead of that begins anew", unfit(name, content)))
             }
@@ -76,9 +82,7 @@ impl Coordinator {
                 "no load of volume '{name}' was begun, so there is none to go on with: leave --resume out"
             )),
             (FillFrom::Resume, Some(load)) => {
-                let same =
-                    (load.source.size, &load.source.identity) == (fill.source.size, &fill.source.identity);
-                if same {
+                if is_same(&load.source, &fill.source) {
                     return Ok(());
                 }
                 conflict(format!(
@@ -93,6 +97,15 @@ impl Coordinator {
                 ))
             }
         }
+    }
+
+    /// Nobody has begun to load it, and nobody is to take it for what it shall be.
+    pub(super) fn made_to_be_loaded(&mut self, id: VolumeId, ToLoad { source, by }: ToLoad) {
+        let load = Load { made: true, ..begun(source, by, self.time_of_day) };
+        self.set_content(id, |content| {
+            content.state = ContentState::Incomplete;
+            content.load = Some(Box::new(load));
+        });
     }
 
     /// The volume is being loaded from here on, or one of the same name that takes its place. `check_fill` has passed.
@@ -110,24 +123,15 @@ impl Coordinator {
             FillFrom::Fresh | FillFrom::Resume => id,
         };
         self.show_unreadable(id, false);
-        let (begun, by) = (self.time_of_day, by.to_owned());
+        let load = begun(source, by.to_owned(), self.time_of_day);
         self.set_content(id, |content| {
-            let before = content.load.take().filter(|_| from == FillFrom::Resume);
+            let before = content.load.take();
+            let made = before.as_ref().is_some_and(|load| load.made);
+            let before = before.filter(|_| from == FillFrom::Resume);
             let (bytes_done, unreadable) =
                 before.map(|load| (load.bytes_done, load.unreadable)).unwrap_or_default();
             content.state = ContentState::Loading;
-            content.load = Some(Box::new(Load {
-                source,
-                by,
-                begun,
-                ended: None,
-                bytes_done,
-                md5: None,
-                sha256: None,
-                check: Check::No,
-                changed: None,
-                unreadable,
-            }));
+            content.load = Some(Box::new(Load { bytes_done, made, unreadable, ..load }));
         });
         Ok(id)
     }
@@ -183,7 +187,10 @@ impl Coordinator {
         if !self.volumes.get(&id).is_some_and(|volume| loads(&volume.content)) {
             return;
         }
-        self.set_content(id, |content| *content = Content::default());
+        self.set_content(id, |content| match &mut content.load {
+            Some(load) if load.made => content.state = ContentState::Incomplete,
+            _ => *content = Content::default(),
+        });
         if let Some(volume) = self.volumes.get_mut(&id) {
             volume.fresh = true;
             self.dirty.insert(Key::Volume(id));
@@ -240,6 +247,28 @@ impl Coordinator {
     }
 }
 
+/// A load of which nothing is written yet.
+fn begun(source: Source, by: String, begun: UnixSeconds) -> Load {
+    Load {
+        source,
+        by,
+        begun,
+        ended: None,
+        bytes_done: 0,
+        made: false,
+        md5: None,
+        sha256: None,
+        check: Check::No,
+        changed: None,
+        unreadable: Vec::new(),
+    }
+}
+
+/// A name alone says little: another file may have it by now, and a disk another name.
+fn is_same(one: &Source, other: &Source) -> bool {
+    (one.size, &one.identity) == (other.size, &other.identity)
+}
+
 fn check_tell(tell: &Tell) -> Result<(), Refusal> {
     let more = tell.loaded.iter().flat_map(|loaded| &loaded.unreadable).count() + tell.unreadable.len();
     if more > 2 * UNREADABLE_RANGES_MAX {
@@ -279,6 +308,13 @@ fn unfit(name: &str, content: &Content) -> String {
         return format!(
             "volume '{name}' does not hold what {source} held when it was loaded: `cheetah load {source} {name} --resume` \
              puts that right"
+        );
+    }
+    if load.made && load.bytes_done == 0 && load.ended.is_none() {
+        return format!(
+            "volume '{name}' is incomplete: {} made it to load {source} into it, and nothing was loaded; `cheetah load \
+             {source} {name} --resume` does that",
+            load.by
         );
     }
     format!(

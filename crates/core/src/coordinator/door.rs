@@ -3,8 +3,8 @@
 //! Owns the bounds of everything that a caller only tells. Never: what a call does, or may do. Invariant: what one
 //! attachment told takes memory by the donors that its volume had, whatever it sends. Tests: `tests/coordinator_door.rs`.
 
-use crate::api::{Amend, Attach, Join, Renew, VolumeReport};
-use crate::content::{Fill, Tell};
+use crate::api::{Amend, Attach, Create, Join, Renew, VolumeReport};
+use crate::content::{Fill, Source, Tell, ToLoad};
 use crate::limits::{HOLDER_BYTES_MAX, HOST_BYTES_MAX, PLACE_BYTES_MAX, REASON_BYTES_MAX};
 use crate::map::{DonorId, VolumeMap};
 use crate::text::harmless;
@@ -19,10 +19,22 @@ pub(super) fn join(mut join: Join) -> Join {
 pub(super) fn attach(mut attach: Attach) -> Attach {
     attach.holder = harmless(&attach.holder, HOLDER_BYTES_MAX);
     if let Some(Fill { source, .. }) = &mut attach.fill {
-        source.name = harmless(&source.name, PLACE_BYTES_MAX);
-        source.identity = harmless(&source.identity, REASON_BYTES_MAX);
+        described(source);
     }
     attach
+}
+
+pub(super) fn create(mut create: Create) -> Create {
+    if let Some(ToLoad { source, by }) = &mut create.load {
+        described(source);
+        *by = harmless(by, HOLDER_BYTES_MAX);
+    }
+    create
+}
+
+fn described(source: &mut Source) {
+    source.name = harmless(&source.name, PLACE_BYTES_MAX);
+    source.identity = harmless(&source.identity, REASON_BYTES_MAX);
 }
 
 /// `told`: what the same attachment said before, which counts from its beginning also for donors that have left the map since.

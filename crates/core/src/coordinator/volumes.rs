@@ -6,7 +6,7 @@
 
 use super::confirm::Held;
 use super::retire::Retired;
-use super::{Coordinator, Key, Outcome, refuse};
+use super::{Coordinator, Key, Outcome, door, refuse};
 use crate::api::{Answer, Create, Refusal, RefusalCode, Size};
 use crate::content::Content;
 use crate::limits::{
@@ -71,7 +71,7 @@ impl Volume {
 impl Coordinator {
     pub(super) fn create(&mut self, now: Time, seed: &mut Seed, create: Create) -> Result<Outcome, Refusal> {
         check_create(&create)?;
-        let Create { name, size, redundancy, unit, follow } = create;
+        let Create { name, size, redundancy, unit, follow, load } = door::create(create);
         if self.names.contains_key(&name) {
             let message = format!(
                 "there is a volume '{name}' already; choose another name, or `cheetah delete {name}`"
@@ -127,6 +127,9 @@ impl Coordinator {
         self.names.insert(name, id);
         self.volumes.insert(id, Volume::new(map, follow, order));
         self.map_changed(id);
+        if let Some(load) = load {
+            self.made_to_be_loaded(id, load);
+        }
         // Where hosts are few, for who joins later.
         self.wanting.insert(id);
         self.replan = true;

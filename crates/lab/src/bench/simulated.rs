@@ -66,8 +66,14 @@ impl Simulated {
 
     /// The work for a volume over everything, until every donor has confirmed and its maker has his answer.
     pub fn create_all_ms(&mut self) -> f64 {
-        let create =
-            Create { name: "all".into(), size: Size::All, redundancy: None, unit: None, follow: false };
+        let create = Create {
+            name: "all".into(),
+            size: Size::All,
+            redundancy: None,
+            unit: None,
+            follow: false,
+            load: None,
+        };
         let start = Instant::now();
         let call = self.call(Call::Create(create));
         self.settle();

@@ -7,7 +7,8 @@ use cheetah_core::api::{
     Renewed, Size, Stranger, Sync, VolumeDetail, VolumeHealth, VolumeReport, VolumeStatus, WaitsFor,
 };
 use cheetah_core::content::{
-    Beside, ByteRange, Check, Content, ContentState, Fill, FillFrom, Load, Loaded, Source, Tell, Written,
+    Beside, ByteRange, Check, Content, ContentState, Fill, FillFrom, Load, Loaded, Source, Tell, ToLoad,
+    Written,
 };
 use cheetah_core::layout::LostRange;
 use cheetah_core::map::{
@@ -79,6 +80,7 @@ fn content() -> Content {
         begun: 1,
         ended: Some(2),
         bytes_done: 1,
+        made: false,
         md5: Some(String::new()),
         sha256: Some(String::new()),
         check: Check::No,
@@ -124,9 +126,20 @@ fn join() -> Join {
     }
 }
 
+fn to_load() -> ToLoad {
+    ToLoad { source: fill().source, by: "x".into() }
+}
+
 fn create() -> Create {
     let redundancy = Some(Redundancy::LINEAR);
-    Create { name: "v".into(), size: Size::Bytes(1), redundancy, unit: Some(4096), follow: false }
+    Create {
+        name: "v".into(),
+        size: Size::Bytes(1),
+        redundancy,
+        unit: Some(4096),
+        follow: false,
+        load: Some(to_load()),
+    }
 }
 
 fn attachment() -> Attachment {
