@@ -88,6 +88,31 @@ fn presence_of_two_donors_is_put_in_order_and_silence_counts_as_present() {
     assert_eq!(status, Some(vec![hole(3 * UNIT), data(3 * UNIT)]));
 }
 
+/// What is in front of a loss is answered; an error is for who asks of its first byte.
+#[test]
+fn presence_is_told_up_to_what_is_lost() {
+    let (data, hole) = (|len| StatusRun { len, hole: false }, |len| StatusRun { len, hole: true });
+    let ended = |world: &World| {
+        world.effects.iter().find_map(|effect| match effect {
+            Effect::Complete { result, status, .. } => Some((*result, status.clone())),
+            _ => None,
+        })
+    };
+    let mut world = World::up(map(true, false));
+    world.submit(Op::Status, 4096, 6 * UNIT);
+    let sent = world.sent();
+    world.answer(sent[1].part, Err(PartError::Io));
+    world.answer(sent[0].part, Ok(vec![hole(UNIT - 8192)]));
+    assert_eq!(ended(&world), Some((Ok(()), vec![hole(UNIT - 8192), data(4096)])));
+    let mut world = World::up(map(true, false));
+    world.submit(Op::Status, u64::from(UNIT), 6 * UNIT);
+    let sent = world.sent();
+    assert_eq!((sent[0].donor, sent[1].donor), (A, B));
+    world.answer(sent[1].part, Err(PartError::Io));
+    world.answer(sent[0].part, Ok(vec![data(3 * UNIT)]));
+    assert_eq!(ended(&world), Some((Err(VolumeError::DonorFailed), Vec::new())));
+}
+
 #[test]
 fn requests_are_bounded() {
     let mut world = World::up(map(false, false));

@@ -11,6 +11,7 @@ use cheetah_lab::lan::{Lan, Node};
 use cheetah_lab::pool::Pool;
 use cheetah_lab::wire::Wire;
 use cheetah_lab::{tools, wait};
+use rustix::fs::SeekFrom;
 use serde_json::json;
 
 const MIB: u64 = 1 << 20;
@@ -52,6 +53,39 @@ fn drop_page_cache(path: &Path) {
         "dd",
         [&format!("of={}", path.display()), "oflag=nocache", "conv=notrunc,fdatasync", "count=0"],
     );
+}
+
+/// Who copies what is not a hole comes as far as there is something, and hears of the loss there.
+#[test]
+fn what_is_a_hole_is_told_up_to_what_is_lost() {
+    let mut pool = Pool::start();
+    pool.donate("one", "64M");
+    pool.donate("two", "64M");
+    pool.create_linear("case", "128M");
+    let path = pool.attach_fuse("case", &[]).path;
+    let file = File::options().read(true).write(true).open(&path).expect("the volume opens");
+    for offset in [0, EXTENT + MIB] {
+        file.write_all_at(&[7; MIB as usize], offset).expect("a write");
+    }
+    file.sync_all().expect("a flush");
+    let seek = |to| rustix::fs::seek(&file, to).map_err(rustix::io::Errno::raw_os_error);
+    assert_eq!(seek(SeekFrom::Data(MIB)), Ok(EXTENT + MIB));
+    pool.donor("two").kill();
+    wait::until("the loss", wait::SOON, || seek(SeekFrom::Data(EXTENT)) == Err(EIO));
+    assert_eq!(seek(SeekFrom::Hole(0)), Ok(MIB));
+    assert_eq!(seek(SeekFrom::Data(0)), Ok(0));
+    assert_eq!(seek(SeekFrom::Data(MIB)), Ok(EXTENT), "what may be there is no hole");
+    assert_eq!(seek(SeekFrom::Hole(EXTENT + 5)), Err(EIO));
+    drop(file);
+    pool.detach("case");
+    // By NBD the same: the first question is answered, and the next one is of what is lost.
+    let uri = pool.attach_export("case", &["--read-only"]).uri;
+    let ask = "import nbd, sys; h = nbd.NBD(); h.add_meta_context('base:allocation'); h.connect_uri(sys.argv[1]); \
+               seen = []; h.block_status(128 << 20, 0, lambda c, o, e, err: seen.extend(e)); \
+               print(sum(seen[::2]) >> 20, seen[1])";
+    let said = tools::run("python3", ["-c", ask, &uri]);
+    assert_eq!(said.trim(), "64 0");
+    pool.detach("case");
 }
 
 #[test]

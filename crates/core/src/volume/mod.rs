@@ -99,6 +99,8 @@ struct Pending {
     touched: Vec<(u32, u32)>,
     /// Payload offset, length, hole: what parts of a status request answered.
     status: Vec<(u32, u32, bool)>,
+    /// And the first payload offset that nothing can be said of, and why: the answer ends before it.
+    status_ends: Option<(u32, VolumeError)>,
 }
 
 /// How a volume comes into service.
@@ -364,6 +366,7 @@ impl Volume {
             failed: None,
             touched: Vec::new(),
             status: Vec::new(),
+            status_ends: None,
         };
         self.note_reading(asker, request.op, request.len, true);
         let key = self.requests.insert(pending);
@@ -446,7 +449,8 @@ impl Volume {
         while self.deadlines.front().is_some_and(|(_, key)| self.requests.get(*key).is_none()) {
             self.deadlines.pop_front();
         }
-        let mut result = pending.failed.map_or(Ok(()), Err);
+        let unsaid = pending.status_ends.filter(|(at, _)| *at == 0).map(|(_, error)| error);
+        let mut result = pending.failed.or(unsaid).map_or(Ok(()), Err);
         if pending.op.writes() && result.is_ok() {
             let slot = |(group, slot): &(u32, u32)| self.map.groups[*group as usize].slots[*slot as usize];
             let touched = pending.touched.iter().map(slot);
@@ -474,7 +478,10 @@ impl Volume {
             Asker::Tool(tag) => tag,
             Asker::Cache(segment) => return self.fetched.push((segment, result.is_ok())),
         };
-        let status = if result.is_ok() { merge_status(pending.status) } else { Vec::new() };
+        let status = match (result, pending.status_ends) {
+            (Ok(()), ends) => merge_status(pending.status, ends.map_or(pending.len, |(at, _)| at)),
+            (Err(_), _) => Vec::new(),
+        };
         effects.push(Effect::Complete { tag, result, status });
     }
 
@@ -637,10 +644,12 @@ fn collect_status(status: &mut Vec<(u32, u32, bool)>, scatter: Scatter, runs: &[
     }
 }
 
-fn merge_status(mut pieces: Vec<(u32, u32, bool)>) -> Vec<StatusRun> {
+/// What lies before the payload offset `end`.
+fn merge_status(mut pieces: Vec<(u32, u32, bool)>, end: u32) -> Vec<StatusRun> {
     pieces.sort_unstable();
     let mut runs: Vec<StatusRun> = Vec::new();
-    for (_, len, hole) in pieces {
+    for (offset, len, hole) in pieces.into_iter().filter(|(offset, ..)| *offset < end) {
+        let len = len.min(end - offset);
         match runs.last_mut() {
             Some(last) if last.hole == hole => last.len += len,
             _ => runs.push(StatusRun { len, hole }),

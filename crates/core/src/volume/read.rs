@@ -673,10 +673,13 @@ impl Volume {
             let missed = self.missed_there(span.group, lo, hi) & bit(slot) != 0;
             let (from, to) = self.geometry.column(span.begin, span.end, slot);
             // What is lost for good is no hole: who reads it has to hear that it is lost.
-            let lost = self.lost_ranges().any(|bad| bad.reaches(span.group, slot, from, to));
+            let lost = self.lost_ranges().filter(|bad| bad.reaches(span.group, slot, from, to));
+            let lost = lost.map(|bad| bad.from.max(from)).min();
             // Nor is what stands for what the source could not give.
             let unreadable = touched_of(&self.map.unreadable, span.group, slot, from, to).next().is_some();
-            let source = self.source(span.group, slot).filter(|_| !missed && !lost && !unreadable);
+            let source = self.source(span.group, slot).filter(|_| !missed);
+            let source_is_there = source.is_some();
+            let source = source.filter(|_| lost.is_none() && !unreadable);
             let scatter = self.geometry.scatter(slot, from, to, span.begin, span.payload);
             let asked = source.is_some_and(|(held, _)| {
                 self.add_part(now, key, slot, held, PartOp::Status, from, Mem::Nothing, scatter, effects)
@@ -684,16 +687,29 @@ impl Volume {
             if asked {
                 continue;
             }
-            let strip = self.strips.get_mut(key).expect("being begun");
+            // What its holder would say is not known, or says nothing; present is never wrong.
+            let request = self.request_of(key);
+            super::collect_status(&mut request.status, scatter, &[]);
             if self.geometry.parity == 0 && !unreadable {
-                strip.failed = Some(VolumeError::DonorLost);
-            } else {
-                // What its holder would say is not known, or says nothing; present is never wrong.
-                let request = strip.request.and_then(|request| self.requests.get_mut(request));
-                super::collect_status(&mut request.expect("asked by a request").status, scatter, &[]);
+                let known = if source_is_there { lost.map_or(0, |at| at - from) } else { 0 };
+                self.status_ends(key, scatter, known, VolumeError::DonorLost);
             }
         }
         self.set_phase(key, Phase::Reading);
+    }
+
+    fn request_of(&mut self, strip: Key) -> &mut super::Pending {
+        let request = self.strips.get(strip).and_then(|strip| strip.request);
+        request.and_then(|request| self.requests.get_mut(request)).expect("asked by a request")
+    }
+
+    /// Of what a slot has of the request, something can be said of `known` bytes: what is in front of that is still answered.
+    pub(super) fn status_ends(&mut self, strip: Key, scatter: Scatter, known: u32, error: VolumeError) {
+        let (at, _) = scatter.locate(known);
+        let request = self.request_of(strip);
+        if request.status_ends.is_none_or(|(end, _)| at < end) {
+            request.status_ends = Some((at, error));
+        }
     }
 
     /// Whether a writer found, after the read began, that these lanes cannot be rebuilt.

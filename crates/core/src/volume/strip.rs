@@ -641,7 +641,13 @@ impl Volume {
                     && failure != Failure::Moved
                     && !(self.read_only && failure == Failure::Answer(PartError::Denied)) =>
             {
-                strip.failed = Some(failure.error());
+                match failure.error() {
+                    // What is in front of it is none the worse.
+                    error @ (VolumeError::DonorLost | VolumeError::DonorFailed | VolumeError::TimedOut) => {
+                        self.status_ends(strip_key, scatter, 0, error);
+                    }
+                    error => strip.failed = Some(error),
+                }
             }
             PartOp::Status => {
                 // What its holder would say is not known; present is never wrong.

@@ -56,6 +56,8 @@ impl Kind {
 struct Walk {
     what: What,
     range: Range,
+    /// Something was answered before.
+    further: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -107,12 +109,12 @@ impl Requests {
 
     /// `at < end`.
     pub(super) fn zero(&self, unique: u64, at: u64, end: u64, keep: bool) {
-        self.walk(unique, Walk { what: What::Zero { keep }, range: Range { at, end } });
+        self.walk(unique, Walk { what: What::Zero { keep }, range: Range { at, end }, further: false });
     }
 
     /// `at < end`, the end of the file.
     pub(super) fn seek(&self, unique: u64, at: u64, end: u64, want: Want) {
-        self.walk(unique, Walk { what: What::Seek { want }, range: Range { at, end } });
+        self.walk(unique, Walk { what: What::Seek { want }, range: Range { at, end }, further: false });
     }
 
     fn walk(&self, unique: u64, walk: Walk) {
@@ -131,7 +133,7 @@ impl Requests {
 
     /// A step of a range is done: answers, or takes the next.
     fn walked(&self, unique: u64, status: &[StatusRun]) {
-        let Some(Walk { what, range }) = self.ranges().remove(&unique) else {
+        let Some(Walk { what, range, .. }) = self.ranges().remove(&unique) else {
             debug_assert!(false, "a step is completed once");
             return;
         };
@@ -146,7 +148,7 @@ impl Requests {
         if further >= range.end {
             return self.device.answer(unique, &[]);
         }
-        self.walk(unique, Walk { what, range: Range { at: further, ..range } });
+        self.walk(unique, Walk { what, range: Range { at: further, ..range }, further: true });
     }
 
     fn ranges(&self) -> MutexGuard<'_, BTreeMap<u64, Walk>> {
@@ -168,8 +170,9 @@ impl Sink for Requests {
     fn complete(&self, completion: Completion) {
         let (kind, unique) = Kind::of(completion.token);
         if let Err(error) = completion.result {
-            if kind == Kind::Walk {
-                self.ranges().remove(&unique);
+            let walk = if kind == Kind::Walk { self.ranges().remove(&unique) } else { None };
+            if let Some(Walk { what: What::Seek { want }, range, further: true }) = walk {
+                return self.device.answer(unique, &Body::found(before_a_loss(want, range)));
             }
             return self.device.fail(unique, errno::of(error));
         }
@@ -207,6 +210,14 @@ fn sought(want: Want, range: Range, runs: &[StatusRun]) -> Found {
         Want::Data if at >= range.end => Found::Nothing,
         Want::Data => Found::At(at),
         Want::Hole => Found::At(range.end),
+    }
+}
+
+/// What is found where, behind what was looked at, nothing can be said: it counts as data, of which a reader hears that it is lost.
+fn before_a_loss(want: Want, range: Range) -> u64 {
+    match want {
+        Want::Data => range.at,
+        Want::Hole => range.end,
     }
 }
 
@@ -249,6 +260,7 @@ mod tests {
     fn what_is_not_known_is_data() {
         assert_eq!(sought(Want::Data, RANGE, &[]), Found::At(100));
         assert_eq!(sought(Want::Hole, RANGE, &[]), Found::At(1000));
+        assert_eq!((before_a_loss(Want::Data, RANGE), before_a_loss(Want::Hole, RANGE)), (100, 1000));
     }
 
     #[test]
