@@ -14,7 +14,7 @@ use crate::runtime_dir::{Claim, Record, RuntimeDir};
 use crate::signals::Signals;
 use cheetah_core::api::Call;
 use cheetah_core::content::Tell;
-use cheetah_front::{fuse, loopdev};
+use cheetah_front::{export, fuse, loopdev};
 use cheetah_rim::control::Client;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -50,7 +50,8 @@ pub async fn attach(options: cli::Attach) -> Result<(), Failure> {
         (None, _) => (Some(directory.make_mountpoint(&options.name)?), true),
     };
     let listen = match &options.listen {
-        Some(given) => given.clone(),
+        // Here, for the daemon works in another directory.
+        Some(given) => given.parse::<export::Endpoint>().map_err(Failure::usage)?.to_string(),
         None => directory.export(&options.name)?,
     };
     let order = Order {

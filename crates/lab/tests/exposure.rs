@@ -47,6 +47,43 @@ fn an_export_is_this_users_alone_unless_asked_for() {
     pool.ok(["detach", "case"]);
 }
 
+#[test]
+fn a_socket_is_where_its_user_says() {
+    let pool = pool();
+    let here = pool.scratch().directory("here");
+    let attach = |listen: &str| {
+        let mut command = pool.command();
+        command.args(["attach", "case", "--front", "export", "--listen", listen]).current_dir(&here);
+        let output = tools::output(&mut command);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned() + &said)
+    };
+    for (listen, file) in [("unix:rel.sock", "rel.sock"), ("unix:./@x", "@x")] {
+        let (code, said) = attach(listen);
+        assert_eq!(code, Some(0), "{said}");
+        let socket = here.join(file);
+        assert!(
+            said.contains(&socket.display().to_string().replace('@', "%40"))
+                || said.contains(&socket.display().to_string()),
+            "{said}"
+        );
+        assert!(socket.exists() && !Path::new("/").join(file).exists());
+        pool.ok(["detach", "case"]);
+        assert!(!socket.exists());
+    }
+    for (listen, words) in
+        [("unix:", ["unix:PATH", "names no socket"]), ("unix:@x", ["abstract", "unix:./@x"])]
+    {
+        let (code, said) = attach(listen);
+        assert_eq!(code, Some(2), "{said}");
+        assert!(words.iter().all(|word| said.contains(word)), "{said}");
+        let donor = pool.run(["donate", "64M", "--no-pool", "--listen", listen]);
+        assert_eq!(donor.status.code(), Some(2), "{}", donor.err);
+        assert!(words.iter().all(|word| donor.err.contains(word)), "{}", donor.err);
+    }
+    assert_eq!(fs::read_dir(&here).expect("it").count(), 0);
+}
+
 /// Who looks what a socket is, takes it for the export, or is of another version, ends nothing.
 #[test]
 fn an_attachment_ends_for_who_says_so_only() {

@@ -22,7 +22,8 @@ use tokio::net::{TcpSocket, UnixStream};
 /// After BBR was refused, until it is tried again.
 const BBR_AGAIN: Duration = Duration::from_secs(600);
 
-/// Where a data listener is: `127.0.0.1:10809`, `[::1]:0`, `unix:/run/x.sock`.
+/// Where a data listener is: `127.0.0.1:10809`, `[::1]:0`, `unix:/run/x.sock`. A path is from the root on: another process may
+/// work in another directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     Tcp(SocketAddr),
@@ -33,13 +34,27 @@ impl std::str::FromStr for Endpoint {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         if let Some(path) = text.strip_prefix("unix:") {
-            return Ok(Endpoint::Unix(PathBuf::from(path)));
+            return socket(path).map(Endpoint::Unix);
         }
         let port_alone = text.strip_prefix(':').map(|port| format!("127.0.0.1:{port}"));
         port_alone.as_deref().unwrap_or(text).parse().map(Endpoint::Tcp).map_err(|_| {
             format!("'{text}' is not an address: use IP:PORT (port 0 picks a free one), :PORT or unix:PATH")
         })
     }
+}
+
+fn socket(path: &str) -> Result<PathBuf, String> {
+    if path.is_empty() {
+        return Err("'unix:' names no socket: write unix:PATH, such as unix:/run/case.sock".to_owned());
+    }
+    if path.starts_with('@') {
+        return Err(format!(
+            "'unix:{path}' would be an abstract socket, which every user of the machine can reach and which is not supported: \
+             write unix:PATH, such as unix:/run/case.sock (unix:./{path} is a file of that name)"
+        ));
+    }
+    std::path::absolute(path)
+        .map_err(|e| format!("'unix:{path}' is a path from a directory that is gone: {e}"))
 }
 
 impl fmt::Display for Endpoint {
@@ -351,6 +366,12 @@ mod tests {
         }
         assert_eq!(":7".parse(), "127.0.0.1:7".parse::<Endpoint>());
         assert!("localhost".parse::<Endpoint>().is_err());
+        let here = std::env::current_dir().expect("a directory").join("x.sock");
+        assert_eq!("unix:x.sock".parse(), Ok(Endpoint::Unix(here.clone())));
+        assert_eq!("unix:./x.sock".parse(), Ok(Endpoint::Unix(here)));
+        let said = |text: &str| text.parse::<Endpoint>().expect_err("refused");
+        assert!(said("unix:").contains("unix:PATH"));
+        assert!(said("unix:@x").contains("abstract") && said("unix:@x").contains("unix:./@x"));
         assert!("0.0.0.0:1".parse::<Endpoint>().is_ok_and(|e| !e.is_local()));
     }
 }
