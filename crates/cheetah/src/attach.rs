@@ -226,7 +226,10 @@ fn end_daemon(directory: &RuntimeDir, record: &Record) -> Result<(), Failure> {
     stream.set_read_timeout(Some(END_TIME)).map_err(fault)?;
     control::say_detach(&stream).map_err(fault)?;
     let mut answer = String::new();
-    stream.read_to_string(&mut answer).map_err(fault)?;
+    stream.read_to_string(&mut answer).map_err(|e| match e.kind() {
+        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => no_answer(record),
+        _ => fault(e),
+    })?;
     if let Ok(Report::Failed { exit, message }) = serde_json::from_str(&answer) {
         return Err(Failure::new(exit, message));
     }
@@ -238,6 +241,15 @@ fn end_daemon(directory: &RuntimeDir, record: &Record) -> Result<(), Failure> {
         return Err(Failure::failed(format!("the daemon (process {}) has not ended yet", record.pid)));
     }
     Ok(())
+}
+
+fn no_answer(Record { name, pid, .. }: &Record) -> Failure {
+    Failure::failed(format!(
+        "the daemon of volume '{name}' (process {pid}) has not answered for {} s, and has not ended: if it was stopped, \
+         `kill -CONT {pid}` lets it go on, then detach again; if it hangs, `kill -KILL {pid}` ends it, then `cheetah detach {name}` \
+         clears away what it leaves (who has the file open gets errors then)",
+        END_TIME.as_secs()
+    ))
 }
 
 /// Behind a daemon that was killed, whose place is ours meanwhile: its loop device, its mount, its lease, its record.

@@ -82,7 +82,7 @@ async fn tend(pool: Client, name: String, holder: String, mut stop: watch::Recei
 }
 
 async fn tend_with(pool: &Client, lease: &Attached, stop: &mut watch::Receiver<bool>) -> Result<(), Failure> {
-    let started = Tended::start(pool, lease, false, TUNING);
+    let started = Tended::start_to_yield(pool, lease, TUNING);
     if let Ok(tended) = &started {
         tracing::info!(volume = lease.map.name, "attached to move or rebuild what nobody else does");
         tended.set_place("no front end");

@@ -7,7 +7,7 @@
 use crate::failure::Failure;
 use crate::journal::{Journal, Names};
 use crate::own_fault::{check_files, own_fault};
-use cheetah_core::api::{Answer, Attach, Attached, Call, RefusalCode, Renew, VolumeReport};
+use cheetah_core::api::{Answer, Attach, Attached, Call, Refusal, RefusalCode, Renew, VolumeReport};
 use cheetah_core::content::{Beside, ContentState, Fill, Tell};
 use cheetah_core::layout::lost_ranges;
 use cheetah_core::limits::EXCLUDE_NS;
@@ -81,6 +81,24 @@ impl Tended {
     /// # Errors
     /// This machine has no memory for it, or may not open as many files.
     pub fn start(pool: &Client, lease: &Attached, read_only: bool, tuning: Tuning) -> Result<Self, Failure> {
+        Tended::start_as(pool, lease, read_only, tuning, false)
+    }
+
+    /// Under a lease that yields: its end is no fault.
+    ///
+    /// # Errors
+    /// As of `start`.
+    pub fn start_to_yield(pool: &Client, lease: &Attached, tuning: Tuning) -> Result<Self, Failure> {
+        Tended::start_as(pool, lease, false, tuning, true)
+    }
+
+    fn start_as(
+        pool: &Client,
+        lease: &Attached,
+        read_only: bool,
+        tuning: Tuning,
+        yields: bool,
+    ) -> Result<Self, Failure> {
         check_files(&lease.map.name, lease.map.routes.len(), tuning.connections)?;
         let (map, token, fresh) = (lease.map.clone(), lease.token, lease.fresh);
         // Another pool's word is not the end of this one's lease.
@@ -92,7 +110,7 @@ impl Tended {
         let (gone, lost) = watch::channel(false);
         let names = Names::of(&lease.map);
         let keeping =
-            Keeping { pool: pool.clone(), lease: lease.clone(), volume: volume.clone(), names, gone };
+            Keeping { pool: pool.clone(), lease: lease.clone(), yields, volume: volume.clone(), names, gone };
         let journal = Journal::new(&lease.map.name, keeping.names.clone());
         let tasks = [
             tokio::spawn(keep_journal(journal, volume.clone())),
@@ -221,9 +239,35 @@ pub fn name_in(map: &VolumeMap, id: DonorId) -> String {
 struct Keeping {
     pool: Client,
     lease: Attached,
+    yields: bool,
     volume: VolumeHandle,
     names: Names,
     gone: watch::Sender<bool>,
+}
+
+impl Keeping {
+    /// The coordinator does not know the lease any more.
+    fn lease_ended(&self, refusal: &Refusal) {
+        if self.gone.send_replace(true) {
+            return;
+        }
+        self.volume.lease_lost();
+        let volume = &self.lease.map.name;
+        if self.yields {
+            tracing::info!(
+                event = "lease-yielded",
+                volume,
+                "somebody else wants the volume, or it is gone: what is left to move or to rebuild is left to others"
+            );
+        } else {
+            tracing::error!(
+                event = "lease-lost",
+                volume,
+                "the lease is lost, donors refuse what follows: {}",
+                refusal.message
+            );
+        }
+    }
 }
 
 /// Looks for what belongs into the log, also while the coordinator is away.
@@ -273,7 +317,7 @@ async fn has_news(volume: &VolumeHandle, told: &News, place: &mut watch::Receive
 /// Keeps the lease, reports what is lost, and takes newer maps. While the coordinator is away, reads and writes
 /// go on.
 async fn renew(keeping: Keeping, mut place: watch::Receiver<String>) {
-    let Keeping { pool, lease, volume, names, gone } = keeping;
+    let Keeping { pool, lease, volume, names, .. } = &keeping;
     let (name, token) = (lease.map.name.clone(), lease.token);
     let mut epoch = lease.map.epoch;
     let mut told = false;
@@ -289,7 +333,7 @@ async fn renew(keeping: Keeping, mut place: watch::Receiver<String>) {
             renewed = pool.call(Call::Renew { name: name.clone(), token, renew }) => renewed,
             // The coordinator has heard the last and holds its answer back: it is told anew, and hears that nobody
             // waits for the other answer any more. A map that this may have carried comes with the next.
-            () = has_news(&volume, &news, &mut place, pause), if !told => {
+            () = has_news(volume, &news, &mut place, pause), if !told => {
                 pause = pause.saturating_mul(2);
                 continue;
             }
@@ -324,16 +368,10 @@ async fn renew(keeping: Keeping, mut place: watch::Receiver<String>) {
             }
             Ok(_) => tokio::time::sleep(Duration::from_secs(1)).await,
             Err(error) => {
-                let is_gone =
-                    matches!(&error, CallError::Refused(refusal) if refusal.code == RefusalCode::Gone);
-                if is_gone && !*gone.borrow() {
-                    tracing::error!(
-                        event = "lease-lost",
-                        volume = name,
-                        "the lease is lost, donors refuse what follows: {error}"
-                    );
-                    volume.lease_lost();
-                    gone.send_replace(true);
+                if let CallError::Refused(refusal) = &error
+                    && refusal.code == RefusalCode::Gone
+                {
+                    keeping.lease_ended(refusal);
                 } else if !std::mem::replace(&mut told, true) {
                     tracing::warn!(
                         event = "coordinator-away",
@@ -349,7 +387,7 @@ async fn renew(keeping: Keeping, mut place: watch::Receiver<String>) {
 
 /// Tells the coordinator what the volume found out about its donors, and the volume what came of it.
 async fn amend(keeping: Keeping) {
-    let Keeping { pool, lease, volume, names, gone } = keeping;
+    let Keeping { pool, lease, volume, names, .. } = &keeping;
     let (name, token) = (lease.map.name.clone(), lease.token);
     let Some(mut amendments) = volume.take_amendments() else { return };
     let mut named = BTreeMap::new();
@@ -384,14 +422,7 @@ async fn amend(keeping: Keeping) {
                 }
             },
             Err(CallError::Refused(refusal)) if refusal.code == RefusalCode::Gone => {
-                tracing::error!(
-                    event = "lease-lost",
-                    volume = name,
-                    "the lease is lost, nothing is written any more: {}",
-                    refusal.message
-                );
-                volume.lease_lost();
-                gone.send_replace(true);
+                keeping.lease_ended(&refusal);
             }
             Err(error) => {
                 tracing::warn!("what donors missed is not recorded yet, trying again: {error}");

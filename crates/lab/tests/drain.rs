@@ -196,3 +196,26 @@ fn a_drain_that_would_break_redundancy_is_refused_unless_forced() {
     assert_eq!((&lost["health"], &lost["bytes_lost"]), (&"lost".into(), &(64 * MIB).into()));
     pool.detach("case");
 }
+
+/// Whoever attaches the volume meanwhile takes it over, which is as it should be.
+#[test]
+fn a_donor_that_is_relieved_of_rebuilding_reports_no_fault() {
+    let mut pool = pool_of(4, "mirror:2");
+    let target = attach(&mut pool);
+    Fio { lan: None, target: &target, scratch: pool.scratch() }.prepare(BYTES, None);
+    pool.detach("case");
+    let lost = pool.holders("case", 0).swap_remove(0);
+    pool.donor(&lost).kill();
+    wait::until("a donor that rebuilds it", LIMIT, || {
+        let volume = pool.volume_status("case");
+        volume["attachments"][0]["holder"].as_str().is_some_and(|holder| holder.starts_with("donor"))
+            || (volume["health"] == "whole" && !pool.holders("case", 0).contains(&lost))
+    });
+    attach(&mut pool);
+    wait::until("the end of the rebuild", LIMIT, || pool.volume_status("case")["health"] == "whole");
+    pool.detach("case");
+    for donor in ["d1", "d2", "d3", "d4"].into_iter().filter(|donor| *donor != lost) {
+        let said = pool.log_of(donor);
+        assert!(!said.contains("ERROR") && !said.contains("lease is lost"), "{donor}: {said}");
+    }
+}

@@ -203,6 +203,31 @@ fn detach_of_a_busy_file_says_so_and_keeps_it() {
     pool.detach("case");
 }
 
+#[test]
+fn detach_of_a_daemon_that_is_stopped_says_so_and_changes_nothing() {
+    let mut pool = Pool::start();
+    pool.donate("one", "256M");
+    pool.create_linear("case", "128M");
+    let attached = pool.attach_fuse("case", &[]);
+    mark::signal(attached.pid, Signal::STOP);
+    let said = pool.fails(["detach", "case"]);
+    mark::signal(attached.pid, Signal::CONT);
+    for word in
+        [&format!("process {}", attached.pid), &format!("kill -CONT {}", attached.pid), "has not answered"]
+    {
+        assert!(said.contains(word), "{word} is not in: {said}");
+    }
+    assert!(!said.contains("os error"), "{said}");
+    // What it was asked then it does not do now. Its lease has run out meanwhile.
+    wait::until("the loss of its lease", wait::SOON, || {
+        let log = fs::read_to_string(pool.scratch().join("run/cheetah/case.log"));
+        log.is_ok_and(|log| log.contains("lease is lost"))
+    });
+    assert!(fs::metadata(&attached.path).is_ok(), "it has ended");
+    pool.detach("case");
+    assert_nothing_left(&pool);
+}
+
 #[track_caller]
 fn assert_nothing_left(pool: &Pool) {
     let below = format!("{}/", pool.scratch().path().display());
