@@ -21,6 +21,7 @@ use cheetah_front::{export, fuse};
 use cheetah_rim::control::Client;
 use cheetah_rim::descriptors;
 use cheetah_rim::memory;
+use cheetah_rim::stream::Transport;
 use cheetah_rim::swap::{self, Kept};
 use cheetah_rim::volume::{Caching, Rule, Tuning, VolumeHandle};
 use serde::{Deserialize, Serialize};
@@ -370,7 +371,8 @@ impl Attachment {
 
     pub fn export(&mut self, listen: &str) -> Result<(), Failure> {
         let endpoint: export::Endpoint = listen.parse().map_err(Failure::usage)?;
-        let exported = export::serve(&self.volume, &endpoint).map_err(|e| Failure::failed(e.to_string()))?;
+        let exported = export::serve(&self.volume, &endpoint, Transport::default())
+            .map_err(|e| Failure::failed(e.to_string()))?;
         let endpoint = exported.endpoint();
         match endpoint {
             _ if !exported.is_local() => {

@@ -23,6 +23,7 @@ use cheetah_rim::donor::{DonorServer, Gate};
 use cheetah_rim::gather::Gathering;
 use cheetah_rim::net::{Bound, Endpoint};
 use cheetah_rim::owner::{Machine, Memory, go_first, yield_to_owner};
+use cheetah_rim::stream;
 use cheetah_rim::swap::{self, Kept};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
@@ -47,13 +48,15 @@ pub async fn donate(options: cli::Donate) -> Result<(), Failure> {
         ))
     })?;
     let arena = Arc::new(arena);
+    let plain = stream::Transport::default();
     let kept = swap::keep_arena(&arena);
     let lent = show_bytes(arena.bytes());
     if options.no_pool {
         let listen = options.listen.as_deref().unwrap_or("127.0.0.1:0");
         let endpoint: Endpoint = listen.parse().map_err(Failure::usage)?;
         let bound = Bound::new(&endpoint).map_err(Failure::failed)?;
-        let server = DonorServer::start(bound, &arena, &Gate::alone(extents)).map_err(Failure::failed)?;
+        let server =
+            DonorServer::start(bound, &arena, &Gate::alone(extents), &plain).map_err(Failure::failed)?;
         if let Endpoint::Tcp(address) = server.endpoint() {
             warn_if_clear("data", *address);
         }
@@ -85,7 +88,7 @@ pub async fn donate(options: cli::Donate) -> Result<(), Failure> {
     };
     warn_if_clear("data", address);
     let (control, handle) = control(who, address, extents, None, pool.clone(), hooks)?;
-    DonorServer::start(bound, &arena, &Gate::Pooled(handle.clone())).map_err(Failure::failed)?;
+    DonorServer::start(bound, &arena, &Gate::Pooled(handle.clone()), &plain).map_err(Failure::failed)?;
     let lends = format!("lends {lent} at {address}");
     let called = handle.called();
     let owned = yield_to_owner(machine, Owner::new(terms), arena, handle.clone());
@@ -331,7 +334,8 @@ async fn donate_foreign(options: cli::Donate) -> Result<(), Failure> {
     }
     let uri: Uri = options.size.parse().map_err(|e| Failure::usage(format!("{e}")))?;
     let address = resolve(&uri)?;
-    let probe = || cheetah_rim::volume::probe(Endpoint::Tcp(address), uri.export.clone());
+    let plain = stream::Transport::default();
+    let probe = || cheetah_rim::volume::probe(Endpoint::Tcp(address), uri.export.clone(), &plain);
     let session = probe().await.map_err(Failure::failed)?;
     let extents = u32::try_from(session.info.size / EXTENT_BYTES).unwrap_or(u32::MAX).min(DONOR_EXTENTS_MAX);
     if extents == 0 {

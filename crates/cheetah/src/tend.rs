@@ -13,6 +13,7 @@ use cheetah_core::layout::lost_ranges;
 use cheetah_core::limits::EXCLUDE_NS;
 use cheetah_core::map::{DonorId, VolumeMap};
 use cheetah_rim::control::{CallError, Client, own_name};
+use cheetah_rim::stream::Transport;
 use cheetah_rim::volume::{Tuning, VolumeHandle, VolumeOptions};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -103,7 +104,7 @@ impl Tended {
         let (map, token, fresh) = (lease.map.clone(), lease.token, lease.fresh);
         // Another pool's word is not the end of this one's lease.
         let pool = pool.meant_for(lease.pool);
-        let options = VolumeOptions { map, token, read_only, fresh, tuning };
+        let options = VolumeOptions { map, token, read_only, fresh, tuning, transport: Transport::default() };
         let volume = VolumeHandle::start(options)
             .map_err(|e| Failure::failed(format!("this machine cannot serve a volume: {}", own_fault(&e))))?;
         let place = watch::Sender::new(String::new());

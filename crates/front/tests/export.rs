@@ -3,18 +3,21 @@
 #![allow(clippy::unwrap_used)]
 
 mod support;
+#[path = "../../rim/tests/torn/mod.rs"]
+mod torn;
 
 use cheetah_front::export::{self, Endpoint, ExportError, Exported};
 use cheetah_front::fuse;
 use cheetah_nbd::Command;
+use cheetah_rim::stream::Transport;
 use std::io::Read;
 use std::time::{Duration, Instant};
 use support::{Client, World, noise};
 
 const SIZE: u64 = 40 * 1024 * 1024 + 3;
 
-fn serve(world: &World) -> Exported {
-    export::serve(&world.handle, &Endpoint::Unix(world.folder.join("sock"))).unwrap()
+fn serve(world: &World, over: &Transport) -> Exported {
+    export::serve(&world.handle, &Endpoint::Unix(world.folder.join("sock")), over.clone()).unwrap()
 }
 
 fn stop(exported: &Exported) -> bool {
@@ -30,10 +33,21 @@ fn wait_until(what: &str, done: impl Fn() -> bool) {
     }
 }
 
-#[test]
-fn what_is_written_in_any_size_comes_back() {
+over_each_transport!(
+    what_is_written_in_any_size_comes_back,
+    many_requests_at_once_are_all_answered,
+    wrong_requests_are_answered_and_their_payload_skipped,
+    what_leaves_the_export_is_told_so_and_changes_nothing,
+    a_disconnect_drains_the_writes_before_it,
+    clients_that_stop_in_the_middle_hold_up_nobody,
+    the_file_shows_what_came_through_the_export,
+    only_the_socket_of_a_dead_server_is_replaced,
+    stopping_answers_what_was_begun_and_ends_idle_clients,
+);
+
+fn what_is_written_in_any_size_comes_back(over: &Transport) {
     let world = World::new("sizes", SIZE);
-    let exported = serve(&world);
+    let exported = serve(&world, over);
     let mut client = Client::connect(&world.folder.join("sock"));
     let mut model = vec![0; SIZE as usize];
     let writes = [
@@ -59,10 +73,9 @@ fn what_is_written_in_any_size_comes_back() {
     assert!(!world.folder.join("sock").exists());
 }
 
-#[test]
-fn many_requests_at_once_are_all_answered() {
+fn many_requests_at_once_are_all_answered(over: &Transport) {
     let world = World::new("many", SIZE);
-    let _exported = serve(&world);
+    let _exported = serve(&world, over);
     let mut client = Client::connect(&world.folder.join("sock"));
     let mut reader = Client(client.0.try_clone().unwrap());
     let count = 3000u64;
@@ -79,10 +92,9 @@ fn many_requests_at_once_are_all_answered() {
     }
 }
 
-#[test]
-fn wrong_requests_are_answered_and_their_payload_skipped() {
+fn wrong_requests_are_answered_and_their_payload_skipped(over: &Transport) {
     let world = World::new("wrong", SIZE);
-    let _exported = serve(&world);
+    let _exported = serve(&world, over);
     let mut client = Client::connect(&world.folder.join("sock"));
     client.send(Command::Unknown(99), 1, 0, 10, &[]);
     client.send(Command::Write, 2, SIZE - 1, 100_000, &vec![0; 100_000]);
@@ -99,11 +111,10 @@ fn wrong_requests_are_answered_and_their_payload_skipped() {
 }
 
 /// The volume's own end decides: what would need room there is ENOSPC (28), all else EINVAL (22).
-#[test]
-fn what_leaves_the_export_is_told_so_and_changes_nothing() {
+fn what_leaves_the_export_is_told_so_and_changes_nothing(over: &Transport) {
     for read_only in [false, true] {
         let world = World::with(if read_only { "end-sealed" } else { "end" }, SIZE, read_only);
-        let _exported = serve(&world);
+        let _exported = serve(&world, over);
         let mut client = Client::connect(&world.folder.join("sock"));
         let (room, none, sealed) = (28, 22, 1);
         for (command, beyond) in [
@@ -125,10 +136,9 @@ fn what_leaves_the_export_is_told_so_and_changes_nothing() {
     }
 }
 
-#[test]
-fn a_disconnect_drains_the_writes_before_it() {
+fn a_disconnect_drains_the_writes_before_it(over: &Transport) {
     let world = World::new("drain", SIZE);
-    let _exported = serve(&world);
+    let _exported = serve(&world, over);
     let mut client = Client::connect(&world.folder.join("sock"));
     for at in 0..20u64 {
         client.send(Command::Write, at, at << 20, 1 << 20, &noise(at, 1 << 20));
@@ -141,10 +151,9 @@ fn a_disconnect_drains_the_writes_before_it() {
     assert!((0..20u64).all(|at| client.read(at << 20, 1 << 20) == noise(at, 1 << 20)));
 }
 
-#[test]
-fn clients_that_stop_in_the_middle_hold_up_nobody() {
+fn clients_that_stop_in_the_middle_hold_up_nobody(over: &Transport) {
     let world = World::new("stalled", SIZE);
-    let exported = serve(&world);
+    let exported = serve(&world, over);
     let mounted = fuse::mount(&world.handle, &world.mountpoint(), &fuse::Options::default()).unwrap();
     let socket = world.folder.join("sock");
     let mut stalled: Vec<Client> = (0..20).map(|_| Client::connect(&socket)).collect();
@@ -165,10 +174,9 @@ fn clients_that_stop_in_the_middle_hold_up_nobody() {
     wait_until("they are gone", || exported.clients() == 1);
 }
 
-#[test]
-fn the_file_shows_what_came_through_the_export() {
+fn the_file_shows_what_came_through_the_export(over: &Transport) {
     let world = World::new("coherent", SIZE);
-    let _exported = serve(&world);
+    let _exported = serve(&world, over);
     let mounted = fuse::mount(&world.handle, &world.mountpoint(), &fuse::Options::default()).unwrap();
     let mut client = Client::connect(&world.folder.join("sock"));
     for round in 0..20u64 {
@@ -178,27 +186,25 @@ fn the_file_shows_what_came_through_the_export() {
     }
 }
 
-#[test]
-fn only_the_socket_of_a_dead_server_is_replaced() {
+fn only_the_socket_of_a_dead_server_is_replaced(over: &Transport) {
     let world = World::new("socket", SIZE);
     let socket = world.folder.join("sock");
     std::fs::write(&socket, "evidence").unwrap();
-    let refused = export::serve(&world.handle, &Endpoint::Unix(socket.clone()));
+    let refused = export::serve(&world.handle, &Endpoint::Unix(socket.clone()), over.clone());
     assert!(matches!(refused, Err(ExportError::NotSocket { .. })));
     assert_eq!(std::fs::read(&socket).unwrap(), b"evidence");
     std::fs::remove_file(&socket).unwrap();
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
-    let exported = serve(&world);
-    let twice = export::serve(&world.handle, &Endpoint::Unix(socket.clone()));
+    let exported = serve(&world, over);
+    let twice = export::serve(&world.handle, &Endpoint::Unix(socket.clone()), over.clone());
     assert!(matches!(twice, Err(ExportError::Listen(why)) if why.contains("in use")));
     assert_eq!(Client::connect(&socket).read(0, 1), [0]);
     assert!(stop(&exported));
 }
 
-#[test]
-fn stopping_answers_what_was_begun_and_ends_idle_clients() {
+fn stopping_answers_what_was_begun_and_ends_idle_clients(over: &Transport) {
     let world = World::new("stop", SIZE);
-    let exported = serve(&world);
+    let exported = serve(&world, over);
     let socket = world.folder.join("sock");
     let mut idle = Client::connect(&socket);
     let mut half = Client::connect(&socket);

@@ -7,6 +7,7 @@ mod support;
 use cheetah_front::export::{self, Endpoint};
 use cheetah_front::fuse::{self, MountError, Mounted, Options, UnmountError};
 use cheetah_front::mountinfo;
+use cheetah_rim::stream::Transport;
 use rustix::mount::{MountFlags, UnmountFlags};
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -102,7 +103,9 @@ fn wait_until(what: &str, holds: impl Fn() -> bool) {
 fn writes_move_its_time_and_what_it_takes() {
     use rustix::fs::{FallocateFlags, fallocate};
     let world = World::new("times", SIZE);
-    let exported = export::serve(&world.handle, &Endpoint::Unix(world.folder.join("sock"))).unwrap();
+    let exported =
+        export::serve(&world.handle, &Endpoint::Unix(world.folder.join("sock")), Transport::default())
+            .unwrap();
     let mounted = mount(&world);
     let stat = || std::fs::metadata(mounted.path()).unwrap();
     wait_until("nothing takes no blocks", || stat().blocks() == 0);

@@ -12,7 +12,8 @@ use cheetah_nbd::client::{Handshake, Reply, Step, Want};
 use cheetah_nbd::{CmdFlags, Command, RequestHeader};
 use rustix::net::{AddressFamily, SocketType, ipproto, sockopt};
 
-/// Replies below this size come through a large buffer, those above straight into their destination.
+/// Replies below this size come through a large buffer, those above straight into their destination. A size of its own: what is
+/// measured may change its own, and the measure stays.
 const DIRECT_BYTES: usize = 16 << 10;
 const BUFFER_BYTES: usize = 512 << 10;
 /// Where payloads land begins on a page. From a server that sends pages as they are, the kernel then copies

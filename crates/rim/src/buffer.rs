@@ -9,7 +9,7 @@
 #![allow(unsafe_code)]
 
 use crate::mapping::{self, Mapping};
-use crate::net::iovec;
+use crate::stream::iovec;
 use cheetah_core::layout::Scatter;
 use cheetah_core::limits::REQUEST_BYTES_MAX;
 use std::io;

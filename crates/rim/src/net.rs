@@ -1,26 +1,22 @@
-//! Sockets as the data path wants them: congestion control for a LAN before the connection exists, and for a long way when that
-//! is known, no Nagle delay, and vectored reads and writes on raw addresses (an arena is shared with other connections, so no Rust
-//! reference to its bytes may exist while the kernel fills them).
+//! Data connections as they begin: congestion control for a LAN before the connection exists, no Nagle delay, word of a peer that
+//! lost its power.
 //!
-//! Owns: listening, connecting, addresses. This is the one place where a data connection is made: TLS will
-//! wrap it here. Never: protocol. One of the named modules that may use unsafe.
-#![allow(unsafe_code)]
+//! Owns: listening, connecting, addresses. This is the one place where a data connection is made. Never: protocol, or its bytes
+//! (`stream`).
 
-use cheetah_core::limits::BBR_NS;
+use crate::stream::{Incoming, Stream};
 use rustix::net::sockopt;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::io::unix::AsyncFd;
 use tokio::net::{TcpSocket, UnixStream};
 
-/// After BBR was refused, until it is tried again.
-const BBR_AGAIN: Duration = Duration::from_secs(600);
+pub use crate::stream::register;
 
 /// Where a data listener is: `127.0.0.1:10809`, `[::1]:0`, `unix:/run/x.sock`. A path is from the root on: another process may
 /// work in another directory.
@@ -163,7 +159,7 @@ impl Listener {
     ///
     /// # Errors
     /// Of accept: out of descriptors, for one. The caller waits a little and goes on.
-    pub async fn accept(&self) -> io::Result<OwnedFd> {
+    pub async fn accept(&self) -> io::Result<Incoming> {
         use rustix::net::SocketFlags;
         loop {
             let mut guard = self.fd.readable().await?;
@@ -176,7 +172,7 @@ impl Listener {
                         let _ = sockopt::set_tcp_nodelay(&fd, true);
                         notice_the_dead(&fd, Duration::from_secs(30), Duration::from_secs(10));
                     }
-                    return Ok(fd);
+                    return Ok(Incoming::new(fd));
                 }
                 Ok(Err(e)) if e.kind() == io::ErrorKind::ConnectionAborted => {}
                 Ok(Err(e)) => return Err(e),
@@ -210,7 +206,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// As the kernel gives them.
-pub async fn connect(endpoint: &Endpoint) -> io::Result<OwnedFd> {
+pub async fn connect(endpoint: &Endpoint) -> io::Result<Stream> {
     match endpoint {
         Endpoint::Tcp(address) => {
             let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
@@ -219,19 +215,10 @@ pub async fn connect(endpoint: &Endpoint) -> io::Result<OwnedFd> {
             let fd = OwnedFd::from(socket.connect(*address).await?.into_std()?);
             // What a donor held is rebuilt also when nobody asks for any of it.
             notice_the_dead(&fd, Duration::from_secs(2), Duration::from_secs(1));
-            Ok(fd)
+            Stream::plain(fd)
         }
-        Endpoint::Unix(path) => Ok(OwnedFd::from(UnixStream::connect(path).await?.into_std()?)),
+        Endpoint::Unix(path) => Stream::plain(UnixStream::connect(path).await?.into_std()?.into()),
     }
-}
-
-/// Registers a socket, or a device that can be waited for, with the runtime of the calling task.
-///
-/// # Errors
-/// The runtime is out of resources.
-pub fn register(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: an `OwnedFd` stays open and the same until it is dropped, and nothing here takes it out.
-    unsafe { AsyncFd::register(fd) }.map_err(io::Error::from)
 }
 
 /// To be called before `listen`: what is accepted inherits it, and setting it later does not undo BBR's pacing.
@@ -248,97 +235,6 @@ fn choose_congestion_control(socket: BorrowedFd<'_>) {
             }
         }
     }
-}
-
-/// Over a long way it is the other way round: after a pause cubic and reno begin anew with ten packets, and what they lose by
-/// that takes many round trips to win back; BBR does neither. To be called after a handshake, when more than one round trip was
-/// measured. Once it was refused it is not tried for a while: root's try may load a module, which takes time.
-pub(crate) fn suit_distance(fd: &OwnedFd) {
-    static REFUSED: Mutex<Option<Instant>> = Mutex::new(None);
-    if round_trip_ns(fd) < BBR_NS {
-        return;
-    }
-    // Any other is what somebody wants here.
-    if !sockopt::tcp_congestion(fd).is_ok_and(|name| ["cubic", "reno"].contains(&name.as_str())) {
-        return;
-    }
-    let mut refused = REFUSED.lock().unwrap_or_else(PoisonError::into_inner);
-    if refused.is_some_and(|at| at.elapsed() < BBR_AGAIN) {
-        return;
-    }
-    if let Err(error) = sockopt::set_tcp_congestion(fd, "bbr") {
-        *refused = Some(Instant::now());
-        tracing::warn!(
-            %error,
-            "a peer is far away, and this process may not use BBR, which moves more over a long link: load tcp_bbr, and have \
-             net.ipv4.tcp_allowed_congestion_control list bbr"
-        );
-    }
-}
-
-/// Who is at the other end; nobody's address over a Unix socket.
-pub(crate) fn peer_ip(fd: &OwnedFd) -> Option<IpAddr> {
-    let address: SocketAddr = rustix::net::getpeername(fd).ok()??.try_into().ok()?;
-    Some(address.ip().to_canonical())
-}
-
-/// The shortest round trip so far, in nanoseconds; zero for what is no TCP.
-pub(crate) fn round_trip_ns(fd: &OwnedFd) -> u64 {
-    let least = tcp_info(fd).map(|info| info.tcpi_min_rtt).filter(|least| *least != u32::MAX);
-    1000 * u64::from(least.unwrap_or_default())
-}
-
-/// Since when the peer sent neither data nor word that it has ours, as far as this is TCP.
-pub(crate) fn silence(fd: &OwnedFd) -> Option<Duration> {
-    let info = tcp_info(fd)?;
-    Some(Duration::from_millis(info.tcpi_last_data_recv.min(info.tcpi_last_ack_recv).into()))
-}
-
-fn tcp_info(fd: &OwnedFd) -> Option<libc::tcp_info> {
-    // SAFETY: a tcp_info is numbers, for which zeros are good.
-    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
-    let mut len = u32::try_from(size_of::<libc::tcp_info>()).expect("a small structure");
-    // SAFETY: the kernel writes at most `len` bytes to `info`.
-    let got = unsafe {
-        let info = (&raw mut info).cast();
-        libc::getsockopt(fd.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, info, &raw mut len)
-    };
-    (got == 0).then_some(info)
-}
-
-/// A piece of memory by address, as the kernel takes it.
-pub(crate) fn iovec(start: *const u8, len: usize) -> libc::iovec {
-    libc::iovec { iov_base: start.cast_mut().cast(), iov_len: len }
-}
-
-/// `readv` that reports the end of the stream as an error.
-///
-/// # Safety
-/// Every piece must be memory that may be written for the duration of the call.
-pub(crate) unsafe fn read_vectored(fd: &OwnedFd, pieces: &[libc::iovec]) -> io::Result<usize> {
-    let count = i32::try_from(pieces.len()).expect("few pieces");
-    // SAFETY: the caller vouches for the pieces.
-    let got = unsafe { libc::readv(fd.as_raw_fd(), pieces.as_ptr(), count) };
-    match usize::try_from(got) {
-        Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
-        Ok(n) => Ok(n),
-        Err(_) => Err(io::Error::last_os_error()),
-    }
-}
-
-/// `sendmsg` of pieces; no SIGPIPE.
-///
-/// # Safety
-/// Every piece must be memory that may be read for the duration of the call.
-pub(crate) unsafe fn write_vectored(fd: &OwnedFd, pieces: &[libc::iovec], more: bool) -> io::Result<usize> {
-    // SAFETY: an all-zero msghdr is a valid empty one.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = pieces.as_ptr().cast_mut();
-    message.msg_iovlen = pieces.len();
-    let flags = libc::MSG_NOSIGNAL | if more { libc::MSG_MORE } else { 0 };
-    // SAFETY: the caller vouches for the pieces; the header lives through the call.
-    let sent = unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const message, flags) };
-    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
 #[cfg(test)]

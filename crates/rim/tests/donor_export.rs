@@ -2,6 +2,7 @@
 //! another way is told how, and nobody is told what there is.
 #![allow(clippy::unwrap_used)]
 
+mod torn;
 mod wire;
 
 use cheetah_core::api::{Answer, Attach, Attached, Call, Create, Size};
@@ -18,6 +19,7 @@ use cheetah_rim::control::{
 };
 use cheetah_rim::donor::{DonorServer, Gate};
 use cheetah_rim::net::{Bound, Endpoint};
+use cheetah_rim::stream::Transport;
 use std::sync::{Arc, mpsc};
 use tokio::runtime::Handle;
 use wire::{Client, shake};
@@ -33,19 +35,20 @@ struct World {
 }
 
 impl World {
-    fn start() -> World {
+    fn start(over: &Transport) -> World {
+        let over = over.clone();
         let (started, starting) = mpsc::channel();
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
-                started.send(World::begin().await).unwrap();
+                started.send(World::begin(&over).await).unwrap();
                 std::future::pending::<()>().await;
             });
         });
         starting.recv().unwrap()
     }
 
-    async fn begin() -> World {
+    async fn begin(over: &Transport) -> World {
         let listen = "127.0.0.1:0".parse().unwrap();
         let coordination = coordinate(CoordinateOptions { listen, state: StateAt::Memory }).await.unwrap();
         let pool = Pool::new(&coordination.url()).unwrap();
@@ -65,7 +68,7 @@ impl World {
             foreign_export: None,
         };
         let (control, mut handle) = DonorControl::new(options, pool.clone(), hooks).unwrap();
-        let donor = DonorServer::start(bound, &arena, &Gate::Pooled(handle.clone())).unwrap();
+        let donor = DonorServer::start(bound, &arena, &Gate::Pooled(handle.clone()), over).unwrap();
         tokio::spawn(control.run());
         handle.joined().await.expect("a pool");
         World { runtime: Handle::current(), _coordination: coordination, pool, donor }
@@ -103,9 +106,14 @@ impl World {
     }
 }
 
-#[test]
-fn an_export_ends_where_its_volume_does() {
-    let world = World::start();
+over_each_transport!(
+    an_export_ends_where_its_volume_does,
+    what_a_volume_has_gained_is_served_and_what_is_not_its_own_inside_is_refused,
+    who_has_no_lease_hears_how_to_ask_and_no_names,
+);
+
+fn an_export_ends_where_its_volume_does(over: &Transport) {
+    let world = World::start(over);
     world.create("case", 2);
     world.create("other", 1);
     let end = 2 * EXTENT_BYTES;
@@ -132,9 +140,8 @@ fn an_export_ends_where_its_volume_does() {
     assert_eq!(reader.done(Command::Write, end - 1, 1), sealed);
 }
 
-#[test]
-fn what_a_volume_has_gained_is_served_and_what_is_not_its_own_inside_is_refused() {
-    let world = World::start();
+fn what_a_volume_has_gained_is_served_and_what_is_not_its_own_inside_is_refused(over: &Transport) {
+    let world = World::start(over);
     world.create("case", 1);
     world.create("other", 1);
     let mut writer = world.open(&world.attach("case", false));
@@ -148,9 +155,8 @@ fn what_a_volume_has_gained_is_served_and_what_is_not_its_own_inside_is_refused(
     assert_eq!(asks(&mut writer, at(3)), Some(Errno::NoSpc));
 }
 
-#[test]
-fn who_has_no_lease_hears_how_to_ask_and_no_names() {
-    let world = World::start();
+fn who_has_no_lease_hears_how_to_ask_and_no_names(over: &Transport) {
+    let world = World::start(over);
     world.create("case-7", 1);
     let lease = world.attach("case-7", true);
     for export in ["", "case-7", "arena", "case-7@", "nothing"] {

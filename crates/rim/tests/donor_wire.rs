@@ -2,6 +2,7 @@
 //! leave together.
 #![allow(clippy::unwrap_used)]
 
+mod torn;
 mod wire;
 
 use cheetah_core::limits::DIRTY_REGION_BYTES as REGION;
@@ -10,19 +11,27 @@ use cheetah_nbd::{CmdFlags, Command, Errno, Mark, RequestHeader, StateFlags};
 use cheetah_rim::arena::Arena;
 use cheetah_rim::donor::{DonorServer, Gate};
 use cheetah_rim::net::Bound;
+use cheetah_rim::stream::Transport;
 use std::io::Write;
 use std::sync::Arc;
 use wire::Client;
 
-fn donor() -> DonorServer {
+fn donor(over: &Transport) -> DonorServer {
     let arena = Arc::new(Arena::new(1).unwrap());
     let bound = Bound::new(&"127.0.0.1:0".parse().unwrap()).unwrap();
-    DonorServer::start(bound, &arena, &Gate::alone(1)).unwrap()
+    DonorServer::start(bound, &arena, &Gate::alone(1), over).unwrap()
 }
 
-#[test]
-fn what_changes_data_marks_and_the_second_flush_forgets() {
-    let donor = donor();
+over_each_transport!(
+    what_changes_data_marks_and_the_second_flush_forgets,
+    what_is_refused_marks_nothing,
+    each_client_is_answered_in_the_contexts_it_agreed_to,
+    replies_that_leave_together_are_what_was_asked_for,
+    a_client_that_numbers_its_writes_is_told_which_are_not_known_to_be_complete,
+);
+
+fn what_changes_data_marks_and_the_second_flush_forgets(over: &Transport) {
+    let donor = donor(over);
     let (mut writer, mut reader) =
         (Client::connect(&donor, true, false), Client::connect(&donor, false, true));
     assert_eq!(reader.dirty(6), [false; 6]);
@@ -38,9 +47,8 @@ fn what_changes_data_marks_and_the_second_flush_forgets() {
     assert_eq!(reader.dirty(6), [false; 6]);
 }
 
-#[test]
-fn what_is_refused_marks_nothing() {
-    let donor = donor();
+fn what_is_refused_marks_nothing(over: &Transport) {
+    let donor = donor(over);
     let mut client = Client::connect(&donor, false, true);
     let end = cheetah_core::limits::EXTENT_BYTES;
     assert_eq!(client.done(Command::Write, end - 1, 2), Some(Errno::NoSpc));
@@ -48,9 +56,8 @@ fn what_is_refused_marks_nothing() {
     assert_eq!(client.status(CmdFlags::EMPTY, 0, end), [(client.session.dirty, vec![(end, false)])]);
 }
 
-#[test]
-fn each_client_is_answered_in_the_contexts_it_agreed_to() {
-    let donor = donor();
+fn each_client_is_answered_in_the_contexts_it_agreed_to(over: &Transport) {
+    let donor = donor(over);
     let (mut both, mut base) = (Client::connect(&donor, true, true), Client::connect(&donor, true, false));
     assert_eq!(both.done(Command::Write, 4096, 4096), None);
     let (holes, marks) = (
@@ -65,10 +72,9 @@ fn each_client_is_answered_in_the_contexts_it_agreed_to() {
     assert_eq!(none.done(Command::BlockStatus, 0, 4096), Some(Errno::Inval));
 }
 
-#[test]
-fn replies_that_leave_together_are_what_was_asked_for() {
+fn replies_that_leave_together_are_what_was_asked_for(over: &Transport) {
     const HALF: usize = 2 << 20;
-    let donor = donor();
+    let donor = donor(over);
     let mut client = Client::connect(&donor, false, false);
     // Data, nothing, data.
     let mut kept: Vec<u8> =
@@ -105,9 +111,8 @@ fn replies_that_leave_together_are_what_was_asked_for() {
     }
 }
 
-#[test]
-fn a_client_that_numbers_its_writes_is_told_which_are_not_known_to_be_complete() {
-    let donor = donor();
+fn a_client_that_numbers_its_writes_is_told_which_are_not_known_to_be_complete(over: &Transport) {
+    let donor = donor(over);
     let mut writer = Client::connect(&donor, false, true);
     let mark = |number, complete| Mark { number, targets: 0b11, complete }.header().encode();
     let mut write = |number, complete, offset| {

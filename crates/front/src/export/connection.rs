@@ -1,10 +1,10 @@
 //! One client after its handshake: requests in, replies out, many of each at a time.
 //!
-//! Owns: the state of its socket. Never: waits while it could send, or holds the thread: after some rounds it lets
+//! Owns: the state of its stream. Never: waits while it could send, or holds the thread: after some rounds it lets
 //! others run. Invariant: memory is bounded whatever the client does: what is with the volume and unsent by
 //! `flight`, what is received by `inbuf`, and buffers of the pool that a slow client holds go back when others
 //! need them (`PATIENCE`).
-//! Large payloads of writes go from the socket straight into the pool's buffers.
+//! Large payloads of writes go from the stream straight into the pool's buffers.
 //! Called by `export::converse`. Tests: `flight`, `inbuf`, `outbox`; with real clients, end to end.
 
 use super::Served;
@@ -14,21 +14,16 @@ use super::inbuf::{InBuf, RECEIVE_BYTES_MAX, RECEIVE_BYTES_MIN};
 use super::outbox::{Outbox, PIECES_MAX};
 use cheetah_nbd::{Command, Negotiated, Reject, RequestHeader, Violation};
 use cheetah_rim::buffer::{Buffer, LARGE_BYTES};
+use cheetah_rim::stream::{DIRECT_BYTES, Stream};
 use cheetah_rim::volume::{Completion, Submission, VolumeHandle};
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 use tokio::time::Sleep;
 
-/// Payloads from here on are received into their destination; smaller ones come with the batch around them.
-const DIRECT_BYTES: usize = 16 << 10;
 /// Rounds of work before other tasks of the thread have their turn.
 const ROUNDS_MAX: u32 = 16;
 /// How often a connection that is not idle looks at its age.
@@ -50,12 +45,6 @@ enum End {
 impl From<io::Error> for End {
     fn from(error: io::Error) -> End {
         End::Socket(error)
-    }
-}
-
-impl From<rustix::io::Errno> for End {
-    fn from(error: rustix::io::Errno) -> End {
-        End::Socket(error.into())
     }
 }
 
@@ -95,7 +84,7 @@ enum Woken {
 }
 
 struct Connection {
-    socket: AsyncFd<OwnedFd>,
+    stream: Stream,
     handle: VolumeHandle,
     flight: Flight,
     completions: Arc<Completions>,
@@ -117,10 +106,10 @@ struct Connection {
 }
 
 /// Serves until the client is done or something breaks. `rest` is what came behind the handshake.
-pub(super) async fn serve(socket: AsyncFd<OwnedFd>, session: Negotiated, rest: &[u8], served: Served) {
-    let Served { handle, stop, budget, changes } = served;
+pub(super) async fn serve(stream: Stream, session: Negotiated, rest: &[u8], served: Served) {
+    let Served { handle, stop, budget, changes, .. } = served;
     let mut connection = Connection {
-        socket,
+        stream,
         handle,
         flight: Flight::new(session, budget.clone(), changes.clone()),
         completions: Arc::new(Completions::new(changes)),
@@ -209,10 +198,7 @@ impl Connection {
         while !self.outbox.is_empty() {
             let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
             let count = self.outbox.gather(&mut pieces);
-            let sent = self.socket.try_io(Interest::WRITABLE, |fd| {
-                let mut nothing = SendAncillaryBuffer::default();
-                Ok(rustix::net::sendmsg(fd, &pieces[..count], &mut nothing, SendFlags::NOSIGNAL)?)
-            });
+            let sent = self.stream.try_send_from(&pieces[..count], false);
             let Some(sent) = unless_blocked(sent)? else { break };
             let mut replies = 0;
             self.outbox.sent(sent, |charge| {
@@ -272,7 +258,7 @@ impl Connection {
             Ok(_) => {
                 let whole = RequestHeader::BYTES + payload;
                 // A small write holds no buffer of the pool until all of it is here.
-                if payload < DIRECT_BYTES && self.inbuf.bytes().len() < whole {
+                if payload < DIRECT_BYTES as usize && self.inbuf.bytes().len() < whole {
                     self.inbuf.ensure(whole);
                     return Ok(false);
                 }
@@ -362,27 +348,23 @@ impl Connection {
         if !self.wants_input() {
             return Ok(false);
         }
-        let socket = &self.socket;
         let mut into_payload = 0;
         let got = if let Input::Payload { buffer, filled, .. } = &mut self.input {
             into_payload = buffer.len() - *filled;
             let ahead = self.inbuf.space(RequestHeader::BYTES);
-            let room = into_payload + ahead.len();
             let mut pieces = [IoSliceMut::new(&mut buffer[*filled..]), IoSliceMut::new(ahead)];
-            receive_up_to(room, socket, |fd| Ok(rustix::io::readv(fd, &mut pieces)?))
+            self.stream.try_receive_into(&mut pieces)
         } else {
             let space = self.inbuf.space(self.receive_limit);
             assert!(!space.is_empty(), "a full buffer holds a request, and that was taken");
-            receive_up_to(space.len(), socket, |fd| {
-                Ok(rustix::net::recv(fd, &mut *space, RecvFlags::empty())?.0)
-            })
+            self.stream.try_receive_into(&mut [IoSliceMut::new(space)])
         };
-        let Some(got) = unless_blocked(got)? else { return Ok(false) };
-        if got == 0 {
+        if matches!(&got, Err(e) if e.kind() == io::ErrorKind::UnexpectedEof) {
             // A client that only closed its sending side still gets its replies.
             self.end_input();
             return Ok(true);
         }
+        let Some(got) = unless_blocked(got)? else { return Ok(false) };
         let for_payload = got.min(into_payload);
         if let Input::Payload { filled, .. } = &mut self.input {
             *filled += for_payload;
@@ -395,11 +377,7 @@ impl Connection {
     // Waiting.
 
     async fn wait(&mut self) -> Result<(), End> {
-        let mut interest = self.wants_input().then_some(Interest::READABLE);
-        if !self.outbox.is_empty() {
-            let writable = Interest::WRITABLE;
-            interest = Some(interest.map_or(writable, |readable| readable | writable));
-        }
+        let (receives, sends) = (self.wants_input(), !self.outbox.is_empty());
         let needed = match &self.input {
             Input::Blocked(header) => flight::buffer_bytes(header),
             _ => 0,
@@ -413,10 +391,8 @@ impl Connection {
         let woken = tokio::select! {
             biased;
             () = self.completions.arrived.notified() => Woken::Work,
-            ready = self.socket.ready(interest.unwrap_or(Interest::READABLE)), if interest.is_some() => {
-                ready?.retain_ready();
-                Woken::Work
-            }
+            ready = self.stream.readable(), if receives => ready.map(|()| Woken::Work)?,
+            ready = self.stream.writable(), if sends => ready.map(|()| Woken::Work)?,
             buffer = pool.take(needed), if needed > 0 && admitted => Woken::Buffer(buffer),
             () = self.budget.freed(), if needed > 0 && !admitted => Woken::Work,
             _ = self.stop.wait_for(|stopped| *stopped), if !ended => Woken::Stop,
@@ -463,21 +439,6 @@ impl Connection {
         }
         Ok(())
     }
-}
-
-/// Receives once. A socket that gave less than there was room for is empty, and is not asked again before more comes: it
-/// counts as one that would block, by the readiness that it had before the call, so nothing that comes meanwhile is missed.
-fn receive_up_to(
-    room: usize,
-    socket: &AsyncFd<OwnedFd>,
-    call: impl FnOnce(&OwnedFd) -> io::Result<usize>,
-) -> io::Result<usize> {
-    let mut got = None;
-    let told = socket.try_io(Interest::READABLE, |fd| {
-        let count = *got.insert(call(fd)?);
-        if 0 < count && count < room { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(count) }
-    });
-    got.map_or(told, Ok)
 }
 
 /// None when there is nothing to read or no room to write now.

@@ -1,6 +1,6 @@
 //! The volume as an NBD export, for clients that others wrote, over TCP and Unix sockets.
 //!
-//! Owns: the listener, how many clients there may be, and the end of it all. Never: encrypts yet; whoever lets
+//! Owns: the listener, how many clients there may be, and the end of it all. Never: encrypts by itself; whoever lets
 //! others than this machine connect tells the user that traffic is in the clear (`Exported::is_local`).
 //! Invariant: listener and connections live on the volume's data thread, so a request costs no wake-up of another
 //! thread; none of them may block or hold it for long.
@@ -19,13 +19,13 @@ pub use cheetah_rim::net::Endpoint;
 
 use crate::changes::Changes;
 use budget::Budget;
-use cheetah_nbd::uri::{Transport, Uri};
+use cheetah_nbd::uri::{self, Uri};
 use cheetah_rim::accept::{self, Accepted};
-use cheetah_rim::net::{self, Bound, Listener};
+use cheetah_rim::net::{Bound, Listener};
+use cheetah_rim::stream::{Incoming, Transport};
 use cheetah_rim::volume::VolumeHandle;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -77,13 +77,18 @@ struct Served {
     stop: watch::Receiver<bool>,
     budget: Arc<Budget>,
     changes: Changes,
+    transport: Transport,
 }
 
 /// Serves the volume at `endpoint`, under its name and as the default export.
 ///
 /// # Errors
 /// The address cannot be listened on, with what to do.
-pub fn serve(handle: &VolumeHandle, endpoint: &Endpoint) -> Result<Exported, ExportError> {
+pub fn serve(
+    handle: &VolumeHandle,
+    endpoint: &Endpoint,
+    transport: Transport,
+) -> Result<Exported, ExportError> {
     let bound = bind(endpoint)?;
     let endpoint = bound.endpoint.clone();
     let (stop, stopped) = watch::channel(false);
@@ -93,6 +98,7 @@ pub fn serve(handle: &VolumeHandle, endpoint: &Endpoint) -> Result<Exported, Exp
         stop: stopped,
         budget: Arc::default(),
         changes: Changes::of(handle),
+        transport,
     };
     let counted = clients.clone();
     handle.spawn_local(Box::new(move || {
@@ -130,7 +136,7 @@ async fn listen(served: Served, clients: Arc<AtomicUsize>, listener: Listener) {
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok(socket) => admit(socket, &served, &clients),
+            Ok(incoming) => admit(incoming, &served, &clients),
             Err(error) => {
                 tracing::warn!(%error, "a client could not be accepted");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -139,7 +145,7 @@ async fn listen(served: Served, clients: Arc<AtomicUsize>, listener: Listener) {
     }
 }
 
-fn admit(socket: OwnedFd, served: &Served, clients: &Arc<AtomicUsize>) {
+fn admit(incoming: Incoming, served: &Served, clients: &Arc<AtomicUsize>) {
     let Some(place) = Place::take(clients) else {
         tracing::warn!("{CONNECTIONS_MAX} clients are connected; another one was turned away");
         return;
@@ -147,7 +153,7 @@ fn admit(socket: OwnedFd, served: &Served, clients: &Arc<AtomicUsize>) {
     let connection_of = served.clone();
     served.handle.spawn_local(Box::new(move || {
         Box::pin(async move {
-            converse(socket, connection_of.clone()).await;
+            converse(incoming, connection_of.clone()).await;
             drop(place);
             // Last: `stop` waits for it, and who waited finds no client counted.
             drop(connection_of);
@@ -156,19 +162,19 @@ fn admit(socket: OwnedFd, served: &Served, clients: &Arc<AtomicUsize>) {
 }
 
 /// One client, from its first byte to its last.
-async fn converse(socket: OwnedFd, served: Served) {
+async fn converse(incoming: Incoming, served: Served) {
     let mut stop = served.stop.clone();
-    let socket = match net::register(socket) {
-        Ok(socket) => socket,
+    let plain = match incoming.into_stream() {
+        Ok(plain) => plain,
         Err(error) => return tracing::warn!(%error, "a client could not be served"),
     };
     let mut export = handshake::One(&served.handle);
     let accepted = tokio::select! {
         _ = stop.wait_for(|stopped| *stopped) => return,
-        accepted = accept::handshake(&socket, &mut export) => accepted,
+        accepted = accept::handshake(plain, &served.transport, &mut export) => accepted,
     };
-    if let Some(Accepted { session, early }) = accepted {
-        connection::serve(socket, session, &early, served).await;
+    if let Some(Accepted { stream, session, early }) = accepted {
+        connection::serve(stream, session, &early, served).await;
     }
 }
 
@@ -231,11 +237,11 @@ fn uri(endpoint: &Endpoint, export: &str) -> String {
     let transport = match endpoint {
         Endpoint::Tcp(address) => {
             let address = reachable(*address);
-            Transport::Tcp { host: address.ip().to_string(), port: address.port() }
+            uri::Transport::Tcp { host: address.ip().to_string(), port: address.port() }
         }
         Endpoint::Unix(path) => {
             let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
-            Transport::Unix { socket: path.to_string_lossy().into_owned() }
+            uri::Transport::Unix { socket: path.to_string_lossy().into_owned() }
         }
     };
     Uri { transport, export: export.to_owned() }.to_string()

@@ -11,12 +11,14 @@ use cheetah_nbd::{CmdFlags, Command, RequestHeader};
 use cheetah_rim::arena::Arena;
 use cheetah_rim::donor::{DonorServer, Gate};
 use cheetah_rim::net::Bound;
+use cheetah_rim::stream::Transport;
 use cheetah_rim::volume::{Caching, Rule, Tuning, VolumeHandle, VolumeOptions};
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 pub const DONORS: u64 = 2;
 const EXTENTS: u32 = 4;
@@ -43,8 +45,12 @@ impl World {
                 caching: Caching { bytes: 4 << 20, keeps: true, takes: false, rule: Rule::Streams },
                 ..Tuning::default()
             },
+            transport: Transport::default(),
         };
-        let folder = std::env::temp_dir().join(format!("cheetah-front-{}-{name}", std::process::id()));
+        static WORLDS: AtomicU32 = AtomicU32::new(0);
+        let number = WORLDS.fetch_add(1, Ordering::Relaxed);
+        let folder = format!("cheetah-front-{}-{number}-{name}", std::process::id());
+        let folder = std::env::temp_dir().join(folder);
         std::fs::create_dir_all(folder.join("mnt")).unwrap();
         World { handle: VolumeHandle::start(options).unwrap(), folder, donors }
     }
@@ -72,7 +78,7 @@ impl Drop for World {
 fn donor() -> (Arc<Arena>, DonorServer) {
     let arena = Arc::new(Arena::new(EXTENTS).unwrap());
     let bound = Bound::new(&"127.0.0.1:0".parse().unwrap()).unwrap();
-    let server = DonorServer::start(bound, &arena, &Gate::alone(EXTENTS)).unwrap();
+    let server = DonorServer::start(bound, &arena, &Gate::alone(EXTENTS), &Transport::default()).unwrap();
     (arena, server)
 }
 

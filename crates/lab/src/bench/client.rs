@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use cheetah_core::api::{Answer, Attach, Attached, Call, Renew};
 use cheetah_rim::control::Client;
+use cheetah_rim::stream::Transport;
 use cheetah_rim::volume::{Caching, Completion, Op, Sink, Submission, Tuning, VolumeHandle, VolumeOptions};
 use serde_json::json;
 use tokio::runtime::Runtime;
@@ -71,6 +72,7 @@ impl Attachment {
             read_only: false,
             fresh: lease.fresh,
             tuning,
+            transport: Transport::default(),
         };
         let volume = VolumeHandle::start(options).expect("memory for the buffers");
         let lost = runtime.block_on(volume.settled());

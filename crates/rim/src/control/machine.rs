@@ -8,6 +8,7 @@ use super::journal::{BY, log};
 use super::store::{Store, StoreError};
 use super::{Clock, random};
 use crate::net::Endpoint;
+use crate::stream::Transport;
 use crate::volume::probe;
 use cheetah_core::api::{Answer, Call, Refusal, RefusalCode};
 use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event, Found};
@@ -260,7 +261,7 @@ async fn greet(
     let address: SocketAddr = address.parse().map_err(|_| "that is no address".to_owned())?;
     let own = foreign_export.is_none();
     let export = foreign_export.unwrap_or_else(|| greeting_name(donor));
-    let session = probe(Endpoint::Tcp(address), export).await?;
+    let session = probe(Endpoint::Tcp(address), export, &Transport::default()).await?;
     let (has, lent) = (session.info.size, u64::from(extents) * EXTENT_BYTES);
     if own || has >= lent {
         return Ok(());

@@ -14,9 +14,8 @@
 
 use crate::arena::Arena;
 use crate::ledgers::locked;
-use crate::lend::{Lender, ROOM_BYTES};
 use crate::memory::wipe;
-use crate::net::{self, iovec};
+use crate::stream::{DIRECT_BYTES, LEND_REPLY_BYTES, ROOM_BYTES, Stream, iovec};
 use cheetah_core::donor::{Access, Denied, Grant, Ledger, ListedWrite, Ticket, WriteMark};
 use cheetah_nbd::server::reply;
 use cheetah_nbd::{
@@ -24,18 +23,13 @@ use cheetah_nbd::{
 };
 use std::cell::RefCell;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
-use tokio::io::unix::AsyncFd;
 
 /// What one receive takes at most; shared by the connections of a thread.
 const SCRATCH_BYTES: usize = 256 << 10;
-/// Reads from this size on are sent without copying,
-const LEND_BYTES: u64 = 64 << 10;
-/// where so much may leave so in one batch. The client takes longer to copy what no cache near it has; of less, only that counts.
+/// Reads are sent without copying where so much may leave so in one batch. The client takes longer to copy what no cache near it
+/// has; of less, only that counts.
 const LEND_TOGETHER_BYTES: u64 = 128 << 10;
-/// A write payload of which this much is still missing is received with only the next header behind it.
-const DIRECT_BYTES: u64 = 16 << 10;
 /// Holes shorter than this are sent as data: a chunk costs more than the zeros.
 const HOLE_BYTES_MIN: u64 = 32 << 10;
 const PIECES_MAX: usize = 512;
@@ -127,8 +121,17 @@ impl From<io::Error> for End {
     }
 }
 
+/// What was tried in vain is tried again when the stream is ready.
+fn unless_in_vain(error: io::Error) -> io::Result<()> {
+    match error.kind() {
+        io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => Ok(()),
+        _ => Err(error),
+    }
+}
+
 pub(super) struct Connection<'a> {
-    fd: &'a AsyncFd<OwnedFd>,
+    /// What it holds is the beginning of what is not sent of `out`.
+    stream: &'a Stream,
     arena: &'a Arena,
     session: Negotiated,
     grant: Grant,
@@ -140,8 +143,6 @@ pub(super) struct Connection<'a> {
     pending: Option<Pending>,
     heads: Vec<u8>,
     out: Vec<Out>,
-    /// The way of large reads; what it holds is the beginning of what is not sent of `out`.
-    lender: Lender,
     out_bytes: u64,
     /// Of those, what may be lent.
     lent_bytes: u64,
@@ -169,7 +170,7 @@ impl Drop for Connection<'_> {
 
 impl<'a> Connection<'a> {
     pub(super) fn new(
-        fd: &'a AsyncFd<OwnedFd>,
+        stream: &'a Stream,
         arena: &'a Arena,
         mut session: Negotiated,
         grant: Grant,
@@ -179,7 +180,7 @@ impl<'a> Connection<'a> {
         // `Access` knows which extents are its own.
         session.info.size = arena.bytes();
         Connection {
-            fd,
+            stream,
             arena,
             session,
             grant,
@@ -189,7 +190,6 @@ impl<'a> Connection<'a> {
             pending: None,
             heads: Vec::new(),
             out: Vec::new(),
-            lender: Lender::default(),
             out_bytes: 0,
             lent_bytes: 0,
             work_bytes: 0,
@@ -226,18 +226,10 @@ impl<'a> Connection<'a> {
                 continue;
             }
             self.shrink();
-            let mut guard = self.fd.readable().await?;
-            let fd = self.fd;
-            match guard.try_io(|_| self.receive(fd.get_ref(), &access)) {
-                Ok(Ok(received)) => {
-                    if !received.map_err(End::Fault)? {
-                        // It gave less than there was room for, so it is empty: asking again would only tell that.
-                        guard.clear_ready();
-                    }
-                }
-                Ok(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {}
-                Ok(Err(e)) => return Err(e.into()),
-                Err(_would_block) => {}
+            self.stream.readable().await?;
+            match self.receive(&access) {
+                Ok(digested) => digested.map_err(End::Fault)?,
+                Err(e) => unless_in_vain(e)?,
             }
             tokio::task::coop::consume_budget().await;
         }
@@ -253,19 +245,15 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// One system call's worth of input, carried out; whether the socket may have more.
-    fn receive(
-        &mut self,
-        fd: &OwnedFd,
-        access: &impl Fn() -> Arc<Access>,
-    ) -> io::Result<Result<bool, String>> {
+    /// One system call's worth of input, carried out.
+    fn receive(&mut self, access: &impl Fn() -> Arc<Access>) -> io::Result<Result<(), String>> {
         SCRATCH.with_borrow_mut(|Scratch { bytes: scratch, used }| {
             let kept = self.partial.len();
             scratch[..kept].copy_from_slice(&self.partial);
             self.partial.clear();
             let missing = self.pending.as_ref().map_or(0, |write| write.len - write.received);
             let direct = match &self.pending {
-                Some(write) if write.refused.is_none() && missing >= DIRECT_BYTES => missing,
+                Some(write) if write.refused.is_none() && missing >= DIRECT_BYTES.into() => missing,
                 _ => 0,
             };
             let small = direct > 0 || (self.large_expected && missing == 0);
@@ -278,7 +266,7 @@ impl<'a> Connection<'a> {
             pieces.push(iovec(scratch[kept..].as_ptr(), look_ahead));
             // SAFETY: the range of the write was checked against the arena; the rest is the thread's scratch,
             // borrowed mutably.
-            let got = match unsafe { net::read_vectored(fd, &pieces) } {
+            let got = match unsafe { self.stream.try_receive(&pieces) } {
                 Ok(got) => got as u64,
                 Err(e) => {
                     self.partial.extend_from_slice(&scratch[..kept]);
@@ -292,8 +280,7 @@ impl<'a> Connection<'a> {
             }
             let end = kept + usize::try_from(got - landed).expect("inside the scratch");
             *used = end.max(*used);
-            let filled = got == direct + look_ahead as u64;
-            Ok(self.digest(&scratch[..end], &access()).map(|()| filled))
+            Ok(self.digest(&scratch[..end], &access()))
         })
     }
 
@@ -351,7 +338,7 @@ impl<'a> Connection<'a> {
             Err(Reject::Close(violation)) => return Err(violation.to_string()),
         };
         let len = u64::from(length);
-        self.large_expected = u64::from(header.payload_bytes()) >= DIRECT_BYTES;
+        self.large_expected = header.payload_bytes() >= DIRECT_BYTES;
         match checked {
             _ if header.payload_bytes() > 0 => {
                 let refused = checked.err();
@@ -461,7 +448,7 @@ impl<'a> Connection<'a> {
 
     fn data(&mut self, offset: u64, len: u64, present: bool) {
         match present {
-            true if len >= LEND_BYTES => {
+            true if len >= LEND_REPLY_BYTES.into() => {
                 self.lent_bytes += len;
                 self.body(Out::Lent { offset, len }, len);
             }
@@ -561,13 +548,10 @@ impl<'a> Connection<'a> {
     async fn send(&mut self) -> io::Result<()> {
         let (mut first, mut skip) = (0, 0);
         while first < self.out.len() {
-            let fd = self.fd;
-            let mut guard = fd.writable().await?;
-            match guard.try_io(|_| self.send_once(fd.get_ref(), first, skip)) {
-                Ok(Ok(sent)) => (first, skip) = self.advance(first, skip + sent),
-                Ok(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {}
-                Ok(Err(e)) => return Err(e),
-                Err(_would_block) => {}
+            self.stream.writable().await?;
+            match self.send_once(first, skip) {
+                Ok(sent) => (first, skip) = self.advance(first, skip + sent),
+                Err(e) => unless_in_vain(e)?,
             }
         }
         self.arena.count_moved(self.out_bytes);
@@ -592,7 +576,7 @@ impl<'a> Connection<'a> {
     }
 
     fn lends(&self) -> bool {
-        self.lent_bytes >= LEND_TOGETHER_BYTES && self.lender.lends()
+        self.lent_bytes >= LEND_TOGETHER_BYTES && self.stream.lends()
     }
 
     /// Whether a piece is lent, or the head of one that is and with which it fits into the pipe.
@@ -606,8 +590,8 @@ impl<'a> Connection<'a> {
     }
 
     /// Sends replies that are lent, one behind the other, as many as there are.
-    fn lend(&mut self, fd: &OwnedFd, first: usize, skip: u64) -> io::Result<u64> {
-        let (mut at, mut index) = (skip + self.lender.held() as u64, first);
+    fn lend(&self, first: usize, skip: u64) -> io::Result<u64> {
+        let (mut at, mut index) = (skip + self.stream.held() as u64, first);
         let mut is_full = false;
         while index < self.out.len() && !is_full && self.leaves_lent(index) {
             let len = self.out[index].len();
@@ -615,12 +599,12 @@ impl<'a> Connection<'a> {
                 let left = usize::try_from(len - at).expect("mapped");
                 let held = match self.out[index] {
                     Out::Head { start, len } => {
-                        self.lender.hold_copy(&self.heads[start + len - left..start + len])
+                        self.stream.hold_copy(&self.heads[start + len - left..start + len])
                     }
                     Out::Lent { offset, .. } => {
                         let piece = iovec(self.arena.address(offset + at), left);
                         // SAFETY: a checked range of the arena, which is mapped as long as `self.arena` is borrowed.
-                        unsafe { self.lender.hold(&[piece]) }
+                        unsafe { self.stream.hold(&[piece]) }
                     }
                     Out::Arena { .. } | Out::Zeros { .. } => unreachable!("they are not lent"),
                 };
@@ -629,13 +613,13 @@ impl<'a> Connection<'a> {
             at = at.saturating_sub(len);
             index += 1;
         }
-        let sent = self.lender.pass_on(is_full || index < self.out.len(), fd)?;
+        let sent = self.stream.pass_on(is_full || index < self.out.len())?;
         Ok(sent as u64)
     }
 
-    fn send_once(&mut self, fd: &OwnedFd, first: usize, skip: u64) -> io::Result<u64> {
+    fn send_once(&self, first: usize, skip: u64) -> io::Result<u64> {
         if self.leaves_lent(first) {
-            return self.lend(fd, first, skip);
+            return self.lend(first, skip);
         }
         let mut pieces: Vec<libc::iovec> = Vec::with_capacity(64.min(self.out.len() - first));
         let mut skip = skip;
@@ -665,7 +649,7 @@ impl<'a> Connection<'a> {
         }
         // SAFETY: the pieces are `heads`, which is not changed meanwhile, static zeros, and checked ranges of the
         // arena, which is mapped as long as `self.arena` is borrowed.
-        unsafe { net::write_vectored(fd, &pieces, more) }.map(|sent| sent as u64)
+        unsafe { self.stream.try_send(&pieces, more) }.map(|sent| sent as u64)
     }
 }
 

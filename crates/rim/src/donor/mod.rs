@@ -14,14 +14,14 @@ use gate::{AccessNow, Pass};
 use crate::accept::{self, Exports};
 use crate::arena::Arena;
 use crate::descriptors;
-use crate::net::{self, Bound, Endpoint, Listener};
+use crate::net::{Bound, Endpoint, Listener};
 use crate::seating::{Place, Seating};
+use crate::stream::{Incoming, Transport};
 use cheetah_core::donor::OpenError;
 use cheetah_core::limits::{DATA_CONNECTION_DESCRIPTORS, DESCRIPTORS_SPARE, DONOR_CONNECTIONS_MIN};
 use cheetah_nbd::server::{ExportError, Purpose};
 use cheetah_nbd::{ExportInfo, ListEntry, TransmissionFlags};
 use connection::{Connection, End};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -42,13 +42,18 @@ impl DonorServer {
     ///
     /// # Errors
     /// The kernel gives no threads, or too few descriptors for a donor to be of use; what to do is said.
-    pub fn start(bound: Bound, arena: &Arc<Arena>, gate: &Gate) -> Result<DonorServer, String> {
+    pub fn start(
+        bound: Bound,
+        arena: &Arc<Arena>,
+        gate: &Gate,
+        transport: &Transport,
+    ) -> Result<DonorServer, String> {
         let seating = seating(descriptors::raise())?;
         let connections = Arc::new(AtomicU32::new(0));
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
         let mut workers = Vec::new();
         for index in 0..threads {
-            workers.push(worker(index, arena.clone(), gate.clone(), connections.clone())?);
+            workers.push(worker(index, arena.clone(), gate.clone(), transport.clone(), connections.clone())?);
         }
         let endpoint = bound.endpoint.clone();
         let count = connections.clone();
@@ -98,26 +103,26 @@ fn seating(allowed: u64) -> Result<Seating, String> {
 
 async fn accept_all(
     listener: &Listener,
-    workers: &[mpsc::UnboundedSender<(OwnedFd, Place)>],
+    workers: &[mpsc::UnboundedSender<(Incoming, Place)>],
     seating: &Seating,
     connections: &AtomicU32,
 ) {
     for next in (0..workers.len()).cycle() {
-        let fd = loop {
+        let incoming = loop {
             match listener.accept().await {
-                Ok(fd) => break fd,
+                Ok(incoming) => break incoming,
                 Err(error) => {
                     tracing::warn!(%error, "accept failed");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             }
         };
-        let Some(place) = seating.take(net::peer_ip(&fd)) else {
+        let Some(place) = seating.take(incoming.peer_ip()) else {
             tracing::debug!("too many connections, one more was closed");
             continue;
         };
         connections.fetch_add(1, Ordering::Relaxed);
-        if workers[next].send((fd, place)).is_err() {
+        if workers[next].send((incoming, place)).is_err() {
             return;
         }
     }
@@ -128,20 +133,22 @@ fn worker(
     index: usize,
     arena: Arc<Arena>,
     gate: Gate,
+    transport: Transport,
     connections: Arc<AtomicU32>,
-) -> Result<mpsc::UnboundedSender<(OwnedFd, Place)>, String> {
-    let (hand, mut handed) = mpsc::unbounded_channel::<(OwnedFd, Place)>();
+) -> Result<mpsc::UnboundedSender<(Incoming, Place)>, String> {
+    let (hand, mut handed) = mpsc::unbounded_channel::<(Incoming, Place)>();
     let runtime = runtime()?;
     let serve = move || {
         tokio::task::LocalSet::new().block_on(&runtime, async move {
-            while let Some((fd, place)) = handed.recv().await {
+            while let Some((incoming, place)) = handed.recv().await {
                 let (arena, gate, connections) = (arena.clone(), gate.clone(), connections.clone());
+                let transport = transport.clone();
                 tokio::task::spawn_local(async move {
                     let served = tokio::select! {
                         biased;
                         // Who is let in is at work, and stays.
                         () = place.wanted() => Err("its place was needed before it was let in".to_owned()),
-                        served = client(fd, &arena, gate, &place) => served,
+                        served = client(incoming, &transport, &arena, gate, &place) => served,
                     };
                     if let Err(error) = served {
                         tracing::debug!(error, "connection ended");
@@ -156,15 +163,21 @@ fn worker(
 }
 
 /// One client from its first byte to its last.
-async fn client(fd: OwnedFd, arena: &Arena, gate: Gate, place: &Place) -> Result<(), String> {
-    let fd = net::register(fd).map_err(|e| e.to_string())?;
+async fn client(
+    incoming: Incoming,
+    transport: &Transport,
+    arena: &Arena,
+    gate: Gate,
+    place: &Place,
+) -> Result<(), String> {
+    let plain = incoming.into_stream().map_err(|e| e.to_string())?;
     let access = gate.access();
     let mut door = Door { gate, access: access.clone(), entered: None };
-    let Some(accepted) = accept::handshake(&fd, &mut door).await else { return Ok(()) };
+    let Some(accepted) = accept::handshake(plain, transport, &mut door).await else { return Ok(()) };
     // Who only greeted has nothing to ask for.
     let Some(pass) = door.entered else { return Ok(()) };
     place.works();
-    let connection = Connection::new(&fd, arena, accepted.session, pass.grant, accepted.early);
+    let connection = Connection::new(&accepted.stream, arena, accepted.session, pass.grant, accepted.early);
     tokio::select! {
         biased;
         () = Pass::ended(pass.watch()) => Err("ended by the control loop".into()),

@@ -15,9 +15,8 @@ use super::heads::{Head, Heads};
 use super::leaving::{Leaving, Marked, OutPart, Traffic, first_request, payload_bytes};
 use super::memory::Memory;
 use super::open::Opened;
-use crate::lend::{Lender, ROOM_BYTES};
 use crate::memory::wipe;
-use crate::net::{self, iovec};
+use crate::stream::{DIRECT_BYTES, ROOM_BYTES, Stream, iovec};
 use cheetah_core::donor::ListedWrite;
 use cheetah_core::layout::Scatter;
 use cheetah_core::limits::DOUBT_NS;
@@ -30,16 +29,12 @@ use cheetah_nbd::{
 };
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::io;
-use std::os::fd::OwnedFd;
+use std::io::{self, IoSlice};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 
 const RECEIVE_BYTES: usize = 64 << 10;
-/// Data from this size on is received straight into its destination.
-const DIRECT_BYTES: u32 = 16 << 10;
 /// What is read behind large data: the head of the next data chunk and no more.
 const HEAD_BYTES: usize = 28;
 const PIECES_MAX: usize = 512;
@@ -84,10 +79,8 @@ struct Wire {
     out: VecDeque<Leaving>,
     /// So many of `out` belong to a request whose header is known.
     headed: usize,
-    /// Bytes of the front of `out` that are sent.
+    /// Bytes of the front of `out` that are sent; what the stream holds is behind them.
     out_sent: usize,
-    /// The way of large payloads; what it holds belongs to the first of `out`, behind what is sent.
-    lender: Lender,
     heads: Heads,
     marked: Marked,
     awaited: Awaiting,
@@ -131,7 +124,7 @@ impl Awaiting {
 pub(super) struct Conn {
     donor: DonorId,
     session: u64,
-    fd: AsyncFd<OwnedFd>,
+    stream: Stream,
     flags: TransmissionFlags,
     /// As it was announced; the donor may serve more by now.
     export_bytes: u64,
@@ -150,11 +143,11 @@ impl Conn {
     pub(super) fn new(donor: DonorId, session: u64, opened: Opened, traffic: Rc<Traffic>) -> Self {
         let mut input = vec![0; RECEIVE_BYTES];
         input[..opened.early.len()].copy_from_slice(&opened.early);
-        let round_trip_ns = net::round_trip_ns(opened.fd.get_ref());
+        let round_trip_ns = opened.stream.round_trip_ns();
         Conn {
             donor,
             session,
-            fd: opened.fd,
+            stream: opened.stream,
             flags: opened.session.info.flags,
             export_bytes: opened.session.info.size,
             holes: opened.session.base_allocation,
@@ -167,7 +160,6 @@ impl Conn {
                 out: VecDeque::with_capacity(256),
                 headed: 0,
                 out_sent: 0,
-                lender: Lender::default(),
                 heads: Heads::new(),
                 marked: Marked(opened.marks.then_some(Mark { number: 0, targets: 0, complete: 0 })),
                 awaited: Awaiting(VecDeque::with_capacity(256)),
@@ -191,7 +183,7 @@ impl Conn {
     /// It owes something, and moved no byte for long. One that is only slow does.
     pub(super) fn hangs(&self) -> bool {
         let limit = Duration::from_nanos(DOUBT_NS);
-        self.outstanding() > 0 && net::silence(self.fd.get_ref()).is_some_and(|silence| silence >= limit)
+        self.outstanding() > 0 && self.stream.silence().is_some_and(|silence| silence >= limit)
     }
 
     /// Queues a part; true when the queue was empty, so that a flush is due.
@@ -255,7 +247,7 @@ impl Conn {
     fn send_once(&self, memory: &Memory, merges_bytes_max: u32) -> io::Result<()> {
         let wire = &mut *self.wire.borrow_mut();
         wire.make_requests(merges_bytes_max.min(wire.merges.bytes_max()), &self.traffic);
-        let sent = if wire.lends() { self.lend(wire, memory)? } else { self.copy(wire, memory)? };
+        let sent = if wire.lends(&self.stream) { self.lend(wire, memory)? } else { self.copy(wire, memory)? };
         wire.advance(sent);
         Ok(())
     }
@@ -271,7 +263,7 @@ impl Conn {
                 break;
             }
             // What was begun as a copy ends as one.
-            more = skip == 0 && wire.may_lend(part);
+            more = skip == 0 && wire.may_lend(part, &self.stream);
             if more {
                 break;
             }
@@ -287,7 +279,7 @@ impl Conn {
             }
         }
         // SAFETY: the pieces are headers in `wire.out` and buffers in `memory`, both borrowed through the call.
-        unsafe { net::write_vectored(self.fd.get_ref(), &wire.pieces, more) }
+        unsafe { self.stream.try_send(&wire.pieces, more) }
     }
 
     /// Hands the kernel pages of the first payloads and their heads instead of copies, as far as it takes them at once. They must not
@@ -295,7 +287,7 @@ impl Conn {
     fn lend(&self, wire: &mut Wire, memory: &Memory) -> io::Result<usize> {
         wire.pieces.clear();
         let first = wire.first_awaited();
-        let (mut skip, mut left, mut taken) = (wire.out_sent + wire.lender.held(), 0, 0);
+        let (mut skip, mut left, mut taken) = (wire.out_sent + self.stream.held(), 0, 0);
         for (leaving, awaited) in wire.out.iter().zip(wire.awaited.0.range_mut(first..)) {
             let part = &leaving.part;
             if !part.is_large() || left >= ROOM_BYTES || wire.pieces.len() >= PIECES_MAX - 1 {
@@ -324,7 +316,7 @@ impl Conn {
         }
         let behind = taken < wire.out.len();
         // SAFETY: the pieces are in `wire.heads` and buffers of `memory`, both borrowed through the call.
-        unsafe { wire.lender.lend(&wire.pieces, left, behind, self.fd.get_ref()) }
+        unsafe { self.stream.lend(&wire.pieces, left, behind) }
     }
 
     /// The answer to this read is not wanted any more; false when it is not on this connection.
@@ -343,9 +335,9 @@ impl Conn {
     /// The kernel may go on sending what it has: payloads that it has pages of get others.
     pub(super) fn close(&self, memory: &mut Memory) {
         self.closed.set(true);
-        let _ = rustix::net::shutdown(self.fd.get_ref(), rustix::net::Shutdown::Both);
+        self.stream.close();
         let wire = &mut *self.wire.borrow_mut();
-        (wire.out_sent, wire.lender) = (0, Lender::default());
+        wire.out_sent = 0;
         let queued = wire.out.drain(..).skip(std::mem::take(&mut wire.headed));
         let queued = queued.map(|leaving| leaving.part.payload_bytes() as u64).sum();
         let all: u64 =
@@ -364,7 +356,7 @@ impl Conn {
     pub(super) fn disconnect(&self) {
         let header =
             RequestHeader { flags: CmdFlags::EMPTY, command: Command::Disc, cookie: 0, offset: 0, length: 0 };
-        let _ = rustix::io::write(self.fd.get_ref(), &header.encode());
+        let _ = self.stream.try_send_from(&[IoSlice::new(&header.encode())], false);
     }
 }
 
@@ -375,22 +367,20 @@ pub(super) async fn send_all(driver: Rc<RefCell<Driver>>, conn: Rc<Conn>) {
         if conn.closed.get() {
             return;
         }
-        let Ok(mut guard) = conn.fd.writable().await else { return };
-        if conn.closed.get() {
+        if conn.stream.writable().await.is_err() || conn.closed.get() {
             return;
         }
-        // The flag must be cleared when the socket is full again, which only a failed attempt tells.
         let driver = driver.borrow();
         let merges_bytes_max = conn.traffic.batch_merges_bytes_max();
         while !conn.wire.borrow().out.is_empty() {
-            match guard.try_io(|_| conn.send_once(&driver.memory, merges_bytes_max)) {
-                Ok(Ok(())) => {}
-                Ok(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {}
-                Ok(Err(_)) => return,
-                Err(_would_block) => {
+            match conn.send_once(&driver.memory, merges_bytes_max) {
+                Ok(()) => {}
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     conn.blocked.notify_one();
                     break;
                 }
+                Err(_) => return,
             }
         }
     }
@@ -400,36 +390,28 @@ pub(super) async fn send_all(driver: Rc<RefCell<Driver>>, conn: Rc<Conn>) {
 pub(super) async fn receive_all(driver: Rc<RefCell<Driver>>, conn: Rc<Conn>) {
     let mut events = Vec::with_capacity(256);
     let ended = loop {
-        let received = match conn.fd.readable().await {
-            Ok(_) if conn.closed.get() => return,
-            Ok(mut guard) => {
-                let received = guard.try_io(|_| conn.receive(&mut driver.borrow_mut().memory, &mut events));
-                if matches!(received, Ok(Ok(false))) {
-                    // It gave less than there was room for, so it is empty: asking again would only tell that.
-                    guard.clear_ready();
-                }
-                received
-            }
-            Err(e) => Ok(Err(e)),
+        let received = match conn.stream.readable().await {
+            Ok(()) if conn.closed.get() => return,
+            Ok(()) => conn.receive(&mut driver.borrow_mut().memory, &mut events),
+            Err(e) => Err(e),
         };
         driver.borrow_mut().answered(&mut events);
         match received {
             _ if conn.closed.get() => return,
-            Ok(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {}
-            Ok(Err(e)) if e.kind() == io::ErrorKind::UnexpectedEof => {
-                break "it closed the connection".to_owned();
-            }
-            Ok(Err(e)) => break e.to_string(),
-            Ok(Ok(_)) => tokio::task::coop::consume_budget().await,
-            Err(_would_block) => {}
+            Ok(()) => tokio::task::coop::consume_budget().await,
+            Err(e) => match e.kind() {
+                io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => {}
+                io::ErrorKind::UnexpectedEof => break "it closed the connection".to_owned(),
+                _ => break e.to_string(),
+            },
         }
     };
     driver.borrow_mut().broken(conn.donor, conn.session, ended);
 }
 
 impl Conn {
-    /// One system call's worth of input, and what it answered; whether the socket may have more.
-    fn receive(&self, memory: &mut Memory, events: &mut Vec<Event>) -> io::Result<bool> {
+    /// One system call's worth of input, and what it answered.
+    fn receive(&self, memory: &mut Memory, events: &mut Vec<Event>) -> io::Result<()> {
         let wire = &mut *self.wire.borrow_mut();
         if wire.input_start > 0 {
             wire.input.copy_within(wire.input_start..wire.input_end, 0);
@@ -462,7 +444,7 @@ impl Conn {
         // SAFETY: the pieces are rooms in a buffer of `memory` and in `wire.input`, both borrowed mutably, that do not
         // overlap: a fragment's payload offsets grow by at least its pieces' lengths (a property test in
         // `core::layout` holds it to that). Nothing else looks at them until the call returns.
-        let got = unsafe { net::read_vectored(self.fd.get_ref(), &wire.pieces)? };
+        let got = unsafe { self.stream.try_receive(&wire.pieces)? };
         let now = Instant::now();
         let silent = now.duration_since(std::mem::replace(&mut wire.heard, now));
         let landed = got.min(direct);
@@ -470,14 +452,13 @@ impl Conn {
         if let Some(incoming) = &mut wire.incoming {
             incoming.at += u32::try_from(landed).expect("inside the part");
         }
-        let filled = got == wire.pieces.iter().map(|piece| piece.iov_len).sum::<usize>();
         let asked = self.traffic.asked();
         self.digest(wire, memory, events).map_err(io::Error::other)?;
         let written = asked - self.traffic.asked();
         if written > 0 {
             wire.merges.note(written, u64::try_from(silent.as_nanos()).unwrap_or(u64::MAX));
         }
-        Ok(filled)
+        Ok(())
     }
 
     /// Takes apart what is in the input buffer.
@@ -651,11 +632,11 @@ impl Drop for Wire {
 
 impl Wire {
     /// Whether what comes next is lent.
-    fn lends(&self) -> bool {
+    fn lends(&self, stream: &Stream) -> bool {
         let Some(Leaving { part, .. }) = self.out.front() else { return false };
         match self.awaited.0[self.first_awaited()].lent {
-            true => self.lender.lends(),
-            false => self.out_sent == 0 && self.may_lend(part),
+            true => stream.lends(),
+            false => self.out_sent == 0 && self.may_lend(part, stream),
         }
     }
 
@@ -674,8 +655,8 @@ impl Wire {
     }
 
     /// Whether a part of which nothing is sent can be lent.
-    fn may_lend(&self, part: &OutPart) -> bool {
-        part.is_large() && self.lender.lends() && self.heads.has_room()
+    fn may_lend(&self, part: &OutPart, stream: &Stream) -> bool {
+        part.is_large() && stream.lends() && self.heads.has_room()
     }
 
     /// So many bytes more are with the kernel.

@@ -5,15 +5,13 @@
 //! Invariant: the parts of one request follow each other in one extent, and in what is sent. Called by `conn`. Tests: below,
 //! `tests/data_path.rs`.
 
+use crate::stream::LEND_WRITE_BYTES;
 use cheetah_core::donor::WriteMark;
 use cheetah_core::layout::Scatter;
 use cheetah_core::limits::EXTENT_BYTES;
 use cheetah_core::volume::{Fragment, Key, Mem, PartOp, batch_merges_bytes_max};
 use cheetah_nbd::{CmdFlags, Command, Mark, RequestHeader};
 use std::cell::Cell;
-
-/// Payloads from this size on leave as pages: below it a copy costs less than noting and moving pages.
-const LEND_BYTES: usize = 32 << 10;
 
 #[derive(Debug)]
 pub(super) struct OutPart {
@@ -69,7 +67,7 @@ impl OutPart {
     }
 
     pub(super) fn is_large(&self) -> bool {
-        self.payload_bytes() >= LEND_BYTES
+        self.payload_bytes() >= LEND_WRITE_BYTES as usize
     }
 
     /// Of a request that begins with this part, and has so many bytes in all.

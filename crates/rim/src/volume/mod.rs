@@ -21,6 +21,7 @@ pub use handle::{Completion, LocalTask, Op, Sink, StatusRun, Submission, Taker, 
 pub use open::probe;
 
 use crate::buffer::Pool;
+use crate::stream::Transport;
 use cheetah_core::api::{Amend, VolumeReport};
 use cheetah_core::layout::Scatter;
 use cheetah_core::limits::{POLL_DEFAULT_US, REQUESTS_IN_FLIGHT_MAX};
@@ -55,6 +56,7 @@ pub struct VolumeOptions {
     /// Nobody wrote before: every block is zero.
     pub fresh: bool,
     pub tuning: Tuning,
+    pub transport: Transport,
 }
 
 /// What changes speed and memory, and no answer.
@@ -239,6 +241,7 @@ struct Driver {
     now: Time,
     token: LeaseToken,
     connections: Option<usize>,
+    transport: Transport,
     poll: Poll,
     /// It is time to look rather than to sleep.
     look: Rc<Notify>,
@@ -268,6 +271,7 @@ async fn run(shared: Arc<Shared>, options: VolumeOptions, memory: Memory, amendm
             now: 0,
             token: options.token,
             connections: options.tuning.connections,
+            transport: options.transport,
             poll: Poll::new(u64::try_from(options.tuning.poll.as_nanos()).unwrap_or(u64::MAX)),
             look: Rc::new(Notify::new()),
             settling: Vec::new(),
@@ -611,9 +615,9 @@ impl Driver {
         let donors = map.routes.len().min(map.redundancy.width() as usize);
         let connections = move |round_trip| given.unwrap_or_else(|| machine::connections(donors, round_trip));
         let writable = !self.shared.read_only;
-        let this = self.this.clone();
+        let (this, transport) = (self.this.clone(), self.transport.clone());
         let task = tokio::task::spawn_local(async move {
-            let opened = open::open_link(&route, &export, connections, writable).await;
+            let opened = open::open_link(&route, &export, &transport, connections, writable).await;
             if let Some(driver) = this.upgrade() {
                 Driver::link_opened(&driver, donor, session, opened);
             }
@@ -633,10 +637,10 @@ impl Driver {
 
     fn probe(&mut self, donor: DonorId, session: u64) {
         let (route, export) = self.address(donor, session);
-        let this = self.this.clone();
+        let (this, transport) = (self.this.clone(), self.transport.clone());
         let task = tokio::task::spawn_local(async move {
             let Ok(endpoint) = route.address.parse() else { return };
-            if probe(endpoint, export).await.is_err() {
+            if probe(endpoint, export, &transport).await.is_err() {
                 return;
             }
             let Some(driver) = this.upgrade() else { return };

@@ -1,8 +1,8 @@
 //! Making the connections of a link: connect, handshake, check that the server can do what is needed.
 //! Owns: one attempt. Never: when to try (the machine says), or anything after the handshake.
 
-use crate::accept::{read_some, write_all};
 use crate::net::{self, Endpoint};
+use crate::stream::{Stream, Transport};
 use cheetah_core::limits::CONNECT_DEADLINE_NS;
 use cheetah_core::map::Route;
 use cheetah_core::volume::LinkFailure;
@@ -10,9 +10,7 @@ use cheetah_nbd::{Mark, Negotiated, TransmissionFlags, client, proto};
 use rustix::io::Errno;
 use std::fmt::Display;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
-use tokio::io::unix::AsyncFd;
 use tokio::task::JoinSet;
 
 /// How much longer than twice the first one the other connections may take.
@@ -21,7 +19,7 @@ const OTHERS_TIME: Duration = Duration::from_millis(100);
 /// A connection ready for requests.
 #[derive(Debug)]
 pub(super) struct Opened {
-    pub(super) fd: AsyncFd<OwnedFd>,
+    pub(super) stream: Stream,
     pub(super) session: Negotiated,
     /// Its writes are numbered for the donor's ledger.
     pub(super) marks: bool,
@@ -37,13 +35,14 @@ pub(super) struct Opened {
 pub(super) async fn open_link(
     route: &Route,
     export: &str,
+    transport: &Transport,
     connections: impl Fn(u64) -> usize,
     writable: bool,
 ) -> Result<Vec<Opened>, LinkFailure> {
     let endpoint: Endpoint = route.address.parse().map_err(LinkFailure::NotOpened)?;
     let begun = Instant::now();
-    let first = open_one(&endpoint, export).await?;
-    let (took, round_trip_ns) = (begun.elapsed(), net::round_trip_ns(first.fd.get_ref()));
+    let first = open_one(&endpoint, export, transport).await?;
+    let (took, round_trip_ns) = (begun.elapsed(), first.stream.round_trip_ns());
     let flags = first.session.info.flags;
     if writable && flags.contains(TransmissionFlags::READ_ONLY) {
         return Err(LinkFailure::NotOpened(format!("{endpoint} serves it read-only")));
@@ -51,7 +50,7 @@ pub(super) async fn open_link(
     let mut all = vec![first];
     if flags.contains(TransmissionFlags::CAN_MULTI_CONN) {
         let connections = connections(round_trip_ns);
-        let open_others = open_others(&endpoint, export, connections, &mut all);
+        let open_others = open_others(&endpoint, export, transport, connections, &mut all);
         // Nobody shall wait for the link because one of them was lost on its way.
         let _ = tokio::time::timeout(2 * took + OTHERS_TIME, open_others).await;
     }
@@ -59,11 +58,17 @@ pub(super) async fn open_link(
 }
 
 /// All at once: far away each takes several round trips.
-async fn open_others(endpoint: &Endpoint, export: &str, connections: usize, all: &mut Vec<Opened>) {
+async fn open_others(
+    endpoint: &Endpoint,
+    export: &str,
+    transport: &Transport,
+    connections: usize,
+    all: &mut Vec<Opened>,
+) {
     let mut others = JoinSet::new();
     for _ in 1..connections {
-        let (endpoint, export) = (endpoint.clone(), export.to_owned());
-        others.spawn_local(async move { open_one(&endpoint, &export).await });
+        let (endpoint, export, transport) = (endpoint.clone(), export.to_owned(), transport.clone());
+        others.spawn_local(async move { open_one(&endpoint, &export, &transport).await });
     }
     while let Some(opened) = others.join_next().await {
         all.extend(opened.ok().and_then(Result::ok));
@@ -86,7 +91,7 @@ fn is_own(error: &io::Error) -> bool {
 }
 
 /// One connection, through its handshake.
-async fn open_one(endpoint: &Endpoint, export: &str) -> Result<Opened, LinkFailure> {
+async fn open_one(endpoint: &Endpoint, export: &str, transport: &Transport) -> Result<Opened, LinkFailure> {
     let failed = |why: &dyn Display| LinkFailure::NotOpened(format!("{endpoint}: {why}"));
     let at = |e: io::Error| match e.kind() {
         io::ErrorKind::ConnectionRefused => {
@@ -95,7 +100,10 @@ async fn open_one(endpoint: &Endpoint, export: &str) -> Result<Opened, LinkFailu
         _ if is_own(&e) => failed(&format_args!("this machine cannot connect to it ({e})")),
         _ => failed(&e),
     };
-    let fd = net::register(net::connect(endpoint).await.map_err(at)?).map_err(at)?;
+    let plain = net::connect(endpoint).await.map_err(at)?;
+    // NBD_OPT_STARTTLS will stand here: once the server has acknowledged it, and `input` is empty, the stream becomes another in
+    // the middle of the loop, and the handshake goes on over that.
+    let mut stream = transport.connected(plain).await.map_err(at)?;
     let want =
         client::Want { export: export.to_owned(), structured: true, base_allocation: true, dirty: true };
     let mut handshake = client::Handshake::new(want);
@@ -104,18 +112,18 @@ async fn open_one(endpoint: &Endpoint, export: &str) -> Result<Opened, LinkFailu
         let used = handshake.input(&input).map_err(|violation| failed(&violation))?;
         input.drain(..used);
         handshake.take_output(&mut output);
-        write_all(&fd, &mut output).await.map_err(at)?;
+        stream.send_all(&mut output).await.map_err(at)?;
         match handshake.poll() {
             client::Step::Ready(session) => {
-                net::suit_distance(fd.get_ref());
+                stream.suit_distance();
                 // Only a Cheetah donor tells what was written lately, and who may write numbers what it writes.
                 let marks =
                     session.dirty.is_some() && !session.info.flags.contains(TransmissionFlags::READ_ONLY);
                 if marks {
                     output.extend_from_slice(&Mark { number: 0, targets: 0, complete: 0 }.header().encode());
-                    write_all(&fd, &mut output).await.map_err(at)?;
+                    stream.send_all(&mut output).await.map_err(at)?;
                 }
-                return Ok(Opened { fd, session, marks, early: input });
+                return Ok(Opened { stream, session, marks, early: input });
             }
             client::Step::Listed(_) => return Err(failed(&"it answered with a list")),
             // Only a Cheetah donor that has taken over another's address says that.
@@ -126,7 +134,7 @@ async fn open_one(endpoint: &Endpoint, export: &str) -> Result<Opened, LinkFailu
                 return Err(LinkFailure::NotAdmitted(format!("{endpoint}: {error}")));
             }
             client::Step::Failed(error) => return Err(failed(&error)),
-            client::Step::NeedInput => match read_some(&fd, &mut input).await {
+            client::Step::NeedInput => match stream.receive_some(&mut input).await {
                 Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => handshake.eof(),
                 read => read.map_err(at)?,
             },
@@ -138,8 +146,8 @@ async fn open_one(endpoint: &Endpoint, export: &str) -> Result<Opened, LinkFailu
 ///
 /// # Errors
 /// A sentence: the address, and what happened there.
-pub async fn probe(endpoint: Endpoint, export: String) -> Result<Negotiated, String> {
-    let connecting = open_one(&endpoint, &export);
+pub async fn probe(endpoint: Endpoint, export: String, transport: &Transport) -> Result<Negotiated, String> {
+    let connecting = open_one(&endpoint, &export, transport);
     let limit = Duration::from_nanos(CONNECT_DEADLINE_NS);
     let late = |_| format!("{endpoint} does not answer within {} s", limit.as_secs());
     let opened = tokio::time::timeout(limit, connecting).await.map_err(late)?;

@@ -5,11 +5,10 @@
 //! peer has taken the bytes, which only an answer of the peer tells. Why: sent to four servers on this machine, 1 MiB at a
 //! time, 9.4 GB/s instead of 6.2, and a third of the sender's processor time.
 //! Invariant: what is in a connection's pipe was not sent, and is what its socket takes next; a spare one is empty.
-//! Called by `volume::conn` and `donor::connection`. Tests: below. One of the named modules that may use unsafe.
-#![allow(unsafe_code)]
+//! Called by `stream::socket`. Tests: below.
 
 use rustix::io::Errno;
-use rustix::pipe::{IoSliceRaw, PipeFlags, SpliceFlags};
+use rustix::pipe::{PipeFlags, SpliceFlags};
 use std::cell::RefCell;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -27,7 +26,7 @@ thread_local! {
 
 /// A connection's way to lend.
 #[derive(Debug, Default)]
-pub(crate) struct Lender {
+pub(super) struct Lender {
     /// As long as there is something in it.
     pipe: Option<Pipe>,
     /// The kernel, the kind of socket, or this user's limits do not allow it.
@@ -35,55 +34,19 @@ pub(crate) struct Lender {
 }
 
 impl Lender {
-    pub(crate) fn lends(&self) -> bool {
+    pub(super) fn lends(&self) -> bool {
         !self.refused
     }
 
     /// Bytes that are in its pipe, and count as not sent.
-    pub(crate) fn held(&self) -> usize {
+    pub(super) fn held(&self) -> usize {
         self.pipe.as_ref().map_or(0, |pipe| pipe.held)
     }
 
-    /// Lends pieces of memory to a socket as far as that has room; how many bytes it took. Of what is to be sent and not in the pipe
-    /// yet, `left` bytes, the pieces are the beginning, or all. With `more` the socket is told that something follows at once.
-    /// Nothing is sent where it cannot be done: then `lends` says so, and all behind what was sent before is to be copied.
-    ///
-    /// # Errors
-    /// The socket is full, or a signal came.
-    ///
-    /// # Safety
-    /// Every piece must be memory that may be read for the duration of the call.
-    pub(crate) unsafe fn lend(
-        &mut self,
-        pieces: &[libc::iovec],
-        left: usize,
-        more: bool,
-        socket: &OwnedFd,
-    ) -> io::Result<usize> {
-        // SAFETY: the caller vouches for the pieces.
-        let held = if left == 0 { 0 } else { unsafe { self.hold(pieces) } };
-        self.pass_on(more || held < left, socket)
-    }
-
-    /// Notes pieces of memory behind what is in the pipe; how many bytes it had room for. Where it cannot be done, what it held is
-    /// forgotten, as by `lend`.
-    ///
-    /// # Safety
-    /// As for `lend`.
-    pub(crate) unsafe fn hold(&mut self, pieces: &[libc::iovec]) -> usize {
-        // SAFETY: `IoSliceRaw` is an iovec by its definition; the caller vouches for the pieces.
-        let pieces =
-            unsafe { std::slice::from_raw_parts(pieces.as_ptr().cast::<IoSliceRaw<'_>>(), pieces.len()) };
-        // SAFETY: as above.
-        self.fill(|to| unsafe { rustix::pipe::vmsplice(to, pieces, SpliceFlags::NONBLOCK) })
-    }
-
-    /// The same with bytes that may change afterwards: best a few, for they are copied.
-    pub(crate) fn hold_copy(&mut self, bytes: &[u8]) -> usize {
-        self.fill(|to| rustix::io::write(to, bytes))
-    }
-
-    fn fill(&mut self, put: impl FnOnce(&OwnedFd) -> rustix::io::Result<usize>) -> usize {
+    /// Has more put behind what is in the pipe, pages or a copy, into the end that is shown; how many bytes there was room for.
+    /// Where it cannot be done, what it held is forgotten, and `lends` says so: then all behind what was sent before is to be
+    /// copied.
+    pub(super) fn hold(&mut self, put: impl FnOnce(&OwnedFd) -> rustix::io::Result<usize>) -> usize {
         let Some(mut pipe) = self.pipe.take().or_else(Pipe::take) else {
             self.refused = true;
             return 0;
@@ -106,11 +69,12 @@ impl Lender {
         }
     }
 
-    /// Sends what is in the pipe, as `lend` does.
+    /// Sends what is in the pipe, as far as the socket has room; how many bytes it took. With `more` the socket is told that
+    /// something follows at once. Where it cannot be done, `lends` says so, as after `hold`.
     ///
     /// # Errors
     /// The socket is full, or a signal came.
-    pub(crate) fn pass_on(&mut self, more: bool, socket: &OwnedFd) -> io::Result<usize> {
+    pub(super) fn pass_on(&mut self, more: bool, socket: &OwnedFd) -> io::Result<usize> {
         let Some(mut pipe) = self.pipe.take() else { return Ok(0) };
         match pipe.pass_on(socket, more) {
             Err(fault) if !matches!(fault.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
@@ -176,11 +140,12 @@ impl Pipe {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
+#[allow(clippy::unwrap_used, unsafe_code)]
 mod tests {
     use super::*;
     use crate::buffer::Buffer;
-    use crate::net::iovec;
+    use crate::stream::iovec;
+    use crate::stream::socket::note_pages;
     use std::io::Read;
     use std::os::unix::net::UnixStream;
 
@@ -190,8 +155,10 @@ mod tests {
     fn lend(lender: &mut Lender, buffer: &Buffer, sent: usize, socket: &OwnedFd) -> io::Result<usize> {
         let at = sent + lender.held();
         let left = buffer.len() - at;
+        let piece = iovec(buffer[at..].as_ptr(), left);
         // SAFETY: bytes of the buffer.
-        unsafe { lender.lend(&[iovec(buffer[at..].as_ptr(), left)], left, false, socket) }
+        let held = if left == 0 { 0 } else { lender.hold(|to| unsafe { note_pages(to, &[piece]) }) };
+        lender.pass_on(held < left, socket)
     }
 
     fn sevens() -> Buffer {
