@@ -366,6 +366,10 @@ async fn renew(keeping: Keeping, mut place: watch::Receiver<String>) {
                     }
                     None => {}
                 }
+                if !renewed.silent.is_empty() {
+                    tracing::debug!(silent = ?renewed.silent, "the coordinator has not heard of donors");
+                    volume.ask_donors(renewed.silent);
+                }
             }
             Ok(_) => tokio::time::sleep(Duration::from_secs(1)).await,
             Err(error) => {

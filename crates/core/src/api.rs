@@ -330,6 +330,10 @@ pub struct Renewed {
     /// Writers beside a reader, readers beside a writer.
     #[serde(default)]
     pub beside: Vec<Beside>,
+    /// For a writer: donors of the volume that were not heard of for so long that of a volume at rest they would be given
+    /// up. It asks them itself: what it still reaches stays.
+    #[serde(default)]
+    pub silent: Vec<DonorId>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -81,7 +81,10 @@ fn renewing_keeps_a_lease_and_is_answered_in_time() {
         let call = world.renew("v", lease.token, lease.map.epoch);
         assert_eq!(world.answer(call), None, "held until there is news");
         world.pass(LEASE_RENEW_NS);
-        assert_eq!(world.answer(call), Some(Ok(Answer::Renewed(Renewed { map: None, beside: Vec::new() }))));
+        assert_eq!(
+            world.answer(call),
+            Some(Ok(Answer::Renewed(Renewed { map: None, beside: Vec::new(), silent: Vec::new() })))
+        );
     }
     assert_eq!(world.show("v").status.attachments[0].place, "/mnt/x");
 }

@@ -3,8 +3,8 @@
 mod pool;
 
 use cheetah_core::api::{Answer, Attached, Call, RefusalCode, Size};
-use cheetah_core::limits::{SECOND_NS, TEND_SILENCE_NS};
-use cheetah_core::map::DonorId;
+use cheetah_core::limits::{LEASE_RENEW_NS, SECOND_NS, TEND_SILENCE_NS};
+use cheetah_core::map::{DonorId, LeaseToken};
 use pool::{E, World, assert_refused, attaching, filling, held_by, joining};
 
 /// The donors that are told to tend the volume.
@@ -97,6 +97,59 @@ fn what_a_donor_took_with_it_is_rebuilt_and_a_silent_one_is_waited_for_a_while()
     world.leave(&format!("d{out}"), true).expect("forced");
     world.settle();
     assert_eq!(tenders(&world, "v").len(), 1);
+}
+
+/// What the answer to a renewal says of donors.
+fn silent_to(world: &mut World, token: LeaseToken, epoch: u64) -> Vec<u64> {
+    let call = world.renew("v", token, epoch);
+    world.pass(LEASE_RENEW_NS);
+    match world.answer(call) {
+        Some(Ok(Answer::Renewed(renewed))) => renewed.silent.iter().map(|donor| donor.0).collect(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn who_writes_a_volume_hears_of_donors_that_are_silent_as_a_tender_would() {
+    let mut world = World::with_donors(&[4; 4]);
+    world.create("v", Size::Bytes(E), Some("mirror:2")).expect("created");
+    let map = world.show("v").map;
+    let holder = (1..=4).find(|id| held_by(&map, *id) > 0).expect("a holder");
+    let other = (1..=4).find(|id| held_by(&map, *id) == 0).expect("another");
+    let writer = world.attach("v", false).expect("attached");
+    let epoch = world.show("v").map.epoch;
+    assert_eq!(silent_to(&mut world, writer.token, epoch), []);
+    world.silence(holder);
+    let mut heard = Vec::new();
+    for _ in 0..TEND_SILENCE_NS / LEASE_RENEW_NS {
+        heard.push(silent_to(&mut world, writer.token, epoch));
+    }
+    assert_eq!((heard.first(), heard.last()), (Some(&vec![]), Some(&vec![holder])), "not before its time");
+    let reader = world.attach("v", true).expect("attached");
+    assert_eq!(silent_to(&mut world, reader.token, epoch), [], "a reader changes nothing");
+    world.silence(other);
+    let keep = |world: &mut World| silent_to(world, writer.token, epoch);
+    (0..8).for_each(|_| assert_eq!(keep(&mut world), [holder], "the other has nothing of it"));
+    let said = world.show("v").status.repair.expect("it is degraded");
+    assert!(said.contains(&format!("still reaches d{holder}")), "{said}");
+    world.renew_without("v", &writer, &[holder]);
+    assert_eq!(world.show("v").status.repair.as_deref(), Some("it is rebuilt in a moment"));
+    world.join(holder, 4).expect("it is back");
+    assert_eq!(keep(&mut world), []);
+}
+
+#[test]
+fn who_writes_is_not_told_to_ask_donors_that_are_all_that_is_left() {
+    let mut world = World::with_donors(&[4; 4]);
+    world.create("v", Size::Bytes(E), Some("parity:3+1")).expect("created");
+    let writer = world.attach("v", false).expect("attached");
+    let epoch = world.show("v").map.epoch;
+    let ask =
+        |world: &mut World| (0..8).map(|_| silent_to(world, writer.token, epoch)).last().expect("several");
+    world.silence(1);
+    assert_eq!(ask(&mut world), [1]);
+    world.silence(2);
+    assert_eq!(ask(&mut world), [], "each may bring back what the other took");
 }
 
 #[test]

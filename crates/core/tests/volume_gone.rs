@@ -4,10 +4,13 @@
 mod volume;
 
 use cheetah_core::api::Amend;
-use cheetah_core::limits::{AMEND_RETRY_NS, DONOR_RETRY_NS, DONOR_RETRY_SOON_NS, EXCLUDE_NS, TICK_NS};
+use cheetah_core::limits::{
+    AMEND_RETRY_NS, DONOR_RETRY_NS, DONOR_RETRY_SOON_NS, EXCLUDE_NS, LEASE_RENEW_NS, REQUEST_DEADLINE_NS,
+    SECOND_NS, SILENCE_NS, TICK_NS,
+};
 use cheetah_core::map::{DonorId, Redundancy, VolumeMap};
-use cheetah_core::volume::{Effect, Event, LinkFailure};
-use volume::{World, wide};
+use cheetah_core::volume::{Effect, Event, LinkFailure, PartOp, StatusRun};
+use volume::{Sent, World, wide};
 
 const FIRST: DonorId = DonorId(1);
 const SECOND: DonorId = DonorId(2);
@@ -169,4 +172,79 @@ fn what_is_not_granted_is_asked_for_again_and_not_all_the_time() {
     world.step(Event::Amended(Some(world.volume.map().clone())));
     assert_eq!(named_within(&mut world, 2 * EXCLUDE_NS), [FIRST]);
     assert!(world.now - begun >= EXCLUDE_NS);
+}
+
+/// So much time passes; of what is asked of donors, those that live answer at once, and connect at once.
+fn pass_with(world: &mut World, ns: u64, lives: impl Fn(DonorId) -> bool) {
+    let end = world.now + ns;
+    loop {
+        let (answered, hung): (Vec<Sent>, Vec<Sent>) =
+            world.sent().into_iter().partition(|sent| lives(sent.donor));
+        assert!(hung.iter().all(|sent| sent.op == PartOp::Status), "{hung:?}");
+        let none = answered.is_empty();
+        for sent in answered {
+            world.answer(sent.part, Ok(vec![StatusRun { len: sent.len, hole: true }]));
+        }
+        if !none {
+            continue;
+        }
+        if world.next_wake() > end {
+            world.now = end;
+            return;
+        }
+        world.wake();
+    }
+}
+
+/// As each answer to a renewal says it.
+fn told_silent(world: &mut World, silent: &[DonorId], ns: u64, lives: impl Fn(DonorId) -> bool) {
+    let end = world.now + ns;
+    while world.now < end {
+        world.step(Event::Silent(silent.to_vec()));
+        pass_with(world, LEASE_RENEW_NS, &lives);
+    }
+}
+
+#[test]
+fn one_that_falls_silent_without_a_word_is_asked_when_the_coordinator_misses_it() {
+    let mut world = idle(false);
+    let rest = |donor| donor != FIRST;
+    pass_with(&mut world, 10 * SECOND_NS, |_| true);
+    pass_with(&mut world, 60 * SECOND_NS, rest);
+    assert_eq!((named(&mut world), world.volume.lost().count()), (vec![], 0), "nobody asked it for anything");
+    world.step(Event::Silent(vec![FIRST]));
+    pass_with(&mut world, SILENCE_NS + 2 * TICK_NS, rest);
+    assert_eq!(world.volume.lost().map(|(donor, _)| donor).collect::<Vec<_>>(), [FIRST]);
+    pass_with(&mut world, EXCLUDE_NS - SECOND_NS, rest);
+    assert_eq!(named(&mut world), [], "it may come back");
+    pass_with(&mut world, SECOND_NS + 2 * TICK_NS, rest);
+    assert_eq!(named(&mut world), [FIRST]);
+}
+
+#[test]
+fn one_that_answers_stays_whatever_the_coordinator_misses() {
+    let mut world = idle(false);
+    told_silent(&mut world, &[FIRST], 120 * SECOND_NS, |_| true);
+    assert_eq!((named(&mut world), world.volume.lost().count()), (vec![], 0));
+    assert_eq!(world.session(FIRST), 1, "its link is not opened anew");
+}
+
+#[test]
+fn nobody_is_blamed_where_nobody_answers() {
+    // This machine is cut off from all donors, and the coordinator from one.
+    let mut world = idle(false);
+    pass_with(&mut world, 10 * SECOND_NS, |_| true);
+    world.step(Event::Silent(vec![FIRST]));
+    pass_with(&mut world, REQUEST_DEADLINE_NS - SECOND_NS, |_| false);
+    assert_eq!((named(&mut world), world.volume.lost().count()), (vec![], 0));
+}
+
+#[test]
+fn a_reader_and_a_volume_without_redundancy_ask_nobody() {
+    let stripe = World::new(wide(Redundancy { data: 3, parity: 0 }), false);
+    for mut world in [idle(true), stripe] {
+        (1..=3).for_each(|id| world.open(DonorId(id)));
+        world.step(Event::Silent(vec![FIRST]));
+        assert!(world.sent().is_empty());
+    }
 }

@@ -1,6 +1,7 @@
 //! Donors are killed while nobody writes: their hosts say so at once, what they held is rebuilt, and nothing is lost. Of a
-//! volume that lies idle, one that is only read, and one that nobody has attached.
+//! volume that lies idle, one that is only read, and one that nobody has attached. One that only falls silent is found, too.
 
+use rustix::process::Signal;
 use std::time::Duration;
 
 use cheetah_lab::pool::Pool;
@@ -52,4 +53,27 @@ fn killed_donors_of_volumes_that_nobody_writes_are_rebuilt_and_nothing_is_lost()
         let said = tools::run("qemu-io", ["-r", "-f", "raw", "-c", "read -P 0x5a 0 60M", &uri]);
         assert!(!said.contains("failed"), "{said}");
     }
+}
+
+#[test]
+fn a_donor_that_falls_silent_beside_an_idle_writer_is_rebuilt() {
+    let mut pool = Pool::start();
+    for number in 1..=5 {
+        pool.donate(&format!("d{number}"), "256M");
+    }
+    pool.ok(["create", "idle", "60M", "--redundancy", "parity:3+1"]);
+    let uri = pool.attach_export_unix("idle", &[]).uri;
+    qemu_io(&uri, "write -P 0x5a 0 60M");
+    let victim = pool.holders("idle", 0).swap_remove(0);
+    // Its connections stay open, as those of a machine that lost its power do.
+    pool.donor(&victim).signal(Signal::STOP);
+    wait::until("the idle volume to be whole without the donor", LIMIT, || {
+        let volume = pool.volume_status("idle");
+        volume["health"] == "whole"
+            && volume["bytes_lost"] == 0
+            && !pool.holders("idle", 0).iter().any(|holder| *holder == victim)
+    });
+    let said = tools::run("qemu-io", ["-r", "-f", "raw", "-c", "read -P 0x5a 0 60M", &uri]);
+    assert!(!said.contains("failed"), "{said}");
+    pool.donor(&victim).signal(Signal::CONT);
 }

@@ -52,7 +52,7 @@ impl Coordinator {
         }
         self.names_epoch(token, amend.epoch);
         let map = self.usable_map(id);
-        Ok(Outcome::Answer(Answer::Renewed(Renewed { map, beside: Vec::new() })))
+        Ok(Outcome::Answer(Answer::Renewed(Renewed { map, beside: Vec::new(), silent: Vec::new() })))
     }
 
     /// A reader asks whether the map that it read by is the newest: that map, or none, and the newer one comes by
@@ -60,7 +60,7 @@ impl Coordinator {
     fn vouch(&self, id: VolumeId, epoch: u64) -> Result<Outcome, Refusal> {
         let map = self.volumes.get(&id).map(|volume| &volume.map);
         let map = map.filter(|map| map.epoch == epoch).cloned();
-        Ok(Outcome::Answer(Answer::Renewed(Renewed { map, beside: Vec::new() })))
+        Ok(Outcome::Answer(Answer::Renewed(Renewed { map, beside: Vec::new(), silent: Vec::new() })))
     }
 
     /// Takes the donors out of the volume's slots, as far as redundancy allows; what that frees.

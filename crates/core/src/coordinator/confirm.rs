@@ -7,7 +7,7 @@
 use super::donors::Donor;
 use super::{CallId, Coordinator, Timer, refuse};
 use crate::api::{Answer, Attached, Duties, Duty, Refusal, RefusalCode, Renewed};
-use crate::map::{DonorId, LeaseToken, VolumeId};
+use crate::map::{DonorId, LeaseToken, VolumeId, VolumeMap};
 use crate::units::Time;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,9 +70,7 @@ impl Coordinator {
                 let Some(volume) = volume else { return Some(Err(lease_gone(token))) };
                 let map = &volume.map;
                 let newer = map.epoch > epoch && self.is_confirmed(map.volume);
-                newer.then(|| {
-                    Ok(Answer::Renewed(Renewed { map: Some(map.clone()), beside: self.beside(token) }))
-                })
+                newer.then(|| Ok(self.renewed(token, Some(map.clone()))))
             }
         }
     }
@@ -97,11 +95,13 @@ impl Coordinator {
                 None => Err(refuse(RefusalCode::Gone, "the volume was deleted meanwhile")),
             },
             Held::Attach { token, .. } => self.attached(token).ok_or_else(|| lease_gone(token)),
-            Held::Renew { token, .. } if self.leases.contains_key(&token) => {
-                Ok(Answer::Renewed(Renewed { map: None, beside: self.beside(token) }))
-            }
+            Held::Renew { token, .. } if self.leases.contains_key(&token) => Ok(self.renewed(token, None)),
             Held::Renew { token, .. } => Err(lease_gone(token)),
         }
+    }
+
+    fn renewed(&self, token: LeaseToken, map: Option<VolumeMap>) -> Answer {
+        Answer::Renewed(Renewed { map, beside: self.beside(token), silent: self.silent_for(token) })
     }
 
     /// Who is answered with the newest map of a volume goes by that from now on.

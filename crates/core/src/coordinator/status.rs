@@ -12,9 +12,10 @@ use crate::api::{
 };
 use crate::hosts;
 use crate::layout::{LostRange, lost_ranges, unreadable_ranges};
-use crate::limits::{EXTENT_BYTES, MILLISECOND_NS};
+use crate::limits::{EXTENT_BYTES, LEASE_RENEW_NS, MILLISECOND_NS};
 use crate::map::{DonorId, Slot, VolumeMap};
 use crate::units::{Time, show_count};
+use std::collections::BTreeSet;
 
 impl Coordinator {
     pub(super) fn pool_status(&self, now: Time) -> PoolStatus {
@@ -148,13 +149,39 @@ impl Coordinator {
         let verb = if missing > 0 { "rebuilds" } else { "moves" };
         match (written, self.tender_for(volume)) {
             (true, _) if filling > 0 => None,
-            (true, _) => Some(("it is rebuilt in a moment".to_owned(), None)),
+            (true, _) => Some((self.rebuilt_when(volume), None)),
             (false, Some(_)) => Some((format!("a donor {verb} it in a moment"), None)),
             (false, None) => {
                 let why = format!("none of its donors can attach it: attach it, for who writes it {verb} it");
                 Some((why, Some(WaitsFor::Writer)))
             }
         }
+    }
+
+    /// When who has the volume for writing rebuilds what is missing: what it still reaches is not missing to it.
+    fn rebuilt_when(&self, volume: &Volume) -> String {
+        let slots = volume.map.groups.iter().flat_map(|group| &group.slots);
+        let missing = slots.filter_map(|slot| match slot.held {
+            None => Some(None),
+            Some(held) => {
+                let lives = self.donors.get(&held.donor).is_some_and(|donor| donor.alive);
+                (!lives).then_some(Some(held.donor))
+            }
+        });
+        let writer = self.writer(volume.map.volume);
+        // By then it was asked, and would have said so.
+        let reaches = |id: DonorId| {
+            let lost = writer.is_some_and(|writer| writer.lost.iter().any(|(lost, _)| *lost == id));
+            !lost && self.given_up_at(id) + 2 * LEASE_RENEW_NS <= self.now
+        };
+        let reached: Option<BTreeSet<DonorId>> = missing.map(|of| of.filter(|id| reaches(*id))).collect();
+        let Some(reached) = reached.filter(|reached| !reached.is_empty()) else {
+            return "it is rebuilt in a moment".to_owned();
+        };
+        let name =
+            |id: &DonorId| volume.map.routes.get(id).map_or_else(String::new, |route| route.name.clone());
+        let names = reached.iter().map(name).collect::<Vec<_>>().join(", ");
+        format!("who has it attached still reaches {names}, and it is rebuilt when that ends")
     }
 }
 

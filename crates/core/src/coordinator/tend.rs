@@ -10,7 +10,7 @@
 use super::volumes::Volume;
 use super::{Coordinator, Timer};
 use crate::limits::TEND_SILENCE_NS;
-use crate::map::{DonorId, Group, VolumeId};
+use crate::map::{DonorId, Group, LeaseToken, VolumeId};
 use crate::units::Time;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -73,11 +73,39 @@ impl Coordinator {
             return Some(0);
         }
         let silent = group.slots.iter().filter_map(|slot| slot.held).filter(|held| !alive(held.donor));
-        let given_up = |id: DonorId| match self.donors.get(&id) {
+        silent.map(|held| self.given_up_at(held.donor)).min()
+    }
+
+    /// When what a donor that is lost held is rebuilt also where nobody writes.
+    pub(super) fn given_up_at(&self, id: DonorId) -> Time {
+        match self.donors.get(&id) {
             Some(donor) if !donor.ended => donor.last_seen + TEND_SILENCE_NS,
             _ => 0,
+        }
+    }
+
+    /// The donors that whoever writes the volume is to ask itself: nobody else finds out that one is gone that neither says so
+    /// nor is asked for anything. None whose groups are not read without it: it is all that is left, and may come back.
+    pub(super) fn silent_for(&self, token: LeaseToken) -> Vec<DonorId> {
+        let lease = self.leases.get(&token).filter(|lease| !lease.record.read_only);
+        let Some(volume) = lease.and_then(|lease| self.volumes.get(&lease.record.volume)) else {
+            return Vec::new();
         };
-        silent.map(|held| given_up(held.donor)).min()
+        let lives = |id: DonorId| self.donors.get(&id).is_some_and(|donor| donor.alive);
+        let mut silent: BTreeSet<DonorId> =
+            volume.map.donors().filter(|id| !lives(*id) && self.given_up_at(*id) <= self.now).collect();
+        if silent.is_empty() {
+            return Vec::new();
+        }
+        for group in &volume.map.groups {
+            let held = || group.slots.iter().filter_map(|slot| slot.held);
+            let readable = held().filter(|held| lives(held.donor)).count();
+            if readable < volume.map.redundancy.data as usize {
+                let needed: BTreeSet<DonorId> = held().map(|held| held.donor).collect();
+                silent.retain(|id| !needed.contains(id));
+            }
+        }
+        silent.into_iter().collect()
     }
 
     /// Who tends the volume already, else the best of its donors.

@@ -272,6 +272,7 @@ impl Volume {
             Event::Map(map) => self.replace_map(now, map, effects),
             Event::Amended(map) => self.amended(now, map, effects),
             Event::LeaseLost => self.lose_lease(),
+            Event::Silent(donors) => self.ask_donors(&donors),
             Event::Opened { donor, session } => self.opened(now, donor, session, effects),
             Event::Reached { donor, session } => self.reached(now, donor, session, effects),
             Event::Failed { donor, session, failure } => self.failed(now, donor, session, failure, effects),

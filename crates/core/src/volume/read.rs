@@ -445,7 +445,7 @@ impl Volume {
             return self.end_strip(now, key, Err(error), effects);
         }
         match strip.work {
-            Work::Read(_) | Work::Status(_) | Work::Barrier | Work::Survey | Work::Age => {
+            Work::Read(_) | Work::Status(_) | Work::Barrier | Work::Survey | Work::Age | Work::Ask { .. } => {
                 self.end_strip(now, key, Ok(()), effects);
             }
             Work::Resync => self.resync_lanes(now, key, effects),

@@ -98,6 +98,11 @@ pub(super) enum Work {
     /// Which rows were written lately.
     Survey,
     Age,
+    /// Is a donor there? Whether it has this or not: any answer is one.
+    Ask {
+        slot: u32,
+        of: Placement,
+    },
 }
 
 impl Work {
@@ -331,7 +336,8 @@ impl Volume {
                 .expect("strips are made for requests that are there")
                 .strips_open += 1;
         }
-        let unlocked = matches!(work, Work::Status(_) | Work::Barrier | Work::Survey | Work::Age);
+        let unlocked =
+            matches!(work, Work::Status(_) | Work::Barrier | Work::Survey | Work::Age | Work::Ask { .. });
         if unlocked || self.locks.ask(group, key, lo, hi, work.is_alone()) {
             self.ready.push_back(key);
         }
@@ -441,6 +447,7 @@ impl Volume {
             Work::Barrier => self.begin_barrier(key),
             Work::Survey => self.begin_survey(now, key, effects),
             Work::Age => self.begin_age(now, key, effects),
+            Work::Ask { slot, of } => self.begin_ask(now, key, slot, of, effects),
             Work::Patch { .. } => self.begin_patch(now, key, effects),
             Work::Resync | Work::Mend { .. } => self.begin_resync(now, key, effects),
             Work::Gather(_) | Work::Fill { .. } | Work::Heal { .. } | Work::Scrub => {
@@ -592,6 +599,7 @@ impl Volume {
             strip.have |= bit(slot);
         }
         match op {
+            PartOp::Status if matches!(strip.work, Work::Ask { .. }) => {}
             PartOp::Status => {
                 let request = strip.request.and_then(|request| self.requests.get_mut(request));
                 super::collect_status(&mut request.expect("asked by a request").status, scatter, runs)
@@ -636,6 +644,7 @@ impl Volume {
                 strip.missed.push(missed);
                 self.write_failed(strip_key, missed, failure);
             }
+            PartOp::Status if matches!(strip.work, Work::Ask { .. }) => {}
             PartOp::Status
                 if self.geometry.parity == 0
                     && failure != Failure::Moved

@@ -231,6 +231,8 @@ pub enum Event {
     Amended(Option<VolumeMap>),
     /// The coordinator says that another may have the lease.
     LeaseLost,
+    /// The coordinator has not heard of these donors for long.
+    Silent(Vec<DonorId>),
     Opened {
         donor: DonorId,
         session: u64,

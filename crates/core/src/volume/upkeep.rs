@@ -18,7 +18,7 @@ use crate::api::VolumeReport;
 use crate::layout::{Scatter, Span};
 use crate::limits::{
     BLOCK_BYTES, DIRTY_AGE_NS, EXTENT_BYTES, FILL_CHUNKS_MAX, FINISH_NS, HURRY_CHUNKS_MAX, READ_TOGETHER_NS,
-    SCRATCH_LARGE_COUNT, SCRUB_EVERY_NS, SECOND_NS, TICK_NS,
+    SCRATCH_LARGE_COUNT, SCRUB_EVERY_NS, SECOND_NS, STRIPS_MAX, TICK_NS,
 };
 use crate::map::{BadRange, DonorId, Placement};
 use crate::units::Time;
@@ -114,6 +114,8 @@ pub(super) struct Upkeep {
     /// Strips born up to here had to be complete before the next `Age`.
     age_mark: u64,
     pub(super) finishing: Option<Time>,
+    /// Who is being asked whether it is there.
+    asked: BTreeSet<DonorId>,
 }
 
 impl Volume {
@@ -396,6 +398,50 @@ impl Volume {
         }
     }
 
+    /// Nothing may be on its way to a donor that is gone, so that nobody would find out. It is asked for something, and so are
+    /// the others: that tells whether it is silent, or this machine is cut off (`look_at_links`). One that answers stays,
+    /// whatever the coordinator hears of it.
+    pub(super) fn ask_donors(&mut self, silent: &[DonorId]) {
+        let rebuilds = self.geometry.parity > 0 && !self.read_only && !self.lease_lost;
+        if !rebuilds || self.stage != Stage::Serving || self.upkeep.finishing.is_some() {
+            return;
+        }
+        let up = |donor: &DonorId| self.links.get(donor).is_some_and(Link::is_up);
+        if !silent.iter().any(up) {
+            return;
+        }
+        let mut asks = BTreeMap::new();
+        for (group, of) in (0..).zip(&self.map.groups) {
+            for (slot, places) in (0..).zip(&of.slots) {
+                for of in places.held.into_iter().chain(places.filling).filter(|of| up(&of.donor)) {
+                    asks.entry(of.donor).or_insert((group, slot, of));
+                }
+            }
+        }
+        // Where there are very many, those first that it is about.
+        let (first, then): (Vec<_>, Vec<_>) = asks.into_iter().partition(|(donor, _)| silent.contains(donor));
+        for (donor, (group, slot, of)) in first.into_iter().chain(then) {
+            if self.strips.room() > STRIPS_MAX / 2 && self.upkeep.asked.insert(donor) {
+                self.add_strip(None, Work::Ask { slot, of }, group, 0, 0);
+            }
+        }
+    }
+
+    pub(super) fn begin_ask(
+        &mut self,
+        now: Time,
+        key: Key,
+        slot: u32,
+        of: Placement,
+        effects: &mut Vec<Effect>,
+    ) {
+        let (mem, scatter) = (Mem::Nothing, Scatter::whole(0, BLOCK));
+        if self.links.contains_key(&of.donor) {
+            self.add_part(now, key, slot, of, PartOp::Status, 0, mem, scatter, effects);
+        }
+        self.set_phase(key, Phase::Reading);
+    }
+
     fn age_now(&mut self, now: Time) {
         let mark = self.upkeep.age_mark;
         let unsettled = |strip: &Strip| strip.born <= mark && strip.is_write();
@@ -496,6 +542,9 @@ impl Volume {
             Work::Age => {
                 // A write on another connection may have overtaken it until it was answered.
                 (self.upkeep.age_open, self.upkeep.age_mark, self.upkeep.aged_at) = (false, self.born, now);
+            }
+            Work::Ask { of, .. } => {
+                self.upkeep.asked.remove(&of.donor);
             }
             _ => return,
         }

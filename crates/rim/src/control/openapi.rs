@@ -301,7 +301,10 @@ fn shapes() -> Vec<(&'static str, Value)> {
         ("Attached", json!(attached)),
         ("VolumeReport", json!(report())),
         ("Filled", json!(amend().filled[0])),
-        ("Renewed", json!(Renewed { map: Some(map.clone()), beside: beside.clone() })),
+        (
+            "Renewed",
+            json!(Renewed { map: Some(map.clone()), beside: beside.clone(), silent: vec![DonorId(1)] }),
+        ),
         ("VolumeMap", json!(map)),
         ("Group", json!(group)),
         ("Placement", json!(placement)),

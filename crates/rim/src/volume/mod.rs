@@ -82,6 +82,8 @@ pub(super) enum Order {
     /// The answer to an amendment.
     Amended(Option<VolumeMap>),
     LeaseLost,
+    /// Donors that the coordinator has not heard of.
+    Silent(Vec<DonorId>),
     Forget,
     Scrub,
     Report(oneshot::Sender<VolumeReport>),
@@ -150,6 +152,11 @@ impl VolumeHandle {
     /// The coordinator says that the lease has ended: nothing is written any more.
     pub fn lease_lost(&self) {
         self.order(Order::LeaseLost);
+    }
+
+    /// The coordinator has not heard of these donors for long: they are asked whether they are there.
+    pub fn ask_donors(&self, silent: Vec<DonorId>) {
+        self.order(Order::Silent(silent));
     }
 
     /// Where bytes go that will likely be read soon: `take(offset, bytes)`, on the data thread, must not block. With
@@ -328,6 +335,7 @@ async fn take_orders(driver: Rc<RefCell<Driver>>, shared: Arc<Shared>) -> onesho
                     driver.step(Event::LeaseLost);
                     driver.step(Event::Amended(None));
                 }
+                Order::Silent(donors) => driver.step(Event::Silent(donors)),
                 Order::Forget => {}
                 Order::Scrub => driver.step(Event::Scrub),
                 Order::Report(answer) => drop(answer.send(driver.machine.report())),
