@@ -2,9 +2,9 @@
 //! Never: calls, printing, or the judgement (`core::findings`). Called by `daemon` and `report`. Tests: below.
 
 use cheetah_core::api::Attached;
-use cheetah_core::content::{Check, Content, ContentState, Load, UnixSeconds, Written};
+use cheetah_core::content::{Check, Content, ContentState, Load, Written};
 use cheetah_core::layout::LostRange;
-use cheetah_core::units::show_bytes;
+use cheetah_core::units::{show_bytes, show_time};
 
 /// What who attaches it ought to know.
 pub fn notes_at_attach(lease: &Attached, asked_read_only: bool) -> Vec<String> {
@@ -96,7 +96,7 @@ fn sentence(content: &Content) -> String {
 }
 
 fn when(load: &Load) -> String {
-    time(load.ended.unwrap_or(load.begun))
+    show_time(load.ended.unwrap_or(load.begun))
 }
 
 /// The lines of `show`.
@@ -125,10 +125,10 @@ pub fn lines(content: &Content, unreadable: &[LostRange]) -> Vec<String> {
 fn since(written: &Written) -> String {
     let Written { at, by, certain } = written;
     match certain {
-        true => format!("was written since it was loaded: first at {} by {by}", time(*at)),
+        true => format!("was written since it was loaded: first at {} by {by}", show_time(*at)),
         false => format!(
             "may have been written since it was loaded: {by} had it for writing from {} on and ended without a word",
-            time(*at)
+            show_time(*at)
         ),
     }
 }
@@ -136,28 +136,9 @@ fn since(written: &Written) -> String {
 fn since_made(written: &Written) -> String {
     let Written { at, by, certain } = written;
     match certain {
-        true => format!("first at {} by {by}", time(*at)),
-        false => format!("perhaps, from {} on, by {by}, who ended without a word", time(*at)),
+        true => format!("first at {} by {by}", show_time(*at)),
+        false => format!("perhaps, from {} on, by {by}, who ended without a word", show_time(*at)),
     }
-}
-
-/// `2026-11-25 22:15:07 UTC`.
-fn time(seconds: UnixSeconds) -> String {
-    if seconds == 0 {
-        return "a time that is not known".to_owned();
-    }
-    let (days, second) = (seconds / 86_400, seconds % 86_400);
-    // Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms": years begin in March, eras have 400 of them.
-    let days = days + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    let year = year + era * 400 + u64::from(month <= 2);
-    let (hour, minute, second) = (second / 3_600, second / 60 % 60, second % 60);
-    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
 }
 
 #[cfg(test)]
@@ -181,14 +162,6 @@ mod tests {
             unreadable: Vec::new(),
         };
         Content { state: ContentState::Loaded, load: Some(Box::new(load)), written: None }
-    }
-
-    #[test]
-    fn a_time_is_what_date_says() {
-        assert_eq!(time(1_764_108_907), "2025-11-25 22:15:07 UTC");
-        assert_eq!(time(951_782_400), "2000-02-29 00:00:00 UTC");
-        assert_eq!(time(4_107_542_399), "2100-02-28 23:59:59 UTC");
-        assert_eq!(time(1), "1970-01-01 00:00:01 UTC");
     }
 
     #[test]

@@ -331,9 +331,15 @@ fn content(volume: &VolumeStatus) -> Option<Finding> {
             subject,
             state: State::Degraded,
             what: format!("{done} of {size} of {source} were loaded into volume {name} when that ended."),
-            advice: format!(
-                "`cheetah load {source} {name} --resume` goes on from there; --overwrite instead of that begins anew."
-            ),
+            advice: match &volume.content.written {
+                None => format!(
+                    "`cheetah load {source} {name} --resume` goes on from there; --overwrite instead of that begins anew."
+                ),
+                Some(written) => format!(
+                    "`cheetah load {source} {name} --overwrite` begins anew. That takes with it what {} wrote since.",
+                    written.by
+                ),
+            },
         });
     }
     let differs = volume.content.state == ContentState::Loaded && load.check == Check::Differs;

@@ -83,6 +83,26 @@ pub fn show_count(count: u64, noun: &str) -> String {
     if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
 }
 
+/// Seconds since 1970: `2026-11-25 22:15:07 UTC`.
+#[must_use]
+pub fn show_time(seconds: u64) -> String {
+    if seconds == 0 {
+        return "a time that is not known".to_owned();
+    }
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    // Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms": years begin in March, eras have 400 of them.
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = year + era * 400 + u64::from(month <= 2);
+    let (hour, minute, second) = (second / 3_600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,5 +136,13 @@ mod tests {
         for bad in ["", ".", "..", "-x", "a/b", "a b", "ü", &"n".repeat(65)] {
             assert!(check_name(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_time_is_what_date_says() {
+        assert_eq!(show_time(1_764_108_907), "2025-11-25 22:15:07 UTC");
+        assert_eq!(show_time(951_782_400), "2000-02-29 00:00:00 UTC");
+        assert_eq!(show_time(4_107_542_399), "2100-02-28 23:59:59 UTC");
+        assert_eq!(show_time(1), "1970-01-01 00:00:01 UTC");
     }
 }

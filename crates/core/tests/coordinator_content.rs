@@ -387,3 +387,40 @@ fn a_state_of_before_content_was_stored_is_read() {
     let tool = world.attach("v", false).expect("attached");
     assert!(!tool.read_only, "nobody knows that it was loaded");
 }
+
+#[test]
+fn a_load_does_not_go_on_over_what_a_tool_wrote() {
+    for complete in [true, false] {
+        let mut world = world();
+        let lease = fill(&mut world, FillFrom::Fresh, SIZE).expect("fresh");
+        tell(&mut world, lease.token, if complete { loaded(Check::Same) } else { done(E) });
+        world.detach("v", lease.token).expect("given back");
+        let writes = Attach { writable: true, incomplete: true, ..Attach::new(false, "bob") };
+        let clean = attach(&mut world, writes.clone()).expect("asked for");
+        world.detach("v", clean.token).expect("given back");
+        let lease = fill(&mut world, FillFrom::Resume, SIZE).expect("nobody wrote");
+        tell(&mut world, lease.token, if complete { loaded(Check::Same) } else { done(E) });
+        world.detach("v", lease.token).expect("given back");
+        let writer = attach(&mut world, writes.clone()).expect("asked for");
+        world.coordinator.tell_time_of_day(1_764_108_907);
+        tell(&mut world, writer.token, Tell { written: true, ..Tell::default() });
+        world.detach("v", writer.token).expect("given back");
+        let words = ["written by bob", "2025-11-25 22:15:07 UTC", "another volume", "--overwrite"];
+        let before = content(&mut world);
+        refused(fill(&mut world, FillFrom::Resume, SIZE), &words);
+        assert_eq!(content(&mut world), before, "what is known of it stays");
+        if !complete {
+            let refusal = attach(&mut world, Attach::new(true, "bob")).expect_err("incomplete");
+            assert!(refusal.message.contains("written by bob"), "{}", refusal.message);
+            assert!(refusal.message.contains("--resume` is refused for that"), "{}", refusal.message);
+        }
+        let lease = fill(&mut world, FillFrom::Overwrite, SIZE).expect("asked for");
+        assert!(lease.fresh && content(&mut world).written.is_none());
+        world.detach("v", lease.token).expect("given back");
+    }
+    // Who ended without a word may have written.
+    let mut world = loaded_world();
+    attach(&mut world, Attach { writable: true, ..Attach::new(false, "bob") }).expect("asked for");
+    world.pass(LEASE_NS + SECOND_NS);
+    refused(fill(&mut world, FillFrom::Resume, SIZE), &["may have been written by bob", "--overwrite"]);
+}

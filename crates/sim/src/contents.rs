@@ -136,6 +136,7 @@ impl Contents {
                 "and it was written or loaded before"
             }
             FillFrom::Resume if held.source != Some(source) => "and nobody had begun to load that source",
+            FillFrom::Resume if held.written => "and a tool has written it since",
             FillFrom::Resume if done > held.acknowledged => "and more counts as loaded than was acknowledged",
             _ => "",
         };

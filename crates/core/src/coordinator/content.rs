@@ -15,7 +15,7 @@ use crate::content::{
 use crate::limits::{BESIDE_MAX, UNREADABLE_RANGES_MAX};
 use crate::map::{LeaseToken, VolumeId};
 use crate::placement::Seed;
-use crate::units::{Time, show_bytes};
+use crate::units::{Time, show_bytes, show_time};
 
 impl Coordinator {
     /// For what is recorded of when; nothing is decided by it.
@@ -80,6 +80,11 @@ impl Coordinator {
             (FillFrom::Fresh, _) => Ok(()),
             (FillFrom::Resume, None) => conflict(format!(
                 "no load of volume '{name}' was begun, so there is none to go on with: leave --resume out"
+            )),
+            (FillFrom::Resume, Some(_)) if content.written.is_some() => conflict(format!(
+                "{}, and --resume would put what the source holds over that: load into another volume to keep it, or say \
+                 --overwrite",
+                written_since(name, content)
             )),
             (FillFrom::Resume, Some(load)) => {
                 if is_same(&load.source, &fill.source) {
@@ -300,10 +305,34 @@ fn told_of_load(content: &mut Content, tell: Tell, now: UnixSeconds) {
     content.written = None;
 }
 
+/// What a tool did to what was loaded.
+fn written_since(name: &str, content: &Content) -> String {
+    match &content.written {
+        Some(Written { at, by, certain: true }) => {
+            format!("volume '{name}' was written by {by} since its load, first at {}", show_time(*at))
+        }
+        Some(Written { at, by, certain: false }) => format!(
+            "volume '{name}' may have been written by {by}, who had it for writing from {} on and ended without a word",
+            show_time(*at)
+        ),
+        None => format!("nobody wrote volume '{name}' since its load"),
+    }
+}
+
 /// Why the volume is not what its source was, and how to go on.
 fn unfit(name: &str, content: &Content) -> String {
     let Some(load) = &content.load else { return format!("volume '{name}' is being filled") };
     let source = &load.source.name;
+    if content.written.is_some() {
+        let is = match content.state {
+            ContentState::Loaded => format!("does not hold what {source} held when it was loaded"),
+            _ => format!("is incomplete: a load of {source} ended before its end"),
+        };
+        return format!(
+            "volume '{name}' {is}, and {}: `cheetah load {source} {name} --resume` is refused for that",
+            written_since(name, content)
+        );
+    }
     if content.state == ContentState::Loaded {
         return format!(
             "volume '{name}' does not hold what {source} held when it was loaded: `cheetah load {source} {name} --resume` \
