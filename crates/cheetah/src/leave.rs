@@ -7,7 +7,8 @@ use crate::output;
 use crate::pool::{find, pool_status, volume};
 use crate::progress::Shown;
 use crate::signals::Signals;
-use cheetah_core::api::{Answer, AtStake, Call, DonorHealth, DonorStatus, PoolStatus};
+use cheetah_core::api::{Answer, AtStake, Call, DonorHealth, DonorStatus, Leaving, PoolStatus};
+use cheetah_core::findings::left_silent;
 use cheetah_core::map::DonorId;
 use cheetah_rim::control::Client;
 use serde::Serialize;
@@ -34,13 +35,16 @@ struct LeaveReport {
     waits_for_writers_of: Vec<String>,
     /// What it costs the volumes that had a part there, as the coordinator saw it at first.
     at_stake: Vec<AtStake>,
+    /// Of a donor that did not answer: what others rebuild of it.
+    bytes_to_rebuild: u64,
 }
 
 pub async fn leave(options: cli::Leave) -> Result<(), Failure> {
     let pool = find(&options.pool).await?;
     let before = named(&pool_status(&pool).await?, &options.donor);
     let answer = pool.call(Call::Leave { donor: options.donor.clone(), force: options.force }).await?;
-    let at_stake = if let Answer::Leaving(leaving) = answer { leaving.at_stake } else { Vec::new() };
+    let mut leaving = if let Answer::Leaving(leaving) = answer { leaving } else { Leaving::default() };
+    let at_stake = std::mem::take(&mut leaving.at_stake);
     if !options.json.json {
         crate::drain::crowded(&at_stake).iter().for_each(|line| output::line(line));
     }
@@ -57,6 +61,7 @@ pub async fn leave(options: cli::Leave) -> Result<(), Failure> {
         silent: false,
         waits_for_writers_of: Vec::new(),
         at_stake,
+        bytes_to_rebuild: 0,
     };
     drain.look(&pool, before.bytes_held).await?;
     if !options.no_wait && !drain.done {
@@ -67,6 +72,14 @@ pub async fn leave(options: cli::Leave) -> Result<(), Failure> {
         }
     }
     drain.seconds = started.elapsed().as_secs_f64();
+    if leaving.silent {
+        (drain.silent, drain.bytes_moved) = (true, 0);
+        drain.bytes_to_rebuild = leaving.bytes_to_rebuild;
+        if !options.json.json {
+            output::line(&left_silent(&drain.name, &leaving));
+            return Ok(());
+        }
+    }
     report(&options, &drain)
 }
 
@@ -82,6 +95,7 @@ impl LeaveReport {
             silent: false,
             waits_for_writers_of: Vec::new(),
             at_stake: Vec::new(),
+            bytes_to_rebuild: 0,
         }
     }
 

@@ -132,6 +132,18 @@ pub struct AtStake {
 pub struct Leaving {
     #[serde(default)]
     pub at_stake: Vec<AtStake>,
+    /// It did not answer, and is out of the pool by now: nothing could be moved off it.
+    #[serde(default)]
+    pub silent: bool,
+    /// What it held then that redundancy gives back, on other donors.
+    #[serde(default)]
+    pub bytes_to_rebuild: u64,
+    /// What was taken from it before, since it fell silent: that is rebuilt, or being rebuilt.
+    #[serde(default)]
+    pub bytes_given_up: u64,
+    /// Of volumes, what nothing gives back.
+    #[serde(default)]
+    pub bytes_lost: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

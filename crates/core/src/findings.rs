@@ -5,8 +5,8 @@
 //! meaning for good, and `docs/CODES.md` explains each. Called by the commands that report. Tests: `tests/findings.rs`.
 
 use crate::api::{
-    Attachment, DonorHealth, DonorStatus, PoolStatus, Stranger, VolumeHealth, VolumeReport, VolumeStatus,
-    WaitsFor,
+    Attachment, DonorHealth, DonorStatus, Leaving, PoolStatus, Stranger, VolumeHealth, VolumeReport,
+    VolumeStatus, WaitsFor,
 };
 use crate::content::{Check, ContentState};
 use crate::limits::{ATTACHMENT_SILENCE_NS, LEASE_NS, MILLISECOND_NS, SECOND_NS};
@@ -169,6 +169,32 @@ pub fn of_volume(volume: &VolumeStatus, name_of: &dyn Fn(DonorId) -> String) -> 
     }
     sort(&mut found);
     found
+}
+
+/// What became of a donor that was to leave, and did not answer.
+#[must_use]
+pub fn left_silent(name: &str, leaving: &Leaving) -> String {
+    let Leaving { bytes_to_rebuild, bytes_given_up, bytes_lost, .. } = *leaving;
+    let mut said =
+        format!("{name} does not answer: nothing could be moved off it, and it is out of the pool");
+    if bytes_given_up > 0 {
+        said.push_str(&format!(
+            "; {} were taken from it before and rebuilt on others",
+            show_bytes(bytes_given_up)
+        ));
+    }
+    match (bytes_to_rebuild, bytes_lost) {
+        (0, 0) if bytes_given_up == 0 => said.push_str("; no volume counted on it"),
+        (0, 0) => {}
+        (0, lost) => said.push_str(&format!("; {} of volumes are lost with it", show_bytes(lost))),
+        (held, 0) => said.push_str(&format!("; {} that it held are rebuilt on others", show_bytes(held))),
+        (held, lost) => said.push_str(&format!(
+            "; {} of volumes are lost with it, and what redundancy covers of the {} that it held is rebuilt on others",
+            show_bytes(lost),
+            show_bytes(held)
+        )),
+    }
+    said
 }
 
 /// Whether what an attachment reported is too old to go by.

@@ -2,7 +2,8 @@
 
 mod pool;
 
-use cheetah_core::api::{Answer, Call, RefusalCode, Size, Sync, VolumeHealth};
+use cheetah_core::api::{Answer, Call, Leaving, RefusalCode, Size, Sync, VolumeHealth};
+use cheetah_core::findings::left_silent;
 use cheetah_core::map::DonorId;
 use pool::{E, World, assert_refused, filling, held_by, joining};
 
@@ -219,4 +220,45 @@ fn a_drained_donor_is_out_when_the_last_volume_on_it_is_deleted() {
     world.settle();
     assert!(world.donors[&DonorId(1)].dismissed);
     assert!(matches!(world.ask(Call::Pool), Ok(Answer::Pool(_))));
+}
+
+fn left(world: &mut World, donor: u64, force: bool) -> Leaving {
+    match world.leave(&format!("d{donor}"), force) {
+        Ok(Answer::Leaving(leaving)) => leaving,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn nothing_is_moved_off_a_donor_that_does_not_answer() {
+    let mut world = World::with_donors(&[4; 5]);
+    world.create("v", Size::Bytes(3 * E), Some("parity:3+1")).expect("created");
+    let map = world.show("v").map;
+    let holder = (1..=5).find(|id| held_by(&map, *id) > 0).expect("somebody");
+    world.silence(holder);
+    let answer = left(&mut world, holder, false);
+    assert_eq!((answer.silent, answer.bytes_to_rebuild, answer.bytes_lost), (true, E, 0));
+    let said = left_silent("d1", &answer);
+    assert!(said.contains("nothing could be moved off it") && said.contains("64 MiB that it held"), "{said}");
+    // One that a writer gave up before.
+    let mut world = World::with_donors(&[4; 5]);
+    world.create("v", Size::Bytes(3 * E), Some("parity:3+1")).expect("created");
+    let lease = world.attach("v", false).expect("attached");
+    world.donors.remove(&DonorId(holder));
+    world.exclude("v", lease.token, &[holder]);
+    world.silence(holder);
+    let answer = left(&mut world, holder, false);
+    assert_eq!((answer.silent, answer.bytes_to_rebuild, answer.bytes_given_up), (true, 0, E));
+    let said = left_silent("d1", &answer);
+    assert!(said.contains("64 MiB were taken from it before"), "{said}");
+    // One on which nothing lay, one that takes data with it, and one that is there.
+    let mut world = World::with_donors(&[4; 5]);
+    world.create("v", Size::Bytes(E), Some("linear")).expect("created");
+    world.silence(1);
+    let answer = left(&mut world, 1, true);
+    assert_eq!((answer.silent, answer.bytes_to_rebuild, answer.bytes_lost), (true, 0, E));
+    assert!(left_silent("d1", &answer).contains("64 MiB of volumes are lost"));
+    world.silence(5);
+    assert!(left_silent("d5", &left(&mut world, 5, false)).contains("no volume counted on it"));
+    assert_eq!(left(&mut world, 3, false), Leaving::default());
 }

@@ -86,6 +86,7 @@ impl Coordinator {
                 freed.extend(slot.held.take_if(|held| stay >= data && !kept && goes(held)));
             }
         }
+        self.note_given_up(&freed);
         for donor in freed.iter().map(|placement| placement.donor).collect::<BTreeSet<DonorId>>() {
             let Some(donor) = self.donors.get_mut(&donor) else { continue };
             donor.rest_until = now + (SET_ASIDE_NS << donor.set_aside.min(SET_ASIDE_DOUBLINGS_MAX));

@@ -52,6 +52,8 @@ pub(super) struct Donor {
     /// How often writers set it aside since it last completed a fragment, and until when it gets none.
     pub(super) set_aside: u32,
     pub(super) rest_until: Time,
+    /// Extents that were taken from it because it was away, since it was last heard of: others rebuild what they held.
+    pub(super) given_up: u32,
 }
 
 impl Donor {
@@ -63,6 +65,7 @@ impl Donor {
             wipes_all: 0,
             set_aside: 0,
             rest_until: 0,
+            given_up: 0,
             record,
             alive: true,
             ended: false,
@@ -392,7 +395,7 @@ impl Coordinator {
         let Some(donor) = self.donors.get_mut(&id) else { return };
         let returned = !(donor.alive && donor.heard);
         (donor.alive, donor.heard) = (true, true);
-        (donor.ended, donor.doubt) = (false, None);
+        (donor.ended, donor.doubt, donor.given_up) = (false, None, 0);
         donor.last_seen = now;
         self.set_donor_timer(id, now + DONOR_SILENCE_NS);
         if returned {

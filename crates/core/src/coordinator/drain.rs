@@ -12,24 +12,41 @@ use super::{Coordinator, Key, Outcome, Timer, refuse};
 use crate::api::{Answer, AtStake, Leaving, Refusal, RefusalCode};
 use crate::layout::lost_ranges;
 use crate::limits::{DONOR_LISTED_NS, EXTENT_BYTES, VOLUME_FILLINGS_MAX};
-use crate::map::DonorId;
+use crate::map::{DonorId, VolumeId};
 use crate::units::{Time, show_bytes, show_count};
 
 impl Coordinator {
     pub(super) fn leave(&mut self, now: Time, name: &str, force: bool) -> Result<Outcome, Refusal> {
         let id = self.donor_named(name)?;
-        let gone = || Ok(Outcome::Answer(Answer::Leaving(Leaving::default())));
+        let gone = || Ok(Outcome::Answer(Answer::Leaving(self.without(id))));
         let Some(donor) = self.donors.get(&id) else { return gone() };
         let costs_nothing = || self.lost_with(id, |_| false).iter().all(|(_, bytes)| *bytes == 0);
         // What a lost donor holds cannot be copied off it, only rebuilt from the others.
         if force || donor.held.is_empty() || (!donor.alive && costs_nothing()) {
+            let answer = gone();
             self.dismiss(now, id);
-            return gone();
+            return answer;
         }
         self.check_drain(id, name, donor.alive)?;
         self.drain(now, id);
         let at_stake = self.at_stake(id).unwrap_or_default();
-        Ok(Outcome::Answer(Answer::Leaving(Leaving { at_stake })))
+        Ok(Outcome::Answer(Answer::Leaving(Leaving { at_stake, ..Leaving::default() })))
+    }
+
+    /// What becomes of what the donor holds when it is taken out now.
+    fn without(&self, id: DonorId) -> Leaving {
+        let Some(donor) = self.donors.get(&id).filter(|donor| !donor.alive) else {
+            return Leaving::default();
+        };
+        let protected = |id: &VolumeId| self.volumes.get(id).is_some_and(|v| v.map.redundancy.parity > 0);
+        let held = donor.held.iter().filter(|(id, _)| protected(id)).map(|(_, held)| held.len() as u64);
+        Leaving {
+            at_stake: Vec::new(),
+            silent: true,
+            bytes_to_rebuild: held.sum::<u64>() * EXTENT_BYTES,
+            bytes_given_up: u64::from(donor.given_up) * EXTENT_BYTES,
+            bytes_lost: self.lost_with(id, |_| false).iter().map(|(_, bytes)| *bytes).sum(),
+        }
     }
 
     /// The donor gets nothing new, and what it holds goes to others; it is dismissed at once when it holds nothing.

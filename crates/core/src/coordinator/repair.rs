@@ -341,12 +341,22 @@ impl Coordinator {
             self.take_back(volume, &mut round);
             self.wanting.insert(volume);
             for (volume, freed) in round.changed {
+                self.note_given_up(&freed);
                 self.slots_changed(now, volume, &freed);
             }
             let freed = self.unretire(volume, |place| place.donor == id);
             self.give_back_retired(volume, &freed);
         }
         self.replan = true;
+    }
+
+    /// These were taken from their donors, which do not answer.
+    pub(super) fn note_given_up(&mut self, freed: &[Placement]) {
+        for placement in freed {
+            if let Some(donor) = self.donors.get_mut(&placement.donor) {
+                donor.given_up = donor.given_up.saturating_add(1);
+            }
+        }
     }
 
     /// What the donor holds may have to go elsewhere now.

@@ -329,7 +329,10 @@ fn shapes() -> Vec<(&'static str, Value)> {
         ),
         ("Crowd", json!(crowd.expect("every option is present"))),
         ("Rehearsal", json!(rehearsal)),
-        ("Leaving", json!(Leaving { at_stake: at_stake.into_iter().flatten().collect() })),
+        (
+            "Leaving",
+            json!(Leaving { at_stake: at_stake.into_iter().flatten().collect(), ..Leaving::default() }),
+        ),
         ("LostRange", json!(lost)),
         ("Beside", json!(beside[0])),
         ("Refusal", json!(refusal)),
