@@ -447,6 +447,7 @@ mod tests {
             leaving: false,
             heard: true,
             silent_ms: 37_500,
+            stuck: None,
         };
         PoolStatus {
             version: API_VERSION,

@@ -409,6 +409,9 @@ pub struct DonorStatus {
     /// Since the coordinator began. Until then it is believed to be as it was before.
     pub heard: bool,
     pub silent_ms: u64,
+    /// Why what it holds cannot be moved, while it wants to go or to hold less.
+    #[serde(default)]
+    pub stuck: Option<String>,
 }
 
 /// The worse, the greater.

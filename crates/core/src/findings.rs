@@ -52,6 +52,7 @@ pub enum Code {
     DonorUnheard,
     DonorUnreachable,
     DonorWrongBlocks,
+    DonorStuck,
     VolumeLost,
     VolumeDegraded,
     VolumeNeedsDonor,
@@ -65,13 +66,14 @@ pub enum Code {
 }
 
 impl Code {
-    pub const ALL: [Code; 16] = [
+    pub const ALL: [Code; 17] = [
         Code::PoolEmpty,
         Code::DonorOfOtherPool,
         Code::DonorGone,
         Code::DonorUnheard,
         Code::DonorUnreachable,
         Code::DonorWrongBlocks,
+        Code::DonorStuck,
         Code::VolumeLost,
         Code::VolumeDegraded,
         Code::VolumeNeedsDonor,
@@ -94,6 +96,7 @@ impl Code {
             Code::DonorUnheard => "donor-unheard",
             Code::DonorUnreachable => "donor-unreachable",
             Code::DonorWrongBlocks => "donor-wrong-blocks",
+            Code::DonorStuck => "donor-stuck",
             Code::VolumeLost => "volume-lost",
             Code::VolumeDegraded => "volume-degraded",
             Code::VolumeNeedsDonor => "volume-needs-donor",
@@ -254,9 +257,29 @@ fn of_donor(donor: &DonorStatus) -> Option<Finding> {
                 "Wait some seconds. A donor that is there says so, and one that is not is then named as gone."
                     .to_owned(),
         },
-        DonorHealth::Alive => return None,
+        DonorHealth::Alive => return stuck(donor),
     };
     Some(finding)
+}
+
+/// Nothing is missing yet, and its owner waits.
+fn stuck(donor: &DonorStatus) -> Option<Finding> {
+    let why = donor.stuck.as_ref()?;
+    let DonorStatus { name, host, .. } = donor;
+    let wants = match donor.leaving {
+        true => format!("is to leave, and {} that it holds cannot go", show_bytes(donor.bytes_held)),
+        false => {
+            let over = donor.bytes_held.saturating_sub(donor.bytes_offered);
+            format!("is to give {} back to its owner, which cannot go", show_bytes(over))
+        }
+    };
+    Some(Finding {
+        code: Code::DonorStuck,
+        subject: format!("donor {name}"),
+        state: State::Exposed,
+        what: format!("Donor {name} on host {host} {wants}."),
+        advice: sentence(why),
+    })
 }
 
 /// How the coordinator sees the volume.

@@ -29,6 +29,7 @@ fn donor(id: u64) -> DonorStatus {
         leaving: false,
         heard: true,
         silent_ms: 200,
+        stuck: None,
     }
 }
 
@@ -133,6 +134,30 @@ fn what_is_wrong_with_donors_is_found() {
     );
     let unheard = found(|status| status.donors[0].health = DonorHealth::Unknown);
     assert_says(&unheard, Code::DonorUnheard, State::Unknown, &["donor d1", "since it began"]);
+}
+
+#[test]
+fn a_donor_that_cannot_be_emptied_is_found() {
+    let mut world = World::with_donors(&[4, 4]);
+    world.create("v", Size::Bytes(8 * pool::E), Some("linear")).expect("created");
+    assert_eq!(of_pool(&world.status()), []);
+    let refused = world.leave("d1", false);
+    assert!(refused.is_err(), "who asks for it is told at once");
+    world.leaving.insert(DonorId(1));
+    world.settle();
+    let all = of_pool(&world.status());
+    assert_eq!(all.len(), 1, "{all:?}");
+    let words =
+        ["donor d1", "is to leave", "256 MiB", "No other donor can take 4 fragments", "cheetah donate"];
+    assert_says(&all[0], Code::DonorStuck, State::Exposed, &words);
+    world.join(3, 8).expect("another");
+    world.settle();
+    assert_eq!(of_pool(&world.status()), [], "it is moved");
+    let less = found(|status| {
+        let donor = &mut status.donors[0];
+        (donor.stuck, donor.bytes_offered) = (Some("no other donor can take it: start one".into()), 0);
+    });
+    assert_says(&less, Code::DonorStuck, State::Exposed, &["1 GiB back to its owner"]);
 }
 
 #[test]

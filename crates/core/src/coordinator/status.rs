@@ -21,7 +21,8 @@ impl Coordinator {
     pub(super) fn pool_status(&self, now: Time) -> PoolStatus {
         let mut donors: Vec<&Donor> = self.donors.values().collect();
         donors.sort_by_key(|donor| donor.record.join);
-        let donors: Vec<DonorStatus> = donors.into_iter().map(|donor| donor_status(donor, now)).collect();
+        let donors: Vec<DonorStatus> =
+            donors.into_iter().map(|donor| self.donor_status(donor, now)).collect();
         let mut volumes: Vec<&Volume> = self.volumes.values().collect();
         volumes.sort_by_key(|volume| volume.order);
         let alive = || donors.iter().filter(|donor| donor.health == DonorHealth::Alive);
@@ -158,6 +159,32 @@ impl Coordinator {
         }
     }
 
+    fn donor_status(&self, donor: &Donor, now: Time) -> DonorStatus {
+        let record = &donor.record;
+        DonorStatus {
+            donor: record.donor,
+            name: record.name.clone(),
+            host: record.host.clone(),
+            machine: donor.machine().to_owned(),
+            address: record.address.clone(),
+            health: match (donor.alive, donor.heard) {
+                (false, _) => DonorHealth::Lost,
+                (true, false) => DonorHealth::Unknown,
+                (true, true) => DonorHealth::Alive,
+            },
+            bytes_total: u64::from(record.extents) * EXTENT_BYTES,
+            // What a lost donor has left is of no use to anyone, and who may be lost is given nothing.
+            bytes_free: if donor.alive && donor.heard { u64::from(donor.room()) * EXTENT_BYTES } else { 0 },
+            bytes_used: donor.bytes_used,
+            bytes_held: u64::from(donor.used()) * EXTENT_BYTES,
+            bytes_offered: u64::from(donor.offered) * EXTENT_BYTES,
+            leaving: record.leaving,
+            heard: donor.heard,
+            silent_ms: now.saturating_sub(donor.last_seen) / MILLISECOND_NS,
+            stuck: if donor.alive { self.stuck(record.donor) } else { None },
+        }
+    }
+
     /// When who has the volume for writing rebuilds what is missing: what it still reaches is not missing to it.
     fn rebuilt_when(&self, volume: &Volume) -> String {
         let slots = volume.map.groups.iter().flat_map(|group| &group.slots);
@@ -210,31 +237,6 @@ fn condition(
         (true, _) => VolumeHealth::Degraded,
     };
     Condition { health, slots_missing, lost }
-}
-
-fn donor_status(donor: &Donor, now: Time) -> DonorStatus {
-    let record = &donor.record;
-    DonorStatus {
-        donor: record.donor,
-        name: record.name.clone(),
-        host: record.host.clone(),
-        machine: donor.machine().to_owned(),
-        address: record.address.clone(),
-        health: match (donor.alive, donor.heard) {
-            (false, _) => DonorHealth::Lost,
-            (true, false) => DonorHealth::Unknown,
-            (true, true) => DonorHealth::Alive,
-        },
-        bytes_total: u64::from(record.extents) * EXTENT_BYTES,
-        // What a lost donor has left is of no use to anyone, and who may be lost is given nothing.
-        bytes_free: if donor.alive && donor.heard { u64::from(donor.room()) * EXTENT_BYTES } else { 0 },
-        bytes_used: donor.bytes_used,
-        bytes_held: u64::from(donor.used()) * EXTENT_BYTES,
-        bytes_offered: u64::from(donor.offered) * EXTENT_BYTES,
-        leaving: record.leaving,
-        heard: donor.heard,
-        silent_ms: now.saturating_sub(donor.last_seen) / MILLISECOND_NS,
-    }
 }
 
 /// Bytes of the volume inside the ranges: the last piece of each may be cut by the volume's end.

@@ -197,6 +197,7 @@ fn donor_status() -> DonorStatus {
         leaving: true,
         heard: true,
         silent_ms: 1,
+        stuck: Some(String::new()),
     }
 }
 
