@@ -448,6 +448,7 @@ mod tests {
             heard: true,
             silent_ms: 37_500,
             stuck: None,
+            bytes_given_up: 0,
         };
         PoolStatus {
             version: API_VERSION,

@@ -412,6 +412,9 @@ pub struct DonorStatus {
     /// Why what it holds cannot be moved, while it wants to go or to hold less.
     #[serde(default)]
     pub stuck: Option<String>,
+    /// Taken from it because it was away, since it was last heard of: others rebuild it. As far as this coordinator knows.
+    #[serde(default)]
+    pub bytes_given_up: u64,
 }
 
 /// The worse, the greater.

@@ -148,7 +148,9 @@ pub fn of_pool(status: &PoolStatus) -> Vec<Finding> {
         });
     }
     found.extend(status.strangers.iter().map(of_stranger));
-    found.extend(status.donors.iter().filter_map(of_donor));
+    let is_whole = |volume: &VolumeStatus| volume.slots_missing == 0 && volume.bytes_lost == 0;
+    let all_whole = status.volumes.iter().all(is_whole);
+    found.extend(status.donors.iter().filter_map(|donor| of_donor(donor, all_whole)));
     for volume in &status.volumes {
         found.extend(of_volume(volume, &name_of));
     }
@@ -225,11 +227,21 @@ fn of_stranger(stranger: &Stranger) -> Finding {
     }
 }
 
-fn of_donor(donor: &DonorStatus) -> Option<Finding> {
+fn of_donor(donor: &DonorStatus, all_whole: bool) -> Option<Finding> {
     let DonorStatus { name, host, address, .. } = donor;
-    let held = match donor.bytes_held {
-        0 => "No volume counts on it.".to_owned(),
-        bytes => format!("{} of volumes lay there.", show_bytes(bytes)),
+    let held = match (donor.bytes_held, donor.bytes_given_up) {
+        (0, 0) => "No volume counts on it.".to_owned(),
+        (0, bytes) if all_whole => {
+            format!(
+                "No volume counts on it any more: the {} that lay there are rebuilt on others.",
+                show_bytes(bytes)
+            )
+        }
+        (0, bytes) => format!(
+            "Others rebuild the {} of volumes that lay there, and none counts on it any more.",
+            show_bytes(bytes)
+        ),
+        (bytes, _) => format!("{} of volumes lay there.", show_bytes(bytes)),
     };
     let subject = format!("donor {name}");
     let finding = match donor.health {
@@ -336,14 +348,30 @@ fn health(volume: &VolumeStatus) -> Option<Finding> {
             advice: match volume.lost_donors.is_empty() {
                 false => format!(
                     "Bring back the donors that are gone if they still run: what they hold comes back with them. \
-                     `cheetah show {name}` lists what is lost. If they have ended, load it again from its source."
+                     `cheetah show {name}` lists what is lost. If they have ended, {}.",
+                    again(volume)
                 ),
                 true => format!(
-                    "`cheetah show {name}` lists what is lost. What is written there anew can be read again; or load \
-                     it again from its source."
+                    "`cheetah show {name}` lists what is lost. What is written there anew can be read again: {}.",
+                    again(volume)
                 ),
             },
         }),
+    }
+}
+
+/// How what is lost comes back.
+fn again(volume: &VolumeStatus) -> String {
+    let name = &volume.name;
+    match (&volume.content.load, &volume.content.written) {
+        (Some(load), None) => {
+            format!("`cheetah load {} {name} --overwrite` loads it again from its source", load.source.name)
+        }
+        (Some(load), Some(_)) => format!(
+            "`cheetah load {} {name} --overwrite` loads it again from its source, without what was written since",
+            load.source.name
+        ),
+        (None, _) => "no load filled it, so whoever wrote what is lost writes it again".to_owned(),
     }
 }
 
@@ -528,9 +556,16 @@ fn disagrees(volume: &VolumeStatus, report: &VolumeReport) -> Option<Finding> {
             "Fragments of volume {name} do not fit together in {}, and no checksum says which is wrong.",
             show_count(report.scrub_mismatches, "place")
         ),
-        advice:
-            "Compare the volume with its source, or load it again. Do not rely on what it holds until then."
+        advice: match &volume.content.load {
+            Some(load) => format!(
+                "Compare the volume with its source, {}, or load it again with --overwrite. Do not rely on what it holds \
+                 until then.",
+                load.source.name
+            ),
+            None => "No load filled it, so only who wrote it can compare it, or write it again. Do not rely on what it holds \
+                     until then."
                 .to_owned(),
+        },
     })
 }
 

@@ -6,6 +6,7 @@ use cheetah_core::api::{
     API_VERSION, Attachment, Call, Crowd, DonorHealth, DonorStatus, PoolStatus, Renew, Size, Stranger,
     VolumeHealth, VolumeReport, VolumeStatus, WaitsFor,
 };
+use cheetah_core::content::{Check, Content, ContentState, Load, Source, Written};
 use cheetah_core::findings::{Code, Finding, State, of_pool, worst};
 use cheetah_core::limits::{ATTACHMENT_SILENCE_NS, MILLISECOND_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, PoolId, Redundancy, VolumeId};
@@ -30,6 +31,7 @@ fn donor(id: u64) -> DonorStatus {
         heard: true,
         silent_ms: 200,
         stuck: None,
+        bytes_given_up: 0,
     }
 }
 
@@ -134,6 +136,64 @@ fn what_is_wrong_with_donors_is_found() {
     );
     let unheard = found(|status| status.donors[0].health = DonorHealth::Unknown);
     assert_says(&unheard, Code::DonorUnheard, State::Unknown, &["donor d1", "since it began"]);
+}
+
+#[test]
+fn what_lay_on_a_donor_that_is_gone_is_said_to_be_rebuilt_where_it_is() {
+    let gone = |given_up, missing| {
+        let mut status = well();
+        let donor = &mut status.donors[2];
+        (donor.health, donor.bytes_held, donor.bytes_given_up) = (DonorHealth::Lost, 0, given_up);
+        status.volumes[0].slots_missing = missing;
+        let found = of_pool(&status).into_iter().find(|finding| finding.code == Code::DonorGone);
+        found.expect("it is gone").what
+    };
+    assert!(gone(0, 0).ends_with("No volume counts on it."));
+    assert!(gone(64 << 20, 0).contains("the 64 MiB that lay there are rebuilt on others."));
+    assert!(gone(64 << 20, 1).contains("Others rebuild the 64 MiB of volumes that lay there"));
+    let mut world = World::with_donors(&[4; 4]);
+    world.create("v", Size::Bytes(pool::E), Some("mirror:2")).expect("created");
+    let map = world.show("v").map;
+    let holder = (1..=4).find(|id| pool::held_by(&map, *id) > 0).expect("a holder");
+    world.kill(holder);
+    let status = world.status();
+    let donor = status.donors.iter().find(|donor| donor.donor == DonorId(holder)).expect("listed");
+    assert_eq!((donor.bytes_held, donor.bytes_given_up), (0, pool::E));
+}
+
+#[test]
+fn what_is_lost_is_loaded_again_only_where_a_load_filled_it() {
+    let lost = |content: Content| {
+        found(|status| {
+            let volume = &mut status.volumes[0];
+            (volume.health, volume.bytes_lost, volume.content) =
+                (VolumeHealth::Lost, 1 << 20, content.into());
+        })
+        .advice
+    };
+    let written = Written { at: 1, by: "bob".into(), certain: true };
+    let plain = Content { state: ContentState::Written, load: None, written: Some(written.clone()) };
+    let said = lost(plain);
+    assert!(said.contains("no load filled it") && !said.contains("source"), "{said}");
+    let source = Source { name: "/e/disk.raw".into(), size: 1 << 30, identity: "inode 7".into() };
+    let load = Load {
+        source,
+        by: "eve".into(),
+        begun: 1,
+        ended: Some(2),
+        bytes_done: 1 << 30,
+        md5: None,
+        sha256: None,
+        check: Check::Same,
+        changed: None,
+        unreadable: Vec::new(),
+        made: false,
+    };
+    let loaded = Content { state: ContentState::Loaded, load: Some(Box::new(load)), written: None };
+    let said = lost(loaded.clone());
+    assert!(said.contains("`cheetah load /e/disk.raw case7 --overwrite`"), "{said}");
+    let said = lost(Content { written: Some(written), ..loaded });
+    assert!(said.contains("without what was written since"), "{said}");
 }
 
 #[test]

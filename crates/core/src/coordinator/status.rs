@@ -181,6 +181,7 @@ impl Coordinator {
             leaving: record.leaving,
             heard: donor.heard,
             silent_ms: now.saturating_sub(donor.last_seen) / MILLISECOND_NS,
+            bytes_given_up: u64::from(donor.given_up) * EXTENT_BYTES,
             stuck: if donor.alive { self.stuck(record.donor) } else { None },
         }
     }

@@ -198,6 +198,7 @@ fn donor_status() -> DonorStatus {
         heard: true,
         silent_ms: 1,
         stuck: Some(String::new()),
+        bytes_given_up: 1,
     }
 }
 
