@@ -248,10 +248,12 @@ pub fn most_protected(rooms: &[Room]) -> Option<Choice> {
     most((2..=widest(&rooms)).map(|width| Choice::of(width, groups_max(width, &rooms))))
 }
 
-/// The redundancy that spreads furthest of those that the default takes.
+/// What the default takes first, where there is room.
 #[must_use]
-pub fn default_widest(rooms: &[Room]) -> Redundancy {
-    Choice::of(widest(&domains(rooms)).max(2), 0).redundancy
+pub fn default_first(rooms: &[Room]) -> Redundancy {
+    let rooms = domains(rooms);
+    let width = widths_with_a_spare(&rooms).next_back().unwrap_or_else(|| widest(&rooms));
+    Choice::of(width.max(2), 0).redundancy
 }
 
 fn most(choices: impl Iterator<Item = Choice>) -> Option<Choice> {
@@ -460,7 +462,16 @@ mod tests {
         assert_eq!(default(&six), Some(parity(2)));
         assert_eq!(default(&six[..5]), Some(parity(1)), "two hosts");
         assert_eq!(default(&six[..3]), Some(parity(2)), "one host");
-        assert_eq!(default_widest(&six), parity(2));
+        assert_eq!(default_first(&six), parity(2));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_measured_by_what_would_be_chosen() {
+        for hosts in 2..12 {
+            let choice = default_choice(Some(1), &rooms(&vec![64; hosts])).expect("it fits");
+            assert_eq!(default_first(&rooms(&vec![64; hosts])), choice.redundancy, "{hosts} hosts");
+            assert_eq!(default_first(&rooms(&vec![0; hosts])), choice.redundancy, "{hosts} full hosts");
+        }
     }
 
     #[test]

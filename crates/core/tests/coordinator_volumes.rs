@@ -158,3 +158,11 @@ fn created_is_said_only_when_the_donors_know() {
     world.sync(DonorId(2));
     assert!(world.answer(call).is_some_and(|answer| answer.is_ok()));
 }
+
+#[test]
+fn a_full_pool_is_measured_by_what_would_be_chosen() {
+    let mut world = World::with_donors(&[2; 4]);
+    world.create("all", Size::Bytes(8 * E), Some("linear")).expect("created");
+    let refused = world.create("more", Size::Bytes(10 << 20), None);
+    assert_refused(refused, RefusalCode::PoolFull, &["it needs 192 MiB more as parity:2+1", "0 B is free"]);
+}

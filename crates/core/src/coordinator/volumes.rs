@@ -14,7 +14,7 @@ use crate::limits::{
 };
 use crate::map::{DonorId, Group, LeaseToken, Placement, Redundancy, Slot, VolumeId, VolumeMap};
 use crate::placement::{
-    Choice, Room, Seed, default_choice, default_widest, groups_max, most_protected, narrower, place,
+    Choice, Room, Seed, default_choice, default_first, groups_max, most_protected, narrower, place,
 };
 use crate::units::{Time, check_name, show_bytes, show_count};
 use std::collections::{BTreeMap, BTreeSet};
@@ -350,12 +350,12 @@ impl Coordinator {
 
     /// Nobody said which redundancy, and none fits; that none at all would fit is for people to choose.
     fn unprotected(&self, name: &str, extents: Option<u64>, rooms: &[Room]) -> Refusal {
-        let widest = default_widest(rooms);
+        let first = default_first(rooms);
         let free: u64 = rooms.iter().map(|room| u64::from(room.extents_free)).sum();
-        let groups = extents.unwrap_or(1).div_ceil(widest.data.into());
+        let groups = extents.unwrap_or(1).div_ceil(first.data.into());
         let unheard = self.donors.values().any(|donor| donor.alive && !donor.heard);
         if unheard || free == 0 || extents.is_some_and(|wanted| wanted > free) {
-            return self.shortage(name, widest, groups);
+            return self.shortage(name, first, groups);
         }
         let bytes = |extents: u64| show_bytes(extents.saturating_mul(EXTENT_BYTES));
         let fits = match most_protected(rooms) {
@@ -363,10 +363,10 @@ impl Coordinator {
             None => "nothing fits that one host could be lost of".to_owned(),
         };
         let message = format!(
-            "volume '{name}' does not fit with redundancy: as {widest} it needs {} spread evenly, {} is free ({}), and \
+            "volume '{name}' does not fit with redundancy: as {first} it needs {} spread evenly, {} is free ({}), and \
              so {fits}; ask for less, start another donor with `cheetah donate SIZE`, or take `--redundancy linear`, \
              which fits but has no protection: what a lost donor held is lost",
-            bytes(groups.saturating_mul(widest.width().into())),
+            bytes(groups.saturating_mul(first.width().into())),
             bytes(free),
             self.free_by_donor(rooms),
         );
