@@ -68,6 +68,7 @@ pub fn word(volume: &VolumeStatus) -> String {
 pub fn attached(attachment: &Attachment) -> String {
     let Attachment { holder, place, .. } = attachment;
     match place.as_str() {
+        "" if !attachment.heard => format!("{holder} (not heard of since the coordinator began)"),
         "" => format!("{holder} (starting)"),
         NO_FRONT_END => holder.clone(),
         LOADING => format!("{holder} (loading)"),
@@ -383,5 +384,14 @@ mod tests {
         assert!(said(0, 0).is_empty());
         assert_eq!(said(34 << 20, 0), ["the first scrub is at 34 %"]);
         assert_eq!(said(0, 1), ["scrubbed 1 time since it was attached"]);
+    }
+
+    #[test]
+    fn an_attachment_that_was_not_heard_of_since_a_restart_is_not_called_starting() {
+        let volume = volume(VolumeHealth::Whole, 0, 0, Some(VolumeReport::default()));
+        let starting = &volume.attachments[0];
+        assert_eq!(attached(starting), "eve (starting)");
+        let unheard = Attachment { heard: false, ..starting.clone() };
+        assert_eq!(attached(&unheard), "eve (not heard of since the coordinator began)");
     }
 }
