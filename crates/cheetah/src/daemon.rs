@@ -336,6 +336,7 @@ impl Attachment {
                     .to_owned(),
             );
         }
+        mounted.set_writer_beside(*self.tended.writer_beside().borrow());
         self.ready.path = Some(mounted.path().to_path_buf());
         self.ready.place = mounted.path().display().to_string();
         self.mounted = Some(mounted);
@@ -424,6 +425,7 @@ impl Attachment {
         };
         self.tended.set_place(&self.ready.place);
         let mut sizes = self.volume.size_changes();
+        let mut writer_beside = self.tended.writer_beside();
         let mut unmounted = self.mounted.as_ref().map(fuse::Mounted::ended);
         loop {
             tokio::select! {
@@ -446,6 +448,10 @@ impl Attachment {
                 }
                 () = ended(&mut unmounted) => break,
                 Ok(()) = sizes.changed() => self.grown().await,
+                Ok(()) = writer_beside.changed() => {
+                    let there = *writer_beside.borrow_and_update();
+                    self.mounted.iter().for_each(|mounted| mounted.set_writer_beside(there));
+                }
             }
         }
         self.finish().await;

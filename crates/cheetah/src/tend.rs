@@ -71,6 +71,7 @@ pub struct Tended {
     pub volume: VolumeHandle,
     place: watch::Sender<String>,
     lost: watch::Receiver<bool>,
+    writer_beside: watch::Receiver<bool>,
     tasks: [JoinHandle<()>; 3],
     /// Tells the pool once a tool has written.
     marking: Option<JoinHandle<()>>,
@@ -109,24 +110,30 @@ impl Tended {
             .map_err(|e| Failure::failed(format!("this machine cannot serve a volume: {}", own_fault(&e))))?;
         let place = watch::Sender::new(String::new());
         let (gone, lost) = watch::channel(false);
+        let (beside, writer_beside) = watch::channel(has_writer(&lease.beside));
         let names = Names::of(&lease.map);
         let keeping =
             Keeping { pool: pool.clone(), lease: lease.clone(), yields, volume: volume.clone(), names, gone };
         let journal = Journal::new(&lease.map.name, keeping.names.clone());
         let tasks = [
             tokio::spawn(keep_journal(journal, volume.clone())),
-            tokio::spawn(renew(keeping.clone(), place.subscribe())),
+            tokio::spawn(renew(keeping.clone(), place.subscribe(), beside)),
             tokio::spawn(amend(keeping)),
         ];
         // Who fills it says what comes of that, and who yields changes nothing of what it holds.
         let marks = !read_only && lease.content.state != ContentState::Loading;
         let marking = marks.then(|| tokio::spawn(mark_written(pool.clone(), lease.clone(), volume.clone())));
-        Ok(Tended { volume, place, lost, tasks, marking })
+        Ok(Tended { volume, place, lost, writer_beside, tasks, marking })
     }
 
     /// Where tools find it, for `status`.
     pub fn set_place(&self, place: &str) {
         self.place.send_replace(place.to_owned());
+    }
+
+    /// Whether somebody else has the volume for writing, as far as the coordinator told.
+    pub fn writer_beside(&self) -> watch::Receiver<bool> {
+        self.writer_beside.clone()
     }
 
     /// Resolves when the lease is gone.
@@ -170,6 +177,10 @@ async fn mark_written(pool: Client, lease: Attached, volume: VolumeHandle) {
         tracing::warn!("that the volume was written is not recorded yet, trying again: {}", failure.message);
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
+}
+
+fn has_writer(beside: &[Beside]) -> bool {
+    beside.iter().any(|other| !other.read_only)
 }
 
 /// Who else has the volume, as far as that changes what is read.
@@ -317,7 +328,7 @@ async fn has_news(volume: &VolumeHandle, told: &News, place: &mut watch::Receive
 
 /// Keeps the lease, reports what is lost, and takes newer maps. While the coordinator is away, reads and writes
 /// go on.
-async fn renew(keeping: Keeping, mut place: watch::Receiver<String>) {
+async fn renew(keeping: Keeping, mut place: watch::Receiver<String>, writer_beside: watch::Sender<bool>) {
     let Keeping { pool, lease, volume, names, .. } = &keeping;
     let (name, token) = (lease.map.name.clone(), lease.token);
     let mut epoch = lease.map.epoch;
@@ -351,6 +362,7 @@ async fn renew(keeping: Keeping, mut place: watch::Receiver<String>) {
                 }
                 if renewed.beside != beside {
                     tracing::warn!("{}", beside_note(&renewed.beside));
+                    writer_beside.send_replace(has_writer(&renewed.beside));
                     beside = renewed.beside;
                 }
                 match renewed.map.map(|map| map.check().map(|()| map)) {

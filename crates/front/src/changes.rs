@@ -1,7 +1,7 @@
 //! Word of changes from one front end of a volume to another on the same handle.
 //!
-//! Owns: a count of the writes that came another way than through the file, the time of the last write of all, and which volume has
-//! which: the front ends find each other here, so that nobody can forget to introduce them. Never: what was written.
+//! Owns: a count of the writes that came another way than through the file, the time of the last write of all, how much the writes
+//! that are answered may have filled, and which volume has which: the front ends find each other here, so that nobody can forget to introduce them. Never: what was written.
 //! Invariant: a write is counted before it is answered, so whoever heard the answer and then opens the file finds
 //! the count changed, and the kernel's cache of the file is dropped. Called by `export` (counts) and `fuse` (looks).
 //! Tests: below; `tests/export.rs`.
@@ -24,7 +24,32 @@ struct Counted {
     count: AtomicU64,
     /// When any was last written, in nanoseconds of the clock on the wall; 0: not since it is attached.
     written_ns: AtomicU64,
+    /// Of all that are done, whatever came of them.
+    landed: AtomicU64,
+    landed_bytes: AtomicU64,
+    /// Of those that failed: they may come through yet.
+    failed_bytes: AtomicU64,
 }
+
+/// Writes that are done: what donors are asked after this was read, they answer with all of these.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Landed {
+    pub(crate) writes: u64,
+    /// No fewer than they filled.
+    pub(crate) bytes: u64,
+    pub(crate) failed_bytes: u64,
+}
+
+/// What is held is held by blocks of this size.
+pub(crate) const BLOCK_BYTES: u64 = 4096;
+
+/// The most that a write of `len` bytes fills, wherever it begins.
+pub(crate) fn filled_by(len: u64) -> u64 {
+    (len.div_ceil(BLOCK_BYTES) + 1) * BLOCK_BYTES
+}
+
+/// The same of one that makes holes: the blocks at its two ends.
+pub(crate) const FILLED_BY_HOLES: u64 = 2 * BLOCK_BYTES;
 
 /// Shared by all front ends of one attached volume. Whoever holds it holds the volume's handle too.
 #[derive(Clone, Debug, Default)]
@@ -46,6 +71,24 @@ impl Changes {
     pub(crate) fn note(&self) {
         self.0.count.fetch_add(1, Ordering::AcqRel);
         self.touch();
+    }
+
+    /// A write is done, and has filled so much at most; called before it is answered.
+    pub(crate) fn landed(&self, filled: u64, failed: bool) {
+        if failed {
+            self.0.failed_bytes.fetch_add(filled, Ordering::AcqRel);
+        }
+        self.0.landed_bytes.fetch_add(filled, Ordering::AcqRel);
+        self.0.landed.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn all_landed(&self) -> Landed {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Acquire);
+        Landed {
+            writes: read(&self.0.landed),
+            bytes: read(&self.0.landed_bytes),
+            failed_bytes: read(&self.0.failed_bytes),
+        }
     }
 
     /// A write came through the file, whose cache knows of it.

@@ -8,7 +8,7 @@
 use super::budget::{Budget, Charge};
 use super::errno;
 use super::outbox::{Head, Outbox};
-use crate::changes::Changes;
+use crate::changes::{Changes, FILLED_BY_HOLES, filled_by};
 use cheetah_nbd::server::reply;
 use cheetah_nbd::{CmdFlags, Command, Descriptor, Errno, Negotiated, RequestHeader, StateFlags};
 use cheetah_rim::buffer::Buffer;
@@ -59,7 +59,9 @@ impl Sink for Completions {
     fn complete(&self, completion: Completion) {
         let mut inner = self.lock();
         if inner.closed {
-            // It may have been a write, which nobody else will count.
+            // It may have been a write, which nobody else will count; of what length is not known of one without bytes.
+            let len = completion.buffer.as_ref().map_or(u64::from(u32::MAX), |bytes| bytes.len() as u64);
+            self.changes.landed(filled_by(len), completion.result.is_err());
             self.changes.note();
             return;
         }
@@ -169,8 +171,13 @@ impl Flight {
         self.free.push(index);
         self.count -= 1;
         let Slot { header, charge } = slot;
-        if op(&header).is_some_and(Op::writes) {
+        if let Some(op) = op(&header).filter(|op| op.writes()) {
+            let filled = match op {
+                Op::Trim | Op::Zero { keep: false } => FILLED_BY_HOLES,
+                _ => filled_by(header.length.into()),
+            };
             // A write that failed may have come through in part.
+            self.changes.landed(filled, result.is_err());
             self.changes.note();
         }
         match result {

@@ -20,10 +20,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 pub(super) const FILE: u64 = 2;
-/// The name stays. The size changes when the volume grows, and then the kernel is told.
+/// The name stays.
 const TTL: Duration = Duration::from_secs(3600);
-/// The time of the last write and what is held change with each write that does not come through the file.
-const WRITTEN_TTL: Duration = Duration::from_secs(1);
+/// The time of the last write and what is held change with writes that do not come through the file, and who takes an old number
+/// for a hole loses what was written.
+const ATTRIBUTES_TTL: Duration = Duration::ZERO;
 const BACKGROUND_MAX: u16 = 32;
 // Or the session would wait for buffers, and whoever asks for something small behind it; one is where requests land.
 const _: () = assert!(BACKGROUND_MAX as usize + LARGE_MAX < LARGE_COUNT);
@@ -58,6 +59,10 @@ pub(super) struct VolumeFs {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     Body(Body),
+    /// Those of the file, once it is counted what is held.
+    Attributes {
+        asked: Instant,
+    },
     Error(Errno),
     /// The kernel expects none.
     None,
@@ -113,13 +118,7 @@ impl VolumeFs {
         let inode = request.inode;
         match request.op {
             Op::Lookup { name } => self.lookup(inode, name),
-            Op::GetAttr => match self.attributes(inode) {
-                Some(attr) => {
-                    self.held.refresh(self.changes.written_ns());
-                    Answer::Body(Body::attributes(&attr, self.ttl()))
-                }
-                None => Answer::Error(Errno::NOENT),
-            },
+            Op::GetAttr => self.get_attributes(inode),
             Op::SetAttr { size, access } => self.set_attributes(inode, size, access),
             Op::Open { flags } => self.open(inode, flags),
             Op::OpenDir => {
@@ -154,14 +153,30 @@ impl VolumeFs {
         self.handle.size()
     }
 
-    fn attributes(&self, inode: u64) -> Option<Attr> {
+    fn get_attributes(&self, inode: u64) -> Answer {
+        let asked = Instant::now();
+        self.held.refresh(asked);
+        match self.attributes(inode, asked) {
+            Some(_) if inode == FILE && self.held.is_to_come(asked) => Answer::Attributes { asked },
+            Some(attr) => Answer::Body(Body::attributes(&attr, ATTRIBUTES_TTL)),
+            None => Answer::Error(Errno::NOENT),
+        }
+    }
+
+    /// Of the file, for who asked at that time.
+    pub(super) fn attributes_now(&self, asked: Instant) -> Body {
+        let attr = self.attributes(FILE, asked).expect("the file is always there");
+        Body::attributes(&attr, ATTRIBUTES_TTL)
+    }
+
+    fn attributes(&self, inode: u64, asked: Instant) -> Option<Attr> {
         let (mode, size, links) = match inode {
             wire::ROOT => (libc::S_IFDIR | 0o500, 0, 2),
             FILE if self.read_only => (libc::S_IFREG | 0o400, self.size(), 1),
             FILE => (libc::S_IFREG | 0o600, self.size(), 1),
             _ => return None,
         };
-        let held = if inode == FILE { self.held.bytes(size) } else { 0 };
+        let held = if inode == FILE { self.held.bytes(size, asked) } else { 0 };
         let (uid, gid, changed) = (self.uid, self.gid, self.changed());
         Some(Attr { inode, size, held, mode, links, uid, gid, block_bytes: BLOCK_BYTES, changed })
     }
@@ -174,22 +189,17 @@ impl VolumeFs {
         }
     }
 
-    fn ttl(&self) -> Duration {
-        // Of a writer on another machine nothing is heard here.
-        if self.handle.read_only() { TTL } else { WRITTEN_TTL }
-    }
-
     fn lookup(&self, parent: u64, name: &[u8]) -> Answer {
-        match self.attributes(FILE) {
+        match self.attributes(FILE, Instant::now()) {
             Some(attr) if parent == wire::ROOT && name == self.file_name.as_bytes() => {
-                Answer::Body(Body::entry(&attr, TTL, self.ttl()))
+                Answer::Body(Body::entry(&attr, TTL, ATTRIBUTES_TTL))
             }
             _ => Answer::Error(Errno::NOENT),
         }
     }
 
     fn set_attributes(&self, inode: u64, size: Option<u64>, access: bool) -> Answer {
-        let Some(attr) = self.attributes(inode) else { return Answer::Error(Errno::NOENT) };
+        let Some(attr) = self.attributes(inode, Instant::now()) else { return Answer::Error(Errno::NOENT) };
         if self.read_only {
             return Answer::Error(Errno::ROFS);
         }
@@ -200,7 +210,7 @@ impl VolumeFs {
             Some(_) if inode != FILE => Answer::Error(Errno::ISDIR),
             Some(size) if size > attr.size => Answer::Error(Errno::FBIG),
             // Times are accepted and not kept: nobody should believe them of a device.
-            _ => Answer::Body(Body::attributes(&attr, self.ttl())),
+            _ => Answer::Body(Body::attributes(&attr, ATTRIBUTES_TTL)),
         }
     }
 

@@ -1,12 +1,14 @@
 //! How much of the file the pool holds, for who asks how many blocks it takes: the rest are holes.
 //!
-//! Owns: counting, in steps, what donors say of the whole volume, once at the beginning and again when it was written and somebody
-//! asks. Never: makes anybody wait who asks; he is told what was counted last. Invariants: what is not known counts as held, for
-//! who takes a hole for granted reads less than there is; one count runs at a time, for a tenth of the time at most.
-//! Called by `fs`, begun by `mount`. Tests: below; through a mounted volume, `tests/file.rs`.
+//! Owns: counting, in steps, what donors say of the whole volume, and what that is worth later. Never: makes anybody wait
+//! for longer than `PATIENCE`. Invariants: what is said is never less than there is, for who takes a hole for granted reads less than
+//! there is (GNU tar archives a file without blocks as one hole): what was written since the count began is added, what was not counted
+//! or may be written by somebody else counts as held; a file of which another may be the writer is never said to hold nothing; one
+//! count runs at a time, for a tenth of the time at most.
+//! Called by `fs` and `session`, begun by `mount`. Tests: below; through a mounted volume, `tests/file.rs`; with tools, end to end.
 
+use crate::changes::{BLOCK_BYTES, Changes, Landed};
 use cheetah_rim::volume::{Completion, Op, Sink, StatusRun, Submission, VolumeHandle};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -14,15 +16,15 @@ use tokio::sync::watch;
 /// One question. A multiple of any block.
 const STEP_BYTES: u64 = 1 << 30;
 /// Between two counts, and ten times as long as one took.
-const PAUSE_MIN: Duration = Duration::from_secs(1);
+const PAUSE_MIN: Duration = Duration::from_millis(5);
 const PAUSE_FACTOR: u32 = 10;
+/// How long who asks waits for a count.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 pub(super) struct Held {
     handle: VolumeHandle,
-    /// Bytes behind what was counted last are not known.
-    known: AtomicU64,
-    counted: AtomicU64,
+    changes: Changes,
     count: Mutex<Count>,
     /// Told when a count is done.
     done: watch::Sender<()>,
@@ -32,54 +34,118 @@ pub(super) struct Held {
 #[derive(Debug, Default)]
 struct Count {
     running: Option<Running>,
-    /// What had been written when the last one began, by the writers' mark, and how long the volume was.
-    mark: Option<(u64, u64)>,
+    last: Option<Counted>,
     not_before: Option<Instant>,
+    beside: Beside,
+}
+
+/// A writer beside a reader.
+#[derive(Clone, Copy, Debug, Default)]
+enum Beside {
+    /// None was heard of.
+    #[default]
+    Nobody,
+    There,
+    LeftAt(Instant),
+}
+
+/// A count that came to its end.
+#[derive(Clone, Copy, Debug)]
+struct Counted {
+    began: Instant,
+    /// Bytes behind this are not known.
+    end: u64,
+    bytes: u64,
+    /// What was written when it began.
+    landed: Landed,
+    /// Some of it was not said, and counts as held.
+    in_part: bool,
 }
 
 #[derive(Debug)]
 struct Running {
-    began: Instant,
-    end: u64,
     at: u64,
-    bytes: u64,
+    sum: Counted,
 }
 
 impl Held {
-    pub(super) fn new(handle: VolumeHandle) -> Arc<Held> {
+    pub(super) fn new(handle: VolumeHandle, changes: Changes) -> Arc<Held> {
         Arc::new_cyclic(|this| Held {
             handle,
-            known: AtomicU64::new(0),
-            counted: AtomicU64::new(0),
+            changes,
             count: Mutex::default(),
             done: watch::Sender::new(()),
             this: this.clone(),
         })
     }
 
-    pub(super) fn done(&self) -> watch::Receiver<()> {
-        self.done.subscribe()
-    }
-
-    /// Of the first `size` bytes, as far as it was counted.
-    pub(super) fn bytes(&self, size: u64) -> u64 {
-        let unknown = size.saturating_sub(self.known.load(Ordering::Acquire));
-        (self.counted.load(Ordering::Acquire) + unknown).min(size)
-    }
-
-    /// Counts anew, if `mark` says that something was written since the last time, or the volume grew, and it was not just now.
-    pub(super) fn refresh(&self, mark: u64) {
-        let now = Instant::now();
+    pub(super) fn set_writer_beside(&self, there: bool) {
         let mut count = self.count();
-        let end = self.handle.size();
-        let is_new = count.mark != Some((mark, end));
-        if !is_new || count.running.is_some() || count.not_before.is_some_and(|until| now < until) {
+        count.beside = match (there, count.beside) {
+            (true, _) => Beside::There,
+            (false, Beside::There) => Beside::LeftAt(Instant::now()),
+            (false, before) => before,
+        };
+    }
+
+    /// Of the first `size` bytes, for who asked at that time.
+    pub(super) fn bytes(&self, size: u64, asked: Instant) -> u64 {
+        let landed = self.changes.all_landed();
+        let count = self.count();
+        match &count.last {
+            None => size,
+            Some(last) if self.handle.read_only() => last.for_reader(size, asked, count.beside),
+            Some(last) => last.bytes_at(size, landed),
+        }
+    }
+
+    /// Counts anew, if who asked at that time may hear another number, and the last count was not just now.
+    pub(super) fn refresh(&self, asked: Instant) {
+        let now = Instant::now();
+        let (end, landed) = (self.handle.size(), self.changes.all_landed());
+        let mut count = self.count();
+        let is_true = count.last.as_ref().is_some_and(|last| {
+            let unheard = self.handle.read_only() && last.began < asked;
+            !unheard && !last.in_part && (last.end, last.landed) == (end, landed)
+        });
+        if is_true || count.running.is_some() || count.not_before.is_some_and(|until| now < until) {
             return;
         }
-        count.mark = Some((mark, end));
-        count.running = Some(Running { began: now, end, at: 0, bytes: 0 });
+        let sum = Counted { began: now, end, bytes: 0, landed, in_part: false };
+        count.running = Some(Running { at: 0, sum });
         drop(count);
         self.ask(0, end);
+    }
+
+    /// Whether a count that who asked at that time may wait for says more than the last one: of bytes that were not counted, or of
+    /// what others wrote. What was written here since is added to it.
+    pub(super) fn is_to_come(&self, asked: Instant) -> bool {
+        let size = self.handle.size();
+        self.count()
+            .last
+            .as_ref()
+            .is_none_or(|last| last.end < size || (self.handle.read_only() && last.began < asked))
+    }
+
+    /// Waits for such a count, if it does not take long.
+    pub(super) async fn counted(&self, asked: Instant) {
+        let until = asked + PATIENCE;
+        let mut done = self.done.subscribe();
+        loop {
+            self.refresh(asked);
+            if !self.is_to_come(asked) || Instant::now() >= until {
+                return;
+            }
+            let again = {
+                let count = self.count();
+                let pause = count.not_before.filter(|_| count.running.is_none());
+                pause.map_or(until, |pause| pause.min(until))
+            };
+            tokio::select! {
+                _ = done.changed() => {}
+                () = tokio::time::sleep_until(again.into()) => {}
+            }
+        }
     }
 
     fn ask(&self, at: u64, end: u64) {
@@ -96,31 +162,52 @@ impl Held {
         let mut count = self.count();
         let Some(running) = &mut count.running else { return };
         running.take(status);
-        if running.at < running.end {
-            let (at, end) = (running.at, running.end);
+        if running.at < running.sum.end {
+            let (at, end) = (running.at, running.sum.end);
             drop(count);
             return self.ask(at, end);
         }
-        let (known, bytes, took) = (running.end, running.bytes, running.began.elapsed());
+        let sum = running.sum;
+        count.last = Some(sum);
         count.running = None;
-        count.not_before = Some(Instant::now() + PAUSE_MIN.max(took * PAUSE_FACTOR));
+        count.not_before = Some(Instant::now() + PAUSE_MIN.max(sum.began.elapsed() * PAUSE_FACTOR));
         drop(count);
-        self.counted.store(bytes, Ordering::Release);
-        self.known.store(known, Ordering::Release);
         self.done.send_replace(());
+    }
+}
+
+impl Counted {
+    /// With what was written here since it began.
+    fn bytes_at(&self, size: u64, landed: Landed) -> u64 {
+        let since = landed.bytes.saturating_sub(self.landed.bytes);
+        let unknown = size.saturating_sub(self.end);
+        self.bytes.saturating_add(since).saturating_add(landed.failed_bytes).saturating_add(unknown).min(size)
+    }
+
+    /// What others wrote since is not known.
+    fn for_reader(&self, size: u64, asked: Instant, beside: Beside) -> u64 {
+        let is_old = match beside {
+            Beside::Nobody => false,
+            Beside::There => self.began < asked,
+            Beside::LeftAt(when) => self.began < when,
+        };
+        let said = if is_old { size } else { self.bytes_at(size, self.landed) };
+        // The writer may write the moment after it was counted, and be heard of seconds later.
+        said.max(BLOCK_BYTES).min(size)
     }
 }
 
 impl Running {
     /// What is said of the next bytes; of what nothing is said, a step is held.
     fn take(&mut self, status: &[StatusRun]) {
-        let step = (self.end - self.at).min(STEP_BYTES);
+        let step = (self.sum.end - self.at).min(STEP_BYTES);
         let said: u64 = status.iter().map(|run| u64::from(run.len)).sum::<u64>().min(step);
         let data: u64 = status.iter().filter(|run| !run.hole).map(|run| u64::from(run.len)).sum();
         if said == 0 {
-            (self.at, self.bytes) = (self.at + step, self.bytes + step);
+            (self.at, self.sum.bytes) = (self.at + step, self.sum.bytes + step);
+            self.sum.in_part |= step > 0;
         } else {
-            (self.at, self.bytes) = (self.at + said, self.bytes + data.min(said));
+            (self.at, self.sum.bytes) = (self.at + said, self.sum.bytes + data.min(said));
         }
     }
 }
@@ -136,15 +223,62 @@ impl Sink for Held {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::changes::{FILLED_BY_HOLES, filled_by};
+
+    fn counted(end: u64, bytes: u64) -> Counted {
+        Counted { began: Instant::now(), end, bytes, landed: Landed::default(), in_part: false }
+    }
 
     #[test]
     fn what_is_not_said_is_held() {
-        let mut running = Running { began: Instant::now(), end: 5 << 30, at: 0, bytes: 0 };
+        let mut running = Running { at: 0, sum: counted(5 << 30, 0) };
         running.take(&[StatusRun { len: 100, hole: false }, StatusRun { len: 50, hole: true }]);
-        assert_eq!((running.at, running.bytes), (150, 100));
+        assert_eq!((running.at, running.sum.bytes, running.sum.in_part), (150, 100, false));
         running.take(&[]);
-        assert_eq!((running.at, running.bytes), (150 + STEP_BYTES, 100 + STEP_BYTES));
+        assert_eq!((running.at, running.sum.bytes), (150 + STEP_BYTES, 100 + STEP_BYTES));
+        assert!(running.sum.in_part, "and counted again");
         running.take(&[StatusRun { len: u32::MAX, hole: true }]);
-        assert_eq!((running.at, running.bytes), (150 + 2 * STEP_BYTES, 100 + STEP_BYTES));
+        assert_eq!((running.at, running.sum.bytes), (150 + 2 * STEP_BYTES, 100 + STEP_BYTES));
+    }
+
+    #[test]
+    fn what_was_written_since_the_count_began_is_added_and_what_failed_stays() {
+        let size = 1 << 30;
+        let changes = Changes::default();
+        changes.landed(filled_by(4096), false);
+        let last = Counted { landed: changes.all_landed(), ..counted(size, 0) };
+        assert_eq!(last.bytes_at(size, changes.all_landed()), 0, "it is known to hold nothing");
+        changes.landed(filled_by(1 << 20), false);
+        assert!(last.bytes_at(size, changes.all_landed()) >= 1 << 20);
+        changes.landed(filled_by(1), true);
+        changes.landed(FILLED_BY_HOLES, false);
+        let later = Counted { landed: changes.all_landed(), ..counted(size, 0) };
+        assert_eq!(later.bytes_at(size, changes.all_landed()), filled_by(1), "it may come through yet");
+        assert_eq!(later.bytes_at(100, changes.all_landed()), 100, "no more than there is");
+    }
+
+    #[test]
+    fn a_write_that_begins_inside_of_a_block_reaches_one_more() {
+        for (len, least) in [(1, 4096), (2, 2 * 4096), (4096, 2 * 4096), (4097, 2 * 4096), (4098, 3 * 4096)] {
+            assert!(filled_by(len) >= least, "{len}");
+        }
+    }
+
+    #[test]
+    fn what_a_volume_grew_by_is_held_until_it_is_counted() {
+        assert_eq!(counted(100 << 20, 5 << 20).bytes_at(300 << 20, Landed::default()), 205 << 20);
+    }
+
+    #[test]
+    fn a_reader_takes_nothing_of_a_possible_writer_for_a_hole() {
+        let size = 1 << 30;
+        let last = counted(size, 0);
+        let later = last.began + Duration::from_millis(1);
+        assert_eq!(last.for_reader(size, later, Beside::Nobody), BLOCK_BYTES, "never nothing");
+        assert_eq!(last.for_reader(100, later, Beside::Nobody), 100);
+        assert_eq!(last.for_reader(size, later, Beside::There), size);
+        assert_eq!(last.for_reader(size, last.began, Beside::There), BLOCK_BYTES, "counted for who asks");
+        assert_eq!(last.for_reader(size, later, Beside::LeftAt(later)), size);
+        assert_eq!(last.for_reader(size, later, Beside::LeftAt(last.began)), BLOCK_BYTES);
     }
 }

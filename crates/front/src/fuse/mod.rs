@@ -40,7 +40,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 use tokio::sync::watch;
 use users::{Mount, Opened};
 
@@ -75,6 +75,7 @@ pub struct Mounted {
     growth: Option<JoinHandle<()>>,
     /// And of whose volume.
     offers: Option<(JoinHandle<()>, VolumeHandle)>,
+    held: Option<Arc<Held>>,
     ended: watch::Sender<bool>,
     /// Dropped to end the growth thread.
     stop_growth: Option<watch::Sender<()>>,
@@ -166,13 +167,14 @@ pub fn mount(handle: &VolumeHandle, mountpoint: &Path, options: &Options) -> Res
         opened: Arc::default(),
         growth: None,
         offers: None,
+        held: None,
         ended: ended.clone(),
         stop_growth: Some(stop),
     };
-    let held = Held::new(handle.clone());
-    let counted = held.done();
     let changes = Changes::of(handle);
-    held.refresh(changes.written_ns());
+    let held = Held::new(handle.clone(), changes.clone());
+    held.refresh(Instant::now());
+    mounted.held = Some(held.clone());
     let fs = VolumeFs {
         handle: handle.clone(),
         file_name,
@@ -182,14 +184,14 @@ pub fn mount(handle: &VolumeHandle, mountpoint: &Path, options: &Options) -> Res
         mounted_at: SystemTime::now(),
         // Beside a reader there may be a writer on another machine, of whom nothing is heard here; a writer is alone.
         cache: (!handle.read_only()).then(|| Seen::new(changes.clone())),
-        changes,
+        changes: changes.clone(),
         held,
         opened: mounted.opened.clone(),
     };
-    let requests = Requests::new(handle.clone(), device.clone());
+    let requests = Requests::new(handle.clone(), device.clone(), changes);
     // When the volume ends, and with it who answers, nobody holds the device, and the kernel ends what waits.
     let weak = Arc::downgrade(&device);
-    let session = Session { fs, device, requests, ended };
+    let session = Session { fs: Arc::new(fs), device, requests, ended };
     handle.spawn_local(Box::new(move || Box::pin(session.serve())));
     if read_only {
         let thread = offers::start(handle, weak.clone()).map_err(|error| failed(&mounted.point, error))?;
@@ -197,26 +199,19 @@ pub fn mount(handle: &VolumeHandle, mountpoint: &Path, options: &Options) -> Res
     }
     let sizes = handle.size_changes();
     let growth = std::thread::Builder::new().name("growth".into());
-    let growth = growth.spawn(move || announce(&weak, sizes, counted, stopped));
+    let growth = growth.spawn(move || announce(&weak, sizes, stopped));
     mounted.growth = Some(growth.map_err(|error| failed(&mounted.point, error))?);
     Ok(mounted)
 }
 
 /// A thread of its own: the kernel may make whoever tells it wait for requests that other threads answer.
-fn announce(
-    device: &Weak<Device>,
-    mut sizes: watch::Receiver<u64>,
-    mut counted: watch::Receiver<()>,
-    mut stopped: watch::Receiver<()>,
-) {
+fn announce(device: &Weak<Device>, mut sizes: watch::Receiver<u64>, mut stopped: watch::Receiver<()>) {
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().build() else { return };
     runtime.block_on(async {
         loop {
             tokio::select! {
                 _ = stopped.changed() => return,
                 changed = sizes.changed() => if changed.is_err() { return },
-                // Whoever counts goes with the session.
-                changed = counted.changed() => if changed.is_err() { return },
             }
             // A negative offset invalidates the attributes and leaves the cached bytes, which are still right.
             let Some(device) = device.upgrade() else { return };
@@ -249,6 +244,13 @@ impl Mounted {
     #[must_use]
     pub fn ended(&self) -> watch::Receiver<bool> {
         self.ended.subscribe()
+    }
+
+    /// Whether somebody else has the volume for writing, as far as that is heard: what it takes may then change unheard.
+    pub fn set_writer_beside(&self, there: bool) {
+        if let Some(held) = &self.held {
+            held.set_writer_beside(there);
+        }
     }
 
     /// Sets read-ahead for the file; only root may.

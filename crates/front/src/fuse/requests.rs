@@ -9,7 +9,8 @@
 use super::device::Device;
 use super::errno;
 use super::wire::{self, Body};
-use cheetah_rim::buffer::{Buffer, Pool};
+use crate::changes::{Changes, FILLED_BY_HOLES, filled_by};
+use cheetah_rim::buffer::{Buffer, LARGE_BYTES, Pool};
 use cheetah_rim::volume::{Completion, Op, Sink, StatusRun, Submission, VolumeHandle};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -22,6 +23,7 @@ const STEP_BYTES: u64 = 1 << 30;
 pub(super) struct Requests {
     handle: VolumeHandle,
     device: Arc<Device>,
+    changes: Changes,
     /// Of those that go over a range, by number, what is left to do.
     ranges: Mutex<BTreeMap<u64, Walk>>,
     this: Weak<Requests>,
@@ -86,9 +88,9 @@ impl Range {
 }
 
 impl Requests {
-    pub(super) fn new(handle: VolumeHandle, device: Arc<Device>) -> Arc<Requests> {
+    pub(super) fn new(handle: VolumeHandle, device: Arc<Device>, changes: Changes) -> Arc<Requests> {
         let ranges = Mutex::default();
-        Arc::new_cyclic(|this| Requests { handle, device, ranges, this: this.clone() })
+        Arc::new_cyclic(|this| Requests { handle, device, changes, ranges, this: this.clone() })
     }
 
     pub(super) fn pool(&self) -> &Pool {
@@ -151,6 +153,25 @@ impl Requests {
         self.walk(unique, Walk { what, range: Range { at: further, ..range }, further: true });
     }
 
+    /// Says of a write that it is done, before its tool hears that.
+    fn count(&self, kind: Kind, unique: u64, completion: &Completion) {
+        let failed = completion.result.is_err();
+        match kind {
+            Kind::Write => {
+                // Of one that failed the buffer may be gone.
+                let len = completion.buffer.as_ref().map_or(LARGE_BYTES, |bytes| bytes.len());
+                self.changes.landed(filled_by(len as u64), failed);
+            }
+            Kind::Walk => {
+                if let Some(Walk { what: What::Zero { keep }, range }) = self.ranges().get(&unique) {
+                    let filled = if *keep { filled_by(range.step().into()) } else { FILLED_BY_HOLES };
+                    self.changes.landed(filled, failed);
+                }
+            }
+            Kind::Read | Kind::Flush => {}
+        }
+    }
+
     fn ranges(&self) -> MutexGuard<'_, BTreeMap<u64, Walk>> {
         self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -169,6 +190,7 @@ impl Sink for Requests {
 
     fn complete(&self, completion: Completion) {
         let (kind, unique) = Kind::of(completion.token);
+        self.count(kind, unique, &completion);
         if let Err(error) = completion.result {
             let walk = if kind == Kind::Walk { self.ranges().remove(&unique) } else { None };
             if let Some(Walk { what: What::Seek { want }, range, further: true }) = walk {

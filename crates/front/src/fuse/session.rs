@@ -24,7 +24,7 @@ const ROUNDS_MAX: u32 = 32;
 const BYTES_MAX: usize = 2 << 20;
 
 pub(super) struct Session {
-    pub(super) fs: VolumeFs,
+    pub(super) fs: Arc<VolumeFs>,
     pub(super) device: Arc<Device>,
     pub(super) requests: Arc<Requests>,
     pub(super) ended: watch::Sender<bool>,
@@ -106,6 +106,14 @@ impl Session {
         let unique = request.unique;
         match self.fs.answer(&request, behind) {
             Answer::Body(body) => self.device.answer(unique, &body),
+            Answer::Attributes { asked } => {
+                let (fs, device) = (self.fs.clone(), self.device.clone());
+                // Others are served meanwhile.
+                tokio::task::spawn_local(async move {
+                    fs.held.counted(asked).await;
+                    device.answer(unique, &fs.attributes_now(asked));
+                });
+            }
             Answer::Error(errno) => self.device.fail(unique, errno),
             Answer::None => {}
             Answer::Read { offset, len } => {
