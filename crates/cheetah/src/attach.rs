@@ -127,7 +127,7 @@ async fn start_daemon(directory: &RuntimeDir, order: &Order) -> Result<Ready, Fa
     let fault = |what: &str, e: &std::io::Error| Failure::failed(format!("cannot {what}: {}", own_fault(e)));
     let mut signals = Signals::listen()?;
     let program = std::env::current_exe().map_err(|e| fault("find this program", &e))?;
-    let log = directory.create_log(&order.name)?;
+    let (log, log_is_new) = directory.open_log(&order.name)?;
     let mut child = Command::new(program)
         .arg("serve")
         .env("RUST_MIN_STACK", THREAD_STACK_BYTES)
@@ -159,7 +159,15 @@ async fn start_daemon(directory: &RuntimeDir, order: &Order) -> Result<Ready, Fa
     match serde_json::from_str(&line) {
         // From now on it goes on by itself.
         Ok(Report::Ready(ready)) if stdin.write_all(b"\n").await.is_ok() => Ok(ready),
-        Ok(Report::Failed { exit, message }) => Err(Failure::new(exit, message)),
+        Ok(Report::Failed { exit, message }) => {
+            drop(stdin);
+            let _ = child.wait().await;
+            // All that it would say is said here.
+            if log_is_new {
+                directory.remove_log(&order.name);
+            }
+            Err(Failure::new(exit, message))
+        }
         _ => {
             let status = child.wait().await.map_or_else(|e| e.to_string(), |status| status.to_string());
             Err(Failure::failed(format!(

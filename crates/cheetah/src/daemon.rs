@@ -154,7 +154,11 @@ pub async fn serve_from_stdin() -> Result<(), Failure> {
         let _ = rustix::stdio::dup2_stdout(null);
     }
     let told = async { _ = signals.next().await };
-    attachment.serve_until(told).await
+    let (volume, place) = (order.name.as_str(), attachment.ready.place.clone());
+    tracing::info!(target: "journal", event = "attached", volume, place, "volume {volume} is attached at {place}");
+    let ended = attachment.serve_until(told).await;
+    tracing::info!(target: "journal", event = "detached", volume, place, "volume {volume} is detached");
+    ended
 }
 
 /// A thread that serves a volume and is gone would leave its readers waiting for ever; a process that is gone ends

@@ -21,6 +21,11 @@ use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+/// A log that is larger when a volume is attached begins anew; the one before it is kept.
+const LOG_BYTES_MAX: u64 = 1 << 20;
+/// The log before.
+const OLDER_LOG: &str = "log.1";
+
 /// Where automatic mount points are made.
 const MOUNTS: &str = "mnt";
 
@@ -113,11 +118,27 @@ impl RuntimeDir {
         Ok(File::from(fd))
     }
 
-    /// The daemon's log, begun anew.
-    pub fn create_log(&self, name: &str) -> Result<File, Failure> {
-        let file = file(name, "log")?;
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::APPEND;
-        self.open_file(&file, flags).map_err(|e| self.fault(&file, e))
+    /// The daemon's log, behind what earlier attachments met; and whether it was made just now.
+    pub fn open_log(&self, name: &str) -> Result<(File, bool), Failure> {
+        let (file, older) = (file(name, "log")?, file(name, OLDER_LOG)?);
+        let fault = |e: Errno| self.fault(&file, e);
+        let flags = OFlags::WRONLY | OFlags::APPEND;
+        match self.open_file(&file, flags) {
+            Ok(log) if log.metadata().is_ok_and(|found| found.len() <= LOG_BYTES_MAX) => {
+                return Ok((log, false));
+            }
+            Ok(_) => rustix::fs::renameat(&self.fd, &file, &self.fd, &older).map_err(fault)?,
+            Err(Errno::NOENT) => {}
+            Err(e) => return Err(fault(e)),
+        }
+        Ok((self.open_file(&file, flags | OFlags::CREATE).map_err(fault)?, true))
+    }
+
+    /// The log of an attachment that never was.
+    pub fn remove_log(&self, name: &str) {
+        if let (Ok(file), Ok(None)) = (file(name, "log"), self.load(name)) {
+            self.unlink(&file);
+        }
     }
 
     pub fn load(&self, name: &str) -> Result<Option<Record>, Failure> {
@@ -402,7 +423,7 @@ mod tests {
             .unwrap();
         let directory = folder.directory().unwrap();
         assert_eq!(folder.mode("."), 0o700);
-        directory.create_log("case").unwrap();
+        assert!(!directory.open_log("case").unwrap().1);
         assert_eq!(folder.mode("case.log"), 0o600);
         let point = directory.make_mountpoint("case").unwrap();
         assert!(point.is_dir() && directory.make_mountpoint("case").is_ok());
@@ -431,6 +452,28 @@ mod tests {
     }
 
     #[test]
+    fn a_log_goes_on_until_it_is_large_and_one_older_is_kept() {
+        let folder = Folder::new("log");
+        let directory = folder.directory().unwrap();
+        let read = |kind: &str| std::fs::read(folder.0.join(format!("cheetah/case.{kind}"))).unwrap();
+        let (mut log, is_new) = directory.open_log("case").unwrap();
+        assert!(is_new);
+        log.write_all(b"first\n").unwrap();
+        let (mut log, is_new) = directory.open_log("case").unwrap();
+        assert!(!is_new);
+        log.write_all(b"second\n").unwrap();
+        assert_eq!(read("log"), b"first\nsecond\n");
+        log.set_len(LOG_BYTES_MAX + 1).unwrap();
+        let (mut log, is_new) = directory.open_log("case").unwrap();
+        assert!(is_new && read("log").is_empty() && read(OLDER_LOG).starts_with(b"first\n"));
+        log.write_all(b"third\n").unwrap();
+        assert_eq!(folder.mode("case.log"), 0o600);
+        directory.remove_log("case");
+        assert!(folder.directory().unwrap().open_log("case").unwrap().1, "it was removed");
+        assert!(read(OLDER_LOG).starts_with(b"first\n"), "what is older stays");
+    }
+
+    #[test]
     fn links_in_the_place_of_files_are_not_followed() {
         let folder = Folder::new("files");
         let directory = folder.directory().unwrap();
@@ -439,7 +482,7 @@ mod tests {
         for kind in ["log", "json", "new", "lock"] {
             symlink(&victim, folder.0.join(format!("cheetah/case.{kind}"))).unwrap();
         }
-        assert!(directory.create_log("case").is_err());
+        assert!(directory.open_log("case").is_err());
         assert!(directory.load("case").is_err());
         assert!(directory.store(&record("case")).is_err());
         assert!(directory.claim("case").is_err());

@@ -338,6 +338,29 @@ fn evidence_is_read_only_unless_asked_and_says_who_wrote() {
     assert_eq!(content(&pool, "scratch")["state"], "written");
 }
 
+/// What attachments met is a record as well: none of it goes with the next one.
+#[test]
+fn the_log_of_attachments_goes_on() {
+    let mut pool = pool_of_two("256M");
+    pool.fails(["attach", "case", "--front", "export"]);
+    let log = pool.scratch().join("run/cheetah/case.log");
+    assert!(!log.exists(), "of an attachment that never was");
+    pool.ok(["create", "case", "64M"]);
+    let times = |event: &str| {
+        let text = std::fs::read_to_string(&log).expect("a log");
+        text.lines().filter(|line| line.contains(event)).count()
+    };
+    for turn in 1..=3 {
+        pool.attach_export("case", &[]);
+        pool.fails(["attach", "case", "--front", "export"]);
+        pool.detach("case");
+        assert_eq!((times("is attached at"), times("is detached")), (turn, turn));
+    }
+    pool.ok(["delete", "case"]);
+    pool.fails(["attach", "case", "--front", "export"]);
+    assert_eq!(times("is attached at"), 3, "it is kept");
+}
+
 /// A file system that was not unmounted: mounting it, read-only or not, writes its journal back where the device lets it.
 #[test]
 fn a_mount_of_a_dirty_file_system_changes_nothing_unless_asked() {

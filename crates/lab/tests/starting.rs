@@ -130,5 +130,5 @@ fn an_error_takes_back_what_was_begun() {
     let run = pool.scratch().join("run/cheetah");
     let files = std::fs::read_dir(Path::new(&run)).expect("the runtime directory");
     let files: Vec<_> = files.flatten().map(|entry| entry.file_name()).collect();
-    assert_eq!(files, ["case.log"], "more than the log is left");
+    assert!(files.is_empty(), "{files:?} are left");
 }
