@@ -15,11 +15,13 @@ use crate::signals::Signals;
 use crate::tend::{Tended, check_reached, lease_to_fill, lost_notes, tell};
 use cheetah_core::api::{Answer, Attached, Call, Create, RefusalCode, Size, VolumeHealth, VolumeStatus};
 use cheetah_core::content::{ByteRange, Check, Fill, FillFrom, Loaded, Source, Tell, ToLoad};
+use cheetah_core::text::written;
 use cheetah_core::units::{show_bytes, show_count};
 use cheetah_rim::control::{CallError, Client, own_name};
 use cheetah_rim::volume::Tuning;
 use cheetah_source::{RawSource, part_beside};
 use serde::Serialize;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -125,10 +127,8 @@ fn way(options: &cli::Load) -> FillFrom {
 /// The source as the pool keeps it.
 fn described(source: &RawSource) -> Source {
     let path = std::path::absolute(source.path()).unwrap_or_else(|_| source.path().to_path_buf());
-    let shown =
-        |text: &str| text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).take(1024).collect();
-    let name = shown(&path.display().to_string());
-    Source { name, size: source.size(), identity: shown(&source.identity()) }
+    let name = written(path.as_os_str().as_bytes());
+    Source { name, size: source.size(), identity: written(source.identity().as_bytes()) }
 }
 
 /// Undoes what was made for a load of which nothing was written.
@@ -216,7 +216,7 @@ impl Loading {
             self.tell_loaded(&file_hashes, check, file_changed.as_ref()).await?;
         }
         Ok(LoadReport {
-            file: options.file.display().to_string(),
+            file: written(options.file.as_os_str().as_bytes()),
             volume: self.name.clone(),
             bytes,
             zero_bytes,

@@ -54,6 +54,27 @@ pub fn harmless(text: &str, bytes_max: usize) -> String {
     out
 }
 
+/// Bytes that need not be text, such as a file's name, in a form that is harmless and can be read back: what is not harmless as
+/// `\n`, `\r`, `\t` or `\u{202e}`, a byte that is no UTF-8 as `\xff`, and a backslash doubled.
+#[must_use]
+pub fn written(bytes: &[u8]) -> String {
+    let mut out = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            match c {
+                '\\' => out.push_str("\\\\"),
+                '\n' | '\r' | '\t' => out.extend(c.escape_default()),
+                c if is_harmless(c) => out.push(c),
+                c => out.extend(c.escape_unicode()),
+            }
+        }
+        for byte in chunk.invalid() {
+            out.push_str(&format!("\\x{byte:02x}"));
+        }
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -85,7 +106,56 @@ mod tests {
         assert_eq!(harmless(&"x".repeat(4000), 128).len(), 128);
     }
 
+    #[test]
+    fn a_name_is_written_so_that_it_can_be_read_back() {
+        for (name, form) in [
+            (&b"disk 7.dd"[..], "disk 7.dd"),
+            ("Grüße-案件.dd".as_bytes(), "Grüße-案件.dd"),
+            (b"a\nb\r\tc", "a\\nb\\r\\tc"),
+            (b"a\\nb", "a\\\\nb"),
+            (b"disk\xff\xfe.dd", "disk\\xff\\xfe.dd"),
+            ("x\u{202e}y\u{fffd}".as_bytes(), "x\\u{202e}y\u{fffd}"),
+            (b"\x1b[2J", "\\u{1b}[2J"),
+        ] {
+            assert_eq!(written(name), form);
+        }
+    }
+
+    /// What `docs/JSON.md` says of reading it.
+    fn read_back(form: &str) -> Vec<u8> {
+        let (mut out, mut rest) = (Vec::new(), form);
+        while let Some(at) = rest.find('\\') {
+            out.extend(&rest.as_bytes()[..at]);
+            let escape = &rest[at + 1..];
+            let (bytes, len) = match escape.as_bytes()[0] {
+                b'\\' => (b"\\".to_vec(), 1),
+                b'n' => (b"\n".to_vec(), 1),
+                b'r' => (b"\r".to_vec(), 1),
+                b't' => (b"\t".to_vec(), 1),
+                b'x' => (vec![u8::from_str_radix(&escape[1..3], 16).expect("two digits")], 3),
+                _ => {
+                    let end = escape.find('}').expect("an end");
+                    let number = u32::from_str_radix(&escape[2..end], 16).expect("digits");
+                    (char::from_u32(number).expect("a character").to_string().into_bytes(), end + 1)
+                }
+            };
+            out.extend(bytes);
+            rest = &escape[len..];
+        }
+        out.extend(rest.as_bytes());
+        out
+    }
+
     proptest! {
+        #[test]
+        fn any_bytes_are_written_harmless_and_read_back(bytes in proptest::collection::vec(any::<u8>(), 0..60), text in any::<String>()) {
+            for bytes in [bytes, text.into_bytes()] {
+                let form = written(&bytes);
+                prop_assert!(form.chars().all(is_harmless));
+                prop_assert_eq!(read_back(&form), bytes);
+            }
+        }
+
         #[test]
         fn any_text_comes_out_bounded_and_stays(text in any::<String>(), bytes_max in 0usize..100) {
             let once = harmless(&text, bytes_max);

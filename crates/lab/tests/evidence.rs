@@ -361,6 +361,32 @@ fn the_log_of_attachments_goes_on() {
     assert_eq!(times("is attached at"), 3, "it is kept");
 }
 
+/// The name of what was loaded can be told from any other, whatever is in it.
+#[test]
+fn names_of_files_are_recorded_so_that_they_can_be_read_back() {
+    use std::os::unix::ffi::OsStrExt;
+    let pool = pool_of_two("256M");
+    let names_of = [
+        (&b"a\nb.dd"[..], "a\\nb.dd"),
+        (b"a\\nb.dd", "a\\\\nb.dd"),
+        (b"disk\xff.dd", "disk\\xff.dd"),
+        ("fdp.\u{202e}dd".as_bytes(), "fdp.\\u{202e}dd"),
+    ];
+    for (turn, (name, form)) in names_of.into_iter().enumerate() {
+        let file = pool.scratch().join(OsStr::from_bytes(name));
+        std::fs::write(&file, noise(8192, 71)).expect("written");
+        let volume = format!("case{turn}");
+        let report =
+            pool.ok([OsStr::new("load"), file.as_os_str(), OsStr::new(&volume), OsStr::new("--json")]);
+        let report: Value = serde_json::from_str(&report).expect("JSON");
+        let source = content(&pool, &volume)["load"]["source"]["name"].clone();
+        for said in [&report["file"], &source] {
+            assert!(said.as_str().is_some_and(|said| said.ends_with(&format!("/{form}"))), "{said}: {form}");
+        }
+        names(&pool.ok(["show", &volume]), &[form]);
+    }
+}
+
 /// A file system that was not unmounted: mounting it, read-only or not, writes its journal back where the device lets it.
 #[test]
 fn a_mount_of_a_dirty_file_system_changes_nothing_unless_asked() {
