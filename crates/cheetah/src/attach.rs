@@ -195,7 +195,7 @@ async fn interrupted(name: &str, mut child: Child, signals: &mut Signals) -> Fai
 pub async fn detach(options: cli::Detach) -> Result<(), Failure> {
     let directory = RuntimeDir::open()?;
     let Some(record) = directory.load(&options.name)? else {
-        return Err(not_attached(&options).await);
+        return Err(not_attached(&options, &directory).await);
     };
     match RuntimeDir::open()?.try_claim(&options.name)? {
         None => end_daemon(&directory, &record)?,
@@ -205,9 +205,12 @@ pub async fn detach(options: cli::Detach) -> Result<(), Failure> {
 }
 
 /// Whether there is such a volume, and who has it, if the pool can be asked.
-async fn not_attached(options: &cli::Detach) -> Failure {
+async fn not_attached(options: &cli::Detach, directory: &RuntimeDir) -> Failure {
     let name = &options.name;
-    let by_you = format!("volume '{name}' is not attached on this machine by this user");
+    let by_you = format!(
+        "volume '{name}' is not attached on this machine by this user ({} is not there)",
+        directory.path_of(name, "json").display()
+    );
     let call = Call::Show { name: name.clone() };
     let text = match find(&options.pool).await {
         Ok(pool) => match crate::pool::volume(&pool, call).await {
@@ -215,7 +218,11 @@ async fn not_attached(options: &cli::Detach) -> Failure {
             Ok(detail) if detail.status.attachments.is_empty() => format!("{by_you}, nor anywhere else"),
             Ok(detail) => {
                 let who = detail.status.attachments.iter().map(crate::health::attached);
-                format!("{by_you}, but by {}", who.collect::<Vec<_>>().join(" and by "))
+                format!(
+                    "{by_you}, but by {}; an attachment of your own that was made with another XDG_RUNTIME_DIR is \
+                     detached with that",
+                    who.collect::<Vec<_>>().join(" and by ")
+                )
             }
             Err(_) => by_you,
         },

@@ -180,6 +180,19 @@ fn detach_of_what_is_not_attached() {
     names(&pool.fails(["detach", "ghost"]), &["ghost", "no volume"]);
 }
 
+/// The record is in another runtime directory: that is said, and where it was looked for.
+#[test]
+fn detach_says_where_it_looked() {
+    let mut pool = small_pool();
+    pool.attach_export("kept", &[]);
+    let other = Scratch::new();
+    let mut elsewhere = pool.command();
+    elsewhere.env("XDG_RUNTIME_DIR", other.path()).args(["detach", "kept"]);
+    let looked_for = other.join("cheetah/kept.json").display().to_string();
+    names(&tools::expect_failure(&mut elsewhere), &["kept", &looked_for, "another XDG_RUNTIME_DIR"]);
+    pool.detach("kept");
+}
+
 #[test]
 fn an_image_larger_than_the_volume() {
     let pool = small_pool();
