@@ -159,14 +159,14 @@ async fn start_daemon(directory: &RuntimeDir, order: &Order) -> Result<Ready, Fa
     match serde_json::from_str(&line) {
         // From now on it goes on by itself.
         Ok(Report::Ready(ready)) if stdin.write_all(b"\n").await.is_ok() => Ok(ready),
-        Ok(Report::Failed { exit, message }) => {
+        Ok(Report::Failed(told)) => {
             drop(stdin);
             let _ = child.wait().await;
             // All that it would say is said here.
             if log_is_new {
                 directory.remove_log(&order.name);
             }
-            Err(Failure::new(exit, message))
+            Err(told.into())
         }
         _ => {
             let status = child.wait().await.map_or_else(|e| e.to_string(), |status| status.to_string());
@@ -245,8 +245,8 @@ fn end_daemon(directory: &RuntimeDir, record: &Record) -> Result<(), Failure> {
         std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => no_answer(record),
         _ => fault(e),
     })?;
-    if let Ok(Report::Failed { exit, message }) = serde_json::from_str(&answer) {
-        return Err(Failure::new(exit, message));
+    if let Ok(Report::Failed(told)) = serde_json::from_str(&answer) {
+        return Err(told.into());
     }
     let patience = Instant::now() + END_TIME;
     while !claim.has_ended() && Instant::now() < patience {

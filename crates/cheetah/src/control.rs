@@ -6,7 +6,7 @@
 //! (say). Tests: below; `lab/tests/exposure.rs`.
 
 use crate::daemon::Report;
-use crate::failure::Exit;
+use crate::failure::Failure;
 use rustix::net::RecvFlags;
 use std::sync::Arc;
 use std::time::Duration;
@@ -89,7 +89,7 @@ async fn hear(mut stream: UnixStream, tell: mpsc::Sender<UnixStream>) {
              use the program that attached the volume, or end the process with SIGTERM",
             std::process::id()
         );
-        let text = serde_json::to_string(&Report::Failed { exit: Exit::Failed, message });
+        let text = serde_json::to_string(&Report::from(&Failure::failed(message)));
         let _ = stream.write_all(text.unwrap_or_default().as_bytes()).await;
     }
 }

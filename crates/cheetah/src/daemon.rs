@@ -8,7 +8,7 @@
 use crate::cli::Front;
 use crate::content;
 use crate::control::Asked;
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, Told};
 use crate::own_fault::own_fault;
 use crate::runtime_dir::{Claim, Record, RuntimeDir};
 use crate::signals::Signals;
@@ -72,7 +72,7 @@ pub struct Order {
 #[serde(rename_all = "snake_case")]
 pub enum Report {
     Ready(Ready),
-    Failed { exit: Exit, message: String },
+    Failed(Told),
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

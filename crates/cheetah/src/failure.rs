@@ -17,6 +17,47 @@ pub struct Failure {
     pub advice: Option<String>,
 }
 
+/// A failure on its way from the daemon to the command.
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
+pub struct Told {
+    exit: Exit,
+    // One that was built before these says its exit code and a message.
+    #[serde(default)]
+    code: String,
+    message: String,
+    #[serde(default)]
+    advice: Option<String>,
+}
+
+impl From<&Failure> for Told {
+    fn from(failure: &Failure) -> Told {
+        let Failure { exit, code, message, advice } = failure;
+        Told { exit: *exit, code: (*code).to_owned(), message: message.clone(), advice: advice.clone() }
+    }
+}
+
+impl From<Told> for Failure {
+    fn from(told: Told) -> Failure {
+        let Told { exit, code, message, advice } = told;
+        let known = CODES.into_iter().find(|known| *known == code);
+        Failure { exit, code: known.unwrap_or(exit.code()), message, advice }
+    }
+}
+
+/// Those beyond the exit codes' own; `docs/JSON.md` lists all.
+const CODES: [&str; 10] = [
+    "invalid",
+    "not_found",
+    "conflict",
+    "pool_full",
+    "version",
+    "gone",
+    "other_pool",
+    "unreachable",
+    "unavailable",
+    "standby",
+];
+
 /// Documented in `cheetah --help`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -166,6 +207,22 @@ mod tests {
         let plain = Failure::failed("the disk is full");
         assert_eq!(plain.text(), "the disk is full");
         assert_eq!(plain.advise("make room").text(), "the disk is full; make room");
+    }
+
+    #[test]
+    fn what_the_daemon_met_is_told_as_if_the_command_had_met_it() {
+        for code in
+            [RefusalCode::NotFound, RefusalCode::Conflict, RefusalCode::Standby, RefusalCode::OtherPool]
+        {
+            let failure = Failure::from(Refusal { code, message: "there is none; look".into() });
+            let text = serde_json::to_string(&Told::from(&failure)).expect("JSON");
+            let told: Told = serde_json::from_str(&text).expect("a failure");
+            assert_eq!(Failure::from(told), failure);
+        }
+        let old: Told = serde_json::from_str(r#"{"exit":"refused","message":"in use"}"#).expect("a failure");
+        assert_eq!(Failure::from(old), Failure::new(Exit::Refused, "in use"));
+        let plain = Failure::failed("no");
+        assert_eq!(Failure::from(Told::from(&plain)), plain);
     }
 
     #[test]

@@ -116,6 +116,6 @@ impl Ended {
 
 impl From<&Failure> for Report {
     fn from(failure: &Failure) -> Self {
-        Report::Failed { exit: failure.exit, message: failure.text() }
+        Report::Failed(failure.into())
     }
 }

@@ -193,6 +193,19 @@ fn detach_says_where_it_looked() {
     pool.detach("kept");
 }
 
+/// Whoever finds it out, the command or the daemon that it starts.
+#[test]
+fn the_same_failure_has_the_same_code() {
+    let pool = small_pool();
+    for arguments in [&["show", "nope"][..], &["delete", "nope"], &["leave", "nope"], &["attach", "nope"]] {
+        let said = pool.run(arguments.iter().chain(&["--json"]));
+        assert_eq!(said.status.code(), Some(4), "{arguments:?}");
+        let error: serde_json::Value = serde_json::from_str(&said.err).expect("JSON");
+        assert_eq!(error["error"]["code"], "not_found", "{arguments:?}: {}", said.err);
+        assert!(error["error"]["do"].is_string(), "{arguments:?}: {}", said.err);
+    }
+}
+
 #[test]
 fn an_image_larger_than_the_volume() {
     let pool = small_pool();
