@@ -44,6 +44,11 @@ pub async fn attach(options: cli::Attach) -> Result<(), Failure> {
     if options.front != Front::Loop && options.sector.is_some() {
         return Err(Failure::usage("--sector is for --front loop: a file or an export has no sectors"));
     }
+    if options.front != Front::Export && options.listen.is_some() {
+        return Err(Failure::usage(
+            "--listen is for --front export: a file or a loop device listens nowhere",
+        ));
+    }
     let (mountpoint, mountpoint_made) = match (&options.mountpoint, options.front) {
         (_, Front::Export) => (None, false),
         (Some(given), _) => (Some(absolute(given)?), false),

@@ -3,11 +3,11 @@
 
 use crate::cli;
 use crate::drain::{farewell, told_to_leave};
-use crate::failure::{Exit as ExitCode, Failure};
+use crate::failure::Failure;
 use crate::mover::tend_what_lies_idle;
 use crate::output;
 use crate::own_fault::own_fault;
-use crate::pool::{parse_listen, warn_if_clear};
+use crate::pool::{no_pool, parse_listen, warn_if_clear};
 use crate::signals::Signals;
 use cheetah_core::api::{Call, RefusalCode};
 use cheetah_core::donor::Exit;
@@ -168,9 +168,7 @@ async fn look_for(pool: &cli::PoolArg) -> Result<Client, Missing> {
     let found = find_pool(pool.pool.as_deref()).await.map_err(|why| match why {
         NoPool::None { .. } => Missing::Yet(why.to_string()),
         NoPool::Named(error) => error.into(),
-        NoPool::BadUrl(_) | NoPool::Several(_) => {
-            Missing::ForGood(Failure::new(ExitCode::NoPool, why.to_string()))
-        }
+        NoPool::BadUrl(_) | NoPool::Several(_) => Missing::ForGood(no_pool(&why)),
     })?;
     found.call(Call::Pool).await?;
     Ok(found)
@@ -321,6 +319,11 @@ impl Who {
 }
 
 /// Registers another's NBD server with the pool and watches it.
+        if options.host_id.as_deref() == Some("") {
+            return Err(Failure::usage(
+                "--host-id '' names no machine: leave it out, or say what tells this machine from others",
+            ));
+        }
 async fn donate_foreign(options: cli::Donate) -> Result<(), Failure> {
     if options.no_pool {
         return Err(Failure::usage(

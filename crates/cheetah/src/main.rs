@@ -29,6 +29,7 @@ mod starting;
 mod tend;
 mod up;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser};
 use cli::{Cli, Command};
 use failure::Failure;
@@ -72,6 +73,12 @@ fn main() -> ExitCode {
 
 /// Help and version are parsed as errors, too.
 fn end_of_parsing(error: &clap::Error) -> ExitCode {
+    if let Some(failure) = std::env::args().nth(1).and_then(|command| no_size(error, &command)) {
+        if std::env::args_os().any(|argument| argument == "--json") {
+            output::use_json();
+        }
+        return end(&failure);
+    }
     if error.use_stderr() && std::env::args_os().any(|argument| argument == "--json") {
         output::use_json();
         let text = error.to_string();
@@ -81,6 +88,17 @@ fn end_of_parsing(error: &clap::Error) -> ExitCode {
     // Whoever closed the pipe has seen enough.
     let _ = error.print();
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(1))
+}
+
+/// What stands where a size goes and begins like an option.
+fn no_size(error: &clap::Error, command: &str) -> Option<Failure> {
+    let takes_size = ["donate", "create", "grow"].contains(&command);
+    let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidArg) else { return None };
+    let is_unknown = error.kind() == ErrorKind::UnknownArgument && !given.starts_with("--");
+    (takes_size && is_unknown).then(|| {
+        Failure::usage(format!("'{given}' is neither an option of `cheetah {command}` nor a size"))
+            .advise("write a size as bytes or a number with K, M, G or T, like 512M or 4G")
+    })
 }
 
 fn end(failure: &Failure) -> ExitCode {

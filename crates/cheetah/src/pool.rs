@@ -8,13 +8,21 @@ use crate::output;
 use crate::signals::Signals;
 use cheetah_core::api::{Answer, Call, PoolStatus, Size, VolumeDetail, VolumeStatus};
 use cheetah_core::units::{parse_bytes, show_bytes};
-use cheetah_rim::control::{self, Client, CoordinateOptions, Role, StateAt};
+use cheetah_rim::control::{self, Client, CoordinateOptions, NoPool, Role, StateAt};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use tokio::sync::watch;
 
 pub async fn find(pool: &cli::PoolArg) -> Result<Client, Failure> {
-    control::find_pool(pool.pool.as_deref()).await.map_err(|e| Failure::new(Exit::NoPool, e.to_string()))
+    control::find_pool(pool.pool.as_deref()).await.map_err(|why| no_pool(&why))
+}
+
+/// What is no URL is wrong on the command line, whoever may answer.
+pub fn no_pool(why: &NoPool) -> Failure {
+    match why {
+        NoPool::BadUrl(_) => Failure::usage(why.to_string()),
+        _ => Failure::new(Exit::NoPool, why.to_string()),
+    }
 }
 
 pub fn parse_listen(listen: &str) -> Result<SocketAddr, Failure> {

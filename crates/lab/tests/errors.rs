@@ -193,6 +193,28 @@ fn detach_says_where_it_looked() {
     pool.detach("kept");
 }
 
+#[test]
+fn what_means_nothing_on_a_command_line_is_refused() {
+    let pool = small_pool();
+    let directory = pool.scratch().directory("point").display().to_string();
+    for (arguments, words) in [
+        (&["attach", "kept", &directory, "--listen", "127.0.0.1:0"][..], &["--listen", "--front export"][..]),
+        (&["status", "--pool", "https://10.0.0.1:1"], &["https://10.0.0.1:1", "URL of a coordinator"]),
+        (&["donate", "64M", "--pool", "https://10.0.0.1:1"], &["URL of a coordinator"]),
+        (&["donate", "64M", "--host-id", ""], &["--host-id"]),
+        (&["donate", "-5"], &["'-5'", "512M or 4G"]),
+        (&["create", "x", "-5"], &["'-5'", "512M or 4G"]),
+        (&["create", "-x"], &["'-x'", "512M or 4G"]),
+        (&["grow", "kept", "-1G"], &["'-1G'", "512M or 4G"]),
+    ] {
+        let said = pool.run(arguments);
+        assert_eq!(said.status.code(), Some(2), "{arguments:?}: {}{}", said.out, said.err);
+        names(&said.err, words);
+        assert!(!said.err.contains("-- -"), "{}", said.err);
+    }
+    assert_eq!(pool.volume_status("kept")["attachments"], json!([]));
+}
+
 /// Whoever finds it out, the command or the daemon that it starts.
 #[test]
 fn the_same_failure_has_the_same_code() {
