@@ -180,6 +180,7 @@ pub struct Coordinate {
 #[derive(Debug, Args)]
 pub struct Donate {
     /// How much: 16G, `auto` (what is free less a reserve for the owner), or nbd://HOST:PORT/EXPORT.
+    /// It is lent in whole extents of 64M: of 100M, 64M.
     pub size: String,
     /// Where to listen for clients. Without it: any port of the address by which this machine reaches the pool (of 127.0.0.1
     /// with --no-pool).

@@ -51,6 +51,11 @@ pub async fn donate(options: cli::Donate) -> Result<(), Failure> {
     let plain = stream::Transport::default();
     let kept = swap::keep_arena(&arena);
     let lent = show_bytes(arena.bytes());
+    parse_bytes(&options.size)
+        .ok()
+        .and_then(|asked| left_over(asked, &lent))
+        .iter()
+        .for_each(|why| output::note(why));
     if options.no_pool {
         let listen = options.listen.as_deref().unwrap_or("127.0.0.1:0");
         let endpoint: Endpoint = listen.parse().map_err(Failure::usage)?;
@@ -270,6 +275,14 @@ fn terms(options: &cli::Donate, machine: &Machine) -> Result<Terms, Failure> {
     }
 }
 
+/// What is said of a size that is no whole number of extents.
+fn left_over(asked: u64, lent: &str) -> Option<String> {
+    let (is_whole, extent) = (asked.is_multiple_of(EXTENT_BYTES), show_bytes(EXTENT_BYTES));
+    (!is_whole).then(|| {
+        format!("memory is lent in whole extents of {extent}: of {} that is {lent}", show_bytes(asked))
+    })
+}
+
 /// What the donor is called, and what it goes down with.
 struct Who {
     name: String,
@@ -306,6 +319,11 @@ impl Lender {
 
 impl Who {
     fn of(options: &cli::Donate, lender: Lender) -> Result<Self, Failure> {
+        if options.host_id.as_deref() == Some("") {
+            return Err(Failure::usage(
+                "--host-id '' names no machine: leave it out, or say what tells this machine from others",
+            ));
+        }
         let given = |id: &String| !id.is_empty();
         let host_id = options.host_id.clone().or_else(|| std::env::var("CHEETAH_HOST_ID").ok()).filter(given);
         let Lender { host, machine } = lender;
@@ -319,11 +337,6 @@ impl Who {
 }
 
 /// Registers another's NBD server with the pool and watches it.
-        if options.host_id.as_deref() == Some("") {
-            return Err(Failure::usage(
-                "--host-id '' names no machine: leave it out, or say what tells this machine from others",
-            ));
-        }
 async fn donate_foreign(options: cli::Donate) -> Result<(), Failure> {
     if options.no_pool {
         return Err(Failure::usage(

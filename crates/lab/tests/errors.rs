@@ -229,6 +229,17 @@ fn the_same_failure_has_the_same_code() {
 }
 
 #[test]
+fn memory_that_is_no_whole_number_of_extents_is_said() {
+    let pool = small_pool();
+    let arguments = ["donate", "100M", "--pool", pool.url(), "--listen", "127.0.0.1:0", "--name", "part"];
+    let mut command = pool.command();
+    command.args(arguments).env("CHEETAH_HOST_ID", "part");
+    let mut donor = Process::start("part", command, pool.scratch().path());
+    donor.wait_for_line("ready: donor part lends 64 MiB", wait::SOON);
+    names(&donor.log(), &["whole extents of 64 MiB", "100 MiB"]);
+}
+
+#[test]
 fn an_image_larger_than_the_volume() {
     let pool = small_pool();
     let image = pool.scratch().sparse_file("large.raw", (128 << 20) + 1);
