@@ -98,6 +98,11 @@ pub fn raw(bytes: &[u8]) {
     }
 }
 
+/// A line of another process of ours, on stderr as it is.
+pub fn beside(text: &str) {
+    write_beside(&plain(text));
+}
+
 /// Nobody may be there to read it, which is no reason to end.
 fn write_beside(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");

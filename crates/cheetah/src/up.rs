@@ -18,7 +18,8 @@ use cheetah_rim::control::Client;
 use cheetah_rim::volume::Rule;
 use std::process::Stdio;
 use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::{Child, Command};
+use tokio::process::{Child, ChildStderr, Command};
+use tokio::task::JoinHandle;
 
 const VOLUME: &str = "scratch";
 /// Beyond the volume's share, for `create` beside it. Memory that nobody writes to costs nothing.
@@ -28,6 +29,32 @@ const SPARE_EXTENTS: u64 = 8;
 struct Member {
     child: Child,
     what: String,
+    says: Says,
+}
+
+/// What a member says on stderr, passed on until its end is wanted: then it would tell of losses that are none.
+struct Says(JoinHandle<()>);
+
+impl Says {
+    fn pass_on(stderr: ChildStderr) -> Says {
+        let mut lines = BufReader::new(stderr).lines();
+        Says(tokio::spawn(async move {
+            while let Ok(Some(line)) = lines.next_line().await {
+                output::beside(&line);
+            }
+        }))
+    }
+
+    /// All of it, of a member that has ended.
+    async fn to_its_end(mut self) {
+        let _ = (&mut self.0).await;
+    }
+}
+
+impl Drop for Says {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 pub async fn up(options: cli::Up) -> Result<(), Failure> {
@@ -45,6 +72,8 @@ pub async fn up(options: cli::Up) -> Result<(), Failure> {
         Some(attachment) => attachment.serve_until(watch(&mut members, &mut signals)).await,
         None => Ok(()),
     };
+    members.iter().for_each(|member| member.says.0.abort());
+    output::note(&format!("the pool ends, and with it volume {VOLUME} and all that it held"));
     for member in members.iter_mut().rev() {
         end(member).await;
     }
@@ -152,21 +181,25 @@ async fn start(what: &str, arguments: &[&str]) -> Result<(Member, String), Failu
         .env("CHEETAH_LOG", std::env::var("CHEETAH_LOG").unwrap_or_else(|_| "warn".into()))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
         // Ctrl-C goes to a whole process group; the members are ended one by one instead.
         .process_group(0)
         .kill_on_drop(true)
         .spawn()
         .map_err(|e| fault(e.to_string()))?;
-    let stdout = child.stdout.take().ok_or_else(|| fault("it has no output".into()))?;
+    let none = || fault("it has no output".into());
+    let stdout = child.stdout.take().ok_or_else(none)?;
+    let says = Says::pass_on(child.stderr.take().ok_or_else(none)?);
     let mut lines = BufReader::new(stdout).lines();
     while let Some(line) = lines.next_line().await.map_err(|e| fault(e.to_string()))? {
         if let Some(rest) = line.strip_prefix("ready: ") {
             let rest = rest.to_owned();
             tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
-            return Ok((Member { child, what: what.to_owned() }, rest));
+            return Ok((Member { child, what: what.to_owned(), says }, rest));
         }
     }
     let status = child.wait().await.map_or_else(|e| e.to_string(), |status| status.to_string());
+    says.to_its_end().await;
     Err(fault(format!("it ended with {status}; its message is above")))
 }
 

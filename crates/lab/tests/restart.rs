@@ -256,9 +256,16 @@ fn up_serves_a_volume_in_one_command_and_ends_cleanly() {
     tools::run("qemu-io", ["-f", "raw", "-c", "read -P 0x21 0 1M", uri]);
 
     // Ctrl-C.
+    let said_before = up.log().lines().count();
     up.signal(Signal::INT);
     let status = up.wait_for_end(wait::SOON);
     assert!(status.success(), "{status}: {}", up.log());
+    let log = up.log();
+    let said: Vec<&str> = log.lines().skip(said_before).collect();
+    assert!(
+        matches!(said[..], [line] if line.contains("the pool ends")),
+        "an end on purpose alarms: {said:?}"
+    );
     assert_nothing_left(&pool);
 }
 
