@@ -134,7 +134,7 @@ impl LeaveReport {
             if polls % IDLE_EVERY == 0 && !self.done {
                 let idle = idle(pool, self.donor).await.unwrap_or_default();
                 if idle != self.waits_for_writers_of {
-                    bar.suspend(|| tell_idle(options, &idle));
+                    tell_idle(options, &idle);
                     self.waits_for_writers_of = idle;
                 }
             }

@@ -53,7 +53,7 @@ fn main() -> ExitCode {
     // Colours are for a terminal; names of modules are for nobody who reads this.
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(|| output::Log)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
         // A closed stderr is no reason to say so on it.

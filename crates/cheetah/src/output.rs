@@ -6,10 +6,12 @@
 
 use crate::failure::{Exit, Failure};
 use cheetah_core::text::is_harmless;
+use indicatif::ProgressBar;
 use serde::Serialize;
 use std::borrow::Cow;
 use std::io::{ErrorKind, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 /// Of every document that is printed with `--json`; it grows when a field changes its meaning or goes.
@@ -85,9 +87,12 @@ fn write_out(text: &str) {
 
 /// Bytes on stdout as they are.
 pub fn raw(bytes: &[u8]) {
-    let mut out = std::io::stdout().lock();
-    // Flushed, so that a reader that waits for `ready:` through a pipe gets it now.
-    match out.write_all(bytes).and_then(|()| out.flush()) {
+    let written = above_bar(|| {
+        let mut out = std::io::stdout().lock();
+        // Flushed, so that a reader that waits for `ready:` through a pipe gets it now.
+        out.write_all(bytes).and_then(|()| out.flush())
+    });
+    match written {
         Ok(()) => {}
         // Whoever read it has seen enough.
         Err(e) if e.kind() == ErrorKind::BrokenPipe => {}
@@ -105,7 +110,41 @@ pub fn beside(text: &str) {
 
 /// Nobody may be there to read it, which is no reason to end.
 fn write_beside(text: &str) {
-    let _ = writeln!(std::io::stderr().lock(), "{text}");
+    let _ = above_bar(|| writeln!(std::io::stderr().lock(), "{text}"));
+}
+
+/// The bar that is drawn on the last line of the terminal, if one is.
+static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
+pub fn set_bar(bar: Option<ProgressBar>) {
+    *BAR.lock().unwrap_or_else(PoisonError::into_inner) = bar;
+}
+
+/// What is printed stands above the bar, on lines of its own.
+fn above_bar<T>(print: impl FnOnce() -> T) -> T {
+    let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    match bar {
+        Some(bar) => bar.suspend(print),
+        None => print(),
+    }
+}
+
+/// Where the log goes; it comes line by line.
+#[derive(Clone, Copy, Debug)]
+pub struct Log;
+
+impl Write for Log {
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        above_bar(|| std::io::stderr().lock().write(line))
+    }
+
+    fn write_all(&mut self, line: &[u8]) -> std::io::Result<()> {
+        above_bar(|| std::io::stderr().lock().write_all(line))
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Text as it may be shown, whoever it comes from.

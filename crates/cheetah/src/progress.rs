@@ -1,7 +1,7 @@
 //! How far a command is, on stderr: a bar on a terminal, else a line each few seconds; with `--json` an object on each.
 //!
 //! Owns which of these, and when. Never: stdout, which is the report's; or the arithmetic (`core::progress`).
-//! Called by `load` and `leave`. Tests: `lab/tests/reports.rs`.
+//! Called by `load` and `leave`. Tests: below; `lab/tests/reports.rs`.
 
 use crate::output;
 use cheetah_core::progress::Meter;
@@ -36,7 +36,9 @@ impl Shown {
     pub fn start(what: &'static str, subject: &str, bytes: u64) -> Shown {
         let done = Arc::new(AtomicU64::new(0));
         let show = if !output::is_json() && std::io::stderr().is_terminal() {
-            Show::Bar(bar(what, bytes))
+            let bar = bar(what, bytes);
+            output::set_bar(Some(bar.clone()));
+            Show::Bar(bar)
         } else {
             let (until, ended) = mpsc::channel();
             let (counted, subject) = (done.clone(), subject.to_owned());
@@ -62,26 +64,36 @@ impl Shown {
         }
     }
 
-    /// Prints beside it.
-    pub fn suspend(&self, print: impl FnOnce()) {
-        match &self.show {
-            Show::Bar(bar) => bar.suspend(print),
-            Show::Lines { .. } | Show::Nothing => print(),
-        }
-    }
+    pub fn finish_and_clear(self) {}
+}
 
-    pub fn finish_and_clear(self) {
+impl Drop for Shown {
+    fn drop(&mut self) {
         if let Show::Bar(bar) = &self.show {
             bar.finish_and_clear();
+            output::set_bar(None);
         }
     }
 }
 
 fn bar(what: &'static str, bytes: u64) -> ProgressBar {
-    let style = "{msg} {percent:>3}% [{bar:30}] {bytes} of {total_bytes}, {binary_bytes_per_sec}, {eta} left";
-    let style = ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
+    let columns = rustix::termios::tcgetwinsize(std::io::stderr()).map_or(0, |size| size.ws_col);
+    let style =
+        ProgressStyle::with_template(template(columns)).unwrap_or_else(|_| ProgressStyle::default_bar());
     // What begins together stands below each other.
     ProgressBar::new(bytes).with_style(style.progress_chars("=> ")).with_message(format!("{what:<8}"))
+}
+
+/// What fits on one line of so many columns; zero are not known. The bar takes what the rest leaves.
+fn template(columns: u16) -> &'static str {
+    match columns {
+        0 | 90.. => {
+            "{msg} {percent:>3}% [{wide_bar}] {bytes} of {total_bytes}, {binary_bytes_per_sec}, {eta} left"
+        }
+        50.. => "{msg} {percent:>3}% [{wide_bar}] {binary_bytes_per_sec}, {eta} left",
+        20.. => "{msg} {percent:>3}% [{wide_bar}]",
+        _ => "{percent:>3}%",
+    }
 }
 
 fn tell(what: &str, subject: &str, bytes: u64, done: &AtomicU64, ended: &mpsc::Receiver<()>) {
@@ -101,5 +113,33 @@ fn tell(what: &str, subject: &str, bytes: u64, done: &AtomicU64, ended: &mpsc::R
             }
             false => output::note(&format!("{what} {subject}: {}", progress.text())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The longest that stands in the place of each.
+    fn columns_beside_the_bar(template: &str) -> usize {
+        let longest = [
+            ("{msg}", "checking"),
+            ("{percent:>3}", "100"),
+            ("{wide_bar}", "=>"),
+            ("{bytes}", "1023.99 GiB"),
+            ("{total_bytes}", "1023.99 GiB"),
+            ("{binary_bytes_per_sec}", "1023.99 MiB/s"),
+            ("{eta}", "59m"),
+        ];
+        longest.iter().fold(template.to_owned(), |text, (name, value)| text.replace(name, value)).len()
+    }
+
+    #[test]
+    fn the_bar_and_what_stands_beside_it_fit_on_one_line() {
+        for columns in [8, 19, 20, 40, 49, 50, 80, 89, 90, 200] {
+            assert!(columns_beside_the_bar(template(columns)) <= usize::from(columns), "{columns}");
+        }
+        assert!(template(40).contains("{wide_bar}") && template(80).contains("{eta}"));
+        assert_eq!(template(0), template(200), "where the width is not known");
     }
 }

@@ -1,7 +1,7 @@
 //! What commands report: JSON as docs/JSON.md says, one line about all, progress beside it, the coordinator's record.
 
 use cheetah_lab::pool::Pool;
-use cheetah_lab::wait;
+use cheetah_lab::{tools, wait};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::process::Stdio;
@@ -140,6 +140,34 @@ fn progress_is_lines_where_there_is_no_terminal() {
     let line = said.err.lines().find(|line| line.starts_with("cheetah: loading case: "));
     let line = line.unwrap_or_else(|| panic!("{said:?}"));
     assert!(line.contains(" %, ") && line.contains(" of 1 GiB, ") && line.contains("/s, "), "{line}");
+}
+
+/// What is said beside the bar has lines of its own, and the bar one line, however narrow the terminal is.
+#[test]
+fn a_bar_on_a_narrow_terminal_takes_one_line() {
+    let mut pool = Pool::start();
+    pool.donate("one", "512M");
+    let image = pool.scratch().sparse_file("image", 256 << 20);
+    let program = pool.command();
+    let load = format!(
+        "stty cols 40; CHEETAH_LOG=debug {} load {} case",
+        program.get_program().display(),
+        image.display()
+    );
+    let mut script = tools::command("script");
+    script.args(["-qec", &load, "/dev/null"]);
+    script.envs(program.get_envs().filter_map(|(key, value)| Some((key, value?))));
+    let output = tools::output(&mut script);
+    let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{shown}");
+    let pieces: Vec<&str> = shown.split(['\r', '\n']).filter(|piece| piece.contains("% [")).collect();
+    assert!(!pieces.is_empty(), "{shown:?}");
+    for piece in pieces {
+        let bar = &piece[..=piece.find(']').unwrap_or_else(|| panic!("{piece:?}"))];
+        let plain = bar.rsplit("\u{1b}[").next().unwrap_or(bar);
+        assert!(plain.chars().count() <= 41, "{piece:?}");
+        assert!(!piece.contains("DEBUG") && !piece.contains("WARN"), "{piece:?}");
+    }
 }
 
 #[test]
