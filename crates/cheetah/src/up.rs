@@ -46,7 +46,7 @@ impl Says {
     }
 
     /// All of it, of a member that has ended.
-    async fn to_its_end(mut self) {
+    async fn until_its_end(mut self) {
         let _ = (&mut self.0).await;
     }
 }
@@ -199,7 +199,7 @@ async fn start(what: &str, arguments: &[&str]) -> Result<(Member, String), Failu
         }
     }
     let status = child.wait().await.map_or_else(|e| e.to_string(), |status| status.to_string());
-    says.to_its_end().await;
+    says.until_its_end().await;
     Err(fault(format!("it ended with {status}; its message is above")))
 }
 

@@ -30,7 +30,7 @@ fn comes_through_tar(pool: &Pool, path: &Path, wanted: &str) {
     tools::expect_success(pack.arg("-C").arg(directory).arg("-cSf").arg(&archive).arg(name));
     let mut unpack = tools::command("tar");
     tools::expect_success(unpack.arg("-C").arg(&out).arg("-xf").arg(&archive));
-    assert_eq!(hash::of_file(&out.join(name)), wanted, "tar -S lost something");
+    assert_eq!(hash::of_file(out.join(name)), wanted, "tar -S lost something");
     let copy = pool.scratch().join("copy");
     let mut copying = tools::command("cp");
     tools::expect_success(copying.arg("--sparse=auto").arg(path).arg(&copy));

@@ -163,7 +163,7 @@ impl Requests {
                 self.changes.landed(filled_by(len as u64), failed);
             }
             Kind::Walk => {
-                if let Some(Walk { what: What::Zero { keep }, range }) = self.ranges().get(&unique) {
+                if let Some(Walk { what: What::Zero { keep }, range, .. }) = self.ranges().get(&unique) {
                     let filled = if *keep { filled_by(range.step().into()) } else { FILLED_BY_HOLES };
                     self.changes.landed(filled, failed);
                 }
