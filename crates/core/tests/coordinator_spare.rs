@@ -41,7 +41,7 @@ fn homeless(detail: &VolumeDetail) -> Option<u64> {
 
 fn at_stake(answer: Result<Answer, Refusal>) -> Vec<AtStake> {
     match answer.expect("there is room") {
-        Answer::Leaving(Leaving { at_stake }) => at_stake,
+        Answer::Leaving(Leaving { at_stake, .. }) => at_stake,
         other => panic!("{other:?}"),
     }
 }

@@ -69,9 +69,7 @@ fn a_donor_that_falls_silent_beside_an_idle_writer_is_rebuilt() {
     pool.donor(&victim).signal(Signal::STOP);
     wait::until("the idle volume to be whole without the donor", LIMIT, || {
         let volume = pool.volume_status("idle");
-        volume["health"] == "whole"
-            && volume["bytes_lost"] == 0
-            && !pool.holders("idle", 0).iter().any(|holder| *holder == victim)
+        volume["health"] == "whole" && volume["bytes_lost"] == 0 && !pool.holders("idle", 0).contains(&victim)
     });
     let said = tools::run("qemu-io", ["-r", "-f", "raw", "-c", "read -P 0x5a 0 60M", &uri]);
     assert!(!said.contains("failed"), "{said}");
