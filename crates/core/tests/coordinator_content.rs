@@ -263,7 +263,7 @@ fn a_volume_that_is_made_for_a_load_is_never_empty() {
     assert!(lease.fresh, "every block is zero");
     assert_eq!(state(&mut world), ContentState::Loading);
     tell(&mut world, lease.token, Tell { untouched: true, ..Tell::default() });
-    is_unusable(&mut world);
+    refused(attach(&mut world, Attach::new(true, "bob")), &["is being filled by eve"]);
     world.detach("v", lease.token).expect("given back");
     is_unusable(&mut world);
     let mut world = made();
