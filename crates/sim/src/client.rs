@@ -270,10 +270,7 @@ impl World {
                 if let Some(map) = renewed.map {
                     self.new_map(c, map);
                 }
-                if !renewed.silent.is_empty() && self.clients[c].machine.is_some() {
-                    self.count("writers told of donors that are silent");
-                    self.step_client(c, Event::Silent(renewed.silent));
-                }
+                self.told_of_silence(c, renewed.silent);
                 self.after(0, Ev::Client(c, ClientEv::Tick(Tick::Renew)));
             }
             Some(Err(refusal)) if refusal.code == RefusalCode::Gone => self.lease_is_gone(c),

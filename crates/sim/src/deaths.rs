@@ -10,6 +10,7 @@ use crate::world::{Ev, World, say};
 use cheetah_core::limits::{MILLISECOND_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, VolumeId};
 use cheetah_core::units::Time;
+use cheetah_core::volume::Event;
 
 /// From the death of a donor's process until the coordinator has recorded it, beside what messages take.
 const SET_ASIDE_WITHIN_NS: u64 = SECOND_NS;
@@ -102,6 +103,14 @@ impl World {
         }
         if !self.director.first_deaths.is_empty() && !self.director.healing {
             self.after(50 * MILLISECOND_NS, Ev::FirstDeath);
+        }
+    }
+
+    /// The coordinator has not heard of donors for long, and whoever writes asks them.
+    pub(crate) fn told_of_silence(&mut self, c: usize, silent: Vec<DonorId>) {
+        if !silent.is_empty() && self.clients[c].machine.is_some() {
+            self.count("writers told of donors that are silent");
+            self.step_client(c, Event::Silent(silent));
         }
     }
 

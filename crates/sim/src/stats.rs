@@ -23,6 +23,7 @@ pub const COVERAGE: &[&str] = &[
     "links refenced with a newer session",
     "donors asked whether they are there",
     "donors found to have ended",
+    "writers told of donors that are silent",
     "links opened anew beside a connection that hung",
     "writes that came late on an old connection",
     "writes torn by a lost connection",

@@ -215,6 +215,24 @@ fn content_shapes() -> Vec<(&'static str, Value)> {
     ]
 }
 
+/// Those that callers send.
+fn bodies() -> Vec<(&'static str, Value)> {
+    let bodies = calls().into_iter().filter_map(|call| {
+        let name = match call {
+            Call::Join(_) => "Join",
+            Call::Sync { .. } => "Sync",
+            Call::Attach { .. } => "Attach",
+            Call::Renew { .. } => "Renew",
+            Call::Create(_) => "Create",
+            Call::Amend { .. } => "Amend",
+            Call::Tell { .. } => "Tell",
+            _ => return None,
+        };
+        Some((name, serde_json::from_slice(&wire(&call).body).expect("JSON")))
+    });
+    bodies.collect()
+}
+
 /// One of each shape, by the name of its schema, with every option present.
 fn shapes() -> Vec<(&'static str, Value)> {
     let route = Route { name: "d".into(), address: "a".into(), foreign_export: Some(String::new()) };
@@ -265,19 +283,6 @@ fn shapes() -> Vec<(&'static str, Value)> {
     let (pool, addresses) = (PoolId(1), vec!["a".to_owned()]);
     let pool =
         PoolStatus { version: 1, pool, bytes_total: 1, bytes_free: 1, donors, volumes, addresses, strangers };
-    let bodies = calls().into_iter().filter_map(|call| {
-        let name = match call {
-            Call::Join(_) => "Join",
-            Call::Sync { .. } => "Sync",
-            Call::Attach { .. } => "Attach",
-            Call::Renew { .. } => "Renew",
-            Call::Create(_) => "Create",
-            Call::Amend { .. } => "Amend",
-            Call::Tell { .. } => "Tell",
-            _ => return None,
-        };
-        Some((name, serde_json::from_slice(&wire(&call).body).expect("JSON")))
-    });
     let (map_of, unconfirmed) = (map.clone(), vec![DONOR]);
     let beside = vec![Beside { holder: "x".into(), read_only: true }];
     let attached = Attached {
@@ -292,7 +297,7 @@ fn shapes() -> Vec<(&'static str, Value)> {
         beside: beside.clone(),
     };
     let refusal = Refusal { code: RefusalCode::PoolFull, message: String::new() };
-    let mut shapes: Vec<(&str, Value)> = bodies.collect();
+    let mut shapes = bodies();
     shapes.extend([
         ("Leave", json!(LeaveBody { force: true })),
         ("Grow", json!(GrowBody { size: Size::All })),
