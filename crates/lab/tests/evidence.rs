@@ -162,12 +162,6 @@ fn a_load_that_is_killed_is_incomplete_and_goes_on_from_there() {
     pool.detach("half");
     let other = pool.scratch().sparse_file("other.raw", LONG_BYTES).display().to_string();
     names(&pool.fails(["load", &other, "half", "--resume"]), &["another", "--overwrite"]);
-    // What is there is compared, not believed.
-    let path = pool.attach_fuse("half", &["--incomplete", "--writable"]).path;
-    let file = File::options().write(true).open(&path).expect("writable");
-    file.write_all_at(b"not what the image has", 100).expect("written");
-    drop(file);
-    pool.detach("half");
     let report = pool.json(["load", &image.display().to_string(), "half", "--resume"]);
     assert_eq!(report["verified"], true, "{report}");
     let sha256 = hash::of_file(&image);
@@ -176,6 +170,16 @@ fn a_load_that_is_killed_is_incomplete_and_goes_on_from_there() {
     assert_eq!((&now["state"], &now["load"]["check"]), (&json!("loaded"), &json!("same")), "{now}");
     assert_eq!(now["load"]["sha256"], sha256.as_str());
     assert_eq!(now["written"], Value::Null);
+    // What a tool wrote since is not gone over.
+    let path = pool.attach_fuse("half", &["--writable"]).path;
+    let file = File::options().write(true).open(&path).expect("writable");
+    file.write_all_at(b"not what the image has", 100).expect("written");
+    drop(file);
+    pool.detach("half");
+    let refused = pool.run(["load", &image.display().to_string(), "half", "--resume"]);
+    assert_eq!(refused.status.code(), Some(4), "{}", refused.err);
+    names(&refused.err, &["was written by", "--overwrite"]);
+    assert_ne!(content(&pool, "half")["written"], Value::Null);
 }
 
 /// Before it had the right to write: what it made holds nothing of the image, and is not to be taken for it.
