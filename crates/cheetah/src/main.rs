@@ -96,6 +96,9 @@ fn no_size(error: &clap::Error, command: &str) -> Option<Failure> {
     let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidArg) else { return None };
     let is_unknown = error.kind() == ErrorKind::UnknownArgument && !given.starts_with("--");
     (takes_size && is_unknown).then(|| {
+        // Of `-1G` the parser names `-1`.
+        let typed = std::env::args().find(|argument| argument.starts_with(given.as_str()));
+        let given = typed.as_deref().unwrap_or(given.as_str());
         Failure::usage(format!("'{given}' is neither an option of `cheetah {command}` nor a size"))
             .advise("write a size as bytes or a number with K, M, G or T, like 512M or 4G")
     })

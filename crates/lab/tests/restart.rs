@@ -157,8 +157,11 @@ fn an_attachment_of_another_namespace_lives() {
     let time = ["--time", "--boottime", "500000", "--monotonic", "500000"];
     for namespaces in [&time[..], &["--pid", "--mount-proc"]] {
         let attached = attach_in(&pool, namespaces);
-        let place =
-            pool.volume_status("case")["attachments"][0]["place"].as_str().expect("a place").to_owned();
+        // It is said with the first renewal.
+        let place = wait::for_some("the place of the export", wait::SOON, || {
+            let status = pool.volume_status("case");
+            status["attachments"][0]["place"].as_str().filter(|place| !place.is_empty()).map(str::to_owned)
+        });
         let said = pool.run(["attach", "case", "--front", "export"]);
         assert_eq!(said.status.code(), Some(4), "{}", said.err);
         assert!(said.err.contains("attached on this machine already"), "{}", said.err);

@@ -212,6 +212,7 @@ fn content_shapes() -> Vec<(&'static str, Value)> {
         ("Fill", json!(fill())),
         ("ByteRange", json!(tell().unreadable[0])),
         ("Loaded", json!(tell().loaded)),
+        ("ToLoad", json!(ToLoad { source: fill().source, by: "x".to_owned() })),
     ]
 }
 
