@@ -25,6 +25,8 @@ use tokio::process::{Child, Command};
 
 /// Longer than any request may take, so that a daemon that ends is never taken for one that hangs.
 const END_TIME: Duration = Duration::from_secs(40);
+/// What a killed process takes to give its memory back.
+const DYING_TIME: Duration = Duration::from_secs(5);
 
 /// Of each of the daemon's threads, whose memory is present from the beginning.
 const THREAD_STACK_BYTES: &str = "524288";
@@ -33,7 +35,7 @@ pub async fn attach(options: cli::Attach) -> Result<(), Failure> {
     let pool = find(&options.pool).await?;
     let directory = RuntimeDir::open()?;
     if let Some(record) = directory.load(&options.name)? {
-        match RuntimeDir::open()?.try_claim(&options.name)? {
+        match claim_of_ended(&record)? {
             None => return Err(Failure::new(Exit::Refused, attached_already(&record))),
             Some(claim) => clean_up(claim, &record).await?,
         }
@@ -202,9 +204,16 @@ pub async fn detach(options: cli::Detach) -> Result<(), Failure> {
     let Some(record) = directory.load(&options.name)? else {
         return Err(not_attached(&options, &directory).await);
     };
-    match RuntimeDir::open()?.try_claim(&options.name)? {
-        None => end_daemon(&directory, &record)?,
-        Some(claim) => clean_up(claim, &record).await?,
+    let ended = match claim_of_ended(&record)? {
+        None => end_daemon(&directory, &record),
+        Some(claim) => clean_up(claim, &record).await,
+    };
+    if let Err(failure) = ended {
+        // It may have been killed while it was asked.
+        match claim_of_ended(&record)? {
+            Some(claim) => clean_up(claim, &record).await?,
+            None => return Err(failure),
+        }
     }
     crate::pool::done(&options.json, &format!("detached {}", record.name))
 }
@@ -261,6 +270,25 @@ fn end_daemon(directory: &RuntimeDir, record: &Record) -> Result<(), Failure> {
         return Err(Failure::failed(format!("the daemon (process {}) has not ended yet", record.pid)));
     }
     Ok(())
+}
+
+/// The place of a daemon that has ended. One that was killed just now has its lock until the last of its threads is gone.
+fn claim_of_ended(record: &Record) -> Result<Option<Claim>, Failure> {
+    let patience = Instant::now() + if is_running(record.pid) { Duration::ZERO } else { DYING_TIME };
+    loop {
+        let claim = RuntimeDir::open()?.try_claim(&record.name)?;
+        if claim.is_some() || Instant::now() >= patience {
+            return Ok(claim);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whether there is such a process as seen from here: in another namespace it has another number.
+fn is_running(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    state.is_some_and(|state| !matches!(state, 'Z' | 'X'))
 }
 
 fn no_answer(Record { name, pid, .. }: &Record) -> Failure {
