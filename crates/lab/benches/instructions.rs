@@ -43,7 +43,7 @@ mod counts {
     /// parity:4+1, whole rows.
     pub const WRITE_1M: u64 = 15_817;
     /// parity:4+1, inside a row: the old data and parity are read first.
-    pub const WRITE_4K: u64 = 14_089;
+    pub const WRITE_4K: u64 = 15_506;
     /// What was read ahead: 4 KiB that are there, in order and in none, where a stream is looked for each time; and
     /// 64 KiB of a stream with their share of the fetching.
     pub const CACHED_4K: u64 = 3054;
