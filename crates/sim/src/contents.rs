@@ -121,6 +121,8 @@ impl Contents {
     /// A load is let in.
     fn begins(&mut self, source: usize, size: u64, from: FillFrom, given: &Attached) -> Result<(), String> {
         let known = self.volumes.contains_key(&given.map.volume);
+        // Then another load may have begun it, whose loader never heard that.
+        let sought = self.is_sought(&given.map.name);
         let held = self.volumes.entry(given.map.volume).or_default();
         let load = given.content.load.as_ref();
         let done = load.map_or(u64::MAX, |load| load.bytes_done);
@@ -135,7 +137,9 @@ impl Contents {
             FillFrom::Fresh if held.written || matches!(held.stage, Stage::Whole | Stage::Half) => {
                 "and it was written or loaded before"
             }
-            FillFrom::Resume if held.source != Some(source) => "and nobody had begun to load that source",
+            FillFrom::Resume if held.source != Some(source) && !sought => {
+                "and nobody had begun to load that source"
+            }
             FillFrom::Resume if held.written => "and a tool has written it since",
             FillFrom::Resume if done > held.acknowledged => "and more counts as loaded than was acknowledged",
             _ => "",
