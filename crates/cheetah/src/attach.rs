@@ -204,15 +204,14 @@ pub async fn detach(options: cli::Detach) -> Result<(), Failure> {
     let Some(record) = directory.load(&options.name)? else {
         return Err(not_attached(&options, &directory).await);
     };
-    let ended = match claim_of_ended(&record)? {
-        None => end_daemon(&directory, &record),
-        Some(claim) => clean_up(claim, &record).await,
-    };
-    if let Err(failure) = ended {
-        // It may have been killed while it was asked.
-        match claim_of_ended(&record)? {
-            Some(claim) => clean_up(claim, &record).await?,
-            None => return Err(failure),
+    match claim_of_ended(&record)? {
+        Some(claim) => clean_up(claim, &record).await?,
+        None => {
+            if let Err(failure) = end_daemon(&directory, &record) {
+                // It may have been killed while it was asked.
+                let claim = claim_of_ended(&record)?.ok_or(failure)?;
+                clean_up(claim, &record).await?;
+            }
         }
     }
     crate::pool::done(&options.json, &format!("detached {}", record.name))
