@@ -1,6 +1,6 @@
 //! The kernel's list of mounts, `/proc/self/mountinfo`, read without touching what is mounted.
 //!
-//! Owns: its format, and the list of processes, which have one each. Never: a `stat` of a mount point, which a dead or stopped
+//! Owns: its format, and the list of processes, which have one each, with their names. Never: a `stat` of a mount point, which a dead or stopped
 //! server would fail or hang. Called by `fuse` and `loopdev::holders`. Tests: below.
 
 use std::ffi::OsString;
@@ -42,6 +42,13 @@ pub(crate) fn processes() -> Vec<PathBuf> {
     let is_pid = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit()) && name != own;
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter(|entry| entry.file_name().to_str().is_some_and(is_pid)).map(|entry| entry.path()).collect()
+}
+
+/// `process 12 (dd)`, of such a folder.
+pub(crate) fn shown(process: &Path) -> String {
+    let pid = process.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let command = std::fs::read_to_string(process.join("comm")).unwrap_or_default();
+    format!("process {pid} ({})", command.trim())
 }
 
 /// Lines of another form are left out: a newer kernel may have more to say.

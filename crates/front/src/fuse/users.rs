@@ -91,17 +91,10 @@ impl Namespace {
                 continue;
             }
             let Ok(text) = fs::read(process.join("mountinfo")) else { continue };
-            all.push(Namespace { of: Some(shown(&process)), entries: mountinfo::parse(&text) });
+            all.push(Namespace { of: Some(mountinfo::shown(&process)), entries: mountinfo::parse(&text) });
         }
         all
     }
-}
-
-/// `process 12 (dd)`
-fn shown(process: &Path) -> String {
-    let pid = process.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let command = fs::read_to_string(process.join("comm")).unwrap_or_default();
-    format!("process {pid} ({})", command.trim())
 }
 
 fn same_file_system(one: &MountEntry, other: &MountEntry) -> bool {
@@ -183,11 +176,11 @@ fn processes(mount: &Mount<'_>, namespaces: &[Namespace], count: u64) -> Vec<Str
     for process in mountinfo::processes() {
         let open = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
         if open.into_iter().any(|descriptor| is_ours(&descriptor.path())) {
-            found.push(format!("it is open in {}", shown(&process)));
+            found.push(format!("it is open in {}", mountinfo::shown(&process)));
         } else if ["cwd", "root"].iter().any(|link| is_ours(&process.join(link))) {
-            found.push(format!("{} is there", shown(&process)));
+            found.push(format!("{} is there", mountinfo::shown(&process)));
         } else if count > 0 && maps(&process, mount.entry) {
-            found.push(format!("it is mapped in {}", shown(&process)));
+            found.push(format!("it is mapped in {}", mountinfo::shown(&process)));
         }
     }
     found

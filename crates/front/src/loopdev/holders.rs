@@ -100,7 +100,6 @@ pub(super) fn of_file(file: &Path, device: &Path) -> Vec<String> {
 fn users(links: &[&str], wanted: impl Fn(&Path) -> Option<PathBuf>) -> Vec<String> {
     let mut users = Vec::new();
     for process in mountinfo::processes() {
-        let pid = process.file_name().unwrap_or_default().to_string_lossy();
         // Read, not followed: what they lead to may hang.
         let of = |link: &&str| match *link {
             "fd" => std::fs::read_dir(process.join("fd"))
@@ -111,8 +110,7 @@ fn users(links: &[&str], wanted: impl Fn(&Path) -> Option<PathBuf>) -> Vec<Strin
             link => wanted(&std::fs::read_link(process.join(link)).ok()?),
         };
         if let Some(path) = links.iter().find_map(of) {
-            let command = std::fs::read_to_string(process.join("comm")).unwrap_or_default();
-            users.push(format!("{} is open in process {pid} ({})", path.display(), command.trim()));
+            users.push(format!("{} is open in {}", path.display(), mountinfo::shown(&process)));
         }
     }
     users
