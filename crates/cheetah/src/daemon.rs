@@ -315,7 +315,8 @@ impl Attachment {
 
     /// Who keeps it from being ready.
     async fn waits_for(&self) -> String {
-        let lost = tokio::time::timeout(WORD_PATIENCE, self.volume.lost()).await.unwrap_or_default();
+        let seen = tokio::time::timeout(WORD_PATIENCE, self.volume.look()).await;
+        let lost = seen.ok().flatten().unwrap_or_default().lost;
         let donor = |(id, why): &(DonorId, String)| format!("{} ({why})", name_in(&self.lease.map, *id));
         match lost.iter().map(donor).collect::<Vec<_>>() {
             none if none.is_empty() => "its donors have not all told what was written last".to_owned(),

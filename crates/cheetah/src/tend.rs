@@ -7,14 +7,14 @@
 use crate::failure::Failure;
 use crate::journal::{Journal, Names};
 use crate::own_fault::{check_files, own_fault};
-use cheetah_core::api::{Answer, Attach, Attached, Call, Refusal, RefusalCode, Renew, VolumeReport};
+use cheetah_core::api::{Answer, Attach, Attached, Call, Refusal, RefusalCode, Renew};
 use cheetah_core::content::{Beside, ContentState, Fill, Tell};
-use cheetah_core::layout::lost_ranges;
+use cheetah_core::layout::{beyond, lost_ranges};
 use cheetah_core::limits::EXCLUDE_NS;
 use cheetah_core::map::{DonorId, VolumeMap};
 use cheetah_rim::control::{CallError, Client, own_name};
 use cheetah_rim::stream::Transport;
-use cheetah_rim::volume::{Tuning, VolumeHandle, VolumeOptions};
+use cheetah_rim::volume::{Seen, Tuning, VolumeHandle, VolumeOptions};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -206,7 +206,8 @@ pub fn beside_notes(lease: &Attached) -> Vec<String> {
 }
 
 /// A volume is of no use where what it holds cannot be reached, though it is there for others; what the pool itself has lost is
-/// another matter, and the rest may be read.
+/// another matter, and the rest may be read. A writer needs more than what can be read: a group that has lost more than redundancy
+/// covers takes no writes at all.
 ///
 /// # Errors
 /// Which donors cannot be reached from this machine, and what to do.
@@ -214,7 +215,9 @@ pub fn check_reached(lease: &Attached, lost: &[(DonorId, String)]) -> Result<(),
     let map = &lease.map;
     let is_lost = |id: DonorId| lost.iter().any(|(lost, _)| *lost == id);
     let is_lost_to_all = |id: DonorId| is_lost(id) && lease.unconfirmed.contains(&id);
-    if lost_ranges(map, is_lost) == lost_ranges(map, is_lost_to_all) {
+    let is_read = lost_ranges(map, is_lost) == lost_ranges(map, is_lost_to_all);
+    let is_written = || beyond(map, is_lost).eq(beyond(map, is_lost_to_all));
+    if is_read && (lease.read_only || is_written()) {
         return Ok(());
     }
     let here = lost.iter().filter(|(id, _)| !lease.unconfirmed.contains(id));
@@ -284,8 +287,8 @@ impl Keeping {
 
 /// Looks for what belongs into the log, also while the coordinator is away.
 async fn keep_journal(mut journal: Journal, volume: VolumeHandle) {
-    loop {
-        journal.look(&volume.lost().await, &volume.report().await);
+    while let Some(seen) = volume.look().await {
+        journal.look(&seen.lost, &seen.report);
         tokio::time::sleep(NEWS_LOOK).await;
     }
 }
@@ -300,7 +303,7 @@ struct News {
 }
 
 impl News {
-    fn of(lost: &[(DonorId, String)], report: &VolumeReport) -> News {
+    fn of(Seen { lost, report }: &Seen) -> News {
         News {
             lost: lost.iter().map(|(id, _)| *id).collect(),
             corrupt_blocks: report.corrupt_blocks.clone(),
@@ -310,12 +313,12 @@ impl News {
     }
 }
 
-/// Resolves when there is news since `told`, or the volume is served somewhere else.
+/// Resolves when there is news since `told`, or the volume is served somewhere else. Of one that is closed there is none.
 async fn has_news(volume: &VolumeHandle, told: &News, place: &mut watch::Receiver<String>, pause: Duration) {
     let look = async {
         loop {
             tokio::time::sleep(pause).await;
-            if News::of(&volume.lost().await, &volume.report().await) != *told {
+            if volume.look().await.is_some_and(|seen| News::of(&seen) != *told) {
                 return;
             }
         }
@@ -336,9 +339,12 @@ async fn renew(keeping: Keeping, mut place: watch::Receiver<String>, writer_besi
     let mut beside = lease.beside.clone();
     // Doubled each time a call is let go of: news that never end must not keep the lease from being renewed.
     let mut pause = NEWS_LOOK;
+    let mut seen = Seen::default();
     loop {
-        let (lost, report) = (volume.lost().await, volume.report().await);
-        let news = News::of(&lost, &report);
+        // While it closes, the lease is kept with what was seen last.
+        seen = volume.look().await.unwrap_or(seen);
+        let news = News::of(&seen);
+        let Seen { lost, report } = seen.clone();
         let shown = place.borrow_and_update().clone();
         let renew = Renew { epoch, place: shown, lost, report: Box::new(report) };
         let renewed = tokio::select! {
@@ -512,6 +518,13 @@ mod tests {
         );
         assert_eq!(check("stripe:3", &[1], &[1]), Ok(()), "it is lost to all, and the rest can be read");
         assert!(check("stripe:3", &[1], &[1, 2]).is_err_and(|said| !said.contains("d1")));
+        let map = VolumeMap { size: 4096, ..lease("parity:2+1", &[]).map };
+        let small = Attached { map, ..lease("parity:2+1", &[]) };
+        let slots: Vec<_> = small.map.groups[0].slots.iter().flat_map(|slot| slot.held).collect();
+        let others = lost(&[slots[1].donor.0, slots[2].donor.0]);
+        assert!(check_reached(&small, &others).is_err(), "what is there can be read, but nothing be written");
+        let reader = Attached { read_only: true, ..small };
+        assert_eq!(check_reached(&reader, &others).map_err(|failure| failure.message), Ok(()));
         assert!(check("parity:2+1", &[1], &[1, 2]).is_err(), "with one lost to all the other is needed");
     }
 }

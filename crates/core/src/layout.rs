@@ -192,14 +192,24 @@ pub struct LostRange {
     pub count: u64,
 }
 
+/// The groups that have lost more than redundancy covers while `is_lost` donors are, each with its number: fewer than k of their
+/// slots have a holder that lives.
+pub fn beyond(map: &VolumeMap, is_lost: impl Fn(DonorId) -> bool) -> impl Iterator<Item = (usize, &Group)> {
+    map.groups.iter().enumerate().filter(move |(_, group)| is_beyond(map, group, &is_lost))
+}
+
+fn is_beyond(map: &VolumeMap, group: &Group, is_lost: impl Fn(DonorId) -> bool) -> bool {
+    let lives = |slot: &&Slot| slot.held.is_some_and(|held| !is_lost(held.donor));
+    group.slots.iter().filter(lives).count() < index(u64::from(map.redundancy.data))
+}
+
 /// What is lost while `is_lost` donors are, merged where neighbours join up: data slots without a holder that lives,
 /// in groups with fewer than k of those; and what the map says is bad beside it.
 pub fn lost_ranges(map: &VolumeMap, is_lost: impl Fn(DonorId) -> bool) -> Vec<LostRange> {
     let (k, unit, group_bytes) = (u64::from(map.redundancy.data), u64::from(map.unit), map.group_bytes());
     let lives = |slot: &Slot| slot.held.is_some_and(|held| !is_lost(held.donor));
-    let is_beyond = |group: &Group| (group.slots.iter().filter(|slot| lives(slot)).count() as u64) < k;
     let mut ranges: Vec<LostRange> = Vec::new();
-    for (g, group) in map.groups.iter().enumerate().filter(|(_, group)| is_beyond(group)) {
+    for (g, group) in beyond(map, &is_lost) {
         let begin = g as u64 * group_bytes;
         let end = (begin + group_bytes).min(map.size);
         for (j, slot) in group.slots.iter().take(index(k)).enumerate().filter(|(_, slot)| !lives(slot)) {
@@ -223,7 +233,7 @@ pub fn lost_ranges(map: &VolumeMap, is_lost: impl Fn(DonorId) -> bool) -> Vec<Lo
     }
     let beside = |bad: &&BadRange| {
         let group = &map.groups[bad.group as usize];
-        !is_beyond(group) || lives(&group.slots[bad.slot as usize])
+        !is_beyond(map, group, &is_lost) || lives(&group.slots[bad.slot as usize])
     };
     for bad in map.bad.iter().filter(beside) {
         push_bad(&mut ranges, map, bad);

@@ -407,7 +407,7 @@ fn over_a_way_of(
 /// Until all that was submitted is queued.
 fn let_it_queue(client: &Client) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(client.volume.report());
+    runtime.block_on(client.volume.look());
 }
 
 /// Writes of all of it, so many bytes at a time.

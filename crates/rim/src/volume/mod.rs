@@ -47,6 +47,15 @@ const CONN_BUSY_BYTES: u64 = 256 << 10;
 /// So many steps of a batch share one look at the clock: it costs as much as a small step, and a batch may be of any length.
 const STEPS_PER_LOOK: usize = 32;
 
+/// What a look at a volume shows.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    /// The donors that cannot be reached, and why.
+    pub lost: Vec<(DonorId, String)>,
+    /// What `status` shows of it.
+    pub report: VolumeReport,
+}
+
 /// How to reach the donors, and as whom.
 #[derive(Clone, Debug)]
 pub struct VolumeOptions {
@@ -86,10 +95,9 @@ pub(super) enum Order {
     Silent(Vec<DonorId>),
     Forget,
     Scrub,
-    Report(oneshot::Sender<VolumeReport>),
+    Look(oneshot::Sender<Option<Seen>>),
     /// Answered when every donor was reached or set aside.
     Settled(oneshot::Sender<Vec<(DonorId, String)>>),
-    Lost(oneshot::Sender<Vec<(DonorId, String)>>),
     Close(oneshot::Sender<()>),
 }
 
@@ -182,19 +190,14 @@ impl VolumeHandle {
         self.order(Order::Scrub);
     }
 
-    /// What `status` shows of it.
-    pub async fn report(&self) -> VolumeReport {
-        self.ask(Order::Report).await
+    /// How it is now. Nothing is to be said of it once it is closed: it then has no donors that could be lost or found.
+    pub async fn look(&self) -> Option<Seen> {
+        self.ask(Order::Look).await
     }
 
     /// Waits until every donor was reached or set aside, and says which were set aside.
     pub async fn settled(&self) -> Vec<(DonorId, String)> {
         self.ask(Order::Settled).await
-    }
-
-    /// The donors that cannot be reached now, and why.
-    pub async fn lost(&self) -> Vec<(DonorId, String)> {
-        self.ask(Order::Lost).await
     }
 
     /// Ends it: what was submitted is still answered, then the connections are closed and the thread ends.
@@ -338,9 +341,11 @@ async fn take_orders(driver: Rc<RefCell<Driver>>, shared: Arc<Shared>) -> onesho
                 Order::Silent(donors) => driver.step(Event::Silent(donors)),
                 Order::Forget => {}
                 Order::Scrub => driver.step(Event::Scrub),
-                Order::Report(answer) => drop(answer.send(driver.machine.report())),
+                Order::Look(answer) => {
+                    let seen = Seen { lost: driver.lost(), report: driver.machine.report() };
+                    drop(answer.send(Some(seen)));
+                }
                 Order::Settled(answer) => driver.settling.push(answer),
-                Order::Lost(answer) => drop(answer.send(driver.lost())),
                 Order::Close(closing) => {
                     let late = {
                         let mut inbox = handle.inbox();
