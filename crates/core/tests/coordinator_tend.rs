@@ -99,6 +99,30 @@ fn what_a_donor_took_with_it_is_rebuilt_and_a_silent_one_is_waited_for_a_while()
     assert_eq!(tenders(&world, "v").len(), 1);
 }
 
+/// Two die one after the other: the one that rebuilt what the first had is the second, and had not given the volume back.
+#[test]
+fn a_tender_that_ends_before_it_gives_the_volume_back_keeps_the_next_out_of_nothing() {
+    let mut world = World::with_donors(&[4; 4]);
+    world.create("v", Size::Bytes(E), Some("mirror:2")).expect("created");
+    let map = world.show("v").map;
+    let out = (1..=4).find(|id| held_by(&map, *id) > 0).expect("a holder");
+    world.leave(&format!("d{out}"), true).expect("forced");
+    world.settle();
+    let lease = attach_yielding(&mut world, "v");
+    world.fill("v", lease.token);
+    world.settle();
+    assert_eq!(tenders(&world, "v"), [], "it is done");
+    let map = world.show("v").map;
+    let out = (1..=4).find(|id| held_by(&map, *id) > 0).expect("a holder");
+    world.leave(&format!("d{out}"), true).expect("forced");
+    world.settle();
+    assert_eq!(tenders(&world, "v").len(), 1);
+    let next = attach_yielding(&mut world, "v");
+    assert!(next.map.epoch > lease.map.epoch, "donors refuse the first from now on");
+    let late = world.renew("v", lease.token, lease.map.epoch);
+    assert_refused(world.answer(late).expect("at once"), RefusalCode::Gone, &[]);
+}
+
 /// What the answer to a renewal says of donors.
 fn silent_to(world: &mut World, token: LeaseToken, epoch: u64) -> Vec<u64> {
     let call = world.renew("v", token, epoch);

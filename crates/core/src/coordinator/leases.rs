@@ -43,7 +43,8 @@ impl Coordinator {
             return Err(refuse(RefusalCode::Unavailable, message));
         }
         let attach = Attach { read_only: self.gets_read_only(id, &attach), ..attach };
-        if !attach.read_only && !attach.yields {
+        // Of two that yield the second was told to come by this coordinator: the first may have ended before it gave back what it had.
+        if !attach.read_only {
             self.send_away(id);
         }
         if let Some(message) = self.in_the_way(id, name, &attach) {
