@@ -82,6 +82,9 @@ pub const FILL_CHUNKS_MAX: u32 = 20;
 /// As many, when some of them are on their way off a machine whose owner needs the memory now: each is of another
 /// fragment, and only a whole fragment frees memory, so few at a time are the sooner complete.
 pub const HURRY_CHUNKS_MAX: u32 = 8;
+/// What can lose no more is rebuilt before anything else for so long, whatever the tools of the volume do: donors that end often
+/// do so together. What takes longer goes on at the tools' pace.
+pub const RUSH_NS: u64 = 5 * SECOND_NS;
 /// How long the users' latency is averaged before the pace of rebuilding changes.
 pub const PACE_WINDOW_NS: u64 = 100 * MILLISECOND_NS;
 /// A read is repeated from redundancy after its donor's own mean latency and four times its deviation, but

@@ -2,7 +2,7 @@
 
 mod volume;
 
-use cheetah_core::limits::{FILL_CHUNKS_MAX, SECOND_NS};
+use cheetah_core::limits::{FILL_CHUNKS_MAX, RUSH_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, Redundancy, VolumeMap};
 use cheetah_core::volume::{Effect, Event, Op, PartError, PartOp};
 use std::collections::BTreeSet;
@@ -70,6 +70,50 @@ fn one_slot_is_filled_by_as_many_chunks_at_once_as_may_be() {
     let (_, sent) = filling();
     let chunks: BTreeSet<u64> = sent.iter().map(|sent| sent.address / CHUNK).collect();
     assert_eq!(chunks, (0..u64::from(FILL_CHUNKS_MAX)).collect());
+}
+
+/// A tool writes a little.
+fn used(world: &mut World) {
+    world.submit(Op::Write, 0, 3 * UNIT);
+    let sent = world.sent();
+    sent.iter().filter(|sent| sent.op == PartOp::Write).for_each(|sent| world.answer(sent.part, Ok(vec![])));
+}
+
+/// The parts that are sent when slot 0 is given to another while a tool uses the volume.
+fn filling_beside_a_tool(redundancy: Redundancy) -> (World, Vec<Sent>) {
+    let mut map: VolumeMap = wide(redundancy);
+    let mut world = World::new(map.clone(), false);
+    (1..=u64::from(redundancy.width())).for_each(|id| world.open(DonorId(id)));
+    used(&mut world);
+    let slot = &mut map.groups[0].slots[0];
+    slot.filling = slot.held.take();
+    map.epoch += 1;
+    world.step(Event::Map(map));
+    let sent = world.sent();
+    (world, sent)
+}
+
+/// How many chunks are read of which nothing was.
+fn begun(sent: &[Sent]) -> usize {
+    let lanes = sent.iter().filter(|sent| sent.op == PartOp::Read);
+    lanes.map(|sent| sent.address).collect::<BTreeSet<u64>>().len()
+}
+
+#[test]
+fn what_can_lose_no_more_is_rebuilt_before_the_tools_but_not_for_long() {
+    let all = FILL_CHUNKS_MAX as usize;
+    for (later, goes_on) in [(0, true), (RUSH_NS, false)] {
+        let (mut world, first) = filling_beside_a_tool(Redundancy { data: 3, parity: 1 });
+        assert_eq!(begun(&first), all);
+        world.now += later;
+        used(&mut world);
+        let next: Vec<Sent> =
+            (0..FILL_CHUNKS_MAX.into()).flat_map(|chunk| complete(&mut world, &first, chunk)).collect();
+        let begun = begun(&next);
+        assert!(if goes_on { begun == all } else { begun < all / 2 }, "{begun} after {later} ns");
+    }
+    let (_, sent) = filling_beside_a_tool(Redundancy { data: 3, parity: 2 });
+    assert!(begun(&sent) < all / 2, "what can lose one more has time: {}", begun(&sent));
 }
 
 #[test]

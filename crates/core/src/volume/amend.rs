@@ -290,9 +290,11 @@ impl Volume {
     pub(super) fn take_on_fills(&mut self) {
         let mut fills = BTreeMap::new();
         for (group, of_group) in (0u32..).zip(&self.map.groups) {
+            let held = of_group.slots.iter().filter(|slot| slot.held.is_some()).count();
             for (slot, places) in (0u32..).zip(&of_group.slots) {
                 let Some(to) = places.filling else { continue };
                 let known = self.fills.remove(&(group, slot)).filter(|fill| fill.to == to);
+                self.upkeep.is_exposed |= known.is_none() && held <= self.geometry.data as usize;
                 fills.insert((group, slot), known.unwrap_or_else(|| Fill::new(to, self.born)));
             }
         }

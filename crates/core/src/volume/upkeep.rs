@@ -18,7 +18,7 @@ use crate::api::VolumeReport;
 use crate::layout::{Scatter, Span};
 use crate::limits::{
     BLOCK_BYTES, DIRTY_AGE_NS, EXTENT_BYTES, FILL_CHUNKS_MAX, FINISH_NS, HURRY_CHUNKS_MAX, READ_TOGETHER_NS,
-    SCRATCH_LARGE_COUNT, SCRUB_EVERY_NS, SECOND_NS, STRIPS_MAX, TICK_NS,
+    RUSH_NS, SCRATCH_LARGE_COUNT, SCRUB_EVERY_NS, SECOND_NS, STRIPS_MAX, TICK_NS,
 };
 use crate::map::{BadRange, DonorId, Placement};
 use crate::units::Time;
@@ -113,6 +113,10 @@ pub(super) struct Upkeep {
     aged_at: Time,
     /// Strips born up to here had to be complete before the next `Age`.
     age_mark: u64,
+    /// A group began to be rebuilt that can lose no more.
+    pub(super) is_exposed: bool,
+    /// Until then such a one goes before the tools.
+    rush_until: Time,
     pub(super) finishing: Option<Time>,
     /// Who is being asked whether it is there.
     asked: BTreeSet<DonorId>,
@@ -223,8 +227,12 @@ impl Volume {
     }
 
     fn start_fills(&mut self, now: Time) {
+        if std::mem::take(&mut self.upkeep.is_exposed) {
+            self.upkeep.rush_until = now + RUSH_NS;
+        }
         let limit = match self.map.hurry {
             true => HURRY_CHUNKS_MAX as usize,
+            false if now < self.upkeep.rush_until => FILL_CHUNKS_MAX as usize,
             false => self.pace.chunks().min(FILL_CHUNKS_MAX as usize),
         };
         let reserve = (SCRATCH_LARGE_COUNT - FILL_CHUNKS_MAX) as usize / 2;
