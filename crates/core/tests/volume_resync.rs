@@ -163,3 +163,32 @@ fn a_lost_block_that_is_written_again_is_acknowledged_once_the_next_attachment_w
     };
     assert!(is_asked_for(&mut world));
 }
+
+/// It could not ask one donor what was written lately, did not hear whether that is excluded, and somebody had it leave meanwhile.
+#[test]
+fn who_waits_for_an_exclusion_goes_on_when_a_map_leaves_the_donor_out() {
+    let mut map = wide(Redundancy { data: 3, parity: 2 });
+    let mut world = World::start(Volume::new(map.clone(), false, false));
+    let last = DonorId(5);
+    (1..last.0).for_each(|donor| world.open(DonorId(donor)));
+    world.refuse(last);
+    let nothing_written = |world: &mut World| {
+        for sent in world.sent() {
+            world.answer(sent.part, Ok(vec![StatusRun { len: sent.len, hole: true }]));
+        }
+    };
+    nothing_written(&mut world);
+    let amends = world.amendments();
+    assert!(amends.iter().any(|amend| amend.exclude.iter().any(|(donor, _)| *donor == last)), "{amends:?}");
+    world.step(Event::Amended(None));
+    map.epoch += 1;
+    map.routes.remove(&last);
+    map.groups[0].slots[4].held = None;
+    world.step(Event::Map(map));
+    let serves = (0..100).any(|_| {
+        world.wake();
+        nothing_written(&mut world);
+        world.volume.has_room()
+    });
+    assert!(serves);
+}

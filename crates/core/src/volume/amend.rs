@@ -86,12 +86,8 @@ impl Volume {
         if exclude.is_empty() && bad.is_empty() && rewritten.is_empty() && !self.upkeep.any_filled {
             return;
         }
-        self.amendments.exclude.retain(|donor, _| self.map.routes.contains_key(donor));
+        self.drop_exclusions();
         let keep = self.kept_slots();
-        let mut exclude = std::mem::take(&mut self.amendments.exclude);
-        // It may come back with all that it has; who waits for its exclusion says so again.
-        exclude.retain(|donor, _| self.has_more_than(*donor, &keep));
-        self.amendments.exclude = exclude;
         let filled = self.filled();
         let Amendments { exclude, bad, rewritten, .. } = &self.amendments;
         let exclude: Vec<(DonorId, String)> =
@@ -107,6 +103,25 @@ impl Volume {
             (exclude_said, amend.rewritten.len());
         (self.amendments.busy, self.amendments.retry_at) = (true, None);
         effects.push(Effect::Amend(amend));
+    }
+
+    /// Forgets who is not to be excluded any more: it is out of the map already, or it would keep all that it has.
+    fn drop_exclusions(&mut self) {
+        self.amendments.exclude.retain(|donor, _| self.map.routes.contains_key(donor));
+        let keep = self.kept_slots();
+        let mut exclude = std::mem::take(&mut self.amendments.exclude);
+        // It may come back with all that it has; who waits for its exclusion says so again.
+        exclude.retain(|donor, _| self.has_more_than(*donor, &keep));
+        self.amendments.exclude = exclude;
+    }
+
+    /// Whether there is still somebody of whom the coordinator has to be told. That changes also by its own word, and by what comes
+    /// of other donors.
+    pub(super) fn still_excludes(&mut self) -> bool {
+        if !self.amendments.busy {
+            self.drop_exclusions();
+        }
+        self.amendments.busy || !self.amendments.exclude.is_empty()
     }
 
     /// Slots of donors that are being excluded which stay theirs.

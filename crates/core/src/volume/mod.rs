@@ -285,6 +285,9 @@ impl Volume {
             Event::Wake => self.wake(now, effects),
         }
         self.upkeep_due |= self.stage == Stage::Linking;
+        if self.stage == Stage::Excluding && !self.still_excludes() {
+            self.stage_amended();
+        }
         self.run(now, effects);
         self.stop_waiting(now);
         self.run(now, effects);
