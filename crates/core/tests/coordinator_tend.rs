@@ -23,6 +23,14 @@ fn attach_yielding(world: &mut World, name: &str) -> Attached {
     }
 }
 
+/// Somebody has a donor leave that holds a part of volume v, of four, without waiting for what it holds.
+fn a_holder_leaves(world: &mut World) {
+    let map = world.show("v").map;
+    let out = (1..=4).find(|id| held_by(&map, *id) > 0).expect("a holder");
+    world.leave(&format!("d{out}"), true).expect("forced");
+    world.settle();
+}
+
 #[test]
 fn what_a_leaving_donor_holds_of_a_volume_at_rest_is_moved_by_who_gets_it() {
     let mut world = World::with_donors(&[4, 4]);
@@ -92,10 +100,7 @@ fn what_a_donor_took_with_it_is_rebuilt_and_a_silent_one_is_waited_for_a_while()
     assert_eq!(tenders(&world, "v"), []);
     world.detach("v", lease.token).expect("detached");
     // One that left for good is not waited for.
-    let map = world.show("v").map;
-    let out = (1..=4).find(|id| held_by(&map, *id) > 0).expect("a holder");
-    world.leave(&format!("d{out}"), true).expect("forced");
-    world.settle();
+    a_holder_leaves(&mut world);
     assert_eq!(tenders(&world, "v").len(), 1);
 }
 
@@ -104,18 +109,12 @@ fn what_a_donor_took_with_it_is_rebuilt_and_a_silent_one_is_waited_for_a_while()
 fn a_tender_that_ends_before_it_gives_the_volume_back_keeps_the_next_out_of_nothing() {
     let mut world = World::with_donors(&[4; 4]);
     world.create("v", Size::Bytes(E), Some("mirror:2")).expect("created");
-    let map = world.show("v").map;
-    let out = (1..=4).find(|id| held_by(&map, *id) > 0).expect("a holder");
-    world.leave(&format!("d{out}"), true).expect("forced");
-    world.settle();
+    a_holder_leaves(&mut world);
     let lease = attach_yielding(&mut world, "v");
     world.fill("v", lease.token);
     world.settle();
     assert_eq!(tenders(&world, "v"), [], "it is done");
-    let map = world.show("v").map;
-    let out = (1..=4).find(|id| held_by(&map, *id) > 0).expect("a holder");
-    world.leave(&format!("d{out}"), true).expect("forced");
-    world.settle();
+    a_holder_leaves(&mut world);
     assert_eq!(tenders(&world, "v").len(), 1);
     let next = attach_yielding(&mut world, "v");
     assert!(next.map.epoch > lease.map.epoch, "donors refuse the first from now on");
