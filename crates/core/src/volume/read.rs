@@ -164,7 +164,9 @@ impl Volume {
         let (group, wrong) = (strip.group, strip.wrong);
         let again = |slot: &u32| wrong & bit(*slot) == 0 && self.source(group, *slot).is_some();
         let again: Slots = slots_of(strip.avoid).filter(again).map(bit).sum();
-        self.strips.get_mut(key).expect("it has read").avoid &= !again;
+        let strip = self.strips.get_mut(key).expect("it has read");
+        strip.avoid &= !again;
+        strip.waits_for_late |= again != 0;
         again != 0
     }
 
@@ -190,7 +192,7 @@ impl Volume {
             return;
         }
         // There is no comparison without all of them, and who waits for its lock needs the same donors.
-        if self.worth_asking() == Trust::Poor || strip.work == Work::Scrub {
+        if self.worth_asking() == Trust::Poor || strip.work == Work::Scrub || strip.waits_for_late {
             return;
         }
         let missed = self.missed_there(strip.group, strip.lo, strip.hi);

@@ -175,6 +175,8 @@ pub(super) struct Strip {
     pub(super) avoid: Slots,
     /// Of those, the ones that gave a bad answer: asking them again is of no use.
     pub(super) wrong: Slots,
+    /// Those that are late are waited for: there is no way round them.
+    pub(super) waits_for_late: bool,
     pub(super) tries: u32,
     pub(super) rests: u32,
     pub(super) still: Still,
@@ -320,6 +322,7 @@ impl Volume {
             have: 0,
             coming: 0,
             avoid: 0,
+            waits_for_late: false,
             wrong: 0,
             tries: 0,
             rests: 0,
