@@ -61,6 +61,21 @@ pub enum Violation {
     },
     /// A chunk whose fields contradict each other or the protocol.
     ChunkMalformed(u16),
+    /// An answer to what is not awaited.
+    Unasked {
+        cookie: u64,
+    },
+    /// An answer to a request that has not left in full.
+    AnsweredEarly,
+    DataOutside {
+        offset: u64,
+        bytes: u32,
+    },
+    /// More data than was asked for, or data for what is no READ.
+    DataUnasked,
+    ReadInPart,
+    StatusUnasked,
+    LedgerUnasked,
 }
 
 impl fmt::Display for Violation {
@@ -110,6 +125,17 @@ impl fmt::Display for Violation {
                 write!(f, "the server sent a chunk of type {chunk:#x} with an impossible length, {bytes}")
             }
             Self::ChunkMalformed(chunk) => write!(f, "the server sent a malformed chunk of type {chunk:#x}"),
+            Self::Unasked { cookie } => write!(f, "the server answered {cookie:#x}, which was not asked"),
+            Self::AnsweredEarly => {
+                write!(f, "the server answered a request that it had not been sent in full")
+            }
+            Self::DataOutside { offset, bytes } => {
+                write!(f, "the server sent {bytes} bytes at {offset}, outside of the request")
+            }
+            Self::DataUnasked => write!(f, "the server sent more data than was asked for"),
+            Self::ReadInPart => write!(f, "the server answered a read in part"),
+            Self::StatusUnasked => write!(f, "the server sent more status than was asked for"),
+            Self::LedgerUnasked => write!(f, "the server sent a ledger that was not asked for"),
         }
     }
 }

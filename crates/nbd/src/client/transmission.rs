@@ -1,0 +1,487 @@
+//! What a client asks and awaits once the handshake is done: requests out, neighbouring writes as one, and replies to whom they
+//! belong.
+//!
+//! Owns: the order of what leaves and how far it has gone, which writes are one request, what is awaited, and where the data of a
+//! reply belongs in its request. Never: a payload, which the driver sends and receives itself where this says; the input, which
+//! the driver keeps until it is whole; or when something leaves.
+//! Invariants: the parts of one request follow each other, in one run of `within` bytes; nothing is answered before it is sent in full;
+//! a read is answered when as many bytes came as it has; whatever else a server sends is a [`Violation`].
+//! Called by the driver: [`queue`](Transmission::queue) at any time; to send, [`make_requests`](Transmission::make_requests), then
+//! [`unsent`](Transmission::unsent) and [`sent`](Transmission::sent); to receive, [`incoming`](Transmission::incoming) with
+//! [`landed`](Transmission::landed), or else [`received`](Transmission::received).
+//! Tests: `tests/client_transmission.rs`; `sim`.
+
+use super::Reply;
+use crate::export::{Descriptor, Negotiated};
+use crate::limits::BLOCK_STATUS_DESCRIPTORS_MAX;
+use crate::proto::{CmdFlags, Command, Errno};
+use crate::server::reply::LedgerEntry;
+use crate::server::request::{Mark, RequestHeader};
+use crate::violation::Violation;
+use std::collections::VecDeque;
+
+/// A question to the server.
+#[derive(Clone, Debug)]
+pub struct Request<B> {
+    /// No other that is awaited has the same.
+    pub cookie: u64,
+    pub command: Command,
+    pub flags: CmdFlags,
+    pub offset: u64,
+    pub length: u32,
+    /// What is to be said of what it writes, to a server that understands.
+    pub mark: Option<Mark>,
+    /// Of a BLOCK_STATUS, the id of the context that is meant: a server tells of all that were agreed.
+    pub context: Option<u32>,
+    /// What the driver keeps with it.
+    pub body: B,
+}
+
+impl<B> Request<B> {
+    /// The bytes that follow its header.
+    #[must_use]
+    pub const fn payload_bytes(&self) -> u32 {
+        if matches!(self.command, Command::Write) { self.length } else { 0 }
+    }
+
+    fn end(&self) -> u64 {
+        self.offset.saturating_add(self.length.into())
+    }
+
+    /// Whether `next` writes behind what this one writes, in the same run of `within` bytes, and what is said of both is the same.
+    fn goes_on(&self, next: &Request<B>, within: u64) -> bool {
+        let said = |request: &Request<B>| request.mark.map(|mark| (mark.number, mark.targets));
+        self.payload_bytes() > 0
+            && next.payload_bytes() > 0
+            && self.flags == next.flags
+            && self.end() == next.offset
+            && self.offset / within == next.offset / within
+            && said(self) == said(next)
+    }
+}
+
+/// What a request was answered with.
+#[derive(Clone, Debug)]
+pub struct Answer<B> {
+    pub cookie: u64,
+    /// Nobody wants it any more: of a read, nothing was put anywhere since.
+    pub abandoned: bool,
+    pub error: Option<Errno>,
+    /// The request left the export as it was announced.
+    pub beyond: bool,
+    /// Of a BLOCK_STATUS, in the context that was asked for.
+    pub status: Vec<Descriptor>,
+    /// Likewise, where that was `cheetah:dirty`: up to which number writes are complete, and those that may not be.
+    pub ledger: Option<(u64, Vec<LedgerEntry>)>,
+    pub body: B,
+}
+
+/// Who takes what comes.
+pub trait Take<B> {
+    /// Bytes of a read, from `at` on.
+    fn data(&mut self, body: &B, at: u32, bytes: &[u8]);
+    /// Zeros of a read.
+    fn hole(&mut self, body: &B, at: u32, end: u32);
+    fn answer(&mut self, answer: Answer<B>);
+}
+
+/// Data of a read on its way in.
+#[derive(Debug)]
+pub struct Incoming<'a, B> {
+    pub body: &'a B,
+    /// It is for these bytes of the request.
+    pub at: u32,
+    pub end: u32,
+}
+
+/// Of what leaves, one part: a request's head if one begins here, then its payload.
+#[derive(Debug)]
+pub struct Outgoing<'a, B> {
+    pub head: &'a [u8],
+    pub request: &'a mut Request<B>,
+}
+
+/// What leaves before a payload: a request's header, and before it a MARK where what that said last is not so any more.
+#[derive(Clone, Debug)]
+struct Head {
+    bytes: [u8; Head::BYTES_MAX],
+    from: u8,
+}
+
+impl Head {
+    const BYTES_MAX: usize = 2 * RequestHeader::BYTES;
+
+    fn new(mark: Option<Mark>, header: RequestHeader) -> Head {
+        let mut bytes = [0; Head::BYTES_MAX];
+        let (before, behind) = bytes.split_at_mut(RequestHeader::BYTES);
+        behind.copy_from_slice(&header.encode());
+        if let Some(mark) = mark {
+            before.copy_from_slice(&mark.header().encode());
+        }
+        Head { bytes, from: if mark.is_some() { 0 } else { RequestHeader::BYTES as u8 } }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.bytes[usize::from(self.from)..]
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Part<B> {
+    request: Request<B>,
+    /// If a request begins with it, and once that is known.
+    head: Option<Head>,
+    /// It left in one request with the part before it, and is answered with that.
+    merged: bool,
+    abandoned: bool,
+    /// Bytes of a read that are in, or announced.
+    received: u32,
+    error: Option<Errno>,
+    status: Vec<Descriptor>,
+    ledger: Option<(u64, Vec<LedgerEntry>)>,
+}
+
+impl<B> Part<B> {
+    fn head(&self) -> &[u8] {
+        self.head.as_ref().map_or(&[], Head::bytes)
+    }
+
+    fn bytes(&self) -> usize {
+        self.head().len() + self.request.payload_bytes() as usize
+    }
+
+    /// The bytes of the request that a chunk carries.
+    fn claim(&mut self, offset: u64, len: u32) -> Result<(u32, u32), Violation> {
+        let at = offset.checked_sub(self.request.offset).and_then(|at| u32::try_from(at).ok());
+        let range = at.and_then(|at| Some((at, at.checked_add(len)?)));
+        let inside = range.filter(|(_, end)| *end <= self.request.length);
+        let range = inside.ok_or(Violation::DataOutside { offset, bytes: len })?;
+        self.received = self.received.saturating_add(len);
+        if self.request.command != Command::Read || self.received > self.request.length {
+            return Err(Violation::DataUnasked);
+        }
+        Ok(range)
+    }
+}
+
+/// Data of the part with this cookie: its bytes `at..end`.
+#[derive(Clone, Copy, Debug)]
+struct Arriving {
+    cookie: u64,
+    at: u32,
+    end: u32,
+    done: bool,
+}
+
+/// One connection's.
+#[derive(Debug)]
+pub struct Transmission<B> {
+    /// In the order in which they were asked, which is that of most servers' answers: the first one is most often the one.
+    parts: VecDeque<Part<B>>,
+    /// So many of the last are not sent in full.
+    unsent: usize,
+    /// Of these, so many belong to a request that is known.
+    headed: usize,
+    /// Bytes of the first that is not sent in full.
+    front_sent: usize,
+    /// What the server was told last. None: it does not understand.
+    told: Option<Mark>,
+    arriving: Option<Arriving>,
+    large_expected: bool,
+    dirty: Option<u32>,
+    export_bytes: u64,
+    within: u64,
+    large_bytes: u32,
+}
+
+impl<B> Transmission<B> {
+    /// Writes become one request inside of a run of `within` bytes only. Of data from `large_bytes` on the driver receives nothing
+    /// behind but the next head. `marks`: the server understands MARK.
+    #[must_use]
+    pub fn new(session: &Negotiated, marks: bool, within: u64, large_bytes: u32) -> Transmission<B> {
+        Transmission {
+            parts: VecDeque::with_capacity(256),
+            unsent: 0,
+            headed: 0,
+            front_sent: 0,
+            told: marks.then_some(Mark { number: 0, targets: 0, complete: 0 }),
+            arriving: None,
+            large_expected: false,
+            dirty: session.dirty,
+            export_bytes: session.info.size,
+            within,
+            large_bytes,
+        }
+    }
+
+    /// Nothing is awaited.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.parts.is_empty()
+    }
+
+    /// All that was queued is sent.
+    #[must_use]
+    pub fn is_sent(&self) -> bool {
+        self.unsent == 0
+    }
+
+    pub fn queue(&mut self, request: Request<B>) {
+        self.unsent += 1;
+        self.parts.push_back(Part {
+            request,
+            head: None,
+            merged: false,
+            abandoned: false,
+            received: 0,
+            error: None,
+            status: Vec::new(),
+            ledger: None,
+        });
+    }
+
+    // Out.
+
+    /// Makes requests of what was queued since the last call: writes that go on where the last one ends are one request, of at most
+    /// `bytes_max`; so many bytes of writes are in requests now that were not.
+    pub fn make_requests(&mut self, bytes_max: u32) -> u64 {
+        let mut asked = 0;
+        while self.headed < self.unsent {
+            let first = self.first_unsent() + self.headed;
+            let (count, length) = self.first_request(first, bytes_max);
+            let part = &mut self.parts[first];
+            let Request { cookie, command, flags, offset, mark, .. } = part.request;
+            let said = self.told.as_mut().zip(mark);
+            let mark = said.and_then(|(told, mark)| (std::mem::replace(told, mark) != mark).then_some(mark));
+            part.head = Some(Head::new(mark, RequestHeader { flags, command, cookie, offset, length }));
+            if part.request.payload_bytes() > 0 {
+                asked += u64::from(length);
+            }
+            self.parts.range_mut(first + 1..first + count).for_each(|part| part.merged = true);
+            self.headed += count;
+        }
+        asked
+    }
+
+    /// How many parts make a request from `first` on, and its bytes: one, and the writes behind it that go on where it ends.
+    fn first_request(&self, first: usize, bytes_max: u32) -> (usize, u32) {
+        let mut last = &self.parts[first].request;
+        let (mut count, mut bytes) = (1, last.length);
+        for Part { request, .. } in self.parts.range(first + 1..) {
+            let merged = bytes.saturating_add(request.length);
+            if merged > bytes_max || !last.goes_on(request, self.within) {
+                break;
+            }
+            (last, count, bytes) = (request, count + 1, merged);
+        }
+        (count, bytes)
+    }
+
+    /// What is made requests of and not sent in full, in order.
+    pub fn unsent(&mut self) -> impl Iterator<Item = Outgoing<'_, B>> {
+        let first = self.first_unsent();
+        self.parts.range_mut(first..first + self.headed).map(|part| Outgoing {
+            head: part.head.as_ref().map_or(&[], Head::bytes),
+            request: &mut part.request,
+        })
+    }
+
+    /// How much of the first that is not sent in full is.
+    #[must_use]
+    pub fn front_sent(&self) -> usize {
+        self.front_sent
+    }
+
+    /// So many bytes more are with the kernel.
+    pub fn sent(&mut self, bytes: usize) {
+        self.front_sent += bytes;
+        while self.headed > 0 {
+            let whole = self.parts[self.first_unsent()].bytes();
+            if self.front_sent < whole {
+                return;
+            }
+            self.front_sent -= whole;
+            self.unsent -= 1;
+            self.headed -= 1;
+        }
+        debug_assert_eq!(self.front_sent, 0, "no more is sent than there was");
+    }
+
+    fn first_unsent(&self) -> usize {
+        self.parts.len() - self.unsent
+    }
+
+    /// The answer to this is not wanted any more; what the driver keeps with it, if it is awaited.
+    pub fn abandon(&mut self, cookie: u64) -> Option<&mut B> {
+        let place = self.place(cookie)?;
+        let part = self.parts.get_mut(place)?;
+        part.abandoned = true;
+        Some(&mut part.request.body)
+    }
+
+    // In.
+
+    /// Data that is on its way and may be received straight to where it belongs: with `received` it would come to that in pieces.
+    #[must_use]
+    pub fn incoming(&self) -> Option<Incoming<'_, B>> {
+        let Arriving { cookie, at, end, .. } = self.arriving?;
+        let part = &self.parts[self.place(cookie)?];
+        (!part.abandoned).then_some(Incoming { body: &part.request.body, at, end })
+    }
+
+    /// So many bytes of what is incoming are where they belong. Their end is noted by `received`, with whatever came behind them.
+    pub fn landed(&mut self, bytes: u32) {
+        if let Some(arriving) = &mut self.arriving {
+            arriving.at += bytes;
+            debug_assert!(arriving.at <= arriving.end, "no more lands than is on its way");
+        }
+    }
+
+    /// The last reply carried large data, so the next one probably does, too: only its head should be received with no place known.
+    #[must_use]
+    pub fn expects_large(&self) -> bool {
+        self.large_expected
+    }
+
+    /// Takes apart what came, as far as it is whole; how many bytes are used up. The rest is to be given again, with more behind it.
+    ///
+    /// # Errors
+    /// The server broke the protocol; the connection is lost.
+    pub fn received(&mut self, input: &[u8], take: &mut impl Take<B>) -> Result<usize, Violation> {
+        let mut used = 0;
+        loop {
+            if let Some(Arriving { cookie, at, end, done }) = self.arriving {
+                let bytes = &input[used..];
+                let bytes = &bytes[..bytes.len().min((end - at) as usize)];
+                if !bytes.is_empty() {
+                    let part = self.place(cookie).map(|place| &self.parts[place]);
+                    let part = part.ok_or(Violation::Unasked { cookie })?;
+                    if !part.abandoned {
+                        take.data(&part.request.body, at, bytes);
+                    }
+                    used += bytes.len();
+                }
+                let at = at + bytes.len() as u32;
+                if at < end {
+                    self.arriving = Some(Arriving { cookie, at, end, done });
+                    return Ok(used);
+                }
+                self.arriving = None;
+                if done {
+                    self.finish(cookie, take)?;
+                }
+            }
+            let Some((reply, bytes)) = Reply::decode(&input[used..])? else { return Ok(used) };
+            used += bytes;
+            self.reply(reply, take)?;
+        }
+    }
+
+    fn reply(&mut self, reply: Reply, take: &mut impl Take<B>) -> Result<(), Violation> {
+        let (cookie, mut done) = (reply.cookie(), reply.done());
+        let place = self.place(cookie).ok_or(Violation::Unasked { cookie })?;
+        self.large_expected = false;
+        if place + self.width(place) > self.first_unsent() {
+            return Err(Violation::AnsweredEarly);
+        }
+        let (large_bytes, dirty) = (self.large_bytes, self.dirty);
+        let part = &mut self.parts[place];
+        let mut arrives = |at, end, done| {
+            self.large_expected = end - at >= large_bytes;
+            self.arriving = Some(Arriving { cookie, at, end, done });
+        };
+        match reply {
+            Reply::Simple { error: None, .. } if part.request.command == Command::Read => {
+                done = false;
+                let (at, end) = part.claim(part.request.offset, part.request.length)?;
+                arrives(at, end, true);
+            }
+            Reply::Simple { error, .. } => part.error = error,
+            Reply::OffsetData { offset, data_bytes, done: last, .. } => {
+                done = false;
+                let (at, end) = part.claim(offset, data_bytes)?;
+                arrives(at, end, last);
+            }
+            Reply::OffsetHole { offset, hole_bytes, .. } => {
+                let (at, end) = part.claim(offset, hole_bytes)?;
+                if !part.abandoned {
+                    take.hole(&part.request.body, at, end);
+                }
+            }
+            Reply::None { .. } => {}
+            Reply::Error { errno, .. } | Reply::ErrorOffset { errno, .. } => {
+                part.error.get_or_insert(errno);
+            }
+            Reply::Ledger { complete, entries, .. } => part.ledger(dirty, complete, entries)?,
+            Reply::BlockStatus { context, descriptors, .. } => part.status(context, descriptors)?,
+        }
+        if done { self.finish(cookie, take) } else { Ok(()) }
+    }
+
+    fn finish(&mut self, cookie: u64, take: &mut impl Take<B>) -> Result<(), Violation> {
+        let place = self.place(cookie).ok_or(Violation::Unasked { cookie })?;
+        let (error, width) = (self.parts[place].error, self.width(place));
+        let beyond =
+            self.parts.range(place..place + width).any(|part| part.request.end() > self.export_bytes);
+        for _ in 0..width {
+            let Some(Part { request, abandoned, received, status, ledger, .. }) = self.parts.remove(place)
+            else {
+                break;
+            };
+            let Request { cookie, command, length, body, .. } = request;
+            if command == Command::Read && error.is_none() && received != length {
+                return Err(Violation::ReadInPart);
+            }
+            take.answer(Answer { cookie, abandoned, error, beyond, status, ledger, body });
+        }
+        Ok(())
+    }
+
+    fn place(&self, cookie: u64) -> Option<usize> {
+        self.parts.iter().position(|part| part.request.cookie == cookie && !part.merged)
+    }
+
+    /// How many parts the request has that begins there.
+    fn width(&self, place: usize) -> usize {
+        1 + self.parts.range(place + 1..).take_while(|part| part.merged).count()
+    }
+
+    // The end.
+
+    /// Gives back what is awaited, and whether it had been made a request of. What it was may still be carried out.
+    pub fn end(&mut self) -> impl Iterator<Item = (Request<B>, bool)> {
+        let asked = self.first_unsent() + self.headed;
+        (self.unsent, self.headed, self.front_sent, self.arriving) = (0, 0, 0, None);
+        self.parts.drain(..).enumerate().map(move |(nth, part)| (part.request, nth < asked))
+    }
+}
+
+impl<B> Part<B> {
+    /// The protocol has one question for both contexts.
+    fn ledger(
+        &mut self,
+        dirty: Option<u32>,
+        complete: u64,
+        entries: Vec<LedgerEntry>,
+    ) -> Result<(), Violation> {
+        let asked = self.request.command == Command::BlockStatus;
+        if !asked || self.ledger.is_some() {
+            return Err(Violation::LedgerUnasked);
+        }
+        if self.request.context == dirty {
+            self.ledger = Some((complete, entries));
+        }
+        Ok(())
+    }
+
+    fn status(&mut self, context: u32, descriptors: Vec<Descriptor>) -> Result<(), Violation> {
+        let asked = self.request.command == Command::BlockStatus;
+        if !asked || self.status.len() + descriptors.len() > BLOCK_STATUS_DESCRIPTORS_MAX {
+            return Err(Violation::StatusUnasked);
+        }
+        if self.request.context == Some(context) {
+            self.status.extend(descriptors);
+        }
+        Ok(())
+    }
+}
