@@ -20,6 +20,9 @@ use crate::server::request::{Mark, RequestHeader};
 use crate::violation::Violation;
 use std::collections::VecDeque;
 
+/// What comes before the data of a chunk.
+pub const DATA_HEAD_BYTES: usize = 28;
+
 /// A question to the server.
 #[derive(Clone, Debug)]
 pub struct Request<B> {

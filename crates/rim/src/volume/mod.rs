@@ -29,9 +29,9 @@ use cheetah_core::map::{DonorId, LeaseToken, Route, VolumeMap};
 use cheetah_core::poll::Poll;
 use cheetah_core::units::Time;
 use cheetah_core::volume::{self as machine, At, Effect, Event, Fragment, LinkFailure, Mem, PartOp};
-use conn::Conn;
+use conn::{Conn, Part};
 use handle::{Inbox, Shared};
-use leaving::{OutPart, Traffic};
+use leaving::Traffic;
 use memory::{Memory, Slot};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -547,7 +547,7 @@ impl Driver {
     fn carry_out_one(&mut self, effect: Effect) {
         match effect {
             Effect::Send { donor, part, op, address, mem, scatter, fragment, mark } => {
-                self.send(donor, OutPart { part, op, address, mem, scatter, fragment, mark });
+                self.send(donor, Part { part, op, address, mem, scatter, fragment, mark });
             }
             Effect::Abandon { donor, part } => {
                 let conns = self.links.get(&donor).map(|link| &link.conns[..]).unwrap_or_default();
@@ -605,7 +605,7 @@ impl Driver {
         }
     }
 
-    fn send(&mut self, donor: DonorId, mut part: OutPart) {
+    fn send(&mut self, donor: DonorId, mut part: Part) {
         let link = self.links.get_mut(&donor).expect("sent over links that are up");
         let idle = link.conns.iter().find(|conn| conn.outstanding() < CONN_BUSY_BYTES);
         let conn = idle.or_else(|| link.conns.iter().min_by_key(|conn| conn.outstanding()));
@@ -616,7 +616,7 @@ impl Driver {
         if part.op == PartOp::Sparse && conn.can_zero() && self.memory.is_zero(part.mem, part.scatter) {
             part.op = PartOp::Zero { keep: false };
         }
-        if conn.queue(part) {
+        if conn.queue(&part) {
             self.to_flush.push(conn);
         }
     }
