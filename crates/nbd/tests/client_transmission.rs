@@ -129,6 +129,11 @@ fn writes_that_go_on_where_the_last_one_ends_are_one_request_and_have_one_answer
     let answers = bytes_of(&[done(3), done(0)]);
     assert_eq!(client.received(&answers, &mut taken), Ok(answers.len()));
     assert_eq!(taken.numbers(), [3, 0, 1, 2]);
+    let mut client = with_writes(2);
+    let bytes = send(&mut client, 24);
+    client.sent(bytes.len());
+    let second = client.received(&bytes_of(&[done(1)]), &mut taken);
+    assert_eq!(second, Err(Violation::Unasked { cookie: 1 }), "it is no request of its own");
 }
 
 #[test]
@@ -211,6 +216,8 @@ fn what_a_server_may_not_say_ends_the_connection() {
     assert_eq!(read(&[hole(100, 50, false), hole(100, 1, true)], 0), Err(Violation::DataUnasked));
     assert_eq!(read(&[hole(100, 49, true)], 0), Err(Violation::ReadInPart));
     assert_eq!(read(&[done(7)], 0), Err(Violation::ReadInPart));
+    let failed = Reply::Error { cookie: 7, done: true, errno: Errno::Io, message: String::new() };
+    assert_eq!(read(&[hole(100, 49, false), failed], 0), Ok(32 + 26), "one that failed has no more to come");
     assert_eq!(read(&[done(8)], 0), Err(Violation::Unasked { cookie: 8 }));
     assert_eq!(read(&[hole(100, 50, true), done(7)], 0), Err(Violation::Unasked { cookie: 7 }));
     let run = Descriptor { length: 50, flags: StateFlags::HOLE };
