@@ -1,4 +1,4 @@
-//! The NBD protocol, both ends, as a codec and two handshake state machines.
+//! The NBD protocol, both ends, as a codec and state machines: the two handshakes, and what a server does behind its own.
 //!
 //! Owns: every byte of the fixed newstyle handshake and of the transmission headers, and the limits a peer is
 //! held to. Never does: sockets, async, clocks, or touching a payload: the driver sends and receives that

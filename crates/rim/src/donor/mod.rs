@@ -3,10 +3,11 @@
 //! Owns: the listener, the threads, the places for connections. Never: which extents belong to whom, or when a
 //! client has to go; the control loop says so through the `gate`.
 //! Invariant: a thread never waits for anything but its sockets and the gate, so one slow client slows nobody.
-//! Called by `cheetah donate` and `cheetah up`. Parts: `connection` (requests), `gate`.
+//! Called by `cheetah donate` and `cheetah up`. Parts: `connection` (requests), `sending` (answers), `gate`.
 
 mod connection;
 mod gate;
+mod sending;
 
 pub use gate::Gate;
 use gate::{AccessNow, Pass};
