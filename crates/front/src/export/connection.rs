@@ -1,6 +1,7 @@
 //! One client after its handshake: requests in, replies out, many of each at a time.
 //!
-//! Owns: the state of its stream. Never: waits while it could send, or holds the thread: after some rounds it lets
+//! Owns: what a request waits for, and the buffer of the write that comes in. Never: protocol, which is
+//! `Transmission`'s and the outbox's; waits while it could send, or holds the thread: after some rounds it lets
 //! others run. Invariant: memory is bounded whatever the client does: what is with the volume and unsent by
 //! `flight`, what is received by `inbuf`, and buffers of the pool that a slow client holds go back when others
 //! need them (`PATIENCE`).
@@ -11,8 +12,9 @@ use super::Served;
 use super::budget::{Budget, Charge};
 use super::flight::{self, Completions, Flight};
 use super::inbuf::{InBuf, RECEIVE_BYTES_MAX, RECEIVE_BYTES_MIN};
-use super::outbox::{Outbox, PIECES_MAX};
-use cheetah_nbd::{Command, Negotiated, Reject, RequestHeader, Violation};
+use super::outbox::{self, Outbox, PIECES_MAX};
+use cheetah_nbd::server::transmission::{Step, Transmission};
+use cheetah_nbd::{Command, Errno, Negotiated, RequestHeader, Violation};
 use cheetah_rim::buffer::{Buffer, LARGE_BYTES};
 use cheetah_rim::stream::{DIRECT_BYTES, Stream};
 use cheetah_rim::volume::{Completion, Submission, VolumeHandle};
@@ -30,6 +32,8 @@ const ROUNDS_MAX: u32 = 16;
 const TICK: Duration = Duration::from_secs(2);
 /// How long a slow client may keep buffers that others wait for.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Behind a write of this size another is likely: then little is received with the next header.
+const LARGE_WRITE_BYTES: u32 = (LARGE_BYTES / 4) as u32;
 /// Fewer bytes than this, and no whole reply, are no sign of life.
 const MOVED_BYTES: usize = 64 << 10;
 
@@ -63,15 +67,14 @@ impl fmt::Display for End {
 #[derive(Debug)]
 enum Input {
     Header,
+    /// A small write: it holds no buffer of the pool until all of its payload is here.
+    Small(RequestHeader),
     /// A request that waits for a buffer, or until the connection holds less.
     Blocked(RequestHeader),
-    Payload {
-        header: RequestHeader,
-        buffer: Buffer,
-        filled: usize,
-    },
+    /// The payload of a write, into its buffer.
+    Payload(Buffer),
     /// The payload of a write that was refused already.
-    Skip(u32),
+    Skip,
     /// No more; what was begun is answered, then the connection closes.
     Ended,
 }
@@ -86,6 +89,7 @@ enum Woken {
 struct Connection {
     stream: Stream,
     handle: VolumeHandle,
+    requests: Transmission,
     flight: Flight,
     completions: Arc<Completions>,
     /// Room to take completions out; empty between rounds.
@@ -95,8 +99,6 @@ struct Connection {
     input: Input,
     /// A buffer that came for the blocked request.
     granted: Option<Buffer>,
-    /// After a large write another is likely: then only its header is wanted in the receive buffer.
-    receive_limit: usize,
     stop: watch::Receiver<bool>,
     tick: Pin<Box<Sleep>>,
     budget: Arc<Budget>,
@@ -111,14 +113,14 @@ pub(super) async fn serve(stream: Stream, session: Negotiated, rest: &[u8], serv
     let mut connection = Connection {
         stream,
         handle,
-        flight: Flight::new(session, budget.clone(), changes.clone()),
+        flight: Flight::new(session.base_allocation, budget.clone(), changes.clone()),
         completions: Arc::new(Completions::new(changes)),
         taken: Vec::new(),
         inbuf: InBuf::new(),
-        outbox: Outbox::default(),
+        outbox: Outbox::new(session.structured_replies),
+        requests: Transmission::new(session, LARGE_WRITE_BYTES),
         input: Input::Header,
         granted: None,
-        receive_limit: RECEIVE_BYTES_MAX,
         stop,
         tick: Box::pin(tokio::time::sleep(TICK)),
         budget,
@@ -140,7 +142,7 @@ impl Drop for Connection {
     fn drop(&mut self) {
         // What is still with the volume keeps its buffers until it comes back, and its charge is let go here.
         self.completions.close();
-        self.outbox.clear(|charge| self.flight.discharge(charge));
+        self.outbox.clear(|payload| self.flight.discharge(payload.charge));
         self.end_input();
         self.flight.end();
     }
@@ -174,7 +176,11 @@ impl Connection {
         let parsed = self.parse()?;
         let received = self.receive()?;
         #[cfg(debug_assertions)]
-        self.flight.check_invariants();
+        {
+            self.requests.check_invariants();
+            self.flight.check_invariants();
+            self.outbox.check_invariants();
+        }
         if matches!(self.input, Input::Ended) && self.flight.count() == 0 && self.outbox.is_empty() {
             return Err(End::Done);
         }
@@ -197,14 +203,10 @@ impl Connection {
         let mut any = false;
         while !self.outbox.is_empty() {
             let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
-            let count = self.outbox.gather(&mut pieces);
+            let count = outbox::gather(&self.outbox, &mut pieces);
             let sent = self.stream.try_send_from(&pieces[..count], false);
             let Some(sent) = unless_blocked(sent)? else { break };
-            let mut replies = 0;
-            self.outbox.sent(sent, |charge| {
-                self.flight.discharge(charge);
-                replies += 1;
-            });
+            let replies = self.outbox.sent(sent as u64, |payload| self.flight.discharge(payload.charge));
             self.moved(if replies > 0 { MOVED_BYTES } else { sent });
             any = true;
         }
@@ -224,51 +226,58 @@ impl Connection {
     /// Takes the next step of the input, if what it needs is there.
     fn parse_next(&mut self) -> Result<bool, End> {
         match self.input {
-            Input::Header => self.parse_header(),
-            Input::Blocked(header) => Ok(self.begin(header)),
-            Input::Payload { .. } => Ok(self.finish_payload()),
-            Input::Skip(left) => {
-                let skipped = self.inbuf.bytes().len().min(left as usize);
-                self.inbuf.consume(skipped);
-                let left = left - u32::try_from(skipped).expect("at most left");
-                self.input = if left == 0 { Input::Header } else { Input::Skip(left) };
-                Ok(left == 0 || skipped > 0)
+            Input::Header if !self.flight.has_room(self.outbox.len()) => Ok(false),
+            Input::Header | Input::Payload(_) | Input::Skip => self.step(),
+            Input::Small(header) if self.inbuf.bytes().len() < header.payload_bytes() as usize => Ok(false),
+            Input::Small(header) => {
+                self.input = Input::Blocked(header);
+                Ok(true)
             }
+            Input::Blocked(header) => Ok(self.begin(header)),
             Input::Ended => Ok(false),
         }
     }
 
-    fn parse_header(&mut self) -> Result<bool, End> {
-        if !self.flight.has_room(self.outbox.len()) {
-            return Ok(false);
-        }
-        let Some(bytes) = self.inbuf.bytes().first_chunk::<{ RequestHeader::BYTES }>() else {
-            return Ok(false);
-        };
-        let header = RequestHeader::decode(bytes).map_err(End::Violation)?;
-        let payload = header.payload_bytes() as usize;
-        match header.check(self.flight.session()) {
-            Ok(Command::Disc) => self.input = Input::Ended,
-            Err(Reject::Close(violation)) => return Err(End::Violation(violation)),
-            Err(Reject::Reply(errno)) => {
-                self.inbuf.consume(RequestHeader::BYTES);
-                self.flight.fail(&header, errno, "the request is not valid here", &mut self.outbox);
-                self.input = Input::Skip(header.payload_bytes());
+    fn step(&mut self) -> Result<bool, End> {
+        let had = self.inbuf.bytes();
+        let mut rest = had;
+        let step = self.requests.next(&mut rest).map_err(End::Violation)?;
+        let taken = had.len() - rest.len();
+        match step {
+            None => return Ok(false),
+            Some(Step::Request { header, verdict }) => {
+                self.inbuf.consume(taken);
+                self.request(header, verdict);
             }
-            Ok(_) => {
-                let whole = RequestHeader::BYTES + payload;
-                // A small write holds no buffer of the pool until all of it is here.
-                if payload < DIRECT_BYTES as usize && self.inbuf.bytes().len() < whole {
-                    self.inbuf.ensure(whole);
-                    return Ok(false);
+            Some(Step::Payload { at, bytes }) => {
+                if let Input::Payload(buffer) = &mut self.input {
+                    buffer[at..at + bytes.len()].copy_from_slice(bytes);
                 }
-                self.inbuf.consume(RequestHeader::BYTES);
-                self.receive_limit =
-                    if payload >= LARGE_BYTES / 4 { RECEIVE_BYTES_MIN } else { RECEIVE_BYTES_MAX };
-                self.input = Input::Blocked(header);
+                self.inbuf.consume(taken);
             }
+            Some(Step::Whole(header)) => {
+                if let Input::Payload(buffer) = std::mem::replace(&mut self.input, Input::Header) {
+                    self.submit(header, Some(buffer));
+                }
+            }
+            Some(Step::End) => self.input = Input::Ended,
         }
         Ok(true)
+    }
+
+    fn request(&mut self, header: RequestHeader, verdict: Result<Command, Errno>) {
+        let payload = header.payload_bytes();
+        self.input = match verdict {
+            Err(errno) => {
+                self.outbox.error(header.cookie, errno, "the request is not valid here");
+                if payload > 0 { Input::Skip } else { Input::Header }
+            }
+            Ok(_) if payload > 0 && payload < DIRECT_BYTES => {
+                self.inbuf.ensure(payload as usize);
+                Input::Small(header)
+            }
+            Ok(_) => Input::Blocked(header),
+        };
     }
 
     /// Starts a request whose header was accepted; false while it has to wait.
@@ -289,7 +298,7 @@ impl Connection {
         match buffer {
             Some(buffer) if header.command == Command::Write => {
                 self.moved(MOVED_BYTES);
-                self.input = Input::Payload { header, buffer, filled: 0 };
+                self.input = Input::Payload(buffer);
             }
             buffer => {
                 self.input = Input::Header;
@@ -299,31 +308,12 @@ impl Connection {
         true
     }
 
-    /// Moves what was received of a payload to its place, and submits the write when it is whole.
-    fn finish_payload(&mut self) -> bool {
-        let Input::Payload { header, mut buffer, mut filled } =
-            std::mem::replace(&mut self.input, Input::Header)
-        else {
-            unreachable!("called for a payload");
-        };
-        let count = self.inbuf.bytes().len().min(buffer.len() - filled);
-        buffer[filled..filled + count].copy_from_slice(&self.inbuf.bytes()[..count]);
-        self.inbuf.consume(count);
-        filled += count;
-        if filled < buffer.len() {
-            self.input = Input::Payload { header, buffer, filled };
-            return false;
-        }
-        self.submit(header, Some(buffer));
-        true
-    }
-
     fn submit(&mut self, header: RequestHeader, buffer: Option<Buffer>) {
         let Some(op) = flight::op(&header) else {
             unreachable!("DISC and unknown commands were dealt with");
         };
         if header.length == 0 && header.command != Command::Flush {
-            return self.flight.done(&header, &mut self.outbox);
+            return flight::done(&header, &mut self.outbox);
         }
         let charge = Charge::of(buffer.as_ref().map_or(0, |buffer| buffer.len()));
         let token = self.flight.begin(header, charge);
@@ -339,7 +329,7 @@ impl Connection {
     fn wants_input(&self) -> bool {
         match self.input {
             Input::Header => self.flight.has_room(self.outbox.len()),
-            Input::Payload { .. } | Input::Skip(_) => true,
+            Input::Small(_) | Input::Payload(_) | Input::Skip => true,
             Input::Blocked(_) | Input::Ended => false,
         }
     }
@@ -349,13 +339,15 @@ impl Connection {
             return Ok(false);
         }
         let mut into_payload = 0;
-        let got = if let Input::Payload { buffer, filled, .. } = &mut self.input {
-            into_payload = buffer.len() - *filled;
+        let got = if let (Input::Payload(buffer), Some(payload)) = (&mut self.input, self.requests.payload())
+        {
+            into_payload = payload.missing();
             let ahead = self.inbuf.space(RequestHeader::BYTES);
-            let mut pieces = [IoSliceMut::new(&mut buffer[*filled..]), IoSliceMut::new(ahead)];
+            let mut pieces = [IoSliceMut::new(&mut buffer[payload.at..]), IoSliceMut::new(ahead)];
             self.stream.try_receive_into(&mut pieces)
         } else {
-            let space = self.inbuf.space(self.receive_limit);
+            let limit = if self.requests.header_only() { RECEIVE_BYTES_MIN } else { RECEIVE_BYTES_MAX };
+            let space = self.inbuf.space(limit);
             assert!(!space.is_empty(), "a full buffer holds a request, and that was taken");
             self.stream.try_receive_into(&mut [IoSliceMut::new(space)])
         };
@@ -366,9 +358,7 @@ impl Connection {
         }
         let Some(got) = unless_blocked(got)? else { return Ok(false) };
         let for_payload = got.min(into_payload);
-        if let Input::Payload { filled, .. } = &mut self.input {
-            *filled += for_payload;
-        }
+        self.requests.landed(for_payload);
         self.moved(for_payload);
         self.inbuf.received(got - for_payload);
         Ok(true)
@@ -411,7 +401,7 @@ impl Connection {
 
     /// No more comes in: a write that is half here will not be whole.
     fn end_input(&mut self) {
-        if let Input::Payload { buffer, .. } = std::mem::replace(&mut self.input, Input::Ended) {
+        if let Input::Payload(buffer) = std::mem::replace(&mut self.input, Input::Ended) {
             self.flight.discharge(Charge::of(buffer.len()));
         }
         self.granted = None;
@@ -429,10 +419,10 @@ impl Connection {
         self.tick.as_mut().reset(tokio::time::Instant::now() + TICK);
         if self.flight.count() == 0 && self.outbox.is_empty() && self.moved.elapsed() >= TICK {
             self.inbuf.shrink();
-            self.outbox.shrink();
+            self.outbox.shrink(0);
             self.taken.shrink_to_fit();
         }
-        let holds = !self.outbox.is_empty() || matches!(self.input, Input::Payload { .. });
+        let holds = !self.outbox.is_empty() || matches!(self.input, Input::Payload(_));
         let pool_is_short = || self.handle.pool().try_take(LARGE_BYTES).is_none();
         if holds && self.moved.elapsed() >= PATIENCE && (self.budget.others_wait() || pool_is_short()) {
             return Err(End::Slow);

@@ -1,16 +1,15 @@
 //! The requests of one connection that are with the volume, and what their completions become on the wire.
 //!
-//! Owns: how many there may be and how much memory they and unsent replies hold; cookies; reply encoding.
-//! Never: sockets. Invariant: every request that was begun is answered once; a client that does not read its
+//! Owns: how many there may be and how much memory they and unsent replies hold; cookies. Never: sockets, or how a reply
+//! is encoded, which is the outbox's. Invariant: every request that was begun is answered once; a client that does not read its
 //! replies reaches the limits here and then stalls nobody but itself.
 //! Called by `connection`. Tests: below.
 
 use super::budget::{Budget, Charge};
 use super::errno;
-use super::outbox::{Head, Outbox};
+use super::outbox::{Outbox, Payload};
 use crate::changes::{Changes, FILLED_BY_HOLES, filled_by};
-use cheetah_nbd::server::reply;
-use cheetah_nbd::{CmdFlags, Command, Descriptor, Errno, Negotiated, RequestHeader, StateFlags};
+use cheetah_nbd::{CmdFlags, Command, Descriptor, Errno, RequestHeader, StateFlags};
 use cheetah_rim::buffer::Buffer;
 use cheetah_rim::volume::{Completion, Op, Sink, StatusRun};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -99,7 +98,8 @@ struct Slot {
 
 #[derive(Debug)]
 pub(super) struct Flight {
-    session: Negotiated,
+    /// Of `base:allocation`, if it was agreed.
+    context: Option<u32>,
     slots: Vec<Option<Slot>>,
     free: Vec<u32>,
     /// With the volume.
@@ -111,12 +111,8 @@ pub(super) struct Flight {
 }
 
 impl Flight {
-    pub(super) fn new(session: Negotiated, budget: Arc<Budget>, changes: Changes) -> Flight {
-        Flight { session, slots: Vec::new(), free: Vec::new(), count: 0, large: 0, budget, changes }
-    }
-
-    pub(super) fn session(&self) -> &Negotiated {
-        &self.session
+    pub(super) fn new(context: Option<u32>, budget: Arc<Budget>, changes: Changes) -> Flight {
+        Flight { context, slots: Vec::new(), free: Vec::new(), count: 0, large: 0, budget, changes }
     }
 
     pub(super) fn count(&self) -> usize {
@@ -185,60 +181,29 @@ impl Flight {
                 return self.data(&header, buffer, charge, outbox);
             }
             Ok(()) if header.command == Command::BlockStatus => self.status(&header, &status, outbox),
-            Ok(()) => self.done(&header, outbox),
-            Err(error) => self.fail(&header, errno::of(error), errno::words(error), outbox),
+            Ok(()) => done(&header, outbox),
+            Err(error) => outbox.error(header.cookie, errno::of(error), errno::words(error)),
         }
         self.discharge(charge);
     }
 
-    /// Success without data.
-    pub(super) fn done(&self, header: &RequestHeader, outbox: &mut Outbox) {
-        let structured = self.session.structured_replies && header.command == Command::Read;
-        let head = if structured {
-            Head::short(&reply::none_done(header.cookie))
-        } else {
-            Head::short(&reply::simple(header.cookie, None))
-        };
-        outbox.push(head, None, Charge::Nothing);
-    }
-
-    pub(super) fn fail(&self, header: &RequestHeader, errno: Errno, words: &str, outbox: &mut Outbox) {
-        let head = if self.session.structured_replies {
-            let mut head = Vec::with_capacity(32 + words.len());
-            reply::error(header.cookie, true, errno, words, &mut head);
-            Head::Long(head)
-        } else {
-            Head::short(&reply::simple(header.cookie, Some(errno)))
-        };
-        outbox.push(head, None, Charge::Nothing);
-    }
-
     fn data(&mut self, header: &RequestHeader, buffer: Option<Buffer>, charge: Charge, outbox: &mut Outbox) {
         if header.length == 0 {
-            return self.done(header, outbox);
+            return done(header, outbox);
         }
-        if buffer.as_ref().is_none_or(|buffer| buffer.len() != header.length as usize) {
+        let Some(buffer) = buffer.filter(|buffer| buffer.len() == header.length as usize) else {
             self.discharge(charge);
             debug_assert!(false, "a read comes back with its buffer");
-            return self.fail(header, Errno::Io, "the volume gave no data", outbox);
-        }
-        let head = if self.session.structured_replies {
-            Head::short(&reply::offset_data(header.cookie, true, header.offset, header.length))
-        } else {
-            Head::short(&reply::simple(header.cookie, None))
+            return outbox.error(header.cookie, Errno::Io, "the volume gave no data");
         };
-        outbox.push(head, buffer, charge);
+        outbox.data(header, Payload { buffer, charge });
     }
 
     fn status(&self, header: &RequestHeader, runs: &[StatusRun], outbox: &mut Outbox) {
-        let Some(context) = self.session.base_allocation else {
-            return self.fail(header, Errno::Inval, "no metadata context was agreed", outbox);
+        let Some(context) = self.context else {
+            return outbox.error(header.cookie, Errno::Inval, "no metadata context was agreed");
         };
-        let most = if header.flags.contains(CmdFlags::REQ_ONE) { 1 } else { usize::MAX };
-        let descriptors = descriptors(runs, header.length, most);
-        let mut head = Vec::new();
-        reply::block_status(header.cookie, true, context, &descriptors, &mut head);
-        outbox.push(Head::Long(head), None, Charge::Nothing);
+        outbox.status(header, true, context, &descriptors(runs, header.length));
     }
 
     #[cfg(any(test, debug_assertions))]
@@ -250,13 +215,22 @@ impl Flight {
     }
 }
 
+/// Success without data. A READ alone is answered with a chunk, if those were agreed.
+pub(super) fn done(header: &RequestHeader, outbox: &mut Outbox) {
+    if header.command == Command::Read {
+        outbox.done(header.cookie);
+    } else {
+        outbox.done_simply(header.cookie);
+    }
+}
+
 /// Cut to what was asked. What the volume says nothing of counts as data.
-fn descriptors(runs: &[StatusRun], length: u32, most: usize) -> Vec<Descriptor> {
+fn descriptors(runs: &[StatusRun], length: u32) -> Vec<Descriptor> {
     let mut out: Vec<Descriptor> = Vec::new();
     let mut left = length;
     for run in runs.iter().filter(|run| run.len > 0) {
         let length = run.len.min(left);
-        if length == 0 || out.len() == most {
+        if length == 0 {
             break;
         }
         left -= length;
@@ -273,23 +247,17 @@ fn descriptors(runs: &[StatusRun], length: u32, most: usize) -> Vec<Descriptor> 
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use cheetah_nbd::ExportInfo;
-    use cheetah_nbd::TransmissionFlags;
+    use cheetah_nbd::server::reply;
     use cheetah_rim::buffer::Pool;
     use cheetah_rim::volume::VolumeError;
     use std::io::IoSlice;
-
-    fn session(structured_replies: bool) -> Negotiated {
-        let info = ExportInfo::new(1 << 30, TransmissionFlags::HAS_FLAGS);
-        Negotiated { export: "x".into(), info, structured_replies, base_allocation: Some(1), dirty: None }
-    }
 
     fn request(command: Command, length: u32) -> RequestHeader {
         RequestHeader { flags: CmdFlags::EMPTY, command, cookie: 77, offset: 4096, length }
     }
 
-    fn flight(structured: bool) -> Flight {
-        Flight::new(session(structured), Arc::default(), Changes::default())
+    fn flight() -> Flight {
+        Flight::new(Some(1), Arc::default(), Changes::default())
     }
 
     fn begin(flight: &mut Flight, command: Command, length: u32) -> u64 {
@@ -305,7 +273,7 @@ mod tests {
 
     fn wire(outbox: &Outbox) -> Vec<u8> {
         let mut pieces = [IoSlice::new(&[]); super::super::outbox::PIECES_MAX];
-        let count = outbox.gather(&mut pieces);
+        let count = super::super::outbox::gather(outbox, &mut pieces);
         pieces[..count].iter().flat_map(|piece| piece.iter().copied()).collect()
     }
 
@@ -313,8 +281,8 @@ mod tests {
     fn reads_carry_their_data_and_hold_their_charge_until_sent() {
         let pool = Pool::new().unwrap();
         for structured in [false, true] {
-            let mut flight = flight(structured);
-            let mut outbox = Outbox::default();
+            let mut flight = flight();
+            let mut outbox = Outbox::new(structured);
             let token = begin(&mut flight, Command::Read, 100_000);
             let mut buffer = pool.try_take(100_000).unwrap();
             buffer.fill(5);
@@ -327,7 +295,7 @@ mod tests {
             };
             assert_eq!(wire(&outbox), [head, &[5; 100_000]].concat());
             assert_eq!((flight.count(), flight.large), (0, 1));
-            outbox.sent(head.len() + 100_000, |charge| flight.discharge(charge));
+            outbox.sent(head.len() as u64 + 100_000, |payload| flight.discharge(payload.charge));
             assert_eq!(flight.large, 0);
         }
     }
@@ -335,8 +303,8 @@ mod tests {
     #[test]
     fn errors_name_their_cause_where_the_client_can_show_it() {
         for structured in [false, true] {
-            let mut flight = flight(structured);
-            let mut outbox = Outbox::default();
+            let mut flight = flight();
+            let mut outbox = Outbox::new(structured);
             let token = begin(&mut flight, Command::Write, 100_000);
             flight.complete(completed(token, Err(VolumeError::DonorLost), None), &mut outbox);
             let mut expected = Vec::new();
@@ -358,7 +326,7 @@ mod tests {
 
     #[test]
     fn room_ends_with_requests_and_replies_and_large_buffers_before() {
-        let mut flight = flight(true);
+        let mut flight = flight();
         let mut large = 0;
         while flight.admits(Charge::Large) {
             begin(&mut flight, Command::Write, 1 << 20);
@@ -373,8 +341,8 @@ mod tests {
     fn whatever_may_have_changed_the_volume_is_told_before_the_answer() {
         let changes = Changes::default();
         let seen = crate::changes::Seen::new(changes.clone());
-        let mut flight = Flight::new(session(true), Arc::default(), changes);
-        let mut outbox = Outbox::default();
+        let mut flight = Flight::new(Some(1), Arc::default(), changes);
+        let mut outbox = Outbox::new(false);
         let token = begin(&mut flight, Command::Read, 0);
         flight.complete(completed(token, Err(VolumeError::DonorLost), None), &mut outbox);
         assert!(seen.holds(std::time::Instant::now()));
@@ -385,8 +353,8 @@ mod tests {
 
     #[test]
     fn tokens_are_used_again() {
-        let mut flight = flight(false);
-        let mut outbox = Outbox::default();
+        let mut flight = flight();
+        let mut outbox = Outbox::new(false);
         for _ in 0..1000 {
             let token = begin(&mut flight, Command::Flush, 0);
             flight.complete(completed(token, Ok(()), None), &mut outbox);
@@ -399,10 +367,9 @@ mod tests {
         let (hole, data) = (StatusRun { len: 10, hole: true }, StatusRun { len: 10, hole: false });
         let of = |length, flags| Descriptor { length, flags };
         let zero = StateFlags::HOLE | StateFlags::ZERO;
-        assert_eq!(descriptors(&[hole, data], 15, 9), [of(10, zero), of(5, StateFlags::EMPTY)]);
-        assert_eq!(descriptors(&[hole, data], 15, 1), [of(10, zero)]);
-        assert_eq!(descriptors(&[], 15, 9), [of(15, StateFlags::EMPTY)]);
-        assert_eq!(descriptors(&[hole, data], 10, 9), [of(10, zero)]);
+        assert_eq!(descriptors(&[hole, data], 15), [of(10, zero), of(5, StateFlags::EMPTY)]);
+        assert_eq!(descriptors(&[], 15), [of(15, StateFlags::EMPTY)]);
+        assert_eq!(descriptors(&[hole, data], 10), [of(10, zero)]);
     }
 
     #[test]
