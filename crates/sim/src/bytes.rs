@@ -62,18 +62,6 @@ impl Memory {
         }
     }
 
-    /// As `write`, but blocks of zeros are made absent.
-    pub(crate) fn write_sparse(&mut self, at: usize, bytes: &[u8]) {
-        for (number, block) in (0..).zip(bytes.chunks(BLOCK)) {
-            let here = at + number * BLOCK;
-            if block.iter().all(|byte| *byte == 0) {
-                self.zero(here, block.len(), false);
-            } else {
-                self.write(here, block);
-            }
-        }
-    }
-
     /// Zeros; `keep` makes the blocks present, else whole ones become absent.
     pub(crate) fn zero(&mut self, at: usize, len: usize, keep: bool) {
         for (chunk, from, to) in pieces(at, len) {
@@ -146,7 +134,8 @@ impl Memory {
 /// Blocks of one run of a fragment; unknown where there is none.
 type Known = [Option<[u8; BLOCK]>; BLOCKS];
 
-/// What a client knows of the blocks of each fragment, as `core::checksum` but sparse; the block is its own checksum.
+/// What a client knows of the blocks of each fragment, as `core::checksum` but sparse; the block is its own
+/// checksum.
 #[derive(Debug, Default)]
 pub(crate) struct Sums {
     /// Whether a group began as known zeros.
@@ -232,9 +221,8 @@ mod tests {
                 let from = usize::try_from(rng.below(LEN)).expect("small");
                 let len = usize::try_from(rng.range(0, LEN - from as u64)).expect("small");
                 let byte = u8::try_from(rng.below(256)).expect("a byte");
-                match rng.below(4) {
+                match rng.below(2) {
                     0 => memory.write(from, &vec![byte; len]),
-                    1 => memory.write_sparse(from, &vec![byte; len]),
                     _ => memory.zero(from, len, rng.percent(50)),
                 }
                 let wrote = memory.get(from, len).first().copied().unwrap_or(0);

@@ -1,26 +1,27 @@
 //! The driver of one attachment: what `rim::volume` and the daemon around it do.
 //!
-//! Owns: opening connections one after the other, handing parts to them, putting what a read brings where it
-//! belongs, the lease and its renewal, and how an attachment ends (detached, crashed, or taken over and not yet
-//! aware of it). Never: decisions, or a judgement (`workload`). Key rule: after `Close` nothing that arrives on
-//! the link's old connections is looked at.
+//! Owns: opening connections one after the other, the lease and its renewal, and how an attachment ends
+//! (detached, crashed, or taken over and not yet aware of it). Never: decisions, what goes over a connection
+//! (`parts`), or a judgement (`workload`). Key rule: after `Close` nothing that arrives on the link's old
+//! connections is looked at.
 
-use crate::bytes::{SECTOR, Sums};
+use crate::bytes::Sums;
 use crate::clocks::Clock;
 use crate::contents::Word;
 use crate::coordinator::{Caller, Outcome};
 use crate::load::Load;
 use crate::memory::ClientMemory;
-use crate::network::{Answer as PartAnswer, Awaited, Node, Request, ToClient, ToDonor};
+use crate::network::{Awaited, Node, ToClient, ToDonor};
 use crate::oracle::{Order, Version};
 use crate::plan::Bug;
+use crate::wire::ClientEnd;
 use crate::world::{ClientEv, Ev, World, say};
 use cheetah_core::api::{Amend, Answer, Attach, Call, RefusalCode, Renew};
 use cheetah_core::donor::export_name;
-use cheetah_core::limits::{MILLISECOND_NS, SECOND_NS};
+use cheetah_core::limits::SECOND_NS;
 use cheetah_core::map::{DonorId, LeaseToken, PoolId, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
-use cheetah_core::volume::{self, Caching, Effect, Event, Key, LinkFailure, Mem, PartError, PartOp, Volume};
+use cheetah_core::volume::{self, Caching, Effect, Event, LinkFailure, Mem, Volume};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// A machine that is woken has no reason to be woken at the same time again, but once or twice.
 const WAKES_AT_ONCE_MAX: u32 = 20;
@@ -112,7 +113,9 @@ pub(crate) struct Client {
     links: BTreeMap<DonorId, LinkEnd>,
     pub(crate) memory: ClientMemory,
     /// The connection that a part went over.
-    sent: BTreeMap<u64, u64>,
+    pub(crate) sent: BTreeMap<u64, u64>,
+    /// Connections on which something was queued.
+    pub(crate) to_flush: BTreeSet<u64>,
     pub(crate) slots: BTreeMap<u64, Slot>,
     pub(crate) next_tag: u64,
     pub(crate) wake_at: Option<Time>,
@@ -129,6 +132,11 @@ pub(crate) struct Client {
 }
 
 impl Client {
+    /// The connections of a link that is up.
+    pub(crate) fn conns_of(&self, donor: DonorId) -> Option<Vec<u64>> {
+        self.links.get(&donor).filter(|link| link.up).map(|link| link.conns.clone())
+    }
+
     /// Whether the link to the donor is up, as far as the driver knows.
     pub(crate) fn is_up(&self, donor: DonorId) -> bool {
         self.links.get(&donor).is_some_and(|link| link.up)
@@ -166,6 +174,7 @@ impl World {
             links: BTreeMap::new(),
             memory: ClientMemory::new(Sums::default(), self.plan.caching.bytes),
             sent: BTreeMap::new(),
+            to_flush: BTreeSet::new(),
             slots: BTreeMap::new(),
             next_tag: 0,
             map_since: 0,
@@ -466,6 +475,7 @@ impl World {
                 }
             }
         }
+        self.flush_parts(c);
     }
 
     /// It serves: whatever its predecessors left half written is mended.
@@ -536,8 +546,9 @@ impl World {
                 let client = &mut self.clients[c];
                 client.memory.abandon_part(part.to_u64())?;
                 let conn = client.sent.remove(&part.to_u64());
-                if let Some(conn) = conn.and_then(|conn| self.network.conns.get_mut(&conn)) {
-                    conn.awaited.remove(&part.to_u64());
+                let conn = conn.and_then(|conn| self.network.conns.get_mut(&conn));
+                if let Some(end) = conn.and_then(|conn| conn.client_end.as_mut()) {
+                    end.transmission.abandon(part.to_u64());
                 }
                 self.count("reads given up");
             }
@@ -593,64 +604,14 @@ impl World {
         let conns: Vec<u64> =
             link.conns.drain(..).chain(link.opening.take()).chain(link.probe.take()).collect();
         for id in conns {
-            let awaited = self.network.conns.get(&id).map(|conn| conn.awaited.keys().copied().collect());
-            let awaited: Vec<u64> = awaited.unwrap_or_default();
             let client = &mut self.clients[c];
-            for part in awaited {
-                client.memory.end_part(part);
-                client.sent.remove(&part);
-            }
+            let sent = std::mem::take(&mut client.sent);
+            let (over_it, others) = sent.into_iter().partition(|(_, conn)| *conn == id);
+            client.sent = others;
+            let over_it: BTreeMap<u64, u64> = over_it;
+            over_it.keys().for_each(|part| client.memory.end_part(*part));
             self.close_by_client(id);
         }
-    }
-
-    fn send_part(
-        &mut self,
-        c: usize,
-        donor: DonorId,
-        part: Key,
-        address: u64,
-        awaited: Awaited,
-    ) -> Result<(), String> {
-        let Awaited { mem, scatter, fragment, .. } = awaited;
-        say!(self, "client {c} -> {donor} at {address}: {:?} {fragment:?} {mem:?} {scatter:?}", awaited.op);
-        let client = &mut self.clients[c];
-        let Some(link) = client.links.get(&donor).filter(|link| link.up) else {
-            return Err("a part was to be sent over a link that is not up".into());
-        };
-        let Some(conn) = self.rng.pick(&link.conns) else { return Ok(()) };
-        let op = awaited.op;
-        let mut data = client.memory.begin_part(part.to_u64(), awaited)?;
-        client.sent.insert(part.to_u64(), conn);
-        let len = u64::from(awaited.scatter.len);
-        let torn = matches!(op, PartOp::Write | PartOp::Sparse) && self.rng.percent(25);
-        let first = if torn { self.rng.below(len / SECTOR) * SECTOR } else { len };
-        if let Some(conn) = self.network.conns.get_mut(&conn) {
-            conn.awaited.insert(part.to_u64(), awaited);
-        }
-        if self.skips_parity(c, &awaited) {
-            self.after(0, Ev::Client(c, ClientEv::AckEarly(part)));
-            return Ok(());
-        }
-        self.flip_on_the_way(c, donor, fragment, Some((address, part)), &mut data);
-        let request = Request { part, op, address, len, data, first, mark: awaited.mark, ticket: None };
-        self.send_to_donor(conn, ToDonor::Request(request));
-        if torn {
-            if self.rng.percent(20) {
-                let by = self.rng.skewed(MILLISECOND_NS, 200 * MILLISECOND_NS);
-                self.slow_down(conn, by);
-            }
-            self.send_to_donor(conn, ToDonor::Rest);
-        }
-        if self.bug == Some(Bug::AckEarly) && op.writes() {
-            self.after(0, Ev::Client(c, ClientEv::AckEarly(part)));
-        }
-        Ok(())
-    }
-
-    fn skips_parity(&self, c: usize, part: &Awaited) -> bool {
-        let data = self.clients[c].machine.as_ref().map_or(0, |machine| machine.map().redundancy.data);
-        self.bug == Some(Bug::ParityNotUpdated) && part.op.writes() && part.fragment.slot >= data
     }
 
     pub(crate) fn client_receives(&mut self, c: usize, id: u64, message: ToClient) {
@@ -665,14 +626,15 @@ impl World {
             ToClient::End => {
                 self.conn_failed(c, id, LinkFailure::NotOpened("it closed the connection".into()));
             }
-            ToClient::Answer(part, answer) => self.part_answered(c, id, part, answer),
+            ToClient::Bytes(bytes) => self.answers_arrive(c, id, &bytes),
         }
     }
 
     fn conn_opened(&mut self, c: usize, id: u64) {
         let Some(conn) = self.network.conns.get(&id) else { return };
         let (donor, session) = (conn.link, conn.session);
-        let wanted = self.plan.connections;
+        let extents = conn.donor.map_or(0, |d| self.donors[d].extents);
+        let (writable, wanted) = (conn.grant.is_some_and(|grant| grant.writable), self.plan.connections);
         if self.ends_probe(c, id) {
             self.close_by_client(id);
             self.step_client(c, Event::Reached { donor, session });
@@ -686,13 +648,21 @@ impl World {
         };
         link.opening = None;
         link.conns.push(id);
-        if link.conns.len() < wanted {
+        let made = link.conns.clone();
+        if let Some(conn) = self.network.conns.get_mut(&id) {
+            conn.client_end = Some(ClientEnd::new(extents, writable));
+        }
+        if writable {
+            self.send_to_donor(id, ToDonor::Bytes(ClientEnd::first_words()));
+        }
+        if made.len() < wanted {
             return self.open_one(c, donor);
         }
-        link.up = true;
-        let conns = link.conns.clone();
+        if let Some(link) = self.clients[c].links.get_mut(&donor) {
+            link.up = true;
+        }
         self.step_client(c, Event::Opened { donor, session });
-        if conns.iter().any(|conn| self.network.conns.get(conn).is_some_and(|conn| conn.client_ended)) {
+        if made.iter().any(|conn| self.network.conns.get(conn).is_some_and(|conn| conn.client_ended)) {
             let failure = LinkFailure::Broken("it closed the connection".into());
             self.step_client(c, Event::Failed { donor, session, failure });
         }
@@ -725,39 +695,6 @@ impl World {
         };
         say!(self, "client {c}: link to {donor} session {session}: {failure:?}");
         self.step_client(c, Event::Failed { donor, session, failure });
-    }
-
-    fn part_answered(&mut self, c: usize, id: u64, part: Key, answer: PartAnswer) {
-        let Some(conn) = self.network.conns.get_mut(&id) else { return };
-        let Some(awaited) = conn.awaited.remove(&part.to_u64()) else { return };
-        let donor = conn.link;
-        let client = &mut self.clients[c];
-        client.memory.end_part(part.to_u64());
-        client.sent.remove(&part.to_u64());
-        let answer = match answer {
-            PartAnswer::Done => Ok(Vec::new()),
-            PartAnswer::Status(runs) => Ok(runs),
-            PartAnswer::Survey(complete, writes, runs) => {
-                self.step_client(c, Event::Listed { part, complete, writes });
-                Ok(runs)
-            }
-            PartAnswer::Error(error) => Err(error),
-            PartAnswer::Data(mut data) => {
-                self.flip_on_the_way(c, donor, awaited.fragment, None, &mut data);
-                match self.clients[c].memory.land(&awaited, &data) {
-                    Ok(blocks) if blocks > 0 && self.bug != Some(Bug::ChecksumIgnored) => {
-                        self.count("corrupt blocks found");
-                        Err(PartError::Corrupt { blocks })
-                    }
-                    Ok(_) => Ok(Vec::new()),
-                    Err(what) => return self.fail(format!("client {c}: {what}")),
-                }
-            }
-        };
-        if let Err(error) = &answer {
-            say!(self, "client {c}: {awaited:?} fails: {error:?}");
-        }
-        self.step_client(c, Event::Answered { part, answer });
     }
 
     pub(crate) fn close_when_idle(&mut self, c: usize) {

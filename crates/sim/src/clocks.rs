@@ -1,8 +1,8 @@
 //! The clock of one machine, and what happens to it: it leaps, or stands still while the machine is stopped.
 //!
-//! Owns: the time that each of core's machines is told, and when one is woken that asked for a time of its own. Never:
-//! the world's time, by which oracle and verdict judge. Key rule: a clock never goes back. Called by `faults` and the
-//! drivers. Tests: the planted bug.
+//! Owns: the time that each of core's machines is told, and when one is woken that asked for a time of its
+//! own. Never: the world's time, by which oracle and verdict judge. Key rule: a clock never goes back. Called
+//! by `faults` and the drivers. Tests: the planted bug.
 
 use crate::client::Phase;
 use crate::plan::Bug;

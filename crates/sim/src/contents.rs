@@ -1,10 +1,11 @@
-//! What must hold of the contents of volumes: whom the coordinator lets in, and what it records, while volumes are loaded.
+//! What must hold of the contents of volumes: whom the coordinator lets in, and what it records, while
+//! volumes are loaded.
 //!
-//! Owns: what was said and answered about every volume that was filled, and the rules for that. Half a load is never served
-//! as a whole one, what is recorded as done was acknowledged, a load goes on from the same source only, one that overwrites
-//! gets a volume that nobody had, and one that wrote nothing leaves none of it. Never: bytes (`oracle`), or what a load does (`load`).
-//! Key rule: between what was said and its answer both may be so. Called by `load`, `client` and `coordinator`. Tests: the
-//! planted bugs.
+//! Owns: what was said and answered about every volume that was filled, and the rules for that. Half a load
+//! is never served as a whole one, what is recorded as done was acknowledged, a load goes on from the same
+//! source only, one that overwrites gets a volume that nobody had, and one that wrote nothing leaves none of
+//! it. Never: bytes (`oracle`), or what a load does (`load`). Key rule: between what was said and its answer
+//! both may be so. Called by `load`, `client` and `coordinator`. Tests: the planted bugs.
 
 use crate::client::Client;
 use crate::coordinator::Outcome;

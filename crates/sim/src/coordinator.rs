@@ -1,8 +1,8 @@
 //! The coordinator's driver: its store, its crashes, and the calls of everyone to it.
 //!
-//! Owns: what is durable, calls on their way with their deadlines, and the check of every record that is stored:
-//! one writer for a volume, no lease ended before its time, nothing lost by a restart. Never: decisions.
-//! Key rule: a step's records are stored all or none, and before its answers are sent.
+//! Owns: what is durable, calls on their way with their deadlines, and the check of every record that is
+//! stored: one writer for a volume, no lease ended before its time, nothing lost by a restart. Never:
+//! decisions. Key rule: a step's records are stored all or none, and before its answers are sent.
 
 use crate::clocks::Clock;
 use crate::director::slot_of;

@@ -1,8 +1,8 @@
 //! Two donors of a group that are killed one after the other, with time and room for a repair between them.
 //!
-//! Owns: whom it hits and when, and the rule that a donor whose connections are refused is set aside at once, also when
-//! nobody writes. Never: what may be lost (nothing is: the second one dies when the volume is whole again). Called by
-//! `faults`. Tests: the planted bug.
+//! Owns: whom it hits and when, and the rule that a donor whose connections are refused is set aside at once,
+//! also when nobody writes. Never: what may be lost (nothing is: the second one dies when the volume is whole
+//! again). Called by `faults`. Tests: the planted bug.
 
 use crate::client::Phase;
 use crate::redundancy::is_degraded;

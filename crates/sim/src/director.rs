@@ -1,4 +1,5 @@
-//! What people do to the pool: donors that join, volumes made, grown and deleted, attachments that come and go.
+//! What people do to the pool: donors that join, volumes made, grown and deleted, attachments that come and
+//! go.
 //!
 //! Owns: the calls of administrators, and what their answers promised. Never: faults (`faults`).
 

@@ -1,25 +1,23 @@
 //! The donor's driver: a memory, a listener, and the core's machine between them.
 //!
-//! Owns: what `rim::donor` does with sockets and an arena, in virtual time: requests of one connection in order,
-//! a check by `Access` when a header arrives, payloads that land later, connections that end a while after they
-//! are dropped, wiping that takes time. Never: decisions. Also checks, where bytes land, that nothing of an older
-//! session or lease lands after a newer one was admitted (promise 3).
+//! Owns: what `rim::donor` does around its connections, in virtual time: bytes of one connection in order,
+//! connections that end a while after they are dropped, wiping that takes time. Never: decisions, or requests
+//! (`serving`).
 
-use crate::bytes::{Memory, SECTOR, sectors};
+use crate::bytes::{Memory, sectors};
 use crate::client::Client;
 use crate::clocks::Clock;
-use crate::network::{Answer, Request, Stage, ToClient, ToDonor};
+use crate::network::{Stage, ToClient, ToDonor};
 use crate::plan::Bug;
+use crate::wire::DonorEnd;
 use crate::world::{DonorEv, Ev, World, say};
 use cheetah_core::api::Sync;
 use cheetah_core::donor::{
-    Access, ConnId, DirtyMap, Donor, Effect, Event, Exit, Grant, Ledger, ListedWrite, OpenError, Ticket,
-    export_name,
+    Access, ConnId, DirtyMap, Donor, Effect, Event, Exit, Grant, Ledger, OpenError, Ticket, export_name,
 };
 use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES, MILLISECOND_NS};
 use cheetah_core::map::{DonorId, DonorSecret, LeaseToken, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
-use cheetah_core::volume::{PartError, PartOp, StatusRun};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -34,8 +32,8 @@ pub(crate) struct DonorHost {
     /// What was written lately.
     pub(crate) dirty: DirtyMap,
     /// Of the writes without a number.
-    unnumbered: DirtyMap,
-    ledgers: BTreeMap<VolumeId, Ledger>,
+    pub(crate) unnumbered: DirtyMap,
+    pub(crate) ledgers: BTreeMap<VolumeId, Ledger>,
     pub(crate) access: Arc<Access>,
     pub(crate) alive: bool,
     /// It was told to end, and serves nobody while it does.
@@ -48,9 +46,9 @@ pub(crate) struct DonorHost {
     pub(crate) wake_at: Option<Time>,
     pub(crate) clock: Clock,
     /// The newest session that was admitted, by lease.
-    sessions: BTreeMap<LeaseToken, u64>,
+    pub(crate) sessions: BTreeMap<LeaseToken, u64>,
     /// Writers in the order in which they were first admitted.
-    writers: BTreeMap<VolumeId, Vec<LeaseToken>>,
+    pub(crate) writers: BTreeMap<VolumeId, Vec<LeaseToken>>,
 }
 
 impl DonorHost {
@@ -79,7 +77,7 @@ impl DonorHost {
     }
 
     /// All of a write is in memory.
-    fn landed(&mut self, volume: VolumeId, ticket: Option<Ticket>) {
+    pub(crate) fn landed(&mut self, volume: VolumeId, ticket: Option<Ticket>) {
         if let Some((ledger, ticket)) = self.ledgers.get_mut(&volume).zip(ticket) {
             ledger.landed(ticket);
         }
@@ -241,6 +239,7 @@ impl World {
 
     fn admit(&mut self, d: usize, id: u64, grant: Grant) {
         let donor = &mut self.donors[d];
+        let extents = donor.extents;
         let newest = donor.sessions.entry(grant.token).or_default();
         let refenced = *newest > 0 && grant.session > *newest;
         *newest = (*newest).max(grant.session);
@@ -255,6 +254,7 @@ impl World {
         }
         if let Some(conn) = self.network.conns.get_mut(&id) {
             (conn.grant, conn.stage) = (Some(grant), Stage::Serving);
+            conn.donor_end = Some(DonorEnd::new(extents, grant.writable));
         }
         self.send_to_client(id, ToClient::Welcome(true));
         self.serve_soon(id);
@@ -283,7 +283,12 @@ impl World {
     }
 
     fn end_conn(&mut self, d: usize, id: u64) {
-        if self.network.conns.get(&id).is_some_and(|conn| conn.half.is_some()) {
+        if self
+            .network
+            .conns
+            .get(&id)
+            .is_some_and(|conn| conn.donor_end.as_ref().is_some_and(|end| end.write.is_some()))
+        {
             self.count("writes torn by a lost connection");
         }
         self.drop_conn(id);
@@ -327,133 +332,10 @@ impl World {
                 let export = conn.export.clone();
                 self.step_donor(d, Event::Opened { conn: ConnId(id), export });
             }
-            ToDonor::Request(request) => self.serve_request(d, id, request),
-            ToDonor::Rest => {
-                if let Some((request, refused)) = conn.half.take() {
-                    self.finish_write(d, id, &request, refused);
-                }
-            }
+            ToDonor::Bytes(bytes) => self.requests_arrive(d, id, &bytes),
             ToDonor::End => return self.end_conn(d, id),
         }
         self.serve_soon(id);
-    }
-
-    fn serve_request(&mut self, d: usize, id: u64, mut request: Request) {
-        let Some(grant) = self.network.conns.get(&id).and_then(|conn| conn.grant) else { return };
-        let donor = &mut self.donors[d];
-        let len = u32::try_from(request.len).expect("a part is below 4 GiB");
-        // A flush has no range to check.
-        let checked = match request.op {
-            PartOp::Age => Ok(()),
-            op => donor.access.check(&grant, op.writes(), request.address, len),
-        };
-        let ignores = self.bug == Some(Bug::LeaseNotChecked);
-        let refused = checked.is_err() && !ignores;
-        if request.op.writes() && !refused {
-            donor.dirty.mark(request.address, request.len);
-            match request.mark {
-                None => donor.unnumbered.mark(request.address, request.len),
-                Some(mark) => {
-                    let unnumbered = &donor.unnumbered;
-                    let spill = |write: ListedWrite| unnumbered.mark(write.from, write.to - write.from);
-                    let ledger = donor.ledgers.entry(grant.volume).or_default();
-                    request.ticket = Some(ledger.begin(mark, request.address, request.len, spill));
-                }
-            }
-        }
-        if matches!(request.op, PartOp::Write | PartOp::Sparse) {
-            if !refused {
-                self.land(d, id, &request, 0, request.first);
-            }
-            if request.first == request.len {
-                return self.finish_write(d, id, &request, refused);
-            }
-            if let Some(conn) = self.network.conns.get_mut(&id) {
-                conn.half = Some((request, refused));
-            }
-            return;
-        }
-        let (at, count) = (sectors(request.address), sectors(request.len));
-        let answer = match request.op {
-            _ if refused => Answer::Error(PartError::Denied),
-            PartOp::Read => Answer::Data(donor.memory.get(at, count)),
-            PartOp::Status => Answer::Status(status(&donor.memory, at, count)),
-            PartOp::Survey if grant.writable => {
-                let ledger = donor.ledgers.entry(grant.volume).or_default();
-                let writes = ledger.within(request.address, request.len).collect();
-                Answer::Survey(ledger.complete(), writes, survey(&donor.unnumbered, &request))
-            }
-            PartOp::Survey => Answer::Status(survey(&donor.dirty, &request)),
-            PartOp::Age => {
-                donor.dirty.age(donor.access.written_by(&grant));
-                donor.unnumbered.age(donor.access.written_by(&grant));
-                Answer::Done
-            }
-            _ => {
-                donor.memory.zero(at, count, request.op == PartOp::Zero { keep: true });
-                donor.landed(grant.volume, request.ticket);
-                self.check_fence(d, id);
-                Answer::Done
-            }
-        };
-        if let Answer::Status(runs) = &answer
-            && request.op == PartOp::Status
-            && self.rng.percent(20)
-        {
-            let keep = self.rng.index(runs.len() + 1);
-            return self
-                .send_to_client(id, ToClient::Answer(request.part, Answer::Status(runs[..keep].to_vec())));
-        }
-        self.send_to_client(id, ToClient::Answer(request.part, answer));
-    }
-
-    fn finish_write(&mut self, d: usize, id: u64, request: &Request, refused: bool) {
-        let answer = if refused {
-            Answer::Error(PartError::Denied)
-        } else {
-            self.land(d, id, request, request.first, request.len);
-            if let Some(grant) = self.network.conns.get(&id).and_then(|conn| conn.grant) {
-                self.donors[d].landed(grant.volume, request.ticket);
-            }
-            Answer::Done
-        };
-        self.send_to_client(id, ToClient::Answer(request.part, answer));
-    }
-
-    /// Bytes `from..to` of a write's payload reach the memory.
-    fn land(&mut self, d: usize, id: u64, request: &Request, from: u64, to: u64) {
-        if from >= to {
-            return;
-        }
-        let memory = &mut self.donors[d].memory;
-        let (at, bytes) = (sectors(request.address + from), &request.data[sectors(from)..sectors(to)]);
-        // What leaves out zeros does so by whole blocks.
-        if request.op == PartOp::Sparse && from == 0 && to == request.len {
-            memory.write_sparse(at, bytes);
-        } else {
-            memory.write(at, bytes);
-        }
-        self.right_forgotten_rot(d, request.part, at..at + sectors(to - from));
-        self.check_fence(d, id);
-    }
-
-    /// Promise 3, and what sessions are for: whoever writes is the newest that was let in.
-    fn check_fence(&mut self, d: usize, id: u64) {
-        let Some(grant) = self.network.conns.get(&id).and_then(|conn| conn.grant) else { return };
-        let donor = &self.donors[d];
-        let newest = donor.sessions.get(&grant.token).copied().unwrap_or(0);
-        let writer = donor.writers.get(&grant.volume).and_then(|writers| writers.last()).copied();
-        if newest != grant.session {
-            self.fail(format!(
-                "donor {d} carried out a write of session {} of lease {} after it admitted session {newest}",
-                grant.session, grant.token
-            ));
-        } else if writer != Some(grant.token) {
-            self.fail(format!(
-                "donor {d} carried out a write of lease {} after it admitted the writer {writer:?}",
-                grant.token
-            ));
-        }
     }
 
     /// The process is gone, and its memory with it.
@@ -481,20 +363,4 @@ impl World {
             |caller| matches!(caller, crate::coordinator::Caller::Donor(other) if *other == d),
         );
     }
-}
-
-fn status(memory: &Memory, at: usize, count: usize) -> Vec<StatusRun> {
-    let run = |(len, present): (usize, bool)| StatusRun {
-        len: u32::try_from(len as u64 * SECTOR).expect("a part"),
-        hole: !present,
-    };
-    memory.runs(at, count).into_iter().map(run).collect()
-}
-
-fn survey(dirty: &DirtyMap, request: &Request) -> Vec<StatusRun> {
-    let mut runs = Vec::new();
-    dirty.runs(request.address, request.len, |len, dirty| {
-        runs.push(StatusRun { len: u32::try_from(len).expect("a part"), hole: !dirty });
-    });
-    runs
 }

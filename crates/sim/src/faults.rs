@@ -123,8 +123,8 @@ impl World {
         true
     }
 
-    /// A bit of what is on its way from or to a donor changes, where this seed has such a network; `to`: where in
-    /// the donor's memory it lands, and by what.
+    /// A bit of what is on its way from or to a donor changes, where this seed has such a network; `to`:
+    /// where in the donor's memory it lands, and by what.
     pub(crate) fn flip_on_the_way(
         &mut self,
         c: usize,
@@ -174,8 +174,8 @@ impl World {
         self.verdict.rotten = self.director.rot.iter().map(|rot| donors[rot.donor].id).collect();
     }
 
-    /// Who forgets what a fragment holds cannot tell wrong bytes from right ones any more: no promise covers those,
-    /// so they are put right.
+    /// Who forgets what a fragment holds cannot tell wrong bytes from right ones any more: no promise covers
+    /// those, so they are put right.
     pub(crate) fn undo_rot(&mut self, c: usize, fragment: Fragment, len: u32) {
         let Some(machine) = &self.clients[c].machine else { return };
         let Fragment { group, slot, local } = fragment;
@@ -198,10 +198,11 @@ impl World {
         }
     }
 
-    /// What a part brings after it was forgotten.
-    pub(crate) fn right_forgotten_rot(&mut self, d: usize, part: Key, range: Range<usize>) {
+    /// What one of these parts brings after it was forgotten.
+    pub(crate) fn right_forgotten_rot(&mut self, d: usize, parts: &[u64], range: Range<usize>) {
         let memory = &mut self.donors[d].memory;
-        let brought = |rot: &&Rot| (rot.donor, rot.part) == (d, part) && range.contains(&rot.at);
+        let brought =
+            |rot: &&Rot| rot.donor == d && parts.contains(&rot.part.to_u64()) && range.contains(&rot.at);
         for rot in self.director.rot.iter().filter(brought).filter(|rot| rot.forgotten) {
             if memory.get(rot.at, 1) == [rot.wrong] {
                 memory.write(rot.at, &[rot.right]);
@@ -421,8 +422,8 @@ impl World {
         }
     }
 
-    /// Somebody says that a host which was switched off does not come back: what only its memory tells is held back until
-    /// then.
+    /// Somebody says that a host which was switched off does not come back: what only its memory tells is
+    /// held back until then.
     fn give_up_dark_donors(&mut self) {
         let dark =
             |donor: &&crate::donor::DonorHost| !donor.alive && self.director.dark.contains(&donor.slot);
@@ -442,7 +443,8 @@ impl World {
         self.coordinator.doomed = false;
         self.stranger_goes();
         self.coordinator_start();
-        // Who is stopped goes on when that is over: cut short, what it was sent last would overtake what came before.
+        // Who is stopped goes on when that is over: cut short, what it was sent last would overtake what came
+        // before.
         let pauses = self.donors.iter().map(|donor| donor.paused_until);
         let pauses = pauses.chain(self.clients.iter().map(|client| client.paused_until));
         let pauses = pauses.chain([self.coordinator.stopped_until]);

@@ -1,7 +1,7 @@
 //! The end of a run: everything heals, and everything has to be right again.
 //!
-//! Owns: the last checks: all requests answered, every living donor in use, all that was written readable (or in
-//! error, exactly where its donor died), donors and coordinator of one mind, and all memory wiped once the
+//! Owns: the last checks: all requests answered, every living donor in use, all that was written readable (or
+//! in error, exactly where its donor died), donors and coordinator of one mind, and all memory wiped once the
 //! volumes are gone. Never: a fault.
 
 use crate::client::{Phase, Tick};

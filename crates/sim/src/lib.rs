@@ -1,24 +1,28 @@
-//! A virtual world for core's machines: time, network, faults, and an oracle that knows what must hold.
+//! A virtual world for core's and the protocol's machines: time, network, faults, and an oracle that knows
+//! what must hold.
 //!
-//! The contract. One seed is one world and everything that happens in it: how many donors, volumes and clients
-//! there are, the delay of every message, each request, each fault. `run` with the same seed and the same source
-//! gives the same digest of all events, on any machine. A failure names the seed, what was violated, and the one
-//! command that replays it with a readable trace:
+//! The contract. One seed is one world and everything that happens in it: how many donors, volumes and
+//! clients there are, the delay of every message, each request, each fault. `run` with the same seed and the
+//! same source gives the same digest of all events, on any machine. A failure names the seed, what was
+//! violated, and the one command that replays it with a readable trace:
 //!
 //! ```text
 //! cargo run --release -p cheetah-sim -- --seed N --trace
 //! ```
 //!
-//! The machines are those that run in production (`core::{volume, donor, coordinator}`), invariants checked after
-//! each step; the drivers around them are this crate's, as faithful to `rim` as virtual time allows. Faults are
-//! the ones that Cheetah survives by its promises, so any violation is a bug. `Bug` plants one in the drivers: the
-//! oracle has to find it. Never: a real clock, thread, socket or file, a map without an order, or a dependency.
+//! The machines are those that run in production (`core::{volume, donor, coordinator}`, and `nbd`'s
+//! transmission of both ends over the bytes that they send), invariants checked after each step; the drivers
+//! around them are this crate's, as faithful to `rim` as virtual time allows. Faults are the ones that
+//! Cheetah survives by its promises, so any violation is a bug. `Bug` plants one in the drivers: the oracle
+//! has to find it. Never: a real clock, thread, socket or file, a map without an order, or a dependency from
+//! outside the house.
 //!
-//! Files: `plan` (what a seed picks), `world` (time and events), `network`, the drivers `donor`, `client`,
-//! `coordinator`; `director`, `faults`, `deaths`, `clocks`, `together`, `load` and `strangers` (what happens to them), `workload` (requests and their judgement),
-//! `oracle` (bytes), `contents` (what a volume counts as holding), `verdict` and `wounds` (errors), `finale` (heal, and demand that all is well), `swarm` (many seeds).
-//! Beside them `read_ahead`: rules compared over a path without faults.
-//! Tests: `tests/`.
+//! Files: `plan` (what a seed picks), `world` (time and events), `network`, `wire` (the ends of a data
+//! connection), the drivers `donor` and `serving`, `client` and `parts`, `coordinator`; `director`, `faults`,
+//! `deaths`, `clocks`, `together`, `load` and `strangers` (what happens to them), `workload` (requests and
+//! their judgement), `oracle` (bytes), `contents` (what a volume counts as holding), `verdict` and `wounds`
+//! (errors), `finale` (heal, and demand that all is well), `swarm` (many seeds). Beside them `read_ahead`:
+//! rules compared over a path without faults. Tests: `tests/`.
 #![forbid(unsafe_code)]
 
 mod bytes;
@@ -35,16 +39,19 @@ mod load;
 mod memory;
 mod network;
 mod oracle;
+mod parts;
 mod plan;
 pub mod read_ahead;
 mod redundancy;
 mod rng;
 mod runs;
+mod serving;
 mod stats;
 mod strangers;
 mod swarm;
 mod together;
 mod verdict;
+mod wire;
 mod workload;
 mod world;
 mod wounds;

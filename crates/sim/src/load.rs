@@ -1,9 +1,10 @@
 //! Loads: attachments that fill a volume from a source in order, and how they end before their end.
 //!
-//! Owns: the driver of a load, which does what `cheetah load` does (attach to fill, compare what counts as loaded, write, tell
-//! how far it is, tell its end, read back, give the lease back), the sources, and the kind of fault that is made of loads. Never: what must
-//! hold of it (`contents`, `oracle`). Key rule: what it tells was acknowledged to it. Called by `client`, `workload`,
-//! `director` and `faults`. Tests: the planted bugs.
+//! Owns: the driver of a load, which does what `cheetah load` does (attach to fill, compare what counts as
+//! loaded, write, tell how far it is, tell its end, read back, give the lease back), the sources, and the
+//! kind of fault that is made of loads. Never: what must hold of it (`contents`, `oracle`). Key rule: what it
+//! tells was acknowledged to it. Called by `client`, `workload`, `director` and `faults`. Tests: the planted
+//! bugs.
 
 use crate::bytes::SECTOR;
 use crate::client::{Phase, Slot, Tick};
@@ -299,8 +300,8 @@ impl World {
         }
     }
 
-    /// Whether the range can only be what loads of the source wrote; with `open`, or what somebody who was shut out was
-    /// writing.
+    /// Whether the range can only be what loads of the source wrote; with `open`, or what somebody who was
+    /// shut out was writing.
     fn holds_the_source(&self, c: usize, from: u64, to: u64, open: bool) -> bool {
         let Some(volume) = self.clients[c].volume else { return false };
         let versions = self.contents.versions(volume);

@@ -1,8 +1,9 @@
 //! A client's own memory: payloads of requests, scratch pieces, and what is on its way to or from them.
 //!
-//! Owns: carrying out what the volume machine says to compute, copy, compare, learn and forget, and the check that
-//! nothing touches memory that a donor still reads or fills. Never: decisions. Key rule: what is sent is what the
-//! memory held when it was sent, and an answer lands where its part said, or nowhere once it is not wanted.
+//! Owns: carrying out what the volume machine says to compute, copy, compare, learn and forget, and the check
+//! that nothing touches memory that a donor still reads or fills. Never: decisions. Key rule: what is sent is
+//! what the memory held when it was sent, and an answer lands where its part said, or nowhere once it is not
+//! wanted.
 
 use crate::bytes::{BLOCK, SECTOR, Sums, sectors};
 use crate::network::Awaited;
@@ -188,13 +189,28 @@ impl ClientMemory {
         }
     }
 
-    /// An answer to a read lands; how many of its blocks are wrong.
-    pub(crate) fn land(&mut self, part: &Awaited, bytes: &[u8]) -> Result<u32, String> {
-        let mut done = 0;
+    /// Bytes of the answer to a read land, from sector `at` of the part on.
+    pub(crate) fn land(&mut self, key: u64, part: &Awaited, at: usize, bytes: &[u8]) -> Result<(), String> {
+        let Some(busy) = self.busy.remove(&key) else {
+            return Err(format!("part {key} lands where nobody waits for it"));
+        };
+        let (mut at, mut rest) = (at, bytes);
+        while !rest.is_empty() {
+            let start = u32::try_from(at as u64 * SECTOR).expect("inside of a part");
+            let (offset, len) = part.scatter.locate(start);
+            let (here, behind) = rest.split_at(rest.len().min(sectors(len.into())));
+            self.put(At { mem: part.mem, offset }, here)?;
+            (at, rest) = (at + here.len(), behind);
+        }
+        self.busy.insert(key, busy);
+        Ok(())
+    }
+
+    /// How many blocks of a read that is answered are wrong.
+    pub(crate) fn wrong_blocks(&self, part: &Awaited) -> Result<u32, String> {
+        let mut bytes = Vec::with_capacity(sectors(part.scatter.len.into()));
         for (offset, len) in part.scatter.pieces() {
-            let count = sectors(len.into());
-            self.put(At { mem: part.mem, offset }, &bytes[done..done + count])?;
-            done += count;
+            bytes.extend(self.get(At { mem: part.mem, offset }, len)?);
         }
         let Fragment { group, slot, local } = part.fragment;
         let at = sectors(local.into());
@@ -205,7 +221,7 @@ impl ClientMemory {
                 bytes.len()
             ));
         }
-        Ok(self.sums.wrong(group, slot, at, bytes))
+        Ok(self.sums.wrong(group, slot, at, &bytes))
     }
 
     /// The request is answered, and its memory is the front end's again.

@@ -1,17 +1,18 @@
 //! Connections between clients and donors, and what is in their sockets.
 //!
-//! Owns: delays, order within a connection (and none between two), cuts that nobody is told of, and the honest
-//! part: what was put into a socket may still arrive after its sender closed it, gave up or died.
-//! Never: what messages mean (`donor`, `client`). Invariant: each message has one arrival event; the event
+//! Owns: delays, order within a connection (and none between two), cuts that nobody is told of, and the
+//! honest part: what was put into a socket may still arrive after its sender closed it, gave up or died.
+//! Never: what messages mean (`serving`, `parts`). Invariant: each message has one arrival event; the event
 //! takes whatever is at the front of the queue then.
 
+use crate::wire::{ClientEnd, DonorEnd};
 use crate::world::{ClientEv, Ev, World};
-use cheetah_core::donor::{ListedWrite, Ticket, WriteMark};
+use cheetah_core::donor::WriteMark;
 use cheetah_core::layout::Scatter;
 use cheetah_core::limits::{MILLISECOND_NS, SECOND_NS};
 use cheetah_core::map::DonorId;
 use cheetah_core::units::Time;
-use cheetah_core::volume::{Fragment, Key, Mem, PartError, PartOp, StatusRun};
+use cheetah_core::volume::{Fragment, Key, Mem, PartOp};
 use std::collections::{BTreeMap, VecDeque};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,20 +21,6 @@ pub(crate) enum Node {
     /// An address that donors, one after the other, listen at.
     Donor(usize),
     Client(usize),
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct Request {
-    pub(crate) part: Key,
-    pub(crate) op: PartOp,
-    pub(crate) address: u64,
-    pub(crate) len: u64,
-    pub(crate) data: Vec<u8>,
-    /// Of a write, how many bytes come with its header; the rest follows as `Rest`.
-    pub(crate) first: u64,
-    pub(crate) mark: Option<WriteMark>,
-    /// Of its place in the donor's ledger, once it is there.
-    pub(crate) ticket: Option<Ticket>,
 }
 
 /// What a client waits for, and where it belongs.
@@ -49,19 +36,8 @@ pub(crate) struct Awaited {
 #[derive(Clone, Debug)]
 pub(crate) enum ToDonor {
     Hello,
-    Request(Request),
-    Rest,
+    Bytes(Vec<u8>),
     End,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) enum Answer {
-    Done,
-    Data(Vec<u8>),
-    Status(Vec<StatusRun>),
-    /// To a writer: what the ledger lists, up to which number all is complete, and what nobody put a number on.
-    Survey(u64, Vec<ListedWrite>, Vec<StatusRun>),
-    Error(PartError),
 }
 
 #[derive(Clone, Debug)]
@@ -69,7 +45,7 @@ pub(crate) enum ToClient {
     /// Another donor is at the address.
     Gone,
     Welcome(bool),
-    Answer(Key, Answer),
+    Bytes(Vec<u8>),
     End,
 }
 
@@ -105,10 +81,10 @@ pub(crate) struct Conn {
     lost: bool,
     pub(crate) inbox: VecDeque<ToDonor>,
     pub(crate) serving: bool,
-    /// A write of which the rest is still to come, and whether it was refused.
-    pub(crate) half: Option<(Request, bool)>,
-    /// Parts whose answer the client waits for.
-    pub(crate) awaited: BTreeMap<u64, Awaited>,
+    pub(crate) donor_end: Option<DonorEnd>,
+    pub(crate) client_end: Option<ClientEnd>,
+    /// The parts that left in one request with the one that it is named by.
+    pub(crate) merged: BTreeMap<u64, Vec<Key>>,
 }
 
 #[derive(Debug, Default)]
@@ -167,8 +143,9 @@ impl World {
             lost: false,
             inbox: VecDeque::new(),
             serving: false,
-            half: None,
-            awaited: BTreeMap::new(),
+            donor_end: None,
+            client_end: None,
+            merged: BTreeMap::new(),
         };
         self.network.conns.insert(id, conn);
         // One way for the connection itself.
@@ -240,8 +217,8 @@ impl World {
         }
         let Some(conn) = self.network.conns.get_mut(&id) else { return };
         if conn.stage == Stage::Ended {
-            if matches!(message, ToDonor::Request(Request { op: PartOp::Write, .. }) | ToDonor::Rest) {
-                self.count("writes that came late on an old connection");
+            if matches!(message, ToDonor::Bytes(_)) {
+                self.count("bytes that came late on an old connection");
             }
             return;
         }
@@ -269,7 +246,7 @@ impl World {
     pub(crate) fn close_by_client(&mut self, id: u64) {
         let Some(conn) = self.network.conns.get_mut(&id).filter(|conn| conn.client_open) else { return };
         conn.client_open = false;
-        conn.awaited.clear();
+        conn.client_end = None;
         self.send_to_donor(id, ToDonor::End);
     }
 
@@ -317,7 +294,7 @@ impl World {
         let Some(conn) = self.network.conns.get_mut(&id) else { return };
         conn.stage = Stage::Ended;
         conn.inbox.clear();
-        conn.half = None;
+        (conn.donor_end, conn.merged) = (None, BTreeMap::new());
     }
 
     pub(crate) fn conns_where(&self, wanted: impl Fn(&Conn) -> bool) -> Vec<u64> {

@@ -1,9 +1,9 @@
 //! What a read may return: for every byte of every volume, the versions that can be there.
 //!
-//! Owns the versions (each write, zero or trim is one) and the rule. A version can be seen from the moment it is
-//! submitted until another one certainly replaced it: one that was acknowledged, or that a read has seen, and
-//! that began after the first had ended. An error or a crash ends a version too: sessions and leases see to it
-//! that nothing of it lands after a later write was admitted. Order is by count of events, not by time.
+//! Owns the versions (each write, zero or trim is one) and the rule. A version can be seen from the moment it
+//! is submitted until another one certainly replaced it: one that was acknowledged, or that a read has seen,
+//! and that began after the first had ended. An error or a crash ends a version too: sessions and leases see
+//! to it that nothing of it lands after a later write was admitted. Order is by count of events, not by time.
 //! Never: which requests may fail (`verdict`), or a look into the machines. Tests: the planted bugs.
 
 use crate::bytes::{BLOCK, SECTOR, sectors};
@@ -179,10 +179,10 @@ impl Oracle {
         self.reading.remove(&read);
     }
 
-    /// `brought`: volume offsets and the sectors that were found from there on; parts of the range may be missing.
-    /// `settles`: what is seen stays, also when it was never acknowledged. With redundancy that is only so once
-    /// fragments fit together, for a write that failed half-way may be on one copy and not on the other.
-    /// `old`: what was replaced may still be seen, though nothing that was never there.
+    /// `brought`: volume offsets and the sectors that were found from there on; parts of the range may be
+    /// missing. `settles`: what is seen stays, also when it was never acknowledged. With redundancy that is
+    /// only so once fragments fit together, for a write that failed half-way may be on one copy and not on
+    /// the other. `old`: what was replaced may still be seen, though nothing that was never there.
     pub(crate) fn end_read(
         &mut self,
         now: Order,

@@ -1,7 +1,7 @@
 //! What one seed picks: topology, network, workload, and which faults there are.
 //!
-//! Owns the ranges. Each fault kind is on or off for a whole run (a swarm), so that some runs are harsh in one
-//! way and calm in all others. Never: anything that happens later than the start.
+//! Owns the ranges. Each fault kind is on or off for a whole run (a swarm), so that some runs are harsh in
+//! one way and calm in all others. Never: anything that happens later than the start.
 
 use crate::Setup;
 use crate::rng::Rng;
@@ -49,10 +49,12 @@ pub enum Bug {
     LoadForgotten,
     /// A load that goes on leaves a piece out.
     ResumeSkips,
+    /// Of writes that leave in one request, the payload of the last is sent first.
+    MergedOutOfOrder,
 }
 
 impl Bug {
-    pub const ALL: [Bug; 18] = [
+    pub const ALL: [Bug; 19] = [
         Bug::IgnoreSessions,
         Bug::SkipWipe,
         Bug::AckEarly,
@@ -71,6 +73,7 @@ impl Bug {
         Bug::LoadToldAhead,
         Bug::LoadForgotten,
         Bug::ResumeSkips,
+        Bug::MergedOutOfOrder,
     ];
 
     #[must_use]
@@ -94,6 +97,7 @@ impl Bug {
             Bug::LoadToldAhead => "load-told-ahead",
             Bug::LoadForgotten => "load-forgotten",
             Bug::ResumeSkips => "resume-skips",
+            Bug::MergedOutOfOrder => "merged-out-of-order",
         }
     }
 

@@ -1,8 +1,9 @@
-//! Read-ahead rules compared in virtual time: one tool that waits for each read, a path of a given rate and delay.
+//! Read-ahead rules compared in virtual time: one tool that waits for each read, a path of a given rate and
+//! delay.
 //!
-//! Owns the model of the path and the patterns. Never: faults or contents (the swarm has those). The machine is the one that
-//! runs in production. Every figure depends on nothing but the arguments. Called by `cheetah-sim --read-ahead`. Tests:
-//! `tests/read_ahead.rs`.
+//! Owns the model of the path and the patterns. Never: faults or contents (the swarm has those). The machine
+//! is the one that runs in production. Every figure depends on nothing but the arguments. Called by
+//! `cheetah-sim --read-ahead`. Tests: `tests/read_ahead.rs`.
 
 use cheetah_core::ahead::Rule;
 use cheetah_core::limits::{EXTENT_BYTES, MILLISECOND_NS, SECOND_NS};

@@ -1,8 +1,9 @@
 //! What redundancy promises, looked up in the donors' memories themselves.
 //!
-//! Owns: that an acknowledged write is on every slot that the coordinator's records call held, that fragments fit
-//! together when all is at rest, that nothing is marked as half written after a clean end, and how much may go wrong
-//! at once before the promises end (the budget of the faults). Never: faults, or a machine's state.
+//! Owns: that an acknowledged write is on every slot that the coordinator's records call held, that fragments
+//! fit together when all is at rest, that nothing is marked as half written after a clean end, and how much
+//! may go wrong at once before the promises end (the budget of the faults). Never: faults, or a machine's
+//! state.
 
 use crate::bytes::{BLOCK, SECTOR, sectors};
 use crate::client::Slot;
@@ -250,8 +251,8 @@ impl World {
         }
     }
 
-    /// The volumes that have less than they need when this donor gets into trouble now. One with rows that may not
-    /// fit together, because its writer died, cannot do without any donor until that is mended.
+    /// The volumes that have less than they need when this donor gets into trouble now. One with rows that
+    /// may not fit together, because its writer died, cannot do without any donor until that is mended.
     pub(crate) fn beyond_by(&self, donor: Option<DonorId>) -> Vec<VolumeId> {
         let out = |other: DonorId| Some(other) == donor || self.verdict.is_in_trouble(other, self.now);
         let short = |map: &&VolumeMap| {

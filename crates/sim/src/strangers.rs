@@ -1,8 +1,9 @@
 //! Another pool's coordinator at the address of this one: other state, or none at all.
 //!
-//! Owns: when it comes and goes, what it stores, and the rule that no donor gives up by its word what it holds for its own
-//! pool. Never: the home coordinator's records, which nobody changes meanwhile. Key rule: once its own coordinator is back
-//! all is as before. Called by `faults` and `coordinator`. Tests: the planted bug.
+//! Owns: when it comes and goes, what it stores, and the rule that no donor gives up by its word what it
+//! holds for its own pool. Never: the home coordinator's records, which nobody changes meanwhile. Key rule:
+//! once its own coordinator is back all is as before. Called by `faults` and `coordinator`. Tests: the
+//! planted bug.
 
 use crate::plan::Bug;
 use crate::world::{Ev, World, say};

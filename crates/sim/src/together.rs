@@ -1,11 +1,11 @@
 //! A writer and a donor that end together, and what is done to the volume afterwards.
 //!
-//! Owns: the scene. Rows are written, many at once; the writer crashes (or its host) and a donor is killed, lost or
-//! only stopped, in either order, up to some seconds apart; another writer attaches at once and writes rows anew while
-//! the coordinator may stand still; everything is read back; it detaches in order, another attaches, and everything is
-//! read back again. Never: a judgement (`workload`), or what may be lost (`wounds`). Key rule: a scene begins only where
-//! all is whole, and while it is not the budget keeps other donors of the volume from trouble, so that every byte is
-//! accounted for.
+//! Owns: the scene. Rows are written, many at once; the writer crashes (or its host) and a donor is killed,
+//! lost or only stopped, in either order, up to some seconds apart; another writer attaches at once and
+//! writes rows anew while the coordinator may stand still; everything is read back; it detaches in order,
+//! another attaches, and everything is read back again. Never: a judgement (`workload`), or what may be lost
+//! (`wounds`). Key rule: a scene begins only where all is whole, and while it is not the budget keeps other
+//! donors of the volume from trouble, so that every byte is accounted for.
 
 use crate::client::{Client, Phase, Tick};
 use crate::coordinator::Caller;
@@ -77,8 +77,8 @@ pub(crate) struct Scene {
     half_written: Vec<Rows>,
     /// Rows that were written lately when the writer ended.
     lately: Vec<u64>,
-    /// The coordinator stands still for so long when the new writer's first write is acknowledged, or as soon as it is
-    /// let in.
+    /// The coordinator stands still for so long when the new writer's first write is acknowledged, or as soon
+    /// as it is let in.
     holds_up: Option<(bool, u64)>,
     ends_at: Time,
     give_up_at: Time,

@@ -1,9 +1,9 @@
 //! Which requests may fail, and how.
 //!
-//! Owns: the simulator's own (naive) layout, which says whose memory a range is; the memory of which donors and
-//! links were in trouble until when; which leases were taken over. Never: bytes (`oracle`).
-//! Key rule: a request fails only when a donor that holds a part of its range is dead, or was in trouble while
-//! the request was on its way or shortly before; and it does not succeed when such a donor died before it began.
+//! Owns: the simulator's own (naive) layout, which says whose memory a range is; the memory of which donors
+//! and links were in trouble until when; which leases were taken over. Never: bytes (`oracle`). Key rule: a
+//! request fails only when a donor that holds a part of its range is dead, or was in trouble while the
+//! request was on its way or shortly before; and it does not succeed when such a donor died before it began.
 
 use crate::oracle::Order;
 use cheetah_core::limits::{EXTENT_BYTES, REQUEST_DEADLINE_NS, SECOND_NS, WRITE_MARGIN_NS};
@@ -11,8 +11,8 @@ use cheetah_core::map::{DonorId, LeaseToken, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How long after a trouble is over a client may still be without the donor: a retry each second, each with its
-/// deadline for connecting.
+/// How long after a trouble is over a client may still be without the donor: a retry each second, each with
+/// its deadline for connecting.
 pub(crate) const GRACE_NS: u64 = 8 * SECOND_NS;
 /// Connections that stall for so long, in turns, keep a write for too long to begin it.
 const STALLS_NS: u64 = REQUEST_DEADLINE_NS - WRITE_MARGIN_NS;
@@ -25,8 +25,8 @@ pub(crate) struct Verdict {
     client_trouble: BTreeMap<usize, Time>,
     /// By client host.
     link_trouble: BTreeMap<(usize, DonorId), Time>,
-    /// The same where redundancy lets a client go round the donor, though it would have been answered in the end: since
-    /// when and until when connections stall, one stall beginning before the other is over.
+    /// The same where redundancy lets a client go round the donor, though it would have been answered in the
+    /// end: since when and until when connections stall, one stall beginning before the other is over.
     slow_links: BTreeMap<(usize, DonorId), (Time, Time)>,
     slow_donors: BTreeMap<DonorId, Time>,
     /// Neither can be told anything, nor tell anything, until then.
@@ -40,8 +40,8 @@ pub(crate) struct Verdict {
     pub(crate) rotten: BTreeSet<DonorId>,
     /// Rows of a volume that a failed write left so that they do not fit together.
     pub(crate) half_written: Vec<(VolumeId, std::ops::Range<u64>)>,
-    /// Volume, group, slot and block of its extent where a bit flipped on its way to a donor, until it is written
-    /// again. Without redundancy it goes wherever the slot is moved.
+    /// Volume, group, slot and block of its extent where a bit flipped on its way to a donor, until it is
+    /// written again. Without redundancy it goes wherever the slot is moved.
     pub(crate) rotted: BTreeSet<(VolumeId, usize, usize, u64)>,
     /// Volumes to which more happened than redundancy covers.
     pub(crate) beyond: BTreeSet<VolumeId>,
@@ -108,7 +108,8 @@ impl Verdict {
         self.slow_donors.get(&donor).is_some_and(|until| until + GRACE_NS >= since)
     }
 
-    /// Whether a client of a volume with redundancy may have gone round the donor at some time from `since` on.
+    /// Whether a client of a volume with redundancy may have gone round the donor at some time from `since`
+    /// on.
     pub(crate) fn may_be_passed_over(&self, client: usize, donor: DonorId, since: Time) -> bool {
         let slow_link = self.slow_links.get(&(client, donor));
         slow_link.is_some_and(|(_, until)| until + GRACE_NS >= since)

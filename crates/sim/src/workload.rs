@@ -266,7 +266,8 @@ impl World {
         let cached = request.op == Op::Read && self.plan.caching.bytes > 0;
         let marked = request.op == Op::Status && self.meets_unreadable(c, slot);
         if redundant || cached || marked {
-            // Others have what it had, or it was read before, or its source could not give it and nobody is asked.
+            // Others have what it had, or it was read before, or its source could not give it and nobody is
+            // asked.
         } else if let Some(donor) =
             concerned.iter().find(|donor| self.verdict.died_before(**donor, slot.order))
         {
@@ -326,8 +327,9 @@ impl World {
         slot.reading.map_or(Ok(()), |read| self.oracle.end_read(order, read, &brought, settles, old))
     }
 
-    /// A reader beside a writer learns of an excluded donor, or of one that gave its part to another, after the writer
-    /// did; until then it may still ask it. So may a writer that has not heard that another took over.
+    /// A reader beside a writer learns of an excluded donor, or of one that gave its part to another, after
+    /// the writer did; until then it may still ask it. So may a writer that has not heard that another took
+    /// over.
     fn reads_old(&mut self, c: usize, since: Time) -> bool {
         let client = &self.clients[c];
         let (Some(machine), Some(volume)) = (&client.machine, client.volume) else { return false };
@@ -399,7 +401,8 @@ impl World {
         }
         let full_group = [StatusRun { len: request.len, hole: false }];
         let concerned = self.concerned(c, slot, &full_group);
-        // A write that waits for its donor keeps others waiting, also one that waits for whom the slot is moved to.
+        // A write that waits for its donor keeps others waiting, also one that waits for whom the slot is
+        // moved to.
         let now = client.machine.as_ref().map(|machine| placed(machine.map(), request)).unwrap_or_default();
         let waits = slot.asked.iter().chain(&now).any(excused);
         match error {
@@ -440,8 +443,8 @@ impl World {
         }
     }
 
-    /// A write that more donors missed than redundancy covers: its rows fit together no more, and when one of those
-    /// stays away nothing can tell what it had of them.
+    /// A write that more donors missed than redundancy covers: its rows fit together no more, and when one of
+    /// those stays away nothing can tell what it had of them.
     fn note_half_written(&mut self, c: usize, slot: &Slot) {
         let (request, since) = (slot.request, slot.submitted);
         let Some(map) = self.clients[c].machine.as_ref().map(|machine| machine.map()) else { return };
@@ -495,8 +498,8 @@ impl World {
         })
     }
 
-    /// With redundancy a request fails only when more donors of a group are out of reach than its parity covers, or
-    /// when a write missed one and the coordinator could not be told of it.
+    /// With redundancy a request fails only when more donors of a group are out of reach than its parity
+    /// covers, or when a write missed one and the coordinator could not be told of it.
     fn judge_failure_of_redundant(
         &mut self,
         c: usize,
@@ -552,8 +555,8 @@ impl World {
         Err(format!("failed with {error:?}, and no more was out of reach than redundancy covers"))
     }
 
-    /// Whether what it asks for, or has to read for that, was half written when a writer and a donor ended together. In
-    /// the end it has to be recorded as well.
+    /// Whether what it asks for, or has to read for that, was half written when a writer and a donor ended
+    /// together. In the end it has to be recorded as well.
     fn is_accounted_for(&self, c: usize, slot: &Slot, error: VolumeError) -> bool {
         let client = &self.clients[c];
         let Some(map) = client.machine.as_ref().map(|machine| machine.map()) else { return false };

@@ -1,9 +1,9 @@
 //! The world: time, the queue of what happens next, and who lives in it.
 //!
-//! Owns: the clock (it jumps to the next event), the order of events, the digest and the trace. Never: what an
-//! event does (`network`, `donor`, `client`, `coordinator`, `director`). Invariant: everything that happens is
-//! an event of the queue, taken in order of time and, at one time, in the order it was put in; every choice
-//! comes from the one stream of the seed. Tests: `tests/determinism.rs`.
+//! Owns: the clock (it jumps to the next event), the order of events, the digest and the trace. Never: what
+//! an event does (`network`, `donor`, `client`, `coordinator`, `director`). Invariant: everything that
+//! happens is an event of the queue, taken in order of time and, at one time, in the order it was put in;
+//! every choice comes from the one stream of the seed. Tests: `tests/determinism.rs`.
 
 use crate::Setup;
 use crate::client::{Client, Tick};
@@ -36,6 +36,8 @@ pub(crate) enum Ev {
     /// The front of the queue of this connection arrives at the donor.
     ToDonor(u64),
     ToClient(u64),
+    /// The socket of this connection's client has room again.
+    Drained(u64),
     /// The donor takes the next message of this connection.
     Serve(u64),
     /// The donor has stopped serving a connection that it dropped.
@@ -173,6 +175,7 @@ impl World {
             Ev::Client(c, event) => self.client_event(c, event),
             Ev::ToDonor(conn) => self.arrive_at_donor(conn),
             Ev::ToClient(conn) => self.arrive_at_client(conn),
+            Ev::Drained(conn) => self.drained(conn),
             Ev::Serve(conn) => self.serve(conn),
             Ev::Closed(conn) => self.conn_closed(conn),
             Ev::CallArrives(call) => self.call_arrives(call),
@@ -216,7 +219,8 @@ impl World {
         self.queued
     }
 
-    /// The first place in the order that was given at this time or later; nobody asks about an earlier time again.
+    /// The first place in the order that was given at this time or later; nobody asks about an earlier time
+    /// again.
     pub(crate) fn order_since(&mut self, time: Time) -> Order {
         while self.orders.front().is_some_and(|(at, _)| *at < time) {
             self.orders.pop_front();

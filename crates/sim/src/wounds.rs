@@ -1,10 +1,10 @@
 //! What may be lost of a volume whose writer ended while a donor was missing, block by block.
 //!
-//! Owns: the rows that were half written then, and which of their blocks may answer an error, for how long. Never:
-//! bytes (`oracle`), what happens to whom (`together`), or anything that a machine says of itself.
-//! Key rules: of a donor that was only stopped nothing is lost, its half-written rows answer errors until it is back;
-//! of one that is gone its blocks of rows that a write was under way to, and of no others; and a block that was written
-//! again since is as good as any other. Tests: below; the planted bugs.
+//! Owns: the rows that were half written then, and which of their blocks may answer an error, for how long.
+//! Never: bytes (`oracle`), what happens to whom (`together`), or anything that a machine says of itself. Key
+//! rules: of a donor that was only stopped nothing is lost, its half-written rows answer errors until it is
+//! back; of one that is gone its blocks of rows that a write was under way to, and of no others; and a block
+//! that was written again since is as good as any other. Tests: below; the planted bugs.
 
 use crate::verdict::GRACE_NS;
 use cheetah_core::limits::BLOCK_BYTES;
@@ -109,8 +109,8 @@ impl Wounds {
         self.0.entry(volume).and_modify(|wound| wound.closed = true);
     }
 
-    /// Looks who is missing: when the next writer is let in (`first`: what has no holder then its predecessor gave up),
-    /// when a donor ends before that one serves, and when it does. Later losses are no excuse.
+    /// Looks who is missing: when the next writer is let in (`first`: what has no holder then its predecessor
+    /// gave up), when a donor ends before that one serves, and when it does. Later losses are no excuse.
     pub(crate) fn look(&mut self, map: &VolumeMap, missing: impl Fn(DonorId) -> Option<Missing>) {
         let Some(wound) = self.0.get_mut(&map.volume).filter(|wound| !wound.settled) else { return };
         let first = !std::mem::replace(&mut wound.taken_over, true);
@@ -143,8 +143,8 @@ impl Wounds {
         self.0.entry(volume).and_modify(|wound| wound.settled = true);
     }
 
-    /// Whether an error of a request is accounted for, that touches these bytes and was submitted then; `waits`: that it
-    /// waited in vain, which is only for who comes back.
+    /// Whether an error of a request is accounted for, that touches these bytes and was submitted then;
+    /// `waits`: that it waited in vain, which is only for who comes back.
     pub(crate) fn excuse(&self, volume: VolumeId, bytes: Range<u64>, since: Time, waits: bool) -> bool {
         let Some(wound) = self.0.get(&volume) else { return false };
         let from = bytes.start / BLOCK_BYTES * BLOCK_BYTES;

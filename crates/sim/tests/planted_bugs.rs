@@ -81,6 +81,11 @@ fn a_client_that_does_not_hear_of_refused_connections() {
 }
 
 #[test]
+fn a_client_that_sends_merged_writes_out_of_order() {
+    is_found(Bug::MergedOutOfOrder);
+}
+
+#[test]
 fn a_load_that_tells_what_is_not_written() {
     is_found_by(Bug::LoadToldAhead, Fault::EndLoad);
 }

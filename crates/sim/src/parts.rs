@@ -1,0 +1,223 @@
+//! What a client sends over its connections to donors and takes from them, as `rim::volume` does: parts
+//! become requests, writes merged as chance wants it, and answers land where their part said.
+//!
+//! Owns: the client's end of data connections between opening and closing. Never: links (`client`), the
+//! protocol (`nbd`), or what memory may be touched when (`memory`). A socket that is full takes a part of
+//! what leaves, and the rest later.
+
+use crate::bytes::SECTOR;
+use crate::network::{Awaited, ToDonor};
+use crate::plan::Bug;
+use crate::wire::{Body, Taking, cut, listed, part_error, wired_len};
+use crate::world::{ClientEv, Ev, World, say};
+use cheetah_core::limits::MILLISECOND_NS;
+use cheetah_core::map::DonorId;
+use cheetah_core::volume::{Event, Key, PartError, PartOp, StatusRun};
+use cheetah_nbd::StateFlags;
+use cheetah_nbd::client::{Answer, Take};
+
+impl World {
+    pub(crate) fn send_part(
+        &mut self,
+        c: usize,
+        donor: DonorId,
+        part: Key,
+        address: u64,
+        awaited: Awaited,
+    ) -> Result<(), String> {
+        let Awaited { op, mem, scatter, fragment, .. } = awaited;
+        say!(self, "client {c} -> {donor} at {address}: {op:?} {fragment:?} {mem:?} {scatter:?}");
+        let conns =
+            self.clients[c].conns_of(donor).ok_or("a part was to be sent over a link that is not up")?;
+        let Some(conn) = self.rng.pick(&conns) else { return Ok(()) };
+        let client = &mut self.clients[c];
+        let mut data = client.memory.begin_part(part.to_u64(), awaited)?;
+        client.sent.insert(part.to_u64(), conn);
+        if self.skips_parity(c, &awaited) {
+            self.after(0, Ev::Client(c, ClientEv::AckEarly(part)));
+            return Ok(());
+        }
+        self.flip_on_the_way(c, donor, fragment, Some((address, part)), &mut data);
+        if let Some(end) = self.network.conns.get_mut(&conn).and_then(|conn| conn.client_end.as_mut()) {
+            end.queue(address, Body { part, awaited, data });
+        }
+        self.clients[c].to_flush.insert(conn);
+        if self.bug == Some(Bug::AckEarly) && op.writes() {
+            self.after(0, Ev::Client(c, ClientEv::AckEarly(part)));
+        }
+        Ok(())
+    }
+
+    fn skips_parity(&self, c: usize, part: &Awaited) -> bool {
+        let data = self.clients[c].machine.as_ref().map_or(0, |machine| machine.map().redundancy.data);
+        self.bug == Some(Bug::ParityNotUpdated) && part.op.writes() && part.fragment.slot >= data
+    }
+
+    /// Behind a batch of effects.
+    pub(crate) fn flush_parts(&mut self, c: usize) {
+        for conn in std::mem::take(&mut self.clients[c].to_flush) {
+            self.flush_conn(conn);
+        }
+    }
+
+    /// There is room again.
+    pub(crate) fn drained(&mut self, id: u64) {
+        let Some(conn) = self.network.conns.get_mut(&id).filter(|conn| conn.client_open) else { return };
+        let until = self.clients[conn.client].paused_until;
+        if until > self.now {
+            return self.at(until, Ev::Drained(id));
+        }
+        if let Some(end) = &mut conn.client_end {
+            end.is_full = false;
+            self.flush_conn(id);
+        }
+    }
+
+    fn flush_conn(&mut self, id: u64) {
+        // The policy asks for some number between none and 1 MiB (`core::volume::merge`): any must be right.
+        let merges_bytes_max = match self.rng.percent(50) {
+            true => wired_len(self.rng.skewed(16, 2048) * SECTOR),
+            false => 0,
+        };
+        let swaps = self.bug == Some(Bug::MergedOutOfOrder);
+        let Some(conn) = self.network.conns.get_mut(&id) else { return };
+        let Some(end) = conn.client_end.as_mut().filter(|end| !end.is_full) else { return };
+        end.transmission.make_requests(merges_bytes_max);
+        let skip = end.transmission.front_sent();
+        let (mut bytes, mut merged, mut cookie) = (Vec::new(), 0, 0);
+        let mut payload_at = 0;
+        for part in end.transmission.unsent() {
+            let (head, body) = (part.head, &part.request.body);
+            if head.is_empty() {
+                merged += 1;
+                conn.merged.entry(cookie).or_default().push(body.part);
+                if swaps {
+                    bytes.splice(payload_at..payload_at, body.data.iter().copied());
+                    continue;
+                }
+            } else {
+                cookie = part.request.cookie;
+                bytes.extend_from_slice(head);
+                payload_at = bytes.len();
+            }
+            if part.request.payload_bytes() > 0 {
+                bytes.extend_from_slice(&body.data);
+            }
+        }
+        bytes.drain(..skip);
+        if bytes.is_empty() {
+            return;
+        }
+        let taken = if self.rng.percent(10) { self.rng.index(bytes.len()) } else { bytes.len() };
+        end.transmission.sent(taken);
+        end.is_full = taken < bytes.len();
+        if end.is_full {
+            bytes.truncate(taken);
+            let later = self.rng.skewed(MILLISECOND_NS / 8, 20 * MILLISECOND_NS);
+            self.after(later, Ev::Drained(id));
+        }
+        if merged > 0 {
+            self.count("writes that left in one request with others");
+        }
+        let cuts = cut(&mut self.rng, bytes);
+        let last = cuts.len() - 1;
+        for (nth, bytes) in cuts.into_iter().enumerate() {
+            self.send_to_donor(id, ToDonor::Bytes(bytes));
+            if nth < last && self.rng.percent(20) {
+                let by = self.rng.skewed(MILLISECOND_NS, 200 * MILLISECOND_NS);
+                self.slow_down(id, by);
+            }
+        }
+    }
+
+    /// Bytes of answers.
+    pub(crate) fn answers_arrive(&mut self, c: usize, id: u64, bytes: &[u8]) {
+        let goes_direct = self.rng.percent(50);
+        let Some(conn) = self.network.conns.get_mut(&id) else { return };
+        let donor = conn.link;
+        let Some(end) = &mut conn.client_end else { return };
+        let (mut taking, mut bytes) = (Taking::default(), bytes);
+        if let Some(incoming) = end.transmission.incoming().filter(|_| goes_direct) {
+            let direct = bytes.len().min((incoming.end - incoming.at) as usize);
+            taking.data(incoming.body, incoming.at, &bytes[..direct]);
+            end.transmission.landed(u32::try_from(direct).expect("inside of a part"));
+            bytes = &bytes[direct..];
+        }
+        end.input.extend_from_slice(bytes);
+        match end.transmission.received(&end.input, &mut taking) {
+            Ok(used) => drop(end.input.drain(..used)),
+            Err(violation) => return self.fail(format!("client {c} and {donor}: {violation}")),
+        }
+        for (part, awaited, at, bytes) in taking.data {
+            if let Err(what) = self.data_lands(c, donor, part, awaited, at, bytes) {
+                return self.fail(format!("client {c}: {what}"));
+            }
+        }
+        let mut events = Vec::new();
+        for answer in taking.answers {
+            match self.part_answered(c, answer) {
+                Ok(answered) => events.extend(answered),
+                Err(what) => return self.fail(format!("client {c}: {what}")),
+            }
+        }
+        events.into_iter().for_each(|event| self.step_client(c, event));
+    }
+
+    fn data_lands(
+        &mut self,
+        c: usize,
+        donor: DonorId,
+        part: Key,
+        awaited: Awaited,
+        at: usize,
+        mut bytes: Vec<u8>,
+    ) -> Result<(), String> {
+        let mut fragment = awaited.fragment;
+        fragment.local += u32::try_from(at as u64 * SECTOR).expect("inside of an extent");
+        self.flip_on_the_way(c, donor, fragment, None, &mut bytes);
+        self.clients[c].memory.land(part.to_u64(), &awaited, at, &bytes)
+    }
+
+    fn part_answered(&mut self, c: usize, answer: Answer<Body>) -> Result<Vec<Event>, String> {
+        let Answer { abandoned, error, beyond, status, ledger, body, .. } = answer;
+        let Body { part, awaited, .. } = body;
+        if abandoned {
+            return Ok(Vec::new());
+        }
+        let client = &mut self.clients[c];
+        client.memory.end_part(part.to_u64());
+        client.sent.remove(&part.to_u64());
+        let wrong = match error {
+            None if awaited.op == PartOp::Read => client.memory.wrong_blocks(&awaited)?,
+            _ => 0,
+        };
+        let hole = |flags: StateFlags| match awaited.op {
+            PartOp::Survey => !flags.contains(StateFlags::DIRTY),
+            _ => flags.contains(StateFlags::HOLE.with(StateFlags::ZERO)),
+        };
+        let bytes = |length: u32| u32::try_from(u64::from(length) * SECTOR).expect("a part");
+        let answer = match (error, wrong) {
+            (Some(errno), _) => Err(part_error(errno, beyond)),
+            (None, blocks) if blocks > 0 && self.bug != Some(Bug::ChecksumIgnored) => {
+                self.count("corrupt blocks found");
+                Err(PartError::Corrupt { blocks })
+            }
+            (None, _) => {
+                let run = |run: &cheetah_nbd::Descriptor| StatusRun {
+                    len: bytes(run.length),
+                    hole: hole(run.flags),
+                };
+                Ok(status.iter().map(run).collect())
+            }
+        };
+        if let Err(error) = &answer {
+            say!(self, "client {c}: {awaited:?} fails: {error:?}");
+        }
+        let mut events = Vec::new();
+        if let Some((complete, entries)) = ledger.filter(|_| answer.is_ok()) {
+            events.push(Event::Listed { part, complete, writes: entries.iter().map(listed).collect() });
+        }
+        events.push(Event::Answered { part, answer });
+        Ok(events)
+    }
+}

@@ -1,0 +1,249 @@
+//! What a donor does with the bytes of a connection, as `rim::donor` does: requests in order, each checked by
+//! `Access` when its header is there, payloads that land as they come, answers in batches.
+//!
+//! Owns: the donor's end of data connections. Never: decisions, or the protocol (`nbd`). Also checks, where
+//! bytes land, that nothing of an older session or lease lands after a newer one was admitted (promise 3).
+
+use crate::bytes::{Memory, SECTOR, sectors};
+use crate::network::{Stage, ToClient};
+use crate::plan::Bug;
+use crate::wire::{DIRTY, DonorEnd, HOLES, Write, cut, entry, wired_len};
+use crate::world::World;
+use cheetah_core::donor::{Denied, DirtyMap, Grant, ListedWrite, Ticket, WriteMark};
+use cheetah_nbd::server::Run;
+use cheetah_nbd::server::transmission::{Payload, Step};
+use cheetah_nbd::{CmdFlags, Command, Descriptor, Errno, Mark, RequestHeader, StateFlags};
+
+/// A hole of this many sectors is named (`rim::donor`: 32 KiB).
+const HOLE_SECTORS_MIN: u64 = 64;
+
+impl World {
+    pub(crate) fn requests_arrive(&mut self, d: usize, id: u64, bytes: &[u8]) {
+        let goes_direct = self.rng.percent(50);
+        let Some(conn) = self.network.conns.get_mut(&id) else { return };
+        let (Some(grant), Some(mut end)) = (conn.grant, conn.donor_end.take()) else { return };
+        let mut bytes = bytes;
+        if let (Some(payload), true) = (end.transmission.payload().copied(), goes_direct) {
+            let (direct, rest) = bytes.split_at(bytes.len().min(payload.missing()));
+            self.payload_lands(d, id, &end, &payload.header, payload.at, direct);
+            end.transmission.landed(direct.len());
+            bytes = rest;
+        }
+        let mut input = std::mem::take(&mut end.input);
+        input.extend_from_slice(bytes);
+        let mut rest = &input[..];
+        loop {
+            match end.transmission.next(&mut rest) {
+                Err(violation) => return self.fail(format!("donor {d}: {violation}")),
+                Ok(None | Some(Step::End)) => break,
+                Ok(Some(Step::Request { header, verdict })) => {
+                    self.serve_request(d, id, &mut end, &grant, header, verdict);
+                }
+                Ok(Some(Step::Payload { at, bytes })) => {
+                    if let Some(Payload { header, .. }) = end.transmission.payload().copied() {
+                        self.payload_lands(d, id, &end, &header, at, bytes);
+                    }
+                }
+                Ok(Some(Step::Whole(header))) => self.finish_write(d, &mut end, &grant, header.cookie),
+            }
+        }
+        end.input = rest.to_vec();
+        let answers = end.answers();
+        if let Some(conn) = self.network.conns.get_mut(&id).filter(|conn| conn.stage == Stage::Serving) {
+            conn.donor_end = Some(end);
+        }
+        if !answers.is_empty() {
+            for bytes in cut(&mut self.rng, answers) {
+                self.send_to_client(id, ToClient::Bytes(bytes));
+            }
+        }
+    }
+
+    fn serve_request(
+        &mut self,
+        d: usize,
+        id: u64,
+        end: &mut DonorEnd,
+        grant: &Grant,
+        header: RequestHeader,
+        verdict: Result<Command, Errno>,
+    ) {
+        let RequestHeader { command, cookie, .. } = header;
+        let (address, len) = (header.offset * SECTOR, u64::from(header.length) * SECTOR);
+        let checked = verdict.and_then(|_| self.permits(d, grant, &header));
+        if header.payload_bytes() > 0 {
+            let refused = checked.err();
+            let ticket =
+                if refused.is_none() { self.begin_write(d, grant, end.mark, address, len) } else { None };
+            end.write = Some(Write { refused, ticket });
+            return;
+        }
+        let donor = &mut self.donors[d];
+        let (at, count) = (sectors(address), sectors(len));
+        match command {
+            _ if checked.is_err() => {
+                end.outbox.error(cookie, checked.err().unwrap_or(Errno::Io), "");
+            }
+            Command::Read => {
+                let runs = donor.memory.runs(at, count);
+                let runs: Vec<Run> = runs
+                    .into_iter()
+                    .map(|(bytes, is_present)| Run { bytes: bytes as u64, is_present })
+                    .collect();
+                end.outbox.read(&header, &runs, HOLE_SECTORS_MIN, |at, run| {
+                    let place = usize::try_from(at).expect("inside of the memory");
+                    donor.memory.get(place, usize::try_from(run.bytes).expect("a part"))
+                });
+            }
+            Command::BlockStatus => self.tell_status(d, end, grant, &header),
+            Command::Flush => {
+                donor.dirty.age(donor.access.written_by(grant));
+                donor.unnumbered.age(donor.access.written_by(grant));
+                end.outbox.done(cookie);
+            }
+            Command::Mark => {
+                let Mark { number, targets, complete } = Mark::of(&header);
+                donor.ledgers.entry(grant.volume).or_default().settle(complete);
+                end.mark = Some(WriteMark { number, targets, complete });
+            }
+            Command::Trim | Command::WriteZeroes => {
+                let ticket = self.begin_write(d, grant, end.mark, address, len);
+                let keep = header.flags.contains(CmdFlags::NO_HOLE);
+                let donor = &mut self.donors[d];
+                donor.memory.zero(at, count, keep);
+                donor.landed(grant.volume, ticket);
+                self.check_fence(d, id);
+                end.outbox.done(cookie);
+            }
+            other => self.fail(format!("donor {d} was asked for {other:?}")),
+        }
+    }
+
+    fn permits(&self, d: usize, grant: &Grant, header: &RequestHeader) -> Result<(), Errno> {
+        let RequestHeader { command, offset, length, .. } = *header;
+        let writes = matches!(command, Command::Write | Command::Trim | Command::WriteZeroes);
+        let touches = writes || matches!(command, Command::Read | Command::BlockStatus);
+        if !touches || self.bug == Some(Bug::LeaseNotChecked) {
+            return Ok(());
+        }
+        let len = u32::try_from(u64::from(length) * SECTOR).expect("a part is below 4 GiB");
+        let why = |denied| match denied {
+            Denied::Beyond => header.beyond(),
+            Denied::LeaseEnded | Denied::ReadOnly | Denied::NotYours => Errno::Perm,
+        };
+        self.donors[d].access.check(grant, writes, offset * SECTOR, len).map_err(why)
+    }
+
+    /// Notes a write before it touches memory.
+    fn begin_write(
+        &mut self,
+        d: usize,
+        grant: &Grant,
+        mark: Option<WriteMark>,
+        address: u64,
+        len: u64,
+    ) -> Option<Ticket> {
+        let donor = &mut self.donors[d];
+        donor.dirty.mark(address, len);
+        let Some(mark) = mark.filter(|mark| mark.number > 0) else {
+            donor.unnumbered.mark(address, len);
+            return None;
+        };
+        let unnumbered = &donor.unnumbered;
+        let spill = |write: ListedWrite| unnumbered.mark(write.from, write.to - write.from);
+        Some(donor.ledgers.entry(grant.volume).or_default().begin(mark, address, len, spill))
+    }
+
+    fn tell_status(&mut self, d: usize, end: &mut DonorEnd, grant: &Grant, header: &RequestHeader) {
+        let (address, len) = (header.offset * SECTOR, u64::from(header.length) * SECTOR);
+        let mut holes = holes(&self.donors[d].memory, sectors(address), sectors(len));
+        if self.rng.percent(20) {
+            holes.truncate(1 + self.rng.index(holes.len()));
+        }
+        end.outbox.status(header, false, HOLES, &holes);
+        let donor = &mut self.donors[d];
+        // Who numbers writes is told of those that are not.
+        let marks = match end.mark {
+            Some(_) => {
+                let ledger = donor.ledgers.entry(grant.volume).or_default();
+                let writes: Vec<_> = ledger.within(address, len).map(entry).collect();
+                end.outbox.ledger(header, ledger.complete(), &writes);
+                &donor.unnumbered
+            }
+            None => &donor.dirty,
+        };
+        end.outbox.status(header, true, DIRTY, &written(marks, address, len));
+    }
+
+    fn finish_write(&mut self, d: usize, end: &mut DonorEnd, grant: &Grant, cookie: u64) {
+        let Some(Write { refused, ticket, .. }) = end.write.take() else {
+            return self.fail(format!("donor {d} has the end of a write that it did not begin"));
+        };
+        match refused {
+            Some(errno) => end.outbox.error(cookie, errno, ""),
+            None => {
+                self.donors[d].landed(grant.volume, ticket);
+                end.outbox.done(cookie);
+            }
+        }
+    }
+
+    /// Bytes of a write's payload, from `at` on, reach the memory unless it was refused.
+    fn payload_lands(
+        &mut self,
+        d: usize,
+        id: u64,
+        end: &DonorEnd,
+        header: &RequestHeader,
+        at: usize,
+        bytes: &[u8],
+    ) {
+        if bytes.is_empty() || end.write.is_some_and(|write| write.refused.is_some()) {
+            return;
+        }
+        let from = usize::try_from(header.offset).expect("inside of the memory") + at;
+        self.donors[d].memory.write(from, bytes);
+        let merged = self.network.conns.get(&id).and_then(|conn| conn.merged.get(&header.cookie));
+        let merged = merged.into_iter().flatten().map(|part| part.to_u64());
+        let parts: Vec<u64> = merged.chain([header.cookie]).collect();
+        self.right_forgotten_rot(d, &parts, from..from + bytes.len());
+        self.check_fence(d, id);
+    }
+
+    /// Promise 3, and what sessions are for: whoever writes is the newest that was let in.
+    fn check_fence(&mut self, d: usize, id: u64) {
+        let Some(grant) = self.network.conns.get(&id).and_then(|conn| conn.grant) else { return };
+        let donor = &self.donors[d];
+        let newest = donor.sessions.get(&grant.token).copied().unwrap_or(0);
+        let writer = donor.writers.get(&grant.volume).and_then(|writers| writers.last()).copied();
+        if newest != grant.session {
+            self.fail(format!(
+                "donor {d} carried out a write of session {} of lease {} after it admitted session {newest}",
+                grant.session, grant.token
+            ));
+        } else if writer != Some(grant.token) {
+            self.fail(format!(
+                "donor {d} carried out a write of lease {} after it admitted the writer {writer:?}",
+                grant.token
+            ));
+        }
+    }
+}
+
+fn holes(memory: &Memory, at: usize, count: usize) -> Vec<Descriptor> {
+    let hole = StateFlags::HOLE.with(StateFlags::ZERO);
+    let run = |(len, present): (usize, bool)| Descriptor {
+        length: u32::try_from(len).expect("a part"),
+        flags: if present { StateFlags::EMPTY } else { hole },
+    };
+    memory.runs(at, count).into_iter().map(run).collect()
+}
+
+fn written(marks: &DirtyMap, address: u64, len: u64) -> Vec<Descriptor> {
+    let mut runs = Vec::new();
+    marks.runs(address, len, |len, dirty| {
+        let flags = if dirty { StateFlags::DIRTY } else { StateFlags::EMPTY };
+        runs.push(Descriptor { length: wired_len(len), flags });
+    });
+    runs
+}
