@@ -129,7 +129,8 @@ pub fn owner() -> (u32, u32) {
     (number("SUDO_UID").unwrap_or(uid), number("SUDO_GID").unwrap_or(gid))
 }
 
-/// Starts this program again as a daemon and waits until it is ready or has failed. One whose order nobody waits for any more ends.
+/// Starts this program again as a daemon and waits until it is ready or has failed. One whose order nobody
+/// waits for any more ends.
 async fn start_daemon(directory: &RuntimeDir, order: &Order) -> Result<Ready, Failure> {
     let fault = |what: &str, e: &std::io::Error| Failure::failed(format!("cannot {what}: {}", own_fault(e)));
     let mut signals = Signals::listen()?;
@@ -271,7 +272,8 @@ fn end_daemon(directory: &RuntimeDir, record: &Record) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The place of a daemon that has ended. One that was killed just now has its lock until the last of its threads is gone.
+/// The place of a daemon that has ended. One that was killed just now has its lock until the last of its
+/// threads is gone.
 fn claim_of_ended(record: &Record) -> Result<Option<Claim>, Failure> {
     let patience = Instant::now() + if is_running(record.pid) { Duration::ZERO } else { DYING_TIME };
     loop {
@@ -299,7 +301,8 @@ fn no_answer(Record { name, pid, .. }: &Record) -> Failure {
     ))
 }
 
-/// Behind a daemon that was killed, whose place is ours meanwhile: its loop device, its mount, its lease, its record.
+/// Behind a daemon that was killed, whose place is ours meanwhile: its loop device, its mount, its lease, its
+/// record.
 async fn clean_up(claim: Claim, record: &Record) -> Result<(), Failure> {
     let ended = end_fronts(record);
     if ended.is_err() {

@@ -13,7 +13,7 @@ Exit codes:
   1  failed: the message says what happened, to what, and what to do next
   2  the command line is wrong
   3  no coordinator was found, or it does not answer
-  4  refused: no such volume or donor, a name taken, a second writer, a device in use, an image that is not raw
+  4  refused: no such volume or donor, a name taken, a second writer, a device in use, not a raw image
   5  the pool has not enough free memory
   6  data is lost or differs: a hash that does not match, a range that cannot be read
   7  `status -x` only: not all is well, and nothing is lost
@@ -58,9 +58,9 @@ pub enum Command {
         after_help = "Examples:\n  cheetah coordinate --listen 10.0.0.5:10808\n  cheetah coordinate --state memory\n  cheetah coordinate --listen 10.0.0.5:10808 --state etcd://10.0.0.1:2379,10.0.0.2:2379/lab\n      on two machines: one leads, the other takes over within seconds; donors and clients name both,\n      --pool http://10.0.0.5:10808,http://10.0.0.6:10808"
     )]
     Coordinate(Coordinate),
-    /// Lend memory of this machine, until SIGTERM or Ctrl-C: the first moves what it holds to others, the second
-    /// leaves at once. Its owner comes first: memory that the machine needs is given back. It waits for its pool, if that is not
-    /// there yet.
+    /// Lend memory of this machine, until SIGTERM or Ctrl-C: the first moves what it holds to others, the
+    /// second leaves at once. Its owner comes first: memory that the machine needs is given back. It waits
+    /// for its pool, if that is not there yet.
     #[command(
         after_help = "Examples:\n  cheetah donate 16G --pool http://10.0.0.5:10808\n  cheetah donate auto --listen 10.0.0.7:0 --pool http://10.0.0.5:10808\n  cheetah donate auto --reserve 8G --max 32G\n  cheetah donate nbd://10.0.0.9:10809/disk    lend another NBD server's space\n  cheetah donate 2G --no-pool                 one NBD export, no coordinator"
     )]
@@ -70,8 +70,8 @@ pub enum Command {
         after_help = "Examples:\n  cheetah create case7 500G\n  cheetah create scratch all --redundancy stripe:4\n  cheetah create safe 100G --redundancy parity:4+2\n  cheetah create pool all --redundancy linear --follow"
     )]
     Create(Create),
-    /// Make a volume available to tools: a file, a block device or an NBD export. One attachment of a volume for
-    /// each user of a machine.
+    /// Make a volume available to tools: a file, a block device or an NBD export. One attachment of a volume
+    /// for each user of a machine.
     #[command(
         after_help = "Examples:\n  cheetah attach case7 /mnt/case7                      /mnt/case7/case7.raw\n  cheetah attach case7 /mnt/case7 --front loop         /dev/loop0\n  cheetah attach case7 --front export                 nbd+unix:///case7?socket=...\n  cheetah attach case7 --front export --listen unix:/run/case7.sock --read-only\n  cheetah attach case7 --front export --listen 127.0.0.1:10809"
     )]
@@ -169,8 +169,8 @@ pub struct Coordinate {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:10808")]
     pub listen: String,
     /// Where to keep what must outlive a restart (placements and leases, never data): a directory, `memory`
-    /// (lost at the end), or an etcd that several coordinators share, etcd://HOST:PORT[,HOST:PORT...][/PREFIX].
-    /// Without it: $XDG_STATE_HOME/cheetah.
+    /// (lost at the end), or an etcd that several coordinators share,
+    /// etcd://HOST:PORT[,HOST:PORT...][/PREFIX]. Without it: $XDG_STATE_HOME/cheetah.
     #[arg(long, value_name = "DIR|memory|etcd://...")]
     pub state: Option<String>,
     #[command(flatten)]
@@ -182,18 +182,21 @@ pub struct Donate {
     /// How much: 16G, `auto` (what is free less a reserve for the owner), or nbd://HOST:PORT/EXPORT.
     /// It is lent in whole extents of 64M: of 100M, 64M.
     pub size: String,
-    /// Where to listen for clients. Without it: any port of the address by which this machine reaches the pool (of 127.0.0.1
-    /// with --no-pool).
+    /// Where to listen for clients. Without it: any port of the address by which this machine reaches the
+    /// pool (of 127.0.0.1 with --no-pool).
     #[arg(long, value_name = "ADDR")]
     pub listen: Option<String>,
-    /// What to call this donor. Without it: the host's name, and a number where another donor has that (lab7, lab7-2).
+    /// What to call this donor. Without it: the host's name, and a number where another donor has that (lab7,
+    /// lab7-2).
     #[arg(long)]
     pub name: Option<String>,
-    /// What tells this machine from any other: parts of a volume that are to survive each other are kept on different ones.
-    /// Without it: $CHEETAH_HOST_ID, then this kernel's boot. Name one where one machine runs several kernels that lend.
+    /// What tells this machine from any other: parts of a volume that are to survive each other are kept on
+    /// different ones. Without it: $CHEETAH_HOST_ID, then this kernel's boot. Name one where one machine runs
+    /// several kernels that lend.
     #[arg(long, value_name = "ID")]
     pub host_id: Option<String>,
-    /// Serve all of the memory as one NBD export named "" (or `arena`) to anyone who connects, without a pool.
+    /// Serve all of the memory as one NBD export named "" (or `arena`) to anyone who connects, without a
+    /// pool.
     #[arg(long, conflicts_with = "pool")]
     pub no_pool: bool,
     /// What has to stay available to the owner of this machine, who gets memory back when it does not.
@@ -215,15 +218,16 @@ pub struct Donate {
 #[derive(Debug, Args)]
 pub struct Create {
     pub name: String,
-    /// Exact size, like 500G or 52428800, or `all` that is free (without --redundancy: less what a rebuild needs).
+    /// Exact size, like 500G or 52428800, or `all` that is free (without --redundancy: less what a rebuild
+    /// needs).
     pub size: String,
-    /// linear (donors in the order they joined), stripe:K, mirror:R or parity:K+M. Without it: parity:K+1 over up
-    /// to 9 hosts, leaving one out and room to rebuild what any one holds where there are four or more; parity:2+1 with
-    /// three, mirror:2 with two, linear with one.
+    /// linear (donors in the order they joined), stripe:K, mirror:R or parity:K+M. Without it: parity:K+1
+    /// over up to 9 hosts, leaving one out and room to rebuild what any one holds where there are four or
+    /// more; parity:2+1 with three, mirror:2 with two, linear with one.
     #[arg(long)]
     pub redundancy: Option<Redundancy>,
-    /// Bytes that one donor holds of a row of a stripe, a power of two from 4K to 1M. Without it: 256K, and 64K with
-    /// parity.
+    /// Bytes that one donor holds of a row of a stripe, a power of two from 4K to 1M. Without it: 256K, and
+    /// 64K with parity.
     #[arg(long, value_parser = parse_bytes)]
     pub unit: Option<u64>,
     /// Grow by what each new donor lends.
@@ -238,8 +242,8 @@ pub struct Create {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Front {
-    /// A file MOUNTPOINT/NAME.raw for any tool, of the user who attaches it (with sudo: of who typed that). Root may read it where
-    /// root attached it, or /etc/fuse.conf has user_allow_other.
+    /// A file MOUNTPOINT/NAME.raw for any tool, of the user who attaches it (with sudo: of who typed that).
+    /// Root may read it where root attached it, or /etc/fuse.conf has user_allow_other.
     Fuse,
     /// An NBD export.
     Export,
@@ -256,14 +260,16 @@ pub struct Attach {
     pub mountpoint: Option<PathBuf>,
     #[arg(long, value_enum, default_value_t = Front::Fuse)]
     pub front: Front,
-    /// For `--front export`: IP:PORT (port 0 picks a free one), which every user of this machine can reach, or unix:PATH.
-    /// Without it: a Unix socket in the runtime directory that only this user can reach.
+    /// For `--front export`: IP:PORT (port 0 picks a free one), which every user of this machine can reach,
+    /// or unix:PATH. Without it: a Unix socket in the runtime directory that only this user can reach.
     #[arg(long, value_name = "ADDR")]
     pub listen: Option<String>,
-    /// For `--front loop`: the length of the device's sectors. Without it: what a GPT in the volume says, else 512.
+    /// For `--front loop`: the length of the device's sectors. Without it: what a GPT in the volume says,
+    /// else 512.
     #[arg(long, value_name = "BYTES", value_parser = parse_sector)]
     pub sector: Option<u32>,
-    /// Refuse every write, in the daemon and at the donors. What `load` filled is attached so unless --writable is given.
+    /// Refuse every write, in the daemon and at the donors. What `load` filled is attached so unless
+    /// --writable is given.
     #[arg(long, conflicts_with = "writable")]
     pub read_only: bool,
     /// Let tools change what `load` filled. A volume that `create` made is writable without this.
@@ -272,17 +278,20 @@ pub struct Attach {
     /// Also when a load of the volume did not come to its end: what was not loaded reads as zeros.
     #[arg(long)]
     pub incomplete: bool,
-    /// Connections to each donor, 1 to 16. Without it: one, more where there are few donors or they are far away.
+    /// Connections to each donor, 1 to 16. Without it: one, more where there are few donors or they are far
+    /// away.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=16))]
     pub connections: Option<u8>,
-    /// Look for answers this long before sleeping, 0 to 1000 microseconds, while they come that soon and nobody else wants the
-    /// processor: it spares waking up, most of all for tools that read one small block after the other. 0: never.
+    /// Look for answers this long before sleeping, 0 to 1000 microseconds, while they come that soon and
+    /// nobody else wants the processor: it spares waking up, most of all for tools that read one small block
+    /// after the other. 0: never.
     #[arg(long, value_name = "US", default_value_t = POLL_DEFAULT_US, value_parser = clap::value_parser!(u16).range(0..=1000))]
     pub poll_us: u16,
     /// Memory of this machine for what is read before a tool asks for it, 1M to 3G.
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_cache)]
     pub cache: u64,
-    /// Read ahead of tools that read forward, backward or in strides; `thesis` is the 2006 rule, to compare with.
+    /// Read ahead of tools that read forward, backward or in strides; `thesis` is the 2006 rule, to compare
+    /// with.
     #[arg(long, value_enum, default_value_t = ReadAhead::Auto)]
     pub read_ahead: ReadAhead,
     #[command(flatten)]
@@ -340,15 +349,16 @@ pub struct Load {
     pub file: PathBuf,
     /// The volume. If there is none of this name it is made, exactly as large as the file.
     pub name: String,
-    /// Load into a volume that was loaded or written before, whatever it holds; not while anybody reads it. The volume is made
-    /// anew, as large as the file: nothing of what it held stays.
+    /// Load into a volume that was loaded or written before, whatever it holds; not while anybody reads it.
+    /// The volume is made anew, as large as the file: nothing of what it held stays.
     #[arg(long)]
     pub overwrite: bool,
-    /// Go on with a load of the same file that was interrupted, or check one that was not checked: what is there already is
-    /// read and compared, the rest is copied.
+    /// Go on with a load of the same file that was interrupted, or check one that was not checked: what is
+    /// there already is read and compared, the rest is copied.
     #[arg(long, conflicts_with = "overwrite")]
     pub resume: bool,
-    /// Load the bytes as they stand, though they are a container (E01, qcow2, zip, ...) or one part of a split image.
+    /// Load the bytes as they stand, though they are a container (E01, qcow2, zip, ...) or one part of a
+    /// split image.
     #[arg(long)]
     pub raw: bool,
     /// Do not read the volume back to compare its hash.
@@ -362,7 +372,8 @@ pub struct Load {
 
 #[derive(Debug, Args)]
 pub struct Status {
-    /// Only whether all is well: one line, and an exit code of 0 (well), 6 (data is lost) or 7 (anything else).
+    /// Only whether all is well: one line, and an exit code of 0 (well), 6 (data is lost) or 7 (anything
+    /// else).
     #[arg(short = 'x')]
     pub unwell_only: bool,
     #[command(flatten)]

@@ -1,5 +1,6 @@
 //! What is said of what a volume holds: at attach, in tables, and in `show`.
-//! Never: calls, printing, or the judgement (`core::findings`). Called by `daemon` and `report`. Tests: below.
+//! Never: calls, printing, or the judgement (`core::findings`). Called by `daemon` and `report`. Tests:
+//! below.
 
 use cheetah_core::api::Attached;
 use cheetah_core::content::{Check, Content, ContentState, Load, Written};

@@ -1,9 +1,11 @@
-//! What is said to the daemon of an attachment, over the socket beside its record: one line that names a command.
+//! What is said to the daemon of an attachment, over the socket beside its record: one line that names a
+//! command.
 //!
-//! Owns: the words, for both ends, and waiting for them. Never: what a command does, or its answer. Invariants: a connection that
-//! says nothing, or anything else, is closed and changes nothing, for a socket is connected to by whoever looks what it is; and
-//! those that are silent keep others waiting for `LINE_PATIENCE` at most. Called by `daemon` and `starting` (hear), `attach`
-//! (say). Tests: below; `lab/tests/exposure.rs`.
+//! Owns: the words, for both ends, and waiting for them. Never: what a command does, or its answer.
+//! Invariants: a connection that says nothing, or anything else, is closed and changes nothing, for a socket
+//! is connected to by whoever looks what it is; and those that are silent keep others waiting for
+//! `LINE_PATIENCE` at most. Called by `daemon` and `starting` (hear), `attach` (say). Tests: below;
+//! `lab/tests/exposure.rs`.
 
 use crate::daemon::Report;
 use crate::failure::Failure;

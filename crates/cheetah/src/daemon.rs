@@ -1,9 +1,10 @@
 //! The process that serves an attachment: lease, volume, front end, until it is told to end.
 //!
-//! Owns: the order in which these begin and end, growth, and what `detach` is told. Never: bytes of the volume, or when a
-//! start is given up (`starting`). Invariants: nothing is reported ready before a tool could use it; from before its lease on
-//! there is a record by which `detach` finds it; what was begun is ended in reverse, also when it was given up half-way, and a device in
-//! use is left as it is, with a message that says who uses it.
+//! Owns: the order in which these begin and end, growth, and what `detach` is told. Never: bytes of the
+//! volume, or when a start is given up (`starting`). Invariants: nothing is reported ready before a tool
+//! could use it; from before its lease on there is a record by which `detach` finds it; what was begun is
+//! ended in reverse, also when it was given up half-way, and a device in use is left as it is, with a message
+//! that says who uses it.
 
 use crate::cli::Front;
 use crate::content;
@@ -37,7 +38,8 @@ const EXPORT_PATIENCE: Duration = Duration::from_secs(35);
 const READ_AHEAD_KB: u32 = 1024;
 const GROWTH_TRIES: u32 = 100;
 const GROWTH_PAUSE: Duration = Duration::from_millis(50);
-/// A lease that was asked for may be granted until then, also when nobody wants it any more. Else it runs out by itself.
+/// A lease that was asked for may be granted until then, also when nobody wants it any more. Else it runs out
+/// by itself.
 const LEASE_PATIENCE: Duration = Duration::from_secs(12);
 /// The volume's own thread answers at once, unless it is stuck.
 const WORD_PATIENCE: Duration = Duration::from_secs(1);
@@ -124,7 +126,8 @@ impl Order {
         };
         // The kernel keeps what was read of a file; tools that read an export may not.
         let keeps = self.front == Front::Export;
-        // What the kernel is given must not be overtaken by a write; a loop device goes past the kernel's cache.
+        // What the kernel is given must not be overtaken by a write; a loop device goes past the kernel's
+        // cache.
         let takes = self.front == Front::Fuse && self.read_only;
         Caching { bytes, keeps, takes, rule: self.read_ahead }
     }
@@ -161,8 +164,8 @@ pub async fn serve_from_stdin() -> Result<(), Failure> {
     ended
 }
 
-/// A thread that serves a volume and is gone would leave its readers waiting for ever; a process that is gone ends
-/// the mount, and they get an error.
+/// A thread that serves a volume and is gone would leave its readers waiting for ever; a process that is gone
+/// ends the mount, and they get an error.
 pub fn abort_on_panic() {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -437,7 +440,8 @@ impl Attachment {
                 mut stream = asked.next() => {
                     let ended = self.end_fronts().await;
                     let report = ended.as_ref().err().map(Report::from);
-                    let text = report.and_then(|report| serde_json::to_string(&report).ok()).unwrap_or_default();
+                    let text = report.and_then(|report| serde_json::to_string(&report).ok());
+                    let text = text.unwrap_or_default();
                     let _ = stream.write_all(text.as_bytes()).await;
                     if ended.is_ok() {
                         break;

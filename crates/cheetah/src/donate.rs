@@ -146,8 +146,8 @@ impl From<CallError> for Missing {
     }
 }
 
-/// The pool, once it answers: machines start in any order. It is said that it is waited for, or a mistyped one would look like
-/// one that something is lent to. `None`: told to end meanwhile.
+/// The pool, once it answers: machines start in any order. It is said that it is waited for, or a mistyped
+/// one would look like one that something is lent to. `None`: told to end meanwhile.
 async fn find_in_time(pool: &cli::PoolArg, signals: &mut Signals) -> Result<Option<Client>, Failure> {
     let waiting = async {
         let mut said = false;
@@ -298,8 +298,8 @@ struct Lender {
 }
 
 impl Lender {
-    /// A host's name and /etc/machine-id are the same on a clone, and a container may have its own; the kernel's boot is one
-    /// for all that goes when this machine goes, and no other machine's.
+    /// A host's name and /etc/machine-id are the same on a clone, and a container may have its own; the
+    /// kernel's boot is one for all that goes when this machine goes, and no other machine's.
     fn own() -> Self {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();

@@ -1,7 +1,8 @@
 //! How a donor is told to end: the first signal moves what it holds to others, the second leaves at once.
 //!
-//! Owns what a signal means for it, and what is said meanwhile. Never: the order of things, which is `core::donor`'s. Invariant: a
-//! service manager's SIGTERM ends it within `DRAIN_NS`, a person's Ctrl-C when nothing is lost by it.
+//! Owns what a signal means for it, and what is said meanwhile. Never: the order of things, which is
+//! `core::donor`'s. Invariant: a service manager's SIGTERM ends it within `DRAIN_NS`, a person's Ctrl-C when
+//! nothing is lost by it.
 
 use crate::signals::{Signals, Told};
 use cheetah_core::api::AtStake;

@@ -1,9 +1,11 @@
-//! A volume filled from a source: what lies there already is compared, the rest is copied, hashed on the way, read back and hashed again.
+//! A volume filled from a source: what lies there already is compared, the rest is copied, hashed on the way,
+//! read back and hashed again.
 //!
-//! Owns the pipeline (one reader, a thread for each hash, requests in flight to the volume) and how far it is. Never: the
-//! coordinator (`load`), or writing to the source. Invariants: what counts as done is written, all of it from the start; what is
-//! there already is believed only where it was read and is what the source holds; hashes have zeros where the source could not be
-//! read, and that is listed. Called by `load`. Tests: `lab/tests/evidence.rs`.
+//! Owns the pipeline (one reader, a thread for each hash, requests in flight to the volume) and how far it
+//! is. Never: the coordinator (`load`), or writing to the source. Invariants: what counts as done is written,
+//! all of it from the start; what is there already is believed only where it was read and is what the source
+//! holds; hashes have zeros where the source could not be read, and that is listed. Called by `load`. Tests:
+//! `lab/tests/evidence.rs`.
 
 use crate::failure::{Exit, Failure};
 use crate::progress::Shown;
@@ -279,8 +281,8 @@ fn confirm(
     Ok(confirmed)
 }
 
-/// Hashes the first `bytes` of the volume, as the donors give them back; the part that was confirmed is in `hashing`, and is
-/// not asked for again.
+/// Hashes the first `bytes` of the volume, as the donors give them back; the part that was confirmed is in
+/// `hashing`, and is not asked for again.
 pub fn read_back(
     volume: &VolumeHandle,
     bytes: u64,
@@ -303,7 +305,8 @@ pub fn read_back(
     hashing.finish()
 }
 
-/// Hands on the chunks of the volume between two borders of chunks, in order, until `take` has enough or fails.
+/// Hands on the chunks of the volume between two borders of chunks, in order, until `take` has enough or
+/// fails.
 fn read_in_order(
     volume: &VolumeHandle,
     from: u64,

@@ -1,5 +1,6 @@
 //! What is said of volumes and donors that are not as they should be: one clear line for each.
-//! Never: calls, printing, or what to do about it (`core::findings`). Called by `pool`, `report` and `leave`. Tests: below.
+//! Never: calls, printing, or what to do about it (`core::findings`). Called by `pool`, `report` and `leave`.
+//! Tests: below.
 
 use cheetah_core::api::{
     Attachment, Crowd, DonorHealth, DonorStatus, Rehearsal, VolumeHealth, VolumeReport, VolumeStatus,
@@ -13,8 +14,8 @@ use cheetah_core::units::{show_bytes, show_count};
 pub const NO_FRONT_END: &str = "no front end";
 pub const LOADING: &str = "load";
 
-/// How a volume does for the one who sees the worst of it: the coordinator, which hears of a donor's end only after
-/// seconds, or an attachment, which notices it at once but may itself be cut off.
+/// How a volume does for the one who sees the worst of it: the coordinator, which hears of a donor's end only
+/// after seconds, or an attachment, which notices it at once but may itself be cut off.
 struct Seen<'a> {
     health: VolumeHealth,
     slots_missing: u64,
@@ -114,7 +115,8 @@ pub fn out_of_reach_of<'a>(donor: DonorId, attachments: impl IntoIterator<Item =
     if whys.is_empty() { String::new() } else { format!(", out of reach of {}", whys.join("; ")) }
 }
 
-/// `scratch  degraded: 12 of 160 fragments missing, rebuilding 34 %, 118 MiB/s, 20 s left`; `None` when all is well.
+/// `scratch  degraded: 12 of 160 fragments missing, rebuilding 34 %, 118 MiB/s, 20 s left`; `None` when all
+/// is well.
 pub fn line(volume: &VolumeStatus) -> Option<String> {
     let VolumeStatus { name, slots, slots_filling, .. } = volume;
     let seen = seen(volume);
@@ -128,7 +130,8 @@ pub fn line(volume: &VolumeStatus) -> Option<String> {
         }
         VolumeHealth::Degraded => format!("degraded: {missing}"),
         VolumeHealth::Lost => {
-            // With no redundancy, what is beside the loss has nothing to do with it; of a mirror nothing is beside it.
+            // With no redundancy, what is beside the loss has nothing to do with it; of a mirror nothing is
+            // beside it.
             let beside = match volume.redundancy {
                 Redundancy { data, parity } if data > 1 && parity > 0 => {
                     "; what is intact in the same rows can be read, but not written"
@@ -179,8 +182,8 @@ pub fn read_ahead(report: &VolumeReport) -> Option<String> {
     ))
 }
 
-/// What a scrub found amiss is a finding. The pass under way is told of only while it is the first: what a later one has left out because a donor is away is
-/// never counted as done.
+/// What a scrub found amiss is a finding. The pass under way is told of only while it is the first: what a
+/// later one has left out because a donor is away is never counted as done.
 fn scrub(report: &VolumeReport) -> Option<String> {
     let VolumeReport { scrub_bytes_done: done, scrub_bytes_total: total, .. } = *report;
     match (report.scrub_passes, done.saturating_mul(100).checked_div(total)) {

@@ -1,8 +1,9 @@
-//! An attachment's log: which donors it lost and found, what came wrong and was healed, what is rebuilt; also when it only reads.
+//! An attachment's log: which donors it lost and found, what came wrong and was healed, what is rebuilt; also
+//! when it only reads.
 //!
-//! Owns what is worth a line, and its words. Never: what becomes of a donor (`core::volume`). Invariant: a line for each change
-//! and none without one; each has the time, a name of the event, and the volume and donor as `key=value`.
-//! Called by `tend`. Tests: below.
+//! Owns what is worth a line, and its words. Never: what becomes of a donor (`core::volume`). Invariant: a
+//! line for each change and none without one; each has the time, a name of the event, and the volume and
+//! donor as `key=value`. Called by `tend`. Tests: below.
 
 use cheetah_core::api::VolumeReport;
 use cheetah_core::map::{DonorId, VolumeMap};

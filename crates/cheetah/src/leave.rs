@@ -1,5 +1,6 @@
 //! `cheetah leave`: asks the coordinator to empty a donor, and shows how that goes until it is out.
-//! Never: the moving, which the writers of the volumes do, or one of the donors when there is none. Interrupting it ends the waiting only.
+//! Never: the moving, which the writers of the volumes do, or one of the donors when there is none.
+//! Interrupting it ends the waiting only.
 
 use crate::cli;
 use crate::failure::Failure;

@@ -1,9 +1,10 @@
 //! `cheetah load`: copy a raw image into a volume, hash it on the way, read it back and compare.
 //!
-//! Owns: what is refused, the order of lease, copy and check, what the pool is told of them, the report, and what is left when it ends
-//! early. Never: writing to the source, or bytes (`fill`). Invariants: "verified" is said only when every byte was read back from
-//! the donors and hashed; a load that ends before its first byte leaves neither volume nor lease; one that ends later leaves
-//! what it wrote, and the pool knows how far it came; a volume that is made for it is never taken for an empty one. Tests: `lab/tests/evidence.rs`.
+//! Owns: what is refused, the order of lease, copy and check, what the pool is told of them, the report, and
+//! what is left when it ends early. Never: writing to the source, or bytes (`fill`). Invariants: "verified"
+//! is said only when every byte was read back from the donors and hashed; a load that ends before its first
+//! byte leaves neither volume nor lease; one that ends later leaves what it wrote, and the pool knows how far
+//! it came; a volume that is made for it is never taken for an empty one. Tests: `lab/tests/evidence.rs`.
 
 use crate::cli;
 use crate::failure::{Exit, Failure};

@@ -36,7 +36,8 @@ use failure::Failure;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
-/// What is logged unless `CHEETAH_LOG` says otherwise: faults, and what pools and attachments keep a record of.
+/// What is logged unless `CHEETAH_LOG` says otherwise: faults, and what pools and attachments keep a record
+/// of.
 const LOGGED: &str = "warn,journal=info";
 
 fn main() -> ExitCode {

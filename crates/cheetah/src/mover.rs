@@ -1,9 +1,9 @@
-//! A donor's part in moving and rebuilding what nobody writes: it attaches the volumes that the coordinator names,
-//! without a front end, for as long as it names them.
+//! A donor's part in moving and rebuilding what nobody writes: it attaches the volumes that the coordinator
+//! names, without a front end, for as long as it names them.
 //!
-//! Owns those attachments. Never: which volumes, or what is moved where (the coordinator), or how (`core::volume`).
-//! Invariant: each has a lease that yields, so that a person who attaches the volume is not kept waiting, and who was
-//! moved aside stops at once. Called by `donate`. Tests: `lab/tests/drain.rs`.
+//! Owns those attachments. Never: which volumes, or what is moved where (the coordinator), or how
+//! (`core::volume`). Invariant: each has a lease that yields, so that a person who attaches the volume is not
+//! kept waiting, and who was moved aside stops at once. Called by `donate`. Tests: `lab/tests/drain.rs`.
 
 use crate::failure::Failure;
 use crate::tend::{Tended, lease_as};

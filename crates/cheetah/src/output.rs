@@ -1,8 +1,9 @@
-//! All that a command prints: tables and lines for people, JSON for scripts; the report on stdout, all else on stderr.
+//! All that a command prints: tables and lines for people, JSON for scripts; the report on stdout, all else
+//! on stderr.
 //!
-//! Owns the shape of what is printed and how it ends when nobody reads it. Never: decisions. Invariants: a closed pipe or
-//! terminal never ends a command; text of peers cannot move the cursor or reorder what is shown. `docs/JSON.md` says what
-//! scripts may rely on. Tests: below.
+//! Owns the shape of what is printed and how it ends when nobody reads it. Never: decisions. Invariants: a
+//! closed pipe or terminal never ends a command; text of peers cannot move the cursor or reorder what is
+//! shown. `docs/JSON.md` says what scripts may rely on. Tests: below.
 
 use crate::failure::{Exit, Failure};
 use cheetah_core::text::is_harmless;
@@ -57,7 +58,8 @@ pub fn line(text: &str) {
     write_out(&plain(text));
 }
 
-/// `ready: ...`: who waits for it may go on. Of what runs until it is told to end, with `--json`, one object on a line.
+/// `ready: ...`: who waits for it may go on. Of what runs until it is told to end, with `--json`, one object
+/// on a line.
 pub fn ready(what: &str) {
     match is_json() {
         true => {

@@ -1,5 +1,6 @@
 //! Faults of this machine, said as such: what the system refused, and which limit or right stands behind it.
-//! Never: blame for donors, or for the pool. Called wherever a command or the daemon asks the system for something.
+//! Never: blame for donors, or for the pool. Called wherever a command or the daemon asks the system for
+//! something.
 
 use crate::failure::Failure;
 use cheetah_core::limits::CONNECTIONS_FAR;
@@ -8,7 +9,8 @@ use cheetah_rim::descriptors;
 use rustix::io::Errno;
 use std::io;
 
-/// Descriptors of a process that serves a volume, beside those of its connections to donors: the front end, its clients, the runtime.
+/// Descriptors of a process that serves a volume, beside those of its connections to donors: the front end,
+/// its clients, the runtime.
 const FILES_OWN: u64 = 64;
 /// A socket, and the pipe through which pages are lent to it.
 const FILES_EACH: u64 = 3;
@@ -32,8 +34,8 @@ pub fn own_fault(error: &io::Error) -> String {
     format!("{error}; {hint}")
 }
 
-/// Opens the way to as many files as this user may have, and says when that is too few to connect to a volume's donors: what cannot
-/// be opened here would look like donors that are gone.
+/// Opens the way to as many files as this user may have, and says when that is too few to connect to a
+/// volume's donors: what cannot be opened here would look like donors that are gone.
 pub fn check_files(volume: &str, donors: usize, connections: Option<usize>) -> Result<(), Failure> {
     let have = descriptors::raise();
     let need = files_needed(donors, connections);

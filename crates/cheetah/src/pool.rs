@@ -1,5 +1,5 @@
-//! The commands that change what the coordinator knows, and the coordinator itself: coordinate, create, grow, delete.
-//! Never: data of volumes.
+//! The commands that change what the coordinator knows, and the coordinator itself: coordinate, create, grow,
+//! delete. Never: data of volumes.
 
 use crate::cli;
 use crate::failure::{Exit, Failure};

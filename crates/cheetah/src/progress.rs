@@ -1,4 +1,5 @@
-//! How far a command is, on stderr: a bar on a terminal, else a line each few seconds; with `--json` an object on each.
+//! How far a command is, on stderr: a bar on a terminal, else a line each few seconds; with `--json` an
+//! object on each.
 //!
 //! Owns which of these, and when. Never: stdout, which is the report's; or the arithmetic (`core::progress`).
 //! Called by `load` and `leave`. Tests: below; `lab/tests/reports.rs`.

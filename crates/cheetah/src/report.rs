@@ -1,8 +1,8 @@
-//! The commands that report: `status`, `list`, `show`, `explain`. Text and JSON come from one report each, so that both say
-//! the same.
+//! The commands that report: `status`, `list`, `show`, `explain`. Text and JSON come from one report each, so
+//! that both say the same.
 //!
-//! Owns those reports and how they are laid out. Never: the judgement (`core::findings`), or changes to the pool.
-//! Tests: below, and `lab/tests/reports.rs`.
+//! Owns those reports and how they are laid out. Never: the judgement (`core::findings`), or changes to the
+//! pool. Tests: below, and `lab/tests/reports.rs`.
 
 use crate::cli;
 use crate::content;

@@ -1,10 +1,11 @@
-//! What this machine remembers of its attachments while they last: one small JSON file each, a log, a socket, a lock.
+//! What this machine remembers of its attachments while they last: one small JSON file each, a log, a socket,
+//! a lock.
 //!
 //! Owns the runtime directory and all that is in it. Never: anything that must outlive a reboot.
-//! Invariants: the directory and its files are this user's alone, whatever others prepared in its place, and once it was
-//! checked everything goes by its descriptor, so that nobody can put another one there. Who holds the lock of a volume has it
-//! attached, or is putting it away, and nobody else touches what is there: numbers and times of processes are others in other
-//! namespaces. Tests: below; `lab/tests/exposure.rs`.
+//! Invariants: the directory and its files are this user's alone, whatever others prepared in its place, and
+//! once it was checked everything goes by its descriptor, so that nobody can put another one there. Who holds
+//! the lock of a volume has it attached, or is putting it away, and nobody else touches what is there:
+//! numbers and times of processes are others in other namespaces. Tests: below; `lab/tests/exposure.rs`.
 
 use crate::cli::Front;
 use crate::control;
@@ -186,7 +187,8 @@ impl RuntimeDir {
         let _ = rustix::fs::unlinkat(&self.fd, file, AtFlags::empty());
     }
 
-    /// A path by the descriptor: it leads to this directory whatever becomes of its name, and is short enough for a socket.
+    /// A path by the descriptor: it leads to this directory whatever becomes of its name, and is short enough
+    /// for a socket.
     fn by_descriptor(&self, file: &str) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}/{file}", self.fd.as_raw_fd()))
     }

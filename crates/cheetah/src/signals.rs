@@ -1,7 +1,9 @@
-//! The signals that tell a command to end: SIGTERM and SIGHUP of a service manager, SIGINT of a person at a terminal.
+//! The signals that tell a command to end: SIGTERM and SIGHUP of a service manager, SIGINT of a person at a
+//! terminal.
 //!
-//! Owns hearing them. Never: what follows. Invariant: one that comes after `listen` is told, also between two waits (several of a
-//! kind as one); so whoever says that something is ready listens before, or a signal that answers this would kill it where it stands.
+//! Owns hearing them. Never: what follows. Invariant: one that comes after `listen` is told, also between two
+//! waits (several of a kind as one); so whoever says that something is ready listens before, or a signal that
+//! answers this would kill it where it stands.
 
 use crate::failure::Failure;
 use tokio::signal::unix::{Signal, SignalKind, signal};

@@ -1,8 +1,9 @@
 //! What ends an attachment that is not ready yet: nobody waits for it any more, a signal, `detach`, or time.
 //!
-//! Owns the pipe to the command that waits, and the race between a start and its ends. Never: what is started, or taken back.
-//! Invariant: an attachment goes on only after its command has heard that it is ready; so one that was given up, or whose
-//! command was killed at any moment, leaves nothing. Called by `daemon`. Tests: `lab/tests/starting.rs`.
+//! Owns the pipe to the command that waits, and the race between a start and its ends. Never: what is
+//! started, or taken back. Invariant: an attachment goes on only after its command has heard that it is
+//! ready; so one that was given up, or whose command was killed at any moment, leaves nothing. Called by
+//! `daemon`. Tests: `lab/tests/starting.rs`.
 
 use crate::control::Asked;
 use crate::daemon::{Order, Report};
@@ -57,7 +58,8 @@ pub struct Stops<'a> {
 }
 
 impl Stops<'_> {
-    /// Carries on with `start` until it is done or somebody ends it. It may go on from where it was afterwards.
+    /// Carries on with `start` until it is done or somebody ends it. It may go on from where it was
+    /// afterwards.
     pub async fn race<T>(
         &mut self,
         asked: &mut Asked,

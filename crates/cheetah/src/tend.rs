@@ -1,5 +1,5 @@
-//! A volume with the tasks that keep it in touch with its coordinator: the lease renewed, newer maps taken, and what
-//! the volume finds out about its donors told.
+//! A volume with the tasks that keep it in touch with its coordinator: the lease renewed, newer maps taken,
+//! and what the volume finds out about its donors told.
 //!
 //! Owns those tasks, from the lease to the last word. Never: decisions; the machine in `core` makes them.
 //! Called by `daemon`, `load` and `mover`.
@@ -205,9 +205,9 @@ pub fn beside_notes(lease: &Attached) -> Vec<String> {
     if lease.beside.is_empty() { Vec::new() } else { vec![beside_note(&lease.beside)] }
 }
 
-/// A volume is of no use where what it holds cannot be reached, though it is there for others; what the pool itself has lost is
-/// another matter, and the rest may be read. A writer needs more than what can be read: a group that has lost more than redundancy
-/// covers takes no writes at all.
+/// A volume is of no use where what it holds cannot be reached, though it is there for others; what the pool
+/// itself has lost is another matter, and the rest may be read. A writer needs more than what can be read: a
+/// group that has lost more than redundancy covers takes no writes at all.
 ///
 /// # Errors
 /// Which donors cannot be reached from this machine, and what to do.
@@ -313,7 +313,8 @@ impl News {
     }
 }
 
-/// Resolves when there is news since `told`, or the volume is served somewhere else. Of one that is closed there is none.
+/// Resolves when there is news since `told`, or the volume is served somewhere else. Of one that is closed
+/// there is none.
 async fn has_news(volume: &VolumeHandle, told: &News, place: &mut watch::Receiver<String>, pause: Duration) {
     let look = async {
         loop {
@@ -329,8 +330,8 @@ async fn has_news(volume: &VolumeHandle, told: &News, place: &mut watch::Receive
     }
 }
 
-/// Keeps the lease, reports what is lost, and takes newer maps. While the coordinator is away, reads and writes
-/// go on.
+/// Keeps the lease, reports what is lost, and takes newer maps. While the coordinator is away, reads and
+/// writes go on.
 async fn renew(keeping: Keeping, mut place: watch::Receiver<String>, writer_beside: watch::Sender<bool>) {
     let Keeping { pool, lease, volume, names, .. } = &keeping;
     let (name, token) = (lease.map.name.clone(), lease.token);
@@ -349,8 +350,9 @@ async fn renew(keeping: Keeping, mut place: watch::Receiver<String>, writer_besi
         let renew = Renew { epoch, place: shown, lost, report: Box::new(report) };
         let renewed = tokio::select! {
             renewed = pool.call(Call::Renew { name: name.clone(), token, renew }) => renewed,
-            // The coordinator has heard the last and holds its answer back: it is told anew, and hears that nobody
-            // waits for the other answer any more. A map that this may have carried comes with the next.
+            // The coordinator has heard the last and holds its answer back: it is told anew, and hears that
+            // nobody waits for the other answer any more. A map that this may have carried comes with the
+            // next.
             () = has_news(volume, &news, &mut place, pause), if !told => {
                 pause = pause.saturating_mul(2);
                 continue;

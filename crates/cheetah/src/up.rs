@@ -1,7 +1,7 @@
 //! `cheetah up`: a pool on one machine, in one command, until Ctrl-C.
 //!
-//! Owns: the coordinator and the donors as processes of their own, the volume `scratch` attached in this one, and
-//! their end in reverse. Never: anything that outlives it.
+//! Owns: the coordinator and the donors as processes of their own, the volume `scratch` attached in this one,
+//! and their end in reverse. Never: anything that outlives it.
 
 use crate::cli::{self, Front};
 use crate::daemon::{Attachment, Order};
@@ -32,7 +32,8 @@ struct Member {
     says: Says,
 }
 
-/// What a member says on stderr, passed on until its end is wanted: then it would tell of losses that are none.
+/// What a member says on stderr, passed on until its end is wanted: then it would tell of losses that are
+/// none.
 struct Says(JoinHandle<()>);
 
 impl Says {

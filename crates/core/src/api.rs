@@ -52,11 +52,11 @@ pub struct Join {
     pub donor: DonorId,
     /// Chosen with it; who joins again or syncs under the same identity has to name the same.
     pub secret: DonorSecret,
-    /// The pool whose volumes the donor still holds memory of; another pool refuses it (`OtherPool`), so that no
-    /// coordinator but its own has it wiped.
+    /// The pool whose volumes the donor still holds memory of; another pool refuses it (`OtherPool`), so that
+    /// no coordinator but its own has it wiped.
     pub pool: Option<PoolId>,
-    /// The highest revision of that pool that it has carried out; a coordinator that has not come that far has an older state,
-    /// and knows less of what the donor holds.
+    /// The highest revision of that pool that it has carried out; a coordinator that has not come that far
+    /// has an older state, and knows less of what the donor holds.
     pub revision: u64,
     pub name: String,
     /// Where another donor has the name, this one is given it with a number; otherwise it is refused.
@@ -64,8 +64,8 @@ pub struct Join {
     pub or_numbered: bool,
     /// The machine's name, for people.
     pub host: String,
-    /// What tells the machine from any other, also from one of the same name: donors of one machine go together.
-    /// Empty, from older donors: the name does.
+    /// What tells the machine from any other, also from one of the same name: donors of one machine go
+    /// together. Empty, from older donors: the name does.
     #[serde(default)]
     pub machine: String,
     /// `IP:PORT` that clients connect to.
@@ -98,7 +98,8 @@ pub struct Sync {
     pub leaving: bool,
     /// The donor goes now: it is taken out at once, what it still holds is lost.
     pub goodbye: bool,
-    /// How many extents the machine's owner can spare now; what the donor holds beyond that is moved to others.
+    /// How many extents the machine's owner can spare now; what the donor holds beyond that is moved to
+    /// others.
     pub extents_offered: u32,
 }
 
@@ -112,7 +113,8 @@ pub struct Duties {
     pub dismissed: bool,
     /// Why what the donor holds cannot be moved, while it wants to go or to hold less.
     pub stuck: Option<String>,
-    /// What would be lost if the donor and all others that are leaving went now, while it wants to go. Absent: not known.
+    /// What would be lost if the donor and all others that are leaving went now, while it wants to go.
+    /// Absent: not known.
     #[serde(default)]
     pub at_stake: Option<Vec<AtStake>>,
 }
@@ -156,7 +158,8 @@ pub struct Duty {
     /// At most one writer.
     pub writer: Option<LeaseToken>,
     pub readers: Vec<LeaseToken>,
-    /// Nobody writes the volume and it has fragments to move or to rebuild: this donor attaches it and does so.
+    /// Nobody writes the volume and it has fragments to move or to rebuild: this donor attaches it and does
+    /// so.
     #[serde(default)]
     pub tend: bool,
 }
@@ -179,7 +182,8 @@ pub struct Create {
     pub unit: Option<u32>,
     /// Grow by what each new donor lends.
     pub follow: bool,
-    /// It is made to be loaded: until that is done it counts as incomplete, whatever becomes of who wants to load it.
+    /// It is made to be loaded: until that is done it counts as incomplete, whatever becomes of who wants to
+    /// load it.
     #[serde(default)]
     pub load: Option<ToLoad>,
 }
@@ -190,11 +194,12 @@ pub struct Attach {
     pub read_only: bool,
     /// Who, for the message that a second writer gets: `user@host pid 123`.
     pub holder: String,
-    /// The lease is taken away as soon as somebody else wants to write: a donor that moves what lies idle has it so.
+    /// The lease is taken away as soon as somebody else wants to write: a donor that moves what lies idle has
+    /// it so.
     #[serde(default)]
     pub yields: bool,
-    /// To fill it: refused while anybody reads the volume, and nobody may until it is given back, for a reader would see some
-    /// of what was there and some of what comes.
+    /// To fill it: refused while anybody reads the volume, and nobody may until it is given back, for a
+    /// reader would see some of what was there and some of what comes.
     #[serde(default)]
     pub alone: bool,
     /// For writing also where it was loaded; without this such a volume is attached for reading.
@@ -259,8 +264,8 @@ pub struct Renew {
 /// What a client tells of the volume it serves, for `status`. All but the rates count from its attachment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeReport {
-    /// Bytes of missing or moving fragments that are in their new place, of `fill_bytes_total`; both fall to zero
-    /// when nothing is missing.
+    /// Bytes of missing or moving fragments that are in their new place, of `fill_bytes_total`; both fall to
+    /// zero when nothing is missing.
     pub fill_bytes_done: u64,
     pub fill_bytes_total: u64,
     pub fill_bytes_per_second: u64,
@@ -276,8 +281,8 @@ pub struct VolumeReport {
     pub healed_blocks: u64,
     /// Reads that were answered from redundancy because a donor was late or lost.
     pub reads_rebuilt: u64,
-    /// Reads of tools: what they asked for was here, was on its way, or donors were asked for it. Only where something is
-    /// read ahead.
+    /// Reads of tools: what they asked for was here, was on its way, or donors were asked for it. Only where
+    /// something is read ahead.
     #[serde(default)]
     pub reads_here: u64,
     #[serde(default)]
@@ -291,21 +296,22 @@ pub struct VolumeReport {
     pub ahead_bytes_unread: u64,
 }
 
-/// From the holder of the write lease, about its volume. Answered with `Renewed` and the new map as soon as it is
-/// recorded; what does not apply to the map of now (any more) is passed over. From a reader it has to be empty, and
-/// asks whether the map of that epoch is the newest: answered with that map, or with none.
+/// From the holder of the write lease, about its volume. Answered with `Renewed` and the new map as soon as
+/// it is recorded; what does not apply to the map of now (any more) is passed over. From a reader it has to
+/// be empty, and asks whether the map of that epoch is the newest: answered with that map, or with none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Amend {
     /// Of the map that this is about.
     pub epoch: u64,
-    /// Donors that missed a write, with the reason. Each loses every slot of this volume, except in groups that
-    /// would be left with fewer than k held slots, and those of `keep`.
+    /// Donors that missed a write, with the reason. Each loses every slot of this volume, except in groups
+    /// that would be left with fewer than k held slots, and those of `keep`.
     pub exclude: Vec<(DonorId, String)>,
-    /// Slots that stay with a donor that is excluded: rows there are in doubt, and only its memory tells what they are.
+    /// Slots that stay with a donor that is excluded: rows there are in doubt, and only its memory tells what
+    /// they are.
     #[serde(default)]
     pub keep: Vec<KeptSlot>,
-    /// Slots whose `filling` extent has every byte now: it becomes `held`, what was held is freed. Passed over when
-    /// the map has another epoch by now.
+    /// Slots whose `filling` extent has every byte now: it becomes `held`, what was held is freed. Passed
+    /// over when the map has another epoch by now.
     pub filled: Vec<Filled>,
     /// Data that redundancy cannot give back.
     pub bad: Vec<BadRange>,
@@ -342,8 +348,8 @@ pub struct Renewed {
     /// Writers beside a reader, readers beside a writer.
     #[serde(default)]
     pub beside: Vec<Beside>,
-    /// For a writer: donors of the volume that were not heard of for so long that of a volume at rest they would be given
-    /// up. It asks them itself: what it still reaches stays.
+    /// For a writer: donors of the volume that were not heard of for so long that of a volume at rest they
+    /// would be given up. It asks them itself: what it still reaches stays.
     #[serde(default)]
     pub silent: Vec<DonorId>,
 }
@@ -412,7 +418,8 @@ pub struct DonorStatus {
     /// Why what it holds cannot be moved, while it wants to go or to hold less.
     #[serde(default)]
     pub stuck: Option<String>,
-    /// Taken from it because it was away, since it was last heard of: others rebuild it. As far as this coordinator knows.
+    /// Taken from it because it was away, since it was last heard of: others rebuild it. As far as this
+    /// coordinator knows.
     #[serde(default)]
     pub bytes_given_up: u64,
 }
@@ -453,14 +460,15 @@ pub struct VolumeStatus {
     /// Slots that are being rebuilt or moved.
     pub slots_filling: u64,
     pub bytes_lost: u64,
-    /// What becomes of what is missing, or what it waits for, while no writer is at it. Absent when all is well, and
-    /// of a volume that has lost something.
+    /// What becomes of what is missing, or what it waits for, while no writer is at it. Absent when all is
+    /// well, and of a volume that has lost something.
     #[serde(default)]
     pub repair: Option<String>,
     /// What the repair cannot begin without. Absent when it goes by itself.
     #[serde(default)]
     pub waits_for: Option<WaitsFor>,
-    /// How many more hosts may go at once, whichever they are, before data goes with them. Absent when some is lost.
+    /// How many more hosts may go at once, whichever they are, before data goes with them. Absent when some
+    /// is lost.
     #[serde(default)]
     pub may_lose_hosts: Option<u32>,
     /// The host that holds most of one group, where that is more than one slot.
@@ -526,7 +534,8 @@ pub struct VolumeDetail {
     pub status: VolumeStatus,
     pub map: VolumeMap,
     pub lost: Vec<crate::layout::LostRange>,
-    /// What each attachment cannot read, for the want of donors that it cannot reach; in the order of those in `status`.
+    /// What each attachment cannot read, for the want of donors that it cannot reach; in the order of those
+    /// in `status`.
     #[serde(default)]
     pub lost_to: Vec<Vec<crate::layout::LostRange>>,
     /// Absent of a volume without redundancy, of one that is not whole, and of a large pool.
@@ -550,7 +559,8 @@ pub enum Answer {
     Done,
 }
 
-/// Why a call was refused: `code` for scripts, `message` for people (what happened, to what, what to do next).
+/// Why a call was refused: `code` for scripts, `message` for people (what happened, to what, what to do
+/// next).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
     pub code: RefusalCode,

@@ -1,7 +1,7 @@
 //! Lists of bad ranges: adding to one, and taking from it what was written again.
 //!
-//! Never: what is bad, which the writer finds out. Invariant: a list is ascending, its ranges do not overlap or
-//! touch, and there are at most `BAD_RANGES_MAX` unless every one is a whole extent.
+//! Never: what is bad, which the writer finds out. Invariant: a list is ascending, its ranges do not overlap
+//! or touch, and there are at most `BAD_RANGES_MAX` unless every one is a whole extent.
 
 use crate::limits::{BAD_RANGES_MAX, EXTENT_BYTES};
 use crate::map::BadRange;

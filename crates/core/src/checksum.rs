@@ -1,8 +1,8 @@
 //! What a client knows of a volume's bytes: the CRC32C of each 4 KiB block of each fragment.
 //!
-//! Owns the table. Never: computing a checksum (the rim does), or what follows from one that differs (`volume`).
-//! Invariant: an entry is unknown or the checksum of what every holder of the slot was last told to hold. Memory is
-//! taken when extents are added (64 KiB for 64 MiB), never on the data path.
+//! Owns the table. Never: computing a checksum (the rim does), or what follows from one that differs
+//! (`volume`). Invariant: an entry is unknown or the checksum of what every holder of the slot was last told
+//! to hold. Memory is taken when extents are added (64 KiB for 64 MiB), never on the data path.
 //! Called by `volume`. Tests: below.
 
 use crate::limits::{BLOCK_BYTES, EXTENT_BYTES};
@@ -30,8 +30,8 @@ impl Checksums {
         Self::default()
     }
 
-    /// Makes room for groups `0..groups` of `width` slots. Those that are added start as known zeros (`fresh`), or
-    /// unknown; those that are there stay as they are.
+    /// Makes room for groups `0..groups` of `width` slots. Those that are added start as known zeros
+    /// (`fresh`), or unknown; those that are there stay as they are.
     pub fn grow(&mut self, groups: u32, width: u32, fresh: bool) {
         let width = width as usize;
         assert!(

@@ -1,12 +1,12 @@
 //! The erasure code of a group: any k of its k+m fragments give back the others.
 //!
-//! Owns GF(2^8) (polynomial 0x11d), the coefficients, and the scalar combination that the rim's fast one is held to.
-//! Never: which fragments are read or written (`volume`), or speed (`code` of the rim).
-//! The code is systematic, over a Cauchy matrix whose rows and columns are scaled until the first parity row and
-//! the first column are all ones: the first parity is XOR, and with one data fragment every parity is a copy.
-//! Invariant: every square part of the parity matrix has an inverse, so every k fragments determine the rest; a
-//! coefficient depends on its row and column only, never on k or m. It works byte by byte: a range of a fragment
-//! follows from the same ranges of the others.
+//! Owns GF(2^8) (polynomial 0x11d), the coefficients, and the scalar combination that the rim's fast one is
+//! held to. Never: which fragments are read or written (`volume`), or speed (`code` of the rim).
+//! The code is systematic, over a Cauchy matrix whose rows and columns are scaled until the first parity row
+//! and the first column are all ones: the first parity is XOR, and with one data fragment every parity is a
+//! copy. Invariant: every square part of the parity matrix has an inverse, so every k fragments determine the
+//! rest; a coefficient depends on its row and column only, never on k or m. It works byte by byte: a range of
+//! a fragment follows from the same ranges of the others.
 //! Called by `volume`, `sim` and the rim. Tests: below, and the properties in `tests/code.rs`.
 
 use crate::limits::STRIPE_DONORS_MAX;
@@ -90,8 +90,8 @@ impl Code {
         multiply(above, inverse(below))
     }
 
-    /// Fragment `wanted` (0..k+m) is the sum over i of `result[i]` times fragment `sources[i]`. The sources are k
-    /// different slots, and none is `wanted`.
+    /// Fragment `wanted` (0..k+m) is the sum over i of `result[i]` times fragment `sources[i]`. The sources
+    /// are k different slots, and none is `wanted`.
     #[must_use]
     pub fn rebuild(&self, sources: &[u32], wanted: u32) -> Vec<u8> {
         let k = self.redundancy.data as usize;

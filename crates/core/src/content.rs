@@ -1,8 +1,10 @@
-//! What a volume holds, as far as its pool was told: the shapes, and lists of ranges that could not be read at the source.
+//! What a volume holds, as far as its pool was told: the shapes, and lists of ranges that could not be read
+//! at the source.
 //!
-//! Owns what is stored, shown and told of it. Never: who may attach it (`coordinator::content`), or bytes. Invariant: a list of
-//! ranges is ascending, its ranges neither overlap nor touch, and there are at most `UNREADABLE_RANGES_MAX`; what is cut to that
-//! covers more, never less. Tests: below, `tests/coordinator_content.rs`.
+//! Owns what is stored, shown and told of it. Never: who may attach it (`coordinator::content`), or bytes.
+//! Invariant: a list of ranges is ascending, its ranges neither overlap nor touch, and there are at most
+//! `UNREADABLE_RANGES_MAX`; what is cut to that covers more, never less. Tests: below,
+//! `tests/coordinator_content.rs`.
 
 use crate::layout::{Geometry, spans};
 use crate::limits::UNREADABLE_RANGES_MAX;
@@ -20,8 +22,8 @@ pub enum ContentState {
     Written,
     /// Somebody loads it now.
     Loading,
-    /// A load ended before its end, or the volume was made for one that has not begun: what is behind that reads as zeros, or as
-    /// what was there.
+    /// A load ended before its end, or the volume was made for one that has not begun: what is behind that
+    /// reads as zeros, or as what was there.
     Incomplete,
     /// It was loaded to its end.
     Loaded,

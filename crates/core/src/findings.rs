@@ -1,8 +1,10 @@
-//! What is not well in a pool: each finding with a stable code, the state it leaves its subject in, what happened, and what to do.
+//! What is not well in a pool: each finding with a stable code, the state it leaves its subject in, what
+//! happened, and what to do.
 //!
-//! Owns the judgement, from what the coordinator reports to a list of findings, the worst first. Never: calls, printing,
-//! or exit codes. Invariants: no finding, no fault; what was not heard of lately is unknown, never well; a code keeps its
-//! meaning for good, and `docs/CODES.md` explains each. Called by the commands that report. Tests: `tests/findings.rs`.
+//! Owns the judgement, from what the coordinator reports to a list of findings, the worst first. Never:
+//! calls, printing, or exit codes. Invariants: no finding, no fault; what was not heard of lately is unknown,
+//! never well; a code keeps its meaning for good, and `docs/CODES.md` explains each. Called by the commands
+//! that report. Tests: `tests/findings.rs`.
 
 use crate::api::{
     Attachment, DonorHealth, DonorStatus, Leaving, PoolStatus, Stranger, VolumeHealth, VolumeReport,

@@ -1,21 +1,24 @@
-//! What goes when machines go: how many of them a volume can do without, and where one has too much of a group.
+//! What goes when machines go: how many of them a volume can do without, and where one has too much of a
+//! group.
 //!
-//! Owns the arithmetic over a map and the machine of each donor. Never: who is alive (for a donor that is not, the caller
-//! names no machine), or where fragments go (`placement`, `coordinator::repair`).
-//! Invariant: `may_lose` is exact: no set of so many machines takes data with it, and some set of one more does.
-//! Called by `coordinator` for what it shows and for what it mends. Tests: below, against every set of machines.
+//! Owns the arithmetic over a map and the machine of each donor. Never: who is alive (for a donor that is
+//! not, the caller names no machine), or where fragments go (`placement`, `coordinator::repair`).
+//! Invariant: `may_lose` is exact: no set of so many machines takes data with it, and some set of one more
+//! does. Called by `coordinator` for what it shows and for what it mends. Tests: below, against every set of
+//! machines.
 
 use crate::map::{DonorId, Group, VolumeMap};
 
-/// How many machines may go at once, whichever they are, before data goes with them. `None`: some is lost as it is.
+/// How many machines may go at once, whichever they are, before data goes with them. `None`: some is lost as
+/// it is.
 pub fn may_lose<H: Copy + PartialEq>(map: &VolumeMap, host_of: impl Fn(DonorId) -> Option<H>) -> Option<u32> {
     let data = map.redundancy.data;
     let each = map.groups.iter().map(|group| group_may_lose(group, data, &host_of));
     each.min().flatten().filter(|_| map.bad.is_empty())
 }
 
-/// The most slots of one group on one machine, where that is more than one, and which it is; of a volume with redundancy,
-/// for without it the machine does not matter.
+/// The most slots of one group on one machine, where that is more than one, and which it is; of a volume with
+/// redundancy, for without it the machine does not matter.
 pub fn crowd<H: Copy + PartialEq>(
     map: &VolumeMap,
     host_of: impl Fn(DonorId) -> Option<H>,

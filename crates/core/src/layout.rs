@@ -1,8 +1,8 @@
 //! The layout arithmetic: volume offset -> group -> row -> unit -> (slot, offset in the extent).
 //!
-//! Owns the one mapping that every read and write goes through, and the honest list of what a lost donor takes
-//! with it. Never: state, or knowledge of who is alive. Invariant: the columns of a range cover each of its
-//! bytes exactly once, and a column is one run of its slot's extent, however many rows it spans.
+//! Owns the one mapping that every read and write goes through, and the honest list of what a lost donor
+//! takes with it. Never: state, or knowledge of who is alive. Invariant: the columns of a range cover each of
+//! its bytes exactly once, and a column is one run of its slot's extent, however many rows it spans.
 //! Called by `volume` for each request. Tests: the properties in `tests/layout.rs`.
 
 use crate::limits::EXTENT_BYTES;
@@ -43,7 +43,8 @@ pub fn spans(group_bytes: u64, offset: u64, len: u32) -> impl Iterator<Item = Sp
     })
 }
 
-/// How the bytes of a group are dealt out to its data slots. A group has at most 32 x 64 MiB, so offsets are u32.
+/// How the bytes of a group are dealt out to its data slots. A group has at most 32 x 64 MiB, so offsets are
+/// u32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     pub data: u32,
@@ -87,7 +88,8 @@ impl Geometry {
         let last = end - 1;
         let (row, unit) = (|at: u32| at / self.row() * self.unit, |at: u32| at / self.unit);
         let in_one = unit(begin) == unit(last);
-        // Behind a unit that begins in the middle lies one of the same row that does not, unless it is the last of the row or of all.
+        // Behind a unit that begins in the middle lies one of the same row that does not, unless it is the
+        // last of the row or of all.
         let from_middle = in_one || unit(begin) % self.data == self.data - 1;
         let to_middle = in_one || unit(last).is_multiple_of(self.data);
         let lo = row(begin) + if from_middle { begin % self.unit } else { 0 };
@@ -109,8 +111,8 @@ impl Geometry {
         (run << slot | run.checked_shr(self.data - slot).unwrap_or(0)) & ones(self.data)
     }
 
-    /// Where bytes `from..to` of a data slot's extent belong in a payload that has byte `begin` of the group at
-    /// `payload`. They must be among its bytes.
+    /// Where bytes `from..to` of a data slot's extent belong in a payload that has byte `begin` of the group
+    /// at `payload`. They must be among its bytes.
     #[must_use]
     pub fn scatter(self, slot: u32, from: u32, to: u32, begin: u32, payload: u32) -> Scatter {
         let position = |local: u32| self.offset(slot, local) - begin + payload;
@@ -181,7 +183,8 @@ impl Scatter {
 }
 
 /// Ranges of the volume that nothing can give back: every `stride` bytes from `offset` on, `len` of them,
-/// `count` times; the last of several may be cut short by the volume's end. Bounded by the number of groups and bad ranges.
+/// `count` times; the last of several may be cut short by the volume's end. Bounded by the number of groups
+/// and bad ranges.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LostRange {
     /// Whose loss it is; `None` when what is wrong is not for the want of a donor.
@@ -192,8 +195,8 @@ pub struct LostRange {
     pub count: u64,
 }
 
-/// The groups that have lost more than redundancy covers while `is_lost` donors are, each with its number: fewer than k of their
-/// slots have a holder that lives.
+/// The groups that have lost more than redundancy covers while `is_lost` donors are, each with its number:
+/// fewer than k of their slots have a holder that lives.
 pub fn beyond(map: &VolumeMap, is_lost: impl Fn(DonorId) -> bool) -> impl Iterator<Item = (usize, &Group)> {
     map.groups.iter().enumerate().filter(move |(_, group)| is_beyond(map, group, &is_lost))
 }
@@ -203,8 +206,8 @@ fn is_beyond(map: &VolumeMap, group: &Group, is_lost: impl Fn(DonorId) -> bool) 
     group.slots.iter().filter(lives).count() < index(u64::from(map.redundancy.data))
 }
 
-/// What is lost while `is_lost` donors are, merged where neighbours join up: data slots without a holder that lives,
-/// in groups with fewer than k of those; and what the map says is bad beside it.
+/// What is lost while `is_lost` donors are, merged where neighbours join up: data slots without a holder that
+/// lives, in groups with fewer than k of those; and what the map says is bad beside it.
 pub fn lost_ranges(map: &VolumeMap, is_lost: impl Fn(DonorId) -> bool) -> Vec<LostRange> {
     let (k, unit, group_bytes) = (u64::from(map.redundancy.data), u64::from(map.unit), map.group_bytes());
     let lives = |slot: &Slot| slot.held.is_some_and(|held| !is_lost(held.donor));
@@ -259,7 +262,8 @@ pub fn unreadable_ranges(map: &VolumeMap) -> Vec<LostRange> {
     ranges
 }
 
-/// A run of one data fragment as ranges of the volume: what it has of its first unit, whole units, and of its last.
+/// A run of one data fragment as ranges of the volume: what it has of its first unit, whole units, and of its
+/// last.
 fn push_bad(ranges: &mut Vec<LostRange>, map: &VolumeMap, bad: &BadRange) {
     let (k, unit, group_bytes) = (u64::from(map.redundancy.data), u64::from(map.unit), map.group_bytes());
     let begin = u64::from(bad.group) * group_bytes;

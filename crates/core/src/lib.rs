@@ -1,7 +1,7 @@
 //! Every decision of Cheetah, and nothing else.
 //!
-//! Owns: units and limits, the layout arithmetic, placement, read-ahead, and three state machines (volume, donor,
-//! coordinator). Never does: I/O, clocks, threads, async, randomness or unsafe. A machine is
+//! Owns: units and limits, the layout arithmetic, placement, read-ahead, and three state machines (volume,
+//! donor, coordinator). Never does: I/O, clocks, threads, async, randomness or unsafe. A machine is
 //! `step(now, event, &mut effects)`: time is handed in, randomness is a seed, effects are data that the
 //! driver (in `rim`, or in `sim`) carries out before the next step.
 #![forbid(unsafe_code)]

@@ -9,17 +9,17 @@ pub const EXTENT_BYTES: u64 = 64 << 20;
 pub const DIRTY_REGION_BYTES: u64 = 64 << 10;
 /// Writes of one volume that a donor lists one by one until it hears that they are complete everywhere.
 pub const LEDGER_WRITES_MAX: usize = 16_384;
-/// What one donor holds of a row of a stripe, unless `--unit` says otherwise. Requests of 256 KiB, as copying tools send them, cost
-/// a quarter less processor time when one donor has all of it, and no less when four have it. With parity a row should be short: one
-/// that is written in part has to be read first.
+/// What one donor holds of a row of a stripe, unless `--unit` says otherwise. Requests of 256 KiB, as copying
+/// tools send them, cost a quarter less processor time when one donor has all of it, and no less when four
+/// have it. With parity a row should be short: one that is written in part has to be read first.
 pub const UNIT_STRIPE_BYTES: u32 = 256 << 10;
 pub const UNIT_PARITY_BYTES: u32 = 64 << 10;
 pub const UNIT_MIN_BYTES: u32 = 4 << 10;
 pub const UNIT_MAX_BYTES: u32 = 1 << 20;
 /// What a client keeps of what it reads ahead, unless `--cache` says otherwise.
 pub const CACHE_DEFAULT_BYTES: u64 = 64 << 20;
-/// How long a volume's data thread looks for what comes next before it sleeps, unless `--poll-us` says otherwise: what a donor that
-/// has to wake up takes to answer on a virtual machine, and as much again.
+/// How long a volume's data thread looks for what comes next before it sleeps, unless `--poll-us` says
+/// otherwise: what a donor that has to wake up takes to answer on a virtual machine, and as much again.
 pub const POLL_DEFAULT_US: u16 = 100;
 /// The widest group, data and parity together.
 pub const STRIPE_DONORS_MAX: u32 = 32;
@@ -43,26 +43,28 @@ pub const REQUEST_DEADLINE_NS: u64 = 30 * SECOND_NS;
 pub const WRITE_MARGIN_NS: u64 = 2 * SECOND_NS;
 /// Requests a volume holds at once, over all front ends; the next one is refused until one completes.
 pub const REQUESTS_IN_FLIGHT_MAX: usize = 1024;
-/// Connections to all donors of a volume together, where a round trip is shorter than `FAR_NS`, but at least one to
-/// each: what comes over one connection is sent and answered in larger batches.
+/// Connections to all donors of a volume together, where a round trip is shorter than `FAR_NS`, but at least
+/// one to each: what comes over one connection is sent and answered in larger batches.
 pub const CONNECTIONS_NEAR: usize = 2;
-/// As many where it is longer: each grows its window by itself, and one that lost a packet does not stop the others.
+/// As many where it is longer: each grows its window by itself, and one that lost a packet does not stop the
+/// others.
 pub const CONNECTIONS_FAR: usize = 8;
 pub const FAR_NS: u64 = 2 * MILLISECOND_NS;
-/// Connections with a round trip of this or more run BBR. Full queues of a LAN seldom take as long, and what would be lost there
-/// is more than what it brings at 2 ms.
+/// Connections with a round trip of this or more run BBR. Full queues of a LAN seldom take as long, and what
+/// would be lost there is more than what it brings at 2 ms.
 pub const BBR_NS: u64 = 5 * MILLISECOND_NS;
 /// A donor that does not accept a connection by this time is set aside.
 pub const CONNECT_DEADLINE_NS: u64 = 2 * SECOND_NS;
-/// A donor that owes an answer and gives none for this long, while others do, is set aside when redundancy covers it.
-/// Two may be found one after the other, and writes shall not wait for 2 s.
+/// A donor that owes an answer and gives none for this long, while others do, is set aside when redundancy
+/// covers it. Two may be found one after the other, and writes shall not wait for 2 s.
 pub const SILENCE_NS: u64 = 800 * MILLISECOND_NS;
 /// A client looks this often for what is late, while something is on its way.
 pub const TICK_NS: u64 = 25 * MILLISECOND_NS;
 /// How often a donor that was set aside is tried again.
 pub const DONOR_RETRY_NS: u64 = SECOND_NS;
-/// One that was there and does not listen to what it is told is tried again after this, then after twice as long each time: a
-/// process that is killed closes its connections before its listener, and the memory between them takes its time.
+/// One that was there and does not listen to what it is told is tried again after this, then after twice as
+/// long each time: a process that is killed closes its connections before its listener, and the memory
+/// between them takes its time.
 pub const DONOR_RETRY_SOON_NS: u64 = 10 * MILLISECOND_NS;
 pub const DONOR_RETRY_DOUBLINGS_MAX: u32 = 8;
 
@@ -70,7 +72,8 @@ pub const DONOR_RETRY_DOUBLINGS_MAX: u32 = 8;
 pub const STRIPS_MAX: usize = 4096;
 /// How long the beginning of a row waits for the next request to bring the rest, at most.
 pub const JOIN_WAIT_NS: u64 = 20 * MILLISECOND_NS;
-/// As long, once all that a tool may have waited for was answered: its next request is on its way, or there is none.
+/// As long, once all that a tool may have waited for was answered: its next request is on its way, or there
+/// is none.
 pub const JOIN_GRACE_NS: u64 = MILLISECOND_NS;
 /// Pieces of the client's memory for parity and for what is put together.
 pub const SCRATCH_SMALL_BYTES: u32 = 64 << 10;
@@ -79,11 +82,11 @@ pub const SCRATCH_LARGE_BYTES: u32 = 1 << 20;
 pub const SCRATCH_LARGE_COUNT: u32 = 32;
 /// Chunks of fragments that are rebuilt at once; what is left of the large pieces is for requests.
 pub const FILL_CHUNKS_MAX: u32 = 20;
-/// As many, when some of them are on their way off a machine whose owner needs the memory now: each is of another
-/// fragment, and only a whole fragment frees memory, so few at a time are the sooner complete.
+/// As many, when some of them are on their way off a machine whose owner needs the memory now: each is of
+/// another fragment, and only a whole fragment frees memory, so few at a time are the sooner complete.
 pub const HURRY_CHUNKS_MAX: u32 = 8;
-/// What can lose no more is rebuilt before anything else for so long, whatever the tools of the volume do: donors that end often
-/// do so together. What takes longer goes on at the tools' pace.
+/// What can lose no more is rebuilt before anything else for so long, whatever the tools of the volume do:
+/// donors that end often do so together. What takes longer goes on at the tools' pace.
 pub const RUSH_NS: u64 = 5 * SECOND_NS;
 /// How long the users' latency is averaged before the pace of rebuilding changes.
 pub const PACE_WINDOW_NS: u64 = 100 * MILLISECOND_NS;
@@ -91,10 +94,12 @@ pub const PACE_WINDOW_NS: u64 = 100 * MILLISECOND_NS;
 /// not sooner and not later than these.
 pub const HEDGE_MIN_NS: u64 = 10 * MILLISECOND_NS;
 pub const HEDGE_MAX_NS: u64 = 500 * MILLISECOND_NS;
-/// A silent link is opened anew once before its donor is set aside: a flipped bit may have got the two out of step.
+/// A silent link is opened anew once before its donor is set aside: a flipped bit may have got the two out of
+/// step.
 pub const REOPEN_NS: u64 = 300 * MILLISECOND_NS;
-/// A donor that owes an answer for so long, and for twice as long as its answers may take, is asked over a new connection
-/// whether it is there. If so, it is the old one that hangs, and the link is opened anew; then not again for a while.
+/// A donor that owes an answer for so long, and for twice as long as its answers may take, is asked over a
+/// new connection whether it is there. If so, it is the old one that hangs, and the link is opened anew; then
+/// not again for a while.
 pub const DOUBT_NS: u64 = SECOND_NS;
 pub const DOUBT_AGAIN_NS: u64 = 10 * SECOND_NS;
 /// A donor that answers is slow when it takes longer than this and SLOW_FACTOR times as long as the others...
@@ -102,8 +107,8 @@ pub const SLOW_MIN_NS: u64 = 100 * MILLISECOND_NS;
 pub const SLOW_FACTOR: u64 = 8;
 /// ...and is set aside when it stays so.
 pub const SLOW_NS: u64 = SECOND_NS;
-/// A donor that was set aside and missed nothing yet is given up for good after this; at once where its host says that it has
-/// ended.
+/// A donor that was set aside and missed nothing yet is given up for good after this; at once where its host
+/// says that it has ended.
 pub const EXCLUDE_NS: u64 = 5 * SECOND_NS;
 /// An amendment of the map that failed is sent again after this.
 pub const AMEND_RETRY_NS: u64 = 300 * MILLISECOND_NS;
@@ -114,17 +119,19 @@ pub const SCRUB_EVERY_NS: u64 = 3600 * SECOND_NS;
 /// How often the donors' maps of what was written lately are aged.
 pub const DIRTY_AGE_NS: u64 = SECOND_NS;
 
-/// A reader beside a writer rebuilds only from what it read within this; a writer's donors remember for longer.
+/// A reader beside a writer rebuilds only from what it read within this; a writer's donors remember for
+/// longer.
 pub const READ_TOGETHER_NS: u64 = 250 * MILLISECOND_NS;
 /// What was read ahead is used for so long: another may write there.
 pub const AHEAD_KEEP_NS: u64 = SECOND_NS;
-/// Where a writer was at work it looks again this many times, after that long and then twice as long each time.
+/// Where a writer was at work it looks again this many times, after that long and then twice as long each
+/// time.
 pub const READ_TOGETHER_TRIES: u32 = 5;
 
 /// A donor reports to its coordinator at least this often.
 pub const HEARTBEAT_NS: u64 = SECOND_NS;
-/// How often a coordinator asks whether anything listens where a donor did that hung up and is not heard, `DONOR_RETRY_SOON_NS`
-/// later and then each time twice as long: a second and a quarter in all.
+/// How often a coordinator asks whether anything listens where a donor did that hung up and is not heard,
+/// `DONOR_RETRY_SOON_NS` later and then each time twice as long: a second and a quarter in all.
 pub const REACHES_MAX: u32 = 7;
 /// A donor not heard of for this long counts as lost.
 pub const DONOR_SILENCE_NS: u64 = 5 * SECOND_NS;
@@ -132,15 +139,16 @@ pub const DONOR_SILENCE_NS: u64 = 5 * SECOND_NS;
 pub const LEASE_NS: u64 = 15 * SECOND_NS;
 /// An attached client renews its lease this often.
 pub const LEASE_RENEW_NS: u64 = 2 * SECOND_NS;
-/// What an attachment reported is not gone by any more when it was not heard of for this long: three renewals.
+/// What an attachment reported is not gone by any more when it was not heard of for this long: three
+/// renewals.
 pub const ATTACHMENT_SILENCE_NS: u64 = 3 * LEASE_RENEW_NS;
 
-/// A machine that is stepped so much later than it asked for was not there meanwhile (stopped, suspended, starved): what it did
-/// not hear says nothing of anybody.
+/// A machine that is stepped so much later than it asked for was not there meanwhile (stopped, suspended,
+/// starved): what it did not hear says nothing of anybody.
 pub const ASLEEP_NS: u64 = 2 * SECOND_NS;
 
-/// What the loss of each host would leave without a place is worked out when a volume is shown, unless that takes more looks at a
-/// donor than this.
+/// What the loss of each host would leave without a place is worked out when a volume is shown, unless that
+/// takes more looks at a donor than this.
 pub const REHEARSAL_LOOKS_MAX: u64 = 1 << 24;
 /// An attachment that tools cannot use by then is given up: twice what any one request may take.
 pub const START_DEADLINE_NS: u64 = 2 * REQUEST_DEADLINE_NS;
@@ -149,12 +157,12 @@ pub const START_DEADLINE_NS: u64 = 2 * REQUEST_DEADLINE_NS;
 pub const VOLUME_FILLINGS_MAX: usize = 256;
 /// New homes for fragments that the coordinator picks in one step; the rest in the next one.
 pub const STEP_FILLINGS_MAX: usize = 1024;
-/// A donor that a writer set aside gets no fragment to rebuild for this long; twice as long each time it is set
-/// aside again, up to `SET_ASIDE_DOUBLINGS_MAX` times.
+/// A donor that a writer set aside gets no fragment to rebuild for this long; twice as long each time it is
+/// set aside again, up to `SET_ASIDE_DOUBLINGS_MAX` times.
 pub const SET_ASIDE_NS: u64 = 10 * SECOND_NS;
 pub const SET_ASIDE_DOUBLINGS_MAX: u32 = 5;
-/// What a donor held that is silent for this long is rebuilt also when nobody writes the volume: long enough for one
-/// that only lost its coordinator for a moment, or was lost with it, to be heard again.
+/// What a donor held that is silent for this long is rebuilt also when nobody writes the volume: long enough
+/// for one that only lost its coordinator for a moment, or was lost with it, to be heard again.
 pub const TEND_SILENCE_NS: u64 = 10 * SECOND_NS;
 /// Volumes at rest that one donor tends at once.
 pub const DONOR_TENDS_MAX: usize = 2;
@@ -169,7 +177,8 @@ pub const UNREADABLE_RANGES_MAX: usize = 1_024;
 pub const DONOR_LISTED_NS: u64 = 600 * SECOND_NS;
 /// A donor that joins has this long to answer at the address that it gave.
 pub const GREETING_NS: u64 = 3 * SECOND_NS;
-/// Donors of other pools that a coordinator remembers having turned away, and how long it shows one that asked.
+/// Donors of other pools that a coordinator remembers having turned away, and how long it shows one that
+/// asked.
 pub const STRANGERS_MAX: usize = 256;
 pub const STRANGER_SHOWN_NS: u64 = 10 * SECOND_NS;
 /// A donor that leaves waits this long for the coordinator to hear its goodbye.
@@ -184,12 +193,12 @@ pub const OWNER_LOOK_HOLDING_NS: u64 = SECOND_NS / 8;
 pub const OWNER_LOOK_SHORT_NS: u64 = SECOND_NS / 32;
 /// How fast memory becomes less is measured over this time at least, and again from one look to the next.
 pub const OWNER_FALL_NS: u64 = SECOND_NS / 8;
-/// A donor ends when memory lasts no longer than this, and this for each extent in use: a kernel was seen to take 20 ms
-/// for a GiB of small pages until it frees the first.
+/// A donor ends when memory lasts no longer than this, and this for each extent in use: a kernel was seen to
+/// take 20 ms for a GiB of small pages until it frees the first.
 pub const OWNER_LAST_NS: u64 = SECOND_NS / 5;
 pub const OWNER_LAST_EXTENT_NS: u64 = 2 * MILLISECOND_NS;
-/// So much of what seems available may not be had (and no more than an eighth of the reserve): the kernel's figures are
-/// not exact.
+/// So much of what seems available may not be had (and no more than an eighth of the reserve): the kernel's
+/// figures are not exact.
 pub const OWNER_FLOOR_BYTES_MAX: u64 = 32 << 20;
 /// An offer rises again when the owner has needed nothing for this long,
 pub const OWNER_CALM_NS: u64 = 30 * SECOND_NS;
@@ -233,8 +242,8 @@ pub const COORDINATOR_PORT: u16 = 10_808;
 /// Calls to one of several coordinators that did not answer by then are put to the next.
 pub const CONTROL_ATTEMPT_NS: u64 = 2 * SECOND_NS;
 
-/// How long the right to lead a pool lasts, in etcd, when it is not renewed: longer than etcd takes to choose another leader of
-/// its own, up to 2 s, after a renewal that was just due.
+/// How long the right to lead a pool lasts, in etcd, when it is not renewed: longer than etcd takes to choose
+/// another leader of its own, up to 2 s, after a renewal that was just due.
 pub const LEADER_LEASE_NS: u64 = 4 * SECOND_NS;
 /// A leading coordinator renews its right this often.
 pub const LEADER_RENEW_NS: u64 = SECOND_NS;

@@ -2,8 +2,8 @@
 //!
 //! Owns the types that coordinator and client exchange about placement, and the checks that a map is whole.
 //! Never: addresses inside a request (`layout`) or the choice of donors (`placement`).
-//! Invariant: every group has exactly `redundancy.width()` slots, no donor is in a group twice, and the groups
-//! cover the size. Tests: below, and the properties in `tests/layout.rs`.
+//! Invariant: every group has exactly `redundancy.width()` slots, no donor is in a group twice, and the
+//! groups cover the size. Tests: below, and the properties in `tests/layout.rs`.
 
 use crate::limits::{
     EXTENT_BYTES, PARITY_MAX, STRIPE_DONORS_MAX, UNIT_MAX_BYTES, UNIT_MIN_BYTES, UNIT_PARITY_BYTES,
@@ -70,8 +70,8 @@ identity!(
     LeaseToken
 );
 
-/// What a donor proves with who it is: chosen at its start like its identity, which everybody is shown; known to it and to its
-/// coordinators, and printed nowhere.
+/// What a donor proves with who it is: chosen at its start like its identity, which everybody is shown; known
+/// to it and to its coordinators, and printed nowhere.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct DonorSecret(pub u64);
@@ -258,8 +258,8 @@ pub struct Route {
     pub name: String,
     /// `IP:PORT` of its NBD listener.
     pub address: String,
-    /// `None` for a Cheetah donor, which is asked for `VOLUME@TOKEN.SESSION.DONOR`; for another's NBD server the
-    /// export to ask for, as it stands.
+    /// `None` for a Cheetah donor, which is asked for `VOLUME@TOKEN.SESSION.DONOR`; for another's NBD server
+    /// the export to ask for, as it stands.
     pub foreign_export: Option<String>,
 }
 
@@ -280,7 +280,8 @@ pub struct VolumeMap {
     /// Disjoint, ascending.
     #[serde(default)]
     pub bad: Vec<BadRange>,
-    /// What the source could not give when the volume was loaded. Zeros stand there, which nobody is given. As `bad`.
+    /// What the source could not give when the volume was loaded. Zeros stand there, which nobody is given.
+    /// As `bad`.
     #[serde(default)]
     pub unreadable: Vec<BadRange>,
     /// Some of what moves is on its way off a machine whose owner needs the memory now.

@@ -1,10 +1,11 @@
 //! Where the groups of a volume go: which donors, never which extent of them.
 //!
-//! Owns the choice for `linear` (fill donors in the order they joined) and for wider groups (the hosts, and on
-//! them the donors, with the most free extents, ties broken by a seed), the largest volume that fits, and what is
-//! chosen when nobody says: by default the loss of any one host can be rebuilt where there are four. Never: state, or who is alive; the coordinator hands in the rooms of live donors only.
-//! Invariants: the slots of a group lie on different donors, on different hosts when there are as many as slots
-//! and otherwise on as many as can be; and a request that `groups_max` admits is placed.
+//! Owns the choice for `linear` (fill donors in the order they joined) and for wider groups (the hosts, and
+//! on them the donors, with the most free extents, ties broken by a seed), the largest volume that fits, and
+//! what is chosen when nobody says: by default the loss of any one host can be rebuilt where there are four.
+//! Never: state, or who is alive; the coordinator hands in the rooms of live donors only. Invariants: the
+//! slots of a group lie on different donors, on different hosts when there are as many as slots and otherwise
+//! on as many as can be; and a request that `groups_max` admits is placed.
 //! Called by `coordinator` on create and grow. Tests: properties below.
 
 use crate::map::{DonorId, Redundancy};
@@ -40,8 +41,8 @@ pub struct Room {
     pub extents_held: u32,
 }
 
-/// The free extents of the donors, by host. A host that is full counts: that others have to do without it does not
-/// make it safe to put two slots of a group on one of them.
+/// The free extents of the donors, by host. A host that is full counts: that others have to do without it
+/// does not make it safe to put two slots of a group on one of them.
 fn by_host(rooms: &[Room]) -> BTreeMap<u32, Vec<(u32, DonorId)>> {
     let mut hosts: BTreeMap<u32, Vec<(u32, DonorId)>> = BTreeMap::new();
     for room in rooms {
@@ -63,8 +64,8 @@ pub fn groups_max(width: u32, rooms: &[Room]) -> u64 {
     let hosts = by_host(rooms);
     let most = host_slots_max(width, &hosts);
     let width = u64::from(width);
-    // With g groups a donor gives at most g extents and a host at most `most` * g, so g groups fit when those sum
-    // to width * g.
+    // With g groups a donor gives at most g extents and a host at most `most` * g, so g groups fit when those
+    // sum to width * g.
     let of_host = |donors: &Vec<(u32, DonorId)>, groups: u64| {
         donors.iter().map(|(free, _)| u64::from(*free).min(groups)).sum::<u64>().min(most * groups)
     };
@@ -175,8 +176,9 @@ fn scatter(
     Some(placed)
 }
 
-/// All slots in one line, host by host and donor by donor, the n-th in group n modulo `groups`: exact, because no
-/// donor has more than `groups` of them and no host more than `most * groups`. Less scattered than `scatter`.
+/// All slots in one line, host by host and donor by donor, the n-th in group n modulo `groups`: exact,
+/// because no donor has more than `groups` of them and no host more than `most * groups`. Less scattered than
+/// `scatter`.
 fn wrap(
     width: u32,
     groups: usize,
@@ -216,10 +218,11 @@ impl Choice {
     }
 }
 
-/// What a volume gets when nobody says, for `extents` of it or for all there may be (`None`). From four hosts on
-/// `parity:k+1` (k at most 8) on one host less than there are, or narrower, so that what any one host holds can be rebuilt
-/// on the others, with the room for it left free; where that does not hold what is wanted, without the room, and then without
-/// the host. `parity:2+1` with three hosts, `mirror:2` with two, `linear` with one donor. `None`: nothing of that holds it.
+/// What a volume gets when nobody says, for `extents` of it or for all there may be (`None`). From four hosts
+/// on `parity:k+1` (k at most 8) on one host less than there are, or narrower, so that what any one host
+/// holds can be rebuilt on the others, with the room for it left free; where that does not hold what is
+/// wanted, without the room, and then without the host. `parity:2+1` with three hosts, `mirror:2` with two,
+/// `linear` with one donor. `None`: nothing of that holds it.
 #[must_use]
 pub fn default_choice(extents: Option<u64>, rooms: &[Room]) -> Option<Choice> {
     if rooms.len() <= 1 {
@@ -275,22 +278,24 @@ fn widest(rooms: &[Room]) -> u32 {
     u32::try_from(by_host(rooms).len()).unwrap_or(u32::MAX).min(DEFAULT_DATA_MAX + 1)
 }
 
-/// Those that leave a host out of each group; with three hosts that would be mirrors, which cost more than they are worth.
+/// Those that leave a host out of each group; with three hosts that would be mirrors, which cost more than
+/// they are worth.
 fn widths_with_a_spare(rooms: &[Room]) -> std::ops::RangeInclusive<u32> {
     let hosts = u32::try_from(by_host(rooms).len()).unwrap_or(u32::MAX);
     let most = if hosts < SPARE_HOSTS_MIN { 0 } else { (hosts - 1).min(DEFAULT_DATA_MAX + 1) };
     2..=most
 }
 
-/// How many groups fit such that, whichever host goes, its share of them and all else that it holds can be put on others. A
-/// sixteenth less than would be there if each could choose with all others in mind.
+/// How many groups fit such that, whichever host goes, its share of them and all else that it holds can be
+/// put on others. A sixteenth less than would be there if each could choose with all others in mind.
 fn spared_max(width: u32, rooms: &[Room]) -> u64 {
     let (mut free, mut burden): (BTreeMap<u32, u64>, BTreeMap<u32, u64>) = Default::default();
     for room in rooms {
         *free.entry(room.host).or_default() += u64::from(room.extents_free);
         *burden.entry(room.host).or_default() += u64::from(room.extents_free) + u64::from(room.extents_held);
     }
-    // With the largest fewest fit, with the one that holds most least is left: no other host is worse to lose.
+    // With the largest fewest fit, with the one that holds most least is left: no other host is worse to
+    // lose.
     let largest = free.iter().max_by_key(|(_, free)| **free).map(|(host, _)| *host);
     let others: Vec<Room> = rooms.iter().filter(|room| Some(room.host) != largest).copied().collect();
     let heaviest = burden.values().max().copied().unwrap_or_default();
@@ -299,7 +304,8 @@ fn spared_max(width: u32, rooms: &[Room]) -> u64 {
     fit - fit.div_ceil(16)
 }
 
-/// The nearest to what was asked for that so many donors can do; it survives as many losses, where they suffice.
+/// The nearest to what was asked for that so many donors can do; it survives as many losses, where they
+/// suffice.
 #[must_use]
 pub fn narrower(redundancy: Redundancy, donors: u32) -> Redundancy {
     let Redundancy { data, parity } = redundancy;

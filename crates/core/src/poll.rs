@@ -1,17 +1,18 @@
-//! When to look for work again and again instead of sleeping until it comes: being woken takes some 25 us on an
-//! ordinary machine, looking takes one.
+//! When to look for work again and again instead of sleeping until it comes: being woken takes some 25 us on
+//! an ordinary machine, looking takes one.
 //!
-//! Owns: the rule. Never: looks, or sleeps. Invariants: nobody looks for longer than `most_ns` after something came, so an
-//! idle volume burns nothing; who looked in vain sleeps for some events, so that little is burnt by one whose donors or
-//! tools take longer than that anyway; and who offers the processor between two looks, and has it back late, sleeps for
-//! much longer than that, for somebody computes there, who makes way for one that wakes, but not for one that looks.
-//! Called by: the data threads. Tests: below.
+//! Owns: the rule. Never: looks, or sleeps. Invariants: nobody looks for longer than `most_ns` after
+//! something came, so an idle volume burns nothing; who looked in vain sleeps for some events, so that little
+//! is burnt by one whose donors or tools take longer than that anyway; and who offers the processor between
+//! two looks, and has it back late, sleeps for much longer than that, for somebody computes there, who makes
+//! way for one that wakes, but not for one that looks. Called by: the data threads. Tests: below.
 
 use crate::units::Time;
 
 /// So many events that came soon enough, one after the other, and looking begins.
 const SOON_ENOUGH: u32 = 4;
-/// Being woken is part of the time between two events: who sleeps sees them come this many times later, at most.
+/// Being woken is part of the time between two events: who sleeps sees them come this many times later, at
+/// most.
 const WOKEN_FACTOR: u64 = 4;
 /// Who was kept from the processor does not risk that again for so many times as long.
 const KEPT_FACTOR: u64 = 32;

@@ -1,7 +1,7 @@
 //! How far something long is, how fast it goes, and when it will be done.
 //!
-//! Owns that arithmetic. Never: a clock, or printing. Invariant: a stretch in which nothing moved lowers the rate, so that what
-//! hangs never seems to go on. Called by the commands that take long. Tests: below.
+//! Owns that arithmetic. Never: a clock, or printing. Invariant: a stretch in which nothing moved lowers the
+//! rate, so that what hangs never seems to go on. Called by the commands that take long. Tests: below.
 
 use crate::limits::SECOND_NS;
 use crate::units::{Time, show_bytes};

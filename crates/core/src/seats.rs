@@ -1,8 +1,10 @@
-//! Places for connections, of which there are only so many: who gets one when all are taken, and who has to go for it.
+//! Places for connections, of which there are only so many: who gets one when all are taken, and who has to
+//! go for it.
 //!
-//! Owns the list of who is connected and since when each has had nothing to do. Never: a socket. Invariants: there are never
-//! more than there are places, nor more of one peer than its share; who is at work is never sent away; and of the idle the peer
-//! with the most gives up its oldest, so that one that takes all it can get takes it from itself.
+//! Owns the list of who is connected and since when each has had nothing to do. Never: a socket. Invariants:
+//! there are never more than there are places, nor more of one peer than its share; who is at work is never
+//! sent away; and of the idle the peer with the most gives up its oldest, so that one that takes all it can
+//! get takes it from itself.
 //! Called by the listeners of coordinator and donor. Tests: below.
 
 use crate::units::Time;

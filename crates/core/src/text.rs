@@ -1,12 +1,15 @@
-//! Text that others handed in, made fit to be kept and shown: one line, of bounded length, that moves no cursor.
+//! Text that others handed in, made fit to be kept and shown: one line, of bounded length, that moves no
+//! cursor.
 //!
-//! Owns which characters may reach a terminal. Never: where that is; the coordinator's door and whoever prints calls it.
-//! Invariant: what is harmless stays as it is, so doing it twice changes nothing. Tests: below.
+//! Owns which characters may reach a terminal. Never: where that is; the coordinator's door and whoever
+//! prints calls it. Invariant: what is harmless stays as it is, so doing it twice changes nothing. Tests:
+//! below.
 
 use std::ops::RangeInclusive;
 
-/// Characters that change how what is around them is shown, or are not shown at all: soft hyphens, joiners and spaces without
-/// width, marks and overrides of direction, separators of lines, annotations, tags, and what no font has.
+/// Characters that change how what is around them is shown, or are not shown at all: soft hyphens, joiners
+/// and spaces without width, marks and overrides of direction, separators of lines, annotations, tags, and
+/// what no font has.
 const UNSEEN: [RangeInclusive<char>; 14] = [
     '\u{ad}'..='\u{ad}',
     '\u{34f}'..='\u{34f}',
@@ -33,7 +36,8 @@ pub fn is_harmless(c: char) -> bool {
     !c.is_control() && !UNSEEN.iter().any(|range| range.contains(&c))
 }
 
-/// The text on one line of at most `bytes_max` bytes: each character that is not harmless as `?`, and `...` for what is cut.
+/// The text on one line of at most `bytes_max` bytes: each character that is not harmless as `?`, and `...`
+/// for what is cut.
 #[must_use]
 pub fn harmless(text: &str, bytes_max: usize) -> String {
     let shown = |c: char| if is_harmless(c) { c } else { '?' };
@@ -54,8 +58,9 @@ pub fn harmless(text: &str, bytes_max: usize) -> String {
     out
 }
 
-/// Bytes that need not be text, such as a file's name, in a form that is harmless and can be read back: what is not harmless as
-/// `\n`, `\r`, `\t` or `\u{202e}`, a byte that is no UTF-8 as `\xff`, and a backslash doubled.
+/// Bytes that need not be text, such as a file's name, in a form that is harmless and can be read back: what
+/// is not harmless as `\n`, `\r`, `\t` or `\u{202e}`, a byte that is no UTF-8 as `\xff`, and a backslash
+/// doubled.
 #[must_use]
 pub fn written(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len());
@@ -148,7 +153,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_written_harmless_and_read_back(bytes in proptest::collection::vec(any::<u8>(), 0..60), text in any::<String>()) {
+        fn any_bytes_are_written_harmless_and_read_back(
+            bytes in proptest::collection::vec(any::<u8>(), 0..60),
+            text in any::<String>(),
+        ) {
             for bytes in [bytes, text.into_bytes()] {
                 let form = written(&bytes);
                 prop_assert!(form.chars().all(is_harmless));

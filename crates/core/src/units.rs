@@ -1,5 +1,5 @@
-//! Sizes and names as people write them: `4G`, `64K`, `512M`, `12345`. Binary multiples, as in qemu and nbdkit.
-//! Never: floating point; a size is exact to the byte.
+//! Sizes and names as people write them: `4G`, `64K`, `512M`, `12345`. Binary multiples, as in qemu and
+//! nbdkit. Never: floating point; a size is exact to the byte.
 
 use crate::limits::NAME_BYTES_MAX;
 
@@ -90,7 +90,8 @@ pub fn show_time(seconds: u64) -> String {
         return "a time that is not known".to_owned();
     }
     let (days, second) = (seconds / 86_400, seconds % 86_400);
-    // Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms": years begin in March, eras have 400 of them.
+    // Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms": years begin in March, eras have 400 of
+    // them.
     let days = days + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;

@@ -212,7 +212,8 @@ fn strides_are_found_where_another_tool_had_read_what_is_before_one_of_them() {
         }
         (reader.hits, reader.reads) = (0, 0);
         (0..1000).for_each(|number| _ = reader.read(number * STRIDE, BLOCK));
-        // Nobody opened the file: the second of them continues that other read, and is no forward reader for long.
+        // Nobody opened the file: the second of them continues that other read, and is no forward reader for
+        // long.
         reader.expect_hits(if anew { 996 } else { 993 });
         assert!(reader.wanted() < 1100 * BLOCK, "{anew}: {} bytes for 1000 blocks", reader.wanted());
     }

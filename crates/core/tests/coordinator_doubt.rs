@@ -1,4 +1,5 @@
-//! Donors whose processes end: found out by their own addresses, within moments, also of volumes that nobody writes.
+//! Donors whose processes end: found out by their own addresses, within moments, also of volumes that nobody
+//! writes.
 
 mod pool;
 
@@ -58,7 +59,8 @@ fn a_writer_hears_of_it_by_its_long_poll() {
 fn what_only_a_dead_donor_could_complete_stays_in_the_map() {
     let (mut world, holders) = world(6, "parity:3+1");
     let before = world.show("v").map;
-    // The second dies before the first is rebuilt: those that are left are too few, and nothing of them is dropped.
+    // The second dies before the first is rebuilt: those that are left are too few, and nothing of them is
+    // dropped.
     world.kill(holders[0]);
     world.kill(holders[1]);
     let map = world.show("v").map;

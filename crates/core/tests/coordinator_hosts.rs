@@ -35,7 +35,8 @@ fn a_donor_has_its_hosts_name_and_a_number_only_where_that_is_taken() {
     }
     let names: Vec<String> = world.status().donors.into_iter().map(|donor| donor.name).collect();
     assert_eq!(names, ["lab7", "kali", "kali-2", "kali-3"]);
-    // Joining again, as after an outage, each is called what it was; also by a coordinator that was started again.
+    // Joining again, as after an outage, each is called what it was; also by a coordinator that was started
+    // again.
     assert_eq!(called(&mut world, of_host(3, "kali", "boot3")).as_deref(), Ok("kali-2"));
     world.restart();
     world.settle();

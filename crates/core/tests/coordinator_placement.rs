@@ -1,4 +1,5 @@
-//! Where volumes go by default and by wish: redundancy, hosts, and what is said when there are too few donors.
+//! Where volumes go by default and by wish: redundancy, hosts, and what is said when there are too few
+//! donors.
 
 mod pool;
 

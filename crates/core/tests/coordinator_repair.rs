@@ -1,4 +1,5 @@
-//! Repair: fragments that nobody holds get new homes, and the volume is whole again when its writer has filled them.
+//! Repair: fragments that nobody holds get new homes, and the volume is whole again when its writer has
+//! filled them.
 
 mod pool;
 

@@ -31,7 +31,8 @@ fn everything_is_there_and_leases_go_on() {
     assert!(world.attach("v", false).is_err(), "the writer is still the writer");
 }
 
-/// A backup, or a machine that was set back: what happened since is not in it, and donors are not to be told by it what to wipe.
+/// A backup, or a machine that was set back: what happened since is not in it, and donors are not to be told
+/// by it what to wipe.
 #[test]
 fn a_state_that_is_older_than_its_donors_is_refused_until_the_newest_is_back() {
     let mut world = World::with_donors(&[4]);

@@ -1,4 +1,5 @@
-//! Hosts that go: what a volume can do without, what can be rebuilt then, and groups that lie on too few of them.
+//! Hosts that go: what a volume can do without, what can be rebuilt then, and groups that lie on too few of
+//! them.
 
 mod pool;
 

@@ -34,7 +34,8 @@ fn a_donor_of_another_pool_is_turned_away_shown_and_told_what_to_do() {
     world.ask(Call::Join(join)).expect("who holds nothing of another is welcome");
 }
 
-/// What an attached client of another pool would take for the end of its lease, and a donor for a reason to wipe.
+/// What an attached client of another pool would take for the end of its lease, and a donor for a reason to
+/// wipe.
 #[test]
 fn a_call_that_is_meant_for_another_pool_does_nothing() {
     let mut world = World::with_donors(&[4, 4]);

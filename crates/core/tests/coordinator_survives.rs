@@ -1,5 +1,5 @@
-//! Any history of failures, drains, owners who want memory back, and restarts: the rules hold after each step (see
-//! `pool`), and once all is quiet and the writer fills what it is asked to, every volume is whole again.
+//! Any history of failures, drains, owners who want memory back, and restarts: the rules hold after each step
+//! (see `pool`), and once all is quiet and the writer fills what it is asked to, every volume is whole again.
 
 mod pool;
 

@@ -1,4 +1,5 @@
-//! Volumes that nobody writes: one of their donors is told to move or to rebuild what is due, until a person comes.
+//! Volumes that nobody writes: one of their donors is told to move or to rebuild what is due, until a person
+//! comes.
 
 mod pool;
 
@@ -104,7 +105,8 @@ fn what_a_donor_took_with_it_is_rebuilt_and_a_silent_one_is_waited_for_a_while()
     assert_eq!(tenders(&world, "v").len(), 1);
 }
 
-/// Two die one after the other: the one that rebuilt what the first had is the second, and had not given the volume back.
+/// Two die one after the other: the one that rebuilt what the first had is the second, and had not given the
+/// volume back.
 #[test]
 fn a_tender_that_ends_before_it_gives_the_volume_back_keeps_the_next_out_of_nothing() {
     let mut world = World::with_donors(&[4; 4]);

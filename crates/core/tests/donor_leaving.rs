@@ -1,5 +1,5 @@
-//! A donor that is told to leave: it stays until what it holds is moved, and no longer than it was given; and an
-//! offer that changes is told at once.
+//! A donor that is told to leave: it stays until what it holds is moved, and no longer than it was given; and
+//! an offer that changes is told at once.
 
 mod donors;
 
@@ -161,7 +161,10 @@ fn a_coordinator_that_restarted_hears_it_again() {
 #[test]
 fn an_offer_that_changes_is_told_at_once_and_only_then() {
     let mut world = World::holding();
-    let offers = |effects: &[Effect], extents| matches!(effects, [Effect::Sync { offered, leaving: false, .. }] if *offered == extents);
+    let offers = |effects: &[Effect], extents| match effects {
+        [Effect::Sync { offered, leaving: false, .. }] => *offered == extents,
+        _ => false,
+    };
     assert!(offers(&world.step(Event::Offered { extents: 3 }), 3), "the long poll is given up for it");
     assert_eq!(world.step(Event::Offered { extents: 3 }), []);
     world.step(Event::Duties(duties(1, vec![duty(1, "v", 0..4, Some(WRITER))])));

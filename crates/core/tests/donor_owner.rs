@@ -257,8 +257,8 @@ fn without_a_reserve_it_yields_only_the_last_byte() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Whatever owner and pool do: never above the most, never faster up than agreed, and once what is held is within
-    /// the offer the reserve is whole.
+    /// Whatever owner and pool do: never above the most, never faster up than agreed, and once what is held
+    /// is within the offer the reserve is whole.
     #[test]
     fn the_reserve_is_given_back(
         demands in prop::collection::vec((0..72_u64, 1..60_u64, any::<bool>()), 1..20),

@@ -80,7 +80,8 @@ fn another_pool_is_refused_and_nothing_is_wiped_for_days() {
     assert_eq!((world.donor.estranged(), world.donor.extents_held()), (None, 4));
 }
 
-/// Whatever is said: no refusal ends a donor that holds something, but its own pool's that a person took it out.
+/// Whatever is said: no refusal ends a donor that holds something, but its own pool's that a person took it
+/// out.
 #[test]
 fn who_holds_something_is_not_ended_by_a_refusal() {
     for code in [RefusalCode::Version, RefusalCode::Conflict, RefusalCode::Invalid, RefusalCode::OtherPool] {
@@ -96,7 +97,8 @@ fn who_holds_something_is_not_ended_by_a_refusal() {
     assert_eq!(world.step(refusal(RefusalCode::Gone)), [Effect::Wipe { extents: vec![0, 1, 2, 3] }]);
 }
 
-/// Several coordinators, of which one answers for another pool: the donor is its own pool's, in whatever order they speak.
+/// Several coordinators, of which one answers for another pool: the donor is its own pool's, in whatever
+/// order they speak.
 #[test]
 fn a_stranger_that_takes_it_is_refused_by_the_donor() {
     let mut world = World::holding();

@@ -1,4 +1,5 @@
-//! What is not well is found, with its code, its state and what to do; and nothing is found where all is well.
+//! What is not well is found, with its code, its state and what to do; and nothing is found where all is
+//! well.
 
 mod pool;
 

@@ -1,4 +1,5 @@
-//! What is lost of a volume, against a model that asks of one byte at a time whether anything can give it back.
+//! What is lost of a volume, against a model that asks of one byte at a time whether anything can give it
+//! back.
 
 use cheetah_core::layout::{LostRange, lost_ranges};
 use cheetah_core::limits::EXTENT_BYTES;

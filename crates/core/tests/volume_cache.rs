@@ -43,7 +43,8 @@ fn answer(world: &mut World, sent: &[Sent]) {
     sent.iter().for_each(|sent| world.answer(sent.part, Ok(vec![])));
 }
 
-/// A linear volume of which two reads were made that follow one another; what is read ahead of them is on its way.
+/// A linear volume of which two reads were made that follow one another; what is read ahead of them is on its
+/// way.
 fn world_that_reads(read_only: bool, caching: Caching) -> (World, Vec<Sent>) {
     let mut world = world_of(map(false, false), read_only, caching);
     for number in 0..2 {

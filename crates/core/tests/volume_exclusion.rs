@@ -97,7 +97,8 @@ fn a_reader_with_an_old_map_reads_again() {
 
 #[test]
 fn what_the_coordinator_merged_is_not_reported_again() {
-    // Data slot 0 is missing, and a former writer left rows half written: what is lost of it is told in pieces.
+    // Data slot 0 is missing, and a former writer left rows half written: what is lost of it is told in
+    // pieces.
     let torn = without(wide(Redundancy { data: 2, parity: 1 }), DonorId(1));
     let mut world = World::start(Volume::new(torn.clone(), false, false));
     world.open(DonorId(2));

@@ -1,5 +1,5 @@
-//! Which donors a writer names to the coordinator when nobody reads or writes: those that have ended at once, the others
-//! after their time, each by its own.
+//! Which donors a writer names to the coordinator when nobody reads or writes: those that have ended at once,
+//! the others after their time, each by its own.
 
 mod volume;
 

@@ -1,4 +1,5 @@
-//! Rows that several writes have: written whole where the writes follow one another, and at once where they do not.
+//! Rows that several writes have: written whole where the writes follow one another, and at once where they
+//! do not.
 
 mod volume;
 

@@ -1,4 +1,5 @@
-//! Rows that were half written, and a block among them that is wrong: what is lost, and that the rest is served.
+//! Rows that were half written, and a block among them that is wrong: what is lost, and that the rest is
+//! served.
 
 mod volume;
 
@@ -164,7 +165,8 @@ fn a_lost_block_that_is_written_again_is_acknowledged_once_the_next_attachment_w
     assert!(is_asked_for(&mut world));
 }
 
-/// It could not ask one donor what was written lately, did not hear whether that is excluded, and somebody had it leave meanwhile.
+/// It could not ask one donor what was written lately, did not hear whether that is excluded, and somebody
+/// had it leave meanwhile.
 #[test]
 fn who_waits_for_an_exclusion_goes_on_when_a_map_leaves_the_donor_out() {
     let mut map = wide(Redundancy { data: 3, parity: 2 });

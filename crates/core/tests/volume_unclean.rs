@@ -1,4 +1,5 @@
-//! A writer and a donor end together: what the next writer believes, whom it waits for, and what it never does meanwhile.
+//! A writer and a donor end together: what the next writer believes, whom it waits for, and what it never
+//! does meanwhile.
 
 mod volume;
 
@@ -48,7 +49,8 @@ fn without(map: &VolumeMap, gone: DonorId) -> VolumeMap {
     map
 }
 
-/// `parity:2+1` whose writer died; donor 1, which has data, fails like this, and the others were written lately.
+/// `parity:2+1` whose writer died; donor 1, which has data, fails like this, and the others were written
+/// lately.
 fn next_writer(failure: LinkFailure) -> World {
     let mut world = World::start(Volume::new(wide(Redundancy { data: 2, parity: 1 }), false, false));
     let session = world.session(DonorId(1));
@@ -148,7 +150,8 @@ fn a_part_of_a_block_that_is_lost_cannot_be_written() {
 
 #[test]
 fn who_is_excluded_keeps_what_only_its_memory_tells() {
-    // Two groups of the same donors; rows of the first are in doubt, and donor 1 has missed a write to the second.
+    // Two groups of the same donors; rows of the first are in doubt, and donor 1 has missed a write to the
+    // second.
     let mut map = wide(Redundancy { data: 2, parity: 1 });
     let mut second = map.groups[0].clone();
     second.slots.iter_mut().for_each(|slot| slot.held.as_mut().expect("held").extent = 1);

@@ -1,10 +1,11 @@
 //! Word of changes from one front end of a volume to another on the same handle.
 //!
-//! Owns: a count of the writes that came another way than through the file, the time of the last write of all, how much the writes
-//! that are answered may have filled, and which volume has which: the front ends find each other here, so that nobody can forget to introduce them. Never: what was written.
-//! Invariant: a write is counted before it is answered, so whoever heard the answer and then opens the file finds
-//! the count changed, and the kernel's cache of the file is dropped. Called by `export` (counts) and `fuse` (looks).
-//! Tests: below; `tests/export.rs`.
+//! Owns: a count of the writes that came another way than through the file, the time of the last write of
+//! all, how much the writes that are answered may have filled, and which volume has which: the front ends
+//! find each other here, so that nobody can forget to introduce them. Never: what was written. Invariant: a
+//! write is counted before it is answered, so whoever heard the answer and then opens the file finds the
+//! count changed, and the kernel's cache of the file is dropped. Called by `export` (counts) and `fuse`
+//! (looks). Tests: below; `tests/export.rs`.
 
 use cheetah_rim::volume::VolumeHandle;
 use std::collections::BTreeMap;
@@ -12,7 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Opens this soon after one that dropped the cache drop it too: theirs may be answered before it took effect.
+/// Opens this soon after one that dropped the cache drop it too: theirs may be answered before it took
+/// effect.
 const SETTLED_AFTER: Duration = Duration::from_secs(1);
 
 /// The counts of the volumes that have front ends, by an address that stays theirs while they are attached.

@@ -1,7 +1,8 @@
 //! The kernel's list of mounts, `/proc/self/mountinfo`, read without touching what is mounted.
 //!
-//! Owns: its format, and the list of processes, which have one each, with their names. Never: a `stat` of a mount point, which a dead or stopped
-//! server would fail or hang. Called by `fuse` and `loopdev::holders`. Tests: below.
+//! Owns: its format, and the list of processes, which have one each, with their names. Never: a `stat` of a
+//! mount point, which a dead or stopped server would fail or hang. Called by `fuse` and `loopdev::holders`.
+//! Tests: below.
 
 use std::ffi::OsString;
 use std::io;

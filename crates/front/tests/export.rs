@@ -1,5 +1,5 @@
-//! The NBD export over a real volume, by a client that can also misbehave. (Clients that others wrote are used
-//! by the end-to-end tests.)
+//! The NBD export over a real volume, by a client that can also misbehave. (Clients that others wrote are
+//! used by the end-to-end tests.)
 #![allow(clippy::unwrap_used)]
 
 mod support;

@@ -1,5 +1,5 @@
-//! The loop device over the FUSE file of a real volume. Needs root and /dev/loop-control; without them this fails,
-//! it does not skip.
+//! The loop device over the FUSE file of a real volume. Needs root and /dev/loop-control; without them this
+//! fails, it does not skip.
 #![allow(clippy::unwrap_used)]
 
 mod support;

@@ -1,19 +1,23 @@
-//! Guards of the hot paths: the instructions of one operation, counted by Callgrind, and how many they may be at most.
+//! Guards of the hot paths: the instructions of one operation, counted by Callgrind, and how many they may be
+//! at most.
 //!
-//! Owns the table of counts, and the small worlds in which they are taken. Never: time, a socket, or a figure to boast of:
-//! `make bench` measures what a user gets. Run by `make instructions`, which is part of `make test`.
+//! Owns the table of counts, and the small worlds in which they are taken. Never: time, a socket, or a figure
+//! to boast of: `make bench` measures what a user gets. Run by `make instructions`, which is part of `make
+//! test`.
 //!
-//! **Why.** Hot paths decay slowly: one more look-up here, one more copy there, each below what a timed benchmark can tell
-//! from noise. Instructions are counted without noise on any machine, however busy, so that a change which makes a path
-//! dearer by a tenth fails, and its author decides whether it is worth that.
+//! **Why.** Hot paths decay slowly: one more look-up here, one more copy there, each below what a timed
+//! benchmark can tell from noise. Instructions are counted without noise on any machine, however busy, so
+//! that a change which makes a path dearer by a tenth fails, and its author decides whether it is worth that.
 //!
-//! **To renew a count**, because a change is worth its cost, or has made the path cheaper (a count that is too high hides the
-//! next decay): run `make instructions`; each line gives the instructions of `OPERATIONS` operations, so the last two
-//! digits off that is the count. Write it into the table, and why into the commit.
+//! **To renew a count**, because a change is worth its cost, or has made the path cheaper (a count that is
+//! too high hides the next decay): run `make instructions`; each line gives the instructions of `OPERATIONS`
+//! operations, so the last two digits off that is the count. Write it into the table, and why into the
+//! commit.
 //!
-//! **What they depend on**: the compiler and the flags of a release build, the C library's `memcpy` and `malloc`, and the
-//! kernels that the processor allows. Valgrind shows the program an AVX2 processor wherever the real one has AVX2, and never
-//! AVX-512; so `combine` runs the AVX2 kernel, and CRC32C the SSE 4.2 one. On other processors counts are shown, not guarded.
+//! **What they depend on**: the compiler and the flags of a release build, the C library's `memcpy` and
+//! `malloc`, and the kernels that the processor allows. Valgrind shows the program an AVX2 processor wherever
+//! the real one has AVX2, and never AVX-512; so `combine` runs the AVX2 kernel, and CRC32C the SSE 4.2 one.
+//! On other processors counts are shown, not guarded.
 #![forbid(unsafe_code)]
 #![allow(unused_qualifications, reason = "the macros of the harness write them")]
 
@@ -44,8 +48,8 @@ mod counts {
     pub const WRITE_1M: u64 = 15_817;
     /// parity:4+1, inside a row: the old data and parity are read first.
     pub const WRITE_4K: u64 = 15_506;
-    /// What was read ahead: 4 KiB that are there, in order and in none, where a stream is looked for each time; and
-    /// 64 KiB of a stream with their share of the fetching.
+    /// What was read ahead: 4 KiB that are there, in order and in none, where a stream is looked for each
+    /// time; and 64 KiB of a stream with their share of the fetching.
     pub const CACHED_4K: u64 = 3054;
     pub const CACHED_SCATTERED_4K: u64 = 4563;
     pub const STREAM_64K: u64 = 10_147;
@@ -57,8 +61,8 @@ mod counts {
     pub const ENCODE_64K: u64 = 143_344;
 }
 
-/// A path may be dearer by so much. Counts repeat to the instruction; two releases of the compiler further, or with another
-/// `memcpy`, they were 2 percent off at most.
+/// A path may be dearer by so much. Counts repeat to the instruction; two releases of the compiler further,
+/// or with another `memcpy`, they were 2 percent off at most.
 const MARGIN_PERCENT: u64 = 10;
 /// Counted together, so that what is done once does not matter. A hundred, so that counts are easily read.
 const OPERATIONS: usize = 100;
@@ -300,7 +304,9 @@ fn stream_64k() -> Load {
 #[bench::write_1m(args = (), setup = write_1m, config = at_most(counts::WRITE_1M))]
 #[bench::write_4k(args = (), setup = write_4k, config = at_most(counts::WRITE_4K))]
 #[bench::cached_4k(args = (), setup = cached_4k, config = at_most(counts::CACHED_4K))]
-#[bench::cached_scattered_4k(args = (), setup = cached_scattered_4k, config = at_most(counts::CACHED_SCATTERED_4K))]
+#[bench::cached_scattered_4k(
+    args = (), setup = cached_scattered_4k, config = at_most(counts::CACHED_SCATTERED_4K)
+)]
 #[bench::stream_64k(args = (), setup = stream_64k, config = at_most(counts::STREAM_64K))]
 fn volume(mut load: Load) -> Load {
     load.run();

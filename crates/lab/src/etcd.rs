@@ -1,6 +1,6 @@
-//! A real etcd: of one member, started, stopped, killed, and looked into; or of three, of which one can be frozen.
-//! Invariant: it has ports and a directory of its own, is ready when its constructor returns, and is ended by id.
-//! Called by: `tests/etcd.rs`.
+//! A real etcd: of one member, started, stopped, killed, and looked into; or of three, of which one can be
+//! frozen. Invariant: it has ports and a directory of its own, is ready when its constructor returns, and is
+//! ended by id. Called by: `tests/etcd.rs`.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -82,8 +82,8 @@ impl Etcd {
         format!("etcd://{}/lab", self.address())
     }
 
-    /// What is stored under a name of the pool, and all that comes after it up to `to`: (key, value), in base64, as
-    /// etcd has them, with the revision of the last change.
+    /// What is stored under a name of the pool, and all that comes after it up to `to`: (key, value), in
+    /// base64, as etcd has them, with the revision of the last change.
     #[track_caller]
     pub fn stored(&self, from: &str, to: &str) -> Value {
         let body =

@@ -28,8 +28,8 @@ impl Series {
         }
     }
 
-    /// What lies between the quartiles, as a part of the median: one round of five that was disturbed does not count.
-    /// Infinite when there is no median to divide by.
+    /// What lies between the quartiles, as a part of the median: one round of five that was disturbed does
+    /// not count. Infinite when there is no median to divide by.
     pub fn spread(&self) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);

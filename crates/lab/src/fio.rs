@@ -1,11 +1,12 @@
-//! fio as the load of the fault runs: it writes what it can check, logs each completion, and reads everything back.
+//! fio as the load of the fault runs: it writes what it can check, logs each completion, and reads everything
+//! back.
 //!
 //! Owns: the command lines, and what is read from fio's logs. Never: a verdict.
-//! Invariant: each 4 KiB block carries fio's own header and CRC32C; the region is filled with other bytes first and
-//! each block is then written exactly once, so that a stale, lost or misplaced block fails its check like a damaged one.
-//! Silences come from fio's log of completions: these are the very writes that are checked, stamped (to the millisecond)
-//! by a program that others wrote; a second writer beside it would compete with it and see other silences.
-//! Called by: `faults`, `tests/survive.rs`. Tests: below.
+//! Invariant: each 4 KiB block carries fio's own header and CRC32C; the region is filled with other bytes
+//! first and each block is then written exactly once, so that a stale, lost or misplaced block fails its
+//! check like a damaged one. Silences come from fio's log of completions: these are the very writes that are
+//! checked, stamped (to the millisecond) by a program that others wrote; a second writer beside it would
+//! compete with it and see other silences. Called by: `faults`, `tests/survive.rs`. Tests: below.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -69,7 +70,8 @@ pub struct Ended {
     pub code: Option<i32>,
     /// What it said, when it failed.
     pub complaint: String,
-    /// When writes were completed (in milliseconds of the system's clock), ascending, and the slowest of them.
+    /// When writes were completed (in milliseconds of the system's clock), ascending, and the slowest of
+    /// them.
     pub completions: Vec<u64>,
     pub slowest_ms: u64,
 }
@@ -103,7 +105,8 @@ pub struct Fio<'a> {
 }
 
 impl Fio<'_> {
-    /// Fills the first `bytes` with what no check accepts, and writes in order what [`Fio::read_at_random`] checks.
+    /// Fills the first `bytes` with what no check accepts, and writes in order what [`Fio::read_at_random`]
+    /// checks.
     #[track_caller]
     pub fn prepare(&self, bytes: u64, checked: Option<Region>) {
         let mut command = self.command("fill", Region { offset: 0, bytes }, 4);
@@ -136,8 +139,8 @@ impl Fio<'_> {
         Running { process: self.start("load", command), what: "load", log: Some(log) }
     }
 
-    /// Begins to read all that [`Fio::write`] wrote and to check it, in a process of its own, so that nothing but
-    /// the volume remembers it.
+    /// Begins to read all that [`Fio::write`] wrote and to check it, in a process of its own, so that nothing
+    /// but the volume remembers it.
     #[track_caller]
     pub fn read_back(&self, bytes: u64) -> Running {
         let mut command = self.command("check", Region { offset: 0, bytes }, 32);
@@ -157,7 +160,8 @@ impl Fio<'_> {
         Running { process: self.start("reads", command), what: "reads", log: None }
     }
 
-    /// Begins to write at random as fast as it goes, with so many writes under way all the time, and checks nothing.
+    /// Begins to write at random as fast as it goes, with so many writes under way all the time, and checks
+    /// nothing.
     #[track_caller]
     pub fn hammer(&self, writes: &Reads) -> Running {
         let prefix = self.scratch.join("hammer");

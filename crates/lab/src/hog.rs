@@ -1,10 +1,10 @@
-//! A machine's owner who wants memory back: a process that fills memory at a steady rate, beside a donor whose data is
-//! in the way, and what is seen meanwhile of donor, volume and kernel.
+//! A machine's owner who wants memory back: a process that fills memory at a steady rate, beside a donor
+//! whose data is in the way, and what is seen meanwhile of donor, volume and kernel.
 //!
-//! Owns: the hog, memory that is kept at hand for it, and a run from its start until the donor has given back what it
-//! takes. Never: a verdict.
-//! Invariant: donor and hog are in one memory cgroup, which is their machine, so that no other process of the real one
-//! is in danger; the volume is written or read, and checked, all the while.
+//! Owns: the hog, memory that is kept at hand for it, and a run from its start until the donor has given back
+//! what it takes. Never: a verdict.
+//! Invariant: donor and hog are in one memory cgroup, which is their machine, so that no other process of the
+//! real one is in danger; the volume is written or read, and checked, all the while.
 //! Called by: `bin/bench_owner.rs`, `tests/owners.rs`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -25,7 +25,8 @@ const LOOK: Duration = Duration::from_millis(100);
 const TOUCH_LIMIT: Duration = Duration::from_secs(120);
 const TAKE_LIMIT: Duration = Duration::from_secs(120);
 
-/// Fills memory with bytes that differ, in steps, and says how much it has; then keeps it. What it does before a step is `Pace`.
+/// Fills memory with bytes that differ, in steps, and says how much it has; then keeps it. What it does
+/// before a step is `Pace`.
 const HOG: &str = r#"
 import os, sys, time
 total, rate, step = int(sys.argv[1]), int(sys.argv[2]), 8 << 20
@@ -75,8 +76,8 @@ time.sleep(600)
 pub enum Pace {
     /// At its rate, whatever becomes of anybody.
     Own,
-    /// A donor that gets no processor holds up the owner as well: its main thread, which looks after the owner. So no other load of
-    /// the machine decides.
+    /// A donor that gets no processor holds up the owner as well: its main thread, which looks after the
+    /// owner. So no other load of the machine decides.
     InStep,
     /// Waits while less than a quarter of the reserve is left, for as long as it takes to move data away.
     Patient,
@@ -103,8 +104,8 @@ pub struct Scene {
 /// What was seen.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// From the moment at which the owner had all that was free, down to the reserve, until the donor had given back
-    /// what was wanted.
+    /// From the moment at which the owner had all that was free, down to the reserve, until the donor had
+    /// given back what was wanted.
     pub given_back_s: Option<f64>,
     pub held_before: u64,
     pub held_after: u64,
@@ -175,7 +176,8 @@ impl Scene {
         seen
     }
 
-    /// The owner takes memory; what is seen until the donor has given back what is wanted and the hog has all.
+    /// The owner takes memory; what is seen until the donor has given back what is wanted and the hog has
+    /// all.
     #[track_caller]
     fn take(&self, cgroup: &Cgroup, pool: &Pool) -> Seen {
         let held_before = wait::for_some("the donor's count of its memory", TOUCH_LIMIT, || {
@@ -253,9 +255,9 @@ fn took(hog: &Process) -> Option<f64> {
     hog.log().lines().find_map(|line| line.strip_prefix("hog: took ")?.trim().parse().ok())
 }
 
-/// Memory kept at hand. A virtual machine whose free memory its host takes back pays several times for each page that it
-/// touches anew: the owner's process is then slower than any donor, and what is measured is the host. Of memory that
-/// was given up just now the next process takes before it reaches for such pages.
+/// Memory kept at hand. A virtual machine whose free memory its host takes back pays several times for each
+/// page that it touches anew: the owner's process is then slower than any donor, and what is measured is the
+/// host. Of memory that was given up just now the next process takes before it reaches for such pages.
 #[derive(Debug)]
 pub struct AtHand(Vec<Vec<u8>>);
 

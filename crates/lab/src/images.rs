@@ -1,5 +1,5 @@
-//! Real disk images: Debian's `forensics-samples`, unpacked once into a cache and verified each time they are used.
-//! Never: hands out an image whose SHA-256 is not the known one.
+//! Real disk images: Debian's `forensics-samples`, unpacked once into a cache and verified each time they are
+//! used. Never: hands out an image whose SHA-256 is not the known one.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

@@ -1,9 +1,10 @@
-//! A small LAN on one machine: donor hosts, a client host and a coordinator's host in network namespaces, joined by a
-//! bridge in a namespace of its own, every link shaped both ways by tbf. Nothing is routed to the machine itself.
+//! A small LAN on one machine: donor hosts, a client host and a coordinator's host in network namespaces,
+//! joined by a bridge in a namespace of its own, every link shaped both ways by tbf. Nothing is routed to the
+//! machine itself.
 //!
-//! Owns: the namespaces and every process inside them. Never: needs netem or a kernel module, touches another lab.
-//! Invariant: names carry this process' mark, so several runs share a machine; dropping the lab removes all of it,
-//! in a panicking test too, and what a killed run left behind goes at the start of the next.
+//! Owns: the namespaces and every process inside them. Never: needs netem or a kernel module, touches another
+//! lab. Invariant: names carry this process' mark, so several runs share a machine; dropping the lab removes
+//! all of it, in a panicking test too, and what a killed run left behind goes at the start of the next.
 //! Called by: the tests of lost and slow hosts, and the LAN benchmark.
 
 use std::fmt;
@@ -68,7 +69,8 @@ pub struct Lan {
 }
 
 impl Lan {
-    /// Makes `donors` donor hosts, a client and a coordinator's host, each link of `rate` (in tc's words: `1gbit`, `100mbit`).
+    /// Makes `donors` donor hosts, a client and a coordinator's host, each link of `rate` (in tc's words:
+    /// `1gbit`, `100mbit`).
     #[track_caller]
     pub fn new(donors: u8, rate: &str) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -110,9 +112,9 @@ impl Lan {
         (1..=self.donors).map(Node::Donor).chain([Node::Client, Node::Coordinator]).collect()
     }
 
-    /// A command that runs on a host. Only the network and the host's name are its own: mounts stay those of the
-    /// machine, so that a FUSE mount made by one command is seen by the next (`ip netns exec` would hide it). The
-    /// process id is that of the program itself.
+    /// A command that runs on a host. Only the network and the host's name are its own: mounts stay those of
+    /// the machine, so that a FUSE mount made by one command is seen by the next (`ip netns exec` would hide
+    /// it). The process id is that of the program itself.
     #[track_caller]
     pub fn exec(&self, node: Node, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = tools::command("nsenter");

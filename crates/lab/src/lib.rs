@@ -1,11 +1,11 @@
 //! Hosts, links and foreign tools on one machine, for the end-to-end tests and the benchmarks.
 //!
-//! Owns: network namespaces that behave like a small LAN ([`lan`]) with a bad link ([`wire`]), guarded child processes
-//! ([`process`]), the program under test ([`pool`]), servers that others wrote ([`rivals`]), real disk images
-//! ([`images`]), loads that check what they read ([`fio`], [`writer`]), and the fault table ([`faults`]).
-//! Never: needed by the product; a sleep that hopes (see [`wait`]); a skip for a tool that is missing (see [`tools`]).
-//! Invariant: whatever a test starts carries the test process' [`mark`], so that it is removed when the test ends,
-//! and by the next run when the test process was killed.
+//! Owns: network namespaces that behave like a small LAN ([`lan`]) with a bad link ([`wire`]), guarded child
+//! processes ([`process`]), the program under test ([`pool`]), servers that others wrote ([`rivals`]), real
+//! disk images ([`images`]), loads that check what they read ([`fio`], [`writer`]), and the fault table
+//! ([`faults`]). Never: needed by the product; a sleep that hopes (see [`wait`]); a skip for a tool that is
+//! missing (see [`tools`]). Invariant: whatever a test starts carries the test process' [`mark`], so that it
+//! is removed when the test ends, and by the next run when the test process was killed.
 //! Called by: `tests/*.rs` and `src/bin/*.rs` of this crate, `make test`, `make bench`, `make faults`.
 #![deny(unsafe_code)]
 #![allow(clippy::missing_panics_doc, reason = "a helper of tests reports by panicking")]

@@ -1,6 +1,7 @@
-//! A load generator for one NBD connection that batches: many requests in one send, many replies from one receive.
-//! Never: the bottleneck for small blocks (fio's NBD engine is), checks of content (the foreign clients do that).
-//! Invariant: exactly `depth` requests are in flight until the run ends, then all are answered.
+//! A load generator for one NBD connection that batches: many requests in one send, many replies from one
+//! receive. Never: the bottleneck for small blocks (fio's NBD engine is), checks of content (the foreign
+//! clients do that). Invariant: exactly `depth` requests are in flight until the run ends, then all are
+//! answered.
 //! Called by: the benchmark's workers, with blocking sockets.
 
 use std::io::{self, IoSliceMut, Read, Write};
@@ -12,15 +13,15 @@ use cheetah_nbd::client::{Handshake, Reply, Step, Want};
 use cheetah_nbd::{CmdFlags, Command, RequestHeader};
 use rustix::net::{AddressFamily, SocketType, ipproto, sockopt};
 
-/// Replies below this size come through a large buffer, those above straight into their destination. A size of its own: what is
-/// measured may change its own, and the measure stays.
+/// Replies below this size come through a large buffer, those above straight into their destination. A size
+/// of its own: what is measured may change its own, and the measure stays.
 const DIRECT_BYTES: usize = 16 << 10;
 const BUFFER_BYTES: usize = 512 << 10;
 /// Where payloads land begins on a page. From a server that sends pages as they are, the kernel then copies
 /// page to page; some bytes off, its copy runs at half the speed on processors with 4 KiB aliasing.
 const PAGE_BYTES: usize = 4096;
-/// The head of a read's reply: structured (chunk header and offset) and simple. Received with the payload before it,
-/// and no more, so that the next payload is received whole.
+/// The head of a read's reply: structured (chunk header and offset) and simple. Received with the payload
+/// before it, and no more, so that the next payload is received whole.
 const STRUCTURED_HEAD_BYTES: usize = 28;
 const SIMPLE_HEAD_BYTES: usize = 16;
 
@@ -143,7 +144,8 @@ impl Connection {
         self.run(pattern, block, depth, |_| start.elapsed() < time)
     }
 
-    /// Keeps `depth` requests in flight while `go_on(requests asked so far)` holds (it is asked once per batch).
+    /// Keeps `depth` requests in flight while `go_on(requests asked so far)` holds (it is asked once per
+    /// batch).
     pub(crate) fn run(
         &mut self,
         pattern: Pattern,
@@ -178,7 +180,8 @@ impl Connection {
                 batch.extend_from_slice(&payload);
                 asked += 1;
                 if batch.len() >= BUFFER_BYTES {
-                    // Large writes go out as they come; a server that answers meanwhile has room in its buffers.
+                    // Large writes go out as they come; a server that answers meanwhile has room in its
+                    // buffers.
                     self.stream.write_all(&batch)?;
                     batch.clear();
                 }
@@ -196,8 +199,8 @@ impl Connection {
         Ok(Done { requests: answered, bytes, took, median: median(&mut latencies) })
     }
 
-    /// Takes every reply that is there, waiting for the first; answers how many requests they ended. Of large ones
-    /// only the first: asking again at once keeps the server busy, and costs nothing beside the data.
+    /// Takes every reply that is there, waiting for the first; answers how many requests they ended. Of large
+    /// ones only the first: asking again at once keeps the server busy, and costs nothing beside the data.
     fn some_replies(&mut self, block: usize, command: Command) -> io::Result<u64> {
         let mut ended = 0;
         loop {
@@ -225,8 +228,8 @@ impl Connection {
         }
     }
 
-    /// Takes the data of one reply: what is buffered by a copy, the rest straight into its destination, with the
-    /// next head in the same receive.
+    /// Takes the data of one reply: what is buffered by a copy, the rest straight into its destination, with
+    /// the next head in the same receive.
     fn take_data(&mut self, data: usize, block: usize) -> io::Result<()> {
         if data > block {
             return Err(io::Error::other(format!("{data} bytes in answer to a request of {block}")));

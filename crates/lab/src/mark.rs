@@ -1,8 +1,9 @@
 //! The mark of a test process, carried in the environment and the names of whatever it starts.
 //!
-//! Owns: the telling apart of several runs on one machine, the finding of processes that detached themselves, and
-//! the sweep that removes what a killed run left behind. Never: ends a process that does not carry a mark.
-//! Invariant: a mark holds its owner's pid and start time, so a pid that was used again is no living owner.
+//! Owns: the telling apart of several runs on one machine, the finding of processes that detached themselves,
+//! and the sweep that removes what a killed run left behind. Never: ends a process that does not carry a
+//! mark. Invariant: a mark holds its owner's pid and start time, so a pid that was used again is no living
+//! owner.
 
 use std::fs;
 use std::path::Path;
@@ -44,9 +45,9 @@ pub struct Running {
     pub command: String,
 }
 
-/// The processes whose environment carries a mark for which `wanted` holds, of those that started at `since` (in
-/// ticks since boot) or later. Zombies are left out, and processes that hang in the kernel: asking such a one for its
-/// environment may hang the asker.
+/// The processes whose environment carries a mark for which `wanted` holds, of those that started at `since`
+/// (in ticks since boot) or later. Zombies are left out, and processes that hang in the kernel: asking such a
+/// one for its environment may hang the asker.
 pub fn processes(since: u64, wanted: impl Fn(&str) -> bool) -> Vec<Running> {
     let prefix = format!("{VARIABLE}=");
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
@@ -88,7 +89,8 @@ pub fn sweep_stale() {
             signal(process.pid, Signal::KILL);
             signal(process.pid, Signal::CONT);
         }
-        // A process with much memory takes a while to end. One that hangs in the kernel is left to the next sweep.
+        // A process with much memory takes a while to end. One that hangs in the kernel is left to the next
+        // sweep.
         let begun = Instant::now();
         while begun.elapsed() < PATIENCE && left.iter().any(|process| start_time(process.pid).is_some()) {
             std::thread::sleep(Duration::from_millis(5));

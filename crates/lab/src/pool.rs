@@ -1,8 +1,9 @@
-//! The program under test as a user runs it: a coordinator, donors, commands and attached volumes, each a process.
+//! The program under test as a user runs it: a coordinator, donors, commands and attached volumes, each a
+//! process.
 //!
-//! Owns: the place of the binary, private state and runtime directories, ports (always the kernel's choice), and the
-//! end of every process of the pool, those that detached themselves included. Never: looks inside the program.
-//! Invariant: dropping a pool leaves no process, mount or loop device of it.
+//! Owns: the place of the binary, private state and runtime directories, ports (always the kernel's choice),
+//! and the end of every process of the pool, those that detached themselves included. Never: looks inside the
+//! program. Invariant: dropping a pool leaves no process, mount or loop device of it.
 //! Called by: the end-to-end tests and benchmarks.
 
 use std::collections::BTreeMap;
@@ -114,8 +115,8 @@ impl Pool {
         }
     }
 
-    /// Commands and donors of this pool look for its coordinators here from now on: such as the caller has started,
-    /// one or several with commas between them.
+    /// Commands and donors of this pool look for its coordinators here from now on: such as the caller has
+    /// started, one or several with commas between them.
     pub fn look_at(&mut self, url: &str) {
         self.url = url.to_owned();
     }
@@ -225,7 +226,8 @@ impl Pool {
         self.donor(name)
     }
 
-    /// Starts a donor on this machine that counts against the limit of a memory cgroup from its first page on.
+    /// Starts a donor on this machine that counts against the limit of a memory cgroup from its first page
+    /// on.
     #[track_caller]
     pub fn donate_in(&mut self, cgroup: &Cgroup, name: &str, arguments: &[&str]) -> &mut Process {
         let program = self.command();
@@ -485,7 +487,8 @@ impl Drop for Pool {
         for name in std::mem::take(&mut self.attached) {
             let mut command = self.command();
             command.args(["detach", &name]);
-            // A test that fails leaves what it leaves; the kill below and the scratch directory take the rest.
+            // A test that fails leaves what it leaves; the kill below and the scratch directory take the
+            // rest.
             let _ = end_within(command, Duration::from_secs(20));
         }
         for running in mark::processes(mark::own_start(), |mark| mark == self.mark) {
@@ -548,8 +551,8 @@ fn run_to_end(command: Command) -> Said {
     end_within(command, COMMAND_LIMIT).unwrap_or_else(|error| panic!("{what}: {error}"))
 }
 
-/// Ends when the command has ended **and** both its outputs are closed: a daemon that keeps them open would hang a
-/// shell's `$(...)`, and so counts as a command that hangs.
+/// Ends when the command has ended **and** both its outputs are closed: a daemon that keeps them open would
+/// hang a shell's `$(...)`, and so counts as a command that hangs.
 fn end_within(mut command: Command, limit: Duration) -> Result<Said, String> {
     let mut child =
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(|error| error.to_string())?;

@@ -49,8 +49,8 @@ impl Process {
         fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
     }
 
-    /// The first whole line that contains `pattern`. Panics, with the log, when the process ends without it or the
-    /// limit passes.
+    /// The first whole line that contains `pattern`. Panics, with the log, when the process ends without it
+    /// or the limit passes.
     #[track_caller]
     pub fn wait_for_line(&mut self, pattern: &str, limit: Duration) -> String {
         let start = std::time::Instant::now();
@@ -155,8 +155,8 @@ pub fn cpu_time(pid: u32) -> Duration {
     Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// Returns when these have used next to no processor time for some seconds, or after a minute: a donor that was filled puts
-/// what it holds on huge pages, and rests five seconds before it looks for more of that.
+/// Returns when these have used next to no processor time for some seconds, or after a minute: a donor that
+/// was filled puts what it holds on huge pages, and rests five seconds before it looks for more of that.
 pub fn wait_for_rest(pids: &[u32]) {
     const SECOND: Duration = Duration::from_secs(1);
     let used = || pids.iter().map(|pid| cpu_time(*pid)).sum::<Duration>();

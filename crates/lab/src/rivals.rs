@@ -1,6 +1,7 @@
-//! Servers, front ends and meters that others wrote: nbdkit, qemu-nbd with and without its quorum driver, nbd-server,
-//! nbdfuse, iperf3.
-//! Invariant: every server has a port or socket of its own, is ready when its constructor returns, and is ended by id.
+//! Servers, front ends and meters that others wrote: nbdkit, qemu-nbd with and without its quorum driver,
+//! nbd-server, nbdfuse, iperf3.
+//! Invariant: every server has a port or socket of its own, is ready when its constructor returns, and is
+//! ended by id.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -89,8 +90,8 @@ impl Rival {
                 "[generic]\nlistenaddr = 127.0.0.1\nport = {port}\n[lent]\nexportname = {}\n",
                 file.display()
             );
-            // It either serves one connection and ends, or goes into the background; what stays in the foreground
-            // ends with it.
+            // It either serves one connection and ends, or goes into the background; what stays in the
+            // foreground ends with it.
             let script = "\"$0\" -C \"$1\" -p \"$2\" && while kill -0 \"$(cat \"$2\")\"; do sleep 1; done";
             let mut command = tools::command("sh");
             command.args(["-c", script]).arg(tools::need("nbd-server"));
@@ -99,8 +100,8 @@ impl Rival {
         })
     }
 
-    /// qemu's quorum driver over other servers, served by `qemu-nbd`: a mirror, each write goes to all of them, each
-    /// read to the first. This is the most that qemu does to join servers; it has no stripe.
+    /// qemu's quorum driver over other servers, served by `qemu-nbd`: a mirror, each write goes to all of
+    /// them, each read to the first. This is the most that qemu does to join servers; it has no stripe.
     #[track_caller]
     pub fn quorum(children: &[Self]) -> Self {
         let mut options = "driver=quorum,vote-threshold=1,read-pattern=fifo".to_owned();
@@ -123,7 +124,8 @@ impl Rival {
 
     fn on_tcp(name: &str, export: &str, command: impl Fn(u16, &Scratch) -> Command) -> Self {
         let scratch = Scratch::in_memory();
-        // A free port may be taken by another run before the server binds it; then the server ends, and we ask again.
+        // A free port may be taken by another run before the server binds it; then the server ends, and we
+        // ask again.
         for _ in 0..5 {
             let port = free_port();
             let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
@@ -180,9 +182,10 @@ impl NbdFuse {
     }
 }
 
-/// Several memories joined into one file by the kernel: nbdkit servers, nbdfuse in front of each, a loop device over each
-/// file, and btrfs with its data striped over these. Kernels with md or device-mapper have other stripes; this one asks
-/// for btrfs only, which writes in place and keeps no checksums, as they would; copies of what is rewritten filled it up.
+/// Several memories joined into one file by the kernel: nbdkit servers, nbdfuse in front of each, a loop
+/// device over each file, and btrfs with its data striped over these. Kernels with md or device-mapper have
+/// other stripes; this one asks for btrfs only, which writes in place and keeps no checksums, as they would;
+/// copies of what is rewritten filled it up.
 #[derive(Debug)]
 pub struct Striped {
     pub path: PathBuf,
@@ -247,8 +250,9 @@ impl Drop for Striped {
     }
 }
 
-/// A TCP port that is free, for a server that has to be told one. It lies below those that the kernel deals out by itself, so that no
-/// connection, and no listener that leaves the choice to the kernel, gets it before that server.
+/// A TCP port that is free, for a server that has to be told one. It lies below those that the kernel deals
+/// out by itself, so that no connection, and no listener that leaves the choice to the kernel, gets it before
+/// that server.
 #[track_caller]
 pub fn free_port() -> u16 {
     static ASKED: AtomicU32 = AtomicU32::new(0);
@@ -310,8 +314,8 @@ pub fn iperf3_loopback(seconds: u32) -> Moved {
     iperf3(tools::command("iperf3"), tools::command("iperf3"), "127.0.0.1", (port, port), seconds)
 }
 
-/// The same with one hop more: through a relay that copies what it receives to who shall have it, and does no more.
-/// `copies`: it hands them to so many, of whom all but one throw away what they get.
+/// The same with one hop more: through a relay that copies what it receives to who shall have it, and does no
+/// more. `copies`: it hands them to so many, of whom all but one throw away what they get.
 #[track_caller]
 pub fn iperf3_relayed(seconds: u32, copies: usize) -> f64 {
     let port = free_port();

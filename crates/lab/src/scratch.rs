@@ -42,7 +42,8 @@ impl Scratch {
         self.path.join(name)
     }
 
-    /// A directory in the directory, made if need be; also one that a dead mount covers, which cannot be looked at.
+    /// A directory in the directory, made if need be; also one that a dead mount covers, which cannot be
+    /// looked at.
     pub fn directory(&self, name: &str) -> PathBuf {
         let path = self.path.join(name);
         match fs::create_dir(&path) {

@@ -1,8 +1,8 @@
 //! Opening a tap: a network device whose frames a program reads and writes.
 //!
 //! Owns: the two ioctls that make a tap, the one unsafe code of the lab. Never: looks into a frame.
-//! Invariant: each frame comes with a virtio header, so that the kernel leaves checksums undone on the way in and takes
-//! them for right on the way out, as network cards with offloads do.
+//! Invariant: each frame comes with a virtio header, so that the kernel leaves checksums undone on the way in
+//! and takes them for right on the way out, as network cards with offloads do.
 //! Called by: `wire`. One of the named modules that may use unsafe. Tests: those of `wire`.
 #![allow(unsafe_code)]
 
@@ -17,7 +17,8 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 /// What stands before each frame, in bytes.
 pub const HEADER_BYTES: usize = 10;
-/// Set in a header's first byte when the checksum is still to be made, and taken for right when it is delivered.
+/// Set in a header's first byte when the checksum is still to be made, and taken for right when it is
+/// delivered.
 pub const CHECKSUM_UNDONE: u8 = 1;
 
 const NAME_BYTES: usize = 16;
@@ -68,8 +69,8 @@ pub fn open_in(namespace: &str, name: &str, large: LargeSends) -> io::Result<Fil
         move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let device = rustix::fs::open("/dev/net/tun", flags, Mode::empty())?;
-        // SAFETY: TUNSETIFF reads (and fills in) one `struct ifreq`, whose layout is asserted above; the kernel's
-        // answer goes into the setter's own copy, which is as large.
+        // SAFETY: TUNSETIFF reads (and fills in) one `struct ifreq`, whose layout is asserted above; the
+        // kernel's answer goes into the setter's own copy, which is as large.
         unsafe { ioctl(&device, Setter::<TUNSETIFF, InterfaceRequest>::new(request))? };
         // SAFETY: TUNSETOFFLOAD takes a plain number and touches no memory.
         unsafe { ioctl(&device, IntegerSetter::<TUNSETOFFLOAD>::new_usize(offloads))? };

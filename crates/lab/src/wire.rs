@@ -1,10 +1,11 @@
-//! A wire that delays frames, damages them, or drops those of one connection: two taps, and a thread between them.
+//! A wire that delays frames, damages them, or drops those of one connection: two taps, and a thread between
+//! them.
 //!
-//! Owns: the second bridge of a lab, on which hosts are whose frames take the detour over the wire (`Lan::detour`).
-//! Never: touches the frames of other hosts; needs netem, which many kernels lack.
-//! Invariant: a flip is damage that TCP does not notice: one bit, well behind the TCP header, of a frame whose checksum
-//! is still undone, so that the receiving kernel takes it for right. Only checks from end to end find it.
-//! Called by: the fault runs, `tests/survive.rs`. Tests: below.
+//! Owns: the second bridge of a lab, on which hosts are whose frames take the detour over the wire
+//! (`Lan::detour`). Never: touches the frames of other hosts; needs netem, which many kernels lack.
+//! Invariant: a flip is damage that TCP does not notice: one bit, well behind the TCP header, of a frame
+//! whose checksum is still undone, so that the receiving kernel takes it for right. Only checks from end to
+//! end find it. Called by: the fault runs, `tests/survive.rs`. Tests: below.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -76,8 +77,8 @@ impl Wire {
         Self::lay(lan, seed, LargeSends::Cut)
     }
 
-    /// One that is long and nothing else: what is sent at once stays in one piece, or a thread of a slow machine could not carry
-    /// 1 Gbit/s.
+    /// One that is long and nothing else: what is sent at once stays in one piece, or a thread of a slow
+    /// machine could not carry 1 Gbit/s.
     #[track_caller]
     pub fn long(lan: &Lan, round_trip: Duration) -> Self {
         let wire = Self::lay(lan, 0, LargeSends::Whole);
@@ -104,7 +105,8 @@ impl Wire {
         self.shared.flip_ppm.store(frames_in_a_million, Relaxed);
     }
 
-    /// From now on the TCP connection of this port, at either end, hangs: neither end is told. All others go on.
+    /// From now on the TCP connection of this port, at either end, hangs: neither end is told. All others go
+    /// on.
     pub fn hang(&self, port: u16) {
         self.shared.hung_port.store(port, Relaxed);
     }

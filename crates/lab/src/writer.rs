@@ -1,9 +1,10 @@
-//! A writer that remembers outside of the volume what was acknowledged: each block says which block and version it is.
+//! A writer that remembers outside of the volume what was acknowledged: each block says which block and
+//! version it is.
 //!
-//! Owns: the record of versions asked for and acknowledged. Never: reads from a page cache what it wrote (it opens
-//! the file for direct I/O, from aligned memory).
-//! Invariant: of a block, a reader may find the last acknowledged version or one that was asked for after it, whole.
-//! Called by: `tests/survive.rs`, for daemons that are killed while they are written to.
+//! Owns: the record of versions asked for and acknowledged. Never: reads from a page cache what it wrote (it
+//! opens the file for direct I/O, from aligned memory).
+//! Invariant: of a block, a reader may find the last acknowledged version or one that was asked for after it,
+//! whole. Called by: `tests/survive.rs`, for daemons that are killed while they are written to.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -40,7 +41,8 @@ impl Writer {
         Self { path: path.to_owned(), log, first, asked, acknowledged, buffer: Aligned::new() }
     }
 
-    /// Writes blocks at random until it is told to end or the volume refuses; answers how many were acknowledged.
+    /// Writes blocks at random until it is told to end or the volume refuses; answers how many were
+    /// acknowledged.
     #[track_caller]
     pub fn write_until(&mut self, end: &AtomicBool, dice: &mut Dice) -> u64 {
         let file = open(&self.path, true).unwrap_or_else(|error| panic!("{}: {error}", self.path.display()));
@@ -62,8 +64,8 @@ impl Writer {
         written
     }
 
-    /// Reads all blocks; answers what is wrong with each that is neither the last acknowledged version nor one asked
-    /// for after it. What was found becomes what is known.
+    /// Reads all blocks; answers what is wrong with each that is neither the last acknowledged version nor
+    /// one asked for after it. What was found becomes what is known.
     #[track_caller]
     pub fn check(&mut self) -> Vec<String> {
         let file = open(&self.path, false).unwrap_or_else(|error| panic!("{}: {error}", self.path.display()));

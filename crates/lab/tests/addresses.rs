@@ -1,5 +1,5 @@
-//! Addresses between hosts of their own: a donor goes by the one that others reach, an address that nobody reaches is refused,
-//! and a client that does not reach its donors has no volume.
+//! Addresses between hosts of their own: a donor goes by the one that others reach, an address that nobody
+//! reaches is refused, and a client that does not reach its donors has no volume.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Whoever judges others sleeps: stopped like a laptop whose lid is closed, or a machine of which a snapshot is taken. Nobody else
-//! is judged by what was not heard meanwhile.
+//! Whoever judges others sleeps: stopped like a laptop whose lid is closed, or a machine of which a snapshot
+//! is taken. Nobody else is judged by what was not heard meanwhile.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

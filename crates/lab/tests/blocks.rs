@@ -1,4 +1,5 @@
-//! The blocks of an attached file, for tools that take a file without blocks for one hole: none loses what a volume holds.
+//! The blocks of an attached file, for tools that take a file without blocks for one hole: none loses what a
+//! volume holds.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};

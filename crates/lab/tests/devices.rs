@@ -1,4 +1,5 @@
-//! Loop devices as a user of disk images meets them: partitions, sectors; and the end of a device or file, refused while it is used.
+//! Loop devices as a user of disk images meets them: partitions, sectors; and the end of a device or file,
+//! refused while it is used.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -185,7 +186,8 @@ fn users_that_nobody_sees_are_not_harmed() {
     assert_eq!(backing(&device), None);
 }
 
-/// A volume as a file, the shell with a script that uses it and then waits, and where the script says that it has begun.
+/// A volume as a file, the shell with a script that uses it and then waits, and where the script says that it
+/// has begun.
 struct User {
     holder: Holder,
     begun: PathBuf,
@@ -207,8 +209,8 @@ impl User {
     }
 }
 
-/// By a bind, in a namespace of its own, by what a loop device stands on: the kernel would let the mount go, and who has the file
-/// open would lose it.
+/// By a bind, in a namespace of its own, by what a loop device stands on: the kernel would let the mount go,
+/// and who has the file open would lose it.
 #[test]
 fn a_file_that_is_used_by_another_way_stays() {
     let mut pool = pool();

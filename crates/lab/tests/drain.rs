@@ -1,5 +1,6 @@
-//! Draining: a donor goes and takes nothing with it. Of a volume that is written and checked meanwhile, of one that
-//! nobody has attached, by command and by signal; and what cannot be drained is refused with what it would cost.
+//! Draining: a donor goes and takes nothing with it. Of a volume that is written and checked meanwhile, of
+//! one that nobody has attached, by command and by signal; and what cannot be drained is refused with what it
+//! would cost.
 
 use std::time::Duration;
 
@@ -10,7 +11,8 @@ use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(60);
-/// What fio fills, writes at random and reads back; the volume is a bit larger, so that its last extent is not full.
+/// What fio fills, writes at random and reads back; the volume is a bit larger, so that its last extent is
+/// not full.
 const BYTES: u64 = 160 * MIB;
 const VOLUME: &str = "170M";
 const LOAD: Load = Load { bytes: BYTES, seconds: 3, depth: 8, seed: 7 };

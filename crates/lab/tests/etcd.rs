@@ -1,4 +1,5 @@
-//! Several coordinators on one real etcd: who leads, what a change of leader disturbs, and what etcd's absence does.
+//! Several coordinators on one real etcd: who leads, what a change of leader disturbs, and what etcd's
+//! absence does.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -307,7 +308,8 @@ fn a_commit_that_was_cut_short_counts_from_its_last_word_on() {
     assert_eq!(pair.etcd.stored("journal", "journal~"), json!(null), "the journal is not emptied");
 }
 
-/// As with a file: where there was a pool, none that is new takes its place; and who has lost all of it is a stranger.
+/// As with a file: where there was a pool, none that is new takes its place; and who has lost all of it is a
+/// stranger.
 #[test]
 fn an_etcd_without_its_records_is_damage_and_an_empty_one_is_another_pool() {
     let etcd = Etcd::start();
@@ -350,7 +352,8 @@ fn an_etcd_without_its_records_is_damage_and_an_empty_one_is_another_pool() {
     drop(again);
 }
 
-/// A member that is stopped takes requests and never answers; one that led the others, until they have another leader.
+/// A member that is stopped takes requests and never answers; one that led the others, until they have
+/// another leader.
 #[test]
 fn a_frozen_member_of_etcd_holds_nobody_up() {
     let etcd = Cluster::start();

@@ -1,7 +1,8 @@
 //! Evidence: what `load` takes for a disk, what it says of what it read, and what a volume is said to hold.
 //!
-//! The cases that an examiner meets first: a container loaded as it stands, a load that ends half-way, an image loaded over
-//! another, a source that changes while it is read, evidence that a mount changes, a disk with bad sectors.
+//! The cases that an examiner meets first: a container loaded as it stands, a load that ends half-way, an
+//! image loaded over another, a source that changes while it is read, evidence that a mount changes, a disk
+//! with bad sectors.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -391,7 +392,8 @@ fn names_of_files_are_recorded_so_that_they_can_be_read_back() {
     }
 }
 
-/// A file system that was not unmounted: mounting it, read-only or not, writes its journal back where the device lets it.
+/// A file system that was not unmounted: mounting it, read-only or not, writes its journal back where the
+/// device lets it.
 #[test]
 fn a_mount_of_a_dirty_file_system_changes_nothing_unless_asked() {
     tools::need_root("loop devices and mounts");
@@ -434,7 +436,8 @@ fn a_mount_of_a_dirty_file_system_changes_nothing_unless_asked() {
     pool.detach("case");
 }
 
-/// An image with holes: they take nothing in the pool, and the file shows that, also one that was attached anew.
+/// An image with holes: they take nothing in the pool, and the file shows that, also one that was attached
+/// anew.
 #[test]
 fn a_sparse_image_takes_what_it_holds_and_writes_move_its_time() {
     let mut pool = pool_of_two("256M");

@@ -1,4 +1,5 @@
-//! What other users of this machine can reach: neither an export nor what is remembered of attachments, unless asked for.
+//! What other users of this machine can reach: neither an export nor what is remembered of attachments,
+//! unless asked for.
 
 use std::fs;
 use std::io::{Read, Write};

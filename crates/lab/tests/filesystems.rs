@@ -1,4 +1,5 @@
-//! File systems on attached volumes, and real images through every front end. Needs root, for loop devices and mounts.
+//! File systems on attached volumes, and real images through every front end. Needs root, for loop devices
+//! and mounts.
 
 use std::fs;
 use std::path::Path;
@@ -33,7 +34,8 @@ impl Drop for Mounted<'_> {
     }
 }
 
-/// Makes the file system, fills it with a real tree, unmounts, checks, attaches again and compares every file.
+/// Makes the file system, fills it with a real tree, unmounts, checks, attaches again and compares every
+/// file.
 #[track_caller]
 fn holds_a_tree(make: &[&str], check: &[&str]) {
     tools::need_root("a loop device with a file system");

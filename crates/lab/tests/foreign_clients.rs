@@ -1,5 +1,6 @@
-//! NBD clients that others wrote, against a donor without a pool and against the export of an attached volume, each
-//! over TCP and over a Unix socket. One test per client; every test goes through all four targets.
+//! NBD clients that others wrote, against a donor without a pool and against the export of an attached
+//! volume, each over TCP and over a Unix socket. One test per client; every test goes through all four
+//! targets.
 
 use std::process::Command;
 
@@ -9,8 +10,8 @@ use cheetah_lab::scratch::Scratch;
 use cheetah_lab::{hash, images::Sample, tools};
 use serde_json::Value;
 
-/// Runs `check` against an export of `gib` GiB of each kind. The lone donors go first, one at a time, so that no more
-/// memory is in use than one target needs.
+/// Runs `check` against an export of `gib` GiB of each kind. The lone donors go first, one at a time, so that
+/// no more memory is in use than one target needs.
 #[track_caller]
 fn on_every_target(gib: u32, check: impl Fn(&str)) {
     let size = format!("{gib}G");
@@ -108,8 +109,8 @@ fn merged(runs: &[(u64, u64)]) -> Vec<(u64, u64)> {
     merged
 }
 
-/// nbdkit's sparse-random plugin makes up data from its seed, and fails a write that differs from it: so a copy out
-/// of it and back into it checks every byte.
+/// nbdkit's sparse-random plugin makes up data from its seed, and fails a write that differs from it: so a
+/// copy out of it and back into it checks every byte.
 #[test]
 fn nbdcopy_out_of_and_back_into_a_self_checking_source() {
     let source =

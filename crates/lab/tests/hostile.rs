@@ -1,4 +1,5 @@
-//! Peers that want no good, or have no luck, against real processes: what they can find out, use up, and leave behind.
+//! Peers that want no good, or have no luck, against real processes: what they can find out, use up, and
+//! leave behind.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -13,7 +14,8 @@ use cheetah_lab::scratch::Scratch;
 use cheetah_lab::{tools, wait};
 use serde_json::Value;
 
-/// So long half a request may take, and a handshake: then it is ended, and who waited for its place gets that anyway.
+/// So long half a request may take, and a handshake: then it is ended, and who waited for its place gets that
+/// anyway.
 const HALF_REQUEST: Duration = Duration::from_secs(30);
 const HANDSHAKE: Duration = Duration::from_secs(10);
 

@@ -1,7 +1,7 @@
 //! A thousand idle connections, and one that sends a byte a second, beside one that works.
-//! Compared is the work done, never a time: with the idlers there, the same work is done, at no more than a small
-//! multiple of the processor time; afterwards memory and file descriptors are back where they were. And an attachment that
-//! looked for work while there was some takes no processor time when there is none.
+//! Compared is the work done, never a time: with the idlers there, the same work is done, at no more than a
+//! small multiple of the processor time; afterwards memory and file descriptors are back where they were. And
+//! an attachment that looked for work while there was some takes no processor time when there is none.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -23,7 +23,8 @@ fn idler(address: &str) -> TcpStream {
     stream
 }
 
-/// The fixed work of the one that works: 256 MiB in, read back and compared. Answers the server's processor time.
+/// The fixed work of the one that works: 256 MiB in, read back and compared. Answers the server's processor
+/// time.
 fn work(uri: &str, pid: u32) -> Duration {
     let before = process::cpu_time(pid);
     let commands = ["-c", "write -P 0x3c 0 256M", "-c", "flush", "-c", "read -P 0x3c 0 256M"];

@@ -1,5 +1,6 @@
-//! Donors are killed while nobody writes: their hosts say so at once, what they held is rebuilt, and nothing is lost. Of a
-//! volume that lies idle, one that is only read, and one that nobody has attached. One that only falls silent is found, too.
+//! Donors are killed while nobody writes: their hosts say so at once, what they held is rebuilt, and nothing
+//! is lost. Of a volume that lies idle, one that is only read, and one that nobody has attached. One that
+//! only falls silent is found, too.
 
 use rustix::process::Signal;
 use std::time::Duration;

@@ -1,6 +1,6 @@
-//! Write-back under memory pressure: a writer in a memory cgroup far smaller than what it writes, over ext4 on the
-//! loop device. A server that allocates while it is asked to write hangs here for good, beyond SIGKILL. And how much
-//! memory a server has for that.
+//! Write-back under memory pressure: a writer in a memory cgroup far smaller than what it writes, over ext4
+//! on the loop device. A server that allocates while it is asked to write hangs here for good, beyond
+//! SIGKILL. And how much memory a server has for that.
 
 use std::fs;
 use std::path::Path;

@@ -9,7 +9,8 @@ use cheetah_lab::tools;
 const NOBODY: &str = "65534";
 const BYTES: usize = 5_000_000;
 
-/// In a mount namespace with a `/dev/fuse` that everybody may open, which is how Debian has it. Each line must succeed.
+/// In a mount namespace with a `/dev/fuse` that everybody may open, which is how Debian has it. Each line
+/// must succeed.
 const SCRIPT: &str = r#"
 set -eux
 mkdir dev mine run

@@ -1,4 +1,5 @@
-//! Outputs that nobody reads any more, and files that may not grow: errors of their own, never a panic or a signal.
+//! Outputs that nobody reads any more, and files that may not grow: errors of their own, never a panic or a
+//! signal.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;

@@ -1,6 +1,6 @@
-//! A machine's owner needs memory that a donor's data takes: the donor gives it back, nobody is killed or swapped out,
-//! and the volume is whole all the while. A donor whose data can go nowhere ends, and the volume lives by its redundancy.
-//! How long that takes is the business of `make bench-owner`.
+//! A machine's owner needs memory that a donor's data takes: the donor gives it back, nobody is killed or
+//! swapped out, and the volume is whole all the while. A donor whose data can go nowhere ends, and the volume
+//! lives by its redundancy. How long that takes is the business of `make bench-owner`.
 
 use cheetah_lab::hog::{Pace, Scene};
 

@@ -1,4 +1,5 @@
-//! Reading ahead over a link that takes long, by real tools: what they get is right, and few of their reads wait.
+//! Reading ahead over a link that takes long, by real tools: what they get is right, and few of their reads
+//! wait.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -71,7 +72,8 @@ fn counted(pool: &Pool) -> [u64; 3] {
     })
 }
 
-/// Reads blocks at these places and compares them; how many of the reads came here, and how many asked donors.
+/// Reads blocks at these places and compares them; how many of the reads came here, and how many asked
+/// donors.
 fn asked_for(far: &mut Far, places: impl Iterator<Item = u64>) -> (u64, u64) {
     let file = far.pool.attach_fuse("case", &["--read-only"]).path;
     let open = File::open(&file).expect("the volume's file");
@@ -98,7 +100,8 @@ fn backwards_and_in_strides_few_reads_ask_donors() {
     let backward = (0..blocks).rev().map(|number| number * block);
     let (came, asked) = asked_for(&mut far, backward);
     assert!(asked < blocks / 50, "{asked} of {blocks} reads backwards asked donors");
-    // How many the tool finds in the kernel is a race between the two; with none given, every read comes here.
+    // How many the tool finds in the kernel is a race between the two; with none given, every read comes
+    // here.
     assert!(came < blocks, "all {blocks} reads came here: the kernel was not given what is read next");
     let strided = (0..230).map(|number| number * 200 * 1024);
     let (_, asked) = asked_for(&mut far, strided);
@@ -159,7 +162,8 @@ fn a_walk_through_a_far_file_system_takes_a_third_of_the_round_trips() {
         far.pool.detach("case");
         counts
     };
-    // By this rule the kernel is given nothing that it did not ask for, so all reads that the tool makes come.
+    // By this rule the kernel is given nothing that it did not ask for, so all reads that the tool makes
+    // come.
     let reads: u64 = walk("thesis").iter().sum();
     let [here, coming, asked] = walk("auto");
     assert!(3 * asked <= reads, "of {reads} reads {here} found it here, {coming} waited, {asked} asked");

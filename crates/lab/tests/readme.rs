@@ -1,10 +1,11 @@
-//! README's "Use it", typed as it stands: every line after a prompt, on the hosts that the prompt names, each a network namespace
-//! with a name of its own; and what it prints is what README shows. Of what stays and shows nothing there, that it is ready.
+//! README's "Use it", typed as it stands: every line after a prompt, on the hosts that the prompt names, each
+//! a network namespace with a name of its own; and what it prints is what README shows. Of what stays and
+//! shows nothing there, that it is ready.
 //!
-//! What is not README's: how much is lent and the size of the image (`REPLACED`), where the examiner's files are, and `poweroff`,
-//! which the lab carries out. Numbers, sizes, ports and identities stand for any other; `...` for any lines, and `loading` for
-//! what only a terminal gets to see. What looks at the pool is typed again until it shows that, for README's reader looks when it
-//! has happened.
+//! What is not README's: how much is lent and the size of the image (`REPLACED`), where the examiner's files
+//! are, and `poweroff`, which the lab carries out. Numbers, sizes, ports and identities stand for any other;
+//! `...` for any lines, and `loading` for what only a terminal gets to see. What looks at the pool is typed
+//! again until it shows that, for README's reader looks when it has happened.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -201,7 +202,8 @@ fn shows(wanted: &[String], printed: &[String]) -> bool {
     }
 }
 
-/// A line without what differs from machine to machine: numbers and sizes, ports, identities, the width of columns.
+/// A line without what differs from machine to machine: numbers and sizes, ports, identities, the width of
+/// columns.
 fn alike(line: &str) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "s"];
     let mut words: Vec<String> = Vec::new();

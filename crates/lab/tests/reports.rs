@@ -1,4 +1,5 @@
-//! What commands report: JSON as docs/JSON.md says, one line about all, progress beside it, the coordinator's record.
+//! What commands report: JSON as docs/JSON.md says, one line about all, progress beside it, the coordinator's
+//! record.
 
 use cheetah_lab::pool::Pool;
 use cheetah_lab::{tools, wait};
@@ -115,7 +116,8 @@ fn one_line_and_an_exit_code_say_whether_all_is_well() {
     assert_eq!(pool.run(["status", "-x"]).status.code(), Some(3), "nobody to ask is not well");
 }
 
-/// Without a terminal, progress is lines on stderr: JSON with `--json`, so that stdout stays the report's alone.
+/// Without a terminal, progress is lines on stderr: JSON with `--json`, so that stdout stays the report's
+/// alone.
 #[test]
 fn progress_is_lines_where_there_is_no_terminal() {
     let mut pool = Pool::start();

@@ -1,5 +1,5 @@
-//! Restarts and deaths of what is not a donor: the coordinator, and the daemon that serves an attached volume; and how whoever
-//! said that it is ready ends at once.
+//! Restarts and deaths of what is not a donor: the coordinator, and the daemon that serves an attached
+//! volume; and how whoever said that it is ready ends at once.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -136,7 +136,8 @@ fn detach_cleans_up_after_a_killed_daemon() {
     pool.detach("case");
 }
 
-/// An attachment whose numbers of processes and times since boot are not ours, and that goes on for as long as this lives.
+/// An attachment whose numbers of processes and times since boot are not ours, and that goes on for as long
+/// as this lives.
 fn attach_in(pool: &Pool, namespaces: &[&str]) -> Process {
     let program = pool.command();
     let mut command = tools::command("unshare");
@@ -272,7 +273,8 @@ fn up_serves_a_volume_in_one_command_and_ends_cleanly() {
     assert_nothing_left(&pool);
 }
 
-/// Whoever reads that it is ready may tell it to end in the same moment: it must not be killed by that, nor go on.
+/// Whoever reads that it is ready may tell it to end in the same moment: it must not be killed by that, nor
+/// go on.
 #[test]
 fn who_says_that_it_is_ready_can_be_told_to_end() {
     let pool = Pool::start();

@@ -1,7 +1,7 @@
 //! An attachment that is given up while it starts leaves nothing: no process, no lease, no mount, no record.
 //!
-//! What keeps it from being ready is that its donors are stopped: the coordinator waits for them for 5 s before it gives the lease
-//! that it has noted, and the daemon for 2 s more.
+//! What keeps it from being ready is that its donors are stopped: the coordinator waits for them for 5 s
+//! before it gives the lease that it has noted, and the daemon for 2 s more.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! Another pool's coordinator in the place of a pool's own: nothing that was lent to that one is touched, whoever uses it is not
-//! disturbed, and all is as it was when its own is back.
+//! Another pool's coordinator in the place of a pool's own: nothing that was lent to that one is touched,
+//! whoever uses it is not disturbed, and all is as it was when its own is back.
 
 use cheetah_lab::filled::{holds_at, write_at};
 use cheetah_lab::pool::{Pool, State};

@@ -1,5 +1,5 @@
-//! It survives: donors fail under a load that checks what it reads, more fail than redundancy covers, the daemon is
-//! killed while it is written to, a link flips bits. Nothing wrong is read, and nothing hangs.
+//! It survives: donors fail under a load that checks what it reads, more fail than redundancy covers, the
+//! daemon is killed while it is written to, a link flips bits. Nothing wrong is read, and nothing hangs.
 //!
 //! The lean core of `make faults`; no time is asserted here, silences are its business.
 
@@ -89,8 +89,8 @@ fn assert_same(what: &str, found: &[(u64, u64)], expected: &[(u64, u64)]) {
     );
 }
 
-/// Writes, or reads and checks, every unit by itself; answers the ranges that gave EIO, neighbours joined. Another
-/// error, another content or no end fails.
+/// Writes, or reads and checks, every unit by itself; answers the ranges that gave EIO, neighbours joined.
+/// Another error, another content or no end fails.
 #[track_caller]
 fn over_units(uri: &str, bytes: u64, what: &str) -> Vec<(u64, u64)> {
     let script = r#"
@@ -209,8 +209,9 @@ fn a_volume_without_redundancy_has_every_acknowledged_write_after_its_daemon_was
     pool.detach("case");
 }
 
-/// Somebody ends the writer's lease by hand, with the token from the writer's own record. The donors hear of it before
-/// another may write: the first writer can write nowhere any more, and the second reads what it wrote itself.
+/// Somebody ends the writer's lease by hand, with the token from the writer's own record. The donors hear of
+/// it before another may write: the first writer can write nowhere any more, and the second reads what it
+/// wrote itself.
 #[test]
 fn a_stolen_lease_writes_nowhere() {
     let mut pool = Pool::start();

@@ -10,6 +10,8 @@ use cheetah_lab::tools;
 
 const FILE_LINES_MAX: usize = 800;
 const FUNCTION_LINES_MAX: usize = 120;
+/// `max_width` of rustfmt, which leaves comments and text as they are.
+const LINE_CHARS_MAX: usize = 110;
 
 /// What each crate may depend on within the house. Arrows point inward only.
 const ARROWS: [(&str, &[&str]); 8] = [
@@ -77,6 +79,51 @@ fn every_rust_file_opens_with_what_it_is() {
         .map(|(name, _)| name)
         .collect();
     assert_none("files without a //! header", &found);
+}
+
+/// The modules that a header lists behind `Files:` or `Parts:`, up to its next paragraph or `Tests:`.
+fn listed_modules(text: &str) -> Option<Vec<&str>> {
+    let header_len = text.lines().take_while(|line| line.starts_with("//!")).map(|line| line.len() + 1).sum();
+    let header = &text[..header_len];
+    let list = header.split_once("Files: ").or_else(|| header.split_once("Parts: "))?.1;
+    let list = list.split("Tests: ").next()?.split("//!\n").next()?;
+    let is_module = |name: &&str| name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+    Some(list.split('`').skip(1).step_by(2).filter(is_module).collect())
+}
+
+/// `mod NAME;` of a file, whatever it is seen by.
+fn modules(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter_map(|line| {
+        let name = line.strip_suffix(';')?.rsplit_once("mod ")?.1;
+        (!line.starts_with(['/', ' '])).then_some(name)
+    })
+}
+
+#[test]
+fn a_header_that_lists_modules_lists_those_that_there_are() {
+    let (mut found, mut lists) = (Vec::new(), 0);
+    for (name, text) in rust_files() {
+        let Some(listed) = listed_modules(&text) else { continue };
+        lists += 1;
+        let there: Vec<&str> = modules(&text).collect();
+        let missing = there.iter().filter(|module| !listed.contains(module));
+        found.extend(missing.map(|module| format!("{name} does not list `{module}`")));
+        let gone = listed.iter().filter(|module| !there.contains(module));
+        found.extend(gone.map(|module| format!("{name} lists `{module}`, which is none of its modules")));
+    }
+    assert!(lists >= 10, "only {lists} headers list modules: are they read?");
+    assert_none("headers that are not true", &found);
+}
+
+#[test]
+fn no_line_is_longer_than_rustfmt_would_have_it() {
+    let long = |_: &str, line: &str| {
+        // Text in quotes stays on the line that it was written on.
+        let holds_text = line.contains('"') || line.ends_with('\\');
+        let is_comment = line.trim_start().starts_with("//");
+        line.chars().count() > LINE_CHARS_MAX && (is_comment || !holds_text)
+    };
+    assert_none("too long", &lines_that(&rust_files(), long));
 }
 
 #[test]

@@ -1,8 +1,9 @@
-//! A daemon and a donor that end together, killed or stopped, while tools write: what is read afterwards, by the next
-//! attachment and by the one after it.
+//! A daemon and a donor that end together, killed or stopped, while tools write: what is read afterwards, by
+//! the next attachment and by the one after it.
 //!
-//! Each block says which write it is of. A block that no write was under way to is what was acknowledged last, or, where a donor
-//! is gone and one parity is all there is, an error if it shares its parity with one that was.
+//! Each block says which write it is of. A block that no write was under way to is what was acknowledged
+//! last, or, where a donor is gone and one parity is all there is, an error if it shares its parity with one
+//! that was.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -26,7 +27,8 @@ fn content(block: u64, version: u64) -> Vec<u8> {
     word.repeat(BLOCK as usize / word.len())
 }
 
-/// What tools know of each block: the version that was acknowledged last, and one that was under way when the writer ended.
+/// What tools know of each block: the version that was acknowledged last, and one that was under way when the
+/// writer ended.
 #[derive(Debug, Default)]
 struct Ledger {
     acknowledged: BTreeMap<u64, u64>,

@@ -187,7 +187,8 @@ pub enum Command {
     Cache,
     WriteZeroes,
     BlockStatus,
-    /// Cheetah's own, where `cheetah:dirty` was agreed: what the writes behind it on this connection are. Not answered.
+    /// Cheetah's own, where `cheetah:dirty` was agreed: what the writes behind it on this connection are. Not
+    /// answered.
     Mark,
     /// Answered with EINVAL; it carries no payload.
     Unknown(u16),

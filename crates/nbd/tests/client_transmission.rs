@@ -1,4 +1,5 @@
-//! A client's transmission against a server that answers in any order, with chunks of any size, over a wire that cuts anywhere.
+//! A client's transmission against a server that answers in any order, with chunks of any size, over a wire
+//! that cuts anywhere.
 #![allow(clippy::unwrap_used)]
 
 use cheetah_nbd::client::{Answer, Reply, Request, Take, Transmission};
@@ -414,7 +415,8 @@ proptest! {
                 true => model[at..end].fill(nth as u8),
                 false => wanted.push((nth, model[at..end].to_vec())),
             }
-            let Some(merges_bytes_max) = op.flushed.or((nth + 1 == ops.len()).then_some(100)) else { continue };
+            let is_last = nth + 1 == ops.len();
+            let Some(merges_bytes_max) = op.flushed.or(is_last.then_some(100)) else { continue };
             loop {
                 let bytes = send(&mut client, merges_bytes_max);
                 if bytes.is_empty() {

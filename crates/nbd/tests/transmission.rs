@@ -1,5 +1,5 @@
-//! What a server makes of a client's bytes does not depend on how they come: cut anywhere, and payloads shown to the
-//! machine or received past it.
+//! What a server makes of a client's bytes does not depend on how they come: cut anywhere, and payloads shown
+//! to the machine or received past it.
 #![allow(clippy::unwrap_used)]
 
 use cheetah_nbd::limits::REQUEST_PAYLOAD_BYTES_MAX;
@@ -76,7 +76,8 @@ fn payload(request: &RequestHeader) -> Vec<u8> {
     (0..request.payload_bytes()).map(|at| (u64::from(at) * 7 + request.cookie) as u8).collect()
 }
 
-/// The bytes of all that was sent, what is to be made of them by the rules for each request alone, and how many are not taken.
+/// The bytes of all that was sent, what is to be made of them by the rules for each request alone, and how
+/// many are not taken.
 fn expected(all: &[Sent]) -> (Vec<u8>, Vec<Event>, usize) {
     let (mut bytes, mut events, mut is_over, mut left) = (Vec::new(), Vec::new(), false, 0);
     for sent in all {
@@ -125,7 +126,8 @@ fn expected(all: &[Sent]) -> (Vec<u8>, Vec<Event>, usize) {
     (bytes, events, left)
 }
 
-/// A driver with nothing but memory: `cuts` say how much comes at once, and `direct` whether a payload then goes past the machine.
+/// A driver with nothing but memory: `cuts` say how much comes at once, and `direct` whether a payload then
+/// goes past the machine.
 struct Driver {
     machine: Transmission,
     kept: Vec<u8>,
@@ -220,7 +222,8 @@ proptest! {
 
     #[test]
     fn no_bytes_make_it_panic(
-        bytes in prop::collection::vec(any::<u8>(), 0..200), cuts in prop::collection::vec((1..50usize, any::<bool>()), 1..9),
+        bytes in prop::collection::vec(any::<u8>(), 0..200),
+        cuts in prop::collection::vec((1..50usize, any::<bool>()), 1..9),
         magic: bool,
     ) {
         let mut bytes = bytes;

@@ -1,7 +1,7 @@
 //! The serving end of a connection before its first request: the handshake, driven over a stream.
 //!
-//! Owns: one deadline, and the bytes between stream and state machine. Never: which exports there are; it asks.
-//! Called by `donor` and by the export front end.
+//! Owns: one deadline, and the bytes between stream and state machine. Never: which exports there are; it
+//! asks. Called by `donor` and by the export front end.
 
 use crate::stream::{Stream, Transport};
 use cheetah_nbd::server::{ExportError, Handshake, Purpose, Step};
@@ -50,8 +50,8 @@ async fn drive<E: Exports>(
     transport: &Transport,
     exports: &mut E,
 ) -> io::Result<Option<Accepted>> {
-    // NBD_OPT_STARTTLS will stand here: once its step says that the option was acknowledged, and `input` is empty, the stream
-    // becomes another in the middle of the loop, and the handshake begins anew.
+    // NBD_OPT_STARTTLS will stand here: once its step says that the option was acknowledged, and `input` is
+    // empty, the stream becomes another in the middle of the loop, and the handshake begins anew.
     let mut stream = transport.accepted(stream).await?;
     let mut handshake = Handshake::new();
     if E::DIRTY {

@@ -1,7 +1,7 @@
 //! The memory that a donor lends: one memfd, and which of its 4 KiB blocks are present.
 //!
-//! Owns the mapping, the presence bitmap, the dirty map, zeroing and wiping, and how much went through it. Never: who may touch which extent (the `Access` of
-//! `core::donor` says that before any call here).
+//! Owns the mapping, the presence bitmap, the dirty map, zeroing and wiping, and how much went through it.
+//! Never: who may touch which extent (the `Access` of `core::donor` says that before any call here).
 //! Invariant: an absent block takes no memory and reads as zeros; reading never makes a block present.
 //! Bytes are handled by address only: other connections may write them at the same time, and which of two
 //! overlapping requests wins is the client's affair, as on any disk.
@@ -57,8 +57,8 @@ impl Arena {
         self.bytes
     }
 
-    /// Has each page locked when it comes, and those that are here; what is punched out is given back as ever. Whether this
-    /// process may.
+    /// Has each page locked when it comes, and those that are here; what is punched out is given back as
+    /// ever. Whether this process may.
     pub(crate) fn lock(&self) -> bool {
         self.mapping.lock_as_it_comes()
     }
@@ -82,12 +82,13 @@ impl Arena {
         self.presence.len() / WORDS_PER_HUGE_PAGE
     }
 
-    /// Moves the blocks of this huge page into one, in place, if all of them are present: who reads or writes them meanwhile
-    /// notices nothing. Whether they are. (One that is trimmed at this very moment may get its memory back until its extent is
-    /// wiped.)
+    /// Moves the blocks of this huge page into one, in place, if all of them are present: who reads or writes
+    /// them meanwhile notices nothing. Whether they are. (One that is trimmed at this very moment may get its
+    /// memory back until its extent is wiped.)
     ///
     /// # Errors
-    /// `InvalidInput`: not on this kernel; `OutOfMemory`, `ResourceBusy`: it has no huge page; others: not now.
+    /// `InvalidInput`: not on this kernel; `OutOfMemory`, `ResourceBusy`: it has no huge page; others: not
+    /// now.
     pub(crate) fn gather(&self, page: usize) -> io::Result<bool> {
         // The kernel would fill with zeros what is wiped under its hands.
         let _wiping = self.wiping.lock().unwrap_or_else(PoisonError::into_inner);
@@ -210,7 +211,8 @@ impl Arena {
     fn is_zero(&self, block_start: u64) -> bool {
         let start = self.address(block_start).cast::<u64>();
         (0..BLOCK_BYTES / 8).all(|i| {
-            // SAFETY: a whole block inside the mapping, aligned; volatile because others may write it meanwhile.
+            // SAFETY: a whole block inside the mapping, aligned; volatile because others may write it
+            // meanwhile.
             let word = unsafe { start.add(i as usize).read_volatile() };
             word == 0
         })
@@ -230,7 +232,8 @@ impl Arena {
         unsafe { std::ptr::write_bytes(self.address(offset), 0, len) };
     }
 
-    /// Makes the range read as zeros. Whole blocks become absent, unless `keep` asks for their memory to stay.
+    /// Makes the range read as zeros. Whole blocks become absent, unless `keep` asks for their memory to
+    /// stay.
     pub(crate) fn zero(&self, offset: u64, len: u64, keep: bool) {
         let end = offset + len;
         if keep {
@@ -257,9 +260,9 @@ impl Arena {
         self.punch(&(first..last));
     }
 
-    /// Frees whole extents, before anyone else may use them. Their pages leave the arena; the kernel clears each
-    /// before it gives it to any process, this one included. They are not overwritten in place: a socket may have
-    /// been lent them, and a reply on its way must not turn into zeros.
+    /// Frees whole extents, before anyone else may use them. Their pages leave the arena; the kernel clears
+    /// each before it gives it to any process, this one included. They are not overwritten in place: a socket
+    /// may have been lent them, and a reply on its way must not turn into zeros.
     pub fn wipe(&self, extents: &[u32]) {
         let _gathering = self.wiping.lock().unwrap_or_else(PoisonError::into_inner);
         for extent in extents {

@@ -1,9 +1,10 @@
-//! The memory that payloads live in on a client: a fixed set of page-aligned buffers, taken up front and locked
-//! where that is allowed, so that the write path allocates nothing while the kernel is short of memory.
+//! The memory that payloads live in on a client: a fixed set of page-aligned buffers, taken up front and
+//! locked where that is allowed, so that the write path allocates nothing while the kernel is short of
+//! memory.
 //!
-//! Owns the pool and the pointers. Never: growth, beyond the few requests over 1 MiB that an NBD client may send.
-//! Invariant: a buffer belongs to one holder at a time; its bytes are reached only through that holder, and by a socket
-//! that was lent its pages until they are renewed.
+//! Owns the pool and the pointers. Never: growth, beyond the few requests over 1 MiB that an NBD client may
+//! send. Invariant: a buffer belongs to one holder at a time; its bytes are reached only through that holder,
+//! and by a socket that was lent its pages until they are renewed.
 //! Called by the front ends (take, fill, read) and `volume` (send, receive). Tests: below.
 //! One of the named modules that may use unsafe.
 #![allow(unsafe_code)]
@@ -220,8 +221,8 @@ impl Buffer {
         Ok(Buffer { start, len, home: Home::Standing { _mapping: mapping }, pool: None })
     }
 
-    /// Puts other pages behind its bytes, which stay what they are. Who was lent the old ones, a socket, keeps those, and
-    /// nothing that is written here from now on shows there.
+    /// Puts other pages behind its bytes, which stay what they are. Who was lent the old ones, a socket,
+    /// keeps those, and nothing that is written here from now on shows there.
     ///
     /// # Panics
     /// Where pages of a process's own memory cannot be given up, which no kernel refuses.
@@ -236,8 +237,8 @@ impl Buffer {
         }
     }
 
-    /// Where bytes `at..end` of one fragment are, for the kernel to read or to fill, until there are `limit` pieces.
-    /// They are good as long as nobody else touches the buffer.
+    /// Where bytes `at..end` of one fragment are, for the kernel to read or to fill, until there are `limit`
+    /// pieces. They are good as long as nobody else touches the buffer.
     pub(crate) fn pieces(
         &self,
         scatter: Scatter,

@@ -1,9 +1,9 @@
 //! Combining fragments and checksumming blocks, fast.
 //!
-//! Owns the choice of the kernel for what is asked on this processor. Never: coefficients (`core::code`), or what a
-//! checksum that differs means (`core::volume`).
-//! Invariant: bit for bit what `cheetah_core::code::combine` does, on every processor, for every length and alignment.
-//! Called by `volume`. Tests: `tests/code.rs`; speed: `make bench-codes`.
+//! Owns the choice of the kernel for what is asked on this processor. Never: coefficients (`core::code`), or
+//! what a checksum that differs means (`core::volume`).
+//! Invariant: bit for bit what `cheetah_core::code::combine` does, on every processor, for every length and
+//! alignment. Called by `volume`. Tests: `tests/code.rs`; speed: `make bench-codes`.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -65,8 +65,8 @@ fn combine_bytes(coefficients: &[u8], inputs: &[&[u8]], outputs: &mut [&mut [u8]
     }
 }
 
-/// CRC32C (Castagnoli) of a block: of two libraries the one that is faster here, 67 and 19 GB/s for 4 KiB with AVX-512,
-/// 14 and 20 without.
+/// CRC32C (Castagnoli) of a block: of two libraries the one that is faster here, 67 and 19 GB/s for 4 KiB
+/// with AVX-512, 14 and 20 without.
 #[must_use]
 pub fn crc32c(block: &[u8]) -> u32 {
     #[cfg(target_arch = "x86_64")]

@@ -1,11 +1,12 @@
-//! How many files and sockets this process may have open: as many as it is allowed, and known before they run out.
+//! How many files and sockets this process may have open: as many as it is allowed, and known before they run
+//! out.
 //!
 //! Owns the limit. Never: who gets them (`core::seats`). Called by who listens. Tests: below.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises the soft limit to the hard one and returns it. The soft one is small for the sake of programs that use `select`, which
-/// none here does.
+/// Raises the soft limit to the hard one and returns it. The soft one is small for the sake of programs that
+/// use `select`, which none here does.
 #[must_use]
 pub fn raise() -> u64 {
     let limit = getrlimit(Resource::Nofile);

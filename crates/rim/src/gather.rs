@@ -1,9 +1,10 @@
 //! Huge pages behind what a donor holds: pages that came one by one are gathered, a little at a time.
 //!
-//! Owns which parts of the arena were gathered, and the pace. Never: more memory for the arena than its blocks take
-//! (only what is present throughout is gathered), or time that the owner of the machine, or who uses the donor, would miss.
-//! Why: `shmem_enabled` says `never` on nearly every machine, so what is written takes pages of 4 KiB. Sent from huge ones, 1 MiB at
-//! a time, it cost a donor a quarter less and the client got a tenth more.
+//! Owns which parts of the arena were gathered, and the pace. Never: more memory for the arena than its
+//! blocks take (only what is present throughout is gathered), or time that the owner of the machine, or who
+//! uses the donor, would miss. Why: `shmem_enabled` says `never` on nearly every machine, so what is written
+//! takes pages of 4 KiB. Sent from huge ones, 1 MiB at a time, it cost a donor a quarter less and the client
+//! got a tenth more.
 //! Called by `owner` and `cheetah donate`. Tests: below.
 
 use crate::arena::Arena;
@@ -12,15 +13,17 @@ use std::io;
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
-/// One look at the machine is followed by so much work at most: a tenth of one processor, and less where looks are rarer. It ends
-/// with the page at which somebody comes to use the donor: a page takes half a millisecond, or 5 where the host of a virtual machine
-/// has to find the memory for it first, and requests wait for that.
+/// One look at the machine is followed by so much work at most: a tenth of one processor, and less where
+/// looks are rarer. It ends with the page at which somebody comes to use the donor: a page takes half a
+/// millisecond, or 5 where the host of a virtual machine has to find the memory for it first, and requests
+/// wait for that.
 const SLICE: Duration = Duration::from_millis(12);
 /// Between two slices, where no looks at the machine set the pace.
 const PAUSE: Duration = Duration::from_millis(125);
 /// How long nothing is looked at after all was.
 const REST: Duration = Duration::from_secs(5);
-/// A donor that moves so many bytes a second has better things to do. Few, for they may be the first of very many since it looked:
+/// A donor that moves so many bytes a second has better things to do. Few, for they may be the first of very
+/// many since it looked:
 const BUSY_BYTES: u64 = 10_000_000;
 /// it moves a page in one of so many slices, for it may be so for days.
 const BUSY_PART: u32 = 16;
@@ -160,7 +163,8 @@ mod tests {
         assert!(look(34, BUSY_BYTES * 33) && look(35, BUSY_BYTES * 33), "it is quiet again");
     }
 
-    /// A slice of work on an arena that is full, which `use_it` uses meanwhile; whether it left something for later.
+    /// A slice of work on an arena that is full, which `use_it` uses meanwhile; whether it left something for
+    /// later.
     fn ends_early(use_it: impl Fn(&Arena) + Send + 'static) -> bool {
         let arena = Arc::new(Arena::new(1).unwrap());
         arena.copy_in(0, &vec![1; EXTENT_BYTES as usize]);

@@ -1,8 +1,9 @@
 //! What a donor lists of writes, shared by the threads that serve its connections.
 //!
-//! Owns one ledger for each volume, and the marks of writes that have no number: those of clients that give none, and
-//! those that a ledger had no room for. Never: what is listed (`core::donor::Ledger`). Invariant: a ledger's lock is held for
-//! one step of it. Called by `arena` and `donor::connection`. Tests: `tests/donor_wire.rs`.
+//! Owns one ledger for each volume, and the marks of writes that have no number: those of clients that give
+//! none, and those that a ledger had no room for. Never: what is listed (`core::donor::Ledger`). Invariant: a
+//! ledger's lock is held for one step of it. Called by `arena` and `donor::connection`. Tests:
+//! `tests/donor_wire.rs`.
 
 use cheetah_core::donor::{DirtyMap, Ledger, ListedWrite, Ticket, WriteMark};
 use cheetah_core::limits::EXTENT_BYTES;

@@ -1,7 +1,8 @@
-//! Effects at the rim: sockets, the clock, memory arenas and stores, and the drivers that run the core's machines.
+//! Effects at the rim: sockets, the clock, memory arenas and stores, and the drivers that run the core's
+//! machines.
 //!
-//! Owns everything that touches the world on the data and control paths. Never: policy; what to do is decided in
-//! `cheetah_core`, by `step(now, event, effects)`. Unsafe is confined to the modules whose header says so.
+//! Owns everything that touches the world on the data and control paths. Never: policy; what to do is decided
+//! in `cheetah_core`, by `step(now, event, effects)`. Unsafe is confined to the modules whose header says so.
 #![deny(unsafe_code)]
 
 pub mod accept;

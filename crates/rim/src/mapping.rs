@@ -1,8 +1,8 @@
 //! Mapped memory that is placed so that the kernel can put huge pages behind it.
 //!
-//! Owns mapping, unmapping, the advice, and other pages in the place of some. Never: what the bytes are, or who may touch them (`Arena`, `Buffer`).
-//! Why: with its buffers on huge pages a client was 7 % faster at 1 MiB, and they are what `gather` needs. Whoever has none loses speed
-//! and nothing else.
+//! Owns mapping, unmapping, the advice, and other pages in the place of some. Never: what the bytes are, or
+//! who may touch them (`Arena`, `Buffer`). Why: with its buffers on huge pages a client was 7 % faster at 1
+//! MiB, and they are what `gather` needs. Whoever has none loses speed and nothing else.
 //! Called by `arena` and `buffer`. Tests: below. One of the named modules that may use unsafe.
 #![allow(unsafe_code)]
 
@@ -44,8 +44,8 @@ impl Mapping {
         mapping.advise(Advice::LinuxDontDump);
         mapping.advise(Advice::LinuxHugepage);
         if bytes > 0 {
-            // Only now can pages come, which they do at once in a process that locks its memory: as huge ones.
-            // SAFETY: our own reservation.
+            // Only now can pages come, which they do at once in a process that locks its memory: as huge
+            // ones. SAFETY: our own reservation.
             unsafe {
                 let access = MprotectFlags::READ | MprotectFlags::WRITE;
                 rustix::mm::mprotect(mapping.start.as_ptr().cast(), mapping.bytes, access)?;
@@ -87,8 +87,8 @@ impl Mapping {
             rustix::mm::mmap_anonymous(std::ptr::null_mut(), room, ProtFlags::empty(), MapFlags::PRIVATE)?
         };
         let before = if spare == 0 { 0 } else { reserved.align_offset(HUGE_PAGE_BYTES) };
-        // SAFETY: both ends are inside of what was reserved a moment ago, and nobody knows of them. What the kernel does not
-        // take back is address space and no more.
+        // SAFETY: both ends are inside of what was reserved a moment ago, and nobody knows of them. What the
+        // kernel does not take back is address space and no more.
         let start = unsafe {
             let start = reserved.byte_add(before);
             for (from, len) in [(reserved, before), (start.byte_add(bytes), spare - before)] {
@@ -106,7 +106,8 @@ impl Mapping {
         self.start
     }
 
-    /// Touches every page, so that later use of it meets no page fault, and locks them where this process may.
+    /// Touches every page, so that later use of it meets no page fault, and locks them where this process
+    /// may.
     pub(crate) fn prefault(&self) {
         self.advise(Advice::LinuxPopulateWrite);
         if self.bytes > 0 {
@@ -135,8 +136,8 @@ impl Mapping {
     }
 }
 
-/// Gives up the pages behind these bytes, to the end of the last one: they read as zeros, on other pages. Whoever else has the old
-/// ones, a socket that was lent them, keeps them.
+/// Gives up the pages behind these bytes, to the end of the last one: they read as zeros, on other pages.
+/// Whoever else has the old ones, a socket that was lent them, keeps them.
 ///
 /// # Safety
 /// The bytes begin with a page of private memory, and nobody uses what is behind them in the last page.

@@ -1,9 +1,9 @@
-//! What keeps a process that serves the kernel's own write-back from waiting for itself: locked memory, a heap
-//! that keeps what it has, and the kernel's promise not to start write-back on its behalf.
+//! What keeps a process that serves the kernel's own write-back from waiting for itself: locked memory, a
+//! heap that keeps what it has, and the kernel's promise not to start write-back on its behalf.
 //!
-//! Owns: those switches, each tried and each reported. Never: a failure that stops the program; an ordinary user
-//! may have none of them. Why: a server in the memory cgroup of its writer hung in 6 of 8 runs without them.
-//! One of the named modules that may use unsafe.
+//! Owns: those switches, each tried and each reported. Never: a failure that stops the program; an ordinary
+//! user may have none of them. Why: a server in the memory cgroup of its writer hung in 6 of 8 runs without
+//! them. One of the named modules that may use unsafe.
 #![allow(unsafe_code)]
 
 use crate::swap;
@@ -16,12 +16,13 @@ pub struct Granted {
     pub io_flusher: bool,
 }
 
-/// The heap is grown by this much at once, and has it free at first; in steady state nothing on the data path grows it.
+/// The heap is grown by this much at once, and has it free at first; in steady state nothing on the data path
+/// grows it.
 const HEAP_BYTES: i32 = 4 << 20;
 
-/// Locks all memory, present and future, so that no page of it is ever waited for: also those of buffers that a
-/// library takes and fills only later. (Locking pages as they are first touched was not enough: the threads that
-/// read from /dev/fuse hung in their first page fault.) One heap, grown beforehand and never given back.
+/// Locks all memory, present and future, so that no page of it is ever waited for: also those of buffers that
+/// a library takes and fills only later. (Locking pages as they are first touched was not enough: the threads
+/// that read from /dev/fuse hung in their first page fault.) One heap, grown beforehand and never given back.
 #[must_use]
 pub fn prepare() -> Granted {
     // SAFETY: mallopt only sets tunables of the allocator, here before the data path starts.
@@ -65,7 +66,8 @@ pub fn wipe(mut received: Vec<u8>) {
     std::hint::black_box(&received);
 }
 
-/// A write beyond the limit of a file's size (`ulimit -f`) is an error for who made it, and no signal that ends the process.
+/// A write beyond the limit of a file's size (`ulimit -f`) is an error for who made it, and no signal that
+/// ends the process.
 pub fn survive_file_limit() {
     // SAFETY: it takes two numbers; to ignore a signal runs nothing of ours.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };

@@ -1,8 +1,8 @@
-//! Data connections as they begin: congestion control for a LAN before the connection exists, no Nagle delay, word of a peer that
-//! lost its power.
+//! Data connections as they begin: congestion control for a LAN before the connection exists, no Nagle delay,
+//! word of a peer that lost its power.
 //!
-//! Owns: listening, connecting, addresses. This is the one place where a data connection is made. Never: protocol, or its bytes
-//! (`stream`).
+//! Owns: listening, connecting, addresses. This is the one place where a data connection is made. Never:
+//! protocol, or its bytes (`stream`).
 
 use crate::stream::{Incoming, Stream};
 use rustix::net::sockopt;
@@ -18,8 +18,8 @@ use tokio::net::{TcpSocket, UnixStream};
 
 pub use crate::stream::register;
 
-/// Where a data listener is: `127.0.0.1:10809`, `[::1]:0`, `unix:/run/x.sock`. A path is from the root on: another process may
-/// work in another directory.
+/// Where a data listener is: `127.0.0.1:10809`, `[::1]:0`, `unix:/run/x.sock`. A path is from the root on:
+/// another process may work in another directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     Tcp(SocketAddr),
@@ -182,7 +182,8 @@ impl Listener {
     }
 }
 
-/// A peer that lost its power says nothing more: without this a connection on which nothing is asked would stay for ever.
+/// A peer that lost its power says nothing more: without this a connection on which nothing is asked would
+/// stay for ever.
 fn notice_the_dead(fd: &OwnedFd, idle: Duration, between: Duration) {
     let _ = sockopt::set_socket_keepalive(fd, true);
     let _ = sockopt::set_tcp_keepidle(fd, idle);
@@ -221,12 +222,14 @@ pub async fn connect(endpoint: &Endpoint) -> io::Result<Stream> {
     }
 }
 
-/// To be called before `listen`: what is accepted inherits it, and setting it later does not undo BBR's pacing.
+/// To be called before `listen`: what is accepted inherits it, and setting it later does not undo BBR's
+/// pacing.
 pub fn tune_listener(socket: &impl AsFd) {
     choose_congestion_control(socket.as_fd());
 }
 
-/// BBR, some distributions' default, costs a factor of 1.6 to 3 on a LAN; cubic may need privilege, reno never.
+/// BBR, some distributions' default, costs a factor of 1.6 to 3 on a LAN; cubic may need privilege, reno
+/// never.
 fn choose_congestion_control(socket: BorrowedFd<'_>) {
     if sockopt::tcp_congestion(socket).is_ok_and(|name| name == "bbr") {
         for name in ["cubic", "reno"] {

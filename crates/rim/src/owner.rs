@@ -1,9 +1,11 @@
-//! A donor's machine as its owner needs it: how much memory is left, and the loop that gives back what is missing.
+//! A donor's machine as its owner needs it: how much memory is left, and the loop that gives back what is
+//! missing.
 //!
-//! Owns reading `/proc` and the memory cgroups. Never: the rule (`core::donor::owner`), moving data, or ending the
-//! process. Invariant: what a limit of a cgroup leaves counts like what the machine leaves, the smallest of all; a
-//! figure that is not there is passed over, except how much memory is available, without which nothing can be lent.
-//! Called by `cheetah donate`. Tests: `tests/owner.rs`, on files like the kernel's.
+//! Owns reading `/proc` and the memory cgroups. Never: the rule (`core::donor::owner`), moving data, or
+//! ending the process. Invariant: what a limit of a cgroup leaves counts like what the machine leaves, the
+//! smallest of all; a figure that is not there is passed over, except how much memory is available, without
+//! which nothing can be lent. Called by `cheetah donate`. Tests: `tests/owner.rs`, on files like the
+//! kernel's.
 
 use crate::arena::Arena;
 use crate::control::DonorHandle;
@@ -40,8 +42,8 @@ struct Group {
 struct Files {
     limit: &'static str,
     usage: &'static str,
-    /// In `memory.stat`: file pages, which count as usage and are given up first, as in the machine's `MemAvailable`.
-    /// A donor's data is not among them.
+    /// In `memory.stat`: file pages, which count as usage and are given up first, as in the machine's
+    /// `MemAvailable`. A donor's data is not among them.
     file: [&'static str; 2],
 }
 
@@ -153,10 +155,10 @@ fn parse_pressure(text: &str) -> Option<Pressure> {
     })
 }
 
-/// Looks at the machine again and again, and lets the pool know of each change of what its owner can spare. While that is
-/// plenty, what is held is gathered on huge pages.
-/// Returns when memory runs out faster than data can be moved: with what was seen, and the process has to end at once.
-/// Otherwise it goes on until it is dropped.
+/// Looks at the machine again and again, and lets the pool know of each change of what its owner can spare.
+/// While that is plenty, what is held is gathered on huge pages.
+/// Returns when memory runs out faster than data can be moved: with what was seen, and the process has to end
+/// at once. Otherwise it goes on until it is dropped.
 pub async fn yield_to_owner(
     machine: Machine,
     mut owner: Owner,

@@ -1,4 +1,5 @@
-//! Who has a place at a listener, beside the sockets themselves: a place is held by its connection, which hears when it has to go.
+//! Who has a place at a listener, beside the sockets themselves: a place is held by its connection, which
+//! hears when it has to go.
 //!
 //! Owns the clock and the lock around `core::seats`, which decides. Never: a decision.
 //! Called by `control::server` and `donor`. Tests: `core::seats`; with real processes `lab/tests/hostile.rs`.

@@ -1,9 +1,10 @@
-//! Whether the memory of this process may be written to a disk, and what keeps it from that: pages that are locked, a cgroup
-//! that does not swap, or a machine that has no swap.
+//! Whether the memory of this process may be written to a disk, and what keeps it from that: pages that are
+//! locked, a cgroup that does not swap, or a machine that has no swap.
 //!
-//! Owns the order in which these are tried, and what is said of it. Never: a failure that stops the program; a plain user may
-//! lock little. Invariant: what is said holds for payloads, not for hibernation, which writes all memory there is.
-//! Called by `cheetah donate` and the daemon of an attachment. Tests: below, and `arena`.
+//! Owns the order in which these are tried, and what is said of it. Never: a failure that stops the program;
+//! a plain user may lock little. Invariant: what is said holds for payloads, not for hibernation, which
+//! writes all memory there is. Called by `cheetah donate` and the daemon of an attachment. Tests: below, and
+//! `arena`.
 
 use crate::arena::Arena;
 use crate::mapping;
@@ -82,7 +83,8 @@ pub(crate) fn raise_limit() {
     }
 }
 
-/// Whether locking has no limit here: a limit below what is still to come would turn later mappings into failures.
+/// Whether locking has no limit here: a limit below what is still to come would turn later mappings into
+/// failures.
 pub(crate) fn may_lock_any() -> bool {
     const CAP_IPC_LOCK: u32 = 14;
     let capable = || {

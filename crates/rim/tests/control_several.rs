@@ -1,4 +1,5 @@
-//! One client, several coordinators: whom it asks, and what it makes of those that do not lead or do not answer.
+//! One client, several coordinators: whom it asks, and what it makes of those that do not lead or do not
+//! answer.
 
 use cheetah_core::api::{API_VERSION, Answer, Call, RefusalCode};
 use cheetah_rim::control::{CallError, Client, CoordinateOptions, Coordination, StateAt, coordinate};

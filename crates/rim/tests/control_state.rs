@@ -1,4 +1,5 @@
-//! A coordinator's state that was damaged: refused as it lies, or believed as it was; never changed first and refused then.
+//! A coordinator's state that was damaged: refused as it lies, or believed as it was; never changed first and
+//! refused then.
 
 mod greeter;
 
@@ -28,7 +29,8 @@ fn stored(status: &PoolStatus) -> Vec<(DonorId, String, String, u64)> {
     status.donors.iter().map(donor).collect()
 }
 
-/// The state of a coordinator with some donors, as it lies there while that one still runs: what a `kill -9` leaves.
+/// The state of a coordinator with some donors, as it lies there while that one still runs: what a `kill -9`
+/// leaves.
 async fn unclean(directory: &Path) -> (Vec<u8>, PoolStatus) {
     let coordination = start(directory).await.expect("starts");
     let client = Client::new(&coordination.url()).expect("a URL");

@@ -249,7 +249,8 @@ struct Orders {
     fails: AtomicBool,
     /// Hand on the donor's answers, all to writes from then on, the last one first.
     reverses: AtomicBool,
-    /// Answer the next large write that begins at 0 as soon as its header is here, and read no further. Done once.
+    /// Answer the next large write that begins at 0 as soon as its header is here, and read no further. Done
+    /// once.
     lies: AtomicBool,
 }
 
@@ -380,7 +381,8 @@ const LARGE_BYTES: u32 = 256 << 10;
 const WRITE_HEADER: [u8; 8] = [0x25, 0x60, 0x95, 0x13, 0, 0, 0, 1];
 /// A structured reply without data.
 const WRITE_REPLY_BYTES: usize = 20;
-/// How much is merged is learnt from how soon it is answered, and this machine may be busy: a round of many shows it.
+/// How much is merged is learnt from how soon it is answered, and this machine may be busy: a round of many
+/// shows it.
 const MERGING_ROUNDS: u64 = 100;
 
 /// A volume on one donor, over one connection of a way.

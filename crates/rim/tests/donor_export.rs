@@ -1,5 +1,5 @@
-//! What a donor of a pool serves, over the wire and with a real lease: an export ends where the volume does, who asks in
-//! another way is told how, and nobody is told what there is.
+//! What a donor of a pool serves, over the wire and with a real lease: an export ends where the volume does,
+//! who asks in another way is told how, and nobody is told what there is.
 #![allow(clippy::unwrap_used)]
 
 mod torn;

@@ -1,5 +1,5 @@
-//! A donor over the wire: its dirty map (which requests mark, what a flush does, what each client is told), and replies that
-//! leave together.
+//! A donor over the wire: its dirty map (which requests mark, what a flush does, what each client is told),
+//! and replies that leave together.
 #![allow(clippy::unwrap_used)]
 
 mod torn;
@@ -93,7 +93,8 @@ fn replies_that_leave_together_are_what_was_asked_for(over: &Transport) {
         client.stream.write_all(&kept[at..at + HALF]).unwrap();
         assert!(matches!(client.reply(), Reply::None { .. }));
     }
-    // More than sockets hold, so that they are full in the middle of replies: lent and copied ones, and holes.
+    // More than sockets hold, so that they are full in the middle of replies: lent and copied ones, and
+    // holes.
     let lens = [65_536, 65_536, 1 << 20, 4096, 100_001, 262_144, 512, 131_072, 65_535, 1 << 20, 65_537];
     let asked: Vec<(usize, usize)> = (0..200)
         .map(|number| (number * 77_824 % (3 * HALF - (1 << 20)), lens[number % lens.len()]))

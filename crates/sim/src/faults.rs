@@ -388,11 +388,10 @@ impl World {
             slot.reading.into_iter().for_each(|read| self.oracle.forget_read(read));
         }
         self.end_client(c);
-        self.abandon_calls(
-            |caller| {
-                matches!(caller, Caller::Attach(o) | Caller::Renew(o) | Caller::Amend(o) | Caller::Tell(o) | Caller::Detach(o) if *o == c)
-            },
-        );
+        self.abandon_calls(|caller| {
+            use Caller::{Amend, Attach, Detach, Renew, Tell};
+            matches!(caller, Attach(of) | Renew(of) | Amend(of) | Tell(of) | Detach(of) if *of == c)
+        });
     }
 
     pub(crate) fn pause_client(&mut self, c: usize, length: u64) {

@@ -20,9 +20,10 @@
 //! Files: `plan` (what a seed picks), `world` (time and events), `network`, `wire` (the ends of a data
 //! connection), the drivers `donor` and `serving`, `client` and `parts`, `coordinator`; `director`, `faults`,
 //! `deaths`, `clocks`, `together`, `load` and `strangers` (what happens to them), `workload` (requests and
-//! their judgement), `oracle` (bytes), `contents` (what a volume counts as holding), `verdict` and `wounds`
-//! (errors), `finale` (heal, and demand that all is well), `swarm` (many seeds). Beside them `read_ahead`:
-//! rules compared over a path without faults. Tests: `tests/`.
+//! their judgement), `oracle` (bytes), `redundancy` (what of them must be somewhere), `contents` (what a
+//! volume counts as holding), `verdict` and `wounds` (errors), `finale` (heal, and demand that all is well),
+//! `swarm` (many seeds). `bytes` and `memory` (at a scale of 1:512), `runs`, `rng`, `stats`. Beside them
+//! `read_ahead`: rules compared over a path without faults. Tests: `tests/`.
 #![forbid(unsafe_code)]
 
 mod bytes;

@@ -12,12 +12,15 @@ use std::time::{Duration, Instant};
 const USAGE: &str = "\
 Runs Cheetah's volume, donor and coordinator machines in a virtual world.
 
-  cheetah-sim --seeds COUNT [--start SEED] [--jobs N] [--beyond] [--only KIND] [--layout K+M] [--bug NAME]   many seeds, until one fails
-  cheetah-sim --seed SEED [--trace] [--beyond] [--only KIND] [--layout K+M] [--bug NAME]                     one seed
-  cheetah-sim --read-ahead                                    rules of read-ahead compared, a table
+  cheetah-sim --seeds COUNT [--start SEED] [--jobs N] [WORLD]   many seeds, until one fails
+  cheetah-sim --seed SEED [--trace] [WORLD]                     one seed
+  cheetah-sim --read-ahead                                      rules of read-ahead compared, a table
+
+WORLD: [--beyond] [--only KIND] [--layout K+M] [--bug NAME]
 
 --beyond lets more go wrong at once than redundancy covers.
---only lets nothing else go wrong, and that often: end-together, stop-coordinator, stranger, kill-two, clock, end-load.
+--only lets nothing else go wrong, and that often: end-together, stop-coordinator, stranger, kill-two,
+  clock, end-load.
 --layout K+M or K+M+SPARES gives each volume this redundancy, and that many donors.
 --bug plants a mistake in the simulator's drivers, which the oracle has to find:
   ignore-sessions, skip-wipe, ack-early, zeros-for-lost, lose-record, answer-before-store, ack-before-quorum,

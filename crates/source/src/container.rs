@@ -1,9 +1,10 @@
-//! What is not a raw image though it is about one: containers of images, archives, and parts of a split image.
+//! What is not a raw image though it is about one: containers of images, archives, and parts of a split
+//! image.
 //!
-//! Owns: telling them by content (the first and last bytes) and, for parts, by the names beside them. Never: I/O, or
-//! reading them. Invariant: who loads one as it stands has a volume with the right hashes and no file system on it, so a
-//! disk is never taken for one of these: each signature is one that no boot sector or file system begins with.
-//! Called by `cheetah load`. Tests: below, `lab/tests/evidence.rs`.
+//! Owns: telling them by content (the first and last bytes) and, for parts, by the names beside them. Never:
+//! I/O, or reading them. Invariant: who loads one as it stands has a volume with the right hashes and no file
+//! system on it, so a disk is never taken for one of these: each signature is one that no boot sector or file
+//! system begins with. Called by `cheetah load`. Tests: below, `lab/tests/evidence.rs`.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -79,8 +80,8 @@ const SIGNATURES: &[Signature] = &[
     starts(b"COWD", "a VMDK image (VMware)", QEMU),
     starts(b"\xbe\xba\xfe\xca\x00\x00\x00\x00", "a VMDK image (VMware)", QEMU),
     starts(b"# Disk DescriptorFile", "the descriptor of a VMDK image (VMware)", QEMU),
-    // Microsoft, "Virtual Hard Disk Image Format Specification": the footer, of which all but fixed disks have a copy at the
-    // start; versions before 2003 made it a byte shorter.
+    // Microsoft, "Virtual Hard Disk Image Format Specification": the footer, of which all but fixed disks
+    // have a copy at the start; versions before 2003 made it a byte shorter.
     starts(b"conectix", VHD.what, VHD.way_out),
     Signature { at: At::End(512), bytes: b"conectix", container: VHD },
     Signature { at: At::End(511), bytes: b"conectix", container: VHD },
@@ -126,8 +127,8 @@ const SIGNATURES: &[Signature] = &[
     },
 ];
 
-/// What begins with `head` and ends with `tail` is, if it is no raw image; `head` has `HEAD_BYTES` and `tail` `TAIL_BYTES`, or
-/// all that there is.
+/// What begins with `head` and ends with `tail` is, if it is no raw image; `head` has `HEAD_BYTES` and `tail`
+/// `TAIL_BYTES`, or all that there is.
 #[must_use]
 pub fn recognise(head: &[u8], tail: &[u8]) -> Option<Container> {
     let stands = |signature: &&Signature| match signature.at {
@@ -167,8 +168,8 @@ fn is_aff4(head: &[u8], tail: &[u8]) -> bool {
     has(head, b"container.description") || has(tail, b"container.description") || has(tail, b"aff4://")
 }
 
-/// The part that comes next to `path`, or before it, if it is one of several: `disk.001` and `disk.002`, `disk.aa` and
-/// `disk.ab`. `exists` says what there is.
+/// The part that comes next to `path`, or before it, if it is one of several: `disk.001` and `disk.002`,
+/// `disk.aa` and `disk.ab`. `exists` says what there is.
 pub fn part_beside(path: &Path, exists: impl Fn(&Path) -> bool) -> Option<PathBuf> {
     let ending = path.extension()?.to_str()?;
     let neighbours = [1, -1].into_iter().filter_map(|step| neighbour(ending, step));
@@ -185,7 +186,8 @@ fn neighbour(ending: &str, step: i32) -> Option<String> {
         let text = format!("{number:0width$}", width = ending.len());
         return (text.len() == ending.len()).then_some(text);
     }
-    // As split(1) counts. Two letters that count up from any others are too common among files that are whole.
+    // As split(1) counts. Two letters that count up from any others are too common among files that are
+    // whole.
     let letters = ending.bytes().all(|byte| byte.is_ascii_lowercase());
     let parts = letters && ending.starts_with('a') && ending.len() <= 3;
     let last = ending.bytes().last()?;

@@ -1,7 +1,9 @@
 //! What a volume is filled from. This version reads raw images and disks.
 //!
-//! Owns: opening a source read-only, its exact size, errors that say where in it reading failed, going on past them
-//! (`past_errors`), whether it changed while it was read, and telling what is no raw image (`container`). Never: writing to a source; it is opened without the right to. Called by `cheetah load`. Tests: below.
+//! Owns: opening a source read-only, its exact size, errors that say where in it reading failed, going on
+//! past them (`past_errors`), whether it changed while it was read, and telling what is no raw image
+//! (`container`). Never: writing to a source; it is opened without the right to. Called by `cheetah load`.
+//! Tests: below.
 #![forbid(unsafe_code)]
 
 mod container;
@@ -159,8 +161,8 @@ impl RawSource {
         }
     }
 
-    /// As `read_exact_at`, with zeros for what the medium cannot give, down to its sectors. Answers what that is, as
-    /// offsets in the source. `offset` is a multiple of 4096.
+    /// As `read_exact_at`, with zeros for what the medium cannot give, down to its sectors. Answers what that
+    /// is, as offsets in the source. `offset` is a multiple of 4096.
     ///
     /// # Errors
     /// `SourceError::Read` when the source itself is gone, and `Short`.
@@ -196,7 +198,8 @@ impl RawSource {
             options.read(true).custom_flags(DIRECT);
             options.open(&self.path).ok()
         });
-        // What is written past the cache must lie on a border; of the last sector of a file the rest is cut off.
+        // What is written past the cache must lie on a border; of the last sector of a file the rest is cut
+        // off.
         if let Some(file) = direct {
             let mut room = vec![0; part.len().next_multiple_of(past_errors::SECTOR_BYTES) + BORDER_BYTES];
             let lead = room.as_ptr().align_offset(BORDER_BYTES);

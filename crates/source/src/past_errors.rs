@@ -1,8 +1,9 @@
-//! Reading past what a medium cannot give: by halves down to its sector, with zeros for what stays unreadable.
+//! Reading past what a medium cannot give: by halves down to its sector, with zeros for what stays
+//! unreadable.
 //!
-//! Owns that descent, and which errors are the medium's. Never: which zeros are which to its caller; it says so. Invariant: every
-//! byte is either what the source gave or in a range that is named, and no range is larger than the sectors that failed.
-//! Called by `RawSource`. Tests: below.
+//! Owns that descent, and which errors are the medium's. Never: which zeros are which to its caller; it says
+//! so. Invariant: every byte is either what the source gave or in a range that is named, and no range is
+//! larger than the sectors that failed. Called by `RawSource`. Tests: below.
 
 use std::io;
 use std::ops::Range;
@@ -17,8 +18,8 @@ pub(crate) fn is_of_the_medium(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|code| OF_THE_MEDIUM.contains(&code))
 }
 
-/// Fills `room`, which begins at a sector, by `read(at, part)`; answers which parts of it could not be read, in order, as
-/// whole sectors. `read` fills its part or fails.
+/// Fills `room`, which begins at a sector, by `read(at, part)`; answers which parts of it could not be read,
+/// in order, as whole sectors. `read` fills its part or fails.
 ///
 /// # Errors
 /// What `read` said, where that was not of the medium.

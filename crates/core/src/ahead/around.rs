@@ -1,13 +1,14 @@
 //! Neighbours: what a read of no stream brings with it where a round trip takes long.
 //!
 //! Owns how much that is, learnt from the reads that neighbours spared a round trip. Never: streams, memory.
-//! Invariant: who reads at random gets nothing before long but what was asked for, and a look now and then whether that is still so.
-//! Called by `ahead`. Tests: below, and `tests/ahead.rs`.
+//! Invariant: who reads at random gets nothing before long but what was asked for, and a look now and then
+//! whether that is still so. Called by `ahead`. Tests: below, and `tests/ahead.rs`.
 //!
-//! Neighbours take the path's time, an eighth of a round trip, and a read that finds its bytes among them saves a whole one. So
-//! they are worth it even if one in eight is read; as the path may be slower than it seems, one for each time is demanded, and less
-//! is fetched the fewer there are. It is counted when it is fetched: whether all of it was in vain shows only when it is given
-//! up, which for a cache that is not full is after thousands of reads.
+//! Neighbours take the path's time, an eighth of a round trip, and a read that finds its bytes among them
+//! saves a whole one. So they are worth it even if one in eight is read; as the path may be slower than it
+//! seems, one for each time is demanded, and less is fetched the fewer there are. It is counted when it is
+//! fetched: whether all of it was in vain shows only when it is given up, which for a cache that is not full
+//! is after thousands of reads.
 
 use super::{AROUND, FREE_PART, PIECE_BYTES_MAX, Want, blocks, part};
 
@@ -31,15 +32,16 @@ const SPARED_MAX: u64 = 2 * REMEMBERED;
 pub(super) struct Around {
     /// Bytes of the last guess that trusted in all that is near.
     full: u64,
-    /// What was fetched, in full guesses, and for each read that found its bytes there one; what is long ago counts less.
+    /// What was fetched, in full guesses, and for each read that found its bytes there one; what is long ago
+    /// counts less.
     fetched: u64,
     spared: u64,
     skipped: u32,
 }
 
 impl Around {
-    /// Adds what is to be fetched around a read that donors are asked for. `path`: bytes that the path holds. `most`: that there
-    /// is memory for.
+    /// Adds what is to be fetched around a read that donors are asked for. `path`: bytes that the path holds.
+    /// `most`: that there is memory for.
     pub(super) fn fetch(
         &mut self,
         offset: u64,
@@ -58,7 +60,8 @@ impl Around {
         wants.extend(blocks(from, offset, size, AROUND));
     }
 
-    /// So much of `full` bytes, of `most`, is worth fetching around a read of so many: twice as many at least, or none.
+    /// So much of `full` bytes, of `most`, is worth fetching around a read of so many: twice as many at
+    /// least, or none.
     fn guess(&mut self, full: u64, len: u32, most: u64) -> Option<u64> {
         let full = full.min(most);
         self.full = full;

@@ -1,8 +1,8 @@
 //! What a stream's reads left out, and may come back for.
 //!
-//! Owns the last ranges that were passed over. Never: what that means. Invariant: ranges are not empty and do not overlap.
-//! Reads that are under way together come in any order, and then each place once; a tool that comes back to what it has
-//! read is doing something else. Called by `stream`. Tests: below.
+//! Owns the last ranges that were passed over. Never: what that means. Invariant: ranges are not empty and do
+//! not overlap. Reads that are under way together come in any order, and then each place once; a tool that
+//! comes back to what it has read is doing something else. Called by `stream`. Tests: below.
 
 /// Ranges that are remembered: of reads that are under way together, half may each leave one.
 const HOLES_MAX: usize = 16;

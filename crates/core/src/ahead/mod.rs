@@ -1,33 +1,35 @@
 //! Read-ahead: what a client asks donors for before a tool asks for it.
 //!
-//! Owns finding streams in the reads of a volume (forward, backward, strided, many at once), how far ahead of each is
-//! fetched, and how much that shrinks when it goes unread. Never: memory, requests, or anything of donors. Pure: reads in,
-//! ranges to fetch out. Invariant: a window grows only when a read waited, and not beyond what its stream was worth so far.
-//! Called by `volume::cached`. Tests: `tests/ahead.rs`; the simulator runs it in every attachment.
+//! Owns finding streams in the reads of a volume (forward, backward, strided, many at once), how far ahead of
+//! each is fetched, and how much that shrinks when it goes unread. Never: memory, requests, or anything of
+//! donors. Pure: reads in, ranges to fetch out. Invariant: a window grows only when a read waited, and not
+//! beyond what its stream was worth so far. Called by `volume::cached`. Tests: `tests/ahead.rs`; the
+//! simulator runs it in every attachment.
 //!
-//! **Finding.** Of the last reads that belonged to no stream, or to one that may go another way, the places are kept. A read is
-//! the next of a stream when a majority of the places where the stream would have been before are among them: one for a read
-//! that continues another, two backwards, and three of four for a stride; so reads of other streams, or of none, in between do
-//! not matter.
+//! **Finding.** Of the last reads that belonged to no stream, or to one that may go another way, the places
+//! are kept. A read is the next of a stream when a majority of the places where the stream would have been
+//! before are among them: one for a read that continues another, two backwards, and three of four for a
+//! stride; so reads of other streams, or of none, in between do not matter.
 //!
-//! **Following.** A stream takes what it expects, what is a little further on, and what it passed over, for reads that are
-//! under way together come in any order; not what it has read before. While most of what it passes goes unread, or its reads
-//! leap one after the other, what is merely near begins a stream of its own as soon as one is found: the next tool may read
-//! the same place another way. Who passed much of what was fetched for it gets more only where it goes on. After an open, or a
-//! second without a read, a stream takes only what it expects; an open makes places forgotten, and windows small until a
-//! stream went on twice.
+//! **Following.** A stream takes what it expects, what is a little further on, and what it passed over, for
+//! reads that are under way together come in any order; not what it has read before. While most of what it
+//! passes goes unread, or its reads leap one after the other, what is merely near begins a stream of its own
+//! as soon as one is found: the next tool may read the same place another way. Who passed much of what was
+//! fetched for it gets more only where it goes on. After an open, or a second without a read, a stream takes
+//! only what it expects; an open makes places forgotten, and windows small until a stream went on twice.
 //!
-//! **How far.** A window begins at two reads, or an eighth of what the path holds (bandwidth times delay, measured). It
-//! doubles each time that a read of the stream has to wait, or asks for what it was offered too late, as long as it is no
-//! larger than what the tool took of the stream; at most it is twice what the path holds, or its part of 4 MiB (of 50 ms of a slow
-//! path), whatever is more. A tool that keeps the path busy by itself is left alone. What goes unread halves the window, and slows
-//! down all growth.
+//! **How far.** A window begins at two reads, or an eighth of what the path holds (bandwidth times delay,
+//! measured). It doubles each time that a read of the stream has to wait, or asks for what it was offered too
+//! late, as long as it is no larger than what the tool took of the stream; at most it is twice what the path
+//! holds, or its part of 4 MiB (of 50 ms of a slow path), whatever is more. A tool that keeps the path busy
+//! by itself is left alone. What goes unread halves the window, and slows down all growth.
 //!
-//! **Around.** Where a round trip takes long, a read of no stream brings with it what is near, as much as the path carries
-//! in an eighth of that time; as long as that spares other reads theirs.
+//! **Around.** Where a round trip takes long, a read of no stream brings with it what is near, as much as the
+//! path carries in an eighth of that time; as long as that spares other reads theirs.
 //!
-//! **Offers.** A reader behind a cache of its own (the kernel's) may be given all of a backward or strided stream but what
-//! it has to ask for to show how far it is; as long as it does not ask for most of that all the same.
+//! **Offers.** A reader behind a cache of its own (the kernel's) may be given all of a backward or strided
+//! stream but what it has to ask for to show how far it is; as long as it does not ask for most of that all
+//! the same.
 
 mod around;
 mod holes;
@@ -53,7 +55,8 @@ const ITEMS_MAX: u64 = 256;
 const WINDOW_FLOOR_BYTES: u64 = 4 << 20;
 /// and of each of them: were it more, all would go in vain that is ahead of each when its reader ends.
 const WINDOW_FLOOR_EACH_BYTES: u64 = 512 << 10;
-/// But no more than what the path carries in this part of a second: donors that are asked for more would look slow.
+/// But no more than what the path carries in this part of a second: donors that are asked for more would look
+/// slow.
 const WINDOW_FLOOR_PART: u64 = 20;
 /// A tool with this much of its own on its way, or twice what the path holds, needs nobody to read ahead.
 const BUSY_BYTES: u64 = 2 << 20;
@@ -95,8 +98,8 @@ pub struct Read {
 pub enum Rule {
     /// Nothing is read ahead.
     Off,
-    /// As the 2006 thesis did, to compare with: 4 KiB behind a read, doubled while reads are adjacent, 128 KiB at
-    /// most, and anew after a read that is not.
+    /// As the 2006 thesis did, to compare with: 4 KiB behind a read, doubled while reads are adjacent, 128
+    /// KiB at most, and anew after a read that is not.
     Thesis,
     #[default]
     Streams,
@@ -171,8 +174,8 @@ impl Ahead {
         }
     }
 
-    /// A tool reads; adds what is to be fetched, the most urgent first. `busy`: bytes that tools wait for otherwise.
-    /// `size`: of the volume.
+    /// A tool reads; adds what is to be fetched, the most urgent first. `busy`: bytes that tools wait for
+    /// otherwise. `size`: of the volume.
     pub fn read(&mut self, now: Time, read: Read, busy: u64, size: u64, wants: &mut Vec<Want>) {
         let Read { offset, len, found } = read;
         match self.rule {
@@ -310,7 +313,8 @@ impl Ahead {
 
     /// So much of what was fetched is given up unread.
     pub fn wasted(&mut self, stream: u32, bytes: u32) {
-        // Of a stream that is followed no more it was noted then, and what was around a read when it was fetched.
+        // Of a stream that is followed no more it was noted then, and what was around a read when it was
+        // fetched.
         if let Some(stream) = self.stream(stream) {
             stream.wasted();
             self.worth.note(0, u64::from(bytes));

@@ -1,10 +1,12 @@
 //! How much the path to the donors holds: bandwidth times delay, learnt from answers.
 //!
-//! Owns two filters over the last ten to twenty seconds: the best rate and the least delay, as BBR keeps them (Cardwell
-//! et al., "BBR: Congestion-Based Congestion Control", 2016). Never: a decision. Called by `ahead`. Tests: below.
+//! Owns two filters over the last ten to twenty seconds: the best rate and the least delay, as BBR keeps them
+//! (Cardwell et al., "BBR: Congestion-Based Congestion Control", 2016). Never: a decision. Called by `ahead`.
+//! Tests: below.
 //!
-//! What a tool asks for may be far less than the path carries, so a rate is also taken from a single large answer: its bytes by
-//! what it took longer than a small one. Until there was such an answer the path counts as a gigabit's.
+//! What a tool asks for may be far less than the path carries, so a rate is also taken from a single large
+//! answer: its bytes by what it took longer than a small one. Until there was such an answer the path counts
+//! as a gigabit's.
 
 use super::part;
 use crate::limits::{MILLISECOND_NS, SECOND_NS};

@@ -1,8 +1,8 @@
 //! The places of the last reads that belonged to no stream, and the streams that are found among them.
 //!
-//! Owns: what is remembered of them, and the vote on where a stream would have been before. Never: what is fetched.
-//! A tool that reads at random asks here each time, so most questions are answered by a count of hashes.
-//! Called by `ahead`. Tests: below, `tests/ahead.rs`.
+//! Owns: what is remembered of them, and the vote on where a stream would have been before. Never: what is
+//! fetched. A tool that reads at random asks here each time, so most questions are answered by a count of
+//! hashes. Called by `ahead`. Tests: below, `tests/ahead.rs`.
 
 use super::stream::Trend;
 

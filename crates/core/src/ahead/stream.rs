@@ -1,7 +1,7 @@
 //! Streams: runs of reads that go one way, and what each will likely ask for next.
 //!
-//! Owns how one stream moves, how far ahead of it is fetched and in which pieces. Never: finding streams, memory.
-//! Invariant: what was asked for once is not asked for again while the stream goes on.
+//! Owns how one stream moves, how far ahead of it is fetched and in which pieces. Never: finding streams,
+//! memory. Invariant: what was asked for once is not asked for again while the stream goes on.
 //! Called by `ahead`. Tests: `tests/ahead.rs`.
 
 use super::holes::Holes;
@@ -17,7 +17,8 @@ const GAP_BYTES: u64 = 256 << 10;
 const DENSE_PART: u64 = 4;
 /// And as many items of a stride.
 const GAP_ITEMS: u64 = 8;
-/// A read that passes so many of its own size leaps. Few readers have so many under way together, and of those few leap twice.
+/// A read that passes so many of its own size leaps. Few readers have so many under way together, and of
+/// those few leap twice.
 const LEAP_PART: u64 = 32;
 /// A stream that was not read for so long takes only what it expects.
 const TRUSTED_NS: u64 = SECOND_NS;
@@ -43,7 +44,8 @@ pub(super) enum Fit {
     Next,
     /// It is near, or one that was passed over.
     Near,
-    /// As `Near`, of a reader that leaves out most of what it passes, or leaps again: it may be going another way.
+    /// As `Near`, of a reader that leaves out most of what it passes, or leaps again: it may be going another
+    /// way.
     Sparse,
 }
 
@@ -220,8 +222,8 @@ impl Stream {
         }
     }
 
-    /// The part of a piece that its reader may be given before it asks. What is left out is asked for when the reader
-    /// comes there, which tells how far it is.
+    /// The part of a piece that its reader may be given before it asks. What is left out is asked for when
+    /// the reader comes there, which tells how far it is.
     pub(super) fn offer(&mut self, start: u64, len: u32) -> u32 {
         match self.trend {
             _ if 2 * self.untaken > self.consumed => 0,
@@ -250,7 +252,8 @@ impl Stream {
         self.unread = self.unread.saturating_sub(u64::from(bytes) + spared);
     }
 
-    /// Whether so little of what was fetched was passed unread that more may be, behind a read that it did not expect.
+    /// Whether so little of what was fetched was passed unread that more may be, behind a read that it did
+    /// not expect.
     pub(super) fn is_worth_more(&self) -> bool {
         self.unread <= self.ahead() + PASSED_READS_MAX * u64::from(self.len)
     }
@@ -261,7 +264,8 @@ impl Stream {
         self.offered = 0;
     }
 
-    /// Its reader may be another one from now on, who comes by once: no more than `free` bytes ahead are worth a guess.
+    /// Its reader may be another one from now on, who comes by once: no more than `free` bytes ahead are
+    /// worth a guess.
     pub(super) fn forget(&mut self, free: u64) {
         self.restart();
         self.enough = Some(free);

@@ -1,9 +1,11 @@
-//! What a writer found out about its volume: donors that missed a write, fragments that are rebuilt, bad data.
+//! What a writer found out about its volume: donors that missed a write, fragments that are rebuilt, bad
+//! data.
 //!
 //! Owns the change of the map and its answer, which waits for no donor: the writer acknowledges what a donor
-//! missed only once that donor is out of the map, so until then its front end waits. Never: new homes (`repair`).
-//! Invariants: a group is never left with fewer than k held slots, so of donors that are excluded together either
-//! all go from a group or none; and the answer has no `filling` that its donor has not yet confirmed.
+//! missed only once that donor is out of the map, so until then its front end waits. Never: new homes
+//! (`repair`). Invariants: a group is never left with fewer than k held slots, so of donors that are excluded
+//! together either all go from a group or none; and the answer has no `filling` that its donor has not yet
+//! confirmed.
 //! Tests: `tests/coordinator_exclude.rs`.
 
 use super::leases::read_only;
@@ -55,8 +57,8 @@ impl Coordinator {
         Ok(Outcome::Answer(Answer::Renewed(Renewed { map, beside: Vec::new(), silent: Vec::new() })))
     }
 
-    /// A reader asks whether the map that it read by is the newest: that map, or none, and the newer one comes by
-    /// `Renew`.
+    /// A reader asks whether the map that it read by is the newest: that map, or none, and the newer one
+    /// comes by `Renew`.
     fn vouch(&self, id: VolumeId, epoch: u64) -> Result<Outcome, Refusal> {
         let map = self.volumes.get(&id).map(|volume| &volume.map);
         let map = map.filter(|map| map.epoch == epoch).cloned();
@@ -95,8 +97,8 @@ impl Coordinator {
         freed
     }
 
-    /// Makes what is filled the holder of its slot; what those slots left, if there was any. Only by the newest map that
-    /// its writer can have been given: by a newer one it may have taken that back.
+    /// Makes what is filled the holder of its slot; what those slots left, if there was any. Only by the
+    /// newest map that its writer can have been given: by a newer one it may have taken that back.
     fn fill(&mut self, id: VolumeId, epoch: u64, filled: &[Filled]) -> Option<Vec<Placement>> {
         let volume = self.volumes.get_mut(&id).filter(|volume| volume.newest_given() == epoch)?;
         let mut left = None;
@@ -137,8 +139,8 @@ impl Coordinator {
         (&volume.map.bad, &volume.map.unreadable) != (&before.0, &before.1)
     }
 
-    /// The map as the writer may use it at once: without fillings on donors that have not heard of them. Those
-    /// come with a later epoch, by `Renew`.
+    /// The map as the writer may use it at once: without fillings on donors that have not heard of them.
+    /// Those come with a later epoch, by `Renew`.
     fn usable_map(&mut self, id: VolumeId) -> Option<VolumeMap> {
         let volume = self.volumes.get_mut(&id)?;
         let donors = &self.donors;

@@ -1,9 +1,11 @@
-//! Time in which this machine slept: stopped, suspended with its host, set back and forth, or starved of its processor.
+//! Time in which this machine slept: stopped, suspended with its host, set back and forth, or starved of its
+//! processor.
 //!
-//! Owns how that is told from time in which nobody spoke, and what becomes of deadlines. Never: a judgement; who could not
-//! be heard was not silent. Invariant: what was waited for while nobody listened has as long as it had before, and holders of
-//! leases and donors, who went on in vain, have all of their time from the moment on at which they can be heard again, as
-//! after a restart. Called at the beginning of each step. Tests: `tests/coordinator_asleep.rs`.
+//! Owns how that is told from time in which nobody spoke, and what becomes of deadlines. Never: a judgement;
+//! who could not be heard was not silent. Invariant: what was waited for while nobody listened has as long as
+//! it had before, and holders of leases and donors, who went on in vain, have all of their time from the
+//! moment on at which they can be heard again, as after a restart. Called at the beginning of each step.
+//! Tests: `tests/coordinator_asleep.rs`.
 
 use super::{Coordinator, Timer};
 use crate::limits::{ASLEEP_NS, DONOR_SILENCE_NS, LEASE_NS};
@@ -11,7 +13,8 @@ use crate::map::{DonorId, LeaseToken};
 use crate::units::Time;
 
 impl Coordinator {
-    /// The time of this step, which is never before that of the last one. Its timers say when it had to come at the latest.
+    /// The time of this step, which is never before that of the last one. Its timers say when it had to come
+    /// at the latest.
     pub(super) fn wake(&mut self, now: Time) -> Time {
         let now = now.max(self.now);
         let last = std::mem::replace(&mut self.now, now);

@@ -135,7 +135,8 @@ impl Coordinator {
                 self.never_touched(token);
                 self.remove_lease(token);
             }
-            // A donor that asks something else has done so by now, or does so at once; one that was killed never will.
+            // A donor that asks something else has done so by now, or does so at once; one that was killed
+            // never will.
             Some(Held::Poll { donor }) => self.doubt(donor),
             Some(Held::Join { call }) => drop(self.joining.remove(&call)),
             _ => {}

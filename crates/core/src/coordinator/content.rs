@@ -1,9 +1,10 @@
 //! What volumes hold: begun, told and ended loads, and who wrote a volume since.
 //!
-//! Owns the state of a volume's content and who may attach it for that. Never: bytes, or leases (`leases`). Invariants: a
-//! volume is `Loading` only while who fills it has the lease, whatever became of that process; a load that was begun and not told to
-//! be at its end is `Incomplete`, and so is a volume that was made for one; a writer that ended without a word counts as having written; and what was loaded is changed
-//! by nobody who did not ask for that. Tests: `tests/coordinator_content.rs`.
+//! Owns the state of a volume's content and who may attach it for that. Never: bytes, or leases (`leases`).
+//! Invariants: a volume is `Loading` only while who fills it has the lease, whatever became of that process;
+//! a load that was begun and not told to be at its end is `Incomplete`, and so is a volume that was made for
+//! one; a writer that ended without a word counts as having written; and what was loaded is changed by nobody
+//! who did not ask for that. Tests: `tests/coordinator_content.rs`.
 
 use super::leases::{Lease, read_only};
 use super::{Coordinator, Key, Outcome, door, refuse};
@@ -113,7 +114,8 @@ impl Coordinator {
         });
     }
 
-    /// The volume is being loaded from here on, or one of the same name that takes its place. `check_fill` has passed.
+    /// The volume is being loaded from here on, or one of the same name that takes its place. `check_fill`
+    /// has passed.
     pub(super) fn begin_fill(
         &mut self,
         now: Time,
@@ -239,7 +241,8 @@ impl Coordinator {
         }
     }
 
-    /// Those that the holder of the lease should know of: who writes beside a reader, who reads beside a writer.
+    /// Those that the holder of the lease should know of: who writes beside a reader, who reads beside a
+    /// writer.
     pub(super) fn beside(&self, token: LeaseToken) -> Vec<Beside> {
         let Some(lease) = self.leases.get(&token) else { return Vec::new() };
         let mine = &lease.record;

@@ -1,7 +1,9 @@
-//! What callers say, made fit to be kept and shown as it comes in: text harmless and cut, reports about what there is.
+//! What callers say, made fit to be kept and shown as it comes in: text harmless and cut, reports about what
+//! there is.
 //!
-//! Owns the bounds of everything that a caller only tells. Never: what a call does, or may do. Invariant: what one
-//! attachment told takes memory by the donors that its volume had, whatever it sends. Tests: `tests/coordinator_door.rs`.
+//! Owns the bounds of everything that a caller only tells. Never: what a call does, or may do. Invariant:
+//! what one attachment told takes memory by the donors that its volume had, whatever it sends. Tests:
+//! `tests/coordinator_door.rs`.
 
 use crate::api::{Amend, Attach, Create, Join, Renew, VolumeReport};
 use crate::content::{Fill, Source, Tell, ToLoad};
@@ -37,8 +39,9 @@ fn described(source: &mut Source) {
     source.identity = harmless(&source.identity, REASON_BYTES_MAX);
 }
 
-/// `told`: what the same attachment said before, which counts from its beginning also for donors that have left the map since.
-/// `knows`: whether a donor is of the pool, for what it was to be given may have been on one that the map does not name any more.
+/// `told`: what the same attachment said before, which counts from its beginning also for donors that have
+/// left the map since. `knows`: whether a donor is of the pool, for what it was to be given may have been on
+/// one that the map does not name any more.
 pub(super) fn renew(
     mut renew: Renew,
     map: &VolumeMap,

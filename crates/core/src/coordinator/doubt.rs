@@ -1,10 +1,10 @@
 //! Donors that may have ended: found out at once, by their own address, and not by a silence.
 //!
-//! Owns when the driver asks whether anything listens where a donor did, and what follows when nothing does. Never: the
-//! connection. Invariants: a donor counts as ended only while it has no sync open and its host says that nothing
-//! listens at its address; one that is heard again lives. What an ended donor held ends with its process, so its slots
-//! are taken out at once where others that live suffice; where they do not, nothing is given up by waiting.
-//! Tests: `tests/coordinator_doubt.rs`, the simulator.
+//! Owns when the driver asks whether anything listens where a donor did, and what follows when nothing does.
+//! Never: the connection. Invariants: a donor counts as ended only while it has no sync open and its host
+//! says that nothing listens at its address; one that is heard again lives. What an ended donor held ends
+//! with its process, so its slots are taken out at once where others that live suffice; where they do not,
+//! nothing is given up by waiting. Tests: `tests/coordinator_doubt.rs`, the simulator.
 
 use super::{Coordinator, Found, Timer};
 use crate::limits::{DONOR_LISTED_NS, DONOR_RETRY_SOON_NS, REACHES_MAX};

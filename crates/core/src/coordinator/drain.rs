@@ -1,8 +1,8 @@
 //! Donors that go: at once, or when what they hold has been moved to others.
 //!
-//! Owns the answer to `leave`, what it would cost, and what a donor that wants to go or to shrink is told. Never:
-//! where fragments go (`repair`) or who copies them: that is the volume's writer. Invariant: a donor that leaves
-//! gets nothing new, and is dismissed in the step in which it holds nothing any more.
+//! Owns the answer to `leave`, what it would cost, and what a donor that wants to go or to shrink is told.
+//! Never: where fragments go (`repair`) or who copies them: that is the volume's writer. Invariant: a donor
+//! that leaves gets nothing new, and is dismissed in the step in which it holds nothing any more.
 //! Tests: `tests/coordinator_drain.rs`.
 
 use super::donors::Donor;
@@ -49,7 +49,8 @@ impl Coordinator {
         }
     }
 
-    /// The donor gets nothing new, and what it holds goes to others; it is dismissed at once when it holds nothing.
+    /// The donor gets nothing new, and what it holds goes to others; it is dismissed at once when it holds
+    /// nothing.
     pub(super) fn drain(&mut self, now: Time, id: DonorId) {
         let Some(donor) = self.donors.get_mut(&id) else { return };
         if !std::mem::replace(&mut donor.record.leaving, true) {
@@ -136,8 +137,8 @@ impl Coordinator {
         volumes.map(|volume| (volume.map.name.as_str(), lost(volume))).collect()
     }
 
-    /// What a donor that wants to go would take with it, if all go that want to: where several are told to at once, as when a room
-    /// is shut down, none of them would lose anything by itself.
+    /// What a donor that wants to go would take with it, if all go that want to: where several are told to at
+    /// once, as when a room is shut down, none of them would lose anything by itself.
     pub(super) fn at_stake(&self, id: DonorId) -> Option<Vec<AtStake>> {
         self.donors.get(&id).filter(|donor| donor.record.leaving)?;
         let lost = self.lost_with(id, |donor| donor.record.leaving);

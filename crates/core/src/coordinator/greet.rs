@@ -1,9 +1,10 @@
-//! Addresses are tried, not believed: a donor that joins is greeted at the address it gave, and taken in when it answers there.
+//! Addresses are tried, not believed: a donor that joins is greeted at the address it gave, and taken in when
+//! it answers there.
 //!
-//! Owns joins that wait for that, and which addresses need not be tried. Never: connections; the driver makes one, through
-//! NBD's greeting, to an export that only this donor has (`donor::greeting_name`), or to the one that another's server
-//! lends. Invariants: nothing of a join is stored or believed before its greeting was answered; and what was checked before is
-//! checked again then. Tests: `tests/coordinator_greet.rs`.
+//! Owns joins that wait for that, and which addresses need not be tried. Never: connections; the driver makes
+//! one, through NBD's greeting, to an export that only this donor has (`donor::greeting_name`), or to the one
+//! that another's server lends. Invariants: nothing of a join is stored or believed before its greeting was
+//! answered; and what was checked before is checked again then. Tests: `tests/coordinator_greet.rs`.
 
 use super::confirm::Held;
 use super::{CallId, Coordinator, Effect, Outcome, door, refuse};

@@ -1,8 +1,9 @@
 //! Leases: who may write a volume, and who reads it.
 //!
 //! Owns giving, renewing and ending them. Never: enforcement, which is the donors' part.
-//! Invariant: at most one read-write lease per volume, and no other beside one that fills it; a writer whose lease ran out
-//! costs the volume an epoch, so whoever comes next is told apart from it. Tests: `tests/coordinator_leases.rs`.
+//! Invariant: at most one read-write lease per volume, and no other beside one that fills it; a writer whose
+//! lease ran out costs the volume an epoch, so whoever comes next is told apart from it. Tests:
+//! `tests/coordinator_leases.rs`.
 
 use super::confirm::{Held, lease_gone};
 use super::notes::Over;
@@ -43,7 +44,8 @@ impl Coordinator {
             return Err(refuse(RefusalCode::Unavailable, message));
         }
         let attach = Attach { read_only: self.gets_read_only(id, &attach), ..attach };
-        // Of two that yield the second was told to come by this coordinator: the first may have ended before it gave back what it had.
+        // Of two that yield the second was told to come by this coordinator: the first may have ended before
+        // it gave back what it had.
         if !attach.read_only {
             self.send_away(id);
         }
@@ -188,8 +190,8 @@ impl Coordinator {
         volume.map(|volume| volume.map.volume).ok_or_else(|| lease_gone(token))
     }
 
-    /// Takes the lease of a writer that yields away, as if it had run out: the donors refuse it before anybody else
-    /// is let in.
+    /// Takes the lease of a writer that yields away, as if it had run out: the donors refuse it before
+    /// anybody else is let in.
     pub(super) fn send_away(&mut self, id: VolumeId) {
         if let Some(token) = self.writer(id).filter(|writer| writer.record.yields).map(|w| w.record.token) {
             self.lease_expired(token);

@@ -1,15 +1,18 @@
 //! The coordinator: who is in the pool, which volume lies where, who may write.
 //!
 //! Owns the donors, volumes and leases of one pool, and answers `api::Call`s. Never: I/O, or a place in the
-//! data path. A driver steps it with calls and the time, commits its `Store` and `Forget` effects durably, and
-//! only then sends the replies that follow them. Key invariants: an extent belongs to one volume at most; one
-//! writer per volume; and an answer that lets a client reach a donor is held until that donor has confirmed
-//! that it knows (`confirm`). Called by `rim::control` and `sim`. Tests: `tests/coordinator_*.rs`.
+//! data path. A driver steps it with calls and the time, commits its `Store` and `Forget` effects durably,
+//! and only then sends the replies that follow them. Key invariants: an extent belongs to one volume at most;
+//! one writer per volume; and an answer that lets a client reach a donor is held until that donor has
+//! confirmed that it knows (`confirm`). Called by `rim::control` and `sim`. Tests: `tests/coordinator_*.rs`.
 //!
-//! Files: `donors` (join, sync, silence), `doubt` (donors that may have ended), `drain` (leaving), `volumes` (create, grow, delete), `leases` (attach,
-//! renew, detach), `amend` (what a writer found out), `repair` (new homes for fragments), `retire` (extents that slots
-//! have left), `content` (what volumes hold), `rehearsal` (what the loss of one more host would cost), `tend` (volumes at rest), `strangers` (donors of other pools), `asleep` (time in which nobody listened), `greet` (addresses that are tried), `bad` (lists of bad ranges), `confirm` (answers held back), `status`, `notes` (what happened), `record` (what is stored), `extents` (free ones),
-//! `door` (what callers say, bounded), `invariants`.
+//! Files: `donors` (join, sync, silence), `doubt` (donors that may have ended), `drain` (leaving), `volumes`
+//! (create, grow, delete), `leases` (attach, renew, detach), `amend` (what a writer found out), `repair` (new
+//! homes for fragments), `retire` (extents that slots have left), `content` (what volumes hold), `rehearsal`
+//! (what the loss of one more host would cost), `tend` (volumes at rest), `strangers` (donors of other
+//! pools), `asleep` (time in which nobody listened), `greet` (addresses that are tried), `confirm` (answers
+//! held back), `status`, `notes` (what happened), `record` (what is stored), `extents` (free ones), `door`
+//! (what callers say, bounded), `invariants`.
 
 mod amend;
 mod asleep;
@@ -57,8 +60,8 @@ pub struct CallId(pub u64);
 
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// `entropy`: 64 truly random bits, fresh for each call; identities and tokens come from it. `pool`: whom the
-    /// caller means, if it knows; another one's call is not carried out.
+    /// `entropy`: 64 truly random bits, fresh for each call; identities and tokens come from it. `pool`: whom
+    /// the caller means, if it knows; another one's call is not carried out.
     Call { call: CallId, entropy: u64, pool: Option<PoolId>, request: Call },
     /// What came of a `Greet`: the donor answered there, or why it is not to be had.
     Greeted { call: CallId, result: Result<(), String> },
@@ -90,8 +93,8 @@ pub enum Effect {
         call: CallId,
         answer: Result<Answer, Refusal>,
     },
-    /// Connect to the donor's address, have it answer to `greeting_name` (another's NBD server: offer that export, with as many
-    /// extents), and say `Greeted`.
+    /// Connect to the donor's address, have it answer to `greeting_name` (another's NBD server: offer that
+    /// export, with as many extents), and say `Greeted`.
     Greet {
         call: CallId,
         donor: DonorId,
@@ -210,7 +213,8 @@ impl Coordinator {
         }
     }
 
-    /// Where this coordinator is reached, those first that other machines reach. Said by the driver before the first call.
+    /// Where this coordinator is reached, those first that other machines reach. Said by the driver before
+    /// the first call.
     pub fn reached_at(&mut self, addresses: Vec<SocketAddr>) {
         self.addresses = addresses;
     }

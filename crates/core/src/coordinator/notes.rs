@@ -1,8 +1,9 @@
-//! What happened to the pool, for its record: who joined, left and was lost, who made, attached and deleted what.
+//! What happened to the pool, for its record: who joined, left and was lost, who made, attached and deleted
+//! what.
 //!
-//! Owns those notes and their words. Never: time, or where they go; the driver logs each with the time, and with who called.
-//! Invariants: a note follows what it tells of, in the same step, so that it is kept only once that is stored; the name of an event
-//! stays for good. Tests: `tests/coordinator_notes.rs`.
+//! Owns those notes and their words. Never: time, or where they go; the driver logs each with the time, and
+//! with who called. Invariants: a note follows what it tells of, in the same step, so that it is kept only
+//! once that is stored; the name of an event stays for good. Tests: `tests/coordinator_notes.rs`.
 
 use super::{CallId, Coordinator};
 use crate::layout::lost_ranges;

@@ -1,7 +1,8 @@
 //! What survives a restart of the coordinator: the pool, its donors, volumes and leases.
 //!
 //! Owns the stored shapes and the way back from them. Never: liveness; after a restart every donor counts as
-//! alive and every lease as fresh, so that nothing attached is disturbed. Tests: `tests/coordinator_restore.rs`.
+//! alive and every lease as fresh, so that nothing attached is disturbed. Tests:
+//! `tests/coordinator_restore.rs`.
 
 use super::donors::Donor;
 use super::leases::Lease;
@@ -91,7 +92,8 @@ pub struct LeaseRecord {
     pub since: UnixSeconds,
 }
 
-/// What a volume holds. None is stored of one that is fresh; one without, of before there were any, was written.
+/// What a volume holds. None is stored of one that is fresh; one without, of before there were any, was
+/// written.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ContentRecord {
     pub volume: VolumeId,

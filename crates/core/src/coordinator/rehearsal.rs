@@ -1,8 +1,8 @@
 //! What would become of a volume if one more host went: how much of it the others could take.
 //!
-//! Owns that question, which `create`, `grow` and `show` answer. Never: changes; or what is missing already (`status`).
-//! Invariant: homes are chosen as `repair` would, for all that the host holds of any volume, so that two volumes do not
-//! count on the same room. Tests: `tests/coordinator_spare.rs`.
+//! Owns that question, which `create`, `grow` and `show` answer. Never: changes; or what is missing already
+//! (`status`). Invariant: homes are chosen as `repair` would, for all that the host holds of any volume, so
+//! that two volumes do not count on the same room. Tests: `tests/coordinator_spare.rs`.
 
 use super::Coordinator;
 use super::donors::Donor;

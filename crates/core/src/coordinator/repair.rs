@@ -1,13 +1,14 @@
-//! New homes for fragments: of slots that nobody holds, of donors that leave or must hold less, and of hosts that hold more of a
-//! group than another could.
+//! New homes for fragments: of slots that nobody holds, of donors that leave or must hold less, and of hosts
+//! that hold more of a group than another could.
 //!
 //! Owns which slot gets which `filling`, and taking back what can be of no use. Never: the copying, which the
 //! writer of the volume does, or the question whom to believe (`amend`).
-//! Invariants: no donor is in a group twice; a filling goes to a donor that lives, and that has confirmed every
-//! extent of this volume that was ever taken from it, so that what it is given is known to be wiped; a group with
-//! fewer than k holders is left alone; a fragment leaves its host for the sake of its group only when that spreads the group
-//! further, and nothing is missing; a step plans a bounded number. Each round costs a volume one epoch.
-//! Called at the end of each step. Tests: `tests/coordinator_repair.rs`, `tests/coordinator_drain.rs`.
+//! Invariants: no donor is in a group twice; a filling goes to a donor that lives, and that has confirmed
+//! every extent of this volume that was ever taken from it, so that what it is given is known to be wiped; a
+//! group with fewer than k holders is left alone; a fragment leaves its host for the sake of its group only
+//! when that spreads the group further, and nothing is missing; a step plans a bounded number. Each round
+//! costs a volume one epoch. Called at the end of each step. Tests: `tests/coordinator_repair.rs`,
+//! `tests/coordinator_drain.rs`.
 
 use super::donors::Donor;
 use super::volumes::Volume;
@@ -55,7 +56,8 @@ pub(super) struct Rehomed<'a> {
 }
 
 impl Plan<'_> {
-    /// Homes for slots that nobody holds, or whose holder shall not go on holding them. True when some find none.
+    /// Homes for slots that nobody holds, or whose holder shall not go on holding them. True when some find
+    /// none.
     fn home_the_due(&mut self, volume: &Volume, round: &mut Round) -> bool {
         let data = volume.map.redundancy.data as usize;
         let mut wants = false;
@@ -84,7 +86,8 @@ impl Plan<'_> {
         wants
     }
 
-    /// Homes on other hosts for slots of groups of which one host has more than it need have. True when one host has two.
+    /// Homes on other hosts for slots of groups of which one host has more than it need have. True when one
+    /// host has two.
     fn spread(&mut self, volume: &Volume, round: &mut Round) -> bool {
         let mut wants = false;
         for (g, group) in (0..).zip(&volume.map.groups).filter(|_| volume.map.redundancy.parity > 0) {
@@ -114,7 +117,8 @@ impl Plan<'_> {
         wants
     }
 
-    /// Where slot `s` of the group can go, as far as this round may choose and `fits` how many of the group are there.
+    /// Where slot `s` of the group can go, as far as this round may choose and `fits` how many of the group
+    /// are there.
     fn home(
         &mut self,
         group: &Group,
@@ -149,8 +153,8 @@ impl Coordinator {
         if !std::mem::take(&mut self.replan) || self.wanting.is_empty() {
             return;
         }
-        // After a restart: the first donor to be heard is not the best home for everything. Comes back here when
-        // they are heard, or lost.
+        // After a restart: the first donor to be heard is not the best home for everything. Comes back here
+        // when they are heard, or lost.
         if self.donors.values().any(|donor| donor.alive && !donor.heard) {
             return;
         }
@@ -202,8 +206,8 @@ impl Coordinator {
         over.map(|(id, donor)| (*id, donor.excess().saturating_sub(self.retired_of(*id)))).collect()
     }
 
-    /// Takes back fillings that a donor shall not have any more, which costs nothing that was acknowledged, and
-    /// what donors held that are gone for good, where the others suffice.
+    /// Takes back fillings that a donor shall not have any more, which costs nothing that was acknowledged,
+    /// and what donors held that are gone for good, where the others suffice.
     fn take_back(&mut self, id: VolumeId, round: &mut Round) {
         let Some(volume) = self.volumes.get_mut(&id) else { return };
         let data = volume.map.redundancy.data as usize;
@@ -311,8 +315,8 @@ impl Coordinator {
         }
     }
 
-    /// After slots of the volume changed: its routes and epoch, the store, and word to the donors that it has, and
-    /// to those that it had and that shall wipe.
+    /// After slots of the volume changed: its routes and epoch, the store, and word to the donors that it
+    /// has, and to those that it had and that shall wipe.
     pub(super) fn slots_changed(&mut self, now: Time, id: VolumeId, freed: &[Placement]) {
         let Some(volume) = self.volumes.get_mut(&id) else { return };
         volume.map.epoch += 1;
@@ -467,8 +471,8 @@ fn shared(hosts: &[&str], host: &str) -> usize {
     hosts.iter().filter(|other| **other == host).count()
 }
 
-/// The best home for a slot of a group that `seen` are in, on the machines `beside`: on one of its own if there is one,
-/// seldom set aside, and the emptiest. Also how many slots of the group its machine has.
+/// The best home for a slot of a group that `seen` are in, on the machines `beside`: on one of its own if
+/// there is one, seldom set aside, and the emptiest. Also how many slots of the group its machine has.
 pub(super) fn choose(homes: &mut [Home<'_>], seen: &[DonorId], beside: &[&str]) -> Option<(DonorId, usize)> {
     let open = homes.iter_mut().filter(|home| home.room > 0 && !seen.contains(&home.donor));
     let best =

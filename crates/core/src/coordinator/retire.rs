@@ -1,9 +1,10 @@
 //! Extents that slots have left: their donors keep them until the volume's writer reads elsewhere.
 //!
-//! Owns that wait. A writer that has not heard of the newer map reads from where a slot was, and without redundancy
-//! a refusal there is an error for its user. A reader beside it is refused: what is there gets no more writes. Never: extents of donors that were set aside; those go at once.
-//! Invariant: an extent stays with its donor until the writer of the volume has named an epoch in which no slot has
-//! it, or is gone. Tests: `tests/coordinator_drain.rs`.
+//! Owns that wait. A writer that has not heard of the newer map reads from where a slot was, and without
+//! redundancy a refusal there is an error for its user. A reader beside it is refused: what is there gets no
+//! more writes. Never: extents of donors that were set aside; those go at once. Invariant: an extent stays
+//! with its donor until the writer of the volume has named an epoch in which no slot has it, or is gone.
+//! Tests: `tests/coordinator_drain.rs`.
 
 use super::{Coordinator, Key};
 use crate::map::{DonorId, LeaseToken, Placement, VolumeId};
@@ -37,7 +38,8 @@ impl Coordinator {
     /// Gives back what no lease can be reading.
     pub(super) fn free_retired(&mut self, id: VolumeId) {
         let Some(volume) = self.volumes.get(&id).filter(|volume| !volume.retired.is_empty()) else { return };
-        // A reader is not waited for: its map is old, and what it would go on reading there is no longer written.
+        // A reader is not waited for: its map is old, and what it would go on reading there is no longer
+        // written.
         let leases = volume.leases.iter().filter_map(|token| self.leases.get(token));
         let named = leases.filter(|lease| !lease.record.read_only);
         let named = named.map(|lease| lease.epoch).min().unwrap_or(u64::MAX);

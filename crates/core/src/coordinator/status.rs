@@ -186,7 +186,8 @@ impl Coordinator {
         }
     }
 
-    /// When who has the volume for writing rebuilds what is missing: what it still reaches is not missing to it.
+    /// When who has the volume for writing rebuilds what is missing: what it still reaches is not missing to
+    /// it.
     fn rebuilt_when(&self, volume: &Volume) -> String {
         let slots = volume.map.groups.iter().flat_map(|group| &group.slots);
         let missing = slots.filter_map(|slot| match slot.held {

@@ -1,8 +1,8 @@
 //! What is meant for another pool: calls that are not carried out, and donors that are not taken in.
 //!
-//! Owns the refusal, and who was turned away lately, for `status`. Never: a change for anybody's sake; a pool that came to
-//! another's address (other state, none at all) must not touch what was lent to that one. Nothing of it is stored.
-//! Tests: `tests/coordinator_strangers.rs`.
+//! Owns the refusal, and who was turned away lately, for `status`. Never: a change for anybody's sake; a pool
+//! that came to another's address (other state, none at all) must not touch what was lent to that one.
+//! Nothing of it is stored. Tests: `tests/coordinator_strangers.rs`.
 
 use super::{Coordinator, refuse};
 use crate::api::{Join, Refusal, RefusalCode, Stranger};

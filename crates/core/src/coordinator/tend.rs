@@ -1,10 +1,11 @@
-//! Volumes at rest: fragments are moved and rebuilt by who writes a volume, so when nobody does, one of its donors is
-//! told to attach it for that.
+//! Volumes at rest: fragments are moved and rebuilt by who writes a volume, so when nobody does, one of its
+//! donors is told to attach it for that.
 //!
-//! Owns which volume wants that and who is told. Never: where fragments go (`repair`), or the lease, which the donor
-//! asks for like anyone and which yields to anyone (`leases`). Invariant: a tender lives, is no other's NBD server, and
-//! holds a part of the volume; a volume that somebody writes has none. Donors that want to go or to hold less are the
-//! last to be asked: their memory is short, and whoever takes the fragments has them half-way already.
+//! Owns which volume wants that and who is told. Never: where fragments go (`repair`), or the lease, which
+//! the donor asks for like anyone and which yields to anyone (`leases`). Invariant: a tender lives, is no
+//! other's NBD server, and holds a part of the volume; a volume that somebody writes has none. Donors that
+//! want to go or to hold less are the last to be asked: their memory is short, and whoever takes the
+//! fragments has them half-way already.
 //! Called at the end of each step. Tests: `tests/coordinator_tend.rs`.
 
 use super::volumes::Volume;
@@ -84,8 +85,9 @@ impl Coordinator {
         }
     }
 
-    /// The donors that whoever writes the volume is to ask itself: nobody else finds out that one is gone that neither says so
-    /// nor is asked for anything. None whose groups are not read without it: it is all that is left, and may come back.
+    /// The donors that whoever writes the volume is to ask itself: nobody else finds out that one is gone
+    /// that neither says so nor is asked for anything. None whose groups are not read without it: it is all
+    /// that is left, and may come back.
     pub(super) fn silent_for(&self, token: LeaseToken) -> Vec<DonorId> {
         let lease = self.leases.get(&token).filter(|lease| !lease.record.read_only);
         let Some(volume) = lease.and_then(|lease| self.volumes.get(&lease.record.volume)) else {

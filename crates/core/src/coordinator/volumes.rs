@@ -1,8 +1,8 @@
 //! Volumes: create, grow, follow, delete.
 //!
 //! Owns names, sizes and which extents a volume has. Never: the choice of donors (`placement`).
-//! Invariant: a map passes `VolumeMap::check`, its epoch only grows, and its extents are under `held` of their
-//! donors. Tests: `tests/coordinator_volumes.rs`.
+//! Invariant: a map passes `VolumeMap::check`, its epoch only grows, and its extents are under `held` of
+//! their donors. Tests: `tests/coordinator_volumes.rs`.
 
 use super::confirm::Held;
 use super::retire::Retired;
@@ -35,12 +35,13 @@ pub(super) struct Volume {
     pub(super) content: Content,
     /// Slots whose filling the donor may not have heard of yet, and the revision that tells it.
     pub(super) pending: BTreeMap<(u32, u32), u64>,
-    /// The epoch before that of `map`, when its writer was given a map of that: the same one but for what is pending.
-    /// None once anybody was given `map`.
+    /// The epoch before that of `map`, when its writer was given a map of that: the same one but for what is
+    /// pending. None once anybody was given `map`.
     pub(super) between: Option<u64>,
     /// Extents that its slots have left and that clients with an older map may still be reading.
     pub(super) retired: Vec<Retired>,
-    /// The donor that attaches it while nobody else writes it, because there is something to move or to rebuild.
+    /// The donor that attaches it while nobody else writes it, because there is something to move or to
+    /// rebuild.
     pub(super) tender: Option<DonorId>,
 }
 
@@ -244,7 +245,8 @@ impl Coordinator {
         Some(volume)
     }
 
-    /// Puts one in its place that nobody has written, of this size: nothing of what was there can be read again.
+    /// Puts one in its place that nobody has written, of this size: nothing of what was there can be read
+    /// again.
     pub(super) fn make_anew(
         &mut self,
         now: Time,

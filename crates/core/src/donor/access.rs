@@ -1,8 +1,9 @@
 //! What a donor's connections may do: an immutable snapshot that the data path reads without a lock.
 //!
-//! Owns the export name grammar `NAME@TOKEN[.SESSION[.DONOR]]`, and `donor.DONOR`, by which a donor is told from others, and the two checks: at open, and for each request.
-//! Never: which connections there are (`Donor`). Invariant: an extent is in a snapshot for one volume at most,
-//! and only when it is clean or was that volume's before. Tests: below.
+//! Owns the export name grammar `NAME@TOKEN[.SESSION[.DONOR]]`, and `donor.DONOR`, by which a donor is told
+//! from others, and the two checks: at open, and for each request. Never: which connections there are
+//! (`Donor`). Invariant: an extent is in a snapshot for one volume at most, and only when it is clean or was
+//! that volume's before. Tests: below.
 
 use crate::limits::EXTENT_BYTES;
 use crate::map::{DonorId, LeaseToken, VolumeId};
@@ -87,7 +88,8 @@ pub enum Denied {
     ReadOnly,
     /// An extent in the range is not the volume's.
     NotYours,
-    /// The range leaves the export: it ends behind the volume's last extent here, as it is now and as it was announced.
+    /// The range leaves the export: it ends behind the volume's last extent here, as it is now and as it was
+    /// announced.
     Beyond,
 }
 
@@ -210,7 +212,8 @@ impl Access {
         if write && !(lease.writable && grant.writable) {
             return Err(Denied::ReadOnly);
         }
-        // Where it has moved away since, the range is inside of what was announced, and not the volume's any more.
+        // Where it has moved away since, the range is inside of what was announced, and not the volume's any
+        // more.
         let export_end = grant.size.max(volume.end).min(self.owners.len() as u64 * EXTENT_BYTES);
         let last = offset.checked_add(u64::from(len.max(1)) - 1).ok_or(Denied::Beyond)?;
         if last >= export_end {
@@ -222,8 +225,8 @@ impl Access {
         touched.iter().all(|owner| *owner == lease.volume + 1).then_some(()).ok_or(Denied::NotYours)
     }
 
-    /// The extents of the volume that a connection with this grant may write, of which a flush speaks; none when
-    /// it may not.
+    /// The extents of the volume that a connection with this grant may write, of which a flush speaks; none
+    /// when it may not.
     pub fn written_by(&self, grant: &Grant) -> impl Iterator<Item = u32> {
         let may = |lease: &&Lease| {
             lease.writable && grant.writable && self.volumes[lease.volume as usize].id == grant.volume
@@ -234,8 +237,8 @@ impl Access {
         (0..).zip(&self.owners).filter(owned).map(|(extent, _)| extent)
     }
 
-    /// For NBD LIST: names and descriptions of what anybody can open. In a pool that is nothing: who has no lease is not
-    /// told what volumes are called, for they are called like cases.
+    /// For NBD LIST: names and descriptions of what anybody can open. In a pool that is nothing: who has no
+    /// lease is not told what volumes are called, for they are called like cases.
     #[must_use]
     pub fn exports(&self) -> Option<Vec<(String, String)>> {
         let describe = |volume: &Volume| {

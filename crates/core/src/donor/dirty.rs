@@ -2,19 +2,19 @@
 //!
 //! Owns two generations of marks, a bit for each region of `DIRTY_REGION_BYTES`: a write marks the younger, a
 //! flush drops the older and makes the younger the older. Never: data, or who may write (`Access`).
-//! Key invariant: a mark outlives the first flush after it. So the regions of every write that may have reached
-//! some donors of a volume and not others are marked on each donor it reached, given that its client sends a
-//! flush only when all writes are complete that it sent before its previous flush *was answered*: with several
-//! connections a write can overtake a flush that was sent before it, and then ages with it.
-//! Shared by reference between the data server's threads; a step is one atomic operation on one word. No order
-//! between words is needed: who reads is a new writer, and it is let in when the last one's connections are closed.
-//! Called by `rim`'s arena and donor, and by `sim`. Tests: `rim/tests/donor_wire.rs`.
+//! Key invariant: a mark outlives the first flush after it. So the regions of every write that may have
+//! reached some donors of a volume and not others are marked on each donor it reached, given that its client
+//! sends a flush only when all writes are complete that it sent before its previous flush *was answered*:
+//! with several connections a write can overtake a flush that was sent before it, and then ages with it.
+//! Shared by reference between the data server's threads; a step is one atomic operation on one word. No
+//! order between words is needed: who reads is a new writer, and it is let in when the last one's connections
+//! are closed. Called by `rim`'s arena and donor, and by `sim`. Tests: `rim/tests/donor_wire.rs`.
 
 use crate::limits::{DIRTY_REGION_BYTES, EXTENT_BYTES};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A word holds both generations of this many regions: the younger in its low half, the older in its high half,
-/// so that ageing is a shift.
+/// A word holds both generations of this many regions: the younger in its low half, the older in its high
+/// half, so that ageing is a shift.
 const REGIONS_PER_WORD: u64 = 32;
 const WORDS_PER_EXTENT: usize = (EXTENT_BYTES / DIRTY_REGION_BYTES / REGIONS_PER_WORD) as usize;
 const YOUNGER: u64 = (1 << REGIONS_PER_WORD) - 1;
@@ -69,8 +69,8 @@ impl DirtyMap {
         }
     }
 
-    /// Calls `each` with runs that together make up the range: (length, marked in either generation). They end at
-    /// borders of regions, and neighbours differ.
+    /// Calls `each` with runs that together make up the range: (length, marked in either generation). They
+    /// end at borders of regions, and neighbours differ.
     pub fn runs(&self, offset: u64, len: u64, mut each: impl FnMut(u64, bool)) {
         let end = offset + len;
         let (mut at, mut run) = (offset, (0, false));

@@ -1,11 +1,12 @@
-//! Which writes of a volume a donor was sent, as long as it has not heard that they are complete everywhere: what the
-//! next writer asks for when the last one died, to tell rows that fit together from rows that do not.
+//! Which writes of a volume a donor was sent, as long as it has not heard that they are complete everywhere:
+//! what the next writer asks for when the last one died, to tell rows that fit together from rows that do
+//! not.
 //!
-//! Owns the list: for each write its number, the slots that it is for, its place, and whether all of it is in memory.
-//! Never: data, locks, or what follows for a row (`volume::judge`).
-//! Invariants: a write stays listed until its client says that it is complete or its extent is wiped; where there are
-//! more than `LEDGER_WRITES_MAX`, the oldest become ranges that count as written by nobody knows which write, so nothing
-//! is forgotten. Called by `rim`'s donor and by `sim`. Tests: below, the simulator.
+//! Owns the list: for each write its number, the slots that it is for, its place, and whether all of it is in
+//! memory. Never: data, locks, or what follows for a row (`volume::judge`).
+//! Invariants: a write stays listed until its client says that it is complete or its extent is wiped; where
+//! there are more than `LEDGER_WRITES_MAX`, the oldest become ranges that count as written by nobody knows
+//! which write, so nothing is forgotten. Called by `rim`'s donor and by `sim`. Tests: below, the simulator.
 
 use crate::limits::LEDGER_WRITES_MAX;
 use std::collections::VecDeque;

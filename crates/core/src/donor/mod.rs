@@ -1,17 +1,17 @@
 //! The donor: which volume each extent of its memory belongs to, and which connections may touch it.
 //!
 //! Owns the duties that the coordinator gave, the connections that are open, and the order in which things
-//! change hands. Never: memory or sockets; the driver (`rim`, `sim`) has those. Key invariants: a connection of
-//! an older session, or of a lease that ended, is closed before anyone newer is admitted to that volume; an
-//! extent is wiped after the last such connection closed, and reaches another volume only after that; a
+//! change hands. Never: memory or sockets; the driver (`rim`, `sim`) has those. Key invariants: a connection
+//! of an older session, or of a lease that ended, is closed before anyone newer is admitted to that volume;
+//! an extent is wiped after the last such connection closed, and reaches another volume only after that; a
 //! revision is confirmed once all of this is done. Tests: `tests/donor_*.rs`.
 //!
-//! The driver's part: it opens nothing without `Admit`; after `Drop` it stops serving the connection and sends
-//! `Closed` once no request of it can touch memory any more; it sends `Closed` for each admitted connection
-//! that ends, and none for a refused one. A `Sync` or `Join` replaces one that is under way.
+//! The driver's part: it opens nothing without `Admit`; after `Drop` it stops serving the connection and
+//! sends `Closed` once no request of it can touch memory any more; it sends `Closed` for each admitted
+//! connection that ends, and none for a refused one. A `Sync` or `Join` replaces one that is under way.
 //!
-//! Files: `access` (what the data path checks), `dirty` (what was written lately), `pool` (talking to the
-//! coordinator), `owner` (how much is lent).
+//! Files: `access` (what the data path checks), `dirty` (what was written lately), `ledger` (which writes
+//! that was), `pool` (talking to the coordinator), `owner` (how much is lent).
 
 mod access;
 mod dirty;
@@ -46,7 +46,8 @@ pub enum Event {
     },
     /// The answer to a sync.
     Duties(Duties),
-    /// A sync was refused: the coordinator does not know this donor (`Gone`), or is another pool's (`OtherPool`).
+    /// A sync was refused: the coordinator does not know this donor (`Gone`), or is another pool's
+    /// (`OtherPool`).
     Forgotten,
     /// The coordinator did not answer, or could not.
     Unreachable,

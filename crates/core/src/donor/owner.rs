@@ -1,13 +1,13 @@
 //! How much of a machine's memory its donor lends, second by second: the machine's owner comes first.
 //!
-//! Owns the rule that turns what is seen of the machine into an offer. Never: reading the machine (`rim::owner`),
-//! or moving data: what is held beyond the offer is the coordinator's to move.
-//! Key invariants: the offer falls with the first sample that asks for it, by all that is missing of the reserve; it
-//! rises after `OWNER_CALM_NS` without any such sample, by `OWNER_GROW_PERCENT` of the loan in each `OWNER_GROW_NS`, so
-//! that an owner who comes and goes does not make data wander. What the donor holds already is asked back only when
-//! the reserve is touched. Where memory runs out faster than data can be moved the donor ends, while some is left: at
-//! the end of it the kernel would end the donor, and then the owner's programs before the donor's memory is free.
-//! Tests: `tests/donor_owner.rs`.
+//! Owns the rule that turns what is seen of the machine into an offer. Never: reading the machine
+//! (`rim::owner`), or moving data: what is held beyond the offer is the coordinator's to move.
+//! Key invariants: the offer falls with the first sample that asks for it, by all that is missing of the
+//! reserve; it rises after `OWNER_CALM_NS` without any such sample, by `OWNER_GROW_PERCENT` of the loan in
+//! each `OWNER_GROW_NS`, so that an owner who comes and goes does not make data wander. What the donor holds
+//! already is asked back only when the reserve is touched. Where memory runs out faster than data can be
+//! moved the donor ends, while some is left: at the end of it the kernel would end the donor, and then the
+//! owner's programs before the donor's memory is free. Tests: `tests/donor_owner.rs`.
 
 use crate::limits::{
     EXTENT_BYTES, OWNER_CALM_NS, OWNER_FALL_NS, OWNER_FLOOR_BYTES_MAX, OWNER_GROW_NS, OWNER_GROW_PERCENT,
@@ -76,7 +76,8 @@ pub struct Owner {
     raised_at: Time,
     /// Of the last sample: when, and `stall_ns_total`.
     stalls: Option<(Time, u64)>,
-    /// What was available in the last looks, oldest first: the last `OWNER_FALL_NS`, and one look from before.
+    /// What was available in the last looks, oldest first: the last `OWNER_FALL_NS`, and one look from
+    /// before.
     lately: VecDeque<(Time, u64)>,
     /// The reserve was touched at the last look.
     was_short: bool,
@@ -111,8 +112,8 @@ impl Owner {
     pub fn step(&mut self, now: Time, sample: &Sample) -> Offer {
         let Sample { available_bytes: available, used_bytes: used, held_extents: held, .. } = *sample;
         let stalling = self.stalling(now, sample.pressure);
-        // Tasks also wait for memory for reasons that are not ours, like a limit of their own. So waiting counts only
-        // where little is left; there it says that what seems available is not.
+        // Tasks also wait for memory for reasons that are not ours, like a limit of their own. So waiting
+        // counts only where little is left; there it says that what seems available is not.
         let near = !self.leaves_room(sample);
         let stalled = near && stalling == Stalling::Much;
         let pressed = near && stalling != Stalling::Little;
@@ -167,8 +168,8 @@ impl Owner {
         }
     }
 
-    /// Whether memory runs out before what is held could be moved. A burst that is over is no reason, so both the last
-    /// while and the last look must say so, and the reserve must have been touched before.
+    /// Whether memory runs out before what is held could be moved. A burst that is over is no reason, so both
+    /// the last while and the last look must say so, and the reserve must have been touched before.
     fn outrun(&mut self, now: Time, sample: &Sample, short: bool) -> bool {
         let last = self.lately.back().copied();
         self.lately.push_back((now, sample.available_bytes));
@@ -217,8 +218,8 @@ fn extents(bytes: u64) -> u32 {
     u32::try_from(bytes / EXTENT_BYTES).unwrap_or(u32::MAX)
 }
 
-/// How many of the extents held may stay when their data takes `used` bytes and may take `bearable`, which is less.
-/// Those that are hardly written free little each, so that more of them have to go.
+/// How many of the extents held may stay when their data takes `used` bytes and may take `bearable`, which is
+/// less. Those that are hardly written free little each, so that more of them have to go.
 fn part_of(held: u32, bearable: u64, used: u64) -> u32 {
     let full = u64::from(held) * EXTENT_BYTES;
     if used >= full {

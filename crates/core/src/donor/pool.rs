@@ -1,10 +1,10 @@
 //! The donor's side of its pool: joining, the standing sync, and how it leaves.
 //!
 //! Owns what was asked of the coordinator and when to ask again. Key invariants: one question at a time; a
-//! coordinator that is unreachable changes nothing for who is connected; memory is wiped by the word of the pool that it
-//! belongs to and of nobody else: whoever answers in that one's place is refused, for as long as it takes (a person may end the
-//! donor, and its machine's owner); who leaves says goodbye with data only when it was told to, or when its time to drain is over.
-//! Tests: `tests/donor_pool.rs`.
+//! coordinator that is unreachable changes nothing for who is connected; memory is wiped by the word of the
+//! pool that it belongs to and of nobody else: whoever answers in that one's place is refused, for as long as
+//! it takes (a person may end the donor, and its machine's owner); who leaves says goodbye with data only
+//! when it was told to, or when its time to drain is over. Tests: `tests/donor_pool.rs`.
 
 use super::{Donor, Effect, Exit};
 use crate::api::{AtStake, Duties, Refusal, RefusalCode};
@@ -58,7 +58,8 @@ pub struct Draining {
     pub answered: bool,
     /// The volumes that are still to be moved, by name.
     pub volumes: Vec<String>,
-    /// What of them would be lost if it and all others that are leaving went now, as far as the coordinator said.
+    /// What of them would be lost if it and all others that are leaving went now, as far as the coordinator
+    /// said.
     pub at_stake: Option<Vec<AtStake>>,
 }
 
@@ -79,8 +80,8 @@ enum Standing {
     /// To join next.
     Outside,
     Member,
-    /// What it holds is not for who answers where its coordinator did, or its coordinator does not take it back: it keeps
-    /// that and goes on asking.
+    /// What it holds is not for who answers where its coordinator did, or its coordinator does not take it
+    /// back: it keeps that and goes on asking.
     Estranged(Refusal),
     Leaving {
         exit: Exit,
@@ -250,7 +251,8 @@ impl Donor {
         }
     }
 
-    /// The last sync, which said that it leaves, was answered without a dismissal; or nobody is there to answer.
+    /// The last sync, which said that it leaves, was answered without a dismissal; or nobody is there to
+    /// answer.
     fn drain_is_told(&mut self) {
         let empty = !self.holds_memory();
         if let Some(drain) = &mut self.pool.drain {

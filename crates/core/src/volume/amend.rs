@@ -1,8 +1,9 @@
 //! What the client tells the coordinator, and the maps that come back.
 //!
-//! Owns the exclusion of donors that missed a write, the reports of slots that are filled, and how a newer map is
-//! taken over while requests are on their way. Never: the coordinator's decisions. Invariant: a strip that waits for
-//! an exclusion goes on only when the map says so. Tests: `tests/volume_exclusion.rs`, the simulator.
+//! Owns the exclusion of donors that missed a write, the reports of slots that are filled, and how a newer
+//! map is taken over while requests are on their way. Never: the coordinator's decisions. Invariant: a strip
+//! that waits for an exclusion goes on only when the map says so. Tests: `tests/volume_exclusion.rs`, the
+//! simulator.
 
 use super::link::Link;
 use super::strip::{Failure, Phase, Progress};
@@ -61,8 +62,8 @@ impl Volume {
         self.amendments.rewritten.extend(rewritten);
     }
 
-    /// Donors that have ended, and those that have been away for long, each by its own time: what they held is rebuilt also
-    /// when nobody writes.
+    /// Donors that have ended, and those that have been away for long, each by its own time: what they held
+    /// is rebuilt also when nobody writes.
     pub(super) fn exclude_who_is_gone(&mut self, now: Time) {
         if self.read_only || self.geometry.parity == 0 {
             return;
@@ -105,7 +106,8 @@ impl Volume {
         effects.push(Effect::Amend(amend));
     }
 
-    /// Forgets who is not to be excluded any more: it is out of the map already, or it would keep all that it has.
+    /// Forgets who is not to be excluded any more: it is out of the map already, or it would keep all that it
+    /// has.
     fn drop_exclusions(&mut self) {
         self.amendments.exclude.retain(|donor, _| self.map.routes.contains_key(donor));
         let keep = self.kept_slots();
@@ -115,8 +117,8 @@ impl Volume {
         self.amendments.exclude = exclude;
     }
 
-    /// Whether there is still somebody of whom the coordinator has to be told. That changes also by its own word, and by what comes
-    /// of other donors.
+    /// Whether there is still somebody of whom the coordinator has to be told. That changes also by its own
+    /// word, and by what comes of other donors.
     pub(super) fn still_excludes(&mut self) -> bool {
         if !self.amendments.busy {
             self.drop_exclusions();
@@ -152,8 +154,8 @@ impl Volume {
         })
     }
 
-    /// Slots that are complete and that the map does not call held yet. This is asked at every event, while slots
-    /// become complete rarely.
+    /// Slots that are complete and that the map does not call held yet. This is asked at every event, while
+    /// slots become complete rarely.
     fn filled(&mut self) -> Vec<Filled> {
         if !self.upkeep.any_filled {
             return Vec::new();
@@ -171,8 +173,8 @@ impl Volume {
         filled
     }
 
-    /// Whether it holds the slot, or may be about to: the coordinator was told that it has every byte, and what became of
-    /// that is not known.
+    /// Whether it holds the slot, or may be about to: the coordinator was told that it has every byte, and
+    /// what became of that is not known.
     pub(super) fn may_hold(&self, group: u32, slot: u32, placement: Placement) -> bool {
         let told = |fill: &Fill| fill.to == placement && fill.told == Some(self.map.epoch);
         self.map.groups[group as usize].slots[slot as usize].held == Some(placement)
@@ -205,7 +207,8 @@ impl Volume {
                 self.amendments.rewritten.drain(..self.amendments.rewritten_said);
                 self.replace_map(now, map, effects);
                 self.stage_amended();
-                // Whatever was not granted is asked for again, but not at once; who was lost meanwhile is named now.
+                // Whatever was not granted is asked for again, but not at once; who was lost meanwhile is
+                // named now.
                 self.amendments.retry_at = (!news).then_some(now + AMEND_RETRY_NS / 4);
             }
             None => self.amendments.retry_at = Some(now + AMEND_RETRY_NS),
@@ -262,8 +265,8 @@ impl Volume {
         self.upkeep_due = true;
     }
 
-    /// Who holds a slot from now on answers for what was written to who held it before; when nobody did, for what was
-    /// written to those from whom it was rebuilt.
+    /// Who holds a slot from now on answers for what was written to who held it before; when nobody did, for
+    /// what was written to those from whom it was rebuilt.
     fn carry_unflushed(&mut self, map: &VolumeMap) {
         for (was, is) in self.map.groups.iter().zip(&map.groups) {
             let unflushed = |held: Placement| self.links.get(&held.donor).is_some_and(|link| link.unflushed);

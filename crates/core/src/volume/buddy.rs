@@ -1,7 +1,8 @@
 //! Dealing out the cache's memory in powers of two, from a block to 1 MiB.
 //!
-//! Owns which pieces are free. Never: what is in them. Invariant: pieces never overlap, and two free halves of a piece are one
-//! free piece (Knowlton, "A fast storage allocator", 1965). Called by `cache`. Tests: below.
+//! Owns which pieces are free. Never: what is in them. Invariant: pieces never overlap, and two free halves
+//! of a piece are one free piece (Knowlton, "A fast storage allocator", 1965). Called by `cache`. Tests:
+//! below.
 
 use crate::limits::BLOCK_BYTES;
 use std::collections::BTreeSet;

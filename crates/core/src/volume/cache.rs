@@ -1,8 +1,9 @@
 //! What a client has of a volume's content: which ranges, where in its memory, and which of it goes first.
 //!
-//! Owns the directory of segments and the memory they lie in. Never: bytes, requests to donors, what is fetched.
-//! Invariants: segments that can be found never overlap; one that is on its way keeps its memory until it is answered, also when
-//! a write has made it stale. Called by `cached`. Tests: `tests/volume_cache.rs`, the simulator.
+//! Owns the directory of segments and the memory they lie in. Never: bytes, requests to donors, what is
+//! fetched. Invariants: segments that can be found never overlap; one that is on its way keeps its memory
+//! until it is answered, also when a write has made it stale. Called by `cached`. Tests:
+//! `tests/volume_cache.rs`, the simulator.
 
 use super::Key;
 use super::buddy::{Buddy, PIECE_BYTES_MAX};
@@ -146,7 +147,8 @@ impl Cache {
         }
     }
 
-    /// Makes room for a gap, throwing away what was not used for longest. Nothing where all of it is on its way.
+    /// Makes room for a gap, throwing away what was not used for longest. Nothing where all of it is on its
+    /// way.
     pub(super) fn begin(&mut self, now: Time, gap: Want, wasted: &mut Vec<Wasted>) -> Option<Key> {
         let mut given_up = 0;
         let at = loop {

@@ -1,8 +1,9 @@
 //! Reads that are answered from what was read ahead, and the reading ahead.
 //!
-//! Owns what a read finds in the cache, waits for there, or brings about. Never: which ranges are worth it (`ahead`), where they
-//! are kept (`cache`). Invariants: nothing is answered from here that a write which was begun before may have changed; a read
-//! that waits for the cache is asked of donors when the cache does not get it. Tests: `tests/volume_cache.rs`, the simulator.
+//! Owns what a read finds in the cache, waits for there, or brings about. Never: which ranges are worth it
+//! (`ahead`), where they are kept (`cache`). Invariants: nothing is answered from here that a write which was
+//! begun before may have changed; a read that waits for the cache is asked of donors when the cache does not
+//! get it. Tests: `tests/volume_cache.rs`, the simulator.
 
 use super::cache::{Cache, Wasted};
 use super::strip::Strip;
@@ -12,7 +13,8 @@ use crate::ahead::{Ahead, Found, Read, Rule, Want};
 use crate::limits::{AHEAD_KEEP_NS, REQUESTS_IN_FLIGHT_MAX, SCRATCH_LARGE_COUNT};
 use crate::units::Time;
 
-/// Reads that wait for what is on its way; others ask donors. Each may need so many strips when it has to ask after all.
+/// Reads that wait for what is on its way; others ask donors. Each may need so many strips when it has to ask
+/// after all.
 const WAITS_MAX: usize = 128;
 const WAIT_STRIPS_MAX: usize = 6;
 /// Segments on their way at once; the other half of the requests is for tools.
@@ -108,7 +110,8 @@ impl Cached {
 }
 
 impl Volume {
-    /// Answers a read from the cache, or has it wait for what is on its way there; false when donors must be asked.
+    /// Answers a read from the cache, or has it wait for what is on its way there; false when donors must be
+    /// asked.
     pub(super) fn read_cached(
         &mut self,
         now: Time,

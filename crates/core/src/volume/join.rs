@@ -1,12 +1,14 @@
-//! Rows that requests write one after the other: put together in memory and written whole, so that nothing is read and
-//! parity leaves once.
+//! Rows that requests write one after the other: put together in memory and written whole, so that nothing is
+//! read and parity leaves once.
 //!
-//! Owns which ends of requests wait for the next one to come, and for how long. Never: an answer. Invariant: what waits
-//! is part of a request that is not answered, and does not wait for long. Tests: `tests/volume_join.rs`, the simulator.
+//! Owns which ends of requests wait for the next one to come, and for how long. Never: an answer. Invariant:
+//! what waits is part of a request that is not answered, and does not wait for long. Tests:
+//! `tests/volume_join.rs`, the simulator.
 //!
-//! A tool that writes one request at a time sends the next when it has the answer to the last: it would wait for
-//! itself. So an end waits only where the write before it was not answered yet when it came, and for that answer, or
-//! for one of its own request's other parts, which may bring the tool to send more; a little longer for it to arrive.
+//! A tool that writes one request at a time sends the next when it has the answer to the last: it would wait
+//! for itself. So an end waits only where the write before it was not answered yet when it came, and for that
+//! answer, or for one of its own request's other parts, which may bring the tool to send more; a little
+//! longer for it to arrive.
 
 use super::strip::{Content, Phase, Work};
 use super::types::{At, Effect};
@@ -85,8 +87,8 @@ impl Volume {
         before
     }
 
-    /// Keeps what a write has of the rows at its ends, where the rest of them is there or may be about to come. Gives
-    /// what is left of it.
+    /// Keeps what a write has of the rows at its ends, where the rest of them is there or may be about to
+    /// come. Gives what is left of it.
     pub(super) fn keep_ends(&mut self, now: Time, request: Key, span: Span) -> Span {
         let (row, slots) = (self.geometry.row(), self.geometry.data + self.geometry.parity);
         if self.geometry.unit > SCRATCH_LARGE_BYTES / slots {

@@ -1,13 +1,15 @@
-//! Which rows fit together after a writer ended: a judgement by what donors list of its writes, without reading a byte.
+//! Which rows fit together after a writer ended: a judgement by what donors list of its writes, without
+//! reading a byte.
 //!
-//! Owns that judgement for one group. Never: how rows are mended (`resync`). Invariant: a range is left out only where
-//! every holder that was asked has all of each write that is listed there, so that the fragments are of one moment.
-//! Called by `resync` with the answers to a survey. Tests: below, the simulator.
+//! Owns that judgement for one group. Never: how rows are mended (`resync`). Invariant: a range is left out
+//! only where every holder that was asked has all of each write that is listed there, so that the fragments
+//! are of one moment. Called by `resync` with the answers to a survey. Tests: below, the simulator.
 //!
-//! A write is complete when each holder that it is for has all of it in memory. A holder that does not list it has it if
-//! it lists a later one of the same place, for a write begins only when the one before it has ended; or it was told
-//! that it is complete, and then `complete` says so. Of a write that is not complete, some hold what it made and some what
-//! was there before. Where k of either kind are left they make up the others, also of a slot that nobody holds.
+//! A write is complete when each holder that it is for has all of it in memory. A holder that does not list
+//! it has it if it lists a later one of the same place, for a write begins only when the one before it has
+//! ended; or it was told that it is complete, and then `complete` says so. Of a write that is not complete,
+//! some hold what it made and some what was there before. Where k of either kind are left they make up the
+//! others, also of a slot that nobody holds.
 
 use super::strip::{Slots, bit, slots_of};
 use crate::donor::ListedWrite;

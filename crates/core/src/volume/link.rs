@@ -1,7 +1,7 @@
 //! The link to one donor: opened, up, broken, silent, slow, set aside, tried again.
 //!
-//! Owns when a donor is waited for and when it is given up, and what is known of its latency. Never: which requests
-//! there are, beyond the parts that wait for this link.
+//! Owns when a donor is waited for and when it is given up, and what is known of its latency. Never: which
+//! requests there are, beyond the parts that wait for this link.
 //!
 //! ```text
 //!   New -> Opening -> Up -> (broken, silent) -> Opening ...        parts wait while it opens
@@ -9,9 +9,10 @@
 //!             \-> (not opened) -> Down -> (retry; parts fail at once meanwhile) -> Up
 //! ```
 //!
-//! Each opening has a new session number, higher than any before, also of a donor that had left the map. A Cheetah donor drops the connections of older sessions before it
-//! admits a newer one, so a write that was sent again can never be overtaken by its own first copy. A foreign
-//! server knows no sessions; a link to one that broke stays down, because only that is certain.
+//! Each opening has a new session number, higher than any before, also of a donor that had left the map. A
+//! Cheetah donor drops the connections of older sessions before it admits a newer one, so a write that was
+//! sent again can never be overtaken by its own first copy. A foreign server knows no sessions; a link to one
+//! that broke stays down, because only that is certain.
 
 use super::slab::Slab;
 use super::strip::{Failure, Part, Progress};
@@ -66,7 +67,8 @@ pub(super) enum State {
     New,
     Opening {
         until: Time,
-        /// Attempts that fail are made again until then; the next one, if nothing comes of this, at this time.
+        /// Attempts that fail are made again until then; the next one, if nothing comes of this, at this
+        /// time.
         again_at: Option<Time>,
     },
     Up,
@@ -104,10 +106,11 @@ impl LinkWaits {
 pub(super) enum Hope {
     /// It may come back with what it holds.
     Some,
-    /// It was there, and now makes no connection of use: it may be about to end, and then its host soon says so.
+    /// It was there, and now makes no connection of use: it may be about to end, and then its host soon says
+    /// so.
     Little,
-    /// It was there, and what it held is gone or never believed again: nobody listens at its address any more, or one that
-    /// does not know this volume, or it is a foreign server whose link broke.
+    /// It was there, and what it held is gone or never believed again: nobody listens at its address any
+    /// more, or one that does not know this volume, or it is a foreign server whose link broke.
     None,
 }
 
@@ -312,8 +315,8 @@ impl Volume {
         let link = &self.links[&donor];
         match (failure, &link.state) {
             (LinkFailure::Broken(_), State::Up) if link.fenced => self.reopen(now, donor, false, effects),
-            // A donor hears before a reader does that another has what it held. Its requests wait for the newer map,
-            // as long as a connection may take.
+            // A donor hears before a reader does that another has what it held. Its requests wait for the
+            // newer map, as long as a connection may take.
             (LinkFailure::NotAdmitted(_), State::Opening { .. }) if link.known && self.awaits_maps() => {
                 effects.push(Effect::Close { donor, session });
             }
@@ -443,8 +446,9 @@ impl Volume {
         }
     }
 
-    /// Asks donors that have owed something for long whether they are there. They may be on one connection, while another
-    /// hangs: those of one way through the network, or one that a firewall on the way has forgotten.
+    /// Asks donors that have owed something for long whether they are there. They may be on one connection,
+    /// while another hangs: those of one way through the network, or one that a firewall on the way has
+    /// forgotten.
     pub(super) fn doubt_connections(&mut self, now: Time, effects: &mut Vec<Effect>) {
         for (donor, link) in &mut self.links {
             link.forget_answered(&self.parts);
@@ -456,8 +460,8 @@ impl Volume {
         }
     }
 
-    /// It is there, so it is a connection that hangs, if what was overdue still is. Without redundancy nothing goes round
-    /// the donor, so it is given all the time that there is.
+    /// It is there, so it is a connection that hangs, if what was overdue still is. Without redundancy
+    /// nothing goes round the donor, so it is given all the time that there is.
     pub(super) fn reached(&mut self, now: Time, donor: DonorId, session: u64, effects: &mut Vec<Effect>) {
         let Some(link) = self.links.get_mut(&donor).filter(|link| link.session == session) else { return };
         link.forget_answered(&self.parts);
@@ -468,8 +472,8 @@ impl Volume {
         }
     }
 
-    /// Looks for donors that are late, silent or slow; redundancy covers them, so nobody has to wait for them. What was
-    /// answered is no longer among what they owe (`doubt_connections`).
+    /// Looks for donors that are late, silent or slow; redundancy covers them, so nobody has to wait for
+    /// them. What was answered is no longer among what they owe (`doubt_connections`).
     /// A tick that came late says nothing of the donors: then this machine was busy with something else.
     pub(super) fn look_at_links(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let on_time = now < self.ticked_at + 2 * TICK_NS;
@@ -501,8 +505,8 @@ impl Volume {
                 reopen.push(*donor);
             }
         }
-        // Beyond any request's deadline nobody is waited for, also where nothing goes round it: what upkeep asked has
-        // no deadline of its own.
+        // Beyond any request's deadline nobody is waited for, also where nothing goes round it: what upkeep
+        // asked has no deadline of its own.
         let hopeless = |donor: &DonorId| self.links[donor].silent_ticks * TICK_NS >= REQUEST_DEADLINE_NS;
         for donor in silent.iter().copied().filter(hopeless).collect::<Vec<_>>() {
             let why = format!("silent for {} s", REQUEST_DEADLINE_NS / SECOND_NS);

@@ -1,7 +1,7 @@
 //! Which strips may work on which part of a group now.
 //!
-//! Owns range locks over the extents of each group: readers share, everything that writes is alone. First come,
-//! first served: a strip also waits for one that waits. Never: what a strip does with its lock.
+//! Owns range locks over the extents of each group: readers share, everything that writes is alone. First
+//! come, first served: a strip also waits for one that waits. Never: what a strip does with its lock.
 //! Invariant: no two granted locks overlap unless both are shared. Tests: below, the simulator.
 
 use super::Key;
@@ -29,7 +29,8 @@ pub(super) struct Locks {
 }
 
 impl Locks {
-    /// Asks for bytes `from..to` of the group's extents; false when the strip has to wait for `release` to name it.
+    /// Asks for bytes `from..to` of the group's extents; false when the strip has to wait for `release` to
+    /// name it.
     pub(super) fn ask(&mut self, group: u32, strip: Key, from: u32, to: u32, alone: bool) -> bool {
         let locks = self.groups.entry(group).or_default();
         let mut lock = Lock { strip, from, to, alone, granted: false };

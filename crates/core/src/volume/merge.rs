@@ -1,9 +1,9 @@
 //! How much may leave for a donor as one request, made of several writes that lie one behind the other.
 //!
-//! Owns that number. Never: which writes, or how they are sent. Why: a request costs a donor and its client as much
-//! as copying 16 to 32 KiB. But what is merged is answered together, and who waits for all answers before asking for more
-//! waits while nothing is on its way. So what is merged is little beside what is on its way; and the link carries it in a
-//! part of the time after which a donor that says nothing is doubted.
+//! Owns that number. Never: which writes, or how they are sent. Why: a request costs a donor and its client
+//! as much as copying 16 to 32 KiB. But what is merged is answered together, and who waits for all answers
+//! before asking for more waits while nothing is on its way. So what is merged is little beside what is on
+//! its way; and the link carries it in a part of the time after which a donor that says nothing is doubted.
 //! Called by the driver, before a batch leaves. Tests: below; what it is worth: docs/MEASURED.md.
 
 use crate::limits::{FAR_NS, REOPEN_NS};
@@ -26,8 +26,8 @@ pub struct LinkMerges {
 }
 
 impl LinkMerges {
-    /// To a server that takes requests of `block_max` bytes and is a round trip of so long away. Far away a request's
-    /// cost is nothing beside what waiting for its last byte costs, and nothing is merged.
+    /// To a server that takes requests of `block_max` bytes and is a round trip of so long away. Far away a
+    /// request's cost is nothing beside what waiting for its last byte costs, and nothing is merged.
     #[must_use]
     pub fn new(block_max: u32, round_trip_ns: u64) -> Self {
         let ceiling = if round_trip_ns < FAR_NS { block_max.min(MERGED_BYTES_MAX) } else { 0 };
@@ -39,7 +39,8 @@ impl LinkMerges {
         self.bytes_max
     }
 
-    /// Writes of so many bytes were answered at once; before that the link owed something, and said nothing for so long.
+    /// Writes of so many bytes were answered at once; before that the link owed something, and said nothing
+    /// for so long.
     pub fn note(&mut self, bytes: u64, silent_ns: u64) {
         if silent_ns > SILENT_MAX_NS {
             self.bytes_max = (self.bytes_max / 2).max(MERGED_BYTES_MIN).min(self.ceiling);
@@ -51,8 +52,8 @@ impl LinkMerges {
 
 /// The most for a batch of writes of `queued` bytes behind `sent` bytes that are on their way, to any donors.
 ///
-/// A half of both, if what is on its way keeps donors busy while what leaves is answered. Otherwise so little that what leaves
-/// is many requests itself.
+/// A half of both, if what is on its way keeps donors busy while what leaves is answered. Otherwise so little
+/// that what leaves is many requests itself.
 #[must_use]
 pub fn batch_merges_bytes_max(sent: u64, queued: u64) -> u32 {
     let is_behind = queued >= BATCH_BYTES_MIN && sent >= queued;

@@ -1,20 +1,22 @@
 //! The volume machine: what a client does with a request of a front end, and with donors that come and go.
 //!
-//! Owns: cutting requests into strips, their locks, sending parts to donors, redundancy, deadlines, repair, and the
-//! state of the link to each donor. Never: payload bytes (effects say what to compute and compare, the driver has
-//! them), sockets, clocks, or how many connections a link has.
-//! Invariants: every submitted request is completed exactly once, by its deadline at the latest; an acknowledged
-//! write is on every slot of its groups that the map calls held; an answer counts only once; what a write sends changes only
-//! after its answer or `Close`; after `Close` or `Abandon` the driver touches none of those payloads, so a `Complete`
-//! behind it may hand the memory back.
+//! Owns: cutting requests into strips, their locks, sending parts to donors, redundancy, deadlines, repair,
+//! and the state of the link to each donor. Never: payload bytes (effects say what to compute and compare,
+//! the driver has them), sockets, clocks, or how many connections a link has.
+//! Invariants: every submitted request is completed exactly once, by its deadline at the latest; an
+//! acknowledged write is on every slot of its groups that the map calls held; an answer counts only once;
+//! what a write sends changes only after its answer or `Close`; after `Close` or `Abandon` the driver touches
+//! none of those payloads, so a `Complete` behind it may hand the memory back.
 //! Called by `rim::volume` and by `sim`. Tests: `tests/volume_*.rs`, the simulator.
 //!
-//! Getters: `map`, `has_room`, `is_settled`, `lost`, `report`. Events in: `step`. `check_invariants` in tests.
+//! Getters: `map`, `has_room`, `is_settled`, `lost`, `report`. Events in: `step`. `check_invariants` in
+//! tests.
 //!
-//! Files: `types` (events, effects), `strip` (a locked piece of work and its parts), `read`, `write`, `join` (rows
-//! written by several requests), `resync` (rows half written), `upkeep` (fill, heal, scrub), `amend` (exclusion, newer
-//! maps), `link` (one donor), `cached` (reads from what was read ahead), `cache` (its directory), `buddy` (its memory),
-//! `locks`, `scratch`, `pace`, `slab`.
+//! Files: `types` (events, effects), `strip` (a locked piece of work and its parts), `read`, `write`, `join`
+//! (rows written by several requests), `resync` (rows half written), `judge` (which of them fit together),
+//! `numbers` (by which donors list writes), `merge` (what leaves as one request), `upkeep` (fill, heal,
+//! scrub), `amend` (exclusion, newer maps), `link` (one donor), `cached` (reads from what was read ahead),
+//! `cache` (its directory), `buddy` (its memory), `locks`, `scratch`, `pace`, `slab`.
 
 mod amend;
 mod buddy;
@@ -66,8 +68,8 @@ pub use types::{
 };
 use upkeep::{Fill, Tally, Upkeep};
 
-/// One request is cut into this many strips at most: 64 groups of a 4 GiB TRIM in three each, or 32 MiB of rows
-/// whose lanes or parity just fit into scratch memory.
+/// One request is cut into this many strips at most: 64 groups of a 4 GiB TRIM in three each, or 32 MiB of
+/// rows whose lanes or parity just fit into scratch memory.
 const STRIPS_PER_REQUEST_MAX: usize = 256;
 const PARTS_MAX: usize = 16 * REQUESTS_IN_FLIGHT_MAX;
 
@@ -144,8 +146,8 @@ pub struct Volume {
     starving: VecDeque<Key>,
     /// Strips that begin anew a little later.
     resting: Vec<(Time, Key)>,
-    /// A reader's, that go on when the coordinator said that the map is still the newest: those that it is yet to be
-    /// asked for, and those that it was asked for.
+    /// A reader's, that go on when the coordinator said that the map is still the newest: those that it is
+    /// yet to be asked for, and those that it was asked for.
     unvouched: Vec<Key>,
     vouching: Vec<Key>,
     /// In order of submission, so in order of deadline. Keys of completed requests are skipped.
@@ -382,8 +384,8 @@ impl Volume {
         key
     }
 
-    /// An acknowledged write lives in the donors' memory already; all that can have happened since is its loss.
-    /// A link that is being opened does not know yet, so it is waited for.
+    /// An acknowledged write lives in the donors' memory already; all that can have happened since is its
+    /// loss. A link that is being opened does not know yet, so it is waited for.
     fn flush(&mut self, now: Time, tag: Tag, effects: &mut Vec<Effect>) {
         let key = self.admit(now, Asker::Tool(tag), Request { op: Op::Flush, offset: 0, len: 0 });
         let opens = |link: &Link| link.unflushed && !link.is_settled();
@@ -401,8 +403,8 @@ impl Volume {
         self.complete_if_done(key, effects);
     }
 
-    /// Writes that were acknowledged since the last flush are on donors that cannot be reached, more of them than
-    /// redundancy covers.
+    /// Writes that were acknowledged since the last flush are on donors that cannot be reached, more of them
+    /// than redundancy covers.
     fn lost_unflushed(&self) -> bool {
         let down = |donor: &DonorId| self.links.get(donor).is_none_or(Link::is_down);
         let dirty = |donor: &DonorId| self.links.get(donor).is_some_and(|link| link.unflushed);
@@ -508,9 +510,9 @@ impl Volume {
         }
     }
 
-    /// Every strip of a request that is late ends. A donor that still reads a payload is set aside first, since
-    /// its memory must not be touched after the request is answered; one that was asked for data a moment ago,
-    /// after another had failed, is not.
+    /// Every strip of a request that is late ends. A donor that still reads a payload is set aside first,
+    /// since its memory must not be touched after the request is answered; one that was asked for data a
+    /// moment ago, after another had failed, is not.
     fn expire_requests(&mut self, now: Time, effects: &mut Vec<Effect>) {
         while let Some((deadline, key)) = self.deadlines.front().copied() {
             let Some(pending) = self.requests.get_mut(key) else {
@@ -567,7 +569,8 @@ impl Volume {
         }
     }
 
-    /// Panics when a rule that the code relies on does not hold. For tests and the simulator: it looks at everything.
+    /// Panics when a rule that the code relies on does not hold. For tests and the simulator: it looks at
+    /// everything.
     pub fn check_invariants(&self) {
         let mut open: BTreeMap<u64, u32> = BTreeMap::new();
         for (key, part) in self.parts.iter() {

@@ -1,13 +1,14 @@
 //! The numbers of writes, by which donors tell a next writer what may be half done.
 //!
 //! Owns which number is next, and up to which all are over. Never: whether a write succeeded.
-//! Invariant: of two writes of the same block the later one has the greater number. A block is written by one strip at a
-//! time, and whenever one ends another number begins, so those that begin between two ends share one: they leave together,
-//! and what lies side by side may be one request. Tests: below, the simulator.
+//! Invariant: of two writes of the same block the later one has the greater number. A block is written by one
+//! strip at a time, and whenever one ends another number begins, so those that begin between two ends share
+//! one: they leave together, and what lies side by side may be one request. Tests: below, the simulator.
 
 use std::collections::VecDeque;
 
-/// How far a writer begins beyond every number that it heard of, for a donor that it could not ask may know greater ones.
+/// How far a writer begins beyond every number that it heard of, for a donor that it could not ask may know
+/// greater ones.
 const GAP: u64 = 1 << 32;
 
 #[derive(Debug)]

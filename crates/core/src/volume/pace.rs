@@ -1,14 +1,17 @@
 //! How fast fragments are rebuilt beside the volume's users.
 //!
-//! Owns one number: how many chunks may be on their way at once. It grows while the users' requests take hardly
-//! longer than without rebuilding, shrinks when they do, and is at its most when nobody asks for anything.
-//! A user that keeps a fixed number of requests going gets throughput in inverse proportion to their latency, so the
-//! bound on latency is a bound on what rebuilding costs. Never: clocks; `tick` brings the time. Tests: below.
+//! Owns one number: how many chunks may be on their way at once. It grows while the users' requests take
+//! hardly longer than without rebuilding, shrinks when they do, and is at its most when nobody asks for
+//! anything.
+//! A user that keeps a fixed number of requests going gets throughput in inverse proportion to their latency,
+//! so the bound on latency is a bound on what rebuilding costs. Never: clocks; `tick` brings the time. Tests:
+//! below.
 
 use crate::limits::{FILL_CHUNKS_MAX, PACE_WINDOW_NS};
 use crate::units::Time;
 
-/// Windows after which the users' latency without rebuilding is measured anew, and for how many it rests then.
+/// Windows after which the users' latency without rebuilding is measured anew, and for how many it rests
+/// then.
 const REST_EVERY: u32 = 50;
 const REST_FOR: u32 = 2;
 

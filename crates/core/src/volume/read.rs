@@ -1,8 +1,9 @@
 //! Reads: straight from the data slots, and from redundancy where a slot cannot be had.
 //!
 //! Owns the choice of whom to ask, and what is done when one fails or is late. Never: writes, or repair.
-//! Invariant: what a request is answered with came from the holder of its data or was rebuilt from k others, and a
-//! rebuilt block agrees with its checksum where that is known. Tests: `tests/volume_degraded.rs`, the simulator.
+//! Invariant: what a request is answered with came from the holder of its data or was rebuilt from k others,
+//! and a rebuilt block agrees with its checksum where that is known. Tests: `tests/volume_degraded.rs`, the
+//! simulator.
 
 use super::link::Trust;
 use super::strip::{Failure, Phase, Slots, Still, Strip, Work, bit, slots_of};
@@ -136,7 +137,8 @@ impl Volume {
         }
     }
 
-    /// From the copy that is asked least. Where copies may differ until they are resynced, always from the first.
+    /// From the copy that is asked least. Where copies may differ until they are resynced, always from the
+    /// first.
     fn read_copy(&mut self, now: Time, key: Key, span: Span, effects: &mut Vec<Effect>) {
         let strip = self.strips.get(key).expect("being begun");
         let torn = self.is_torn(span.group, strip.lo, strip.hi);
@@ -158,7 +160,8 @@ impl Volume {
         }
     }
 
-    /// Going round those that are late is no way any more: waits for them after all. False when there are none.
+    /// Going round those that are late is no way any more: waits for them after all. False when there are
+    /// none.
     fn asks_the_late_again(&mut self, key: Key) -> bool {
         let strip = self.strips.get(key).expect("it has read");
         let (group, wrong) = (strip.group, strip.wrong);
@@ -276,8 +279,8 @@ impl Volume {
         }
     }
 
-    /// Whom to ask before going round them. Where others may be writing, what is rebuilt may not be of one moment, so
-    /// it is the last resort.
+    /// Whom to ask before going round them. Where others may be writing, what is rebuilt may not be of one
+    /// moment, so it is the last resort.
     fn worth_asking(&self) -> Trust {
         let last_resort = self.geometry.parity == 0 || (self.read_only && self.geometry.data > 1);
         if last_resort { Trust::Poor } else { Trust::Good }
@@ -337,8 +340,8 @@ impl Volume {
         self.map.groups[group as usize].slots[slot as usize].held.is_some()
     }
 
-    /// Asks for the lanes that are still missing: each needed one of its holder, or so many others that it can be
-    /// rebuilt. Called at the beginning and after each failure.
+    /// Asks for the lanes that are still missing: each needed one of its holder, or so many others that it
+    /// can be rebuilt. Called at the beginning and after each failure.
     pub(super) fn read_lanes(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
         let needed = self.needed(key);
         let geometry = self.geometry;
@@ -420,9 +423,9 @@ impl Volume {
         self.end_strip(now, key, Err(VolumeError::DonorLost), effects);
     }
 
-    /// Blocks that are wrong on one slot may be right on the others, and the other way round in other rows; and rows that do
-    /// not fit together may lie beside rows that do: what was to be read at once is read block by block. False when that was
-    /// done, or nothing was wrong.
+    /// Blocks that are wrong on one slot may be right on the others, and the other way round in other rows;
+    /// and rows that do not fit together may lie beside rows that do: what was to be read at once is read
+    /// block by block. False when that was done, or nothing was wrong.
     fn takes_blocks_alone(&mut self, key: Key) -> bool {
         let strip = self.strips.get(key).expect("it has read");
         let (work, group, lo, hi) = (strip.work, strip.group, strip.lo, strip.hi);
@@ -469,12 +472,13 @@ impl Volume {
         }
     }
 
-    /// Without the write lease, another may be writing: lanes that were read before and after a write of their row
-    /// make up a block that never was. So the donors that were read from are asked who wrote there lately, sooner after
-    /// the first lane was asked for than a writer makes them forget: of a write that came in between, or was half done
-    /// before, the one that had it knows, and for that long after the write is complete. A donor that was excluded or
-    /// replaced does not hear of writes any more; that there is none of them the coordinator knows, whose map is then
-    /// the newest still. Otherwise it begins anew a little later. False when all that is settled.
+    /// Without the write lease, another may be writing: lanes that were read before and after a write of
+    /// their row make up a block that never was. So the donors that were read from are asked who wrote there
+    /// lately, sooner after the first lane was asked for than a writer makes them forget: of a write that
+    /// came in between, or was half done before, the one that had it knows, and for that long after the write
+    /// is complete. A donor that was excluded or replaced does not hear of writes any more; that there is
+    /// none of them the coordinator knows, whose map is then the newest still. Otherwise it begins anew a
+    /// little later. False when all that is settled.
     fn ask_who_wrote(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) -> bool {
         let newest = self.map.epoch;
         let strip = self.strips.get_mut(key).expect("it has read");
@@ -506,7 +510,8 @@ impl Volume {
         true
     }
 
-    /// Lets a strip begin anew a little later. Rows that a writer left half written stay so until the next one comes.
+    /// Lets a strip begin anew a little later. Rows that a writer left half written stay so until the next
+    /// one comes.
     fn rest(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
         self.drop_parts(key, effects);
         self.free_scratch(key);
@@ -653,7 +658,8 @@ impl Volume {
         }
     }
 
-    /// The pieces of a span in data slot `slot` between `lo` and `hi`: offset in the extent, in the payload, length.
+    /// The pieces of a span in data slot `slot` between `lo` and `hi`: offset in the extent, in the payload,
+    /// length.
     pub(super) fn overlap(&self, span: Span, slot: u32, lo: u32, hi: u32) -> Vec<(u32, u32, u32)> {
         let (from, to) = self.geometry.column(span.begin, span.end, slot);
         let (from, to) = (from.max(lo), to.min(hi));
@@ -705,7 +711,8 @@ impl Volume {
         request.and_then(|request| self.requests.get_mut(request)).expect("asked by a request")
     }
 
-    /// Of what a slot has of the request, something can be said of `known` bytes: what is in front of that is still answered.
+    /// Of what a slot has of the request, something can be said of `known` bytes: what is in front of that is
+    /// still answered.
     pub(super) fn status_ends(&mut self, strip: Key, scatter: Scatter, known: u32, error: VolumeError) {
         let (at, _) = scatter.locate(known);
         let request = self.request_of(strip);
@@ -721,8 +728,8 @@ impl Volume {
         slots_of(lanes).any(|slot| self.lost_ranges().any(|bad| bad.reaches(group, slot, lo, hi)))
     }
 
-    /// Whether something of what the strip is to read, or of a block that it is to change in part, was found to be lost
-    /// after it was planned.
+    /// Whether something of what the strip is to read, or of a block that it is to change in part, was found
+    /// to be lost after it was planned.
     pub(super) fn needs_what_is_lost(&self, strip: &Strip) -> bool {
         let Some(span) = strip.span().filter(|_| self.lost_ranges().next().is_some()) else { return false };
         (0..self.geometry.data).any(|slot| {

@@ -1,11 +1,12 @@
 //! Rows that may be half written: finding them, and making their fragments fit together again.
 //!
-//! Owns the way from the first link to serving: whoever wrote before may have ended in the middle, and the donors
-//! remember where. Also the rows of a write that ended without reaching everyone. Never: wrong blocks, or slots without
-//! a holder (`upkeep`). Invariants: a volume is served when every row fits together or its loss is recorded, or when that
-//! took as long as a request may; nothing is written by a tool to a row in doubt; data that is missing there is reported
-//! as lost, never made up; and a donor that is silent while only its memory tells what such a row is keeps that memory.
-//! Tests: `tests/volume_unclean.rs`, `tests/volume_resync.rs`, the simulator; `lab/tests/unclean.rs`.
+//! Owns the way from the first link to serving: whoever wrote before may have ended in the middle, and the
+//! donors remember where. Also the rows of a write that ended without reaching everyone. Never: wrong blocks,
+//! or slots without a holder (`upkeep`). Invariants: a volume is served when every row fits together or its
+//! loss is recorded, or when that took as long as a request may; nothing is written by a tool to a row in
+//! doubt; data that is missing there is reported as lost, never made up; and a donor that is silent while
+//! only its memory tells what such a row is keeps that memory. Tests: `tests/volume_unclean.rs`,
+//! `tests/volume_resync.rs`, the simulator; `lab/tests/unclean.rs`.
 
 use super::judge::{Doubt, Hearing};
 use super::strip::{Missed, Phase, Progress, Slots, Strip, Work, bit, slots_of};
@@ -30,8 +31,8 @@ pub(super) struct Torn {
     pub(super) group: u32,
     pub(super) lo: u32,
     pub(super) hi: u32,
-    /// The slots that missed it, if that is known: the others fit together, and when these have no holder any more
-    /// all is well. None: any may differ.
+    /// The slots that missed it, if that is known: the others fit together, and when these have no holder any
+    /// more all is well. None: any may differ.
     pub(super) missed: Slots,
 }
 
@@ -80,7 +81,8 @@ impl Volume {
         self.torn.iter().filter(here).fold(0, |slots, torn| slots | torn.missed)
     }
 
-    /// Whether rows there may not fit together, as far as is known now: what is written to them could be lost with them.
+    /// Whether rows there may not fit together, as far as is known now: what is written to them could be lost
+    /// with them.
     pub(super) fn is_in_doubt(&self, group: u32, lo: u32, hi: u32) -> bool {
         self.geometry.data > 1
             && (self.is_torn(group, lo, hi)
@@ -88,8 +90,8 @@ impl Volume {
                 || self.resyncs.resurveyed.contains(&group))
     }
 
-    /// Whether the doubt that a strip meets may end while its request waits. Not where a donor is held back that was waited
-    /// for long enough, or where too few holders are left.
+    /// Whether the doubt that a strip meets may end while its request waits. Not where a donor is held back
+    /// that was waited for long enough, or where too few holders are left.
     pub(super) fn may_settle(&self, now: Time, key: Key) -> bool {
         let strip = self.strips.get(key).expect("it met a doubt");
         let (group, lo, hi) = (strip.group, strip.lo, strip.hi);
@@ -106,7 +108,8 @@ impl Volume {
         held.filter(there).count() < self.geometry.data as usize
     }
 
-    /// Whether the silent donor's memory alone tells what rows in doubt are. One that has ended does not come back.
+    /// Whether the silent donor's memory alone tells what rows in doubt are. One that has ended does not come
+    /// back.
     pub(super) fn is_needed(&self, group: u32, slot: u32, donor: DonorId) -> bool {
         self.geometry.data > 1
             && slot < self.geometry.data
@@ -145,7 +148,8 @@ impl Volume {
         }
     }
 
-    /// Whether a holder of the group was never asked what was written lately: it must be, before anything follows.
+    /// Whether a holder of the group was never asked what was written lately: it must be, before anything
+    /// follows.
     fn is_unsure(&self, group: u32) -> bool {
         self.resyncs.unsure.iter().any(|(of, _, placement)| *of == group && self.holds(*of, *placement))
     }
@@ -154,8 +158,9 @@ impl Volume {
         self.map.groups[group as usize].slots.iter().any(|slot| slot.held == Some(placement))
     }
 
-    /// Slots that have another holder now, or none, did not miss anything any more. One that had none and was said to be
-    /// filled missed it if it is held now; if it is still being filled, its filling begins there again.
+    /// Slots that have another holder now, or none, did not miss anything any more. One that had none and was
+    /// said to be filled missed it if it is held now; if it is still being filled, its filling begins there
+    /// again.
     pub(super) fn forget_missed(&mut self, map: &VolumeMap) {
         let mut all = std::mem::take(&mut self.torn);
         all.retain_mut(|torn| {
@@ -366,8 +371,8 @@ impl Volume {
         }
     }
 
-    /// Data that can be read makes parity, and any copy makes the others. Data that is missing is lost there, which
-    /// the coordinator records first.
+    /// Data that can be read makes parity, and any copy makes the others. Data that is missing is lost there,
+    /// which the coordinator records first.
     fn can_resync(&self, torn: Torn) -> bool {
         let usable = |slot: u32| self.source(torn.group, slot).is_some();
         match self.geometry.data {
@@ -469,9 +474,9 @@ impl Volume {
         self.torn.dedup();
     }
 
-    /// Data that is not what was written, where parity may be of another moment: nothing can give it back. Block by
-    /// block, so that no more is lost than what is wrong; and once that is recorded, what lies there is what parity is
-    /// made from.
+    /// Data that is not what was written, where parity may be of another moment: nothing can give it back.
+    /// Block by block, so that no more is lost than what is wrong; and once that is recorded, what lies there
+    /// is what parity is made from.
     pub(super) fn resync_wrong(&mut self, now: Time, key: Key, slot: u32, effects: &mut Vec<Effect>) {
         let strip = self.strips.get(key).expect("it has read");
         let (group, lo, hi) = (strip.group, strip.lo, strip.hi);

@@ -1,7 +1,7 @@
 //! Numbered pieces of the client's own memory, for parity and for what a request must put together.
 //!
-//! Owns which are free. Never: the bytes; the driver takes all of the memory at its start, by `Scratch::sizes`.
-//! Invariant: a piece has one holder. Tests: the machine's invariants.
+//! Owns which are free. Never: the bytes; the driver takes all of the memory at its start, by
+//! `Scratch::sizes`. Invariant: a piece has one holder. Tests: the machine's invariants.
 
 use crate::limits::{SCRATCH_LARGE_BYTES, SCRATCH_LARGE_COUNT, SCRATCH_SMALL_BYTES, SCRATCH_SMALL_COUNT};
 

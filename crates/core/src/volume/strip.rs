@@ -1,7 +1,7 @@
 //! Strips: the locked parts that requests and upkeep are made of, and the parts that a strip sends to donors.
 //!
-//! Owns a strip's way from its lock to its end, its scratch memory and its parts. Never: what it reads or writes
-//! (`read`, `write`, `upkeep`). Invariant: a strip ends once; no part of it touches memory afterwards.
+//! Owns a strip's way from its lock to its end, its scratch memory and its parts. Never: what it reads or
+//! writes (`read`, `write`, `upkeep`). Invariant: a strip ends once; no part of it touches memory afterwards.
 //!
 //! ```text
 //!   Locking -> Starving -> Reading -> Checking -> Writing -> Excluding -> ended
@@ -70,7 +70,8 @@ pub(super) enum Work {
     Rows(Span, Content),
     /// A row that several requests have written.
     Joined(Span),
-    /// Less than a row or a block: read, changed, written back. `delta`: from the old data and the old parity.
+    /// Less than a row or a block: read, changed, written back. `delta`: from the old data and the old
+    /// parity.
     Patch {
         span: Span,
         content: Content,
@@ -123,7 +124,8 @@ pub(super) enum Phase {
     Writing,
     /// For the coordinator to record that donors missed a write.
     Excluding,
-    /// For another's writes to what it reads to be over, or for the coordinator's word that the map is the newest.
+    /// For another's writes to what it reads to be over, or for the coordinator's word that the map is the
+    /// newest.
     Resting,
 }
 
@@ -479,7 +481,8 @@ impl Volume {
         Fragment { group: strip.group, slot, local: strip.lo }
     }
 
-    /// Sends a part, or lets it wait for its link to open. False when its donor is set aside: nothing was done.
+    /// Sends a part, or lets it wait for its link to open. False when its donor is set aside: nothing was
+    /// done.
     #[expect(clippy::too_many_arguments, reason = "what a part is")]
     pub(super) fn add_part(
         &mut self,
@@ -686,7 +689,8 @@ impl Volume {
         }
     }
 
-    /// Forgets the parts that the strip has; those still on their way are reads, whose answers are not wanted.
+    /// Forgets the parts that the strip has; those still on their way are reads, whose answers are not
+    /// wanted.
     pub(super) fn drop_parts(&mut self, key: Key, effects: &mut Vec<Effect>) {
         let Some(strip) = self.strips.get_mut(key) else { return };
         let mut next = strip.parts.take();

@@ -89,7 +89,8 @@ impl PartOp {
     }
 }
 
-/// A run of equal presence; `hole` reads as zeros and takes no memory. In a survey: `hole` means not written lately.
+/// A run of equal presence; `hole` reads as zeros and takes no memory. In a survey: `hole` means not written
+/// lately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatusRun {
     pub len: u32,
@@ -145,7 +146,8 @@ pub enum LinkFailure {
     Broken(String),
     /// It could not be opened: unreachable, or it did not answer.
     NotOpened(String),
-    /// Nothing listens at its address, or another donor does: its process has ended, and what it held is gone.
+    /// Nothing listens at its address, or another donor does: its process has ended, and what it held is
+    /// gone.
     Refused(String),
     /// The donor is there, and knows no such lease or extent (any more).
     NotAdmitted(String),
@@ -207,7 +209,8 @@ pub struct Fragment {
     pub local: u32,
 }
 
-/// `outputs[o] = (add ? outputs[o] : 0) + sum over i of coefficients[o * inputs + i] * inputs[i]`, as `code::combine`.
+/// `outputs[o] = (add ? outputs[o] : 0) + sum over i of coefficients[o * inputs + i] * inputs[i]`, as
+/// `code::combine`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Combine {
     pub len: u32,
@@ -247,8 +250,9 @@ pub enum Event {
         donor: DonorId,
         session: u64,
     },
-    /// What the donor lists of writes, in the extent that a `PartOp::Survey` asks about: comes before its answer, whose runs
-    /// are then of writes that nobody put a number on. `complete`: every write with a number up to this one is.
+    /// What the donor lists of writes, in the extent that a `PartOp::Survey` asks about: comes before its
+    /// answer, whose runs are then of writes that nobody put a number on. `complete`: every write with a
+    /// number up to this one is.
     Listed {
         part: Key,
         complete: u64,
@@ -280,9 +284,9 @@ pub enum Effect {
         donor: DonorId,
         session: u64,
     },
-    /// Does one connection of the link hang, while the donor is there? Connect once more under this session number, for
-    /// nothing but that; answer with `Reached` if it lets you in, and one that owes something has moved no byte for
-    /// `DOUBT_NS`. An earlier `Probe` need not be answered any more.
+    /// Does one connection of the link hang, while the donor is there? Connect once more under this session
+    /// number, for nothing but that; answer with `Reached` if it lets you in, and one that owes something has
+    /// moved no byte for `DOUBT_NS`. An earlier `Probe` need not be answered any more.
     Probe {
         donor: DonorId,
         session: u64,
@@ -292,8 +296,9 @@ pub enum Effect {
         donor: DonorId,
         session: u64,
     },
-    /// What is read is checked against what is known of `fragment`, and a block that is wrong makes the answer
-    /// `Corrupt`. What is written stays as it is until it is answered, or the link is closed: the driver need not copy it.
+    /// What is read is checked against what is known of `fragment`, and a block that is wrong makes the
+    /// answer `Corrupt`. What is written stays as it is until it is answered, or the link is closed: the
+    /// driver need not copy it.
     Send {
         donor: DonorId,
         part: Key,
@@ -334,8 +339,8 @@ pub enum Effect {
         b: At,
         len: u32,
     },
-    /// This is what the fragment shall hold, and so many of the next slots with it: note the checksums. `Nothing`
-    /// stands for zeros.
+    /// This is what the fragment shall hold, and so many of the next slots with it: note the checksums.
+    /// `Nothing` stands for zeros.
     Learn {
         fragment: Fragment,
         copies: u32,
@@ -349,7 +354,8 @@ pub enum Effect {
     },
     /// Tell the coordinator, and answer with `Amended`. One at a time.
     Amend(Amend),
-    /// These bytes of the volume, which are in `Mem::Cache` from `at` on, will likely be read. Its reader may have them.
+    /// These bytes of the volume, which are in `Mem::Cache` from `at` on, will likely be read. Its reader may
+    /// have them.
     Offer {
         offset: u64,
         at: u32,

@@ -1,10 +1,10 @@
-//! What keeps a volume whole beside its requests: filling slots, healing blocks, scrubbing, and telling donors what is
-//! settled.
+//! What keeps a volume whole beside its requests: filling slots, healing blocks, scrubbing, and telling
+//! donors what is settled.
 //!
-//! Owns when each is done and how far it has come. Never: how fast (`pace`), rows that were half written (`resync`), or
-//! where slots go (the coordinator).
-//! Invariant: what a slot's new holder has is up to its `cursor`, and in chunks `ahead` of it; every later write to any of that
-//! reaches it, too.
+//! Owns when each is done and how far it has come. Never: how fast (`pace`), rows that were half written
+//! (`resync`), or where slots go (the coordinator).
+//! Invariant: what a slot's new holder has is up to its `cursor`, and in chunks `ahead` of it; every later
+//! write to any of that reaches it, too.
 //! Tests: `tests/volume_finish.rs`, the simulator.
 
 use super::cached::Cached;
@@ -36,7 +36,8 @@ pub(super) struct Fill {
     pub(super) to: Placement,
     /// Bytes of the extent that are there.
     pub(super) cursor: u32,
-    /// Bytes that are there or on their way, chunk by chunk: whoever writes to one that is on its way waits for it.
+    /// Bytes that are there or on their way, chunk by chunk: whoever writes to one that is on its way waits
+    /// for it.
     begun: u32,
     /// Chunks that are there, beyond one that is not yet.
     ahead: BTreeSet<(u32, u32)>,
@@ -154,7 +155,8 @@ impl Volume {
         *self.report.corrupt.entry(from.placement.donor).or_default() += u64::from(blocks);
         let strip = self.strips.get(key).expect("looked at by the caller");
         let group = strip.group;
-        // Two slots that are wrong in the same row would be healed by turns for ever, and nothing else would be.
+        // Two slots that are wrong in the same row would be healed by turns for ever, and nothing else would
+        // be.
         let heals = matches!(strip.work, Work::Heal { .. });
         if self.geometry.parity == 0 || self.read_only || heals {
             return;
@@ -249,8 +251,8 @@ impl Volume {
         }
     }
 
-    /// Those first whose group can lose the fewest more; of them the ones with the fewest chunks on their way; then in order, so
-    /// that some are complete early: that is when a donor gets its memory back.
+    /// Those first whose group can lose the fewest more; of them the ones with the fewest chunks on their
+    /// way; then in order, so that some are complete early: that is when a donor gets its memory back.
     fn next_to_fill(&self, now: Time) -> Option<(u32, u32)> {
         let able = |(key, fill): &(&(u32, u32), &Fill)| {
             let ready = fill.pause_until <= now && fill.begun < self.used(key.0);
@@ -406,9 +408,9 @@ impl Volume {
         }
     }
 
-    /// Nothing may be on its way to a donor that is gone, so that nobody would find out. It is asked for something, and so are
-    /// the others: that tells whether it is silent, or this machine is cut off (`look_at_links`). One that answers stays,
-    /// whatever the coordinator hears of it.
+    /// Nothing may be on its way to a donor that is gone, so that nobody would find out. It is asked for
+    /// something, and so are the others: that tells whether it is silent, or this machine is cut off
+    /// (`look_at_links`). One that answers stays, whatever the coordinator hears of it.
     pub(super) fn ask_donors(&mut self, silent: &[DonorId]) {
         let rebuilds = self.geometry.parity > 0 && !self.read_only && !self.lease_lost;
         if !rebuilds || self.stage != Stage::Serving || self.upkeep.finishing.is_some() {

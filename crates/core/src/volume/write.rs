@@ -1,8 +1,8 @@
 //! Writes: to every copy, in whole rows with their parity, or changed in place under the row's lock.
 //!
-//! Owns what is written where, and that nothing is acknowledged before every slot has it or the coordinator has
-//! recorded which donors missed it. Never: repair. Invariant: a write that failed half-way leaves its range `torn`
-//! until it is resynced. Tests: `tests/volume_exclusion.rs`, the simulator.
+//! Owns what is written where, and that nothing is acknowledged before every slot has it or the coordinator
+//! has recorded which donors missed it. Never: repair. Invariant: a write that failed half-way leaves its
+//! range `torn` until it is resynced. Tests: `tests/volume_exclusion.rs`, the simulator.
 
 use super::link::Trust;
 use super::strip::{Content, Failure, Missed, Phase, Slots, Work, bit, slots_of};
@@ -18,7 +18,8 @@ const BLOCK: u32 = BLOCK_BYTES as u32;
 impl Volume {
     /// Cuts the write of one span into strips.
     pub(super) fn plan_write(&mut self, now: Time, request: Key, span: Span, content: Content) {
-        // Whole blocks go as they are, or whole rows where there is parity; what sticks out is read and changed.
+        // Whole blocks go as they are, or whole rows where there is parity; what sticks out is read and
+        // changed.
         let rows = self.geometry.data > 1 && self.geometry.parity > 0;
         let span =
             if rows && content == Content::Payload { self.keep_ends(now, request, span) } else { span };
@@ -81,8 +82,8 @@ impl Volume {
         }
     }
 
-    /// Where, in the blocks of the extents, other slots have a part of the span: a strip is of the same slots throughout, so that
-    /// donors can be told of its writes which those are.
+    /// Where, in the blocks of the extents, other slots have a part of the span: a strip is of the same slots
+    /// throughout, so that donors can be told of its writes which those are.
     fn borders(&self, span: Span) -> Vec<u32> {
         if self.geometry.data == 1 || self.geometry.parity == 0 {
             return Vec::new();
@@ -92,8 +93,8 @@ impl Volume {
         columns.flat_map(|(from, to)| [from / BLOCK * BLOCK, to.next_multiple_of(BLOCK)]).collect()
     }
 
-    /// Who shall have what a strip of this range writes to a slot: its holder, and who is being given it, if that has some of
-    /// the range. The strip's lock keeps it so.
+    /// Who shall have what a strip of this range writes to a slot: its holder, and who is being given it, if
+    /// that has some of the range. The strip's lock keeps it so.
     fn targets(&self, group: u32, slot: u32, lo: u32, hi: u32) -> impl Iterator<Item = Placement> + use<> {
         let places = self.map.groups[group as usize].slots[slot as usize];
         let filled = self.fills.get(&(group, slot)).is_some_and(|fill| fill.has_some(lo, hi));
@@ -474,8 +475,8 @@ impl Volume {
         self.wait_for_the_coordinator(key);
     }
 
-    /// What was lost for good and is written again answers errors to the next attachment until the coordinator has heard of
-    /// it, so the write is acknowledged only then. This one may read it at once.
+    /// What was lost for good and is written again answers errors to the next attachment until the
+    /// coordinator has heard of it, so the write is acknowledged only then. This one may read it at once.
     fn is_recorded_as_rewritten(&mut self, key: Key) -> bool {
         let strip = self.strips.get(key).expect("it has written");
         if !strip.is_users_write() {
@@ -490,8 +491,8 @@ impl Volume {
         self.strips.get_mut(key).expect("it has written").phase = Phase::Excluding;
     }
 
-    /// A write ended without reaching everyone. Who has it fits together, since all of it was sent: it is well again
-    /// when those that missed it are no holders any more, or else when the rows were resynced.
+    /// A write ended without reaching everyone. Who has it fits together, since all of it was sent: it is
+    /// well again when those that missed it are no holders any more, or else when the rows were resynced.
     pub(super) fn tear(&mut self, strip: &super::strip::Strip, effects: &mut Vec<Effect>) {
         let (group, lo, hi) = (strip.group, strip.lo, strip.hi);
         let alone = self.geometry.parity == 0;

@@ -1,8 +1,8 @@
 //! How much of the buffer pool the clients of an export may hold, together and each.
 //!
-//! Owns: the counts by class of buffer. Never: buffers. Invariant: a part of each class stays with the other front
-//! ends, so clients that stop in the middle of something cannot stop a file on the same volume; and no client
-//! holds so much that others of its kind come to a stand.
+//! Owns: the counts by class of buffer. Never: buffers. Invariant: a part of each class stays with the other
+//! front ends, so clients that stop in the middle of something cannot stop a file on the same volume; and no
+//! client holds so much that others of its kind come to a stand.
 //! Called by `flight` (counts) and `connection` (waits). Used on the data thread only, though it need not be.
 //! Tests: below.
 

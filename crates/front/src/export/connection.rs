@@ -1,10 +1,10 @@
 //! One client after its handshake: requests in, replies out, many of each at a time.
 //!
 //! Owns: what a request waits for, and the buffer of the write that comes in. Never: protocol, which is
-//! `Transmission`'s and the outbox's; waits while it could send, or holds the thread: after some rounds it lets
-//! others run. Invariant: memory is bounded whatever the client does: what is with the volume and unsent by
-//! `flight`, what is received by `inbuf`, and buffers of the pool that a slow client holds go back when others
-//! need them (`PATIENCE`).
+//! `Transmission`'s and the outbox's; waits while it could send, or holds the thread: after some rounds it
+//! lets others run. Invariant: memory is bounded whatever the client does: what is with the volume and unsent
+//! by `flight`, what is received by `inbuf`, and buffers of the pool that a slow client holds go back when
+//! others need them (`PATIENCE`).
 //! Large payloads of writes go from the stream straight into the pool's buffers.
 //! Called by `export::converse`. Tests: `flight`, `inbuf`, `outbox`; with real clients, end to end.
 

@@ -1,8 +1,8 @@
 //! The requests of one connection that are with the volume, and what their completions become on the wire.
 //!
-//! Owns: how many there may be and how much memory they and unsent replies hold; cookies. Never: sockets, or how a reply
-//! is encoded, which is the outbox's. Invariant: every request that was begun is answered once; a client that does not read its
-//! replies reaches the limits here and then stalls nobody but itself.
+//! Owns: how many there may be and how much memory they and unsent replies hold; cookies. Never: sockets, or
+//! how a reply is encoded, which is the outbox's. Invariant: every request that was begun is answered once; a
+//! client that does not read its replies reaches the limits here and then stalls nobody but itself.
 //! Called by `connection`. Tests: below.
 
 use super::budget::{Budget, Charge};
@@ -58,7 +58,8 @@ impl Sink for Completions {
     fn complete(&self, completion: Completion) {
         let mut inner = self.lock();
         if inner.closed {
-            // It may have been a write, which nobody else will count; of what length is not known of one without bytes.
+            // It may have been a write, which nobody else will count; of what length is not known of one
+            // without bytes.
             let len = completion.buffer.as_ref().map_or(u64::from(u32::MAX), |bytes| bytes.len() as u64);
             self.changes.landed(filled_by(len), completion.result.is_err());
             self.changes.note();

@@ -50,7 +50,8 @@ impl InBuf {
         &mut self.memory[self.live.end..end]
     }
 
-    /// `count` bytes came into `space`. A buffer that came full is doubled: there is more where that came from.
+    /// `count` bytes came into `space`. A buffer that came full is doubled: there is more where that came
+    /// from.
     pub(super) fn received(&mut self, count: usize) {
         self.live.end += count;
         assert!(self.live.end <= self.memory.len(), "received into the space given");

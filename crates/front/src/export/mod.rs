@@ -1,11 +1,11 @@
 //! The volume as an NBD export, for clients that others wrote, over TCP and Unix sockets.
 //!
-//! Owns: the listener, how many clients there may be, and the end of it all. Never: encrypts by itself; whoever lets
-//! others than this machine connect tells the user that traffic is in the clear (`Exported::is_local`).
-//! Invariant: listener and connections live on the volume's data thread, so a request costs no wake-up of another
-//! thread; none of them may block or hold it for long.
-//! Called by `cheetah attach --front export` and `up`. Parts: `handshake`, `connection`, `inbuf`, `outbox`,
-//! `errno`. Tests: in each; with real clients, end to end.
+//! Owns: the listener, how many clients there may be, and the end of it all. Never: encrypts by itself;
+//! whoever lets others than this machine connect tells the user that traffic is in the clear
+//! (`Exported::is_local`). Invariant: listener and connections live on the volume's data thread, so a request
+//! costs no wake-up of another thread; none of them may block or hold it for long. Called by `cheetah attach
+//! --front export` and `up`. Parts: `handshake`, `connection`, `flight` (requests with the volume), `budget`
+//! (how much they hold), `inbuf`, `outbox`, `errno`. Tests: in each; with real clients, end to end.
 
 mod budget;
 mod connection;

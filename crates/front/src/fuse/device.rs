@@ -1,8 +1,8 @@
 //! `/dev/fuse`: one mounted file system, from the mount on.
 //!
-//! Owns: the descriptor, mounting (by the system call where we may, else by `fusermount3`), the first exchange with the
-//! kernel, and what is written to it. Never: what an answer says. Invariant: when the last holder of it is gone, the kernel
-//! ends whatever waits for this file system.
+//! Owns: the descriptor, mounting (by the system call where we may, else by `fusermount3`), the first
+//! exchange with the kernel, and what is written to it. Never: what an answer says. Invariant: when the last
+//! holder of it is gone, the kernel ends whatever waits for this file system.
 //! Called by `mount`, `session`, `requests`, `offers`. Tests: `tests/file.rs`, through the kernel.
 
 use super::point::{self, MountError};
@@ -48,7 +48,8 @@ impl AsRawFd for Device {
 }
 
 impl Device {
-    /// Mounts at `point` and agrees with the kernel on `terms`. Requests can be received from then on, without waiting.
+    /// Mounts at `point` and agrees with the kernel on `terms`. Requests can be received from then on,
+    /// without waiting.
     pub(super) fn mount(
         point: &Path,
         source: &str,
@@ -97,8 +98,8 @@ impl Device {
         }
     }
 
-    /// The next request: of a write the head, and its bytes in `landing`; of any other all of it, up to `REQUEST_BYTES`.
-    /// Returns how much of `request` is filled, and of `landing`.
+    /// The next request: of a write the head, and its bytes in `landing`; of any other all of it, up to
+    /// `REQUEST_BYTES`. Returns how much of `request` is filled, and of `landing`.
     pub(super) fn receive(
         &self,
         request: &mut [u8; REQUEST_BYTES],
@@ -135,8 +136,8 @@ impl Device {
         }
     }
 
-    /// Tells the kernel that what it has of these bytes is out of date; a negative offset: of the attributes. It may wait for
-    /// requests that are answered on other threads.
+    /// Tells the kernel that what it has of these bytes is out of date; a negative offset: of the attributes.
+    /// It may wait for requests that are answered on other threads.
     pub(super) fn invalidate(&self, inode: u64, offset: i64, len: i64) -> rustix::io::Result<()> {
         match self.write(Head::Stale, &[&Body::stale(inode, offset, len)]) {
             // It has nothing of them.
@@ -195,8 +196,8 @@ fn mount_for_user(point: &Path, source: &str, read_only: bool) -> io::Result<Dev
     }
 }
 
-/// The helper is root's, mounts what its caller may write to, and hands the descriptor over through a socket, here its
-/// standard input.
+/// The helper is root's, mounts what its caller may write to, and hands the descriptor over through a socket,
+/// here its standard input.
 fn mount_by_helper(point: &Path, source: &str, read_only: bool, shared: bool) -> io::Result<OwnedFd> {
     let helper = point::fusermount().ok_or_else(|| io::Error::other("fusermount3 is not installed"))?;
     let (theirs, ours) =

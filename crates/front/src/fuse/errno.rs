@@ -11,8 +11,8 @@ pub(super) fn of(error: VolumeError) -> Errno {
         VolumeError::NoMemory => Errno::NOSPC,
         // Tools that punch holes go on without when they hear this.
         VolumeError::Unsupported => Errno::OPNOTSUPP,
-        // A lost lease too: file systems know what EIO means and stop writing. ESTALE or EACCES, which name the
-        // cause, make some tools retry or blame permissions; the cause is in the volume's status.
+        // A lost lease too: file systems know what EIO means and stop writing. ESTALE or EACCES, which name
+        // the cause, make some tools retry or blame permissions; the cause is in the volume's status.
         VolumeError::DonorLost
         | VolumeError::TimedOut
         | VolumeError::DonorFailed

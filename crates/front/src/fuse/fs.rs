@@ -1,9 +1,9 @@
 //! The file system: one directory, one file, `NAME.raw`, exactly as large as the volume.
 //!
 //! Owns: what each operation of the kernel means for a file that behaves like a block device: it cannot grow,
-//! shrink, be removed or renamed; truncation is accepted and changes nothing, so tools that open with O_TRUNC work.
-//! Never: waits, or speaks to the kernel or the volume; it says what is to be answered, or asked of the volume.
-//! Called by `session`. Tests: below; through a mounted volume, `tests/file.rs` and end to end.
+//! shrink, be removed or renamed; truncation is accepted and changes nothing, so tools that open with O_TRUNC
+//! work. Never: waits, or speaks to the kernel or the volume; it says what is to be answered, or asked of the
+//! volume. Called by `session`. Tests: below; through a mounted volume, `tests/file.rs` and end to end.
 
 use super::held::Held;
 use super::offers::LARGE_MAX;
@@ -22,11 +22,12 @@ use std::time::{Duration, Instant, SystemTime};
 pub(super) const FILE: u64 = 2;
 /// The name stays.
 const TTL: Duration = Duration::from_secs(3600);
-/// The time of the last write and what is held change with writes that do not come through the file, and who takes an old number
-/// for a hole loses what was written.
+/// The time of the last write and what is held change with writes that do not come through the file, and who
+/// takes an old number for a hole loses what was written.
 const ATTRIBUTES_TTL: Duration = Duration::ZERO;
 const BACKGROUND_MAX: u16 = 32;
-// Or the session would wait for buffers, and whoever asks for something small behind it; one is where requests land.
+// Or the session would wait for buffers, and whoever asks for something small behind it; one is where
+// requests land.
 const _: () = assert!(BACKGROUND_MAX as usize + LARGE_MAX < LARGE_COUNT);
 const BLOCK_BYTES: u32 = 4096;
 const NAME_MAX: u32 = 255;
@@ -143,7 +144,8 @@ impl VolumeFs {
             Op::Nothing | Op::Destroy => Answer::Body(Body::default()),
             Op::Forget => Answer::None,
             Op::Rename => Answer::Error(Errno::PERM),
-            // Of some the kernel then asks no more: access (it checks itself), extended attributes, interrupts.
+            // Of some the kernel then asks no more: access (it checks itself), extended attributes,
+            // interrupts.
             Op::Init(_) | Op::Unknown => Answer::Error(Errno::NOSYS),
             Op::Malformed => Answer::Error(Errno::IO),
         }

@@ -1,11 +1,13 @@
 //! How much of the file the pool holds, for who asks how many blocks it takes: the rest are holes.
 //!
-//! Owns: counting, in steps, what donors say of the whole volume, and what that is worth later. Never: makes anybody wait
-//! for longer than `PATIENCE`. Invariants: what is said is never less than there is, for who takes a hole for granted reads less than
-//! there is (GNU tar archives a file without blocks as one hole): what was written since the count began is added, what was not counted
-//! or may be written by somebody else counts as held; a file of which another may be the writer is never said to hold nothing; one
-//! count runs at a time, for a tenth of the time at most.
-//! Called by `fs` and `session`, begun by `mount`. Tests: below; through a mounted volume, `tests/file.rs`; with tools, end to end.
+//! Owns: counting, in steps, what donors say of the whole volume, and what that is worth later. Never: makes
+//! anybody wait for longer than `PATIENCE`. Invariants: what is said is never less than there is, for who
+//! takes a hole for granted reads less than there is (GNU tar archives a file without blocks as one hole):
+//! what was written since the count began is added, what was not counted or may be written by somebody else
+//! counts as held; a file of which another may be the writer is never said to hold nothing; one count runs at
+//! a time, for a tenth of the time at most.
+//! Called by `fs` and `session`, begun by `mount`. Tests: below; through a mounted volume, `tests/file.rs`;
+//! with tools, end to end.
 
 use crate::changes::{BLOCK_BYTES, Changes, Landed};
 use cheetah_rim::volume::{Completion, Op, Sink, StatusRun, Submission, VolumeHandle};
@@ -117,8 +119,8 @@ impl Held {
         self.ask(0, end);
     }
 
-    /// Whether a count that who asked at that time may wait for says more than the last one: of bytes that were not counted, or of
-    /// what others wrote. What was written here since is added to it.
+    /// Whether a count that who asked at that time may wait for says more than the last one: of bytes that
+    /// were not counted, or of what others wrote. What was written here since is added to it.
     pub(super) fn is_to_come(&self, asked: Instant) -> bool {
         let size = self.handle.size();
         self.count()

@@ -1,14 +1,16 @@
 //! The volume as a file: `MOUNTPOINT/NAME.raw`, served by FUSE.
 //!
 //! Owns: the mount, from the checks before it to its end, and telling the kernel when the volume grew.
-//! Never: waits for the network on a thread that takes requests. Invariant: once `mount` returned, the file is
-//! there; once `unmount` returned, nothing of it is left.
-//! Called by `cheetah attach` and `up`. Parts: `point` (mount points and their faults), `device` (the mount itself),
-//! `wire` (the kernel's bytes), `session` (requests as they come), `fs` (what each means), `requests` (answers owed),
-//! `held` (what is no hole), `users` (who would lose it), `offers` (to the page cache), `tune` (the kernel's read-ahead), `errno`. Tests: in each; through a mounted volume, end to end.
+//! Never: waits for the network on a thread that takes requests. Invariant: once `mount` returned, the file
+//! is there; once `unmount` returned, nothing of it is left.
+//! Called by `cheetah attach` and `up`. Parts: `point` (mount points and their faults), `device` (the mount
+//! itself), `wire` (the kernel's bytes), `session` (requests as they come), `fs` (what each means),
+//! `requests` (answers owed), `held` (what is no hole), `users` (who would lose it), `offers` (to the page
+//! cache), `tune` (the kernel's read-ahead), `errno`. Tests: in each; through a mounted volume, end to end.
 //!
-//! The protocol is spoken here and not by a library, because requests are to be received where the volume's other sockets
-//! are, on its data thread: the libraries there are have threads of their own that wait for one request each.
+//! The protocol is spoken here and not by a library, because requests are to be received where the volume's
+//! other sockets are, on its data thread: the libraries there are have threads of their own that wait for one
+//! request each.
 
 mod device;
 mod errno;
@@ -182,7 +184,8 @@ pub fn mount(handle: &VolumeHandle, mountpoint: &Path, options: &Options) -> Res
         uid: options.uid,
         gid: options.gid,
         mounted_at: SystemTime::now(),
-        // Beside a reader there may be a writer on another machine, of whom nothing is heard here; a writer is alone.
+        // Beside a reader there may be a writer on another machine, of whom nothing is heard here; a writer
+        // is alone.
         cache: (!handle.read_only()).then(|| Seen::new(changes.clone())),
         changes: changes.clone(),
         held,
@@ -213,7 +216,8 @@ fn announce(device: &Weak<Device>, mut sizes: watch::Receiver<u64>, mut stopped:
                 _ = stopped.changed() => return,
                 changed = sizes.changed() => if changed.is_err() { return },
             }
-            // A negative offset invalidates the attributes and leaves the cached bytes, which are still right.
+            // A negative offset invalidates the attributes and leaves the cached bytes, which are still
+            // right.
             let Some(device) = device.upgrade() else { return };
             if let Err(error) = device.invalidate(fs::FILE, -1, 0) {
                 tracing::warn!(%error, "the kernel was not told of new attributes; it may show the old ones");
@@ -234,7 +238,8 @@ impl Mounted {
         &self.point
     }
 
-    /// Whether root may read the file, too: a user's file is shown to its user alone unless `/etc/fuse.conf` says otherwise.
+    /// Whether root may read the file, too: a user's file is shown to its user alone unless `/etc/fuse.conf`
+    /// says otherwise.
     #[must_use]
     pub fn shared_with_root(&self) -> bool {
         self.shared
@@ -246,7 +251,8 @@ impl Mounted {
         self.ended.subscribe()
     }
 
-    /// Whether somebody else has the volume for writing, as far as that is heard: what it takes may then change unheard.
+    /// Whether somebody else has the volume for writing, as far as that is heard: what it takes may then
+    /// change unheard.
     pub fn set_writer_beside(&self, there: bool) {
         if let Some(held) = &self.held {
             held.set_writer_beside(there);
@@ -276,8 +282,9 @@ impl Mounted {
         Ok(())
     }
 
-    /// Whether it can be unmounted with `device`, a loop device of its file that is ended first. The kernel refuses for what is open
-    /// by way of this mount; a bind of it, or its copy in another namespace, would be left without a server.
+    /// Whether it can be unmounted with `device`, a loop device of its file that is ended first. The kernel
+    /// refuses for what is open by way of this mount; a bind of it, or its copy in another namespace, would
+    /// be left without a server.
     ///
     /// # Errors
     /// Who uses it.

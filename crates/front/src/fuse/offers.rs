@@ -1,10 +1,12 @@
-//! What was read ahead, given to the kernel's page cache before a tool asks for it: a read of it then costs no request.
+//! What was read ahead, given to the kernel's page cache before a tool asks for it: a read of it then costs
+//! no request.
 //!
-//! Owns: a queue, and the thread that empties it. Never: for a file that may be written, whose newer bytes it could
-//! overwrite. Invariants: nothing here waits on the data thread; what finds no room is not given, and is read when it is asked
-//! for; the queue holds a part of the pool at most, since a store may wait for a read that waits for a buffer. What was read
-//! before an open of the file is not given after it. A thread of its own, because the kernel makes whoever stores a page wait for a
-//! read of it that is under way. Called by `mount`. Tests: `read_ahead` of the end-to-end tests.
+//! Owns: a queue, and the thread that empties it. Never: for a file that may be written, whose newer bytes it
+//! could overwrite. Invariants: nothing here waits on the data thread; what finds no room is not given, and
+//! is read when it is asked for; the queue holds a part of the pool at most, since a store may wait for a
+//! read that waits for a buffer. What was read before an open of the file is not given after it. A thread of
+//! its own, because the kernel makes whoever stores a page wait for a read of it that is under way. Called by
+//! `mount`. Tests: `read_ahead` of the end-to-end tests.
 
 use super::device::Device;
 use super::fs;

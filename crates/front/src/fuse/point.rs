@@ -1,8 +1,8 @@
 //! Mount points: whether a volume can be mounted there, and clearing away what a killed daemon left.
 //!
-//! Owns: every reason not to mount, with what to do about it. Never: detaches a mount that is alive or not ours.
-//! Invariant: nothing here hangs on a server that does not answer; what may hang runs on a thread of its own.
-//! Called by `fuse::mount` and by `cheetah detach`. Tests: below.
+//! Owns: every reason not to mount, with what to do about it. Never: detaches a mount that is alive or not
+//! ours. Invariant: nothing here hangs on a server that does not answer; what may hang runs on a thread of
+//! its own. Called by `fuse::mount` and by `cheetah detach`. Tests: below.
 
 use super::SOURCE_PREFIX;
 use crate::mountinfo::{self, MountEntry};
@@ -243,7 +243,8 @@ pub struct Abandoned {
     pub detached: bool,
 }
 
-/// Ends a mount whose daemon was killed or hangs: what waits on it gets an error (root only), and it disappears.
+/// Ends a mount whose daemon was killed or hangs: what waits on it gets an error (root only), and it
+/// disappears.
 ///
 /// # Errors
 /// A sentence for the user: what is mounted there is not ours, or it could not be detached.

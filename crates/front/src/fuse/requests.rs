@@ -1,10 +1,11 @@
 //! Requests of the file on their way through the volume, and the answers they owe the kernel.
 //!
-//! Owns: what is answered when a completion comes, and requests that need several (a range over 4 GiB, a search
-//! for data). Never: waiting; completions arrive on the volume's data thread. Invariant: each request is answered once.
-//! There are as many as the kernel has in the background (`fs`), and one for each thread of a tool.
-//! Nothing on the way of a read or a write allocates or is remembered here: the token says all that its answer needs.
-//! Called by `session`. Tests: below; through a mounted volume, end to end.
+//! Owns: what is answered when a completion comes, and requests that need several (a range over 4 GiB, a
+//! search for data). Never: waiting; completions arrive on the volume's data thread. Invariant: each request
+//! is answered once. There are as many as the kernel has in the background (`fs`), and one for each thread of
+//! a tool.
+//! Nothing on the way of a read or a write allocates or is remembered here: the token says all that its
+//! answer needs. Called by `session`. Tests: below; through a mounted volume, end to end.
 
 use super::device::Device;
 use super::errno;
@@ -216,8 +217,8 @@ enum Found {
     Further(u64),
 }
 
-/// The end of the file counts as a hole. Bytes that the answer says nothing of count as data once nothing else is
-/// known: taking them for a hole would make a copy of the file lose them.
+/// The end of the file counts as a hole. Bytes that the answer says nothing of count as data once nothing
+/// else is known: taking them for a hole would make a copy of the file lose them.
 fn sought(want: Want, range: Range, runs: &[StatusRun]) -> Found {
     let mut at = range.at;
     for run in runs {
@@ -235,7 +236,8 @@ fn sought(want: Want, range: Range, runs: &[StatusRun]) -> Found {
     }
 }
 
-/// What is found where, behind what was looked at, nothing can be said: it counts as data, of which a reader hears that it is lost.
+/// What is found where, behind what was looked at, nothing can be said: it counts as data, of which a reader
+/// hears that it is lost.
 fn before_a_loss(want: Want, range: Range) -> u64 {
     match want {
         Want::Data => range.at,

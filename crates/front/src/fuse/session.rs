@@ -1,8 +1,9 @@
 //! The requests of the kernel for one mounted volume, one after the other as they come.
 //!
-//! Owns: the loop that receives them. Never: waits for the network; it waits for buffers, which bounds what is on its way.
-//! Invariant: it runs on the volume's data thread, so that a request costs no wake-up of another thread, what is there at once
-//! goes out to donors together, and the bytes of a large write arrive where they are sent from.
+//! Owns: the loop that receives them. Never: waits for the network; it waits for buffers, which bounds what
+//! is on its way. Invariant: it runs on the volume's data thread, so that a request costs no wake-up of
+//! another thread, what is there at once goes out to donors together, and the bytes of a large write arrive
+//! where they are sent from.
 //! Called by `mount`. Tests: `tests/file.rs`.
 
 use super::device::Device;

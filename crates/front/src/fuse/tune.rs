@@ -1,7 +1,8 @@
 //! How far the kernel reads ahead of a tool that reads the file, which only root may set.
 //!
-//! Owns: `/sys/class/bdi`. Never: fails an attach; it says what could not be set. `max_ratio` is left alone: a
-//! higher share of dirty pages would only serve mmap, and would make write-back under memory pressure worse.
+//! Owns: `/sys/class/bdi`. Never: fails an attach; it says what could not be set. `max_ratio` is left alone:
+//! a higher share of dirty pages would only serve mmap, and would make write-back under memory pressure
+//! worse.
 
 use std::fmt;
 use std::os::unix::fs::MetadataExt;
@@ -30,7 +31,8 @@ pub fn tune(point: &Path, read_ahead_kb: u32) -> Tuning {
     if !rustix::process::geteuid().is_root() {
         return not_set("only root may raise it, and cold sequential reads are faster with 1024 KiB".into());
     }
-    // The kernel's own setting comes with its first exchange with the file system, which any look at it waits for.
+    // The kernel's own setting comes with its first exchange with the file system, which any look at it waits
+    // for.
     let device = match std::fs::metadata(point) {
         Ok(root) => root.dev(),
         Err(error) => return not_set(format!("{}: {error}", point.display())),

@@ -1,9 +1,10 @@
-//! Who uses a mounted volume: how often it is open, and other places and processes that its end would take it from.
+//! Who uses a mounted volume: how often it is open, and other places and processes that its end would take it
+//! from.
 //!
-//! Owns: the count of open files and directories, as the kernel tells of each, and looking for their owners. Never: ends or
-//! unmounts anything. Invariant: the count alone decides whether it is open, for a mount in another namespace, or a bind of one
-//! file, may be seen by nobody here. Called by `fs` (counts) and `mount` (asks before it unmounts). Tests: below; `tests/file.rs`,
-//! `lab/tests/devices.rs`.
+//! Owns: the count of open files and directories, as the kernel tells of each, and looking for their owners.
+//! Never: ends or unmounts anything. Invariant: the count alone decides whether it is open, for a mount in
+//! another namespace, or a bind of one file, may be seen by nobody here. Called by `fs` (counts) and `mount`
+//! (asks before it unmounts). Tests: below; `tests/file.rs`, `lab/tests/devices.rs`.
 
 use crate::loopdev;
 use crate::mountinfo::{self, MountEntry};
@@ -101,15 +102,16 @@ fn same_file_system(one: &MountEntry, other: &MountEntry) -> bool {
     (one.major, one.minor) == (other.major, other.minor)
 }
 
-/// Where a mount stands, whatever that is called in its namespace: the file system below it, and the path there.
+/// Where a mount stands, whatever that is called in its namespace: the file system below it, and the path
+/// there.
 fn place<'a>(entry: &MountEntry, entries: &'a [MountEntry]) -> Option<(&'a MountEntry, PathBuf)> {
     let below = entries.iter().find(|below| below.id == entry.parent)?;
     let path = entry.point.strip_prefix(&below.point).ok()?;
     Some((below, below.root.join(path)))
 }
 
-/// Mounts that somebody made of this one. A namespace that was copied with all its mounts has one at the same place, which nobody
-/// asked for; it counts when something is open there.
+/// Mounts that somebody made of this one. A namespace that was copied with all its mounts has one at the same
+/// place, which nobody asked for; it counts when something is open there.
 fn elsewhere(ours: &MountEntry, namespaces: &[Namespace]) -> Vec<String> {
     let own = namespaces.first().and_then(|own| place(ours, &own.entries));
     let mut found = BTreeSet::new();

@@ -1,7 +1,7 @@
 //! What the kernel asks of a file system and what it is told, as bytes.
 //!
-//! Owns: the layouts, those of the kernel's `include/uapi/linux/fuse.h`, in the byte order of this machine. Never:
-//! descriptors, or what an answer should be. Invariant: no bytes of any kernel make it panic.
+//! Owns: the layouts, those of the kernel's `include/uapi/linux/fuse.h`, in the byte order of this machine.
+//! Never: descriptors, or what an answer should be. Invariant: no bytes of any kernel make it panic.
 //! Called by `device` and `session` (in), `fs` (out). Tests: below; the kernel itself, in `tests/file.rs`.
 
 use rustix::io::Errno;
@@ -17,8 +17,8 @@ pub(super) const REQUEST_BYTES: usize = 512;
 
 pub(super) const ROOT: u64 = 1;
 
-/// The newest minor version of which anything is used here (`FOPEN_PARALLEL_DIRECT_WRITES`); the kernel goes by the
-/// flags, and by this only for layouts that are older than 7.28.
+/// The newest minor version of which anything is used here (`FOPEN_PARALLEL_DIRECT_WRITES`); the kernel goes
+/// by the flags, and by this only for layouts that are older than 7.28.
 const VERSION: (u32, u32) = (7, 38);
 /// From here on what this program uses has the layouts that it uses (`max_pages`, 2019).
 const VERSION_MIN: (u32, u32) = (7, 28);
@@ -97,8 +97,9 @@ pub(super) enum Op<'a> {
     StatFs,
     /// A file or directory that was opened is closed, by the last who had it.
     Release,
-    /// A descriptor is closed, or a directory synced. Kernels before 5.16 flush at a close: what was written is with donors, and what
-    /// was lost since is for who asks by fsync, not for the first who closes the file.
+    /// A descriptor is closed, or a directory synced. Kernels before 5.16 flush at a close: what was written
+    /// is with donors, and what was lost since is for who asks by fsync, not for the first who closes the
+    /// file.
     Nothing,
     /// Of the kernel's own memory; nobody waits for an answer.
     Forget,
@@ -301,7 +302,8 @@ impl Body {
         Ok((0..8).fold(body, |body, _| body.u32(0)))
     }
 
-    /// Tells the kernel, unasked, that what it has of these bytes is out of date; a negative offset: of the attributes.
+    /// Tells the kernel, unasked, that what it has of these bytes is out of date; a negative offset: of the
+    /// attributes.
     pub(super) fn stale(inode: u64, offset: i64, len: i64) -> Body {
         Body::default().u64(inode).u64(offset.cast_unsigned()).u64(len.cast_unsigned())
     }

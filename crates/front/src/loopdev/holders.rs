@@ -1,4 +1,5 @@
-//! Who uses a loop device or a partition of it: mounts, swap, device mappers, other loop devices, and processes that have it open.
+//! Who uses a loop device or a partition of it: mounts, swap, device mappers, other loop devices, and
+//! processes that have it open.
 //!
 //! Owns: looking. Never: ends or unmounts anything. Called by `loopdev::detach` for its error. Tests: below.
 
@@ -84,8 +85,8 @@ fn openers(nodes: &[Node]) -> Vec<String> {
     users(&["fd"], |to| devices.iter().find(|device| *device == to).cloned())
 }
 
-/// Who uses the file below the device, or the directory that it is in, beside `device`: that would be in the way of what comes after
-/// the device's end, and a refusal then would come too late to change nothing.
+/// Who uses the file below the device, or the directory that it is in, beside `device`: that would be in the
+/// way of what comes after the device's end, and a refusal then would come too late to change nothing.
 pub(super) fn of_file(file: &Path, device: &Path) -> Vec<String> {
     let below = file.parent().unwrap_or(file);
     let others = super::standing_on(file).into_iter().filter(|other| other != device);

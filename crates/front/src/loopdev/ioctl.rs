@@ -1,8 +1,8 @@
 //! The system calls of the loop driver, their numbers and layouts.
 //!
-//! Owns: `<linux/loop.h>`, and of `<linux/blkpg.h>` what partitions take. Never: decides what to call. A named module that may use unsafe: an ioctl takes an
-//! address, and each function here passes one of exactly the type that its number stands for; the layouts are
-//! checked when this compiles.
+//! Owns: `<linux/loop.h>`, and of `<linux/blkpg.h>` what partitions take. Never: decides what to call. A
+//! named module that may use unsafe: an ioctl takes an address, and each function here passes one of exactly
+//! the type that its number stands for; the layouts are checked when this compiles.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -119,7 +119,8 @@ pub(super) fn add(control: BorrowedFd<'_>) -> io::Result<u32> {
     u32::try_from(number).map_err(|_| io::Error::last_os_error())
 }
 
-/// A device that is to be cleared by its last user's close is not any more. One of which nobody else was a user cannot be told so.
+/// A device that is to be cleared by its last user's close is not any more. One of which nobody else was a
+/// user cannot be told so.
 pub(super) fn keep(device: BorrowedFd<'_>, info: &LoopInfo64) -> io::Result<()> {
     // SAFETY: the kernel reads one `loop_info64` from the address.
     check(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_SET_STATUS64, std::ptr::from_ref(info)) })
@@ -145,7 +146,8 @@ fn blkpg(device: BorrowedFd<'_>, op: libc::c_int, number: u32, start: u64, len: 
     };
     let datalen = libc::c_int::try_from(size_of::<BlkpgPartition>()).expect("152 bytes");
     let argument = BlkpgArg { op, flags: 0, datalen, data: &raw mut partition };
-    // SAFETY: the kernel reads one `blkpg_ioctl_arg` from the address, and one `blkpg_partition` from the one in it; both live here.
+    // SAFETY: the kernel reads one `blkpg_ioctl_arg` from the address, and one `blkpg_partition` from the one
+    // in it; both live here.
     check(unsafe { libc::ioctl(device.as_raw_fd(), BLKPG, std::ptr::from_ref(&argument)) })
 }
 

@@ -1,11 +1,11 @@
 //! The volume as a block device: a loop device over the FUSE file.
 //!
-//! Owns: making one with direct I/O, so that nothing is cached twice, checking that it is so, its partitions, its size when the
-//! volume grows, and its end. Never: unmounts what stands on it. Invariants: a device this module made serves whole
-//! sectors of the file from its start, the bytes behind the last are reported, not hidden; its partitions are those of this file;
-//! who is refused its end finds it as it was.
-//! Called by `cheetah attach --front loop` and `detach`; needs root. Parts: `ioctl`, `holders`, `table` (of partitions).
-//! Tests: below; over a mounted volume, end to end.
+//! Owns: making one with direct I/O, so that nothing is cached twice, checking that it is so, its partitions,
+//! its size when the volume grows, and its end. Never: unmounts what stands on it. Invariants: a device this
+//! module made serves whole sectors of the file from its start, the bytes behind the last are reported, not
+//! hidden; its partitions are those of this file; who is refused its end finds it as it was.
+//! Called by `cheetah attach --front loop` and `detach`; needs root. Parts: `ioctl`, `holders`, `table` (of
+//! partitions). Tests: below; over a mounted volume, end to end.
 
 mod holders;
 mod ioctl;
@@ -168,8 +168,8 @@ pub fn attach(file: &Path, options: &Options) -> Result<LoopDevice, LoopError> {
     Err(LoopError::NoneFree(io::ErrorKind::ResourceBusy.into()))
 }
 
-/// Partitions stay behind on a device that was ended without them, and would be taken for those of the next image. False: one is
-/// in use.
+/// Partitions stay behind on a device that was ended without them, and would be taken for those of the next
+/// image. False: one is in use.
 fn forget_partitions(number: u32, device: &File) -> bool {
     let mut old = partitions_of(number).into_iter();
     old.all(|partition| ioctl::delete_partition(device.as_fd(), partition).is_ok())
@@ -373,8 +373,8 @@ impl LoopDevice {
     }
 }
 
-/// The devices that stand on `file`, also those of a daemon that is gone. To be asked while the file's mount is
-/// still there, dead or alive: of a detached one the kernel no longer tells the path.
+/// The devices that stand on `file`, also those of a daemon that is gone. To be asked while the file's mount
+/// is still there, dead or alive: of a detached one the kernel no longer tells the path.
 #[must_use]
 pub fn standing_on(file: &Path) -> Vec<PathBuf> {
     let mut devices = Vec::new();
@@ -416,13 +416,15 @@ pub fn detach(device: &Path) -> Result<(), LoopError> {
     Err(LoopError::Busy { device: device.to_path_buf(), holders: users })
 }
 
-/// Clearing a device in use marks it to vanish when its last user goes, and a refusal should change nothing: so that is taken back
-/// while this is a user itself. There may be users whom nobody can see, in another namespace for one.
+/// Clearing a device in use marks it to vanish when its last user goes, and a refusal should change nothing:
+/// so that is taken back while this is a user itself. There may be users whom nobody can see, in another
+/// namespace for one.
 fn clear_if_unused(number: u32) -> Result<bool, LoopError> {
     let device = open_device(number)?;
     let failed = |error: io::Error| LoopError::Failed { device: path_of(number), error };
     let is = |error: &io::Error, code| error.raw_os_error() == Some(code);
-    // Of a device over a dead daemon's file the kernel does not tell; it shows that file whole, and has the flags that it keeps.
+    // Of a device over a dead daemon's file the kernel does not tell; it shows that file whole, and has the
+    // flags that it keeps.
     let before = ioctl::status(device.as_fd()).unwrap_or(ioctl::LoopInfo64::empty());
     match ioctl::clear(device.as_fd()) {
         Err(error) if is(&error, libc::ENXIO) => return Ok(true),

@@ -1,8 +1,9 @@
 //! Partition tables: where the partitions of an image lie, and how long its sectors are.
 //!
-//! Owns: reading MBR (with logical partitions) and GPT as the kernel reads them, for kernels that were built without, and the
-//! length of sectors that a GPT was written with. Never: trusts a table; what does not lie inside the image is left out.
-//! Invariants: no bytes make it panic, and a table of a few sectors is never more than so many reads.
+//! Owns: reading MBR (with logical partitions) and GPT as the kernel reads them, for kernels that were built
+//! without, and the length of sectors that a GPT was written with. Never: trusts a table; what does not lie
+//! inside the image is left out. Invariants: no bytes make it panic, and a table of a few sectors is never
+//! more than so many reads.
 //! Called by `loopdev::attach`. Tests: below.
 
 use std::io;
@@ -30,8 +31,8 @@ pub(super) struct Partition {
 /// Fills a buffer with the image's bytes from an offset on.
 pub(super) type Read<'a> = &'a dyn Fn(u64, &mut [u8]) -> io::Result<()>;
 
-/// The length of sectors that the image's GPT was written with, by whichever of its two headers is whole, else by how the first
-/// one begins; none where it has no GPT.
+/// The length of sectors that the image's GPT was written with, by whichever of its two headers is whole,
+/// else by how the first one begins; none where it has no GPT.
 pub(super) fn sector(read: Read<'_>, size: u64) -> Option<u32> {
     let last = |sector: u32| (size / u64::from(sector)).saturating_sub(1);
     let has_first = |sector: &u32| gpt(read, size, *sector, 1).is_some();
@@ -87,7 +88,8 @@ fn mbr_entries(sector: &[u8; MBR_SECTOR_BYTES as usize]) -> [MbrEntry; 4] {
 fn mbr(read: Read<'_>, entries: &[MbrEntry; 4], size: u64, sector: u64) -> Vec<Partition> {
     let mut found = Vec::new();
     for (number, entry) in (1..).zip(entries).filter(|(_, entry)| entry.sectors > 0) {
-        // Of an extended one only the head is shown, as the kernel does: what is in it has devices of its own.
+        // Of an extended one only the head is shown, as the kernel does: what is in it has devices of its
+        // own.
         let sectors =
             if entry.is_extended() { entry.sectors.min((1024 / sector).max(1)) } else { entry.sectors };
         found.extend(inside(number, entry.start * sector, sectors * sector, size));
@@ -259,7 +261,8 @@ mod tests {
         assert_eq!(sector(&of(&damaged), damaged.len() as u64), Some(512), "it says so all the same");
     }
 
-    /// A first header that was wiped or damaged, or one of another length that was left behind, does not make it a disk of 512.
+    /// A first header that was wiped or damaged, or one of another length that was left behind, does not make
+    /// it a disk of 512.
     #[test]
     fn sectors_are_those_of_the_gpt_that_is_whole() {
         let sector_of = |image: &[u8]| sector(&of(image), image.len() as u64);

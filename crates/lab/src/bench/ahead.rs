@@ -1,10 +1,11 @@
-//! The part `ahead`: the rules of read-ahead beside each other on hosts with links of 1 Gbit/s, by how long a round trip takes.
-//! A tool waits for each of its reads, of a file that is cold, and that the kernel does not read ahead of.
+//! The part `ahead`: the rules of read-ahead beside each other on hosts with links of 1 Gbit/s, by how long a
+//! round trip takes. A tool waits for each of its reads, of a file that is cold, and that the kernel does not
+//! read ahead of.
 //!
-//! Owns: the patterns, which are those of `cheetah-sim --read-ahead` but for its walk through a file system (`far` has a real one).
-//! Never: a tool that has several reads under way. Invariant: all rules read volumes of the same content on the same donors,
-//! attached when the link is as long as it is, and read once from end to end. What a client has learnt of how it is read stays
-//! from turn to turn, as it does from tool to tool.
+//! Owns: the patterns, which are those of `cheetah-sim --read-ahead` but for its walk through a file system
+//! (`far` has a real one). Never: a tool that has several reads under way. Invariant: all rules read volumes
+//! of the same content on the same donors, attached when the link is as long as it is, and read once from end
+//! to end. What a client has learnt of how it is read stays from turn to turn, as it does from tool to tool.
 //! Called by: `bench`.
 
 use std::cell::RefCell;
@@ -80,8 +81,9 @@ pub fn run(bench: &mut Bench) {
         let round_trip_ms = (ping.load(load, &[]).median_us().value / 10.0).round() / 100.0;
         let paths =
             RULES.map(|(volume, rule)| pool.attach_fuse(volume, &["--read-only", "--read-ahead", rule]).path);
-        // What was read in bulk before costs each read of 4 KiB 17 us more of 51, with and without read-ahead: its window is open
-        // as far as it goes, so the kernel acknowledges in the reading call, and on one machine that call delivers it as well.
+        // What was read in bulk before costs each read of 4 KiB 17 us more of 51, with and without
+        // read-ahead: its window is open as far as it goes, so the kernel acknowledges in the reading call,
+        // and on one machine that call delivers it as well.
         for path in &paths {
             file::walk(&mut worker.borrow_mut(), Walk::Forward, path, MIB, BYTES);
         }

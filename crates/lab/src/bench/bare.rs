@@ -1,11 +1,13 @@
-//! Raw TCP to several servers that keep what they are given, by every means that Cheetah has to be fast and with no other work:
-//! requests and answers are joined, large ones leave as pages of memory, and land where they belong.
+//! Raw TCP to several servers that keep what they are given, by every means that Cheetah has to be fast and
+//! with no other work: requests and answers are joined, large ones leave as pages of memory, and land where
+//! they belong.
 //!
-//! Owns: the servers and the client, each a process of its own, and the pipes of what they lend. Never: a protocol beyond sizes,
-//! a look at the bytes, a second client of a server at a time. Why: a bar that this misses asks for more than the machine has.
-//! Invariants: a question begins with how many bytes follow its head, and how many are wanted back; a server answers in the
-//! order in which it was asked, and goes round its memory; memory that was lent always holds the same bytes.
-//! Called by: `worker`; its servers also by `bare_file` and `bare_export`. Tests: below.
+//! Owns: the servers and the client, each a process of its own, and the pipes of what they lend. Never: a
+//! protocol beyond sizes, a look at the bytes, a second client of a server at a time. Why: a bar that this
+//! misses asks for more than the machine has. Invariants: a question begins with how many bytes follow its
+//! head, and how many are wanted back; a server answers in the order in which it was asked, and goes round
+//! its memory; memory that was lent always holds the same bytes. Called by: `worker`; its servers also by
+//! `bare_file` and `bare_export`. Tests: below.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;

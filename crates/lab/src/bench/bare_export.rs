@@ -1,10 +1,12 @@
-//! A bare export to compare with: an NBD server whose reads and writes raw TCP servers answer, and that does no more.
+//! A bare export to compare with: an NBD server whose reads and writes raw TCP servers answer, and that does
+//! no more.
 //!
-//! Owns: one client at a time, and its requests on their way. Never: redundancy, checksums, a cache, a request beside reads and
-//! writes, an error of a server (it ends the connection), reads and large writes together (both ends would wait).
-//! Requests that come together and lie one behind the other are one for a server, and large ones leave as pages, as Cheetah
-//! does. Replies to the client are copied: nobody says when it has read pages that it was lent, and their buffer may be used anew.
-//! Invariant: a server answers in the order in which it was asked (`ping`).
+//! Owns: one client at a time, and its requests on their way. Never: redundancy, checksums, a cache, a
+//! request beside reads and writes, an error of a server (it ends the connection), reads and large writes
+//! together (both ends would wait). Requests that come together and lie one behind the other are one for a
+//! server, and large ones leave as pages, as Cheetah does. Replies to the client are copied: nobody says when
+//! it has read pages that it was lent, and their buffer may be used anew. Invariant: a server answers in the
+//! order in which it was asked (`ping`).
 //! Called by: `local`, as a worker. Tests: below.
 
 use std::collections::VecDeque;
@@ -46,7 +48,8 @@ pub(super) fn uri(worker: &Worker) -> String {
     format!("nbd://{}", ping::address(worker))
 }
 
-/// A request, and the buffer of what it reads or writes; behind that its question, which is lent until it was answered.
+/// A request, and the buffer of what it reads or writes; behind that its question, which is lent until it was
+/// answered.
 struct Request {
     header: RequestHeader,
     buffer: Buffer,
@@ -224,7 +227,8 @@ impl Export {
         bare::wait(streams.map(look), self.room.has_head().then_some(&at_once))
     }
 
-    /// Takes the requests that are there, until they are enough for now. False when the client says that it goes.
+    /// Takes the requests that are there, until they are enough for now. False when the client says that it
+    /// goes.
     fn take_requests(&mut self) -> io::Result<bool> {
         if !self.room.has_head() {
             self.room.receive_behind(&mut [], &self.near)?;

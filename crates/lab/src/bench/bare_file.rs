@@ -1,11 +1,13 @@
-//! A bare file to compare with: a file system in user space whose reads and writes raw TCP servers answer, and that does no more.
+//! A bare file to compare with: a file system in user space whose reads and writes raw TCP servers answer,
+//! and that does no more.
 //!
-//! Owns: one file, the requests on their way for it, and its mount. Never: redundancy, checksums, a cache of its own, an
-//! error of a server (it ends the file), reads and large writes together (both ends would wait), read-ahead of its own.
-//! Requests that come together are sent together, and large writes as pages, as Cheetah does.
+//! Owns: one file, the requests on their way for it, and its mount. Never: redundancy, checksums, a cache of
+//! its own, an error of a server (it ends the file), reads and large writes together (both ends would wait),
+//! read-ahead of its own. Requests that come together are sent together, and large writes as pages, as
+//! Cheetah does.
 //! Invariant: a server answers in the order in which it was asked (`ping`).
-//! The layouts are those of the kernel's `include/uapi/linux/fuse.h` on a little-endian machine, and the terms those of Cheetah's
-//! own file.
+//! The layouts are those of the kernel's `include/uapi/linux/fuse.h` on a little-endian machine, and the
+//! terms those of Cheetah's own file.
 //! Called by: `front`, `lan`, as a worker. Tests: below.
 
 use std::collections::VecDeque;
@@ -121,7 +123,8 @@ struct Owed {
     unique: u64,
     len: u32,
     is_write: bool,
-    /// What is written, and behind it the question: they are lent to the socket, and stay until it was answered.
+    /// What is written, and behind it the question: they are lent to the socket, and stay until it was
+    /// answered.
     buffer: Buffer,
 }
 
@@ -277,7 +280,8 @@ impl Bare {
             17 => Body::of(&[self.size >> 12, 0, 0, 2, 0, 255 << 32 | 4096, 4096, 0, 0, 0]),
             // Release, fsync, flush, release of the directory.
             18 | 20 | 25 | 29 => Body::of(&[]),
-            // Init: version 7.38, read-ahead, flags; 32 in the background and 24 when that is much; 256 pages.
+            // Init: version 7.38, read-ahead, flags; 32 in the background and 24 when that is much; 256
+            // pages.
             26 => {
                 let (versions, flags) = (38 << 32 | 7, u64::from(INIT_FLAGS) << 32 | 16 << 20);
                 let limits = (LARGE_BYTES as u64) << 32 | 24 << 16 | 32;
@@ -313,7 +317,8 @@ impl Body {
     fn attributes(mut self, inode: u64, size: u64) -> Self {
         let size = if inode == ROOT { 0 } else { size };
         let mode: u64 = if inode == ROOT { 0o040_500 } else { 0o100_600 };
-        // Number, size, blocks; three times in seconds and in nanoseconds; mode, links; owner, group; device, block.
+        // Number, size, blocks; three times in seconds and in nanoseconds; mode, links; owner, group; device,
+        // block.
         let words = [inode, size, size >> 9, 0, 0, 0, 0, mode << 32, 1, 0, 4096];
         self.0.extend(words.iter().flat_map(|word| word.to_ne_bytes()));
         self

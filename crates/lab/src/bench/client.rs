@@ -1,9 +1,9 @@
 //! The client library alone, as a worker: requests go straight to `cheetah_rim::volume`, without a front end.
 //!
-//! Owns: the attachments (lease, map, renewal) and the generator, which lives where completions arrive, on the volume's
-//! data thread, so that asking again wakes nobody. Never: another path than the program's own daemon has.
-//! Invariant: each 4 KiB block begins with its own offset; a read that brings another fails the benchmark.
-//! Called by: `worker`.
+//! Owns: the attachments (lease, map, renewal) and the generator, which lives where completions arrive, on
+//! the volume's data thread, so that asking again wakes nobody. Never: another path than the program's own
+//! daemon has. Invariant: each 4 KiB block begins with its own offset; a read that brings another fails the
+//! benchmark. Called by: `worker`.
 
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -91,7 +91,8 @@ impl Attachment {
     }
 }
 
-/// Data threads side by side: all together have as many requests under way as one would have, but each has one.
+/// Data threads side by side: all together have as many requests under way as one would have, but each has
+/// one.
 struct Dealt(Many<Generator>);
 
 impl Server for Dealt {

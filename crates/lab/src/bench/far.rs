@@ -1,8 +1,9 @@
-//! The part `far`: hosts with links of 1 Gbit/s and a round trip of 20 ms between the client and its donors: what a cold
-//! sequential read makes of the link, and how many round trips a tool waits for that walks a file system.
+//! The part `far`: hosts with links of 1 Gbit/s and a round trip of 20 ms between the client and its donors:
+//! what a cold sequential read makes of the link, and how many round trips a tool waits for that walks a file
+//! system.
 //!
-//! Invariant: a volume is attached when its link is long, so with the connections that such a link asks for. Never: a delay by
-//! the kernel (netem is rarely there); `wire` makes it. Called by: `bench`.
+//! Invariant: a volume is attached when its link is long, so with the connections that such a link asks for.
+//! Never: a delay by the kernel (netem is rarely there); `wire` makes it. Called by: `bench`.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -77,7 +78,8 @@ pub fn run(bench: &mut Bench) {
     let what = "RTT 20 ms, 1 Gbit/s: fls -r of the NTFS sample";
     let plain = (NO_READ_AHEAD, "plain fls");
     bench.beside(("far.fls", what, "s"), &taken, "fls", plain, Bar::RatioAtMost(1.0).into());
-    // Each round trip that a tool waits for takes one RTT; what it takes beside that is what it takes on a local file.
+    // Each round trip that a tool waits for takes one RTT; what it takes beside that is what it takes on a
+    // local file.
     let trips = |side: &str| {
         taken
             .value(side)

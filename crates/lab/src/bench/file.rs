@@ -1,8 +1,9 @@
-//! Reads and writes of a file as plain programs do them, with the page cache emptied before: forward, backward, strided,
-//! several places in turns, anywhere.
+//! Reads and writes of a file as plain programs do them, with the page cache emptied before: forward,
+//! backward, strided, several places in turns, anywhere.
 //!
-//! Owns: the worker and its orders (`forward plain BLOCK BYTES PATH` and so on). Never: direct I/O (fio does that), any use of
-//! what an earlier order left in the page cache. Called by: `front`, `lan`, `far`, `ahead`, `thesis`, `scale`. Tests: below.
+//! Owns: the worker and its orders (`forward plain BLOCK BYTES PATH` and so on). Never: direct I/O (fio does
+//! that), any use of what an earlier order left in the page cache. Called by: `front`, `lan`, `far`, `ahead`,
+//! `thesis`, `scale`. Tests: below.
 
 use std::fs::File;
 use std::io;
@@ -86,8 +87,8 @@ enum Manner {
     Plain,
     /// The same right behind a walk of that kind.
     Again,
-    /// One that the kernel does not read ahead of, so that it waits for each block, or somebody else had it come; for so long
-    /// at most.
+    /// One that the kernel does not read ahead of, so that it waits for each block, or somebody else had it
+    /// come; for so long at most.
     Waiting(Duration),
 }
 
@@ -132,7 +133,8 @@ pub fn walk(worker: &mut Worker, walk: Walk, path: &Path, block: u64, bytes: u64
     order(worker, walk, Manner::Plain, path, block, bytes)
 }
 
-/// The same right behind `walk`: the page cache takes the memory that the first one gave up. For what is faster than 1 Gbit/s.
+/// The same right behind `walk`: the page cache takes the memory that the first one gave up. For what is
+/// faster than 1 Gbit/s.
 #[track_caller]
 pub fn walk_again(worker: &mut Worker, walk: Walk, path: &Path, block: u64, bytes: u64) -> Walked {
     order(worker, walk, Manner::Again, path, block, bytes)
@@ -211,8 +213,9 @@ fn carry_out(walk: Walk, manner: Manner, path: &Path, block: u64, bytes: u64) ->
     Ok(json!({"bytes": moved, "seconds": seconds, "cpu": own_cpu().saturating_sub(cpu).as_secs_f64()}))
 }
 
-/// Touches so much memory and gives it up. A virtual machine whose free memory its host takes back pays several times for each
-/// page that it touches anew: the page cache would measure the host. What was given up just now is taken first, mostly.
+/// Touches so much memory and gives it up. A virtual machine whose free memory its host takes back pays
+/// several times for each page that it touches anew: the page cache would measure the host. What was given up
+/// just now is taken first, mostly.
 fn have_at_hand(bytes: u64) {
     drop(std::hint::black_box(vec![1_u8; bytes as usize]));
 }

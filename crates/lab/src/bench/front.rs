@@ -1,6 +1,6 @@
-//! The part `front`: a volume as a file, beside what a user has today: nbdfuse in front of nbdkit on a Unix socket, and
-//! four such files joined by the kernel (a RAID0 of loop devices). A file in memory (tmpfs) is the limit, and a bare one
-//! over raw TCP what a plain program makes.
+//! The part `front`: a volume as a file, beside what a user has today: nbdfuse in front of nbdkit on a Unix
+//! socket, and four such files joined by the kernel (a RAID0 of loop devices). A file in memory (tmpfs) is
+//! the limit, and a bare one over raw TCP what a plain program makes.
 //!
 //! Every file was written before; sequential reads begin with an empty page cache, random ones go past it.
 //! Called by: `bench`.

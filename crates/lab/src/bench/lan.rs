@@ -1,9 +1,10 @@
-//! The part `lan`: a client and four donors on hosts of their own, joined by shaped links; sequential reads and writes
-//! beside iperf3 on the same hosts, and backward and strided reads, also where a round trip takes 1 ms.
+//! The part `lan`: a client and four donors on hosts of their own, joined by shaped links; sequential reads
+//! and writes beside iperf3 on the same hosts, and backward and strided reads, also where a round trip takes
+//! 1 ms.
 //!
-//! Reads begin with an empty page cache. iperf3 moves one stream between the client and one donor: the client's link is
-//! what it measures. An export is measured as iperf3 is, while its streams run, over libnbd; nbdcopy's copies, with their
-//! start and end, stand beside that and have no bar. Called by: `bench`.
+//! Reads begin with an empty page cache. iperf3 moves one stream between the client and one donor: the
+//! client's link is what it measures. An export is measured as iperf3 is, while its streams run, over libnbd;
+//! nbdcopy's copies, with their start and end, stand beside that and have no bar. Called by: `bench`.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -152,7 +153,8 @@ fn at_the_wire(bench: &mut Bench, libnbd: &Libnbd, rate: &str, name: &str) {
     let (server, mut ping) = ping_pair(&lan);
     let bare = bare_file(&lan, mib);
     let client = RefCell::new(libnbd.worker(&uri, 4));
-    // What is written for the first time takes memory of its machine, and donors put it on huge pages in the seconds after.
+    // What is written for the first time takes memory of its machine, and donors put it on huge pages in the
+    // seconds after.
     walk(Walk::Write, &path);
     walk(Walk::Write, &bare.path);
     mbit(bytes, nbdcopy(&noise, &uri));
@@ -205,7 +207,8 @@ fn at_the_wire(bench: &mut Bench, libnbd: &Libnbd, rate: &str, name: &str) {
         let peer = Some(("iperf3", taken.busy(peer)));
         bench.row(&Figure { peer, ..Figure::new(&id, what, "%", taken.busy(side)) });
     }
-    // A plain write is answered by donors before the next one begins; where several are under way the link need not wait.
+    // A plain write is answered by donors before the next one begins; where several are under way the link
+    // need not wait.
     let side = "file write, four at a time";
     let (id, what) = (format!("lan.{name}.file.write.four"), format!("links of {rate}, sequential: {side}"));
     bench.beside((&id, &what, "Mbit/s"), &taken, side, ("iperf3", "out"), Demand::NONE);
@@ -296,7 +299,8 @@ impl Pair {
 
 pub(super) const NO_READ_AHEAD: &str = "the same without read-ahead";
 
-/// Backward and strided walks in blocks of 4 KiB, where a round trip takes as long as it does on this machine and `more`.
+/// Backward and strided walks in blocks of 4 KiB, where a round trip takes as long as it does on this machine
+/// and `more`.
 fn walks(bench: &mut Bench, lan: &Arc<Lan>, more: Duration) {
     bench.prepare("volumes for backward and strided reads");
     let bytes = if bench.quick { 128 * MIB } else { 256 * MIB };

@@ -1,9 +1,10 @@
 //! Of the part `local`: random reads one at a time, beside a raw ping-pong with as many hops.
 //!
-//! Two processes on one core hand over to each other in a few microseconds, on two cores they wake one another, which in a
-//! virtual machine takes some fifty; left to itself the scheduler changes between the two, and so does any figure. So
-//! everybody is placed: each process on another core than whom it asks, as on a network, and all on one core, which shows
-//! what the path itself costs. Invariant: at the end all may run everywhere again. Called by: `local`. Tests: below.
+//! Two processes on one core hand over to each other in a few microseconds, on two cores they wake one
+//! another, which in a virtual machine takes some fifty; left to itself the scheduler changes between the
+//! two, and so does any figure. So everybody is placed: each process on another core than whom it asks, as on
+//! a network, and all on one core, which shows what the path itself costs. Invariant: at the end all may run
+//! everywhere again. Called by: `local`. Tests: below.
 
 use std::fs;
 

@@ -22,8 +22,8 @@ impl Libnbd {
         Self(scratch)
     }
 
-    /// A worker over so many connections, each with a thread of its own. A sequential load of no time asks for every block
-    /// once.
+    /// A worker over so many connections, each with a thread of its own. A sequential load of no time asks
+    /// for every block once.
     #[track_caller]
     pub fn worker(&self, uri: &str, connections: usize) -> Worker {
         let mut command = std::process::Command::new(self.0.join("libnbd_load"));

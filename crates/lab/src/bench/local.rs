@@ -1,10 +1,10 @@
-//! The part `local`: loopback, four donors; the client library alone and the export, beside raw TCP, libnbd on nbdkit,
-//! nbdkit behind its own proxy, qemu-nbd, nbd-server, and qemu's quorum over four nbdkit servers, which is what one can join
-//! by oneself.
+//! The part `local`: loopback, four donors; the client library alone and the export, beside raw TCP, libnbd
+//! on nbdkit, nbdkit behind its own proxy, qemu-nbd, nbd-server, and qemu's quorum over four nbdkit servers,
+//! which is what one can join by oneself.
 //!
-//! Like is compared with like: a stripe with the quorum only for reads, of which the quorum sends each to one server; its
-//! writes go to all four, so a mirror over four donors stands beside them. Every memory was written before it is read.
-//! Called by: `bench`.
+//! Like is compared with like: a stripe with the quorum only for reads, of which the quorum sends each to one
+//! server; its writes go to all four, so a mirror over four donors stands beside them. Every memory was
+//! written before it is read. Called by: `bench`.
 
 use std::time::Duration;
 
@@ -28,13 +28,16 @@ pub const SECONDS: f64 = 400.0;
 pub const SETS: usize = 7;
 
 const DONORS: usize = 4;
-/// Connections to each donor, and how long to look before sleeping: as `cheetah attach` does unless told otherwise.
+/// Connections to each donor, and how long to look before sleeping: as `cheetah attach` does unless told
+/// otherwise.
 pub(super) const BY_ITSELF: &str = "auto";
 /// Connections of libnbd that are tried; the fastest stands for it.
 const LIBNBD_CONNECTIONS: [usize; 3] = [1, 2, 4];
-/// One turn of each would let noise choose a slow peer: writes of 64 KiB were once compared with 2.5 GB/s, where two make 3.1.
+/// One turn of each would let noise choose a slow peer: writes of 64 KiB were once compared with 2.5 GB/s,
+/// where two make 3.1.
 const TRIALS: usize = 5;
-/// Volumes of one client, each with a data thread of its own: about what dealing one volume out to two threads could bring.
+/// Volumes of one client, each with a data thread of its own: about what dealing one volume out to two
+/// threads could bring.
 const HALVES: [&str; 2] = ["half-1", "half-2"];
 const MIB: u64 = 1 << 20;
 
@@ -67,7 +70,8 @@ impl World {
         let mib = if bench.quick { 256 } else { 512 };
         let size = format!("{mib}M");
         let mut pool = Pool::start();
-        // Of two stripes a quarter each, of the mirror all; two extents of 64 MiB each for the halves and for who sleeps, two spare.
+        // Of two stripes a quarter each, of the mirror all; two extents of 64 MiB each for the halves and for
+        // who sleeps, two spare.
         let lent = format!("{}M", mib / 2 + mib + 384);
         for number in 1..=DONORS {
             pool.donate(&format!("host-{number}"), &lent);
@@ -155,7 +159,8 @@ impl World {
         sides
     }
 
-    /// libnbd with as many connections as serve this load best, by turns like those that count: its place in the list.
+    /// libnbd with as many connections as serve this load best, by turns like those that count: its place in
+    /// the list.
     fn best_libnbd(&mut self, load: Load) -> usize {
         let load = Load { time: Duration::from_millis(300), ..load };
         let mut speeds = vec![Series::default(); self.libnbd.len()];

@@ -1,11 +1,15 @@
-//! The benchmark: Cheetah beside its peers and the physical limits, in one table with what is demanded of each figure.
+//! The benchmark: Cheetah beside its peers and the physical limits, in one table with what is demanded of
+//! each figure.
 //!
-//! Owns: the parts, the command line, what a part measures with ([`Bench`]) and how the run ends. Never: a figure that
-//! was not measured in this run or an earlier one of this machine, a ratio that noise made.
-//! Invariant: every ratio is of two sides that took turns in the same rounds, with the same congestion control, in a
-//! network namespace of the benchmark's own.
-//! Called by: `bin/bench.rs`. Parts: `outside` (the process that stays outside), `row` (judges), `rounds` (takes turns),
-//! `worker` (makes loads), `results` (writes); one file for each part of the table. Tests: in each of them.
+//! Owns: the parts, the command line, what a part measures with ([`Bench`]) and how the run ends. Never: a
+//! figure that was not measured in this run or an earlier one of this machine, a ratio that noise made.
+//! Invariant: every ratio is of two sides that took turns in the same rounds, with the same congestion
+//! control, in a network namespace of the benchmark's own. Called by: `bin/bench.rs`. Parts: `outside` (the
+//! process that stays outside), `row` (judges), `rounds` (takes turns), `worker` (makes loads), `results`
+//! (writes); the table's parts `local` (with `latency`), `front`, `lan`, `far`, `seeds`, `scale` (with
+//! `simulated`), `ahead`, `thesis`; their loads `client`, `direct`, `file`, `libnbd`, `ping`, and the bare
+//! limits `bare`, `bare_export`, `bare_file`; `machine`, `quiet` and `share` (what it runs on), `progress`
+//! and `plot`. Tests: in each of them.
 
 mod ahead;
 mod bare;
@@ -112,7 +116,8 @@ impl Bench {
         self.rows.push(figure.row());
     }
 
-    /// A row of one side of a set beside another: id, what and unit; the side; how the table calls the other, and the set.
+    /// A row of one side of a set beside another: id, what and unit; the side; how the table calls the other,
+    /// and the set.
     fn beside(
         &mut self,
         (id, what, unit): (&str, &str, &str),

@@ -1,7 +1,9 @@
-//! The benchmark's outer process: the program again, in a network namespace of its own, and the end of whatever it started.
+//! The benchmark's outer process: the program again, in a network namespace of its own, and the end of
+//! whatever it started.
 //!
-//! Owns: that namespace, and what a signal does to a run. Never: measures. Invariant: a run that is interrupted has nothing
-//! left behind when this process ends; only one that is killed (SIGKILL) leaves that to the next.
+//! Owns: that namespace, and what a signal does to a run. Never: measures. Invariant: a run that is
+//! interrupted has nothing left behind when this process ends; only one that is killed (SIGKILL) leaves that
+//! to the next.
 //! Called by: `bench`. Tests: `tests/bench_interrupted.rs`.
 
 use std::os::unix::process::ExitStatusExt;
@@ -20,8 +22,9 @@ pub fn congestion_control() -> Option<String> {
     std::env::var(INSIDE).ok()
 }
 
-/// Runs the program again in a network namespace of its own, where every side has the same congestion control: BBR, some
-/// machines' default, halves loopback's speed, and programs that cannot choose would be measured by it.
+/// Runs the program again in a network namespace of its own, where every side has the same congestion
+/// control: BBR, some machines' default, halves loopback's speed, and programs that cannot choose would be
+/// measured by it.
 pub fn run() -> ExitCode {
     tools::need_root("the benchmark, for a network of its own,");
     let script = format!(
@@ -43,7 +46,8 @@ pub fn run() -> ExitCode {
     status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
-/// How it ended, and by which signal to this process. A terminal gives the same signal to both; who names a process, to this one.
+/// How it ended, and by which signal to this process. A terminal gives the same signal to both; who names a
+/// process, to this one.
 async fn until_it_ends(command: Command) -> (ExitStatus, Option<i32>) {
     let hear = |kind: SignalKind| signal(kind).expect("signals from the kernel");
     let mut terminate = hear(SignalKind::terminate());

@@ -1,9 +1,9 @@
-//! A request and its answer, bare: raw TCP of the same sizes with blocking sockets, one at a time, one hop, or two through a
-//! relay. The limit of what waits for each of its requests.
+//! A request and its answer, bare: raw TCP of the same sizes with blocking sockets, one at a time, one hop,
+//! or two through a relay. The limit of what waits for each of its requests.
 //!
-//! Owns: server, relay and client, each a process of its own as donor, daemon and tool are. Never: more than one
-//! connection of a server at a time, any work on the bytes. Invariant: a request begins with how many bytes follow its head,
-//! and how many are wanted back.
+//! Owns: server, relay and client, each a process of its own as donor, daemon and tool are. Never: more than
+//! one connection of a server at a time, any work on the bytes. Invariant: a request begins with how many
+//! bytes follow its head, and how many are wanted back.
 //! Called by: `worker`; its sizes also by `bare`. Tests: below.
 
 use std::io::{self, Read, Write};

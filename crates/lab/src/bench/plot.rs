@@ -1,5 +1,5 @@
-//! The plots of the benchmark as SVG: bars of a part's ratios with their bars to clear, and lines of how cost grows.
-//! Never: a figure that the table has not. Called by: `results`. Tests: below.
+//! The plots of the benchmark as SVG: bars of a part's ratios with their bars to clear, and lines of how cost
+//! grows. Never: a figure that the table has not. Called by: `results`. Tests: below.
 
 use std::fmt::Write;
 

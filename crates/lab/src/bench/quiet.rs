@@ -1,6 +1,6 @@
-//! Waiting, within bounds, until nobody else uses the machine: what a compiler beside it measures is no figure.
-//! Never: waits for longer than its patience, which is for a whole part; noise that stays is told as noise.
-//! Called by: `bench`, before each round. Tests: below.
+//! Waiting, within bounds, until nobody else uses the machine: what a compiler beside it measures is no
+//! figure. Never: waits for longer than its patience, which is for a whole part; noise that stays is told as
+//! noise. Called by: `bench`, before each round. Tests: below.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -53,7 +53,8 @@ impl Times {
         Self::of(&fs::read_to_string("/proc/stat").unwrap_or_default())
     }
 
-    /// From the line of all cores: user, nice, system, idle, waiting for a disk, interrupts, stolen by other machines.
+    /// From the line of all cores: user, nice, system, idle, waiting for a disk, interrupts, stolen by other
+    /// machines.
     fn of(stat: &str) -> Self {
         let line = stat.lines().find_map(|line| line.strip_prefix("cpu ")).unwrap_or_default();
         let ticks: Vec<u64> =

@@ -1,8 +1,9 @@
-//! The results of the benchmark, kept from one run of a part to the next: `results.json`, `table.md` and the plots.
+//! The results of the benchmark, kept from one run of a part to the next: `results.json`, `table.md` and the
+//! plots.
 //!
-//! Owns: how a run's rows replace those of an earlier one by their ids, and what is written. Never: a verdict of its own.
-//! Invariant: a row is in the results once, and in the tables again where it has a bar; rows keep their order, new ones come last.
-//! Called by: `bench`. Tests: below.
+//! Owns: how a run's rows replace those of an earlier one by their ids, and what is written. Never: a verdict
+//! of its own. Invariant: a row is in the results once, and in the tables again where it has a bar; rows keep
+//! their order, new ones come last. Called by: `bench`. Tests: below.
 
 use std::path::PathBuf;
 

@@ -1,9 +1,9 @@
-//! Interleaved rounds: every side has its turn in each round, A B A B, so that a machine that gets slower or busier does
-//! it to all of them.
+//! Interleaved rounds: every side has its turn in each round, A B A B, so that a machine that gets slower or
+//! busier does it to all of them.
 //!
-//! Owns: the order of turns, the warm-up round that does not count, the probe of the machine in each round, and the
-//! further rounds that noise is answered with (decided by the spread alone, never by who is ahead). Never: ratios.
-//! Called by: the parts of the benchmark. Tests: below.
+//! Owns: the order of turns, the warm-up round that does not count, the probe of the machine in each round,
+//! and the further rounds that noise is answered with (decided by the spread alone, never by who is ahead).
+//! Never: ratios. Called by: the parts of the benchmark. Tests: below.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,8 @@ use crate::bench::quiet::Times;
 use crate::bench::row::UNCERTAINTY_MAX;
 use crate::figures::Series;
 
-/// What one turn of a side brought: the value in the unit of its set, and the processor time of both ends (seconds per
-/// GB), NaN where that was not asked.
+/// What one turn of a side brought: the value in the unit of its set, and the processor time of both ends
+/// (seconds per GB), NaN where that was not asked.
 #[derive(Clone, Copy, Debug)]
 pub struct Turn {
     pub value: f64,

@@ -1,11 +1,13 @@
 //! One line of the benchmark's table: a figure, what it is compared with, and what is demanded of it.
 //!
-//! Owns: how ratios are taken (round by round, then their median), and the refusal to show one that the rounds do not agree
-//! upon. Never: measures. Invariant: what was refused has neither a ratio nor a verdict, in the table and in JSON.
+//! Owns: how ratios are taken (round by round, then their median), and the refusal to show one that the
+//! rounds do not agree upon. Never: measures. Invariant: what was refused has neither a ratio nor a verdict,
+//! in the table and in JSON.
 //!
-//! What the machine does from round to round it does to both sides, and is not in their ratio. Seen: two virtual processors
-//! that copied 25 GB/s in memory and 1.6 over loopback for some minutes, and 16 and 4.5 for the next, as if their host had put
-//! them on one core instead of two; the library's writes were 1.62 of libnbd's before and 1.65 after.
+//! What the machine does from round to round it does to both sides, and is not in their ratio. Seen: two
+//! virtual processors that copied 25 GB/s in memory and 1.6 over loopback for some minutes, and 16 and 4.5
+//! for the next, as if their host had put them on one core instead of two; the library's writes were 1.62 of
+//! libnbd's before and 1.65 after.
 //! Called by: the parts of the benchmark, `results`. Tests: below.
 
 use std::fmt;
@@ -14,8 +16,8 @@ use serde_json::{Value, json};
 
 use crate::figures::Series;
 
-/// A ratio whose median may be off by more than this part of it says nothing. Of five rounds the middle half may lie 20 %
-/// apart, of ten 28 %.
+/// A ratio whose median may be off by more than this part of it says nothing. Of five rounds the middle half
+/// may lie 20 % apart, of ten 28 %.
 pub const UNCERTAINTY_MAX: f64 = 0.09;
 
 /// What is demanded of a figure.
@@ -57,7 +59,8 @@ impl fmt::Display for Bar {
     }
 }
 
-/// A bar, if there is one, and the side of the set that shows what can be had: a bare program, or the wire itself.
+/// A bar, if there is one, and the side of the set that shows what can be had: a bare program, or the wire
+/// itself.
 #[derive(Clone, Copy, Debug)]
 pub struct Demand {
     pub bar: Option<Bar>,

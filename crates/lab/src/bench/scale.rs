@@ -1,9 +1,10 @@
-//! The part `scale`: how cost grows with donors, connections and volumes, and with the donors of a simulated pool.
+//! The part `scale`: how cost grows with donors, connections and volumes, and with the donors of a simulated
+//! pool.
 //!
-//! Donors: each has a link of 200 Mbit/s, the client one of 1 Gbit/s, so that throughput rises until the client's link is
-//! full. Connections: clients of one export, each with one random read at a time. Volumes: how long it takes to make and
-//! to attach one more. Simulated pools run the coordinator's machine in this process, without a network.
-//! Called by: `bench`.
+//! Donors: each has a link of 200 Mbit/s, the client one of 1 Gbit/s, so that throughput rises until the
+//! client's link is full. Connections: clients of one export, each with one random read at a time. Volumes:
+//! how long it takes to make and to attach one more. Simulated pools run the coordinator's machine in this
+//! process, without a network. Called by: `bench`.
 
 use std::sync::Arc;
 use std::time::Instant;

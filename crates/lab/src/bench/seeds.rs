@@ -1,9 +1,10 @@
-//! The part `seeds`: what an examiner's tools take on an image of planted files, from a volume over four donors at
-//! 1 Gbit/s, from the disk of this machine, and from a disk of 2006 (24 MB/s, by nbdkit's rate filter). All cold.
+//! The part `seeds`: what an examiner's tools take on an image of planted files, from a volume over four
+//! donors at 1 Gbit/s, from the disk of this machine, and from a disk of 2006 (24 MB/s, by nbdkit's rate
+//! filter). All cold.
 //!
-//! Owns: the image (ext4, filled with copies of Debian's planted samples, of which every third was deleted again) and the
-//! tools' command lines. `SEEDS_MIB` makes the image smaller than 4 GiB. Each tool runs once in each place: minutes do not
-//! jitter. Called by: `bench`. Tests: below.
+//! Owns: the image (ext4, filled with copies of Debian's planted samples, of which every third was deleted
+//! again) and the tools' command lines. `SEEDS_MIB` makes the image smaller than 4 GiB. Each tool runs once
+//! in each place: minutes do not jitter. Called by: `bench`. Tests: below.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -27,8 +28,8 @@ const DONORS: u8 = 4;
 const MIB: u64 = 1 << 20;
 const DISK_OF_2006: [&str; 2] = ["rate=192M", "burstiness=0.05"];
 
-/// How a tool is run on an image: a shell line with the image as `$0`, an empty directory as `$1` and, for the carvers,
-/// a configuration as `$2`.
+/// How a tool is run on an image: a shell line with the image as `$0`, an empty directory as `$1` and, for
+/// the carvers, a configuration as `$2`.
 const TOOLS: [(&str, &str); 7] = [
     ("md5sum", "md5sum \"$0\""),
     ("strings", "strings \"$0\""),

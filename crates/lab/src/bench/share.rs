@@ -1,10 +1,10 @@
 //! A processor cgroup of the benchmark's own, for it and all that it starts.
 //!
-//! Why: kernels that group processes by session would give a daemon, which has a session of its own, as much as the
-//! benchmark with all servers of others together; in one cgroup every process is equal. And it weighs more than what else
-//! runs on the machine, which then waits rather than makes noise.
-//! Never: limits anything. Invariant: it is gone with its guard; one that a killed run left goes at the next start.
-//! Called by: `bench`. Tests: below.
+//! Why: kernels that group processes by session would give a daemon, which has a session of its own, as much
+//! as the benchmark with all servers of others together; in one cgroup every process is equal. And it weighs
+//! more than what else runs on the machine, which then waits rather than makes noise.
+//! Never: limits anything. Invariant: it is gone with its guard; one that a killed run left goes at the next
+//! start. Called by: `bench`. Tests: below.
 
 use std::fs;
 use std::path::{Path, PathBuf};

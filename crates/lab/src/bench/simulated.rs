@@ -1,5 +1,5 @@
-//! A pool of many donors in this process: the coordinator's machine of `core`, and donors that do what they are told at
-//! once. Measures the coordinator's own work.
+//! A pool of many donors in this process: the coordinator's machine of `core`, and donors that do what they
+//! are told at once. Measures the coordinator's own work.
 //!
 //! Never: a network, a store, time that passes. Called by: `scale`. Tests: below.
 

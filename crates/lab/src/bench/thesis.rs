@@ -1,6 +1,7 @@
-//! The part `thesis`: table 5.1 of the thesis of 2006, whose system is this one's ancestor. IOzone's eight patterns in
-//! records of 4 KiB, as fio jobs, through ext4 on the attached volume and on the volume's file itself, four donors at
-//! 1 Gbit/s; beside a disk of 2006 (nbdkit's rate and delay filters) and the disk of this machine.
+//! The part `thesis`: table 5.1 of the thesis of 2006, whose system is this one's ancestor. IOzone's eight
+//! patterns in records of 4 KiB, as fio jobs, through ext4 on the attached volume and on the volume's file
+//! itself, four donors at 1 Gbit/s; beside a disk of 2006 (nbdkit's rate and delay filters) and the disk of
+//! this machine.
 //!
 //! Caches are empty before each job, but for the reread. What is written is flushed, and the flush counts.
 //! Called by: `bench`. Tests: below.

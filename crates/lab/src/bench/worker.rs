@@ -1,8 +1,8 @@
-//! Children of the benchmark that make its loads: this program run again, or a foreign client, so that the processor
-//! time of each end is known and a load can run on a host of a lab.
+//! Children of the benchmark that make its loads: this program run again, or a foreign client, so that the
+//! processor time of each end is known and a load can run on a host of a lab.
 //!
-//! Owns: the children's lives, and the lines between them: an order (`sequential-read 1048576 16 800`: pattern, block,
-//! depth, milliseconds; or `fill`) in, one line of JSON out. Never: measures by itself.
+//! Owns: the children's lives, and the lines between them: an order (`sequential-read 1048576 16 800`:
+//! pattern, block, depth, milliseconds; or `fill`) in, one line of JSON out. Never: measures by itself.
 //! Invariant: a child ends with its guard, and by itself when the benchmark is gone and its input closes.
 //! Called by: the parts of the benchmark. Tests: those of the loads.
 
@@ -255,7 +255,8 @@ impl<S: Server + Send> Server for Many<S> {
     }
 }
 
-/// The life of a child of this program: its first line says that it is ready, then it takes orders until none come.
+/// The life of a child of this program: its first line says that it is ready, then it takes orders until none
+/// come.
 pub fn serve(kind: &[String]) {
     let words: Vec<&str> = kind.iter().map(String::as_str).collect();
     match words.as_slice() {

@@ -1,8 +1,9 @@
 //! The erasure code and the checksum of a client, beside their plain reference: `make bench-codes`.
 //!
-//! Each is given 64 KiB fragments (4 KiB blocks for the checksum), in turns (A B A B), and reported as a median with
-//! its spread, in GB/s of the bytes that are read. Fragments fit the processor's caches: this is what the code costs,
-//! not the memory. Prints a Markdown table and writes `bench/codes.json` in the build directory.
+//! Each is given 64 KiB fragments (4 KiB blocks for the checksum), in turns (A B A B), and reported as a
+//! median with its spread, in GB/s of the bytes that are read. Fragments fit the processor's caches: this is
+//! what the code costs, not the memory. Prints a Markdown table and writes `bench/codes.json` in the build
+//! directory.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "the table is the program's output")]
 

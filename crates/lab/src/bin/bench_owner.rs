@@ -1,11 +1,11 @@
 //! How long an owner waits for 4 GiB that a donor's data takes: `make bench-owner`.
 //!
-//! Donor and owner share a memory cgroup of 6 GiB; the donor has a copy of all of a `mirror:2` volume, full of random
-//! bytes, which fio reads and checks meanwhile. The owner's process fills memory, at a steady rate or as fast as it can.
-//! Beside it, just before: how long the same process takes for 4 GiB with nobody in its way, because on a virtual machine
-//! whose host takes free memory back that alone may be more than what is asked of the donor. So most runs have memory kept
-//! at hand (`hog::AtHand`), and one has what the machine gives. Prints a Markdown table and writes `bench/owner.json` in
-//! the build directory.
+//! Donor and owner share a memory cgroup of 6 GiB; the donor has a copy of all of a `mirror:2` volume, full
+//! of random bytes, which fio reads and checks meanwhile. The owner's process fills memory, at a steady rate
+//! or as fast as it can. Beside it, just before: how long the same process takes for 4 GiB with nobody in its
+//! way, because on a virtual machine whose host takes free memory back that alone may be more than what is
+//! asked of the donor. So most runs have memory kept at hand (`hog::AtHand`), and one has what the machine
+//! gives. Prints a Markdown table and writes `bench/owner.json` in the build directory.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "the table is the program's output")]
 
@@ -15,8 +15,9 @@ use serde_json::json;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-/// How many MiB a second the owner takes (`None`: as fast as it can), and whether memory is kept at hand, unless
-/// arguments name rates. What the machine gives comes first: later on it has memory at hand from the run before.
+/// How many MiB a second the owner takes (`None`: as fast as it can), and whether memory is kept at hand,
+/// unless arguments name rates. What the machine gives comes first: later on it has memory at hand from the
+/// run before.
 const RUNS: [(Option<u64>, bool); 4] =
     [(Some(450), false), (Some(450), true), (Some(500), true), (None, true)];
 /// What owner and new donors take in a run, and what the owner takes alone, with some to spare.

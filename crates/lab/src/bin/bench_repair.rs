@@ -1,12 +1,14 @@
-//! What redundancy costs, on hosts joined by links of 1 Gbit/s, beside iperf3 over the same links: `make bench-repair`.
+//! What redundancy costs, on hosts joined by links of 1 Gbit/s, beside iperf3 over the same links: `make
+//! bench-repair`.
 //!
-//! Sequential: `parity:4+1` over five donors, written and read through the file and through the export, whole and with
-//! one donor killed; there is no sixth donor, so that what it held stays missing. Rebuild: `parity:3+1` over five donors,
-//! of which one that holds 2 GiB is killed while fio writes 64 KiB blocks at random, 16 at a time, as fast as they go;
-//! what fio leaves of the time, it is rebuilt with nobody else about. Contents are hashed before and after, and once
-//! more without another donor, so that what was rebuilt is what is read.
-//! `--only sequential` or `--only rebuild` does one; `--rounds`, `--mib` (of the sequential volume) and `--groups` (of the
-//! rebuilt one) make it smaller. Prints a Markdown table and writes `bench/repair/results.json` in the build directory.
+//! Sequential: `parity:4+1` over five donors, written and read through the file and through the export, whole
+//! and with one donor killed; there is no sixth donor, so that what it held stays missing. Rebuild:
+//! `parity:3+1` over five donors, of which one that holds 2 GiB is killed while fio writes 64 KiB blocks at
+//! random, 16 at a time, as fast as they go; what fio leaves of the time, it is rebuilt with nobody else
+//! about. Contents are hashed before and after, and once more without another donor, so that what was rebuilt
+//! is what is read. `--only sequential` or `--only rebuild` does one; `--rounds`, `--mib` (of the sequential
+//! volume) and `--groups` (of the rebuilt one) make it smaller. Prints a Markdown table and writes
+//! `bench/repair/results.json` in the build directory.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "the table is the program's output")]
 

@@ -1,15 +1,17 @@
-//! Regenerates the fault table of docs/FIGURES.md: `make faults` (root). Five donor hosts, a coordinator's and a client's host in
-//! network namespaces, links of 1 Gbit/s; fio writes and checks through the export and through FUSE while donors fail.
+//! Regenerates the fault table of docs/FIGURES.md: `make faults` (root). Five donor hosts, a coordinator's
+//! and a client's host in network namespaces, links of 1 Gbit/s; fio writes and checks through the export and
+//! through FUSE while donors fail.
 //!
-//! What can be said, as variables of the environment or of make:
-//! `REPEATS=10` how often each cell is run; `ONLY=mirror:2/kill/export` which cells (any part left out or `*`, several
-//! with commas; `quorum` is the rival, `corrupt` the link that flips bits); `SEED=` the order, victims and moments of
-//! an earlier run; `RESUME=1` keeps the runs that are in `results.json` and does only what is missing;
-//! `MINUTES=` ends in order after so long (then go on with `RESUME=1`).
+//! What can be said, as variables of the environment or of make: `REPEATS=10` how often each cell is run;
+//! `ONLY=mirror:2/kill/export` which cells (any part left out or `*`, several with commas; `quorum` is the
+//! rival, `corrupt` the link that flips bits); `SEED=` the order, victims and moments of an earlier run;
+//! `RESUME=1` keeps the runs that are in `results.json` and does only what is missing; `MINUTES=` ends in
+//! order after so long (then go on with `RESUME=1`).
 //!
-//! Results go to `faults/` in the build directory, after every run: `results.json`, `table.md`, `silences.svg`, and the
-//! logs of what missed the bar below `failed/`. Exit 1 when a run has a data error or too long a silence, 3 when not all runs were made.
-//! The runs are made by a second process that outlives an interrupt of the first, to clean up and to print the table.
+//! Results go to `faults/` in the build directory, after every run: `results.json`, `table.md`,
+//! `silences.svg`, and the logs of what missed the bar below `failed/`. Exit 1 when a run has a data error or
+//! too long a silence, 3 when not all runs were made. The runs are made by a second process that outlives an
+//! interrupt of the first, to clean up and to print the table.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "the table is the program's output")]
 
@@ -38,8 +40,8 @@ fn main() -> ExitCode {
     if std::env::var_os(WORKER).is_some() { work() } else { guard() }
 }
 
-/// Starts the worker in a process group of its own, which an interrupt from the terminal does not reach; its standard
-/// input ends with this process, however that ends.
+/// Starts the worker in a process group of its own, which an interrupt from the terminal does not reach; its
+/// standard input ends with this process, however that ends.
 fn guard() -> ExitCode {
     let program = std::env::current_exe().expect("the path of this program");
     let mut worker = Command::new(program);

@@ -1,7 +1,8 @@
-//! A link that flips bits which TCP does not notice, between one donor and everybody else, under a load that checks.
+//! A link that flips bits which TCP does not notice, between one donor and everybody else, under a load that
+//! checks.
 //!
-//! Owns: the count of flips met and of blocks that the client found wrong. Never: a flip that TCP would repair.
-//! The donor on the bad link holds data, not parity alone: that nobody reads while all are well.
+//! Owns: the count of flips met and of blocks that the client found wrong. Never: a flip that TCP would
+//! repair. The donor on the bad link holds data, not parity alone: that nobody reads while all are well.
 //! Called by: `bin/faults.rs`, `tests/survive.rs`.
 
 use std::sync::Arc;
@@ -89,8 +90,8 @@ impl Corruption {
     }
 }
 
-/// Writes and reads over the bad link until so many flips were met, or the time is over, or something is wrong. None
-/// when it was given up before.
+/// Writes and reads over the bad link until so many flips were met, or the time is over, or something is
+/// wrong. None when it was given up before.
 #[track_caller]
 pub fn run(
     hosts: &Hosts,
@@ -121,7 +122,8 @@ pub fn run(
     };
     let region = Region { offset: 0, bytes: REGION_BYTES };
     let mut seed = 1;
-    // A donor whose requests come garbled may be set aside before anything is read of it: then it is given another turn.
+    // A donor whose requests come garbled may be set aside before anything is read of it: then it is given
+    // another turn.
     let enough = || met().flips >= flips_wanted && reported_now(&pool).0 > 0;
     while notes.is_empty() && !enough() && start.elapsed() < limit {
         // So that what was written in an earlier round fails its check.

@@ -1,9 +1,9 @@
 //! The fault table: what a load notices when donors fail, for every redundancy, fault and front end.
 //!
 //! Owns: which runs there are, how one is judged. Never: looks inside the program.
-//! Layout: [`trial`] one load under one fault, [`volume`] a run on a volume of the program, [`quorum`] the same on
-//! qemu's quorum, [`corrupt`] the link that flips bits, [`report`] the results, the table and the plot.
-//! Invariant: a run is made of its case and a seed alone; runs share hosts, never a pool.
+//! Layout: [`trial`] one load under one fault, [`volume`] a run on a volume of the program, [`quorum`] the
+//! same on qemu's quorum, [`corrupt`] the link that flips bits, [`report`] the results, the table and the
+//! plot. Invariant: a run is made of its case and a seed alone; runs share hosts, never a pool.
 //! Called by: `bin/faults.rs`. Tests: below, and in each module.
 
 pub mod corrupt;
@@ -97,7 +97,8 @@ impl Fault {
         if self == Fault::Kill { KILLED_BAR_MS } else { SET_ASIDE_BAR_MS }
     }
 
-    /// What has to be there before the fault comes: leading a link over the wire loses frames, which lateness does not.
+    /// What has to be there before the fault comes: leading a link over the wire loses frames, which lateness
+    /// does not.
     pub fn prepare(self, lan: &Lan, node: Node) {
         if self == Fault::Late {
             lan.detour(node);

@@ -1,7 +1,8 @@
-//! The rival: qemu's quorum driver over three nbdkit servers in memory, on the same hosts, under the same load.
+//! The rival: qemu's quorum driver over three nbdkit servers in memory, on the same hosts, under the same
+//! load.
 //!
-//! qemu waits for every child of a write, and for a child that is silent as long as TCP does; so the fault is lifted
-//! after a while, and the silence then says how long it lasted, not when qemu would have given up.
+//! qemu waits for every child of a write, and for a child that is silent as long as TCP does; so the fault is
+//! lifted after a while, and the silence then says how long it lasted, not when qemu would have given up.
 //! Called by: `bin/faults.rs`.
 
 use std::time::Duration;

@@ -1,7 +1,8 @@
-//! The results of the fault runs, kept as they come: `results.json`, the table and the plot, always of all runs so far.
+//! The results of the fault runs, kept as they come: `results.json`, the table and the plot, always of all
+//! runs so far.
 //!
-//! Never: a verdict of its own; `Outcome::missed` judges. Invariant: each file is whole at any moment (written beside
-//! and renamed), so that an interrupted run leaves what it had.
+//! Never: a verdict of its own; `Outcome::missed` judges. Invariant: each file is whole at any moment
+//! (written beside and renamed), so that an interrupted run leaves what it had.
 //! Called by: `bin/faults.rs`. Tests: below.
 
 use std::collections::BTreeMap;

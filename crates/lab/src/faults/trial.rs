@@ -1,4 +1,5 @@
-//! One load under one fault: writes begin, and reads beside them, the fault comes among them, everything is read back.
+//! One load under one fault: writes begin, and reads beside them, the fault comes among them, everything is
+//! read back.
 //!
 //! Owns: when the fault comes (chosen by chance among the first writes), what is measured of the load.
 //! Never: knows what serves the volume. Called by: [`super::volume`] and [`super::quorum`].
@@ -13,8 +14,8 @@ use crate::wire::Wire;
 
 /// What is written, at random, once.
 pub const REGION_BYTES: u64 = 40 << 20;
-/// How long a load lasts unless said otherwise. The fault comes in its first third; what follows is longer than
-/// the longest silence that is allowed.
+/// How long a load lasts unless said otherwise. The fault comes in its first third; what follows is longer
+/// than the longest silence that is allowed.
 pub const LOAD_SECONDS: u64 = 4;
 const DEPTH: u32 = 32;
 /// What is read at random during the load, and checked, slowly enough to leave the writes alone.

@@ -1,8 +1,8 @@
 //! A run on a volume of the program: a fresh pool on the lab's hosts, one group, a fault on its donors.
 //!
 //! Invariant: the volume is one group, so that every write meets the donors that fail or their group.
-//! After the load everything is read back while the fault lasts; then it is lifted (or a fresh donor comes where one was
-//! killed), the volume becomes whole, and everything is read back again.
+//! After the load everything is read back while the fault lasts; then it is lifted (or a fresh donor comes
+//! where one was killed), the volume becomes whole, and everything is read back again.
 //! Called by: `bin/faults.rs`.
 
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! The client's half of the fixed newstyle handshake.
 //!
-//! Owns: what to ask, in which order, and what a server may leave out: structured replies, metadata
-//! contexts and GO are all optional. Never: speaks oldstyle or TLS. Key invariant: one option is outstanding at a
+//! Owns: what to ask, in which order, and what a server may leave out: structured replies, metadata contexts
+//! and GO are all optional. Never: speaks oldstyle or TLS. Key invariant: one option is outstanding at a
 //! time, no byte behind the handshake is consumed, and no buffer outgrows `limits`.
 //!
 //! Driver's order: receive, `input`, `take_output` and send, `poll`; at the end of the stream `eof`.

@@ -1,13 +1,14 @@
-//! What a client asks and awaits once the handshake is done: requests out, neighbouring writes as one, and replies to whom they
-//! belong.
+//! What a client asks and awaits once the handshake is done: requests out, neighbouring writes as one, and
+//! replies to whom they belong.
 //!
-//! Owns: the order of what leaves and how far it has gone, which writes are one request, what is awaited, and where the data of a
-//! reply belongs in its request. Never: a payload, which the driver sends and receives itself where this says; the input, which
-//! the driver keeps until it is whole; or when something leaves.
-//! Invariants: the parts of one request follow each other, in one run of `within` bytes; nothing is answered before it is sent in full;
-//! a read is answered when as many bytes came as it has; whatever else a server sends is a [`Violation`].
-//! Called by the driver: [`queue`](Transmission::queue) at any time; to send, [`make_requests`](Transmission::make_requests), then
-//! [`unsent`](Transmission::unsent) and [`sent`](Transmission::sent); to receive, [`incoming`](Transmission::incoming) with
+//! Owns: the order of what leaves and how far it has gone, which writes are one request, what is awaited, and
+//! where the data of a reply belongs in its request. Never: a payload, which the driver sends and receives
+//! itself where this says; the input, which the driver keeps until it is whole; or when something leaves.
+//! Invariants: the parts of one request follow each other, in one run of `within` bytes; nothing is answered
+//! before it is sent in full; a read is answered when as many bytes came as it has; whatever else a server
+//! sends is a [`Violation`]. Called by the driver: [`queue`](Transmission::queue) at any time; to send,
+//! [`make_requests`](Transmission::make_requests), then [`unsent`](Transmission::unsent) and
+//! [`sent`](Transmission::sent); to receive, [`incoming`](Transmission::incoming) with
 //! [`landed`](Transmission::landed), or else [`received`](Transmission::received).
 //! Tests: `tests/client_transmission.rs`; `sim`.
 
@@ -51,7 +52,8 @@ impl<B> Request<B> {
         self.offset.saturating_add(self.length.into())
     }
 
-    /// Whether `next` writes behind what this one writes, in the same run of `within` bytes, and what is said of both is the same.
+    /// Whether `next` writes behind what this one writes, in the same run of `within` bytes, and what is said
+    /// of both is the same.
     fn goes_on(&self, next: &Request<B>, within: u64) -> bool {
         let said = |request: &Request<B>| request.mark.map(|mark| (mark.number, mark.targets));
         self.payload_bytes() > 0
@@ -74,7 +76,8 @@ pub struct Answer<B> {
     pub beyond: bool,
     /// Of a BLOCK_STATUS, in the context that was asked for.
     pub status: Vec<Descriptor>,
-    /// Likewise, where that was `cheetah:dirty`: up to which number writes are complete, and those that may not be.
+    /// Likewise, where that was `cheetah:dirty`: up to which number writes are complete, and those that may
+    /// not be.
     pub ledger: Option<(u64, Vec<LedgerEntry>)>,
     pub body: B,
 }
@@ -104,7 +107,8 @@ pub struct Outgoing<'a, B> {
     pub request: &'a mut Request<B>,
 }
 
-/// What leaves before a payload: a request's header, and before it a MARK where what that said last is not so any more.
+/// What leaves before a payload: a request's header, and before it a MARK where what that said last is not so
+/// any more.
 #[derive(Clone, Debug)]
 struct Head {
     bytes: [u8; Head::BYTES_MAX],
@@ -179,7 +183,8 @@ struct Arriving {
 /// One connection's.
 #[derive(Debug)]
 pub struct Transmission<B> {
-    /// In the order in which they were asked, which is that of most servers' answers: the first one is most often the one.
+    /// In the order in which they were asked, which is that of most servers' answers: the first one is most
+    /// often the one.
     parts: VecDeque<Part<B>>,
     /// So many of the last are not sent in full.
     unsent: usize,
@@ -198,8 +203,8 @@ pub struct Transmission<B> {
 }
 
 impl<B> Transmission<B> {
-    /// Writes become one request inside of a run of `within` bytes only. Of data from `large_bytes` on the driver receives nothing
-    /// behind but the next head. `marks`: the server understands MARK.
+    /// Writes become one request inside of a run of `within` bytes only. Of data from `large_bytes` on the
+    /// driver receives nothing behind but the next head. `marks`: the server understands MARK.
     #[must_use]
     pub fn new(session: &Negotiated, marks: bool, within: u64, large_bytes: u32) -> Transmission<B> {
         Transmission {
@@ -245,8 +250,8 @@ impl<B> Transmission<B> {
 
     // Out.
 
-    /// Makes requests of what was queued since the last call: writes that go on where the last one ends are one request, of at most
-    /// `bytes_max`; so many bytes of writes are in requests now that were not.
+    /// Makes requests of what was queued since the last call: writes that go on where the last one ends are
+    /// one request, of at most `bytes_max`; so many bytes of writes are in requests now that were not.
     pub fn make_requests(&mut self, bytes_max: u32) -> u64 {
         let mut asked = 0;
         while self.headed < self.unsent {
@@ -266,7 +271,8 @@ impl<B> Transmission<B> {
         asked
     }
 
-    /// How many parts make a request from `first` on, and its bytes: one, and the writes behind it that go on where it ends.
+    /// How many parts make a request from `first` on, and its bytes: one, and the writes behind it that go on
+    /// where it ends.
     fn first_request(&self, first: usize, bytes_max: u32) -> (usize, u32) {
         let mut last = &self.parts[first].request;
         let (mut count, mut bytes) = (1, last.length);
@@ -324,7 +330,8 @@ impl<B> Transmission<B> {
 
     // In.
 
-    /// Data that is on its way and may be received straight to where it belongs: with `received` it would come to that in pieces.
+    /// Data that is on its way and may be received straight to where it belongs: with `received` it would
+    /// come to that in pieces.
     #[must_use]
     pub fn incoming(&self) -> Option<Incoming<'_, B>> {
         let Arriving { cookie, at, end, .. } = self.arriving?;
@@ -332,7 +339,8 @@ impl<B> Transmission<B> {
         (!part.abandoned).then_some(Incoming { body: &part.request.body, at, end })
     }
 
-    /// So many bytes of what is incoming are where they belong. Their end is noted by `received`, with whatever came behind them.
+    /// So many bytes of what is incoming are where they belong. Their end is noted by `received`, with
+    /// whatever came behind them.
     pub fn landed(&mut self, bytes: u32) {
         if let Some(arriving) = &mut self.arriving {
             arriving.at += bytes;
@@ -340,13 +348,15 @@ impl<B> Transmission<B> {
         }
     }
 
-    /// The last reply carried large data, so the next one probably does, too: only its head should be received with no place known.
+    /// The last reply carried large data, so the next one probably does, too: only its head should be
+    /// received with no place known.
     #[must_use]
     pub fn expects_large(&self) -> bool {
         self.large_expected
     }
 
-    /// Takes apart what came, as far as it is whole; how many bytes are used up. The rest is to be given again, with more behind it.
+    /// Takes apart what came, as far as it is whole; how many bytes are used up. The rest is to be given
+    /// again, with more behind it.
     ///
     /// # Errors
     /// The server broke the protocol; the connection is lost.
@@ -451,7 +461,8 @@ impl<B> Transmission<B> {
 
     // The end.
 
-    /// Gives back what is awaited, and whether it had been made a request of. What it was may still be carried out.
+    /// Gives back what is awaited, and whether it had been made a request of. What it was may still be
+    /// carried out.
     pub fn end(&mut self) -> impl Iterator<Item = (Request<B>, bool)> {
         let asked = self.first_unsent() + self.headed;
         (self.unsent, self.headed, self.front_sent, self.arriving) = (0, 0, 0, None);

@@ -1,8 +1,8 @@
 //! The answers to requests, as the client agreed to get them: with structured replies, or without.
 //!
-//! Owns: which messages an answer is made of, and how a read with holes is cut. Never: how they are laid out, which
-//! is `reply`'s, or what a request found. Invariant: an answer is whole when its call returns, but for BLOCK_STATUS,
-//! of which the driver says what is the last.
+//! Owns: which messages an answer is made of, and how a read with holes is cut. Never: how they are laid out,
+//! which is `reply`'s, or what a request found. Invariant: an answer is whole when its call returns, but for
+//! BLOCK_STATUS, of which the driver says what is the last.
 //! Called by the drivers of [`super::Transmission`]. Tests: below, `tests/outbox.rs`.
 
 use super::outbox::Outbox;
@@ -48,9 +48,9 @@ impl<P> Outbox<P> {
         self.payload(payload, request.length.into());
     }
 
-    /// What a READ asked for, which is not nothing: `runs` one behind the other. Holes of `hole_bytes_min` and more are
-    /// named and not sent where the client can be told so, and a READ that finds nothing but a hole is told so, too.
-    /// `payload` says what to send for a run at an offset: data, or zeros.
+    /// What a READ asked for, which is not nothing: `runs` one behind the other. Holes of `hole_bytes_min`
+    /// and more are named and not sent where the client can be told so, and a READ that finds nothing but a
+    /// hole is told so, too. `payload` says what to send for a run at an offset: data, or zeros.
     pub fn read(
         &mut self,
         request: &RequestHeader,
@@ -102,8 +102,8 @@ impl<P> Outbox<P> {
         }
     }
 
-    /// The states of the range that was asked about, in one context, or of its first run if that is what was asked for.
-    /// With `done` it is the last chunk of the answer.
+    /// The states of the range that was asked about, in one context, or of its first run if that is what was
+    /// asked for. With `done` it is the last chunk of the answer.
     pub fn status(&mut self, request: &RequestHeader, done: bool, context: u32, descriptors: &[Descriptor]) {
         let asked = if request.flags.contains(CmdFlags::REQ_ONE) { 1 } else { descriptors.len() };
         let descriptors = &descriptors[..asked.min(descriptors.len())];

@@ -1,8 +1,8 @@
 //! The data of options as a server reads it, and the option replies it writes.
 //!
 //! Owns: two layouts, an export with info requests and an export with metadata queries. Never: state of the
-//! handshake. Key invariant: an option is checked to its last byte first, so nothing trails and what contradicts its own
-//! length is INVALID, whatever else is wrong with it; only then is it held to limits.
+//! handshake. Key invariant: an option is checked to its last byte first, so nothing trails and what
+//! contradicts its own length is INVALID, whatever else is wrong with it; only then is it held to limits.
 //! Tests: `tests/server_options.rs`.
 
 use crate::export::{ExportInfo, ListEntry};

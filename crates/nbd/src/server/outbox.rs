@@ -1,7 +1,8 @@
-//! What is to be sent to one client, in order: heads, which it holds itself, and payloads, which it knows the length of.
+//! What is to be sent to one client, in order: heads, which it holds itself, and payloads, which it knows the
+//! length of.
 //!
-//! Owns: the order, the bytes of heads, and how much of the front is gone. Never: the bytes of a payload. `P` says
-//! to the driver where they are, and is given back when they are gone.
+//! Owns: the order, the bytes of heads, and how much of the front is gone. Never: the bytes of a payload. `P`
+//! says to the driver where they are, and is given back when they are gone.
 //! Invariant: what leaves is the same however it is cut; a connection that is never idle does not grow.
 //! Heads that follow each other are one piece, so a batch of acknowledgements leaves as one.
 //! Filled by `answer`; emptied by the drivers of [`super::Transmission`]. Tests: below, `tests/outbox.rs`.
@@ -108,8 +109,8 @@ impl<P> Outbox<P> {
 
     // What goes.
 
-    /// So much of the front is gone. `finished` is given the payloads of which nothing is left, in order. Returns by
-    /// how much `len` is less.
+    /// So much of the front is gone. `finished` is given the payloads of which nothing is left, in order.
+    /// Returns by how much `len` is less.
     pub fn sent(&mut self, bytes: u64, mut finished: impl FnMut(P)) -> usize {
         assert!(bytes <= self.bytes, "no more is gone than was there");
         self.bytes -= bytes;

@@ -1,11 +1,11 @@
 //! The requests of one client after the handshake: bytes in, steps out.
 //!
-//! Owns: what was negotiated, the write whose payload is still to come, and whether the client said DISC. Never:
-//! memory. The driver keeps the input and says where a payload goes; it may receive one there without showing it.
-//! Invariant: the same bytes give the same requests and the same payloads, however they were cut; and after a
-//! violation nothing more is taken.
-//! The driver calls [`Transmission::next`] until it is `None`, then receives: what `payload` misses to its place,
-//! or what comes next behind the input that was left. Answers are an [`super::Outbox`]'s.
+//! Owns: what was negotiated, the write whose payload is still to come, and whether the client said DISC.
+//! Never: memory. The driver keeps the input and says where a payload goes; it may receive one there without
+//! showing it. Invariant: the same bytes give the same requests and the same payloads, however they were cut;
+//! and after a violation nothing more is taken.
+//! The driver calls [`Transmission::next`] until it is `None`, then receives: what `payload` misses to its
+//! place, or what comes next behind the input that was left. Answers are an [`super::Outbox`]'s.
 //! Called by `rim::donor::connection` and `front::export::connection`. Tests: below, `tests/transmission.rs`.
 
 use super::request::{Reject, RequestHeader};
@@ -62,8 +62,8 @@ impl Transmission {
 
     // Input.
 
-    /// The next step, and `input` behind what it took. `None`: what is left is the beginning of something, which
-    /// the driver keeps and offers again with more behind it.
+    /// The next step, and `input` behind what it took. `None`: what is left is the beginning of something,
+    /// which the driver keeps and offers again with more behind it.
     ///
     /// # Errors
     /// The client broke the protocol. The connection is to be closed.
@@ -122,8 +122,8 @@ impl Transmission {
         self.payload.as_ref()
     }
 
-    /// Whether no more than a header should be received: behind a large write there is likely another one, and
-    /// what is received behind its header would have to be copied.
+    /// Whether no more than a header should be received: behind a large write there is likely another one,
+    /// and what is received behind its header would have to be copied.
     #[must_use]
     pub const fn header_only(&self) -> bool {
         self.large_expected && self.payload.is_none()

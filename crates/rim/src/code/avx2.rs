@@ -1,7 +1,7 @@
 //! Combination of fragments with AVX2: a product of 32 bytes is two table look-ups in registers.
 //!
-//! Owns the kernel, 64 bytes (a cache line) of every input at a time, for up to `OUTPUTS_MAX` outputs at once.
-//! Never: the rest of a fragment behind its last whole line, or the choice of a kernel (`code`).
+//! Owns the kernel, 64 bytes (a cache line) of every input at a time, for up to `OUTPUTS_MAX` outputs at
+//! once. Never: the rest of a fragment behind its last whole line, or the choice of a kernel (`code`).
 //! Invariant: memory is reached through array references only; a line that an input lacks is a panic.
 //! Called by `code`. Tests: there. One of the named modules that may use unsafe.
 #![allow(unsafe_code)]
@@ -41,8 +41,8 @@ const fn products() -> [Products; 256] {
     table
 }
 
-/// Combines the whole lines of fragments of one length; false, and nothing is done, where the processor has no
-/// AVX2 or there are more inputs than a code has.
+/// Combines the whole lines of fragments of one length; false, and nothing is done, where the processor has
+/// no AVX2 or there are more inputs than a code has.
 pub fn combine_lines(coefficients: &[u8], inputs: &[&[u8]], outputs: &mut [&mut [u8]], add: bool) -> bool {
     if inputs.len() > INPUTS_MAX || !std::arch::is_x86_feature_detected!("avx2") {
         return false;

@@ -1,7 +1,7 @@
 //! Where this machine is reached: what a coordinator announces, and what a donor on its machine goes by.
 //!
-//! Owns the list of its own addresses and their order. Never: a packet. Invariant: what no other machine can use comes last
-//! (loopback) or not at all (link-local). Tests: below, and `lab/tests/addresses.rs`.
+//! Owns the list of its own addresses and their order. Never: a packet. Invariant: what no other machine can
+//! use comes last (loopback) or not at all (link-local). Tests: below, and `lab/tests/addresses.rs`.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -29,8 +29,8 @@ fn in_order(mut own: Vec<IpAddr>, listens: SocketAddr) -> Vec<SocketAddr> {
     own.into_iter().map(|ip| SocketAddr::new(ip, listens.port())).collect()
 }
 
-/// The address at which others reach a donor that reaches its coordinator from `from`: on the coordinator's own machine that is
-/// loopback, and nobody else's.
+/// The address at which others reach a donor that reaches its coordinator from `from`: on the coordinator's
+/// own machine that is loopback, and nobody else's.
 pub(super) fn reached_by_others(from: IpAddr, coordinator: &[String]) -> IpAddr {
     let addresses = coordinator.iter().filter_map(|address| address.parse().ok());
     let beyond = addresses.map(|address: SocketAddr| address.ip()).find(|ip| !ip.is_loopback());

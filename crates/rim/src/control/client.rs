@@ -1,9 +1,9 @@
 //! The client that donors, attached volumes and commands call a coordinator with.
 //!
-//! Owns the connections to one coordinator, or to several of which one leads, and the deadline of each call. Never:
-//! a second try of a call that may have been carried out, unless it changes nothing or says the same again; or the
-//! choice of pool (`discovery`). Key invariant: every call ends by its deadline, however many coordinators are
-//! asked. Tests: `tests/control.rs`, `tests/control_several.rs`.
+//! Owns the connections to one coordinator, or to several of which one leads, and the deadline of each call.
+//! Never: a second try of a call that may have been carried out, unless it changes nothing or says the same
+//! again; or the choice of pool (`discovery`). Key invariant: every call ends by its deadline, however many
+//! coordinators are asked. Tests: `tests/control.rs`, `tests/control_several.rs`.
 
 use super::journal::{BY_HEADER, own_name};
 use super::wire::{POOL_HEADER, VERSION_HEADER, Wire, version_refusal, wire};
@@ -104,7 +104,8 @@ pub enum CallError {
     NoLeader { url: String, why: String },
     /// Something else listens there.
     NotCheetah { url: String, why: String },
-    /// A coordinator whose answers this build cannot read, though both name the same version. It may have done what it was asked.
+    /// A coordinator whose answers this build cannot read, though both name the same version. It may have
+    /// done what it was asked.
     OtherBuild { url: String, why: String },
 }
 
@@ -188,8 +189,8 @@ impl Client {
         Ok(Client { to: Arc::new(to), pool: None })
     }
 
-    /// The same, for calls that mean nothing to any other pool: they are not carried out by one that came to this address,
-    /// and of several coordinators one of that pool is looked for.
+    /// The same, for calls that mean nothing to any other pool: they are not carried out by one that came to
+    /// this address, and of several coordinators one of that pool is looked for.
     #[must_use]
     pub fn meant_for(&self, pool: PoolId) -> Self {
         Client { to: Arc::clone(&self.to), pool: Some(pool) }
@@ -201,8 +202,8 @@ impl Client {
         &self.to.url
     }
 
-    /// One call, answered or given up on in bounded time. Of several coordinators the one that answered last is
-    /// asked first; then the others, for as long as one of them is there and none leads yet.
+    /// One call, answered or given up on in bounded time. Of several coordinators the one that answered last
+    /// is asked first; then the others, for as long as one of them is there and none leads yet.
     ///
     /// # Errors
     /// When it was refused, or could not be made.
@@ -433,7 +434,8 @@ impl Coordinator {
         Ok((sender, local.ip()))
     }
 
-    /// The kernel accepts for a process that is stopped: what changes something is sent only to one that answers.
+    /// The kernel accepts for a process that is stopped: what changes something is sent only to one that
+    /// answers.
     async fn greet(&self, sender: &mut Sender) -> Result<(), CallError> {
         let request = Request::get("/")
             .header(header::HOST, sender.host.to_string())

@@ -1,7 +1,7 @@
 //! How a coordinator is found: by name, on this machine, or by mDNS (`_cheetah._tcp`).
 //!
-//! Owns the order in which that is tried, and the announcement. Never: a failure to start because multicast is
-//! not to be had. Tests: below, and `tests/control.rs`.
+//! Owns the order in which that is tried, and the announcement. Never: a failure to start because multicast
+//! is not to be had. Tests: below, and `tests/control.rs`.
 
 use super::client::{BadUrl, CallError, Client};
 use cheetah_core::api::Call;
@@ -92,7 +92,8 @@ struct Announced {
     pool: Option<PoolId>,
 }
 
-/// The URL by the first address that can be reached from here; when there is none, by the first, so that what is wrong is said of it.
+/// The URL by the first address that can be reached from here; when there is none, by the first, so that what
+/// is wrong is said of it.
 async fn first_reached(at: Vec<SocketAddr>) -> Option<String> {
     let mut url = at.first().map(|address| format!("http://{address}"));
     let mut trying = JoinSet::new();

@@ -341,8 +341,8 @@ impl DonorControl {
         self.reachable = reachable;
     }
 
-    /// Says who answers in the place of its coordinator, and what that means, once for each that does; and that it is in another
-    /// pool than before.
+    /// Says who answers in the place of its coordinator, and what that means, once for each that does; and
+    /// that it is in another pool than before.
     fn note_pool(&mut self, joins: bool) {
         let (name, url) = (self.called.borrow().clone(), self.pool.url());
         let (before, pool) = (*self.joined.borrow(), self.machine.pool());

@@ -1,9 +1,10 @@
 //! Who may talk to a coordinator at all, by how the request came: not a page in somebody's browser.
 //!
-//! Owns the names under which this coordinator may be called, and three rules. A page of another site that has its name point here
-//! sends that name as `Host`; it sends an `Origin` with what changes something; and what changes something has to name the API's
-//! version, which no form of a page can. Never: who may do what. Key invariant: a request that a browser makes for a foreign page
-//! is refused before anything of it is looked at. Tests: below, and `lab/tests/hostile.rs`.
+//! Owns the names under which this coordinator may be called, and three rules. A page of another site that
+//! has its name point here sends that name as `Host`; it sends an `Origin` with what changes something; and
+//! what changes something has to name the API's version, which no form of a page can. Never: who may do what.
+//! Key invariant: a request that a browser makes for a foreign page is refused before anything of it is
+//! looked at. Tests: below, and `lab/tests/hostile.rs`.
 
 use super::wire::VERSION_HEADER;
 use axum::http::{HeaderMap, Method, Uri, header};
@@ -22,8 +23,8 @@ pub(super) struct Doorkeeper {
 }
 
 impl Doorkeeper {
-    /// One that knows what this machine is called: its name, alone, by mDNS, with the domains that it searches, and what
-    /// /etc/hosts calls it.
+    /// One that knows what this machine is called: its name, alone, by mDNS, with the domains that it
+    /// searches, and what /etc/hosts calls it.
     pub(super) fn of_this_machine() -> Self {
         let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let read = |path| std::fs::read_to_string(path).unwrap_or_default();

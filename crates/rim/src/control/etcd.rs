@@ -1,10 +1,11 @@
 //! etcd (v3) as a client: keys, guarded transactions, leases.
 //!
-//! Owns the connections to its members and the deadline of each request. Never: which keys there are (`store_etcd`)
-//! or who leads (`term`). Speaks the JSON gateway that every member serves beside gRPC, so that it needs no
-//! second HTTP stack and no compiler of protocols. Key invariant: every request ends by its time; one that is
-//! asked of a second member may be carried out by the first, before or after, so callers make requests that can be repeated.
-//! Tests: below, and the end-to-end tests with a real etcd (`lab/tests/etcd.rs`).
+//! Owns the connections to its members and the deadline of each request. Never: which keys there are
+//! (`store_etcd`) or who leads (`term`). Speaks the JSON gateway that every member serves beside gRPC, so
+//! that it needs no second HTTP stack and no compiler of protocols. Key invariant: every request ends by its
+//! time; one that is asked of a second member may be carried out by the first, before or after, so callers
+//! make requests that can be repeated. Tests: below, and the end-to-end tests with a real etcd
+//! (`lab/tests/etcd.rs`).
 
 use super::client::host_port;
 use base64::Engine;
@@ -250,9 +251,9 @@ impl Etcd {
         Err(EtcdError::Unreachable(why))
     }
 
-    /// Asks one member after the other until one answers or the time is over. The next is asked soon, without giving up the one
-    /// before: a member that is stopped takes requests and never answers, and what the others had been asked before they
-    /// chose another leader they never answer either.
+    /// Asks one member after the other until one answers or the time is over. The next is asked soon, without
+    /// giving up the one before: a member that is stopped takes requests and never answers, and what the
+    /// others had been asked before they chose another leader they never answer either.
     async fn ask<T: DeserializeOwned>(
         &self,
         path: &'static str,

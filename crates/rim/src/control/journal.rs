@@ -1,7 +1,9 @@
-//! The coordinator's record of what happened to its pool: one line each, with the time, what, of what, and who.
+//! The coordinator's record of what happened to its pool: one line each, with the time, what, of what, and
+//! who.
 //!
-//! Owns the form of a line, for people and as `key=value`, and how it is known who calls. Never: what is worth one (core).
-//! Invariant: who a caller says it is stands beside where it called from, which it cannot choose.
+//! Owns the form of a line, for people and as `key=value`, and how it is known who calls. Never: what is
+//! worth one (core). Invariant: who a caller says it is stands beside where it called from, which it cannot
+//! choose.
 //! Called by `server` (who calls) and `machine` (the lines).
 
 use cheetah_core::coordinator::Note;

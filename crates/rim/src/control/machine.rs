@@ -1,8 +1,8 @@
 //! The task that runs the coordinator's machine: one call after another, stored before it is answered.
 //!
 //! Owns the machine, its store and the callers that wait. Never: HTTP (`server`) or decisions (core). Key
-//! invariant: when a commit fails the task ends, and nothing that was not stored was ever said to anyone; nor is
-//! anything said once another coordinator may lead.
+//! invariant: when a commit fails the task ends, and nothing that was not stored was ever said to anyone; nor
+//! is anything said once another coordinator may lead.
 
 use super::journal::{BY, log};
 use super::store::{Store, StoreError};

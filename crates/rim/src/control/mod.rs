@@ -5,8 +5,10 @@
 //! (`DonorControl`). Never: decisions, which `cheetah_core::{coordinator, donor}` make, or data of volumes.
 //! Key invariant: a reply leaves only after what it depends on is stored. Tests: `tests/control*.rs`.
 //!
-//! Files: `wire` (a call as HTTP, both ways), `server`, `doorkeeper`, `service` and `machine` (the coordinator), `store`,
-//! `store_etcd`, `term` and `etcd` (several coordinators), `addresses`, `client`, `discovery`, `donor`, `journal` (what happened), and `openapi.json`, the description for others.
+//! Files: `wire` (a call as HTTP, both ways), `server`, `doorkeeper`, `service` and `machine` (the
+//! coordinator), `store`, `store_etcd`, `term` and `etcd` (several coordinators), `addresses`, `client`,
+//! `discovery`, `donor`, `journal` (what happened), and `openapi` (a test of `openapi.json`, the description
+//! for others).
 
 mod addresses;
 mod client;

@@ -1,8 +1,9 @@
 //! The coordinator as a server: HTTP and JSON on one listener, one machine behind it.
 //!
 //! Owns the listener, its limits and the routes of `cheetah_core::api`. Never: what a call is answered with.
-//! Key invariants: a request's body, headers and time to arrive are bounded, and so are the connections, of which one that
-//! says nothing goes when others need its place; a caller that goes away is hung up on in the machine.
+//! Key invariants: a request's body, headers and time to arrive are bounded, and so are the connections, of
+//! which one that says nothing goes when others need its place; a caller that goes away is hung up on in the
+//! machine.
 //! Tests: `tests/control.rs`, `lab/tests/hostile.rs`.
 
 use super::Clock;
@@ -490,7 +491,8 @@ fn refusal(refusal: &Refusal) -> Response {
     (status(refusal.code), Json(refusal)).into_response()
 }
 
-/// Marks every answer with our version, and turns away pages in browsers and a caller that says it speaks another version.
+/// Marks every answer with our version, and turns away pages in browsers and a caller that says it speaks
+/// another version.
 async fn admit(State(doorkeeper): State<Arc<Doorkeeper>>, request: Request, next: Next) -> Response {
     let mut response = match admitted(&doorkeeper, request).await {
         Ok(request) => {

@@ -1,10 +1,11 @@
 //! Where the coordinator's records are kept: one redb file in a directory, an etcd, or nowhere.
 //!
-//! Owns the choice, and the file `pool.redb`: one table, key to JSON. Never: what the records mean. Key invariant:
-//! `commit` is durable when it returns, all of it or nothing; and a file is not changed before its records were believed, for
-//! opening a database may repair it; and a file that is there and has no pool in it is damage, never a new pool: it gets its name with
-//! its first commit. Two coordinators cannot open one directory, and of those that share an etcd one leads
-//! (`term`). Tests: `tests/control.rs`, `tests/control_state.rs`.
+//! Owns the choice, and the file `pool.redb`: one table, key to JSON. Never: what the records mean. Key
+//! invariant: `commit` is durable when it returns, all of it or nothing; and a file is not changed before its
+//! records were believed, for opening a database may repair it; and a file that is there and has no pool in
+//! it is damage, never a new pool: it gets its name with its first commit. Two coordinators cannot open one
+//! directory, and of those that share an etcd one leads (`term`). Tests: `tests/control.rs`,
+//! `tests/control_state.rs`.
 
 use super::store_etcd::EtcdStore;
 use cheetah_core::coordinator::{Effect, Record};
@@ -106,7 +107,8 @@ impl Store {
 }
 
 impl Seen {
-    /// Reads the file in this directory, made if it is missing, both for their owner only: leases are secrets.
+    /// Reads the file in this directory, made if it is missing, both for their owner only: leases are
+    /// secrets.
     pub(super) fn look(directory: &Path) -> Result<Self, StoreError> {
         use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;

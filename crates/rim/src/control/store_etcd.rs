@@ -1,12 +1,13 @@
 //! The coordinator's records in etcd, for as long as a term lasts.
 //!
 //! Owns the keys under the prefix: `records/KEY#PART` (a record is cut into parts of `ETCD_PART_BYTES_MAX`),
-//! `commit` (who committed last, and how often), `made` (that there are records) and the journal. Never: who leads (`term`), or what records mean.
-//! Key invariants: every write is guarded by the leader's key *and* by the commit before it, so that it is done
-//! once at most, in order, and never by a coordinator that was deposed; and a commit is done whole or not at all.
-//! One that fits one transaction is that transaction. A larger one is first written to the journal; from the
-//! moment `journal-complete` is there it counts, and whoever leads next carries it out before it reads anything.
-//! A journal without that key never happened. Tests: below, and `lab/tests/etcd.rs`.
+//! `commit` (who committed last, and how often), `made` (that there are records) and the journal. Never: who
+//! leads (`term`), or what records mean. Key invariants: every write is guarded by the leader's key *and* by
+//! the commit before it, so that it is done once at most, in order, and never by a coordinator that was
+//! deposed; and a commit is done whole or not at all. One that fits one transaction is that transaction. A
+//! larger one is first written to the journal; from the moment `journal-complete` is there it counts, and
+//! whoever leads next carries it out before it reads anything. A journal without that key never happened.
+//! Tests: below, and `lab/tests/etcd.rs`.
 
 use super::etcd::{EtcdError, Found, If, Op};
 use super::store::StoreError;

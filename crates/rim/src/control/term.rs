@@ -1,4 +1,5 @@
-//! Who leads, when several coordinators share one etcd: a key bound to a lease, and the clock that ends a term.
+//! Who leads, when several coordinators share one etcd: a key bound to a lease, and the clock that ends a
+//! term.
 //!
 //! Owns the leader's key, its lease and the task that renews it. Never: records (`store_etcd`), or what a
 //! coordinator does with its term (`service`). Key invariant: a term ends here, by a clock that also counts

@@ -19,7 +19,8 @@ pub const OPENAPI: &str = include_str!("openapi.json");
 /// Both ends send it with every message.
 pub(super) const VERSION_HEADER: &str = "cheetah-api";
 
-/// The pool that a call is meant for, where its caller knows; another pool's coordinator does not carry it out.
+/// The pool that a call is meant for, where its caller knows; another pool's coordinator does not carry it
+/// out.
 pub(super) const POOL_HEADER: &str = "cheetah-pool";
 
 #[derive(Debug, Default, Serialize, Deserialize)]

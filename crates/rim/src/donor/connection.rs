@@ -1,13 +1,14 @@
-//! One client of a donor, after its handshake: requests in batches, payloads straight from the socket into the arena.
+//! One client of a donor, after its handshake: requests in batches, payloads straight from the socket into
+//! the arena.
 //!
-//! Owns: what of the input is not taken yet, and what becomes of the write that comes in. Never: protocol, which is
-//! `Transmission`'s; who may touch what (`Access` decides for each request); or a thread's time (nothing here waits for
-//! anything but the socket).
+//! Owns: what of the input is not taken yet, and what becomes of the write that comes in. Never: protocol,
+//! which is `Transmission`'s; who may touch what (`Access` decides for each request); or a thread's time
+//! (nothing here waits for anything but the socket).
 //! Invariants: requests take effect in the order in which they came; a client that does not read its replies
-//! stops being read itself, so memory is bounded; an idle connection holds none to speak of; and one that ends leaves nothing of
-//! what it received outside of the arena, so that what is wiped there is nowhere else.
-//! One receive takes all the requests that are there, one send (`sending`) answers them all: at 4 KiB and depth 64 that
-//! is a factor of 6. Write payloads land in the arena directly.
+//! stops being read itself, so memory is bounded; an idle connection holds none to speak of; and one that
+//! ends leaves nothing of what it received outside of the arena, so that what is wiped there is nowhere else.
+//! One receive takes all the requests that are there, one send (`sending`) answers them all: at 4 KiB and
+//! depth 64 that is a factor of 6. Write payloads land in the arena directly.
 //! Called by `donor`. Tests: `tests/donor_wire.rs`, `tests/donor_export.rs`.
 //! One of the named modules that may use unsafe (vectored I/O on arena addresses).
 #![allow(unsafe_code)]
@@ -118,8 +119,8 @@ pub(super) struct Connection<'a> {
 }
 
 impl Drop for Connection<'_> {
-    /// A write that was cut off has landed in part. Its bytes count as written: hidden in an absent block, they
-    /// would come to light behind a later zero that found nothing to do.
+    /// A write that was cut off has landed in part. Its bytes count as written: hidden in an absent block,
+    /// they would come to light behind a later zero that found nothing to do.
     fn drop(&mut self) {
         if let (Some(payload), None) = (self.requests.payload(), self.write.refused) {
             self.arena.wrote(payload.header.offset, payload.at as u64);
@@ -138,8 +139,8 @@ impl<'a> Connection<'a> {
         grant: Grant,
         early: Vec<u8>,
     ) -> Self {
-        // The size in the handshake was that of the moment; what the volume has gained since is served too, and
-        // `Access` knows which extents are its own.
+        // The size in the handshake was that of the moment; what the volume has gained since is served too,
+        // and `Access` knows which extents are its own.
         session.info.size = arena.bytes();
         Connection {
             stream,
@@ -278,8 +279,8 @@ impl<'a> Connection<'a> {
                 self.work_bytes += len;
                 self.status(header);
             }
-            // What is acknowledged is in memory, and memory is all there is: a flush only says that what was written
-            // before the last one is complete on every donor.
+            // What is acknowledged is in memory, and memory is all there is: a flush only says that what was
+            // written before the last one is complete on every donor.
             Ok(Command::Flush) => {
                 let each = |_: &u32| self.work_bytes += AGE_WORK_BYTES;
                 self.arena.dirty().age(access.written_by(&self.grant).inspect(each));

@@ -1,6 +1,6 @@
 //! How the data server asks whom to let in: the pool's control loop, or nobody when there is no pool.
-//! Never: the decision, which is `core::donor`'s. Invariant: a `Pass` is held until its connection has touched
-//! the arena for the last time; only then may a newer session be admitted.
+//! Never: the decision, which is `core::donor`'s. Invariant: a `Pass` is held until its connection has
+//! touched the arena for the last time; only then may a newer session be admitted.
 
 use crate::control::{Admission, DonorHandle};
 use cheetah_core::donor::{Access, Grant, OpenError};

@@ -1,9 +1,10 @@
 //! The data server of a donor: connections of NBD clients, spread over a few threads, onto one arena.
 //!
-//! Owns: the listener, the threads, the places for connections. Never: which extents belong to whom, or when a
-//! client has to go; the control loop says so through the `gate`.
-//! Invariant: a thread never waits for anything but its sockets and the gate, so one slow client slows nobody.
-//! Called by `cheetah donate` and `cheetah up`. Parts: `connection` (requests), `sending` (answers), `gate`.
+//! Owns: the listener, the threads, the places for connections. Never: which extents belong to whom, or when
+//! a client has to go; the control loop says so through the `gate`.
+//! Invariant: a thread never waits for anything but its sockets and the gate, so one slow client slows
+//! nobody. Called by `cheetah donate` and `cheetah up`. Parts: `connection` (requests), `sending` (answers),
+//! `gate`.
 
 mod connection;
 mod gate;
@@ -28,7 +29,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// Connections a donor serves at once, as far as it has descriptors; beyond it those go that were not let in yet.
+/// Connections a donor serves at once, as far as it has descriptors; beyond it those go that were not let in
+/// yet.
 const CONNECTIONS_MAX: usize = 8192;
 const THREADS_MAX: usize = 4;
 

@@ -1,8 +1,8 @@
 //! What a client of a donor is sent: answers gathered, payloads straight from the arena to the socket.
 //!
-//! Owns: which bytes of memory an answer is made of, and which of them are lent. Never: what an answer says, which is
-//! the outbox's. Invariant: what the stream holds is the beginning of what is not sent; the arena is mapped as long as
-//! it is borrowed here, and every range of it that is sent was checked.
+//! Owns: which bytes of memory an answer is made of, and which of them are lent. Never: what an answer says,
+//! which is the outbox's. Invariant: what the stream holds is the beginning of what is not sent; the arena is
+//! mapped as long as it is borrowed here, and every range of it that is sent was checked.
 //! Reads of 64 KiB and more leave as the arena's own pages where that is much together.
 //! Called by `connection`. Tests: `tests/donor_wire.rs`.
 //! One of the named modules that may use unsafe (vectored I/O on arena addresses).
@@ -16,8 +16,8 @@ use cheetah_nbd::server::outbox::Piece;
 use cheetah_nbd::server::{Outbox, Run};
 use std::io;
 
-/// Reads are sent without copying where so much may leave so in one batch. The client takes longer to copy what no cache near it
-/// has; of less, only that counts.
+/// Reads are sent without copying where so much may leave so in one batch. The client takes longer to copy
+/// what no cache near it has; of less, only that counts.
 const LEND_TOGETHER_BYTES: u64 = 128 << 10;
 /// Holes shorter than this are sent as data: a chunk costs more than the zeros.
 const HOLE_BYTES_MIN: u64 = 32 << 10;
@@ -129,7 +129,8 @@ impl<'a> Sending<'a> {
                     Piece::Head(head) => self.stream.hold_copy(&head[held..]),
                     Piece::Payload { payload: Source::Lent(offset), at, .. } => {
                         let lent = iovec(self.arena.address(offset + at + held as u64), len - held);
-                        // SAFETY: a checked range of the arena, which is mapped as long as `self.arena` is borrowed.
+                        // SAFETY: a checked range of the arena, which is mapped as long as `self.arena` is
+                        // borrowed.
                         unsafe { self.stream.hold(&[lent]) }
                     }
                     Piece::Payload { .. } => unreachable!("they are not lent"),
@@ -169,8 +170,8 @@ impl<'a> Sending<'a> {
                 break;
             }
         }
-        // SAFETY: the pieces are heads, which do not change while the outbox is borrowed, static zeros, and checked
-        // ranges of the arena, which is mapped as long as `self.arena` is borrowed.
+        // SAFETY: the pieces are heads, which do not change while the outbox is borrowed, static zeros, and
+        // checked ranges of the arena, which is mapped as long as `self.arena` is borrowed.
         unsafe { self.stream.try_send(&pieces, more) }
     }
 }

@@ -1,11 +1,12 @@
-//! Pages of memory for a socket to send from, instead of a copy: the kernel notes in a pipe which they are (`vmsplice`), and moves
-//! them on (`splice`).
+//! Pages of memory for a socket to send from, instead of a copy: the kernel notes in a pipe which they are
+//! (`vmsplice`), and moves them on (`splice`).
 //!
-//! Owns the pipes, and how much is in them. Never: whose pages they are, or when they may change: a socket has them until its
-//! peer has taken the bytes, which only an answer of the peer tells. Why: sent to four servers on this machine, 1 MiB at a
-//! time, 9.4 GB/s instead of 6.2, and a third of the sender's processor time.
-//! Invariant: what is in a connection's pipe was not sent, and is what its socket takes next; a spare one is empty.
-//! Called by `stream::socket`. Tests: below.
+//! Owns the pipes, and how much is in them. Never: whose pages they are, or when they may change: a socket
+//! has them until its peer has taken the bytes, which only an answer of the peer tells. Why: sent to four
+//! servers on this machine, 1 MiB at a time, 9.4 GB/s instead of 6.2, and a third of the sender's processor
+//! time.
+//! Invariant: what is in a connection's pipe was not sent, and is what its socket takes next; a spare one is
+//! empty. Called by `stream::socket`. Tests: below.
 
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, SpliceFlags};
@@ -13,8 +14,8 @@ use std::cell::RefCell;
 use std::io;
 use std::os::fd::OwnedFd;
 
-/// Room for the pages of so many bytes is asked for. A user who has many large pipes gets very small ones, through which copies are
-/// faster.
+/// Room for the pages of so many bytes is asked for. A user who has many large pipes gets very small ones,
+/// through which copies are faster.
 pub(crate) const ROOM_BYTES: usize = 1 << 20;
 const ROOM_LEAST_BYTES: usize = 256 << 10;
 const SPARE_MAX: usize = 8;
@@ -43,9 +44,9 @@ impl Lender {
         self.pipe.as_ref().map_or(0, |pipe| pipe.held)
     }
 
-    /// Has more put behind what is in the pipe, pages or a copy, into the end that is shown; how many bytes there was room for.
-    /// Where it cannot be done, what it held is forgotten, and `lends` says so: then all behind what was sent before is to be
-    /// copied.
+    /// Has more put behind what is in the pipe, pages or a copy, into the end that is shown; how many bytes
+    /// there was room for. Where it cannot be done, what it held is forgotten, and `lends` says so: then all
+    /// behind what was sent before is to be copied.
     pub(super) fn hold(&mut self, put: impl FnOnce(&OwnedFd) -> rustix::io::Result<usize>) -> usize {
         let Some(mut pipe) = self.pipe.take().or_else(Pipe::take) else {
             self.refused = true;
@@ -69,8 +70,9 @@ impl Lender {
         }
     }
 
-    /// Sends what is in the pipe, as far as the socket has room; how many bytes it took. With `more` the socket is told that
-    /// something follows at once. Where it cannot be done, `lends` says so, as after `hold`.
+    /// Sends what is in the pipe, as far as the socket has room; how many bytes it took. With `more` the
+    /// socket is told that something follows at once. Where it cannot be done, `lends` says so, as after
+    /// `hold`.
     ///
     /// # Errors
     /// The socket is full, or a signal came.

@@ -1,14 +1,15 @@
-//! The bytes of one connection: received into pieces of memory, sent from pieces, lent as pages, closed. Over TCP and Unix sockets
-//! as they are, or through a layer that somebody puts over them.
+//! The bytes of one connection: received into pieces of memory, sent from pieces, lent as pages, closed. Over
+//! TCP and Unix sockets as they are, or through a layer that somebody puts over them.
 //!
-//! Owns: the socket, its registration with the runtime, and what is lent to it. Never: protocol, or who the peer is. Nobody beside
-//! this module sees the descriptor.
-//! Invariant: what is ready is cleared by the tick that it had before the call which found nothing more, so nothing that comes
-//! meanwhile is missed, and no caller keeps a guard. Whoever sends offers first what was not taken before.
-//! Made by `net`; used by both handshakes, `volume::conn`, `donor` and the export. Parts: `socket` (plain ones), `lend`.
-//! Tests: in each; `tests/torn` is a layer that tears everything, over which the tests of the data path run as well.
-//! One of the named modules that may use unsafe (pieces are raw addresses: an arena is shared with other connections, so no Rust
-//! reference to its bytes may exist while the kernel fills them).
+//! Owns: the socket, its registration with the runtime, and what is lent to it. Never: protocol, or who the
+//! peer is. Nobody beside this module sees the descriptor.
+//! Invariant: what is ready is cleared by the tick that it had before the call which found nothing more, so
+//! nothing that comes meanwhile is missed, and no caller keeps a guard. Whoever sends offers first what was
+//! not taken before. Made by `net`; used by both handshakes, `volume::conn`, `donor` and the export. Parts:
+//! `socket` (plain ones), `lend`. Tests: in each; `tests/torn` is a layer that tears everything, over which
+//! the tests of the data path run as well. One of the named modules that may use unsafe (pieces are raw
+//! addresses: an arena is shared with other connections, so no Rust reference to its bytes may exist while
+//! the kernel fills them).
 #![allow(unsafe_code)]
 
 mod lend;
@@ -28,13 +29,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-/// Payloads of which this much is still to come are received where they belong, with no more behind them than the next head;
-/// smaller ones come with the batch around them.
+/// Payloads of which this much is still to come are received where they belong, with no more behind them than
+/// the next head; smaller ones come with the batch around them.
 pub const DIRECT_BYTES: u32 = 16 << 10;
-/// Payloads of writes from this size on leave as pages: below it a copy costs less than noting and moving pages.
+/// Payloads of writes from this size on leave as pages: below it a copy costs less than noting and moving
+/// pages.
 pub(crate) const LEND_WRITE_BYTES: u32 = 32 << 10;
-/// Those of replies from this size on: twice as much, for the client then copies out of memory that no cache near it has, and the
-/// sender alone saves something.
+/// Those of replies from this size on: twice as much, for the client then copies out of memory that no cache
+/// near it has, and the sender alone saves something.
 pub(crate) const LEND_REPLY_BYTES: u32 = 64 << 10;
 
 /// A piece of memory by address, as the kernel takes it.
@@ -50,7 +52,8 @@ pub trait Layer: fmt::Debug + Send {
     /// Whether `try_receive` may find something. One task at a time waits.
     fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
-    /// Whether `try_send` and `pass_on` may get rid of something. One task at a time waits, beside the one that waits to receive.
+    /// Whether `try_send` and `pass_on` may get rid of something. One task at a time waits, beside the one
+    /// that waits to receive.
     fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
     /// As `Stream::try_receive`.
@@ -62,8 +65,8 @@ pub trait Layer: fmt::Debug + Send {
     /// As there.
     unsafe fn try_receive(&self, pieces: &[libc::iovec]) -> io::Result<usize>;
 
-    /// As `Stream::try_send`. What is not taken comes again, first and the same, though in other pieces: a layer may have made
-    /// of it already what it sends below.
+    /// As `Stream::try_send`. What is not taken comes again, first and the same, though in other pieces: a
+    /// layer may have made of it already what it sends below.
     ///
     /// # Errors
     /// As there.
@@ -115,7 +118,8 @@ pub trait Layers: fmt::Debug + Send + Sync {
     fn accepted(&self, plain: Stream) -> Laying<'_>;
 }
 
-/// What plain streams become before they are used: they stay as they are unless somebody puts layers over them.
+/// What plain streams become before they are used: they stay as they are unless somebody puts layers over
+/// them.
 #[derive(Clone, Debug, Default)]
 pub struct Transport(Option<Arc<dyn Layers>>);
 
@@ -210,10 +214,12 @@ impl Stream {
 
     // Moving bytes, as far as that can be done now.
 
-    /// Receives once; how many bytes. After fewer than there was room for nothing is asked for before more comes.
+    /// Receives once; how many bytes. After fewer than there was room for nothing is asked for before more
+    /// comes.
     ///
     /// # Errors
-    /// `WouldBlock` when there is nothing, `UnexpectedEof` at the end of the stream, and faults of the connection.
+    /// `WouldBlock` when there is nothing, `UnexpectedEof` at the end of the stream, and faults of the
+    /// connection.
     ///
     /// # Safety
     /// Every piece must be memory that may be written for the duration of the call.
@@ -248,7 +254,8 @@ impl Stream {
     /// As there.
     pub fn try_receive_into(&self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let (start, count) = (slices.as_ptr().cast::<libc::iovec>(), slices.len());
-        // SAFETY: an `IoSliceMut` is an iovec by its definition, and is memory that may be written as long as it is borrowed.
+        // SAFETY: an `IoSliceMut` is an iovec by its definition, and is memory that may be written as long as
+        // it is borrowed.
         unsafe { self.try_receive(std::slice::from_raw_parts(start, count)) }
     }
 
@@ -258,14 +265,16 @@ impl Stream {
     /// As there.
     pub fn try_send_from(&self, slices: &[IoSlice<'_>], more: bool) -> io::Result<usize> {
         let (start, count) = (slices.as_ptr().cast::<libc::iovec>(), slices.len());
-        // SAFETY: an `IoSlice` is an iovec by its definition, and is memory that may be read as long as it is borrowed.
+        // SAFETY: an `IoSlice` is an iovec by its definition, and is memory that may be read as long as it is
+        // borrowed.
         unsafe { self.try_send(std::slice::from_raw_parts(start, count), more) }
     }
 
-    // Lending: pages are noted behind each other (`hold`), and moved on (`pass_on`). What is held counts as not sent.
+    // Lending: pages are noted behind each other (`hold`), and moved on (`pass_on`). What is held counts as
+    // not sent.
 
-    /// Whether payloads may be lent. A stream that says no has sent none of what it held: all behind what was sent is to be
-    /// copied.
+    /// Whether payloads may be lent. A stream that says no has sent none of what it held: all behind what was
+    /// sent is to be copied.
     #[must_use]
     pub fn lends(&self) -> bool {
         match &self.0 {
@@ -283,9 +292,9 @@ impl Stream {
         }
     }
 
-    /// Lends pieces of memory as far as there is room; how many bytes were taken. Of what is to be sent and not held yet, `left`
-    /// bytes, the pieces are the beginning, or all. With `more` something follows at once. Nothing is sent where it cannot be
-    /// done: then `lends` says so.
+    /// Lends pieces of memory as far as there is room; how many bytes were taken. Of what is to be sent and
+    /// not held yet, `left` bytes, the pieces are the beginning, or all. With `more` something follows at
+    /// once. Nothing is sent where it cannot be done: then `lends` says so.
     ///
     /// # Errors
     /// As `pass_on`.
@@ -298,8 +307,8 @@ impl Stream {
         self.pass_on(more || held < left)
     }
 
-    /// Notes pieces of memory behind what it holds; how many bytes it had room for. The peer gets what is in them when it takes
-    /// the bytes. Where it cannot be done, what it held is forgotten, and `lends` says so.
+    /// Notes pieces of memory behind what it holds; how many bytes it had room for. The peer gets what is in
+    /// them when it takes the bytes. Where it cannot be done, what it held is forgotten, and `lends` says so.
     ///
     /// # Safety
     /// Every piece must be memory that may be read for the duration of the call.

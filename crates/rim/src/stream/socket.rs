@@ -85,8 +85,8 @@ impl Socket {
         self.fd.poll_write_ready(cx).map_ok(|mut ready| ready.retain_ready())
     }
 
-    /// A socket that gave less than there was room for is empty: it counts as one that would block, by the readiness that it had
-    /// before the call.
+    /// A socket that gave less than there was room for is empty: it counts as one that would block, by the
+    /// readiness that it had before the call.
     ///
     /// # Safety
     /// As for `Stream::try_receive`.
@@ -154,9 +154,10 @@ impl Socket {
         Some(Duration::from_millis(info.tcpi_last_data_recv.min(info.tcpi_last_ack_recv).into()))
     }
 
-    /// Over a long way BBR is what is fast, and not what `net` chose for a LAN: after a pause cubic and reno begin anew with ten
-    /// packets, and what they lose by that takes many round trips to win back; BBR does neither. Once it was refused it is not tried
-    /// for a while: root's try may load a module, which takes time.
+    /// Over a long way BBR is what is fast, and not what `net` chose for a LAN: after a pause cubic and reno
+    /// begin anew with ten packets, and what they lose by that takes many round trips to win back; BBR does
+    /// neither. Once it was refused it is not tried for a while: root's try may load a module, which takes
+    /// time.
     pub(super) fn suit_distance(&self) {
         static REFUSED: Mutex<Option<Instant>> = Mutex::new(None);
         if self.round_trip_ns() < BBR_NS {

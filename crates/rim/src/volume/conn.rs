@@ -1,10 +1,10 @@
-//! One connection to a donor: drives the protocol's client (`nbd`) over a stream. Requests leave gathered, large payloads as the pages
-//! that they are; replies come in, their data straight to where it belongs.
+//! One connection to a donor: drives the protocol's client (`nbd`) over a stream. Requests leave gathered,
+//! large payloads as the pages that they are; replies come in, their data straight to where it belongs.
 //!
-//! Owns: where payloads lie, and which pages the kernel has. Never: which donor a part goes to, what a failure means, or what may be
-//! sent and answered when (`nbd::client::Transmission`).
-//! Invariants: a closed connection touches no payload, and nothing that is put into one later leaves by it; anything unexpected ends
-//! the link.
+//! Owns: where payloads lie, and which pages the kernel has. Never: which donor a part goes to, what a
+//! failure means, or what may be sent and answered when (`nbd::client::Transmission`).
+//! Invariants: a closed connection touches no payload, and nothing that is put into one later leaves by it;
+//! anything unexpected ends the link.
 //! Small replies go through a buffer, many for one system call; large data is received into its destination
 //! with the next reply's head behind it (both measured: each is several times slower at the other's job).
 //! One of the named modules that may use unsafe (readv into a buffer's pieces).
@@ -174,8 +174,8 @@ impl Conn {
         }
     }
 
-    /// Sends what is queued, with writes merged up to so many bytes, until it is gone or the socket is full; the sender task goes on
-    /// when there is room.
+    /// Sends what is queued, with writes merged up to so many bytes, until it is gone or the socket is full;
+    /// the sender task goes on when there is room.
     pub(super) fn flush(&self, memory: &Memory, merges_bytes_max: u32) {
         while !self.closed.get() && !self.wire.borrow().transmission.is_sent() {
             match self.send_once(memory, merges_bytes_max) {
@@ -222,12 +222,14 @@ impl Conn {
                 memory.buffer(body.mem).pieces(body.scatter, from, body.scatter.len, PIECES_MAX, pieces);
             }
         }
-        // SAFETY: the pieces are heads in `wire.transmission` and buffers in `memory`, both borrowed through the call.
+        // SAFETY: the pieces are heads in `wire.transmission` and buffers in `memory`, both borrowed through
+        // the call.
         unsafe { self.stream.try_send(pieces, more) }
     }
 
-    /// Hands the kernel pages of the first payloads and their heads instead of copies, as far as it takes them at once. They must not
-    /// change before the donor has answered, or `close` has put others in their place.
+    /// Hands the kernel pages of the first payloads and their heads instead of copies, as far as it takes
+    /// them at once. They must not change before the donor has answered, or `close` has put others in their
+    /// place.
     fn lend(&self, wire: &mut Wire, memory: &Memory) -> io::Result<usize> {
         let Wire { transmission, pieces, heads, .. } = wire;
         pieces.clear();
@@ -382,9 +384,9 @@ impl Conn {
         if look_ahead > 0 {
             pieces.push(iovec(input[*input_end..].as_mut_ptr(), look_ahead));
         }
-        // SAFETY: the pieces are rooms in a buffer of `memory` and in `wire.input`, both borrowed mutably, that do not
-        // overlap: a fragment's payload offsets grow by at least its pieces' lengths (a property test in
-        // `core::layout` holds it to that). Nothing else looks at them until the call returns.
+        // SAFETY: the pieces are rooms in a buffer of `memory` and in `wire.input`, both borrowed mutably,
+        // that do not overlap: a fragment's payload offsets grow by at least its pieces' lengths (a property
+        // test in `core::layout` holds it to that). Nothing else looks at them until the call returns.
         let got = unsafe { self.stream.try_receive(pieces)? };
         let now = Instant::now();
         let silent = now.duration_since(std::mem::replace(heard, now));
@@ -489,7 +491,8 @@ fn may_lend(heads: &Heads, body: &Body, stream: &Stream) -> bool {
     body.is_large() && stream.lends() && heads.has_room()
 }
 
-/// `beyond`: the range leaves the export as it was announced, so what was there is not the volume's any more: its map is older.
+/// `beyond`: the range leaves the export as it was announced, so what was there is not the volume's any more:
+/// its map is older.
 fn part_error(errno: Errno, beyond: bool) -> PartError {
     match errno {
         Errno::Perm => PartError::Denied,

@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, watch};
 
-/// One request. `buffer` is the payload of a write, or the room for a read, exactly `len` bytes; none otherwise.
+/// One request. `buffer` is the payload of a write, or the room for a read, exactly `len` bytes; none
+/// otherwise.
 #[derive(Debug)]
 pub struct Submission {
     pub op: Op,
@@ -47,11 +48,12 @@ pub trait Sink: Send + Sync + std::fmt::Debug {
     }
 }
 
-/// A future made and run on the data thread, where submitting and completing cost no wake-up of another thread.
+/// A future made and run on the data thread, where submitting and completing cost no wake-up of another
+/// thread.
 pub type LocalTask = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = ()>>> + Send>;
 
-/// Takes bytes of the volume, from an offset on, that nobody has asked for yet, and how often `forget` had been called
-/// when they were read: they are out of date when it has been called since.
+/// Takes bytes of the volume, from an offset on, that nobody has asked for yet, and how often `forget` had
+/// been called when they were read: they are out of date when it has been called since.
 pub type Taker = Box<dyn Fn(u64, &[u8], u64) + Send>;
 
 #[derive(Clone, Debug)]
@@ -154,8 +156,8 @@ impl VolumeHandle {
         self.0.arrived.notify_one();
     }
 
-    /// Runs a task on the data thread: the connections of an export live there, and the requests of a file. It is dropped
-    /// with the thread, and at once when that has ended.
+    /// Runs a task on the data thread: the connections of an export live there, and the requests of a file.
+    /// It is dropped with the thread, and at once when that has ended.
     pub fn spawn_local(&self, task: LocalTask) {
         let mut inbox = self.inbox();
         if inbox.closed {

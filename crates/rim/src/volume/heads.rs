@@ -1,8 +1,9 @@
-//! The heads of writes whose payloads are lent: they leave as pages, too, so that many writes take two system calls together.
+//! The heads of writes whose payloads are lent: they leave as pages, too, so that many writes take two system
+//! calls together.
 //!
-//! Owns one connection's pages of them, and which are free. Never: when one may change; it is given back when its write was answered.
-//! Invariant: the pages hold nothing else as long as they live, and whoever is still sending from it then keeps it as it is.
-//! Called by `conn`. Tests: below, `tests/data_path.rs`.
+//! Owns one connection's pages of them, and which are free. Never: when one may change; it is given back when
+//! its write was answered. Invariant: the pages hold nothing else as long as they live, and whoever is still
+//! sending from it then keeps it as it is. Called by `conn`. Tests: below, `tests/data_path.rs`.
 
 use crate::buffer::Buffer;
 use cheetah_core::layout::Scatter;

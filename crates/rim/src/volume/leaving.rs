@@ -1,7 +1,8 @@
-//! What is to leave by connections: the request that a part becomes, and how many bytes of a volume's writes are on their way.
+//! What is to leave by connections: the request that a part becomes, and how many bytes of a volume's writes
+//! are on their way.
 //!
-//! Never: when something leaves, which writes are one request (`nbd::client::Transmission`), or how much may be merged
-//! (`core::volume::merge`). Called by `conn`. Tests: `tests/data_path.rs`.
+//! Never: when something leaves, which writes are one request (`nbd::client::Transmission`), or how much may
+//! be merged (`core::volume::merge`). Called by `conn`. Tests: `tests/data_path.rs`.
 
 use super::conn::{Body, Part};
 use cheetah_core::donor::WriteMark;

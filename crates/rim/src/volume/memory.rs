@@ -1,8 +1,8 @@
 //! The bytes that the machine decides about: payloads of requests, scratch memory, and their checksums.
 //!
-//! Owns where they are, and what effects do to them. Never: which effect, or what a checksum that differs means.
-//! Invariant: only the data thread touches them, and the outputs of a computation overlap nothing else in it.
-//! Called by the driver and its connections. Tests: below, `tests/data_path.rs`.
+//! Owns where they are, and what effects do to them. Never: which effect, or what a checksum that differs
+//! means. Invariant: only the data thread touches them, and the outputs of a computation overlap nothing else
+//! in it. Called by the driver and its connections. Tests: below, `tests/data_path.rs`.
 //! One of the named modules that may use unsafe (several pieces of one buffer at once).
 #![allow(unsafe_code)]
 
@@ -38,7 +38,8 @@ pub(super) struct Memory {
 }
 
 impl Drop for Memory {
-    /// If a fault in the program ends the thread, nobody gets payloads that the kernel may still be sending from.
+    /// If a fault in the program ends the thread, nobody gets payloads that the kernel may still be sending
+    /// from.
     fn drop(&mut self) {
         if std::thread::panicking() {
             std::mem::forget(std::mem::take(&mut self.slots));
@@ -148,8 +149,8 @@ impl Memory {
             outputs.iter().map(|at| std::ptr::from_mut(self.bytes_mut(*at, *len))).collect();
         let sources: Vec<*const [u8]> =
             inputs.iter().map(|at| std::ptr::from_ref(self.bytes(*at, *len))).collect();
-        // SAFETY: each points into a buffer that lives through this call, and no output overlaps another piece
-        // (asserted above), so the exclusive references are exclusive.
+        // SAFETY: each points into a buffer that lives through this call, and no output overlaps another
+        // piece (asserted above), so the exclusive references are exclusive.
         let (sources, mut results): (Vec<&[u8]>, Vec<&mut [u8]>) = unsafe {
             (
                 sources.iter().map(|piece| &**piece).collect(),
@@ -210,7 +211,8 @@ impl Memory {
     /// For data in one piece.
     pub(super) fn is_zero(&self, mem: Mem, scatter: Scatter) -> bool {
         let bytes = self.bytes(At { mem, offset: scatter.start }, scatter.first.min(scatter.len));
-        // Two comparisons that the compiler turns into wide ones: the first byte, and each with its neighbour.
+        // Two comparisons that the compiler turns into wide ones: the first byte, and each with its
+        // neighbour.
         scatter.first == scatter.len && bytes.first() == Some(&0) && bytes[1..] == bytes[..bytes.len() - 1]
     }
 

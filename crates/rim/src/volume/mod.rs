@@ -1,12 +1,13 @@
-//! The driver of `core::volume`: one thread that owns the machine, the donors' connections and every request on
-//! its way, and carries out what the machine decides.
+//! The driver of `core::volume`: one thread that owns the machine, the donors' connections and every request
+//! on its way, and carries out what the machine decides.
 //!
 //! Owns: the thread, its clock and timer, which request has which buffer, the inbox that front ends fill.
-//! Never: policy. Invariant: the machine is stepped, and payloads are touched, on this thread only; effects are
-//! carried out before the next step, but that checksums of what is written may wait until it is sent; everything that a
-//! batch of events caused is sent together, connection by connection.
-//! Called by `cheetah attach` and the tests. Parts: `handle` (what front ends hold), `conn` (one connection), `leaving`
-//! (what is to leave by one, as requests), `heads` (of its writes), `open` (making them), `memory` (payloads, scratch memory, checksums).
+//! Never: policy. Invariant: the machine is stepped, and payloads are touched, on this thread only; effects
+//! are carried out before the next step, but that checksums of what is written may wait until it is sent;
+//! everything that a batch of events caused is sent together, connection by connection.
+//! Called by `cheetah attach` and the tests. Parts: `handle` (what front ends hold), `conn` (one connection),
+//! `leaving` (what is to leave by one, as requests), `heads` (of its writes), `open` (making them), `memory`
+//! (payloads, scratch memory, checksums).
 
 mod conn;
 mod handle;
@@ -44,7 +45,8 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 /// A connection with at least this much on its way is passed over for an emptier one.
 const CONN_BUSY_BYTES: u64 = 256 << 10;
 
-/// So many steps of a batch share one look at the clock: it costs as much as a small step, and a batch may be of any length.
+/// So many steps of a batch share one look at the clock: it costs as much as a small step, and a batch may be
+/// of any length.
 const STEPS_PER_LOOK: usize = 32;
 
 /// What a look at a volume shows.
@@ -146,7 +148,8 @@ impl VolumeHandle {
         self.order(Order::Map(map));
     }
 
-    /// What the machine has to tell the coordinator: each is to be answered by `amended` or `lease_lost`. Once.
+    /// What the machine has to tell the coordinator: each is to be answered by `amended` or `lease_lost`.
+    /// Once.
     #[must_use]
     pub fn take_amendments(&self) -> Option<mpsc::Receiver<Amend>> {
         self.0.amendments.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take()
@@ -167,8 +170,8 @@ impl VolumeHandle {
         self.order(Order::Silent(silent));
     }
 
-    /// Where bytes go that will likely be read soon: `take(offset, bytes)`, on the data thread, must not block. With
-    /// `Caching::takes`. None: nobody takes them any more.
+    /// Where bytes go that will likely be read soon: `take(offset, bytes)`, on the data thread, must not
+    /// block. With `Caching::takes`. None: nobody takes them any more.
     pub fn offer_to(&self, take: Option<Taker>) {
         *self.0.taker() = take;
     }
@@ -190,7 +193,8 @@ impl VolumeHandle {
         self.order(Order::Scrub);
     }
 
-    /// How it is now. Nothing is to be said of it once it is closed: it then has no donors that could be lost or found.
+    /// How it is now. Nothing is to be said of it once it is closed: it then has no donors that could be lost
+    /// or found.
     pub async fn look(&self) -> Option<Seen> {
         self.ask(Order::Look).await
     }
@@ -247,7 +251,8 @@ struct Driver {
     wake_at: Option<Time>,
     wake_changed: Rc<Notify>,
     started: Instant,
-    /// When the batch of events began that is being worked through. A look at the clock costs a hundredth of a small read.
+    /// When the batch of events began that is being worked through. A look at the clock costs a hundredth of
+    /// a small read.
     now: Time,
     token: LeaseToken,
     connections: Option<usize>,
@@ -292,7 +297,8 @@ async fn run(shared: Arc<Shared>, options: VolumeOptions, memory: Memory, amendm
     tokio::task::spawn_local(keep_time(driver.clone()));
     tokio::task::spawn_local(look_again(driver.clone()));
     driver.borrow_mut().event(Event::Start);
-    // As a task, for what wakes this future runs only after the runtime has asked for events: a system call more for each batch.
+    // As a task, for what wakes this future runs only after the runtime has asked for events: a system call
+    // more for each batch.
     let closing =
         tokio::task::spawn_local(take_orders(driver.clone(), shared)).await.expect("it ends when told to");
     // Requests that are still on their way end by their deadline at the latest.
@@ -383,7 +389,8 @@ async fn keep_time(driver: Rc<RefCell<Driver>>) {
     }
 }
 
-/// While this task is ready the thread does not sleep, but asks for what is there between any two turns of it.
+/// While this task is ready the thread does not sleep, but asks for what is there between any two turns of
+/// it.
 async fn look_again(driver: Rc<RefCell<Driver>>) {
     let look = driver.borrow().look.clone();
     loop {
@@ -404,8 +411,8 @@ impl Driver {
         }
     }
 
-    /// Whether to look again. If so, a donor or a tool that waits for this processor had it first: where all run on one, looking
-    /// would keep the answer away.
+    /// Whether to look again. If so, a donor or a tool that waits for this processor had it first: where all
+    /// run on one, looking would keep the answer away.
     fn makes_way_and_looks(&mut self) -> bool {
         let now = self.clock();
         let again = self.poll.again(now);
@@ -507,8 +514,8 @@ impl Driver {
         self.step(Event::Submit { tag, request: machine::Request { op, offset, len } });
     }
 
-    /// Takes in what waited for room, sends what the last steps queued and then computes its checksums, for which no donor need
-    /// wait; answers who waits for the links.
+    /// Takes in what waited for room, sends what the last steps queued and then computes its checksums, for
+    /// which no donor need wait; answers who waits for the links.
     fn carry_out(&mut self) {
         loop {
             for (nth, event) in std::mem::take(&mut self.answered_here).into_iter().enumerate() {
@@ -691,8 +698,8 @@ impl Driver {
         }
     }
 
-    /// After this no connection of the link touches a payload: each is marked, and looks before it does. Nor does the kernel: what it
-    /// was lent is its own now.
+    /// After this no connection of the link touches a payload: each is marked, and looks before it does. Nor
+    /// does the kernel: what it was lent is its own now.
     fn close(&mut self, donor: DonorId) {
         let Some(link) = self.links.get_mut(&donor) else { return };
         for task in link.opening.take().into_iter().chain(link.probing.take()) {

@@ -27,8 +27,8 @@ pub(super) struct Opened {
     pub(super) early: Vec<u8>,
 }
 
-/// Opens as many as `connections` says of a round trip in nanoseconds, but one if the server says that it cannot keep
-/// several consistent. The first one decides; of the others those count that come about as soon.
+/// Opens as many as `connections` says of a round trip in nanoseconds, but one if the server says that it
+/// cannot keep several consistent. The first one decides; of the others those count that come about as soon.
 ///
 /// # Errors
 /// A sentence: the address, and what happened there.
@@ -101,8 +101,8 @@ async fn open_one(endpoint: &Endpoint, export: &str, transport: &Transport) -> R
         _ => failed(&e),
     };
     let plain = net::connect(endpoint).await.map_err(at)?;
-    // NBD_OPT_STARTTLS will stand here: once the server has acknowledged it, and `input` is empty, the stream becomes another in
-    // the middle of the loop, and the handshake goes on over that.
+    // NBD_OPT_STARTTLS will stand here: once the server has acknowledged it, and `input` is empty, the stream
+    // becomes another in the middle of the loop, and the handshake goes on over that.
     let mut stream = transport.connected(plain).await.map_err(at)?;
     let want =
         client::Want { export: export.to_owned(), structured: true, base_allocation: true, dirty: true };
@@ -116,7 +116,8 @@ async fn open_one(endpoint: &Endpoint, export: &str, transport: &Transport) -> R
         match handshake.poll() {
             client::Step::Ready(session) => {
                 stream.suit_distance();
-                // Only a Cheetah donor tells what was written lately, and who may write numbers what it writes.
+                // Only a Cheetah donor tells what was written lately, and who may write numbers what it
+                // writes.
                 let marks =
                     session.dirty.is_some() && !session.info.flags.contains(TransmissionFlags::READ_ONLY);
                 if marks {

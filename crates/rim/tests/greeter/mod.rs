@@ -1,5 +1,5 @@
-//! Somebody who listens where a donor said that it does, for tests of donors without a data server: each greeting is answered
-//! well, whomever it means. Owns nothing but its listener; it ends with the process.
+//! Somebody who listens where a donor said that it does, for tests of donors without a data server: each
+//! greeting is answered well, whomever it means. Owns nothing but its listener; it ends with the process.
 
 use cheetah_nbd::server::{Handshake, Step};
 use cheetah_nbd::{ExportInfo, TransmissionFlags};

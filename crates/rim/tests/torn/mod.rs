@@ -1,8 +1,9 @@
-//! Streams that tear everything, for the tests of the data path: each receive and send ends at some place of its own choosing,
-//! what is lent is taken in bits or, by every other stream, not at all, and now and then nothing is said to be there, or no room,
-//! where there is some.
-//! Owns: where they tear, by a seed that each stream has from its number. Never: changes, adds or loses a byte, or the order of any.
-//! Invariant: who was told to wait is woken. Used by the tests in this folder and by those of the export.
+//! Streams that tear everything, for the tests of the data path: each receive and send ends at some place of
+//! its own choosing, what is lent is taken in bits or, by every other stream, not at all, and now and then
+//! nothing is said to be there, or no room, where there is some.
+//! Owns: where they tear, by a seed that each stream has from its number. Never: changes, adds or loses a
+//! byte, or the order of any. Invariant: who was told to wait is woken. Used by the tests in this folder and
+//! by those of the export.
 #![allow(dead_code)]
 
 use cheetah_rim::stream::{Layer, Layers, Laying, Stream, Transport};
