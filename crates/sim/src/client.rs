@@ -633,8 +633,9 @@ impl World {
     fn conn_opened(&mut self, c: usize, id: u64) {
         let Some(conn) = self.network.conns.get(&id) else { return };
         let (donor, session) = (conn.link, conn.session);
-        let extents = conn.donor.map_or(0, |d| self.donors[d].extents);
-        let (writable, wanted) = (conn.grant.is_some_and(|grant| grant.writable), self.plan.connections);
+        // What its welcome said.
+        let (writable, announced) = conn.grant.map_or((false, 0), |grant| (grant.writable, grant.size));
+        let wanted = self.plan.connections;
         if self.ends_probe(c, id) {
             self.close_by_client(id);
             self.step_client(c, Event::Reached { donor, session });
@@ -650,7 +651,7 @@ impl World {
         link.conns.push(id);
         let made = link.conns.clone();
         if let Some(conn) = self.network.conns.get_mut(&id) {
-            conn.client_end = Some(ClientEnd::new(extents, writable));
+            conn.client_end = Some(ClientEnd::new(announced, writable));
         }
         if writable {
             self.send_to_donor(id, ToDonor::Bytes(ClientEnd::first_words()));

@@ -31,8 +31,9 @@ pub(crate) fn wired_len(bytes: u64) -> u32 {
     u32::try_from(wired(bytes)).expect("a part is below 4 GiB")
 }
 
-/// What a donor with so many extents and its client agreed on.
-fn session(extents: u32, writable: bool) -> Negotiated {
+/// What a donor and its client agreed on. The client was told where its volume ends there; to the donor all of
+/// its memory is in reach, and `Access` decides.
+fn session(export_bytes: u64, writable: bool) -> Negotiated {
     let flags = [
         TransmissionFlags::SEND_FLUSH,
         TransmissionFlags::SEND_TRIM,
@@ -42,7 +43,7 @@ fn session(extents: u32, writable: bool) -> Negotiated {
     let flags = flags.into_iter().fold(TransmissionFlags::EMPTY, TransmissionFlags::with);
     Negotiated {
         export: String::new(),
-        info: ExportInfo::new(wired(u64::from(extents) * EXTENT_BYTES), flags),
+        info: ExportInfo::new(wired(export_bytes), flags),
         structured_replies: true,
         base_allocation: Some(HOLES),
         dirty: Some(DIRTY),
@@ -69,9 +70,9 @@ pub(crate) struct ClientEnd {
 
 impl ClientEnd {
     /// Who may write numbers what it writes.
-    pub(crate) fn new(extents: u32, writable: bool) -> ClientEnd {
+    pub(crate) fn new(announced_bytes: u64, writable: bool) -> ClientEnd {
         let (session, within, large) =
-            (session(extents, writable), wired(EXTENT_BYTES), wired_len(LARGE_BYTES));
+            (session(announced_bytes, writable), wired(EXTENT_BYTES), wired_len(LARGE_BYTES));
         let transmission = client::Transmission::new(&session, writable, within, large);
         ClientEnd { transmission, input: Vec::new(), is_full: false }
     }
@@ -160,7 +161,8 @@ pub(crate) struct DonorEnd {
 
 impl DonorEnd {
     pub(crate) fn new(extents: u32, writable: bool) -> DonorEnd {
-        let transmission = server::Transmission::new(session(extents, writable), wired_len(LARGE_BYTES));
+        let session = session(u64::from(extents) * EXTENT_BYTES, writable);
+        let transmission = server::Transmission::new(session, wired_len(LARGE_BYTES));
         let (input, outbox) = (Vec::new(), Outbox::new(true));
         DonorEnd { transmission, input, outbox, mark: None, write: None }
     }
