@@ -176,6 +176,32 @@ fn a_flush_answers_for_what_moved() {
     assert!(matches!(world.completed()[..], [(tag, Err(_))] if tag == flush), "what it took is lost");
 }
 
+/// An fsync must not fail because a donor is done with the volume while its link is opened anew.
+#[test]
+fn a_flush_that_waits_for_who_holds_nothing_any_more_asks_who_holds_it_now() {
+    for lost in [false, true] {
+        let mut world = World::new(moving(), false);
+        world.open(A);
+        world.open(B);
+        world.sent();
+        world.submit(Op::Write, EXTENT_BYTES - 4096, 4096);
+        for sent in world.sent().into_iter().filter(|sent| sent.op == PartOp::Write && sent.donor == A) {
+            world.answer(sent.part, Ok(vec![]));
+        }
+        world.completed();
+        let session = world.session(A);
+        world.fail(A, session, LinkFailure::Broken("it closed the connection".into()));
+        let flush = world.submit(Op::Flush, 0, 0);
+        assert_eq!(world.completed(), [], "A may not have it any more");
+        if lost {
+            world.lose(B);
+        }
+        world.step(Event::Map(moved()));
+        let flushed = if lost { Err(VolumeError::DonorLost) } else { Ok(()) };
+        assert_eq!(world.completed(), [(flush, flushed)], "B lost: {lost}");
+    }
+}
+
 #[test]
 fn who_is_rebuilt_answers_for_what_was_written_to_the_others() {
     let mut map = rebuilding(Redundancy { data: 1, parity: 1 }, 0);

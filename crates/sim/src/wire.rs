@@ -31,8 +31,8 @@ pub(crate) fn wired_len(bytes: u64) -> u32 {
     u32::try_from(wired(bytes)).expect("a part is below 4 GiB")
 }
 
-/// What a donor and its client agreed on. The client was told where its volume ends there; to the donor all of
-/// its memory is in reach, and `Access` decides.
+/// What a donor and its client agreed on. The client was told where its volume ends there; to the donor all
+/// of its memory is in reach, and `Access` decides.
 fn session(export_bytes: u64, writable: bool) -> Negotiated {
     let flags = [
         TransmissionFlags::SEND_FLUSH,

@@ -269,7 +269,12 @@ impl Volume {
     /// what was written to those from whom it was rebuilt.
     fn carry_unflushed(&mut self, map: &VolumeMap) {
         for (was, is) in self.map.groups.iter().zip(&map.groups) {
-            let unflushed = |held: Placement| self.links.get(&held.donor).is_some_and(|link| link.unflushed);
+            let unflushed = |held: Placement| {
+                let link = self.links.get(&held.donor);
+                link.is_some_and(|link| {
+                    link.unflushed || link.waiting.iter().any(|part| self.is_barrier(*part))
+                })
+            };
             let any = was.slots.iter().filter_map(|slot| slot.held).any(unflushed);
             let slots = was.slots.iter().zip(&is.slots).filter(|(was, is)| was.held != is.held);
             let heirs =
@@ -282,7 +287,8 @@ impl Volume {
         }
     }
 
-    /// Reads that are on their way to who held a slot before are asked of who holds it now.
+    /// Reads that are on their way to who held a slot before are asked of who holds it now. So are flushes
+    /// that wait for a donor which holds nothing any more.
     fn follow_moved_slots(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let moved = |strip: Key, slot: u32, placement| {
             let group = self.strips.get(strip).map(|strip| strip.group as usize)?;
@@ -290,9 +296,11 @@ impl Volume {
             (held.is_some() && held != Some(placement)).then_some(())
         };
         let reads: Vec<(Key, DonorId, Progress)> = (self.parts.iter())
-            .filter(|(_, part)| matches!(part.op, PartOp::Read | PartOp::Status))
             .filter(|(_, part)| part.progress != Progress::Done)
-            .filter(|(_, part)| moved(part.strip, part.slot, part.placement).is_some())
+            .filter(|(key, part)| match part.op {
+                PartOp::Read | PartOp::Status => moved(part.strip, part.slot, part.placement).is_some(),
+                _ => self.is_barrier(*key) && !self.map.routes.contains_key(&part.donor),
+            })
             .map(|(key, part)| (key, part.donor, part.progress))
             .collect();
         for (part, donor, progress) in reads {

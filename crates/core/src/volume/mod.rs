@@ -419,6 +419,21 @@ impl Volume {
         })
     }
 
+    /// Whether the part waits for its link on behalf of a flush.
+    fn is_barrier(&self, part: Key) -> bool {
+        let strip = self.parts.get(part).and_then(|part| self.strips.get(part.strip));
+        strip.is_some_and(|strip| strip.work == Work::Barrier)
+    }
+
+    /// What a flush waited for is with other donors now, who answer for it.
+    fn barrier_moved(&mut self, key: Key) {
+        if self.lost_unflushed() {
+            self.strips.get_mut(key).expect("it waits").failed = Some(VolumeError::DonorLost);
+        } else {
+            self.begin_barrier(key);
+        }
+    }
+
     fn begin_barrier(&mut self, key: Key) {
         for (donor, link) in &mut self.links {
             if link.unflushed && !link.is_settled() {

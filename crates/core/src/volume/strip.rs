@@ -682,6 +682,7 @@ impl Volume {
                 self.survey_missed(group, missed);
             }
             PartOp::Age if strip.work == Work::Age => {}
+            PartOp::Age if failure == Failure::Moved => self.barrier_moved(strip_key),
             _ => strip.failed = Some(failure.error()),
         }
         if self.strips.get(strip_key).is_some_and(|strip| strip.open == 0) {
