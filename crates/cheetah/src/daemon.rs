@@ -10,21 +10,19 @@ use crate::cli::Front;
 use crate::content;
 use crate::control::Asked;
 use crate::failure::{Exit, Failure, Told};
-use crate::own_fault::own_fault;
 use crate::runtime_dir::{Claim, Record, RuntimeDir};
 use crate::signals::Signals;
 use crate::starting::{Ended, Stops, Waiter};
-use crate::tend::{Tended, beside_notes, check_reached, lease_for_tools, lost_notes, name_in};
-use cheetah_core::api::{Attached, Call};
-use cheetah_core::map::DonorId;
+use cheetah_client::{Lease, Options, Volume};
 use cheetah_front::loopdev::{self, LoopDevice};
 use cheetah_front::{export, fuse};
 use cheetah_rim::control::Client;
 use cheetah_rim::descriptors;
 use cheetah_rim::memory;
+use cheetah_rim::own_fault::own_fault;
 use cheetah_rim::stream::Transport;
 use cheetah_rim::swap::{self, Kept};
-use cheetah_rim::volume::{Caching, Rule, Tuning, VolumeHandle};
+use cheetah_rim::volume::{Caching, Rule, Tuning};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::pin::pin;
@@ -93,9 +91,11 @@ pub struct Ready {
 }
 
 impl Order {
-    fn tuning(&self) -> Tuning {
+    fn options(&self) -> Options {
+        let Order { read_only, writable, incomplete, .. } = *self;
         let poll = Duration::from_micros(self.poll_us.into());
-        Tuning { connections: self.connections.map(usize::from), poll, caching: self.caching() }
+        let tuning = Tuning { connections: self.connections.map(usize::from), poll, caching: self.caching() };
+        Options { read_only, writable, incomplete, tuning }
     }
 
     /// Of an attachment that has nothing yet.
@@ -177,10 +177,7 @@ pub fn abort_on_panic() {
 /// A volume that tools can use, or that is on its way to that.
 pub struct Attachment {
     order: Order,
-    pool: Client,
-    lease: Attached,
-    volume: VolumeHandle,
-    tended: Tended,
+    volume: Volume,
     mounted: Option<fuse::Mounted>,
     /// A device that is being made: it is waited for, whatever comes between.
     making: Option<JoinHandle<Result<LoopDevice, loopdev::LoopError>>>,
@@ -193,8 +190,8 @@ pub struct Attachment {
     pub ready: Ready,
 }
 
-async fn give_back(pool: &Client, name: &str, lease: &Attached) {
-    if let Err(error) = pool.call(Call::Detach { name: name.to_owned(), token: lease.token }).await {
+async fn give_back(lease: &Lease) {
+    if let Err(error) = lease.give_back().await {
         tracing::warn!("the lease was not given back and runs out by itself: {error}");
     }
 }
@@ -204,16 +201,16 @@ async fn take_lease(
     pool: &Client,
     asked: &mut Asked,
     stops: &mut Stops<'_>,
-) -> Result<Attached, Failure> {
-    let mut leasing =
-        pin!(lease_for_tools(pool, &order.name, order.read_only, order.writable, order.incomplete));
+) -> Result<Lease, Failure> {
+    let options = order.options();
+    let mut leasing = pin!(Lease::for_tools(pool, &order.name, &options));
     let ended = match stops.race(asked, &mut leasing).await {
-        Ok(lease) => return lease,
+        Ok(lease) => return lease.map_err(Failure::from),
         Err(ended) => ended,
     };
     // What was asked for may be granted.
     if let Ok(Ok(lease)) = tokio::time::timeout(LEASE_PATIENCE, leasing).await {
-        give_back(pool, &order.name, &lease).await;
+        give_back(&lease).await;
     }
     let failure = ended.failure(&order.name, "the coordinator has not given its lease");
     ended.answer().await;
@@ -252,25 +249,21 @@ impl Attachment {
         mut stops: Stops<'_>,
     ) -> Result<Attachment, Failure> {
         let lease = take_lease(order, pool, &mut asked, &mut stops).await?;
-        let mut notes = content::notes_at_attach(&lease, order.read_only);
-        notes.extend(beside_notes(&lease));
+        let mut notes = content::notes_at_attach(&lease.granted, order.read_only);
+        notes.extend(lease.beside_note());
         // What was loaded may be given for reading alone.
-        let order = &Order { read_only: lease.read_only, ..order.clone() };
-        let tended = match Tended::start(pool, &lease, order.read_only, order.tuning()) {
-            Ok(tended) => tended,
-            Err(failure) => {
-                give_back(pool, &order.name, &lease).await;
-                return Err(failure);
+        let order = &Order { read_only: lease.granted.read_only, ..order.clone() };
+        let volume = match Volume::start(&lease, order.options().tuning) {
+            Ok(volume) => volume,
+            Err(error) => {
+                give_back(&lease).await;
+                return Err(error.into());
             }
         };
-        let volume = tended.volume.clone();
         let ready = Ready { size: volume.size(), pid: std::process::id(), notes, ..Ready::default() };
         let mut attachment = Attachment {
             order: order.clone(),
-            pool: pool.clone(),
-            lease,
             volume,
-            tended,
             mounted: None,
             making: None,
             device: None,
@@ -298,9 +291,7 @@ impl Attachment {
 
     /// May be given up at any point; what it began is then in `self`.
     async fn make_ready(&mut self) -> Result<(), Failure> {
-        let lost = self.volume.settled().await;
-        check_reached(&self.lease, &lost)?;
-        self.ready.notes.extend(lost_notes(&self.lease, &lost));
+        self.ready.notes.extend(self.volume.ready().await?);
         if let kept @ Kept::Exposed(_) = swap::of_buffers() {
             self.ready.notes.push(kept.to_string());
         }
@@ -318,10 +309,8 @@ impl Attachment {
 
     /// Who keeps it from being ready.
     async fn waits_for(&self) -> String {
-        let seen = tokio::time::timeout(WORD_PATIENCE, self.volume.look()).await;
-        let lost = seen.ok().flatten().unwrap_or_default().lost;
-        let donor = |(id, why): &(DonorId, String)| format!("{} ({why})", name_in(&self.lease.map, *id));
-        match lost.iter().map(donor).collect::<Vec<_>>() {
+        let lost = tokio::time::timeout(WORD_PATIENCE, self.volume.lost_donors()).await.unwrap_or_default();
+        match lost.iter().map(|(name, why)| format!("{name} ({why})")).collect::<Vec<_>>() {
             none if none.is_empty() => "its donors have not all told what was written last".to_owned(),
             donors => format!("it waits for donor {}", donors.join(", ")),
         }
@@ -332,8 +321,8 @@ impl Attachment {
             self.order.mountpoint.clone().ok_or_else(|| Failure::usage("a file needs a mount point"))?;
         let (uid, gid) = self.order.owner;
         let options = fuse::Options { uid, gid, read_only: self.order.read_only };
-        let mounted =
-            fuse::mount(&self.volume, &point, &options).map_err(|e| Failure::failed(e.to_string()))?;
+        let mounted = fuse::mount(self.volume.handle(), &point, &options)
+            .map_err(|e| Failure::failed(e.to_string()))?;
         // Not inside the macro, which evaluates nothing that is not logged.
         let tuned = mounted.tune(READ_AHEAD_KB);
         tracing::info!(%tuned, "mounted");
@@ -344,7 +333,7 @@ impl Attachment {
                     .to_owned(),
             );
         }
-        mounted.set_writer_beside(*self.tended.writer_beside().borrow());
+        mounted.set_writer_beside(*self.volume.writer_beside().borrow());
         self.ready.path = Some(mounted.path().to_path_buf());
         self.ready.place = mounted.path().display().to_string();
         self.mounted = Some(mounted);
@@ -380,7 +369,7 @@ impl Attachment {
 
     pub fn export(&mut self, listen: &str) -> Result<(), Failure> {
         let endpoint: export::Endpoint = listen.parse().map_err(Failure::usage)?;
-        let exported = export::serve(&self.volume, &endpoint, Transport::default())
+        let exported = export::serve(self.volume.handle(), &endpoint, Transport::default())
             .map_err(|e| Failure::failed(e.to_string()))?;
         let endpoint = exported.endpoint();
         match endpoint {
@@ -403,7 +392,7 @@ impl Attachment {
     /// Writes down what there is of it by now.
     fn remember(&self) -> Result<(), Failure> {
         self.claim.store(&Record {
-            token: Some(self.lease.token),
+            token: Some(self.volume.lease().granted.token),
             loop_device: self.device.as_ref().map(LoopDevice::path),
             place: self.ready.place.clone(),
             ..self.order.record()
@@ -431,9 +420,9 @@ impl Attachment {
         let Some(mut asked) = self.asked.take() else {
             return Err(Failure::failed("`detach` cannot be heard"));
         };
-        self.tended.set_place(&self.ready.place);
-        let mut sizes = self.volume.size_changes();
-        let mut writer_beside = self.tended.writer_beside();
+        self.volume.set_place(&self.ready.place);
+        let mut sizes = self.volume.handle().size_changes();
+        let mut writer_beside = self.volume.writer_beside();
         let mut unmounted = self.mounted.as_ref().map(fuse::Mounted::ended);
         loop {
             tokio::select! {
@@ -542,14 +531,8 @@ impl Attachment {
 
     async fn finish(mut self) {
         drop(self.mounted.take());
-        self.tended.close().await;
-        if self.tended.is_told() {
-            give_back(&self.pool, &self.order.name, &self.lease).await;
-        } else {
-            // Given back, it would say that nobody wrote.
-            tracing::warn!(
-                "the pool did not hear that the volume was written; the lease runs out by itself and says so"
-            );
+        if let Err(error) = self.volume.detach().await {
+            tracing::warn!("the lease was not given back and runs out by itself: {error}");
         }
         self.order.remove_mountpoint();
     }

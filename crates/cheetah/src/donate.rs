@@ -6,7 +6,6 @@ use crate::drain::{farewell, told_to_leave};
 use crate::failure::Failure;
 use crate::mover::tend_what_lies_idle;
 use crate::output;
-use crate::own_fault::own_fault;
 use crate::pool::{no_pool, parse_listen, warn_if_clear};
 use crate::signals::Signals;
 use cheetah_core::api::{Call, RefusalCode};
@@ -22,6 +21,7 @@ use cheetah_rim::control::{
 use cheetah_rim::donor::{DonorServer, Gate};
 use cheetah_rim::gather::Gathering;
 use cheetah_rim::net::{Bound, Endpoint};
+use cheetah_rim::own_fault::own_fault;
 use cheetah_rim::owner::{Machine, Memory, go_first, yield_to_owner};
 use cheetah_rim::stream;
 use cheetah_rim::swap::{self, Kept};

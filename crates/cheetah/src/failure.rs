@@ -182,6 +182,16 @@ impl From<Refusal> for Failure {
     }
 }
 
+impl From<cheetah_client::Error> for Failure {
+    fn from(error: cheetah_client::Error) -> Self {
+        match error {
+            cheetah_client::Error::Call(error) => error.into(),
+            cheetah_client::Error::Url(error) => Failure::usage(error.to_string()),
+            other => Failure::failed(other.to_string()),
+        }
+    }
+}
+
 impl From<CallError> for Failure {
     fn from(error: CallError) -> Self {
         let code = match &error {

@@ -13,8 +13,8 @@ use crate::health::LOADING;
 use crate::output;
 use crate::pool::{find, unexpected, volume};
 use crate::signals::Signals;
-use crate::tend::{Tended, check_reached, lease_to_fill, lost_notes, tell};
-use cheetah_core::api::{Answer, Attached, Call, Create, RefusalCode, Size, VolumeHealth, VolumeStatus};
+use cheetah_client::{Lease, Volume};
+use cheetah_core::api::{Answer, Call, Create, RefusalCode, Size, VolumeHealth, VolumeStatus};
 use cheetah_core::content::{ByteRange, Check, Fill, FillFrom, Loaded, Source, Tell, ToLoad};
 use cheetah_core::text::written;
 use cheetah_core::units::{show_bytes, show_count};
@@ -68,18 +68,16 @@ pub async fn load(options: cli::Load) -> Result<(), Failure> {
     let signals = Signals::listen()?;
     let wanted = Fill { source: described(&source), from: way(&options) };
     let made = ensure_volume(&pool, &options.name, &wanted.source, &options).await?;
-    let lease = match lease_to_fill(&pool, &options.name, wanted).await {
+    let lease = match Lease::for_filling(&pool, &options.name, wanted).await {
         Ok(lease) => lease,
-        Err(failure) => {
+        Err(error) => {
             take_back(&pool, &options.name, made).await;
-            return Err(failure);
+            return Err(error.into());
         }
     };
-    let known = lease.content.load.as_ref().map_or(0, |load| load.bytes_done);
+    let known = lease.granted.content.load.as_ref().map_or(0, |load| load.bytes_done);
     let name = options.name.clone();
-    // Another pool's coordinator in the place of this one's is told nothing, and asked for nothing.
-    let pool = pool.meant_for(lease.pool);
-    let mut loading = Loading { pool, lease, name, made, known, progress, signals, told: Tell::default() };
+    let mut loading = Loading { lease, name, made, known, progress, signals, told: Tell::default() };
     let ended = loading.run(source, &options).await;
     let report = ended?;
     print(&report, &options)?;
@@ -142,8 +140,7 @@ async fn take_back(pool: &Client, name: &str, made: bool) {
 
 /// A load with its lease.
 struct Loading {
-    pool: Client,
-    lease: Attached,
+    lease: Lease,
     name: String,
     /// The volume was made for it.
     made: bool,
@@ -164,16 +161,16 @@ enum Broken {
 
 impl Loading {
     async fn run(&mut self, source: RawSource, options: &cli::Load) -> Result<LoadReport, Failure> {
-        let tended = match Tended::start(&self.pool, &self.lease, false, Tuning::default()) {
-            Ok(tended) => tended,
-            Err(failure) => {
+        let volume = match Volume::start(&self.lease, Tuning::default()) {
+            Ok(volume) => volume,
+            Err(error) => {
                 self.give_back().await;
-                return Err(failure);
+                return Err(error.into());
             }
         };
-        tended.set_place(LOADING);
-        let copied = self.copy_and_check(&tended, source, options).await;
-        tended.close().await;
+        volume.set_place(LOADING);
+        let copied = self.copy_and_check(&volume, source, options).await;
+        volume.close().await;
         let copied_all = self.told.loaded.is_some();
         if !copied_all {
             self.tell_progress().await;
@@ -184,16 +181,15 @@ impl Loading {
 
     async fn copy_and_check(
         &mut self,
-        tended: &Tended,
+        volume: &Volume,
         source: RawSource,
         options: &cli::Load,
     ) -> Result<LoadReport, Broken> {
-        let volume = tended.volume.clone();
-        let lost = volume.settled().await;
-        check_reached(&self.lease, &lost).map_err(Broken::By)?;
-        lost_notes(&self.lease, &lost).iter().for_each(|note| output::note(note));
+        let notes = volume.ready().await.map_err(|error| Broken::By(error.into()))?;
+        notes.iter().for_each(|note| output::note(note));
+        let handle = volume.handle();
         let (started, bytes) = (Instant::now(), source.size());
-        let (worker, progress, known) = (volume.clone(), self.progress.clone(), self.known);
+        let (worker, progress, known) = (handle.clone(), self.progress.clone(), self.known);
         let copying = tokio::task::spawn_blocking(move || {
             let copied = fill::copy(&source, &worker, known, &progress)?;
             Ok((copied, source.changed()))
@@ -205,7 +201,7 @@ impl Loading {
         let volume_hashes = if options.no_verify {
             None
         } else {
-            let (worker, progress) = (volume.clone(), self.progress.clone());
+            let (worker, progress) = (handle.clone(), self.progress.clone());
             let reading = tokio::task::spawn_blocking(move || {
                 fill::read_back(&worker, bytes, confirmed, hashing, &progress)
             });
@@ -264,7 +260,7 @@ impl Loading {
             false => self.progress.done().max(self.known),
         };
         let news = Tell { bytes_done: Some(done), unreadable: self.progress.unreadable(), ..Tell::default() };
-        if news != self.told && tell(&self.pool, &self.lease, news.clone()).await.is_ok() {
+        if news != self.told && self.lease.tell(news.clone()).await.is_ok() {
             self.told = news;
         }
     }
@@ -279,9 +275,9 @@ impl Loading {
         let (unreadable, changed) = (self.progress.unreadable(), changed.cloned());
         let loaded = Some(Loaded { md5, sha256, check, changed, unreadable });
         let news = Tell { loaded, ..Tell::default() };
-        let Loading { pool, lease, name, signals, .. } = self;
+        let Loading { lease, signals, .. } = self;
         tokio::select! {
-            told = tell_until_heard(pool, lease, name, &news) => told.map_err(Broken::By)?,
+            told = tell_until_heard(lease, &news) => told.map_err(Broken::By)?,
             _ = signals.next() => return Err(Broken::Told),
         }
         self.told = news;
@@ -292,12 +288,11 @@ impl Loading {
     async fn give_back(&mut self) {
         let untouched = !self.progress.has_begun() && self.known == 0 && self.told.loaded.is_none();
         if untouched {
-            let _ = tell(&self.pool, &self.lease, Tell { untouched: true, ..Tell::default() }).await;
+            let _ = self.lease.tell(Tell { untouched: true, ..Tell::default() }).await;
         }
-        let detach = Call::Detach { name: self.name.clone(), token: self.lease.token };
-        let _ = self.pool.call(detach).await;
+        let _ = self.lease.give_back().await;
         if untouched {
-            take_back(&self.pool, &self.name, self.made).await;
+            take_back(self.lease.pool(), &self.name, self.made).await;
         }
     }
 
@@ -328,16 +323,17 @@ impl Loading {
 }
 
 /// What was copied is no less for a coordinator that is away: the load waits for it, as attachments do.
-async fn tell_until_heard(pool: &Client, lease: &Attached, name: &str, news: &Tell) -> Result<(), Failure> {
+async fn tell_until_heard(lease: &Lease, news: &Tell) -> Result<(), Failure> {
     let mut said = false;
     loop {
-        let failure = match tell(pool, lease, news.clone()).await {
+        let failure = match lease.tell(news.clone()).await.map_err(Failure::from) {
             Err(failure) if is_away(&failure) => failure,
             told => return told,
         };
         if !std::mem::replace(&mut said, true) {
             output::note(&format!(
-                "volume '{name}' holds all of the file, and the pool cannot be told so yet, trying again each second: {}",
+                "volume '{}' holds all of the file, and the pool cannot be told so yet, trying again each second: {}",
+                lease.volume(),
                 failure.text()
             ));
         }

@@ -5,9 +5,7 @@
 //! (`core::volume`). Invariant: each has a lease that yields, so that a person who attaches the volume is not
 //! kept waiting, and who was moved aside stops at once. Called by `donate`. Tests: `lab/tests/drain.rs`.
 
-use crate::failure::Failure;
-use crate::tend::{Tended, lease_as};
-use cheetah_core::api::{Attach, Attached, Call};
+use cheetah_client::{Error, Lease, Volume};
 use cheetah_core::limits::{DONOR_TENDS_MAX, TEND_RETRY_NS};
 use cheetah_rim::control::{Client, DonorHandle};
 use cheetah_rim::volume::{Caching, Tuning};
@@ -65,14 +63,12 @@ async fn end(running: BTreeMap<String, Running>) {
 /// Attaches the volume, again when that ends, until it is told to stop.
 async fn tend(pool: Client, name: String, holder: String, mut stop: watch::Receiver<bool>) {
     loop {
-        let attach = Attach { yields: true, ..Attach::new(false, holder.clone()) };
-        let attached = lease_as(&pool, &name, attach).await;
-        let tended = match attached {
-            Ok(lease) => tend_with(&pool, &lease, &mut stop).await,
-            Err(failure) => Err(failure),
+        let tended = match Lease::for_tending(&pool, &name, holder.clone()).await {
+            Ok(lease) => tend_with(&lease, &mut stop).await,
+            Err(error) => Err(error),
         };
-        if let Err(failure) = tended {
-            tracing::info!(volume = name, why = failure.text(), "not attached to move what it has");
+        if let Err(why) = tended {
+            tracing::info!(volume = name, %why, "not attached to move what it has");
         }
         tokio::select! {
             _ = stop.wait_for(|stop| *stop) => return,
@@ -81,18 +77,18 @@ async fn tend(pool: Client, name: String, holder: String, mut stop: watch::Recei
     }
 }
 
-async fn tend_with(pool: &Client, lease: &Attached, stop: &mut watch::Receiver<bool>) -> Result<(), Failure> {
-    let started = Tended::start_to_yield(pool, lease, TUNING);
-    if let Ok(tended) = &started {
-        tracing::info!(volume = lease.map.name, "attached to move or rebuild what nobody else does");
-        tended.set_place("no front end");
+async fn tend_with(lease: &Lease, stop: &mut watch::Receiver<bool>) -> Result<(), Error> {
+    let started = Volume::start(lease, TUNING);
+    if let Ok(volume) = &started {
+        tracing::info!(volume = lease.volume(), "attached to move or rebuild what nobody else does");
+        volume.set_place("no front end");
         tokio::select! {
             _ = stop.wait_for(|stop| *stop) => {}
-            () = tended.lease_lost() => {}
+            () = volume.lease_lost() => {}
         }
-        tended.close().await;
+        volume.close().await;
     }
     // One that was taken away is not there to be given back.
-    let _ = pool.call(Call::Detach { name: lease.map.name.clone(), token: lease.token }).await;
-    started.map(|_| ())
+    let _ = lease.give_back().await;
+    started.map(drop)
 }

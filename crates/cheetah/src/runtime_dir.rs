@@ -10,8 +10,8 @@
 use crate::cli::Front;
 use crate::control;
 use crate::failure::{Exit, Failure};
-use crate::own_fault::own_fault;
 use cheetah_core::map::LeaseToken;
+use cheetah_rim::own_fault::own_fault;
 use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};

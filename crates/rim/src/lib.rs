@@ -17,6 +17,7 @@ mod ledgers;
 mod mapping;
 pub mod memory;
 pub mod net;
+pub mod own_fault;
 pub mod owner;
 mod seating;
 pub mod stream;

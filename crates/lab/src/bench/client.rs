@@ -1,6 +1,7 @@
-//! The client library alone, as a worker: requests go straight to `cheetah_rim::volume`, without a front end.
+//! The client library alone, as a worker: requests go straight to a `cheetah_client::Volume`, without a front
+//! end.
 //!
-//! Owns: the attachments (lease, map, renewal) and the generator, which lives where completions arrive, on
+//! Owns: the generator, which lives where completions arrive, on
 //! the volume's data thread, so that asking again wakes nobody. Never: another path than the program's own
 //! daemon has. Invariant: each 4 KiB block begins with its own offset; a read that brings another fails the
 //! benchmark. Called by: `worker`.
@@ -9,13 +10,9 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use cheetah_core::api::{Answer, Attach, Attached, Call, Renew};
-use cheetah_rim::control::Client;
-use cheetah_rim::stream::Transport;
-use cheetah_rim::volume::{Caching, Completion, Op, Sink, Submission, Tuning, VolumeHandle, VolumeOptions};
+use cheetah_client::{Caching, Client, Options, Tuning, Volume};
+use cheetah_rim::volume::{Completion, Op, Sink, Submission, VolumeHandle};
 use serde_json::json;
-use tokio::runtime::Runtime;
-use tokio::task::JoinHandle;
 
 use crate::bench::worker::{Load, Many, Server, take_orders};
 use crate::load::{self, Done, Pattern};
@@ -33,8 +30,8 @@ pub fn serve(pool: &str, connections: &str, poll_us: &str, volumes: &[&str]) {
     let pool = Client::new(pool).expect("the coordinator's URL");
     // As the program's daemon does; the memory counts in the same way then.
     let _ = cheetah_rim::memory::prepare();
-    let attached: Vec<Attachment> =
-        volumes.iter().map(|volume| Attachment::new(&runtime, &pool, volume, tuning)).collect();
+    let attached: Vec<Volume> =
+        volumes.iter().map(|name| runtime.block_on(open(&pool, name, tuning))).collect();
     // The runtime of the control plane turns on a thread of its own while this one waits for orders.
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let control = std::thread::spawn(move || {
@@ -43,52 +40,31 @@ pub fn serve(pool: &str, connections: &str, poll_us: &str, volumes: &[&str]) {
         runtime
     });
     let generators = (attached.iter().zip(0x2006..))
-        .map(|(attached, seed)| Generator::new(attached.volume.clone(), seed))
+        .map(|(attached, seed)| Generator::new(attached.handle().clone(), seed))
         .collect();
-    let size: u64 = attached.iter().map(|attached| attached.volume.size()).sum();
+    let size: u64 = attached.iter().map(Volume::size).sum();
     take_orders(Dealt(Many(generators)), &json!({"size": size}));
     drop(stop);
     let runtime = control.join().expect("the control plane's thread");
-    for attached in attached {
-        runtime.block_on(attached.end(&pool));
+    for volume in attached {
+        runtime.block_on(end(volume));
     }
 }
 
-/// A volume that this process has attached.
-struct Attachment {
-    volume: VolumeHandle,
-    lease: Attached,
-    renewer: JoinHandle<()>,
-    watcher: JoinHandle<()>,
+/// Attaches a volume; a donor that is set aside makes the figures worthless.
+async fn open(pool: &Client, name: &str, tuning: Tuning) -> Volume {
+    let volume = Volume::open(pool, name, &Options { tuning, ..Options::default() }).await;
+    let volume = volume.unwrap_or_else(|error| panic!("{error}"));
+    let lost = volume.lost_donors().await;
+    assert!(lost.is_empty(), "donors cannot be reached: {lost:?}");
+    volume
 }
 
-impl Attachment {
-    #[track_caller]
-    fn new(runtime: &Runtime, pool: &Client, name: &str, tuning: Tuning) -> Self {
-        let lease = runtime.block_on(attach(pool, name));
-        let options = VolumeOptions {
-            map: lease.map.clone(),
-            token: lease.token,
-            read_only: false,
-            fresh: lease.fresh,
-            tuning,
-            transport: Transport::default(),
-        };
-        let volume = VolumeHandle::start(options).expect("memory for the buffers");
-        let lost = runtime.block_on(volume.settled());
-        assert!(lost.is_empty(), "donors cannot be reached: {lost:?}");
-        let renewer = runtime.spawn(renew(pool.clone(), lease.clone(), volume.clone()));
-        let watcher = runtime.spawn(refuse_amendments(volume.clone()));
-        Self { volume, lease, renewer, watcher }
-    }
-
-    async fn end(self, pool: &Client) {
-        self.renewer.abort();
-        self.watcher.abort();
-        self.volume.close().await;
-        let detach = Call::Detach { name: self.lease.map.name, token: self.lease.token };
-        pool.call(detach).await.expect("the lease is given back");
-    }
+/// Gives it back, and fails when a donor was lost meanwhile.
+async fn end(volume: Volume) {
+    let lost = volume.lost_donors().await;
+    assert!(lost.is_empty(), "donors failed during the benchmark: {lost:?}");
+    volume.detach().await.expect("the lease is given back");
 }
 
 /// Data threads side by side: all together have as many requests under way as one would have, but each has
@@ -103,47 +79,6 @@ impl Server for Dealt {
     fn run(&mut self, load: Load) -> Result<Done, String> {
         self.0.run(Load { depth: load.depth.div_ceil(self.0.0.len()), ..load })
     }
-}
-
-async fn attach(pool: &Client, name: &str) -> Attached {
-    let holder = format!("benchmark process {}", std::process::id());
-    let attach = Attach::new(false, holder);
-    match pool.call(Call::Attach { name: name.to_owned(), attach }).await {
-        Ok(Answer::Attached(attached)) => attached,
-        other => panic!("cannot attach {name}: {other:?}"),
-    }
-}
-
-async fn renew(pool: Client, lease: Attached, volume: VolumeHandle) {
-    let mut epoch = lease.map.epoch;
-    loop {
-        let renew = Renew { epoch, place: String::new(), lost: Vec::new(), report: Box::default() };
-        let call = Call::Renew { name: lease.map.name.clone(), token: lease.token, renew };
-        match pool.call(call).await {
-            Ok(Answer::Renewed(renewed)) => {
-                if let Some(map) = renewed.map {
-                    epoch = map.epoch;
-                    volume.update_map(map);
-                }
-            }
-            other => end_with(&format!("the lease was not renewed: {other:?}")),
-        }
-        // The coordinator holds its answer back; this is for one that does not.
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-}
-
-/// A donor that is set aside makes the figures worthless.
-async fn refuse_amendments(volume: VolumeHandle) {
-    let Some(mut amendments) = volume.take_amendments() else { return };
-    if let Some(amend) = amendments.recv().await {
-        end_with(&format!("a donor failed during the benchmark: {amend:?}"));
-    }
-}
-
-fn end_with(why: &str) -> ! {
-    eprintln!("{why}");
-    std::process::exit(1)
 }
 
 /// Keeps requests in flight.

@@ -209,6 +209,11 @@ impl VolumeHandle {
         self.ask(Order::Close).await;
     }
 
+    /// The same, and nobody waits for it.
+    pub fn begin_to_close(&self) {
+        self.order(Order::Close(oneshot::channel().0));
+    }
+
     fn order(&self, order: Order) {
         let mut inbox = self.inbox();
         if inbox.closed {

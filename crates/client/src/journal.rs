@@ -3,7 +3,7 @@
 //!
 //! Owns what is worth a line, and its words. Never: what becomes of a donor (`core::volume`). Invariant: a
 //! line for each change and none without one; each has the time, a name of the event, and the volume and
-//! donor as `key=value`. Called by `tend`. Tests: below.
+//! donor as `key=value`. Called by `keep`. Tests: below.
 
 use cheetah_core::api::VolumeReport;
 use cheetah_core::map::{DonorId, VolumeMap};

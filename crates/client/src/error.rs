@@ -1,0 +1,96 @@
+//! Why a volume cannot be used, or a request of it failed.
+//!
+//! Owns the words. Never: exit codes (the program), or errno (front ends). Tests: below, and where each is
+//! made.
+
+use cheetah_core::units::show_count;
+use cheetah_rim::control::{BadUrl, CallError};
+use cheetah_rim::own_fault::own_fault;
+use cheetah_rim::volume::VolumeError;
+use std::fmt;
+use std::io;
+
+/// What went wrong; its text says what happened, to what, and what to do next.
+#[derive(Debug)]
+pub enum Error {
+    /// What was to be a coordinator's URL is none.
+    Url(BadUrl),
+    /// The coordinator refused, or could not be asked.
+    Call(CallError),
+    /// The coordinator said something that cannot be.
+    Answer(String),
+    /// This machine refused memory or a thread.
+    Machine(io::Error),
+    /// This process may open fewer files than the connections to the volume's donors need.
+    Files {
+        /// The volume's name.
+        volume: String,
+        /// How many donors it lies on.
+        donors: usize,
+        /// Files that the process may open.
+        have: u64,
+        /// Files that it needs.
+        need: u64,
+    },
+    /// This machine does not reach donors that the pool does, and the volume is of no use without them.
+    Unreached {
+        /// The volume's name.
+        volume: String,
+        /// Name of each donor, and why it cannot be reached.
+        donors: Vec<(String, String)>,
+    },
+    /// A request was not carried out, or only in part.
+    Request {
+        /// Where the part that failed begins, in bytes.
+        offset: u64,
+        /// What became of it.
+        why: VolumeError,
+    },
+    /// The volume was written, and the pool did not hear of it: the lease is left to run out, which says so.
+    Untold,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Url(error) => error.fmt(f),
+            Error::Call(error) => error.fmt(f),
+            Error::Answer(what) => f.write_str(what),
+            Error::Machine(error) => write!(f, "this machine cannot serve a volume: {}", own_fault(error)),
+            Error::Files { volume, donors, have, need } => write!(
+                f,
+                "this process may open {have} files, and volume '{volume}' on {} needs {need}: raise `ulimit -n`",
+                show_count(*donors as u64, "donor")
+            ),
+            Error::Unreached { volume, donors } => {
+                let each: Vec<String> = donors.iter().map(|(name, why)| format!("{name} ({why})")).collect();
+                write!(
+                    f,
+                    "volume '{volume}' cannot be used on this machine, which does not reach {} that the pool does: \
+                     {}; see that this machine has a way to their addresses (another network, a firewall), or use \
+                     it on one that has",
+                    if each.len() == 1 { "a donor" } else { "donors" },
+                    each.join(", ")
+                )
+            }
+            Error::Request { offset, why } => write!(f, "the request at byte {offset} failed: {why}"),
+            Error::Untold => f.write_str(
+                "the pool did not hear that the volume was written; its lease runs out by itself, and says so",
+            ),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<CallError> for Error {
+    fn from(error: CallError) -> Self {
+        Error::Call(error)
+    }
+}
+
+impl From<BadUrl> for Error {
+    fn from(error: BadUrl) -> Self {
+        Error::Url(error)
+    }
+}

@@ -1,0 +1,44 @@
+//! A volume of a pool, for programs.
+//!
+//! Owns what a process that attaches a volume has to do beside reading and writing it: the lease taken, kept
+//! and given back, newer maps taken, what the volume finds out about its donors told, and its log. Never:
+//! decisions (`core`), sockets and memory (`rim`), front ends or commands. Invariant: whatever a volume does
+//! to its bytes, it does under a lease that this crate keeps; there is no other client in the house.
+//! Called by the program (daemon, `load`, a donor that moves what nobody else does), the benchmark, and by
+//! programs that others write. Tests: in each file; `lab/tests/client.rs` with a real pool.
+//!
+//! Files: `volume` (an attached volume), `access` (its bytes), `blocking` (the same for programs without
+//! async), `lease`, `keep` (the tasks that keep it), `journal` (its log), `files` (how many it may open),
+//! `error`.
+//!
+//! ```no_run
+//! use cheetah_client::{Client, Options, blocking::Volume};
+//!
+//! fn main() -> Result<(), cheetah_client::Error> {
+//!     let pool = Client::new("http://10.0.0.5:10808")?;
+//!     let volume = Volume::open(&pool, "case7", &Options::default())?;
+//!     let mut sector = [0; 512];
+//!     volume.read_at(0, &mut sector)?;
+//!     volume.write_at(1 << 20, b"a note")?;
+//!     volume.flush()?;
+//!     volume.detach()
+//! }
+//! ```
+
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod access;
+pub mod blocking;
+mod error;
+mod files;
+mod journal;
+mod keep;
+mod lease;
+mod volume;
+
+pub use cheetah_rim::control::Client;
+pub use cheetah_rim::volume::{Caching, Rule, Tuning, VolumeError};
+pub use error::Error;
+pub use lease::{Lease, Options};
+pub use volume::Volume;
