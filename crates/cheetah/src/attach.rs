@@ -7,13 +7,14 @@ use crate::cli::{self, Front};
 use crate::control;
 use crate::daemon::{Order, Ready, Report};
 use crate::failure::{Exit, Failure};
+use crate::front_end::FrontEnd;
 use crate::output;
 use crate::pool::find;
 use crate::runtime_dir::{Claim, Record, RuntimeDir};
 use crate::signals::Signals;
 use cheetah_core::api::Call;
 use cheetah_core::content::Tell;
-use cheetah_front::{export, fuse, loopdev};
+use cheetah_front::export;
 use cheetah_rim::control::Client;
 use cheetah_rim::own_fault::own_fault;
 use std::io::Read;
@@ -304,7 +305,7 @@ fn no_answer(Record { name, pid, .. }: &Record) -> Failure {
 /// Behind a daemon that was killed, whose place is ours meanwhile: its loop device, its mount, its lease, its
 /// record.
 async fn clean_up(claim: Claim, record: &Record) -> Result<(), Failure> {
-    let ended = end_fronts(record);
+    let ended = FrontEnd::recover(record);
     if ended.is_err() {
         // What is left is found by it.
         claim.leave();
@@ -316,26 +317,6 @@ async fn clean_up(claim: Claim, record: &Record) -> Result<(), Failure> {
         let tell = Tell { unsure: true, ..Tell::default() };
         let _ = pool.call(Call::Tell { name: record.name.clone(), token, tell }).await;
         let _ = pool.call(Call::Detach { name: record.name.clone(), token }).await;
-    }
-    Ok(())
-}
-
-fn end_fronts(record: &Record) -> Result<(), Failure> {
-    if let (Front::Loop, Some(point)) = (record.front, &record.mountpoint) {
-        let mut devices = loopdev::standing_on(&point.join(format!("{}.raw", record.name)));
-        // None is named by one that was killed before it could; then all that stand there are its.
-        devices.retain(|device| record.loop_device.as_ref().is_none_or(|own| own == device));
-        for device in devices {
-            loopdev::detach(&device).map_err(|e| Failure::new(Exit::Refused, e.to_string()))?;
-        }
-    }
-    if let Some(point) = &record.mountpoint {
-        fuse::abandon(point).map_err(|e| {
-            Failure::failed(format!("the mount that a killed daemon left at {} stays: {e}", point.display()))
-        })?;
-        if record.mountpoint_made {
-            let _ = std::fs::remove_dir(point);
-        }
     }
     Ok(())
 }

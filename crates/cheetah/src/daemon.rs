@@ -9,18 +9,17 @@
 use crate::cli::Front;
 use crate::content;
 use crate::control::Asked;
-use crate::failure::{Exit, Failure, Told};
+use crate::failure::{Failure, Told};
+use crate::front_end::{FrontEnd, Of};
 use crate::runtime_dir::{Claim, Record, RuntimeDir};
 use crate::signals::Signals;
 use crate::starting::{Ended, Stops, Waiter};
 use cheetah_client::{Lease, Options, Volume};
-use cheetah_front::loopdev::{self, LoopDevice};
-use cheetah_front::{export, fuse};
+use cheetah_front::Shared;
 use cheetah_rim::control::Client;
 use cheetah_rim::descriptors;
 use cheetah_rim::memory;
 use cheetah_rim::own_fault::own_fault;
-use cheetah_rim::stream::Transport;
 use cheetah_rim::swap::{self, Kept};
 use cheetah_rim::volume::{Caching, Rule, Tuning};
 use serde::{Deserialize, Serialize};
@@ -29,13 +28,8 @@ use std::pin::pin;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixListener;
-use tokio::task::JoinHandle;
+use tokio::sync::watch;
 
-/// How long an export's clients get to take their last answers.
-const EXPORT_PATIENCE: Duration = Duration::from_secs(35);
-const READ_AHEAD_KB: u32 = 1024;
-const GROWTH_TRIES: u32 = 100;
-const GROWTH_PAUSE: Duration = Duration::from_millis(50);
 /// A lease that was asked for may be granted until then, also when nobody wants it any more. Else it runs out
 /// by itself.
 const LEASE_PATIENCE: Duration = Duration::from_secs(12);
@@ -178,11 +172,8 @@ pub fn abort_on_panic() {
 pub struct Attachment {
     order: Order,
     volume: Volume,
-    mounted: Option<fuse::Mounted>,
-    /// A device that is being made: it is waited for, whatever comes between.
-    making: Option<JoinHandle<Result<LoopDevice, loopdev::LoopError>>>,
-    device: Option<LoopDevice>,
-    exported: Option<export::Exported>,
+    shared: Shared,
+    fronts: Vec<FrontEnd>,
     /// Where `detach` asks, while nobody listens there.
     asked: Option<Asked>,
     /// By which `detach` finds it; gone at the very end.
@@ -260,14 +251,13 @@ impl Attachment {
                 return Err(error.into());
             }
         };
+        let shared = Shared::new(volume.handle().clone());
         let ready = Ready { size: volume.size(), pid: std::process::id(), notes, ..Ready::default() };
         let mut attachment = Attachment {
             order: order.clone(),
             volume,
-            mounted: None,
-            making: None,
-            device: None,
-            exported: None,
+            shared,
+            fronts: Vec::new(),
             asked: None,
             claim,
             ready,
@@ -295,14 +285,7 @@ impl Attachment {
         if let kept @ Kept::Exposed(_) = swap::of_buffers() {
             self.ready.notes.push(kept.to_string());
         }
-        match self.order.front {
-            Front::Fuse => self.mount()?,
-            Front::Loop => {
-                self.mount()?;
-                self.loop_over_file().await?;
-            }
-            Front::Export => self.export(&self.order.listen.clone())?,
-        }
+        self.add(FrontEnd::ordered(&self.order)?).await?;
         memory::grow_heap();
         self.remember()
     }
@@ -316,84 +299,22 @@ impl Attachment {
         }
     }
 
-    pub fn mount(&mut self) -> Result<(), Failure> {
-        let point =
-            self.order.mountpoint.clone().ok_or_else(|| Failure::usage("a file needs a mount point"))?;
-        let (uid, gid) = self.order.owner;
-        let options = fuse::Options { uid, gid, read_only: self.order.read_only };
-        let mounted = fuse::mount(self.volume.handle(), &point, &options)
-            .map_err(|e| Failure::failed(e.to_string()))?;
-        // Not inside the macro, which evaluates nothing that is not logged.
-        let tuned = mounted.tune(READ_AHEAD_KB);
-        tracing::info!(%tuned, "mounted");
-        if !mounted.shared_with_root() {
-            self.ready.notes.push(
-                "only this user can read the file, root cannot: attach as root, or put user_allow_other into \
-                 /etc/fuse.conf, for tools that run as root (sudo, losetup)"
-                    .to_owned(),
-            );
+    /// One front end more. What it began is there also when it is given up.
+    pub async fn add(&mut self, front: FrontEnd) -> Result<(), Failure> {
+        self.fronts.push(front);
+        let writer_beside = *self.volume.writer_beside().borrow();
+        let of = Of { volume: &self.shared, writer_beside };
+        match self.fronts.last_mut() {
+            Some(front) => front.start(&of, &mut self.ready).await,
+            None => Ok(()),
         }
-        mounted.set_writer_beside(*self.volume.writer_beside().borrow());
-        self.ready.path = Some(mounted.path().to_path_buf());
-        self.ready.place = mounted.path().display().to_string();
-        self.mounted = Some(mounted);
-        Ok(())
-    }
-
-    async fn loop_over_file(&mut self) -> Result<(), Failure> {
-        let file =
-            self.ready.path.clone().ok_or_else(|| Failure::failed("the volume's file is not mounted"))?;
-        let options = loopdev::Options {
-            read_only: self.order.read_only,
-            block_size: self.order.sector,
-            ..loopdev::Options::default()
-        };
-        // The kernel opens the file, which this process serves: not from the thread that runs the rest.
-        let making = tokio::task::spawn_blocking(move || loopdev::attach(&file, &options));
-        let made = self.making.insert(making).await;
-        self.making = None;
-        let device = made.map_err(|e| Failure::failed(e.to_string()))?;
-        let device = device.map_err(|e| Failure::failed(e.to_string()))?;
-        self.ready.notes.extend(device.notes().iter().cloned());
-        self.ready.partitions = device.partitions();
-        let shown: Vec<String> =
-            self.ready.partitions.iter().map(|path| path.display().to_string()).collect();
-        if !shown.is_empty() {
-            self.ready.notes.push(format!("partitions: {}", shown.join(", ")));
-        }
-        self.ready.path = Some(device.path());
-        self.ready.place = device.path().display().to_string();
-        self.device = Some(device);
-        Ok(())
-    }
-
-    pub fn export(&mut self, listen: &str) -> Result<(), Failure> {
-        let endpoint: export::Endpoint = listen.parse().map_err(Failure::usage)?;
-        let exported = export::serve(self.volume.handle(), &endpoint, Transport::default())
-            .map_err(|e| Failure::failed(e.to_string()))?;
-        let endpoint = exported.endpoint();
-        match endpoint {
-            _ if !exported.is_local() => {
-                self.ready.notes.push(format!("{endpoint} is in the clear and open to who can reach it"));
-            }
-            export::Endpoint::Tcp(_) => self.ready.notes.push(format!(
-                "{endpoint} is open to every user of this machine: without --listen only you can reach the export"
-            )),
-            export::Endpoint::Unix(_) => {}
-        }
-        self.ready.uri = Some(exported.uri());
-        if self.ready.place.is_empty() {
-            self.ready.place = exported.uri();
-        }
-        self.exported = Some(exported);
-        Ok(())
     }
 
     /// Writes down what there is of it by now.
     fn remember(&self) -> Result<(), Failure> {
         self.claim.store(&Record {
             token: Some(self.volume.lease().granted.token),
-            loop_device: self.device.as_ref().map(LoopDevice::path),
+            loop_device: self.fronts.iter().find_map(FrontEnd::device_path),
             place: self.ready.place.clone(),
             ..self.order.record()
         })
@@ -409,9 +330,7 @@ impl Attachment {
 
     /// What is in use goes with its last user.
     fn let_go(&self) {
-        if let Some(device) = &self.device {
-            device.let_go();
-        }
+        self.fronts.iter().for_each(FrontEnd::let_go);
     }
 
     /// Until `detach`, `told`, or somebody else's umount.
@@ -423,7 +342,7 @@ impl Attachment {
         self.volume.set_place(&self.ready.place);
         let mut sizes = self.volume.handle().size_changes();
         let mut writer_beside = self.volume.writer_beside();
-        let mut unmounted = self.mounted.as_ref().map(fuse::Mounted::ended);
+        let mut ended = self.fronts.iter().find_map(FrontEnd::ended);
         loop {
             tokio::select! {
                 mut stream = asked.next() => {
@@ -444,11 +363,16 @@ impl Attachment {
                     }
                     break;
                 }
-                () = ended(&mut unmounted) => break,
-                Ok(()) = sizes.changed() => self.grown().await,
+                () = by_others(&mut ended) => break,
+                Ok(()) = sizes.changed() => {
+                    let bytes = *sizes.borrow_and_update();
+                    for front in &mut self.fronts {
+                        front.grow(bytes).await;
+                    }
+                }
                 Ok(()) = writer_beside.changed() => {
                     let there = *writer_beside.borrow_and_update();
-                    self.mounted.iter().for_each(|mounted| mounted.set_writer_beside(there));
+                    self.fronts.iter().for_each(|front| front.set_writer_beside(there));
                 }
             }
         }
@@ -456,81 +380,17 @@ impl Attachment {
         Ok(())
     }
 
-    async fn grown(&mut self) {
-        let Some(mut device) = self.device.take() else { return };
-        let wanted = self.volume.size() / 512 * 512;
-        let grown = tokio::task::spawn_blocking(move || {
-            // The file's new size reaches the kernel with the front end's own notice; ask until it has.
-            let mut result = device.set_capacity();
-            for _ in 0..GROWTH_TRIES {
-                if !matches!(result, Ok(size) if size < wanted) {
-                    break;
-                }
-                std::thread::sleep(GROWTH_PAUSE);
-                result = device.set_capacity();
-            }
-            (device, result)
-        });
-        if let Ok((device, result)) = grown.await {
-            if let Err(error) = result {
-                tracing::warn!(%error, "the loop device keeps its size");
-            }
-            self.device = Some(device);
-        }
-    }
-
-    /// Loop device, mount, export: as far as nobody uses them.
+    /// As far as nobody uses them; one that is in use is still there, and those behind it.
     async fn end_fronts(&mut self) -> Result<(), Failure> {
-        let in_use = |text: String| Failure::new(Exit::Refused, text);
-        if let Some(making) = self.making.take()
-            && let Ok(Ok(device)) = making.await
-        {
-            self.device = Some(device);
-        }
-        // Before the first of them ends: a refusal changes nothing.
-        if let Some(mounted) = self.mounted.take() {
-            let device = self.device.as_ref().map(LoopDevice::path);
-            let (mounted, unused) = tokio::task::spawn_blocking(move || {
-                let unused = mounted.check_unused(device.as_deref()).map_err(|e| e.to_string());
-                (mounted, unused)
-            })
-            .await
-            .map_err(|e| Failure::failed(e.to_string()))?;
-            self.mounted = Some(mounted);
-            unused.map_err(in_use)?;
-        }
-        if let Some(device) = self.device.take() {
-            let (device, result) = tokio::task::spawn_blocking(move || {
-                let result = device.detach().map_err(|e| e.to_string());
-                (device, result)
-            })
-            .await
-            .map_err(|e| Failure::failed(e.to_string()))?;
-            if let Err(why) = result {
-                self.device = Some(device);
-                return Err(in_use(why));
-            }
-        }
-        if let Some(mut mounted) = self.mounted.take() {
-            let (mounted, result) = tokio::task::spawn_blocking(move || {
-                let result = mounted.unmount().map_err(|e| e.to_string());
-                (mounted, result)
-            })
-            .await
-            .map_err(|e| Failure::failed(e.to_string()))?;
-            if let Err(why) = result {
-                self.mounted = Some(mounted);
-                return Err(in_use(why));
-            }
-        }
-        if let Some(exported) = self.exported.take() {
-            exported.stop(EXPORT_PATIENCE).await;
+        for front in &mut self.fronts {
+            front.end().await?;
         }
         Ok(())
     }
 
     async fn finish(mut self) {
-        drop(self.mounted.take());
+        // A file that is in use goes now, with its users' errors.
+        self.fronts.clear();
         if let Err(error) = self.volume.detach().await {
             tracing::warn!("the lease was not given back and runs out by itself: {error}");
         }
@@ -538,9 +398,9 @@ impl Attachment {
     }
 }
 
-async fn ended(unmounted: &mut Option<tokio::sync::watch::Receiver<bool>>) {
-    match unmounted {
-        Some(unmounted) => drop(unmounted.wait_for(|ended| *ended).await),
+async fn by_others(ended: &mut Option<watch::Receiver<bool>>) {
+    match ended {
+        Some(ended) => drop(ended.wait_for(|ended| *ended).await),
         None => std::future::pending().await,
     }
 }

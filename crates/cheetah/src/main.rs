@@ -13,6 +13,7 @@ mod donate;
 mod drain;
 mod failure;
 mod fill;
+mod front_end;
 mod health;
 mod leave;
 mod load;

@@ -6,6 +6,7 @@
 use crate::cli::{self, Front};
 use crate::daemon::{Attachment, Order};
 use crate::failure::Failure;
+use crate::front_end::FrontEnd;
 use crate::output;
 use crate::pool::volume;
 use crate::runtime_dir::RuntimeDir;
@@ -163,7 +164,11 @@ async fn attach(options: &cli::Up, url: &str) -> Result<Attachment, Failure> {
     };
     let stops = Stops { waiter: None, signals: None };
     let mut attachment = Attachment::start(&order, stops).await?;
-    match attachment.export(&export) {
+    let added = match FrontEnd::export(&export) {
+        Ok(front) => attachment.add(front).await,
+        Err(failure) => Err(failure),
+    };
+    match added {
         Ok(()) => Ok(attachment),
         Err(failure) => {
             attachment.abandon().await;

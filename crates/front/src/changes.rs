@@ -1,24 +1,20 @@
 //! Word of changes from one front end of a volume to another on the same handle.
 //!
 //! Owns: a count of the writes that came another way than through the file, the time of the last write of
-//! all, how much the writes that are answered may have filled, and which volume has which: the front ends
-//! find each other here, so that nobody can forget to introduce them. Never: what was written. Invariant: a
+//! all, and how much the writes that are answered may have filled. A front end cannot be made without them
+//! (`Shared`). Never: what was written. Invariant: a
 //! write is counted before it is answered, so whoever heard the answer and then opens the file finds the
 //! count changed, and the kernel's cache of the file is dropped. Called by `export` (counts) and `fuse`
 //! (looks). Tests: below; `tests/export.rs`.
 
 use cheetah_rim::volume::VolumeHandle;
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Opens this soon after one that dropped the cache drop it too: theirs may be answered before it took
 /// effect.
 const SETTLED_AFTER: Duration = Duration::from_secs(1);
-
-/// The counts of the volumes that have front ends, by an address that stays theirs while they are attached.
-static COUNTS: Mutex<BTreeMap<usize, Weak<Counted>>> = Mutex::new(BTreeMap::new());
 
 #[derive(Debug, Default)]
 struct Counted {
@@ -53,23 +49,31 @@ pub(crate) fn filled_by(len: u64) -> u64 {
 /// The same of one that makes holes: the blocks at its two ends.
 pub(crate) const FILLED_BY_HOLES: u64 = 2 * BLOCK_BYTES;
 
-/// Shared by all front ends of one attached volume. Whoever holds it holds the volume's handle too.
+/// A volume for its front ends, which tell each other of changes by it: all of them are given the same.
+#[derive(Clone, Debug)]
+pub struct Shared {
+    pub(crate) handle: VolumeHandle,
+    pub(crate) changes: Changes,
+}
+
+impl Shared {
+    /// For all front ends of this attachment of a volume.
+    #[must_use]
+    pub fn new(handle: VolumeHandle) -> Shared {
+        Shared { handle, changes: Changes::default() }
+    }
+
+    /// What requests are submitted to.
+    #[must_use]
+    pub fn handle(&self) -> &VolumeHandle {
+        &self.handle
+    }
+}
+
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Changes(Arc<Counted>);
 
 impl Changes {
-    pub(crate) fn of(handle: &VolumeHandle) -> Changes {
-        let mut counts = COUNTS.lock().unwrap_or_else(PoisonError::into_inner);
-        counts.retain(|_, count| count.strong_count() > 0);
-        let place = std::ptr::from_ref(handle.pool()).addr();
-        if let Some(count) = counts.get(&place).and_then(Weak::upgrade) {
-            return Changes(count);
-        }
-        let changes = Changes::default();
-        counts.insert(place, Arc::downgrade(&changes.0));
-        changes
-    }
-
     pub(crate) fn note(&self) {
         self.0.count.fetch_add(1, Ordering::AcqRel);
         self.touch();

@@ -13,3 +13,5 @@ pub mod export;
 pub mod fuse;
 pub mod loopdev;
 pub mod mountinfo;
+
+pub use changes::Shared;

@@ -17,7 +17,7 @@ use support::{Client, World, noise};
 const SIZE: u64 = 40 * 1024 * 1024 + 3;
 
 fn serve(world: &World, over: &Transport) -> Exported {
-    export::serve(&world.handle, &Endpoint::Unix(world.folder.join("sock")), over.clone()).unwrap()
+    export::serve(&world.shared, &Endpoint::Unix(world.folder.join("sock")), over.clone()).unwrap()
 }
 
 fn stop(exported: &Exported) -> bool {
@@ -154,7 +154,7 @@ fn a_disconnect_drains_the_writes_before_it(over: &Transport) {
 fn clients_that_stop_in_the_middle_hold_up_nobody(over: &Transport) {
     let world = World::new("stalled", SIZE);
     let exported = serve(&world, over);
-    let mounted = fuse::mount(&world.handle, &world.mountpoint(), &fuse::Options::default()).unwrap();
+    let mounted = fuse::mount(&world.shared, &world.mountpoint(), &fuse::Options::default()).unwrap();
     let socket = world.folder.join("sock");
     let mut stalled: Vec<Client> = (0..20).map(|_| Client::connect(&socket)).collect();
     for client in &mut stalled[..10] {
@@ -177,7 +177,7 @@ fn clients_that_stop_in_the_middle_hold_up_nobody(over: &Transport) {
 fn the_file_shows_what_came_through_the_export(over: &Transport) {
     let world = World::new("coherent", SIZE);
     let _exported = serve(&world, over);
-    let mounted = fuse::mount(&world.handle, &world.mountpoint(), &fuse::Options::default()).unwrap();
+    let mounted = fuse::mount(&world.shared, &world.mountpoint(), &fuse::Options::default()).unwrap();
     let mut client = Client::connect(&world.folder.join("sock"));
     for round in 0..20u64 {
         let bytes = noise(round, 300_000);
@@ -190,13 +190,13 @@ fn only_the_socket_of_a_dead_server_is_replaced(over: &Transport) {
     let world = World::new("socket", SIZE);
     let socket = world.folder.join("sock");
     std::fs::write(&socket, "evidence").unwrap();
-    let refused = export::serve(&world.handle, &Endpoint::Unix(socket.clone()), over.clone());
+    let refused = export::serve(&world.shared, &Endpoint::Unix(socket.clone()), over.clone());
     assert!(matches!(refused, Err(ExportError::NotSocket { .. })));
     assert_eq!(std::fs::read(&socket).unwrap(), b"evidence");
     std::fs::remove_file(&socket).unwrap();
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
     let exported = serve(&world, over);
-    let twice = export::serve(&world.handle, &Endpoint::Unix(socket.clone()), over.clone());
+    let twice = export::serve(&world.shared, &Endpoint::Unix(socket.clone()), over.clone());
     assert!(matches!(twice, Err(ExportError::Listen(why)) if why.contains("in use")));
     assert_eq!(Client::connect(&socket).read(0, 1), [0]);
     assert!(stop(&exported));

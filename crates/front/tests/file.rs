@@ -17,7 +17,7 @@ use support::{Client, World, noise};
 const SIZE: u64 = 9 * 1024 * 1024 + 777;
 
 fn mount(world: &World) -> Mounted {
-    fuse::mount(&world.handle, &world.mountpoint(), &Options::default()).unwrap()
+    fuse::mount(&world.shared, &world.mountpoint(), &Options::default()).unwrap()
 }
 
 fn open(mounted: &Mounted) -> File {
@@ -104,7 +104,7 @@ fn writes_move_its_time_and_what_it_takes() {
     use rustix::fs::{FallocateFlags, fallocate};
     let world = World::new("times", SIZE);
     let exported =
-        export::serve(&world.handle, &Endpoint::Unix(world.folder.join("sock")), Transport::default())
+        export::serve(&world.shared, &Endpoint::Unix(world.folder.join("sock")), Transport::default())
             .unwrap();
     let mounted = mount(&world);
     let stat = || std::fs::metadata(mounted.path()).unwrap();
@@ -282,7 +282,7 @@ fn a_busy_mount_stays_until_it_is_free() {
     let file = open(&mounted);
     assert!(matches!(mounted.unmount(), Err(UnmountError::Used { .. })));
     file.write_all_at(b"still served", 0).unwrap();
-    let again = fuse::mount(&world.handle, &world.mountpoint(), &Options::default()).unwrap_err();
+    let again = fuse::mount(&world.shared, &world.mountpoint(), &Options::default()).unwrap_err();
     assert!(matches!(&again, MountError::Busy { by, .. } if by.contains("cheetah:scratch")), "{again}");
     drop(file);
     mounted.unmount().unwrap();
@@ -339,7 +339,7 @@ fn the_mount_of_a_dead_daemon_is_cleared_away() {
 fn the_dead_mount_of_another_is_left_alone() {
     let world = World::new("foreign", SIZE);
     dead_mount(&world, "sshfs");
-    let refused = fuse::mount(&world.handle, &world.mountpoint(), &Options::default()).unwrap_err();
+    let refused = fuse::mount(&world.shared, &world.mountpoint(), &Options::default()).unwrap_err();
     assert!(matches!(&refused, MountError::Dead { .. }), "{refused}");
     assert!(fuse::abandon(&world.mountpoint()).is_err());
     rustix::mount::unmount(world.mountpoint(), UnmountFlags::DETACH).unwrap();

@@ -21,7 +21,7 @@ fn size_of(device: &std::path::Path) -> u64 {
 #[test]
 fn the_device_has_whole_sectors_direct_io_and_grows() {
     let world = World::new("loop", SIZE);
-    let mut mounted = fuse::mount(&world.handle, &world.mountpoint(), &Options::default()).unwrap();
+    let mut mounted = fuse::mount(&world.shared, &world.mountpoint(), &Options::default()).unwrap();
     let mut device = loopdev::attach(mounted.path(), &loopdev::Options::default()).unwrap();
     assert!(device.direct_io());
     assert_eq!((size_of(&device.path()), device.hidden_tail_bytes()), (SIZE - 1, 1));
@@ -49,7 +49,7 @@ fn the_device_has_whole_sectors_direct_io_and_grows() {
 #[test]
 fn a_read_only_device_refuses_writes() {
     let world = World::with("loop-ro", SIZE, true);
-    let mounted = fuse::mount(&world.handle, &world.mountpoint(), &Options::default()).unwrap();
+    let mounted = fuse::mount(&world.shared, &world.mountpoint(), &Options::default()).unwrap();
     let options = loopdev::Options { read_only: true, ..loopdev::Options::default() };
     let device = loopdev::attach(mounted.path(), &options).unwrap();
     let name = device.path().file_name().unwrap().to_str().unwrap().to_owned();
@@ -60,7 +60,7 @@ fn a_read_only_device_refuses_writes() {
 #[test]
 fn less_than_a_sector_is_refused() {
     let world = World::new("loop-tiny", 511);
-    let mounted = fuse::mount(&world.handle, &world.mountpoint(), &Options::default()).unwrap();
+    let mounted = fuse::mount(&world.shared, &world.mountpoint(), &Options::default()).unwrap();
     let refused = loopdev::attach(mounted.path(), &loopdev::Options::default()).unwrap_err();
     assert!(matches!(refused, LoopError::TooSmall { bytes: 511 }));
 }

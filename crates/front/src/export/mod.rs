@@ -17,6 +17,7 @@ mod outbox;
 
 pub use cheetah_rim::net::Endpoint;
 
+use crate::Shared;
 use crate::changes::Changes;
 use budget::Budget;
 use cheetah_nbd::uri::{self, Uri};
@@ -84,11 +85,8 @@ struct Served {
 ///
 /// # Errors
 /// The address cannot be listened on, with what to do.
-pub fn serve(
-    handle: &VolumeHandle,
-    endpoint: &Endpoint,
-    transport: Transport,
-) -> Result<Exported, ExportError> {
+pub fn serve(volume: &Shared, endpoint: &Endpoint, transport: Transport) -> Result<Exported, ExportError> {
+    let Shared { handle, changes } = volume;
     let bound = bind(endpoint)?;
     let endpoint = bound.endpoint.clone();
     let (stop, stopped) = watch::channel(false);
@@ -97,7 +95,7 @@ pub fn serve(
         handle: handle.clone(),
         stop: stopped,
         budget: Arc::default(),
-        changes: Changes::of(handle),
+        changes: changes.clone(),
         transport,
     };
     let counted = clients.clone();

@@ -27,7 +27,8 @@ mod wire;
 pub use point::{Abandoned, MountError, abandon};
 pub use tune::{Tuning, tune};
 
-use crate::changes::{Changes, Seen};
+use crate::Shared;
+use crate::changes::Seen;
 use crate::mountinfo::{self, MountEntry};
 use cheetah_rim::volume::VolumeHandle;
 use device::Device;
@@ -147,7 +148,8 @@ impl std::error::Error for UnmountError {}
 ///
 /// # Errors
 /// What is wrong about the mount point or about FUSE here, and what to do.
-pub fn mount(handle: &VolumeHandle, mountpoint: &Path, options: &Options) -> Result<Mounted, MountError> {
+pub fn mount(volume: &Shared, mountpoint: &Path, options: &Options) -> Result<Mounted, MountError> {
+    let Shared { handle, changes } = volume;
     let point = point::prepare(mountpoint)?;
     let read_only = options.read_only || handle.read_only();
     let mut file_name = OsString::from(handle.name());
@@ -173,7 +175,6 @@ pub fn mount(handle: &VolumeHandle, mountpoint: &Path, options: &Options) -> Res
         ended: ended.clone(),
         stop_growth: Some(stop),
     };
-    let changes = Changes::of(handle);
     let held = Held::new(handle.clone(), changes.clone());
     held.refresh(Instant::now());
     mounted.held = Some(held.clone());
@@ -191,7 +192,7 @@ pub fn mount(handle: &VolumeHandle, mountpoint: &Path, options: &Options) -> Res
         held,
         opened: mounted.opened.clone(),
     };
-    let requests = Requests::new(handle.clone(), device.clone(), changes);
+    let requests = Requests::new(handle.clone(), device.clone(), changes.clone());
     // When the volume ends, and with it who answers, nobody holds the device, and the kernel ends what waits.
     let weak = Arc::downgrade(&device);
     let session = Session { fs: Arc::new(fs), device, requests, ended };

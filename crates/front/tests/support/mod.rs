@@ -7,6 +7,7 @@ use cheetah_core::limits::EXTENT_BYTES;
 use cheetah_core::map::{
     DonorId, Group, LeaseToken, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap,
 };
+use cheetah_front::Shared;
 use cheetah_nbd::{CmdFlags, Command, RequestHeader};
 use cheetah_rim::arena::Arena;
 use cheetah_rim::donor::{DonorServer, Gate};
@@ -25,6 +26,7 @@ const EXTENTS: u32 = 4;
 
 pub struct World {
     pub handle: VolumeHandle,
+    pub shared: Shared,
     pub folder: PathBuf,
     donors: Vec<(Arc<Arena>, DonorServer)>,
 }
@@ -52,7 +54,8 @@ impl World {
         let folder = format!("cheetah-front-{}-{number}-{name}", std::process::id());
         let folder = std::env::temp_dir().join(folder);
         std::fs::create_dir_all(folder.join("mnt")).unwrap();
-        World { handle: VolumeHandle::start(options).unwrap(), folder, donors }
+        let handle = VolumeHandle::start(options).unwrap();
+        World { shared: Shared::new(handle.clone()), handle, folder, donors }
     }
 
     pub fn mountpoint(&self) -> PathBuf {
