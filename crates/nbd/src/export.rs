@@ -12,14 +12,17 @@ use std::ops::{BitOr, BitOrAssign};
 /// An export as its server describes it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExportInfo {
+    /// Bytes, at most [`crate::limits::EXPORT_BYTES_MAX`]; not a multiple of anything.
     pub size: u64,
     /// A server's HAS_FLAGS and SEND_DF are set by the handshake, whatever is given here.
     pub flags: TransmissionFlags,
     /// Requests are multiples of this (a power of two); only the end of the export may be odd.
     pub block_min: u32,
+    /// Bytes; not below `block_min`. Requests of this size and alignment are the server's cheapest.
     pub block_preferred: u32,
     /// Advice to clients; a server takes any READ and WRITE up to the protocol's customary 32 MiB.
     pub block_max: u32,
+    /// For people, of at most 4096 bytes. Empty: none is sent, or none came.
     pub description: String,
 }
 
@@ -41,8 +44,11 @@ impl ExportInfo {
 /// The outcome of a handshake.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Negotiated {
+    /// The name that the client asked for; empty is the server's default export.
     pub export: String,
+    /// The export as it was announced; nothing changes it after the handshake.
     pub info: ExportInfo,
+    /// Whether the server answers in chunks, and may say what is a hole.
     pub structured_replies: bool,
     /// The id of `base:allocation` in BLOCK_STATUS chunks, if it was agreed for this export.
     pub base_allocation: Option<u32>,
@@ -53,14 +59,18 @@ pub struct Negotiated {
 /// One export of a LIST.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ListEntry {
+    /// The name to ask for.
     pub name: String,
+    /// For people; empty where there is none.
     pub description: String,
 }
 
 flags! {
     /// `NBD_STATE_*` of `base:allocation`. No bit: data.
     StateFlags: u32 {
+        /// Takes up no room.
         HOLE = 0,
+        /// Reads as zeros, be it a hole or not.
         ZERO = 1,
     }
 }
@@ -73,6 +83,8 @@ impl StateFlags {
 /// A run of bytes of one state; the context of its chunk says what the flags mean.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Descriptor {
+    /// Bytes, never 0. The first run begins at the request's offset, each other where the one before ends.
     pub length: u32,
+    /// The bits of one context: [`StateFlags::HOLE`] and [`StateFlags::DIRTY`] are the same bit.
     pub flags: StateFlags,
 }

@@ -8,7 +8,30 @@
 //!
 //! Called by the drivers in `rim` and `front`: `server` to export, `client` to use a donor or a source.
 //! Tests: `tests/`, one file per subject; `tests/pair.rs` runs client against server; the top-level `fuzz/`.
+//!
+//! A request as bytes, what a server makes of it, and its answer:
+//!
+//! ```
+//! use cheetah_nbd::server::{Outbox, Transmission, transmission::Step};
+//! use cheetah_nbd::{CmdFlags, Command, ExportInfo, Negotiated, RequestHeader, TransmissionFlags};
+//!
+//! let (flags, command) = (CmdFlags::EMPTY, Command::Read);
+//! let header = RequestHeader { flags, command, cookie: 7, offset: 4096, length: 512 };
+//! let bytes = header.encode();
+//!
+//! let (export, info) = (String::new(), ExportInfo::new(8192, TransmissionFlags::EMPTY));
+//! let session =
+//!     Negotiated { export, info, structured_replies: true, base_allocation: None, dirty: None };
+//! let mut requests = Transmission::new(session, 32 << 10);
+//! let step = requests.next(&mut &bytes[..]);
+//! assert_eq!(step, Ok(Some(Step::Request { header, verdict: Ok(command) })));
+//!
+//! let mut answers = Outbox::new(true);
+//! answers.data(&header, "where the data is");
+//! assert_eq!(answers.bytes(), 28 + 512);
+//! ```
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 pub mod client;
 mod export;

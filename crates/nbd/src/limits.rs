@@ -7,8 +7,11 @@ pub const REQUEST_PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 pub const EXPORT_BYTES_MAX: u64 = (1 << 63) - 1;
 /// The protocol's limit for every string: names, descriptions, queries, messages.
 pub const STRING_BYTES_MAX: usize = 4096;
+/// In bytes of UTF-8, as it is on the wire.
 pub const EXPORT_NAME_BYTES_MAX: usize = STRING_BYTES_MAX;
+/// One query of LIST_META_CONTEXT or SET_META_CONTEXT, with its namespace.
 pub const META_QUERY_BYTES_MAX: usize = STRING_BYTES_MAX;
+/// The text of an option's refusal or of an error chunk; a longer one is cut before it is sent.
 pub const MESSAGE_BYTES_MAX: usize = STRING_BYTES_MAX;
 /// The largest minimum block size a server may demand.
 pub const BLOCK_MIN_BYTES_MAX: u32 = 64 << 10;

@@ -11,16 +11,27 @@ use std::str::FromStr;
 /// Where an export is.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Uri {
+    /// What to connect to.
     pub transport: Transport,
+    /// Decoded, at most 4096 bytes, without NUL. Empty: the server's default export.
     pub export: String,
 }
 
+/// The address of a server. TLS and vsock have none here.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Transport {
     /// An IPv6 address stands here without its brackets.
-    Tcp { host: String, port: u16 },
+    Tcp {
+        /// A name or an address, decoded; `localhost` where the URI has none.
+        host: String,
+        /// Not 0; [`PORT`] where the URI has none.
+        port: u16,
+    },
     /// A path; a leading NUL means Linux's abstract namespace.
-    Unix { socket: String },
+    Unix {
+        /// Decoded, not empty, and with no other NUL than a leading one.
+        socket: String,
+    },
 }
 
 /// Why a text is not a URI to connect to.
@@ -32,13 +43,17 @@ pub enum UriError {
     Tls,
     /// No `//`, or a fragment.
     Form,
+    /// A host that no resolver may be asked for, or brackets around what is no IPv6 address.
     Host,
+    /// Not a number from 1 to 65535.
     Port,
     /// A `%` without two hex digits, or text that is not UTF-8 once decoded.
     Encoding,
+    /// An export name of more than 4096 bytes, or with a NUL.
     Export,
     /// `nbd+unix:` without `socket=`, or with a host.
     Socket,
+    /// The name of a parameter that is not known, or of `socket` where the transport is TCP.
     Parameter(String),
 }
 

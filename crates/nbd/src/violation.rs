@@ -15,66 +15,99 @@ pub enum Violation {
     ClientFlags(u32),
     /// A client without FIXED_NEWSTYLE sent something else than EXPORT_NAME.
     NotFixedNewstyle,
+    /// What stood where [`IHAVEOPT`](crate::proto::IHAVEOPT) opens an option.
     OptionMagic(u64),
+    /// A client's option beyond [`OPTION_SKIP_BYTES_MAX`](crate::limits::OPTION_SKIP_BYTES_MAX).
     OptionTooBig {
+        /// Its number, of [`opt`](crate::proto::opt) or unknown.
         option: u32,
+        /// The length that its header announces.
         bytes: u32,
     },
+    /// A client sent more than [`OPTIONS_MAX`](crate::limits::OPTIONS_MAX) options.
     TooManyOptions,
     /// EXPORT_NAME with a name that is no name; it has no error reply.
     ExportName,
+    /// What stood where [`OPTION_REPLY_MAGIC`](crate::proto::OPTION_REPLY_MAGIC) opens a reply.
     OptionReplyMagic(u64),
+    /// A server's reply to an option beyond
+    /// [`OPTION_REPLY_BYTES_MAX`](crate::limits::OPTION_REPLY_BYTES_MAX).
     OptionReplyTooBig {
+        /// The length that its header announces.
         bytes: u32,
     },
+    /// More replies to one option than `OPTION_REPLIES_MAX`, or a LIST beyond its limits.
     TooManyOptionReplies,
     /// A reply to another option than the one asked.
     OptionReplyOrder {
+        /// The option that is outstanding.
         asked: u32,
+        /// The option that the reply names.
         answered: u32,
     },
     /// A reply whose type has no place here, or whose fields contradict its length.
     OptionReplyMalformed {
+        /// The option that was asked.
         option: u32,
+        /// The reply's type, of [`rep`](crate::proto::rep) or unknown.
         reply: u32,
     },
     /// GO was acknowledged without the size of the export.
     NoExportInfo,
+    /// The server announces more than [`EXPORT_BYTES_MAX`](crate::limits::EXPORT_BYTES_MAX), so many bytes.
     ExportSize(u64),
+    /// The server's least block is no power of two or above 64 KiB, or another size is below it.
     BlockSizes {
+        /// Bytes; a power of two up to 64 KiB is possible.
         min: u32,
+        /// Bytes; `min` or more is possible.
         preferred: u32,
+        /// Bytes; `min` or more is possible.
         max: u32,
     },
+    /// What stood where [`REQUEST_MAGIC`](crate::proto::REQUEST_MAGIC) opens a request.
     RequestMagic(u32),
     /// A payload larger than can be taken in.
     PayloadTooBig {
+        /// Always WRITE: no other has a payload.
         command: Command,
+        /// The length that its header announces; above `REQUEST_PAYLOAD_BYTES_MAX`.
         bytes: u32,
     },
+    /// What stood where a simple reply or a chunk begins with its magic.
     ReplyMagic(u32),
     /// A chunk of a type unknown here, which cannot be skipped by the protocol.
     ChunkType(u16),
+    /// A chunk's length does not fit its type, or is above what is read of it.
     ChunkLength {
+        /// Its type, of [`chunk`](crate::proto::chunk).
         chunk: u16,
+        /// The length of its payload that its header announces.
         bytes: u32,
     },
     /// A chunk whose fields contradict each other or the protocol.
     ChunkMalformed(u16),
     /// An answer to what is not awaited.
     Unasked {
+        /// The client has no such request, or has had its answer already.
         cookie: u64,
     },
     /// An answer to a request that has not left in full.
     AnsweredEarly,
+    /// Data or a hole that is not inside of the request that it answers.
     DataOutside {
+        /// Bytes from the start of the export.
         offset: u64,
+        /// The length that the chunk gives.
         bytes: u32,
     },
     /// More data than was asked for, or data for what is no READ.
     DataUnasked,
+    /// A READ ended in success, and not all of its bytes came.
     ReadInPart,
+    /// A BLOCK_STATUS chunk for another command, or with more runs for one request than are kept.
     StatusUnasked,
+    /// A second LEDGER chunk for one request, or one for what is no BLOCK_STATUS.
     LedgerUnasked,
 }
 

@@ -8,6 +8,7 @@ use std::fmt;
 /// Why there is no connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Error {
+    /// The server broke the protocol or a limit during the handshake.
     Violation(Violation),
     /// The export name is longer than the protocol allows, or has a NUL.
     ExportName,
@@ -17,8 +18,11 @@ pub enum Error {
     TlsRequired,
     /// The server's own answer (a code of [`rep`]) and words, which may be empty.
     Refused {
+        /// The option that was refused, of [`opt`]: GO or LIST.
         option: u32,
+        /// The code, with [`rep::ERR`] set.
         reply: u32,
+        /// At most 4096 bytes, what was not UTF-8 replaced; control characters are still in it.
         message: String,
     },
     /// The server closed the connection before the handshake ended.

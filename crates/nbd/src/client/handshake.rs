@@ -27,7 +27,10 @@ const EXPORT_NAME_ANSWER_BYTES: usize = 10;
 /// What to ask of a server. What it does not have is left out, never an error.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Want {
+    /// Empty: the server's default export. More than 4096 bytes or a NUL fails the handshake before it
+    /// begins.
     pub export: String,
+    /// Structured replies, without which holes arrive as zeros and errors have no words.
     pub structured: bool,
     /// Asks for structured replies too, since it needs them.
     pub base_allocation: bool,
@@ -38,6 +41,7 @@ pub struct Want {
 /// What the driver does next.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
+    /// All that came is taken; receive more, after the output was sent.
     NeedInput,
     /// Every byte not consumed belongs to the transmission phase.
     Ready(Negotiated),
@@ -47,6 +51,7 @@ pub enum Step {
     Failed(Error),
 }
 
+/// One handshake, for one connection: with the outcome [`Step::Ready`] it is over.
 #[derive(Debug)]
 pub struct Handshake {
     /// None lists the exports.
@@ -154,6 +159,7 @@ impl Handshake {
         out.append(&mut self.output);
     }
 
+    /// What `input` and `eof` led to, each time anew: calling it changes nothing.
     #[must_use]
     pub fn poll(&self) -> Step {
         match &self.state {

@@ -20,52 +20,83 @@ use crate::wire::{Fields, lossy};
 pub enum Reply {
     /// Ends its request. The data follows if it was a READ and succeeded; its length is the request's.
     Simple {
+        /// The request that this answers.
         cookie: u64,
+        /// None: success.
         error: Option<Errno>,
     },
     /// `data_bytes` follow the head.
     OffsetData {
+        /// The READ that this answers, in part or whole.
         cookie: u64,
+        /// Whether this is the last chunk of its request.
         done: bool,
+        /// The place of the first byte, from the start of the export and not of the request.
         offset: u64,
+        /// From 1 to [`REQUEST_PAYLOAD_BYTES_MAX`].
         data_bytes: u32,
     },
+    /// Zeros of a READ, without data behind the head.
     OffsetHole {
+        /// The READ that this answers, in part or whole.
         cookie: u64,
+        /// Whether this is the last chunk of its request.
         done: bool,
+        /// The place of the first zero, from the start of the export.
         offset: u64,
+        /// At least 1. The decoder has no other bound; [`super::Transmission`] holds it to its request.
         hole_bytes: u32,
     },
     /// The end of a structured reply, always done.
     None {
+        /// The request that ends.
         cookie: u64,
     },
     /// The whole request failed. Error chunks of a later protocol are read as this too.
     Error {
+        /// The request that failed.
         cookie: u64,
+        /// False: further chunks of the request follow.
         done: bool,
+        /// A code that the protocol does not know is [`Errno::Inval`].
         errno: Errno,
+        /// For people: may be empty, is at most 4096 bytes, what was not UTF-8 replaced.
         message: String,
     },
+    /// The request failed at one place; what other chunks carried stays valid.
     ErrorOffset {
+        /// The request that failed.
         cookie: u64,
+        /// False: further chunks of the request follow.
         done: bool,
+        /// A code that the protocol does not know is [`Errno::Inval`].
         errno: Errno,
+        /// The place of the failure, from the start of the export.
         offset: u64,
+        /// For people, as in [`Reply::Error`].
         message: String,
     },
     /// Runs from the request's offset on, none empty.
     BlockStatus {
+        /// The BLOCK_STATUS that this answers, in one context.
         cookie: u64,
+        /// False: chunks of other contexts follow.
         done: bool,
+        /// The id that the handshake gave the context ([`crate::Negotiated`]).
         context: u32,
+        /// At least one. They may end before the request does, or behind it.
         descriptors: Vec<Descriptor>,
     },
     /// Before the rest of the answer to a BLOCK_STATUS, to who has sent a MARK.
     Ledger {
+        /// The BLOCK_STATUS that this answers.
         cookie: u64,
+        /// False from Cheetah's donors: BLOCK_STATUS chunks follow.
         done: bool,
+        /// Writes up to this number are complete on all servers, as the client of those writes has said.
         complete: u64,
+        /// Greater numbers only, and none outside of the range that was asked about. Empty: no such write is
+        /// known.
         entries: Vec<LedgerEntry>,
     },
 }
@@ -74,6 +105,7 @@ const SIMPLE_BYTES: usize = 16;
 const CHUNK_BYTES: usize = 20;
 
 impl Reply {
+    /// The number that the client gave the request.
     #[must_use]
     pub const fn cookie(&self) -> u64 {
         match *self {

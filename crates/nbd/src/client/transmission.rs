@@ -29,9 +29,13 @@ pub const DATA_HEAD_BYTES: usize = 28;
 pub struct Request<B> {
     /// No other that is awaited has the same.
     pub cookie: u64,
+    /// Any command that has an answer: neither DISC nor MARK.
     pub command: Command,
+    /// The same for all writes that become one request.
     pub flags: CmdFlags,
+    /// Bytes from the start of the export. It is not held to the export's size here: the server's answer is.
     pub offset: u64,
+    /// Bytes.
     pub length: u32,
     /// What is to be said of what it writes, to a server that understands.
     pub mark: Option<Mark>,
@@ -68,9 +72,11 @@ impl<B> Request<B> {
 /// What a request was answered with.
 #[derive(Clone, Debug)]
 pub struct Answer<B> {
+    /// The request's own, also where its write left in one request with others.
     pub cookie: u64,
     /// Nobody wants it any more: of a read, nothing was put anywhere since.
     pub abandoned: bool,
+    /// None: success. Writes that left as one request have the same outcome.
     pub error: Option<Errno>,
     /// The request left the export as it was announced.
     pub beyond: bool,
@@ -79,6 +85,7 @@ pub struct Answer<B> {
     /// Likewise, where that was `cheetah:dirty`: up to which number writes are complete, and those that may
     /// not be.
     pub ledger: Option<(u64, Vec<LedgerEntry>)>,
+    /// What the request carried.
     pub body: B,
 }
 
@@ -88,22 +95,28 @@ pub trait Take<B> {
     fn data(&mut self, body: &B, at: u32, bytes: &[u8]);
     /// Zeros of a read.
     fn hole(&mut self, body: &B, at: u32, end: u32);
+    /// The request is done, and its cookie free again. Called once for each request, unless the link ends
+    /// before.
     fn answer(&mut self, answer: Answer<B>);
 }
 
 /// Data of a read on its way in.
 #[derive(Debug)]
 pub struct Incoming<'a, B> {
+    /// What the request carried: with it the driver knows the place of the data.
     pub body: &'a B,
     /// It is for these bytes of the request.
     pub at: u32,
+    /// The first byte behind them. Both count from the start of the request.
     pub end: u32,
 }
 
 /// Of what leaves, one part: a request's head if one begins here, then its payload.
 #[derive(Debug)]
 pub struct Outgoing<'a, B> {
+    /// A header, behind a MARK where that has changed. Empty: the part belongs to the request before it.
     pub head: &'a [u8],
+    /// The part itself; the payload of a WRITE is with the driver.
     pub request: &'a mut Request<B>,
 }
 
@@ -234,6 +247,7 @@ impl<B> Transmission<B> {
         self.unsent == 0
     }
 
+    /// Takes a request to be sent behind all others. It leaves after the next `make_requests`.
     pub fn queue(&mut self, request: Request<B>) {
         self.unsent += 1;
         self.parts.push_back(Part {

@@ -14,7 +14,9 @@ use crate::proto::{CmdFlags, Errno};
 /// Bytes behind each other that are all there, or none of which are: those are zeros.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Run {
+    /// More than 0.
     pub bytes: u64,
+    /// False: absent blocks, which read as zeros and need not be sent.
     pub is_present: bool,
 }
 

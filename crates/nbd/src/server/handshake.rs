@@ -26,6 +26,7 @@ const BASE_ALLOCATION_ID: u32 = 1;
 const DIRTY_ID: u32 = 2;
 const OPTION_HEADER_BYTES: usize = 16;
 
+/// One client's handshake, begun with its connection and over with [`Step::Ready`] or [`Step::Close`].
 #[derive(Debug)]
 pub struct Handshake {
     state: State,
@@ -186,6 +187,7 @@ impl Handshake {
         out.append(&mut self.output);
     }
 
+    /// What the driver does next, each time anew: calling it changes nothing.
     #[must_use]
     pub fn poll(&self) -> Step {
         match &self.state {

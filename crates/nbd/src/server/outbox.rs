@@ -28,6 +28,7 @@ impl<P> Entry<P> {
     }
 }
 
+/// The answers to one client that have not left in full. `P` names the memory of a payload.
 #[derive(Debug)]
 pub struct Outbox<P> {
     pub(super) structured: bool,
@@ -44,16 +45,21 @@ pub struct Outbox<P> {
 /// What can be sent with one address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Piece<'a, P> {
+    /// Replies without their data, as many as follow each other; only the bytes that are not gone.
     Head(&'a [u8]),
     /// Of this payload the `bytes` from `at` on, which are all that is left of it.
     Payload {
+        /// As the driver gave it, until it is given back by [`Outbox::sent`].
         payload: &'a P,
+        /// So many of its bytes are gone already.
         at: u64,
+        /// Never 0.
         bytes: u64,
     },
 }
 
 impl<P> Piece<'_, P> {
+    /// How much of what is to be sent this is.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         match self {
@@ -79,6 +85,7 @@ impl<P> Outbox<P> {
 
     // What waits.
 
+    /// Nothing is to be sent.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
@@ -90,6 +97,7 @@ impl<P> Outbox<P> {
         self.entries.len()
     }
 
+    /// Heads and payloads that are to be sent, without what is gone of the first of them.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.bytes

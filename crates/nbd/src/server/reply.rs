@@ -82,9 +82,13 @@ pub fn block_status(cookie: u64, done: bool, context: u32, descriptors: &[Descri
 /// A write that a server took and does not know to be complete everywhere.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LedgerEntry {
+    /// The write's bytes are `from..to` of the export, not only those that were asked about.
     pub from: u64,
+    /// The first byte behind it.
     pub to: u64,
+    /// The number of its MARK. Of two writes of the same block the later one has the greater.
     pub number: u64,
+    /// The targets of its MARK: a bit for each fragment that a part of the write goes to.
     pub targets: u32,
     /// All of it is there.
     pub landed: bool,

@@ -14,10 +14,15 @@ use crate::wire::put;
 /// A request, without the payload that follows a WRITE.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RequestHeader {
+    /// On the wire before the command, which the protocol calls the type.
     pub flags: CmdFlags,
+    /// A number that is not known here is kept, to be answered with EINVAL.
     pub command: Command,
+    /// The client's own name of the request, given back with its answer; any value. Of a MARK, its number.
     pub cookie: u64,
+    /// Bytes from the start of the export. A FLUSH or DISC has none. Of a MARK, what is complete.
     pub offset: u64,
+    /// Bytes; of a WRITE, those that follow. Of a MARK, its targets.
     pub length: u32,
 }
 
@@ -58,6 +63,7 @@ impl Mark {
 }
 
 impl RequestHeader {
+    /// Magic, flags, command, cookie, offset, length, all big-endian.
     pub const BYTES: usize = 28;
 
     /// # Errors
@@ -78,6 +84,7 @@ impl RequestHeader {
         })
     }
 
+    /// The header on the wire, the inverse of [`RequestHeader::decode`].
     #[must_use]
     pub const fn encode(&self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];

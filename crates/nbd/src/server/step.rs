@@ -18,10 +18,13 @@ pub enum Purpose {
 /// What the driver does next.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
+    /// All that came is taken, or output waits: send that, then receive more.
     NeedInput,
     /// Find the export and call [`super::Handshake::answer_lookup`].
     Lookup {
+        /// As the client spelt it: text without NUL, at most 4096 bytes. Empty asks for the default export.
         export: String,
+        /// What the client means to do with it: only after `Go` is anything admitted.
         purpose: Purpose,
     },
     /// Call [`super::Handshake::answer_list`]: with all that may be opened, or with why nobody is told.
@@ -32,12 +35,14 @@ pub enum Step {
     Close(CloseReason),
 }
 
+/// Why a handshake ended without a session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CloseReason {
     /// The client ended the handshake, as it may.
     Abort,
     /// EXPORT_NAME asked for an export it does not get; the protocol has no other answer.
     Refused,
+    /// The client broke the protocol or a limit.
     Violation(Violation),
 }
 
@@ -46,6 +51,7 @@ pub enum CloseReason {
 pub enum ExportError {
     /// With a sentence that the client is shown: what there is, or how to ask.
     Unknown(String),
+    /// The server is about to end, and opens no export any more.
     Shutdown,
     /// Not for this client, with a sentence it is shown.
     Policy(String),

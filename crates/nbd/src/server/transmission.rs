@@ -18,9 +18,19 @@ use crate::violation::Violation;
 pub enum Step<'a> {
     /// To be carried out, or answered with the error. A payload follows in either case: of a write that was
     /// refused, by this verdict or by the driver, it is dropped.
-    Request { header: RequestHeader, verdict: Result<Command, Errno> },
+    Request {
+        /// As it came; a MARK's fields are read with [`super::request::Mark::of`].
+        header: RequestHeader,
+        /// What [`RequestHeader::check`] says of it: the header's own command, or what to answer.
+        verdict: Result<Command, Errno>,
+    },
     /// A piece of the payload of the last request, and its place in it.
-    Payload { at: usize, bytes: &'a [u8] },
+    Payload {
+        /// Counted from the start of the payload.
+        at: usize,
+        /// A part of the input, at least a byte. Empty payloads have no such step.
+        bytes: &'a [u8],
+    },
     /// That payload is whole.
     Whole(RequestHeader),
     /// It said DISC. What was begun is answered, and no input is taken any more.
@@ -44,6 +54,7 @@ impl Payload {
     }
 }
 
+/// The input side of one client's session.
 #[derive(Debug)]
 pub struct Transmission {
     session: Negotiated,
@@ -129,11 +140,13 @@ impl Transmission {
         self.large_expected && self.payload.is_none()
     }
 
+    /// The client said DISC: it awaits what it asked before, and sends nothing more.
     #[must_use]
     pub const fn has_ended(&self) -> bool {
         self.has_ended
     }
 
+    /// What the handshake came to, against which each request is checked.
     #[must_use]
     pub const fn session(&self) -> &Negotiated {
         &self.session
