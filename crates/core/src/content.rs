@@ -32,8 +32,10 @@ pub enum ContentState {
 /// Seconds since 1970, by the coordinator's clock; 0 when that is not known.
 pub type UnixSeconds = u64;
 
+/// What a volume holds, and how it came there. The default: nobody has written it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Content {
+    /// What became of the newest load, if there was one. Later writes are in `written` alone.
     pub state: ContentState,
     /// The load that filled it, fills it, or did not come to its end.
     #[serde(default)]
@@ -52,12 +54,16 @@ impl Content {
     }
 }
 
+/// The newest load of a volume, also one that is still to begin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Load {
+    /// The source that it began with. Only one of the same size and identity can go on.
     pub source: Source,
     /// Who loaded it: `user@host process 123`.
     pub by: String,
+    /// The time of its lease; before there is one, the time at which the volume was made for it.
     pub begun: UnixSeconds,
+    /// The time of its end, good or bad. Absent while it runs or has not begun.
     #[serde(default)]
     pub ended: Option<UnixSeconds>,
     /// So many bytes from the start are written, as far as was told.
@@ -68,8 +74,10 @@ pub struct Load {
     /// Of the source as it was read, with zeros where it could not be.
     #[serde(default)]
     pub md5: Option<String>,
+    /// 64 hexadecimal digits, where `md5` has 32. Both are absent before the end.
     #[serde(default)]
     pub sha256: Option<String>,
+    /// The result of reading it back.
     #[serde(default)]
     pub check: Check,
     /// How the source changed while it was read.
@@ -87,14 +95,18 @@ pub enum Check {
     /// It was not read back, or not to its end.
     #[default]
     No,
+    /// All that came back is what the source held, with zeros for what it could not give.
     Same,
+    /// Some of what came back is not what the source held: the volume is not usable.
     Differs,
 }
 
+/// The file or disk that a volume is loaded from. Nothing is written to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Source {
     /// The path of the file or disk.
     pub name: String,
+    /// Exact, in bytes.
     pub size: u64,
     /// What tells it from another of that name: its inode and times.
     pub identity: String,
@@ -103,15 +115,18 @@ pub struct Source {
 /// What a volume is made to be loaded from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToLoad {
+    /// The source; the volume may be larger.
     pub source: Source,
     /// Who will load it.
     pub by: String,
 }
 
+/// The first write of a tool to a volume, since it was made or loaded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Written {
     /// When first.
     pub at: UnixSeconds,
+    /// The holder of the lease that it was written under.
     pub by: String,
     /// False: whoever had it attached for writing ended without a word.
     pub certain: bool,
@@ -120,11 +135,14 @@ pub struct Written {
 /// Bytes of a volume or source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ByteRange {
+    /// Bytes from the start of the volume or source.
     pub offset: u64,
+    /// Bytes; more than 0 in every list.
     pub len: u64,
 }
 
 impl ByteRange {
+    /// The first byte behind the range, at most `u64::MAX`.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.offset.saturating_add(self.len)
@@ -134,10 +152,13 @@ impl ByteRange {
 /// What a volume is attached to be filled with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fill {
+    /// The source. [`FillFrom::Resume`] asks for that of the load before.
     pub source: Source,
+    /// What the load may find in the volume.
     pub from: FillFrom,
 }
 
+/// What a volume may hold when a load begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FillFrom {
@@ -172,11 +193,16 @@ pub struct Tell {
     pub unsure: bool,
 }
 
+/// The result of a load that came to its end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Loaded {
+    /// The MD5 of the whole source, what was loaded before a resumption included: 32 hexadecimal digits.
     pub md5: String,
+    /// The SHA-256 of the same: 64 hexadecimal digits.
     pub sha256: String,
+    /// `No` also while reading back is still to come.
     pub check: Check,
+    /// A sentence about how the source changed meanwhile. Absent: it did not.
     #[serde(default)]
     pub changed: Option<String>,
     /// All of it.
@@ -187,7 +213,9 @@ pub struct Loaded {
 /// Somebody else who has the volume attached.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Beside {
+    /// The holder by its own word: `user@host process 123`.
     pub holder: String,
+    /// False: it may write.
     pub read_only: bool,
 }
 

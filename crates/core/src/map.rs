@@ -102,11 +102,14 @@ impl TryFrom<String> for DonorSecret {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Redundancy {
+    /// k, at least 1: the data slots of a group, which covers as many extents of the volume.
     pub data: u32,
+    /// m: the donors of a group that may be lost at once. At most `PARITY_MAX`, except of mirrors.
     pub parity: u32,
 }
 
 impl Redundancy {
+    /// Each group is one extent of one donor.
     pub const LINEAR: Redundancy = Redundancy { data: 1, parity: 0 };
 
     /// How many donors one group spans.
@@ -183,7 +186,9 @@ impl std::str::FromStr for Redundancy {
 /// Where one fragment of a group lies: `extent` counts 64 MiB units from the start of the donor's arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Placement {
+    /// The donor whose arena has the extent.
     pub donor: DonorId,
+    /// The extent's number, below the number of extents that the donor lends.
     pub extent: u32,
 }
 
@@ -204,6 +209,7 @@ pub struct Slot {
 }
 
 impl Slot {
+    /// A slot that is whole.
     #[must_use]
     pub fn held(placement: Placement) -> Self {
         Slot { held: Some(placement), filling: None }
@@ -218,6 +224,7 @@ impl Slot {
 /// k+m slots, the data first; it covers k extents of the volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Group {
+    /// k+m. A slot's index decides its coefficients, so the order stays.
     pub slots: Vec<Slot>,
 }
 
@@ -231,14 +238,18 @@ impl Group {
 /// A run of one data fragment that no redundancy can give back: it answers EIO until it is written again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct BadRange {
+    /// Index of the group in the map.
     pub group: u32,
+    /// Index of a data slot in its group: below k.
     pub slot: u32,
     /// Byte offsets inside the extent.
     pub from: u32,
+    /// The first byte behind the range: more than `from`, at most 64 MiB.
     pub to: u32,
 }
 
 impl BadRange {
+    /// Whether it has all bytes of `other`.
     #[must_use]
     pub fn covers(&self, other: &BadRange) -> bool {
         (self.group, self.slot) == (other.group, other.slot) && self.from <= other.from && other.to <= self.to
@@ -266,16 +277,21 @@ pub struct Route {
 /// The placement of one volume in one epoch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeMap {
+    /// The volume's identity. The name may be another volume's later.
     pub volume: VolumeId,
+    /// The name that export names on Cheetah's donors begin with.
     pub name: String,
     /// Grows with each change of the map.
     pub epoch: u64,
     /// Exact, in bytes.
     pub size: u64,
+    /// As the volume was made; no epoch changes it.
     pub redundancy: Redundancy,
     /// Bytes of one donor's share of a row.
     pub unit: u32,
+    /// In the order of the volume, k extents each. The last may reach beyond the size.
     pub groups: Vec<Group>,
+    /// One at least for each donor that a slot names.
     pub routes: BTreeMap<DonorId, Route>,
     /// Disjoint, ascending.
     #[serde(default)]
