@@ -25,6 +25,7 @@ pub struct Checksums {
 }
 
 impl Checksums {
+    /// A table without room; `grow` makes some.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -45,6 +46,7 @@ impl Checksums {
         self.extents.resize_with(extents, || vec![first; BLOCKS].into_boxed_slice());
     }
 
+    /// The block's CRC32C from now on. `block` counts 4 KiB from the start of the slot's extent.
     pub fn set(&mut self, group: u32, slot: u32, block: u32, crc: u32) {
         self.extent_mut(group, slot)[block as usize] = kept(crc);
     }

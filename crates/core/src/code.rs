@@ -68,6 +68,10 @@ pub struct Code {
 }
 
 impl Code {
+    /// The code of a redundancy that passed `VolumeMap::check`.
+    ///
+    /// # Panics
+    /// There is no data fragment, or there are more than `STRIPE_DONORS_MAX` fragments.
     #[must_use]
     pub fn new(redundancy: Redundancy) -> Code {
         assert!(

@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
+    /// Nothing is wrong.
     Well,
     /// Nothing is missing, and less may fail than one would think.
     Exposed,
@@ -32,6 +33,7 @@ pub enum State {
 }
 
 impl State {
+    /// The word that texts and JSON have for it.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -48,26 +50,45 @@ impl State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Code {
+    /// No donor is in the pool.
     PoolEmpty,
+    /// A donor asks to join that holds memory of another pool.
     DonorOfOtherPool,
+    /// A donor counts as lost: silent for `DONOR_SILENCE_NS`, ended, or gone with what it held.
     DonorGone,
+    /// A donor was not heard of since the coordinator began.
     DonorUnheard,
+    /// An attachment does not reach donors that the coordinator hears; `Lost` where it cannot read something.
     DonorUnreachable,
+    /// An attachment got blocks with a wrong checksum. The subject is the volume, and the text names the
+    /// donors.
     DonorWrongBlocks,
+    /// What a donor is to give up has nowhere to go, or nobody moves it.
     DonorStuck,
+    /// A part of a volume cannot be read, as the coordinator sees it.
     VolumeLost,
+    /// Fragments are missing, and are rebuilt without anybody's doing.
     VolumeDegraded,
+    /// Fragments are missing, and no donor has room for them.
     VolumeNeedsDonor,
+    /// Fragments are missing, and nobody can rebuild them before the volume is attached for writing.
     VolumeNeedsWriter,
+    /// A volume is whole, and one host has several fragments of a group.
     VolumeCrowded,
+    /// Holders of a volume were not heard of since the coordinator began, and none is known to be missing.
     VolumeUnheard,
+    /// A scrub found fragments that contradict each other, and no checksum that tells which is wrong.
     VolumeDisagrees,
+    /// A load of a volume has not begun, or did not come to its end.
     VolumeIncomplete,
+    /// A loaded volume was read back, and is not what its source held.
     VolumeDiffers,
+    /// An attachment was not heard of for `ATTACHMENT_SILENCE_NS`. What it reported before is not used.
     AttachmentSilent,
 }
 
 impl Code {
+    /// Every code once; `docs/CODES.md` has a row for each.
     pub const ALL: [Code; 17] = [
         Code::PoolEmpty,
         Code::DonorOfOtherPool,
@@ -113,11 +134,14 @@ impl Code {
     }
 }
 
+/// One thing that is not well.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
+    /// The kind. Findings of one kind may advise different things.
     pub code: Code,
     /// `volume case7`, `donor lab7`, `pool`.
     pub subject: String,
+    /// The state that this alone leaves its subject in.
     pub state: State,
     /// What happened, in sentences.
     pub what: String,

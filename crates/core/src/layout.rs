@@ -12,9 +12,11 @@ use serde::{Deserialize, Serialize};
 /// The part of a request that lies in one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
+    /// Index of the group in the map.
     pub group: u32,
     /// First and last byte + 1, counted from the start of the group.
     pub begin: u32,
+    /// More than `begin`.
     pub end: u32,
     /// Where byte `begin` is in the payload.
     pub payload: u32,
@@ -47,13 +49,16 @@ pub fn spans(group_bytes: u64, offset: u64, len: u32) -> impl Iterator<Item = Sp
 /// u32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
+    /// k: the data slots of a group.
     pub data: u32,
+    /// m: the parity slots of a group.
     pub parity: u32,
     /// With one data slot there are no rows: its unit is the extent.
     pub unit: u32,
 }
 
 impl Geometry {
+    /// `unit` is the map's, in bytes. It has no effect where there is one data slot.
     #[must_use]
     pub fn new(redundancy: Redundancy, unit: u32) -> Self {
         let Redundancy { data, parity } = redundancy;
@@ -189,9 +194,13 @@ impl Scatter {
 pub struct LostRange {
     /// Whose loss it is; `None` when what is wrong is not for the want of a donor.
     pub donor: Option<DonorId>,
+    /// Bytes from the start of the volume to the first piece.
     pub offset: u64,
+    /// Bytes of each piece, more than 0.
     pub len: u64,
+    /// Bytes from the start of one piece to the start of the next, at least `len`.
     pub stride: u64,
+    /// Pieces, at least 1. The `len` of a single piece is exact, also at the volume's end.
     pub count: u64,
 }
 

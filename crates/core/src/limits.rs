@@ -13,8 +13,11 @@ pub const LEDGER_WRITES_MAX: usize = 16_384;
 /// tools send them, cost a quarter less processor time when one donor has all of it, and no less when four
 /// have it. With parity a row should be short: one that is written in part has to be read first.
 pub const UNIT_STRIPE_BYTES: u32 = 256 << 10;
+/// The same where there is parity, unless `--unit` says otherwise.
 pub const UNIT_PARITY_BYTES: u32 = 64 << 10;
+/// The smallest unit. Every unit is a power of two.
 pub const UNIT_MIN_BYTES: u32 = 4 << 10;
+/// The largest unit.
 pub const UNIT_MAX_BYTES: u32 = 1 << 20;
 /// What a client keeps of what it reads ahead, unless `--cache` says otherwise.
 pub const CACHE_DEFAULT_BYTES: u64 = 64 << 20;
@@ -33,8 +36,11 @@ pub const VOLUME_BYTES_MAX: u64 = (1 << 63) - 1;
 pub const DONOR_EXTENTS_MAX: u32 = 1 << 20;
 /// As much of a machine's own memory (16 TiB): who claims more is not believed.
 pub const DONOR_MEMORY_EXTENTS_MAX: u32 = 1 << 18;
+/// Donors that a pool lists at once, lost ones too. One more is refused as `Unavailable`.
 pub const POOL_DONORS_MAX: usize = 16_384;
+/// Volumes of a pool at once. One more is refused as `Unavailable`.
 pub const POOL_VOLUMES_MAX: usize = 4_096;
+/// The length of a donor's or volume's name; `units::check_name` says of which characters.
 pub const NAME_BYTES_MAX: usize = 64;
 
 /// A request of a front end is answered, with data or with EIO, by this time after it was submitted.
@@ -49,6 +55,7 @@ pub const CONNECTIONS_NEAR: usize = 2;
 /// As many where it is longer: each grows its window by itself, and one that lost a packet does not stop the
 /// others.
 pub const CONNECTIONS_FAR: usize = 8;
+/// The round trip that tells a far donor from a near one.
 pub const FAR_NS: u64 = 2 * MILLISECOND_NS;
 /// Connections with a round trip of this or more run BBR. Full queues of a LAN seldom take as long, and what
 /// would be lost there is more than what it brings at 2 ms.
@@ -66,6 +73,7 @@ pub const DONOR_RETRY_NS: u64 = SECOND_NS;
 /// long each time: a process that is killed closes its connections before its listener, and the memory
 /// between them takes its time.
 pub const DONOR_RETRY_SOON_NS: u64 = 10 * MILLISECOND_NS;
+/// Doublings of that time at most. `DONOR_RETRY_NS` bounds it sooner.
 pub const DONOR_RETRY_DOUBLINGS_MAX: u32 = 8;
 
 /// Strips (the locked parts that requests are made of) a volume works on at once.
@@ -77,8 +85,11 @@ pub const JOIN_WAIT_NS: u64 = 20 * MILLISECOND_NS;
 pub const JOIN_GRACE_NS: u64 = MILLISECOND_NS;
 /// Pieces of the client's memory for parity and for what is put together.
 pub const SCRATCH_SMALL_BYTES: u32 = 64 << 10;
+/// The number of these pieces.
 pub const SCRATCH_SMALL_COUNT: u32 = 128;
+/// Larger pieces, for strips whose lanes or parity exceed a small one.
 pub const SCRATCH_LARGE_BYTES: u32 = 1 << 20;
+/// The number of these pieces.
 pub const SCRATCH_LARGE_COUNT: u32 = 32;
 /// Chunks of fragments that are rebuilt at once; what is left of the large pieces is for requests.
 pub const FILL_CHUNKS_MAX: u32 = 20;
@@ -93,6 +104,7 @@ pub const PACE_WINDOW_NS: u64 = 100 * MILLISECOND_NS;
 /// A read is repeated from redundancy after its donor's own mean latency and four times its deviation, but
 /// not sooner and not later than these.
 pub const HEDGE_MIN_NS: u64 = 10 * MILLISECOND_NS;
+/// The latest moment for it, see `HEDGE_MIN_NS`.
 pub const HEDGE_MAX_NS: u64 = 500 * MILLISECOND_NS;
 /// A silent link is opened anew once before its donor is set aside: a flipped bit may have got the two out of
 /// step.
@@ -101,9 +113,11 @@ pub const REOPEN_NS: u64 = 300 * MILLISECOND_NS;
 /// new connection whether it is there. If so, it is the old one that hangs, and the link is opened anew; then
 /// not again for a while.
 pub const DOUBT_NS: u64 = SECOND_NS;
+/// The time until the same link may be doubted again.
 pub const DOUBT_AGAIN_NS: u64 = 10 * SECOND_NS;
 /// A donor that answers is slow when it takes longer than this and SLOW_FACTOR times as long as the others...
 pub const SLOW_MIN_NS: u64 = 100 * MILLISECOND_NS;
+/// The factor beside `SLOW_MIN_NS`.
 pub const SLOW_FACTOR: u64 = 8;
 /// ...and is set aside when it stays so.
 pub const SLOW_NS: u64 = SECOND_NS;
@@ -160,6 +174,7 @@ pub const STEP_FILLINGS_MAX: usize = 1024;
 /// A donor that a writer set aside gets no fragment to rebuild for this long; twice as long each time it is
 /// set aside again, up to `SET_ASIDE_DOUBLINGS_MAX` times.
 pub const SET_ASIDE_NS: u64 = 10 * SECOND_NS;
+/// Doublings of that time at most: 320 s in the end.
 pub const SET_ASIDE_DOUBLINGS_MAX: u32 = 5;
 /// What a donor held that is silent for this long is rebuilt also when nobody writes the volume: long enough
 /// for one that only lost its coordinator for a moment, or was lost with it, to be heard again.
@@ -180,6 +195,7 @@ pub const GREETING_NS: u64 = 3 * SECOND_NS;
 /// Donors of other pools that a coordinator remembers having turned away, and how long it shows one that
 /// asked.
 pub const STRANGERS_MAX: usize = 256;
+/// The time for which one of them is shown after its last attempt.
 pub const STRANGER_SHOWN_NS: u64 = 10 * SECOND_NS;
 /// A donor that leaves waits this long for the coordinator to hear its goodbye.
 pub const GOODBYE_NS: u64 = 2 * SECOND_NS;
@@ -196,6 +212,7 @@ pub const OWNER_FALL_NS: u64 = SECOND_NS / 8;
 /// A donor ends when memory lasts no longer than this, and this for each extent in use: a kernel was seen to
 /// take 20 ms for a GiB of small pages until it frees the first.
 pub const OWNER_LAST_NS: u64 = SECOND_NS / 5;
+/// The addition to that for each extent of memory in use.
 pub const OWNER_LAST_EXTENT_NS: u64 = 2 * MILLISECOND_NS;
 /// So much of what seems available may not be had (and no more than an eighth of the reserve): the kernel's
 /// figures are not exact.
@@ -204,6 +221,7 @@ pub const OWNER_FLOOR_BYTES_MAX: u64 = 32 << 20;
 pub const OWNER_CALM_NS: u64 = 30 * SECOND_NS;
 /// by this part of the most that is lent, each time after this long.
 pub const OWNER_GROW_PERCENT: u32 = 5;
+/// The shortest time between two such steps.
 pub const OWNER_GROW_NS: u64 = 10 * SECOND_NS;
 /// The part of time that tasks may wait for memory before a machine with little of it counts as short.
 pub const OWNER_STALL_PERCENT_MAX: u64 = 10;
@@ -266,7 +284,9 @@ pub const ETCD_PAGE_KEYS_MAX: usize = 64;
 /// Where a member of etcd listens unless told otherwise.
 pub const ETCD_PORT: u16 = 2_379;
 
+/// A second, in the unit of all times here.
 pub const SECOND_NS: u64 = 1_000_000_000;
+/// A millisecond, likewise.
 pub const MILLISECOND_NS: u64 = 1_000_000;
 
 const _: () = {

@@ -21,6 +21,7 @@ const SPARE_HOSTS_MIN: u32 = 4;
 pub struct Seed(pub u64);
 
 impl Seed {
+    /// The next number of the stream. Equal seeds give equal streams.
     pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -33,9 +34,11 @@ impl Seed {
 /// What one live donor has to give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
+    /// The donor; it has one room at most.
     pub donor: DonorId,
     /// The machine: the same number for donors that would go with one power cord.
     pub host: u32,
+    /// Extents that it can still be given.
     pub extents_free: u32,
     /// What it holds that would have to be rebuilt elsewhere.
     pub extents_held: u32,
@@ -202,7 +205,9 @@ fn wrap(
 /// How a volume is made when nobody says, and how many groups of it there may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
+    /// The redundancy that suits the hosts that there are.
     pub redundancy: Redundancy,
+    /// The most groups that fit; each covers k extents of the volume.
     pub groups: u64,
 }
 

@@ -17,6 +17,7 @@ const WOKEN_FACTOR: u64 = 4;
 /// Who was kept from the processor does not risk that again for so many times as long.
 const KEPT_FACTOR: u64 = 32;
 
+/// The state of the rule, one for each data thread.
 #[derive(Clone, Copy, Debug)]
 pub struct Poll {
     most_ns: u64,

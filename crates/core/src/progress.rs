@@ -10,11 +10,16 @@ use serde::Serialize;
 /// The part of the newest stretch in the rate that is shown.
 const NEWEST_PERCENT: u64 = 40;
 
+/// How far something is at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Progress {
+    /// Bytes that were done by then.
     pub bytes_done: u64,
+    /// Bytes in all, as known at the beginning. `bytes_done` may exceed them.
     pub bytes_total: u64,
+    /// Rounded down, at most 100. Of nothing at all it is 100.
     pub percent: u64,
+    /// The recent rate: older stretches count less and less.
     pub bytes_per_second: u64,
     /// Absent while nothing moves.
     pub seconds_left: Option<u64>,
@@ -30,11 +35,13 @@ pub struct Meter {
 }
 
 impl Meter {
+    /// Nothing is done at `now`. `total` is in bytes.
     #[must_use]
     pub fn new(total: u64, now: Time) -> Meter {
         Meter { total, at: now, done: 0, rate: None }
     }
 
+    /// `done` is in bytes, and counts from the beginning, not from the last call.
     pub fn measure(&mut self, now: Time, done: u64) -> Progress {
         let (stretch, moved) = (now.saturating_sub(self.at).max(1), done.saturating_sub(self.done));
         let newest = u128::from(moved) * u128::from(SECOND_NS) / u128::from(stretch);

@@ -23,6 +23,7 @@ struct Seat {
     idle: Option<Time>,
 }
 
+/// The connections of one listener, and the places that they take.
 #[derive(Debug)]
 pub struct Seats {
     seats_max: usize,
@@ -40,6 +41,7 @@ struct Peer {
 /// What becomes of a newcomer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
+    /// A place was free.
     Seated,
     /// This one goes for it.
     InPlaceOf(SeatId),
@@ -107,6 +109,7 @@ impl Seats {
         }
     }
 
+    /// Connections that have a place, idle or at work.
     #[must_use]
     pub fn count(&self) -> usize {
         self.taken.len()

@@ -75,6 +75,7 @@ const THESIS_MAX_BYTES: u64 = 128 << 10;
 /// What became of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
+    /// All of it is in the cache.
     Here,
     /// Here, though its reader was offered it: that came too late.
     Offered,
@@ -87,8 +88,11 @@ pub enum Found {
 /// A read of a tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Read {
+    /// Bytes from the start of the volume.
     pub offset: u64,
+    /// Bytes; a read of 0 shows nothing.
     pub len: u32,
+    /// What became of it, before anything is fetched for it.
     pub found: Found,
 }
 
@@ -101,6 +105,7 @@ pub enum Rule {
     /// As the 2006 thesis did, to compare with: 4 KiB behind a read, doubled while reads are adjacent, 128
     /// KiB at most, and anew after a read that is not.
     Thesis,
+    /// The rule of this module's header, and the default.
     #[default]
     Streams,
 }
@@ -108,7 +113,9 @@ pub enum Rule {
 /// A range to fetch: whole blocks, but for the end of the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Want {
+    /// Bytes from the start of the volume.
     pub offset: u64,
+    /// Bytes, more than 0.
     pub len: u32,
     /// For whom; `used`, `wasted` and `refused` name it.
     pub stream: u32,
@@ -137,6 +144,7 @@ impl Worth {
     }
 }
 
+/// The read-ahead of one volume: what its reads showed, and what to fetch.
 #[derive(Debug)]
 pub struct Ahead {
     rule: Rule,

@@ -58,17 +58,42 @@ use volumes::Volume;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CallId(pub u64);
 
+/// What the driver tells the coordinator.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// `entropy`: 64 truly random bits, fresh for each call; identities and tokens come from it. `pool`: whom
     /// the caller means, if it knows; another one's call is not carried out.
-    Call { call: CallId, entropy: u64, pool: Option<PoolId>, request: Call },
+    Call {
+        /// The call, which a `Reply` answers in this step or a later one.
+        call: CallId,
+        /// The seed of all that is drawn for the call.
+        entropy: u64,
+        /// None: the caller takes whichever pool answers.
+        pool: Option<PoolId>,
+        /// The question.
+        request: Call,
+    },
     /// What came of a `Greet`: the donor answered there, or why it is not to be had.
-    Greeted { call: CallId, result: Result<(), String> },
+    Greeted {
+        /// As `Greet` named it; a call that is not open any more is passed over.
+        call: CallId,
+        /// An error is a reason for people, which the refusal of the join repeats.
+        result: Result<(), String>,
+    },
     /// The caller of a held call went away.
-    Hangup { call: CallId },
+    Hangup {
+        /// The call; it gets no reply any more.
+        call: CallId,
+    },
     /// What a `Reach` found.
-    Reached { donor: DonorId, address: String, found: Found },
+    Reached {
+        /// As `Reach` named it.
+        donor: DonorId,
+        /// As `Reach` named it. Where the donor has another by now, `Nothing` says nothing.
+        address: String,
+        /// `Nothing` counts only while the donor has no sync open.
+        found: Found,
+    },
     /// The time that `WakeAt` named has come. Also the first event after `restore`.
     Wake,
 }
@@ -76,6 +101,7 @@ pub enum Event {
 /// Whether anything listens at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
+    /// Something took the connection, the donor or another.
     Listener,
     /// Its host says that nothing listens there.
     Nothing,
@@ -83,29 +109,41 @@ pub enum Found {
     Silence,
 }
 
+/// What the driver does for the coordinator, in this order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
     /// Keep this record, in place of an earlier one of the same key.
     Store(Record),
+    /// Remove the record of this key, if there is one.
     Forget(Key),
     /// Send only after the `Store`s and `Forget`s before it are durable.
     Reply {
+        /// The call. Each gets one reply, in this step or a later one, unless it hangs up.
         call: CallId,
+        /// A refusal is sent with the HTTP status of its code.
         answer: Result<Answer, Refusal>,
     },
     /// Connect to the donor's address, have it answer to `greeting_name` (another's NBD server: offer that
     /// export, with as many extents), and say `Greeted`.
     Greet {
+        /// The join that waits for the answer.
         call: CallId,
+        /// The donor that has to answer.
         donor: DonorId,
+        /// `IP:PORT`, as the join gave it.
         address: String,
+        /// None: a Cheetah donor. Otherwise the export that a foreign server has to offer.
         foreign_export: Option<String>,
+        /// Extents of 64 MiB; a foreign export has to be as large at least.
         extents: u32,
     },
+    /// Step with `Wake` at this time, which replaces an earlier one. A step without it waits for nothing.
     WakeAt(Time),
     /// Connect to the donor, for nothing but to hear whether anything listens there; answer with `Reached`.
     Reach {
+        /// The donor that may have ended.
         donor: DonorId,
+        /// `IP:PORT`, as the donor gave it.
         address: String,
     },
     /// For the record of what happened, once what was stored before it is durable.
@@ -133,6 +171,7 @@ enum Timer {
     Tend(VolumeId),
 }
 
+/// The control plane of one pool.
 #[derive(Debug)]
 pub struct Coordinator {
     pool: PoolId,
@@ -219,11 +258,14 @@ impl Coordinator {
         self.addresses = addresses;
     }
 
+    /// The pool's identity, for the life of its state.
     #[must_use]
     pub fn pool(&self) -> PoolId {
         self.pool
     }
 
+    /// Takes one event, and adds what follows to `effects`. A `now` before that of the last step counts as
+    /// that.
     pub fn step(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
         let now = self.wake(now);
         self.expire(now);

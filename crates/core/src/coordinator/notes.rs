@@ -11,11 +11,14 @@ use crate::limits::EXTENT_BYTES;
 use crate::map::{DonorId, LeaseToken, VolumeId};
 use crate::units::show_bytes;
 
+/// One line of the record of what happened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Note {
     /// Like `donor-lost`.
     pub event: &'static str,
+    /// The volume's name, if it is about one.
     pub volume: Option<String>,
+    /// The donor's name, or its identity where the name is not known.
     pub donor: Option<String>,
     /// Who has the lease that it is about.
     pub holder: Option<String>,

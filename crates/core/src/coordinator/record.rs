@@ -18,34 +18,51 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
+/// One stored record.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "record", rename_all = "snake_case")]
 pub enum Record {
+    /// The pool: exactly one, or nothing is served.
     Pool(PoolRecord),
+    /// A donor, as long as it is listed.
     Donor(DonorRecord),
+    /// A volume, as long as it exists.
     Volume(VolumeRecord),
+    /// A lease, as long as it lasts. After a restart it has its full time again.
     Lease(LeaseRecord),
+    /// What a volume holds, apart from its map because it changes more often.
     Content(ContentRecord),
 }
 
+/// The pool, and how far its changes have come.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PoolRecord {
+    /// The identity, drawn at the first start.
     pub pool: PoolId,
+    /// The revision of the newest change. A restart goes on one beyond it.
     pub revision: u64,
 }
 
+/// What a coordinator cannot learn again from a donor's next sync.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DonorRecord {
+    /// The identity, and the record's key.
     pub donor: DonorId,
     /// Absent in the state of a version whose donors had none: nobody can be that donor any more.
     #[serde(default)]
     pub secret: Option<DonorSecret>,
+    /// The name in this pool.
     pub name: String,
+    /// The machine's name, for people.
     pub host: String,
+    /// `Join::machine`; empty: `host` stands for it.
     #[serde(default)]
     pub machine: String,
+    /// `IP:PORT` as of its last join.
     pub address: String,
+    /// Extents of 64 MiB that it lends. Those that no volume names are free.
     pub extents: u32,
+    /// None: a Cheetah donor.
     pub foreign_export: Option<String>,
     /// Orders the donors as they joined.
     pub join: u64,
@@ -56,9 +73,12 @@ pub struct DonorRecord {
     pub leaving: bool,
 }
 
+/// A volume and its placement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VolumeRecord {
+    /// The newest map; its `volume` is the record's key.
     pub map: VolumeMap,
+    /// Whether the volume grows by what each new donor lends.
     pub follow: bool,
     /// Orders the volumes as they were created.
     pub order: u64,
@@ -70,11 +90,16 @@ pub struct VolumeRecord {
     pub retired: Vec<Retired>,
 }
 
+/// A lease, without what its holder reports: the next renewal tells that again.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LeaseRecord {
+    /// The proof, and the record's key.
     pub token: LeaseToken,
+    /// The volume that it is of.
     pub volume: VolumeId,
+    /// As the lease was given: of a loaded volume for reading, unless writing was asked for.
     pub read_only: bool,
+    /// The holder by its own word: `user@host process 123`.
     pub holder: String,
     /// Ends when somebody else wants to write.
     #[serde(default)]
@@ -88,6 +113,7 @@ pub struct LeaseRecord {
     /// Its volume had no writer before.
     #[serde(default)]
     pub fresh: bool,
+    /// The time at which it was given.
     #[serde(default)]
     pub since: UnixSeconds,
 }
@@ -96,17 +122,24 @@ pub struct LeaseRecord {
 /// written.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ContentRecord {
+    /// The volume, and the record's key.
     pub volume: VolumeId,
+    /// Its state, its load, and the first write since.
     pub content: Content,
 }
 
 /// Names a record in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Key {
+    /// The key of the one [`PoolRecord`].
     Pool,
+    /// The key of a [`DonorRecord`].
     Donor(DonorId),
+    /// The key of a [`VolumeRecord`].
     Volume(VolumeId),
+    /// The key of a [`LeaseRecord`].
     Lease(LeaseToken),
+    /// The key of a [`ContentRecord`].
     Content(VolumeId),
 }
 
@@ -123,6 +156,7 @@ impl fmt::Display for Key {
 }
 
 impl Record {
+    /// The key under which the store keeps it.
     #[must_use]
     pub fn key(&self) -> Key {
         match self {

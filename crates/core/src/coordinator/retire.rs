@@ -11,8 +11,10 @@ use crate::map::{DonorId, LeaseToken, Placement, VolumeId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
+/// An extent that a slot has left and its donor still keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Retired {
+    /// The extent, and its donor.
     pub placement: Placement,
     /// The first in which no slot has it.
     pub epoch: u64,

@@ -10,6 +10,7 @@ use crate::map::{DonorId, LeaseToken, VolumeId};
 use std::collections::BTreeMap;
 use std::fmt;
 
+/// The rights of all connections at one moment. `Effect::Publish` replaces the whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
     /// Who serves. A client that means another, whose address this one took over, must not reach the other's
@@ -41,15 +42,21 @@ struct Lease {
 /// What one connection may do, settled when it was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
+    /// The volume. A lease that is another volume's by now gives no right.
     pub volume: VolumeId,
+    /// The lease; 0 where the donor is [`alone`](Access::alone).
     pub token: LeaseToken,
+    /// The session of the export name, 0 where it has none. A greater one of the same lease shuts this one
+    /// out.
     pub session: u64,
+    /// The right to write, as of the opening. The lease of now must give it, too.
     pub writable: bool,
     /// The size to announce: the end of the volume's last extent here. It may grow later; `Access::check`
     /// decides, not this.
     pub size: u64,
 }
 
+/// Why a connection is not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenError {
     /// Not of the form `NAME@TOKEN[.SESSION[.DONOR]]`.
@@ -84,7 +91,9 @@ impl std::error::Error for OpenError {}
 /// Why a request is refused. All are EPERM to the client, except `Beyond` (EINVAL; ENOSPC for what writes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Denied {
+    /// The lease has ended, or is another volume's by now.
     LeaseEnded,
+    /// A WRITE, WRITE_ZEROES or TRIM under a lease without the right to write.
     ReadOnly,
     /// An extent in the range is not the volume's.
     NotYours,

@@ -19,6 +19,7 @@ const REGIONS_PER_WORD: u64 = 32;
 const WORDS_PER_EXTENT: usize = (EXTENT_BYTES / DIRTY_REGION_BYTES / REGIONS_PER_WORD) as usize;
 const YOUNGER: u64 = (1 << REGIONS_PER_WORD) - 1;
 
+/// The marks of all of a donor's memory: two bits for each region.
 #[derive(Debug)]
 pub struct DirtyMap {
     words: Box<[AtomicU64]>,

@@ -22,12 +22,16 @@ pub struct WriteMark {
     pub complete: u64,
 }
 
+/// A write, or the part of one that a request brought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListedWrite {
     /// Addresses in the donor's memory.
     pub from: u64,
+    /// The first address behind it.
     pub to: u64,
+    /// As its [`WriteMark`] has it.
     pub number: u64,
+    /// As its [`WriteMark`] has it.
     pub targets: u32,
     /// All of it is in memory. Until then any part of it may be.
     pub landed: bool,
@@ -37,6 +41,7 @@ pub struct ListedWrite {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket(u64);
 
+/// The list of one volume's writes on one donor.
 #[derive(Debug, Default)]
 pub struct Ledger {
     complete: u64,
@@ -91,6 +96,7 @@ impl Ledger {
         self.writes.iter().all(|write| write.number <= self.complete)
     }
 
+    /// The greatest [`WriteMark::complete`] so far; 0 before the first.
     #[must_use]
     pub fn complete(&self) -> u64 {
         self.complete

@@ -35,13 +35,19 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ConnId(pub u64);
 
+/// What the driver tells the donor.
 #[derive(Clone, Debug)]
 pub enum Event {
+    /// The beginning, before any other event.
     Started,
+    /// The answer to `Join`: the donor is in.
     Joined {
+        /// The pool that answered. A donor that holds memory of another one stays out.
         pool: PoolId,
     },
+    /// The answer to `Join`: the donor is not in.
     JoinRefused {
+        /// Its code decides: ask again, keep what is held for the own pool, or end.
         refusal: Refusal,
     },
     /// The answer to a sync.
@@ -53,73 +59,106 @@ pub enum Event {
     Unreachable,
     /// A connection asks for this export.
     Opened {
+        /// A number that was not used before.
         conn: ConnId,
+        /// The name as the client spelt it.
         export: String,
     },
+    /// An admitted connection has ended, and nothing of it touches memory any more.
     Closed {
+        /// As `Opened` named it.
         conn: ConnId,
     },
+    /// The answer to `Wipe`.
     Wiped {
+        /// Extents that are absent now.
         extents: Vec<u32>,
     },
     /// Told to go once what it holds has been moved to others; `bounded`: in `DRAIN_NS` at the latest.
     Leave {
+        /// False: it has all the time that it needs.
         bounded: bool,
     },
     /// Told to go at once: what it holds is lost.
     Terminate,
     /// How many extents the machine's owner can spare has changed.
     Offered {
+        /// More than the donor lends counts as that.
         extents: u32,
     },
+    /// The time of `WakeAt` has come.
     Wake,
 }
 
+/// What the driver does for the donor, in this order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
     /// Join as this donor; `pool`, `revision`: see `api::Join`.
     Join {
+        /// The donor's own identity.
         donor: DonorId,
+        /// None: the donor holds no memory, and any pool may take it.
         pool: Option<PoolId>,
+        /// The newest revision of that pool that is carried out in full; 0 without one.
         revision: u64,
     },
     /// `pool`: whom it is meant for.
     Sync {
+        /// The donor's own identity.
         donor: DonorId,
+        /// Another pool's coordinator refuses the call.
         pool: Option<PoolId>,
+        /// The newest revision that is carried out in full.
         revision: u64,
+        /// Open connections, and those that wait to be admitted or to close.
         connections: u32,
+        /// The donor wants to go once what it holds is moved.
         leaving: bool,
+        /// The donor goes now, with whatever it holds.
         goodbye: bool,
+        /// Extents that its owner can spare now, held ones included.
         offered: u32,
     },
     /// What the data path checks from now on.
     Publish(Arc<Access>),
+    /// Serve the connection.
     Admit {
+        /// As `Opened` named it.
         conn: ConnId,
+        /// What it may do. [`Access::check`] has the last word on each request.
         grant: Grant,
     },
+    /// Refuse the connection its export. It is forgotten: no `Closed` follows.
     Refuse {
+        /// As `Opened` named it.
         conn: ConnId,
+        /// The reason, which the client is shown.
         reason: OpenError,
     },
+    /// Stop serving the connection, and send `Closed` once nothing of it can touch memory.
     Drop {
+        /// As `Opened` named it.
         conn: ConnId,
     },
     /// Fill with absence, then say `Wiped`.
     Wipe {
+        /// Extents that [`Access`] gives to nobody until `Wiped`.
         extents: Vec<u32>,
     },
+    /// Send `Wake` at this time at the latest. Of several times the earliest counts.
     WakeAt(Time),
+    /// The process ends: nobody is connected, and nothing is held.
     Exit(Exit),
 }
 
 /// Why a donor ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Exit {
+    /// The donor was told to go: at once, or after all was moved.
     Terminated,
     /// `cheetah leave`.
     Dismissed,
+    /// The pool took the donor out, or refused it while it held nothing.
     Refused(Refusal),
 }
 
@@ -138,6 +177,7 @@ enum State {
     Dropping,
 }
 
+/// One donor: its pool, its duties, its connections.
 #[derive(Debug)]
 pub struct Donor {
     extents: u32,
@@ -177,6 +217,8 @@ impl Donor {
         }
     }
 
+    /// Takes one event, and adds what follows to `effects`. A `now` before that of the last step counts as
+    /// that.
     pub fn step(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
         let now = self.awake(now);
         match event {

@@ -20,6 +20,7 @@ use std::collections::VecDeque;
 /// What was agreed with the owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
+    /// Extents of 64 MiB that are offered at most.
     pub extents_max: u32,
     /// What has to stay available to the owner.
     pub reserve_bytes: u64,
@@ -43,11 +44,13 @@ pub struct Sample {
 pub struct Pressure {
     /// Part of the last ten seconds in which some task waited, and in which all did, in 1/100 of a percent.
     pub some_avg10: u32,
+    /// The latter of the two, never more than `some_avg10`.
     pub full_avg10: u32,
     /// Time in which some task waited, since the machine started.
     pub stall_ns_total: u64,
 }
 
+/// The relation of an offer to what is held. The worse, the greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Ease {
     /// There is more than what is held.
@@ -60,12 +63,16 @@ pub enum Ease {
     Outrun,
 }
 
+/// How much a donor lends now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
+    /// Extents in all, held ones included.
     pub extents: u32,
+    /// What that leaves of what is held.
     pub ease: Ease,
 }
 
+/// The rule, and what it has seen of one machine.
 #[derive(Clone, Debug)]
 pub struct Owner {
     terms: Terms,
@@ -96,6 +103,7 @@ pub fn reserve_of_size(total_bytes: u64) -> u64 {
 }
 
 impl Owner {
+    /// Nothing is seen yet. The first look offers all that fits, without a wait.
     #[must_use]
     pub fn new(terms: Terms) -> Self {
         Owner {
@@ -109,6 +117,7 @@ impl Owner {
         }
     }
 
+    /// One look at the machine. `now` never goes back.
     pub fn step(&mut self, now: Time, sample: &Sample) -> Offer {
         let Sample { available_bytes: available, used_bytes: used, held_extents: held, .. } = *sample;
         let stalling = self.stalling(now, sample.pressure);

@@ -53,6 +53,7 @@ struct Drain {
 /// Where a donor stands that goes when what it holds has been moved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Draining {
+    /// When it goes with whatever is held; time that the machine slept does not count. None: never.
     pub until: Option<Time>,
     /// The coordinator answers.
     pub answered: bool,
@@ -66,6 +67,7 @@ pub struct Draining {
 /// What a donor held when it went of its own accord; what it was let go with is not counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeftWith {
+    /// Extents of 64 MiB that volumes had here.
     pub extents: u32,
     /// The volumes of that, by name.
     pub volumes: Vec<String>,
@@ -115,6 +117,7 @@ impl Pool {
 }
 
 impl Donor {
+    /// The identity that `new` was given.
     #[must_use]
     pub fn identity(&self) -> DonorId {
         self.pool.identity

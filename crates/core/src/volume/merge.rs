@@ -34,6 +34,7 @@ impl LinkMerges {
         LinkMerges { bytes_max: ceiling.min(MERGED_BYTES_FIRST), ceiling }
     }
 
+    /// The most bytes that one request may be merged to now; 0: nothing is merged.
     #[must_use]
     pub fn bytes_max(self) -> u32 {
         self.bytes_max

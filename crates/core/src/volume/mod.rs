@@ -119,6 +119,7 @@ enum Stage {
     Serving,
 }
 
+/// One attached volume: its requests, its links to donors, its upkeep.
 #[derive(Debug)]
 pub struct Volume {
     map: VolumeMap,
@@ -228,6 +229,7 @@ impl Volume {
         self
     }
 
+    /// The newest map that it was given.
     #[must_use]
     pub fn map(&self) -> &VolumeMap {
         &self.map
@@ -262,6 +264,7 @@ impl Volume {
         })
     }
 
+    /// Takes one event, and adds what follows to `effects`. `now` never goes back.
     pub fn step(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
         match event {
             Event::Start => {

@@ -15,6 +15,7 @@ impl Key {
         u64::from(self.generation) << 32 | u64::from(self.slot)
     }
 
+    /// The inverse of [`Key::to_u64`]. A number that never was a key finds nothing.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "the two halves of the number")]
     pub fn from_u64(number: u64) -> Self {
