@@ -9,7 +9,7 @@ use crate::pool::{find, pool_status, volume};
 use crate::progress::Shown;
 use crate::signals::Signals;
 use cheetah_core::api::{Answer, AtStake, Call, DonorHealth, DonorStatus, Leaving, PoolStatus};
-use cheetah_core::findings::left_silent;
+use cheetah_core::findings::taken_out;
 use cheetah_core::map::DonorId;
 use cheetah_rim::control::Client;
 use serde::Serialize;
@@ -36,8 +36,10 @@ struct LeaveReport {
     waits_for_writers_of: Vec<String>,
     /// What it costs the volumes that had a part there, as the coordinator saw it at first.
     at_stake: Vec<AtStake>,
-    /// Of a donor that did not answer: what others rebuild of it.
+    /// Of a donor that did not answer, or was taken out by force: what others rebuild of it, and what of
+    /// volumes nothing gives back.
     bytes_to_rebuild: u64,
+    bytes_lost: u64,
 }
 
 pub async fn leave(options: cli::Leave) -> Result<(), Failure> {
@@ -63,6 +65,7 @@ pub async fn leave(options: cli::Leave) -> Result<(), Failure> {
         waits_for_writers_of: Vec::new(),
         at_stake,
         bytes_to_rebuild: 0,
+        bytes_lost: 0,
     };
     drain.look(&pool, before.bytes_held).await?;
     if !options.no_wait && !drain.done {
@@ -73,11 +76,11 @@ pub async fn leave(options: cli::Leave) -> Result<(), Failure> {
         }
     }
     drain.seconds = started.elapsed().as_secs_f64();
-    if leaving.silent {
-        (drain.silent, drain.bytes_moved) = (true, 0);
-        drain.bytes_to_rebuild = leaving.bytes_to_rebuild;
+    if leaving.silent || options.force {
+        (drain.silent, drain.bytes_moved) = (leaving.silent, 0);
+        (drain.bytes_to_rebuild, drain.bytes_lost) = (leaving.bytes_to_rebuild, leaving.bytes_lost);
         if !options.json.json {
-            output::line(&left_silent(&drain.name, &leaving));
+            output::line(&taken_out(&drain.name, &leaving));
             return Ok(());
         }
     }
@@ -97,6 +100,7 @@ impl LeaveReport {
             waits_for_writers_of: Vec::new(),
             at_stake: Vec::new(),
             bytes_to_rebuild: 0,
+            bytes_lost: 0,
         }
     }
 
@@ -184,7 +188,6 @@ fn report(options: &cli::Leave, drain: &LeaveReport) -> Result<(), Failure> {
     let show = cheetah_core::units::show_bytes;
     let name = &drain.name;
     match drain.done {
-        true if options.force => output::line(&format!("{name} was taken out of the pool")),
         true => output::line(&format!(
             "{name} left the pool: {} moved to other donors in {:.1} s",
             show(drain.bytes_moved),

@@ -202,12 +202,14 @@ pub fn of_volume(volume: &VolumeStatus, name_of: &dyn Fn(DonorId) -> String) -> 
     found
 }
 
-/// What became of a donor that was to leave, and did not answer.
+/// What became of a donor that was taken out without being emptied: it does not answer, or by force.
 #[must_use]
-pub fn left_silent(name: &str, leaving: &Leaving) -> String {
-    let Leaving { bytes_to_rebuild, bytes_given_up, bytes_lost, .. } = *leaving;
-    let mut said =
-        format!("{name} does not answer: nothing could be moved off it, and it is out of the pool");
+pub fn taken_out(name: &str, leaving: &Leaving) -> String {
+    let Leaving { silent, bytes_to_rebuild, bytes_given_up, bytes_lost, .. } = *leaving;
+    let mut said = match silent {
+        true => format!("{name} does not answer: nothing could be moved off it, and it is out of the pool"),
+        false => format!("{name} was taken out of the pool, and nothing was moved off it"),
+    };
     if bytes_given_up > 0 {
         said.push_str(&format!(
             "; {} were taken from it before and rebuilt on others",

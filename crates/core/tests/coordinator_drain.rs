@@ -3,7 +3,7 @@
 mod pool;
 
 use cheetah_core::api::{Answer, Call, Leaving, RefusalCode, Size, Sync, VolumeHealth};
-use cheetah_core::findings::left_silent;
+use cheetah_core::findings::taken_out;
 use cheetah_core::map::DonorId;
 use pool::{E, World, assert_refused, filling, held_by, joining};
 
@@ -238,7 +238,7 @@ fn nothing_is_moved_off_a_donor_that_does_not_answer() {
     world.silence(holder);
     let answer = left(&mut world, holder, false);
     assert_eq!((answer.silent, answer.bytes_to_rebuild, answer.bytes_lost), (true, E, 0));
-    let said = left_silent("d1", &answer);
+    let said = taken_out("d1", &answer);
     assert!(said.contains("nothing could be moved off it") && said.contains("64 MiB that it held"), "{said}");
     // One that a writer gave up before.
     let mut world = World::with_donors(&[4; 5]);
@@ -249,7 +249,7 @@ fn nothing_is_moved_off_a_donor_that_does_not_answer() {
     world.silence(holder);
     let answer = left(&mut world, holder, false);
     assert_eq!((answer.silent, answer.bytes_to_rebuild, answer.bytes_given_up), (true, 0, E));
-    let said = left_silent("d1", &answer);
+    let said = taken_out("d1", &answer);
     assert!(said.contains("64 MiB were taken from it before"), "{said}");
     // One on which nothing lay, one that takes data with it, and one that is there.
     let mut world = World::with_donors(&[4; 5]);
@@ -257,8 +257,26 @@ fn nothing_is_moved_off_a_donor_that_does_not_answer() {
     world.silence(1);
     let answer = left(&mut world, 1, true);
     assert_eq!((answer.silent, answer.bytes_to_rebuild, answer.bytes_lost), (true, 0, E));
-    assert!(left_silent("d1", &answer).contains("64 MiB of volumes are lost"));
+    assert!(taken_out("d1", &answer).contains("64 MiB of volumes are lost"));
     world.silence(5);
-    assert!(left_silent("d5", &left(&mut world, 5, false)).contains("no volume counted on it"));
+    assert!(taken_out("d5", &left(&mut world, 5, false)).contains("no volume counted on it"));
     assert_eq!(left(&mut world, 3, false), Leaving::default());
+}
+
+#[test]
+fn what_force_costs_is_said_also_of_a_donor_that_lives() {
+    let mut world = World::with_donors(&[4; 4]);
+    world.create("v", Size::Bytes(2 * E), Some("parity:2+1")).expect("created");
+    let out = holder(&mut world, "v");
+    let answer = left(&mut world, out, true);
+    assert_eq!((answer.silent, answer.bytes_to_rebuild, answer.bytes_lost), (false, E, 0));
+    let said = taken_out("d1", &answer);
+    assert!(said.contains("nothing was moved off it; 64 MiB that it held are rebuilt on others"), "{said}");
+    let mut world = World::with_donors(&[4; 2]);
+    world.create("w", Size::Bytes(4 * E), Some("linear")).expect("created");
+    let out = holder(&mut world, "w");
+    let held = held_by(&world.show("w").map, out) as u64 * E;
+    let answer = left(&mut world, out, true);
+    assert_eq!((answer.silent, answer.bytes_to_rebuild, answer.bytes_lost), (false, 0, held));
+    assert_eq!(world.show("w").status.bytes_lost, held, "and that much is lost");
 }

@@ -3,7 +3,8 @@
 
 mod pool;
 
-use cheetah_core::api::{Answer, Attached, Call, RefusalCode, Size};
+use cheetah_core::api::{Answer, Attach, Attached, Call, RefusalCode, Size};
+use cheetah_core::content::{Fill, FillFrom, Source};
 use cheetah_core::limits::{LEASE_RENEW_NS, SECOND_NS, TEND_SILENCE_NS};
 use cheetah_core::map::{DonorId, LeaseToken};
 use pool::{E, World, assert_refused, attaching, filling, held_by, joining};
@@ -77,6 +78,27 @@ fn a_person_is_preferred_and_the_donor_is_refused_everywhere_before() {
     assert_eq!(tenders(&world, "v"), [2], "and goes on when the person is done");
     attach_yielding(&mut world, "v");
     world.delete("v").expect("one that yields is in nobody's way");
+}
+
+#[test]
+fn a_call_that_is_refused_takes_nothing_from_who_tends() {
+    let mut world = World::with_donors(&[4, 4]);
+    world.create("v", Size::Bytes(2 * E), Some("linear")).expect("created");
+    world.leave("d1", false).expect("there is room");
+    world.settle();
+    let reader = world.attach("v", true).expect("attached");
+    let tending = attach_yielding(&mut world, "v");
+    assert_refused(world.delete("v"), RefusalCode::Conflict, &["is attached by"]);
+    let source = Source { name: "disk.dd".into(), size: E, identity: "1".into() };
+    let fill = Some(Fill { source, from: FillFrom::Fresh });
+    let attach = Attach { alone: true, fill, ..Attach::new(false, "eve") };
+    let call = Call::Attach { name: "v".into(), attach };
+    assert_refused(world.ask(call), RefusalCode::Conflict, &["would change under who reads it"]);
+    let renewed = world.renew("v", tending.token, tending.map.epoch);
+    assert_eq!(world.answer(renewed), None, "it has its lease");
+    world.detach("v", reader.token).expect("given back");
+    world.delete("v").expect("who yields is in nobody's way");
+    assert!(world.answer(renewed).is_some_and(|answer| answer.is_err()), "and is told to go");
 }
 
 #[test]

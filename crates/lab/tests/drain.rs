@@ -190,7 +190,8 @@ fn a_drain_that_would_break_redundancy_is_refused_unless_forced() {
     }
     assert_whole(&pool.volume_status("case"));
     assert!(pool.donor(&holder).is_running());
-    pool.ok(["leave", &holder, "--force"]);
+    let said = pool.ok(["leave", &holder, "--force"]);
+    assert!(said.contains("64 MiB of volumes are lost with it"), "{said}");
     let status = pool.donor(&holder).wait_for_end(wait::SOON);
     assert!(status.success(), "{status}");
     assert_eq!(pool.volume_status("case")["health"], "degraded");

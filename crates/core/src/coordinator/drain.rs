@@ -35,14 +35,12 @@ impl Coordinator {
 
     /// What becomes of what the donor holds when it is taken out now.
     fn without(&self, id: DonorId) -> Leaving {
-        let Some(donor) = self.donors.get(&id).filter(|donor| !donor.alive) else {
-            return Leaving::default();
-        };
+        let Some(donor) = self.donors.get(&id) else { return Leaving::default() };
         let protected = |id: &VolumeId| self.volumes.get(id).is_some_and(|v| v.map.redundancy.parity > 0);
         let held = donor.held.iter().filter(|(id, _)| protected(id)).map(|(_, held)| held.len() as u64);
         Leaving {
             at_stake: Vec::new(),
-            silent: true,
+            silent: !donor.alive,
             bytes_to_rebuild: held.sum::<u64>() * EXTENT_BYTES,
             bytes_given_up: u64::from(donor.given_up) * EXTENT_BYTES,
             bytes_lost: self.lost_with(id, |_| false).iter().map(|(_, bytes)| *bytes).sum(),

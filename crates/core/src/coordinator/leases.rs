@@ -44,22 +44,21 @@ impl Coordinator {
             return Err(refuse(RefusalCode::Unavailable, message));
         }
         let attach = Attach { read_only: self.gets_read_only(id, &attach), ..attach };
+        if let Some(message) = self.in_the_way(id, name, &attach) {
+            return Err(refuse(RefusalCode::Conflict, message));
+        }
+        self.check_usable(id, name, &attach)?;
+        let fill = attach.fill.clone().filter(|_| attach.alone);
+        fill.iter().try_for_each(|fill| self.check_fill(id, fill))?;
         // Of two that yield the second was told to come by this coordinator: the first may have ended before
         // it gave back what it had.
         if !attach.read_only {
             self.send_away(id);
         }
-        if let Some(message) = self.in_the_way(id, name, &attach) {
-            return Err(refuse(RefusalCode::Conflict, message));
-        }
-        self.check_usable(id, name, &attach)?;
-        let fills = attach.alone && attach.fill.is_some();
-        let id = match attach.fill.clone() {
-            Some(fill) if fills => {
-                self.check_fill(id, &fill)?;
-                self.begin_fill(now, seed, id, &attach.holder, fill)?
-            }
-            _ => id,
+        let fills = fill.is_some();
+        let id = match fill {
+            Some(fill) => self.begin_fill(now, seed, id, &attach.holder, fill)?,
+            None => id,
         };
         let mut token = LeaseToken(seed.draw());
         while self.leases.contains_key(&token) {
@@ -99,7 +98,8 @@ impl Coordinator {
 
     /// Whose lease does not go together with this one, and what to do.
     fn in_the_way(&self, id: VolumeId, name: &str, attach: &Attach) -> Option<String> {
-        let writer = self.writer(id);
+        // Who yields is in nobody's way.
+        let writer = self.writer(id).filter(|writer| !writer.record.yields);
         let filler = writer.filter(|writer| writer.record.alone);
         let (lease, does, way_out) = if let Some(filler) = filler {
             (filler, "is being filled by", "wait until it is done")

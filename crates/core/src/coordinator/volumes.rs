@@ -210,14 +210,15 @@ impl Coordinator {
 
     pub(super) fn delete(&mut self, now: Time, name: &str) -> Result<Outcome, Refusal> {
         let id = self.volume_named(name)?;
-        self.send_away(id);
-        let holders = self.volumes[&id].leases.iter().filter_map(|token| self.leases.get(token));
-        let holders: Vec<&str> = holders.map(|lease| lease.record.holder.as_str()).collect();
+        let leases = self.volumes[&id].leases.iter().filter_map(|token| self.leases.get(token));
+        let holders: Vec<&str> =
+            leases.filter(|lease| !lease.record.yields).map(|lease| lease.record.holder.as_str()).collect();
         if !holders.is_empty() {
             let message =
                 format!("volume '{name}' is attached by {}; detach it there first", holders.join(", "));
             return Err(refuse(RefusalCode::Conflict, message));
         }
+        self.send_away(id);
         self.note_volume("volume-deleted", id);
         let Some(volume) = self.take_out(id) else { return Ok(Outcome::Answer(Answer::Done)) };
         self.names.remove(name);
