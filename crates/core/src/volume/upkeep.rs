@@ -614,7 +614,8 @@ impl Volume {
             fill_bytes_done: tally.fill_done,
             fill_bytes_total: tally.fill_total,
             fill_bytes_per_second: tally.fill_rate,
-            scrub_bytes_done: tally.scrub_done,
+            // It counts whole units.
+            scrub_bytes_done: tally.scrub_done.min(self.map.size),
             scrub_bytes_total: self.map.size,
             scrub_passes: tally.scrub_passes,
             scrub_mismatches: tally.scrub_mismatches,

@@ -1,42 +1,28 @@
 //! The client that donors, attached volumes and commands call a coordinator with.
 //!
-//! Owns the connections to one coordinator, or to several of which one leads, and the deadline of each call.
+//! Owns which coordinator is asked, of several of which one leads, and the deadline of each call.
 //! Never: a second try of a call that may have been carried out, unless it changes nothing or says the same
-//! again; or the choice of pool (`discovery`). Key invariant: every call ends by its deadline, however many
-//! coordinators are asked. Tests: `tests/control.rs`, `tests/control_several.rs`.
+//! again; the choice of pool (`discovery`), or a connection (`http`). Key invariant: every call ends by its
+//! deadline, however many coordinators are asked. Tests: `tests/control.rs`, `tests/control_several.rs`.
 
+use super::http::{NoReply, Server};
 use super::journal::{BY_HEADER, own_name};
 use super::wire::{POOL_HEADER, VERSION_HEADER, Wire, version_refusal, wire};
 use cheetah_core::api::{API_VERSION, Answer, Call, Refusal, RefusalCode};
-use cheetah_core::limits::{
-    CONNECT_DEADLINE_NS, CONTROL_ANSWER_BYTES_MAX, CONTROL_ATTEMPT_NS, CONTROL_DEADLINE_NS, COORDINATOR_PORT,
-};
+use cheetah_core::limits::{CONNECT_DEADLINE_NS, CONTROL_ATTEMPT_NS, CONTROL_DEADLINE_NS, COORDINATOR_PORT};
 use cheetah_core::map::PoolId;
-use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
-use hyper::client::conn::http1::{self, SendRequest};
 use hyper::header::HeaderValue;
 use hyper::{Request, StatusCode, header};
-use hyper_util::rt::TokioIo;
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
-/// Connections kept for the next call.
-const IDLE_MAX: usize = 4;
 /// Between two rounds over several coordinators while none leads.
 const ROUND_PAUSE: Duration = Duration::from_millis(100);
-
-/// A connection, and the address that it goes to: what a coordinator is called elsewhere it need not know.
-#[derive(Debug)]
-struct Sender {
-    requests: SendRequest<Full<Bytes>>,
-    host: SocketAddr,
-}
 
 #[derive(Clone, Debug)]
 pub struct Client {
@@ -58,13 +44,9 @@ struct To {
 #[derive(Debug)]
 struct Coordinator {
     url: String,
-    host: String,
-    port: u16,
-    /// Whether there are others that could answer instead.
-    one_of_several: bool,
+    server: Server,
     /// Who calls it, for its record.
     by: HeaderValue,
-    idle: Mutex<Vec<Sender>>,
 }
 
 /// Why one coordinator was of no use.
@@ -167,20 +149,13 @@ impl Client {
         let bad = || BadUrl(urls.to_owned());
         let texts: Vec<&str> = urls.split(',').map(str::trim).collect();
         let one_of_several = texts.len() > 1;
+        let connect_time = Duration::from_nanos(CONNECT_DEADLINE_NS);
         let by = HeaderValue::from_str(&own_name()).unwrap_or(HeaderValue::from_static("somebody"));
         let coordinator = |text: &&str| {
             let rest = text.strip_prefix("http://").unwrap_or(text);
             let (host, port) = host_port(rest.strip_suffix('/').unwrap_or(rest), COORDINATOR_PORT)?;
-            let shown = if host.contains(':') { format!("[{host}]") } else { host.clone() };
-            let url = format!("http://{shown}:{port}");
-            Some(Coordinator {
-                url,
-                host,
-                port,
-                one_of_several,
-                by: by.clone(),
-                idle: Mutex::new(Vec::new()),
-            })
+            let server = Server::new(host, port, connect_time, one_of_several);
+            Some(Coordinator { url: format!("http://{}", server.name()), server, by: by.clone() })
         };
         let coordinators = texts.iter().map(coordinator).collect::<Option<Vec<_>>>().ok_or_else(bad)?;
         let url =
@@ -288,9 +263,10 @@ impl Client {
         let first = self.to.current.load(Ordering::Relaxed);
         let mut misses = Vec::new();
         for tried in 0..several {
-            match self.to.coordinators[(first + tried) % several].connect().await {
-                Ok((_, ip)) => return Ok(ip),
-                Err(error) => misses.push(Some(error)),
+            let coordinator = &self.to.coordinators[(first + tried) % several];
+            match coordinator.server.local_ip().await {
+                Ok(ip) => return Ok(ip),
+                Err(why) => misses.push(Some(coordinator.unreachable(why))),
             }
         }
         Err(self.all(misses))
@@ -333,51 +309,28 @@ impl Coordinator {
     }
 
     async fn exchange(&self, wire: &Wire) -> Result<(StatusCode, Bytes), Miss> {
-        let request = |host: SocketAddr| {
-            let request = Request::builder()
-                .method(wire.method.clone())
-                .uri(wire.path.as_str())
-                .header(header::HOST, host.to_string())
-                .header(header::CONTENT_TYPE, "application/json")
-                .header(VERSION_HEADER, API_VERSION)
-                .header(BY_HEADER, &self.by);
-            let request = match wire.pool {
-                Some(pool) => request.header(POOL_HEADER, pool.to_string()),
-                None => request,
-            };
-            let request = request.body(Full::new(Bytes::copy_from_slice(&wire.body)));
-            request.map_err(|error| Miss::Final(self.unreachable(error)))
+        let request = Request::builder()
+            .method(wire.method.clone())
+            .uri(wire.path.as_str())
+            .header(header::CONTENT_TYPE, "application/json")
+            .header(VERSION_HEADER, API_VERSION)
+            .header(BY_HEADER, &self.by);
+        let request = match wire.pool {
+            Some(pool) => request.header(POOL_HEADER, pool.to_string()),
+            None => request,
         };
-        let mut sender = self.idle();
-        loop {
-            let (mut connection, reused) = match sender.take() {
-                Some(sender) => (sender, true),
-                None => (self.connect().await.map_err(Miss::Undone)?.0, false),
-            };
-            match connection.requests.try_send_request(request(connection.host)?).await {
-                Ok(response) => return self.read(connection, response).await,
-                Err(mut error) => {
-                    // The kept connection had closed before this request was sent on it.
-                    let unsent = error.take_message().is_some();
-                    if !(reused && unsent) {
-                        let error = self.unreachable(error.into_error());
-                        return Err(if unsent { Miss::Undone(error) } else { Miss::Unknown(error) });
-                    }
-                }
-            }
-        }
-    }
-
-    async fn read(
-        &self,
-        connection: Sender,
-        response: hyper::Response<hyper::body::Incoming>,
-    ) -> Result<(StatusCode, Bytes), Miss> {
-        let (head, body) = response.into_parts();
+        let request = request.body(Bytes::copy_from_slice(&wire.body));
+        let request = request.map_err(|error| Miss::Final(self.unreachable(error)))?;
+        let missed = |none| match none {
+            NoReply::Unsent(why) => Miss::Undone(self.unreachable(why)),
+            NoReply::Unknown(why) => Miss::Unknown(self.unreachable(why)),
+        };
+        let reply = self.server.exchange(&request).await.map_err(missed)?;
+        let status = reply.status;
         let version =
-            head.headers.get(VERSION_HEADER).and_then(|value| value.to_str().ok()?.parse::<u32>().ok());
+            reply.headers.get(VERSION_HEADER).and_then(|value| value.to_str().ok()?.parse::<u32>().ok());
         let Some(version) = version else {
-            let why = format!("it answers {} without a Cheetah API version", head.status);
+            let why = format!("it answers {status} without a Cheetah API version");
             return Err(Miss::Undone(self.not_cheetah(why)));
         };
         if version != API_VERSION {
@@ -385,67 +338,7 @@ impl Coordinator {
             let refusal = version_refusal(version, "this machine", &them);
             return Err(Miss::Final(CallError::Refused(refusal)));
         }
-        let body = Limited::new(body, CONTROL_ANSWER_BYTES_MAX).collect().await;
-        let body = body.map_err(|error| Miss::Unknown(self.unreachable(error)))?.to_bytes();
-        self.keep(connection);
-        Ok((head.status, body))
-    }
-
-    fn keep(&self, connection: Sender) {
-        if let Ok(mut idle) = self.idle.lock()
-            && idle.len() < IDLE_MAX
-        {
-            idle.push(connection);
-        }
-    }
-
-    fn idle(&self) -> Option<Sender> {
-        let mut idle = self.idle.lock().ok()?;
-        idle.retain(|sender| !sender.requests.is_closed());
-        idle.pop()
-    }
-
-    async fn connect(&self) -> Result<(Sender, IpAddr), CallError> {
-        let deadline = Duration::from_nanos(CONNECT_DEADLINE_NS);
-        let connected = tokio::time::timeout(deadline, self.connected()).await;
-        connected
-            .map_err(|_| self.unreachable(format!("no connection in {:.1} s", deadline.as_secs_f64())))?
-    }
-
-    async fn connected(&self) -> Result<(Sender, IpAddr), CallError> {
-        let stream = TcpStream::connect((self.host.as_str(), self.port)).await;
-        let stream = stream.map_err(|error| self.unreachable(error))?;
-        let local = stream.local_addr().map_err(|error| self.unreachable(error))?;
-        let peer = stream.peer_addr().map_err(|error| self.unreachable(error))?;
-        // Without the scope that a link-local one may have.
-        let host = SocketAddr::new(peer.ip(), peer.port());
-        // Only a matter of latency.
-        let _ = stream.set_nodelay(true);
-        let handshake = http1::handshake(TokioIo::new(stream)).await;
-        let (requests, connection) = handshake.map_err(|error| self.unreachable(error))?;
-        let mut sender = Sender { requests, host };
-        // Ends with the sender; its errors reach whoever waits for an answer.
-        tokio::spawn(async move {
-            let _ = connection.await;
-        });
-        if self.one_of_several {
-            self.greet(&mut sender).await?;
-        }
-        Ok((sender, local.ip()))
-    }
-
-    /// The kernel accepts for a process that is stopped: what changes something is sent only to one that
-    /// answers.
-    async fn greet(&self, sender: &mut Sender) -> Result<(), CallError> {
-        let request = Request::get("/")
-            .header(header::HOST, sender.host.to_string())
-            .body(Full::new(Bytes::new()))
-            .map_err(|error| self.unreachable(error))?;
-        let response =
-            sender.requests.send_request(request).await.map_err(|error| self.unreachable(error))?;
-        let body = Limited::new(response.into_body(), CONTROL_ANSWER_BYTES_MAX).collect().await;
-        body.map_err(|error| self.unreachable(error))?;
-        sender.requests.ready().await.map_err(|error| self.unreachable(error))
+        Ok((status, reply.read().await.map_err(missed)?))
     }
 
     fn unreachable(&self, why: impl fmt::Display) -> CallError {

@@ -1,38 +1,31 @@
 //! etcd (v3) as a client: keys, guarded transactions, leases.
 //!
-//! Owns the connections to its members and the deadline of each request. Never: which keys there are
-//! (`store_etcd`) or who leads (`term`). Speaks the JSON gateway that every member serves beside gRPC, so
-//! that it needs no second HTTP stack and no compiler of protocols. Key invariant: every request ends by its
-//! time; one that is asked of a second member may be carried out by the first, before or after, so callers
-//! make requests that can be repeated. Tests: below, and the end-to-end tests with a real etcd
+//! Owns which member is asked, and the deadline of each request. Never: which keys there are (`store_etcd`),
+//! who leads (`term`), or a connection (`http`). Speaks the JSON gateway that every member serves beside
+//! gRPC, so that it needs no second HTTP stack and no compiler of protocols. Key invariant: every request
+//! ends by its time; one that is asked of a second member may be carried out by the first, before or after,
+//! so callers make requests that can be repeated. Tests: below, and the end-to-end tests with a real etcd
 //! (`lab/tests/etcd.rs`).
 
 use super::client::host_port;
+use super::http::{NoReply, Server, name_of};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use cheetah_core::limits::{
-    CONTROL_ANSWER_BYTES_MAX, ETCD_ATTEMPT_NS, ETCD_NEXT_NS, ETCD_PAGE_KEYS_MAX, ETCD_PORT,
-};
-use http_body_util::{BodyExt, Full, Limited};
+use cheetah_core::limits::{ETCD_ATTEMPT_NS, ETCD_NEXT_NS, ETCD_PAGE_KEYS_MAX, ETCD_PORT};
 use hyper::body::Bytes;
-use hyper::client::conn::http1::{self, SendRequest};
 use hyper::{Request, StatusCode, header};
-use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
-/// Connections kept for the next request: one for renewals, one for the rest.
-const IDLE_MAX: usize = 2;
 /// Between two rounds over all members.
 const ROUND_PAUSE: Duration = Duration::from_millis(50);
 
@@ -72,13 +65,9 @@ impl FromStr for EtcdAt {
 
 impl fmt::Display for EtcdAt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let members: Vec<String> = self.members.iter().map(name_of).collect();
+        let members: Vec<String> = self.members.iter().map(|(host, port)| name_of(host, *port)).collect();
         write!(f, "etcd://{}/{}", members.join(","), self.prefix)
     }
-}
-
-fn name_of((host, port): &(String, u16)) -> String {
-    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,8 +131,6 @@ pub(super) struct Done {
     pub(super) found: Vec<Found>,
 }
 
-type Sender = SendRequest<Full<Bytes>>;
-
 #[derive(Debug)]
 pub(super) struct Etcd {
     members: Arc<Members>,
@@ -152,14 +139,18 @@ pub(super) struct Etcd {
 #[derive(Debug)]
 struct Members {
     at: EtcdAt,
+    /// In the order of `at`.
+    servers: Vec<Server>,
     /// The member that answered last.
     first: AtomicUsize,
-    idle: Mutex<Vec<(usize, Sender)>>,
 }
 
 impl Etcd {
     pub(super) fn new(at: EtcdAt) -> Self {
-        let members = Members { at, first: AtomicUsize::new(0), idle: Mutex::new(Vec::new()) };
+        let time = Duration::from_nanos(ETCD_ATTEMPT_NS);
+        let server = |(host, port): &(String, u16)| Server::new(host.clone(), *port, time, false);
+        let servers = at.members.iter().map(server).collect();
+        let members = Members { at, servers, first: AtomicUsize::new(0) };
         Etcd { members: Arc::new(members) }
     }
 
@@ -241,11 +232,11 @@ impl Etcd {
     /// This machine's address as etcd sees it.
     pub(super) async fn local_ip(&self, until: Instant) -> Result<IpAddr, EtcdError> {
         let mut why = String::new();
-        for member in &self.members.at.members {
-            match timeout_at(until, connect(member)).await {
-                Ok(Ok((_, ip))) => return Ok(ip),
-                Ok(Err(error)) => why = format!("{}: {error}", name_of(member)),
-                Err(_) => why = format!("{}: no connection in time", name_of(member)),
+        for server in &self.members.servers {
+            match timeout_at(until, server.local_ip()).await {
+                Ok(Ok(ip)) => return Ok(ip),
+                Ok(Err(error)) => why = format!("{}: {error}", server.name()),
+                Err(_) => why = format!("{}: no connection in time", server.name()),
             }
         }
         Err(EtcdError::Unreachable(why))
@@ -277,7 +268,7 @@ impl Etcd {
             let soonest = Instant::now() + ROUND_PAUSE / u32::try_from(members).unwrap_or(u32::MAX);
             while let Ok(Some(ended)) = timeout_at(next, asked.join_next()).await {
                 let Ok((member, answer)) = ended else { continue };
-                let name = name_of(&self.members.at.members[member]);
+                let name = self.members.servers[member].name();
                 match answer {
                     Ok(Ok((status, answer))) => match understand(status, &answer) {
                         Ok(answer) => {
@@ -313,51 +304,14 @@ impl Etcd {
 
 impl Members {
     async fn attempt(&self, member: usize, path: &str, body: Bytes) -> Result<(StatusCode, Bytes), String> {
-        let kept = match self.take(member) {
-            Some(mut sender) => sender.ready().await.is_ok().then_some(sender),
-            None => None,
+        let request = Request::post(path).header(header::CONTENT_TYPE, "application/json").body(body);
+        let request = request.map_err(|error| error.to_string())?;
+        let why = |none| match none {
+            NoReply::Unsent(why) | NoReply::Unknown(why) => why,
         };
-        let mut sender = match kept {
-            Some(sender) => sender,
-            None => connect(&self.at.members[member]).await?.0,
-        };
-        let request = Request::post(path)
-            .header(header::HOST, name_of(&self.at.members[member]))
-            .header(header::CONTENT_TYPE, "application/json")
-            .body(Full::new(body))
-            .map_err(|error| error.to_string())?;
-        let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
-        let status = response.status();
-        let body = Limited::new(response.into_body(), CONTROL_ANSWER_BYTES_MAX).collect().await;
-        let body = body.map_err(|error| error.to_string())?.to_bytes();
-        if let Ok(mut idle) = self.idle.lock()
-            && idle.len() < IDLE_MAX
-        {
-            idle.push((member, sender));
-        }
-        Ok((status, body))
+        let reply = self.servers[member].exchange(&request).await.map_err(why)?;
+        Ok((reply.status, reply.read().await.map_err(why)?))
     }
-
-    fn take(&self, member: usize) -> Option<Sender> {
-        let mut idle = self.idle.lock().ok()?;
-        idle.retain(|(of, sender)| *of == member && !sender.is_closed());
-        idle.pop().map(|(_, sender)| sender)
-    }
-}
-
-async fn connect(member: &(String, u16)) -> Result<(Sender, IpAddr), String> {
-    let stream = TcpStream::connect((member.0.as_str(), member.1)).await;
-    let stream = stream.map_err(|error| error.to_string())?;
-    let local = stream.local_addr().map_err(|error| error.to_string())?;
-    // Only a matter of latency.
-    let _ = stream.set_nodelay(true);
-    let handshake = http1::handshake(TokioIo::new(stream)).await;
-    let (sender, connection) = handshake.map_err(|error| error.to_string())?;
-    // Ends with the sender; its errors reach whoever waits for an answer.
-    tokio::spawn(async move {
-        let _ = connection.await;
-    });
-    Ok((sender, local.ip()))
 }
 
 /// gRPC's codes for what another member, or the same one a moment later, may answer well.

@@ -7,8 +7,8 @@
 //!
 //! Files: `wire` (a call as HTTP, both ways), `server`, `doorkeeper`, `service` and `machine` (the
 //! coordinator), `store`, `store_etcd`, `term` and `etcd` (several coordinators), `addresses`, `client`,
-//! `discovery`, `donor`, `journal` (what happened), and `openapi` (a test of `openapi.json`, the description
-//! for others).
+//! `http`, `discovery`, `donor`, `journal` (what happened), and `openapi` (a test of `openapi.json`, the
+//! description for others).
 
 mod addresses;
 mod client;
@@ -16,6 +16,7 @@ mod discovery;
 mod donor;
 mod doorkeeper;
 mod etcd;
+mod http;
 mod journal;
 mod machine;
 #[cfg(test)]

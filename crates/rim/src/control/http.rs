@@ -1,0 +1,179 @@
+//! One server that is spoken to in HTTP/1.1, and the connections to it that are kept for the next request.
+//!
+//! Owns: connecting, keep-alive, and whether a request that failed may have been carried out. Never: which of
+//! several servers is asked, when one is given up (`client`, `etcd`), or what an answer means. Invariants: a
+//! request is sent again by itself only where the connection had closed before it was sent; a connection is
+//! kept only when its answer was read to the end. Tests: `tests/control*.rs`, `lab/tests/etcd.rs`.
+
+use cheetah_core::limits::CONTROL_ANSWER_BYTES_MAX;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper::header::HeaderMap;
+use hyper::{Request, StatusCode, header, http};
+use hyper_util::rt::TokioIo;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+/// Connections kept for the next request.
+const IDLE_MAX: usize = 4;
+
+#[derive(Debug)]
+pub(super) struct Server {
+    /// A name or an address, without brackets.
+    host: String,
+    port: u16,
+    connect_time: Duration,
+    /// Each new connection is tried before it carries a request.
+    greets: bool,
+    idle: Mutex<Vec<Connection>>,
+}
+
+/// A connection, and the address that it goes to: what a server is called elsewhere it need not know.
+#[derive(Debug)]
+struct Connection {
+    requests: SendRequest<Full<Bytes>>,
+    host: SocketAddr,
+}
+
+/// A reply of which the head has come.
+#[derive(Debug)]
+pub(super) struct Reply<'a> {
+    pub(super) status: StatusCode,
+    pub(super) headers: HeaderMap,
+    body: Incoming,
+    server: &'a Server,
+    connection: Connection,
+}
+
+impl Reply<'_> {
+    /// The rest of it. A reply that is dropped ends its connection.
+    pub(super) async fn read(self) -> Result<Bytes, NoReply> {
+        let body = Limited::new(self.body, CONTROL_ANSWER_BYTES_MAX).collect().await;
+        let body = body.map_err(|error| NoReply::Unknown(error.to_string()))?.to_bytes();
+        let mut idle = self.server.idle();
+        if idle.len() < IDLE_MAX {
+            idle.push(self.connection);
+        }
+        Ok(body)
+    }
+}
+
+/// Why there is no reply.
+#[derive(Debug)]
+pub(super) enum NoReply {
+    /// The request was not sent.
+    Unsent(String),
+    /// It may have been carried out.
+    Unknown(String),
+}
+
+impl Server {
+    /// Whether `greets`: the kernel accepts for a process that is stopped, so where another could answer
+    /// instead, what changes something is sent only to one that answers.
+    pub(super) fn new(host: String, port: u16, connect_time: Duration, greets: bool) -> Server {
+        Server { host, port, connect_time, greets, idle: Mutex::new(Vec::new()) }
+    }
+
+    /// `HOST:PORT`, with brackets where an IPv6 address needs them.
+    pub(super) fn name(&self) -> String {
+        name_of(&self.host, self.port)
+    }
+
+    /// Sends a request, without its host.
+    pub(super) async fn exchange(&self, request: &Request<Bytes>) -> Result<Reply<'_>, NoReply> {
+        let mut kept = self.kept();
+        loop {
+            let (mut connection, reused) = match kept.take() {
+                Some(connection) => (connection, true),
+                None => (self.connect().await.map_err(NoReply::Unsent)?.0, false),
+            };
+            let to_send = connection.addressed(request).map_err(|e| NoReply::Unsent(e.to_string()))?;
+            match connection.requests.try_send_request(to_send).await {
+                Ok(response) => {
+                    let (http::response::Parts { status, headers, .. }, body) = response.into_parts();
+                    return Ok(Reply { status, headers, body, server: self, connection });
+                }
+                Err(mut error) => {
+                    let unsent = error.take_message().is_some();
+                    // A kept connection may have closed before.
+                    if !(reused && unsent) {
+                        let why = error.into_error().to_string();
+                        return Err(if unsent { NoReply::Unsent(why) } else { NoReply::Unknown(why) });
+                    }
+                }
+            }
+        }
+    }
+
+    /// This machine's address as the server sees it.
+    pub(super) async fn local_ip(&self) -> Result<IpAddr, String> {
+        self.connect().await.map(|(_, ip)| ip)
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Connection>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn kept(&self) -> Option<Connection> {
+        let mut idle = self.idle();
+        idle.retain(|connection| !connection.requests.is_closed());
+        idle.pop()
+    }
+
+    async fn connect(&self) -> Result<(Connection, IpAddr), String> {
+        let late = || format!("no connection in {:.1} s", self.connect_time.as_secs_f64());
+        let connected = timeout(self.connect_time, self.connected()).await.map_err(|_| late())?;
+        connected.map_err(|error| error.to_string())
+    }
+
+    async fn connected(&self) -> Result<(Connection, IpAddr), Box<dyn fmt::Display + Send>> {
+        fn boxed(error: impl fmt::Display + Send + 'static) -> Box<dyn fmt::Display + Send> {
+            Box::new(error)
+        }
+        let stream = TcpStream::connect((self.host.as_str(), self.port)).await.map_err(boxed)?;
+        let local = stream.local_addr().map_err(boxed)?;
+        let peer = stream.peer_addr().map_err(boxed)?;
+        // Without the scope that a link-local one may have.
+        let host = SocketAddr::new(peer.ip(), peer.port());
+        // Only a matter of latency.
+        let _ = stream.set_nodelay(true);
+        let (requests, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(boxed)?;
+        let mut made = Connection { requests, host };
+        // Ends with the sender; its errors reach whoever waits for an answer.
+        tokio::spawn(async move {
+            let _ = connection.await;
+        });
+        if self.greets {
+            let hello = Request::get("/").body(Bytes::new()).map_err(boxed)?;
+            let hello = made.addressed(&hello).map_err(boxed)?;
+            let response = made.requests.send_request(hello).await.map_err(boxed)?;
+            let body = Limited::new(response.into_body(), CONTROL_ANSWER_BYTES_MAX).collect().await;
+            body.map_err(|error| boxed(error.to_string()))?;
+            made.requests.ready().await.map_err(boxed)?;
+        }
+        Ok((made, local.ip()))
+    }
+}
+
+impl Connection {
+    fn addressed(&self, request: &Request<Bytes>) -> http::Result<Request<Full<Bytes>>> {
+        let mut to_send = Request::builder()
+            .method(request.method().clone())
+            .uri(request.uri().clone())
+            .header(header::HOST, self.host.to_string());
+        for (name, value) in request.headers() {
+            to_send = to_send.header(name, value);
+        }
+        to_send.body(Full::new(request.body().clone()))
+    }
+}
+
+/// `HOST:PORT`, with brackets where an IPv6 address needs them.
+pub(super) fn name_of(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
