@@ -67,7 +67,7 @@ pub(crate) fn subtract(bad: &mut Vec<BadRange>, gone: impl IntoIterator<Item = B
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::placement::Seed;
+    use crate::seed::Seed;
     use std::collections::BTreeSet;
 
     fn range(seed: &mut Seed) -> BadRange {

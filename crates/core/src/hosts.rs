@@ -63,7 +63,7 @@ mod tests {
     use crate::layout::lost_ranges;
     use crate::limits::EXTENT_BYTES;
     use crate::map::{BadRange, Placement, Redundancy, Slot, VolumeId};
-    use crate::placement::Seed;
+    use crate::seed::Seed;
     use std::collections::BTreeMap;
 
     fn map(redundancy: Redundancy, groups: Vec<Vec<Option<u64>>>) -> VolumeMap {

@@ -44,6 +44,7 @@ pub mod placement;
 pub mod poll;
 pub mod progress;
 pub mod seats;
+pub mod seed;
 pub mod text;
 pub mod units;
 pub mod volume;

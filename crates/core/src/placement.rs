@@ -9,27 +9,13 @@
 //! Called by `coordinator` on create and grow. Tests: properties below.
 
 use crate::map::{DonorId, Redundancy};
+use crate::seed::Seed;
 use std::collections::{BTreeMap, BinaryHeap};
 
 /// The most data fragments that the default picks.
 const DEFAULT_DATA_MAX: u32 = 8;
 /// From so many hosts on the default leaves one of them out of each group.
 const SPARE_HOSTS_MIN: u32 = 4;
-
-/// A stream of numbers from one seed (splitmix64): placement ties, identities, lease tokens.
-#[derive(Clone, Debug)]
-pub struct Seed(pub u64);
-
-impl Seed {
-    /// The next number of the stream. Equal seeds give equal streams.
-    pub fn draw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-}
 
 /// What one live donor has to give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

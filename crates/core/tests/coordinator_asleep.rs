@@ -6,7 +6,7 @@ use cheetah_core::api::{Answer, DonorHealth, RefusalCode, Size, VolumeHealth};
 use cheetah_core::coordinator::Event;
 use cheetah_core::limits::{ASLEEP_NS, DONOR_SILENCE_NS, LEASE_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, LeaseToken};
-use cheetah_core::placement::Seed;
+use cheetah_core::seed::Seed;
 use pool::{E, World, assert_refused};
 
 fn world() -> (World, Vec<LeaseToken>) {

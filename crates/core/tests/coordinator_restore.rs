@@ -6,7 +6,7 @@ use cheetah_core::api::{Answer, Call, RefusalCode, Size, Sync, VolumeHealth, Vol
 use cheetah_core::coordinator::Coordinator;
 use cheetah_core::limits::SECOND_NS;
 use cheetah_core::map::DonorId;
-use cheetah_core::placement::Seed;
+use cheetah_core::seed::Seed;
 use pool::{E, World};
 
 #[test]

@@ -6,7 +6,7 @@ mod pool;
 use cheetah_core::api::{Amend, Call, Size, VolumeHealth};
 use cheetah_core::limits::{LEASE_NS, LEASE_RENEW_NS, SECOND_NS};
 use cheetah_core::map::{BadRange, DonorId, LeaseToken};
-use cheetah_core::placement::Seed;
+use cheetah_core::seed::Seed;
 use pool::{E, World, filling};
 use std::collections::BTreeMap;
 

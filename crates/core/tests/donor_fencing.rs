@@ -5,7 +5,7 @@ mod donors;
 use cheetah_core::api::Duties;
 use cheetah_core::donor::{ConnId, Denied, Effect, Event, OpenError};
 use cheetah_core::limits::{EXTENT_BYTES, HEARTBEAT_NS};
-use cheetah_core::placement::Seed;
+use cheetah_core::seed::Seed;
 use donors::{OTHER, WRITER, World, admits, drop_of, duties, duty, sync};
 use std::collections::{BTreeMap, BTreeSet};
 

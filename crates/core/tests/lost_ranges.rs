@@ -4,7 +4,7 @@
 use cheetah_core::layout::{LostRange, lost_ranges};
 use cheetah_core::limits::EXTENT_BYTES;
 use cheetah_core::map::{BadRange, DonorId, Group, Placement, Redundancy, Slot, VolumeId, VolumeMap};
-use cheetah_core::placement::Seed;
+use cheetah_core::seed::Seed;
 use std::collections::BTreeMap;
 
 fn map(random: &mut Seed) -> VolumeMap {

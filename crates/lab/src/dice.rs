@@ -1,21 +1,18 @@
 //! Chance from a seed: the same seed, the same order of runs, victims and flips.
 //! Never: for secrets. Called by: the fault runs and the wire.
 
-/// A stream of numbers that looks random (splitmix64).
+use cheetah_core::seed::Seed;
+
 #[derive(Clone, Debug)]
-pub struct Dice(u64);
+pub struct Dice(Seed);
 
 impl Dice {
     pub fn new(seed: u64) -> Self {
-        Self(seed)
+        Self(Seed(seed))
     }
 
     pub fn roll(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        self.0.draw()
     }
 
     /// A number below `end`, which is not zero.

@@ -1,21 +1,19 @@
-//! Numbers from a seed (splitmix64).
+//! Choices from a seed.
 //!
 //! Owns: the one stream that every choice of a run comes from. Never: a clock or the machine's randomness.
 
+use cheetah_core::seed::Seed;
+
 #[derive(Clone, Debug)]
-pub(crate) struct Rng(u64);
+pub(crate) struct Rng(Seed);
 
 impl Rng {
     pub(crate) fn new(seed: u64) -> Rng {
-        Rng(seed ^ 0x5ca1_ab1e_0dd5_eed5)
+        Rng(Seed(seed ^ 0x5ca1_ab1e_0dd5_eed5))
     }
 
     pub(crate) fn draw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        self.0.draw()
     }
 
     /// From 0 up to, and without, `end`; 0 when `end` is 0.

@@ -15,7 +15,7 @@ use crate::content::{
 };
 use crate::limits::{BESIDE_MAX, UNREADABLE_RANGES_MAX};
 use crate::map::{LeaseToken, VolumeId};
-use crate::placement::Seed;
+use crate::seed::Seed;
 use crate::units::{Time, show_bytes, show_time};
 
 impl Coordinator {

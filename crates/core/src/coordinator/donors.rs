@@ -15,7 +15,8 @@ use crate::limits::{
     HEARTBEAT_NS, MILLISECOND_NS, NAME_BYTES_MAX, PLACE_BYTES_MAX, POOL_DONORS_MAX, SECOND_NS,
 };
 use crate::map::{DonorId, DonorSecret, Route, VolumeId};
-use crate::placement::{Room, Seed};
+use crate::placement::Room;
+use crate::seed::Seed;
 use crate::text::is_harmless;
 use crate::units::{Time, check_name, show_bytes, show_count};
 use std::collections::{BTreeMap, BTreeSet};

@@ -65,7 +65,7 @@ impl Extents {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::placement::Seed;
+    use crate::seed::Seed;
     use std::collections::BTreeSet;
 
     #[test]

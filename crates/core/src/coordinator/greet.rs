@@ -10,7 +10,7 @@ use super::confirm::Held;
 use super::{CallId, Coordinator, Effect, Outcome, door, refuse};
 use crate::api::{Answer, Join, Refusal, RefusalCode};
 use crate::limits::GREETING_NS;
-use crate::placement::Seed;
+use crate::seed::Seed;
 use crate::units::Time;
 use std::net::SocketAddr;
 

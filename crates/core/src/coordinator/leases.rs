@@ -12,7 +12,7 @@ use super::{Coordinator, Key, Outcome, Timer, check_version, door, refuse};
 use crate::api::{Answer, Attach, Attached, Refusal, RefusalCode, Renew, VolumeReport};
 use crate::limits::{DONOR_SILENCE_NS, LEASE_NS, LEASE_RENEW_NS, MILLISECOND_NS, POOL_LEASES_MAX, SECOND_NS};
 use crate::map::{DonorId, LeaseToken, VolumeId};
-use crate::placement::Seed;
+use crate::seed::Seed;
 use crate::units::Time;
 
 #[derive(Debug)]

@@ -43,7 +43,7 @@ pub use retire::Retired;
 use crate::api::{Answer, Call, Refusal, RefusalCode};
 use crate::content::UnixSeconds;
 use crate::map::{DonorId, DonorSecret, LeaseToken, PoolId, VolumeId};
-use crate::placement::Seed;
+use crate::seed::Seed;
 use crate::units::Time;
 use confirm::Held;
 use donors::Donor;

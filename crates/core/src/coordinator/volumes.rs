@@ -14,8 +14,9 @@ use crate::limits::{
 };
 use crate::map::{DonorId, Group, LeaseToken, Placement, Redundancy, Slot, VolumeId, VolumeMap};
 use crate::placement::{
-    Choice, Room, Seed, default_choice, default_first, groups_max, most_protected, narrower, place,
+    Choice, Room, default_choice, default_first, groups_max, most_protected, narrower, place,
 };
+use crate::seed::Seed;
 use crate::units::{Time, check_name, show_bytes, show_count};
 use std::collections::{BTreeMap, BTreeSet};
 
