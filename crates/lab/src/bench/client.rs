@@ -1,16 +1,17 @@
 //! The client library alone, as a worker: requests go straight to a `cheetah_client::Volume`, without a front
 //! end.
 //!
-//! Owns: the generator, which lives where completions arrive, on
-//! the volume's data thread, so that asking again wakes nobody. Never: another path than the program's own
-//! daemon has. Invariant: each 4 KiB block begins with its own offset; a read that brings another fails the
-//! benchmark. Called by: `worker`.
+//! Owns: the generator, which lives where completions arrive, on the volume's data thread, so that asking
+//! again wakes nobody. Never: another path than the program's own daemon has. Invariants: each 4 KiB block
+//! begins with its own offset; a read that brings another fails the benchmark, and so does a donor that was
+//! lost or replaced. Called by: `worker`.
 
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use cheetah_client::{Caching, Client, Options, Tuning, Volume};
+use cheetah_core::api::{Answer, Call};
 use cheetah_rim::volume::{Completion, Op, Sink, Submission, VolumeHandle};
 use serde_json::json;
 
@@ -60,10 +61,20 @@ async fn open(pool: &Client, name: &str, tuning: Tuning) -> Volume {
     volume
 }
 
-/// Gives it back, and fails when a donor was lost meanwhile.
+/// Gives it back, and fails when a donor was lost meanwhile, or was replaced, which the map shows.
 async fn end(volume: Volume) {
     let lost = volume.lost_donors().await;
     assert!(lost.is_empty(), "donors failed during the benchmark: {lost:?}");
+    let lease = volume.lease();
+    match lease.pool().call(Call::Show { name: lease.volume().to_owned() }).await {
+        Ok(Answer::Volume(now)) => {
+            assert_eq!(
+                now.map.groups, lease.granted.map.groups,
+                "a donor was set aside during the benchmark"
+            );
+        }
+        other => panic!("the volume cannot be looked at: {other:?}"),
+    }
     volume.detach().await.expect("the lease is given back");
 }
 
