@@ -22,14 +22,15 @@ impl Volume {
     /// # Errors
     /// The first part that could not be read; then nothing in `bytes` is to be relied on.
     pub async fn read_at(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
-        let mut transfer = self.transfer(offset, bytes.len() as u64)?;
-        for part in parts(offset, bytes.len() as u64, LARGE_BYTES as u64) {
+        let len = bytes.len() as u64;
+        let mut transfer = self.transfer(offset, len)?;
+        let mut put = |at: usize, from: &[u8]| bytes[at..at + from.len()].copy_from_slice(from);
+        for part in parts(offset, len, LARGE_BYTES as u64) {
             let (_, len) = within(offset, &part);
-            let buffer =
-                transfer.buffer(len, |at, from| bytes[at..at + from.len()].copy_from_slice(from)).await;
+            let buffer = transfer.buffer(len, &mut put).await;
             transfer.submit(Op::Read, part.start, len, Some(buffer));
         }
-        transfer.finish(|at, from| bytes[at..at + from.len()].copy_from_slice(from)).await
+        transfer.finish(put).await
     }
 
     /// Puts `bytes` into the volume from `offset` on. Acknowledged, they are with as many donors as
