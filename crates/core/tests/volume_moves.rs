@@ -159,8 +159,8 @@ fn a_write_is_no_error_when_who_is_being_given_the_slot_dies() {
     assert_eq!(world.completed(), [(tag, Ok(()))]);
 }
 
-#[test]
-fn a_flush_answers_for_what_moved() {
+/// A has acknowledged a write, and B is being given what A holds.
+fn moving_and_written() -> World {
     let mut world = World::new(moving(), false);
     world.open(A);
     world.open(B);
@@ -170,6 +170,12 @@ fn a_flush_answers_for_what_moved() {
         world.answer(sent.part, Ok(vec![]));
     }
     world.completed();
+    world
+}
+
+#[test]
+fn a_flush_answers_for_what_moved() {
+    let mut world = moving_and_written();
     world.step(Event::Map(moved()));
     world.lose(B);
     let flush = world.submit(Op::Flush, 0, 0);
@@ -180,15 +186,7 @@ fn a_flush_answers_for_what_moved() {
 #[test]
 fn a_flush_that_waits_for_who_holds_nothing_any_more_asks_who_holds_it_now() {
     for lost in [false, true] {
-        let mut world = World::new(moving(), false);
-        world.open(A);
-        world.open(B);
-        world.sent();
-        world.submit(Op::Write, EXTENT_BYTES - 4096, 4096);
-        for sent in world.sent().into_iter().filter(|sent| sent.op == PartOp::Write && sent.donor == A) {
-            world.answer(sent.part, Ok(vec![]));
-        }
-        world.completed();
+        let mut world = moving_and_written();
         let session = world.session(A);
         world.fail(A, session, LinkFailure::Broken("it closed the connection".into()));
         let flush = world.submit(Op::Flush, 0, 0);
