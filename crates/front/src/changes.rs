@@ -2,10 +2,9 @@
 //!
 //! Owns: a count of the writes that came another way than through the file, the time of the last write of
 //! all, and how much the writes that are answered may have filled. A front end cannot be made without them
-//! (`Shared`). Never: what was written. Invariant: a
-//! write is counted before it is answered, so whoever heard the answer and then opens the file finds the
-//! count changed, and the kernel's cache of the file is dropped. Called by `export` (counts) and `fuse`
-//! (looks). Tests: below; `tests/export.rs`.
+//! (`Shared`). Never: what was written. Invariant: a write is counted before it is answered, so whoever heard
+//! the answer and then opens the file finds the count changed, and the kernel's cache of the file is dropped.
+//! Called by `export` (counts) and `fuse` (looks). Tests: below; `tests/export.rs`.
 
 use cheetah_rim::volume::VolumeHandle;
 use std::sync::atomic::{AtomicU64, Ordering};
