@@ -77,7 +77,7 @@ pub const DONOR_RETRY_SOON_NS: u64 = 10 * MILLISECOND_NS;
 pub const DONOR_RETRY_DOUBLINGS_MAX: u32 = 8;
 
 /// Strips (the locked parts that requests are made of) a volume works on at once.
-pub const STRIPS_MAX: usize = 4096;
+pub const JOBS_MAX: usize = 4096;
 /// How long the beginning of a row waits for the next request to bring the rest, at most.
 pub const JOIN_WAIT_NS: u64 = 20 * MILLISECOND_NS;
 /// As long, once all that a tool may have waited for was answered: its next request is on its way, or there
@@ -87,7 +87,7 @@ pub const JOIN_GRACE_NS: u64 = MILLISECOND_NS;
 pub const SCRATCH_SMALL_BYTES: u32 = 64 << 10;
 /// The number of these pieces.
 pub const SCRATCH_SMALL_COUNT: u32 = 128;
-/// Larger pieces, for strips whose lanes or parity exceed a small one.
+/// Larger pieces, for jobs whose lanes or parity exceed a small one.
 pub const SCRATCH_LARGE_BYTES: u32 = 1 << 20;
 /// The number of these pieces.
 pub const SCRATCH_LARGE_COUNT: u32 = 32;

@@ -36,13 +36,13 @@ fn read(world: &mut World, sent: &[Sent], chunk: u64) -> Vec<Sent> {
     lanes.iter().for_each(|lane| world.answer(lane.part, Ok(vec![])));
     let mut checks = Vec::new();
     world.effects.retain(|effect| match effect {
-        Effect::Verify { strip, .. } => {
-            checks.push(*strip);
+        Effect::Verify { job, .. } => {
+            checks.push(*job);
             false
         }
         _ => true,
     });
-    checks.into_iter().for_each(|strip| world.step(Event::Verified { strip, right: true }));
+    checks.into_iter().for_each(|job| world.step(Event::Verified { job, right: true }));
     world.sent()
 }
 

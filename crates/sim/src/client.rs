@@ -506,16 +506,16 @@ impl World {
                 memory.forget(fragment, len);
                 self.undo_rot(c, fragment, len);
             }
-            Effect::Verify { strip, fragment, at, len } => {
+            Effect::Verify { job, fragment, at, len } => {
                 let right = memory.verify(fragment, at, len)? || self.bug == Some(Bug::ChecksumIgnored);
                 if !right {
                     say!(self, "client {c}: {fragment:?} and {len} is not what was written");
                 }
-                return Ok(Some(Event::Verified { strip, right }));
+                return Ok(Some(Event::Verified { job, right }));
             }
-            Effect::Compare { strip, a, b, len } => {
+            Effect::Compare { job, a, b, len } => {
                 let right = memory.compare(a, b, len)?;
-                return Ok(Some(Event::Verified { strip, right }));
+                return Ok(Some(Event::Verified { job, right }));
             }
             other => self.client_effect(c, other)?,
         }

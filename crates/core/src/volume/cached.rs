@@ -5,18 +5,20 @@
 //! begun before may have changed; a read that waits for the cache is asked of donors when the cache does not
 //! get it. Tests: `tests/volume_cache.rs`, the simulator.
 
+use super::base::Base;
 use super::cache::{Cache, Wasted};
-use super::strip::Strip;
+use super::job::Job;
+use super::request::Asker;
 use super::types::{Caching, Effect, Op, Request, Tag};
-use super::{Asker, Key, PARTS_MAX, STRIPS_PER_REQUEST_MAX, Volume};
+use super::{JOBS_PER_REQUEST_MAX, Key, PARTS_MAX, request};
 use crate::ahead::{Ahead, Found, Read, Rule, Want};
 use crate::limits::{AHEAD_KEEP_NS, REQUESTS_IN_FLIGHT_MAX, SCRATCH_LARGE_COUNT};
 use crate::units::Time;
 
-/// Reads that wait for what is on its way; others ask donors. Each may need so many strips when it has to ask
+/// Reads that wait for what is on its way; others ask donors. Each may need so many jobs when it has to ask
 /// after all.
 const WAITS_MAX: usize = 128;
-const WAIT_STRIPS_MAX: usize = 6;
+pub(super) const WAIT_JOBS_MAX: usize = 6;
 /// Segments on their way at once; the other half of the requests is for tools.
 const FETCHES_MAX: usize = REQUESTS_IN_FLIGHT_MAX / 2;
 
@@ -100,6 +102,11 @@ impl Cached {
         }
     }
 
+    /// Reads that wait for segments.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting
+    }
+
     pub(super) fn counts(&self) -> Counts {
         self.counts
     }
@@ -109,225 +116,197 @@ impl Cached {
     }
 }
 
-impl Volume {
-    /// Answers a read from the cache, or has it wait for what is on its way there; false when donors must be
-    /// asked.
-    pub(super) fn read_cached(
-        &mut self,
-        now: Time,
-        tag: Tag,
-        request: Request,
-        effects: &mut Vec<Effect>,
-    ) -> bool {
-        let Some(cached) = &mut self.cached else { return false };
-        let Request { offset, len, .. } = request;
-        if !cached.cache.cover(offset, len, &mut cached.found) {
-            return false;
-        }
-        let segments = || cached.found.iter().filter_map(|key| cached.cache.get(*key));
-        // Another may write: beside a reader, and when this writer's lease has ended and it has not heard.
-        if segments().any(|segment| segment.asked + AHEAD_KEEP_NS < now) {
-            cached.cache.forget(offset, offset + u64::from(len), &mut cached.wasted);
-            cached.tell_wasted();
-            return false;
-        }
-        let coming = segments().filter(|segment| !segment.here).count();
-        if coming > 0 && cached.waiting == WAITS_MAX {
-            return false;
-        }
-        cached.waiting += usize::from(coming > 0);
-        let found = std::mem::take(&mut cached.found);
-        let waits = (coming > 0).then(|| {
-            let key = self.admit(now, Asker::Tool(tag), request);
-            self.requests.get_mut(key).expect("just inserted").coming =
-                u32::try_from(coming).expect("segments");
-            key
-        });
-        let cached = self.cached.as_mut().expect("looked at above");
-        let mut offered = false;
-        for key in &found {
-            let segment = cached.cache.get_mut(*key).expect("found");
-            if segment.here {
-                offered |= segment.offered;
-                let (copy, bytes) = segment.place.copy_to(tag, offset, len);
-                effects.push(copy);
-                cached.used(*key, bytes);
-            } else {
-                segment.waiting.extend(waits);
-            }
-        }
-        cached.found = found;
-        if waits.is_none() {
-            effects.push(Effect::Complete { tag, result: Ok(()), status: Vec::new() });
-        }
-        let found = match coming {
-            0 if offered => Found::Offered,
-            0 => Found::Here,
-            _ => Found::Coming,
-        };
-        self.read_ahead(now, request, found, effects);
-        true
+/// Answers a read from the cache, or has it wait for what is on its way there; false when donors must be
+/// asked.
+pub(super) fn read(base: &mut Base, tag: Tag, request: Request) -> bool {
+    let Some(cached) = &mut base.cached else { return false };
+    let Request { offset, len, .. } = request;
+    if !cached.cache.cover(offset, len, &mut cached.found) {
+        return false;
     }
-
-    /// Fetches what a tool will likely read after this.
-    pub(super) fn read_ahead(&mut self, now: Time, read: Request, found: Found, effects: &mut Vec<Effect>) {
-        let Some(cached) = &mut self.cached else { return };
-        let (mut wants, mut gaps) = (std::mem::take(&mut cached.wants), std::mem::take(&mut cached.gaps));
-        wants.clear();
-        let count = match found {
-            Found::Here | Found::Offered => &mut cached.counts.here,
-            Found::Coming => &mut cached.counts.coming,
-            Found::Missed => &mut cached.counts.asked,
-        };
-        *count += 1;
-        let others = cached.reading.saturating_sub(read.len.into());
-        let read = Read { offset: read.offset, len: read.len, found };
-        cached.ahead.read(now, read, others, self.map.size, &mut wants);
-        for want in &wants {
-            gaps.clear();
-            self.cached.as_ref().expect("looked at above").cache.gaps(*want, &mut gaps);
-            let refused = gaps.iter().find(|gap| !self.fetch(now, **gap, effects));
-            if let Some(gap) = refused {
-                self.cached.as_mut().expect("as above").ahead.refused(*gap);
-                break;
-            }
-        }
-        let cached = self.cached.as_mut().expect("as above");
+    let segments = || cached.found.iter().filter_map(|key| cached.cache.get(*key));
+    // Another may write: beside a reader, and when this writer's lease has ended and it has not heard.
+    if segments().any(|segment| segment.asked + AHEAD_KEEP_NS < base.now) {
+        cached.cache.forget(offset, offset + u64::from(len), &mut cached.wasted);
         cached.tell_wasted();
-        (cached.wants, cached.gaps) = (wants, gaps);
+        return false;
     }
-
-    fn may_fetch(&self, cached: &Cached) -> bool {
-        cached.cache.coming() < FETCHES_MAX
-            && self.requests.room() > FETCHES_MAX
-            && self.strips.room() >= 2 * STRIPS_PER_REQUEST_MAX + self.strips_promised()
-            // What is read ahead while donors are missing needs scratch memory, and tools come first.
-            && self.starving.is_empty()
-            && self.scratch.large_free() > SCRATCH_LARGE_COUNT as usize / 2
-            && self.parts.room() >= PARTS_MAX / 4
-            && self.upkeep.finishing.is_none()
+    let coming = segments().filter(|segment| !segment.here).count();
+    if coming > 0 && cached.waiting == WAITS_MAX {
+        return false;
     }
-
-    /// False when there is no room for it now.
-    fn fetch(&mut self, now: Time, gap: Want, effects: &mut Vec<Effect>) -> bool {
-        if !self.cached.as_ref().is_some_and(|cached| self.may_fetch(cached)) {
-            return false;
-        }
-        let cached = self.cached.as_mut().expect("looked at above");
-        let Some(segment) = cached.cache.begin(now, gap, &mut cached.wasted) else { return false };
-        cached.ahead.fetched(gap);
-        let at = cached.cache.get(segment).expect("just begun").place.at;
-        let request = Request { op: Op::Read, offset: gap.offset, len: gap.len };
-        let key = self.admit(now, Asker::Cache(segment), request);
-        self.plan_all(now, key, at, effects);
-        true
-    }
-
-    /// Takes in what was read ahead and has come: for those that wait for it, and for later.
-    pub(super) fn take_fetched(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        while let Some((key, good)) = self.fetched.pop() {
-            self.take_one_fetched(now, key, good, effects);
-            self.run(now, effects);
+    cached.waiting += usize::from(coming > 0);
+    let found = std::mem::take(&mut cached.found);
+    let waits = (coming > 0).then(|| {
+        let key = request::admit(base, Asker::Tool(tag), request);
+        base.requests[key].coming = u32::try_from(coming).expect("segments");
+        key
+    });
+    let cached = base.cached.as_mut().expect("looked at above");
+    let mut offered = false;
+    for key in &found {
+        let segment = cached.cache.get_mut(*key).expect("found");
+        if segment.here {
+            offered |= segment.offered;
+            let (copy, bytes) = segment.place.copy_to(tag, offset, len);
+            base.effects.push(copy);
+            cached.used(*key, bytes);
+        } else {
+            segment.waiting.extend(waits);
         }
     }
-
-    fn take_one_fetched(&mut self, now: Time, key: Key, good: bool, effects: &mut Vec<Effect>) {
-        let cached = self.cached.as_mut().expect("it fetched");
-        let segment = cached.cache.get_mut(key).expect("it is there until it came");
-        let place = segment.place;
-        let waiting = std::mem::take(&mut segment.waiting);
-        let stays = cached.cache.came(key, good, &mut cached.wasted);
-        let mut used = 0;
-        for waits in waiting {
-            let Some(pending) = self.requests.get_mut(waits).filter(|pending| pending.coming > 0) else {
-                continue;
-            };
-            let Asker::Tool(tag) = pending.asker else { unreachable!("the cache waits for nothing") };
-            if !good {
-                pending.coming = 0;
-                self.waits_no_more();
-                self.plan_all(now, waits, 0, effects);
-                continue;
-            }
-            let (copy, bytes) = place.copy_to(tag, pending.offset, pending.len);
-            effects.push(copy);
-            used += bytes;
-            pending.coming -= 1;
-            if pending.coming == 0 {
-                self.waits_no_more();
-                self.complete_if_done(waits, effects);
-            }
-        }
-        let cached = self.cached.as_mut().expect("as above");
-        if stays && used > 0 {
-            cached.used(key, used);
-        } else if stays && cached.takes {
-            cached.offer(now, key, effects);
-        }
-        cached.tell_wasted();
+    cached.found = found;
+    if waits.is_none() {
+        base.effects.push(Effect::Complete { tag, result: Ok(()), status: Vec::new() });
     }
+    let found = match coming {
+        0 if offered => Found::Offered,
+        0 => Found::Here,
+        _ => Found::Coming,
+    };
+    read_ahead(base, request, found);
+    true
+}
 
-    pub(super) fn is_of_a_tool(&self, request: Option<Key>) -> bool {
-        let request = request.and_then(|request| self.requests.get(request));
-        request.is_some_and(|request| matches!(request.asker, Asker::Tool(_)))
-    }
-
-    pub(super) fn waits_no_more(&mut self) {
-        if let Some(cached) = &mut self.cached {
-            cached.waiting -= 1;
+/// Fetches what a tool will likely read after this.
+pub(super) fn read_ahead(base: &mut Base, read: Request, found: Found) {
+    let Some(cached) = &mut base.cached else { return };
+    let (mut wants, mut gaps) = (std::mem::take(&mut cached.wants), std::mem::take(&mut cached.gaps));
+    wants.clear();
+    let count = match found {
+        Found::Here | Found::Offered => &mut cached.counts.here,
+        Found::Coming => &mut cached.counts.coming,
+        Found::Missed => &mut cached.counts.asked,
+    };
+    *count += 1;
+    let others = cached.reading.saturating_sub(read.len.into());
+    let read = Read { offset: read.offset, len: read.len, found };
+    cached.ahead.read(base.now, read, others, base.shape.map.size, &mut wants);
+    for want in &wants {
+        gaps.clear();
+        base.cached.as_ref().expect("looked at above").cache.gaps(*want, &mut gaps);
+        let refused = gaps.iter().find(|gap| !fetch(base, **gap));
+        if let Some(gap) = refused {
+            base.cached.as_mut().expect("as above").ahead.refused(*gap);
+            break;
         }
     }
+    let cached = base.cached.as_mut().expect("as above");
+    cached.tell_wasted();
+    (cached.wants, cached.gaps) = (wants, gaps);
+}
 
-    /// Strips that requests may need which were admitted without them.
-    pub(super) fn strips_promised(&self) -> usize {
-        let waiting = self.cached.as_ref().map_or(0, |cached| cached.waiting);
-        self.joins.waiting().count() + WAIT_STRIPS_MAX * waiting
+fn may_fetch(base: &Base, cached: &Cached) -> bool {
+    cached.cache.coming() < FETCHES_MAX
+        && base.requests.room() > FETCHES_MAX
+        && base.jobs.room() >= 2 * JOBS_PER_REQUEST_MAX + base.jobs_promised()
+        // What is read ahead while donors are missing needs scratch memory, and tools come first.
+        && base.jobs.starving.is_empty()
+        && base.jobs.scratch.large_free() > SCRATCH_LARGE_COUNT as usize / 2
+        && base.jobs.parts.room() >= PARTS_MAX / 4
+        && base.finishing.is_none()
+}
+
+/// False when there is no room for it now.
+fn fetch(base: &mut Base, gap: Want) -> bool {
+    if !base.cached.as_ref().is_some_and(|cached| may_fetch(base, cached)) {
+        return false;
     }
+    let cached = base.cached.as_mut().expect("looked at above");
+    let Some(segment) = cached.cache.begin(base.now, gap, &mut cached.wasted) else { return false };
+    cached.ahead.fetched(gap);
+    let at = cached.cache.get(segment).expect("just begun").place.at;
+    let request = Request { op: Op::Read, offset: gap.offset, len: gap.len };
+    let key = request::admit(base, Asker::Cache(segment), request);
+    request::plan_all(base, key, at);
+    true
+}
 
-    /// Gives up what is on its way for the cache.
-    pub(super) fn end_fetches(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        let fetches = |strip: &Strip| {
-            let request = strip.request.and_then(|request| self.requests.get(request));
-            request.is_some_and(|request| matches!(request.asker, Asker::Cache(_)))
+pub(super) fn take(base: &mut Base, key: Key, good: bool) {
+    let cached = base.cached.as_mut().expect("it fetched");
+    let segment = cached.cache.get_mut(key).expect("it is there until it came");
+    let place = segment.place;
+    let waiting = std::mem::take(&mut segment.waiting);
+    let stays = cached.cache.came(key, good, &mut cached.wasted);
+    let mut used = 0;
+    for waits in waiting {
+        let Some(pending) = base.requests.get_mut(waits).filter(|pending| pending.coming > 0) else {
+            continue;
         };
-        let strips = self.strips.iter().filter(|(_, strip)| fetches(strip)).map(|(key, _)| key).collect();
-        self.give_up(now, strips, effects);
-    }
-
-    /// What the cache has of a range is not, or may not be, what donors hold.
-    pub(super) fn forget_cached(&mut self, offset: u64, end: u64) {
-        if let Some(cached) = &mut self.cached {
-            cached.cache.forget(offset, end, &mut cached.wasted);
-            // It was no bad guess.
-            cached.wasted.clear();
-            if (offset, end) == (0, u64::MAX) {
-                cached.ahead.restart();
-            }
+        let Asker::Tool(tag) = pending.asker else { unreachable!("the cache waits for nothing") };
+        if !good {
+            pending.coming = 0;
+            waits_no_more(base);
+            request::plan_all(base, waits, 0);
+            continue;
+        }
+        let (copy, bytes) = place.copy_to(tag, pending.offset, pending.len);
+        base.effects.push(copy);
+        used += bytes;
+        pending.coming -= 1;
+        if pending.coming == 0 {
+            waits_no_more(base);
+            request::complete_if_done(base, waits);
         }
     }
+    let cached = base.cached.as_mut().expect("as above");
+    if stays && used > 0 {
+        cached.used(key, used);
+    } else if stays && cached.takes {
+        cached.offer(base.now, key, &mut base.effects);
+    }
+    cached.tell_wasted();
+}
 
-    /// How fast donors answer.
-    pub(super) fn note_speed(&mut self, now: Time, bytes: u32, took: u64) {
-        if let Some(cached) = &mut self.cached {
-            cached.ahead.answered(now, bytes, took);
+/// A read that waited for the cache does so no more.
+pub(super) fn waits_no_more(base: &mut Base) {
+    if let Some(cached) = &mut base.cached {
+        cached.waiting -= 1;
+    }
+}
+
+/// What the cache has of a range is not, or may not be, what donors hold.
+pub(super) fn forget(base: &mut Base, offset: u64, end: u64) {
+    if let Some(cached) = &mut base.cached {
+        cached.cache.forget(offset, end, &mut cached.wasted);
+        // It was no bad guess.
+        cached.wasted.clear();
+        if (offset, end) == (0, u64::MAX) {
+            cached.ahead.restart();
         }
     }
+}
 
-    /// A request has begun, or ended.
-    pub(super) fn note_reading(&mut self, asker: Asker, op: Op, len: u32, begins: bool) {
-        if let Some(cached) = &mut self.cached
-            && let (Asker::Tool(_), Op::Read) = (asker, op)
-        {
-            let len = u64::from(len);
-            cached.reading = if begins { cached.reading + len } else { cached.reading - len };
-        }
+/// How fast donors answer.
+pub(super) fn note_speed(base: &mut Base, bytes: u32, took: u64) {
+    if let Some(cached) = &mut base.cached {
+        cached.ahead.answered(base.now, bytes, took);
     }
+}
 
-    /// Nothing is answered from the cache any more.
-    pub(super) fn stop_caching(&mut self) {
-        self.forget_cached(0, u64::MAX);
-        if let Some(cached) = &mut self.cached {
-            cached.ahead = Ahead::new(Rule::Off, 0);
-        }
+/// A request has begun, or ended.
+pub(super) fn note_reading(base: &mut Base, asker: Asker, op: Op, len: u32, begins: bool) {
+    if let Some(cached) = &mut base.cached
+        && let (Asker::Tool(_), Op::Read) = (asker, op)
+    {
+        let len = u64::from(len);
+        cached.reading = if begins { cached.reading + len } else { cached.reading - len };
     }
+}
+
+/// Nothing is answered from the cache any more.
+pub(super) fn stop(base: &mut Base) {
+    forget(base, 0, u64::MAX);
+    if let Some(cached) = &mut base.cached {
+        cached.ahead = Ahead::new(Rule::Off, 0);
+    }
+}
+
+/// The jobs that read ahead.
+pub(super) fn fetches(base: &Base) -> Vec<Key> {
+    let fetches = |job: &Job| {
+        let request = job.request.and_then(|request| base.requests.get(request));
+        request.is_some_and(|request| matches!(request.asker, Asker::Cache(_)))
+    };
+    base.jobs.iter().filter(|(_, job)| fetches(job)).map(|(key, _)| key).collect()
 }

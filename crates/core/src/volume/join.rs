@@ -10,9 +10,10 @@
 //! answer, or for one of its own request's other parts, which may bring the tool to send more; a little
 //! longer for it to arrive.
 
-use super::strip::{Content, Phase, Work};
+use super::base::Base;
+use super::job::{Content, Job, Phase, Work};
 use super::types::{At, Effect};
-use super::{Key, Volume};
+use super::{Key, lanes, write};
 use crate::layout::Span;
 use crate::limits::{JOIN_GRACE_NS, JOIN_WAIT_NS, SCRATCH_LARGE_BYTES};
 use crate::units::Time;
@@ -57,13 +58,13 @@ impl Joins {
         self.begun.iter().flat_map(|begun| &begun.pieces).map(|piece| piece.request)
     }
 
-    /// The requests of a strip beside the one that it names.
-    pub(super) fn beside(&self, strip: Key) -> impl Iterator<Item = Key> + use<'_> {
-        self.whole.get(&strip).into_iter().flat_map(|pieces| &pieces[1..]).map(|piece| piece.request)
+    /// The requests of a job beside the one that it names.
+    pub(super) fn beside(&self, job: Key) -> impl Iterator<Item = Key> + use<'_> {
+        self.whole.get(&job).into_iter().flat_map(|pieces| &pieces[1..]).map(|piece| piece.request)
     }
 
-    pub(super) fn ended(&mut self, strip: Key) -> impl Iterator<Item = Key> + use<> {
-        self.whole.remove(&strip).into_iter().flat_map(|pieces| pieces.into_iter().skip(1)).map(|p| p.request)
+    pub(super) fn ended(&mut self, job: Key) -> impl Iterator<Item = Key> + use<> {
+        self.whole.remove(&job).into_iter().flat_map(|pieces| pieces.into_iter().skip(1)).map(|p| p.request)
     }
 
     pub(super) fn wake_at(&self) -> Option<Time> {
@@ -78,104 +79,101 @@ impl Joins {
     }
 }
 
-impl Volume {
-    /// The write that ends where this one begins, if it is still under way; remembers where this one ends.
-    pub(super) fn write_before(&mut self, request: Key, offset: u64, len: u32) -> Option<Key> {
-        let mut ends_here = self.joins.ends.iter().filter(|(end, _)| *end == offset).map(|(_, key)| *key);
-        let before = ends_here.find(|key| self.requests.get(*key).is_some());
-        self.joins.note_end(offset + u64::from(len), request);
-        before
-    }
+/// The write that ends where this one begins, if it is still under way; remembers where this one ends.
+pub(super) fn write_before(base: &mut Base, request: Key, offset: u64, len: u32) -> Option<Key> {
+    let mut ends_here = base.joins.ends.iter().filter(|(end, _)| *end == offset).map(|(_, key)| *key);
+    let before = ends_here.find(|key| base.requests.get(*key).is_some());
+    base.joins.note_end(offset + u64::from(len), request);
+    before
+}
 
-    /// Keeps what a write has of the rows at its ends, where the rest of them is there or may be about to
-    /// come. Gives what is left of it.
-    pub(super) fn keep_ends(&mut self, now: Time, request: Key, span: Span) -> Span {
-        let (row, slots) = (self.geometry.row(), self.geometry.data + self.geometry.parity);
-        if self.geometry.unit > SCRATCH_LARGE_BYTES / slots {
-            return span;
+/// Keeps what a write has of the rows at its ends, where the rest of them is there or may be about to
+/// come. Gives what is left of it.
+pub(super) fn keep_ends(base: &mut Base, request: Key, span: Span) -> Span {
+    let (row, slots) = (base.shape.geometry.row(), base.shape.geometry.data + base.shape.geometry.parity);
+    if base.shape.geometry.unit > SCRATCH_LARGE_BYTES / slots {
+        return span;
+    }
+    let mut left = span;
+    let head = span.begin.next_multiple_of(row).min(span.end);
+    if span.begin < head && continues_row(base, Piece { request, span: span.cut(span.begin, head) }) {
+        left = left.cut(head, span.end);
+    }
+    let tail = span.end / row * row;
+    let before = base.requests.get(request).and_then(|pending| pending.before);
+    if let Some(before) = before
+        && span.begin <= tail
+        && tail < span.end
+    {
+        let begins = Span { group: span.group, begin: tail, end: tail + row, payload: 0 };
+        if base.joins.begun.len() < ROWS_MAX && !base.joins.begun.iter().any(|other| other.row == begins) {
+            let piece = Piece { request, span: span.cut(tail, span.end) };
+            let (end, until) = (span.end, base.now + JOIN_WAIT_NS);
+            base.joins.begun.push(Begun { row: begins, end, pieces: vec![piece], before, until });
+            base.requests[request].jobs_open += 1;
+            left = left.cut(left.begin, tail);
         }
-        let mut left = span;
-        let head = span.begin.next_multiple_of(row).min(span.end);
-        if span.begin < head && self.continues_row(Piece { request, span: span.cut(span.begin, head) }) {
-            left = left.cut(head, span.end);
-        }
-        let tail = span.end / row * row;
-        let before = self.requests.get(request).and_then(|pending| pending.before);
-        if let Some(before) = before
-            && span.begin <= tail
-            && tail < span.end
-        {
-            let begins = Span { group: span.group, begin: tail, end: tail + row, payload: 0 };
-            if self.joins.begun.len() < ROWS_MAX && !self.joins.begun.iter().any(|other| other.row == begins)
-            {
-                let piece = Piece { request, span: span.cut(tail, span.end) };
-                let (end, until) = (span.end, now + JOIN_WAIT_NS);
-                self.joins.begun.push(Begun { row: begins, end, pieces: vec![piece], before, until });
-                self.requests.get_mut(request).expect("being planned").strips_open += 1;
-                left = left.cut(left.begin, tail);
+    }
+    left
+}
+
+fn continues_row(base: &mut Base, piece: Piece) -> bool {
+    let follows = |begun: &Begun| begun.row.group == piece.span.group && begun.end == piece.span.begin;
+    let Some(index) = base.joins.begun.iter().position(follows) else { return false };
+    let begun = &mut base.joins.begun[index];
+    begun.pieces.push(piece);
+    begun.end = piece.span.end;
+    base.requests[piece.request].jobs_open += 1;
+    if begun.end == begun.row.end {
+        let Begun { row, pieces, .. } = base.joins.begun.swap_remove(index);
+        let first = pieces[0].request;
+        let (lo, hi) = base.shape.local_range(row);
+        let key = base.add_job(Some(first), Work::Joined(row), row.group, lo, hi);
+        base.requests[first].jobs_open -= 1;
+        base.joins.whole.insert(key, pieces);
+    }
+    true
+}
+
+/// Nothing came in time: what waits is written as it is.
+pub(super) fn stop_waiting(base: &mut Base) {
+    if base.joins.begun.is_empty() {
+        return;
+    }
+    let moves = |begun: &Begun| {
+        let first = begun.pieces[0].request;
+        let waiting = base.joins.waiting().filter(|request| *request == first).count();
+        let open = base.requests.get(first).map_or(0, |pending| pending.jobs_open as usize);
+        open > waiting || base.requests.get(begun.before).is_some()
+    };
+    let orphans: Vec<usize> =
+        (0..base.joins.begun.len()).filter(|at| !moves(&base.joins.begun[*at])).collect();
+    for at in orphans {
+        let begun = &mut base.joins.begun[at];
+        begun.until = begun.until.min(base.now + JOIN_GRACE_NS);
+    }
+    let given_up = base.joins.begun.extract_if(.., |begun| begun.until <= base.now);
+    for Piece { request, span } in given_up.flat_map(|begun| begun.pieces).collect::<Vec<_>>() {
+        write::plan_patches(base, request, span, Content::Payload);
+        base.requests[request].jobs_open -= 1;
+    }
+}
+
+pub(super) fn begin(base: &mut Base, key: Key) {
+    let Job { lo, hi, .. } = base.jobs[key];
+    for Piece { request, span } in &base.joins.whole[&key] {
+        let mem = base.payload_of(*request);
+        for slot in 0..base.shape.geometry.data {
+            let lane = base.lane(key, slot);
+            for (local, payload, len) in base.shape.overlap(*span, slot, lo, hi) {
+                let to = At { offset: lane.offset + (local - lo), ..lane };
+                base.effects.push(Effect::Copy { from: At { mem, offset: payload }, to, len });
             }
         }
-        left
     }
-
-    fn continues_row(&mut self, piece: Piece) -> bool {
-        let follows = |begun: &Begun| begun.row.group == piece.span.group && begun.end == piece.span.begin;
-        let Some(index) = self.joins.begun.iter().position(follows) else { return false };
-        let begun = &mut self.joins.begun[index];
-        begun.pieces.push(piece);
-        begun.end = piece.span.end;
-        self.requests.get_mut(piece.request).expect("being planned").strips_open += 1;
-        if begun.end == begun.row.end {
-            let Begun { row, pieces, .. } = self.joins.begun.swap_remove(index);
-            let first = pieces[0].request;
-            let (lo, hi) = self.local_range(row);
-            let key = self.add_strip(Some(first), Work::Joined(row), row.group, lo, hi);
-            self.requests.get_mut(first).expect("its piece waited").strips_open -= 1;
-            self.joins.whole.insert(key, pieces);
-        }
-        true
+    lanes::encode(base, key);
+    for slot in base.shape.slots() {
+        lanes::write_lane(base, key, slot, lo, hi);
     }
-
-    /// Nothing came in time: what waits is written as it is.
-    pub(super) fn stop_waiting(&mut self, now: Time) {
-        if self.joins.begun.is_empty() {
-            return;
-        }
-        let moves = |begun: &Begun| {
-            let first = begun.pieces[0].request;
-            let waiting = self.joins.waiting().filter(|request| *request == first).count();
-            let open = self.requests.get(first).map_or(0, |pending| pending.strips_open as usize);
-            open > waiting || self.requests.get(begun.before).is_some()
-        };
-        let orphans: Vec<usize> =
-            (0..self.joins.begun.len()).filter(|at| !moves(&self.joins.begun[*at])).collect();
-        for at in orphans {
-            let begun = &mut self.joins.begun[at];
-            begun.until = begun.until.min(now + JOIN_GRACE_NS);
-        }
-        let given_up = self.joins.begun.extract_if(.., |begun| begun.until <= now);
-        for Piece { request, span } in given_up.flat_map(|begun| begun.pieces).collect::<Vec<_>>() {
-            self.plan_patches(request, span, Content::Payload);
-            self.requests.get_mut(request).expect("its piece waited").strips_open -= 1;
-        }
-    }
-
-    pub(super) fn begin_joined(&mut self, now: Time, key: Key, effects: &mut Vec<Effect>) {
-        let (lo, hi) = self.strips.get(key).map(|strip| (strip.lo, strip.hi)).expect("being begun");
-        for Piece { request, span } in &self.joins.whole[&key] {
-            let mem = self.payload_of(*request);
-            for slot in 0..self.geometry.data {
-                let lane = self.lane(key, slot);
-                for (local, payload, len) in self.overlap(*span, slot, lo, hi) {
-                    let to = At { offset: lane.offset + (local - lo), ..lane };
-                    effects.push(Effect::Copy { from: At { mem, offset: payload }, to, len });
-                }
-            }
-        }
-        self.encode_lanes(key, effects);
-        for slot in 0..self.geometry.data + self.geometry.parity {
-            self.write_lane(now, key, slot, lo, hi, effects);
-        }
-        self.set_phase(key, Phase::Writing);
-    }
+    base.set_phase(key, Phase::Writing);
 }

@@ -11,7 +11,7 @@
 //! some hold what it made and some what was there before. Where k of either kind are left they make up the
 //! others, also of a slot that nobody holds.
 
-use super::strip::{Slots, bit, slots_of};
+use super::job::{Slots, bit, slots_of};
 use crate::donor::ListedWrite;
 use std::collections::BTreeSet;
 

@@ -1,7 +1,7 @@
-//! Which strips may work on which part of a group now.
+//! Which jobs may work on which part of a group now.
 //!
 //! Owns range locks over the extents of each group: readers share, everything that writes is alone. First
-//! come, first served: a strip also waits for one that waits. Never: what a strip does with its lock.
+//! come, first served: a job also waits for one that waits. Never: what a job does with its lock.
 //! Invariant: no two granted locks overlap unless both are shared. Tests: below, the simulator.
 
 use super::Key;
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 #[derive(Clone, Copy, Debug)]
 struct Lock {
-    strip: Key,
+    job: Key,
     from: u32,
     to: u32,
     alone: bool,
@@ -29,35 +29,33 @@ pub(super) struct Locks {
 }
 
 impl Locks {
-    /// Asks for bytes `from..to` of the group's extents; false when the strip has to wait for `release` to
+    /// Asks for bytes `from..to` of the group's extents; false when the job has to wait for `release` to
     /// name it.
-    pub(super) fn ask(&mut self, group: u32, strip: Key, from: u32, to: u32, alone: bool) -> bool {
+    pub(super) fn ask(&mut self, group: u32, job: Key, from: u32, to: u32, alone: bool) -> bool {
         let locks = self.groups.entry(group).or_default();
-        let mut lock = Lock { strip, from, to, alone, granted: false };
+        let mut lock = Lock { job, from, to, alone, granted: false };
         lock.granted = !locks.iter().any(|other| other.conflicts(&lock));
         locks.push(lock);
         lock.granted
     }
 
-    /// Gives a lock back, granted or not, and names the strips that need not wait any more.
-    pub(super) fn release(&mut self, group: u32, strip: Key, mut granted: impl FnMut(Key)) {
+    /// Gives a lock back, granted or not, and names the jobs that need not wait any more.
+    pub(super) fn release(&mut self, group: u32, job: Key, mut granted: impl FnMut(Key)) {
         let Some(locks) = self.groups.get_mut(&group) else { return };
-        let Some(at) = locks.iter().position(|lock| lock.strip == strip) else { return };
+        let Some(at) = locks.iter().position(|lock| lock.job == job) else { return };
         let released = locks.remove(at);
         for next in at..locks.len() {
             let lock = locks[next];
             let waits = !lock.granted && lock.conflicts(&released);
             if waits && !locks[..next].iter().any(|other| other.conflicts(&lock)) {
                 locks[next].granted = true;
-                granted(lock.strip);
+                granted(lock.job);
             }
         }
     }
 
-    pub(super) fn is_granted(&self, group: u32, strip: Key) -> bool {
-        self.groups
-            .get(&group)
-            .is_some_and(|locks| locks.iter().any(|lock| lock.strip == strip && lock.granted))
+    pub(super) fn is_granted(&self, group: u32, job: Key) -> bool {
+        self.groups.get(&group).is_some_and(|locks| locks.iter().any(|lock| lock.job == job && lock.granted))
     }
 
     pub(super) fn check_invariants(&self) {
@@ -88,11 +86,11 @@ mod tests {
         assert!(locks.ask(0, key(5), 20, 30, true), "elsewhere");
         assert!(locks.ask(1, key(6), 0, 10, true), "in another group");
         let mut granted = Vec::new();
-        locks.release(0, key(1), |strip| granted.push(strip));
+        locks.release(0, key(1), |job| granted.push(job));
         assert!(granted.is_empty());
-        locks.release(0, key(2), |strip| granted.push(strip));
+        locks.release(0, key(2), |job| granted.push(job));
         assert_eq!(granted, [key(3)]);
-        locks.release(0, key(3), |strip| granted.push(strip));
+        locks.release(0, key(3), |job| granted.push(job));
         assert_eq!(granted, [key(3), key(4)]);
         locks.check_invariants();
     }
@@ -104,7 +102,7 @@ mod tests {
         assert!(!locks.ask(0, key(2), 0, 10, true));
         assert!(!locks.ask(0, key(3), 0, 10, false));
         let mut granted = Vec::new();
-        locks.release(0, key(2), |strip| granted.push(strip));
+        locks.release(0, key(2), |job| granted.push(job));
         assert_eq!(granted, [key(3)]);
         assert!(!locks.is_granted(0, key(2)));
     }

@@ -2,7 +2,7 @@
 //!
 //! Owns which number is next, and up to which all are over. Never: whether a write succeeded.
 //! Invariant: of two writes of the same block the later one has the greater number. A block is written by one
-//! strip at a time, and whenever one ends another number begins, so those that begin between two ends share
+//! job at a time, and whenever one ends another number begins, so those that begin between two ends share
 //! one: they leave together, and what lies side by side may be one request. Tests: below, the simulator.
 
 use std::collections::VecDeque;

@@ -26,7 +26,7 @@ impl Scratch {
     }
 
     pub(super) fn take(&mut self, bytes: u32) -> Option<u32> {
-        assert!(bytes <= SCRATCH_LARGE_BYTES, "strips are cut to fit");
+        assert!(bytes <= SCRATCH_LARGE_BYTES, "jobs are cut to fit");
         if bytes <= SCRATCH_SMALL_BYTES { self.small.pop() } else { self.large.pop() }
     }
 

@@ -315,8 +315,8 @@ pub enum Event {
     },
     /// The answer to a `Verify` or `Compare`.
     Verified {
-        /// The strip that `Verify` or `Compare` named.
-        strip: Key,
+        /// The job that `Verify` or `Compare` named.
+        job: Key,
         /// False: at least one byte differs.
         right: bool,
     },
@@ -404,8 +404,8 @@ pub enum Effect {
     },
     /// Does this hold what is known of the fragment? Unknown counts as right. Answered by `Verified`.
     Verify {
-        /// The strip that waits for the answer.
-        strip: Key,
+        /// The job that waits for the answer.
+        job: Key,
         /// The slot's first byte that it is about; the others follow.
         fragment: Fragment,
         /// The bytes to check.
@@ -415,8 +415,8 @@ pub enum Effect {
     },
     /// Do these two hold the same? Answered by `Verified`.
     Compare {
-        /// The strip that waits for the answer.
-        strip: Key,
+        /// The job that waits for the answer.
+        job: Key,
         /// The place of the one side.
         a: At,
         /// The place of the other side.

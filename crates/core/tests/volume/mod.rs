@@ -200,8 +200,8 @@ impl World {
             let sent = self.sent();
             let mut checks = Vec::new();
             self.effects.retain(|effect| match effect {
-                Effect::Verify { strip, .. } | Effect::Compare { strip, .. } => {
-                    checks.push(*strip);
+                Effect::Verify { job, .. } | Effect::Compare { job, .. } => {
+                    checks.push(*job);
                     false
                 }
                 _ => true,
@@ -210,7 +210,7 @@ impl World {
                 return;
             }
             sent.iter().for_each(|sent| self.answer(sent.part, Ok(vec![])));
-            checks.into_iter().for_each(|strip| self.step(Event::Verified { strip, right: true }));
+            checks.into_iter().for_each(|job| self.step(Event::Verified { job, right: true }));
         }
     }
 

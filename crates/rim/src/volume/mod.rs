@@ -568,13 +568,13 @@ impl Driver {
             Effect::Combine(combine) => self.memory.combine(&combine),
             Effect::Copy { from, to, len } => self.memory.copy(from, to, len),
             Effect::Zero { at, len } => self.memory.bytes_mut(at, len).fill(0),
-            Effect::Verify { strip, fragment, at, len } => {
+            Effect::Verify { job, fragment, at, len } => {
                 let right = self.memory.verify(fragment, at, len);
-                self.answered_here.push(Event::Verified { strip, right });
+                self.answered_here.push(Event::Verified { job, right });
             }
-            Effect::Compare { strip, a, b, len } => {
+            Effect::Compare { job, a, b, len } => {
                 let right = self.memory.bytes(a, len) == self.memory.bytes(b, len);
-                self.answered_here.push(Event::Verified { strip, right });
+                self.answered_here.push(Event::Verified { job, right });
             }
             Effect::Learn { fragment, copies, mem, scatter } => {
                 self.to_learn.push((fragment, copies, mem, scatter));

@@ -1,0 +1,192 @@
+//! Rows in doubt: what is known of them, and what that allows.
+//!
+//! Owns which rows may not fit together, and which holders were never asked about them. Never: asking, or
+//! mending (`resync`). Invariants: nothing is written by a tool to a row in doubt; nothing is rebuilt from
+//! one. Tests: below, `tests/volume_unclean.rs`, `tests/volume_resync.rs`, the simulator.
+
+use super::base::Base;
+use super::job::{Job, Slots, bit, slots_of};
+use super::{Key, fill};
+use crate::map::{BadRange, DonorId, Group, Placement, VolumeMap};
+use crate::units::Time;
+use std::collections::BTreeSet;
+
+/// Rows whose fragments may not fit together, because a write of them ended half-way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Torn {
+    pub(super) group: u32,
+    pub(super) lo: u32,
+    pub(super) hi: u32,
+    /// The slots that missed it, if that is known: the others fit together, and when these have no holder any
+    /// more all is well. None: any may differ.
+    pub(super) missed: Slots,
+}
+
+/// How a volume comes into service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Until each donor was reached or set aside.
+    Linking,
+    /// Asking what was written lately.
+    Surveying,
+    /// Until those that could not be asked are no holders any more, as far as redundancy allows.
+    Excluding,
+    /// Until what may be half written fits together.
+    Resyncing,
+    Serving,
+}
+
+/// Everything that is in doubt.
+#[derive(Debug)]
+pub(super) struct Doubts {
+    pub(super) stage: Stage,
+    pub(super) torn: Vec<Torn>,
+    /// Held by donors that could not be asked, and that redundancy cannot do without: group, slot, place.
+    /// They are asked as soon as they are reached.
+    pub(super) unsure: Vec<(u32, u32, Placement)>,
+    /// Groups that are asked again.
+    pub(super) resurveyed: BTreeSet<u32>,
+    /// The volume is served from then on; what is in doubt still is an error until whoever knows answers.
+    pub(super) serve_at: Option<Time>,
+    /// It is served: who could not be asked until then is held back.
+    pub(super) holds_back: bool,
+}
+
+impl Doubts {
+    pub(super) fn new(stage: Stage) -> Doubts {
+        let (torn, unsure, resurveyed) = (Vec::new(), Vec::new(), BTreeSet::new());
+        Doubts { stage, torn, unsure, resurveyed, serve_at: None, holds_back: false }
+    }
+}
+
+/// Whether the slots that are held make up the data without those that missed something.
+pub(super) fn enough_without(group: &Group, missed: Slots, data: u32) -> bool {
+    let slots = group.slots.iter().zip(0u32..);
+    slots.filter(|(slot, at)| slot.held.is_some() && missed & bit(*at) == 0).count() >= data as usize
+}
+
+/// Whether any slot may differ from the others there.
+pub(super) fn is_torn(base: &Base, group: u32, lo: u32, hi: u32) -> bool {
+    let here = |torn: &Torn| torn.group == group && torn.lo < hi && lo < torn.hi;
+    // A write that reached nobody but a donor that is held back is undone when that is back.
+    let unsure = is_unsure(base, group) && !base.doubts.holds_back;
+    unsure || base.doubts.torn.iter().any(|torn| here(torn) && torn.missed == 0)
+}
+
+/// The slots whose holders missed a write there.
+pub(super) fn missed_there(base: &Base, group: u32, lo: u32, hi: u32) -> Slots {
+    let here = |torn: &&Torn| torn.group == group && torn.lo < hi && lo < torn.hi;
+    base.doubts.torn.iter().filter(here).fold(0, |slots, torn| slots | torn.missed)
+}
+
+/// Whether rows there may not fit together, as far as is known now: what is written to them could be lost
+/// with them.
+pub(super) fn is_in_doubt(base: &Base, group: u32, lo: u32, hi: u32) -> bool {
+    base.shape.geometry.data > 1
+        && (is_torn(base, group, lo, hi) || is_unsure(base, group) || base.doubts.resurveyed.contains(&group))
+}
+
+/// Whether the doubt that a job meets may end while its request waits. Not where a donor is held back
+/// that was waited for long enough, or where too few holders are left.
+pub(super) fn may_settle(base: &Base, key: Key) -> bool {
+    let job = &base.jobs[key];
+    let Job { group, lo, hi, .. } = *job;
+    job.request.is_some()
+        && is_in_doubt(base, group, lo, hi)
+        && !is_hopeless(base, group)
+        && !(is_unsure(base, group) && (base.doubts.holds_back || is_late(base)))
+}
+
+/// More of the group's holders have ended than redundancy covers.
+pub(super) fn is_hopeless(base: &Base, group: u32) -> bool {
+    let there = |held: &Placement| !base.links.get(held.donor).is_some_and(|link| link.gone);
+    let held = base.shape.holders(group);
+    held.filter(there).count() < base.shape.geometry.data as usize
+}
+
+/// Whether the silent donor's memory alone tells what rows in doubt are. One that has ended does not come
+/// back.
+pub(super) fn is_needed(base: &Base, group: u32, slot: u32, donor: DonorId) -> bool {
+    base.shape.geometry.data > 1
+        && slot < base.shape.geometry.data
+        && base.doubts.torn.iter().any(|torn| torn.group == group && torn.missed == 0)
+        && base.links.get(donor).is_some_and(|link| !link.gone)
+}
+
+/// Whether a holder of the group was never asked what was written lately: it must be, before anything
+/// follows.
+pub(super) fn is_unsure(base: &Base, group: u32) -> bool {
+    base.doubts.unsure.iter().any(|(of, _, placement)| *of == group && base.shape.holds(*of, *placement))
+}
+
+/// Slots that have another holder now, or none, did not miss anything any more. One that had none and was
+/// said to be filled missed it if it is held now; if it is still being filled, its filling begins there
+/// again.
+pub(super) fn forget_missed(base: &mut Base, map: &VolumeMap) {
+    let mut all = std::mem::take(&mut base.doubts.torn);
+    all.retain_mut(|torn| {
+        let group = torn.group as usize;
+        let missed = |slot: &u32| {
+            let was = base.shape.map.groups[group].slots[*slot as usize].held;
+            let is = map.groups[group].slots[*slot as usize].held;
+            is.is_some_and(|is| {
+                was.map_or_else(|| fill::may_hold(base, torn.group, *slot, is), |was| was == is)
+            })
+        };
+        let (stay, go): (Vec<u32>, Vec<u32>) = slots_of(torn.missed).partition(missed);
+        go.into_iter().for_each(|slot| fill::unfill(base, torn.group, slot, torn.lo));
+        let known = torn.missed != 0;
+        torn.missed = stay.into_iter().map(bit).sum();
+        let mended = known && torn.missed == 0;
+        if !enough_without(&map.groups[group], torn.missed, map.redundancy.data) {
+            torn.missed = 0;
+        }
+        !mended
+    });
+    base.doubts.torn = all;
+}
+
+/// Rebuilding from rows that may not fit together would make up data. Copies are whole each for itself.
+pub(super) fn is_torn_for(base: &Base, key: Key) -> bool {
+    let job = &base.jobs[key];
+    base.shape.geometry.data > 1 && is_torn(base, job.group, job.lo, job.hi)
+}
+
+pub(super) fn is_late(base: &Base) -> bool {
+    base.doubts.serve_at.is_some_and(|at| at <= base.now)
+}
+
+/// Every write with a number up to this one is on all who shall have it; 0 while something is in doubt.
+pub(super) fn complete_up_to(base: &Base) -> u64 {
+    let Doubts { torn, unsure, resurveyed, stage, .. } = &base.doubts;
+    let sure = torn.is_empty() && unsure.is_empty() && resurveyed.is_empty();
+    if sure && *stage == Stage::Serving { base.jobs.numbers.over() } else { 0 }
+}
+
+/// Data that can be read makes parity, and any copy makes the others. Data that is missing is lost there,
+/// which the coordinator records first.
+pub(super) fn can_resync(base: &Base, torn: Torn) -> bool {
+    let usable = |slot: u32| base.source(torn.group, slot).is_some();
+    match base.shape.geometry.data {
+        1 => (0..=base.shape.geometry.parity).any(usable),
+        data => (0..data).all(|slot| usable(slot) || is_known_bad(base, torn, slot)),
+    }
+}
+
+/// A slot that missed a write of the row, and can be put right from those that did not.
+pub(super) fn mendable(base: &Base, torn: Torn) -> Option<u32> {
+    let usable = |slot: &u32| base.source(torn.group, *slot).is_some();
+    let fits = |slot: &u32| torn.missed & bit(*slot) == 0 && usable(slot);
+    let all = base.shape.slots();
+    let enough = torn.missed != 0 && all.filter(fits).count() >= base.shape.geometry.data as usize;
+    slots_of(torn.missed).find(usable).filter(|_| enough)
+}
+
+pub(super) fn is_known_bad(base: &Base, torn: Torn, slot: u32) -> bool {
+    is_recorded_as_lost(base, torn.group, slot, torn.lo, torn.hi)
+}
+
+pub(super) fn is_recorded_as_lost(base: &Base, group: u32, slot: u32, from: u32, to: u32) -> bool {
+    let range = BadRange { group, slot, from, to };
+    !base.shape.is_held(group, slot) && base.shape.map.bad.iter().any(|bad| bad.covers(&range))
+}

@@ -1,0 +1,213 @@
+//! Slots that get a new holder, and giving it what the slot holds.
+//!
+//! Owns how far each such slot is filled, and which chunk is next. Never: how fast (`pace`), or where slots go
+//! (the coordinator). Invariant: what a slot's new holder has is up to its `cursor`, and in chunks `ahead` of
+//! it; every later write to any of that reaches it, too. Tests: below, `tests/volume_fill.rs`, the simulator.
+
+use super::base::Base;
+use super::job::{Job, Phase, Run, Work};
+use super::types::{Effect, PartOp, VolumeError};
+use super::{Key, PAUSE_NS};
+use crate::api::Filled;
+use crate::layout::Scatter;
+use crate::limits::{FILL_CHUNKS_MAX, HURRY_CHUNKS_MAX, RUSH_NS, SCRATCH_LARGE_COUNT};
+use crate::map::Placement;
+use crate::units::Time;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A slot that gets a new holder.
+#[derive(Debug)]
+pub(super) struct Fill {
+    pub(super) to: Placement,
+    /// Bytes of the extent that are there.
+    pub(super) cursor: u32,
+    /// Bytes that are there or on their way, chunk by chunk: whoever writes to one that is on its way waits
+    /// for it.
+    begun: u32,
+    /// Chunks that are there, beyond one that is not yet.
+    ahead: BTreeSet<(u32, u32)>,
+    /// Chunks on their way.
+    open: usize,
+    /// The coordinator was told, by the map of this epoch, that it has every byte.
+    pub(super) told: Option<u64>,
+    /// Jobs born later count: an earlier one knew another filling of the slot.
+    since: u64,
+    pause_until: Time,
+}
+
+impl Fill {
+    pub(super) fn new(to: Placement, since: u64) -> Self {
+        let ahead = BTreeSet::new();
+        Fill { to, cursor: 0, begun: 0, ahead, open: 0, told: None, since, pause_until: 0 }
+    }
+
+    /// Whether any of these bytes are there.
+    pub(super) fn has_some(&self, from: u32, to: u32) -> bool {
+        self.cursor > from || self.ahead.iter().any(|(begin, end)| *begin < to && from < *end)
+    }
+
+    /// Goes on at the cursor. What comes of the chunks that are on their way counts for nothing.
+    fn restart(&mut self, since: u64) {
+        (self.begun, self.open, self.since) = (self.cursor, 0, since);
+        self.ahead.clear();
+    }
+
+    fn have(&mut self, from: u32, to: u32) {
+        self.ahead.insert((from, to));
+        while let Some((_, to)) = self.ahead.first().copied().filter(|(from, _)| *from <= self.cursor) {
+            self.ahead.pop_first();
+            self.cursor = self.cursor.max(to);
+        }
+    }
+}
+
+/// All slots that are being filled, by group and slot.
+#[derive(Debug, Default)]
+pub(super) struct Fills {
+    pub(super) of: BTreeMap<(u32, u32), Fill>,
+    /// A slot may have become complete since they were looked through.
+    pub(super) any_filled: bool,
+    /// A group began to be rebuilt that can lose no more.
+    is_exposed: bool,
+}
+
+/// The chunks that are on their way.
+#[derive(Debug, Default)]
+pub(super) struct Filling {
+    open: usize,
+    /// Until then a group that can lose no more goes before the tools.
+    rush_until: Time,
+}
+
+impl Filling {
+    pub(super) fn start(&mut self, base: &mut Base) {
+        if std::mem::take(&mut base.fills.is_exposed) {
+            self.rush_until = base.now + RUSH_NS;
+        }
+        let limit = match base.shape.map.hurry {
+            true => HURRY_CHUNKS_MAX as usize,
+            false if base.now < self.rush_until => FILL_CHUNKS_MAX as usize,
+            false => base.pace.chunks().min(FILL_CHUNKS_MAX as usize),
+        };
+        let reserve = (SCRATCH_LARGE_COUNT - FILL_CHUNKS_MAX) as usize / 2;
+        while self.open < limit && base.jobs.scratch.large_free() > reserve {
+            let Some((group, slot)) = next_to_fill(base) else { return };
+            self.open += 1;
+            let end = base.shape.used(group);
+            let step = base.shape.lane_max();
+            let fill = base.fills.of.get_mut(&(group, slot)).expect("just found");
+            let (lo, to) = (fill.begun, fill.to);
+            let hi = (lo / step * step + step).min(end);
+            (fill.begun, fill.open) = (hi, fill.open + 1);
+            base.add_job(None, Work::Fill { slot, to }, group, lo, hi);
+        }
+    }
+
+    pub(super) fn ended(&mut self, base: &mut Base, job: &Job, slot: u32, to: Placement, done: bool) {
+        self.open -= 1;
+        let same = |fill: &&mut Fill| fill.to == to;
+        let Some(fill) = base.fills.of.get_mut(&(job.group, slot)).filter(same) else { return };
+        let counts = fill.since < job.born;
+        fill.open -= usize::from(counts);
+        if done && job.missed.is_empty() {
+            if !counts {
+                return;
+            }
+            fill.have(job.lo, job.hi);
+            base.fills.any_filled = true;
+            base.tally.filled(job.len());
+        } else {
+            if counts {
+                fill.restart(base.jobs.born);
+            }
+            fill.pause_until = base.now + PAUSE_NS;
+        }
+    }
+}
+
+/// Slots that are complete and that the map does not call held yet. This is asked at every event, while
+/// slots become complete rarely.
+pub(super) fn filled(base: &mut Base) -> Vec<Filled> {
+    if !base.fills.any_filled {
+        return Vec::new();
+    }
+    let whole = base.fills.of.iter().filter(|((group, _), fill)| fill.cursor >= base.shape.used(*group));
+    let mut filled: Vec<Filled> = whole
+        .map(|((group, slot), fill)| Filled { group: *group, slot: *slot, placement: fill.to })
+        .collect();
+    base.fills.any_filled = !filled.is_empty();
+    // Who cannot be reached may be gone, and what it was to replace is still there.
+    filled.retain(|filled| base.links.is_up(filled.placement.donor));
+    for Filled { group, slot, .. } in &filled {
+        base.fills.of.entry((*group, *slot)).and_modify(|fill| fill.told = Some(base.shape.map.epoch));
+    }
+    filled
+}
+
+/// Whether it holds the slot, or may be about to: the coordinator was told that it has every byte, and
+/// what became of that is not known.
+pub(super) fn may_hold(base: &Base, group: u32, slot: u32, placement: Placement) -> bool {
+    let told = |fill: &Fill| fill.to == placement && fill.told == Some(base.shape.map.epoch);
+    base.shape.slot(group, slot).held == Some(placement)
+        || base.fills.of.get(&(group, slot)).is_some_and(told)
+}
+
+pub(super) fn take_on(base: &mut Base) {
+    let mut fills = BTreeMap::new();
+    for (group, of_group) in (0u32..).zip(&base.shape.map.groups) {
+        let held = of_group.slots.iter().filter(|slot| slot.held.is_some()).count();
+        for (slot, places) in (0u32..).zip(&of_group.slots) {
+            let Some(to) = places.filling else { continue };
+            let known = base.fills.of.remove(&(group, slot)).filter(|fill| fill.to == to);
+            base.fills.is_exposed |= known.is_none() && held <= base.shape.geometry.data as usize;
+            fills.insert((group, slot), known.unwrap_or_else(|| Fill::new(to, base.jobs.born)));
+        }
+    }
+    base.fills.of = fills;
+    base.fills.any_filled = true;
+    count(base);
+}
+
+pub(super) fn unfill(base: &mut Base, group: u32, slot: u32, to: u32) {
+    if let Some(fill) = base.fills.of.get_mut(&(group, slot)).filter(|fill| to < fill.begun) {
+        fill.cursor = fill.cursor.min(to);
+        fill.restart(base.jobs.born);
+    }
+}
+
+/// Those first whose group can lose the fewest more; of them the ones with the fewest chunks on their
+/// way; then in order, so that some are complete early: that is when a donor gets its memory back.
+fn next_to_fill(base: &Base) -> Option<(u32, u32)> {
+    let able = |(key, fill): &(&(u32, u32), &Fill)| {
+        let ready = fill.pause_until <= base.now && fill.begun < base.shape.used(key.0);
+        ready && base.links.is_up(fill.to.donor)
+    };
+    let slots = |group: u32| base.shape.map.groups[group as usize].slots.iter();
+    let held = |group: u32| slots(group).filter(|slot| slot.held.is_some()).count();
+    let best = base.fills.of.iter().filter(able).min_by_key(|(key, fill)| (held(key.0), fill.open, **key));
+    best.map(|(key, _)| *key)
+}
+
+pub(super) fn write(base: &mut Base, key: Key, slot: u32, to: Placement) {
+    base.drop_parts(key);
+    let (fragment, at) = (base.fragment(key, slot), base.lane(key, slot));
+    let job = &base.jobs[key];
+    let scatter = Scatter::whole(at.offset, job.len());
+    if job.tries == 0 {
+        base.effects.push(Effect::Learn { fragment, copies: 1, mem: at.mem, scatter });
+    }
+    let (lo, scatter) = (job.lo, Scatter::whole(at.offset, job.len()));
+    let known = base.links.get(to.donor).is_some();
+    if !known || !base.add_part(key, slot, to, PartOp::Sparse, Run { local: lo, mem: at.mem, scatter }) {
+        return base.end_job(key, Err(VolumeError::DonorLost));
+    }
+    base.set_phase(key, Phase::Writing);
+}
+
+fn count(base: &mut Base) {
+    let left = |((group, _), fill): (&(u32, u32), &Fill)| {
+        u64::from(base.shape.used(*group).saturating_sub(fill.cursor))
+    };
+    let fills = &base.fills.of;
+    base.tally.fills_left((!fills.is_empty()).then(|| fills.iter().map(left).sum()));
+}

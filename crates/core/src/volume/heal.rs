@@ -1,0 +1,102 @@
+//! Blocks that a donor sent wrong: put right where they are.
+//!
+//! Owns which blocks are to be healed and in what order. Never: finding them (drivers check what is read).
+//! Tests: `tests/volume_degraded.rs`, the simulator.
+
+use super::base::Base;
+use super::job::{Job, Part, Phase, Work, bit};
+use super::{BLOCK, Key, PAUSE_NS, lanes};
+use crate::units::Time;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+
+const HEALS_MAX: usize = 4;
+
+/// A run of one slot: group, slot, and the bytes of its extent from and to.
+type Run = (u32, u32, u32, u32);
+
+#[derive(Debug, Default)]
+pub(super) struct Healing {
+    open: usize,
+    /// Runs whose blocks were wrong, and how many.
+    wrong: BTreeMap<Run, u32>,
+    healing: BTreeSet<Run>,
+    last: Run,
+    pause_until: Time,
+}
+
+impl Healing {
+    /// A donor sent blocks that are not what was written there.
+    pub(super) fn found_corrupt(&mut self, base: &mut Base, part: Part, blocks: u32) {
+        *base.tally.corrupt.entry(part.placement.donor).or_default() += u64::from(blocks);
+        let Job { group, work, .. } = base.jobs[part.job];
+        let (local, len) = (part.run.local, part.run.scatter.len);
+        // Two slots that are wrong in the same row would be healed by turns for ever, and nothing else would
+        // be.
+        let heals = matches!(work, Work::Heal { .. });
+        if base.shape.geometry.parity == 0 || base.shape.read_only || heals {
+            return;
+        }
+        let step = base.shape.lane_max();
+        let (mut at, end) = (local / step * step, local + len);
+        let mut left = blocks;
+        while at < end {
+            // How many of the blocks lie in which chunk is not known; they are counted with the first.
+            let (lo, hi) = (at.max(local), (at + step).min(end));
+            *self.wrong.entry((group, part.slot, lo, hi)).or_default() += std::mem::take(&mut left);
+            at += step;
+        }
+        base.upkeep_due = true;
+    }
+
+    pub(super) fn start(&mut self, base: &mut Base) {
+        while base.now >= self.pause_until && self.open < HEALS_MAX {
+            // In turn, so that one which cannot be healed yet does not keep the others waiting.
+            let (heals, last) = (&self.wrong, self.last);
+            let in_turn = heals.range((Bound::Excluded(last), Bound::Unbounded)).chain(heals.range(..=last));
+            let mut chunks = in_turn.map(|(chunk, _)| *chunk);
+            let Some(chunk) = chunks.find(|chunk| !self.healing.contains(chunk)) else { return };
+            self.last = chunk;
+            let (group, slot, from, to) = chunk;
+            if !base.shape.is_held(group, slot) || to > base.shape.used(group) {
+                self.wrong.remove(&chunk);
+                continue;
+            }
+            self.healing.insert(chunk);
+            self.open += 1;
+            let key = base.add_job(None, Work::Heal { slot }, group, from, to);
+            let job = &mut base.jobs[key];
+            (job.avoid, job.wrong) = (bit(slot), bit(slot));
+        }
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.wrong.is_empty()
+    }
+
+    pub(super) fn ended(&mut self, base: &mut Base, job: &Job, slot: u32, done: bool) {
+        let chunk = (job.group, slot, job.lo, job.hi);
+        self.open -= 1;
+        self.healing.remove(&chunk);
+        let blocks = self.wrong.remove(&chunk).unwrap_or(0);
+        if done {
+            base.tally.healed += u64::from(blocks);
+        } else if job.len() > BLOCK {
+            // Other slots may be wrong in other rows of it.
+            let block = |at: u32| (job.group, slot, at, at + BLOCK);
+            let mut each = (job.lo..job.hi).step_by(BLOCK as usize).map(block);
+            let first = each.next().map(|chunk| (chunk, blocks));
+            self.wrong.extend(first.into_iter().chain(each.map(|chunk| (chunk, 0))));
+        } else {
+            // Whoever reads it finds it again; until then there is no use in trying.
+            self.pause_until = base.now + PAUSE_NS;
+        }
+    }
+}
+
+pub(super) fn write(base: &mut Base, key: Key, slot: u32) {
+    base.drop_parts(key);
+    let Job { lo, hi, .. } = base.jobs[key];
+    lanes::write_lane(base, key, slot, lo, hi);
+    base.set_phase(key, Phase::Writing);
+}

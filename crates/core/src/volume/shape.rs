@@ -1,0 +1,190 @@
+//! Where a volume's bytes lie and who holds them: its newest map, with what this client knows better already.
+//!
+//! Owns the arithmetic of units, lanes and columns over the map, and ranges that are lost for good. Never: which
+//! donor is asked. Tests: `tests/layout.rs`, `tests/lost_ranges.rs`, the simulator.
+
+use super::BLOCK;
+use super::job::{Content, Slots, bit};
+use super::types::PartOp;
+use crate::bad;
+use crate::code::Code;
+use crate::layout::{Geometry, Span};
+use crate::limits::SCRATCH_LARGE_BYTES;
+use crate::map::{BadRange, Placement, Slot, VolumeMap};
+
+#[derive(Debug)]
+pub(super) struct Shape {
+    pub(super) map: VolumeMap,
+    pub(super) geometry: Geometry,
+    pub(super) code: Code,
+    pub(super) read_only: bool,
+    /// What was found to be lost for good, and the coordinator has yet to record.
+    pub(super) bad: Vec<BadRange>,
+    /// What of lost ranges was written again, likewise.
+    pub(super) rewritten: Vec<BadRange>,
+}
+
+impl Shape {
+    pub(super) fn new(map: VolumeMap, read_only: bool) -> Shape {
+        let geometry = Geometry::new(map.redundancy, map.unit);
+        let code = Code::new(map.redundancy);
+        Shape { map, geometry, code, read_only, bad: Vec::new(), rewritten: Vec::new() }
+    }
+
+    /// A slot of a group, as the map has it.
+    pub(super) fn slot(&self, group: u32, slot: u32) -> Slot {
+        self.map.groups[group as usize].slots[slot as usize]
+    }
+
+    /// All slots of a group by number, data first.
+    pub(super) fn slots(&self) -> std::ops::Range<u32> {
+        0..self.geometry.data + self.geometry.parity
+    }
+
+    /// Those of them that have parity.
+    pub(super) fn parity_slots(&self) -> std::ops::Range<u32> {
+        self.geometry.data..self.geometry.data + self.geometry.parity
+    }
+
+    /// Who holds a slot of the group.
+    pub(super) fn holders(&self, group: u32) -> impl Iterator<Item = Placement> + Clone {
+        self.map.groups[group as usize].slots.iter().filter_map(|slot| slot.held)
+    }
+
+    pub(super) fn report_bad(&mut self, bad: BadRange) {
+        if !self.bad.contains(&bad) {
+            self.bad.push(bad);
+        }
+    }
+
+    /// What is lost for good of data, whether the coordinator has recorded it yet or not.
+    pub(super) fn lost_ranges(&self) -> impl Iterator<Item = &BadRange> {
+        self.map.bad.iter().chain(&self.bad)
+    }
+
+    /// Whether the coordinator has yet to answer that something of these rows was written again.
+    pub(super) fn is_rewritten_unheard(&self, group: u32, lo: u32, hi: u32) -> bool {
+        let here = |range: &BadRange| range.group == group && range.from < hi && lo < range.to;
+        self.rewritten.iter().any(here)
+    }
+
+    /// They are readable from now on, whatever the coordinator records meanwhile.
+    pub(super) fn report_rewritten(&mut self, rewritten: Vec<BadRange>) {
+        bad::subtract(&mut self.map.bad, rewritten.iter().copied());
+        bad::subtract(&mut self.map.unreadable, rewritten.iter().copied());
+        bad::subtract(&mut self.bad, rewritten.iter().copied());
+        self.rewritten.extend(rewritten);
+    }
+
+    /// The blocks of each extent of its group that a span touches.
+    pub(super) fn local_range(&self, span: Span) -> (u32, u32) {
+        let (lo, hi) = self.geometry.reach(span.begin, span.end);
+        (lo / BLOCK * BLOCK, hi.next_multiple_of(BLOCK))
+    }
+
+    /// Bytes of one lane at most, so that all lanes of a job fit into a piece of scratch memory.
+    pub(super) fn lane_max(&self) -> u32 {
+        let lanes = self.geometry.data + self.geometry.parity;
+        let bytes = SCRATCH_LARGE_BYTES / lanes / BLOCK * BLOCK;
+        if bytes > self.geometry.unit { bytes / self.geometry.unit * self.geometry.unit } else { bytes }
+    }
+
+    /// The data slots of which a span needs something between `lo` and `hi`.
+    pub(super) fn wanted(&self, span: Span, lo: u32, hi: u32) -> Slots {
+        let touches = |slot: &u32| {
+            let (from, to) = self.geometry.column(span.begin, span.end, *slot);
+            from.max(lo) < to.min(hi)
+        };
+        (0..self.geometry.data).filter(touches).map(bit).sum()
+    }
+
+    pub(super) fn is_held(&self, group: u32, slot: u32) -> bool {
+        self.map.groups[group as usize].slots[slot as usize].held.is_some()
+    }
+
+    /// The pieces of a span in data slot `slot` between `lo` and `hi`: offset in the extent, in the payload,
+    /// length.
+    pub(super) fn overlap(&self, span: Span, slot: u32, lo: u32, hi: u32) -> Vec<(u32, u32, u32)> {
+        let (from, to) = self.geometry.column(span.begin, span.end, slot);
+        let (from, to) = (from.max(lo), to.min(hi));
+        if from >= to {
+            return Vec::new();
+        }
+        let mut local = from;
+        let pieces = self.geometry.scatter(slot, from, to, span.begin, span.payload).pieces();
+        let placed = pieces.map(|(payload, len)| {
+            local += len;
+            (local - len, payload, len)
+        });
+        placed.collect()
+    }
+
+    /// Whether a part of the span could not be read when the volume was loaded.
+    pub(super) fn is_unreadable(&self, span: Span) -> bool {
+        let list = &self.map.unreadable;
+        !list.is_empty()
+            && (0..self.geometry.data).any(|slot| {
+                let (from, to) = self.geometry.column(span.begin, span.end, slot);
+                touched_of(list, span.group, slot, from, to).next().is_some()
+            })
+    }
+
+    /// Whether a part of the span is known to be lost for good.
+    pub(super) fn is_bad(&self, span: Span) -> bool {
+        self.lost_ranges().any(|bad| {
+            let (from, to) = self.geometry.column(span.begin, span.end, bad.slot);
+            bad.reaches(span.group, bad.slot, from, to)
+        })
+    }
+
+    pub(super) fn holds(&self, group: u32, placement: Placement) -> bool {
+        self.map.groups[group as usize].slots.iter().any(|slot| slot.held == Some(placement))
+    }
+
+    /// Bytes of each extent of the group that the volume's size reaches.
+    pub(super) fn used(&self, group: u32) -> u32 {
+        let begin = u64::from(group) * self.map.group_bytes();
+        let end = (self.map.size - begin).min(self.map.group_bytes());
+        let end = u32::try_from(end).expect("a group is at most 2 GiB");
+        self.local_range(Span { group, begin: 0, end, payload: 0 }).1
+    }
+
+    /// Where, in the blocks of the extents, other slots have a part of the span: a job is of the same slots
+    /// throughout, so that donors can be told of its writes which those are.
+    pub(super) fn borders(&self, span: Span) -> Vec<u32> {
+        if self.geometry.data == 1 || self.geometry.parity == 0 {
+            return Vec::new();
+        }
+        let column = |slot| self.geometry.column(span.begin, span.end, slot);
+        let columns = (0..self.geometry.data).map(column).filter(|(from, to)| from < to);
+        columns.flat_map(|(from, to)| [from / BLOCK * BLOCK, to.next_multiple_of(BLOCK)]).collect()
+    }
+
+    /// With redundancy all slots must agree, so a hint that a server may ignore becomes an order.
+    pub(super) fn part_op(&self, content: Content) -> PartOp {
+        match content {
+            Content::Trim if self.geometry.parity > 0 => PartOp::Zero { keep: false },
+            other => other.part_op(),
+        }
+    }
+
+    /// Coefficients of all parity for these data slots.
+    pub(super) fn encoding(&self, data: std::ops::Range<u32>) -> Vec<u8> {
+        (0..self.geometry.parity)
+            .flat_map(|parity| data.clone().map(move |slot| (parity, slot)))
+            .map(|(parity, slot)| self.code.coefficient(parity, slot))
+            .collect()
+    }
+}
+
+/// Those of an ascending list that the run of a slot touches.
+pub(super) fn touched_of(
+    list: &[BadRange],
+    group: u32,
+    slot: u32,
+    from: u32,
+    to: u32,
+) -> impl Iterator<Item = &BadRange> {
+    let first = list.partition_point(|range| (range.group, range.slot, range.to) <= (group, slot, from));
+    list[first..].iter().take_while(move |range| range.reaches(group, slot, from, to))
+}
