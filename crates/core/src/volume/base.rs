@@ -301,3 +301,113 @@ impl Base {
         }
     }
 }
+
+/// A volume of one group over donors 1, 2 and so on, in service, with all links open.
+#[cfg(test)]
+pub(super) fn sample(redundancy: &str) -> Base {
+    use crate::map::{Group, Route, Slot, VolumeId, VolumeMap};
+    let redundancy: crate::map::Redundancy = redundancy.parse().expect("a redundancy");
+    let donors = 1..=u64::from(redundancy.data + redundancy.parity);
+    let slot = |donor| Slot::held(Placement { donor: DonorId(donor), extent: 0 });
+    let route = |donor| {
+        let (name, address) = (format!("d{donor}"), "127.0.0.1:1".to_owned());
+        (DonorId(donor), Route { name, address, foreign_export: None })
+    };
+    let map = VolumeMap {
+        volume: VolumeId(7),
+        name: "v".to_owned(),
+        epoch: 1,
+        size: u64::from(redundancy.data) * EXTENT_BYTES,
+        redundancy,
+        unit: redundancy.default_unit(),
+        groups: vec![Group { slots: donors.clone().map(slot).collect() }],
+        routes: donors.clone().map(route).collect(),
+        bad: Vec::new(),
+        unreadable: Vec::new(),
+        hurry: false,
+    };
+    map.check().expect("a sound map");
+    let mut base = Base::new(Shape::new(map, false), Stage::Serving);
+    super::watch::open_links(&mut base);
+    donors.for_each(|donor| assert!(super::watch::opened(&mut base, DonorId(donor), 1)));
+    base.effects.clear();
+    base
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EXTENT: Placement = Placement { donor: DonorId(2), extent: 3 };
+
+    fn sent(base: &Base) -> Vec<Key> {
+        let part = |effect: &Effect| if let Effect::Send { part, .. } = effect { Some(*part) } else { None };
+        base.effects.iter().filter_map(part).collect()
+    }
+
+    #[test]
+    fn a_part_says_where_its_bytes_are_and_whose_write_it_is() {
+        let mut base = sample("parity:2+1");
+        let key = base.add_job(None, Work::Heal { slot: 1 }, 0, 4096, 8192);
+        let at = At { mem: Mem::Scratch(5), offset: 64 };
+        assert!(base.add_part(key, 1, EXTENT, PartOp::Write, Run::whole(4096, at, 4096)));
+        let [Effect::Send { donor, address, fragment, mark: Some(mark), .. }] = &base.effects[..] else {
+            panic!("{:?}", base.effects)
+        };
+        assert_eq!((*donor, *address), (EXTENT.donor, 3 * EXTENT_BYTES + 4096));
+        assert_eq!(*fragment, Fragment { group: 0, slot: 1, local: 4096 });
+        assert_eq!((mark.number, mark.targets, mark.complete), (1, bit(1), 0));
+    }
+
+    #[test]
+    fn a_read_has_no_number_and_leaves_none_behind() {
+        let mut base = sample("parity:2+1");
+        let key = base.add_job(None, Work::Scrub, 0, 0, 4096);
+        assert!(base.add_part(key, 1, EXTENT, PartOp::Read, Run::about(0, 4096)));
+        assert!(matches!(base.effects[..], [Effect::Send { mark: None, .. }]));
+        assert!(!base.jobs[key].wrote);
+        assert_eq!(base.jobs.numbers.over(), 0, "nothing was numbered");
+    }
+
+    #[test]
+    fn who_is_set_aside_is_asked_for_nothing_and_its_parts_fail_once() {
+        let mut base = sample("parity:2+1");
+        let key = base.add_job(None, Work::Scrub, 0, 0, 4096);
+        assert!(base.add_part(key, 1, EXTENT, PartOp::Read, Run::about(0, 4096)));
+        let part = sent(&base)[0];
+        super::super::watch::set_aside(&mut base, EXTENT.donor, "a test".to_owned());
+        assert!(!base.add_part(key, 1, EXTENT, PartOp::Read, Run::about(0, 4096)));
+        assert_eq!(base.jobs[key].open, 1, "it counts until its job has heard of it");
+        base.fail_part(part, Failure::Late);
+        assert_eq!(base.failed, [(part, Failure::Down)]);
+    }
+
+    #[test]
+    fn a_job_that_ends_lets_others_have_what_it_had() {
+        let mut base = sample("parity:2+1");
+        let first = base.add_job(None, Work::Heal { slot: 0 }, 0, 0, 8192);
+        let next = base.add_job(None, Work::Heal { slot: 1 }, 0, 4096, 8192);
+        assert_eq!(base.jobs.ready, [first], "the next waits for its lock");
+        assert!(base.add_part(first, 1, EXTENT, PartOp::Read, Run::about(0, 4096)));
+        let part = sent(&base)[0];
+        let free = base.jobs.scratch.free();
+        base.jobs[first].scratch = base.jobs.scratch.take(4096);
+        base.end_job(first, Ok(()));
+        assert_eq!(base.effects.last(), Some(&Effect::Abandon { donor: EXTENT.donor, part }));
+        assert_eq!((base.jobs.scratch.free(), base.jobs.parts.len()), (free, 0));
+        assert_eq!(base.jobs.ready, [first, next]);
+        assert!(base.jobs.get(first).is_none() && base.jobs.ended.len() == 1);
+    }
+
+    #[test]
+    fn what_reaches_too_few_holders_is_out_of_reach() {
+        let mut base = sample("parity:2+1");
+        assert!(!base.is_out_of_reach(0));
+        super::super::watch::set_aside(&mut base, DonorId(1), "a test".to_owned());
+        assert!(!base.is_out_of_reach(0));
+        super::super::watch::set_aside(&mut base, DonorId(2), "a test".to_owned());
+        assert!(base.is_out_of_reach(0));
+        assert_eq!(base.source(0, 0), None);
+        assert!(base.source(0, 2).is_some());
+    }
+}

@@ -190,3 +190,75 @@ pub(super) fn is_recorded_as_lost(base: &Base, group: u32, slot: u32, from: u32,
     let range = BadRange { group, slot, from, to };
     !base.shape.is_held(group, slot) && base.shape.map.bad.iter().any(|bad| bad.covers(&range))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::volume::base::sample;
+    use crate::volume::watch::set_aside;
+
+    fn torn(base: &mut Base, lo: u32, hi: u32, missed: Slots) {
+        base.doubts.torn.push(Torn { group: 0, lo, hi, missed });
+    }
+
+    #[test]
+    fn rows_that_one_slot_missed_are_read_around_it_and_not_in_doubt() {
+        let mut base = sample("parity:2+1");
+        torn(&mut base, 4096, 8192, bit(2));
+        assert_eq!(missed_there(&base, 0, 0, 4096), 0, "it ends where that begins");
+        assert_eq!(missed_there(&base, 0, 0, 4097), bit(2));
+        assert!(!is_torn(&base, 0, 0, 8192) && !is_in_doubt(&base, 0, 0, 8192));
+        assert_eq!(complete_up_to(&base), 0, "donors go on remembering");
+    }
+
+    #[test]
+    fn rows_that_anybody_may_have_missed_take_no_writes() {
+        let mut base = sample("parity:2+1");
+        torn(&mut base, 4096, 8192, 0);
+        assert!(is_torn(&base, 0, 4096, 8192) && is_in_doubt(&base, 0, 0, 4097));
+        assert!(!is_in_doubt(&base, 0, 8192, 12288));
+        let mut copies = sample("mirror:2");
+        torn(&mut copies, 4096, 8192, 0);
+        assert!(!is_in_doubt(&copies, 0, 4096, 8192), "each copy is whole for itself");
+    }
+
+    #[test]
+    fn a_holder_that_was_not_asked_puts_its_group_in_doubt_until_it_holds_nothing() {
+        let mut base = sample("parity:2+1");
+        let held = base.shape.slot(0, 1).held.expect("whole");
+        base.doubts.unsure.push((0, 1, held));
+        assert!(is_in_doubt(&base, 0, 0, 4096) && is_torn(&base, 0, 0, 4096));
+        base.doubts.holds_back = true;
+        assert!(is_in_doubt(&base, 0, 0, 4096), "it takes no writes yet");
+        assert!(!is_torn(&base, 0, 0, 4096), "the others are read");
+        base.shape.map.groups[0].slots[1].held = None;
+        assert!(!is_in_doubt(&base, 0, 0, 4096));
+    }
+
+    #[test]
+    fn data_makes_parity_and_what_missed_a_write_is_mended_from_those_that_did_not() {
+        let mut base = sample("parity:2+1");
+        let (all, parity) = (Torn { group: 0, lo: 0, hi: 4096, missed: 0 }, bit(2));
+        assert!(can_resync(&base, all));
+        assert_eq!(mendable(&base, Torn { missed: parity, ..all }), Some(2));
+        assert_eq!(mendable(&base, all), None, "nobody knows who fits");
+        set_aside(&mut base, DonorId(1), "a test".to_owned());
+        assert!(!can_resync(&base, all), "its data may be missing");
+        assert_eq!(mendable(&base, Torn { missed: parity, ..all }), None, "two are needed");
+        base.shape.map.groups[0].slots[0].held = None;
+        base.shape.map.bad.push(BadRange { group: 0, slot: 0, from: 0, to: 4096 });
+        assert!(can_resync(&base, all), "its loss is recorded");
+    }
+
+    #[test]
+    fn a_donor_that_has_ended_is_not_needed_any_more() {
+        let mut base = sample("parity:2+1");
+        torn(&mut base, 0, 4096, 0);
+        assert!(is_needed(&base, 0, 0, DonorId(1)));
+        assert!(!is_needed(&base, 0, 2, DonorId(3)), "parity is made from data");
+        base.links[DonorId(1)].gone = true;
+        assert!(!is_needed(&base, 0, 0, DonorId(1)) && !is_hopeless(&base, 0));
+        base.links[DonorId(2)].gone = true;
+        assert!(is_hopeless(&base, 0));
+    }
+}

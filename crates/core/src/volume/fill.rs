@@ -211,3 +211,56 @@ fn count(base: &mut Base) {
     let fills = &base.fills.of;
     base.tally.fills_left((!fills.is_empty()).then(|| fills.iter().map(left).sum()));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::map::DonorId;
+    use crate::volume::base::sample;
+
+    const TO: Placement = Placement { donor: DonorId(3), extent: 9 };
+
+    #[test]
+    fn what_is_there_grows_over_chunks_that_came_out_of_order() {
+        let mut fill = Fill::new(TO, 0);
+        fill.have(4096, 8192);
+        assert_eq!(fill.cursor, 0);
+        assert!(fill.has_some(8000, 9000) && !fill.has_some(0, 4096), "only what came");
+        fill.have(0, 4096);
+        assert_eq!(fill.cursor, 8192);
+        fill.have(12288, 16384);
+        fill.restart(5);
+        assert!(!fill.has_some(8192, 16384), "what lies ahead is not believed after a failure");
+        assert_eq!((fill.cursor, fill.begun, fill.since), (8192, 8192, 5));
+    }
+
+    #[test]
+    fn a_new_holder_that_missed_a_write_begins_there_again() {
+        let mut base = sample("parity:2+1");
+        base.shape.map.groups[0].slots[2].filling = Some(TO);
+        take_on(&mut base);
+        let fill = base.fills.of.get_mut(&(0, 2)).expect("taken on");
+        (fill.begun, fill.told) = (16384, Some(1));
+        fill.have(0, 16384);
+        assert!(may_hold(&base, 0, 2, TO), "the coordinator was told");
+        unfill(&mut base, 0, 2, 4096);
+        assert_eq!(base.fills.of[&(0, 2)].cursor, 4096);
+        unfill(&mut base, 0, 2, 8192);
+        assert_eq!(base.fills.of[&(0, 2)].cursor, 4096, "it has nothing there to lose");
+        base.shape.map.epoch = 2;
+        assert!(!may_hold(&base, 0, 2, TO), "that was another map");
+    }
+
+    #[test]
+    fn a_filling_that_is_known_goes_on_where_it_was() {
+        let mut base = sample("parity:2+1");
+        base.shape.map.groups[0].slots[2].filling = Some(TO);
+        take_on(&mut base);
+        base.fills.of.get_mut(&(0, 2)).expect("taken on").have(0, 4096);
+        take_on(&mut base);
+        assert_eq!(base.fills.of[&(0, 2)].cursor, 4096);
+        base.shape.map.groups[0].slots[2].filling = Some(Placement { extent: 10, ..TO });
+        take_on(&mut base);
+        assert_eq!(base.fills.of[&(0, 2)].cursor, 0, "another place has nothing");
+    }
+}

@@ -352,3 +352,66 @@ impl Link {
         (self.silent_ticks, self.slow_ticks, self.late) = (0, 0, false);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::MILLISECOND_NS;
+    use crate::volume::base::sample;
+
+    fn link() -> Link {
+        Link::new(&Route { name: "d".into(), address: "127.0.0.1:1".into(), foreign_export: None }, 4)
+    }
+
+    #[test]
+    fn who_was_never_reached_is_asked_as_willingly_as_who_is_up() {
+        let mut link = link();
+        assert_eq!(link.trust(), Some(Trust::Good));
+        link.state = State::opening(0, false);
+        assert_eq!(link.trust(), Some(Trust::Good), "it is waited for");
+        link.known = true;
+        assert_eq!(link.trust(), Some(Trust::Poor), "others are asked first while it is opened again");
+        (link.state, link.late) = (State::Up, true);
+        assert_eq!(link.trust(), Some(Trust::Poor));
+        link.note_answer(MILLISECOND_NS, 0, PartOp::Read);
+        assert_eq!(link.trust(), Some(Trust::Good));
+    }
+
+    #[test]
+    fn what_a_failure_says_depends_on_what_is_known_of_the_donor() {
+        let mut link = link();
+        let (refused, unopened) =
+            (LinkFailure::Refused(String::new()), LinkFailure::NotOpened(String::new()));
+        assert_eq!((link.hope_after(&refused), link.hope_after(&unopened)), (Hope::Some, Hope::Some));
+        link.known = true;
+        assert_eq!((link.hope_after(&refused), link.hope_after(&unopened)), (Hope::None, Hope::Little));
+        let broken = LinkFailure::Broken(String::new());
+        assert_eq!(link.hope_after(&broken), Hope::Some);
+        link.fenced = false;
+        assert_eq!(link.hope_after(&broken), Hope::None, "a foreign server knows no sessions");
+    }
+
+    #[test]
+    fn hedging_follows_the_latency_within_its_limits() {
+        let mut latency = Latency::default();
+        assert_eq!(latency.hedge_after(), HEDGE_MIN_NS);
+        (0..100).for_each(|_| latency.note(20 * MILLISECOND_NS));
+        let steady = latency.hedge_after();
+        assert!((20 * MILLISECOND_NS..22 * MILLISECOND_NS).contains(&steady), "{steady}");
+        (0..10).for_each(|at| latency.note(at % 2 * 60 * MILLISECOND_NS));
+        assert!(latency.hedge_after() > 2 * steady, "one that varies is waited for longer");
+        latency.note(u64::from(u32::MAX) * MILLISECOND_NS);
+        assert_eq!(latency.hedge_after(), HEDGE_MAX_NS);
+    }
+
+    #[test]
+    fn sessions_never_go_back_not_even_for_a_donor_that_had_left() {
+        let mut base = sample("parity:2+1");
+        base.links[DonorId(2)].session = 8;
+        base.links.remove(DonorId(2));
+        base.links.remove(DonorId(1));
+        base.links.add(&base.shape.map);
+        assert_eq!(base.links[DonorId(1)].session, 8, "whoever it is");
+        assert_eq!(base.links[DonorId(3)].session, 1, "one that stayed has its own");
+    }
+}

@@ -188,3 +188,60 @@ pub(super) fn touched_of(
     let first = list.partition_point(|range| (range.group, range.slot, range.to) <= (group, slot, from));
     list[first..].iter().take_while(move |range| range.reaches(group, slot, from, to))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::volume::base::sample;
+
+    fn span(begin: u32, end: u32) -> Span {
+        Span { group: 0, begin, end, payload: 100 }
+    }
+
+    #[test]
+    fn what_a_span_has_of_a_slot_is_found_in_its_extent_and_in_the_payload() {
+        let shape = sample("parity:2+1").shape;
+        let unit = shape.geometry.unit;
+        let two_rows = span(unit / 2, 3 * unit);
+        assert_eq!(shape.wanted(two_rows, 0, unit), 0b11);
+        assert_eq!(shape.wanted(two_rows, unit, 2 * unit), 0b01, "the second row ends in the first slot");
+        let first = [(unit / 2, 100, unit / 2), (unit, 100 + 3 * unit / 2, unit)];
+        assert_eq!(shape.overlap(two_rows, 0, 0, 2 * unit), first);
+        assert_eq!(shape.overlap(two_rows, 1, 0, 2 * unit), [(0, 100 + unit / 2, unit)]);
+        assert_eq!(shape.overlap(two_rows, 1, unit, 2 * unit), []);
+    }
+
+    #[test]
+    fn lanes_of_all_slots_fit_into_one_piece_of_scratch_memory() {
+        for redundancy in ["parity:2+1", "parity:3+2", "parity:8+2", "mirror:3"] {
+            let shape = sample(redundancy).shape;
+            let lanes = shape.geometry.data + shape.geometry.parity;
+            assert!(shape.lane_max() * lanes <= SCRATCH_LARGE_BYTES, "{redundancy}");
+            assert!(shape.lane_max().is_multiple_of(BLOCK) && shape.lane_max() > 0, "{redundancy}");
+        }
+    }
+
+    #[test]
+    fn what_is_lost_is_known_before_the_coordinator_has_recorded_it_and_forgotten_when_it_is_written() {
+        let mut shape = sample("parity:2+1").shape;
+        let lost = BadRange { group: 0, slot: 1, from: 0, to: 8192 };
+        shape.report_bad(lost);
+        shape.report_bad(lost);
+        assert_eq!(shape.bad, [lost], "once");
+        let unit = shape.geometry.unit;
+        assert!(shape.is_bad(span(unit, unit + 1)) && !shape.is_bad(span(0, unit)));
+        let written = BadRange { to: 4096, ..lost };
+        shape.map.bad.push(lost);
+        shape.report_rewritten(vec![written]);
+        assert!(!shape.is_bad(span(unit, unit + 4096)) && shape.is_bad(span(unit, unit + 4097)));
+        assert!(shape.is_rewritten_unheard(0, 0, 4096) && !shape.is_rewritten_unheard(0, 4096, 8192));
+    }
+
+    #[test]
+    fn the_last_extents_are_used_as_far_as_the_volume_goes() {
+        let mut shape = sample("parity:2+1").shape;
+        let unit = shape.geometry.unit;
+        shape.map.size = u64::from(unit) * 2 + 1;
+        assert_eq!(shape.used(0), unit + BLOCK, "a row, and a block of the next");
+    }
+}
