@@ -21,7 +21,7 @@ without = if [ "$${CI:-}" = true ]; then echo "$(1) is missing"; exit 1; else ec
 
 .PHONY: help setup build install demo test format lint unit instructions sim e2e fuzz bench bench-local bench-front bench-lan \
   bench-ahead bench-thesis bench-scale bench-seeds \
-  bench-codes bench-repair bench-owner faults clean
+  bench-codes bench-repair bench-owner mutants faults clean
 
 help: ## say what there is (the default)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -121,6 +121,10 @@ bench-repair: build ## what redundancy costs: writes, degraded reads and a rebui
 bench-owner: build ## how long an owner waits for 4 GiB that a donor's data takes (root): table, and owner.json
 	@echo "== owner benchmark"
 	@$(cargo) run --locked --release --quiet -p cheetah-lab --bin bench_owner
+
+mutants: setup ## small changes of core and nbd that some test has to notice (SEED=1 OF_CORE=300 OF_NBD=100; hours)
+	@echo "== mutants"
+	@scripts/mutants $(or $(SEED),1) $(or $(OF_CORE),300) $(or $(OF_NBD),100)
 
 faults: build ## the fault table: donors fail under a checked load (root; REPEATS=1 ONLY=mirror:2/kill SEED= RESUME=1)
 	@echo "== fault table"

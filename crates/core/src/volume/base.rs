@@ -138,6 +138,7 @@ impl Base {
     }
 
     /// Sends a part over its link, which is up.
+    #[inline]
     pub(super) fn send(&mut self, key: Key) {
         let part = self.jobs.parts.get_mut(key).expect("sent only while it exists");
         (part.progress, part.sent_at) = (Progress::Sent, self.now);
@@ -271,6 +272,31 @@ impl Base {
         Some((held, trust))
     }
 
+    /// Lets the job wait without its lock, which whatever makes the rows fit together needs.
+    pub(super) fn wait_for_rows(&mut self, key: Key) {
+        self.drop_parts(key);
+        self.jobs.free_scratch(key);
+        let job = &mut self.jobs[key];
+        (job.phase, job.have, job.avoid) = (Phase::Locking, 0, job.wrong);
+        let group = job.group;
+        self.jobs.unlock(group, key);
+        self.jobs.waiting.push(key);
+        self.upkeep_due = true;
+    }
+
+    /// The donor refused this reader: it may have nothing of the volume any more.
+    pub(super) fn note_shut_out(&mut self, donor: DonorId) {
+        if let Some(link) = self.links.get_mut(donor) {
+            link.shut_out = self.shape.read_only;
+        }
+    }
+
+    /// Whether a newer map may say where the group is.
+    pub(super) fn may_have_moved(&self, group: u32) -> bool {
+        let mut held = self.shape.holders(group);
+        held.any(|held| self.links.get(held.donor).is_some_and(|link| link.shut_out))
+    }
+
     pub(super) fn check_invariants(&self) {
         let Base { jobs, joins, links, requests, shape, .. } = self;
         for (key, part) in jobs.parts.iter() {
@@ -396,7 +422,7 @@ mod tests {
         assert_eq!(base.effects.last(), Some(&Effect::Abandon { donor: EXTENT.donor, part }));
         assert_eq!((base.jobs.scratch.free(), base.jobs.parts.len()), (free, 0));
         assert_eq!(base.jobs.ready, [first, next]);
-        assert!(base.jobs.get(first).is_none() && base.jobs.ended.len() == 1);
+        assert_eq!(base.jobs.ended, [(first, Ok(()))]);
     }
 
     #[test]

@@ -4,10 +4,10 @@
 //! begin anew a little later. Never: what is read (`read`, `lanes`). Tests: `tests/volume_moves.rs`, the
 //! simulator.
 
+use super::Key;
 use super::base::Base;
 use super::job::{Phase, Run, Still, slots_of};
 use super::types::{Mem, PartOp, VolumeError};
-use super::{Key, watch};
 use crate::layout::Scatter;
 use crate::limits::{READ_TOGETHER_NS, READ_TOGETHER_TRIES};
 
@@ -55,7 +55,7 @@ pub(super) fn rest(base: &mut Base, key: Key) {
     base.drop_parts(key);
     base.jobs.free_scratch(key);
     let group = base.jobs[key].group;
-    let moved = watch::may_have_moved(base, group);
+    let moved = base.may_have_moved(group);
     let job = &mut base.jobs[key];
     if moved {
         job.wrong = 0;

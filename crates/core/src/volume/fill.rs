@@ -11,7 +11,7 @@ use super::{Key, PAUSE_NS};
 use crate::api::Filled;
 use crate::layout::Scatter;
 use crate::limits::{FILL_CHUNKS_MAX, HURRY_CHUNKS_MAX, RUSH_NS, SCRATCH_LARGE_COUNT};
-use crate::map::Placement;
+use crate::map::{BadRange, Placement};
 use crate::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -210,6 +210,20 @@ fn count(base: &mut Base) {
     };
     let fills = &base.fills.of;
     base.tally.fills_left((!fills.is_empty()).then(|| fills.iter().map(left).sum()));
+}
+
+/// What was rebuilt is not what was written. Each of the others was what it should be, so nothing else can
+/// give this back.
+pub(super) fn wrongly_rebuilt(base: &mut Base, key: Key, slot: u32, to: Placement) {
+    let job = &mut base.jobs[key];
+    (job.failed, job.tries) = (None, 1);
+    if slot < base.shape.geometry.data {
+        let Job { group, lo, hi, .. } = *job;
+        base.shape.report_bad(BadRange { group, slot, from: lo, to: hi });
+        // What its new holder is given is not what was written there, and not its fault.
+        base.effects.push(Effect::Forget { fragment: base.fragment(key, slot), len: hi - lo });
+    }
+    write(base, key, slot, to);
 }
 
 #[cfg(test)]

@@ -17,14 +17,6 @@ use std::collections::{BTreeMap, VecDeque};
 /// Those that end in one go, at most, before the machine looks at them.
 const ENDED_USUALLY: usize = 64;
 
-/// A job that is over.
-#[derive(Debug)]
-pub(super) struct Ended {
-    pub(super) key: Key,
-    pub(super) job: Job,
-    pub(super) result: Result<(), VolumeError>,
-}
-
 #[derive(Debug)]
 pub(super) struct Jobs {
     slab: Slab<Job>,
@@ -46,8 +38,8 @@ pub(super) struct Jobs {
     /// yet to be asked for, and those that it was asked for.
     pub(super) unvouched: Vec<Key>,
     pub(super) vouching: Vec<Key>,
-    /// Those that are over, for whoever began them.
-    pub(super) ended: VecDeque<Ended>,
+    /// Those that are over, and how they ended: to be removed, and told to whoever began them.
+    pub(super) ended: VecDeque<(Key, Result<(), VolumeError>)>,
 }
 
 impl Jobs {
@@ -100,18 +92,26 @@ impl Jobs {
     }
 
     /// Its lock and scratch memory are others' from now on; the parts that it has were dropped.
+    #[inline]
     pub(super) fn end(&mut self, key: Key, result: Result<(), VolumeError>) {
         self.free_scratch(key);
-        let job = self.slab.remove(key).expect("a job ends once");
-        if job.number > 0 {
-            self.numbers.end(job.number);
+        let Job { number, group, .. } = self[key];
+        if number > 0 {
+            self.numbers.end(number);
         }
-        self.starving.retain(|starving| *starving != key);
-        self.unlock(job.group, key);
-        self.ended.push_back(Ended { key, job, result });
+        if !self.starving.is_empty() {
+            self.starving.retain(|starving| *starving != key);
+        }
+        self.unlock(group, key);
+        self.ended.push_back((key, result));
+    }
+
+    pub(super) fn remove(&mut self, key: Key) -> Job {
+        self.slab.remove(key).expect("a job ends once")
     }
 
     /// A part that waits for its link. `numbered`: the job's writes have a number.
+    #[inline]
     pub(super) fn add_part(&mut self, key: Key, part: Part, numbered: bool) -> Key {
         let job = self.slab.get_mut(key).expect("parts are of jobs");
         job.wrote |= part.op.writes();
@@ -124,6 +124,7 @@ impl Jobs {
         part
     }
 
+    #[inline]
     pub(super) fn unlock(&mut self, group: u32, key: Key) {
         let ready = &mut self.ready;
         self.locks.release(group, key, |granted| ready.push_back(granted));
@@ -139,6 +140,23 @@ impl Jobs {
     pub(super) fn has_room(&self, scratch_bytes: u32) -> bool {
         let scratch = scratch_bytes == 0 || self.scratch.has(scratch_bytes);
         self.parts.room() >= 2 * STRIPE_DONORS_MAX as usize && scratch
+    }
+
+    /// The answer to one of a job's checks.
+    pub(super) fn verified(&mut self, key: Key, right: bool) {
+        let Some(job) = self.slab.get_mut(key).filter(|job| job.phase == Phase::Checking) else { return };
+        job.open -= 1;
+        if !right {
+            job.failed = Some(VolumeError::Corrupt);
+        }
+        self.goes_on(key);
+    }
+
+    /// A job whose last part is answered goes on.
+    pub(super) fn goes_on(&mut self, key: Key) {
+        if self.slab.get(key).is_some_and(|job| job.open == 0) {
+            self.ready.push_back(key);
+        }
     }
 
     pub(super) fn set_phase(&mut self, key: Key, phase: Phase) {

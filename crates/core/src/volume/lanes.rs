@@ -8,8 +8,9 @@ use super::base::Base;
 use super::job::{Job, Missed, Phase, Run, Slots, Still, Work, bit, slots_of};
 use super::link::Trust;
 use super::types::{At, Combine, Effect, Fragment, PartOp, VolumeError};
-use super::{Key, beside, doubts, fill, read, resync, watch, write};
-use crate::map::{BadRange, Placement};
+use super::{BLOCK, Key, beside, doubts};
+use crate::layout::Span;
+use crate::map::Placement;
 
 /// Whom to ask before going round them. Where others may be writing, what is rebuilt may not be of one
 /// moment, so it is the last resort.
@@ -34,7 +35,7 @@ fn needed(base: &Base, key: Key) -> Slots {
     let data: Slots = (0..base.shape.geometry.data).map(bit).sum();
     match job.work {
         Work::Gather(span) => base.shape.wanted(span, job.lo, job.hi),
-        Work::Patch { span, delta, .. } => write::patch_needs(base, key, span, delta),
+        Work::Patch { span, delta, .. } => patch_needs(base, key, span, delta),
         Work::Fill { slot, .. } | Work::Heal { slot } | Work::Mend { slot } => bit(slot),
         Work::Resync if base.shape.geometry.data == 1 => 0,
         Work::Resync => slots_of(data).filter(|slot| base.shape.is_held(job.group, *slot)).map(bit).sum(),
@@ -109,17 +110,17 @@ fn impossible(base: &mut Base, key: Key) {
         job.work = Work::Patch { span, content, delta: false };
         return read(base, key);
     }
-    if read::asks_the_late_again(base, key) {
+    if asks_the_late_again(base, key) {
         return read(base, key);
     }
-    if read::takes_blocks_alone(base, key) {
+    if takes_blocks_alone(base, key) {
         return base.end_job(key, Ok(()));
     }
     if doubts::may_settle(base, key) {
-        return resync::wait_for_rows(base, key);
+        return base.wait_for_rows(key);
     }
     let group = base.jobs[key].group;
-    if watch::may_have_moved(base, group) {
+    if base.may_have_moved(group) {
         return beside::rest(base, key);
     }
     base.end_job(key, Err(VolumeError::DonorLost));
@@ -158,7 +159,7 @@ fn rebuild(base: &mut Base, key: Key, lanes: Slots) {
 pub(super) fn complete(base: &mut Base, key: Key) {
     let rebuilt = needed(base, key) & !base.jobs[key].have;
     if rebuilt != 0 && base.shape.read_only {
-        if read::is_lost_now(base, key, rebuilt) {
+        if is_lost_now(base, key, rebuilt) {
             return base.end_job(key, Err(VolumeError::DonorLost));
         }
         if beside::ask_who_wrote(base, key) {
@@ -167,29 +168,6 @@ pub(super) fn complete(base: &mut Base, key: Key) {
     }
     rebuild(base, key, rebuilt);
     base.set_phase(key, Phase::Checking);
-}
-
-/// What was rebuilt is not what was written. A holder that was only late still knows.
-pub(super) fn wrongly_rebuilt(base: &mut Base, key: Key, error: VolumeError) {
-    let job = &mut base.jobs[key];
-    if job.tries == 0 && job.avoid != 0 && matches!(job.work, Work::Gather(_)) {
-        job.tries = 1;
-        (job.avoid, job.wrong, job.have, job.failed) = (0, 0, 0, None);
-        base.drop_parts(key);
-        return read(base, key);
-    }
-    if let Work::Fill { slot, to } = job.work {
-        // Each of the others was what it should be, so nothing else can give this back.
-        (job.failed, job.tries) = (None, 1);
-        if slot < base.shape.geometry.data {
-            let (group, from, to) = (job.group, job.lo, job.hi);
-            base.shape.report_bad(BadRange { group, slot, from, to });
-            // What its new holder is given is not what was written there, and not its fault.
-            base.effects.push(Effect::Forget { fragment: base.fragment(key, slot), len: to - from });
-        }
-        return fill::write(base, key, slot, to);
-    }
-    base.end_job(key, Err(error));
 }
 
 /// Who shall have what a job of this range writes to a slot: its holder, and who is being given it, if
@@ -247,4 +225,79 @@ pub(super) fn write_lane(base: &mut Base, key: Key, slot: u32, from: u32, to: u3
     let lane = base.lane(key, slot);
     let lo = base.jobs[key].lo;
     write_from(base, key, slot, from, At { offset: lane.offset + (from - lo), ..lane }, to - from);
+}
+
+/// Going round those that are late is no way any more: waits for them after all. False when there are
+/// none.
+pub(super) fn asks_the_late_again(base: &mut Base, key: Key) -> bool {
+    let job = &base.jobs[key];
+    let (group, wrong) = (job.group, job.wrong);
+    let again = |slot: &u32| wrong & bit(*slot) == 0 && base.source(group, *slot).is_some();
+    let again: Slots = slots_of(job.avoid).filter(again).map(bit).sum();
+    let job = &mut base.jobs[key];
+    job.avoid &= !again;
+    job.waits_for_late |= again != 0;
+    again != 0
+}
+
+/// Blocks that are wrong on one slot may be right on the others, and the other way round in other rows;
+/// and rows that do not fit together may lie beside rows that do: what was to be read at once is read
+/// block by block. False when that was done, or nothing was wrong.
+fn takes_blocks_alone(base: &mut Base, key: Key) -> bool {
+    let job = &base.jobs[key];
+    let (work, group, lo, hi) = (job.work, job.group, job.lo, job.hi);
+    let (Some(request), Some(span)) = (job.request, job.span()) else { return false };
+    let blocks = ((hi - lo) / BLOCK) as usize;
+    let wrong = job.wrong != 0 && job.phase == Phase::Reading;
+    let splits =
+        matches!(work, Work::Gather(_) | Work::Patch { .. }) && (wrong || doubts::is_torn_for(base, key));
+    if !splits || blocks < 2 || base.jobs.room() <= blocks {
+        return false;
+    }
+    for at in (lo..hi).step_by(BLOCK as usize) {
+        if base.shape.wanted(span, at, at + BLOCK) != 0 {
+            base.add_job(Some(request), work, group, at, at + BLOCK);
+        }
+    }
+    true
+}
+
+/// Whether a writer found, after the read began, that these lanes cannot be rebuilt.
+fn is_lost_now(base: &Base, key: Key, lanes: Slots) -> bool {
+    let job = &base.jobs[key];
+    let Job { group, lo, hi, .. } = *job;
+    slots_of(lanes).any(|slot| base.shape.lost_ranges().any(|bad| bad.reaches(group, slot, lo, hi)))
+}
+
+/// The slots whose old content a patch needs.
+pub(super) fn patch_needs(base: &Base, key: Key, span: Span, delta: bool) -> Slots {
+    let geometry = base.shape.geometry;
+    let job = &base.jobs[key];
+    let touched = base.shape.wanted(span, job.lo, job.hi);
+    let parity = parity_targets(base, job.group, job.lo, job.hi);
+    if delta {
+        return touched | parity;
+    }
+    let covered = |slot: &u32| {
+        let (from, to) = geometry.column(span.begin, span.end, *slot);
+        from <= job.lo && job.hi <= to
+    };
+    // Without parity to compute, only blocks that are written in part need what they held.
+    let any_parity = geometry.data > 1 && parity != 0;
+    (0..geometry.data)
+        .filter(|slot| !covered(slot) && (any_parity || touched & bit(*slot) != 0))
+        .map(bit)
+        .sum()
+}
+
+/// What was rebuilt is not what was written. A holder that was only late still knows.
+pub(super) fn wrongly_rebuilt(base: &mut Base, key: Key, error: VolumeError) {
+    let job = &mut base.jobs[key];
+    if job.tries > 0 || job.avoid == 0 || !matches!(job.work, Work::Gather(_)) {
+        return base.end_job(key, Err(error));
+    }
+    job.tries = 1;
+    (job.avoid, job.wrong, job.have, job.failed) = (0, 0, 0, None);
+    base.drop_parts(key);
+    read(base, key)
 }

@@ -1,8 +1,7 @@
 //! The volume machine: what a client does with a request of a front end, and with donors that come and go.
 //!
-//! Owns: which policy is asked about what happened, and the order in which what follows is done. Never: payload
-//! bytes (effects say what to compute and compare, the driver has them), sockets, clocks, or how many connections
-//! a link has.
+//! Owns: which policy is asked about what happened, and in which order. Never: payload bytes (effects say what to
+//! compute and compare, the driver has them), sockets, clocks, or how many connections a link has.
 //! Invariants: every submitted request is completed exactly once, by its deadline at the latest; an
 //! acknowledged write is on every slot of its groups that the map calls held; an answer counts only once;
 //! what a write sends changes only after its answer or `Close`; after `Close` or `Abandon` the driver touches
@@ -12,11 +11,11 @@
 //! What it stands on (`base`): `shape` (the map, and where bytes lie), `link` (one donor), `jobs` and `job` (a
 //! locked piece of work and its parts), `request`, `doubts` (rows that may not fit together), `tally`.
 //! Policies over that: `read`, `beside` (a writer), `status`, `write`, `join` (rows written by several requests),
-//! `lanes` (what several of them share), `flush`; `watch` (donors that come and go), `changes` (what the
-//! coordinator is told, newer maps); `resync` (rows half written) with `judge` (which of them fit together);
-//! `upkeep` with `fill`, `heal`, `scrub`, `age`; `cached` (reads from what was read ahead).
-//! Small parts: `types` (events, effects), `cache` (a directory), `buddy` (its memory), `numbers` (by which donors
-//! list writes), `merge` (what leaves as one request), `locks`, `scratch`, `pace`, `slab`.
+//! `lanes` (what several share), `flush`; `watch` (donors that come and go), `changes` (what the coordinator is
+//! told, newer maps); `resync` (rows half written), `judge` (which of them fit together); `upkeep` with `fill`,
+//! `heal`, `scrub`, `age`; `cached` (reads from what was read ahead).
+//! Small parts: `types` (events, effects), `cache`, `buddy` (its memory), `numbers` (by which donors list writes),
+//! `merge` (what leaves as one request), `locks`, `scratch`, `pace`, `slab`.
 
 mod age;
 mod base;
@@ -65,7 +64,6 @@ use cached::Cached;
 use changes::Changes;
 use doubts::Stage;
 use job::{Failure, Missed, Part, Phase, Progress, Still, Work, bit};
-use jobs::Ended;
 use link::State;
 pub use link::connections;
 pub use merge::{LinkMerges, batch_merges_bytes_max};
@@ -183,7 +181,9 @@ impl Volume {
         }
         self.run();
         join::stop_waiting(&mut self.base);
-        self.run();
+        if !self.base.jobs.ready.is_empty() {
+            self.run();
+        }
         // What upkeep starts may end at once and make more of it due.
         while self.base.upkeep_due && !self.base.finished {
             self.keep_up();
@@ -194,13 +194,17 @@ impl Volume {
         std::mem::swap(&mut self.base.effects, effects);
     }
 
+    #[inline]
     fn take(&mut self, event: Event) {
         let base = &mut self.base;
         match event {
             Event::Start => self.start(),
             Event::Submit { tag, request } => {
                 assert!(self.has_room(), "the driver checks has_room before it submits");
-                request::submit(&mut self.base, tag, request);
+                match request.op {
+                    Op::Flush => flush::submit(&mut self.base, tag),
+                    _ => request::submit(&mut self.base, tag, request),
+                }
             }
             Event::Map(map) => changes::replace_map(base, map),
             Event::Amended(map) => {
@@ -226,7 +230,7 @@ impl Volume {
             Event::Failed { donor, session, failure } => watch::failed(base, donor, session, failure),
             Event::Listed { part, complete, writes } => self.resync.listed(base, part, complete, &writes),
             Event::Answered { part, answer } => self.answered(part, answer),
-            Event::Verified { job, right } => self.verified(job, right),
+            Event::Verified { job, right } => base.jobs.verified(job, right),
             Event::Forget => cached::forget(base, 0, u64::MAX),
             Event::Scrub => self.upkeep.scrubbing.begin_pass(base),
             Event::Finish => {
@@ -252,7 +256,9 @@ impl Volume {
     /// over.
     fn run(&mut self) {
         loop {
-            self.work_off();
+            if !self.base.failed.is_empty() || !self.base.jobs.ended.is_empty() {
+                self.work_off();
+            }
             if let Some(key) = self.base.jobs.ready.pop_front() {
                 self.advance(key);
                 continue;
@@ -273,8 +279,8 @@ impl Volume {
         loop {
             if let Some((part, failure)) = self.base.failed.pop_front() {
                 self.part_failed(part, failure);
-            } else if let Some(ended) = self.base.jobs.ended.pop_front() {
-                self.job_ended(ended);
+            } else if let Some((job, result)) = self.base.jobs.ended.pop_front() {
+                self.job_ended(job, result);
             } else {
                 return;
             }
@@ -326,7 +332,7 @@ impl Volume {
             // What is acknowledged there could not be kept.
             _ if job.is_users_write() && doubts::is_in_doubt(base, job.group, job.lo, job.hi) => {
                 match doubts::may_settle(base, key) {
-                    true => resync::wait_for_rows(base, key),
+                    true => base.wait_for_rows(key),
                     false => base.end_job(key, Err(VolumeError::DonorLost)),
                 }
             }
@@ -366,6 +372,7 @@ impl Volume {
         let job = &base.jobs[key];
         match job.work {
             Work::Scrub => scrub::checked(base, key),
+            Work::Fill { slot, to } if job.failed.is_some() => fill::wrongly_rebuilt(base, key, slot, to),
             _ if let Some(error) = job.failed => lanes::wrongly_rebuilt(base, key, error),
             Work::Gather(span) => {
                 read::copy_out(base, key, span);
@@ -375,24 +382,6 @@ impl Volume {
             Work::Fill { slot, to } => fill::write(base, key, slot, to),
             Work::Heal { slot } | Work::Mend { slot } => heal::write(base, key, slot),
             _ => unreachable!("nothing else is checked"),
-        }
-    }
-
-    fn verified(&mut self, key: Key, right: bool) {
-        let Some(job) = self.base.jobs.get_mut(key).filter(|job| job.phase == Phase::Checking) else {
-            return;
-        };
-        job.open -= 1;
-        if !right {
-            job.failed = Some(VolumeError::Corrupt);
-        }
-        self.goes_on(key);
-    }
-
-    /// A job whose last part is answered goes on.
-    fn goes_on(&mut self, key: Key) {
-        if self.base.jobs.get(key).is_some_and(|job| job.open == 0) {
-            self.base.jobs.ready.push_back(key);
         }
     }
 
@@ -410,12 +399,12 @@ impl Volume {
             cached::note_speed(base, part.run.scatter.len, took);
         }
         match answer {
-            Ok(runs) => self.part_succeeded(key, part, &runs),
+            Ok(runs) => self.part_succeeded(key, &part, &runs),
             Err(error) => base.fail_part(key, Failure::Answer(error)),
         }
     }
 
-    fn part_succeeded(&mut self, key: Key, part: Part, runs: &[StatusRun]) {
+    fn part_succeeded(&mut self, key: Key, part: &Part, runs: &[StatusRun]) {
         let Base { jobs, requests, joins, .. } = &mut self.base;
         jobs.parts.get_mut(key).expect("it was just answered").progress = Progress::Done;
         let job = &mut jobs[part.job];
@@ -440,7 +429,7 @@ impl Volume {
             }
             _ => {}
         }
-        self.goes_on(part.job);
+        self.base.jobs.goes_on(part.job);
     }
 
     /// The job learns that a part of it will have no good answer. One that is over, or begins anew, has no
@@ -463,7 +452,7 @@ impl Volume {
                 write::failed(base, part.job, missed, failure);
             }
             PartOp::Status if matches!(job.work, Work::Ask { .. }) => {}
-            PartOp::Status => status::failed(base, part, failure),
+            PartOp::Status => status::failed(base, &part, failure),
             PartOp::Survey if job.work == Work::Survey => {
                 self.resync.survey_failed(job.group, missed, failure);
             }
@@ -475,25 +464,31 @@ impl Volume {
             PartOp::Age if failure == Failure::Moved => flush::moved(base, part.job),
             _ => job.failed = Some(failure.error()),
         }
-        self.goes_on(part.job);
+        self.base.jobs.goes_on(part.job);
     }
 
-    fn job_ended(&mut self, Ended { key, job, result }: Ended) {
+    fn job_ended(&mut self, key: Key, result: Result<(), VolumeError>) {
         let base = &mut self.base;
+        let job = base.jobs.remove(key);
         if result.is_err() && matches!(job.phase, Phase::Writing | Phase::Excluding) {
             write::tear(base, &job);
         }
         let result = result.and(job.failed.map_or(Ok(()), Err));
-        self.upkeep.ended(base, &job, result.is_ok());
-        self.resync.ended(base, &job, result.is_ok());
+        if job.is_write() && base.shape.geometry.parity > 0 {
+            self.upkeep.aging.write_ended(base.now, &job);
+        }
+        let Some(request) = job.request else {
+            self.upkeep.ended(base, &job, result.is_ok());
+            self.resync.ended(base, &job, result.is_ok());
+            base.upkeep_due = true;
+            return;
+        };
         if let Work::Joined(_) = job.work {
             for request in base.joins.ended(key) {
                 request::job_ended(base, request, result);
             }
         }
-        if let Some(request) = job.request {
-            request::job_ended(base, request, result);
-        }
+        request::job_ended(base, request, result);
     }
 
     /// Starts whatever is due and has room.
@@ -540,7 +535,7 @@ impl Volume {
     fn expire_requests(&mut self) {
         while let Some((_, key)) = self.base.requests.first_due().filter(|(at, _)| *at <= self.base.now) {
             let base = &mut self.base;
-            let Some(pending) = base.requests.get_mut(key) else { unreachable!("the first is open") };
+            let pending = &mut base.requests[key];
             pending.failed = Some(VolumeError::TimedOut);
             let waited = std::mem::take(&mut pending.coming) > 0;
             let jobs = base.jobs.iter().filter(|(_, job)| job.request == Some(key));

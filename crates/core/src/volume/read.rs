@@ -8,7 +8,7 @@ use super::base::Base;
 use super::job::{Failure, Job, Phase, Run, Slots, Work, bit, slots_of};
 use super::link::Trust;
 use super::types::{At, Effect, PartError, PartOp, VolumeError};
-use super::{BLOCK, Key, beside, cached, doubts, lanes, resync, watch};
+use super::{BLOCK, Key, beside, cached, doubts, lanes, resync};
 use crate::layout::Span;
 
 /// A block that came wrong without redundancy may have been hit on its way: it is asked for again this often.
@@ -107,23 +107,10 @@ fn read_copy(base: &mut Base, key: Key, span: Span) {
             read_column(base, key, 0, from, span);
             base.set_phase(key, Phase::Reading);
         }
-        None if asks_the_late_again(base, key) => read_copy(base, key, span),
-        None if watch::may_have_moved(base, span.group) => beside::rest(base, key),
+        None if lanes::asks_the_late_again(base, key) => read_copy(base, key, span),
+        None if base.may_have_moved(span.group) => beside::rest(base, key),
         None => base.end_job(key, Err(VolumeError::DonorLost)),
     }
-}
-
-/// Going round those that are late is no way any more: waits for them after all. False when there are
-/// none.
-pub(super) fn asks_the_late_again(base: &mut Base, key: Key) -> bool {
-    let job = &base.jobs[key];
-    let (group, wrong) = (job.group, job.wrong);
-    let again = |slot: &u32| wrong & bit(*slot) == 0 && base.source(group, *slot).is_some();
-    let again: Slots = slots_of(job.avoid).filter(again).map(bit).sum();
-    let job = &mut base.jobs[key];
-    job.avoid &= !again;
-    job.waits_for_late |= again != 0;
-    again != 0
 }
 
 /// The read goes on as gathers, which go round `avoid`.
@@ -170,7 +157,7 @@ pub(super) fn failed(base: &mut Base, key: Key, slot: u32, failure: Failure) {
     let corrupt = matches!(failure, Failure::Answer(PartError::Corrupt { .. }));
     let shut_out = base.shape.read_only && failure == Failure::Answer(PartError::Denied);
     if shut_out && let Some(held) = base.shape.slot(job.group, slot).held {
-        watch::note_shut_out(base, held.donor);
+        base.note_shut_out(held.donor);
     }
     if failure == Failure::Answer(PartError::Denied) {
         // The lease may be another's, who writes.
@@ -230,28 +217,6 @@ fn read_again(base: &mut Base, key: Key, slot: u32) {
     }
 }
 
-/// Blocks that are wrong on one slot may be right on the others, and the other way round in other rows;
-/// and rows that do not fit together may lie beside rows that do: what was to be read at once is read
-/// block by block. False when that was done, or nothing was wrong.
-pub(super) fn takes_blocks_alone(base: &mut Base, key: Key) -> bool {
-    let job = &base.jobs[key];
-    let (work, group, lo, hi) = (job.work, job.group, job.lo, job.hi);
-    let (Some(request), Some(span)) = (job.request, job.span()) else { return false };
-    let blocks = ((hi - lo) / BLOCK) as usize;
-    let wrong = job.wrong != 0 && job.phase == Phase::Reading;
-    let splits =
-        matches!(work, Work::Gather(_) | Work::Patch { .. }) && (wrong || doubts::is_torn_for(base, key));
-    if !splits || blocks < 2 || base.jobs.room() <= blocks {
-        return false;
-    }
-    for at in (lo..hi).step_by(BLOCK as usize) {
-        if base.shape.wanted(span, at, at + BLOCK) != 0 {
-            base.add_job(Some(request), work, group, at, at + BLOCK);
-        }
-    }
-    true
-}
-
 pub(super) fn copy_out(base: &mut Base, key: Key, span: Span) {
     let mem = base.payload(key);
     let job = &base.jobs[key];
@@ -262,13 +227,6 @@ pub(super) fn copy_out(base: &mut Base, key: Key, span: Span) {
             base.effects.push(Effect::Copy { from, to: At { mem, offset: payload }, len });
         }
     }
-}
-
-/// Whether a writer found, after the read began, that these lanes cannot be rebuilt.
-pub(super) fn is_lost_now(base: &Base, key: Key, lanes: Slots) -> bool {
-    let job = &base.jobs[key];
-    let Job { group, lo, hi, .. } = *job;
-    slots_of(lanes).any(|slot| base.shape.lost_ranges().any(|bad| bad.reaches(group, slot, lo, hi)))
 }
 
 /// Whether something of what the job is to read, or of a block that it is to change in part, was found

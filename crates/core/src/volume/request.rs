@@ -7,7 +7,7 @@ use super::base::Base;
 use super::job::{Content, Work};
 use super::slab::Slab;
 use super::types::{Effect, Op, Request, StatusRun, Tag, VolumeError};
-use super::{Key, cached, flush, join, read, write};
+use super::{Key, cached, join, read, write};
 use crate::ahead::Found;
 use crate::layout;
 use crate::layout::Span;
@@ -130,9 +130,6 @@ impl std::ops::IndexMut<Key> for Requests {
 
 /// Takes on a tool's request, or answers it at once.
 pub(super) fn submit(base: &mut Base, tag: Tag, request: Request) {
-    if request.op == Op::Flush {
-        return flush::submit(base, tag);
-    }
     let end = request.offset.checked_add(u64::from(request.len));
     let too_long = matches!(request.op, Op::Read | Op::Write) && request.len > REQUEST_BYTES_MAX;
     let at_once = match request.op {

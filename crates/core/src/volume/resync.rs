@@ -69,7 +69,7 @@ impl Resync {
         base.doubts.unsure.retain(|(group, _, placement)| base.shape.holds(*group, *placement));
     }
 
-    /// A job has ended, whoever it was for.
+    /// A job without a request has ended.
     pub(super) fn ended(&mut self, base: &mut Base, job: &Job, done: bool) {
         let same = |torn: &Torn| (torn.group, torn.lo, torn.hi) == (job.group, job.lo, job.hi);
         match job.work {
@@ -92,9 +92,8 @@ impl Resync {
                     self.pause_until = base.now + PAUSE_NS;
                 }
             }
-            _ => return,
+            _ => {}
         }
-        base.upkeep_due = true;
     }
 
     /// On the way to serving: links, then the dirty maps, then the rows that they name.
@@ -305,18 +304,6 @@ impl Resync {
             }
         }
     }
-}
-
-/// Lets the job wait without its lock, which whatever makes the rows fit together needs.
-pub(super) fn wait_for_rows(base: &mut Base, key: Key) {
-    base.drop_parts(key);
-    base.jobs.free_scratch(key);
-    let job = &mut base.jobs[key];
-    (job.phase, job.have, job.avoid) = (Phase::Locking, 0, job.wrong);
-    let group = job.group;
-    base.jobs.unlock(group, key);
-    base.jobs.waiting.push(key);
-    base.upkeep_due = true;
 }
 
 /// Those whose rows fit together now, or never will, ask for their locks again.

@@ -58,12 +58,12 @@ fn ends(base: &mut Base, job: Key, scatter: Scatter, known: u32, error: VolumeEr
 }
 
 /// A donor has answered.
-pub(super) fn answered(base: &mut Base, part: Part, runs: &[StatusRun]) {
+pub(super) fn answered(base: &mut Base, part: &Part, runs: &[StatusRun]) {
     collect(&mut request_of(base, part.job).status, part.run.scatter, runs);
 }
 
 /// A donor will not answer. Without redundancy nobody else can say what is there.
-pub(super) fn failed(base: &mut Base, part: Part, failure: Failure) {
+pub(super) fn failed(base: &mut Base, part: &Part, failure: Failure) {
     let shut_out = base.shape.read_only && failure == Failure::Answer(PartError::Denied);
     if base.shape.geometry.parity > 0 || failure == Failure::Moved || shut_out {
         // What its holder would say is not known; present is never wrong.

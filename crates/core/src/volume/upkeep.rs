@@ -69,11 +69,8 @@ impl Upkeep {
         }
     }
 
-    /// A job has ended, whoever it was for.
+    /// A job without a request has ended.
     pub(super) fn ended(&mut self, base: &mut Base, job: &Job, done: bool) {
-        if job.is_write() && base.shape.geometry.parity > 0 {
-            self.aging.write_ended(base.now, job);
-        }
         match job.work {
             Work::Fill { slot, to } => self.filling.ended(base, job, slot, to, done),
             Work::Heal { slot } => self.healing.ended(base, job, slot, done),
@@ -82,9 +79,8 @@ impl Upkeep {
             Work::Ask { of, .. } => {
                 self.asked.remove(&of.donor);
             }
-            _ => return,
+            _ => {}
         }
-        base.upkeep_due = true;
     }
 
     /// Whether there is something that a clock must look after.

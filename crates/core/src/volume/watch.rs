@@ -65,7 +65,7 @@ pub(super) fn failed(base: &mut Base, donor: DonorId, session: u64, failure: Lin
         return;
     }
     if matches!(failure, LinkFailure::NotAdmitted(_)) {
-        note_shut_out(base, donor);
+        base.note_shut_out(donor);
     }
     let link = &mut base.links[donor];
     link.gone = matches!(failure, LinkFailure::Refused(_));
@@ -92,19 +92,6 @@ pub(super) fn failed(base: &mut Base, donor: DonorId, session: u64, failure: Lin
             exclude_who_is_gone(base);
         }
     }
-}
-
-/// The donor refused this reader: it may have nothing of the volume any more.
-pub(super) fn note_shut_out(base: &mut Base, donor: DonorId) {
-    if let Some(link) = base.links.get_mut(donor) {
-        link.shut_out = base.shape.read_only;
-    }
-}
-
-/// Whether a newer map may say where the group is.
-pub(super) fn may_have_moved(base: &Base, group: u32) -> bool {
-    let mut held = base.shape.holders(group);
-    held.any(|held| base.links.get(held.donor).is_some_and(|link| link.shut_out))
 }
 
 /// Nothing goes round a donor, and nobody waits for a reader.

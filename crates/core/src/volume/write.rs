@@ -179,8 +179,8 @@ pub(super) fn begin_patch(base: &mut Base, key: Key) {
     let Work::Patch { span, content, .. } = job.work else { unreachable!("begun as a patch") };
     let group = job.group;
     let good = |slot: u32| base.source(group, slot).is_some_and(|(_, trust)| trust == Trust::Good);
-    let by_delta = patch_needs(base, key, span, true);
-    let by_row = patch_needs(base, key, span, false);
+    let by_delta = lanes::patch_needs(base, key, span, true);
+    let by_row = lanes::patch_needs(base, key, span, false);
     let all_row = slots_of(by_row).all(good);
     let row_reads = if all_row { by_row.count_ones() } else { base.shape.geometry.data };
     let delta = base.shape.geometry.data > 1
@@ -189,27 +189,6 @@ pub(super) fn begin_patch(base: &mut Base, key: Key) {
         && by_delta.count_ones() < row_reads;
     base.jobs[key].work = Work::Patch { span, content, delta };
     lanes::read(base, key);
-}
-
-/// The slots whose old content a patch needs.
-pub(super) fn patch_needs(base: &Base, key: Key, span: Span, delta: bool) -> Slots {
-    let geometry = base.shape.geometry;
-    let job = &base.jobs[key];
-    let touched = base.shape.wanted(span, job.lo, job.hi);
-    let parity = lanes::parity_targets(base, job.group, job.lo, job.hi);
-    if delta {
-        return touched | parity;
-    }
-    let covered = |slot: &u32| {
-        let (from, to) = geometry.column(span.begin, span.end, *slot);
-        from <= job.lo && job.hi <= to
-    };
-    // Without parity to compute, only blocks that are written in part need what they held.
-    let any_parity = geometry.data > 1 && parity != 0;
-    (0..geometry.data)
-        .filter(|slot| !covered(slot) && (any_parity || touched & bit(*slot) != 0))
-        .map(bit)
-        .sum()
 }
 
 /// The lanes are there: changes them, computes parity and writes what changed.
