@@ -1,6 +1,6 @@
 //! The part `front`: a volume as a file, beside what a user has today: nbdfuse in front of nbdkit on a Unix
 //! socket, and four such files joined by the kernel (a RAID0 of loop devices). A file in memory (tmpfs) is
-//! the limit, and a bare one over raw TCP what a plain program makes.
+//! the limit.
 //!
 //! Every file was written before; sequential reads begin with an empty page cache, random ones go past it.
 //! Called by: `bench`.
@@ -10,8 +10,6 @@ use std::path::PathBuf;
 use cheetah_core::limits::CACHE_DEFAULT_BYTES;
 
 use crate::bench::Bench;
-use crate::bench::bare;
-use crate::bench::bare_file::BareFile;
 use crate::bench::direct::{self, Job};
 use crate::bench::file::{self, Walk};
 use crate::bench::rounds::{Side, Taken, Turn};
@@ -50,9 +48,6 @@ pub fn run(bench: &mut Bench) {
     let nbdkit = Rival::nbdkit_unix(&["memory", &size]);
     let nbdfuse = NbdFuse::start(&nbdkit.uri);
     let striped = Striped::new(DONORS, bytes);
-    let (servers, addresses) = bare::start_servers(DONORS, mib);
-    let bare_servers = servers.iter().map(Worker::pid).collect::<Vec<_>>();
-    let bare = BareFile::start(mib, servers, &addresses, None);
     let memory = Scratch::in_memory();
     let limit = memory.sparse_file("file", bytes);
     let ours_servers = [pool.donor_pids(), vec![ours.pid]].concat();
@@ -64,11 +59,6 @@ pub fn run(bench: &mut Bench) {
             servers: vec![nbdkit.process.pid(), nbdfuse.process.pid()],
         },
         Place { name: "striped", path: striped.path.clone(), servers: striped.pids() },
-        Place {
-            name: "bare",
-            path: bare.path.clone(),
-            servers: [bare_servers, vec![bare.worker.pid()]].concat(),
-        },
         Place { name: "tmpfs", path: limit, servers: Vec::new() },
     ];
     let mut worker = Worker::start(&["file"]);
@@ -76,7 +66,7 @@ pub fn run(bench: &mut Bench) {
         file::walk(&mut worker, Walk::Write, &place.path, MIB, bytes);
     }
     process::wait_for_rest(&pool.donor_pids());
-    let at_least = |ratio| Bar::RatioAtLeast(ratio).within("bare");
+    let at_least = |ratio| Bar::RatioAtLeast(ratio).into();
     for (walk, word, demand) in [(Walk::Forward, "read", at_least(1.4)), (Walk::Write, "write", Demand::NONE)]
     {
         let what = match walk {
@@ -140,12 +130,9 @@ fn rows(bench: &mut Bench, id: &str, what: &str, unit: &str, taken: &Taken, dema
     for (side, peer_name, demand) in [
         ("nbdfuse", "nbdfuse on nbdkit", demand),
         ("striped", Striped::NAME, Demand::NONE),
-        ("bare", BareFile::NAME, Demand::NONE),
         ("tmpfs", "tmpfs", Demand::NONE),
     ] {
         let id = format!("{id}.{side}");
         bench.beside((&id, what, unit), taken, "cheetah", (peer_name, side), demand);
     }
-    let (id, what) = (format!("{id}.bare-nbdfuse"), format!("{what}, for comparison: {}", BareFile::NAME));
-    bench.beside((&id, &what, unit), taken, "bare", ("nbdfuse on nbdkit", "nbdfuse"), Demand::NONE);
 }

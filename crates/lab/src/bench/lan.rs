@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::bench::Bench;
-use crate::bench::bare_file::BareFile;
 use crate::bench::direct::{self, Job};
 use crate::bench::file::{self, Walk};
 use crate::bench::libnbd::Libnbd;
@@ -104,16 +103,6 @@ pub(super) fn ping_pair(lan: &Lan) -> (Worker, Worker) {
     (server, Worker::start_on(lan, Node::Client, &["ping", &address]))
 }
 
-/// A file of so many MiB on the client's host, that raw TCP servers on the donors' hosts keep.
-#[track_caller]
-fn bare_file(lan: &Lan, mib: u64) -> BareFile {
-    let quarter = (mib / u64::from(DONORS)).to_string();
-    let hosts = || (1..=DONORS).map(Node::Donor);
-    let serve = |host| Worker::start_on(lan, host, &["bare-server", "0.0.0.0:5203", &quarter]);
-    let addresses: Vec<String> = hosts().map(|host| format!("{}:5203", host.address())).collect();
-    BareFile::start(mib, hosts().map(serve).collect(), &addresses, Some(lan))
-}
-
 /// Sequential reads and writes through the file and through the export.
 fn at_the_wire(bench: &mut Bench, libnbd: &Libnbd, rate: &str, name: &str) {
     bench.prepare(&format!("hosts with links of {rate}"));
@@ -144,19 +133,17 @@ fn at_the_wire(bench: &mut Bench, libnbd: &Libnbd, rate: &str, name: &str) {
         file::walk(worker, walk, path, MIB, bytes);
         Turn::of(file::walk_again(worker, walk, path, MIB, bytes).mb_per_second() * 8.0)
     };
-    // What bare programs make: with one hop more, and with one request at a time.
+    // What can be had with one hop more, and with one request at a time.
     let relayed = |from: Node, to: Node| {
         let relay = Worker::start_on(&lan, Node::Client, &["relay", &format!("{}:5201", to.address())]);
         let port = relay.ready["port"].as_u64().and_then(|port| port.try_into().ok()).expect("a port");
         Turn::of(rivals::iperf3_via(&lan, from, to, (&Node::Client.address(), port), seconds))
     };
     let (server, mut ping) = ping_pair(&lan);
-    let bare = bare_file(&lan, mib);
     let client = RefCell::new(libnbd.worker(&uri, 4));
     // What is written for the first time takes memory of its machine, and donors put it on huge pages in the
     // seconds after.
     walk(Walk::Write, &path);
-    walk(Walk::Write, &bare.path);
     mbit(bytes, nbdcopy(&noise, &uri));
     process::wait_for_rest(&pool.donor_pids());
     let one_mib = Load {
@@ -188,19 +175,13 @@ fn at_the_wire(bench: &mut Bench, libnbd: &Libnbd, rate: &str, name: &str) {
         Side::new("relayed in", || relayed(Node::Donor(1), Node::Client)),
         Side::new("relayed out", || relayed(Node::Client, Node::Donor(1))),
         Side::new("raw", || streamed(&mut ping, one_mib)),
-        Side::new("bare read", || walk(Walk::Forward, &bare.path)),
-        Side::new("bare write", || walk(Walk::Write, &bare.path)),
     ]);
-    for (side, peer, bare) in [
-        ("file read", "in", Some("bare read")),
-        ("file write", "out", Some("bare write")),
-        ("export read", "in", None),
-        ("export write", "out", None),
-    ] {
+    for (side, peer) in
+        [("file read", "in"), ("file write", "out"), ("export read", "in"), ("export write", "out")]
+    {
         let id = format!("lan.{name}.{}", side.replace(' ', "."));
         let what = format!("links of {rate}, sequential, four donors: {side}");
-        let bar = Bar::RatioAtLeast(0.98);
-        let demand = bare.map_or(bar.into(), |bare| bar.within(bare));
+        let demand = Bar::RatioAtLeast(0.98).into();
         bench.beside((&id, &what, "Mbit/s"), &taken, side, ("iperf3", peer), demand);
         // Where there is no more of it, the processors are the limit and not the link.
         let (id, what) = (format!("{id}.busy"), format!("{what}: processors of all hosts busy meanwhile"));
@@ -218,14 +199,12 @@ fn at_the_wire(bench: &mut Bench, libnbd: &Libnbd, rate: &str, name: &str) {
         ("limit-export-read", "iperf3 to a relay on the client's host", "relayed in", "in"),
         ("limit-export-write", "iperf3 from a relay on the client's host", "relayed out", "out"),
         ("limit-raw-write", "raw TCP, 1 MiB written and answered, one at a time", "raw", "out"),
-        ("bare-read", "a bare file over raw TCP to four, read", "bare read", "in"),
-        ("bare-write", "the same, written", "bare write", "out"),
     ] {
         let id = format!("lan.{name}.{word}");
         let what = format!("links of {rate}, for comparison: {what}");
         bench.beside((&id, &what, "Mbit/s"), &taken, side, ("iperf3", peer), Demand::NONE);
     }
-    drop((ping, server, bare));
+    drop((ping, server));
     client.into_inner().end();
     worker.into_inner().end();
     pool.detach("file");

@@ -7,14 +7,10 @@
 //! control, in a network namespace of the benchmark's own. Called by: `bin/bench.rs`. Parts: `outside` (the
 //! process that stays outside), `row` (judges), `rounds` (takes turns), `worker` (makes loads), `results`
 //! (writes); the table's parts `local` (with `latency`), `front`, `lan`, `far`, `seeds`, `scale` (with
-//! `simulated`), `ahead`, `thesis`; their loads `client`, `direct`, `file`, `libnbd`, `ping`, and the bare
-//! limits `bare`, `bare_export`, `bare_file`; `machine`, `quiet` and `share` (what it runs on), `progress`
-//! and `plot`. Tests: in each of them.
+//! `simulated`), `ahead`, `thesis`; their loads `client`, `direct`, `file`, `libnbd`, `ping`; `machine`,
+//! `quiet` and `share` (what it runs on), `progress` and `plot`. Tests: in each of them.
 
 mod ahead;
-mod bare;
-mod bare_export;
-mod bare_file;
 mod client;
 mod direct;
 mod far;

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::bench::machine::CONGESTION;
 use crate::bench::rounds::Turn;
-use crate::bench::{bare, bare_export, bare_file, client, file, ping};
+use crate::bench::{client, file, ping};
 use crate::lan::{Lan, Node};
 use crate::load::{Connection, Done, Pattern};
 use crate::{mark, process, rivals};
@@ -276,17 +276,7 @@ pub fn serve(kind: &[String]) {
             let port = rivals::relay(Ipv4Addr::UNSPECIFIED.into(), to, 1).expect("sockets for a relay");
             orders(&json!({"port": port}), |_| Ok(json!({})));
         }
-        ["bare", addresses @ ..] => bare::serve_client(addresses),
-        ["bare-server", listen, mib] => {
-            bare::serve_server(listen, mib.parse().expect("a number of mebibytes"));
-        }
-        ["bare-export", listen, mib, addresses @ ..] => {
-            bare_export::serve(listen, mib.parse().expect("a number of mebibytes"), addresses);
-        }
         ["file"] => file::serve(),
-        ["bare-file", point, mib, addresses @ ..] => {
-            bare_file::serve(point, mib.parse().expect("a number of mebibytes"), addresses);
-        }
         other => panic!("no such worker: {other:?}"),
     }
 }
