@@ -11,9 +11,9 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
-use crate::bench::Bench;
 use crate::bench::file::{self, Walk};
 use crate::bench::lan::{self, Away, DONORS, NO_READ_AHEAD, STRIDE, noise};
+use crate::bench::part::Bench;
 use crate::bench::plot::Scaling;
 use crate::bench::rounds::{Side, Turn};
 use crate::bench::row::{Bar, Demand};

@@ -9,9 +9,9 @@ use std::path::PathBuf;
 
 use cheetah_core::limits::CACHE_DEFAULT_BYTES;
 
-use crate::bench::Bench;
 use crate::bench::direct::{self, Job};
 use crate::bench::file::{self, Walk};
+use crate::bench::part::Bench;
 use crate::bench::rounds::{Side, Taken, Turn};
 use crate::bench::row::{Bar, Demand, Figure};
 use crate::bench::worker::Worker;

@@ -12,11 +12,11 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::bench::Bench;
 use crate::bench::direct::{self, Job};
 use crate::bench::file::{self, Walk};
 use crate::bench::libnbd::Libnbd;
 use crate::bench::machine::CONGESTION;
+use crate::bench::part::Bench;
 use crate::bench::rounds::{Side, Turn};
 use crate::bench::row::{Bar, Demand, Figure};
 use crate::bench::worker::{Load, Worker};

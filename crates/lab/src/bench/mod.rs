@@ -1,17 +1,20 @@
 //! The benchmark: Cheetah beside its peers and the physical limits, in one table with what is demanded of
 //! each figure.
 //!
-//! Owns: the parts, the command line, what a part measures with ([`Bench`]) and how the run ends. Never: a
-//! figure that was not measured in this run or an earlier one of this machine, a ratio that noise made.
+//! Owns: the parts, the command line and how the run ends. Never: a figure that was not measured in this run
+//! or an earlier one of this machine, a ratio that noise made.
 //! Invariant: every ratio is of two sides that took turns in the same rounds, with the same congestion
 //! control, in a network namespace of the benchmark's own. Called by: `bin/bench.rs`. Parts: `outside` (the
-//! process that stays outside), `row` (judges), `rounds` (takes turns), `worker` (makes loads), `results`
-//! (writes); the table's parts `local` (with `latency`), `front`, `lan`, `far`, `seeds`, `scale` (with
-//! `simulated`), `ahead`, `thesis`; their loads `client`, `direct`, `file`, `libnbd`, `ping`; `machine`,
-//! `quiet` and `share` (what it runs on), `progress` and `plot`. Tests: in each of them.
+//! process that stays outside), `part` (what one measures with), `row` (judges), `rounds` (takes turns),
+//! `worker` (makes loads, by a `child`), `results` (writes); the table's parts `local` (with `contenders` and
+//! `latency`), `front`, `lan`, `far`, `seeds`, `scale` (with `simulated`), `ahead`, `thesis`; their loads
+//! `client`, `direct`, `file`, `libnbd`, `ping`; `machine`, `quiet` and `share` (what it runs on), `progress`
+//! and `plot`. Tests: in each of them.
 
 mod ahead;
+mod child;
 mod client;
+mod contenders;
 mod direct;
 mod far;
 mod file;
@@ -22,6 +25,7 @@ mod libnbd;
 mod local;
 mod machine;
 mod outside;
+mod part;
 mod ping;
 mod plot;
 mod progress;
@@ -40,12 +44,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use crate::figures;
-use plot::Scaling;
+use part::{Bench, Part};
 use progress::Progress;
 use quiet::Quiet;
 use results::Results;
-use rounds::{Probe, Side, Taken};
-use row::{Demand, Figure, Row};
+use rounds::Probe;
+use row::Row;
 use share::Share;
 
 /// A bar was missed.
@@ -54,14 +58,6 @@ const MISSED: u8 = 1;
 const USAGE: u8 = 2;
 /// No bar was missed, but the machine was too noisy to say of each that it was met.
 const TOO_NOISY: u8 = 3;
-
-struct Part {
-    name: &'static str,
-    /// About how long it takes, and in how many sets it measures.
-    seconds: f64,
-    sets: usize,
-    run: fn(&mut Bench),
-}
 
 const PARTS: [Part; 8] = [
     Part { name: "local", seconds: local::SECONDS, sets: local::SETS, run: local::run },
@@ -73,61 +69,6 @@ const PARTS: [Part; 8] = [
     Part { name: "scale", seconds: scale::SECONDS, sets: scale::SETS, run: scale::run },
     Part { name: "seeds", seconds: seeds::SECONDS, sets: seeds::SETS, run: seeds::run },
 ];
-
-/// What a part measures with.
-struct Bench {
-    /// Fewer and shorter turns: to see that all of it works.
-    quick: bool,
-    rounds: usize,
-    /// How long a turn of a load takes.
-    time: Duration,
-    probe: Probe,
-    quiet: Quiet,
-    progress: Progress,
-    rows: Vec<Row>,
-    plots: Vec<Scaling>,
-}
-
-impl Bench {
-    /// Says what is made before the next set.
-    fn prepare(&self, what: &str) {
-        self.progress.say(what);
-    }
-
-    /// Says what is measured now.
-    fn set(&mut self, what: &str) {
-        self.progress.set(what);
-    }
-
-    /// Lets the sides take turns.
-    fn turns(&mut self, sides: &mut [Side<'_>]) -> Taken {
-        let (probe, quiet) = (&mut self.probe, &mut self.quiet);
-        rounds::take(self.rounds, sides, || {
-            quiet.wait();
-            probe.gb_per_second()
-        })
-    }
-
-    fn row(&mut self, figure: &Figure<'_>) {
-        self.rows.push(figure.row());
-    }
-
-    /// A row of one side of a set beside another: id, what and unit; the side; how the table calls the other,
-    /// and the set.
-    fn beside(
-        &mut self,
-        (id, what, unit): (&str, &str, &str),
-        taken: &Taken,
-        side: &str,
-        (peer_name, peer): (&str, &str),
-        Demand { bar, limit }: Demand,
-    ) {
-        let (value, probe) = (taken.value(side), Some(&taken.probe));
-        let (peer, limit) =
-            (Some((peer_name, taken.value(peer))), limit.map(|side| (side, taken.value(side))));
-        self.row(&Figure { peer, probe, limit, bar, ..Figure::new(id, what.to_owned(), unit, value) });
-    }
-}
 
 struct Options {
     parts: Vec<&'static Part>,
@@ -141,7 +82,7 @@ pub fn main() -> ExitCode {
     if let [first, kind @ ..] = arguments.as_slice()
         && first == worker::WORKER
     {
-        worker::serve(kind);
+        child::serve(kind);
         return ExitCode::SUCCESS;
     }
     let options = match options(&arguments) {
@@ -244,7 +185,7 @@ fn verdict(rows: &[Row]) -> ExitCode {
 mod tests {
     use super::*;
     use crate::figures::Series;
-    use row::Bar;
+    use row::{Bar, Figure};
 
     fn row(value: [f64; 3], bar: f64) -> Row {
         let value: Series = value.into_iter().collect();
