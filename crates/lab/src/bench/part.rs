@@ -17,6 +17,18 @@ pub struct Part {
     pub seconds: f64,
     pub sets: usize,
     pub run: fn(&mut Bench),
+    /// Whether it has to be in a network namespace of the benchmark's own, for which it takes root.
+    pub needs_network: bool,
+}
+
+impl Part {
+    pub const fn new(name: &'static str, seconds: f64, sets: usize, run: fn(&mut Bench)) -> Self {
+        Self { name, seconds, sets, run, needs_network: true }
+    }
+
+    pub const fn without_network(self) -> Self {
+        Self { needs_network: false, ..self }
+    }
 }
 
 /// What a part measures with.
