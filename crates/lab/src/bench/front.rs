@@ -66,15 +66,28 @@ pub fn run(bench: &mut Bench) {
         file::walk(&mut worker, Walk::Write, &place.path, MIB, bytes);
     }
     process::wait_for_rest(&pool.donor_pids());
-    let at_least = |ratio| Bar::RatioAtLeast(ratio).into();
-    for (walk, word, demand) in [(Walk::Forward, "read", at_least(1.4)), (Walk::Write, "write", Demand::NONE)]
+    sequential(bench, &mut worker, &places, bytes);
+    random(bench, &places, bytes);
+    let beyond = process::peak_resident_bytes(ours.pid).saturating_sub(CACHE_DEFAULT_BYTES);
+    let value: Series = [beyond as f64 / MIB as f64].into_iter().collect();
+    let (id, bar) = ("front.memory.client", Some(Bar::ValueAtMost(128.0)));
+    let what = "memory of a client that serves a file beyond its cache, its peak".to_owned();
+    bench.row(&Figure { bar, ..Figure::new(id, what, "MiB", &value) });
+    worker.end();
+    pool.detach("case");
+}
+
+/// From the first byte to the last.
+fn sequential(bench: &mut Bench, worker: &mut Worker, places: &[Place], bytes: u64) {
+    for (walk, word, demand) in
+        [(Walk::Forward, "read", Bar::RatioAtLeast(1.4).into()), (Walk::Write, "write", Demand::NONE)]
     {
         let what = match walk {
             Walk::Write => "sequential write through the page cache, and its flush",
             _ => "sequential cold read",
         };
         bench.set(what);
-        let taken = walks(bench, &mut worker, &places, walk, bytes);
+        let taken = walks(bench, worker, places, walk, bytes);
         rows(bench, &format!("front.{word}"), what, "GB/s", &taken, demand);
         let (id, what) =
             (format!("front.{word}.cpu"), format!("{what}, processor time of servers and reader"));
@@ -82,7 +95,11 @@ pub fn run(bench: &mut Bench) {
         let (value, probe) = (taken.cpu("cheetah"), Some(&taken.probe));
         bench.row(&Figure { peer, probe, ..Figure::new(&id, what, "s/GB", value) });
     }
-    for (depth, demand) in [(32, at_least(4.0)), (1, Demand::NONE)] {
+}
+
+/// Anywhere, past the page cache.
+fn random(bench: &mut Bench, places: &[Place], bytes: u64) {
+    for (depth, demand) in [(32, Bar::RatioAtLeast(4.0).into()), (1, Demand::NONE)] {
         let what = format!("random 4 KiB read past the page cache, depth {depth}");
         bench.set(&what);
         let seconds = bench.time.as_secs_f64();
@@ -96,13 +113,6 @@ pub fn run(bench: &mut Bench) {
         let taken = bench.turns(&mut sides);
         rows(bench, &format!("front.random.d{depth}"), &what, "k/s", &taken, demand);
     }
-    let beyond = process::peak_resident_bytes(ours.pid).saturating_sub(CACHE_DEFAULT_BYTES);
-    let value: Series = [beyond as f64 / MIB as f64].into_iter().collect();
-    let (id, bar) = ("front.memory.client", Some(Bar::ValueAtMost(128.0)));
-    let what = "memory of a client that serves a file beyond its cache, its peak".to_owned();
-    bench.row(&Figure { bar, ..Figure::new(id, what, "MiB", &value) });
-    worker.end();
-    pool.detach("case");
 }
 
 fn walks(bench: &mut Bench, worker: &mut Worker, places: &[Place], walk: Walk, bytes: u64) -> Taken {
