@@ -45,7 +45,7 @@ const SETTLE_SECONDS: u64 = 2;
 const VICTIMS: [&str; 2] = ["host-2", "host-4"];
 
 pub fn run(bench: &mut Bench) {
-    let (groups, during_seconds) = if bench.quick { (12, 10) } else { (40, 45) };
+    let (groups, during_seconds) = if bench.quick { (16, 10) } else { (40, 45) };
     bench.prepare("a volume is filled and hashed");
     let lan = hosts(RATE, DONORS);
     let links = Links::measure(&lan);
