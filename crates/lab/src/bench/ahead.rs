@@ -117,8 +117,8 @@ pub fn run(bench: &mut Bench) {
     drop((ping, server));
 }
 
-/// Lets the rules take turns where a round trip takes so much longer, and the wire where it is the limit; what
-/// each rule made, in MB/s.
+/// Lets the rules take turns where a round trip takes so much longer, and the wire where it is the limit;
+/// what each rule made, in MB/s.
 fn compare(
     bench: &mut Bench,
     lan: &Lan,
