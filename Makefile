@@ -110,17 +110,17 @@ bench-seeds: build ## of it: md5sum, tar, fls, foremost and others on an image o
 	@echo "== benchmark, tools on an image"
 	@$(bench) seeds
 
-bench-codes: setup ## the erasure code and the checksum, beside their plain reference: table, and codes.json
-	@echo "== codes benchmark"
-	@$(cargo) run --locked --release --quiet -p cheetah-lab --bin bench_codes
+bench-codes: setup ## by itself: the erasure code and the checksum, beside their plain reference
+	@echo "== benchmark, codes"
+	@$(bench) codes
 
-bench-repair: build ## what redundancy costs: writes, degraded reads and a rebuild beside iperf3 (root; 10 GiB of memory)
-	@echo "== repair benchmark"
-	@$(cargo) run --locked --release --quiet -p cheetah-lab --bin bench_repair
+bench-repair: build ## by itself: writes, degraded reads and a rebuild beside iperf3 (root; 10 GiB of memory)
+	@echo "== benchmark, redundancy"
+	@$(bench) parity repair
 
-bench-owner: build ## how long an owner waits for 4 GiB that a donor's data takes (root): table, and owner.json
-	@echo "== owner benchmark"
-	@$(cargo) run --locked --release --quiet -p cheetah-lab --bin bench_owner
+bench-owner: build ## by itself: how long an owner waits for 4 GiB that a donor's data takes (root)
+	@echo "== benchmark, owner"
+	@$(bench) owner
 
 mutants: setup ## small changes of core and nbd that some test has to notice (SEED=1 OF_CORE=300 OF_NBD=100; hours)
 	@echo "== mutants"

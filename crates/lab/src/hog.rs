@@ -5,7 +5,7 @@
 //! what it takes. Never: a verdict.
 //! Invariant: donor and hog are in one memory cgroup, which is their machine, so that no other process of the
 //! real one is in danger; the volume is written or read, and checked, all the while.
-//! Called by: `bin/bench_owner.rs`, `tests/owners.rs`.
+//! Called by: `bench::owner`, `tests/owners.rs`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::Command;

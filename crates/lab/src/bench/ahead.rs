@@ -9,15 +9,17 @@
 //! Called by: `bench`.
 
 use std::cell::RefCell;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::bench::Bench;
 use crate::bench::file::{self, Walk};
 use crate::bench::lan::{self, Away, DONORS, NO_READ_AHEAD, STRIDE, noise};
+use crate::bench::part::Bench;
 use crate::bench::plot::Scaling;
 use crate::bench::rounds::{Side, Turn};
 use crate::bench::row::{Bar, Demand};
 use crate::bench::worker::{Load, Worker};
+use crate::lan::Lan;
 use crate::load::Pattern;
 use crate::scratch::Scratch;
 
@@ -33,12 +35,20 @@ const RULES: [(&str, &str); 3] = [("none", "off"), ("thesis", "thesis"), ("cheet
 /// Where what comes next cannot be foreseen, or the wire is full without: no slower; the rest is noise.
 const NO_SLOWER: Bar = Bar::RatioAtLeast(0.9);
 
-const PATTERNS: [(&str, &str, Walk, u64); 5] = [
-    ("forward", "64 KiB after 64 KiB, forward", Walk::Forward, 64 << 10),
-    ("backward", "4 KiB after 4 KiB, backward", Walk::Backward, 4096),
-    ("strided", "4 KiB every 200 KiB", Walk::Strided(STRIDE), 4096),
-    ("eight", "eight places in turns, 16 KiB each", Walk::Turns(8), 16 << 10),
-    ("random", "4 KiB anywhere", Walk::Random, 4096),
+/// In which order a tool reads, and how much at a time.
+struct Reads {
+    id: &'static str,
+    what: &'static str,
+    walk: Walk,
+    block: u64,
+}
+
+const PATTERNS: [Reads; 5] = [
+    Reads { id: "forward", what: "64 KiB after 64 KiB, forward", walk: Walk::Forward, block: 64 << 10 },
+    Reads { id: "backward", what: "4 KiB after 4 KiB, backward", walk: Walk::Backward, block: 4096 },
+    Reads { id: "strided", what: "4 KiB every 200 KiB", walk: Walk::Strided(STRIDE), block: 4096 },
+    Reads { id: "eight", what: "eight places in turns, 16 KiB each", walk: Walk::Turns(8), block: 16 << 10 },
+    Reads { id: "random", what: "4 KiB anywhere", walk: Walk::Random, block: 4096 },
 ];
 
 /// What the links carry, by iperf3.
@@ -67,7 +77,6 @@ pub fn run(bench: &mut Bench) {
     }
     let (server, mut ping) = lan::ping_pair(lan);
     let worker = RefCell::new(Worker::start(&["file"]));
-    let longest = Duration::from_millis(if bench.quick { 300 } else { 1000 });
     let mut lines = PATTERNS.map(|_| RULES.map(|(rule, _)| (rule.to_owned(), Vec::new())));
     let mut away: Option<Away> = None;
     for millis in ROUND_TRIPS_MS {
@@ -87,43 +96,17 @@ pub fn run(bench: &mut Bench) {
         for path in &paths {
             file::walk(&mut worker.borrow_mut(), Walk::Forward, path, MIB, BYTES);
         }
-        for ((pattern, what, walk, block), lines) in PATTERNS.into_iter().zip(&mut lines) {
-            bench.set(&format!("RTT {millis} ms: {what}"));
-            let turn = |path| {
-                file::wait_for_each(&mut worker.borrow_mut(), walk, path, block, BYTES, longest)
-                    .mb_per_second()
-            };
-            let mut sides: Vec<Side<'_>> = RULES
-                .iter()
-                .zip(&paths)
-                .map(|((rule, _), path)| Side::new(rule, || Turn::of(turn(path))))
-                .collect();
-            let demand = demand(walk, millis);
-            if demand.limit.is_some() {
-                sides.push(Side::new(WIRE, || lan::wire(lan)));
+        for (reads, lines) in PATTERNS.iter().zip(&mut lines) {
+            let medians = compare(bench, lan, &worker, reads, &paths, millis);
+            for ((_, points), median) in lines.iter_mut().zip(medians) {
+                points.push((round_trip_ms, median));
             }
-            let taken = bench.turns(&mut sides);
-            for (rule, points) in lines {
-                points.push((round_trip_ms, taken.value(rule).median()));
-            }
-            let (id, what) =
-                (format!("ahead.{pattern}.{millis}ms"), format!("RTT {millis} ms, cold: {what}"));
-            let peer = (NO_READ_AHEAD, "none");
-            bench.beside((&id, &what, "MB/s"), &taken, "cheetah", peer, demand);
-            let id = format!("{id}.thesis");
-            bench.beside(
-                (&id, &what, "MB/s"),
-                &taken,
-                "cheetah",
-                ("the rule of 2006", "thesis"),
-                Demand::NONE,
-            );
         }
         RULES.iter().for_each(|(volume, _)| pool.detach(volume));
     }
-    for ((pattern, what, ..), lines) in PATTERNS.into_iter().zip(lines) {
+    for (Reads { id, what, .. }, lines) in PATTERNS.iter().zip(lines) {
         bench.plots.push(Scaling {
-            id: format!("ahead-{pattern}"),
+            id: format!("ahead-{id}"),
             title: format!("Read-ahead over 1 Gbit/s, one read at a time: {what}"),
             x: "RTT, ms".to_owned(),
             y: "MB/s".to_owned(),
@@ -132,4 +115,35 @@ pub fn run(bench: &mut Bench) {
     }
     worker.into_inner().end();
     drop((ping, server));
+}
+
+/// Lets the rules take turns where a round trip takes so much longer, and the wire where it is the limit;
+/// what each rule made, in MB/s.
+fn compare(
+    bench: &mut Bench,
+    lan: &Lan,
+    worker: &RefCell<Worker>,
+    reads: &Reads,
+    paths: &[PathBuf; RULES.len()],
+    millis: u64,
+) -> [f64; RULES.len()] {
+    let Reads { id, what, walk, block } = *reads;
+    bench.set(&format!("RTT {millis} ms: {what}"));
+    let longest = Duration::from_millis(if bench.quick { 300 } else { 1000 });
+    let turn = |path| {
+        file::wait_for_each(&mut worker.borrow_mut(), walk, path, block, BYTES, longest).mb_per_second()
+    };
+    let mut sides: Vec<Side<'_>> =
+        (RULES.iter().zip(paths)).map(|((rule, _), path)| Side::new(rule, || Turn::of(turn(path)))).collect();
+    let demand = demand(walk, millis);
+    if demand.limit.is_some() {
+        sides.push(Side::new(WIRE, || lan::wire(lan)));
+    }
+    let taken = bench.turns(&mut sides);
+    let (id, what) = (format!("ahead.{id}.{millis}ms"), format!("RTT {millis} ms, cold: {what}"));
+    bench.beside((&id, &what, "MB/s"), &taken, "cheetah", (NO_READ_AHEAD, "none"), demand);
+    let id = format!("{id}.thesis");
+    let peer = ("the rule of 2006", "thesis");
+    bench.beside((&id, &what, "MB/s"), &taken, "cheetah", peer, Demand::NONE);
+    RULES.map(|(rule, _)| taken.value(rule).median())
 }

@@ -9,9 +9,9 @@ use std::cell::RefCell;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::bench::Bench;
 use crate::bench::file::{self, Walk};
 use crate::bench::lan::{self, Away, DONORS, Loaded, NO_READ_AHEAD, noise};
+use crate::bench::part::Bench;
 use crate::bench::rounds::{Side, Turn};
 use crate::bench::row::{Bar, Demand, Figure};
 use crate::bench::worker::Worker;

@@ -1,6 +1,6 @@
 //! The part `front`: a volume as a file, beside what a user has today: nbdfuse in front of nbdkit on a Unix
 //! socket, and four such files joined by the kernel (a RAID0 of loop devices). A file in memory (tmpfs) is
-//! the limit, and a bare one over raw TCP what a plain program makes.
+//! the limit.
 //!
 //! Every file was written before; sequential reads begin with an empty page cache, random ones go past it.
 //! Called by: `bench`.
@@ -9,11 +9,9 @@ use std::path::PathBuf;
 
 use cheetah_core::limits::CACHE_DEFAULT_BYTES;
 
-use crate::bench::Bench;
-use crate::bench::bare;
-use crate::bench::bare_file::BareFile;
 use crate::bench::direct::{self, Job};
 use crate::bench::file::{self, Walk};
+use crate::bench::part::Bench;
 use crate::bench::rounds::{Side, Taken, Turn};
 use crate::bench::row::{Bar, Demand, Figure};
 use crate::bench::worker::Worker;
@@ -50,9 +48,6 @@ pub fn run(bench: &mut Bench) {
     let nbdkit = Rival::nbdkit_unix(&["memory", &size]);
     let nbdfuse = NbdFuse::start(&nbdkit.uri);
     let striped = Striped::new(DONORS, bytes);
-    let (servers, addresses) = bare::start_servers(DONORS, mib);
-    let bare_servers = servers.iter().map(Worker::pid).collect::<Vec<_>>();
-    let bare = BareFile::start(mib, servers, &addresses, None);
     let memory = Scratch::in_memory();
     let limit = memory.sparse_file("file", bytes);
     let ours_servers = [pool.donor_pids(), vec![ours.pid]].concat();
@@ -64,11 +59,6 @@ pub fn run(bench: &mut Bench) {
             servers: vec![nbdkit.process.pid(), nbdfuse.process.pid()],
         },
         Place { name: "striped", path: striped.path.clone(), servers: striped.pids() },
-        Place {
-            name: "bare",
-            path: bare.path.clone(),
-            servers: [bare_servers, vec![bare.worker.pid()]].concat(),
-        },
         Place { name: "tmpfs", path: limit, servers: Vec::new() },
     ];
     let mut worker = Worker::start(&["file"]);
@@ -76,15 +66,28 @@ pub fn run(bench: &mut Bench) {
         file::walk(&mut worker, Walk::Write, &place.path, MIB, bytes);
     }
     process::wait_for_rest(&pool.donor_pids());
-    let at_least = |ratio| Bar::RatioAtLeast(ratio).within("bare");
-    for (walk, word, demand) in [(Walk::Forward, "read", at_least(1.4)), (Walk::Write, "write", Demand::NONE)]
+    sequential(bench, &mut worker, &places, bytes);
+    random(bench, &places, bytes);
+    let beyond = process::peak_resident_bytes(ours.pid).saturating_sub(CACHE_DEFAULT_BYTES);
+    let value: Series = [beyond as f64 / MIB as f64].into_iter().collect();
+    let (id, bar) = ("front.memory.client", Some(Bar::ValueAtMost(128.0)));
+    let what = "memory of a client that serves a file beyond its cache, its peak".to_owned();
+    bench.row(&Figure { bar, ..Figure::new(id, what, "MiB", &value) });
+    worker.end();
+    pool.detach("case");
+}
+
+/// From the first byte to the last.
+fn sequential(bench: &mut Bench, worker: &mut Worker, places: &[Place], bytes: u64) {
+    for (walk, word, demand) in
+        [(Walk::Forward, "read", Bar::RatioAtLeast(1.4).into()), (Walk::Write, "write", Demand::NONE)]
     {
         let what = match walk {
             Walk::Write => "sequential write through the page cache, and its flush",
             _ => "sequential cold read",
         };
         bench.set(what);
-        let taken = walks(bench, &mut worker, &places, walk, bytes);
+        let taken = walks(bench, worker, places, walk, bytes);
         rows(bench, &format!("front.{word}"), what, "GB/s", &taken, demand);
         let (id, what) =
             (format!("front.{word}.cpu"), format!("{what}, processor time of servers and reader"));
@@ -92,7 +95,11 @@ pub fn run(bench: &mut Bench) {
         let (value, probe) = (taken.cpu("cheetah"), Some(&taken.probe));
         bench.row(&Figure { peer, probe, ..Figure::new(&id, what, "s/GB", value) });
     }
-    for (depth, demand) in [(32, at_least(4.0)), (1, Demand::NONE)] {
+}
+
+/// Anywhere, past the page cache.
+fn random(bench: &mut Bench, places: &[Place], bytes: u64) {
+    for (depth, demand) in [(32, Bar::RatioAtLeast(4.0).into()), (1, Demand::NONE)] {
         let what = format!("random 4 KiB read past the page cache, depth {depth}");
         bench.set(&what);
         let seconds = bench.time.as_secs_f64();
@@ -106,13 +113,6 @@ pub fn run(bench: &mut Bench) {
         let taken = bench.turns(&mut sides);
         rows(bench, &format!("front.random.d{depth}"), &what, "k/s", &taken, demand);
     }
-    let beyond = process::peak_resident_bytes(ours.pid).saturating_sub(CACHE_DEFAULT_BYTES);
-    let value: Series = [beyond as f64 / MIB as f64].into_iter().collect();
-    let (id, bar) = ("front.memory.client", Some(Bar::ValueAtMost(128.0)));
-    let what = "memory of a client that serves a file beyond its cache, its peak".to_owned();
-    bench.row(&Figure { bar, ..Figure::new(id, what, "MiB", &value) });
-    worker.end();
-    pool.detach("case");
 }
 
 fn walks(bench: &mut Bench, worker: &mut Worker, places: &[Place], walk: Walk, bytes: u64) -> Taken {
@@ -140,12 +140,9 @@ fn rows(bench: &mut Bench, id: &str, what: &str, unit: &str, taken: &Taken, dema
     for (side, peer_name, demand) in [
         ("nbdfuse", "nbdfuse on nbdkit", demand),
         ("striped", Striped::NAME, Demand::NONE),
-        ("bare", BareFile::NAME, Demand::NONE),
         ("tmpfs", "tmpfs", Demand::NONE),
     ] {
         let id = format!("{id}.{side}");
         bench.beside((&id, what, unit), taken, "cheetah", (peer_name, side), demand);
     }
-    let (id, what) = (format!("{id}.bare-nbdfuse"), format!("{what}, for comparison: {}", BareFile::NAME));
-    bench.beside((&id, &what, unit), taken, "bare", ("nbdfuse on nbdkit", "nbdfuse"), Demand::NONE);
 }

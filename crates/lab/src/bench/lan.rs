@@ -12,13 +12,12 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::bench::Bench;
-use crate::bench::bare_file::BareFile;
 use crate::bench::direct::{self, Job};
 use crate::bench::file::{self, Walk};
 use crate::bench::libnbd::Libnbd;
 use crate::bench::machine::CONGESTION;
-use crate::bench::rounds::{Side, Turn};
+use crate::bench::part::Bench;
+use crate::bench::rounds::{Side, Taken, Turn};
 use crate::bench::row::{Bar, Demand, Figure};
 use crate::bench::worker::{Load, Worker};
 use crate::lan::{Lan, Node};
@@ -104,132 +103,162 @@ pub(super) fn ping_pair(lan: &Lan) -> (Worker, Worker) {
     (server, Worker::start_on(lan, Node::Client, &["ping", &address]))
 }
 
-/// A file of so many MiB on the client's host, that raw TCP servers on the donors' hosts keep.
-#[track_caller]
-fn bare_file(lan: &Lan, mib: u64) -> BareFile {
-    let quarter = (mib / u64::from(DONORS)).to_string();
-    let hosts = || (1..=DONORS).map(Node::Donor);
-    let serve = |host| Worker::start_on(lan, host, &["bare-server", "0.0.0.0:5203", &quarter]);
-    let addresses: Vec<String> = hosts().map(|host| format!("{}:5203", host.address())).collect();
-    BareFile::start(mib, hosts().map(serve).collect(), &addresses, Some(lan))
+/// Two volumes on hosts with links of one rate: one is a file, one an export.
+struct Wired {
+    lan: Arc<Lan>,
+    pool: Pool,
+    file: PathBuf,
+    uri: String,
+    /// As many bytes as a volume has, to copy from.
+    noise: String,
+    bytes: u64,
+    /// How long a load takes that has no end of its own.
+    seconds: u32,
+}
+
+impl Wired {
+    #[track_caller]
+    fn start(quick: bool, rate: &str) -> Self {
+        // So much that what a link lets through at once is little of it.
+        let mib: u64 = match (quick, rate) {
+            (true, _) => 256,
+            (false, "1gbit") => 512,
+            _ => 1024,
+        };
+        let bytes = mib * MIB;
+        let lan = hosts(rate, DONORS);
+        let mut pool = pool_on(&lan, &format!("{}M", 2 * (mib / 4).max(64)));
+        for volume in ["file", "nbd"] {
+            pool.ok(["create", volume, &format!("{mib}M"), "--redundancy", "stripe:4"]);
+        }
+        let noise = noise(pool.scratch(), bytes).display().to_string();
+        let file = pool.attach_fuse("file", &[]).path;
+        let uri = pool.attach_export_unix("nbd", &[]).uri;
+        Self { lan, pool, file, uri, noise, bytes, seconds: if quick { 1 } else { 2 } }
+    }
+
+    #[track_caller]
+    fn iperf3(&self, from: Node, to: Node) -> Turn {
+        Turn::of(rivals::iperf3_between(&self.lan, from, to, self.seconds))
+    }
+
+    /// The same through a relay on the client's host: one hop more, as an export has.
+    #[track_caller]
+    fn relayed(&self, from: Node, to: Node) -> Turn {
+        let relay = Worker::start_on(&self.lan, Node::Client, &["relay", &format!("{}:5201", to.address())]);
+        let port = relay.ready["port"].as_u64().and_then(|port| port.try_into().ok()).expect("a port");
+        let address = Node::Client.address();
+        Turn::of(rivals::iperf3_via(&self.lan, from, to, (&address, port), self.seconds))
+    }
+
+    /// Over the whole file, twice, of which the second counts.
+    #[track_caller]
+    fn walk(&self, worker: &mut Worker, walk: Walk) -> Turn {
+        file::walk(worker, walk, &self.file, MIB, self.bytes);
+        Turn::of(file::walk_again(worker, walk, &self.file, MIB, self.bytes).mb_per_second() * 8.0)
+    }
+
+    #[track_caller]
+    fn write_four_at_a_time(&self) -> Turn {
+        let (pattern, block, seconds) = ("write", MIB, f64::from(self.seconds));
+        let job = Job { path: &self.file, pattern, block, depth: 4, bytes: self.bytes, seconds };
+        Turn::of(direct::kiops(&job) * 1e3 * block as f64 * 8.0 / 1e6)
+    }
+
+    #[track_caller]
+    fn nbdcopy(&self, from: &str, to: &str) -> Turn {
+        let mut command = self.lan.exec(Node::Client, tools::need("nbdcopy"));
+        command.args(["--flush", from, to]);
+        mbit(self.bytes, command)
+    }
+
+    #[track_caller]
+    fn end(mut self) {
+        self.pool.detach("file");
+        self.pool.detach("nbd");
+    }
 }
 
 /// Sequential reads and writes through the file and through the export.
 fn at_the_wire(bench: &mut Bench, libnbd: &Libnbd, rate: &str, name: &str) {
     bench.prepare(&format!("hosts with links of {rate}"));
-    // So much that what a link lets through at once is little of it.
-    let mib: u64 = match (bench.quick, rate) {
-        (true, _) => 256,
-        (false, "1gbit") => 512,
-        _ => 1024,
-    };
-    let bytes = mib * MIB;
-    let seconds = if bench.quick { 1 } else { 2 };
-    let lan = hosts(rate, DONORS);
-    let mut pool = pool_on(&lan, &format!("{}M", 2 * (mib / 4).max(64)));
-    for volume in ["file", "nbd"] {
-        pool.ok(["create", volume, &format!("{mib}M"), "--redundancy", "stripe:4"]);
-    }
-    let noise = noise(pool.scratch(), bytes).display().to_string();
-    let path = pool.attach_fuse("file", &[]).path;
-    let uri = pool.attach_export_unix("nbd", &[]).uri;
-    let nbdcopy = |from: &str, to: &str| {
-        let mut command = lan.exec(Node::Client, tools::need("nbdcopy"));
-        command.args(["--flush", from, to]);
-        command
-    };
+    let wired = Wired::start(bench.quick, rate);
+    let (server, mut ping) = ping_pair(&wired.lan);
     let worker = RefCell::new(Worker::start(&["file"]));
-    let walk = |walk: Walk, path: &Path| {
-        let worker = &mut worker.borrow_mut();
-        file::walk(worker, walk, path, MIB, bytes);
-        Turn::of(file::walk_again(worker, walk, path, MIB, bytes).mb_per_second() * 8.0)
-    };
-    // What bare programs make: with one hop more, and with one request at a time.
-    let relayed = |from: Node, to: Node| {
-        let relay = Worker::start_on(&lan, Node::Client, &["relay", &format!("{}:5201", to.address())]);
-        let port = relay.ready["port"].as_u64().and_then(|port| port.try_into().ok()).expect("a port");
-        Turn::of(rivals::iperf3_via(&lan, from, to, (&Node::Client.address(), port), seconds))
-    };
-    let (server, mut ping) = ping_pair(&lan);
-    let bare = bare_file(&lan, mib);
-    let client = RefCell::new(libnbd.worker(&uri, 4));
-    // What is written for the first time takes memory of its machine, and donors put it on huge pages in the
-    // seconds after.
-    walk(Walk::Write, &path);
-    walk(Walk::Write, &bare.path);
-    mbit(bytes, nbdcopy(&noise, &uri));
-    process::wait_for_rest(&pool.donor_pids());
-    let one_mib = Load {
-        pattern: Pattern::SequentialWrite,
-        block: MIB as usize,
-        depth: 1,
-        time: Duration::from_secs(seconds.into()),
-    };
+    let client = RefCell::new(libnbd.worker(&wired.uri, 4));
+    let walk = |walk: Walk| wired.walk(&mut worker.borrow_mut(), walk);
     // Each block once: from the second time on some would come from the client's cache.
     let through_export = |pattern: Pattern| {
         let load = Load { pattern, block: COPIED_BYTES, depth: 32, time: Duration::ZERO };
         streamed(&mut client.borrow_mut(), load)
     };
+    // What can be had with one request at a time.
+    let one_mib = Load {
+        pattern: Pattern::SequentialWrite,
+        block: MIB as usize,
+        depth: 1,
+        time: Duration::from_secs(wired.seconds.into()),
+    };
+    // What is written for the first time takes memory of its machine, and donors put it on huge pages in the
+    // seconds after.
+    walk(Walk::Write);
+    wired.nbdcopy(&wired.noise, &wired.uri);
+    process::wait_for_rest(&wired.pool.donor_pids());
     bench.set(&format!("sequential, links of {rate}"));
+    let (donor, here) = (Node::Donor(1), Node::Client);
     let taken = bench.turns(&mut [
-        Side::new("in", || Turn::of(rivals::iperf3_between(&lan, Node::Donor(1), Node::Client, seconds))),
-        Side::new("out", || Turn::of(rivals::iperf3_between(&lan, Node::Client, Node::Donor(1), seconds))),
-        Side::new("file write", || walk(Walk::Write, &path)),
-        Side::new("file write, four at a time", || {
-            let (pattern, block) = ("write", MIB);
-            let job = Job { path: &path, pattern, block, depth: 4, bytes, seconds: f64::from(seconds) };
-            Turn::of(direct::kiops(&job) * 1e3 * block as f64 * 8.0 / 1e6)
-        }),
-        Side::new("file read", || walk(Walk::Forward, &path)),
+        Side::new("in", || wired.iperf3(donor, here)),
+        Side::new("out", || wired.iperf3(here, donor)),
+        Side::new("file write", || walk(Walk::Write)),
+        Side::new(FOUR_AT_A_TIME, || wired.write_four_at_a_time()),
+        Side::new("file read", || walk(Walk::Forward)),
         Side::new("export write", || through_export(Pattern::SequentialWrite)),
         Side::new("export read", || through_export(Pattern::SequentialRead)),
-        Side::new("nbdcopy write", || mbit(bytes, nbdcopy(&noise, &uri))),
-        Side::new("nbdcopy read", || mbit(bytes, nbdcopy(&uri, "null:"))),
-        Side::new("relayed in", || relayed(Node::Donor(1), Node::Client)),
-        Side::new("relayed out", || relayed(Node::Client, Node::Donor(1))),
+        Side::new("nbdcopy write", || wired.nbdcopy(&wired.noise, &wired.uri)),
+        Side::new("nbdcopy read", || wired.nbdcopy(&wired.uri, "null:")),
+        Side::new("relayed in", || wired.relayed(donor, here)),
+        Side::new("relayed out", || wired.relayed(here, donor)),
         Side::new("raw", || streamed(&mut ping, one_mib)),
-        Side::new("bare read", || walk(Walk::Forward, &bare.path)),
-        Side::new("bare write", || walk(Walk::Write, &bare.path)),
     ]);
-    for (side, peer, bare) in [
-        ("file read", "in", Some("bare read")),
-        ("file write", "out", Some("bare write")),
-        ("export read", "in", None),
-        ("export write", "out", None),
-    ] {
+    wire_rows(bench, &taken, rate, name);
+    drop((ping, server));
+    client.into_inner().end();
+    worker.into_inner().end();
+    wired.end();
+}
+
+/// A plain write is answered by donors before the next one begins; where several are under way the link need
+/// not wait.
+const FOUR_AT_A_TIME: &str = "file write, four at a time";
+
+/// Everything beside iperf3 the same way.
+fn wire_rows(bench: &mut Bench, taken: &Taken, rate: &str, name: &str) {
+    for (side, peer) in
+        [("file read", "in"), ("file write", "out"), ("export read", "in"), ("export write", "out")]
+    {
         let id = format!("lan.{name}.{}", side.replace(' ', "."));
         let what = format!("links of {rate}, sequential, four donors: {side}");
-        let bar = Bar::RatioAtLeast(0.98);
-        let demand = bare.map_or(bar.into(), |bare| bar.within(bare));
-        bench.beside((&id, &what, "Mbit/s"), &taken, side, ("iperf3", peer), demand);
+        let demand = Bar::RatioAtLeast(0.98).into();
+        bench.beside((&id, &what, "Mbit/s"), taken, side, ("iperf3", peer), demand);
         // Where there is no more of it, the processors are the limit and not the link.
         let (id, what) = (format!("{id}.busy"), format!("{what}: processors of all hosts busy meanwhile"));
         let peer = Some(("iperf3", taken.busy(peer)));
         bench.row(&Figure { peer, ..Figure::new(&id, what, "%", taken.busy(side)) });
     }
-    // A plain write is answered by donors before the next one begins; where several are under way the link
-    // need not wait.
-    let side = "file write, four at a time";
-    let (id, what) = (format!("lan.{name}.file.write.four"), format!("links of {rate}, sequential: {side}"));
-    bench.beside((&id, &what, "Mbit/s"), &taken, side, ("iperf3", "out"), Demand::NONE);
+    let id = format!("lan.{name}.file.write.four");
+    let what = format!("links of {rate}, sequential: {FOUR_AT_A_TIME}");
+    bench.beside((&id, &what, "Mbit/s"), taken, FOUR_AT_A_TIME, ("iperf3", "out"), Demand::NONE);
     for (word, what, side, peer) in [
         ("export.read.copy", "nbdcopy from the export, with its start and end", "nbdcopy read", "in"),
         ("export.write.copy", "nbdcopy of a file to it, with its start and end", "nbdcopy write", "out"),
         ("limit-export-read", "iperf3 to a relay on the client's host", "relayed in", "in"),
         ("limit-export-write", "iperf3 from a relay on the client's host", "relayed out", "out"),
         ("limit-raw-write", "raw TCP, 1 MiB written and answered, one at a time", "raw", "out"),
-        ("bare-read", "a bare file over raw TCP to four, read", "bare read", "in"),
-        ("bare-write", "the same, written", "bare write", "out"),
     ] {
         let id = format!("lan.{name}.{word}");
         let what = format!("links of {rate}, for comparison: {what}");
-        bench.beside((&id, &what, "Mbit/s"), &taken, side, ("iperf3", peer), Demand::NONE);
+        bench.beside((&id, &what, "Mbit/s"), taken, side, ("iperf3", peer), Demand::NONE);
     }
-    drop((ping, server, bare));
-    client.into_inner().end();
-    worker.into_inner().end();
-    pool.detach("file");
-    pool.detach("nbd");
 }
 
 /// While it lives, a round trip between the client and a donor takes so much longer.

@@ -11,8 +11,8 @@ use std::fs;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use crate::bench::Bench;
-use crate::bench::local::{BY_ITSELF, World, nbd};
+use crate::bench::contenders::{BY_ITSELF, World, nbd};
+use crate::bench::part::Bench;
 use crate::bench::ping;
 use crate::bench::rounds::Side;
 use crate::bench::row::{Bar, Demand};

@@ -6,181 +6,23 @@
 //! server; its writes go to all four, so a mirror over four donors stands beside them. Every memory was
 //! written before it is read. Called by: `bench`.
 
-use std::time::Duration;
-
 use cheetah_core::limits::CACHE_DEFAULT_BYTES;
 
-use crate::bench::Bench;
-use crate::bench::bare;
-use crate::bench::bare_export;
+use crate::bench::contenders::{World, libnbd_name};
 use crate::bench::latency;
-use crate::bench::libnbd::Libnbd;
+use crate::bench::part::Bench;
 use crate::bench::rounds::{Side, Taken, Turn};
 use crate::bench::row::{Bar, Demand, Figure};
 use crate::bench::worker::{Load, Worker};
 use crate::figures::Series;
 use crate::load::Pattern;
-use crate::pool::{LoneDonor, Pool};
 use crate::process;
-use crate::rivals::{self, Rival};
+use crate::rivals;
 
 pub const SECONDS: f64 = 400.0;
 pub const SETS: usize = 7;
 
-const DONORS: usize = 4;
-/// Connections to each donor, and how long to look before sleeping: as `cheetah attach` does unless told
-/// otherwise.
-pub(super) const BY_ITSELF: &str = "auto";
-/// Connections of libnbd that are tried; the fastest stands for it.
-const LIBNBD_CONNECTIONS: [usize; 3] = [1, 2, 4];
-/// One turn of each would let noise choose a slow peer: writes of 64 KiB were once compared with 2.5 GB/s,
-/// where two make 3.1.
-const TRIALS: usize = 5;
-/// Volumes of one client, each with a data thread of its own: about what dealing one volume out to two
-/// threads could bring.
-const HALVES: [&str; 2] = ["half-1", "half-2"];
 const MIB: u64 = 1 << 20;
-
-/// Who takes turns, by its name among the sides.
-pub(super) struct Contender {
-    pub(super) name: &'static str,
-    pub(super) worker: Worker,
-    /// The processes that serve it.
-    servers: Vec<u32>,
-}
-
-/// Everything that takes turns.
-pub(super) struct World {
-    pub(super) contenders: Vec<Contender>,
-    /// A worker for each number of connections, at the nbdkit that stands alone.
-    pub(super) libnbd: Vec<Worker>,
-    pub(super) nbdkit: u32,
-    pub(super) donors: Vec<u32>,
-    /// The daemons of the export and of the mirror's.
-    pub(super) clients: [u32; 2],
-    pub(super) pool: Pool,
-    _bare: Vec<Worker>,
-    _lone: LoneDonor,
-    _rivals: Vec<Rival>,
-}
-
-impl World {
-    #[track_caller]
-    fn start(bench: &Bench) -> Self {
-        let mib = if bench.quick { 256 } else { 512 };
-        let size = format!("{mib}M");
-        let mut pool = Pool::start();
-        // Of two stripes a quarter each, of the mirror all; two extents of 64 MiB each for the halves and for
-        // who sleeps, two spare.
-        let lent = format!("{}M", mib / 2 + mib + 384);
-        for number in 1..=DONORS {
-            pool.donate(&format!("host-{number}"), &lent);
-        }
-        for (name, redundancy) in [("library", "stripe:4"), ("export", "stripe:4"), ("mirror", "mirror:4")] {
-            pool.ok(["create", name, &size, "--redundancy", redundancy]);
-        }
-        for half in HALVES {
-            pool.ok(["create", half, &format!("{}M", mib / 2), "--redundancy", "stripe:4"]);
-        }
-        let export = pool.attach_export("export", &[]);
-        let mirror = pool.attach_export("mirror", &[]);
-        let lone = LoneDonor::tcp(&size);
-        let nbdkit = Rival::nbdkit(&["memory", &size]);
-        let proxy = Rival::nbdkit(&["nbd", &format!("uri={}", nbdkit.uri)]);
-        let children: Vec<Rival> = (0..DONORS).map(|_| Rival::nbdkit(&["memory", &size])).collect();
-        let quorum = Rival::quorum(&children);
-        let qemu_nbd = Rival::qemu_nbd(mib * MIB, "");
-        let nbd_server = Rival::nbd_server(mib * MIB);
-        let donors = pool.donor_pids();
-        let and = |pids: &[u32], more: u32| [pids, &[more]].concat();
-        let child_pids: Vec<u32> = children.iter().map(|child| child.process.pid()).collect();
-        // As much memory as donors have of the library's volume.
-        let (bare, addresses) = bare::start_servers(DONORS, mib);
-        let addresses = addresses.iter().map(String::as_str);
-        let to_bare = Worker::start(&std::iter::once("bare").chain(addresses).collect::<Vec<_>>());
-        let (exported, addresses) = bare::start_servers(DONORS, mib);
-        let addresses = addresses.iter().map(String::as_str);
-        let words = ["bare-export", "127.0.0.1:0", &mib.to_string()];
-        let bare_export = Worker::start(&words.into_iter().chain(addresses).collect::<Vec<_>>());
-        let exported_pids: Vec<u32> = exported.iter().map(Worker::pid).collect();
-        let libnbd = Libnbd::compile();
-        let attach = |volumes: &[&str]| {
-            Worker::start(&[&["client", pool.url(), BY_ITSELF, BY_ITSELF], volumes].concat())
-        };
-        let mut contenders: Vec<Contender> = [
-            ("library", attach(&["library"]), donors.clone()),
-            ("two threads", attach(&HALVES), donors.clone()),
-            ("export", nbd(&export.uri), and(&donors, export.pid)),
-            ("mirror", nbd(&mirror.uri), and(&donors, mirror.pid)),
-            ("nbdkit", nbd(&nbdkit.uri), vec![nbdkit.process.pid()]),
-            // As many hops as an export has.
-            ("proxy", nbd(&proxy.uri), vec![nbdkit.process.pid(), proxy.process.pid()]),
-            // One donor by itself, as one NBD server.
-            ("donor", nbd(&lone.uri), vec![lone.process.pid()]),
-            ("quorum", nbd(&quorum.uri), and(&child_pids, quorum.process.pid())),
-            ("qemu-nbd", nbd(&qemu_nbd.uri), vec![qemu_nbd.process.pid()]),
-            ("nbd-server", nbd(&nbd_server.uri), vec![nbd_server.process.pid()]),
-            // No protocol, no checks, no choice of anything.
-            ("bare", to_bare, bare.iter().map(Worker::pid).collect()),
-            ("bare-export", nbd(&bare_export::uri(&bare_export)), and(&exported_pids, bare_export.pid())),
-        ]
-        .into_iter()
-        .map(|(name, worker, servers)| Contender { name, worker, servers })
-        .collect();
-        contenders.iter_mut().for_each(|contender| contender.worker.fill());
-        Self {
-            contenders,
-            libnbd: LIBNBD_CONNECTIONS.iter().map(|count| libnbd.worker(&nbdkit.uri, *count)).collect(),
-            nbdkit: nbdkit.process.pid(),
-            donors,
-            clients: [export.pid, mirror.pid],
-            pool,
-            _bare: [bare, exported, vec![bare_export]].into_iter().flatten().collect(),
-            _lone: lone,
-            _rivals: [vec![nbdkit, proxy, quorum, qemu_nbd, nbd_server], children]
-                .into_iter()
-                .flatten()
-                .collect(),
-        }
-    }
-
-    /// Everybody as a side of a set, libnbd with this one of its workers.
-    fn sides<'a>(
-        &'a mut self,
-        libnbd: usize,
-        turn: impl Fn(&mut Worker, &[u32]) -> Turn + Copy + 'a,
-    ) -> Vec<Side<'a>> {
-        let (worker, nbdkit) = (&mut self.libnbd[libnbd], self.nbdkit);
-        let all = self.contenders.iter_mut();
-        let mut sides: Vec<Side<'a>> = all
-            .map(|Contender { name, worker, servers }| Side::new(name, move || turn(worker, servers)))
-            .collect();
-        sides.push(Side::new("libnbd", move || turn(worker, &[nbdkit])));
-        sides
-    }
-
-    /// libnbd with as many connections as serve this load best, by turns like those that count: its place in
-    /// the list.
-    fn best_libnbd(&mut self, load: Load) -> usize {
-        let load = Load { time: Duration::from_millis(300), ..load };
-        let mut speeds = vec![Series::default(); self.libnbd.len()];
-        for _ in 0..TRIALS {
-            for (worker, speeds) in self.libnbd.iter_mut().zip(&mut speeds) {
-                speeds.push(worker.load(load, &[]).done.bytes_per_second());
-            }
-        }
-        let median = |place: &usize| speeds[*place].median();
-        (0..speeds.len()).max_by(|a, b| median(a).total_cmp(&median(b))).unwrap_or_default()
-    }
-}
-
-/// A worker at an address like `nbd://127.0.0.1:1234/name`.
-#[track_caller]
-pub(super) fn nbd(uri: &str) -> Worker {
-    let rest = uri.strip_prefix("nbd://").unwrap_or_else(|| panic!("{uri} is not on TCP"));
-    let (address, export) = rest.split_once('/').unwrap_or((rest, ""));
-    Worker::start(&["nbd", address, export])
-}
 
 pub fn run(bench: &mut Bench) {
     bench.prepare("servers start and are filled");
@@ -191,8 +33,8 @@ pub fn run(bench: &mut Bench) {
     many_at_a_time(bench, &mut world);
     beyond.look(&world.donors);
     for (pattern, word) in [(Pattern::SequentialRead, "read"), (Pattern::SequentialWrite, "write")] {
-        for (block, name) in [(1 << 20, "1m"), (64 << 10, "64k")] {
-            sequential(bench, &mut world, pattern, block, word, name);
+        for (block, size) in [(1 << 20, "1m"), (64 << 10, "64k")] {
+            sequential(bench, &mut world, Shape { pattern, block, word, size });
             beyond.look(&world.donors);
         }
     }
@@ -250,9 +92,7 @@ fn many_at_a_time(bench: &mut Bench, world: &mut World) {
         ("qemu-nbd", "the export of a stripe", "export", "qemu-nbd alone", "qemu-nbd", Demand::NONE),
         ("nbd-server", "the export of a stripe", "export", "nbd-server alone", "nbd-server", Demand::NONE),
         ("donor", "one donor by itself", "donor", "nbdkit alone", "nbdkit", four_times),
-        ("bare", "the client library", "library", BARE, "bare", Demand::NONE),
         ("threads", TWO_THREADS, "two threads", ONE_THREAD, "library", Demand::NONE),
-        ("bare-export", "the export of a stripe", "export", BARE_EXPORT, "bare-export", Demand::NONE),
     ];
     for (id, what, side, peer_name, peer, demand) in rows {
         let what = format!("random 4 KiB read, 64 at a time, thousand a second: {what}");
@@ -264,14 +104,8 @@ fn many_at_a_time(bench: &mut Bench, world: &mut World) {
 
 const QUORUM: &str = "quorum of four nbdkit";
 const PROXY: &str = "nbdkit's own proxy in front of it";
-const BARE: &str = "raw TCP to four that keep it";
 const TWO_THREADS: &str = "for comparison: two data threads with half a volume and half the requests each";
 const ONE_THREAD: &str = "the client library, one data thread";
-const BARE_EXPORT: &str = "a bare export in front of four that keep it";
-
-fn libnbd_name(best: usize) -> String {
-    format!("libnbd ({} connections) on nbdkit", LIBNBD_CONNECTIONS[best])
-}
 
 /// Processor time of both ends: the library and the donors, libnbd and nbdkit.
 fn cpu_row(
@@ -293,10 +127,32 @@ fn cpu_row(
 }
 
 /// Sequential reads or writes, 16 at a time.
-fn sequential(bench: &mut Bench, world: &mut World, pattern: Pattern, block: usize, word: &str, name: &str) {
-    let shape = format!("sequential {word}, {} KiB, 16 at a time", block >> 10);
-    bench.set(&shape);
-    let load = Load { pattern, block, depth: 16, time: bench.time };
+#[derive(Clone, Copy)]
+struct Shape {
+    pattern: Pattern,
+    block: usize,
+    /// In ids and in what is said.
+    word: &'static str,
+    size: &'static str,
+}
+
+impl Shape {
+    fn is_write(self) -> bool {
+        self.pattern == Pattern::SequentialWrite
+    }
+
+    fn id(self) -> String {
+        format!("local.{}.{}", self.word, self.size)
+    }
+
+    fn what(self) -> String {
+        format!("sequential {}, {} KiB, 16 at a time", self.word, self.block >> 10)
+    }
+}
+
+fn sequential(bench: &mut Bench, world: &mut World, shape: Shape) {
+    bench.set(&shape.what());
+    let load = Load { pattern: shape.pattern, block: shape.block, depth: 16, time: bench.time };
     let best = world.best_libnbd(load);
     let speed = |worker: &mut Worker, servers: &[u32]| worker.load(load, servers).gb_per_second();
     let mut sides = world.sides(best, speed);
@@ -305,84 +161,56 @@ fn sequential(bench: &mut Bench, world: &mut World, pattern: Pattern, block: usi
         Turn { value: moved.mbit_per_second / 8e3, cpu_per_gb: moved.cpu_per_gb }
     }));
     sides.push(Side::new("relay", || Turn::of(rivals::iperf3_relayed(1, 1) / 8e3)));
-    let writes = pattern == Pattern::SequentialWrite;
-    if writes {
+    if shape.is_write() {
         sides.push(Side::new("fan", || Turn::of(rivals::iperf3_relayed(1, 4) / 8e3)));
     }
     let taken = bench.turns(&mut sides);
     let libnbd = libnbd_name(best);
+    speed_rows(bench, shape, &taken, &libnbd);
+    cpu_row(bench, &shape.id(), &shape.what(), &taken, (&libnbd, Bar::RatioAtMost(0.6).into()));
+    let id = format!("{}.limit-cpu", shape.id());
+    let what = "the same, for comparison: iperf3, which moves bytes and does no more".to_owned();
+    let (peer, probe) = (Some((libnbd.as_str(), taken.cpu("libnbd"))), Some(&taken.probe));
+    bench.row(&Figure { peer, probe, ..Figure::new(&id, what, "s/GB", taken.cpu("iperf3")) });
+}
+
+/// How fast everybody was, each beside those that are like it.
+fn speed_rows(bench: &mut Bench, shape: Shape, taken: &Taken, libnbd: &str) {
     let at_least = Bar::RatioAtLeast;
     // What the quorum reads comes from one server each, as from a stripe; what it writes goes to all.
     let mirror = "the export of a mirror over four";
-    let (like_quorum, like_what, twice) = match writes {
+    let (like_quorum, like_what, twice) = match shape.is_write() {
         true => ("mirror", mirror, at_least(2.0).within("fan")),
         false => ("export", "the export", at_least(2.0).into()),
     };
-    let donor = if writes { Demand::NONE } else { at_least(1.5).into() };
-    let fan = "iperf3 through a relay to four";
-    let proxy_what = format!("for comparison: {PROXY}");
-    let bare_what = format!("for comparison: {BARE}");
-    let bare_export_what = format!("for comparison: {BARE_EXPORT}");
-    let fan_what = format!("for comparison: {fan}");
+    let donor = if shape.is_write() { Demand::NONE } else { at_least(1.5).into() };
+    let (relay, fan) = ("iperf3 through a relay", "iperf3 through a relay to four");
+    let [proxy_what, relay_what, fan_what] =
+        [PROXY, relay, fan].map(|peer| format!("for comparison: {peer}"));
+    let one_hop_more = "the export, one hop more";
+    let rows = [
+        ("library", "the client library", "library", libnbd, "libnbd", at_least(1.5).into()),
+        ("quorum", like_what, like_quorum, QUORUM, "quorum", twice),
+        ("nbdkit", one_hop_more, "export", "nbdkit alone", "nbdkit", at_least(0.9).into()),
+        ("proxy", "the export", "export", PROXY, "proxy", Demand::NONE),
+        ("proxy-nbdkit", proxy_what.as_str(), "proxy", "nbdkit alone", "nbdkit", Demand::NONE),
+        ("qemu-nbd", one_hop_more, "export", "qemu-nbd alone", "qemu-nbd", Demand::NONE),
+        ("nbd-server", one_hop_more, "export", "nbd-server alone", "nbd-server", Demand::NONE),
+        ("donor", "one donor by itself", "donor", "nbdkit alone", "nbdkit", donor),
+        ("limit", "the client library", "library", "iperf3", "iperf3", Demand::NONE),
+        ("threads", TWO_THREADS, "two threads", ONE_THREAD, "library", Demand::NONE),
+        ("limit-nbdkit", "for comparison: libnbd on nbdkit", "libnbd", "iperf3", "iperf3", Demand::NONE),
+        ("limit-export", "the export", "export", relay, "relay", Demand::NONE),
+        ("limit-relay", relay_what.as_str(), "relay", "nbdkit alone", "nbdkit", Demand::NONE),
+    ];
     let of_writes = [
         ("limit-mirror", mirror, "mirror", fan, "fan", Demand::NONE),
         ("limit-fan", fan_what.as_str(), "fan", QUORUM, "quorum", Demand::NONE),
     ];
-    let rows = [
-        ("library", "the client library", "library", libnbd.as_str(), "libnbd", at_least(1.5).within("bare")),
-        ("quorum", like_what, like_quorum, QUORUM, "quorum", twice),
-        (
-            "nbdkit",
-            "the export, one hop more",
-            "export",
-            "nbdkit alone",
-            "nbdkit",
-            at_least(0.9).within("bare-export"),
-        ),
-        ("proxy", "the export", "export", PROXY, "proxy", Demand::NONE),
-        ("proxy-nbdkit", proxy_what.as_str(), "proxy", "nbdkit alone", "nbdkit", Demand::NONE),
-        ("qemu-nbd", "the export, one hop more", "export", "qemu-nbd alone", "qemu-nbd", Demand::NONE),
-        ("nbd-server", "the export, one hop more", "export", "nbd-server alone", "nbd-server", Demand::NONE),
-        ("donor", "one donor by itself", "donor", "nbdkit alone", "nbdkit", donor),
-        ("limit", "the client library", "library", "iperf3", "iperf3", Demand::NONE),
-        ("bare", "the client library", "library", BARE, "bare", Demand::NONE),
-        ("threads", TWO_THREADS, "two threads", ONE_THREAD, "library", Demand::NONE),
-        ("bare-libnbd", bare_what.as_str(), "bare", libnbd.as_str(), "libnbd", Demand::NONE),
-        ("bare-export", "the export", "export", BARE_EXPORT, "bare-export", Demand::NONE),
-        (
-            "bare-export-nbdkit",
-            bare_export_what.as_str(),
-            "bare-export",
-            "nbdkit alone",
-            "nbdkit",
-            Demand::NONE,
-        ),
-        ("limit-nbdkit", "for comparison: libnbd on nbdkit", "libnbd", "iperf3", "iperf3", Demand::NONE),
-        ("limit-export", "the export", "export", "iperf3 through a relay", "relay", Demand::NONE),
-        (
-            "limit-relay",
-            "for comparison: iperf3 through a relay",
-            "relay",
-            "nbdkit alone",
-            "nbdkit",
-            Demand::NONE,
-        ),
-    ];
-    let prefix = format!("local.{word}.{name}");
     for (id, what, side, peer_name, peer, demand) in
-        rows.into_iter().chain(of_writes.into_iter().filter(|_| writes))
+        rows.into_iter().chain(of_writes.into_iter().filter(|_| shape.is_write()))
     {
-        let (id, what) = (format!("{prefix}.{id}"), format!("{shape}: {what}"));
-        bench.beside((&id, &what, "GB/s"), &taken, side, (peer_name, peer), demand);
-    }
-    cpu_row(bench, &prefix, &shape, &taken, (&libnbd, Bar::RatioAtMost(0.6).within("bare")));
-    for (id, what, side) in [
-        ("limit-cpu", "iperf3, which moves bytes and does no more", "iperf3"),
-        ("bare-cpu", BARE, "bare"),
-        ("bare-export-cpu", BARE_EXPORT, "bare-export"),
-    ] {
-        let (id, what) = (format!("{prefix}.{id}"), format!("the same, for comparison: {what}"));
-        let (peer, probe) = (Some((libnbd.as_str(), taken.cpu("libnbd"))), Some(&taken.probe));
-        bench.row(&Figure { peer, probe, ..Figure::new(&id, what, "s/GB", taken.cpu(side)) });
+        let (id, what) = (format!("{}.{id}", shape.id()), format!("{}: {what}", shape.what()));
+        bench.beside((&id, &what, "GB/s"), taken, side, (peer_name, peer), demand);
     }
 }

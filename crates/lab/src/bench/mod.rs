@@ -1,21 +1,22 @@
 //! The benchmark: Cheetah beside its peers and the physical limits, in one table with what is demanded of
 //! each figure.
 //!
-//! Owns: the parts, the command line, what a part measures with ([`Bench`]) and how the run ends. Never: a
-//! figure that was not measured in this run or an earlier one of this machine, a ratio that noise made.
+//! Owns: the parts, the command line and how the run ends. Never: a figure that was not measured in this run
+//! or an earlier one of this machine, a ratio that noise made.
 //! Invariant: every ratio is of two sides that took turns in the same rounds, with the same congestion
 //! control, in a network namespace of the benchmark's own. Called by: `bin/bench.rs`. Parts: `outside` (the
-//! process that stays outside), `row` (judges), `rounds` (takes turns), `worker` (makes loads), `results`
-//! (writes); the table's parts `local` (with `latency`), `front`, `lan`, `far`, `seeds`, `scale` (with
-//! `simulated`), `ahead`, `thesis`; their loads `client`, `direct`, `file`, `libnbd`, `ping`, and the bare
-//! limits `bare`, `bare_export`, `bare_file`; `machine`, `quiet` and `share` (what it runs on), `progress`
-//! and `plot`. Tests: in each of them.
+//! process that stays outside), `part` (what one measures with), `row` (judges), `rounds` (takes turns),
+//! `worker` (makes loads, by a `child`), `results` (writes); the table's parts `local` (with `contenders` and
+//! `latency`), `front`, `lan`, `far`, `seeds`, `scale` (with `simulated`), `ahead`, `thesis`, and those that
+//! are measured by name, `codes`, `parity`, `repair`, `owner`; their loads `client`, `direct`, `file`,
+//! `libnbd`, `ping`; `machine`, `quiet` and `share` (what it runs on), `progress` and `plot`. Tests: in each
+//! of them.
 
 mod ahead;
-mod bare;
-mod bare_export;
-mod bare_file;
+mod child;
 mod client;
+mod codes;
+mod contenders;
 mod direct;
 mod far;
 mod file;
@@ -26,10 +27,14 @@ mod libnbd;
 mod local;
 mod machine;
 mod outside;
+mod owner;
+mod parity;
+mod part;
 mod ping;
 mod plot;
 mod progress;
 mod quiet;
+mod repair;
 mod results;
 mod rounds;
 mod row;
@@ -44,12 +49,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use crate::figures;
-use plot::Scaling;
+use part::{Bench, Part};
 use progress::Progress;
 use quiet::Quiet;
 use results::Results;
-use rounds::{Probe, Side, Taken};
-use row::{Demand, Figure, Row};
+use rounds::Probe;
+use row::Row;
 use share::Share;
 
 /// A bar was missed.
@@ -59,79 +64,25 @@ const USAGE: u8 = 2;
 /// No bar was missed, but the machine was too noisy to say of each that it was met.
 const TOO_NOISY: u8 = 3;
 
-struct Part {
-    name: &'static str,
-    /// About how long it takes, and in how many sets it measures.
-    seconds: f64,
-    sets: usize,
-    run: fn(&mut Bench),
-}
-
+/// Measured where none is named.
 const PARTS: [Part; 8] = [
-    Part { name: "local", seconds: local::SECONDS, sets: local::SETS, run: local::run },
-    Part { name: "front", seconds: front::SECONDS, sets: front::SETS, run: front::run },
-    Part { name: "lan", seconds: lan::SECONDS, sets: lan::SETS, run: lan::run },
-    Part { name: "far", seconds: far::SECONDS, sets: far::SETS, run: far::run },
-    Part { name: "ahead", seconds: ahead::SECONDS, sets: ahead::SETS, run: ahead::run },
-    Part { name: "thesis", seconds: thesis::SECONDS, sets: thesis::SETS, run: thesis::run },
-    Part { name: "scale", seconds: scale::SECONDS, sets: scale::SETS, run: scale::run },
-    Part { name: "seeds", seconds: seeds::SECONDS, sets: seeds::SETS, run: seeds::run },
+    Part::new("local", local::SECONDS, local::SETS, local::run),
+    Part::new("front", front::SECONDS, front::SETS, front::run),
+    Part::new("lan", lan::SECONDS, lan::SETS, lan::run),
+    Part::new("far", far::SECONDS, far::SETS, far::run),
+    Part::new("ahead", ahead::SECONDS, ahead::SETS, ahead::run),
+    Part::new("thesis", thesis::SECONDS, thesis::SETS, thesis::run),
+    Part::new("scale", scale::SECONDS, scale::SETS, scale::run),
+    Part::new("seeds", seeds::SECONDS, seeds::SETS, seeds::run),
 ];
 
-/// What a part measures with.
-struct Bench {
-    /// Fewer and shorter turns: to see that all of it works.
-    quick: bool,
-    rounds: usize,
-    /// How long a turn of a load takes.
-    time: Duration,
-    probe: Probe,
-    quiet: Quiet,
-    progress: Progress,
-    rows: Vec<Row>,
-    plots: Vec<Scaling>,
-}
-
-impl Bench {
-    /// Says what is made before the next set.
-    fn prepare(&self, what: &str) {
-        self.progress.say(what);
-    }
-
-    /// Says what is measured now.
-    fn set(&mut self, what: &str) {
-        self.progress.set(what);
-    }
-
-    /// Lets the sides take turns.
-    fn turns(&mut self, sides: &mut [Side<'_>]) -> Taken {
-        let (probe, quiet) = (&mut self.probe, &mut self.quiet);
-        rounds::take(self.rounds, sides, || {
-            quiet.wait();
-            probe.gb_per_second()
-        })
-    }
-
-    fn row(&mut self, figure: &Figure<'_>) {
-        self.rows.push(figure.row());
-    }
-
-    /// A row of one side of a set beside another: id, what and unit; the side; how the table calls the other,
-    /// and the set.
-    fn beside(
-        &mut self,
-        (id, what, unit): (&str, &str, &str),
-        taken: &Taken,
-        side: &str,
-        (peer_name, peer): (&str, &str),
-        Demand { bar, limit }: Demand,
-    ) {
-        let (value, probe) = (taken.value(side), Some(&taken.probe));
-        let (peer, limit) =
-            (Some((peer_name, taken.value(peer))), limit.map(|side| (side, taken.value(side))));
-        self.row(&Figure { peer, probe, limit, bar, ..Figure::new(id, what.to_owned(), unit, value) });
-    }
-}
+/// Measured where they are named: they take many gigabytes of memory, or are about a library alone.
+const BY_NAME: [Part; 4] = [
+    Part::new("codes", codes::SECONDS, codes::SETS, codes::run).without_network(),
+    Part::new("parity", parity::SECONDS, parity::SETS, parity::run),
+    Part::new("repair", repair::SECONDS, repair::SETS, repair::run),
+    Part::new("owner", owner::SECONDS, owner::SETS, owner::run),
+];
 
 struct Options {
     parts: Vec<&'static Part>,
@@ -145,7 +96,7 @@ pub fn main() -> ExitCode {
     if let [first, kind @ ..] = arguments.as_slice()
         && first == worker::WORKER
     {
-        worker::serve(kind);
+        child::serve(kind);
         return ExitCode::SUCCESS;
     }
     let options = match options(&arguments) {
@@ -157,7 +108,8 @@ pub fn main() -> ExitCode {
     };
     match outside::congestion_control() {
         Some(congestion_control) => measure(&options, &congestion_control),
-        None => outside::run(),
+        None if options.parts.iter().any(|part| part.needs_network) => outside::run(),
+        None => measure(&options, &machine::congestion_control()),
     }
 }
 
@@ -165,20 +117,26 @@ fn options(arguments: &[String]) -> Result<Options, String> {
     let quick = std::env::var("QUICK").is_ok_and(|quick| !quick.is_empty() && quick != "0");
     let mut options = Options { parts: Vec::new(), json: false, quick };
     for argument in arguments {
-        match (argument.as_str(), PARTS.iter().find(|part| part.name == argument)) {
+        match (argument.as_str(), PARTS.iter().chain(&BY_NAME).find(|part| part.name == argument)) {
             (_, Some(part)) => options.parts.push(part),
             ("--json", _) => options.json = true,
             ("--quick", _) => options.quick = true,
-            _ => {
-                let names: Vec<&str> = PARTS.iter().map(|part| part.name).collect();
-                return Err(format!("usage: bench [--quick] [--json] [{}]...", names.join("|")));
-            }
+            _ => return Err(usage()),
         }
     }
     if options.parts.is_empty() {
         options.parts = PARTS.iter().collect();
     }
     Ok(options)
+}
+
+fn usage() -> String {
+    let names = |parts: &[Part]| parts.iter().map(|part| part.name).collect::<Vec<_>>().join(", ");
+    format!(
+        "usage: bench [--quick] [--json] [PART]...\nwhere none is named: {}; others: {}",
+        names(&PARTS),
+        names(&BY_NAME)
+    )
 }
 
 #[allow(clippy::print_stdout, reason = "the table is the program's output")]
@@ -248,7 +206,7 @@ fn verdict(rows: &[Row]) -> ExitCode {
 mod tests {
     use super::*;
     use crate::figures::Series;
-    use row::Bar;
+    use row::{Bar, Figure};
 
     fn row(value: [f64; 3], bar: f64) -> Row {
         let value: Series = value.into_iter().collect();
@@ -274,6 +232,8 @@ mod tests {
         assert_eq!(all.parts.len(), PARTS.len());
         let some = parse(&["local", "--json"]).expect("a part");
         assert_eq!((some.parts[0].name, some.parts.len(), some.json), ("local", 1, true));
-        assert!(parse(&["moon"]).is_err_and(|usage| usage.contains("local")));
+        let apart = parse(&["codes", "repair", "--quick"]).expect("parts that are measured by name");
+        assert!(apart.quick && apart.parts.iter().map(|part| part.needs_network).eq([false, true]));
+        assert!(parse(&["moon"]).is_err_and(|usage| usage.contains("local") && usage.contains("codes")));
     }
 }

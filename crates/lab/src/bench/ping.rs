@@ -1,10 +1,10 @@
-//! A request and its answer, bare: raw TCP of the same sizes with blocking sockets, one at a time, one hop,
+//! A request and its answer by raw TCP: of the same sizes with blocking sockets, one at a time, one hop,
 //! or two through a relay. The limit of what waits for each of its requests.
 //!
 //! Owns: server, relay and client, each a process of its own as donor, daemon and tool are. Never: more than
 //! one connection of a server at a time, any work on the bytes. Invariant: a request begins with how many
 //! bytes follow its head, and how many are wanted back.
-//! Called by: `worker`; its sizes also by `bare`. Tests: below.
+//! Called by: `worker`. Tests: below.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -16,20 +16,20 @@ use crate::bench::worker::{Load, Server, Worker, orders, take_orders};
 use crate::load::{self, Done, Pattern};
 
 /// The heads of an NBD request and of its reply.
-pub(super) const QUESTION_BYTES: usize = 28;
-pub(super) const REPLY_BYTES: usize = 20;
+const QUESTION_BYTES: usize = 28;
+const REPLY_BYTES: usize = 20;
 
 /// What goes both ways for a request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Exchange {
+struct Exchange {
     /// Bytes behind the request's head.
-    pub(super) sent: usize,
+    sent: usize,
     /// Bytes of the whole reply.
-    pub(super) returned: usize,
+    returned: usize,
 }
 
 impl Exchange {
-    pub(super) fn of(load: Load) -> Self {
+    fn of(load: Load) -> Self {
         match load.pattern {
             Pattern::RandomRead | Pattern::SequentialRead => {
                 Self { sent: 0, returned: REPLY_BYTES + load.block }
@@ -38,7 +38,7 @@ impl Exchange {
         }
     }
 
-    pub(super) fn head(self) -> [u8; QUESTION_BYTES] {
+    fn head(self) -> [u8; QUESTION_BYTES] {
         let mut head = [1; QUESTION_BYTES];
         head[..8].copy_from_slice(&(self.sent as u64).to_le_bytes());
         head[8..16].copy_from_slice(&(self.returned as u64).to_le_bytes());
@@ -46,7 +46,7 @@ impl Exchange {
     }
 
     /// Of a whole head.
-    pub(super) fn parse(head: &[u8]) -> Self {
+    fn parse(head: &[u8]) -> Self {
         let number =
             |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight bytes")) as usize;
         Self { sent: number(0), returned: number(8) }
@@ -92,10 +92,7 @@ fn relay(mut near: TcpStream, address: &str) -> io::Result<()> {
 }
 
 /// Serves one connection after the other; where.
-pub(super) fn listen(
-    address: &str,
-    mut serve: impl FnMut(TcpStream) -> io::Result<()> + Send + 'static,
-) -> String {
+fn listen(address: &str, mut serve: impl FnMut(TcpStream) -> io::Result<()> + Send + 'static) -> String {
     let listener =
         TcpListener::bind(address).unwrap_or_else(|error| panic!("cannot listen at {address}: {error}"));
     let bound = listener.local_addr().expect("an address").to_string();
@@ -128,7 +125,7 @@ pub fn serve_relay(address: &str, far: &str) {
 }
 
 #[track_caller]
-pub(super) fn connect(address: &str) -> TcpStream {
+fn connect(address: &str) -> TcpStream {
     let stream =
         TcpStream::connect(address).unwrap_or_else(|error| panic!("cannot connect to {address}: {error}"));
     stream.set_nodelay(true).expect("a TCP socket");

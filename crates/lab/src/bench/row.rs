@@ -59,8 +59,8 @@ impl fmt::Display for Bar {
     }
 }
 
-/// A bar, if there is one, and the side of the set that shows what can be had: a bare program, or the wire
-/// itself.
+/// A bar, if there is one, and the side of the set that shows what can be had: what the wire carries, or
+/// iperf3 by as many hops.
 #[derive(Clone, Copy, Debug)]
 pub struct Demand {
     pub bar: Option<Bar>,
@@ -306,15 +306,15 @@ mod tests {
             let (value, peer, limit) = (series(&[3.0; 3]), series(&[2.0; 3]), series(limit));
             let (what, peer, bar) =
                 ("reads".to_owned(), Some(("nbdkit", &peer)), Some(Bar::RatioAtLeast(1.8)));
-            let (value, limit, probe) = (&value, Some(("bare", &limit)), None);
+            let (value, limit, probe) = (&value, Some(("relay", &limit)), None);
             Figure { peer, probe, limit, bar, ..Figure::new("r", what, "GB/s", value) }.row().line()
         };
         let (beyond, within) = (line(&[3.4, 3.5, 3.5]), line(&[4.0; 3]));
         assert!(
-            beyond.ends_with("| 1.50 | 1.75 bare | ratio >= 1.8 | **missed**, by the limit too |"),
+            beyond.ends_with("| 1.50 | 1.75 relay | ratio >= 1.8 | **missed**, by the limit too |"),
             "{beyond}"
         );
-        assert!(within.ends_with("| 1.50 | 2.00 bare | ratio >= 1.8 | **missed** |"), "{within}");
+        assert!(within.ends_with("| 1.50 | 2.00 relay | ratio >= 1.8 | **missed** |"), "{within}");
         let noisy = line(&[1.0, 8.0, 4.0]);
         assert!(noisy.ends_with("| 1.50 |  | ratio >= 1.8 | **missed** |"), "{noisy}");
         let (value, what) = (series(&[9.0]), "memory".to_owned());
@@ -360,7 +360,7 @@ mod tests {
     #[test]
     fn a_row_survives_its_json() {
         let mut row = judged(&[3.0, 3.1, 3.0], &[2.0, 2.0, 2.1], &STEADY, Bar::ValueAtMost(3.5));
-        (row.limit, row.samples.limit) = (Some(("bare".to_owned(), 1.25)), vec![2.5; 3]);
+        (row.limit, row.samples.limit) = (Some(("relay".to_owned(), 1.25)), vec![2.5; 3]);
         assert_eq!(row.ok, Some(true));
         assert_eq!(Row::from_json(&row.to_json()), Some(row.clone()));
         let keys: Vec<String> = row.to_json().as_object().expect("an object").keys().cloned().collect();

@@ -9,9 +9,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::bench::Bench;
 use crate::bench::file::{self, Walk};
 use crate::bench::lan::hosts;
+use crate::bench::part::Bench;
 use crate::bench::plot::Scaling;
 use crate::bench::rounds::{Side, Turn};
 use crate::bench::row::{Demand, Figure};

@@ -11,9 +11,9 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::bench::Bench;
 use crate::bench::file;
 use crate::bench::lan::hosts;
+use crate::bench::part::Bench;
 use crate::bench::row::Figure;
 use crate::figures::Series;
 use crate::pool::{Pool, State};

@@ -9,10 +9,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::bench::Bench;
 use crate::bench::direct;
 use crate::bench::file::{self, Walk};
 use crate::bench::lan::{self, hosts};
+use crate::bench::part::Bench;
 use crate::bench::rounds::{Side, Turn};
 use crate::bench::row::Demand;
 use crate::bench::worker::Worker;

@@ -4,22 +4,20 @@
 //! Owns: the children's lives, and the lines between them: an order (`sequential-read 1048576 16 800`:
 //! pattern, block, depth, milliseconds; or `fill`) in, one line of JSON out. Never: measures by itself.
 //! Invariant: a child ends with its guard, and by itself when the benchmark is gone and its input closes.
-//! Called by: the parts of the benchmark. Tests: those of the loads.
+//! Called by: the parts of the benchmark; `child` and the loads, which are the other end. Tests: below, and
+//! those of the loads.
 
 use std::fmt;
 use std::io::{BufRead, BufReader, Write};
-use std::net::Ipv4Addr;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::bench::machine::CONGESTION;
 use crate::bench::rounds::Turn;
-use crate::bench::{bare, bare_export, bare_file, client, file, ping};
 use crate::lan::{Lan, Node};
 use crate::load::{Connection, Done, Pattern};
-use crate::{mark, process, rivals};
+use crate::{mark, process};
 
 /// The first argument of a child.
 pub const WORKER: &str = "worker";
@@ -224,11 +222,6 @@ impl Server for Connection {
     }
 }
 
-fn connect(address: &str, export: &str) -> Connection {
-    let opened = Connection::open(address.parse().expect("an address"), export, CONGESTION, true);
-    opened.unwrap_or_else(|error| panic!("cannot connect to {address}: {error}"))
-}
-
 /// Many of a kind, each with a thread and a load of its own.
 pub struct Many<S>(pub Vec<S>);
 
@@ -252,42 +245,6 @@ impl<S: Server + Send> Server for Many<S> {
             took,
             median: crate::load::median(&mut medians),
         })
-    }
-}
-
-/// The life of a child of this program: its first line says that it is ready, then it takes orders until none
-/// come.
-pub fn serve(kind: &[String]) {
-    let words: Vec<&str> = kind.iter().map(String::as_str).collect();
-    match words.as_slice() {
-        ["client", pool, connections, poll_us, volumes @ ..] => {
-            client::serve(pool, connections, poll_us, volumes);
-        }
-        ["nbd", address, export] => take_orders(connect(address, export), &json!({})),
-        ["nbd-many", address, export, count] => {
-            let count: usize = count.parse().expect("a number of connections");
-            take_orders(Many((0..count).map(|_| connect(address, export)).collect()), &json!({}));
-        }
-        ["ping", address] => ping::serve_client(address),
-        ["ping-server", listen] => ping::serve_server(listen),
-        ["ping-relay", listen, address] => ping::serve_relay(listen, address),
-        ["relay", address] => {
-            let to = address.parse().expect("an address");
-            let port = rivals::relay(Ipv4Addr::UNSPECIFIED.into(), to, 1).expect("sockets for a relay");
-            orders(&json!({"port": port}), |_| Ok(json!({})));
-        }
-        ["bare", addresses @ ..] => bare::serve_client(addresses),
-        ["bare-server", listen, mib] => {
-            bare::serve_server(listen, mib.parse().expect("a number of mebibytes"));
-        }
-        ["bare-export", listen, mib, addresses @ ..] => {
-            bare_export::serve(listen, mib.parse().expect("a number of mebibytes"), addresses);
-        }
-        ["file"] => file::serve(),
-        ["bare-file", point, mib, addresses @ ..] => {
-            bare_file::serve(point, mib.parse().expect("a number of mebibytes"), addresses);
-        }
-        other => panic!("no such worker: {other:?}"),
     }
 }
 

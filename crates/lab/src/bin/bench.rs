@@ -1,5 +1,6 @@
 //! `make bench`: Cheetah beside its peers and the physical limits. `bench [--quick] [--json] [PART]...`;
-//! QUICK=1 shortens.
+//! QUICK=1 shortens. The parts of `make bench-codes`, `bench-repair` and `bench-owner` are measured only
+//! where they are named.
 //!
 //! Prints a Markdown table, and writes `results.json`, `table.md` and plots beside what was built. Ends with
 //! 0 when every bar was met, 1 when one was missed, 3 when the machine was too noisy to say, 128 and a

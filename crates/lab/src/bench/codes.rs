@@ -1,40 +1,40 @@
-//! The erasure code and the checksum of a client, beside their plain reference: `make bench-codes`.
+//! The part `codes`: the erasure code and the checksum of a client, beside their plain reference.
 //!
-//! Each is given 64 KiB fragments (4 KiB blocks for the checksum), in turns (A B A B), and reported as a
-//! median with its spread, in GB/s of the bytes that are read. Fragments fit the processor's caches: this is
-//! what the code costs, not the memory. Prints a Markdown table and writes `bench/codes.json` in the build
-//! directory.
-#![forbid(unsafe_code)]
-#![allow(clippy::print_stdout, reason = "the table is the program's output")]
+//! Each is given 64 KiB fragments (4 KiB blocks for the checksum), on one thread, in GB/s of the bytes that
+//! are read. Fragments fit the processor's caches: this is what the code costs, not the memory. Never: needs
+//! root, a network or the program. Called by: `bench`.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use cheetah_core::code::{self, Code};
 use cheetah_core::map::Redundancy;
-use cheetah_lab::figures::{self, Series};
 use cheetah_rim::code::{combine, crc32c};
-use serde_json::json;
+
+use crate::bench::part::Bench;
+use crate::bench::rounds::{Side, Turn};
+use crate::bench::row::Demand;
+
+pub const SECONDS: f64 = 20.0;
+pub const SETS: usize = 8;
 
 const FRAGMENT_BYTES: usize = 64 << 10;
 const BLOCK_BYTES: usize = 4 << 10;
-
-struct Options {
-    rounds: usize,
-    time: Duration,
-}
+/// Nothing waits for anything here, so many short turns agree sooner than few long ones.
+const TURN: Duration = Duration::from_millis(50);
+const ROUNDS: usize = 9;
 
 /// A thing that is measured, and its plain reference.
 struct Case {
-    name: String,
+    /// In ids, and in the table.
+    names: (String, String),
     bytes: usize,
     fast: Box<dyn FnMut()>,
     plain: Box<dyn FnMut()>,
 }
 
-fn main() {
-    let options = options();
-    let mut cases = vec![
+pub fn run(bench: &mut Bench) {
+    let cases: [Case; SETS] = [
         encode(4, 2),
         encode(8, 2),
         decode(4, 2),
@@ -44,34 +44,26 @@ fn main() {
         encode(1, 1),
         checksum(),
     ];
-    println!("64 KiB fragments, one thread, {} rounds of {:?}.\n", options.rounds, options.time);
-    println!("| GB/s of input | cheetah | plain | ratio |\n|---|---|---|---|");
-    let mut report = Vec::new();
-    for case in &mut cases {
-        let (mut fast, mut plain) = (Series::default(), Series::default());
-        // One turn of each first, which is not counted.
-        for round in 0..=options.rounds {
-            for (work, series) in [(&mut case.fast, &mut fast), (&mut case.plain, &mut plain)] {
-                let figure = gb_per_second(work, case.bytes, options.time);
-                if round > 0 {
-                    series.push(figure);
-                }
-            }
-        }
-        let ratio = fast.median() / plain.median();
-        println!("| {} | {} | {} | {ratio:.1} |", case.name, fast.shown(2), plain.shown(2));
-        report.push(json!({"case": case.name, "cheetah": fast.values(), "plain": plain.values()}));
+    let rounds = if bench.quick { bench.rounds } else { ROUNDS };
+    let rounds_before = std::mem::replace(&mut bench.rounds, rounds);
+    for Case { names: (id, name), bytes, mut fast, mut plain } in cases {
+        bench.set(&name);
+        let taken = bench.turns(&mut [
+            Side::new("cheetah", || Turn::of(gb_per_second(&mut fast, bytes))),
+            Side::new("plain", || Turn::of(gb_per_second(&mut plain, bytes))),
+        ]);
+        let id = format!("codes.{id}");
+        let peer = ("its plain reference", "plain");
+        bench.beside((&id, &name, "GB/s"), &taken, "cheetah", peer, Demand::NONE);
     }
-    let seconds = options.time.as_secs_f64();
-    let report = json!({"rounds": options.rounds, "seconds": seconds, "gb_per_second": report});
-    println!("\nWritten to {}", figures::write_report("codes.json", &report).display());
+    bench.rounds = rounds_before;
 }
 
-fn gb_per_second(work: &mut dyn FnMut(), bytes: usize, time: Duration) -> f64 {
+fn gb_per_second(mut work: impl FnMut(), bytes: usize) -> f64 {
     // The clock is asked once for about a megabyte.
     let batch = (1 << 20) / bytes + 1;
     let (start, mut done) = (Instant::now(), 0);
-    while start.elapsed() < time {
+    while start.elapsed() < TURN {
         (0..batch).for_each(|_| work());
         done += batch * bytes;
     }
@@ -88,7 +80,8 @@ fn encode(data: u32, parity: u32) -> Case {
         _ => format!("encode {data}+{parity}"),
     };
     let coefficients: Vec<u8> = (0..parity).flat_map(row).collect();
-    case(name, &coefficients, data as usize, parity as usize, false)
+    let id = format!("encode.{data}+{parity}");
+    case((id, name), &coefficients, data as usize, parity as usize, false)
 }
 
 /// The first `lost` data fragments from all that is left.
@@ -96,23 +89,20 @@ fn decode(data: u32, lost: u32) -> Case {
     let code = Code::new(Redundancy { data, parity: lost });
     let sources: Vec<u32> = (lost..data + lost).collect();
     let coefficients: Vec<u8> = (0..lost).flat_map(|wanted| code.rebuild(&sources, wanted)).collect();
-    case(
-        format!("decode {data}+{lost}, {lost} data lost"),
-        &coefficients,
-        data as usize,
-        lost as usize,
-        false,
-    )
+    let names = (format!("decode.{data}+{lost}"), format!("decode {data}+{lost}, {lost} data lost"));
+    case(names, &coefficients, data as usize, lost as usize, false)
 }
 
 /// A small write: the difference of one fragment into all parity.
 fn update(parity: u32) -> Case {
     let code = Code::new(Redundancy { data: 4, parity });
     let coefficients: Vec<u8> = (0..parity).map(|parity| code.coefficient(parity, 3)).collect();
-    case(format!("update {parity} parities by one fragment"), &coefficients, 1, parity as usize, true)
+    let names = (format!("update.{parity}"), format!("update {parity} parities by one fragment"));
+    case(names, &coefficients, 1, parity as usize, true)
 }
 
-fn case(name: String, coefficients: &[u8], inputs: usize, outputs: usize, add: bool) -> Case {
+/// Products of fragments and coefficients, summed up for each output.
+fn case(names: (String, String), coefficients: &[u8], inputs: usize, outputs: usize, add: bool) -> Case {
     type Combine = fn(&[u8], &[&[u8]], &mut [&mut [u8]], bool);
     let run = |combine: Combine| -> Box<dyn FnMut()> {
         let coefficients = coefficients.to_vec();
@@ -125,14 +115,14 @@ fn case(name: String, coefficients: &[u8], inputs: usize, outputs: usize, add: b
             black_box(&results);
         })
     };
-    Case { name, bytes: inputs * FRAGMENT_BYTES, fast: run(combine), plain: run(code::combine) }
+    Case { names, bytes: inputs * FRAGMENT_BYTES, fast: run(combine), plain: run(code::combine) }
 }
 
 fn checksum() -> Case {
     let block = bytes(1, BLOCK_BYTES);
     let again = block.clone();
     Case {
-        name: "CRC32C of 4 KiB".to_owned(),
+        names: ("crc32c".to_owned(), "CRC32C of 4 KiB".to_owned()),
         bytes: BLOCK_BYTES,
         fast: Box::new(move || _ = black_box(crc32c(black_box(&block)))),
         plain: Box::new(move || _ = black_box(plain_crc32c(black_box(&again)))),
@@ -148,18 +138,4 @@ fn plain_crc32c(block: &[u8]) -> u32 {
 
 fn bytes(seed: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (seed * 151 + at * 83 + (at >> 8) * 7 + 1) as u8).collect()
-}
-
-fn options() -> Options {
-    let mut options = Options { rounds: 9, time: Duration::from_millis(50) };
-    let mut arguments = std::env::args().skip(1);
-    while let Some(argument) = arguments.next() {
-        let mut value = || arguments.next().unwrap_or_else(|| panic!("{argument} needs a value"));
-        match argument.as_str() {
-            "--rounds" => options.rounds = value().parse().expect("a number of rounds"),
-            "--seconds" => options.time = Duration::from_secs_f64(value().parse().expect("seconds")),
-            _ => panic!("usage: bench_codes [--rounds N] [--seconds S]"),
-        }
-    }
-    options
 }
