@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 
 use cheetah_lab::tools;
 
-const FILE_LINES_MAX: usize = 800;
-const FUNCTION_LINES_MAX: usize = 120;
+/// Without the tests in it.
+const FILE_LINES_MAX: usize = 600;
+const FUNCTION_LINES_MAX: usize = 79;
 /// `max_width` of rustfmt, which leaves comments and text as they are.
 const LINE_CHARS_MAX: usize = 110;
 
@@ -131,7 +132,8 @@ fn no_line_is_longer_than_rustfmt_would_have_it() {
 fn files_and_functions_are_of_a_sitting() {
     let mut found = Vec::new();
     for (name, text) in rust_files() {
-        let lines = text.lines().count();
+        let code = text.split("\n#[cfg(test)]\nmod ").next().unwrap_or_default();
+        let lines = code.lines().count();
         if lines > FILE_LINES_MAX {
             found.push(format!("{name}: {lines} lines, at most {FILE_LINES_MAX}"));
         }
@@ -144,6 +146,34 @@ fn files_and_functions_are_of_a_sitting() {
         }
     }
     assert_none("too long", &found);
+}
+
+/// The parts of the volume machine are divided by what they own, so none is written in another's file.
+#[test]
+fn what_the_volume_machine_is_made_of_has_a_file_each() {
+    let (mut found, mut seen) = (Vec::new(), 0);
+    for (name, text) in rust_files() {
+        if !name.starts_with("crates/core/src/volume/") {
+            continue;
+        }
+        let own = |of: &str| {
+            let defines = |kind: &str| {
+                text.contains(&format!("{kind} {of} ")) || text.contains(&format!("{kind} {of}<"))
+            };
+            defines("struct") || defines("enum")
+        };
+        let blocks = text.lines().filter_map(|line| line.strip_prefix("impl")?.strip_suffix(" {"));
+        for block in blocks.filter(|block| !block.contains(" for ")) {
+            let of = block.trim_start_matches(|c| c == '<' || c == 'T' || c == '>').trim();
+            let of = of.split('<').next().unwrap_or(of);
+            seen += 1;
+            if !own(of) {
+                found.push(format!("{name}: impl {of}"));
+            }
+        }
+    }
+    assert!(seen > 20, "only {seen} blocks were seen: are they read?");
+    assert_none("written outside their own file", &found);
 }
 
 /// (line, name, lines) of every function that rustfmt laid out: its body ends at a brace of its own

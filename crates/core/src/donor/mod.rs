@@ -220,9 +220,9 @@ impl Donor {
     /// Takes one event, and adds what follows to `effects`.
     ///
     /// The driver calls it: with `Event::Started` first, then with whatever happens, one event at a time.
-    /// `now` is in nanoseconds from any beginning; one before that of the last step counts as that. The driver
-    /// carries out the effects in their order, all of them before the next step; what an effect asks for comes
-    /// back as an event of its own. Nothing is kept of `effects` between steps.
+    /// `now` is in nanoseconds from any beginning; one before that of the last step counts as that. The
+    /// driver carries out the effects in their order, all of them before the next step; what an effect asks
+    /// for comes back as an event of its own. Nothing is kept of `effects` between steps.
     pub fn step(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
         let now = self.awake(now);
         match event {

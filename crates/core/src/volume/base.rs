@@ -1,8 +1,10 @@
-//! What the policies stand on: the map, the links, the jobs, the requests, and what is known of rows and slots.
+//! What the policies stand on: the map, the links, the jobs, the requests, and what is known of rows and
+//! slots.
 //!
 //! Owns how a part gets to its donor and what becomes of it, and a job's end. Never: what is read or written
-//! for whom (`read`, `write`, `resync`, `upkeep`), or when a donor is given up (`watch`). Invariants: a job ends
-//! once, and no part of it touches memory afterwards; an answer counts once. Tests: those of the policies.
+//! for whom (`read`, `write`, `resync`, `upkeep`), or when a donor is given up (`watch`). Invariants: a job
+//! ends once, and no part of it touches memory afterwards; an answer counts once. Tests: those of the
+//! policies.
 //!
 //! A policy is a module of functions over this. What follows for others it leaves in queues, `failed` and
 //! `jobs.ended`, which the machine works off before anything else goes on.

@@ -1,9 +1,9 @@
 //! What the client tells the coordinator, and the maps that come back.
 //!
-//! Owns when it is told whom to exclude, what is lost, what is filled, and how a newer map is taken over while
-//! requests are on their way. Never: the coordinator's decisions. Invariant: a job that waits for an exclusion
-//! goes on only when the map says so. Tests: `tests/volume_exclusion.rs`, `tests/volume_moves.rs`, the
-//! simulator.
+//! Owns when it is told whom to exclude, what is lost, what is filled, and how a newer map is taken over
+//! while requests are on their way. Never: the coordinator's decisions. Invariant: a job that waits for an
+//! exclusion goes on only when the map says so. Tests: `tests/volume_exclusion.rs`, `tests/volume_moves.rs`,
+//! the simulator.
 
 use super::base::Base;
 use super::job::{Failure, Progress};

@@ -1,8 +1,9 @@
 //! Slots that get a new holder, and giving it what the slot holds.
 //!
-//! Owns how far each such slot is filled, and which chunk is next. Never: how fast (`pace`), or where slots go
-//! (the coordinator). Invariant: what a slot's new holder has is up to its `cursor`, and in chunks `ahead` of
-//! it; every later write to any of that reaches it, too. Tests: below, `tests/volume_fill.rs`, the simulator.
+//! Owns how far each such slot is filled, and which chunk is next. Never: how fast (`pace`), or where slots
+//! go (the coordinator). Invariant: what a slot's new holder has is up to its `cursor`, and in chunks `ahead`
+//! of it; every later write to any of that reaches it, too. Tests: below, `tests/volume_fill.rs`, the
+//! simulator.
 
 use super::base::Base;
 use super::job::{Job, Phase, Run, Work};

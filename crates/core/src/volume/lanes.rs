@@ -1,8 +1,9 @@
 //! Lanes: what a job has of each slot in scratch memory, read, computed, and written from there.
 //!
 //! Owns whom to ask for a lane, and what is computed from which. Never: what the lanes are for (`read`,
-//! `write`, `resync`, `fill`, `heal`, `scrub`). Invariant: a lane that was rebuilt is of k lanes of one moment,
-//! and agrees with its checksum where that is known. Tests: `tests/volume_degraded.rs`, the simulator.
+//! `write`, `resync`, `fill`, `heal`, `scrub`). Invariant: a lane that was rebuilt is of k lanes of one
+//! moment, and agrees with its checksum where that is known. Tests: `tests/volume_degraded.rs`, the
+//! simulator.
 
 use super::base::Base;
 use super::job::{Job, Missed, Phase, Run, Slots, Still, Work, bit, slots_of};

@@ -1,7 +1,7 @@
 //! The link to one donor: opened, up, broken, silent, slow, set aside, tried again.
 //!
-//! Owns the state of a link, and what is known of its donor's latency. Never: when a donor is waited for and when
-//! it is given up (`watch`), or which requests there are, beyond the parts that wait for this link.
+//! Owns the state of a link, and what is known of its donor's latency. Never: when a donor is waited for and
+//! when it is given up (`watch`), or which requests there are, beyond the parts that wait for this link.
 //!
 //! ```text
 //!   New -> Opening -> Up -> (broken, silent) -> Opening ...        parts wait while it opens

@@ -1,21 +1,21 @@
 //! The volume machine: what a client does with a request of a front end, and with donors that come and go.
 //!
-//! Owns: which policy is asked about what happened, and in which order. Never: payload bytes (effects say what to
-//! compute and compare, the driver has them), sockets, clocks, or how many connections a link has.
+//! Owns: which policy is asked about what happened, and in which order. Never: payload bytes (effects say
+//! what to compute and compare, the driver has them), sockets, clocks, or how many connections a link has.
 //! Invariants: every submitted request is completed exactly once, by its deadline at the latest; an
 //! acknowledged write is on every slot of its groups that the map calls held; an answer counts only once;
 //! what a write sends changes only after its answer or `Close`; after `Close` or `Abandon` the driver touches
 //! none of those payloads, so a `Complete` behind it may hand the memory back.
 //! Called by `rim::volume` and by `sim`. Tests: `tests/volume_*.rs`, the simulator.
 //!
-//! What it stands on (`base`): `shape` (the map, and where bytes lie), `link` (one donor), `jobs` and `job` (a
-//! locked piece of work and its parts), `request`, `doubts` (rows that may not fit together), `tally`.
-//! Policies over that: `read`, `beside` (a writer), `status`, `write`, `join` (rows written by several requests),
-//! `lanes` (what several share), `flush`; `watch` (donors that come and go), `changes` (what the coordinator is
-//! told, newer maps); `resync` (rows half written), `judge` (which of them fit together); `upkeep` with `fill`,
-//! `heal`, `scrub`, `age`; `cached` (reads from what was read ahead).
-//! Small parts: `types` (events, effects), `cache`, `buddy` (its memory), `numbers` (by which donors list writes),
-//! `merge` (what leaves as one request), `locks`, `scratch`, `pace`, `slab`.
+//! Files: what policies stand on, as one `base`: `shape` (the map, and where bytes lie), `link` (one donor),
+//! `job` (a locked piece of work and its parts), `jobs`, `request`, `doubts` (rows that may not fit
+//! together), `tally`. Policies over that: `read`, `beside` (a writer), `status`, `write`, `join` (rows
+//! written by several requests), `lanes` (what several share), `flush`; `watch` (donors that come and go),
+//! `changes` (what the coordinator is told, newer maps); `resync` (rows half written), `judge` (which of them
+//! fit together); `upkeep` with `fill`, `heal`, `scrub`, `age`; `cached` (reads from what was read ahead).
+//! Small parts: `types` (events, effects), `cache`, `buddy` (its memory), `numbers` (by which donors list
+//! writes), `merge` (what leaves as one request), `locks`, `scratch`, `pace`, `slab`.
 
 mod age;
 mod base;

@@ -1,7 +1,7 @@
 //! Requests: admitted, cut into jobs, and completed once.
 //!
-//! Owns what is open of each request, and its deadline. Never: what its jobs do. Invariant: every request that
-//! was admitted is completed exactly once. Tests: `tests/volume_requests.rs`, the simulator.
+//! Owns what is open of each request, and its deadline. Never: what its jobs do. Invariant: every request
+//! that was admitted is completed exactly once. Tests: `tests/volume_requests.rs`, the simulator.
 
 use super::base::Base;
 use super::job::{Content, Work};

@@ -1,7 +1,7 @@
 //! Where a volume's bytes lie and who holds them: its newest map, with what this client knows better already.
 //!
-//! Owns the arithmetic of units, lanes and columns over the map, and ranges that are lost for good. Never: which
-//! donor is asked. Tests: `tests/layout.rs`, `tests/lost_ranges.rs`, the simulator.
+//! Owns the arithmetic of units, lanes and columns over the map, and ranges that are lost for good. Never:
+//! which donor is asked. Tests: `tests/layout.rs`, `tests/lost_ranges.rs`, the simulator.
 
 use super::BLOCK;
 use super::job::{Content, Slots, bit};
