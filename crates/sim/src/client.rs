@@ -22,6 +22,7 @@ use cheetah_core::limits::SECOND_NS;
 use cheetah_core::map::{DonorId, LeaseToken, PoolId, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
 use cheetah_core::volume::{self, Caching, Effect, Event, LinkFailure, Mem, Volume};
+use cheetah_terms::client::{first_words, link_failure};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// A machine that is woken has no reason to be woken at the same time again, but once or twice.
 const WAKES_AT_ONCE_MAX: u32 = 20;
@@ -616,12 +617,10 @@ impl World {
 
     pub(crate) fn client_receives(&mut self, c: usize, id: u64, message: ToClient) {
         match message {
-            ToClient::Welcome(true) => self.conn_opened(c, id),
-            ToClient::Welcome(false) => {
-                self.conn_failed(c, id, LinkFailure::NotAdmitted("not admitted".into()));
-            }
-            ToClient::Gone => {
-                self.conn_failed(c, id, LinkFailure::Refused("another donor is there".into()));
+            ToClient::Welcome => self.conn_opened(c, id),
+            ToClient::Refused(error) => {
+                let Some(link) = self.network.conns.get(&id).map(|conn| conn.link) else { return };
+                self.conn_failed(c, id, link_failure(&error, link));
             }
             ToClient::End => {
                 self.conn_failed(c, id, LinkFailure::NotOpened("it closed the connection".into()));
@@ -633,8 +632,8 @@ impl World {
     fn conn_opened(&mut self, c: usize, id: u64) {
         let Some(conn) = self.network.conns.get(&id) else { return };
         let (donor, session) = (conn.link, conn.session);
-        // What its welcome said.
-        let (writable, announced) = conn.grant.map_or((false, 0), |grant| (grant.writable, grant.size));
+        // Its welcome said what it may do.
+        let Some(grant) = conn.grant else { return };
         let wanted = self.plan.connections;
         if self.ends_probe(c, id) {
             self.close_by_client(id);
@@ -650,11 +649,13 @@ impl World {
         link.opening = None;
         link.conns.push(id);
         let made = link.conns.clone();
+        let end = ClientEnd::new(&grant);
+        let numbers_writes = end.numbers_writes();
         if let Some(conn) = self.network.conns.get_mut(&id) {
-            conn.client_end = Some(ClientEnd::new(announced, writable));
+            conn.client_end = Some(end);
         }
-        if writable {
-            self.send_to_donor(id, ToDonor::Bytes(ClientEnd::first_words()));
+        if numbers_writes {
+            self.send_to_donor(id, ToDonor::Bytes(first_words().to_vec()));
         }
         if made.len() < wanted {
             return self.open_one(c, donor);

@@ -6,15 +6,15 @@
 //! are carried out before the next step, but that checksums of what is written may wait until it is sent;
 //! everything that a batch of events caused is sent together, connection by connection.
 //! Called by `cheetah attach` and the tests. Parts: `handle` (what front ends hold), `conn` (one connection),
-//! `leaving` (what is to leave by one, as requests), `heads` (of its writes), `open` (making them), `memory`
+//! `traffic` (how much is on its way), `heads` (of its writes), `open` (making them), `memory`
 //! (payloads, scratch memory, checksums).
 
 mod conn;
 mod handle;
 mod heads;
-mod leaving;
 mod memory;
 mod open;
+mod traffic;
 
 pub use cheetah_core::ahead::Rule;
 pub use cheetah_core::volume::Caching;
@@ -29,10 +29,9 @@ use cheetah_core::limits::{POLL_DEFAULT_US, REQUESTS_IN_FLIGHT_MAX};
 use cheetah_core::map::{DonorId, LeaseToken, Route, VolumeMap};
 use cheetah_core::poll::Poll;
 use cheetah_core::units::Time;
-use cheetah_core::volume::{self as machine, At, Effect, Event, Fragment, LinkFailure, Mem, PartOp};
+use cheetah_core::volume::{self as machine, At, Effect, Event, Fragment, LinkFailure, Mem};
 use conn::{Conn, Part};
 use handle::{Inbox, Shared};
-use leaving::Traffic;
 use memory::{Memory, Slot};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -41,6 +40,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
+use traffic::Traffic;
 
 /// A connection with at least this much on its way is passed over for an emptier one.
 const CONN_BUSY_BYTES: u64 = 256 << 10;
@@ -622,12 +622,11 @@ impl Driver {
         let idle = link.conns.iter().find(|conn| conn.outstanding() < CONN_BUSY_BYTES);
         let conn = idle.or_else(|| link.conns.iter().min_by_key(|conn| conn.outstanding()));
         let conn = conn.expect("a link that is up has connections").clone();
-        if let Some(answer) = conn.unsupported(part.op) {
+        let can = conn.can();
+        if let Some(answer) = can.answer_without(part.op) {
             return self.answered_here.push(Event::Answered { part: part.part, answer });
         }
-        if part.op == PartOp::Sparse && conn.can_zero() && self.memory.is_zero(part.mem, part.scatter) {
-            part.op = PartOp::Zero { keep: false };
-        }
+        part.op = can.sparing(part.op, || self.memory.is_zero(part.mem, part.scatter));
         if conn.queue(&part) {
             self.to_flush.push(conn);
         }
