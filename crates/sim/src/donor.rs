@@ -359,8 +359,6 @@ impl World {
                 self.send_to_client(conn, ToClient::End);
             }
         }
-        self.abandon_calls(
-            |caller| matches!(caller, crate::coordinator::Caller::Donor(other) if *other == d),
-        );
+        self.abandon_calls(|caller| matches!(caller, crate::calls::Caller::Donor(other) if *other == d));
     }
 }
