@@ -40,39 +40,74 @@ pub async fn donate(options: cli::Donate) -> Result<(), Failure> {
     // In this order: afterwards what a process has under /proc belongs to root.
     go_first();
     cheetah_rim::memory::forbid_dumps();
-    let arena = Arena::new(extents).map_err(|e| {
-        Failure::failed(format!(
-            "the kernel does not give {}: {}",
-            show_bytes(u64::from(extents) * EXTENT_BYTES),
-            own_fault(&e)
-        ))
-    })?;
-    let arena = Arc::new(arena);
-    let plain = stream::Transport::default();
-    let kept = swap::keep_arena(&arena);
-    let lent = show_bytes(arena.bytes());
+    let lent = Lent::new(extents)?;
     parse_bytes(&options.size)
         .ok()
-        .and_then(|asked| left_over(asked, &lent))
+        .and_then(|asked| left_over(asked, &lent.bytes()))
         .iter()
         .for_each(|why| output::note(why));
-    if options.no_pool {
-        let listen = options.listen.as_deref().unwrap_or("127.0.0.1:0");
-        let endpoint: Endpoint = listen.parse().map_err(Failure::usage)?;
-        let bound = Bound::new(&endpoint).map_err(Failure::failed)?;
-        let server =
-            DonorServer::start(bound, &arena, &Gate::alone(extents), &plain).map_err(Failure::failed)?;
-        if let Endpoint::Tcp(address) = server.endpoint() {
-            warn_if_clear("data", *address);
-        }
-        let mut signals = Signals::listen()?;
-        output::ready(&format!("donor {} lends {lent} at {} without a pool", who.name, server.endpoint()));
-        output::aside(&kept.to_string());
-        return tokio::select! {
-            _ = signals.next() => Ok(()),
-            never = Gathering::new(arena).go_on_always() => match never {},
-        };
+    match options.no_pool {
+        true => donate_alone(&options, &who.name, extents, lent).await,
+        false => donate_to_pool(options, who, machine, terms, lent).await,
     }
+}
+
+/// Memory that is there to be lent.
+struct Lent {
+    arena: Arc<Arena>,
+    kept: Kept,
+}
+
+impl Lent {
+    fn new(extents: u32) -> Result<Lent, Failure> {
+        let arena = Arena::new(extents).map_err(|e| {
+            Failure::failed(format!(
+                "the kernel does not give {}: {}",
+                show_bytes(u64::from(extents) * EXTENT_BYTES),
+                own_fault(&e)
+            ))
+        })?;
+        let kept = swap::keep_arena(&arena);
+        Ok(Lent { arena: Arc::new(arena), kept })
+    }
+
+    /// For people.
+    fn bytes(&self) -> String {
+        show_bytes(self.arena.bytes())
+    }
+
+    fn serve(&self, bound: Bound, gate: &Gate) -> Result<DonorServer, Failure> {
+        DonorServer::start(bound, &self.arena, gate, &stream::Transport::default()).map_err(Failure::failed)
+    }
+}
+
+/// For everybody, until it is told to end.
+async fn donate_alone(options: &cli::Donate, name: &str, extents: u32, lent: Lent) -> Result<(), Failure> {
+    let listen = options.listen.as_deref().unwrap_or("127.0.0.1:0");
+    let endpoint: Endpoint = listen.parse().map_err(Failure::usage)?;
+    let bound = Bound::new(&endpoint).map_err(Failure::failed)?;
+    let server = lent.serve(bound, &Gate::alone(extents))?;
+    if let Endpoint::Tcp(address) = server.endpoint() {
+        warn_if_clear("data", *address);
+    }
+    let mut signals = Signals::listen()?;
+    let endpoint = server.endpoint();
+    output::ready(&format!("donor {name} lends {} at {endpoint} without a pool", lent.bytes()));
+    output::aside(&lent.kept.to_string());
+    tokio::select! {
+        _ = signals.next() => Ok(()),
+        never = Gathering::new(lent.arena).go_on_always() => match never {},
+    }
+}
+
+/// Until it is told to end, dismissed or refused, or its machine's owner needs the memory at once.
+async fn donate_to_pool(
+    options: cli::Donate,
+    who: Who,
+    machine: Machine,
+    terms: Terms,
+    lent: Lent,
+) -> Result<(), Failure> {
     let given = options.listen.as_deref().map(parse_listen).transpose()?;
     let mut signals = Signals::listen()?;
     let Some(pool) = find_in_time(&options.pool, &mut signals).await? else { return Ok(()) };
@@ -81,7 +116,7 @@ pub async fn donate(options: cli::Donate) -> Result<(), Failure> {
         None => SocketAddr::new(reached_from(&pool).await?, 0),
     };
     let listen = Endpoint::Tcp(listen);
-    let (wiped, counted) = (arena.clone(), arena.clone());
+    let (wiped, counted) = (lent.arena.clone(), lent.arena.clone());
     let hooks = DonorHooks {
         wipe: Arc::new(move |extents| wiped.wipe(extents)),
         bytes_used: Arc::new(move || counted.bytes_used()),
@@ -92,9 +127,10 @@ pub async fn donate(options: cli::Donate) -> Result<(), Failure> {
         return Err(Failure::usage("--listen takes IP:PORT here"));
     };
     warn_if_clear("data", address);
-    let (control, handle) = control(who, address, extents, None, pool.clone(), hooks)?;
-    DonorServer::start(bound, &arena, &Gate::Pooled(handle.clone()), &plain).map_err(Failure::failed)?;
-    let lends = format!("lends {lent} at {address}");
+    let (control, handle) = control(who, address, terms.extents_max, None, pool.clone(), hooks)?;
+    lent.serve(bound, &Gate::Pooled(handle.clone()))?;
+    let lends = format!("lends {} at {address}", lent.bytes());
+    let Lent { arena, kept } = lent;
     let called = handle.called();
     let owned = yield_to_owner(machine, Owner::new(terms), arena, handle.clone());
     let moving = tokio::spawn(tend_what_lies_idle(pool.clone(), handle.clone()));

@@ -6,13 +6,10 @@
 //! `tests/donor_wire.rs`.
 
 use cheetah_core::donor::{DirtyMap, Ledger, ListedWrite, Ticket, WriteMark};
-use cheetah_core::limits::{EXTENT_BYTES, LEDGER_WRITES_MAX};
+use cheetah_core::limits::EXTENT_BYTES;
 use cheetah_core::map::VolumeId;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-// What is listed is sent whole: a write that is left out would count as complete.
-const _: () = assert!(LEDGER_WRITES_MAX <= cheetah_nbd::limits::LEDGER_ENTRIES_MAX);
 
 #[derive(Debug)]
 pub(crate) struct Ledgers {

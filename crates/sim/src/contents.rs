@@ -7,8 +7,8 @@
 //! it. Never: bytes (`oracle`), or what a load does (`load`). Key rule: between what was said and its answer
 //! both may be so. Called by `load`, `client` and `coordinator`. Tests: the planted bugs.
 
+use crate::calls::Outcome;
 use crate::client::Client;
-use crate::coordinator::Outcome;
 use crate::oracle::Version;
 use crate::world::World;
 use cheetah_core::api::{Answer, Attached, RefusalCode};

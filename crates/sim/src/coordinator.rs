@@ -1,9 +1,10 @@
-//! The coordinator's driver: its store, its crashes, and the calls of everyone to it.
+//! The coordinator's driver: its store, its clock, its crashes, and its attempts to reach donors.
 //!
-//! Owns: what is durable, calls on their way with their deadlines, and the check of every record that is
-//! stored: one writer for a volume, no lease ended before its time, nothing lost by a restart. Never:
-//! decisions. Key rule: a step's records are stored all or none, and before its answers are sent.
+//! Owns: what is durable, and the check of every record that is stored: one writer for a volume, no lease
+//! ended before its time, nothing lost by a restart. Never: decisions, or calls on their way (`calls`). Key
+//! rule: a step's records are stored all or none, and before its answers are sent.
 
+use crate::calls::{Caller, OpenCall, Outcome};
 use crate::clocks::Clock;
 use crate::director::slot_of;
 use crate::donor::DonorHost;
@@ -12,54 +13,22 @@ use crate::plan::Bug;
 use crate::rng::Rng;
 use crate::strangers::Stranger;
 use crate::world::{Ev, World, say};
-use cheetah_core::api::{API_VERSION, Answer, Call, Join, Refusal, RefusalCode, Renewed, Sync};
+use cheetah_core::api::{Answer, Call, Renewed};
 use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event, Found, Key, LeaseRecord, Record};
-use cheetah_core::donor;
-use cheetah_core::limits::{
-    CONNECT_DEADLINE_NS, CONTROL_DEADLINE_NS, DONOR_SILENCE_NS, HEARTBEAT_NS, LEASE_NS, LEASE_RENEW_NS,
-    MILLISECOND_NS, SECOND_NS,
-};
+use cheetah_core::limits::{CONNECT_DEADLINE_NS, DONOR_SILENCE_NS, LEASE_NS, MILLISECOND_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, LeaseToken, PoolId};
 use cheetah_core::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
-
-pub(crate) type Outcome = Result<Answer, Refusal>;
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Caller {
-    Donor(usize),
-    Attach(usize),
-    Renew(usize),
-    Amend(usize),
-    Tell(usize),
-    Detach(usize),
-    Admin,
-}
-
-#[derive(Debug)]
-struct OpenCall {
-    caller: Caller,
-    node: Node,
-    joins: bool,
-    /// Whom the caller means.
-    pool: Option<PoolId>,
-    request: Option<Call>,
-    outcome: Option<Outcome>,
-    /// The caller does not wait any more.
-    abandoned: bool,
-    /// What is said of volumes is said of another pool's.
-    by_stranger: bool,
-}
 
 #[derive(Debug)]
 pub(crate) struct CoordinatorHost {
     /// `None` while it is down.
     pub(crate) machine: Option<Coordinator>,
     pub(crate) store: BTreeMap<Key, Record>,
-    calls: BTreeMap<u64, OpenCall>,
-    next_call: u64,
+    pub(crate) calls: BTreeMap<u64, OpenCall>,
+    pub(crate) next_call: u64,
     /// Calls that the machine has and has not answered.
-    taken: BTreeSet<u64>,
+    pub(crate) taken: BTreeSet<u64>,
     pub(crate) wake_at: Option<Time>,
     pub(crate) clock: Clock,
     /// The next step that stores anything is its last: nothing of it is stored or said.
@@ -69,9 +38,9 @@ pub(crate) struct CoordinatorHost {
     /// Its process is stopped: what it is told waits, and its time does not pass.
     pub(crate) stopped_until: Time,
     /// When a lease was last given or renewed.
-    renewed: BTreeMap<LeaseToken, Time>,
+    pub(crate) renewed: BTreeMap<LeaseToken, Time>,
     /// When a donor was last heard of, since the last start.
-    heard: BTreeMap<DonorId, Time>,
+    pub(crate) heard: BTreeMap<DonorId, Time>,
     /// Leases that may end at any time: detached, or their call was given up.
     pub(crate) ending: BTreeSet<LeaseToken>,
 }
@@ -97,65 +66,6 @@ impl CoordinatorHost {
 }
 
 impl World {
-    pub(crate) fn call(&mut self, caller: Caller, node: Node, request: Call) -> u64 {
-        let held = match &request {
-            Call::Sync { .. } | Call::Join(_) => HEARTBEAT_NS,
-            Call::Attach { .. } | Call::Create(_) | Call::Grow { .. } => DONOR_SILENCE_NS,
-            Call::Renew { .. } => LEASE_RENEW_NS,
-            _ => 0,
-        };
-        self.coordinator.next_call += 1;
-        let id = self.coordinator.next_call;
-        say!(self, "call {id} of {caller:?}: {request:?}");
-        let joins = matches!(request, Call::Join(_));
-        let pool = match caller {
-            Caller::Donor(d) if !joins => self.donors[d].machine.pool(),
-            Caller::Renew(c) | Caller::Amend(c) | Caller::Tell(c) | Caller::Detach(c) => self.clients[c].pool,
-            _ => None,
-        };
-        let request = Some(request);
-        let open = OpenCall {
-            caller,
-            node,
-            joins,
-            pool,
-            request,
-            outcome: None,
-            abandoned: false,
-            by_stranger: false,
-        };
-        self.coordinator.calls.insert(id, open);
-        let delay = self.delay() + self.delay();
-        self.after(delay, Ev::CallArrives(id));
-        self.after(held + CONTROL_DEADLINE_NS, Ev::CallTimeout(id));
-        id
-    }
-
-    pub(crate) fn donor_joins(&mut self, d: usize, pool: Option<PoolId>, revision: u64) {
-        let donor = &self.donors[d];
-        let join = Join {
-            version: API_VERSION,
-            donor: donor.machine.identity(),
-            secret: donor.secret(),
-            pool,
-            revision,
-            name: donor.name.clone(),
-            host: format!("host{}", donor.slot % self.plan.hosts),
-            or_numbered: false,
-            machine: String::new(),
-            address: crate::director::address(donor.slot),
-            extents: donor.extents,
-            foreign_export: None,
-        };
-        let slot = donor.slot;
-        self.donors[d].asked = self.call(Caller::Donor(d), Node::Donor(slot), Call::Join(join));
-    }
-
-    pub(crate) fn donor_syncs(&mut self, d: usize, sync: Sync) {
-        let (id, slot) = (self.donors[d].machine.identity(), self.donors[d].slot);
-        self.donors[d].asked = self.call(Caller::Donor(d), Node::Donor(slot), Call::Sync { donor: id, sync });
-    }
-
     /// The coordinator's attempt to connect is there, or lost on its way.
     pub(crate) fn reaches(&mut self, donor: DonorId, address: String) {
         let slot = slot_of(&address);
@@ -180,60 +90,6 @@ impl World {
         }
     }
 
-    fn call_cut(&mut self, id: u64, up: bool, event: Ev) -> Option<Ev> {
-        let node = self.coordinator.calls.get(&id)?.node;
-        let (from, to) = if up { (node, Node::Coordinator) } else { (Node::Coordinator, node) };
-        let Some(until) = self.cut_until(from, to) else { return Some(event) };
-        let again = self.rng.below(200 * MILLISECOND_NS);
-        self.at(until + again, event);
-        None
-    }
-
-    pub(crate) fn call_arrives(&mut self, id: u64) {
-        if self.call_cut(id, true, Ev::CallArrives(id)).is_none() {
-            return;
-        }
-        if self.coordinator.machine.is_none() {
-            return self.after(MILLISECOND_NS, Ev::CallAnswered(id));
-        }
-        if self.waits_for_the_stopped(Ev::CallArrives(id)).is_none() {
-            return;
-        }
-        let Some(open) = self.coordinator.calls.get_mut(&id) else { return };
-        let abandoned = open.abandoned;
-        let pool = open.pool;
-        let Some(request) = open.request.take() else { return };
-        match &request {
-            _ if self.coordinator.stranger.is_some() => {}
-            Call::Renew { token, .. } if !self.coordinator.renewed.is_empty() => {
-                self.coordinator.renewed.insert(*token, self.now);
-            }
-            Call::Sync { donor, .. } | Call::Join(Join { donor, .. }) => {
-                self.coordinator.heard.insert(*donor, self.now);
-            }
-            Call::Detach { token, .. } => {
-                self.coordinator.ending.insert(*token);
-            }
-            _ => {}
-        }
-        self.coordinator.taken.insert(id);
-        let entropy = self.rng.draw();
-        self.step_coordinator(Event::Call { call: CallId(id), entropy, pool, request });
-        if abandoned {
-            self.hangup_arrives(id);
-        }
-    }
-
-    pub(crate) fn hangup_arrives(&mut self, id: u64) {
-        let Some(event) = self.call_cut(id, true, Ev::Hangup(id)) else { return };
-        if self.waits_for_the_stopped(event).is_none() {
-            return;
-        }
-        if self.coordinator.machine.is_some() && self.coordinator.taken.remove(&id) {
-            self.step_coordinator(Event::Hangup { call: CallId(id) });
-        }
-    }
-
     /// A greeting that is lost on its way is sent again, as TCP does; who listens answers for itself alone.
     pub(crate) fn greet_arrives(&mut self, id: u64, donor: DonorId, slot: usize) {
         if self.coordinator.machine.is_none() || !self.coordinator.taken.contains(&id) {
@@ -250,114 +106,6 @@ impl World {
         let answers = listener.is_some_and(|listener| listener.id == donor);
         let result = if answers { Ok(()) } else { Err("nobody of that name".to_owned()) };
         self.step_coordinator(Event::Greeted { call: CallId(id), result });
-    }
-
-    /// When the caller, stopped as a whole now, goes on.
-    fn caller_paused(&self, id: u64) -> Option<Time> {
-        let until = match self.coordinator.calls.get(&id)?.caller {
-            Caller::Donor(d) => self.donors[d].paused_until,
-            Caller::Attach(c) | Caller::Renew(c) | Caller::Amend(c) | Caller::Tell(c) | Caller::Detach(c) => {
-                self.clients[c].paused_until
-            }
-            Caller::Admin => 0,
-        };
-        Some(until).filter(|until| *until > self.now)
-    }
-
-    pub(crate) fn call_answered(&mut self, id: u64) {
-        if self.call_cut(id, false, Ev::CallAnswered(id)).is_none() {
-            return;
-        }
-        if let Some(until) = self.caller_paused(id) {
-            return self.at(until, Ev::CallAnswered(id));
-        }
-        let Some(open) = self.coordinator.calls.get_mut(&id) else { return };
-        if !open.abandoned {
-            open.abandoned = true;
-            let (caller, outcome) = (open.caller, open.outcome.take());
-            self.answer_caller(id, caller, outcome);
-        }
-    }
-
-    pub(crate) fn call_timed_out(&mut self, id: u64) {
-        if let Some(until) = self.caller_paused(id) {
-            return self.at(until, Ev::CallTimeout(id));
-        }
-        let Some(open) = self.coordinator.calls.get_mut(&id).filter(|open| !open.abandoned) else { return };
-        open.abandoned = true;
-        let caller = open.caller;
-        let delay = self.delay();
-        self.after(delay, Ev::Hangup(id));
-        self.answer_caller(id, caller, None);
-    }
-
-    pub(crate) fn abandon_calls(&mut self, whose: impl Fn(&Caller) -> bool) {
-        let calls =
-            self.coordinator.calls.iter_mut().filter(|(_, open)| !open.abandoned && whose(&open.caller));
-        let given_up: Vec<u64> = calls
-            .map(|(id, open)| {
-                open.abandoned = true;
-                *id
-            })
-            .collect();
-        for id in given_up {
-            let delay = self.delay();
-            self.after(delay, Ev::Hangup(id));
-        }
-    }
-
-    fn answer_caller(&mut self, id: u64, caller: Caller, outcome: Option<Outcome>) {
-        say!(self, "call {id} of {caller:?} ends: {outcome:?}");
-        match caller {
-            Caller::Donor(d) => self.answer_donor(d, id, outcome),
-            Caller::Attach(c) => self.attach_answered(c, outcome),
-            Caller::Renew(c) => self.renew_answered(c, outcome),
-            Caller::Amend(c) => self.amend_answered(c, outcome),
-            Caller::Tell(c) => self.tell_answered(c, outcome.as_ref()),
-            Caller::Detach(c) => self.detach_answered(c, outcome),
-            Caller::Admin => {
-                let other = self.coordinator.calls.get(&id).is_some_and(|open| open.by_stranger);
-                self.admin_answered(id, outcome.filter(|_| !other));
-            }
-        }
-    }
-
-    fn answer_donor(&mut self, d: usize, id: u64, outcome: Option<Outcome>) {
-        if self.donors[d].asked != id {
-            return;
-        }
-        let joins = self.coordinator.calls.get(&id).is_some_and(|open| open.joins);
-        let unknown = |refusal: &Refusal| matches!(refusal.code, RefusalCode::Gone | RefusalCode::OtherPool);
-        let event = match outcome {
-            Some(Ok(Answer::Joined(joined))) => donor::Event::Joined { pool: joined.pool },
-            Some(Ok(Answer::Duties(duties))) => donor::Event::Duties(duties),
-            Some(Err(refusal)) if unknown(&refusal) && !joins => donor::Event::Forgotten,
-            Some(Err(refusal)) => {
-                self.obey_the_stranger(d);
-                donor::Event::JoinRefused { refusal }
-            }
-            Some(Ok(_)) | None => donor::Event::Unreachable,
-        };
-        self.step_donor(d, event);
-    }
-
-    /// A caller that was not sure says it again: the coordinator gets the same call twice.
-    pub(crate) fn repeat_some_call(&mut self) {
-        let said = |open: &OpenCall| {
-            let again = matches!(
-                open.request,
-                Some(Call::Amend { .. } | Call::Renew { .. } | Call::Tell { .. } | Call::Detach { .. })
-            );
-            again && !open.abandoned
-        };
-        let open: Vec<u64> =
-            self.coordinator.calls.iter().filter(|(_, open)| said(open)).map(|(id, _)| *id).collect();
-        let Some(id) = self.rng.pick(&open) else { return };
-        let Some(request) = self.coordinator.calls.get(&id).and_then(|open| open.request.clone()) else {
-            return;
-        };
-        self.count("fault: a call came twice");
-        self.call(Caller::Admin, Node::Coordinator, request);
     }
 
     /// Its process stands still for a while; its connections are taken by its kernel.
@@ -388,7 +136,7 @@ impl World {
     }
 
     /// What comes while it is stopped is found when it goes on, in any order.
-    fn waits_for_the_stopped(&mut self, event: Ev) -> Option<Ev> {
+    pub(crate) fn waits_for_the_stopped(&mut self, event: Ev) -> Option<Ev> {
         let until = self.coordinator.stopped_until;
         if until <= self.now || self.coordinator.machine.is_none() {
             return Some(event);
@@ -420,7 +168,7 @@ impl World {
         }
     }
 
-    fn step_coordinator(&mut self, event: Event) {
+    pub(crate) fn step_coordinator(&mut self, event: Event) {
         let time = self.coordinator.clock.read(self.now);
         let Some(machine) = &mut self.coordinator.machine else { return };
         let mut effects = Vec::new();

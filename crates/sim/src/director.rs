@@ -3,8 +3,8 @@
 //!
 //! Owns: the calls of administrators, and what their answers promised. Never: faults (`faults`).
 
+use crate::calls::{Caller, Outcome};
 use crate::client::{Phase, Tick};
-use crate::coordinator::{Caller, Outcome};
 use crate::deaths::FirstDeath;
 use crate::donor::DonorHost;
 use crate::network::Node;

@@ -9,15 +9,16 @@ use crate::client::Client;
 use crate::clocks::Clock;
 use crate::network::{Stage, ToClient, ToDonor};
 use crate::plan::Bug;
-use crate::wire::DonorEnd;
+use crate::wire::{DonorEnd, as_heard};
 use crate::world::{DonorEv, Ev, World, say};
 use cheetah_core::api::Sync;
 use cheetah_core::donor::{
-    Access, ConnId, DirtyMap, Donor, Effect, Event, Exit, Grant, Ledger, OpenError, Ticket, export_name,
+    Access, ConnId, DirtyMap, Donor, Effect, Event, Exit, Grant, Ledger, Ticket, export_name,
 };
 use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES, MILLISECOND_NS};
 use cheetah_core::map::{DonorId, DonorSecret, LeaseToken, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
+use cheetah_terms::donor::refusal;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -205,8 +206,7 @@ impl World {
             }
             Effect::Admit { conn, grant } => self.admit(d, conn.0, grant),
             Effect::Refuse { conn, reason } => {
-                let gone = reason == OpenError::OtherDonor;
-                self.send_to_client(conn.0, if gone { ToClient::Gone } else { ToClient::Welcome(false) });
+                self.send_to_client(conn.0, ToClient::Refused(as_heard(&refusal(reason))));
                 self.drop_conn(conn.0);
             }
             Effect::Drop { conn } => {
@@ -254,9 +254,9 @@ impl World {
         }
         if let Some(conn) = self.network.conns.get_mut(&id) {
             (conn.grant, conn.stage) = (Some(grant), Stage::Serving);
-            conn.donor_end = Some(DonorEnd::new(extents, grant.writable));
+            conn.donor_end = Some(DonorEnd::new(extents, &grant));
         }
-        self.send_to_client(id, ToClient::Welcome(true));
+        self.send_to_client(id, ToClient::Welcome);
         self.serve_soon(id);
     }
 
@@ -359,8 +359,6 @@ impl World {
                 self.send_to_client(conn, ToClient::End);
             }
         }
-        self.abandon_calls(
-            |caller| matches!(caller, crate::coordinator::Caller::Donor(other) if *other == d),
-        );
+        self.abandon_calls(|caller| matches!(caller, crate::calls::Caller::Donor(other) if *other == d));
     }
 }

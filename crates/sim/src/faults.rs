@@ -4,8 +4,8 @@
 //! stalled connection and a restart of the coordinator excuse nothing: no request may fail for them.
 
 use crate::bytes::{SECTOR, sectors};
+use crate::calls::Caller;
 use crate::client::Phase;
-use crate::coordinator::Caller;
 use crate::director::Rot;
 use crate::network::{Node, Stage};
 use crate::plan::Fault;

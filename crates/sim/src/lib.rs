@@ -11,22 +11,23 @@
 //! ```
 //!
 //! The machines are those that run in production (`core::{volume, donor, coordinator}`, and `nbd`'s
-//! transmission of both ends over the bytes that they send), invariants checked after each step; the drivers
-//! around them are this crate's, as faithful to `rim` as virtual time allows. Faults are the ones that
-//! Cheetah survives by its promises, so any violation is a bug. `Bug` plants one in the drivers: the oracle
-//! has to find it. Never: a real clock, thread, socket or file, a map without an order, or a dependency from
-//! outside the house.
+//! transmission of both ends over the bytes that they send), and so are the words between them (`terms`);
+//! invariants are checked after each step. The drivers around them are this crate's, as faithful to `rim` as
+//! virtual time allows. Faults are the ones that Cheetah survives by its promises, so any violation is a bug.
+//! `Bug` plants one in the drivers: the oracle has to find it. Never: a real clock, thread, socket or file, a
+//! map without an order, or a dependency from outside the house.
 //!
 //! Files: `plan` (what a seed picks), `world` (time and events), `network`, `wire` (the ends of a data
-//! connection), the drivers `donor` and `serving`, `client` and `parts`, `coordinator`; `director`, `faults`,
-//! `deaths`, `clocks`, `together`, `load` and `strangers` (what happens to them), `workload` (requests and
-//! their judgement), `oracle` (bytes), `redundancy` (what of them must be somewhere), `contents` (what a
-//! volume counts as holding), `verdict` and `wounds` (errors), `finale` (heal, and demand that all is well),
-//! `swarm` (many seeds). `bytes` and `memory` (at a scale of 1:512), `runs`, `rng`, `stats`. Beside them
-//! `read_ahead`: rules compared over a path without faults. Tests: `tests/`.
+//! connection), the drivers `donor` and `serving`, `client`, `leases`, `links` and `parts`, `coordinator` and
+//! `calls`; `director`, `faults`, `deaths`, `clocks`, `together`, `load` and `strangers` (what happens to
+//! them), `workload` (requests and their judgement), `oracle` (bytes), `redundancy` (what of them must be
+//! somewhere), `contents` (what a volume counts as holding), `verdict` and `wounds` (errors), `finale` (heal,
+//! and demand that all is well), `swarm` (many seeds). `bytes` and `memory` (at a scale of 1:512), `runs`,
+//! `rng`, `stats`. Beside them `read_ahead`: rules compared over a path without faults. Tests: `tests/`.
 #![forbid(unsafe_code)]
 
 mod bytes;
+mod calls;
 mod client;
 mod clocks;
 mod contents;
@@ -36,6 +37,8 @@ mod director;
 mod donor;
 mod faults;
 mod finale;
+mod leases;
+mod links;
 mod load;
 mod memory;
 mod network;

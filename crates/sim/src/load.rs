@@ -7,9 +7,9 @@
 //! bugs.
 
 use crate::bytes::SECTOR;
+use crate::calls::{Caller, Outcome};
 use crate::client::{Phase, Slot, Tick};
 use crate::contents::Word;
-use crate::coordinator::{Caller, Outcome};
 use crate::network::Node;
 use crate::plan::{Bug, Fault};
 use crate::world::{ClientEv, Ev, World, say};

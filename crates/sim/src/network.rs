@@ -13,6 +13,7 @@ use cheetah_core::limits::{MILLISECOND_NS, SECOND_NS};
 use cheetah_core::map::DonorId;
 use cheetah_core::units::Time;
 use cheetah_core::volume::{Fragment, Key, Mem, PartOp};
+use cheetah_nbd::client;
 use std::collections::{BTreeMap, VecDeque};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -42,9 +43,8 @@ pub(crate) enum ToDonor {
 
 #[derive(Clone, Debug)]
 pub(crate) enum ToClient {
-    /// Another donor is at the address.
-    Gone,
-    Welcome(bool),
+    Welcome,
+    Refused(client::Error),
     Bytes(Vec<u8>),
     End,
 }

@@ -8,13 +8,13 @@
 use crate::bytes::SECTOR;
 use crate::network::{Awaited, ToDonor};
 use crate::plan::Bug;
-use crate::wire::{Body, Taking, cut, listed, part_error, wired_len};
+use crate::wire::{Body, Taking, answer_in_bytes, cut, wired_len};
 use crate::world::{ClientEv, Ev, World, say};
 use cheetah_core::limits::MILLISECOND_NS;
 use cheetah_core::map::DonorId;
-use cheetah_core::volume::{Event, Key, PartError, PartOp, StatusRun};
-use cheetah_nbd::StateFlags;
+use cheetah_core::volume::{Event, Key, PartOp};
 use cheetah_nbd::client::{Answer, Take};
+use cheetah_terms::client::answered;
 
 impl World {
     pub(crate) fn send_part(
@@ -155,9 +155,8 @@ impl World {
         }
         let mut events = Vec::new();
         for answer in taking.answers {
-            match self.part_answered(c, answer) {
-                Ok(answered) => events.extend(answered),
-                Err(what) => return self.fail(format!("client {c}: {what}")),
+            if let Err(what) = self.part_answered(c, answer, &mut events) {
+                return self.fail(format!("client {c}: {what}"));
             }
         }
         events.into_iter().for_each(|event| self.step_client(c, event));
@@ -178,46 +177,32 @@ impl World {
         self.clients[c].memory.land(part.to_u64(), &awaited, at, &bytes)
     }
 
-    fn part_answered(&mut self, c: usize, answer: Answer<Body>) -> Result<Vec<Event>, String> {
-        let Answer { abandoned, error, beyond, status, ledger, body, .. } = answer;
-        let Body { part, awaited, .. } = body;
-        if abandoned {
-            return Ok(Vec::new());
+    fn part_answered(
+        &mut self,
+        c: usize,
+        answer: Answer<Body>,
+        events: &mut Vec<Event>,
+    ) -> Result<(), String> {
+        let Body { part, awaited, .. } = answer.body;
+        if answer.abandoned {
+            return Ok(());
         }
         let client = &mut self.clients[c];
         client.memory.end_part(part.to_u64());
         client.sent.remove(&part.to_u64());
-        let wrong = match error {
-            None if awaited.op == PartOp::Read => client.memory.wrong_blocks(&awaited)?,
+        let wrong = match answer.error {
+            None if awaited.op == PartOp::Read && self.bug != Some(Bug::ChecksumIgnored) => {
+                client.memory.wrong_blocks(&awaited)?
+            }
             _ => 0,
         };
-        let hole = |flags: StateFlags| match awaited.op {
-            PartOp::Survey => !flags.contains(StateFlags::DIRTY),
-            _ => flags.contains(StateFlags::HOLE.with(StateFlags::ZERO)),
-        };
-        let bytes = |length: u32| u32::try_from(u64::from(length) * SECTOR).expect("a part");
-        let answer = match (error, wrong) {
-            (Some(errno), _) => Err(part_error(errno, beyond)),
-            (None, blocks) if blocks > 0 && self.bug != Some(Bug::ChecksumIgnored) => {
-                self.count("corrupt blocks found");
-                Err(PartError::Corrupt { blocks })
-            }
-            (None, _) => {
-                let run = |run: &cheetah_nbd::Descriptor| StatusRun {
-                    len: bytes(run.length),
-                    hole: hole(run.flags),
-                };
-                Ok(status.iter().map(run).collect())
-            }
-        };
-        if let Err(error) = &answer {
+        if wrong > 0 {
+            self.count("corrupt blocks found");
+        }
+        answered(awaited.op, answer_in_bytes(answer), wrong, events);
+        if let Some(Event::Answered { answer: Err(error), .. }) = events.last() {
             say!(self, "client {c}: {awaited:?} fails: {error:?}");
         }
-        let mut events = Vec::new();
-        if let Some((complete, entries)) = ledger.filter(|_| answer.is_ok()) {
-            events.push(Event::Listed { part, complete, writes: entries.iter().map(listed).collect() });
-        }
-        events.push(Event::Answered { part, answer });
-        Ok(events)
+        Ok(())
     }
 }

@@ -251,33 +251,39 @@ pub(crate) struct Plan {
     pub(crate) layout: Option<Layout>,
 }
 
+/// What goes wrong, and how often a bit flips.
+fn pick_faults(rng: &mut Rng) -> (Vec<Fault>, u64) {
+    let share = rng.range(10, 70);
+    let mut faults: Vec<Fault> = FAULTS.into_iter().filter(|_| rng.percent(share)).collect();
+    // By a stream of their own: a run without loads is what it was before there were any.
+    if Rng::new(rng.clone().draw()).percent(share) {
+        faults.push(Fault::EndLoad);
+    }
+    let flips_per_million = if rng.percent(20) { rng.skewed(200, 50_000) } else { 0 };
+    if flips_per_million > 0 {
+        // Only who wrote a block knows its checksum: these volumes have one client from first to last.
+        let ends_leases = [
+            Fault::CrashClient,
+            Fault::PauseClient,
+            Fault::CutCoordinator,
+            Fault::RestartCoordinator,
+            Fault::StopCoordinator,
+            Fault::Stranger,
+            Fault::DisturbClock,
+            Fault::EndTogether,
+            Fault::EndLoad,
+        ];
+        faults.retain(|fault| !ends_leases.contains(fault));
+    }
+    (faults, flips_per_million)
+}
+
 impl Plan {
     pub(crate) fn pick(rng: &mut Rng, setup: Setup) -> Plan {
         let few = rng.percent(12);
         let donors = usize::try_from(if few { rng.range(1, 2) } else { rng.range(3, 8) }).expect("small");
         let delay_ns = rng.skewed(10_000, 20 * MILLISECOND_NS);
-        let share = rng.range(10, 70);
-        let mut faults: Vec<Fault> = FAULTS.into_iter().filter(|_| rng.percent(share)).collect();
-        // By a stream of their own: a run without loads is what it was before there were any.
-        if Rng::new(rng.clone().draw()).percent(share) {
-            faults.push(Fault::EndLoad);
-        }
-        let flips_per_million = if rng.percent(20) { rng.skewed(200, 50_000) } else { 0 };
-        if flips_per_million > 0 {
-            // Only who wrote a block knows its checksum: these volumes have one client from first to last.
-            let ends_leases = [
-                Fault::CrashClient,
-                Fault::PauseClient,
-                Fault::CutCoordinator,
-                Fault::RestartCoordinator,
-                Fault::StopCoordinator,
-                Fault::Stranger,
-                Fault::DisturbClock,
-                Fault::EndTogether,
-                Fault::EndLoad,
-            ];
-            faults.retain(|fault| !ends_leases.contains(fault));
-        }
+        let (faults, flips_per_million) = pick_faults(rng);
         let plan = Plan {
             donors,
             donors_late: if rng.percent(50) { 0 } else { rng.index(donors) },

@@ -7,12 +7,13 @@
 use crate::bytes::{Memory, SECTOR, sectors};
 use crate::network::{Stage, ToClient};
 use crate::plan::Bug;
-use crate::wire::{DIRTY, DonorEnd, HOLES, Write, cut, entry, wired_len};
+use crate::wire::{DonorEnd, Write, cut, entry_in_sectors, in_bytes, wired_len};
 use crate::world::World;
-use cheetah_core::donor::{Denied, DirtyMap, Grant, ListedWrite, Ticket, WriteMark};
+use cheetah_core::donor::{DirtyMap, Grant, Ledger, ListedWrite, Ticket, WriteMark};
 use cheetah_nbd::server::Run;
 use cheetah_nbd::server::transmission::{Payload, Step};
-use cheetah_nbd::{CmdFlags, Command, Descriptor, Errno, Mark, RequestHeader, StateFlags};
+use cheetah_nbd::{Command, Descriptor, Errno, RequestHeader};
+use cheetah_terms::donor::{Asked, entry, lately, permit, presence, tell_status};
 
 /// A hole of this many sectors is named (`rim::donor`: 32 KiB).
 const HOLE_SECTORS_MIN: u64 = 64;
@@ -68,7 +69,7 @@ impl World {
         header: RequestHeader,
         verdict: Result<Command, Errno>,
     ) {
-        let RequestHeader { command, cookie, .. } = header;
+        let cookie = header.cookie;
         let (address, len) = (header.offset * SECTOR, u64::from(header.length) * SECTOR);
         let checked = verdict.and_then(|_| self.permits(d, grant, &header));
         if header.payload_bytes() > 0 {
@@ -80,11 +81,9 @@ impl World {
         }
         let donor = &mut self.donors[d];
         let (at, count) = (sectors(address), sectors(len));
-        match command {
-            _ if checked.is_err() => {
-                end.outbox.error(cookie, checked.err().unwrap_or(Errno::Io), "");
-            }
-            Command::Read => {
+        match checked.map(|()| Asked::of(&header)) {
+            Err(errno) => end.outbox.error(cookie, errno, ""),
+            Ok(Asked::Read) => {
                 let runs = donor.memory.runs(at, count);
                 let runs: Vec<Run> = runs
                     .into_iter()
@@ -95,43 +94,35 @@ impl World {
                     donor.memory.get(place, usize::try_from(run.bytes).expect("a part"))
                 });
             }
-            Command::BlockStatus => self.tell_status(d, end, grant, &header),
-            Command::Flush => {
+            Ok(Asked::Status) => self.tell_status(d, end, grant, &header),
+            Ok(Asked::Age) => {
                 donor.dirty.age(donor.access.written_by(grant));
                 donor.unnumbered.age(donor.access.written_by(grant));
                 end.outbox.done(cookie);
             }
-            Command::Mark => {
-                let Mark { number, targets, complete } = Mark::of(&header);
-                donor.ledgers.entry(grant.volume).or_default().settle(complete);
-                end.mark = Some(WriteMark { number, targets, complete });
+            Ok(Asked::Mark(mark)) => {
+                donor.ledgers.entry(grant.volume).or_default().settle(mark.complete);
+                end.mark = Some(mark);
             }
-            Command::Trim | Command::WriteZeroes => {
+            Ok(Asked::Zero { keep }) => {
                 let ticket = self.begin_write(d, grant, end.mark, address, len);
-                let keep = header.flags.contains(CmdFlags::NO_HOLE);
                 let donor = &mut self.donors[d];
                 donor.memory.zero(at, count, keep);
                 donor.landed(grant.volume, ticket);
                 self.check_fence(d, id);
                 end.outbox.done(cookie);
             }
-            other => self.fail(format!("donor {d} was asked for {other:?}")),
+            Ok(Asked::Write | Asked::Nothing) => {
+                self.fail(format!("donor {d} was asked for {header:?}"));
+            }
         }
     }
 
     fn permits(&self, d: usize, grant: &Grant, header: &RequestHeader) -> Result<(), Errno> {
-        let RequestHeader { command, offset, length, .. } = *header;
-        let writes = matches!(command, Command::Write | Command::Trim | Command::WriteZeroes);
-        let touches = writes || matches!(command, Command::Read | Command::BlockStatus);
-        if !touches || self.bug == Some(Bug::LeaseNotChecked) {
+        if self.bug == Some(Bug::LeaseNotChecked) {
             return Ok(());
         }
-        let len = u32::try_from(u64::from(length) * SECTOR).expect("a part is below 4 GiB");
-        let why = |denied| match denied {
-            Denied::Beyond => header.beyond(),
-            Denied::LeaseEnded | Denied::ReadOnly | Denied::NotYours => Errno::Perm,
-        };
-        self.donors[d].access.check(grant, writes, offset * SECTOR, len).map_err(why)
+        permit(&self.donors[d].access, grant, &in_bytes(header))
     }
 
     /// Notes a write before it touches memory.
@@ -160,19 +151,19 @@ impl World {
         if self.rng.percent(20) {
             holes.truncate(1 + self.rng.index(holes.len()));
         }
-        end.outbox.status(header, false, HOLES, &holes);
         let donor = &mut self.donors[d];
         // Who numbers writes is told of those that are not.
-        let marks = match end.mark {
-            Some(_) => {
-                let ledger = donor.ledgers.entry(grant.volume).or_default();
-                let writes: Vec<_> = ledger.within(address, len).map(entry).collect();
-                end.outbox.ledger(header, ledger.complete(), &writes);
-                &donor.unnumbered
-            }
-            None => &donor.dirty,
+        let (ledger, marks) = match end.mark {
+            Some(_) => (Some(&*donor.ledgers.entry(grant.volume).or_default()), &donor.unnumbered),
+            None => (None, &donor.dirty),
         };
-        end.outbox.status(header, true, DIRTY, &written(marks, address, len));
+        let listed = || {
+            let entries =
+                |ledger: &Ledger| ledger.within(address, len).map(entry).map(entry_in_sectors).collect();
+            ledger.map(|ledger| (ledger.complete(), entries(ledger)))
+        };
+        let (session, dirty) = (end.transmission.session(), || written(marks, address, len));
+        tell_status(&mut end.outbox, session, header, || holes, listed, dirty);
     }
 
     fn finish_write(&mut self, d: usize, end: &mut DonorEnd, grant: &Grant, cookie: u64) {
@@ -231,10 +222,9 @@ impl World {
 }
 
 fn holes(memory: &Memory, at: usize, count: usize) -> Vec<Descriptor> {
-    let hole = StateFlags::HOLE.with(StateFlags::ZERO);
     let run = |(len, present): (usize, bool)| Descriptor {
         length: u32::try_from(len).expect("a part"),
-        flags: if present { StateFlags::EMPTY } else { hole },
+        flags: presence(present),
     };
     memory.runs(at, count).into_iter().map(run).collect()
 }
@@ -242,8 +232,7 @@ fn holes(memory: &Memory, at: usize, count: usize) -> Vec<Descriptor> {
 fn written(marks: &DirtyMap, address: u64, len: u64) -> Vec<Descriptor> {
     let mut runs = Vec::new();
     marks.runs(address, len, |len, dirty| {
-        let flags = if dirty { StateFlags::DIRTY } else { StateFlags::EMPTY };
-        runs.push(Descriptor { length: wired_len(len), flags });
+        runs.push(Descriptor { length: wired_len(len), flags: lately(dirty) });
     });
     runs
 }

@@ -7,8 +7,8 @@
 //! (`wounds`). Key rule: a scene begins only where all is whole, and while it is not the budget keeps other
 //! donors of the volume from trouble, so that every byte is accounted for.
 
+use crate::calls::Caller;
 use crate::client::{Client, Phase, Tick};
-use crate::coordinator::Caller;
 use crate::network::Node;
 use crate::redundancy::is_degraded;
 use crate::world::{ClientEv, Ev, World, say};

@@ -1,24 +1,26 @@
 //! The two ends of a data connection as `rim` has them: the protocol's own machines, over bytes that are cut
 //! anywhere.
 //!
-//! Owns: what each end keeps between two arrivals, and how bytes are cut. Never: memory (`parts`, `serving`),
-//! or when anything arrives (`network`). One byte stands for a sector here, too: offsets and lengths on the
-//! wire count sectors. Invariant: no end sees a byte that the other did not send, nor two in another order.
+//! Owns: what each end keeps between two arrivals, how bytes are cut, and the scale: one byte stands for a
+//! sector here, too, so offsets and lengths on the wire count sectors. Never: memory (`parts`, `serving`),
+//! when anything arrives (`network`), or what is said (`terms`). Invariant: no end sees a byte that the other
+//! did not send, nor two in another order.
 
 use crate::bytes::{SECTOR, sectors};
 use crate::network::Awaited;
 use crate::rng::Rng;
-use cheetah_core::donor::{ListedWrite, Ticket, WriteMark};
+use cheetah_core::donor::{Grant, Ticket, WriteMark};
 use cheetah_core::limits::EXTENT_BYTES;
-use cheetah_core::volume::{Key, PartError, PartOp};
-use cheetah_nbd::client::{Answer, Request, Take};
-use cheetah_nbd::server::Outbox;
-use cheetah_nbd::{
-    CmdFlags, Command, Errno, ExportInfo, LedgerEntry, Mark, Negotiated, TransmissionFlags, client, server,
-};
+use cheetah_core::volume::Key;
+use cheetah_nbd::client::{Answer, Take};
+use cheetah_nbd::proto::opt;
+use cheetah_nbd::server::{ExportError, Outbox};
+use cheetah_nbd::{Errno, ExportInfo, LedgerEntry, Negotiated, RequestHeader, client, server};
+use cheetah_terms::client::Abilities;
+use cheetah_terms::donor::export;
 
-pub(crate) const HOLES: u32 = 1;
-pub(crate) const DIRTY: u32 = 2;
+const HOLES: u32 = 1;
+const DIRTY: u32 = 2;
 /// Data from here on is received where it belongs (`rim::stream::DIRECT_BYTES`).
 const LARGE_BYTES: u64 = 16 << 10;
 
@@ -33,17 +35,10 @@ pub(crate) fn wired_len(bytes: u64) -> u32 {
 
 /// What a donor and its client agreed on. The client was told where its volume ends there; to the donor all
 /// of its memory is in reach, and `Access` decides.
-fn session(export_bytes: u64, writable: bool) -> Negotiated {
-    let flags = [
-        TransmissionFlags::SEND_FLUSH,
-        TransmissionFlags::SEND_TRIM,
-        TransmissionFlags::SEND_WRITE_ZEROES,
-        if writable { TransmissionFlags::EMPTY } else { TransmissionFlags::READ_ONLY },
-    ];
-    let flags = flags.into_iter().fold(TransmissionFlags::EMPTY, TransmissionFlags::with);
+fn session(grant: &Grant, export_bytes: u64) -> Negotiated {
     Negotiated {
         export: String::new(),
-        info: ExportInfo::new(wired(export_bytes), flags),
+        info: ExportInfo { size: wired(export_bytes), ..export(grant) },
         structured_replies: true,
         base_allocation: Some(HOLES),
         dirty: Some(DIRTY),
@@ -61,6 +56,7 @@ pub(crate) struct Body {
 
 #[derive(Debug)]
 pub(crate) struct ClientEnd {
+    can: Abilities,
     pub(crate) transmission: client::Transmission<Body>,
     /// What is not whole yet.
     pub(crate) input: Vec<u8>,
@@ -69,37 +65,23 @@ pub(crate) struct ClientEnd {
 }
 
 impl ClientEnd {
-    /// Who may write numbers what it writes.
-    pub(crate) fn new(announced_bytes: u64, writable: bool) -> ClientEnd {
+    pub(crate) fn new(grant: &Grant) -> ClientEnd {
         let (session, within, large) =
-            (session(announced_bytes, writable), wired(EXTENT_BYTES), wired_len(LARGE_BYTES));
-        let transmission = client::Transmission::new(&session, writable, within, large);
-        ClientEnd { transmission, input: Vec::new(), is_full: false }
+            (session(grant, grant.size), wired(EXTENT_BYTES), wired_len(LARGE_BYTES));
+        let can = Abilities::of(&session);
+        let transmission = client::Transmission::new(&session, can.numbers_writes(), within, large);
+        ClientEnd { can, transmission, input: Vec::new(), is_full: false }
     }
 
-    /// What it says first, so that the donor tells it of numbered writes.
-    pub(crate) fn first_words() -> Vec<u8> {
-        Mark { number: 0, targets: 0, complete: 0 }.header().encode().to_vec()
+    pub(crate) fn numbers_writes(&self) -> bool {
+        self.can.numbers_writes()
     }
 
     pub(crate) fn queue(&mut self, address: u64, body: Body) {
         let Awaited { op, scatter, mark, .. } = body.awaited;
-        let zeros = op == PartOp::Sparse && body.data.iter().all(|byte| *byte == 0);
-        let (command, flags) = match op {
-            _ if zeros => (Command::WriteZeroes, CmdFlags::EMPTY),
-            PartOp::Read => (Command::Read, CmdFlags::EMPTY),
-            PartOp::Write | PartOp::Sparse => (Command::Write, CmdFlags::EMPTY),
-            PartOp::Zero { keep: true } => (Command::WriteZeroes, CmdFlags::NO_HOLE),
-            PartOp::Zero { keep: false } => (Command::WriteZeroes, CmdFlags::EMPTY),
-            PartOp::Trim => (Command::Trim, CmdFlags::EMPTY),
-            PartOp::Status | PartOp::Survey => (Command::BlockStatus, CmdFlags::EMPTY),
-            PartOp::Age => (Command::Flush, CmdFlags::EMPTY),
-        };
-        let context = if op == PartOp::Survey { DIRTY } else { HOLES };
-        let mark = mark.map(|WriteMark { number, targets, complete }| Mark { number, targets, complete });
-        let cookie = body.part.to_u64();
-        let (offset, length, context) = (wired(address), wired_len(scatter.len.into()), Some(context));
-        self.transmission.queue(Request { cookie, command, flags, offset, length, mark, context, body });
+        let op = self.can.sparing(op, || body.data.iter().all(|byte| *byte == 0));
+        let (offset, length) = (wired(address), wired_len(scatter.len.into()));
+        self.transmission.queue(self.can.request(body.part, op, offset, length, mark, body));
     }
 }
 
@@ -124,22 +106,32 @@ impl Take<Body> for Taking {
     }
 }
 
-pub(crate) fn part_error(errno: Errno, beyond: bool) -> PartError {
-    match errno {
-        Errno::Perm => PartError::Denied,
-        Errno::Inval | Errno::NoSpc if beyond => PartError::Denied,
-        _ => PartError::Io,
+/// A request as core counts.
+pub(crate) fn in_bytes(header: &RequestHeader) -> RequestHeader {
+    let length = u32::try_from(u64::from(header.length) * SECTOR).expect("a part is below 4 GiB");
+    RequestHeader { offset: header.offset * SECTOR, length, ..*header }
+}
+
+/// An answer as core counts.
+pub(crate) fn answer_in_bytes(mut answer: Answer<Body>) -> Answer<Body> {
+    for run in &mut answer.status {
+        run.length = u32::try_from(u64::from(run.length) * SECTOR).expect("a part");
     }
+    for entry in answer.ledger.iter_mut().flat_map(|(_, entries)| entries) {
+        (entry.from, entry.to) = (entry.from * SECTOR, entry.to * SECTOR);
+    }
+    answer
 }
 
-pub(crate) fn listed(entry: &LedgerEntry) -> ListedWrite {
-    let LedgerEntry { from, to, number, targets, landed } = *entry;
-    ListedWrite { from: from * SECTOR, to: to * SECTOR, number, targets, landed }
+/// An entry as the wire counts.
+pub(crate) fn entry_in_sectors(entry: LedgerEntry) -> LedgerEntry {
+    LedgerEntry { from: wired(entry.from), to: wired(entry.to), ..entry }
 }
 
-pub(crate) fn entry(write: ListedWrite) -> LedgerEntry {
-    let ListedWrite { from, to, number, targets, landed } = write;
-    LedgerEntry { from: wired(from), to: wired(to), number, targets, landed }
+/// A refusal as the handshake brings it to the client.
+pub(crate) fn as_heard(error: &ExportError) -> client::Error {
+    let (reply, message) = error.reply();
+    client::Error::Refused { option: opt::GO, reply, message: message.to_owned() }
 }
 
 /// A write of which payload is still to come.
@@ -160,8 +152,8 @@ pub(crate) struct DonorEnd {
 }
 
 impl DonorEnd {
-    pub(crate) fn new(extents: u32, writable: bool) -> DonorEnd {
-        let session = session(u64::from(extents) * EXTENT_BYTES, writable);
+    pub(crate) fn new(extents: u32, grant: &Grant) -> DonorEnd {
+        let session = session(grant, u64::from(extents) * EXTENT_BYTES);
         let transmission = server::Transmission::new(session, wired_len(LARGE_BYTES));
         let (input, outbox) = (Vec::new(), Outbox::new(true));
         DonorEnd { transmission, input, outbox, mark: None, write: None }

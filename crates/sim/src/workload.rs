@@ -389,16 +389,21 @@ impl World {
             }
             return Ok(());
         }
+        match self.is_redundant(c) {
+            true => self.judge_failure_of_redundant(c, slot, error),
+            false => self.judge_failure_of_bare(c, slot, error),
+        }
+    }
+
+    /// Without redundancy a request fails when a donor that it needs is out of reach.
+    fn judge_failure_of_bare(&mut self, c: usize, slot: &Slot, error: VolumeError) -> Result<(), String> {
+        let (client, request, since) = (&self.clients[c], slot.request, slot.submitted);
         let size = client.machine.as_ref().map_or(0, |machine| machine.map().size);
-        let since = slot.submitted;
         // At one that is slow the last of a long queue is late, and it is set aside.
         let queues = matches!(error, VolumeError::TimedOut | VolumeError::DonorLost);
         let excused = |donor: &DonorId| {
             self.verdict.excuses(c, *donor, since) || (queues && self.verdict.is_slow(*donor, since))
         };
-        if self.is_redundant(c) {
-            return self.judge_failure_of_redundant(c, slot, error);
-        }
         let full_group = [StatusRun { len: request.len, hole: false }];
         let concerned = self.concerned(c, slot, &full_group);
         // A write that waits for its donor keeps others waiting, also one that waits for whom the slot is

@@ -176,7 +176,7 @@ impl Handshake {
         self.state = State::OptionHeader;
         match entries {
             Ok(entries) => option::list(entries, &mut self.output),
-            Err(error) => self.refuse(opt::LIST, refusal(error)),
+            Err(error) => self.refuse(opt::LIST, error.reply()),
         }
     }
 
@@ -348,7 +348,7 @@ impl Handshake {
             }
             Lookup::Info { option, .. } | Lookup::Meta { option, .. } => *option,
         };
-        self.refuse(option, refusal(error));
+        self.refuse(option, error.reply());
     }
 
     fn meta_context(&mut self, option: u32, mut query: MetaQuery) {
@@ -396,14 +396,6 @@ impl Handshake {
 
     fn refuse(&mut self, option: u32, refusal: (u32, &str)) {
         option::refuse(option, refusal, &mut self.output);
-    }
-}
-
-fn refusal(error: &ExportError) -> (u32, &str) {
-    match error {
-        ExportError::Unknown(text) => (rep::ERR_UNKNOWN, text.as_str()),
-        ExportError::Shutdown => (rep::ERR_SHUTDOWN, "the server is shutting down"),
-        ExportError::Policy(text) => (rep::ERR_POLICY, text.as_str()),
     }
 }
 

@@ -2,6 +2,7 @@
 //! Never: state; see `handshake.rs` for the order of calls. Tests: `tests/server_options.rs`.
 
 use crate::export::Negotiated;
+use crate::proto::rep;
 use crate::violation::Violation;
 
 /// Why the driver is asked for an export.
@@ -55,4 +56,16 @@ pub enum ExportError {
     Shutdown,
     /// Not for this client, with a sentence it is shown.
     Policy(String),
+}
+
+impl ExportError {
+    /// The code of [`rep`] and the words that the client is sent.
+    #[must_use]
+    pub fn reply(&self) -> (u32, &str) {
+        match self {
+            ExportError::Unknown(text) => (rep::ERR_UNKNOWN, text.as_str()),
+            ExportError::Shutdown => (rep::ERR_SHUTDOWN, "the server is shutting down"),
+            ExportError::Policy(text) => (rep::ERR_POLICY, text.as_str()),
+        }
+    }
 }

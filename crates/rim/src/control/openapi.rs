@@ -234,32 +234,26 @@ fn bodies() -> Vec<(&'static str, Value)> {
     bodies.collect()
 }
 
-/// One of each shape, by the name of its schema, with every option present.
-fn shapes() -> Vec<(&'static str, Value)> {
+fn map() -> VolumeMap {
     let route = Route { name: "d".into(), address: "a".into(), foreign_export: Some(String::new()) };
     let placement = Placement { donor: DONOR, extent: 0 };
-    let slot = Slot { held: Some(placement), filling: Some(placement) };
     let bad = BadRange { group: 0, slot: 0, from: 0, to: 4096 };
-    let group = Group { slots: vec![slot] };
-    let map = VolumeMap {
+    VolumeMap {
         volume: VolumeId(1),
         name: "v".into(),
         epoch: 1,
         size: 1,
         redundancy: Redundancy::LINEAR,
         unit: 4096,
-        groups: vec![group.clone()],
-        routes: BTreeMap::from([(DONOR, route.clone())]),
+        groups: vec![Group { slots: vec![Slot { held: Some(placement), filling: Some(placement) }] }],
+        routes: BTreeMap::from([(DONOR, route)]),
         bad: vec![bad],
         unreadable: vec![bad],
         hurry: true,
-    };
-    let attachment = attachment();
-    let status = volume_status();
-    let (crowd, rehearsal) =
-        (status.crowd.clone(), Rehearsal { host: "h".into(), slots: 1, slots_homeless: 1 });
-    let donor = donor_status();
-    let lost = LostRange { donor: Some(DONOR), offset: 0, len: 1, stride: 1, count: 1 };
+    }
+}
+
+fn duties() -> Duties {
     let duty = Duty {
         volume: VolumeId(1),
         name: "v".into(),
@@ -269,34 +263,58 @@ fn shapes() -> Vec<(&'static str, Value)> {
         readers: vec![TOKEN],
         tend: true,
     };
-    let stuck = Some(String::new());
-    let at_stake = Some(vec![AtStake { volume: "v".to_owned(), bytes: 1, slots_crowded: 1 }]);
-    let duties = Duties {
+    Duties {
         revision: 1,
-        volumes: vec![duty.clone()],
+        volumes: vec![duty],
         dismissed: false,
-        stuck,
-        at_stake: at_stake.clone(),
-    };
-    let (donors, volumes) = (vec![donor.clone()], vec![status.clone()]);
-    let stranger = Stranger { name: "d".into(), host: "h".into(), address: "a".into(), pool: PoolId(2) };
-    let strangers = vec![stranger.clone()];
-    let (pool, addresses) = (PoolId(1), vec!["a".to_owned()]);
-    let pool =
-        PoolStatus { version: 1, pool, bytes_total: 1, bytes_free: 1, donors, volumes, addresses, strangers };
-    let (map_of, unconfirmed) = (map.clone(), vec![DONOR]);
-    let beside = vec![Beside { holder: "x".into(), read_only: true }];
-    let attached = Attached {
+        stuck: Some(String::new()),
+        at_stake: Some(vec![AtStake { volume: "v".to_owned(), bytes: 1, slots_crowded: 1 }]),
+    }
+}
+
+fn stranger() -> Stranger {
+    Stranger { name: "d".into(), host: "h".into(), address: "a".into(), pool: PoolId(2) }
+}
+
+fn pool_status() -> PoolStatus {
+    PoolStatus {
+        version: 1,
+        pool: PoolId(1),
+        bytes_total: 1,
+        bytes_free: 1,
+        donors: vec![donor_status()],
+        volumes: vec![volume_status()],
+        addresses: vec!["a".to_owned()],
+        strangers: vec![stranger()],
+    }
+}
+
+fn beside() -> Beside {
+    Beside { holder: "x".into(), read_only: true }
+}
+
+fn attached() -> Attached {
+    Attached {
         token: TOKEN,
         pool: PoolId(1),
         lease_ms: 1,
-        map: map_of,
-        unconfirmed,
+        map: map(),
+        unconfirmed: vec![DONOR],
         fresh: true,
         read_only: false,
         content: content(),
-        beside: beside.clone(),
-    };
+        beside: vec![beside()],
+    }
+}
+
+/// One of each shape, by the name of its schema, with every option present.
+fn shapes() -> Vec<(&'static str, Value)> {
+    let (map, status, donor, duties) = (map(), volume_status(), donor_status(), duties());
+    let (group, route, bad) = (&map.groups[0], &map.routes[&DONOR], &map.bad[0]);
+    let crowd = status.crowd.as_ref().expect("every option is present");
+    let at_stake = duties.at_stake.as_ref().expect("every option is present");
+    let rehearsal = Rehearsal { host: "h".into(), slots: 1, slots_homeless: 1 };
+    let lost = LostRange { donor: Some(DONOR), offset: 0, len: 1, stride: 1, count: 1 };
     let refusal = Refusal { code: RefusalCode::PoolFull, message: String::new() };
     let mut shapes = bodies();
     shapes.extend([
@@ -304,45 +322,39 @@ fn shapes() -> Vec<(&'static str, Value)> {
         ("Grow", json!(GrowBody { size: Size::All })),
         ("Joined", json!(Joined { pool: PoolId(1), heartbeat_ms: 1, name: "d".to_owned() })),
         ("Duties", json!(duties)),
-        ("AtStake", json!(at_stake.iter().flatten().next())),
-        ("Duty", json!(duty)),
-        ("Attached", json!(attached)),
+        ("AtStake", json!(at_stake[0])),
+        ("Duty", json!(duties.volumes[0])),
+        ("Attached", json!(attached())),
         ("VolumeReport", json!(report())),
         ("Filled", json!(amend().filled[0])),
-        (
-            "Renewed",
-            json!(Renewed { map: Some(map.clone()), beside: beside.clone(), silent: vec![DonorId(1)] }),
-        ),
+        ("Renewed", json!(Renewed { map: Some(map.clone()), beside: vec![beside()], silent: vec![DONOR] })),
         ("VolumeMap", json!(map)),
         ("Group", json!(group)),
-        ("Placement", json!(placement)),
-        ("Slot", json!(slot)),
+        ("Placement", json!(group.slots[0].held)),
+        ("Slot", json!(group.slots[0])),
         ("BadRange", json!(bad)),
         ("Route", json!(route)),
-        ("PoolStatus", json!(pool)),
+        ("PoolStatus", json!(pool_status())),
         ("DonorStatus", json!(donor)),
-        ("Stranger", json!(stranger)),
+        ("Stranger", json!(stranger())),
         ("VolumeStatus", json!(status)),
-        ("Attachment", json!(attachment)),
+        ("Attachment", json!(attachment())),
         (
             "VolumeDetail",
             json!(VolumeDetail {
-                status,
-                map,
+                status: status.clone(),
+                map: map.clone(),
                 lost: vec![lost.clone()],
                 lost_to: vec![vec![lost.clone()]],
                 rehearsal: Some(rehearsal.clone()),
                 unreadable: vec![lost.clone()]
             }),
         ),
-        ("Crowd", json!(crowd.expect("every option is present"))),
+        ("Crowd", json!(crowd)),
         ("Rehearsal", json!(rehearsal)),
-        (
-            "Leaving",
-            json!(Leaving { at_stake: at_stake.into_iter().flatten().collect(), ..Leaving::default() }),
-        ),
+        ("Leaving", json!(Leaving { at_stake: at_stake.clone(), ..Leaving::default() })),
         ("LostRange", json!(lost)),
-        ("Beside", json!(beside[0])),
+        ("Beside", json!(beside())),
         ("Refusal", json!(refusal)),
     ]);
     shapes.extend(content_shapes());

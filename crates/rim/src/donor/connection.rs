@@ -18,11 +18,10 @@ use crate::arena::Arena;
 use crate::ledgers::locked;
 use crate::memory::wipe;
 use crate::stream::{DIRECT_BYTES, Stream, iovec};
-use cheetah_core::donor::{Access, Denied, Grant, Ledger, ListedWrite, Ticket, WriteMark};
+use cheetah_core::donor::{Access, Grant, Ledger, Ticket, WriteMark};
 use cheetah_nbd::server::transmission::{Payload, Step, Transmission};
-use cheetah_nbd::{
-    CmdFlags, Command, Descriptor, Errno, LedgerEntry, Mark, Negotiated, RequestHeader, StateFlags, Violation,
-};
+use cheetah_nbd::{Command, Descriptor, Errno, Negotiated, RequestHeader, StateFlags, Violation};
+use cheetah_terms::donor::{Asked, entry, lately, permit, presence, tell_status};
 use std::cell::RefCell;
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -263,37 +262,33 @@ impl<'a> Connection<'a> {
     }
 
     fn request(&mut self, header: &RequestHeader, verdict: Result<Command, Errno>, access: &Access) {
-        let RequestHeader { cookie, offset, length, flags, .. } = *header;
+        let RequestHeader { cookie, offset, length, .. } = *header;
         let len = u64::from(length);
-        match verdict.and_then(|command| self.allowed(header, access).map(|()| command)) {
+        match verdict.and_then(|_| permit(access, &self.grant, header)).map(|()| Asked::of(header)) {
             checked if header.payload_bytes() > 0 => {
                 let refused = checked.err();
                 let ticket = if refused.is_none() { self.begin_write(offset, len) } else { None };
                 self.write = Write { refused, ticket };
             }
             Err(errno) => self.sending.outbox.error(cookie, errno, ""),
-            Ok(Command::Read) if length > 0 => self.sending.read(header),
-            Ok(Command::Trim) => self.zero(header, false),
-            Ok(Command::WriteZeroes) => self.zero(header, flags.contains(CmdFlags::NO_HOLE)),
-            Ok(Command::BlockStatus) => {
+            Ok(Asked::Read) => self.sending.read(header),
+            Ok(Asked::Zero { keep }) => self.zero(header, keep),
+            Ok(Asked::Status) => {
                 self.work_bytes += len;
                 self.status(header);
             }
-            // What is acknowledged is in memory, and memory is all there is: a flush only says that what was
-            // written before the last one is complete on every donor.
-            Ok(Command::Flush) => {
+            Ok(Asked::Age) => {
                 let each = |_: &u32| self.work_bytes += AGE_WORK_BYTES;
                 self.arena.dirty().age(access.written_by(&self.grant).inspect(each));
                 self.arena.ledgers().unnumbered().age(access.written_by(&self.grant));
                 self.sending.outbox.done(cookie);
             }
-            Ok(Command::Mark) => {
-                let Mark { number, targets, complete } = Mark::of(header);
+            Ok(Asked::Mark(mark)) => {
                 let ledger = self.ledger.get_or_insert_with(|| self.arena.ledgers().of(self.grant.volume));
-                locked(ledger).settle(complete);
-                self.mark = Some(WriteMark { number, targets, complete });
+                locked(ledger).settle(mark.complete);
+                self.mark = Some(mark);
             }
-            Ok(_) => self.sending.outbox.done(cookie),
+            Ok(Asked::Write | Asked::Nothing) => self.sending.outbox.done(cookie),
         }
     }
 
@@ -336,59 +331,34 @@ impl<'a> Connection<'a> {
         }
     }
 
-    fn allowed(&self, header: &RequestHeader, access: &Access) -> Result<(), Errno> {
-        let RequestHeader { command, offset, length, .. } = *header;
-        let writes = matches!(command, Command::Write | Command::Trim | Command::WriteZeroes);
-        let touches = writes || matches!(command, Command::Read | Command::BlockStatus | Command::Cache);
-        if touches && length > 0 {
-            let why = |denied| match denied {
-                Denied::Beyond => header.beyond(),
-                Denied::LeaseEnded | Denied::ReadOnly | Denied::NotYours => Errno::Perm,
-            };
-            access.check(&self.grant, writes, offset, length).map_err(why)?;
-        }
-        Ok(())
-    }
-
     fn status(&mut self, header: &RequestHeader) {
-        let RequestHeader { offset, length, .. } = *header;
-        let len = u64::from(length);
-        let outbox = &mut self.sending.outbox;
-        let Negotiated { base_allocation, dirty, .. } = *self.requests.session();
-        let mut descriptors = Vec::new();
-        let run = |descriptors: &mut Vec<Descriptor>, len: u64, flags| {
-            if descriptors.len() < STATUS_RUNS_MAX {
-                let length = u32::try_from(len).expect("part of a request's length");
-                descriptors.push(Descriptor { length, flags });
-            }
+        let Connection { arena, ledger, sending, requests, .. } = self;
+        let (offset, len) = (header.offset, u64::from(header.length));
+        let holes = || runs(|run| arena.runs(offset, len, |len, present| run(len, presence(present))));
+        let listed = || {
+            let ledger = locked(ledger.as_ref()?);
+            Some((ledger.complete(), ledger.within(offset, len).map(entry).collect()))
         };
-        if let Some(context) = base_allocation {
-            let hole = StateFlags::HOLE.with(StateFlags::ZERO);
-            self.arena.runs(offset, len, |len, present| {
-                run(&mut descriptors, len, if present { StateFlags::EMPTY } else { hole });
-            });
-            outbox.status(header, dirty.is_none(), context, &descriptors);
-            descriptors.clear();
-        }
-        if let Some(ledger) = &self.ledger {
-            let ledger = locked(ledger);
-            let entry = |write: ListedWrite| {
-                let ListedWrite { from, to, number, targets, landed } = write;
-                LedgerEntry { from, to, number, targets, landed }
-            };
-            let entries: Vec<LedgerEntry> = ledger.within(offset, len).map(entry).collect();
-            outbox.ledger(header, ledger.complete(), &entries);
-        }
-        if let Some(context) = dirty {
+        let dirty = || {
             // Who numbers writes is told of those that are not.
-            let marks = match self.ledger {
-                Some(_) => self.arena.ledgers().unnumbered(),
-                None => self.arena.dirty(),
+            let marks = match ledger {
+                Some(_) => arena.ledgers().unnumbered(),
+                None => arena.dirty(),
             };
-            marks.runs(offset, len, |len, dirty| {
-                run(&mut descriptors, len, if dirty { StateFlags::DIRTY } else { StateFlags::EMPTY });
-            });
-            outbox.status(header, true, context, &descriptors);
-        }
+            runs(|run| marks.runs(offset, len, |len, dirty| run(len, lately(dirty))))
+        };
+        tell_status(&mut sending.outbox, requests.session(), header, holes, listed, dirty);
     }
+}
+
+/// The first runs that `each` gives, as many as an answer may have.
+fn runs(each: impl FnOnce(&mut dyn FnMut(u64, StateFlags))) -> Vec<Descriptor> {
+    let mut found = Vec::new();
+    each(&mut |len, flags| {
+        if found.len() < STATUS_RUNS_MAX {
+            let length = u32::try_from(len).expect("part of a request's length");
+            found.push(Descriptor { length, flags });
+        }
+    });
+    found
 }

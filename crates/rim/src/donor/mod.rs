@@ -22,7 +22,8 @@ use crate::stream::{Incoming, Transport};
 use cheetah_core::donor::OpenError;
 use cheetah_core::limits::{DATA_CONNECTION_DESCRIPTORS, DESCRIPTORS_SPARE, DONOR_CONNECTIONS_MIN};
 use cheetah_nbd::server::{ExportError, Purpose};
-use cheetah_nbd::{ExportInfo, ListEntry, TransmissionFlags};
+use cheetah_nbd::{ExportInfo, ListEntry};
+use cheetah_terms::donor::{export as announced, greeting, refusal};
 use connection::{Connection, End};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -204,7 +205,7 @@ impl Exports for Door {
     async fn lookup(&mut self, export: &str, purpose: Purpose) -> Result<ExportInfo, ExportError> {
         if let Some(greeted) = self.access.get().greeted(export) {
             greeted.map_err(refusal)?;
-            return Ok(ExportInfo::new(0, TransmissionFlags::EMPTY.with(TransmissionFlags::READ_ONLY)));
+            return Ok(greeting());
         }
         let grant = if purpose == Purpose::Go {
             let pass = self.gate.open(export).await.map_err(refusal)?;
@@ -212,21 +213,7 @@ impl Exports for Door {
         } else {
             self.access.get().open(export).map_err(refusal)?
         };
-        let mut flags = [
-            TransmissionFlags::SEND_FLUSH,
-            TransmissionFlags::SEND_FUA,
-            TransmissionFlags::SEND_TRIM,
-            TransmissionFlags::SEND_WRITE_ZEROES,
-            TransmissionFlags::SEND_FAST_ZERO,
-            TransmissionFlags::SEND_CACHE,
-            TransmissionFlags::CAN_MULTI_CONN,
-        ]
-        .into_iter()
-        .fold(TransmissionFlags::EMPTY, TransmissionFlags::with);
-        if !grant.writable {
-            flags = flags.with(TransmissionFlags::READ_ONLY);
-        }
-        Ok(ExportInfo::new(grant.size, flags))
+        Ok(announced(&grant))
     }
 
     fn list(&self) -> Result<Vec<ListEntry>, ExportError> {
@@ -234,18 +221,6 @@ impl Exports for Door {
         let exports = self.access.get().exports();
         let exports = exports.ok_or_else(|| ExportError::Policy(OpenError::Malformed.to_string()))?;
         Ok(exports.into_iter().map(entry).collect())
-    }
-}
-
-fn refusal(error: OpenError) -> ExportError {
-    match error {
-        // An older session's answer is wanted by nobody any more.
-        OpenError::Malformed | OpenError::Unknown | OpenError::Superseded => {
-            ExportError::Unknown(error.to_string())
-        }
-        OpenError::Leaving => ExportError::Shutdown,
-        // This alone tells a client that what it means is gone (`rim::volume::open`).
-        OpenError::OtherDonor => ExportError::Policy(error.to_string()),
     }
 }
 

@@ -12,18 +12,19 @@
 
 use super::Driver;
 use super::heads::{Head, Heads};
-use super::leaving::{Traffic, payload_bytes, request};
 use super::memory::Memory;
 use super::open::Opened;
+use super::traffic::Traffic;
 use crate::memory::wipe;
 use crate::stream::{DIRECT_BYTES, LEND_WRITE_BYTES, ROOM_BYTES, Stream, iovec};
-use cheetah_core::donor::{ListedWrite, WriteMark};
+use cheetah_core::donor::WriteMark;
 use cheetah_core::layout::Scatter;
 use cheetah_core::limits::{DOUBT_NS, EXTENT_BYTES};
 use cheetah_core::map::DonorId;
-use cheetah_core::volume::{Event, Fragment, Key, LinkMerges, Mem, PartError, PartOp, StatusRun};
+use cheetah_core::volume::{Event, Fragment, Key, LinkMerges, Mem, PartOp};
 use cheetah_nbd::client::{Answer, DATA_HEAD_BYTES, Incoming, Reply, Take, Transmission};
-use cheetah_nbd::{CmdFlags, Command, Errno, LedgerEntry, RequestHeader, StateFlags, TransmissionFlags};
+use cheetah_nbd::{CmdFlags, Command, RequestHeader};
+use cheetah_terms::client::{Abilities, answered, payload_bytes};
 use std::cell::{Cell, RefCell};
 use std::io::{self, IoSlice};
 use std::rc::Rc;
@@ -64,7 +65,7 @@ impl Body {
     }
 
     fn payload_bytes(&self) -> u32 {
-        payload_bytes(self.op, self.scatter)
+        payload_bytes(self.op, self.scatter.len)
     }
 
     fn is_large(&self) -> bool {
@@ -92,11 +93,7 @@ pub(super) struct Conn {
     donor: DonorId,
     session: u64,
     stream: Stream,
-    flags: TransmissionFlags,
-    /// The id of the context that tells holes.
-    holes: Option<u32>,
-    /// The id of the context that tells what was written lately.
-    dirty: Option<u32>,
+    can: Abilities,
     closed: Cell<bool>,
     outstanding: Cell<u64>,
     traffic: Rc<Traffic>,
@@ -106,7 +103,8 @@ pub(super) struct Conn {
 
 impl Conn {
     pub(super) fn new(donor: DonorId, session: u64, opened: Opened, traffic: Rc<Traffic>) -> Self {
-        let Opened { stream, session: negotiated, marks, early } = opened;
+        let Opened { stream, session: negotiated, early } = opened;
+        let can = Abilities::of(&negotiated);
         let mut input = vec![0; RECEIVE_BYTES];
         input[..early.len()].copy_from_slice(&early);
         let round_trip_ns = stream.round_trip_ns();
@@ -114,15 +112,18 @@ impl Conn {
             donor,
             session,
             stream,
-            flags: negotiated.info.flags,
-            holes: negotiated.base_allocation,
-            dirty: negotiated.dirty,
+            can,
             closed: Cell::new(false),
             outstanding: Cell::new(0),
             traffic,
             blocked: Notify::new(),
             wire: RefCell::new(Wire {
-                transmission: Transmission::new(&negotiated, marks, EXTENT_BYTES, DIRECT_BYTES),
+                transmission: Transmission::new(
+                    &negotiated,
+                    can.numbers_writes(),
+                    EXTENT_BYTES,
+                    DIRECT_BYTES,
+                ),
                 heads: Heads::new(),
                 merges: LinkMerges::new(negotiated.info.block_max, round_trip_ns),
                 heard: Instant::now(),
@@ -149,29 +150,14 @@ impl Conn {
     pub(super) fn queue(&self, part: &Part) -> bool {
         let Wire { transmission, heard, .. } = &mut *self.wire.borrow_mut();
         self.outstanding.set(self.outstanding.get() + u64::from(part.scatter.len));
-        self.traffic.queue(payload_bytes(part.op, part.scatter).into());
+        self.traffic.queue(payload_bytes(part.op, part.scatter.len).into());
         if transmission.is_idle() {
             *heard = Instant::now();
         }
-        let context = if part.op == PartOp::Survey { self.dirty } else { self.holes };
         let is_due = transmission.is_sent();
-        transmission.queue(request(part, context));
+        let Part { part: key, op, address, scatter, mark, .. } = *part;
+        transmission.queue(self.can.request(key, op, address, scatter.len, mark, Body::new(part)));
         is_due
-    }
-
-    /// The answer to what this server cannot do: a hint is no loss, unknown presence counts as present.
-    pub(super) fn unsupported(&self, op: PartOp) -> Option<Result<Vec<StatusRun>, PartError>> {
-        let lacks = |flag| !self.flags.contains(flag);
-        match op {
-            PartOp::Zero { .. } if lacks(TransmissionFlags::SEND_WRITE_ZEROES) => {
-                Some(Err(PartError::Unsupported))
-            }
-            PartOp::Age if lacks(TransmissionFlags::SEND_FLUSH) => Some(Ok(Vec::new())),
-            PartOp::Trim if lacks(TransmissionFlags::SEND_TRIM) => Some(Ok(Vec::new())),
-            PartOp::Status if self.holes.is_none() => Some(Ok(Vec::new())),
-            PartOp::Survey if self.dirty.is_none() => Some(Err(PartError::Unsupported)),
-            _ => None,
-        }
     }
 
     /// Sends what is queued, with writes merged up to so many bytes, until it is gone or the socket is full;
@@ -274,8 +260,8 @@ impl Conn {
         true
     }
 
-    pub(super) fn can_zero(&self) -> bool {
-        self.flags.contains(TransmissionFlags::SEND_WRITE_ZEROES)
+    pub(super) fn can(&self) -> Abilities {
+        self.can
     }
 
     /// The kernel may go on sending what it has: payloads that it has pages of get others.
@@ -423,48 +409,27 @@ impl Take<Body> for Taking<'_> {
         self.memory.buffer_mut(body.mem).put(body.scatter, at, end, None);
     }
 
-    fn answer(&mut self, answer: Answer<Body>) {
-        let Answer { cookie, abandoned, error, beyond, status, ledger, body } = answer;
+    fn answer(&mut self, mut answer: Answer<Body>) {
+        let body = &mut answer.body;
         let Conn { traffic, outstanding, .. } = self.conn;
         traffic.forget(true, body.payload_bytes().into());
         outstanding.set(outstanding.get() - u64::from(body.scatter.len));
-        if abandoned {
+        if answer.abandoned {
             return;
         }
-        if let Some(head) = body.head {
+        if let Some(head) = body.head.take() {
             self.heads.give_back(head);
         }
         // A foreign server may say that it failed before it has taken the payload.
-        if body.lent && error.is_some() {
+        if body.lent && answer.error.is_some() {
             self.memory.buffer_mut(body.mem).renew();
         }
-        let wrong_blocks = match error {
-            None if body.op == PartOp::Read => {
-                self.memory.wrong_blocks(body.fragment, body.mem, body.scatter)
-            }
+        let op = body.op;
+        let wrong_blocks = match answer.error {
+            None if op == PartOp::Read => self.memory.wrong_blocks(body.fragment, body.mem, body.scatter),
             _ => 0,
         };
-        let hole = |flags: StateFlags| match body.op {
-            PartOp::Survey => !flags.contains(StateFlags::DIRTY),
-            _ => flags.contains(StateFlags::HOLE) && flags.contains(StateFlags::ZERO),
-        };
-        let answer = match (error, wrong_blocks) {
-            (Some(errno), _) => Err(part_error(errno, beyond)),
-            (None, 0) => {
-                Ok(status.iter().map(|run| StatusRun { len: run.length, hole: hole(run.flags) }).collect())
-            }
-            (None, blocks) => Err(PartError::Corrupt { blocks }),
-        };
-        let part = Key::from_u64(cookie);
-        if let Some((complete, entries)) = ledger.filter(|_| answer.is_ok()) {
-            let listed = |entry: LedgerEntry| {
-                let LedgerEntry { from, to, number, targets, landed } = entry;
-                ListedWrite { from, to, number, targets, landed }
-            };
-            let writes = entries.into_iter().map(listed).collect();
-            self.events.push(Event::Listed { part, complete, writes });
-        }
-        self.events.push(Event::Answered { part, answer });
+        answered(op, answer, wrong_blocks, self.events);
     }
 }
 
@@ -489,16 +454,4 @@ impl Wire {
 /// Whether a part of which nothing is sent can be lent.
 fn may_lend(heads: &Heads, body: &Body, stream: &Stream) -> bool {
     body.is_large() && stream.lends() && heads.has_room()
-}
-
-/// `beyond`: the range leaves the export as it was announced, so what was there is not the volume's any more:
-/// its map is older.
-fn part_error(errno: Errno, beyond: bool) -> PartError {
-    match errno {
-        Errno::Perm => PartError::Denied,
-        Errno::Inval | Errno::NoSpc if beyond => PartError::Denied,
-        Errno::NoMem | Errno::NoSpc => PartError::NoMemory,
-        Errno::NotSup => PartError::Unsupported,
-        _ => PartError::Io,
-    }
 }

@@ -93,7 +93,7 @@ impl std::fmt::Debug for Shared {
 pub(super) struct Inbox {
     pub(super) submissions: VecDeque<Submission>,
     pub(super) tasks: Vec<LocalTask>,
-    pub(super) orders: Vec<super::Order>,
+    pub(super) orders: Vec<super::orders::Order>,
     pub(super) closed: bool,
 }
 

@@ -5,16 +5,19 @@
 //! Never: policy. Invariant: the machine is stepped, and payloads are touched, on this thread only; effects
 //! are carried out before the next step, but that checksums of what is written may wait until it is sent;
 //! everything that a batch of events caused is sent together, connection by connection.
-//! Called by `cheetah attach` and the tests. Parts: `handle` (what front ends hold), `conn` (one connection),
-//! `leaving` (what is to leave by one, as requests), `heads` (of its writes), `open` (making them), `memory`
-//! (payloads, scratch memory, checksums).
+//! Called by `cheetah attach` and the tests. Parts: `handle` (what front ends hold), `orders` (what it is
+//! told beside requests), `links` (the connections to each donor), `conn` (one of them), `open` (making one),
+//! `heads` (of the writes that leave by it), `traffic` (how much is on its way), `memory` (payloads, scratch
+//! memory, checksums).
 
 mod conn;
 mod handle;
 mod heads;
-mod leaving;
+mod links;
 mod memory;
 mod open;
+mod orders;
+mod traffic;
 
 pub use cheetah_core::ahead::Rule;
 pub use cheetah_core::volume::Caching;
@@ -26,14 +29,15 @@ use crate::stream::Transport;
 use cheetah_core::api::{Amend, VolumeReport};
 use cheetah_core::layout::Scatter;
 use cheetah_core::limits::{POLL_DEFAULT_US, REQUESTS_IN_FLIGHT_MAX};
-use cheetah_core::map::{DonorId, LeaseToken, Route, VolumeMap};
+use cheetah_core::map::{DonorId, LeaseToken, VolumeMap};
 use cheetah_core::poll::Poll;
 use cheetah_core::units::Time;
-use cheetah_core::volume::{self as machine, At, Effect, Event, Fragment, LinkFailure, Mem, PartOp};
+use cheetah_core::volume::{self as machine, At, Effect, Event, Fragment, Mem};
 use conn::{Conn, Part};
 use handle::{Inbox, Shared};
-use leaving::Traffic;
+use links::Link;
 use memory::{Memory, Slot};
+use orders::take_orders;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
@@ -41,9 +45,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
-
-/// A connection with at least this much on its way is passed over for an emptier one.
-const CONN_BUSY_BYTES: u64 = 256 << 10;
+use traffic::Traffic;
 
 /// So many steps of a batch share one look at the clock: it costs as much as a small step, and a batch may be
 /// of any length.
@@ -87,22 +89,6 @@ impl Default for Tuning {
     }
 }
 
-/// Orders to the data thread beside requests.
-pub(super) enum Order {
-    Map(VolumeMap),
-    /// The answer to an amendment.
-    Amended(Option<VolumeMap>),
-    LeaseLost,
-    /// Donors that the coordinator has not heard of.
-    Silent(Vec<DonorId>),
-    Forget,
-    Scrub,
-    Look(oneshot::Sender<Option<Seen>>),
-    /// Answered when every donor was reached or set aside.
-    Settled(oneshot::Sender<Vec<(DonorId, String)>>),
-    Close(oneshot::Sender<()>),
-}
-
 impl VolumeHandle {
     /// Starts the data thread and connects to the donors.
     ///
@@ -142,101 +128,6 @@ impl VolumeHandle {
         })?;
         Ok(VolumeHandle(shared))
     }
-
-    /// Hands a newer map to the machine; an older one is ignored.
-    pub fn update_map(&self, map: VolumeMap) {
-        self.order(Order::Map(map));
-    }
-
-    /// What the machine has to tell the coordinator: each is to be answered by `amended` or `lease_lost`.
-    /// Once.
-    #[must_use]
-    pub fn take_amendments(&self) -> Option<mpsc::Receiver<Amend>> {
-        self.0.amendments.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take()
-    }
-
-    /// The coordinator's answer to an amendment, or none because it could not be asked.
-    pub fn amended(&self, map: Option<VolumeMap>) {
-        self.order(Order::Amended(map));
-    }
-
-    /// The coordinator says that the lease has ended: nothing is written any more.
-    pub fn lease_lost(&self) {
-        self.order(Order::LeaseLost);
-    }
-
-    /// The coordinator has not heard of these donors for long: they are asked whether they are there.
-    pub fn ask_donors(&self, silent: Vec<DonorId>) {
-        self.order(Order::Silent(silent));
-    }
-
-    /// Where bytes go that will likely be read soon: `take(offset, bytes)`, on the data thread, must not
-    /// block. With `Caching::takes`. None: nobody takes them any more.
-    pub fn offer_to(&self, take: Option<Taker>) {
-        *self.0.taker() = take;
-    }
-
-    /// What was read ahead may be out of date: requests that are submitted from now on do not get it.
-    pub fn forget(&self) {
-        self.0.forgets.fetch_add(1, Ordering::AcqRel);
-        self.order(Order::Forget);
-    }
-
-    /// How often `forget` was called.
-    #[must_use]
-    pub fn forgets(&self) -> u64 {
-        self.0.forgets.load(Ordering::Acquire)
-    }
-
-    /// Compares all fragments with each other and with their checksums, once, beside what goes on.
-    pub fn scrub(&self) {
-        self.order(Order::Scrub);
-    }
-
-    /// How it is now. Nothing is to be said of it once it is closed: it then has no donors that could be lost
-    /// or found.
-    pub async fn look(&self) -> Option<Seen> {
-        self.ask(Order::Look).await
-    }
-
-    /// Waits until every donor was reached or set aside, and says which were set aside.
-    pub async fn settled(&self) -> Vec<(DonorId, String)> {
-        self.ask(Order::Settled).await
-    }
-
-    /// Ends it: what was submitted is still answered, then the connections are closed and the thread ends.
-    pub async fn close(&self) {
-        self.ask(Order::Close).await;
-    }
-
-    /// The same, and nobody waits for it.
-    pub fn begin_to_close(&self) {
-        self.order(Order::Close(oneshot::channel().0));
-    }
-
-    fn order(&self, order: Order) {
-        let mut inbox = self.inbox();
-        if inbox.closed {
-            return; // Whoever waits for an answer gets the default.
-        }
-        inbox.orders.push(order);
-        drop(inbox);
-        self.0.arrived.notify_one();
-    }
-
-    async fn ask<T: Default>(&self, order: fn(oneshot::Sender<T>) -> Order) -> T {
-        let (answer, answered) = oneshot::channel();
-        self.order(order(answer));
-        answered.await.unwrap_or_default()
-    }
-}
-
-#[derive(Default)]
-struct Link {
-    session: u64,
-    conns: Vec<Rc<Conn>>,
-    opening: Option<tokio::task::AbortHandle>,
-    probing: Option<tokio::task::AbortHandle>,
 }
 
 struct Driver {
@@ -316,62 +207,6 @@ async fn run(shared: Arc<Shared>, options: VolumeOptions, memory: Memory, amendm
     }
     driver.borrow_mut().hang_up();
     let _ = closing.send(());
-}
-
-/// Serves the inbox until it is told to close.
-async fn take_orders(driver: Rc<RefCell<Driver>>, shared: Arc<Shared>) -> oneshot::Sender<()> {
-    let handle = VolumeHandle(shared.clone());
-    let mut submissions = VecDeque::with_capacity(REQUESTS_IN_FLIGHT_MAX);
-    loop {
-        shared.arrived.notified().await;
-        let (tasks, orders) = {
-            let mut inbox = handle.inbox();
-            std::mem::swap(&mut inbox.submissions, &mut submissions);
-            (std::mem::take(&mut inbox.tasks), std::mem::take(&mut inbox.orders))
-        };
-        for task in tasks {
-            tokio::task::spawn_local(task());
-        }
-        let mut driver = driver.borrow_mut();
-        driver.came();
-        // Requests that were submitted after it may be in the same batch.
-        let forgets = orders.iter().filter(|order| matches!(order, Order::Forget)).count();
-        if forgets > 0 {
-            driver.step(Event::Forget);
-            shared.forgotten.fetch_add(forgets as u64, Ordering::AcqRel);
-        }
-        driver.submit_all(submissions.drain(..));
-        for order in orders {
-            match order {
-                Order::Map(map) => driver.step(Event::Map(map)),
-                Order::Amended(map) => driver.step(Event::Amended(map)),
-                Order::LeaseLost => {
-                    driver.step(Event::LeaseLost);
-                    driver.step(Event::Amended(None));
-                }
-                Order::Silent(donors) => driver.step(Event::Silent(donors)),
-                Order::Forget => {}
-                Order::Scrub => driver.step(Event::Scrub),
-                Order::Look(answer) => {
-                    let seen = Seen { lost: driver.lost(), report: driver.machine.report() };
-                    drop(answer.send(Some(seen)));
-                }
-                Order::Settled(answer) => driver.settling.push(answer),
-                Order::Close(closing) => {
-                    let late = {
-                        let mut inbox = handle.inbox();
-                        inbox.closed = true;
-                        inbox.tasks.clear();
-                        std::mem::take(&mut inbox.submissions)
-                    };
-                    driver.submit_all(late.into_iter());
-                    driver.carry_out();
-                    return closing;
-                }
-            }
-        }
-        driver.carry_out();
-    }
 }
 
 async fn keep_time(driver: Rc<RefCell<Driver>>) {
@@ -617,104 +452,6 @@ impl Driver {
         }
     }
 
-    fn send(&mut self, donor: DonorId, mut part: Part) {
-        let link = self.links.get_mut(&donor).expect("sent over links that are up");
-        let idle = link.conns.iter().find(|conn| conn.outstanding() < CONN_BUSY_BYTES);
-        let conn = idle.or_else(|| link.conns.iter().min_by_key(|conn| conn.outstanding()));
-        let conn = conn.expect("a link that is up has connections").clone();
-        if let Some(answer) = conn.unsupported(part.op) {
-            return self.answered_here.push(Event::Answered { part: part.part, answer });
-        }
-        if part.op == PartOp::Sparse && conn.can_zero() && self.memory.is_zero(part.mem, part.scatter) {
-            part.op = PartOp::Zero { keep: false };
-        }
-        if conn.queue(&part) {
-            self.to_flush.push(conn);
-        }
-    }
-
-    fn open(&mut self, donor: DonorId, session: u64) {
-        let (route, export) = self.address(donor, session);
-        let (given, map) = (self.connections, self.machine.map());
-        // One group at a time is what most tools are at.
-        let donors = map.routes.len().min(map.redundancy.width() as usize);
-        let connections = move |round_trip| given.unwrap_or_else(|| machine::connections(donors, round_trip));
-        let writable = !self.shared.read_only;
-        let (this, transport) = (self.this.clone(), self.transport.clone());
-        let task = tokio::task::spawn_local(async move {
-            let opened = open::open_link(&route, &export, &transport, connections, writable).await;
-            if let Some(driver) = this.upgrade() {
-                Driver::link_opened(&driver, donor, session, opened);
-            }
-        });
-        let link = self.links.entry(donor).or_default();
-        link.session = session;
-        link.opening = Some(task.abort_handle());
-    }
-
-    fn address(&self, donor: DonorId, session: u64) -> (Route, String) {
-        let route = self.machine.map().routes[&donor].clone();
-        let export = route.foreign_export.clone().unwrap_or_else(|| {
-            cheetah_core::donor::export_name(&self.machine.map().name, self.token, session, donor)
-        });
-        (route, export)
-    }
-
-    fn probe(&mut self, donor: DonorId, session: u64) {
-        let (route, export) = self.address(donor, session);
-        let (this, transport) = (self.this.clone(), self.transport.clone());
-        let task = tokio::task::spawn_local(async move {
-            let Ok(endpoint) = route.address.parse() else { return };
-            if probe(endpoint, export, &transport).await.is_err() {
-                return;
-            }
-            let Some(driver) = this.upgrade() else { return };
-            let mut driver = driver.borrow_mut();
-            if driver.links.get(&donor).is_some_and(|link| link.conns.iter().any(|conn| conn.hangs())) {
-                driver.event(Event::Reached { donor, session });
-            }
-        });
-        if let Some(earlier) = self.links.entry(donor).or_default().probing.replace(task.abort_handle()) {
-            earlier.abort();
-        }
-    }
-
-    fn link_opened(
-        driver: &Rc<RefCell<Driver>>,
-        donor: DonorId,
-        session: u64,
-        opened: Result<Vec<open::Opened>, LinkFailure>,
-    ) {
-        let mut this = driver.borrow_mut();
-        let traffic = this.traffic.clone();
-        let Some(link) = this.links.get_mut(&donor).filter(|link| link.session == session) else { return };
-        link.opening = None;
-        match opened {
-            Ok(opened) => {
-                for connection in opened {
-                    let conn = Rc::new(Conn::new(donor, session, connection, traffic.clone()));
-                    tokio::task::spawn_local(conn::receive_all(driver.clone(), conn.clone()));
-                    tokio::task::spawn_local(conn::send_all(driver.clone(), conn.clone()));
-                    link.conns.push(conn);
-                }
-                this.event(Event::Opened { donor, session });
-            }
-            Err(failure) => this.event(Event::Failed { donor, session, failure }),
-        }
-    }
-
-    /// After this no connection of the link touches a payload: each is marked, and looks before it does. Nor
-    /// does the kernel: what it was lent is its own now.
-    fn close(&mut self, donor: DonorId) {
-        let Some(link) = self.links.get_mut(&donor) else { return };
-        for task in link.opening.take().into_iter().chain(link.probing.take()) {
-            task.abort();
-        }
-        for conn in link.conns.drain(..) {
-            conn.close(&mut self.memory);
-        }
-    }
-
     /// A batch of answers, and all that follows from it.
     fn answered(&mut self, events: &mut Vec<Event>) {
         if events.is_empty() {
@@ -726,23 +463,5 @@ impl Driver {
             self.step(event);
         }
         self.carry_out();
-    }
-
-    /// A connection broke, or its peer broke the protocol.
-    fn broken(&mut self, donor: DonorId, session: u64, why: String) {
-        if self.links.get(&donor).is_some_and(|link| link.session == session && !link.conns.is_empty()) {
-            self.event(Event::Failed { donor, session, failure: LinkFailure::Broken(why) });
-        }
-    }
-
-    /// The polite end: every connection says DISC.
-    fn hang_up(&mut self) {
-        let donors: Vec<DonorId> = self.links.keys().copied().collect();
-        for donor in donors {
-            for conn in &self.links[&donor].conns {
-                conn.disconnect();
-            }
-            self.close(donor);
-        }
     }
 }

@@ -6,7 +6,8 @@ use crate::stream::{Stream, Transport};
 use cheetah_core::limits::CONNECT_DEADLINE_NS;
 use cheetah_core::map::Route;
 use cheetah_core::volume::LinkFailure;
-use cheetah_nbd::{Mark, Negotiated, TransmissionFlags, client, proto};
+use cheetah_nbd::{Negotiated, TransmissionFlags, client};
+use cheetah_terms::client::{Abilities, first_words, link_failure};
 use rustix::io::Errno;
 use std::fmt::Display;
 use std::io;
@@ -21,8 +22,6 @@ const OTHERS_TIME: Duration = Duration::from_millis(100);
 pub(super) struct Opened {
     pub(super) stream: Stream,
     pub(super) session: Negotiated,
-    /// Its writes are numbered for the donor's ledger.
-    pub(super) marks: bool,
     /// Bytes that came behind the handshake.
     pub(super) early: Vec<u8>,
 }
@@ -116,25 +115,14 @@ async fn open_one(endpoint: &Endpoint, export: &str, transport: &Transport) -> R
         match handshake.poll() {
             client::Step::Ready(session) => {
                 stream.suit_distance();
-                // Only a Cheetah donor tells what was written lately, and who may write numbers what it
-                // writes.
-                let marks =
-                    session.dirty.is_some() && !session.info.flags.contains(TransmissionFlags::READ_ONLY);
-                if marks {
-                    output.extend_from_slice(&Mark { number: 0, targets: 0, complete: 0 }.header().encode());
+                if Abilities::of(&session).numbers_writes() {
+                    output.extend_from_slice(&first_words());
                     stream.send_all(&mut output).await.map_err(at)?;
                 }
-                return Ok(Opened { stream, session, marks, early: input });
+                return Ok(Opened { stream, session, early: input });
             }
             client::Step::Listed(_) => return Err(failed(&"it answered with a list")),
-            // Only a Cheetah donor that has taken over another's address says that.
-            client::Step::Failed(error @ client::Error::Refused { reply: proto::rep::ERR_POLICY, .. }) => {
-                return Err(LinkFailure::Refused(format!("{endpoint}: {error}")));
-            }
-            client::Step::Failed(error @ client::Error::Refused { .. }) => {
-                return Err(LinkFailure::NotAdmitted(format!("{endpoint}: {error}")));
-            }
-            client::Step::Failed(error) => return Err(failed(&error)),
+            client::Step::Failed(error) => return Err(link_failure(&error, endpoint)),
             client::Step::NeedInput => match stream.receive_some(&mut input).await {
                 Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => handshake.eof(),
                 read => read.map_err(at)?,

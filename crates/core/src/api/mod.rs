@@ -1,0 +1,194 @@
+//! What coordinator, donors, clients and commands say to each other over HTTP and JSON.
+//!
+//! Owns the shapes and the API version: here the calls, and how they are answered or refused. Never:
+//! behaviour. `rim::control` carries them, `coordinator` answers them, the OpenAPI description in `rim` names
+//! the same fields. Files: `donors` (what donors report, and are told), `leases` (of who has a volume
+//! attached), `status` (what people are shown).
+
+mod donors;
+mod leases;
+mod status;
+
+pub use donors::{AtStake, Duties, Duty, Join, Joined, Leaving, Sync};
+pub use leases::{Amend, Attach, Attached, Filled, KeptSlot, Renew, Renewed, VolumeReport};
+pub use status::{
+    Attachment, Crowd, DonorHealth, DonorStatus, PoolStatus, Rehearsal, Stranger, VolumeDetail, VolumeHealth,
+    VolumeStatus, WaitsFor,
+};
+
+use crate::content::{Tell, ToLoad};
+use crate::map::{DonorId, LeaseToken, Redundancy};
+use serde::{Deserialize, Serialize};
+
+/// Both ends refuse another number, saying which side to upgrade.
+pub const API_VERSION: u32 = 3;
+
+/// What a caller asks of the coordinator. One variant, one route.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "call", rename_all = "snake_case")]
+pub enum Call {
+    /// `GET /v1/pool`
+    Pool,
+    /// `POST /v1/donors`
+    Join(Join),
+    /// `POST /v1/donors/{id}/sync`: heartbeat and long poll in one.
+    Sync {
+        /// The donor that syncs; `sync.secret` proves it.
+        donor: DonorId,
+        /// Its report.
+        sync: Sync,
+    },
+    /// `POST /v1/donors/{name}/leave`
+    Leave {
+        /// The donor's name, or its identity where several have the name.
+        donor: String,
+        /// True: out at once, whatever is lost. False: what it holds is moved first, or that is refused.
+        force: bool,
+    },
+    /// `POST /v1/volumes`
+    Create(Create),
+    /// `GET /v1/volumes/{name}`
+    Show {
+        /// The volume's name.
+        name: String,
+    },
+    /// `POST /v1/volumes/{name}/grow`
+    Grow {
+        /// The volume's name.
+        name: String,
+        /// The new size in all, which is larger; or all that fits.
+        size: Size,
+    },
+    /// `DELETE /v1/volumes/{name}`
+    Delete {
+        /// The name of a volume that nobody has attached.
+        name: String,
+    },
+    /// `POST /v1/volumes/{name}/leases`
+    Attach {
+        /// The volume's name.
+        name: String,
+        /// The purpose and the holder of the lease.
+        attach: Attach,
+    },
+    /// `POST /v1/volumes/{name}/leases/{token}/renew`: keeps the lease, and a long poll for a newer map.
+    Renew {
+        /// The name of the lease's volume; with another one the lease counts as unknown.
+        name: String,
+        /// The caller's lease.
+        token: LeaseToken,
+        /// What its holder reports.
+        renew: Renew,
+    },
+    /// `POST /v1/volumes/{name}/leases/{token}/amend`: what the writer found out about its volume's donors.
+    Amend {
+        /// As in `Renew`.
+        name: String,
+        /// A writer's lease; a reader's only with an empty `amend`.
+        token: LeaseToken,
+        /// What is to change in the map.
+        amend: Amend,
+    },
+    /// `POST /v1/volumes/{name}/leases/{token}/content`: what its holder put there.
+    Tell {
+        /// As in `Renew`.
+        name: String,
+        /// A writer's lease.
+        token: LeaseToken,
+        /// What the volume holds now.
+        tell: Tell,
+    },
+    /// `DELETE /v1/volumes/{name}/leases/{token}`
+    Detach {
+        /// As in `Renew`.
+        name: String,
+        /// The lease that ends.
+        token: LeaseToken,
+    },
+}
+
+/// What a call is answered with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The answer to `Pool`.
+    Pool(PoolStatus),
+    /// The answer to `Join`.
+    Joined(Joined),
+    /// The answer to `Sync`.
+    Duties(Duties),
+    /// The answer to `Show`, and to `Create` and `Grow`, which wait for the donors.
+    Volume(Box<VolumeDetail>),
+    /// The answer to `Attach`.
+    Attached(Attached),
+    /// The answer to `Renew` and `Amend`.
+    Renewed(Renewed),
+    /// The answer to `Leave`.
+    Leaving(Leaving),
+    /// The answer to `Delete`, `Tell` and `Detach`.
+    Done,
+}
+
+/// Why a call was refused: `code` for scripts, `message` for people (what happened, to what, what to do
+/// next).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// For scripts: a code keeps its meaning.
+    pub code: RefusalCode,
+    /// For people; the words may change.
+    pub message: String,
+}
+
+/// The reason for a refusal, with the HTTP status that carries it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RefusalCode {
+    /// 400
+    Invalid,
+    /// 404
+    NotFound,
+    /// 409: a name taken, a second writer, a volume in use.
+    Conflict,
+    /// 507: not enough free memory in the pool.
+    PoolFull,
+    /// 424: a donor that does not answer at the address that it gave.
+    Unreachable,
+    /// 426: the other side speaks another API version.
+    Version,
+    /// 410: a lease or donor that the coordinator no longer knows.
+    Gone,
+    /// 421: the call, or the memory of who calls, is another pool's. It was not carried out.
+    OtherPool,
+    /// 503: not now.
+    Unavailable,
+    /// 503: this coordinator does not lead the pool. The call was not carried out: ask another one.
+    Standby,
+}
+
+/// The size of a volume that is made or grown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Size {
+    /// Exact, from 1 to `VOLUME_BYTES_MAX`; no multiple of anything.
+    Bytes(u64),
+    /// All that the pool has free.
+    All,
+}
+
+/// A new volume as its maker wants it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Create {
+    /// A name as `units::check_name` allows, which no volume of the pool has.
+    pub name: String,
+    /// `All` is every whole group that fits now.
+    pub size: Size,
+    /// `None`: the pool's default for as many donors as it has.
+    pub redundancy: Option<Redundancy>,
+    /// `None`: what suits the redundancy.
+    pub unit: Option<u32>,
+    /// Grow by what each new donor lends.
+    pub follow: bool,
+    /// It is made to be loaded: until that is done it counts as incomplete, whatever becomes of who wants to
+    /// load it.
+    #[serde(default)]
+    pub load: Option<ToLoad>,
+}
