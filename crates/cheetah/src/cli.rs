@@ -2,9 +2,10 @@
 
 use cheetah_core::limits::POLL_DEFAULT_US;
 use cheetah_core::map::Redundancy;
-use cheetah_core::units::parse_bytes;
+use cheetah_core::units::{BadSize, parse_bytes};
 use cheetah_rim::volume::Rule;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+use std::fmt;
 use std::path::PathBuf;
 
 const EXIT_CODES: &str = "\
@@ -317,19 +318,38 @@ impl From<ReadAhead> for Rule {
     }
 }
 
-fn parse_sector(text: &str) -> Result<u32, String> {
-    match text {
-        "512" => Ok(512),
-        "4096" | "4K" | "4k" => Ok(4096),
-        _ => Err("sectors have 512 or 4096 bytes".to_owned()),
+/// A value that an option does not take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BadValue {
+    Size(BadSize),
+    Sector,
+    Cache,
+}
+
+impl fmt::Display for BadValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BadValue::Size(bad) => bad.fmt(f),
+            BadValue::Sector => f.write_str("sectors have 512 or 4096 bytes"),
+            BadValue::Cache => f.write_str("a cache has 1M to 3G; `--read-ahead off` does without"),
+        }
     }
 }
 
-fn parse_cache(text: &str) -> Result<u64, String> {
-    let bytes = parse_bytes(text)?;
-    match bytes {
-        0x10_0000..=0xc000_0000 => Ok(bytes),
-        _ => Err("a cache has 1M to 3G; `--read-ahead off` does without".to_owned()),
+impl std::error::Error for BadValue {}
+
+fn parse_sector(text: &str) -> Result<u32, BadValue> {
+    match text {
+        "512" => Ok(512),
+        "4096" | "4K" | "4k" => Ok(4096),
+        _ => Err(BadValue::Sector),
+    }
+}
+
+fn parse_cache(text: &str) -> Result<u64, BadValue> {
+    match parse_bytes(text).map_err(BadValue::Size)? {
+        bytes @ 0x10_0000..=0xc000_0000 => Ok(bytes),
+        _ => Err(BadValue::Cache),
     }
 }
 

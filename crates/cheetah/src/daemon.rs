@@ -218,7 +218,7 @@ impl Attachment {
         let asked = Asked::listen(asked);
         claim.store(&order.record())?;
         if let Err(why) = memory::own_cgroup("cheetah-attach") {
-            tracing::info!(why, "no cgroup of its own");
+            tracing::info!(%why, "no cgroup of its own");
         }
         memory::forbid_dumps();
         // One for each client of an export, and for each donor.

@@ -388,7 +388,7 @@ async fn donate_foreign(options: cli::Donate) -> Result<(), Failure> {
     let address = resolve(&uri)?;
     let plain = stream::Transport::default();
     let probe = || cheetah_rim::volume::probe(Endpoint::Tcp(address), uri.export.clone(), &plain);
-    let session = probe().await.map_err(Failure::failed)?;
+    let session = probe().await.map_err(|failure| Failure::failed(failure.into_why()))?;
     let extents = u32::try_from(session.info.size / EXTENT_BYTES).unwrap_or(u32::MAX).min(DONOR_EXTENTS_MAX);
     if extents == 0 {
         let (has, least) = (show_bytes(session.info.size), show_bytes(EXTENT_BYTES));
@@ -405,8 +405,8 @@ async fn donate_foreign(options: cli::Donate) -> Result<(), Failure> {
         why = async {
             loop {
                 tokio::time::sleep(Duration::from_secs(1)).await;
-                if let Err(why) = probe().await {
-                    break why;
+                if let Err(failure) = probe().await {
+                    break failure.into_why();
                 }
             }
         } => Err(Failure::failed(format!("the NBD server is gone, and what it held with it: {why}"))),

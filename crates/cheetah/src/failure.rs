@@ -86,15 +86,16 @@ impl Exit {
 }
 
 impl Failure {
-    pub fn new(exit: Exit, message: impl Into<String>) -> Self {
-        Failure { exit, code: exit.code(), message: message.into(), advice: None }
+    #[expect(clippy::needless_pass_by_value, reason = "an error is given as it came")]
+    pub fn new(exit: Exit, message: impl ToString) -> Self {
+        Failure { exit, code: exit.code(), message: message.to_string(), advice: None }
     }
 
-    pub fn failed(message: impl Into<String>) -> Self {
+    pub fn failed(message: impl ToString) -> Self {
         Failure::new(Exit::Failed, message)
     }
 
-    pub fn usage(message: impl Into<String>) -> Self {
+    pub fn usage(message: impl ToString) -> Self {
         Failure::new(Exit::Usage, message)
     }
 

@@ -15,6 +15,7 @@ use cheetah_rim::own_fault::own_fault;
 use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -207,7 +208,7 @@ impl RuntimeDir {
         let made = mounts.map(|mounts| match rustix::fs::mkdirat(&mounts, name, Mode::RWXU) {
             // Also one where a dead mount is: mounting clears that away.
             Ok(()) | Err(Errno::EXIST) => Ok(()),
-            Err(e) => Err(own_fault(&e.into())),
+            Err(e) => Err(NotOwn::System(e.into())),
         });
         let fault = |why| Failure::failed(format!("cannot make the mount point {}: {why}", point.display()));
         made.map_err(fault)?.map_err(fault)?;
@@ -328,29 +329,51 @@ fn is_mine(found: &Stat) -> bool {
     found.st_uid == rustix::process::geteuid().as_raw()
 }
 
+/// Why a directory is not this user's alone.
+#[derive(Debug)]
+enum NotOwn {
+    System(io::Error),
+    /// A link, or no directory.
+    NotFollowed,
+    /// Another user's, by number.
+    Other(u32),
+}
+
+impl fmt::Display for NotOwn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NotOwn::System(error) => f.write_str(&own_fault(error)),
+            NotOwn::NotFollowed => f.write_str("it is a link or no directory, and not followed"),
+            NotOwn::Other(user) => write!(f, "it belongs to the user with the number {user}"),
+        }
+    }
+}
+
+impl std::error::Error for NotOwn {}
+
 /// A directory of this user's alone, with those above it.
-fn open_own(path: &Path) -> Result<OwnedFd, String> {
+fn open_own(path: &Path) -> Result<OwnedFd, NotOwn> {
     if let Some(above) = path.parent() {
         let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(above);
-        made.map_err(|e| own_fault(&e))?;
+        made.map_err(NotOwn::System)?;
     }
     make_own_at(CWD, path)
 }
 
-fn make_own_at(at: rustix::fd::BorrowedFd<'_>, path: &Path) -> Result<OwnedFd, String> {
-    let said = |e: Errno| own_fault(&e.into());
+fn make_own_at(at: rustix::fd::BorrowedFd<'_>, path: &Path) -> Result<OwnedFd, NotOwn> {
+    let said = |e: Errno| NotOwn::System(e.into());
     match rustix::fs::mkdirat(at, path, Mode::RWXU) {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(e) => return Err(said(e)),
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let fd = rustix::fs::openat(at, path, flags, Mode::empty()).map_err(|e| match e {
-        Errno::LOOP | Errno::NOTDIR => "it is a link or no directory, and not followed".to_owned(),
+        Errno::LOOP | Errno::NOTDIR => NotOwn::NotFollowed,
         e => said(e),
     })?;
     let found = rustix::fs::fstat(&fd).map_err(said)?;
     if !is_mine(&found) {
-        return Err(format!("it belongs to the user with the number {}", found.st_uid));
+        return Err(NotOwn::Other(found.st_uid));
     }
     if found.st_mode & 0o077 != 0 {
         rustix::fs::fchmod(&fd, Mode::RWXU).map_err(said)?;
@@ -372,7 +395,7 @@ mod tests {
             std::fs::create_dir_all(&path).unwrap();
             Folder(path)
         }
-        fn directory(&self) -> Result<RuntimeDir, String> {
+        fn directory(&self) -> Result<RuntimeDir, NotOwn> {
             let path = self.0.join("cheetah");
             Ok(RuntimeDir { fd: open_own(&path)?, path })
         }
@@ -408,11 +431,11 @@ mod tests {
         std::fs::create_dir(&target).unwrap();
         std::fs::set_permissions(&target, std::fs::Permissions::from_mode(0o755)).unwrap();
         symlink(&target, folder.0.join("cheetah")).unwrap();
-        assert!(folder.directory().unwrap_err().contains("link"));
+        assert!(folder.directory().unwrap_err().to_string().contains("link"));
         assert_eq!(std::fs::metadata(&target).unwrap().mode() & 0o777, 0o755, "the target was changed");
         std::fs::remove_file(folder.0.join("cheetah")).unwrap();
         std::fs::write(folder.0.join("cheetah"), "x").unwrap();
-        assert!(folder.directory().unwrap_err().contains("no directory"));
+        assert!(folder.directory().unwrap_err().to_string().contains("no directory"));
     }
 
     #[test]

@@ -182,7 +182,7 @@ async fn renew(keeping: Keeping, mut place: watch::Receiver<String>, writer_besi
                         volume.update_map(map);
                     }
                     Some(Err(why)) => {
-                        tracing::error!(why, "the coordinator sent a map that cannot be");
+                        tracing::error!(%why, "the coordinator sent a map that cannot be");
                         tokio::time::sleep(RETRY).await;
                     }
                     None => {}

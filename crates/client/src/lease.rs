@@ -67,7 +67,7 @@ impl Lease {
         let (name, yields) = (volume.to_owned(), attach.yields);
         match pool.call(Call::Attach { name, attach }).await? {
             Answer::Attached(granted) => {
-                granted.map.check().map_err(Error::Answer)?;
+                granted.map.check().map_err(|bad| Error::Answer(bad.to_string()))?;
                 Ok(Lease { pool: pool.meant_for(granted.pool), granted, yields })
             }
             other => Err(Error::Answer(format!(

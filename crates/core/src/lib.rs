@@ -22,7 +22,7 @@
 //! let (slot, byte) = (1, 1 << 10);
 //! assert_eq!((span.group, geometry.touched(span.begin, span.end)), (1, 1 << slot));
 //! assert_eq!(geometry.column(span.begin, span.end, slot), (byte, byte + 1));
-//! # Ok::<(), String>(())
+//! # Ok::<(), cheetah_core::map::BadRedundancy>(())
 //! ```
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

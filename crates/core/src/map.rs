@@ -13,6 +13,26 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+/// A text that is no identity or token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BadIdentity {
+    /// It has not as many digits as one has.
+    Length(String),
+    /// Something in it is no digit.
+    Digits(String),
+}
+
+impl fmt::Display for BadIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BadIdentity::Length(text) => write!(f, "'{text}' is not 16 hexadecimal digits"),
+            BadIdentity::Digits(text) => write!(f, "'{text}' is not hexadecimal"),
+        }
+    }
+}
+
+impl std::error::Error for BadIdentity {}
+
 macro_rules! identity {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -36,18 +56,19 @@ macro_rules! identity {
             }
         }
         impl TryFrom<String> for $name {
-            type Error = String;
-            fn try_from(text: String) -> Result<Self, String> {
+            type Error = BadIdentity;
+            fn try_from(text: String) -> Result<Self, BadIdentity> {
                 text.parse()
             }
         }
         impl std::str::FromStr for $name {
-            type Err = String;
-            fn from_str(text: &str) -> Result<Self, String> {
+            type Err = BadIdentity;
+            fn from_str(text: &str) -> Result<Self, BadIdentity> {
                 if text.len() != 16 {
-                    return Err(format!("'{text}' is not 16 hexadecimal digits"));
+                    return Err(BadIdentity::Length(text.to_owned()));
                 }
-                u64::from_str_radix(text, 16).map($name).map_err(|_| format!("'{text}' is not hexadecimal"))
+                let bad = |_| BadIdentity::Digits(text.to_owned());
+                u64::from_str_radix(text, 16).map($name).map_err(bad)
             }
         }
     };
@@ -89,14 +110,24 @@ impl From<DonorSecret> for String {
 }
 
 impl TryFrom<String> for DonorSecret {
-    type Error = String;
-    fn try_from(text: String) -> Result<Self, String> {
+    type Error = BadSecret;
+    fn try_from(text: String) -> Result<Self, BadSecret> {
         let digits = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let secret = u64::from_str_radix(&text, 16).ok().filter(|_| digits).map(DonorSecret);
-        // What is wrong is not shown: it may be nearly right.
-        secret.ok_or_else(|| "a donor's secret is 16 hexadecimal digits".to_owned())
+        u64::from_str_radix(&text, 16).ok().filter(|_| digits).map(DonorSecret).ok_or(BadSecret)
     }
 }
+
+/// A text that is no donor's secret. What is wrong with it is not shown: it may be nearly right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadSecret;
+
+impl fmt::Display for BadSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a donor's secret is 16 hexadecimal digits")
+    }
+}
+
+impl std::error::Error for BadSecret {}
 
 /// k data and m parity fragments: `linear` = 1+0, `stripe:k` = k+0, `mirror:r` = 1+(r-1), `parity:k+m`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -143,16 +174,52 @@ impl From<Redundancy> for String {
 }
 
 impl TryFrom<String> for Redundancy {
-    type Error = String;
-    fn try_from(text: String) -> Result<Self, String> {
+    type Error = BadRedundancy;
+    fn try_from(text: String) -> Result<Self, BadRedundancy> {
         text.parse()
     }
 }
 
-impl std::str::FromStr for Redundancy {
-    type Err = String;
+/// A text that is no redundancy. Its own text says what is accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BadRedundancy {
+    /// No scheme has this name.
+    Unknown(String),
+    /// A parity scheme of which only the data is named.
+    NoParity(String),
+    /// The numbers are none, or a group would have too few or too many donors.
+    Span {
+        /// What was written.
+        text: String,
+        /// What may be.
+        example: &'static str,
+    },
+}
 
-    fn from_str(text: &str) -> Result<Self, String> {
+impl fmt::Display for BadRedundancy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BadRedundancy::Unknown(text) => write!(
+                f,
+                "'{text}' is not a redundancy: use linear, stripe:K, mirror:R or parity:K+M, like stripe:4, \
+                 mirror:2 or parity:4+1"
+            ),
+            BadRedundancy::NoParity(text) => {
+                write!(f, "'{text}': +M is missing, how many donors may be lost at once: like {text}+1")
+            }
+            BadRedundancy::Span { text, example } => {
+                write!(f, "'{text}': it spans 2 to {STRIPE_DONORS_MAX} donors, like {example}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for BadRedundancy {}
+
+impl std::str::FromStr for Redundancy {
+    type Err = BadRedundancy;
+
+    fn from_str(text: &str) -> Result<Self, BadRedundancy> {
         let spans = |width: u32| (2..=STRIPE_DONORS_MAX).contains(&width);
         let (scheme, numbers) = text.split_once(':').unwrap_or((text, ""));
         let (data, parity, example) = match scheme {
@@ -164,21 +231,16 @@ impl std::str::FromStr for Redundancy {
                 let parity = m.parse().ok().filter(|m| (1..=PARITY_MAX).contains(m));
                 (k.parse().ok().filter(|k| *k >= 2), parity, "parity:4+1 (at least 2 data, 1 to 4 parity)")
             }
-            _ => {
-                return Err(format!(
-                    "'{text}' is not a redundancy: use linear, stripe:K, mirror:R or parity:K+M, like stripe:4, \
-                     mirror:2 or parity:4+1"
-                ));
-            }
+            _ => return Err(BadRedundancy::Unknown(text.to_owned())),
         };
         let redundancy =
             data.zip(parity).map(|(data, parity): (u32, u32)| (data, parity, data.saturating_add(parity)));
         match redundancy {
             Some((data, parity, width)) if spans(width) => Ok(Redundancy { data, parity }),
             _ if scheme == "parity" && numbers.parse::<u32>().is_ok() => {
-                Err(format!("'{text}': +M is missing, how many donors may be lost at once: like {text}+1"))
+                Err(BadRedundancy::NoParity(text.to_owned()))
             }
-            _ => Err(format!("'{text}': it spans 2 to {STRIPE_DONORS_MAX} donors, like {example}")),
+            _ => Err(BadRedundancy::Span { text: text.to_owned(), example }),
         }
     }
 }
@@ -321,34 +383,40 @@ impl VolumeMap {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn check(&self) -> Result<(), String> {
-        let fault = |what: &str| Err(format!("the map of volume '{}' {what}", self.name));
+    pub fn check(&self) -> Result<(), BadMap> {
+        match self.fault() {
+            None => Ok(()),
+            Some(fault) => Err(BadMap { volume: self.name.clone(), fault }),
+        }
+    }
+
+    fn fault(&self) -> Option<MapFault> {
         if self.size == 0 || self.size > VOLUME_BYTES_MAX {
-            return fault("has an impossible size");
+            return Some(MapFault::Size);
         }
         if !self.unit.is_power_of_two() || !(UNIT_MIN_BYTES..=UNIT_MAX_BYTES).contains(&self.unit) {
-            return fault("has an impossible unit");
+            return Some(MapFault::Unit);
         }
         if self.redundancy.data == 0
             || self.redundancy.width() > STRIPE_DONORS_MAX
             || (self.redundancy.data > 1 && self.redundancy.parity > PARITY_MAX)
         {
-            return fault("has an impossible redundancy");
+            return Some(MapFault::Redundancy);
         }
         if self.groups.len() as u64 != self.size.div_ceil(self.group_bytes()) {
-            return fault("does not cover its size");
+            return Some(MapFault::Cover);
         }
         for group in &self.groups {
             if group.slots.len() as u64 != u64::from(self.redundancy.width()) {
-                return fault("has a group of the wrong width");
+                return Some(MapFault::Width);
             }
             let mut seen = BTreeSet::new();
             for placement in group.placements() {
                 if !self.routes.contains_key(&placement.donor) {
-                    return fault("names a donor without a route");
+                    return Some(MapFault::Route);
                 }
                 if !seen.insert(placement.donor) {
-                    return fault("has a group with one donor twice");
+                    return Some(MapFault::Twice);
                 }
             }
         }
@@ -359,11 +427,59 @@ impl VolumeMap {
                 || u64::from(bad.to) > EXTENT_BYTES
         };
         if self.bad.iter().chain(&self.unreadable).any(outside) {
-            return fault("has a bad range outside its data");
+            return Some(MapFault::Bad);
         }
-        Ok(())
+        None
     }
 }
+
+/// A map that is not served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadMap {
+    /// The name of its volume.
+    pub volume: String,
+    /// The first thing that is wrong with it.
+    pub fault: MapFault,
+}
+
+/// What may be wrong with a map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MapFault {
+    /// No volume can be that small or large.
+    Size,
+    /// No volume can have this unit.
+    Unit,
+    /// No volume can have this redundancy.
+    Redundancy,
+    /// It has too few or too many groups for its size.
+    Cover,
+    /// A group has not as many slots as the redundancy is wide.
+    Width,
+    /// A placement names a donor that nobody can find.
+    Route,
+    /// A group has two placements on one donor.
+    Twice,
+    /// What is recorded as lost or unreadable is no data of the volume.
+    Bad,
+}
+
+impl fmt::Display for BadMap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match self.fault {
+            MapFault::Size => "has an impossible size",
+            MapFault::Unit => "has an impossible unit",
+            MapFault::Redundancy => "has an impossible redundancy",
+            MapFault::Cover => "does not cover its size",
+            MapFault::Width => "has a group of the wrong width",
+            MapFault::Route => "names a donor without a route",
+            MapFault::Twice => "has a group with one donor twice",
+            MapFault::Bad => "has a bad range outside its data",
+        };
+        write!(f, "the map of volume '{}' {what}", self.volume)
+    }
+}
+
+impl std::error::Error for BadMap {}
 
 #[cfg(test)]
 mod tests {
@@ -400,7 +516,10 @@ mod tests {
         assert_eq!(DonorSecret::try_from(String::from(secret)), Ok(secret));
         assert!(!format!("{secret:?}").contains("abc"));
         for bad in ["", "+000000000000abc", "0000000000000abcd"] {
-            assert!(DonorSecret::try_from(bad.to_owned()).is_err_and(|why| !why.contains("abc")), "{bad}");
+            assert!(
+                DonorSecret::try_from(bad.to_owned()).is_err_and(|why| !why.to_string().contains("abc")),
+                "{bad}"
+            );
         }
     }
 

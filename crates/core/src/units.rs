@@ -2,17 +2,40 @@
 //! nbdkit. Never: floating point; a size is exact to the byte.
 
 use crate::limits::NAME_BYTES_MAX;
+use std::fmt;
 
 /// Nanoseconds on the driver's monotonic clock. Only differences mean anything.
 pub type Time = u64;
 
+/// A text that is no size. Its own text says what is accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BadSize {
+    /// Not of the form that sizes are written in.
+    Malformed(String),
+    /// Beyond what a volume may have.
+    TooLarge(String),
+}
+
+impl fmt::Display for BadSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BadSize::Malformed(text) => write!(
+                f,
+                "'{text}' is not a size: write bytes or a number with K, M, G or T, like 512M or 4G"
+            ),
+            BadSize::TooLarge(text) => write!(f, "'{text}' is too large: a size is below 2^63 bytes"),
+        }
+    }
+}
+
+impl std::error::Error for BadSize {}
+
 /// Parses `123`, `4K`, `4KiB`, `1.5G`, `2T` (binary multiples, case ignored) into bytes.
 ///
 /// # Errors
-/// A sentence for the user: what was wrong and what is accepted.
-pub fn parse_bytes(text: &str) -> Result<u64, String> {
-    let bad =
-        || format!("'{text}' is not a size: write bytes or a number with K, M, G or T, like 512M or 4G");
+/// It is no size, or too large.
+pub fn parse_bytes(text: &str) -> Result<u64, BadSize> {
+    let bad = || BadSize::Malformed(text.to_owned());
     let trimmed = text.trim();
     let digits_end = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
     let (number, suffix) = trimmed.split_at(digits_end);
@@ -30,7 +53,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     if whole.is_empty() || fraction.len() > 9 || (multiple == 1 && number.contains('.')) {
         return Err(bad());
     }
-    let too_large = || format!("'{text}' is too large: a size is below 2^63 bytes");
+    let too_large = || BadSize::TooLarge(text.to_owned());
     let whole: u64 = whole.parse().map_err(|_| too_large())?;
     let mut bytes = u128::from(whole) * u128::from(multiple);
     if !fraction.is_empty() {
@@ -57,22 +80,36 @@ pub fn show_bytes(bytes: u64) -> String {
     }
 }
 
+/// A text that neither a volume nor a donor may have as its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadName(pub String);
+
+impl fmt::Display for BadName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "'{}' is not a name: use 1 to {NAME_BYTES_MAX} letters, digits, '.', '_' or '-', \
+             and start with a letter, digit or '_'",
+            self.0
+        )
+    }
+}
+
+impl std::error::Error for BadName {}
+
 /// A volume or donor name: 1 to 64 of `A-Z a-z 0-9 . _ -`, not starting with `.` or `-`
 /// (it becomes a file name and an NBD export name).
 ///
 /// # Errors
-/// A sentence for the user.
-pub fn check_name(name: &str) -> Result<(), String> {
+/// It is no such name.
+pub fn check_name(name: &str) -> Result<(), BadName> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     if name.is_empty()
         || name.len() > NAME_BYTES_MAX
         || !name.chars().all(allowed)
         || name.starts_with(['.', '-'])
     {
-        return Err(format!(
-            "'{name}' is not a name: use 1 to {NAME_BYTES_MAX} letters, digits, '.', '_' or '-', \
-             and start with a letter, digit or '_'"
-        ));
+        return Err(BadName(name.to_owned()));
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 mod pool;
 
 use cheetah_core::api::{Answer, Call, DonorHealth, Join, RefusalCode, Size};
-use cheetah_core::coordinator::Event;
+use cheetah_core::coordinator::{Event, NotGreeted};
 use cheetah_core::limits::{DONOR_SILENCE_NS, GREETING_NS, SECOND_NS};
 use cheetah_core::map::DonorId;
 use pool::{E, World, assert_refused, joining};
@@ -13,7 +13,7 @@ const REFUSED: &str = "10.0.0.1:1000 refused the connection: nothing listens the
 #[test]
 fn who_is_not_reached_at_its_address_is_not_taken_in() {
     let mut world = World::new();
-    world.greetings.insert(DonorId(1), Some(Err(REFUSED.into())));
+    world.greetings.insert(DonorId(1), Some(Err(NotGreeted::Unanswered(REFUSED.into()))));
     let says = ["'d1'", "10.0.0.1:1000", "nothing listens", "--listen", "firewall"];
     assert_refused(world.join(1, 4), RefusalCode::Unreachable, &says);
     assert_eq!(world.status().donors, []);
@@ -45,7 +45,9 @@ fn a_new_address_is_believed_when_it_was_tried() {
     let before = world.create("v", Size::Bytes(E), None).expect("created").map;
     let mut moved = joining(1, 4);
     moved.address = "10.0.0.9:1000".into();
-    world.greetings.insert(DonorId(1), Some(Err("another donor was here before".into())));
+    world
+        .greetings
+        .insert(DonorId(1), Some(Err(NotGreeted::Unanswered("another donor was here before".into()))));
     assert_refused(world.ask(Call::Join(moved.clone())), RefusalCode::Unreachable, &["10.0.0.9:1000"]);
     assert_eq!(world.show("v").map, before);
     world.greetings.clear();
@@ -76,7 +78,9 @@ fn two_donors_do_not_have_one_address() {
     let mut world = World::with_donors(&[4]);
     let mut join = joining(2, 4);
     join.address = "10.0.0.1:1000".into();
-    world.greetings.insert(DonorId(2), Some(Err("another donor was here before".into())));
+    world
+        .greetings
+        .insert(DonorId(2), Some(Err(NotGreeted::Unanswered("another donor was here before".into()))));
     assert_refused(world.ask(Call::Join(join.clone())), RefusalCode::Unreachable, &["10.0.0.1:1000"]);
     assert_eq!(world.status().donors[0].health, DonorHealth::Alive, "it is where it was");
     // The newcomer answers there, so the other is not there any more.

@@ -75,6 +75,7 @@ fn more_redundancy_than_donors_says_how_many_are_missing() {
     }
     for (bad, says) in [("raid5", "parity:K+M"), ("mirror:33", "2 to 32"), ("parity:2+9", "1 to 4 parity")] {
         let error = bad.parse::<Redundancy>().expect_err("no such redundancy");
+        let error = error.to_string();
         assert!(error.contains(says) && error.contains(bad), "{error}");
     }
 }

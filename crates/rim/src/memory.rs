@@ -8,6 +8,8 @@
 
 use crate::swap;
 use rustix::mm::MlockAllFlags;
+use std::fmt;
+use std::path::PathBuf;
 
 /// What was granted.
 #[derive(Clone, Copy, Debug, Default)]
@@ -73,19 +75,39 @@ pub fn survive_file_limit() {
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
+/// Why a process has no cgroup of its own.
+#[derive(Debug)]
+pub enum NoCgroup {
+    /// The kernel does not tell which one it is in.
+    Untold(std::io::Error),
+    /// It cannot be made, or moved to.
+    Kept { own: PathBuf, error: std::io::Error },
+}
+
+impl fmt::Display for NoCgroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NoCgroup::Untold(error) => error.fmt(f),
+            NoCgroup::Kept { own, error } => write!(f, "{}: {error}", own.display()),
+        }
+    }
+}
+
+impl std::error::Error for NoCgroup {}
+
 /// Moves this process to a memory cgroup of its own, at the top: the limit of the tools that it serves is not
 /// its limit. Only root may.
 ///
 /// # Errors
 /// Why it stays where it is.
-pub fn own_cgroup(name: &str) -> Result<(), String> {
-    let memberships = std::fs::read_to_string("/proc/self/cgroup").map_err(|e| e.to_string())?;
+pub fn own_cgroup(name: &str) -> Result<(), NoCgroup> {
+    let memberships = std::fs::read_to_string("/proc/self/cgroup").map_err(NoCgroup::Untold)?;
     let v1 = memberships
         .lines()
         .any(|line| line.split(':').nth(1).is_some_and(|c| c.split(',').any(|c| c == "memory")));
     let top = if v1 { "/sys/fs/cgroup/memory" } else { "/sys/fs/cgroup" };
     let own = std::path::Path::new(top).join(name);
-    let fault = |e: std::io::Error| format!("{}: {e}", own.display());
+    let fault = |error| NoCgroup::Kept { own: own.clone(), error };
     match std::fs::create_dir(&own) {
         Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(fault(e)),
         _ => {}

@@ -27,31 +27,71 @@ pub enum Endpoint {
 }
 
 impl std::str::FromStr for Endpoint {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
+    type Err = BadEndpoint;
+    fn from_str(text: &str) -> Result<Self, BadEndpoint> {
         if let Some(path) = text.strip_prefix("unix:") {
             return socket(path).map(Endpoint::Unix);
         }
         let port_alone = text.strip_prefix(':').map(|port| format!("127.0.0.1:{port}"));
-        port_alone.as_deref().unwrap_or(text).parse().map(Endpoint::Tcp).map_err(|_| {
-            format!("'{text}' is not an address: use IP:PORT (port 0 picks a free one), :PORT or unix:PATH")
-        })
+        port_alone
+            .as_deref()
+            .unwrap_or(text)
+            .parse()
+            .map(Endpoint::Tcp)
+            .map_err(|_| BadEndpoint::NoAddress(text.to_owned()))
     }
 }
 
-fn socket(path: &str) -> Result<PathBuf, String> {
+fn socket(path: &str) -> Result<PathBuf, BadEndpoint> {
     if path.is_empty() {
-        return Err("'unix:' names no socket: write unix:PATH, such as unix:/run/case.sock".to_owned());
+        return Err(BadEndpoint::NoPath);
     }
     if path.starts_with('@') {
-        return Err(format!(
-            "'unix:{path}' would be an abstract socket, which every user of the machine can reach and which is not supported: \
-             write unix:PATH, such as unix:/run/case.sock (unix:./{path} is a file of that name)"
-        ));
+        return Err(BadEndpoint::Abstract { path: path.to_owned() });
     }
     std::path::absolute(path)
-        .map_err(|e| format!("'unix:{path}' is a path from a directory that is gone: {e}"))
+        .map_err(|e| BadEndpoint::NoDirectory { path: path.to_owned(), why: e.to_string() })
 }
+
+/// A text that no data listener can be at. Its own text says what is accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BadEndpoint {
+    NoAddress(String),
+    NoPath,
+    /// A socket without a file, which nothing protects.
+    Abstract {
+        path: String,
+    },
+    /// A relative path in a directory that is gone.
+    NoDirectory {
+        path: String,
+        why: String,
+    },
+}
+
+impl fmt::Display for BadEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BadEndpoint::NoAddress(text) => write!(
+                f,
+                "'{text}' is not an address: use IP:PORT (port 0 picks a free one), :PORT or unix:PATH"
+            ),
+            BadEndpoint::NoPath => {
+                f.write_str("'unix:' names no socket: write unix:PATH, such as unix:/run/case.sock")
+            }
+            BadEndpoint::Abstract { path } => write!(
+                f,
+                "'unix:{path}' would be an abstract socket, which every user of the machine can reach and which is not supported: \
+                 write unix:PATH, such as unix:/run/case.sock (unix:./{path} is a file of that name)"
+            ),
+            BadEndpoint::NoDirectory { path, why } => {
+                write!(f, "'unix:{path}' is a path from a directory that is gone: {why}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for BadEndpoint {}
 
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -100,17 +140,33 @@ pub struct Bound {
 
 const BACKLOG: i32 = 1024;
 
+/// Why nothing listens at an endpoint.
+#[derive(Debug)]
+pub struct ListenError {
+    pub endpoint: Endpoint,
+    pub error: io::Error,
+}
+
+impl fmt::Display for ListenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ListenError { endpoint, error } = self;
+        match error.kind() {
+            io::ErrorKind::AddrInUse => {
+                write!(f, "{endpoint} is in use: stop what listens there, or choose another address")
+            }
+            io::ErrorKind::AddrNotAvailable => write!(f, "{endpoint} is not an address of this machine"),
+            _ => write!(f, "cannot listen on {endpoint}: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for ListenError {}
+
 impl Bound {
     /// # Errors
-    /// A sentence for the user.
-    pub fn new(endpoint: &Endpoint) -> Result<Bound, String> {
-        let fault = |e: io::Error| match e.kind() {
-            io::ErrorKind::AddrInUse => {
-                format!("{endpoint} is in use: stop what listens there, or choose another address")
-            }
-            io::ErrorKind::AddrNotAvailable => format!("{endpoint} is not an address of this machine"),
-            _ => format!("cannot listen on {endpoint}: {e}"),
-        };
+    /// As the kernel gives them.
+    pub fn new(endpoint: &Endpoint) -> Result<Bound, ListenError> {
+        let fault = |error| ListenError { endpoint: endpoint.clone(), error };
         let (fd, endpoint) = match endpoint {
             Endpoint::Tcp(address) => {
                 let listener = std::net::TcpListener::bind(address).map_err(fault)?;
@@ -135,19 +191,21 @@ impl Listener {
     /// Binds and listens. Call it on the runtime that will accept.
     ///
     /// # Errors
-    /// A sentence for the user.
-    pub fn bind(endpoint: &Endpoint) -> Result<Listener, String> {
+    /// As the kernel gives them.
+    pub fn bind(endpoint: &Endpoint) -> Result<Listener, ListenError> {
         Listener::accept_from(Bound::new(endpoint)?)
     }
 
     /// Takes over on the runtime that will accept.
     ///
     /// # Errors
-    /// A sentence for the user.
-    pub fn accept_from(bound: Bound) -> Result<Listener, String> {
+    /// The runtime takes no more sockets.
+    pub fn accept_from(bound: Bound) -> Result<Listener, ListenError> {
         let Bound { fd, endpoint } = bound;
-        let fd = register(fd).map_err(|e| format!("cannot listen on {endpoint}: {e}"))?;
-        Ok(Listener { fd, endpoint })
+        match register(fd) {
+            Ok(fd) => Ok(Listener { fd, endpoint }),
+            Err(error) => Err(ListenError { endpoint, error }),
+        }
     }
 
     #[must_use]
@@ -254,7 +312,7 @@ mod tests {
         drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket"));
         let bound = Bound::new(&Endpoint::Unix(path.clone())).expect("its server is gone");
         let in_use = Bound::new(&Endpoint::Unix(path)).expect_err("its server lives");
-        assert!(in_use.contains("in use"), "{in_use}");
+        assert!(in_use.to_string().contains("in use"), "{in_use}");
         drop(bound);
     }
 
@@ -268,7 +326,7 @@ mod tests {
         let here = std::env::current_dir().expect("a directory").join("x.sock");
         assert_eq!("unix:x.sock".parse(), Ok(Endpoint::Unix(here.clone())));
         assert_eq!("unix:./x.sock".parse(), Ok(Endpoint::Unix(here)));
-        let said = |text: &str| text.parse::<Endpoint>().expect_err("refused");
+        let said = |text: &str| text.parse::<Endpoint>().expect_err("refused").to_string();
         assert!(said("unix:").contains("unix:PATH"));
         assert!(said("unix:@x").contains("abstract") && said("unix:@x").contains("unix:./@x"));
         assert!("0.0.0.0:1".parse::<Endpoint>().is_ok_and(|e| !e.is_local()));

@@ -12,6 +12,8 @@ use crate::control::DonorHandle;
 use crate::gather::Gathering;
 use cheetah_core::donor::owner::{Ease, Owner, Pressure, Sample};
 use cheetah_core::limits::OWNER_LOOK_NS;
+use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,6 +24,26 @@ pub struct Memory {
     pub total_bytes: u64,
     pub available_bytes: u64,
 }
+
+/// Why nothing can be lent: nobody knows how much memory there is.
+#[derive(Debug)]
+pub enum MemoryUnknown {
+    Unread(io::Error),
+    /// A kernel that does not tell what is available.
+    Untold,
+}
+
+impl fmt::Display for MemoryUnknown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("cannot tell how much memory there is: /proc/meminfo ")?;
+        match self {
+            MemoryUnknown::Unread(error) => write!(f, "cannot be read: {error}"),
+            MemoryUnknown::Untold => f.write_str("has no MemAvailable"),
+        }
+    }
+}
+
+impl std::error::Error for MemoryUnknown {}
 
 /// Where this process finds its figures.
 #[derive(Debug)]
@@ -85,17 +107,16 @@ impl Machine {
     }
 
     /// # Errors
-    /// A sentence: `/proc/meminfo` does not tell.
-    pub fn memory(&self) -> Result<Memory, String> {
-        let fault = |why: &str| format!("cannot tell how much memory there is: /proc/meminfo {why}");
+    /// `/proc/meminfo` does not tell.
+    pub fn memory(&self) -> Result<Memory, MemoryUnknown> {
         let text = std::fs::read_to_string(self.root.join("proc/meminfo"));
-        let text = text.map_err(|e| fault(&format!("cannot be read: {e}")))?;
+        let text = text.map_err(MemoryUnknown::Unread)?;
         let field = |name: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(name))?;
             line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
         };
         let machine = field("MemTotal:").zip(field("MemAvailable:"));
-        let (total_bytes, available_bytes) = machine.ok_or_else(|| fault("has no MemAvailable"))?;
+        let (total_bytes, available_bytes) = machine.ok_or(MemoryUnknown::Untold)?;
         let least = |memory: Memory, group: Memory| Memory {
             total_bytes: memory.total_bytes.min(group.total_bytes),
             available_bytes: memory.available_bytes.min(group.available_bytes),

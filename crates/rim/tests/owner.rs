@@ -94,7 +94,7 @@ fn version_1_and_a_path_from_outside_of_a_container() {
 fn a_machine_that_does_not_tell_is_said_so() {
     let files = Files::new("silent");
     files.write("proc/meminfo", "MemTotal: 5 kB\n");
-    assert!(Machine::under(&files.0).memory().unwrap_err().contains("MemAvailable"));
+    assert!(Machine::under(&files.0).memory().unwrap_err().to_string().contains("MemAvailable"));
     files.write("proc/pressure/memory", "nonsense\n");
     assert_eq!(files.pressure(), None);
     assert!(Machine::own().memory().unwrap().available_bytes > 0);

@@ -14,7 +14,9 @@ use crate::rng::Rng;
 use crate::strangers::Stranger;
 use crate::world::{Ev, World, say};
 use cheetah_core::api::{Answer, Call, Renewed};
-use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event, Found, Key, LeaseRecord, Record};
+use cheetah_core::coordinator::{
+    CallId, Coordinator, Effect, Event, Found, Key, LeaseRecord, NotGreeted, Record,
+};
 use cheetah_core::limits::{CONNECT_DEADLINE_NS, DONOR_SILENCE_NS, LEASE_NS, MILLISECOND_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, LeaseToken, PoolId};
 use cheetah_core::units::Time;
@@ -104,7 +106,8 @@ impl World {
             return self.at(until + again, Ev::Greets(id, donor, slot));
         }
         let answers = listener.is_some_and(|listener| listener.id == donor);
-        let result = if answers { Ok(()) } else { Err("nobody of that name".to_owned()) };
+        let result =
+            if answers { Ok(()) } else { Err(NotGreeted::Unanswered("nobody of that name".to_owned())) };
         self.step_coordinator(Event::Greeted { call: CallId(id), result });
     }
 

@@ -8,6 +8,7 @@ use crate::daemon::{Order, Ready};
 use crate::failure::{Exit, Failure};
 use crate::runtime_dir::Record;
 use cheetah_front::fuse::{self, Mounted};
+use std::error::Error;
 use std::path::{Path, PathBuf};
 use tokio::sync::watch;
 
@@ -57,19 +58,19 @@ impl File {
 
     /// Whether it could end after `device`, a loop device over it, if nobody uses either.
     pub async fn check_unused(&mut self, device: Option<PathBuf>) -> Result<(), Failure> {
-        self.apart(move |mounted| mounted.check_unused(device.as_deref()).map_err(|e| e.to_string())).await
+        self.apart(move |mounted| mounted.check_unused(device.as_deref())).await
     }
 
     pub async fn end(&mut self) -> Result<(), Failure> {
-        self.apart(|mounted| mounted.unmount().map_err(|e| e.to_string())).await?;
+        self.apart(Mounted::unmount).await?;
         self.mounted = None;
         Ok(())
     }
 
     /// The kernel asks this process while it does such things: not on the thread that runs the rest.
-    async fn apart(
+    async fn apart<E: Error + Send + 'static>(
         &mut self,
-        act: impl FnOnce(&mut Mounted) -> Result<(), String> + Send + 'static,
+        act: impl FnOnce(&mut Mounted) -> Result<(), E> + Send + 'static,
     ) -> Result<(), Failure> {
         let Some(mut mounted) = self.mounted.take() else { return Ok(()) };
         let acted = tokio::task::spawn_blocking(move || {

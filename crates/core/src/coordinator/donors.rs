@@ -564,7 +564,7 @@ fn check_revision(name: &str, claimed: u64, told: u64) -> Result<(), Refusal> {
 
 fn check_join(join: &Join) -> Result<(), Refusal> {
     let invalid = |message: String| Err(refuse(RefusalCode::Invalid, message));
-    check_name(&join.name).map_err(|message| refuse(RefusalCode::Invalid, message))?;
+    check_name(&join.name).map_err(|bad| refuse(RefusalCode::Invalid, bad.to_string()))?;
     // It is asked for by this name, so none of it can be left out.
     let export = join.foreign_export.as_deref().unwrap_or_default();
     if export.len() > PLACE_BYTES_MAX || !export.chars().all(is_harmless) {

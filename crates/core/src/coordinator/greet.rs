@@ -11,7 +11,8 @@ use super::{CallId, Coordinator, Effect, Outcome, door, refuse};
 use crate::api::{Answer, Join, Refusal, RefusalCode};
 use crate::limits::GREETING_NS;
 use crate::seed::Seed;
-use crate::units::Time;
+use crate::units::{Time, show_bytes};
+use std::fmt;
 use std::net::SocketAddr;
 
 /// A join that waits, with the entropy of its call.
@@ -20,6 +21,36 @@ pub(super) struct Joining {
     join: Join,
     seed: u64,
 }
+
+/// Why a donor is not to be had at the address that it gave.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotGreeted {
+    /// It is no address.
+    NoAddress,
+    /// Nobody answered there as that donor; in the driver's words.
+    Unanswered(String),
+    /// Another's server, with less than is lent.
+    TooSmall {
+        /// Bytes that its export has.
+        has: u64,
+        /// Bytes that the donor lends.
+        lent: u64,
+    },
+}
+
+impl fmt::Display for NotGreeted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NotGreeted::NoAddress => f.write_str("that is no address"),
+            NotGreeted::Unanswered(why) => f.write_str(why),
+            NotGreeted::TooSmall { has, lent } => {
+                write!(f, "it has {}, and {} are lent", show_bytes(*has), show_bytes(*lent))
+            }
+        }
+    }
+}
+
+impl std::error::Error for NotGreeted {}
 
 impl Coordinator {
     pub(super) fn join(
@@ -43,13 +74,13 @@ impl Coordinator {
     }
 
     /// The greeting was answered as that donor, or why not.
-    pub(super) fn greeted(&mut self, now: Time, call: CallId, result: Result<(), String>) {
+    pub(super) fn greeted(&mut self, now: Time, call: CallId, result: Result<(), NotGreeted>) {
         let Some(Joining { join, seed }) = self.joining.remove(&call) else { return };
         self.release(call);
         self.calling = Some(call);
         let answer = match result {
             Ok(()) => self.check_joining(now, &join).and_then(|()| self.take_in(now, &mut Seed(seed), join)),
-            Err(why) => Err(self.out_of_reach(&join, &why)),
+            Err(why) => Err(self.out_of_reach(&join, &why.to_string())),
         };
         self.replies.push((call, answer.map(Answer::Joined)));
     }

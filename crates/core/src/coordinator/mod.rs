@@ -36,6 +36,7 @@ mod strangers;
 mod tend;
 mod volumes;
 
+pub use greet::NotGreeted;
 pub use notes::Note;
 pub use record::{BadState, ContentRecord, DonorRecord, Key, LeaseRecord, PoolRecord, Record, VolumeRecord};
 pub use retire::Retired;
@@ -77,8 +78,8 @@ pub enum Event {
     Greeted {
         /// As `Greet` named it; a call that is not open any more is passed over.
         call: CallId,
-        /// An error is a reason for people, which the refusal of the join repeats.
-        result: Result<(), String>,
+        /// The refusal of the join repeats what is wrong.
+        result: Result<(), NotGreeted>,
     },
     /// The caller of a held call went away.
     Hangup {

@@ -233,7 +233,7 @@ impl Coordinator {
     }
 
     fn restore_volume(&mut self, record: VolumeRecord, content: Option<Content>) -> Result<(), BadState> {
-        record.map.check().map_err(BadState)?;
+        record.map.check().map_err(|bad| BadState(bad.to_string()))?;
         let (id, name) = (record.map.volume, record.map.name.clone());
         let left = record.retired.iter().map(|retired| retired.placement);
         for member in record.map.groups.iter().flat_map(|group| group.placements()).chain(left) {

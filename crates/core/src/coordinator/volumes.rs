@@ -443,7 +443,7 @@ fn donors_of(volume: &Volume) -> BTreeSet<DonorId> {
 
 fn check_create(create: &Create) -> Result<(), Refusal> {
     let invalid = |message: String| Err(refuse(RefusalCode::Invalid, message));
-    check_name(&create.name).map_err(|message| refuse(RefusalCode::Invalid, message))?;
+    check_name(&create.name).map_err(|bad| refuse(RefusalCode::Invalid, bad.to_string()))?;
     if let Size::Bytes(bytes) = create.size {
         check_size(bytes)?;
     }
@@ -457,7 +457,7 @@ fn check_create(create: &Create) -> Result<(), Refusal> {
     let Some(redundancy) = create.redundancy else { return Ok(()) };
     // What has a name can be had; the shapes alone could say more.
     let named = redundancy.to_string().parse::<Redundancy>();
-    named.map(|_| ()).map_err(|message| refuse(RefusalCode::Invalid, message))
+    named.map(|_| ()).map_err(|bad| refuse(RefusalCode::Invalid, bad.to_string()))
 }
 
 fn check_size(bytes: u64) -> Result<(), Refusal> {

@@ -6,7 +6,7 @@ use cheetah_core::api::{
     API_VERSION, Amend, Answer, Attach, Attached, Call, Create, Duties, Filled, Join, PoolStatus, Refusal,
     RefusalCode, Renew, Renewed, Size, Sync, VolumeDetail,
 };
-use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event, Found, Key, Note, Record};
+use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event, Found, Key, NotGreeted, Note, Record};
 use cheetah_core::limits::{DONOR_SILENCE_NS, EXTENT_BYTES, HEARTBEAT_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, DonorSecret, LeaseToken, Placement, PoolId, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
@@ -29,7 +29,7 @@ pub(crate) struct World {
     /// Donors that the coordinator asked whether anything listens at their address.
     pub(crate) reaches: Vec<(DonorId, String)>,
     /// What comes of greeting a donor, where it is not a welcome.
-    pub(crate) greetings: BTreeMap<DonorId, Option<Result<(), String>>>,
+    pub(crate) greetings: BTreeMap<DonorId, Option<Result<(), NotGreeted>>>,
     /// Calls wait for donors that are silent and not lost yet.
     pub(crate) patient: bool,
     pub(crate) notes: Vec<Note>,
@@ -114,7 +114,7 @@ impl World {
     }
 
     /// What comes of it when a donor's address is tried; nothing for now, for who is waited for.
-    fn answers_greetings(&self, donor: DonorId) -> Option<Result<(), String>> {
+    fn answers_greetings(&self, donor: DonorId) -> Option<Result<(), NotGreeted>> {
         self.greetings.get(&donor).cloned().unwrap_or(Some(Ok(())))
     }
 

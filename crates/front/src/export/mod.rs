@@ -22,10 +22,11 @@ use crate::changes::Changes;
 use budget::Budget;
 use cheetah_nbd::uri::{self, Uri};
 use cheetah_rim::accept::{self, Accepted};
-use cheetah_rim::net::{Bound, Listener};
+use cheetah_rim::net::{Bound, ListenError, Listener};
 use cheetah_rim::stream::{Incoming, Transport};
 use cheetah_rim::volume::VolumeHandle;
 use std::fmt;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::PathBuf;
@@ -42,7 +43,12 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Why there is no export; the text says what to do.
 #[derive(Debug)]
 pub enum ExportError {
-    Listen(String),
+    Listen(ListenError),
+    /// Others could not be kept from its socket.
+    Unprotected {
+        path: PathBuf,
+        error: io::Error,
+    },
     /// A file that is no socket is in the place of one.
     NotSocket {
         path: PathBuf,
@@ -52,7 +58,8 @@ pub enum ExportError {
 impl fmt::Display for ExportError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ExportError::Listen(why) => f.write_str(why),
+            ExportError::Listen(error) => error.fmt(f),
+            ExportError::Unprotected { path, error } => write!(f, "{}: {error}", path.display()),
             ExportError::NotSocket { path } => {
                 write!(f, "{} exists and is not a socket: name another path for the export", path.display())
             }
@@ -121,7 +128,7 @@ fn bind(endpoint: &Endpoint) -> Result<Bound, ExportError> {
     let bound = Bound::new(endpoint).map_err(ExportError::Listen)?;
     // Whoever may write to the socket may read the evidence.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
-        .map_err(|error| ExportError::Listen(format!("{}: {error}", path.display())))?;
+        .map_err(|error| ExportError::Unprotected { path: path.clone(), error })?;
     Ok(bound)
 }
 

@@ -24,7 +24,7 @@ mod tune;
 mod users;
 mod wire;
 
-pub use point::{Abandoned, MountError, abandon};
+pub use point::{AbandonError, Abandoned, HelperError, MountError, Undetached, abandon};
 pub use tune::{Tuning, tune};
 
 use crate::Shared;
@@ -350,13 +350,12 @@ fn unmount_at(point: &Path, lazy: bool) -> Result<(), UnmountError> {
         Err(rustix::io::Errno::BUSY) => Err(UnmountError::Busy { point: point.to_path_buf() }),
         // Not mounted any more.
         Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOENT) => Ok(()),
-        Err(rustix::io::Errno::PERM) => point::fusermount_unmount(point, lazy).map_err(|text| {
-            if text.contains("busy") {
-                UnmountError::Busy { point: point.to_path_buf() }
-            } else {
-                failed(io::Error::other(text))
-            }
-        }),
+        Err(rustix::io::Errno::PERM) => {
+            point::fusermount_unmount(point, lazy).map_err(|error| match error.is_busy() {
+                true => UnmountError::Busy { point: point.to_path_buf() },
+                false => failed(io::Error::other(error)),
+            })
+        }
         Err(error) => Err(failed(error.into())),
     }
 }

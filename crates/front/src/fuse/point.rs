@@ -42,7 +42,7 @@ pub enum MountError {
     Dead {
         point: PathBuf,
         by: String,
-        why: String,
+        why: Undetached,
     },
     NoFuse,
     FuseDenied,
@@ -152,9 +152,7 @@ fn clear(point: &Path, entry: &MountEntry) -> Result<(), MountError> {
     match probe(&point) {
         Probe::Alive => Err(MountError::Busy { point, by }),
         Probe::Hung => Err(MountError::Hung { point, by }),
-        Probe::Dead if !is_ours(entry) => {
-            Err(MountError::Dead { point, by, why: "it is not a mount of Cheetah".into() })
-        }
+        Probe::Dead if !is_ours(entry) => Err(MountError::Dead { point, by, why: Undetached::NotOurs }),
         Probe::Dead => match detach(&point) {
             Ok(()) => {
                 tracing::warn!(point = %point.display(), "cleared away the mount of a dead daemon");
@@ -215,24 +213,106 @@ pub(super) fn fusermount() -> Option<PathBuf> {
         .find_map(|name| folders.iter().map(|folder| folder.join(name)).find(|path| path.is_file()))
 }
 
-/// The helper may unmount what its caller mounted; its words come back when it does not.
-pub(super) fn fusermount_unmount(point: &Path, lazy: bool) -> Result<(), String> {
-    let helper = fusermount().ok_or("fusermount3 is not installed")?;
+/// Why the helper did not unmount.
+#[derive(Debug)]
+pub enum HelperError {
+    Missing,
+    /// It could not be run.
+    Unrun(io::Error),
+    /// In its own words.
+    Refused(String),
+}
+
+impl HelperError {
+    pub(super) fn is_busy(&self) -> bool {
+        matches!(self, HelperError::Refused(said) if said.contains("busy"))
+    }
+}
+
+impl fmt::Display for HelperError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            HelperError::Missing => f.write_str("fusermount3 is not installed"),
+            HelperError::Unrun(error) => error.fmt(f),
+            HelperError::Refused(said) => f.write_str(said),
+        }
+    }
+}
+
+impl std::error::Error for HelperError {}
+
+/// The helper may unmount what its caller mounted.
+pub(super) fn fusermount_unmount(point: &Path, lazy: bool) -> Result<(), HelperError> {
+    let helper = fusermount().ok_or(HelperError::Missing)?;
     let flags = if lazy { "-uz" } else { "-u" };
-    let output = Command::new(helper).arg(flags).arg("--").arg(point).output().map_err(|e| e.to_string())?;
+    let run = Command::new(helper).arg(flags).arg("--").arg(point).output();
+    let output = run.map_err(HelperError::Unrun)?;
     if output.status.success() {
         return Ok(());
     }
-    Err(String::from_utf8_lossy(&output.stderr).trim().to_owned())
+    Err(HelperError::Refused(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
 }
 
-fn detach(point: &Path) -> Result<(), String> {
-    match rustix::mount::unmount(point, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
-        Ok(()) => Ok(()),
-        Err(rustix::io::Errno::PERM) => fusermount_unmount(point, true),
-        Err(error) => Err(error.to_string()),
+/// Why a mount stays where it is.
+#[derive(Debug)]
+pub enum Undetached {
+    NotOurs,
+    Kernel(io::Error),
+    /// This user may not, and the helper did not.
+    Helper(HelperError),
+}
+
+impl fmt::Display for Undetached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Undetached::NotOurs => f.write_str("it is not a mount of Cheetah"),
+            Undetached::Kernel(error) => error.fmt(f),
+            Undetached::Helper(error) => error.fmt(f),
+        }
     }
 }
+
+impl std::error::Error for Undetached {}
+
+fn detach(point: &Path) -> Result<(), Undetached> {
+    match rustix::mount::unmount(point, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::PERM) => fusermount_unmount(point, true).map_err(Undetached::Helper),
+        Err(error) => Err(Undetached::Kernel(error.into())),
+    }
+}
+
+/// Why a mount that nobody serves stays.
+#[derive(Debug)]
+pub enum AbandonError {
+    /// What is there cannot be told.
+    Unknown {
+        point: PathBuf,
+        error: io::Error,
+    },
+    NotOurs {
+        point: PathBuf,
+        fs_type: String,
+    },
+    Stuck {
+        point: PathBuf,
+        why: Undetached,
+    },
+}
+
+impl fmt::Display for AbandonError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AbandonError::Unknown { point, error } => write!(f, "{}: {error}", point.display()),
+            AbandonError::NotOurs { point, fs_type } => {
+                write!(f, "{fs_type} is mounted at {}, not a volume of ours", point.display())
+            }
+            AbandonError::Stuck { point, why } => write!(f, "cannot detach {}: {why}", point.display()),
+        }
+    }
+}
+
+impl std::error::Error for AbandonError {}
 
 /// What `abandon` did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -247,9 +327,9 @@ pub struct Abandoned {
 /// disappears.
 ///
 /// # Errors
-/// A sentence for the user: what is mounted there is not ours, or it could not be detached.
-pub fn abandon(mountpoint: &Path) -> Result<Abandoned, String> {
-    let say = |e: io::Error| format!("{}: {e}", mountpoint.display());
+/// What is mounted there is not ours, or it could not be detached.
+pub fn abandon(mountpoint: &Path) -> Result<Abandoned, AbandonError> {
+    let say = |error| AbandonError::Unknown { point: mountpoint.to_path_buf(), error };
     let point = match resolve(mountpoint) {
         Ok(point) => point,
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
@@ -262,11 +342,11 @@ pub fn abandon(mountpoint: &Path) -> Result<Abandoned, String> {
         return Ok(Abandoned { aborted: false, detached: false });
     };
     if !is_ours(entry) {
-        return Err(format!("{} is mounted at {}, not a volume of ours", entry.fs_type, point.display()));
+        return Err(AbandonError::NotOurs { fs_type: entry.fs_type.clone(), point });
     }
     let control = format!("/sys/fs/fuse/connections/{}/abort", entry.minor);
     let aborted = std::fs::write(control, "1").is_ok();
-    detach(&point).map_err(|why| format!("cannot detach {}: {why}", point.display()))?;
+    detach(&point).map_err(|why| AbandonError::Stuck { point, why })?;
     Ok(Abandoned { aborted, detached: true })
 }
 
@@ -310,9 +390,9 @@ mod tests {
     fn what_is_not_ours_is_never_abandoned() {
         assert!(abandon(Path::new("/proc")).is_err());
         let nothing = Abandoned { aborted: false, detached: false };
-        assert_eq!(abandon(Path::new("/nonexistent/x")), Ok(nothing));
+        assert_eq!(abandon(Path::new("/nonexistent/x")).ok(), Some(nothing));
         let folder = scratch("plain");
-        assert_eq!(abandon(&folder), Ok(nothing));
+        assert_eq!(abandon(&folder).ok(), Some(nothing));
         std::fs::remove_dir_all(folder).unwrap();
     }
 

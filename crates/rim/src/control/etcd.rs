@@ -38,17 +38,13 @@ pub struct EtcdAt {
 }
 
 impl FromStr for EtcdAt {
-    type Err = String;
+    type Err = BadEtcd;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let bad = || {
-            format!(
-                "'{text}' does not name an etcd: write it like etcd://10.0.0.1:{ETCD_PORT},10.0.0.2:{ETCD_PORT}/lab"
-            )
-        };
+    fn from_str(text: &str) -> Result<Self, BadEtcd> {
+        let bad = || BadEtcd::Malformed(text.to_owned());
         let rest = text.trim().strip_prefix("etcd://").ok_or_else(bad)?;
         if rest.contains('@') {
-            return Err("etcd with user names is not supported: it has to be reached without".to_owned());
+            return Err(BadEtcd::UserName);
         }
         let (members, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         let members = members.split(',').map(|member| host_port(member.trim(), ETCD_PORT));
@@ -62,6 +58,30 @@ impl FromStr for EtcdAt {
         Ok(EtcdAt { members, prefix })
     }
 }
+
+/// A text that names no etcd that can be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BadEtcd {
+    Malformed(String),
+    /// It is to be reached under a user's name.
+    UserName,
+}
+
+impl fmt::Display for BadEtcd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BadEtcd::Malformed(text) => write!(
+                f,
+                "'{text}' does not name an etcd: write it like etcd://10.0.0.1:{ETCD_PORT},10.0.0.2:{ETCD_PORT}/lab"
+            ),
+            BadEtcd::UserName => {
+                f.write_str("etcd with user names is not supported: it has to be reached without")
+            }
+        }
+    }
+}
+
+impl std::error::Error for BadEtcd {}
 
 impl fmt::Display for EtcdAt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -303,14 +323,11 @@ impl Etcd {
 }
 
 impl Members {
-    async fn attempt(&self, member: usize, path: &str, body: Bytes) -> Result<(StatusCode, Bytes), String> {
+    async fn attempt(&self, member: usize, path: &str, body: Bytes) -> Result<(StatusCode, Bytes), NoReply> {
         let request = Request::post(path).header(header::CONTENT_TYPE, "application/json").body(body);
-        let request = request.map_err(|error| error.to_string())?;
-        let why = |none| match none {
-            NoReply::Unsent(why) | NoReply::Unknown(why) => why,
-        };
-        let reply = self.servers[member].exchange(&request).await.map_err(why)?;
-        Ok((reply.status, reply.read().await.map_err(why)?))
+        let request = request.map_err(|error| NoReply::Unsent(error.to_string()))?;
+        let reply = self.servers[member].exchange(&request).await?;
+        Ok((reply.status, reply.read().await?))
     }
 }
 

@@ -12,6 +12,7 @@ use hyper::client::conn::http1::{self, SendRequest};
 use hyper::header::HeaderMap;
 use hyper::{Request, StatusCode, header, http};
 use hyper_util::rt::TokioIo;
+use std::error::Error;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -72,6 +73,32 @@ pub(super) enum NoReply {
     Unknown(String),
 }
 
+impl fmt::Display for NoReply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NoReply::Unsent(why) | NoReply::Unknown(why) => f.write_str(why),
+        }
+    }
+}
+
+/// Why there is no connection.
+#[derive(Debug)]
+pub(super) enum NoConnection {
+    /// None in that time.
+    Late(Duration),
+    /// The name is not known, nobody listens, or who does speaks something else.
+    Failed(Box<dyn Error + Send + Sync>),
+}
+
+impl fmt::Display for NoConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NoConnection::Late(time) => write!(f, "no connection in {:.1} s", time.as_secs_f64()),
+            NoConnection::Failed(error) => error.fmt(f),
+        }
+    }
+}
+
 impl Server {
     /// Whether `greets`: the kernel accepts for a process that is stopped, so where another could answer
     /// instead, what changes something is sent only to one that answers.
@@ -90,7 +117,7 @@ impl Server {
         loop {
             let (mut connection, reused) = match kept.take() {
                 Some(connection) => (connection, true),
-                None => (self.connect().await.map_err(NoReply::Unsent)?.0, false),
+                None => (self.connect().await.map_err(|why| NoReply::Unsent(why.to_string()))?.0, false),
             };
             let to_send = connection.addressed(request).map_err(|e| NoReply::Unsent(e.to_string()))?;
             match connection.requests.try_send_request(to_send).await {
@@ -111,7 +138,7 @@ impl Server {
     }
 
     /// This machine's address as the server sees it.
-    pub(super) async fn local_ip(&self) -> Result<IpAddr, String> {
+    pub(super) async fn local_ip(&self) -> Result<IpAddr, NoConnection> {
         self.connect().await.map(|(_, ip)| ip)
     }
 
@@ -125,36 +152,30 @@ impl Server {
         idle.pop()
     }
 
-    async fn connect(&self) -> Result<(Connection, IpAddr), String> {
-        let late = || format!("no connection in {:.1} s", self.connect_time.as_secs_f64());
-        let connected = timeout(self.connect_time, self.connected()).await.map_err(|_| late())?;
-        connected.map_err(|error| error.to_string())
+    async fn connect(&self) -> Result<(Connection, IpAddr), NoConnection> {
+        let connected = timeout(self.connect_time, self.connected()).await;
+        connected.map_err(|_| NoConnection::Late(self.connect_time))?.map_err(NoConnection::Failed)
     }
 
-    async fn connected(&self) -> Result<(Connection, IpAddr), Box<dyn fmt::Display + Send>> {
-        fn boxed(error: impl fmt::Display + Send + 'static) -> Box<dyn fmt::Display + Send> {
-            Box::new(error)
-        }
-        let stream = TcpStream::connect((self.host.as_str(), self.port)).await.map_err(boxed)?;
-        let local = stream.local_addr().map_err(boxed)?;
-        let peer = stream.peer_addr().map_err(boxed)?;
+    async fn connected(&self) -> Result<(Connection, IpAddr), Box<dyn Error + Send + Sync>> {
+        let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
+        let local = stream.local_addr()?;
+        let peer = stream.peer_addr()?;
         // Without the scope that a link-local one may have.
         let host = SocketAddr::new(peer.ip(), peer.port());
         // Only a matter of latency.
         let _ = stream.set_nodelay(true);
-        let (requests, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(boxed)?;
+        let (requests, connection) = http1::handshake(TokioIo::new(stream)).await?;
         let mut made = Connection { requests, host };
         // Ends with the sender; its errors reach whoever waits for an answer.
         tokio::spawn(async move {
             let _ = connection.await;
         });
         if self.greets {
-            let hello = Request::get("/").body(Bytes::new()).map_err(boxed)?;
-            let hello = made.addressed(&hello).map_err(boxed)?;
-            let response = made.requests.send_request(hello).await.map_err(boxed)?;
-            let body = Limited::new(response.into_body(), CONTROL_ANSWER_BYTES_MAX).collect().await;
-            body.map_err(|error| boxed(error.to_string()))?;
-            made.requests.ready().await.map_err(boxed)?;
+            let hello = made.addressed(&Request::get("/").body(Bytes::new())?)?;
+            let response = made.requests.send_request(hello).await?;
+            Limited::new(response.into_body(), CONTROL_ANSWER_BYTES_MAX).collect().await?;
+            made.requests.ready().await?;
         }
         Ok((made, local.ip()))
     }

@@ -11,11 +11,11 @@ use crate::net::Endpoint;
 use crate::stream::Transport;
 use crate::volume::probe;
 use cheetah_core::api::{Answer, Call, Refusal, RefusalCode};
-use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event, Found};
+use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event, Found, NotGreeted};
 use cheetah_core::donor::greeting_name;
 use cheetah_core::limits::{CONNECT_DEADLINE_NS, EXTENT_BYTES};
 use cheetah_core::map::{DonorId, PoolId};
-use cheetah_core::units::{Time, show_bytes};
+use cheetah_core::units::Time;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub(super) enum Message {
     },
     Greeted {
         call: CallId,
-        result: Result<(), String>,
+        result: Result<(), NotGreeted>,
     },
 }
 
@@ -257,14 +257,15 @@ async fn greet(
     address: &str,
     foreign_export: Option<String>,
     extents: u32,
-) -> Result<(), String> {
-    let address: SocketAddr = address.parse().map_err(|_| "that is no address".to_owned())?;
+) -> Result<(), NotGreeted> {
+    let address: SocketAddr = address.parse().map_err(|_| NotGreeted::NoAddress)?;
     let own = foreign_export.is_none();
     let export = foreign_export.unwrap_or_else(|| greeting_name(donor));
-    let session = probe(Endpoint::Tcp(address), export, &Transport::default()).await?;
+    let session = probe(Endpoint::Tcp(address), export, &Transport::default()).await;
+    let session = session.map_err(|failure| NotGreeted::Unanswered(failure.into_why()))?;
     let (has, lent) = (session.info.size, u64::from(extents) * EXTENT_BYTES);
     if own || has >= lent {
         return Ok(());
     }
-    Err(format!("it has {}, and {} are lent", show_bytes(has), show_bytes(lent)))
+    Err(NotGreeted::TooSmall { has, lent })
 }

@@ -33,7 +33,7 @@ use cheetah_core::content::Tell;
 use cheetah_core::limits::{
     CONTROL_CONNECTIONS_MAX, CONTROL_PEER_CONNECTIONS_MAX, CONTROL_REQUEST_BYTES_MAX, DESCRIPTORS_SPARE,
 };
-use cheetah_core::map::{DonorId, LeaseToken, PoolId};
+use cheetah_core::map::{BadIdentity, DonorId, LeaseToken, PoolId};
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -387,8 +387,9 @@ impl FromRequestParts<Callers> for On {
 
     async fn from_request_parts(parts: &mut Parts, callers: &Callers) -> Result<Self, NoCall> {
         let pool = parts.headers.get(POOL_HEADER).map(|pool| {
-            let pool = pool.to_str().map_err(|error| error.to_string()).and_then(str::parse);
-            pool.map_err(|why| NoCall(invalid(format!("the header {POOL_HEADER}: {why}"))))
+            let bad = |why: &dyn fmt::Display| NoCall(invalid(format!("the header {POOL_HEADER}: {why}")));
+            let pool = pool.to_str().map_err(|why| bad(&why))?;
+            pool.parse().map_err(|why: BadIdentity| bad(&why))
         });
         Ok(On { callers: callers.clone(), pool: pool.transpose()? })
     }

@@ -93,7 +93,7 @@ impl Store {
     pub(super) fn check(&self) -> Result<(), StoreError> {
         match self {
             Store::Memory | Store::File(_) => Ok(()),
-            Store::Etcd(store) => store.term().check().map_err(StoreError::Deposed),
+            Store::Etcd(store) => Ok(store.term().check()?),
         }
     }
 
@@ -101,7 +101,7 @@ impl Store {
     pub(super) async fn deposed(&self) -> StoreError {
         match self {
             Store::Memory | Store::File(_) => std::future::pending().await,
-            Store::Etcd(store) => StoreError::Deposed(store.term().ended().await),
+            Store::Etcd(store) => store.term().ended().await.into(),
         }
     }
 }

@@ -194,7 +194,7 @@ impl EtcdStore {
     /// One transaction of this term, done exactly once when this says so.
     async fn guarded(&self, mut ops: Vec<Op>) -> Result<(), StoreError> {
         let mut last = self.last.lock().await;
-        self.term.check().map_err(StoreError::Deposed)?;
+        self.term.check()?;
         let etcd = self.term.etcd();
         let (leader, commit) = (etcd.key("leader"), etcd.key("commit"));
         let value = format!("{}.{}", self.term.created(), last.number + 1);

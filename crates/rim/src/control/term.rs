@@ -6,8 +6,10 @@
 //! while the machine sleeps, before etcd may give the lead to another. Tests: `lab/tests/etcd.rs`.
 
 use super::etcd::{Etcd, EtcdError, Found, If, Op};
+use super::store::StoreError;
 use cheetah_core::limits::{LEADER_LEASE_NS, LEADER_MARGIN_NS, LEADER_RENEW_NS, SECOND_NS};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -41,11 +43,40 @@ pub(super) struct Term {
     renewing: AbortHandle,
 }
 
+/// Why a term is over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Over {
+    /// It was not renewed in time.
+    Late,
+    /// etcd has given its lease up.
+    GivenUp,
+    Resigned,
+    /// etcd could not be asked to renew it.
+    Unheard(EtcdError),
+}
+
+impl fmt::Display for Over {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Over::Late => f.write_str("its time is over"),
+            Over::GivenUp => f.write_str("etcd has given its lease up"),
+            Over::Resigned => f.write_str("it gave the lead back"),
+            Over::Unheard(error) => error.fmt(f),
+        }
+    }
+}
+
+impl From<Over> for StoreError {
+    fn from(over: Over) -> StoreError {
+        StoreError::Deposed(over.to_string())
+    }
+}
+
 /// When a term ends, unless it is renewed, and why it was not.
 #[derive(Clone, Debug)]
 struct Ends {
     at: u64,
-    why: String,
+    why: Over,
 }
 
 /// Nanoseconds since the machine started, those asleep included.
@@ -102,7 +133,7 @@ pub(super) async fn campaign(etcd: &Arc<Etcd>, us: &Leader, until: Instant) -> R
             return Ok(Vote::Taken(read(other.ok_or_else(gone)?)?));
         }
     };
-    let ends = Ends { at: end_of(asked, seconds), why: "its time is over".to_owned() };
+    let ends = Ends { at: end_of(asked, seconds), why: Over::Late };
     let (sender, _) = watch::channel(ends);
     let renewing = tokio::spawn(renew(Arc::clone(etcd), lease, sender.clone())).abort_handle();
     Ok(Vote::Won(Term { etcd: Arc::clone(etcd), lease, created, until: sender, renewing }))
@@ -117,19 +148,19 @@ async fn renew(etcd: Arc<Etcd>, lease: i64, until: watch::Sender<Ends>) {
         let Some(left) = ends.checked_sub(asked) else { return };
         match etcd.keep_alive(lease, in_time(left)).await {
             Ok(0) => {
-                let why = "etcd has given its lease up".to_owned();
+                let why = Over::GivenUp;
                 until.send_replace(Ends { at: 0, why });
                 return;
             }
             // Unless the term was over before the answer came: others have been told so.
             Ok(seconds) if uptime() < ends => {
-                let why = "its time is over".to_owned();
+                let why = Over::Late;
                 until.send_replace(Ends { at: end_of(asked, seconds), why });
             }
             Ok(_) => return,
             // It was tried until the time was over.
             Err(error) => {
-                until.send_modify(|ends| ends.why = error.to_string());
+                until.send_modify(|ends| ends.why = Over::Unheard(error));
                 return;
             }
         }
@@ -152,7 +183,7 @@ impl Term {
 
     /// # Errors
     /// Why it is over.
-    pub(super) fn check(&self) -> Result<(), String> {
+    pub(super) fn check(&self) -> Result<(), Over> {
         let ends = self.until.borrow();
         if uptime() < ends.at { Ok(()) } else { Err(ends.why.clone()) }
     }
@@ -163,7 +194,7 @@ impl Term {
     }
 
     /// Ends when the term does, and says why.
-    pub(super) async fn ended(&self) -> String {
+    pub(super) async fn ended(&self) -> Over {
         let mut changes = self.until.subscribe();
         loop {
             changes.mark_unchanged();
@@ -180,7 +211,7 @@ impl Term {
     /// Gives the lead back, so that another has it at once; as far as etcd can be reached.
     pub(super) async fn resign(&self) {
         self.renewing.abort();
-        self.until.send_replace(Ends { at: 0, why: "it gave the lead back".to_owned() });
+        self.until.send_replace(Ends { at: 0, why: Over::Resigned });
         // Its lease ends by itself otherwise.
         let _ = self.etcd.revoke(self.lease, in_time(SECOND_NS)).await;
     }

@@ -25,6 +25,8 @@ use cheetah_nbd::server::{ExportError, Purpose};
 use cheetah_nbd::{ExportInfo, ListEntry};
 use cheetah_terms::donor::{export as announced, greeting, refusal};
 use connection::{Connection, End};
+use std::fmt;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -45,13 +47,13 @@ impl DonorServer {
     /// Serves until the process ends.
     ///
     /// # Errors
-    /// The kernel gives no threads, or too few descriptors for a donor to be of use; what to do is said.
+    /// The kernel gives no threads, or too few descriptors for a donor to be of use.
     pub fn start(
         bound: Bound,
         arena: &Arc<Arena>,
         gate: &Gate,
         transport: &Transport,
-    ) -> Result<DonorServer, String> {
+    ) -> Result<DonorServer, StartError> {
         let seating = seating(descriptors::raise())?;
         let connections = Arc::new(AtomicU32::new(0));
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
@@ -66,11 +68,11 @@ impl DonorServer {
             runtime.block_on(async move {
                 match Listener::accept_from(bound) {
                     Ok(listener) => accept_all(&listener, &workers, &seating, &count).await,
-                    Err(error) => tracing::error!(error, "this donor accepts nobody"),
+                    Err(error) => tracing::error!(%error, "this donor accepts nobody"),
                 }
             });
         };
-        std::thread::Builder::new().name("accept".into()).spawn(accept).map_err(|e| e.to_string())?;
+        std::thread::Builder::new().name("accept".into()).spawn(accept).map_err(StartError::Thread)?;
         Ok(DonorServer { endpoint, connections })
     }
 
@@ -86,19 +88,42 @@ impl DonorServer {
     }
 }
 
-fn runtime() -> Result<tokio::runtime::Runtime, String> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())
+/// Why a donor cannot serve; the text says what to do.
+#[derive(Debug)]
+pub enum StartError {
+    /// So few files and sockets may be open that it would serve hardly anybody.
+    Descriptors { allowed: u64 },
+    /// The kernel gives no thread, or nothing for one to wait on.
+    Thread(io::Error),
+}
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StartError::Descriptors { allowed } => {
+                let needs = DESCRIPTORS_SPARE + DONOR_CONNECTIONS_MIN * DATA_CONNECTION_DESCRIPTORS;
+                write!(
+                    f,
+                    "this process may have {allowed} files and sockets open, and a donor needs {needs} for its first \
+                     {DONOR_CONNECTIONS_MIN} clients: raise the hard limit (`ulimit -Hn`, or LimitNOFILE= of its service)"
+                )
+            }
+            StartError::Thread(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for StartError {}
+
+fn runtime() -> Result<tokio::runtime::Runtime, StartError> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(StartError::Thread)
 }
 
 /// So many connections as a process that may have `allowed` descriptors can serve.
-fn seating(allowed: u64) -> Result<Seating, String> {
+fn seating(allowed: u64) -> Result<Seating, StartError> {
     let places = allowed.saturating_sub(DESCRIPTORS_SPARE) / DATA_CONNECTION_DESCRIPTORS;
     if places < DONOR_CONNECTIONS_MIN {
-        let needs = DESCRIPTORS_SPARE + DONOR_CONNECTIONS_MIN * DATA_CONNECTION_DESCRIPTORS;
-        return Err(format!(
-            "this process may have {allowed} files and sockets open, and a donor needs {needs} for its first \
-             {DONOR_CONNECTIONS_MIN} clients: raise the hard limit (`ulimit -Hn`, or LimitNOFILE= of its service)"
-        ));
+        return Err(StartError::Descriptors { allowed });
     }
     let places = usize::try_from(places).unwrap_or(usize::MAX).min(CONNECTIONS_MAX);
     // One machine may attach many volumes, and half of the places leave room for others.
@@ -139,7 +164,7 @@ fn worker(
     gate: Gate,
     transport: Transport,
     connections: Arc<AtomicU32>,
-) -> Result<mpsc::UnboundedSender<(Incoming, Place)>, String> {
+) -> Result<mpsc::UnboundedSender<(Incoming, Place)>, StartError> {
     let (hand, mut handed) = mpsc::unbounded_channel::<(Incoming, Place)>();
     let runtime = runtime()?;
     let serve = move || {
@@ -151,19 +176,43 @@ fn worker(
                     let served = tokio::select! {
                         biased;
                         // Who is let in is at work, and stays.
-                        () = place.wanted() => Err("its place was needed before it was let in".to_owned()),
+                        () = place.wanted() => Err(Ended::Crowded),
                         served = client(incoming, &transport, &arena, gate, &place) => served,
                     };
                     if let Err(error) = served {
-                        tracing::debug!(error, "connection ended");
+                        tracing::debug!(%error, "connection ended");
                     }
                     connections.fetch_sub(1, Ordering::Relaxed);
                 });
             }
         });
     };
-    std::thread::Builder::new().name(format!("data-{index}")).spawn(serve).map_err(|e| e.to_string())?;
+    std::thread::Builder::new().name(format!("data-{index}")).spawn(serve).map_err(StartError::Thread)?;
     Ok(hand)
+}
+
+/// Why a connection ended that its client had not closed.
+#[derive(Debug)]
+enum Ended {
+    /// Its place was needed.
+    Crowded,
+    /// The control loop said so.
+    Dropped,
+    /// It could not be served at all.
+    Socket(io::Error),
+    /// The peer broke the protocol, or the socket broke.
+    Fault(String),
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Ended::Crowded => f.write_str("its place was needed before it was let in"),
+            Ended::Dropped => f.write_str("ended by the control loop"),
+            Ended::Socket(error) => error.fmt(f),
+            Ended::Fault(why) => f.write_str(why),
+        }
+    }
 }
 
 /// One client from its first byte to its last.
@@ -173,8 +222,8 @@ async fn client(
     arena: &Arena,
     gate: Gate,
     place: &Place,
-) -> Result<(), String> {
-    let plain = incoming.into_stream().map_err(|e| e.to_string())?;
+) -> Result<(), Ended> {
+    let plain = incoming.into_stream().map_err(Ended::Socket)?;
     let access = gate.access();
     let mut door = Door { gate, access: access.clone(), entered: None };
     let Some(accepted) = accept::handshake(plain, transport, &mut door).await else { return Ok(()) };
@@ -184,10 +233,10 @@ async fn client(
     let connection = Connection::new(&accepted.stream, arena, accepted.session, pass.grant, accepted.early);
     tokio::select! {
         biased;
-        () = Pass::ended(pass.watch()) => Err("ended by the control loop".into()),
+        () = Pass::ended(pass.watch()) => Err(Ended::Dropped),
         end = connection.serve(|| access.get()) => match end {
             End::Bye => Ok(()),
-            End::Fault(why) => Err(why),
+            End::Fault(why) => Err(Ended::Fault(why)),
         },
     }
 }
@@ -231,7 +280,7 @@ mod tests {
     #[test]
     fn a_donor_with_few_descriptors_says_what_it_needs() {
         assert!(seating(1024).is_ok() && seating(u64::MAX).is_ok());
-        let said = seating(24).expect_err("of no use to anybody");
+        let said = seating(24).expect_err("of no use to anybody").to_string();
         assert!(said.contains("24 files") && said.contains("needs 160") && said.contains("ulimit"), "{said}");
     }
 }

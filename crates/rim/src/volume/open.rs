@@ -1,7 +1,7 @@
 //! Making the connections of a link: connect, handshake, check that the server can do what is needed.
 //! Owns: one attempt. Never: when to try (the machine says), or anything after the handshake.
 
-use crate::net::{self, Endpoint};
+use crate::net::{self, BadEndpoint, Endpoint};
 use crate::stream::{Stream, Transport};
 use cheetah_core::limits::CONNECT_DEADLINE_NS;
 use cheetah_core::map::Route;
@@ -38,7 +38,8 @@ pub(super) async fn open_link(
     connections: impl Fn(u64) -> usize,
     writable: bool,
 ) -> Result<Vec<Opened>, LinkFailure> {
-    let endpoint: Endpoint = route.address.parse().map_err(LinkFailure::NotOpened)?;
+    let endpoint: Endpoint =
+        route.address.parse().map_err(|bad: BadEndpoint| LinkFailure::NotOpened(bad.to_string()))?;
     let begun = Instant::now();
     let first = open_one(&endpoint, export, transport).await?;
     let (took, round_trip_ns) = (begun.elapsed(), first.stream.round_trip_ns());
@@ -134,11 +135,15 @@ async fn open_one(endpoint: &Endpoint, export: &str, transport: &Transport) -> R
 /// Connects to any NBD server's export, learns what it says of it, and leaves.
 ///
 /// # Errors
-/// A sentence: the address, and what happened there.
-pub async fn probe(endpoint: Endpoint, export: String, transport: &Transport) -> Result<Negotiated, String> {
+/// What would keep a link from being opened.
+pub async fn probe(
+    endpoint: Endpoint,
+    export: String,
+    transport: &Transport,
+) -> Result<Negotiated, LinkFailure> {
     let connecting = open_one(&endpoint, &export, transport);
     let limit = Duration::from_nanos(CONNECT_DEADLINE_NS);
-    let late = |_| format!("{endpoint} does not answer within {} s", limit.as_secs());
+    let late = |_| LinkFailure::NotOpened(format!("{endpoint} does not answer within {} s", limit.as_secs()));
     let opened = tokio::time::timeout(limit, connecting).await.map_err(late)?;
-    Ok(opened.map_err(LinkFailure::into_why)?.session)
+    Ok(opened?.session)
 }
