@@ -165,7 +165,7 @@ fn what_the_volume_machine_is_made_of_has_a_file_each() {
         };
         let blocks = text.lines().filter_map(|line| line.strip_prefix("impl")?.strip_suffix(" {"));
         for block in blocks.filter(|block| !block.contains(" for ")) {
-            let of = block.trim_start_matches(|c| c == '<' || c == 'T' || c == '>').trim();
+            let of = block.trim_start_matches(['<', 'T', '>']).trim();
             let of = of.split('<').next().unwrap_or(of);
             seen += 1;
             if !own(of) {
