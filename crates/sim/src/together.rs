@@ -302,9 +302,13 @@ impl World {
         }
     }
 
-    /// Asks for what is next in the queue, as far as the volume takes it.
+    /// Asks for what is next in the queue, as far as the volume takes it. A process that is stopped takes
+    /// nothing.
     fn ask_some(&mut self, scene: &mut Scene) {
         let c = scene.client;
+        if self.clients[c].paused_until > self.now {
+            return;
+        }
         while self.clients[c].slots.len() < scene.depth && self.clients[c].phase == Phase::Attached {
             let room = self.clients[c].machine.as_ref().is_some_and(|machine| machine.has_room());
             let Some(request) = scene.queue.pop_front().filter(|_| room) else { return };
