@@ -51,7 +51,6 @@ impl Changes {
         let exclude: Vec<(DonorId, String)> =
             base.exclusions.iter().map(|(donor, why)| (*donor, why.clone())).collect();
         let exclude_said = exclude.iter().map(|(donor, _)| *donor).collect();
-        let keep = if exclude.is_empty() { Vec::new() } else { keep };
         let (bad, rewritten) = (base.shape.bad.clone(), base.shape.rewritten.clone());
         let amend = Amend { epoch: base.shape.map.epoch, exclude, keep, filled, bad, rewritten };
         if amend.is_empty() {

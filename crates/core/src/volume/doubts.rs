@@ -22,6 +22,17 @@ pub(super) struct Torn {
     pub(super) missed: Slots,
 }
 
+impl Torn {
+    /// Whether these are the very rows of a job.
+    pub(super) fn is_of(&self, job: &Job) -> bool {
+        (self.group, self.lo, self.hi) == (job.group, job.lo, job.hi)
+    }
+
+    fn reaches(&self, group: u32, lo: u32, hi: u32) -> bool {
+        self.group == group && self.lo < hi && lo < self.hi
+    }
+}
+
 /// How a volume comes into service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
@@ -67,16 +78,15 @@ pub(super) fn enough_without(group: &Group, missed: Slots, data: u32) -> bool {
 
 /// Whether any slot may differ from the others there.
 pub(super) fn is_torn(base: &Base, group: u32, lo: u32, hi: u32) -> bool {
-    let here = |torn: &Torn| torn.group == group && torn.lo < hi && lo < torn.hi;
     // A write that reached nobody but a donor that is held back is undone when that is back.
     let unsure = is_unsure(base, group) && !base.doubts.holds_back;
-    unsure || base.doubts.torn.iter().any(|torn| here(torn) && torn.missed == 0)
+    unsure || base.doubts.torn.iter().any(|torn| torn.reaches(group, lo, hi) && torn.missed == 0)
 }
 
 /// The slots whose holders missed a write there.
 pub(super) fn missed_there(base: &Base, group: u32, lo: u32, hi: u32) -> Slots {
-    let here = |torn: &&Torn| torn.group == group && torn.lo < hi && lo < torn.hi;
-    base.doubts.torn.iter().filter(here).fold(0, |slots, torn| slots | torn.missed)
+    let here = base.doubts.torn.iter().filter(|torn| torn.reaches(group, lo, hi));
+    here.fold(0, |slots, torn| slots | torn.missed)
 }
 
 /// Whether rows there may not fit together, as far as is known now: what is written to them could be lost

@@ -194,6 +194,12 @@ pub(super) fn write_slot(base: &mut Base, key: Key, slot: u32, op: PartOp, run: 
     }
 }
 
+/// This is what the slot holds, and goes to it.
+pub(super) fn write_one(base: &mut Base, key: Key, slot: u32, op: PartOp, run: Run) {
+    learn(base, key, slot, 1, op, run);
+    write_slot(base, key, slot, op, run);
+}
+
 /// From now on this is what the slot, and so many behind it, hold, whoever may have missed it.
 pub(super) fn learn(base: &mut Base, key: Key, slot: u32, copies: u32, op: PartOp, run: Run) {
     let group = base.jobs[key].group;
@@ -206,19 +212,21 @@ pub(super) fn learn(base: &mut Base, key: Key, slot: u32, copies: u32, op: PartO
 
 /// The parity lanes from the data lanes.
 pub(super) fn encode(base: &mut Base, key: Key) {
-    let (data, slots) = (base.shape.geometry.data, base.shape.geometry.data + base.shape.geometry.parity);
+    let outputs = base.shape.parity_slots().map(|slot| base.lane(key, slot)).collect();
+    encode_to(base, key, outputs);
+}
+
+/// The parity of the data lanes, one after the other to these places.
+pub(super) fn encode_to(base: &mut Base, key: Key, outputs: Vec<At>) {
     let len = base.jobs[key].len();
-    let inputs = (0..data).map(|slot| base.lane(key, slot)).collect();
-    let outputs = (data..slots).map(|slot| base.lane(key, slot)).collect();
-    let coefficients = base.shape.encoding(0..data);
+    let inputs = (0..base.shape.geometry.data).map(|slot| base.lane(key, slot)).collect();
+    let coefficients = base.shape.encoding();
     base.effects.push(Effect::Combine(Combine { len, coefficients, inputs, outputs, add: false }));
 }
 
 /// One lane's content to another slot.
 pub(super) fn write_from(base: &mut Base, key: Key, slot: u32, local: u32, from: At, len: u32) {
-    let run = Run::whole(local, from, len);
-    learn(base, key, slot, 1, PartOp::Write, run);
-    write_slot(base, key, slot, PartOp::Write, run);
+    write_one(base, key, slot, PartOp::Write, Run::whole(local, from, len));
 }
 
 /// What a lane has from `from` to `to` in its extent, to its slot.

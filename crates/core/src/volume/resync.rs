@@ -71,7 +71,6 @@ impl Resync {
 
     /// A job without a request has ended.
     pub(super) fn ended(&mut self, base: &mut Base, job: &Job, done: bool) {
-        let same = |torn: &Torn| (torn.group, torn.lo, torn.hi) == (job.group, job.lo, job.hi);
         match job.work {
             Work::Survey => {
                 self.surveys_open -= 1;
@@ -79,11 +78,11 @@ impl Resync {
             }
             Work::Resync | Work::Mend { .. } => {
                 self.open -= 1;
-                self.under_way.retain(|torn| !same(torn));
+                self.under_way.retain(|torn| !torn.is_of(job));
                 if done {
                     let mended = if let Work::Mend { slot } = job.work { bit(slot) } else { Slots::MAX };
                     base.doubts.torn.retain_mut(|torn| {
-                        let here = same(torn);
+                        let here = torn.is_of(job);
                         torn.missed &= if here { !mended } else { Slots::MAX };
                         !here || torn.missed != 0
                     });
@@ -361,8 +360,7 @@ pub(super) fn write_lanes(base: &mut Base, key: Key) {
 /// What was decided when the job was made is decided again, now that nobody else works there.
 pub(super) fn begin(base: &mut Base, key: Key) {
     let job = &base.jobs[key];
-    let here = |torn: &&Torn| (torn.group, torn.lo, torn.hi) == (job.group, job.lo, job.hi);
-    match base.doubts.torn.iter().find(here).copied() {
+    match base.doubts.torn.iter().find(|torn| torn.is_of(job)).copied() {
         None => base.end_job(key, Ok(())),
         Some(torn) if doubts::can_resync(base, torn) && job.work == Work::Resync => {
             lanes::read(base, key);
@@ -384,7 +382,7 @@ pub(super) fn wrong(base: &mut Base, key: Key, slot: u32) {
     let Job { group, lo, hi, .. } = *job;
     let bad = BadRange { group, slot, from: lo, to: hi };
     if hi - lo > BLOCK {
-        let here = |torn: &mut Torn| (torn.group, torn.lo, torn.hi) == (group, lo, hi);
+        let here = |torn: &mut Torn| torn.is_of(job);
         for torn in base.doubts.torn.extract_if(.., here).collect::<Vec<_>>() {
             let block = |at: u32| Torn { lo: at, hi: at + BLOCK, ..torn };
             base.doubts.torn.extend((lo..hi).step_by(BLOCK as usize).map(block));

@@ -5,8 +5,8 @@
 
 use super::base::Base;
 use super::job::{Phase, Work, slots_of};
-use super::types::{At, Combine, Effect};
-use super::{BLOCK, Key, doubts};
+use super::types::{At, Effect};
+use super::{BLOCK, Key, doubts, lanes};
 use crate::layout::Scatter;
 use crate::limits::SCRUB_EVERY_NS;
 use crate::units::Time;
@@ -81,16 +81,8 @@ pub(super) fn compare(base: &mut Base, key: Key) {
         let first = base.lane(key, all);
         At { offset: first.offset + number * len, ..first }
     };
-    let inputs = (0..geometry.data).map(|slot| base.lane(key, slot)).collect();
     let outputs: Vec<At> = (0..geometry.parity).map(should).collect();
-    let coefficients = base.shape.encoding(0..geometry.data);
-    base.effects.push(Effect::Combine(Combine {
-        len,
-        coefficients,
-        inputs,
-        outputs: outputs.clone(),
-        add: false,
-    }));
+    lanes::encode_to(base, key, outputs.clone());
     for (number, a) in (0u32..).zip(outputs) {
         let b = base.lane(key, geometry.data + number);
         base.effects.push(Effect::Compare { job: key, a, b, len });

@@ -168,10 +168,10 @@ impl Shape {
         }
     }
 
-    /// Coefficients of all parity for these data slots.
-    pub(super) fn encoding(&self, data: std::ops::Range<u32>) -> Vec<u8> {
+    /// Coefficients of all parity for all data slots.
+    pub(super) fn encoding(&self) -> Vec<u8> {
         (0..self.geometry.parity)
-            .flat_map(|parity| data.clone().map(move |slot| (parity, slot)))
+            .flat_map(|parity| (0..self.geometry.data).map(move |slot| (parity, slot)))
             .map(|(parity, slot)| self.code.coefficient(parity, slot))
             .collect()
     }

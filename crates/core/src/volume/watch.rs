@@ -2,7 +2,8 @@
 //!
 //! Owns what follows from a link's events and from the time that it says nothing: it is opened again, hedged,
 //! set aside, tried again, named to the coordinator. Never: what a job does about an answer that does not
-//! come (`Base::failed`). Tests: `tests/volume_links.rs`, `tests/volume_gone.rs`, the simulator.
+//! come (`read`, `write`, by way of `Base::failed`). Tests: `tests/volume_links.rs`, `tests/volume_gone.rs`,
+//! the simulator.
 
 use super::base::Base;
 use super::job::{Failure, Part, Progress};
@@ -67,8 +68,7 @@ pub(super) fn failed(base: &mut Base, donor: DonorId, session: u64, failure: Lin
     if matches!(failure, LinkFailure::NotAdmitted(_)) {
         base.note_shut_out(donor);
     }
-    let link = &mut base.links[donor];
-    link.gone = matches!(failure, LinkFailure::Refused(_));
+    base.links[donor].gone = matches!(failure, LinkFailure::Refused(_));
     let link = &base.links[donor];
     match (failure, &link.state) {
         (LinkFailure::Broken(_), State::Up) if link.fenced => reopen(base, donor, false),

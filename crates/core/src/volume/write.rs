@@ -11,39 +11,9 @@ use super::link::{State, Trust};
 use super::shape::touched_of;
 use super::types::{At, Combine, Effect, Fragment, Mem, PartError, VolumeError};
 use super::{BLOCK, Key, doubts, fill, join, lanes};
-use crate::layout::{Scatter, Span};
+use crate::layout::Span;
 use crate::limits::SCRATCH_LARGE_BYTES;
 use crate::map::BadRange;
-
-/// A write that covers what was lost for good makes it readable again.
-fn note_rewritten(base: &mut Base, key: Key) {
-    let job = &base.jobs[key];
-    let Some(span) = job.span() else { return };
-    let known = base.shape.lost_ranges();
-    let mut rewritten = Vec::new();
-    for bad in known.filter(|bad| bad.group == span.group) {
-        let (from, to) = base.shape.geometry.column(span.begin, span.end, bad.slot);
-        let from = from.max(bad.from).max(job.lo).next_multiple_of(BLOCK);
-        let to = to.min(bad.to).min(job.hi) / BLOCK * BLOCK;
-        if from < to {
-            rewritten.push(BadRange { from, to, ..*bad });
-        }
-    }
-    // What a write covers of what the source could not give is known from then on, to the byte.
-    for slot in (0..base.shape.geometry.data).filter(|_| !base.shape.map.unreadable.is_empty()) {
-        let (from, to) = base.shape.geometry.column(span.begin, span.end, slot);
-        let (from, to) = (from.max(job.lo), to.min(job.hi));
-        let touched = touched_of(&base.shape.map.unreadable, span.group, slot, from, to);
-        rewritten.extend(touched.map(|run| BadRange {
-            from: from.max(run.from),
-            to: to.min(run.to),
-            ..*run
-        }));
-    }
-    if !rewritten.is_empty() {
-        base.shape.report_rewritten(rewritten);
-    }
-}
 
 /// Cuts the write of one span into jobs.
 pub(super) fn plan(base: &mut Base, request: Key, span: Span, content: Content) {
@@ -133,23 +103,18 @@ pub(super) fn begin_rows(base: &mut Base, key: Key, span: Span, content: Content
     let (payload, parity) = match content {
         Content::Payload => {
             encode_rows(base, key, span);
-            (
-                base.payload(key),
-                Mem::Scratch(base.jobs.get(key).and_then(|s| s.scratch).expect("taken before")),
-            )
+            (base.payload(key), Mem::Scratch(base.jobs[key].scratch.expect("taken before it began")))
         }
         _ => (Mem::Nothing, Mem::Nothing),
     };
     for slot in 0..geometry.data {
         let scatter = geometry.scatter(slot, lo, hi, span.begin, span.payload);
-        lanes::learn(base, key, slot, 1, op, Run { local: lo, mem: payload, scatter });
-        lanes::write_slot(base, key, slot, op, Run { local: lo, mem: payload, scatter });
+        lanes::write_one(base, key, slot, op, Run { local: lo, mem: payload, scatter });
     }
-    for number in 0..geometry.parity {
+    for (number, slot) in (0..).zip(base.shape.parity_slots()) {
         let offset = if content == Content::Payload { number * (hi - lo) } else { 0 };
-        let scatter = Scatter::whole(offset, hi - lo);
-        lanes::learn(base, key, geometry.data + number, 1, op, Run { local: lo, mem: parity, scatter });
-        lanes::write_slot(base, key, geometry.data + number, op, Run { local: lo, mem: parity, scatter });
+        let at = At { mem: parity, offset };
+        lanes::write_one(base, key, slot, op, Run::whole(lo, at, hi - lo));
     }
     base.set_phase(key, Phase::Writing);
 }
@@ -167,7 +132,7 @@ fn encode_rows(base: &mut Base, key: Key, span: Span) {
         let inputs = (0..geometry.data).map(|slot| At { mem, offset: position(slot) }).collect();
         let output = |number: u32| At { mem: Mem::Scratch(piece), offset: number * (hi - lo) + (at - lo) };
         let outputs = (0..geometry.parity).map(output).collect();
-        let coefficients = base.shape.encoding(0..geometry.data);
+        let coefficients = base.shape.encoding();
         base.effects.push(Effect::Combine(Combine { len, coefficients, inputs, outputs, add: false }));
         at += len;
     }
@@ -326,6 +291,36 @@ pub(super) fn done(base: &mut Base, key: Key) {
     wait_for_the_coordinator(base, key);
 }
 
+/// A write that covers what was lost for good makes it readable again.
+fn note_rewritten(base: &mut Base, key: Key) {
+    let job = &base.jobs[key];
+    let Some(span) = job.span() else { return };
+    let known = base.shape.lost_ranges();
+    let mut rewritten = Vec::new();
+    for bad in known.filter(|bad| bad.group == span.group) {
+        let (from, to) = base.shape.geometry.column(span.begin, span.end, bad.slot);
+        let from = from.max(bad.from).max(job.lo).next_multiple_of(BLOCK);
+        let to = to.min(bad.to).min(job.hi) / BLOCK * BLOCK;
+        if from < to {
+            rewritten.push(BadRange { from, to, ..*bad });
+        }
+    }
+    // What a write covers of what the source could not give is known from then on, to the byte.
+    for slot in (0..base.shape.geometry.data).filter(|_| !base.shape.map.unreadable.is_empty()) {
+        let (from, to) = base.shape.geometry.column(span.begin, span.end, slot);
+        let (from, to) = (from.max(job.lo), to.min(job.hi));
+        let touched = touched_of(&base.shape.map.unreadable, span.group, slot, from, to);
+        rewritten.extend(touched.map(|run| BadRange {
+            from: from.max(run.from),
+            to: to.min(run.to),
+            ..*run
+        }));
+    }
+    if !rewritten.is_empty() {
+        base.shape.report_rewritten(rewritten);
+    }
+}
+
 /// What was lost for good and is written again answers errors to the next attachment until the
 /// coordinator has heard of it, so the write is acknowledged only then. This one may read it at once.
 fn is_recorded_as_rewritten(base: &mut Base, key: Key) -> bool {
@@ -363,7 +358,7 @@ pub(super) fn tear(base: &mut Base, job: &Job) {
     }
     // Whatever did not fit together there does now, but for who missed this.
     if matches!(job.work, Work::Resync) {
-        base.doubts.torn.retain(|torn| (torn.group, torn.lo, torn.hi) != (group, lo, hi));
+        base.doubts.torn.retain(|torn| !torn.is_of(job));
     }
     let mut slots: Slots = 0;
     for missed in &job.missed {
