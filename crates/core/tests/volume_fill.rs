@@ -4,7 +4,7 @@ mod volume;
 
 use cheetah_core::limits::{FILL_CHUNKS_MAX, RUSH_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, Redundancy, VolumeMap};
-use cheetah_core::volume::{Effect, Event, Op, PartError, PartOp};
+use cheetah_core::volume::{Effect, Event, LinkFailure, Op, PartError, PartOp};
 use std::collections::BTreeSet;
 use volume::{Sent, UNIT, World, wide};
 
@@ -150,4 +150,39 @@ fn what_follows_a_chunk_that_failed_is_copied_again() {
     }
     let chunks: BTreeSet<u64> = again.iter().map(|sent| sent.address / CHUNK).collect();
     assert!([0, 1, 2].iter().all(|chunk| chunks.contains(chunk)), "{chunks:?}");
+}
+
+/// The place is taken back: slot 0 has nobody.
+fn take_back(world: &mut World) {
+    let mut map: VolumeMap = wide(Redundancy { data: 3, parity: 1 });
+    map.groups[0].slots[0].held = None;
+    map.epoch += 1;
+    world.step(Event::Map(map));
+}
+
+#[test]
+fn what_was_read_for_a_place_that_was_taken_back_is_not_written_there() {
+    let (mut world, sent) = filling();
+    take_back(&mut world);
+    // By now the place may be another slot's: its bytes would be written over.
+    let next = read(&mut world, &sent, 0);
+    assert!(next.iter().all(|sent| sent.donor != TO), "{next:?}");
+}
+
+#[test]
+fn what_waits_for_the_link_to_a_place_that_was_taken_back_is_not_sent_there() {
+    for is_taken_back in [false, true] {
+        let (mut world, sent) = filling();
+        complete(&mut world, &sent, 2);
+        let broken = LinkFailure::Broken("a cable".into());
+        world.fail(TO, world.session(TO), broken);
+        world.submit(Op::Write, 2 * ROWS, 3 * UNIT);
+        if is_taken_back {
+            take_back(&mut world);
+        }
+        world.sent();
+        world.open(TO);
+        let writes = world.sent().iter().filter(|sent| sent.donor == TO && sent.op == PartOp::Write).count();
+        assert_eq!(writes, usize::from(!is_taken_back));
+    }
 }

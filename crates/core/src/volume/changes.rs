@@ -188,22 +188,31 @@ pub(super) fn replace_map(base: &mut Base, mut map: VolumeMap) {
 }
 
 /// Reads that are on their way to who held a slot before are asked of who holds it now. So are flushes
-/// that wait for a donor which holds nothing any more.
+/// that wait for a donor which holds nothing any more. Writes that wait for the link to a place which is not
+/// the slot's any more are not sent there: by then it may be another's. Those that were sent the donor cuts
+/// off before it gives the place to anybody.
 fn follow_moved_slots(base: &mut Base) {
     let moved = |job: Key, slot: u32, placement| {
         let group = base.jobs.get(job).map(|job| job.group as usize)?;
         let held = base.shape.map.groups[group].slots.get(slot as usize)?.held;
         (held.is_some() && held != Some(placement)).then_some(())
     };
-    let reads: Vec<(Key, DonorId, Progress)> = (base.jobs.parts.iter())
+    let is_out = |job: Key, slot: u32, placement: Placement| {
+        let job = base.jobs.get(job);
+        job.is_some_and(|job| base.shape.slot(job.group, slot).placements().all(|place| place != placement))
+    };
+    let moved: Vec<(Key, DonorId, Progress)> = (base.jobs.parts.iter())
         .filter(|(_, part)| part.progress != Progress::Done)
         .filter(|(key, part)| match part.op {
+            op if op.writes() => {
+                part.progress == Progress::Waiting && is_out(part.job, part.slot, part.placement)
+            }
             PartOp::Read | PartOp::Status => moved(part.job, part.slot, part.placement).is_some(),
             _ => flush::is_barrier(base, *key) && !base.shape.map.routes.contains_key(&part.placement.donor),
         })
         .map(|(key, part)| (key, part.placement.donor, part.progress))
         .collect();
-    for (part, donor, progress) in reads {
+    for (part, donor, progress) in moved {
         if progress == Progress::Sent {
             base.effects.push(Effect::Abandon { donor, part });
         } else if let Some(link) = base.links.get_mut(donor) {

@@ -191,6 +191,10 @@ fn next_to_fill(base: &Base) -> Option<(u32, u32)> {
 
 pub(super) fn write(base: &mut Base, key: Key, slot: u32, to: Placement) {
     base.drop_parts(key);
+    if base.shape.slot(base.jobs[key].group, slot).filling != Some(to) {
+        // While it was read the place was taken back, and may be another slot's by now.
+        return base.end_job(key, Err(VolumeError::DonorLost));
+    }
     let (fragment, at) = (base.fragment(key, slot), base.lane(key, slot));
     let job = &base.jobs[key];
     let scatter = Scatter::whole(at.offset, job.len());
