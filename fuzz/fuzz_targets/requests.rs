@@ -15,6 +15,7 @@ fn steps(bytes: &[u8], cuts: &[u8]) -> Vec<String> {
         structured_replies: true,
         base_allocation: Some(1),
         dirty: Some(2),
+        context: Some(3),
     };
     let mut machine = Transmission::new(session, 1 << 10);
     let (mut steps, mut kept, mut rest, mut cuts) = (Vec::new(), Vec::new(), bytes, cuts.iter().cycle());

@@ -7,7 +7,7 @@ use libfuzzer_sys::fuzz_target;
 
 /// Feeds `bytes` in pieces; returns the last step, what was sent and what was not consumed.
 fn serve(bytes: &[u8], piece: usize) -> (Step, Vec<u8>, usize) {
-    let (mut server, mut output, mut rest) = (Handshake::new().with_dirty(), Vec::new(), bytes);
+    let (mut server, mut output, mut rest) = (Handshake::new().of_donor(), Vec::new(), bytes);
     loop {
         let Ok(taken) = server.input(&rest[..rest.len().min(piece)]) else { break };
         rest = &rest[taken..];

@@ -321,6 +321,7 @@ fn reads() -> (Negotiated, Vec<[u8; RequestHeader::BYTES]>) {
         structured_replies: true,
         base_allocation: Some(1),
         dirty: Some(2),
+        context: Some(3),
     };
     let read = |number| RequestHeader {
         flags: CmdFlags::EMPTY,

@@ -91,7 +91,13 @@ impl Connection {
     }
 
     fn negotiate(&mut self, export: &str, structured: bool) -> io::Result<()> {
-        let want = Want { export: export.to_owned(), structured, base_allocation: false, dirty: false };
+        let want = Want {
+            export: export.to_owned(),
+            structured,
+            base_allocation: false,
+            dirty: false,
+            context: false,
+        };
         let mut handshake = Handshake::new(want);
         let mut output = Vec::new();
         loop {

@@ -54,6 +54,9 @@ pub struct Negotiated {
     pub base_allocation: Option<u32>,
     /// The id of `cheetah:dirty`, likewise. A BLOCK_STATUS is answered with a chunk for each context agreed.
     pub dirty: Option<u32>,
+    /// The id of `cheetah:context`, likewise: reads and writes are answered with checksums as well, and
+    /// VERIFY may be sent. A BLOCK_STATUS does not tell of it.
+    pub context: Option<u32>,
 }
 
 /// One export of a LIST.
@@ -78,6 +81,8 @@ flags! {
 impl StateFlags {
     /// The bit of `cheetah:dirty`: written lately. Contexts count their bits each for itself.
     pub const DIRTY: Self = Self(1);
+    /// The bit of `cheetah:context`: the blocks are not what their checksums say.
+    pub const WRONG: Self = Self(1);
 }
 
 /// A run of bytes of one state; the context of its chunk says what the flags mean.

@@ -20,8 +20,8 @@
 //! let bytes = header.encode();
 //!
 //! let (export, info) = (String::new(), ExportInfo::new(8192, TransmissionFlags::EMPTY));
-//! let session =
-//!     Negotiated { export, info, structured_replies: true, base_allocation: None, dirty: None };
+//! let (base_allocation, dirty, context) = (None, None, None);
+//! let session = Negotiated { export, info, structured_replies: true, base_allocation, dirty, context };
 //! let mut requests = Transmission::new(session, 32 << 10);
 //! let step = requests.next(&mut &bytes[..]);
 //! assert_eq!(step, Ok(Some(Step::Request { header, verdict: Ok(command) })));

@@ -40,6 +40,10 @@ pub const LIST_ENTRIES_MAX: usize = 16_384;
 /// Names and descriptions a client takes from one LIST, together.
 pub const LIST_BYTES_MAX: usize = 4 << 20;
 
+/// What one checksum of a CONTEXTS chunk is of.
+pub const CONTEXT_BLOCK_BYTES: u32 = 4096;
+/// Checksums in one CONTEXTS chunk, either way: a READ of the largest payload, wherever it begins.
+pub const CONTEXTS_MAX: usize = (REQUEST_PAYLOAD_BYTES_MAX / CONTEXT_BLOCK_BYTES) as usize + 1;
 /// Writes in one LEDGER chunk, either way.
 pub const LEDGER_ENTRIES_MAX: usize = 16 << 10;
 /// Descriptors in one BLOCK_STATUS chunk, either way.

@@ -28,8 +28,12 @@ pub const PORT: u16 = 10_809;
 pub const BASE_ALLOCATION: &str = "base:allocation";
 /// Cheetah's own metadata context: which regions of a donor were written lately.
 pub const CHEETAH_DIRTY: &str = "cheetah:dirty";
+/// Cheetah's own metadata context: the checksum of each block, beside what is read and written.
+pub const CHEETAH_CONTEXT: &str = "cheetah:context";
 /// The number of Cheetah's own command, far from those that the protocol may still give out.
 const CHEETAH_MARK: u16 = 0x4348;
+/// The one behind it.
+const CHEETAH_VERIFY: u16 = 0x4349;
 /// Zeroes behind the answer to EXPORT_NAME, unless NO_ZEROES was agreed.
 pub const EXPORT_NAME_ZEROES_BYTES: usize = 124;
 
@@ -122,6 +126,9 @@ pub mod chunk {
     pub const BLOCK_STATUS: u16 = 5;
     /// Cheetah's own, to a client that has sent a MARK: which writes are not known to be complete.
     pub const LEDGER: u16 = 0x4348;
+    /// Cheetah's own, where `cheetah:context` was agreed: CRC32Cs (32 bits each) of all blocks that a READ
+    /// touches, before its data, or of those that a WRITE has touched, as they are now.
+    pub const CONTEXTS: u16 = 0x4349;
     /// Set in every error chunk.
     pub const ERR: u16 = 1 << 15;
     /// Code (32 bits), length of the message (16 bits), the message.
@@ -261,6 +268,9 @@ pub enum Command {
     /// Cheetah's own, where `cheetah:dirty` was agreed: what the writes behind it on this connection are. Not
     /// answered.
     Mark,
+    /// Cheetah's own, where `cheetah:context` was agreed: compares the blocks of a range with their
+    /// checksums. Answered as a BLOCK_STATUS in that context alone.
+    Verify,
     /// Answered with EINVAL; it carries no payload.
     Unknown(u16),
 }
@@ -279,6 +289,7 @@ impl Command {
             6 => Self::WriteZeroes,
             7 => Self::BlockStatus,
             CHEETAH_MARK => Self::Mark,
+            CHEETAH_VERIFY => Self::Verify,
             other => Self::Unknown(other),
         }
     }
@@ -296,6 +307,7 @@ impl Command {
             Self::WriteZeroes => 6,
             Self::BlockStatus => 7,
             Self::Mark => CHEETAH_MARK,
+            Self::Verify => CHEETAH_VERIFY,
             Self::Unknown(other) => other,
         }
     }

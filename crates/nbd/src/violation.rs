@@ -109,6 +109,11 @@ pub enum Violation {
     StatusUnasked,
     /// A second LEDGER chunk for one request, or one for what is no BLOCK_STATUS.
     LedgerUnasked,
+    /// A server's CONTEXTS chunk answers neither a READ nor a WRITE, was not agreed on, came twice, or is not
+    /// of as many blocks as the request touches.
+    ContextsUnasked,
+    /// The answer to a READ or WRITE has no CONTEXTS chunk, which was agreed on.
+    ContextsMissing,
 }
 
 impl fmt::Display for Violation {
@@ -168,6 +173,10 @@ impl fmt::Display for Violation {
             Self::DataUnasked => write!(f, "the server sent more data than was asked for"),
             Self::ReadInPart => write!(f, "the server answered a read in part"),
             Self::StatusUnasked => write!(f, "the server sent more status than was asked for"),
+            Self::ContextsUnasked => write!(f, "the server sent checksums that were not asked for"),
+            Self::ContextsMissing => {
+                write!(f, "the server answered without the checksums that it agreed to send")
+            }
             Self::LedgerUnasked => write!(f, "the server sent a ledger that was not asked for"),
         }
     }

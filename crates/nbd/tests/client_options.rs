@@ -25,11 +25,23 @@ fn block_info(min: u32, preferred: u32, max: u32) -> Vec<u8> {
 }
 
 fn plain() -> Handshake {
-    Handshake::new(Want { export: "disk".into(), structured: false, base_allocation: false, dirty: false })
+    Handshake::new(Want {
+        export: "disk".into(),
+        structured: false,
+        base_allocation: false,
+        dirty: false,
+        context: false,
+    })
 }
 
 fn full() -> Handshake {
-    Handshake::new(Want { export: "disk".into(), structured: true, base_allocation: true, dirty: true })
+    Handshake::new(Want {
+        export: "disk".into(),
+        structured: true,
+        base_allocation: true,
+        dirty: true,
+        context: true,
+    })
 }
 
 /// Lets `client` hear everything, and returns the step it ends in.
@@ -220,7 +232,13 @@ fn refusals_are_told_in_words() {
     let early = failed(full(), &[greeting(3), reply(opt::STRUCTURED_REPLY, rep::ERR_TLS_REQD, b"")]);
     assert_eq!(early, Error::TlsRequired.to_string());
     for export in ["x".repeat(4097), "a\0b".to_owned()] {
-        let client = Handshake::new(Want { export, structured: true, base_allocation: true, dirty: true });
+        let client = Handshake::new(Want {
+            export,
+            structured: true,
+            base_allocation: true,
+            dirty: true,
+            context: true,
+        });
         assert_eq!(client.poll(), Step::Failed(Error::ExportName));
     }
 }

@@ -24,6 +24,7 @@ fn session() -> Negotiated {
         structured_replies: true,
         base_allocation: Some(HOLES),
         dirty: Some(DIRTY),
+        context: None,
     }
 }
 
@@ -448,4 +449,79 @@ proptest! {
             prop_assert_eq!(&taken.reads[nth], &bytes, "read {}", nth);
         }
     }
+}
+
+/// Where checksums are agreed on, of blocks of this size.
+const BLOCK: u32 = 16;
+
+fn checking() -> Transmission<usize> {
+    let session = Negotiated { context: Some(3), ..session() };
+    Transmission::new(&session, true, WITHIN, LARGE_BYTES).with_block(BLOCK)
+}
+
+#[test]
+fn an_answer_has_the_checksums_of_all_blocks_that_its_request_touches() {
+    let mut client = checking();
+    client.queue(request(0, Command::Read, 20, 30));
+    client.queue(request(1, Command::Write, 16, 16));
+    client.queue(request(2, Command::Write, 32, 32));
+    client.queue(request(3, Command::Read, 0, 0));
+    let sent = send(&mut client, 1024);
+    assert_eq!(headers(&sent).len(), 3, "the writes are one");
+    client.sent(sent.len());
+    let mut input = bytes_of(&[
+        Reply::Contexts { cookie: 0, done: false, sums: vec![1, 2, 3] },
+        Reply::OffsetHole { cookie: 0, done: true, offset: 20, hole_bytes: 30 },
+        Reply::Contexts { cookie: 1, done: true, sums: vec![4, 5, 6] },
+    ]);
+    input.extend(bytes_of(&[done(3)]));
+    let mut taken = Taken::default();
+    assert_eq!(client.received(&input, &mut taken), Ok(input.len()));
+    let sums: Vec<&[u32]> = taken.answers.iter().map(|answer| &answer.sums[..]).collect();
+    assert_eq!(sums, [&[1, 2, 3][..], &[4], &[5, 6], &[]]);
+}
+
+#[test]
+fn checksums_that_are_missing_too_many_or_unasked_are_a_violation() {
+    let contexts = |sums: &[u32]| Reply::Contexts { cookie: 0, done: false, sums: sums.to_vec() };
+    let hole = Reply::OffsetHole { cookie: 0, done: true, offset: 16, hole_bytes: 32 };
+    let (missing, unasked) = (Err(Violation::ContextsMissing), Err(Violation::ContextsUnasked));
+    let refused = Reply::Error { cookie: 0, done: true, errno: Errno::Io, message: String::new() };
+    for (mut client, command, replies, outcome) in [
+        (checking(), Command::Read, vec![contexts(&[1, 2]), hole.clone()], Ok(())),
+        (checking(), Command::Read, vec![refused.clone()], Ok(())),
+        (checking(), Command::Read, vec![hole], missing),
+        (checking(), Command::Write, vec![done(0)], missing),
+        (checking(), Command::Write, vec![refused], Ok(())),
+        (checking(), Command::Read, vec![contexts(&[1])], unasked),
+        (checking(), Command::Read, vec![contexts(&[1, 2, 3])], unasked),
+        (checking(), Command::Read, vec![contexts(&[1, 2]), contexts(&[1, 2])], unasked),
+        (checking(), Command::Trim, vec![contexts(&[1, 2])], unasked),
+        (client(), Command::Read, vec![contexts(&[1, 2])], unasked),
+    ] {
+        client.queue(request(0, command, 16, 32));
+        let sent = send(&mut client, 1024);
+        client.sent(sent.len());
+        let input = bytes_of(&replies);
+        let received = client.received(&input, &mut Taken::default()).map(drop);
+        assert_eq!(received, outcome, "{command:?} answered with {replies:?}");
+    }
+}
+
+#[test]
+fn what_comes_before_large_data_is_known() {
+    let mut client = checking();
+    client.queue(request(0, Command::Read, 0, 256));
+    client.queue(request(1, Command::Read, 256, 128));
+    let sent = send(&mut client, 1024);
+    client.sent(sent.len());
+    assert_eq!(client.head_bytes(), 20 + 4 * 16 + 28);
+    let sums = Reply::Contexts { cookie: 0, done: false, sums: vec![7; 16] };
+    let head = Reply::OffsetData { cookie: 0, done: true, offset: 0, data_bytes: 256 };
+    let mut taken = Taken::default();
+    let input = bytes_of(&[sums, head]);
+    assert_eq!(client.received(&input[..84], &mut taken), Ok(84));
+    assert!(client.expects_large(), "its data is still to come");
+    assert_eq!(client.received(&input[84..], &mut taken), Ok(28));
+    assert_eq!(client.head_bytes(), 20 + 4 * 8 + 28, "of the next one");
 }

@@ -57,6 +57,8 @@ fn reply() -> impl Strategy<Value = Reply> {
         ),
         (cookie, done, any::<u64>(), prop::collection::vec(ledger_entry(), 0..40))
             .prop_map(|(cookie, done, complete, entries)| Reply::Ledger { cookie, done, complete, entries }),
+        (any::<u64>(), any::<bool>(), prop::collection::vec(any::<u32>(), 1..40))
+            .prop_map(|(cookie, done, sums)| Reply::Contexts { cookie, done, sums }),
     ]
 }
 
@@ -116,7 +118,7 @@ fn option_reply_bytes() -> impl Strategy<Value = Vec<u8>> {
 }
 
 fn serve(bytes: &[u8], piece: usize) -> server::Step {
-    let mut server = server::Handshake::new().with_dirty();
+    let mut server = server::Handshake::new().of_donor();
     let mut rest = bytes;
     while let Ok(taken) = server.input(&rest[..rest.len().min(piece)]) {
         rest = &rest[taken..];
@@ -152,14 +154,15 @@ fn connect(mut client: client::Handshake, bytes: &[u8], piece: usize) -> client:
 
 fn negotiated() -> impl Strategy<Value = Negotiated> {
     let block_min = prop::sample::select(vec![0, 1, 512, 4096]);
-    let contexts = (prop::option::of(any::<u32>()), prop::option::of(any::<u32>()));
+    let contexts = [(); 3].map(|()| prop::option::of(any::<u32>()));
     (0..1u64 << 21, any::<u16>(), block_min, any::<bool>(), contexts).prop_map(
-        |(size, flags, block_min, structured_replies, (base_allocation, dirty))| Negotiated {
+        |(size, flags, block_min, structured_replies, [base_allocation, dirty, context])| Negotiated {
             export: String::new(),
             info: ExportInfo { block_min, ..ExportInfo::new(size, TransmissionFlags(flags)) },
             structured_replies,
             base_allocation,
             dirty,
+            context,
         },
     )
 }
@@ -227,7 +230,7 @@ proptest! {
         let client = || if list {
             client::Handshake::list()
         } else {
-            client::Handshake::new(Want { export: "x".into(), structured, base_allocation, dirty })
+            client::Handshake::new(Want { export: "x".into(), structured, base_allocation, dirty, context: dirty })
         };
         prop_assert_eq!(connect(client(), &bytes, piece), connect(client(), &bytes, usize::MAX));
     }

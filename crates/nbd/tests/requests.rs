@@ -26,6 +26,7 @@ fn session() -> Negotiated {
         structured_replies: true,
         base_allocation: Some(1),
         dirty: None,
+        context: None,
     }
 }
 

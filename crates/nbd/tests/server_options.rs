@@ -60,8 +60,8 @@ impl World {
         world
     }
 
-    fn with_dirty() -> Self {
-        let mut world = Self::of(Handshake::new().with_dirty(), 3);
+    fn of_donor() -> Self {
+        let mut world = Self::of(Handshake::new().of_donor(), 3);
         assert_eq!(world.codes(opt::STRUCTURED_REPLY, &[]), [rep::ACK]);
         world
     }
@@ -327,19 +327,20 @@ fn contexts_are_listed_and_set() {
 }
 
 #[test]
-fn a_server_with_a_dirty_map_lists_and_sets_both_contexts() {
-    let (base, dirty) = ("base:allocation", "cheetah:dirty");
+fn a_donor_lists_and_sets_its_own_contexts_as_well() {
+    let (base, dirty, context) = ("base:allocation", "cheetah:dirty", "cheetah:context");
     for (option, queries, expected) in [
-        (opt::LIST_META_CONTEXT, &[][..], &[(0, base), (0, dirty)][..]),
-        (opt::LIST_META_CONTEXT, &["cheetah:"], &[(0, dirty)]),
+        (opt::LIST_META_CONTEXT, &[][..], &[(0, base), (0, dirty), (0, context)][..]),
+        (opt::LIST_META_CONTEXT, &["cheetah:"], &[(0, dirty), (0, context)]),
         (opt::LIST_META_CONTEXT, &["base:"], &[(0, base)]),
         (opt::SET_META_CONTEXT, &[dirty, base, dirty], &[(1, base), (2, dirty)]),
+        (opt::SET_META_CONTEXT, &[context, base], &[(1, base), (3, context)]),
         (opt::SET_META_CONTEXT, &[dirty], &[(2, dirty)]),
         (opt::SET_META_CONTEXT, &[base], &[(1, base)]),
         (opt::SET_META_CONTEXT, &["cheetah:"], &[]),
         (opt::SET_META_CONTEXT, &["cheetah:dirty:x"], &[]),
     ] {
-        let mut answers = World::with_dirty().ask(option, &meta_data("disk", queries));
+        let mut answers = World::of_donor().ask(option, &meta_data("disk", queries));
         assert_eq!(answers.pop(), Some((rep::ACK, vec![])));
         let context =
             |(id, name): &(u8, &str)| (rep::META_CONTEXT, [&[0, 0, 0, *id][..], name.as_bytes()].concat());

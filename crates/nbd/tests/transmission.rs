@@ -23,6 +23,7 @@ fn session() -> Negotiated {
         structured_replies: true,
         base_allocation: contexts.0,
         dirty: contexts.1,
+        context: None,
     }
 }
 

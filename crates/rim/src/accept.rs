@@ -15,7 +15,7 @@ pub const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
 /// What a server says of its exports.
 pub trait Exports {
     /// Whether `cheetah:dirty` is offered.
-    const DIRTY: bool = false;
+    const IS_DONOR: bool = false;
 
     /// The export of this name, or why not. For `Purpose::Go` the client is about to use it.
     fn lookup(
@@ -54,8 +54,8 @@ async fn drive<E: Exports>(
     // empty, the stream becomes another in the middle of the loop, and the handshake begins anew.
     let mut stream = transport.accepted(stream).await?;
     let mut handshake = Handshake::new();
-    if E::DIRTY {
-        handshake = handshake.with_dirty();
+    if E::IS_DONOR {
+        handshake = handshake.of_donor();
     }
     let (mut input, mut output) = (Vec::new(), Vec::new());
     loop {

@@ -8,8 +8,12 @@
 //! Called by `donor`. Tests: below. One of the named modules that may use unsafe.
 #![allow(unsafe_code)]
 
+use crate::code;
+use crate::contexts::Contexts;
 use crate::ledgers::Ledgers;
 use crate::mapping::{HUGE_PAGE_BYTES, Mapping};
+use crate::writing::Writing;
+use cheetah_core::checksum::ZERO_BLOCK_CRC;
 use cheetah_core::donor::DirtyMap;
 use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES};
 use rustix::fs::{FallocateFlags, MemfdFlags};
@@ -25,6 +29,8 @@ pub struct Arena {
     bytes: u64,
     /// One bit a block.
     presence: Box<[AtomicU64]>,
+    contexts: Contexts,
+    writing: Writing,
     dirty: DirtyMap,
     ledgers: Ledgers,
     /// Bytes that came from and went to clients so far.
@@ -32,6 +38,21 @@ pub struct Arena {
     /// Held while extents are wiped or gathered.
     wiping: Mutex<()>,
 }
+
+/// A write, or zeros, on their way into memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Begun {
+    offset: u64,
+    len: u64,
+    /// How far the block at its beginning was from its checksum, if a part of that is written; 0: it was
+    /// right.
+    first: u32,
+    /// The same of the block at its end.
+    last: u32,
+}
+
+/// A block is looked at again so often when writes begin meanwhile.
+const LOOKS_MAX: u32 = 8;
 
 const BLOCKS_PER_WORD: u64 = 64;
 const WORDS_PER_HUGE_PAGE: usize = HUGE_PAGE_BYTES / (BLOCKS_PER_WORD * BLOCK_BYTES) as usize;
@@ -48,8 +69,9 @@ impl Arena {
         let words = bytes / BLOCK_BYTES / BLOCKS_PER_WORD;
         let presence = (0..words).map(|_| AtomicU64::new(0)).collect();
         let (dirty, moved, wiping) = (DirtyMap::new(extents), AtomicU64::new(0), Mutex::new(()));
-        let ledgers = Ledgers::new(extents);
-        Ok(Arena { memory, mapping, bytes, presence, dirty, ledgers, moved, wiping })
+        let (contexts, ledgers) = (Contexts::new(extents), Ledgers::new(extents));
+        let writing = Writing::default();
+        Ok(Arena { memory, mapping, bytes, presence, contexts, writing, dirty, ledgers, moved, wiping })
     }
 
     #[must_use]
@@ -131,6 +153,14 @@ impl Arena {
         self.moved.load(Ordering::Relaxed)
     }
 
+    /// A whole write at once.
+    #[cfg(test)]
+    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
+        let begun = self.begin_write(offset, bytes.len() as u64);
+        self.copy_in(offset, bytes);
+        self.wrote(begun, bytes.len() as u64);
+    }
+
     /// What its memory holds there.
     #[cfg(test)]
     pub(crate) fn bytes_at(&self, offset: u64, len: usize) -> Vec<u8> {
@@ -175,6 +205,94 @@ impl Arena {
         }
     }
 
+    // Checksums.
+
+    /// The checksums of all blocks that the range touches.
+    pub(crate) fn sums(&self, offset: u64, len: u64) -> impl ExactSizeIterator<Item = u32> {
+        self.contexts.of(offset / BLOCK_BYTES, (offset + len).div_ceil(BLOCK_BYTES))
+    }
+
+    /// Calls `each` with runs that together make up the range: (length, whether its blocks are right).
+    pub(crate) fn verify(&self, offset: u64, len: u64, mut each: impl FnMut(u64, bool)) {
+        let end = offset + len;
+        let (mut at, mut run) = (offset, (0, true));
+        while at < end {
+            let block = at / BLOCK_BYTES;
+            let next = ((block + 1) * BLOCK_BYTES).min(end);
+            let is_right = self.is_right(block);
+            if run.0 > 0 && run.1 != is_right {
+                each(run.0, run.1);
+                run.0 = 0;
+            }
+            run = (run.0 + next - at, is_right);
+            at = next;
+        }
+        if run.0 > 0 {
+            each(run.0, run.1);
+        }
+    }
+
+    /// Whether the block is what its checksum says, or is being written.
+    fn is_right(&self, block: u64) -> bool {
+        let still = || self.writing.still(block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES);
+        for _ in 0..LOOKS_MAX {
+            let before = still();
+            if before.is_none() || self.differs(block) == 0 {
+                return true;
+            }
+            // One that began meanwhile may have ended as well.
+            if still() == before {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// How far a block is from its checksum; zero: it is right.
+    fn differs(&self, block: u64) -> u32 {
+        self.found(block) ^ self.contexts.get(block)
+    }
+
+    /// The checksum of what a block holds.
+    fn found(&self, block: u64) -> u32 {
+        if !self.is_present(block) {
+            return ZERO_BLOCK_CRC;
+        }
+        let start = self.address(block * BLOCK_BYTES);
+        // SAFETY: a whole block inside the mapping, aligned. Others may write it meanwhile, as into a buffer
+        // that the kernel writes: then the checksum is of no use, and whoever wrote computes it again.
+        code::crc32c(unsafe { std::slice::from_raw_parts(start, BLOCK_BYTES as usize) })
+    }
+
+    /// Behind what has landed of a write: its blocks have the checksums of what they hold now, but for what
+    /// was wrong before and may be there still.
+    fn sign(&self, Begun { offset, len, first, last }: Begun) {
+        let (from, to) = (offset / BLOCK_BYTES, (offset + len).div_ceil(BLOCK_BYTES));
+        for block in from..to {
+            let first = if block == from { first } else { 0 };
+            let last = if block + 1 == to { last } else { 0 };
+            self.contexts.set(block, self.found(block) ^ first ^ last);
+        }
+    }
+
+    // Writing.
+
+    /// Before a write of this range, of which `wrote` tells the end. What is wrong in a block shall not look
+    /// right because a part of it is written.
+    pub(crate) fn begin_write(&self, offset: u64, len: u64) -> Begun {
+        self.writing.begin(offset, offset + len);
+        let (first, last) = (offset / BLOCK_BYTES, (offset + len) / BLOCK_BYTES);
+        let begins = len > 0 && !offset.is_multiple_of(BLOCK_BYTES);
+        let ends = len > 0 && !(offset + len).is_multiple_of(BLOCK_BYTES);
+        Begun {
+            offset,
+            len,
+            first: if begins { self.differs(first) } else { 0 },
+            // Both may lie in one block.
+            last: if ends && !(begins && first == last) { self.differs(last) } else { 0 },
+        }
+    }
+
     /// Copies bytes in. The caller then says `wrote`.
     pub(crate) fn copy_in(&self, offset: u64, bytes: &[u8]) {
         assert!(offset + bytes.len() as u64 <= self.bytes, "ranges are checked before they reach the arena");
@@ -182,9 +300,16 @@ impl Arena {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.address(offset), bytes.len()) };
     }
 
-    /// A write of this range has landed: its blocks are present, but for those that were absent and were only
-    /// filled with zeros; their memory goes back.
-    pub(crate) fn wrote(&self, offset: u64, len: u64) {
+    /// So many bytes of a write have landed, and no more will. Their blocks are present, but for those that
+    /// were absent and were only filled with zeros; their memory goes back.
+    pub(crate) fn wrote(&self, begun: Begun, len: u64) {
+        let Begun { offset, last, .. } = begun;
+        self.settle(offset, len);
+        self.sign(Begun { len, last: if len == begun.len { last } else { 0 }, ..begun });
+        self.writing.end(offset, offset + begun.len);
+    }
+
+    fn settle(&self, offset: u64, len: u64) {
         let end = offset + len;
         let mut at = offset;
         let mut zeros = 0..0;
@@ -235,6 +360,28 @@ impl Arena {
     /// Makes the range read as zeros. Whole blocks become absent, unless `keep` asks for their memory to
     /// stay.
     pub(crate) fn zero(&self, offset: u64, len: u64, keep: bool) {
+        let begun = self.begin_write(offset, len);
+        self.fill(offset, len, keep);
+        self.sign_zeros(begun);
+        self.writing.end(offset, offset + len);
+    }
+
+    /// As `sign`, where all that is covered in full is zeros.
+    fn sign_zeros(&self, begun: Begun) {
+        let Begun { offset, len, .. } = begun;
+        let end = offset + len;
+        let (first, last) = (offset.next_multiple_of(BLOCK_BYTES), end / BLOCK_BYTES * BLOCK_BYTES);
+        if first > last {
+            return self.sign(begun);
+        }
+        self.sign(Begun { len: first - offset, last: 0, ..begun });
+        for block in first / BLOCK_BYTES..last / BLOCK_BYTES {
+            self.contexts.set(block, ZERO_BLOCK_CRC);
+        }
+        self.sign(Begun { offset: last, len: end - last, first: 0, ..begun });
+    }
+
+    fn fill(&self, offset: u64, len: u64, keep: bool) {
         let end = offset + len;
         if keep {
             self.fill_zero(offset, end);
@@ -295,9 +442,59 @@ mod tests {
         all
     }
 
-    fn write(arena: &Arena, offset: u64, bytes: &[u8]) {
-        arena.copy_in(offset, bytes);
-        arena.wrote(offset, bytes.len() as u64);
+    fn wrong_blocks(arena: &Arena) -> Vec<u64> {
+        let (mut wrong, mut at) = (Vec::new(), 0);
+        arena.verify(0, arena.bytes(), |len, is_right| {
+            if !is_right {
+                wrong.extend((at / BLOCK_BYTES)..(at + len) / BLOCK_BYTES);
+            }
+            at += len;
+        });
+        wrong
+    }
+
+    /// As bad memory does.
+    fn flip(arena: &Arena, offset: u64) {
+        let byte = byte(arena, offset) ^ 1;
+        arena.copy_in(offset, &[byte]);
+    }
+
+    #[test]
+    fn every_block_has_the_checksum_of_what_was_written() {
+        let arena = Arena::new(1).unwrap();
+        arena.write(100, &[7; 9000]);
+        arena.write(8192, &[0; 4096]);
+        arena.zero(4000, 200, false);
+        arena.zero(12288, 4096, true);
+        arena.zero(12289, 1, false);
+        arena.write(20480, &[0; 8192]);
+        arena.write(20481, b"x");
+        assert!(wrong_blocks(&arena).is_empty());
+        let sums: Vec<u32> = arena.sums(8191, 2).collect();
+        let mut second = [7; 4096];
+        second[..104].fill(0);
+        assert_eq!(sums, [code::crc32c(&second), ZERO_BLOCK_CRC]);
+        arena.wipe(&[0]);
+        assert!(wrong_blocks(&arena).is_empty());
+        assert!(arena.sums(0, arena.bytes()).all(|sum| sum == ZERO_BLOCK_CRC));
+    }
+
+    #[test]
+    fn what_is_wrong_stays_so_until_it_is_written_as_a_whole() {
+        let arena = Arena::new(1).unwrap();
+        arena.write(0, &[5; 16384]);
+        flip(&arena, 4096 + 17);
+        flip(&arena, 8192 + 17);
+        // An absent block that holds something after all.
+        flip(&arena, 40960);
+        assert_eq!(wrong_blocks(&arena), [1, 2]);
+        arena.write(4000, &[6; 100]);
+        arena.write(4096 + 1000, &[6; 4096]);
+        arena.zero(4096 + 4000, 200, false);
+        assert_eq!(wrong_blocks(&arena), [1, 2], "a part of it was written");
+        arena.write(4096, &[6; 4096]);
+        arena.zero(8192, 4096, false);
+        assert!(wrong_blocks(&arena).is_empty());
     }
 
     fn byte(arena: &Arena, offset: u64) -> u8 {
@@ -308,19 +505,19 @@ mod tests {
     #[test]
     fn zeros_take_no_memory_and_partial_blocks_count_whole() {
         let arena = Arena::new(1).unwrap();
-        write(&arena, 4096, &[0; 8192]);
+        arena.write(4096, &[0; 8192]);
         assert_eq!(arena.bytes_used(), 0);
-        write(&arena, 100, b"x");
+        arena.write(100, b"x");
         assert_eq!(arena.bytes_used(), 4096);
         assert_eq!(runs(&arena, 0, 12288), [(4096, true), (8192, false)]);
-        write(&arena, 0, &[0; 4096]);
+        arena.write(0, &[0; 4096]);
         assert_eq!(byte(&arena, 100), 0, "zeros over a present block are written");
     }
 
     #[test]
     fn zeroing_spares_what_is_beside_the_range() {
         let arena = Arena::new(1).unwrap();
-        write(&arena, 0, &[7; 16384]);
+        arena.write(0, &[7; 16384]);
         arena.zero(100, 8192, false);
         assert_eq!(runs(&arena, 0, 16384), [(4096, true), (4096, false), (8192, true)]);
         assert_eq!(
@@ -345,11 +542,11 @@ mod tests {
     #[test]
     fn what_is_locked_is_given_back_when_it_is_wiped() {
         let arena = Arena::new(2).unwrap();
-        write(&arena, 0, &[7; 8192]);
+        arena.write(0, &[7; 8192]);
         assert!(arena.lock(), "needs to lock 128 MiB: raise `ulimit -l`");
         assert_eq!(locked_bytes(&arena), 8192, "and no page comes by that");
         let page = HUGE_PAGE_BYTES as u64;
-        write(&arena, EXTENT_BYTES, &vec![1; 2 * HUGE_PAGE_BYTES]);
+        arena.write(EXTENT_BYTES, &vec![1; 2 * HUGE_PAGE_BYTES]);
         assert_eq!(locked_bytes(&arena), 8192 + 2 * page);
         let first = usize::try_from(EXTENT_BYTES / page).unwrap();
         assert_eq!(arena.gather(first).ok(), Some(true), "huge pages can be locked, too");
@@ -358,14 +555,14 @@ mod tests {
         arena.zero(EXTENT_BYTES + page, 4096, false);
         arena.wipe(&[0, 1]);
         assert_eq!((locked_bytes(&arena), arena.bytes_resident()), (0, 0));
-        write(&arena, 0, &[7; 4096]);
+        arena.write(0, &[7; 4096]);
         assert_eq!(locked_bytes(&arena), 4096);
     }
 
     #[test]
     fn a_wiped_extent_is_absent_and_zero() {
         let arena = Arena::new(2).unwrap();
-        write(&arena, EXTENT_BYTES + 5, b"secret");
+        arena.write(EXTENT_BYTES + 5, b"secret");
         arena.dirty().mark(EXTENT_BYTES + 5, 6);
         arena.wipe(&[1]);
         arena.dirty().runs(0, arena.bytes(), |_, dirty| assert!(!dirty));

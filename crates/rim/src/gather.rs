@@ -167,8 +167,7 @@ mod tests {
     /// later.
     fn ends_early(use_it: impl Fn(&Arena) + Send + 'static) -> bool {
         let arena = Arc::new(Arena::new(1).unwrap());
-        arena.copy_in(0, &vec![1; EXTENT_BYTES as usize]);
-        arena.wrote(0, EXTENT_BYTES);
+        arena.write(0, &vec![1; EXTENT_BYTES as usize]);
         let (used, done) = (arena.clone(), Arc::new(AtomicBool::new(false)));
         let is_done = done.clone();
         let user = std::thread::spawn(move || {
@@ -197,8 +196,7 @@ mod tests {
         let arena = Arc::new(Arena::new(1).unwrap());
         let page = EXTENT_BYTES / arena.huge_pages() as u64;
         let noise: Vec<u8> = (0..2 * page + 4096).map(|at| (at % 251) as u8 + 1).collect();
-        arena.copy_in(0, &noise);
-        arena.wrote(0, noise.len() as u64);
+        arena.write(0, &noise);
         let before = (arena.bytes_used(), arena.bytes_resident());
         let round = Gathering::new(arena.clone());
         let mut round = round.0.lock().unwrap();

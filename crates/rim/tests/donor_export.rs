@@ -101,7 +101,13 @@ impl World {
     }
 
     fn ask(&self, export: &str) -> Result<Client, Error> {
-        let want = Want { export: export.into(), structured: true, base_allocation: true, dirty: false };
+        let want = Want {
+            export: export.into(),
+            structured: true,
+            base_allocation: true,
+            dirty: false,
+            context: false,
+        };
         Client::open(&self.donor, want)
     }
 }

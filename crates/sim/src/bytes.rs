@@ -23,6 +23,16 @@ pub(crate) fn sectors(bytes: u64) -> usize {
 struct Chunk {
     bytes: [u8; CHUNK],
     present: [bool; BLOCKS],
+    /// What each block's content was when it was signed last.
+    sums: [u32; BLOCKS],
+}
+
+/// What stands for the CRC32C of a block: two that differ in one byte never have the same.
+pub(crate) fn sum(block: &[u8]) -> u32 {
+    let hash = block.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    (hash ^ hash >> 32) as u32
 }
 
 #[derive(Default)]
@@ -47,9 +57,20 @@ fn pieces(at: usize, len: usize) -> impl Iterator<Item = (usize, usize, usize)> 
     })
 }
 
+impl Chunk {
+    fn zeros() -> Chunk {
+        let zeros = sum(&[0; BLOCK]);
+        Chunk { bytes: [0; CHUNK], present: [false; BLOCKS], sums: [zeros; BLOCKS] }
+    }
+
+    fn block(&self, block: usize) -> &[u8] {
+        &self.bytes[block * BLOCK..(block + 1) * BLOCK]
+    }
+}
+
 impl Memory {
     fn chunk(&mut self, at: usize) -> &mut Chunk {
-        self.0.entry(at).or_insert_with(|| Box::new(Chunk { bytes: [0; CHUNK], present: [false; BLOCKS] }))
+        self.0.entry(at).or_insert_with(|| Box::new(Chunk::zeros()))
     }
 
     pub(crate) fn write(&mut self, at: usize, bytes: &[u8]) {
@@ -76,6 +97,36 @@ impl Memory {
                 chunk.present[first..end].fill(keep);
             }
         }
+    }
+
+    /// The blocks that the range touches hold what was meant.
+    pub(crate) fn sign(&mut self, at: usize, len: usize) {
+        for (chunk, from, to) in pieces(at, len) {
+            let Some(chunk) = self.0.get_mut(&chunk) else { continue };
+            for block in from / BLOCK..to.div_ceil(BLOCK) {
+                chunk.sums[block] = sum(chunk.block(block));
+            }
+        }
+    }
+
+    /// The checksums of the blocks that the range touches, as they were signed.
+    pub(crate) fn sums(&self, at: usize, len: usize) -> Vec<u32> {
+        let zeros = sum(&[0; BLOCK]);
+        let of = |(chunk, from, to): (usize, usize, usize)| {
+            let blocks = from / BLOCK..to.div_ceil(BLOCK);
+            blocks.map(move |block| self.0.get(&chunk).map_or(zeros, |chunk| chunk.sums[block]))
+        };
+        pieces(at, len).flat_map(of).collect()
+    }
+
+    /// Whether each of the blocks that the range touches is what was signed.
+    pub(crate) fn verify(&self, at: usize, len: usize) -> Vec<bool> {
+        let of = |(chunk, from, to): (usize, usize, usize)| {
+            let is_right = |chunk: &Chunk, block| chunk.sums[block] == sum(chunk.block(block));
+            let blocks = from / BLOCK..to.div_ceil(BLOCK);
+            blocks.map(move |block| self.0.get(&chunk).is_none_or(|chunk| is_right(chunk, block)))
+        };
+        pieces(at, len).flat_map(of).collect()
     }
 
     pub(crate) fn read(&self, at: usize, into: &mut [u8]) {
@@ -176,15 +227,8 @@ impl Sums {
         }
     }
 
-    pub(crate) fn is_known(&self, group: u32, slot: u32, at: usize) -> bool {
-        match self.chunks.get(&(group, slot, at / CHUNK)) {
-            Some(known) => known[at % CHUNK / BLOCK].is_some(),
-            None => self.fresh.get(group as usize) == Some(&true),
-        }
-    }
-
-    /// How many blocks are not what is known of them.
-    pub(crate) fn wrong(&self, group: u32, slot: u32, at: usize, bytes: &[u8]) -> u32 {
+    /// How many blocks are not what is known of them. `sums` are a donor's: none are not looked at.
+    pub(crate) fn wrong(&self, group: u32, slot: u32, at: usize, bytes: &[u8], sums: &[u32]) -> u32 {
         assert!(
             at.is_multiple_of(BLOCK) && bytes.len().is_multiple_of(BLOCK),
             "checksums are of whole blocks"
@@ -192,13 +236,14 @@ impl Sums {
         let (mut done, mut wrong) = (0, 0);
         for (chunk, from, to) in pieces(at, bytes.len()) {
             let known = self.chunks.get(&(group, slot, chunk));
-            let fresh = self.fresh[group as usize];
+            let fresh = self.fresh.get(group as usize) == Some(&true);
             for (block, bytes) in (from / BLOCK..).zip(bytes[done..done + to - from].chunks_exact(BLOCK)) {
                 let bad = match known {
                     Some(known) => known[block].is_some_and(|known| known != *bytes),
                     None => fresh && bytes.iter().any(|byte| *byte != 0),
                 };
-                wrong += u32::from(bad);
+                let said = sums.get((done + (block - from / BLOCK) * BLOCK) / BLOCK);
+                wrong += u32::from(bad || said.is_some_and(|said| *said != sum(bytes)));
             }
             done += to - from;
         }
@@ -255,11 +300,11 @@ mod tests {
         let mut sums = Sums::default();
         sums.grow(1, true);
         sums.grow(2, false);
-        assert_eq!((sums.wrong(0, 0, 0, &[0; 8]), sums.wrong(0, 0, 0, &[1; 16])), (0, 2));
-        assert_eq!(sums.wrong(1, 0, 0, &[1; 16]), 0, "unknown");
+        assert_eq!((sums.wrong(0, 0, 0, &[0; 8], &[]), sums.wrong(0, 0, 0, &[1; 16], &[])), (0, 2));
+        assert_eq!(sums.wrong(1, 0, 0, &[1; 16], &[]), 0, "unknown");
         sums.note(1, 0, 8, &[3; 8]);
-        assert_eq!(sums.wrong(1, 0, 0, &[1; 16]), 1);
+        assert_eq!(sums.wrong(1, 0, 0, &[1; 16], &[]), 1);
         sums.forget(1, 0, 8, 8);
-        assert!(!sums.is_known(1, 0, 8) && sums.is_known(0, 1, 0));
+        assert_eq!(sums.wrong(1, 0, 8, &[1; 8], &[]), 0, "forgotten");
     }
 }

@@ -132,7 +132,12 @@ impl Contents {
                 "and it is not being loaded"
             }
             FillFrom::Overwrite if known => "and is the volume that it was before",
-            FillFrom::Overwrite if given.map.size != size => "and is not as large as its source",
+            // Somebody may have grown it before its loader heard of it.
+            FillFrom::Overwrite
+                if given.map.size != size && given.map.epoch == 1 || given.map.size < size =>
+            {
+                "and is not as large as its source"
+            }
             FillFrom::Overwrite if !given.fresh => "and somebody may have written it",
             FillFrom::Overwrite | FillFrom::Fresh if done != 0 => "and something counts as loaded already",
             FillFrom::Fresh if held.written || matches!(held.stage, Stage::Whole | Stage::Half) => {

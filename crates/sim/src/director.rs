@@ -57,8 +57,8 @@ pub(crate) struct Rot {
     pub(crate) donor: usize,
     /// The sector of its memory.
     pub(crate) at: usize,
-    /// What brings it there.
-    pub(crate) part: Key,
+    /// What brings it there, unless it came about there.
+    pub(crate) part: Option<Key>,
     pub(crate) wrong: u8,
     pub(crate) right: u8,
     /// By then it has arrived.
@@ -196,7 +196,7 @@ impl World {
             return self.create(name);
         }
         let attached = self.attached_to(name);
-        let alone = self.plan.corrupts();
+        let alone = self.plan.flips_per_million > 0;
         if self.has_loads() && self.rng.percent(if attached.is_empty() { 40 } else { 5 }) {
             return self.begin_load(name);
         }

@@ -157,6 +157,7 @@ impl World {
                     let start = sectors(u64::from(*extent) * EXTENT_BYTES);
                     if self.bug != Some(Bug::SkipWipe) {
                         donor.memory.zero(start, sectors(EXTENT_BYTES), false);
+                        donor.memory.sign(start, sectors(EXTENT_BYTES));
                     }
                 }
                 donor.dirty.clear(extents.iter().copied());
@@ -282,7 +283,20 @@ impl World {
         self.end_conn(d, id);
     }
 
+    /// What has landed of a write that is cut off is signed as it lies there.
+    fn sign_what_is_cut_off(&mut self, d: usize, id: u64) {
+        let end = self.network.conns.get(&id).and_then(|conn| conn.donor_end.as_ref());
+        let Some(end) = end.filter(|end| end.write.is_some_and(|write| write.refused.is_none())) else {
+            return;
+        };
+        if let Some(payload) = end.transmission.payload() {
+            let at = usize::try_from(payload.header.offset).expect("inside of the memory");
+            self.donors[d].memory.sign(at, payload.at);
+        }
+    }
+
     fn end_conn(&mut self, d: usize, id: u64) {
+        self.sign_what_is_cut_off(d, id);
         if self
             .network
             .conns

@@ -3,7 +3,7 @@
 //! Owns: each kind of fault, and telling `verdict` what it excuses. Never: more than `plan` allows. A lost or
 //! stalled connection and a restart of the coordinator excuse nothing: no request may fail for them.
 
-use crate::bytes::{SECTOR, sectors};
+use crate::bytes::{BLOCK, SECTOR, sectors};
 use crate::calls::Caller;
 use crate::client::Phase;
 use crate::director::Rot;
@@ -84,6 +84,7 @@ impl World {
             Fault::KillTwo => self.kill_two(),
             Fault::DisturbClock => self.disturb_some_clock(),
             Fault::EndLoad => self.disturb_some_load(),
+            Fault::Rot => self.flip_at_rest(),
             Fault::RepeatCall => self.repeat_some_call(),
             Fault::RestartCoordinator => {
                 if self.rng.percent(40) {
@@ -92,14 +93,7 @@ impl World {
                     self.crash_coordinator();
                 }
             }
-            Fault::CrashClient => {
-                // What it leaves half written needs all donors until another has mended it.
-                if let Some(c) = self.some_client().filter(|_| self.may_tear()) {
-                    let host = self.rng.percent(40);
-                    self.count(if host { "fault: client's host lost" } else { "fault: client crashed" });
-                    self.crash_client(c, host);
-                }
-            }
+            Fault::CrashClient => self.crash_some_client(),
             Fault::PauseClient => {
                 if let Some(c) = self.some_client().filter(|_| self.may_tear()) {
                     self.count("fault: client paused");
@@ -107,6 +101,15 @@ impl World {
                     self.pause_client(c, length);
                 }
             }
+        }
+    }
+
+    fn crash_some_client(&mut self) {
+        // What it leaves half written needs all donors until another has mended it.
+        if let Some(c) = self.some_client().filter(|_| self.may_tear()) {
+            let host = self.rng.percent(40);
+            self.count(if host { "fault: client's host lost" } else { "fault: client crashed" });
+            self.crash_client(c, host);
         }
     }
 
@@ -133,7 +136,8 @@ impl World {
         to: Option<(u64, Key)>,
         data: &mut [u8],
     ) {
-        let often = self.plan.flips_per_million;
+        let from_donors = if to.is_none() { self.plan.read_flips_per_million } else { 0 };
+        let often = self.plan.flips_per_million.max(from_donors);
         if often == 0 || data.is_empty() || self.director.healing || self.rng.below(1_000_000) >= often {
             return;
         }
@@ -143,9 +147,6 @@ impl World {
         }
         let at = self.rng.index(data.len());
         let Fragment { group, slot, local } = fragment;
-        if !self.clients[c].memory.sums.is_known(group, slot, sectors(local.into()) + at) {
-            return; // Nobody could tell: trimmed, or not mended yet.
-        }
         let right = data[at];
         data[at] ^= 1 << self.rng.below(8);
         self.count("fault: a bit flipped on the way");
@@ -159,19 +160,63 @@ impl World {
                 }
                 // Whatever holds it up on its way is over by then.
                 let (wrong, arrived, at) = (data[at], self.now + 60 * SECOND_NS, sectors(address) + at);
-                self.director.rot.push(Rot { donor: d, at, part, wrong, right, arrived, forgotten: false });
+                self.director.rot.push(Rot {
+                    donor: d,
+                    at,
+                    part: Some(part),
+                    wrong,
+                    right,
+                    arrived,
+                    forgotten: false,
+                });
             }
             None => self.verdict.link_is_slow(c, donor, self.now, self.now + SECOND_NS),
         }
     }
 
+    /// A bit of what some donor holds of a volume with redundancy changes by itself.
+    fn flip_at_rest(&mut self) {
+        let Some(d) = self.some_donor().filter(|d| self.may(*d)) else { return };
+        let id = self.donors[d].id;
+        let maps = self.stored_maps().filter(|map| map.redundancy.parity > 0);
+        let held = maps.flat_map(|map| {
+            let slots = map.groups.iter().enumerate().flat_map(|(group, of)| {
+                of.slots.iter().enumerate().map(move |(slot, places)| (group, slot, places.held))
+            });
+            slots.filter_map(|(group, slot, held)| Some((map.volume, group, slot, held?)))
+        });
+        let held: Vec<_> = held.filter(|(.., held)| held.donor == id).collect();
+        let Some((volume, group, slot, held)) = self.rng.pick(&held) else { return };
+        let (begin, len) = (sectors(u64::from(held.extent) * EXTENT_BYTES), sectors(EXTENT_BYTES));
+        let memory = &self.donors[d].memory;
+        let blocks: Vec<usize> = memory.blocks().filter(|at| (begin..begin + len).contains(at)).collect();
+        let Some(block) = self.rng.pick(&blocks) else { return };
+        let at = block + self.rng.index(BLOCK);
+        let right = self.donors[d].memory.get(at, 1)[0];
+        let wrong = right ^ 1 << self.rng.below(8);
+        self.donors[d].memory.write(at, &[wrong]);
+        self.count("fault: a bit flipped at rest");
+        say!(self, "a bit flips in donor {d}, sector {at}: slot {slot} of group {group}");
+        self.verdict.rotten.insert(id);
+        let number = (block - begin) / BLOCK;
+        self.verdict.rotted.insert((volume, group, slot, number as u64));
+        let arrived = self.now;
+        self.director.rot.push(Rot { donor: d, at, part: None, wrong, right, arrived, forgotten: false });
+    }
+
     /// Whose memory still has bytes that nobody wrote.
     pub(crate) fn look_at_rot(&mut self) {
         let (donors, now) = (&self.donors, self.now);
-        let there = |rot: &Rot| donors[rot.donor].memory.get(rot.at, 1) == [rot.wrong];
+        let there = |rot: &Rot| {
+            let memory = &donors[rot.donor].memory;
+            // Another may have written the same byte since.
+            memory.get(rot.at, 1) == [rot.wrong]
+                && (rot.part.is_some() || memory.verify(rot.at, 1) == [false])
+        };
         let may = |rot: &Rot| donors[rot.donor].alive && (now < rot.arrived || there(rot));
         self.director.rot.retain(may);
-        self.verdict.rotten = self.director.rot.iter().map(|rot| donors[rot.donor].id).collect();
+        let rotten = self.director.rot.iter().map(|rot| donors[rot.donor].id).collect();
+        self.verdict.now_rotten(rotten, now);
     }
 
     /// Who forgets what a fragment holds cannot tell wrong bytes from right ones any more: no promise covers
@@ -192,6 +237,7 @@ impl World {
             for rot in self.director.rot.iter_mut().filter(|rot| rot.donor == d && range.contains(&rot.at)) {
                 if memory.get(rot.at, 1) == [rot.wrong] {
                     memory.write(rot.at, &[rot.right]);
+                    memory.sign(rot.at, 1);
                 }
                 rot.forgotten = true;
             }
@@ -201,11 +247,12 @@ impl World {
     /// What one of these parts brings after it was forgotten.
     pub(crate) fn right_forgotten_rot(&mut self, d: usize, parts: &[u64], range: Range<usize>) {
         let memory = &mut self.donors[d].memory;
-        let brought =
-            |rot: &&Rot| rot.donor == d && parts.contains(&rot.part.to_u64()) && range.contains(&rot.at);
+        let of_these = |part: Option<Key>| part.is_some_and(|part| parts.contains(&part.to_u64()));
+        let brought = |rot: &&Rot| rot.donor == d && of_these(rot.part) && range.contains(&rot.at);
         for rot in self.director.rot.iter().filter(brought).filter(|rot| rot.forgotten) {
             if memory.get(rot.at, 1) == [rot.wrong] {
                 memory.write(rot.at, &[rot.right]);
+                memory.sign(rot.at, 1);
             }
         }
     }

@@ -4,6 +4,7 @@
 //! in error, exactly where its donor died), donors and coordinator of one mind, and all memory wiped once the
 //! volumes are gone. Never: a fault.
 
+use crate::bytes::SECTOR;
 use crate::client::{Phase, Tick};
 use crate::donor::DonorHost;
 use crate::world::{ClientEv, Ev, World};
@@ -56,6 +57,7 @@ impl World {
             scrubs.iter().for_each(|c| self.step_client(*c, Event::Scrub));
             self.pass(300 * SECOND_NS);
             scrubs.iter().for_each(|c| self.has_scrubbed(*c));
+            scrubs.iter().for_each(|c| self.nothing_wrong_is_left(*c));
         }
         self.losses_are_accounted();
         attached.iter().for_each(|c| self.nobody_is_blamed(*c));
@@ -115,6 +117,27 @@ impl World {
         let Some(machine) = client.machine.as_ref().filter(|_| !client.read_only && !ended) else { return };
         if machine.map().redundancy.parity > 0 && machine.report().scrub_passes == 0 {
             self.fail(format!("client {c} did not compare its fragments: {:?}", machine.report()));
+        }
+    }
+
+    /// What is wrong somewhere was found when all was compared, and put right from the others.
+    fn nothing_wrong_is_left(&mut self, c: usize) {
+        let client = &self.clients[c];
+        let ended = client.token.is_none_or(|token| self.verdict.lease_ended.contains(&token));
+        let beyond = client.volume.is_none_or(|volume| self.verdict.beyond.contains(&volume));
+        if client.read_only || ended || beyond || self.failure.is_some() {
+            return;
+        }
+        self.look_at_rot();
+        let Some(map) = self.clients[c].machine.as_ref().map(|machine| machine.map()) else { return };
+        let slots = map.groups.iter().flat_map(|group| &group.slots).filter_map(|slot| slot.held);
+        let held: BTreeSet<(DonorId, u32)> = slots.map(|held| (held.donor, held.extent)).collect();
+        let left = self.director.rot.iter().find(|rot| {
+            let extent = (rot.at as u64 * SECTOR / EXTENT_BYTES) as u32;
+            map.redundancy.parity > 0 && held.contains(&(self.donors[rot.donor].id, extent))
+        });
+        if let Some(rot) = left {
+            self.fail(format!("client {c} has compared all its fragments, and {rot:?} is there still"));
         }
     }
 

@@ -20,12 +20,13 @@ WORLD: [--beyond] [--only KIND] [--layout K+M] [--bug NAME]
 
 --beyond lets more go wrong at once than redundancy covers.
 --only lets nothing else go wrong, and that often: end-together, stop-coordinator, stranger, kill-two,
-  clock, end-load.
+  clock, end-load, rot.
 --layout K+M or K+M+SPARES gives each volume this redundancy, and that many donors.
 --bug plants a mistake in the simulator's drivers, which the oracle has to find:
   ignore-sessions, skip-wipe, ack-early, zeros-for-lost, lose-record, answer-before-store, ack-before-quorum,
   stale-believed, parity-not-updated, checksum-ignored, lease-not-checked, loss-not-recorded,
-  sleep-counts, stranger-obeyed, refusal-unheard, load-told-ahead, load-forgotten, resume-skips";
+  sleep-counts, stranger-obeyed, refusal-unheard, load-told-ahead, load-forgotten, resume-skips,
+  merged-out-of-order, context-ignored, write-reply-ignored";
 
 enum Mode {
     One { seed: u64, trace: bool },

@@ -5,7 +5,7 @@
 //! what the memory held when it was sent, and an answer lands where its part said, or nowhere once it is not
 //! wanted.
 
-use crate::bytes::{BLOCK, SECTOR, Sums, sectors};
+use crate::bytes::{BLOCK, SECTOR, Sums, sectors, sum};
 use crate::network::Awaited;
 use crate::oracle::POISON;
 use cheetah_core::code;
@@ -112,7 +112,7 @@ impl ClientMemory {
 
     pub(crate) fn verify(&self, fragment: Fragment, at: At, len: u32) -> Result<bool, String> {
         let bytes = self.get(at, len)?;
-        Ok(self.sums.wrong(fragment.group, fragment.slot, sectors(fragment.local.into()), &bytes) == 0)
+        Ok(self.sums.wrong(fragment.group, fragment.slot, sectors(fragment.local.into()), &bytes, &[]) == 0)
     }
 
     pub(crate) fn compare(&self, a: At, b: At, len: u32) -> Result<bool, String> {
@@ -206,12 +206,9 @@ impl ClientMemory {
         Ok(())
     }
 
-    /// How many blocks of a read that is answered are wrong.
-    pub(crate) fn wrong_blocks(&self, part: &Awaited) -> Result<u32, String> {
-        let mut bytes = Vec::with_capacity(sectors(part.scatter.len.into()));
-        for (offset, len) in part.scatter.pieces() {
-            bytes.extend(self.get(At { mem: part.mem, offset }, len)?);
-        }
+    /// How many blocks of a read that is answered are wrong, as this client knows or `sums` say.
+    pub(crate) fn wrong_blocks(&self, part: &Awaited, sums: &[u32]) -> Result<u32, String> {
+        let bytes = self.bytes_of(part)?;
         let Fragment { group, slot, local } = part.fragment;
         let at = sectors(local.into());
         if !at.is_multiple_of(BLOCK) || !bytes.len().is_multiple_of(BLOCK) {
@@ -221,7 +218,22 @@ impl ClientMemory {
                 bytes.len()
             ));
         }
-        Ok(self.sums.wrong(group, slot, at, &bytes))
+        Ok(self.sums.wrong(group, slot, at, &bytes, sums))
+    }
+
+    /// How many blocks a donor has otherwise than they were sent.
+    pub(crate) fn wrongly_taken(&self, part: &Awaited, sums: &[u32]) -> Result<u32, String> {
+        let bytes = self.bytes_of(part)?;
+        let wrong = bytes.chunks(BLOCK).zip(sums).filter(|(block, has)| sum(block) != **has);
+        Ok(u32::try_from(wrong.count()).expect("blocks of a part"))
+    }
+
+    fn bytes_of(&self, part: &Awaited) -> Result<Vec<u8>, String> {
+        let mut bytes = Vec::with_capacity(sectors(part.scatter.len.into()));
+        for (offset, len) in part.scatter.pieces() {
+            bytes.extend(self.get(At { mem: part.mem, offset }, len)?);
+        }
+        Ok(bytes)
     }
 
     /// The request is answered, and its memory is the front end's again.

@@ -190,9 +190,13 @@ impl World {
         let client = &mut self.clients[c];
         client.memory.end_part(part.to_u64());
         client.sent.remove(&part.to_u64());
-        let wrong = match answer.error {
-            None if awaited.op == PartOp::Read && self.bug != Some(Bug::ChecksumIgnored) => {
-                client.memory.wrong_blocks(&awaited)?
+        let wrong = match (answer.error, awaited.op) {
+            (None, PartOp::Read) if self.bug != Some(Bug::ChecksumIgnored) => {
+                let ignored = self.bug == Some(Bug::ContextIgnored);
+                client.memory.wrong_blocks(&awaited, if ignored { &[] } else { &answer.sums })?
+            }
+            (None, PartOp::Write | PartOp::Sparse) if self.bug != Some(Bug::WriteReplyIgnored) => {
+                client.memory.wrongly_taken(&awaited, &answer.sums)?
             }
             _ => 0,
         };

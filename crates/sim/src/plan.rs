@@ -51,10 +51,14 @@ pub enum Bug {
     ResumeSkips,
     /// Of writes that leave in one request, the payload of the last is sent first.
     MergedOutOfOrder,
+    /// The client does not look at the checksums that donors send with what it reads.
+    ContextIgnored,
+    /// Nor at those that they send back of what it writes.
+    WriteReplyIgnored,
 }
 
 impl Bug {
-    pub const ALL: [Bug; 19] = [
+    pub const ALL: [Bug; 21] = [
         Bug::IgnoreSessions,
         Bug::SkipWipe,
         Bug::AckEarly,
@@ -74,6 +78,8 @@ impl Bug {
         Bug::LoadForgotten,
         Bug::ResumeSkips,
         Bug::MergedOutOfOrder,
+        Bug::ContextIgnored,
+        Bug::WriteReplyIgnored,
     ];
 
     #[must_use]
@@ -98,6 +104,8 @@ impl Bug {
             Bug::LoadForgotten => "load-forgotten",
             Bug::ResumeSkips => "resume-skips",
             Bug::MergedOutOfOrder => "merged-out-of-order",
+            Bug::ContextIgnored => "context-ignored",
+            Bug::WriteReplyIgnored => "write-reply-ignored",
         }
     }
 
@@ -131,6 +139,8 @@ pub enum Fault {
     DisturbClock,
     /// Volumes are loaded as well, and loads end before their end.
     EndLoad,
+    /// Bits flip in donors' memory, and on their way from donors to whoever reads.
+    Rot,
 }
 
 /// What ordinary runs are made of, beside loads; each of the other kinds makes runs of its own.
@@ -154,13 +164,14 @@ const FAULTS: [Fault; 15] = [
 
 impl Fault {
     /// The kinds that a run can be made of alone.
-    pub const ALONE: [Fault; 6] = [
+    pub const ALONE: [Fault; 7] = [
         Fault::EndTogether,
         Fault::StopCoordinator,
         Fault::Stranger,
         Fault::KillTwo,
         Fault::DisturbClock,
         Fault::EndLoad,
+        Fault::Rot,
     ];
 
     #[must_use]
@@ -172,6 +183,7 @@ impl Fault {
             Fault::KillTwo => "kill-two",
             Fault::DisturbClock => "clock",
             Fault::EndLoad => "end-load",
+            Fault::Rot => "rot",
             _ => "of every run",
         }
     }
@@ -241,6 +253,8 @@ pub(crate) struct Plan {
     pub(crate) deaths_max: usize,
     /// How many of a million messages with data have a bit flipped.
     pub(crate) flips_per_million: u64,
+    /// How many of those from donors, where those to donors have none.
+    pub(crate) read_flips_per_million: u64,
     /// Machines that donors run on.
     pub(crate) hosts: usize,
     /// More may go wrong at once than redundancy covers.
@@ -261,7 +275,8 @@ fn pick_faults(rng: &mut Rng) -> (Vec<Fault>, u64) {
     }
     let flips_per_million = if rng.percent(20) { rng.skewed(200, 50_000) } else { 0 };
     if flips_per_million > 0 {
-        // Only who wrote a block knows its checksum: these volumes have one client from first to last.
+        // What flipped on its way to a donor is there until its writer hears of it, and for good when that
+        // ends before: these volumes have one client from first to last.
         let ends_leases = [
             Fault::CrashClient,
             Fault::PauseClient,
@@ -311,6 +326,7 @@ impl Plan {
             faults,
             deaths_max: rng.index(donors + 1),
             flips_per_million,
+            read_flips_per_million: 0,
             hosts: usize::try_from(rng.range(2, 8)).expect("small"),
             beyond: setup.beyond,
             parity_only: setup.layout.is_some(),
@@ -322,9 +338,14 @@ impl Plan {
                 donors: plan.donors.max(3),
                 donors_late: 0,
                 extents_max: plan.extents_max.max(2),
-                faults: vec![fault],
+                faults: match fault {
+                    // Whoever comes after a writer, or reads beside it, finds what is wrong.
+                    Fault::Rot => vec![fault, fault, fault, Fault::CrashClient, Fault::LoseConnection],
+                    _ => vec![fault],
+                },
                 fault_gap_ns: rng.range(SECOND_NS, 4 * SECOND_NS),
                 flips_per_million: 0,
+                read_flips_per_million: if fault == Fault::Rot { rng.skewed(200, 20_000) } else { 0 },
                 parity_only: true,
                 ..plan
             },
@@ -341,7 +362,12 @@ impl Plan {
 
     /// Whether bytes may change without anybody writing them.
     pub(crate) fn corrupts(&self) -> bool {
-        self.flips_per_million > 0
+        self.flips_per_million > 0 || self.rots()
+    }
+
+    /// Also in donors' memory.
+    pub(crate) fn rots(&self) -> bool {
+        self.faults.contains(&Fault::Rot)
     }
 }
 

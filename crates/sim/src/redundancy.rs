@@ -50,8 +50,8 @@ impl World {
         };
         let end = request.offset + u64::from(request.len);
         let long = u64::from(request.len) > (16 << 20);
-        // Bits that flipped on their way to a donor are put right when somebody reads them.
-        if long || self.plan.corrupts() || !self.oracle.is_alone(volume, version, request.offset, end) {
+        // Bits that flip in a donor's memory are put right when somebody reads them.
+        if long || self.plan.rots() || !self.oracle.is_alone(volume, version, request.offset, end) {
             return Ok(());
         }
         let Some(map) = self.stored_map(volume).filter(|map| map.redundancy.parity > 0) else {

@@ -4,7 +4,7 @@
 //! Owns: the donor's end of data connections. Never: decisions, or the protocol (`nbd`). Also checks, where
 //! bytes land, that nothing of an older session or lease lands after a newer one was admitted (promise 3).
 
-use crate::bytes::{Memory, SECTOR, sectors};
+use crate::bytes::{BLOCK, Memory, SECTOR, sectors};
 use crate::network::{Stage, ToClient};
 use crate::plan::Bug;
 use crate::wire::{DonorEnd, Write, cut, entry_in_sectors, in_bytes, wired_len};
@@ -13,7 +13,7 @@ use cheetah_core::donor::{DirtyMap, Grant, Ledger, ListedWrite, Ticket, WriteMar
 use cheetah_nbd::server::Run;
 use cheetah_nbd::server::transmission::{Payload, Step};
 use cheetah_nbd::{Command, Descriptor, Errno, RequestHeader};
-use cheetah_terms::donor::{Asked, entry, lately, permit, presence, tell_status};
+use cheetah_terms::donor::{Asked, entry, lately, permit, presence, rightness, tell_status};
 
 /// A hole of this many sectors is named (`rim::donor`: 32 KiB).
 const HOLE_SECTORS_MIN: u64 = 64;
@@ -45,7 +45,7 @@ impl World {
                         self.payload_lands(d, id, &end, &header, at, bytes);
                     }
                 }
-                Ok(Some(Step::Whole(header))) => self.finish_write(d, &mut end, &grant, header.cookie),
+                Ok(Some(Step::Whole(header))) => self.finish_write(d, &mut end, &grant, &header),
             }
         }
         end.input = rest.to_vec();
@@ -84,6 +84,7 @@ impl World {
         match checked.map(|()| Asked::of(&header)) {
             Err(errno) => end.outbox.error(cookie, errno, ""),
             Ok(Asked::Read) => {
+                end.outbox.contexts(&header, donor.memory.sums(at, count).into_iter());
                 let runs = donor.memory.runs(at, count);
                 let runs: Vec<Run> = runs
                     .into_iter()
@@ -95,6 +96,7 @@ impl World {
                 });
             }
             Ok(Asked::Status) => self.tell_status(d, end, grant, &header),
+            Ok(Asked::Verify) => self.verify(d, end, &header),
             Ok(Asked::Age) => {
                 donor.dirty.age(donor.access.written_by(grant));
                 donor.unnumbered.age(donor.access.written_by(grant));
@@ -108,6 +110,7 @@ impl World {
                 let ticket = self.begin_write(d, grant, end.mark, address, len);
                 let donor = &mut self.donors[d];
                 donor.memory.zero(at, count, keep);
+                donor.memory.sign(at, count);
                 donor.landed(grant.volume, ticket);
                 self.check_fence(d, id);
                 end.outbox.done(cookie);
@@ -166,15 +169,39 @@ impl World {
         tell_status(&mut end.outbox, session, header, || holes, listed, dirty);
     }
 
-    fn finish_write(&mut self, d: usize, end: &mut DonorEnd, grant: &Grant, cookie: u64) {
+    /// Blocks that others are writing at this moment count as right.
+    fn verify(&mut self, d: usize, end: &mut DonorEnd, header: &RequestHeader) {
+        let Some(context) = end.transmission.session().context else { return };
+        let place = |sectors: u64| usize::try_from(sectors).expect("inside of the memory");
+        let (at, count) = (place(header.offset), place(header.length.into()));
+        let writes = |payload: &Payload| {
+            let from = place(payload.header.offset);
+            from..from + payload.header.length as usize
+        };
+        let of_donor = self.network.conns.values().filter(|conn| conn.donor == Some(d));
+        let ends = of_donor.filter_map(|conn| conn.donor_end.as_ref());
+        let written: Vec<_> = ends.filter_map(|end| end.transmission.payload()).map(writes).collect();
+        let found = self.donors[d].memory.verify(at, count);
+        let runs = (at..).step_by(BLOCK).zip(found).map(|(block, is_right)| {
+            let is_written = written.iter().any(|range| range.start < block + BLOCK && block < range.end);
+            Descriptor { length: BLOCK as u32, flags: rightness(is_right || is_written) }
+        });
+        end.outbox.status(header, true, context, &runs.collect::<Vec<_>>());
+    }
+
+    fn finish_write(&mut self, d: usize, end: &mut DonorEnd, grant: &Grant, header: &RequestHeader) {
+        let cookie = header.cookie;
         let Some(Write { refused, ticket, .. }) = end.write.take() else {
             return self.fail(format!("donor {d} has the end of a write that it did not begin"));
         };
         match refused {
             Some(errno) => end.outbox.error(cookie, errno, ""),
             None => {
-                self.donors[d].landed(grant.volume, ticket);
-                end.outbox.done(cookie);
+                let (at, count) = (sectors(header.offset * SECTOR), header.length as usize);
+                let donor = &mut self.donors[d];
+                donor.landed(grant.volume, ticket);
+                donor.memory.sign(at, count);
+                end.outbox.done_with(cookie, donor.memory.sums(at, count).into_iter());
             }
         }
     }

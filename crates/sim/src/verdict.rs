@@ -38,6 +38,7 @@ pub(crate) struct Verdict {
     pub(crate) torn: BTreeSet<VolumeId>,
     /// Donors whose memory has bytes that nobody wrote.
     pub(crate) rotten: BTreeSet<DonorId>,
+    rotten_until: BTreeMap<DonorId, Time>,
     /// Rows of a volume that a failed write left so that they do not fit together.
     pub(crate) half_written: Vec<(VolumeId, std::ops::Range<u64>)>,
     /// Volume, group, slot and block of its extent where a bit flipped on its way to a donor, until it is
@@ -94,6 +95,13 @@ impl Verdict {
         self.coordinator_trouble = self.coordinator_trouble.max(until);
     }
 
+    /// These have wrong bytes now, and those that had some do not any more.
+    pub(crate) fn now_rotten(&mut self, rotten: BTreeSet<DonorId>, now: Time) {
+        let mended = self.rotten.difference(&rotten).map(|donor| (*donor, now));
+        self.rotten_until.extend(mended);
+        self.rotten = rotten;
+    }
+
     pub(crate) fn client_cut_off(&mut self, client: usize, until: Time) {
         extend(&mut self.cut_off, client, until);
     }
@@ -115,6 +123,7 @@ impl Verdict {
         slow_link.is_some_and(|(_, until)| until + GRACE_NS >= since)
             || self.is_slow(donor, since)
             || self.rotten.contains(&donor)
+            || self.rotten_until.get(&donor).is_some_and(|until| until + GRACE_NS >= since)
             || self.excuses(client, donor, since)
     }
 

@@ -6,7 +6,7 @@
 //! when anything arrives (`network`), or what is said (`terms`). Invariant: no end sees a byte that the other
 //! did not send, nor two in another order.
 
-use crate::bytes::{SECTOR, sectors};
+use crate::bytes::{BLOCK, SECTOR, sectors};
 use crate::network::Awaited;
 use crate::rng::Rng;
 use cheetah_core::donor::{Grant, Ticket, WriteMark};
@@ -21,6 +21,7 @@ use cheetah_terms::donor::export;
 
 const HOLES: u32 = 1;
 const DIRTY: u32 = 2;
+const CONTEXT: u32 = 3;
 /// Data from here on is received where it belongs (`rim::stream::DIRECT_BYTES`).
 const LARGE_BYTES: u64 = 16 << 10;
 
@@ -42,6 +43,7 @@ fn session(grant: &Grant, export_bytes: u64) -> Negotiated {
         structured_replies: true,
         base_allocation: Some(HOLES),
         dirty: Some(DIRTY),
+        context: Some(CONTEXT),
     }
 }
 
@@ -69,7 +71,8 @@ impl ClientEnd {
         let (session, within, large) =
             (session(grant, grant.size), wired(EXTENT_BYTES), wired_len(LARGE_BYTES));
         let can = Abilities::of(&session);
-        let transmission = client::Transmission::new(&session, can.numbers_writes(), within, large);
+        let transmission =
+            client::Transmission::new(&session, can.numbers_writes(), within, large).with_block(BLOCK as u32);
         ClientEnd { can, transmission, input: Vec::new(), is_full: false }
     }
 

@@ -41,3 +41,8 @@ fn a_writer_and_a_donor_that_end_together_lose_nothing_but_what_was_in_flight() 
 fn half_a_load_is_never_taken_for_a_whole_one() {
     holds(Fault::EndLoad, None, 200);
 }
+
+#[test]
+fn wrong_bytes_are_delivered_to_nobody_and_put_right() {
+    holds(Fault::Rot, None, 200);
+}

@@ -86,6 +86,16 @@ fn a_client_that_sends_merged_writes_out_of_order() {
 }
 
 #[test]
+fn a_client_that_does_not_check_what_others_wrote() {
+    is_found_by(Bug::ContextIgnored, Fault::Rot);
+}
+
+#[test]
+fn a_client_that_does_not_check_what_was_taken_of_its_writes() {
+    is_found(Bug::WriteReplyIgnored);
+}
+
+#[test]
 fn a_load_that_tells_what_is_not_written() {
     is_found_by(Bug::LoadToldAhead, Fault::EndLoad);
 }

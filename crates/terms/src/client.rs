@@ -20,14 +20,16 @@ pub struct Abilities {
     holes: Option<u32>,
     /// The id of the context that tells what was written lately.
     dirty: Option<u32>,
+    /// The id of the context by which blocks are checked.
+    context: Option<u32>,
 }
 
 impl Abilities {
     /// What was agreed on.
     #[must_use]
     pub const fn of(session: &Negotiated) -> Abilities {
-        let Negotiated { base_allocation: holes, dirty, .. } = *session;
-        Abilities { flags: session.info.flags, holes, dirty }
+        let Negotiated { base_allocation: holes, dirty, context, .. } = *session;
+        Abilities { flags: session.info.flags, holes, dirty, context }
     }
 
     /// Whether writes are numbered for the server's ledger: only a Cheetah donor tells what was written
@@ -49,6 +51,7 @@ impl Abilities {
             PartOp::Trim if lacks(TransmissionFlags::SEND_TRIM) => Some(Ok(Vec::new())),
             PartOp::Status if self.holes.is_none() => Some(Ok(Vec::new())),
             PartOp::Survey if self.dirty.is_none() => Some(Err(PartError::Unsupported)),
+            PartOp::Verify if self.context.is_none() => Some(Err(PartError::Unsupported)),
             _ => None,
         }
     }
@@ -77,9 +80,14 @@ impl Abilities {
             PartOp::Zero { keep: false } => (Command::WriteZeroes, CmdFlags::EMPTY),
             PartOp::Trim => (Command::Trim, CmdFlags::EMPTY),
             PartOp::Status | PartOp::Survey => (Command::BlockStatus, CmdFlags::EMPTY),
+            PartOp::Verify => (Command::Verify, CmdFlags::EMPTY),
             PartOp::Age => (Command::Flush, CmdFlags::EMPTY),
         };
-        let context = if op == PartOp::Survey { self.dirty } else { self.holes };
+        let context = match op {
+            PartOp::Survey => self.dirty,
+            PartOp::Verify => self.context,
+            _ => self.holes,
+        };
         let (cookie, mark) = (part.to_u64(), mark.map(marks::spoken));
         Request { cookie, command, flags, offset, length, mark, context, body }
     }
@@ -97,8 +105,8 @@ pub const fn first_words() -> [u8; RequestHeader::BYTES] {
     Mark { number: 0, targets: 0, complete: 0 }.header().encode()
 }
 
-/// The events that the answer to a part is. `wrong_blocks`: of what a read brought, so many are not what was
-/// written.
+/// The events that the answer to a part is. `wrong_blocks`: of what a read brought, or a donor has of a
+/// write, so many are not what was written.
 pub fn answered<B>(op: PartOp, answer: Answer<B>, wrong_blocks: u32, events: &mut Vec<Event>) {
     let Answer { cookie, error, beyond, status, ledger, .. } = answer;
     let part = Key::from_u64(cookie);
@@ -117,6 +125,7 @@ pub fn answered<B>(op: PartOp, answer: Answer<B>, wrong_blocks: u32, events: &mu
 fn status_run(op: PartOp, run: Descriptor) -> StatusRun {
     let hole = match op {
         PartOp::Survey => !run.flags.contains(StateFlags::DIRTY),
+        PartOp::Verify => !run.flags.contains(StateFlags::WRONG),
         _ => run.flags.contains(StateFlags::HOLE.with(StateFlags::ZERO)),
     };
     StatusRun { len: run.length, hole }
@@ -156,6 +165,7 @@ mod tests {
 
     const HOLES: u32 = 1;
     const DIRTY: u32 = 2;
+    const CONTEXT: u32 = 3;
     const KEY: u64 = 3 << 32 | 9;
 
     fn abilities(flags: TransmissionFlags, contexts: bool) -> Abilities {
@@ -165,6 +175,7 @@ mod tests {
             structured_replies: true,
             base_allocation: contexts.then_some(HOLES),
             dirty: contexts.then_some(DIRTY),
+            context: contexts.then_some(CONTEXT),
         })
     }
 
@@ -176,7 +187,7 @@ mod tests {
 
     fn answer(error: Option<Errno>, beyond: bool) -> Answer<()> {
         let (status, ledger) = (Vec::new(), None);
-        Answer { cookie: KEY, abandoned: false, error, beyond, status, ledger, body: () }
+        Answer { cookie: KEY, abandoned: false, error, beyond, status, ledger, sums: Vec::new(), body: () }
     }
 
     fn error_of(errno: Errno, beyond: bool) -> PartError {
@@ -199,6 +210,7 @@ mod tests {
             (PartOp::Trim, Asked::Zero { keep: false }, Some(HOLES)),
             (PartOp::Status, Asked::Status, Some(HOLES)),
             (PartOp::Survey, Asked::Status, Some(DIRTY)),
+            (PartOp::Verify, Asked::Verify, Some(CONTEXT)),
             (PartOp::Age, Asked::Age, Some(HOLES)),
         ] {
             assert_eq!(can.answer_without(op), None, "a donor can do all there is: {op:?}");

@@ -25,6 +25,8 @@ pub enum Asked {
     },
     /// What is there, and what was written lately.
     Status,
+    /// Whether what is there is what its checksums say.
+    Verify,
     /// To age its marks: what is acknowledged is in memory, and memory is all there is, so a flush only says
     /// that what was written before the last one is complete on every donor.
     Age,
@@ -44,6 +46,7 @@ impl Asked {
             Command::Trim => Asked::Zero { keep: false },
             Command::WriteZeroes => Asked::Zero { keep: header.flags.contains(CmdFlags::NO_HOLE) },
             Command::BlockStatus => Asked::Status,
+            Command::Verify => Asked::Verify,
             Command::Flush => Asked::Age,
             Command::Mark => Asked::Mark(marks::heard(Mark::of(header))),
             Command::Read | Command::Cache | Command::Disc | Command::Unknown(_) => Asked::Nothing,
@@ -58,7 +61,8 @@ impl Asked {
 pub fn permit(access: &Access, grant: &Grant, header: &RequestHeader) -> Result<(), Errno> {
     let RequestHeader { command, offset, length, .. } = *header;
     let writes = matches!(command, Command::Write | Command::Trim | Command::WriteZeroes);
-    let touches = writes || matches!(command, Command::Read | Command::BlockStatus | Command::Cache);
+    let touches =
+        writes || matches!(command, Command::Read | Command::BlockStatus | Command::Verify | Command::Cache);
     if touches && length > 0 {
         let why = |denied| match denied {
             Denied::Beyond => header.beyond(),
@@ -121,6 +125,12 @@ pub const fn presence(is_present: bool) -> StateFlags {
 #[must_use]
 pub const fn lately(is_dirty: bool) -> StateFlags {
     if is_dirty { StateFlags::DIRTY } else { StateFlags::EMPTY }
+}
+
+/// The state of a run in `cheetah:context`: whether its blocks are what their checksums say.
+#[must_use]
+pub const fn rightness(is_right: bool) -> StateFlags {
+    if is_right { StateFlags::EMPTY } else { StateFlags::WRONG }
 }
 
 /// A listed write, as the LEDGER chunk has it.
@@ -221,8 +231,14 @@ mod tests {
     fn a_status_ends_with_the_last_context_that_was_agreed() {
         let told = |base_allocation, dirty| {
             let info = ExportInfo::new(1 << 20, offered(true));
-            let session =
-                Negotiated { export: String::new(), info, structured_replies: true, base_allocation, dirty };
+            let session = Negotiated {
+                export: String::new(),
+                info,
+                structured_replies: true,
+                base_allocation,
+                dirty,
+                context: None,
+            };
             let mut outbox: Outbox<()> = Outbox::new(true);
             let run = |flags| vec![Descriptor { length: 512, flags }];
             let (holes, dirty_runs) = (|| run(presence(false)), || run(lately(true)));

@@ -1,15 +1,21 @@
-//! Reading beside a writer: no block is made of lanes of two moments.
+//! Reading beside a writer: no block is made of lanes of two moments, and none counts as wrong that was only
+//! being written.
 //!
-//! Owns how a client without the write lease finds out that nobody wrote what it rebuilt from, and jobs that
-//! begin anew a little later. Never: what is read (`read`, `lanes`). Tests: `tests/volume_moves.rs`, the
-//! simulator.
+//! Owns how a client without the write lease finds out that nobody wrote what it rebuilt from, that what came
+//! wrong is wrong where it lies, and jobs that begin anew a little later. Never: what is read (`read`,
+//! `lanes`). Tests: `tests/volume_moves.rs`, the simulator.
 
-use super::Key;
 use super::base::Base;
-use super::job::{Phase, Run, Still, slots_of};
-use super::types::{Mem, PartOp, VolumeError};
+use super::job::{Failure, Part, Phase, Run, Still, slots_of};
+use super::types::{Mem, PartError, PartOp, VolumeError};
+use super::{Key, read};
 use crate::layout::Scatter;
-use crate::limits::{READ_TOGETHER_NS, READ_TOGETHER_TRIES};
+use crate::limits::{LEASE_NS, READ_TOGETHER_NS, READ_TOGETHER_TRIES};
+use crate::units::Time;
+
+/// A job has a donor look at what it sent so often, most of them `READ_TOGETHER_NS` apart: for longer than
+/// the lease of a writer that ended in the middle of a write, which donors cut off then.
+const VERIFIES_MAX: u32 = (LEASE_NS / READ_TOGETHER_NS) as u32 + 8;
 
 /// Without the write lease, another may be writing: lanes that were read before and after a write of
 /// their row make up a block that never was. So the donors that were read from are asked who wrote there
@@ -49,9 +55,41 @@ pub(super) fn ask_who_wrote(base: &mut Base, key: Key) -> bool {
     true
 }
 
+/// A reader got bytes that do not fit their checksum: another may have been writing them, so that these are
+/// of two moments, or they were hit on their way. The donor can tell, which has both. False for who need not
+/// ask, and where there is no more to find out.
+pub(super) fn has_it_verified(base: &mut Base, part: &Part) -> bool {
+    let job = &mut base.jobs[part.job];
+    if part.op != PartOp::Read || !base.shape.read_only || job.verifies == VERIFIES_MAX {
+        return false;
+    }
+    job.verifies += 1;
+    let about = Run::about(part.run.local, part.run.scatter.len);
+    base.add_part(part.job, part.slot, part.placement, PartOp::Verify, about)
+}
+
+/// The donor has what was written: it is read again, at once and then a little later.
+pub(super) fn read_again(base: &mut Base, key: Key, slot: u32) {
+    match base.jobs[key].verifies {
+        0 | 1 => read::again(base, key, slot),
+        VERIFIES_MAX => read::failed(base, key, slot, Failure::Answer(PartError::Corrupt { blocks: 1 })),
+        _ => rest_for(base, key, READ_TOGETHER_NS),
+    }
+}
+
 /// Lets a job begin anew a little later. Rows that a writer left half written stay so until the next
 /// one comes.
 pub(super) fn rest(base: &mut Base, key: Key) {
+    let job = &mut base.jobs[key];
+    job.rests += 1;
+    let rests = job.rests;
+    if rests > READ_TOGETHER_TRIES {
+        return base.end_job(key, Err(VolumeError::DonorLost));
+    }
+    rest_for(base, key, READ_TOGETHER_NS << (rests - 1));
+}
+
+fn rest_for(base: &mut Base, key: Key, ns: Time) {
     base.drop_parts(key);
     base.jobs.free_scratch(key);
     let group = base.jobs[key].group;
@@ -61,13 +99,8 @@ pub(super) fn rest(base: &mut Base, key: Key) {
         job.wrong = 0;
     }
     (job.have, job.avoid, job.still) = (0, job.wrong, Still::Unasked);
-    job.rests += 1;
-    if job.rests > READ_TOGETHER_TRIES {
-        return base.end_job(key, Err(VolumeError::DonorLost));
-    }
     job.phase = Phase::Resting;
-    let until = base.now + (READ_TOGETHER_NS << (job.rests - 1));
-    base.jobs.resting.push((until, key));
+    base.jobs.resting.push((base.now + ns, key));
 }
 
 /// What was read before the coordinator was asked fits together if the map is the newest still.

@@ -4,8 +4,9 @@
 //! Tests: `tests/volume_degraded.rs`, the simulator.
 
 use super::base::Base;
-use super::job::{Job, Part, Phase, Work, bit};
-use super::{BLOCK, Key, PAUSE_NS, lanes};
+use super::job::{Failure, Job, Part, Phase, Work, bit};
+use super::types::{PartError, StatusRun};
+use super::{BLOCK, Key, PAUSE_NS, beside, lanes, read};
 use crate::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -28,7 +29,7 @@ pub(super) struct Healing {
 impl Healing {
     /// A donor sent blocks that are not what was written there.
     pub(super) fn found_corrupt(&mut self, base: &mut Base, part: Part, blocks: u32) {
-        *base.tally.corrupt.entry(part.placement.donor).or_default() += u64::from(blocks);
+        base.tally.found_corrupt(part.placement.donor, blocks);
         let Job { group, work, .. } = base.jobs[part.job];
         let (local, len) = (part.run.local, part.run.scatter.len);
         // Two slots that are wrong in the same row would be healed by turns for ever, and nothing else would
@@ -47,6 +48,18 @@ impl Healing {
             at += step;
         }
         base.upkeep_due = true;
+    }
+
+    /// What a donor has where it sent wrong bytes to a reader.
+    pub(super) fn verified(&mut self, base: &mut Base, part: &Part, runs: &[StatusRun]) {
+        let blocks = runs.iter().filter(|run| !run.hole).map(|run| run.len / BLOCK).sum();
+        base.jobs[part.job].coming &= !bit(part.slot);
+        if blocks > 0 {
+            self.found_corrupt(base, *part, blocks);
+            read::failed(base, part.job, part.slot, Failure::Answer(PartError::Corrupt { blocks }));
+        } else {
+            beside::read_again(base, part.job, part.slot);
+        }
     }
 
     pub(super) fn start(&mut self, base: &mut Base) {

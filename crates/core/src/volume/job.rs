@@ -182,6 +182,8 @@ pub(super) struct Job {
     pub(super) waits_for_late: bool,
     pub(super) tries: u32,
     pub(super) rests: u32,
+    /// So often a donor was asked whether what it sent is what it has.
+    pub(super) verifies: u32,
     pub(super) still: Still,
     /// Somebody may have some of what it writes.
     pub(super) wrote: bool,
@@ -211,6 +213,7 @@ impl Job {
             waits_for_late: false,
             tries: 0,
             rests: 0,
+            verifies: 0,
             still: Still::Unasked,
             wrote: false,
             missed: Vec::new(),

@@ -418,6 +418,7 @@ impl Volume {
             PartOp::Status => status::answered(&mut self.base, part, runs),
             PartOp::Survey if job.work == Work::Survey => self.resync.answered(job.group, runs.to_vec()),
             PartOp::Survey if runs.iter().any(|run| !run.hole) => job.still = Still::Disturbed,
+            PartOp::Verify => self.upkeep.healing.verified(&mut self.base, part, runs),
             op if op.writes() => {
                 for request in job.request.into_iter().chain(joins.beside(part.job)) {
                     if let Some(request) = requests.get_mut(request)
@@ -438,13 +439,17 @@ impl Volume {
         let base = &mut self.base;
         let Some(part) = base.jobs.parts.get(key).copied() else { return };
         let missed = Missed { slot: part.slot, placement: part.placement };
-        let job = &mut base.jobs[part.job];
-        job.open -= 1;
-        job.coming &= !bit(part.slot);
+        base.jobs[part.job].open -= 1;
         if let Failure::Answer(PartError::Corrupt { blocks }) = failure {
-            self.upkeep.healing.found_corrupt(base, part, blocks);
+            if beside::has_it_verified(base, &part) || write::again(base, &part, blocks) {
+                return;
+            }
+            if !base.shape.read_only {
+                self.upkeep.healing.found_corrupt(base, part, blocks);
+            }
         }
         let job = &mut base.jobs[part.job];
+        job.coming &= !bit(part.slot);
         match part.op {
             PartOp::Read => read::failed(base, part.job, part.slot, failure),
             op if op.writes() => {
@@ -460,6 +465,7 @@ impl Volume {
                 Failure::Answer(PartError::Unsupported) => job.failed = Some(VolumeError::DonorLost),
                 _ => job.still = Still::Disturbed,
             },
+            PartOp::Verify => read::failed(base, part.job, part.slot, failure),
             PartOp::Age if job.work == Work::Age => {}
             PartOp::Age if failure == Failure::Moved => flush::moved(base, part.job),
             _ => job.failed = Some(failure.error()),

@@ -152,7 +152,7 @@ pub(super) fn failed(base: &mut Base, key: Key, slot: u32, failure: Failure) {
         return; // It ends when its other parts have.
     }
     if failure == Failure::Moved {
-        return read_again(base, key, slot);
+        return again(base, key, slot);
     }
     let corrupt = matches!(failure, Failure::Answer(PartError::Corrupt { .. }));
     let shut_out = base.shape.read_only && failure == Failure::Answer(PartError::Denied);
@@ -170,9 +170,9 @@ pub(super) fn failed(base: &mut Base, key: Key, slot: u32, failure: Failure) {
             // It may have given the slot to another, which the newest map tells.
             return beside::rest(base, key);
         }
-        if corrupt && job.tries < READ_AGAIN_MAX {
+        if corrupt && !base.shape.read_only && job.tries < READ_AGAIN_MAX {
             job.tries += 1;
-            return read_again(base, key, slot);
+            return again(base, key, slot);
         }
         job.failed = Some(failure.error());
         return;
@@ -194,7 +194,7 @@ pub(super) fn failed(base: &mut Base, key: Key, slot: u32, failure: Failure) {
         Work::Resync if corrupt && job.tries < READ_AGAIN_MAX => {
             // A bit may have flipped on the way.
             (job.tries, job.avoid, job.wrong) = (job.tries + 1, 0, 0);
-            read_again(base, key, slot);
+            again(base, key, slot);
         }
         // Where the others fit together, healing gives it back.
         Work::Resync if corrupt && torn => resync::wrong(base, key, slot),
@@ -204,7 +204,8 @@ pub(super) fn failed(base: &mut Base, key: Key, slot: u32, failure: Failure) {
     }
 }
 
-fn read_again(base: &mut Base, key: Key, slot: u32) {
+/// Asks the same donor once more.
+pub(super) fn again(base: &mut Base, key: Key, slot: u32) {
     let asked = match base.jobs[key].work {
         Work::Read(span) => {
             let column = if base.shape.geometry.data == 1 { 0 } else { slot };

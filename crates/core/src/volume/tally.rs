@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 pub(super) struct Tally {
     pub(super) reads_rebuilt: u64,
     /// Wrong blocks by the donor that sent them.
-    pub(super) corrupt: BTreeMap<DonorId, u64>,
+    corrupt: BTreeMap<DonorId, u64>,
     pub(super) healed: u64,
     fill_total: u64,
     fill_done: u64,
@@ -26,6 +26,11 @@ pub(super) struct Tally {
 }
 
 impl Tally {
+    /// This donor sent, or took, so many blocks wrong.
+    pub(super) fn found_corrupt(&mut self, donor: DonorId, blocks: u32) {
+        *self.corrupt.entry(donor).or_default() += u64::from(blocks);
+    }
+
     pub(super) fn filled(&mut self, bytes: u32) {
         self.fill_done += u64::from(bytes);
         self.rate_bytes += u64::from(bytes);

@@ -93,6 +93,8 @@ pub enum PartOp {
     Status,
     /// `cheetah:dirty`: what was written lately.
     Survey,
+    /// Cheetah's VERIFY: whether the donor has what was written there.
+    Verify,
     /// All writes sent before the last `Age` are complete everywhere (NBD FLUSH).
     Age,
 }
@@ -106,7 +108,7 @@ impl PartOp {
 }
 
 /// A run of equal presence; `hole` reads as zeros and takes no memory. In a survey: `hole` means not written
-/// lately.
+/// lately; of what was verified, that nothing is wrong there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatusRun {
     /// Bytes, more than 0.
@@ -196,7 +198,8 @@ pub enum PartError {
     Denied,
     /// The server has no such command.
     Unsupported,
-    /// The driver found that this many blocks of a read are not what was written.
+    /// The driver found that this many blocks of a read are not what was written, or that the donor has so
+    /// many of a write otherwise than they were sent.
     Corrupt {
         /// At least 1; the count of wrong blocks from this donor grows by it.
         blocks: u32,
@@ -306,7 +309,7 @@ pub enum Event {
         /// In addresses of the donor's memory.
         writes: Vec<ListedWrite>,
     },
-    /// `status` is empty but for `PartOp::Status` and `PartOp::Survey`.
+    /// `status` is empty but for `PartOp::Status`, `PartOp::Survey` and `PartOp::Verify`.
     Answered {
         /// The part, as `Send` named it; the answer to a part that is over is passed over.
         part: Key,
@@ -356,9 +359,10 @@ pub enum Effect {
         /// The number that `Open` gave.
         session: u64,
     },
-    /// What is read is checked against what is known of `fragment`, and a block that is wrong makes the
-    /// answer `Corrupt`. What is written stays as it is until it is answered, or the link is closed: the
-    /// driver need not copy it.
+    /// What is read is checked against what is known of `fragment` and against the checksums that the donor
+    /// sends with it, and a block that is wrong makes the answer `Corrupt`; likewise of a write whose
+    /// checksums come back otherwise. What is written stays as it is until it is answered, or the link is
+    /// closed: the driver need not copy it.
     Send {
         /// A donor whose link is up.
         donor: DonorId,

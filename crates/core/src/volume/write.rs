@@ -6,7 +6,7 @@
 
 use super::base::Base;
 use super::doubts::Torn;
-use super::job::{Content, Failure, Job, Missed, Phase, Run, Slots, Work, bit, slots_of};
+use super::job::{Content, Failure, Job, Missed, Part, Phase, Run, Slots, Work, bit, slots_of};
 use super::link::{State, Trust};
 use super::shape::touched_of;
 use super::types::{At, Combine, Effect, Fragment, Mem, PartError, VolumeError};
@@ -220,6 +220,23 @@ fn overlay(base: &mut Base, key: Key, span: Span, content: Content, slot: u32, d
     }
 }
 
+/// What a donor took is not what was sent: it is sent again, so often.
+const WRITE_AGAIN_MAX: u32 = 3;
+
+/// Whether that is done for this part, of which so many blocks are wrong there.
+pub(super) fn again(base: &mut Base, part: &Part, blocks: u32) -> bool {
+    let Part { job, slot, placement, op, run, .. } = *part;
+    if !op.writes()
+        || base.jobs[job].tries == WRITE_AGAIN_MAX
+        || !base.add_part(job, slot, placement, op, run)
+    {
+        return false;
+    }
+    base.jobs[job].tries += 1;
+    base.tally.found_corrupt(placement.donor, blocks);
+    true
+}
+
 /// A write part of any job has no good answer; `missed` was noted by the caller.
 pub(super) fn failed(base: &mut Base, key: Key, missed: Missed, failure: Failure) {
     let job = &mut base.jobs[key];
@@ -233,6 +250,7 @@ pub(super) fn failed(base: &mut Base, key: Key, missed: Missed, failure: Failure
     let why = match failure {
         Failure::Answer(PartError::NoMemory) => "it has no memory left",
         Failure::Answer(PartError::Denied) => "it refused the lease",
+        Failure::Answer(PartError::Corrupt { .. }) => "what it took is not what was sent, again and again",
         Failure::Answer(_) => "it answered a write with an error",
         Failure::Down | Failure::Late | Failure::Moved => return,
     };

@@ -14,8 +14,8 @@ use crate::limits::{
     EXPORT_NAME_BYTES_MAX, LIST_BYTES_MAX, LIST_ENTRIES_MAX, OPTION_REPLIES_MAX, OPTION_REPLY_BYTES_MAX,
 };
 use crate::proto::{
-    BASE_ALLOCATION, CHEETAH_DIRTY, EXPORT_NAME_ZEROES_BYTES, IHAVEOPT, NBDMAGIC, OLDSTYLE_MAGIC,
-    OPTION_REPLY_MAGIC, TransmissionFlags, handshake_flags as hs, opt, rep,
+    BASE_ALLOCATION, CHEETAH_CONTEXT, CHEETAH_DIRTY, EXPORT_NAME_ZEROES_BYTES, IHAVEOPT, NBDMAGIC,
+    OLDSTYLE_MAGIC, OPTION_REPLY_MAGIC, TransmissionFlags, handshake_flags as hs, opt, rep,
 };
 use crate::violation::Violation;
 use crate::wire::{Fields, fill};
@@ -36,6 +36,14 @@ pub struct Want {
     pub base_allocation: bool,
     /// `cheetah:dirty`, likewise: only Cheetah's donors have it.
     pub dirty: bool,
+    /// `cheetah:context`, likewise.
+    pub context: bool,
+}
+
+impl Want {
+    const fn contexts(&self) -> bool {
+        self.base_allocation || self.dirty || self.context
+    }
 }
 
 /// What the driver does next.
@@ -64,6 +72,7 @@ pub struct Handshake {
     structured_replies: bool,
     base_allocation: Option<u32>,
     dirty: Option<u32>,
+    context: Option<u32>,
     /// What the server said of the export so far.
     said: Info,
     list: Vec<ListEntry>,
@@ -106,6 +115,7 @@ impl Handshake {
             structured_replies: false,
             base_allocation: None,
             dirty: None,
+            context: None,
             said: Info::EMPTY,
             list: Vec::new(),
             list_bytes: 0,
@@ -181,7 +191,8 @@ impl Handshake {
         assert!(self.list.len() <= LIST_ENTRIES_MAX && self.list_bytes <= LIST_BYTES_MAX);
         // At most five options are asked in one handshake, and an export name is in three of them.
         assert!(self.output.len() <= 4 * (EXPORT_NAME_BYTES_MAX + 64));
-        assert!(self.base_allocation.is_none() && self.dirty.is_none() || self.structured_replies);
+        let contexts = [self.base_allocation, self.dirty, self.context];
+        assert!(contexts == [None; 3] || self.structured_replies);
     }
 
     // The messages of the server.
@@ -223,7 +234,7 @@ impl Handshake {
             None if fixed_newstyle => self.ask(opt::LIST, &[]),
             None => self.state = State::Failed(Error::CannotList),
             Some(_) if !fixed_newstyle => self.ask_export_name(),
-            Some(want) if want.structured || want.base_allocation || want.dirty => {
+            Some(want) if want.structured || want.contexts() => {
                 self.ask(opt::STRUCTURED_REPLY, &[]);
             }
             Some(_) => self.ask_go(),
@@ -272,19 +283,25 @@ impl Handshake {
             (opt::STRUCTURED_REPLY, _) if reply & rep::ERR != 0 => self.ask_go(),
             (opt::SET_META_CONTEXT, rep::META_CONTEXT) => {
                 let (id, name) = option::meta_context(data).ok_or(malformed)?;
-                if name == BASE_ALLOCATION.as_bytes() {
-                    self.base_allocation = Some(id);
-                } else if name == CHEETAH_DIRTY.as_bytes() {
-                    self.dirty = Some(id);
+                let known = [
+                    (BASE_ALLOCATION, &mut self.base_allocation),
+                    (CHEETAH_DIRTY, &mut self.dirty),
+                    (CHEETAH_CONTEXT, &mut self.context),
+                ];
+                for (known, place) in known {
+                    if name == known.as_bytes() {
+                        *place = Some(id);
+                    }
                 }
                 // With one id for two contexts no chunk could be told from another.
-                if self.base_allocation.is_some() && self.base_allocation == self.dirty {
+                let ids = [self.base_allocation, self.dirty, self.context];
+                if ids.iter().filter(|of| **of == Some(id)).count() > 1 {
                     return Err(malformed);
                 }
             }
             (opt::SET_META_CONTEXT, rep::ACK) if data.is_empty() => self.ask_go(),
             (opt::SET_META_CONTEXT, _) if reply & rep::ERR != 0 => {
-                (self.base_allocation, self.dirty) = (None, None);
+                (self.base_allocation, self.dirty, self.context) = (None, None, None);
                 self.ask_go();
             }
             (opt::GO, rep::INFO) => option::info(data, &mut self.said).map_err(|e| e.unwrap_or(malformed))?,
@@ -330,8 +347,8 @@ impl Handshake {
 
     fn after_structured_reply(&mut self) {
         match &self.want {
-            Some(Want { export, base_allocation, dirty, .. }) if *base_allocation || *dirty => {
-                let data = option::meta_query(export, *base_allocation, *dirty);
+            Some(want) if want.contexts() => {
+                let data = option::meta_query(want);
                 self.ask(opt::SET_META_CONTEXT, &data);
             }
             _ => self.ask_go(),
@@ -368,6 +385,7 @@ impl Handshake {
             structured_replies: self.structured_replies,
             base_allocation: self.base_allocation,
             dirty: self.dirty,
+            context: self.context,
         });
     }
 }

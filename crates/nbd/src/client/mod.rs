@@ -10,4 +10,4 @@ mod transmission;
 pub use error::Error;
 pub use handshake::{Handshake, Step, Want};
 pub use reply::Reply;
-pub use transmission::{Answer, DATA_HEAD_BYTES, Incoming, Outgoing, Request, Take, Transmission};
+pub use transmission::{Answer, Incoming, Outgoing, Request, Take, Transmission};

@@ -4,11 +4,12 @@
 //! handshake. Key invariant: an export that gets out has a size below 2^63 and usable block sizes.
 //! Tests: `tests/client_options.rs`, `tests/pair.rs`.
 
+use super::handshake::Want;
 use crate::export::{ExportInfo, ListEntry};
 use crate::limits::{
     BLOCK_MIN_BYTES_MAX, EXPORT_BYTES_MAX, MESSAGE_BYTES_MAX, REQUEST_PAYLOAD_BYTES_MAX, STRING_BYTES_MAX,
 };
-use crate::proto::{BASE_ALLOCATION, CHEETAH_DIRTY, TransmissionFlags, info};
+use crate::proto::{BASE_ALLOCATION, CHEETAH_CONTEXT, CHEETAH_DIRTY, TransmissionFlags, info};
 use crate::violation::Violation;
 use crate::wire::{Fields, len32, lossy};
 
@@ -101,15 +102,16 @@ pub(super) fn info_query(export: &str) -> Vec<u8> {
 }
 
 /// The data of SET_META_CONTEXT.
-pub(super) fn meta_query(export: &str, base_allocation: bool, dirty: bool) -> Vec<u8> {
-    let mut data = counted(export);
-    data.extend_from_slice(&(u32::from(base_allocation) + u32::from(dirty)).to_be_bytes());
-    if base_allocation {
-        data.extend_from_slice(&counted(BASE_ALLOCATION));
-    }
-    if dirty {
-        data.extend_from_slice(&counted(CHEETAH_DIRTY));
-    }
+pub(super) fn meta_query(want: &Want) -> Vec<u8> {
+    let contexts = [
+        (want.base_allocation, BASE_ALLOCATION),
+        (want.dirty, CHEETAH_DIRTY),
+        (want.context, CHEETAH_CONTEXT),
+    ];
+    let wanted = contexts.iter().filter(|(is_wanted, _)| *is_wanted);
+    let mut data = counted(&want.export);
+    data.extend_from_slice(&(wanted.clone().count() as u32).to_be_bytes());
+    wanted.for_each(|(_, name)| data.extend_from_slice(&counted(name)));
     data
 }
 

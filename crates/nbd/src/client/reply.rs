@@ -7,7 +7,7 @@
 
 use crate::export::{Descriptor, StateFlags};
 use crate::limits::{
-    BLOCK_STATUS_DESCRIPTORS_MAX, ERROR_CHUNK_BYTES_MAX, LEDGER_ENTRIES_MAX, MESSAGE_BYTES_MAX,
+    BLOCK_STATUS_DESCRIPTORS_MAX, CONTEXTS_MAX, ERROR_CHUNK_BYTES_MAX, LEDGER_ENTRIES_MAX, MESSAGE_BYTES_MAX,
     REQUEST_PAYLOAD_BYTES_MAX,
 };
 use crate::proto::{Errno, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk};
@@ -99,6 +99,15 @@ pub enum Reply {
         /// known.
         entries: Vec<LedgerEntry>,
     },
+    /// Checksums: before the data of a READ, or as the end of a WRITE.
+    Contexts {
+        /// The READ or WRITE that this answers.
+        cookie: u64,
+        /// Whether this is the last chunk of its request.
+        done: bool,
+        /// CRC32Cs of the blocks that the request touches, at least one.
+        sums: Vec<u32>,
+    },
 }
 
 const SIMPLE_BYTES: usize = 16;
@@ -116,7 +125,8 @@ impl Reply {
             | Self::Error { cookie, .. }
             | Self::ErrorOffset { cookie, .. }
             | Self::BlockStatus { cookie, .. }
-            | Self::Ledger { cookie, .. } => cookie,
+            | Self::Ledger { cookie, .. }
+            | Self::Contexts { cookie, .. } => cookie,
         }
     }
 
@@ -130,7 +140,8 @@ impl Reply {
             | Self::Error { done, .. }
             | Self::ErrorOffset { done, .. }
             | Self::BlockStatus { done, .. }
-            | Self::Ledger { done, .. } => done,
+            | Self::Ledger { done, .. }
+            | Self::Contexts { done, .. } => done,
         }
     }
 
@@ -194,6 +205,9 @@ impl Reply {
             Self::Ledger { cookie, done, complete, ref entries } => {
                 encode::ledger(cookie, done, complete, entries, out);
             }
+            Self::Contexts { cookie, done, ref sums } => {
+                encode::contexts(cookie, done, sums.iter().copied(), out);
+            }
         }
     }
 }
@@ -213,6 +227,10 @@ fn chunk_head_bytes(kind: u16, length: u32) -> Result<u32, Violation> {
             let entries = length.saturating_sub(8) as usize / LedgerEntry::BYTES;
             let fits = length >= 8 && (length as usize - 8).is_multiple_of(LedgerEntry::BYTES);
             (fits && entries <= LEDGER_ENTRIES_MAX, length)
+        }
+        chunk::CONTEXTS => {
+            let fits = length.is_multiple_of(4) && (1..=CONTEXTS_MAX).contains(&(length as usize / 4));
+            (fits, length)
         }
         chunk::ERROR_OFFSET => ((14..=ERROR_CHUNK_BYTES_MAX).contains(&length), length),
         _ if kind & chunk::ERR != 0 => ((6..=ERROR_CHUNK_BYTES_MAX).contains(&length), length),
@@ -242,6 +260,7 @@ fn chunk(mut fields: Fields<'_>) -> Result<Reply, Violation> {
         chunk::OFFSET_HOLE => hole(cookie, done, fields),
         chunk::BLOCK_STATUS => block_status(cookie, done, fields),
         chunk::LEDGER => ledger(cookie, done, fields),
+        chunk::CONTEXTS => Some(Reply::Contexts { cookie, done, sums: sums(fields) }),
         _ => error(cookie, done, kind, fields),
     };
     reply.ok_or(Violation::ChunkMalformed(kind))
@@ -273,6 +292,10 @@ fn block_status(cookie: u64, done: bool, mut fields: Fields<'_>) -> Option<Reply
     };
     let descriptors = pairs.iter().map(descriptor).collect::<Option<Vec<_>>>()?;
     rest.is_empty().then_some(Reply::BlockStatus { cookie, done, context, descriptors })
+}
+
+fn sums(mut fields: Fields<'_>) -> Vec<u32> {
+    fields.rest().as_chunks().0.iter().map(|sum| u32::from_be_bytes(*sum)).collect()
 }
 
 fn ledger(cookie: u64, done: bool, mut fields: Fields<'_>) -> Option<Reply> {

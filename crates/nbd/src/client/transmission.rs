@@ -14,7 +14,7 @@
 
 use super::Reply;
 use crate::export::{Descriptor, Negotiated};
-use crate::limits::BLOCK_STATUS_DESCRIPTORS_MAX;
+use crate::limits::{BLOCK_STATUS_DESCRIPTORS_MAX, CONTEXT_BLOCK_BYTES};
 use crate::proto::{CmdFlags, Command, Errno};
 use crate::server::reply::LedgerEntry;
 use crate::server::request::{Mark, RequestHeader};
@@ -22,7 +22,9 @@ use crate::violation::Violation;
 use std::collections::VecDeque;
 
 /// What comes before the data of a chunk.
-pub const DATA_HEAD_BYTES: usize = 28;
+const DATA_HEAD_BYTES: usize = 28;
+/// What comes before the checksums of a chunk.
+const CONTEXTS_HEAD_BYTES: usize = 20;
 
 /// A question to the server.
 #[derive(Clone, Debug)]
@@ -56,6 +58,16 @@ impl<B> Request<B> {
         self.offset.saturating_add(self.length.into())
     }
 
+    /// The first of the blocks that it touches, and the one behind the last.
+    fn blocks(&self, block: u32) -> (u64, u64) {
+        (self.offset / u64::from(block), self.end().div_ceil(block.into()))
+    }
+
+    /// Whether its answer has checksums, where they are agreed on.
+    const fn has_contexts(&self) -> bool {
+        matches!(self.command, Command::Read | Command::Write) && self.length > 0
+    }
+
     /// Whether `next` writes behind what this one writes, in the same run of `within` bytes, and what is said
     /// of both is the same.
     fn goes_on(&self, next: &Request<B>, within: u64) -> bool {
@@ -85,6 +97,9 @@ pub struct Answer<B> {
     /// Likewise, where that was `cheetah:dirty`: up to which number writes are complete, and those that may
     /// not be.
     pub ledger: Option<(u64, Vec<LedgerEntry>)>,
+    /// Of a READ or WRITE that succeeded, the CRC32Cs of the blocks that it touches, as the server has them;
+    /// empty where `cheetah:context` was not agreed.
+    pub sums: Vec<u32>,
     /// What the request carried.
     pub body: B,
 }
@@ -159,6 +174,7 @@ struct Part<B> {
     error: Option<Errno>,
     status: Vec<Descriptor>,
     ledger: Option<(u64, Vec<LedgerEntry>)>,
+    sums: Vec<u32>,
 }
 
 impl<B> Part<B> {
@@ -210,6 +226,9 @@ pub struct Transmission<B> {
     arriving: Option<Arriving>,
     large_expected: bool,
     dirty: Option<u32>,
+    has_contexts: bool,
+    /// What one checksum is of.
+    block: u32,
     export_bytes: u64,
     within: u64,
     large_bytes: u32,
@@ -229,10 +248,18 @@ impl<B> Transmission<B> {
             arriving: None,
             large_expected: false,
             dirty: session.dirty,
+            has_contexts: session.context.is_some(),
+            block: CONTEXT_BLOCK_BYTES,
             export_bytes: session.info.size,
             within,
             large_bytes,
         }
+    }
+
+    /// For a world whose wire does not count bytes: a checksum is of so many of what it counts.
+    #[must_use]
+    pub fn with_block(self, block: u32) -> Transmission<B> {
+        Transmission { block, ..self }
     }
 
     /// Nothing is awaited.
@@ -259,6 +286,7 @@ impl<B> Transmission<B> {
             error: None,
             status: Vec::new(),
             ledger: None,
+            sums: Vec::new(),
         });
     }
 
@@ -369,6 +397,20 @@ impl<B> Transmission<B> {
         self.large_expected
     }
 
+    /// How many bytes come before the next data, most likely: answers come in the order of requests.
+    #[must_use]
+    pub fn head_bytes(&self) -> usize {
+        let next = self.parts.get(usize::from(self.arriving.is_some())).map(|part| &part.request);
+        let contexts = match next {
+            Some(request) if self.has_contexts && request.command == Command::Read => {
+                let (from, to) = request.blocks(self.block);
+                CONTEXTS_HEAD_BYTES + 4 * usize::try_from(to - from).unwrap_or(0)
+            }
+            _ => 0,
+        };
+        contexts + DATA_HEAD_BYTES
+    }
+
     /// Takes apart what came, as far as it is whole; how many bytes are used up. The rest is to be given
     /// again, with more behind it.
     ///
@@ -441,8 +483,38 @@ impl<B> Transmission<B> {
             }
             Reply::Ledger { complete, entries, .. } => part.ledger(dirty, complete, entries)?,
             Reply::BlockStatus { context, descriptors, .. } => part.status(context, descriptors)?,
+            Reply::Contexts { sums, .. } => {
+                let request = &part.request;
+                self.large_expected = request.command == Command::Read && request.length >= large_bytes;
+                self.contexts(place, sums)?;
+            }
         }
         if done { self.finish(cookie, take) } else { Ok(()) }
+    }
+
+    /// Each part of the request gets what is of its blocks.
+    fn contexts(&mut self, place: usize, sums: Vec<u32>) -> Result<(), Violation> {
+        let (width, block) = (self.width(place), self.block);
+        let parts = self.parts.range(place..place + width);
+        let (first, mut last) = self.parts[place].request.blocks(block);
+        let mut is_asked = self.has_contexts && self.parts[place].sums.is_empty();
+        for Part { request, .. } in parts {
+            is_asked &= request.has_contexts();
+            last = request.blocks(block).1;
+        }
+        if !is_asked || sums.len() as u64 != last - first {
+            return Err(Violation::ContextsUnasked);
+        }
+        if width == 1 {
+            self.parts[place].sums = sums;
+            return Ok(());
+        }
+        for part in self.parts.range_mut(place..place + width) {
+            let (from, to) = part.request.blocks(block);
+            let of = (from - first) as usize..(to - first) as usize;
+            part.sums = sums.get(of).unwrap_or_default().to_vec();
+        }
+        Ok(())
     }
 
     fn finish(&mut self, cookie: u64, take: &mut impl Take<B>) -> Result<(), Violation> {
@@ -451,15 +523,16 @@ impl<B> Transmission<B> {
         let beyond =
             self.parts.range(place..place + width).any(|part| part.request.end() > self.export_bytes);
         for _ in 0..width {
-            let Some(Part { request, abandoned, received, status, ledger, .. }) = self.parts.remove(place)
-            else {
-                break;
-            };
+            let Some(part) = self.parts.remove(place) else { break };
+            let Part { request, abandoned, received, status, ledger, sums, .. } = part;
+            if self.has_contexts && error.is_none() && request.has_contexts() && sums.is_empty() {
+                return Err(Violation::ContextsMissing);
+            }
             let Request { cookie, command, length, body, .. } = request;
             if command == Command::Read && error.is_none() && received != length {
                 return Err(Violation::ReadInPart);
             }
-            take.answer(Answer { cookie, abandoned, error, beyond, status, ledger, body });
+            take.answer(Answer { cookie, abandoned, error, beyond, status, ledger, sums, body });
         }
         Ok(())
     }
@@ -503,7 +576,7 @@ impl<B> Part<B> {
     }
 
     fn status(&mut self, context: u32, descriptors: Vec<Descriptor>) -> Result<(), Violation> {
-        let asked = self.request.command == Command::BlockStatus;
+        let asked = matches!(self.request.command, Command::BlockStatus | Command::Verify);
         if !asked || self.status.len() + descriptors.len() > BLOCK_STATUS_DESCRIPTORS_MAX {
             return Err(Violation::StatusUnasked);
         }

@@ -2,7 +2,7 @@
 //!
 //! Owns: which messages an answer is made of, and how a read with holes is cut. Never: how they are laid out,
 //! which is `reply`'s, or what a request found. Invariant: an answer is whole when its call returns, but for
-//! BLOCK_STATUS, of which the driver says what is the last.
+//! BLOCK_STATUS, of which the driver says what is the last, and for `contexts`, behind which `read` follows.
 //! Called by the drivers of [`super::Transmission`]. Tests: below, `tests/outbox.rs`.
 
 use super::outbox::Outbox;
@@ -33,6 +33,16 @@ impl<P> Outbox<P> {
     /// The same without a chunk whatever was agreed, which is allowed as the answer to anything but a READ.
     pub fn done_simply(&mut self, cookie: u64) {
         self.head(|heads| heads.extend_from_slice(&reply::simple(cookie, None)));
+    }
+
+    /// Success of a WRITE, with the CRC32Cs of the blocks that it touched. They have to be agreed on.
+    pub fn done_with(&mut self, cookie: u64, sums: impl ExactSizeIterator<Item = u32>) {
+        self.head(|heads| reply::contexts(cookie, true, sums, heads));
+    }
+
+    /// Before the data of a READ: the CRC32Cs of the blocks that it touches. They have to be agreed on.
+    pub fn contexts(&mut self, request: &RequestHeader, sums: impl ExactSizeIterator<Item = u32>) {
+        self.head(|heads| reply::contexts(request.cookie, false, sums, heads));
     }
 
     /// Failure, with a sentence for clients that can show one.

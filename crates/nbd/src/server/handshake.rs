@@ -15,8 +15,8 @@ use crate::limits::{
     OPTION_BYTES_MAX, OPTION_SKIP_BYTES_MAX, OPTIONS_MAX, STRING_BYTES_MAX,
 };
 use crate::proto::{
-    BASE_ALLOCATION, CHEETAH_DIRTY, EXPORT_NAME_ZEROES_BYTES, IHAVEOPT, NBDMAGIC, TransmissionFlags,
-    handshake_flags as hs, opt, rep,
+    BASE_ALLOCATION, CHEETAH_CONTEXT, CHEETAH_DIRTY, EXPORT_NAME_ZEROES_BYTES, IHAVEOPT, NBDMAGIC,
+    TransmissionFlags, handshake_flags as hs, opt, rep,
 };
 use crate::violation::Violation;
 use crate::wire::{Fields, fill, len32, prefix};
@@ -24,6 +24,7 @@ use crate::wire::{Fields, fill, len32, prefix};
 /// The ids of the metadata contexts.
 const BASE_ALLOCATION_ID: u32 = 1;
 const DIRTY_ID: u32 = 2;
+const CONTEXT_ID: u32 = 3;
 const OPTION_HEADER_BYTES: usize = 16;
 
 /// One client's handshake, begun with its connection and over with [`Step::Ready`] or [`Step::Close`].
@@ -37,8 +38,8 @@ pub struct Handshake {
     fixed_newstyle: bool,
     no_zeroes: bool,
     structured_replies: bool,
-    /// Whether `cheetah:dirty` is offered beside `base:allocation`.
-    offers_dirty: bool,
+    /// Whether `cheetah:dirty` and `cheetah:context` are offered beside `base:allocation`.
+    is_donor: bool,
     /// The contexts that were agreed, and the export they were agreed for.
     contexts: Option<MetaQuery>,
 }
@@ -91,15 +92,16 @@ impl Handshake {
             fixed_newstyle: false,
             no_zeroes: false,
             structured_replies: false,
-            offers_dirty: false,
+            is_donor: false,
             contexts: None,
         }
     }
 
-    /// Of a server that can tell what was written lately: it offers `cheetah:dirty`, too.
+    /// Of a server that can tell what was written lately, and keeps a checksum of each block: it offers
+    /// `cheetah:dirty` and `cheetah:context`, too.
     #[must_use]
-    pub fn with_dirty(self) -> Self {
-        Self { offers_dirty: true, ..self }
+    pub fn of_donor(self) -> Self {
+        Self { is_donor: true, ..self }
     }
 
     // Events in.
@@ -220,7 +222,9 @@ impl Handshake {
         assert!(self.output.len() <= HANDSHAKE_OUTPUT_BYTES_MAX + option_output_bytes_max);
         assert!(self.options <= OPTIONS_MAX + 1);
         assert!(self.contexts.is_none() || self.structured_replies);
-        assert!(self.offers_dirty || !self.contexts.as_ref().is_some_and(|agreed| agreed.dirty));
+        assert!(
+            self.is_donor || !self.contexts.as_ref().is_some_and(|agreed| agreed.dirty || agreed.context)
+        );
     }
 
     // The messages of the client.
@@ -352,7 +356,8 @@ impl Handshake {
     }
 
     fn meta_context(&mut self, option: u32, mut query: MetaQuery) {
-        query.dirty &= self.offers_dirty;
+        query.dirty &= self.is_donor;
+        query.context &= self.is_donor;
         let sets = option == opt::SET_META_CONTEXT;
         // The id in a list is reserved.
         let id = |id| if sets { id } else { 0 };
@@ -361,6 +366,9 @@ impl Handshake {
         }
         if query.dirty {
             option::meta_context(option, id(DIRTY_ID), CHEETAH_DIRTY, &mut self.output);
+        }
+        if query.context {
+            option::meta_context(option, id(CONTEXT_ID), CHEETAH_CONTEXT, &mut self.output);
         }
         option::reply(option, rep::ACK, &[], &mut self.output);
         if sets {
@@ -375,6 +383,7 @@ impl Handshake {
         self.state = State::Ready(Negotiated {
             base_allocation: id(|agreed| agreed.base_allocation, BASE_ALLOCATION_ID),
             dirty: id(|agreed| agreed.dirty, DIRTY_ID),
+            context: id(|agreed| agreed.context, CONTEXT_ID),
             structured_replies: self.structured_replies,
             export,
             info,

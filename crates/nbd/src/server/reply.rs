@@ -5,7 +5,7 @@
 //! Tests: `tests/replies.rs`; `tests/properties.rs` decodes what this encodes.
 
 use crate::export::Descriptor;
-use crate::limits::{BLOCK_STATUS_DESCRIPTORS_MAX, LEDGER_ENTRIES_MAX, MESSAGE_BYTES_MAX};
+use crate::limits::{BLOCK_STATUS_DESCRIPTORS_MAX, CONTEXTS_MAX, LEDGER_ENTRIES_MAX, MESSAGE_BYTES_MAX};
 use crate::proto::{Errno, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk};
 use crate::wire::{len32, prefix, put};
 
@@ -111,6 +111,15 @@ pub fn ledger(cookie: u64, done: bool, complete: u64, entries: &[LedgerEntry], o
         out.extend_from_slice(&targets.to_be_bytes());
         out.extend_from_slice(&u32::from(*landed).to_be_bytes());
     }
+}
+
+/// The CRC32Cs of all blocks that a READ or WRITE touches, at least one and at most [`CONTEXTS_MAX`].
+pub fn contexts(cookie: u64, done: bool, sums: impl ExactSizeIterator<Item = u32>, out: &mut Vec<u8>) {
+    debug_assert!((1..=CONTEXTS_MAX).contains(&sums.len()), "{} checksums", sums.len());
+    let payload_bytes = u32::try_from(4 * sums.len()).unwrap_or(u32::MAX);
+    out.reserve(20 + 4 * sums.len());
+    out.extend_from_slice(&chunk_header(cookie, done, chunk::CONTEXTS, payload_bytes));
+    sums.for_each(|sum| out.extend_from_slice(&sum.to_be_bytes()));
 }
 
 const fn chunk_header(cookie: u64, done: bool, kind: u16, payload_bytes: u32) -> [u8; 20] {

@@ -129,7 +129,9 @@ impl RequestHeader {
             Command::BlockStatus if session.base_allocation.is_none() && session.dirty.is_none() => {
                 return Err(Errno::Inval);
             }
-            Command::Read | Command::Write | Command::BlockStatus | Command::Disc => TransmissionFlags::EMPTY,
+            Command::Verify if session.context.is_none() => return Err(Errno::Inval),
+            Command::Read | Command::Write | Command::Disc => TransmissionFlags::EMPTY,
+            Command::BlockStatus | Command::Verify => TransmissionFlags::EMPTY,
             Command::Flush => TransmissionFlags::SEND_FLUSH,
             Command::Trim => TransmissionFlags::SEND_TRIM,
             Command::Cache => TransmissionFlags::SEND_CACHE,
@@ -179,7 +181,7 @@ impl RequestHeader {
         }
         let beyond = self.beyond();
         let end = self.offset.checked_add(u64::from(self.length)).filter(|end| *end <= size).ok_or(beyond)?;
-        if self.length == 0 && self.command == Command::BlockStatus {
+        if self.length == 0 && matches!(self.command, Command::BlockStatus | Command::Verify) {
             return Err(Errno::Inval);
         }
         let block = u64::from(session.info.block_min.max(1));

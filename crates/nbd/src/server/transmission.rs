@@ -182,6 +182,7 @@ mod tests {
             structured_replies: true,
             base_allocation: None,
             dirty: None,
+            context: None,
         };
         Transmission::new(session, LARGE)
     }

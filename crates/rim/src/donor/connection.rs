@@ -14,14 +14,14 @@
 #![allow(unsafe_code)]
 
 use super::sending::Sending;
-use crate::arena::Arena;
+use crate::arena::{Arena, Begun};
 use crate::ledgers::locked;
 use crate::memory::wipe;
 use crate::stream::{DIRECT_BYTES, Stream, iovec};
 use cheetah_core::donor::{Access, Grant, Ledger, Ticket, WriteMark};
 use cheetah_nbd::server::transmission::{Payload, Step, Transmission};
 use cheetah_nbd::{Command, Descriptor, Errno, Negotiated, RequestHeader, StateFlags, Violation};
-use cheetah_terms::donor::{Asked, entry, lately, permit, presence, tell_status};
+use cheetah_terms::donor::{Asked, entry, lately, permit, presence, rightness, tell_status};
 use std::cell::RefCell;
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -62,6 +62,8 @@ struct Write {
     refused: Option<Errno>,
     /// Of its place in the ledger.
     ticket: Option<Ticket>,
+    /// Of the arena, unless it is refused.
+    begun: Option<Begun>,
 }
 
 /// Why a connection ends.
@@ -121,8 +123,8 @@ impl Drop for Connection<'_> {
     /// A write that was cut off has landed in part. Its bytes count as written: hidden in an absent block,
     /// they would come to light behind a later zero that found nothing to do.
     fn drop(&mut self) {
-        if let (Some(payload), None) = (self.requests.payload(), self.write.refused) {
-            self.arena.wrote(payload.header.offset, payload.at as u64);
+        if let (Some(payload), Some(begun)) = (self.requests.payload(), self.write.begun) {
+            self.arena.wrote(begun, payload.at as u64);
         }
         wipe(std::mem::take(&mut self.partial));
         // None is left of a thread that ends.
@@ -267,11 +269,21 @@ impl<'a> Connection<'a> {
         match verdict.and_then(|_| permit(access, &self.grant, header)).map(|()| Asked::of(header)) {
             checked if header.payload_bytes() > 0 => {
                 let refused = checked.err();
-                let ticket = if refused.is_none() { self.begin_write(offset, len) } else { None };
-                self.write = Write { refused, ticket };
+                self.write = Write { refused, ..Write::default() };
+                if refused.is_none() {
+                    self.write.begun = Some(self.arena.begin_write(offset, len));
+                    self.write.ticket = self.begin_write(offset, len);
+                }
             }
             Err(errno) => self.sending.outbox.error(cookie, errno, ""),
-            Ok(Asked::Read) => self.sending.read(header),
+            Ok(Asked::Read) => {
+                let has_contexts = self.requests.session().context.is_some();
+                self.sending.read(header, has_contexts);
+            }
+            Ok(Asked::Verify) => {
+                self.work_bytes += len;
+                self.verify(header);
+            }
             Ok(Asked::Zero { keep }) => self.zero(header, keep),
             Ok(Asked::Status) => {
                 self.work_bytes += len;
@@ -294,13 +306,19 @@ impl<'a> Connection<'a> {
 
     /// The payload of a write is here, or was dropped.
     fn whole(&mut self, header: &RequestHeader) {
-        let Write { refused, ticket } = std::mem::take(&mut self.write);
+        let Write { refused, ticket, begun } = std::mem::take(&mut self.write);
         if let Some(errno) = refused {
             return self.sending.outbox.error(header.cookie, errno, "");
         }
-        self.arena.wrote(header.offset, header.length.into());
+        let (offset, len) = (header.offset, u64::from(header.length));
+        if let Some(begun) = begun {
+            self.arena.wrote(begun, len);
+        }
         self.landed(ticket);
-        self.sending.outbox.done(header.cookie);
+        match self.requests.session().context {
+            Some(_) => self.sending.outbox.done_with(header.cookie, self.arena.sums(offset, len)),
+            None => self.sending.outbox.done(header.cookie),
+        }
     }
 
     fn zero(&mut self, header: &RequestHeader, keep: bool) {
@@ -329,6 +347,14 @@ impl<'a> Connection<'a> {
         if let Some((ledger, ticket)) = self.ledger.as_ref().zip(ticket) {
             locked(ledger).landed(ticket);
         }
+    }
+
+    fn verify(&mut self, header: &RequestHeader) {
+        let Connection { arena, sending, requests, .. } = self;
+        let Some(context) = requests.session().context else { return };
+        let (offset, len) = (header.offset, header.length.into());
+        let found = runs(|run| arena.verify(offset, len, |len, is_right| run(len, rightness(is_right))));
+        sending.outbox.status(header, true, context, &found);
     }
 
     fn status(&mut self, header: &RequestHeader) {

@@ -249,7 +249,7 @@ struct Door {
 }
 
 impl Exports for Door {
-    const DIRTY: bool = true;
+    const IS_DONOR: bool = true;
 
     async fn lookup(&mut self, export: &str, purpose: Purpose) -> Result<ExportInfo, ExportError> {
         if let Some(greeted) = self.access.get().greeted(export) {

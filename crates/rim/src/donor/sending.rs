@@ -66,8 +66,12 @@ impl<'a> Sending<'a> {
         self.runs.shrink_to(IDLE_REPLIES);
     }
 
-    pub(super) fn read(&mut self, header: &RequestHeader) {
+    /// `has_contexts`: the client is told the checksums first.
+    pub(super) fn read(&mut self, header: &RequestHeader, has_contexts: bool) {
         let Sending { arena, outbox, lent_bytes, runs, .. } = self;
+        if has_contexts {
+            outbox.contexts(header, arena.sums(header.offset, header.length.into()));
+        }
         arena.runs(header.offset, header.length.into(), |bytes, is_present| {
             runs.push(Run { bytes, is_present });
         });

@@ -22,7 +22,7 @@ use cheetah_core::layout::Scatter;
 use cheetah_core::limits::{DOUBT_NS, EXTENT_BYTES};
 use cheetah_core::map::DonorId;
 use cheetah_core::volume::{Event, Fragment, Key, LinkMerges, Mem, PartOp};
-use cheetah_nbd::client::{Answer, DATA_HEAD_BYTES, Incoming, Reply, Take, Transmission};
+use cheetah_nbd::client::{Answer, Incoming, Reply, Take, Transmission};
 use cheetah_nbd::{CmdFlags, Command, RequestHeader};
 use cheetah_terms::client::{Abilities, answered, payload_bytes};
 use std::cell::{Cell, RefCell};
@@ -360,10 +360,10 @@ impl Conn {
             Some(Incoming { body, at, end }) if end - at >= DIRECT_BYTES => {
                 memory.buffer_mut(body.mem).pieces(body.scatter, at, end, PIECES_MAX - 1, pieces);
                 direct = pieces.iter().map(|piece| piece.iov_len).sum();
-                look_ahead = if direct == (end - at) as usize { DATA_HEAD_BYTES } else { 0 };
+                look_ahead = if direct == (end - at) as usize { transmission.head_bytes() } else { 0 };
             }
             None if transmission.expects_large() => {
-                look_ahead = look_ahead.min(DATA_HEAD_BYTES.saturating_sub(*input_end).max(1));
+                look_ahead = look_ahead.min(transmission.head_bytes().saturating_sub(*input_end).max(1));
             }
             _ => {}
         }
@@ -425,8 +425,13 @@ impl Take<Body> for Taking<'_> {
             self.memory.buffer_mut(body.mem).renew();
         }
         let op = body.op;
-        let wrong_blocks = match answer.error {
-            None if op == PartOp::Read => self.memory.wrong_blocks(body.fragment, body.mem, body.scatter),
+        let wrong_blocks = match (answer.error, op) {
+            (None, PartOp::Read) => {
+                self.memory.wrong_blocks(body.fragment, body.mem, body.scatter, &answer.sums)
+            }
+            (None, PartOp::Write | PartOp::Sparse) => {
+                self.memory.wrongly_taken(body.fragment, body.mem, body.scatter, &answer.sums)
+            }
             _ => 0,
         };
         answered(op, answer, wrong_blocks, self.events);

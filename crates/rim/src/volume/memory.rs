@@ -165,7 +165,7 @@ impl Memory {
         if fragment.slot >= self.width {
             return true;
         }
-        self.wrong_blocks(fragment, at.mem, Scatter::whole(at.offset, len)) == 0
+        self.wrong_blocks(fragment, at.mem, Scatter::whole(at.offset, len), &[]) == 0
     }
 
     /// Notes what `copies` slots from the fragment's on shall hold; `Nothing` is zeros.
@@ -216,17 +216,36 @@ impl Memory {
         scatter.first == scatter.len && bytes.first() == Some(&0) && bytes[1..] == bytes[..bytes.len() - 1]
     }
 
-    /// How many blocks of what was read are not what was written.
-    pub(super) fn wrong_blocks(&self, fragment: Fragment, mem: Mem, scatter: Scatter) -> u32 {
-        if !self.knows(fragment) {
+    /// How many blocks of what was read are not what was written: as this client knows it, and as `sums` say,
+    /// which are the donor's.
+    pub(super) fn wrong_blocks(&self, fragment: Fragment, mem: Mem, scatter: Scatter, sums: &[u32]) -> u32 {
+        let knows = self.knows(fragment);
+        if !knows && sums.is_empty() {
             return 0;
         }
-        let wrong = |(block, offset): &(u32, u32)| {
+        let wrong = |(nth, (block, offset)): &(usize, (u32, u32))| {
             let crc = code::crc32c(self.bytes(At { mem, offset: *offset }, BLOCK));
-            self.sums.check(fragment.group, fragment.slot, *block, crc) == Some(false)
+            sums.get(*nth).is_some_and(|sum| *sum != crc)
+                || knows && self.sums.check(fragment.group, fragment.slot, *block, crc) == Some(false)
         };
-        u32::try_from(Memory::blocks(fragment, scatter).filter(wrong).count()).expect("blocks of one part")
+        count(Memory::blocks(fragment, scatter).enumerate().filter(wrong))
     }
+
+    /// How many blocks of what was written a donor has otherwise, as its `sums` say.
+    pub(super) fn wrongly_taken(&self, fragment: Fragment, mem: Mem, scatter: Scatter, sums: &[u32]) -> u32 {
+        let knows = self.knows(fragment);
+        let wrong = |((block, offset), sum): &((u32, u32), &u32)| {
+            let known =
+                knows.then(|| self.sums.check(fragment.group, fragment.slot, *block, **sum)).flatten();
+            let is_right = || code::crc32c(self.bytes(At { mem, offset: *offset }, BLOCK)) == **sum;
+            !known.unwrap_or_else(is_right)
+        };
+        count(Memory::blocks(fragment, scatter).zip(sums).filter(wrong))
+    }
+}
+
+fn count(blocks: impl Iterator) -> u32 {
+    u32::try_from(blocks.count()).expect("blocks of one part")
 }
 
 fn range(at: At, len: u32) -> Range<usize> {

@@ -104,8 +104,13 @@ async fn open_one(endpoint: &Endpoint, export: &str, transport: &Transport) -> R
     // NBD_OPT_STARTTLS will stand here: once the server has acknowledged it, and `input` is empty, the stream
     // becomes another in the middle of the loop, and the handshake goes on over that.
     let mut stream = transport.connected(plain).await.map_err(at)?;
-    let want =
-        client::Want { export: export.to_owned(), structured: true, base_allocation: true, dirty: true };
+    let want = client::Want {
+        export: export.to_owned(),
+        structured: true,
+        base_allocation: true,
+        dirty: true,
+        context: true,
+    };
     let mut handshake = client::Handshake::new(want);
     let (mut input, mut output) = (Vec::new(), Vec::new());
     loop {
