@@ -191,6 +191,9 @@ async fn renew(keeping: Keeping, mut place: watch::Receiver<String>, writer_besi
                     tracing::debug!(silent = ?renewed.silent, "the coordinator has not heard of donors");
                     volume.ask_donors(renewed.silent);
                 }
+                if renewed.scrub {
+                    volume.scrub();
+                }
             }
             Ok(_) => tokio::time::sleep(RETRY).await,
             Err(error) => {

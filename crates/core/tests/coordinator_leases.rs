@@ -83,7 +83,12 @@ fn renewing_keeps_a_lease_and_is_answered_in_time() {
         world.pass(LEASE_RENEW_NS);
         assert_eq!(
             world.answer(call),
-            Some(Ok(Answer::Renewed(Renewed { map: None, beside: Vec::new(), silent: Vec::new() })))
+            Some(Ok(Answer::Renewed(Renewed {
+                map: None,
+                beside: Vec::new(),
+                silent: Vec::new(),
+                scrub: false
+            })))
         );
     }
     assert_eq!(world.show("v").status.attachments[0].place, "/mnt/x");

@@ -3,7 +3,7 @@
 
 mod pool;
 
-use cheetah_core::api::{Answer, Attach, Attached, Call, RefusalCode, Size};
+use cheetah_core::api::{Answer, Attach, Attached, Call, RefusalCode, Renew, Size, VolumeReport};
 use cheetah_core::content::{Fill, FillFrom, Source};
 use cheetah_core::limits::{LEASE_RENEW_NS, SECOND_NS, TEND_SILENCE_NS};
 use cheetah_core::map::{DonorId, LeaseToken};
@@ -267,4 +267,52 @@ fn an_extent_that_a_slot_left_is_kept_until_its_writer_reads_elsewhere() {
     world.renew("v", writer.token, map.epoch);
     world.settle();
     assert!(world.donors[&DonorId(1)].dismissed, "it is out");
+}
+
+/// Whether the answer to a renewal asks for a comparison of all fragments. It reports wrong blocks of donor
+/// 1, and passes.
+fn is_to_scrub(world: &mut World, lease: &Attached, wrong: u64, passes: u64) -> bool {
+    let corrupt_blocks = (wrong > 0).then_some((DonorId(1), wrong)).into_iter().collect();
+    let report = Box::new(VolumeReport { corrupt_blocks, scrub_passes: passes, ..VolumeReport::default() });
+    let renew = Renew { epoch: lease.map.epoch, place: String::new(), lost: Vec::new(), report };
+    let call = world.send(Call::Renew { name: "v".into(), token: lease.token, renew });
+    world.pass(LEASE_RENEW_NS);
+    match world.answer(call) {
+        Some(Ok(Answer::Renewed(renewed))) => renewed.scrub,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_a_reader_finds_wrong_is_put_right_by_a_donor_once_and_by_who_writes() {
+    let mut world = World::with_donors(&[4; 4]);
+    world.create("v", Size::Bytes(E), Some("parity:3+1")).expect("created");
+    let reader = world.attach("v", true).expect("attached");
+    assert!(!is_to_scrub(&mut world, &reader, 0, 0));
+    assert_eq!(tenders(&world, "v"), []);
+    assert!(!is_to_scrub(&mut world, &reader, 3, 0), "it changes nothing itself");
+    assert_eq!(tenders(&world, "v").len(), 1);
+    let tender = attach_yielding(&mut world, "v");
+    assert!(is_to_scrub(&mut world, &tender, 0, 0));
+    assert!(is_to_scrub(&mut world, &tender, 3, 0), "it is at it");
+    assert!(!is_to_scrub(&mut world, &reader, 3, 0), "and the reader has told nothing new");
+    assert_eq!(tenders(&world, "v").len(), 1);
+    assert!(!is_to_scrub(&mut world, &tender, 3, 1), "done");
+    world.settle();
+    assert_eq!(tenders(&world, "v"), []);
+    world.detach("v", tender.token).expect("given back");
+    let writer = world.attach("v", false).expect("attached");
+    is_to_scrub(&mut world, &reader, 4, 0);
+    assert_eq!(tenders(&world, "v"), [], "somebody writes");
+    assert!(is_to_scrub(&mut world, &writer, 0, 7));
+    assert!(!is_to_scrub(&mut world, &writer, 1, 8));
+}
+
+#[test]
+fn nobody_is_told_to_put_right_what_nothing_can() {
+    let mut world = World::with_donors(&[4]);
+    world.create("v", Size::Bytes(E), Some("linear")).expect("created");
+    let reader = world.attach("v", true).expect("attached");
+    is_to_scrub(&mut world, &reader, 3, 0);
+    assert_eq!(tenders(&world, "v"), []);
 }

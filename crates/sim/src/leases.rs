@@ -155,6 +155,10 @@ impl World {
                     self.new_map(c, map);
                 }
                 self.told_of_silence(c, renewed.silent);
+                if renewed.scrub {
+                    self.count("writers told to compare all fragments");
+                    self.step_client(c, Event::Scrub);
+                }
                 self.after(0, Ev::Client(c, ClientEv::Tick(Tick::Renew)));
             }
             Some(Err(refusal)) if refusal.code == RefusalCode::Gone => self.lease_is_gone(c),

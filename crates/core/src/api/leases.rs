@@ -197,4 +197,8 @@ pub struct Renewed {
     /// would be given up. It asks them itself: what it still reaches stays.
     #[serde(default)]
     pub silent: Vec<DonorId>,
+    /// For a writer: a reader has met blocks that are wrong where they lie, so all fragments are to be
+    /// compared once, beside what goes on.
+    #[serde(default)]
+    pub scrub: bool,
 }

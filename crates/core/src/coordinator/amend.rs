@@ -54,7 +54,12 @@ impl Coordinator {
         }
         self.names_epoch(token, amend.epoch);
         let map = self.usable_map(id);
-        Ok(Outcome::Answer(Answer::Renewed(Renewed { map, beside: Vec::new(), silent: Vec::new() })))
+        Ok(Outcome::Answer(Answer::Renewed(Renewed {
+            map,
+            beside: Vec::new(),
+            silent: Vec::new(),
+            scrub: false,
+        })))
     }
 
     /// A reader asks whether the map that it read by is the newest: that map, or none, and the newer one
@@ -62,7 +67,12 @@ impl Coordinator {
     fn vouch(&self, id: VolumeId, epoch: u64) -> Result<Outcome, Refusal> {
         let map = self.volumes.get(&id).map(|volume| &volume.map);
         let map = map.filter(|map| map.epoch == epoch).cloned();
-        Ok(Outcome::Answer(Answer::Renewed(Renewed { map, beside: Vec::new(), silent: Vec::new() })))
+        Ok(Outcome::Answer(Answer::Renewed(Renewed {
+            map,
+            beside: Vec::new(),
+            silent: Vec::new(),
+            scrub: false,
+        })))
     }
 
     /// Takes the donors out of the volume's slots, as far as redundancy allows; what that frees.

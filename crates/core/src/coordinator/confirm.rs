@@ -101,7 +101,8 @@ impl Coordinator {
     }
 
     fn renewed(&self, token: LeaseToken, map: Option<VolumeMap>) -> Answer {
-        Answer::Renewed(Renewed { map, beside: self.beside(token), silent: self.silent_for(token) })
+        let (beside, silent) = (self.beside(token), self.silent_for(token));
+        Answer::Renewed(Renewed { map, beside, silent, scrub: self.is_to_scrub(token) })
     }
 
     /// Who is answered with the newest map of a volume goes by that from now on.

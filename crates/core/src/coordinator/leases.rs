@@ -170,7 +170,8 @@ impl Coordinator {
         let is_known = |id: &DonorId| known.iter().any(|(known, _)| known == id);
         let lost = lease.lost.iter().map(|(id, _)| *id).filter(|id| !is_known(id));
         let lost: Vec<DonorId> = lost.collect();
-        lease.report = *renew.report;
+        let report = std::mem::replace(&mut lease.report, *renew.report);
+        self.note_wrong_blocks(token, &report);
         lost.into_iter().for_each(|donor| self.doubt(donor));
         self.names_epoch(token, renew.epoch);
         Ok(Outcome::Hold(Held::Renew { token, epoch: renew.epoch }, now + LEASE_RENEW_NS))

@@ -1,20 +1,30 @@
-//! Volumes at rest: fragments are moved and rebuilt by who writes a volume, so when nobody does, one of its
-//! donors is told to attach it for that.
+//! Volumes at rest: fragments are moved, rebuilt and put right by who writes a volume, so when nobody does,
+//! one of its donors is told to attach it for that.
 //!
-//! Owns which volume wants that and who is told. Never: where fragments go (`repair`), or the lease, which
-//! the donor asks for like anyone and which yields to anyone (`leases`). Invariant: a tender lives, is no
-//! other's NBD server, and holds a part of the volume; a volume that somebody writes has none. Donors that
-//! want to go or to hold less are the last to be asked: their memory is short, and whoever takes the
-//! fragments has them half-way already.
+//! Owns which volume wants that and who is told, and which volumes have blocks that a reader found wrong.
+//! Never: where fragments go (`repair`), or the lease, which the donor asks for like anyone and which yields
+//! to anyone (`leases`). Invariant: a tender lives, is no other's NBD server, and holds a part of the volume;
+//! a volume that somebody writes has none. Donors that want to go or to hold less are the last to be asked:
+//! their memory is short, and whoever takes the fragments has them half-way already.
 //! Called at the end of each step. Tests: `tests/coordinator_tend.rs`.
 
 use super::volumes::Volume;
 use super::{Coordinator, Timer};
+use crate::api::VolumeReport;
 use crate::limits::TEND_SILENCE_NS;
 use crate::map::{DonorId, Group, LeaseToken, VolumeId};
 use crate::units::Time;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
+
+/// How far a volume is of which a reader found blocks that are wrong where they lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ailing {
+    /// Nobody who may write was told.
+    Found,
+    /// The writer with this lease was, when it had compared all fragments so often.
+    Told { token: LeaseToken, passes: u64 },
+}
 
 impl Coordinator {
     /// The donor is another than before: what it holds may want tending, or another tender.
@@ -60,7 +70,39 @@ impl Coordinator {
         if self.writer(volume.map.volume).is_some_and(|writer| !writer.record.yields) {
             return None;
         }
-        volume.map.groups.iter().filter_map(|group| self.group_wants_tending_at(volume, group)).min()
+        let ails = volume.ailing.map(|_| 0);
+        let groups = volume.map.groups.iter().filter_map(|group| self.group_wants_tending_at(volume, group));
+        groups.chain(ails).min()
+    }
+
+    /// What a lease reports of wrong blocks, and `before` did not: a reader only finds them. Who may write
+    /// has put right what there was once it has compared all fragments since it was told.
+    pub(super) fn note_wrong_blocks(&mut self, token: LeaseToken, before: &VolumeReport) {
+        let Some(lease) = self.leases.get(&token) else { return };
+        let Some(volume) = self.volumes.get_mut(&lease.record.volume) else { return };
+        let blocks =
+            |report: &VolumeReport| report.corrupt_blocks.iter().map(|(_, count)| *count).sum::<u64>();
+        let passes = lease.report.scrub_passes;
+        let was = volume.ailing;
+        volume.ailing = match was {
+            None if !lease.record.read_only || volume.map.redundancy.parity == 0 => None,
+            None => (blocks(&lease.report) > blocks(before)).then_some(Ailing::Found),
+            Some(ailing) if lease.record.read_only => Some(ailing),
+            Some(Ailing::Told { token: told, passes: then }) if told == token => {
+                (passes <= then).then_some(Ailing::Told { token, passes: then })
+            }
+            Some(_) => Some(Ailing::Told { token, passes }),
+        };
+        if was.is_some() != volume.ailing.is_some() {
+            self.unsure.insert(volume.map.volume);
+        }
+    }
+
+    /// Whether who has this lease is to compare all fragments.
+    pub(super) fn is_to_scrub(&self, token: LeaseToken) -> bool {
+        let lease = self.leases.get(&token).filter(|lease| !lease.record.read_only);
+        let volume = lease.and_then(|lease| self.volumes.get(&lease.record.volume));
+        volume.is_some_and(|volume| volume.ailing.is_some())
     }
 
     fn group_wants_tending_at(&self, volume: &Volume, group: &Group) -> Option<Time> {

@@ -6,6 +6,7 @@
 
 use super::confirm::Held;
 use super::retire::Retired;
+use super::tend::Ailing;
 use super::{Coordinator, Key, Outcome, door, refuse};
 use crate::api::{Answer, Create, Refusal, RefusalCode, Size};
 use crate::content::Content;
@@ -44,6 +45,8 @@ pub(super) struct Volume {
     /// The donor that attaches it while nobody else writes it, because there is something to move or to
     /// rebuild.
     pub(super) tender: Option<DonorId>,
+    /// A reader met blocks that are wrong where they lie, and nobody has compared all fragments since.
+    pub(super) ailing: Option<Ailing>,
 }
 
 impl Volume {
@@ -61,6 +64,7 @@ impl Volume {
             between: None,
             retired: Vec::new(),
             tender: None,
+            ailing: None,
         }
     }
 

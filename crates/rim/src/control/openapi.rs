@@ -327,7 +327,15 @@ fn shapes() -> Vec<(&'static str, Value)> {
         ("Attached", json!(attached())),
         ("VolumeReport", json!(report())),
         ("Filled", json!(amend().filled[0])),
-        ("Renewed", json!(Renewed { map: Some(map.clone()), beside: vec![beside()], silent: vec![DONOR] })),
+        (
+            "Renewed",
+            json!(Renewed {
+                map: Some(map.clone()),
+                beside: vec![beside()],
+                silent: vec![DONOR],
+                scrub: true
+            }),
+        ),
         ("VolumeMap", json!(map)),
         ("Group", json!(group)),
         ("Placement", json!(group.slots[0].held)),
