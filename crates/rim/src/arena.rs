@@ -1,8 +1,10 @@
 //! The memory that a donor lends: one memfd, and which of its 4 KiB blocks are present.
 //!
-//! Owns the mapping, the presence bitmap, the dirty map, zeroing and wiping, and how much went through it.
-//! Never: who may touch which extent (the `Access` of `core::donor` says that before any call here).
-//! Invariant: an absent block takes no memory and reads as zeros; reading never makes a block present.
+//! Owns the mapping, the presence bitmap, the checksums of blocks, the dirty map, zeroing and wiping, and how
+//! much went through it. Never: who may touch which extent (the `Access` of `core::donor` says that before
+//! any call here).
+//! Invariants: an absent block takes no memory and reads as zeros; reading never makes a block present; a
+//! block that is not being written is what its checksum says, or its memory has failed.
 //! Bytes are handled by address only: other connections may write them at the same time, and which of two
 //! overlapping requests wins is the client's affair, as on any disk.
 //! Called by `donor`. Tests: below. One of the named modules that may use unsafe.
