@@ -2,10 +2,11 @@
 //!
 //! Owns: network namespaces that behave like a small LAN ([`lan`]) with a bad link ([`wire`]), guarded child
 //! processes ([`process`]), the program under test ([`pool`]), servers that others wrote ([`rivals`]), real
-//! disk images ([`images`]), loads that check what they read ([`fio`], [`writer`]), and the fault table
-//! ([`faults`]). Never: needed by the product; a sleep that hopes (see [`wait`]); a skip for a tool that is
-//! missing (see [`tools`]). Invariant: whatever a test starts carries the test process' [`mark`], so that it
-//! is removed when the test ends, and by the next run when the test process was killed.
+//! disk images ([`images`]), loads that check what they read ([`fio`], [`writer`]), bits that flip in a
+//! donor's memory ([`flip`], [`loaded`]), and the fault table ([`faults`]). Never: needed by the product; a
+//! sleep that hopes (see [`wait`]); a skip for a tool that is missing (see [`tools`]). Invariant: whatever a
+//! test starts carries the test process' [`mark`], so that it is removed when the test ends, and by the next
+//! run when the test process was killed.
 //! Called by: `tests/*.rs` and `src/bin/*.rs` of this crate, `make test`, `make bench`, `make faults`.
 #![deny(unsafe_code)]
 #![allow(clippy::missing_panics_doc, reason = "a helper of tests reports by panicking")]
@@ -13,16 +14,19 @@
 pub mod bench;
 pub mod cgroup;
 pub mod dice;
+pub mod direct;
 pub mod etcd;
 pub mod faults;
 pub mod figures;
 pub mod filled;
 pub mod fio;
+pub mod flip;
 pub mod hash;
 pub mod hog;
 pub mod images;
 pub mod lan;
 pub mod load;
+pub mod loaded;
 pub mod mark;
 pub mod pool;
 pub mod process;

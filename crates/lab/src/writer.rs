@@ -6,19 +6,17 @@
 //! Invariant: of a block, a reader may find the last acknowledged version or one that was asked for after it,
 //! whole. Called by: `tests/survive.rs`, for daemons that are killed while they are written to.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::OFlags;
-
 use crate::dice::Dice;
+use crate::direct::{self, Aligned};
 
 /// What is written at once.
 pub const BLOCK_BYTES: usize = 4096;
-const PAGE_BYTES: usize = 4096;
 
 /// What one writer knows of its blocks, in memory and in a file that gets a line for each acknowledgement.
 #[derive(Debug)]
@@ -38,23 +36,24 @@ impl Writer {
     pub fn new(path: &Path, log: &Path, first: u64, blocks: usize) -> Self {
         let log = File::create(log).unwrap_or_else(|error| panic!("cannot make {}: {error}", log.display()));
         let (asked, acknowledged) = (vec![0; blocks], vec![0; blocks]);
-        Self { path: path.to_owned(), log, first, asked, acknowledged, buffer: Aligned::new() }
+        Self { path: path.to_owned(), log, first, asked, acknowledged, buffer: Aligned::new(BLOCK_BYTES) }
     }
 
     /// Writes blocks at random until it is told to end or the volume refuses; answers how many were
     /// acknowledged.
     #[track_caller]
     pub fn write_until(&mut self, end: &AtomicBool, dice: &mut Dice) -> u64 {
-        let file = open(&self.path, true).unwrap_or_else(|error| panic!("{}: {error}", self.path.display()));
+        let file =
+            direct::open(&self.path, true).unwrap_or_else(|error| panic!("{}: {error}", self.path.display()));
         let mut written = 0;
         while !end.load(Ordering::Relaxed) {
             let block = dice.below(self.asked.len() as u64) as usize;
             self.asked[block] += 1;
             let version = self.asked[block];
             let number = self.first + block as u64;
-            fill(self.buffer.block(), number, version);
+            fill(self.buffer.bytes(), number, version);
             // A refusal leaves it open which version the block has.
-            if file.write_all_at(self.buffer.block(), number * BLOCK_BYTES as u64).is_err() {
+            if file.write_all_at(self.buffer.bytes(), number * BLOCK_BYTES as u64).is_err() {
                 break;
             }
             self.acknowledged[block] = version;
@@ -68,12 +67,13 @@ impl Writer {
     /// one asked for after it. What was found becomes what is known.
     #[track_caller]
     pub fn check(&mut self) -> Vec<String> {
-        let file = open(&self.path, false).unwrap_or_else(|error| panic!("{}: {error}", self.path.display()));
+        let file = direct::open(&self.path, false)
+            .unwrap_or_else(|error| panic!("{}: {error}", self.path.display()));
         let mut wrong = Vec::new();
         let mut expected = vec![0; BLOCK_BYTES];
         for block in 0..self.asked.len() {
             let number = self.first + block as u64;
-            let found = self.buffer.block();
+            let found = self.buffer.bytes();
             if let Err(error) = file.read_exact_at(found, number * BLOCK_BYTES as u64) {
                 wrong.push(format!("block {number}: {error}"));
                 continue;
@@ -104,30 +104,6 @@ fn fill(block: &mut [u8], number: u64, version: u32) {
     }
     for part in block.chunks_mut(piece.len()) {
         part.copy_from_slice(&piece);
-    }
-}
-
-fn open(path: &Path, write: bool) -> io::Result<File> {
-    let direct = i32::try_from(OFlags::DIRECT.bits()).expect("a flag");
-    OpenOptions::new().read(true).write(write).custom_flags(direct).open(path)
-}
-
-/// A block that begins on a page.
-#[derive(Debug)]
-struct Aligned {
-    bytes: Vec<u8>,
-    from: usize,
-}
-
-impl Aligned {
-    fn new() -> Self {
-        let bytes = vec![0; BLOCK_BYTES + PAGE_BYTES];
-        let from = bytes.as_ptr().align_offset(PAGE_BYTES);
-        Self { bytes, from }
-    }
-
-    fn block(&mut self) -> &mut [u8] {
-        &mut self.bytes[self.from..self.from + BLOCK_BYTES]
     }
 }
 
