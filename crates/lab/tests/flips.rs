@@ -275,6 +275,48 @@ fn what_is_rebuilt_or_moved_is_right_where_redundancy_allows() {
     }
 }
 
+/// Two copies, of which one is gone and the other one is wrong in places: those are lost, and all else is
+/// read, and gets its second copy again as soon as there is a donor for it.
+#[test]
+fn what_the_only_copy_has_wrong_is_lost_and_the_rest_is_copied() {
+    let mut stage = Loaded::new("mirror:2", 2);
+    let (first, second) = (stage.holder(0), stage.holder(1));
+    let flipped = stage.flip(&first, FEW);
+    stage.lose(&second);
+    stage.is_read_with("one copy", &flipped.set());
+    stage.pool.donate("d3", "128M");
+    stage.wait_until_without(&second, 2);
+    stage.is_read_with("two copies again", &flipped.set());
+    stage.lose(&first);
+    stage.is_read_with("the second copy alone", &flipped.set());
+}
+
+/// The same of a row: the flipped blocks are lost, and those that would be rebuilt from them.
+#[test]
+fn what_hangs_on_a_flip_is_lost_and_the_rest_is_rebuilt() {
+    let mut stage = Loaded::new("parity:3+1", 4);
+    let (first, second) = (stage.holder(0), stage.holder(1));
+    let flipped = stage.flip(&second, FEW);
+    let mut lost = flipped.set();
+    lost.extend(flipped.places.iter().map(|place| place - UNIT));
+    stage.lose(&first);
+    stage.pool.donate("d5", "128M");
+    stage.wait_until_without(&first, 4);
+    stage.is_read_with("rebuilt", &lost);
+}
+
+/// What is moved and is nowhere else: the same.
+#[test]
+fn what_a_leaving_donor_has_wrong_is_lost_and_the_rest_is_moved() {
+    let mut stage = Loaded::new("linear", 2);
+    let holder = stage.holder(0);
+    let flipped = stage.flip(&holder, FEW);
+    stage.pool.ok(["leave", &holder, "--no-wait"]);
+    let status = stage.pool.donor(&holder).wait_for_end(LONG);
+    assert!(status.success(), "{status}");
+    stage.is_read_with("moved", &flipped.set());
+}
+
 /// Others' servers keep no checksums; those of ours beside them do.
 #[test]
 fn beside_a_foreign_donor_ours_is_checked() {
