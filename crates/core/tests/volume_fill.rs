@@ -186,3 +186,41 @@ fn what_waits_for_the_link_to_a_place_that_was_taken_back_is_not_sent_there() {
         assert_eq!(writes, usize::from(!is_taken_back));
     }
 }
+
+/// Answers the reads that were sent: slot 2's first block comes wrong, all else right. What is sent then.
+fn answer_with_a_wrong_block(world: &mut World, sent: &[Sent]) -> Vec<Sent> {
+    for part in sent.iter().filter(|sent| sent.op == PartOp::Read) {
+        let is_wrong = part.donor == DonorId(3) && part.address == 0;
+        let corrupt = PartError::Corrupt { blocks: 1 };
+        world.answer(part.part, if is_wrong { Err(corrupt) } else { Ok(vec![]) });
+    }
+    world.sent()
+}
+
+#[test]
+fn a_block_that_nothing_gives_back_is_lost_alone_and_the_rest_goes_on() {
+    let (mut world, mut sent) = filling();
+    let (mut blocks, mut bad) = (BTreeSet::new(), Vec::new());
+    for _ in 0..12 {
+        let mut next = answer_with_a_wrong_block(&mut world, &sent);
+        let jobs = world.effects.iter().filter_map(|effect| match effect {
+            Effect::Verify { job, .. } => Some(*job),
+            _ => None,
+        });
+        let jobs: Vec<_> = jobs.collect();
+        world.effects.retain(|effect| !matches!(effect, Effect::Verify { .. }));
+        jobs.into_iter().for_each(|job| world.step(Event::Verified { job, right: true }));
+        next.extend(world.sent());
+        for part in next.iter().filter(|sent| sent.op == PartOp::Sparse) {
+            assert_eq!(part.donor, TO);
+            blocks.insert((part.address, part.len));
+            world.answer(part.part, Ok(vec![]));
+        }
+        next.extend(world.sent());
+        bad.extend(world.amendments().into_iter().flat_map(|amend| amend.bad));
+        sent = next;
+    }
+    let lost: BTreeSet<(u32, u32, u32)> = bad.iter().map(|bad| (bad.slot, bad.from, bad.to)).collect();
+    assert_eq!(lost, [(0, 0, 4096), (2, 0, 4096)].into(), "what was missing, and what was wrong");
+    assert!(blocks.contains(&(0, 4096)) && blocks.contains(&(4096, 4096)), "{blocks:?}");
+}

@@ -6,9 +6,10 @@
 //! simulator.
 
 use super::base::Base;
-use super::job::{Job, Phase, Run, Work};
+use super::job::{Job, Phase, Run, Work, bit, slots_of};
+use super::read::READ_AGAIN_MAX;
 use super::types::{Effect, PartOp, VolumeError};
-use super::{Key, PAUSE_NS};
+use super::{BLOCK, Key, PAUSE_NS, doubts, lanes};
 use crate::api::Filled;
 use crate::layout::Scatter;
 use crate::limits::{FILL_CHUNKS_MAX, HURRY_CHUNKS_MAX, RUSH_NS, SCRATCH_LARGE_COUNT};
@@ -34,12 +35,14 @@ pub(super) struct Fill {
     /// Jobs born later count: an earlier one knew another filling of the slot.
     since: u64,
     pause_until: Time,
+    /// Up to there something is wrong that nothing gives back: it goes block by block.
+    singly_until: u32,
 }
 
 impl Fill {
     pub(super) fn new(to: Placement, since: u64) -> Self {
         let ahead = BTreeSet::new();
-        Fill { to, cursor: 0, begun: 0, ahead, open: 0, told: None, since, pause_until: 0 }
+        Fill { to, cursor: 0, begun: 0, ahead, open: 0, told: None, since, pause_until: 0, singly_until: 0 }
     }
 
     /// Whether any of these bytes are there.
@@ -51,6 +54,11 @@ impl Fill {
     fn restart(&mut self, since: u64) {
         (self.begun, self.open, self.since) = (self.cursor, 0, since);
         self.ahead.clear();
+    }
+
+    /// Whether the chunk failed to be taken block by block.
+    fn goes_singly(&self, job: &Job) -> bool {
+        job.lo < self.singly_until && job.len() > BLOCK
     }
 
     fn have(&mut self, from: u32, to: u32) {
@@ -98,6 +106,7 @@ impl Filling {
             let step = base.shape.lane_max();
             let fill = base.fills.of.get_mut(&(group, slot)).expect("just found");
             let (lo, to) = (fill.begun, fill.to);
+            let step = if lo < fill.singly_until { BLOCK } else { step };
             let hi = (lo / step * step + step).min(end);
             (fill.begun, fill.open) = (hi, fill.open + 1);
             base.add_job(None, Work::Fill { slot, to }, group, lo, hi);
@@ -121,7 +130,9 @@ impl Filling {
             if counts {
                 fill.restart(base.jobs.born);
             }
-            fill.pause_until = base.now + PAUSE_NS;
+            if !fill.goes_singly(job) {
+                fill.pause_until = base.now + PAUSE_NS;
+            }
         }
     }
 }
@@ -215,6 +226,40 @@ fn count(base: &mut Base) {
     };
     let fills = &base.fills.of;
     base.tally.fills_left((!fills.is_empty()).then(|| fills.iter().map(left).sum()));
+}
+
+/// Where nothing but wrong blocks keeps a slot from being filled, these are lost, and the rest goes on: block by
+/// block, so that no more is given up than what is wrong. False where somebody may still have what is missing.
+pub(super) fn gives_up(base: &mut Base, key: Key, slot: u32, to: Placement) -> bool {
+    let Job { group, lo, hi, wrong, tries, .. } = base.jobs[key];
+    let mut held = base.shape.slots().filter(|other| base.shape.is_held(group, *other));
+    let is_out = |other: u32| wrong & bit(other) == 0 && base.source(group, other).is_none();
+    if wrong == 0 || held.any(is_out) || doubts::is_torn_for(base, key) {
+        return false;
+    }
+    if hi - lo > BLOCK {
+        if let Some(fill) = base.fills.of.get_mut(&(group, slot)).filter(|fill| fill.to == to) {
+            fill.singly_until = fill.singly_until.max(hi);
+        }
+        base.end_job(key, Err(VolumeError::Corrupt));
+        return true;
+    }
+    if tries < READ_AGAIN_MAX {
+        // Bits may have flipped on their way.
+        let job = &mut base.jobs[key];
+        (job.tries, job.avoid, job.wrong) = (tries + 1, 0, 0);
+        lanes::read(base, key);
+        return true;
+    }
+    for lost in
+        slots_of(wrong | bit(slot)).filter(|lost| *lost < base.shape.geometry.data).collect::<Vec<_>>()
+    {
+        base.shape.report_bad(BadRange { group, slot: lost, from: lo, to: hi });
+        base.effects.push(Effect::Forget { fragment: base.fragment(key, lost), len: hi - lo });
+    }
+    base.effects.push(Effect::Zero { at: base.lane(key, slot), len: hi - lo });
+    write(base, key, slot, to);
+    true
 }
 
 /// What was rebuilt is not what was written. Each of the others was what it should be, so nothing else can

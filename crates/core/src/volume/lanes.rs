@@ -9,7 +9,7 @@ use super::base::Base;
 use super::job::{Job, Missed, Phase, Run, Slots, Still, Work, bit, slots_of};
 use super::link::Trust;
 use super::types::{At, Combine, Effect, Fragment, PartOp, VolumeError};
-use super::{BLOCK, Key, beside, doubts};
+use super::{BLOCK, Key, beside, doubts, fill};
 use crate::layout::Span;
 use crate::map::Placement;
 
@@ -116,6 +116,11 @@ fn impossible(base: &mut Base, key: Key) {
     }
     if takes_blocks_alone(base, key) {
         return base.end_job(key, Ok(()));
+    }
+    if let Work::Fill { slot, to } = base.jobs[key].work
+        && fill::gives_up(base, key, slot, to)
+    {
+        return;
     }
     if doubts::may_settle(base, key) {
         return base.wait_for_rows(key);

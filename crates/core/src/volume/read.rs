@@ -12,7 +12,7 @@ use super::{BLOCK, Key, beside, cached, doubts, lanes, resync};
 use crate::layout::Span;
 
 /// A block that came wrong without redundancy may have been hit on its way: it is asked for again this often.
-const READ_AGAIN_MAX: u32 = 3;
+pub(super) const READ_AGAIN_MAX: u32 = 3;
 
 /// Cuts the read of one span into jobs.
 pub(super) fn plan(base: &mut Base, request: Key, span: Span) {
@@ -173,6 +173,10 @@ pub(super) fn failed(base: &mut Base, key: Key, slot: u32, failure: Failure) {
         if corrupt && !base.shape.read_only && job.tries < READ_AGAIN_MAX {
             job.tries += 1;
             return again(base, key, slot);
+        }
+        if corrupt && let Work::Fill { .. } = job.work {
+            (job.avoid, job.wrong) = (bit(slot), bit(slot));
+            return lanes::read(base, key);
         }
         job.failed = Some(failure.error());
         return;
