@@ -19,7 +19,8 @@ fuzz_target!(|input: ([u8; 24], u64, u16, u8, bool, [Option<u32>; 2])| {
     assert!(RequestHeader::decode(&bytes).is_err());
 
     let info = ExportInfo { block_min: 1 << (block % 17), ..ExportInfo::new(size, TransmissionFlags(flags)) };
-    let session = Negotiated { export: String::new(), info, structured_replies, base_allocation, dirty, context: dirty };
+    let (export, context) = (String::new(), dirty);
+    let session = Negotiated { export, info, structured_replies, base_allocation, dirty, context };
     let ranged = !matches!(header.command, Command::Flush | Command::Disc);
     let end = header.offset.checked_add(u64::from(header.length));
     let inside = end.is_some_and(|end| end <= size);

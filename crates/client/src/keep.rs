@@ -187,13 +187,7 @@ async fn renew(keeping: Keeping, mut place: watch::Receiver<String>, writer_besi
                     }
                     None => {}
                 }
-                if !renewed.silent.is_empty() {
-                    tracing::debug!(silent = ?renewed.silent, "the coordinator has not heard of donors");
-                    volume.ask_donors(renewed.silent);
-                }
-                if renewed.scrub {
-                    volume.scrub();
-                }
+                look_where_it_says(volume, renewed.silent, renewed.scrub);
             }
             Ok(_) => tokio::time::sleep(RETRY).await,
             Err(error) => {
@@ -211,6 +205,17 @@ async fn renew(keeping: Keeping, mut place: watch::Receiver<String>, writer_besi
                 tokio::time::sleep(RETRY).await;
             }
         }
+    }
+}
+
+/// The coordinator has not heard of these donors for long, or has heard of wrong blocks.
+fn look_where_it_says(volume: &VolumeHandle, silent: Vec<DonorId>, scrub: bool) {
+    if !silent.is_empty() {
+        tracing::debug!(?silent, "the coordinator has not heard of donors");
+        volume.ask_donors(silent);
+    }
+    if scrub {
+        volume.scrub();
     }
 }
 

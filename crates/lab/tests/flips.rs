@@ -33,10 +33,12 @@ const EIO: i32 = 5;
 /// For what needs some rounds of reading on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
+/// What is found is put right as well, though nobody has it attached for writing.
 fn every_front_delivers_what_was_loaded(redundancy: &str, donors: usize) {
     let mut stage = Loaded::new(redundancy, donors);
-    let flipped = stage.flip(&stage.holder(0), FLIPS);
-    for front in FRONTS {
+    let victim = stage.holder(0);
+    for (front, seed) in FRONTS.into_iter().zip(7..) {
+        let flipped = stage.flip_where(&victim, FLIPS, seed, |_| true);
         let attached = stage.attach(front, &["--read-only"]);
         stage.is_read_right(front, &attached);
         assert_same(&format!("{front:?}"), &stage.errors(front, &attached), &BTreeSet::new());
@@ -46,8 +48,8 @@ fn every_front_delivers_what_was_loaded(redundancy: &str, donors: usize) {
         }
         stage.accuses(&[&flipped]);
         stage.pool.detach(VOLUME);
+        wait::until("every flipped block to be what it was", LONG, || flipped.wrong() == 0);
     }
-    assert_eq!(flipped.wrong(), FLIPS, "who may only read has written");
 }
 
 #[test]
@@ -114,7 +116,7 @@ fn who_may_write_heals(redundancy: &str, donors: usize, unread_max: usize) {
     let accused = stage.accused();
     assert!(accused.keys().all(|name| left > 0 && *name == flipped.donor), "{left} are left: {accused:?}");
     stage.pool.detach(VOLUME);
-    assert_eq!(flipped.wrong(), left);
+    assert!(flipped.wrong() <= left);
     assert_eq!(stage.pool.volume_status(VOLUME)["content"]["written"], Value::Null);
 }
 
@@ -141,7 +143,10 @@ fn with_a_donor_gone_flips_in_two_others_are_read_around() {
         let attached = stage.attach(front, &["--read-only"]);
         stage.is_read_right(front, &attached);
         assert_same(&format!("{front:?}"), &stage.errors(front, &attached), &BTreeSet::new());
-        stage.accuses(&[&data, &other]);
+        // Whoever comes later may find them put right.
+        if front == Front::Export {
+            stage.accuses(&[&data, &other]);
+        }
         stage.pool.detach(VOLUME);
     }
 }

@@ -228,8 +228,9 @@ fn count(base: &mut Base) {
     base.tally.fills_left((!fills.is_empty()).then(|| fills.iter().map(left).sum()));
 }
 
-/// Where nothing but wrong blocks keeps a slot from being filled, these are lost, and the rest goes on: block by
-/// block, so that no more is given up than what is wrong. False where somebody may still have what is missing.
+/// Where nothing but wrong blocks keeps a slot from being filled, these are lost, and the rest goes on: block
+/// by block, so that no more is given up than what is wrong. False where somebody may still have what is
+/// missing.
 pub(super) fn gives_up(base: &mut Base, key: Key, slot: u32, to: Placement) -> bool {
     let Job { group, lo, hi, wrong, tries, .. } = base.jobs[key];
     let mut held = base.shape.slots().filter(|other| base.shape.is_held(group, *other));
