@@ -176,6 +176,15 @@ impl ClientMemory {
         Ok(bytes)
     }
 
+    /// Whether a write to some of these bytes of a slot is on its way.
+    pub(crate) fn is_writing(&self, group: usize, slot: usize, from: u64, len: u64) -> bool {
+        self.busy.values().filter(|part| part.op.writes()).any(|part| {
+            let Fragment { group: of, slot: to, local } = part.fragment;
+            let (begin, end) = (u64::from(local), u64::from(local) + u64::from(part.scatter.len));
+            (of as usize, to as usize) == (group, slot) && begin < from + len && from < end
+        })
+    }
+
     /// The part is answered, or its memory must not be touched any more.
     pub(crate) fn end_part(&mut self, key: u64) {
         self.busy.remove(&key);
