@@ -86,6 +86,8 @@ const ALONE: &[&str] = &[
     "fault: a clock leapt",
     "fault: a stopped machine's clock stood still",
     "fault: a stranger's coordinator at its address",
+    "fault: a bit flipped at rest",
+    "writers told to compare all fragments",
 ];
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
