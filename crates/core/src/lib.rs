@@ -43,6 +43,7 @@ pub mod map;
 pub mod placement;
 pub mod poll;
 pub mod progress;
+pub mod runs;
 pub mod seats;
 pub mod seed;
 pub mod text;

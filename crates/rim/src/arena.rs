@@ -18,6 +18,7 @@ use crate::writing::Writing;
 use cheetah_core::checksum::ZERO_BLOCK_CRC;
 use cheetah_core::donor::DirtyMap;
 use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES};
+use cheetah_core::runs::runs;
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -187,24 +188,8 @@ impl Arena {
     }
 
     /// Calls `each` with runs of equal presence that together make up the range: (length, present).
-    pub(crate) fn runs(&self, offset: u64, len: u64, mut each: impl FnMut(u64, bool)) {
-        let end = offset + len;
-        let mut at = offset;
-        let mut run = (0, false);
-        while at < end {
-            let block = at / BLOCK_BYTES;
-            let present = self.is_present(block);
-            let next = ((block + 1) * BLOCK_BYTES).min(end);
-            if run.0 > 0 && run.1 != present {
-                each(run.0, run.1);
-                run.0 = 0;
-            }
-            run = (run.0 + next - at, present);
-            at = next;
-        }
-        if run.0 > 0 {
-            each(run.0, run.1);
-        }
+    pub(crate) fn runs(&self, offset: u64, len: u64, each: impl FnMut(u64, bool)) {
+        runs(offset, len, BLOCK_BYTES, |block| self.is_present(block), each);
     }
 
     // Checksums.
@@ -215,23 +200,8 @@ impl Arena {
     }
 
     /// Calls `each` with runs that together make up the range: (length, whether its blocks are right).
-    pub(crate) fn verify(&self, offset: u64, len: u64, mut each: impl FnMut(u64, bool)) {
-        let end = offset + len;
-        let (mut at, mut run) = (offset, (0, true));
-        while at < end {
-            let block = at / BLOCK_BYTES;
-            let next = ((block + 1) * BLOCK_BYTES).min(end);
-            let is_right = self.is_right(block);
-            if run.0 > 0 && run.1 != is_right {
-                each(run.0, run.1);
-                run.0 = 0;
-            }
-            run = (run.0 + next - at, is_right);
-            at = next;
-        }
-        if run.0 > 0 {
-            each(run.0, run.1);
-        }
+    pub(crate) fn verify(&self, offset: u64, len: u64, each: impl FnMut(u64, bool)) {
+        runs(offset, len, BLOCK_BYTES, |block| self.is_right(block), each);
     }
 
     /// Whether the block is what its checksum says, or is being written.
@@ -438,7 +408,7 @@ const fn bit(block: u64) -> u64 {
 mod tests {
     use super::*;
 
-    fn runs(arena: &Arena, offset: u64, len: u64) -> Vec<(u64, bool)> {
+    fn presence(arena: &Arena, offset: u64, len: u64) -> Vec<(u64, bool)> {
         let mut all = Vec::new();
         arena.runs(offset, len, |len, present| all.push((len, present)));
         all
@@ -511,7 +481,7 @@ mod tests {
         assert_eq!(arena.bytes_used(), 0);
         arena.write(100, b"x");
         assert_eq!(arena.bytes_used(), 4096);
-        assert_eq!(runs(&arena, 0, 12288), [(4096, true), (8192, false)]);
+        assert_eq!(presence(&arena, 0, 12288), [(4096, true), (8192, false)]);
         arena.write(0, &[0; 4096]);
         assert_eq!(byte(&arena, 100), 0, "zeros over a present block are written");
     }
@@ -521,7 +491,7 @@ mod tests {
         let arena = Arena::new(1).unwrap();
         arena.write(0, &[7; 16384]);
         arena.zero(100, 8192, false);
-        assert_eq!(runs(&arena, 0, 16384), [(4096, true), (4096, false), (8192, true)]);
+        assert_eq!(presence(&arena, 0, 16384), [(4096, true), (4096, false), (8192, true)]);
         assert_eq!(
             (byte(&arena, 99), byte(&arena, 100), byte(&arena, 8291), byte(&arena, 8292)),
             (7, 0, 0, 7)
@@ -529,7 +499,7 @@ mod tests {
         arena.zero(10, 20, false);
         assert_eq!((byte(&arena, 9), byte(&arena, 10), byte(&arena, 29), byte(&arena, 30)), (7, 0, 0, 7));
         arena.zero(4096, 4096, true);
-        assert_eq!(runs(&arena, 0, 16384), [(16384, true)]);
+        assert_eq!(presence(&arena, 0, 16384), [(16384, true)]);
     }
 
     /// What the kernel has locked of this process's memory, by page and not by mapping.

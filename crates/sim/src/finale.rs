@@ -111,10 +111,17 @@ impl World {
         }
     }
 
+    /// Whether the lease of a client is over.
+    fn has_ended(&self, c: usize) -> bool {
+        self.clients[c].token.is_none_or(|token| self.verdict.lease_ended.contains(&token))
+    }
+
     fn has_scrubbed(&mut self, c: usize) {
         let client = &self.clients[c];
-        let ended = client.token.is_none_or(|token| self.verdict.lease_ended.contains(&token));
-        let Some(machine) = client.machine.as_ref().filter(|_| !client.read_only && !ended) else { return };
+        let Some(machine) = client.machine.as_ref().filter(|_| !client.read_only && !self.has_ended(c))
+        else {
+            return;
+        };
         if machine.map().redundancy.parity > 0 && machine.report().scrub_passes == 0 {
             self.fail(format!("client {c} did not compare its fragments: {:?}", machine.report()));
         }
@@ -123,9 +130,8 @@ impl World {
     /// What is wrong somewhere was found when all was compared, and put right from the others.
     fn nothing_wrong_is_left(&mut self, c: usize) {
         let client = &self.clients[c];
-        let ended = client.token.is_none_or(|token| self.verdict.lease_ended.contains(&token));
         let beyond = client.volume.is_none_or(|volume| self.verdict.beyond.contains(&volume));
-        if client.read_only || ended || beyond || self.failure.is_some() {
+        if client.read_only || self.has_ended(c) || beyond || self.failure.is_some() {
             return;
         }
         self.look_at_rot();
@@ -147,8 +153,7 @@ impl World {
     /// A client that holds its lease has set aside nobody but the dead, and those that have said goodbye.
     fn all_is_reachable(&mut self, c: usize) {
         let client = &self.clients[c];
-        let ended = client.token.is_none_or(|token| self.verdict.lease_ended.contains(&token));
-        let Some(machine) = client.machine.as_ref().filter(|_| !ended) else { return };
+        let Some(machine) = client.machine.as_ref().filter(|_| !self.has_ended(c)) else { return };
         let goes = |id: &DonorId| self.donors.iter().any(|donor| donor.id == *id && donor.leaving);
         let gone = |id: &DonorId| self.verdict.dead.contains_key(id) || goes(id);
         let wrong: Vec<String> =

@@ -186,7 +186,7 @@ pub struct KeptSlot {
 }
 
 /// The answer to `Renew` and to `Amend`; to the latter only `map` is set.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Renewed {
     /// Present when it is newer than the epoch that was named.
     pub map: Option<VolumeMap>,

@@ -54,12 +54,7 @@ impl Coordinator {
         }
         self.names_epoch(token, amend.epoch);
         let map = self.usable_map(id);
-        Ok(Outcome::Answer(Answer::Renewed(Renewed {
-            map,
-            beside: Vec::new(),
-            silent: Vec::new(),
-            scrub: false,
-        })))
+        Ok(Outcome::Answer(Answer::Renewed(Renewed { map, ..Renewed::default() })))
     }
 
     /// A reader asks whether the map that it read by is the newest: that map, or none, and the newer one
@@ -67,12 +62,7 @@ impl Coordinator {
     fn vouch(&self, id: VolumeId, epoch: u64) -> Result<Outcome, Refusal> {
         let map = self.volumes.get(&id).map(|volume| &volume.map);
         let map = map.filter(|map| map.epoch == epoch).cloned();
-        Ok(Outcome::Answer(Answer::Renewed(Renewed {
-            map,
-            beside: Vec::new(),
-            silent: Vec::new(),
-            scrub: false,
-        })))
+        Ok(Outcome::Answer(Answer::Renewed(Renewed { map, ..Renewed::default() })))
     }
 
     /// Takes the donors out of the volume's slots, as far as redundancy allows; what that frees.

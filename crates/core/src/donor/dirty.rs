@@ -11,6 +11,7 @@
 //! are closed. Called by `rim`'s arena and donor, and by `sim`. Tests: `rim/tests/donor_wire.rs`.
 
 use crate::limits::{DIRTY_REGION_BYTES, EXTENT_BYTES};
+use crate::runs::runs;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A word holds both generations of this many regions: the younger in its low half, the older in its high
@@ -72,23 +73,8 @@ impl DirtyMap {
 
     /// Calls `each` with runs that together make up the range: (length, marked in either generation). They
     /// end at borders of regions, and neighbours differ.
-    pub fn runs(&self, offset: u64, len: u64, mut each: impl FnMut(u64, bool)) {
-        let end = offset + len;
-        let (mut at, mut run) = (offset, (0, false));
-        while at < end {
-            let region = at / DIRTY_REGION_BYTES;
-            let next = ((region + 1) * DIRTY_REGION_BYTES).min(end);
-            let dirty = self.is_dirty(region);
-            if run.0 > 0 && run.1 != dirty {
-                each(run.0, run.1);
-                run.0 = 0;
-            }
-            run = (run.0 + next - at, dirty);
-            at = next;
-        }
-        if run.0 > 0 {
-            each(run.0, run.1);
-        }
+    pub fn runs(&self, offset: u64, len: u64, each: impl FnMut(u64, bool)) {
+        runs(offset, len, DIRTY_REGION_BYTES, |region| self.is_dirty(region), each);
     }
 
     fn is_dirty(&self, region: u64) -> bool {

@@ -361,14 +361,13 @@ impl Handshake {
         let sets = option == opt::SET_META_CONTEXT;
         // The id in a list is reserved.
         let id = |id| if sets { id } else { 0 };
-        if query.base_allocation {
-            option::meta_context(option, id(BASE_ALLOCATION_ID), BASE_ALLOCATION, &mut self.output);
-        }
-        if query.dirty {
-            option::meta_context(option, id(DIRTY_ID), CHEETAH_DIRTY, &mut self.output);
-        }
-        if query.context {
-            option::meta_context(option, id(CONTEXT_ID), CHEETAH_CONTEXT, &mut self.output);
+        let contexts = [
+            (query.base_allocation, BASE_ALLOCATION_ID, BASE_ALLOCATION),
+            (query.dirty, DIRTY_ID, CHEETAH_DIRTY),
+            (query.context, CONTEXT_ID, CHEETAH_CONTEXT),
+        ];
+        for (_, number, name) in contexts.into_iter().filter(|(is_chosen, ..)| *is_chosen) {
+            option::meta_context(option, id(number), name, &mut self.output);
         }
         option::reply(option, rep::ACK, &[], &mut self.output);
         if sets {
