@@ -13,7 +13,7 @@ use cheetah_core::coordinator::{Key, LeaseRecord, Record, VolumeRecord};
 use cheetah_core::donor::export_name;
 use cheetah_core::limits::{EXTENT_BYTES, REQUEST_DEADLINE_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, LeaseToken, VolumeId};
-use cheetah_core::volume::{Event, Op, Request};
+use cheetah_core::volume::{Event, Op, Request, Scope};
 use std::collections::BTreeSet;
 
 /// How often, a second apart, donors and coordinator are compared before they count as disagreeing.
@@ -54,7 +54,10 @@ impl World {
             attached.iter().filter(wounded).copied().collect()
         };
         if !scrubs.is_empty() {
-            scrubs.iter().for_each(|c| self.step_client(*c, Event::Scrub));
+            for c in &scrubs {
+                self.step_client(*c, Event::Scrub(Scope::All));
+                self.step_client(*c, Event::Compare);
+            }
             self.pass(300 * SECOND_NS);
             scrubs.iter().for_each(|c| self.has_scrubbed(*c));
             scrubs.iter().for_each(|c| self.nothing_wrong_is_left(*c));
@@ -122,7 +125,9 @@ impl World {
         else {
             return;
         };
-        if machine.map().redundancy.parity > 0 && machine.report().scrub_passes == 0 {
+        if machine.map().redundancy.parity > 0
+            && machine.report().scrub_passes.min(machine.report().compare_passes) == 0
+        {
             self.fail(format!("client {c} did not compare its fragments: {:?}", machine.report()));
         }
     }

@@ -7,6 +7,7 @@ use super::base::Base;
 use super::job::{Failure, Job, Part, Phase, Work, bit};
 use super::types::{PartError, StatusRun};
 use super::{BLOCK, Key, PAUSE_NS, beside, lanes, read};
+use crate::map::BadRange;
 use crate::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -35,16 +36,23 @@ impl Healing {
         // Two slots that are wrong in the same row would be healed by turns for ever, and nothing else would
         // be.
         let heals = matches!(work, Work::Heal { .. });
-        if base.shape.geometry.parity == 0 || base.shape.read_only || heals {
+        if !heals {
+            self.take(base, BadRange { group, slot: part.slot, from: local, to: local + len }, blocks);
+        }
+    }
+
+    /// Among these bytes so many blocks are wrong where they lie.
+    pub(super) fn take(&mut self, base: &mut Base, wrong: BadRange, blocks: u32) {
+        if base.shape.geometry.parity == 0 || base.shape.read_only {
             return;
         }
+        let BadRange { group, slot, from, to } = wrong;
         let step = base.shape.lane_max();
-        let (mut at, end) = (local / step * step, local + len);
-        let mut left = blocks;
-        while at < end {
+        let (mut at, mut left) = (from / step * step, blocks);
+        while at < to {
             // How many of the blocks lie in which chunk is not known; they are counted with the first.
-            let (lo, hi) = (at.max(local), (at + step).min(end));
-            *self.wrong.entry((group, part.slot, lo, hi)).or_default() += std::mem::take(&mut left);
+            let (lo, hi) = (at.max(from), (at + step).min(to));
+            *self.wrong.entry((group, slot, lo, hi)).or_default() += std::mem::take(&mut left);
             at += step;
         }
         base.upkeep_due = true;
