@@ -256,15 +256,17 @@ impl VerifyReport {
             let advice = "suspect the memory of the donor that is named above; `cheetah leave` moves away what it holds";
             return Err(Failure::new(Exit::DataLost, text).advise(advice));
         }
-        let unchecked = self.bytes_unchecked + self.bytes_missing;
-        if unchecked > 0 {
-            let text = format!(
-                "{} of volume '{volume}' were not checked: {} could not be asked, {} is held by nobody",
-                show_bytes(unchecked),
-                show_bytes(self.bytes_unchecked),
-                show_bytes(self.bytes_missing)
-            );
-            return Err(Failure::new(Exit::Unwell, text));
+        if self.bytes_unchecked + self.bytes_missing > 0 {
+            let parts = [
+                (self.bytes_unchecked, "of donors that did not answer, as said above"),
+                (self.bytes_missing, "of fragments that nobody holds now"),
+            ];
+            let parts = parts.into_iter().filter(|(bytes, _)| *bytes > 0);
+            let parts: Vec<_> =
+                parts.map(|(bytes, whose)| format!("{} {whose}", show_bytes(bytes))).collect();
+            let text = format!("not all of volume '{volume}' was checked: not {}", parts.join(", and not "));
+            return Err(Failure::new(Exit::Unwell, text)
+                .advise("see `cheetah status`, and verify again when it is well"));
         }
         Ok(())
     }
