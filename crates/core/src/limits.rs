@@ -135,6 +135,10 @@ pub const SCRUB_EVERY_NS: u64 = 3600 * SECOND_NS;
 pub const COMPARE_EVERY_NS: u64 = 24 * SCRUB_EVERY_NS;
 /// The same where a server holds some that cannot check them.
 pub const COMPARE_FOREIGN_EVERY_NS: u64 = SCRUB_EVERY_NS;
+/// A donor that had wrong blocks so often has bad memory...
+pub const BAD_MEMORY_OCCASIONS: u32 = 3;
+/// ...where what is found within this counts once.
+pub const OCCASION_NS: u64 = 10 * SECOND_NS;
 /// How often the donors' maps of what was written lately are aged.
 pub const DIRTY_AGE_NS: u64 = SECOND_NS;
 

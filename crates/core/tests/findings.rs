@@ -33,6 +33,8 @@ fn donor(id: u64) -> DonorStatus {
         silent_ms: 200,
         stuck: None,
         bytes_given_up: 0,
+        wrong_blocks: 0,
+        has_bad_memory: false,
     }
 }
 
