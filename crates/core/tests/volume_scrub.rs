@@ -176,3 +176,44 @@ fn who_writes_has_it_done_by_the_hour_and_a_reader_does_not() {
     reader.step(Event::Wake);
     assert!(writer.volume.scrubbed().is_under_way && !reader.volume.scrubbed().is_under_way);
 }
+
+#[test]
+fn a_block_that_cannot_be_healed_keeps_no_other_waiting() {
+    let mut world = world(false);
+    world.step(Event::Scrub(Scope::All));
+    let of_second = verifies(&mut world).into_iter().find(|sent| sent.donor == DonorId(2)).expect("asked");
+    // More of them than are healed at a time.
+    let far: Vec<u32> = (8..16).map(|at| at * of_second.len / 16).collect();
+    let mut runs = vec![StatusRun { len: BLOCK, hole: false }];
+    let mut at = BLOCK;
+    for wrong in &far {
+        runs.push(StatusRun { len: wrong - at, hole: true });
+        runs.push(StatusRun { len: BLOCK, hole: false });
+        at = wrong + BLOCK;
+    }
+    runs.push(StatusRun { len: of_second.len - at, hole: true });
+    world.answer(of_second.part, Ok(runs));
+    // Of the first block the others are wrong as well; nothing is awaited but answers.
+    let mut healed = Vec::new();
+    for _ in 0..50 {
+        for sent in world.sent() {
+            let answer = match sent.op {
+                PartOp::Read if sent.address == 0 => Err(PartError::Corrupt { blocks: 1 }),
+                PartOp::Verify => Ok(vec![StatusRun { len: sent.len, hole: true }]),
+                _ => Ok(vec![]),
+            };
+            if sent.op.writes() {
+                healed.push((sent.donor, sent.address));
+            }
+            world.answer(sent.part, answer);
+        }
+        for effect in std::mem::take(&mut world.effects) {
+            match effect {
+                Effect::Verify { job, .. } => world.step(Event::Verified { job, right: true }),
+                other => world.effects.push(other),
+            }
+        }
+    }
+    healed.sort_unstable();
+    assert_eq!(healed, far.iter().map(|at| (DonorId(2), u64::from(*at))).collect::<Vec<_>>());
+}

@@ -63,7 +63,7 @@ impl Coordinator {
         let (name, host) = (donor.record.name.clone(), &donor.record.host);
         let text = format!(
             "donor {name} on host {host} had wrong blocks {}, {} in all: it gets nothing more, and what it holds is \
-             moved to others; test the memory of {host} before it lends again",
+             moved to others; test the memory of {host}, and its network, before it lends again",
             show_count(u64::from(*occasions), "time"),
             show_count(*blocks, "block")
         );

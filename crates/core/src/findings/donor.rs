@@ -85,8 +85,8 @@ fn bad_memory(donor: &DonorStatus) -> Option<Finding> {
             show_count(*wrong_blocks, "block")
         ),
         advice: format!(
-            "Test the memory of host {host} before it lends again; end the donor when it holds nothing. One that \
-             is started again begins anew."
+            "Test the memory of host {host}, and its network, before it lends again; end the donor when it holds \
+             nothing. One that is started again begins anew."
         ),
     })
 }

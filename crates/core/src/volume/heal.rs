@@ -24,7 +24,8 @@ pub(super) struct Healing {
     wrong: BTreeMap<Run, u32>,
     healing: BTreeSet<Run>,
     last: Run,
-    pause_until: Time,
+    /// Until when nothing is tried in a chunk of which a block could not be healed.
+    rests: BTreeMap<(u32, u32, u32), Time>,
 }
 
 impl Healing {
@@ -71,12 +72,16 @@ impl Healing {
     }
 
     pub(super) fn start(&mut self, base: &mut Base) {
-        while base.now >= self.pause_until && self.open < HEALS_MAX {
+        self.rests.retain(|_, until| base.now < *until);
+        let step = base.shape.lane_max();
+        while self.open < HEALS_MAX {
             // In turn, so that one which cannot be healed yet does not keep the others waiting.
             let (heals, last) = (&self.wrong, self.last);
             let in_turn = heals.range((Bound::Excluded(last), Bound::Unbounded)).chain(heals.range(..=last));
             let mut chunks = in_turn.map(|(chunk, _)| *chunk);
-            let Some(chunk) = chunks.find(|chunk| !self.healing.contains(chunk)) else { return };
+            let may =
+                |chunk: &Run| !self.healing.contains(chunk) && !self.rests.contains_key(&place(*chunk, step));
+            let Some(chunk) = chunks.find(may) else { return };
             self.last = chunk;
             let (group, slot, from, to) = chunk;
             if !base.shape.is_held(group, slot) || to > base.shape.used(group) {
@@ -110,9 +115,14 @@ impl Healing {
             self.wrong.extend(first.into_iter().chain(each.map(|chunk| (chunk, 0))));
         } else {
             // Whoever reads it finds it again; until then there is no use in trying.
-            self.pause_until = base.now + PAUSE_NS;
+            self.rests.insert(place(chunk, base.shape.lane_max()), base.now + PAUSE_NS);
         }
     }
+}
+
+/// Group, slot, and number of the chunk that a run lies in.
+fn place((group, slot, from, _): Run, step: u32) -> (u32, u32, u32) {
+    (group, slot, from / step)
 }
 
 pub(super) fn write(base: &mut Base, key: Key, slot: u32) {
