@@ -14,7 +14,7 @@ Runs Cheetah's volume, donor and coordinator machines in a virtual world.
 
   cheetah-sim --seeds COUNT [--start SEED] [--jobs N] [WORLD]   many seeds, until one fails
   cheetah-sim --seed SEED [--trace] [WORLD]                     one seed
-  cheetah-sim --bugs SAMPLES                                    how soon each planted bug is found, a table
+  cheetah-sim --bugs SAMPLES [--bug NAME]                       how soon planted bugs are found, a table
   cheetah-sim --read-ahead                                      rules of read-ahead compared, a table
 
 WORLD: [--beyond] [--only KIND] [--layout K+M] [--bug NAME]
@@ -97,7 +97,7 @@ fn main() -> ExitCode {
         Mode::One { seed, trace } => one(seed, trace, setup),
         Mode::Many { start, count, jobs } => many(start, count, jobs, setup),
         Mode::Bugs { samples } => {
-            bugs(samples);
+            bugs(samples, setup.bug);
             ExitCode::SUCCESS
         }
         Mode::ReadAhead => {
@@ -146,10 +146,10 @@ fn many(start: u64, count: u64, jobs: u64, setup: Setup) -> ExitCode {
 }
 
 /// Each sample begins at seeds of its own.
-fn bugs(samples: u64) {
+fn bugs(samples: u64, only: Option<Bug>) {
     println!("| planted bug | runs | found in | seeds until then: median | 95th percentile |");
     println!("|---|---|---|---|---|");
-    for bug in Bug::ALL {
+    for bug in Bug::ALL.into_iter().filter(|bug| only.is_none_or(|only| only == *bug)) {
         let setup = bug.runs();
         let sample = |nth: u64| swarm(nth * BUG_SEEDS, BUG_SEEDS, setup, |_| ());
         let taken = (0..samples).map(sample).filter(|swarm| swarm.failed.is_some());
