@@ -201,8 +201,9 @@ fn a_stopped_donor_costs_nothing() {
     assert_eq!(ends_together("parity:3+1", 5, 3, End::Stopped, Duration::ZERO), BTreeSet::new());
 }
 
-/// `make unclean`. Two parities, or three copies, lose nothing; one parity what was being written at most,
-/// which `ends_together` looks at block by block.
+/// `make unclean`. Copies lose nothing. With parity, what was being written may be lost of the fragment that
+/// is gone, which `ends_together` looks at block by block: of a row that is half written neither the old nor
+/// the new may be left on k donors, also where two parities were.
 #[test]
 #[ignore = "fifty runs take a quarter of an hour"]
 fn fifty_donors_and_daemons_end_up_to_a_second_apart() {
@@ -219,8 +220,7 @@ fn fifty_donors_and_daemons_end_up_to_a_second_apart() {
             let after = Duration::from_millis(run * 1000 / 9);
             let lost = ends_together(redundancy, donors, data, end, after).len();
             eprintln!("{redundancy}, {end:?}, {after:?} apart: {lost} blocks lost");
-            let covers = matches!(redundancy, "parity:3+2" | "mirror:3");
-            assert!(lost == 0 || !covers, "{redundancy}, {end:?}, {after:?} apart: {lost} blocks are lost");
+            assert!(lost == 0 || data > 1, "{redundancy}, {end:?}, {after:?} apart: {lost} blocks are lost");
         }
     }
 }
