@@ -8,13 +8,15 @@
 //! `lab/tests/evidence.rs`.
 
 use crate::failure::{Exit, Failure};
+use crate::output;
 use crate::progress::Shown;
 use cheetah_core::content::{ByteRange, cover};
 use cheetah_rim::buffer::LARGE_BYTES;
 use cheetah_rim::volume::{Completion, Op, Sink, Submission, VolumeError, VolumeHandle};
-use cheetah_source::RawSource;
+use cheetah_source::{Source, Unreadable};
 use md5::{Digest, Md5};
 use serde::Serialize;
+use sha1::Sha1;
 use sha2::Sha256;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,12 +28,17 @@ use std::thread::JoinHandle;
 pub const CHUNK_BYTES: usize = LARGE_BYTES;
 /// Requests on their way to the donors at once.
 const IN_FLIGHT: usize = 16;
+/// Places that cannot be read, of which each is told; the report has all.
+const TOLD_MAX: usize = 16;
 /// Chunks that wait for a hash.
 const HASH_BACKLOG: usize = 16;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Hashes {
     pub md5: String,
+    /// Where the source claims one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sha1: Option<String>,
     pub sha256: String,
 }
 
@@ -136,29 +143,34 @@ impl<D: Digest + Clone + Send + 'static> Lane<D> {
     }
 }
 
-/// Both hashes of what is fed.
+/// The hashes of what is fed.
 pub struct Hashing {
     md5: Lane<Md5>,
+    sha1: Option<Lane<Sha1>>,
     sha256: Lane<Sha256>,
 }
 
 impl Hashing {
-    fn start() -> Hashing {
-        Hashing { md5: Lane::start(Md5::new()), sha256: Lane::start(Sha256::new()) }
+    fn start(with_sha1: bool) -> Hashing {
+        let sha1 = with_sha1.then(|| Lane::start(Sha1::new()));
+        Hashing { md5: Lane::start(Md5::new()), sha1, sha256: Lane::start(Sha256::new()) }
     }
 
     /// Another one, of the same bytes until now.
     fn fork(&self) -> Result<Hashing, Failure> {
-        Ok(Hashing { md5: self.md5.fork()?, sha256: self.sha256.fork()? })
+        let sha1 = self.sha1.as_ref().map(Lane::fork).transpose()?;
+        Ok(Hashing { md5: self.md5.fork()?, sha1, sha256: self.sha256.fork()? })
     }
 
     fn feed(&self, chunk: &Chunk) {
         self.md5.feed(chunk);
+        self.sha1.iter().for_each(|lane| lane.feed(chunk));
         self.sha256.feed(chunk);
     }
 
     fn finish(self) -> Result<Hashes, Failure> {
-        Ok(Hashes { md5: self.md5.finish()?, sha256: self.sha256.finish()? })
+        let sha1 = self.sha1.map(Lane::finish).transpose()?;
+        Ok(Hashes { md5: self.md5.finish()?, sha1, sha256: self.sha256.finish()? })
     }
 }
 
@@ -179,9 +191,9 @@ fn chunks(from: u64, bytes: u64) -> impl Iterator<Item = (u64, usize)> {
     })
 }
 
-/// A chunk of the source, with zeros for what cannot be read; that is noted.
+/// A chunk of the source, with zeros for what cannot be read; that is noted, and told where it is not yet.
 pub fn read_source(
-    source: &RawSource,
+    source: &dyn Source,
     progress: &Progress,
     offset: u64,
     len: usize,
@@ -189,22 +201,27 @@ pub fn read_source(
     let mut chunk = vec![0; len];
     let failed =
         source.read_past_errors_at(offset, &mut chunk).map_err(|e| Failure::failed(e.to_string()))?;
-    if !failed.is_empty() {
-        let ranges =
-            failed.into_iter().map(|range| ByteRange { offset: range.start, len: range.end - range.start });
-        cover(&mut progress.ranges(), ranges);
+    for Unreadable { range, why } in failed {
+        let range = ByteRange { offset: range.start, len: range.end - range.start };
+        let mut ranges = progress.ranges();
+        let is_known = ranges.iter().any(|known| known.offset <= range.offset && range.end() <= known.end());
+        if !is_known && ranges.len() < TOLD_MAX {
+            let ByteRange { offset, len } = range;
+            output::note(&format!("{len} bytes from {offset} on cannot be read: {why}"));
+        }
+        cover(&mut ranges, [range]);
     }
     Ok(chunk)
 }
 
 /// Fills the volume from the source; of the first `known` bytes it may hold some already.
 pub fn copy(
-    source: &RawSource,
+    source: &dyn Source,
     volume: &VolumeHandle,
     known: u64,
     progress: &Progress,
 ) -> Result<Copied, Failure> {
-    let hashing = Hashing::start();
+    let hashing = Hashing::start(source.claims().sha1.is_some());
     let shown = Shown::start("loading", volume.name(), source.size());
     let confirmed = confirm(source, volume, known, progress, &hashing, &shown)?;
     let volume_hashing = hashing.fork()?;
@@ -252,7 +269,7 @@ pub fn copy(
 
 /// How much of the volume, from its start, is what the source holds: read from both, at most `known` bytes.
 fn confirm(
-    source: &RawSource,
+    source: &dyn Source,
     volume: &VolumeHandle,
     known: u64,
     progress: &Progress,
