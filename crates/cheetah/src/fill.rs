@@ -1,12 +1,13 @@
 //! A volume filled from a source: what lies there already is compared, the rest is copied, hashed on the way,
 //! read back and hashed again.
 //!
-//! Owns the pipeline (one reader, a thread for each hash, requests in flight to the volume) and how far it
+//! Owns the pipeline (readers, a thread for each hash, requests in flight to the volume) and how far it
 //! is. Never: the coordinator (`load`), or writing to the source. Invariants: what counts as done is written,
 //! all of it from the start; what is there already is believed only where it was read and is what the source
 //! holds; hashes have zeros where the source could not be read, and that is listed. Called by `load`. Tests:
 //! `lab/tests/evidence.rs`.
 
+use crate::chunks;
 use crate::failure::{Exit, Failure};
 use crate::output;
 use crate::progress::Shown;
@@ -70,6 +71,21 @@ impl Progress {
     /// What of the source could not be read so far.
     pub fn unreadable(&self) -> Vec<ByteRange> {
         self.ranges().clone()
+    }
+
+    /// More that cannot be read: told where it is not yet.
+    fn note(&self, unreadable: Vec<Unreadable>) {
+        for Unreadable { range, why } in unreadable {
+            let range = ByteRange { offset: range.start, len: range.end - range.start };
+            let mut ranges = self.ranges();
+            let is_known =
+                ranges.iter().any(|known| known.offset <= range.offset && range.end() <= known.end());
+            if !is_known && ranges.len() < TOLD_MAX {
+                let ByteRange { offset, len } = range;
+                output::note(&format!("{len} bytes from {offset} on cannot be read: {why}"));
+            }
+            cover(&mut ranges, [range]);
+        }
     }
 
     fn ranges(&self) -> MutexGuard<'_, Vec<ByteRange>> {
@@ -183,7 +199,7 @@ impl Sink for ToChannel {
     }
 }
 
-fn chunks(from: u64, bytes: u64) -> impl Iterator<Item = (u64, usize)> {
+fn places(from: u64, bytes: u64) -> impl Iterator<Item = (u64, usize)> + Clone + Send {
     let chunk = CHUNK_BYTES as u64;
     (from.div_ceil(chunk)..bytes.div_ceil(chunk)).map(move |at| {
         let offset = at * chunk;
@@ -191,27 +207,16 @@ fn chunks(from: u64, bytes: u64) -> impl Iterator<Item = (u64, usize)> {
     })
 }
 
-/// A chunk of the source, with zeros for what cannot be read; that is noted, and told where it is not yet.
+/// A chunk of the source, with zeros for what cannot be read; that is noted.
 pub fn read_source(
     source: &dyn Source,
     progress: &Progress,
     offset: u64,
     len: usize,
 ) -> Result<Vec<u8>, Failure> {
-    let mut chunk = vec![0; len];
-    let failed =
-        source.read_past_errors_at(offset, &mut chunk).map_err(|e| Failure::failed(e.to_string()))?;
-    for Unreadable { range, why } in failed {
-        let range = ByteRange { offset: range.start, len: range.end - range.start };
-        let mut ranges = progress.ranges();
-        let is_known = ranges.iter().any(|known| known.offset <= range.offset && range.end() <= known.end());
-        if !is_known && ranges.len() < TOLD_MAX {
-            let ByteRange { offset, len } = range;
-            output::note(&format!("{len} bytes from {offset} on cannot be read: {why}"));
-        }
-        cover(&mut ranges, [range]);
-    }
-    Ok(chunk)
+    let chunk = chunks::read(source, offset, len)?;
+    progress.note(chunk.unreadable);
+    Ok(chunk.bytes)
 }
 
 /// Fills the volume from the source; of the first `known` bytes it may hold some already.
@@ -237,9 +242,11 @@ pub fn copy(
         }
         Ok(())
     };
-    for (offset, len) in chunks(confirmed, source.size()) {
+    let places = places(confirmed, source.size());
+    chunks::read_in_order(source, &places, &mut |chunks::Chunk { offset, bytes, unreadable }| {
         progress.go_on()?;
-        let chunk = Arc::new(read_source(source, progress, offset, len)?);
+        progress.note(unreadable);
+        let (len, chunk) = (bytes.len(), Arc::new(bytes));
         hashing.feed(&chunk);
         while under_way.len() >= IN_FLIGHT {
             finish_one(&mut under_way)?;
@@ -258,7 +265,8 @@ pub fn copy(
         under_way.insert(offset);
         volume.submit(Submission { op, offset, len, buffer, token: offset, sink: sink.clone() });
         shown.inc(u64::from(len));
-    }
+        Ok(())
+    })?;
     while !under_way.is_empty() {
         finish_one(&mut under_way)?;
     }
@@ -333,7 +341,7 @@ fn read_in_order(
     let (sink, done) = mpsc::channel();
     let sink: Arc<dyn Sink> = Arc::new(ToChannel(sink));
     let mut arrived: BTreeMap<u64, Result<Chunk, VolumeError>> = BTreeMap::new();
-    let (mut asked, mut in_flight, mut next) = (chunks(from, bytes), 0, from);
+    let (mut asked, mut in_flight, mut next) = (places(from, bytes), 0, from);
     while next < bytes {
         while in_flight + arrived.len() < IN_FLIGHT {
             let Some((offset, len)) = asked.next() else { break };
