@@ -155,6 +155,10 @@ impl<T: Table> Blocks<T> {
                 let len = len.min(self.block_bytes + self.block_bytes / 8 + 4096);
                 let Some(file) = self.files.get(file) else { return damaged("it lies in no file of it") };
                 let packed = file.part(offset, len.min(file.size().saturating_sub(offset)))?;
+                // As X-Ways does where it is told to.
+                if form == Form::Zlib && packed.starts_with(b"\x28\xb5\x2f\xfd") {
+                    return damaged("it is compressed with zstd, which is not read");
+                }
                 // The last one may hold more than the disk.
                 let wanted = room.len();
                 let came = if wanted as u64 == self.block_bytes {

@@ -5,14 +5,16 @@
 //! The samples are made here, byte by byte, so that this needs no other program; `lab/tests/sources.rs` has
 //! those of others.
 
+use crate::fields::le32;
 use crate::files::tests::Scratch;
 use crate::inflate::adler32;
+use crate::vhdx::{BAT, DISK_SIZE, LOGICAL_SECTOR, METADATA, PARAMETERS, crc32c};
 use crate::{Options, Source, SourceError, open};
 use std::io::Write;
 use std::path::Path;
 
 /// Of each sample.
-const TURNS: u64 = 2_000;
+const TURNS: usize = 1_000;
 const DISK_BYTES: usize = 200_000;
 
 fn disk() -> Vec<u8> {
@@ -75,6 +77,11 @@ fn e01(disk: &[u8]) -> Vec<u8> {
     let table = [with_sum(header), with_sum(entries)].concat();
     section(&mut image, "table", &table);
     section(&mut image, "table2", &table);
+    // Of what could not be read then: two sectors from the third on.
+    let mut errors = vec![0; 516];
+    put(&mut errors, 0, &1_u32.to_le_bytes());
+    let sectors = [3_u32.to_le_bytes(), 2_u32.to_le_bytes()].concat();
+    section(&mut image, "error2", &[with_sum(errors), with_sum(sectors)].concat());
     section(&mut image, "hash", &with_sum([vec![7; 16], vec![0; 16]].concat()));
     section(&mut image, "done", &[]);
     image
@@ -255,7 +262,116 @@ fn vhd(disk: &[u8], is_dynamic: bool) -> Vec<u8> {
     image
 }
 
-fn samples() -> [(&'static str, Vec<u8>); 7] {
+const MIB: usize = 1 << 20;
+
+fn with_crc(bytes: &mut [u8], at: usize, len: usize) {
+    bytes[at + 4..at + 8].fill(0);
+    let sum = crc32c(&bytes[at..at + len]);
+    bytes[at + 4..at + 8].copy_from_slice(&sum.to_le_bytes());
+}
+
+/// Of which the second block is there, and the first is zeros.
+fn vhdx(disk: &[u8]) -> Vec<u8> {
+    let mut image = vec![0; 4 * MIB];
+    put(&mut image, 0, b"vhdxfile");
+    put(&mut image, 64 << 10, b"head");
+    put(&mut image, (64 << 10) + 66, &1_u16.to_le_bytes());
+    let regions = 192 << 10;
+    put(&mut image, regions, b"regi");
+    put(&mut image, regions + 8, &2_u32.to_le_bytes());
+    for (at, name, place) in [(16, BAT, MIB), (48, METADATA, 2 * MIB)] {
+        put(&mut image, regions + at, &name);
+        put(&mut image, regions + at + 16, &(place as u64).to_le_bytes());
+        put(&mut image, regions + at + 24, &(MIB as u32).to_le_bytes());
+    }
+    let metadata = 2 * MIB;
+    put(&mut image, metadata, b"metadata");
+    put(&mut image, metadata + 10, &3_u16.to_le_bytes());
+    let size = (MIB + disk.len()) as u64;
+    let items = [
+        (PARAMETERS, (MIB as u64).to_le_bytes()),
+        (DISK_SIZE, size.to_le_bytes()),
+        (LOGICAL_SECTOR, 512_u64.to_le_bytes()),
+    ];
+    for (number, (name, value)) in items.into_iter().enumerate() {
+        let (entry, place) = (metadata + 32 + number * 32, (64 << 10) + number * 8);
+        put(&mut image, entry, &name);
+        put(&mut image, entry + 16, &(place as u32).to_le_bytes());
+        put(&mut image, entry + 20, &8_u32.to_le_bytes());
+        put(&mut image, metadata + place, &value);
+    }
+    put(&mut image, MIB + 8, &((3 << 20) | 6_u64).to_le_bytes());
+    put(&mut image, 3 * MIB, disk);
+    with_crc(&mut image, 64 << 10, 4 << 10);
+    with_crc(&mut image, regions, 64 << 10);
+    image
+}
+
+/// Who means harm puts right the checksums of what he changes.
+fn sum_again(name: &str, image: &mut [u8]) {
+    let sum = |image: &mut [u8], at: usize, len: usize| {
+        if at.checked_add(len + 4).is_some_and(|end| end <= image.len()) {
+            let sum = adler32(&image[at..at + len]).to_le_bytes();
+            image[at + len..at + len + 4].copy_from_slice(&sum);
+        }
+    };
+    let number = |image: &[u8], at: usize| image.get(at..at + 4).map_or(0, |_| le32(image, at) as usize);
+    match name {
+        "e01" => {
+            let mut at = 13;
+            for _ in 0..20 {
+                sum(image, at, 72);
+                match image.get(at..at + 5) {
+                    Some(b"volum") => sum(image, at + 76, 1048),
+                    Some(b"table") => {
+                        sum(image, at + 76, 20);
+                        let entries = number(image, at + 76).min(1 << 20) * 4;
+                        sum(image, at + 100, entries);
+                    }
+                    Some(b"hash\0") => sum(image, at + 76, 32),
+                    _ => {}
+                }
+                let next = number(image, at + 16);
+                if next <= at || next >= image.len() {
+                    return;
+                }
+                at = next;
+            }
+        }
+        "ex01" => {
+            let mut at = image.len().saturating_sub(64);
+            for _ in 0..20 {
+                sum(image, at, 60);
+                let start = at.saturating_sub(number(image, at + 16));
+                if number(image, at) == 4 {
+                    sum(image, start, 16);
+                    let entries = number(image, start + 8).min(1 << 20) * 16;
+                    sum(image, start + 32, entries);
+                }
+                let previous = number(image, at + 8);
+                if previous >= at || previous == 0 {
+                    return;
+                }
+                at = previous;
+            }
+        }
+        "dynamic.vhd" | "fixed.vhd" if image.len() > 2048 => {
+            let end = image.len() - 512;
+            for (at, len, own) in [(512, 1024, 36), (end, 512, 64)] {
+                image[at + own..at + own + 4].fill(0);
+                let sum = turned_sum(&image[at..at + len]);
+                image[at + own..at + own + 4].copy_from_slice(&sum);
+            }
+        }
+        "vhdx" if image.len() > MIB => {
+            with_crc(image, 64 << 10, 4 << 10);
+            with_crc(image, 192 << 10, 64 << 10);
+        }
+        _ => {}
+    }
+}
+
+fn samples() -> [(&'static str, Vec<u8>); 8] {
     // In whole sectors, as all of these count.
     let disk = &disk()[..DISK_BYTES / 512 * 512];
     [
@@ -266,6 +382,7 @@ fn samples() -> [(&'static str, Vec<u8>); 7] {
         ("stream.vmdk", vmdk(disk, true)),
         ("fixed.vhd", vhd(disk, false)),
         ("dynamic.vhd", vhd(disk, true)),
+        ("vhdx", vhdx(disk)),
     ]
 }
 
@@ -277,9 +394,9 @@ fn read_all(source: &dyn Source) -> Result<Vec<u8>, SourceError> {
     Ok(all)
 }
 
-/// Any bytes at all: bytes or an error, soon.
-fn try_all(path: &Path) {
-    let Ok(source) = open(path, &Options::default()) else { return };
+/// Any bytes at all: bytes or an error, soon. Answers whether it was opened.
+fn try_all(path: &Path) -> bool {
+    let Ok(source) = open(path, &Options::default()) else { return false };
     let size = source.size();
     let _ = read_all(&*source);
     for from in [0, size / 2, size.saturating_sub(70_000)] {
@@ -295,6 +412,7 @@ fn try_all(path: &Path) {
         }
     }
     let _ = (source.describe(), source.identity(), source.claims());
+    true
 }
 
 #[test]
@@ -303,7 +421,17 @@ fn samples_are_read_as_they_were_made() {
     for (name, image) in samples() {
         let source = open(&scratch.file(name, &image), &Options::default());
         let source = source.unwrap_or_else(|error| panic!("{name}: {error}"));
-        let all = read_all(&*source).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let mut all = read_all(&*source).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let claims = source.claims();
+        assert_eq!(claims.md5.is_some_and(|md5| md5 == "07".repeat(16)), name.ends_with("01"), "{name}");
+        assert_eq!(claims.unread_then.first().cloned(), (name == "e01").then_some(1536..2560), "{name}");
+        if name == "vhdx" {
+            // Its smallest block is larger than the disk: the disk stands in the second.
+            assert!(all.iter().all(|byte| *byte == 0) && source.size() > MIB as u64);
+            source.read_exact_at(MIB as u64, &mut all[..DISK_BYTES - 512]).expect("its disk");
+            assert!(all[..DISK_BYTES - 512] == disk[..DISK_BYTES - 512]);
+            continue;
+        }
         assert_eq!(all.len(), DISK_BYTES / 512 * 512, "{name}");
         assert!(all[..] == disk[..all.len()], "{name}");
         let mut room = vec![1; 9000];
@@ -325,15 +453,24 @@ fn flips_and_cuts_are_errors_at_most() {
         (state % end as u64) as usize
     };
     for (name, image) in samples() {
-        for _ in 0..TURNS {
+        // Of a sample that is large a few.
+        let turns = TURNS.min((400 << 20) / image.len());
+        let mut opened = 0;
+        for _ in 0..turns {
             let mut bytes = image.clone();
-            // Headers and tables are what is believed: half of all goes there.
+            // Headers and tables are what is believed: most goes there.
             for _ in 0..=dice(3) {
-                let reach = if dice(2) == 0 { bytes.len() } else { 4096 };
-                let at = match dice(4) {
-                    0 => bytes.len() - 1 - dice(reach.min(bytes.len())),
-                    _ => dice(reach.min(bytes.len())),
+                let len = bytes.len();
+                let near = |at: usize, reach: usize| (at, reach.min(len - at));
+                let (from, reach) = match (dice(4), name) {
+                    (0, _) => (0, len),
+                    (1, "vhdx") => near([64 << 10, 192 << 10][dice(2)], 128),
+                    (2, "vhdx") => near([MIB, 2 * MIB][dice(2)], 160),
+                    (3, "vhdx") => near(2 * MIB + (64 << 10), 24),
+                    (1, _) => (len - 4096, 4096),
+                    _ => (0, 4096),
                 };
+                let at = from + dice(reach);
                 match dice(3) {
                     0 => bytes[at] ^= 1 << dice(8),
                     1 => bytes[at] = [0, 0xff, 0x80, 0x7f][dice(4)],
@@ -343,10 +480,28 @@ fn flips_and_cuts_are_errors_at_most() {
                     }
                 }
             }
+            if dice(2) == 0 {
+                sum_again(name, &mut bytes);
+            }
             if dice(8) == 0 {
                 bytes.truncate(1 + dice(bytes.len() - 1));
             }
-            try_all(&scratch.file(name, &bytes));
+            opened += usize::from(try_all(&scratch.file(name, &bytes)));
+        }
+        assert!((turns / 20..turns).contains(&opened), "{name}: {opened} of {turns} were opened");
+    }
+}
+
+#[test]
+fn what_is_encrypted_or_no_disk_is_refused_and_said() {
+    let scratch = Scratch::new();
+    for (kind, word) in [("x_encryption", "encrypted"), ("ltree", "holds files and no disk")] {
+        let mut image = b"EVF\x09\x0d\x0a\xff\x00\x01\x01\x00\x00\x00".to_vec();
+        section(&mut image, kind, &[0; 84]);
+        section(&mut image, "done", &[]);
+        match open(&scratch.file("case.E01", &image), &Options::default()) {
+            Err(error @ SourceError::Refused { .. }) => assert!(error.to_string().contains(word), "{error}"),
+            other => panic!("{kind}: {other:?}"),
         }
     }
 }

@@ -149,6 +149,10 @@ pub(crate) fn open(given: &RawSource) -> Result<impl Source + use<>, SourceError
     Blocks::new(path, files, found)
 }
 
+fn refused<T>(file: &RawSource, why: &str) -> Result<T, Fault> {
+    Err(SourceError::Refused { path: file.path().to_path_buf(), why: why.to_owned() }.into())
+}
+
 fn header_of(file: &RawSource) -> Result<Header, SourceError> {
     let mut head = [0; 32];
     let len = usize::try_from(file.size()).map_or(32, |size| size.min(32));

@@ -1,7 +1,7 @@
 //! Version 1: sections one behind the other, each with its descriptor in front. Called by `ewf`. Tests:
 //! `ewf`.
 
-use super::{Entry, Geometry, Header, Kind, SECTIONS_MAX, Seen, TableAt, TableForm};
+use super::{Entry, Geometry, Header, Kind, SECTIONS_MAX, Seen, TableAt, TableForm, refused};
 use crate::fields::{array, le16, le32, le64, text};
 use crate::files::{Fault, damaged};
 use crate::inflate::adler32;
@@ -59,7 +59,15 @@ pub(super) fn walk(file: &RawSource, index: usize, seen: &mut Seen) -> Result<()
             "table2" => copy(file, index, &section, seen)?,
             "digest" | "hash" => hashes(file, &section, seen)?,
             "error2" => errors(file, &section, seen)?,
-            "ltree" | "ltypes" => return damaged("it holds files and no disk (a logical image)"),
+            "ltree" | "ltypes" => {
+                return refused(
+                    file,
+                    "a logical image, which holds files and no disk; extract those that are wanted",
+                );
+            }
+            "x_encryption" => {
+                return refused(file, "an encrypted E01 image (X-Ways): export it without, and load that");
+            }
             // Texts of the case, sessions of an optical disk, and what later writers add.
             _ => {}
         }

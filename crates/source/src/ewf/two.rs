@@ -1,11 +1,11 @@
 //! Version 2: sections whose descriptors stand behind them, so that a segment is read from its end. Called by
 //! `ewf`. Tests: `ewf`.
 
-use super::{Entry, Header, Kind, SECTIONS_MAX, Seen, TableAt, TableForm};
+use super::{Entry, Header, Kind, SECTIONS_MAX, Seen, TableAt, TableForm, refused};
 use crate::fields::{array, le16, le32, le64};
 use crate::files::{Fault, damaged};
 use crate::inflate::{Form, adler32, inflate};
-use crate::{RawSource, Source, SourceError};
+use crate::{RawSource, Source};
 
 const SIGNATURE: &[u8] = b"EVF2\x0d\x0a\x81\x00";
 const HEADER_BYTES: u64 = 32;
@@ -93,10 +93,6 @@ pub(super) fn walk(file: &RawSource, index: usize, header: &Header, seen: &mut S
         }
     }
     Ok(())
-}
-
-fn refused<T>(file: &RawSource, why: &str) -> Result<T, Fault> {
-    Err(SourceError::Refused { path: file.path().to_path_buf(), why: why.to_owned() }.into())
 }
 
 /// The fields of a text: names on its third line, values on its fourth, with tabs between them.
