@@ -14,7 +14,7 @@ Exit codes:
   1  failed: the message says what happened, to what, and what to do next
   2  the command line is wrong
   3  no coordinator was found, or it does not answer
-  4  refused: no such volume or donor, a name taken, a second writer, a device in use, not a raw image
+  4  refused: no such volume or donor, a name taken, a second writer, a device in use, not a disk
   5  the pool has not enough free memory
   6  data is lost or differs: a hash that does not match, a range that cannot be read
   7  `status -x` and `verify` only: not all is well, or not all was checked, and nothing is lost
@@ -79,7 +79,7 @@ pub enum Command {
     Attach(Attach),
     /// End an attachment of this machine, also after its daemon was killed.
     Detach(Detach),
-    /// Copy a raw image into a volume, hash both, and compare.
+    /// Copy a disk, or the disk in an image, into a volume, hash both, and compare.
     #[command(
         after_help = "Examples:\n  cheetah load disk.dd case7        makes the volume case7 if there is none\n  cheetah load disk.dd case7 --overwrite    into one that was written before\n  cheetah load disk.dd case7 --resume       after one that was interrupted\n  cheetah load /dev/sdb case7 --json"
     )]
@@ -370,10 +370,11 @@ pub struct Detach {
 
 #[derive(Debug, Args)]
 pub struct Load {
-    /// A raw image or a disk. It is only ever read.
+    /// A disk or an image of one: raw, E01, QCOW2, VMDK, VHD or VHDX, any part of several. It is only ever
+    /// read.
     #[arg(value_hint = ValueHint::FilePath)]
     pub file: PathBuf,
-    /// The volume. If there is none of this name it is made, exactly as large as the file.
+    /// The volume. If there is none of this name it is made, exactly as large as the disk.
     pub name: String,
     /// Load into a volume that was loaded or written before, whatever it holds; not while anybody reads it.
     /// The volume is made anew, as large as the file: nothing of what it held stays.
@@ -383,8 +384,8 @@ pub struct Load {
     /// there already is read and compared, the rest is copied.
     #[arg(long, conflicts_with = "overwrite")]
     pub resume: bool,
-    /// Load the bytes as they stand, though they are a container (E01, qcow2, zip, ...) or one part of a
-    /// split image.
+    /// Load the bytes of the file as they stand, though it holds a disk (E01, QCOW2, ...) or is a part of
+    /// one.
     #[arg(long)]
     pub raw: bool,
     /// Do not read the volume back to compare its hash.

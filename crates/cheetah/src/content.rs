@@ -109,6 +109,7 @@ pub fn lines(content: &Content, unreadable: &[LostRange]) -> Vec<String> {
     };
     lines.extend(load.md5.iter().map(|md5| format!("            MD5 of the source     {md5}")));
     lines.extend(load.sha256.iter().map(|sha256| format!("            SHA-256 of the source {sha256}")));
+    lines.push(format!("            the source is         {}", load.source.identity));
     if !load.unreadable.is_empty() && load.md5.is_some() {
         lines.push("            zeros stand in the hashes for what could not be read".to_owned());
     }
@@ -189,6 +190,7 @@ mod tests {
             "200 MiB of /e/disk.raw loaded by eve@lab process 7, 2025-11-25 22:15:07 UTC, read back"
         ));
         assert!(said.contains("MD5 of the source     d41d8cd98f00b204e9800998ecf8427e"), "{said}");
+        assert!(said.contains("the source is         inode 7"), "{said}");
         assert!(said.contains(
             "written     was written since it was loaded: first at 2025-11-25 22:16:39 UTC by bob@lab"
         ));

@@ -1,20 +1,23 @@
 //! A volume filled from a source: what lies there already is compared, the rest is copied, hashed on the way,
 //! read back and hashed again.
 //!
-//! Owns the pipeline (one reader, a thread for each hash, requests in flight to the volume) and how far it
+//! Owns the pipeline (readers, a thread for each hash, requests in flight to the volume) and how far it
 //! is. Never: the coordinator (`load`), or writing to the source. Invariants: what counts as done is written,
 //! all of it from the start; what is there already is believed only where it was read and is what the source
 //! holds; hashes have zeros where the source could not be read, and that is listed. Called by `load`. Tests:
 //! `lab/tests/evidence.rs`.
 
+use crate::chunks;
 use crate::failure::{Exit, Failure};
+use crate::output;
 use crate::progress::Shown;
 use cheetah_core::content::{ByteRange, cover};
 use cheetah_rim::buffer::LARGE_BYTES;
 use cheetah_rim::volume::{Completion, Op, Sink, Submission, VolumeError, VolumeHandle};
-use cheetah_source::RawSource;
+use cheetah_source::{Source, Unreadable};
 use md5::{Digest, Md5};
 use serde::Serialize;
+use sha1::Sha1;
 use sha2::Sha256;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,12 +29,17 @@ use std::thread::JoinHandle;
 pub const CHUNK_BYTES: usize = LARGE_BYTES;
 /// Requests on their way to the donors at once.
 const IN_FLIGHT: usize = 16;
+/// Places that cannot be read, of which each is told; the report has all.
+const TOLD_MAX: usize = 16;
 /// Chunks that wait for a hash.
 const HASH_BACKLOG: usize = 16;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Hashes {
     pub md5: String,
+    /// Where the source claims one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sha1: Option<String>,
     pub sha256: String,
 }
 
@@ -63,6 +71,21 @@ impl Progress {
     /// What of the source could not be read so far.
     pub fn unreadable(&self) -> Vec<ByteRange> {
         self.ranges().clone()
+    }
+
+    /// More that cannot be read: told where it is not yet.
+    fn note(&self, unreadable: Vec<Unreadable>) {
+        for Unreadable { range, why } in unreadable {
+            let range = ByteRange { offset: range.start, len: range.end - range.start };
+            let mut ranges = self.ranges();
+            let is_known =
+                ranges.iter().any(|known| known.offset <= range.offset && range.end() <= known.end());
+            if !is_known && ranges.len() < TOLD_MAX {
+                let ByteRange { offset, len } = range;
+                output::note(&format!("{len} bytes from {offset} on cannot be read: {why}"));
+            }
+            cover(&mut ranges, [range]);
+        }
     }
 
     fn ranges(&self) -> MutexGuard<'_, Vec<ByteRange>> {
@@ -136,29 +159,34 @@ impl<D: Digest + Clone + Send + 'static> Lane<D> {
     }
 }
 
-/// Both hashes of what is fed.
+/// The hashes of what is fed.
 pub struct Hashing {
     md5: Lane<Md5>,
+    sha1: Option<Lane<Sha1>>,
     sha256: Lane<Sha256>,
 }
 
 impl Hashing {
-    fn start() -> Hashing {
-        Hashing { md5: Lane::start(Md5::new()), sha256: Lane::start(Sha256::new()) }
+    fn start(with_sha1: bool) -> Hashing {
+        let sha1 = with_sha1.then(|| Lane::start(Sha1::new()));
+        Hashing { md5: Lane::start(Md5::new()), sha1, sha256: Lane::start(Sha256::new()) }
     }
 
     /// Another one, of the same bytes until now.
     fn fork(&self) -> Result<Hashing, Failure> {
-        Ok(Hashing { md5: self.md5.fork()?, sha256: self.sha256.fork()? })
+        let sha1 = self.sha1.as_ref().map(Lane::fork).transpose()?;
+        Ok(Hashing { md5: self.md5.fork()?, sha1, sha256: self.sha256.fork()? })
     }
 
     fn feed(&self, chunk: &Chunk) {
         self.md5.feed(chunk);
+        self.sha1.iter().for_each(|lane| lane.feed(chunk));
         self.sha256.feed(chunk);
     }
 
     fn finish(self) -> Result<Hashes, Failure> {
-        Ok(Hashes { md5: self.md5.finish()?, sha256: self.sha256.finish()? })
+        let sha1 = self.sha1.map(Lane::finish).transpose()?;
+        Ok(Hashes { md5: self.md5.finish()?, sha1, sha256: self.sha256.finish()? })
     }
 }
 
@@ -171,7 +199,7 @@ impl Sink for ToChannel {
     }
 }
 
-fn chunks(from: u64, bytes: u64) -> impl Iterator<Item = (u64, usize)> {
+fn places(from: u64, bytes: u64) -> impl Iterator<Item = (u64, usize)> + Clone + Send {
     let chunk = CHUNK_BYTES as u64;
     (from.div_ceil(chunk)..bytes.div_ceil(chunk)).map(move |at| {
         let offset = at * chunk;
@@ -181,30 +209,24 @@ fn chunks(from: u64, bytes: u64) -> impl Iterator<Item = (u64, usize)> {
 
 /// A chunk of the source, with zeros for what cannot be read; that is noted.
 pub fn read_source(
-    source: &RawSource,
+    source: &dyn Source,
     progress: &Progress,
     offset: u64,
     len: usize,
 ) -> Result<Vec<u8>, Failure> {
-    let mut chunk = vec![0; len];
-    let failed =
-        source.read_past_errors_at(offset, &mut chunk).map_err(|e| Failure::failed(e.to_string()))?;
-    if !failed.is_empty() {
-        let ranges =
-            failed.into_iter().map(|range| ByteRange { offset: range.start, len: range.end - range.start });
-        cover(&mut progress.ranges(), ranges);
-    }
-    Ok(chunk)
+    let chunk = chunks::read(source, offset, len)?;
+    progress.note(chunk.unreadable);
+    Ok(chunk.bytes)
 }
 
 /// Fills the volume from the source; of the first `known` bytes it may hold some already.
 pub fn copy(
-    source: &RawSource,
+    source: &dyn Source,
     volume: &VolumeHandle,
     known: u64,
     progress: &Progress,
 ) -> Result<Copied, Failure> {
-    let hashing = Hashing::start();
+    let hashing = Hashing::start(source.claims().sha1.is_some());
     let shown = Shown::start("loading", volume.name(), source.size());
     let confirmed = confirm(source, volume, known, progress, &hashing, &shown)?;
     let volume_hashing = hashing.fork()?;
@@ -220,9 +242,11 @@ pub fn copy(
         }
         Ok(())
     };
-    for (offset, len) in chunks(confirmed, source.size()) {
+    let places = places(confirmed, source.size());
+    chunks::read_in_order(source, &places, &mut |chunks::Chunk { offset, bytes, unreadable }| {
         progress.go_on()?;
-        let chunk = Arc::new(read_source(source, progress, offset, len)?);
+        progress.note(unreadable);
+        let (len, chunk) = (bytes.len(), Arc::new(bytes));
         hashing.feed(&chunk);
         while under_way.len() >= IN_FLIGHT {
             finish_one(&mut under_way)?;
@@ -241,7 +265,8 @@ pub fn copy(
         under_way.insert(offset);
         volume.submit(Submission { op, offset, len, buffer, token: offset, sink: sink.clone() });
         shown.inc(u64::from(len));
-    }
+        Ok(())
+    })?;
     while !under_way.is_empty() {
         finish_one(&mut under_way)?;
     }
@@ -252,7 +277,7 @@ pub fn copy(
 
 /// How much of the volume, from its start, is what the source holds: read from both, at most `known` bytes.
 fn confirm(
-    source: &RawSource,
+    source: &dyn Source,
     volume: &VolumeHandle,
     known: u64,
     progress: &Progress,
@@ -316,7 +341,7 @@ fn read_in_order(
     let (sink, done) = mpsc::channel();
     let sink: Arc<dyn Sink> = Arc::new(ToChannel(sink));
     let mut arrived: BTreeMap<u64, Result<Chunk, VolumeError>> = BTreeMap::new();
-    let (mut asked, mut in_flight, mut next) = (chunks(from, bytes), 0, from);
+    let (mut asked, mut in_flight, mut next) = (places(from, bytes), 0, from);
     while next < bytes {
         while in_flight + arrived.len() < IN_FLIGHT {
             let Some((offset, len)) = asked.next() else { break };

@@ -1,4 +1,5 @@
-//! `cheetah load`: copy a raw image into a volume, hash it on the way, read it back and compare.
+//! `cheetah load`: copy a disk or the disk in an image into a volume, hash it on the way, read it back and
+//! compare.
 //!
 //! Owns: what is refused, the order of lease, copy and check, what the pool is told of them, the report, and
 //! what is left when it ends early. Never: writing to the source, or bytes (`fill`). Invariants: "verified"
@@ -6,6 +7,7 @@
 //! byte leaves neither volume nor lease; one that ends later leaves what it wrote, and the pool knows how far
 //! it came; a volume that is made for it is never taken for an empty one. Tests: `lab/tests/evidence.rs`.
 
+use crate::claims::{Claimed, is_image, recognised};
 use crate::cli;
 use crate::failure::{Exit, Failure};
 use crate::fill::{self, CHUNK_BYTES, Copied, Hashes, Progress};
@@ -20,10 +22,9 @@ use cheetah_core::text::written;
 use cheetah_core::units::{show_bytes, show_count};
 use cheetah_rim::control::{CallError, Client, own_name};
 use cheetah_rim::volume::Tuning;
-use cheetah_source::{RawSource, part_beside};
+use cheetah_source::{Options, Source as AnySource, SourceError};
 use serde::Serialize;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
@@ -34,6 +35,10 @@ const TELL_EACH: Duration = Duration::from_secs(1);
 #[derive(Debug, Serialize)]
 struct LoadReport {
     file: String,
+    /// What the file is: the size and the hashes are those of the disk in it.
+    source: String,
+    /// A byte of it that is not what was written would have been noticed.
+    checksummed: bool,
     volume: String,
     bytes: u64,
     /// Of those, bytes that were zeros and take no memory.
@@ -52,21 +57,30 @@ struct LoadReport {
     unreadable: Vec<ByteRange>,
     /// How the file changed while it was read.
     file_changed: Option<String>,
+    /// What the image says of the disk in it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    claims: Option<Claimed>,
+    /// The hashes are those of the file itself.
+    #[serde(skip)]
+    is_file: bool,
 }
 
 pub async fn load(options: cli::Load) -> Result<(), Failure> {
-    let source = RawSource::open(&options.file).map_err(|e| Failure::failed(e.to_string()))?;
-    if !options.raw {
-        check_is_raw(&source, &options.file)?;
+    let source = cheetah_source::open(&options.file, &Options { raw: options.raw })
+        .map_err(|error| not_opened(&error))?;
+    let source: Arc<dyn AnySource> = Arc::from(source);
+    let file = written(options.file.as_os_str().as_bytes());
+    if let Some(line) = recognised(&*source, &file).filter(|_| !options.json.json) {
+        output::line(&line);
     }
     let progress = Arc::new(Progress::default());
     // What cannot be read at all is found out before anything is made or overwritten.
     let first = usize::try_from(source.size()).map_or(CHUNK_BYTES, |size| size.min(CHUNK_BYTES));
-    fill::read_source(&source, &progress, 0, first)?;
+    fill::read_source(&*source, &progress, 0, first)?;
     let pool = find(&options.pool).await?;
     // From here on there is something to take back.
     let signals = Signals::listen()?;
-    let wanted = Fill { source: described(&source), from: way(&options) };
+    let wanted = Fill { source: described(&*source), from: way(&options) };
     let made = ensure_volume(&pool, &options.name, &wanted.source, &options).await?;
     let lease = match Lease::for_filling(&pool, &options.name, wanted).await {
         Ok(lease) => lease,
@@ -103,16 +117,21 @@ fn verdict(report: &LoadReport, options: &cli::Load) -> Result<(), Failure> {
             report.file
         ));
     }
+    let claims = report.claims.as_ref();
+    let claims =
+        claims.and_then(|claims| claims.fault(&report.file_hashes, &report.file, name, &report.unreadable));
     let lost: u64 = report.unreadable.iter().map(|range| range.len).sum();
     if lost > 0 {
         return failure(format!(
-            "{} of {} could not be read, in {}: those ranges of volume '{name}' answer EIO, and `cheetah show {name}` lists them",
+            "{} of {} could not be read, in {}: those ranges of volume '{name}' answer EIO, and `cheetah show {name}` lists \
+             them{}",
             show_bytes(lost),
             report.file,
-            show_count(report.unreadable.len() as u64, "range")
+            show_count(report.unreadable.len() as u64, "range"),
+            claims.map_or_else(String::new, |fault| format!("; and {fault}"))
         ));
     }
-    Ok(())
+    claims.map_or(Ok(()), failure)
 }
 
 fn way(options: &cli::Load) -> FillFrom {
@@ -124,7 +143,7 @@ fn way(options: &cli::Load) -> FillFrom {
 }
 
 /// The source as the pool keeps it.
-fn described(source: &RawSource) -> Source {
+fn described(source: &dyn AnySource) -> Source {
     let path = std::path::absolute(source.path()).unwrap_or_else(|_| source.path().to_path_buf());
     let name = written(path.as_os_str().as_bytes());
     Source { name, size: source.size(), identity: written(source.identity().as_bytes()) }
@@ -160,7 +179,7 @@ enum Broken {
 }
 
 impl Loading {
-    async fn run(&mut self, source: RawSource, options: &cli::Load) -> Result<LoadReport, Failure> {
+    async fn run(&mut self, source: Arc<dyn AnySource>, options: &cli::Load) -> Result<LoadReport, Failure> {
         let volume = match Volume::start(&self.lease, Tuning::default()) {
             Ok(volume) => volume,
             Err(error) => {
@@ -182,7 +201,7 @@ impl Loading {
     async fn copy_and_check(
         &mut self,
         volume: &Volume,
-        source: RawSource,
+        source: Arc<dyn AnySource>,
         options: &cli::Load,
     ) -> Result<LoadReport, Broken> {
         let notes = volume.ready().await.map_err(|error| Broken::By(error.into()))?;
@@ -190,8 +209,10 @@ impl Loading {
         let handle = volume.handle();
         let (started, bytes) = (Instant::now(), source.size());
         let (worker, progress, known) = (handle.clone(), self.progress.clone(), self.known);
+        let (claims, what) = (source.claims(), source.describe());
+        let (checksummed, is_file) = (source.is_checksummed(), !is_image(&*source));
         let copying = tokio::task::spawn_blocking(move || {
-            let copied = fill::copy(&source, &worker, known, &progress)?;
+            let copied = fill::copy(&*source, &worker, known, &progress)?;
             Ok((copied, source.changed()))
         });
         let (copied, file_changed) = self.watch(copying).await?;
@@ -214,6 +235,8 @@ impl Loading {
         }
         Ok(LoadReport {
             file: written(options.file.as_os_str().as_bytes()),
+            source: what,
+            checksummed,
             volume: self.name.clone(),
             bytes,
             zero_bytes,
@@ -221,6 +244,8 @@ impl Loading {
             seconds,
             bytes_per_second: bytes as f64 / seconds,
             verified,
+            claims: Claimed::new(claims, &file_hashes),
+            is_file,
             file_hashes,
             volume_hashes,
             volume_bytes: volume.size(),
@@ -271,7 +296,7 @@ impl Loading {
         check: Check,
         changed: Option<&String>,
     ) -> Result<(), Broken> {
-        let Hashes { md5, sha256 } = hashes.clone();
+        let Hashes { md5, sha256, .. } = hashes.clone();
         let (unreadable, changed) = (self.progress.unreadable(), changed.cloned());
         let loaded = Some(Loaded { md5, sha256, check, changed, unreadable });
         let news = Tell { loaded, ..Tell::default() };
@@ -347,22 +372,13 @@ fn is_away(failure: &Failure) -> bool {
 }
 
 /// A container that is loaded as it stands has the right hashes, and no tool finds a file system on it.
-fn check_is_raw(source: &RawSource, file: &Path) -> Result<(), Failure> {
-    let refused = |what: String| {
-        let text = format!("{} is {what}; or load it as it stands with --raw", file.display());
-        Err(Failure::new(Exit::Refused, text))
-    };
-    if let Some(container) = source.container() {
-        return refused(container.to_string());
+fn not_opened(error: &SourceError) -> Failure {
+    match error {
+        SourceError::Refused { .. } => {
+            Failure::new(Exit::Refused, format!("{error}; or load it as it stands with --raw"))
+        }
+        _ => Failure::failed(error.to_string()),
     }
-    if let Some(other) = part_beside(file, Path::exists) {
-        let other = other.display();
-        return refused(format!(
-            "one part of several ({other} is another), and only that part would be loaded: put them together with \
-             `cat`, in order, and load what comes of it"
-        ));
-    }
-    Ok(())
 }
 
 /// A volume that does not exist yet is made as large as the file.
@@ -430,8 +446,9 @@ fn print(report: &LoadReport, options: &cli::Load) -> Result<(), Failure> {
         return output::json(report);
     }
     output::line(&format!(
-        "loaded {} of {} into {} in {:.1} s, {}/s; {} of zeros take no memory",
+        "loaded {} of {}{} into {} in {:.1} s, {}/s; {} of zeros take no memory",
         show_bytes(report.bytes),
+        if report.is_file { "" } else { "the disk in " },
         report.file,
         report.volume,
         report.seconds,
@@ -441,11 +458,16 @@ fn print(report: &LoadReport, options: &cli::Load) -> Result<(), Failure> {
     if report.resumed_bytes > 0 {
         output::line(&format!("{} of that were there already, and right", show_bytes(report.resumed_bytes)));
     }
-    output::line(&format!("MD5     file    {}", report.file_hashes.md5));
+    // What was hashed: the file, or the disk in it.
+    let of = if report.is_file { "file" } else { "disk" };
+    output::line(&format!("MD5     {of}    {}", report.file_hashes.md5));
     if let Some(read) = &report.volume_hashes {
         output::line(&format!("        volume  {}", read.md5));
     }
-    output::line(&format!("SHA-256 file    {}", report.file_hashes.sha256));
+    if let Some(sha1) = &report.file_hashes.sha1 {
+        output::line(&format!("SHA-1   {of}    {sha1}"));
+    }
+    output::line(&format!("SHA-256 {of}    {}", report.file_hashes.sha256));
     if let Some(read) = &report.volume_hashes {
         output::line(&format!("        volume  {}", read.sha256));
     }
@@ -455,6 +477,9 @@ fn print(report: &LoadReport, options: &cli::Load) -> Result<(), Failure> {
             report.volume_bytes - report.bytes,
             report.bytes
         ));
+    }
+    for line in report.claims.iter().flat_map(|claims| claims.lines(&report.file_hashes)) {
+        output::line(&line);
     }
     for ByteRange { offset, len } in &report.unreadable {
         output::line(&format!("unreadable      {len} bytes from {offset} on"));

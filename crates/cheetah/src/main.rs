@@ -5,6 +5,8 @@
 #![deny(clippy::print_stderr)]
 
 mod attach;
+mod chunks;
+mod claims;
 mod cli;
 mod content;
 mod control;

@@ -60,10 +60,10 @@ fn a_container_is_not_a_disk() {
     let pool = pool_of_two("256M");
     let disk = pool.scratch().file("disk.raw", &noise(3 << 20, 7));
     let made = |name: &str| pool.scratch().join(name);
-    let convert = |format: &str, more: &[&str], name: &str| {
+    let convert = |format: &str, name: &str| {
         let to = made(name);
         let mut command = tools::command("qemu-img");
-        command.args(["convert", "-f", "raw", "-O", format]).args(more).args([&disk, &to]);
+        command.args(["convert", "-f", "raw", "-O", format]).args([&disk, &to]);
         tools::expect_success(&mut command);
         to
     };
@@ -71,30 +71,17 @@ fn a_container_is_not_a_disk() {
         tools::expect_success(tools::command(tool).args(["-k", "-f"]).arg(&disk));
         PathBuf::from(format!("{}.{ending}", disk.display()))
     };
-    refused_as(&pool, &convert("qcow2", &[], "d.qcow2"), &["QCOW", "qemu-nbd"]);
-    refused_as(&pool, &convert("vmdk", &[], "d.vmdk"), &["VMDK"]);
-    let flat = convert("vmdk", &["-o", "subformat=monolithicFlat"], "flat.vmdk");
-    refused_as(&pool, &flat, &["descriptor", "VMDK"]);
-    refused_as(&pool, &convert("vpc", &["-o", "subformat=fixed,force_size"], "fixed.vhd"), &["VHD"]);
-    refused_as(&pool, &convert("vpc", &["-o", "subformat=dynamic"], "dynamic.vhd"), &["VHD"]);
-    refused_as(&pool, &convert("vhdx", &[], "d.vhdx"), &["VHDX"]);
-    refused_as(&pool, &convert("vdi", &[], "d.vdi"), &["VDI"]);
+    refused_as(&pool, &convert("vdi", "d.vdi"), &["VDI"]);
     refused_as(&pool, &packed("gzip", "gz"), &["gzip", "gunzip"]);
     refused_as(&pool, &packed("xz", "xz"), &["xz"]);
-    let ewf = pool.scratch().file("case.E01", b"EVF\x09\x0d\x0a\xff\x00\x01\x01\x00\x00\x00header");
-    refused_as(&pool, &ewf, &["E01", "ewfmount"]);
+    let logical = pool.scratch().file("case.L01", b"LVF\x09\x0d\x0a\xff\x00\x01\x01\x00\x00\x00header");
+    refused_as(&pool, &logical, &["L01", "holds files and no disk"]);
     let zip = pool.scratch().file("case.aff4", b"PK\x03\x04\x14\x00\x00\x00\x00\x00container.description");
     refused_as(&pool, &zip, &["AFF4"]);
-    let part = pool.scratch().file("disk.001", &noise(1 << 20, 9));
-    let next = pool.scratch().file("disk.002", &noise(1 << 20, 11));
-    refused_as(&pool, &part, &[&next.display().to_string(), "only that part"]);
     assert_eq!(pool.status()["volumes"], json!([]), "a refused source left a volume");
 
-    let said = pool.ok(["load", &ewf.display().to_string(), "case", "--raw"]);
+    let said = pool.ok(["load", &logical.display().to_string(), "case", "--raw"]);
     names(&said, &["verified"]);
-    names(&pool.ok(["load", &part.display().to_string(), "part", "--raw"]), &["verified"]);
-    std::fs::remove_file(next).expect("it was made");
-    names(&pool.ok(["load", &part.display().to_string(), "alone"]), &["verified"]);
 }
 
 /// Large enough that loading it takes some seconds, and small in memory.

@@ -26,8 +26,9 @@ const ARROWS: [(&str, &[&str]); 10] = [
     ("sim", &["core", "nbd", "terms"]),
     ("cheetah", &["client", "core", "nbd", "rim", "front", "source"]),
     // Nothing depends on the lab; it drives the program from outside, reuses the codec for its load
-    // generator, and measures the client and the erasure code by themselves.
-    ("lab", &["client", "core", "nbd", "rim"]),
+    // generator, measures the client and the erasure code by themselves, and compares the readers of images
+    // with other programs.
+    ("lab", &["client", "core", "nbd", "rim", "source"]),
 ];
 
 /// Crates that may hold unsafe code; every other one forbids it at the top of its library or program.

@@ -1,18 +1,17 @@
-//! What is not a raw image though it is about one: containers of images, archives, and parts of a split
-//! image.
+//! What is not a disk though it is about one, and is not read: some containers of images, and archives.
 //!
-//! Owns: telling them by content (the first and last bytes) and, for parts, by the names beside them. Never:
-//! I/O, or reading them. Invariant: who loads one as it stands has a volume with the right hashes and no file
-//! system on it, so a disk is never taken for one of these: each signature is one that no boot sector or file
-//! system begins with. Called by `cheetah load`. Tests: below, `lab/tests/evidence.rs`.
+//! Owns: telling them by content (the first and last bytes). Never: reading them. Invariant: who loads one as
+//! it stands has a volume with the right hashes and no file system on it, so a disk is never taken for one of
+//! these: each signature is one that no boot sector or file system begins with. Called by `open`. Tests:
+//! below, `lab/tests/evidence.rs`.
 
+use crate::Source;
 use std::fmt;
-use std::path::{Path, PathBuf};
 
 /// How much of a source's beginning and end it takes to tell.
-pub const HEAD_BYTES: usize = 4 << 10;
+const HEAD_BYTES: usize = 4 << 10;
 /// A zip's last record and its comment have at most so much.
-pub const TAIL_BYTES: usize = (64 << 10) + 22;
+const TAIL_BYTES: usize = (64 << 10) + 22;
 
 /// What a source is, and what to do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,9 +27,8 @@ impl fmt::Display for Container {
     }
 }
 
-const EWF: &str = "`ewfmount FILE DIR` shows what it holds as DIR/ewf1, which can be loaded";
 const FILES: &str = "it holds files and no disk; extract those that are wanted";
-const QEMU: &str = "`qemu-nbd --read-only --connect /dev/nbd0 FILE` shows what it holds as /dev/nbd0, which can be loaded \
+pub(crate) const QEMU: &str = "`qemu-nbd --read-only --connect /dev/nbd0 FILE` shows what it holds as /dev/nbd0, which can be loaded \
                     (`qemu-img convert -O raw FILE disk.raw` copies it)";
 const UNPACK: &str = "unpack it and load what it holds";
 
@@ -39,7 +37,6 @@ const AFF4: Container = Container {
     way_out: "export the image stream in it as a raw file, and load that",
 };
 const ZIP: Container = Container { what: "a zip archive", way_out: UNPACK };
-const VHD: Container = Container { what: "a VHD image", way_out: QEMU };
 
 /// Where the bytes of a signature stand.
 enum At {
@@ -60,8 +57,6 @@ const fn starts(bytes: &'static [u8], what: &'static str, way_out: &'static str)
 
 const SIGNATURES: &[Signature] = &[
     // libewf, "Expert Witness Compression Format (EWF)" and "... version 2 (EWF2)", section file header.
-    starts(b"EVF\x09\x0d\x0a\xff\x00", "an E01 image (EnCase, EWF)", EWF),
-    starts(b"EVF2\x0d\x0a\x81\x00", "an Ex01 image (EnCase, EWF 2)", EWF),
     starts(b"LVF\x09\x0d\x0a\xff\x00", "an L01 image (EnCase, logical)", FILES),
     starts(b"LEF2\x0d\x0a\x81\x00", "an Lx01 image (EnCase, logical)", FILES),
     // AFFLIB, afflib.h: AF_HEADER.
@@ -72,21 +67,11 @@ const SIGNATURES: &[Signature] = &[
     ),
     // FTK Imager's logical images: pyad1 and ad1tools name the same bytes.
     starts(b"ADSEGMENTEDFILE\x00", "an AD1 image (AccessData, logical)", FILES),
-    // QEMU, docs/interop/qcow2.rst (version 1 begins with the same), docs/interop/qed_spec.rst.
-    starts(b"QFI\xfb", "a QCOW image (QEMU)", QEMU),
+    // QEMU, docs/interop/qed_spec.rst.
     starts(b"QED\x00", "a QED image (QEMU)", QEMU),
-    // VMware, "Virtual Disk Format 5.0": sparse extents; COWD and the last as in QEMU, block/vmdk.c.
-    starts(b"KDMV", "a VMDK image (VMware)", QEMU),
+    // Older extents of VMware's ESX servers, as in QEMU, block/vmdk.c.
     starts(b"COWD", "a VMDK image (VMware)", QEMU),
     starts(b"\xbe\xba\xfe\xca\x00\x00\x00\x00", "a VMDK image (VMware)", QEMU),
-    starts(b"# Disk DescriptorFile", "the descriptor of a VMDK image (VMware)", QEMU),
-    // Microsoft, "Virtual Hard Disk Image Format Specification": the footer, of which all but fixed disks
-    // have a copy at the start; versions before 2003 made it a byte shorter.
-    starts(b"conectix", VHD.what, VHD.way_out),
-    Signature { at: At::End(512), bytes: b"conectix", container: VHD },
-    Signature { at: At::End(511), bytes: b"conectix", container: VHD },
-    // Microsoft, [MS-VHDX] 2.2.1.
-    starts(b"vhdxfile", "a VHDX image", QEMU),
     // VirtualBox and Parallels, as in QEMU: block/vdi.c, docs/interop/parallels.rst.
     Signature {
         at: At::Start(0x40),
@@ -127,10 +112,20 @@ const SIGNATURES: &[Signature] = &[
     },
 ];
 
+/// The first and the last bytes of a source. What cannot be read of it says nothing.
+pub(crate) fn ends(source: &dyn Source) -> (Vec<u8>, Vec<u8>) {
+    let size = source.size();
+    let read = |from: u64, bytes: usize| {
+        let mut room = vec![0; usize::try_from(size - from).map_or(bytes, |left| left.min(bytes))];
+        source.read_exact_at(from, &mut room).map(|()| room).unwrap_or_default()
+    };
+    (read(0, HEAD_BYTES), read(size.saturating_sub(TAIL_BYTES as u64), TAIL_BYTES))
+}
+
 /// What begins with `head` and ends with `tail` is, if it is no raw image; `head` has `HEAD_BYTES` and `tail`
 /// `TAIL_BYTES`, or all that there is.
 #[must_use]
-pub fn recognise(head: &[u8], tail: &[u8]) -> Option<Container> {
+pub(crate) fn recognise(head: &[u8], tail: &[u8]) -> Option<Container> {
     let stands = |signature: &&Signature| match signature.at {
         At::Start(offset) => head.get(offset..).is_some_and(|from| from.starts_with(signature.bytes)),
         At::End(before) => {
@@ -150,6 +145,15 @@ pub fn recognise(head: &[u8], tail: &[u8]) -> Option<Container> {
     is_zip(head).then(|| if is_aff4(head, tail) { AFF4 } else { ZIP })
 }
 
+/// The same of raw parts that were put together; containers that are read have to be one file for that.
+pub(crate) fn in_parts(head: &[u8], tail: &[u8]) -> Option<Container> {
+    const OTHER: Container = Container {
+        what: "one part of an image of another kind",
+        way_out: "put the parts together with `cat`, in order, and load what comes of it",
+    };
+    recognise(head, tail).or_else(|| crate::Format::of(head, tail).map(|_| OTHER))
+}
+
 /// bzip2's source, `BZ_HDR_*`: the size of its blocks as a digit, then a block or the end of the stream.
 fn is_bzip2(head: &[u8]) -> bool {
     let (block, end) = (b"\x31\x41\x59\x26\x53\x59", b"\x17\x72\x45\x38\x50\x90");
@@ -166,37 +170,6 @@ fn is_zip(head: &[u8]) -> bool {
 fn is_aff4(head: &[u8], tail: &[u8]) -> bool {
     let has = |bytes: &[u8], what: &[u8]| bytes.windows(what.len()).any(|window| window == what);
     has(head, b"container.description") || has(tail, b"container.description") || has(tail, b"aff4://")
-}
-
-/// The part that comes next to `path`, or before it, if it is one of several: `disk.001` and `disk.002`,
-/// `disk.aa` and `disk.ab`. `exists` says what there is.
-pub fn part_beside(path: &Path, exists: impl Fn(&Path) -> bool) -> Option<PathBuf> {
-    let ending = path.extension()?.to_str()?;
-    let neighbours = [1, -1].into_iter().filter_map(|step| neighbour(ending, step));
-    neighbours.map(|ending| path.with_extension(ending)).find(|beside| exists(beside))
-}
-
-/// The ending that counts one up or down, as wide as it is.
-fn neighbour(ending: &str, step: i32) -> Option<String> {
-    if !(2..=4).contains(&ending.len()) {
-        return None;
-    }
-    if ending.bytes().all(|byte| byte.is_ascii_digit()) {
-        let number = ending.parse::<i32>().ok()?.checked_add(step).filter(|number| *number >= 0)?;
-        let text = format!("{number:0width$}", width = ending.len());
-        return (text.len() == ending.len()).then_some(text);
-    }
-    // As split(1) counts. Two letters that count up from any others are too common among files that are
-    // whole.
-    let letters = ending.bytes().all(|byte| byte.is_ascii_lowercase());
-    let parts = letters && ending.starts_with('a') && ending.len() <= 3;
-    let last = ending.bytes().last()?;
-    let text = |last: u8| format!("{}{}", &ending[..ending.len() - 1], char::from(last));
-    match step {
-        1 if parts && last < b'z' => Some(text(last + 1)),
-        -1 if parts && last > b'a' => Some(text(last - 1)),
-        _ => None,
-    }
 }
 
 #[cfg(test)]
@@ -219,7 +192,7 @@ mod tests {
             assert_eq!(recognise(&bytes, &bytes), Some(signature.container));
             bytes.rotate_right(1);
             let moved = recognise(&bytes, &bytes);
-            assert!(moved.is_none() || moved == Some(VHD), "{moved:?} where {} is not", signature.container);
+            assert!(moved.is_none(), "{moved:?} where {} is not", signature.container);
             // A source that ends inside of it is none.
             assert_eq!(recognise(&signature.bytes[..1], &signature.bytes[..1]), None);
         }
@@ -247,23 +220,5 @@ mod tests {
         assert_eq!(what(b"PK\x03\x04....container.description", b""), Some("an AFF4 image"));
         assert_eq!(what(b"PK\x03\x04 rest", b"PK\x05\x06..aff4://685e15cc"), Some("an AFF4 image"));
         assert_eq!(what(b"BZh91AY&SY", b""), Some("compressed with bzip2"));
-    }
-
-    #[test]
-    fn parts_are_told_by_what_is_beside_them() {
-        let beside = |path: &str, there: &str| {
-            part_beside(Path::new(path), |other| other == Path::new(there))
-                .map(|found| found.display().to_string())
-        };
-        assert_eq!(beside("/e/disk.001", "/e/disk.002").as_deref(), Some("/e/disk.002"));
-        assert_eq!(beside("/e/disk.dd.00", "/e/disk.dd.01").as_deref(), Some("/e/disk.dd.01"));
-        assert_eq!(beside("disk.003", "disk.002").as_deref(), Some("disk.002"));
-        assert_eq!(beside("disk.aa", "disk.ab").as_deref(), Some("disk.ab"));
-        assert_eq!(beside("disk.aab", "disk.aaa").as_deref(), Some("disk.aaa"));
-        assert_eq!(beside("disk.999", "disk.1000"), None);
-        assert_eq!(beside("disk.001", "other.002"), None);
-        assert_eq!(beside("disk.dd", "disk.de"), None);
-        assert_eq!(beside("disk", "disk.001"), None);
-        assert_eq!(beside("disk.raw", "disk.rax"), None);
     }
 }

@@ -1,301 +1,166 @@
-//! What a volume is filled from. This version reads raw images and disks.
+//! What a volume is filled from: raw images, also in parts, disks, and images in containers.
 //!
-//! Owns: opening a source read-only, its exact size, errors that say where in it reading failed, going on
-//! past them (`past_errors`), whether it changed while it was read, and telling what is no raw image
-//! (`container`). Never: writing to a source; it is opened without the right to. Called by `cheetah load`.
-//! Tests: below.
+//! Owns: `Source`, which all of them are; telling what a file is by its content (`open`); refusing what is
+//! not read, with a way out (`container`). Never: writing to a source; it is opened without the right to. A
+//! name that stands inside an image is followed only where it is the plain name of a file beside it. Called
+//! by `cheetah load`. Files: `raw` and `parts` have bytes as they are; `ewf`, `qcow`, `vmdk`, `vhd`, `vhdx`
+//! say where each block of the disk lies, and `blocks` reads by that. They share `cache`, `container`,
+//! `error`, `fields`, `files`, `inflate`, `past_errors`. `hostile` flips and cuts samples of all. Tests: in
+//! each; `lab/tests/sources.rs` has other programs' images.
 #![forbid(unsafe_code)]
 
+mod blocks;
+mod cache;
 mod container;
+mod error;
+mod ewf;
+mod fields;
+mod files;
+#[cfg(test)]
+mod hostile;
+mod inflate;
+mod parts;
 mod past_errors;
+mod qcow;
+mod raw;
+mod vhd;
+mod vhdx;
+mod vmdk;
 
-pub use container::{Container, part_beside};
+pub use container::Container;
+pub use error::SourceError;
+pub use raw::RawSource;
 
-use std::fmt;
-use std::fs::{File, Metadata};
-use std::io;
+use std::fmt::Debug;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::path::Path;
 
-/// O_DIRECT.
-const DIRECT: i32 = i32::from_ne_bytes(rustix::fs::OFlags::DIRECT.bits().to_ne_bytes());
-/// Memory for it lies on such a border.
-const BORDER_BYTES: usize = 4096;
+/// A disk that can be read, wherever its bytes lie. Reads may come from several threads at once.
+pub trait Source: Debug + Send + Sync {
+    /// Of the disk, exact.
+    fn size(&self) -> u64;
 
-/// A raw image or a disk, opened for reading.
-#[derive(Debug)]
-pub struct RawSource {
-    path: PathBuf,
-    file: File,
-    size: u64,
-    /// As it was when it was opened.
-    stamp: Stamp,
-    /// The same file past the page cache, for what that cannot read; of a page there a sector may be good.
-    direct: OnceLock<Option<File>>,
-}
+    /// As it was given.
+    fn path(&self) -> &Path;
 
-/// What of a file tells that it is another one, or was written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp {
-    inode: u64,
-    size: u64,
-    /// Seconds and nanoseconds. Those of a disk's node say nothing of the disk.
-    modified: (i64, i64),
-    changed: (i64, i64),
-}
-
-#[derive(Debug)]
-pub enum SourceError {
-    /// It cannot be opened, or is neither a file nor a disk.
-    Open { path: PathBuf, why: String },
-    /// The medium answered with an error.
-    Read { path: PathBuf, offset: u64, why: io::Error },
-    /// It ended before the size it had when it was opened.
-    Short { path: PathBuf, offset: u64, size: u64 },
-}
-
-impl fmt::Display for SourceError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            SourceError::Open { path, why } => write!(f, "cannot read {}: {why}", path.display()),
-            SourceError::Read { path, offset, why } => {
-                write!(f, "{} cannot be read at byte {offset}: {why}", path.display())
-            }
-            SourceError::Short { path, offset, size } => write!(
-                f,
-                "{} ended at byte {offset}, though it had {size} bytes when it was opened: is it still being written?",
-                path.display()
-            ),
-        }
-    }
-}
-
-impl std::error::Error for SourceError {}
-
-impl RawSource {
-    /// # Errors
-    /// `SourceError::Open`.
-    pub fn open(path: &Path) -> Result<RawSource, SourceError> {
-        let fault = |why: String| SourceError::Open { path: path.to_path_buf(), why };
-        let look = |kind: io::Result<Metadata>| {
-            let kind = kind.map_err(|e| fault(e.to_string()))?;
-            let is_one = kind.is_file() || kind.file_type().is_block_device();
-            is_one.then_some(kind).ok_or_else(|| fault("it is neither a file nor a block device".into()))
-        };
-        // Before it is opened: a FIFO would wait for who writes it, and a device may act on being opened.
-        look(std::fs::metadata(path))?;
-        let file = File::open(path).map_err(|e| fault(e.to_string()))?;
-        let kind = look(file.metadata())?;
-        let size = if kind.file_type().is_block_device() {
-            io::Seek::seek(&mut &file, io::SeekFrom::End(0)).map_err(|e| fault(e.to_string()))?
-        } else {
-            kind.len()
-        };
-        if size == 0 {
-            return Err(fault("it is empty".into()));
-        }
-        let stamp = Stamp::of(&kind, size);
-        Ok(RawSource { path: path.to_path_buf(), file, size, stamp, direct: OnceLock::new() })
-    }
-
-    #[must_use]
-    pub fn size(&self) -> u64 {
-        self.size
-    }
-
-    /// What it is, if it is no raw image. What cannot be read of it says nothing.
-    #[must_use]
-    pub fn container(&self) -> Option<Container> {
-        let read = |from: u64, bytes: usize| {
-            let mut room = vec![0; usize::try_from(self.size - from).map_or(bytes, |left| left.min(bytes))];
-            self.read_exact_at(from, &mut room).ok().map(|()| room)
-        };
-        let head = read(0, container::HEAD_BYTES);
-        let tail = read(self.size.saturating_sub(container::TAIL_BYTES as u64), container::TAIL_BYTES);
-        container::recognise(&head.unwrap_or_default(), &tail.unwrap_or_default())
-    }
-
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// What tells it from another of its name, on one line.
-    #[must_use]
-    pub fn identity(&self) -> String {
-        let Stamp { inode, modified: (seconds, nanoseconds), changed, .. } = self.stamp;
-        match changed {
-            (0, 0) => format!("block device {}", self.path.display()),
-            _ => format!("inode {inode}, modified {seconds}.{nanoseconds:09}"),
-        }
-    }
-
-    /// How it is another than when it was opened; `None` when it is not.
-    #[must_use]
-    pub fn changed(&self) -> Option<String> {
-        let looked = |kind: io::Result<Metadata>| {
-            let kind = kind?;
-            let size = if kind.file_type().is_block_device() {
-                io::Seek::seek(&mut &self.file, io::SeekFrom::End(0))?
-            } else {
-                kind.len()
-            };
-            Ok::<Stamp, io::Error>(Stamp::of(&kind, size))
-        };
-        let is = match looked(self.file.metadata()) {
-            Ok(is) => is,
-            Err(why) => return Some(format!("it cannot be looked at any more ({why})")),
-        };
-        if is.size != self.size {
-            return Some(format!("it had {} bytes and has {}", self.size, is.size));
-        }
-        if is != self.stamp {
-            return Some("it was written, or its times were set".to_owned());
-        }
-        match looked(std::fs::metadata(&self.path)) {
-            Ok(there) if there.inode == is.inode => None,
-            Ok(_) => Some("another file stands in its place".to_owned()),
-            Err(why) => Some(format!("nothing stands in its place ({why})")),
-        }
-    }
-
-    /// As `read_exact_at`, with zeros for what the medium cannot give, down to its sectors. Answers what that
-    /// is, as offsets in the source. `offset` is a multiple of 4096.
-    ///
-    /// # Errors
-    /// `SourceError::Read` when the source itself is gone, and `Short`.
-    pub fn read_past_errors_at(&self, offset: u64, room: &mut [u8]) -> Result<Vec<Range<u64>>, SourceError> {
-        match self.read_exact_at(offset, room) {
-            Err(SourceError::Read { why, .. }) if past_errors::is_of_the_medium(&why) => {}
-            other => return other.map(|()| Vec::new()),
-        }
-        let mut short = None;
-        let mut read = |at: usize, part: &mut [u8]| match self.read_sectors(offset + at as u64, part) {
-            Err(SourceError::Read { why, .. }) => Err(why),
-            Err(other) => {
-                short = Some(other);
-                Err(io::Error::from(io::ErrorKind::UnexpectedEof))
-            }
-            Ok(()) => Ok(()),
-        };
-        let filled = past_errors::fill(room, past_errors::SECTOR_BYTES, &mut read);
-        match (filled, short) {
-            (_, Some(short)) => Err(short),
-            (Err(why), None) => Err(SourceError::Read { path: self.path.clone(), offset, why }),
-            (Ok(ranges), None) => {
-                let place = |range: Range<usize>| offset + range.start as u64..offset + range.end as u64;
-                Ok(ranges.into_iter().map(place).collect())
-            }
-        }
-    }
-
-    /// Past the page cache where that can be: a read of one sector that is no read of its page.
-    fn read_sectors(&self, offset: u64, part: &mut [u8]) -> Result<(), SourceError> {
-        let direct = self.direct.get_or_init(|| {
-            let mut options = File::options();
-            options.read(true).custom_flags(DIRECT);
-            options.open(&self.path).ok()
-        });
-        // What is written past the cache must lie on a border; of the last sector of a file the rest is cut
-        // off.
-        if let Some(file) = direct {
-            let mut room = vec![0; part.len().next_multiple_of(past_errors::SECTOR_BYTES) + BORDER_BYTES];
-            let lead = room.as_ptr().align_offset(BORDER_BYTES);
-            let len = part.len().next_multiple_of(past_errors::SECTOR_BYTES);
-            let aligned = &mut room[lead..lead + len];
-            match file.read_at(aligned, offset) {
-                Ok(count) if count >= part.len() => {
-                    part.copy_from_slice(&aligned[..part.len()]);
-                    return Ok(());
-                }
-                Err(why) if past_errors::is_of_the_medium(&why) => {
-                    return Err(SourceError::Read { path: self.path.clone(), offset, why });
-                }
-                // It cannot, or not in pieces this small.
-                _ => {}
-            }
-        }
-        self.read_exact_at(offset, part)
-    }
+    /// What it is, in the field's words: `E01 image, 2 segments`.
+    fn describe(&self) -> String;
 
     /// Fills `room` from `offset` on; the caller stays inside the size.
     ///
     /// # Errors
-    /// `SourceError::Read` and `Short`, with the offset at which it happened.
-    pub fn read_exact_at(&self, offset: u64, room: &mut [u8]) -> Result<(), SourceError> {
-        let mut done = 0;
-        while done < room.len() {
-            let at = offset + done as u64;
-            match self.file.read_at(&mut room[done..], at) {
-                Ok(0) => {
-                    return Err(SourceError::Short { path: self.path.clone(), offset: at, size: self.size });
-                }
-                Ok(n) => done += n,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(why) => return Err(SourceError::Read { path: self.path.clone(), offset: at, why }),
-            }
-        }
-        Ok(())
+    /// `Read`, `Short` and `Damaged`, with the place at which it happened.
+    fn read_exact_at(&self, offset: u64, room: &mut [u8]) -> Result<(), SourceError>;
+
+    /// As `read_exact_at`, with zeros for what cannot be had, down to the sectors of a medium and the blocks
+    /// of a format. Answers what that is, in order. `offset` is a multiple of 4096.
+    ///
+    /// # Errors
+    /// `SourceError::Read` when the source itself is gone, and `Short`.
+    fn read_past_errors_at(&self, offset: u64, room: &mut [u8]) -> Result<Vec<Unreadable>, SourceError>;
+
+    /// What tells it from another of its name, on one line.
+    fn identity(&self) -> String;
+
+    /// How it is another than when it was opened; `None` when it is not.
+    fn changed(&self) -> Option<String>;
+
+    /// Whether a byte that is not what was written is noticed.
+    fn is_checksummed(&self) -> bool;
+
+    /// How many reads at once are faster than one: more than one where reading means computing.
+    fn readers(&self) -> usize {
+        1
+    }
+
+    /// What its maker wrote down of the disk.
+    fn claims(&self) -> Claims {
+        Claims::default()
     }
 }
 
-impl Stamp {
-    fn of(kind: &Metadata, size: u64) -> Stamp {
-        let times = !kind.file_type().is_block_device();
-        let time = |at: (i64, i64)| if times { at } else { (0, 0) };
-        let modified = time((kind.mtime(), kind.mtime_nsec()));
-        let changed = time((kind.ctime(), kind.ctime_nsec()));
-        Stamp { inode: kind.ino(), size, modified, changed }
+/// Bytes of a source that it cannot give.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unreadable {
+    /// Offsets of the disk.
+    pub range: Range<u64>,
+    pub why: String,
+}
+
+/// What stands in an image about the disk that it was made of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Claims {
+    /// Hexadecimal digits.
+    pub md5: Option<String>,
+    pub sha1: Option<String>,
+    /// What could not be read when the image was made, where zeros stand: offsets of the disk.
+    pub unread_then: Vec<Range<u64>>,
+}
+
+/// What `open` may do.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Read the file as it stands, whatever it is.
+    pub raw: bool,
+}
+
+/// A container that is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    Ewf,
+    Qcow,
+    Vmdk,
+    Vhdx,
+    Vhd,
+}
+
+impl Format {
+    /// The one whose ends these are.
+    fn of(head: &[u8], tail: &[u8]) -> Option<Format> {
+        let all = [
+            (ewf::is_one(head), Format::Ewf),
+            (qcow::is_one(head), Format::Qcow),
+            (vmdk::is_one(head), Format::Vmdk),
+            (vhdx::is_one(head), Format::Vhdx),
+            (vhd::is_one(head, tail), Format::Vhd),
+        ];
+        all.into_iter().find_map(|(is_one, format)| is_one.then_some(format))
+    }
+
+    fn open(self, file: RawSource) -> Result<Box<dyn Source>, SourceError> {
+        Ok(match self {
+            Format::Ewf => Box::new(ewf::open(&file)?),
+            Format::Qcow => Box::new(qcow::open(file)?),
+            Format::Vmdk => Box::new(vmdk::open(file)?),
+            Format::Vhdx => Box::new(vhdx::open(file)?),
+            Format::Vhd => Box::new(vhd::open(file)?),
+        })
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_source_that_shrinks_is_noticed_where_it_ends() -> io::Result<()> {
-        let path = std::env::temp_dir().join(format!("cheetah-source-{}", std::process::id()));
-        std::fs::write(&path, [7; 10_000])?;
-        let source = RawSource::open(&path).map_err(io::Error::other)?;
-        assert_eq!(source.size(), 10_000);
-        let mut room = [0; 10_000];
-        source.read_exact_at(0, &mut room).map_err(io::Error::other)?;
-        assert_eq!(room, [7; 10_000]);
-        File::options().write(true).open(&path)?.set_len(6_000)?;
-        let short = source.read_exact_at(4_000, &mut room[..4_000]);
-        assert!(matches!(short, Err(SourceError::Short { offset: 6_000, size: 10_000, .. })), "{short:?}");
-        std::fs::remove_file(&path)?;
-        assert!(matches!(RawSource::open(&path), Err(SourceError::Open { .. })));
-        assert!(RawSource::open(Path::new("/dev/null")).is_err_and(|e| e.to_string().contains("neither")));
-        Ok(())
+/// Opens a file or a disk by what it holds.
+///
+/// # Errors
+/// `Open`, `Refused`, `Missing`, `Damaged`, `Read`.
+pub fn open(path: &Path, options: &Options) -> Result<Box<dyn Source>, SourceError> {
+    let raw = RawSource::open(path)?;
+    if options.raw {
+        return Ok(Box::new(raw));
     }
-
-    #[test]
-    fn a_source_that_is_written_meanwhile_is_another() -> io::Result<()> {
-        let path = std::env::temp_dir().join(format!("cheetah-source-changes-{}", std::process::id()));
-        let other = path.with_extension("other");
-        std::fs::write(&path, [7; 10_000])?;
-        let source = RawSource::open(&path).map_err(io::Error::other)?;
-        let identity = source.identity();
-        let mut room = [0; 10_000];
-        assert!(source.read_past_errors_at(0, &mut room).is_ok_and(|ranges| ranges.is_empty()));
-        assert_eq!(source.changed(), None, "reading changes nothing");
-        // Set, not left to a clock whose ticks may be long.
-        let file = File::options().append(true).open(&path)?;
-        file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_secs(1))?;
-        assert!(source.changed().is_some_and(|how| how.contains("written")));
-        assert_ne!(RawSource::open(&path).map_err(io::Error::other)?.identity(), identity);
-        io::Write::write_all(&mut &file, b"more")?;
-        assert!(source.changed().is_some_and(|how| how.contains("10000 bytes and has 10004")));
-        let source = RawSource::open(&path).map_err(io::Error::other)?;
-        std::fs::write(&other, [7; 10_004])?;
-        std::fs::rename(&other, &path)?;
-        assert!(source.changed().is_some());
-        std::fs::remove_file(&path)?;
-        assert!(source.changed().is_some());
-        Ok(())
+    let refused = |container: Container| {
+        Err(SourceError::Refused { path: path.to_path_buf(), why: container.to_string() })
+    };
+    let (head, tail) = container::ends(&raw);
+    if let Some(format) = Format::of(&head, &tail) {
+        return format.open(raw);
+    }
+    if let Some(container) = container::recognise(&head, &tail) {
+        return refused(container);
+    }
+    let Some(parts) = parts::open(&raw)? else { return Ok(Box::new(raw)) };
+    let (head, tail) = container::ends(&parts);
+    match container::in_parts(&head, &tail) {
+        Some(container) => refused(container),
+        None => Ok(Box::new(parts)),
     }
 }
