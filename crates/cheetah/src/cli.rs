@@ -388,9 +388,12 @@ pub struct Load {
     /// one.
     #[arg(long)]
     pub raw: bool,
-    /// Do not read the volume back to compare its hash.
+    /// Do not have the donors check what they hold in the end.
     #[arg(long)]
     pub no_verify: bool,
+    /// Read the volume back and compare its hashes, in place of having the donors check what they hold.
+    #[arg(long, conflicts_with = "no_verify")]
+    pub read_back: bool,
     #[command(flatten)]
     pub pool: PoolArg,
     #[command(flatten)]

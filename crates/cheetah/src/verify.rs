@@ -89,16 +89,17 @@ pub async fn verify(options: cli::Named) -> Result<(), Failure> {
 }
 
 /// What came of checking.
-struct Checked {
+pub struct Checked {
     /// All of it.
     found: Scrubbed,
     seconds: f64,
     /// What was wrong, when it was last looked at.
     left: Scrubbed,
-    blocks_left: u64,
+    pub blocks_left: u64,
 }
 
-async fn check(volume: &Volume) -> Result<Checked, Failure> {
+/// Has the donors check all that they hold, and waits for what is wrong to be healed.
+pub async fn check(volume: &Volume) -> Result<Checked, Failure> {
     let started = Instant::now();
     let found = pass(volume, Scope::All, true).await?;
     let seconds = started.elapsed().as_secs_f64().max(1e-6);
@@ -147,6 +148,12 @@ fn blocks_wrong(scrubbed: &Scrubbed) -> u64 {
 }
 
 impl Checked {
+    /// Whether somebody holds all of it and could say something of that.
+    pub fn is_of_all(&self) -> bool {
+        let unchecked = self.found.donors.values().any(|donor| donor.bytes_unchecked > 0);
+        !unchecked && self.found.bytes_missing == 0
+    }
+
     fn report(self, volume: &Volume, detail: VolumeDetail) -> VerifyReport {
         let Checked { found, seconds, left, blocks_left } = self;
         let lease = volume.lease();
