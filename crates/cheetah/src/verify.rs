@@ -21,6 +21,8 @@ use cheetah_rim::volume::{Scope, Scrubbed, ScrubbedDonor};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
+/// What has a checksum.
+const BLOCK_BYTES: u64 = 4096;
 /// How often is looked how far it is.
 const LOOK: Duration = Duration::from_millis(50);
 /// Between two looks whether what was wrong is healed.
@@ -48,6 +50,9 @@ struct VerifyReport {
     wrong: Vec<LostRange>,
     /// What of the volume nobody can read.
     lost: Vec<LostRange>,
+    /// Something is put right: the volume has redundancy.
+    #[serde(skip)]
+    heals: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -105,20 +110,20 @@ pub async fn check(volume: &Volume) -> Result<Checked, Failure> {
     let seconds = started.elapsed().as_secs_f64().max(1e-6);
     let (mut left, mut blocks_left) = (found.clone(), blocks_wrong(&found));
     let heals = volume.lease().granted.map.redundancy.parity > 0;
-    let mut progress = Instant::now();
+    let (mut progress, mut fewest) = (Instant::now(), blocks_left);
     if blocks_left > 0 && !heals {
         // The coordinator counts what is wrong by donor, and hears of it while the volume is attached.
         tokio::time::sleep(HEAL_LOOK).await;
     }
     while heals && blocks_left > 0 && progress.elapsed() < HEAL_PATIENCE {
         tokio::time::sleep(HEAL_LOOK).await;
-        let again = pass(volume, Scope::Wrong, false).await?;
-        if again.bytes_done() > again.donors.values().map(|donor| donor.bytes_unchecked).sum() {
-            let blocks = blocks_wrong(&again);
-            if blocks < blocks_left {
-                progress = Instant::now();
-            }
-            (left, blocks_left) = (again, blocks);
+        left = pass(volume, Scope::Wrong, false).await?;
+        // What was wrong and is not answered for is no better.
+        let unseen =
+            left.bytes_missing + left.donors.values().map(|donor| donor.bytes_unchecked).sum::<u64>();
+        blocks_left = blocks_wrong(&left) + unseen.div_ceil(BLOCK_BYTES);
+        if blocks_left < fewest {
+            (progress, fewest) = (Instant::now(), blocks_left);
         }
     }
     Ok(Checked { found, seconds, left, blocks_left })
@@ -184,6 +189,7 @@ impl Checked {
             donors,
             wrong: data_ranges(&detail.map, &left.wrong),
             lost: detail.lost,
+            heals: lease.granted.map.redundancy.parity > 0,
         }
     }
 }
@@ -240,14 +246,18 @@ impl VerifyReport {
         let VerifyReport { volume, blocks_wrong, blocks_healed, .. } = self;
         let left = blocks_wrong - blocks_healed;
         let were = show_count(*blocks_wrong, "block");
-        if left > 0 {
-            let healed =
-                if *blocks_healed > 0 { format!(", {blocks_healed} of them healed") } else { String::new() };
-            let text = format!(
-                "{were} of volume '{volume}' {} wrong where they lie{healed}: no tool gets their bytes",
-                if *blocks_wrong == 1 { "is" } else { "are" }
-            );
+        let (was, lies) = match *blocks_wrong {
+            1 => ("is", "it lies: no tool gets its bytes"),
+            _ => ("are", "they lie: no tool gets their bytes"),
+        };
+        if left > 0 && !self.heals {
+            let text = format!("{were} of volume '{volume}' {was} wrong where {lies}");
             let advice = "load it again with --overwrite from its source; `cheetah leave` takes the donor out that is named above";
+            return Err(Failure::new(Exit::DataLost, text).advise(advice));
+        }
+        if left > 0 {
+            let text = format!("{were} of volume '{volume}' {was} wrong, and {left} not healed so far");
+            let advice = "see `cheetah status`, and verify again; what stays wrong is brought back by `cheetah load --overwrite` from its source";
             return Err(Failure::new(Exit::DataLost, text).advise(advice));
         }
         if !self.lost.is_empty() {

@@ -109,6 +109,25 @@ fn what_was_wrong_is_asked_about_again_and_nothing_else() {
 }
 
 #[test]
+fn what_was_wrong_and_is_not_answered_for_again_stays_wrong() {
+    let mut world = world(true);
+    world.step(Event::Scrub(Scope::All));
+    serve(&mut world, Some((DonorId(3), 8 * BLOCK, 9 * BLOCK)));
+    let wrong = world.volume.scrubbed().wrong.clone();
+    world.step(Event::Scrub(Scope::Wrong));
+    for sent in verifies(&mut world) {
+        world.answer(sent.part, Err(PartError::Unsupported));
+    }
+    let found = world.volume.scrubbed();
+    assert_eq!((found.is_under_way, found.donors[&DonorId(3)].blocks_wrong), (false, 0));
+    assert_eq!((&found.wrong, found.donors[&DonorId(3)].bytes_unchecked), (&wrong, u64::from(BLOCK)));
+    // Until it is.
+    world.step(Event::Scrub(Scope::Wrong));
+    assert_eq!(serve(&mut world, None), ([DonorId(3)].into(), u64::from(BLOCK)));
+    assert_eq!(world.volume.scrubbed().wrong, []);
+}
+
+#[test]
 fn a_reader_counts_what_is_wrong_and_writes_nothing() {
     let mut world = world(true);
     world.step(Event::Scrub(Scope::All));

@@ -86,7 +86,7 @@ pub enum Code {
     VolumeDisagrees,
     /// A load of a volume has not begun, or did not come to its end.
     VolumeIncomplete,
-    /// A loaded volume was read back, and is not what its source held.
+    /// A loaded volume was checked, and does not hold what its source held.
     VolumeDiffers,
     /// An attachment was not heard of for `ATTACHMENT_SILENCE_NS`. What it reported before is not used.
     AttachmentSilent,

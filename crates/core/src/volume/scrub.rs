@@ -25,6 +25,8 @@ pub(super) struct Scrubbing {
     /// What is still to be asked, by the donor that held it when the pass began: all of them work at once.
     turns: BTreeMap<DonorId, Turn>,
     found: Scrubbed,
+    /// The pass is of what was wrong: that stays wrong until its donor says otherwise.
+    looks_again: bool,
     /// When the next pass begins; 0: not yet known.
     next_pass: Time,
 }
@@ -47,6 +49,7 @@ impl Scrubbing {
         }
         let before = std::mem::take(&mut self.found);
         self.found = Scrubbed { passes: before.passes, is_under_way: true, ..Scrubbed::default() };
+        self.looks_again = scope == Scope::Wrong;
         match scope {
             Scope::All => {
                 for group in 0..base.shape.map.groups.len() as u32 {
@@ -67,7 +70,16 @@ impl Scrubbing {
                 self.found.donors.entry(held.donor).or_default();
                 self.turns.entry(held.donor).or_default().left.push_back(range);
             }
-            None => self.found.bytes_missing += bytes,
+            None => {
+                self.found.bytes_missing += bytes;
+                self.not_seen([range]);
+            }
+        }
+    }
+
+    fn not_seen(&mut self, ranges: impl IntoIterator<Item = BadRange>) {
+        if self.looks_again {
+            bad::merge(&mut self.found.wrong, ranges);
         }
     }
 
@@ -141,13 +153,17 @@ impl Scrubbing {
 
     pub(super) fn ended(&mut self, base: &Base, job: &Job, turn: DonorId, done: bool) {
         let Work::Scrub { slot, .. } = job.work else { return };
-        let mut bytes = u64::from(job.len());
+        let mut ranges = vec![BadRange { group: job.group, slot, from: job.lo, to: job.hi }];
         if let Some(turn) = self.turns.get_mut(&turn) {
             turn.open -= 1;
             // It is not waited for as long for each of the rest.
             if job.failed == Some(VolumeError::TimedOut) {
-                bytes += turn.left.drain(..).map(|range| u64::from(range.to - range.from)).sum::<u64>();
+                ranges.extend(turn.left.drain(..));
             }
+        }
+        let bytes = ranges.iter().map(|range| u64::from(range.to - range.from)).sum::<u64>();
+        if !done {
+            self.not_seen(ranges);
         }
         // By the donor that has it now: it may have moved since.
         let held = base.shape.slot(job.group, slot).held.map_or(turn, |held| held.donor);
