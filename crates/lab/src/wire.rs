@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use cheetah_nbd::RequestHeader;
+
 use crate::dice::Dice;
 use crate::lan::Lan;
 use crate::tap::{self, LargeSends};
@@ -34,9 +36,6 @@ const ETHERTYPE_AT: usize = tap::HEADER_BYTES + 12;
 const PROTOCOL_AT: usize = tap::HEADER_BYTES + 23;
 const PORTS_AT: usize = tap::HEADER_BYTES + 34;
 const TCP: u8 = 6;
-/// How the header of an NBD request begins, and how long it is.
-const REQUEST_MAGIC: [u8; 4] = [0x25, 0x60, 0x95, 0x13];
-const REQUEST_BYTES: usize = 28;
 const FRAMES_AT_ONCE: usize = 64;
 /// How often the thread looks whether it shall end.
 const LOOK: Duration = Duration::from_millis(50);
@@ -245,16 +244,21 @@ fn flip(dice: &mut Dice, frame: &mut [u8]) -> bool {
     true
 }
 
-/// Flips one bit of the first request's header behind its magic, which lies in the frame as a whole.
+/// Flips one bit of the first request's header, under its seal or not, which lies in the frame as a whole.
 fn flip_request(dice: &mut Dice, frame: &mut [u8]) -> bool {
     if frame[0] & tap::CHECKSUM_UNDONE == 0 {
         return false;
     }
     let from = tap::HEADER_BYTES.min(frame.len());
-    let magic = frame[from..].windows(REQUEST_BYTES).position(|header| header.starts_with(&REQUEST_MAGIC));
-    let Some(magic) = magic else { return false };
-    let behind = REQUEST_MAGIC.len() as u64;
-    let at = from + magic + (behind + dice.below(REQUEST_BYTES as u64 - behind)) as usize;
+    let is_one = |bytes: &[u8]| {
+        let header = bytes.first_chunk();
+        header.is_some_and(|header| {
+            [true, false].iter().any(|is| RequestHeader::decode_in(header, *is).is_ok())
+        })
+    };
+    let header = frame[from..].windows(RequestHeader::BYTES).position(is_one);
+    let Some(header) = header else { return false };
+    let at = from + header + dice.below(RequestHeader::BYTES as u64) as usize;
     frame[at] ^= 1 << dice.below(8);
     true
 }

@@ -54,9 +54,18 @@ pub struct Negotiated {
     pub base_allocation: Option<u32>,
     /// The id of `cheetah:dirty`, likewise. A BLOCK_STATUS is answered with a chunk for each context agreed.
     pub dirty: Option<u32>,
-    /// The id of `cheetah:context`, likewise: reads and writes are answered with checksums as well, and
-    /// VERIFY may be sent. A BLOCK_STATUS does not tell of it.
+    /// The id of `cheetah:context`, likewise: reads and writes are answered with checksums as well, heads are
+    /// under a seal, and VERIFY may be sent. A BLOCK_STATUS does not tell of it.
     pub context: Option<u32>,
+}
+
+impl Negotiated {
+    /// Whether heads are under a seal, both ways and from the first one on: between those that agreed on
+    /// `cheetah:context`.
+    #[must_use]
+    pub const fn is_sealed(&self) -> bool {
+        self.context.is_some()
+    }
 }
 
 /// One export of a LIST.

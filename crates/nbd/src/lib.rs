@@ -37,6 +37,7 @@ pub mod client;
 mod export;
 pub mod limits;
 pub mod proto;
+mod seal;
 pub mod server;
 pub mod uri;
 mod violation;
@@ -44,6 +45,7 @@ mod wire;
 
 pub use export::{Descriptor, ExportInfo, ListEntry, Negotiated, StateFlags};
 pub use proto::{CmdFlags, Command, Errno, TransmissionFlags};
+pub use seal::seal;
 pub use server::reply::LedgerEntry;
 pub use server::request::{Mark, Reject, RequestHeader};
 pub use violation::Violation;

@@ -5,7 +5,7 @@
 use cheetah_nbd::client::{Answer, Reply, Request, Take, Transmission};
 use cheetah_nbd::{
     CmdFlags, Command, Descriptor, Errno, ExportInfo, LedgerEntry, Mark, Negotiated, RequestHeader,
-    StateFlags, TransmissionFlags, Violation,
+    StateFlags, TransmissionFlags, Violation, seal,
 };
 use proptest::prelude::*;
 use std::collections::VecDeque;
@@ -83,10 +83,14 @@ fn send(client: &mut Transmission<usize>, merges_bytes_max: u32) -> Vec<u8> {
     bytes.split_off(skip)
 }
 
-fn headers(mut bytes: &[u8]) -> Vec<RequestHeader> {
+fn headers(bytes: &[u8]) -> Vec<RequestHeader> {
+    headers_in(bytes, false)
+}
+
+fn headers_in(mut bytes: &[u8], is_sealed: bool) -> Vec<RequestHeader> {
     let mut headers = Vec::new();
     while let Some((header, rest)) = bytes.split_first_chunk::<{ RequestHeader::BYTES }>() {
-        let header = RequestHeader::decode(header).unwrap();
+        let header = RequestHeader::decode_in(header, is_sealed).unwrap();
         bytes = &rest[header.payload_bytes() as usize..];
         headers.push(header);
     }
@@ -95,8 +99,18 @@ fn headers(mut bytes: &[u8]) -> Vec<RequestHeader> {
 }
 
 fn bytes_of(replies: &[Reply]) -> Vec<u8> {
+    bytes_in(replies, false)
+}
+
+fn bytes_in(replies: &[Reply], is_sealed: bool) -> Vec<u8> {
     let mut bytes = Vec::new();
-    replies.iter().for_each(|reply| reply.encode(&mut bytes));
+    for reply in replies {
+        let from = bytes.len();
+        reply.encode(&mut bytes);
+        if is_sealed {
+            seal(&mut bytes[from..]);
+        }
+    }
     bytes
 }
 
@@ -467,14 +481,15 @@ fn an_answer_has_the_checksums_of_all_blocks_that_its_request_touches() {
     client.queue(request(2, Command::Write, 32, 32));
     client.queue(request(3, Command::Read, 0, 0));
     let sent = send(&mut client, 1024);
-    assert_eq!(headers(&sent).len(), 3, "the writes are one");
+    assert_eq!(headers_in(&sent, true).len(), 3, "the writes are one");
     client.sent(sent.len());
-    let mut input = bytes_of(&[
+    let replies = [
         Reply::Contexts { cookie: 0, done: false, sums: vec![1, 2, 3] },
         Reply::OffsetHole { cookie: 0, done: true, offset: 20, hole_bytes: 30 },
         Reply::Contexts { cookie: 1, done: true, sums: vec![4, 5, 6] },
-    ]);
-    input.extend(bytes_of(&[done(3)]));
+        done(3),
+    ];
+    let input = bytes_in(&replies, true);
     let mut taken = Taken::default();
     assert_eq!(client.received(&input, &mut taken), Ok(input.len()));
     let sums: Vec<&[u32]> = taken.answers.iter().map(|answer| &answer.sums[..]).collect();
@@ -487,7 +502,7 @@ fn checksums_that_are_missing_too_many_or_unasked_are_a_violation() {
     let hole = Reply::OffsetHole { cookie: 0, done: true, offset: 16, hole_bytes: 32 };
     let (missing, unasked) = (Err(Violation::ContextsMissing), Err(Violation::ContextsUnasked));
     let refused = Reply::Error { cookie: 0, done: true, errno: Errno::Io, message: String::new() };
-    for (mut client, command, replies, outcome) in [
+    for (nth, (mut client, command, replies, outcome)) in [
         (checking(), Command::Read, vec![contexts(&[1, 2]), hole.clone()], Ok(())),
         (checking(), Command::Read, vec![refused.clone()], Ok(())),
         (checking(), Command::Read, vec![hole], missing),
@@ -498,11 +513,14 @@ fn checksums_that_are_missing_too_many_or_unasked_are_a_violation() {
         (checking(), Command::Read, vec![contexts(&[1, 2]), contexts(&[1, 2])], unasked),
         (checking(), Command::Trim, vec![contexts(&[1, 2])], unasked),
         (client(), Command::Read, vec![contexts(&[1, 2])], unasked),
-    ] {
+    ]
+    .into_iter()
+    .enumerate()
+    {
         client.queue(request(0, command, 16, 32));
         let sent = send(&mut client, 1024);
         client.sent(sent.len());
-        let input = bytes_of(&replies);
+        let input = bytes_in(&replies, nth < 9);
         let received = client.received(&input, &mut Taken::default()).map(drop);
         assert_eq!(received, outcome, "{command:?} answered with {replies:?}");
     }
@@ -519,7 +537,7 @@ fn what_comes_before_large_data_is_known() {
     let sums = Reply::Contexts { cookie: 0, done: false, sums: vec![7; 16] };
     let head = Reply::OffsetData { cookie: 0, done: true, offset: 0, data_bytes: 256 };
     let mut taken = Taken::default();
-    let input = bytes_of(&[sums, head]);
+    let input = bytes_in(&[sums, head], true);
     assert_eq!(client.received(&input[..84], &mut taken), Ok(84));
     assert!(client.expects_large(), "its data is still to come");
     assert_eq!(client.received(&input[84..], &mut taken), Ok(28));

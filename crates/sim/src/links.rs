@@ -113,12 +113,12 @@ impl World {
         link.conns.push(id);
         let made = link.conns.clone();
         let end = ClientEnd::new(&grant);
-        let numbers_writes = end.numbers_writes();
+        let (numbers_writes, is_sealed) = (end.numbers_writes(), end.is_sealed());
         if let Some(conn) = self.network.conns.get_mut(&id) {
             conn.client_end = Some(end);
         }
         if numbers_writes {
-            self.send_to_donor(id, ToDonor::Bytes(first_words().to_vec()));
+            self.send_to_donor(id, ToDonor::Bytes(first_words(is_sealed).to_vec()));
         }
         if made.len() < wanted {
             return self.open_one(c, donor);

@@ -80,6 +80,10 @@ impl ClientEnd {
         self.can.numbers_writes()
     }
 
+    pub(crate) fn is_sealed(&self) -> bool {
+        self.can.is_sealed()
+    }
+
     pub(crate) fn queue(&mut self, address: u64, body: Body) {
         let Awaited { op, scatter, mark, .. } = body.awaited;
         let op = self.can.sparing(op, || body.data.iter().all(|byte| *byte == 0));
@@ -157,8 +161,8 @@ pub(crate) struct DonorEnd {
 impl DonorEnd {
     pub(crate) fn new(extents: u32, grant: &Grant) -> DonorEnd {
         let session = session(grant, u64::from(extents) * EXTENT_BYTES);
+        let (input, outbox) = (Vec::new(), Outbox::of(&session));
         let transmission = server::Transmission::new(session, wired_len(LARGE_BYTES));
-        let (input, outbox) = (Vec::new(), Outbox::new(true));
         DonorEnd { transmission, input, outbox, mark: None, write: None }
     }
 

@@ -39,6 +39,12 @@ impl Abilities {
         self.dirty.is_some() && !self.flags.contains(TransmissionFlags::READ_ONLY)
     }
 
+    /// Whether heads are under a seal.
+    #[must_use]
+    pub const fn is_sealed(self) -> bool {
+        self.context.is_some()
+    }
+
     /// The answer to what this server cannot do: a hint is no loss, unknown presence counts as present.
     #[must_use]
     pub fn answer_without(self, op: PartOp) -> Option<Result<Vec<StatusRun>, PartError>> {
@@ -101,8 +107,8 @@ pub const fn payload_bytes(op: PartOp, length: u32) -> u32 {
 
 /// What is said first on a connection whose writes are numbered: from then on the donor tells of those.
 #[must_use]
-pub const fn first_words() -> [u8; RequestHeader::BYTES] {
-    Mark { number: 0, targets: 0, complete: 0 }.header().encode()
+pub fn first_words(is_sealed: bool) -> [u8; RequestHeader::BYTES] {
+    Mark { number: 0, targets: 0, complete: 0 }.header().encode_in(is_sealed)
 }
 
 /// The events that the answer to a part is. `wrong_blocks`: of what a read brought, or a donor has of a
@@ -248,7 +254,7 @@ mod tests {
         let foreign = abilities(TransmissionFlags::EMPTY, false);
         assert_eq!(foreign.sparing(PartOp::Sparse, || unreachable!("nothing to gain")), PartOp::Sparse);
         assert!(can.numbers_writes() && !cannot.numbers_writes() && !foreign.numbers_writes());
-        let silent = RequestHeader::decode(&first_words()).expect("a header");
+        let silent = RequestHeader::decode(&first_words(false)).expect("a header");
         let mark = WriteMark { number: 0, targets: 0, complete: 0 };
         assert_eq!(Asked::of(&silent), Asked::Mark(mark), "which numbers nothing yet");
     }

@@ -11,6 +11,7 @@ use crate::limits::{
     REQUEST_PAYLOAD_BYTES_MAX,
 };
 use crate::proto::{Errno, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk};
+use crate::seal::magic_of;
 use crate::server::reply::{self as encode, LedgerEntry};
 use crate::violation::Violation;
 use crate::wire::{Fields, lossy};
@@ -151,9 +152,18 @@ impl Reply {
     /// # Errors
     /// As [`Reply::decode`].
     pub fn need(bytes: &[u8]) -> Result<usize, Violation> {
+        Self::need_in(bytes, false)
+    }
+
+    /// As [`Reply::need`], of a reply under its seal, which is looked at when the head is whole.
+    ///
+    /// # Errors
+    /// As [`Reply::decode_in`].
+    pub fn need_in(bytes: &[u8], is_sealed: bool) -> Result<usize, Violation> {
         let mut fields = Fields(bytes);
         let Some(magic) = fields.u32() else { return Ok(SIMPLE_BYTES) };
         match magic {
+            _ if is_sealed => {}
             SIMPLE_REPLY_MAGIC => return Ok(SIMPLE_BYTES),
             STRUCTURED_REPLY_MAGIC => {}
             other => return Err(Violation::ReplyMagic(other)),
@@ -172,11 +182,23 @@ impl Reply {
     /// # Errors
     /// The server broke the protocol; the connection is lost.
     pub fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, Violation> {
-        let need = Self::need(bytes)?;
+        Self::decode_in(bytes, false)
+    }
+
+    /// As [`Reply::decode`], of a reply under its seal, which only chunks have.
+    ///
+    /// # Errors
+    /// The server broke the protocol, or the head is not what it sent; the connection is lost.
+    pub fn decode_in(bytes: &[u8], is_sealed: bool) -> Result<Option<(Self, usize)>, Violation> {
+        let need = Self::need_in(bytes, is_sealed)?;
         let Some(head) = bytes.get(..need) else { return Ok(None) };
+        let found = if is_sealed { magic_of(head) } else { None };
+        if let Some(magic) = found.filter(|magic| *magic != STRUCTURED_REPLY_MAGIC) {
+            return Err(Violation::ReplyMagic(magic));
+        }
         let mut fields = Fields(head);
         let reply = match fields.u32() {
-            Some(SIMPLE_REPLY_MAGIC) => simple(fields),
+            Some(SIMPLE_REPLY_MAGIC) if !is_sealed => simple(fields),
             _ => return chunk(fields).map(|reply| Some((reply, need))),
         };
         Ok(reply.map(|reply| (reply, need)))

@@ -146,12 +146,12 @@ struct Head {
 impl Head {
     const BYTES_MAX: usize = 2 * RequestHeader::BYTES;
 
-    fn new(mark: Option<Mark>, header: RequestHeader) -> Head {
+    fn new(mark: Option<Mark>, header: RequestHeader, is_sealed: bool) -> Head {
         let mut bytes = [0; Head::BYTES_MAX];
         let (before, behind) = bytes.split_at_mut(RequestHeader::BYTES);
-        behind.copy_from_slice(&header.encode());
+        behind.copy_from_slice(&header.encode_in(is_sealed));
         if let Some(mark) = mark {
-            before.copy_from_slice(&mark.header().encode());
+            before.copy_from_slice(&mark.header().encode_in(is_sealed));
         }
         Head { bytes, from: if mark.is_some() { 0 } else { RequestHeader::BYTES as u8 } }
     }
@@ -303,7 +303,8 @@ impl<B> Transmission<B> {
             let Request { cookie, command, flags, offset, mark, .. } = part.request;
             let said = self.told.as_mut().zip(mark);
             let mark = said.and_then(|(told, mark)| (std::mem::replace(told, mark) != mark).then_some(mark));
-            part.head = Some(Head::new(mark, RequestHeader { flags, command, cookie, offset, length }));
+            let header = RequestHeader { flags, command, cookie, offset, length };
+            part.head = Some(Head::new(mark, header, self.has_contexts));
             if part.request.payload_bytes() > 0 {
                 asked += u64::from(length);
             }
@@ -411,6 +412,14 @@ impl<B> Transmission<B> {
         contexts + DATA_HEAD_BYTES
     }
 
+    /// How many bytes `received` needs at least to take anything of an input that has no data.
+    ///
+    /// # Errors
+    /// As `received`.
+    pub fn need(&self, input: &[u8]) -> Result<usize, Violation> {
+        Reply::need_in(input, self.has_contexts)
+    }
+
     /// Takes apart what came, as far as it is whole; how many bytes are used up. The rest is to be given
     /// again, with more behind it.
     ///
@@ -440,7 +449,8 @@ impl<B> Transmission<B> {
                     self.finish(cookie, take)?;
                 }
             }
-            let Some((reply, bytes)) = Reply::decode(&input[used..])? else { return Ok(used) };
+            let reply = Reply::decode_in(&input[used..], self.has_contexts)?;
+            let Some((reply, bytes)) = reply else { return Ok(used) };
             used += bytes;
             self.reply(reply, take)?;
         }

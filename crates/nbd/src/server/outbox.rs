@@ -7,6 +7,8 @@
 //! Heads that follow each other are one piece, so a batch of acknowledgements leaves as one.
 //! Filled by `answer`; emptied by the drivers of [`super::Transmission`]. Tests: below, `tests/outbox.rs`.
 
+use crate::export::Negotiated;
+use crate::seal::seal;
 use std::collections::{VecDeque, vec_deque};
 
 /// Heads that are gone are held up to this, or up to as much as is still to be sent.
@@ -32,6 +34,7 @@ impl<P> Entry<P> {
 #[derive(Debug)]
 pub struct Outbox<P> {
     pub(super) structured: bool,
+    is_sealed: bool,
     heads: Vec<u8>,
     /// The heads of what is gone take so much of the front of `heads`.
     gone_bytes: usize,
@@ -75,12 +78,19 @@ impl<P> Outbox<P> {
     pub const fn new(structured_replies: bool) -> Self {
         Self {
             structured: structured_replies,
+            is_sealed: false,
             heads: Vec::new(),
             gone_bytes: 0,
             entries: VecDeque::new(),
             sent_bytes: 0,
             bytes: 0,
         }
+    }
+
+    /// As the session agreed on.
+    #[must_use]
+    pub fn of(session: &Negotiated) -> Self {
+        Self { is_sealed: session.is_sealed(), ..Self::new(session.structured_replies) }
     }
 
     // What waits.
@@ -162,6 +172,9 @@ impl<P> Outbox<P> {
         }
         let before = self.heads.len();
         encode(&mut self.heads);
+        if self.is_sealed {
+            seal(&mut self.heads[before..]);
+        }
         let head_bytes = self.heads.len() - before;
         self.bytes += head_bytes as u64;
         self.entries.push_back(Entry { head_bytes, payload: None });

@@ -8,6 +8,7 @@
 use crate::export::Negotiated;
 use crate::limits::REQUEST_PAYLOAD_BYTES_MAX;
 use crate::proto::{CmdFlags, Command, Errno, REQUEST_MAGIC, TransmissionFlags};
+use crate::seal::seal;
 use crate::violation::Violation;
 use crate::wire::put;
 
@@ -95,6 +96,28 @@ impl RequestHeader {
         let at = put(&mut out, at, self.offset.to_be_bytes());
         put(&mut out, at, self.length.to_be_bytes());
         out
+    }
+
+    /// The same under its seal, where both ends agreed on that ([`Negotiated::is_sealed`]).
+    #[must_use]
+    pub fn encode_in(&self, is_sealed: bool) -> [u8; Self::BYTES] {
+        let mut out = self.encode();
+        if is_sealed {
+            seal(&mut out);
+        }
+        out
+    }
+
+    /// The inverse of [`RequestHeader::encode_in`].
+    ///
+    /// # Errors
+    /// As [`RequestHeader::decode`], and the header is not what was sent.
+    pub fn decode_in(bytes: &[u8; Self::BYTES], is_sealed: bool) -> Result<Self, Violation> {
+        let mut bytes = *bytes;
+        if is_sealed {
+            seal(&mut bytes);
+        }
+        Self::decode(&bytes)
     }
 
     /// The bytes that follow the header on the wire.

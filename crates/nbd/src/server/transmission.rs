@@ -100,7 +100,7 @@ impl Transmission {
             return Ok(Some(Step::End));
         }
         let Some((header, rest)) = input.split_first_chunk() else { return Ok(None) };
-        let header = RequestHeader::decode(header)?;
+        let header = RequestHeader::decode_in(header, self.session.is_sealed())?;
         let verdict = match header.check(&self.session) {
             Err(Reject::Close(violation)) => return Err(violation),
             Err(Reject::Reply(errno)) => Err(errno),

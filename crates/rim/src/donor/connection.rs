@@ -147,7 +147,7 @@ impl<'a> Connection<'a> {
             stream,
             arena,
             grant,
-            sending: Sending::new(stream, arena, session.structured_replies),
+            sending: Sending::new(stream, arena, &session),
             requests: Transmission::new(session, DIRECT_BYTES),
             partial: early,
             ledger: None,

@@ -11,9 +11,9 @@
 use super::connection::unless_in_vain;
 use crate::arena::Arena;
 use crate::stream::{LEND_REPLY_BYTES, ROOM_BYTES, Stream, iovec};
-use cheetah_nbd::RequestHeader;
 use cheetah_nbd::server::outbox::Piece;
 use cheetah_nbd::server::{Outbox, Run};
+use cheetah_nbd::{Negotiated, RequestHeader};
 use std::io;
 
 /// Reads are sent without copying where so much may leave so in one batch. The client takes longer to copy
@@ -51,8 +51,8 @@ pub(super) struct Sending<'a> {
 }
 
 impl<'a> Sending<'a> {
-    pub(super) fn new(stream: &'a Stream, arena: &'a Arena, structured_replies: bool) -> Self {
-        Sending { stream, arena, outbox: Outbox::new(structured_replies), lent_bytes: 0, runs: Vec::new() }
+    pub(super) fn new(stream: &'a Stream, arena: &'a Arena, session: &Negotiated) -> Self {
+        Sending { stream, arena, outbox: Outbox::of(session), lent_bytes: 0, runs: Vec::new() }
     }
 
     /// Whether it is time to send.

@@ -22,7 +22,7 @@ use cheetah_core::layout::Scatter;
 use cheetah_core::limits::{DOUBT_NS, EXTENT_BYTES};
 use cheetah_core::map::DonorId;
 use cheetah_core::volume::{Event, Fragment, Key, LinkMerges, Mem, PartOp};
-use cheetah_nbd::client::{Answer, Incoming, Reply, Take, Transmission};
+use cheetah_nbd::client::{Answer, Incoming, Take, Transmission};
 use cheetah_nbd::{CmdFlags, Command, RequestHeader};
 use cheetah_terms::client::{Abilities, answered, payload_bytes};
 use std::cell::{Cell, RefCell};
@@ -285,7 +285,7 @@ impl Conn {
     pub(super) fn disconnect(&self) {
         let header =
             RequestHeader { flags: CmdFlags::EMPTY, command: Command::Disc, cookie: 0, offset: 0, length: 0 };
-        let _ = self.stream.try_send_from(&[IoSlice::new(&header.encode())], false);
+        let _ = self.stream.try_send_from(&[IoSlice::new(&header.encode_in(self.can.is_sealed()))], false);
     }
 }
 
@@ -349,7 +349,7 @@ impl Conn {
             *input_start = 0;
         }
         if *input_end == input.len() {
-            let need = Reply::need(input).map_err(io::Error::other)?;
+            let need = transmission.need(input).map_err(io::Error::other)?;
             input.resize(need, 0);
         }
         pieces.clear();

@@ -122,7 +122,7 @@ async fn open_one(endpoint: &Endpoint, export: &str, transport: &Transport) -> R
             client::Step::Ready(session) => {
                 stream.suit_distance();
                 if Abilities::of(&session).numbers_writes() {
-                    output.extend_from_slice(&first_words());
+                    output.extend_from_slice(&first_words(session.is_sealed()));
                     stream.send_all(&mut output).await.map_err(at)?;
                 }
                 return Ok(Opened { stream, session, early: input });

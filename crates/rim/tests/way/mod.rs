@@ -5,8 +5,8 @@
 //! by `data_path`.
 #![allow(clippy::unwrap_used)]
 
-use cheetah_nbd::RequestHeader;
 use cheetah_nbd::client::Reply;
+use cheetah_nbd::{Command, Errno, RequestHeader};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -80,14 +80,14 @@ impl Way {
                 }
                 seen.extend_from_slice(&bytes[..got]);
                 let headers =
-                    seen.windows(RequestHeader::BYTES).filter(|bytes| bytes.starts_with(&WRITE_HEADER));
-                for header in headers {
+                    seen.array_windows().filter_map(|bytes| RequestHeader::decode_in(bytes, true).ok());
+                for RequestHeader { cookie, offset, length, .. } in
+                    headers.filter(|header| header.command == Command::Write)
+                {
                     counted.fetch_add(1, Ordering::AcqRel);
-                    let (cookie, offset) = (&header[8..16], &header[16..24]);
-                    let length = u32::from_be_bytes(header[24..].try_into().unwrap());
-                    let is_large = offset == [0; 8] && length >= LARGE_BYTES;
+                    let is_large = offset == 0 && length >= LARGE_BYTES;
                     if is_large && told.lies.swap(false, Ordering::AcqRel) {
-                        client.write_all(&Way::simple_reply(0, cookie)).unwrap();
+                        client.write_all(&Way::answer(&Reply::None { cookie })).unwrap();
                         gone.recv().unwrap();
                         return Vec::new();
                     }
@@ -99,7 +99,7 @@ impl Way {
                 }
             }
             // No more than shows it: the end of a client that has not received all of it would be a reset.
-            client.write_all(&[0x55; 4]).unwrap();
+            client.write_all(&[0x55; 20]).unwrap();
             gone.recv().unwrap();
             client.read_to_end(&mut bytes).unwrap();
             bytes
@@ -135,7 +135,11 @@ impl Way {
             }
             let answers = if fails || reverses { answers(&bytes[..got]) } else { Vec::new() };
             let passed = if fails {
-                let failed = answers.iter().flat_map(|answer| Way::simple_reply(5, &answer[8..16]));
+                let failed = answers.iter().flat_map(|answer| {
+                    let cookie = u64::from_be_bytes(answer[8..16].try_into().unwrap());
+                    let (done, errno, message) = (true, Errno::Io, String::new());
+                    Way::answer(&Reply::Error { cookie, done, errno, message })
+                });
                 back.write_all(&failed.collect::<Vec<u8>>())
             } else if reverses {
                 overtook.fetch_add(answers.len() - 1, Ordering::AcqRel);
@@ -149,19 +153,20 @@ impl Way {
         }
     }
 
-    fn simple_reply(errno: u32, cookie: &[u8]) -> Vec<u8> {
-        [&0x6744_6698u32.to_be_bytes(), &errno.to_be_bytes(), cookie].concat()
+    fn answer(reply: &Reply) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        reply.encode(&mut bytes);
+        cheetah_nbd::seal(&mut bytes);
+        bytes
     }
 }
 
 /// More than the sockets of a way on which little fits take in.
 const LARGE_BYTES: u32 = 256 << 10;
-/// What the header of a write begins with.
-const WRITE_HEADER: [u8; 8] = [0x25, 0x60, 0x95, 0x13, 0, 0, 0, 1];
 /// The answers to writes that are here in full, each a chunk.
 fn answers(mut bytes: &[u8]) -> Vec<&[u8]> {
     let mut answers = Vec::new();
-    while let Some(need) = Reply::need(bytes).ok().filter(|need| *need <= bytes.len()) {
+    while let Some(need) = Reply::need_in(bytes, true).ok().filter(|need| *need <= bytes.len()) {
         let (answer, rest) = bytes.split_at(need);
         answers.push(answer);
         bytes = rest;

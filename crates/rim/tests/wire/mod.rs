@@ -61,7 +61,7 @@ impl Client {
     pub(crate) fn send(&mut self, command: Command, flags: CmdFlags, offset: u64, length: u64) {
         let length = u32::try_from(length).unwrap();
         let header = RequestHeader { flags, command, cookie: 1, offset, length };
-        self.stream.write_all(&header.encode()).unwrap();
+        self.stream.write_all(&header.encode_in(self.session.is_sealed())).unwrap();
         if command == Command::Write {
             self.stream.write_all(&vec![7; header.payload_bytes() as usize]).unwrap();
         }
@@ -70,11 +70,11 @@ impl Client {
     pub(crate) fn reply(&mut self) -> Reply {
         let mut bytes = Vec::new();
         loop {
-            if let Some((reply, used)) = Reply::decode(&bytes).unwrap() {
+            if let Some((reply, used)) = Reply::decode_in(&bytes, self.session.is_sealed()).unwrap() {
                 assert_eq!(used, bytes.len());
                 return reply;
             }
-            let need = Reply::need(&bytes).unwrap();
+            let need = Reply::need_in(&bytes, self.session.is_sealed()).unwrap();
             let had = bytes.len();
             bytes.resize(need, 0);
             self.stream.read_exact(&mut bytes[had..]).unwrap();
