@@ -21,6 +21,7 @@ use cheetah_core::content::{ByteRange, Check, Fill, FillFrom, Loaded, Source, Te
 use cheetah_core::text::written;
 use cheetah_core::units::{show_bytes, show_count};
 use cheetah_rim::control::{CallError, Client, own_name};
+use cheetah_rim::descriptors;
 use cheetah_rim::volume::Tuning;
 use cheetah_source::{Options, Source as AnySource, SourceError};
 use serde::Serialize;
@@ -66,6 +67,8 @@ struct LoadReport {
 }
 
 pub async fn load(options: cli::Load) -> Result<(), Failure> {
+    // An image may have more files than a process may open unless it asks.
+    let _ = descriptors::raise();
     let source = cheetah_source::open(&options.file, &Options { raw: options.raw })
         .map_err(|error| not_opened(&error))?;
     let source: Arc<dyn AnySource> = Arc::from(source);

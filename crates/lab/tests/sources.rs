@@ -292,6 +292,13 @@ fn parts_of_a_raw_image_are_one_disk() {
         names(report["source"].as_str().unwrap_or_default(), &["raw image in", "parts"]);
         assert_eq!(report["checksummed"], false);
     }
+    // In more parts than a process may open files, unless it asks for more.
+    let mut command = tools::command("prlimit");
+    command.arg("--nofile=64:4096").arg(pool.command().get_program());
+    let many = scratch.join("parts-zaab/disk.aa");
+    command.args(["load", &many.display().to_string(), "many", "--pool", pool.url()]);
+    names(&tools::expect_success(&mut command), &["raw image in 683 parts", sample.sha256, "verified"]);
+    pool.ok(["delete", "many"]);
     let part = scratch.join("parts-004/disk.003");
     fs::remove_file(&part).expect("it was made");
     for given in ["disk.001", "disk.004"] {
