@@ -21,7 +21,7 @@ without = if [ "$${CI:-}" = true ]; then echo "$(1) is missing"; exit 1; else ec
 
 .PHONY: help setup build install demo test format lint unit instructions sim e2e fuzz bench bench-local bench-front bench-lan \
   bench-ahead bench-thesis bench-scale bench-seeds \
-  bench-codes bench-repair bench-owner mutants faults clean
+  bench-codes bench-repair bench-owner mutants faults unclean sim-bugs clean
 
 help: ## say what there is (the default)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -129,6 +129,14 @@ mutants: setup ## small changes of core and nbd that some test has to notice (SE
 faults: build ## the fault table: donors fail under a checked load (root; REPEATS=1 ONLY=mirror:2/kill SEED= RESUME=1)
 	@echo "== fault table"
 	@$(cargo) run --locked --release --quiet -p cheetah-lab --bin faults
+
+unclean: build ## fifty times a donor and the daemon end up to a second apart under eight writers (a quarter of an hour)
+	@echo "== unclean stops"
+	@$(cargo) test --locked -p cheetah-lab --test unclean -- --ignored --nocapture
+
+sim-bugs: setup ## how soon the simulator finds each planted bug: a table (SAMPLES=21; an hour)
+	@echo "== planted bugs"
+	@$(cargo) run --locked --release --quiet -p cheetah-sim -- --bugs $(or $(SAMPLES),21)
 
 clean: ## remove what was built
 	@echo "removing $(CARGO_TARGET_DIR)"

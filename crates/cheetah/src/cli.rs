@@ -17,7 +17,7 @@ Exit codes:
   4  refused: no such volume or donor, a name taken, a second writer, a device in use, not a disk
   5  the pool has not enough free memory
   6  data is lost or differs: a hash that does not match, a range that cannot be read
-  7  `status -x` only: not all is well, and nothing is lost
+  7  `status -x` and `verify` only: not all is well, or not all was checked, and nothing is lost
 
 Environment:
   CHEETAH_POOL     URL of the coordinator, or several, as --pool
@@ -84,6 +84,12 @@ pub enum Command {
         after_help = "Examples:\n  cheetah load disk.dd case7        makes the volume case7 if there is none\n  cheetah load disk.dd case7 --overwrite    into one that was written before\n  cheetah load disk.dd case7 --resume       after one that was interrupted\n  cheetah load /dev/sdb case7 --json"
     )]
     Load(Load),
+    /// Have donors compare all that they hold of a volume with its checksums, at the speed of their memory.
+    /// What is wrong is put right from redundancy.
+    #[command(
+        after_help = "Examples:\n  cheetah verify case7\n  cheetah verify case7 --json\n\nExit code: 0 when every block was checked and is right, 6 when blocks were wrong, healed or not, or data is lost,\n7 when not all could be checked."
+    )]
+    Verify(Named),
     /// The pool at a glance: donors, volumes, and of what is not well what happened and what to do.
     #[command(
         after_help = "Examples:\n  cheetah status\n  cheetah status -x        one line; exit code 0 when all is well, 6 when data is lost, else 7"
@@ -128,7 +134,7 @@ impl Command {
             Command::Status(options) => &options.json,
             Command::Explain(options) => &options.json,
             Command::List(options) => &options.json,
-            Command::Show(options) | Command::Delete(options) => &options.json,
+            Command::Show(options) | Command::Delete(options) | Command::Verify(options) => &options.json,
             Command::Grow(options) => &options.json,
             Command::Leave(options) => &options.json,
             Command::Coordinate(options) => &options.json,
@@ -382,9 +388,12 @@ pub struct Load {
     /// one.
     #[arg(long)]
     pub raw: bool,
-    /// Do not read the volume back to compare its hash.
+    /// Do not have the donors check what they hold in the end.
     #[arg(long)]
     pub no_verify: bool,
+    /// Read the volume back and compare its hashes, in place of having the donors check what they hold.
+    #[arg(long, conflicts_with = "no_verify")]
+    pub read_back: bool,
     #[command(flatten)]
     pub pool: PoolArg,
     #[command(flatten)]

@@ -87,9 +87,9 @@ fn sentence(content: &Content) -> String {
         }
         _ => {
             let checked = match load.check {
-                Check::Same => "read back and the same",
-                Check::Differs => "read back, and NOT what the source held",
-                Check::No => "not read back",
+                Check::Same => "checked, and the same",
+                Check::Differs => "checked, and NOT what the source held",
+                Check::No => "not checked",
             };
             format!("{size} of {source} loaded by {by}, {}, {checked}", when(load))
         }
@@ -187,7 +187,7 @@ mod tests {
         content.written = Some(Written { at: 1_764_108_999, by: "bob@lab process 9".into(), certain: true });
         let said = lines(&content, &[]).join("\n");
         assert!(said.contains(
-            "200 MiB of /e/disk.raw loaded by eve@lab process 7, 2025-11-25 22:15:07 UTC, read back"
+            "200 MiB of /e/disk.raw loaded by eve@lab process 7, 2025-11-25 22:15:07 UTC, checked"
         ));
         assert!(said.contains("MD5 of the source     d41d8cd98f00b204e9800998ecf8427e"), "{said}");
         assert!(said.contains("the source is         inode 7"), "{said}");

@@ -89,10 +89,16 @@ pub fn of_donor(donor: &DonorStatus) -> String {
         DonorHealth::Unknown => "unknown, not heard of since the coordinator began".to_owned(),
         DonorHealth::Lost => format!("gone (silent for {} s)", donor.silent_ms / 1000),
         DonorHealth::Alive if donor.leaving => format!("leaving, {} to move", show_bytes(donor.bytes_held)),
+        DonorHealth::Alive if donor.has_bad_memory => {
+            format!("bad memory, {} to move", show_bytes(donor.bytes_held))
+        }
         DonorHealth::Alive if donor.bytes_held > donor.bytes_offered => {
             format!("gives back {}", show_bytes(donor.bytes_held - donor.bytes_offered))
         }
-        DonorHealth::Alive => "alive".to_owned(),
+        DonorHealth::Alive => match donor.wrong_blocks {
+            0 => "alive".to_owned(),
+            blocks => format!("alive, had {}", show_count(blocks, "wrong block")),
+        },
     }
 }
 

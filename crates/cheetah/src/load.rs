@@ -1,9 +1,9 @@
-//! `cheetah load`: copy a disk or the disk in an image into a volume, hash it on the way, read it back and
-//! compare.
+//! `cheetah load`: copy a disk or the disk in an image into a volume, hash it on the way, and have it checked.
 //!
 //! Owns: what is refused, the order of lease, copy and check, what the pool is told of them, the report, and
 //! what is left when it ends early. Never: writing to the source, or bytes (`fill`). Invariants: "verified"
-//! is said only when every byte was read back from the donors and hashed; a load that ends before its first
+//! is said only when every block's checksum was confirmed by who took it, and by who holds it after the last
+//! was sent, or else every byte was read back and hashed; a load that ends before its first
 //! byte leaves neither volume nor lease; one that ends later leaves what it wrote, and the pool knows how far
 //! it came; a volume that is made for it is never taken for an empty one. Tests: `lab/tests/evidence.rs`.
 
@@ -15,6 +15,7 @@ use crate::health::LOADING;
 use crate::output;
 use crate::pool::{find, unexpected, volume};
 use crate::signals::Signals;
+use crate::verify;
 use cheetah_client::{Lease, Volume};
 use cheetah_core::api::{Answer, Call, Create, RefusalCode, Size, VolumeHealth, VolumeStatus};
 use cheetah_core::content::{ByteRange, Check, Fill, FillFrom, Loaded, Source, Tell, ToLoad};
@@ -50,9 +51,11 @@ struct LoadReport {
     bytes_per_second: f64,
     /// With zeros where the file could not be read.
     file_hashes: Hashes,
-    /// Of the same range of the volume, read back from the donors; none with --no-verify.
+    /// Of the same range of the volume, where it was read back from the donors.
     volume_hashes: Option<Hashes>,
     verified: bool,
+    /// How.
+    checked_by: CheckedBy,
     volume_bytes: u64,
     /// What of the file could not be read, and answers an error in the volume.
     unreadable: Vec<ByteRange>,
@@ -64,6 +67,17 @@ struct LoadReport {
     /// The hashes are those of the file itself.
     #[serde(skip)]
     is_file: bool,
+}
+
+/// How it is known what the donors hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum CheckedBy {
+    /// They confirmed the checksums of what they were sent, and of what they held in the end.
+    Donors,
+    /// It was read back and hashed.
+    ReadingBack,
+    Nobody,
 }
 
 pub async fn load(options: cli::Load) -> Result<(), Failure> {
@@ -105,13 +119,10 @@ pub async fn load(options: cli::Load) -> Result<(), Failure> {
 fn verdict(report: &LoadReport, options: &cli::Load) -> Result<(), Failure> {
     let failure = |text: String| Err(Failure::new(Exit::DataLost, text));
     let name = &options.name;
-    match &report.volume_hashes {
-        Some(read) if *read != report.file_hashes => {
-            return failure(format!(
-                "volume '{name}' does not hold what the file holds: do not use it; load it again with --overwrite"
-            ));
-        }
-        _ => {}
+    if !report.verified && report.checked_by != CheckedBy::Nobody {
+        return failure(format!(
+            "volume '{name}' does not hold what the file holds: do not use it; load it again with --overwrite"
+        ));
     }
     if let Some(how) = &report.file_changed {
         return failure(format!(
@@ -222,17 +233,26 @@ impl Loading {
         let Copied { file_hashes, zero_bytes, confirmed, hashing } = copied;
         let seconds = started.elapsed().as_secs_f64().max(1e-6);
         self.tell_loaded(&file_hashes, Check::No, file_changed.as_ref()).await?;
-        let volume_hashes = if options.no_verify {
-            None
-        } else {
-            let (worker, progress) = (handle.clone(), self.progress.clone());
-            let reading = tokio::task::spawn_blocking(move || {
-                fill::read_back(&worker, bytes, confirmed, hashing, &progress)
-            });
-            Some(self.watch(reading).await?)
+        let by_donors = match options.no_verify || options.read_back {
+            true => None,
+            false => self.checked_by_donors(volume).await?,
         };
-        let verified = volume_hashes.as_ref() == Some(&file_hashes);
-        if volume_hashes.is_some() {
+        let (mut verified, mut volume_hashes) = (by_donors == Some(true), None);
+        let checked_by = match by_donors {
+            Some(_) => CheckedBy::Donors,
+            None if options.no_verify => CheckedBy::Nobody,
+            None => {
+                let (worker, progress) = (handle.clone(), self.progress.clone());
+                let reading = tokio::task::spawn_blocking(move || {
+                    fill::read_back(&worker, bytes, confirmed, hashing, &progress)
+                });
+                let read = self.watch(reading).await?;
+                verified = read == file_hashes;
+                volume_hashes = Some(read);
+                CheckedBy::ReadingBack
+            }
+        };
+        if checked_by != CheckedBy::Nobody {
             let check = if verified { Check::Same } else { Check::Differs };
             self.tell_loaded(&file_hashes, check, file_changed.as_ref()).await?;
         }
@@ -247,6 +267,7 @@ impl Loading {
             seconds,
             bytes_per_second: bytes as f64 / seconds,
             verified,
+            checked_by,
             claims: Claimed::new(claims, &file_hashes),
             is_file,
             file_hashes,
@@ -255,6 +276,17 @@ impl Loading {
             unreadable: self.progress.unreadable(),
             file_changed,
         })
+    }
+
+    /// Whether donors hold what they confirmed when it was sent; none where they cannot say that of all of it.
+    async fn checked_by_donors(&mut self, volume: &Volume) -> Result<Option<bool>, Broken> {
+        tokio::select! {
+            checked = verify::check(volume) => {
+                let checked = checked.map_err(Broken::By)?;
+                Ok(checked.is_of_all().then_some(checked.blocks_left == 0))
+            }
+            _ = self.signals.next() => Err(Broken::Told),
+        }
     }
 
     /// Waits for a part of the work, tells the pool how far it is, and hears who wants it to end.
@@ -487,12 +519,20 @@ fn print(report: &LoadReport, options: &cli::Load) -> Result<(), Failure> {
     for ByteRange { offset, len } in &report.unreadable {
         output::line(&format!("unreadable      {len} bytes from {offset} on"));
     }
-    output::line(match (report.verified, report.unreadable.is_empty()) {
-        (true, true) => "verified: every byte was read back and is the same",
-        (true, false) => {
-            "verified: every byte that could be read was read back and is the same; zeros stand in the hashes for the others"
+    let how = match report.checked_by {
+        CheckedBy::Donors => {
+            "the donors confirmed the checksum of every block when they took it, and hold it now"
         }
-        (false, _) => "not verified",
+        CheckedBy::ReadingBack => "every byte was read back and is the same",
+        CheckedBy::Nobody => "",
+    };
+    let zeros = match report.unreadable.is_empty() {
+        true => "",
+        false => "; zeros stand in the hashes for what could not be read",
+    };
+    output::line(&match report.verified {
+        true => format!("verified: {how}{zeros}"),
+        false => "not verified".to_owned(),
     });
     Ok(())
 }

@@ -28,6 +28,7 @@ mod runtime_dir;
 mod signals;
 mod starting;
 mod up;
+mod verify;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser};
@@ -119,6 +120,7 @@ async fn run(command: Command) -> Result<(), Failure> {
         Command::Attach(options) => attach::attach(options).await,
         Command::Detach(options) => attach::detach(options).await,
         Command::Load(options) => load::load(options).await,
+        Command::Verify(options) => verify::verify(options).await,
         Command::Status(options) => report::status(options).await,
         Command::List(options) => report::list(options).await,
         Command::Show(options) => report::show(options).await,

@@ -449,6 +449,8 @@ mod tests {
             silent_ms: 37_500,
             stuck: None,
             bytes_given_up: 0,
+            wrong_blocks: 0,
+            has_bad_memory: false,
         };
         PoolStatus {
             version: API_VERSION,

@@ -109,7 +109,7 @@ impl Journal {
             let were = if healed == 1 { "was" } else { "were" };
             add("blocks-healed", None, true, format!("{} {were} healed", show_count(healed, "block")));
         }
-        let mismatches = report.scrub_mismatches.saturating_sub(self.mismatches);
+        let mismatches = report.compare_mismatches.saturating_sub(self.mismatches);
         if mismatches > 0 {
             let places = show_count(mismatches, "place");
             let text =
@@ -127,7 +127,7 @@ impl Journal {
         }
         self.lost = lost.iter().cloned().collect();
         self.corrupt = report.corrupt_blocks.iter().copied().collect();
-        (self.healed, self.mismatches) = (report.healed_blocks, report.scrub_mismatches);
+        (self.healed, self.mismatches) = (report.healed_blocks, report.compare_mismatches);
         self.filling = report.fill_bytes_total;
         entries
     }
@@ -179,7 +179,7 @@ mod tests {
             (said[0].text.as_str(), said[1].text.as_str()),
             ("1 block from donor d1 had a wrong checksum, and none was delivered", "3 blocks were healed")
         );
-        report.scrub_mismatches = 1;
+        report.compare_mismatches = 1;
         assert_eq!(events(&journal.changes(QUIET, &report)), [("fragments-disagree", None)]);
     }
 

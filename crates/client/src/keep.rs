@@ -11,7 +11,7 @@ use cheetah_core::content::Tell;
 use cheetah_core::limits::EXCLUDE_NS;
 use cheetah_core::map::DonorId;
 use cheetah_rim::control::CallError;
-use cheetah_rim::volume::{Seen, VolumeHandle};
+use cheetah_rim::volume::{Scope, Seen, VolumeHandle};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -99,16 +99,16 @@ async fn keep_journal(mut journal: Journal, volume: VolumeHandle) {
 struct News {
     lost: Vec<DonorId>,
     corrupt_blocks: Vec<(DonorId, u64)>,
-    scrub_mismatches: u64,
+    compare_mismatches: u64,
     fills: bool,
 }
 
 impl News {
-    fn of(Seen { lost, report }: &Seen) -> News {
+    fn of(Seen { lost, report, .. }: &Seen) -> News {
         News {
             lost: lost.iter().map(|(id, _)| *id).collect(),
             corrupt_blocks: report.corrupt_blocks.clone(),
-            scrub_mismatches: report.scrub_mismatches,
+            compare_mismatches: report.compare_mismatches,
             fills: report.fill_bytes_total > 0,
         }
     }
@@ -146,7 +146,7 @@ async fn renew(keeping: Keeping, mut place: watch::Receiver<String>, writer_besi
         // While it closes, the lease is kept with what was seen last.
         seen = volume.look().await.unwrap_or(seen);
         let news = News::of(&seen);
-        let Seen { lost, report } = seen.clone();
+        let Seen { lost, report, .. } = seen.clone();
         let shown = place.borrow_and_update().clone();
         let renew = Renew { epoch, place: shown, lost, report: Box::new(report) };
         let renewed = tokio::select! {
@@ -215,7 +215,7 @@ fn look_where_it_says(volume: &VolumeHandle, silent: Vec<DonorId>, scrub: bool) 
         volume.ask_donors(silent);
     }
     if scrub {
-        volume.scrub();
+        volume.scrub(Scope::All);
     }
 }
 

@@ -77,7 +77,7 @@ pub struct Load {
     /// 64 hexadecimal digits, where `md5` has 32. Both are absent before the end.
     #[serde(default)]
     pub sha256: Option<String>,
-    /// The result of reading it back.
+    /// What came of checking what the donors hold.
     #[serde(default)]
     pub check: Check,
     /// How the source changed while it was read.
@@ -88,11 +88,11 @@ pub struct Load {
     pub unreadable: Vec<ByteRange>,
 }
 
-/// What came of reading a loaded volume back.
+/// What came of checking what donors hold of a loaded volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Check {
-    /// It was not read back, or not to its end.
+    /// It was not checked, or not to its end.
     #[default]
     No,
     /// All that came back is what the source held, with zeros for what it could not give.
@@ -200,7 +200,7 @@ pub struct Loaded {
     pub md5: String,
     /// The SHA-256 of the same: 64 hexadecimal digits.
     pub sha256: String,
-    /// `No` also while reading back is still to come.
+    /// `No` also while that is still to come.
     pub check: Check,
     /// A sentence about how the source changed meanwhile. Absent: it did not.
     #[serde(default)]

@@ -255,8 +255,13 @@ pub fn lost_ranges(map: &VolumeMap, is_lost: impl Fn(DonorId) -> bool) -> Vec<Lo
 
 /// What could not be read at the source, in the volume's order.
 pub fn unreadable_ranges(map: &VolumeMap) -> Vec<LostRange> {
+    data_ranges(map, &map.unreadable)
+}
+
+/// Runs of fragments as ranges of the volume, in its order; what there is of parity is left out.
+pub fn data_ranges(map: &VolumeMap, runs: &[BadRange]) -> Vec<LostRange> {
     let mut ranges = Vec::new();
-    for run in &map.unreadable {
+    for run in runs.iter().filter(|run| run.slot < map.redundancy.data) {
         push_bad(&mut ranges, map, run);
     }
     ranges.sort_by_key(|range| range.offset);

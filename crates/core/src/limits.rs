@@ -128,8 +128,17 @@ pub const EXCLUDE_NS: u64 = 5 * SECOND_NS;
 pub const AMEND_RETRY_NS: u64 = 300 * MILLISECOND_NS;
 /// A client that ends waits this long for its donors to hear that nothing is half written.
 pub const FINISH_NS: u64 = 5 * SECOND_NS;
-/// How often an attached volume compares all its fragments.
+/// How often the donors of a volume that is attached for writing compare what they hold with its checksums.
 pub const SCRUB_EVERY_NS: u64 = 3600 * SECOND_NS;
+/// How often all its fragments are read and compared with each other: by that alone rows are found that do
+/// not fit though each block is right.
+pub const COMPARE_EVERY_NS: u64 = 24 * SCRUB_EVERY_NS;
+/// The same where a server holds some that cannot check them.
+pub const COMPARE_FOREIGN_EVERY_NS: u64 = SCRUB_EVERY_NS;
+/// A donor that had wrong blocks so often has bad memory...
+pub const BAD_MEMORY_OCCASIONS: u32 = 3;
+/// ...where what is found within this counts once.
+pub const OCCASION_NS: u64 = 10 * SECOND_NS;
 /// How often the donors' maps of what was written lately are aged.
 pub const DIRTY_AGE_NS: u64 = SECOND_NS;
 

@@ -33,6 +33,8 @@ fn donor(id: u64) -> DonorStatus {
         silent_ms: 200,
         stuck: None,
         bytes_given_up: 0,
+        wrong_blocks: 0,
+        has_bad_memory: false,
     }
 }
 
@@ -326,7 +328,7 @@ fn what_an_attachment_met_is_found() {
     });
     let words = ["8 blocks", "1 from d1, 7 from d3", "8 were healed", "cheetah leave d3"];
     assert_says(&wrong, Code::DonorWrongBlocks, State::Degraded, &words);
-    let amiss = found(|status| status.volumes[0].attachments[0].report.scrub_mismatches = 1);
+    let amiss = found(|status| status.volumes[0].attachments[0].report.compare_mismatches = 1);
     assert_says(&amiss, Code::VolumeDisagrees, State::Degraded, &["1 place,", "no checksum"]);
 }
 

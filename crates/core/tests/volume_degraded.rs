@@ -46,7 +46,7 @@ fn a_write_that_too_few_could_take_is_sent_to_nobody() {
 #[test]
 fn a_wrong_block_does_not_keep_the_others_from_being_compared() {
     let mut world = world_without(&[]);
-    world.step(Event::Scrub);
+    world.step(Event::Compare);
     let reads: Vec<_> = world.sent().into_iter().take(4).collect();
     assert_eq!(reads.iter().map(|sent| sent.donor.0).collect::<Vec<_>>(), [1, 2, 3, 4]);
     world.effects.clear();

@@ -4,7 +4,7 @@
 //! Owns the way to the memory that a donor lends (its memfd, by way of `/proc`) and what a flipped block was
 //! before. Never: by chance a block that holds nothing, which is answered without a look at the memory.
 //! Invariant: a flip changes one bit of one block, and no block twice in one call.
-//! Called by: `tests/flips.rs`. Needs the right to look into the donor, which root has.
+//! Called by: `tests/flips.rs`, `tests/verify.rs`. Needs the right to look into the donor, which root has.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -112,6 +112,12 @@ impl Memory {
         let wrong = was[byte] ^ (1 << dice.below(8));
         self.file.write_all_at(&[wrong], at + byte as u64).expect("a donor's memory can be written");
         Flip { at, byte, was }
+    }
+
+    /// Makes a block what it was.
+    #[track_caller]
+    pub fn restore(&self, flip: &Flip) {
+        self.file.write_all_at(&flip.was, flip.at).expect("a donor's memory can be written");
     }
 
     /// How many of these blocks are not what they were.

@@ -3,7 +3,7 @@
 //! Owns: what each byte of the volume has to be, and where the blocks that were flipped are in it. Never:
 //! which of them may be errors; the test says so. Invariant: whatever is read is the image's or an error,
 //! else the test fails.
-//! Called by: `tests/flips.rs`.
+//! Called by: `tests/flips.rs`, `tests/verify.rs`, `tests/verify_troubled.rs`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
@@ -41,10 +41,9 @@ pub enum Front {
 pub const FRONTS: [Front; 3] = [Front::Export, Front::File, Front::Device];
 
 /// Blocks of which no two are the same, and a hole.
-fn image() -> Vec<u8> {
+fn image(len: usize) -> Vec<u8> {
     let mut dice = Dice::new(2006);
-    let mut bytes: Vec<u8> =
-        (0..IMAGE_BYTES.div_ceil(8)).flat_map(|_| dice.roll().to_le_bytes()).take(IMAGE_BYTES).collect();
+    let mut bytes: Vec<u8> = (0..len.div_ceil(8)).flat_map(|_| dice.roll().to_le_bytes()).take(len).collect();
     bytes[HOLE].fill(0);
     bytes
 }
@@ -102,8 +101,14 @@ impl Loaded {
     /// In a pool of the caller's.
     #[track_caller]
     pub fn on(pool: Pool, redundancy: &str) -> Self {
+        Self::of(pool, redundancy, IMAGE_BYTES)
+    }
+
+    /// In a pool of the caller's, with an image of so many bytes.
+    #[track_caller]
+    pub fn of(pool: Pool, redundancy: &str, bytes: usize) -> Self {
         tools::need_root("a look into a donor's memory");
-        let image = image();
+        let image = image(bytes);
         let file = pool.scratch().file("image.raw", &image);
         pool.ok(["create", VOLUME, &image.len().to_string(), "--redundancy", redundancy]);
         let said = pool.ok(["load", &file.display().to_string(), VOLUME]);
@@ -127,6 +132,33 @@ impl Loaded {
             assert!(self.image[place..place + BLOCK_BYTES] == flip.was[..], "{donor} holds other bytes");
         }
         Flipped { donor: donor.to_owned(), memory, flips, places }
+    }
+
+    /// Flips a bit of the block of the volume that begins here, on the first of these donors that holds it.
+    #[track_caller]
+    pub fn flip_block(&self, donors: &[String], place: u64, seed: u64) -> Flipped {
+        let from = usize::try_from(place).expect("small");
+        let mut block = self.image[from..self.image.len().min(from + BLOCK_BYTES)].to_vec();
+        // What is stored of the last one is a whole block.
+        block.resize(BLOCK_BYTES, 0);
+        for donor in donors {
+            let memory = Memory::of(self.pool.pid_of(donor));
+            let at = memory.blocks().into_iter().find_map(|(at, found)| (found == block).then_some(at));
+            if let Some(at) = at {
+                let flips = vec![memory.flip_at(&mut Dice::new(seed), at)];
+                return Flipped { donor: donor.clone(), memory, flips, places: vec![place] };
+            }
+        }
+        panic!("no donor of {donors:?} has the block at {place}");
+    }
+
+    /// Flips a bit in each of so many blocks that hold parity.
+    #[track_caller]
+    pub fn flip_parity(&self, donor: &str, count: usize, seed: u64) -> Flipped {
+        let memory = Memory::of(self.pool.pid_of(donor));
+        let is_data = |block: &[u8]| self.places.contains_key(&head(block));
+        let flips = memory.flip(&mut Dice::new(seed), count, |_, block| !is_data(block));
+        Flipped { donor: donor.to_owned(), memory, flips, places: Vec::new() }
     }
 
     /// Flips a bit in each of so many.

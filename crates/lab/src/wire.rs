@@ -34,6 +34,9 @@ const ETHERTYPE_AT: usize = tap::HEADER_BYTES + 12;
 const PROTOCOL_AT: usize = tap::HEADER_BYTES + 23;
 const PORTS_AT: usize = tap::HEADER_BYTES + 34;
 const TCP: u8 = 6;
+/// How the header of an NBD request begins, and how long it is.
+const REQUEST_MAGIC: [u8; 4] = [0x25, 0x60, 0x95, 0x13];
+const REQUEST_BYTES: usize = 28;
 const FRAMES_AT_ONCE: usize = 64;
 /// How often the thread looks whether it shall end.
 const LOOK: Duration = Duration::from_millis(50);
@@ -54,6 +57,8 @@ struct Shared {
     delay_us: AtomicU64,
     /// Of a million frames, so many are flipped.
     flip_ppm: AtomicU64,
+    /// The same of those that have the header of a request: it is what is flipped.
+    request_flip_ppm: AtomicU64,
     /// Frames from and to this TCP port go nowhere; 0 is none.
     hung_port: AtomicU16,
     frames: AtomicU64,
@@ -103,6 +108,12 @@ impl Wire {
     /// Flips one bit in so many of a million frames (500 are 0.05 %).
     pub fn corrupt(&self, frames_in_a_million: u64) {
         self.shared.flip_ppm.store(frames_in_a_million, Relaxed);
+    }
+
+    /// Flips one bit of the first NBD request's header in so many of a million frames that have one: of what
+    /// is asked for, never of payload.
+    pub fn corrupt_requests(&self, frames_in_a_million: u64) {
+        self.shared.request_flip_ppm.store(frames_in_a_million, Relaxed);
     }
 
     /// From now on the TCP connection of this port, at either end, hangs: neither end is told. All others go
@@ -208,6 +219,9 @@ fn take(shared: &Shared, dice: &mut Dice, frame: &mut [u8], queue: &mut Queue) {
     if dice.one_of_a_million(shared.flip_ppm.load(Relaxed)) && flip(dice, frame) {
         shared.flips.fetch_add(1, Relaxed);
     }
+    if dice.one_of_a_million(shared.request_flip_ppm.load(Relaxed)) && flip_request(dice, frame) {
+        shared.flips.fetch_add(1, Relaxed);
+    }
     let due = Instant::now() + Duration::from_micros(shared.delay_us.load(Relaxed));
     if !queue.push(due, frame) {
         shared.dropped.fetch_add(1, Relaxed);
@@ -227,6 +241,20 @@ fn flip(dice: &mut Dice, frame: &mut [u8]) -> bool {
         return false;
     }
     let at = FLIP_FROM + dice.below((frame.len() - FLIP_FROM) as u64) as usize;
+    frame[at] ^= 1 << dice.below(8);
+    true
+}
+
+/// Flips one bit of the first request's header behind its magic, which lies in the frame as a whole.
+fn flip_request(dice: &mut Dice, frame: &mut [u8]) -> bool {
+    if frame[0] & tap::CHECKSUM_UNDONE == 0 {
+        return false;
+    }
+    let from = tap::HEADER_BYTES.min(frame.len());
+    let magic = frame[from..].windows(REQUEST_BYTES).position(|header| header.starts_with(&REQUEST_MAGIC));
+    let Some(magic) = magic else { return false };
+    let behind = REQUEST_MAGIC.len() as u64;
+    let at = from + magic + (behind + dice.below(REQUEST_BYTES as u64 - behind)) as usize;
     frame[at] ^= 1 << dice.below(8);
     true
 }

@@ -44,6 +44,7 @@ fn every_report_has_the_fields_that_are_documented() {
     report("create", &["create", "v", "64M", "--redundancy", "parity:2+1"]);
     report("grow", &["grow", "v", "128M"]);
     report("load", &["load", &image, "case"]);
+    report("verify", &["verify", "case"]);
     report("list", &["list"]);
     report("show", &["show", "v"]);
     let status = report("status", &["status"]);

@@ -12,6 +12,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use cheetah_lab::pool::Pool;
 use cheetah_lab::wait;
@@ -83,7 +84,12 @@ fn errors(path: &Path, ledger: &Ledger) -> BTreeSet<u64> {
                 errors.insert(*at);
             }
             Ok(()) if ledger.under_way.contains(at) => {}
-            Ok(()) => assert!(block == content(*at, *version), "block {at} is not version {version} of it"),
+            Ok(()) => assert!(
+                block == content(*at, *version),
+                "block {at} is not version {version} of it, but begins as {} of {}",
+                u32::from_le_bytes([block[0], block[1], block[2], block[3]]),
+                u32::from_le_bytes([block[4], block[5], block[6], block[7]]),
+            ),
         }
     }
     errors
@@ -105,7 +111,8 @@ enum End {
     Stopped,
 }
 
-fn ends_together(redundancy: &str, donors: u64, data: u64, end: End) -> BTreeSet<u64> {
+/// What is lost when the daemon is killed so long after its donor has ended.
+fn ends_together(redundancy: &str, donors: u64, data: u64, end: End, after: Duration) -> BTreeSet<u64> {
     let mut pool = Pool::start();
     for number in 0..donors {
         pool.donate(&format!("d{number}"), "256M");
@@ -123,6 +130,7 @@ fn ends_together(redundancy: &str, donors: u64, data: u64, end: End) -> BTreeSet
             End::Killed => pool.donor(&victim).kill(),
             End::Stopped => pool.donor(&victim).signal(Signal::STOP),
         }
+        thread::sleep(after);
         pool.kill_daemons();
         stop.store(true, Ordering::Relaxed);
     });
@@ -132,7 +140,7 @@ fn ends_together(redundancy: &str, donors: u64, data: u64, end: End) -> BTreeSet
         if end == End::Stopped {
             // It goes on while the next writer waits for it, or when that has gone on without it.
             scope.spawn(move || {
-                thread::sleep(std::time::Duration::from_secs(4));
+                thread::sleep(Duration::from_secs(4));
                 cheetah_lab::mark::signal(pid, Signal::CONT);
             });
         }
@@ -145,7 +153,9 @@ fn ends_together(redundancy: &str, donors: u64, data: u64, end: End) -> BTreeSet
     }
 
     // Whole rows and single blocks again: what the next writer is told is written is readable, now and later.
-    ledger.acknowledged.retain(|block, _| !lost.contains(block));
+    // What was being written is one or the other, and which is not known to this test.
+    let Ledger { acknowledged, under_way } = &mut ledger;
+    acknowledged.retain(|block, _| !lost.contains(block) && !under_way.contains(block));
     let anew = Mutex::new(Ledger::default());
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -173,20 +183,44 @@ fn ends_together(redundancy: &str, donors: u64, data: u64, end: End) -> BTreeSet
 
 #[test]
 fn a_killed_donor_with_one_parity_costs_what_was_being_written_at_most() {
-    ends_together("parity:3+1", 4, 3, End::Killed);
+    ends_together("parity:3+1", 4, 3, End::Killed, Duration::ZERO);
 }
 
 #[test]
 fn a_killed_donor_with_a_spare_costs_no_more() {
-    ends_together("parity:2+1", 4, 2, End::Killed);
+    ends_together("parity:2+1", 4, 2, End::Killed, Duration::ZERO);
 }
 
 #[test]
 fn with_two_parities_and_a_stopped_donor_nothing_is_lost() {
-    assert_eq!(ends_together("parity:3+2", 5, 3, End::Stopped), BTreeSet::new());
+    assert_eq!(ends_together("parity:3+2", 5, 3, End::Stopped, Duration::ZERO), BTreeSet::new());
 }
 
 #[test]
 fn a_stopped_donor_costs_nothing() {
-    assert_eq!(ends_together("parity:3+1", 5, 3, End::Stopped), BTreeSet::new());
+    assert_eq!(ends_together("parity:3+1", 5, 3, End::Stopped, Duration::ZERO), BTreeSet::new());
+}
+
+/// `make unclean`. Copies lose nothing. With parity, what was being written may be lost of the fragment that
+/// is gone, which `ends_together` looks at block by block: of a row that is half written neither the old nor
+/// the new may be left on k donors, also where two parities were.
+#[test]
+#[ignore = "fifty runs take a quarter of an hour"]
+fn fifty_donors_and_daemons_end_up_to_a_second_apart() {
+    let kinds = [
+        ("parity:3+2", 5, 3),
+        ("mirror:3", 3, 1),
+        ("parity:3+1", 4, 3),
+        ("parity:2+1", 4, 2),
+        ("mirror:2", 2, 1),
+    ];
+    for run in 0..10 {
+        for (redundancy, donors, data) in kinds {
+            let end = if run % 2 == 0 { End::Killed } else { End::Stopped };
+            let after = Duration::from_millis(run * 1000 / 9);
+            let lost = ends_together(redundancy, donors, data, end, after).len();
+            eprintln!("{redundancy}, {end:?}, {after:?} apart: {lost} blocks lost");
+            assert!(lost == 0 || data > 1, "{redundancy}, {end:?}, {after:?} apart: {lost} blocks are lost");
+        }
+    }
 }

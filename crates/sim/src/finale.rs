@@ -13,7 +13,7 @@ use cheetah_core::coordinator::{Key, LeaseRecord, Record, VolumeRecord};
 use cheetah_core::donor::export_name;
 use cheetah_core::limits::{EXTENT_BYTES, REQUEST_DEADLINE_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, LeaseToken, VolumeId};
-use cheetah_core::volume::{Event, Op, Request};
+use cheetah_core::volume::{Event, Op, Request, Scope};
 use std::collections::BTreeSet;
 
 /// How often, a second apart, donors and coordinator are compared before they count as disagreeing.
@@ -54,10 +54,13 @@ impl World {
             attached.iter().filter(wounded).copied().collect()
         };
         if !scrubs.is_empty() {
-            scrubs.iter().for_each(|c| self.step_client(*c, Event::Scrub));
+            scrubs.iter().for_each(|c| self.step_client(*c, Event::Scrub(Scope::All)));
             self.pass(300 * SECOND_NS);
-            scrubs.iter().for_each(|c| self.has_scrubbed(*c));
             scrubs.iter().for_each(|c| self.nothing_wrong_is_left(*c));
+            // By that alone, what is wrong was found; what comes now would find it as well.
+            scrubs.iter().for_each(|c| self.step_client(*c, Event::Compare));
+            self.pass(300 * SECOND_NS);
+            scrubs.iter().for_each(|c| self.has_looked_at_all(*c));
         }
         self.losses_are_accounted();
         attached.iter().for_each(|c| self.nobody_is_blamed(*c));
@@ -116,18 +119,20 @@ impl World {
         self.clients[c].token.is_none_or(|token| self.verdict.lease_ended.contains(&token))
     }
 
-    fn has_scrubbed(&mut self, c: usize) {
+    fn has_looked_at_all(&mut self, c: usize) {
         let client = &self.clients[c];
         let Some(machine) = client.machine.as_ref().filter(|_| !client.read_only && !self.has_ended(c))
         else {
             return;
         };
-        if machine.map().redundancy.parity > 0 && machine.report().scrub_passes == 0 {
-            self.fail(format!("client {c} did not compare its fragments: {:?}", machine.report()));
+        if machine.map().redundancy.parity > 0
+            && machine.report().scrub_passes.min(machine.report().compare_passes) == 0
+        {
+            self.fail(format!("client {c} did not look at all its fragments: {:?}", machine.report()));
         }
     }
 
-    /// What is wrong somewhere was found when all was compared, and put right from the others.
+    /// What is wrong somewhere was found by the donors themselves, and put right from the others.
     fn nothing_wrong_is_left(&mut self, c: usize) {
         let client = &self.clients[c];
         let beyond = client.volume.is_none_or(|volume| self.verdict.beyond.contains(&volume));
@@ -146,7 +151,7 @@ impl World {
                 && held.contains(&(self.donors[rot.donor].id, extent))
         });
         if let Some(rot) = left {
-            self.fail(format!("client {c} has compared all its fragments, and {rot:?} is there still"));
+            self.fail(format!("client {c} had its donors compare all they hold, and {rot:?} is there still"));
         }
     }
 

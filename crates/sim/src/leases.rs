@@ -15,7 +15,7 @@ use crate::world::{ClientEv, Ev, World};
 use cheetah_core::api::{Amend, Answer, Attach, Call, RefusalCode, Renew};
 use cheetah_core::limits::SECOND_NS;
 use cheetah_core::map::{DonorId, LeaseToken, VolumeId, VolumeMap};
-use cheetah_core::volume::{Caching, Event, Volume};
+use cheetah_core::volume::{Caching, Event, Scope, Volume};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 impl World {
@@ -157,7 +157,7 @@ impl World {
                 self.told_of_silence(c, renewed.silent);
                 if renewed.scrub {
                     self.count("writers told to compare all fragments");
-                    self.step_client(c, Event::Scrub);
+                    self.step_client(c, Event::Scrub(Scope::All));
                 }
                 self.after(0, Ev::Client(c, ClientEv::Tick(Tick::Renew)));
             }

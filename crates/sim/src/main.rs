@@ -14,6 +14,7 @@ Runs Cheetah's volume, donor and coordinator machines in a virtual world.
 
   cheetah-sim --seeds COUNT [--start SEED] [--jobs N] [WORLD]   many seeds, until one fails
   cheetah-sim --seed SEED [--trace] [WORLD]                     one seed
+  cheetah-sim --bugs SAMPLES [--bug NAME]                       how soon planted bugs are found, a table
   cheetah-sim --read-ahead                                      rules of read-ahead compared, a table
 
 WORLD: [--beyond] [--only KIND] [--layout K+M] [--bug NAME]
@@ -22,20 +23,21 @@ WORLD: [--beyond] [--only KIND] [--layout K+M] [--bug NAME]
 --only lets nothing else go wrong, and that often: end-together, stop-coordinator, stranger, kill-two,
   clock, end-load, rot.
 --layout K+M or K+M+SPARES gives each volume this redundancy, and that many donors.
---bug plants a mistake in the simulator's drivers, which the oracle has to find:
-  ignore-sessions, skip-wipe, ack-early, zeros-for-lost, lose-record, answer-before-store, ack-before-quorum,
-  stale-believed, parity-not-updated, checksum-ignored, lease-not-checked, loss-not-recorded,
-  sleep-counts, stranger-obeyed, refusal-unheard, load-told-ahead, load-forgotten, resume-skips,
-  merged-out-of-order, context-ignored, write-reply-ignored";
+--bug plants a mistake in the simulator's drivers, which the oracle has to find:";
+
+/// Seeds in which a planted bug has to be found, and between the first seeds of two samples.
+const BUG_SEEDS: u64 = 1_000;
 
 enum Mode {
     One { seed: u64, trace: bool },
     Many { start: u64, count: u64, jobs: u64 },
+    Bugs { samples: u64 },
     ReadAhead,
 }
 
 fn parse() -> Result<(Mode, Setup), String> {
     let (mut seed, mut count, mut start, mut jobs, mut trace) = (None, 1000, 0, 1, false);
+    let mut samples = None;
     let mut setup = Setup::default();
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
@@ -50,7 +52,7 @@ fn parse() -> Result<(Mode, Setup), String> {
             setup.beyond = true;
             continue;
         }
-        if !["--seed", "--seeds", "--start", "--jobs", "--only", "--layout", "--bug"]
+        if !["--seed", "--seeds", "--start", "--jobs", "--only", "--layout", "--bug", "--bugs"]
             .contains(&argument.as_str())
         {
             return Err(format!("'{argument}' is not an option"));
@@ -60,6 +62,7 @@ fn parse() -> Result<(Mode, Setup), String> {
         match argument.as_str() {
             "--seed" => seed = Some(number()?),
             "--seeds" => count = number()?,
+            "--bugs" => samples = Some(number()?.max(1)),
             "--start" => start = number()?,
             "--jobs" => jobs = number()?.clamp(1, 64),
             "--only" => {
@@ -72,6 +75,9 @@ fn parse() -> Result<(Mode, Setup), String> {
             _ => setup.bug = Some(Bug::named(&value).ok_or_else(|| format!("there is no bug '{value}'"))?),
         }
     }
+    if let Some(samples) = samples {
+        return Ok((Mode::Bugs { samples }, setup));
+    }
     let mode = seed.map_or(Mode::Many { start, count, jobs }, |seed| Mode::One { seed, trace });
     Ok((mode, setup))
 }
@@ -80,7 +86,8 @@ fn main() -> ExitCode {
     let (mode, setup) = match parse() {
         Ok(parsed) => parsed,
         Err(what) => {
-            println!("{what}\n\n{USAGE}");
+            let bugs: Vec<&str> = Bug::ALL.iter().map(|bug| bug.name()).collect();
+            println!("{what}\n\n{USAGE}\n  {}", bugs.join(", "));
             return ExitCode::from(2);
         }
     };
@@ -89,6 +96,10 @@ fn main() -> ExitCode {
     match mode {
         Mode::One { seed, trace } => one(seed, trace, setup),
         Mode::Many { start, count, jobs } => many(start, count, jobs, setup),
+        Mode::Bugs { samples } => {
+            bugs(samples, setup.bug);
+            ExitCode::SUCCESS
+        }
         Mode::ReadAhead => {
             print!("{}", cheetah_sim::read_ahead::table());
             ExitCode::SUCCESS
@@ -132,6 +143,26 @@ fn many(start: u64, count: u64, jobs: u64, setup: Setup) -> ExitCode {
     totals(&total.stats, started.elapsed());
     println!("{} seeds from {start} on: digest {:016x}", total.seeds, total.digest);
     report(total.failed, setup)
+}
+
+/// Each sample begins at seeds of its own.
+fn bugs(samples: u64, only: Option<Bug>) {
+    println!("| planted bug | runs | found in | seeds until then: median | 95th percentile |");
+    println!("|---|---|---|---|---|");
+    for bug in Bug::ALL.into_iter().filter(|bug| only.is_none_or(|only| only == *bug)) {
+        let setup = bug.runs();
+        let sample = |nth: u64| swarm(nth * BUG_SEEDS, BUG_SEEDS, setup, |_| ());
+        let taken = (0..samples).map(sample).filter(|swarm| swarm.failed.is_some());
+        let mut seeds: Vec<u64> = taken.map(|swarm| swarm.seeds).collect();
+        seeds.sort_unstable();
+        // Of so few the 95th percentile is the next larger one that was seen.
+        let at = |percent: usize| match seeds.len() {
+            0 => "-".to_owned(),
+            count => seeds[(count * percent).div_ceil(100).max(1) - 1].to_string(),
+        };
+        let kind = setup.only.map_or("ordinary", Fault::name);
+        println!("| {} | {kind} | {} of {samples} | {} | {} |", bug.name(), seeds.len(), at(50), at(95));
+    }
 }
 
 fn totals(stats: &Stats, took: Duration) {

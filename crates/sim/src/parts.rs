@@ -13,6 +13,7 @@ use crate::world::{ClientEv, Ev, World, say};
 use cheetah_core::limits::MILLISECOND_NS;
 use cheetah_core::map::DonorId;
 use cheetah_core::volume::{Event, Key, PartOp};
+use cheetah_nbd::StateFlags;
 use cheetah_nbd::client::{Answer, Take};
 use cheetah_terms::client::answered;
 
@@ -180,7 +181,7 @@ impl World {
     fn part_answered(
         &mut self,
         c: usize,
-        answer: Answer<Body>,
+        mut answer: Answer<Body>,
         events: &mut Vec<Event>,
     ) -> Result<(), String> {
         let Body { part, awaited, .. } = answer.body;
@@ -190,6 +191,15 @@ impl World {
         let client = &mut self.clients[c];
         client.memory.end_part(part.to_u64());
         client.sent.remove(&part.to_u64());
+        let unheard = match self.bug {
+            Some(Bug::TornForWhole) => Some(PartOp::Survey),
+            Some(Bug::VerifyIgnored) => Some(PartOp::Verify),
+            _ => None,
+        };
+        if unheard == Some(awaited.op) {
+            answer.ledger = None;
+            answer.status.iter_mut().for_each(|run| run.flags = StateFlags::EMPTY);
+        }
         let wrong = match (answer.error, awaited.op) {
             (None, PartOp::Read) if self.bug != Some(Bug::ChecksumIgnored) => {
                 let ignored = self.bug == Some(Bug::ContextIgnored);

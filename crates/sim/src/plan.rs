@@ -55,10 +55,14 @@ pub enum Bug {
     ContextIgnored,
     /// Nor at those that they send back of what it writes.
     WriteReplyIgnored,
+    /// A new writer does not hear what donors list of writes: it takes every row for whole.
+    TornForWhole,
+    /// The client does not hear what donors find wrong of what they hold.
+    VerifyIgnored,
 }
 
 impl Bug {
-    pub const ALL: [Bug; 21] = [
+    pub const ALL: [Bug; 23] = [
         Bug::IgnoreSessions,
         Bug::SkipWipe,
         Bug::AckEarly,
@@ -80,6 +84,8 @@ impl Bug {
         Bug::MergedOutOfOrder,
         Bug::ContextIgnored,
         Bug::WriteReplyIgnored,
+        Bug::TornForWhole,
+        Bug::VerifyIgnored,
     ];
 
     #[must_use]
@@ -106,7 +112,24 @@ impl Bug {
             Bug::MergedOutOfOrder => "merged-out-of-order",
             Bug::ContextIgnored => "context-ignored",
             Bug::WriteReplyIgnored => "write-reply-ignored",
+            Bug::TornForWhole => "torn-for-whole",
+            Bug::VerifyIgnored => "verify-ignored",
         }
+    }
+
+    /// The runs that find it: of one kind of fault, or ordinary ones.
+    #[must_use]
+    pub fn runs(self) -> Setup {
+        let only = match self {
+            Bug::RefusalUnheard => Some(Fault::KillTwo),
+            Bug::TornForWhole => Some(Fault::EndTogether),
+            Bug::ContextIgnored | Bug::VerifyIgnored => Some(Fault::Rot),
+            Bug::LoadToldAhead | Bug::LoadForgotten | Bug::ResumeSkips => Some(Fault::EndLoad),
+            Bug::SleepCounts => Some(Fault::StopCoordinator),
+            Bug::StrangerObeyed => Some(Fault::Stranger),
+            _ => None,
+        };
+        Setup { bug: Some(self), only, ..Setup::default() }
     }
 
     #[must_use]

@@ -258,8 +258,8 @@ impl World {
             self.fail(format!(
                 "client {c} counts {blocks} wrong blocks of donor {donor}, whose memory is right"
             ));
-        } else if report.scrub_mismatches > 0 {
-            self.fail(format!("client {c} found {} rows that do not fit", report.scrub_mismatches));
+        } else if report.compare_mismatches > 0 {
+            self.fail(format!("client {c} found {} rows that do not fit", report.compare_mismatches));
         }
     }
 

@@ -1,18 +1,10 @@
 //! Each planted bug is found within 1,000 seeds, and the seed that found it finds it again.
 
-use cheetah_sim::{Bug, Fault, Setup, run, swarm};
+use cheetah_sim::{Bug, Setup, run, swarm};
 
 fn is_found(bug: Bug) {
-    is_found_in(bug, Setup::default());
-}
-
-/// In runs of one kind of fault.
-fn is_found_by(bug: Bug, fault: Fault) {
-    is_found_in(bug, Setup { only: Some(fault), ..Setup::default() });
-}
-
-fn is_found_in(bug: Bug, without: Setup) {
-    let setup = Setup { bug: Some(bug), ..without };
+    let setup = bug.runs();
+    let without = Setup { bug: None, ..setup };
     let swarm = swarm(0, 1_000, setup, |_| ());
     let Some((seed, what)) = swarm.failed else { panic!("{} was not found in 1,000 seeds", bug.name()) };
     eprintln!("{} was found after {} seeds: {what}", bug.name(), swarm.seeds);
@@ -77,7 +69,7 @@ fn a_donor_that_asks_for_no_lease() {
 
 #[test]
 fn a_client_that_does_not_hear_of_refused_connections() {
-    is_found_by(Bug::RefusalUnheard, Fault::KillTwo);
+    is_found(Bug::RefusalUnheard);
 }
 
 #[test]
@@ -87,7 +79,7 @@ fn a_client_that_sends_merged_writes_out_of_order() {
 
 #[test]
 fn a_client_that_does_not_check_what_others_wrote() {
-    is_found_by(Bug::ContextIgnored, Fault::Rot);
+    is_found(Bug::ContextIgnored);
 }
 
 #[test]
@@ -97,15 +89,35 @@ fn a_client_that_does_not_check_what_was_taken_of_its_writes() {
 
 #[test]
 fn a_load_that_tells_what_is_not_written() {
-    is_found_by(Bug::LoadToldAhead, Fault::EndLoad);
+    is_found(Bug::LoadToldAhead);
 }
 
 #[test]
 fn a_coordinator_that_does_not_store_what_volumes_hold() {
-    is_found_by(Bug::LoadForgotten, Fault::EndLoad);
+    is_found(Bug::LoadForgotten);
 }
 
 #[test]
 fn a_load_that_goes_on_too_far() {
-    is_found_by(Bug::ResumeSkips, Fault::EndLoad);
+    is_found(Bug::ResumeSkips);
+}
+
+#[test]
+fn a_writer_that_takes_torn_rows_for_whole() {
+    is_found(Bug::TornForWhole);
+}
+
+#[test]
+fn a_client_that_does_not_hear_what_donors_find_wrong() {
+    is_found(Bug::VerifyIgnored);
+}
+
+#[test]
+fn a_coordinator_whose_sleep_counts() {
+    is_found(Bug::SleepCounts);
+}
+
+#[test]
+fn a_donor_that_obeys_a_stranger() {
+    is_found(Bug::StrangerObeyed);
 }

@@ -101,14 +101,19 @@ pub struct VolumeReport {
     pub fill_bytes_total: u64,
     /// The rate of the last moments; 0 while nothing is filled.
     pub fill_bytes_per_second: u64,
-    /// Bytes of the pass of the scrubber that runs, or of the last one.
+    /// Bytes of fragments that donors compared with their checksums, in the pass of the scrubber that runs or
+    /// the last one.
     pub scrub_bytes_done: u64,
-    /// The volume's size. A pass may count a little more, since it takes whole units at the end.
+    /// What that pass is about: of each extent the bytes that the volume's size reaches.
     pub scrub_bytes_total: u64,
-    /// Passes over all fragments that came to their end.
+    /// Such passes that came to their end.
     pub scrub_passes: u64,
+    /// Passes that compared all fragments with each other.
+    #[serde(default)]
+    pub compare_passes: u64,
     /// Places where fragments did not fit together and no checksum said which is wrong.
-    pub scrub_mismatches: u64,
+    #[serde(default)]
+    pub compare_mismatches: u64,
     /// Blocks whose checksum was wrong, by the donor that sent them.
     pub corrupt_blocks: Vec<(DonorId, u64)>,
     /// Of those, put right on their donor.

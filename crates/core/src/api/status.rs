@@ -80,8 +80,15 @@ pub struct DonorStatus {
     pub bytes_used: u64,
     /// Given to volumes.
     pub bytes_held: u64,
-    /// What its owner can spare now; less than `bytes_held` means that the rest is being moved away.
+    /// What its owner can spare now, and nothing of bad memory; less than `bytes_held` means that the rest is
+    /// being moved away.
     pub bytes_offered: u64,
+    /// Blocks that were not what was written there, since it joined, as far as this coordinator heard.
+    #[serde(default)]
+    pub wrong_blocks: u64,
+    /// They came again and again, and from it more than from all others: it is given nothing more.
+    #[serde(default)]
+    pub has_bad_memory: bool,
     /// It leaves when what it holds is moved.
     pub leaving: bool,
     /// Since the coordinator began. Until then it is believed to be as it was before.

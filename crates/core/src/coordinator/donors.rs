@@ -4,6 +4,7 @@
 //! Invariant: `free` and the extents under `held` are disjoint and together all of the donor.
 //! Tests: `tests/coordinator_donors.rs`.
 
+use super::blame::Blame;
 use super::confirm::Held;
 use super::doubt::Doubt;
 use super::extents::Extents;
@@ -57,6 +58,7 @@ pub(super) struct Donor {
     /// Extents that were taken from it because it was away, since it was last heard of: others rebuild what
     /// they held.
     pub(super) given_up: u32,
+    pub(super) blame: Blame,
 }
 
 impl Donor {
@@ -69,6 +71,7 @@ impl Donor {
             set_aside: 0,
             rest_until: 0,
             given_up: 0,
+            blame: Blame::default(),
             record,
             alive: true,
             ended: false,
@@ -119,12 +122,17 @@ impl Donor {
 
     /// How many more extents it may be given.
     pub(super) fn room(&self) -> u32 {
-        if self.record.leaving { 0 } else { self.offered.saturating_sub(self.used()) }
+        if self.record.leaving { 0 } else { self.spare().saturating_sub(self.used()) }
     }
 
-    /// How many extents it holds beyond what its owner can spare.
+    /// How many extents it shall have at most: what its owner can spare, and none of bad memory.
+    pub(super) fn spare(&self) -> u32 {
+        if self.blame.has_bad_memory { 0 } else { self.offered }
+    }
+
+    /// How many extents it holds beyond that.
     pub(super) fn excess(&self) -> u32 {
-        self.used().saturating_sub(self.offered)
+        self.used().saturating_sub(self.spare())
     }
 
     /// What was ever taken from it of this volume is wiped: what it is given next is blank.

@@ -172,6 +172,7 @@ impl Coordinator {
         let lost: Vec<DonorId> = lost.collect();
         let report = std::mem::replace(&mut lease.report, *renew.report);
         self.note_wrong_blocks(token, &report);
+        self.blame(now, token, &report);
         lost.into_iter().for_each(|donor| self.doubt(donor));
         self.names_epoch(token, renew.epoch);
         Ok(Outcome::Hold(Held::Renew { token, epoch: renew.epoch }, now + LEASE_RENEW_NS))

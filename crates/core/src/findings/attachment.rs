@@ -97,13 +97,13 @@ pub(super) fn wrong_blocks(
 
 pub(super) fn disagrees(volume: &VolumeStatus, report: &VolumeReport) -> Option<Finding> {
     let name = &volume.name;
-    (report.scrub_mismatches > 0).then(|| Finding {
+    (report.compare_mismatches > 0).then(|| Finding {
         code: Code::VolumeDisagrees,
         subject: format!("volume {name}"),
         state: State::Degraded,
         what: format!(
             "Fragments of volume {name} do not fit together in {}, and no checksum says which is wrong.",
-            show_count(report.scrub_mismatches, "place")
+            show_count(report.compare_mismatches, "place")
         ),
         advice: match &volume.content.load {
             Some(load) => format!(

@@ -62,9 +62,33 @@ pub(super) fn of_donor(donor: &DonorStatus, all_whole: bool) -> Option<Finding> 
                 "Wait some seconds. A donor that is there says so, and one that is not is then named as gone."
                     .to_owned(),
         },
-        DonorHealth::Alive => return stuck(donor),
+        DonorHealth::Alive => return bad_memory(donor).or_else(|| stuck(donor)),
     };
     Some(finding)
+}
+
+/// What is wrong of what it holds is found and healed, so nothing is missing yet.
+fn bad_memory(donor: &DonorStatus) -> Option<Finding> {
+    let DonorStatus { name, host, wrong_blocks, bytes_held, stuck, .. } = donor;
+    let left = match (bytes_held, stuck) {
+        (0, _) => "It holds nothing any more.".to_owned(),
+        (left, None) => format!("The {} that it holds are moved to others.", show_bytes(*left)),
+        (left, Some(why)) => format!("The {} that it holds cannot go: {why}.", show_bytes(*left)),
+    };
+    donor.has_bad_memory.then(|| Finding {
+        code: Code::DonorBadMemory,
+        subject: format!("donor {name}"),
+        state: State::Degraded,
+        what: format!(
+            "Donor {name} on host {host} had wrong blocks again and again, {} in all, and more than all others. \
+             None was delivered. It is given nothing more. {left}",
+            show_count(*wrong_blocks, "block")
+        ),
+        advice: format!(
+            "Test the memory of host {host}, and its network, before it lends again; end the donor when it holds \
+             nothing. One that is started again begins anew."
+        ),
+    })
 }
 
 /// Nothing is missing yet, and its owner waits.

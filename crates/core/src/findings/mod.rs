@@ -66,6 +66,8 @@ pub enum Code {
     /// An attachment got blocks with a wrong checksum. The subject is the volume, and the text names the
     /// donors.
     DonorWrongBlocks,
+    /// A donor had wrong blocks again and again. It is emptied.
+    DonorBadMemory,
     /// What a donor is to give up has nowhere to go, or nobody moves it.
     DonorStuck,
     /// A part of a volume cannot be read, as the coordinator sees it.
@@ -84,7 +86,7 @@ pub enum Code {
     VolumeDisagrees,
     /// A load of a volume has not begun, or did not come to its end.
     VolumeIncomplete,
-    /// A loaded volume was read back, and is not what its source held.
+    /// A loaded volume was checked, and does not hold what its source held.
     VolumeDiffers,
     /// An attachment was not heard of for `ATTACHMENT_SILENCE_NS`. What it reported before is not used.
     AttachmentSilent,
@@ -92,13 +94,14 @@ pub enum Code {
 
 impl Code {
     /// Every code once; `docs/CODES.md` has a row for each.
-    pub const ALL: [Code; 17] = [
+    pub const ALL: [Code; 18] = [
         Code::PoolEmpty,
         Code::DonorOfOtherPool,
         Code::DonorGone,
         Code::DonorUnheard,
         Code::DonorUnreachable,
         Code::DonorWrongBlocks,
+        Code::DonorBadMemory,
         Code::DonorStuck,
         Code::VolumeLost,
         Code::VolumeDegraded,
@@ -122,6 +125,7 @@ impl Code {
             Code::DonorUnheard => "donor-unheard",
             Code::DonorUnreachable => "donor-unreachable",
             Code::DonorWrongBlocks => "donor-wrong-blocks",
+            Code::DonorBadMemory => "donor-bad-memory",
             Code::DonorStuck => "donor-stuck",
             Code::VolumeLost => "volume-lost",
             Code::VolumeDegraded => "volume-degraded",

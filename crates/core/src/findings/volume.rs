@@ -156,7 +156,7 @@ fn content(volume: &VolumeStatus) -> Option<Finding> {
         code: Code::VolumeDiffers,
         subject,
         state: State::Lost,
-        what: format!("What was read back of volume {name} is not what {source} held when it was loaded."),
+        what: format!("Volume {name} does not hold what {source} held when it was loaded."),
         advice: format!("Do not use it: `cheetah load {source} {name} --overwrite` loads it again."),
     })
 }

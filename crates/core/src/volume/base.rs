@@ -117,7 +117,7 @@ impl Base {
             Work::Gather(_) | Work::Patch { .. } | Work::Joined(_) => len * lanes,
             Work::Fill { .. } | Work::Heal { .. } | Work::Resync | Work::Mend { .. } => len * lanes,
             // Beside the lanes that are read, the parity that they should have.
-            Work::Scrub => len * (lanes + geometry.parity),
+            Work::Compare => len * (lanes + geometry.parity),
             Work::Rows(_, Content::Payload) => len * geometry.parity,
             _ => 0,
         }
@@ -390,7 +390,7 @@ mod tests {
     #[test]
     fn a_read_has_no_number_and_leaves_none_behind() {
         let mut base = sample("parity:2+1");
-        let key = base.add_job(None, Work::Scrub, 0, 0, 4096);
+        let key = base.add_job(None, Work::Compare, 0, 0, 4096);
         assert!(base.add_part(key, 1, EXTENT, PartOp::Read, Run::about(0, 4096)));
         assert!(matches!(base.effects[..], [Effect::Send { mark: None, .. }]));
         assert!(!base.jobs[key].wrote);
@@ -400,7 +400,7 @@ mod tests {
     #[test]
     fn who_is_set_aside_is_asked_for_nothing_and_its_parts_fail_once() {
         let mut base = sample("parity:2+1");
-        let key = base.add_job(None, Work::Scrub, 0, 0, 4096);
+        let key = base.add_job(None, Work::Compare, 0, 0, 4096);
         assert!(base.add_part(key, 1, EXTENT, PartOp::Read, Run::about(0, 4096)));
         let part = sent(&base)[0];
         super::super::watch::set_aside(&mut base, EXTENT.donor, "a test".to_owned());

@@ -6,7 +6,7 @@
 //! `lanes`). Tests: `tests/volume_moves.rs`, the simulator.
 
 use super::base::Base;
-use super::job::{Failure, Part, Phase, Run, Still, slots_of};
+use super::job::{Failure, Job, Part, Phase, Run, Still, slots_of};
 use super::types::{Mem, PartError, PartOp, VolumeError};
 use super::{Key, read};
 use crate::layout::Scatter;
@@ -53,6 +53,14 @@ pub(super) fn ask_who_wrote(base: &mut Base, key: Key) -> bool {
     }
     base.set_phase(key, Phase::Reading);
     true
+}
+
+/// A donor did not say who wrote there.
+pub(super) fn survey_failed(job: &mut Job, failure: Failure) {
+    match failure {
+        Failure::Answer(PartError::Unsupported) => job.failed = Some(VolumeError::DonorLost),
+        _ => job.still = Still::Disturbed,
+    }
 }
 
 /// A reader got bytes that do not fit their checksum: another may have been writing them, so that these are

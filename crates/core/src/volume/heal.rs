@@ -7,6 +7,7 @@ use super::base::Base;
 use super::job::{Failure, Job, Part, Phase, Work, bit};
 use super::types::{PartError, StatusRun};
 use super::{BLOCK, Key, PAUSE_NS, beside, lanes, read};
+use crate::map::BadRange;
 use crate::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -23,7 +24,8 @@ pub(super) struct Healing {
     wrong: BTreeMap<Run, u32>,
     healing: BTreeSet<Run>,
     last: Run,
-    pause_until: Time,
+    /// Until when nothing is tried in a chunk of which a block could not be healed.
+    rests: BTreeMap<(u32, u32, u32), Time>,
 }
 
 impl Healing {
@@ -35,16 +37,23 @@ impl Healing {
         // Two slots that are wrong in the same row would be healed by turns for ever, and nothing else would
         // be.
         let heals = matches!(work, Work::Heal { .. });
-        if base.shape.geometry.parity == 0 || base.shape.read_only || heals {
+        if !heals {
+            self.take(base, BadRange { group, slot: part.slot, from: local, to: local + len }, blocks);
+        }
+    }
+
+    /// Among these bytes so many blocks are wrong where they lie.
+    pub(super) fn take(&mut self, base: &mut Base, wrong: BadRange, blocks: u32) {
+        if base.shape.geometry.parity == 0 || base.shape.read_only {
             return;
         }
+        let BadRange { group, slot, from, to } = wrong;
         let step = base.shape.lane_max();
-        let (mut at, end) = (local / step * step, local + len);
-        let mut left = blocks;
-        while at < end {
+        let (mut at, mut left) = (from / step * step, blocks);
+        while at < to {
             // How many of the blocks lie in which chunk is not known; they are counted with the first.
-            let (lo, hi) = (at.max(local), (at + step).min(end));
-            *self.wrong.entry((group, part.slot, lo, hi)).or_default() += std::mem::take(&mut left);
+            let (lo, hi) = (at.max(from), (at + step).min(to));
+            *self.wrong.entry((group, slot, lo, hi)).or_default() += std::mem::take(&mut left);
             at += step;
         }
         base.upkeep_due = true;
@@ -63,12 +72,16 @@ impl Healing {
     }
 
     pub(super) fn start(&mut self, base: &mut Base) {
-        while base.now >= self.pause_until && self.open < HEALS_MAX {
+        self.rests.retain(|_, until| base.now < *until);
+        let step = base.shape.lane_max();
+        while self.open < HEALS_MAX {
             // In turn, so that one which cannot be healed yet does not keep the others waiting.
             let (heals, last) = (&self.wrong, self.last);
             let in_turn = heals.range((Bound::Excluded(last), Bound::Unbounded)).chain(heals.range(..=last));
             let mut chunks = in_turn.map(|(chunk, _)| *chunk);
-            let Some(chunk) = chunks.find(|chunk| !self.healing.contains(chunk)) else { return };
+            let may =
+                |chunk: &Run| !self.healing.contains(chunk) && !self.rests.contains_key(&place(*chunk, step));
+            let Some(chunk) = chunks.find(may) else { return };
             self.last = chunk;
             let (group, slot, from, to) = chunk;
             if !base.shape.is_held(group, slot) || to > base.shape.used(group) {
@@ -102,9 +115,14 @@ impl Healing {
             self.wrong.extend(first.into_iter().chain(each.map(|chunk| (chunk, 0))));
         } else {
             // Whoever reads it finds it again; until then there is no use in trying.
-            self.pause_until = base.now + PAUSE_NS;
+            self.rests.insert(place(chunk, base.shape.lane_max()), base.now + PAUSE_NS);
         }
     }
+}
+
+/// Group, slot, and number of the chunk that a run lies in.
+fn place((group, slot, from, _): Run, step: u32) -> (u32, u32, u32) {
+    (group, slot, from / step)
 }
 
 pub(super) fn write(base: &mut Base, key: Key, slot: u32) {

@@ -11,7 +11,7 @@
 use super::Key;
 use super::types::{At, Mem, Op, PartError, PartOp, VolumeError};
 use crate::layout::{Scatter, Span};
-use crate::map::Placement;
+use crate::map::{DonorId, Placement};
 use crate::units::Time;
 
 /// A set of slots of one group.
@@ -91,7 +91,13 @@ pub(super) enum Work {
     Mend {
         slot: u32,
     },
-    Scrub,
+    /// All fragments with each other.
+    Compare,
+    /// Has the holder of a slot what its checksums say? In the turn of a donor.
+    Scrub {
+        slot: u32,
+        turn: DonorId,
+    },
     /// Which rows were written lately.
     Survey,
     Age,
@@ -105,12 +111,13 @@ pub(super) enum Work {
 impl Work {
     /// Whether it has a lock on its rows at all.
     pub(super) fn is_locked(self) -> bool {
-        !matches!(self, Work::Status(_) | Work::Barrier | Work::Survey | Work::Age | Work::Ask { .. })
+        let asks = matches!(self, Work::Status(_) | Work::Survey | Work::Age | Work::Ask { .. });
+        !(asks || matches!(self, Work::Barrier | Work::Scrub { .. }))
     }
 
     /// Whether nobody else may work on its rows.
     pub(super) fn is_alone(self) -> bool {
-        !matches!(self, Work::Read(_) | Work::Gather(_) | Work::Scrub)
+        !matches!(self, Work::Read(_) | Work::Gather(_) | Work::Compare)
     }
 }
 

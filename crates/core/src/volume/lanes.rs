@@ -1,7 +1,7 @@
 //! Lanes: what a job has of each slot in scratch memory, read, computed, and written from there.
 //!
 //! Owns whom to ask for a lane, and what is computed from which. Never: what the lanes are for (`read`,
-//! `write`, `resync`, `fill`, `heal`, `scrub`). Invariant: a lane that was rebuilt is of k lanes of one
+//! `write`, `resync`, `fill`, `heal`, `compare`). Invariant: a lane that was rebuilt is of k lanes of one
 //! moment, and agrees with its checksum where that is known. Tests: `tests/volume_degraded.rs`, the
 //! simulator.
 
@@ -40,7 +40,7 @@ fn needed(base: &Base, key: Key) -> Slots {
         Work::Fill { slot, .. } | Work::Heal { slot } | Work::Mend { slot } => bit(slot),
         Work::Resync if base.shape.geometry.data == 1 => 0,
         Work::Resync => slots_of(data).filter(|slot| base.shape.is_held(job.group, *slot)).map(bit).sum(),
-        Work::Scrub => {
+        Work::Compare => {
             let all = base.shape.slots();
             all.filter(|slot| base.shape.is_held(job.group, *slot)).map(bit).sum()
         }
@@ -59,7 +59,7 @@ pub(super) fn read(base: &mut Base, key: Key) {
     let as_it_is = job.work == Work::Resync && geometry.data > 1;
     let missed = if as_it_is { 0 } else { doubts::missed_there(base, group, job.lo, job.hi) };
     let avoid = job.avoid | missed;
-    let rebuilds = !matches!(job.work, Work::Resync | Work::Scrub)
+    let rebuilds = !matches!(job.work, Work::Resync | Work::Compare)
         && !matches!(job.work, Work::Patch { delta: true, .. });
     let trust = |slot: u32| {
         let usable = avoid & bit(slot) == 0 && here & bit(slot) == 0;

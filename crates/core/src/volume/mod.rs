@@ -13,7 +13,7 @@
 //! together), `tally`. Policies over that: `read`, `beside` (a writer), `status`, `write`, `join` (rows
 //! written by several requests), `lanes` (what several share), `flush`; `watch` (donors that come and go),
 //! `changes` (what the coordinator is told, newer maps); `resync` (rows half written), `judge` (which of them
-//! fit together); `upkeep` with `fill`, `heal`, `scrub`, `age`; `cached` (reads from what was read ahead).
+//! fit together); `upkeep` with `fill`, `heal`, `scrub`, `compare`, `age`; `cached` (reads from what was read ahead).
 //! Small parts: `types` (events, effects), `cache`, `buddy` (its memory), `numbers` (by which donors list
 //! writes), `merge` (what leaves as one request), `locks`, `scratch`, `pace`, `slab`.
 
@@ -24,6 +24,7 @@ mod buddy;
 mod cache;
 mod cached;
 mod changes;
+mod compare;
 mod doubts;
 mod fill;
 mod flush;
@@ -55,7 +56,7 @@ mod write;
 use crate::api::VolumeReport;
 use crate::limits::{
     BLOCK_BYTES, FINISH_NS, JOBS_MAX, PARITY_MAX, REQUEST_DEADLINE_NS, REQUESTS_IN_FLIGHT_MAX, SECOND_NS,
-    SILENCE_NS, STRIPE_DONORS_MAX, TICK_NS, WRITE_MARGIN_NS,
+    STRIPE_DONORS_MAX, TICK_NS, WRITE_MARGIN_NS,
 };
 use crate::map::{DonorId, VolumeMap};
 use crate::units::Time;
@@ -71,10 +72,9 @@ use resync::Resync;
 use scratch::Scratch;
 use shape::Shape;
 pub use slab::Key;
-use std::collections::BTreeSet;
 pub use types::{
-    At, Caching, Combine, Effect, Event, Fragment, LinkFailure, Mem, Op, PartError, PartOp, Request,
-    StatusRun, Tag, VolumeError,
+    At, Caching, Combine, Effect, Event, Fragment, LinkFailure, Mem, Op, PartError, PartOp, Request, Scope,
+    Scrubbed, ScrubbedDonor, StatusRun, Tag, VolumeError,
 };
 use upkeep::Upkeep;
 
@@ -161,7 +161,13 @@ impl Volume {
     #[must_use]
     pub fn report(&self) -> VolumeReport {
         let counts = self.base.cached.as_ref().map(Cached::counts).unwrap_or_default();
-        self.base.tally.report(self.base.shape.map.size, counts)
+        self.base.tally.report(self.scrubbed(), counts)
+    }
+
+    /// What the pass of the scrubber has found that runs, or the last one.
+    #[must_use]
+    pub fn scrubbed(&self) -> &Scrubbed {
+        self.upkeep.scrubbing.found()
     }
 
     /// Takes one event, and adds what follows to `effects`.
@@ -232,10 +238,12 @@ impl Volume {
             Event::Answered { part, answer } => self.answered(part, answer),
             Event::Verified { job, right } => base.jobs.verified(job, right),
             Event::Forget => cached::forget(base, 0, u64::MAX),
-            Event::Scrub => self.upkeep.scrubbing.begin_pass(base),
+            Event::Scrub(scope) => self.upkeep.scrubbing.begin_pass(base, scope),
+            Event::Compare => self.upkeep.comparing.begin_pass(base),
             Event::Finish => {
                 let fetches = cached::fetches(base);
                 self.give_up(fetches);
+                self.upkeep.scrubbing.stop();
                 self.base.finishing = Some(self.base.now + FINISH_NS);
                 self.base.upkeep_due = true;
             }
@@ -347,7 +355,8 @@ impl Volume {
             Work::Ask { slot, of } => upkeep::begin_ask(base, key, slot, of),
             Work::Patch { .. } => write::begin_patch(base, key),
             Work::Resync | Work::Mend { .. } => resync::begin(base, key),
-            Work::Gather(_) | Work::Fill { .. } | Work::Heal { .. } | Work::Scrub => {
+            Work::Scrub { slot, .. } => scrub::begin(base, key, slot),
+            Work::Gather(_) | Work::Fill { .. } | Work::Heal { .. } | Work::Compare => {
                 lanes::read(base, key);
             }
         }
@@ -358,11 +367,10 @@ impl Volume {
         let job = &base.jobs[key];
         match job.work {
             _ if let Some(error) = job.failed => base.end_job(key, Err(error)),
-            Work::Read(_) | Work::Status(_) | Work::Barrier | Work::Survey | Work::Age | Work::Ask { .. } => {
-                base.end_job(key, Ok(()));
-            }
+            Work::Read(_) | Work::Status(_) | Work::Barrier => base.end_job(key, Ok(())),
+            Work::Survey | Work::Age | Work::Ask { .. } | Work::Scrub { .. } => base.end_job(key, Ok(())),
             Work::Resync => resync::write_lanes(base, key),
-            Work::Scrub => scrub::compare(base, key),
+            Work::Compare => compare::compare(base, key),
             _ => lanes::complete(base, key),
         }
     }
@@ -371,7 +379,7 @@ impl Volume {
         let base = &mut self.base;
         let job = &base.jobs[key];
         match job.work {
-            Work::Scrub => scrub::checked(base, key),
+            Work::Compare => compare::checked(base, key),
             Work::Fill { slot, to } if job.failed.is_some() => fill::wrongly_rebuilt(base, key, slot, to),
             _ if let Some(error) = job.failed => lanes::wrongly_rebuilt(base, key, error),
             Work::Gather(span) => {
@@ -418,15 +426,10 @@ impl Volume {
             PartOp::Status => status::answered(&mut self.base, part, runs),
             PartOp::Survey if job.work == Work::Survey => self.resync.answered(job.group, runs.to_vec()),
             PartOp::Survey if runs.iter().any(|run| !run.hole) => job.still = Still::Disturbed,
-            PartOp::Verify => self.upkeep.healing.verified(&mut self.base, part, runs),
+            PartOp::Verify => self.upkeep.verified(&mut self.base, part, runs),
             op if op.writes() => {
-                for request in job.request.into_iter().chain(joins.beside(part.job)) {
-                    if let Some(request) = requests.get_mut(request)
-                        && !request.touched.contains(&(job.group, part.slot))
-                    {
-                        request.touched.push((job.group, part.slot));
-                    }
-                }
+                let of = job.request.into_iter().chain(joins.beside(part.job));
+                of.for_each(|request| requests.touched(request, (job.group, part.slot)));
             }
             _ => {}
         }
@@ -461,11 +464,10 @@ impl Volume {
             PartOp::Survey if job.work == Work::Survey => {
                 self.resync.survey_failed(job.group, missed, failure);
             }
-            PartOp::Survey => match failure {
-                Failure::Answer(PartError::Unsupported) => job.failed = Some(VolumeError::DonorLost),
-                _ => job.still = Still::Disturbed,
-            },
-            PartOp::Verify => read::failed(base, part.job, part.slot, failure),
+            PartOp::Survey => beside::survey_failed(job, failure),
+            PartOp::Verify if !matches!(job.work, Work::Scrub { .. }) => {
+                read::failed(base, part.job, part.slot, failure);
+            }
             PartOp::Age if job.work == Work::Age => {}
             PartOp::Age if failure == Failure::Moved => flush::moved(base, part.job),
             _ => job.failed = Some(failure.error()),
@@ -507,9 +509,14 @@ impl Volume {
         }
         if base.finishing.is_some() {
             self.upkeep.wind_up(base);
-        } else if writes {
+            return;
+        }
+        if writes {
             self.resync.start(base);
-            if base.doubts.stage == Stage::Serving {
+        }
+        if base.doubts.stage == Stage::Serving {
+            self.upkeep.scrubbing.start(base);
+            if writes {
                 self.upkeep.start(base);
             }
         }
@@ -536,8 +543,7 @@ impl Volume {
     }
 
     /// Every job of a request that is late ends. A donor that still reads a payload is set aside first,
-    /// since its memory must not be touched after the request is answered; one that was asked for data a
-    /// moment ago, after another had failed, is not.
+    /// since its memory must not be touched after the request is answered.
     fn expire_requests(&mut self) {
         while let Some((_, key)) = self.base.requests.first_due().filter(|(at, _)| *at <= self.base.now) {
             let base = &mut self.base;
@@ -546,15 +552,7 @@ impl Volume {
             let waited = std::mem::take(&mut pending.coming) > 0;
             let jobs = base.jobs.iter().filter(|(_, job)| job.request == Some(key));
             let jobs: Vec<Key> = jobs.map(|(job, _)| job).collect();
-            let late: BTreeSet<DonorId> = (jobs.iter())
-                .flat_map(|job| base.jobs.open_parts(*job))
-                .filter(|(_, part)| part.op.writes() || part.sent_at + SILENCE_NS <= base.now)
-                .map(|(_, part)| part.placement.donor)
-                .collect();
-            for donor in late {
-                let why = format!("no answer within {} s", REQUEST_DEADLINE_NS / SECOND_NS);
-                watch::set_aside(base, donor, why);
-            }
+            watch::set_aside_who_is_late(base, &jobs);
             self.work_off();
             self.give_up(jobs);
             if waited {

@@ -127,7 +127,7 @@ pub(super) fn late(base: &mut Base, key: Key, slot: u32) {
         return;
     }
     // There is no comparison without all of them, and who waits for its lock needs the same donors.
-    if lanes::worth_asking(base) == Trust::Poor || job.work == Work::Scrub || job.waits_for_late {
+    if lanes::worth_asking(base) == Trust::Poor || job.work == Work::Compare || job.waits_for_late {
         return;
     }
     let missed = doubts::missed_there(base, job.group, job.lo, job.hi);
@@ -203,7 +203,7 @@ pub(super) fn failed(base: &mut Base, key: Key, slot: u32, failure: Failure) {
         // Where the others fit together, healing gives it back.
         Work::Resync if corrupt && torn => resync::wrong(base, key, slot),
         // The others may be wrong as well; without all of them nothing is compared, but each is checked.
-        Work::Scrub => {}
+        Work::Compare => {}
         _ => lanes::read(base, key),
     }
 }

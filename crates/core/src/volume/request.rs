@@ -77,6 +77,13 @@ impl Requests {
         self.slab.get_mut(key)
     }
 
+    /// A slot of a group has something of what the request writes.
+    pub(super) fn touched(&mut self, key: Key, slot: (u32, u32)) {
+        if let Some(request) = self.slab.get_mut(key).filter(|request| !request.touched.contains(&slot)) {
+            request.touched.push(slot);
+        }
+    }
+
     fn insert(&mut self, pending: Pending) -> Key {
         let deadline = pending.deadline;
         let key = self.slab.insert(pending);

@@ -1,109 +1,201 @@
-//! Scrubbing: all fragments of a row are read and compared, with what is known of them and with each other.
+//! Scrubbing: donors compare what they hold with its checksums, and say what is wrong. No payload travels.
 //!
-//! Owns when a pass begins and how far it is. Never: what is done about a wrong block (`heal`). Tests:
-//! `tests/volume_degraded.rs`, the simulator.
+//! Owns when a pass begins, what of it is still to be asked, and what was found. Never: what is done about a
+//! wrong block (`heal`), or fragments that do not fit together (`compare`). Invariant: each byte of a pass
+//! counts once, as checked or as unchecked. Tests: `tests/volume_scrub.rs`, the simulator.
 
 use super::base::Base;
-use super::job::{Phase, Work, slots_of};
-use super::types::{At, Effect};
-use super::{BLOCK, Key, doubts, lanes};
-use crate::layout::Scatter;
-use crate::limits::SCRUB_EVERY_NS;
+use super::heal::Healing;
+use super::job::{Job, Part, Phase, Run, Work};
+use super::types::{PartOp, Scope, Scrubbed, ScrubbedDonor, StatusRun, VolumeError};
+use super::{BLOCK, Key};
+use crate::bad;
+use crate::limits::{JOBS_MAX, REQUEST_DEADLINE_NS, SCRUB_EVERY_NS};
+use crate::map::{BadRange, DonorId};
 use crate::units::Time;
+use std::collections::{BTreeMap, VecDeque};
 
-const SCRUBS_MAX: usize = 2;
+/// A donor is asked about so much at once. Its thread serves nobody else while it computes.
+const STEP_BYTES: u32 = 4 << 20;
+/// So that it computes one answer while the other travels.
+const OPEN_PER_DONOR: usize = 2;
 
 #[derive(Debug, Default)]
 pub(super) struct Scrubbing {
-    open: usize,
-    /// Group and byte of its extents that are next in this pass.
-    at: Option<(u32, u32)>,
+    /// What is still to be asked, by the donor that held it when the pass began: all of them work at once.
+    turns: BTreeMap<DonorId, Turn>,
+    found: Scrubbed,
+    /// The pass is of what was wrong: that stays wrong until its donor says otherwise.
+    looks_again: bool,
     /// When the next pass begins; 0: not yet known.
     next_pass: Time,
 }
 
+#[derive(Debug, Default)]
+struct Turn {
+    left: VecDeque<BadRange>,
+    open: usize,
+}
+
 impl Scrubbing {
-    /// Begins a pass over all fragments, unless one is under way.
-    pub(super) fn begin_pass(&mut self, base: &mut Base) {
-        if self.at.is_none() && base.shape.geometry.parity > 0 {
-            self.at = Some((0, 0));
-            base.tally.scrub_done = 0;
-            base.upkeep_due = true;
+    pub(super) fn found(&self) -> &Scrubbed {
+        &self.found
+    }
+
+    /// Begins a pass, unless one is under way.
+    pub(super) fn begin_pass(&mut self, base: &mut Base, scope: Scope) {
+        if self.found.is_under_way || base.finishing.is_some() {
+            return;
+        }
+        let before = std::mem::take(&mut self.found);
+        self.found = Scrubbed { passes: before.passes, is_under_way: true, ..Scrubbed::default() };
+        self.looks_again = scope == Scope::Wrong;
+        match scope {
+            Scope::All => {
+                for group in 0..base.shape.map.groups.len() as u32 {
+                    let to = base.shape.used(group);
+                    base.shape.slots().for_each(|slot| self.add(base, BadRange { group, slot, from: 0, to }));
+                }
+            }
+            Scope::Wrong => before.wrong.into_iter().for_each(|range| self.add(base, range)),
+        }
+        base.upkeep_due = true;
+    }
+
+    fn add(&mut self, base: &Base, range: BadRange) {
+        let bytes = u64::from(range.to - range.from);
+        match base.shape.slot(range.group, range.slot).held {
+            Some(held) => {
+                self.found.bytes_total += bytes;
+                self.found.donors.entry(held.donor).or_default();
+                self.turns.entry(held.donor).or_default().left.push_back(range);
+            }
+            None => {
+                self.found.bytes_missing += bytes;
+                self.not_seen([range]);
+            }
+        }
+    }
+
+    fn not_seen(&mut self, ranges: impl IntoIterator<Item = BadRange>) {
+        if self.looks_again {
+            bad::merge(&mut self.found.wrong, ranges);
         }
     }
 
     pub(super) fn start(&mut self, base: &mut Base) {
+        let writes = !base.shape.read_only && !base.lease_lost;
         if self.next_pass == 0 {
             self.next_pass = base.now + SCRUB_EVERY_NS;
-        } else if self.next_pass <= base.now {
+        } else if self.next_pass <= base.now && writes {
             self.next_pass = base.now + SCRUB_EVERY_NS;
-            self.begin_pass(base);
+            self.begin_pass(base, Scope::All);
         }
-        while self.open < SCRUBS_MAX {
-            let Some((group, lo)) = self.at else { return };
-            if group as usize >= base.shape.map.groups.len() {
-                if self.open == 0 {
-                    self.at = None;
-                    base.tally.scrub_passes += 1;
+        for (donor, turn) in &mut self.turns {
+            while turn.open < OPEN_PER_DONOR && base.jobs.room() > JOBS_MAX / 2 {
+                let Some(range) = turn.left.front_mut() else { break };
+                let BadRange { group, slot, from, to } = *range;
+                let hi = to.min(from.saturating_add(STEP_BYTES));
+                range.from = hi;
+                if hi == to {
+                    turn.left.pop_front();
                 }
-                return;
+                turn.open += 1;
+                base.add_job(None, Work::Scrub { slot, turn: *donor }, group, from, hi);
             }
-            let used = base.shape.used(group);
-            // Beside what is read there is the parity that it should have.
-            let hi = (lo + (base.shape.lane_max() / 2 / BLOCK * BLOCK).max(BLOCK)).min(used);
-            self.at = Some(if hi < used { (group, hi) } else { (group + 1, 0) });
-            self.open += 1;
-            base.add_job(None, Work::Scrub, group, lo, hi);
         }
+        if self.turns.values().all(|turn| turn.open == 0 && turn.left.is_empty()) {
+            self.turns.clear();
+            self.found.passes += u64::from(std::mem::take(&mut self.found.is_under_way));
+        }
+    }
+
+    /// A donor that says nothing, and that redundancy does not set aside, is not waited for for ever.
+    pub(super) fn expire(&mut self, base: &mut Base) {
+        if self.turns.is_empty() {
+            return;
+        }
+        let is_late = |part: &Part| part.sent_at + REQUEST_DEADLINE_NS <= base.now;
+        let scrubs = base.jobs.iter().filter(|(_, job)| matches!(job.work, Work::Scrub { .. }));
+        let late = scrubs.filter(|(key, _)| base.jobs.open_parts(*key).any(|(_, part)| is_late(part)));
+        for key in late.map(|(key, _)| key).collect::<Vec<_>>() {
+            base.jobs[key].failed = Some(VolumeError::TimedOut);
+            base.end_job(key, Err(VolumeError::TimedOut));
+        }
+    }
+
+    /// What a donor said.
+    pub(super) fn answered(
+        &mut self,
+        base: &mut Base,
+        healing: &mut Healing,
+        part: &Part,
+        runs: &[StatusRun],
+    ) {
+        let Job { group, lo, hi, .. } = base.jobs[part.job];
+        let mut from = lo;
+        for run in runs {
+            let to = from.saturating_add(run.len).min(hi);
+            if !run.hole && from < to {
+                let wrong = BadRange { group, slot: part.slot, from, to };
+                let blocks = (to - from).div_ceil(BLOCK);
+                self.donor(part.placement.donor).blocks_wrong += u64::from(blocks);
+                bad::merge(&mut self.found.wrong, [wrong]);
+                base.tally.found_corrupt(part.placement.donor, blocks);
+                healing.take(base, wrong, blocks);
+            }
+            from = to;
+        }
+        if from < hi {
+            base.jobs[part.job].failed = Some(VolumeError::DonorFailed);
+        }
+    }
+
+    pub(super) fn ended(&mut self, base: &Base, job: &Job, turn: DonorId, done: bool) {
+        let Work::Scrub { slot, .. } = job.work else { return };
+        let mut ranges = vec![BadRange { group: job.group, slot, from: job.lo, to: job.hi }];
+        if let Some(turn) = self.turns.get_mut(&turn) {
+            turn.open -= 1;
+            // It is not waited for as long for each of the rest.
+            if job.failed == Some(VolumeError::TimedOut) {
+                ranges.extend(turn.left.drain(..));
+            }
+        }
+        let bytes = ranges.iter().map(|range| u64::from(range.to - range.from)).sum::<u64>();
+        if !done {
+            self.not_seen(ranges);
+        }
+        // By the donor that has it now: it may have moved since.
+        let held = base.shape.slot(job.group, slot).held.map_or(turn, |held| held.donor);
+        let donor = self.donor(held);
+        if done {
+            donor.bytes_checked += bytes;
+        } else {
+            donor.bytes_unchecked += bytes;
+            donor.why_unchecked = Some(job.failed.unwrap_or(VolumeError::DonorLost));
+        }
+    }
+
+    fn donor(&mut self, donor: DonorId) -> &mut ScrubbedDonor {
+        self.found.donors.entry(donor).or_default()
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.at.is_none()
+        !self.found.is_under_way
     }
 
-    pub(super) fn ended(&mut self) {
-        self.open -= 1;
+    /// Nothing follows.
+    pub(super) fn stop(&mut self) {
+        self.turns.values_mut().for_each(|turn| turn.left.clear());
     }
 }
 
-/// Every lane agreed with what is known of it, or the read had failed. Do they agree with each other?
-pub(super) fn compare(base: &mut Base, key: Key) {
-    let geometry = base.shape.geometry;
-    let job = &base.jobs[key];
-    let (have, len, group) = (job.have, job.len(), job.group);
-    let all = geometry.data + geometry.parity;
-    let torn = doubts::is_torn(base, group, job.lo, job.hi)
-        || doubts::missed_there(base, group, job.lo, job.hi) != 0;
-    if have.count_ones() < all || torn {
-        return base.set_phase(key, Phase::Checking);
+pub(super) fn begin(base: &mut Base, key: Key, slot: u32) {
+    let Job { group, lo, .. } = base.jobs[key];
+    let about = Run::about(lo, base.jobs[key].len());
+    let held = base.shape.slot(group, slot).held;
+    match held.is_some_and(|held| base.add_part(key, slot, held, PartOp::Verify, about)) {
+        true => base.set_phase(key, Phase::Reading),
+        false => base.end_job(key, Err(VolumeError::DonorLost)),
     }
-    let should = |number: u32| {
-        let first = base.lane(key, all);
-        At { offset: first.offset + number * len, ..first }
-    };
-    let outputs: Vec<At> = (0..geometry.parity).map(should).collect();
-    lanes::encode_to(base, key, outputs.clone());
-    for (number, a) in (0u32..).zip(outputs) {
-        let b = base.lane(key, geometry.data + number);
-        base.effects.push(Effect::Compare { job: key, a, b, len });
-    }
-    base.jobs[key].open += geometry.parity;
-    base.set_phase(key, Phase::Checking);
-}
-
-pub(super) fn checked(base: &mut Base, key: Key) {
-    let job = &base.jobs[key];
-    let (failed, len) = (job.failed.is_some(), job.len());
-    let whole = job.have.count_ones() == base.shape.geometry.data + base.shape.geometry.parity;
-    if failed {
-        base.tally.scrub_mismatches += 1;
-    } else if whole {
-        for slot in slots_of(job.have) {
-            let (fragment, at) = (base.fragment(key, slot), base.lane(key, slot));
-            let scatter = Scatter::whole(at.offset, len);
-            base.effects.push(Effect::Learn { fragment, copies: 1, mem: at.mem, scatter });
-        }
-    }
-    base.tally.scrub_done += u64::from(len) * u64::from(base.shape.geometry.data);
-    base.end_job(key, Ok(()));
 }

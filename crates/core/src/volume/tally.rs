@@ -3,6 +3,7 @@
 //! Owns what `status` shows of it. Never: decisions. Tests: those of the policies that count.
 
 use super::cached::Counts;
+use super::types::Scrubbed;
 use crate::api::VolumeReport;
 use crate::limits::SECOND_NS;
 use crate::map::DonorId;
@@ -20,9 +21,9 @@ pub(super) struct Tally {
     fill_rate: u64,
     rate_since: Time,
     rate_bytes: u64,
-    pub(super) scrub_done: u64,
-    pub(super) scrub_passes: u64,
-    pub(super) scrub_mismatches: u64,
+    /// Passes that compared all fragments, and places where they did not fit together.
+    pub(super) compares: u64,
+    pub(super) mismatches: u64,
 }
 
 impl Tally {
@@ -55,16 +56,16 @@ impl Tally {
         (self.rate_since, self.rate_bytes) = (now, 0);
     }
 
-    pub(super) fn report(&self, volume_bytes: u64, reads: Counts) -> VolumeReport {
+    pub(super) fn report(&self, scrubbed: &Scrubbed, reads: Counts) -> VolumeReport {
         VolumeReport {
             fill_bytes_done: self.fill_done,
             fill_bytes_total: self.fill_total,
             fill_bytes_per_second: self.fill_rate,
-            // It counts whole units.
-            scrub_bytes_done: self.scrub_done.min(volume_bytes),
-            scrub_bytes_total: volume_bytes,
-            scrub_passes: self.scrub_passes,
-            scrub_mismatches: self.scrub_mismatches,
+            scrub_bytes_done: scrubbed.bytes_done(),
+            scrub_bytes_total: scrubbed.bytes_total,
+            scrub_passes: scrubbed.passes,
+            compare_passes: self.compares,
+            compare_mismatches: self.mismatches,
             corrupt_blocks: self.corrupt.iter().map(|(donor, blocks)| (*donor, *blocks)).collect(),
             healed_blocks: self.healed,
             reads_rebuilt: self.reads_rebuilt,

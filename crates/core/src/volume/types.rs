@@ -7,9 +7,10 @@ use crate::ahead::Rule;
 use crate::api::Amend;
 use crate::donor::{ListedWrite, WriteMark};
 use crate::layout::Scatter;
-use crate::map::{DonorId, VolumeMap};
+use crate::map::{BadRange, DonorId, VolumeMap};
 use crate::units::Time;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// The driver's name for a request; it comes back in `Complete`.
 pub type Tag = u64;
@@ -255,6 +256,54 @@ pub struct Combine {
     pub add: bool,
 }
 
+/// What a pass of the scrubber is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Every fragment that somebody holds.
+    All,
+    /// What the last pass found wrong.
+    Wrong,
+}
+
+/// What the pass of the scrubber has found that runs, or the last one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Scrubbed {
+    /// Passes that came to their end.
+    pub passes: u64,
+    /// One is under way.
+    pub is_under_way: bool,
+    /// Bytes of fragments that it is about: of each extent those that the volume's size reaches.
+    pub bytes_total: u64,
+    /// Bytes of fragments that nobody holds; not among `bytes_total`.
+    pub bytes_missing: u64,
+    /// By the donor that was asked.
+    pub donors: BTreeMap<DonorId, ScrubbedDonor>,
+    /// Blocks that are not what was written, ascending. Where there are very many, what lies between them is
+    /// among them.
+    pub wrong: Vec<BadRange>,
+}
+
+impl Scrubbed {
+    /// So much of `bytes_total` is over.
+    #[must_use]
+    pub fn bytes_done(&self) -> u64 {
+        self.donors.values().map(|donor| donor.bytes_checked + donor.bytes_unchecked).sum()
+    }
+}
+
+/// What one donor said of what it holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScrubbedDonor {
+    /// Bytes that it compared with their checksums.
+    pub bytes_checked: u64,
+    /// Of these, blocks that are wrong.
+    pub blocks_wrong: u64,
+    /// Bytes of which it said nothing, and the reason for the last of them.
+    pub bytes_unchecked: u64,
+    /// None: it said something of all.
+    pub why_unchecked: Option<VolumeError>,
+}
+
 /// What the driver tells the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -325,8 +374,10 @@ pub enum Event {
     },
     /// Whatever was read ahead may be out of date: it is not used.
     Forget,
+    /// Donors compare what they hold with its checksums, once: all of it, or what the last pass found wrong.
+    Scrub(Scope),
     /// Compare all fragments with each other once.
-    Scrub,
+    Compare,
     /// The end: no request follows. Answered with `Finished`.
     Finish,
     /// The time of `WakeAt` has come. A `Wake` that is too early is harmless.

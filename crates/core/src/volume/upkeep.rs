@@ -1,17 +1,18 @@
 //! What keeps a volume whole beside its requests.
 //!
 //! Owns which of it is looked after when, and the end of a volume's service. Never: the work itself (`fill`,
-//! `heal`, `scrub`, `age`), or rows that were half written (`resync`). Tests: `tests/volume_finish.rs`, the
+//! `heal`, `scrub`, `compare`, `age`), or rows that were half written (`resync`). Tests: `tests/volume_finish.rs`, the
 //! simulator.
 
 use super::age::Aging;
 use super::base::Base;
+use super::compare::Comparing;
 use super::doubts::Stage;
 use super::fill::Filling;
 use super::heal::Healing;
-use super::job::{Job, Phase, Run, Work};
+use super::job::{Job, Part, Phase, Run, Work};
 use super::scrub::Scrubbing;
-use super::types::{Effect, Mem, PartOp};
+use super::types::{Effect, Mem, PartOp, StatusRun};
 use super::{BLOCK, Key};
 use crate::layout::Scatter;
 use crate::limits::{JOBS_MAX, READ_TOGETHER_NS};
@@ -23,6 +24,7 @@ pub(super) struct Upkeep {
     pub(super) filling: Filling,
     pub(super) healing: Healing,
     pub(super) scrubbing: Scrubbing,
+    pub(super) comparing: Comparing,
     pub(super) aging: Aging,
     /// Who is being asked whether it is there.
     asked: BTreeSet<DonorId>,
@@ -35,6 +37,7 @@ impl Upkeep {
         if filling {
             base.tally.tick(base.now);
         }
+        self.scrubbing.expire(base);
         base.upkeep_due = true;
     }
 
@@ -42,7 +45,7 @@ impl Upkeep {
     pub(super) fn start(&mut self, base: &mut Base) {
         self.healing.start(base);
         self.filling.start(base);
-        self.scrubbing.start(base);
+        self.comparing.start(base);
         self.aging.start(base);
     }
 
@@ -69,12 +72,21 @@ impl Upkeep {
         }
     }
 
+    /// What a donor said of what it has.
+    pub(super) fn verified(&mut self, base: &mut Base, part: &Part, runs: &[StatusRun]) {
+        match base.jobs[part.job].work {
+            Work::Scrub { .. } => self.scrubbing.answered(base, &mut self.healing, part, runs),
+            _ => self.healing.verified(base, part, runs),
+        }
+    }
+
     /// A job without a request has ended.
     pub(super) fn ended(&mut self, base: &mut Base, job: &Job, done: bool) {
         match job.work {
             Work::Fill { slot, to } => self.filling.ended(base, job, slot, to, done),
             Work::Heal { slot } => self.healing.ended(base, job, slot, done),
-            Work::Scrub => self.scrubbing.ended(),
+            Work::Scrub { turn, .. } => self.scrubbing.ended(base, job, turn, done),
+            Work::Compare => self.comparing.ended(),
             Work::Age => self.aging.ended(base),
             Work::Ask { of, .. } => {
                 self.asked.remove(&of.donor);
@@ -90,6 +102,7 @@ impl Upkeep {
             || !base.doubts.unsure.is_empty()
             || !self.healing.is_idle()
             || !self.scrubbing.is_idle()
+            || !self.comparing.is_idle()
             || base.finishing.is_some()
             || base.doubts.stage != Stage::Serving
     }

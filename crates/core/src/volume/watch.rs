@@ -16,7 +16,7 @@ use crate::limits::{
     SLOW_MIN_NS, SLOW_NS, TICK_NS,
 };
 use crate::map::DonorId;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 /// Donors that have ended, and those that have been away for long, each by its own time: what they held
 /// is rebuilt also when nobody writes.
@@ -120,6 +120,19 @@ fn reopen(base: &mut Base, donor: DonorId, patient: bool) {
 /// reached again.
 pub(super) fn set_aside(base: &mut Base, donor: DonorId, why: String) {
     set_aside_with(base, donor, why, Hope::Some);
+}
+
+/// Whom jobs wait for whose request has come to its deadline; not who was asked for data a moment ago, after
+/// another had failed.
+pub(super) fn set_aside_who_is_late(base: &mut Base, jobs: &[Key]) {
+    let late: BTreeSet<DonorId> = (jobs.iter())
+        .flat_map(|job| base.jobs.open_parts(*job))
+        .filter(|(_, part)| part.op.writes() || part.sent_at + SILENCE_NS <= base.now)
+        .map(|(_, part)| part.placement.donor)
+        .collect();
+    for donor in late {
+        set_aside(base, donor, format!("no answer within {} s", REQUEST_DEADLINE_NS / SECOND_NS));
+    }
 }
 
 fn set_aside_with(base: &mut Base, donor: DonorId, why: String, hope: Hope) {

@@ -122,11 +122,7 @@ impl Held {
     /// Whether a count that who asked at that time may wait for says more than the last one: of bytes that
     /// were not counted, or of what others wrote. What was written here since is added to it.
     pub(super) fn is_to_come(&self, asked: Instant) -> bool {
-        let size = self.handle.size();
-        self.count()
-            .last
-            .as_ref()
-            .is_none_or(|last| last.end < size || (self.handle.read_only() && last.began < asked))
+        self.count().is_to_come(self.handle.size(), self.handle.read_only(), asked)
     }
 
     /// Waits for such a count, if it does not take long.
@@ -135,13 +131,13 @@ impl Held {
         let mut done = self.done.subscribe();
         loop {
             self.refresh(asked);
-            if !self.is_to_come(asked) || Instant::now() >= until {
-                return;
-            }
             let again = {
                 let count = self.count();
-                let pause = count.not_before.filter(|_| count.running.is_none());
-                pause.map_or(until, |pause| pause.min(until))
+                let is_to_come = count.is_to_come(self.handle.size(), self.handle.read_only(), asked);
+                match count.next_word(until).filter(|_| is_to_come && Instant::now() < until) {
+                    Some(again) => again,
+                    None => return,
+                }
             };
             tokio::select! {
                 _ = done.changed() => {}
@@ -178,6 +174,23 @@ impl Held {
     }
 }
 
+impl Count {
+    fn is_to_come(&self, size: u64, read_only: bool, asked: Instant) -> bool {
+        let is_old = |last: &Counted| last.end < size || (read_only && last.is_old(asked, self.beside));
+        self.last.as_ref().is_none_or(is_old)
+    }
+
+    /// When there is something to look at for who waits until then; none: the next count begins later. Over
+    /// a long link that is most often so, and a tool that looks at the file for each that it reads would wait
+    /// each time.
+    fn next_word(&self, until: Instant) -> Option<Instant> {
+        match (&self.running, self.not_before) {
+            (Some(_), _) | (None, None) => Some(until),
+            (None, Some(pause)) => Some(pause).filter(|pause| *pause < until),
+        }
+    }
+}
+
 impl Counted {
     /// With what was written here since it began.
     fn bytes_at(&self, size: u64, landed: Landed) -> u64 {
@@ -186,14 +199,18 @@ impl Counted {
         self.bytes.saturating_add(since).saturating_add(landed.failed_bytes).saturating_add(unknown).min(size)
     }
 
-    /// What others wrote since is not known.
-    fn for_reader(&self, size: u64, asked: Instant, beside: Beside) -> u64 {
-        let is_old = match beside {
+    /// Whether another may have written since.
+    fn is_old(&self, asked: Instant, beside: Beside) -> bool {
+        match beside {
             Beside::Nobody => false,
             Beside::There => self.began < asked,
             Beside::LeftAt(when) => self.began < when,
-        };
-        let said = if is_old { size } else { self.bytes_at(size, self.landed) };
+        }
+    }
+
+    /// What others wrote since is not known.
+    fn for_reader(&self, size: u64, asked: Instant, beside: Beside) -> u64 {
+        let said = if self.is_old(asked, beside) { size } else { self.bytes_at(size, self.landed) };
         // The writer may write the moment after it was counted, and be heard of seconds later.
         said.max(BLOCK_BYTES).min(size)
     }
@@ -269,6 +286,28 @@ mod tests {
     #[test]
     fn what_a_volume_grew_by_is_held_until_it_is_counted() {
         assert_eq!(counted(100 << 20, 5 << 20).bytes_at(300 << 20, Landed::default()), 205 << 20);
+    }
+
+    #[test]
+    fn nobody_waits_for_a_count_that_says_no_more_or_begins_too_late() {
+        let size = 1 << 30;
+        let last = counted(size, 0);
+        let began = last.began;
+        let ms = |ms| began + Duration::from_millis(ms);
+        let count = |beside| Count { last: Some(last), beside, ..Count::default() };
+        assert!(!count(Beside::Nobody).is_to_come(size, true, ms(1)), "nobody wrote");
+        assert!(count(Beside::There).is_to_come(size, true, ms(1)));
+        assert!(!count(Beside::There).is_to_come(size, true, began));
+        assert!(count(Beside::LeftAt(ms(1))).is_to_come(size, true, ms(2)));
+        assert!(!count(Beside::There).is_to_come(size, false, ms(1)), "a writer counts what it writes");
+        assert!(count(Beside::Nobody).is_to_come(size + 1, true, ms(1)), "it grew");
+        assert!(Count::default().is_to_come(size, true, began));
+        let resting = Count { not_before: Some(ms(200)), ..count(Beside::There) };
+        assert_eq!(resting.next_word(ms(100)), None);
+        assert_eq!(resting.next_word(ms(300)), Some(ms(200)));
+        let sum = last;
+        let running = Count { running: Some(Running { at: 0, sum }), ..resting };
+        assert_eq!(running.next_word(ms(100)), Some(ms(100)), "it may be done sooner");
     }
 
     #[test]

@@ -199,6 +199,8 @@ fn donor_status() -> DonorStatus {
         silent_ms: 1,
         stuck: Some(String::new()),
         bytes_given_up: 1,
+        wrong_blocks: 1,
+        has_bad_memory: true,
     }
 }
 

@@ -20,7 +20,7 @@ mod orders;
 mod traffic;
 
 pub use cheetah_core::ahead::Rule;
-pub use cheetah_core::volume::Caching;
+pub use cheetah_core::volume::{Caching, Scope, Scrubbed, ScrubbedDonor};
 pub use handle::{Completion, LocalTask, Op, Sink, StatusRun, Submission, Taker, VolumeError, VolumeHandle};
 pub use open::probe;
 
@@ -58,6 +58,8 @@ pub struct Seen {
     pub lost: Vec<(DonorId, String)>,
     /// What `status` shows of it.
     pub report: VolumeReport,
+    /// What donors said of the checksums of what they hold.
+    pub scrubbed: Scrubbed,
 }
 
 /// How to reach the donors, and as whom.

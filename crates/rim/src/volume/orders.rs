@@ -8,7 +8,7 @@ use super::{Driver, Seen};
 use cheetah_core::api::Amend;
 use cheetah_core::limits::REQUESTS_IN_FLIGHT_MAX;
 use cheetah_core::map::{DonorId, VolumeMap};
-use cheetah_core::volume::Event;
+use cheetah_core::volume::{Event, Scope};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -25,7 +25,7 @@ pub(super) enum Order {
     /// Donors that the coordinator has not heard of.
     Silent(Vec<DonorId>),
     Forget,
-    Scrub,
+    Scrub(Scope),
     Look(oneshot::Sender<Option<Seen>>),
     /// Answered when every donor was reached or set aside.
     Settled(oneshot::Sender<Vec<(DonorId, String)>>),
@@ -78,9 +78,10 @@ impl VolumeHandle {
         self.0.forgets.load(Ordering::Acquire)
     }
 
-    /// Compares all fragments with each other and with their checksums, once, beside what goes on.
-    pub fn scrub(&self) {
-        self.order(Order::Scrub);
+    /// Donors compare what they hold with its checksums, once, beside what goes on. `look` shows how far that
+    /// is.
+    pub fn scrub(&self, scope: Scope) {
+        self.order(Order::Scrub(scope));
     }
 
     /// How it is now. Nothing is to be said of it once it is closed: it then has no donors that could be lost
@@ -154,9 +155,11 @@ pub(super) async fn take_orders(driver: Rc<RefCell<Driver>>, shared: Arc<Shared>
                 }
                 Order::Silent(donors) => driver.step(Event::Silent(donors)),
                 Order::Forget => {}
-                Order::Scrub => driver.step(Event::Scrub),
+                Order::Scrub(scope) => driver.step(Event::Scrub(scope)),
                 Order::Look(answer) => {
-                    let seen = Seen { lost: driver.lost(), report: driver.machine.report() };
+                    let Driver { machine, .. } = &*driver;
+                    let (report, scrubbed) = (machine.report(), machine.scrubbed().clone());
+                    let seen = Seen { lost: driver.lost(), report, scrubbed };
                     drop(answer.send(Some(seen)));
                 }
                 Order::Settled(answer) => driver.settling.push(answer),
