@@ -1,4 +1,5 @@
-//! `cheetah load`: copy a disk or the disk in an image into a volume, hash it on the way, and have it checked.
+//! `cheetah load`: copy a disk or the disk in an image into a volume, hash it on the way, and have it
+//! checked.
 //!
 //! Owns: what is refused, the order of lease, copy and check, what the pool is told of them, the report, and
 //! what is left when it ends early. Never: writing to the source, or bytes (`fill`). Invariants: "verified"
@@ -278,7 +279,8 @@ impl Loading {
         })
     }
 
-    /// Whether donors hold what they confirmed when it was sent; none where they cannot say that of all of it.
+    /// Whether donors hold what they confirmed when it was sent; none where they cannot say that of all of
+    /// it.
     async fn checked_by_donors(&mut self, volume: &Volume) -> Result<Option<bool>, Broken> {
         tokio::select! {
             checked = verify::check(volume) => {
