@@ -1,4 +1,5 @@
-//! `cheetah load`: copy a disk or the disk in an image into a volume, hash it on the way, and have it checked.
+//! `cheetah load`: copy a disk or the disk in an image into a volume, hash it on the way, and have it
+//! checked.
 //!
 //! Owns: what is refused, the order of lease, copy and check, what the pool is told of them, the report, and
 //! what is left when it ends early. Never: writing to the source, or bytes (`fill`). Invariants: "verified"
@@ -22,6 +23,7 @@ use cheetah_core::content::{ByteRange, Check, Fill, FillFrom, Loaded, Source, Te
 use cheetah_core::text::written;
 use cheetah_core::units::{show_bytes, show_count};
 use cheetah_rim::control::{CallError, Client, own_name};
+use cheetah_rim::descriptors;
 use cheetah_rim::volume::Tuning;
 use cheetah_source::{Options, Source as AnySource, SourceError};
 use serde::Serialize;
@@ -80,6 +82,8 @@ enum CheckedBy {
 }
 
 pub async fn load(options: cli::Load) -> Result<(), Failure> {
+    // An image may have more files than a process may open unless it asks.
+    let _ = descriptors::raise();
     let source = cheetah_source::open(&options.file, &Options { raw: options.raw })
         .map_err(|error| not_opened(&error))?;
     let source: Arc<dyn AnySource> = Arc::from(source);
@@ -275,7 +279,8 @@ impl Loading {
         })
     }
 
-    /// Whether donors hold what they confirmed when it was sent; none where they cannot say that of all of it.
+    /// Whether donors hold what they confirmed when it was sent; none where they cannot say that of all of
+    /// it.
     async fn checked_by_donors(&mut self, volume: &Volume) -> Result<Option<bool>, Broken> {
         tokio::select! {
             checked = verify::check(volume) => {
