@@ -150,8 +150,12 @@ fn a_load_that_is_killed_is_incomplete_and_goes_on_from_there() {
     pool.detach("half");
     let other = pool.scratch().sparse_file("other.raw", LONG_BYTES).display().to_string();
     names(&pool.fails(["load", &other, "half", "--resume"]), &["another", "--overwrite"]);
-    let report = pool.json(["load", &image.display().to_string(), "half", "--resume"]);
-    assert_eq!(report["verified"], true, "{report}");
+    let report = pool.json(["load", &image.display().to_string(), "half", "--resume", "--read-back"]);
+    assert_eq!(
+        (&report["verified"], &report["checked_by"]),
+        (&json!(true), &json!("reading_back")),
+        "{report}"
+    );
     let sha256 = hash::of_file(&image);
     assert_eq!(report["volume_hashes"]["sha256"], sha256.as_str());
     let now = content(&pool, "half");
@@ -188,7 +192,9 @@ fn a_load_that_is_killed_before_it_begins_leaves_no_empty_volume() {
     assert_eq!(refused.status.code(), Some(4), "{}", refused.err);
     names(&refused.err, &["incomplete", "disk.raw", "--resume"]);
     names(&pool.ok(["list"]), &["INCOMPLETE"]);
-    pool.ok(["load", &image.display().to_string(), "half", "--resume"]);
+    let report = pool.json(["load", &image.display().to_string(), "half", "--resume"]);
+    let by_donors = (&report["verified"], &report["checked_by"], &report["volume_hashes"]);
+    assert_eq!(by_donors, (&json!(true), &json!("donors"), &Value::Null), "{report}");
     assert_eq!(content(&pool, "half")["state"], "loaded");
 }
 

@@ -1,7 +1,7 @@
 //! Comparing: all fragments of a row are read and compared, with what is known of them and with each other.
 //!
-//! Owns when a pass begins and how far it is. Never: what is done about a wrong block (`heal`), or what donors
-//! can tell by themselves (`scrub`). Tests: `tests/volume_degraded.rs`, the simulator.
+//! Owns when a pass begins and how far it is. Never: what is done about a wrong block (`heal`), or what
+//! donors can tell by themselves (`scrub`). Tests: `tests/volume_degraded.rs`, the simulator.
 
 use super::base::Base;
 use super::job::{Phase, Work, slots_of};

@@ -13,9 +13,9 @@
 //! together), `tally`. Policies over that: `read`, `beside` (a writer), `status`, `write`, `join` (rows
 //! written by several requests), `lanes` (what several share), `flush`; `watch` (donors that come and go),
 //! `changes` (what the coordinator is told, newer maps); `resync` (rows half written), `judge` (which of them
-//! fit together); `upkeep` with `fill`, `heal`, `scrub`, `compare`, `age`; `cached` (reads from what was read ahead).
-//! Small parts: `types` (events, effects), `cache`, `buddy` (its memory), `numbers` (by which donors list
-//! writes), `merge` (what leaves as one request), `locks`, `scratch`, `pace`, `slab`.
+//! fit together); `upkeep` with `fill`, `heal`, `scrub`, `compare`, `age`; `cached` (reads from what was read
+//! ahead). Small parts: `types` (events, effects), `cache`, `buddy` (its memory), `numbers` (by which donors
+//! list writes), `merge` (what leaves as one request), `locks`, `scratch`, `pace`, `slab`.
 
 mod age;
 mod base;

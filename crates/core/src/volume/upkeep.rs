@@ -1,8 +1,8 @@
 //! What keeps a volume whole beside its requests.
 //!
 //! Owns which of it is looked after when, and the end of a volume's service. Never: the work itself (`fill`,
-//! `heal`, `scrub`, `compare`, `age`), or rows that were half written (`resync`). Tests: `tests/volume_finish.rs`, the
-//! simulator.
+//! `heal`, `scrub`, `compare`, `age`), or rows that were half written (`resync`). Tests:
+//! `tests/volume_finish.rs`, the simulator.
 
 use super::age::Aging;
 use super::base::Base;
