@@ -7,6 +7,9 @@ use cheetah_nbd::{
     StateFlags, TransmissionFlags, Violation,
 };
 
+/// Puts an answer into an outbox.
+type Answer<'a> = &'a dyn Fn(&mut Outbox<()>);
+
 fn session() -> Negotiated {
     let info = ExportInfo::new(1 << 30, TransmissionFlags::EMPTY);
     let (base_allocation, dirty, context) = (Some(1), Some(2), Some(3));
@@ -41,7 +44,7 @@ fn a_request_is_taken_as_it_was_sent_or_not_at_all() {
 #[test]
 fn a_reply_is_taken_as_it_was_sent_or_not_at_all() {
     let request = header(Command::Read);
-    let heads: [(&str, &dyn Fn(&mut Outbox<()>)); 7] = [
+    let heads: [(&str, Answer); 7] = [
         ("done", &|outbox| outbox.done(request.cookie)),
         ("data", &|outbox| outbox.data(&request, ())),
         ("error", &|outbox| outbox.error(request.cookie, Errno::Io, "why")),

@@ -79,8 +79,8 @@ impl Way {
                     break;
                 }
                 seen.extend_from_slice(&bytes[..got]);
-                let headers =
-                    seen.array_windows().filter_map(|bytes| RequestHeader::decode_in(bytes, true).ok());
+                let headers = seen.windows(RequestHeader::BYTES).map(|bytes| bytes.try_into().unwrap());
+                let headers = headers.filter_map(|bytes| RequestHeader::decode_in(bytes, true).ok());
                 for RequestHeader { cookie, offset, length, .. } in
                     headers.filter(|header| header.command == Command::Write)
                 {
