@@ -10,8 +10,12 @@ use pool::{E, World, held_by};
 
 /// Four donors, and a volume that has a fragment on three of them.
 fn world() -> (World, Attached) {
+    world_of("parity:2+1")
+}
+
+fn world_of(redundancy: &str) -> (World, Attached) {
     let mut world = World::with_donors(&[4, 4, 4, 4]);
-    world.create("v", Size::Bytes(2 * E), Some("parity:2+1")).expect("created");
+    world.create("v", Size::Bytes(2 * E), Some(redundancy)).expect("created");
     let lease = world.attach("v", false).expect("attached");
     (world, lease)
 }
@@ -81,4 +85,16 @@ fn nobody_is_judged_where_several_have_them_alike() {
     }
     assert!(world.status().donors.iter().all(|donor| !donor.has_bad_memory));
     assert!(holders.iter().all(|id| donor(&mut world, *id).wrong_blocks > 0));
+}
+
+#[test]
+fn a_block_that_nothing_heals_is_no_new_one_each_time() {
+    let (mut world, lease) = world_of("linear");
+    let bad = (1..=4).find(|id| held_by(&lease.map, *id) > 0).expect("a holder");
+    for occasion in 1..=4 * u64::from(BAD_MEMORY_OCCASIONS) {
+        report(&mut world, &lease, &[(bad, occasion)]);
+        world.pass(OCCASION_NS);
+    }
+    let said = donor(&mut world, bad);
+    assert_eq!((said.wrong_blocks, said.has_bad_memory), (4 * u64::from(BAD_MEMORY_OCCASIONS), false));
 }

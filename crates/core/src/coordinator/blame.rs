@@ -24,8 +24,11 @@ pub(super) struct Blame {
 }
 
 impl Blame {
-    fn add(&mut self, now: Time, blocks: u64) {
+    fn add(&mut self, now: Time, blocks: u64, are_new: bool) {
         self.blocks = self.blocks.saturating_add(blocks);
+        if !are_new {
+            return;
+        }
         if self.occasions == 0 || now >= self.since + OCCASION_NS {
             self.occasions = self.occasions.saturating_add(1);
             self.since = now;
@@ -41,12 +44,15 @@ impl Coordinator {
             let had = before.corrupt_blocks.iter().find(|(donor, _)| *donor == id);
             had.map_or(0, |(_, blocks)| *blocks)
         };
+        // Without redundancy nothing is healed: the same block is met by whoever comes.
+        let volume = self.volumes.get(&lease.record.volume);
+        let are_new = volume.is_some_and(|volume| volume.map.redundancy.parity > 0);
         let reported = lease.report.corrupt_blocks.iter();
         let more = reported.map(|(id, blocks)| (*id, blocks.saturating_sub(had(*id))));
         let more: Vec<(DonorId, u64)> = more.filter(|(_, blocks)| *blocks > 0).collect();
         for (id, blocks) in more {
             if let Some(donor) = self.donors.get_mut(&id) {
-                donor.blame.add(now, blocks);
+                donor.blame.add(now, blocks, are_new);
             }
             self.judge_memory(id);
         }
