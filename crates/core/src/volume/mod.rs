@@ -515,7 +515,8 @@ impl Volume {
             self.resync.start(base);
         }
         if base.doubts.stage == Stage::Serving {
-            self.upkeep.scrubbing.start(base);
+            let heals = !self.upkeep.healing.is_idle();
+            self.upkeep.scrubbing.start(base, heals);
             if writes {
                 self.upkeep.start(base);
             }

@@ -83,7 +83,8 @@ impl Scrubbing {
         }
     }
 
-    pub(super) fn start(&mut self, base: &mut Base) {
+    /// `heals`: something wrong is still to be put right; a pass has not come to its end before.
+    pub(super) fn start(&mut self, base: &mut Base, heals: bool) {
         let writes = !base.shape.read_only && !base.lease_lost;
         if self.next_pass == 0 {
             self.next_pass = base.now + SCRUB_EVERY_NS;
@@ -104,7 +105,7 @@ impl Scrubbing {
                 base.add_job(None, Work::Scrub { slot, turn: *donor }, group, from, hi);
             }
         }
-        if self.turns.values().all(|turn| turn.open == 0 && turn.left.is_empty()) {
+        if !heals && self.turns.values().all(|turn| turn.open == 0 && turn.left.is_empty()) {
             self.turns.clear();
             self.found.passes += u64::from(std::mem::take(&mut self.found.is_under_way));
         }
