@@ -236,3 +236,27 @@ fn a_block_that_cannot_be_healed_keeps_no_other_waiting() {
     healed.sort_unstable();
     assert_eq!(healed, far.iter().map(|at| (DonorId(2), u64::from(*at))).collect::<Vec<_>>());
 }
+
+#[test]
+fn a_pass_ends_when_what_it_found_is_healed_or_cannot_be_for_want_of_the_lease() {
+    let mut world = world(false);
+    world.step(Event::Scrub(Scope::All));
+    for (nth, sent) in verifies(&mut world).iter().enumerate() {
+        let runs = [StatusRun { len: BLOCK, hole: nth > 0 }, StatusRun { len: sent.len - BLOCK, hole: true }];
+        world.answer(sent.part, Ok(runs.to_vec()));
+    }
+    // All that is asked about is answered for, and nothing of the healing.
+    loop {
+        let sent = verifies(&mut world);
+        if sent.is_empty() {
+            break;
+        }
+        sent.iter()
+            .for_each(|sent| world.answer(sent.part, Ok(vec![StatusRun { len: sent.len, hole: true }])));
+    }
+    assert!(world.volume.scrubbed().is_under_way, "one block is not healed yet");
+    world.step(Event::LeaseLost);
+    world.step(Event::Amended(None));
+    assert!(!world.volume.scrubbed().is_under_way, "nobody here can heal it any more");
+    assert_eq!(world.volume.scrubbed().wrong.len(), 1);
+}

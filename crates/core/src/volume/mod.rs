@@ -515,7 +515,7 @@ impl Volume {
             self.resync.start(base);
         }
         if base.doubts.stage == Stage::Serving {
-            let heals = !self.upkeep.healing.is_idle();
+            let heals = writes && !self.upkeep.healing.is_idle();
             self.upkeep.scrubbing.start(base, heals);
             if writes {
                 self.upkeep.start(base);
