@@ -83,6 +83,16 @@ impl<T: Table> Blocks<T> {
         Ok(Blocks { path, what, block, files, table, size, block_bytes, is_checksummed, claims, decoded })
     }
 
+    /// An image that is one file.
+    pub fn of_one(
+        file: RawSource,
+        read: impl FnOnce(&RawSource) -> Result<Found<T>, Fault>,
+    ) -> Result<Blocks<T>, SourceError> {
+        let path = file.path().to_path_buf();
+        let found = read(&file).map_err(|fault| fault.of(&path))?;
+        Blocks::new(path, vec![file], found)
+    }
+
     /// How many bytes a block has: the last one has what is left.
     fn len_of(&self, index: u64) -> u64 {
         (self.size - index * self.block_bytes).min(self.block_bytes)

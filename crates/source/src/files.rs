@@ -4,6 +4,7 @@
 //! one identity for all of the files. Called by `blocks`, `parts` and the readers. Tests: below.
 
 use crate::{RawSource, Source, SourceError};
+use std::path::Path;
 
 /// What is read of an image at once, beside its blocks: tables and headers.
 pub(crate) const TABLE_BYTES_MAX: u64 = 64 << 20;
@@ -27,12 +28,17 @@ pub(crate) fn damaged<T>(what: impl Into<String>) -> Result<T, Fault> {
     Err(Fault::Damaged(what.into()))
 }
 
+/// What is not read, and why.
+pub(crate) fn refused<T>(path: &Path, why: impl Into<String>) -> Result<T, Fault> {
+    Err(SourceError::Refused { path: path.to_path_buf(), why: why.into() }.into())
+}
+
 impl Fault {
     /// Of all that is wrong with an image when it is opened.
-    pub fn of(self, file: &RawSource) -> SourceError {
+    pub fn of(self, path: &Path) -> SourceError {
         match self {
             Fault::File(error) => error,
-            Fault::Damaged(what) => SourceError::Damaged { path: file.path().to_path_buf(), what },
+            Fault::Damaged(what) => SourceError::Damaged { path: path.to_path_buf(), what },
         }
     }
 }

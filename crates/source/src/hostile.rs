@@ -8,7 +8,7 @@
 use crate::fields::le32;
 use crate::files::tests::Scratch;
 use crate::inflate::adler32;
-use crate::vhdx::{BAT, DISK_SIZE, LOGICAL_SECTOR, METADATA, PARAMETERS, crc32c};
+use crate::vhdx::{BAT, DISK_SIZE, LOGICAL_SECTOR, METADATA, PARAMETERS};
 use crate::{Options, Source, SourceError, open};
 use std::io::Write;
 use std::path::Path;
@@ -266,7 +266,7 @@ const MIB: usize = 1 << 20;
 
 fn with_crc(bytes: &mut [u8], at: usize, len: usize) {
     bytes[at + 4..at + 8].fill(0);
-    let sum = crc32c(&bytes[at..at + len]);
+    let sum = crc32c::crc32c(&bytes[at..at + len]);
     bytes[at + 4..at + 8].copy_from_slice(&sum.to_le_bytes());
 }
 

@@ -9,7 +9,7 @@ use crate::blocks::{Block, Blocks, Found, Table};
 use crate::cache::Cache;
 use crate::container::QEMU;
 use crate::fields::{be32, be64, text};
-use crate::files::{Fault, damaged};
+use crate::files::{Fault, damaged, refused};
 use crate::inflate::Form;
 use crate::{Claims, RawSource, Source, SourceError};
 use std::sync::Arc;
@@ -43,13 +43,7 @@ pub(crate) fn is_one(head: &[u8]) -> bool {
 }
 
 pub(crate) fn open(file: RawSource) -> Result<impl Source, SourceError> {
-    let found = read(&file).map_err(|fault| fault.of(&file))?;
-    let path = file.path().to_path_buf();
-    Blocks::new(path, vec![file], found)
-}
-
-fn refused<T>(file: &RawSource, why: String) -> Result<T, Fault> {
-    Err(SourceError::Refused { path: file.path().to_path_buf(), why }.into())
+    Blocks::of_one(file, read)
 }
 
 fn read(file: &RawSource) -> Result<Found<Clusters>, Fault> {
@@ -58,7 +52,7 @@ fn read(file: &RawSource) -> Result<Found<Clusters>, Fault> {
     header.resize(HEADER_BYTES as usize, 0);
     let version = be32(&header, 4);
     if !(2..=3).contains(&version) {
-        return refused(file, format!("a QCOW image of version {version}: {QEMU}"));
+        return refused(file.path(), format!("a QCOW image of version {version}: {QEMU}"));
     }
     let features = if version == 3 { be64(&header, 72) } else { 0 };
     let (bits, size) = (be32(&header, 20), be64(&header, 24));
@@ -90,15 +84,17 @@ fn read(file: &RawSource) -> Result<Found<Clusters>, Fault> {
 fn check_is_read(file: &RawSource, header: &[u8], features: u64) -> Result<(), Fault> {
     match be32(header, 32) {
         0 => {}
-        1 => return refused(file, format!("a QCOW2 image that is encrypted (AES): {QEMU}")),
-        2 => return refused(file, format!("a QCOW2 image that is encrypted (LUKS): {QEMU}")),
-        other => return refused(file, format!("a QCOW2 image that is encrypted (method {other}): {QEMU}")),
+        1 => return refused(file.path(), format!("a QCOW2 image that is encrypted (AES): {QEMU}")),
+        2 => return refused(file.path(), format!("a QCOW2 image that is encrypted (LUKS): {QEMU}")),
+        other => {
+            return refused(file.path(), format!("a QCOW2 image that is encrypted (method {other}): {QEMU}"));
+        }
     }
     if features & DATA_FILE != 0 {
         let named =
             extension(file, header, 0x4441_5441)?.unwrap_or_else(|| "which it does not name".to_owned());
         return refused(
-            file,
+            file.path(),
             format!(
                 "a QCOW2 image whose data are in another file ({named}), and no file is opened because an image names it: {QEMU}"
             ),
@@ -111,7 +107,7 @@ fn check_is_read(file: &RawSource, header: &[u8], features: u64) -> Result<(), F
         }
         let named = text(&file.part(backing, len)?);
         return refused(
-            file,
+            file.path(),
             format!(
                 "a QCOW2 image that holds what differs from another ({named}), and no file is opened because an image names \
                  it: `qemu-img convert -O raw FILE disk.raw` puts both together, where that file is the right one"
@@ -120,20 +116,23 @@ fn check_is_read(file: &RawSource, header: &[u8], features: u64) -> Result<(), F
     }
     if features & CORRUPT != 0 {
         return refused(
-            file,
+            file.path(),
             "a QCOW2 image that QEMU marked as corrupt: `qemu-img check -r all` repairs a copy of it"
                 .to_owned(),
         );
     }
     if features & COMPRESSION != 0 && header[104 - 1..].first() != Some(&0) {
-        return refused(file, format!("a QCOW2 image whose clusters are compressed with zstd: {QEMU}"));
+        return refused(
+            file.path(),
+            format!("a QCOW2 image whose clusters are compressed with zstd: {QEMU}"),
+        );
     }
     if features & SUBCLUSTERS != 0 {
-        return refused(file, format!("a QCOW2 image with subclusters (extended L2 entries): {QEMU}"));
+        return refused(file.path(), format!("a QCOW2 image with subclusters (extended L2 entries): {QEMU}"));
     }
     if features & !(SUBCLUSTERS | COMPRESSION | DATA_FILE | CORRUPT | 1) != 0 {
         return refused(
-            file,
+            file.path(),
             format!("a QCOW2 image with features that this version does not know ({features:#x}): {QEMU}"),
         );
     }

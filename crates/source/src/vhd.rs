@@ -34,9 +34,7 @@ pub(crate) fn is_one(head: &[u8], tail: &[u8]) -> bool {
 }
 
 pub(crate) fn open(file: RawSource) -> Result<impl Source, SourceError> {
-    let found = read(&file).map_err(|fault| fault.of(&file))?;
-    let path = file.path().to_path_buf();
-    Blocks::new(path, vec![file], found)
+    Blocks::of_one(file, read)
 }
 
 /// The sum of all bytes, but its own four, turned round.

@@ -8,7 +8,7 @@
 use crate::blocks::{Block, Blocks, Found, Table};
 use crate::container::QEMU;
 use crate::fields::{array, le16, le32, le64};
-use crate::files::{Fault, TABLE_BYTES_MAX, damaged};
+use crate::files::{Fault, TABLE_BYTES_MAX, damaged, refused};
 use crate::{Claims, RawSource, Source, SourceError};
 
 const SIGNATURE: &[u8] = b"vhdxfile";
@@ -43,13 +43,7 @@ pub(crate) fn is_one(head: &[u8]) -> bool {
 }
 
 pub(crate) fn open(file: RawSource) -> Result<impl Source, SourceError> {
-    let found = read(&file).map_err(|fault| fault.of(&file))?;
-    let path = file.path().to_path_buf();
-    Blocks::new(path, vec![file], found)
-}
-
-fn refused<T>(file: &RawSource, why: String) -> Result<T, Fault> {
-    Err(SourceError::Refused { path: file.path().to_path_buf(), why }.into())
+    Blocks::of_one(file, read)
 }
 
 /// A structure that is there twice, with its CRC-32C in front: those copies that fit.
@@ -62,19 +56,11 @@ fn whole(file: &RawSource, places: [u64; 2], len: u64, signature: &[u8]) -> Resu
         };
         let sum = le32(&bytes, 4);
         bytes[4..8].fill(0);
-        if bytes.starts_with(signature) && crc32c(&bytes) == sum {
+        if bytes.starts_with(signature) && crc32c::crc32c(&bytes) == sum {
             found.push(bytes);
         }
     }
     Ok(found)
-}
-
-/// Of little data, so that no table is worth it.
-pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
-    let step = |crc: u32, byte: &u8| {
-        (0..8).fold(crc ^ u32::from(*byte), |crc, _| crc >> 1 ^ (0x82f6_3b78 & (crc & 1).wrapping_neg()))
-    };
-    !bytes.iter().fold(!0, step)
 }
 
 fn read(file: &RawSource) -> Result<Found<Bat>, Fault> {
@@ -84,14 +70,14 @@ fn read(file: &RawSource) -> Result<Found<Bat>, Fault> {
     };
     if header[48..64].iter().any(|byte| *byte != 0) {
         return refused(
-            file,
+            file.path(),
             "a VHDX image that was not closed: what was written last stands in its log. `qemu-img check -r all` writes it \
              to its place, in a copy"
                 .to_owned(),
         );
     }
     if le16(header, 66) != 1 {
-        return refused(file, format!("a VHDX image of version {}: {QEMU}", le16(header, 66)));
+        return refused(file.path(), format!("a VHDX image of version {}: {QEMU}", le16(header, 66)));
     }
     let tables = whole(file, REGIONS, REGION_BYTES, b"regi")?;
     let Some(regions) = tables.first() else {
@@ -144,7 +130,10 @@ fn describe(file: &RawSource, (at, len): (u64, u64)) -> Result<Described, Fault>
     let sector_bytes = u64::from(le32(&item(LOGICAL_SECTOR, 4, "size of a sector")?, 0));
     let block_bytes = u64::from(le32(&parameters, 0));
     if le32(&parameters, 4) & 2 != 0 {
-        return refused(file, format!("a VHDX image that holds what differs from another file: {QEMU}"));
+        return refused(
+            file.path(),
+            format!("a VHDX image that holds what differs from another file: {QEMU}"),
+        );
     }
     if !block_bytes.is_power_of_two() || !(MIB..=256 * MIB).contains(&block_bytes) {
         return damaged(format!("it says that its blocks have {block_bytes} bytes"));

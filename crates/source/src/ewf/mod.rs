@@ -137,20 +137,13 @@ pub(crate) fn open(given: &RawSource) -> Result<impl Source + use<>, SourceError
             1 => one::walk(&file, index, &mut seen),
             _ => two::walk(&file, index, &found, &mut seen),
         };
-        walked.map_err(|fault| fault.of(&file))?;
+        walked.map_err(|fault| fault.of(file.path()))?;
         files.push(file);
         number += 1;
     }
     let kind = name.map_or_else(|| "E01".to_owned(), |name| name.kind());
-    let found = put_together(seen, files.len(), &kind).map_err(|fault| match fault {
-        Fault::File(error) => error,
-        Fault::Damaged(what) => SourceError::Damaged { path: path.clone(), what },
-    })?;
+    let found = put_together(seen, files.len(), &kind).map_err(|fault| fault.of(&path))?;
     Blocks::new(path, files, found)
-}
-
-fn refused<T>(file: &RawSource, why: &str) -> Result<T, Fault> {
-    Err(SourceError::Refused { path: file.path().to_path_buf(), why: why.to_owned() }.into())
 }
 
 fn header_of(file: &RawSource) -> Result<Header, SourceError> {

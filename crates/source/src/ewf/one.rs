@@ -1,9 +1,9 @@
 //! Version 1: sections one behind the other, each with its descriptor in front. Called by `ewf`. Tests:
 //! `ewf`.
 
-use super::{Entry, Geometry, Header, Kind, SECTIONS_MAX, Seen, TableAt, TableForm, refused};
+use super::{Entry, Geometry, Header, Kind, SECTIONS_MAX, Seen, TableAt, TableForm};
 use crate::fields::{array, le16, le32, le64, text};
-use crate::files::{Fault, damaged};
+use crate::files::{Fault, damaged, refused};
 use crate::inflate::adler32;
 use crate::{RawSource, Source};
 
@@ -61,12 +61,15 @@ pub(super) fn walk(file: &RawSource, index: usize, seen: &mut Seen) -> Result<()
             "error2" => errors(file, &section, seen)?,
             "ltree" | "ltypes" => {
                 return refused(
-                    file,
+                    file.path(),
                     "a logical image, which holds files and no disk; extract those that are wanted",
                 );
             }
             "x_encryption" => {
-                return refused(file, "an encrypted E01 image (X-Ways): export it without, and load that");
+                return refused(
+                    file.path(),
+                    "an encrypted E01 image (X-Ways): export it without, and load that",
+                );
             }
             // Texts of the case, sessions of an optical disk, and what later writers add.
             _ => {}

@@ -1,9 +1,9 @@
 //! Version 2: sections whose descriptors stand behind them, so that a segment is read from its end. Called by
 //! `ewf`. Tests: `ewf`.
 
-use super::{Entry, Header, Kind, SECTIONS_MAX, Seen, TableAt, TableForm, refused};
+use super::{Entry, Header, Kind, SECTIONS_MAX, Seen, TableAt, TableForm};
 use crate::fields::{array, le16, le32, le64};
-use crate::files::{Fault, damaged};
+use crate::files::{Fault, damaged, refused};
 use crate::inflate::{Form, adler32, inflate};
 use crate::{RawSource, Source};
 
@@ -78,7 +78,7 @@ pub(super) fn walk(file: &RawSource, index: usize, header: &Header, seen: &mut S
     for section in sections.iter().rev() {
         if section.is_encrypted || section.kind == 0x0b {
             return refused(
-                file,
+                file.path(),
                 "an encrypted Ex01 image: export it as E01 with the program that made it, and load that",
             );
         }
@@ -88,7 +88,9 @@ pub(super) fn walk(file: &RawSource, index: usize, header: &Header, seen: &mut S
             0x04 => table(file, index, section, header, seen)?,
             0x08 => seen.claims.md5 = hash(file, section, 16)?.or(seen.claims.md5.take()),
             0x09 => seen.claims.sha1 = hash(file, section, 20)?.or(seen.claims.sha1.take()),
-            0x20..=0x2f => return refused(file, "a logical image (Lx01), which holds files and no disk"),
+            0x20..=0x2f => {
+                return refused(file.path(), "a logical image (Lx01), which holds files and no disk");
+            }
             _ => {}
         }
     }
@@ -119,7 +121,10 @@ fn fields(file: &RawSource, section: &Section, header: &Header) -> Result<Vec<(S
 }
 
 fn method_is_not_read<T>(file: &RawSource) -> Result<T, Fault> {
-    refused(file, "an Ex01 image whose chunks are compressed with bzip2: export it as E01, and load that")
+    refused(
+        file.path(),
+        "an Ex01 image whose chunks are compressed with bzip2: export it as E01, and load that",
+    )
 }
 
 fn number(fields: &[(String, String)], name: &str) -> Option<u64> {

@@ -12,7 +12,7 @@ mod sparse;
 
 use crate::blocks::{Block, Blocks, Found, Table};
 use crate::container::QEMU;
-use crate::files::{Fault, TABLE_BYTES_MAX, damaged};
+use crate::files::{Fault, TABLE_BYTES_MAX, damaged, refused};
 use crate::{Claims, RawSource, Source, SourceError};
 use descriptor::{Descriptor, Extent, Kind};
 use sparse::Sparse;
@@ -51,15 +51,8 @@ pub(crate) fn is_one(head: &[u8]) -> bool {
 
 pub(crate) fn open(file: RawSource) -> Result<impl Source, SourceError> {
     let path = file.path().to_path_buf();
-    let (files, found) = read(file).map_err(|fault| match fault {
-        Fault::File(error) => error,
-        Fault::Damaged(what) => SourceError::Damaged { path: path.clone(), what },
-    })?;
+    let (files, found) = read(file).map_err(|fault| fault.of(&path))?;
     Blocks::new(path, files, found)
-}
-
-fn refused<T>(path: &Path, why: String) -> Result<T, Fault> {
-    Err(SourceError::Refused { path: path.to_path_buf(), why }.into())
 }
 
 type Opened = (Vec<RawSource>, Found<Runs>);
