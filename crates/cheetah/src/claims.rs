@@ -26,7 +26,7 @@ pub struct Claimed {
 /// One line on what was recognised; none where a file is what it seems to be.
 pub fn recognised(source: &dyn Source, file: &str) -> Option<String> {
     let what = source.describe();
-    if !is_image(source) {
+    if source.is_bare() {
         return None;
     }
     let sums = match source.is_checksummed() {
@@ -34,11 +34,6 @@ pub fn recognised(source: &dyn Source, file: &str) -> Option<String> {
         false => "without checksums of its own",
     };
     Some(format!("{file}: {what}, {}, {sums}", show_bytes(source.size())))
-}
-
-/// Whether the disk is in the file, and not the file itself.
-pub fn is_image(source: &dyn Source) -> bool {
-    !["disk", "raw image"].contains(&source.describe().as_str())
 }
 
 impl Claimed {
@@ -50,9 +45,8 @@ impl Claimed {
         let fits =
             |claimed: &Option<String>, is: Option<&String>| claimed.is_none() || claimed.as_ref() == is;
         let same = fits(&md5, Some(&hashes.md5)) && fits(&sha1, hashes.sha1.as_ref());
-        let ranges = unread_then.into_iter();
-        let unread_then = ranges.map(|range| ByteRange { offset: range.start, len: range.end - range.start });
-        Some(Claimed { md5, sha1, same, unread_then: unread_then.collect() })
+        let unread_then = unread_then.into_iter().map(ByteRange::from).collect();
+        Some(Claimed { md5, sha1, same, unread_then })
     }
 
     /// Both, as they are called.

@@ -79,7 +79,7 @@ pub enum Command {
     Attach(Attach),
     /// End an attachment of this machine, also after its daemon was killed.
     Detach(Detach),
-    /// Copy a disk, or the disk in an image, into a volume, hash both, and compare.
+    /// Copy a disk, or the disk in an image, into a volume, hash it, and have donors check what they hold.
     #[command(
         after_help = "Examples:\n  cheetah load disk.dd case7        makes the volume case7 if there is none\n  cheetah load disk.dd case7 --overwrite    into one that was written before\n  cheetah load disk.dd case7 --resume       after one that was interrupted\n  cheetah load /dev/sdb case7 --json"
     )]

@@ -117,10 +117,8 @@ pub fn lines(content: &Content, unreadable: &[LostRange]) -> Vec<String> {
         load.changed.iter().map(|how| format!("            the source changed while it was read: {how}")),
     );
     lines.extend(content.written.iter().map(|written| format!("written     {}", since(written))));
-    lines.extend(unreadable.iter().map(|LostRange { offset, len, stride, count, .. }| {
-        let each = if *count == 1 { String::new() } else { format!(", every {stride}, {count} times") };
-        format!("unreadable  {len} bytes from {offset} on{each}: the source could not be read there")
-    }));
+    let line = |range| format!("unreadable  {range}: the source could not be read there");
+    lines.extend(unreadable.iter().map(line));
     lines
 }
 

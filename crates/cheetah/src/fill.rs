@@ -76,7 +76,7 @@ impl Progress {
     /// More that cannot be read: told where it is not yet.
     fn note(&self, unreadable: Vec<Unreadable>) {
         for Unreadable { range, why } in unreadable {
-            let range = ByteRange { offset: range.start, len: range.end - range.start };
+            let range = ByteRange::from(range);
             let mut ranges = self.ranges();
             let is_known =
                 ranges.iter().any(|known| known.offset <= range.offset && range.end() <= known.end());

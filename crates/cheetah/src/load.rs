@@ -8,7 +8,7 @@
 //! byte leaves neither volume nor lease; one that ends later leaves what it wrote, and the pool knows how far
 //! it came; a volume that is made for it is never taken for an empty one. Tests: `lab/tests/evidence.rs`.
 
-use crate::claims::{Claimed, is_image, recognised};
+use crate::claims::{Claimed, recognised};
 use crate::cli;
 use crate::failure::{Exit, Failure};
 use crate::fill::{self, CHUNK_BYTES, Copied, Hashes, Progress};
@@ -225,7 +225,7 @@ impl Loading {
         let (started, bytes) = (Instant::now(), source.size());
         let (worker, progress, known) = (handle.clone(), self.progress.clone(), self.known);
         let (claims, what) = (source.claims(), source.describe());
-        let (checksummed, is_file) = (source.is_checksummed(), !is_image(&*source));
+        let (checksummed, is_file) = (source.is_checksummed(), source.is_bare());
         let copying = tokio::task::spawn_blocking(move || {
             let copied = fill::copy(&*source, &worker, known, &progress)?;
             Ok((copied, source.changed()))
@@ -523,7 +523,7 @@ fn print(report: &LoadReport, options: &cli::Load) -> Result<(), Failure> {
     }
     let how = match report.checked_by {
         CheckedBy::Donors => {
-            "the donors confirmed the checksum of every block when they took it, and hold it now"
+            "the donors confirmed the checksum of every block that was sent, and hold it now"
         }
         CheckedBy::ReadingBack => "every byte was read back and is the same",
         CheckedBy::Nobody => "",

@@ -350,10 +350,9 @@ fn name_in(donors: &[Part], id: DonorId) -> String {
 
 fn lost_lines(donors: &[Part], lost: &[LostRange], seen: &str) -> Vec<String> {
     let line = |range: &LostRange| {
-        let LostRange { donor, offset, len, stride, count } = range;
-        let with = donor.map_or_else(String::new, |donor| format!(" with donor {}", name_in(donors, donor)));
-        let each = if *count == 1 { String::new() } else { format!(", every {stride}, {count} times") };
-        format!("LOST        {len} bytes from {offset} on{each}{with}{seen}")
+        let with =
+            range.donor.map_or_else(String::new, |donor| format!(" with donor {}", name_in(donors, donor)));
+        format!("LOST        {range}{with}{seen}")
     };
     lost.iter().map(line).collect()
 }

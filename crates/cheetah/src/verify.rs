@@ -15,14 +15,13 @@ use crate::signals::Signals;
 use cheetah_client::{Options, Volume, VolumeError};
 use cheetah_core::api::{Call, VolumeDetail};
 use cheetah_core::layout::{LostRange, data_ranges};
+use cheetah_core::limits::BLOCK_BYTES;
 use cheetah_core::map::DonorId;
 use cheetah_core::units::{show_bytes, show_count};
 use cheetah_rim::volume::{Scope, Scrubbed, ScrubbedDonor};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
-/// What has a checksum.
-const BLOCK_BYTES: u64 = 4096;
 /// How often is looked how far it is.
 const LOOK: Duration = Duration::from_millis(50);
 /// Between two looks whether what was wrong is healed.
@@ -228,12 +227,7 @@ impl VerifyReport {
         let rows: Vec<_> = donors.iter().map(row).collect();
         lines.extend(output::lay_out(&["DONOR", "CHECKED", "WRONG", "NOT CHECKED"], &rows));
         for (word, ranges) in [("WRONG", &self.wrong), ("LOST", &self.lost)] {
-            let line = |LostRange { offset, len, stride, count, .. }: &LostRange| {
-                let each =
-                    if *count == 1 { String::new() } else { format!(", every {stride}, {count} times") };
-                format!("{word:<5}  {len} bytes from {offset} on{each}")
-            };
-            lines.extend(ranges.iter().map(line));
+            lines.extend(ranges.iter().map(|range| format!("{word:<5}  {range}")));
         }
         if self.right && self.blocks_wrong == 0 {
             lines.push("every block is what was written".to_owned());

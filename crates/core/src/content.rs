@@ -10,6 +10,7 @@ use crate::layout::{Geometry, spans};
 use crate::limits::UNREADABLE_RANGES_MAX;
 use crate::map::{BadRange, VolumeMap};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// Where a volume stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -146,6 +147,12 @@ impl ByteRange {
     #[must_use]
     pub fn end(&self) -> u64 {
         self.offset.saturating_add(self.len)
+    }
+}
+
+impl From<Range<u64>> for ByteRange {
+    fn from(range: Range<u64>) -> ByteRange {
+        ByteRange { offset: range.start, len: range.end.saturating_sub(range.start) }
     }
 }
 

@@ -8,6 +8,7 @@
 use crate::limits::EXTENT_BYTES;
 use crate::map::{BadRange, DonorId, Group, Redundancy, Slot, VolumeMap};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// The part of a request that lies in one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -202,6 +203,15 @@ pub struct LostRange {
     pub stride: u64,
     /// Pieces, at least 1. The `len` of a single piece is exact, also at the volume's end.
     pub count: u64,
+}
+
+impl fmt::Display for LostRange {
+    /// As people read it, without whose loss it is: `4096 bytes from 8192 on, every 196608, 3 times`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LostRange { offset, len, stride, count, .. } = self;
+        write!(f, "{len} bytes from {offset} on")?;
+        if *count == 1 { Ok(()) } else { write!(f, ", every {stride}, {count} times") }
+    }
 }
 
 /// The groups that have lost more than redundancy covers while `is_lost` donors are, each with its number:

@@ -46,6 +46,11 @@ pub trait Source: Debug + Send + Sync {
     /// What it is, in the field's words: `E01 image, 2 segments`.
     fn describe(&self) -> String;
 
+    /// Whether the disk is the file itself, and not in it or in several.
+    fn is_bare(&self) -> bool {
+        false
+    }
+
     /// Fills `room` from `offset` on; the caller stays inside the size.
     ///
     /// # Errors

@@ -109,6 +109,10 @@ impl Source for RawSource {
         if self.stamp.is_disk() { "disk".to_owned() } else { "raw image".to_owned() }
     }
 
+    fn is_bare(&self) -> bool {
+        true
+    }
+
     fn read_exact_at(&self, offset: u64, room: &mut [u8]) -> Result<(), SourceError> {
         let mut done = 0;
         while done < room.len() {

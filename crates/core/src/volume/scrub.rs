@@ -134,18 +134,21 @@ impl Scrubbing {
         runs: &[StatusRun],
     ) {
         let Job { group, lo, hi, .. } = base.jobs[part.job];
-        let mut from = lo;
+        let (mut from, mut found) = (lo, Vec::new());
         for run in runs {
             let to = from.saturating_add(run.len).min(hi);
             if !run.hole && from < to {
                 let wrong = BadRange { group, slot: part.slot, from, to };
                 let blocks = (to - from).div_ceil(BLOCK);
                 self.donor(part.placement.donor).blocks_wrong += u64::from(blocks);
-                bad::merge(&mut self.found.wrong, [wrong]);
+                found.push(wrong);
                 base.tally.found_corrupt(part.placement.donor, blocks);
                 healing.take(base, wrong, blocks);
             }
             from = to;
+        }
+        if !found.is_empty() {
+            bad::merge(&mut self.found.wrong, found);
         }
         if from < hi {
             base.jobs[part.job].failed = Some(VolumeError::DonorFailed);
