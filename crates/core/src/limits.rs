@@ -9,6 +9,9 @@ pub const EXTENT_BYTES: u64 = 64 << 20;
 pub const DIRTY_REGION_BYTES: u64 = 64 << 10;
 /// Writes of one volume that a donor lists one by one until it hears that they are complete everywhere.
 pub const LEDGER_WRITES_MAX: usize = 16_384;
+/// What a donor keeps of what writes covered that are not known to be complete; beyond that the oldest go. A
+/// writer's share of a volume's requests under way is less.
+pub const UNDO_BYTES_MAX: u64 = 32 << 20;
 /// What one donor holds of a row of a stripe, unless `--unit` says otherwise. Requests of 256 KiB, as copying
 /// tools send them, cost a quarter less processor time when one donor has all of it, and no less when four
 /// have it. With parity a row should be short: one that is written in part has to be read first.

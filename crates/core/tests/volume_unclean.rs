@@ -4,9 +4,10 @@
 mod volume;
 
 use cheetah_core::api::{Amend, KeptSlot};
+use cheetah_core::donor::ListedWrite;
 use cheetah_core::limits::{REQUEST_DEADLINE_NS, SECOND_NS};
 use cheetah_core::map::{BadRange, DonorId, Redundancy, VolumeMap};
-use cheetah_core::volume::{Event, LinkFailure, Op, PartOp, StatusRun, Volume, VolumeError};
+use cheetah_core::volume::{Event, LinkFailure, Op, PartError, PartOp, StatusRun, Volume, VolumeError};
 use volume::{UNIT, World, wide};
 
 const BLOCK: u32 = 4096;
@@ -136,6 +137,72 @@ fn one_whose_process_has_ended_is_taken_out_and_its_loss_is_recorded_before_anyt
     let map = VolumeMap { epoch: world.volume.map().epoch + 1, ..world.volume.map().clone() };
     world.step(Event::Amended(Some(map)));
     assert_eq!(world.completed(), [(write, Ok(()))]);
+}
+
+/// `parity:2+1` without donor 1, whose writer died in the middle of a write of all three, which only donor 2
+/// has.
+fn half_written(undo: bool) -> World {
+    let mut world = next_writer(LinkFailure::Refused("nothing listens there".into()));
+    let map = without(world.volume.map(), DonorId(1));
+    let mut surveys = 0;
+    while surveys < 2 {
+        for sent in world.sent() {
+            let here = sent.op == PartOp::Survey && sent.donor == DonorId(2);
+            let (from, to) = (0, u64::from(UNIT));
+            let writes = vec![ListedWrite { from, to, number: 7, targets: 0b111, landed: true, undo }];
+            let writes = if here { writes } else { Vec::new() };
+            if sent.op == PartOp::Survey {
+                world.step(Event::Listed { part: sent.part, complete: 0, writes });
+                surveys += 1;
+            }
+            world.answer(sent.part, Ok(vec![StatusRun { len: sent.len, hole: true }]));
+        }
+        world.wake();
+    }
+    world.step(Event::Amended(Some(map)));
+    world
+}
+
+#[test]
+fn a_write_that_too_few_have_is_undone_before_anything_is_served() {
+    let mut world = half_written(true);
+    let undone = loop {
+        if let [sent] = world.sent()[..] {
+            break sent;
+        }
+        assert!(!world.volume.has_room(), "it is served");
+        world.wake();
+    };
+    assert_eq!((undone.donor, undone.op, undone.address, undone.len), (DonorId(2), PartOp::Undo, 0, UNIT));
+    assert_eq!(undone.mark.map(|mark| mark.number), Some(7));
+    assert!(!world.volume.has_room(), "it is not known to be undone");
+    world.answer(undone.part, Ok(vec![]));
+    let (served, told) = serve_within(&mut world, SECOND_NS);
+    assert!(served && told.iter().all(|amend| amend.bad.is_empty()), "{told:?}");
+    // What nobody holds is made from what fits together again.
+    let read = world.submit(Op::Read, 0, BLOCK);
+    world.serve();
+    assert_eq!(world.completed(), [(read, Ok(()))]);
+}
+
+#[test]
+fn who_cannot_undo_a_write_leaves_its_rows_unknown() {
+    let mut world = half_written(true);
+    for _ in 0..20 {
+        for sent in world.sent() {
+            let refused = Err(PartError::Unsupported);
+            world.answer(sent.part, if sent.op == PartOp::Undo { refused } else { Ok(vec![]) });
+        }
+        world.wake();
+    }
+    let bad: Vec<BadRange> = world.amendments().into_iter().flat_map(|amend| amend.bad).collect();
+    assert_eq!(bad.first(), Some(&BadRange { group: 0, slot: 0, from: 0, to: UNIT }));
+    let mut world = half_written(false);
+    for _ in 0..20 {
+        assert!(answer(&mut world).iter().all(|(_, op)| *op != PartOp::Undo), "nothing is kept");
+        world.wake();
+    }
+    assert!(world.amendments().iter().any(|amend| !amend.bad.is_empty()));
 }
 
 #[test]

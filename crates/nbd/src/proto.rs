@@ -34,6 +34,8 @@ pub const CHEETAH_CONTEXT: &str = "cheetah:context";
 const CHEETAH_MARK: u16 = 0x4348;
 /// The one behind it.
 const CHEETAH_VERIFY: u16 = 0x4349;
+/// And the next.
+const CHEETAH_UNDO: u16 = 0x434a;
 /// Zeroes behind the answer to EXPORT_NAME, unless NO_ZEROES was agreed.
 pub const EXPORT_NAME_ZEROES_BYTES: usize = 124;
 
@@ -243,6 +245,8 @@ flags! {
         REQ_ONE = 3,
         /// Of WRITE_ZEROES: ENOTSUP at once, rather than zeros as slow as a WRITE.
         FAST_ZERO = 4,
+        /// Cheetah's own, of MARK: what the writes behind it cover is kept until they are complete.
+        KEEP = 15,
     }
 }
 
@@ -271,6 +275,9 @@ pub enum Command {
     /// Cheetah's own, where `cheetah:context` was agreed: compares the blocks of a range with their
     /// checksums. Answered as a BLOCK_STATUS in that context alone.
     Verify,
+    /// Cheetah's own, where `cheetah:dirty` was agreed: puts back what was in a range before the write that
+    /// the MARK before it names. ENOTSUP, and nothing is changed: not all of that is kept.
+    Undo,
     /// Answered with EINVAL; it carries no payload.
     Unknown(u16),
 }
@@ -290,8 +297,15 @@ impl Command {
             7 => Self::BlockStatus,
             CHEETAH_MARK => Self::Mark,
             CHEETAH_VERIFY => Self::Verify,
+            CHEETAH_UNDO => Self::Undo,
             other => Self::Unknown(other),
         }
+    }
+
+    /// Whether what the export holds changes by it.
+    #[must_use]
+    pub const fn writes(self) -> bool {
+        matches!(self, Self::Write | Self::Trim | Self::WriteZeroes | Self::Undo)
     }
 
     /// The inverse of [`Command::from_wire`].
@@ -308,6 +322,7 @@ impl Command {
             Self::BlockStatus => 7,
             Self::Mark => CHEETAH_MARK,
             Self::Verify => CHEETAH_VERIFY,
+            Self::Undo => CHEETAH_UNDO,
             Self::Unknown(other) => other,
         }
     }

@@ -154,7 +154,7 @@ fn writes_that_go_on_where_the_last_one_ends_are_one_request_and_have_one_answer
 
 #[test]
 fn what_lies_in_another_run_or_is_marked_otherwise_is_a_request_of_its_own() {
-    let mark = |number| Some(Mark { number, targets: 3, complete: number - 1 });
+    let mark = |number| Some(Mark { number, targets: 3, complete: number - 1, keep: true });
     let mut client = client();
     client.queue(Request { mark: mark(1), ..request(0, Command::Write, WITHIN - 16, 8) });
     client.queue(Request { mark: mark(1), ..request(1, Command::Write, WITHIN - 8, 8) });
@@ -250,7 +250,7 @@ fn what_a_server_may_not_say_ends_the_connection() {
 
 #[test]
 fn of_two_contexts_the_one_that_was_asked_for_is_told() {
-    let entry = LedgerEntry { from: 0, to: 8, number: 3, targets: 1, landed: true };
+    let entry = LedgerEntry { from: 0, to: 8, number: 3, targets: 1, landed: true, undo: false };
     let run = |length, flags| Descriptor { length, flags };
     let told = |context| {
         let mut client = client();

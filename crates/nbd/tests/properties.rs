@@ -63,8 +63,15 @@ fn reply() -> impl Strategy<Value = Reply> {
 }
 
 fn ledger_entry() -> impl Strategy<Value = LedgerEntry> {
-    let fields = (any::<u64>(), any::<u64>(), any::<u64>(), any::<u32>(), any::<bool>());
-    fields.prop_map(|(from, to, number, targets, landed)| LedgerEntry { from, to, number, targets, landed })
+    let fields = (any::<u64>(), any::<u64>(), any::<u64>(), any::<u32>(), any::<[bool; 2]>());
+    fields.prop_map(|(from, to, number, targets, [landed, undo])| LedgerEntry {
+        from,
+        to,
+        number,
+        targets,
+        landed,
+        undo,
+    })
 }
 
 fn request() -> impl Strategy<Value = RequestHeader> {

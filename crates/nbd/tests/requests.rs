@@ -198,7 +198,7 @@ fn a_minimum_block_holds_except_at_an_odd_end() {
 
 #[test]
 fn a_mark_has_a_request_s_shape_and_is_for_those_who_agreed_upon_it() {
-    let mark = Mark { number: 0x0102_0304_0506_0708, targets: 0b1011, complete: 99 };
+    let mark = Mark { number: 0x0102_0304_0506_0708, targets: 0b1011, complete: 99, keep: false };
     let header = RequestHeader::decode(&mark.header().encode()).unwrap();
     assert_eq!((header.command, Mark::of(&header)), (Command::Mark, mark));
     assert_eq!(header.payload_bytes(), 0);
@@ -208,4 +208,6 @@ fn a_mark_has_a_request_s_shape_and_is_for_those_who_agreed_upon_it() {
         "to others it is a command that is not known"
     );
     assert_eq!(header.check(&Negotiated { dirty: Some(2), ..session() }), Ok(Command::Mark));
+    let keeps = Mark { keep: true, ..mark };
+    assert_eq!(Mark::of(&RequestHeader::decode(&keeps.header().encode()).unwrap()), keeps);
 }

@@ -23,7 +23,7 @@ fn header(command: Command) -> RequestHeader {
 
 #[test]
 fn a_request_is_taken_as_it_was_sent_or_not_at_all() {
-    let mark = Mark { number: 7, targets: 3, complete: 6 }.header();
+    let mark = Mark { number: 7, targets: 3, complete: 6, keep: true }.header();
     for header in [header(Command::Read), header(Command::Write), header(Command::WriteZeroes), mark] {
         let sent = header.encode_in(true);
         let mut machine = Transmission::new(session(), 16 << 10);
@@ -51,7 +51,7 @@ fn a_reply_is_taken_as_it_was_sent_or_not_at_all() {
         ("contexts", &|outbox| outbox.contexts(&request, [1, 2].into_iter())),
         ("written", &|outbox| outbox.done_with(request.cookie, [1, 2].into_iter())),
         ("ledger", &|outbox| {
-            let entry = LedgerEntry { from: 0, to: 4096, number: 8, targets: 3, landed: true };
+            let entry = LedgerEntry { from: 0, to: 4096, number: 8, targets: 3, landed: true, undo: true };
             outbox.ledger(&request, 7, &[entry]);
         }),
         ("status", &|outbox| {

@@ -14,6 +14,7 @@ use crate::code;
 use crate::contexts::Contexts;
 use crate::ledgers::Ledgers;
 use crate::mapping::{HUGE_PAGE_BYTES, Mapping};
+use crate::undo::{Kept, Undo};
 use crate::writing::Writing;
 use cheetah_core::checksum::ZERO_BLOCK_CRC;
 use cheetah_core::donor::DirtyMap;
@@ -23,7 +24,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 #[derive(Debug)]
 pub struct Arena {
@@ -36,6 +37,7 @@ pub struct Arena {
     writing: Writing,
     dirty: DirtyMap,
     ledgers: Ledgers,
+    undo: Arc<Undo>,
     /// Bytes that came from and went to clients so far.
     moved: AtomicU64,
     /// Held while extents are wiped or gathered.
@@ -74,7 +76,8 @@ impl Arena {
         let (dirty, moved, wiping) = (DirtyMap::new(extents), AtomicU64::new(0), Mutex::new(()));
         let (contexts, ledgers) = (Contexts::new(extents), Ledgers::new(extents));
         let writing = Writing::default();
-        Ok(Arena { memory, mapping, bytes, presence, contexts, writing, dirty, ledgers, moved, wiping })
+        let undo = Undo::new()?;
+        Ok(Arena { memory, mapping, bytes, presence, contexts, writing, dirty, ledgers, undo, moved, wiping })
     }
 
     #[must_use]
@@ -85,7 +88,7 @@ impl Arena {
     /// Has each page locked when it comes, and those that are here; what is punched out is given back as
     /// ever. Whether this process may.
     pub(crate) fn lock(&self) -> bool {
-        self.mapping.lock_as_it_comes()
+        self.mapping.lock_as_it_comes() && self.undo.lock()
     }
 
     #[must_use]
@@ -230,10 +233,14 @@ impl Arena {
         if !self.is_present(block) {
             return ZERO_BLOCK_CRC;
         }
+        code::crc32c(self.block(block))
+    }
+
+    fn block(&self, block: u64) -> &[u8] {
         let start = self.address(block * BLOCK_BYTES);
         // SAFETY: a whole block inside the mapping, aligned. Others may write it meanwhile, as into a buffer
-        // that the kernel writes: then the checksum is of no use, and whoever wrote computes it again.
-        code::crc32c(unsafe { std::slice::from_raw_parts(start, BLOCK_BYTES as usize) })
+        // that the kernel writes: then what is made of it is of no use, and whoever wrote makes it again.
+        unsafe { std::slice::from_raw_parts(start, BLOCK_BYTES as usize) }
     }
 
     /// Behind what has landed of a write: its blocks have the checksums of what they hold now, but for what
@@ -379,6 +386,47 @@ impl Arena {
         self.punch(&(first..last));
     }
 
+    // Undoing.
+
+    /// What is there now, to be put back. `None`: there is no room for it, or these are not whole blocks.
+    pub(crate) fn keep(&self, offset: u64, len: u64) -> Option<Kept> {
+        if len > EXTENT_BYTES || !(offset | len).is_multiple_of(BLOCK_BYTES) {
+            return None;
+        }
+        let blocks = offset / BLOCK_BYTES..(offset + len) / BLOCK_BYTES;
+        let present = blocks.clone().filter(|block| self.is_present(*block));
+        // Nobody else writes there while its client's request for it is under way.
+        let content = |block: u64| self.is_present(block).then(|| self.block(block));
+        let present = present.count();
+        self.undo.keep(present, blocks.map(|block| (self.contexts.get(block), content(block))))
+    }
+
+    /// Makes what is there from `offset` on what it was, right or wrong.
+    pub(crate) fn put_back(&self, offset: u64, kept: &Kept) {
+        let mut absent = Vec::new();
+        let mut at = offset;
+        for (sum, content) in kept.blocks() {
+            let block = at / BLOCK_BYTES;
+            self.writing.begin(at, at + BLOCK_BYTES);
+            match content {
+                Some(content) => {
+                    self.copy_in(at, content);
+                    self.word(block).fetch_or(bit(block), Ordering::AcqRel);
+                }
+                None => {
+                    self.word(block).fetch_and(!bit(block), Ordering::AcqRel);
+                    absent.push(block);
+                }
+            }
+            self.contexts.set(block, sum);
+            self.writing.end(at, at + BLOCK_BYTES);
+            at += BLOCK_BYTES;
+        }
+        for run in absent.chunk_by(|one, next| one + 1 == *next) {
+            self.punch(&(run[0] * BLOCK_BYTES..(run[run.len() - 1] + 1) * BLOCK_BYTES));
+        }
+    }
+
     /// Frees whole extents, before anyone else may use them. Their pages leave the arena; the kernel clears
     /// each before it gives it to any process, this one included. They are not overwritten in place: a socket
     /// may have been lent them, and a reply on its way must not turn into zeros.
@@ -467,6 +515,20 @@ mod tests {
         arena.write(4096, &[6; 4096]);
         arena.zero(8192, 4096, false);
         assert!(wrong_blocks(&arena).is_empty());
+    }
+
+    #[test]
+    fn what_was_kept_is_put_back_as_it_was() {
+        let arena = Arena::new(1).unwrap();
+        arena.write(0, &[5; 8192]);
+        flip(&arena, 17);
+        let kept = arena.keep(0, 16384).unwrap();
+        arena.write(0, &[6; 16384]);
+        arena.put_back(0, &kept);
+        assert_eq!(presence(&arena, 0, 16384), [(8192, true), (8192, false)]);
+        assert_eq!((byte(&arena, 4096), byte(&arena, 8192)), (5, 0));
+        assert_eq!(wrong_blocks(&arena), [0], "what was wrong is wrong again");
+        assert!(arena.keep(0, 4097).is_none() && arena.keep(1, 4096).is_none());
     }
 
     fn byte(arena: &Arena, offset: u64) -> u8 {

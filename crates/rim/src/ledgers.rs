@@ -5,11 +5,14 @@
 //! ledger's lock is held for one step of it. Called by `arena` and `donor::connection`. Tests:
 //! `tests/donor_wire.rs`.
 
-use cheetah_core::donor::{DirtyMap, Ledger, ListedWrite, Ticket, WriteMark};
+use crate::undo::Kept;
+use cheetah_core::donor::{self, DirtyMap, ListedWrite, Ticket, WriteMark};
 use cheetah_core::limits::EXTENT_BYTES;
 use cheetah_core::map::VolumeId;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+pub(crate) type Ledger = donor::Ledger<Kept>;
 
 #[derive(Debug)]
 pub(crate) struct Ledgers {
@@ -31,10 +34,21 @@ impl Ledgers {
         &self.unnumbered
     }
 
-    /// Before a write touches memory.
-    pub(crate) fn begin(&self, ledger: &Mutex<Ledger>, mark: WriteMark, offset: u64, len: u64) -> Ticket {
+    /// Before a write touches memory. `keep` takes what is there, if it has room.
+    pub(crate) fn begin(
+        &self,
+        ledger: &Mutex<Ledger>,
+        mark: WriteMark,
+        offset: u64,
+        len: u64,
+        keep: impl Fn() -> Option<Kept>,
+    ) -> Ticket {
+        let mut kept = if mark.keep { keep() } else { None };
+        while mark.keep && kept.is_none() && locked(ledger).forget_oldest() {
+            kept = keep();
+        }
         let spill = |write: ListedWrite| self.unnumbered.mark(write.from, write.to - write.from);
-        locked(ledger).begin(mark, offset, len, spill)
+        locked(ledger).begin(mark, offset, len, kept, spill)
     }
 
     /// Nobody's writes are in these extents any more.

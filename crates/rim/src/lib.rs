@@ -23,5 +23,6 @@ pub mod owner;
 mod seating;
 pub mod stream;
 pub mod swap;
+mod undo;
 pub mod volume;
 mod writing;

@@ -28,6 +28,7 @@ over_each_transport!(
     each_client_is_answered_in_the_contexts_it_agreed_to,
     replies_that_leave_together_are_what_was_asked_for,
     a_client_that_numbers_its_writes_is_told_which_are_not_known_to_be_complete,
+    what_a_write_covered_comes_back_while_it_is_not_known_to_be_complete,
 );
 
 fn what_changes_data_marks_and_the_second_flush_forgets(over: &Transport) {
@@ -112,10 +113,52 @@ fn replies_that_leave_together_are_what_was_asked_for(over: &Transport) {
     }
 }
 
+fn what_a_write_covered_comes_back_while_it_is_not_known_to_be_complete(over: &Transport) {
+    let donor = donor(over);
+    let mut writer = Client::connect(&donor, false, true);
+    let say = |client: &mut Client, number, complete, keep| {
+        let mark = Mark { number, targets: 0b11, complete, keep };
+        client.stream.write_all(&mark.header().encode()).unwrap();
+    };
+    // What `Client` writes is sevens; beside them nothing was written yet.
+    assert_eq!(writer.done(Command::Write, 0, 8192), None);
+    say(&mut writer, 7, 0, true);
+    assert_eq!(writer.done(Command::WriteZeroes, 0, 4096), None);
+    assert_eq!(writer.done(Command::Write, 4096, 8192), None);
+    say(&mut writer, 8, 0, false);
+    assert_eq!(writer.done(Command::Write, 16384, 4096), None);
+    let reading = |client: &mut Client, offset: u64| {
+        client.send(Command::Read, CmdFlags::EMPTY, offset, 4096);
+        client.data(1, offset, 4096)[17]
+    };
+    assert_eq!([0, 4096, 8192].map(|at| reading(&mut writer, at)), [0, 7, 7]);
+    drop(writer);
+
+    let mut next = Client::connect(&donor, false, true);
+    say(&mut next, 0, 0, false);
+    next.send(Command::BlockStatus, CmdFlags::EMPTY, 0, REGION);
+    let Reply::Ledger { entries, .. } = next.reply() else { panic!("no ledger") };
+    let kept: Vec<_> = entries.iter().map(|entry| (entry.from, entry.undo)).collect();
+    assert_eq!(kept, [(0, true), (4096, true), (16384, false)]);
+    let Reply::BlockStatus { .. } = next.reply() else { panic!("no status") };
+    assert_eq!(next.done(Command::Undo, 0, 4096), Some(Errno::NotSup), "of no write");
+    say(&mut next, 8, 0, false);
+    assert_eq!(next.done(Command::Undo, 16384, 4096), Some(Errno::NotSup), "it was not to be kept");
+    say(&mut next, 7, 0, false);
+    assert_eq!(next.done(Command::Undo, 0, 16384), Some(Errno::NotSup), "it did not reach so far");
+    assert_eq!(next.done(Command::Undo, 0, 12288), None);
+    assert_eq!(next.done(Command::Undo, 0, 12288), None, "asked again");
+    assert_eq!([0, 4096, 8192, 16384].map(|at| reading(&mut next, at)), [7, 7, 0, 7]);
+    say(&mut next, 9, 7, true);
+    assert_eq!(next.done(Command::Write, 0, 4096), None);
+    say(&mut next, 7, 7, true);
+    assert_eq!(next.done(Command::Undo, 0, 4096), Some(Errno::NotSup), "it is complete");
+}
+
 fn a_client_that_numbers_its_writes_is_told_which_are_not_known_to_be_complete(over: &Transport) {
     let donor = donor(over);
     let mut writer = Client::connect(&donor, false, true);
-    let mark = |number, complete| Mark { number, targets: 0b11, complete }.header().encode();
+    let mark = |number, complete| Mark { number, targets: 0b11, complete, keep: true }.header().encode();
     let mut write = |number, complete, offset| {
         writer.stream.write_all(&mark(number, complete)).unwrap();
         assert_eq!(writer.done(Command::Write, offset, 4096), None);

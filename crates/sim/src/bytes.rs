@@ -1,10 +1,12 @@
 //! Memory at a scale of 1:512, as a donor lends it and as a client has it.
 //!
-//! Owns: a sparse memory with presence by block, and the checksums that a client keeps. One byte stands for a
+//! Owns: a sparse memory with presence by block, what was in it before a write, and the checksums that a client
+//! keeps. One byte stands for a
 //! sector of 512 bytes and eight for a block of 4096, so the code's arithmetic works on it as on real memory.
 //! Never: who reads or writes it, or what a byte means (`oracle`). Positions and lengths here count sectors.
 //! Invariant: what is absent is zero. Tests: below.
 
+use cheetah_core::donor::Before;
 use std::collections::BTreeMap;
 
 /// Bytes of a volume that one byte here stands for.
@@ -129,6 +131,31 @@ impl Memory {
         pieces(at, len).flat_map(of).collect()
     }
 
+    /// What is there, if these are whole blocks.
+    pub(crate) fn keep(&self, at: usize, len: usize) -> Option<Kept> {
+        if !at.is_multiple_of(BLOCK) || !len.is_multiple_of(BLOCK) {
+            return None;
+        }
+        let zeros = Was { bytes: [0; BLOCK], present: false, sum: sum(&[0; BLOCK]) };
+        let was = |at: usize| {
+            self.0.get(&(at / CHUNK)).map_or(zeros, |chunk| {
+                let block = at % CHUNK / BLOCK;
+                let bytes = chunk.block(block).try_into().expect("a block");
+                Was { bytes, present: chunk.present[block], sum: chunk.sums[block] }
+            })
+        };
+        Some(Kept((at..at + len).step_by(BLOCK).map(was).collect()))
+    }
+
+    /// Makes what is there what it was.
+    pub(crate) fn put_back(&mut self, at: usize, kept: &Kept) {
+        for (at, was) in (at..).step_by(BLOCK).zip(&kept.0) {
+            let (chunk, block) = (self.chunk(at / CHUNK), at % CHUNK / BLOCK);
+            chunk.bytes[block * BLOCK..(block + 1) * BLOCK].copy_from_slice(&was.bytes);
+            (chunk.present[block], chunk.sums[block]) = (was.present, was.sum);
+        }
+    }
+
     pub(crate) fn read(&self, at: usize, into: &mut [u8]) {
         let mut done = 0;
         for (chunk, from, to) in pieces(at, into.len()) {
@@ -179,6 +206,23 @@ impl Memory {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.blocks().next().is_none()
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Was {
+    bytes: [u8; BLOCK],
+    present: bool,
+    sum: u32,
+}
+
+/// Blocks beside each other as they were.
+#[derive(Debug)]
+pub(crate) struct Kept(Vec<Was>);
+
+impl Before for Kept {
+    fn split_off(&mut self, bytes: u64) -> Kept {
+        Kept(self.0.split_off(sectors(bytes) / BLOCK))
     }
 }
 

@@ -4,7 +4,7 @@
 //! connections that end a while after they are dropped, wiping that takes time. Never: decisions, or requests
 //! (`serving`).
 
-use crate::bytes::{Memory, sectors};
+use crate::bytes::{Kept, Memory, sectors};
 use crate::client::Client;
 use crate::clocks::Clock;
 use crate::network::{Stage, ToClient, ToDonor};
@@ -34,7 +34,7 @@ pub(crate) struct DonorHost {
     pub(crate) dirty: DirtyMap,
     /// Of the writes without a number.
     pub(crate) unnumbered: DirtyMap,
-    pub(crate) ledgers: BTreeMap<VolumeId, Ledger>,
+    pub(crate) ledgers: BTreeMap<VolumeId, Ledger<Kept>>,
     pub(crate) access: Arc<Access>,
     pub(crate) alive: bool,
     /// It was told to end, and serves nobody while it does.

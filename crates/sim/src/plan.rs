@@ -57,12 +57,14 @@ pub enum Bug {
     WriteReplyIgnored,
     /// A new writer does not hear what donors list of writes: it takes every row for whole.
     TornForWhole,
+    /// A donor says that it has undone a write, and has not.
+    UndoForgotten,
     /// The client does not hear what donors find wrong of what they hold.
     VerifyIgnored,
 }
 
 impl Bug {
-    pub const ALL: [Bug; 23] = [
+    pub const ALL: [Bug; 24] = [
         Bug::IgnoreSessions,
         Bug::SkipWipe,
         Bug::AckEarly,
@@ -85,6 +87,7 @@ impl Bug {
         Bug::ContextIgnored,
         Bug::WriteReplyIgnored,
         Bug::TornForWhole,
+        Bug::UndoForgotten,
         Bug::VerifyIgnored,
     ];
 
@@ -113,6 +116,7 @@ impl Bug {
             Bug::ContextIgnored => "context-ignored",
             Bug::WriteReplyIgnored => "write-reply-ignored",
             Bug::TornForWhole => "torn-for-whole",
+            Bug::UndoForgotten => "undo-forgotten",
             Bug::VerifyIgnored => "verify-ignored",
         }
     }
@@ -122,7 +126,7 @@ impl Bug {
     pub fn runs(self) -> Setup {
         let only = match self {
             Bug::RefusalUnheard => Some(Fault::KillTwo),
-            Bug::TornForWhole => Some(Fault::EndTogether),
+            Bug::TornForWhole | Bug::UndoForgotten => Some(Fault::EndTogether),
             Bug::ContextIgnored | Bug::VerifyIgnored => Some(Fault::Rot),
             Bug::LoadToldAhead | Bug::LoadForgotten | Bug::ResumeSkips => Some(Fault::EndLoad),
             Bug::SleepCounts => Some(Fault::StopCoordinator),
@@ -282,6 +286,8 @@ pub(crate) struct Plan {
     pub(crate) hosts: usize,
     /// More may go wrong at once than redundancy covers.
     pub(crate) beyond: bool,
+    /// Donors have no room for all that writes cover.
+    pub(crate) undo_is_short: bool,
     /// Every volume has data and parity,
     pub(crate) parity_only: bool,
     /// and these.
@@ -322,7 +328,10 @@ impl Plan {
         let donors = usize::try_from(if few { rng.range(1, 2) } else { rng.range(3, 8) }).expect("small");
         let delay_ns = rng.skewed(10_000, 20 * MILLISECOND_NS);
         let (faults, flips_per_million) = pick_faults(rng);
+        // By a stream of its own, too.
+        let undo_is_short = Rng::new(!rng.clone().draw()).percent(15);
         let plan = Plan {
+            undo_is_short,
             donors,
             donors_late: if rng.percent(50) { 0 } else { rng.index(donors) },
             extents_max: rng.range(1, 6),

@@ -4,7 +4,7 @@
 //! Owns: the donor's end of data connections. Never: decisions, or the protocol (`nbd`). Also checks, where
 //! bytes land, that nothing of an older session or lease lands after a newer one was admitted (promise 3).
 
-use crate::bytes::{BLOCK, Memory, SECTOR, sectors};
+use crate::bytes::{BLOCK, Kept, Memory, SECTOR, sectors};
 use crate::network::{Stage, ToClient};
 use crate::plan::Bug;
 use crate::wire::{DonorEnd, Write, cut, entry_in_sectors, in_bytes, wired_len};
@@ -115,6 +115,7 @@ impl World {
                 self.check_fence(d, id);
                 end.outbox.done(cookie);
             }
+            Ok(Asked::Undo) => self.undo(d, id, end, grant, &header),
             Ok(Asked::Write | Asked::Nothing) => {
                 self.fail(format!("donor {d} was asked for {header:?}"));
             }
@@ -137,15 +138,36 @@ impl World {
         address: u64,
         len: u64,
     ) -> Option<Ticket> {
+        let short = self.plan.undo_is_short && self.rng.percent(30);
         let donor = &mut self.donors[d];
         donor.dirty.mark(address, len);
         let Some(mark) = mark.filter(|mark| mark.number > 0) else {
             donor.unnumbered.mark(address, len);
             return None;
         };
+        let keeps = mark.keep && !short;
+        let kept = if keeps { donor.memory.keep(sectors(address), sectors(len)) } else { None };
         let unnumbered = &donor.unnumbered;
         let spill = |write: ListedWrite| unnumbered.mark(write.from, write.to - write.from);
-        Some(donor.ledgers.entry(grant.volume).or_default().begin(mark, address, len, spill))
+        Some(donor.ledgers.entry(grant.volume).or_default().begin(mark, address, len, kept, spill))
+    }
+
+    /// Puts back what the write of the last mark covered.
+    fn undo(&mut self, d: usize, id: u64, end: &mut DonorEnd, grant: &Grant, header: &RequestHeader) {
+        let (address, len) = (header.offset * SECTOR, u64::from(header.length) * SECTOR);
+        let donor = &mut self.donors[d];
+        let number = end.mark.map_or(0, |mark| mark.number);
+        let ledger = donor.ledgers.entry(grant.volume).or_default();
+        let Some(pieces) = ledger.undo(number, address, address + len) else {
+            return end.outbox.error(header.cookie, Errno::NotSup, "");
+        };
+        donor.dirty.mark(address, len);
+        if self.bug != Some(Bug::UndoForgotten) {
+            pieces.iter().for_each(|(at, kept)| donor.memory.put_back(sectors(*at), kept));
+        }
+        end.outbox.done(header.cookie);
+        self.count("writes undone");
+        self.check_fence(d, id);
     }
 
     fn tell_status(&mut self, d: usize, end: &mut DonorEnd, grant: &Grant, header: &RequestHeader) {
@@ -161,8 +183,9 @@ impl World {
             None => (None, &donor.dirty),
         };
         let listed = || {
-            let entries =
-                |ledger: &Ledger| ledger.within(address, len).map(entry).map(entry_in_sectors).collect();
+            let entries = |ledger: &Ledger<Kept>| {
+                ledger.within(address, len).map(entry).map(entry_in_sectors).collect()
+            };
             ledger.map(|ledger| (ledger.complete(), entries(ledger)))
         };
         let (session, dirty) = (end.transmission.session(), || written(marks, address, len));

@@ -28,6 +28,7 @@ pub const COVERAGE: &[&str] = &[
     "writes that left in one request with others",
     "bytes that came late on an old connection",
     "writes torn by a lost connection",
+    "writes undone",
     "write attempts of a read-only attachment",
     "fault: connection lost",
     "fault: connection stalled",

@@ -472,7 +472,7 @@ impl World {
     pub(crate) fn look_at_wound(&mut self, volume: VolumeId) {
         if let Some(map) = self.stored_map(volume).filter(|_| self.wounds.is_accounted(volume)).cloned() {
             let mut wounds = std::mem::take(&mut self.wounds);
-            wounds.look(&map, |donor| self.missing(donor));
+            wounds.look(&map, !self.plan.undo_is_short, |donor| self.missing(donor));
             self.wounds = wounds;
         }
     }

@@ -111,7 +111,13 @@ impl Wounds {
 
     /// Looks who is missing: when the next writer is let in (`first`: what has no holder then its predecessor
     /// gave up), when a donor ends before that one serves, and when it does. Later losses are no excuse.
-    pub(crate) fn look(&mut self, map: &VolumeMap, missing: impl Fn(DonorId) -> Option<Missing>) {
+    /// `undoes`: what half-written rows covered is kept, so nothing is lost with who is gone.
+    pub(crate) fn look(
+        &mut self,
+        map: &VolumeMap,
+        undoes: bool,
+        missing: impl Fn(DonorId) -> Option<Missing>,
+    ) {
         let Some(wound) = self.0.get_mut(&map.volume).filter(|wound| !wound.settled) else { return };
         let first = !std::mem::replace(&mut wound.taken_over, true);
         let k = map.redundancy.data as usize;
@@ -125,6 +131,7 @@ impl Wounds {
                 .collect();
             for (slot, state) in states[..k].iter().enumerate() {
                 let until = match state {
+                    Some(_) if undoes => continue,
                     Some(Missing::Gone) => None,
                     Some(Missing::StoppedUntil(until)) => Some(*until + GRACE_NS),
                     _ => continue,
@@ -208,7 +215,7 @@ mod tests {
     fn lost(parity: u32, missing: Missing) -> Wounds {
         let (map, mut wounds) = (map(parity), Wounds::default());
         wounds.open(map.volume, rows_touched(&map, 5 * K64, 3 * 4096), String::new());
-        wounds.look(&map, |donor| (donor == DonorId(0)).then_some(missing));
+        wounds.look(&map, false, |donor| (donor == DonorId(0)).then_some(missing));
         wounds.settled(map.volume);
         wounds
     }

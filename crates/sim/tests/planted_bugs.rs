@@ -108,6 +108,11 @@ fn a_writer_that_takes_torn_rows_for_whole() {
 }
 
 #[test]
+fn a_donor_that_undoes_nothing() {
+    is_found(Bug::UndoForgotten);
+}
+
+#[test]
 fn a_client_that_does_not_hear_what_donors_find_wrong() {
     is_found(Bug::VerifyIgnored);
 }

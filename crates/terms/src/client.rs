@@ -58,6 +58,7 @@ impl Abilities {
             PartOp::Status if self.holes.is_none() => Some(Ok(Vec::new())),
             PartOp::Survey if self.dirty.is_none() => Some(Err(PartError::Unsupported)),
             PartOp::Verify if self.context.is_none() => Some(Err(PartError::Unsupported)),
+            PartOp::Undo if self.dirty.is_none() => Some(Err(PartError::Unsupported)),
             _ => None,
         }
     }
@@ -87,6 +88,7 @@ impl Abilities {
             PartOp::Trim => (Command::Trim, CmdFlags::EMPTY),
             PartOp::Status | PartOp::Survey => (Command::BlockStatus, CmdFlags::EMPTY),
             PartOp::Verify => (Command::Verify, CmdFlags::EMPTY),
+            PartOp::Undo => (Command::Undo, CmdFlags::EMPTY),
             PartOp::Age => (Command::Flush, CmdFlags::EMPTY),
         };
         let context = match op {
@@ -108,7 +110,7 @@ pub const fn payload_bytes(op: PartOp, length: u32) -> u32 {
 /// What is said first on a connection whose writes are numbered: from then on the donor tells of those.
 #[must_use]
 pub fn first_words(is_sealed: bool) -> [u8; RequestHeader::BYTES] {
-    Mark { number: 0, targets: 0, complete: 0 }.header().encode_in(is_sealed)
+    Mark { number: 0, targets: 0, complete: 0, keep: false }.header().encode_in(is_sealed)
 }
 
 /// The events that the answer to a part is. `wrong_blocks`: of what a read brought, or a donor has of a
@@ -205,7 +207,7 @@ mod tests {
 
     #[test]
     fn a_donor_takes_each_part_for_what_was_meant() {
-        let mark = WriteMark { number: 7, targets: 3, complete: 6 };
+        let mark = WriteMark { number: 7, targets: 3, complete: 6, keep: true };
         let can = abilities(donor::offered(true), true);
         for (op, meant, context) in [
             (PartOp::Read, Asked::Read, Some(HOLES)),
@@ -217,6 +219,7 @@ mod tests {
             (PartOp::Status, Asked::Status, Some(HOLES)),
             (PartOp::Survey, Asked::Status, Some(DIRTY)),
             (PartOp::Verify, Asked::Verify, Some(CONTEXT)),
+            (PartOp::Undo, Asked::Undo, Some(HOLES)),
             (PartOp::Age, Asked::Age, Some(HOLES)),
         ] {
             assert_eq!(can.answer_without(op), None, "a donor can do all there is: {op:?}");
@@ -236,6 +239,7 @@ mod tests {
         let unsupported = Some(Err(PartError::Unsupported));
         assert_eq!(none.answer_without(PartOp::Zero { keep: true }), unsupported);
         assert_eq!(none.answer_without(PartOp::Survey), unsupported);
+        assert_eq!(none.answer_without(PartOp::Undo), unsupported);
         for hint in [PartOp::Age, PartOp::Trim, PartOp::Status] {
             assert_eq!(none.answer_without(hint), Some(Ok(Vec::new())), "{hint:?}");
         }
@@ -255,7 +259,7 @@ mod tests {
         assert_eq!(foreign.sparing(PartOp::Sparse, || unreachable!("nothing to gain")), PartOp::Sparse);
         assert!(can.numbers_writes() && !cannot.numbers_writes() && !foreign.numbers_writes());
         let silent = RequestHeader::decode(&first_words(false)).expect("a header");
-        let mark = WriteMark { number: 0, targets: 0, complete: 0 };
+        let mark = WriteMark { number: 0, targets: 0, complete: 0, keep: false };
         assert_eq!(Asked::of(&silent), Asked::Mark(mark), "which numbers nothing yet");
     }
 
@@ -291,8 +295,8 @@ mod tests {
     #[test]
     fn what_is_listed_comes_before_the_answer_and_only_with_success() {
         let part = Key::from_u64(KEY);
-        let entry = LedgerEntry { from: 0, to: 512, number: 9, targets: 1, landed: false };
-        let write = ListedWrite { from: 0, to: 512, number: 9, targets: 1, landed: false };
+        let entry = LedgerEntry { from: 0, to: 512, number: 9, targets: 1, landed: false, undo: true };
+        let write = ListedWrite { from: 0, to: 512, number: 9, targets: 1, landed: false, undo: true };
         let told = |error| Answer { ledger: Some((8, vec![entry])), ..answer(error, false) };
         let listed = Event::Listed { part, complete: 8, writes: vec![write] };
         let good = Event::Answered { part, answer: Ok(Vec::new()) };

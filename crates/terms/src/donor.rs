@@ -30,8 +30,10 @@ pub enum Asked {
     /// To age its marks: what is acknowledged is in memory, and memory is all there is, so a flush only says
     /// that what was written before the last one is complete on every donor.
     Age,
-    /// To note what is said of the writes behind it. It has no answer.
+    /// To note what is said of the writes behind it, or which write an UNDO is about. It has no answer.
     Mark(WriteMark),
+    /// To put back what the write of the last mark covered.
+    Undo,
     /// Nothing that a donor would have to do.
     Nothing,
 }
@@ -49,6 +51,7 @@ impl Asked {
             Command::Verify => Asked::Verify,
             Command::Flush => Asked::Age,
             Command::Mark => Asked::Mark(marks::heard(Mark::of(header))),
+            Command::Undo => Asked::Undo,
             Command::Read | Command::Cache | Command::Disc | Command::Unknown(_) => Asked::Nothing,
         }
     }
@@ -60,7 +63,7 @@ impl Asked {
 /// What to answer.
 pub fn permit(access: &Access, grant: &Grant, header: &RequestHeader) -> Result<(), Errno> {
     let RequestHeader { command, offset, length, .. } = *header;
-    let writes = matches!(command, Command::Write | Command::Trim | Command::WriteZeroes);
+    let writes = command.writes();
     let touches =
         writes || matches!(command, Command::Read | Command::BlockStatus | Command::Verify | Command::Cache);
     if touches && length > 0 {
@@ -186,6 +189,7 @@ mod tests {
             Command::WriteZeroes,
             Command::BlockStatus,
             Command::Cache,
+            Command::Undo,
         ];
         for command in bound {
             assert_eq!(permit(&access, &grant, &header(command, 0, 512)), Ok(()), "{command:?}");

@@ -11,23 +11,23 @@ use cheetah_nbd::{LedgerEntry, Mark};
 const _: () = assert!(LEDGER_WRITES_MAX <= LEDGER_ENTRIES_MAX);
 
 pub(crate) const fn spoken(mark: WriteMark) -> Mark {
-    let WriteMark { number, targets, complete } = mark;
-    Mark { number, targets, complete }
+    let WriteMark { number, targets, complete, keep } = mark;
+    Mark { number, targets, complete, keep }
 }
 
 pub(crate) const fn heard(mark: Mark) -> WriteMark {
-    let Mark { number, targets, complete } = mark;
-    WriteMark { number, targets, complete }
+    let Mark { number, targets, complete, keep } = mark;
+    WriteMark { number, targets, complete, keep }
 }
 
 pub(crate) const fn entry(write: ListedWrite) -> LedgerEntry {
-    let ListedWrite { from, to, number, targets, landed } = write;
-    LedgerEntry { from, to, number, targets, landed }
+    let ListedWrite { from, to, number, targets, landed, undo } = write;
+    LedgerEntry { from, to, number, targets, landed, undo }
 }
 
 pub(crate) const fn listed(entry: LedgerEntry) -> ListedWrite {
-    let LedgerEntry { from, to, number, targets, landed } = entry;
-    ListedWrite { from, to, number, targets, landed }
+    let LedgerEntry { from, to, number, targets, landed, undo } = entry;
+    ListedWrite { from, to, number, targets, landed, undo }
 }
 
 #[cfg(test)]
@@ -36,10 +36,10 @@ mod tests {
 
     #[test]
     fn what_is_said_is_what_is_heard() {
-        let mark = WriteMark { number: 7, targets: 0b101, complete: 5 };
+        let mark = WriteMark { number: 7, targets: 0b101, complete: 5, keep: true };
         assert_eq!(heard(spoken(mark)), mark);
         assert_eq!(heard(Mark::of(&spoken(mark).header())), mark, "and by way of its header");
-        let write = ListedWrite { from: 4096, to: 8192, number: 7, targets: 0b101, landed: true };
+        let write = ListedWrite { from: 4096, to: 8192, number: 7, targets: 0b101, landed: true, undo: true };
         assert_eq!(listed(entry(write)), write);
     }
 }

@@ -21,7 +21,7 @@ mod pool;
 
 pub use access::{Access, Denied, Grant, OpenError, export_name, greeting_name};
 pub use dirty::DirtyMap;
-pub use ledger::{Ledger, ListedWrite, Ticket, WriteMark};
+pub use ledger::{Before, Ledger, ListedWrite, Ticket, WriteMark};
 pub use pool::{Draining, LeftWith};
 
 use crate::api::{Duties, Refusal};

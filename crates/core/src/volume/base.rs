@@ -12,7 +12,7 @@
 use super::cached::{Cached, WAIT_JOBS_MAX};
 use super::doubts::{Doubts, Stage};
 use super::fill::Fills;
-use super::job::{Content, Failure, Job, Part, Phase, Progress, Run, Slots, Work, bit};
+use super::job::{Content, Failure, Job, Part, Phase, Progress, Run, Slots, Undo, Work, bit};
 use super::jobs::Jobs;
 use super::join::Joins;
 use super::link::{Link, Links, Trust};
@@ -23,6 +23,7 @@ use super::tally::Tally;
 use super::types::{At, Effect, Fragment, Mem, PartOp, VolumeError};
 use super::{Key, PARTS_MAX, doubts};
 use crate::donor::WriteMark;
+use crate::layout::Geometry;
 use crate::limits::EXTENT_BYTES;
 use crate::map::{DonorId, Placement};
 use crate::units::Time;
@@ -147,11 +148,7 @@ impl Base {
         let Part { job, slot, placement, op, run, .. } = *part;
         self.links[placement.donor].owed.push_back((self.now, key));
         let job = &self.jobs[job];
-        let mark = (op.writes() && job.number > 0).then(|| WriteMark {
-            number: job.number,
-            targets: self.targets_of(job),
-            complete: doubts::complete_up_to(self),
-        });
+        let mark = self.mark_of(job, op);
         let fragment = Fragment { group: job.group, slot, local: run.local };
         self.effects.push(Effect::Send {
             donor: placement.donor,
@@ -227,6 +224,29 @@ impl Base {
     }
 
     /// The slots that are sent a part of what the job writes, each for all of its range.
+    /// What the donor is told with a part.
+    fn mark_of(&self, job: &Job, op: PartOp) -> Option<WriteMark> {
+        let Geometry { data, parity, .. } = self.shape.geometry;
+        let complete = || doubts::complete_up_to(self);
+        match (job.work, op) {
+            (Work::Undo(Undo { number, slots }), _) => {
+                Some(WriteMark { number, targets: slots, complete: 0, keep: false })
+            }
+            // What was written last has no write behind it to say so.
+            (_, PartOp::Age) if parity > 0 => {
+                Some(WriteMark { number: 0, targets: 0, complete: complete(), keep: false })
+            }
+            _ if op.writes() && job.number > 0 => Some(WriteMark {
+                number: job.number,
+                targets: self.targets_of(job),
+                complete: complete(),
+                // A copy is whole for itself.
+                keep: data > 1,
+            }),
+            _ => None,
+        }
+    }
+
     fn targets_of(&self, job: &Job) -> Slots {
         let (data, slots) = (self.shape.geometry.data, self.shape.geometry.data + self.shape.geometry.parity);
         let parity = (data..slots).map(bit).sum::<Slots>();

@@ -5,7 +5,7 @@
 //! one. Tests: below, `tests/volume_unclean.rs`, `tests/volume_resync.rs`, the simulator.
 
 use super::base::Base;
-use super::job::{Job, Slots, bit, slots_of};
+use super::job::{Job, Slots, Undo, bit, slots_of};
 use super::{Key, fill};
 use crate::map::{BadRange, DonorId, Group, Placement, VolumeMap};
 use crate::units::Time;
@@ -20,6 +20,8 @@ pub(super) struct Torn {
     /// The slots that missed it, if that is known: the others fit together, and when these have no holder any
     /// more all is well. None: any may differ.
     pub(super) missed: Slots,
+    /// They fit together once this is undone.
+    pub(super) undo: Option<Undo>,
 }
 
 impl Torn {
@@ -28,7 +30,7 @@ impl Torn {
         (self.group, self.lo, self.hi) == (job.group, job.lo, job.hi)
     }
 
-    fn reaches(&self, group: u32, lo: u32, hi: u32) -> bool {
+    pub(super) fn reaches(&self, group: u32, lo: u32, hi: u32) -> bool {
         self.group == group && self.lo < hi && lo < self.hi
     }
 }
@@ -83,6 +85,11 @@ pub(super) fn is_torn(base: &Base, group: u32, lo: u32, hi: u32) -> bool {
     unsure || base.doubts.torn.iter().any(|torn| torn.reaches(group, lo, hi) && torn.missed == 0)
 }
 
+/// Whether a write there is still to be undone: nothing else may change those rows, or copy them, before.
+pub(super) fn is_to_be_undone(base: &Base, group: u32, lo: u32, hi: u32) -> bool {
+    base.doubts.torn.iter().any(|torn| torn.undo.is_some() && torn.reaches(group, lo, hi))
+}
+
 /// The slots whose holders missed a write there.
 pub(super) fn missed_there(base: &Base, group: u32, lo: u32, hi: u32) -> Slots {
     let here = base.doubts.torn.iter().filter(|torn| torn.reaches(group, lo, hi));
@@ -119,7 +126,7 @@ pub(super) fn is_hopeless(base: &Base, group: u32) -> bool {
 pub(super) fn is_needed(base: &Base, group: u32, slot: u32, donor: DonorId) -> bool {
     base.shape.geometry.data > 1
         && slot < base.shape.geometry.data
-        && base.doubts.torn.iter().any(|torn| torn.group == group && torn.missed == 0)
+        && base.doubts.torn.iter().any(|torn| torn.group == group && torn.missed == 0 && torn.undo.is_none())
         && base.links.get(donor).is_some_and(|link| !link.gone)
 }
 
@@ -208,7 +215,7 @@ mod tests {
     use crate::volume::watch::set_aside;
 
     fn torn(base: &mut Base, lo: u32, hi: u32, missed: Slots) {
-        base.doubts.torn.push(Torn { group: 0, lo, hi, missed });
+        base.doubts.torn.push(Torn { group: 0, lo, hi, missed, undo: None });
     }
 
     #[test]
@@ -248,7 +255,7 @@ mod tests {
     #[test]
     fn data_makes_parity_and_what_missed_a_write_is_mended_from_those_that_did_not() {
         let mut base = sample("parity:2+1");
-        let (all, parity) = (Torn { group: 0, lo: 0, hi: 4096, missed: 0 }, bit(2));
+        let (all, parity) = (Torn { group: 0, lo: 0, hi: 4096, missed: 0, undo: None }, bit(2));
         assert!(can_resync(&base, all));
         assert_eq!(mendable(&base, Torn { missed: parity, ..all }), Some(2));
         assert_eq!(mendable(&base, all), None, "nobody knows who fits");

@@ -91,6 +91,8 @@ pub(super) enum Work {
     Mend {
         slot: u32,
     },
+    /// A write of a former writer that too few have is taken back from who has some of it.
+    Undo(Undo),
     /// All fragments with each other.
     Compare,
     /// Has the holder of a slot what its checksums say? In the turn of a donor.
@@ -106,6 +108,14 @@ pub(super) enum Work {
         slot: u32,
         of: Placement,
     },
+}
+
+/// A write of a former writer that is undone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Undo {
+    pub(super) number: u64,
+    /// Those that have some of it, and what was there before.
+    pub(super) slots: Slots,
 }
 
 impl Work {

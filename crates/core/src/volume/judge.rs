@@ -8,10 +8,11 @@
 //! A write is complete when each holder that it is for has all of it in memory. A holder that does not list
 //! it has it if it lists a later one of the same place, for a write begins only when the one before it has
 //! ended; or it was told that it is complete, and then `complete` says so. Of a write that is not complete,
-//! some hold what it made and some what was there before. Where k of either kind are left they make up the
-//! others, also of a slot that nobody holds.
+//! some hold what it made and some what was there before. Where k have what it made, they make up the others,
+//! also of a slot that nobody holds. Where fewer have, it is undone by who has some of it: nobody was told
+//! that it is complete. Where what it covered is not kept, k that it did not reach make up the others.
 
-use super::job::{Slots, bit, slots_of};
+use super::job::{Slots, Undo, bit, slots_of};
 use crate::donor::ListedWrite;
 use std::collections::BTreeSet;
 
@@ -22,12 +23,23 @@ struct Listed {
     write: ListedWrite,
 }
 
-/// Rows that do not fit together. `missed`: without these slots they do; none of them: nobody knows.
+/// What makes rows fit together that do not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Without these slots they do.
+    Without(Slots),
+    /// Without this write they do.
+    Undo(Undo),
+    /// Nobody knows one.
+    None,
+}
+
+/// Rows that do not fit together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Doubt {
     pub(super) lo: u32,
     pub(super) hi: u32,
-    pub(super) missed: Slots,
+    pub(super) way: Way,
 }
 
 /// What the holders of a group said.
@@ -44,8 +56,9 @@ impl Hearing {
         self.listed.extend(writes.into_iter().map(|write| Listed { slot, write }));
     }
 
-    /// The doubts of a group with so many data slots; every write up to number `complete` is complete.
-    pub(super) fn doubts(mut self, data: u32, complete: u64) -> Vec<Doubt> {
+    /// The doubts of a group with so many data slots; every write up to number `complete` is complete, and
+    /// only one whose number is a former writer's may be undone.
+    pub(super) fn doubts(mut self, data: u32, complete: u64, is_former: impl Fn(u64) -> bool) -> Vec<Doubt> {
         let asked = self.asked;
         self.listed.retain(|listed| listed.write.number > complete && listed.write.from < listed.write.to);
         self.listed.sort_unstable_by_key(|listed| listed.write.from);
@@ -59,20 +72,20 @@ impl Hearing {
                 here.push(*listed);
                 next += 1;
             }
-            let Some(missed) = judge(&here, asked, data) else { continue };
+            let Some(way) = judge(&here, asked, data, &is_former) else { continue };
             let offset = |at: u64| u32::try_from(at).expect("inside an extent");
             let (lo, hi) = (offset(*lo), offset(*hi));
-            match doubts.last_mut().filter(|last| last.hi == lo && last.missed == missed) {
+            match doubts.last_mut().filter(|last| last.hi == lo && last.way == way) {
                 Some(last) => last.hi = hi,
-                None => doubts.push(Doubt { lo, hi, missed }),
+                None => doubts.push(Doubt { lo, hi, way }),
             }
         }
         doubts
     }
 }
 
-/// Of the writes that are listed at one place: none if all is well, or who is to be left out.
-fn judge(here: &[Listed], asked: Slots, data: u32) -> Option<Slots> {
+/// Of the writes that are listed at one place: none if all is well, or what is to be done.
+fn judge(here: &[Listed], asked: Slots, data: u32, is_former: impl Fn(u64) -> bool) -> Option<Way> {
     let numbers: BTreeSet<u64> = here.iter().map(|listed| listed.write.number).collect();
     let landed = |slot: u32| {
         let of_slot = here.iter().filter(|listed| listed.slot == slot && listed.write.landed);
@@ -92,20 +105,22 @@ fn judge(here: &[Listed], asked: Slots, data: u32) -> Option<Slots> {
     let number = open.next()?;
     if open.next().is_some() || numbers.last() != Some(&number) {
         // What was written over it may have taken in what did not fit.
-        return Some(0);
+        return Some(Way::None);
     }
     let (has, targets): (Slots, Slots) = (has(number), targets(number));
-    let begun = here.iter().filter(|listed| listed.write.number == number).map(|listed| bit(listed.slot));
-    let touched = begun.fold(0, |slots, slot| slots | slot) & targets;
+    let of_write = || here.iter().filter(|listed| listed.write.number == number);
+    let touched = of_write().fold(0, |slots, listed| slots | bit(listed.slot)) & targets;
     let others = asked & !targets;
     let enough = |slots: Slots| slots.count_ones() >= data;
-    if enough(others | has) {
-        Some(targets & !has)
+    Some(if enough(others | has) {
+        Way::Without(targets & !has)
+    } else if is_former(number) && of_write().all(|listed| listed.write.undo) {
+        Way::Undo(Undo { number, slots: touched })
     } else if enough(others | (targets & !touched)) {
-        Some(touched)
+        Way::Without(touched)
     } else {
-        Some(0)
-    }
+        Way::None
+    })
 }
 
 #[cfg(test)]
@@ -115,16 +130,25 @@ mod tests {
     const ROW: Slots = 0b1111;
 
     fn write(number: u64, targets: Slots, landed: bool) -> ListedWrite {
-        ListedWrite { from: 0, to: 4096, number, targets, landed }
+        ListedWrite { from: 0, to: 4096, number, targets, landed, undo: false }
     }
 
-    /// What is judged of a place where each slot lists these writes; a slot that is not there was not asked.
-    fn judged(data: u32, said: &[(u32, &[ListedWrite])]) -> Option<Slots> {
+    fn way(data: u32, said: &[(u32, &[ListedWrite])]) -> Option<Way> {
         let mut hearing = Hearing::default();
         said.iter().for_each(|(slot, writes)| hearing.hear(*slot, writes.iter().copied()));
-        let doubts = hearing.doubts(data, 0);
+        let doubts = hearing.doubts(data, 0, |number| number < 100);
         assert!(doubts.len() <= 1, "{doubts:?}");
-        doubts.first().map(|doubt| doubt.missed)
+        doubts.first().map(|doubt| doubt.way)
+    }
+
+    /// What is judged of a place where each slot lists these writes, and keeps nothing; a slot that is not
+    /// there was not asked.
+    fn judged(data: u32, said: &[(u32, &[ListedWrite])]) -> Option<Slots> {
+        way(data, said).map(|way| match way {
+            Way::Without(missed) => missed,
+            Way::None => 0,
+            Way::Undo(undo) => panic!("{undo:?}"),
+        })
     }
 
     #[test]
@@ -170,10 +194,42 @@ mod tests {
     #[test]
     fn what_is_known_to_be_complete_is_passed_over_and_places_are_told_apart() {
         let mut hearing = Hearing::default();
-        let at = |number, from, to, landed| ListedWrite { from, to, number, targets: 0b11, landed };
+        let at =
+            |number, from, to, landed| ListedWrite { from, to, number, targets: 0b11, landed, undo: false };
         hearing.hear(0, [at(5, 0, 8192, false), at(6, 4096, 12288, true), at(8, 16384, 20480, false)]);
         hearing.hear(1, [at(6, 4096, 12288, true)]);
-        let doubt = |lo, hi, missed| Doubt { lo, hi, missed };
-        assert_eq!(hearing.doubts(1, 5), [doubt(16384, 20480, 0b01)]);
+        let doubt = |lo, hi, missed| Doubt { lo, hi, way: Way::Without(missed) };
+        assert_eq!(hearing.doubts(1, 5, |_| true), [doubt(16384, 20480, 0b01)]);
+    }
+
+    #[test]
+    fn a_write_that_too_few_have_is_undone_by_who_has_some_of_it() {
+        let kept = |number, landed| ListedWrite { undo: true, ..write(number, 0b11111, landed) };
+        let (has, begun) = ([kept(7, true)], [kept(7, false)]);
+        let undo = |number, slots| Some(Way::Undo(Undo { number, slots }));
+        // Slot 0 is missing: two have it, two do not.
+        let all: [(u32, &[ListedWrite]); 4] = [(1, &has), (2, &[]), (3, &begun), (4, &[])];
+        assert_eq!(way(3, &all), undo(7, 0b01010));
+        assert_eq!(
+            way(3, &[(1, &has), (2, &has), (3, &has), (4, &[])]),
+            Some(Way::Without(0b10000)),
+            "forward"
+        );
+        let lacks = [write(7, 0b11111, true)];
+        assert_eq!(
+            way(3, &[(1, &has), (2, &[]), (3, &lacks), (4, &[])]),
+            Some(Way::None),
+            "one kept nothing"
+        );
+        assert_eq!(way(3, &[(1, &lacks), (2, &[]), (3, &[]), (4, &[])]), Some(Way::Without(0b00010)), "back");
+        let own = [kept(100, true)];
+        assert_eq!(
+            way(3, &[(1, &own), (2, &[]), (3, &own), (4, &[])]),
+            Some(Way::None),
+            "it is being written"
+        );
+        // What a later write covered cannot be put back below it.
+        let later = [kept(7, true), ListedWrite { targets: 0b01010, ..kept(9, true) }];
+        assert_eq!(way(3, &[(1, &later), (2, &[]), (3, &later), (4, &[])]), Some(Way::None));
     }
 }

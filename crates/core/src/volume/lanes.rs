@@ -51,6 +51,11 @@ fn needed(base: &Base, key: Key) -> Slots {
 /// Asks for the lanes that are still missing: each needed one of its holder, or so many others that it
 /// can be rebuilt. Called at the beginning and after each failure.
 pub(super) fn read(base: &mut Base, key: Key) {
+    let Job { work, group, lo, hi, .. } = base.jobs[key];
+    let copies = matches!(work, Work::Fill { .. } | Work::Heal { .. } | Work::Mend { .. } | Work::Resync);
+    if copies && doubts::is_to_be_undone(base, group, lo, hi) {
+        return base.end_job(key, Err(VolumeError::DonorLost));
+    }
     let needed = needed(base, key);
     let geometry = base.shape.geometry;
     let job = &base.jobs[key];

@@ -354,7 +354,7 @@ impl Volume {
             Work::Age => age::begin(base, key),
             Work::Ask { slot, of } => upkeep::begin_ask(base, key, slot, of),
             Work::Patch { .. } => write::begin_patch(base, key),
-            Work::Resync | Work::Mend { .. } => resync::begin(base, key),
+            Work::Resync | Work::Mend { .. } | Work::Undo(_) => resync::begin(base, key),
             Work::Scrub { slot, .. } => scrub::begin(base, key, slot),
             Work::Gather(_) | Work::Fill { .. } | Work::Heal { .. } | Work::Compare => {
                 lanes::read(base, key);
@@ -367,7 +367,7 @@ impl Volume {
         let job = &base.jobs[key];
         match job.work {
             _ if let Some(error) = job.failed => base.end_job(key, Err(error)),
-            Work::Read(_) | Work::Status(_) | Work::Barrier => base.end_job(key, Ok(())),
+            Work::Read(_) | Work::Status(_) | Work::Barrier | Work::Undo(_) => base.end_job(key, Ok(())),
             Work::Survey | Work::Age | Work::Ask { .. } | Work::Scrub { .. } => base.end_job(key, Ok(())),
             Work::Resync => resync::write_lanes(base, key),
             Work::Compare => compare::compare(base, key),
@@ -469,6 +469,7 @@ impl Volume {
                 read::failed(base, part.job, part.slot, failure);
             }
             PartOp::Age if job.work == Work::Age => {}
+            PartOp::Undo => resync::undo_failed(base, part.job, failure),
             PartOp::Age if failure == Failure::Moved => flush::moved(base, part.job),
             _ => job.failed = Some(failure.error()),
         }

@@ -14,18 +14,21 @@ const GAP: u64 = 1 << 32;
 #[derive(Debug)]
 pub(super) struct Numbers {
     next: u64,
+    /// The first that was given out.
+    own: Option<u64>,
     /// How many writes of each number are under way, oldest first.
     open: VecDeque<(u64, u32)>,
 }
 
 impl Default for Numbers {
     fn default() -> Self {
-        Numbers { next: 1, open: VecDeque::new() }
+        Numbers { next: 1, own: None, open: VecDeque::new() }
     }
 }
 
 impl Numbers {
     pub(super) fn begin(&mut self) -> u64 {
+        self.own.get_or_insert(self.next);
         match self.open.back_mut() {
             Some((number, count)) if *number == self.next => *count += 1,
             _ => self.open.push_back((self.next, 1)),
@@ -46,6 +49,11 @@ impl Numbers {
     /// Every write with a number up to this one is over.
     pub(super) fn over(&self) -> u64 {
         self.open.front().map_or(self.next, |(number, _)| *number) - 1
+    }
+
+    /// Whether a write of that number is a former writer's.
+    pub(super) fn is_former(&self, number: u64) -> bool {
+        self.own.is_none_or(|own| number < own)
     }
 
     /// Somebody knows of a write of that number.
@@ -71,7 +79,12 @@ mod tests {
         assert_eq!(numbers.over(), 0);
         numbers.end(second);
         assert!(numbers.over() >= third);
+        assert!(numbers.is_former(0) && !numbers.is_former(first));
         numbers.heard(1_000);
+        assert!(!numbers.is_former(1_000), "it has begun to write");
+        let mut successor = Numbers::default();
+        successor.heard(1_000);
+        assert!(successor.begin() > 2_000 && successor.is_former(2_000), "one may have been overheard");
         assert!(numbers.begin() > 1_000 && numbers.over() >= 1_000);
     }
 }

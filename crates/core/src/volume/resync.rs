@@ -10,9 +10,10 @@
 use super::base::Base;
 use super::doubts::{Stage, Torn};
 use super::job::{Failure, Job, Missed, Phase, Progress, Run, Slots, Work, bit, slots_of};
-use super::judge::{Doubt, Hearing};
+use super::judge::{Doubt, Hearing, Way};
+use super::link::Link;
 use super::types::{Effect, Fragment, PartError, PartOp, StatusRun, VolumeError};
-use super::{BLOCK, Key, PAUSE_NS, doubts, lanes};
+use super::{BLOCK, Key, PAUSE_NS, doubts, fill, lanes};
 use crate::donor::ListedWrite;
 use crate::layout::Scatter;
 use crate::limits::{BLOCK_BYTES, EXTENT_BYTES};
@@ -75,6 +76,19 @@ impl Resync {
             Work::Survey => {
                 self.surveys_open -= 1;
                 base.doubts.resurveyed.remove(&job.group);
+            }
+            Work::Undo(undo) => {
+                self.open -= 1;
+                let this = |torn: &Torn| torn.is_of(job) && torn.undo == Some(undo);
+                self.under_way.retain(|torn| !this(torn));
+                if done {
+                    base.doubts.torn.retain(|torn| !this(torn));
+                    // Whoever is being given one of them may have been given what was undone.
+                    slots_of(undo.slots).for_each(|slot| fill::unfill(base, job.group, slot, job.lo));
+                    base.jobs.look_at_waiting();
+                } else {
+                    self.pause_until = base.now + PAUSE_NS;
+                }
             }
             Work::Resync | Work::Mend { .. } => {
                 self.open -= 1;
@@ -227,9 +241,17 @@ impl Resync {
 
     fn take_survey(&mut self, base: &mut Base) {
         for (group, hearing) in std::mem::take(&mut self.heard) {
-            for Doubt { lo, hi, missed } in hearing.doubts(base.shape.geometry.data, self.complete) {
-                base.doubts.torn.push(Torn { group, lo, hi, missed });
-            }
+            let numbers = &base.jobs.numbers;
+            let doubts =
+                hearing.doubts(base.shape.geometry.data, self.complete, |number| numbers.is_former(number));
+            base.doubts.torn.extend(doubts.into_iter().map(|Doubt { lo, hi, way }| {
+                let (missed, undo) = match way {
+                    Way::Without(missed) => (missed, None),
+                    Way::Undo(undo) => (0, Some(undo)),
+                    Way::None => (0, None),
+                };
+                Torn { group, lo, hi, missed, undo }
+            }));
         }
         let mut dirty: BTreeMap<u32, Vec<(u32, u32)>> = BTreeMap::new();
         for (group, runs) in std::mem::take(&mut self.surveyed) {
@@ -253,7 +275,7 @@ impl Resync {
                 let (mut at, end) = (from.max(done), to.min(used));
                 while at < end {
                     let hi = (at / step * step + step).min(end);
-                    base.doubts.torn.push(Torn { group, lo: at, hi, missed: 0 });
+                    base.doubts.torn.push(Torn { group, lo: at, hi, missed: 0, undo: None });
                     at = hi;
                 }
                 done = done.max(end);
@@ -279,9 +301,11 @@ impl Resync {
             if torn.missed != 0 && slots_of(torn.missed).all(|slot| !base.shape.is_held(torn.group, slot)) {
                 continue;
             }
-            let work = match doubts::can_resync(base, torn) {
-                true => Some(Work::Resync),
-                false => doubts::mendable(base, torn).map(|slot| Work::Mend { slot }),
+            let work = match torn.undo {
+                Some(undo) => Some(Work::Undo(undo)),
+                None if doubts::is_to_be_undone(base, torn.group, torn.lo, torn.hi) => continue,
+                None if doubts::can_resync(base, torn) => Some(Work::Resync),
+                None => doubts::mendable(base, torn).map(|slot| Work::Mend { slot }),
             };
             if let Some(work) = work {
                 if self.under_way.insert(torn) {
@@ -360,8 +384,10 @@ pub(super) fn write_lanes(base: &mut Base, key: Key) {
 /// What was decided when the job was made is decided again, now that nobody else works there.
 pub(super) fn begin(base: &mut Base, key: Key) {
     let job = &base.jobs[key];
-    match base.doubts.torn.iter().find(|torn| torn.is_of(job)).copied() {
+    let undo = if let Work::Undo(undo) = job.work { Some(undo) } else { None };
+    match base.doubts.torn.iter().find(|torn| torn.is_of(job) && torn.undo == undo).copied() {
         None => base.end_job(key, Ok(())),
+        Some(torn) if torn.undo.is_some() => begin_undo(base, key),
         Some(torn) if doubts::can_resync(base, torn) && job.work == Work::Resync => {
             lanes::read(base, key);
         }
@@ -371,6 +397,34 @@ pub(super) fn begin(base: &mut Base, key: Key) {
             lanes::read(base, key);
         }
         Some(_) => base.end_job(key, Err(VolumeError::DonorLost)),
+    }
+}
+
+/// Each that has some of the write puts back what that covered. Of a slot that nobody holds any more there is
+/// nothing to put back. Nobody is asked before all can be, for who was asked must be heard before anything
+/// else is written there.
+fn begin_undo(base: &mut Base, key: Key) {
+    let Job { group, lo, hi, work: Work::Undo(undo), .. } = base.jobs[key] else { return };
+    let held = |slot: u32| Some(slot).zip(base.shape.slot(group, slot).held);
+    let holders: Vec<(u32, Placement)> = slots_of(undo.slots).filter_map(held).collect();
+    if holders.iter().any(|(_, held)| base.links.get(held.donor).is_none_or(Link::is_down)) {
+        return base.end_job(key, Err(VolumeError::DonorLost));
+    }
+    for (slot, held) in holders {
+        base.add_part(key, slot, held, PartOp::Undo, Run::about(lo, hi - lo));
+    }
+    base.set_phase(key, Phase::Reading);
+}
+
+/// Who is away is asked again. Who does not have what was there before will not have it later: what the rows
+/// are is not known then.
+pub(super) fn undo_failed(base: &mut Base, key: Key, failure: Failure) {
+    let job = &mut base.jobs[key];
+    job.failed = Some(failure.error());
+    if let Failure::Answer(_) = failure {
+        let (undo, torn) = (job.work, &mut base.doubts.torn);
+        let here = |torn: &&mut Torn| torn.is_of(job) && torn.undo.map(Work::Undo) == Some(undo);
+        torn.iter_mut().filter(here).for_each(|torn| torn.undo = None);
     }
 }
 

@@ -96,12 +96,14 @@ pub enum PartOp {
     Survey,
     /// Cheetah's VERIFY: whether the donor has what was written there.
     Verify,
+    /// Cheetah's UNDO: what a write of a former writer covered there is put back. Its mark says which.
+    Undo,
     /// All writes sent before the last `Age` are complete everywhere (NBD FLUSH).
     Age,
 }
 
 impl PartOp {
-    /// Whether it changes the donor's memory.
+    /// Whether it brings the donor's memory what it shall hold.
     #[must_use]
     pub fn writes(self) -> bool {
         matches!(self, PartOp::Write | PartOp::Sparse | PartOp::Zero { .. } | PartOp::Trim)

@@ -391,6 +391,7 @@ pub(super) fn tear(base: &mut Base, job: &Job) {
     if slots != 0 {
         let enough =
             doubts::enough_without(&base.shape.map.groups[group as usize], slots, base.shape.geometry.data);
-        base.doubts.torn.push(Torn { group, lo, hi, missed: if enough { slots } else { 0 } });
+        let missed = if enough { slots } else { 0 };
+        base.doubts.torn.push(Torn { group, lo, hi, missed, undo: None });
     }
 }

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use cheetah_core::api::Amend;
+use cheetah_core::donor::WriteMark;
 use cheetah_core::limits::EXTENT_BYTES;
 use cheetah_core::map::{DonorId, Group, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
@@ -84,6 +85,7 @@ pub struct Sent {
     pub op: PartOp,
     pub address: u64,
     pub len: u32,
+    pub mark: Option<WriteMark>,
 }
 
 impl World {
@@ -168,8 +170,9 @@ impl World {
     pub fn sent(&mut self) -> Vec<Sent> {
         let mut sent = Vec::new();
         self.effects.retain(|effect| match effect {
-            Effect::Send { donor, part, op, address, scatter, .. } => {
-                sent.push(Sent { donor: *donor, part: *part, op: *op, address: *address, len: scatter.len });
+            Effect::Send { donor, part, op, address, scatter, mark, .. } => {
+                let (donor, part, op, address, mark) = (*donor, *part, *op, *address, *mark);
+                sent.push(Sent { donor, part, op, address, len: scatter.len, mark });
                 false
             }
             _ => true,

@@ -325,8 +325,9 @@ fn ledger(cookie: u64, done: bool, mut fields: Fields<'_>) -> Option<Reply> {
     let mut entries = Vec::new();
     while let Some(from) = fields.u64() {
         let (to, number) = (fields.u64()?, fields.u64()?);
-        let (targets, landed) = (fields.u32()?, fields.u32()? != 0);
-        entries.push(LedgerEntry { from, to, number, targets, landed });
+        let (targets, state) = (fields.u32()?, fields.u32()?);
+        let (landed, undo) = (state & LedgerEntry::LANDED != 0, state & LedgerEntry::UNDO != 0);
+        entries.push(LedgerEntry { from, to, number, targets, landed, undo });
     }
     fields.is_empty().then_some(Reply::Ledger { cookie, done, complete, entries })
 }

@@ -71,7 +71,9 @@ impl<B> Request<B> {
     /// Whether `next` writes behind what this one writes, in the same run of `within` bytes, and what is said
     /// of both is the same.
     fn goes_on(&self, next: &Request<B>, within: u64) -> bool {
-        let said = |request: &Request<B>| request.mark.map(|mark| (mark.number, mark.targets));
+        let said = |request: &Request<B>| {
+            request.mark.map(|Mark { number, targets, keep, .. }| (number, targets, keep))
+        };
         self.payload_bytes() > 0
             && next.payload_bytes() > 0
             && self.flags == next.flags
@@ -244,7 +246,7 @@ impl<B> Transmission<B> {
             unsent: 0,
             headed: 0,
             front_sent: 0,
-            told: marks.then_some(Mark { number: 0, targets: 0, complete: 0 }),
+            told: marks.then_some(Mark { number: 0, targets: 0, complete: 0, keep: false }),
             arriving: None,
             large_expected: false,
             dirty: session.dirty,

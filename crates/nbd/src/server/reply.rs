@@ -92,10 +92,15 @@ pub struct LedgerEntry {
     pub targets: u32,
     /// All of it is there.
     pub landed: bool,
+    /// What was there before is kept, for an UNDO.
+    pub undo: bool,
 }
 
 impl LedgerEntry {
     pub(crate) const BYTES: usize = 32;
+
+    pub(crate) const LANDED: u32 = 1 << 0;
+    pub(crate) const UNDO: u32 = 1 << 1;
 }
 
 /// The writes that touch the range which was asked about; beyond [`LEDGER_ENTRIES_MAX`] they are left out.
@@ -104,12 +109,13 @@ pub fn ledger(cookie: u64, done: bool, complete: u64, entries: &[LedgerEntry], o
     let payload_bytes = u32::try_from(8 + LedgerEntry::BYTES * entries.len()).unwrap_or(u32::MAX);
     out.extend_from_slice(&chunk_header(cookie, done, chunk::LEDGER, payload_bytes));
     out.extend_from_slice(&complete.to_be_bytes());
-    for LedgerEntry { from, to, number, targets, landed } in entries {
+    for LedgerEntry { from, to, number, targets, landed, undo } in entries {
         out.extend_from_slice(&from.to_be_bytes());
         out.extend_from_slice(&to.to_be_bytes());
         out.extend_from_slice(&number.to_be_bytes());
         out.extend_from_slice(&targets.to_be_bytes());
-        out.extend_from_slice(&u32::from(*landed).to_be_bytes());
+        let state = u32::from(*landed) * LedgerEntry::LANDED | u32::from(*undo) * LedgerEntry::UNDO;
+        out.extend_from_slice(&state.to_be_bytes());
     }
 }
 

@@ -45,21 +45,24 @@ pub struct Mark {
     pub targets: u32,
     /// Writes up to this number are complete on all servers.
     pub complete: u64,
+    /// What they cover is kept until they are complete.
+    pub keep: bool,
 }
 
 impl Mark {
     /// It has a request's shape, and no answer.
     #[must_use]
     pub const fn header(self) -> RequestHeader {
-        let Mark { number, targets, complete } = self;
-        let (flags, command) = (CmdFlags::EMPTY, Command::Mark);
+        let Mark { number, targets, complete, keep } = self;
+        let (flags, command) = (if keep { CmdFlags::KEEP } else { CmdFlags::EMPTY }, Command::Mark);
         RequestHeader { flags, command, cookie: number, offset: complete, length: targets }
     }
 
     /// What a header with the command says.
     #[must_use]
     pub const fn of(header: &RequestHeader) -> Mark {
-        Mark { number: header.cookie, targets: header.length, complete: header.offset }
+        let RequestHeader { flags, cookie: number, offset: complete, length: targets, .. } = *header;
+        Mark { number, targets, complete, keep: flags.contains(CmdFlags::KEEP) }
     }
 }
 
@@ -153,15 +156,15 @@ impl RequestHeader {
                 return Err(Errno::Inval);
             }
             Command::Verify if session.context.is_none() => return Err(Errno::Inval),
+            Command::Undo if session.dirty.is_none() => return Err(Errno::Inval),
             Command::Read | Command::Write | Command::Disc => TransmissionFlags::EMPTY,
-            Command::BlockStatus | Command::Verify => TransmissionFlags::EMPTY,
+            Command::BlockStatus | Command::Verify | Command::Undo => TransmissionFlags::EMPTY,
             Command::Flush => TransmissionFlags::SEND_FLUSH,
             Command::Trim => TransmissionFlags::SEND_TRIM,
             Command::Cache => TransmissionFlags::SEND_CACHE,
             Command::WriteZeroes => TransmissionFlags::SEND_WRITE_ZEROES,
         };
-        let writes = matches!(self.command, Command::Write | Command::Trim | Command::WriteZeroes);
-        if writes && session.info.flags.contains(TransmissionFlags::READ_ONLY) {
+        if self.command.writes() && session.info.flags.contains(TransmissionFlags::READ_ONLY) {
             return Err(Errno::Perm);
         }
         if session.info.flags.contains(needs) { Ok(()) } else { Err(Errno::Inval) }

@@ -15,10 +15,10 @@
 
 use super::sending::Sending;
 use crate::arena::{Arena, Begun};
-use crate::ledgers::locked;
+use crate::ledgers::{Ledger, locked};
 use crate::memory::wipe;
 use crate::stream::{DIRECT_BYTES, Stream, iovec};
-use cheetah_core::donor::{Access, Grant, Ledger, Ticket, WriteMark};
+use cheetah_core::donor::{Access, Grant, Ticket, WriteMark};
 use cheetah_nbd::server::transmission::{Payload, Step, Transmission};
 use cheetah_nbd::{Command, Descriptor, Errno, Negotiated, RequestHeader, StateFlags, Violation};
 use cheetah_terms::donor::{Asked, entry, lately, permit, presence, rightness, tell_status};
@@ -300,6 +300,7 @@ impl<'a> Connection<'a> {
                 locked(ledger).settle(mark.complete);
                 self.mark = Some(mark);
             }
+            Ok(Asked::Undo) => self.undo(header),
             Ok(Asked::Write | Asked::Nothing) => self.sending.outbox.done(cookie),
         }
     }
@@ -330,12 +331,28 @@ impl<'a> Connection<'a> {
         self.sending.outbox.done(header.cookie);
     }
 
+    /// Puts back what the write of the last mark covered.
+    fn undo(&mut self, header: &RequestHeader) {
+        let RequestHeader { cookie, offset, length, .. } = *header;
+        self.work_bytes += u64::from(length);
+        let number = self.mark.map_or(0, |mark| mark.number);
+        let end = offset + u64::from(length);
+        let pieces = self.ledger.as_ref().and_then(|ledger| locked(ledger).undo(number, offset, end));
+        let Some(pieces) = pieces else { return self.sending.outbox.error(cookie, Errno::NotSup, "") };
+        // For who reads beside it; to a next writer it is as if nothing had been written.
+        self.arena.dirty().mark(offset, length.into());
+        pieces.iter().for_each(|(at, kept)| self.arena.put_back(*at, kept));
+        self.sending.outbox.done(cookie);
+    }
+
     /// Notes a write before it touches memory.
     fn begin_write(&mut self, offset: u64, len: u64) -> Option<Ticket> {
         self.arena.dirty().mark(offset, len);
         let ledgers = self.arena.ledgers();
         match self.ledger.as_ref().zip(self.mark.filter(|mark| mark.number > 0)) {
-            Some((ledger, mark)) => Some(ledgers.begin(ledger, mark, offset, len)),
+            Some((ledger, mark)) => {
+                Some(ledgers.begin(ledger, mark, offset, len, || self.arena.keep(offset, len)))
+            }
             None => {
                 ledgers.unnumbered().mark(offset, len);
                 None
