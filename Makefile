@@ -21,7 +21,7 @@ without = if [ "$${CI:-}" = true ]; then echo "$(1) is missing"; exit 1; else ec
 
 .PHONY: help setup build install demo test format lint unit instructions sim e2e fuzz bench bench-local bench-front bench-lan \
   bench-ahead bench-thesis bench-scale bench-seeds \
-  bench-codes bench-repair bench-owner mutants faults unclean sim-bugs clean
+  bench-codes bench-repair bench-owner mutants faults unclean sim-bugs walk clean
 
 help: ## say what there is (the default)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -133,6 +133,10 @@ faults: build ## the fault table: donors fail under a checked load (root; REPEAT
 unclean: build ## fifty times a donor and the daemon end up to a second apart under eight writers (a quarter of an hour)
 	@echo "== unclean stops"
 	@$(cargo) test --locked -p cheetah-lab --test unclean -- --ignored --nocapture
+
+walk: setup ## every order in which writers and a donor of a small world can end (PATHS=10000000; half an hour and more)
+	@echo "== walking"
+	@$(cargo) run --locked --release --quiet -p cheetah-sim -- --walk $(or $(PATHS),10000000)
 
 sim-bugs: setup ## how soon the simulator finds each planted bug: a table (SAMPLES=21; an hour)
 	@echo "== planted bugs"

@@ -22,6 +22,7 @@ pub(crate) fn sectors(bytes: u64) -> usize {
     usize::try_from(bytes / SECTOR).expect("fits into memory")
 }
 
+#[derive(Clone)]
 struct Chunk {
     bytes: [u8; CHUNK],
     present: [bool; BLOCKS],
@@ -37,7 +38,7 @@ pub(crate) fn sum(block: &[u8]) -> u32 {
     (hash ^ hash >> 32) as u32
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Memory(BTreeMap<usize, Box<Chunk>>);
 
 impl std::fmt::Debug for Memory {
@@ -217,7 +218,7 @@ struct Was {
 }
 
 /// Blocks beside each other as they were.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Kept(Vec<Was>);
 
 impl Before for Kept {

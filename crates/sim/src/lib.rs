@@ -23,7 +23,8 @@
 //! them), `workload` (requests and their judgement), `oracle` (bytes), `redundancy` (what of them must be
 //! somewhere), `contents` (what a volume counts as holding), `verdict` and `wounds` (errors), `finale` (heal,
 //! and demand that all is well), `swarm` (many seeds). `bytes` and `memory` (at a scale of 1:512), `runs`,
-//! `rng`, `stats`. Beside them `read_ahead`: rules compared over a path without faults. Tests: `tests/`.
+//! `rng`, `stats`. Beside them `read_ahead`: rules compared over a
+//! path without faults; and `walk`: every order of few events in place of some of many. Tests: `tests/`.
 #![forbid(unsafe_code)]
 
 mod bytes;
@@ -55,6 +56,7 @@ mod strangers;
 mod swarm;
 mod together;
 mod verdict;
+pub mod walk;
 mod wire;
 mod workload;
 mod world;

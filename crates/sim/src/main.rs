@@ -4,7 +4,7 @@
 //! when the command is wrong.
 #![allow(clippy::print_stdout)]
 
-use cheetah_sim::{Bug, Fault, Layout, Setup, Stats, Swarm, run, swarm};
+use cheetah_sim::{Bug, Fault, Layout, Setup, Stats, Swarm, run, swarm, walk};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -15,6 +15,7 @@ Runs Cheetah's volume, donor and coordinator machines in a virtual world.
   cheetah-sim --seeds COUNT [--start SEED] [--jobs N] [WORLD]   many seeds, until one fails
   cheetah-sim --seed SEED [--trace] [WORLD]                     one seed
   cheetah-sim --bugs SAMPLES [--bug NAME]                       how soon planted bugs are found, a table
+  cheetah-sim --walk PATHS [--layout K+M] [--bug NAME]          every order of a small world's events
   cheetah-sim --read-ahead                                      rules of read-ahead compared, a table
 
 WORLD: [--beyond] [--only KIND] [--layout K+M] [--bug NAME]
@@ -32,12 +33,13 @@ enum Mode {
     One { seed: u64, trace: bool },
     Many { start: u64, count: u64, jobs: u64 },
     Bugs { samples: u64 },
+    Walk { paths: u64 },
     ReadAhead,
 }
 
 fn parse() -> Result<(Mode, Setup), String> {
     let (mut seed, mut count, mut start, mut jobs, mut trace) = (None, 1000, 0, 1, false);
-    let mut samples = None;
+    let (mut samples, mut paths) = (None, None);
     let mut setup = Setup::default();
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
@@ -52,7 +54,7 @@ fn parse() -> Result<(Mode, Setup), String> {
             setup.beyond = true;
             continue;
         }
-        if !["--seed", "--seeds", "--start", "--jobs", "--only", "--layout", "--bug", "--bugs"]
+        if !["--seed", "--seeds", "--start", "--jobs", "--only", "--layout", "--bug", "--bugs", "--walk"]
             .contains(&argument.as_str())
         {
             return Err(format!("'{argument}' is not an option"));
@@ -62,6 +64,7 @@ fn parse() -> Result<(Mode, Setup), String> {
         match argument.as_str() {
             "--seed" => seed = Some(number()?),
             "--seeds" => count = number()?,
+            "--walk" => paths = Some(number()?),
             "--bugs" => samples = Some(number()?.max(1)),
             "--start" => start = number()?,
             "--jobs" => jobs = number()?.clamp(1, 64),
@@ -77,6 +80,9 @@ fn parse() -> Result<(Mode, Setup), String> {
     }
     if let Some(samples) = samples {
         return Ok((Mode::Bugs { samples }, setup));
+    }
+    if let Some(paths) = paths {
+        return Ok((Mode::Walk { paths }, setup));
     }
     let mode = seed.map_or(Mode::Many { start, count, jobs }, |seed| Mode::One { seed, trace });
     Ok((mode, setup))
@@ -100,8 +106,38 @@ fn main() -> ExitCode {
             bugs(samples, setup.bug);
             ExitCode::SUCCESS
         }
+        Mode::Walk { paths } => walk_all(paths, setup),
         Mode::ReadAhead => {
             print!("{}", cheetah_sim::read_ahead::table());
+            ExitCode::SUCCESS
+        }
+    }
+}
+
+fn walk_all(paths_max: u64, setup: Setup) -> ExitCode {
+    let started = Instant::now();
+    let layout = setup.layout.unwrap_or(Layout { data: 2, parity: 1, spares: 0 });
+    let mut shown = Instant::now();
+    let setup = walk::Setup { layout, lives: walk::LIVES, paths_max, bug: setup.bug };
+    let walked = walk::walk(setup, |walked| {
+        if shown.elapsed() >= Duration::from_secs(5) {
+            shown = Instant::now();
+            let rate = walked.paths as f64 / started.elapsed().as_secs_f64();
+            println!("{} paths from {} beginnings, {rate:.0} paths/s", walked.paths, walked.legacies);
+        }
+    });
+    let walk::Walked { paths, events, legacies, is_complete, failure } = walked;
+    println!("{paths} paths from {legacies} beginnings, {events} events, in {:.0?}", started.elapsed());
+    match failure {
+        Some(what) => {
+            println!("FAILED {what}");
+            ExitCode::FAILURE
+        }
+        None => {
+            println!(
+                "all that was walked holds; {}",
+                if is_complete { "there is no more" } else { "there is more" }
+            );
             ExitCode::SUCCESS
         }
     }

@@ -61,7 +61,7 @@ pub trait Before: Sized {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket(u64);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Entry<B> {
     /// Its `undo` says nothing: `before` does.
     write: ListedWrite,
@@ -72,7 +72,7 @@ struct Entry<B> {
 }
 
 /// The list of one volume's writes on one donor.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Ledger<B> {
     complete: u64,
     /// In the order in which they came, which is nearly that of their numbers.
