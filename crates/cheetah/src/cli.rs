@@ -370,8 +370,8 @@ pub struct Detach {
 
 #[derive(Debug, Args)]
 pub struct Load {
-    /// A disk or an image of one: raw, E01, QCOW2, VMDK, VHD or VHDX, any part of several. It is only ever
-    /// read.
+    /// A disk or an image of one: raw, E01, QCOW2, VMDK, VHD or VHDX, any part of several; or the address of
+    /// one, http://HOST/PATH. It is only ever read.
     #[arg(value_hint = ValueHint::FilePath)]
     pub file: PathBuf,
     /// The volume. If there is none of this name it is made, exactly as large as the disk.
@@ -388,6 +388,10 @@ pub struct Load {
     /// one.
     #[arg(long)]
     pub raw: bool,
+    /// How long a server that has the disk may give nothing before the load ends; what is loaded stays, and
+    /// --resume goes on.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub patience: u64,
     /// Do not have the donors check what they hold in the end.
     #[arg(long)]
     pub no_verify: bool,

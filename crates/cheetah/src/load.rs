@@ -25,7 +25,7 @@ use cheetah_core::units::{show_bytes, show_count};
 use cheetah_rim::control::{CallError, Client, own_name};
 use cheetah_rim::descriptors;
 use cheetah_rim::volume::Tuning;
-use cheetah_source::{Options, Source as AnySource, SourceError};
+use cheetah_source::{Options, Source as AnySource, SourceError, is_address};
 use serde::Serialize;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
@@ -84,9 +84,7 @@ enum CheckedBy {
 pub async fn load(options: cli::Load) -> Result<(), Failure> {
     // An image may have more files than a process may open unless it asks.
     let _ = descriptors::raise();
-    let source = cheetah_source::open(&options.file, &Options { raw: options.raw })
-        .map_err(|error| not_opened(&error))?;
-    let source: Arc<dyn AnySource> = Arc::from(source);
+    let source = opened(&options).await?;
     let file = written(options.file.as_os_str().as_bytes());
     if let Some(line) = recognised(&*source, &file).filter(|_| !options.json.json) {
         output::line(&line);
@@ -94,7 +92,8 @@ pub async fn load(options: cli::Load) -> Result<(), Failure> {
     let progress = Arc::new(Progress::default());
     // What cannot be read at all is found out before anything is made or overwritten.
     let first = usize::try_from(source.size()).map_or(CHUNK_BYTES, |size| size.min(CHUNK_BYTES));
-    fill::read_source(&*source, &progress, 0, first)?;
+    let (reads, noted) = (source.clone(), progress.clone());
+    blocking(move || fill::read_source(&*reads, &noted, 0, first)).await?;
     let pool = find(&options.pool).await?;
     // From here on there is something to take back.
     let signals = Signals::listen()?;
@@ -114,6 +113,20 @@ pub async fn load(options: cli::Load) -> Result<(), Failure> {
     let report = ended?;
     print(&report, &options)?;
     verdict(&report, &options)
+}
+
+async fn opened(options: &cli::Load) -> Result<Arc<dyn AnySource>, Failure> {
+    let (file, patience) = (options.file.clone(), Duration::from_secs(options.patience));
+    let how = Options { raw: options.raw, patience };
+    blocking(move || cheetah_source::open(&file, &how).map(Arc::from).map_err(|error| not_opened(&error)))
+        .await
+}
+
+/// What may wait for a disk or a server does so beside the runtime.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
+    tokio::task::spawn_blocking(work).await.map_err(|e| Failure::failed(e.to_string()))?
 }
 
 /// What is wrong with what was loaded to its end.
@@ -159,8 +172,15 @@ fn way(options: &cli::Load) -> FillFrom {
 
 /// The source as the pool keeps it.
 fn described(source: &dyn AnySource) -> Source {
-    let path = std::path::absolute(source.path()).unwrap_or_else(|_| source.path().to_path_buf());
-    let name = written(path.as_os_str().as_bytes());
+    let path = source.path();
+    // What an address asks with may be what opens a door.
+    let name = match path.to_str().filter(|_| is_address(path)) {
+        Some(address) => written(address.split(['?', '#']).next().unwrap_or_default().as_bytes()),
+        None => {
+            let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+            written(path.as_os_str().as_bytes())
+        }
+    };
     Source { name, size: source.size(), identity: written(source.identity().as_bytes()) }
 }
 

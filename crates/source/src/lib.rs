@@ -1,12 +1,14 @@
-//! What a volume is filled from: raw images, also in parts, disks, and images in containers.
+//! What a volume is filled from: raw images, also in parts, disks, and images in containers, here or with a
+//! server.
 //!
 //! Owns: `Source`, which all of them are; telling what a file is by its content (`open`); refusing what is
 //! not read, with a way out (`container`). Never: writing to a source; it is opened without the right to. A
 //! name that stands inside an image is followed only where it is the plain name of a file beside it. Called
 //! by `cheetah load`. Files: `raw` and `parts` have bytes as they are; `ewf`, `qcow`, `vmdk`, `vhd`, `vhdx`
-//! say where each block of the disk lies, and `blocks` reads by that. They share `cache`, `container`,
-//! `error`, `fields`, `files`, `inflate`, `past_errors`. `hostile` flips and cuts samples of all. Tests: in
-//! each; `lab/tests/sources.rs` has other programs' images.
+//! say where each block of the disk lies, and `blocks` reads by that. All stand on a `medium`: `local`,
+//! `http`, whose connections have the `io_thread`. They share `cache`, `container`, `error`, `fields`,
+//! `files`, `inflate`, `past_errors`. `hostile` flips and cuts samples of all. Tests: in each;
+//! `lab/tests/sources.rs` has other programs' images, `lab/tests/remote.rs` other programs' servers.
 #![forbid(unsafe_code)]
 
 mod blocks;
@@ -18,7 +20,11 @@ mod fields;
 mod files;
 #[cfg(test)]
 mod hostile;
+mod http;
 mod inflate;
+mod io_thread;
+mod local;
+mod medium;
 mod parts;
 mod past_errors;
 mod qcow;
@@ -29,11 +35,12 @@ mod vmdk;
 
 pub use container::Container;
 pub use error::SourceError;
-pub use raw::RawSource;
+pub use raw::{RawSource, is_address};
 
 use std::fmt::Debug;
 use std::ops::Range;
 use std::path::Path;
+use std::time::Duration;
 
 /// A disk that can be read, wherever its bytes lie. Reads may come from several threads at once.
 pub trait Source: Debug + Send + Sync {
@@ -103,10 +110,18 @@ pub struct Claims {
 }
 
 /// What `open` may do.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Read the file as it stands, whatever it is.
     pub raw: bool,
+    /// How long a server may give nothing before a read ends with an error.
+    pub patience: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { raw: false, patience: Duration::from_secs(30) }
+    }
 }
 
 /// A container that is read.
@@ -148,7 +163,7 @@ impl Format {
 /// # Errors
 /// `Open`, `Refused`, `Missing`, `Damaged`, `Read`.
 pub fn open(path: &Path, options: &Options) -> Result<Box<dyn Source>, SourceError> {
-    let raw = RawSource::open(path)?;
+    let raw = RawSource::open(path, options)?;
     if options.raw {
         return Ok(Box::new(raw));
     }
