@@ -10,9 +10,11 @@
 
 use crate::claims::{Claimed, recognised};
 use crate::cli;
+use crate::expected::{self, Expected};
 use crate::failure::{Exit, Failure};
 use crate::fill::{self, CHUNK_BYTES, Copied, Hashes, Progress};
 use crate::health::LOADING;
+use crate::mapfile;
 use crate::output;
 use crate::pool::{find, unexpected, volume};
 use crate::signals::Signals;
@@ -65,6 +67,9 @@ struct LoadReport {
     /// What the image says of the disk in it.
     #[serde(skip_serializing_if = "Option::is_none")]
     claims: Option<Claimed>,
+    /// Hashes that the disk was to have.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    expected: Vec<Expected>,
     /// The hashes are those of the file itself.
     #[serde(skip)]
     is_file: bool,
@@ -84,6 +89,7 @@ enum CheckedBy {
 pub async fn load(options: cli::Load) -> Result<(), Failure> {
     // An image may have more files than a process may open unless it asks.
     let _ = descriptors::raise();
+    options.map.as_deref().map_or(Ok(()), mapfile::check)?;
     let source = opened(&options).await?;
     let file = written(options.file.as_os_str().as_bytes());
     if let Some(line) = recognised(&*source, &file).filter(|_| !options.json.json) {
@@ -109,15 +115,19 @@ pub async fn load(options: cli::Load) -> Result<(), Failure> {
     let known = lease.granted.content.load.as_ref().map_or(0, |load| load.bytes_done);
     let name = options.name.clone();
     let mut loading = Loading { lease, name, made, known, progress, signals, told: Tell::default() };
+    let size = source.size();
     let ended = loading.run(source, &options).await;
+    // What was read before it ended early is worth knowing too.
+    let mapped = loading.write_map(size, &options);
     let report = ended?;
     print(&report, &options)?;
-    verdict(&report, &options)
+    verdict(&report, &options)?;
+    mapped
 }
 
 async fn opened(options: &cli::Load) -> Result<Arc<dyn AnySource>, Failure> {
     let (file, patience) = (options.file.clone(), Duration::from_secs(options.patience));
-    let how = Options { raw: options.raw, patience };
+    let how = Options { raw: options.raw, mounted: options.mounted, patience };
     blocking(move || cheetah_source::open(&file, &how).map(Arc::from).map_err(|error| not_opened(&error)))
         .await
 }
@@ -148,6 +158,9 @@ fn verdict(report: &LoadReport, options: &cli::Load) -> Result<(), Failure> {
     let claims = report.claims.as_ref();
     let claims =
         claims.and_then(|claims| claims.fault(&report.file_hashes, &report.file, name, &report.unreadable));
+    let expected = expected::fault(&report.expected, &report.file, name, &report.unreadable);
+    let faults: Vec<String> = expected.into_iter().chain(claims).collect();
+    let faults = (!faults.is_empty()).then(|| faults.join("; and "));
     let lost: u64 = report.unreadable.iter().map(|range| range.len).sum();
     if lost > 0 {
         return failure(format!(
@@ -156,10 +169,10 @@ fn verdict(report: &LoadReport, options: &cli::Load) -> Result<(), Failure> {
             show_bytes(lost),
             report.file,
             show_count(report.unreadable.len() as u64, "range"),
-            claims.map_or_else(String::new, |fault| format!("; and {fault}"))
+            faults.map_or_else(String::new, |fault| format!("; and {fault}"))
         ));
     }
-    claims.map_or(Ok(()), failure)
+    faults.map_or(Ok(()), failure)
 }
 
 fn way(options: &cli::Load) -> FillFrom {
@@ -246,11 +259,13 @@ impl Loading {
         let (worker, progress, known) = (handle.clone(), self.progress.clone(), self.known);
         let (claims, what) = (source.claims(), source.describe());
         let (checksummed, is_file) = (source.is_checksummed(), source.is_bare());
+        let given = options.expect.clone();
         let copying = tokio::task::spawn_blocking(move || {
+            let expected = expected::expected(&*source, &given);
             let copied = fill::copy(&*source, &worker, known, &progress)?;
-            Ok((copied, source.changed()))
+            Ok((copied, source.changed(), expected))
         });
-        let (copied, file_changed) = self.watch(copying).await?;
+        let (copied, file_changed, expected) = self.watch(copying).await?;
         let Copied { file_hashes, zero_bytes, confirmed, hashing } = copied;
         let seconds = started.elapsed().as_secs_f64().max(1e-6);
         self.tell_loaded(&file_hashes, Check::No, file_changed.as_ref()).await?;
@@ -290,6 +305,7 @@ impl Loading {
             verified,
             checked_by,
             claims: Claimed::new(claims, &file_hashes),
+            expected: expected::compared(expected, &file_hashes),
             is_file,
             file_hashes,
             volume_hashes,
@@ -366,6 +382,11 @@ impl Loading {
         Ok(())
     }
 
+    fn write_map(&self, size: u64, options: &cli::Load) -> Result<(), Failure> {
+        let Some(path) = &options.map else { return Ok(()) };
+        mapfile::write(path, size, self.progress.done(), &self.progress.unreadable())
+    }
+
     /// Of a load that wrote nothing, the volume goes as well if it was made for it.
     async fn give_back(&mut self) {
         let untouched = !self.progress.has_begun() && self.known == 0 && self.told.loaded.is_none();
@@ -434,6 +455,7 @@ fn not_opened(error: &SourceError) -> Failure {
         SourceError::Refused { .. } => {
             Failure::new(Exit::Refused, format!("{error}; or load it as it stands with --raw"))
         }
+        SourceError::InUse { .. } => Failure::new(Exit::Refused, error),
         _ => Failure::failed(error.to_string()),
     }
 }
@@ -521,9 +543,7 @@ fn print(report: &LoadReport, options: &cli::Load) -> Result<(), Failure> {
     if let Some(read) = &report.volume_hashes {
         output::line(&format!("        volume  {}", read.md5));
     }
-    if let Some(sha1) = &report.file_hashes.sha1 {
-        output::line(&format!("SHA-1   {of}    {sha1}"));
-    }
+    output::line(&format!("SHA-1   {of}    {}", report.file_hashes.sha1));
     output::line(&format!("SHA-256 {of}    {}", report.file_hashes.sha256));
     if let Some(read) = &report.volume_hashes {
         output::line(&format!("        volume  {}", read.sha256));
@@ -538,6 +558,7 @@ fn print(report: &LoadReport, options: &cli::Load) -> Result<(), Failure> {
     for line in report.claims.iter().flat_map(|claims| claims.lines(&report.file_hashes)) {
         output::line(&line);
     }
+    report.expected.iter().for_each(|expected| output::line(&expected.line()));
     for ByteRange { offset, len } in &report.unreadable {
         output::line(&format!("unreadable      {len} bytes from {offset} on"));
     }

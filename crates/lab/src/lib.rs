@@ -1,8 +1,8 @@
 //! Hosts, links and foreign tools on one machine, for the end-to-end tests and the benchmarks.
 //!
 //! Owns: network namespaces that behave like a small LAN ([`lan`]) with a bad link ([`wire`]), guarded child
-//! processes ([`process`]), the program under test ([`pool`]), servers that others wrote ([`rivals`], [`web`]), real
-//! disk images ([`images`]), loads that check what they read ([`fio`], [`writer`]), bits that flip in a
+//! processes ([`process`]), the program under test ([`pool`]), servers that others wrote ([`rivals`],
+//! [`web`]), real disk images ([`images`]), loads that check what they read ([`fio`], [`writer`]), bits that flip in a
 //! donor's memory ([`flip`], [`loaded`]), what `verify` says of them ([`verified`]), and the fault table
 //! ([`faults`]). Never: needed by the product; a sleep that hopes (see [`wait`]); a skip for a tool that is
 //! missing (see [`tools`]). Invariant: whatever a test starts carries the test process' [`mark`], so that it

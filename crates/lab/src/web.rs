@@ -1,6 +1,7 @@
 //! HTTP servers of files: lighttpd and Python's, which others wrote, and one of our own that misbehaves as it
 //! is told to.
-//! Invariant: each has a port of its own on loopback, is ready when its constructor returns, and ends with it.
+//! Invariant: each has a port of its own on loopback, is ready when its constructor returns, and ends with
+//! it.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};

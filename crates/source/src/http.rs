@@ -1,10 +1,11 @@
 //! A file that an HTTP server has, read by ranges over several connections.
 //!
-//! Owns: the address, the probe that tells whether ranges are honoured, connections that are kept, a read that
-//! goes on where a connection broke, and finding that the file is another one meanwhile. Never: a request
-//! other than GET, credentials, a cache. Invariants: no byte is given that did not come with the range that
-//! was asked for, of a file of the size, the ETag and the time that it had when it was opened; a read ends
-//! when nothing came for as long as patience lasts. Called by `raw`. Tests: below, `lab/tests/remote.rs`.
+//! Owns: the address, the probe that tells whether ranges are honoured, connections that are kept, a read
+//! that goes on where a connection broke, and finding that the file is another one meanwhile. Never: a
+//! request other than GET, credentials, a cache. Invariants: no byte is given that did not come with the
+//! range that was asked for, of a file of the size, the ETag and the time that it had when it was opened; a
+//! read ends when nothing came for as long as patience lasts. Called by `raw`. Tests: below,
+//! `lab/tests/remote.rs`.
 
 use crate::medium::{Medium, Opened};
 use crate::{Options, SourceError, io_thread};

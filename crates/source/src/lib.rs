@@ -6,9 +6,10 @@
 //! name that stands inside an image is followed only where it is the plain name of a file beside it. Called
 //! by `cheetah load`. Files: `raw` and `parts` have bytes as they are; `ewf`, `qcow`, `vmdk`, `vhd`, `vhdx`
 //! say where each block of the disk lies, and `blocks` reads by that. All stand on a `medium`: `local`,
-//! `http`, whose connections have the `io_thread`. They share `cache`, `container`, `error`, `fields`,
-//! `files`, `inflate`, `past_errors`. `hostile` flips and cuts samples of all. Tests: in each;
-//! `lab/tests/sources.rs` has other programs' images, `lab/tests/remote.rs` other programs' servers.
+//! `nbd`, `http`, whose connections have the `io_thread`; `mounts` says which disks are in use. They share
+//! `cache`, `container`, `error`, `fields`, `files`, `inflate`, `past_errors`. `hostile` flips and cuts
+//! samples of all. Tests: in each; `lab/tests/sources.rs` has other programs' images,
+//! `lab/tests/remote.rs` other programs' servers.
 #![forbid(unsafe_code)]
 
 mod blocks;
@@ -25,6 +26,8 @@ mod inflate;
 mod io_thread;
 mod local;
 mod medium;
+mod mounts;
+mod nbd;
 mod parts;
 mod past_errors;
 mod qcow;
@@ -52,6 +55,11 @@ pub trait Source: Debug + Send + Sync {
 
     /// What it is, in the field's words: `E01 image, 2 segments`.
     fn describe(&self) -> String;
+
+    /// Whether other files may lie beside it.
+    fn has_neighbours(&self) -> bool {
+        true
+    }
 
     /// Whether the disk is the file itself, and not in it or in several.
     fn is_bare(&self) -> bool {
@@ -114,13 +122,15 @@ pub struct Claims {
 pub struct Options {
     /// Read the file as it stands, whatever it is.
     pub raw: bool,
+    /// Read a disk on which a file system is mounted for writing.
+    pub mounted: bool,
     /// How long a server may give nothing before a read ends with an error.
     pub patience: Duration,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { raw: false, patience: Duration::from_secs(30) }
+        Options { raw: false, mounted: false, patience: Duration::from_secs(30) }
     }
 }
 

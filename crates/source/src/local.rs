@@ -1,11 +1,12 @@
 //! A file or a disk of this machine.
 //!
-//! Owns: opening it read-only, its exact size, reads of single sectors past the page cache, and what tells
-//! that it is another one or was written. Never: writing to it; it is opened without the right to. Called by
-//! `raw`. Tests: `raw`, `lab/tests/evidence.rs`.
+//! Owns: opening it read-only, a disk alone where the kernel gives that, its exact size, reads of single
+//! sectors past the page cache, and what tells that it is another one or was written. Never: writing to it;
+//! it is opened without the right to. Called by `raw`. Tests: `raw`, `lab/tests/evidence.rs`,
+//! `lab/tests/remote.rs`.
 
 use crate::medium::{Medium, Opened, not_there};
-use crate::{SourceError, past_errors};
+use crate::{Options, SourceError, mounts, past_errors};
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -14,6 +15,8 @@ use std::sync::OnceLock;
 
 /// O_DIRECT.
 const DIRECT: i32 = i32::from_ne_bytes(rustix::fs::OFlags::DIRECT.bits().to_ne_bytes());
+/// O_EXCL: of a block device, that nobody else claims it.
+const ALONE: i32 = i32::from_ne_bytes(rustix::fs::OFlags::EXCL.bits().to_ne_bytes());
 /// Memory for it lies on such a border.
 const BORDER_BYTES: usize = 4096;
 
@@ -38,7 +41,7 @@ struct Stamp {
 }
 
 impl Local {
-    pub fn open(path: &Path) -> Opened {
+    pub fn open(path: &Path, options: &Options) -> Opened {
         let fault = |why: String| SourceError::Open { path: path.to_path_buf(), why };
         let is_one = |kind: &Metadata| kind.is_file() || kind.file_type().is_block_device();
         // Before it is opened: a FIFO would wait for who writes it, and a device may act on being opened.
@@ -47,7 +50,15 @@ impl Local {
             Ok(kind) if !is_one(&kind) => {
                 return Err(fault("it is neither a file nor a block device".into()));
             }
-            Ok(_) => File::open(path).and_then(|file| Ok((file.metadata()?, file))),
+            Ok(kind) => {
+                if kind.file_type().is_block_device()
+                    && !options.mounted
+                    && let Some(why) = mounts::written_through(kind.rdev())
+                {
+                    return Err(SourceError::InUse { path: path.to_path_buf(), why });
+                }
+                open(path, &kind).and_then(|file| Ok((file.metadata()?, file)))
+            }
         };
         let (kind, file) = kind.map_err(|e| fault(e.to_string()))?;
         if !is_one(&kind) {
@@ -57,6 +68,17 @@ impl Local {
         let stamp = Stamp::of(&kind, size);
         Ok(Some(Box::new(Local { path: path.to_path_buf(), file, stamp, direct: OnceLock::new() })))
     }
+}
+
+/// For reading. A disk alone, where nobody else has it: nobody mounts it meanwhile.
+fn open(path: &Path, kind: &Metadata) -> io::Result<File> {
+    if kind.file_type().is_block_device() {
+        match File::options().read(true).custom_flags(ALONE).open(path) {
+            Err(why) if why.kind() == io::ErrorKind::ResourceBusy => {}
+            other => return other,
+        }
+    }
+    File::open(path)
 }
 
 fn size_of(mut file: &File, kind: &Metadata) -> io::Result<u64> {

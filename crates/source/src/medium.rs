@@ -1,7 +1,7 @@
 //! Where the bytes of one file of a source are: on this machine, or with a server.
 //!
 //! Owns: what a place must give, so that every reader of images can stand on it. Never: formats. Invariant:
-//! none of these has a call that writes. Made by `local`, `http`; called by `raw`. Tests: theirs.
+//! none of these has a call that writes. Made by `local`, `http`, `nbd`; called by `raw`. Tests: theirs.
 
 use crate::{SourceError, past_errors};
 use std::fmt::Debug;
@@ -38,6 +38,11 @@ pub(crate) trait Medium: Debug + Send + Sync {
     /// How many reads at once are faster than one.
     fn readers(&self) -> usize {
         1
+    }
+
+    /// Other files may lie beside it.
+    fn has_neighbours(&self) -> bool {
+        true
     }
 
     /// Files beside it can be asked for, and not listed.

@@ -7,6 +7,7 @@
 use crate::http::Remote;
 use crate::local::Local;
 use crate::medium::{Medium, Opened};
+use crate::nbd::Export;
 use crate::{Options, Source, SourceError, Unreadable, past_errors};
 use std::io;
 use std::ops::Range;
@@ -15,7 +16,7 @@ use std::path::{Path, PathBuf};
 /// ENOENT.
 const NOT_THERE: i32 = 2;
 /// The schemes of addresses that are read.
-const KNOWN: &str = "http://";
+const KNOWN: &str = "http://, nbd:// and nbd+unix://";
 
 /// A raw image or a disk, opened for reading.
 #[derive(Debug)]
@@ -103,8 +104,9 @@ fn scheme(path: &Path) -> Option<String> {
 fn lead(path: &Path, options: &Options) -> Opened {
     let refused = |why: &str| Err(SourceError::Open { path: path.to_path_buf(), why: why.to_owned() });
     match scheme(path).as_deref() {
-        None => Local::open(path),
+        None => Local::open(path, options),
         Some("http") => Remote::open(path, options),
+        Some("nbd" | "nbd+unix" | "nbds" | "nbds+unix") => Export::open(path, options),
         Some("https") => refused(
             "HTTPS is not spoken yet: fetch it first (`curl -O`), or have it served by HTTP in a network that you trust",
         ),
@@ -126,6 +128,10 @@ impl Source for RawSource {
 
     fn describe(&self) -> String {
         self.medium.what().to_owned()
+    }
+
+    fn has_neighbours(&self) -> bool {
+        self.medium.has_neighbours()
     }
 
     fn is_bare(&self) -> bool {
