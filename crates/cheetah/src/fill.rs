@@ -239,7 +239,8 @@ pub fn copy(
         Ok(())
     };
     let places = places(confirmed, source.size());
-    chunks::read_in_order(source, &places, &mut |chunks::Chunk { offset, bytes, unreadable }| {
+    let mut sent = confirmed;
+    let read = chunks::read_in_order(source, &places, &mut |chunks::Chunk { offset, bytes, unreadable }| {
         progress.go_on()?;
         progress.note(unreadable);
         let (len, chunk) = (bytes.len(), Arc::new(bytes));
@@ -259,13 +260,20 @@ pub fn copy(
         let len = u32::try_from(len).expect("a chunk");
         progress.begun.store(true, Ordering::Release);
         under_way.insert(offset);
+        sent = offset + u64::from(len);
         volume.submit(Submission { op, offset, len, buffer, token: offset, sink: sink.clone() });
         shown.inc(u64::from(len));
         Ok(())
-    })?;
+    });
+    // What came before the source ended is in the volume, too.
     while !under_way.is_empty() {
-        finish_one(&mut under_way)?;
+        if let Err(failure) = finish_one(&mut under_way) {
+            // The first that went wrong.
+            return Err(read.err().unwrap_or(failure));
+        }
     }
+    progress.done.fetch_max(sent, Ordering::AcqRel);
+    read?;
     progress.done.store(source.size(), Ordering::Release);
     shown.finish_and_clear();
     Ok(Copied { file_hashes: hashing.finish()?, zero_bytes, confirmed, hashing: volume_hashing })

@@ -66,6 +66,8 @@ pub struct Manners {
     pub says_ranges: AtomicBool,
     /// It sends no more, and keeps the connection.
     pub hangs: AtomicBool,
+    /// The same for ranges from this byte on, but for the last MiB, which is looked at first; 0: none.
+    pub hangs_from: AtomicU64,
     /// Connections are closed before they say anything.
     pub away: AtomicBool,
 }
@@ -172,7 +174,9 @@ fn answer(
         bytes.len()
     );
     stream.write_all(head.as_bytes()).ok()?;
-    while manners.hangs.load(Ordering::Acquire) {
+    let is_last = from + (1 << 20) > bytes.len() as u64;
+    let hangs_from = manners.hangs_from.load(Ordering::Acquire);
+    while manners.hangs.load(Ordering::Acquire) || hangs_from > 0 && from >= hangs_from && !is_last {
         // Until the other end gives up.
         if stream.read(&mut [0]).unwrap_or(0) == 0 {
             return None;

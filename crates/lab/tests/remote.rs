@@ -204,10 +204,39 @@ fn a_load_goes_on_when_its_server_is_back() {
         web.manners.away.store(false, Ordering::Release);
         source.read_exact_at(0, &mut [0; 4096]).unwrap_or_else(|error| panic!("{error}"));
     }
-    pool.ok(["load", &web.url, "case", "--no-verify"]);
+    web.manners.hangs_from.store(10 << 20, Ordering::Release);
+    let said = load_fails(&pool, &[&web.url, "case", "--patience", "1"], 1);
+    names(&said.err, &["cannot be read at byte", "nothing came in 1 s", "is incomplete, with 10 MiB loaded"]);
+    web.manners.hangs_from.store(0, Ordering::Release);
     let report = pool.json(["load", &web.url, "case", "--resume"]);
-    assert_eq!((&report["verified"], &report["resumed_bytes"]), (&json!(true), &json!(40 << 20)), "{report}");
+    assert_eq!((&report["verified"], &report["resumed_bytes"]), (&json!(true), &json!(10 << 20)), "{report}");
     assert_eq!(report["file_hashes"]["sha256"], sha256(&bytes).as_str());
+}
+
+/// Who wants it to end need not wait for a server that is silent.
+#[test]
+fn a_load_that_waits_for_its_server_can_be_ended() {
+    let pool = pool();
+    let bytes = noise(40 << 20, 10);
+    let web = Web::serve(bytes.clone());
+    let map = pool.scratch().join("case.map").display().to_string();
+    web.manners.hangs_from.store(30 << 20, Ordering::Release);
+    let mut command = pool.command();
+    command.args(["load", &web.url, "case", "--patience", "3600", "--map", &map]);
+    let mut loading = Process::start("load", command, pool.scratch().path());
+    let done = || pool.status()["volumes"][0]["content"]["load"]["bytes_done"].as_u64().unwrap_or(0);
+    wait::until("what came before it was silent", wait::SOON, || done() > 4 << 20);
+    loading.signal(Signal::INT);
+    let status = loading.wait_for_end(wait::SOON);
+    assert_eq!(status.code(), Some(1), "{}", loading.log());
+    names(&loading.log(), &["interrupted", "volume 'case' is incomplete", "--resume"]);
+    let log = tools::run("ddrescuelog", ["--show-status", &map]);
+    names(&log, &["non-tried", "rescued"]);
+    assert_eq!(tools::run("ddrescuelog", ["--list-blocks=-", &map]), "", "nothing is bad");
+    web.manners.hangs_from.store(0, Ordering::Release);
+    let report = pool.json(["load", &web.url, "case", "--resume", "--map", &map]);
+    assert_eq!(report["file_hashes"]["sha256"], sha256(&bytes).as_str());
+    assert_eq!(tools::run("ddrescuelog", ["--list-blocks=?-", &map]), "");
 }
 
 /// nbdkit on this socket; it can be started there again.
