@@ -180,7 +180,7 @@ pub fn open(path: &Path, options: &Options) -> Result<Box<dyn Source>, SourceErr
     let refused = |container: Container| {
         Err(SourceError::Refused { path: path.to_path_buf(), why: container.to_string() })
     };
-    let (head, tail) = container::ends(&raw);
+    let (head, tail) = container::ends(&raw)?;
     if let Some(format) = Format::of(&head, &tail) {
         return format.open(raw);
     }
@@ -188,7 +188,7 @@ pub fn open(path: &Path, options: &Options) -> Result<Box<dyn Source>, SourceErr
         return refused(container);
     }
     let Some(parts) = parts::open(&raw)? else { return Ok(Box::new(raw)) };
-    let (head, tail) = container::ends(&parts);
+    let (head, tail) = container::ends(&parts)?;
     match container::in_parts(&head, &tail) {
         Some(container) => refused(container),
         None => Ok(Box::new(parts)),
