@@ -1,5 +1,6 @@
 //! The command line: what can be asked for, with examples. Never: behaviour.
 
+use crate::expected::Hash;
 use cheetah_core::limits::POLL_DEFAULT_US;
 use cheetah_core::map::Redundancy;
 use cheetah_core::units::{BadSize, parse_bytes};
@@ -370,8 +371,8 @@ pub struct Detach {
 
 #[derive(Debug, Args)]
 pub struct Load {
-    /// A disk or an image of one: raw, E01, QCOW2, VMDK, VHD or VHDX, any part of several. It is only ever
-    /// read.
+    /// A disk or an image of one: raw, E01, QCOW2, VMDK, VHD or VHDX, any part of several; or the address of
+    /// one: http://HOST/PATH, nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH. It is only ever read.
     #[arg(value_hint = ValueHint::FilePath)]
     pub file: PathBuf,
     /// The volume. If there is none of this name it is made, exactly as large as the disk.
@@ -388,6 +389,20 @@ pub struct Load {
     /// one.
     #[arg(long)]
     pub raw: bool,
+    /// Read a disk though a file system on it is mounted for writing: it may change meanwhile.
+    #[arg(long)]
+    pub mounted: bool,
+    /// A hash that the disk has to have, as md5:HEX, sha1:HEX or sha256:HEX; can be given several times. What
+    /// files beside a raw image say (IMAGE.md5, IMAGE.sha1, IMAGE.sha256) is compared in any case.
+    #[arg(long, value_name = "HASH")]
+    pub expect: Vec<Hash>,
+    /// Where to write which parts could be read and which not, as a map of GNU ddrescue.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub map: Option<PathBuf>,
+    /// How long a server that has the disk may give nothing before the load ends; what is loaded stays, and
+    /// --resume goes on.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub patience: u64,
     /// Do not have the donors check what they hold in the end.
     #[arg(long)]
     pub no_verify: bool,

@@ -37,9 +37,7 @@ const HASH_BACKLOG: usize = 16;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Hashes {
     pub md5: String,
-    /// Where the source claims one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub sha1: Option<String>,
+    pub sha1: String,
     pub sha256: String,
 }
 
@@ -162,31 +160,29 @@ impl<D: Digest + Clone + Send + 'static> Lane<D> {
 /// The hashes of what is fed.
 pub struct Hashing {
     md5: Lane<Md5>,
-    sha1: Option<Lane<Sha1>>,
+    sha1: Lane<Sha1>,
     sha256: Lane<Sha256>,
 }
 
 impl Hashing {
-    fn start(with_sha1: bool) -> Hashing {
-        let sha1 = with_sha1.then(|| Lane::start(Sha1::new()));
-        Hashing { md5: Lane::start(Md5::new()), sha1, sha256: Lane::start(Sha256::new()) }
+    fn start() -> Hashing {
+        let (md5, sha1, sha256) = (Md5::new(), Sha1::new(), Sha256::new());
+        Hashing { md5: Lane::start(md5), sha1: Lane::start(sha1), sha256: Lane::start(sha256) }
     }
 
     /// Another one, of the same bytes until now.
     fn fork(&self) -> Result<Hashing, Failure> {
-        let sha1 = self.sha1.as_ref().map(Lane::fork).transpose()?;
-        Ok(Hashing { md5: self.md5.fork()?, sha1, sha256: self.sha256.fork()? })
+        Ok(Hashing { md5: self.md5.fork()?, sha1: self.sha1.fork()?, sha256: self.sha256.fork()? })
     }
 
     fn feed(&self, chunk: &Chunk) {
         self.md5.feed(chunk);
-        self.sha1.iter().for_each(|lane| lane.feed(chunk));
+        self.sha1.feed(chunk);
         self.sha256.feed(chunk);
     }
 
     fn finish(self) -> Result<Hashes, Failure> {
-        let sha1 = self.sha1.map(Lane::finish).transpose()?;
-        Ok(Hashes { md5: self.md5.finish()?, sha1, sha256: self.sha256.finish()? })
+        Ok(Hashes { md5: self.md5.finish()?, sha1: self.sha1.finish()?, sha256: self.sha256.finish()? })
     }
 }
 
@@ -226,7 +222,7 @@ pub fn copy(
     known: u64,
     progress: &Progress,
 ) -> Result<Copied, Failure> {
-    let hashing = Hashing::start(source.claims().sha1.is_some());
+    let hashing = Hashing::start();
     let shown = Shown::start("loading", volume.name(), source.size());
     let confirmed = confirm(source, volume, known, progress, &hashing, &shown)?;
     let volume_hashing = hashing.fork()?;
@@ -243,7 +239,8 @@ pub fn copy(
         Ok(())
     };
     let places = places(confirmed, source.size());
-    chunks::read_in_order(source, &places, &mut |chunks::Chunk { offset, bytes, unreadable }| {
+    let mut sent = confirmed;
+    let read = chunks::read_in_order(source, &places, &mut |chunks::Chunk { offset, bytes, unreadable }| {
         progress.go_on()?;
         progress.note(unreadable);
         let (len, chunk) = (bytes.len(), Arc::new(bytes));
@@ -263,13 +260,20 @@ pub fn copy(
         let len = u32::try_from(len).expect("a chunk");
         progress.begun.store(true, Ordering::Release);
         under_way.insert(offset);
+        sent = offset + u64::from(len);
         volume.submit(Submission { op, offset, len, buffer, token: offset, sink: sink.clone() });
         shown.inc(u64::from(len));
         Ok(())
-    })?;
+    });
+    // What came before the source ended is in the volume, too.
     while !under_way.is_empty() {
-        finish_one(&mut under_way)?;
+        if let Err(failure) = finish_one(&mut under_way) {
+            // The first that went wrong.
+            return Err(read.err().unwrap_or(failure));
+        }
     }
+    progress.done.fetch_max(sent, Ordering::AcqRel);
+    read?;
     progress.done.store(source.size(), Ordering::Release);
     shown.finish_and_clear();
     Ok(Copied { file_hashes: hashing.finish()?, zero_bytes, confirmed, hashing: volume_hashing })

@@ -10,9 +10,11 @@
 
 use crate::claims::{Claimed, recognised};
 use crate::cli;
+use crate::expected::{self, Expected};
 use crate::failure::{Exit, Failure};
 use crate::fill::{self, CHUNK_BYTES, Copied, Hashes, Progress};
 use crate::health::LOADING;
+use crate::mapfile;
 use crate::output;
 use crate::pool::{find, unexpected, volume};
 use crate::signals::Signals;
@@ -25,7 +27,7 @@ use cheetah_core::units::{show_bytes, show_count};
 use cheetah_rim::control::{CallError, Client, own_name};
 use cheetah_rim::descriptors;
 use cheetah_rim::volume::Tuning;
-use cheetah_source::{Options, Source as AnySource, SourceError};
+use cheetah_source::{Options, Source as AnySource, SourceError, is_address};
 use serde::Serialize;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
@@ -65,6 +67,9 @@ struct LoadReport {
     /// What the image says of the disk in it.
     #[serde(skip_serializing_if = "Option::is_none")]
     claims: Option<Claimed>,
+    /// Hashes that the disk was to have.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    expected: Vec<Expected>,
     /// The hashes are those of the file itself.
     #[serde(skip)]
     is_file: bool,
@@ -84,9 +89,8 @@ enum CheckedBy {
 pub async fn load(options: cli::Load) -> Result<(), Failure> {
     // An image may have more files than a process may open unless it asks.
     let _ = descriptors::raise();
-    let source = cheetah_source::open(&options.file, &Options { raw: options.raw })
-        .map_err(|error| not_opened(&error))?;
-    let source: Arc<dyn AnySource> = Arc::from(source);
+    options.map.as_deref().map_or(Ok(()), mapfile::check)?;
+    let source = opened(&options).await?;
     let file = written(options.file.as_os_str().as_bytes());
     if let Some(line) = recognised(&*source, &file).filter(|_| !options.json.json) {
         output::line(&line);
@@ -94,7 +98,8 @@ pub async fn load(options: cli::Load) -> Result<(), Failure> {
     let progress = Arc::new(Progress::default());
     // What cannot be read at all is found out before anything is made or overwritten.
     let first = usize::try_from(source.size()).map_or(CHUNK_BYTES, |size| size.min(CHUNK_BYTES));
-    fill::read_source(&*source, &progress, 0, first)?;
+    let (reads, noted) = (source.clone(), progress.clone());
+    blocking(move || fill::read_source(&*reads, &noted, 0, first)).await?;
     let pool = find(&options.pool).await?;
     // From here on there is something to take back.
     let signals = Signals::listen()?;
@@ -110,10 +115,28 @@ pub async fn load(options: cli::Load) -> Result<(), Failure> {
     let known = lease.granted.content.load.as_ref().map_or(0, |load| load.bytes_done);
     let name = options.name.clone();
     let mut loading = Loading { lease, name, made, known, progress, signals, told: Tell::default() };
+    let size = source.size();
     let ended = loading.run(source, &options).await;
+    // What was read before it ended early is worth knowing too.
+    let mapped = loading.write_map(size, &options);
     let report = ended?;
     print(&report, &options)?;
-    verdict(&report, &options)
+    verdict(&report, &options)?;
+    mapped
+}
+
+async fn opened(options: &cli::Load) -> Result<Arc<dyn AnySource>, Failure> {
+    let (file, patience) = (options.file.clone(), Duration::from_secs(options.patience));
+    let how = Options { raw: options.raw, mounted: options.mounted, patience };
+    blocking(move || cheetah_source::open(&file, &how).map(Arc::from).map_err(|error| not_opened(&error)))
+        .await
+}
+
+/// What may wait for a disk or a server does so beside the runtime.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
+    tokio::task::spawn_blocking(work).await.map_err(|e| Failure::failed(e.to_string()))?
 }
 
 /// What is wrong with what was loaded to its end.
@@ -135,6 +158,9 @@ fn verdict(report: &LoadReport, options: &cli::Load) -> Result<(), Failure> {
     let claims = report.claims.as_ref();
     let claims =
         claims.and_then(|claims| claims.fault(&report.file_hashes, &report.file, name, &report.unreadable));
+    let expected = expected::fault(&report.expected, &report.file, name, &report.unreadable);
+    let faults: Vec<String> = expected.into_iter().chain(claims).collect();
+    let faults = (!faults.is_empty()).then(|| faults.join("; and "));
     let lost: u64 = report.unreadable.iter().map(|range| range.len).sum();
     if lost > 0 {
         return failure(format!(
@@ -143,10 +169,10 @@ fn verdict(report: &LoadReport, options: &cli::Load) -> Result<(), Failure> {
             show_bytes(lost),
             report.file,
             show_count(report.unreadable.len() as u64, "range"),
-            claims.map_or_else(String::new, |fault| format!("; and {fault}"))
+            faults.map_or_else(String::new, |fault| format!("; and {fault}"))
         ));
     }
-    claims.map_or(Ok(()), failure)
+    faults.map_or(Ok(()), failure)
 }
 
 fn way(options: &cli::Load) -> FillFrom {
@@ -159,8 +185,15 @@ fn way(options: &cli::Load) -> FillFrom {
 
 /// The source as the pool keeps it.
 fn described(source: &dyn AnySource) -> Source {
-    let path = std::path::absolute(source.path()).unwrap_or_else(|_| source.path().to_path_buf());
-    let name = written(path.as_os_str().as_bytes());
+    let path = source.path();
+    // What an address asks with may be what opens a door.
+    let name = match path.to_str().filter(|_| is_address(path)) {
+        Some(address) => written(address.split(['?', '#']).next().unwrap_or_default().as_bytes()),
+        None => {
+            let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+            written(path.as_os_str().as_bytes())
+        }
+    };
     Source { name, size: source.size(), identity: written(source.identity().as_bytes()) }
 }
 
@@ -226,11 +259,13 @@ impl Loading {
         let (worker, progress, known) = (handle.clone(), self.progress.clone(), self.known);
         let (claims, what) = (source.claims(), source.describe());
         let (checksummed, is_file) = (source.is_checksummed(), source.is_bare());
+        let given = options.expect.clone();
         let copying = tokio::task::spawn_blocking(move || {
+            let expected = expected::expected(&*source, &given);
             let copied = fill::copy(&*source, &worker, known, &progress)?;
-            Ok((copied, source.changed()))
+            Ok((copied, source.changed(), expected))
         });
-        let (copied, file_changed) = self.watch(copying).await?;
+        let (copied, file_changed, expected) = self.watch(copying).await?;
         let Copied { file_hashes, zero_bytes, confirmed, hashing } = copied;
         let seconds = started.elapsed().as_secs_f64().max(1e-6);
         self.tell_loaded(&file_hashes, Check::No, file_changed.as_ref()).await?;
@@ -270,6 +305,7 @@ impl Loading {
             verified,
             checked_by,
             claims: Claimed::new(claims, &file_hashes),
+            expected: expected::compared(expected, &file_hashes),
             is_file,
             file_hashes,
             volume_hashes,
@@ -346,6 +382,11 @@ impl Loading {
         Ok(())
     }
 
+    fn write_map(&self, size: u64, options: &cli::Load) -> Result<(), Failure> {
+        let Some(path) = &options.map else { return Ok(()) };
+        mapfile::write(path, size, self.progress.done(), &self.progress.unreadable())
+    }
+
     /// Of a load that wrote nothing, the volume goes as well if it was made for it.
     async fn give_back(&mut self) {
         let untouched = !self.progress.has_begun() && self.known == 0 && self.told.loaded.is_none();
@@ -414,6 +455,7 @@ fn not_opened(error: &SourceError) -> Failure {
         SourceError::Refused { .. } => {
             Failure::new(Exit::Refused, format!("{error}; or load it as it stands with --raw"))
         }
+        SourceError::InUse { .. } => Failure::new(Exit::Refused, error),
         _ => Failure::failed(error.to_string()),
     }
 }
@@ -501,9 +543,7 @@ fn print(report: &LoadReport, options: &cli::Load) -> Result<(), Failure> {
     if let Some(read) = &report.volume_hashes {
         output::line(&format!("        volume  {}", read.md5));
     }
-    if let Some(sha1) = &report.file_hashes.sha1 {
-        output::line(&format!("SHA-1   {of}    {sha1}"));
-    }
+    output::line(&format!("SHA-1   {of}    {}", report.file_hashes.sha1));
     output::line(&format!("SHA-256 {of}    {}", report.file_hashes.sha256));
     if let Some(read) = &report.volume_hashes {
         output::line(&format!("        volume  {}", read.sha256));
@@ -518,6 +558,7 @@ fn print(report: &LoadReport, options: &cli::Load) -> Result<(), Failure> {
     for line in report.claims.iter().flat_map(|claims| claims.lines(&report.file_hashes)) {
         output::line(&line);
     }
+    report.expected.iter().for_each(|expected| output::line(&expected.line()));
     for ByteRange { offset, len } in &report.unreadable {
         output::line(&format!("unreadable      {len} bytes from {offset} on"));
     }

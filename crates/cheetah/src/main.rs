@@ -13,12 +13,14 @@ mod control;
 mod daemon;
 mod donate;
 mod drain;
+mod expected;
 mod failure;
 mod fill;
 mod front_end;
 mod health;
 mod leave;
 mod load;
+mod mapfile;
 mod mover;
 mod output;
 mod pool;
@@ -67,7 +69,13 @@ fn main() -> ExitCode {
             return end(&Failure::failed(format!("this process gets no event loop from the kernel: {e}")));
         }
     };
-    match runtime.block_on(run(cli.command)) {
+    let is_load = matches!(cli.command, Command::Load(_));
+    let ended = runtime.block_on(run(cli.command));
+    if is_load {
+        // A read of a source may take as long as that is silent, and nobody wants what comes of it.
+        runtime.shutdown_background();
+    }
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => end(&failure),
     }

@@ -22,7 +22,7 @@ const ARROWS: [(&str, &[&str]); 10] = [
     ("rim", &["core", "nbd", "terms"]),
     ("front", &["core", "nbd", "rim"]),
     ("client", &["core", "rim"]),
-    ("source", &["core"]),
+    ("source", &["core", "nbd"]),
     ("sim", &["core", "nbd", "terms"]),
     ("cheetah", &["client", "core", "nbd", "rim", "front", "source"]),
     // Nothing depends on the lab; it drives the program from outside, reuses the codec for its load

@@ -5,7 +5,7 @@
 //! these: each signature is one that no boot sector or file system begins with. Called by `open`. Tests:
 //! below, `lab/tests/evidence.rs`.
 
-use crate::Source;
+use crate::{Source, SourceError, past_errors};
 use std::fmt;
 
 /// How much of a source's beginning and end it takes to tell.
@@ -112,14 +112,19 @@ const SIGNATURES: &[Signature] = &[
     },
 ];
 
-/// The first and the last bytes of a source. What cannot be read of it says nothing.
-pub(crate) fn ends(source: &dyn Source) -> (Vec<u8>, Vec<u8>) {
+/// The first and the last bytes of a source. What a medium cannot give of them says nothing; of a source that
+/// is gone nothing can be told.
+pub(crate) fn ends(source: &dyn Source) -> Result<(Vec<u8>, Vec<u8>), SourceError> {
     let size = source.size();
     let read = |from: u64, bytes: usize| {
         let mut room = vec![0; usize::try_from(size - from).map_or(bytes, |left| left.min(bytes))];
-        source.read_exact_at(from, &mut room).map(|()| room).unwrap_or_default()
+        match source.read_exact_at(from, &mut room) {
+            Ok(()) => Ok(room),
+            Err(SourceError::Read { why, .. }) if past_errors::is_of_the_medium(&why) => Ok(Vec::new()),
+            Err(other) => Err(other),
+        }
     };
-    (read(0, HEAD_BYTES), read(size.saturating_sub(TAIL_BYTES as u64), TAIL_BYTES))
+    Ok((read(0, HEAD_BYTES)?, read(size.saturating_sub(TAIL_BYTES as u64), TAIL_BYTES)?))
 }
 
 /// What begins with `head` and ends with `tail` is, if it is no raw image; `head` has `HEAD_BYTES` and `tail`

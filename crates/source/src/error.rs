@@ -12,6 +12,8 @@ pub enum SourceError {
     Open { path: PathBuf, why: String },
     /// It was recognised, and is not read: an encrypted image, one that stands on another, a container.
     Refused { path: PathBuf, why: String },
+    /// A disk that may be written while it is read.
+    InUse { path: PathBuf, why: String },
     /// A file that belongs to it is not there.
     Missing { path: PathBuf, part: PathBuf },
     /// What it holds contradicts itself, or does not fit its checksum.
@@ -27,6 +29,11 @@ impl fmt::Display for SourceError {
         match self {
             SourceError::Open { path, why } => write!(f, "cannot read {}: {why}", path.display()),
             SourceError::Refused { path, why } => write!(f, "{} is {why}", path.display()),
+            SourceError::InUse { path, why } => write!(
+                f,
+                "{} is in use: {why}, and may change while it is read. Unmount it, or mount it read-only; --mounted reads it as it is",
+                path.display()
+            ),
             SourceError::Missing { path, part } => write!(
                 f,
                 "{} is missing, which {} needs: put all parts of it into one directory",

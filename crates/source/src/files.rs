@@ -96,6 +96,7 @@ pub(crate) fn changed(files: &[RawSource]) -> Option<String> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::Options;
     use std::path::{Path, PathBuf};
     use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -132,7 +133,8 @@ pub(crate) mod tests {
     #[test]
     fn nothing_is_read_beyond_a_file() {
         let scratch = Scratch::new();
-        let file = RawSource::open(&scratch.file("image", &[7; 1000])).expect("it is there");
+        let file =
+            RawSource::open(&scratch.file("image", &[7; 1000]), &Options::default()).expect("it is there");
         assert_eq!(file.part(900, 100).expect("inside"), [7; 100]);
         for (offset, len) in [(901, 100), (u64::MAX, 1), (0, u64::MAX), (1 << 63, 1 << 63)] {
             assert!(matches!(file.part(offset, len), Err(Fault::Damaged(_))), "{offset}, {len}");
@@ -143,7 +145,10 @@ pub(crate) mod tests {
     #[test]
     fn a_set_is_another_when_any_file_is() {
         let scratch = Scratch::new();
-        let open = || ["a", "b"].map(|name| RawSource::open(&scratch.join(name)).expect("it is there"));
+        let open = || {
+            let one = |name| RawSource::open(&scratch.join(name), &Options::default());
+            ["a", "b"].map(|name| one(name).expect("it is there"))
+        };
         scratch.file("a", b"1");
         scratch.file("b", b"2");
         let (files, one) = (open(), identity(&open()));

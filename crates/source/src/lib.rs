@@ -1,12 +1,15 @@
-//! What a volume is filled from: raw images, also in parts, disks, and images in containers.
+//! What a volume is filled from: raw images, also in parts, disks, and images in containers, here or with a
+//! server.
 //!
 //! Owns: `Source`, which all of them are; telling what a file is by its content (`open`); refusing what is
 //! not read, with a way out (`container`). Never: writing to a source; it is opened without the right to. A
 //! name that stands inside an image is followed only where it is the plain name of a file beside it. Called
 //! by `cheetah load`. Files: `raw` and `parts` have bytes as they are; `ewf`, `qcow`, `vmdk`, `vhd`, `vhdx`
-//! say where each block of the disk lies, and `blocks` reads by that. They share `cache`, `container`,
-//! `error`, `fields`, `files`, `inflate`, `past_errors`. `hostile` flips and cuts samples of all. Tests: in
-//! each; `lab/tests/sources.rs` has other programs' images.
+//! say where each block of the disk lies, and `blocks` reads by that. All stand on a `medium`: `local`,
+//! `nbd`, `http`, whose connections have the `io_thread`; `mounts` says which disks are in use. They share
+//! `cache`, `container`, `error`, `fields`, `files`, `inflate`, `past_errors`. `hostile` flips and cuts
+//! samples of all. Tests: in each; `lab/tests/sources.rs` has other programs' images,
+//! `lab/tests/remote.rs` other programs' servers.
 #![forbid(unsafe_code)]
 
 mod blocks;
@@ -18,7 +21,13 @@ mod fields;
 mod files;
 #[cfg(test)]
 mod hostile;
+mod http;
 mod inflate;
+mod io_thread;
+mod local;
+mod medium;
+mod mounts;
+mod nbd;
 mod parts;
 mod past_errors;
 mod qcow;
@@ -29,11 +38,12 @@ mod vmdk;
 
 pub use container::Container;
 pub use error::SourceError;
-pub use raw::RawSource;
+pub use raw::{RawSource, is_address};
 
 use std::fmt::Debug;
 use std::ops::Range;
 use std::path::Path;
+use std::time::Duration;
 
 /// A disk that can be read, wherever its bytes lie. Reads may come from several threads at once.
 pub trait Source: Debug + Send + Sync {
@@ -45,6 +55,11 @@ pub trait Source: Debug + Send + Sync {
 
     /// What it is, in the field's words: `E01 image, 2 segments`.
     fn describe(&self) -> String;
+
+    /// Whether other files may lie beside it.
+    fn has_neighbours(&self) -> bool {
+        true
+    }
 
     /// Whether the disk is the file itself, and not in it or in several.
     fn is_bare(&self) -> bool {
@@ -103,10 +118,20 @@ pub struct Claims {
 }
 
 /// What `open` may do.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Read the file as it stands, whatever it is.
     pub raw: bool,
+    /// Read a disk on which a file system is mounted for writing.
+    pub mounted: bool,
+    /// How long a server may give nothing before a read ends with an error.
+    pub patience: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { raw: false, mounted: false, patience: Duration::from_secs(30) }
+    }
 }
 
 /// A container that is read.
@@ -148,14 +173,14 @@ impl Format {
 /// # Errors
 /// `Open`, `Refused`, `Missing`, `Damaged`, `Read`.
 pub fn open(path: &Path, options: &Options) -> Result<Box<dyn Source>, SourceError> {
-    let raw = RawSource::open(path)?;
+    let raw = RawSource::open(path, options)?;
     if options.raw {
         return Ok(Box::new(raw));
     }
     let refused = |container: Container| {
         Err(SourceError::Refused { path: path.to_path_buf(), why: container.to_string() })
     };
-    let (head, tail) = container::ends(&raw);
+    let (head, tail) = container::ends(&raw)?;
     if let Some(format) = Format::of(&head, &tail) {
         return format.open(raw);
     }
@@ -163,7 +188,7 @@ pub fn open(path: &Path, options: &Options) -> Result<Box<dyn Source>, SourceErr
         return refused(container);
     }
     let Some(parts) = parts::open(&raw)? else { return Ok(Box::new(raw)) };
-    let (head, tail) = container::ends(&parts);
+    let (head, tail) = container::ends(&parts)?;
     match container::in_parts(&head, &tail) {
         Some(container) => refused(container),
         None => Ok(Box::new(parts)),

@@ -10,6 +10,9 @@ use crate::{RawSource, Source, SourceError, Unreadable};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+/// More than any tool makes; each is a question to a server.
+const PARTS_ASKED_MAX: usize = 10_000;
+
 /// The parts of one image, in order.
 #[derive(Debug)]
 pub(crate) struct Parts {
@@ -23,10 +26,10 @@ pub(crate) struct Parts {
 /// The image that a file is a part of; `None` when it is one by itself.
 pub(crate) fn open(given: &RawSource) -> Result<Option<Parts>, SourceError> {
     let path = given.path();
-    let Some(names) = all_of(path)? else { return Ok(None) };
+    let Some(names) = all_of(given)? else { return Ok(None) };
     let mut files = Vec::with_capacity(names.len());
     for name in names {
-        files.push(RawSource::open(&name)?);
+        files.push(given.part_beside(&name)?);
     }
     let part_bytes = files.first().map_or(0, Source::size);
     let (last, whole) = (files.len() - 1, |file: &&RawSource| file.size() == part_bytes);
@@ -46,11 +49,15 @@ pub(crate) fn open(given: &RawSource) -> Result<Option<Parts>, SourceError> {
 }
 
 /// The files of the image that this one is a part of, from the first to the last.
-fn all_of(path: &Path) -> Result<Option<Vec<PathBuf>>, SourceError> {
+fn all_of(given: &RawSource) -> Result<Option<Vec<PathBuf>>, SourceError> {
+    let path = given.path();
     let Some(ending) = path.extension().and_then(|ending| ending.to_str()) else { return Ok(None) };
     let with = |ending: &str| path.with_extension(ending);
     let Some(firsts) = firsts(ending) else { return Ok(None) };
-    let beside = endings_beside(path, ending);
+    let beside = match given.is_remote() {
+        true => endings_asked_for(given, &firsts, ending)?,
+        false => endings_beside(path, ending),
+    };
     let Some(first) = firsts.iter().find(|first| beside.contains(first)) else {
         // Alone it may be what its name does not say: a version, a year. A zero in front makes it a part.
         let counted =
@@ -139,6 +146,35 @@ fn next(ending: &str) -> Vec<String> {
 
 fn is_next(one: &str, other: &str) -> bool {
     next(one).iter().any(|next| next == other) || next(other).iter().any(|next| next == one)
+}
+
+/// The same where a directory cannot be listed: a server is asked for one after the other, to the first that
+/// is not there.
+fn endings_asked_for(given: &RawSource, firsts: &[String], ending: &str) -> Result<Vec<String>, SourceError> {
+    let is_there = |ending: &String| {
+        let is_given = given.path().extension().is_some_and(|of| of == ending.as_str());
+        Ok::<_, SourceError>(is_given || given.beside(&given.path().with_extension(ending))?.is_some())
+    };
+    let mut found = vec![ending.to_owned()];
+    let mut from = vec![ending.to_owned()];
+    for first in firsts {
+        if is_there(first)? {
+            from.push(first.clone());
+            break;
+        }
+    }
+    while let Some(last) = from.pop() {
+        if !found.contains(&last) {
+            found.push(last.clone());
+        }
+        for next in next(&last) {
+            if !found.contains(&next) && found.len() < PARTS_ASKED_MAX && is_there(&next)? {
+                from.push(next);
+                break;
+            }
+        }
+    }
+    Ok(found)
 }
 
 /// The endings of files whose names are the same up to that, and which may be parts as well.

@@ -166,7 +166,7 @@ fn segment(
     let Some(name) = name else {
         // Whatever it is called, it may be all that there is.
         if number == 1 && header_of(given)?.number == 1 {
-            return RawSource::open(path);
+            return given.part_beside(path);
         }
         let what = format!(
             "segment {} of an image by its content, and not by its name, so that the others cannot be found: call them \
@@ -175,11 +175,7 @@ fn segment(
         );
         return Err(SourceError::Refused { path: path.to_path_buf(), why: what });
     };
-    let part = name.segment(path, number);
-    if !part.try_exists().unwrap_or(true) {
-        return Err(SourceError::Missing { path: path.to_path_buf(), part });
-    }
-    RawSource::open(&part)
+    given.part_beside(&name.segment(path, number))
 }
 
 fn check_belongs(file: &RawSource, found: &Header, given: &Header, number: u32) -> Result<(), SourceError> {

@@ -64,7 +64,7 @@ fn read(file: RawSource) -> Result<Opened, Fault> {
         let text = file.part(0, file.size().min(descriptor::BYTES_MAX))?;
         let described = Descriptor::parse(&text)?;
         check(&described, &path)?;
-        return put_together(&path, &described);
+        return put_together(&file, &described);
     }
     let (sparse, described) = Sparse::read(&file)?;
     let Some(described) = described else {
@@ -118,7 +118,7 @@ fn check(described: &Descriptor, path: &Path) -> Result<(), Fault> {
     Ok(())
 }
 
-fn put_together(path: &Path, described: &Descriptor) -> Result<Opened, Fault> {
+fn put_together(given: &RawSource, described: &Descriptor) -> Result<Opened, Fault> {
     let (mut files, mut runs, mut at) = (Vec::new(), Vec::new(), 0_u64);
     let mut grain = None;
     for Extent { sectors, kind, name, offset } in &described.extents {
@@ -126,11 +126,7 @@ fn put_together(path: &Path, described: &Descriptor) -> Result<Opened, Fault> {
         let lies = match kind {
             Kind::Zero => Lies::Nowhere,
             Kind::Flat | Kind::Sparse => {
-                let part = path.with_file_name(name);
-                if !part.try_exists().unwrap_or(true) {
-                    return Err(SourceError::Missing { path: path.to_path_buf(), part }.into());
-                }
-                let file = RawSource::open(&part)?;
+                let file = given.part_beside(&given.path().with_file_name(name))?;
                 let lies = extent(&file, files.len(), *kind, bytes, *offset)?;
                 files.push(file);
                 lies

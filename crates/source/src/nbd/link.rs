@@ -1,0 +1,310 @@
+//! One connection to an NBD server: many questions are on their way at once, each asked and awaited by a
+//! thread of its own.
+//!
+//! Owns: the socket, the handshake with a deadline, the thread that receives. Never: a second attempt, or
+//! what an answer means (`nbd`). Invariants: nothing but READ, BLOCK_STATUS and DISC is ever sent; each
+//! question is answered, or its asker hears that the connection ended. Called by `nbd`. Tests:
+//! `lab/tests/remote.rs`.
+
+use cheetah_nbd::client::{self, Answer, Handshake, Request, Step, Take, Transmission, Want};
+use cheetah_nbd::proto::rep;
+use cheetah_nbd::uri::{Transport, Uri};
+use cheetah_nbd::{CmdFlags, Command, Descriptor, Errno, Negotiated, RequestHeader};
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::{Duration, Instant};
+
+/// Received at once.
+const RECEIVE_BYTES: usize = 256 << 10;
+
+/// Why there is no connection.
+pub(super) enum NoLink {
+    /// A later attempt may have one.
+    Again(String),
+    Final(String),
+    /// The server has no export of this name.
+    NotThere,
+}
+
+#[derive(Debug)]
+enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+#[derive(Debug)]
+pub(super) struct Link {
+    socket: Socket,
+    pub session: Negotiated,
+    asking: Mutex<Asking>,
+}
+
+#[derive(Debug)]
+struct Asking {
+    transmission: Transmission<Waiting>,
+    cookie: u64,
+    /// Why nothing more is asked.
+    ended: Option<String>,
+}
+
+/// Who waits for an answer, and what came of it.
+#[derive(Debug)]
+struct Waiting {
+    bytes: Mutex<Vec<u8>>,
+    done: mpsc::Sender<Answered>,
+}
+
+/// What a question came to.
+#[derive(Debug)]
+pub(super) struct Answered {
+    pub error: Option<Errno>,
+    pub bytes: Vec<u8>,
+    pub status: Vec<Descriptor>,
+}
+
+struct Taking;
+
+impl Take<Waiting> for Taking {
+    fn data(&mut self, body: &Waiting, at: u32, bytes: &[u8]) {
+        let at = at as usize;
+        body.room()[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn hole(&mut self, body: &Waiting, at: u32, end: u32) {
+        body.room()[at as usize..end as usize].fill(0);
+    }
+
+    fn answer(&mut self, answer: Answer<Waiting>) {
+        let Answer { error, status, body, .. } = answer;
+        let bytes = std::mem::take(&mut *body.room());
+        // Who asked may have gone.
+        let _ = body.done.send(Answered { error, bytes, status });
+    }
+}
+
+impl Waiting {
+    fn room(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Socket {
+    fn connect(to: &Transport, time: Duration) -> io::Result<Socket> {
+        match to {
+            Transport::Unix { socket } => Ok(Socket::Unix(match socket.strip_prefix('\0') {
+                Some(name) => UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?,
+                None => UnixStream::connect(socket)?,
+            })),
+            Transport::Tcp { host, port } => {
+                let mut last = io::Error::from(io::ErrorKind::NotFound);
+                for address in (host.as_str(), *port).to_socket_addrs()? {
+                    match TcpStream::connect_timeout(&address, time) {
+                        Ok(stream) => {
+                            // Only a matter of latency.
+                            let _ = stream.set_nodelay(true);
+                            return Ok(Socket::Tcp(stream));
+                        }
+                        Err(why) => last = why,
+                    }
+                }
+                Err(last)
+            }
+        }
+    }
+
+    /// How long one receive or send may take; `None`: as long as it takes.
+    fn limit(&self, receive: Option<Duration>, send: Option<Duration>) -> io::Result<()> {
+        match self {
+            Socket::Tcp(stream) => {
+                stream.set_read_timeout(receive)?;
+                stream.set_write_timeout(send)
+            }
+            Socket::Unix(stream) => {
+                stream.set_read_timeout(receive)?;
+                stream.set_write_timeout(send)
+            }
+        }
+    }
+
+    fn receive(&self, room: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let received = match self {
+                Socket::Tcp(stream) => (&*stream).read(room),
+                Socket::Unix(stream) => (&*stream).read(room),
+            };
+            match received {
+                Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
+                other => return other,
+            }
+        }
+    }
+
+    fn send(&self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Socket::Tcp(stream) => (&*stream).write_all(bytes),
+            Socket::Unix(stream) => (&*stream).write_all(bytes),
+        }
+    }
+
+    fn close(&self) {
+        let _ = match self {
+            Socket::Tcp(stream) => stream.shutdown(Shutdown::Both),
+            Socket::Unix(stream) => stream.shutdown(Shutdown::Both),
+        };
+    }
+}
+
+impl Link {
+    /// A connection whose handshake is done, `time` at most after the other end took it.
+    pub fn open(uri: &Uri, time: Duration) -> Result<Arc<Link>, NoLink> {
+        let again = |why: io::Error| NoLink::Again(format!("no connection: {why}"));
+        let socket = Socket::connect(&uri.transport, time).map_err(again)?;
+        let (session, rest) = shake_hands(&socket, &uri.export, time)?;
+        socket.limit(None, Some(time)).map_err(again)?;
+        let transmission = Transmission::new(&session, false, u64::from(u32::MAX), u32::MAX);
+        let asking = Mutex::new(Asking { transmission, cookie: 0, ended: None });
+        let link = Arc::new(Link { socket, session, asking });
+        let receiver = link.clone();
+        let receive = move || receiver.receive_all(rest);
+        std::thread::Builder::new().name("source-nbd".to_owned()).spawn(receive).map_err(again)?;
+        Ok(link)
+    }
+
+    fn asking(&self) -> MutexGuard<'_, Asking> {
+        self.asking.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks, and waits for the answer; after `time` without one the connection is given up, for all.
+    pub fn ask(
+        &self,
+        command: Command,
+        offset: u64,
+        length: u32,
+        time: Duration,
+    ) -> Result<Answered, String> {
+        let room = if command == Command::Read { length as usize } else { 0 };
+        let (done, answered) = mpsc::channel();
+        {
+            let mut asking = self.asking();
+            if let Some(why) = &asking.ended {
+                return Err(why.clone());
+            }
+            let cookie = asking.cookie;
+            asking.cookie += 1;
+            let body = Waiting { bytes: Mutex::new(vec![0; room]), done };
+            let context = self.session.base_allocation;
+            let flags = CmdFlags::EMPTY;
+            let transmission = &mut asking.transmission;
+            transmission.queue(Request { cookie, command, flags, offset, length, mark: None, context, body });
+            transmission.make_requests(0);
+            let heads: Vec<u8> = transmission.unsent().flat_map(|part| part.head.to_vec()).collect();
+            // Sent under the lock: a head is never torn by another.
+            let sent = self.socket.send(&heads);
+            transmission.sent(heads.len());
+            if let Err(why) = sent {
+                drop(asking);
+                self.end(format!("the connection broke: {why}"));
+            }
+        }
+        match answered.recv_timeout(time) {
+            Ok(answered) => Ok(answered),
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                self.end("the server does not answer".to_owned());
+                Err("the server does not answer".to_owned())
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                Err(self.asking().ended.clone().unwrap_or_else(|| "the connection ended".to_owned()))
+            }
+        }
+    }
+
+    /// Who waits hears of it.
+    pub fn end(&self, why: String) {
+        let mut asking = self.asking();
+        asking.ended.get_or_insert(why);
+        asking.transmission.end().for_each(drop);
+        self.socket.close();
+    }
+
+    /// What the protocol wants said before the end.
+    pub fn leave(&self) {
+        let (flags, command) = (CmdFlags::EMPTY, Command::Disc);
+        let header = RequestHeader { flags, command, cookie: u64::MAX, offset: 0, length: 0 };
+        let _ = self.socket.send(&header.encode());
+        self.end("it is not wanted any more".to_owned());
+    }
+
+    fn receive_all(&self, mut input: Vec<u8>) {
+        let mut room = vec![0; RECEIVE_BYTES];
+        let why = loop {
+            match self.socket.receive(&mut room) {
+                Ok(0) => break "the server closed the connection".to_owned(),
+                Ok(count) => input.extend_from_slice(&room[..count]),
+                Err(why) => break format!("the connection broke: {why}"),
+            }
+            match self.asking().transmission.received(&input, &mut Taking) {
+                Ok(used) => drop(input.drain(..used)),
+                Err(violation) => break format!("the server broke the protocol: {violation}"),
+            }
+        };
+        self.end(why);
+    }
+}
+
+/// What was agreed on, and what came behind it.
+fn shake_hands(socket: &Socket, export: &str, time: Duration) -> Result<(Negotiated, Vec<u8>), NoLink> {
+    let again = |why: io::Error| NoLink::Again(format!("no handshake: {why}"));
+    let want = Want {
+        export: export.to_owned(),
+        structured: true,
+        base_allocation: true,
+        dirty: false,
+        context: false,
+    };
+    let (mut handshake, until) = (Handshake::new(want), Instant::now() + time);
+    let (mut output, mut room) = (Vec::new(), [0; 4096]);
+    loop {
+        handshake.take_output(&mut output);
+        socket.send(&output).map_err(again)?;
+        output.clear();
+        match handshake.poll() {
+            Step::NeedInput => {}
+            Step::Ready(session) => return Ok((session, Vec::new())),
+            Step::Listed(_) => {
+                return Err(NoLink::Final("the server lists what it was not asked".to_owned()));
+            }
+            Step::Failed(error) => return Err(failed(&error)),
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(NoLink::Again("the server does not end its handshake".to_owned()));
+        }
+        socket.limit(Some(left), Some(left)).map_err(again)?;
+        match socket.receive(&mut room).map_err(again)? {
+            0 => handshake.eof(),
+            count => {
+                let taken = handshake.input(&room[..count]);
+                if let (Ok(taken), Step::Ready(session)) = (taken, handshake.poll()) {
+                    handshake.take_output(&mut output);
+                    socket.send(&output).map_err(again)?;
+                    return Ok((session, room[taken..count].to_vec()));
+                }
+            }
+        }
+    }
+}
+
+fn failed(error: &client::Error) -> NoLink {
+    match error {
+        client::Error::Refused { reply: rep::ERR_UNKNOWN, .. }
+        | client::Error::Closed { asked_export_name: true } => NoLink::NotThere,
+        // It may be full: some serve one client at a time and close the next one's connection.
+        client::Error::Closed { .. } | client::Error::Refused { reply: rep::ERR_SHUTDOWN, .. } => {
+            NoLink::Again(error.to_string())
+        }
+        other => NoLink::Final(other.to_string()),
+    }
+}
