@@ -167,7 +167,7 @@ pub struct Hashing {
 }
 
 impl Hashing {
-    fn start(with_sha1: bool) -> Hashing {
+    pub fn start(with_sha1: bool) -> Hashing {
         let sha1 = with_sha1.then(|| Lane::start(Sha1::new()));
         Hashing { md5: Lane::start(Md5::new()), sha1, sha256: Lane::start(Sha256::new()) }
     }
@@ -178,13 +178,13 @@ impl Hashing {
         Ok(Hashing { md5: self.md5.fork()?, sha1, sha256: self.sha256.fork()? })
     }
 
-    fn feed(&self, chunk: &Chunk) {
+    pub fn feed(&self, chunk: &Chunk) {
         self.md5.feed(chunk);
         self.sha1.iter().for_each(|lane| lane.feed(chunk));
         self.sha256.feed(chunk);
     }
 
-    fn finish(self) -> Result<Hashes, Failure> {
+    pub fn finish(self) -> Result<Hashes, Failure> {
         let sha1 = self.sha1.map(Lane::finish).transpose()?;
         Ok(Hashes { md5: self.md5.finish()?, sha1, sha256: self.sha256.finish()? })
     }

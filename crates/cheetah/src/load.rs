@@ -158,10 +158,11 @@ fn way(options: &cli::Load) -> FillFrom {
 }
 
 /// The source as the pool keeps it.
-fn described(source: &dyn AnySource) -> Source {
+pub fn described(source: &dyn AnySource) -> Source {
     let path = std::path::absolute(source.path()).unwrap_or_else(|_| source.path().to_path_buf());
     let name = written(path.as_os_str().as_bytes());
-    Source { name, size: source.size(), identity: written(source.identity().as_bytes()) }
+    let (size, checksummed) = (source.size(), source.is_checksummed());
+    Source { name, size, identity: written(source.identity().as_bytes()), checksummed }
 }
 
 /// Undoes what was made for a load of which nothing was written.
@@ -385,7 +386,7 @@ impl Loading {
 }
 
 /// What was copied is no less for a coordinator that is away: the load waits for it, as attachments do.
-async fn tell_until_heard(lease: &Lease, news: &Tell) -> Result<(), Failure> {
+pub async fn tell_until_heard(lease: &Lease, news: &Tell) -> Result<(), Failure> {
     let mut said = false;
     loop {
         let failure = match lease.tell(news.clone()).await.map_err(Failure::from) {
@@ -409,7 +410,7 @@ fn is_away(failure: &Failure) -> bool {
 }
 
 /// A container that is loaded as it stands has the right hashes, and no tool finds a file system on it.
-fn not_opened(error: &SourceError) -> Failure {
+pub fn not_opened(error: &SourceError) -> Failure {
     match error {
         SourceError::Refused { .. } => {
             Failure::new(Exit::Refused, format!("{error}; or load it as it stands with --raw"))
@@ -440,7 +441,7 @@ async fn ensure_volume(
                 redundancy: None,
                 unit: None,
                 follow: false,
-                load: Some(ToLoad { source: source.clone(), by: own_name() }),
+                load: Some(ToLoad { source: source.clone(), by: own_name(), backed: false }),
             };
             let made = volume(pool, Call::Create(create)).await?;
             if !options.json.json {

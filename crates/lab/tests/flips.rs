@@ -477,7 +477,8 @@ fn beside_a_writer(redundancy: &str, donors: usize) {
     victims.truncate(if redundancy == "mirror:2" { 2 } else { 1 });
     let mut flipped: BTreeSet<u64> = BTreeSet::new();
     for victim in &victims {
-        let number = |block: &[u8]| u64::from_le_bytes(block[..8].try_into().expect("a block is longer")) >> 32;
+        let number =
+            |block: &[u8]| u64::from_le_bytes(block[..8].try_into().expect("a block is longer")) >> 32;
         let is_data = |_: u64, block: &[u8]| {
             let number = number(block);
             number < blocks && version_of(number, block).is_some() && !flipped.contains(&number)

@@ -202,6 +202,7 @@ mod tests {
             bad: Vec::new(),
             unreadable: Vec::new(),
             hurry: false,
+            backing: None,
         }
     }
 

@@ -7,7 +7,7 @@
 use super::confirm::Held;
 use super::retire::Retired;
 use super::tend::Ailing;
-use super::{Coordinator, Key, Outcome, door, refuse};
+use super::{Coordinator, Key, Outcome, door, open, refuse};
 use crate::api::{Answer, Create, Refusal, RefusalCode, Size};
 use crate::content::Content;
 use crate::limits::{
@@ -77,6 +77,7 @@ impl Volume {
 impl Coordinator {
     pub(super) fn create(&mut self, now: Time, seed: &mut Seed, create: Create) -> Result<Outcome, Refusal> {
         check_create(&create)?;
+        open::check_create(&create)?;
         let Create { name, size, redundancy, unit, follow, load } = door::create(create);
         if self.names.contains_key(&name) {
             let message = format!(
@@ -94,7 +95,8 @@ impl Coordinator {
             Size::Bytes(bytes) => Some(bytes.div_ceil(EXTENT_BYTES)),
             Size::All => None,
         };
-        let asked = redundancy.or(follow.then_some(Redundancy::LINEAR));
+        let is_backed = load.as_ref().is_some_and(|load| load.backed);
+        let asked = redundancy.or((follow || is_backed).then_some(Redundancy::LINEAR));
         let choice = match asked {
             // Who says how gets all there is of it.
             Some(redundancy) => Some(Choice { redundancy, groups: groups_max(redundancy.width(), &rooms) }),
@@ -129,12 +131,16 @@ impl Coordinator {
             bad: Vec::new(),
             unreadable: Vec::new(),
             hurry: false,
+            backing: None,
         };
         self.names.insert(name, id);
         self.volumes.insert(id, Volume::new(map, follow, order));
         self.map_changed(id);
         if let Some(load) = load {
             self.made_to_be_loaded(id, load);
+        }
+        if is_backed {
+            self.back(id);
         }
         // Where hosts are few, for who joins later.
         self.wanting.insert(id);
@@ -166,6 +172,12 @@ impl Coordinator {
         check_size(bytes)?;
         let map = &self.volumes[&id].map;
         let (name, size) = (&map.name, map.size);
+        if map.backing.is_some() {
+            let message = format!(
+                "volume '{name}' was opened from a source, and is as large as that: it does not grow"
+            );
+            return Err(refuse(RefusalCode::Invalid, message));
+        }
         if bytes <= size {
             let message = format!(
                 "volume '{name}' has {size} bytes already and was asked to grow to {bytes}; volumes do not shrink, \
@@ -285,6 +297,7 @@ impl Coordinator {
             bad: Vec::new(),
             unreadable: Vec::new(),
             hurry: false,
+            backing: None,
         };
         self.names.insert(name.clone(), anew);
         self.volumes.insert(anew, Volume::new(map, false, volume.order));

@@ -38,6 +38,7 @@ pub fn map(stripe: bool, foreign: bool) -> VolumeMap {
         bad: Vec::new(),
         unreadable: Vec::new(),
         hurry: false,
+        backing: None,
     };
     map.check().expect("a sound map");
     map
@@ -63,6 +64,7 @@ pub fn wide(redundancy: Redundancy) -> VolumeMap {
         bad: Vec::new(),
         unreadable: Vec::new(),
         hurry: false,
+        backing: None,
     };
     map.check().expect("a sound map");
     map
