@@ -15,7 +15,7 @@ use crate::filler::{Order, Record};
 use crate::load::{described, not_opened};
 use crate::output;
 use crate::pool::{done, find, volume};
-use crate::runtime_dir::RuntimeDir;
+use crate::runtime_dir::{Claim, RuntimeDir};
 use cheetah_core::api::{Call, Create, RefusalCode, Size, VolumeDetail};
 use cheetah_core::content::{ContentState, Source, ToLoad};
 use cheetah_core::text::written;
@@ -166,9 +166,11 @@ pub async fn fill(options: cli::Fill) -> Result<(), Failure> {
     let directory = RuntimeDir::of_fillers()?;
     let record = directory.load::<Record>(name)?;
     let runs = match &record {
-        Some(record) => claim_of(record.pid, || RuntimeDir::of_fillers()?.try_claim(name))?
-            .map(std::mem::forget)
-            .is_none(),
+        Some(record) => {
+            let claim = claim_of(record.pid, || RuntimeDir::of_fillers()?.try_claim(name))?;
+            // What is left is found by who goes on.
+            claim.map(Claim::leave).is_none()
+        }
         None => false,
     };
     match (runs, resume) {

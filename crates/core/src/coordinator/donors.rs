@@ -524,7 +524,15 @@ impl Coordinator {
 
     /// Donors that live for certain and stay, in the order they joined: what each may be given of a volume.
     pub(super) fn rooms(&self, volume: Option<VolumeId>) -> Vec<Room> {
+        self.rooms_of(volume, false)
+    }
+
+    /// The same; with a source behind the volume, of donors that tell what is absent from zeros.
+    pub(super) fn rooms_of(&self, volume: Option<VolumeId>, is_backed: bool) -> Vec<Room> {
         let is_open = |donor: &&Donor| {
+            if is_backed && donor.record.foreign_export.is_some() {
+                return false;
+            }
             let blank = volume.is_none_or(|volume| donor.has_wiped(volume));
             donor.alive && donor.heard && !donor.record.leaving && blank
         };

@@ -89,13 +89,13 @@ impl Coordinator {
             let message = format!("the pool is at its limit of {POOL_VOLUMES_MAX} volumes");
             return Err(refuse(RefusalCode::Unavailable, message));
         }
-        let rooms = self.rooms(None);
+        let is_backed = load.as_ref().is_some_and(|load| load.backed);
+        let rooms = self.rooms_of(None, is_backed);
         // A volume that follows grows with each single donor, which only `linear` can.
         let wanted = match size {
             Size::Bytes(bytes) => Some(bytes.div_ceil(EXTENT_BYTES)),
             Size::All => None,
         };
-        let is_backed = load.as_ref().is_some_and(|load| load.backed);
         let asked = redundancy.or((follow || is_backed).then_some(Redundancy::LINEAR));
         let choice = match asked {
             // Who says how gets all there is of it.
@@ -115,7 +115,8 @@ impl Coordinator {
         while self.volumes.contains_key(&id) {
             id = VolumeId(seed.draw());
         }
-        let placed = self.place_groups(id, redundancy, groups, seed).filter(|placed| !placed.is_empty());
+        let placed =
+            self.place_groups(id, redundancy, groups, is_backed, seed).filter(|placed| !placed.is_empty());
         let groups = placed.ok_or_else(|| self.shortage(&name, redundancy, groups.max(1)))?;
         let order = self.volumes.values().map(|volume| volume.order + 1).max().unwrap_or(0);
         let routes = BTreeMap::new();
@@ -187,7 +188,7 @@ impl Coordinator {
         }
         let more = bytes.div_ceil(map.group_bytes()) - map.groups.len() as u64;
         let redundancy = map.redundancy;
-        let groups = self.place_groups(id, redundancy, more, seed);
+        let groups = self.place_groups(id, redundancy, more, false, seed);
         let groups = groups.ok_or_else(|| self.shortage(&self.volumes[&id].map.name, redundancy, more))?;
         if let Some(volume) = self.volumes.get_mut(&id) {
             volume.map.groups.extend(groups);
@@ -280,7 +281,7 @@ impl Coordinator {
         let Some(volume) = self.take_out(id) else { return Ok(id) };
         let VolumeMap { name, redundancy, .. } = &volume.map;
         let groups = bytes.div_ceil(volume.map.group_bytes());
-        let Some(groups) = self.place_groups(anew, *redundancy, groups, seed) else {
+        let Some(groups) = self.place_groups(anew, *redundancy, groups, false, seed) else {
             let refusal = self.shortage(name, *redundancy, groups);
             self.put_back(volume);
             return Err(refusal);
@@ -337,11 +338,12 @@ impl Coordinator {
         id: VolumeId,
         redundancy: Redundancy,
         groups: u64,
+        is_backed: bool,
         seed: &mut Seed,
     ) -> Option<Vec<Group>> {
         // What is new has nothing to wipe.
         let known = self.volumes.contains_key(&id).then_some(id);
-        let placed = place(redundancy, groups, &self.rooms(known), seed)?;
+        let placed = place(redundancy, groups, &self.rooms_of(known, is_backed), seed)?;
         let mut extent_of = |donor: DonorId| {
             let extent = self.donors.get_mut(&donor).and_then(|donor| donor.take_lowest(id));
             let extent = extent.expect("placement stays within the rooms it was given");

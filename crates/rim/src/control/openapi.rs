@@ -223,6 +223,8 @@ fn content_shapes() -> Vec<(&'static str, Value)> {
         ("ByteRange", json!(tell().unreadable[0])),
         ("Loaded", json!(tell().loaded)),
         ("Filling", json!(tell().filling)),
+        ("Filler", json!(filler())),
+        ("Backing", json!(backing())),
         ("ToLoad", json!(to_load())),
     ]
 }
