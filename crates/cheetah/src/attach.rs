@@ -28,7 +28,7 @@ use tokio::process::{Child, Command};
 /// Longer than any request may take, so that a daemon that ends is never taken for one that hangs.
 const END_TIME: Duration = Duration::from_secs(40);
 /// What a killed process takes to give its memory back.
-const DYING_TIME: Duration = Duration::from_secs(5);
+pub const DYING_TIME: Duration = Duration::from_secs(5);
 
 /// Of each of the daemon's threads, whose memory is present from the beginning.
 const THREAD_STACK_BYTES: &str = "524288";

@@ -5,7 +5,7 @@
 //! source beyond its first chunk, or filling (`filler`). Invariant: a volume that was made for a filler that
 //! did not start is deleted again. Tests: `lab/tests/open.rs`.
 
-use crate::attach::{claim_of, start_daemon};
+use crate::attach::{DYING_TIME, claim_of, start_daemon};
 use crate::claims::recognised;
 use crate::cli;
 use crate::control::{self, Word};
@@ -165,26 +165,21 @@ pub async fn fill(options: cli::Fill) -> Result<(), Failure> {
     }
     let directory = RuntimeDir::of_fillers()?;
     let record = directory.load::<Record>(name)?;
-    let runs = match &record {
-        Some(record) => {
-            let claim = claim_of(record.pid, || RuntimeDir::of_fillers()?.try_claim(name))?;
-            // What is left is found by who goes on.
-            claim.map(Claim::leave).is_none()
-        }
+    let words = [
+        pause.then_some(Word::Pause),
+        resume.then_some(Word::Resume),
+        rate.map(Word::Rate),
+        stop.then_some(Word::Stop),
+    ];
+    let told = match &record {
+        Some(record) => tell_all(&directory, record, words.into_iter().flatten())?,
         None => false,
     };
-    match (runs, resume) {
-        (true, _) => {
-            let words = [
-                pause.then_some(Word::Pause),
-                resume.then_some(Word::Resume),
-                rate.map(Word::Rate),
-                stop.then_some(Word::Stop),
-            ];
-            words.into_iter().flatten().try_for_each(|word| tell(&directory, name, &word))?;
-        }
-        (false, true) => return go_on(&options, record).await,
-        (false, false) => return Err(not_filled_here(&options).await),
+    if !told && *resume {
+        return go_on(&options, record).await;
+    }
+    if !told {
+        return Err(not_filled_here(&options).await);
     }
     let text = match (stop, pause, resume) {
         (true, ..) => format!("nobody fills {name} any more"),
@@ -235,6 +230,37 @@ fn is_raw(path: &Path, source: &Source) -> bool {
     let is_it =
         |raw| cheetah_source::open(path, &Options { raw }).is_ok_and(|found| found.size() == source.size);
     !is_it(false) && is_it(true)
+}
+
+/// Tells a filler of this machine; false: it has ended.
+fn tell_all(
+    directory: &RuntimeDir,
+    record: &Record,
+    words: impl Iterator<Item = Word>,
+) -> Result<bool, Failure> {
+    let name = &record.order.name;
+    let has_ended = || -> Result<bool, Failure> {
+        let claim = claim_of(record.pid, || RuntimeDir::of_fillers()?.try_claim(name))?;
+        // What is left is found by who goes on.
+        Ok(claim.map(Claim::leave).is_some())
+    };
+    if has_ended()? {
+        return Ok(false);
+    }
+    for word in words {
+        if let Err(failure) = tell(directory, name, &word) {
+            // It may have been killed just now, and be gone only when the last of its threads is.
+            let patience = Instant::now() + DYING_TIME;
+            while Instant::now() < patience {
+                if has_ended()? {
+                    return Ok(false);
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            return Err(failure);
+        }
+    }
+    Ok(true)
 }
 
 /// Tells a filler of this machine, and waits until it has done so.

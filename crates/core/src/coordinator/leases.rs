@@ -44,11 +44,11 @@ impl Coordinator {
             return Err(refuse(RefusalCode::Unavailable, message));
         }
         let attach = Attach { read_only: self.gets_read_only(id, &attach), ..attach };
+        self.check_open(id, name, &attach)?;
         if let Some(message) = self.in_the_way(id, name, &attach) {
             return Err(refuse(RefusalCode::Conflict, message));
         }
         self.check_usable(id, name, &attach)?;
-        self.check_open(id, name, &attach)?;
         let fill = attach.fill.clone().filter(|fill| attach.alone || open::opens(fill));
         fill.iter().try_for_each(|fill| self.check_fill(id, fill))?;
         // Of two that yield the second was told to come by this coordinator: the first may have ended before
