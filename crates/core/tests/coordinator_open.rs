@@ -120,7 +120,7 @@ fn a_filler_that_ends_without_a_word_leaves_the_volume_to_the_next() {
     tell(&mut world, lease.token, Tell { filler: filler(), bytes_done: Some(E), ..Tell::default() });
     world.pass(LEASE_NS + 1);
     let left = show(&mut world);
-    let load = left.status.content.load.expect("its load");
+    let load = left.status.content.load.clone().expect("its load");
     assert_eq!((left.map.backing, load.filling, load.bytes_done), (Some(Backing::default()), None, E));
     assert!(left.status.content.is_usable() && left.status.content.written.is_none());
     refused(fill(&mut world, 8), "is another or has changed since");

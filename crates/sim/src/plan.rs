@@ -59,10 +59,12 @@ pub enum Bug {
     TornForWhole,
     /// The client does not hear what donors find wrong of what they hold.
     VerifyIgnored,
+    /// A donor answers what is absent with zeros.
+    AbsentAsZero,
 }
 
 impl Bug {
-    pub const ALL: [Bug; 23] = [
+    pub const ALL: [Bug; 24] = [
         Bug::IgnoreSessions,
         Bug::SkipWipe,
         Bug::AckEarly,
@@ -86,6 +88,7 @@ impl Bug {
         Bug::WriteReplyIgnored,
         Bug::TornForWhole,
         Bug::VerifyIgnored,
+        Bug::AbsentAsZero,
     ];
 
     #[must_use]
@@ -114,6 +117,7 @@ impl Bug {
             Bug::WriteReplyIgnored => "write-reply-ignored",
             Bug::TornForWhole => "torn-for-whole",
             Bug::VerifyIgnored => "verify-ignored",
+            Bug::AbsentAsZero => "absent-as-zero",
         }
     }
 
@@ -125,6 +129,7 @@ impl Bug {
             Bug::TornForWhole => Some(Fault::EndTogether),
             Bug::ContextIgnored | Bug::VerifyIgnored => Some(Fault::Rot),
             Bug::LoadToldAhead | Bug::LoadForgotten | Bug::ResumeSkips => Some(Fault::EndLoad),
+            Bug::AbsentAsZero => Some(Fault::Opened),
             Bug::SleepCounts => Some(Fault::StopCoordinator),
             Bug::StrangerObeyed => Some(Fault::Stranger),
             _ => None,
@@ -164,6 +169,8 @@ pub enum Fault {
     EndLoad,
     /// Bits flip in donors' memory, and on their way from donors to whoever reads.
     Rot,
+    /// A volume is opened from a source, and who fills it dies: a world of its own.
+    Opened,
 }
 
 /// What ordinary runs are made of, beside loads; each of the other kinds makes runs of its own.
@@ -187,7 +194,7 @@ const FAULTS: [Fault; 15] = [
 
 impl Fault {
     /// The kinds that a run can be made of alone.
-    pub const ALONE: [Fault; 7] = [
+    pub const ALONE: [Fault; 8] = [
         Fault::EndTogether,
         Fault::StopCoordinator,
         Fault::Stranger,
@@ -195,6 +202,7 @@ impl Fault {
         Fault::DisturbClock,
         Fault::EndLoad,
         Fault::Rot,
+        Fault::Opened,
     ];
 
     #[must_use]
@@ -207,6 +215,7 @@ impl Fault {
             Fault::DisturbClock => "clock",
             Fault::EndLoad => "end-load",
             Fault::Rot => "rot",
+            Fault::Opened => "opened",
             _ => "of every run",
         }
     }

@@ -158,6 +158,12 @@ impl Coordinator {
         size: Size,
     ) -> Result<Outcome, Refusal> {
         let id = self.volume_named(name)?;
+        if self.volumes[&id].map.backing.is_some() {
+            let message = format!(
+                "volume '{name}' was opened from a source, and is as large as that: it does not grow"
+            );
+            return Err(refuse(RefusalCode::Invalid, message));
+        }
         match size {
             Size::All => {
                 if !self.grow_by_all(id, seed) {
@@ -173,12 +179,6 @@ impl Coordinator {
         check_size(bytes)?;
         let map = &self.volumes[&id].map;
         let (name, size) = (&map.name, map.size);
-        if map.backing.is_some() {
-            let message = format!(
-                "volume '{name}' was opened from a source, and is as large as that: it does not grow"
-            );
-            return Err(refuse(RefusalCode::Invalid, message));
-        }
         if bytes <= size {
             let message = format!(
                 "volume '{name}' has {size} bytes already and was asked to grow to {bytes}; volumes do not shrink, \
