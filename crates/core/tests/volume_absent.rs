@@ -94,9 +94,12 @@ fn who_waits_for_a_filler_asks_the_next_one_at_once() {
     world.step(Event::Fetched { request, result: Ok(()) });
     absent(&mut world);
     assert_eq!((world.completed(), asked(&mut world)), (vec![], vec![]));
-    world.wake();
-    world.serve();
-    assert_eq!(world.completed(), [(tag, Ok(()))]);
+    let done = (0..100).find_map(|_| {
+        world.wake();
+        world.serve();
+        world.completed().pop()
+    });
+    assert_eq!(done, Some((tag, Ok(()))));
 }
 
 #[test]
@@ -147,7 +150,10 @@ fn what_is_absent_stays_so_where_it_moves() {
     map.groups[0].slots[0].filling = Some(Placement { donor: B, extent: 3 });
     let mut world = World::up(map);
     let mut written = Vec::new();
-    for _ in 0..10 {
+    for _ in 0..100 {
+        if written.is_empty() && world.next_wake() < u64::MAX {
+            world.wake();
+        }
         for sent in world.sent() {
             let first = sent.address.is_multiple_of(EXTENT_BYTES) && sent.len == 4096;
             match sent.op {
