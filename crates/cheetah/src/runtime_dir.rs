@@ -467,7 +467,7 @@ mod tests {
         claim.store(&record("case")).unwrap();
         assert_eq!((folder.mode("case.json"), folder.mode("case.control")), (0o600, 0o600));
         assert!(folder.directory().unwrap().connect("case").is_ok());
-        assert!(folder.directory().unwrap().load("case").unwrap().unwrap().is_starting());
+        assert!(folder.directory().unwrap().load::<Record>("case").unwrap().unwrap().is_starting());
         let again = folder.directory().unwrap().claim("case").unwrap_err();
         assert_eq!(again.exit, Exit::Refused);
         assert!(folder.directory().unwrap().try_claim("case").unwrap().is_none());

@@ -219,10 +219,10 @@ pub struct Tell {
     pub loaded: Option<Loaded>,
     /// Of an opened volume: how filling it gets on.
     #[serde(default)]
-    pub filling: Option<Filling>,
+    pub filling: Option<Box<Filling>>,
     /// Where who fills an opened volume is asked for what is not here yet.
     #[serde(default)]
-    pub filler: Option<Filler>,
+    pub filler: Option<Box<Filler>>,
     /// The load ends before its first byte: the volume is as it was made.
     #[serde(default)]
     pub untouched: bool,

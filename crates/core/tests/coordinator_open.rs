@@ -76,7 +76,11 @@ fn tools_read_it_while_it_is_filled_and_hear_where_to_ask() {
     assert!(world.donors.values().flat_map(|duties| &duties.volumes).all(|duty| duty.backed));
     let lease = fill(&mut world, 7).expect("nobody fills it");
     refused(fill(&mut world, 7), "is attached for writing by eve");
-    tell(&mut world, lease.token, Tell { filler: filler(), bytes_done: Some(E), ..Tell::default() });
+    tell(
+        &mut world,
+        lease.token,
+        Tell { filler: filler().map(Box::new), bytes_done: Some(E), ..Tell::default() },
+    );
     let reader = attach(&mut world, Attach::new(false, "bob")).expect("for reading");
     assert!(reader.read_only && reader.beside.is_empty(), "who fills it changes nothing of what bob reads");
     assert_eq!(reader.map.filler(), filler().as_ref());
@@ -94,11 +98,11 @@ fn it_is_complete_when_that_is_told_and_only_then() {
     let mut world = world();
     let lease = fill(&mut world, 7).expect("nobody fills it");
     let bad = ByteRange { offset: 4096, len: 4096 };
-    let filling = Some(Filling { bytes_per_second: 5, ..Filling::default() });
+    let filling = Some(Box::new(Filling { bytes_per_second: 5, ..Filling::default() }));
     tell(
         &mut world,
         lease.token,
-        Tell { filler: filler(), unreadable: vec![bad], filling, ..Tell::default() },
+        Tell { filler: filler().map(Box::new), unreadable: vec![bad], filling, ..Tell::default() },
     );
     assert_eq!(show(&mut world).map.unreadable.len(), 1, "an error to readers from now on");
     let (md5, sha256) = ("0".repeat(32), "a".repeat(64));
@@ -117,7 +121,11 @@ fn it_is_complete_when_that_is_told_and_only_then() {
 fn a_filler_that_ends_without_a_word_leaves_the_volume_to_the_next() {
     let mut world = world();
     let lease = fill(&mut world, 7).expect("nobody fills it");
-    tell(&mut world, lease.token, Tell { filler: filler(), bytes_done: Some(E), ..Tell::default() });
+    tell(
+        &mut world,
+        lease.token,
+        Tell { filler: filler().map(Box::new), bytes_done: Some(E), ..Tell::default() },
+    );
     world.pass(LEASE_NS + 1);
     let left = show(&mut world);
     let load = left.status.content.load.clone().expect("its load");

@@ -149,7 +149,7 @@ impl Running {
             filling
                 .start()
                 .map_err(|e| Failure::failed(format!("no thread to fill with: {}", own_fault(&e))))?;
-            lease.tell(Tell { filler: Some(filler), ..Tell::default() }).await?;
+            lease.tell(Tell { filler: Some(Box::new(filler)), ..Tell::default() }).await?;
             Ok::<_, Failure>(filling)
         };
         match begun.await {
@@ -229,7 +229,7 @@ impl Running {
         }
         let rate = if progress.bytes_here == self.source.size() { 0 } else { self.rate };
         let (paused, trouble) = (progress.paused, progress.trouble.clone());
-        let filling = Some(Rate { bytes_per_second: rate, paused, trouble });
+        let filling = Some(Box::new(Rate { bytes_per_second: rate, paused, trouble }));
         let (bytes_done, unreadable) = (Some(progress.bytes_here), progress.bad.clone());
         let tell = Tell { bytes_done, unreadable, filling, ..Tell::default() };
         if let Err(error) = self.volume.lease().tell(tell).await {

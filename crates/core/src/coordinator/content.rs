@@ -157,7 +157,7 @@ impl Coordinator {
         if tell.untouched && fills {
             self.never_touched(token);
         } else if fills {
-            let (complete, filler) = (tell.loaded.is_some(), tell.filler.clone());
+            let (complete, filler) = (tell.loaded.is_some(), tell.filler.clone().map(|filler| *filler));
             self.set_content(id, |content| told_of_load(content, tell, now));
             if filler.is_some() {
                 self.set_filler(id, filler);
@@ -321,7 +321,7 @@ fn check_tell(tell: &Tell) -> Result<(), Refusal> {
 fn told_of_load(content: &mut Content, tell: Tell, now: UnixSeconds) {
     let Some(load) = &mut content.load else { return };
     let fills = matches!(content.state, ContentState::Loading | ContentState::Opened);
-    load.filling = tell.filling.or(load.filling.take());
+    load.filling = tell.filling.map(|filling| *filling).or(load.filling.take());
     // One that its end has overtaken on the way says less than that.
     if let Some(done) = tell.bytes_done.filter(|_| fills) {
         load.bytes_done = done.min(load.source.size);

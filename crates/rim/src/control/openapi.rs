@@ -64,6 +64,10 @@ fn filler() -> Filler {
     Filler { address: "127.0.0.1:1".into(), export: "fill".into() }
 }
 
+fn filling() -> Filling {
+    Filling { bytes_per_second: 1, paused: true, trouble: Some(String::new()) }
+}
+
 fn tell() -> Tell {
     let unreadable = vec![ByteRange { offset: 0, len: 512 }];
     let (md5, sha256, changed) = (String::new(), String::new(), Some(String::new()));
@@ -75,8 +79,8 @@ fn tell() -> Tell {
         untouched: false,
         written: false,
         unsure: false,
-        filling: Some(Filling { bytes_per_second: 1, paused: true, trouble: Some(String::new()) }),
-        filler: Some(filler()),
+        filling: Some(filling().into()),
+        filler: Some(filler().into()),
     }
 }
 
@@ -87,7 +91,7 @@ fn content() -> Content {
         begun: 1,
         ended: Some(2),
         bytes_done: 1,
-        filling: tell().filling,
+        filling: Some(filling()),
         made: false,
         md5: Some(String::new()),
         sha256: Some(String::new()),
@@ -222,7 +226,7 @@ fn content_shapes() -> Vec<(&'static str, Value)> {
         ("Fill", json!(fill())),
         ("ByteRange", json!(tell().unreadable[0])),
         ("Loaded", json!(tell().loaded)),
-        ("Filling", json!(tell().filling)),
+        ("Filling", json!(filling())),
         ("Filler", json!(filler())),
         ("Backing", json!(backing())),
         ("ToLoad", json!(to_load())),
