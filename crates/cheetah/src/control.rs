@@ -4,8 +4,8 @@
 //! Owns: the words, for both ends, and waiting for them. Never: what a command does, or its answer.
 //! Invariants: a connection that says nothing, or anything else, is closed and changes nothing, for a socket
 //! is connected to by whoever looks what it is; and those that are silent keep others waiting for
-//! `LINE_PATIENCE` at most. Called by `daemon`, `filler` and `starting` (hear), `attach` and `open` (say). Tests: below;
-//! `lab/tests/exposure.rs`.
+//! `LINE_PATIENCE` at most. Called by `daemon`, `filler` and `starting` (hear), `attach` and `open` (say).
+//! Tests: below; `lab/tests/exposure.rs`.
 
 use crate::daemon::Report;
 use crate::failure::Failure;

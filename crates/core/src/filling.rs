@@ -1,9 +1,9 @@
 //! In which order a source is read into a volume: what is asked for now, then the rest as it lies.
 //!
-//! Owns which pieces of the volume are here, on their way or absent, who waits for which, and when the next one
-//! may be read. Never: bytes, threads, or where a source is. Invariants: a piece is on its way once, so one
-//! read serves all who wait for it; what is here is not read again unless donors say that it is gone; whoever
-//! asked is answered once. Called by the filler of `cheetah open`, and by `sim`. Tests: below.
+//! Owns which pieces of the volume are here, on their way or absent, who waits for which, and when the next
+//! one may be read. Never: bytes, threads, or where a source is. Invariants: a piece is on its way once, so
+//! one read serves all who wait for it; what is here is not read again unless donors say that it is gone;
+//! whoever asked is answered once. Called by the filler of `cheetah open`, and by `sim`. Tests: below.
 
 use crate::content::ByteRange;
 use crate::limits::SECOND_NS;

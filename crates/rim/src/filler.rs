@@ -136,8 +136,9 @@ impl Reader {
             input.drain(..used);
             let mut output = self.answers();
             stream.send_all(&mut output).await?;
+            let has_room = self.open < REQUESTS_IN_FLIGHT_MAX;
             tokio::select! {
-                received = stream.receive_some(&mut input), if self.open < REQUESTS_IN_FLIGHT_MAX => received?,
+                received = stream.receive_some(&mut input), if has_room => received?,
                 answer = answers.recv() => {
                     if let Some((cookie, result)) = answer {
                         self.answered(cookie, result);

@@ -23,8 +23,8 @@
 //! them), `workload` (requests and their judgement), `oracle` (bytes), `redundancy` (what of them must be
 //! somewhere), `contents` (what a volume counts as holding), `verdict` and `wounds` (errors), `finale` (heal,
 //! and demand that all is well), `swarm` (many seeds). `bytes` and `memory` (at a scale of 1:512), `runs`,
-//! `rng`, `stats`. Beside them `opened` (a world of its own: volumes that are filled from a source while they are
-//! read) and `read_ahead`: rules compared over a path without faults. Tests: `tests/`.
+//! `rng`, `stats`. Beside them `opened` (a world of its own: volumes that are filled from a source while
+//! they are read) and `read_ahead`: rules compared over a path without faults. Tests: `tests/`.
 #![forbid(unsafe_code)]
 
 mod bytes;

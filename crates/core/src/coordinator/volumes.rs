@@ -90,7 +90,7 @@ impl Coordinator {
             return Err(refuse(RefusalCode::Unavailable, message));
         }
         let is_backed = load.as_ref().is_some_and(|load| load.backed);
-        let rooms = self.rooms_of(None, is_backed);
+        let rooms = self.rooms(None, is_backed);
         // A volume that follows grows with each single donor, which only `linear` can.
         let wanted = match size {
             Size::Bytes(bytes) => Some(bytes.div_ceil(EXTENT_BYTES)),
@@ -205,7 +205,7 @@ impl Coordinator {
     /// Grows by every whole group that is free; false when there is none.
     fn grow_by_all(&mut self, id: VolumeId, seed: &mut Seed) -> bool {
         let map = &self.volumes[&id].map;
-        let groups = groups_max(map.redundancy.width(), &self.rooms(Some(id)));
+        let groups = groups_max(map.redundancy.width(), &self.rooms(Some(id), false));
         let size = (map.groups.len() as u64 + groups) * map.group_bytes();
         if size <= map.size {
             return false;
@@ -220,7 +220,7 @@ impl Coordinator {
             follows.map(|volume| (volume.order, volume.map.volume)).collect();
         followers.sort_unstable();
         for (_, id) in followers {
-            if groups_max(self.volumes[&id].map.redundancy.width(), &self.rooms(Some(id))) > 0 {
+            if groups_max(self.volumes[&id].map.redundancy.width(), &self.rooms(Some(id), false)) > 0 {
                 self.grow_by_all(id, seed);
             }
         }
@@ -343,7 +343,7 @@ impl Coordinator {
     ) -> Option<Vec<Group>> {
         // What is new has nothing to wipe.
         let known = self.volumes.contains_key(&id).then_some(id);
-        let placed = place(redundancy, groups, &self.rooms_of(known, is_backed), seed)?;
+        let placed = place(redundancy, groups, &self.rooms(known, is_backed), seed)?;
         let mut extent_of = |donor: DonorId| {
             let extent = self.donors.get_mut(&donor).and_then(|donor| donor.take_lowest(id));
             let extent = extent.expect("placement stays within the rooms it was given");
@@ -411,7 +411,7 @@ impl Coordinator {
 
     /// Says what is free and where, and what was needed.
     fn shortage(&self, name: &str, redundancy: Redundancy, groups: u64) -> Refusal {
-        let rooms = self.rooms(None);
+        let rooms = self.rooms(None, false);
         let unheard = self.donors.values().filter(|donor| donor.alive && !donor.heard).count();
         if unheard > 0 {
             let message = format!(

@@ -72,6 +72,13 @@ pub(super) fn waits(base: &mut Base, key: Key) -> bool {
     true
 }
 
+/// The request is over; whether it waited.
+pub(super) fn waits_no_more(base: &mut Base, key: Key) -> bool {
+    let waited = base.requests.get_mut(key).is_some_and(|pending| std::mem::take(&mut pending.fetches));
+    base.absent.forget(key);
+    waited
+}
+
 /// Who fills the volume has answered, or could not be asked.
 pub(super) fn fetched(base: &mut Base, key: Key, result: Result<(), FetchError>) {
     if !base.absent.asked.contains(&key) {

@@ -263,8 +263,8 @@ pub(super) fn gives_up(base: &mut Base, key: Key, slot: u32, to: Placement) -> b
     true
 }
 
-/// What is not here yet is not there either: what can be read of a chunk is copied block by block, and nothing
-/// is put where there is nothing.
+/// What is not here yet is not there either: what can be read of a chunk is copied block by block, and
+/// nothing is put where there is nothing.
 pub(super) fn meets_absent(base: &mut Base, key: Key, slot: u32, to: Placement) {
     let Job { group, lo, hi, .. } = base.jobs[key];
     if hi - lo == BLOCK {

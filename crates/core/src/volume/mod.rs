@@ -11,11 +11,12 @@
 //! Files: what policies stand on, as one `base`: `shape` (the map, and where bytes lie), `link` (one donor),
 //! `job` (a locked piece of work and its parts), `jobs`, `request`, `doubts` (rows that may not fit
 //! together), `tally`. Policies over that: `read`, `beside` (a writer), `status`, `write`, `join` (rows
-//! written by several requests), `lanes` (what several share), `flush`, `absent` (what a source is still to give); `watch` (donors that come and go),
-//! `changes` (what the coordinator is told, newer maps); `resync` (rows half written), `judge` (which of them
-//! fit together); `upkeep` with `fill`, `heal`, `scrub`, `compare`, `age`; `cached` (reads from what was read
-//! ahead). Small parts: `types` (events, effects), `cache`, `buddy` (its memory), `numbers` (by which donors
-//! list writes), `merge` (what leaves as one request), `locks`, `scratch`, `pace`, `slab`.
+//! written by several requests), `lanes` (what several share), `flush`, `absent` (what a source is still to
+//! give), `expiry` (requests that are late); `watch` (donors that come and go), `changes` (what the
+//! coordinator is told, newer maps); `resync` (rows half written), `judge` (which of them fit together);
+//! `upkeep` with `fill`, `heal`, `scrub`, `compare`, `age`; `cached` (reads from what was read ahead). Small
+//! parts: `types` (events, effects), `cache`, `buddy` (its memory), `numbers` (by which donors list writes),
+//! `merge` (what leaves as one request), `locks`, `scratch`, `pace`, `slab`.
 
 mod absent;
 mod age;
@@ -27,6 +28,7 @@ mod cached;
 mod changes;
 mod compare;
 mod doubts;
+mod expiry;
 mod fill;
 mod flush;
 mod heal;
@@ -245,7 +247,7 @@ impl Volume {
             Event::Compare => self.upkeep.comparing.begin_pass(base),
             Event::Finish => {
                 let fetches = cached::fetches(base);
-                self.give_up(fetches);
+                expiry::give_up(self, fetches);
                 self.upkeep.scrubbing.stop();
                 self.base.finishing = Some(self.base.now + FINISH_NS);
                 self.base.upkeep_due = true;
@@ -529,7 +531,7 @@ impl Volume {
     fn wake(&mut self) {
         self.wake_announced = None;
         join::stop_waiting(&mut self.base);
-        self.expire_requests();
+        expiry::expire_requests(self);
         let base = &mut self.base;
         watch::expire(base);
         self.changes.expire(base);
@@ -543,43 +545,6 @@ impl Volume {
             watch::exclude_who_is_gone(base);
             self.upkeep.tick(base);
             beside::tick_resting(base);
-        }
-    }
-
-    /// Every job of a request that is late ends. A donor that still reads a payload is set aside first,
-    /// since its memory must not be touched after the request is answered.
-    fn expire_requests(&mut self) {
-        while let Some((_, key)) = self.base.requests.first_due().filter(|(at, _)| *at <= self.base.now) {
-            let base = &mut self.base;
-            let pending = &mut base.requests[key];
-            pending.failed = Some(VolumeError::TimedOut);
-            let waited = std::mem::take(&mut pending.coming) > 0;
-            let fetches = std::mem::take(&mut pending.fetches);
-            let jobs = base.jobs.iter().filter(|(_, job)| job.request == Some(key));
-            let jobs: Vec<Key> = jobs.map(|(job, _)| job).collect();
-            watch::set_aside_who_is_late(base, &jobs);
-            self.work_off();
-            self.give_up(jobs);
-            if waited {
-                cached::waits_no_more(&mut self.base);
-            }
-            if fetches {
-                self.base.absent.forget(key);
-            }
-            if waited || fetches {
-                request::complete_if_done(&mut self.base, key);
-            }
-            debug_assert!(self.base.requests.get(key).is_none(), "its last job has ended");
-        }
-    }
-
-    /// Ends jobs, of which one may end with another.
-    fn give_up(&mut self, jobs: Vec<Key>) {
-        for job in jobs {
-            if self.base.jobs.get(job).is_some() {
-                self.base.end_job(job, Err(VolumeError::TimedOut));
-                self.work_off();
-            }
         }
     }
 

@@ -54,7 +54,8 @@ impl<P> Outbox<P> {
         }
     }
 
-    /// Failure of a READ from one place on. `errno` is told at that place where the client can be told places.
+    /// Failure of a READ from one place on. `errno` is told at that place where the client can be told
+    /// places.
     pub fn error_at(&mut self, cookie: u64, errno: Errno, offset: u64, message: &str) {
         if self.structured {
             self.head(|heads| reply::error_offset(cookie, true, errno, offset, message, heads));

@@ -1,8 +1,8 @@
 //! Asking who fills the volume to bring blocks that are not here yet.
 //!
-//! Owns the connection to it, made when somebody first waits for a block, and which questions are open. Never:
-//! bytes of the volume, which come from donors; or when to ask again (the machine says). Invariant: each
-//! question is answered once, with `Away` where its connection ends first. Called by `super`. Tests:
+//! Owns the connection to it, made when somebody first waits for a block, and which questions are open.
+//! Never: bytes of the volume, which come from donors; or when to ask again (the machine says). Invariant:
+//! each question is answered once, with `Away` where its connection ends first. Called by `super`. Tests:
 //! `lab/tests/open.rs`.
 
 use super::Driver;

@@ -4,11 +4,11 @@
 //! Owns: the thread, its clock and timer, which request has which buffer, the inbox that front ends fill.
 //! Never: policy. Invariant: the machine is stepped, and payloads are touched, on this thread only; effects
 //! are carried out before the next step, but that checksums of what is written may wait until it is sent;
-//! everything that a batch of events caused is sent together, connection by connection.
-//! Called by `cheetah attach` and the tests. Parts: `handle` (what front ends hold), `orders` (what it is
-//! told beside requests), `links` (the connections to each donor), `conn` (one of them), `open` (making one),
-//! `heads` (of the writes that leave by it), `fetching` (of what is not here yet), `traffic` (how much is on its way), `memory` (payloads, scratch
-//! memory, checksums).
+//! everything that a batch of events caused is sent together, connection by connection. Called by `cheetah
+//! attach` and the tests. Parts: `handle` (what front ends hold), `orders` (what it is told beside requests),
+//! `links` (the connections to each donor), `conn` (one of them), `open` (making one), `heads` (of the writes
+//! that leave by it), `fetching` (of what is not here yet), `traffic` (how much is on its way), `memory`
+//! (payloads, scratch memory, checksums).
 
 mod conn;
 mod fetching;

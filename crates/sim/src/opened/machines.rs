@@ -1,7 +1,7 @@
 //! The machines of readers and of who fills, and the donors that they talk to.
 //!
-//! Owns what an effect does, what a donor answers, and the judgement of what a reader got. Never: what is read
-//! at the source (`filling`), or what goes wrong (`faults`).
+//! Owns what an effect does, what a donor answers, and the judgement of what a reader got. Never: what
+//! is read at the source (`filling`), or what goes wrong (`faults`).
 
 use super::{Ev, FILLER, Sent, World, source_byte};
 use crate::bytes::{BLOCK, SECTOR, sectors};

@@ -5,7 +5,8 @@
 //! of 1:512, and the oracle, which knows what the source says: what a reader gets is that or an error that is
 //! excused, and never anything for what the source cannot give; nothing is read at the source that donors
 //! hold; and in the end all is there. Never: a coordinator, or links that break (the other world has those).
-//! Files: `machines`, `filling` (who fills), `faults`. Called by `run`, for `Fault::Opened`. Tests: `tests/kinds.rs`, `tests/planted_bugs.rs`.
+//! Files: `machines`, `filling` (who fills), `faults`. Called by this crate for `Fault::Opened`. Tests:
+//! `tests/kinds.rs`, `tests/planted_bugs.rs`.
 
 mod faults;
 mod filling;
