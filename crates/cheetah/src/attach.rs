@@ -17,6 +17,7 @@ use cheetah_core::content::Tell;
 use cheetah_front::export;
 use cheetah_rim::control::Client;
 use cheetah_rim::own_fault::own_fault;
+use serde::Serialize;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -27,7 +28,7 @@ use tokio::process::{Child, Command};
 /// Longer than any request may take, so that a daemon that ends is never taken for one that hangs.
 const END_TIME: Duration = Duration::from_secs(40);
 /// What a killed process takes to give its memory back.
-const DYING_TIME: Duration = Duration::from_secs(5);
+pub const DYING_TIME: Duration = Duration::from_secs(5);
 
 /// Of each of the daemon's threads, whose memory is present from the beginning.
 const THREAD_STACK_BYTES: &str = "524288";
@@ -35,7 +36,7 @@ const THREAD_STACK_BYTES: &str = "524288";
 pub async fn attach(options: cli::Attach) -> Result<(), Failure> {
     let pool = find(&options.pool).await?;
     let directory = RuntimeDir::open()?;
-    if let Some(record) = directory.load(&options.name)? {
+    if let Some(record) = directory.load::<Record>(&options.name)? {
         match claim_of_ended(&record)? {
             None => return Err(Failure::new(Exit::Refused, attached_already(&record))),
             Some(claim) => clean_up(claim, &record).await?,
@@ -79,7 +80,7 @@ pub async fn attach(options: cli::Attach) -> Result<(), Failure> {
         read_ahead: options.read_ahead.into(),
         owner: owner(),
     };
-    let started = start_daemon(&directory, &order).await;
+    let started = start_daemon(&directory, "serve", &order.name, &order).await;
     if let (Err(_), true, Some(point)) = (&started, order.mountpoint_made, &order.mountpoint) {
         // The daemon does so as well, unless it could not.
         let _ = std::fs::remove_dir(point);
@@ -132,13 +133,18 @@ pub fn owner() -> (u32, u32) {
 
 /// Starts this program again as a daemon and waits until it is ready or has failed. One whose order nobody
 /// waits for any more ends.
-async fn start_daemon(directory: &RuntimeDir, order: &Order) -> Result<Ready, Failure> {
+pub async fn start_daemon(
+    directory: &RuntimeDir,
+    command: &str,
+    name: &str,
+    order: &impl Serialize,
+) -> Result<Ready, Failure> {
     let fault = |what: &str, e: &std::io::Error| Failure::failed(format!("cannot {what}: {}", own_fault(e)));
     let mut signals = Signals::listen()?;
     let program = std::env::current_exe().map_err(|e| fault("find this program", &e))?;
-    let (log, log_is_new) = directory.open_log(&order.name)?;
+    let (log, log_is_new) = directory.open_log(name)?;
     let mut child = Command::new(program)
-        .arg("serve")
+        .arg(command)
         .env("RUST_MIN_STACK", THREAD_STACK_BYTES)
         .current_dir("/")
         .stdin(Stdio::piped())
@@ -163,7 +169,7 @@ async fn start_daemon(directory: &RuntimeDir, order: &Order) -> Result<Ready, Fa
     };
     if told.is_some() {
         drop(stdin);
-        return Err(interrupted(&order.name, child, &mut signals).await);
+        return Err(interrupted(name, child, &mut signals).await);
     }
     match serde_json::from_str(&line) {
         // From now on it goes on by itself.
@@ -173,7 +179,7 @@ async fn start_daemon(directory: &RuntimeDir, order: &Order) -> Result<Ready, Fa
             let _ = child.wait().await;
             // All that it would say is said here.
             if log_is_new {
-                directory.remove_log(&order.name);
+                directory.remove_log(name);
             }
             Err(told.into())
         }
@@ -181,7 +187,7 @@ async fn start_daemon(directory: &RuntimeDir, order: &Order) -> Result<Ready, Fa
             let status = child.wait().await.map_or_else(|e| e.to_string(), |status| status.to_string());
             Err(Failure::failed(format!(
                 "the daemon ended before it was ready ({status}): its log is {}",
-                directory.path_of(&order.name, "log").display()
+                directory.path_of(name, "log").display()
             )))
         }
     }
@@ -196,14 +202,14 @@ async fn interrupted(name: &str, mut child: Child, signals: &mut Signals) -> Fai
         _ = signals.next() => false,
     };
     Failure::failed(match ended {
-        true => format!("interrupted: volume '{name}' is not attached"),
+        true => format!("interrupted: nothing was begun with volume '{name}'"),
         false => format!("interrupted; the daemon (process {pid}) still takes back what it has begun"),
     })
 }
 
 pub async fn detach(options: cli::Detach) -> Result<(), Failure> {
     let directory = RuntimeDir::open()?;
-    let Some(record) = directory.load(&options.name)? else {
+    let Some(record) = directory.load::<Record>(&options.name)? else {
         return Err(not_attached(&options, &directory).await);
     };
     match claim_of_ended(&record)? {
@@ -276,9 +282,17 @@ fn end_daemon(directory: &RuntimeDir, record: &Record) -> Result<(), Failure> {
 /// The place of a daemon that has ended. One that was killed just now has its lock until the last of its
 /// threads is gone.
 fn claim_of_ended(record: &Record) -> Result<Option<Claim>, Failure> {
-    let patience = Instant::now() + if is_running(record.pid) { Duration::ZERO } else { DYING_TIME };
+    claim_of(record.pid, || RuntimeDir::open()?.try_claim(&record.name))
+}
+
+/// As `try_claim` says it, of the place that this process had.
+pub fn claim_of(
+    pid: u32,
+    try_claim: impl Fn() -> Result<Option<Claim>, Failure>,
+) -> Result<Option<Claim>, Failure> {
+    let patience = Instant::now() + if is_running(pid) { Duration::ZERO } else { DYING_TIME };
     loop {
-        let claim = RuntimeDir::open()?.try_claim(&record.name)?;
+        let claim = try_claim()?;
         if claim.is_some() || Instant::now() >= patience {
             return Ok(claim);
         }

@@ -85,6 +85,17 @@ pub enum Command {
         after_help = "Examples:\n  cheetah load disk.dd case7        makes the volume case7 if there is none\n  cheetah load disk.dd case7 --overwrite    into one that was written before\n  cheetah load disk.dd case7 --resume       after one that was interrupted\n  cheetah load /dev/sdb case7 --json"
     )]
     Load(Load),
+    /// Make a volume of a disk, or of the disk in an image, that tools can read at once: what is not here yet
+    /// is read when they ask for it, the rest goes on in the background.
+    #[command(
+        after_help = "Examples:\n  cheetah open suspect.E01 case7      then: cheetah attach case7\n  cheetah open suspect.E01 case7 --rate 50M\n  cheetah open suspect.E01 case7      again, after it was stopped or killed: goes on"
+    )]
+    Open(Open),
+    /// What fills a volume that was opened: stop it, have it pause, or go on.
+    #[command(
+        after_help = "Examples:\n  cheetah fill case7 --pause       only what tools ask for is read\n  cheetah fill case7 --resume      goes on, also after it was stopped or killed\n  cheetah fill case7 --rate 20M    for what nobody waits for; 0: as fast as it goes\n  cheetah fill case7 --stop        what is here stays readable; the rest is EIO"
+    )]
+    Fill(Fill),
     /// Have donors compare all that they hold of a volume with its checksums, at the speed of their memory.
     /// What is wrong is put right from redundancy.
     #[command(
@@ -121,6 +132,9 @@ pub enum Command {
     /// Serves an attachment: what `attach` starts in the background.
     #[command(hide = true)]
     Serve,
+    /// Fills an opened volume: what `open` starts in the background.
+    #[command(hide = true)]
+    ServeFill,
 }
 
 impl Command {
@@ -132,6 +146,8 @@ impl Command {
             Command::Attach(options) => &options.json,
             Command::Detach(options) => &options.json,
             Command::Load(options) => &options.json,
+            Command::Open(options) => &options.json,
+            Command::Fill(options) => &options.json,
             Command::Status(options) => &options.json,
             Command::Explain(options) => &options.json,
             Command::List(options) => &options.json,
@@ -140,7 +156,7 @@ impl Command {
             Command::Leave(options) => &options.json,
             Command::Coordinate(options) => &options.json,
             Command::Donate(options) => &options.json,
-            Command::Completions { .. } | Command::Serve => return false,
+            Command::Completions { .. } | Command::Serve | Command::ServeFill => return false,
         };
         given.json
     }
@@ -409,6 +425,53 @@ pub struct Load {
     /// Read the volume back and compare its hashes, in place of having the donors check what they hold.
     #[arg(long, conflicts_with = "no_verify")]
     pub read_back: bool,
+    #[command(flatten)]
+    pub pool: PoolArg,
+    #[command(flatten)]
+    pub json: JsonArg,
+}
+
+#[derive(Debug, Args)]
+pub struct Open {
+    /// A disk or an image of one: raw, E01, QCOW2, VMDK, VHD or VHDX, any part of several; a file, or an
+    /// address (http://, nbd://, nbd+unix://). It is only ever read.
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub source: PathBuf,
+    /// The volume. If there is none of this name it is made, exactly as large as the disk.
+    pub name: String,
+    /// The bytes of the file as they stand, though it holds a disk (E01, QCOW2, ...) or is a part of one.
+    #[arg(long)]
+    pub raw: bool,
+    /// Read a disk though a file system on it is mounted for writing: it may change meanwhile.
+    #[arg(long)]
+    pub mounted: bool,
+    /// linear or stripe:K: what a donor takes with it is read again. Without it: linear.
+    #[arg(long)]
+    pub redundancy: Option<Redundancy>,
+    /// Bytes each second that are read of what nobody waits for. Without it: as fast as it goes.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub rate: Option<u64>,
+    #[command(flatten)]
+    pub pool: PoolArg,
+    #[command(flatten)]
+    pub json: JsonArg,
+}
+
+#[derive(Debug, Args)]
+pub struct Fill {
+    pub name: String,
+    /// Read only what tools ask for.
+    #[arg(long, conflicts_with_all = ["resume", "stop"])]
+    pub pause: bool,
+    /// Go on: after a pause, or on this machine after nobody fills it any more.
+    #[arg(long, conflicts_with = "stop")]
+    pub resume: bool,
+    /// Bytes each second that are read of what nobody waits for; 0: as fast as it goes.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub rate: Option<u64>,
+    /// End it. What is here stays readable, and --resume goes on from there.
+    #[arg(long)]
+    pub stop: bool,
     #[command(flatten)]
     pub pool: PoolArg,
     #[command(flatten)]

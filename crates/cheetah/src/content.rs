@@ -3,7 +3,7 @@
 //! below.
 
 use cheetah_core::api::Attached;
-use cheetah_core::content::{Check, Content, ContentState, Load, Written};
+use cheetah_core::content::{Check, Content, ContentState, Filling, Load, Written};
 use cheetah_core::layout::LostRange;
 use cheetah_core::units::{show_bytes, show_time};
 
@@ -11,7 +11,9 @@ use cheetah_core::units::{show_bytes, show_time};
 pub fn notes_at_attach(lease: &Attached, asked_read_only: bool) -> Vec<String> {
     let (name, content) = (&lease.map.name, &lease.content);
     let mut notes = Vec::new();
-    if let Some(load) = &content.load
+    if content.state == ContentState::Opened {
+        notes.push(format!("volume '{name}': {}", sentence(content)));
+    } else if let Some(load) = &content.load
         && lease.read_only
         && !asked_read_only
     {
@@ -49,6 +51,11 @@ pub fn word(content: &Content) -> String {
         ContentState::Written => "written".to_owned(),
         ContentState::Loading => format!("loading, {percent} %"),
         ContentState::Incomplete => format!("INCOMPLETE, {percent} %"),
+        ContentState::Opened => match load.and_then(|load| load.filling.as_ref()) {
+            None => format!("NOT FILLED, {percent} %"),
+            Some(Filling { paused: true, .. }) => format!("paused, {percent} %"),
+            Some(_) => format!("filling, {percent} %"),
+        },
         ContentState::Loaded => match load.map(|load| load.check) {
             Some(Check::Same) => "loaded, verified".to_owned(),
             Some(Check::Differs) => "loaded, DIFFERS".to_owned(),
@@ -85,6 +92,14 @@ fn sentence(content: &Content) -> String {
         ContentState::Incomplete => {
             format!("incomplete: {done} of {size} of {source} were loaded, by {by}, {}", when(load))
         }
+        ContentState::Opened => match &load.filling {
+            Some(filling) => {
+                format!("{done} of {size} of {source} are here, {by} {}", gets_on(load, filling))
+            }
+            None => format!(
+                "{done} of {size} of {source} are here, and nobody fills it: what is not here is an error"
+            ),
+        },
         _ => {
             let checked = match load.check {
                 Check::Same => "checked, and the same",
@@ -93,6 +108,19 @@ fn sentence(content: &Content) -> String {
             };
             format!("{size} of {source} loaded by {by}, {}, {checked}", when(load))
         }
+    }
+}
+
+/// How who fills it gets on.
+fn gets_on(load: &Load, filling: &Filling) -> String {
+    let rate = filling.bytes_per_second;
+    let left = load.source.size.saturating_sub(load.bytes_done);
+    match left.checked_div(rate) {
+        _ if let Some(why) = &filling.trouble => format!("fills it and waits: {why}"),
+        _ if filling.paused => "reads only what tools ask for".to_owned(),
+        _ if left == 0 => "checks them".to_owned(),
+        Some(seconds) => format!("fills it, {}/s, {seconds} s left", show_bytes(rate)),
+        None => "fills it".to_owned(),
     }
 }
 
@@ -110,6 +138,9 @@ pub fn lines(content: &Content, unreadable: &[LostRange]) -> Vec<String> {
     lines.extend(load.md5.iter().map(|md5| format!("            MD5 of the source     {md5}")));
     lines.extend(load.sha256.iter().map(|sha256| format!("            SHA-256 of the source {sha256}")));
     lines.push(format!("            the source is         {}", load.source.identity));
+    if content.state == ContentState::Opened && !load.source.checksummed {
+        lines.push("            it has no checksums of its own: what it gives is taken as it is".to_owned());
+    }
     if !load.unreadable.is_empty() && load.md5.is_some() {
         lines.push("            zeros stand in the hashes for what could not be read".to_owned());
     }
@@ -147,13 +178,19 @@ mod tests {
     use cheetah_core::content::{ByteRange, Source};
 
     fn loaded() -> Content {
-        let source = Source { name: "/e/disk.raw".into(), size: 200 << 20, identity: "inode 7".into() };
+        let source = Source {
+            name: "/e/disk.raw".into(),
+            size: 200 << 20,
+            identity: "inode 7".into(),
+            checksummed: false,
+        };
         let load = Load {
             source,
             by: "eve@lab process 7".into(),
             begun: 1_764_108_900,
             ended: Some(1_764_108_907),
             bytes_done: 200 << 20,
+            filling: None,
             made: true,
             md5: Some("d41d8cd98f00b204e9800998ecf8427e".into()),
             sha256: None,

@@ -1,11 +1,11 @@
-//! What is said to the daemon of an attachment, over the socket beside its record: one line that names a
-//! command.
+//! What is said to the daemon of an attachment or of a filling, over the socket beside its record: one line
+//! that names a command.
 //!
 //! Owns: the words, for both ends, and waiting for them. Never: what a command does, or its answer.
 //! Invariants: a connection that says nothing, or anything else, is closed and changes nothing, for a socket
 //! is connected to by whoever looks what it is; and those that are silent keep others waiting for
-//! `LINE_PATIENCE` at most. Called by `daemon` and `starting` (hear), `attach` (say). Tests: below;
-//! `lab/tests/exposure.rs`.
+//! `LINE_PATIENCE` at most. Called by `daemon`, `filler` and `starting` (hear), `attach` and `open` (say).
+//! Tests: below; `lab/tests/exposure.rs`.
 
 use crate::daemon::Report;
 use crate::failure::Failure;
@@ -23,6 +23,43 @@ pub const KIND: &str = "control";
 const VERSION: &str = "cheetah-control 1 ";
 const DETACH: &str = "detach";
 
+/// What the daemon of a filling can be told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Word {
+    Stop,
+    Pause,
+    Resume,
+    /// Bytes each second; 0: as fast as it goes.
+    Rate(u64),
+}
+
+impl std::fmt::Display for Word {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Word::Stop => f.write_str("stop"),
+            Word::Pause => f.write_str("pause"),
+            Word::Resume => f.write_str("resume"),
+            Word::Rate(bytes) => write!(f, "rate {bytes}"),
+        }
+    }
+}
+
+impl Word {
+    fn of(text: &str) -> Option<Word> {
+        match text {
+            "stop" => Some(Word::Stop),
+            "pause" => Some(Word::Pause),
+            "resume" => Some(Word::Resume),
+            _ => text.strip_prefix("rate ")?.parse().ok().map(Word::Rate),
+        }
+    }
+}
+
+/// Asks the daemon of a filling for something. It answers with nothing once that is done.
+pub fn say(mut stream: impl std::io::Write, word: &Word) -> std::io::Result<()> {
+    stream.write_all(format!("{VERSION}{word}\n").as_bytes())
+}
+
 const LINE_BYTES_MAX: usize = 64;
 const LINE_PATIENCE: Duration = Duration::from_secs(2);
 const CONNECTIONS_MAX: usize = 16;
@@ -34,7 +71,7 @@ pub fn say_detach(mut stream: impl std::io::Write) -> std::io::Result<()> {
 
 /// Those who ask the daemon to end.
 pub struct Asked {
-    asking: mpsc::Receiver<UnixStream>,
+    asking: mpsc::Receiver<(Option<Word>, UnixStream)>,
     hearing: JoinHandle<()>,
 }
 
@@ -52,14 +89,24 @@ impl Asked {
 
     /// The next, who waits for an answer here. May be given up, and asked again.
     pub async fn next(&mut self) -> UnixStream {
+        loop {
+            // What only a filling understands is for no attachment.
+            if let (None, stream) = self.next_word().await {
+                return stream;
+            }
+        }
+    }
+
+    /// The same with what is asked for; none: to end, as an attachment does.
+    pub async fn next_word(&mut self) -> (Option<Word>, UnixStream) {
         match self.asking.recv().await {
-            Some(stream) => stream,
+            Some(asked) => asked,
             None => std::future::pending().await,
         }
     }
 }
 
-async fn hear_all(listener: UnixListener, tell: mpsc::Sender<UnixStream>) {
+async fn hear_all(listener: UnixListener, tell: mpsc::Sender<(Option<Word>, UnixStream)>) {
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     while let Ok(permit) = room.clone().acquire_owned().await {
         match listener.accept().await {
@@ -75,15 +122,17 @@ async fn hear_all(listener: UnixListener, tell: mpsc::Sender<UnixStream>) {
     }
 }
 
-async fn hear(mut stream: UnixStream, tell: mpsc::Sender<UnixStream>) {
+async fn hear(mut stream: UnixStream, tell: mpsc::Sender<(Option<Word>, UnixStream)>) {
     let Some(line) = line_of(&mut stream).await else { return };
-    if line.strip_prefix(VERSION) == Some(DETACH) {
+    let said = line.strip_prefix(VERSION).unwrap_or_default();
+    let word = Word::of(said);
+    if said == DETACH || word.is_some() {
         if has_hung_up(&stream) {
             return;
         }
         // Whoever comes while one is being answered is answered after that.
         if let Ok(place) = tell.reserve().await {
-            place.send(stream);
+            place.send((word, stream));
         }
     } else if line.starts_with("cheetah-control ") {
         let message = format!(

@@ -130,7 +130,7 @@ impl Order {
 /// The hidden command `serve`.
 pub async fn serve_from_stdin() -> Result<(), Failure> {
     abort_on_panic();
-    let (mut waiter, order) = Waiter::listen().await?;
+    let (mut waiter, order) = Waiter::listen::<Order>().await?;
     let _ = rustix::process::setsid();
     let mut signals = Signals::listen()?;
     let stops = Stops { waiter: Some(&mut waiter), signals: Some(&mut signals) };

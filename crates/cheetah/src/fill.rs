@@ -165,7 +165,7 @@ pub struct Hashing {
 }
 
 impl Hashing {
-    fn start() -> Hashing {
+    pub fn start() -> Hashing {
         let (md5, sha1, sha256) = (Md5::new(), Sha1::new(), Sha256::new());
         Hashing { md5: Lane::start(md5), sha1: Lane::start(sha1), sha256: Lane::start(sha256) }
     }
@@ -175,13 +175,13 @@ impl Hashing {
         Ok(Hashing { md5: self.md5.fork()?, sha1: self.sha1.fork()?, sha256: self.sha256.fork()? })
     }
 
-    fn feed(&self, chunk: &Chunk) {
+    pub fn feed(&self, chunk: &Chunk) {
         self.md5.feed(chunk);
         self.sha1.feed(chunk);
         self.sha256.feed(chunk);
     }
 
-    fn finish(self) -> Result<Hashes, Failure> {
+    pub fn finish(self) -> Result<Hashes, Failure> {
         Ok(Hashes { md5: self.md5.finish()?, sha1: self.sha1.finish()?, sha256: self.sha256.finish()? })
     }
 }

@@ -13,6 +13,8 @@ use cheetah_core::units::{show_bytes, show_count};
 /// Places that are none.
 pub const NO_FRONT_END: &str = "no front end";
 pub const LOADING: &str = "load";
+/// The same of a volume that tools may use meanwhile.
+pub const FILLING: &str = "fill";
 
 /// How a volume does for the one who sees the worst of it: the coordinator, which hears of a donor's end only
 /// after seconds, or an attachment, which notices it at once but may itself be cut off.
@@ -73,6 +75,7 @@ pub fn attached(attachment: &Attachment) -> String {
         "" => format!("{holder} (starting)"),
         NO_FRONT_END => holder.clone(),
         LOADING => format!("{holder} (loading)"),
+        FILLING => format!("{holder} (filling)"),
         place => format!("{holder} at {place}"),
     }
 }

@@ -133,7 +133,7 @@ async fn opened(options: &cli::Load) -> Result<Arc<dyn AnySource>, Failure> {
 }
 
 /// What may wait for a disk or a server does so beside the runtime.
-async fn blocking<T: Send + 'static>(
+pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {
     tokio::task::spawn_blocking(work).await.map_err(|e| Failure::failed(e.to_string()))?
@@ -184,7 +184,7 @@ fn way(options: &cli::Load) -> FillFrom {
 }
 
 /// The source as the pool keeps it.
-fn described(source: &dyn AnySource) -> Source {
+pub fn described(source: &dyn AnySource) -> Source {
     let path = source.path();
     // What an address asks with may be what opens a door.
     let name = match path.to_str().filter(|_| is_address(path)) {
@@ -194,7 +194,8 @@ fn described(source: &dyn AnySource) -> Source {
             written(path.as_os_str().as_bytes())
         }
     };
-    Source { name, size: source.size(), identity: written(source.identity().as_bytes()) }
+    let (size, checksummed) = (source.size(), source.is_checksummed());
+    Source { name, size, identity: written(source.identity().as_bytes()), checksummed }
 }
 
 /// Undoes what was made for a load of which nothing was written.
@@ -426,7 +427,7 @@ impl Loading {
 }
 
 /// What was copied is no less for a coordinator that is away: the load waits for it, as attachments do.
-async fn tell_until_heard(lease: &Lease, news: &Tell) -> Result<(), Failure> {
+pub async fn tell_until_heard(lease: &Lease, news: &Tell) -> Result<(), Failure> {
     let mut said = false;
     loop {
         let failure = match lease.tell(news.clone()).await.map_err(Failure::from) {
@@ -450,7 +451,7 @@ fn is_away(failure: &Failure) -> bool {
 }
 
 /// A container that is loaded as it stands has the right hashes, and no tool finds a file system on it.
-fn not_opened(error: &SourceError) -> Failure {
+pub fn not_opened(error: &SourceError) -> Failure {
     match error {
         SourceError::Refused { .. } => {
             Failure::new(Exit::Refused, format!("{error}; or load it as it stands with --raw"))
@@ -482,7 +483,7 @@ async fn ensure_volume(
                 redundancy: None,
                 unit: None,
                 follow: false,
-                load: Some(ToLoad { source: source.clone(), by: own_name() }),
+                load: Some(ToLoad { source: source.clone(), by: own_name(), backed: false }),
             };
             let made = volume(pool, Call::Create(create)).await?;
             if !options.json.json {

@@ -16,12 +16,14 @@ mod drain;
 mod expected;
 mod failure;
 mod fill;
+mod filler;
 mod front_end;
 mod health;
 mod leave;
 mod load;
 mod mapfile;
 mod mover;
+mod open;
 mod output;
 mod pool;
 mod progress;
@@ -128,6 +130,8 @@ async fn run(command: Command) -> Result<(), Failure> {
         Command::Attach(options) => attach::attach(options).await,
         Command::Detach(options) => attach::detach(options).await,
         Command::Load(options) => load::load(options).await,
+        Command::Open(options) => open::open(options).await,
+        Command::Fill(options) => open::fill(options).await,
         Command::Verify(options) => verify::verify(options).await,
         Command::Status(options) => report::status(options).await,
         Command::List(options) => report::list(options).await,
@@ -143,5 +147,6 @@ async fn run(command: Command) -> Result<(), Failure> {
             Ok(())
         }
         Command::Serve => daemon::serve_from_stdin().await,
+        Command::ServeFill => filler::serve_from_stdin().await,
     }
 }

@@ -480,6 +480,7 @@ mod tests {
             bad: Vec::new(),
             unreadable: Vec::new(),
             hurry: false,
+            backing: None,
         };
         let unreadable = vec![LostRange { donor: None, offset: 512, len: 512, stride: 512, count: 1 }];
         VolumeDetail {

@@ -14,6 +14,7 @@ use cheetah_core::map::LeaseToken;
 use cheetah_rim::own_fault::own_fault;
 use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::fs::File;
@@ -75,7 +76,16 @@ fn place() -> PathBuf {
 impl RuntimeDir {
     /// Makes it if there is none.
     pub fn open() -> Result<RuntimeDir, Failure> {
-        let path = place();
+        RuntimeDir::at(place())
+    }
+
+    /// The same for those who fill volumes, whose names are those of attachments.
+    pub fn of_fillers() -> Result<RuntimeDir, Failure> {
+        RuntimeDir::open()?;
+        RuntimeDir::at(place().join("fill"))
+    }
+
+    fn at(path: PathBuf) -> Result<RuntimeDir, Failure> {
         let fd = open_own(&path).map_err(|why| {
             let text = format!(
                 "cannot use the runtime directory {}: {why}; remove it if it is yours, or set XDG_RUNTIME_DIR to a \
@@ -138,12 +148,12 @@ impl RuntimeDir {
 
     /// The log of an attachment that never was.
     pub fn remove_log(&self, name: &str) {
-        if let (Ok(file), Ok(None)) = (file(name, "log"), self.load(name)) {
+        if let (Ok(file), Ok(None)) = (file(name, "log"), self.load::<IgnoredAny>(name)) {
             self.unlink(&file);
         }
     }
 
-    pub fn load(&self, name: &str) -> Result<Option<Record>, Failure> {
+    pub fn load<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, Failure> {
         let file = file(name, "json")?;
         let unreadable = |why: String| {
             let path = self.path.join(&file);
@@ -161,8 +171,8 @@ impl RuntimeDir {
         serde_json::from_slice(&bytes).map(Some).map_err(|e| unreadable(e.to_string()))
     }
 
-    fn store(&self, record: &Record) -> Result<(), Failure> {
-        let (draft, file) = (file(&record.name, "new")?, file(&record.name, "json")?);
+    fn store(&self, name: &str, record: &impl Serialize) -> Result<(), Failure> {
+        let (draft, file) = (file(name, "new")?, file(name, "json")?);
         let bytes = serde_json::to_vec_pretty(record).map_err(|e| Failure::failed(e.to_string()))?;
         let written = self
             .open_file(&draft, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)
@@ -298,8 +308,8 @@ impl Claim {
         listener.map_err(|e| self.directory.fault(&file, e))
     }
 
-    pub fn store(&self, record: &Record) -> Result<(), Failure> {
-        self.directory.store(record)
+    pub fn store(&self, record: &impl Serialize) -> Result<(), Failure> {
+        self.directory.store(&self.name, record)
     }
 
     /// Lets others in, and leaves them what is there.
@@ -457,7 +467,7 @@ mod tests {
         claim.store(&record("case")).unwrap();
         assert_eq!((folder.mode("case.json"), folder.mode("case.control")), (0o600, 0o600));
         assert!(folder.directory().unwrap().connect("case").is_ok());
-        assert!(folder.directory().unwrap().load("case").unwrap().unwrap().is_starting());
+        assert!(folder.directory().unwrap().load::<Record>("case").unwrap().unwrap().is_starting());
         let again = folder.directory().unwrap().claim("case").unwrap_err();
         assert_eq!(again.exit, Exit::Refused);
         assert!(folder.directory().unwrap().try_claim("case").unwrap().is_none());
@@ -466,14 +476,14 @@ mod tests {
         drop(claim);
         assert!(seen.has_ended());
         assert!(folder.directory().unwrap().other_claim("case").unwrap().is_none());
-        assert!(folder.directory().unwrap().load("case").unwrap().is_none());
+        assert!(folder.directory().unwrap().load::<Record>("case").unwrap().is_none());
         // What one that was killed left is there until somebody has put all of it away.
         let claim = folder.directory().unwrap().claim("case").unwrap();
         claim.store(&record("case")).unwrap();
         claim.leave();
-        assert!(folder.directory().unwrap().load("case").unwrap().is_some());
+        assert!(folder.directory().unwrap().load::<Record>("case").unwrap().is_some());
         folder.directory().unwrap().claim("case").unwrap();
-        assert!(folder.directory().unwrap().load("case").unwrap().is_none());
+        assert!(folder.directory().unwrap().load::<Record>("case").unwrap().is_none());
     }
 
     #[test]
@@ -508,8 +518,8 @@ mod tests {
             symlink(&victim, folder.0.join(format!("cheetah/case.{kind}"))).unwrap();
         }
         assert!(directory.open_log("case").is_err());
-        assert!(directory.load("case").is_err());
-        assert!(directory.store(&record("case")).is_err());
+        assert!(directory.load::<Record>("case").is_err());
+        assert!(directory.store("case", &record("case")).is_err());
         assert!(directory.claim("case").is_err());
         assert_eq!(std::fs::read_to_string(&victim).unwrap(), "mine");
     }

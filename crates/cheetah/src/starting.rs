@@ -6,10 +6,11 @@
 //! `daemon`. Tests: `lab/tests/starting.rs`.
 
 use crate::control::Asked;
-use crate::daemon::{Order, Report};
+use crate::daemon::Report;
 use crate::failure::{Exit, Failure};
 use crate::signals::Signals;
 use cheetah_core::limits::START_DEADLINE_NS;
+use serde::de::DeserializeOwned;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
@@ -24,8 +25,10 @@ pub struct Waiter {
 }
 
 impl Waiter {
-    pub async fn listen() -> Result<(Waiter, Order), Failure> {
-        let wrong = |why: String| Failure::usage(format!("`serve` is started by `cheetah attach` ({why})"));
+    pub async fn listen<T: DeserializeOwned>() -> Result<(Waiter, T), Failure> {
+        let wrong = |why: String| {
+            Failure::usage(format!("this is started by `cheetah attach` and `cheetah open` ({why})"))
+        };
         let stdin = rustix::io::dup(std::io::stdin()).map_err(|e| wrong(e.to_string()))?;
         let pipe = pipe::Receiver::from_owned_fd(stdin).map_err(|e| wrong(e.to_string()))?;
         let mut pipe = BufReader::new(pipe);

@@ -6,7 +6,7 @@
 
 use crate::error::Error;
 use cheetah_core::api::{Answer, Attach, Attached, Call};
-use cheetah_core::content::{Beside, Fill, Tell};
+use cheetah_core::content::{Beside, Fill, FillFrom, Source, Tell};
 use cheetah_core::layout::{beyond, lost_ranges};
 use cheetah_core::map::DonorId;
 use cheetah_rim::control::{Client, own_name};
@@ -53,6 +53,15 @@ impl Lease {
     pub async fn for_filling(pool: &Client, volume: &str, fill: Fill) -> Result<Lease, Error> {
         let attach = Attach { alone: true, fill: Some(fill), ..Attach::new(false, own_name()) };
         Lease::take(pool, volume, attach).await
+    }
+
+    /// For filling a volume that was opened from a source, while tools read it.
+    ///
+    /// # Errors
+    /// The pool refused, or could not be asked.
+    pub async fn for_opening(pool: &Client, volume: &str, source: Source) -> Result<Lease, Error> {
+        let fill = Some(Fill { source, from: FillFrom::Open });
+        Lease::take(pool, volume, Attach { fill, ..Attach::new(false, own_name()) }).await
     }
 
     /// For moving and rebuilding what nobody else does: it goes to whoever wants to write.
@@ -194,6 +203,7 @@ mod tests {
             routes: donors.map(route).collect(),
             bad: Vec::new(),
             hurry: false,
+            backing: None,
             unreadable: Vec::new(),
         };
         let unconfirmed = silent.iter().map(|id| DonorId(*id)).collect();

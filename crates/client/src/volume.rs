@@ -78,7 +78,8 @@ impl Volume {
         let said = keep::Said { place: place.subscribe(), gone, writer_beside: beside };
         let tasks = keep::start(lease, &handle, said);
         // Who fills it says what comes of that, and who yields changes nothing of what it holds.
-        let marks = !granted.read_only && granted.content.state != ContentState::Loading;
+        let fills = matches!(granted.content.state, ContentState::Loading | ContentState::Opened);
+        let marks = !granted.read_only && !fills;
         let marking = marks.then(|| tokio::spawn(mark_written(lease.clone(), handle.clone())));
         Ok(Volume { handle, lease: lease.clone(), place, lost, writer_beside, tasks, marking })
     }

@@ -8,7 +8,7 @@
 
 use crate::layout::{Geometry, spans};
 use crate::limits::UNREADABLE_RANGES_MAX;
-use crate::map::{BadRange, VolumeMap};
+use crate::map::{BadRange, Filler, VolumeMap};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -28,6 +28,9 @@ pub enum ContentState {
     Incomplete,
     /// It was loaded to its end.
     Loaded,
+    /// It was opened from a source, and tools may use it: what is not here yet is read there by who fills it,
+    /// or is an error.
+    Opened,
 }
 
 /// Seconds since 1970, by the coordinator's clock; 0 when that is not known.
@@ -67,8 +70,12 @@ pub struct Load {
     /// The time of its end, good or bad. Absent while it runs or has not begun.
     #[serde(default)]
     pub ended: Option<UnixSeconds>,
-    /// So many bytes from the start are written, as far as was told.
+    /// So many bytes from the start are written, as far as was told; of a volume that was opened, so many
+    /// wherever they are.
     pub bytes_done: u64,
+    /// Of a volume that was opened: how who fills it gets on. Absent: nobody does.
+    #[serde(default)]
+    pub filling: Option<Filling>,
     /// The volume was made for it, and is nothing without it.
     #[serde(default)]
     pub made: bool,
@@ -87,6 +94,19 @@ pub struct Load {
     /// What could not be read of the source: it answers an error, and zeros stand for it in the hashes.
     #[serde(default)]
     pub unreadable: Vec<ByteRange>,
+}
+
+/// How who fills an opened volume gets on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Filling {
+    /// The rate of the last moments.
+    pub bytes_per_second: u64,
+    /// Only what tools ask for is read.
+    #[serde(default)]
+    pub paused: bool,
+    /// Why nothing can be read or written now; it is tried again and again.
+    #[serde(default)]
+    pub trouble: Option<String>,
 }
 
 /// What came of checking what donors hold of a loaded volume.
@@ -111,6 +131,9 @@ pub struct Source {
     pub size: u64,
     /// What tells it from another of that name: its inode and times.
     pub identity: String,
+    /// A byte of it that is not what was written would be noticed.
+    #[serde(default)]
+    pub checksummed: bool,
 }
 
 /// What a volume is made to be loaded from.
@@ -120,6 +143,9 @@ pub struct ToLoad {
     pub source: Source,
     /// Who will load it.
     pub by: String,
+    /// It is opened: tools use it while it is filled, and what is not here yet is not taken for zeros.
+    #[serde(default)]
+    pub backed: bool,
 }
 
 /// The first write of a tool to a volume, since it was made or loaded.
@@ -175,6 +201,8 @@ pub enum FillFrom {
     Overwrite,
     /// A load of the same source did not come to its end, or was not checked.
     Resume,
+    /// Tools read it meanwhile: the volume was made to be opened from this source, and has what it has.
+    Open,
 }
 
 /// From the holder of a write lease, about what the volume holds. What is left out is as it was.
@@ -189,6 +217,12 @@ pub struct Tell {
     /// The load has come to its end.
     #[serde(default)]
     pub loaded: Option<Loaded>,
+    /// Of an opened volume: how filling it gets on.
+    #[serde(default)]
+    pub filling: Option<Box<Filling>>,
+    /// Where who fills an opened volume is asked for what is not here yet.
+    #[serde(default)]
+    pub filler: Option<Box<Filler>>,
     /// The load ends before its first byte: the volume is as it was made.
     #[serde(default)]
     pub untouched: bool,

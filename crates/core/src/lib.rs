@@ -35,6 +35,7 @@ pub mod code;
 pub mod content;
 pub mod coordinator;
 pub mod donor;
+pub mod filling;
 pub mod findings;
 pub mod hosts;
 pub mod layout;

@@ -365,6 +365,30 @@ pub struct VolumeMap {
     /// Some of what moves is on its way off a machine whose owner needs the memory now.
     #[serde(default)]
     pub hurry: bool,
+    /// What a block is that no donor has been given: without a backing zeros.
+    #[serde(default)]
+    pub backing: Option<Backing>,
+}
+
+/// A source behind a volume: blocks that are not here yet are read there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Backing {
+    /// Who reads the source now, and nobody else does.
+    #[serde(default)]
+    pub filler: Option<Filler>,
+    /// All that the source could give is here: what is absent now nobody fetches.
+    #[serde(default)]
+    pub complete: bool,
+}
+
+/// Where who fills a volume is asked for blocks that are not here yet: an NBD server whose CACHE brings them
+/// to the donors. It gives no bytes away.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Filler {
+    /// `IP:PORT`.
+    pub address: String,
+    /// The export to ask for, which only holders of a lease are told.
+    pub export: String,
 }
 
 impl VolumeMap {
@@ -377,6 +401,18 @@ impl VolumeMap {
     /// Every donor of the map, each once, in order of identity.
     pub fn donors(&self) -> impl Iterator<Item = DonorId> + '_ {
         self.routes.keys().copied()
+    }
+
+    /// Whether a block may still come from a source.
+    #[must_use]
+    pub fn is_filled_later(&self) -> bool {
+        self.backing.as_ref().is_some_and(|backing| !backing.complete)
+    }
+
+    /// Who is asked for what is not here.
+    #[must_use]
+    pub fn filler(&self) -> Option<&Filler> {
+        self.backing.as_ref().filter(|backing| !backing.complete).and_then(|backing| backing.filler.as_ref())
     }
 
     /// Refuses a map that the arithmetic could not serve: used on what comes from the network or a store.

@@ -16,7 +16,12 @@ use pool::{E, World, creating, filling, joining};
 const SIZE: u64 = 3 * E / 2 + 5;
 
 fn source(size: u64) -> Source {
-    Source { name: "/e/disk.raw".into(), size, identity: "inode 7, modified 1.000000002".into() }
+    Source {
+        name: "/e/disk.raw".into(),
+        size,
+        identity: "inode 7, modified 1.000000002".into(),
+        checksummed: false,
+    }
 }
 
 fn attach(world: &mut World, attach: Attach) -> Result<Attached, Refusal> {
@@ -240,7 +245,7 @@ fn a_volume_that_is_made_for_a_load_is_never_empty() {
     let made = || {
         let mut world = World::with_donors(&[8, 8, 8]);
         world.coordinator.tell_time_of_day(1_000);
-        let load = Some(ToLoad { source: source(SIZE), by: "eve".into() });
+        let load = Some(ToLoad { source: source(SIZE), by: "eve".into(), backed: false });
         let create = Create { load, ..creating("v", Size::Bytes(SIZE), Some("parity:2+1")) };
         world.ask(Call::Create(create)).expect("made");
         world

@@ -89,7 +89,7 @@ fn a_call_that_is_refused_takes_nothing_from_who_tends() {
     let reader = world.attach("v", true).expect("attached");
     let tending = attach_yielding(&mut world, "v");
     assert_refused(world.delete("v"), RefusalCode::Conflict, &["is attached by"]);
-    let source = Source { name: "disk.dd".into(), size: E, identity: "1".into() };
+    let source = Source { name: "disk.dd".into(), size: E, identity: "1".into(), checksummed: false };
     let fill = Some(Fill { source, from: FillFrom::Fresh });
     let attach = Attach { alone: true, fill, ..Attach::new(false, "eve") };
     let call = Call::Attach { name: "v".into(), attach };

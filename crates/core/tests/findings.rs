@@ -178,13 +178,15 @@ fn what_is_lost_is_loaded_again_only_where_a_load_filled_it() {
     let plain = Content { state: ContentState::Written, load: None, written: Some(written.clone()) };
     let said = lost(plain);
     assert!(said.contains("no load filled it") && !said.contains("source"), "{said}");
-    let source = Source { name: "/e/disk.raw".into(), size: 1 << 30, identity: "inode 7".into() };
+    let source =
+        Source { name: "/e/disk.raw".into(), size: 1 << 30, identity: "inode 7".into(), checksummed: false };
     let load = Load {
         source,
         by: "eve".into(),
         begun: 1,
         ended: Some(2),
         bytes_done: 1 << 30,
+        filling: None,
         md5: None,
         sha256: None,
         check: Check::Same,

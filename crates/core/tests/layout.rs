@@ -31,6 +31,7 @@ fn map(k: u32, unit: u32, groups: u32, cut: u64) -> VolumeMap {
         bad: Vec::new(),
         unreadable: Vec::new(),
         hurry: false,
+        backing: None,
     }
 }
 

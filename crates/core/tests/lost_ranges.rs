@@ -44,6 +44,7 @@ fn map(random: &mut Seed) -> VolumeMap {
         bad,
         unreadable: Vec::new(),
         hurry: false,
+        backing: None,
     }
 }
 

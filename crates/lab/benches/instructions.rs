@@ -205,6 +205,7 @@ fn map(redundancy: Redundancy) -> VolumeMap {
         bad: Vec::new(),
         unreadable: Vec::new(),
         hurry: false,
+        backing: None,
     };
     map.check().expect("a sound map");
     map

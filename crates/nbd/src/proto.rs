@@ -342,6 +342,9 @@ pub enum Errno {
     Inval = 22,
     /// ENOSPC: a write beyond the end of the export, or without room behind it.
     NoSpc = 28,
+    /// ENODATA: the block is not here yet. Only between those that agreed on `cheetah:context`; to all others
+    /// that is EIO.
+    NoData = 61,
     /// EOVERFLOW: too long for one answer.
     Overflow = 75,
     /// ENOTSUP: a FAST_ZERO that would not be fast, or what the server cannot do.
@@ -360,6 +363,7 @@ impl Errno {
             5 => Self::Io,
             12 => Self::NoMem,
             28 => Self::NoSpc,
+            61 => Self::NoData,
             75 => Self::Overflow,
             95 => Self::NotSup,
             108 => Self::Shutdown,
@@ -382,6 +386,7 @@ impl fmt::Display for Errno {
             Self::NoMem => "ENOMEM",
             Self::Inval => "EINVAL",
             Self::NoSpc => "ENOSPC",
+            Self::NoData => "ENODATA",
             Self::Overflow => "EOVERFLOW",
             Self::NotSup => "ENOTSUP",
             Self::Shutdown => "ESHUTDOWN",

@@ -18,6 +18,7 @@ fn errno() -> impl Strategy<Value = Errno> {
         Errno::NoMem,
         Errno::Inval,
         Errno::NoSpc,
+        Errno::NoData,
         Errno::Overflow,
         Errno::NotSup,
         Errno::Shutdown,

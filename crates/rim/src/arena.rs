@@ -1,10 +1,12 @@
-//! The memory that a donor lends: one memfd, and which of its 4 KiB blocks are present.
+//! The memory that a donor lends: one memfd, which of its 4 KiB blocks take memory, and which are known.
 //!
-//! Owns the mapping, the presence bitmap, the checksums of blocks, the dirty map, zeroing and wiping, and how
+//! Owns the mapping, the bitmaps of both, the checksums of blocks, the dirty map, zeroing and wiping, and how
 //! much went through it. Never: who may touch which extent (the `Access` of `core::donor` says that before
 //! any call here).
-//! Invariants: an absent block takes no memory and reads as zeros; reading never makes a block present; a
-//! block that is not being written is what its checksum says, or its memory has failed.
+//! Invariants: a block that is not present takes no memory and reads as zeros; reading never makes a block
+//! present; a block is known from the end of the write or zeroing that made it whole until it is wiped, and
+//! `donor` asks for that where a volume has a source; a block that is not being written is what its checksum
+//! says, or its memory has failed.
 //! Bytes are handled by address only: other connections may write them at the same time, and which of two
 //! overlapping requests wins is the client's affair, as on any disk.
 //! Called by `donor`. Tests: below. One of the named modules that may use unsafe.
@@ -33,6 +35,8 @@ pub struct Arena {
     bytes: u64,
     /// One bit a block.
     presence: Box<[AtomicU64]>,
+    /// One bit a block: somebody said what it holds, if only zeros.
+    known: Box<[AtomicU64]>,
     contexts: Contexts,
     writing: Writing,
     dirty: DirtyMap,
@@ -72,12 +76,26 @@ impl Arena {
         let len = usize::try_from(bytes).map_err(io::Error::other)?;
         let mapping = Mapping::of_file(&memory, len)?;
         let words = bytes / BLOCK_BYTES / BLOCKS_PER_WORD;
-        let presence = (0..words).map(|_| AtomicU64::new(0)).collect();
+        let bits = || (0..words).map(|_| AtomicU64::new(0)).collect();
+        let (presence, known) = (bits(), bits());
         let (dirty, moved, wiping) = (DirtyMap::new(extents), AtomicU64::new(0), Mutex::new(()));
         let (contexts, ledgers) = (Contexts::new(extents), Ledgers::new(extents));
         let writing = Writing::default();
         let undo = Undo::new()?;
-        Ok(Arena { memory, mapping, bytes, presence, contexts, writing, dirty, ledgers, undo, moved, wiping })
+        Ok(Arena {
+            memory,
+            mapping,
+            bytes,
+            presence,
+            known,
+            contexts,
+            writing,
+            dirty,
+            ledgers,
+            undo,
+            moved,
+            wiping,
+        })
     }
 
     #[must_use]
@@ -187,7 +205,29 @@ impl Arena {
     }
 
     fn word(&self, block: u64) -> &AtomicU64 {
-        &self.presence[usize::try_from(block / BLOCKS_PER_WORD).expect("mapped, so it fits")]
+        &self.presence[word_of(block)]
+    }
+
+    fn is_known(&self, block: u64) -> bool {
+        self.known[word_of(block)].load(Ordering::Acquire) & bit(block) != 0
+    }
+
+    /// Behind everything else of a write: whoever finds its blocks known finds all of it.
+    fn know(&self, from: u64, to: u64) {
+        for block in from..to {
+            self.known[word_of(block)].fetch_or(bit(block), Ordering::Release);
+        }
+    }
+
+    /// The first byte of the range whose block nobody has said anything of since it was wiped.
+    pub(crate) fn first_unknown(&self, offset: u64, len: u64) -> Option<u64> {
+        let mut blocks = offset / BLOCK_BYTES..(offset + len).div_ceil(BLOCK_BYTES);
+        blocks.find(|block| !self.is_known(*block)).map(|block| offset.max(block * BLOCK_BYTES))
+    }
+
+    /// As `runs`, of what is known.
+    pub(crate) fn known_runs(&self, offset: u64, len: u64, each: impl FnMut(u64, bool)) {
+        runs(offset, len, BLOCK_BYTES, |block| self.is_known(block), each);
     }
 
     /// Calls `each` with runs of equal presence that together make up the range: (length, present).
@@ -285,6 +325,10 @@ impl Arena {
         let Begun { offset, last, .. } = begun;
         self.settle(offset, len);
         self.sign(Begun { len, last: if len == begun.len { last } else { 0 }, ..begun });
+        // The rest of a block that was cut off in the middle is not what its writer meant.
+        let end = offset + len;
+        let whole = if len == begun.len { end.div_ceil(BLOCK_BYTES) } else { end / BLOCK_BYTES };
+        self.know(offset / BLOCK_BYTES, whole);
         self.writing.end(offset, offset + begun.len);
     }
 
@@ -342,6 +386,7 @@ impl Arena {
         let begun = self.begin_write(offset, len);
         self.fill(offset, len, keep);
         self.sign_zeros(begun);
+        self.know(offset / BLOCK_BYTES, (offset + len).div_ceil(BLOCK_BYTES));
         self.writing.end(offset, offset + len);
     }
 
@@ -433,7 +478,10 @@ impl Arena {
     pub fn wipe(&self, extents: &[u32]) {
         let _gathering = self.wiping.lock().unwrap_or_else(PoisonError::into_inner);
         for extent in extents {
-            self.zero(u64::from(*extent) * EXTENT_BYTES, EXTENT_BYTES, false);
+            let start = u64::from(*extent) * EXTENT_BYTES;
+            self.zero(start, EXTENT_BYTES, false);
+            let words = word_of(start / BLOCK_BYTES)..word_of((start + EXTENT_BYTES) / BLOCK_BYTES);
+            self.known[words].iter().for_each(|word| word.store(0, Ordering::Release));
         }
         self.dirty.clear(extents.iter().copied());
         self.ledgers.wiped(extents);
@@ -445,6 +493,10 @@ impl Drop for Arena {
         let extents = u32::try_from(self.bytes / EXTENT_BYTES).expect("made from a u32");
         self.wipe(&(0..extents).collect::<Vec<_>>());
     }
+}
+
+fn word_of(block: u64) -> usize {
+    usize::try_from(block / BLOCKS_PER_WORD).expect("mapped, so it fits")
 }
 
 const fn bit(block: u64) -> u64 {

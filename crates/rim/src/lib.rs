@@ -13,6 +13,7 @@ mod contexts;
 pub mod control;
 pub mod descriptors;
 pub mod donor;
+pub mod filler;
 pub mod gather;
 mod ledgers;
 mod mapping;

@@ -111,6 +111,7 @@ fn map(donors: &[(Arc<Arena>, DonorServer)], redundancy: Redundancy, groups: u32
         bad: Vec::new(),
         unreadable: Vec::new(),
         hurry: false,
+        backing: None,
     };
     map.check().unwrap();
     map

@@ -84,6 +84,7 @@ impl World {
             Fault::KillTwo => self.kill_two(),
             Fault::DisturbClock => self.disturb_some_clock(),
             Fault::EndLoad => self.disturb_some_load(),
+            Fault::Opened => {}
             Fault::Rot => self.flip_at_rest(),
             Fault::RepeatCall => self.repeat_some_call(),
             Fault::RestartCoordinator => {

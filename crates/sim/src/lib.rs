@@ -23,8 +23,9 @@
 //! them), `workload` (requests and their judgement), `oracle` (bytes), `redundancy` (what of them must be
 //! somewhere), `contents` (what a volume counts as holding), `verdict` and `wounds` (errors), `finale` (heal,
 //! and demand that all is well), `swarm` (many seeds). `bytes` and `memory` (at a scale of 1:512), `runs`,
-//! `rng`, `stats`. Beside them `read_ahead`: rules compared over a
-//! path without faults; and `walk`: every order of few events in place of some of many. Tests: `tests/`.
+//! `rng`, `stats`. Beside them `opened` (a world of its own: volumes that are filled from a source while
+//! they are read), `read_ahead` (rules compared over a path without faults) and `walk` (every order of few
+//! events in place of some of many). Tests: `tests/`.
 #![forbid(unsafe_code)]
 
 mod bytes;
@@ -43,6 +44,7 @@ mod links;
 mod load;
 mod memory;
 mod network;
+mod opened;
 mod oracle;
 mod parts;
 mod plan;
@@ -92,6 +94,9 @@ pub struct Outcome {
 /// Runs one world from its start to its end. `trace` gets a line for each thing that happens.
 #[must_use]
 pub fn run(seed: u64, setup: Setup, trace: Option<fn(&str)>) -> Outcome {
+    if setup.only == Some(Fault::Opened) {
+        return opened::run(seed, setup, trace);
+    }
     let mut world = world::World::new(seed, setup, trace);
     let ran = catch_unwind(AssertUnwindSafe(|| {
         world.begin();

@@ -50,7 +50,7 @@ impl Loads {
 
     fn described(&self, source: usize) -> Source {
         let (name, identity) = ("/e/disk.raw".to_owned(), format!("inode {source}"));
-        Source { name, size: self.size(source), identity }
+        Source { name, size: self.size(source), identity, checksummed: false }
     }
 }
 

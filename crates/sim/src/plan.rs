@@ -61,10 +61,12 @@ pub enum Bug {
     UndoForgotten,
     /// The client does not hear what donors find wrong of what they hold.
     VerifyIgnored,
+    /// A donor answers what is absent with zeros.
+    AbsentAsZero,
 }
 
 impl Bug {
-    pub const ALL: [Bug; 24] = [
+    pub const ALL: [Bug; 25] = [
         Bug::IgnoreSessions,
         Bug::SkipWipe,
         Bug::AckEarly,
@@ -89,6 +91,7 @@ impl Bug {
         Bug::TornForWhole,
         Bug::UndoForgotten,
         Bug::VerifyIgnored,
+        Bug::AbsentAsZero,
     ];
 
     #[must_use]
@@ -118,6 +121,7 @@ impl Bug {
             Bug::TornForWhole => "torn-for-whole",
             Bug::UndoForgotten => "undo-forgotten",
             Bug::VerifyIgnored => "verify-ignored",
+            Bug::AbsentAsZero => "absent-as-zero",
         }
     }
 
@@ -129,6 +133,7 @@ impl Bug {
             Bug::TornForWhole | Bug::UndoForgotten => Some(Fault::EndTogether),
             Bug::ContextIgnored | Bug::VerifyIgnored => Some(Fault::Rot),
             Bug::LoadToldAhead | Bug::LoadForgotten | Bug::ResumeSkips => Some(Fault::EndLoad),
+            Bug::AbsentAsZero => Some(Fault::Opened),
             Bug::SleepCounts => Some(Fault::StopCoordinator),
             Bug::StrangerObeyed => Some(Fault::Stranger),
             _ => None,
@@ -168,6 +173,8 @@ pub enum Fault {
     EndLoad,
     /// Bits flip in donors' memory, and on their way from donors to whoever reads.
     Rot,
+    /// A volume is opened from a source, and who fills it dies: a world of its own.
+    Opened,
 }
 
 /// What ordinary runs are made of, beside loads; each of the other kinds makes runs of its own.
@@ -191,7 +198,7 @@ const FAULTS: [Fault; 15] = [
 
 impl Fault {
     /// The kinds that a run can be made of alone.
-    pub const ALONE: [Fault; 7] = [
+    pub const ALONE: [Fault; 8] = [
         Fault::EndTogether,
         Fault::StopCoordinator,
         Fault::Stranger,
@@ -199,6 +206,7 @@ impl Fault {
         Fault::DisturbClock,
         Fault::EndLoad,
         Fault::Rot,
+        Fault::Opened,
     ];
 
     #[must_use]
@@ -211,6 +219,7 @@ impl Fault {
             Fault::DisturbClock => "clock",
             Fault::EndLoad => "end-load",
             Fault::Rot => "rot",
+            Fault::Opened => "opened",
             _ => "of every run",
         }
     }

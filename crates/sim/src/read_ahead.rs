@@ -113,6 +113,7 @@ fn map() -> VolumeMap {
         bad: Vec::new(),
         unreadable: Vec::new(),
         hurry: false,
+        backing: None,
     }
 }
 

@@ -89,6 +89,11 @@ const ALONE: &[&str] = &[
     "fault: a stranger's coordinator at its address",
     "fault: a bit flipped at rest",
     "writers told to compare all fragments",
+    "reads of an opened volume",
+    "runs read at a source",
+    "slots of an opened volume moved",
+    "fault: a filler was killed",
+    "fault: a slot began anew",
 ];
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -154,6 +154,7 @@ impl Legacy {
             bad: Vec::new(),
             unreadable: Vec::new(),
             hurry: false,
+            backing: None,
         };
         let donor = Donor { fate: Fate::There, memory: Memory::default(), ledger: Ledger::default() };
         let blocks = vec![Truth { known: 0, maybe: BTreeSet::new() }; layout.data as usize];
@@ -650,6 +651,7 @@ impl Life<'_> {
             Effect::Complete { tag, result, .. } => self.completed(tag, result)?,
             Effect::WakeAt(at) => self.wake_at = Some(self.wake_at.map_or(at, |other| other.min(at))),
             Effect::Offer { .. } | Effect::Finished => {}
+            Effect::Fetch { .. } => return Err("nothing has a source here".into()),
         }
         Ok(())
     }
@@ -712,7 +714,7 @@ impl Life<'_> {
                     donor.ledger.settle(mark.complete);
                 }
             }
-            PartOp::Status => answer.result = whole(false),
+            PartOp::Status | PartOp::Presence => answer.result = whole(false),
             PartOp::Verify | PartOp::Zero { .. } | PartOp::Trim => answer.result = whole(true),
         }
         link.answers.push_back(answer);

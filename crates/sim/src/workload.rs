@@ -291,7 +291,7 @@ impl World {
                     ));
                 }
             }
-            Op::Cache => {}
+            Op::Cache | Op::Presence => {}
             Op::Write | Op::Zero { .. } | Op::Trim => {
                 self.count("writes acknowledged");
                 self.forget_rotted(c, request);

@@ -209,6 +209,7 @@ mod tests {
             bad: Vec::new(),
             unreadable: Vec::new(),
             hurry: false,
+            backing: None,
         }
     }
 

@@ -43,6 +43,11 @@ fn half_a_load_is_never_taken_for_a_whole_one() {
 }
 
 #[test]
+fn what_is_not_here_yet_is_never_taken_for_anything_else() {
+    holds(Fault::Opened, None, 300);
+}
+
+#[test]
 fn wrong_bytes_are_delivered_to_nobody_and_put_right() {
     holds(Fault::Rot, None, 200);
 }

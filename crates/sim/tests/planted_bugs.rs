@@ -118,6 +118,11 @@ fn a_client_that_does_not_hear_what_donors_find_wrong() {
 }
 
 #[test]
+fn a_donor_that_gives_zeros_for_what_is_absent() {
+    is_found(Bug::AbsentAsZero);
+}
+
+#[test]
 fn a_coordinator_whose_sleep_counts() {
     is_found(Bug::SleepCounts);
 }

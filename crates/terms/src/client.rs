@@ -2,6 +2,7 @@
 //!
 //! Never: which donor a part goes to, what follows from a failure, or where payloads lie. Tests: below.
 
+use crate::donor::ABSENT;
 use crate::marks;
 use cheetah_core::donor::WriteMark;
 use cheetah_core::volume::{Event, Key, LinkFailure, PartError, PartOp, StatusRun};
@@ -55,7 +56,7 @@ impl Abilities {
             }
             PartOp::Age if lacks(TransmissionFlags::SEND_FLUSH) => Some(Ok(Vec::new())),
             PartOp::Trim if lacks(TransmissionFlags::SEND_TRIM) => Some(Ok(Vec::new())),
-            PartOp::Status if self.holes.is_none() => Some(Ok(Vec::new())),
+            PartOp::Status | PartOp::Presence if self.holes.is_none() => Some(Ok(Vec::new())),
             PartOp::Survey if self.dirty.is_none() => Some(Err(PartError::Unsupported)),
             PartOp::Verify if self.context.is_none() => Some(Err(PartError::Unsupported)),
             PartOp::Undo if self.dirty.is_none() => Some(Err(PartError::Unsupported)),
@@ -86,7 +87,7 @@ impl Abilities {
             PartOp::Zero { keep: true } => (Command::WriteZeroes, CmdFlags::NO_HOLE),
             PartOp::Zero { keep: false } => (Command::WriteZeroes, CmdFlags::EMPTY),
             PartOp::Trim => (Command::Trim, CmdFlags::EMPTY),
-            PartOp::Status | PartOp::Survey => (Command::BlockStatus, CmdFlags::EMPTY),
+            PartOp::Status | PartOp::Presence | PartOp::Survey => (Command::BlockStatus, CmdFlags::EMPTY),
             PartOp::Verify => (Command::Verify, CmdFlags::EMPTY),
             PartOp::Undo => (Command::Undo, CmdFlags::EMPTY),
             PartOp::Age => (Command::Flush, CmdFlags::EMPTY),
@@ -134,6 +135,7 @@ fn status_run(op: PartOp, run: Descriptor) -> StatusRun {
     let hole = match op {
         PartOp::Survey => !run.flags.contains(StateFlags::DIRTY),
         PartOp::Verify => !run.flags.contains(StateFlags::WRONG),
+        PartOp::Presence => run.flags == ABSENT,
         _ => run.flags.contains(StateFlags::HOLE.with(StateFlags::ZERO)),
     };
     StatusRun { len: run.length, hole }
@@ -147,6 +149,7 @@ const fn part_error(errno: Errno, beyond: bool) -> PartError {
         Errno::Inval | Errno::NoSpc if beyond => PartError::Denied,
         Errno::NoMem | Errno::NoSpc => PartError::NoMemory,
         Errno::NotSup => PartError::Unsupported,
+        Errno::NoData => PartError::Absent,
         _ => PartError::Io,
     }
 }
@@ -217,6 +220,7 @@ mod tests {
             (PartOp::Zero { keep: false }, Asked::Zero { keep: false }, Some(HOLES)),
             (PartOp::Trim, Asked::Zero { keep: false }, Some(HOLES)),
             (PartOp::Status, Asked::Status, Some(HOLES)),
+            (PartOp::Presence, Asked::Status, Some(HOLES)),
             (PartOp::Survey, Asked::Status, Some(DIRTY)),
             (PartOp::Verify, Asked::Verify, Some(CONTEXT)),
             (PartOp::Undo, Asked::Undo, Some(HOLES)),
@@ -272,6 +276,7 @@ mod tests {
         assert_eq!(error_of(Errno::NoSpc, false), PartError::NoMemory);
         assert_eq!(error_of(Errno::NoMem, false), PartError::NoMemory);
         assert_eq!(error_of(Errno::NotSup, false), PartError::Unsupported);
+        assert_eq!(error_of(Errno::NoData, false), PartError::Absent);
         assert_eq!(error_of(Errno::Io, true), PartError::Io);
     }
 
@@ -288,6 +293,8 @@ mod tests {
         let holes: Vec<bool> = runs(PartOp::Status);
         assert_eq!(holes, [false, false, true, false], "a hole is one that reads as zeros");
         assert_eq!(StateFlags::HOLE, donor::lately(true), "each context counts its bits for itself");
+        let absent: Vec<bool> = runs(PartOp::Presence);
+        assert_eq!(absent, [false, true, false, false], "zeros are no less here than data");
         let unwritten: Vec<bool> = runs(PartOp::Survey);
         assert_eq!(unwritten, [true, false, false, true]);
     }

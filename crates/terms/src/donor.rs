@@ -118,10 +118,24 @@ pub fn refusal(error: OpenError) -> ExportError {
     }
 }
 
-/// The state of a run in `base:allocation`: what is absent is a hole, and reads as zeros.
+/// The state of a run in `base:allocation`: what has no memory is a hole, and reads as zeros.
 #[must_use]
 pub const fn presence(is_present: bool) -> StateFlags {
     if is_present { StateFlags::EMPTY } else { StateFlags::HOLE.with(StateFlags::ZERO) }
+}
+
+/// The same of blocks that are not here yet: a hole of which nobody knows what it reads as.
+pub const ABSENT: StateFlags = StateFlags::HOLE;
+
+/// Answers a READ that meets a block which is not here yet, at `offset`. Who agreed on `cheetah:context`
+/// hears that it is only absent.
+pub fn tell_absent<P>(outbox: &mut Outbox<P>, session: &Negotiated, cookie: u64, offset: u64) {
+    match session.context {
+        Some(_) => outbox.error_at(cookie, Errno::NoData, offset, ""),
+        None => {
+            outbox.error_at(cookie, Errno::Io, offset, "what the volume's source has there is not here yet")
+        }
+    }
 }
 
 /// The state of a run in `cheetah:dirty`: whether it was written lately.

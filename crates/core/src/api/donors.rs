@@ -109,6 +109,9 @@ pub struct Duty {
     /// so.
     #[serde(default)]
     pub tend: bool,
+    /// The volume was opened from a source: a block that nobody has written is absent there, and not zeros.
+    #[serde(default)]
+    pub backed: bool,
 }
 
 /// What a volume would lose with donors that go: bytes that redundancy does not cover, 0 when it covers all.

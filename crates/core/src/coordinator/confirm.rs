@@ -176,6 +176,7 @@ impl Coordinator {
                 writer: writers.first().copied(),
                 readers,
                 tend: volume.tender == Some(donor.record.donor),
+                backed: volume.map.backing.is_some(),
             })
         };
         let volumes = donor.held.iter().filter_map(duty).collect();

@@ -7,7 +7,8 @@
 //! who did not ask for that. Tests: `tests/coordinator_content.rs`.
 
 use super::leases::{Lease, read_only};
-use super::{Coordinator, Key, Outcome, door, refuse};
+use super::record::LeaseRecord;
+use super::{Coordinator, Key, Outcome, door, open, refuse};
 use crate::api::{Answer, Attach, Refusal, RefusalCode};
 use crate::content::{
     Beside, Check, Content, ContentState, Fill, FillFrom, Load, Loaded, Source, Tell, ToLoad, UnixSeconds,
@@ -38,7 +39,8 @@ impl Coordinator {
     /// Whether who asks for the volume gets it for reading alone.
     pub(super) fn gets_read_only(&self, id: VolumeId, attach: &Attach) -> bool {
         let loaded = self.volumes.get(&id).is_some_and(|volume| volume.content.load.is_some());
-        attach.read_only || (loaded && !attach.writable && !attach.alone && !attach.yields)
+        let fills = attach.alone || attach.fill.as_ref().is_some_and(open::opens);
+        attach.read_only || (loaded && !attach.writable && !fills && !attach.yields)
     }
 
     /// Tools do not see half an image unless they ask for that.
@@ -61,6 +63,8 @@ impl Coordinator {
         let conflict = |message: String| Err(refuse(RefusalCode::Conflict, message));
         match (fill.from, &content.load) {
             (FillFrom::Overwrite, _) => Ok(()),
+            (FillFrom::Open, Some(load)) if is_same(&load.source, &fill.source) => Ok(()),
+            (FillFrom::Open, load) => conflict(another_source(name, load.as_deref(), &fill.source)),
             // Who made it for that, or who does the same again after that one was ended.
             (FillFrom::Fresh, Some(load))
                 if volume.fresh && load.made && is_same(&load.source, &fill.source) =>
@@ -92,21 +96,15 @@ impl Coordinator {
                     return Ok(());
                 }
                 conflict(format!(
-                    "volume '{name}' was begun from {} ({} bytes, {}), and {} is another or has changed since ({} bytes, \
-                     {}): --overwrite instead of --resume begins anew",
-                    load.source.name,
-                    load.source.size,
-                    load.source.identity,
-                    fill.source.name,
-                    fill.source.size,
-                    fill.source.identity
+                    "{}: --overwrite instead of --resume begins anew",
+                    another_source(name, Some(load), &fill.source)
                 ))
             }
         }
     }
 
     /// Nobody has begun to load it, and nobody is to take it for what it shall be.
-    pub(super) fn made_to_be_loaded(&mut self, id: VolumeId, ToLoad { source, by }: ToLoad) {
+    pub(super) fn made_to_be_loaded(&mut self, id: VolumeId, ToLoad { source, by, .. }: ToLoad) {
         let load = Load { made: true, ..begun(source, by, self.time_of_day) };
         self.set_content(id, |content| {
             content.state = ContentState::Incomplete;
@@ -125,9 +123,13 @@ impl Coordinator {
         fill: Fill,
     ) -> Result<VolumeId, Refusal> {
         let Fill { source, from } = fill;
+        if from == FillFrom::Open {
+            self.set_content(id, |content| open::begun(content, by));
+            return Ok(id);
+        }
         let id = match from {
             FillFrom::Overwrite => self.make_anew(now, id, seed, source.size)?,
-            FillFrom::Fresh | FillFrom::Resume => id,
+            FillFrom::Fresh | FillFrom::Resume | FillFrom::Open => id,
         };
         self.show_unreadable(id, false);
         let load = begun(source, by.to_owned(), self.time_of_day);
@@ -155,10 +157,18 @@ impl Coordinator {
         if tell.untouched && fills {
             self.never_touched(token);
         } else if fills {
-            let complete = tell.loaded.is_some();
+            let (complete, filler) = (tell.loaded.is_some(), tell.filler.clone().map(|filler| *filler));
             self.set_content(id, |content| told_of_load(content, tell, now));
+            if filler.is_some() {
+                self.set_filler(id, filler);
+            }
             if complete {
+                self.complete(id);
                 self.note_loaded(id, token);
+            }
+            if self.volumes.get(&id).is_some_and(|volume| volume.map.backing.is_some()) {
+                // Beside its readers, who are given no block of it meanwhile.
+                self.show_unreadable(id, true);
             }
         } else if tell.written {
             self.note_written(id, Written { at: now, by, certain: true });
@@ -224,7 +234,11 @@ impl Coordinator {
                     load.ended = Some(now);
                 }
             }
+            if let Some(load) = &mut content.load {
+                load.filling = None;
+            }
         });
+        self.set_filler(id, None);
         self.show_unreadable(id, true);
     }
 
@@ -247,7 +261,11 @@ impl Coordinator {
         let Some(lease) = self.leases.get(&token) else { return Vec::new() };
         let mine = &lease.record;
         let matters = |other: &&Lease| {
-            other.record.token != token && other.record.read_only != mine.read_only && !other.record.yields
+            // Who fills what tools read changes nothing of what they read.
+            let fills = |lease: &LeaseRecord| lease.fills && !lease.alone;
+            other.record.token != token
+                && other.record.read_only != mine.read_only
+                && !(other.record.yields || fills(&other.record) || fills(mine))
         };
         let beside =
             |other: &Lease| Beside { holder: other.record.holder.clone(), read_only: other.record.read_only };
@@ -263,6 +281,7 @@ fn begun(source: Source, by: String, begun: UnixSeconds) -> Load {
         begun,
         ended: None,
         bytes_done: 0,
+        filling: None,
         made: false,
         md5: None,
         sha256: None,
@@ -275,6 +294,14 @@ fn begun(source: Source, by: String, begun: UnixSeconds) -> Load {
 /// A name alone says little: another file may have it by now, and a disk another name.
 fn is_same(one: &Source, other: &Source) -> bool {
     (one.size, &one.identity) == (other.size, &other.identity)
+}
+
+fn another_source(name: &str, load: Option<&Load>, source: &Source) -> String {
+    let Some(load) = load else { return format!("volume '{name}' was not opened from a source") };
+    format!(
+        "volume '{name}' was begun from {} ({} bytes, {}), and {} is another or has changed since ({} bytes, {})",
+        load.source.name, load.source.size, load.source.identity, source.name, source.size, source.identity
+    )
 }
 
 fn check_tell(tell: &Tell) -> Result<(), Refusal> {
@@ -293,15 +320,17 @@ fn check_tell(tell: &Tell) -> Result<(), Refusal> {
 
 fn told_of_load(content: &mut Content, tell: Tell, now: UnixSeconds) {
     let Some(load) = &mut content.load else { return };
+    let fills = matches!(content.state, ContentState::Loading | ContentState::Opened);
+    load.filling = tell.filling.map(|filling| *filling).or(load.filling.take());
     // One that its end has overtaken on the way says less than that.
-    if let Some(done) = tell.bytes_done.filter(|_| content.state == ContentState::Loading) {
+    if let Some(done) = tell.bytes_done.filter(|_| fills) {
         load.bytes_done = done.min(load.source.size);
     }
     cover(&mut load.unreadable, tell.unreadable);
     let Some(Loaded { md5, sha256, check, changed, unreadable }) = tell.loaded else { return };
     (load.md5, load.sha256) = (Some(md5), Some(sha256));
     (load.check, load.changed, load.ended) = (check, changed, Some(now));
-    load.bytes_done = load.source.size;
+    (load.bytes_done, load.filling) = (load.source.size, None);
     load.unreadable.clear();
     cover(&mut load.unreadable, unreadable);
     content.state = ContentState::Loaded;

@@ -27,7 +27,7 @@ pub(super) fn attach(mut attach: Attach) -> Attach {
 }
 
 pub(super) fn create(mut create: Create) -> Create {
-    if let Some(ToLoad { source, by }) = &mut create.load {
+    if let Some(ToLoad { source, by, .. }) = &mut create.load {
         described(source);
         *by = harmless(by, HOLDER_BYTES_MAX);
     }
@@ -66,6 +66,9 @@ pub(super) fn renew(
 pub(super) fn tell(mut tell: Tell) -> Tell {
     if let Some(changed) = tell.loaded.as_mut().and_then(|loaded| loaded.changed.as_mut()) {
         *changed = harmless(changed, REASON_BYTES_MAX);
+    }
+    if let Some(trouble) = tell.filling.as_mut().and_then(|filling| filling.trouble.as_mut()) {
+        *trouble = harmless(trouble, REASON_BYTES_MAX);
     }
     tell
 }

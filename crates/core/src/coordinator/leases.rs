@@ -8,7 +8,7 @@
 use super::confirm::{Held, lease_gone};
 use super::notes::Over;
 use super::record::LeaseRecord;
-use super::{Coordinator, Key, Outcome, Timer, check_version, door, refuse};
+use super::{Coordinator, Key, Outcome, Timer, check_version, door, open, refuse};
 use crate::api::{Answer, Attach, Attached, Refusal, RefusalCode, Renew, VolumeReport};
 use crate::limits::{DONOR_SILENCE_NS, LEASE_NS, LEASE_RENEW_NS, MILLISECOND_NS, POOL_LEASES_MAX, SECOND_NS};
 use crate::map::{DonorId, LeaseToken, VolumeId};
@@ -44,11 +44,12 @@ impl Coordinator {
             return Err(refuse(RefusalCode::Unavailable, message));
         }
         let attach = Attach { read_only: self.gets_read_only(id, &attach), ..attach };
+        self.check_open(id, name, &attach)?;
         if let Some(message) = self.in_the_way(id, name, &attach) {
             return Err(refuse(RefusalCode::Conflict, message));
         }
         self.check_usable(id, name, &attach)?;
-        let fill = attach.fill.clone().filter(|_| attach.alone);
+        let fill = attach.fill.clone().filter(|fill| attach.alone || open::opens(fill));
         fill.iter().try_for_each(|fill| self.check_fill(id, fill))?;
         // Of two that yield the second was told to come by this coordinator: the first may have ended before
         // it gave back what it had.

@@ -8,11 +8,12 @@
 //!
 //! Files: `donors` (join, sync, silence), `doubt` (donors that may have ended), `drain` (leaving), `volumes`
 //! (create, grow, delete), `leases` (attach, renew, detach), `amend` (what a writer found out), `repair` (new
-//! homes for fragments), `retire` (extents that slots have left), `content` (what volumes hold), `rehearsal`
-//! (what the loss of one more host would cost), `tend` (volumes at rest), `blame` (wrong blocks by donor),
-//! `strangers` (donors of other pools), `asleep` (time in which nobody listened), `greet` (addresses that are
-//! tried), `confirm` (answers held back), `status`, `notes` (what happened), `record` (what is stored),
-//! `extents` (free ones), `door` (what callers say, bounded), `invariants`.
+//! homes for fragments), `retire` (extents that slots have left), `content` (what volumes hold), `open`
+//! (sources behind them), `rehearsal` (what the loss of one more host would cost), `tend` (volumes at rest),
+//! `blame` (wrong blocks by donor), `strangers` (donors of other pools), `asleep` (time in which nobody
+//! listened), `greet` (addresses that are tried), `confirm` (answers held back), `status`, `notes` (what
+//! happened), `record` (what is stored), `extents` (free ones), `door` (what callers say, bounded),
+//! `invariants`.
 
 mod amend;
 mod asleep;
@@ -28,6 +29,7 @@ mod greet;
 mod invariants;
 mod leases;
 mod notes;
+mod open;
 mod record;
 mod rehearsal;
 mod repair;

@@ -5,7 +5,8 @@
 //! writer of the volume does, or the question whom to believe (`amend`).
 //! Invariants: no donor is in a group twice; a filling goes to a donor that lives, and that has confirmed
 //! every extent of this volume that was ever taken from it, so that what it is given is known to be wiped; a
-//! group with fewer than k holders is left alone; a fragment leaves its host for the sake of its group only
+//! group with fewer than k holders is left alone, unless a source gives anew what it had: then its slot has a
+//! new holder at once, of which all is absent; a fragment leaves its host for the sake of its group only
 //! when that spreads the group further, and nothing is missing; a step plans a bounded number. Each round
 //! costs a volume one epoch. Called at the end of each step. Tests: `tests/coordinator_repair.rs`,
 //! `tests/coordinator_drain.rs`.
@@ -70,7 +71,8 @@ impl Plan<'_> {
                         || round.over.get(&held.donor).is_some_and(|over| *over > 0)
                 };
                 let due = slot.filling.is_none() && slot.held.is_none_or(moves);
-                if !due || sound(&group, self.donors) < data {
+                let is_read_anew = slot.held.is_none() && volume.map.is_filled_later();
+                if !due || (sound(&group, self.donors) < data && !is_read_anew) {
                     continue;
                 }
                 let Some(home) = self.home(&group, s, round, |_| true) else {
@@ -211,6 +213,8 @@ impl Coordinator {
     fn take_back(&mut self, id: VolumeId, round: &mut Round) {
         let Some(volume) = self.volumes.get_mut(&id) else { return };
         let data = volume.map.redundancy.data as usize;
+        // What a source still gives is no loss.
+        let is_read_anew = volume.map.is_filled_later();
         let mut freed = Vec::new();
         for (g, group) in (0..).zip(&mut volume.map.groups) {
             let (sound, living) = (sound(group, &self.donors), living(group, &self.donors));
@@ -226,8 +230,8 @@ impl Coordinator {
                 }
                 freed.extend(unwanted);
                 freed.extend(slot.held.take_if(|held| {
-                    let gone = sound >= data && departed(&self.donors, held.donor);
-                    gone || (living >= data && ended(&self.donors, held.donor))
+                    let gone = (sound >= data || is_read_anew) && departed(&self.donors, held.donor);
+                    gone || ((living >= data || is_read_anew) && ended(&self.donors, held.donor))
                 }));
             }
         }
@@ -260,9 +264,12 @@ impl Coordinator {
         let filling = (volume.map.groups.iter().flat_map(|group| &group.slots))
             .filter(|slot| slot.filling.is_some())
             .count();
+        let is_backed = volume.map.backing.is_some();
+        // Another's server would give zeros for what is absent.
+        let may = |donor: &Donor| !is_backed || donor.record.foreign_export.is_none();
         let mut plan = Plan {
             donors: &self.donors,
-            homes: self.homes(id, |donor| donor.rest_until <= now && donor.has_wiped(id)),
+            homes: self.homes(id, |donor| donor.rest_until <= now && donor.has_wiped(id) && may(donor)),
             budget: VOLUME_FILLINGS_MAX.saturating_sub(filling),
             chosen: Vec::new(),
         };
@@ -283,8 +290,15 @@ impl Coordinator {
         let Some(volume) = self.volumes.get_mut(&id) else { return };
         for (g, s, donor) in chosen {
             let extent = self.donors.get_mut(donor).and_then(|donor| donor.take_lowest(id));
-            let filling = extent.map(|extent| Placement { donor: *donor, extent });
-            volume.map.groups[*g as usize].slots[*s as usize].filling = filling;
+            let place = extent.map(|extent| Placement { donor: *donor, extent });
+            let is_read_anew = volume.map.is_filled_later();
+            let slot = &mut volume.map.groups[*g as usize].slots[*s as usize];
+            if slot.held.is_none() && is_read_anew {
+                // All of it is absent there, which is what its holder shall say.
+                slot.held = place;
+                continue;
+            }
+            slot.filling = place;
             // The revision that `slots_changed` gives; its donor has heard of it when it confirms that.
             volume.pending.insert((*g, *s), self.revision + 1);
         }

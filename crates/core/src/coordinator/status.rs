@@ -99,9 +99,14 @@ impl Coordinator {
         };
         let (repair, waits_for) = self.outlook(volume, &status).unzip();
         let status = VolumeStatus { repair, waits_for: waits_for.flatten(), ..status };
+        let mut map_shown = map.clone();
+        if let Some(filler) = map_shown.backing.as_mut().and_then(|backing| backing.filler.as_mut()) {
+            // Who has no lease has nothing to ask there.
+            filler.export.clear();
+        }
         VolumeDetail {
             status,
-            map: map.clone(),
+            map: map_shown,
             lost: seen_here.lost,
             lost_to,
             rehearsal: None,

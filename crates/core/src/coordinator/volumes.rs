@@ -7,7 +7,7 @@
 use super::confirm::Held;
 use super::retire::Retired;
 use super::tend::Ailing;
-use super::{Coordinator, Key, Outcome, door, refuse};
+use super::{Coordinator, Key, Outcome, door, open, refuse};
 use crate::api::{Answer, Create, Refusal, RefusalCode, Size};
 use crate::content::Content;
 use crate::limits::{
@@ -77,6 +77,7 @@ impl Volume {
 impl Coordinator {
     pub(super) fn create(&mut self, now: Time, seed: &mut Seed, create: Create) -> Result<Outcome, Refusal> {
         check_create(&create)?;
+        open::check_create(&create)?;
         let Create { name, size, redundancy, unit, follow, load } = door::create(create);
         if self.names.contains_key(&name) {
             let message = format!(
@@ -88,13 +89,14 @@ impl Coordinator {
             let message = format!("the pool is at its limit of {POOL_VOLUMES_MAX} volumes");
             return Err(refuse(RefusalCode::Unavailable, message));
         }
-        let rooms = self.rooms(None);
+        let is_backed = load.as_ref().is_some_and(|load| load.backed);
+        let rooms = self.rooms(None, is_backed);
         // A volume that follows grows with each single donor, which only `linear` can.
         let wanted = match size {
             Size::Bytes(bytes) => Some(bytes.div_ceil(EXTENT_BYTES)),
             Size::All => None,
         };
-        let asked = redundancy.or(follow.then_some(Redundancy::LINEAR));
+        let asked = redundancy.or((follow || is_backed).then_some(Redundancy::LINEAR));
         let choice = match asked {
             // Who says how gets all there is of it.
             Some(redundancy) => Some(Choice { redundancy, groups: groups_max(redundancy.width(), &rooms) }),
@@ -113,7 +115,8 @@ impl Coordinator {
         while self.volumes.contains_key(&id) {
             id = VolumeId(seed.draw());
         }
-        let placed = self.place_groups(id, redundancy, groups, seed).filter(|placed| !placed.is_empty());
+        let placed =
+            self.place_groups(id, redundancy, groups, is_backed, seed).filter(|placed| !placed.is_empty());
         let groups = placed.ok_or_else(|| self.shortage(&name, redundancy, groups.max(1)))?;
         let order = self.volumes.values().map(|volume| volume.order + 1).max().unwrap_or(0);
         let routes = BTreeMap::new();
@@ -129,12 +132,16 @@ impl Coordinator {
             bad: Vec::new(),
             unreadable: Vec::new(),
             hurry: false,
+            backing: None,
         };
         self.names.insert(name, id);
         self.volumes.insert(id, Volume::new(map, follow, order));
         self.map_changed(id);
         if let Some(load) = load {
             self.made_to_be_loaded(id, load);
+        }
+        if is_backed {
+            self.back(id);
         }
         // Where hosts are few, for who joins later.
         self.wanting.insert(id);
@@ -151,6 +158,12 @@ impl Coordinator {
         size: Size,
     ) -> Result<Outcome, Refusal> {
         let id = self.volume_named(name)?;
+        if self.volumes[&id].map.backing.is_some() {
+            let message = format!(
+                "volume '{name}' was opened from a source, and is as large as that: it does not grow"
+            );
+            return Err(refuse(RefusalCode::Invalid, message));
+        }
         match size {
             Size::All => {
                 if !self.grow_by_all(id, seed) {
@@ -175,7 +188,7 @@ impl Coordinator {
         }
         let more = bytes.div_ceil(map.group_bytes()) - map.groups.len() as u64;
         let redundancy = map.redundancy;
-        let groups = self.place_groups(id, redundancy, more, seed);
+        let groups = self.place_groups(id, redundancy, more, false, seed);
         let groups = groups.ok_or_else(|| self.shortage(&self.volumes[&id].map.name, redundancy, more))?;
         if let Some(volume) = self.volumes.get_mut(&id) {
             volume.map.groups.extend(groups);
@@ -192,7 +205,7 @@ impl Coordinator {
     /// Grows by every whole group that is free; false when there is none.
     fn grow_by_all(&mut self, id: VolumeId, seed: &mut Seed) -> bool {
         let map = &self.volumes[&id].map;
-        let groups = groups_max(map.redundancy.width(), &self.rooms(Some(id)));
+        let groups = groups_max(map.redundancy.width(), &self.rooms(Some(id), false));
         let size = (map.groups.len() as u64 + groups) * map.group_bytes();
         if size <= map.size {
             return false;
@@ -207,7 +220,7 @@ impl Coordinator {
             follows.map(|volume| (volume.order, volume.map.volume)).collect();
         followers.sort_unstable();
         for (_, id) in followers {
-            if groups_max(self.volumes[&id].map.redundancy.width(), &self.rooms(Some(id))) > 0 {
+            if groups_max(self.volumes[&id].map.redundancy.width(), &self.rooms(Some(id), false)) > 0 {
                 self.grow_by_all(id, seed);
             }
         }
@@ -268,7 +281,7 @@ impl Coordinator {
         let Some(volume) = self.take_out(id) else { return Ok(id) };
         let VolumeMap { name, redundancy, .. } = &volume.map;
         let groups = bytes.div_ceil(volume.map.group_bytes());
-        let Some(groups) = self.place_groups(anew, *redundancy, groups, seed) else {
+        let Some(groups) = self.place_groups(anew, *redundancy, groups, false, seed) else {
             let refusal = self.shortage(name, *redundancy, groups);
             self.put_back(volume);
             return Err(refusal);
@@ -285,6 +298,7 @@ impl Coordinator {
             bad: Vec::new(),
             unreadable: Vec::new(),
             hurry: false,
+            backing: None,
         };
         self.names.insert(name.clone(), anew);
         self.volumes.insert(anew, Volume::new(map, false, volume.order));
@@ -324,11 +338,12 @@ impl Coordinator {
         id: VolumeId,
         redundancy: Redundancy,
         groups: u64,
+        is_backed: bool,
         seed: &mut Seed,
     ) -> Option<Vec<Group>> {
         // What is new has nothing to wipe.
         let known = self.volumes.contains_key(&id).then_some(id);
-        let placed = place(redundancy, groups, &self.rooms(known), seed)?;
+        let placed = place(redundancy, groups, &self.rooms(known, is_backed), seed)?;
         let mut extent_of = |donor: DonorId| {
             let extent = self.donors.get_mut(&donor).and_then(|donor| donor.take_lowest(id));
             let extent = extent.expect("placement stays within the rooms it was given");
@@ -396,7 +411,7 @@ impl Coordinator {
 
     /// Says what is free and where, and what was needed.
     fn shortage(&self, name: &str, redundancy: Redundancy, groups: u64) -> Refusal {
-        let rooms = self.rooms(None);
+        let rooms = self.rooms(None, false);
         let unheard = self.donors.values().filter(|donor| donor.alive && !donor.heard).count();
         if unheard > 0 {
             let message = format!(

@@ -31,6 +31,8 @@ struct Volume {
     /// First address after its last extent.
     end: u64,
     extents: u32,
+    /// What is not known of it is what its source has, not zeros.
+    backed: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,7 +153,7 @@ impl Access {
     #[must_use]
     pub fn alone(extents: u32) -> Self {
         let end = u64::from(extents) * EXTENT_BYTES;
-        let volume = Volume { id: VolumeId(0), name: "arena".to_owned(), end, extents };
+        let volume = Volume { id: VolumeId(0), name: "arena".to_owned(), end, extents, backed: false };
         Access {
             donor: None,
             owners: vec![1; extents as usize],
@@ -169,12 +171,12 @@ impl Access {
     pub(super) fn add_volume(
         &mut self,
         id: VolumeId,
-        name: &str,
+        (name, backed): (&str, bool),
         extents: impl Iterator<Item = u32>,
         leases: impl Iterator<Item = (LeaseToken, bool)>,
     ) {
         let at = u32::try_from(self.volumes.len()).expect("fewer volumes than POOL_VOLUMES_MAX");
-        let mut volume = Volume { id, name: name.to_owned(), end: 0, extents: 0 };
+        let mut volume = Volume { id, name: name.to_owned(), end: 0, extents: 0, backed };
         for extent in extents {
             let owner = &mut self.owners[extent as usize];
             assert_eq!(*owner, 0, "extent {extent} has one owner");
@@ -234,6 +236,13 @@ impl Access {
         touched.iter().all(|owner| *owner == lease.volume + 1).then_some(()).ok_or(Denied::NotYours)
     }
 
+    /// Whether blocks of the volume that nobody has said anything of are absent, and not zeros.
+    #[must_use]
+    pub fn is_backed(&self, grant: &Grant) -> bool {
+        let volume = self.leases.get(&grant.token).map(|lease| &self.volumes[lease.volume as usize]);
+        volume.is_some_and(|volume| volume.id == grant.volume && volume.backed)
+    }
+
     /// The extents of the volume that a connection with this grant may write, of which a flush speaks; none
     /// when it may not.
     pub fn written_by(&self, grant: &Grant) -> impl Iterator<Item = u32> {
@@ -290,8 +299,8 @@ mod tests {
     fn access() -> Access {
         let mut access = Access::closed(DONOR, 8);
         let leases = [(TOKEN, true), (READER, false)];
-        access.add_volume(VolumeId(1), "case.7@x", [1, 2, 4].into_iter(), leases.into_iter());
-        access.add_volume(VolumeId(2), "other", [5].into_iter(), std::iter::empty());
+        access.add_volume(VolumeId(1), ("case.7@x", false), [1, 2, 4].into_iter(), leases.into_iter());
+        access.add_volume(VolumeId(2), ("other", false), [5].into_iter(), std::iter::empty());
         access
     }
 
@@ -378,12 +387,17 @@ mod tests {
         let (before, e) = (access(), EXTENT_BYTES);
         let grant = before.open("case.7@x@00000000000000ab").expect("a good name");
         let mut moved = Access::closed(DONOR, 8);
-        moved.add_volume(VolumeId(1), "case.7@x", [1, 2].into_iter(), [(TOKEN, true)].into_iter());
+        moved.add_volume(VolumeId(1), ("case.7@x", false), [1, 2].into_iter(), [(TOKEN, true)].into_iter());
         assert_eq!(moved.check(&grant, false, 4 * e, 1), Err(Denied::NotYours), "its map is older");
         let later = moved.open("case.7@x@00000000000000ab").expect("a good name");
         assert_eq!(moved.check(&later, false, 4 * e, 1), Err(Denied::Beyond));
         let mut grown = Access::closed(DONOR, 8);
-        grown.add_volume(VolumeId(1), "case.7@x", [1, 2, 4, 6].into_iter(), [(TOKEN, true)].into_iter());
+        grown.add_volume(
+            VolumeId(1),
+            ("case.7@x", false),
+            [1, 2, 4, 6].into_iter(),
+            [(TOKEN, true)].into_iter(),
+        );
         assert_eq!(grown.check(&grant, true, 6 * e, 1), Ok(()), "it has grown since");
     }
 

@@ -300,7 +300,8 @@ impl Donor {
             let extents = duty.extents.iter().copied().filter(ours).collect::<BTreeSet<u32>>();
             let readers = duty.readers.iter().map(|token| (*token, false));
             let leases = readers.chain(duty.writer.map(|token| (token, true)));
-            access.add_volume(duty.volume, &duty.name, extents.into_iter(), leases);
+            let name = (duty.name.as_str(), duty.backed);
+            access.add_volume(duty.volume, name, extents.into_iter(), leases);
         }
         self.owners = owners;
         if access != *self.access {

@@ -86,6 +86,8 @@ pub enum Code {
     VolumeDisagrees,
     /// A load of a volume has not begun, or did not come to its end.
     VolumeIncomplete,
+    /// It was opened from a source that nobody reads now.
+    VolumeUnfilled,
     /// A loaded volume was checked, and does not hold what its source held.
     VolumeDiffers,
     /// An attachment was not heard of for `ATTACHMENT_SILENCE_NS`. What it reported before is not used.
@@ -94,7 +96,7 @@ pub enum Code {
 
 impl Code {
     /// Every code once; `docs/CODES.md` has a row for each.
-    pub const ALL: [Code; 18] = [
+    pub const ALL: [Code; 19] = [
         Code::PoolEmpty,
         Code::DonorOfOtherPool,
         Code::DonorGone,
@@ -111,6 +113,7 @@ impl Code {
         Code::VolumeUnheard,
         Code::VolumeDisagrees,
         Code::VolumeIncomplete,
+        Code::VolumeUnfilled,
         Code::VolumeDiffers,
         Code::AttachmentSilent,
     ];
@@ -135,6 +138,7 @@ impl Code {
             Code::VolumeUnheard => "volume-unheard",
             Code::VolumeDisagrees => "volume-disagrees",
             Code::VolumeIncomplete => "volume-incomplete",
+            Code::VolumeUnfilled => "volume-unfilled",
             Code::VolumeDiffers => "volume-differs",
             Code::AttachmentSilent => "attachment-silent",
         }

@@ -4,7 +4,7 @@
 use super::attachment::{disagrees, is_silent, silent, unreachable, wrong_blocks};
 use super::{Code, Finding, State, sentence, sort};
 use crate::api::{VolumeHealth, VolumeReport, VolumeStatus, WaitsFor};
-use crate::content::{Check, ContentState};
+use crate::content::{Check, ContentState, Load};
 use crate::map::{DonorId, Redundancy};
 use crate::units::{show_bytes, show_count};
 
@@ -151,6 +151,9 @@ fn content(volume: &VolumeStatus) -> Option<Finding> {
             },
         });
     }
+    if volume.content.state == ContentState::Opened {
+        return unfilled(volume, load);
+    }
     let differs = volume.content.state == ContentState::Loaded && load.check == Check::Differs;
     differs.then(|| Finding {
         code: Code::VolumeDiffers,
@@ -158,6 +161,30 @@ fn content(volume: &VolumeStatus) -> Option<Finding> {
         state: State::Lost,
         what: format!("Volume {name} does not hold what {source} held when it was loaded."),
         advice: format!("Do not use it: `cheetah load {source} {name} --overwrite` loads it again."),
+    })
+}
+
+/// What is not here of an opened volume is an error while nobody reads its source.
+fn unfilled(volume: &VolumeStatus, load: &Load) -> Option<Finding> {
+    let (name, source) = (&volume.name, &load.source.name);
+    let (done, size) = (show_bytes(load.bytes_done), show_bytes(load.source.size));
+    let (why, advice) = match &load.filling {
+        None => (
+            "nobody reads the rest: it answers EIO".to_owned(),
+            format!("`cheetah fill {name} --resume` on a machine that reaches {source} goes on from there."),
+        ),
+        Some(filling) => (
+            format!("the rest waits: {}", filling.trouble.as_ref()?),
+            "Nothing: it is tried again and again. See that its source and its donors can be reached."
+                .to_owned(),
+        ),
+    };
+    Some(Finding {
+        code: Code::VolumeUnfilled,
+        subject: format!("volume {name}"),
+        state: State::Degraded,
+        what: format!("{done} of {size} of {source} are in volume {name}, and {why}."),
+        advice,
     })
 }
 

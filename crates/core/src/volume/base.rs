@@ -9,6 +9,7 @@
 //! A policy is a module of functions over this. What follows for others it leaves in queues, `failed` and
 //! `jobs.ended`, which the machine works off before anything else goes on.
 
+use super::absent::Absent;
 use super::cached::{Cached, WAIT_JOBS_MAX};
 use super::doubts::{Doubts, Stage};
 use super::fill::Fills;
@@ -50,6 +51,7 @@ pub(super) struct Base {
     pub(super) cached: Option<Cached>,
     /// Segments of the cache that were answered just now, and whether well.
     pub(super) fetched: Vec<(Key, bool)>,
+    pub(super) absent: Absent,
     /// Something changed that upkeep has to look at.
     pub(super) upkeep_due: bool,
     pub(super) lease_lost: bool,
@@ -78,6 +80,7 @@ impl Base {
             tally: Tally::default(),
             cached: None,
             fetched: Vec::new(),
+            absent: Absent::default(),
             upkeep_due: true,
             lease_lost: false,
             finishing: None,
@@ -180,7 +183,7 @@ impl Base {
     /// Jobs that requests may need which were admitted without them.
     pub(super) fn jobs_promised(&self) -> usize {
         let waiting = self.cached.as_ref().map_or(0, Cached::waiting);
-        self.joins.waiting().count() + WAIT_JOBS_MAX * waiting
+        self.joins.waiting().count() + WAIT_JOBS_MAX * waiting + self.absent.jobs_promised()
     }
 
     /// The donor missed something: it must not be believed again.
@@ -373,6 +376,7 @@ pub(super) fn sample(redundancy: &str) -> Base {
         bad: Vec::new(),
         unreadable: Vec::new(),
         hurry: false,
+        backing: None,
     };
     map.check().expect("a sound map");
     let mut base = Base::new(Shape::new(map, false), Stage::Serving);

@@ -171,6 +171,7 @@ pub(super) fn replace_map(base: &mut Base, mut map: VolumeMap) {
     doubts::forget_missed(base, &map);
     flush::carry_unflushed(base, &map);
     base.shape.map = map;
+    base.absent.look_again();
     cached::forget(base, 0, u64::MAX);
     base.links.values_mut().for_each(|link| link.shut_out = false);
     follow_moved_slots(base);
@@ -207,7 +208,9 @@ fn follow_moved_slots(base: &mut Base) {
             op if op.writes() => {
                 part.progress == Progress::Waiting && is_out(part.job, part.slot, part.placement)
             }
-            PartOp::Read | PartOp::Status => moved(part.job, part.slot, part.placement).is_some(),
+            PartOp::Read | PartOp::Status | PartOp::Presence => {
+                moved(part.job, part.slot, part.placement).is_some()
+            }
             _ => flush::is_barrier(base, *key) && !base.shape.map.routes.contains_key(&part.placement.donor),
         })
         .map(|(key, part)| (key, part.placement.donor, part.progress))

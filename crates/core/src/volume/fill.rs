@@ -263,6 +263,19 @@ pub(super) fn gives_up(base: &mut Base, key: Key, slot: u32, to: Placement) -> b
     true
 }
 
+/// What is not here yet is not there either: what can be read of a chunk is copied block by block, and
+/// nothing is put where there is nothing.
+pub(super) fn meets_absent(base: &mut Base, key: Key, slot: u32, to: Placement) {
+    let Job { group, lo, hi, .. } = base.jobs[key];
+    if hi - lo == BLOCK {
+        return base.end_job(key, Ok(()));
+    }
+    if let Some(fill) = base.fills.of.get_mut(&(group, slot)).filter(|fill| fill.to == to) {
+        fill.singly_until = fill.singly_until.max(hi);
+    }
+    base.end_job(key, Err(VolumeError::Absent));
+}
+
 /// What was rebuilt is not what was written. Each of the others was what it should be, so nothing else can
 /// give this back.
 pub(super) fn wrongly_rebuilt(base: &mut Base, key: Key, slot: u32, to: Placement) {

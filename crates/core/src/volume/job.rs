@@ -334,6 +334,7 @@ impl Failure {
             Failure::Answer(PartError::NoMemory) => VolumeError::NoMemory,
             Failure::Answer(PartError::Denied) => VolumeError::LeaseLost,
             Failure::Answer(PartError::Unsupported) => VolumeError::Unsupported,
+            Failure::Answer(PartError::Absent) => VolumeError::Absent,
             Failure::Answer(PartError::Corrupt { .. }) => VolumeError::Corrupt,
         }
     }

@@ -11,12 +11,14 @@
 //! Files: what policies stand on, as one `base`: `shape` (the map, and where bytes lie), `link` (one donor),
 //! `job` (a locked piece of work and its parts), `jobs`, `request`, `doubts` (rows that may not fit
 //! together), `tally`. Policies over that: `read`, `beside` (a writer), `status`, `write`, `join` (rows
-//! written by several requests), `lanes` (what several share), `flush`; `watch` (donors that come and go),
-//! `changes` (what the coordinator is told, newer maps); `resync` (rows half written), `judge` (which of them
-//! fit together); `upkeep` with `fill`, `heal`, `scrub`, `compare`, `age`; `cached` (reads from what was read
-//! ahead). Small parts: `types` (events, effects), `cache`, `buddy` (its memory), `numbers` (by which donors
-//! list writes), `merge` (what leaves as one request), `locks`, `scratch`, `pace`, `slab`.
+//! written by several requests), `lanes` (what several share), `flush`, `absent` (what a source is still to
+//! give), `expiry` (requests that are late); `watch` (donors that come and go), `changes` (what the
+//! coordinator is told, newer maps); `resync` (rows half written), `judge` (which of them fit together);
+//! `upkeep` with `fill`, `heal`, `scrub`, `compare`, `age`; `cached` (reads from what was read ahead). Small
+//! parts: `types` (events, effects), `cache`, `buddy` (its memory), `numbers` (by which donors list writes),
+//! `merge` (what leaves as one request), `locks`, `scratch`, `pace`, `slab`.
 
+mod absent;
 mod age;
 mod base;
 mod beside;
@@ -26,6 +28,7 @@ mod cached;
 mod changes;
 mod compare;
 mod doubts;
+mod expiry;
 mod fill;
 mod flush;
 mod heal;
@@ -73,8 +76,8 @@ use scratch::Scratch;
 use shape::Shape;
 pub use slab::Key;
 pub use types::{
-    At, Caching, Combine, Effect, Event, Fragment, LinkFailure, Mem, Op, PartError, PartOp, Request, Scope,
-    Scrubbed, ScrubbedDonor, StatusRun, Tag, VolumeError,
+    At, Caching, Combine, Effect, Event, FetchError, Fragment, LinkFailure, Mem, Op, PartError, PartOp,
+    Request, Scope, Scrubbed, ScrubbedDonor, StatusRun, Tag, VolumeError,
 };
 use upkeep::Upkeep;
 
@@ -182,6 +185,7 @@ impl Volume {
         self.take(event);
         let base = &mut self.base;
         base.upkeep_due |= base.doubts.stage == Stage::Linking;
+        absent::look(base);
         if base.doubts.stage == Stage::Excluding && !self.changes.still_excludes(base) {
             self.resync.excluded(base);
         }
@@ -237,12 +241,13 @@ impl Volume {
             Event::Listed { part, complete, writes } => self.resync.listed(base, part, complete, &writes),
             Event::Answered { part, answer } => self.answered(part, answer),
             Event::Verified { job, right } => base.jobs.verified(job, right),
+            Event::Fetched { request, result } => absent::fetched(base, request, result),
             Event::Forget => cached::forget(base, 0, u64::MAX),
             Event::Scrub(scope) => self.upkeep.scrubbing.begin_pass(base, scope),
             Event::Compare => self.upkeep.comparing.begin_pass(base),
             Event::Finish => {
                 let fetches = cached::fetches(base);
-                self.give_up(fetches);
+                expiry::give_up(self, fetches);
                 self.upkeep.scrubbing.stop();
                 self.base.finishing = Some(self.base.now + FINISH_NS);
                 self.base.upkeep_due = true;
@@ -423,7 +428,7 @@ impl Volume {
         }
         match part.op {
             PartOp::Status if matches!(job.work, Work::Ask { .. }) => {}
-            PartOp::Status => status::answered(&mut self.base, part, runs),
+            PartOp::Status | PartOp::Presence => status::answered(&mut self.base, part, runs),
             PartOp::Survey if job.work == Work::Survey => self.resync.answered(job.group, runs.to_vec()),
             PartOp::Survey if runs.iter().any(|run| !run.hole) => job.still = Still::Disturbed,
             PartOp::Verify => self.upkeep.verified(&mut self.base, part, runs),
@@ -460,7 +465,7 @@ impl Volume {
                 write::failed(base, part.job, missed, failure);
             }
             PartOp::Status if matches!(job.work, Work::Ask { .. }) => {}
-            PartOp::Status => status::failed(base, &part, failure),
+            PartOp::Status | PartOp::Presence => status::failed(base, &part, failure),
             PartOp::Survey if job.work == Work::Survey => {
                 self.resync.survey_failed(job.group, missed, failure);
             }
@@ -527,7 +532,7 @@ impl Volume {
     fn wake(&mut self) {
         self.wake_announced = None;
         join::stop_waiting(&mut self.base);
-        self.expire_requests();
+        expiry::expire_requests(self);
         let base = &mut self.base;
         watch::expire(base);
         self.changes.expire(base);
@@ -544,37 +549,6 @@ impl Volume {
         }
     }
 
-    /// Every job of a request that is late ends. A donor that still reads a payload is set aside first,
-    /// since its memory must not be touched after the request is answered.
-    fn expire_requests(&mut self) {
-        while let Some((_, key)) = self.base.requests.first_due().filter(|(at, _)| *at <= self.base.now) {
-            let base = &mut self.base;
-            let pending = &mut base.requests[key];
-            pending.failed = Some(VolumeError::TimedOut);
-            let waited = std::mem::take(&mut pending.coming) > 0;
-            let jobs = base.jobs.iter().filter(|(_, job)| job.request == Some(key));
-            let jobs: Vec<Key> = jobs.map(|(job, _)| job).collect();
-            watch::set_aside_who_is_late(base, &jobs);
-            self.work_off();
-            self.give_up(jobs);
-            if waited {
-                cached::waits_no_more(&mut self.base);
-                request::complete_if_done(&mut self.base, key);
-            }
-            debug_assert!(self.base.requests.get(key).is_none(), "its last job has ended");
-        }
-    }
-
-    /// Ends jobs, of which one may end with another.
-    fn give_up(&mut self, jobs: Vec<Key>) {
-        for job in jobs {
-            if self.base.jobs.get(job).is_some() {
-                self.base.end_job(job, Err(VolumeError::TimedOut));
-                self.work_off();
-            }
-        }
-    }
-
     fn announce_wake(&mut self) {
         let base = &mut self.base;
         let deadline = base.requests.first_due().map(|(at, _)| at);
@@ -583,7 +557,8 @@ impl Volume {
         let waits = base.jobs.len() > 0 || !base.jobs.resting.is_empty() || self.upkeep.waits(base);
         let tick = (waits || gone).then_some(base.ticked_at + TICK_NS);
         let aging = self.upkeep.aging.wake_at(base);
-        let all = [deadline, links.wake_at, tick, self.changes.retry_at, aging, base.joins.wake_at()];
+        let (joins, absent) = (base.joins.wake_at(), base.absent.wake_at());
+        let all = [deadline, links.wake_at, tick, self.changes.retry_at, aging, joins, absent];
         let Some(next) = all.iter().filter_map(|at| *at).min().filter(|_| !base.finished) else { return };
         if self.wake_announced.is_none_or(|announced| next < announced) {
             self.wake_announced = Some(next);

@@ -8,7 +8,7 @@ use super::base::Base;
 use super::job::{Failure, Job, Phase, Run, Slots, Work, bit, slots_of};
 use super::link::Trust;
 use super::types::{At, Effect, PartError, PartOp, VolumeError};
-use super::{BLOCK, Key, beside, cached, doubts, lanes, resync};
+use super::{BLOCK, Key, absent, beside, cached, doubts, lanes, resync};
 use crate::layout::Span;
 
 /// A block that came wrong without redundancy may have been hit on its way: it is asked for again this often.
@@ -174,11 +174,17 @@ pub(super) fn failed(base: &mut Base, key: Key, slot: u32, failure: Failure) {
             job.tries += 1;
             return again(base, key, slot);
         }
+        if absent::is_no_fault(base, key, slot, failure) {
+            return;
+        }
+        let job = &mut base.jobs[key];
         if corrupt && let Work::Fill { .. } = job.work {
             (job.avoid, job.wrong) = (bit(slot), bit(slot));
             return lanes::read(base, key);
         }
-        job.failed = Some(failure.error());
+        // What is worse than absent is told.
+        let error = failure.error();
+        job.failed = Some(job.failed.map_or(error, |before| before.min(error)));
         return;
     }
     job.avoid |= bit(slot);

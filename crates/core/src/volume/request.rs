@@ -7,7 +7,7 @@ use super::base::Base;
 use super::job::{Content, Work};
 use super::slab::Slab;
 use super::types::{Effect, Op, Request, StatusRun, Tag, VolumeError};
-use super::{Key, cached, join, read, write};
+use super::{Key, absent, cached, join, read, write};
 use crate::ahead::Found;
 use crate::layout::{self, Span};
 use crate::limits::{REQUEST_BYTES_MAX, REQUEST_DEADLINE_NS, REQUESTS_IN_FLIGHT_MAX};
@@ -32,6 +32,10 @@ pub(super) struct Pending {
     pub(super) deadline: Time,
     /// Segments of the cache that it waits for.
     pub(super) coming: u32,
+    /// It waits for what is not here yet.
+    pub(super) fetches: bool,
+    /// Who fills the volume said that it is here now.
+    pub(super) brought: bool,
     /// And pieces that wait to be joined.
     pub(super) jobs_open: u32,
     /// The write that ends where it begins, if that was not answered when it came.
@@ -113,7 +117,10 @@ impl Requests {
         for (key, pending) in self.slab.iter() {
             let jobs = open_jobs.get(&key.to_u64()).copied().unwrap_or(0);
             assert_eq!(jobs, pending.jobs_open, "jobs are miscounted");
-            assert!(jobs + pending.coming > 0, "a request with nothing open was not completed");
+            assert!(
+                jobs + pending.coming > 0 || pending.fetches,
+                "a request with nothing open was not completed"
+            );
             assert!(self.deadlines.iter().any(|(_, k)| *k == key), "a request has no deadline");
         }
         assert!(self.len() <= REQUESTS_IN_FLIGHT_MAX);
@@ -154,7 +161,7 @@ pub(super) fn submit(base: &mut Base, tag: Tag, request: Request) {
         return;
     }
     let mut len = request.len;
-    if request.op == Op::Status {
+    if matches!(request.op, Op::Status | Op::Presence) {
         // Bounds the answer; the protocol lets it be shorter than the question.
         let group_bytes = base.shape.map.group_bytes();
         let left = group_bytes - request.offset % group_bytes;
@@ -183,6 +190,8 @@ pub(super) fn admit(base: &mut Base, asker: Asker, request: Request) -> Key {
         len: request.len,
         deadline: base.now + REQUEST_DEADLINE_NS,
         coming: 0,
+        fetches: false,
+        brought: false,
         jobs_open: 0,
         before: None,
         failed: None,
@@ -211,7 +220,8 @@ pub(super) fn job_ended(base: &mut Base, key: Key, result: Result<(), VolumeErro
 }
 
 pub(super) fn complete_if_done(base: &mut Base, key: Key) {
-    if base.requests.get(key).is_none_or(|pending| pending.jobs_open > 0 || pending.coming > 0) {
+    let waits = |pending: &Pending| pending.jobs_open > 0 || pending.coming > 0 || pending.fetches;
+    if base.requests.get(key).is_none_or(waits) || absent::waits(base, key) {
         return;
     }
     let pending = base.requests.remove(key).expect("looked at above");
@@ -254,7 +264,7 @@ pub(super) fn complete_if_done(base: &mut Base, key: Key) {
 pub(super) fn plan(base: &mut Base, request: Key, op: Op, span: Span) {
     match op {
         Op::Read => read::plan(base, request, span),
-        Op::Status => {
+        Op::Status | Op::Presence => {
             let (lo, hi) = base.shape.local_range(span);
             base.add_job(Some(request), Work::Status(span), span.group, lo, hi);
         }

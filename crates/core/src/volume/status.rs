@@ -7,7 +7,7 @@ use super::base::Base;
 use super::job::{Failure, Job, Part, Phase, Run, bit, slots_of};
 use super::request::Pending;
 use super::shape::touched_of;
-use super::types::{Mem, PartError, PartOp, StatusRun, VolumeError};
+use super::types::{Mem, Op, PartError, PartOp, StatusRun, VolumeError};
 use super::{Key, doubts};
 use crate::layout::{Scatter, Span};
 
@@ -23,17 +23,22 @@ pub(super) fn begin(base: &mut Base, key: Key, span: Span) {
         let unreadable = touched_of(&base.shape.map.unreadable, span.group, slot, from, to).next().is_some();
         let source = base.source(span.group, slot).filter(|_| !missed);
         let source_is_there = source.is_some();
-        let source = source.filter(|_| lost.is_none() && !unreadable);
+        let op = if request_of(base, key).op == Op::Presence { PartOp::Presence } else { PartOp::Status };
+        let source = source.filter(|_| op == PartOp::Presence || (lost.is_none() && !unreadable));
         let scatter = base.shape.geometry.scatter(slot, from, to, span.begin, span.payload);
         let asked = source.is_some_and(|(held, _)| {
-            base.add_part(key, slot, held, PartOp::Status, Run { local: from, mem: Mem::Nothing, scatter })
+            base.add_part(key, slot, held, op, Run { local: from, mem: Mem::Nothing, scatter })
         });
         if asked {
             continue;
         }
+        if op == PartOp::Presence {
+            ends(base, key, scatter, 0, VolumeError::DonorLost);
+            continue;
+        }
         // What its holder would say is not known, or says nothing; present is never wrong.
         let request = request_of(base, key);
-        collect(&mut request.status, scatter, &[]);
+        collect(&mut request.status, scatter, &[], false);
         if base.shape.geometry.parity == 0 && !unreadable {
             let known = if source_is_there { lost.map_or(0, |at| at - from) } else { 0 };
             ends(base, key, scatter, known, VolumeError::DonorLost);
@@ -59,13 +64,16 @@ fn ends(base: &mut Base, job: Key, scatter: Scatter, known: u32, error: VolumeEr
 
 /// A donor has answered.
 pub(super) fn answered(base: &mut Base, part: &Part, runs: &[StatusRun]) {
-    collect(&mut request_of(base, part.job).status, part.run.scatter, runs);
+    // What a donor left unsaid may be absent, and to fetch it twice is no harm; and is no hole.
+    let rest = part.op == PartOp::Presence;
+    collect(&mut request_of(base, part.job).status, part.run.scatter, runs, rest);
 }
 
 /// A donor will not answer. Without redundancy nobody else can say what is there.
 pub(super) fn failed(base: &mut Base, part: &Part, failure: Failure) {
     let shut_out = base.shape.read_only && failure == Failure::Answer(PartError::Denied);
-    if base.shape.geometry.parity > 0 || failure == Failure::Moved || shut_out {
+    let has_moved = failure == Failure::Moved || shut_out;
+    if part.op == PartOp::Status && (base.shape.geometry.parity > 0 || has_moved) {
         // What its holder would say is not known; present is never wrong.
         return answered(base, part, &[]);
     }
@@ -78,10 +86,10 @@ pub(super) fn failed(base: &mut Base, part: &Part, failure: Failure) {
     }
 }
 
-/// Brings one donor's runs into payload order. What the donor left unanswered counts as present.
-fn collect(status: &mut Vec<(u32, u32, bool)>, scatter: Scatter, runs: &[StatusRun]) {
+/// Brings one donor's runs into payload order. What the donor left unanswered is as `rest` says.
+fn collect(status: &mut Vec<(u32, u32, bool)>, scatter: Scatter, runs: &[StatusRun], rest: bool) {
     let mut at = 0;
-    let rest = StatusRun { len: scatter.len, hole: false };
+    let rest = StatusRun { len: scatter.len, hole: rest };
     for run in runs.iter().chain([&rest]) {
         let end = at + run.len.min(scatter.len - at);
         while at < end {

@@ -35,6 +35,8 @@ pub enum Op {
     Cache,
     /// Which blocks are present; may answer for less than was asked.
     Status,
+    /// As `Status`, of which blocks the source is still to give: those are the holes.
+    Presence,
 }
 
 impl Op {
@@ -92,6 +94,8 @@ pub enum PartOp {
     Trim,
     /// `base:allocation`.
     Status,
+    /// The same, for which blocks are not here yet.
+    Presence,
     /// `cheetah:dirty`: what was written lately.
     Survey,
     /// Cheetah's VERIFY: whether the donor has what was written there.
@@ -111,7 +115,7 @@ impl PartOp {
 }
 
 /// A run of equal presence; `hole` reads as zeros and takes no memory. In a survey: `hole` means not written
-/// lately; of what was verified, that nothing is wrong there.
+/// lately; of what was verified, that nothing is wrong there; of `Presence`, that it is not here yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatusRun {
     /// Bytes, more than 0.
@@ -144,6 +148,8 @@ pub enum VolumeError {
     Unsupported,
     /// The source of the volume could not be read there.
     Unreadable,
+    /// It is not here yet, and nobody brings it.
+    Absent,
 }
 
 impl std::fmt::Display for VolumeError {
@@ -159,6 +165,7 @@ impl std::fmt::Display for VolumeError {
             VolumeError::LeaseLost => "the lease is gone: another may write",
             VolumeError::Unsupported => "a donor cannot do what was asked",
             VolumeError::Unreadable => "the source of the volume could not be read there",
+            VolumeError::Absent => "that was not read from the source of the volume yet",
         })
     }
 }
@@ -201,6 +208,8 @@ pub enum PartError {
     Denied,
     /// The server has no such command.
     Unsupported,
+    /// The block is the volume's, and nobody has put anything there yet: its source has it.
+    Absent,
     /// The driver found that this many blocks of a read are not what was written, or that the donor has so
     /// many of a write otherwise than they were sent.
     Corrupt {
@@ -306,6 +315,15 @@ pub struct ScrubbedDonor {
     pub why_unchecked: Option<VolumeError>,
 }
 
+/// Why who fills a volume did not bring what it was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FetchError {
+    /// The source cannot give all of it.
+    Unreadable,
+    /// It could not be asked, or could not do it now.
+    Away,
+}
+
 /// What the driver tells the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -374,6 +392,13 @@ pub enum Event {
         /// False: at least one byte differs.
         right: bool,
     },
+    /// The answer to a `Fetch`.
+    Fetched {
+        /// As `Fetch` named it; the answer to one that does not wait any more is passed over.
+        request: Key,
+        /// Whether donors have all of it now.
+        result: Result<(), FetchError>,
+    },
     /// Whatever was read ahead may be out of date: it is not used.
     Forget,
     /// Donors compare what they hold with its checksums, once: all of it, or what the last pass found wrong.
@@ -404,6 +429,15 @@ pub enum Effect {
         donor: DonorId,
         /// The link's own number. Once there is a greater one, `Reached` is passed over.
         session: u64,
+    },
+    /// Ask who fills the volume, whom the map names, to bring this to the donors. Answer with `Fetched`.
+    Fetch {
+        /// The name of the answer.
+        request: Key,
+        /// Bytes from the start of the volume.
+        offset: u64,
+        /// Bytes, more than 0.
+        len: u32,
     },
     /// Drop every connection of the link, and touch none of its payloads again. Not answered.
     Close {

@@ -15,6 +15,7 @@ pub(super) fn of(error: VolumeError) -> Errno {
         | VolumeError::DonorFailed
         | VolumeError::Corrupt
         | VolumeError::Unreadable
+        | VolumeError::Absent
         | VolumeError::LeaseLost => Errno::Io,
     }
 }
@@ -32,6 +33,7 @@ pub(super) fn words(error: VolumeError) -> &'static str {
         VolumeError::LeaseLost => "the write lease is gone: another client may write",
         VolumeError::Unsupported => "a donor cannot do this",
         VolumeError::Unreadable => "the source of the volume could not be read there",
+        VolumeError::Absent => "that was not read from the source of the volume yet",
     }
 }
 

@@ -18,6 +18,7 @@ pub(super) fn of(error: VolumeError) -> Errno {
         | VolumeError::DonorFailed
         | VolumeError::Corrupt
         | VolumeError::Unreadable
+        | VolumeError::Absent
         | VolumeError::LeaseLost => Errno::IO,
     }
 }

@@ -112,6 +112,7 @@ fn map(donors: &[(Arc<Arena>, DonorServer)], epoch: u64, size: u64) -> VolumeMap
         bad: Vec::new(),
         unreadable: Vec::new(),
         hurry: false,
+        backing: None,
     };
     map.check().unwrap();
     map

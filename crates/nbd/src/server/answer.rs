@@ -54,6 +54,16 @@ impl<P> Outbox<P> {
         }
     }
 
+    /// Failure of a READ from one place on. `errno` is told at that place where the client can be told
+    /// places.
+    pub fn error_at(&mut self, cookie: u64, errno: Errno, offset: u64, message: &str) {
+        if self.structured {
+            self.head(|heads| reply::error_offset(cookie, true, errno, offset, message, heads));
+        } else {
+            self.error(cookie, errno, message);
+        }
+    }
+
     /// All that a READ asked for, in one payload.
     pub fn data(&mut self, request: &RequestHeader, payload: P) {
         self.whole_head(request);

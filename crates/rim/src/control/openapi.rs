@@ -7,13 +7,13 @@ use cheetah_core::api::{
     Renewed, Size, Stranger, Sync, VolumeDetail, VolumeHealth, VolumeReport, VolumeStatus, WaitsFor,
 };
 use cheetah_core::content::{
-    Beside, ByteRange, Check, Content, ContentState, Fill, FillFrom, Load, Loaded, Source, Tell, ToLoad,
-    Written,
+    Beside, ByteRange, Check, Content, ContentState, Fill, FillFrom, Filling, Load, Loaded, Source, Tell,
+    ToLoad, Written,
 };
 use cheetah_core::layout::LostRange;
 use cheetah_core::map::{
-    BadRange, DonorId, DonorSecret, Group, LeaseToken, Placement, PoolId, Redundancy, Route, Slot, VolumeId,
-    VolumeMap,
+    Backing, BadRange, DonorId, DonorSecret, Filler, Group, LeaseToken, Placement, PoolId, Redundancy, Route,
+    Slot, VolumeId, VolumeMap,
 };
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,8 +55,17 @@ fn calls() -> Vec<Call> {
 }
 
 fn fill() -> Fill {
-    let source = Source { name: "/e/disk.raw".into(), size: 1, identity: "inode 7".into() };
+    let source =
+        Source { name: "/e/disk.raw".into(), size: 1, identity: "inode 7".into(), checksummed: true };
     Fill { source, from: FillFrom::Fresh }
+}
+
+fn filler() -> Filler {
+    Filler { address: "127.0.0.1:1".into(), export: "fill".into() }
+}
+
+fn filling() -> Filling {
+    Filling { bytes_per_second: 1, paused: true, trouble: Some(String::new()) }
 }
 
 fn tell() -> Tell {
@@ -70,6 +79,8 @@ fn tell() -> Tell {
         untouched: false,
         written: false,
         unsure: false,
+        filling: Some(filling().into()),
+        filler: Some(filler().into()),
     }
 }
 
@@ -80,6 +91,7 @@ fn content() -> Content {
         begun: 1,
         ended: Some(2),
         bytes_done: 1,
+        filling: Some(filling()),
         made: false,
         md5: Some(String::new()),
         sha256: Some(String::new()),
@@ -127,7 +139,7 @@ fn join() -> Join {
 }
 
 fn to_load() -> ToLoad {
-    ToLoad { source: fill().source, by: "x".into() }
+    ToLoad { source: fill().source, by: "x".into(), backed: true }
 }
 
 fn create() -> Create {
@@ -214,7 +226,10 @@ fn content_shapes() -> Vec<(&'static str, Value)> {
         ("Fill", json!(fill())),
         ("ByteRange", json!(tell().unreadable[0])),
         ("Loaded", json!(tell().loaded)),
-        ("ToLoad", json!(ToLoad { source: fill().source, by: "x".to_owned() })),
+        ("Filling", json!(filling())),
+        ("Filler", json!(filler())),
+        ("Backing", json!(backing())),
+        ("ToLoad", json!(to_load())),
     ]
 }
 
@@ -236,6 +251,10 @@ fn bodies() -> Vec<(&'static str, Value)> {
     bodies.collect()
 }
 
+fn backing() -> Backing {
+    Backing { filler: Some(filler()), complete: true }
+}
+
 fn map() -> VolumeMap {
     let route = Route { name: "d".into(), address: "a".into(), foreign_export: Some(String::new()) };
     let placement = Placement { donor: DONOR, extent: 0 };
@@ -252,6 +271,7 @@ fn map() -> VolumeMap {
         bad: vec![bad],
         unreadable: vec![bad],
         hurry: true,
+        backing: Some(backing()),
     }
 }
 
@@ -264,6 +284,7 @@ fn duties() -> Duties {
         writer: Some(TOKEN),
         readers: vec![TOKEN],
         tend: true,
+        backed: true,
     };
     Duties {
         revision: 1,

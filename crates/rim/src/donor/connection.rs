@@ -21,7 +21,9 @@ use crate::stream::{DIRECT_BYTES, Stream, iovec};
 use cheetah_core::donor::{Access, Grant, Ticket, WriteMark};
 use cheetah_nbd::server::transmission::{Payload, Step, Transmission};
 use cheetah_nbd::{Command, Descriptor, Errno, Negotiated, RequestHeader, StateFlags, Violation};
-use cheetah_terms::donor::{Asked, entry, lately, permit, presence, rightness, tell_status};
+use cheetah_terms::donor::{
+    ABSENT, Asked, entry, lately, permit, presence, rightness, tell_absent, tell_status,
+};
 use std::cell::RefCell;
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -276,6 +278,9 @@ impl<'a> Connection<'a> {
                 }
             }
             Err(errno) => self.sending.outbox.error(cookie, errno, ""),
+            Ok(Asked::Read) if let Some(at) = self.absent(header, access) => {
+                tell_absent(&mut self.sending.outbox, self.requests.session(), cookie, at);
+            }
             Ok(Asked::Read) => {
                 let has_contexts = self.requests.session().context.is_some();
                 self.sending.read(header, has_contexts);
@@ -287,7 +292,7 @@ impl<'a> Connection<'a> {
             Ok(Asked::Zero { keep }) => self.zero(header, keep),
             Ok(Asked::Status) => {
                 self.work_bytes += len;
-                self.status(header);
+                self.status(header, access.is_backed(&self.grant));
             }
             Ok(Asked::Age) => {
                 let each = |_: &u32| self.work_bytes += AGE_WORK_BYTES;
@@ -303,6 +308,12 @@ impl<'a> Connection<'a> {
             Ok(Asked::Undo) => self.undo(header),
             Ok(Asked::Write | Asked::Nothing) => self.sending.outbox.done(cookie),
         }
+    }
+
+    /// The first byte of what a read asks for that is not here, though the volume's source has it.
+    fn absent(&self, header: &RequestHeader, access: &Access) -> Option<u64> {
+        let is_backed = access.is_backed(&self.grant);
+        is_backed.then(|| self.arena.first_unknown(header.offset, header.length.into())).flatten()
     }
 
     /// The payload of a write is here, or was dropped.
@@ -374,10 +385,10 @@ impl<'a> Connection<'a> {
         sending.outbox.status(header, true, context, &found);
     }
 
-    fn status(&mut self, header: &RequestHeader) {
+    fn status(&mut self, header: &RequestHeader, is_backed: bool) {
         let Connection { arena, ledger, sending, requests, .. } = self;
         let (offset, len) = (header.offset, u64::from(header.length));
-        let holes = || runs(|run| arena.runs(offset, len, |len, present| run(len, presence(present))));
+        let holes = || runs(|run| states(arena, offset, len, is_backed, run));
         let listed = || {
             let ledger = locked(ledger.as_ref()?);
             Some((ledger.complete(), ledger.within(offset, len).map(entry).collect()))
@@ -392,6 +403,21 @@ impl<'a> Connection<'a> {
         };
         tell_status(&mut sending.outbox, requests.session(), header, holes, listed, dirty);
     }
+}
+
+/// What `base:allocation` says of a range.
+fn states(arena: &Arena, offset: u64, len: u64, is_backed: bool, run: &mut dyn FnMut(u64, StateFlags)) {
+    if !is_backed {
+        return arena.runs(offset, len, |len, present| run(len, presence(present)));
+    }
+    let mut at = offset;
+    arena.known_runs(offset, len, |len, known| {
+        match known {
+            true => arena.runs(at, len, |len, present| run(len, presence(present))),
+            false => run(len, ABSENT),
+        }
+        at += len;
+    });
 }
 
 /// The first runs that `each` gives, as many as an answer may have.

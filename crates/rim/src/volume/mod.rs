@@ -4,13 +4,14 @@
 //! Owns: the thread, its clock and timer, which request has which buffer, the inbox that front ends fill.
 //! Never: policy. Invariant: the machine is stepped, and payloads are touched, on this thread only; effects
 //! are carried out before the next step, but that checksums of what is written may wait until it is sent;
-//! everything that a batch of events caused is sent together, connection by connection.
-//! Called by `cheetah attach` and the tests. Parts: `handle` (what front ends hold), `orders` (what it is
-//! told beside requests), `links` (the connections to each donor), `conn` (one of them), `open` (making one),
-//! `heads` (of the writes that leave by it), `traffic` (how much is on its way), `memory` (payloads, scratch
-//! memory, checksums).
+//! everything that a batch of events caused is sent together, connection by connection. Called by `cheetah
+//! attach` and the tests. Parts: `handle` (what front ends hold), `orders` (what it is told beside requests),
+//! `links` (the connections to each donor), `conn` (one of them), `open` (making one), `heads` (of the writes
+//! that leave by it), `fetching` (of what is not here yet), `traffic` (how much is on its way), `memory`
+//! (payloads, scratch memory, checksums).
 
 mod conn;
+mod fetching;
 mod handle;
 mod heads;
 mod links;
@@ -20,7 +21,7 @@ mod orders;
 mod traffic;
 
 pub use cheetah_core::ahead::Rule;
-pub use cheetah_core::volume::{Caching, Scope, Scrubbed, ScrubbedDonor};
+pub use cheetah_core::volume::{Caching, FetchError, Scope, Scrubbed, ScrubbedDonor};
 pub use handle::{Completion, LocalTask, Op, Sink, StatusRun, Submission, Taker, VolumeError, VolumeHandle};
 pub use open::probe;
 
@@ -32,8 +33,9 @@ use cheetah_core::limits::{POLL_DEFAULT_US, REQUESTS_IN_FLIGHT_MAX};
 use cheetah_core::map::{DonorId, LeaseToken, VolumeMap};
 use cheetah_core::poll::Poll;
 use cheetah_core::units::Time;
-use cheetah_core::volume::{self as machine, At, Effect, Event, Fragment, Mem};
+use cheetah_core::volume::{self as machine, At, Effect, Event, Fragment, Key, Mem};
 use conn::{Conn, Part};
+use fetching::Ask;
 use handle::{Inbox, Shared};
 use links::Link;
 use memory::{Memory, Slot};
@@ -159,6 +161,8 @@ struct Driver {
     /// It is time to look rather than to sleep.
     look: Rc<Notify>,
     settling: Vec<oneshot::Sender<Vec<(DonorId, String)>>>,
+    /// Where who fills the volume is asked; made when that is first needed.
+    fetching: Option<mpsc::UnboundedSender<Ask>>,
     shared: Arc<Shared>,
     this: std::rc::Weak<RefCell<Driver>>,
 }
@@ -188,6 +192,7 @@ async fn run(shared: Arc<Shared>, options: VolumeOptions, memory: Memory, amendm
             poll: Poll::new(u64::try_from(options.tuning.poll.as_nanos()).unwrap_or(u64::MAX)),
             look: Rc::new(Notify::new()),
             settling: Vec::new(),
+            fetching: None,
             shared: shared.clone(),
             this: this.clone(),
         })
@@ -445,6 +450,7 @@ impl Driver {
                     self.wake_changed.notify_one();
                 }
             }
+            Effect::Fetch { request, offset, len } => self.fetch(request, offset, len),
             Effect::Open { donor, session } => self.open(donor, session),
             Effect::Probe { donor, session } => self.probe(donor, session),
             Effect::Close { donor, session } => {
@@ -452,6 +458,17 @@ impl Driver {
                 self.close(donor);
             }
         }
+    }
+
+    fn fetch(&mut self, request: Key, offset: u64, len: u32) {
+        let Some(filler) = self.machine.map().filler().cloned() else {
+            let result = Err(FetchError::Away);
+            return self.answered_here.push(Event::Fetched { request, result });
+        };
+        let Driver { fetching, this, transport, .. } = self;
+        let asks = fetching.get_or_insert_with(|| fetching::start(this.clone(), transport.clone()));
+        // Its task lives as long as this does.
+        let _ = asks.send(Ask { request, offset, len, filler });
     }
 
     /// A batch of answers, and all that follows from it.

@@ -90,8 +90,27 @@ fn is_own(error: &io::Error) -> bool {
     Errno::from_io_error(error).is_some_and(|errno| OWN.contains(&errno))
 }
 
-/// One connection, through its handshake.
+/// One connection to a donor, through its handshake.
 async fn open_one(endpoint: &Endpoint, export: &str, transport: &Transport) -> Result<Opened, LinkFailure> {
+    let want = client::Want {
+        export: export.to_owned(),
+        structured: true,
+        base_allocation: true,
+        dirty: true,
+        context: true,
+    };
+    connect_as(endpoint, want, transport).await
+}
+
+/// One connection that wants this, through its handshake.
+///
+/// # Errors
+/// A sentence: the address, and what happened there.
+pub(super) async fn connect_as(
+    endpoint: &Endpoint,
+    want: client::Want,
+    transport: &Transport,
+) -> Result<Opened, LinkFailure> {
     let failed = |why: &dyn Display| LinkFailure::NotOpened(format!("{endpoint}: {why}"));
     let at = |e: io::Error| match e.kind() {
         io::ErrorKind::ConnectionRefused => {
@@ -104,13 +123,6 @@ async fn open_one(endpoint: &Endpoint, export: &str, transport: &Transport) -> R
     // NBD_OPT_STARTTLS will stand here: once the server has acknowledged it, and `input` is empty, the stream
     // becomes another in the middle of the loop, and the handshake goes on over that.
     let mut stream = transport.connected(plain).await.map_err(at)?;
-    let want = client::Want {
-        export: export.to_owned(),
-        structured: true,
-        base_allocation: true,
-        dirty: true,
-        context: true,
-    };
     let mut handshake = client::Handshake::new(want);
     let (mut input, mut output) = (Vec::new(), Vec::new());
     loop {

@@ -1,0 +1,451 @@
+//! The threads that fill a volume from its source, and who they work for.
+//!
+//! Owns: reading at the source, writing what was read, asking donors what they hold, and hashing all of it in
+//! the source's order. Never: what comes next (`core::filling`), the lease or the pool (`filler`), or writing
+//! to the source. Invariants: what counts as here was written and acknowledged; a block that the source
+//! cannot give is not written, so that it stays absent; and hashes have zeros there. Called by `filler`.
+//! Tests: `lab/tests/open.rs`.
+
+use crate::fill::{CHUNK_BYTES, Hashes, Hashing};
+use cheetah_core::content::ByteRange;
+use cheetah_core::filling::{Answer, Order, Work};
+use cheetah_core::limits::BLOCK_BYTES;
+use cheetah_rim::filler::{Brings, Done};
+use cheetah_rim::volume::{Completion, FetchError, Op, Sink, Submission, VolumeError, VolumeHandle};
+use cheetah_source::{Source, Unreadable};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Threads that read only what somebody waits for, so that nobody waits for one that reads on.
+const FOR_WAITERS: usize = 2;
+/// What was read in order is kept for hashing up to so far behind what was hashed last.
+const KEPT_BYTES_MAX: u64 = 16 << 20;
+/// A range that a donor is asked about at once: it has room for the runs of one in its answer.
+const ASKED_BYTES: u64 = 16 << 20;
+/// Who sleeps looks again after this in any case.
+const LOOK: Duration = Duration::from_secs(1);
+/// After this a read of a part that others have to bring first is tried again.
+const AGAIN: Duration = Duration::from_millis(200);
+
+pub struct Filling {
+    source: Arc<dyn Source>,
+    volume: VolumeHandle,
+    started: Instant,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Bytes that were read at the source.
+    bytes_read: AtomicU64,
+}
+
+struct State {
+    order: Order,
+    askers: u64,
+    asked: BTreeMap<u64, Done>,
+    /// Runs that were read in order and are not hashed yet, by where they begin.
+    kept: BTreeMap<u64, Arc<Vec<u8>>>,
+    hashed: u64,
+    hashes: Option<Hashes>,
+    /// Why nothing can be read or written, while that is so.
+    trouble: Option<String>,
+    /// The lease is gone, or somebody wants it to end.
+    ends: bool,
+}
+
+/// How far it is.
+#[derive(Clone, Debug)]
+pub struct Progress {
+    pub bytes_here: u64,
+    pub bad: Vec<ByteRange>,
+    pub paused: bool,
+    pub trouble: Option<String>,
+    /// All is here and hashed.
+    pub hashes: Option<Hashes>,
+}
+
+impl Filling {
+    pub fn new(source: Arc<dyn Source>, volume: VolumeHandle, rate: Option<u64>) -> Arc<Filling> {
+        let mut order = Order::new(source.size());
+        order.limit(rate);
+        let (asked, kept) = (BTreeMap::new(), BTreeMap::new());
+        let state =
+            State { order, askers: 0, asked, kept, hashed: 0, hashes: None, trouble: None, ends: false };
+        Arc::new(Filling {
+            source,
+            volume,
+            started: Instant::now(),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            bytes_read: AtomicU64::new(0),
+        })
+    }
+
+    /// Starts its threads.
+    pub fn start(self: &Arc<Filling>) -> std::io::Result<()> {
+        let readers = self.source.readers().max(1) + 1;
+        for thread in 0..FOR_WAITERS + readers {
+            let (this, for_waiters) = (self.clone(), thread < FOR_WAITERS);
+            let name = if for_waiters { "asked" } else { "in-order" };
+            std::thread::Builder::new().name(name.into()).spawn(move || this.work(for_waiters))?;
+        }
+        let this = self.clone();
+        std::thread::Builder::new().name("hash".into()).spawn(move || this.hash())?;
+        Ok(())
+    }
+
+    pub fn progress(&self) -> Progress {
+        let state = self.state();
+        Progress {
+            bytes_here: state.order.bytes_here(),
+            bad: state.order.bad().to_vec(),
+            paused: state.order.is_paused(),
+            trouble: state.trouble.clone(),
+            hashes: state.hashes.clone().filter(|_| state.order.is_complete()),
+        }
+    }
+
+    pub fn bytes_read(&self) -> u64 {
+        self.bytes_read.load(Ordering::Relaxed)
+    }
+
+    pub fn pause(&self, paused: bool) {
+        self.state().order.pause(paused);
+        self.changed.notify_all();
+    }
+
+    pub fn limit(&self, rate: Option<u64>) {
+        self.state().order.limit(rate);
+        self.changed.notify_all();
+    }
+
+    /// Nothing is read any more; who waits is told so.
+    pub fn end(&self) {
+        let mut state = self.state();
+        state.ends = true;
+        let asked = std::mem::take(&mut state.asked);
+        drop(state);
+        self.changed.notify_all();
+        asked.into_values().for_each(|done| done(Err(FetchError::Away)));
+    }
+
+    /// Learns from donors what is here. Whether all is, that the source can give.
+    pub fn survey(&self) -> Result<bool, VolumeError> {
+        let mut at = 0;
+        while at < self.source.size() {
+            let end = (at + ASKED_BYTES).min(self.source.size());
+            for (range, is_here) in self.presence(at..end)? {
+                self.note_presence(range, is_here);
+            }
+            at = end;
+        }
+        Ok(self.state().order.is_complete())
+    }
+
+    fn note_presence(&self, range: Range<u64>, is_here: bool) {
+        let mut state = self.state();
+        match is_here {
+            true => state.order.learn(whole_pieces(&range, self.source.size()), true),
+            false => {
+                let missing = outside(&range, state.order.bad());
+                missing.into_iter().for_each(|range| state.order.learn(range, false));
+            }
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Runs of the range and whether donors hold them.
+    fn presence(&self, range: Range<u64>) -> Result<Vec<(Range<u64>, bool)>, VolumeError> {
+        let (mut at, mut runs) = (range.start, Vec::new());
+        while at < range.end {
+            let completion = self.request(Op::Presence, at..range.end, None);
+            completion.result?;
+            let before = at;
+            for run in completion.status {
+                let end = (at + u64::from(run.len)).min(range.end);
+                runs.push((at..end, !run.hole));
+                at = end;
+            }
+            if at == before {
+                return Err(VolumeError::DonorFailed);
+            }
+        }
+        Ok(runs)
+    }
+
+    // Working.
+
+    fn work(&self, for_waiters: bool) {
+        while let Some(work) = self.next(for_waiters) {
+            match work {
+                Work::Fetch(range) => self.fetch(range),
+                Work::Check(range) => self.check(range),
+            }
+        }
+    }
+
+    /// The next thing to do; none: it ends.
+    fn next(&self, for_waiters: bool) -> Option<Work> {
+        let mut state = self.state();
+        loop {
+            if state.ends {
+                return None;
+            }
+            let now = self.now();
+            if let Some(work) = state.order.next(now, for_waiters) {
+                return Some(work);
+            }
+            let wait = match state.order.wake_at().filter(|_| !for_waiters) {
+                Some(at) => Duration::from_nanos(at.saturating_sub(now)).min(LOOK),
+                None => LOOK,
+            };
+            let waited = self.changed.wait_timeout(state, wait);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn fetch(&self, range: Range<u64>) {
+        let len = usize::try_from(range.end - range.start).expect("a run fits in memory");
+        let mut bytes = vec![0; len];
+        let read = self.source.read_past_errors_at(range.start, &mut bytes).map_err(|e| e.to_string());
+        let done = read.and_then(|unreadable| {
+            self.bytes_read.fetch_add(len as u64, Ordering::Relaxed);
+            let bad = bad_blocks(&unreadable, self.source.size());
+            let written =
+                outside(&range, &bad).into_iter().try_for_each(|part| self.write(&range, &bytes, part));
+            written.map_err(|e| format!("donors do not take what was read: {e}"))?;
+            Ok((bad, unreadable))
+        });
+        let mut state = self.state();
+        let result = match done {
+            Ok((bad, unreadable)) => {
+                for Unreadable { range, why } in unreadable {
+                    tracing::warn!("bytes {} to {} cannot be read: {why}", range.start, range.end);
+                }
+                state.trouble = None;
+                if range.start >= state.hashed && range.end <= state.hashed + KEPT_BYTES_MAX {
+                    state.kept.insert(range.start, Arc::new(bytes));
+                }
+                Ok(bad)
+            }
+            Err(why) => {
+                if state.trouble.as_ref() != Some(&why) {
+                    tracing::warn!("filling waits: {why}");
+                }
+                state.trouble = Some(why);
+                Err(())
+            }
+        };
+        let answers = state.order.fetched(self.now(), range, result);
+        self.tell(state, answers);
+    }
+
+    fn check(&self, range: Range<u64>) {
+        let found = self.presence(range.clone());
+        let mut state = self.state();
+        let result = found.map_err(drop).map(|runs| {
+            let bad = state.order.bad();
+            runs.iter().all(|(range, is_here)| *is_here || outside(range, bad).is_empty())
+        });
+        let answers = state.order.checked(range, result);
+        self.tell(state, answers);
+    }
+
+    fn tell(&self, mut state: MutexGuard<'_, State>, answers: Vec<Answer>) {
+        let told =
+            answers.into_iter().filter_map(|Answer { to, result }| Some((state.asked.remove(&to)?, result)));
+        let told: Vec<_> = told.collect();
+        drop(state);
+        self.changed.notify_all();
+        told.into_iter().for_each(|(done, result)| done(result));
+    }
+
+    /// Writes a part of a run.
+    fn write(&self, run: &Range<u64>, bytes: &[u8], part: Range<u64>) -> Result<(), VolumeError> {
+        let at = |byte: u64| usize::try_from(byte - run.start).expect("inside of the run");
+        let bytes = &bytes[at(part.start)..at(part.end)];
+        if bytes.iter().all(|byte| *byte == 0) {
+            return self.request(Op::Zero { keep: false }, part, None).result;
+        }
+        self.request(Op::Write, part, Some(bytes)).result
+    }
+
+    /// One request, and its end.
+    fn request(&self, op: Op, range: Range<u64>, bytes: Option<&[u8]>) -> Completion {
+        let len = usize::try_from(range.end - range.start).expect("one request's");
+        let buffer = (matches!(op, Op::Read | Op::Write)).then(|| {
+            let mut buffer = self.volume.pool().take_blocking(len);
+            if let Some(bytes) = bytes {
+                buffer.copy_from_slice(bytes);
+            }
+            buffer
+        });
+        let (sink, done) = mpsc::channel();
+        let (len, sink) = (u32::try_from(len).expect("one request's"), Arc::new(ToChannel(sink)));
+        self.volume.submit(Submission { op, offset: range.start, len, buffer, token: 0, sink });
+        done.recv().unwrap_or(Completion {
+            token: 0,
+            result: Err(VolumeError::DonorLost),
+            buffer: None,
+            status: Vec::new(),
+        })
+    }
+
+    // Hashing.
+
+    fn hash(&self) {
+        let hashing = Hashing::start();
+        let (mut at, size) = (0, self.source.size());
+        while at < size {
+            let Some(bytes) = self.bytes_at(at) else { return };
+            at += bytes.len() as u64;
+            hashing.feed(&bytes);
+            let mut state = self.state();
+            state.hashed = at;
+            state.kept = state.kept.split_off(&at);
+        }
+        match hashing.finish() {
+            Ok(hashes) => self.state().hashes = Some(hashes),
+            Err(failure) => tracing::error!("hashing failed: {}", failure.text()),
+        }
+        self.changed.notify_all();
+    }
+
+    /// What the source has there, up to the end of a chunk, once it is here; none: it ends.
+    fn bytes_at(&self, at: u64) -> Option<Arc<Vec<u8>>> {
+        let chunk = CHUNK_BYTES as u64;
+        let border = ((at / chunk + 1) * chunk).min(self.source.size());
+        let range = {
+            let mut state = self.state();
+            loop {
+                if state.ends {
+                    return None;
+                }
+                let end = state.kept.range(at..border).next().map_or(border, |(begin, _)| *begin);
+                if let Some(bytes) = state.kept.remove(&at) {
+                    return Some(bytes);
+                }
+                if state.order.has(&(at..end)) {
+                    break at..end;
+                }
+                let waited = self.changed.wait_timeout(state, LOOK);
+                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            }
+        };
+        loop {
+            let completion = self.request(Op::Read, range.clone(), None);
+            if let (Ok(()), Some(buffer)) = (completion.result, completion.buffer) {
+                return Some(Arc::new(buffer.to_vec()));
+            }
+            // A part of it cannot be given, or went with a donor.
+            let mut bytes = vec![0; usize::try_from(range.end - range.start).expect("a chunk")];
+            if self.source.read_past_errors_at(range.start, &mut bytes).is_ok() {
+                self.bytes_read.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+                return Some(Arc::new(bytes));
+            }
+            if self.state().ends {
+                return None;
+            }
+            std::thread::sleep(AGAIN);
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Brings for Filling {
+    fn bring(&self, offset: u64, len: u32, done: Done) {
+        let mut state = self.state();
+        if state.ends {
+            drop(state);
+            return done(Err(FetchError::Away));
+        }
+        state.askers += 1;
+        let asker = state.askers;
+        match state.order.ask(asker, offset..offset.saturating_add(len.into())) {
+            Some(answer) => {
+                drop(state);
+                done(answer.result);
+            }
+            None => {
+                state.asked.insert(asker, done);
+                drop(state);
+                self.changed.notify_all();
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct ToChannel(mpsc::Sender<Completion>);
+
+impl Sink for ToChannel {
+    fn complete(&self, completion: Completion) {
+        let _ = self.0.send(completion);
+    }
+}
+
+/// The blocks that are not whole.
+fn bad_blocks(unreadable: &[Unreadable], size: u64) -> Vec<ByteRange> {
+    let mut bad = Vec::new();
+    let blocks = unreadable.iter().map(|Unreadable { range, .. }| {
+        let (from, to) = (range.start / BLOCK_BYTES * BLOCK_BYTES, range.end.next_multiple_of(BLOCK_BYTES));
+        ByteRange::from(from..to.min(size))
+    });
+    cheetah_core::content::cover(&mut bad, blocks);
+    bad
+}
+
+/// What of the range lies in none of these, which are ascending and apart.
+fn outside(range: &Range<u64>, bad: &[ByteRange]) -> Vec<Range<u64>> {
+    let (mut at, mut parts) = (range.start, Vec::new());
+    for bad in bad.iter().filter(|bad| bad.offset < range.end && range.start < bad.end()) {
+        if at < bad.offset {
+            parts.push(at..bad.offset);
+        }
+        at = bad.end();
+    }
+    if at < range.end {
+        parts.push(at..range.end);
+    }
+    parts
+}
+
+/// The pieces that lie in the range as a whole: of the others nothing is known yet.
+fn whole_pieces(range: &Range<u64>, size: u64) -> Range<u64> {
+    const PIECE: u64 = cheetah_core::filling::PIECE_BYTES;
+    let end = if range.end == size { size } else { range.end / PIECE * PIECE };
+    range.start.next_multiple_of(PIECE).min(end)..end
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_read_is_left_out_by_whole_blocks() {
+        let unreadable = |range: Range<u64>| Unreadable { range, why: String::new() };
+        let bad = bad_blocks(&[unreadable(5000..5512), unreadable(20_000..20_001)], 20_100);
+        assert_eq!(bad, [ByteRange { offset: 4096, len: 4096 }, ByteRange { offset: 16_384, len: 3716 }]);
+        assert_eq!(outside(&(0..20_100), &bad), [0..4096, 8192..16_384]);
+        assert_eq!(outside(&(4096..8192), &bad), []);
+        assert_eq!(outside(&(8192..9000), &bad).first(), Some(&(8192..9000)));
+    }
+
+    #[test]
+    fn only_whole_pieces_count_as_here() {
+        let piece = cheetah_core::filling::PIECE_BYTES;
+        assert_eq!(whole_pieces(&(4096..3 * piece + 5), 9 * piece), piece..3 * piece);
+        assert_eq!(whole_pieces(&(0..piece + 7), piece + 7), 0..piece + 7, "the last one is shorter");
+        assert!(whole_pieces(&(4096..8192), 9 * piece).is_empty());
+    }
+}

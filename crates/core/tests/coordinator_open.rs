@@ -1,0 +1,163 @@
+//! Volumes that were opened from a source: who fills one, and what becomes of it when that or a donor ends.
+
+mod pool;
+
+use cheetah_core::api::{Answer, Attach, Attached, Call, Create, Refusal, Size, VolumeDetail};
+use cheetah_core::content::{
+    ByteRange, Check, ContentState, Fill, FillFrom, Filling, Loaded, Source, Tell, ToLoad,
+};
+use cheetah_core::limits::LEASE_NS;
+use cheetah_core::map::{Backing, Filler, LeaseToken, Redundancy};
+use pool::{E, World};
+
+const SIZE: u64 = 2 * E + 5;
+
+fn source(inode: u32) -> Source {
+    Source { name: "/e/disk.E01".into(), size: SIZE, identity: format!("inode {inode}"), checksummed: true }
+}
+
+fn create(redundancy: Option<Redundancy>) -> Call {
+    let load = Some(ToLoad { source: source(7), by: "eve".into(), backed: true });
+    Call::Create(Create {
+        name: "v".into(),
+        size: Size::Bytes(SIZE),
+        redundancy,
+        unit: None,
+        follow: false,
+        load,
+    })
+}
+
+fn world() -> World {
+    let mut world = World::with_donors(&[4, 4]);
+    world.ask(create(None)).expect("made");
+    world
+}
+
+fn attach(world: &mut World, attach: Attach) -> Result<Attached, Refusal> {
+    world.ask(Call::Attach { name: "v".into(), attach }).map(|answer| match answer {
+        Answer::Attached(attached) => attached,
+        other => panic!("{other:?}"),
+    })
+}
+
+fn fill(world: &mut World, inode: u32) -> Result<Attached, Refusal> {
+    let fill = Some(Fill { source: source(inode), from: FillFrom::Open });
+    attach(world, Attach { fill, ..Attach::new(false, "eve") })
+}
+
+fn tell(world: &mut World, token: LeaseToken, tell: Tell) {
+    let answer = world.ask(Call::Tell { name: "v".into(), token, tell });
+    assert!(matches!(answer, Ok(Answer::Done)), "{answer:?}");
+}
+
+fn filler() -> Option<Filler> {
+    Some(Filler { address: "10.0.0.9:1".into(), export: "fill.77".into() })
+}
+
+fn show(world: &mut World) -> VolumeDetail {
+    world.show("v")
+}
+
+#[track_caller]
+fn refused<T: std::fmt::Debug>(result: Result<T, Refusal>, words: &str) {
+    let refusal = result.expect_err("refused");
+    assert!(refusal.message.contains(words), "{words:?} is not in: {}", refusal.message);
+}
+
+#[test]
+fn tools_read_it_while_it_is_filled_and_hear_where_to_ask() {
+    let mut world = world();
+    let made = show(&mut world);
+    assert_eq!(
+        (made.status.redundancy, made.status.content.state),
+        (Redundancy::LINEAR, ContentState::Opened)
+    );
+    assert!(world.donors.values().flat_map(|duties| &duties.volumes).all(|duty| duty.backed));
+    let lease = fill(&mut world, 7).expect("nobody fills it");
+    refused(fill(&mut world, 7), "is attached for writing by eve");
+    tell(
+        &mut world,
+        lease.token,
+        Tell { filler: filler().map(Box::new), bytes_done: Some(E), ..Tell::default() },
+    );
+    let reader = attach(&mut world, Attach::new(false, "bob")).expect("for reading");
+    assert!(reader.read_only && reader.beside.is_empty(), "who fills it changes nothing of what bob reads");
+    assert_eq!(reader.map.filler(), filler().as_ref());
+    let shown = show(&mut world);
+    assert_eq!(shown.map.filler().map(|filler| filler.export.as_str()), Some(""), "not to everybody");
+    assert_eq!(shown.status.content.load.map(|load| load.bytes_done), Some(E));
+    refused(
+        attach(&mut world, Attach { writable: true, ..Attach::new(false, "bob") }),
+        "only who fills it writes",
+    );
+}
+
+#[test]
+fn it_is_complete_when_that_is_told_and_only_then() {
+    let mut world = world();
+    let lease = fill(&mut world, 7).expect("nobody fills it");
+    let bad = ByteRange { offset: 4096, len: 4096 };
+    let filling = Some(Box::new(Filling { bytes_per_second: 5, ..Filling::default() }));
+    tell(
+        &mut world,
+        lease.token,
+        Tell { filler: filler().map(Box::new), unreadable: vec![bad], filling, ..Tell::default() },
+    );
+    assert_eq!(show(&mut world).map.unreadable.len(), 1, "an error to readers from now on");
+    let (md5, sha256) = ("0".repeat(32), "a".repeat(64));
+    let loaded = Loaded { md5, sha256, check: Check::Same, changed: None, unreadable: vec![bad] };
+    tell(&mut world, lease.token, Tell { loaded: Some(loaded), ..Tell::default() });
+    world.detach("v", lease.token).expect("given back");
+    let whole = show(&mut world);
+    assert_eq!(whole.map.backing, Some(Backing { filler: None, complete: true }));
+    let load = whole.status.content.load.expect("its load");
+    assert_eq!((whole.status.content.state, load.filling), (ContentState::Loaded, None));
+    refused(fill(&mut world, 7), "nothing left to fill");
+    assert!(world.donors.values().flat_map(|duties| &duties.volumes).all(|duty| duty.backed), "still");
+}
+
+#[test]
+fn a_filler_that_ends_without_a_word_leaves_the_volume_to_the_next() {
+    let mut world = world();
+    let lease = fill(&mut world, 7).expect("nobody fills it");
+    tell(
+        &mut world,
+        lease.token,
+        Tell { filler: filler().map(Box::new), bytes_done: Some(E), ..Tell::default() },
+    );
+    world.pass(LEASE_NS + 1);
+    let left = show(&mut world);
+    let load = left.status.content.load.clone().expect("its load");
+    assert_eq!((left.map.backing, load.filling, load.bytes_done), (Some(Backing::default()), None, E));
+    assert!(left.status.content.is_usable() && left.status.content.written.is_none());
+    refused(fill(&mut world, 8), "is another or has changed since");
+    fill(&mut world, 7).expect("the same source");
+}
+
+#[test]
+fn what_a_donor_took_with_it_has_a_new_home_at_once_and_is_absent_there() {
+    let mut world = world();
+    world.join(3, 4).expect("joins");
+    let lease = fill(&mut world, 7).expect("nobody fills it");
+    let held =
+        |detail: &VolumeDetail, group: usize| detail.map.groups[group].slots[0].held.expect("a holder");
+    let before = show(&mut world);
+    let gone = held(&before, 0).donor;
+    world.kill(gone.0);
+    let after = show(&mut world);
+    assert_ne!(held(&after, 0).donor, gone, "{:?}", after.map.groups);
+    assert!(after.map.groups[0].slots[0].filling.is_none() && after.lost.is_empty());
+    let _ = lease;
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_the_reason() {
+    let mut world = World::with_donors(&[4, 4]);
+    for redundancy in ["mirror:2", "parity:2+1"] {
+        let redundancy = redundancy.parse().ok();
+        refused(world.ask(create(redundancy)), "is read from the source again");
+    }
+    world.ask(create("stripe:2".parse().ok())).expect("made");
+    refused(world.ask(Call::Grow { name: "v".into(), size: Size::All }), "does not grow");
+}

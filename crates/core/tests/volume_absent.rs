@@ -1,0 +1,187 @@
+//! Blocks that a source is still to give: who fills the volume is asked, and donors are read again.
+
+mod volume;
+
+use cheetah_core::limits::{EXTENT_BYTES, REQUEST_DEADLINE_NS};
+use cheetah_core::map::{Backing, Filler, Placement, VolumeMap};
+use cheetah_core::volume::{Effect, Event, FetchError, Key, Op, PartError, PartOp, StatusRun, VolumeError};
+use volume::{A, B, World, map};
+
+const ABSENT: Result<Vec<StatusRun>, PartError> = Err(PartError::Absent);
+
+fn backed(filler: bool) -> VolumeMap {
+    let filler = filler.then(|| Filler { address: "127.0.0.1:2".into(), export: "fill".into() });
+    VolumeMap { backing: Some(Backing { filler, complete: false }), ..map(false, false) }
+}
+
+fn reader(map: VolumeMap) -> World {
+    let mut world = World::new(map, true);
+    world.open(A);
+    world.open(B);
+    world.effects.clear();
+    world
+}
+
+/// What who fills the volume was asked for since the last call.
+fn asked(world: &mut World) -> Vec<(Key, u64, u32)> {
+    let mut asked = Vec::new();
+    world.effects.retain(|effect| match effect {
+        Effect::Fetch { request, offset, len } => {
+            asked.push((*request, *offset, *len));
+            false
+        }
+        _ => true,
+    });
+    asked
+}
+
+fn absent(world: &mut World) {
+    world.sent().iter().for_each(|sent| world.answer(sent.part, ABSENT));
+}
+
+#[test]
+fn what_is_absent_is_brought_and_then_read_from_its_donor() {
+    let mut world = reader(backed(true));
+    let tag = world.submit(Op::Read, 4096, 8192);
+    absent(&mut world);
+    assert_eq!(world.completed(), []);
+    let [(request, 4096, 8192)] = asked(&mut world)[..] else {
+        panic!("asked once, for what the tool wants")
+    };
+    world.step(Event::Fetched { request, result: Ok(()) });
+    assert!(asked(&mut world).is_empty());
+    world.serve();
+    assert_eq!(world.completed(), [(tag, Ok(()))]);
+}
+
+#[test]
+fn what_the_source_cannot_give_is_an_error_and_what_nobody_brings_too() {
+    let mut world = reader(backed(true));
+    let tag = world.submit(Op::Read, 0, 4096);
+    absent(&mut world);
+    let [(request, ..)] = asked(&mut world)[..] else { panic!("asked once") };
+    world.step(Event::Fetched { request, result: Err(FetchError::Unreadable) });
+    assert_eq!(world.completed(), [(tag, Err(VolumeError::Unreadable))]);
+    // Who fills it is away: it is read again now and then, until its time is over.
+    let (tag, begun) = (world.submit(Op::Read, 0, 4096), world.now);
+    let mut tries = 0;
+    while world.now < begun + REQUEST_DEADLINE_NS {
+        absent(&mut world);
+        for (request, ..) in asked(&mut world) {
+            tries += 1;
+            world.step(Event::Fetched { request, result: Err(FetchError::Away) });
+        }
+        if !world.effects.iter().any(|effect| matches!(effect, Effect::Complete { .. })) {
+            world.wake();
+        }
+    }
+    assert_eq!(world.completed(), [(tag, Err(VolumeError::TimedOut))]);
+    assert!((2..100).contains(&tries), "{tries} tries");
+    world.step(Event::Fetched { request, result: Ok(()) });
+    assert_eq!(world.completed(), [], "an answer that comes late is nobody's");
+}
+
+#[test]
+fn who_waits_for_a_filler_asks_the_next_one_at_once() {
+    let mut world = reader(backed(false));
+    let tag = world.submit(Op::Read, 0, 4096);
+    absent(&mut world);
+    assert_eq!((world.completed(), asked(&mut world)), (vec![], vec![]));
+    world.step(Event::Map(VolumeMap { epoch: 2, ..backed(true) }));
+    absent(&mut world);
+    let [(request, 0, 4096)] = asked(&mut world)[..] else { panic!("asked once") };
+    // What was brought and is gone again is not asked for at once: it may be moving.
+    world.step(Event::Fetched { request, result: Ok(()) });
+    absent(&mut world);
+    assert_eq!((world.completed(), asked(&mut world)), (vec![], vec![]));
+    let done = (0..100).find_map(|_| {
+        world.wake();
+        world.serve();
+        world.completed().pop()
+    });
+    assert_eq!(done, Some((tag, Ok(()))));
+}
+
+#[test]
+fn of_a_volume_that_is_complete_nothing_is_brought() {
+    let mut whole = backed(true);
+    whole.backing = Some(Backing { filler: None, complete: true });
+    for map in [whole, map(false, false)] {
+        let mut world = reader(map);
+        let tag = world.submit(Op::Read, 0, 4096);
+        absent(&mut world);
+        assert_eq!(world.completed(), [(tag, Err(VolumeError::Absent))]);
+    }
+}
+
+#[test]
+fn the_end_of_the_volume_is_written_as_a_block() {
+    let mut map = backed(true);
+    map.size = EXTENT_BYTES + 8192 + 5;
+    let mut world = World::up(map);
+    let tag = world.submit(Op::Write, EXTENT_BYTES + 4096, 4096 + 5);
+    loop {
+        let sent = world.sent();
+        let Some(read) = sent.iter().find(|sent| sent.op == PartOp::Read) else {
+            let ends = sent.iter().map(|sent| sent.address + u64::from(sent.len)).max();
+            assert_eq!(ends, Some(3 * 4096), "whole blocks, of B's only extent");
+            sent.iter().for_each(|sent| world.answer(sent.part, Ok(vec![])));
+            break;
+        };
+        assert_eq!((read.address, read.len), (8192, 4096), "what is behind the end of the volume");
+        sent.iter().for_each(|sent| {
+            let answer = if sent.op == PartOp::Read { ABSENT } else { Ok(vec![]) };
+            world.answer(sent.part, answer);
+        });
+    }
+    world.serve();
+    assert_eq!(world.completed(), [(tag, Ok(()))]);
+    // In the middle of what is absent no part of a block can be written.
+    let tag = world.submit(Op::Write, 100, 5);
+    absent(&mut world);
+    assert_eq!(world.completed(), [(tag, Err(VolumeError::Absent))]);
+}
+
+#[test]
+fn what_is_absent_stays_so_where_it_moves() {
+    let mut map = backed(true);
+    map.size = 3 * 4096;
+    map.groups.truncate(1);
+    map.groups[0].slots[0].filling = Some(Placement { donor: B, extent: 3 });
+    let mut world = World::up(map);
+    let mut written = Vec::new();
+    for _ in 0..100 {
+        if written.is_empty() && world.next_wake() < u64::MAX {
+            world.wake();
+        }
+        for sent in world.sent() {
+            let first = sent.address.is_multiple_of(EXTENT_BYTES) && sent.len == 4096;
+            match sent.op {
+                PartOp::Read => world.answer(sent.part, if first { Ok(vec![]) } else { ABSENT }),
+                _ => {
+                    written.push((sent.donor, sent.address, sent.len));
+                    world.answer(sent.part, Ok(vec![]));
+                }
+            }
+        }
+        world.serve_checks();
+    }
+    assert_eq!(written, [(B, 3 * EXTENT_BYTES, 4096)], "what there is, and nothing else");
+    let filled = world.amendments().into_iter().flat_map(|amend| amend.filled).count();
+    assert_eq!(filled, 1, "it has moved");
+}
+
+#[test]
+fn presence_is_told_from_what_takes_no_memory() {
+    let mut world = World::up(backed(true));
+    let tag = world.submit(Op::Presence, 0, 12288);
+    let sent = world.sent();
+    assert_eq!((sent.len(), sent[0].op), (1, PartOp::Presence));
+    world.answer(sent[0].part, Ok(vec![StatusRun { len: 4096, hole: false }]));
+    let told = world.effects.iter().find_map(|effect| match effect {
+        Effect::Complete { tag: of, status, .. } if *of == tag => Some(status.clone()),
+        _ => None,
+    });
+    let (here, rest) = (StatusRun { len: 4096, hole: false }, StatusRun { len: 8192, hole: true });
+    assert_eq!(told, Some(vec![here, rest]), "what a donor leaves unsaid is not taken for here");
+}
