@@ -1,4 +1,4 @@
-//! What writes covered in a donor's memory, kept until they are complete everywhere, so that they can be undone.
+//! What writes covered in a donor's memory, kept until they are complete everywhere: they can be undone.
 //!
 //! Owns the memory that it is kept in, block by block, and how much of that there is. Never: which writes are
 //! kept or undone (`core::donor::Ledger`), or the donor's memory itself (`arena`). Invariants: what is not

@@ -1,8 +1,8 @@
 //! Memory at a scale of 1:512, as a donor lends it and as a client has it.
 //!
-//! Owns: a sparse memory with presence by block, what was in it before a write, and the checksums that a client
-//! keeps. One byte stands for a
-//! sector of 512 bytes and eight for a block of 4096, so the code's arithmetic works on it as on real memory.
+//! Owns: a sparse memory with presence by block, what was in it before a write, and the checksums that a
+//! client keeps. One byte stands for a sector of 512 bytes and eight for a block of 4096, so the code's
+//! arithmetic works on it as on real memory.
 //! Never: who reads or writes it, or what a byte means (`oracle`). Positions and lengths here count sectors.
 //! Invariant: what is absent is zero. Tests: below.
 

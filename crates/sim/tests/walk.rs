@@ -1,4 +1,5 @@
-//! The walk through every order of a small world's events: what it covers holds, and what is planted is found.
+//! The walk through every order of a small world's events: what it covers holds, and what is planted is
+//! found.
 
 use cheetah_sim::walk::{LIVES, Setup, walk};
 use cheetah_sim::{Bug, Layout};

@@ -114,7 +114,7 @@ pub fn ledger(cookie: u64, done: bool, complete: u64, entries: &[LedgerEntry], o
         out.extend_from_slice(&to.to_be_bytes());
         out.extend_from_slice(&number.to_be_bytes());
         out.extend_from_slice(&targets.to_be_bytes());
-        let state = u32::from(*landed) * LedgerEntry::LANDED | u32::from(*undo) * LedgerEntry::UNDO;
+        let state = (u32::from(*landed) * LedgerEntry::LANDED) | (u32::from(*undo) * LedgerEntry::UNDO);
         out.extend_from_slice(&state.to_be_bytes());
     }
 }

@@ -1,25 +1,17 @@
-//! Every way in which writers and a donor can end around a write, one after the other: what seeds draw from,
-//! walked through to the end.
+//! One life of a walk: a writer that attaches, reads, writes and reads again, or is killed on the way.
 //!
-//! Owns: a world of one row and as many donors as it has fragments, without spares; the order of all that
-//! happens in it, each order once; and what must hold: whoever attaches next reads what was acknowledged, or
-//! what was being written, and the same again. Never: chance, bytes on a wire (`serving` has those), or the
-//! coordinator, for which stands what it does with an amendment.
-//!
-//! A walk is made of lives. In each a writer attaches, reads all, writes, and may be killed between any two
-//! events; once in a walk a donor is killed, or stands still for a while. What a life leaves behind is a
-//! *legacy*; equal ones are followed once. Deliveries to several donors commute until the writer hears of
-//! one, so they come in one order. Key rule: paths are told apart by choices alone, so a path is replayed by
-//! them. Tests: `tests/walk.rs`.
+//! Owns its machine, what is on its way to donors and back, and what may happen next. Never: which of that
+//! does (`Choices`). Tests: those of the walk.
 
-use crate::bytes::{BLOCK, Kept, Memory, SECTOR, Sums, sectors};
+use super::Choices;
+use super::legacy::{Fate, Legacy, Truth, content};
+use crate::bytes::{BLOCK, SECTOR, Sums, sectors};
 use crate::memory::ClientMemory;
 use crate::network::Awaited;
-use crate::plan::{Bug, Layout};
-use cheetah_core::api::Amend;
-use cheetah_core::donor::{Ledger, Ticket};
+use crate::plan::Bug;
+use cheetah_core::donor::Ticket;
 use cheetah_core::limits::{BLOCK_BYTES, CONNECT_DEADLINE_NS, MILLISECOND_NS, SECOND_NS};
-use cheetah_core::map::{BadRange, DonorId, Group, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap};
+use cheetah_core::map::DonorId;
 use cheetah_core::units::Time;
 use cheetah_core::volume::{
     Effect, Event, Key, LinkFailure, Op, PartError, PartOp, Request, StatusRun, Tag, Volume,
@@ -30,179 +22,8 @@ use std::hash::{Hash, Hasher};
 
 /// How long a donor stands still: shorter than it takes to be noticed, to be excluded, to be given up.
 const STOPS_NS: [Time; 3] = [200 * MILLISECOND_NS, 7 * SECOND_NS, 45 * SECOND_NS];
-/// One that is acknowledged before anything happens, a writer, and two that come after it.
-pub const LIVES: usize = 4;
 /// A life that is not over then hangs.
 const LIFE_NS: Time = 300 * SECOND_NS;
-
-/// What is walked.
-#[derive(Clone, Copy, Debug)]
-pub struct Setup {
-    /// The fragments of the row; spares are none.
-    pub layout: Layout,
-    /// Writers, one after the other. Only the last one is never killed.
-    pub lives: usize,
-    /// Paths after which the walk is given up.
-    pub paths_max: u64,
-    pub bug: Option<Bug>,
-}
-
-/// What came of it.
-#[derive(Clone, Debug, Default)]
-pub struct Walked {
-    /// Orders of events, each to the end of a life.
-    pub paths: u64,
-    pub events: u64,
-    /// Different ones that a life began with.
-    pub legacies: u64,
-    /// All there were.
-    pub is_complete: bool,
-    /// What did not hold, and the choices that lead there.
-    pub failure: Option<String>,
-}
-
-/// The choices of one path: each, and of how many.
-#[derive(Default)]
-struct Choices {
-    made: Vec<(usize, usize)>,
-    next: usize,
-}
-
-impl Choices {
-    fn choose(&mut self, of: usize) -> usize {
-        if of < 2 {
-            return 0;
-        }
-        if self.next == self.made.len() {
-            self.made.push((0, of));
-        }
-        let (choice, known) = self.made[self.next];
-        assert_eq!(known, of, "a path does the same when it is walked again");
-        self.next += 1;
-        choice
-    }
-
-    /// Whether the path has left those that were walked before.
-    fn are_new(&self) -> bool {
-        self.next == self.made.len()
-    }
-
-    /// The next path; false when that was the last.
-    fn advance(&mut self) -> bool {
-        self.next = 0;
-        while let Some((choice, of)) = self.made.pop() {
-            if choice + 1 < of {
-                self.made.push((choice + 1, of));
-                return true;
-            }
-        }
-        false
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
-    There,
-    StillUntil(Time),
-    Gone,
-}
-
-/// A donor's process, but for its connections.
-#[derive(Clone, Debug)]
-struct Donor {
-    fate: Fate,
-    memory: Memory,
-    ledger: Ledger<Kept>,
-}
-
-/// What is known of a block: the version that was acknowledged, and those that may be there as well.
-#[derive(Clone, Debug, Hash)]
-struct Truth {
-    known: u8,
-    maybe: BTreeSet<u8>,
-}
-
-/// What one life leaves to the next.
-#[derive(Clone, Debug)]
-struct Legacy {
-    donors: Vec<Donor>,
-    map: VolumeMap,
-    blocks: Vec<Truth>,
-    version: u8,
-    fault_left: bool,
-    now: Time,
-}
-
-impl Legacy {
-    fn new(layout: Layout) -> Legacy {
-        let width = u64::from(layout.data + layout.parity);
-        let slot = |donor| Slot { held: Some(Placement { donor: DonorId(donor), extent: 0 }), filling: None };
-        let route = |donor| {
-            let name = format!("d{donor}");
-            (DonorId(donor), Route { name, address: "127.0.0.1:1".into(), foreign_export: None })
-        };
-        let unit = u32::try_from(BLOCK_BYTES).expect("4 KiB");
-        let map = VolumeMap {
-            volume: VolumeId(1),
-            name: "v".into(),
-            epoch: 1,
-            size: u64::from(layout.data) * BLOCK_BYTES,
-            redundancy: Redundancy { data: layout.data, parity: layout.parity },
-            unit,
-            groups: vec![Group { slots: (0..width).map(slot).collect() }],
-            routes: (0..width).map(route).collect(),
-            bad: Vec::new(),
-            unreadable: Vec::new(),
-            hurry: false,
-            backing: None,
-        };
-        let donor = Donor { fate: Fate::There, memory: Memory::default(), ledger: Ledger::default() };
-        let blocks = vec![Truth { known: 0, maybe: BTreeSet::new() }; layout.data as usize];
-        let donors = vec![donor; layout.data as usize + layout.parity as usize];
-        Legacy { donors, map, blocks, version: 0, fault_left: true, now: SECOND_NS }
-    }
-
-    fn digest(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        for donor in &self.donors {
-            let Donor { fate, memory, ledger } = donor;
-            let still = if let Fate::StillUntil(until) = fate { until.saturating_sub(self.now) } else { 0 };
-            (*fate == Fate::Gone, still, memory.get(0, BLOCK), memory.sums(0, BLOCK)).hash(&mut hasher);
-            format!("{ledger:?}").hash(&mut hasher);
-        }
-        (&self.blocks, self.version, self.fault_left).hash(&mut hasher);
-        format!("{:?} {:?}", self.map.groups, self.map.bad).hash(&mut hasher);
-        hasher.finish()
-    }
-
-    /// What the coordinator does with an amendment.
-    fn amend(&mut self, amend: &Amend) {
-        let data = self.map.redundancy.data as usize;
-        let before = (self.map.groups.clone(), self.map.bad.clone());
-        for (at, group) in (0..).zip(&mut self.map.groups) {
-            let goes = |slot: u32, held: &Placement| {
-                let kept = amend.keep.iter().any(|kept| (kept.group, kept.slot) == (at, slot));
-                !kept && amend.exclude.iter().any(|(donor, _)| *donor == held.donor)
-            };
-            let stays = |(slot, of): (u32, &Slot)| of.held.filter(|held| !goes(slot, held)).is_some();
-            if (0..).zip(&group.slots).filter(|both| stays(*both)).count() >= data {
-                for (slot, of) in (0..).zip(&mut group.slots) {
-                    of.held = of.held.filter(|held| !goes(slot, held));
-                }
-            }
-        }
-        self.map.bad.extend(amend.bad.iter().copied());
-        self.map.bad.retain(|bad| !amend.rewritten.iter().any(|anew: &BadRange| anew.covers(bad)));
-        if before != (self.map.groups.clone(), self.map.bad.clone()) {
-            self.map.epoch += 1;
-        }
-    }
-}
-
-fn content(version: u8, block: usize) -> Vec<u8> {
-    let byte = |sector: u8| version.wrapping_mul(37) ^ (block as u8 + 1).wrapping_mul(91) ^ sector;
-    if version == 0 { vec![0; BLOCK] } else { (0..BLOCK as u8).map(byte).collect() }
-}
 
 /// What a donor is asked.
 #[derive(Debug)]
@@ -258,11 +79,11 @@ enum Goal {
     Over,
 }
 
-enum End {
+pub(super) enum End {
     Over,
     /// From here on all was walked already.
     Known,
-    Left(Legacy),
+    Left(Box<Legacy>),
 }
 
 struct Life<'a> {
@@ -292,7 +113,7 @@ struct Life<'a> {
 }
 
 /// A life to its end.
-fn live(
+pub(super) fn live(
     legacy: Legacy,
     life: (usize, usize),
     bug: Option<Bug>,
@@ -339,7 +160,7 @@ impl Life<'_> {
             }
             if self.goal == Goal::Over {
                 let steps = self.steps;
-                return Ok((if settles { End::Left(self.left()) } else { End::Over }, steps));
+                return Ok((if settles { End::Left(Box::new(self.left())) } else { End::Over }, steps));
             }
             if self.legacy.now > self.began + LIFE_NS {
                 return Err(format!("it hangs at {:?}: {:?}", self.goal, self.open));
@@ -353,15 +174,15 @@ impl Life<'_> {
                 None => self.time_passes()?,
                 Some(Step::Killed) => {
                     let steps = self.steps;
-                    return Ok((End::Left(self.left()), steps));
+                    return Ok((End::Left(Box::new(self.left())), steps));
                 }
                 Some(step) => self.take(step)?,
             }
         }
     }
 
-    /// Whether a life with this number came so far before, and donors, what is on its way, and the volume looked
-    /// the same from outside.
+    /// Whether a life with this number came so far before, and donors, what is on its way, and the volume
+    /// looked the same from outside.
     fn was_here(&mut self) -> bool {
         let mut hasher = DefaultHasher::new();
         let wakes_in = self.wake_at.map(|at| at.saturating_sub(self.legacy.now));
@@ -761,47 +582,4 @@ impl Life<'_> {
         }
         self.legacy
     }
-}
-
-/// Walks through all there is, or to the first failure.
-#[must_use]
-pub fn walk(setup: Setup, mut told: impl FnMut(&Walked)) -> Walked {
-    let Setup { layout, lives, paths_max, bug } = setup;
-    let mut walked = Walked { is_complete: true, ..Walked::default() };
-    let (mut known, mut followed) = (HashSet::new(), HashSet::new());
-    // The first writer's first write is acknowledged before anything else happens.
-    let mut legacies = vec![(Legacy::new(layout), 0)];
-    while let Some((legacy, life)) = legacies.pop() {
-        walked.legacies += 1;
-        let mut choices = Choices::default();
-        loop {
-            if walked.paths >= paths_max {
-                walked.is_complete = false;
-                return walked;
-            }
-            walked.paths += 1;
-            let one = live(legacy.clone(), (life, lives), bug, &mut choices, &mut known);
-            match one {
-                Ok((end, events)) => {
-                    walked.events += events;
-                    if let End::Left(legacy) = end
-                        && followed.insert((life, legacy.digest()))
-                    {
-                        legacies.push((legacy, life + 1));
-                    }
-                }
-                Err(what) => {
-                    walked.failure = Some(format!("life {life}: {what}; choices {:?}", choices.made));
-                    return walked;
-                }
-            }
-            if walked.paths.is_multiple_of(10_000) {
-                told(&walked);
-            }
-            if !choices.advance() {
-                break;
-            }
-        }
-    }
-    walked
 }
