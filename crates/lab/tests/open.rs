@@ -1,8 +1,7 @@
 //! Volumes that are opened from a source: read while they are filled, with fillers, donors and coordinators
 //! that are killed meanwhile, and sources that cannot be read everywhere.
 //!
-//! What a tool gets is compared with the disk. What was read at the source is what its process read, by the
-//! kernel's account.
+//! What a tool gets is compared with the disk.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
