@@ -3,11 +3,11 @@
 //! Owns one ledger for each volume, and the marks of writes that have no number: those of clients that give
 //! none, and those that a ledger had no room for. Never: what is listed (`core::donor::Ledger`). Invariant: a
 //! ledger's lock is held for one step of it. Called by `arena` and `donor::connection`. Tests:
-//! `tests/donor_wire.rs`.
+//! below, `tests/donor_wire.rs`.
 
 use crate::undo::Kept;
 use cheetah_core::donor::{self, DirtyMap, ListedWrite, Ticket, WriteMark};
-use cheetah_core::limits::EXTENT_BYTES;
+use cheetah_core::limits::{EXTENT_BYTES, UNDO_BYTES_MAX};
 use cheetah_core::map::VolumeId;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,7 +34,8 @@ impl Ledgers {
         &self.unnumbered
     }
 
-    /// Before a write touches memory. `keep` takes what is there, if it has room.
+    /// Before a write touches memory. `keep` takes what is there, if it has room. For a write that there is no
+    /// room for in any case, nothing of others is given up.
     pub(crate) fn begin(
         &self,
         ledger: &Mutex<Ledger>,
@@ -44,7 +45,8 @@ impl Ledgers {
         keep: impl Fn() -> Option<Kept>,
     ) -> Ticket {
         let mut kept = if mark.keep { keep() } else { None };
-        while mark.keep && kept.is_none() && locked(ledger).forget_oldest() {
+        let fits = len <= UNDO_BYTES_MAX;
+        while mark.keep && fits && kept.is_none() && locked(ledger).forget_oldest() {
             kept = keep();
         }
         let spill = |write: ListedWrite| self.unnumbered.mark(write.from, write.to - write.from);
@@ -68,4 +70,32 @@ impl Ledgers {
 /// No step of a ledger panics half-way.
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::arena::Arena;
+    use cheetah_core::limits::BLOCK_BYTES;
+
+    #[test]
+    fn what_is_too_large_to_be_kept_costs_no_other_write_what_it_covered() {
+        let arena = Arena::new(1).unwrap();
+        let bytes = vec![7; usize::try_from(UNDO_BYTES_MAX).unwrap()];
+        arena.write(0, &bytes);
+        arena.write(UNDO_BYTES_MAX, &bytes[..usize::try_from(BLOCK_BYTES).unwrap()]);
+        let (ledgers, ledger) = (arena.ledgers(), arena.ledgers().of(VolumeId(1)));
+        let begin = |number, offset, len| {
+            let mark = WriteMark { number, targets: 0b11, complete: 0, keep: true };
+            ledgers.begin(&ledger, mark, offset, len, || arena.keep(offset, len))
+        };
+        let kept =
+            || -> Vec<bool> { locked(&ledger).within(0, EXTENT_BYTES).map(|write| write.undo).collect() };
+        begin(1, 0, BLOCK_BYTES);
+        begin(2, 0, UNDO_BYTES_MAX + BLOCK_BYTES);
+        assert_eq!(kept(), [true, false]);
+        begin(3, BLOCK_BYTES, UNDO_BYTES_MAX);
+        assert_eq!(kept(), [false, false, true], "the oldest makes room");
+    }
 }
