@@ -30,8 +30,8 @@ pub(super) struct Donor {
     /// Nothing listens where it did, and it is not heard: its process has ended, and its memory with it.
     pub(super) ended: bool,
     pub(super) doubt: Option<Doubt>,
-    /// Since the coordinator started. A donor that is only remembered may be dead, so it is given
-    /// nothing new.
+    /// Since the coordinator started. A donor that is only remembered may be dead, so it is given nothing
+    /// new.
     pub(super) heard: bool,
     pub(super) last_seen: Time,
     /// When its timer is set for: the end of its silence, or of its listing once it is lost.
@@ -55,8 +55,8 @@ pub(super) struct Donor {
     /// How often writers set it aside since it last completed a fragment, and until when it gets none.
     pub(super) set_aside: u32,
     pub(super) rest_until: Time,
-    /// Extents that were taken from it because it was away, since it was last heard of: others rebuild
-    /// what they held.
+    /// Extents that were taken from it because it was away, since it was last heard of: others rebuild what
+    /// they held.
     pub(super) given_up: u32,
     pub(super) blame: Blame,
 }
@@ -250,8 +250,8 @@ impl Coordinator {
         self.doubt_volumes_of(id);
     }
 
-    /// What the donor is called: as it asks, or where that is another's, with the first number that is
-    /// free. One that is known keeps what it was given.
+    /// What the donor is called: as it asks, or where that is another's, with the first number that is free.
+    /// One that is known keeps what it was given.
     fn name_for(&self, join: &Join) -> String {
         if !join.or_numbered {
             return join.name.clone();
@@ -272,8 +272,7 @@ impl Coordinator {
         free.next().expect("numbers do not end")
     }
 
-    /// A live donor keeps its name for itself, unless the newcomer listens where it did: then it is
-    /// dead.
+    /// A live donor keeps its name for itself, unless the newcomer listens where it did: then it is dead.
     fn check_donor_name(&self, join: &Join) -> Result<(), Refusal> {
         let same = |donor: &&Donor| {
             donor.alive && donor.record.name == join.name && donor.record.donor != join.donor
@@ -485,8 +484,8 @@ impl Coordinator {
         }
     }
 
-    /// Forgets a lost donor that holds nothing once it left or another has its name, and lets one go
-    /// that wanted to.
+    /// Forgets a lost donor that holds nothing once it left or another has its name, and lets one go that
+    /// wanted to.
     pub(super) fn tidy_donor(&mut self, now: Time, id: DonorId) {
         let Some(donor) = self.donors.get(&id) else { return };
         if !donor.held.is_empty() {
@@ -523,8 +522,8 @@ impl Coordinator {
         }
     }
 
-    /// Donors that live for certain and stay, in the order they joined: what each may be given of a
-    /// volume. With a source behind it, only those that tell what is absent from zeros.
+    /// Donors that live for certain and stay, in the order they joined: what each may be given of a volume.
+    /// With a source behind it, only those that tell what is absent from zeros.
     pub(super) fn rooms(&self, volume: Option<VolumeId>, is_backed: bool) -> Vec<Room> {
         let is_open = |donor: &&Donor| {
             let tells = !is_backed || donor.record.foreign_export.is_none();
@@ -560,8 +559,8 @@ fn check_secret(record: &DonorRecord, secret: DonorSecret) -> Result<(), Refusal
     if record.secret == Some(secret) { Ok(()) } else { Err(unproven(record.donor)) }
 }
 
-/// Counters are the coordinator's: who claims to be further than it was told makes it up, or was told by
-/// a state newer than this one, in which what it holds stands.
+/// Counters are the coordinator's: who claims to be further than it was told makes it up, or was told by a
+/// state newer than this one, in which what it holds stands.
 fn check_revision(name: &str, claimed: u64, told: u64) -> Result<(), Refusal> {
     if claimed <= told {
         return Ok(());

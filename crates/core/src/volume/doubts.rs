@@ -30,7 +30,7 @@ impl Torn {
         (self.group, self.lo, self.hi) == (job.group, job.lo, job.hi)
     }
 
-    pub(super) fn reaches(&self, group: u32, lo: u32, hi: u32) -> bool {
+    fn reaches(&self, group: u32, lo: u32, hi: u32) -> bool {
         self.group == group && self.lo < hi && lo < self.hi
     }
 }
