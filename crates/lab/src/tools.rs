@@ -67,6 +67,14 @@ pub fn describe(command: &Command, output: &Output) -> String {
     )
 }
 
+/// Asserts that a message names each of these.
+#[track_caller]
+pub fn names(message: &str, words: &[&str]) {
+    for word in words {
+        assert!(message.contains(word), "{word:?} is not in: {message}");
+    }
+}
+
 /// Whether the caller is root, which namespaces, loop devices and mounts need.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()

@@ -13,17 +13,10 @@ use std::path::{Path, PathBuf};
 use cheetah_lab::pool::{Attached, Pool, Said, State};
 use cheetah_lab::process::Process;
 use cheetah_lab::rivals::NbdFuse;
+use cheetah_lab::tools::names;
 use cheetah_lab::{hash, tools, wait};
 use rustix::process::Signal;
 use serde_json::{Value, json};
-
-/// Asserts that a message names each of these.
-#[track_caller]
-fn names(message: &str, words: &[&str]) {
-    for word in words {
-        assert!(message.contains(word), "{word:?} is not in: {message}");
-    }
-}
 
 /// Two donors of this size, each on its own.
 fn pool_of_two(size: &str) -> Pool {

@@ -15,18 +15,12 @@ use cheetah_lab::pool::{Pool, Said};
 use cheetah_lab::process::Process;
 use cheetah_lab::rivals::{Rival, unix_uri, wait_for_unix};
 use cheetah_lab::scratch::Scratch;
+use cheetah_lab::tools::names;
 use cheetah_lab::web::{Site, Web};
 use cheetah_lab::{hash, tools, wait};
 use cheetah_source::{Options, Source, SourceError};
 use rustix::process::Signal;
 use serde_json::{Value, json};
-
-#[track_caller]
-fn names(message: &str, words: &[&str]) {
-    for word in words {
-        assert!(message.contains(word), "{word:?} is not in: {message}");
-    }
-}
 
 fn pool() -> Pool {
     let mut pool = Pool::start();

@@ -12,19 +12,13 @@ use cheetah_lab::dice::Dice;
 use cheetah_lab::images::Sample;
 use cheetah_lab::pool::{Pool, Said};
 use cheetah_lab::scratch::Scratch;
+use cheetah_lab::tools::names;
 use cheetah_lab::{hash, tools};
 use cheetah_source::{Options, Source, SourceError};
 use serde_json::{Value, json};
 
 /// Reads of each image, at random.
 const READS: usize = 10_000;
-
-#[track_caller]
-fn names(message: &str, words: &[&str]) {
-    for word in words {
-        assert!(message.contains(word), "{word:?} is not in: {message}");
-    }
-}
 
 fn pool() -> Pool {
     let mut pool = Pool::start();

@@ -202,15 +202,7 @@ impl World {
     /// Answers what is asked of donors, and finds all that is read right, until nothing more is asked.
     pub fn serve(&mut self) {
         loop {
-            let sent = self.sent();
-            let mut checks = Vec::new();
-            self.effects.retain(|effect| match effect {
-                Effect::Verify { job, .. } | Effect::Compare { job, .. } => {
-                    checks.push(*job);
-                    false
-                }
-                _ => true,
-            });
+            let (sent, checks) = (self.sent(), self.checks());
             if sent.is_empty() && checks.is_empty() {
                 return;
             }
@@ -219,8 +211,8 @@ impl World {
         }
     }
 
-    /// Finds right what is to be checked.
-    pub fn serve_checks(&mut self) {
+    /// The jobs that wait for a check since the last call.
+    fn checks(&mut self) -> Vec<Key> {
         let mut checks = Vec::new();
         self.effects.retain(|effect| match effect {
             Effect::Verify { job, .. } | Effect::Compare { job, .. } => {
@@ -229,7 +221,12 @@ impl World {
             }
             _ => true,
         });
-        checks.into_iter().for_each(|job| self.step(Event::Verified { job, right: true }));
+        checks
+    }
+
+    /// Finds right what is to be checked.
+    pub fn serve_checks(&mut self) {
+        self.checks().into_iter().for_each(|job| self.step(Event::Verified { job, right: true }));
     }
 
     pub fn serve_for(&mut self, ns: Time) {
