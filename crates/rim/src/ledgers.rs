@@ -34,8 +34,8 @@ impl Ledgers {
         &self.unnumbered
     }
 
-    /// Before a write touches memory. `keep` takes what is there, if it has room. For a write that there is no
-    /// room for in any case, nothing of others is given up.
+    /// Before a write touches memory. `keep` takes what is there, if it has room. For a write that is too
+    /// large in any case, nothing of others is given up.
     pub(crate) fn begin(
         &self,
         ledger: &Mutex<Ledger>,
