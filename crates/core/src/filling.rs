@@ -64,6 +64,8 @@ pub struct Order {
     /// All pieces before it are here.
     cursor: usize,
     asked: VecDeque<usize>,
+    /// Donors are being asked for them, and nothing newer is known.
+    checking: BTreeSet<usize>,
     waits: Vec<Wait>,
     /// What the source cannot give: ascending, apart.
     bad: Vec<ByteRange>,
@@ -85,6 +87,7 @@ impl Order {
             bytes_here: 0,
             cursor: 0,
             asked: VecDeque::new(),
+            checking: BTreeSet::new(),
             waits: Vec::new(),
             bad: Vec::new(),
             paused: false,
@@ -110,7 +113,13 @@ impl Order {
         for piece in self.pieces_of(&range) {
             match (is_here, self.pieces[piece]) {
                 (true, Piece::Absent) => self.set(piece, Piece::Here),
-                (false, Piece::Here) => self.set(piece, Piece::Absent),
+                (false, Piece::Here) => {
+                    self.set(piece, Piece::Absent);
+                    // Who waits for what donors say need not.
+                    if self.checking.remove(&piece) {
+                        self.asked.push_front(piece);
+                    }
+                }
                 _ => {}
             }
         }
@@ -139,6 +148,7 @@ impl Order {
         let is_here = result.is_ok();
         for piece in self.pieces_of(&range) {
             self.set(piece, if is_here { Piece::Here } else { Piece::Absent });
+            self.checking.remove(&piece);
         }
         match result {
             Ok(bad) => crate::content::cover(&mut self.bad, bad),
@@ -149,16 +159,19 @@ impl Order {
 
     /// What a `Work::Check` came to: whether donors hold all that the source could give of it.
     pub fn checked(&mut self, range: Range<u64>, result: Result<bool, ()>) -> Vec<Answer> {
-        match result {
-            Ok(false) => {
-                self.learn(range.clone(), false);
-                for piece in self.pieces_of(&range).rev() {
-                    self.asked.push_front(piece);
-                }
-                Vec::new()
+        // One that came meanwhile is here, whatever donors said before.
+        let asked: Vec<usize> =
+            self.pieces_of(&range).filter(|piece| self.checking.contains(piece)).collect();
+        if result == Ok(false) {
+            for piece in asked.into_iter().rev() {
+                self.learn(self.bytes_of(piece..piece + 1), false);
             }
-            other => self.settle(&range, other.is_ok()),
+            return Vec::new();
         }
+        asked.iter().for_each(|piece| {
+            self.checking.remove(piece);
+        });
+        self.settle(&range, result.is_ok())
     }
 
     // What comes next.
@@ -172,8 +185,10 @@ impl Order {
                 Piece::Absent => {
                     return Some(Work::Fetch(self.take(piece, |order, next| order.is_asked(next))));
                 }
-                Piece::Here => return Some(Work::Check(self.bytes_of(piece..piece + 1))),
-                Piece::Coming => {}
+                Piece::Here if self.checking.insert(piece) => {
+                    return Some(Work::Check(self.bytes_of(piece..piece + 1)));
+                }
+                Piece::Here | Piece::Coming => {}
             }
         }
         if asked_only || self.paused || now < self.not_before {
@@ -380,6 +395,23 @@ mod tests {
         assert_eq!(order.next(0, true), Some(Work::Check(0..P)));
         let away = Answer { to: 3, result: Err(FetchError::Away) };
         assert_eq!(order.checked(0..P, Err(())), [away], "donors do not say");
+        order.check_invariants();
+    }
+
+    #[test]
+    fn donors_are_asked_once_and_what_came_since_is_not_read_again() {
+        let mut order = Order::new(2 * P);
+        order.learn(0..2 * P, true);
+        order.ask(1, 0..10);
+        order.ask(2, 0..10);
+        assert_eq!(order.next(0, true), Some(Work::Check(0..P)));
+        assert_eq!(order.next(0, true), None, "one answer serves both");
+        // It is found to be gone otherwise, and comes, before donors have answered.
+        order.learn(0..P, false);
+        assert_eq!(order.next(0, true), Some(Work::Fetch(0..P)));
+        assert_eq!(order.fetched(0, 0..P, OK).len(), 2);
+        assert_eq!(order.checked(0..P, Ok(false)), []);
+        assert_eq!((order.next(0, false), order.is_complete()), (None, true));
         order.check_invariants();
     }
 
