@@ -201,9 +201,10 @@ impl World {
 
     /// Ends jobs of which nothing is open. One whose source has not answered yet stays.
     pub(super) fn look_at_jobs(&mut self) {
+        let now = self.clients[FILLER].life;
         let reading: BTreeSet<u64> = (self.events.values())
             .filter_map(|event| match event {
-                Ev::Read { range, .. } => Some(range.start),
+                Ev::Read { life, range } if *life == now => Some(range.start),
                 _ => None,
             })
             .collect();
