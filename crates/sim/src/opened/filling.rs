@@ -20,6 +20,12 @@ impl World {
         (self.order, self.jobs, self.surveyed, self.fills) =
             (Order::new(self.map.size), Vec::new(), false, true);
         self.step(FILLER, Event::Start);
+        self.survey();
+    }
+
+    /// Asks donors what is here.
+    pub(super) fn survey(&mut self) {
+        self.surveys_again = false;
         let mut at = 0;
         while at < self.map.size {
             let end = (at + 16 * PIECE_BYTES).min(self.map.size);
@@ -222,7 +228,11 @@ impl World {
                     self.order.fetched(self.now, range, if good { Ok(bad) } else { Err(()) })
                 }
                 Work::Check(range) if !self.surveyed => {
-                    self.learn(&range, &absent, good);
+                    if good {
+                        self.learn(&range, &absent);
+                    } else if !std::mem::replace(&mut self.surveys_again, true) {
+                        self.after(SECOND_NS, Ev::Survey { life: now });
+                    }
                     Vec::new()
                 }
                 Work::Check(range) => {
@@ -235,7 +245,7 @@ impl World {
             };
             self.tell(answers);
         }
-        if self.fills && !self.surveyed && self.jobs.is_empty() {
+        if self.fills && !self.surveyed && self.jobs.is_empty() && !self.surveys_again {
             self.surveyed = true;
             let filler = Filler { address: "127.0.0.1:2".into(), export: self.next.to_string() };
             self.set_filler(Some(filler));
@@ -244,17 +254,12 @@ impl World {
         self.after(0, Ev::Pump);
     }
 
-    pub(super) fn learn(
-        &mut self,
-        range: &std::ops::Range<u64>,
-        absent: &[std::ops::Range<u64>],
-        good: bool,
-    ) {
+    pub(super) fn learn(&mut self, range: &std::ops::Range<u64>, absent: &[std::ops::Range<u64>]) {
         let mut at = range.start;
         while at < range.end {
             let end = (at + PIECE_BYTES).min(range.end);
             let misses = absent.iter().any(|absent| absent.start < end && at < absent.end);
-            self.order.learn(at..end, good && !misses);
+            self.order.learn(at..end, !misses);
             at = end;
         }
     }

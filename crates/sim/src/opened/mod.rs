@@ -71,6 +71,7 @@ enum Ev {
     Tool(usize),
     Disturb,
     Begin,
+    Survey { life: u64 },
     Pump,
 }
 
@@ -145,6 +146,8 @@ struct World {
     retired: BTreeSet<Placement>,
     /// Pieces of which a read or a write failed: some may be here.
     doubted: BTreeSet<u64>,
+    /// Not all donors have said what is here: they are asked again.
+    surveys_again: bool,
     clients: Vec<Client>,
     /// Of who fills now: gone, or that many lives.
     fills: bool,
@@ -230,6 +233,7 @@ impl World {
             extents: BTreeMap::new(),
             retired: BTreeSet::new(),
             doubted: BTreeSet::new(),
+            surveys_again: false,
             clients,
             fills: false,
             surveyed: false,
@@ -307,6 +311,8 @@ impl World {
             Ev::Tool(reader) => self.tool(reader),
             Ev::Disturb => self.disturb(),
             Ev::Begin => self.begin_filling(),
+            Ev::Survey { life } if self.clients[FILLER].life == life => self.survey(),
+            Ev::Survey { .. } => {}
             Ev::Pump => self.pump(),
         }
     }
