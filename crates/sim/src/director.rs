@@ -16,6 +16,7 @@ use cheetah_core::content::FillFrom;
 use cheetah_core::donor;
 use cheetah_core::limits::{EXTENT_BYTES, MILLISECOND_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, Redundancy};
+use cheetah_core::units::Time;
 use cheetah_core::volume::Key;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -45,6 +46,8 @@ pub(crate) struct Director {
     pub(crate) healing: bool,
     /// All is read a last time.
     pub(crate) last_pass: bool,
+    /// What was begun has come to its end by then: everything heals.
+    pub(crate) ends_at: Time,
     pub(crate) scene: Option<Scene>,
     pub(crate) scenes: usize,
     pub(crate) first_deaths: Vec<FirstDeath>,
@@ -89,6 +92,7 @@ impl Director {
             rot: Vec::new(),
             healing: false,
             last_pass: false,
+            ends_at: plan.duration_ns,
             scene: None,
             scenes: 0,
             first_deaths: Vec::new(),

@@ -100,8 +100,10 @@ pub fn run(seed: u64, setup: Setup, trace: Option<fn(&str)>) -> Outcome {
     let mut world = world::World::new(seed, setup, trace);
     let ran = catch_unwind(AssertUnwindSafe(|| {
         world.begin();
-        let until = world.plan.duration_ns;
-        world.run_until(until);
+        while world.failure.is_none() && world.now < world.director.ends_at {
+            let until = world.director.ends_at;
+            world.run_until(until);
+        }
         world.end_scene();
         if world.failure.is_none() {
             world.finish();
