@@ -95,23 +95,23 @@ impl World {
                 }
             }
             Fault::CrashClient => self.crash_some_client(),
-            Fault::PauseClient => {
-                if let Some(c) = self.some_client().filter(|_| self.may_tear()) {
-                    self.count("fault: client paused");
-                    let length = match self.now < self.plan.duration_ns && self.rng.percent(25) {
-                        // Another may have its lease by then, and sees what it still tries.
-                        true => {
-                            let length = LEASE_NS + self.rng.range(8, 20) * SECOND_NS;
-                            self.director.ends_at =
-                                self.director.ends_at.max(self.now + length + 5 * SECOND_NS);
-                            length
-                        }
-                        false => self.fault_length(),
-                    };
-                    self.pause_client(c, length);
-                }
-            }
+            Fault::PauseClient => self.pause_some_client(),
         }
+    }
+
+    fn pause_some_client(&mut self) {
+        let Some(c) = self.some_client().filter(|_| self.may_tear()) else { return };
+        self.count("fault: client paused");
+        let length = match self.now < self.plan.duration_ns && self.rng.percent(25) {
+            // Another may have its lease by then, and sees what it still tries.
+            true => {
+                let length = LEASE_NS + self.rng.range(8, 20) * SECOND_NS;
+                self.director.ends_at = self.director.ends_at.max(self.now + length + 5 * SECOND_NS);
+                length
+            }
+            false => self.fault_length(),
+        };
+        self.pause_client(c, length);
     }
 
     fn crash_some_client(&mut self) {
