@@ -1,4 +1,5 @@
-//! In which order a source is read into a volume: what is asked for now, then the rest as it lies.
+//! In which order a source is read into a volume: what is asked for now, then what is expected to be, then
+//! the rest as it lies.
 //!
 //! Owns which pieces of the volume are here, on their way or absent, who waits for which, and when the next
 //! one may be read. Never: bytes, threads, or where a source is. Invariants: a piece is on its way once, so
@@ -66,6 +67,9 @@ pub struct Order {
     asked: VecDeque<usize>,
     /// Donors are being asked for them, and nothing newer is known.
     checking: BTreeSet<usize>,
+    /// Nobody waits for them yet. Each is once in both.
+    expected: VecDeque<usize>,
+    is_expected: BTreeSet<usize>,
     waits: Vec<Wait>,
     /// What the source cannot give: ascending, apart.
     bad: Vec<ByteRange>,
@@ -88,6 +92,8 @@ impl Order {
             cursor: 0,
             asked: VecDeque::new(),
             checking: BTreeSet::new(),
+            expected: VecDeque::new(),
+            is_expected: BTreeSet::new(),
             waits: Vec::new(),
             bad: Vec::new(),
             paused: false,
@@ -122,6 +128,25 @@ impl Order {
                 }
                 _ => {}
             }
+        }
+    }
+
+    /// These are expected to be asked for: behind what was expected before, or, `soon`, in front of it. What
+    /// was expected before stays in its place.
+    pub fn expect(&mut self, ranges: impl DoubleEndedIterator<Item = Range<u64>>, soon: bool) {
+        let expect = |order: &mut Order, piece: usize| {
+            if order.pieces[piece] == Piece::Absent && order.is_expected.insert(piece) {
+                match soon {
+                    true => order.expected.push_front(piece),
+                    false => order.expected.push_back(piece),
+                }
+            }
+        };
+        match soon {
+            true => ranges.rev().for_each(|range| {
+                self.pieces_of(&range).rev().for_each(|piece| expect(self, piece));
+            }),
+            false => ranges.for_each(|range| self.pieces_of(&range).for_each(|piece| expect(self, piece))),
         }
     }
 
@@ -194,18 +219,36 @@ impl Order {
         if asked_only || self.paused || now < self.not_before {
             return None;
         }
-        while self.pieces.get(self.cursor) == Some(&Piece::Here) {
-            self.cursor += 1;
-        }
-        let ahead = self.pieces.get(self.cursor..)?;
-        let first = self.cursor + ahead.iter().position(|piece| *piece == Piece::Absent)?;
-        let range = self.take(first, |_, _| true);
+        let range = match self.next_expected() {
+            Some(first) => self.take(first, |order, next| order.is_expected.contains(&next)),
+            None => {
+                let first = self.next_as_it_lies()?;
+                self.take(first, |_, _| true)
+            }
+        };
         if let Some(rate) = self.rate {
             let bytes = u128::from(range.end - range.start) * u128::from(SECOND_NS);
             let takes = Time::try_from(bytes / u128::from(rate)).unwrap_or(Time::MAX);
             self.not_before = self.not_before.max(now).saturating_add(takes);
         }
         Some(Work::Fetch(range))
+    }
+
+    /// What could not be read is expected still.
+    fn next_expected(&mut self) -> Option<usize> {
+        while let Some(piece) = self.expected.front().filter(|piece| self.pieces[**piece] == Piece::Here) {
+            self.is_expected.remove(piece);
+            self.expected.pop_front();
+        }
+        self.expected.iter().copied().find(|piece| self.pieces[*piece] == Piece::Absent)
+    }
+
+    fn next_as_it_lies(&mut self) -> Option<usize> {
+        while self.pieces.get(self.cursor) == Some(&Piece::Here) {
+            self.cursor += 1;
+        }
+        let ahead = self.pieces.get(self.cursor..)?;
+        Some(self.cursor + ahead.iter().position(|piece| *piece == Piece::Absent)?)
     }
 
     /// When `next` may have more to do than now, if nothing else happens.
@@ -412,6 +455,28 @@ mod tests {
         assert_eq!(order.fetched(0, 0..P, OK).len(), 2);
         assert_eq!(order.checked(0..P, Ok(false)), []);
         assert_eq!((order.next(0, false), order.is_complete()), (None, true));
+        order.check_invariants();
+    }
+
+    #[test]
+    fn what_is_expected_comes_before_the_rest_and_behind_what_is_asked_for() {
+        let mut order = Order::new(64 * P);
+        order.expect([40 * P..42 * P, 20 * P + 1..20 * P + 2].into_iter(), false);
+        order.expect(std::iter::once(20 * P..21 * P), false);
+        order.ask(1, 50 * P..50 * P + 1);
+        let fetch = |from: u64, to: u64| Some(Work::Fetch(from * P..to * P));
+        assert_eq!(order.next(0, true), fetch(50, 51));
+        assert_eq!(order.next(0, true), None, "nobody waits for more");
+        assert_eq!(order.next(0, false), fetch(40, 42));
+        order.expect([33 * P..34 * P, 30 * P..31 * P].into_iter(), true);
+        assert_eq!(order.next(0, false), fetch(33, 34), "sooner than what was expected before");
+        assert_eq!(order.next(0, false), fetch(30, 31));
+        order.fetched(0, 30 * P..31 * P, Err(()));
+        let again = order.wake_at().expect("it is tried again");
+        assert_eq!(order.next(again, false), fetch(30, 31));
+        order.expect(std::iter::once(20 * P..21 * P), true);
+        assert_eq!(order.next(again, false), fetch(20, 21), "once");
+        assert_eq!(order.next(again, false), fetch(0, 16), "the rest");
         order.check_invariants();
     }
 

@@ -28,7 +28,7 @@ mod walk;
 pub use error::MapError;
 pub use files::{FileAt, Files};
 pub use partitions::{Layout, Partition, Scheme, partitions};
-pub use run::{Run, widened};
+pub use run::{Run, extended};
 pub use walk::{Found, ReadAt};
 
 use std::fmt;

@@ -29,19 +29,16 @@ impl Run {
     }
 }
 
-/// The runs in the order of the disk, each widened by so many bytes at both ends, and joined with those that
-/// it then touches. Tools read in pieces of their own, so what is next to metadata is read with it.
-pub fn widened(runs: &[Run], by: u64, disk_bytes: u64) -> Vec<Run> {
-    let mut wide: Vec<Run> = runs
-        .iter()
-        .filter_map(|run| {
-            let from = run.offset.saturating_sub(by);
-            let to = run.end().saturating_add(by).min(disk_bytes);
-            (from < to).then(|| Run::new(from, to - from))
-        })
-        .collect();
-    wide.sort_unstable();
-    joined(wide)
+/// The runs in the order of the disk, each with so many bytes behind it, and joined with those that it then
+/// touches. Tools read in pieces of their own, which begin where a directory does and end behind it.
+pub fn extended(runs: &[Run], by: u64, disk_bytes: u64) -> Vec<Run> {
+    let extend = |run: &Run| {
+        let to = run.end().saturating_add(by).min(disk_bytes);
+        (run.offset < to).then(|| Run::new(run.offset, to - run.offset))
+    };
+    let mut extended: Vec<Run> = runs.iter().filter_map(extend).collect();
+    extended.sort_unstable();
+    joined(extended)
 }
 
 /// The same bytes in the same order; runs that lie one behind the other, or over each other, become one.
@@ -63,12 +60,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_are_widened_to_the_ends_of_the_disk_and_joined() {
-        let runs = [Run::new(5000, 10), Run::new(100, 50), Run::new(1900, 100), Run::new(9990, 100)];
-        let wide = widened(&runs, 1000, 10_000);
-        assert_eq!(wide, [Run::new(0, 3000), Run::new(4000, 2010), Run::new(8990, 1010)]);
-        assert_eq!(widened(&runs[..1], 0, 10_000), runs[..1]);
-        assert_eq!(widened(&[Run::new(u64::MAX - 1, 9)], 64, 100), []);
+    fn runs_are_extended_to_the_end_of_the_disk_and_joined() {
+        let runs = [Run::new(5000, 10), Run::new(100, 50), Run::new(1000, 100), Run::new(9990, 100)];
+        let far = extended(&runs, 1000, 10_000);
+        assert_eq!(far, [Run::new(100, 2000), Run::new(5000, 1010), Run::new(9990, 10)]);
+        assert_eq!(extended(&runs[..1], 0, 10_000), runs[..1]);
+        assert_eq!(extended(&[Run::new(u64::MAX - 1, 9)], 64, 100), []);
     }
 
     #[test]

@@ -115,6 +115,50 @@ fn an_image_is_read_through_a_volume_while_that_is_filled_and_then_without_the_i
     assert!(pool.fails(["fill", "case", "--resume"]).contains("holds all of"));
 }
 
+/// A file system of 96 MiB with a few hundred files in directories, most of it content.
+fn file_system(pool: &Pool, make: &[&str]) -> PathBuf {
+    let tree = pool.scratch().join("tree");
+    for number in 0..400u32 {
+        let directory = tree.join(format!("{}/{}", number % 7, number % 31));
+        fs::create_dir_all(&directory).expect("a directory");
+        let bytes = number.to_le_bytes().repeat(32 << 10);
+        fs::write(directory.join(format!("file {number}")), &bytes[..bytes.len() - number as usize])
+            .expect("a file");
+    }
+    let image = pool.scratch().join("fs.img");
+    File::create(&image).and_then(|file| file.set_len(96 * MIB as u64)).expect("an image");
+    tools::expect_success(tools::command(make[0]).args(&make[1..]).arg("-d").arg(&tree).arg(&image));
+    image
+}
+
+/// What tools will ask for is read before they do: a listing then has next to nothing read at the source,
+/// while most of the disk is not here. (Unless it is told which file system that is, `fls` looks for others
+/// in 8 MiB of it.)
+#[test]
+fn the_metadata_of_a_file_system_comes_first() {
+    for make in [&["mke2fs", "-q", "-t", "ext4"][..], &["mke2fs", "-q", "-t", "ext2", "-I", "128"]] {
+        let mut pool = pool_of(&["one", "two"], State::Memory);
+        let image = file_system(&pool, make);
+        open(&pool, &image, &["--rate", "8M"]);
+        let log = pool.scratch().join("run/cheetah/fill/case.log");
+        wait::until("its metadata is here", LONG, || {
+            fs::read_to_string(&log).is_ok_and(|log| log.contains("the metadata of ext"))
+        });
+        pool.ok(["fill", "case", "--pause"]);
+        let before = content(&pool)["load"]["bytes_done"].as_u64().expect("a number");
+        let attached = attach(&mut pool);
+        let list = |path: &Path| {
+            tools::expect_success(tools::command("fls").args(["-f", "ext", "-r", "-p"]).arg(path))
+        };
+        let listed = list(&attached.path);
+        assert!(listed.lines().count() >= 400, "{listed}");
+        assert_eq!(listed, list(&image));
+        let asked = content(&pool)["load"]["bytes_done"].as_u64().expect("a number") - before;
+        assert!(before < 40 * MIB as u64 && asked < before / 10, "{make:?}: {before} bytes, then {asked}");
+        pool.detach("case");
+    }
+}
+
 #[test]
 fn a_filler_that_is_killed_leaves_what_is_here_and_the_next_one_reads_only_the_rest() {
     let mut pool = pool_of(&["one", "two"], State::Memory);

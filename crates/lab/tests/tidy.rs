@@ -25,7 +25,7 @@ const ARROWS: [(&str, &[&str]); 11] = [
     ("source", &["core", "nbd"]),
     ("filesystem", &[]),
     ("sim", &["core", "nbd", "terms"]),
-    ("cheetah", &["client", "core", "nbd", "rim", "front", "source"]),
+    ("cheetah", &["client", "core", "filesystem", "nbd", "rim", "front", "source"]),
     // Nothing depends on the lab; it drives the program from outside, reuses the codec for its load
     // generator, measures the client and the erasure code by themselves, and compares the readers of images
     // with other programs.

@@ -7,6 +7,7 @@
 //! are sent here only once it serves; and the volume counts as complete only when donors were asked after the
 //! last write and lack nothing that the source could give. Tests: `lab/tests/open.rs`.
 
+mod metadata;
 mod work;
 
 use crate::claims::Claimed;

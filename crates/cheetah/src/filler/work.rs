@@ -6,6 +6,7 @@
 //! cannot give is not written, so that it stays absent; and hashes have zeros there. Called by `filler`.
 //! Tests: `lab/tests/open.rs`.
 
+use super::metadata::{self, KnownFiles};
 use crate::fill::{CHUNK_BYTES, Hashes, Hashing};
 use cheetah_core::content::ByteRange;
 use cheetah_core::filling::{Answer, Order, Work};
@@ -39,6 +40,7 @@ pub struct Filling {
     changed: Condvar,
     /// Bytes that were read at the source.
     bytes_read: AtomicU64,
+    files: KnownFiles,
 }
 
 struct State {
@@ -80,6 +82,7 @@ impl Filling {
             state: Mutex::new(state),
             changed: Condvar::new(),
             bytes_read: AtomicU64::new(0),
+            files: KnownFiles::default(),
         })
     }
 
@@ -93,6 +96,9 @@ impl Filling {
         }
         let this = self.clone();
         std::thread::Builder::new().name("hash".into()).spawn(move || this.hash())?;
+        let this = self.clone();
+        let expect = move || metadata::expect(&this, &this.files);
+        std::thread::Builder::new().name("metadata".into()).spawn(expect)?;
         Ok(())
     }
 
@@ -105,6 +111,39 @@ impl Filling {
             trouble: state.trouble.clone(),
             hashes: state.hashes.clone().filter(|_| state.order.is_complete()),
         }
+    }
+
+    pub fn size(&self) -> u64 {
+        self.source.size()
+    }
+
+    /// Tools are expected to ask for these.
+    pub fn expect(&self, ranges: Vec<Range<u64>>, soon: bool) {
+        self.state().order.expect(ranges.into_iter(), soon);
+        self.changed.notify_all();
+    }
+
+    /// Waits until all of these are here; false: it ends before.
+    pub fn comes(&self, range: &Range<u64>) -> bool {
+        let mut state = self.state();
+        while !state.order.has(range) {
+            if state.ends {
+                return false;
+            }
+            let waited = self.changed.wait_timeout(state, LOOK);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    /// What the volume has there, once it is here.
+    pub fn read_when_here(&self, range: Range<u64>) -> std::io::Result<Vec<u8>> {
+        if !self.comes(&range) {
+            return Err(std::io::Error::other("nobody reads it any more"));
+        }
+        let Completion { result, buffer, .. } = self.request(Op::Read, range, None);
+        result.map_err(|error| std::io::Error::other(error.to_string()))?;
+        Ok(buffer.map_or_else(Vec::new, |buffer| buffer.to_vec()))
     }
 
     pub fn bytes_read(&self) -> u64 {
@@ -364,11 +403,13 @@ impl Filling {
 
 impl Brings for Filling {
     fn bring(&self, offset: u64, len: u32, done: Done) {
+        let rest = self.files.rest(offset);
         let mut state = self.state();
         if state.ends {
             drop(state);
             return done(Err(FetchError::Away));
         }
+        state.order.expect(rest.into_iter(), true);
         state.askers += 1;
         let asker = state.askers;
         match state.order.ask(asker, offset..offset.saturating_add(len.into())) {

@@ -21,6 +21,16 @@ impl World {
             (Order::new(self.map.size), Vec::new(), false, true);
         self.step(FILLER, Event::Start);
         self.survey();
+        self.expect_some();
+    }
+
+    /// Metadata, and the rest of files.
+    fn expect_some(&mut self) {
+        for _ in 0..self.rng.below(4) {
+            let from = self.rng.below(self.map.size);
+            let range = from..(from + self.rng.skewed(512, 8 * PIECE_BYTES)).min(self.map.size);
+            self.order.expect(std::iter::once(range), self.rng.percent(50));
+        }
     }
 
     /// Asks donors what is here.
