@@ -10,6 +10,9 @@ use std::time::Duration;
 
 use cheetah_lab::images::Sample;
 use cheetah_lab::pool::{Attached, Pool, State};
+use cheetah_lab::process::Process;
+use cheetah_lab::rivals::{Rival, unix_uri};
+use cheetah_lab::web::Site;
 use cheetah_lab::{hash, tools, wait};
 use serde_json::Value;
 
@@ -113,6 +116,55 @@ fn an_image_is_read_through_a_volume_while_that_is_filled_and_then_without_the_i
     assert_eq!(hash::of_file(&attached.path), sha256, "nobody needs the image any more");
     pool.detach("case");
     assert!(pool.fails(["fill", "case", "--resume"]).contains("holds all of"));
+}
+
+/// Opened from an address, read while it is filled, and read again without the server.
+#[track_caller]
+fn opens_from<S>(url: &str, server: S, disk: &Path) {
+    let mut pool = pool_of(&["one", "two"], State::Memory);
+    open(&pool, Path::new(url), &["--rate", SLOW]);
+    let attached = attach(&mut pool);
+    let (bytes, sha256) = (fs::read(disk).expect("the disk"), hash::of_file(disk));
+    let last = bytes.len() - 4096;
+    assert_eq!(read(&attached.path, last as u64, 4096).expect("it is fetched"), bytes[last..], "{url}");
+    assert_eq!(content(&pool)["state"], "opened", "most of it is not here: {url}");
+    assert_eq!(hash::of_file(&attached.path), sha256, "while it is filled: {url}");
+    pool.ok(["fill", "case", "--rate", "0"]);
+    wait_until_whole(&pool);
+    let load = content(&pool)["load"].clone();
+    let name = load["source"]["name"].as_str().expect("a name");
+    assert_eq!((&load["sha256"], url.starts_with(name)), (&Value::from(sha256.clone()), true), "{load}");
+    drop(server);
+    pool.detach("case");
+    let attached = attach(&mut pool);
+    assert_eq!(hash::of_file(&attached.path), sha256, "without its server: {url}");
+    pool.detach("case");
+}
+
+#[test]
+fn an_image_that_a_server_has_is_opened_and_its_server_needed_until_all_is_here() {
+    let pool = Pool::without_coordinator(None);
+    let raw = disk(&pool, 24);
+    let image = e01(&raw);
+    for file in [&raw, &image] {
+        let site = Site::lighttpd(pool.scratch().path());
+        let name = file.file_name().expect("a name").to_string_lossy().into_owned();
+        opens_from(&format!("{}/{name}", site.url), site, &raw);
+    }
+    let kit = Rival::nbdkit(&["file", &raw.display().to_string()]);
+    opens_from(&kit.uri.clone(), kit, &raw);
+    // What a container holds, to several clients.
+    let packed = pool.scratch().join("packed.qcow2");
+    let mut convert = tools::command("qemu-img");
+    convert.args(["convert", "-f", "raw", "-O", "qcow2", "-c"]).arg(&raw).arg(&packed);
+    tools::expect_success(&mut convert);
+    let socket = pool.scratch().join("qemu.sock");
+    let mut command = tools::command("qemu-nbd");
+    command.args(["--read-only", "--persistent", "--shared=0", "--format=qcow2", "--export-name=case"]);
+    command.arg("--socket").arg(&socket).arg(&packed);
+    let qemu = Process::start("qemu-nbd", command, pool.scratch().path());
+    wait::until("qemu-nbd", wait::SOON, || socket.exists());
+    opens_from(&unix_uri(&socket, "case"), qemu, &raw);
 }
 
 /// A file system of 96 MiB with a few hundred files in directories, most of it content.
