@@ -2,6 +2,7 @@
 //! Never: calls, printing, or the judgement (`core::findings`). Called by `daemon` and `report`. Tests:
 //! below.
 
+use crate::on_disk;
 use cheetah_core::api::Attached;
 use cheetah_core::content::{Check, Content, ContentState, Filling, Load, Written};
 use cheetah_core::layout::LostRange;
@@ -29,6 +30,10 @@ pub fn notes_at_attach(lease: &Attached, asked_read_only: bool) -> Vec<String> {
     }
     if let (Some(written), Some(_)) = (&content.written, &content.load) {
         notes.push(format!("volume '{name}' {}", since(written)));
+    }
+    let on_disk = content.load.as_ref().and_then(|load| load.on_disk.as_ref());
+    if let Some(what) = on_disk.and_then(|on_disk| on_disk::encrypted(on_disk)) {
+        notes.push(format!("volume '{name}': {what}, and what that holds cannot be read without its key"));
     }
     let unreadable =
         content.load.iter().flat_map(|load| &load.unreadable).map(|range| range.len).sum::<u64>();
@@ -147,6 +152,7 @@ pub fn lines(content: &Content, unreadable: &[LostRange]) -> Vec<String> {
     lines.extend(
         load.changed.iter().map(|how| format!("            the source changed while it was read: {how}")),
     );
+    lines.extend(load.on_disk.iter().flat_map(|on_disk| on_disk::lines(on_disk)));
     lines.extend(content.written.iter().map(|written| format!("written     {}", since(written))));
     let line = |range| format!("unreadable  {range}: the source could not be read there");
     lines.extend(unreadable.iter().map(line));
@@ -197,6 +203,7 @@ mod tests {
             check: Check::Same,
             changed: None,
             unreadable: Vec::new(),
+            on_disk: None,
         };
         Content { state: ContentState::Loaded, load: Some(Box::new(load)), written: None }
     }

@@ -15,13 +15,14 @@ use crate::failure::{Exit, Failure};
 use crate::fill::{self, CHUNK_BYTES, Copied, Hashes, Progress};
 use crate::health::LOADING;
 use crate::mapfile;
+use crate::on_disk;
 use crate::output;
 use crate::pool::{find, unexpected, volume};
 use crate::signals::Signals;
 use crate::verify;
 use cheetah_client::{Lease, Volume};
 use cheetah_core::api::{Answer, Call, Create, RefusalCode, Size, VolumeHealth, VolumeStatus};
-use cheetah_core::content::{ByteRange, Check, Fill, FillFrom, Loaded, Source, Tell, ToLoad};
+use cheetah_core::content::{ByteRange, Check, Fill, FillFrom, Loaded, OnDisk, Source, Tell, ToLoad};
 use cheetah_core::text::written;
 use cheetah_core::units::{show_bytes, show_count};
 use cheetah_rim::control::{CallError, Client, own_name};
@@ -64,6 +65,8 @@ struct LoadReport {
     unreadable: Vec<ByteRange>,
     /// How the file changed while it was read.
     file_changed: Option<String>,
+    /// What stands on the disk.
+    on_disk: OnDisk,
     /// What the image says of the disk in it.
     #[serde(skip_serializing_if = "Option::is_none")]
     claims: Option<Claimed>,
@@ -114,7 +117,8 @@ pub async fn load(options: cli::Load) -> Result<(), Failure> {
     };
     let known = lease.granted.content.load.as_ref().map_or(0, |load| load.bytes_done);
     let name = options.name.clone();
-    let mut loading = Loading { lease, name, made, known, progress, signals, told: Tell::default() };
+    let mut loading =
+        Loading { lease, name, made, known, progress, signals, told: Tell::default(), on_disk: None };
     let size = source.size();
     let ended = loading.run(source, &options).await;
     // What was read before it ended early is worth knowing too.
@@ -218,6 +222,8 @@ struct Loading {
     signals: Signals,
     /// What the pool heard last.
     told: Tell,
+    /// Once all is here.
+    on_disk: Option<Box<OnDisk>>,
 }
 
 /// How a part of a load ended before its end.
@@ -264,9 +270,10 @@ impl Loading {
         let copying = tokio::task::spawn_blocking(move || {
             let expected = expected::expected(&*source, &given);
             let copied = fill::copy(&*source, &worker, known, &progress)?;
-            Ok((copied, source.changed(), expected))
+            Ok((copied, source.changed(), expected, on_disk::of_source(&*source)))
         });
-        let (copied, file_changed, expected) = self.watch(copying).await?;
+        let (copied, file_changed, expected, on_disk) = self.watch(copying).await?;
+        self.on_disk = Some(Box::new(on_disk.clone()));
         let Copied { file_hashes, zero_bytes, confirmed, hashing } = copied;
         let seconds = started.elapsed().as_secs_f64().max(1e-6);
         self.tell_loaded(&file_hashes, Check::No, file_changed.as_ref()).await?;
@@ -313,6 +320,7 @@ impl Loading {
             volume_bytes: volume.size(),
             unreadable: self.progress.unreadable(),
             file_changed,
+            on_disk,
         })
     }
 
@@ -372,8 +380,8 @@ impl Loading {
     ) -> Result<(), Broken> {
         let Hashes { md5, sha256, .. } = hashes.clone();
         let (unreadable, changed) = (self.progress.unreadable(), changed.cloned());
-        let loaded = Some(Loaded { md5, sha256, check, changed, unreadable });
-        let news = Tell { loaded, ..Tell::default() };
+        let loaded = Some(Box::new(Loaded { md5, sha256, check, changed, unreadable }));
+        let news = Tell { loaded, on_disk: self.on_disk.clone(), ..Tell::default() };
         let Loading { lease, signals, .. } = self;
         tokio::select! {
             told = tell_until_heard(lease, &news) => told.map_err(Broken::By)?,
@@ -560,6 +568,7 @@ fn print(report: &LoadReport, options: &cli::Load) -> Result<(), Failure> {
         output::line(&line);
     }
     report.expected.iter().for_each(|expected| output::line(&expected.line()));
+    on_disk::lines(&report.on_disk).iter().for_each(|line| output::line(line));
     for ByteRange { offset, len } in &report.unreadable {
         output::line(&format!("unreadable      {len} bytes from {offset} on"));
     }

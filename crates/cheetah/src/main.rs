@@ -23,6 +23,7 @@ mod leave;
 mod load;
 mod mapfile;
 mod mover;
+mod on_disk;
 mod open;
 mod output;
 mod pool;

@@ -94,6 +94,51 @@ pub struct Load {
     /// What could not be read of the source: it answers an error, and zeros stand for it in the hashes.
     #[serde(default)]
     pub unreadable: Vec<ByteRange>,
+    /// What stands on the disk; absent while nobody has looked.
+    #[serde(default)]
+    pub on_disk: Option<Box<OnDisk>>,
+}
+
+/// What stands on a disk, as far as its first bytes and those of its partitions say.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OnDisk {
+    /// How the disk says what its parts are.
+    pub scheme: Scheme,
+    /// In the order of its table, at most `PARTITIONS_TOLD_MAX`. Without a table one, which is all of it.
+    pub partitions: Vec<Partition>,
+    /// So many more are on it.
+    #[serde(default)]
+    pub left_out: u64,
+}
+
+/// How a disk is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scheme {
+    /// By a GUID partition table.
+    Gpt,
+    /// By a master boot record.
+    Mbr,
+    /// It is not.
+    None,
+    /// The bytes that would say it cannot be read.
+    Unreadable,
+}
+
+/// A partition, or all of a disk that has none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Partition {
+    /// As tools count them: from 1 on, the logical ones of an MBR from 5 on.
+    pub number: u32,
+    /// Bytes from the start of the disk.
+    pub offset: u64,
+    /// Bytes, as far as the disk goes.
+    pub len: u64,
+    /// In words: `NTFS`, `encrypted with LUKS`, `no known file system`.
+    pub holds: String,
+    /// Nothing can be known of it without a key.
+    #[serde(default)]
+    pub encrypted: bool,
 }
 
 /// How who fills an opened volume gets on.
@@ -216,13 +261,16 @@ pub struct Tell {
     pub unreadable: Vec<ByteRange>,
     /// The load has come to its end.
     #[serde(default)]
-    pub loaded: Option<Loaded>,
+    pub loaded: Option<Box<Loaded>>,
     /// Of an opened volume: how filling it gets on.
     #[serde(default)]
     pub filling: Option<Box<Filling>>,
     /// Where who fills an opened volume is asked for what is not here yet.
     #[serde(default)]
     pub filler: Option<Box<Filler>>,
+    /// What stands on the disk that fills the volume.
+    #[serde(default)]
+    pub on_disk: Option<Box<OnDisk>>,
     /// The load ends before its first byte: the volume is as it was made.
     #[serde(default)]
     pub untouched: bool,

@@ -199,6 +199,8 @@ pub const TEND_RETRY_NS: u64 = SECOND_NS;
 pub const BAD_RANGES_MAX: usize = 65_536;
 /// Ranges of a volume that its source could not give; beyond that some between them count as such, too.
 pub const UNREADABLE_RANGES_MAX: usize = 1_024;
+/// Partitions of a disk that the pool lists: as many as a usual GPT has room for. Of more it has the number.
+pub const PARTITIONS_TOLD_MAX: usize = 128;
 
 /// A lost donor that holds nothing stays listed this long.
 pub const DONOR_LISTED_NS: u64 = 600 * SECOND_NS;
@@ -243,6 +245,8 @@ pub const POOL_LEASES_MAX: usize = 65_536;
 pub const HOLDER_BYTES_MAX: usize = 128;
 /// which machine that is (names of hosts may have 253),
 pub const HOST_BYTES_MAX: usize = 255;
+/// what is on a partition,
+pub const HOLDS_BYTES_MAX: usize = 64;
 /// why they cannot reach somebody,
 pub const REASON_BYTES_MAX: usize = 256;
 /// and where tools find their volume, or what a foreign export is called: as long as paths may be.

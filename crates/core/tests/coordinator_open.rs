@@ -4,10 +4,12 @@ mod pool;
 
 use cheetah_core::api::{Answer, Attach, Attached, Call, Create, Refusal, Size, VolumeDetail};
 use cheetah_core::content::{
-    ByteRange, Check, ContentState, Fill, FillFrom, Filling, Loaded, Source, Tell, ToLoad,
+    ByteRange, Check, ContentState, Fill, FillFrom, Filling, Loaded, OnDisk, Partition, Scheme, Source, Tell,
+    ToLoad,
 };
-use cheetah_core::limits::LEASE_NS;
+use cheetah_core::limits::{HOLDS_BYTES_MAX, LEASE_NS, PARTITIONS_TOLD_MAX};
 use cheetah_core::map::{Backing, Filler, LeaseToken, Redundancy};
+use cheetah_core::text::is_harmless;
 use pool::{E, World};
 
 const SIZE: u64 = 2 * E + 5;
@@ -107,7 +109,7 @@ fn it_is_complete_when_that_is_told_and_only_then() {
     assert_eq!(show(&mut world).map.unreadable.len(), 1, "an error to readers from now on");
     let (md5, sha256) = ("0".repeat(32), "a".repeat(64));
     let loaded = Loaded { md5, sha256, check: Check::Same, changed: None, unreadable: vec![bad] };
-    tell(&mut world, lease.token, Tell { loaded: Some(loaded), ..Tell::default() });
+    tell(&mut world, lease.token, Tell { loaded: Some(Box::new(loaded)), ..Tell::default() });
     world.detach("v", lease.token).expect("given back");
     let whole = show(&mut world);
     assert_eq!(whole.map.backing, Some(Backing { filler: None, complete: true }));
@@ -115,6 +117,41 @@ fn it_is_complete_when_that_is_told_and_only_then() {
     assert_eq!((whole.status.content.state, load.filling), (ContentState::Loaded, None));
     refused(fill(&mut world, 7), "nothing left to fill");
     assert!(world.donors.values().flat_map(|duties| &duties.volumes).all(|duty| duty.backed), "still");
+}
+
+#[test]
+fn what_is_on_the_disk_is_bounded_and_stays_known() {
+    let mut world = world();
+    let lease = fill(&mut world, 7).expect("nobody fills it");
+    let partition = |number| Partition {
+        number,
+        offset: u64::from(number) * 4096,
+        len: 4096,
+        holds: "\u{1b}[2J\u{202e}NTFS\n".repeat(100),
+        encrypted: number == 2,
+    };
+    let told = OnDisk { scheme: Scheme::Gpt, partitions: (1..=200).map(partition).collect(), left_out: 5 };
+    tell(&mut world, lease.token, Tell { on_disk: Some(Box::new(told)), ..Tell::default() });
+    let known =
+        |world: &mut World| show(world).status.content.load.expect("its load").on_disk.expect("it was told");
+    let kept = known(&mut world);
+    assert_eq!((kept.scheme, kept.partitions.len()), (Scheme::Gpt, PARTITIONS_TOLD_MAX));
+    assert_eq!(kept.left_out, 5 + 200 - PARTITIONS_TOLD_MAX as u64);
+    let is_fit = |text: &str| text.len() <= HOLDS_BYTES_MAX && text.chars().all(is_harmless);
+    assert!(kept.partitions.iter().all(|partition| is_fit(&partition.holds)), "{kept:?}");
+    assert_eq!((kept.partitions[1].offset, kept.partitions[1].encrypted), (8192, true));
+    // What follows says nothing of it.
+    tell(&mut world, lease.token, Tell { bytes_done: Some(E), ..Tell::default() });
+    world.restart();
+    assert_eq!(known(&mut world), kept, "it is stored");
+    world.pass(LEASE_NS + 1);
+    let lease = fill(&mut world, 7).expect("nobody fills it");
+    assert_eq!(known(&mut world), kept, "for the next one as well");
+    let (md5, sha256) = ("0".repeat(32), "a".repeat(64));
+    let loaded = Loaded { md5, sha256, check: Check::Same, changed: None, unreadable: Vec::new() };
+    tell(&mut world, lease.token, Tell { loaded: Some(Box::new(loaded)), ..Tell::default() });
+    world.detach("v", lease.token).expect("given back");
+    assert_eq!(known(&mut world), kept, "when all is here");
 }
 
 #[test]

@@ -54,6 +54,14 @@ pub struct Partition {
     pub number: u32,
 }
 
+impl Partition {
+    /// What is read of it to see what file system it holds.
+    pub fn head(&self) -> Run {
+        let bytes = self.range.end.saturating_sub(self.range.start);
+        Run::new(self.range.start, bytes.min(HEAD_BYTES))
+    }
+}
+
 /// The parts of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {

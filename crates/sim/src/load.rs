@@ -107,7 +107,7 @@ fn tell(word: Word, unreadable: Vec<ByteRange>) -> Tell {
         Word::Loaded(check) => {
             let (md5, sha256) = (hash(32), hash(64));
             let loaded = Loaded { md5, sha256, check, changed: None, unreadable };
-            Tell { loaded: Some(loaded), ..Tell::default() }
+            Tell { loaded: Some(Box::new(loaded)), ..Tell::default() }
         }
     }
 }

@@ -1,22 +1,26 @@
 //! What tools will ask for of a volume that is being filled: the metadata of its file systems, and the rest
 //! of a file of which they read a part.
 //!
-//! Owns the thread that makes maps, and what it has learned of files. Never: what metadata is
-//! (`cheetah_filesystem`), or when it is read (`core::filling`). Invariant: it reads the volume and not the
-//! source, so nothing is read there twice. A disk on which nothing is recognised is read as it lies. Called
-//! by `work`. Tests: `lab/tests/open.rs`.
+//! Owns the thread that looks at the disk and makes maps, and what it has learned of files. Never: what
+//! metadata is (`cheetah_filesystem`), or when it is read (`core::filling`). Invariant: it reads the volume
+//! and not the source, so nothing is read there twice. A disk on which nothing is recognised is read as it
+//! lies. Called by `work`. Tests: `lab/tests/open.rs`, `lab/tests/on_disk.rs`.
 
 use super::work::Filling;
-use cheetah_core::limits::BLOCK_BYTES;
-use cheetah_filesystem::{Files, MapError, Run, extended, map, partitions};
+use crate::on_disk;
+use cheetah_core::limits::{BLOCK_BYTES, PARTITIONS_TOLD_MAX};
+use cheetah_filesystem::{Files, MapError, Partition, Run, extended, map, partitions};
+use cheetah_rim::filler::Brings;
 use std::io;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, mpsc};
 
 /// Tools read so much at once, from where a block of metadata begins: The Sleuth Kit does.
 const READ_BYTES: u64 = 64 << 10;
 /// Of one file, so much follows the part of it that a tool reads.
 const FILE_BYTES: u64 = 64 << 20;
+/// A read that donors do not answer is tried so often: the one that held it may have gone.
+const ATTEMPTS: u32 = 3;
 
 /// What is known of files, by file system.
 #[derive(Debug, Default)]
@@ -40,7 +44,7 @@ impl KnownFiles {
     }
 }
 
-/// Finds the metadata of all file systems, and has it read before the rest.
+/// Finds what is on the disk and the metadata of all file systems, and has that read before the rest.
 pub fn expect(filling: &Filling, known: &KnownFiles) {
     let size = filling.size();
     let read = |offset: u64, room: &mut [u8]| read(filling, offset, room);
@@ -52,11 +56,20 @@ pub fn expect(filling: &Filling, known: &KnownFiles) {
     };
     let layout = match partitions(&read, size) {
         Ok(layout) => layout,
-        Err(error) => return tracing::info!("the disk is read as it lies: {error}"),
+        Err(error) => {
+            filling.found(on_disk::unreadable());
+            return tracing::info!("the disk is read as it lies: {error}");
+        }
     };
     told(&layout.runs);
     // Where tools look for what an image is.
     told(&[Run { offset: size.saturating_sub(BLOCK_BYTES), bytes: BLOCK_BYTES }]);
+    // What is on each is known before the first is mapped, which may take long.
+    let heads: Vec<Run> = layout.partitions.iter().take(PARTITIONS_TOLD_MAX).map(Partition::head).collect();
+    told(&heads);
+    let on_disk = on_disk::look(&read, &layout);
+    on_disk::log(&on_disk);
+    filling.found(on_disk);
     for partition in layout.partitions {
         let (number, mut expected) = (partition.number, Vec::new());
         match map(&read, partition.range, &mut |runs| expected.extend(told(runs))) {
@@ -68,6 +81,8 @@ pub fn expect(filling: &Filling, known: &KnownFiles) {
                 }
             }
             Err(MapError::Unknown) => {}
+            // That was said.
+            Err(MapError::NotMapped { kind }) if kind.is_encrypted() => {}
             Err(error) => tracing::info!("partition {number} is read as it lies: {error}"),
         }
     }
@@ -77,7 +92,29 @@ pub fn expect(filling: &Filling, known: &KnownFiles) {
 fn read(filling: &Filling, offset: u64, room: &mut [u8]) -> io::Result<()> {
     let range = offset..offset.saturating_add(room.len() as u64);
     filling.expect(vec![range.clone()], true);
-    let bytes = filling.read_when_here(range)?;
-    room.copy_from_slice(&bytes);
-    Ok(())
+    let mut attempt = 1;
+    loop {
+        match filling.read_when_here(range.clone()) {
+            Ok(bytes) => {
+                room.copy_from_slice(&bytes);
+                return Ok(());
+            }
+            // What went with a donor comes again, as for any tool; what the source cannot give does not.
+            Err(error) if attempt == ATTEMPTS || !comes_again(filling, &range) => return Err(error),
+            Err(_) => attempt += 1,
+        }
+    }
+}
+
+fn comes_again(filling: &Filling, range: &Range<u64>) -> bool {
+    let (told, done) = mpsc::channel();
+    let len = u32::try_from(range.end - range.start).unwrap_or(u32::MAX);
+    filling.bring(
+        range.start,
+        len,
+        Box::new(move |result| {
+            let _ = told.send(result.is_ok());
+        }),
+    );
+    done.recv().unwrap_or(false)
 }

@@ -5,7 +5,8 @@
 //! it is, and the end. Never: what is read next (`core::filling`), reading and writing (`work`), or starting
 //! itself (`open`). Invariants: from before its lease on there is a record by which `fill` finds it; readers
 //! are sent here only once it serves; and the volume counts as complete only when donors were asked after the
-//! last write and lack nothing that the source could give. Tests: `lab/tests/open.rs`.
+//! last write and lack nothing that the source could give, and the pool knows what is on the disk. Tests:
+//! `lab/tests/open.rs`.
 
 mod metadata;
 mod work;
@@ -113,6 +114,8 @@ struct Running {
     asked: Asked,
     /// When and at how many bytes the pool was told last.
     told: (Instant, u64),
+    /// The pool knows what is on the disk.
+    told_on_disk: bool,
     rate: u64,
     /// Gone at the very end.
     _claim: Claim,
@@ -166,7 +169,8 @@ impl Running {
         match begun.await {
             Ok(filling) => {
                 let (order, told, rate) = (order.clone(), (Instant::now(), filling.progress().bytes_here), 0);
-                Ok(Running { order, source, volume, filling, asked, told, rate, _claim: claim })
+                let told_on_disk = false;
+                Ok(Running { order, source, volume, filling, asked, told, told_on_disk, rate, _claim: claim })
             }
             Err(failure) => {
                 volume.close().await;
@@ -204,6 +208,7 @@ impl Running {
                     let progress = self.filling.progress();
                     self.tell(&progress).await;
                     if let Some(hashes) = progress.hashes.clone()
+                        && self.told_on_disk
                         && self.is_whole().await
                         && self.finish(&progress, &hashes).await?
                     {
@@ -242,9 +247,12 @@ impl Running {
         let (paused, trouble) = (progress.paused, progress.trouble.clone());
         let filling = Some(Box::new(Rate { bytes_per_second: rate, paused, trouble }));
         let (bytes_done, unreadable) = (Some(progress.bytes_here), progress.bad.clone());
-        let tell = Tell { bytes_done, unreadable, filling, ..Tell::default() };
-        if let Err(error) = self.volume.lease().tell(tell).await {
-            tracing::debug!(%error, "the pool was not told how far it is");
+        let on_disk = self.filling.on_disk().filter(|_| !self.told_on_disk).cloned().map(Box::new);
+        let tells_on_disk = on_disk.is_some();
+        let tell = Tell { bytes_done, unreadable, filling, on_disk, ..Tell::default() };
+        match self.volume.lease().tell(tell).await {
+            Ok(_) => self.told_on_disk |= tells_on_disk,
+            Err(error) => tracing::debug!(%error, "the pool was not told how far it is"),
         }
     }
 
@@ -267,8 +275,8 @@ impl Running {
         };
         let (unreadable, changed) = (progress.bad.clone(), self.source.changed());
         let (md5, sha256) = (hashes.md5.clone(), hashes.sha256.clone());
-        let loaded =
-            Some(Loaded { md5, sha256, check, changed: changed.clone(), unreadable: unreadable.clone() });
+        let loaded = Loaded { md5, sha256, check, changed: changed.clone(), unreadable: unreadable.clone() };
+        let loaded = Some(Box::new(loaded));
         tell_until_heard(self.volume.lease(), &Tell { loaded, ..Tell::default() }).await?;
         let (volume, read) = (&self.order.name, show_bytes(self.filling.bytes_read()));
         let file = self.order.source.display().to_string();

@@ -8,7 +8,7 @@
 
 use super::metadata::{self, KnownFiles};
 use crate::fill::{CHUNK_BYTES, Hashes, Hashing};
-use cheetah_core::content::ByteRange;
+use cheetah_core::content::{ByteRange, OnDisk};
 use cheetah_core::filling::{Answer, Order, Work};
 use cheetah_core::limits::BLOCK_BYTES;
 use cheetah_rim::filler::{Brings, Done};
@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Threads that read only what somebody waits for, so that nobody waits for one that reads on.
@@ -41,6 +41,8 @@ pub struct Filling {
     /// Bytes that were read at the source.
     bytes_read: AtomicU64,
     files: KnownFiles,
+    /// Set once somebody has looked.
+    on_disk: OnceLock<OnDisk>,
 }
 
 struct State {
@@ -83,6 +85,7 @@ impl Filling {
             changed: Condvar::new(),
             bytes_read: AtomicU64::new(0),
             files: KnownFiles::default(),
+            on_disk: OnceLock::new(),
         })
     }
 
@@ -111,6 +114,16 @@ impl Filling {
             trouble: state.trouble.clone(),
             hashes: state.hashes.clone().filter(|_| state.order.is_complete()),
         }
+    }
+
+    /// What stands on the disk, once that is known.
+    pub fn on_disk(&self) -> Option<&OnDisk> {
+        self.on_disk.get()
+    }
+
+    pub fn found(&self, on_disk: OnDisk) {
+        // It is looked at once.
+        let _ = self.on_disk.set(on_disk);
     }
 
     pub fn size(&self) -> u64 {

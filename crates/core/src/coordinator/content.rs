@@ -288,6 +288,7 @@ fn begun(source: Source, by: String, begun: UnixSeconds) -> Load {
         check: Check::No,
         changed: None,
         unreadable: Vec::new(),
+        on_disk: None,
     }
 }
 
@@ -309,7 +310,7 @@ fn check_tell(tell: &Tell) -> Result<(), Refusal> {
     if more > 2 * UNREADABLE_RANGES_MAX {
         return Err(refuse(RefusalCode::Invalid, "more unreadable ranges than a volume may have"));
     }
-    let Some(Loaded { md5, sha256, .. }) = &tell.loaded else { return Ok(()) };
+    let Some(Loaded { md5, sha256, .. }) = tell.loaded.as_deref() else { return Ok(()) };
     let is_hash =
         |text: &str, digits: usize| text.len() == digits && text.bytes().all(|b| b.is_ascii_hexdigit());
     if !is_hash(md5, 32) || !is_hash(sha256, 64) {
@@ -326,8 +327,10 @@ fn told_of_load(content: &mut Content, tell: Tell, now: UnixSeconds) {
     if let Some(done) = tell.bytes_done.filter(|_| fills) {
         load.bytes_done = done.min(load.source.size);
     }
+    load.on_disk = tell.on_disk.or(load.on_disk.take());
     cover(&mut load.unreadable, tell.unreadable);
-    let Some(Loaded { md5, sha256, check, changed, unreadable }) = tell.loaded else { return };
+    let Some(loaded) = tell.loaded else { return };
+    let Loaded { md5, sha256, check, changed, unreadable } = *loaded;
     (load.md5, load.sha256) = (Some(md5), Some(sha256));
     (load.check, load.changed, load.ended) = (check, changed, Some(now));
     (load.bytes_done, load.filling) = (load.source.size, None);

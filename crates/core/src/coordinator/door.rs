@@ -6,8 +6,10 @@
 //! `tests/coordinator_door.rs`.
 
 use crate::api::{Amend, Attach, Create, Join, Renew, VolumeReport};
-use crate::content::{Fill, Source, Tell, ToLoad};
-use crate::limits::{HOLDER_BYTES_MAX, HOST_BYTES_MAX, PLACE_BYTES_MAX, REASON_BYTES_MAX};
+use crate::content::{Fill, OnDisk, Source, Tell, ToLoad};
+use crate::limits::{
+    HOLDER_BYTES_MAX, HOLDS_BYTES_MAX, HOST_BYTES_MAX, PARTITIONS_TOLD_MAX, PLACE_BYTES_MAX, REASON_BYTES_MAX,
+};
 use crate::map::{DonorId, VolumeMap};
 use crate::text::harmless;
 use std::collections::BTreeSet;
@@ -70,7 +72,19 @@ pub(super) fn tell(mut tell: Tell) -> Tell {
     if let Some(trouble) = tell.filling.as_mut().and_then(|filling| filling.trouble.as_mut()) {
         *trouble = harmless(trouble, REASON_BYTES_MAX);
     }
+    tell.on_disk = tell.on_disk.map(on_disk);
     tell
+}
+
+fn on_disk(mut on_disk: Box<OnDisk>) -> Box<OnDisk> {
+    let more = on_disk.partitions.len().saturating_sub(PARTITIONS_TOLD_MAX);
+    on_disk.left_out = on_disk.left_out.saturating_add(more as u64);
+    on_disk.partitions.truncate(PARTITIONS_TOLD_MAX);
+    on_disk.partitions.shrink_to_fit();
+    for partition in &mut on_disk.partitions {
+        partition.holds = harmless(&partition.holds, HOLDS_BYTES_MAX);
+    }
+    on_disk
 }
 
 pub(super) fn amend(mut amend: Amend) -> Amend {

@@ -7,8 +7,8 @@ use cheetah_core::api::{
     Renewed, Size, Stranger, Sync, VolumeDetail, VolumeHealth, VolumeReport, VolumeStatus, WaitsFor,
 };
 use cheetah_core::content::{
-    Beside, ByteRange, Check, Content, ContentState, Fill, FillFrom, Filling, Load, Loaded, Source, Tell,
-    ToLoad, Written,
+    Beside, ByteRange, Check, Content, ContentState, Fill, FillFrom, Filling, Load, Loaded, OnDisk,
+    Partition, Scheme, Source, Tell, ToLoad, Written,
 };
 use cheetah_core::layout::LostRange;
 use cheetah_core::map::{
@@ -68,6 +68,11 @@ fn filling() -> Filling {
     Filling { bytes_per_second: 1, paused: true, trouble: Some(String::new()) }
 }
 
+fn on_disk() -> OnDisk {
+    let partition = Partition { number: 1, offset: 0, len: 1, holds: String::new(), encrypted: true };
+    OnDisk { scheme: Scheme::Gpt, partitions: vec![partition], left_out: 1 }
+}
+
 fn tell() -> Tell {
     let unreadable = vec![ByteRange { offset: 0, len: 512 }];
     let (md5, sha256, changed) = (String::new(), String::new(), Some(String::new()));
@@ -75,12 +80,13 @@ fn tell() -> Tell {
     Tell {
         bytes_done: Some(1),
         unreadable,
-        loaded: Some(loaded),
+        loaded: Some(Box::new(loaded)),
         untouched: false,
         written: false,
         unsure: false,
         filling: Some(filling().into()),
         filler: Some(filler().into()),
+        on_disk: Some(on_disk().into()),
     }
 }
 
@@ -98,6 +104,7 @@ fn content() -> Content {
         check: Check::No,
         changed: Some(String::new()),
         unreadable: tell().unreadable,
+        on_disk: tell().on_disk,
     };
     let written = Written { at: 3, by: "y".into(), certain: true };
     Content { state: ContentState::Loaded, load: Some(Box::new(load)), written: Some(written) }
@@ -226,6 +233,8 @@ fn content_shapes() -> Vec<(&'static str, Value)> {
         ("Fill", json!(fill())),
         ("ByteRange", json!(tell().unreadable[0])),
         ("Loaded", json!(tell().loaded)),
+        ("OnDisk", json!(on_disk())),
+        ("Partition", json!(on_disk().partitions[0])),
         ("Filling", json!(filling())),
         ("Filler", json!(filler())),
         ("Backing", json!(backing())),
