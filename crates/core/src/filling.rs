@@ -1,15 +1,19 @@
 //! In which order a source is read into a volume: what is asked for now, then what is expected to be, then
 //! the rest as it lies.
 //!
-//! Owns which pieces of the volume are here, on their way or absent, who waits for which, and when the next
-//! one may be read. Never: bytes, threads, or where a source is. Invariants: a piece is on its way once, so
+//! Owns which pieces of the volume are here, on their way or absent, who waits for which, when the next one
+//! may be read, and how much of what nobody waits for is under way (`pressure`). Never: bytes, threads, or
+//! where a source is. Invariants: a piece is on its way once, so
 //! one read serves all who wait for it; what is here is not read again unless donors say that it is gone;
 //! whoever asked is answered once. Called by the filler of `cheetah open`, and by `sim`. Tests: below.
+
+mod pressure;
 
 use crate::content::ByteRange;
 use crate::limits::SECOND_NS;
 use crate::units::Time;
 use crate::volume::FetchError;
+use pressure::Pressure;
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
@@ -78,6 +82,7 @@ pub struct Order {
     rate: Option<u64>,
     /// Nothing is read in order before this.
     not_before: Time,
+    pressure: Pressure,
 }
 
 impl Order {
@@ -99,6 +104,7 @@ impl Order {
             paused: false,
             rate: None,
             not_before: 0,
+            pressure: Pressure::default(),
         }
     }
 
@@ -151,7 +157,8 @@ impl Order {
     }
 
     /// Somebody misses these bytes.
-    pub fn ask(&mut self, asker: Asker, range: Range<u64>) -> Option<Answer> {
+    pub fn ask(&mut self, now: Time, asker: Asker, range: Range<u64>) -> Option<Answer> {
+        self.pressure.asked(now);
         let range = range.start..range.end.min(self.size);
         if range.is_empty() {
             return Some(Answer { to: asker, result: Err(FetchError::Unreadable) });
@@ -171,6 +178,7 @@ impl Order {
         result: Result<Vec<ByteRange>, ()>,
     ) -> Vec<Answer> {
         let is_here = result.is_ok();
+        self.pressure.ended(now, range.start, is_here);
         for piece in self.pieces_of(&range) {
             self.set(piece, if is_here { Piece::Here } else { Piece::Absent });
             self.checking.remove(&piece);
@@ -208,7 +216,9 @@ impl Order {
             match self.pieces[piece] {
                 _ if !is_wanted => {}
                 Piece::Absent => {
-                    return Some(Work::Fetch(self.take(piece, |order, next| order.is_asked(next))));
+                    return Some(Work::Fetch(
+                        self.take(piece, RUN_PIECES, |order, next| order.is_asked(next)),
+                    ));
                 }
                 Piece::Here if self.checking.insert(piece) => {
                     return Some(Work::Check(self.bytes_of(piece..piece + 1)));
@@ -219,13 +229,17 @@ impl Order {
         if asked_only || self.paused || now < self.not_before {
             return None;
         }
-        let range = match self.next_expected() {
-            Some(first) => self.take(first, |order, next| order.is_expected.contains(&next)),
+        let expected = self.next_expected();
+        let room = self.pressure.room(now, !self.waits.is_empty(), expected.is_some())?;
+        let most = usize::try_from(room / PIECE_BYTES).unwrap_or(RUN_PIECES).clamp(1, RUN_PIECES);
+        let range = match expected {
+            Some(first) => self.take(first, most, |order, next| order.is_expected.contains(&next)),
             None => {
                 let first = self.next_as_it_lies()?;
-                self.take(first, |_, _| true)
+                self.take(first, most, |_, _| true)
             }
         };
+        self.pressure.begun(now, &range);
         if let Some(rate) = self.rate {
             let bytes = u128::from(range.end - range.start) * u128::from(SECOND_NS);
             let takes = Time::try_from(bytes / u128::from(rate)).unwrap_or(Time::MAX);
@@ -253,8 +267,10 @@ impl Order {
 
     /// When `next` may have more to do than now, if nothing else happens.
     #[must_use]
-    pub fn wake_at(&self) -> Option<Time> {
-        (!self.paused && self.not_before > 0 && !self.is_complete()).then_some(self.not_before)
+    pub fn wake_at(&self, now: Time) -> Option<Time> {
+        let open = !self.paused && !self.is_complete();
+        let times = [self.not_before, self.pressure.eases_at(now)];
+        times.into_iter().filter(|at| *at > now && open).min()
     }
 
     // What there is.
@@ -310,9 +326,10 @@ impl Order {
         self.waits.iter().any(|wait| wait.pieces.contains(&piece))
     }
 
-    /// From this piece on what is absent and wanted, up to a run's border: it is on its way then.
-    fn take(&mut self, first: usize, wanted: impl Fn(&Order, usize) -> bool) -> Range<u64> {
-        let border = ((first / RUN_PIECES + 1) * RUN_PIECES).min(self.pieces.len());
+    /// From this piece on what is absent and wanted, so many at most, up to a run's border: it is on its way
+    /// then.
+    fn take(&mut self, first: usize, most: usize, wanted: impl Fn(&Order, usize) -> bool) -> Range<u64> {
+        let border = ((first / RUN_PIECES + 1) * RUN_PIECES).min(self.pieces.len()).min(first + most);
         let goes_on = |piece: &usize| self.pieces[*piece] == Piece::Absent && wanted(self, *piece);
         let end = first + 1 + (first + 1..border).take_while(goes_on).count();
         for piece in first..end {
@@ -374,50 +391,52 @@ mod tests {
 
     const P: u64 = PIECE_BYTES;
     const OK: Result<Vec<ByteRange>, ()> = Ok(Vec::new());
+    /// Nobody has asked lately.
+    const CALM: Time = SECOND_NS;
 
     #[test]
     fn what_is_asked_for_comes_before_what_lies_next_and_is_read_once() {
         let mut order = Order::new(40 * P);
         assert_eq!(order.next(0, false), Some(Work::Fetch(0..16 * P)));
-        assert_eq!(order.ask(1, 20 * P + 5..20 * P + 9), None);
-        assert_eq!(order.ask(2, 20 * P..21 * P), None);
-        assert_eq!(order.ask(3, 3 * P..4 * P), None, "it is on its way");
+        assert_eq!(order.ask(0, 1, 20 * P + 5..20 * P + 9), None);
+        assert_eq!(order.ask(0, 2, 20 * P..21 * P), None);
+        assert_eq!(order.ask(0, 3, 3 * P..4 * P), None, "it is on its way");
         assert_eq!(order.next(0, true), Some(Work::Fetch(20 * P..21 * P)));
         assert_eq!(order.next(0, true), None);
         let told = order.fetched(0, 20 * P..21 * P, OK);
         assert_eq!(told.iter().map(|answer| answer.to).collect::<Vec<_>>(), [1, 2], "one read serves both");
         assert_eq!(order.fetched(0, 0..16 * P, OK), [Answer { to: 3, result: Ok(()) }]);
-        assert_eq!(order.next(0, false), Some(Work::Fetch(16 * P..20 * P)), "up to what is here");
-        assert_eq!(order.next(0, false), Some(Work::Fetch(21 * P..32 * P)));
+        assert_eq!(order.next(CALM, false), Some(Work::Fetch(16 * P..20 * P)), "up to what is here");
+        assert_eq!(order.next(CALM, false), Some(Work::Fetch(21 * P..32 * P)));
         order.check_invariants();
     }
 
     #[test]
     fn what_the_source_cannot_give_is_an_error_there_alone() {
         let mut order = Order::new(4 * P - 100);
-        order.ask(1, 0..4096);
-        order.ask(2, 4096..8192);
+        order.ask(0, 1, 0..4096);
+        order.ask(0, 2, 4096..8192);
         let bad = ByteRange { offset: 4096, len: 4096 };
         assert_eq!(order.next(0, true), Some(Work::Fetch(0..P)));
         let told = order.fetched(0, 0..P, Ok(vec![bad]));
         let unreadable = Err(FetchError::Unreadable);
         assert_eq!(told, [Answer { to: 1, result: Ok(()) }, Answer { to: 2, result: unreadable }]);
-        assert_eq!(order.next(0, false), Some(Work::Fetch(P..4 * P - 100)));
-        order.fetched(0, P..4 * P - 100, OK);
+        assert_eq!(order.next(CALM, false), Some(Work::Fetch(P..4 * P - 100)));
+        order.fetched(CALM, P..4 * P - 100, OK);
         assert!(order.is_complete() && order.next(0, false).is_none());
-        assert_eq!(order.ask(3, 4 * P..5 * P).map(|told| told.result), Some(unreadable), "behind the end");
+        assert_eq!(order.ask(0, 3, 4 * P..5 * P).map(|told| told.result), Some(unreadable), "behind the end");
     }
 
     #[test]
     fn a_failure_is_told_to_who_waits_and_tried_again_later() {
         let mut order = Order::new(2 * P);
-        order.ask(1, 0..2 * P);
+        order.ask(0, 1, 0..2 * P);
         assert_eq!(order.next(7, true), Some(Work::Fetch(0..2 * P)), "what is asked for together");
         let told = order.fetched(7, 0..2 * P, Err(()));
         assert_eq!(told, [Answer { to: 1, result: Err(FetchError::Away) }]);
         assert_eq!(order.next(7, false), None);
-        let at = order.wake_at().expect("it is tried again");
-        assert_eq!(order.next(at, false), Some(Work::Fetch(0..2 * P)));
+        assert!(order.wake_at(7).is_some_and(|at| at <= CALM + PAUSE_NS), "it is tried again");
+        assert_eq!(order.next(CALM + PAUSE_NS, false), Some(Work::Fetch(0..2 * P)));
         order.check_invariants();
     }
 
@@ -426,15 +445,15 @@ mod tests {
         let mut order = Order::new(3 * P);
         order.learn(0..2 * P, true);
         assert_eq!(order.bytes_here(), 2 * P);
-        order.ask(1, 0..10);
+        order.ask(0, 1, 0..10);
         assert_eq!(order.next(0, true), Some(Work::Check(0..P)));
         assert_eq!(order.checked(0..P, Ok(true)), [Answer { to: 1, result: Ok(()) }]);
-        order.ask(2, 0..10);
+        order.ask(0, 2, 0..10);
         assert_eq!(order.next(0, true), Some(Work::Check(0..P)));
         assert_eq!(order.checked(0..P, Ok(false)), []);
         assert_eq!(order.next(0, true), Some(Work::Fetch(0..P)));
         assert_eq!(order.fetched(0, 0..P, OK), [Answer { to: 2, result: Ok(()) }]);
-        order.ask(3, 0..10);
+        order.ask(0, 3, 0..10);
         assert_eq!(order.next(0, true), Some(Work::Check(0..P)));
         let away = Answer { to: 3, result: Err(FetchError::Away) };
         assert_eq!(order.checked(0..P, Err(())), [away], "donors do not say");
@@ -445,8 +464,8 @@ mod tests {
     fn donors_are_asked_once_and_what_came_since_is_not_read_again() {
         let mut order = Order::new(2 * P);
         order.learn(0..2 * P, true);
-        order.ask(1, 0..10);
-        order.ask(2, 0..10);
+        order.ask(0, 1, 0..10);
+        order.ask(0, 2, 0..10);
         assert_eq!(order.next(0, true), Some(Work::Check(0..P)));
         assert_eq!(order.next(0, true), None, "one answer serves both");
         // It is found to be gone otherwise, and comes, before donors have answered.
@@ -463,16 +482,17 @@ mod tests {
         let mut order = Order::new(64 * P);
         order.expect([40 * P..42 * P, 20 * P + 1..20 * P + 2].into_iter(), false);
         order.expect(std::iter::once(20 * P..21 * P), false);
-        order.ask(1, 50 * P..50 * P + 1);
+        order.ask(0, 1, 50 * P..50 * P + 1);
         let fetch = |from: u64, to: u64| Some(Work::Fetch(from * P..to * P));
         assert_eq!(order.next(0, true), fetch(50, 51));
         assert_eq!(order.next(0, true), None, "nobody waits for more");
-        assert_eq!(order.next(0, false), fetch(40, 42));
+        assert_eq!(order.next(CALM, false), fetch(40, 42));
         order.expect([33 * P..34 * P, 30 * P..31 * P].into_iter(), true);
-        assert_eq!(order.next(0, false), fetch(33, 34), "sooner than what was expected before");
-        assert_eq!(order.next(0, false), fetch(30, 31));
-        order.fetched(0, 30 * P..31 * P, Err(()));
-        let again = order.wake_at().expect("it is tried again");
+        order.fetched(CALM, 50 * P..51 * P, OK);
+        assert_eq!(order.next(CALM, false), fetch(33, 34), "sooner than what was expected before");
+        assert_eq!(order.next(CALM, false), fetch(30, 31));
+        order.fetched(CALM, 30 * P..31 * P, Err(()));
+        let again = CALM + PAUSE_NS;
         assert_eq!(order.next(again, false), fetch(30, 31));
         order.expect(std::iter::once(20 * P..21 * P), true);
         assert_eq!(order.next(again, false), fetch(20, 21), "once");
@@ -484,15 +504,17 @@ mod tests {
     fn a_pause_and_a_rate_hold_up_only_what_nobody_waits_for() {
         let mut order = Order::new(64 * P);
         order.pause(true);
-        assert_eq!((order.next(0, false), order.wake_at()), (None, None));
-        order.ask(1, 0..1);
+        assert_eq!((order.next(0, false), order.wake_at(0)), (None, None));
+        order.ask(0, 1, 0..1);
         assert_eq!(order.next(0, false), Some(Work::Fetch(0..P)));
+        order.fetched(0, 0..P, OK);
         order.pause(false);
         order.limit(Some(15 * P));
-        assert_eq!(order.next(0, false), Some(Work::Fetch(P..16 * P)));
-        assert_eq!((order.next(1, false), order.wake_at()), (None, Some(SECOND_NS)));
-        order.ask(2, 40 * P..40 * P + 1);
-        assert_eq!(order.next(1, false), Some(Work::Fetch(40 * P..41 * P)));
-        assert_eq!(order.next(SECOND_NS, false), Some(Work::Fetch(16 * P..32 * P)));
+        assert_eq!(order.next(CALM, false), Some(Work::Fetch(P..16 * P)));
+        assert_eq!((order.next(CALM, false), order.wake_at(CALM)), (None, Some(CALM + SECOND_NS)));
+        order.ask(CALM, 2, 40 * P..40 * P + 1);
+        assert_eq!(order.next(CALM, false), Some(Work::Fetch(40 * P..41 * P)));
+        order.fetched(CALM, 40 * P..41 * P, OK);
+        assert_eq!(order.next(CALM + SECOND_NS, false), Some(Work::Fetch(16 * P..32 * P)));
     }
 }

@@ -157,22 +157,27 @@ pub struct NbdFuse {
 impl NbdFuse {
     #[track_caller]
     pub fn start(uri: &str) -> Self {
-        Self::of(&[uri])
+        Self::of(tools::command("nbdfuse"), &[uri])
     }
 
     /// In front of an nbdkit of its own, which is told these.
     #[track_caller]
     pub fn of_nbdkit(arguments: &[&str]) -> Self {
         let nbdkit = tools::need("nbdkit").display().to_string();
-        Self::of(&[&["--command", &nbdkit, "-s"], arguments].concat())
+        Self::of(tools::command("nbdfuse"), &[&["--command", &nbdkit, "-s"], arguments].concat())
+    }
+
+    /// On a host of a lab.
+    #[track_caller]
+    pub fn on(lan: &Lan, node: Node, uri: &str) -> Self {
+        Self::of(lan.exec(node, tools::need("nbdfuse")), &[uri])
     }
 
     #[track_caller]
-    fn of(server: &[&str]) -> Self {
+    fn of(mut command: Command, server: &[&str]) -> Self {
         let scratch = Scratch::new();
         let directory = scratch.directory("mnt");
         let path = directory.join("nbd");
-        let mut command = tools::command("nbdfuse");
         command.arg(&path).args(server);
         let process = Process::start("nbdfuse", command, scratch.path());
         wait::until("nbdfuse's file", wait::SOON, || {

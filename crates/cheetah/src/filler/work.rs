@@ -250,7 +250,7 @@ impl Filling {
             if let Some(work) = state.order.next(now, for_waiters) {
                 return Some(work);
             }
-            let wait = match state.order.wake_at().filter(|_| !for_waiters) {
+            let wait = match state.order.wake_at(now).filter(|_| !for_waiters) {
                 Some(at) => Duration::from_nanos(at.saturating_sub(now)).min(LOOK),
                 None => LOOK,
             };
@@ -425,7 +425,8 @@ impl Brings for Filling {
         state.order.expect(rest.into_iter(), true);
         state.askers += 1;
         let asker = state.askers;
-        match state.order.ask(asker, offset..offset.saturating_add(len.into())) {
+        let now = self.now();
+        match state.order.ask(now, asker, offset..offset.saturating_add(len.into())) {
             Some(answer) => {
                 drop(state);
                 done(answer.result);

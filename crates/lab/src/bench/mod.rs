@@ -34,6 +34,7 @@ mod ping;
 mod plot;
 mod progress;
 mod quiet;
+mod remote;
 mod repair;
 mod results;
 mod rounds;
@@ -77,9 +78,10 @@ const PARTS: [Part; 8] = [
 ];
 
 /// Measured where they are named: they take many gigabytes of memory, or are about a library alone.
-const BY_NAME: [Part; 4] = [
+const BY_NAME: [Part; 5] = [
     Part::new("codes", codes::SECONDS, codes::SETS, codes::run).without_network(),
     Part::new("parity", parity::SECONDS, parity::SETS, parity::run),
+    Part::new("remote", remote::SECONDS, remote::SETS, remote::run),
     Part::new("repair", repair::SECONDS, repair::SETS, repair::run),
     Part::new("owner", owner::SECONDS, owner::SETS, owner::run),
 ];

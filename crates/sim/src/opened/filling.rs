@@ -89,7 +89,7 @@ impl World {
         self.next += 1;
         let asker = self.next;
         self.asks.insert(asker, (reader, request));
-        if let Some(answer) = self.order.ask(asker, range) {
+        if let Some(answer) = self.order.ask(self.now, asker, range) {
             self.tell(vec![answer]);
         }
         self.pump();
@@ -117,7 +117,7 @@ impl World {
                 }
             }
         }
-        if let Some(at) = self.order.wake_at().filter(|at| *at > self.now) {
+        if let Some(at) = self.order.wake_at(self.now) {
             let wait = at - self.now;
             self.after(wait, Ev::Pump);
         }
