@@ -20,7 +20,7 @@ bench = $(cargo) run --locked --release --quiet -p cheetah-lab --bin bench --
 without = if [ "$${CI:-}" = true ]; then echo "$(1) is missing"; exit 1; else echo "($(1) is missing: skipped outside CI)"; fi
 
 .PHONY: help setup build install demo test format lint unit instructions sim e2e fuzz bench bench-local bench-front bench-lan \
-  bench-ahead bench-thesis bench-scale bench-seeds \
+  bench-ahead bench-remote bench-thesis bench-scale bench-seeds \
   bench-codes bench-repair bench-owner mutants faults unclean sim-bugs walk clean
 
 help: ## say what there is (the default)
@@ -97,6 +97,10 @@ bench-lan: build ## of it: five hosts with links of 1 and 10 Gbit/s beside iperf
 bench-ahead: build ## of it: read-ahead by rule and round trip, 0 to 50 ms, over 1 Gbit/s (root; eight minutes)
 	@echo "== benchmark, read-ahead"
 	@$(bench) ahead
+
+bench-remote: build ## by itself: triage of a far disk by nbdfuse, nbdkit's cache and `open`, 0 to 50 ms (root; 12 minutes)
+	@echo "== benchmark, a far disk"
+	@$(bench) remote
 
 bench-thesis: build ## of it: the table of the thesis of 2006, beside disks of then and now (root)
 	@echo "== benchmark, thesis"

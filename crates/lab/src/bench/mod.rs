@@ -8,9 +8,9 @@
 //! process that stays outside), `part` (what one measures with), `row` (judges), `rounds` (takes turns),
 //! `worker` (makes loads, by a `child`), `results` (writes); the table's parts `local` (with `contenders` and
 //! `latency`), `front`, `lan`, `far`, `seeds`, `scale` (with `simulated`), `ahead`, `thesis`, and those that
-//! are measured by name, `codes`, `parity`, `repair`, `owner`; their loads `client`, `direct`, `file`,
-//! `libnbd`, `ping`; `machine`, `quiet` and `share` (what it runs on), `progress` and `plot`. Tests: in each
-//! of them.
+//! are measured by name, `codes`, `parity`, `repair`, `owner`, `remote`; their loads `client`, `direct`,
+//! `file`, `libnbd`, `ping`; `machine`, `quiet` and `share` (what it runs on), `progress` and `plot`. Tests:
+//! in each of them.
 
 mod ahead;
 mod child;

@@ -7,7 +7,8 @@
 //! a disk that it has not seen yet, and what the kernel keeps of the file is forgotten between passes.
 //!
 //! Owns: the image (NTFS, a real tree) and the triage. Invariant: every tool's output is what it is on the
-//! image itself. Never: repeats, for a first pass is one only once; minutes do not jitter. Called by: `bench`.
+//! image itself. Never: repeats, for a first pass is one only once; minutes do not jitter. Called by:
+//! `bench`.
 
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -69,6 +70,16 @@ struct Pass {
 impl Pass {
     fn triage(self) -> f64 {
         self.listing + self.fetching
+    }
+
+    /// Id, what it is, and its figure.
+    fn steps(self) -> [(&'static str, &'static str, f64); 4] {
+        [
+            ("list", "fls -r", self.listing),
+            ("fetch", "icat of files by name", self.fetching),
+            ("reads", "4 KiB anywhere", self.reading),
+            ("mib", "MiB from there", self.bytes as f64 / MIB as f64),
+        ]
     }
 }
 
@@ -132,17 +143,11 @@ fn rows(bench: &mut Bench, millis: u64, sides: &[[Pass; 2]; 3], near: Pass) {
     let [bare, cached, ours] = sides;
     let series = |value: f64| [value].into_iter().collect::<Series>();
     for (pass, word) in ["first", "second"].into_iter().enumerate() {
-        let steps: [(&str, &str, fn(Pass) -> f64); 4] = [
-            ("list", "fls -r", |pass| pass.listing),
-            ("fetch", "icat of files by name", |pass| pass.fetching),
-            ("reads", "4 KiB anywhere", |pass| pass.reading),
-            ("mib", "MiB from there", |pass| pass.bytes as f64 / MIB as f64),
-        ];
-        for (id, what, of) in steps {
+        let (bare, cached) = (bare[pass].steps(), cached[pass].steps());
+        for (step, (id, what, value)) in ours[pass].steps().into_iter().enumerate() {
             let unit = if id == "mib" { "MiB" } else { "s" };
-            let value = series(of(ours[pass]));
-            let peers = [("bare", BARE, of(bare[pass])), ("cached", CACHED, of(cached[pass]))];
-            for (peer, name, there) in peers {
+            let value = series(value);
+            for (peer, name, there) in [("bare", BARE, bare[step].2), ("cached", CACHED, cached[step].2)] {
                 let there = series(there);
                 let bar = match (id, peer, pass) {
                     ("mib", ..) => None,
