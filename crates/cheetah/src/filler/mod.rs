@@ -159,17 +159,18 @@ impl Running {
             volume.ready().await?;
             let filling = Filling::new(source.clone(), volume.handle().clone(), order.rate);
             survey(&filling).await?;
+            // What an earlier one has left, before this one reads.
+            let told = (Instant::now(), filling.progress().bytes_here);
             let filler = listen(pool, source.size(), &filling).await?;
             filling
                 .start()
                 .map_err(|e| Failure::failed(format!("no thread to fill with: {}", own_fault(&e))))?;
             lease.tell(Tell { filler: Some(Box::new(filler)), ..Tell::default() }).await?;
-            Ok::<_, Failure>(filling)
+            Ok::<_, Failure>((filling, told))
         };
         match begun.await {
-            Ok(filling) => {
-                let (order, told, rate) = (order.clone(), (Instant::now(), filling.progress().bytes_here), 0);
-                let told_on_disk = false;
+            Ok((filling, told)) => {
+                let (order, rate, told_on_disk) = (order.clone(), 0, false);
                 Ok(Running { order, source, volume, filling, asked, told, told_on_disk, rate, _claim: claim })
             }
             Err(failure) => {
