@@ -39,7 +39,6 @@ struct Read {
 pub(super) struct Pressure {
     /// By where they begin.
     reads: BTreeMap<u64, Read>,
-    under_way: u64,
     /// What comes in `AHEAD_NS`.
     bytes_max: u64,
     /// Somebody asked lately: until then.
@@ -49,13 +48,7 @@ pub(super) struct Pressure {
 
 impl Default for Pressure {
     fn default() -> Self {
-        Pressure {
-            reads: BTreeMap::new(),
-            under_way: 0,
-            bytes_max: FIRST_BYTES,
-            gentle_until: 0,
-            rests_until: 0,
-        }
+        Pressure { reads: BTreeMap::new(), bytes_max: FIRST_BYTES, gentle_until: 0, rests_until: 0 }
     }
 }
 
@@ -72,23 +65,28 @@ impl Pressure {
             true => (self.bytes_max * GENTLE_NS / AHEAD_NS).max(BYTES_MIN),
             false => self.bytes_max,
         };
-        if gentle && !is_expected && (now < self.rests_until || self.under_way > 0) {
+        let under_way = self.under_way();
+        if gentle && !is_expected && (now < self.rests_until || under_way > 0) {
             return None;
         }
         let run = (most / RUNS).max(BYTES_MIN);
-        (self.under_way == 0 || self.under_way + run <= most).then_some(run)
+        (under_way == 0 || under_way + run <= most).then_some(run)
     }
 
     pub(super) fn begun(&mut self, now: Time, range: &Range<u64>) {
         let bytes = range.end - range.start;
-        self.under_way += bytes;
-        self.reads.insert(range.start, Read { bytes, since: now, under_way: self.under_way });
+        let under_way = self.under_way() + bytes;
+        self.reads.insert(range.start, Read { bytes, since: now, under_way });
+    }
+
+    /// Bytes; of a few reads.
+    fn under_way(&self) -> u64 {
+        self.reads.values().map(|read| read.bytes).sum()
     }
 
     /// What began there, if that was such a read.
     pub(super) fn ended(&mut self, now: Time, begin: u64, good: bool) {
         let Some(read) = self.reads.remove(&begin) else { return };
-        self.under_way -= read.bytes;
         let took = now.saturating_sub(read.since).max(1);
         self.rests_until = now + RESTS * took;
         if good {
@@ -136,7 +134,7 @@ mod tests {
                 pressure.ended(now, begin, true);
             }
         }
-        (busy as f64 / now as f64, pressure.under_way)
+        (busy as f64 / now as f64, pressure.under_way())
     }
 
     #[test]

@@ -77,7 +77,8 @@ const PARTS: [Part; 8] = [
     Part::new("seeds", seeds::SECONDS, seeds::SETS, seeds::run),
 ];
 
-/// Measured where they are named: they take many gigabytes of memory, or are about a library alone.
+/// Measured where they are named: they take many gigabytes of memory, are about a library alone, or take long
+/// and are about one command.
 const BY_NAME: [Part; 5] = [
     Part::new("codes", codes::SECONDS, codes::SETS, codes::run).without_network(),
     Part::new("parity", parity::SECONDS, parity::SETS, parity::run),
