@@ -1,11 +1,10 @@
 //! How much of what nobody waits for is read at once, so that who waits has the way to the source.
 //!
 //! Owns what of that is under way, and how fast it came. Never: which pieces. Why: all that is under way lies
-//! before what is asked for next, in the buffers of the link or the source's queue. With 16 MiB of it a tool
-//! waited 1.4 s for each of its reads over 100 Mbit/s, and a listing took ten times as long as without a
-//! volume. So as much is under way as the source gives in a part of a second; while somebody asks, in a small
-//! part of that, and what no tool is expected to ask for has it to itself a third of the time. Called by
-//! `Order`. Tests: below.
+//! before what is asked for next, in the buffers of the link or the source's queue: 16 MiB of it are 1.4 s of
+//! 100 Mbit/s. So as much is under way as the source gives in a part of a second; while somebody asks, in a
+//! small part of that, and what no tool is expected to ask for has it to itself a third of the time. What it
+//! is worth: docs/MEASURED.md. Called by `Order`. Tests: below.
 
 use crate::limits::{MILLISECOND_NS, SECOND_NS};
 use crate::units::Time;
