@@ -309,6 +309,23 @@ fn what_a_reader_finds_wrong_is_put_right_by_a_donor_once_and_by_who_writes() {
 }
 
 #[test]
+fn what_a_reader_finds_while_a_pass_is_under_way_is_looked_at_by_the_next_one() {
+    let mut world = World::with_donors(&[4; 4]);
+    world.create("v", Size::Bytes(E), Some("parity:3+1")).expect("created");
+    let reader = world.attach("v", true).expect("attached");
+    is_to_scrub(&mut world, &reader, 3, 0);
+    let tender = attach_yielding(&mut world, "v");
+    assert!(is_to_scrub(&mut world, &tender, 0, 5));
+    // Where the pass has been already.
+    is_to_scrub(&mut world, &reader, 4, 0);
+    is_to_scrub(&mut world, &reader, 9, 0);
+    assert!(is_to_scrub(&mut world, &tender, 3, 6), "that pass does not count");
+    assert!(!is_to_scrub(&mut world, &tender, 9, 7), "the next one does");
+    world.settle();
+    assert_eq!(tenders(&world, "v"), []);
+}
+
+#[test]
 fn nobody_is_told_to_put_right_what_nothing_can() {
     let mut world = World::with_donors(&[4]);
     world.create("v", Size::Bytes(E), Some("linear")).expect("created");

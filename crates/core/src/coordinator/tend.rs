@@ -82,11 +82,17 @@ impl Coordinator {
         let Some(volume) = self.volumes.get_mut(&lease.record.volume) else { return };
         let blocks =
             |report: &VolumeReport| report.corrupt_blocks.iter().map(|(_, count)| *count).sum::<u64>();
+        let finds = blocks(&lease.report) > blocks(before);
         let passes = lease.report.scrub_passes;
         let was = volume.ailing;
         volume.ailing = match was {
             None if !lease.record.read_only || volume.map.redundancy.parity == 0 => None,
-            None => (blocks(&lease.report) > blocks(before)).then_some(Ailing::Found),
+            None => finds.then_some(Ailing::Found),
+            // The pass that is under way may have been past it: the next one has to end as well.
+            Some(Ailing::Told { token: told, .. }) if lease.record.read_only && finds => {
+                let passes = self.leases.get(&told).map(|told| told.report.scrub_passes + 1);
+                Some(passes.map_or(Ailing::Found, |passes| Ailing::Told { token: told, passes }))
+            }
             Some(ailing) if lease.record.read_only => Some(ailing),
             Some(Ailing::Told { token: told, passes: then }) if told == token => {
                 (passes <= then).then_some(Ailing::Told { token, passes: then })
