@@ -20,10 +20,15 @@ fn world_of(redundancy: &str) -> (World, Attached) {
     (world, lease)
 }
 
-/// What the attachment has come across since it began, by donor.
+/// What the attachment has come across since it began, by donor; the donors found the same in their memory.
 fn report(world: &mut World, lease: &Attached, corrupt_blocks: &[(u64, u64)]) {
-    let corrupt_blocks = corrupt_blocks.iter().map(|(id, blocks)| (DonorId(*id), *blocks)).collect();
-    let report = Box::new(VolumeReport { corrupt_blocks, ..VolumeReport::default() });
+    report_of(world, lease, corrupt_blocks, true);
+}
+
+fn report_of(world: &mut World, lease: &Attached, corrupt_blocks: &[(u64, u64)], in_memory: bool) {
+    let corrupt_blocks: Vec<_> = corrupt_blocks.iter().map(|(id, blocks)| (DonorId(*id), *blocks)).collect();
+    let wrong_in_memory = if in_memory { corrupt_blocks.clone() } else { Vec::new() };
+    let report = Box::new(VolumeReport { corrupt_blocks, wrong_in_memory, ..VolumeReport::default() });
     let epoch = world.show("v").map.epoch;
     let renew = Renew { epoch, place: String::new(), lost: Vec::new(), report };
     world.send(Call::Renew { name: "v".into(), token: lease.token, renew });
@@ -72,6 +77,18 @@ fn what_is_found_at_once_counts_once() {
         report(&mut world, &lease, &[(bad, 9000)]);
     }
     assert!(!donor(&mut world, bad).has_bad_memory);
+}
+
+#[test]
+fn what_was_hit_on_its_way_is_not_held_against_a_memory() {
+    let (mut world, lease) = world();
+    let far = (1..=4).find(|id| held_by(&lease.map, *id) > 0).expect("a holder");
+    for occasion in 1..=4 * u64::from(BAD_MEMORY_OCCASIONS) {
+        report_of(&mut world, &lease, &[(far, 100 * occasion)], false);
+        world.pass(OCCASION_NS);
+    }
+    let said = donor(&mut world, far);
+    assert_eq!((said.wrong_blocks, said.has_bad_memory), (400 * u64::from(BAD_MEMORY_OCCASIONS), false));
 }
 
 #[test]

@@ -4,7 +4,9 @@ mod volume;
 
 use cheetah_core::limits::{EXTENT_BYTES, REQUEST_DEADLINE_NS, SCRUB_EVERY_NS, SECOND_NS};
 use cheetah_core::map::{BadRange, DonorId, Redundancy};
-use cheetah_core::volume::{Effect, Event, PartError, PartOp, Scope, ScrubbedDonor, StatusRun, VolumeError};
+use cheetah_core::volume::{
+    Effect, Event, Op, PartError, PartOp, Scope, ScrubbedDonor, StatusRun, VolumeError,
+};
 use std::collections::BTreeSet;
 use volume::{A, B, Sent, World, map, wide};
 
@@ -84,6 +86,7 @@ fn the_blocks_that_are_wrong_are_healed_and_no_others() {
     assert_eq!(world.volume.scrubbed().wrong, [wrong]);
     assert_eq!(world.volume.scrubbed().donors[&DonorId(2)].blocks_wrong, 2);
     assert_eq!(world.volume.report().corrupt_blocks, [(DonorId(2), 2)]);
+    assert_eq!(world.volume.report().wrong_in_memory, [(DonorId(2), 2)], "by its own word");
     let reads: Vec<Sent> = world.sent().into_iter().filter(|sent| sent.op == PartOp::Read).collect();
     assert_eq!(reads.iter().map(|sent| sent.donor.0).collect::<Vec<_>>(), [1, 3, 4]);
     assert!(reads.iter().all(|sent| sent.address == u64::from(wrong.from) && sent.len == 2 * BLOCK));
@@ -95,6 +98,34 @@ fn the_blocks_that_are_wrong_are_healed_and_no_others() {
     }
     let written: Vec<Sent> = world.sent().into_iter().filter(|sent| sent.op != PartOp::Verify).collect();
     assert!(matches!(&written[..], [Sent { donor: DonorId(2), len: 8192, .. }]), "{written:?}");
+}
+
+/// A wrong block that a read met: its donor says whether it has that, or whether it was hit on its way.
+#[test]
+fn whether_memory_or_the_way_is_at_fault_the_donor_says() {
+    for (in_memory, answer) in [
+        (vec![(DonorId(1), 1)], Ok(vec![StatusRun { len: BLOCK, hole: false }])),
+        (vec![], Ok(vec![StatusRun { len: BLOCK, hole: true }])),
+        (vec![], Err(PartError::Io)),
+        (vec![(DonorId(1), 1)], Err(PartError::Unsupported)),
+    ] {
+        let mut world = world(false);
+        world.submit(Op::Read, 0, BLOCK);
+        let read = world.sent().pop().expect("asked");
+        world.answer(read.part, Err(PartError::Corrupt { blocks: 1 }));
+        let others: Vec<Sent> = world.sent().into_iter().filter(|sent| sent.op == PartOp::Read).collect();
+        others.iter().for_each(|read| world.answer(read.part, Ok(vec![])));
+        for effect in std::mem::take(&mut world.effects) {
+            if let Effect::Verify { job, .. } = effect {
+                world.step(Event::Verified { job, right: true });
+            }
+        }
+        let asked = verifies(&mut world);
+        assert!(matches!(&asked[..], [Sent { donor: DonorId(1), address: 0, len: BLOCK, .. }]), "{asked:?}");
+        world.answer(asked[0].part, answer);
+        let report = world.volume.report();
+        assert_eq!((report.corrupt_blocks, report.wrong_in_memory), (vec![(DonorId(1), 1)], in_memory));
+    }
 }
 
 #[test]

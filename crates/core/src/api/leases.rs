@@ -116,6 +116,10 @@ pub struct VolumeReport {
     pub compare_mismatches: u64,
     /// Blocks whose checksum was wrong, by the donor that sent them.
     pub corrupt_blocks: Vec<(DonorId, u64)>,
+    /// Of those, blocks that the donor itself found wrong in its memory; the others may have been hit on
+    /// their way.
+    #[serde(default)]
+    pub wrong_in_memory: Vec<(DonorId, u64)>,
     /// Of those, put right on their donor.
     pub healed_blocks: u64,
     /// Reads that were answered from redundancy because a donor was late or lost.

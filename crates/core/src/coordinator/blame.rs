@@ -2,7 +2,8 @@
 //! nothing more, and what it holds is moved away.
 //!
 //! Owns the count and that judgement. Never: finding wrong blocks, which attachments do, or the moves
-//! (`repair`). Invariant: who is judged had more of them than all others together; where several donors have
+//! (`repair`). Invariants: only what a donor itself found wrong in its memory is held against that, for bits
+//! flip on the way, too; and who is judged had more of it than all others together; where several donors have
 //! them alike, what they have in common is at fault, like the machine that reads. A donor that is started
 //! again is another, of which nothing is known. Tests: `tests/coordinator_blame.rs`.
 
@@ -24,11 +25,7 @@ pub(super) struct Blame {
 }
 
 impl Blame {
-    fn add(&mut self, now: Time, blocks: u64, are_new: bool) {
-        self.blocks = self.blocks.saturating_add(blocks);
-        if !are_new {
-            return;
-        }
+    fn add_occasion(&mut self, now: Time) {
         if self.occasions == 0 || now >= self.since + OCCASION_NS {
             self.occasions = self.occasions.saturating_add(1);
             self.since = now;
@@ -40,19 +37,20 @@ impl Coordinator {
     /// What a lease reports of wrong blocks, and did not `before`.
     pub(super) fn blame(&mut self, now: Time, token: LeaseToken, before: &VolumeReport) {
         let Some(lease) = self.leases.get(&token) else { return };
-        let had = |id: DonorId| {
-            let had = before.corrupt_blocks.iter().find(|(donor, _)| *donor == id);
-            had.map_or(0, |(_, blocks)| *blocks)
-        };
         // Without redundancy nothing is healed: the same block is met by whoever comes.
         let volume = self.volumes.get(&lease.record.volume);
         let are_new = volume.is_some_and(|volume| volume.map.redundancy.parity > 0);
-        let reported = lease.report.corrupt_blocks.iter();
-        let more = reported.map(|(id, blocks)| (*id, blocks.saturating_sub(had(*id))));
-        let more: Vec<(DonorId, u64)> = more.filter(|(_, blocks)| *blocks > 0).collect();
-        for (id, blocks) in more {
+        let report = &lease.report;
+        let wrong = more(&report.corrupt_blocks, &before.corrupt_blocks);
+        let in_memory = more(&report.wrong_in_memory, &before.wrong_in_memory);
+        for (id, blocks) in wrong {
             if let Some(donor) = self.donors.get_mut(&id) {
-                donor.blame.add(now, blocks, are_new);
+                donor.blame.blocks = donor.blame.blocks.saturating_add(blocks);
+            }
+        }
+        for (id, _) in in_memory.into_iter().filter(|_| are_new) {
+            if let Some(donor) = self.donors.get_mut(&id) {
+                donor.blame.add_occasion(now);
             }
             self.judge_memory(id);
         }
@@ -68,8 +66,8 @@ impl Coordinator {
         *has_bad_memory = true;
         let (name, host) = (donor.record.name.clone(), &donor.record.host);
         let text = format!(
-            "donor {name} on host {host} had wrong blocks {}, {} in all: it gets nothing more, and what it holds is \
-             moved to others; test the memory of {host}, and its network, before it lends again",
+            "donor {name} on host {host} had wrong blocks in its memory {}, {} in all: it gets nothing more, and what \
+             it holds is moved to others; test the memory of {host} before it lends again",
             show_count(u64::from(*occasions), "time"),
             show_count(*blocks, "block")
         );
@@ -83,4 +81,11 @@ impl Coordinator {
         self.replan = true;
         self.unsettle_donor(id);
     }
+}
+
+/// What is reported, by donor, beyond what was.
+fn more(now: &[(DonorId, u64)], before: &[(DonorId, u64)]) -> Vec<(DonorId, u64)> {
+    let had = |id: DonorId| before.iter().find(|(donor, _)| *donor == id).map_or(0, |(_, blocks)| *blocks);
+    let more = now.iter().map(|(id, blocks)| (*id, blocks.saturating_sub(had(*id))));
+    more.filter(|(_, blocks)| *blocks > 0).collect()
 }

@@ -59,9 +59,11 @@ pub(super) fn renew(
     }
     let had: BTreeSet<DonorId> = told.corrupt_blocks.iter().map(|(donor, _)| *donor).collect();
     let is_known = |donor: &DonorId| map.routes.contains_key(donor) || had.contains(donor);
-    let (mut seen, blocks) = (BTreeSet::new(), &mut renew.report.corrupt_blocks);
-    blocks.retain(|(donor, _)| is_known(donor) && seen.insert(*donor));
-    blocks.shrink_to_fit();
+    for blocks in [&mut renew.report.corrupt_blocks, &mut renew.report.wrong_in_memory] {
+        let mut seen = BTreeSet::new();
+        blocks.retain(|(donor, _)| is_known(donor) && seen.insert(*donor));
+        blocks.shrink_to_fit();
+    }
     renew
 }
 

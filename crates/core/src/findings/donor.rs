@@ -80,12 +80,12 @@ fn bad_memory(donor: &DonorStatus) -> Option<Finding> {
         subject: format!("donor {name}"),
         state: State::Degraded,
         what: format!(
-            "Donor {name} on host {host} had wrong blocks again and again, {} in all, and more than all others. \
-             None was delivered. It is given nothing more. {left}",
+            "Donor {name} on host {host} had wrong blocks in its memory again and again, {} in all, and more than \
+             all others. None was delivered. It is given nothing more. {left}",
             show_count(*wrong_blocks, "block")
         ),
         advice: format!(
-            "Test the memory of host {host}, and its network, before it lends again; end the donor when it holds \
+            "Test the memory of host {host} before it lends again; end the donor when it holds \
              nothing. One that is started again begins anew."
         ),
     })

@@ -4,8 +4,8 @@
 //! Tests: `tests/volume_degraded.rs`, the simulator.
 
 use super::base::Base;
-use super::job::{Failure, Job, Part, Phase, Work, bit};
-use super::types::{PartError, StatusRun};
+use super::job::{Failure, Job, Part, Phase, Run, Work, bit};
+use super::types::{PartError, PartOp, StatusRun};
 use super::{BLOCK, Key, PAUSE_NS, beside, lanes, read};
 use crate::map::BadRange;
 use crate::units::Time;
@@ -14,16 +14,23 @@ use std::ops::Bound;
 
 const HEALS_MAX: usize = 4;
 
-/// A run of one slot: group, slot, and the bytes of its extent from and to.
-type Run = (u32, u32, u32, u32);
+/// A part of one slot: group, slot, and the bytes of its extent from and to.
+type Chunk = (u32, u32, u32, u32);
+
+/// What was found in a chunk.
+#[derive(Clone, Copy, Debug, Default)]
+struct Wrong {
+    blocks: u32,
+    /// Its donor has been asked whether that is what it has in memory.
+    is_asked: bool,
+}
 
 #[derive(Debug, Default)]
 pub(super) struct Healing {
     open: usize,
-    /// Runs whose blocks were wrong, and how many.
-    wrong: BTreeMap<Run, u32>,
-    healing: BTreeSet<Run>,
-    last: Run,
+    wrong: BTreeMap<Chunk, Wrong>,
+    healing: BTreeSet<Chunk>,
+    last: Chunk,
     /// Until when nothing is tried in a chunk of which a block could not be healed.
     rests: BTreeMap<(u32, u32, u32), Time>,
 }
@@ -38,12 +45,12 @@ impl Healing {
         // be.
         let heals = matches!(work, Work::Heal { .. });
         if !heals {
-            self.take(base, BadRange { group, slot: part.slot, from: local, to: local + len }, blocks);
+            self.take(base, BadRange { group, slot: part.slot, from: local, to: local + len }, blocks, false);
         }
     }
 
-    /// Among these bytes so many blocks are wrong where they lie.
-    pub(super) fn take(&mut self, base: &mut Base, wrong: BadRange, blocks: u32) {
+    /// Among these bytes so many blocks are wrong where they lie; `is_asked`: by what the donor itself says.
+    pub(super) fn take(&mut self, base: &mut Base, wrong: BadRange, blocks: u32, is_asked: bool) {
         if base.shape.geometry.parity == 0 || base.shape.read_only {
             return;
         }
@@ -53,21 +60,39 @@ impl Healing {
         while at < to {
             // How many of the blocks lie in which chunk is not known; they are counted with the first.
             let (lo, hi) = (at.max(from), (at + step).min(to));
-            *self.wrong.entry((group, slot, lo, hi)).or_default() += std::mem::take(&mut left);
+            let wrong = self.wrong.entry((group, slot, lo, hi)).or_default();
+            wrong.blocks += std::mem::take(&mut left);
+            wrong.is_asked |= is_asked;
             at += step;
         }
         base.upkeep_due = true;
     }
 
-    /// What a donor has where it sent wrong bytes to a reader.
+    /// What a donor has where it sent wrong bytes.
     pub(super) fn verified(&mut self, base: &mut Base, part: &Part, runs: &[StatusRun]) {
         let blocks = runs.iter().filter(|run| !run.hole).map(|run| run.len / BLOCK).sum();
+        if blocks > 0 {
+            base.tally.found_in_memory(part.placement.donor, blocks);
+        }
+        if matches!(base.jobs[part.job].work, Work::Heal { .. }) {
+            return;
+        }
         base.jobs[part.job].coming &= !bit(part.slot);
         if blocks > 0 {
             self.found_corrupt(base, *part, blocks);
             read::failed(base, part.job, part.slot, Failure::Answer(PartError::Corrupt { blocks }));
         } else {
             beside::read_again(base, part.job, part.slot);
+        }
+    }
+
+    /// The donor did not say what it has where blocks are healed. One that knows no checksums cannot: what it
+    /// sent is taken for what it has.
+    pub(super) fn not_verified(&self, base: &mut Base, part: &Part, failure: Failure) {
+        let Job { group, lo, hi, .. } = base.jobs[part.job];
+        let blocks = self.wrong.get(&(group, part.slot, lo, hi)).map_or(0, |wrong| wrong.blocks);
+        if failure == Failure::Answer(PartError::Unsupported) {
+            base.tally.found_in_memory(part.placement.donor, blocks);
         }
     }
 
@@ -79,8 +104,9 @@ impl Healing {
             let (heals, last) = (&self.wrong, self.last);
             let in_turn = heals.range((Bound::Excluded(last), Bound::Unbounded)).chain(heals.range(..=last));
             let mut chunks = in_turn.map(|(chunk, _)| *chunk);
-            let may =
-                |chunk: &Run| !self.healing.contains(chunk) && !self.rests.contains_key(&place(*chunk, step));
+            let may = |chunk: &Chunk| {
+                !self.healing.contains(chunk) && !self.rests.contains_key(&place(*chunk, step))
+            };
             let Some(chunk) = chunks.find(may) else { return };
             self.last = chunk;
             let (group, slot, from, to) = chunk;
@@ -88,11 +114,12 @@ impl Healing {
                 self.wrong.remove(&chunk);
                 continue;
             }
+            let is_asked = heals.get(&chunk).is_some_and(|wrong| wrong.is_asked);
             self.healing.insert(chunk);
             self.open += 1;
             let key = base.add_job(None, Work::Heal { slot }, group, from, to);
             let job = &mut base.jobs[key];
-            (job.avoid, job.wrong) = (bit(slot), bit(slot));
+            (job.avoid, job.wrong, job.verifies) = (bit(slot), bit(slot), u32::from(is_asked));
         }
     }
 
@@ -104,15 +131,16 @@ impl Healing {
         let chunk = (job.group, slot, job.lo, job.hi);
         self.open -= 1;
         self.healing.remove(&chunk);
-        let blocks = self.wrong.remove(&chunk).unwrap_or(0);
+        let blocks = self.wrong.remove(&chunk).map_or(0, |wrong| wrong.blocks);
         if done {
             base.tally.healed += u64::from(blocks);
         } else if job.len() > BLOCK {
             // Other slots may be wrong in other rows of it.
             let block = |at: u32| (job.group, slot, at, at + BLOCK);
             let mut each = (job.lo..job.hi).step_by(BLOCK as usize).map(block);
-            let first = each.next().map(|chunk| (chunk, blocks));
-            self.wrong.extend(first.into_iter().chain(each.map(|chunk| (chunk, 0))));
+            let first = each.next().map(|chunk| (chunk, blocks)).into_iter();
+            let all = first.chain(each.map(|chunk| (chunk, 0)));
+            self.wrong.extend(all.map(|(chunk, blocks)| (chunk, Wrong { blocks, is_asked: true })));
         } else {
             // Whoever reads it finds it again; until then there is no use in trying.
             self.rests.insert(place(chunk, base.shape.lane_max()), base.now + PAUSE_NS);
@@ -121,8 +149,21 @@ impl Healing {
 }
 
 /// Group, slot, and number of the chunk that a run lies in.
-fn place((group, slot, from, _): Run, step: u32) -> (u32, u32, u32) {
+fn place((group, slot, from, _): Chunk, step: u32) -> (u32, u32, u32) {
     (group, slot, from / step)
+}
+
+/// Asks the others for what is right, and the donor whether it has what it sent: whether its memory is at
+/// fault, or the way to it.
+pub(super) fn begin(base: &mut Base, key: Key, slot: u32) {
+    let job = &mut base.jobs[key];
+    let (group, about) = (job.group, Run::about(job.lo, job.len()));
+    if std::mem::replace(&mut job.verifies, 1) == 0
+        && let Some(held) = base.shape.slot(group, slot).held
+    {
+        base.add_part(key, slot, held, PartOp::Verify, about);
+    }
+    lanes::read(base, key);
 }
 
 pub(super) fn write(base: &mut Base, key: Key, slot: u32) {

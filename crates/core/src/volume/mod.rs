@@ -361,9 +361,8 @@ impl Volume {
             Work::Patch { .. } => write::begin_patch(base, key),
             Work::Resync | Work::Mend { .. } | Work::Undo(_) => resync::begin(base, key),
             Work::Scrub { slot, .. } => scrub::begin(base, key, slot),
-            Work::Gather(_) | Work::Fill { .. } | Work::Heal { .. } | Work::Compare => {
-                lanes::read(base, key);
-            }
+            Work::Heal { slot } => heal::begin(base, key, slot),
+            Work::Gather(_) | Work::Fill { .. } | Work::Compare => lanes::read(base, key),
         }
     }
 
@@ -470,6 +469,9 @@ impl Volume {
                 self.resync.survey_failed(job.group, missed, failure);
             }
             PartOp::Survey => beside::survey_failed(job, failure),
+            PartOp::Verify if matches!(job.work, Work::Heal { .. }) => {
+                self.upkeep.healing.not_verified(base, &part, failure);
+            }
             PartOp::Verify if !matches!(job.work, Work::Scrub { .. }) => {
                 read::failed(base, part.job, part.slot, failure);
             }

@@ -143,7 +143,8 @@ impl Scrubbing {
                 self.donor(part.placement.donor).blocks_wrong += u64::from(blocks);
                 found.push(wrong);
                 base.tally.found_corrupt(part.placement.donor, blocks);
-                healing.take(base, wrong, blocks);
+                base.tally.found_in_memory(part.placement.donor, blocks);
+                healing.take(base, wrong, blocks, true);
             }
             from = to;
         }

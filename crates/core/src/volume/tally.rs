@@ -15,6 +15,8 @@ pub(super) struct Tally {
     pub(super) reads_rebuilt: u64,
     /// Wrong blocks by the donor that sent them.
     corrupt: BTreeMap<DonorId, u64>,
+    /// Of those, the ones that the donor itself found wrong.
+    in_memory: BTreeMap<DonorId, u64>,
     pub(super) healed: u64,
     fill_total: u64,
     fill_done: u64,
@@ -30,6 +32,11 @@ impl Tally {
     /// This donor sent, or took, so many blocks wrong.
     pub(super) fn found_corrupt(&mut self, donor: DonorId, blocks: u32) {
         *self.corrupt.entry(donor).or_default() += u64::from(blocks);
+    }
+
+    /// This donor's memory has so many of them wrong, by its own checksums: they were not hit on their way.
+    pub(super) fn found_in_memory(&mut self, donor: DonorId, blocks: u32) {
+        *self.in_memory.entry(donor).or_default() += u64::from(blocks);
     }
 
     pub(super) fn filled(&mut self, bytes: u32) {
@@ -66,7 +73,8 @@ impl Tally {
             scrub_passes: scrubbed.passes,
             compare_passes: self.compares,
             compare_mismatches: self.mismatches,
-            corrupt_blocks: self.corrupt.iter().map(|(donor, blocks)| (*donor, *blocks)).collect(),
+            corrupt_blocks: by_donor(&self.corrupt),
+            wrong_in_memory: by_donor(&self.in_memory),
             healed_blocks: self.healed,
             reads_rebuilt: self.reads_rebuilt,
             reads_here: reads.here,
@@ -76,4 +84,8 @@ impl Tally {
             ahead_bytes_unread: reads.bytes_unread,
         }
     }
+}
+
+fn by_donor(blocks: &BTreeMap<DonorId, u64>) -> Vec<(DonorId, u64)> {
+    blocks.iter().map(|(donor, blocks)| (*donor, *blocks)).collect()
 }
