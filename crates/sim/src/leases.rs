@@ -183,6 +183,9 @@ impl World {
 
     pub(crate) fn send_amend(&mut self, c: usize, mut amend: Amend) {
         self.count("amendments");
+        if !amend.bad.is_empty() {
+            self.count("losses told");
+        }
         if self.bug == Some(Bug::LossNotRecorded) && !amend.bad.is_empty() {
             self.after(0, Ev::Client(c, ClientEv::TakeForGranted(amend.clone())));
             amend.bad.clear();

@@ -131,14 +131,16 @@ impl Bug {
         let only = match self {
             Bug::RefusalUnheard => Some(Fault::KillTwo),
             Bug::TornForWhole | Bug::UndoForgotten => Some(Fault::EndTogether),
-            Bug::ContextIgnored | Bug::VerifyIgnored => Some(Fault::Rot),
+            Bug::ContextIgnored | Bug::VerifyIgnored | Bug::LossNotRecorded => Some(Fault::Rot),
             Bug::LoadToldAhead | Bug::LoadForgotten | Bug::ResumeSkips => Some(Fault::EndLoad),
             Bug::AbsentAsZero => Some(Fault::Opened),
             Bug::SleepCounts => Some(Fault::StopCoordinator),
             Bug::StrangerObeyed => Some(Fault::Stranger),
             _ => None,
         };
-        Setup { bug: Some(self), only, ..Setup::default() }
+        // What nothing gives back is wrong on more donors than redundancy covers.
+        let beyond = self == Bug::LossNotRecorded;
+        Setup { bug: Some(self), only, beyond, ..Setup::default() }
     }
 
     #[must_use]
@@ -380,6 +382,10 @@ impl Plan {
                 donors_late: 0,
                 extents_max: plan.extents_max.max(2),
                 faults: match fault {
+                    // A donor that goes leaves what is wrong elsewhere without anything to heal it from.
+                    Fault::Rot if setup.beyond => {
+                        vec![fault, fault, fault, Fault::CrashClient, Fault::LoseConnection, Fault::KillDonor]
+                    }
                     // Whoever comes after a writer, or reads beside it, finds what is wrong.
                     Fault::Rot => vec![fault, fault, fault, Fault::CrashClient, Fault::LoseConnection],
                     _ => vec![fault],

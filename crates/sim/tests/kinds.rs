@@ -3,11 +3,16 @@
 use cheetah_sim::{Fault, Layout, Setup, run, swarm};
 
 fn holds(fault: Fault, layout: Option<Layout>, seeds: u64) {
-    let setup = Setup { only: Some(fault), layout, ..Setup::default() };
+    all_hold(fault, Setup { layout, ..Setup::default() }, seeds);
+}
+
+fn all_hold(fault: Fault, setup: Setup, seeds: u64) {
+    let setup = Setup { only: Some(fault), ..setup };
     if let Some((seed, what)) = swarm(0, seeds, setup, |_| ()).failed {
-        let layout = layout.map_or(String::new(), |layout| format!(" --layout {layout}"));
+        let layout = setup.layout.map_or(String::new(), |layout| format!(" --layout {layout}"));
+        let beyond = if setup.beyond { " --beyond" } else { "" };
         panic!(
-            "seed {seed}: {what}\nreplay: cargo run --release -p cheetah-sim -- --seed {seed} --trace --only {}{layout}",
+            "seed {seed}: {what}\nreplay: cargo run --release -p cheetah-sim -- --seed {seed} --trace --only {}{layout}{beyond}",
             fault.name()
         );
     }
@@ -50,4 +55,9 @@ fn what_is_not_here_yet_is_never_taken_for_anything_else() {
 #[test]
 fn wrong_bytes_are_delivered_to_nobody_and_put_right() {
     holds(Fault::Rot, None, 200);
+}
+
+#[test]
+fn what_nothing_gives_back_is_recorded_and_the_rest_goes_on() {
+    all_hold(Fault::Rot, Setup { beyond: true, ..Setup::default() }, 200);
 }
