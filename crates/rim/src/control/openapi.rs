@@ -111,7 +111,8 @@ fn content() -> Content {
 }
 
 fn report() -> VolumeReport {
-    VolumeReport { corrupt_blocks: vec![(DONOR, 1)], ..VolumeReport::default() }
+    let corrupt_blocks = vec![(DONOR, 1)];
+    VolumeReport { wrong_in_memory: corrupt_blocks.clone(), corrupt_blocks, ..VolumeReport::default() }
 }
 
 fn amend() -> Amend {
