@@ -280,3 +280,30 @@ fn what_force_costs_is_said_also_of_a_donor_that_lives() {
     assert_eq!((answer.silent, answer.bytes_to_rebuild, answer.bytes_lost), (false, 0, held));
     assert_eq!(world.show("w").status.bytes_lost, held, "and that much is lost");
 }
+
+/// A writer that has not heard of the map between would count what it had filled before as filled.
+#[test]
+fn a_filling_that_is_taken_back_is_not_given_again_before_its_writer_knows() {
+    let mut world = World::with_donors(&[8, 8, 8]);
+    world.create("v", Size::Bytes(E), Some("mirror:2")).expect("created");
+    let lease = world.attach("v", false).expect("attached");
+    let out = holder(&mut world, "v");
+    world.donors.remove(&DonorId(out));
+    world.exclude("v", lease.token, &[out]);
+    world.settle();
+    let before = world.show("v").map;
+    let given = filling(&before);
+    let home = given[0].placement.donor;
+    let call = world.renew("v", lease.token, before.epoch);
+    // Its owner wants the memory back for a moment, and the other holder is slow to hear of it.
+    world.offers.insert(home, 0);
+    drop(world.sync(home).expect("news at once"));
+    assert!(filling(&world.peek("v").map).is_empty(), "taken back");
+    world.offers.remove(&home);
+    world.sync(home);
+    world.sync(home);
+    world.settle();
+    let Some(Ok(Answer::Renewed(renewed))) = world.answer(call) else { panic!("there is a newer map") };
+    let again = filling(&renewed.map.expect("the newest map"));
+    assert!(again.iter().all(|filled| !given.contains(filled)), "{given:?} {again:?}");
+}

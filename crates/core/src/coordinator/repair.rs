@@ -36,6 +36,8 @@ struct Round {
     /// Extents beyond what the donor's owner can spare, and not on their way to others yet.
     over: BTreeMap<DonorId, u32>,
     changed: BTreeMap<VolumeId, Vec<Placement>>,
+    /// Of these, what slots have left at donors that live.
+    left: BTreeMap<VolumeId, Vec<Placement>>,
     planned: usize,
 }
 
@@ -180,6 +182,11 @@ impl Coordinator {
         }
         for (id, freed) in std::mem::take(&mut round.changed) {
             self.slots_changed(now, id, &freed);
+            self.retire(id, round.left.remove(&id).unwrap_or_default());
+            self.free_retired(id);
+        }
+        for donor in std::mem::take(&mut self.emptied) {
+            self.tidy_donor(now, donor);
         }
         self.plan_again(now, round.planned);
         // Set by donors that had been waiting to go and are empty now: they leave no slot behind.
@@ -215,7 +222,7 @@ impl Coordinator {
         let data = volume.map.redundancy.data as usize;
         // What a source still gives is no loss.
         let is_read_anew = volume.map.is_filled_later();
-        let mut freed = Vec::new();
+        let (mut freed, mut left) = (Vec::new(), Vec::new());
         for (g, group) in (0..).zip(&mut volume.map.groups) {
             let (sound, living) = (sound(group, &self.donors), living(group, &self.donors));
             for (s, slot) in (0..).zip(&mut group.slots) {
@@ -228,18 +235,24 @@ impl Coordinator {
                 if unwanted.is_some() {
                     volume.pending.remove(&(g, s));
                 }
-                freed.extend(unwanted);
+                // A writer that knows no map between would take one that it is given again for the same.
+                let lives = |filling: &Placement| self.donors.get(&filling.donor).is_some_and(|it| it.alive);
+                match unwanted {
+                    Some(filling) if lives(&filling) => left.push(filling),
+                    gone => freed.extend(gone),
+                }
                 freed.extend(slot.held.take_if(|held| {
                     let gone = (sound >= data || is_read_anew) && departed(&self.donors, held.donor);
                     gone || ((living >= data || is_read_anew) && ended(&self.donors, held.donor))
                 }));
             }
         }
-        if freed.is_empty() {
+        if freed.is_empty() && left.is_empty() {
             return;
         }
         self.give_back(id, &freed);
         round.changed.entry(id).or_default().extend(freed);
+        round.left.entry(id).or_default().extend(left);
     }
 
     /// What is on its way off an overfull donor already need not be chosen again.
