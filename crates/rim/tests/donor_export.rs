@@ -8,7 +8,7 @@ mod wire;
 use cheetah_core::api::{Answer, Attach, Attached, Call, Create, Size};
 use cheetah_core::donor::export_name;
 use cheetah_core::limits::EXTENT_BYTES;
-use cheetah_core::map::{DonorId, Redundancy};
+use cheetah_core::map::{DonorId, LeaseToken, Redundancy, VolumeMap};
 use cheetah_nbd::client::{Error, Handshake, Step, Want};
 use cheetah_nbd::proto::{opt, rep};
 use cheetah_nbd::{Command, Errno};
@@ -20,6 +20,9 @@ use cheetah_rim::control::{
 use cheetah_rim::donor::{DonorServer, Gate};
 use cheetah_rim::net::{Bound, Endpoint};
 use cheetah_rim::stream::Transport;
+use cheetah_rim::volume::{Completion, Op, Sink, Submission, Tuning, VolumeHandle, VolumeOptions};
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, mpsc};
 use tokio::runtime::Handle;
 use wire::{Client, shake};
@@ -184,4 +187,80 @@ fn who_has_no_lease_hears_how_to_ask_and_no_names(over: &Transport) {
     };
     assert!(message.contains("NAME@TOKEN") && !message.contains("case-7"), "{message}");
     assert!(world.ask(&format!("case-7@{token}")).is_ok(), "as it was told");
+}
+
+/// Passes on to a donor; each connection has a bit of its payload flipped on its way there, and the first one
+/// a bit of this byte, too.
+fn flipping(donor: String, byte: usize) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        let mut first = Some(byte);
+        for client in listener.incoming() {
+            let (mut client, mut far) = (client.unwrap(), TcpStream::connect(&donor).unwrap());
+            let (mut replies, mut back) = (far.try_clone().unwrap(), client.try_clone().unwrap());
+            std::thread::spawn(move || {
+                let _ = std::io::copy(&mut replies, &mut back);
+                let _ = back.shutdown(Shutdown::Both);
+            });
+            let flips: Vec<usize> = first.take().into_iter().chain([20_000]).collect();
+            std::thread::spawn(move || {
+                let (mut at, mut bytes) = (0, vec![0; 4096]);
+                while let Ok(got @ 1..) = client.read(&mut bytes) {
+                    for flip in flips.iter().filter(|flip| (at..at + got).contains(*flip)) {
+                        bytes[flip - at] ^= 4;
+                    }
+                    at += got;
+                    if far.write_all(&bytes[..got]).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    address
+}
+
+#[derive(Debug)]
+struct Done(mpsc::Sender<Completion>);
+
+impl Sink for Done {
+    fn complete(&self, completion: Completion) {
+        self.0.send(completion).unwrap();
+    }
+}
+
+fn one(world: &World, map: VolumeMap, token: LeaseToken, op: Op, bytes: &[u8]) -> Vec<u8> {
+    let (fresh, transport) = (true, Transport::default());
+    let tuning = Tuning { connections: Some(1), ..Tuning::default() };
+    let read_only = op == Op::Read;
+    let volume =
+        VolumeHandle::start(VolumeOptions { map, token, read_only, fresh, tuning, transport }).unwrap();
+    let mut buffer = volume.pool().take_blocking(bytes.len());
+    buffer.copy_from_slice(bytes);
+    let (send, done) = mpsc::channel();
+    let (len, sink) = (u32::try_from(bytes.len()).unwrap(), Arc::new(Done(send)));
+    volume.submit(Submission { op, offset: 0, len, buffer: Some(buffer), token: 1, sink });
+    let done = done.recv().unwrap();
+    world.runtime.block_on(volume.close());
+    done.result.unwrap();
+    done.buffer.map(|buffer| buffer.to_vec()).unwrap_or_default()
+}
+
+/// What is asked for by its name would be passed over where a bit of that flips, and nothing checked.
+#[test]
+fn a_bit_of_the_handshake_that_flips_takes_no_check_away() {
+    for byte in [70, 130] {
+        let world = World::start(&Transport::default());
+        world.create("case", 1);
+        let Attached { mut map, token, .. } = world.attach("case", false);
+        let direct = map.clone();
+        let route = map.routes.values_mut().next().unwrap();
+        route.address = flipping(route.address.clone(), byte);
+        let bytes: Vec<u8> = (0..65536_u32).map(|at| (at * 7 + 1) as u8).collect();
+        one(&world, map, token, Op::Write, &bytes);
+        let reader = world.attach("case", true);
+        let found = one(&world, direct, reader.token, Op::Read, &vec![0; bytes.len()]);
+        assert!(found == bytes, "byte {byte}: what flipped later was not found");
+    }
 }

@@ -40,6 +40,12 @@ impl Abilities {
         self.dirty.is_some() && !self.flags.contains(TransmissionFlags::READ_ONLY)
     }
 
+    /// Whether all was agreed on that every donor has.
+    #[must_use]
+    pub const fn is_a_donors(self) -> bool {
+        self.holes.is_some() && self.dirty.is_some() && self.context.is_some()
+    }
+
     /// Whether heads are under a seal.
     #[must_use]
     pub const fn is_sealed(self) -> bool {

@@ -17,6 +17,9 @@ use tokio::task::JoinSet;
 /// How much longer than twice the first one the other connections may take.
 const OTHERS_TIME: Duration = Duration::from_millis(100);
 
+/// A bit of the handshake that flips twice in a row is no accident.
+const ATTEMPTS: usize = 2;
+
 /// A connection ready for requests.
 #[derive(Debug)]
 pub(super) struct Opened {
@@ -41,7 +44,9 @@ pub(super) async fn open_link(
     let endpoint: Endpoint =
         route.address.parse().map_err(|bad: BadEndpoint| LinkFailure::NotOpened(bad.to_string()))?;
     let begun = Instant::now();
-    let first = open_one(&endpoint, export, transport).await?;
+    // A server that others wrote has what it has; a donor has all that is asked for.
+    let is_donor = route.foreign_export.is_none();
+    let first = open_as(&endpoint, export, transport, is_donor).await?;
     let (took, round_trip_ns) = (begun.elapsed(), first.stream.round_trip_ns());
     let flags = first.session.info.flags;
     if writable && flags.contains(TransmissionFlags::READ_ONLY) {
@@ -50,7 +55,7 @@ pub(super) async fn open_link(
     let mut all = vec![first];
     if flags.contains(TransmissionFlags::CAN_MULTI_CONN) {
         let connections = connections(round_trip_ns);
-        let open_others = open_others(&endpoint, export, transport, connections, &mut all);
+        let open_others = open_others(&endpoint, export, transport, is_donor, connections, &mut all);
         // Nobody shall wait for the link because one of them was lost on its way.
         let _ = tokio::time::timeout(2 * took + OTHERS_TIME, open_others).await;
     }
@@ -62,13 +67,14 @@ async fn open_others(
     endpoint: &Endpoint,
     export: &str,
     transport: &Transport,
+    is_donor: bool,
     connections: usize,
     all: &mut Vec<Opened>,
 ) {
     let mut others = JoinSet::new();
     for _ in 1..connections {
         let (endpoint, export, transport) = (endpoint.clone(), export.to_owned(), transport.clone());
-        others.spawn_local(async move { open_one(&endpoint, &export, &transport).await });
+        others.spawn_local(async move { open_as(&endpoint, &export, &transport, is_donor).await });
     }
     while let Some(opened) = others.join_next().await {
         all.extend(opened.ok().and_then(Result::ok));
@@ -88,6 +94,26 @@ fn is_own(error: &io::Error) -> bool {
         Errno::NETUNREACH,
     ];
     Errno::from_io_error(error).is_some_and(|errno| OWN.contains(&errno))
+}
+
+/// As `open_one`. A donor that did not agree to all that it can do was asked for something else, or answered
+/// so: a bit flipped on its way. Without checksums no other that flips would be found, so it is asked anew.
+async fn open_as(
+    endpoint: &Endpoint,
+    export: &str,
+    transport: &Transport,
+    is_donor: bool,
+) -> Result<Opened, LinkFailure> {
+    for _ in 0..if is_donor { ATTEMPTS } else { 0 } {
+        let opened = open_one(endpoint, export, transport).await?;
+        if Abilities::of(&opened.session).is_a_donors() {
+            return Ok(opened);
+        }
+    }
+    if !is_donor {
+        return open_one(endpoint, export, transport).await;
+    }
+    Err(LinkFailure::NotOpened(format!("{endpoint}: what was agreed on is not what was asked for")))
 }
 
 /// One connection to a donor, through its handshake.
