@@ -1,14 +1,15 @@
 //! Runs that are made of one kind of fault alone: each promise holds, and the same seed is the same world.
 
-use cheetah_sim::{Fault, Layout, Setup, run, swarm};
+use cheetah_sim::{Fault, Layout, Setup, Stats, run, swarm};
 
 fn holds(fault: Fault, layout: Option<Layout>, seeds: u64) {
     all_hold(fault, Setup { layout, ..Setup::default() }, seeds);
 }
 
-fn all_hold(fault: Fault, setup: Setup, seeds: u64) {
+fn all_hold(fault: Fault, setup: Setup, seeds: u64) -> Stats {
     let setup = Setup { only: Some(fault), ..setup };
-    if let Some((seed, what)) = swarm(0, seeds, setup, |_| ()).failed {
+    let swarm = swarm(0, seeds, setup, |_| ());
+    if let Some((seed, what)) = swarm.failed {
         let layout = setup.layout.map_or(String::new(), |layout| format!(" --layout {layout}"));
         let beyond = if setup.beyond { " --beyond" } else { "" };
         panic!(
@@ -16,6 +17,7 @@ fn all_hold(fault: Fault, setup: Setup, seeds: u64) {
             fault.name()
         );
     }
+    swarm.stats
 }
 
 #[test]
@@ -59,5 +61,6 @@ fn wrong_bytes_are_delivered_to_nobody_and_put_right() {
 
 #[test]
 fn what_nothing_gives_back_is_recorded_and_the_rest_goes_on() {
-    all_hold(Fault::Rot, Setup { beyond: true, ..Setup::default() }, 200);
+    let seen = all_hold(Fault::Rot, Setup { beyond: true, ..Setup::default() }, 200);
+    assert!(seen.alone().any(|(what, count)| what == "losses told" && count > 0), "nothing was lost");
 }

@@ -104,14 +104,11 @@ async fn open_as(
     transport: &Transport,
     is_donor: bool,
 ) -> Result<Opened, LinkFailure> {
-    for _ in 0..if is_donor { ATTEMPTS } else { 0 } {
+    for _ in 0..ATTEMPTS {
         let opened = open_one(endpoint, export, transport).await?;
-        if Abilities::of(&opened.session).is_a_donors() {
+        if !is_donor || Abilities::of(&opened.session).is_a_donors() {
             return Ok(opened);
         }
-    }
-    if !is_donor {
-        return open_one(endpoint, export, transport).await;
     }
     Err(LinkFailure::NotOpened(format!("{endpoint}: what was agreed on is not what was asked for")))
 }
