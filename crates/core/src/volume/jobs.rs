@@ -152,9 +152,9 @@ impl Jobs {
         self.goes_on(key);
     }
 
-    /// A job whose last part is answered goes on.
+    /// A job whose last part is answered goes on, unless it waits for its lock.
     pub(super) fn goes_on(&mut self, key: Key) {
-        if self.slab.get(key).is_some_and(|job| job.open == 0) {
+        if self.slab.get(key).is_some_and(|job| job.open == 0 && job.phase != Phase::Locking) {
             self.ready.push_back(key);
         }
     }
@@ -212,7 +212,7 @@ impl Jobs {
         }
         assert_eq!(pieces + self.scratch.free(), Scratch::sizes().count(), "scratch memory is lost");
         assert!(self.ready.is_empty() && self.ended.is_empty(), "a step ends when nothing can go on");
-        self.locks.check_invariants();
+        self.locks.check_invariants(|key| self.slab.get(key).is_some());
     }
 }
 

@@ -58,11 +58,14 @@ impl Locks {
         self.groups.get(&group).is_some_and(|locks| locks.iter().any(|lock| lock.job == job && lock.granted))
     }
 
-    pub(super) fn check_invariants(&self) {
+    pub(super) fn check_invariants(&self, exists: impl Fn(Key) -> bool) {
         for locks in self.groups.values() {
             for (at, lock) in locks.iter().enumerate() {
                 let blocked = locks[..at].iter().any(|other| other.conflicts(lock));
                 assert_eq!(lock.granted, !blocked, "a lock is granted when nothing before it conflicts");
+                assert!(exists(lock.job), "a lock outlived its job: {lock:?}");
+                let again = locks[..at].iter().any(|other| other.job == lock.job);
+                assert!(!again, "a job asked for its lock twice: {lock:?}");
             }
         }
     }
@@ -92,7 +95,7 @@ mod tests {
         assert_eq!(granted, [key(3)]);
         locks.release(0, key(3), |job| granted.push(job));
         assert_eq!(granted, [key(3), key(4)]);
-        locks.check_invariants();
+        locks.check_invariants(|_| true);
     }
 
     #[test]

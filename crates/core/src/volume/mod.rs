@@ -317,6 +317,8 @@ impl Volume {
         }
         match job.phase {
             Phase::Locking | Phase::Starving => {
+                let may = || !job.work.is_locked() || base.jobs.locks.is_granted(job.group, key);
+                debug_assert!(may(), "it begins without its lock: {job:?}");
                 let bytes = base.scratch_bytes(job);
                 if !base.jobs.has_room(bytes) {
                     base.jobs[key].phase = Phase::Starving;
