@@ -152,9 +152,9 @@ impl Jobs {
         self.goes_on(key);
     }
 
-    /// A job whose last part is answered goes on, unless it waits for its lock.
+    /// A job whose last part is answered goes on.
     pub(super) fn goes_on(&mut self, key: Key) {
-        if self.slab.get(key).is_some_and(|job| job.open == 0 && job.phase != Phase::Locking) {
+        if self.slab.get(key).is_some_and(|job| job.open == 0) {
             self.ready.push_back(key);
         }
     }

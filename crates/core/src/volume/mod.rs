@@ -482,7 +482,10 @@ impl Volume {
             PartOp::Age if failure == Failure::Moved => flush::moved(base, part.job),
             _ => job.failed = Some(failure.error()),
         }
-        self.base.jobs.goes_on(part.job);
+        // One that waits for its lock goes on when it is given that.
+        if self.base.jobs.get(part.job).is_some_and(|job| job.phase != Phase::Locking) {
+            self.base.jobs.goes_on(part.job);
+        }
     }
 
     fn job_ended(&mut self, key: Key, result: Result<(), VolumeError>) {
