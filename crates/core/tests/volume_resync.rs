@@ -3,7 +3,7 @@
 
 mod volume;
 
-use cheetah_core::limits::REQUEST_DEADLINE_NS;
+use cheetah_core::limits::{REQUEST_DEADLINE_NS, SECOND_NS};
 use cheetah_core::map::{BadRange, DonorId, Redundancy};
 use cheetah_core::volume::{Effect, Event, Op, PartError, PartOp, StatusRun, Volume, VolumeError};
 use volume::{Sent, UNIT, World, wide};
@@ -163,6 +163,39 @@ fn a_lost_block_that_is_written_again_is_acknowledged_once_the_next_attachment_w
         !world.sent().is_empty()
     };
     assert!(is_asked_for(&mut world));
+}
+
+/// Of a row that nobody can mend yet, a block is wrong where it lies: its read waits, and has its turn once.
+#[test]
+fn who_waits_for_a_row_does_not_begin_before_its_turn_and_leaves_it_to_the_next() {
+    let mut world = World::new(wide(Redundancy { data: 2, parity: 1 }), false);
+    let [first, second, parity] = [1, 2, 3].map(DonorId);
+    (1..=3).for_each(|donor| world.open(DonorId(donor)));
+    // What it changes is read, and then neither the row's data nor its parity hears of it.
+    let write = world.submit(Op::Write, 0, BLOCK);
+    world.sent().into_iter().for_each(|sent| world.answer(sent.part, Ok(vec![])));
+    assert!(world.sent().iter().all(|sent| sent.op == PartOp::Write), "it is written");
+    [first, parity].into_iter().for_each(|donor| world.lose(donor));
+    world.serve_for(2 * REQUEST_DEADLINE_NS);
+    assert_eq!(world.completed(), [(write, Err(VolumeError::DonorLost))]);
+    world.comes_back(parity);
+    // The last block of one column and the first of the next.
+    let read = world.submit(Op::Read, u64::from(UNIT - BLOCK), 2 * BLOCK);
+    let sent = world.sent();
+    let of_row: Vec<&Sent> = sent.iter().filter(|sent| sent.donor == second && sent.address == 0).collect();
+    assert_eq!(of_row.len(), 1, "{sent:?}");
+    world.answer(of_row[0].part, Err(PartError::Corrupt { blocks: 1 }));
+    let asked = world.sent();
+    assert!(asked.iter().all(|sent| sent.op != PartOp::Read), "it waits: {asked:?}");
+    let others = sent.iter().filter(|sent| sent.part != of_row[0].part);
+    others.chain(&asked).for_each(|sent| world.answer(sent.part, Ok(vec![])));
+    assert_eq!(world.completed(), []);
+    world.comes_back(first);
+    world.serve_for(SECOND_NS);
+    assert_eq!(world.completed(), [(read, Ok(()))]);
+    let write = world.submit(Op::Write, u64::from(UNIT), BLOCK);
+    world.serve_for(SECOND_NS);
+    assert_eq!(world.completed(), [(write, Ok(()))], "nobody holds the row any more");
 }
 
 /// It could not ask one donor what was written lately, did not hear whether that is excluded, and somebody

@@ -2,7 +2,8 @@
 //!
 //! Owns range locks over the extents of each group: readers share, everything that writes is alone. First
 //! come, first served: a job also waits for one that waits. Never: what a job does with its lock.
-//! Invariant: no two granted locks overlap unless both are shared. Tests: below, the simulator.
+//! Invariants: no two granted locks overlap unless both are shared; a job has one lock, and none when it is
+//! over. Tests: below, the simulator.
 
 use super::Key;
 use std::collections::BTreeMap;
