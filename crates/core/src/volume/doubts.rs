@@ -200,12 +200,13 @@ pub(super) fn mendable(base: &Base, torn: Torn) -> Option<u32> {
 }
 
 pub(super) fn is_known_bad(base: &Base, torn: Torn, slot: u32) -> bool {
-    is_recorded_as_lost(base, torn.group, slot, torn.lo, torn.hi)
+    let Torn { group, lo, hi, .. } = torn;
+    !base.shape.is_held(group, slot) && is_recorded_as_lost(base, group, slot, lo, hi)
 }
 
 pub(super) fn is_recorded_as_lost(base: &Base, group: u32, slot: u32, from: u32, to: u32) -> bool {
     let range = BadRange { group, slot, from, to };
-    !base.shape.is_held(group, slot) && base.shape.map.bad.iter().any(|bad| bad.covers(&range))
+    base.shape.map.bad.iter().any(|bad| bad.covers(&range))
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 //! simulator.
 
 use super::base::Base;
+use super::doubts::Torn;
 use super::job::{Job, Phase, Run, Work, bit, slots_of};
 use super::read::READ_AGAIN_MAX;
 use super::types::{Effect, PartOp, VolumeError};
@@ -233,9 +234,17 @@ fn count(base: &mut Base) {
 /// missing.
 pub(super) fn gives_up(base: &mut Base, key: Key, slot: u32, to: Placement) -> bool {
     let Job { group, lo, hi, wrong, tries, .. } = base.jobs[key];
-    let mut held = base.shape.slots().filter(|other| base.shape.is_held(group, *other));
-    let is_out = |other: u32| wrong & bit(other) == 0 && base.source(group, other).is_none();
-    if wrong == 0 || held.any(is_out) || doubts::is_torn_for(base, key) {
+    let is_out = |other: u32| {
+        let held = base.shape.is_held(group, other);
+        held && wrong & bit(other) == 0 && base.source(group, other).is_none()
+    };
+    // It holds the slot once the coordinator has heard.
+    let comes = |other: u32| {
+        let fill = base.fills.of.get(&(group, other)).filter(|_| other != slot);
+        fill.is_some_and(|fill| fill.has_some(lo, hi))
+    };
+    let waits = base.shape.slots().any(|other| is_out(other) || comes(other));
+    if wrong == 0 || waits || doubts::is_torn_for(base, key) {
         return false;
     }
     if hi - lo > BLOCK {
@@ -252,11 +261,16 @@ pub(super) fn gives_up(base: &mut Base, key: Key, slot: u32, to: Placement) -> b
         lanes::read(base, key);
         return true;
     }
-    for lost in
-        slots_of(wrong | bit(slot)).filter(|lost| *lost < base.shape.geometry.data).collect::<Vec<_>>()
-    {
+    let data = base.shape.geometry.data;
+    let column = |slot: u32| if data == 1 { 0 } else { slot };
+    for lost in slots_of(wrong | bit(slot)).map(column).filter(|lost| *lost < data) {
         base.shape.report_bad(BadRange { group, slot: lost, from: lo, to: hi });
         base.effects.push(Effect::Forget { fragment: base.fragment(key, lost), len: hi - lo });
+    }
+    if data > 1 {
+        // Nothing is to be rebuilt from these zeros: what parity is then, and which data is lost with them
+        // that nobody holds, are asked of the row as of one half written.
+        base.doubts.torn.push(Torn { group, lo, hi, missed: 0, undo: None });
     }
     base.effects.push(Effect::Zero { at: base.lane(key, slot), len: hi - lo });
     write(base, key, slot, to);

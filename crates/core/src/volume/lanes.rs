@@ -9,7 +9,7 @@ use super::base::Base;
 use super::job::{Job, Missed, Phase, Run, Slots, Still, Work, bit, slots_of};
 use super::link::Trust;
 use super::types::{At, Combine, Effect, Fragment, PartOp, VolumeError};
-use super::{BLOCK, Key, beside, doubts, fill};
+use super::{BLOCK, Key, beside, doubts, fill, resync};
 use crate::layout::Span;
 use crate::map::Placement;
 
@@ -39,7 +39,10 @@ fn needed(base: &Base, key: Key) -> Slots {
         Work::Patch { span, delta, .. } => patch_needs(base, key, span, delta),
         Work::Fill { slot, .. } | Work::Heal { slot } | Work::Mend { slot } => bit(slot),
         Work::Resync if base.shape.geometry.data == 1 => 0,
-        Work::Resync => slots_of(data).filter(|slot| base.shape.is_held(job.group, *slot)).map(bit).sum(),
+        Work::Resync => {
+            let held = slots_of(data).filter(|slot| base.shape.is_held(job.group, *slot)).map(bit);
+            held.sum::<Slots>() & !job.wrong
+        }
         Work::Compare => {
             let all = base.shape.slots();
             all.filter(|slot| base.shape.is_held(job.group, *slot)).map(bit).sum()
@@ -126,6 +129,9 @@ fn impossible(base: &mut Base, key: Key) {
         && fill::gives_up(base, key, slot, to)
     {
         return;
+    }
+    if base.jobs[key].work == Work::Resync && base.jobs[key].wrong != 0 {
+        return resync::wrong(base, key);
     }
     if doubts::may_settle(base, key) {
         return base.wait_for_rows(key);

@@ -8,7 +8,7 @@ use super::base::Base;
 use super::job::{Failure, Job, Phase, Run, Slots, Work, bit, slots_of};
 use super::link::Trust;
 use super::types::{At, Effect, PartError, PartOp, VolumeError};
-use super::{BLOCK, Key, absent, beside, cached, doubts, lanes, resync};
+use super::{BLOCK, Key, absent, beside, cached, doubts, lanes};
 use crate::layout::Span;
 
 /// A block that came wrong without redundancy may have been hit on its way: it is asked for again this often.
@@ -163,7 +163,6 @@ pub(super) fn failed(base: &mut Base, key: Key, slot: u32, failure: Failure) {
         // The lease may be another's, who writes.
         cached::forget(base, 0, u64::MAX);
     }
-    let torn = doubts::is_torn_for(base, key);
     let job = &mut base.jobs[key];
     if geometry.parity == 0 {
         if shut_out {
@@ -188,7 +187,8 @@ pub(super) fn failed(base: &mut Base, key: Key, slot: u32, failure: Failure) {
         return;
     }
     job.avoid |= bit(slot);
-    if matches!(failure, Failure::Answer(_)) {
+    // What a resync cannot have of a donor that refuses it is not lost.
+    if corrupt || (matches!(failure, Failure::Answer(_)) && job.work != Work::Resync) {
         job.wrong |= bit(slot);
     }
     match job.work {
@@ -206,8 +206,8 @@ pub(super) fn failed(base: &mut Base, key: Key, slot: u32, failure: Failure) {
             (job.tries, job.avoid, job.wrong) = (job.tries + 1, 0, 0);
             again(base, key, slot);
         }
-        // Where the others fit together, healing gives it back.
-        Work::Resync if corrupt && torn => resync::wrong(base, key, slot),
+        // What becomes of it is seen once all that is right is there.
+        Work::Resync if corrupt && geometry.data > 1 => {}
         // The others may be wrong as well; without all of them nothing is compared, but each is checked.
         Work::Compare => {}
         _ => lanes::read(base, key),

@@ -366,17 +366,17 @@ pub(super) fn write_lanes(base: &mut Base, key: Key) {
         return base.set_phase(key, Phase::Writing);
     }
     let absent = (0..geometry.data).filter(|slot| have & bit(*slot) == 0);
-    let is_lost = |slot: &u32| doubts::is_recorded_as_lost(base, group, *slot, lo, hi);
-    if !absent.clone().all(|slot| is_lost(&slot)) {
-        // Its holder was taken out while the others were read: what it had may be in parity alone.
-        return base.end_job(key, Err(VolumeError::DonorLost));
+    if !absent.clone().all(|slot| doubts::is_recorded_as_lost(base, group, slot, lo, hi)) {
+        // Or its holder was taken out while the others were read: what it had may be in parity alone.
+        return wrong(base, key);
     }
-    for slot in absent {
+    for slot in absent.clone() {
         base.effects.push(Effect::Zero { at: base.lane(key, slot), len });
     }
     lanes::encode(base, key);
-    for number in 0..geometry.parity {
-        lanes::write_lane(base, key, geometry.data + number, lo, hi);
+    // Also to who holds what is lost: the rows fit together again.
+    for slot in absent.chain(base.shape.parity_slots()) {
+        lanes::write_lane(base, key, slot, lo, hi);
     }
     base.set_phase(key, Phase::Writing);
 }
@@ -428,23 +428,32 @@ pub(super) fn undo_failed(base: &mut Base, key: Key, failure: Failure) {
     }
 }
 
-/// Data that is not what was written, where parity may be of another moment: nothing can give it back.
-/// Block by block, so that no more is lost than what is wrong; and once that is recorded, what lies there
-/// is what parity is made from.
-pub(super) fn wrong(base: &mut Base, key: Key, slot: u32) {
-    let job = &base.jobs[key];
-    let Job { group, lo, hi, .. } = *job;
-    let bad = BadRange { group, slot, from: lo, to: hi };
-    if hi - lo > BLOCK {
-        let here = |torn: &mut Torn| torn.is_of(job);
+/// Data of the row is not what was written. Where the others do not give it back it is lost: block by block,
+/// so that no more is than what is wrong, and once that is recorded, the row is made anew with zeros in its
+/// place. Where they do, healing puts it right.
+pub(super) fn wrong(base: &mut Base, key: Key) {
+    let Job { group, lo, hi, wrong, .. } = base.jobs[key];
+    let left = base.shape.slots().filter(|slot| {
+        let comes = base.fills.of.get(&(group, *slot)).is_some_and(|fill| fill.has_some(lo, hi));
+        (base.shape.is_held(group, *slot) || comes) && wrong & bit(*slot) == 0
+    });
+    let missed = doubts::missed_there(base, group, lo, hi);
+    let fit = left.filter(|slot| missed & bit(*slot) == 0).count();
+    let data = base.shape.geometry.data;
+    if fit >= data as usize && !doubts::is_torn_for(base, key) {
+        return base.end_job(key, Err(VolumeError::DonorLost));
+    }
+    if wrong != 0 && hi - lo > BLOCK {
+        let here = |torn: &mut Torn| torn.is_of(&base.jobs[key]);
         for torn in base.doubts.torn.extract_if(.., here).collect::<Vec<_>>() {
             let block = |at: u32| Torn { lo: at, hi: at + BLOCK, ..torn };
             base.doubts.torn.extend((lo..hi).step_by(BLOCK as usize).map(block));
         }
-    } else if base.shape.map.bad.iter().any(|known| known.covers(&bad)) {
-        base.effects.push(Effect::Forget { fragment: base.fragment(key, slot), len: hi - lo });
     } else {
-        base.shape.report_bad(bad);
+        let column = |slot: u32| if data == 1 { 0 } else { slot };
+        for slot in slots_of(wrong).map(column).filter(|slot| *slot < data) {
+            base.shape.report_bad(BadRange { group, slot, from: lo, to: hi });
+        }
     }
     base.end_job(key, Err(VolumeError::Corrupt));
 }
