@@ -63,6 +63,13 @@ impl Checksums {
         (known != UNKNOWN).then(|| known == kept(crc))
     }
 
+    /// The block's CRC32C, or 1 in place of 0; `None` when it is unknown.
+    #[must_use]
+    pub fn get(&self, group: u32, slot: u32, block: u32) -> Option<u32> {
+        let known = self.extents[self.index(group, slot)][block as usize];
+        (known != UNKNOWN).then_some(known)
+    }
+
     /// Groups that there is room for.
     #[must_use]
     pub fn groups(&self) -> usize {
@@ -124,6 +131,7 @@ mod tests {
         checksums.grow(3, 3, false);
         checksums.set(2, 1, 7, 0xdead_beef);
         checksums.set(2, 1, 8, 1);
+        assert_eq!((checksums.get(2, 1, 7), checksums.get(2, 1, 9)), (Some(0xdead_beef), None));
         checksums.set(2, 2, 7, 0xfeed);
         assert_eq!(checksums.check(2, 1, 7, 0xdead_beef), Some(true));
         assert_eq!(checksums.check(2, 1, 7, 0xdead_beee), Some(false));

@@ -46,6 +46,7 @@ mod wire;
 pub use export::{Descriptor, ExportInfo, ListEntry, Negotiated, StateFlags};
 pub use proto::{CmdFlags, Command, Errno, TransmissionFlags};
 pub use seal::seal;
+pub use server::digest::Digest;
 pub use server::reply::LedgerEntry;
 pub use server::request::{Mark, Reject, RequestHeader};
 pub use violation::Violation;

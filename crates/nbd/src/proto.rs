@@ -36,6 +36,8 @@ const CHEETAH_MARK: u16 = 0x4348;
 const CHEETAH_VERIFY: u16 = 0x4349;
 /// And the next.
 const CHEETAH_UNDO: u16 = 0x434a;
+/// The number of [`Command::Digest`].
+const CHEETAH_DIGEST: u16 = 0x434b;
 /// Zeroes behind the answer to EXPORT_NAME, unless NO_ZEROES was agreed.
 pub const EXPORT_NAME_ZEROES_BYTES: usize = 124;
 
@@ -278,6 +280,9 @@ pub enum Command {
     /// Cheetah's own, where `cheetah:dirty` was agreed: puts back what was in a range before the write that
     /// the MARK before it names. ENOTSUP, and nothing is changed: not all of that is kept.
     Undo,
+    /// Cheetah's own, where `cheetah:context` was agreed: what the payload of the WRITE behind it is. Not
+    /// answered.
+    Digest,
     /// Answered with EINVAL; it carries no payload.
     Unknown(u16),
 }
@@ -298,6 +303,7 @@ impl Command {
             CHEETAH_MARK => Self::Mark,
             CHEETAH_VERIFY => Self::Verify,
             CHEETAH_UNDO => Self::Undo,
+            CHEETAH_DIGEST => Self::Digest,
             other => Self::Unknown(other),
         }
     }
@@ -323,6 +329,7 @@ impl Command {
             Self::Mark => CHEETAH_MARK,
             Self::Verify => CHEETAH_VERIFY,
             Self::Undo => CHEETAH_UNDO,
+            Self::Digest => CHEETAH_DIGEST,
             Self::Unknown(other) => other,
         }
     }

@@ -4,7 +4,7 @@
 
 use cheetah_nbd::client::{Answer, Reply, Request, Take, Transmission};
 use cheetah_nbd::{
-    CmdFlags, Command, Descriptor, Errno, ExportInfo, LedgerEntry, Mark, Negotiated, RequestHeader,
+    CmdFlags, Command, Descriptor, Digest, Errno, ExportInfo, LedgerEntry, Mark, Negotiated, RequestHeader,
     StateFlags, TransmissionFlags, Violation, seal,
 };
 use proptest::prelude::*;
@@ -14,6 +14,7 @@ const EXPORT_BYTES: usize = 4096;
 /// What becomes one request stays inside of such a run.
 const WITHIN: u64 = 1024;
 const LARGE_BYTES: u32 = 64;
+const CONTEXT: u32 = 3;
 const HOLES: u32 = 1;
 const DIRTY: u32 = 2;
 
@@ -31,7 +32,7 @@ fn session() -> Negotiated {
 fn request(cookie: u64, command: Command, offset: u64, length: u32) -> Request<usize> {
     let (flags, body) = (CmdFlags::EMPTY, cookie as usize);
     let context = (command == Command::BlockStatus).then_some(HOLES);
-    Request { cookie, command, flags, offset, length, mark: None, context, body }
+    Request { cookie, command, flags, offset, length, mark: None, digest: None, context, body }
 }
 
 /// What came, by the number of its request.
@@ -542,4 +543,25 @@ fn what_comes_before_large_data_is_known() {
     assert!(client.expects_large(), "its data is still to come");
     assert_eq!(client.received(&input[84..], &mut taken), Ok(28));
     assert_eq!(client.head_bytes(), 20 + 4 * 8 + 28, "of the next one");
+}
+
+#[test]
+fn what_leaves_as_one_request_has_one_digest_and_none_goes_to_who_does_not_understand() {
+    let digest = |sums| Some(Digest { sums });
+    for (context, want) in [
+        (Some(CONTEXT), vec![(Command::Digest, 5 ^ 6), (Command::Write, 0)]),
+        (None, vec![(Command::Write, 0)]),
+    ] {
+        let session = Negotiated { context, ..session() };
+        let mut client = Transmission::new(&session, true, WITHIN, LARGE_BYTES);
+        client.queue(Request { digest: digest(5), ..request(0, Command::Write, 0, 8) });
+        client.queue(Request { digest: digest(6), ..request(1, Command::Write, 8, 8) });
+        let bytes = send(&mut client, u32::MAX);
+        let mut sent = Vec::new();
+        for head in bytes.chunks_exact(RequestHeader::BYTES).take(want.len()) {
+            let head = RequestHeader::decode_in(head.try_into().unwrap(), context.is_some()).unwrap();
+            sent.push((head.command, head.cookie));
+        }
+        assert_eq!(sent, want);
+    }
 }

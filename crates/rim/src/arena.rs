@@ -13,7 +13,7 @@
 #![allow(unsafe_code)]
 
 use crate::code;
-use crate::contexts::Contexts;
+use crate::contexts::{Contexts, unfit};
 use crate::ledgers::Ledgers;
 use crate::mapping::{HUGE_PAGE_BYTES, Mapping};
 use crate::undo::{Kept, Undo};
@@ -22,8 +22,10 @@ use cheetah_core::checksum::ZERO_BLOCK_CRC;
 use cheetah_core::donor::DirtyMap;
 use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES};
 use cheetah_core::runs::runs;
+use cheetah_nbd::Digest;
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -58,6 +60,12 @@ pub(crate) struct Begun {
     first: u32,
     /// The same of the block at its end.
     last: u32,
+}
+
+impl Begun {
+    fn blocks(self) -> Range<u64> {
+        self.offset / BLOCK_BYTES..(self.offset + self.len).div_ceil(BLOCK_BYTES)
+    }
 }
 
 /// A block is looked at again so often when writes begin meanwhile.
@@ -182,7 +190,7 @@ impl Arena {
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
         let begun = self.begin_write(offset, bytes.len() as u64);
         self.copy_in(offset, bytes);
-        self.wrote(begun, bytes.len() as u64);
+        self.wrote(begun, bytes.len() as u64, None);
     }
 
     /// What its memory holds there.
@@ -285,13 +293,26 @@ impl Arena {
 
     /// Behind what has landed of a write: its blocks have the checksums of what they hold now, but for what
     /// was wrong before and may be there still.
-    fn sign(&self, Begun { offset, len, first, last }: Begun) {
-        let (from, to) = (offset / BLOCK_BYTES, (offset + len).div_ceil(BLOCK_BYTES));
-        for block in from..to {
-            let first = if block == from { first } else { 0 };
-            let last = if block + 1 == to { last } else { 0 };
-            self.contexts.set(block, self.found(block) ^ first ^ last);
-        }
+    fn sign(&self, begun: Begun) {
+        begun.blocks().for_each(|block| self.contexts.set(block, self.meant(begun, block)));
+    }
+
+    /// Likewise, if that is what its client says. Otherwise its blocks have checksums that do not fit, and
+    /// whoever reads them finds them wrong. Whether it is.
+    fn sign_as(&self, begun: Begun, digest: Digest) -> bool {
+        // First all of them: nobody is to take one for right before it is known to be.
+        let sums: Vec<u32> = begun.blocks().map(|block| self.meant(begun, block)).collect();
+        let is_right = Digest::of_blocks(begun.blocks().start, sums.iter().copied()) == digest.sums;
+        let told = |sum| if is_right { sum } else { unfit(sum) };
+        begun.blocks().zip(sums).for_each(|(block, sum)| self.contexts.set(block, told(sum)));
+        is_right
+    }
+
+    /// The checksum that a block has behind a write.
+    fn meant(&self, Begun { offset, len, first, last }: Begun, block: u64) -> u32 {
+        let first = if block == offset / BLOCK_BYTES { first } else { 0 };
+        let last = if block + 1 == (offset + len).div_ceil(BLOCK_BYTES) { last } else { 0 };
+        self.found(block) ^ first ^ last
     }
 
     // Writing.
@@ -320,16 +341,25 @@ impl Arena {
     }
 
     /// So many bytes of a write have landed, and no more will. Their blocks are present, but for those that
-    /// were absent and were only filled with zeros; their memory goes back.
-    pub(crate) fn wrote(&self, begun: Begun, len: u64) {
+    /// were absent and were only filled with zeros; their memory goes back. Whether it is what was sent,
+    /// as far as its client said what that is.
+    pub(crate) fn wrote(&self, begun: Begun, len: u64, digest: Option<Digest>) -> bool {
         let Begun { offset, last, .. } = begun;
         self.settle(offset, len);
-        self.sign(Begun { len, last: if len == begun.len { last } else { 0 }, ..begun });
+        let landed = Begun { len, last: if len == begun.len { last } else { 0 }, ..begun };
+        let is_right = match digest {
+            Some(digest) => self.sign_as(landed, digest),
+            None => {
+                self.sign(landed);
+                true
+            }
+        };
         // The rest of a block that was cut off in the middle is not what its writer meant.
         let end = offset + len;
         let whole = if len == begun.len { end.div_ceil(BLOCK_BYTES) } else { end / BLOCK_BYTES };
         self.know(offset / BLOCK_BYTES, whole);
         self.writing.end(offset, offset + begun.len);
+        is_right
     }
 
     fn settle(&self, offset: u64, len: u64) {
@@ -366,7 +396,7 @@ impl Arena {
         })
     }
 
-    fn punch(&self, range: &std::ops::Range<u64>) {
+    fn punch(&self, range: &Range<u64>) {
         if range.start < range.end {
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             let _ = rustix::fs::fallocate(&self.memory, flags, range.start, range.end - range.start);

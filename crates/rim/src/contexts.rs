@@ -49,6 +49,11 @@ impl Contexts {
     }
 }
 
+/// A checksum that does not fit what has this one; its own inverse.
+pub(crate) const fn unfit(sum: u32) -> u32 {
+    !sum
+}
+
 fn place(block: u64) -> (usize, usize) {
     let index = |number: u64| usize::try_from(number).expect("mapped, so it fits");
     (index(block / BLOCKS), index(block % BLOCKS))

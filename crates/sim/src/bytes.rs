@@ -112,6 +112,16 @@ impl Memory {
         }
     }
 
+    /// The blocks that the range touches are not taken for what was meant.
+    pub(crate) fn disown(&mut self, at: usize, len: usize) {
+        for (chunk, from, to) in pieces(at, len) {
+            let Some(chunk) = self.0.get_mut(&chunk) else { continue };
+            for block in from / BLOCK..to.div_ceil(BLOCK) {
+                chunk.sums[block] = !sum(chunk.block(block));
+            }
+        }
+    }
+
     /// The checksums of the blocks that the range touches, as they were signed.
     pub(crate) fn sums(&self, at: usize, len: usize) -> Vec<u32> {
         let zeros = sum(&[0; BLOCK]);

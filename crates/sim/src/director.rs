@@ -200,12 +200,10 @@ impl World {
             return self.create(name);
         }
         let attached = self.attached_to(name);
-        let alone = self.plan.flips_per_million > 0;
         if self.has_loads() && self.rng.percent(if attached.is_empty() { 40 } else { 5 }) {
             return self.begin_load(name);
         }
         match self.rng.below(12) {
-            _ if alone && (!attached.is_empty() || known.was_attached) => {}
             0..=4 if attached.is_empty() => self.attach(name, false),
             0..=2 => self.attach(name, self.rng.clone().percent(60)),
             5 | 6 => {

@@ -7,6 +7,7 @@
 use crate::bytes::{Kept, Memory, sectors};
 use crate::client::Client;
 use crate::clocks::Clock;
+use crate::director::Rot;
 use crate::network::{Stage, ToClient, ToDonor};
 use crate::plan::Bug;
 use crate::wire::{DonorEnd, as_heard};
@@ -291,7 +292,16 @@ impl World {
         };
         if let Some(payload) = end.transmission.payload() {
             let at = usize::try_from(payload.header.offset).expect("inside of the memory");
-            self.donors[d].memory.sign(at, payload.at);
+            // A part cannot be held to the digest of the whole: flips in what is cut off are not played.
+            let (donor, range) = (&mut self.donors[d], at..at + payload.at);
+            let flipped = |rot: &&Rot| rot.donor == d && rot.part.is_some() && range.contains(&rot.at);
+            for rot in self.director.rot.iter().filter(flipped) {
+                // Another may have written the same byte since.
+                if donor.memory.get(rot.at, 1) == [rot.wrong] {
+                    donor.memory.write(rot.at, &[rot.right]);
+                }
+            }
+            donor.memory.sign(at, range.len());
         }
     }
 

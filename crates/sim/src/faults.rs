@@ -146,8 +146,7 @@ impl World {
         to: Option<(u64, Key)>,
         data: &mut [u8],
     ) {
-        let from_donors = if to.is_none() { self.plan.read_flips_per_million } else { 0 };
-        let often = self.plan.flips_per_million.max(from_donors);
+        let often = self.plan.flips_per_million;
         if often == 0 || data.is_empty() || self.director.healing || self.rng.below(1_000_000) >= often {
             return;
         }

@@ -5,7 +5,7 @@
 //! protocol (`nbd`), or what memory may be touched when (`memory`). A socket that is full takes a part of
 //! what leaves, and the rest later.
 
-use crate::bytes::SECTOR;
+use crate::bytes::{BLOCK, SECTOR, sum};
 use crate::network::{Awaited, ToDonor};
 use crate::plan::Bug;
 use crate::wire::{Body, Taking, answer_in_bytes, cut, wired_len};
@@ -38,9 +38,10 @@ impl World {
             self.after(0, Ev::Client(c, ClientEv::AckEarly(part)));
             return Ok(());
         }
+        let sums = data.chunks(BLOCK).map(sum).collect();
         self.flip_on_the_way(c, donor, fragment, Some((address, part)), &mut data);
         if let Some(end) = self.network.conns.get_mut(&conn).and_then(|conn| conn.client_end.as_mut()) {
-            end.queue(address, Body { part, awaited, data });
+            end.queue(address, Body { part, awaited, data, sums });
         }
         self.clients[c].to_flush.insert(conn);
         if self.bug == Some(Bug::AckEarly) && op.writes() {

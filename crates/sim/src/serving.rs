@@ -5,6 +5,7 @@
 //! bytes land, that nothing of an older session or lease lands after a newer one was admitted (promise 3).
 
 use crate::bytes::{BLOCK, Kept, Memory, SECTOR, sectors};
+use crate::director::Rot;
 use crate::network::{Stage, ToClient};
 use crate::plan::Bug;
 use crate::wire::{DonorEnd, Write, cut, entry_in_sectors, in_bytes, wired_len};
@@ -12,7 +13,7 @@ use crate::world::World;
 use cheetah_core::donor::{DirtyMap, Grant, Ledger, ListedWrite, Ticket, WriteMark};
 use cheetah_nbd::server::Run;
 use cheetah_nbd::server::transmission::{Payload, Step};
-use cheetah_nbd::{Command, Descriptor, Errno, RequestHeader};
+use cheetah_nbd::{Command, Descriptor, Digest, Errno, RequestHeader};
 use cheetah_terms::donor::{Asked, entry, lately, permit, presence, rightness, tell_status};
 
 /// A hole of this many sectors is named (`rim::donor`: 32 KiB).
@@ -76,7 +77,7 @@ impl World {
             let refused = checked.err();
             let ticket =
                 if refused.is_none() { self.begin_write(d, grant, end.mark, address, len) } else { None };
-            end.write = Some(Write { refused, ticket });
+            end.write = Some(Write { refused, ticket, digest: end.digest.take() });
             return;
         }
         let donor = &mut self.donors[d];
@@ -115,6 +116,7 @@ impl World {
                 self.check_fence(d, id);
                 end.outbox.done(cookie);
             }
+            Ok(Asked::Digest(digest)) => end.digest = Some(digest),
             Ok(Asked::Undo) => self.undo(d, id, end, grant, &header),
             Ok(Asked::Write | Asked::Nothing) => {
                 self.fail(format!("donor {d} was asked for {header:?}"));
@@ -214,7 +216,7 @@ impl World {
 
     fn finish_write(&mut self, d: usize, end: &mut DonorEnd, grant: &Grant, header: &RequestHeader) {
         let cookie = header.cookie;
-        let Some(Write { refused, ticket, .. }) = end.write.take() else {
+        let Some(Write { refused, ticket, digest }) = end.write.take() else {
             return self.fail(format!("donor {d} has the end of a write that it did not begin"));
         };
         match refused {
@@ -222,9 +224,20 @@ impl World {
             None => {
                 let (at, count) = (sectors(header.offset * SECTOR), header.length as usize);
                 let donor = &mut self.donors[d];
-                donor.landed(grant.volume, ticket);
                 donor.memory.sign(at, count);
-                end.outbox.done_with(cookie, donor.memory.sums(at, count).into_iter());
+                let has = Digest::of_blocks((at / BLOCK) as u64, donor.memory.sums(at, count));
+                let ignored = self.bug == Some(Bug::DigestIgnored);
+                if digest.is_some_and(|digest| digest.sums != has && !ignored) {
+                    donor.memory.disown(at, count);
+                    self.count("payloads that were not what was sent");
+                } else {
+                    donor.landed(grant.volume, ticket);
+                    // What flipped on its way to this place is not there any more.
+                    let is_over = |rot: &Rot| rot.part.is_some() && (at..at + count).contains(&rot.at);
+                    self.director.rot.retain(|rot| rot.donor != d || !is_over(rot));
+                }
+                // Its client sends again what has none that fit: each write of those that came as one.
+                end.outbox.done_with(cookie, self.donors[d].memory.sums(at, count).into_iter());
             }
         }
     }

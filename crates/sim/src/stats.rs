@@ -57,6 +57,7 @@ pub const COVERAGE: &[&str] = &[
     "fault: a bit flipped on the way",
     "faults spared by the budget",
     "amendments",
+    "payloads that were not what was sent",
     "reads given up",
     "copies out of a client's cache",
     "segments offered to a reader",

@@ -12,11 +12,11 @@ use crate::rng::Rng;
 use cheetah_core::donor::{Grant, Ticket, WriteMark};
 use cheetah_core::limits::EXTENT_BYTES;
 use cheetah_core::volume::Key;
-use cheetah_nbd::client::{Answer, Take};
+use cheetah_nbd::client::{Answer, Request, Take};
 use cheetah_nbd::proto::opt;
 use cheetah_nbd::server::{ExportError, Outbox};
-use cheetah_nbd::{Errno, ExportInfo, LedgerEntry, Negotiated, RequestHeader, client, server};
-use cheetah_terms::client::Abilities;
+use cheetah_nbd::{Digest, Errno, ExportInfo, LedgerEntry, Negotiated, RequestHeader, client, server};
+use cheetah_terms::client::{Abilities, payload_bytes};
 use cheetah_terms::donor::export;
 
 const HOLES: u32 = 1;
@@ -54,6 +54,8 @@ pub(crate) struct Body {
     pub(crate) awaited: Awaited,
     /// Of a write, as it was when it was sent.
     pub(crate) data: Vec<u8>,
+    /// The checksums of its blocks, as they were meant.
+    pub(crate) sums: Vec<u32>,
 }
 
 #[derive(Debug)]
@@ -88,7 +90,13 @@ impl ClientEnd {
         let Awaited { op, scatter, mark, .. } = body.awaited;
         let op = self.can.sparing(op, || body.data.iter().all(|byte| *byte == 0));
         let (offset, length) = (wired(address), wired_len(scatter.len.into()));
-        self.transmission.queue(self.can.request(body.part, op, offset, length, mark, body));
+        let digest = payload_bytes(op, length) > 0 && self.can.is_sealed();
+        let digest = digest.then(|| {
+            let sums = Digest::of_blocks(offset / BLOCK as u64, body.sums.iter().copied());
+            Digest { sums }
+        });
+        let request = self.can.request(body.part, op, offset, length, mark, body);
+        self.transmission.queue(Request { digest, ..request });
     }
 }
 
@@ -146,6 +154,8 @@ pub(crate) fn as_heard(error: &ExportError) -> client::Error {
 pub(crate) struct Write {
     pub(crate) refused: Option<Errno>,
     pub(crate) ticket: Option<Ticket>,
+    /// What its payload is, as its client says.
+    pub(crate) digest: Option<Digest>,
 }
 
 #[derive(Debug)]
@@ -156,6 +166,8 @@ pub(crate) struct DonorEnd {
     /// What the client said last of its writes, if it numbers them.
     pub(crate) mark: Option<WriteMark>,
     pub(crate) write: Option<Write>,
+    /// What the payload of the next write is.
+    pub(crate) digest: Option<Digest>,
 }
 
 impl DonorEnd {
@@ -163,7 +175,7 @@ impl DonorEnd {
         let session = session(grant, u64::from(extents) * EXTENT_BYTES);
         let (input, outbox) = (Vec::new(), Outbox::of(&session));
         let transmission = server::Transmission::new(session, wired_len(LARGE_BYTES));
-        DonorEnd { transmission, input, outbox, mark: None, write: None }
+        DonorEnd { transmission, input, outbox, mark: None, write: None, digest: None }
     }
 
     /// What is to be sent.

@@ -53,6 +53,11 @@ fn a_client_that_believes_a_donor_that_was_excluded() {
 }
 
 #[test]
+fn a_donor_that_signs_whatever_came() {
+    is_found(Bug::DigestIgnored);
+}
+
+#[test]
 fn a_client_that_takes_a_loss_for_recorded() {
     is_found(Bug::LossNotRecorded);
 }

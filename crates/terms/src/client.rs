@@ -104,7 +104,7 @@ impl Abilities {
             _ => self.holes,
         };
         let (cookie, mark) = (part.to_u64(), mark.map(marks::spoken));
-        Request { cookie, command, flags, offset, length, mark, context, body }
+        Request { cookie, command, flags, offset, length, mark, digest: None, context, body }
     }
 }
 

@@ -7,7 +7,7 @@ use crate::marks;
 use cheetah_core::donor::{Access, Denied, Grant, ListedWrite, OpenError, WriteMark};
 use cheetah_nbd::server::{ExportError, Outbox};
 use cheetah_nbd::{
-    CmdFlags, Command, Descriptor, Errno, ExportInfo, LedgerEntry, Mark, Negotiated, RequestHeader,
+    CmdFlags, Command, Descriptor, Digest, Errno, ExportInfo, LedgerEntry, Mark, Negotiated, RequestHeader,
     StateFlags, TransmissionFlags,
 };
 
@@ -32,6 +32,8 @@ pub enum Asked {
     Age,
     /// To note what is said of the writes behind it, or which write an UNDO is about. It has no answer.
     Mark(WriteMark),
+    /// To hold the payload of the next write to this. It has no answer.
+    Digest(Digest),
     /// To put back what the write of the last mark covered.
     Undo,
     /// Nothing that a donor would have to do.
@@ -51,6 +53,7 @@ impl Asked {
             Command::Verify => Asked::Verify,
             Command::Flush => Asked::Age,
             Command::Mark => Asked::Mark(marks::heard(Mark::of(header))),
+            Command::Digest => Asked::Digest(Digest::of(header)),
             Command::Undo => Asked::Undo,
             Command::Read | Command::Cache | Command::Disc | Command::Unknown(_) => Asked::Nothing,
         }

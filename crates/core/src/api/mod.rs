@@ -21,7 +21,7 @@ use crate::map::{DonorId, LeaseToken, Redundancy};
 use serde::{Deserialize, Serialize};
 
 /// Both ends refuse another number, saying which side to upgrade.
-pub const API_VERSION: u32 = 4;
+pub const API_VERSION: u32 = 5;
 
 /// What a caller asks of the coordinator. One variant, one route.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

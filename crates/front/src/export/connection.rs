@@ -346,7 +346,7 @@ impl Connection {
             let mut pieces = [IoSliceMut::new(&mut buffer[payload.at..]), IoSliceMut::new(ahead)];
             self.stream.try_receive_into(&mut pieces)
         } else {
-            let limit = if self.requests.header_only() { RECEIVE_BYTES_MIN } else { RECEIVE_BYTES_MAX };
+            let limit = if self.requests.head_only() { RECEIVE_BYTES_MIN } else { RECEIVE_BYTES_MAX };
             let space = self.inbuf.space(limit);
             assert!(!space.is_empty(), "a full buffer holds a request, and that was taken");
             self.stream.try_receive_into(&mut [IoSliceMut::new(space)])

@@ -82,7 +82,12 @@ pub(super) fn op(header: &RequestHeader) -> Option<Op> {
         Command::Cache => Op::Cache,
         Command::WriteZeroes => Op::Zero { keep: header.flags.contains(CmdFlags::NO_HOLE) },
         Command::BlockStatus => Op::Status,
-        Command::Disc | Command::Mark | Command::Verify | Command::Undo | Command::Unknown(_) => return None,
+        Command::Disc
+        | Command::Mark
+        | Command::Digest
+        | Command::Verify
+        | Command::Undo
+        | Command::Unknown(_) => return None,
     })
 }
 

@@ -3,11 +3,13 @@
 
 mod error;
 mod handshake;
+mod head;
 mod option;
 mod reply;
 mod transmission;
 
 pub use error::Error;
 pub use handshake::{Handshake, Step, Want};
+pub use head::HEAD_BYTES;
 pub use reply::Reply;
 pub use transmission::{Answer, Incoming, Outgoing, Request, Take, Transmission};

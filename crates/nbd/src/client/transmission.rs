@@ -13,9 +13,11 @@
 //! Tests: `tests/client_transmission.rs`; `sim`.
 
 use super::Reply;
+use super::head::Head;
 use crate::export::{Descriptor, Negotiated};
 use crate::limits::{BLOCK_STATUS_DESCRIPTORS_MAX, CONTEXT_BLOCK_BYTES};
 use crate::proto::{CmdFlags, Command, Errno};
+use crate::server::digest::Digest;
 use crate::server::reply::LedgerEntry;
 use crate::server::request::{Mark, RequestHeader};
 use crate::violation::Violation;
@@ -31,7 +33,7 @@ const CONTEXTS_HEAD_BYTES: usize = 20;
 pub struct Request<B> {
     /// No other that is awaited has the same.
     pub cookie: u64,
-    /// Any command that has an answer: neither DISC nor MARK.
+    /// Any command that has an answer: neither DISC nor MARK nor DIGEST.
     pub command: Command,
     /// The same for all writes that become one request.
     pub flags: CmdFlags,
@@ -41,6 +43,8 @@ pub struct Request<B> {
     pub length: u32,
     /// What is to be said of what it writes, to a server that understands.
     pub mark: Option<Mark>,
+    /// What its payload is, to be said where `cheetah:context` was agreed.
+    pub digest: Option<Digest>,
     /// Of a BLOCK_STATUS, the id of the context that is meant: a server tells of all that were agreed.
     pub context: Option<u32>,
     /// What the driver keeps with it.
@@ -77,6 +81,7 @@ impl<B> Request<B> {
         self.payload_bytes() > 0
             && next.payload_bytes() > 0
             && self.flags == next.flags
+            && self.digest.is_some() == next.digest.is_some()
             && self.end() == next.offset
             && self.offset / within == next.offset / within
             && said(self) == said(next)
@@ -131,36 +136,11 @@ pub struct Incoming<'a, B> {
 /// Of what leaves, one part: a request's head if one begins here, then its payload.
 #[derive(Debug)]
 pub struct Outgoing<'a, B> {
-    /// A header, behind a MARK where that has changed. Empty: the part belongs to the request before it.
+    /// A header, behind a MARK where that has changed, and a DIGEST where there is one. Empty: the part
+    /// belongs to the request before it.
     pub head: &'a [u8],
     /// The part itself; the payload of a WRITE is with the driver.
     pub request: &'a mut Request<B>,
-}
-
-/// What leaves before a payload: a request's header, and before it a MARK where what that said last is not so
-/// any more.
-#[derive(Clone, Debug)]
-struct Head {
-    bytes: [u8; Head::BYTES_MAX],
-    from: u8,
-}
-
-impl Head {
-    const BYTES_MAX: usize = 2 * RequestHeader::BYTES;
-
-    fn new(mark: Option<Mark>, header: RequestHeader, is_sealed: bool) -> Head {
-        let mut bytes = [0; Head::BYTES_MAX];
-        let (before, behind) = bytes.split_at_mut(RequestHeader::BYTES);
-        behind.copy_from_slice(&header.encode_in(is_sealed));
-        if let Some(mark) = mark {
-            before.copy_from_slice(&mark.header().encode_in(is_sealed));
-        }
-        Head { bytes, from: if mark.is_some() { 0 } else { RequestHeader::BYTES as u8 } }
-    }
-
-    fn bytes(&self) -> &[u8] {
-        &self.bytes[usize::from(self.from)..]
-    }
 }
 
 #[derive(Clone, Debug)]
@@ -306,10 +286,12 @@ impl<B> Transmission<B> {
             let said = self.told.as_mut().zip(mark);
             let mark = said.and_then(|(told, mark)| (std::mem::replace(told, mark) != mark).then_some(mark));
             let header = RequestHeader { flags, command, cookie, offset, length };
-            part.head = Some(Head::new(mark, header, self.has_contexts));
-            if part.request.payload_bytes() > 0 {
-                asked += u64::from(length);
-            }
+            let is_payload = part.request.payload_bytes() > 0;
+            asked += if is_payload { u64::from(length) } else { 0 };
+            let mut digests = self.parts.range(first..first + count).filter_map(|part| part.request.digest);
+            let digest = digests.next().filter(|_| self.has_contexts && is_payload);
+            let digest = digest.map(|first| digests.fold(first, Digest::with));
+            self.parts[first].head = Some(Head::new(mark, digest, header, self.has_contexts));
             self.parts.range_mut(first + 1..first + count).for_each(|part| part.merged = true);
             self.headed += count;
         }

@@ -2,6 +2,7 @@
 //! Never: looks an export up or touches a payload; the driver does. Tests: `tests/`, one file per subject.
 
 mod answer;
+pub mod digest;
 mod handshake;
 mod option;
 pub mod outbox;

@@ -139,7 +139,13 @@ impl RequestHeader {
             let violation = Violation::PayloadTooBig { command: self.command, bytes: self.length };
             return Err(Reject::Close(violation));
         }
-        if self.command == Command::Disc || (self.command == Command::Mark && session.dirty.is_some()) {
+        let is_word = match self.command {
+            Command::Disc => true,
+            Command::Mark => session.dirty.is_some(),
+            Command::Digest => session.context.is_some(),
+            _ => false,
+        };
+        if is_word {
             return Ok(self.command);
         }
         self.check_command(session)
@@ -151,7 +157,7 @@ impl RequestHeader {
 
     fn check_command(&self, session: &Negotiated) -> Result<(), Errno> {
         let needs = match self.command {
-            Command::Unknown(_) | Command::Mark => return Err(Errno::Inval),
+            Command::Unknown(_) | Command::Mark | Command::Digest => return Err(Errno::Inval),
             Command::BlockStatus if session.base_allocation.is_none() && session.dirty.is_none() => {
                 return Err(Errno::Inval);
             }

@@ -111,7 +111,9 @@ impl Transmission {
             self.has_ended = true;
             return Ok(Some(Step::End));
         }
-        self.large_expected = header.payload_bytes() >= self.large_bytes;
+        if !matches!(header.command, Command::Mark | Command::Digest) {
+            self.large_expected = header.payload_bytes() >= self.large_bytes;
+        }
         self.payload = (header.payload_bytes() > 0).then_some(Payload { header, at: 0 });
         Ok(Some(Step::Request { header, verdict }))
     }
@@ -133,10 +135,10 @@ impl Transmission {
         self.payload.as_ref()
     }
 
-    /// Whether no more than a header should be received: behind a large write there is likely another one,
-    /// and what is received behind its header would have to be copied.
+    /// Whether no more than a head should be received, a header and what is said before it: behind a large
+    /// write there is likely another one, and what is received behind its head would have to be copied.
     #[must_use]
-    pub const fn header_only(&self) -> bool {
+    pub const fn head_only(&self) -> bool {
         self.large_expected && self.payload.is_none()
     }
 
@@ -233,23 +235,25 @@ mod tests {
     }
 
     #[test]
-    fn behind_a_large_write_only_a_header_is_asked_for() {
+    fn behind_a_large_write_only_a_head_is_asked_for() {
         let mut machine = machine();
-        assert!(!machine.header_only());
+        assert!(!machine.head_only());
         for (header, expected) in [
             (request(Command::Write, 0, LARGE), true),
             (request(Command::Write, 0, LARGE - 1), false),
             (request(Command::Write, 0, LARGE), true),
+            (request(Command::Mark, 0, 0), true),
+            (request(Command::Digest, 0, 0), true),
             (request(Command::Read, 0, LARGE), false),
         ] {
             let bytes = header.encode();
             step(&mut machine, &mut &bytes[..]).unwrap();
             if let Some(missing) = machine.payload().map(Payload::missing) {
-                assert!(!machine.header_only(), "its payload is asked for");
+                assert!(!machine.head_only(), "its payload is asked for");
                 machine.landed(missing);
                 assert_eq!(step(&mut machine, &mut &[][..]), Some(Step::Whole(header)));
             }
-            assert_eq!(machine.header_only(), expected, "{header:?}");
+            assert_eq!(machine.head_only(), expected, "{header:?}");
         }
     }
 

@@ -147,3 +147,20 @@ fn a_wiped_extent_is_absent_and_zero() {
     assert_eq!(arena.bytes_used(), 0);
     assert_eq!(byte(&arena, EXTENT_BYTES + 5), 0);
 }
+
+#[test]
+fn what_came_otherwise_than_it_was_sent_is_wrong_for_all_until_it_is_sent_again() {
+    let arena = Arena::new(1).unwrap();
+    let sent = [[7; 4096], [8; 4096]].concat();
+    let digest = |bytes: &[u8]| Digest { sums: Digest::of_blocks(2, bytes.chunks(4096).map(code::crc32c)) };
+    let land = |came: &[u8]| {
+        let begun = arena.begin_write(8192, 8192);
+        arena.copy_in(8192, came);
+        arena.wrote(begun, 8192, Some(digest(&sent)))
+    };
+    let mut came = sent.clone();
+    came[5000] ^= 4;
+    assert!(!land(&came));
+    assert_eq!(wrong_blocks(&arena), [2, 3]);
+    assert!(land(&sent) && wrong_blocks(&arena).is_empty());
+}

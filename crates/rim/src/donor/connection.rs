@@ -19,8 +19,9 @@ use crate::ledgers::{Ledger, locked};
 use crate::memory::wipe;
 use crate::stream::{DIRECT_BYTES, Stream, iovec};
 use cheetah_core::donor::{Access, Grant, Ticket, WriteMark};
+use cheetah_nbd::client::HEAD_BYTES;
 use cheetah_nbd::server::transmission::{Payload, Step, Transmission};
-use cheetah_nbd::{Command, Descriptor, Errno, Negotiated, RequestHeader, StateFlags, Violation};
+use cheetah_nbd::{Command, Descriptor, Digest, Errno, Negotiated, RequestHeader, StateFlags, Violation};
 use cheetah_terms::donor::{
     ABSENT, Asked, entry, lately, permit, presence, rightness, tell_absent, tell_status,
 };
@@ -66,6 +67,8 @@ struct Write {
     ticket: Option<Ticket>,
     /// Of the arena, unless it is refused.
     begun: Option<Begun>,
+    /// What its payload is, as its client says.
+    digest: Option<Digest>,
 }
 
 /// Why a connection ends.
@@ -113,6 +116,8 @@ pub(super) struct Connection<'a> {
     /// Of a client that numbers what it writes, and what it said last.
     ledger: Option<Arc<Mutex<Ledger>>>,
     mark: Option<WriteMark>,
+    /// What the payload of the next write is.
+    digest: Option<Digest>,
     /// Of the payload that `requests` waits for.
     write: Write,
     /// Bytes walked by zeroing and status since the last send.
@@ -126,7 +131,7 @@ impl Drop for Connection<'_> {
     /// they would come to light behind a later zero that found nothing to do.
     fn drop(&mut self) {
         if let (Some(payload), Some(begun)) = (self.requests.payload(), self.write.begun) {
-            self.arena.wrote(begun, payload.at as u64);
+            self.arena.wrote(begun, payload.at as u64, None);
         }
         wipe(std::mem::take(&mut self.partial));
         // None is left of a thread that ends.
@@ -154,6 +159,7 @@ impl<'a> Connection<'a> {
             partial: early,
             ledger: None,
             mark: None,
+            digest: None,
             write: Write::default(),
             work_bytes: 0,
             deferred: false,
@@ -211,8 +217,8 @@ impl<'a> Connection<'a> {
                 }
                 _ => None,
             };
-            let header_only = direct.is_some() || self.requests.header_only();
-            let look_ahead = if header_only { RequestHeader::BYTES - kept } else { scratch.len() - kept };
+            let head_only = direct.is_some() || self.requests.head_only();
+            let look_ahead = if head_only { HEAD_BYTES - kept } else { scratch.len() - kept };
             let scratched = iovec(scratch[kept..].as_ptr(), look_ahead);
             let pieces = [direct.unwrap_or(scratched), scratched];
             let pieces = if direct.is_some() { &pieces[..] } else { &pieces[1..] };
@@ -271,7 +277,7 @@ impl<'a> Connection<'a> {
         match verdict.and_then(|_| permit(access, &self.grant, header)).map(|()| Asked::of(header)) {
             checked if header.payload_bytes() > 0 => {
                 let refused = checked.err();
-                self.write = Write { refused, ..Write::default() };
+                self.write = Write { refused, digest: self.digest.take(), ..Write::default() };
                 if refused.is_none() {
                     self.write.begun = Some(self.arena.begin_write(offset, len));
                     self.write.ticket = self.begin_write(offset, len);
@@ -305,6 +311,7 @@ impl<'a> Connection<'a> {
                 locked(ledger).settle(mark.complete);
                 self.mark = Some(mark);
             }
+            Ok(Asked::Digest(digest)) => self.digest = Some(digest),
             Ok(Asked::Undo) => self.undo(header),
             Ok(Asked::Write | Asked::Nothing) => self.sending.outbox.done(cookie),
         }
@@ -318,16 +325,17 @@ impl<'a> Connection<'a> {
 
     /// The payload of a write is here, or was dropped.
     fn whole(&mut self, header: &RequestHeader) {
-        let Write { refused, ticket, begun } = std::mem::take(&mut self.write);
+        let Write { refused, ticket, begun, digest } = std::mem::take(&mut self.write);
         if let Some(errno) = refused {
             return self.sending.outbox.error(header.cookie, errno, "");
         }
         let (offset, len) = (header.offset, u64::from(header.length));
-        if let Some(begun) = begun {
-            self.arena.wrote(begun, len);
+        let believed = begun.is_none_or(|begun| self.arena.wrote(begun, len, digest));
+        if believed {
+            self.landed(ticket);
         }
-        self.landed(ticket);
         match self.requests.session().context {
+            // Its client sends again what has none that fit: each write of those that came as one.
             Some(_) => self.sending.outbox.done_with(header.cookie, self.arena.sums(offset, len)),
             None => self.sending.outbox.done(header.cookie),
         }

@@ -22,8 +22,8 @@ use cheetah_core::layout::Scatter;
 use cheetah_core::limits::{DOUBT_NS, EXTENT_BYTES};
 use cheetah_core::map::DonorId;
 use cheetah_core::volume::{Event, Fragment, Key, LinkMerges, Mem, PartOp};
-use cheetah_nbd::client::{Answer, Incoming, Take, Transmission};
-use cheetah_nbd::{CmdFlags, Command, RequestHeader};
+use cheetah_nbd::client::{Answer, Incoming, Request, Take, Transmission};
+use cheetah_nbd::{CmdFlags, Command, Digest, RequestHeader};
 use cheetah_terms::client::{Abilities, answered, payload_bytes};
 use std::cell::{Cell, RefCell};
 use std::io::{self, IoSlice};
@@ -147,7 +147,7 @@ impl Conn {
     }
 
     /// Queues a part; true when all before it is sent, so that a flush is due.
-    pub(super) fn queue(&self, part: &Part) -> bool {
+    pub(super) fn queue(&self, part: &Part, digest: Option<Digest>) -> bool {
         let Wire { transmission, heard, .. } = &mut *self.wire.borrow_mut();
         self.outstanding.set(self.outstanding.get() + u64::from(part.scatter.len));
         self.traffic.queue(payload_bytes(part.op, part.scatter.len).into());
@@ -156,7 +156,8 @@ impl Conn {
         }
         let is_due = transmission.is_sent();
         let Part { part: key, op, address, scatter, mark, .. } = *part;
-        transmission.queue(self.can.request(key, op, address, scatter.len, mark, Body::new(part)));
+        let request = self.can.request(key, op, address, scatter.len, mark, Body::new(part));
+        transmission.queue(Request { digest, ..request });
         is_due
     }
 

@@ -7,11 +7,9 @@
 
 use crate::buffer::Buffer;
 use cheetah_core::layout::Scatter;
-use cheetah_nbd::RequestHeader;
+use cheetah_nbd::client::HEAD_BYTES;
 
-const PAGES_BYTES: usize = 8 << 10;
-/// A request's header, and a MARK before it.
-const HEAD_BYTES: usize = 2 * RequestHeader::BYTES;
+const PAGES_BYTES: usize = 12 << 10;
 
 /// A head that is lent: its place on the pages, and how much of that it takes.
 #[derive(Debug)]

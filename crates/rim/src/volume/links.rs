@@ -7,8 +7,11 @@
 use super::Driver;
 use super::conn::{self, Conn, Part};
 use super::open::{self, Opened, probe};
+use cheetah_core::limits::BLOCK_BYTES;
 use cheetah_core::map::{DonorId, Route};
 use cheetah_core::volume::{self as machine, Event, LinkFailure};
+use cheetah_nbd::Digest;
+use cheetah_terms::client::payload_bytes;
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -34,7 +37,15 @@ impl Driver {
             return self.answered_here.push(Event::Answered { part: part.part, answer });
         }
         part.op = can.sparing(part.op, || self.memory.is_zero(part.mem, part.scatter));
-        if conn.queue(&part) {
+        let says_what_it_is = can.is_sealed() && payload_bytes(part.op, part.scatter.len) > 0;
+        if says_what_it_is {
+            self.learn();
+        }
+        let digest = says_what_it_is.then(|| {
+            let sums = self.memory.sums_of(part.fragment, part.mem, part.scatter);
+            Digest { sums: Digest::of_blocks(part.address / BLOCK_BYTES, sums) }
+        });
+        if conn.queue(&part, digest) {
             self.to_flush.push(conn);
         }
     }

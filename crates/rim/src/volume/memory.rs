@@ -231,6 +231,20 @@ impl Memory {
         count(Memory::blocks(fragment, scatter).enumerate().filter(wrong))
     }
 
+    /// The checksums of what is to be written, in the order of the extent.
+    pub(super) fn sums_of(
+        &self,
+        fragment: Fragment,
+        mem: Mem,
+        scatter: Scatter,
+    ) -> impl Iterator<Item = u32> {
+        let knows = self.knows(fragment);
+        Memory::blocks(fragment, scatter).map(move |(block, offset)| {
+            let known = knows.then(|| self.sums.get(fragment.group, fragment.slot, block)).flatten();
+            known.unwrap_or_else(|| code::crc32c(self.bytes(At { mem, offset }, BLOCK)))
+        })
+    }
+
     /// How many blocks of what was written a donor has otherwise, as its `sums` say.
     pub(super) fn wrongly_taken(&self, fragment: Fragment, mem: Mem, scatter: Scatter, sums: &[u32]) -> u32 {
         let knows = self.knows(fragment);

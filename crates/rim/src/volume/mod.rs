@@ -392,7 +392,7 @@ impl Driver {
         }
     }
 
-    fn learn(&mut self) {
+    pub(super) fn learn(&mut self) {
         for (fragment, copies, mem, scatter) in self.to_learn.drain(..) {
             self.memory.learn(fragment, copies, mem, scatter);
         }

@@ -198,7 +198,17 @@ impl Link {
             let context = self.session.base_allocation;
             let flags = CmdFlags::EMPTY;
             let transmission = &mut asking.transmission;
-            transmission.queue(Request { cookie, command, flags, offset, length, mark: None, context, body });
+            transmission.queue(Request {
+                cookie,
+                command,
+                flags,
+                offset,
+                length,
+                mark: None,
+                digest: None,
+                context,
+                body,
+            });
             transmission.make_requests(0);
             let heads: Vec<u8> = transmission.unsent().flat_map(|part| part.head.to_vec()).collect();
             // Sent under the lock: a head is never torn by another.
