@@ -425,6 +425,9 @@ pub struct Load {
     /// Read the volume back and compare its hashes, in place of having the donors check what they hold.
     #[arg(long, conflicts_with = "no_verify")]
     pub read_back: bool,
+    /// Refused: see `open`.
+    #[arg(long, value_name = "SIZE", hide = true)]
+    pub memory: Option<String>,
     #[command(flatten)]
     pub pool: PoolArg,
     #[command(flatten)]
@@ -445,6 +448,10 @@ pub struct Open {
     /// Read a disk though a file system on it is mounted for writing: it may change meanwhile.
     #[arg(long)]
     pub mounted: bool,
+    /// Keep at most so much of it on donors, for a disk that is larger than the pool. What was read ahead
+    /// goes first, then what was asked for longest ago; it is read again when tools ask for it.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub memory: Option<u64>,
     /// linear or stripe:K: what a donor takes with it is read again. Without it: linear.
     #[arg(long)]
     pub redundancy: Option<Redundancy>,

@@ -59,6 +59,7 @@ pub fn word(content: &Content) -> String {
         ContentState::Opened => match load.and_then(|load| load.filling.as_ref()) {
             None => format!("NOT FILLED, {percent} %"),
             Some(Filling { paused: true, .. }) => format!("paused, {percent} %"),
+            Some(Filling { full: true, .. }) => format!("opened, {percent} % here"),
             Some(_) => format!("filling, {percent} %"),
         },
         ContentState::Loaded => match load.map(|load| load.check) {
@@ -122,7 +123,7 @@ fn gets_on(load: &Load, filling: &Filling) -> String {
     let left = load.source.size.saturating_sub(load.bytes_done);
     match left.checked_div(rate) {
         _ if let Some(why) = &filling.trouble => format!("fills it and waits: {why}"),
-        _ if filling.paused => "reads only what tools ask for".to_owned(),
+        _ if filling.paused || filling.full => "reads only what tools ask for".to_owned(),
         _ if left == 0 => "checks them".to_owned(),
         Some(seconds) => format!("fills it, {}/s, {seconds} s left", show_bytes(rate)),
         None => "fills it".to_owned(),
@@ -140,6 +141,16 @@ pub fn lines(content: &Content, unreadable: &[LostRange]) -> Vec<String> {
         lines.extend(content.written.iter().map(|written| format!("            {}", since_made(written))));
         return lines;
     };
+    if let Some(memory) = load.memory {
+        lines.push(format!(
+            "            donors keep {} of it at most, and the rest is read again when tools ask for it: it is",
+            show_bytes(memory)
+        ));
+        lines.push(
+            "            never here as a whole, so there is no hash of it, and nothing is verified"
+                .to_owned(),
+        );
+    }
     lines.extend(load.md5.iter().map(|md5| format!("            MD5 of the source     {md5}")));
     lines.extend(load.sha256.iter().map(|sha256| format!("            SHA-256 of the source {sha256}")));
     lines.push(format!("            the source is         {}", load.source.identity));
@@ -204,6 +215,7 @@ mod tests {
             changed: None,
             unreadable: Vec::new(),
             on_disk: None,
+            memory: None,
         };
         Content { state: ContentState::Loaded, load: Some(Box::new(load)), written: None }
     }

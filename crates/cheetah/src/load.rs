@@ -92,6 +92,12 @@ enum CheckedBy {
 pub async fn load(options: cli::Load) -> Result<(), Failure> {
     // An image may have more files than a process may open unless it asks.
     let _ = descriptors::raise();
+    if options.memory.is_some() {
+        return Err(Failure::usage(
+            "load has all of a disk in memory, so it takes no --memory: `cheetah open SOURCE VOLUME --memory SIZE` keeps a \
+             part of it, and reads the rest again",
+        ));
+    }
     options.map.as_deref().map_or(Ok(()), mapfile::check)?;
     let source = opened(&options).await?;
     let file = written(options.file.as_os_str().as_bytes());
@@ -491,7 +497,7 @@ async fn ensure_volume(
                 redundancy: None,
                 unit: None,
                 follow: false,
-                load: Some(ToLoad { source: source.clone(), by: own_name(), backed: false }),
+                load: Some(ToLoad { source: source.clone(), by: own_name(), backed: false, memory: None }),
             };
             let made = volume(pool, Call::Create(create)).await?;
             if !options.json.json {

@@ -41,6 +41,9 @@ struct Opened {
     checksummed: bool,
     size: u64,
     redundancy: String,
+    /// It is larger than this, and keeps no more of itself on donors.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory: Option<u64>,
     /// The volume was made just now; false: it was there, and is filled on.
     made: bool,
     /// The process that fills it.
@@ -72,17 +75,22 @@ pub async fn open(options: cli::Open) -> Result<(), Failure> {
             return Err(failure);
         }
     };
-    let opened = Opened {
+    let mut opened = Opened {
         volume: options.name,
         source: written(options.source.as_os_str().as_bytes()),
         format: source.describe(),
         checksummed: source.is_checksummed(),
         size: source.size(),
         redundancy: detail.status.redundancy.to_string(),
+        memory: (detail.map.layers() > 1).then(|| detail.map.memory_bytes()),
         made,
         pid: ready.pid,
         notes: ready.notes,
     };
+    if options.memory.is_some() && !made {
+        let note = "the volume was there already, and keeps as much of itself as it was made for".to_owned();
+        opened.notes.push(note);
+    }
     print(&opened, &*source, &options.json)
 }
 
@@ -93,8 +101,12 @@ fn print(opened: &Opened, source: &dyn AnySource, json: &cli::JsonArg) -> Result
     let Opened { volume, source: file, size, redundancy, notes, made, .. } = opened;
     recognised(source, file).iter().for_each(|line| output::line(line));
     notes.iter().for_each(|note| output::note(note));
+    let kept = match opened.memory {
+        Some(memory) => format!(", of which donors keep {} at most", show_bytes(memory)),
+        None => String::new(),
+    };
     let how = if *made { "opened" } else { "goes on filling" };
-    output::line(&format!("{how} {volume}: {} of {file}, {redundancy}", show_bytes(*size)));
+    output::line(&format!("{how} {volume}: {} of {file}, {redundancy}{kept}", show_bytes(*size)));
     output::line(&format!(
         "tools can read it now: `cheetah attach {volume}`; `cheetah status` shows how far it is"
     ));
@@ -129,7 +141,7 @@ async fn ensure(
     }
     let source: Source = described(source);
     let size = Size::Bytes(source.size);
-    let load = Some(ToLoad { source, by: own_name(), backed: true });
+    let load = Some(ToLoad { source, by: own_name(), backed: true, memory: options.memory });
     let create = Create { name, size, redundancy: options.redundancy, unit: None, follow: false, load };
     Ok((volume(pool, Call::Create(create)).await?, true))
 }

@@ -6,7 +6,7 @@
 //! `UNREADABLE_RANGES_MAX`; what is cut to that covers more, never less. Tests: below,
 //! `tests/coordinator_content.rs`.
 
-use crate::layout::{Geometry, spans};
+use crate::layout::Geometry;
 use crate::limits::UNREADABLE_RANGES_MAX;
 use crate::map::{BadRange, Filler, VolumeMap};
 use serde::{Deserialize, Serialize};
@@ -97,6 +97,10 @@ pub struct Load {
     /// What stands on the disk; absent while nobody has looked.
     #[serde(default)]
     pub on_disk: Option<Box<OnDisk>>,
+    /// Of a volume that is larger than that: bytes of it that donors hold at most. There is no hash of such a
+    /// volume.
+    #[serde(default)]
+    pub memory: Option<u64>,
 }
 
 /// What stands on a disk, as far as its first bytes and those of its partitions say.
@@ -152,6 +156,9 @@ pub struct Filling {
     /// Why nothing can be read or written now; it is tried again and again.
     #[serde(default)]
     pub trouble: Option<String>,
+    /// Donors hold as much as the volume may have: only what tools ask for is read.
+    #[serde(default)]
+    pub full: bool,
 }
 
 /// What came of checking what donors hold of a loaded volume.
@@ -191,6 +198,10 @@ pub struct ToLoad {
     /// It is opened: tools use it while it is filled, and what is not here yet is not taken for zeros.
     #[serde(default)]
     pub backed: bool,
+    /// Of one that is opened: it keeps at most so much of itself on donors, the rest is read again. Absent:
+    /// all of it has a place.
+    #[serde(default)]
+    pub memory: Option<u64>,
 }
 
 /// The first write of a tool to a volume, since it was made or loaded.
@@ -340,7 +351,7 @@ pub fn in_fragments(map: &VolumeMap, list: &[ByteRange]) -> Vec<BadRange> {
         let (mut offset, end) = (range.offset, range.end().min(map.size));
         while offset < end {
             let len = u32::try_from(end - offset).unwrap_or(1 << 30).min(1 << 30);
-            for span in spans(map.group_bytes(), offset, len) {
+            for span in map.chunks().spans(offset, len) {
                 runs.extend((0..map.redundancy.data).filter_map(|slot| {
                     let (from, to) = geometry.column(span.begin, span.end, slot);
                     (from < to).then_some(BadRange { group: span.group, slot, from, to })

@@ -4,16 +4,22 @@
 //! Owns which pieces of the volume are here, on their way or absent, who waits for which, when the next one
 //! may be read, and how much of what nobody waits for is under way (`pressure`). Never: bytes, threads, or
 //! where a source is. Invariants: a piece is on its way once, so
-//! one read serves all who wait for it; what is here is not read again unless donors say that it is gone;
-//! whoever asked is answered once. Called by the filler of `cheetah open`, and by `sim`. Tests: below.
+//! one read serves all who wait for it; what is here is not read again unless donors say that it is gone, or
+//! it made room for another; what is on its way, in or out, is neither read nor dropped; whoever asked is
+//! answered once. Called by the filler of `cheetah open`, and by `sim`. Tests: `tests`, `room_tests`.
 
+mod keep;
 mod pressure;
+mod room;
+
+pub use room::Sharing;
 
 use crate::content::ByteRange;
 use crate::limits::SECOND_NS;
 use crate::units::Time;
 use crate::volume::FetchError;
 use pressure::Pressure;
+use room::{Room, Worth};
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
@@ -34,6 +40,17 @@ pub enum Work {
     Fetch(Range<u64>),
     /// It was here, and somebody misses it: ask donors. `Order::checked` says what they hold.
     Check(Range<u64>),
+    /// It makes room: have donors drop these. `Order::dropped` says of each whether they did.
+    Drop(Vec<Range<u64>>),
+}
+
+/// What a fetch came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Fetched {
+    /// What of it the source cannot give.
+    pub bad: Vec<ByteRange>,
+    /// Pieces that are zeros and take no memory, each as a whole.
+    pub zeros: Vec<Range<u64>>,
 }
 
 /// What is to be told to who asked.
@@ -50,6 +67,8 @@ enum Piece {
     Absent,
     Coming,
     Here,
+    /// Donors are told to drop it.
+    Leaving,
 }
 
 #[derive(Debug)]
@@ -83,12 +102,22 @@ pub struct Order {
     /// Nothing is read in order before this.
     not_before: Time,
     pressure: Pressure,
+    /// Where not all can be kept.
+    room: Option<Room>,
+    metadata: BTreeSet<usize>,
+    /// Where what was asked for lately ended.
+    rows: VecDeque<u64>,
+    /// Leaving, and nobody has told donors yet, or in vain; not before `drop_at`.
+    undropped: BTreeSet<usize>,
+    drop_at: Time,
+    /// What lies next was looked for, and there was no room for any of it.
+    is_full: bool,
 }
 
 impl Order {
     /// Nothing of the volume is here.
     #[must_use]
-    pub fn new(size: u64) -> Order {
+    pub fn new(size: u64, sharing: Option<Sharing>) -> Order {
         let pieces = usize::try_from(size.div_ceil(PIECE_BYTES)).unwrap_or(usize::MAX);
         Order {
             size,
@@ -105,6 +134,12 @@ impl Order {
             rate: None,
             not_before: 0,
             pressure: Pressure::default(),
+            room: sharing.map(Room::new),
+            metadata: BTreeSet::new(),
+            rows: VecDeque::new(),
+            undropped: BTreeSet::new(),
+            drop_at: 0,
+            is_full: false,
         }
     }
 
@@ -124,7 +159,7 @@ impl Order {
     pub fn learn(&mut self, range: Range<u64>, is_here: bool) {
         for piece in self.pieces_of(&range) {
             match (is_here, self.pieces[piece]) {
-                (true, Piece::Absent) => self.set(piece, Piece::Here),
+                (true, Piece::Absent) => self.arrive(piece, true),
                 (false, Piece::Here) => {
                     self.set(piece, Piece::Absent);
                     // Who waits for what donors say need not.
@@ -148,10 +183,12 @@ impl Order {
                 }
             }
         };
+        let most = self.room.as_ref().map_or(usize::MAX, Room::ahead_max);
         match soon {
-            true => ranges.rev().for_each(|range| {
-                self.pieces_of(&range).rev().for_each(|piece| expect(self, piece));
-            }),
+            true => {
+                let pieces: Vec<usize> = ranges.flat_map(|range| self.pieces_of(&range)).take(most).collect();
+                pieces.into_iter().rev().for_each(|piece| expect(self, piece));
+            }
             false => ranges.for_each(|range| self.pieces_of(&range).for_each(|piece| expect(self, piece))),
         }
     }
@@ -163,28 +200,35 @@ impl Order {
         if range.is_empty() {
             return Some(Answer { to: asker, result: Err(FetchError::Unreadable) });
         }
+        self.follow(&range);
         let pieces: BTreeSet<usize> = self.pieces_of(&range).collect();
         self.asked.extend(&pieces);
         self.waits.push(Wait { asker, bytes: range, pieces });
         None
     }
 
-    /// What a `Work::Fetch` came to: what of it the source cannot give, or that it is not here for another
-    /// reason, so that it is tried again.
-    pub fn fetched(
-        &mut self,
-        now: Time,
-        range: Range<u64>,
-        result: Result<Vec<ByteRange>, ()>,
-    ) -> Vec<Answer> {
+    /// What a `Work::Fetch` came to, or that it is not here, so that it is tried again.
+    pub fn fetched(&mut self, now: Time, range: Range<u64>, result: Result<Fetched, ()>) -> Vec<Answer> {
         let is_here = result.is_ok();
         self.pressure.ended(now, range.start, is_here);
         for piece in self.pieces_of(&range) {
-            self.set(piece, if is_here { Piece::Here } else { Piece::Absent });
+            match &result {
+                Ok(fetched) => {
+                    let bytes = self.bytes_of(piece..piece + 1);
+                    let is_in = |zeros: &Range<u64>| zeros.start <= bytes.start && bytes.end <= zeros.end;
+                    self.arrive(piece, !fetched.zeros.iter().any(is_in));
+                }
+                // Some of it may be there.
+                Err(()) if self.room.is_some() => {
+                    self.set(piece, Piece::Leaving);
+                    self.undropped.insert(piece);
+                }
+                Err(()) => self.set(piece, Piece::Absent),
+            }
             self.checking.remove(&piece);
         }
         match result {
-            Ok(bad) => crate::content::cover(&mut self.bad, bad),
+            Ok(Fetched { bad, .. }) => crate::content::cover(&mut self.bad, bad),
             Err(()) => self.not_before = self.not_before.max(now + PAUSE_NS),
         }
         self.settle(&range, is_here)
@@ -209,22 +253,15 @@ impl Order {
 
     // What comes next.
 
-    /// What is asked for, and then, unless `asked_only`, what lies next.
+    /// What is asked for, and then, unless `asked_only`, what lies next. Where memory is full, first what
+    /// goes for that.
     pub fn next(&mut self, now: Time, asked_only: bool) -> Option<Work> {
-        while let Some(piece) = self.asked.pop_front() {
-            let is_wanted = self.waits.iter().any(|wait| wait.pieces.contains(&piece));
-            match self.pieces[piece] {
-                _ if !is_wanted => {}
-                Piece::Absent => {
-                    return Some(Work::Fetch(
-                        self.take(piece, RUN_PIECES, |order, next| order.is_asked(next)),
-                    ));
-                }
-                Piece::Here if self.checking.insert(piece) => {
-                    return Some(Work::Check(self.bytes_of(piece..piece + 1)));
-                }
-                Piece::Here | Piece::Coming => {}
-            }
+        if now >= self.drop_at && !self.undropped.is_empty() {
+            let pieces: Vec<usize> = std::mem::take(&mut self.undropped).into_iter().collect();
+            return Some(Work::Drop(self.ranges_of(&pieces)));
+        }
+        if let Some(work) = self.next_asked() {
+            return Some(work);
         }
         if asked_only || self.paused || now < self.not_before {
             return None;
@@ -233,10 +270,22 @@ impl Order {
         let room = self.pressure.room(now, !self.waits.is_empty(), expected.is_some())?;
         let most = usize::try_from(room / PIECE_BYTES).unwrap_or(RUN_PIECES).clamp(1, RUN_PIECES);
         let range = match expected {
+            Some(first) if !self.has_room(first, true) => {
+                if self.room.as_ref().is_some_and(|room| room.is_leaving(first)) {
+                    return None;
+                }
+                let room = self.make_room(first, Worth::Asked);
+                if room.is_none() {
+                    // What it would take the place of is worth more.
+                    self.is_expected.remove(&first);
+                    self.expected.retain(|piece| *piece != first);
+                }
+                return room;
+            }
             Some(first) => self.take(first, most, |order, next| order.is_expected.contains(&next)),
             None => {
                 let first = self.next_as_it_lies()?;
-                self.take(first, most, |_, _| true)
+                self.take(first, most, |order, next| order.has_room(next, false))
             }
         };
         self.pressure.begun(now, &range);
@@ -246,6 +295,34 @@ impl Order {
             self.not_before = self.not_before.max(now).saturating_add(takes);
         }
         Some(Work::Fetch(range))
+    }
+
+    /// What somebody waits for. What has no room yet, because others go for it, keeps its turn.
+    fn next_asked(&mut self) -> Option<Work> {
+        let (mut blocked, mut work) = (Vec::new(), None);
+        while let Some(piece) = self.asked.pop_front() {
+            let is_wanted = self.waits.iter().any(|wait| wait.pieces.contains(&piece));
+            work = match self.pieces[piece] {
+                _ if !is_wanted => None,
+                Piece::Absent if !self.has_room(piece, true) => {
+                    blocked.push(piece);
+                    self.make_room(piece, Worth::Metadata)
+                }
+                Piece::Absent => {
+                    Some(Work::Fetch(self.take(piece, RUN_PIECES, |order, next| order.is_asked(next))))
+                }
+                Piece::Here if self.checking.insert(piece) => {
+                    Some(Work::Check(self.bytes_of(piece..piece + 1)))
+                }
+                // Once it is gone it is asked for anew.
+                Piece::Here | Piece::Coming | Piece::Leaving => None,
+            };
+            if work.is_some() {
+                break;
+            }
+        }
+        blocked.into_iter().rev().for_each(|piece| self.asked.push_front(piece));
+        work
     }
 
     /// What could not be read is expected still.
@@ -261,16 +338,35 @@ impl Order {
         while self.pieces.get(self.cursor) == Some(&Piece::Here) {
             self.cursor += 1;
         }
-        let ahead = self.pieces.get(self.cursor..)?;
-        Some(self.cursor + ahead.iter().position(|piece| *piece == Piece::Absent)?)
+        let mut at = self.cursor;
+        self.is_full = false;
+        while let Some(ahead) = self.pieces.get(at..) {
+            let Some(room) = &self.room else {
+                return Some(at + ahead.iter().position(|piece| *piece == Piece::Absent)?);
+            };
+            let end = room.behind_chunk(at).min(self.pieces.len());
+            let fits = |piece: &usize| self.pieces[*piece] == Piece::Absent && room.has(*piece, false);
+            if room.chunk_has(at)
+                && let Some(found) = (at..end).find(fits)
+            {
+                return Some(found);
+            }
+            at = end;
+            if at == self.pieces.len() {
+                break;
+            }
+        }
+        self.is_full = !self.is_complete();
+        None
     }
 
     /// When `next` may have more to do than now, if nothing else happens.
     #[must_use]
     pub fn wake_at(&self, now: Time) -> Option<Time> {
         let open = !self.paused && !self.is_complete();
-        let times = [self.not_before, self.pressure.eases_at(now)];
-        times.into_iter().filter(|at| *at > now && open).min()
+        let times = [self.not_before, self.pressure.eases_at(now)].into_iter().filter(|_| open);
+        let drops = (!self.undropped.is_empty()).then_some(self.drop_at);
+        times.chain(drops).filter(|at| *at > now).min()
     }
 
     // What there is.
@@ -320,6 +416,11 @@ impl Order {
             self.waits.iter().all(|wait| !wait.pieces.is_empty()),
             "who waits for nothing was not answered"
         );
+        if let Some(room) = &self.room {
+            room.check_invariants();
+        }
+        let leaves = |piece: &usize| self.pieces[*piece] == Piece::Leaving;
+        assert!(self.undropped.iter().all(leaves), "what is to go is here or on its way");
     }
 
     fn is_asked(&self, piece: usize) -> bool {
@@ -330,10 +431,15 @@ impl Order {
     /// then.
     fn take(&mut self, first: usize, most: usize, wanted: impl Fn(&Order, usize) -> bool) -> Range<u64> {
         let border = ((first / RUN_PIECES + 1) * RUN_PIECES).min(self.pieces.len()).min(first + most);
-        let goes_on = |piece: &usize| self.pieces[*piece] == Piece::Absent && wanted(self, *piece);
-        let end = first + 1 + (first + 1..border).take_while(goes_on).count();
-        for piece in first..end {
-            self.set(piece, Piece::Coming);
+        self.set(first, Piece::Coming);
+        let mut end = first + 1;
+        while end < border
+            && self.pieces[end] == Piece::Absent
+            && self.has_room(end, true)
+            && wanted(self, end)
+        {
+            self.set(end, Piece::Coming);
+            end += 1;
         }
         self.bytes_of(first..end)
     }
@@ -348,7 +454,13 @@ impl Order {
         match to {
             Piece::Here => self.bytes_here += len,
             Piece::Absent => self.cursor = self.cursor.min(piece),
-            Piece::Coming => {}
+            Piece::Coming | Piece::Leaving => {}
+        }
+        match (&mut self.room, to) {
+            (Some(room), Piece::Absent) => room.is_gone(piece),
+            (Some(room), Piece::Coming) => room.comes(piece),
+            (Some(room), Piece::Leaving) => room.goes(piece),
+            (Some(_), Piece::Here) | (None, _) => {}
         }
     }
 
@@ -376,8 +488,7 @@ impl Order {
     }
 
     fn pieces_of(&self, range: &Range<u64>) -> Range<usize> {
-        let piece = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(self.pieces.len());
-        piece(range.start / PIECE_BYTES)..piece(range.end.div_ceil(PIECE_BYTES))
+        pieces_of(range, self.pieces.len())
     }
 
     fn bytes_of(&self, pieces: Range<usize>) -> Range<u64> {
@@ -385,136 +496,12 @@ impl Order {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const P: u64 = PIECE_BYTES;
-    const OK: Result<Vec<ByteRange>, ()> = Ok(Vec::new());
-    /// Nobody has asked lately.
-    const CALM: Time = SECOND_NS;
-
-    #[test]
-    fn what_is_asked_for_comes_before_what_lies_next_and_is_read_once() {
-        let mut order = Order::new(40 * P);
-        assert_eq!(order.next(0, false), Some(Work::Fetch(0..16 * P)));
-        assert_eq!(order.ask(0, 1, 20 * P + 5..20 * P + 9), None);
-        assert_eq!(order.ask(0, 2, 20 * P..21 * P), None);
-        assert_eq!(order.ask(0, 3, 3 * P..4 * P), None, "it is on its way");
-        assert_eq!(order.next(0, true), Some(Work::Fetch(20 * P..21 * P)));
-        assert_eq!(order.next(0, true), None);
-        let told = order.fetched(0, 20 * P..21 * P, OK);
-        assert_eq!(told.iter().map(|answer| answer.to).collect::<Vec<_>>(), [1, 2], "one read serves both");
-        assert_eq!(order.fetched(0, 0..16 * P, OK), [Answer { to: 3, result: Ok(()) }]);
-        assert_eq!(order.next(CALM, false), Some(Work::Fetch(16 * P..20 * P)), "up to what is here");
-        assert_eq!(order.next(CALM, false), Some(Work::Fetch(21 * P..32 * P)));
-        order.check_invariants();
-    }
-
-    #[test]
-    fn what_the_source_cannot_give_is_an_error_there_alone() {
-        let mut order = Order::new(4 * P - 100);
-        order.ask(0, 1, 0..4096);
-        order.ask(0, 2, 4096..8192);
-        let bad = ByteRange { offset: 4096, len: 4096 };
-        assert_eq!(order.next(0, true), Some(Work::Fetch(0..P)));
-        let told = order.fetched(0, 0..P, Ok(vec![bad]));
-        let unreadable = Err(FetchError::Unreadable);
-        assert_eq!(told, [Answer { to: 1, result: Ok(()) }, Answer { to: 2, result: unreadable }]);
-        assert_eq!(order.next(CALM, false), Some(Work::Fetch(P..4 * P - 100)));
-        order.fetched(CALM, P..4 * P - 100, OK);
-        assert!(order.is_complete() && order.next(0, false).is_none());
-        assert_eq!(order.ask(0, 3, 4 * P..5 * P).map(|told| told.result), Some(unreadable), "behind the end");
-    }
-
-    #[test]
-    fn a_failure_is_told_to_who_waits_and_tried_again_later() {
-        let mut order = Order::new(2 * P);
-        order.ask(0, 1, 0..2 * P);
-        assert_eq!(order.next(7, true), Some(Work::Fetch(0..2 * P)), "what is asked for together");
-        let told = order.fetched(7, 0..2 * P, Err(()));
-        assert_eq!(told, [Answer { to: 1, result: Err(FetchError::Away) }]);
-        assert_eq!(order.next(7, false), None);
-        assert!(order.wake_at(7).is_some_and(|at| at <= CALM + PAUSE_NS), "it is tried again");
-        assert_eq!(order.next(CALM + PAUSE_NS, false), Some(Work::Fetch(0..2 * P)));
-        order.check_invariants();
-    }
-
-    #[test]
-    fn what_is_here_is_not_read_again_unless_donors_lack_it() {
-        let mut order = Order::new(3 * P);
-        order.learn(0..2 * P, true);
-        assert_eq!(order.bytes_here(), 2 * P);
-        order.ask(0, 1, 0..10);
-        assert_eq!(order.next(0, true), Some(Work::Check(0..P)));
-        assert_eq!(order.checked(0..P, Ok(true)), [Answer { to: 1, result: Ok(()) }]);
-        order.ask(0, 2, 0..10);
-        assert_eq!(order.next(0, true), Some(Work::Check(0..P)));
-        assert_eq!(order.checked(0..P, Ok(false)), []);
-        assert_eq!(order.next(0, true), Some(Work::Fetch(0..P)));
-        assert_eq!(order.fetched(0, 0..P, OK), [Answer { to: 2, result: Ok(()) }]);
-        order.ask(0, 3, 0..10);
-        assert_eq!(order.next(0, true), Some(Work::Check(0..P)));
-        let away = Answer { to: 3, result: Err(FetchError::Away) };
-        assert_eq!(order.checked(0..P, Err(())), [away], "donors do not say");
-        order.check_invariants();
-    }
-
-    #[test]
-    fn donors_are_asked_once_and_what_came_since_is_not_read_again() {
-        let mut order = Order::new(2 * P);
-        order.learn(0..2 * P, true);
-        order.ask(0, 1, 0..10);
-        order.ask(0, 2, 0..10);
-        assert_eq!(order.next(0, true), Some(Work::Check(0..P)));
-        assert_eq!(order.next(0, true), None, "one answer serves both");
-        // It is found to be gone otherwise, and comes, before donors have answered.
-        order.learn(0..P, false);
-        assert_eq!(order.next(0, true), Some(Work::Fetch(0..P)));
-        assert_eq!(order.fetched(0, 0..P, OK).len(), 2);
-        assert_eq!(order.checked(0..P, Ok(false)), []);
-        assert_eq!((order.next(0, false), order.is_complete()), (None, true));
-        order.check_invariants();
-    }
-
-    #[test]
-    fn what_is_expected_comes_before_the_rest_and_behind_what_is_asked_for() {
-        let mut order = Order::new(64 * P);
-        order.expect([40 * P..42 * P, 20 * P + 1..20 * P + 2].into_iter(), false);
-        order.expect(std::iter::once(20 * P..21 * P), false);
-        order.ask(0, 1, 50 * P..50 * P + 1);
-        let fetch = |from: u64, to: u64| Some(Work::Fetch(from * P..to * P));
-        assert_eq!(order.next(0, true), fetch(50, 51));
-        assert_eq!(order.next(0, true), None, "nobody waits for more");
-        assert_eq!(order.next(CALM, false), fetch(40, 42));
-        order.expect([33 * P..34 * P, 30 * P..31 * P].into_iter(), true);
-        order.fetched(CALM, 50 * P..51 * P, OK);
-        assert_eq!(order.next(CALM, false), fetch(33, 34), "sooner than what was expected before");
-        assert_eq!(order.next(CALM, false), fetch(30, 31));
-        order.fetched(CALM, 30 * P..31 * P, Err(()));
-        let again = CALM + PAUSE_NS;
-        assert_eq!(order.next(again, false), fetch(30, 31));
-        order.expect(std::iter::once(20 * P..21 * P), true);
-        assert_eq!(order.next(again, false), fetch(20, 21), "once");
-        assert_eq!(order.next(again, false), fetch(0, 16), "the rest");
-        order.check_invariants();
-    }
-
-    #[test]
-    fn a_pause_and_a_rate_hold_up_only_what_nobody_waits_for() {
-        let mut order = Order::new(64 * P);
-        order.pause(true);
-        assert_eq!((order.next(0, false), order.wake_at(0)), (None, None));
-        order.ask(0, 1, 0..1);
-        assert_eq!(order.next(0, false), Some(Work::Fetch(0..P)));
-        order.fetched(0, 0..P, OK);
-        order.pause(false);
-        order.limit(Some(15 * P));
-        assert_eq!(order.next(CALM, false), Some(Work::Fetch(P..16 * P)));
-        assert_eq!((order.next(CALM, false), order.wake_at(CALM)), (None, Some(CALM + SECOND_NS)));
-        order.ask(CALM, 2, 40 * P..40 * P + 1);
-        assert_eq!(order.next(CALM, false), Some(Work::Fetch(40 * P..41 * P)));
-        order.fetched(CALM, 40 * P..41 * P, OK);
-        assert_eq!(order.next(CALM + SECOND_NS, false), Some(Work::Fetch(16 * P..32 * P)));
-    }
+fn pieces_of(range: &Range<u64>, all: usize) -> Range<usize> {
+    let piece = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(all);
+    piece(range.start / PIECE_BYTES)..piece(range.end.div_ceil(PIECE_BYTES))
 }
+
+#[cfg(test)]
+mod room_tests;
+#[cfg(test)]
+mod tests;

@@ -31,23 +31,63 @@ impl Span {
     }
 }
 
-/// Cuts `len` bytes at `offset` of the volume at the borders of its groups.
-pub fn spans(group_bytes: u64, offset: u64, len: u32) -> impl Iterator<Item = Span> {
-    let mut done = 0u64;
-    std::iter::from_fn(move || {
-        let left = u64::from(len).checked_sub(done).filter(|left| *left > 0)?;
-        let at = offset + done;
-        let begin = at % group_bytes;
-        let end = (begin + left).min(group_bytes);
-        let group = narrow(at / group_bytes);
-        let span = Span { group, begin: narrow(begin), end: narrow(end), payload: narrow(done) };
-        done += end - begin;
-        Some(span)
-    })
+/// How a volume is dealt out to its groups: chunk n lies in group n mod `groups`, in its layer n / `groups`.
+/// Only a volume that is larger than its memory has several layers; those of a group lie one behind the other
+/// in its offsets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunks {
+    /// Bytes of a chunk: an extent of each data slot.
+    pub bytes: u64,
+    /// At least one.
+    pub groups: u64,
 }
 
-/// How the bytes of a group are dealt out to its data slots. A group has at most 32 x 64 MiB, so offsets are
-/// u32.
+impl Chunks {
+    /// Cuts `len` bytes at `offset` of the volume at the borders of its chunks.
+    pub fn spans(self, offset: u64, len: u32) -> impl Iterator<Item = Span> {
+        let Chunks { bytes, groups } = self;
+        let mut done = 0u64;
+        std::iter::from_fn(move || {
+            let left = u64::from(len).checked_sub(done).filter(|left| *left > 0)?;
+            let at = offset + done;
+            let (chunk, inside) = (at / bytes, at % bytes);
+            let len = left.min(bytes - inside);
+            let begin = chunk / groups * bytes + inside;
+            let group = narrow(chunk % groups);
+            let span = Span { group, begin: narrow(begin), end: narrow(begin + len), payload: narrow(done) };
+            done += len;
+            Some(span)
+        })
+    }
+
+    /// Where in the volume a byte of a group lies.
+    #[must_use]
+    pub fn offset(self, group: u32, inside: u32) -> u64 {
+        let (layer, inside) = (u64::from(inside) / self.bytes, u64::from(inside) % self.bytes);
+        (layer * self.groups + u64::from(group)) * self.bytes + inside
+    }
+}
+
+/// A layer of an extent begins at this in a donor's addresses, which end below.
+pub const LAYER_SHIFT: u32 = 48;
+
+/// The address of a byte of an extent of a donor, of which layers follow each other in `local`.
+#[must_use]
+#[inline]
+pub fn address(extent: u32, local: u32) -> u64 {
+    let (layer, inside) = (u64::from(local) / EXTENT_BYTES, u64::from(local) % EXTENT_BYTES);
+    (layer << LAYER_SHIFT) + u64::from(extent) * EXTENT_BYTES + inside
+}
+
+/// The layer that an address is in, and the address in the first one.
+#[must_use]
+#[inline]
+pub fn layer_of(address: u64) -> (u32, u64) {
+    (narrow(address >> LAYER_SHIFT), address & ((1 << LAYER_SHIFT) - 1))
+}
+
+/// How the bytes of a group are dealt out to its data slots. A group has less than 64 x 64 MiB, its layers
+/// included, so offsets are u32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// k: the data slots of a group.
@@ -231,9 +271,16 @@ pub fn lost_ranges(map: &VolumeMap, is_lost: impl Fn(DonorId) -> bool) -> Vec<Lo
     let (k, unit, group_bytes) = (u64::from(map.redundancy.data), u64::from(map.unit), map.group_bytes());
     let lives = |slot: &Slot| slot.held.is_some_and(|held| !is_lost(held.donor));
     let mut ranges: Vec<LostRange> = Vec::new();
-    for (g, group) in beyond(map, &is_lost) {
-        let begin = g as u64 * group_bytes;
+    let lost: Vec<_> = beyond(map, &is_lost).collect();
+    let of_layer =
+        |layer: u64| lost.iter().map(move |(g, group)| (layer * map.groups.len() as u64, *g, *group));
+    let chunks = (0..u64::from(map.layers())).flat_map(of_layer);
+    for (before, g, group) in chunks {
+        let begin = (before + g as u64) * group_bytes;
         let end = (begin + group_bytes).min(map.size);
+        if begin >= end {
+            continue;
+        }
         for (j, slot) in group.slots.iter().take(index(k)).enumerate().filter(|(_, slot)| !lives(slot)) {
             let offset = begin + j as u64 * unit;
             if k > 1 {
@@ -289,9 +336,25 @@ pub fn data_ranges(map: &VolumeMap, runs: &[BadRange]) -> Vec<LostRange> {
 /// A run of one data fragment as ranges of the volume: what it has of its first unit, whole units, and of its
 /// last.
 fn push_bad(ranges: &mut Vec<LostRange>, map: &VolumeMap, bad: &BadRange) {
+    let (mut from, to) = (u64::from(bad.from), u64::from(bad.to));
+    while from < to {
+        let layer = from / EXTENT_BYTES;
+        let end = to.min((layer + 1) * EXTENT_BYTES);
+        push_bad_of_layer(ranges, map, bad, layer, from % EXTENT_BYTES..end - layer * EXTENT_BYTES);
+        from = end;
+    }
+}
+
+fn push_bad_of_layer(
+    ranges: &mut Vec<LostRange>,
+    map: &VolumeMap,
+    bad: &BadRange,
+    layer: u64,
+    run: std::ops::Range<u64>,
+) {
     let (k, unit, group_bytes) = (u64::from(map.redundancy.data), u64::from(map.unit), map.group_bytes());
-    let begin = u64::from(bad.group) * group_bytes;
-    let (from, to) = (u64::from(bad.from), u64::from(bad.to));
+    let begin = (layer * map.groups.len() as u64 + u64::from(bad.group)) * group_bytes;
+    let (from, to) = (run.start, run.end);
     if k == 1 {
         return push_lost(ranges, None, begin + from, to - from, to - from, map.size.min(begin + to));
     }

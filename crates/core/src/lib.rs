@@ -8,7 +8,7 @@
 //! What a redundancy survives, and where a byte of a volume lies:
 //!
 //! ```
-//! use cheetah_core::layout::{Geometry, spans};
+//! use cheetah_core::layout::{Chunks, Geometry};
 //! use cheetah_core::limits::EXTENT_BYTES;
 //! use cheetah_core::map::Redundancy;
 //!
@@ -18,7 +18,8 @@
 //! // A row has 64 KiB of each of the four data slots, and a group has an extent of each.
 //! let geometry = Geometry::new(redundancy, redundancy.default_unit());
 //! let group_bytes = u64::from(redundancy.data) * EXTENT_BYTES;
-//! let span = spans(group_bytes, group_bytes + (65 << 10), 1).next().expect("a byte is in a group");
+//! let chunks = Chunks { bytes: group_bytes, groups: 3 };
+//! let span = chunks.spans(group_bytes + (65 << 10), 1).next().expect("a byte is in a group");
 //! let (slot, byte) = (1, 1 << 10);
 //! assert_eq!((span.group, geometry.touched(span.begin, span.end)), (1, 1 << slot));
 //! assert_eq!(geometry.column(span.begin, span.end, slot), (byte, byte + 1));

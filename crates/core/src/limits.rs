@@ -39,6 +39,9 @@ pub const VOLUME_BYTES_MAX: u64 = (1 << 63) - 1;
 pub const DONOR_EXTENTS_MAX: u32 = 1 << 20;
 /// As much of a machine's own memory (16 TiB): who claims more is not believed.
 pub const DONOR_MEMORY_EXTENTS_MAX: u32 = 1 << 18;
+/// Extents of a volume that is larger than its memory which may share one: what these cover is less than
+/// 4 GiB.
+pub const LAYERS_MAX: u32 = 63;
 /// Donors that a pool lists at once, lost ones too. One more is refused as `Unavailable`.
 pub const POOL_DONORS_MAX: usize = 16_384;
 /// Volumes of a pool at once. One more is refused as `Unavailable`.
@@ -309,6 +312,8 @@ const _: () = {
     assert!(EXTENT_BYTES.is_power_of_two() && EXTENT_BYTES.is_multiple_of(UNIT_MAX_BYTES as u64));
     assert!(EXTENT_BYTES.is_multiple_of(32 * DIRTY_REGION_BYTES) && DIRTY_REGION_BYTES >= BLOCK_BYTES);
     assert!(UNIT_MIN_BYTES as u64 >= BLOCK_BYTES);
+    assert!(LAYERS_MAX as u64 * EXTENT_BYTES < 1 << 32);
+    assert!(DONOR_EXTENTS_MAX as u64 * EXTENT_BYTES <= 1 << crate::layout::LAYER_SHIFT);
     assert!(HEARTBEAT_NS * 3 <= DONOR_SILENCE_NS && LEASE_RENEW_NS * 3 <= LEASE_NS);
     assert!(ATTACHMENT_SILENCE_NS < LEASE_NS);
     assert!(DONOR_SILENCE_NS + HEARTBEAT_NS * 2 < TEND_SILENCE_NS);

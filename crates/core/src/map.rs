@@ -5,6 +5,12 @@
 //! Invariant: every group has exactly `redundancy.width()` slots, no donor is in a group twice, and the
 //! groups cover the size. Tests: below, and the properties in `tests/layout.rs`.
 
+mod backing;
+
+pub(crate) use backing::one_layer;
+pub use backing::{Backing, Filler, layers_max};
+
+use crate::layout::Chunks;
 use crate::limits::{
     EXTENT_BYTES, PARITY_MAX, STRIPE_DONORS_MAX, UNIT_MAX_BYTES, UNIT_MIN_BYTES, UNIT_PARITY_BYTES,
     UNIT_STRIPE_BYTES, VOLUME_BYTES_MAX,
@@ -370,32 +376,29 @@ pub struct VolumeMap {
     pub backing: Option<Backing>,
 }
 
-/// A source behind a volume: blocks that are not here yet are read there.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Backing {
-    /// Who reads the source now, and nobody else does.
-    #[serde(default)]
-    pub filler: Option<Filler>,
-    /// All that the source could give is here: what is absent now nobody fetches.
-    #[serde(default)]
-    pub complete: bool,
-}
-
-/// Where who fills a volume is asked for blocks that are not here yet: an NBD server whose CACHE brings them
-/// to the donors. It gives no bytes away.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Filler {
-    /// `IP:PORT`.
-    pub address: String,
-    /// The export to ask for, which only holders of a lease are told.
-    pub export: String,
-}
-
 impl VolumeMap {
     /// Bytes of the volume that one group covers.
     #[must_use]
     pub fn group_bytes(&self) -> u64 {
         u64::from(self.redundancy.data) * EXTENT_BYTES
+    }
+
+    /// How many extents of the volume share one of memory.
+    #[must_use]
+    pub fn layers(&self) -> u32 {
+        self.backing.as_ref().map_or(1, |backing| backing.layers)
+    }
+
+    /// How it is dealt out to its groups.
+    #[must_use]
+    pub fn chunks(&self) -> Chunks {
+        Chunks { bytes: self.group_bytes(), groups: self.groups.len() as u64 }
+    }
+
+    /// Memory of donors that it takes at most.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        self.groups.len() as u64 * u64::from(self.redundancy.width()) * EXTENT_BYTES
     }
 
     /// Every donor of the map, each once, in order of identity.
@@ -439,8 +442,14 @@ impl VolumeMap {
         {
             return Some(MapFault::Redundancy);
         }
-        if self.groups.len() as u64 != self.size.div_ceil(self.group_bytes()) {
+        let (chunks, layers) = (self.size.div_ceil(self.group_bytes()), self.layers());
+        let groups = self.groups.len() as u64;
+        if groups == 0 || groups > chunks || chunks.div_ceil(groups) != u64::from(layers) {
             return Some(MapFault::Cover);
+        }
+        let can_have_layers = self.redundancy.parity == 0 && self.is_filled_later();
+        if layers > 1 && (layers > layers_max(self.redundancy) || !can_have_layers) {
+            return Some(MapFault::Layers);
         }
         for group in &self.groups {
             if group.slots.len() as u64 != u64::from(self.redundancy.width()) {
@@ -460,7 +469,7 @@ impl VolumeMap {
             let slot = self.groups.get(bad.group as usize).and(Some(bad.slot));
             slot.is_none_or(|slot| slot >= self.redundancy.data)
                 || bad.from >= bad.to
-                || u64::from(bad.to) > EXTENT_BYTES
+                || u64::from(bad.to) > u64::from(layers) * EXTENT_BYTES
         };
         if self.bad.iter().chain(&self.unreadable).any(outside) {
             return Some(MapFault::Bad);
@@ -489,6 +498,8 @@ pub enum MapFault {
     Redundancy,
     /// It has too few or too many groups for its size.
     Cover,
+    /// It keeps a part of itself in memory, and cannot: it has too many layers, or no source to read again.
+    Layers,
     /// A group has not as many slots as the redundancy is wide.
     Width,
     /// A placement names a donor that nobody can find.
@@ -506,6 +517,7 @@ impl fmt::Display for BadMap {
             MapFault::Unit => "has an impossible unit",
             MapFault::Redundancy => "has an impossible redundancy",
             MapFault::Cover => "does not cover its size",
+            MapFault::Layers => "has layers that it cannot have",
             MapFault::Width => "has a group of the wrong width",
             MapFault::Route => "names a donor without a route",
             MapFault::Twice => "has a group with one donor twice",

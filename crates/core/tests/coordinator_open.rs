@@ -19,7 +19,7 @@ fn source(inode: u32) -> Source {
 }
 
 fn create(redundancy: Option<Redundancy>) -> Call {
-    let load = Some(ToLoad { source: source(7), by: "eve".into(), backed: true });
+    let load = Some(ToLoad { source: source(7), by: "eve".into(), backed: true, memory: None });
     Call::Create(Create {
         name: "v".into(),
         size: Size::Bytes(SIZE),
@@ -112,7 +112,7 @@ fn it_is_complete_when_that_is_told_and_only_then() {
     tell(&mut world, lease.token, Tell { loaded: Some(Box::new(loaded)), ..Tell::default() });
     world.detach("v", lease.token).expect("given back");
     let whole = show(&mut world);
-    assert_eq!(whole.map.backing, Some(Backing { filler: None, complete: true }));
+    assert_eq!(whole.map.backing, Some(Backing { complete: true, ..Backing::default() }));
     let load = whole.status.content.load.expect("its load");
     assert_eq!((whole.status.content.state, load.filling), (ContentState::Loaded, None));
     refused(fill(&mut world, 7), "nothing left to fill");
@@ -197,4 +197,47 @@ fn what_cannot_be_is_refused_with_the_reason() {
     }
     world.ask(create("stripe:2".parse().ok())).expect("made");
     refused(world.ask(Call::Grow { name: "v".into(), size: Size::All }), "does not grow");
+}
+
+/// A volume of so many extents that may take so much memory.
+fn create_larger(extents: u64, memory: u64, redundancy: Option<&str>) -> Call {
+    let source = Source { size: extents * E, ..source(7) };
+    let load = Some(ToLoad { source, by: "eve".into(), backed: true, memory: Some(memory) });
+    let redundancy = redundancy.map(|text| text.parse().expect("a redundancy"));
+    let size = Size::Bytes(extents * E);
+    Call::Create(Create { name: "v".into(), size, redundancy, unit: None, follow: false, load })
+}
+
+#[test]
+fn a_volume_that_is_larger_than_its_memory_takes_that_and_no_more() {
+    let mut world = World::with_donors(&[4, 4]);
+    refused(world.ask(create_larger(9, 9 * E, None)), "too full");
+    world.ask(create_larger(9, 5 * E + 7, None)).expect("made");
+    let made = show(&mut world);
+    assert_eq!((made.map.groups.len(), made.map.layers()), (5, 2));
+    assert_eq!(made.status.content.load.as_ref().map(|load| load.memory), Some(Some(5 * E)));
+    assert!(world.donors.values().flat_map(|duties| &duties.volumes).all(|duty| duty.layers == 2));
+    let token = {
+        let source = Source { size: 9 * E, ..source(7) };
+        let fill = Some(Fill { source, from: FillFrom::Open });
+        attach(&mut world, Attach { fill, ..Attach::new(false, "eve") }).expect("a lease").token
+    };
+    let loaded = Loaded {
+        md5: "0".repeat(32),
+        sha256: "0".repeat(64),
+        check: Check::Same,
+        changed: None,
+        unreadable: Vec::new(),
+    };
+    let tell = Tell { loaded: Some(Box::new(loaded)), ..Tell::default() };
+    refused(world.ask(Call::Tell { name: "v".into(), token, tell }), "never holds all of its source");
+}
+
+#[test]
+fn memory_that_is_too_little_is_refused_with_what_would_do() {
+    let mut world = World::with_donors(&[4, 4]);
+    refused(world.ask(create_larger(64, E, None)), "say --memory 128 MiB or more");
+    refused(world.ask(create_larger(64, E - 1, None)), "is too little");
+    refused(world.ask(create_larger(64, 2 * E, Some("stripe:2"))), "say --memory 256 MiB or more");
+    world.ask(create_larger(63, E, None)).expect("a 63rd is enough");
 }

@@ -193,6 +193,7 @@ fn what_is_lost_is_loaded_again_only_where_a_load_filled_it() {
         changed: None,
         unreadable: Vec::new(),
         on_disk: None,
+        memory: None,
         made: false,
     };
     let loaded = Content { state: ContentState::Loaded, load: Some(Box::new(load)), written: None };

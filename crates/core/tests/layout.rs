@@ -1,8 +1,8 @@
 //! Properties of the layout arithmetic, against a model that places one byte at a time.
 
-use cheetah_core::layout::{Geometry, Scatter, lost_ranges, spans};
+use cheetah_core::layout::{Geometry, Scatter, address, layer_of, lost_ranges};
 use cheetah_core::limits::{EXTENT_BYTES, REQUEST_BYTES_MAX};
-use cheetah_core::map::{DonorId, Group, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap};
+use cheetah_core::map::{Backing, DonorId, Group, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -56,7 +56,7 @@ struct Fragment {
 fn cut(map: &VolumeMap, offset: u64, len: u32) -> Vec<Fragment> {
     let geometry = Geometry::new(map.redundancy, map.unit);
     let mut all = Vec::new();
-    for span in spans(map.group_bytes(), offset, len) {
+    for span in map.chunks().spans(offset, len) {
         for slot in 0..geometry.data {
             let (from, to) = geometry.column(span.begin, span.end, slot);
             if from < to {
@@ -173,4 +173,35 @@ proptest! {
             prop_assert!(runs.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{:?}", runs);
         }
     }
+}
+
+#[test]
+fn extents_of_a_larger_volume_share_memory_layer_by_layer() {
+    // Nine chunks of two extents over four groups: three layers, the last of one chunk.
+    let mut map = map(2, 65_536, 4, 0);
+    map.size = 9 * map.group_bytes() - 4096;
+    map.backing = Some(Backing { layers: 3, ..Backing::default() });
+    map.check().expect("a map that can be");
+    let (chunks, bytes) = (map.chunks(), map.group_bytes());
+    let spans: Vec<_> = chunks.spans(4 * bytes - 10, 20).collect();
+    assert_eq!(spans.iter().map(|span| (span.group, span.payload)).collect::<Vec<_>>(), [(3, 0), (0, 10)]);
+    assert_eq!((u64::from(spans[0].begin), u64::from(spans[1].begin)), (bytes - 10, bytes));
+    for chunk in 0..9 {
+        let at = chunk * bytes + 70_000;
+        let span = chunks.spans(at, 1).next().expect("a byte");
+        assert_eq!(chunks.offset(span.group, span.begin), at);
+        let (from, _) = Geometry::new(map.redundancy, map.unit).column(span.begin, span.end, 1);
+        let (layer, inside) = layer_of(address(5, from));
+        assert_eq!((u64::from(layer), inside), (chunk / 4, 5 * EXTENT_BYTES + 70_000 - 65_536));
+    }
+    let lost = lost_ranges(&map, |donor| donor == DonorId(0));
+    assert!(lost.iter().all(|range| range.offset < map.size));
+    assert!(lost.iter().any(|range| range.offset / bytes == 8), "{lost:?}");
+    for (layers, groups) in [(1, 4), (2, 4), (4, 4)] {
+        let backing = Some(Backing { layers, ..Backing::default() });
+        let wrong = VolumeMap { backing, groups: map.groups[..groups].to_vec(), ..map.clone() };
+        assert!(wrong.check().is_err(), "{layers}");
+    }
+    map.backing = Some(Backing { layers: 3, complete: true, ..Backing::default() });
+    assert!(map.check().is_err(), "what is not kept is read again, so its source is needed");
 }

@@ -14,13 +14,15 @@
 
 use crate::code;
 use crate::contexts::{Contexts, unfit};
+pub(crate) use crate::layers::Room;
+use crate::layers::{Layers, bits};
 use crate::ledgers::Ledgers;
 use crate::mapping::{HUGE_PAGE_BYTES, Mapping};
 use crate::undo::{Kept, Undo};
 use crate::writing::Writing;
 use cheetah_core::checksum::ZERO_BLOCK_CRC;
 use cheetah_core::donor::DirtyMap;
-use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES};
+use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES, LAYERS_MAX};
 use cheetah_core::runs::runs;
 use cheetah_nbd::Digest;
 use rustix::fs::{FallocateFlags, MemfdFlags};
@@ -39,6 +41,8 @@ pub struct Arena {
     presence: Box<[AtomicU64]>,
     /// One bit a block: somebody said what it holds, if only zeros.
     known: Box<[AtomicU64]>,
+    /// Memory behind its addresses that extents of one volume share.
+    layers: Layers,
     contexts: Contexts,
     writing: Writing,
     dirty: DirtyMap,
@@ -62,6 +66,14 @@ pub(crate) struct Begun {
     last: u32,
 }
 
+/// What a client says of the payload of a write.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Said {
+    pub(crate) digest: Digest,
+    /// The first of its blocks, by the address that the client knows.
+    pub(crate) first: u64,
+}
+
 impl Begun {
     fn blocks(self) -> Range<u64> {
         self.offset / BLOCK_BYTES..(self.offset + self.len).div_ceil(BLOCK_BYTES)
@@ -80,14 +92,13 @@ impl Arena {
     pub fn new(extents: u32) -> io::Result<Arena> {
         let bytes = u64::from(extents) * EXTENT_BYTES;
         let memory = rustix::fs::memfd_create("cheetah-arena", MemfdFlags::CLOEXEC)?;
-        rustix::fs::ftruncate(&memory, bytes)?;
+        rustix::fs::ftruncate(&memory, bytes * u64::from(LAYERS_MAX))?;
         let len = usize::try_from(bytes).map_err(io::Error::other)?;
-        let mapping = Mapping::of_file(&memory, len)?;
-        let words = bytes / BLOCK_BYTES / BLOCKS_PER_WORD;
-        let bits = || (0..words).map(|_| AtomicU64::new(0)).collect();
-        let (presence, known) = (bits(), bits());
+        let mapping = Mapping::of_file(&memory, 0, len)?;
+        let (presence, known) = (bits(bytes), bits(bytes));
+        let layers = Layers::new(extents);
         let (dirty, moved, wiping) = (DirtyMap::new(extents), AtomicU64::new(0), Mutex::new(()));
-        let (contexts, ledgers) = (Contexts::new(extents), Ledgers::new(extents));
+        let (contexts, ledgers) = (Contexts::new(extents * LAYERS_MAX), Ledgers::new(extents));
         let writing = Writing::default();
         let undo = Undo::new()?;
         Ok(Arena {
@@ -96,6 +107,7 @@ impl Arena {
             bytes,
             presence,
             known,
+            layers,
             contexts,
             writing,
             dirty,
@@ -114,13 +126,14 @@ impl Arena {
     /// Has each page locked when it comes, and those that are here; what is punched out is given back as
     /// ever. Whether this process may.
     pub(crate) fn lock(&self) -> bool {
+        self.layers.lock();
         self.mapping.lock_as_it_comes() && self.undo.lock()
     }
 
     #[must_use]
     pub fn bytes_used(&self) -> u64 {
         let blocks: u32 = self.presence.iter().map(|word| word.load(Ordering::Relaxed).count_ones()).sum();
-        u64::from(blocks) * BLOCK_BYTES
+        (u64::from(blocks) + self.layers.blocks()) * BLOCK_BYTES
     }
 
     /// Memory that the kernel has given to it, which with huge pages may be more than `bytes_used`.
@@ -190,7 +203,7 @@ impl Arena {
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
         let begun = self.begin_write(offset, bytes.len() as u64);
         self.copy_in(offset, bytes);
-        self.wrote(begun, bytes.len() as u64, None);
+        self.wrote(begun, bytes.len() as u64, None, None);
     }
 
     /// What its memory holds there.
@@ -203,6 +216,9 @@ impl Arena {
 
     /// The address of a byte. The caller has checked the range against `bytes`.
     pub(crate) fn address(&self, offset: u64) -> *mut u8 {
+        if offset >= self.bytes && self.layers.has(offset.checked_sub(self.bytes)) {
+            return self.layers.address(offset - self.bytes);
+        }
         assert!(offset <= self.bytes, "ranges are checked before they reach the arena");
         // SAFETY: inside the mapping, or one past its end.
         unsafe { self.mapping.start().as_ptr().add(usize::try_from(offset).expect("mapped, so it fits")) }
@@ -213,17 +229,27 @@ impl Arena {
     }
 
     fn word(&self, block: u64) -> &AtomicU64 {
-        &self.presence[word_of(block)]
+        match self.presence.get(word_of(block)) {
+            Some(word) => word,
+            None => self.layers.presence(word_of(block) - self.presence.len()),
+        }
+    }
+
+    fn known(&self, block: u64) -> &AtomicU64 {
+        match self.known.get(word_of(block)) {
+            Some(word) => word,
+            None => self.layers.known(word_of(block) - self.known.len()),
+        }
     }
 
     fn is_known(&self, block: u64) -> bool {
-        self.known[word_of(block)].load(Ordering::Acquire) & bit(block) != 0
+        self.known(block).load(Ordering::Acquire) & bit(block) != 0
     }
 
     /// Behind everything else of a write: whoever finds its blocks known finds all of it.
     fn know(&self, from: u64, to: u64) {
         for block in from..to {
-            self.known[word_of(block)].fetch_or(bit(block), Ordering::Release);
+            self.known(block).fetch_or(bit(block), Ordering::Release);
         }
     }
 
@@ -299,10 +325,10 @@ impl Arena {
 
     /// Likewise, if that is what its client says. Otherwise its blocks have checksums that do not fit, and
     /// whoever reads them finds them wrong. Whether it is.
-    fn sign_as(&self, begun: Begun, digest: Digest) -> bool {
+    fn sign_as(&self, begun: Begun, said: Said) -> bool {
         // First all of them: nobody is to take one for right before it is known to be.
         let sums: Vec<u32> = begun.blocks().map(|block| self.meant(begun, block)).collect();
-        let is_right = Digest::of_blocks(begun.blocks().start, sums.iter().copied()) == digest.sums;
+        let is_right = Digest::of_blocks(said.first, sums.iter().copied()) == said.digest.sums;
         let told = |sum| if is_right { sum } else { unfit(sum) };
         begun.blocks().zip(sums).for_each(|(block, sum)| self.contexts.set(block, told(sum)));
         is_right
@@ -335,7 +361,7 @@ impl Arena {
 
     /// Copies bytes in. The caller then says `wrote`.
     pub(crate) fn copy_in(&self, offset: u64, bytes: &[u8]) {
-        assert!(offset + bytes.len() as u64 <= self.bytes, "ranges are checked before they reach the arena");
+        self.assert_is_one(offset, offset + bytes.len() as u64);
         // SAFETY: inside the mapping (asserted); `bytes` is ordinary memory outside of it.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.address(offset), bytes.len()) };
     }
@@ -343,12 +369,16 @@ impl Arena {
     /// So many bytes of a write have landed, and no more will. Their blocks are present, but for those that
     /// were absent and were only filled with zeros; their memory goes back. Whether it is what was sent,
     /// as far as its client said what that is.
-    pub(crate) fn wrote(&self, begun: Begun, len: u64, digest: Option<Digest>) -> bool {
+    pub(crate) fn wrote(&self, begun: Begun, len: u64, room: Option<Room>, said: Option<Said>) -> bool {
         let Begun { offset, last, .. } = begun;
-        self.settle(offset, len);
+        match room {
+            // What comes is counted once: as on its way, or as present.
+            Some(room) => self.layers.settled(room, || self.settle(offset, len)),
+            None => self.settle(offset, len),
+        }
         let landed = Begun { len, last: if len == begun.len { last } else { 0 }, ..begun };
-        let is_right = match digest {
-            Some(digest) => self.sign_as(landed, digest),
+        let is_right = match said {
+            Some(said) => self.sign_as(landed, said),
             None => {
                 self.sign(landed);
                 true
@@ -403,9 +433,14 @@ impl Arena {
         }
     }
 
+    fn assert_is_one(&self, offset: u64, end: u64) {
+        let is_one = end <= self.bytes || offset / EXTENT_BYTES == (end - 1) / EXTENT_BYTES;
+        assert!(is_one, "ranges are checked before they reach the arena");
+    }
+
     fn fill_zero(&self, offset: u64, end: u64) {
         let len = usize::try_from(end - offset).expect("mapped, so it fits");
-        assert!(end <= self.bytes, "ranges are checked before they reach the arena");
+        self.assert_is_one(offset, end);
         // SAFETY: inside the mapping (asserted).
         unsafe { std::ptr::write_bytes(self.address(offset), 0, len) };
     }
@@ -508,10 +543,13 @@ impl Arena {
     pub fn wipe(&self, extents: &[u32]) {
         let _gathering = self.wiping.lock().unwrap_or_else(PoisonError::into_inner);
         for extent in extents {
-            let start = u64::from(*extent) * EXTENT_BYTES;
-            self.zero(start, EXTENT_BYTES, false);
-            let words = word_of(start / BLOCK_BYTES)..word_of((start + EXTENT_BYTES) / BLOCK_BYTES);
-            self.known[words].iter().for_each(|word| word.store(0, Ordering::Release));
+            let first = u64::from(*extent) * EXTENT_BYTES;
+            let others = self.layers.of_extent(*extent).map(|start| self.bytes + start);
+            for start in others.chain([first]) {
+                self.zero(start, EXTENT_BYTES, false);
+                let words = (start / BLOCK_BYTES..(start + EXTENT_BYTES) / BLOCK_BYTES).step_by(64);
+                words.for_each(|block| self.known(block).store(0, Ordering::Release));
+            }
         }
         self.dirty.clear(extents.iter().copied());
         self.ledgers.wiped(extents);
@@ -533,5 +571,6 @@ const fn bit(block: u64) -> u64 {
     1 << (block % BLOCKS_PER_WORD)
 }
 
+mod shared;
 #[cfg(test)]
 mod tests;

@@ -15,6 +15,7 @@ pub mod descriptors;
 pub mod donor;
 pub mod filler;
 pub mod gather;
+mod layers;
 mod ledgers;
 mod mapping;
 pub mod memory;

@@ -54,18 +54,18 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// The first bytes of a file, which is memory itself; not part of a core dump.
+    /// Bytes of a file, which is memory itself; not part of a core dump.
     ///
     /// # Errors
     /// The kernel refuses it.
-    pub(crate) fn of_file(memory: &OwnedFd, bytes: usize) -> io::Result<Mapping> {
+    pub(crate) fn of_file(memory: &OwnedFd, from: u64, bytes: usize) -> io::Result<Mapping> {
         let mapping = Mapping::reserve(bytes)?;
         if bytes > 0 {
             let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
             // SAFETY: takes the place of our own reservation.
             unsafe {
                 let start = mapping.start.as_ptr().cast();
-                rustix::mm::mmap(start, bytes, ProtFlags::READ | ProtFlags::WRITE, flags, memory, 0)?;
+                rustix::mm::mmap(start, bytes, ProtFlags::READ | ProtFlags::WRITE, flags, memory, from)?;
             }
         }
         mapping.advise(Advice::LinuxDontDump);

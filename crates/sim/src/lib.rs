@@ -91,6 +91,13 @@ pub struct Outcome {
     pub failure: Option<String>,
 }
 
+/// What a machine's assertion says.
+fn contradiction(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without words");
+    format!("a machine contradicted itself: {text}")
+}
+
 /// Runs one world from its start to its end. `trace` gets a line for each thing that happens.
 #[must_use]
 pub fn run(seed: u64, setup: Setup, trace: Option<fn(&str)>) -> Outcome {
@@ -110,10 +117,7 @@ pub fn run(seed: u64, setup: Setup, trace: Option<fn(&str)>) -> Outcome {
         }
     }));
     if let Err(panic) = ran {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without words");
-        let text = format!("a machine contradicted itself: {text}");
-        world.fail(text);
+        world.fail(contradiction(&*panic));
     }
     world.stats.virtual_ns = world.now;
     Outcome { digest: world.digest(), stats: world.stats.clone(), failure: world.failure.clone() }

@@ -65,10 +65,16 @@ pub enum Bug {
     VerifyIgnored,
     /// A donor answers what is absent with zeros.
     AbsentAsZero,
+    /// Nor does it tell what it has dropped from zeros.
+    DroppedAsZero,
+    /// A block is dropped while it is being written.
+    DroppedWhileWritten,
+    /// Donors take what a filler sent before another had its lease.
+    LateFill,
 }
 
 impl Bug {
-    pub const ALL: [Bug; 26] = [
+    pub const ALL: [Bug; 29] = [
         Bug::IgnoreSessions,
         Bug::SkipWipe,
         Bug::AckEarly,
@@ -95,6 +101,9 @@ impl Bug {
         Bug::UndoForgotten,
         Bug::VerifyIgnored,
         Bug::AbsentAsZero,
+        Bug::DroppedAsZero,
+        Bug::DroppedWhileWritten,
+        Bug::LateFill,
     ];
 
     #[must_use]
@@ -126,6 +135,9 @@ impl Bug {
             Bug::UndoForgotten => "undo-forgotten",
             Bug::VerifyIgnored => "verify-ignored",
             Bug::AbsentAsZero => "absent-as-zero",
+            Bug::DroppedAsZero => "dropped-as-zero",
+            Bug::DroppedWhileWritten => "dropped-while-written",
+            Bug::LateFill => "late-fill",
         }
     }
 
@@ -139,7 +151,8 @@ impl Bug {
                 Some(Fault::Rot)
             }
             Bug::LoadToldAhead | Bug::LoadForgotten | Bug::ResumeSkips => Some(Fault::EndLoad),
-            Bug::AbsentAsZero => Some(Fault::Opened),
+            Bug::AbsentAsZero | Bug::DroppedAsZero => Some(Fault::Opened),
+            Bug::DroppedWhileWritten | Bug::LateFill => Some(Fault::Opened),
             Bug::SleepCounts => Some(Fault::StopCoordinator),
             Bug::StrangerObeyed => Some(Fault::Stranger),
             _ => None,

@@ -96,6 +96,7 @@ const ALONE: &[&str] = &[
     "slots of an opened volume moved",
     "fault: a filler was killed",
     "fault: a slot began anew",
+    "ranges dropped for others",
 ];
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -133,6 +133,21 @@ fn a_donor_that_gives_zeros_for_what_is_absent() {
 }
 
 #[test]
+fn a_donor_that_gives_zeros_for_what_it_dropped() {
+    is_found(Bug::DroppedAsZero);
+}
+
+#[test]
+fn a_filler_that_drops_what_it_writes() {
+    is_found(Bug::DroppedWhileWritten);
+}
+
+#[test]
+fn a_donor_that_takes_what_a_filler_sent_before_the_next() {
+    is_found(Bug::LateFill);
+}
+
+#[test]
 fn a_coordinator_whose_sleep_counts() {
     is_found(Bug::SleepCounts);
 }

@@ -98,7 +98,7 @@ pub fn offered(writable: bool) -> TransmissionFlags {
 /// The export of a grant, as it is announced.
 #[must_use]
 pub fn export(grant: &Grant) -> ExportInfo {
-    ExportInfo::new(grant.size, offered(grant.writable))
+    ExportInfo::new(grant.end(grant.size), offered(grant.writable))
 }
 
 /// The export by which a donor is told from others.

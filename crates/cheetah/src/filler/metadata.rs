@@ -51,6 +51,7 @@ pub fn expect(filling: &Filling, known: &KnownFiles) {
     let told = |runs: &[Run]| -> Vec<Range<u64>> {
         let runs = extended(runs, READ_BYTES - BLOCK_BYTES, size);
         let ranges: Vec<_> = runs.into_iter().map(|run| run.offset..run.end()).collect();
+        filling.value(&ranges);
         filling.expect(ranges.clone(), false);
         ranges
     };
@@ -91,7 +92,12 @@ pub fn expect(filling: &Filling, known: &KnownFiles) {
 /// Reads what is here, and what is not once it is.
 fn read(filling: &Filling, offset: u64, room: &mut [u8]) -> io::Result<()> {
     let range = offset..offset.saturating_add(room.len() as u64);
-    filling.expect(vec![range.clone()], true);
+    match filling.shares() {
+        // What is expected may find no room; what is asked for does.
+        true if !comes_again(filling, &range) => return Err(io::Error::other("it cannot be read now")),
+        true => filling.value(std::slice::from_ref(&range)),
+        false => filling.expect(vec![range.clone()], true),
+    }
     let mut attempt = 1;
     loop {
         match filling.read_when_here(range.clone()) {

@@ -24,6 +24,7 @@ use crate::starting::Waiter;
 use crate::verify;
 use cheetah_client::{Lease, Volume};
 use cheetah_core::content::{Check, Filling as Rate, Loaded, Tell};
+use cheetah_core::filling::Sharing;
 use cheetah_core::map::{Filler, LeaseToken};
 use cheetah_core::units::show_bytes;
 use cheetah_rim::control::{Client, reached_from};
@@ -157,7 +158,12 @@ impl Running {
         volume.set_place(FILLING);
         let begun = async {
             volume.ready().await?;
-            let filling = Filling::new(source.clone(), volume.handle().clone(), order.rate);
+            let filling = Filling::new(
+                source.clone(),
+                volume.handle().clone(),
+                order.rate,
+                Sharing::of(&lease.granted.map),
+            );
             survey(&filling).await?;
             // What an earlier one has left, before this one reads.
             let told = (Instant::now(), filling.progress().bytes_here);
@@ -244,9 +250,10 @@ impl Running {
             self.rate = (self.rate as f64 * 0.5 + rate * 0.5) as u64;
             self.told = (now, progress.bytes_here);
         }
-        let rate = if progress.bytes_here == self.source.size() { 0 } else { self.rate };
-        let (paused, trouble) = (progress.paused, progress.trouble.clone());
-        let filling = Some(Box::new(Rate { bytes_per_second: rate, paused, trouble }));
+        let all = progress.full || progress.bytes_here == self.source.size();
+        let rate = if all { 0 } else { self.rate };
+        let (paused, trouble, full) = (progress.paused, progress.trouble.clone(), progress.full);
+        let filling = Some(Box::new(Rate { bytes_per_second: rate, paused, trouble, full }));
         let (bytes_done, unreadable) = (Some(progress.bytes_here), progress.bad.clone());
         let on_disk = self.filling.on_disk().filter(|_| !self.told_on_disk).cloned().map(Box::new);
         let tells_on_disk = on_disk.is_some();

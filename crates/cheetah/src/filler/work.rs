@@ -9,7 +9,7 @@
 use super::metadata::{self, KnownFiles};
 use crate::fill::{CHUNK_BYTES, Hashes, Hashing};
 use cheetah_core::content::{ByteRange, OnDisk};
-use cheetah_core::filling::{Answer, Order, Work};
+use cheetah_core::filling::{Answer, Fetched, Order, PIECE_BYTES, Sharing, Work};
 use cheetah_core::limits::BLOCK_BYTES;
 use cheetah_rim::filler::{Brings, Done};
 use cheetah_rim::volume::{Completion, FetchError, Op, Sink, Submission, VolumeError, VolumeHandle};
@@ -66,13 +66,20 @@ pub struct Progress {
     pub bad: Vec<ByteRange>,
     pub paused: bool,
     pub trouble: Option<String>,
+    /// Donors hold as much as there is room for.
+    pub full: bool,
     /// All is here and hashed.
     pub hashes: Option<Hashes>,
 }
 
 impl Filling {
-    pub fn new(source: Arc<dyn Source>, volume: VolumeHandle, rate: Option<u64>) -> Arc<Filling> {
-        let mut order = Order::new(source.size());
+    pub fn new(
+        source: Arc<dyn Source>,
+        volume: VolumeHandle,
+        rate: Option<u64>,
+        sharing: Option<Sharing>,
+    ) -> Arc<Filling> {
+        let mut order = Order::new(source.size(), sharing);
         order.limit(rate);
         let (asked, kept) = (BTreeMap::new(), BTreeMap::new());
         let state =
@@ -97,8 +104,10 @@ impl Filling {
             let name = if for_waiters { "asked" } else { "in-order" };
             std::thread::Builder::new().name(name.into()).spawn(move || this.work(for_waiters))?;
         }
-        let this = self.clone();
-        std::thread::Builder::new().name("hash".into()).spawn(move || this.hash())?;
+        if !self.shares() {
+            let this = self.clone();
+            std::thread::Builder::new().name("hash".into()).spawn(move || this.hash())?;
+        }
         let this = self.clone();
         let expect = move || metadata::expect(&this, &this.files);
         std::thread::Builder::new().name("metadata".into()).spawn(expect)?;
@@ -112,6 +121,7 @@ impl Filling {
             bad: state.order.bad().to_vec(),
             paused: state.order.is_paused(),
             trouble: state.trouble.clone(),
+            full: state.order.is_full(),
             hashes: state.hashes.clone().filter(|_| state.order.is_complete()),
         }
     }
@@ -136,11 +146,22 @@ impl Filling {
         self.changed.notify_all();
     }
 
-    /// Waits until all of these are here; false: it ends before.
+    /// These are metadata, which stays as long as anything.
+    pub fn value(&self, ranges: &[Range<u64>]) {
+        let mut state = self.state();
+        ranges.iter().for_each(|range| state.order.value(range));
+    }
+
+    /// Whether not all of the volume is kept.
+    pub fn shares(&self) -> bool {
+        self.state().order.shares()
+    }
+
+    /// Waits until all of these are here; false: it ends before, or there is no room for them.
     pub fn comes(&self, range: &Range<u64>) -> bool {
         let mut state = self.state();
         while !state.order.has(range) {
-            if state.ends {
+            if state.ends || (state.order.shares() && !state.order.is_coming(range)) {
                 return false;
             }
             let waited = self.changed.wait_timeout(state, LOOK);
@@ -199,7 +220,12 @@ impl Filling {
     fn note_presence(&self, range: Range<u64>, is_here: bool) {
         let mut state = self.state();
         match is_here {
-            true => state.order.learn(whole_pieces(&range, self.source.size()), true),
+            true => {
+                let whole = whole_pieces(&range, self.source.size());
+                state.order.learn(whole.clone(), true);
+                state.order.doubt(&(range.start..whole.start.min(range.end)));
+                state.order.doubt(&(whole.end.max(range.start)..range.end));
+            }
             false => {
                 let missing = outside(&range, state.order.bad());
                 missing.into_iter().for_each(|range| state.order.learn(range, false));
@@ -235,6 +261,7 @@ impl Filling {
             match work {
                 Work::Fetch(range) => self.fetch(range),
                 Work::Check(range) => self.check(range),
+                Work::Drop(ranges) => self.drop_all(ranges),
             }
         }
     }
@@ -266,22 +293,32 @@ impl Filling {
         let done = read.and_then(|unreadable| {
             self.bytes_read.fetch_add(len as u64, Ordering::Relaxed);
             let bad = bad_blocks(&unreadable, self.source.size());
-            let written =
-                outside(&range, &bad).into_iter().try_for_each(|part| self.write(&range, &bytes, part));
-            written.map_err(|e| format!("donors do not take what was read: {e}"))?;
-            Ok((bad, unreadable))
+            let mut parts = outside(&range, &bad);
+            if self.shares() {
+                parts = parts.into_iter().flat_map(|part| by_zeros(&range, &bytes, part)).collect();
+            }
+            let mut zeros = Vec::new();
+            for part in parts {
+                let is_zero = self.write(&range, &bytes, part.clone());
+                let is_zero = is_zero.map_err(|e| format!("donors do not take what was read: {e}"))?;
+                zeros.extend(is_zero.then_some(part));
+            }
+            Ok((Fetched { bad, zeros }, unreadable))
         });
         let mut state = self.state();
         let result = match done {
-            Ok((bad, unreadable)) => {
+            Ok((fetched, unreadable)) => {
                 for Unreadable { range, why } in unreadable {
                     tracing::warn!("bytes {} to {} cannot be read: {why}", range.start, range.end);
                 }
                 state.trouble = None;
-                if range.start >= state.hashed && range.end <= state.hashed + KEPT_BYTES_MAX {
+                if !state.order.shares()
+                    && range.start >= state.hashed
+                    && range.end <= state.hashed + KEPT_BYTES_MAX
+                {
                     state.kept.insert(range.start, Arc::new(bytes));
                 }
-                Ok(bad)
+                Ok(fetched)
             }
             Err(why) => {
                 if state.trouble.as_ref() != Some(&why) {
@@ -315,14 +352,30 @@ impl Filling {
         told.into_iter().for_each(|(done, result)| done(result));
     }
 
-    /// Writes a part of a run.
-    fn write(&self, run: &Range<u64>, bytes: &[u8], part: Range<u64>) -> Result<(), VolumeError> {
+    /// Has donors forget what makes room for another.
+    fn drop_all(&self, ranges: Vec<Range<u64>>) {
+        let size = self.source.size();
+        let dropped = ranges.into_iter().map(|range| {
+            // A block that ends with the volume in its middle stays.
+            let end = if range.end == size { size / BLOCK_BYTES * BLOCK_BYTES } else { range.end };
+            let done = end <= range.start || self.request(Op::Trim, range.start..end, None).result.is_ok();
+            (range, done)
+        });
+        let dropped: Vec<_> = dropped.collect();
+        let mut state = self.state();
+        state.order.dropped(self.now(), dropped);
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Writes a part of a run. Whether it is zeros.
+    fn write(&self, run: &Range<u64>, bytes: &[u8], part: Range<u64>) -> Result<bool, VolumeError> {
         let at = |byte: u64| usize::try_from(byte - run.start).expect("inside of the run");
         let bytes = &bytes[at(part.start)..at(part.end)];
         if bytes.iter().all(|byte| *byte == 0) {
-            return self.request(Op::Zero { keep: false }, part, None).result;
+            return self.request(Op::Zero { keep: false }, part, None).result.map(|()| true);
         }
-        self.request(Op::Write, part, Some(bytes)).result
+        self.request(Op::Write, part, Some(bytes)).result.map(|()| false)
     }
 
     /// One request, and its end.
@@ -475,11 +528,26 @@ fn outside(range: &Range<u64>, bad: &[ByteRange]) -> Vec<Range<u64>> {
     parts
 }
 
+/// A part of a run in pieces of zeros and others, so that only those take memory that have to.
+fn by_zeros(run: &Range<u64>, bytes: &[u8], part: Range<u64>) -> Vec<Range<u64>> {
+    let at = |byte: u64| usize::try_from(byte - run.start).expect("inside of the run");
+    let is_zero = |range: &Range<u64>| bytes[at(range.start)..at(range.end)].iter().all(|byte| *byte == 0);
+    let (mut begin, mut parts): (u64, Vec<Range<u64>>) = (part.start, Vec::new());
+    while begin < part.end {
+        let end = (begin / PIECE_BYTES * PIECE_BYTES + PIECE_BYTES).min(part.end);
+        match parts.last_mut() {
+            Some(last) if is_zero(last) == is_zero(&(begin..end)) => last.end = end,
+            _ => parts.push(begin..end),
+        }
+        begin = end;
+    }
+    parts
+}
+
 /// The pieces that lie in the range as a whole: of the others nothing is known yet.
 fn whole_pieces(range: &Range<u64>, size: u64) -> Range<u64> {
-    const PIECE: u64 = cheetah_core::filling::PIECE_BYTES;
-    let end = if range.end == size { size } else { range.end / PIECE * PIECE };
-    range.start.next_multiple_of(PIECE).min(end)..end
+    let end = if range.end == size { size } else { range.end / PIECE_BYTES * PIECE_BYTES };
+    range.start.next_multiple_of(PIECE_BYTES).min(end)..end
 }
 
 #[cfg(test)]
@@ -497,8 +565,18 @@ mod tests {
     }
 
     #[test]
+    fn zeros_are_told_from_the_rest_by_whole_pieces() {
+        const P: u64 = PIECE_BYTES;
+        let mut bytes = vec![0; 5 * P as usize];
+        bytes[2 * P as usize] = 1;
+        assert_eq!(by_zeros(&(P..6 * P), &bytes, P..6 * P), [P..3 * P, 3 * P..4 * P, 4 * P..6 * P]);
+        let parts = [2 * P + 512..3 * P, 3 * P..4 * P, 4 * P..4 * P + 512];
+        assert_eq!(by_zeros(&(P..6 * P), &bytes, 2 * P + 512..4 * P + 512), parts);
+    }
+
+    #[test]
     fn only_whole_pieces_count_as_here() {
-        let piece = cheetah_core::filling::PIECE_BYTES;
+        let piece = PIECE_BYTES;
         assert_eq!(whole_pieces(&(4096..3 * piece + 5), 9 * piece), piece..3 * piece);
         assert_eq!(whole_pieces(&(0..piece + 7), piece + 7), 0..piece + 7, "the last one is shorter");
         assert!(whole_pieces(&(4096..8192), 9 * piece).is_empty());

@@ -112,6 +112,9 @@ pub struct Duty {
     /// The volume was opened from a source: a block that nobody has written is absent there, and not zeros.
     #[serde(default)]
     pub backed: bool,
+    /// So many extents of the volume share one of the donor's.
+    #[serde(default = "crate::map::one_layer")]
+    pub layers: u32,
 }
 
 /// What a volume would lose with donors that go: bytes that redundancy does not cover, 0 when it covers all.

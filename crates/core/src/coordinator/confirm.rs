@@ -177,6 +177,7 @@ impl Coordinator {
                 readers,
                 tend: volume.tender == Some(donor.record.donor),
                 backed: volume.map.backing.is_some(),
+                layers: volume.map.layers(),
             })
         };
         let volumes = donor.held.iter().filter_map(duty).collect();

@@ -149,6 +149,9 @@ impl Coordinator {
         let id = self.check_lease(name, token)?;
         check_tell(&tell)?;
         let tell = door::tell(tell);
+        if let Some(volume) = self.volumes.get(&id) {
+            open::check_loaded(&volume.map, &tell)?;
+        }
         let Some(lease) = self.leases.get(&token) else { return Ok(Outcome::Answer(Answer::Done)) };
         if lease.record.read_only {
             return Err(read_only(token));
@@ -289,6 +292,7 @@ fn begun(source: Source, by: String, begun: UnixSeconds) -> Load {
         changed: None,
         unreadable: Vec::new(),
         on_disk: None,
+        memory: None,
     }
 }
 

@@ -8,10 +8,12 @@
 
 use super::{Coordinator, Key, refuse};
 use crate::api::{Attach, Create, Refusal, RefusalCode};
-use crate::content::{Content, ContentState, Fill, FillFrom, Load};
-use crate::limits::REASON_BYTES_MAX;
-use crate::map::{Backing, Filler, Redundancy, VolumeId};
+use crate::content::{Content, ContentState, Fill, FillFrom, Load, Tell};
+use crate::filling::PIECE_BYTES;
+use crate::limits::{EXTENT_BYTES, REASON_BYTES_MAX, UNIT_MAX_BYTES};
+use crate::map::{Backing, Filler, Redundancy, VolumeId, VolumeMap, layers_max};
 use crate::text::harmless;
+use crate::units::show_bytes;
 
 impl Coordinator {
     /// What nobody but who fills an opened volume may do to it.
@@ -41,8 +43,11 @@ impl Coordinator {
     /// A volume that is made to be opened has its source behind it.
     pub(super) fn back(&mut self, id: VolumeId) {
         if let Some(volume) = self.volumes.get_mut(&id) {
-            volume.map.backing = Some(Backing::default());
+            let memory = volume.map.memory_bytes();
             volume.content.state = ContentState::Opened;
+            if let Some(load) = volume.content.load.as_mut().filter(|_| volume.map.layers() > 1) {
+                load.memory = Some(memory);
+            }
             self.dirty.extend([Key::Volume(id), Key::Content(id)]);
         }
     }
@@ -65,7 +70,7 @@ impl Coordinator {
         let Some(volume) = self.volumes.get_mut(&id).filter(|volume| volume.map.is_filled_later()) else {
             return;
         };
-        volume.map.backing = Some(Backing { filler: None, complete: true });
+        volume.map.backing = Some(Backing { complete: true, ..Backing::default() });
         volume.map.epoch += 1;
         self.map_changed(id);
     }
@@ -88,6 +93,53 @@ pub(super) fn begun(content: &mut Content, by: &str) {
     }
 }
 
+/// How a volume of so many chunks is dealt out, which keeps at most so much on donors: groups, and layers of
+/// each.
+pub(super) fn dealt_out(
+    chunks: u64,
+    redundancy: Redundancy,
+    memory: Option<u64>,
+) -> Result<(u64, u32), Refusal> {
+    let Some(memory) = memory else { return Ok((chunks, 1)) };
+    let group_bytes = u64::from(redundancy.width()) * EXTENT_BYTES;
+    let groups = (memory / group_bytes).min(chunks);
+    let most = layers_max(redundancy);
+    let layers = chunks.checked_div(groups).map(|_| chunks.div_ceil(groups)).unwrap_or(u64::MAX);
+    match u32::try_from(layers) {
+        Ok(layers) if layers <= most => Ok((groups, layers)),
+        _ => {
+            let least = show_bytes(chunks.div_ceil(most.into()) * group_bytes);
+            let asked = show_bytes(memory);
+            let message = format!(
+                "--memory {asked} is too little: a volume of {} keeps at least a {most}th of itself on donors, as \
+                 {redundancy}: say --memory {least} or more",
+                show_bytes(chunks * u64::from(redundancy.data) * EXTENT_BYTES)
+            );
+            Err(refuse(RefusalCode::Invalid, message))
+        }
+    }
+}
+
+/// What does not fit as a whole may be kept in part.
+pub(super) fn or_a_part(mut shortage: Refusal) -> Refusal {
+    if shortage.code == RefusalCode::PoolFull {
+        shortage.message.push_str(
+            "; or keep only a part of it on donors, and read the rest from the source again: `cheetah open` with --memory SIZE",
+        );
+    }
+    shortage
+}
+
+/// One that keeps a part of itself is never whole, so nothing ends its need of the source.
+pub(super) fn check_loaded(map: &VolumeMap, tell: &Tell) -> Result<(), Refusal> {
+    if map.layers() == 1 || tell.loaded.is_none() {
+        return Ok(());
+    }
+    let message =
+        format!("volume '{}' is larger than its memory, and never holds all of its source", map.name);
+    Err(refuse(RefusalCode::Invalid, message))
+}
+
 /// What a volume that is opened can be.
 pub(super) fn check_create(create: &Create) -> Result<(), Refusal> {
     if !create.load.as_ref().is_some_and(|load| load.backed) {
@@ -100,6 +152,11 @@ pub(super) fn check_create(create: &Create) -> Result<(), Refusal> {
              source again, and copies or parity of blocks that are not here yet would say nothing; use linear or \
              stripe:K, or `cheetah load`"
         ));
+    }
+    let unit = create.unit.map_or(PIECE_BYTES, u64::from);
+    if create.load.as_ref().is_some_and(|load| load.memory.is_some()) && unit < PIECE_BYTES {
+        let (least, most) = (show_bytes(PIECE_BYTES), show_bytes(UNIT_MAX_BYTES.into()));
+        return invalid(format!("a volume that is larger than its memory has a unit of {least} to {most}"));
     }
     if create.follow {
         return invalid(

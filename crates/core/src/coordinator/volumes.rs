@@ -13,7 +13,7 @@ use crate::content::Content;
 use crate::limits::{
     DONOR_SILENCE_NS, EXTENT_BYTES, POOL_VOLUMES_MAX, UNIT_MAX_BYTES, UNIT_MIN_BYTES, VOLUME_BYTES_MAX,
 };
-use crate::map::{DonorId, Group, LeaseToken, Placement, Redundancy, Slot, VolumeId, VolumeMap};
+use crate::map::{Backing, DonorId, Group, LeaseToken, Placement, Redundancy, Slot, VolumeId, VolumeMap};
 use crate::placement::{
     Choice, Room, default_choice, default_first, groups_max, most_protected, narrower, place,
 };
@@ -90,6 +90,7 @@ impl Coordinator {
             return Err(refuse(RefusalCode::Unavailable, message));
         }
         let is_backed = load.as_ref().is_some_and(|load| load.backed);
+        let memory = load.as_ref().filter(|_| is_backed).and_then(|load| load.memory);
         let rooms = self.rooms(None, is_backed);
         // A volume that follows grows with each single donor, which only `linear` can.
         let wanted = match size {
@@ -111,13 +112,17 @@ impl Coordinator {
             Size::Bytes(bytes) => (bytes.div_ceil(group_bytes), bytes),
             Size::All => (groups, groups * group_bytes),
         };
+        let (groups, layers) = open::dealt_out(groups, redundancy, memory)?;
         let mut id = VolumeId(seed.draw());
         while self.volumes.contains_key(&id) {
             id = VolumeId(seed.draw());
         }
         let placed =
             self.place_groups(id, redundancy, groups, is_backed, seed).filter(|placed| !placed.is_empty());
-        let groups = placed.ok_or_else(|| self.shortage(&name, redundancy, groups.max(1)))?;
+        let groups = placed.ok_or_else(|| {
+            let shortage = self.shortage(&name, redundancy, groups.max(1));
+            if is_backed && memory.is_none() { open::or_a_part(shortage) } else { shortage }
+        })?;
         let order = self.volumes.values().map(|volume| volume.order + 1).max().unwrap_or(0);
         let routes = BTreeMap::new();
         let map = VolumeMap {
@@ -132,7 +137,7 @@ impl Coordinator {
             bad: Vec::new(),
             unreadable: Vec::new(),
             hurry: false,
-            backing: None,
+            backing: is_backed.then(|| Backing { layers, ..Backing::default() }),
         };
         self.names.insert(name, id);
         self.volumes.insert(id, Volume::new(map, follow, order));

@@ -5,6 +5,7 @@
 //! (`Donor`). Invariant: an extent is in a snapshot for one volume at most, and only when it is clean or was
 //! that volume's before. Tests: below.
 
+use crate::layout::{LAYER_SHIFT, layer_of};
 use crate::limits::EXTENT_BYTES;
 use crate::map::{DonorId, LeaseToken, VolumeId};
 use std::collections::BTreeMap;
@@ -31,8 +32,27 @@ struct Volume {
     /// First address after its last extent.
     end: u64,
     extents: u32,
-    /// What is not known of it is what its source has, not zeros.
-    backed: bool,
+    /// What is not known of it is what its source has, not zeros. None: it has no source.
+    backed: Option<Backed>,
+}
+
+/// What a donor knows of a volume's backing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backed {
+    /// So many extents of the volume share one of memory.
+    pub layers: u32,
+}
+
+impl Volume {
+    fn layers(&self) -> u32 {
+        self.backed.map_or(1, |backed| backed.layers)
+    }
+
+    /// Where in its memory a byte of a later layer is accounted for.
+    fn in_first_layer(&self, offset: u64) -> Result<u64, Denied> {
+        let (layer, inside) = layer_of(offset);
+        if layer < self.layers() { Ok(inside) } else { Err(Denied::Beyond) }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +76,17 @@ pub struct Grant {
     /// The size to announce: the end of the volume's last extent here. It may grow later; `Access::check`
     /// decides, not this.
     pub size: u64,
+    /// Addresses have so many layers, each as large as that: more than one where extents of the volume share
+    /// memory.
+    pub layers: u32,
+}
+
+impl Grant {
+    /// The first address behind its last layer, where each has so many bytes.
+    #[must_use]
+    pub fn end(&self, layer_bytes: u64) -> u64 {
+        (u64::from(self.layers - 1) << LAYER_SHIFT) + layer_bytes
+    }
 }
 
 /// Why a connection is not admitted.
@@ -153,7 +184,7 @@ impl Access {
     #[must_use]
     pub fn alone(extents: u32) -> Self {
         let end = u64::from(extents) * EXTENT_BYTES;
-        let volume = Volume { id: VolumeId(0), name: "arena".to_owned(), end, extents, backed: false };
+        let volume = Volume { id: VolumeId(0), name: "arena".to_owned(), end, extents, backed: None };
         Access {
             donor: None,
             owners: vec![1; extents as usize],
@@ -171,7 +202,7 @@ impl Access {
     pub(super) fn add_volume(
         &mut self,
         id: VolumeId,
-        (name, backed): (&str, bool),
+        (name, backed): (&str, Option<Backed>),
         extents: impl Iterator<Item = u32>,
         leases: impl Iterator<Item = (LeaseToken, bool)>,
     ) {
@@ -207,7 +238,14 @@ impl Access {
         if volume.name != name {
             return Err(OpenError::Unknown);
         }
-        Ok(Grant { volume: volume.id, token, session, writable: lease.writable, size: volume.end })
+        Ok(Grant {
+            volume: volume.id,
+            token,
+            session,
+            writable: lease.writable,
+            size: volume.end,
+            layers: volume.layers(),
+        })
     }
 
     /// May a connection with this grant touch the range now? Called for each request.
@@ -226,6 +264,7 @@ impl Access {
         // Where it has moved away since, the range is inside of what was announced, and not the volume's any
         // more.
         let export_end = grant.size.max(volume.end).min(self.owners.len() as u64 * EXTENT_BYTES);
+        let offset = if offset < export_end { offset } else { volume.in_first_layer(offset)? };
         let last = offset.checked_add(u64::from(len.max(1)) - 1).ok_or(Denied::Beyond)?;
         if last >= export_end {
             return Err(Denied::Beyond);
@@ -240,7 +279,7 @@ impl Access {
     #[must_use]
     pub fn is_backed(&self, grant: &Grant) -> bool {
         let volume = self.leases.get(&grant.token).map(|lease| &self.volumes[lease.volume as usize]);
-        volume.is_some_and(|volume| volume.id == grant.volume && volume.backed)
+        volume.is_some_and(|volume| volume.id == grant.volume && volume.backed.is_some())
     }
 
     /// The extents of the volume that a connection with this grant may write, of which a flush speaks; none
@@ -299,8 +338,8 @@ mod tests {
     fn access() -> Access {
         let mut access = Access::closed(DONOR, 8);
         let leases = [(TOKEN, true), (READER, false)];
-        access.add_volume(VolumeId(1), ("case.7@x", false), [1, 2, 4].into_iter(), leases.into_iter());
-        access.add_volume(VolumeId(2), ("other", false), [5].into_iter(), std::iter::empty());
+        access.add_volume(VolumeId(1), ("case.7@x", None), [1, 2, 4].into_iter(), leases.into_iter());
+        access.add_volume(VolumeId(2), ("other", None), [5].into_iter(), std::iter::empty());
         access
     }
 
@@ -387,18 +426,37 @@ mod tests {
         let (before, e) = (access(), EXTENT_BYTES);
         let grant = before.open("case.7@x@00000000000000ab").expect("a good name");
         let mut moved = Access::closed(DONOR, 8);
-        moved.add_volume(VolumeId(1), ("case.7@x", false), [1, 2].into_iter(), [(TOKEN, true)].into_iter());
+        moved.add_volume(VolumeId(1), ("case.7@x", None), [1, 2].into_iter(), [(TOKEN, true)].into_iter());
         assert_eq!(moved.check(&grant, false, 4 * e, 1), Err(Denied::NotYours), "its map is older");
         let later = moved.open("case.7@x@00000000000000ab").expect("a good name");
         assert_eq!(moved.check(&later, false, 4 * e, 1), Err(Denied::Beyond));
         let mut grown = Access::closed(DONOR, 8);
         grown.add_volume(
             VolumeId(1),
-            ("case.7@x", false),
+            ("case.7@x", None),
             [1, 2, 4, 6].into_iter(),
             [(TOKEN, true)].into_iter(),
         );
         assert_eq!(grown.check(&grant, true, 6 * e, 1), Ok(()), "it has grown since");
+    }
+
+    #[test]
+    fn a_layer_is_checked_as_the_extent_that_it_shares() {
+        let (mut access, e) = (Access::closed(DONOR, 8), EXTENT_BYTES);
+        let (leases, backed) = ([(TOKEN, true)], Some(Backed { layers: 3 }));
+        access.add_volume(VolumeId(1), ("v", backed), [1].into_iter(), leases.into_iter());
+        access.add_volume(VolumeId(2), ("w", None), [2].into_iter(), std::iter::empty());
+        let grant = access.open("v@00000000000000ab").expect("a good name");
+        assert_eq!((grant.layers, grant.end(8 * e)), (3, (2 << LAYER_SHIFT) + 8 * e));
+        for layer in 0..3u64 {
+            let at = |offset: u64| (layer << LAYER_SHIFT) + offset;
+            assert_eq!(access.check(&grant, true, at(e), 4096), Ok(()), "{layer}");
+            assert_eq!(access.check(&grant, true, at(2 * e - 1), 2), Err(Denied::Beyond), "{layer}");
+            assert_eq!(access.check(&grant, false, at(0), 1), Err(Denied::NotYours), "{layer}");
+            assert_eq!(access.check(&grant, false, at(8 * e), 1), Err(Denied::Beyond), "{layer}");
+        }
+        assert_eq!(access.check(&grant, false, (3 << LAYER_SHIFT) + e, 1), Err(Denied::Beyond));
+        assert_eq!(access.check(&grant, false, u64::MAX, 1), Err(Denied::Beyond));
     }
 
     #[test]

@@ -19,12 +19,13 @@ mod ledger;
 pub mod owner;
 mod pool;
 
-pub use access::{Access, Denied, Grant, OpenError, export_name, greeting_name};
+pub use access::{Access, Backed, Denied, Grant, OpenError, export_name, greeting_name};
 pub use dirty::DirtyMap;
 pub use ledger::{Before, Ledger, ListedWrite, Ticket, WriteMark};
 pub use pool::{Draining, LeftWith};
 
 use crate::api::{Duties, Refusal};
+use crate::limits::LAYERS_MAX;
 use crate::map::{DonorId, LeaseToken, PoolId, VolumeId};
 use crate::units::Time;
 use pool::Pool;
@@ -300,7 +301,8 @@ impl Donor {
             let extents = duty.extents.iter().copied().filter(ours).collect::<BTreeSet<u32>>();
             let readers = duty.readers.iter().map(|token| (*token, false));
             let leases = readers.chain(duty.writer.map(|token| (token, true)));
-            let name = (duty.name.as_str(), duty.backed);
+            let backed = duty.backed.then_some(Backed { layers: duty.layers.clamp(1, LAYERS_MAX) });
+            let name = (duty.name.as_str(), backed);
             access.add_volume(duty.volume, name, extents.into_iter(), leases);
         }
         self.owners = owners;

@@ -134,7 +134,7 @@ pub(super) fn is_no_fault(base: &mut Base, key: Key, slot: u32, failure: Failure
 fn is_all_there_is(base: &Base, key: Key, slot: u32) -> bool {
     let job = &base.jobs[key];
     let Some(span) = job.span() else { return false };
-    let end = u64::from(span.group) * base.shape.map.group_bytes() + u64::from(span.end);
+    let end = base.shape.chunks.offset(span.group, span.end - 1) + 1;
     let (from, to) = base.shape.geometry.column(span.begin, span.end, slot);
     job.len() == BLOCK && end == base.shape.map.size && from <= job.lo && job.lo < to
 }

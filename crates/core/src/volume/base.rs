@@ -24,8 +24,7 @@ use super::tally::Tally;
 use super::types::{At, Effect, Fragment, Mem, PartOp, VolumeError};
 use super::{Key, PARTS_MAX, doubts};
 use crate::donor::WriteMark;
-use crate::layout::Geometry;
-use crate::limits::EXTENT_BYTES;
+use crate::layout::{self, Geometry};
 use crate::map::{DonorId, Placement};
 use crate::units::Time;
 use std::collections::{BTreeMap, VecDeque};
@@ -157,7 +156,7 @@ impl Base {
             donor: placement.donor,
             part: key,
             op,
-            address: u64::from(placement.extent) * EXTENT_BYTES + u64::from(run.local),
+            address: layout::address(placement.extent, run.local),
             mem: run.mem,
             scatter: run.scatter,
             fragment,
@@ -356,6 +355,7 @@ impl Base {
 /// A volume of one group over donors 1, 2 and so on, in service, with all links open.
 #[cfg(test)]
 pub(super) fn sample(redundancy: &str) -> Base {
+    use crate::limits::EXTENT_BYTES;
     use crate::map::{Group, Route, Slot, VolumeId, VolumeMap};
     let redundancy: crate::map::Redundancy = redundancy.parse().expect("a redundancy");
     let donors = 1..=u64::from(redundancy.data + redundancy.parity);
@@ -389,6 +389,7 @@ pub(super) fn sample(redundancy: &str) -> Base {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::EXTENT_BYTES;
 
     const EXTENT: Placement = Placement { donor: DonorId(2), extent: 3 };
 

@@ -170,6 +170,7 @@ pub(super) fn replace_map(base: &mut Base, mut map: VolumeMap) {
     beside::unvouch(base);
     doubts::forget_missed(base, &map);
     flush::carry_unflushed(base, &map);
+    base.shape.chunks = map.chunks();
     base.shape.map = map;
     base.absent.look_again();
     cached::forget(base, 0, u64::MAX);

@@ -9,7 +9,7 @@ use super::base::Base;
 use super::doubts::Torn;
 use super::job::{Job, Phase, Run, Work, bit, slots_of};
 use super::read::READ_AGAIN_MAX;
-use super::types::{Effect, PartOp, VolumeError};
+use super::types::{Effect, PartOp, StatusRun, VolumeError};
 use super::{BLOCK, Key, PAUSE_NS, doubts, lanes};
 use crate::api::Filled;
 use crate::layout::Scatter;
@@ -17,6 +17,9 @@ use crate::limits::{FILL_CHUNKS_MAX, HURRY_CHUNKS_MAX, RUSH_NS, SCRATCH_LARGE_CO
 use crate::map::{BadRange, Placement};
 use crate::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
+
+/// So much of a volume that was opened from a source came at once.
+const PIECE: u32 = crate::filling::PIECE_BYTES as u32;
 
 /// A slot that gets a new holder.
 #[derive(Debug)]
@@ -36,14 +39,27 @@ pub(super) struct Fill {
     /// Jobs born later count: an earlier one knew another filling of the slot.
     since: u64,
     pause_until: Time,
-    /// Up to there something is wrong that nothing gives back: it goes block by block.
+    /// Up to there something is absent: it goes piece by piece.
+    in_pieces_until: u32,
+    /// Up to there something is wrong that nothing gives back, or a piece is there in part: it goes block by
+    /// block.
     singly_until: u32,
 }
 
 impl Fill {
     pub(super) fn new(to: Placement, since: u64) -> Self {
-        let ahead = BTreeSet::new();
-        Fill { to, cursor: 0, begun: 0, ahead, open: 0, told: None, since, pause_until: 0, singly_until: 0 }
+        Fill {
+            to,
+            cursor: 0,
+            begun: 0,
+            ahead: BTreeSet::new(),
+            open: 0,
+            told: None,
+            since,
+            pause_until: 0,
+            in_pieces_until: 0,
+            singly_until: 0,
+        }
     }
 
     /// Whether any of these bytes are there.
@@ -57,9 +73,19 @@ impl Fill {
         self.ahead.clear();
     }
 
-    /// Whether the chunk failed to be taken block by block.
-    fn goes_singly(&self, job: &Job) -> bool {
-        job.lo < self.singly_until && job.len() > BLOCK
+    /// Whether the chunk failed to be taken in smaller parts.
+    fn goes_in_parts(&self, job: &Job) -> bool {
+        (job.lo < self.singly_until && job.len() > BLOCK)
+            || (job.lo < self.in_pieces_until && job.len() > PIECE)
+    }
+
+    /// Bytes of the chunk that begins there.
+    fn step(&self, lo: u32, most: u32) -> u32 {
+        match lo {
+            _ if lo < self.singly_until => BLOCK,
+            _ if lo < self.in_pieces_until => PIECE.min(most),
+            _ => most,
+        }
     }
 
     fn have(&mut self, from: u32, to: u32) {
@@ -107,7 +133,7 @@ impl Filling {
             let step = base.shape.lane_max();
             let fill = base.fills.of.get_mut(&(group, slot)).expect("just found");
             let (lo, to) = (fill.begun, fill.to);
-            let step = if lo < fill.singly_until { BLOCK } else { step };
+            let step = fill.step(lo, step);
             let hi = (lo / step * step + step).min(end);
             (fill.begun, fill.open) = (hi, fill.open + 1);
             base.add_job(None, Work::Fill { slot, to }, group, lo, hi);
@@ -131,7 +157,7 @@ impl Filling {
             if counts {
                 fill.restart(base.jobs.born);
             }
-            if !fill.goes_singly(job) {
+            if !fill.goes_in_parts(job) {
                 fill.pause_until = base.now + PAUSE_NS;
             }
         }
@@ -277,15 +303,47 @@ pub(super) fn gives_up(base: &mut Base, key: Key, slot: u32, to: Placement) -> b
     true
 }
 
-/// What is not here yet is not there either: what can be read of a chunk is copied block by block, and
+/// What is not here yet is not there either: what can be read of a chunk is copied in smaller parts, and
 /// nothing is put where there is nothing.
 pub(super) fn meets_absent(base: &mut Base, key: Key, slot: u32, to: Placement) {
     let Job { group, lo, hi, .. } = base.jobs[key];
-    if hi - lo == BLOCK {
+    let is_asked = hi - lo > BLOCK
+        && base.source(group, slot).is_some_and(|(held, _)| {
+            base.add_part(key, slot, held, PartOp::Presence, Run::about(lo, hi - lo))
+        });
+    match hi - lo {
+        _ if is_asked => {}
+        BLOCK => nothing_there(base, key, slot, to),
+        _ => base.end_job(key, Err(VolumeError::Absent)),
+    }
+}
+
+/// All of a chunk is absent. Where blocks are dropped, an earlier attempt may have copied what is gone now.
+fn nothing_there(base: &mut Base, key: Key, slot: u32, to: Placement) {
+    let Job { group, lo, hi, .. } = base.jobs[key];
+    if base.shape.map.layers() == 1 {
         return base.end_job(key, Ok(()));
     }
+    base.drop_parts(key);
+    let is_place = base.shape.slot(group, slot).filling == Some(to) && base.links.get(to.donor).is_some();
+    if !is_place || !base.add_part(key, slot, to, PartOp::Trim, Run::about(lo, hi - lo)) {
+        return base.end_job(key, Err(VolumeError::DonorLost));
+    }
+    base.set_phase(key, Phase::Writing);
+}
+
+/// Whether anything of a chunk is there of which something is absent.
+pub(super) fn presence_told(base: &mut Base, key: Key, slot: u32, to: Placement, runs: &[StatusRun]) {
+    let Job { group, lo, hi, .. } = base.jobs[key];
+    let absent: u32 = runs.iter().filter(|run| run.hole).map(|run| run.len).sum();
+    if absent == hi - lo {
+        return nothing_there(base, key, slot, to);
+    }
     if let Some(fill) = base.fills.of.get_mut(&(group, slot)).filter(|fill| fill.to == to) {
-        fill.singly_until = fill.singly_until.max(hi);
+        match hi - lo > PIECE {
+            true => fill.in_pieces_until = fill.in_pieces_until.max(hi),
+            false => fill.singly_until = fill.singly_until.max(hi),
+        }
     }
     base.end_job(key, Err(VolumeError::Absent));
 }

@@ -429,6 +429,9 @@ impl Volume {
         }
         match part.op {
             PartOp::Status if matches!(job.work, Work::Ask { .. }) => {}
+            PartOp::Presence if let Work::Fill { slot, to } = job.work => {
+                fill::presence_told(&mut self.base, part.job, slot, to, runs);
+            }
             PartOp::Status | PartOp::Presence => status::answered(&mut self.base, part, runs),
             PartOp::Survey if job.work == Work::Survey => self.resync.answered(job.group, runs.to_vec()),
             PartOp::Survey if runs.iter().any(|run| !run.hole) => job.still = Still::Disturbed,
@@ -466,6 +469,7 @@ impl Volume {
                 write::failed(base, part.job, missed, failure);
             }
             PartOp::Status if matches!(job.work, Work::Ask { .. }) => {}
+            PartOp::Presence if matches!(job.work, Work::Fill { .. }) => job.failed = Some(failure.error()),
             PartOp::Status | PartOp::Presence => status::failed(base, &part, failure),
             PartOp::Survey if job.work == Work::Survey => {
                 self.resync.survey_failed(job.group, missed, failure);

@@ -9,7 +9,7 @@ use super::slab::Slab;
 use super::types::{Effect, Op, Request, StatusRun, Tag, VolumeError};
 use super::{Key, absent, cached, join, read, write};
 use crate::ahead::Found;
-use crate::layout::{self, Span};
+use crate::layout::Span;
 use crate::limits::{REQUEST_BYTES_MAX, REQUEST_DEADLINE_NS, REQUESTS_IN_FLIGHT_MAX};
 use crate::map::DonorId;
 use crate::units::Time;
@@ -204,7 +204,7 @@ pub(super) fn admit(base: &mut Base, asker: Asker, request: Request) -> Key {
 /// Makes jobs of a request whose payload begins at byte `at` of its memory.
 pub(super) fn plan_all(base: &mut Base, key: Key, at: u32) {
     let Pending { op, offset, len, .. } = base.requests[key];
-    for span in layout::spans(base.shape.map.group_bytes(), offset, len) {
+    for span in base.shape.chunks.spans(offset, len) {
         plan(base, key, op, Span { payload: span.payload + at, ..span });
     }
     complete_if_done(base, key);

@@ -8,13 +8,15 @@ use super::job::{Content, Slots, bit};
 use super::types::PartOp;
 use crate::bad;
 use crate::code::Code;
-use crate::layout::{Geometry, Span};
+use crate::layout::{Chunks, Geometry, Span};
 use crate::limits::SCRATCH_LARGE_BYTES;
 use crate::map::{BadRange, Placement, Slot, VolumeMap};
 
 #[derive(Debug)]
 pub(super) struct Shape {
     pub(super) map: VolumeMap,
+    /// The map's.
+    pub(super) chunks: Chunks,
     pub(super) geometry: Geometry,
     pub(super) code: Code,
     pub(super) read_only: bool,
@@ -28,7 +30,8 @@ impl Shape {
     pub(super) fn new(map: VolumeMap, read_only: bool) -> Shape {
         let geometry = Geometry::new(map.redundancy, map.unit);
         let code = Code::new(map.redundancy);
-        Shape { map, geometry, code, read_only, bad: Vec::new(), rewritten: Vec::new() }
+        let chunks = map.chunks();
+        Shape { map, chunks, geometry, code, read_only, bad: Vec::new(), rewritten: Vec::new() }
     }
 
     /// A slot of a group, as the map has it.
@@ -143,9 +146,12 @@ impl Shape {
 
     /// Bytes of each extent of the group that the volume's size reaches.
     pub(super) fn used(&self, group: u32) -> u32 {
-        let begin = u64::from(group) * self.map.group_bytes();
-        let end = (self.map.size - begin).min(self.map.group_bytes());
-        let end = u32::try_from(end).expect("a group is at most 2 GiB");
+        let bytes = self.map.group_bytes();
+        let chunks = self.map.size.div_ceil(bytes);
+        let layer = (chunks - 1 - u64::from(group)) / self.chunks.groups;
+        let begin = (layer * self.chunks.groups + u64::from(group)) * bytes;
+        let end = layer * bytes + (self.map.size - begin).min(bytes);
+        let end = u32::try_from(end).expect("a group covers less than 4 GiB");
         self.local_range(Span { group, begin: 0, end, payload: 0 }).1
     }
 

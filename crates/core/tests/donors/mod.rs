@@ -137,5 +137,15 @@ pub(crate) fn duty(
     writer: Option<LeaseToken>,
 ) -> Duty {
     let (volume, name, extents) = (VolumeId(volume), name.to_owned(), extents.collect());
-    Duty { volume, name, epoch: 1, extents, writer, readers: Vec::new(), tend: false, backed: false }
+    Duty {
+        volume,
+        name,
+        epoch: 1,
+        extents,
+        writer,
+        readers: Vec::new(),
+        tend: false,
+        backed: false,
+        layers: 1,
+    }
 }

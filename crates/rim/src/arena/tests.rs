@@ -153,14 +153,54 @@ fn what_came_otherwise_than_it_was_sent_is_wrong_for_all_until_it_is_sent_again(
     let arena = Arena::new(1).unwrap();
     let sent = [[7; 4096], [8; 4096]].concat();
     let digest = |bytes: &[u8]| Digest { sums: Digest::of_blocks(2, bytes.chunks(4096).map(code::crc32c)) };
+    let said = Said { digest: digest(&sent), first: 2 };
     let land = |came: &[u8]| {
         let begun = arena.begin_write(8192, 8192);
         arena.copy_in(8192, came);
-        arena.wrote(begun, 8192, Some(digest(&sent)))
+        arena.wrote(begun, 8192, None, Some(said))
     };
     let mut came = sent.clone();
     came[5000] ^= 4;
     assert!(!land(&came));
     assert_eq!(wrong_blocks(&arena), [2, 3]);
     assert!(land(&sent) && wrong_blocks(&arena).is_empty());
+}
+
+#[test]
+fn layers_share_the_memory_of_an_extent_and_no_more_comes_than_that() {
+    let arena = Arena::new(2).unwrap();
+    let address =
+        |layer: u32, local: u32| cheetah_core::layout::address(1, layer * (EXTENT_BYTES as u32) + local);
+    let write = |address: u64, bytes: &[u8]| {
+        let room = arena.take_room(address, bytes.len() as u64)?;
+        let place = arena.offset_of(address);
+        let begun = arena.begin_write(place, bytes.len() as u64);
+        arena.copy_in(place, bytes);
+        arena.wrote(begun, bytes.len() as u64, Some(room), None);
+        Ok::<u64, io::Error>(place)
+    };
+    assert_eq!(
+        arena.first_unknown(arena.offset_of(address(5, 0)), 4096),
+        Some(arena.offset_of(address(5, 0)))
+    );
+    let half = vec![7; EXTENT_BYTES as usize / 2];
+    let first = write(address(0, 0), &half).unwrap();
+    let last = write(address(62, 4096), &half).unwrap();
+    assert_eq!((first, arena.bytes_used()), (EXTENT_BYTES, EXTENT_BYTES));
+    assert_eq!((byte(&arena, last), arena.first_unknown(last, 4096)), (7, None));
+    assert_eq!(arena.sums(last, 4096).next(), Some(code::crc32c(&[7; 4096])));
+    let full = write(address(3, 0), &[1; 4096]).map_err(|error| error.kind());
+    assert_eq!(full, Err(io::ErrorKind::StorageFull), "all of it is taken");
+    assert!(write(address(62, 8192), &[2; 8192]).is_ok(), "what is there can be written");
+    let before = arena.drops();
+    arena.drop_blocks(last, 12288 + 100);
+    assert!(arena.drops() > before);
+    assert_eq!((arena.first_unknown(last, 4096), byte(&arena, last)), (Some(last), 0));
+    assert_eq!(arena.first_unknown(last + 12288, 4096), None, "a block of which a part is named stays");
+    let third = write(address(3, 0), &[1; 4096]).unwrap();
+    assert_eq!(byte(&arena, third), 1);
+    assert!(wrong_blocks(&arena).is_empty());
+    arena.wipe(&[1]);
+    assert_eq!((arena.bytes_used(), arena.bytes_resident()), (0, 0));
+    assert_eq!((arena.first_unknown(third, 1), byte(&arena, third)), (Some(third), 0));
 }

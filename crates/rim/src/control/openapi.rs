@@ -65,7 +65,7 @@ fn filler() -> Filler {
 }
 
 fn filling() -> Filling {
-    Filling { bytes_per_second: 1, paused: true, trouble: Some(String::new()) }
+    Filling { bytes_per_second: 1, paused: true, trouble: Some(String::new()), full: true }
 }
 
 fn on_disk() -> OnDisk {
@@ -105,6 +105,7 @@ fn content() -> Content {
         changed: Some(String::new()),
         unreadable: tell().unreadable,
         on_disk: tell().on_disk,
+        memory: Some(1),
     };
     let written = Written { at: 3, by: "y".into(), certain: true };
     Content { state: ContentState::Loaded, load: Some(Box::new(load)), written: Some(written) }
@@ -147,7 +148,7 @@ fn join() -> Join {
 }
 
 fn to_load() -> ToLoad {
-    ToLoad { source: fill().source, by: "x".into(), backed: true }
+    ToLoad { source: fill().source, by: "x".into(), backed: true, memory: Some(64 << 20) }
 }
 
 fn create() -> Create {
@@ -262,7 +263,7 @@ fn bodies() -> Vec<(&'static str, Value)> {
 }
 
 fn backing() -> Backing {
-    Backing { filler: Some(filler()), complete: true }
+    Backing { filler: Some(filler()), complete: true, layers: 1 }
 }
 
 fn map() -> VolumeMap {
@@ -295,6 +296,7 @@ fn duties() -> Duties {
         readers: vec![TOKEN],
         tend: true,
         backed: true,
+        layers: 1,
     };
     Duties {
         revision: 1,

@@ -14,11 +14,12 @@
 #![allow(unsafe_code)]
 
 use super::sending::Sending;
-use crate::arena::{Arena, Begun};
+use crate::arena::{Arena, Begun, Room, Said};
 use crate::ledgers::{Ledger, locked};
 use crate::memory::wipe;
 use crate::stream::{DIRECT_BYTES, Stream, iovec};
 use cheetah_core::donor::{Access, Grant, Ticket, WriteMark};
+use cheetah_core::limits::BLOCK_BYTES;
 use cheetah_nbd::client::HEAD_BYTES;
 use cheetah_nbd::server::transmission::{Payload, Step, Transmission};
 use cheetah_nbd::{Command, Descriptor, Digest, Errno, Negotiated, RequestHeader, StateFlags, Violation};
@@ -36,6 +37,11 @@ const STATUS_RUNS_MAX: usize = 4096;
 const WORK_BYTES_MAX: u64 = 256 << 20;
 /// What ageing the marks of an extent counts for as such work.
 const AGE_WORK_BYTES: u64 = 128 << 10;
+
+/// A read looks again so often when blocks were dropped while it was put together.
+const LOOKS_MAX: u32 = 8;
+const SHARES_MEMORY: &str = "this volume is larger than its memory, and what is here of it changes: only Cheetah's own \
+                             clients read it; attach it and use the file or export of that";
 
 thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::new());
@@ -68,7 +74,11 @@ struct Write {
     /// Of the arena, unless it is refused.
     begun: Option<Begun>,
     /// What its payload is, as its client says.
-    digest: Option<Digest>,
+    said: Option<Said>,
+    /// Where in the arena it lands.
+    place: u64,
+    /// For blocks that it brings to memory which is shared.
+    room: Option<Room>,
 }
 
 /// Why a connection ends.
@@ -131,7 +141,7 @@ impl Drop for Connection<'_> {
     /// they would come to light behind a later zero that found nothing to do.
     fn drop(&mut self) {
         if let (Some(payload), Some(begun)) = (self.requests.payload(), self.write.begun) {
-            self.arena.wrote(begun, payload.at as u64, None);
+            self.arena.wrote(begun, payload.at as u64, self.write.room.take(), None);
         }
         wipe(std::mem::take(&mut self.partial));
         // None is left of a thread that ends.
@@ -149,7 +159,7 @@ impl<'a> Connection<'a> {
     ) -> Self {
         // The size in the handshake was that of the moment; what the volume has gained since is served too,
         // and `Access` knows which extents are its own.
-        session.info.size = arena.bytes();
+        session.info.size = grant.end(arena.bytes());
         Connection {
             stream,
             arena,
@@ -212,7 +222,7 @@ impl<'a> Connection<'a> {
             let large = |payload: &&Payload| payload.missing() >= DIRECT_BYTES as usize;
             let direct = match self.requests.payload().filter(large) {
                 Some(payload) if self.write.refused.is_none() => {
-                    let place = self.arena.address(payload.header.offset + payload.at as u64);
+                    let place = self.arena.address(self.write.place + payload.at as u64);
                     Some(iovec(place, payload.missing()))
                 }
                 _ => None,
@@ -252,8 +262,8 @@ impl<'a> Connection<'a> {
             match self.requests.next(&mut input)? {
                 Some(Step::Request { header, verdict }) => self.request(&header, verdict, access),
                 Some(Step::Payload { at, bytes }) => {
-                    if let (Some(payload), None) = (self.requests.payload(), self.write.refused) {
-                        self.arena.copy_in(payload.header.offset + at as u64, bytes);
+                    if self.write.refused.is_none() {
+                        self.arena.copy_in(self.write.place + at as u64, bytes);
                     }
                 }
                 Some(Step::Whole(header)) => self.whole(&header),
@@ -272,24 +282,30 @@ impl<'a> Connection<'a> {
     }
 
     fn request(&mut self, header: &RequestHeader, verdict: Result<Command, Errno>, access: &Access) {
-        let RequestHeader { cookie, offset, length, .. } = *header;
+        let RequestHeader { cookie, length, .. } = *header;
         let len = u64::from(length);
         match verdict.and_then(|_| permit(access, &self.grant, header)).map(|()| Asked::of(header)) {
             checked if header.payload_bytes() > 0 => {
-                let refused = checked.err();
-                self.write = Write { refused, digest: self.digest.take(), ..Write::default() };
-                if refused.is_none() {
-                    self.write.begun = Some(self.arena.begin_write(offset, len));
-                    self.write.ticket = self.begin_write(offset, len);
-                }
+                let first = header.offset / BLOCK_BYTES;
+                let said = self.digest.take().map(|digest| Said { digest, first });
+                self.write = Write { refused: checked.err(), said, ..Write::default() };
+                self.begin_payload(header);
             }
             Err(errno) => self.sending.outbox.error(cookie, errno, ""),
+            Ok(asked) if self.is_strange() && !matches!(asked, Asked::Mark(_) | Asked::Digest(_)) => {
+                self.sending.outbox.error(cookie, Errno::Perm, SHARES_MEMORY);
+            }
+            Ok(Asked::Read) if self.grant.layers > 1 => self.read_shared(header),
+            Ok(Asked::Zero { keep }) if self.grant.layers > 1 => self.zero_shared(header, keep),
+            Ok(Asked::Undo) if self.grant.layers > 1 => {
+                self.sending.outbox.error(cookie, Errno::NotSup, "");
+            }
             Ok(Asked::Read) if let Some(at) = self.absent(header, access) => {
                 tell_absent(&mut self.sending.outbox, self.requests.session(), cookie, at);
             }
             Ok(Asked::Read) => {
                 let has_contexts = self.requests.session().context.is_some();
-                self.sending.read(header, has_contexts);
+                self.sending.read(header, header.offset, has_contexts);
             }
             Ok(Asked::Verify) => {
                 self.work_bytes += len;
@@ -325,18 +341,17 @@ impl<'a> Connection<'a> {
 
     /// The payload of a write is here, or was dropped.
     fn whole(&mut self, header: &RequestHeader) {
-        let Write { refused, ticket, begun, digest } = std::mem::take(&mut self.write);
+        let Write { refused, ticket, begun, said, place, room } = std::mem::take(&mut self.write);
         if let Some(errno) = refused {
             return self.sending.outbox.error(header.cookie, errno, "");
         }
-        let (offset, len) = (header.offset, u64::from(header.length));
-        let believed = begun.is_none_or(|begun| self.arena.wrote(begun, len, digest));
-        if believed {
+        let len = u64::from(header.length);
+        if begun.is_none_or(|begun| self.arena.wrote(begun, len, room, said)) {
             self.landed(ticket);
         }
         match self.requests.session().context {
             // Its client sends again what has none that fit: each write of those that came as one.
-            Some(_) => self.sending.outbox.done_with(header.cookie, self.arena.sums(offset, len)),
+            Some(_) => self.sending.outbox.done_with(header.cookie, self.arena.sums(place, len)),
             None => self.sending.outbox.done(header.cookie),
         }
     }
@@ -364,8 +379,85 @@ impl<'a> Connection<'a> {
         self.sending.outbox.done(cookie);
     }
 
+    /// Whether its client does not look at what it is given, on a volume whose blocks may go at any moment.
+    fn is_strange(&self) -> bool {
+        self.grant.layers > 1 && self.requests.session().context.is_none()
+    }
+
+    /// Where in the arena what the client calls by this address lies.
+    #[inline]
+    fn place(&self, address: u64) -> u64 {
+        if self.grant.layers == 1 { address } else { self.arena.offset_of(address) }
+    }
+
+    /// Before the payload of a write comes, unless it is refused.
+    fn begin_payload(&mut self, header: &RequestHeader) {
+        let (offset, len) = (header.offset, u64::from(header.length));
+        if self.grant.layers > 1 && self.write.refused.is_none() {
+            match self.arena.take_room(offset, len) {
+                _ if self.is_strange() => self.write.refused = Some(Errno::Perm),
+                Ok(room) => self.write.room = Some(room),
+                Err(error) => self.write.refused = Some(no_room(&error)),
+            }
+        }
+        if self.write.refused.is_none() {
+            self.write.place = self.place(offset);
+            self.write.begun = Some(self.arena.begin_write(self.write.place, len));
+            self.write.ticket = self.begin_write(offset, len);
+        }
+    }
+
+    /// A read of blocks that may be dropped at the same time.
+    fn read_shared(&mut self, header: &RequestHeader) {
+        let (place, len) = (self.place(header.offset), u64::from(header.length));
+        for _ in 0..LOOKS_MAX {
+            let drops = self.arena.drops();
+            let (sums, runs) =
+                (self.arena.sums(place, len).collect::<Vec<_>>(), self.sending.runs(place, len));
+            // Only now: what is known still was whole when it was looked at, unless it went and came again.
+            let absent = self.arena.first_unknown(place, len);
+            if self.arena.drops() != drops {
+                continue;
+            }
+            return match absent {
+                Some(at) => self.is_absent(header, header.offset + (at - place)),
+                None => self.sending.read_runs(header, place, Some(sums.into_iter()), runs),
+            };
+        }
+        self.is_absent(header, header.offset);
+    }
+
+    fn is_absent(&mut self, header: &RequestHeader, at: u64) {
+        tell_absent(&mut self.sending.outbox, self.requests.session(), header.cookie, at);
+    }
+
+    /// Zeros are known; what is trimmed of a volume that shares memory is absent from then on.
+    fn zero_shared(&mut self, header: &RequestHeader, keep: bool) {
+        let RequestHeader { cookie, offset, length, command, .. } = *header;
+        let (place, len) = (self.place(offset), u64::from(length));
+        self.work_bytes += len;
+        if command == Command::Trim {
+            self.arena.drop_blocks(place, len);
+            return self.sending.outbox.done(cookie);
+        }
+        let room = if keep { self.arena.take_room(offset, len).map(Some) } else { Ok(None) };
+        match room.and_then(|room| self.arena.make_layer(place).map(|()| room)) {
+            Ok(room) => {
+                self.begin_write(offset, len);
+                self.arena.zero(place, len, keep);
+                room.into_iter().for_each(|room| self.arena.give_back_room(room));
+                self.sending.outbox.done(cookie);
+            }
+            Err(error) => self.sending.outbox.error(cookie, no_room(&error), ""),
+        }
+    }
+
     /// Notes a write before it touches memory.
     fn begin_write(&mut self, offset: u64, len: u64) -> Option<Ticket> {
+        if self.grant.layers > 1 {
+            // It has no redundancy, so nothing of it can fit together or not.
+            return None;
+        }
         self.arena.dirty().mark(offset, len);
         let ledgers = self.arena.ledgers();
         match self.ledger.as_ref().zip(self.mark.filter(|mark| mark.number > 0)) {
@@ -386,16 +478,18 @@ impl<'a> Connection<'a> {
     }
 
     fn verify(&mut self, header: &RequestHeader) {
+        let place = self.place(header.offset);
         let Connection { arena, sending, requests, .. } = self;
         let Some(context) = requests.session().context else { return };
-        let (offset, len) = (header.offset, header.length.into());
+        let (offset, len) = (place, header.length.into());
         let found = runs(|run| arena.verify(offset, len, |len, is_right| run(len, rightness(is_right))));
         sending.outbox.status(header, true, context, &found);
     }
 
     fn status(&mut self, header: &RequestHeader, is_backed: bool) {
+        let (offset, len) = (self.place(header.offset), u64::from(header.length));
+        let has_marks = self.grant.layers == 1;
         let Connection { arena, ledger, sending, requests, .. } = self;
-        let (offset, len) = (header.offset, u64::from(header.length));
         let holes = || runs(|run| states(arena, offset, len, is_backed, run));
         let listed = || {
             let ledger = locked(ledger.as_ref()?);
@@ -407,10 +501,18 @@ impl<'a> Connection<'a> {
                 Some(_) => arena.ledgers().unnumbered(),
                 None => arena.dirty(),
             };
-            runs(|run| marks.runs(offset, len, |len, dirty| run(len, lately(dirty))))
+            match has_marks {
+                true => runs(|run| marks.runs(offset, len, |len, dirty| run(len, lately(dirty)))),
+                false => runs(|run| run(len, lately(false))),
+            }
         };
         tell_status(&mut sending.outbox, requests.session(), header, holes, listed, dirty);
     }
+}
+
+/// Why a write to memory that is shared is refused.
+fn no_room(error: &io::Error) -> Errno {
+    if error.kind() == io::ErrorKind::StorageFull { Errno::NoSpc } else { Errno::NoMem }
 }
 
 /// What `base:allocation` says of a range.

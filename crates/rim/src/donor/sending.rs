@@ -66,24 +66,45 @@ impl<'a> Sending<'a> {
         self.runs.shrink_to(IDLE_REPLIES);
     }
 
-    /// `has_contexts`: the client is told the checksums first.
-    pub(super) fn read(&mut self, header: &RequestHeader, has_contexts: bool) {
-        let Sending { arena, outbox, lent_bytes, runs, .. } = self;
-        if has_contexts {
-            outbox.contexts(header, arena.sums(header.offset, header.length.into()));
-        }
-        arena.runs(header.offset, header.length.into(), |bytes, is_present| {
-            runs.push(Run { bytes, is_present });
-        });
-        outbox.read(header, runs, HOLE_BYTES_MIN, |at, run| match run.is_present {
-            true if run.bytes >= LEND_REPLY_BYTES.into() => {
-                *lent_bytes += run.bytes;
-                Source::Lent(at)
-            }
-            true => Source::Arena(at),
-            false => Source::Zeros,
-        });
+    /// What is in the arena at `place`. `has_contexts`: the client is told the checksums first.
+    pub(super) fn read(&mut self, header: &RequestHeader, place: u64, has_contexts: bool) {
+        let sums = has_contexts.then(|| self.arena.sums(place, header.length.into()));
+        let runs = self.runs(place, header.length.into());
+        self.read_runs(header, place, sums, runs);
+    }
+
+    /// What takes memory of a range, in the room that there is for that.
+    pub(super) fn runs(&mut self, place: u64, len: u64) -> Vec<Run> {
+        let mut runs = std::mem::take(&mut self.runs);
         runs.clear();
+        self.arena.runs(place, len, |bytes, is_present| runs.push(Run { bytes, is_present }));
+        runs
+    }
+
+    /// Answers with these.
+    pub(super) fn read_runs(
+        &mut self,
+        header: &RequestHeader,
+        place: u64,
+        sums: Option<impl ExactSizeIterator<Item = u32>>,
+        runs: Vec<Run>,
+    ) {
+        let Sending { outbox, lent_bytes, .. } = self;
+        if let Some(sums) = sums {
+            outbox.contexts(header, sums);
+        }
+        outbox.read(header, &runs, HOLE_BYTES_MIN, |at, run| {
+            let at = place + (at - header.offset);
+            match run.is_present {
+                true if run.bytes >= LEND_REPLY_BYTES.into() => {
+                    *lent_bytes += run.bytes;
+                    Source::Lent(at)
+                }
+                true => Source::Arena(at),
+                false => Source::Zeros,
+            }
+        });
+        self.runs = runs;
     }
 
     /// Sends all that waits.

@@ -122,7 +122,7 @@ impl VolumeHandle {
         let mut memory = Memory::new(REQUESTS_IN_FLIGHT_MAX, width, options.tuning.caching.bytes)?;
         if !options.read_only {
             // Beside a reader there may be a writer, of whose checksums nothing is known here.
-            memory.know_groups(options.map.groups.len(), options.fresh);
+            memory.know_groups(groups_known(&options.map), options.fresh);
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let for_thread = shared.clone();
@@ -310,7 +310,7 @@ impl Driver {
         if may_grow {
             // Before anything of what is new is written.
             if !self.shared.read_only {
-                self.memory.know_groups(self.machine.map().groups.len(), true);
+                self.memory.know_groups(groups_known(self.machine.map()), true);
             }
             self.announce_size();
         }
@@ -483,4 +483,10 @@ impl Driver {
         }
         self.carry_out();
     }
+}
+
+/// Of so many groups it is known here what they hold. Of a volume that is larger than its memory donors alone
+/// know: a table would grow with the source.
+fn groups_known(map: &VolumeMap) -> usize {
+    if map.layers() > 1 { 0 } else { map.groups.len() }
 }

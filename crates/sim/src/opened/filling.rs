@@ -5,7 +5,8 @@
 
 use super::{Client, Ev, FILLER, Job, WORKERS, World};
 use crate::bytes::{BLOCK, sectors};
-use cheetah_core::filling::{Answer, Order, PIECE_BYTES, Work};
+use crate::plan::Bug;
+use cheetah_core::filling::{Answer, Fetched, Order, PIECE_BYTES, Work};
 use cheetah_core::limits::{BLOCK_BYTES, MILLISECOND_NS, SECOND_NS};
 use cheetah_core::map::{Backing, Filler};
 use cheetah_core::volume::{Event, FetchError, Key, Op, Request, StatusRun, Tag, VolumeError};
@@ -18,7 +19,7 @@ impl World {
         self.say(|| format!("filler {life} begins"));
         self.clients[FILLER] = Client::new(self.map.clone(), false, life);
         (self.order, self.jobs, self.surveyed, self.fills) =
-            (Order::new(self.map.size), Vec::new(), false, true);
+            (Order::new(self.map.size, self.sharing), Vec::new(), false, true);
         self.step(FILLER, Event::Start);
         self.survey();
         self.expect_some();
@@ -45,10 +46,10 @@ impl World {
     }
 
     pub(super) fn ask_presence(&mut self, work: Work) {
-        let (Work::Check(range) | Work::Fetch(range)) = work.clone();
+        let (Work::Check(range) | Work::Fetch(range)) = work.clone() else { return };
         let open: BTreeSet<Tag> = self.submit(FILLER, Op::Presence, range).into_iter().collect();
         let good = !open.is_empty();
-        self.jobs.push(Job { work, bad: Vec::new(), open, good, absent: Vec::new() });
+        self.jobs.push(Job { work, open, good, ..Job::default() });
     }
 
     pub(super) fn end_filling(&mut self) {
@@ -68,7 +69,7 @@ impl World {
     }
 
     pub(super) fn set_filler(&mut self, filler: Option<Filler>) {
-        self.map.backing = Some(Backing { filler, complete: false });
+        self.map.backing = Some(Backing { filler, complete: false, layers: self.map.layers() });
         self.tell_map();
     }
 
@@ -113,8 +114,13 @@ impl World {
             match work {
                 Work::Check(_) => self.ask_presence(work),
                 Work::Fetch(range) => {
-                    self.read_source(range);
+                    self.read_source(range.clone());
+                    if self.bug == Some(Bug::DroppedWhileWritten) && self.rng.percent(20) {
+                        let answers = self.order.fetched(self.now, range, Err(()));
+                        self.tell(answers);
+                    }
                 }
+                Work::Drop(ranges) => ranges.into_iter().for_each(|range| self.drop_range(range)),
             }
         }
         if let Some(at) = self.order.wake_at(self.now) {
@@ -134,7 +140,7 @@ impl World {
         self.stats.count("runs read at a source");
         let life = self.clients[FILLER].life;
         let work = Work::Fetch(range.clone());
-        self.jobs.push(Job { work, bad: Vec::new(), open: BTreeSet::new(), good: true, absent: Vec::new() });
+        self.jobs.push(Job { work, good: true, ..Job::default() });
         let delay = self.rng.skewed(100_000, 500 * MILLISECOND_NS);
         self.after(delay, Ev::Read { life, range });
     }
@@ -174,8 +180,20 @@ impl World {
             parts = vec![range.start..bad.offset, bad.end().min(range.end)..range.end];
             self.jobs[at].bad.push(*bad);
         }
+        if self.sharing.is_some() {
+            let pieces = |part: std::ops::Range<u64>| {
+                let first = part.start / PIECE_BYTES;
+                (first..part.end.div_ceil(PIECE_BYTES)).map(move |piece| {
+                    part.start.max(piece * PIECE_BYTES)..part.end.min((piece + 1) * PIECE_BYTES)
+                })
+            };
+            parts = parts.into_iter().filter(|part| part.start < part.end).flat_map(pieces).collect();
+        }
         for part in parts.into_iter().filter(|part| part.start < part.end) {
             let zeros = self.source_bytes(&part).iter().all(|byte| *byte == 0);
+            if zeros {
+                self.jobs[at].zeros.push(part.clone());
+            }
             let op = if zeros { Op::Zero { keep: false } } else { Op::Write };
             let tag = self.submit(FILLER, op, part);
             // What is answered in the same step was noted there.
@@ -186,6 +204,25 @@ impl World {
                 Some(_) => {}
                 None => self.jobs[at].good = false,
             }
+        }
+        self.look_at_jobs();
+    }
+
+    /// Has donors forget it. A block that ends with the volume in its middle stays.
+    fn drop_range(&mut self, range: std::ops::Range<u64>) {
+        self.stats.count("ranges dropped for others");
+        let end = if range.end == self.map.size { range.end / BLOCK_BYTES * BLOCK_BYTES } else { range.end };
+        let (at, work) = (self.jobs.len(), Work::Drop(vec![range.clone()]));
+        self.jobs.push(Job { work, good: true, ..Job::default() });
+        if end <= range.start {
+            return self.look_at_jobs();
+        }
+        match self.submit(FILLER, Op::Trim, range.start..end) {
+            Some(tag) if self.clients[FILLER].asked.contains_key(&tag) => {
+                self.jobs[at].open.insert(tag);
+            }
+            Some(_) => {}
+            None => self.jobs[at].good = false,
         }
         self.look_at_jobs();
     }
@@ -229,13 +266,24 @@ impl World {
             job.open.is_empty() && !waits
         };
         let over: Vec<Job> = self.jobs.extract_if(.., |job| is_over(job)).collect();
-        for Job { work, bad, good, absent, .. } in over {
+        for Job { work, bad, good, absent, zeros, .. } in over {
             let known_bad = self.order.bad().to_vec();
             let answers = match work {
                 Work::Fetch(range) => {
                     let pieces = (range.start..range.end).step_by(PIECE_BYTES as usize);
                     self.doubted.extend(pieces.filter(|_| !good));
-                    self.order.fetched(self.now, range, if good { Ok(bad) } else { Err(()) })
+                    self.order.fetched(
+                        self.now,
+                        range,
+                        match good {
+                            true => Ok(Fetched { bad, zeros }),
+                            false => Err(()),
+                        },
+                    )
+                }
+                Work::Drop(ranges) => {
+                    self.order.dropped(self.now, ranges.into_iter().map(|range| (range, good)).collect());
+                    Vec::new()
                 }
                 Work::Check(range) if !self.surveyed => {
                     if good {
@@ -270,6 +318,9 @@ impl World {
             let end = (at + PIECE_BYTES).min(range.end);
             let misses = absent.iter().any(|absent| absent.start < end && at < absent.end);
             self.order.learn(at..end, !misses);
+            if misses && !absent.iter().any(|absent| absent.start <= at && end <= absent.end) {
+                self.order.doubt(&(at..end));
+            }
             at = end;
         }
     }

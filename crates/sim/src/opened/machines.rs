@@ -6,8 +6,9 @@
 use super::{Ev, FILLER, Sent, World, source_byte};
 use crate::bytes::{BLOCK, SECTOR, sectors};
 use crate::plan::Bug;
-use cheetah_core::layout::Scatter;
-use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES, REQUEST_DEADLINE_NS};
+use cheetah_core::filling::PIECE_BYTES;
+use cheetah_core::layout::{Scatter, layer_of};
+use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES, REQUEST_DEADLINE_NS, SECOND_NS};
 use cheetah_core::map::Placement;
 use cheetah_core::volume::{At, Effect, Event, Op, PartError, PartOp, Request, StatusRun, Tag, VolumeError};
 use std::collections::VecDeque;
@@ -34,7 +35,8 @@ impl World {
             Effect::Send { donor, part, op, address, mem, scatter, .. } => {
                 let writes = matches!(op, PartOp::Write | PartOp::Sparse);
                 let bytes = if writes { client.bytes(mem, scatter) } else { Vec::new() };
-                let sent = Sent { client: c, life, part, op, address, mem, scatter, donor, bytes };
+                let sent =
+                    Sent { client: c, life, part, op, address, mem, scatter, donor, bytes, is_late: false };
                 let delay = self.delay();
                 self.after(delay, Ev::Arrive(sent));
             }
@@ -74,14 +76,21 @@ impl World {
 
     /// A part reaches its donor, unless who sent it has been shut out.
     pub(super) fn arrives(&mut self, sent: Sent) {
-        if self.clients[sent.client].life != sent.life {
+        let is_shut_out = self.clients[sent.client].life != sent.life;
+        if is_shut_out != sent.is_late {
             return;
         }
-        let extent = u32::try_from(sent.address / EXTENT_BYTES).expect("a few extents");
+        if self.bug == Some(Bug::LateFill) && sent.client == FILLER && sent.op.writes() && !sent.is_late {
+            let late = self.rng.range(SECOND_NS, 40 * SECOND_NS);
+            self.after(late, Ev::Arrive(Sent { is_late: true, ..sent.clone() }));
+        }
+        let (layer, address) = layer_of(sent.address);
+        let extent = u32::try_from(address / EXTENT_BYTES).expect("a few extents");
         let placement = Placement { donor: sent.donor, extent };
         let holds = self.map.groups[0].placements().any(|place| place == placement)
             || self.retired.contains(&placement);
-        let (at, count) = (sectors(sent.address % EXTENT_BYTES), sectors(sent.scatter.len.into()));
+        let local = u64::from(layer) * EXTENT_BYTES + address % EXTENT_BYTES;
+        let (at, count) = (sectors(local), sectors(sent.scatter.len.into()));
         let blocks = at / BLOCK..(at + count).div_ceil(BLOCK);
         let memory = self.extents.entry(placement).or_default();
         let (mut answer, mut bytes) = (Ok(Vec::new()), Vec::new());
@@ -97,11 +106,34 @@ impl World {
                 let run = |block| StatusRun { len: BLOCK_BYTES as u32, hole: !memory.known.contains(&block) };
                 answer = Ok(blocks.map(run).collect());
             }
+            PartOp::Trim if self.sharing.is_some() => blocks.for_each(|block| {
+                if self.bug != Some(Bug::DroppedAsZero) {
+                    memory.known.remove(&block);
+                }
+                memory.data.remove(&block);
+                for sector in block * BLOCK..(block + 1) * BLOCK {
+                    memory.bytes.remove(&sector);
+                }
+            }),
             op if op.writes() => {
                 let zero = vec![0; count];
                 let from = if sent.bytes.is_empty() { &zero } else { &sent.bytes };
                 memory.bytes.extend((at..).zip(from.iter().copied()));
-                memory.known.extend(blocks);
+                for block in blocks {
+                    let is_zero = (block * BLOCK..(block + 1) * BLOCK)
+                        .all(|sector| memory.bytes.get(&sector).copied().unwrap_or(0) == 0);
+                    memory.known.insert(block);
+                    if is_zero {
+                        memory.data.remove(&block)
+                    } else {
+                        memory.data.insert(block)
+                    };
+                }
+                let (holds, per_piece) = (memory.data.len(), sectors(PIECE_BYTES) / BLOCK);
+                // A block that ends with the volume in its middle is not dropped.
+                if self.sharing.is_some_and(|sharing| holds > sharing.room as usize * per_piece + 1) {
+                    self.fail(format!("an extent holds {holds} blocks, which is more than it has room for"));
+                }
             }
             _ => {}
         }

@@ -16,17 +16,18 @@ use crate::bytes::{BLOCK, SECTOR, sectors};
 use crate::plan::Bug;
 use crate::rng::Rng;
 use crate::stats::Stats;
-use crate::{Outcome, Setup};
+use crate::{Outcome, Setup, contradiction};
 use cheetah_core::content::ByteRange;
-use cheetah_core::filling::{Order, PIECE_BYTES, Work};
+use cheetah_core::filling::{Order, PIECE_BYTES, Sharing, Work};
 use cheetah_core::layout::Scatter;
-use cheetah_core::limits::{BLOCK_BYTES, MILLISECOND_NS, REQUEST_DEADLINE_NS, SECOND_NS};
+use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES, MILLISECOND_NS, REQUEST_DEADLINE_NS, SECOND_NS};
 use cheetah_core::map::{Backing, DonorId, Group, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
 use cheetah_core::volume::{
     Event, FetchError, Key, Mem, Op, PartError, PartOp, Request, StatusRun, Tag, Volume,
 };
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const READERS: usize = 2;
 /// Who fills, among the machines.
@@ -43,6 +44,8 @@ const HEALING_NS: Time = 240 * SECOND_NS;
 struct Extent {
     bytes: BTreeMap<usize, u8>,
     known: BTreeSet<usize>,
+    /// Those of them that take memory.
+    data: BTreeSet<usize>,
 }
 
 #[derive(Clone, Debug)]
@@ -57,6 +60,8 @@ struct Sent {
     donor: DonorId,
     /// What a write carries.
     bytes: Vec<u8>,
+    /// It was held up on its way, and comes after who sent it has ended.
+    is_late: bool,
 }
 
 #[derive(Debug)]
@@ -133,6 +138,16 @@ struct Job {
     good: bool,
     /// Of a check or a survey: what is absent.
     absent: Vec<std::ops::Range<u64>>,
+    /// Of a fetch: parts that are zeros.
+    zeros: Vec<std::ops::Range<u64>>,
+}
+
+impl Default for Job {
+    fn default() -> Job {
+        let work = Work::Drop(Vec::new());
+        let (open, absent, zeros) = (BTreeSet::new(), Vec::new(), Vec::new());
+        Job { work, bad: Vec::new(), open, good: false, absent, zeros }
+    }
 }
 
 struct World {
@@ -152,6 +167,8 @@ struct World {
     /// Of who fills now: gone, or that many lives.
     fills: bool,
     order: Order,
+    /// The volume is larger than its memory.
+    sharing: Option<Sharing>,
     surveyed: bool,
     jobs: Vec<Job>,
     asks: BTreeMap<u64, (usize, Key)>,
@@ -171,15 +188,20 @@ struct World {
 /// Runs the world of one seed.
 pub(crate) fn run(seed: u64, setup: Setup, trace: Option<fn(&str)>) -> Outcome {
     let mut world = World::new(seed, setup.bug, trace);
-    world.begin();
-    while world.failure.is_none() && world.now < SCENE_NS {
-        world.advance();
+    let ran = catch_unwind(AssertUnwindSafe(|| {
+        world.begin();
+        while world.failure.is_none() && world.now < SCENE_NS {
+            world.advance();
+        }
+        world.heal();
+        while world.failure.is_none() && world.now < SCENE_NS + HEALING_NS && !world.is_over() {
+            world.advance();
+        }
+        world.judge_end();
+    }));
+    if let Err(panic) = ran {
+        world.fail(contradiction(&*panic));
     }
-    world.heal();
-    while world.failure.is_none() && world.now < SCENE_NS + HEALING_NS && !world.is_over() {
-        world.advance();
-    }
-    world.judge_end();
     world.stats.virtual_ns = world.now;
     Outcome { digest: world.digest, stats: world.stats, failure: world.failure }
 }
@@ -193,8 +215,13 @@ fn source_byte(sector: u64, seed: u64) -> u8 {
 impl World {
     fn new(seed: u64, bug: Option<Bug>, trace: Option<fn(&str)>) -> World {
         let mut rng = Rng::new(seed);
-        let size = rng.range(1, 40) * PIECE_BYTES + rng.below(PIECE_BYTES / SECTOR) * SECTOR;
+        let mut size = rng.range(1, 40) * PIECE_BYTES + rng.below(PIECE_BYTES / SECTOR) * SECTOR;
         let striped = rng.percent(60);
+        let (mut layers, data) = (1, if striped { 2 } else { 1 });
+        if rng.percent(40) {
+            layers = rng.range(2, 3);
+            size += (layers - 1) * data * EXTENT_BYTES;
+        }
         let at = |donor| Slot::held(Placement { donor: DonorId(donor), extent: 0 });
         let redundancy = if striped { Redundancy { data: 2, parity: 0 } } else { Redundancy::LINEAR };
         let slots = if striped { vec![at(1), at(2)] } else { vec![at(1)] };
@@ -214,8 +241,10 @@ impl World {
             bad: Vec::new(),
             unreadable: Vec::new(),
             hurry: false,
-            backing: Some(Backing::default()),
+            backing: Some(Backing { layers: u32::try_from(layers).expect("a few"), ..Backing::default() }),
         };
+        let room = u32::try_from(rng.range(8, 40)).expect("a few");
+        let sharing = Sharing::of(&map).map(|sharing| Sharing { room, ..sharing });
         let bad = if rng.percent(40) {
             let block = rng.below(size.div_ceil(BLOCK_BYTES)) * BLOCK_BYTES;
             vec![ByteRange { offset: block, len: BLOCK_BYTES.min(size - block) }]
@@ -228,7 +257,8 @@ impl World {
             now: 1,
             next: 0,
             events: BTreeMap::new(),
-            order: Order::new(size),
+            order: Order::new(size, sharing),
+            sharing,
             map,
             extents: BTreeMap::new(),
             retired: BTreeSet::new(),
@@ -323,7 +353,14 @@ impl World {
         for _ in 0..self.rng.range(1, 3) {
             let size = self.map.size / SECTOR;
             let len = self.rng.skewed(1, 400).min(size);
-            let at = self.rng.below(size - len + 1);
+            let mut at = self.rng.below(size - len + 1);
+            if self.sharing.is_some() && self.rng.percent(70) {
+                // Some places again and again, those where the next layer begins among them.
+                let near = self.rng.below(6) * size / 6 / 1000 * 1000;
+                let border = self.map.group_bytes() / SECTOR;
+                let near = if self.rng.percent(30) { border - 200 } else { near };
+                at = (near + self.rng.below(400)).min(size - len);
+            }
             self.submit(reader, Op::Read, at * SECTOR..(at + len) * SECTOR);
         }
         let gap = self.rng.skewed(5 * MILLISECOND_NS, 2 * SECOND_NS);
@@ -339,8 +376,12 @@ impl World {
     }
 
     fn is_over(&mut self) -> bool {
-        if !self.is_calm() || !self.order.is_complete() || !self.jobs.is_empty() {
+        let is_done = self.order.is_complete() || self.order.is_full();
+        if !self.is_calm() || !is_done || !self.jobs.is_empty() {
             return false;
+        }
+        if self.sharing.is_some() {
+            return true;
         }
         let blocks = 0..self.map.size.div_ceil(BLOCK_BYTES);
         let missing = |block: &u64| {
