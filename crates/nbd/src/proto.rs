@@ -57,7 +57,7 @@ pub mod opt {
     pub const ABORT: u32 = 2;
     /// Asks for the names of the exports, a [`rep::SERVER`](super::rep::SERVER) for each.
     pub const LIST: u32 = 3;
-    /// Not spoken here: a server refuses it with UNSUP.
+    /// Behind its ACK both ends speak TLS, and begin the options anew.
     pub const STARTTLS: u32 = 5;
     /// What there is to know of an export, without choosing it.
     pub const INFO: u32 = 6;

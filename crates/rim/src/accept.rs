@@ -66,6 +66,8 @@ async fn drive<E: Exports>(
                 let answer = exports.lookup(&export, purpose).await;
                 handshake.answer_lookup(answer);
             }
+            // Not before somebody says that TLS is to be spoken.
+            Step::StartTls => return Ok(None),
             Step::List => handshake.answer_list(exports.list().as_deref()),
             Step::Ready(session) => {
                 stream.suit_distance();

@@ -14,8 +14,10 @@ pub enum Error {
     ExportName,
     /// The server is too old to list its exports.
     CannotList,
-    /// The server wants TLS first, which is not in yet.
+    /// The server wants TLS first, and this client was not to speak it.
     TlsRequired,
+    /// The server offers no TLS, and this client says nothing in the clear.
+    NoTls,
     /// The server's own answer (a code of [`rep`]) and words, which may be empty.
     Refused {
         /// The option that was refused, of [`opt`]: GO or LIST.
@@ -38,7 +40,8 @@ impl fmt::Display for Error {
             Self::Violation(violation) => violation.fmt(f),
             Self::ExportName => write!(f, "the export name is longer than 4096 bytes or contains a NUL"),
             Self::CannotList => write!(f, "the server is too old to list its exports"),
-            Self::TlsRequired => write!(f, "the server requires TLS, which is not supported yet"),
+            Self::TlsRequired => write!(f, "the server requires TLS, and is asked without"),
+            Self::NoTls => write!(f, "the server offers no TLS, and is told nothing in the clear"),
             Self::Refused { option, reply, message } => {
                 refused(f, *option, *reply)?;
                 if !message.is_empty() {

@@ -1,8 +1,9 @@
 //! The client's half of the fixed newstyle handshake.
 //!
 //! Owns: what to ask, in which order, and what a server may leave out: structured replies, metadata contexts
-//! and GO are all optional. Never: speaks oldstyle or TLS. Key invariant: one option is outstanding at a
-//! time, no byte behind the handshake is consumed, and no buffer outgrows `limits`.
+//! and GO are all optional. Never: speaks oldstyle; TLS itself, which is the driver's. Key invariant: one
+//! option is outstanding at a time, no byte behind the handshake is consumed, and no buffer outgrows
+//! `limits`.
 //!
 //! Driver's order: receive, `input`, `take_output` and send, `poll`; at the end of the stream `eof`.
 //! Tests: `tests/client_options.rs`, `tests/pair.rs`, `tests/properties.rs`, `fuzz/`.
@@ -51,6 +52,9 @@ impl Want {
 pub enum Step {
     /// All that came is taken; receive more, after the output was sent.
     NeedInput,
+    /// Speak TLS from here on, and call [`Handshake::tls_started`]. Bytes that came in the clear behind the
+    /// server's word are nobody's: close where there are any.
+    StartTls,
     /// Every byte not consumed belongs to the transmission phase.
     Ready(Negotiated),
     /// The answer to [`Handshake::list`]; send the output, then close.
@@ -77,11 +81,15 @@ pub struct Handshake {
     said: Info,
     list: Vec<ListEntry>,
     list_bytes: usize,
+    /// Nothing is asked before TLS is spoken.
+    over_tls: bool,
+    fixed_newstyle: bool,
 }
 
 #[derive(Debug)]
 enum State {
     Greeting,
+    StartTls,
     ReplyHeader { asked: u32, replies: u32 },
     ReplyData { asked: u32, replies: u32, reply: u32, bytes: u32 },
     ExportName,
@@ -119,7 +127,15 @@ impl Handshake {
             said: Info::EMPTY,
             list: Vec::new(),
             list_bytes: 0,
+            over_tls: false,
+            fixed_newstyle: false,
         }
+    }
+
+    /// With TLS, or not at all: the server is told of no export before that.
+    #[must_use]
+    pub fn over_tls(self) -> Self {
+        Self { over_tls: true, ..self }
     }
 
     // Events in.
@@ -137,7 +153,7 @@ impl Handshake {
                 State::ReplyData { bytes, .. } => bytes as usize,
                 State::ExportName if self.no_zeroes => EXPORT_NAME_ANSWER_BYTES,
                 State::ExportName => EXPORT_NAME_ANSWER_BYTES + EXPORT_NAME_ZEROES_BYTES,
-                State::Ready(_) | State::Listed | State::Failed(_) => break,
+                State::StartTls | State::Ready(_) | State::Listed | State::Failed(_) => break,
             };
             let taken = fill(&mut self.buffer, want, rest);
             rest = &rest[taken..];
@@ -162,6 +178,12 @@ impl Handshake {
         }
     }
 
+    /// TLS is spoken, as [`Step::StartTls`] asked for; panics if that is not the step.
+    pub fn tls_started(&mut self) {
+        assert!(matches!(self.state, State::StartTls), "tls_started without a start of TLS");
+        self.ask_first();
+    }
+
     // Polls.
 
     /// Moves what is to be sent to the end of `out`.
@@ -176,6 +198,7 @@ impl Handshake {
             State::Greeting | State::ReplyHeader { .. } | State::ReplyData { .. } | State::ExportName => {
                 Step::NeedInput
             }
+            State::StartTls => Step::StartTls,
             State::Ready(negotiated) => Step::Ready(negotiated.clone()),
             State::Listed => Step::Listed(self.list.clone()),
             State::Failed(error) => Step::Failed(error.clone()),
@@ -189,7 +212,7 @@ impl Handshake {
     pub fn check_invariants(&self) {
         assert!(self.buffer.len() <= OPTION_REPLY_BYTES_MAX as usize);
         assert!(self.list.len() <= LIST_ENTRIES_MAX && self.list_bytes <= LIST_BYTES_MAX);
-        // At most five options are asked in one handshake, and an export name is in three of them.
+        // At most six options are asked in one handshake, and an export name is in three of them.
         assert!(self.output.len() <= 4 * (EXPORT_NAME_BYTES_MAX + 64));
         let contexts = [self.base_allocation, self.dirty, self.context];
         assert!(contexts == [None; 3] || self.structured_replies);
@@ -211,7 +234,7 @@ impl Handshake {
             State::ReplyHeader { asked, replies } => self.reply_header(asked, replies, message),
             State::ReplyData { asked, replies, reply, .. } => self.reply(asked, replies, reply, message),
             State::ExportName => self.export_name_answer(message),
-            State::Ready(_) | State::Listed | State::Failed(_) => Ok(()),
+            State::StartTls | State::Ready(_) | State::Listed | State::Failed(_) => Ok(()),
         }
     }
 
@@ -229,17 +252,25 @@ impl Handshake {
         let ours = flags & (hs::FIXED_NEWSTYLE | hs::NO_ZEROES);
         self.no_zeroes = ours & hs::NO_ZEROES != 0;
         self.output.extend_from_slice(&u32::from(ours).to_be_bytes());
-        let fixed_newstyle = ours & hs::FIXED_NEWSTYLE != 0;
+        self.fixed_newstyle = ours & hs::FIXED_NEWSTYLE != 0;
+        match self.over_tls {
+            true if self.fixed_newstyle => self.ask(opt::STARTTLS, &[]),
+            true => self.state = State::Failed(Error::NoTls),
+            false => self.ask_first(),
+        }
+        Ok(())
+    }
+
+    fn ask_first(&mut self) {
         match &self.want {
-            None if fixed_newstyle => self.ask(opt::LIST, &[]),
+            None if self.fixed_newstyle => self.ask(opt::LIST, &[]),
             None => self.state = State::Failed(Error::CannotList),
-            Some(_) if !fixed_newstyle => self.ask_export_name(),
+            Some(_) if !self.fixed_newstyle => self.ask_export_name(),
             Some(want) if want.structured || want.contexts() => {
                 self.ask(opt::STRUCTURED_REPLY, &[]);
             }
             Some(_) => self.ask_go(),
         }
-        Ok(())
     }
 
     fn reply_header(&mut self, asked: u32, replies: u32, message: &[u8]) -> Result<(), Violation> {
@@ -276,6 +307,11 @@ impl Handshake {
             return Ok(());
         }
         match (asked, reply) {
+            (opt::STARTTLS, rep::ACK) if data.is_empty() => self.state = State::StartTls,
+            (opt::STARTTLS, _) if reply & rep::ERR != 0 => {
+                self.ask(opt::ABORT, &[]);
+                self.state = State::Failed(Error::NoTls);
+            }
             (opt::STRUCTURED_REPLY, rep::ACK) if data.is_empty() => {
                 self.structured_replies = true;
                 self.after_structured_reply();

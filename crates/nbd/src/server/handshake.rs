@@ -42,6 +42,15 @@ pub struct Handshake {
     is_donor: bool,
     /// The contexts that were agreed, and the export they were agreed for.
     contexts: Option<MetaQuery>,
+    tls: Tls,
+}
+
+/// Whether TLS is spoken, or has to be before anything else is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Tls {
+    NotOffered,
+    Required,
+    Spoken,
 }
 
 #[derive(Debug)]
@@ -59,6 +68,7 @@ enum State {
     },
     Lookup(Lookup),
     List,
+    StartTls,
     Ready(Negotiated),
     Close(CloseReason),
 }
@@ -94,6 +104,7 @@ impl Handshake {
             structured_replies: false,
             is_donor: false,
             contexts: None,
+            tls: Tls::NotOffered,
         }
     }
 
@@ -102,6 +113,13 @@ impl Handshake {
     #[must_use]
     pub fn of_donor(self) -> Self {
         Self { is_donor: true, ..self }
+    }
+
+    /// Of a server that says nothing of itself in the clear: all but STARTTLS and ABORT is refused until TLS
+    /// is spoken.
+    #[must_use]
+    pub fn behind_tls(self) -> Self {
+        Self { tls: Tls::Required, ..self }
     }
 
     // Events in.
@@ -127,7 +145,7 @@ impl Handshake {
                     }
                     continue;
                 }
-                State::Lookup(_) | State::List | State::Ready(_) | State::Close(_) => break,
+                State::Lookup(_) | State::List | State::StartTls | State::Ready(_) | State::Close(_) => break,
             };
             let taken = fill(&mut self.buffer, want, rest);
             rest = &rest[taken..];
@@ -182,6 +200,14 @@ impl Handshake {
         }
     }
 
+    /// Answers [`Step::StartTls`], once TLS is spoken; panics if that is not the step. What was agreed in the
+    /// clear is forgotten: anybody on the way may have said it.
+    pub fn tls_started(&mut self) {
+        assert!(matches!(self.state, State::StartTls), "tls_started without a start of TLS");
+        self.state = State::OptionHeader;
+        (self.tls, self.structured_replies, self.contexts) = (Tls::Spoken, false, None);
+    }
+
     // Polls.
 
     /// Moves what is to be sent to the end of `out`.
@@ -206,6 +232,7 @@ impl Handshake {
                 Step::Lookup { export: export.clone(), purpose }
             }
             State::List => Step::List,
+            State::StartTls => Step::StartTls,
             State::Ready(negotiated) => Step::Ready(negotiated.clone()),
             State::Close(reason) => Step::Close(*reason),
         }
@@ -287,7 +314,8 @@ impl Handshake {
         self.state = State::OptionHeader;
         match option {
             opt::ABORT => self.abort(),
-            opt::LIST | opt::STRUCTURED_REPLY => self.refuse(option, NO_DATA),
+            _ if self.tls == Tls::Required => self.refuse(option, TLS_REQUIRED),
+            opt::LIST | opt::STRUCTURED_REPLY | opt::STARTTLS => self.refuse(option, NO_DATA),
             _ if !knows(option) => self.refuse(option, UNSUPPORTED),
             _ => {
                 // A SET that fails leaves no context behind.
@@ -307,11 +335,15 @@ impl Handshake {
     fn option(&mut self, option: u32, data: &[u8]) -> Result<(), Violation> {
         self.state = State::OptionHeader;
         match option {
+            opt::STARTTLS => self.start_tls(data),
+            // It has no error reply: the protocol has the server close.
+            opt::EXPORT_NAME if self.tls == Tls::Required => self.state = State::Close(CloseReason::Refused),
+            opt::ABORT => self.abort(),
+            _ if self.tls == Tls::Required => self.refuse(option, TLS_REQUIRED),
             opt::EXPORT_NAME => {
                 let export = option::export_name(data).map_err(|_| Violation::ExportName)?;
                 self.state = State::Lookup(Lookup::ExportName(export));
             }
-            opt::ABORT => self.abort(),
             opt::LIST | opt::STRUCTURED_REPLY if !data.is_empty() => self.refuse(option, NO_DATA),
             opt::LIST => self.state = State::List,
             opt::STRUCTURED_REPLY => {
@@ -326,6 +358,18 @@ impl Handshake {
             _ => self.refuse(option, UNSUPPORTED),
         }
         Ok(())
+    }
+
+    fn start_tls(&mut self, data: &[u8]) {
+        match self.tls {
+            Tls::NotOffered => self.refuse(opt::STARTTLS, UNSUPPORTED),
+            _ if !data.is_empty() => self.refuse(opt::STARTTLS, NO_DATA),
+            Tls::Spoken => self.refuse(opt::STARTTLS, (rep::ERR_INVALID, "TLS is spoken already")),
+            Tls::Required => {
+                option::reply(opt::STARTTLS, rep::ACK, &[], &mut self.output);
+                self.state = State::StartTls;
+            }
+        }
     }
 
     fn meta_option(&mut self, option: u32, data: &[u8]) {
@@ -407,8 +451,10 @@ impl Handshake {
     }
 }
 
-/// STARTTLS is among the unsupported: the protocol reserves POLICY for a server that could.
 const UNSUPPORTED: option::Refusal = (rep::ERR_UNSUP, "the option is not supported");
+
+const TLS_REQUIRED: option::Refusal =
+    (rep::ERR_TLS_REQD, "this server speaks TLS only, with members of its pool: a certificate is needed");
 
 const NO_DATA: option::Refusal = (rep::ERR_INVALID, "the option takes no data");
 

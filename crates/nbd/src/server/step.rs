@@ -30,6 +30,9 @@ pub enum Step {
     },
     /// Call [`super::Handshake::answer_list`]: with all that may be opened, or with why nobody is told.
     List,
+    /// Send the output, speak TLS from there on, and call [`super::Handshake::tls_started`]. Bytes that came
+    /// in the clear behind the option are nobody's: close where there are any.
+    StartTls,
     /// Send the output; every byte not consumed belongs to the transmission phase.
     Ready(Negotiated),
     /// Send the output and close.

@@ -162,6 +162,7 @@ pub(super) async fn connect_as(
                 }
                 return Ok(Opened { stream, session, early: input });
             }
+            client::Step::StartTls => return Err(failed(&"it begins with TLS, which it was not asked for")),
             client::Step::Listed(_) => return Err(failed(&"it answered with a list")),
             client::Step::Failed(error) => return Err(link_failure(&error, endpoint)),
             client::Step::NeedInput => match stream.receive_some(&mut input).await {

@@ -28,7 +28,7 @@ fn answer(mut stream: TcpStream) -> std::io::Result<()> {
                 handshake.answer_lookup(Ok(ExportInfo::new(1 << 40, TransmissionFlags::EMPTY)));
             }
             Step::List => handshake.answer_list(Ok(&[])),
-            Step::Ready(_) | Step::Close(_) => return Ok(()),
+            Step::Ready(_) | Step::StartTls | Step::Close(_) => return Ok(()),
             Step::NeedInput => {
                 let mut bytes = [0; 4096];
                 let got = stream.read(&mut bytes)?;

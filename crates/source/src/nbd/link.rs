@@ -283,6 +283,11 @@ fn shake_hands(socket: &Socket, export: &str, time: Duration) -> Result<(Negotia
         match handshake.poll() {
             Step::NeedInput => {}
             Step::Ready(session) => return Ok((session, Vec::new())),
+            Step::StartTls => {
+                return Err(NoLink::Final(
+                    "the server begins with TLS, which it was not asked for".to_owned(),
+                ));
+            }
             Step::Listed(_) => {
                 return Err(NoLink::Final("the server lists what it was not asked".to_owned()));
             }
