@@ -15,7 +15,6 @@ use crate::signals::Signals;
 use cheetah_core::api::Call;
 use cheetah_core::content::Tell;
 use cheetah_front::export;
-use cheetah_rim::control::Client;
 use cheetah_rim::own_fault::own_fault;
 use serde::Serialize;
 use std::io::Read;
@@ -145,6 +144,7 @@ pub async fn start_daemon(
     let (log, log_is_new) = directory.open_log(name)?;
     let mut child = Command::new(program)
         .arg(command)
+        .envs(crate::members::environment())
         .env("RUST_MIN_STACK", THREAD_STACK_BYTES)
         .current_dir("/")
         .stdin(Stdio::piped())
@@ -326,7 +326,7 @@ async fn clean_up(claim: Claim, record: &Record) -> Result<(), Failure> {
         return ended;
     }
     // The lease runs out by itself; giving it back lets the next writer in at once.
-    if let (Ok(pool), Some(token)) = (Client::new(&record.pool), record.token) {
+    if let (Ok(pool), Some(token)) = (crate::members::client(&record.pool).await, record.token) {
         // It may have written, and cannot say so any more.
         let tell = Tell { unsure: true, ..Tell::default() };
         let _ = pool.call(Call::Tell { name: record.name.clone(), token, tell }).await;

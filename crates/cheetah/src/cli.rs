@@ -1,5 +1,6 @@
 //! The command line: what can be asked for, with examples. Never: behaviour.
 
+use crate::cli_members::{Join, Member, Token, parse_time};
 use crate::expected::Hash;
 use cheetah_core::limits::POLL_DEFAULT_US;
 use cheetah_core::map::Redundancy;
@@ -8,6 +9,7 @@ use cheetah_rim::volume::Rule;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use std::fmt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -22,6 +24,7 @@ Exit codes:
 
 Environment:
   CHEETAH_POOL     URL of the coordinator, or several, as --pool
+  CHEETAH_IDENTITY the directory of this user's identity, as --identity
   CHEETAH_HOST_ID  what tells this machine from any other, as --host-id of donate
   CHEETAH_LOG      what to log on stderr: error, warn, info, debug; without it, faults and what happened to the pool";
 
@@ -29,6 +32,10 @@ Environment:
 #[derive(Debug, Parser)]
 #[command(name = "cheetah", version, after_help = EXIT_CODES, arg_required_else_help = true)]
 pub struct Cli {
+    /// Who this is to a pool of members: a directory. Without it: $CHEETAH_IDENTITY, then ~/.config/cheetah
+    /// (cheetah/donor there of who lends).
+    #[arg(long, global = true, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub identity: Option<PathBuf>,
     #[command(subcommand)]
     pub command: Command,
 }
@@ -36,7 +43,8 @@ pub struct Cli {
 #[derive(Clone, Debug, Args)]
 pub struct PoolArg {
     /// The coordinator, like http://10.0.0.5:10808; all that share a state, with commas between them.
-    /// Without it: $CHEETAH_POOL, this machine, then mDNS.
+    /// cheetah://HOST:PORT of a pool of members, with /TOKEN to come in first.
+    /// Without it: $CHEETAH_POOL, the pool of this user's identity, this machine, then mDNS.
     #[arg(long, value_name = "URL[,URL...]")]
     pub pool: Option<String>,
 }
@@ -124,6 +132,18 @@ pub enum Command {
         after_help = "Examples:\n  cheetah leave lab7              waits until it is empty; Ctrl-C ends only the waiting\n  cheetah leave lab7 --no-wait\n  cheetah leave lab7 --force      at once, whatever is lost"
     )]
     Leave(Leave),
+    /// Come into a pool of members by a token; the identity is kept for the commands that follow.
+    #[command(after_help = "Example:\n  cheetah join cheetah://10.0.0.5:10808/TOKEN")]
+    Join(Join),
+    /// Tokens, by which others come into a pool of members.
+    #[command(
+        subcommand,
+        after_help = "Examples:\n  cheetah token new --role donor --uses 40     one line for forty machines\n  cheetah token new --role client\n  cheetah token new --role client --pem ~/tls     for nbdinfo, nbdcopy, qemu-img"
+    )]
+    Token(Token),
+    /// The members of a pool.
+    #[command(subcommand)]
+    Member(Member),
     /// Print a completion script for a shell.
     #[command(
         after_help = "Example:\n  cheetah completions bash > ~/.local/share/bash-completion/completions/cheetah"
@@ -156,6 +176,11 @@ impl Command {
             Command::Leave(options) => &options.json,
             Command::Coordinate(options) => &options.json,
             Command::Donate(options) => &options.json,
+            Command::Join(options) => &options.json,
+            Command::Token(Token::New(options)) => &options.json,
+            Command::Token(Token::List(options)) | Command::Member(Member::List(options)) => &options.json,
+            Command::Token(Token::Revoke(options)) => &options.json,
+            Command::Member(Member::Revoke(options)) => &options.json,
             Command::Completions { .. } | Command::Serve | Command::ServeFill => return false,
         };
         given.json
@@ -197,6 +222,13 @@ pub struct Coordinate {
     /// etcd://HOST:PORT[,HOST:PORT...][/PREFIX]. Without it: $XDG_STATE_HOME/cheetah.
     #[arg(long, value_name = "DIR|memory|etcd://...")]
     pub state: Option<String>,
+    /// A pool of members: everybody shows a certificate, and all goes by TLS. Its first start makes you its
+    /// admin and prints a line for donors. It stays one.
+    #[arg(long)]
+    pub tls: bool,
+    /// With --tls: how long certificates last, which are renewed in time; 7d without it.
+    #[arg(long, value_name = "TIME", requires = "tls", value_parser = parse_time)]
+    pub certificates_last: Option<Duration>,
     #[command(flatten)]
     pub json: JsonArg,
 }

@@ -11,6 +11,7 @@ use crate::content;
 use crate::control::Asked;
 use crate::failure::{Failure, Told};
 use crate::front_end::{FrontEnd, Of};
+use crate::members;
 use crate::runtime_dir::{Claim, Record, RuntimeDir};
 use crate::signals::Signals;
 use crate::starting::{Ended, Stops, Waiter};
@@ -211,7 +212,7 @@ async fn take_lease(
 impl Attachment {
     /// What was begun is taken back when it fails, and when one of those who may end it does.
     pub async fn start(order: &Order, stops: Stops<'_>) -> Result<Attachment, Failure> {
-        let pool = Client::new(&order.pool).map_err(|e| Failure::usage(e.to_string()))?;
+        let pool = members::client(&order.pool).await?;
         let claim = RuntimeDir::open()?.claim(&order.name)?;
         let asked = UnixListener::from_std(claim.listen()?)
             .map_err(|e| Failure::failed(format!("cannot listen for `detach`: {}", own_fault(&e))))?;
@@ -303,7 +304,8 @@ impl Attachment {
     pub async fn add(&mut self, front: FrontEnd) -> Result<(), Failure> {
         self.fronts.push(front);
         let writer_beside = *self.volume.writer_beside().borrow();
-        let of = Of { volume: &self.shared, writer_beside };
+        let transport = self.volume.lease().pool().transport();
+        let of = Of { volume: &self.shared, writer_beside, transport };
         match self.fronts.last_mut() {
             Some(front) => front.start(&of, &mut self.ready).await,
             None => Ok(()),

@@ -3,7 +3,8 @@
 
 use crate::cli;
 use crate::drain::{farewell, told_to_leave};
-use crate::failure::Failure;
+use crate::failure::{self, Failure};
+use crate::members;
 use crate::mover::tend_what_lies_idle;
 use crate::output;
 use crate::pool::{no_pool, parse_listen, warn_if_clear};
@@ -76,8 +77,13 @@ impl Lent {
         show_bytes(self.arena.bytes())
     }
 
-    fn serve(&self, bound: Bound, gate: &Gate) -> Result<DonorServer, Failure> {
-        DonorServer::start(bound, &self.arena, gate, &stream::Transport::default()).map_err(Failure::failed)
+    fn serve(
+        &self,
+        bound: Bound,
+        gate: &Gate,
+        transport: &stream::Transport,
+    ) -> Result<DonorServer, Failure> {
+        DonorServer::start(bound, &self.arena, gate, transport).map_err(Failure::failed)
     }
 }
 
@@ -86,9 +92,9 @@ async fn donate_alone(options: &cli::Donate, name: &str, extents: u32, lent: Len
     let listen = options.listen.as_deref().unwrap_or("127.0.0.1:0");
     let endpoint: Endpoint = listen.parse().map_err(Failure::usage)?;
     let bound = Bound::new(&endpoint).map_err(Failure::failed)?;
-    let server = lent.serve(bound, &Gate::alone(extents))?;
+    let server = lent.serve(bound, &Gate::alone(extents), &stream::Transport::default())?;
     if let Endpoint::Tcp(address) = server.endpoint() {
-        warn_if_clear("data", *address);
+        warn_if_clear("data", *address, false);
     }
     let mut signals = Signals::listen()?;
     let endpoint = server.endpoint();
@@ -126,9 +132,9 @@ async fn donate_to_pool(
     let Endpoint::Tcp(address) = bound.endpoint else {
         return Err(Failure::usage("--listen takes IP:PORT here"));
     };
-    warn_if_clear("data", address);
+    warn_if_clear("data", address, pool.credentials().is_some());
     let (control, handle) = control(who, address, terms.extents_max, None, pool.clone(), hooks)?;
-    lent.serve(bound, &Gate::Pooled(handle.clone()))?;
+    lent.serve(bound, &Gate::Pooled(handle.clone()), &pool.transport())?;
     let lends = format!("lends {} at {address}", lent.bytes());
     let Lent { arena, kept } = lent;
     let called = handle.called();
@@ -206,6 +212,9 @@ async fn find_in_time(pool: &cli::PoolArg, signals: &mut Signals) -> Result<Opti
 }
 
 async fn look_for(pool: &cli::PoolArg) -> Result<Client, Missing> {
+    if let Some(url) = members::named(pool).map_err(Missing::ForGood)? {
+        return look_at(&url).await;
+    }
     let found = find_pool(pool.pool.as_deref()).await.map_err(|why| match why {
         NoPool::None { .. } => Missing::Yet(why.to_string()),
         NoPool::Named(error) => error.into(),
@@ -213,6 +222,16 @@ async fn look_for(pool: &cli::PoolArg) -> Result<Client, Missing> {
     })?;
     found.call(Call::Pool).await?;
     Ok(found)
+}
+
+/// A pool of members.
+async fn look_at(url: &str) -> Result<Client, Missing> {
+    let client = members::client(url).await.map_err(|failure| match failure.exit {
+        failure::Exit::NoPool => Missing::Yet(failure.text()),
+        _ => Missing::ForGood(failure),
+    })?;
+    client.call(Call::Pool).await?;
+    Ok(client)
 }
 
 fn control(
@@ -386,8 +405,14 @@ async fn donate_foreign(options: cli::Donate) -> Result<(), Failure> {
     }
     let uri: Uri = options.size.parse().map_err(|e| Failure::usage(format!("{e}")))?;
     let address = resolve(&uri)?;
-    let plain = stream::Transport::default();
-    let probe = || cheetah_rim::volume::probe(Endpoint::Tcp(address), uri.export.clone(), &plain);
+    let mut signals = Signals::listen()?;
+    // Its pool says how it is spoken to.
+    let members = match members::named(&options.pool)? {
+        Some(_) => find_in_time(&options.pool, &mut signals).await?,
+        None => None,
+    };
+    let transport = members.as_ref().map(Client::transport).unwrap_or_default();
+    let probe = || cheetah_rim::volume::probe(Endpoint::Tcp(address), uri.export.clone(), &transport);
     let session = probe().await.map_err(|failure| Failure::failed(failure.into_why()))?;
     let extents = u32::try_from(session.info.size / EXTENT_BYTES).unwrap_or(u32::MAX).min(DONOR_EXTENTS_MAX);
     if extents == 0 {
@@ -395,8 +420,11 @@ async fn donate_foreign(options: cli::Donate) -> Result<(), Failure> {
         return Err(Failure::failed(format!("{address} has {has}, less than the smallest loan, {least}")));
     }
     let who = Who::of(&options, Lender::at(address))?;
-    let mut signals = Signals::listen()?;
-    let Some(pool) = find_in_time(&options.pool, &mut signals).await? else { return Ok(()) };
+    let pool = match members {
+        Some(pool) => Some(pool),
+        None => find_in_time(&options.pool, &mut signals).await?,
+    };
+    let Some(pool) = pool else { return Ok(()) };
     let (control, handle) =
         control(who, address, extents, Some(uri.export.clone()), pool.clone(), DonorHooks::none())?;
     let lends = format!("lends {} of {address}", show_bytes(u64::from(extents) * EXTENT_BYTES));

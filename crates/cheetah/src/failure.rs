@@ -45,8 +45,9 @@ impl From<Told> for Failure {
 }
 
 /// Those beyond the exit codes' own; `docs/JSON.md` lists all.
-const CODES: [&str; 10] = [
+const CODES: [&str; 11] = [
     "invalid",
+    "forbidden",
     "not_found",
     "conflict",
     "pool_full",
@@ -144,6 +145,7 @@ impl Failure {
 fn code_of(code: RefusalCode) -> &'static str {
     match code {
         RefusalCode::Invalid => "invalid",
+        RefusalCode::Forbidden => "forbidden",
         RefusalCode::NotFound => "not_found",
         RefusalCode::Conflict => "conflict",
         RefusalCode::PoolFull => "pool_full",
@@ -160,7 +162,8 @@ impl From<Refusal> for Failure {
     fn from(refusal: Refusal) -> Self {
         let exit = match refusal.code {
             RefusalCode::Invalid => Exit::Usage,
-            RefusalCode::NotFound
+            RefusalCode::Forbidden
+            | RefusalCode::NotFound
             | RefusalCode::Conflict
             | RefusalCode::Gone
             | RefusalCode::OtherPool

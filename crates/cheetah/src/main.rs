@@ -8,6 +8,7 @@ mod attach;
 mod chunks;
 mod claims;
 mod cli;
+mod cli_members;
 mod content;
 mod control;
 mod daemon;
@@ -22,6 +23,7 @@ mod health;
 mod leave;
 mod load;
 mod mapfile;
+mod members;
 mod mover;
 mod on_disk;
 mod open;
@@ -72,6 +74,7 @@ fn main() -> ExitCode {
             return end(&Failure::failed(format!("this process gets no event loop from the kernel: {e}")));
         }
     };
+    members::begin(cli.identity.as_deref(), matches!(cli.command, Command::Donate(_)));
     let is_load = matches!(cli.command, Command::Load(_));
     let ended = runtime.block_on(run(cli.command));
     if is_load {
@@ -140,6 +143,9 @@ async fn run(command: Command) -> Result<(), Failure> {
         Command::Grow(options) => pool::grow(options).await,
         Command::Delete(options) => pool::delete(options).await,
         Command::Leave(options) => leave::leave(options).await,
+        Command::Join(options) => members::join(options).await,
+        Command::Token(command) => members::token(command).await,
+        Command::Member(command) => members::member(command).await,
         Command::Explain(options) => report::explain(&options),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -4,6 +4,7 @@
 use crate::cli;
 use crate::failure::{Exit, Failure};
 use crate::health;
+use crate::members;
 use crate::output;
 use crate::signals::Signals;
 use cheetah_core::api::{Answer, Call, PoolStatus, Size, VolumeDetail, VolumeStatus};
@@ -14,6 +15,9 @@ use std::path::PathBuf;
 use tokio::sync::watch;
 
 pub async fn find(pool: &cli::PoolArg) -> Result<Client, Failure> {
+    if let Some(url) = members::named(pool)? {
+        return members::client(&url).await;
+    }
     control::find_pool(pool.pool.as_deref()).await.map_err(|why| no_pool(&why))
 }
 
@@ -34,9 +38,9 @@ pub fn parse_listen(listen: &str) -> Result<SocketAddr, Failure> {
     })
 }
 
-/// Until TLS is built, whoever listens beyond loopback is told what that means.
-pub fn warn_if_clear(what: &str, address: SocketAddr) {
-    if !address.ip().is_loopback() {
+/// Whoever listens beyond loopback without TLS is told what that means.
+pub fn warn_if_clear(what: &str, address: SocketAddr, is_tls: bool) {
+    if !address.ip().is_loopback() && !is_tls {
         output::note(&format!(
             "{what} on {address} is in the clear and open to who can reach it: use a network you trust"
         ));
@@ -53,9 +57,13 @@ pub async fn coordinate(options: cli::Coordinate) -> Result<(), Failure> {
         None => StateAt::Directory(default_state()?),
     };
     let listen = parse_listen(&options.listen)?;
-    let running = control::coordinate(CoordinateOptions { listen, state }).await;
+    let cli::Coordinate { tls, certificates_last, .. } = options;
+    if tls && matches!(state, StateAt::Etcd(_)) {
+        return Err(Failure::usage("--tls with an etcd is not there yet: name a directory with --state"));
+    }
+    let running = control::coordinate(CoordinateOptions { listen, state, tls, certificates_last }).await;
     let mut running = running.map_err(|e| Failure::failed(e.to_string()))?;
-    warn_if_clear("control traffic", running.address());
+    warn_if_clear("control traffic", running.address(), tls);
     if running.is_new() {
         output::note(&format!(
             "new pool {}: it has nothing of any pool before it, and donors that hold something of another keep \
@@ -64,6 +72,9 @@ pub async fn coordinate(options: cli::Coordinate) -> Result<(), Failure> {
         ));
     }
     let mut signals = Signals::listen()?;
+    if tls {
+        members::found(&running).await?;
+    }
     output::ready(&running.url());
     let role = running.role();
     let ended = tokio::select! {

@@ -460,6 +460,7 @@ mod tests {
             volumes: vec![volume()],
             addresses: Vec::new(),
             strangers: Vec::new(),
+            members_only: false,
         }
     }
 

@@ -192,7 +192,7 @@ async fn renew(keeping: Keeping, mut place: watch::Receiver<String>, writer_besi
             Ok(_) => tokio::time::sleep(RETRY).await,
             Err(error) => {
                 if let CallError::Refused(refusal) = &error
-                    && refusal.code == RefusalCode::Gone
+                    && matches!(refusal.code, RefusalCode::Gone | RefusalCode::Forbidden)
                 {
                     keeping.lease_ended(refusal);
                 } else if !std::mem::replace(&mut told, true) {
@@ -255,7 +255,9 @@ async fn amend(keeping: Keeping) {
                     volume.amended(None);
                 }
             },
-            Err(CallError::Refused(refusal)) if refusal.code == RefusalCode::Gone => {
+            Err(CallError::Refused(refusal))
+                if matches!(refusal.code, RefusalCode::Gone | RefusalCode::Forbidden) =>
+            {
                 keeping.lease_ended(&refusal);
             }
             Err(error) => {

@@ -10,7 +10,6 @@ use crate::keep::{self, mark_written};
 use crate::lease::{Lease, Options, has_writer};
 use cheetah_core::content::ContentState;
 use cheetah_rim::control::Client;
-use cheetah_rim::stream::Transport;
 use cheetah_rim::volume::{Tuning, VolumeHandle, VolumeOptions};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -69,7 +68,7 @@ impl Volume {
             read_only: granted.read_only,
             fresh: granted.fresh,
             tuning,
-            transport: Transport::default(),
+            transport: lease.pool().transport(),
         };
         let handle = VolumeHandle::start(options).map_err(Error::Machine)?;
         let place = watch::Sender::new(String::new());

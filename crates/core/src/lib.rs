@@ -42,6 +42,7 @@ pub mod hosts;
 pub mod layout;
 pub mod limits;
 pub mod map;
+pub mod members;
 pub mod placement;
 pub mod poll;
 pub mod progress;

@@ -303,6 +303,17 @@ pub const ETCD_PAGE_KEYS_MAX: usize = 64;
 /// Where a member of etcd listens unless told otherwise.
 pub const ETCD_PORT: u16 = 2_379;
 
+/// Tokens by which somebody may still come into a pool.
+pub const POOL_TOKENS_MAX: usize = 1024;
+/// Members of a pool.
+pub const POOL_MEMBERS_MAX: usize = 16_384;
+/// Who a member is, by its own word.
+pub const MEMBER_NAME_BYTES_MAX: usize = 128;
+/// A token is good for a year at most.
+pub const TOKEN_SECONDS_MAX: u64 = 366 * 24 * 3600;
+/// How long a certificate lasts. It is renewed when a third of that is over.
+pub const CERTIFICATE_SECONDS: u64 = 7 * 24 * 3600;
+
 /// A second, in the unit of all times here.
 pub const SECOND_NS: u64 = 1_000_000_000;
 /// A millisecond, likewise.

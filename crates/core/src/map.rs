@@ -96,6 +96,14 @@ identity!(
     /// Proof of the right to write (or read) one volume; known to the coordinator, its holder and the donors.
     LeaseToken
 );
+identity!(
+    /// One member of a pool, from when it came in until it is revoked.
+    MemberId
+);
+identity!(
+    /// One token, by the beginning of its hash: it says nothing of the secret.
+    TokenId
+);
 
 /// What a donor proves with who it is: chosen at its start like its identity, which everybody is shown; known
 /// to it and to its coordinators, and printed nowhere.

@@ -40,7 +40,7 @@ fn unknown_names_leases_and_forms_are_refused() {
     let mut world = World::holding();
     assert!(refused(&world.open(1, "v", OTHER, 1), 1, OpenError::Unknown));
     assert!(refused(&world.open(2, "w", WRITER, 1), 2, OpenError::Unknown));
-    let opened = Event::Opened { conn: ConnId(3), export: "v".into() };
+    let opened = Event::Opened { conn: ConnId(3), export: "v".into(), member: None };
     assert!(refused(&world.step(opened), 3, OpenError::Malformed));
 }
 
@@ -48,7 +48,7 @@ fn unknown_names_leases_and_forms_are_refused() {
 fn the_next_writer_waits_for_the_last_to_be_out() {
     let mut world = World::holding();
     world.open(1, "v", WRITER, 1);
-    let grant = world.access.open("v@000000000000000a").expect("a lease");
+    let grant = world.access.open("v@000000000000000a", None).expect("a lease");
     let effects = world.step(Event::Duties(duties(2, vec![duty(1, "v", 0..4, Some(OTHER))])));
     assert_eq!(effects, [drop_of(1)], "not confirmed while it may still write");
     assert_eq!(world.access.check(&grant, true, 0, 1), Err(Denied::LeaseEnded), "refused from now on");
@@ -63,7 +63,7 @@ fn memory_is_wiped_between_volumes_and_confirmed_after() {
     world.open(1, "v", WRITER, 1);
     let next = vec![duty(2, "w", 2..6, Some(OTHER))];
     assert_eq!(world.step(Event::Duties(duties(2, next))), [drop_of(1)]);
-    let grant = world.access.open("w@000000000000000b").expect("known at once");
+    let grant = world.access.open("w@000000000000000b", None).expect("known at once");
     assert_eq!(world.access.check(&grant, true, 4 * EXTENT_BYTES, 1), Ok(()), "clean extents at once");
     assert_eq!(world.access.check(&grant, true, 2 * EXTENT_BYTES, 1), Err(Denied::NotYours));
     let wipe = Effect::Wipe { extents: vec![0, 1, 2, 3] };
@@ -79,11 +79,11 @@ fn memory_is_wiped_between_volumes_and_confirmed_after() {
 fn older_duties_and_impossible_extents_are_ignored() {
     let mut world = World::holding();
     assert_eq!(world.step(Event::Duties(duties(0, Vec::new()))), []);
-    assert!(world.access.open("v@000000000000000a").is_ok());
+    assert!(world.access.open("v@000000000000000a", None).is_ok());
     world.wake();
     let twice = vec![duty(1, "v", 0..4, Some(WRITER)), duty(2, "w", 3..100, Some(OTHER))];
     world.step(Event::Duties(duties(2, twice)));
-    let grant = world.access.open("w@000000000000000b").expect("known");
+    let grant = world.access.open("w@000000000000000b", None).expect("known");
     assert_eq!(world.access.check(&grant, false, 3 * EXTENT_BYTES, 1), Err(Denied::NotYours));
     assert_eq!(grant.size, 8 * EXTENT_BYTES);
 }
@@ -138,7 +138,7 @@ fn no_order_of_events_lets_old_and_new_meet() {
             }
             for extent in wiping.iter().flatten() {
                 for export in ["v@000000000000000a.99", "w@000000000000000b.99"] {
-                    let Ok(grant) = world.access.open(export) else { continue };
+                    let Ok(grant) = world.access.open(export, None) else { continue };
                     let reach = world.access.check(&grant, true, u64::from(*extent) * EXTENT_BYTES, 1);
                     assert!(
                         matches!(reach, Err(Denied::NotYours | Denied::Beyond)),

@@ -87,6 +87,7 @@ fn well() -> PoolStatus {
         volumes: vec![volume()],
         addresses: Vec::new(),
         strangers: Vec::new(),
+        members_only: false,
     }
 }
 

@@ -199,7 +199,8 @@ impl Pool {
             .env(mark::VARIABLE, &self.mark)
             .env("CHEETAH_POOL", &self.url)
             .env("XDG_RUNTIME_DIR", self.scratch.directory("run"))
-            .env("XDG_STATE_HOME", self.scratch.directory("state-home"));
+            .env("XDG_STATE_HOME", self.scratch.directory("state-home"))
+            .env("XDG_CONFIG_HOME", self.scratch.directory("config"));
         command
     }
 

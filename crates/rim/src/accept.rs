@@ -4,6 +4,7 @@
 //! asks. Called by `donor` and by the export front end.
 
 use crate::stream::{Stream, Transport};
+use cheetah_core::members::Member;
 use cheetah_nbd::server::{ExportError, Handshake, Purpose, Step};
 use cheetah_nbd::{ExportInfo, ListEntry, Negotiated};
 use std::io;
@@ -16,6 +17,9 @@ pub const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
 pub trait Exports {
     /// Whether `cheetah:dirty` is offered.
     const IS_DONOR: bool = false;
+
+    /// Who asks from here on, as its certificate says; false: it gets nothing here. Not called in the clear.
+    fn meets(&mut self, member: Member) -> bool;
 
     /// The export of this name, or why not. For `Purpose::Go` the client is about to use it.
     fn lookup(
@@ -50,12 +54,13 @@ async fn drive<E: Exports>(
     transport: &Transport,
     exports: &mut E,
 ) -> io::Result<Option<Accepted>> {
-    // NBD_OPT_STARTTLS will stand here: once its step says that the option was acknowledged, and `input` is
-    // empty, the stream becomes another in the middle of the loop, and the handshake begins anew.
     let mut stream = transport.accepted(stream).await?;
     let mut handshake = Handshake::new();
     if E::IS_DONOR {
         handshake = handshake.of_donor();
+    }
+    if transport.tls().is_some() {
+        handshake = handshake.behind_tls();
     }
     let (mut input, mut output) = (Vec::new(), Vec::new());
     loop {
@@ -66,8 +71,15 @@ async fn drive<E: Exports>(
                 let answer = exports.lookup(&export, purpose).await;
                 handshake.answer_lookup(answer);
             }
-            // Not before somebody says that TLS is to be spoken.
-            Step::StartTls => return Ok(None),
+            Step::StartTls => {
+                let Some(tls) = transport.tls().filter(|_| input.is_empty()) else { return Ok(None) };
+                stream = tls.accept(stream).await.inspect_err(|why| tracing::debug!(%why, "no TLS"))?;
+                if !stream.member().is_some_and(|member| exports.meets(member)) {
+                    tracing::debug!(member = ?stream.member(), "not for a member of this role");
+                    return Ok(None);
+                }
+                handshake.tls_started();
+            }
             Step::List => handshake.answer_list(exports.list().as_deref()),
             Step::Ready(session) => {
                 stream.suit_distance();

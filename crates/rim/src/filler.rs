@@ -11,6 +11,7 @@ use crate::net::{Bound, Listener};
 use crate::stream::{Incoming, Stream, Transport};
 use cheetah_core::limits::REQUESTS_IN_FLIGHT_MAX;
 use cheetah_core::map::Filler;
+use cheetah_core::members::Member;
 use cheetah_core::volume::FetchError;
 use cheetah_nbd::server::outbox::Piece;
 use cheetah_nbd::server::transmission::{Step, Transmission};
@@ -47,11 +48,11 @@ struct Served {
 ///
 /// # Errors
 /// The kernel gives no thread, or no random numbers.
-pub fn serve(bound: Bound, size: u64, brings: Arc<dyn Brings>) -> io::Result<Filler> {
+pub fn serve(bound: Bound, size: u64, brings: Arc<dyn Brings>, transport: Transport) -> io::Result<Filler> {
     let address = bound.endpoint.to_string();
     // Nobody guesses it, and the coordinator tells it only with a lease.
     let export = format!("fill.{:016x}{:016x}", random()?, random()?);
-    let served = Served { export: export.as_str().into(), size, brings, transport: Transport::default() };
+    let served = Served { export: export.as_str().into(), size, brings, transport };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let accept = move || {
         tokio::task::LocalSet::new().block_on(&runtime, async move {
@@ -199,6 +200,10 @@ struct Door {
 }
 
 impl Exports for Door {
+    fn meets(&mut self, member: Member) -> bool {
+        member.role.reaches_data()
+    }
+
     async fn lookup(&mut self, export: &str, _purpose: Purpose) -> Result<ExportInfo, ExportError> {
         let Served { export: own, size, .. } = &self.served;
         if export != &**own {

@@ -18,6 +18,7 @@ pub mod gather;
 mod layers;
 mod ledgers;
 mod mapping;
+pub mod members;
 pub mod memory;
 pub mod net;
 pub mod own_fault;

@@ -36,7 +36,7 @@ const LOOPBACK: &str = "127.0.0.1:0";
 
 async fn start(state: StateAt) -> (Coordination, Client) {
     let listen = LOOPBACK.parse().expect("an address");
-    let coordination = coordinate(CoordinateOptions { listen, state }).await.expect("starts");
+    let coordination = coordinate(CoordinateOptions::new(listen, state)).await.expect("starts");
     let client = Client::new(&coordination.url()).expect("a URL");
     (coordination, client)
 }
@@ -156,7 +156,7 @@ async fn two_coordinators_cannot_share_a_state() {
     let directory = Directory::new("shared");
     let (_first, _) = start(state(&directory.0)).await;
     let listen = LOOPBACK.parse().expect("an address");
-    let second = coordinate(CoordinateOptions { listen, state: state(&directory.0) }).await;
+    let second = coordinate(CoordinateOptions::new(listen, state(&directory.0))).await;
     let error = second.expect_err("refused");
     assert!(matches!(error, CoordinateError::StateInUse { .. }), "{error}");
     let says = error.to_string();
@@ -173,8 +173,7 @@ async fn a_damaged_state_is_refused_and_kept() {
     let file = directory.0.join("pool.redb");
     std::fs::write(&file, b"not a database, but somebody's notes").expect("written");
     let listen = LOOPBACK.parse().expect("an address");
-    let error =
-        coordinate(CoordinateOptions { listen, state: state(&directory.0) }).await.expect_err("refused");
+    let error = coordinate(CoordinateOptions::new(listen, state(&directory.0))).await.expect_err("refused");
     assert!(matches!(error, CoordinateError::State { .. }), "{error}");
     assert_eq!(std::fs::read(&file).expect("still there"), b"not a database, but somebody's notes");
 }
@@ -183,7 +182,7 @@ async fn a_damaged_state_is_refused_and_kept() {
 async fn a_port_in_use_is_named() {
     let taken = TcpListener::bind(LOOPBACK).await.expect("binds");
     let listen: SocketAddr = taken.local_addr().expect("an address");
-    let error = coordinate(CoordinateOptions { listen, state: StateAt::Memory }).await.expect_err("in use");
+    let error = coordinate(CoordinateOptions::new(listen, StateAt::Memory)).await.expect_err("in use");
     let says = error.to_string();
     assert!(says.contains(&listen.port().to_string()) && says.contains("--listen"), "{says}");
 }
@@ -339,7 +338,7 @@ async fn a_state_without_a_pool_is_damage() {
     again.stop().await.expect("stops");
     std::fs::write(directory.0.join("pool.redb"), []).expect("emptied");
     let listen = LOOPBACK.parse().expect("an address");
-    let error = coordinate(CoordinateOptions { listen, state: state(&directory.0) }).await.expect_err("no");
+    let error = coordinate(CoordinateOptions::new(listen, state(&directory.0))).await.expect_err("no");
     let said = error.to_string();
     assert!(said.contains("is empty") && said.contains("restore it") && said.contains("--state"), "{said}");
 }

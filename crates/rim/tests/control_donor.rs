@@ -23,7 +23,7 @@ struct Donor {
 
 async fn coordinator(listen: &str, state: StateAt) -> Coordination {
     let listen = listen.parse().expect("an address");
-    coordinate(CoordinateOptions { listen, state }).await.expect("starts")
+    coordinate(CoordinateOptions::new(listen, state)).await.expect("starts")
 }
 
 fn donate(url: &str, name: &str) -> Donor {
@@ -82,16 +82,16 @@ async fn a_lease_opens_connections_and_its_end_closes_them() {
     assert_eq!(lease.unconfirmed, [], "the donor knows it by now");
 
     let mut first =
-        donor.handle.open(&export_name("v", lease.token, 1, donor_of(&lease))).await.expect("admitted");
+        donor.handle.open(&export_name("v", lease.token, 1, donor_of(&lease)), None).await.expect("admitted");
     assert_eq!((first.grant.writable, first.grant.size, first.is_dropped()), (true, 2 * EXTENT_BYTES, false));
     let access = donor.handle.access();
     assert_eq!(access.borrow().check(&first.grant, true, 0, 4096), Ok(()));
     assert_eq!(access.borrow().check(&first.grant, true, 2 * EXTENT_BYTES, 1), Err(Denied::Beyond));
-    assert_eq!(donor.handle.open("v@00").await.err(), Some(OpenError::Malformed));
+    assert_eq!(donor.handle.open("v@00", None).await.err(), Some(OpenError::Malformed));
 
     let opening = tokio::spawn({
         let (handle, export) = (donor.handle.clone(), export_name("v", lease.token, 2, donor_of(&lease)));
-        async move { handle.open(&export).await }
+        async move { handle.open(&export, None).await }
     });
     first.dropped().await;
     assert!(!opening.is_finished(), "the newer session waits for the older to be closed");
@@ -126,11 +126,11 @@ async fn a_restarted_coordinator_disturbs_nobody() {
     create(&client, "v").await;
     let lease = attach(&client, "v").await;
     let open =
-        donor.handle.open(&export_name("v", lease.token, 1, donor_of(&lease))).await.expect("admitted");
+        donor.handle.open(&export_name("v", lease.token, 1, donor_of(&lease)), None).await.expect("admitted");
     coordination.stop().await.expect("stops");
     donor
         .handle
-        .open(&export_name("v", lease.token, 1, donor_of(&lease)))
+        .open(&export_name("v", lease.token, 1, donor_of(&lease)), None)
         .await
         .expect("admitted without a coordinator");
 
@@ -164,7 +164,7 @@ async fn a_dismissed_or_unwanted_donor_ends_and_knows_why() {
     }
     client.call(Call::Leave { donor: "d".into(), force: false }).await.expect("leaves");
     assert_eq!(donor.task.await.expect("no panic"), Exit::Dismissed);
-    assert_eq!(donor.handle.open("v@0000000000000001").await.err(), Some(OpenError::Leaving));
+    assert_eq!(donor.handle.open("v@0000000000000001", None).await.err(), Some(OpenError::Leaving));
     assert_eq!(status(&client).await.donors, []);
 }
 
@@ -187,7 +187,7 @@ async fn told_to_leave_it_stays_for_what_it_holds_and_no_longer() {
     assert_eq!(state.draining.expect("told").volumes, ["v"]);
     let lease = attach(&client, "v").await;
     let export = export_name("v", lease.token, 1, donor_of(&lease));
-    drop(donor.handle.open(&export).await.expect("nobody else has it, so it serves on"));
+    drop(donor.handle.open(&export, None).await.expect("nobody else has it, so it serves on"));
     donor.handle.terminate();
     assert_eq!(donor.task.await.expect("no panic"), Exit::Terminated);
     assert_eq!(*donor.wiped.lock().expect("unpoisoned"), [0, 1]);

@@ -10,7 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 async fn leader() -> Coordination {
     let listen = "127.0.0.1:0".parse().expect("an address");
-    coordinate(CoordinateOptions { listen, state: StateAt::Memory }).await.expect("starts")
+    coordinate(CoordinateOptions::new(listen, StateAt::Memory)).await.expect("starts")
 }
 
 /// A port that refuses connections.
@@ -144,7 +144,7 @@ async fn while_one_stands_by_the_lead_is_waited_for() {
         tokio::task::yield_now().await;
     }
     let listen = late.trim_start_matches("http://").parse().expect("an address");
-    let leader = coordinate(CoordinateOptions { listen, state: StateAt::Memory }).await.expect("starts");
+    let leader = coordinate(CoordinateOptions::new(listen, StateAt::Memory)).await.expect("starts");
     let answer = asking.await.expect("no panic");
     assert!(matches!(&answer, Ok(Answer::Pool(answer)) if answer.pool == leader.pool()), "{answer:?}");
 }

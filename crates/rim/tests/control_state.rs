@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 async fn start(directory: &Path) -> Result<Coordination, CoordinateError> {
     let listen = "127.0.0.1:0".parse().expect("an address");
-    coordinate(CoordinateOptions { listen, state: StateAt::Directory(directory.to_owned()) }).await
+    coordinate(CoordinateOptions::new(listen, StateAt::Directory(directory.to_owned()))).await
 }
 
 async fn status(coordination: &Coordination) -> PoolStatus {

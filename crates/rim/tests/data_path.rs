@@ -141,6 +141,15 @@ over_each_transport!(
     writes_that_are_lent_together_arrive_as_they_were,
 );
 
+// Others have a server that follows a script, in the clear.
+through_tls!(
+    what_is_written_is_read_over_stripes_and_extents,
+    many_requests_at_once_each_get_their_own_bytes,
+    zero_trim_and_status_tell_present_from_absent,
+    a_donor_that_cannot_be_reached_fails_its_ranges_and_no_others,
+    writes_that_are_lent_together_arrive_as_they_were,
+);
+
 fn what_is_written_is_read_over_stripes_and_extents(over: &Transport) {
     for (redundancy, groups) in [(Redundancy { data: 3, parity: 0 }, 2), (Redundancy::LINEAR, 6)] {
         let donors = donors(3, 2, over);

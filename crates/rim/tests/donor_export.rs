@@ -53,7 +53,7 @@ impl World {
 
     async fn begin(over: &Transport) -> World {
         let listen = "127.0.0.1:0".parse().unwrap();
-        let coordination = coordinate(CoordinateOptions { listen, state: StateAt::Memory }).await.unwrap();
+        let coordination = coordinate(CoordinateOptions::new(listen, StateAt::Memory)).await.unwrap();
         let pool = Pool::new(&coordination.url()).unwrap();
         let bound = Bound::new(&Endpoint::Tcp(listen)).unwrap();
         let Endpoint::Tcp(listen) = bound.endpoint else { panic!("bound to TCP") };

@@ -13,6 +13,7 @@ use cheetah_core::limits::{
     CONTROL_DEADLINE_NS, DONOR_SILENCE_NS, HEARTBEAT_NS, LEASE_RENEW_NS, MILLISECOND_NS,
 };
 use cheetah_core::map::PoolId;
+use cheetah_core::members;
 use cheetah_core::units::Time;
 
 pub(crate) type Outcome = Result<Answer, Refusal>;
@@ -141,7 +142,13 @@ impl World {
         }
         self.coordinator.taken.insert(id);
         let entropy = self.rng.draw();
-        self.step_coordinator(Event::Call { call: CallId(id), entropy, pool, request });
+        self.step_coordinator(Event::Call {
+            call: CallId(id),
+            entropy,
+            pool,
+            caller: members::Caller::Anyone,
+            request,
+        });
         if abandoned {
             self.hangup_arrives(id);
         }

@@ -103,7 +103,7 @@ impl Client {
 impl DonorHost {
     /// Whether this lease opens every extent that the map has here.
     pub(crate) fn grants(&self, map: &VolumeMap, token: LeaseToken) -> bool {
-        let Ok(grant) = self.access.open(&export_name(&map.name, token, u64::MAX, self.id)) else {
+        let Ok(grant) = self.access.open(&export_name(&map.name, token, u64::MAX, self.id), None) else {
             return false;
         };
         let members = map.groups.iter().flat_map(|group| group.placements());
@@ -354,7 +354,7 @@ impl World {
         match message {
             ToDonor::Hello => {
                 let export = conn.export.clone();
-                self.step_donor(d, Event::Opened { conn: ConnId(id), export });
+                self.step_donor(d, Event::Opened { conn: ConnId(id), export, member: None });
             }
             ToDonor::Bytes(bytes) => self.requests_arrive(d, id, &bytes),
             ToDonor::End => return self.end_conn(d, id),

@@ -231,7 +231,7 @@ impl World {
                 bytes += held.len();
                 for (token, read_only) in self.leases_of(map.volume) {
                     let export = export_name(&map.name, token, u64::MAX, donor.id);
-                    let grant = match donor.access.open(&export) {
+                    let grant = match donor.access.open(&export, None) {
                         Err(_) if held.is_empty() => continue,
                         Ok(grant) if grant.writable != read_only => grant,
                         other => {

@@ -196,7 +196,7 @@ mod tests {
     #[test]
     fn only_what_touches_memory_needs_a_permit() {
         let access = Access::alone(EXTENTS);
-        let grant = access.open("").expect("all of it");
+        let grant = access.open("", None).expect("all of it");
         let ended = Access::default();
         let free = [Command::Flush, Command::Mark];
         let bound = [
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn what_is_denied_says_how() {
         let access = Access::alone(EXTENTS);
-        let grant = access.open("").expect("all of it");
+        let grant = access.open("", None).expect("all of it");
         let end = grant.size;
         assert_eq!(permit(&access, &grant, &header(Command::Read, end, 1)), Err(Errno::Inval));
         assert_eq!(permit(&access, &grant, &header(Command::Write, end, 1)), Err(Errno::NoSpc));
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn a_reader_is_offered_what_a_writer_is_but_to_write() {
-        let grant = Access::alone(EXTENTS).open("").expect("all of it");
+        let grant = Access::alone(EXTENTS).open("", None).expect("all of it");
         let (writer, reader) = (export(&grant), export(&Grant { writable: false, ..grant }));
         assert_eq!((writer.size, reader.size), (grant.size, grant.size));
         assert_eq!(writer.flags.with(TransmissionFlags::READ_ONLY), reader.flags);

@@ -125,7 +125,7 @@ struct Running {
 impl Running {
     /// Until readers can be sent here. What was begun is taken back when it fails.
     async fn start(order: &Order) -> Result<Running, Failure> {
-        let pool = Client::new(&order.pool).map_err(|e| Failure::usage(e.to_string()))?;
+        let pool = crate::members::client(&order.pool).await?;
         let claim = RuntimeDir::of_fillers()?.claim(&order.name)?;
         let asked = UnixListener::from_std(claim.listen()?)
             .map_err(|e| Failure::failed(format!("cannot listen for `fill`: {}", own_fault(&e))))?;
@@ -344,6 +344,6 @@ async fn survey(filling: &Arc<Filling>) -> Result<(), Failure> {
 async fn listen(pool: &Client, size: u64, filling: &Arc<Filling>) -> Result<Filler, Failure> {
     let ip = reached_from(pool).await?;
     let bound = Bound::new(&Endpoint::Tcp(SocketAddr::new(ip, 0))).map_err(Failure::failed)?;
-    filler::serve(bound, size, filling.clone())
+    filler::serve(bound, size, filling.clone(), pool.transport())
         .map_err(|e| Failure::failed(format!("cannot serve readers: {}", own_fault(&e))))
 }

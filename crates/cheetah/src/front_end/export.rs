@@ -26,10 +26,17 @@ impl Export {
     }
 
     pub fn start(&mut self, of: &Of<'_>, ready: &mut Ready) -> Result<(), Failure> {
-        let exported = export::serve(of.volume, &self.endpoint, Transport::default())
+        // A socket's file says who may connect.
+        let transport = match self.endpoint {
+            Endpoint::Tcp(_) => of.transport.clone(),
+            Endpoint::Unix(_) => Transport::default(),
+        };
+        let is_tls = transport.tls().is_some();
+        let exported = export::serve(of.volume, &self.endpoint, transport)
             .map_err(|e| Failure::failed(e.to_string()))?;
         let endpoint = exported.endpoint();
         match endpoint {
+            _ if is_tls => {}
             _ if !exported.is_local() => {
                 ready.notes.push(format!("{endpoint} is in the clear and open to who can reach it"));
             }

@@ -16,6 +16,7 @@ use crate::daemon::{Order, Ready};
 use crate::failure::Failure;
 use crate::runtime_dir::Record;
 use cheetah_front::Shared;
+use cheetah_rim::stream::Transport;
 use std::path::PathBuf;
 use tokio::sync::watch;
 
@@ -30,6 +31,8 @@ pub struct Of<'a> {
     pub volume: &'a Shared,
     /// Somebody else has the volume for writing.
     pub writer_beside: bool,
+    /// How others than this machine may reach it.
+    pub transport: Transport,
 }
 
 impl FrontEnd {

@@ -1,8 +1,9 @@
 //! What donors report to their coordinator, what it tells them, and what a donor's leaving costs.
 //! Never: behaviour.
 
-use crate::map::{DonorId, DonorSecret, LeaseToken, PoolId, VolumeId};
+use crate::map::{DonorId, DonorSecret, LeaseToken, MemberId, PoolId, VolumeId};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// What a donor says of itself when it joins, and again after its coordinator forgot it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -115,6 +116,10 @@ pub struct Duty {
     /// So many extents of the volume share one of the donor's.
     #[serde(default = "crate::map::one_layer")]
     pub layers: u32,
+    /// Whose the leases are: in a pool of members a lease is of use only with its member's certificate. None
+    /// in a pool in the clear.
+    #[serde(default)]
+    pub members: BTreeMap<LeaseToken, MemberId>,
 }
 
 /// What a volume would lose with donors that go: bytes that redundancy does not cover, 0 when it covers all.

@@ -3,21 +3,24 @@
 //! Owns the shapes and the API version: here the calls, and how they are answered or refused. Never:
 //! behaviour. `rim::control` carries them, `coordinator` answers them, the OpenAPI description in `rim` names
 //! the same fields. Files: `donors` (what donors report, and are told), `leases` (of who has a volume
-//! attached), `status` (what people are shown).
+//! attached), `members` (who may be there), `status` (what people are shown).
 
 mod donors;
 mod leases;
+mod members;
 mod status;
 
 pub use donors::{AtStake, Duties, Duty, Join, Joined, Leaving, Sync};
 pub use leases::{Amend, Attach, Attached, Filled, KeptSlot, Renew, Renewed, VolumeReport};
+pub use members::{Enrol, Enrolled, MemberStatus, NewToken, Recertify, TokenStatus};
 pub use status::{
     Attachment, Crowd, DonorHealth, DonorStatus, PoolStatus, Rehearsal, Stranger, VolumeDetail, VolumeHealth,
     VolumeStatus, WaitsFor,
 };
 
 use crate::content::{Tell, ToLoad};
-use crate::map::{DonorId, LeaseToken, Redundancy};
+use crate::map::{DonorId, LeaseToken, MemberId, Redundancy, TokenId};
+use crate::members::TokenHash;
 use serde::{Deserialize, Serialize};
 
 /// Both ends refuse another number, saying which side to upgrade.
@@ -105,6 +108,31 @@ pub enum Call {
         /// The lease that ends.
         token: LeaseToken,
     },
+    /// `POST /v1/tokens`
+    NewToken(NewToken),
+    /// `GET /v1/tokens`
+    Tokens,
+    /// `DELETE /v1/tokens/{token}`: nobody comes in by it any more.
+    RevokeToken {
+        /// The token's name.
+        token: TokenId,
+    },
+    /// `POST /v1/members`: who has a token becomes a member.
+    Enrol {
+        /// Who asks, and by what.
+        enrol: Enrol,
+        /// Of the token's secret, as the coordinator's driver computed it; no caller says it.
+        hash: TokenHash,
+    },
+    /// `POST /v1/members/self`: a member's next certificate.
+    Recertify(Recertify),
+    /// `GET /v1/members`
+    Members,
+    /// `DELETE /v1/members/{member}`: it is out, with its leases and donors.
+    RevokeMember {
+        /// The member's identity.
+        member: MemberId,
+    },
 }
 
 /// What a call is answered with.
@@ -124,7 +152,15 @@ pub enum Answer {
     Renewed(Renewed),
     /// The answer to `Leave`.
     Leaving(Leaving),
-    /// The answer to `Delete`, `Tell` and `Detach`.
+    /// The answer to `NewToken`.
+    Token(TokenStatus),
+    /// The answer to `Tokens`.
+    Tokens(Vec<TokenStatus>),
+    /// The answer to `Enrol` and `Recertify`.
+    Enrolled(Enrolled),
+    /// The answer to `Members`.
+    Members(Vec<MemberStatus>),
+    /// The answer to `Delete`, `Tell`, `Detach` and what revokes.
     Done,
 }
 
@@ -144,6 +180,8 @@ pub struct Refusal {
 pub enum RefusalCode {
     /// 400
     Invalid,
+    /// 403: not a member, not one any more, or not for one of its role.
+    Forbidden,
     /// 404
     NotFound,
     /// 409: a name taken, a second writer, a volume in use.

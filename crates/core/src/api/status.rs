@@ -28,6 +28,9 @@ pub struct PoolStatus {
     /// Donors that ask to join, and hold memory of another pool.
     #[serde(default)]
     pub strangers: Vec<Stranger>,
+    /// Only members are let in, by TLS. False: all is in the clear, and open to who can reach it.
+    #[serde(default)]
+    pub members_only: bool,
 }
 
 /// A donor that is not taken in: it keeps what it holds for the pool that this belongs to.

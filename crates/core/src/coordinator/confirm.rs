@@ -167,6 +167,8 @@ impl Coordinator {
             let volume = self.volumes.get(id)?;
             let read_only =
                 |token: &LeaseToken| self.leases.get(token).is_some_and(|lease| lease.record.read_only);
+            let whose = |token: &LeaseToken| Some((*token, self.leases.get(token)?.record.member?));
+            let members = volume.leases.iter().filter_map(whose).collect();
             let (readers, writers): (Vec<_>, Vec<_>) = volume.leases.iter().copied().partition(read_only);
             Some(Duty {
                 volume: *id,
@@ -178,6 +180,7 @@ impl Coordinator {
                 tend: volume.tender == Some(donor.record.donor),
                 backed: volume.map.backing.is_some(),
                 layers: volume.map.layers(),
+                members,
             })
         };
         let volumes = donor.held.iter().filter_map(duty).collect();

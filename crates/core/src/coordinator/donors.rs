@@ -204,7 +204,7 @@ impl Coordinator {
             let revision = self.next_revision();
             let Join { donor, name, host, machine, address, extents, foreign_export, .. } = join;
             let (secret, join) = (Some(join.secret), self.joins);
-            let (departed, leaving) = (false, false);
+            let (departed, leaving, member) = (false, false, self.caller_id());
             self.joins += 1;
             let record = DonorRecord {
                 donor,
@@ -218,6 +218,7 @@ impl Coordinator {
                 join,
                 departed,
                 leaving,
+                member,
             };
             self.donors.insert(id, Donor::join(record, revision, now));
             self.dirty.insert(Key::Donor(id));

@@ -8,8 +8,9 @@
 
 use super::confirm::Held;
 use super::{CallId, Coordinator, Effect, Outcome, door, refuse};
-use crate::api::{Answer, Join, Refusal, RefusalCode};
+use crate::api::{Answer, Call, Join, Refusal, RefusalCode};
 use crate::limits::GREETING_NS;
+use crate::members::Caller;
 use crate::seed::Seed;
 use crate::units::{Time, show_bytes};
 use std::fmt;
@@ -20,6 +21,7 @@ use std::net::SocketAddr;
 pub(super) struct Joining {
     join: Join,
     seed: u64,
+    caller: Caller,
 }
 
 /// Why a donor is not to be had at the address that it gave.
@@ -69,17 +71,21 @@ impl Coordinator {
             foreign_export: join.foreign_export.clone(),
             extents: join.extents,
         });
-        self.joining.insert(call, Joining { join, seed: seed.0 });
+        self.joining.insert(call, Joining { join, seed: seed.0, caller: self.caller });
         Ok(Outcome::Hold(Held::Join { call }, now + GREETING_NS))
     }
 
     /// The greeting was answered as that donor, or why not.
     pub(super) fn greeted(&mut self, now: Time, call: CallId, result: Result<(), NotGreeted>) {
-        let Some(Joining { join, seed }) = self.joining.remove(&call) else { return };
+        let Some(Joining { join, seed, caller }) = self.joining.remove(&call) else { return };
         self.release(call);
-        self.calling = Some(call);
+        (self.calling, self.caller) = (Some(call), caller);
         let answer = match result {
-            Ok(()) => self.check_joining(now, &join).and_then(|()| self.take_in(now, &mut Seed(seed), join)),
+            // It may have been revoked meanwhile.
+            Ok(()) => self
+                .check_caller(&Call::Join(join.clone()))
+                .and_then(|()| self.check_joining(now, &join))
+                .and_then(|()| self.take_in(now, &mut Seed(seed), join)),
             Err(why) => Err(self.out_of_reach(&join, &why.to_string())),
         };
         self.replies.push((call, answer.map(Answer::Joined)));

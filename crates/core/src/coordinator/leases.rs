@@ -68,7 +68,9 @@ impl Coordinator {
         let Attach { read_only, holder, yields, alone, .. } = attach;
         let since = self.time_of_day;
         let fresh = self.volumes.get(&id).is_some_and(|volume| volume.fresh);
-        let record = LeaseRecord { token, volume: id, read_only, holder, yields, alone, fills, fresh, since };
+        let member = self.caller_id();
+        let record =
+            LeaseRecord { token, volume: id, read_only, holder, yields, alone, fills, fresh, since, member };
         let expires = now + LEASE_NS;
         let epoch = self.volumes.get(&id).map_or(0, |volume| volume.map.epoch);
         if let Some(volume) = self.volumes.get_mut(&id).filter(|_| fresh && !read_only) {

@@ -7,7 +7,8 @@
 //! confirmed that it knows (`confirm`). Called by `rim::control` and `sim`. Tests: `tests/coordinator_*.rs`.
 //!
 //! Files: `donors` (join, sync, silence), `doubt` (donors that may have ended), `drain` (leaving), `volumes`
-//! (create, grow, delete), `leases` (attach, renew, detach), `amend` (what a writer found out), `repair` (new
+//! (create, grow, delete), `leases` (attach, renew, detach), `members` (who
+//! may call), `amend` (what a writer found out), `repair` (new
 //! homes for fragments), `retire` (extents that slots have left), `content` (what volumes hold), `open`
 //! (sources behind them), `rehearsal` (what the loss of one more host would cost), `tend` (volumes at rest),
 //! `blame` (wrong blocks by donor), `strangers` (donors of other pools), `asleep` (time in which nobody
@@ -28,6 +29,7 @@ mod extents;
 mod greet;
 mod invariants;
 mod leases;
+mod members;
 mod notes;
 mod open;
 mod record;
@@ -40,6 +42,7 @@ mod tend;
 mod volumes;
 
 pub use greet::NotGreeted;
+pub use members::{AuthorityRecord, MemberRecord, TokenRecord};
 pub use notes::Note;
 pub use record::{BadState, ContentRecord, DonorRecord, Key, LeaseRecord, PoolRecord, Record, VolumeRecord};
 pub use retire::Retired;
@@ -47,12 +50,14 @@ pub use retire::Retired;
 use crate::api::{Answer, Call, Refusal, RefusalCode};
 use crate::content::UnixSeconds;
 use crate::map::{DonorId, DonorSecret, LeaseToken, PoolId, VolumeId};
+use crate::members::Caller;
 use crate::seed::Seed;
 use crate::units::Time;
 use confirm::Held;
 use donors::Donor;
 use greet::Joining;
 use leases::Lease;
+use members::Members;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use strangers::Strangers;
@@ -74,6 +79,8 @@ pub enum Event {
         entropy: u64,
         /// None: the caller takes whichever pool answers.
         pool: Option<PoolId>,
+        /// Who asks, as far as that is proved.
+        caller: Caller,
         /// The question.
         request: Call,
     },
@@ -205,6 +212,9 @@ pub struct Coordinator {
     now: Time,
     /// The call that the step is about.
     calling: Option<CallId>,
+    /// Who makes it.
+    caller: Caller,
+    members: Members,
     notes: Vec<Note>,
     // What the current step still has to do at its end; empty between steps.
     /// Volumes of which somebody must look whether they need tending.
@@ -243,6 +253,8 @@ impl Coordinator {
             plan_at: None,
             now: 0,
             calling: None,
+            caller: Caller::Anyone,
+            members: Members::default(),
             notes: Vec::new(),
             unsure: BTreeSet::new(),
             emptied: BTreeSet::new(),
@@ -278,9 +290,9 @@ impl Coordinator {
         let now = self.wake(now);
         self.expire(now);
         match event {
-            Event::Call { call, entropy, pool, request } => {
-                self.calling = Some(call);
-                let meant = self.check_pool(pool);
+            Event::Call { call, entropy, pool, caller, request } => {
+                (self.calling, self.caller) = (Some(call), caller);
+                let meant = self.check_pool(pool).and_then(|()| self.check_caller(&request));
                 match meant.and_then(|()| self.answer(now, call, &mut Seed(entropy), request)) {
                     Ok(Outcome::Answer(answer)) => self.replies.push((call, Ok(answer))),
                     Ok(Outcome::Hold(held, until)) => self.hold(call, held, until),
@@ -292,7 +304,7 @@ impl Coordinator {
             Event::Reached { donor, address, found } => self.reached(now, donor, &address, found),
             Event::Wake => {}
         }
-        self.calling = None;
+        (self.calling, self.caller) = (None, Caller::Anyone);
         self.finish(now, effects);
     }
 
@@ -317,6 +329,13 @@ impl Coordinator {
             Call::Amend { name, token, amend } => self.amend(now, &name, token, amend),
             Call::Tell { name, token, tell } => self.tell(&name, token, tell),
             Call::Detach { name, token } => self.detach(&name, token),
+            Call::NewToken(new) => self.new_token(new),
+            Call::Tokens => Ok(self.tokens()),
+            Call::RevokeToken { token } => self.revoke_token(token),
+            Call::Enrol { enrol, hash } => self.enrol(seed, enrol, &hash),
+            Call::Recertify(recertify) => self.recertify(&recertify),
+            Call::Members => Ok(self.list_members()),
+            Call::RevokeMember { member } => self.revoke_member(now, member),
         }
     }
 

@@ -6,13 +6,14 @@
 
 use super::donors::Donor;
 use super::leases::Lease;
+use super::members::{AuthorityRecord, MemberRecord, Members, TokenRecord};
 use super::retire::Retired;
 use super::volumes::Volume;
 use super::{Coordinator, Timer};
 use crate::api::VolumeReport;
 use crate::content::{Content, ContentState, UnixSeconds};
 use crate::limits::{DONOR_SILENCE_NS, LEASE_NS};
-use crate::map::{DonorId, DonorSecret, LeaseToken, PoolId, VolumeId, VolumeMap};
+use crate::map::{DonorId, DonorSecret, LeaseToken, MemberId, PoolId, TokenId, VolumeId, VolumeMap};
 use crate::units::Time;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -32,6 +33,12 @@ pub enum Record {
     Lease(LeaseRecord),
     /// What a volume holds, apart from its map because it changes more often.
     Content(ContentRecord),
+    /// What makes it a pool of members: at most one.
+    Authority(AuthorityRecord),
+    /// A token, as long as somebody may come in by it.
+    Token(TokenRecord),
+    /// A member, until it is revoked.
+    Member(MemberRecord),
 }
 
 /// The pool, and how far its changes have come.
@@ -71,6 +78,9 @@ pub struct DonorRecord {
     /// It gets nothing new, and goes when what it holds is moved.
     #[serde(default)]
     pub leaving: bool,
+    /// Who lends it, in a pool of members.
+    #[serde(default)]
+    pub member: Option<MemberId>,
 }
 
 /// A volume and its placement.
@@ -116,6 +126,9 @@ pub struct LeaseRecord {
     /// The time at which it was given.
     #[serde(default)]
     pub since: UnixSeconds,
+    /// Whose it is, in a pool of members.
+    #[serde(default)]
+    pub member: Option<MemberId>,
 }
 
 /// What a volume holds. None is stored of one that is fresh; one without, of before there were any, was
@@ -141,6 +154,12 @@ pub enum Key {
     Lease(LeaseToken),
     /// The key of a [`ContentRecord`].
     Content(VolumeId),
+    /// The key of the one [`AuthorityRecord`].
+    Authority,
+    /// The key of a [`TokenRecord`].
+    Token(TokenId),
+    /// The key of a [`MemberRecord`].
+    Member(MemberId),
 }
 
 impl fmt::Display for Key {
@@ -151,6 +170,9 @@ impl fmt::Display for Key {
             Key::Volume(id) => write!(f, "volume/{id}"),
             Key::Lease(token) => write!(f, "lease/{token}"),
             Key::Content(id) => write!(f, "content/{id}"),
+            Key::Authority => write!(f, "authority"),
+            Key::Token(id) => write!(f, "token/{id}"),
+            Key::Member(id) => write!(f, "member/{id}"),
         }
     }
 }
@@ -165,6 +187,9 @@ impl Record {
             Record::Volume(record) => Key::Volume(record.map.volume),
             Record::Lease(record) => Key::Lease(record.token),
             Record::Content(record) => Key::Content(record.volume),
+            Record::Authority(_) => Key::Authority,
+            Record::Token(record) => Key::Token(record.hash.id()),
+            Record::Member(record) => Key::Member(record.member),
         }
     }
 }
@@ -191,6 +216,7 @@ impl Coordinator {
         let (mut pool, mut volumes, mut leases) = (None, Vec::new(), Vec::new());
         let mut contents = BTreeMap::new();
         let mut donors = BTreeMap::new();
+        let mut members = Members::default();
         for record in records {
             match record {
                 Record::Pool(record) => pool = Some(record),
@@ -202,11 +228,19 @@ impl Coordinator {
                 Record::Content(record) => {
                     contents.insert(record.volume, record.content);
                 }
+                Record::Authority(record) => members.authority = Some(record),
+                Record::Token(record) => {
+                    members.tokens.insert(record.hash.id(), record);
+                }
+                Record::Member(record) => {
+                    members.members.insert(record.member, record);
+                }
             }
         }
         let Some(pool) = pool else { return bad("the state has no pool record".into()) };
         let mut restored = Coordinator::new(pool.pool);
         restored.dirty.clear();
+        restored.members = members;
         restored.now = now;
         // One past what was stored: every donor is told its duties anew, and confirms them.
         restored.revision = pool.revision + 1;
@@ -279,6 +313,9 @@ impl Coordinator {
                 Record::Volume(VolumeRecord { map, follow, order, fresh, retired })
             }),
             Key::Lease(token) => self.leases.get(&token).map(|lease| Record::Lease(lease.record.clone())),
+            Key::Authority => self.authority().cloned().map(Record::Authority),
+            Key::Token(id) => self.members.tokens.get(&id).cloned().map(Record::Token),
+            Key::Member(id) => self.members.members.get(&id).cloned().map(Record::Member),
             Key::Content(id) => self
                 .volumes
                 .get(&id)

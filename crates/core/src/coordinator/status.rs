@@ -35,6 +35,7 @@ impl Coordinator {
             donors,
             addresses: self.addresses.iter().map(ToString::to_string).collect(),
             strangers: self.strangers.shown(now),
+            members_only: self.authority().is_some(),
         }
     }
 

@@ -7,7 +7,7 @@
 
 use crate::layout::{LAYER_SHIFT, layer_of};
 use crate::limits::EXTENT_BYTES;
-use crate::map::{DonorId, LeaseToken, VolumeId};
+use crate::map::{DonorId, LeaseToken, MemberId, VolumeId};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -59,6 +59,8 @@ impl Volume {
 struct Lease {
     volume: u32,
     writable: bool,
+    /// Whose certificate it goes with; None in a pool in the clear.
+    member: Option<MemberId>,
 }
 
 /// What one connection may do, settled when it was opened.
@@ -189,7 +191,7 @@ impl Access {
             donor: None,
             owners: vec![1; extents as usize],
             volumes: vec![volume],
-            leases: BTreeMap::from([(LeaseToken(0), Lease { volume: 0, writable: true })]),
+            leases: BTreeMap::from([(LeaseToken(0), Lease { volume: 0, writable: true, member: None })]),
             alone: true,
         }
     }
@@ -204,7 +206,7 @@ impl Access {
         id: VolumeId,
         (name, backed): (&str, Option<Backed>),
         extents: impl Iterator<Item = u32>,
-        leases: impl Iterator<Item = (LeaseToken, bool)>,
+        leases: impl Iterator<Item = (LeaseToken, bool, Option<MemberId>)>,
     ) {
         let at = u32::try_from(self.volumes.len()).expect("fewer volumes than POOL_VOLUMES_MAX");
         let mut volume = Volume { id, name: name.to_owned(), end: 0, extents: 0, backed };
@@ -216,14 +218,16 @@ impl Access {
             volume.extents += 1;
         }
         self.volumes.push(volume);
-        self.leases.extend(leases.map(|(token, writable)| (token, Lease { volume: at, writable })));
+        self.leases
+            .extend(leases.map(|(token, writable, member)| (token, Lease { volume: at, writable, member })));
     }
 
-    /// Looks up what a connection asked for by export name.
+    /// Looks up what a connection asked for by export name. `member`: who asks, as its certificate says; a
+    /// lease that is another's is none, in one answer with those that there are not.
     ///
     /// # Errors
     /// When there is no such export for this lease.
-    pub fn open(&self, export: &str) -> Result<Grant, OpenError> {
+    pub fn open(&self, export: &str, member: Option<MemberId>) -> Result<Grant, OpenError> {
         let Asked { volume: name, token, session, donor } = match export {
             "" | "arena" if self.alone => {
                 Asked { volume: "arena", token: LeaseToken(0), session: 0, donor: None }
@@ -235,7 +239,7 @@ impl Access {
         }
         let lease = self.leases.get(&token).ok_or(OpenError::Unknown)?;
         let volume = &self.volumes[lease.volume as usize];
-        if volume.name != name {
+        if volume.name != name || (lease.member != member && !self.alone) {
             return Err(OpenError::Unknown);
         }
         Ok(Grant {
@@ -337,22 +341,35 @@ mod tests {
 
     fn access() -> Access {
         let mut access = Access::closed(DONOR, 8);
-        let leases = [(TOKEN, true), (READER, false)];
+        let leases = [(TOKEN, true, None), (READER, false, None)];
         access.add_volume(VolumeId(1), ("case.7@x", None), [1, 2, 4].into_iter(), leases.into_iter());
         access.add_volume(VolumeId(2), ("other", None), [5].into_iter(), std::iter::empty());
         access
     }
 
     #[test]
+    fn a_lease_is_of_use_to_its_member_alone() {
+        let (own, other) = (Some(MemberId(1)), Some(MemberId(2)));
+        let mut access = Access::closed(DONOR, 8);
+        access.add_volume(VolumeId(1), ("v", false), [1].into_iter(), [(TOKEN, true, own)].into_iter());
+        let export = export_name("v", TOKEN, 1, DONOR);
+        assert!(access.open(&export, own).is_ok());
+        assert_eq!(access.open(&export, other), Err(OpenError::Unknown));
+        assert_eq!(access.open(&export, None), Err(OpenError::Unknown), "nor to who has no certificate");
+        let clear = export_name("case.7@x", TOKEN, 1, DONOR);
+        assert_eq!(self::access().open(&clear, own), Err(OpenError::Unknown), "nor one that is nobody's");
+    }
+
+    #[test]
     fn export_names_carry_volume_lease_and_session() {
-        let grant = access().open("case.7@x@00000000000000ab.12").expect("a good name");
+        let grant = access().open("case.7@x@00000000000000ab.12", None).expect("a good name");
         assert_eq!(
             (grant.volume, grant.token, grant.session, grant.writable),
             (VolumeId(1), TOKEN, 12, true)
         );
         assert_eq!(grant.size, 5 * EXTENT_BYTES);
-        assert_eq!(access().open(&export_name("case.7@x", TOKEN, 12, DONOR)), Ok(grant));
-        let reader = access().open("case.7@x@00000000000000cd").expect("a reader");
+        assert_eq!(access().open(&export_name("case.7@x", TOKEN, 12, DONOR), None), Ok(grant));
+        let reader = access().open("case.7@x@00000000000000cd", None).expect("a reader");
         assert_eq!((reader.session, reader.writable), (0, false));
         for (bad, why) in [
             ("", OpenError::Malformed),
@@ -368,7 +385,7 @@ mod tests {
             ("other@00000000000000ab", OpenError::Unknown),
             ("case.7@x@00000000000000ff", OpenError::Unknown),
         ] {
-            assert_eq!(access().open(bad), Err(why), "{bad}");
+            assert_eq!(access().open(bad, None), Err(why), "{bad}");
         }
     }
 
@@ -378,7 +395,11 @@ mod tests {
         assert_eq!(access.greeted(&greeting_name(DONOR)), Some(Ok(())));
         assert_eq!(access.greeted(&greeting_name(DonorId(7))), Some(Err(OpenError::OtherDonor)));
         assert_eq!((access.greeted("donor.x"), access.greeted("case.7@x@00000000000000ab")), (None, None));
-        assert_eq!(access.open(&greeting_name(DONOR)), Err(OpenError::Malformed), "there is nothing in it");
+        assert_eq!(
+            access.open(&greeting_name(DONOR), None),
+            Err(OpenError::Malformed),
+            "there is nothing in it"
+        );
         assert_eq!(Access::alone(1).greeted(&greeting_name(DONOR)), None);
     }
 
@@ -386,7 +407,7 @@ mod tests {
     fn a_flush_speaks_of_what_its_connection_may_write() {
         let access = access();
         let written = |access: &Access, export| {
-            let grant = access.open(export).expect("a good name");
+            let grant = access.open(export, None).expect("a good name");
             (access.written_by(&grant).collect::<Vec<_>>(), grant)
         };
         let (extents, writer) = written(&access, "case.7@x@00000000000000ab");
@@ -399,7 +420,7 @@ mod tests {
     #[test]
     fn every_touched_extent_must_be_the_volumes() {
         let (access, e) = (access(), EXTENT_BYTES);
-        let grant = access.open("case.7@x@00000000000000ab").expect("a good name");
+        let grant = access.open("case.7@x@00000000000000ab", None).expect("a good name");
         assert_eq!(access.check(&grant, true, e, 4096), Ok(()));
         assert_eq!(access.check(&grant, true, 2 * e - 1, 2), Ok(()), "across two of its extents");
         assert_eq!(access.check(&grant, false, 3 * e - 1, 2), Err(Denied::NotYours), "into a free one");
@@ -414,7 +435,7 @@ mod tests {
         }
         assert_eq!(access.check(&grant, false, 8 * e, 1), Err(Denied::Beyond));
         assert_eq!(access.check(&grant, false, u64::MAX, 2), Err(Denied::Beyond));
-        let reader = access.open("case.7@x@00000000000000cd").expect("a reader");
+        let reader = access.open("case.7@x@00000000000000cd", None).expect("a reader");
         assert_eq!(access.check(&reader, false, e, 1), Ok(()));
         assert_eq!(access.check(&reader, true, e, 1), Err(Denied::ReadOnly));
         assert_eq!(Access::closed(DONOR, 8).check(&grant, false, e, 1), Err(Denied::LeaseEnded));
@@ -424,18 +445,23 @@ mod tests {
     #[test]
     fn what_was_announced_and_is_gone_is_refused_and_not_beyond_the_end() {
         let (before, e) = (access(), EXTENT_BYTES);
-        let grant = before.open("case.7@x@00000000000000ab").expect("a good name");
+        let grant = before.open("case.7@x@00000000000000ab", None).expect("a good name");
         let mut moved = Access::closed(DONOR, 8);
-        moved.add_volume(VolumeId(1), ("case.7@x", None), [1, 2].into_iter(), [(TOKEN, true)].into_iter());
+        moved.add_volume(
+            VolumeId(1),
+            ("case.7@x", None),
+            [1, 2].into_iter(),
+            [(TOKEN, true, None)].into_iter(),
+        );
         assert_eq!(moved.check(&grant, false, 4 * e, 1), Err(Denied::NotYours), "its map is older");
-        let later = moved.open("case.7@x@00000000000000ab").expect("a good name");
+        let later = moved.open("case.7@x@00000000000000ab", None).expect("a good name");
         assert_eq!(moved.check(&later, false, 4 * e, 1), Err(Denied::Beyond));
         let mut grown = Access::closed(DONOR, 8);
         grown.add_volume(
             VolumeId(1),
             ("case.7@x", None),
             [1, 2, 4, 6].into_iter(),
-            [(TOKEN, true)].into_iter(),
+            [(TOKEN, true, None)].into_iter(),
         );
         assert_eq!(grown.check(&grant, true, 6 * e, 1), Ok(()), "it has grown since");
     }
@@ -462,8 +488,8 @@ mod tests {
     #[test]
     fn alone_it_serves_everyone_everything() {
         let access = Access::alone(2);
-        let grant = access.open("").expect("the default export");
-        assert_eq!(access.open("arena"), Ok(grant));
+        let grant = access.open("", None).expect("the default export");
+        assert_eq!(access.open("arena", None), Ok(grant));
         assert_eq!((grant.size, grant.writable), (2 * EXTENT_BYTES, true));
         assert_eq!(access.check(&grant, true, EXTENT_BYTES - 1, 2), Ok(()));
         assert_eq!(access.check(&grant, true, 2 * EXTENT_BYTES, 1), Err(Denied::Beyond));

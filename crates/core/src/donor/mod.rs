@@ -26,7 +26,7 @@ pub use pool::{Draining, LeftWith};
 
 use crate::api::{Duties, Refusal};
 use crate::limits::LAYERS_MAX;
-use crate::map::{DonorId, LeaseToken, PoolId, VolumeId};
+use crate::map::{DonorId, LeaseToken, MemberId, PoolId, VolumeId};
 use crate::units::Time;
 use pool::Pool;
 use std::collections::{BTreeMap, BTreeSet};
@@ -64,6 +64,8 @@ pub enum Event {
         conn: ConnId,
         /// The name as the client spelt it.
         export: String,
+        /// Who asks, as its certificate says; None in the clear.
+        member: Option<MemberId>,
     },
     /// An admitted connection has ended, and nothing of it touches memory any more.
     Closed {
@@ -166,6 +168,7 @@ pub enum Exit {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Conn {
     export: String,
+    member: Option<MemberId>,
     grant: Grant,
     state: State,
 }
@@ -236,7 +239,7 @@ impl Donor {
             Event::Duties(duties) => self.heard(now, duties, effects),
             Event::Forgotten => self.forgotten(now),
             Event::Unreachable => self.unreachable(now),
-            Event::Opened { conn, export } => self.opened(conn, export, effects),
+            Event::Opened { conn, export, member } => self.opened(conn, export, member, effects),
             Event::Closed { conn } => {
                 self.conns.remove(&conn);
             }
@@ -301,6 +304,7 @@ impl Donor {
             let extents = duty.extents.iter().copied().filter(ours).collect::<BTreeSet<u32>>();
             let readers = duty.readers.iter().map(|token| (*token, false));
             let leases = readers.chain(duty.writer.map(|token| (token, true)));
+            let leases = leases.map(|(token, writable)| (token, writable, duty.members.get(&token).copied()));
             let backed = duty.backed.then_some(Backed { layers: duty.layers.clamp(1, LAYERS_MAX) });
             let name = (duty.name.as_str(), backed);
             access.add_volume(duty.volume, name, extents.into_iter(), leases);
@@ -312,8 +316,8 @@ impl Donor {
         }
     }
 
-    fn opened(&mut self, id: ConnId, export: String, effects: &mut Vec<Effect>) {
-        let grant = match self.access.open(&export) {
+    fn opened(&mut self, id: ConnId, export: String, member: Option<MemberId>, effects: &mut Vec<Effect>) {
+        let grant = match self.access.open(&export, member) {
             _ if self.pool.is_leaving() => Err(OpenError::Leaving),
             Ok(grant) if self.is_superseded(&grant) => Err(OpenError::Superseded),
             other => other,
@@ -330,7 +334,7 @@ impl Donor {
                 effects.push(Effect::Drop { conn: *other });
             }
         }
-        self.conns.insert(id, Conn { export, grant, state: State::Waiting });
+        self.conns.insert(id, Conn { export, member, grant, state: State::Waiting });
     }
 
     fn is_superseded(&self, grant: &Grant) -> bool {
@@ -371,7 +375,7 @@ impl Donor {
         for id in waiting {
             let Some(conn) = self.conns.get(&id) else { continue };
             // Asked again: much may have changed while it waited.
-            let grant = match self.access.open(&conn.export) {
+            let grant = match self.access.open(&conn.export, conn.member) {
                 _ if self.pool.is_leaving() => Err(OpenError::Leaving),
                 Ok(grant) if self.is_superseded(&grant) => Err(OpenError::Superseded),
                 Ok(grant) if grant.volume != conn.grant.volume => Err(OpenError::Unknown),

@@ -297,7 +297,7 @@ impl Donor {
             // That passes.
             RefusalCode::Unavailable | RefusalCode::Standby => {}
             // A person took it out: this is the word of its own pool, for another says that it is another.
-            RefusalCode::Gone => self.leave(now, Exit::Refused(refusal), effects),
+            RefusalCode::Gone | RefusalCode::Forbidden => self.leave(now, Exit::Refused(refusal), effects),
             // It was reached before, and may be again.
             RefusalCode::Unreachable if self.pool.pool.is_some() => {}
             _ if self.holds_memory() => self.pool.standing = Standing::Estranged(refusal),

@@ -6,6 +6,7 @@ use cheetah_core::donor::{Access, ConnId, Donor, Effect, Event, export_name};
 use cheetah_core::limits::SECOND_NS;
 use cheetah_core::map::{DonorId, LeaseToken, PoolId, VolumeId};
 use cheetah_core::units::Time;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 pub(crate) const POOL: PoolId = PoolId(5);
@@ -67,6 +68,7 @@ impl World {
         self.step(Event::Opened {
             conn: ConnId(conn),
             export: export_name(name, token, session, self.donor.identity()),
+            member: None,
         })
     }
 
@@ -137,15 +139,6 @@ pub(crate) fn duty(
     writer: Option<LeaseToken>,
 ) -> Duty {
     let (volume, name, extents) = (VolumeId(volume), name.to_owned(), extents.collect());
-    Duty {
-        volume,
-        name,
-        epoch: 1,
-        extents,
-        writer,
-        readers: Vec::new(),
-        tend: false,
-        backed: false,
-        layers: 1,
-    }
+    let (readers, members) = (Vec::new(), BTreeMap::new());
+    Duty { volume, name, epoch: 1, extents, writer, readers, tend: false, backed: false, layers: 1, members }
 }

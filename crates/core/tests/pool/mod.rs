@@ -9,6 +9,7 @@ use cheetah_core::api::{
 use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event, Found, Key, NotGreeted, Note, Record};
 use cheetah_core::limits::{DONOR_SILENCE_NS, EXTENT_BYTES, HEARTBEAT_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, DonorSecret, LeaseToken, Placement, PoolId, VolumeId, VolumeMap};
+use cheetah_core::members::Caller;
 use cheetah_core::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,6 +34,9 @@ pub(crate) struct World {
     /// Calls wait for donors that are silent and not lost yet.
     pub(crate) patient: bool,
     pub(crate) notes: Vec<Note>,
+    /// Who makes the calls from now on, and who the donors are.
+    pub(crate) caller: Caller,
+    pub(crate) lender: Caller,
     /// What writers said was filled.
     reported: BTreeSet<(VolumeId, Placement)>,
     heard: BTreeMap<DonorId, Time>,
@@ -56,6 +60,8 @@ impl World {
             greetings: BTreeMap::new(),
             patient: false,
             notes: Vec::new(),
+            caller: Caller::Anyone,
+            lender: Caller::Anyone,
             reported: BTreeSet::new(),
             heard: BTreeMap::new(),
             maps: BTreeMap::new(),
@@ -163,7 +169,7 @@ impl World {
         self.calls += 1;
         let call = CallId(self.calls);
         let entropy = self.calls.wrapping_mul(0x1234_5678_9abc_def1);
-        self.step(Event::Call { call, entropy, pool, request });
+        self.step(Event::Call { call, entropy, pool, caller: self.caller, request });
         call
     }
 
@@ -207,7 +213,9 @@ impl World {
             extents_offered: self.offers.get(&donor).copied().unwrap_or(u32::MAX),
         };
         self.heard.insert(donor, self.now);
+        let caller = std::mem::replace(&mut self.caller, self.lender);
         let call = self.send(Call::Sync { donor, sync });
+        self.caller = caller;
         let answer = self.answer(call);
         if let Some(Ok(Answer::Duties(duties))) = &answer {
             let extents = |duty: &cheetah_core::api::Duty| {

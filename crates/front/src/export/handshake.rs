@@ -3,6 +3,7 @@
 //! Owns: names, flags and block sizes. Never: the bytes of the handshake, which `rim::accept` drives.
 //! Called by `export`. Tests: below; with real clients, end to end.
 
+use cheetah_core::members::{Member, Role};
 use cheetah_nbd::limits::REQUEST_PAYLOAD_BYTES_MAX;
 use cheetah_nbd::server::{ExportError, Purpose};
 use cheetah_nbd::{ExportInfo, ListEntry, TransmissionFlags};
@@ -13,6 +14,11 @@ use cheetah_rim::volume::VolumeHandle;
 pub(super) struct One<'a>(pub(super) &'a VolumeHandle);
 
 impl Exports for One<'_> {
+    /// A donor lends memory, and reads no volume.
+    fn meets(&mut self, member: Member) -> bool {
+        matches!(member.role, Role::Client | Role::Admin)
+    }
+
     async fn lookup(&mut self, export: &str, _: Purpose) -> Result<ExportInfo, ExportError> {
         look_up(self.0, export)
     }

@@ -73,6 +73,7 @@ impl std::error::Error for ExportError {}
 #[derive(Debug)]
 pub struct Exported {
     name: String,
+    is_tls: bool,
     endpoint: Endpoint,
     clients: Arc<AtomicUsize>,
     stop: watch::Sender<bool>,
@@ -96,6 +97,7 @@ pub fn serve(volume: &Shared, endpoint: &Endpoint, transport: Transport) -> Resu
     let Shared { handle, changes } = volume;
     let bound = bind(endpoint)?;
     let endpoint = bound.endpoint.clone();
+    let is_tls = transport.tls().is_some();
     let (stop, stopped) = watch::channel(false);
     let clients = Arc::new(AtomicUsize::new(0));
     let served = Served {
@@ -114,7 +116,7 @@ pub fn serve(volume: &Shared, endpoint: &Endpoint, transport: Transport) -> Resu
             }
         })
     }));
-    Ok(Exported { name: handle.name().to_owned(), endpoint, clients, stop })
+    Ok(Exported { name: handle.name().to_owned(), is_tls, endpoint, clients, stop })
 }
 
 fn bind(endpoint: &Endpoint) -> Result<Bound, ExportError> {
@@ -207,10 +209,12 @@ impl Exported {
         &self.endpoint
     }
 
-    /// As NBD clients take it: `nbd://127.0.0.1:10809/NAME`, `nbd+unix:///NAME?socket=/path`.
+    /// As NBD clients take it: `nbd://127.0.0.1:10809/NAME`, `nbd+unix:///NAME?socket=/path`, and `nbds://`
+    /// where it is for members alone.
     #[must_use]
     pub fn uri(&self) -> String {
-        uri(&self.endpoint, &self.name)
+        let uri = uri(&self.endpoint, &self.name);
+        if self.is_tls { uri.replacen("nbd://", "nbds://", 1) } else { uri }
     }
 
     /// Whether only this machine can connect; the user is told of anything else.

@@ -10,6 +10,7 @@ use cheetah_core::api::{API_VERSION, Answer, Call, Create, Join, Refusal, Size, 
 use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event};
 use cheetah_core::limits::SECOND_NS;
 use cheetah_core::map::{DonorId, DonorSecret, PoolId};
+use cheetah_core::members::Caller;
 use cheetah_core::units::Time;
 
 const EXTENTS: u32 = 4;
@@ -131,7 +132,7 @@ impl Simulated {
         self.calls += 1;
         let call = CallId(self.calls);
         let entropy = self.calls.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.step(Event::Call { call, entropy, pool: None, request });
+        self.step(Event::Call { call, entropy, pool: None, caller: Caller::Anyone, request });
         call
     }
 

@@ -8,12 +8,15 @@
 use super::http::{NoReply, Server};
 use super::journal::{BY_HEADER, own_name};
 use super::wire::{POOL_HEADER, VERSION_HEADER, Wire, version_refusal, wire};
+use crate::members::Credentials;
+use crate::stream::Transport;
 use cheetah_core::api::{API_VERSION, Answer, Call, Refusal, RefusalCode};
 use cheetah_core::limits::{CONNECT_DEADLINE_NS, CONTROL_ATTEMPT_NS, CONTROL_DEADLINE_NS, COORDINATOR_PORT};
 use cheetah_core::map::PoolId;
 use hyper::body::Bytes;
 use hyper::header::HeaderValue;
 use hyper::{Request, StatusCode, header};
+use rustls::ClientConfig;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -38,6 +41,8 @@ struct To {
     coordinators: Vec<Coordinator>,
     /// The one that answered last.
     current: AtomicUsize,
+    /// What is shown to them, and to donors.
+    credentials: Option<Arc<Credentials>>,
 }
 
 /// One coordinator.
@@ -67,8 +72,8 @@ impl fmt::Display for BadUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "'{}' is not the URL of a coordinator: write it like http://10.0.0.1:{COORDINATOR_PORT}, and several \
-             with commas between them",
+            "'{}' is not the URL of a coordinator: write it like http://10.0.0.1:{COORDINATOR_PORT}, or of a pool of members \
+             cheetah://10.0.0.1:{COORDINATOR_PORT}, and several with commas between them",
             self.0
         )
     }
@@ -146,21 +151,50 @@ impl Client {
     /// # Errors
     /// When it is not that.
     pub fn new(urls: &str) -> Result<Self, BadUrl> {
+        Client::through(urls, "http", None, None)
+    }
+
+    /// The same for a pool of members: `cheetah://HOST[:PORT]`, by TLS and nothing else.
+    ///
+    /// # Errors
+    /// When it is not that.
+    pub fn of_member(urls: &str, credentials: Arc<Credentials>) -> Result<Self, BadUrl> {
+        let tls = credentials.to_coordinator();
+        Client::through(urls, "cheetah", Some(&tls), Some(credentials))
+    }
+
+    /// The same for who is no member yet.
+    pub(crate) fn of_stranger(urls: &str, tls: &Arc<ClientConfig>) -> Result<Self, BadUrl> {
+        Client::through(urls, "cheetah", Some(tls), None)
+    }
+
+    fn through(
+        urls: &str,
+        scheme: &str,
+        tls: Option<&Arc<ClientConfig>>,
+        credentials: Option<Arc<Credentials>>,
+    ) -> Result<Self, BadUrl> {
         let bad = || BadUrl(urls.to_owned());
+        let scheme = format!("{scheme}://");
         let texts: Vec<&str> = urls.split(',').map(str::trim).collect();
         let one_of_several = texts.len() > 1;
         let connect_time = Duration::from_nanos(CONNECT_DEADLINE_NS);
         let by = HeaderValue::from_str(&own_name()).unwrap_or(HeaderValue::from_static("somebody"));
         let coordinator = |text: &&str| {
-            let rest = text.strip_prefix("http://").unwrap_or(text);
+            let rest = text.strip_prefix(&scheme).unwrap_or(text);
             let (host, port) = host_port(rest.strip_suffix('/').unwrap_or(rest), COORDINATOR_PORT)?;
             let server = Server::new(host, port, connect_time, one_of_several);
-            Some(Coordinator { url: format!("http://{}", server.name()), server, by: by.clone() })
+            let url = format!("{scheme}{}", server.name());
+            let server = match tls {
+                Some(tls) => server.over(Arc::clone(tls)),
+                None => server,
+            };
+            Some(Coordinator { url, server, by: by.clone() })
         };
         let coordinators = texts.iter().map(coordinator).collect::<Option<Vec<_>>>().ok_or_else(bad)?;
         let url =
             coordinators.iter().map(|coordinator| coordinator.url.as_str()).collect::<Vec<_>>().join(",");
-        let to = To { url, coordinators, current: AtomicUsize::new(0) };
+        let to = To { url, coordinators, current: AtomicUsize::new(0), credentials };
         Ok(Client { to: Arc::new(to), pool: None })
     }
 
@@ -175,6 +209,21 @@ impl Client {
     #[must_use]
     pub fn url(&self) -> &str {
         &self.to.url
+    }
+
+    /// What is shown by who calls; absent in a pool in the clear.
+    #[must_use]
+    pub fn credentials(&self) -> Option<&Arc<Credentials>> {
+        self.to.credentials.as_ref()
+    }
+
+    /// How the pool's data is reached: with members alone where the pool is one of members.
+    #[must_use]
+    pub fn transport(&self) -> Transport {
+        match &self.to.credentials {
+            Some(credentials) => Transport::default().with_tls(Arc::clone(credentials)),
+            None => Transport::default(),
+        }
     }
 
     /// One call, answered or given up on in bounded time. Of several coordinators the one that answered last

@@ -12,7 +12,7 @@ use super::{Clock, random};
 use cheetah_core::api::{API_VERSION, Answer, Call, Join, Refusal, RefusalCode, Sync};
 use cheetah_core::donor::{Access, ConnId, Donor, Draining, Effect, Event, Exit, Grant, LeftWith, OpenError};
 use cheetah_core::limits::EXTENT_BYTES;
-use cheetah_core::map::{DonorId, DonorSecret, PoolId};
+use cheetah_core::map::{DonorId, DonorSecret, MemberId, PoolId};
 use cheetah_core::units::{Time, show_bytes};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -64,7 +64,7 @@ impl fmt::Debug for DonorHooks {
 }
 
 enum Ask {
-    Open { export: String, reply: oneshot::Sender<Result<Admission, OpenError>> },
+    Open { export: String, member: Option<MemberId>, reply: oneshot::Sender<Result<Admission, OpenError>> },
     Closed(ConnId),
     Leave { bounded: bool },
     Terminate,
@@ -136,13 +136,14 @@ impl Drop for Admission {
 }
 
 impl DonorHandle {
-    /// Asks to serve a connection that named this export. May wait for older connections to close.
+    /// Asks to serve a connection of this member that named this export. May wait for older connections to
+    /// close.
     ///
     /// # Errors
     /// Why it is not to be served.
-    pub async fn open(&self, export: &str) -> Result<Admission, OpenError> {
+    pub async fn open(&self, export: &str, member: Option<MemberId>) -> Result<Admission, OpenError> {
         let (reply, answer) = oneshot::channel();
-        let asked = self.asks.send(Ask::Open { export: export.to_owned(), reply });
+        let asked = self.asks.send(Ask::Open { export: export.to_owned(), member, reply });
         asked.map_err(|_| OpenError::Leaving)?;
         answer.await.unwrap_or(Err(OpenError::Leaving))
     }
@@ -312,12 +313,12 @@ impl DonorControl {
 
     fn event_of(&mut self, ask: Ask) -> Event {
         match ask {
-            Ask::Open { export, reply } => {
+            Ask::Open { export, member, reply } => {
                 self.conns += 1;
                 let conn = ConnId(self.conns);
                 let (dropped, _) = watch::channel(false);
                 self.connections.insert(conn, Connection { reply: Some(reply), dropped });
-                Event::Opened { conn, export }
+                Event::Opened { conn, export, member }
             }
             Ask::Closed(conn) => {
                 self.connections.remove(&conn);
@@ -526,9 +527,10 @@ async fn sync_with(client: Client, donor: DonorId, sync: Sync, quiet: bool) -> E
     match client.call(Call::Sync { donor, sync }).await {
         Ok(Answer::Duties(duties)) => Event::Duties(duties),
         Ok(_) => Event::Unreachable,
-        Err(CallError::Refused(Refusal { code: RefusalCode::Gone | RefusalCode::OtherPool, .. })) => {
-            Event::Forgotten
-        }
+        Err(CallError::Refused(Refusal {
+            code: RefusalCode::Gone | RefusalCode::Forbidden | RefusalCode::OtherPool,
+            ..
+        })) => Event::Forgotten,
         Err(error) => {
             if !quiet {
                 tracing::warn!("{error}; the donor serves on, and keeps asking");

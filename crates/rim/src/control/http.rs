@@ -12,13 +12,18 @@ use hyper::client::conn::http1::{self, SendRequest};
 use hyper::header::HeaderMap;
 use hyper::{Request, StatusCode, header, http};
 use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
 use std::error::Error;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
 
 /// Connections kept for the next request.
 const IDLE_MAX: usize = 4;
@@ -32,12 +37,14 @@ pub(super) struct Server {
     /// Each new connection is tried before it carries a request.
     greets: bool,
     idle: Mutex<Vec<Connection>>,
+    /// Whom it has to be, and what is shown to it; absent: it is spoken to in the clear.
+    tls: Option<Arc<ClientConfig>>,
 }
 
 /// A connection, and the address that it goes to: what a server is called elsewhere it need not know.
 #[derive(Debug)]
 struct Connection {
-    requests: SendRequest<Full<Bytes>>,
+    requests: Requests,
     host: SocketAddr,
 }
 
@@ -103,7 +110,12 @@ impl Server {
     /// Whether `greets`: the kernel accepts for a process that is stopped, so where another could answer
     /// instead, what changes something is sent only to one that answers.
     pub(super) fn new(host: String, port: u16, connect_time: Duration, greets: bool) -> Server {
-        Server { host, port, connect_time, greets, idle: Mutex::new(Vec::new()) }
+        Server { host, port, connect_time, greets, idle: Mutex::new(Vec::new()), tls: None }
+    }
+
+    /// Through TLS.
+    pub(super) fn over(self, tls: Arc<ClientConfig>) -> Server {
+        Server { tls: Some(tls), ..self }
     }
 
     /// `HOST:PORT`, with brackets where an IPv6 address needs them.
@@ -165,12 +177,15 @@ impl Server {
         let host = SocketAddr::new(peer.ip(), peer.port());
         // Only a matter of latency.
         let _ = stream.set_nodelay(true);
-        let (requests, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        let requests = match &self.tls {
+            None => speak(stream).await?,
+            Some(tls) => {
+                // No name is looked for: a server is who its certificate says.
+                let name = ServerName::try_from("coordinator.cheetah")?;
+                speak(TlsConnector::from(Arc::clone(tls)).connect(name, stream).await?).await?
+            }
+        };
         let mut made = Connection { requests, host };
-        // Ends with the sender; its errors reach whoever waits for an answer.
-        tokio::spawn(async move {
-            let _ = connection.await;
-        });
         if self.greets {
             let hello = made.addressed(&Request::get("/").body(Bytes::new())?)?;
             let response = made.requests.send_request(hello).await?;
@@ -179,6 +194,17 @@ impl Server {
         }
         Ok((made, local.ip()))
     }
+}
+
+type Requests = SendRequest<Full<Bytes>>;
+
+async fn speak(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> hyper::Result<Requests> {
+    let (requests, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    // Ends with the sender; its errors reach whoever waits for an answer.
+    tokio::spawn(async move {
+        let _ = connection.await;
+    });
+    Ok(requests)
 }
 
 impl Connection {

@@ -7,6 +7,7 @@
 //! Called by `server` (who calls) and `machine` (the lines).
 
 use cheetah_core::coordinator::Note;
+use cheetah_core::members::Member;
 use std::net::IpAddr;
 
 /// Who calls, as it says itself: `eve@lab process 7`. For the record only.
@@ -21,11 +22,14 @@ tokio::task_local! {
 }
 
 /// Of the caller whose request has this header; `None` outside of a connection.
-pub(super) fn by(header: Option<&str>) -> String {
+pub(super) fn by(header: Option<&str>, member: Option<Member>) -> String {
     let said = header.unwrap_or("somebody");
     let said: String = said.chars().filter(|c| !c.is_control()).take(BY_BYTES_MAX).collect();
     match PEER.try_with(|peer| *peer) {
-        Ok(peer) => format!("{said} from {peer}"),
+        Ok(peer) => match member {
+            Some(member) => format!("{said} from {peer} as {member}"),
+            None => format!("{said} from {peer}"),
+        },
         Err(_) => said,
     }
 }
@@ -54,11 +58,11 @@ mod tests {
 
     #[test]
     fn who_calls_is_what_it_says_and_where_it_calls_from() {
-        assert_eq!(by(Some("eve@lab process 7")), "eve@lab process 7");
+        assert_eq!(by(Some("eve@lab process 7"), None), "eve@lab process 7");
         let peer = IpAddr::from([10, 0, 0, 9]);
-        assert_eq!(PEER.sync_scope(peer, || by(Some("a\u{1b}b"))), "ab from 10.0.0.9");
-        assert_eq!(PEER.sync_scope(peer, || by(None)), "somebody from 10.0.0.9");
-        assert!(by(Some(&"x".repeat(4_000))).len() <= BY_BYTES_MAX);
+        assert_eq!(PEER.sync_scope(peer, || by(Some("a\u{1b}b"), None)), "ab from 10.0.0.9");
+        assert_eq!(PEER.sync_scope(peer, || by(None, None)), "somebody from 10.0.0.9");
+        assert!(by(Some(&"x".repeat(4_000)), None).len() <= BY_BYTES_MAX);
         assert!(own_name().contains('@'));
     }
 }

@@ -5,6 +5,7 @@
 //! is anything said once another coordinator may lead.
 
 use super::journal::{BY, log};
+use super::membership::Membership;
 use super::store::{Store, StoreError};
 use super::{Clock, random};
 use crate::net::Endpoint;
@@ -15,6 +16,7 @@ use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event, Found, NotGr
 use cheetah_core::donor::greeting_name;
 use cheetah_core::limits::{CONNECT_DEADLINE_NS, EXTENT_BYTES};
 use cheetah_core::map::{DonorId, PoolId};
+use cheetah_core::members::Caller;
 use cheetah_core::units::Time;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -34,6 +36,7 @@ pub(super) enum Message {
         call: CallId,
         by: Option<String>,
         pool: Option<PoolId>,
+        caller: Caller,
         request: Box<Call>,
         reply: oneshot::Sender<Outcome>,
     },
@@ -54,6 +57,7 @@ pub(super) type Desk = Result<mpsc::UnboundedSender<Message>, Refusal>;
 pub(super) struct Callers {
     desk: watch::Receiver<Desk>,
     next: Arc<std::sync::atomic::AtomicU64>,
+    membership: Option<Arc<Membership>>,
 }
 
 /// Tells the machine when the caller goes away before its answer.
@@ -73,12 +77,17 @@ impl Drop for Waiting {
 }
 
 impl Callers {
-    pub(super) fn new(desk: watch::Receiver<Desk>) -> Self {
-        Callers { desk, next: Arc::default() }
+    pub(super) fn new(desk: watch::Receiver<Desk>, membership: Option<Arc<Membership>>) -> Self {
+        Callers { desk, next: Arc::default(), membership }
+    }
+
+    /// Of a pool of members.
+    pub(super) fn membership(&self) -> Option<&Arc<Membership>> {
+        self.membership.as_ref()
     }
 
     /// `pool`: whom the caller means.
-    pub(super) async fn call(&self, pool: Option<PoolId>, request: Call) -> Outcome {
+    pub(super) async fn call(&self, pool: Option<PoolId>, caller: Caller, request: Call) -> Outcome {
         let stopping = || Refusal {
             code: RefusalCode::Unavailable,
             message:
@@ -90,7 +99,7 @@ impl Callers {
         let call = CallId(self.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
         let (reply, answer) = oneshot::channel();
         let by = BY.try_with(Clone::clone).ok();
-        let message = Message::Call { call, by, pool, request: Box::new(request), reply };
+        let message = Message::Call { call, by, pool, caller, request: Box::new(request), reply };
         messages.send(message).map_err(|_| stopping())?;
         let mut waiting = Waiting { call, messages, answered: false };
         let answer = answer.await;
@@ -112,6 +121,8 @@ pub(super) struct Machine {
     reaching: JoinSet<(DonorId, String, Found)>,
     /// Who made the calls of this batch that are noted.
     callers: BTreeMap<CallId, String>,
+    /// How donors are greeted.
+    transport: Transport,
 }
 
 /// Whether anything listens at the address of a donor.
@@ -130,12 +141,23 @@ impl Machine {
         coordinator: Coordinator,
         store: Store,
         clock: Clock,
+        transport: Transport,
     ) -> (Self, mpsc::UnboundedSender<Message>) {
         let (sender, messages) = mpsc::unbounded_channel();
         let (greeters, reaching) = (sender.downgrade(), JoinSet::new());
         let (replies, callers, wake) = (BTreeMap::new(), BTreeMap::new(), None);
-        let machine =
-            Machine { coordinator, store, clock, messages, greeters, replies, wake, reaching, callers };
+        let machine = Machine {
+            coordinator,
+            store,
+            clock,
+            messages,
+            greeters,
+            replies,
+            wake,
+            reaching,
+            callers,
+            transport,
+        };
         (machine, sender)
     }
 
@@ -187,14 +209,14 @@ impl Machine {
     }
 
     fn take(&mut self, message: Message, effects: &mut Vec<Effect>) -> Result<(), StoreError> {
-        let mut caller = None;
+        let mut named = None;
         let event = match message {
-            Message::Call { call, by, pool, request, reply } => {
+            Message::Call { call, by, pool, caller, request, reply } => {
                 self.replies.insert(call, reply);
-                caller = by.map(|by| (call, by));
+                named = by.map(|by| (call, by));
                 let entropy =
                     random().map_err(|error| StoreError::Failed(format!("no random numbers: {error}")))?;
-                Event::Call { call, entropy, pool, request: *request }
+                Event::Call { call, entropy, pool, caller, request: *request }
             }
             Message::Greeted { call, result } => Event::Greeted { call, result },
             Message::Hangup { call } => {
@@ -208,7 +230,7 @@ impl Machine {
         self.coordinator.step(self.clock.now(), event, effects);
         // Most calls bring nothing about that is noted.
         if effects[before..].iter().any(|effect| matches!(effect, Effect::Note(_))) {
-            self.callers.extend(caller);
+            self.callers.extend(named);
         }
         Ok(())
     }
@@ -236,9 +258,9 @@ impl Machine {
                     log(&note, by.map(String::as_str));
                 }
                 Effect::Greet { call, donor, address, foreign_export, extents } => {
-                    let greeters = self.greeters.clone();
+                    let (greeters, transport) = (self.greeters.clone(), self.transport.clone());
                     tokio::spawn(async move {
-                        let result = greet(donor, &address, foreign_export, extents).await;
+                        let result = greet(donor, &address, foreign_export, extents, &transport).await;
                         // A machine that has ended takes nobody in.
                         let _ = greeters.upgrade().map(|to| to.send(Message::Greeted { call, result }));
                     });
@@ -257,11 +279,12 @@ async fn greet(
     address: &str,
     foreign_export: Option<String>,
     extents: u32,
+    transport: &Transport,
 ) -> Result<(), NotGreeted> {
     let address: SocketAddr = address.parse().map_err(|_| NotGreeted::NoAddress)?;
     let own = foreign_export.is_none();
     let export = foreign_export.unwrap_or_else(|| greeting_name(donor));
-    let session = probe(Endpoint::Tcp(address), export, &Transport::default()).await;
+    let session = probe(Endpoint::Tcp(address), export, transport).await;
     let session = session.map_err(|failure| NotGreeted::Unanswered(failure.into_why()))?;
     let (has, lent) = (session.info.size, u64::from(extents) * EXTENT_BYTES);
     if own || has >= lent {

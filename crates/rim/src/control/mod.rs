@@ -5,20 +5,22 @@
 //! (`DonorControl`). Never: decisions, which `cheetah_core::{coordinator, donor}` make, or data of volumes.
 //! Key invariant: a reply leaves only after what it depends on is stored. Tests: `tests/control*.rs`.
 //!
-//! Files: `wire` (a call as HTTP, both ways), `server`, `doorkeeper`, `service` and `machine` (the
-//! coordinator), `store`, `store_etcd`, `term` and `etcd` (several coordinators), `addresses`, `client`,
-//! `http`, `discovery`, `donor`, `journal` (what happened), and `openapi` (a test of `openapi.json`, the
-//! description for others).
+//! Files: `wire` (a call as HTTP, both ways), `server`, `doorkeeper`, `service`, `membership` and
+//! `machine` (the coordinator), `store`, `store_etcd`, `term` and `etcd` (several coordinators),
+//! `addresses`, `client`, `error`, `http`, `discovery`, `donor`, `journal` (what happened), and `openapi`
+//! (a test of `openapi.json`, the description for others).
 
 mod addresses;
 mod client;
 mod discovery;
 mod donor;
 mod doorkeeper;
+mod error;
 mod etcd;
 mod http;
 mod journal;
 mod machine;
+mod membership;
 #[cfg(test)]
 mod openapi;
 mod server;
@@ -31,9 +33,11 @@ mod wire;
 pub use client::{BadUrl, CallError, Client};
 pub use discovery::{NoPool, PoolFound, discover, find_pool};
 pub use donor::{Admission, DonorControl, DonorHandle, DonorHooks, DonorOptions, DonorState, reached_from};
+pub use error::CoordinateError;
 pub use etcd::EtcdAt;
 pub use journal::own_name;
-pub use server::{CoordinateError, CoordinateOptions, Coordination, StateAt, coordinate};
+pub use membership::{NotEnrolled, enrol_by, renew_certificate};
+pub use server::{CoordinateOptions, Coordination, StateAt, coordinate};
 pub use service::Role;
 pub use wire::OPENAPI;
 

@@ -3,8 +3,9 @@
 use super::wire::{GrowBody, LeaveBody, OPENAPI, wire};
 use cheetah_core::api::{
     Amend, AtStake, Attach, Attached, Attachment, Call, Create, Crowd, DonorHealth, DonorStatus, Duties,
-    Duty, Filled, Join, Joined, KeptSlot, Leaving, PoolStatus, Refusal, RefusalCode, Rehearsal, Renew,
-    Renewed, Size, Stranger, Sync, VolumeDetail, VolumeHealth, VolumeReport, VolumeStatus, WaitsFor,
+    Duty, Enrol, Enrolled, Filled, Join, Joined, KeptSlot, Leaving, MemberStatus, NewToken, PoolStatus,
+    Recertify, Refusal, RefusalCode, Rehearsal, Renew, Renewed, Size, Stranger, Sync, TokenStatus,
+    VolumeDetail, VolumeHealth, VolumeReport, VolumeStatus, WaitsFor,
 };
 use cheetah_core::content::{
     Beside, ByteRange, Check, Content, ContentState, Fill, FillFrom, Filling, Load, Loaded, OnDisk,
@@ -12,9 +13,10 @@ use cheetah_core::content::{
 };
 use cheetah_core::layout::LostRange;
 use cheetah_core::map::{
-    Backing, BadRange, DonorId, DonorSecret, Filler, Group, LeaseToken, Placement, PoolId, Redundancy, Route,
-    Slot, VolumeId, VolumeMap,
+    Backing, BadRange, DonorId, DonorSecret, Filler, Group, LeaseToken, MemberId, Placement, PoolId,
+    Redundancy, Route, Slot, TokenId, VolumeId, VolumeMap,
 };
+use cheetah_core::members::{Role, TokenHash, TokenSecret};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -51,6 +53,36 @@ fn calls() -> Vec<Call> {
         Call::Amend { name: name(), token: TOKEN, amend: amend() },
         Call::Tell { name: name(), token: TOKEN, tell: tell() },
         Call::Detach { name: name(), token: TOKEN },
+        Call::NewToken(new_token()),
+        Call::Tokens,
+        Call::RevokeToken { token: TokenId(6) },
+        Call::Enrol { enrol: enrol(), hash: TokenHash::new([1; 32]) },
+        Call::Recertify(Recertify { key: String::new() }),
+        Call::Members,
+        Call::RevokeMember { member: MemberId(5) },
+    ]
+}
+
+fn new_token() -> NewToken {
+    NewToken { hash: TokenHash::new([1; 32]), role: Role::Donor, uses: Some(1), seconds: 2 }
+}
+
+fn enrol() -> Enrol {
+    Enrol { secret: TokenSecret::new([1; 16]), key: String::new(), name: String::new() }
+}
+
+fn member_shapes() -> Vec<(&'static str, Value)> {
+    let (token, role, member, text) = (TokenId(6), Role::Donor, MemberId(5), String::new);
+    let (certificate, authority) = (text(), text());
+    let enrolled = Enrolled { pool: PoolId(1), member, role, certificate, authority, lasts: 3 };
+    let (name, joined, certified) = (text(), 1, 2);
+    vec![
+        ("NewToken", json!(new_token())),
+        ("TokenStatus", json!(TokenStatus { token, role, uses_left: Some(1), used: 2, expires: 3 })),
+        ("Enrol", json!(enrol())),
+        ("Recertify", json!(Recertify { key: text() })),
+        ("Enrolled", json!(enrolled)),
+        ("MemberStatus", json!(MemberStatus { member, role, name, token: Some(token), joined, certified })),
     ]
 }
 
@@ -297,6 +329,7 @@ fn duties() -> Duties {
         tend: true,
         backed: true,
         layers: 1,
+        members: BTreeMap::from([(TOKEN, MemberId(5))]),
     };
     Duties {
         revision: 1,
@@ -321,6 +354,7 @@ fn pool_status() -> PoolStatus {
         volumes: vec![volume_status()],
         addresses: vec!["a".to_owned()],
         strangers: vec![stranger()],
+        members_only: true,
     }
 }
 
@@ -401,6 +435,7 @@ fn shapes() -> Vec<(&'static str, Value)> {
         ("Refusal", json!(refusal)),
     ]);
     shapes.extend(content_shapes());
+    shapes.extend(member_shapes());
     shapes
 }
 
@@ -420,6 +455,8 @@ fn every_route_is_described_and_nothing_else() {
         let path = (wire.path.replace("/leases/0000000000000002", "/leases/{token}"))
             .replace("/donors/0000000000000001/", "/donors/{donor}/")
             .replace("/donors/d/", "/donors/{donor}/")
+            .replace("/tokens/0000000000000006", "/tokens/{token}")
+            .replace("/members/0000000000000005", "/members/{member}")
             .replace("/volumes/v", "/volumes/{name}");
         let operation = &paths[&path][wire.method.as_str().to_lowercase()];
         assert!(operation.is_object(), "{} {path}", wire.method);

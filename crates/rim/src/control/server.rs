@@ -7,17 +7,20 @@
 //! Tests: `tests/control.rs`, `lab/tests/hostile.rs`.
 
 use super::Clock;
+use super::addresses::reached_at;
 use super::discovery::{Announcement, announce};
 use super::doorkeeper::Doorkeeper;
+use super::error::CoordinateError;
 use super::etcd::EtcdAt;
 use super::journal::{BY, BY_HEADER, PEER, by};
 use super::machine::Callers;
+use super::membership::{self, Membership, Met, invite, meet};
 use super::service::{Role, Service};
-use super::store::StoreError;
 use super::wire::{
     GrowBody, LeaveBody, OPENAPI, POOL_HEADER, VERSION_HEADER, answer_body, status, version_refusal,
 };
 use crate::descriptors;
+use crate::members::Invitation;
 use crate::seating::{Place, Seating};
 use axum::Router;
 use axum::body::{HttpBody, to_bytes};
@@ -34,6 +37,7 @@ use cheetah_core::limits::{
     CONTROL_CONNECTIONS_MAX, CONTROL_PEER_CONNECTIONS_MAX, CONTROL_REQUEST_BYTES_MAX, DESCRIPTORS_SPARE,
 };
 use cheetah_core::map::{BadIdentity, DonorId, LeaseToken, PoolId};
+use cheetah_core::members::Caller;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -42,6 +46,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
@@ -57,6 +62,18 @@ const STOP_TIME: Duration = Duration::from_secs(1);
 pub struct CoordinateOptions {
     pub listen: SocketAddr,
     pub state: StateAt,
+    /// A pool of members, by TLS; otherwise everything is in the clear.
+    pub tls: bool,
+    /// How long certificates last, if not as usual.
+    pub certificates_last: Option<Duration>,
+}
+
+impl CoordinateOptions {
+    /// A pool in the clear.
+    #[must_use]
+    pub fn new(listen: SocketAddr, state: StateAt) -> Self {
+        CoordinateOptions { listen, state, tls: false, certificates_last: None }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,88 +96,6 @@ impl fmt::Display for StateAt {
     }
 }
 
-/// Why a coordinator did not start, or ended. Each says what to do.
-#[derive(Debug)]
-pub enum CoordinateError {
-    PortInUse {
-        address: SocketAddr,
-    },
-    Listen {
-        address: SocketAddr,
-        why: std::io::Error,
-    },
-    StateInUse {
-        directory: PathBuf,
-    },
-    /// The state cannot be opened or read; nothing was changed.
-    State {
-        state: String,
-        why: String,
-    },
-    /// No member of etcd answered.
-    Etcd {
-        at: String,
-        why: String,
-    },
-    /// A change could not be stored, so it was not answered.
-    Store {
-        why: String,
-    },
-    Random(std::io::Error),
-    /// This process may have too few files and sockets open.
-    Descriptors {
-        allowed: u64,
-    },
-}
-
-impl fmt::Display for CoordinateError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            CoordinateError::PortInUse { address } => write!(
-                f,
-                "port {} on {} is in use, perhaps by another coordinator: stop that one, or listen elsewhere with \
-                 --listen {}:{}",
-                address.port(),
-                address.ip(),
-                address.ip(),
-                address.port().checked_add(1).unwrap_or(0)
-            ),
-            CoordinateError::Listen { address, why } => {
-                write!(f, "cannot listen on {address}: {why}; name another address with --listen IP:PORT")
-            }
-            CoordinateError::StateInUse { directory } => write!(
-                f,
-                "another coordinator is running on the state in {}: stop it first, or name another directory with \
-                 --state",
-                directory.join("pool.redb").display()
-            ),
-            CoordinateError::State { state, why } => {
-                write!(f, "the coordinator's state in {state} cannot be used: {why}; nothing was changed")
-            }
-            CoordinateError::Etcd { at, why } => write!(
-                f,
-                "the coordinator cannot start on {at}: {why}; nothing was changed. See that etcd (3.4 or later) \
-                 runs there, that this machine reaches it, and that a majority of its members is up, or name its \
-                 members with --state etcd://HOST:PORT,HOST:PORT"
-            ),
-            CoordinateError::Store { why } => write!(
-                f,
-                "the coordinator stopped because a change could not be stored ({why}); attached volumes go on, and \
-                 it continues where it was when it is started again with room to write"
-            ),
-            CoordinateError::Descriptors { allowed } => write!(
-                f,
-                "this process may have {allowed} files and sockets open, and a coordinator needs {}: raise the hard limit \
-                 (`ulimit -Hn`, or LimitNOFILE= of its service)",
-                2 * DESCRIPTORS_SPARE
-            ),
-            CoordinateError::Random(why) => write!(f, "the kernel gives no random numbers: {why}"),
-        }
-    }
-}
-
-impl std::error::Error for CoordinateError {}
-
 /// A coordinator that listens. Dropping it stops it, too.
 #[derive(Debug)]
 pub struct Coordination {
@@ -168,6 +103,7 @@ pub struct Coordination {
     pool: PoolId,
     is_new: bool,
     role: watch::Receiver<Role>,
+    callers: Callers,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<Result<(), CoordinateError>>,
     _announcement: Option<Announcement>,
@@ -183,7 +119,26 @@ impl Coordination {
     /// How it is reached from this machine.
     #[must_use]
     pub fn url(&self) -> String {
-        url_of(self.address)
+        let url = url_of(self.address);
+        match self.callers.membership() {
+            Some(_) => url.replacen("http://", "cheetah://", 1),
+            None => url,
+        }
+    }
+
+    /// Makes a token by which others come in: none where the pool is in the clear.
+    ///
+    /// # Errors
+    /// The pool's limits, or its store.
+    pub async fn invite(
+        &self,
+        role: cheetah_core::members::Role,
+        uses: Option<u32>,
+        lasts: Duration,
+    ) -> Result<Option<Invitation>, Refusal> {
+        // As other machines reach it, also where it listens everywhere.
+        let at = reached_at(self.address).first().copied().unwrap_or(self.address);
+        invite(&self.callers, &at.to_string(), role, uses, lasts).await
     }
 
     /// Whether it leads its pool; changes only where several coordinators share a state.
@@ -237,21 +192,26 @@ pub async fn coordinate(options: CoordinateOptions) -> Result<Coordination, Coor
     })?;
     let address = listener.local_addr().map_err(|why| CoordinateError::Listen { address: listen, why })?;
     let clock = Clock::start();
-    let service = Service::start(&options.state, address, clock).await?;
+    let service = Service::start(&options, address, clock).await?;
     let (pool, is_new) = (service.pool(), service.is_new());
     let (role, callers) = (service.role(), service.callers());
     let exposed = !address.ip().is_loopback();
     let (stop, stopping) = oneshot::channel();
     let seating = Seating::new(places, CONTROL_PEER_CONNECTIONS_MAX);
-    let task = tokio::spawn(serve(listener, service, router(callers), seating, stopping));
+    let task = tokio::spawn(serve(listener, service, callers.clone(), seating, stopping));
+    // What is announced is found by plain HTTP.
+    let exposed = exposed && callers.membership().is_none();
     let announcement = exposed.then(|| announce(pool, address)).flatten();
-    Ok(Coordination { address, pool, is_new, role, stop: Some(stop), task, _announcement: announcement })
-}
-
-impl From<StoreError> for CoordinateError {
-    fn from(error: StoreError) -> Self {
-        CoordinateError::Store { why: error.to_string() }
-    }
+    Ok(Coordination {
+        address,
+        pool,
+        is_new,
+        role,
+        callers,
+        stop: Some(stop),
+        task,
+        _announcement: announcement,
+    })
 }
 
 /// How what listens at an address is reached from this machine.
@@ -268,11 +228,12 @@ pub(super) fn url_of(address: SocketAddr) -> String {
 async fn serve(
     listener: TcpListener,
     service: Service,
-    router: Router,
+    callers: Callers,
     seating: Seating,
     stop: oneshot::Receiver<()>,
 ) -> Result<(), CoordinateError> {
     let (closing, closed) = watch::channel(false);
+    let (membership, router) = (callers.membership().cloned(), router(callers));
     let accepting = async {
         let mut connections = JoinSet::new();
         let mut closed_here = closed.clone();
@@ -288,7 +249,8 @@ async fn serve(
             match accepted {
                 Ok((stream, peer)) => match seating.take(Some(peer.ip().to_canonical())) {
                     Some(place) => {
-                        let serving = connection(stream, place, router.clone(), closed.clone());
+                        let (router, membership) = (router.clone(), membership.clone());
+                        let serving = connection(stream, place, router, membership, closed.clone());
                         connections.spawn(PEER.scope(peer.ip().to_canonical(), serving));
                     }
                     None => tracing::debug!("a control connection of {peer} was closed: all are at work"),
@@ -309,16 +271,49 @@ async fn serve(
         closing.send_replace(true);
         result
     };
-    let (result, ()) = tokio::join!(running, accepting);
-    result
+    let certified = async {
+        match &membership {
+            Some(membership) => membership.stay_certified().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        (result, ()) = async { tokio::join!(running, accepting) } => result,
+        () = certified => Ok(()),
+    }
 }
 
-async fn connection(stream: TcpStream, place: Place, router: Router, mut closed: watch::Receiver<bool>) {
+async fn connection(
+    stream: TcpStream,
+    place: Place,
+    router: Router,
+    membership: Option<Arc<Membership>>,
+    closed: watch::Receiver<bool>,
+) {
     let _ = stream.set_nodelay(true);
+    let met = tokio::select! {
+        met = meet(stream, membership.as_deref()) => met,
+        () = place.wanted() => return,
+    };
+    match met {
+        Ok((Met::Plain(stream), caller)) => converse(stream, caller, place, router, closed).await,
+        Ok((Met::Tls(stream), caller)) => converse(*stream, caller, place, router, closed).await,
+        Err(error) => tracing::debug!("control connection: {error}"),
+    }
+}
+
+async fn converse(
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    caller: Caller,
+    place: Place,
+    router: Router,
+    mut closed: watch::Receiver<bool>,
+) {
     let place = Arc::new(place);
     let (seated, router) = (Arc::clone(&place), TowerToHyperService::new(router));
     let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
         request.extensions_mut().insert(Arc::clone(&seated));
+        request.extensions_mut().insert(caller);
         router.call(request)
     });
     let mut http = hyper::server::conn::http1::Builder::new();
@@ -358,6 +353,7 @@ fn router(callers: Callers) -> Router {
         .route("/v1/volumes/{name}/leases/{token}/amend", post(amend))
         .route("/v1/volumes/{name}/leases/{token}/content", post(tell))
         .route("/v1/volumes/{name}/leases/{token}", delete(detach))
+        .merge(membership::routes())
         .fallback(no_route)
         .method_not_allowed_fallback(no_route)
         .layer(from_fn_with_state(Arc::new(Doorkeeper::of_this_machine()), admit))
@@ -368,13 +364,14 @@ const BANNER: &str = "This is a Cheetah coordinator: it pools idle memory into b
                       Its API is described at /openapi.json; `cheetah status` shows the pool.\n";
 
 /// Where calls go, and the pool that this one is meant for.
-struct On {
-    callers: Callers,
-    pool: Option<PoolId>,
+pub(super) struct On {
+    pub(super) callers: Callers,
+    pub(super) pool: Option<PoolId>,
+    pub(super) caller: Caller,
 }
 
 /// A request that is refused before it is a call.
-struct NoCall(Refusal);
+pub(super) struct NoCall(Refusal);
 
 impl IntoResponse for NoCall {
     fn into_response(self) -> Response {
@@ -391,11 +388,12 @@ impl FromRequestParts<Callers> for On {
             let pool = pool.to_str().map_err(|why| bad(&why))?;
             pool.parse().map_err(|why: BadIdentity| bad(&why))
         });
-        Ok(On { callers: callers.clone(), pool: pool.transpose()? })
+        let caller = parts.extensions.get().copied().unwrap_or(Caller::Stranger);
+        Ok(On { callers: callers.clone(), pool: pool.transpose()?, caller })
     }
 }
 
-type Given<T> = Result<Json<T>, JsonRejection>;
+pub(super) type Given<T> = Result<Json<T>, JsonRejection>;
 
 async fn join(on: On, body: Given<Join>) -> Response {
     with(body, |join| answer(&on, Call::Join(join))).await
@@ -470,25 +468,28 @@ fn lease(token: &str) -> Result<LeaseToken, Refusal> {
     token.parse().map_err(|why| invalid(format!("the lease in the path: {why}")))
 }
 
-fn invalid(message: String) -> Refusal {
+pub(super) fn invalid(message: String) -> Refusal {
     Refusal { code: RefusalCode::Invalid, message }
 }
 
-async fn with<T, F: Future<Output = Response>>(body: Given<T>, call: impl FnOnce(T) -> F) -> Response {
+pub(super) async fn with<T, F: Future<Output = Response>>(
+    body: Given<T>,
+    call: impl FnOnce(T) -> F,
+) -> Response {
     match body {
         Ok(Json(body)) => call(body).await,
         Err(rejection) => refusal(&invalid(format!("the body of the request: {}", rejection.body_text()))),
     }
 }
 
-async fn answer(on: &On, call: Call) -> Response {
-    match on.callers.call(on.pool, call).await {
+pub(super) async fn answer(on: &On, call: Call) -> Response {
+    match on.callers.call(on.pool, on.caller, call).await {
         Ok(answer) => ([(header::CONTENT_TYPE, "application/json")], answer_body(&answer)).into_response(),
         Err(bad) => refusal(&bad),
     }
 }
 
-fn refusal(refusal: &Refusal) -> Response {
+pub(super) fn refusal(refusal: &Refusal) -> Response {
     (status(refusal.code), Json(refusal)).into_response()
 }
 
@@ -502,7 +503,8 @@ async fn admit(State(doorkeeper): State<Arc<Doorkeeper>>, request: Request, next
             if let Some(place) = &place {
                 place.works();
             }
-            let by = by(request.headers().get(BY_HEADER).and_then(|by| by.to_str().ok()));
+            let member = request.extensions().get::<Caller>().and_then(|caller| caller.member());
+            let by = by(request.headers().get(BY_HEADER).and_then(|by| by.to_str().ok()), member);
             let response = BY.scope(by, next.run(request)).await;
             if let Some(place) = &place {
                 place.rests();

@@ -7,13 +7,17 @@
 
 use super::addresses::reached_at;
 use super::donor::reachable_ip;
+use super::error::CoordinateError;
 use super::etcd::{Etcd, EtcdAt, EtcdError};
 use super::machine::{Callers, Desk, Machine, Message};
-use super::server::{CoordinateError, StateAt, url_of};
+use super::membership::Membership;
+use super::server::{CoordinateOptions, StateAt, url_of};
 use super::store::{Seen, Store, StoreError};
 use super::store_etcd::EtcdStore;
 use super::term::{Leader, Term, Vote, campaign, look};
 use super::{Clock, random};
+use crate::members::Authority;
+use crate::stream::Transport;
 use cheetah_core::api::{Refusal, RefusalCode};
 use cheetah_core::coordinator::{BadState, Coordinator, Key, Record};
 use cheetah_core::limits::{CONTROL_DEADLINE_NS, ETCD_ATTEMPT_NS, LEADER_LOOK_NS};
@@ -41,6 +45,7 @@ pub(super) struct Service {
     desk: watch::Sender<Desk>,
     role: watch::Sender<Role>,
     kind: Kind,
+    membership: Option<Arc<Membership>>,
 }
 
 enum Kind {
@@ -67,10 +72,11 @@ struct Election {
 impl Service {
     /// Restores what is stored; with an etcd, once it is known who leads.
     pub(super) async fn start(
-        state: &StateAt,
+        options: &CoordinateOptions,
         address: SocketAddr,
         clock: Clock,
     ) -> Result<Self, CoordinateError> {
+        let state = &options.state;
         let (desk, role) = (watch::channel(Err(standby("it starts"))).0, watch::channel(Role::Leads).0);
         let (store, coordinator, is_new) = match state {
             StateAt::Memory => (Store::Memory, restore(None, clock), true),
@@ -87,15 +93,23 @@ impl Service {
             StateAt::Etcd(at) => {
                 let (election, pool) = Election::begin(at, address, clock, &role).await?;
                 let is_new = election.office.as_ref().is_some_and(|office| office.is_new);
-                return Ok(Service { pool, is_new, desk, role, kind: Kind::Elected(Box::new(election)) });
+                let kind = Kind::Elected(Box::new(election));
+                return Ok(Service { pool, is_new, desk, role, kind, membership: None });
             }
         };
         let mut coordinator = coordinator.map_err(|error| unusable(state, error))?;
-        coordinator.reached_at(reached_at(address));
-        let (mut machine, messages) = Machine::new(coordinator, store, clock);
+        let reached = reached_at(address);
+        let membership = membership(&mut coordinator, options, &reached)?;
+        coordinator.reached_at(reached);
+        let transport = match &membership {
+            Some(membership) => Transport::default().with_tls(Arc::clone(membership.credentials())),
+            None => Transport::default(),
+        };
+        let (mut machine, messages) = Machine::new(coordinator, store, clock, transport);
         machine.start().await?;
         let _ = desk.send_replace(Ok(messages));
-        Ok(Service { pool: machine.pool(), is_new, desk, role, kind: Kind::Alone(Box::new(machine)) })
+        let (pool, kind) = (machine.pool(), Kind::Alone(Box::new(machine)));
+        Ok(Service { pool, is_new, desk, role, kind, membership })
     }
 
     pub(super) fn pool(&self) -> PoolId {
@@ -107,7 +121,7 @@ impl Service {
     }
 
     pub(super) fn callers(&self) -> Callers {
-        Callers::new(self.desk.subscribe())
+        Callers::new(self.desk.subscribe(), self.membership.clone())
     }
 
     pub(super) fn role(&self) -> watch::Receiver<Role> {
@@ -121,6 +135,26 @@ impl Service {
             Kind::Elected(election) => election.run(&self.desk, &self.role, &mut stop).await,
         }
     }
+}
+
+/// A pool of members is made one at its first start, and stays one.
+fn membership(
+    coordinator: &mut Coordinator,
+    options: &CoordinateOptions,
+    reached_at: &[SocketAddr],
+) -> Result<Option<Arc<Membership>>, CoordinateError> {
+    match (coordinator.authority().is_some(), options.tls) {
+        (true, false) => {
+            return Err(CoordinateError::MembersOnly { state: options.state.to_string() });
+        }
+        (false, true) => {
+            let made = Authority::make(coordinator.pool());
+            coordinator.adopt(made.map_err(|why| unusable(&options.state, why))?);
+        }
+        _ => {}
+    }
+    let of = Membership::of(coordinator, reached_at, options.certificates_last);
+    of.map_err(|why| unusable(&options.state, why))
 }
 
 fn unusable(state: &StateAt, why: impl std::fmt::Display) -> CoordinateError {
@@ -289,7 +323,8 @@ impl Election {
             let is_new = records.is_none();
             let mut coordinator = restore(records, self.clock)?;
             coordinator.reached_at(reached_at(self.listens));
-            let (mut machine, messages) = Machine::new(coordinator, Store::Etcd(store), self.clock);
+            let (mut machine, messages) =
+                Machine::new(coordinator, Store::Etcd(store), self.clock, Transport::default());
             machine.start().await?;
             Ok((is_new, machine, messages))
         };

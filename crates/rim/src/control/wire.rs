@@ -91,6 +91,28 @@ pub(super) fn wire(call: &Call) -> Wire {
         Call::Detach { name, token } => {
             (Method::DELETE, volume(name, &format!("/leases/{token}")), Vec::new(), 0, |_| Ok(Answer::Done))
         }
+        Call::NewToken(new) => {
+            (Method::POST, "/v1/tokens".to_owned(), bytes(new), 0, |b| json(b).map(Answer::Token))
+        }
+        Call::Tokens => {
+            (Method::GET, "/v1/tokens".to_owned(), Vec::new(), 0, |b| json(b).map(Answer::Tokens))
+        }
+        Call::RevokeToken { token } => {
+            (Method::DELETE, format!("/v1/tokens/{token}"), Vec::new(), 0, |_| Ok(Answer::Done))
+        }
+        Call::Enrol { enrol, hash: _ } => {
+            (Method::POST, "/v1/members".to_owned(), bytes(enrol), 0, |b| json(b).map(Answer::Enrolled))
+        }
+        Call::Recertify(recertify) => {
+            let path = "/v1/members/self".to_owned();
+            (Method::POST, path, bytes(recertify), 0, |b| json(b).map(Answer::Enrolled))
+        }
+        Call::Members => {
+            (Method::GET, "/v1/members".to_owned(), Vec::new(), 0, |b| json(b).map(Answer::Members))
+        }
+        Call::RevokeMember { member } => {
+            (Method::DELETE, format!("/v1/members/{member}"), Vec::new(), 0, |_| Ok(Answer::Done))
+        }
     };
     let deadline = Duration::from_nanos(held + CONTROL_DEADLINE_NS);
     Wire { method, path, pool: None, body, deadline, parse }
@@ -128,6 +150,10 @@ pub(super) fn answer_body(answer: &Answer) -> Vec<u8> {
         Answer::Attached(body) => bytes(body),
         Answer::Renewed(body) => bytes(body),
         Answer::Leaving(body) => bytes(body),
+        Answer::Token(body) => bytes(body),
+        Answer::Tokens(body) => bytes(body),
+        Answer::Enrolled(body) => bytes(body),
+        Answer::Members(body) => bytes(body),
         Answer::Done => b"{}".to_vec(),
     }
 }
@@ -135,6 +161,7 @@ pub(super) fn answer_body(answer: &Answer) -> Vec<u8> {
 pub(super) fn status(code: RefusalCode) -> StatusCode {
     match code {
         RefusalCode::Invalid => StatusCode::BAD_REQUEST,
+        RefusalCode::Forbidden => StatusCode::FORBIDDEN,
         RefusalCode::NotFound => StatusCode::NOT_FOUND,
         RefusalCode::Conflict => StatusCode::CONFLICT,
         RefusalCode::PoolFull => StatusCode::INSUFFICIENT_STORAGE,

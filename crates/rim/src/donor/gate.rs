@@ -4,6 +4,7 @@
 
 use crate::control::{Admission, DonorHandle};
 use cheetah_core::donor::{Access, Grant, OpenError};
+use cheetah_core::map::MemberId;
 use std::sync::Arc;
 use tokio::sync::watch;
 
@@ -66,11 +67,11 @@ impl Gate {
         }
     }
 
-    pub(super) async fn open(&self, export: &str) -> Result<Pass, OpenError> {
+    pub(super) async fn open(&self, export: &str, member: Option<MemberId>) -> Result<Pass, OpenError> {
         match self {
-            Gate::Alone(access) => Ok(Pass { grant: access.open(export)?, admission: None }),
+            Gate::Alone(access) => Ok(Pass { grant: access.open(export, member)?, admission: None }),
             Gate::Pooled(handle) => {
-                let admission = handle.open(export).await?;
+                let admission = handle.open(export, member).await?;
                 Ok(Pass { grant: admission.grant, admission: Some(admission) })
             }
         }

@@ -21,6 +21,8 @@ use crate::seating::{Place, Seating};
 use crate::stream::{Incoming, Transport};
 use cheetah_core::donor::OpenError;
 use cheetah_core::limits::{DATA_CONNECTION_DESCRIPTORS, DESCRIPTORS_SPARE, DONOR_CONNECTIONS_MIN};
+use cheetah_core::map::MemberId;
+use cheetah_core::members::Member;
 use cheetah_nbd::server::{ExportError, Purpose};
 use cheetah_nbd::{ExportInfo, ListEntry};
 use cheetah_terms::donor::{export as announced, greeting, refusal};
@@ -225,7 +227,7 @@ async fn client(
 ) -> Result<(), Ended> {
     let plain = incoming.into_stream().map_err(Ended::Socket)?;
     let access = gate.access();
-    let mut door = Door { gate, access: access.clone(), entered: None };
+    let mut door = Door { gate, access: access.clone(), member: None, entered: None };
     let Some(accepted) = accept::handshake(plain, transport, &mut door).await else { return Ok(()) };
     // Who only greeted has nothing to ask for.
     let Some(pass) = door.entered else { return Ok(()) };
@@ -245,11 +247,23 @@ async fn client(
 struct Door {
     gate: Gate,
     access: AccessNow,
+    member: Option<Member>,
     entered: Option<Pass>,
+}
+
+impl Door {
+    fn member_id(&self) -> Option<MemberId> {
+        self.member.map(|member| member.id)
+    }
 }
 
 impl Exports for Door {
     const IS_DONOR: bool = true;
+
+    fn meets(&mut self, member: Member) -> bool {
+        self.member = Some(member);
+        member.role.reaches_data()
+    }
 
     async fn lookup(&mut self, export: &str, purpose: Purpose) -> Result<ExportInfo, ExportError> {
         if let Some(greeted) = self.access.get().greeted(export) {
@@ -257,10 +271,10 @@ impl Exports for Door {
             return Ok(greeting());
         }
         let grant = if purpose == Purpose::Go {
-            let pass = self.gate.open(export).await.map_err(refusal)?;
+            let pass = self.gate.open(export, self.member_id()).await.map_err(refusal)?;
             self.entered.insert(pass).grant
         } else {
-            self.access.get().open(export).map_err(refusal)?
+            self.access.get().open(export, self.member_id()).map_err(refusal)?
         };
         Ok(announced(&grant))
     }

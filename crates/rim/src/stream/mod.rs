@@ -1,23 +1,26 @@
 //! The bytes of one connection: received into pieces of memory, sent from pieces, lent as pages, closed. Over
 //! TCP and Unix sockets as they are, or through a layer that somebody puts over them.
 //!
-//! Owns: the socket, its registration with the runtime, and what is lent to it. Never: protocol, or who the
-//! peer is. Nobody beside this module sees the descriptor.
-//! Invariant: what is ready is cleared by the tick that it had before the call which found nothing more, so
-//! nothing that comes meanwhile is missed, and no caller keeps a guard. Whoever sends offers first what was
-//! not taken before. Made by `net`; used by both handshakes, `volume::conn`, `donor` and the export. Parts:
-//! `socket` (plain ones), `lend`. Tests: in each; `tests/torn` is a layer that tears everything, over which
-//! the tests of the data path run as well. One of the named modules that may use unsafe (pieces are raw
-//! addresses: an arena is shared with other connections, so no Rust reference to its bytes may exist while
-//! the kernel fills them).
+//! Owns: the socket, its registration with the runtime, and what is lent to it. Never: protocol, or who
+//! the peer is. Nobody beside this module sees the descriptor. Invariant: what is ready is cleared by the
+//! tick that it had before the call which found nothing more, so nothing that comes meanwhile is missed,
+//! and no caller keeps a guard. Whoever sends offers first what was not taken before. Made by `net`; used
+//! by both handshakes, `volume::conn`, `donor` and the export. Parts: `socket` (plain ones), `lend`,
+//! `tls`. Tests: in each; `tests/torn` is a layer that tears everything, over which the tests of the data
+//! path run as well. One of the named modules that may use unsafe (pieces are raw addresses: an arena is
+//! shared with other connections, so no Rust reference to its bytes may exist while the kernel fills
+//! them).
 #![allow(unsafe_code)]
 
 mod lend;
 mod socket;
+mod tls;
 
 pub(crate) use lend::ROOM_BYTES;
 pub use socket::{Incoming, register};
 
+use crate::members::Credentials;
+use cheetah_core::members::Member;
 use socket::Socket;
 use std::fmt;
 use std::future::poll_fn;
@@ -75,6 +78,11 @@ pub trait Layer: fmt::Debug + Send {
     /// As there.
     unsafe fn try_send(&self, pieces: &[libc::iovec], more: bool) -> io::Result<usize>;
 
+    /// Who is at the other end, where the layer proves that.
+    fn member(&self) -> Option<Member> {
+        self.below().member()
+    }
+
     // Lending, as `Stream` does. A layer that has to touch the bytes declines.
 
     fn lends(&self) -> bool {
@@ -119,25 +127,40 @@ pub trait Layers: fmt::Debug + Send + Sync {
 }
 
 /// What plain streams become before they are used: they stay as they are unless somebody puts layers over
-/// them.
+/// them; and whether they become TLS, which the handshake of NBD begins.
 #[derive(Clone, Debug, Default)]
-pub struct Transport(Option<Arc<dyn Layers>>);
+pub struct Transport {
+    layers: Option<Arc<dyn Layers>>,
+    tls: Option<Arc<Credentials>>,
+}
 
 impl Transport {
     #[must_use]
     pub fn through(layers: Arc<dyn Layers>) -> Transport {
-        Transport(Some(layers))
+        Transport { layers: Some(layers), tls: None }
+    }
+
+    /// With members alone, who show these credentials and ask for such.
+    #[must_use]
+    pub fn with_tls(self, credentials: Arc<Credentials>) -> Transport {
+        Transport { tls: Some(credentials), ..self }
+    }
+
+    /// What is shown and asked for by STARTTLS; absent in a pool in the clear.
+    #[must_use]
+    pub fn tls(&self) -> Option<&Arc<Credentials>> {
+        self.tls.as_ref()
     }
 
     pub(crate) async fn connected(&self, plain: Stream) -> io::Result<Stream> {
-        match &self.0 {
+        match &self.layers {
             Some(layers) => layers.connected(plain).await,
             None => Ok(plain),
         }
     }
 
     pub(crate) async fn accepted(&self, plain: Stream) -> io::Result<Stream> {
-        match &self.0 {
+        match &self.layers {
             Some(layers) => layers.accepted(plain).await,
             None => Ok(plain),
         }
@@ -381,6 +404,15 @@ impl Stream {
         match &self.0 {
             Kind::Plain(socket) => socket.close(),
             Kind::Layer(layer) => layer.close(),
+        }
+    }
+
+    /// Who is at the other end, as its certificate says; nobody in the clear.
+    #[must_use]
+    pub fn member(&self) -> Option<Member> {
+        match &self.0 {
+            Kind::Plain(_) => None,
+            Kind::Layer(layer) => layer.member(),
         }
     }
 

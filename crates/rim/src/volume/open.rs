@@ -143,10 +143,11 @@ pub(super) async fn connect_as(
         _ => failed(&e),
     };
     let plain = net::connect(endpoint).await.map_err(at)?;
-    // NBD_OPT_STARTTLS will stand here: once the server has acknowledged it, and `input` is empty, the stream
-    // becomes another in the middle of the loop, and the handshake goes on over that.
     let mut stream = transport.connected(plain).await.map_err(at)?;
     let mut handshake = client::Handshake::new(want);
+    if transport.tls().is_some() {
+        handshake = handshake.over_tls();
+    }
     let (mut input, mut output) = (Vec::new(), Vec::new());
     loop {
         let used = handshake.input(&input).map_err(|violation| failed(&violation))?;
@@ -162,7 +163,13 @@ pub(super) async fn connect_as(
                 }
                 return Ok(Opened { stream, session, early: input });
             }
-            client::Step::StartTls => return Err(failed(&"it begins with TLS, which it was not asked for")),
+            client::Step::StartTls => {
+                let Some(tls) = transport.tls().filter(|_| input.is_empty()) else {
+                    return Err(failed(&"it goes on in the clear behind its word that TLS begins"));
+                };
+                stream = tls.connect(stream).await.map_err(at)?;
+                handshake.tls_started();
+            }
             client::Step::Listed(_) => return Err(failed(&"it answered with a list")),
             client::Step::Failed(error) => return Err(link_failure(&error, endpoint)),
             client::Step::NeedInput => match stream.receive_some(&mut input).await {

@@ -6,12 +6,16 @@
 //! by those of the export.
 #![allow(dead_code)]
 
+use cheetah_core::map::{MemberId, PoolId};
+use cheetah_core::members::{Member, Role};
+use cheetah_rim::members::{Authority, Credentials, Key};
 use cheetah_rim::stream::{Layer, Layers, Laying, Stream, Transport};
 use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 /// One in so many calls finds nothing, though there may be something.
 const IN_VAIN: u64 = 8;
@@ -166,6 +170,17 @@ impl Layer for Torn {
     }
 }
 
+/// Members of a pool of their own, at both ends, over what `below` makes of their streams.
+pub fn members(below: Transport) -> Transport {
+    let pool = PoolId(7);
+    let authority = Authority::of(pool, &Authority::make(pool).expect("a key")).expect("a pool");
+    let (key, member) = (Key::make().expect("a key"), Member { id: MemberId(1), role: Role::Admin });
+    let certificate = authority.certify(member, &key.public(), &[], Duration::from_secs(600));
+    let certificate = certificate.expect("a certificate");
+    let credentials = Credentials::new(authority.pem(), &certificate, &key).expect("a member");
+    below.with_tls(Arc::new(credentials))
+}
+
 /// Runs each test twice: over streams as they are, and over torn ones.
 #[macro_export]
 macro_rules! over_each_transport {
@@ -175,6 +190,19 @@ macro_rules! over_each_transport {
         }
         mod torn_streams {
             $(#[test] fn $test() { super::$test(&super::torn::torn()); })*
+        }
+    };
+}
+
+/// The same through TLS.
+#[macro_export]
+macro_rules! through_tls {
+    ($($test:ident),* $(,)?) => {
+        mod tls {
+            $(#[test] fn $test() { super::$test(&super::torn::members(Default::default())); })*
+        }
+        mod torn_tls {
+            $(#[test] fn $test() { super::$test(&super::torn::members(super::torn::torn())); })*
         }
     };
 }

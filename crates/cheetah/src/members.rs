@@ -1,0 +1,304 @@
+//! Who this process is to its pool, and the commands about tokens and members.
+//!
+//! Owns where the identity is looked for, coming in by a token, and renewing a certificate while the process
+//! lives. Never: what a member may do (core), or files of an identity (`rim::members`). Invariant: an address
+//! that begins with cheetah:// is spoken to by TLS or not at all. Tests: below; `lab/tests/members.rs`.
+
+use crate::cli::{self, PoolArg};
+use crate::cli_members::{Join, Member, NewToken, RevokeMember, RevokeToken, Token};
+use crate::failure::{Exit, Failure};
+use crate::output;
+use crate::pool::{done, find, unexpected};
+use cheetah_core::api::{Answer, Call, MemberStatus, TokenStatus};
+use cheetah_core::members::Role;
+use cheetah_rim::control::{Client, Coordination, NotEnrolled, enrol_by, renew_certificate};
+use cheetah_rim::members::{Identity, IdentityError, Invitation};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// What names the directory to the processes that this one starts, too.
+pub const VARIABLE: &str = "CHEETAH_IDENTITY";
+const SCHEME: &str = "cheetah://";
+/// How long a donor's token of a new pool is good for.
+const FIRST_TOKEN_LASTS: Duration = Duration::from_secs(24 * 3600);
+/// Between two attempts to renew a certificate.
+const RENEW_PAUSE: Duration = Duration::from_secs(30);
+
+static DIRECTORY: OnceLock<Option<PathBuf>> = OnceLock::new();
+
+/// Said once, before anything is looked for. A machine that lends and is worked on has an identity for each.
+pub fn begin(named: Option<&Path>, lends: bool) {
+    let variable = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".config"));
+    let own = || {
+        let base = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from).or_else(home)?;
+        let own = base.join("cheetah");
+        Some(if lends { own.join("donor") } else { own })
+    };
+    let found = named.map(Path::to_owned).or(variable).or_else(own);
+    // Daemons work in another directory.
+    let found = found.map(|path| std::path::absolute(&path).unwrap_or(path));
+    let _ = DIRECTORY.set(found);
+}
+
+fn directory() -> Option<&'static PathBuf> {
+    DIRECTORY.get()?.as_ref()
+}
+
+/// For a process that is started by this one.
+pub fn environment() -> impl Iterator<Item = (&'static str, &'static PathBuf)> {
+    directory().map(|directory| (VARIABLE, directory)).into_iter()
+}
+
+fn need_directory() -> Result<&'static PathBuf, Failure> {
+    let none =
+        "neither XDG_CONFIG_HOME nor HOME is set: name a directory for the identity with --identity DIR";
+    directory().ok_or_else(|| Failure::usage(none))
+}
+
+impl From<IdentityError> for Failure {
+    fn from(error: IdentityError) -> Failure {
+        Failure::failed(error.to_string())
+    }
+}
+
+impl From<NotEnrolled> for Failure {
+    fn from(error: NotEnrolled) -> Failure {
+        match error {
+            NotEnrolled::Call(error) => error.into(),
+            NotEnrolled::Kept(error) => error.into(),
+            NotEnrolled::Failed(why) => Failure::failed(why),
+        }
+    }
+}
+
+/// The address of a pool of members, if that is what is meant: by the command, the environment, or what this
+/// user has joined before.
+pub fn named(pool: &PoolArg) -> Result<Option<String>, Failure> {
+    let variable = || std::env::var("CHEETAH_POOL").ok().filter(|url| !url.trim().is_empty());
+    let url = match pool.pool.clone().or_else(variable) {
+        Some(url) => Some(url),
+        None => match directory() {
+            Some(directory) => Identity::pool_url(directory)?,
+            None => None,
+        },
+    };
+    Ok(url.filter(|url| url.trim_start().starts_with(SCHEME)))
+}
+
+/// A client of the pool at this address, whichever kind it is.
+pub async fn client(url: &str) -> Result<Client, Failure> {
+    let url = url.trim();
+    if !url.starts_with(SCHEME) {
+        return Client::new(url).map_err(|why| Failure::usage(why.to_string()));
+    }
+    let (identity, url) = match Invitation::is_in(url) {
+        true => come_in(url).await?,
+        false => (own(url)?, url.to_owned()),
+    };
+    let bad = |why: cheetah_rim::control::BadUrl| Failure::usage(why.to_string());
+    let pool = Client::of_member(&url, Arc::clone(identity.credentials())).map_err(bad)?;
+    if identity.due().0 == 0 {
+        // It is good for now; who is no member any more is told so by the call that follows.
+        let _ = renew_certificate(&pool, &identity).await;
+    }
+    tokio::spawn(stay_certified(pool.clone(), identity));
+    Ok(pool)
+}
+
+/// Renews the certificate as long as this process lives.
+async fn stay_certified(pool: Client, identity: Identity) {
+    loop {
+        let (due, _) = identity.due();
+        tokio::time::sleep(Duration::from_secs(due).max(Duration::from_secs(1))).await;
+        // Another process of this member may have done it.
+        if identity.due().0 > 0 {
+            if let Err(why) = identity.reread() {
+                tracing::warn!("{why}");
+            }
+            continue;
+        }
+        if let Err(why) = renew_certificate(&pool, &identity).await {
+            tracing::warn!("the certificate of this machine is not renewed: {why}");
+            tokio::time::sleep(RENEW_PAUSE.min(Duration::from_secs(1 + identity.due().1 / 10))).await;
+        }
+    }
+}
+
+fn own(url: &str) -> Result<Identity, Failure> {
+    let directory = need_directory()?;
+    let shown = directory.display();
+    let none = || {
+        let what = format!("{url} lets in members only, and {shown} holds no identity");
+        Failure::new(Exit::Refused, what).advise(
+            "join with a token (`cheetah join cheetah://HOST:PORT/TOKEN`), or name one with --identity DIR",
+        )
+    };
+    let identity = Identity::load(directory)?.ok_or_else(none)?;
+    if identity.due().1 == 0 {
+        let what = format!("the certificate in {shown} has expired");
+        return Err(Failure::new(Exit::Refused, what).advise("join again with a new token"));
+    }
+    Ok(identity)
+}
+
+/// By a token; who has come in by one of that pool before needs none.
+async fn come_in(url: &str) -> Result<(Identity, String), Failure> {
+    let directory = need_directory()?;
+    let invitation = Invitation::read(url).map_err(Failure::usage)?;
+    let plain = format!("{SCHEME}{}", invitation.at);
+    if let Some(identity) = Identity::load(directory)?
+        && identity.credentials().fingerprint() == invitation.authority
+        && identity.due().1 > 0
+    {
+        return Ok((identity, plain));
+    }
+    let identity = enrol_by(&invitation, directory).await?;
+    let member = identity.credentials().member();
+    output::note(&format!("joined as {member}; the identity is in {}", directory.display()));
+    Ok((identity, plain))
+}
+
+pub async fn join(options: Join) -> Result<(), Failure> {
+    let (identity, url) = come_in(&options.url).await?;
+    let member = identity.credentials().member();
+    let text = format!("{member} of the pool at {url}; without --pool this pool is meant from now on");
+    done(&options.json, &text)
+}
+
+/// What the first start of a pool of members says, and whom it makes its admin: who started it.
+pub async fn found(running: &Coordination) -> Result<(), Failure> {
+    let directory = need_directory()?;
+    match Identity::load(directory)? {
+        Some(identity) if identity.credentials().pool() != running.pool() => output::note(&format!(
+            "{} holds an identity of another pool, so nobody is made this one's admin; name another with --identity DIR",
+            directory.display()
+        )),
+        Some(identity) if identity.due().1 > 0 => {}
+        _ => {
+            let minute = Duration::from_secs(60);
+            if let Some(invitation) = running.invite(Role::Admin, Some(1), minute).await? {
+                let identity = enrol_by(&invitation, directory).await?;
+                let member = identity.credentials().member();
+                output::note(&format!("{} holds {member} of this pool, for you", directory.display()));
+            }
+        }
+    }
+    if running.is_new()
+        && let Some(invitation) = running.invite(Role::Donor, None, FIRST_TOKEN_LASTS).await?
+    {
+        output::line(&format!("lend to it within a day: cheetah donate auto --pool {}", invitation.url()));
+    }
+    Ok(())
+}
+
+pub async fn token(command: Token) -> Result<(), Failure> {
+    match command {
+        Token::New(options) => new_token(options).await,
+        Token::List(options) => list_tokens(options).await,
+        Token::Revoke(RevokeToken { token, pool, json }) => {
+            find(&pool).await?.call(Call::RevokeToken { token }).await?;
+            done(&json, &format!("revoked token {token}"))
+        }
+    }
+}
+
+pub async fn member(command: Member) -> Result<(), Failure> {
+    match command {
+        Member::List(options) => list_members(options).await,
+        Member::Revoke(RevokeMember { member, pool, json }) => {
+            find(&pool).await?.call(Call::RevokeMember { member }).await?;
+            done(&json, &format!("revoked member {member}"))
+        }
+    }
+}
+
+async fn new_token(options: NewToken) -> Result<(), Failure> {
+    let NewToken { role, uses, expires, pem, pool, json } = options;
+    let pool = find(&pool).await?;
+    let credentials = pool.credentials().ok_or_else(|| {
+        Failure::usage("this pool is in the clear and has no members: start its coordinator with --tls")
+    })?;
+    let at = pool.url().replace(SCHEME, "");
+    let drawn = Invitation::draw(&at, credentials.fingerprint());
+    let invitation = drawn.map_err(|why| Failure::failed(format!("no random numbers: {why}")))?;
+    let uses = Some(uses).filter(|uses| *uses > 0);
+    let new = cheetah_core::api::NewToken { hash: invitation.hash(), role, uses, seconds: expires.as_secs() };
+    let status = match pool.call(Call::NewToken(new)).await? {
+        Answer::Token(status) => status,
+        other => return Err(unexpected(&other)),
+    };
+    if let Some(directory) = pem {
+        let identity = enrol_by(&invitation, &directory).await?;
+        let (member, shown) = (identity.credentials().member(), directory.display());
+        return done(&json, &format!("{shown} holds {member}, for programs of others"));
+    }
+    if json.json {
+        return output::json(&serde_json::json!({ "token": status.token, "url": invitation.url() }));
+    }
+    output::line(&invitation.url());
+    Ok(())
+}
+
+async fn list_tokens(options: cli::Report) -> Result<(), Failure> {
+    let tokens = match find(&options.pool).await?.call(Call::Tokens).await? {
+        Answer::Tokens(tokens) => tokens,
+        other => return Err(unexpected(&other)),
+    };
+    if options.json.json {
+        return output::json(&serde_json::json!({ "tokens": tokens }));
+    }
+    let row = |token: &TokenStatus| {
+        let left = token.uses_left.map_or("all who have it".to_owned(), |left| left.to_string());
+        let still = token.expires.saturating_sub(now());
+        vec![token.token.to_string(), token.role.to_string(), left, token.used.to_string(), show_time(still)]
+    };
+    let rows: Vec<_> = tokens.iter().map(row).collect();
+    let head = ["TOKEN", "ROLE", "FOR", "USED", "GOOD FOR"];
+    output::lay_out(&head, &rows).iter().for_each(|line| output::line(line));
+    Ok(())
+}
+
+async fn list_members(options: cli::Report) -> Result<(), Failure> {
+    let members = match find(&options.pool).await?.call(Call::Members).await? {
+        Answer::Members(members) => members,
+        other => return Err(unexpected(&other)),
+    };
+    if options.json.json {
+        return output::json(&serde_json::json!({ "members": members }));
+    }
+    let row = |member: &MemberStatus| {
+        let ago = show_time(now().saturating_sub(member.certified));
+        vec![member.member.to_string(), member.role.to_string(), member.name.clone(), format!("{ago} ago")]
+    };
+    let rows: Vec<_> = members.iter().map(row).collect();
+    let head = ["MEMBER", "ROLE", "CAME IN AS", "CERTIFIED"];
+    output::lay_out(&head, &rows).iter().for_each(|line| output::line(line));
+    Ok(())
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// The largest unit that says something.
+fn show_time(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds / 60),
+        7200..172_800 => format!("{} h", seconds / 3600),
+        _ => format!("{} days", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_shown_in_one_unit() {
+        let shown = [0, 119, 120, 7200, 172_800].map(show_time);
+        assert_eq!(shown, ["0 s", "119 s", "2 min", "2 h", "2 days"]);
+    }
+}
