@@ -351,7 +351,7 @@ mod tests {
     fn a_lease_is_of_use_to_its_member_alone() {
         let (own, other) = (Some(MemberId(1)), Some(MemberId(2)));
         let mut access = Access::closed(DONOR, 8);
-        access.add_volume(VolumeId(1), ("v", false), [1].into_iter(), [(TOKEN, true, own)].into_iter());
+        access.add_volume(VolumeId(1), ("v", None), [1].into_iter(), [(TOKEN, true, own)].into_iter());
         let export = export_name("v", TOKEN, 1, DONOR);
         assert!(access.open(&export, own).is_ok());
         assert_eq!(access.open(&export, other), Err(OpenError::Unknown));
@@ -469,7 +469,7 @@ mod tests {
     #[test]
     fn a_layer_is_checked_as_the_extent_that_it_shares() {
         let (mut access, e) = (Access::closed(DONOR, 8), EXTENT_BYTES);
-        let (leases, backed) = ([(TOKEN, true)], Some(Backed { layers: 3 }));
+        let (leases, backed) = ([(TOKEN, true, None)], Some(Backed { layers: 3 }));
         access.add_volume(VolumeId(1), ("v", backed), [1].into_iter(), leases.into_iter());
         access.add_volume(VolumeId(2), ("w", None), [2].into_iter(), std::iter::empty());
         let grant = access.open("v@00000000000000ab").expect("a good name");
