@@ -472,7 +472,7 @@ mod tests {
         let (leases, backed) = ([(TOKEN, true, None)], Some(Backed { layers: 3 }));
         access.add_volume(VolumeId(1), ("v", backed), [1].into_iter(), leases.into_iter());
         access.add_volume(VolumeId(2), ("w", None), [2].into_iter(), std::iter::empty());
-        let grant = access.open("v@00000000000000ab").expect("a good name");
+        let grant = access.open("v@00000000000000ab", None).expect("a good name");
         assert_eq!((grant.layers, grant.end(8 * e)), (3, (2 << LAYER_SHIFT) + 8 * e));
         for layer in 0..3u64 {
             let at = |offset: u64| (layer << LAYER_SHIFT) + offset;
