@@ -145,6 +145,7 @@ impl Failure {
 fn code_of(code: RefusalCode) -> &'static str {
     match code {
         RefusalCode::Invalid => "invalid",
+        RefusalCode::Damaged => "damaged",
         RefusalCode::Forbidden => "forbidden",
         RefusalCode::NotFound => "not_found",
         RefusalCode::Conflict => "conflict",
@@ -169,7 +170,9 @@ impl From<Refusal> for Failure {
             | RefusalCode::OtherPool
             | RefusalCode::Unreachable => Exit::Refused,
             RefusalCode::PoolFull => Exit::PoolFull,
-            RefusalCode::Version | RefusalCode::Unavailable | RefusalCode::Standby => Exit::NoPool,
+            RefusalCode::Version | RefusalCode::Unavailable | RefusalCode::Standby | RefusalCode::Damaged => {
+                Exit::NoPool
+            }
         };
         // These are written so: what is the case; what to do.
         let split = match refusal.code {

@@ -259,13 +259,13 @@ fn a_lease_is_of_no_use_with_another_certificate() {
     let file = |name: &str| pool.identity("bob").join(name).display().to_string();
     let [authority, certificate, key] = ["ca-cert.pem", "client-cert.pem", "client-key.pem"].map(file);
     let lease = format!("https://{}/v1/volumes/case/leases/{token}", pool.port());
-    let version = "cheetah-api: 4";
+    let version = format!("cheetah-api: {}", cheetah_core::api::API_VERSION);
     let end = [
         "-s",
         "-X",
         "DELETE",
         "-H",
-        version,
+        &version,
         "--cacert",
         &authority,
         "--cert",

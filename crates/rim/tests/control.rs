@@ -218,7 +218,9 @@ async fn who_does_not_answer_or_is_no_coordinator_is_named() {
 
 #[tokio::test]
 async fn a_coordinator_of_another_build_is_called_that() {
-    let head = format!("HTTP/1.1 200 OK\r\ncheetah-api: {API_VERSION}\r\ncontent-length: 2");
+    let seal = format!("{:08x}", crc32c::crc32c(format!("200\n{API_VERSION}\n{{}}\n").as_bytes()));
+    let head =
+        format!("HTTP/1.1 200 OK\r\ncheetah-api: {API_VERSION}\r\ncheetah-seal: {seal}\r\ncontent-length: 2");
     let (client, serving) = answering_once(format!("{head}\r\n\r\n{{}}")).await;
     let error = client.call(Call::Pool).await.expect_err("a pool has an identity");
     assert!(matches!(error, CallError::OtherBuild { .. }), "{error}");

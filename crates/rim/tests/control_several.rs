@@ -68,10 +68,17 @@ async fn turn_away(stream: TcpStream, calls: Arc<AtomicUsize>) -> std::io::Resul
             ),
         };
         let length = body.len();
-        let head =
-            format!("HTTP/1.1 {status}\r\ncheetah-api: {API_VERSION}\r\ncontent-length: {length}\r\n\r\n");
+        let seal = seal(&status[..3], &body);
+        let head = format!(
+            "HTTP/1.1 {status}\r\ncheetah-api: {API_VERSION}\r\ncheetah-seal: {seal}\r\ncontent-length: {length}\r\n\r\n"
+        );
         stream.get_mut().write_all(format!("{head}{body}").as_bytes()).await?;
     }
+}
+
+/// As the coordinator says it of its answers.
+fn seal(status: &str, body: &str) -> String {
+    format!("{:08x}", crc32c::crc32c(format!("{status}\n{API_VERSION}\n{body}\n").as_bytes()))
 }
 
 fn client(urls: &[&str]) -> Client {

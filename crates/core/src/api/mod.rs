@@ -180,6 +180,8 @@ pub struct Refusal {
 pub enum RefusalCode {
     /// 400
     Invalid,
+    /// 400: what came is not what was sent. The call was not carried out.
+    Damaged,
     /// 403: not a member, not one any more, or not for one of its role.
     Forbidden,
     /// 404

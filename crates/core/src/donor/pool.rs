@@ -295,7 +295,7 @@ impl Donor {
         self.pool.ask_at = Some(now + RETRY_NS);
         match refusal.code {
             // That passes.
-            RefusalCode::Unavailable | RefusalCode::Standby => {}
+            RefusalCode::Unavailable | RefusalCode::Standby | RefusalCode::Damaged => {}
             // A person took it out: this is the word of its own pool, for another says that it is another.
             RefusalCode::Gone | RefusalCode::Forbidden => self.leave(now, Exit::Refused(refusal), effects),
             // It was reached before, and may be again.

@@ -7,6 +7,7 @@
 
 use super::http::{NoReply, Server};
 use super::journal::{BY_HEADER, own_name};
+use super::seal::{self, SEAL_HEADER};
 use super::wire::{POOL_HEADER, VERSION_HEADER, Wire, version_refusal, wire};
 use crate::members::Credentials;
 use crate::stream::Transport;
@@ -348,6 +349,9 @@ impl Coordinator {
                 let (url, why) = (self.url.clone(), refusal.message);
                 Err(Miss::Undone(CallError::NoLeader { url, why }))
             }
+            Ok(refusal) if refusal.code == RefusalCode::Damaged => {
+                Err(Miss::Undone(self.unreachable(refusal.message)))
+            }
             // Another may be of the pool that is meant.
             Ok(refusal) if refusal.code == RefusalCode::OtherPool => {
                 Err(Miss::Undone(CallError::Refused(refusal)))
@@ -369,25 +373,33 @@ impl Coordinator {
             None => request,
         };
         let request = request.body(Bytes::copy_from_slice(&wire.body));
-        let request = request.map_err(|error| Miss::Final(self.unreachable(error)))?;
+        let mut request = request.map_err(|error| Miss::Final(self.unreachable(error)))?;
+        let seal = seal::of_call(&wire.method, &wire.path, request.headers(), &wire.body);
+        let seal = HeaderValue::try_from(seal).expect("digits");
+        request.headers_mut().insert(SEAL_HEADER, seal);
         let missed = |none| match none {
             NoReply::Unsent(why) => Miss::Undone(self.unreachable(why)),
             NoReply::Unknown(why) => Miss::Unknown(self.unreachable(why)),
         };
         let reply = self.server.exchange(&request).await.map_err(missed)?;
-        let status = reply.status;
-        let version =
-            reply.headers.get(VERSION_HEADER).and_then(|value| value.to_str().ok()?.parse::<u32>().ok());
-        let Some(version) = version else {
-            let why = format!("it answers {status} without a Cheetah API version");
-            return Err(Miss::Undone(self.not_cheetah(why)));
-        };
-        if version != API_VERSION {
-            let them = format!("the coordinator at {}", self.url);
-            let refusal = version_refusal(version, "this machine", &them);
-            return Err(Miss::Final(CallError::Refused(refusal)));
+        let (status, headers) = (reply.status, reply.headers.clone());
+        let body = reply.read().await.map_err(missed)?;
+        let version = headers.get(VERSION_HEADER).and_then(|value| value.to_str().ok()?.parse::<u32>().ok());
+        let fits = seal::fits(&headers, || seal::of_answer(status, &headers, &body));
+        match (version, fits) {
+            (_, Some(false)) | (Some(API_VERSION), None) => Err(Miss::Unknown(
+                self.unreachable("what came is not what it answered: a bit flipped on its way"),
+            )),
+            (None, _) => {
+                let why = format!("it answers {status} without a Cheetah API version");
+                Err(Miss::Undone(self.not_cheetah(why)))
+            }
+            (Some(API_VERSION), Some(true)) => Ok((status, body)),
+            (Some(other), _) => {
+                let them = format!("the coordinator at {}", self.url);
+                Err(Miss::Final(CallError::Refused(version_refusal(other, "this machine", &them))))
+            }
         }
-        Ok((status, reply.read().await.map_err(missed)?))
     }
 
     fn unreachable(&self, why: impl fmt::Display) -> CallError {

@@ -23,6 +23,7 @@ mod machine;
 mod membership;
 #[cfg(test)]
 mod openapi;
+mod seal;
 mod server;
 mod service;
 mod store;

@@ -15,6 +15,7 @@ use super::etcd::EtcdAt;
 use super::journal::{BY, BY_HEADER, PEER, by};
 use super::machine::Callers;
 use super::membership::{self, Membership, Met, invite, meet};
+use super::seal::{self, SEAL_HEADER};
 use super::service::{Role, Service};
 use super::wire::{
     GrowBody, LeaveBody, OPENAPI, POOL_HEADER, VERSION_HEADER, answer_body, status, version_refusal,
@@ -514,20 +515,31 @@ async fn admit(State(doorkeeper): State<Arc<Doorkeeper>>, request: Request, next
         Err(bad) => refusal(&bad),
     };
     response.headers_mut().insert(VERSION_HEADER, HeaderValue::from(API_VERSION));
-    response
+    sealed(response).await
+}
+
+async fn sealed(response: Response) -> Response {
+    let (mut head, body) = response.into_parts();
+    // It is all there: no route streams.
+    let body = to_bytes(body, usize::MAX).await.unwrap_or_default();
+    let seal = seal::of_answer(head.status, &head.headers, &body);
+    head.headers.insert(SEAL_HEADER, HeaderValue::try_from(seal).expect("digits"));
+    Response::from_parts(head, body.into())
 }
 
 async fn admitted(doorkeeper: &Doorkeeper, request: Request) -> Result<Request, Refusal> {
     doorkeeper.check(request.method(), request.uri(), request.headers())?;
+    let request = arrived(request).await?;
     let theirs =
         request.headers().get(VERSION_HEADER).and_then(|value| value.to_str().ok()?.parse::<u32>().ok());
     match theirs.filter(|theirs| *theirs != API_VERSION) {
         Some(theirs) => Err(version_refusal(theirs, "the coordinator", "the caller")),
-        None => arrived(request).await,
+        None => Ok(request),
     }
 }
 
-/// The request once all of its body is here: within its limit, and in time.
+/// The request once all of its body is here: within its limit, in time, and as it was sent, where that is
+/// said.
 async fn arrived(request: Request) -> Result<Request, Refusal> {
     let (head, body) = request.into_parts();
     let too_large =
@@ -538,5 +550,13 @@ async fn arrived(request: Request) -> Result<Request, Refusal> {
     let body = tokio::time::timeout(BODY_TIME, to_bytes(body, CONTROL_REQUEST_BYTES_MAX)).await;
     let body =
         body.map_err(|_| invalid(format!("the body of the request did not arrive in {BODY_TIME:?}")))?;
-    Ok(Request::from_parts(head, body.map_err(|_| too_large())?.into()))
+    let body = body.map_err(|_| too_large())?;
+    let path = head.uri.path_and_query().map_or("", |path| path.as_str());
+    match seal::fits(&head.headers, || seal::of_call(&head.method, path, &head.headers, &body)) {
+        Some(false) => Err(Refusal {
+            code: RefusalCode::Damaged,
+            message: "what came is not what was sent: a bit flipped on its way".to_owned(),
+        }),
+        Some(true) | None => Ok(Request::from_parts(head, body.into())),
+    }
 }

@@ -160,7 +160,7 @@ pub(super) fn answer_body(answer: &Answer) -> Vec<u8> {
 
 pub(super) fn status(code: RefusalCode) -> StatusCode {
     match code {
-        RefusalCode::Invalid => StatusCode::BAD_REQUEST,
+        RefusalCode::Invalid | RefusalCode::Damaged => StatusCode::BAD_REQUEST,
         RefusalCode::Forbidden => StatusCode::FORBIDDEN,
         RefusalCode::NotFound => StatusCode::NOT_FOUND,
         RefusalCode::Conflict => StatusCode::CONFLICT,
