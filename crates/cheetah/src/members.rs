@@ -9,9 +9,9 @@ use crate::cli_members::{Join, Member, NewToken, RevokeMember, RevokeToken, Toke
 use crate::failure::{Exit, Failure};
 use crate::output;
 use crate::pool::{done, find, unexpected};
-use cheetah_core::api::{Answer, Call, MemberStatus, TokenStatus};
+use cheetah_core::api::{Answer, Call, MemberStatus, RefusalCode, TokenStatus};
 use cheetah_core::members::Role;
-use cheetah_rim::control::{Client, Coordination, NotEnrolled, enrol_by, renew_certificate};
+use cheetah_rim::control::{CallError, Client, Coordination, NotEnrolled, enrol_by, renew_certificate};
 use cheetah_rim::members::{Identity, IdentityError, Invitation};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -111,7 +111,8 @@ pub async fn client(url: &str) -> Result<Client, Failure> {
 async fn stay_certified(pool: Client, identity: Identity) {
     loop {
         let (due, _) = identity.due();
-        tokio::time::sleep(Duration::from_secs(due).max(Duration::from_secs(1))).await;
+        // No timer says that the machine slept, or that its clock was set.
+        tokio::time::sleep(Duration::from_secs(due.max(1)).min(RENEW_PAUSE)).await;
         // Another process of this member may have done it.
         if identity.due().0 > 0 {
             if let Err(why) = identity.reread() {
@@ -152,12 +153,27 @@ async fn come_in(url: &str) -> Result<(Identity, String), Failure> {
         && identity.credentials().fingerprint() == invitation.authority
         && identity.due().1 > 0
     {
-        return Ok((identity, plain));
+        let member = identity.credentials().member();
+        if !is_revoked(&plain, &identity).await {
+            output::note(&format!("{} holds {member}: the token is not used", directory.display()));
+            return Ok((identity, plain));
+        }
+        output::note(&format!("{member} was revoked, and comes in anew"));
+        Identity::forget(directory)?;
     }
     let identity = enrol_by(&invitation, directory).await?;
     let member = identity.credentials().member();
     output::note(&format!("joined as {member}; the identity is in {}", directory.display()));
     Ok((identity, plain))
+}
+
+/// By the word of its pool; one that cannot be asked says nothing.
+async fn is_revoked(url: &str, identity: &Identity) -> bool {
+    let Ok(pool) = Client::of_member(url, Arc::clone(identity.credentials())) else { return false };
+    matches!(
+        pool.call(Call::Pool).await,
+        Err(CallError::Refused(refusal)) if refusal.code == RefusalCode::Forbidden
+    )
 }
 
 pub async fn join(options: Join) -> Result<(), Failure> {

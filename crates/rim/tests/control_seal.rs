@@ -1,5 +1,5 @@
-//! A bit that flips on the way to a coordinator or from it: nothing is carried out, and nothing believed, that
-//! was not said.
+//! A bit that flips on the way to a coordinator or from it: nothing is carried out, and nothing believed,
+//! that was not said.
 
 mod greeter;
 

@@ -290,6 +290,12 @@ impl Filling {
         let len = usize::try_from(range.end - range.start).expect("a run fits in memory");
         let mut bytes = vec![0; len];
         let read = self.source.read_past_errors_at(range.start, &mut bytes).map_err(|e| e.to_string());
+        // What is read again and again never comes to an end at which that would be said.
+        let changed = if self.shares() { self.source.changed() } else { None };
+        let read = read.and_then(|unreadable| match changed {
+            Some(how) => Err(format!("the source is not what it was when it was opened: {how}")),
+            None => Ok(unreadable),
+        });
         let done = read.and_then(|unreadable| {
             self.bytes_read.fetch_add(len as u64, Ordering::Relaxed);
             let bad = bad_blocks(&unreadable, self.source.size());

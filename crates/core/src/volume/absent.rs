@@ -54,12 +54,8 @@ pub(super) fn waits(base: &mut Base, key: Key) -> bool {
     if !missing || !of_a_tool || !base.shape.map.is_filled_later() || base.finishing.is_some() {
         return false;
     }
-    let (offset, len, is_absent) = (pending.offset, pending.len, pending.failed == Some(VolumeError::Absent));
-    let asks = base.shape.map.filler().is_some();
-    // Without anybody who fills it, what is lost is lost, as on any volume.
-    if !is_absent && !asks {
-        return false;
-    }
+    // Where nobody fills it now, somebody may again before the request's time is over.
+    let (offset, len, asks) = (pending.offset, pending.len, base.shape.map.filler().is_some());
     let pending = &mut base.requests[key];
     (pending.failed, pending.fetches) = (None, true);
     // What was brought and is not there may be on its way to another donor.

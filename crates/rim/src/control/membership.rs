@@ -25,14 +25,19 @@ use cheetah_core::members::{Caller, Role};
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 /// How long a stranger may take to say who it is.
 const HELLO_TIME: Duration = Duration::from_secs(10);
+/// Between two looks at the clock. A machine that sleeps, or whose clock is set, has no timer that says so.
+const LOOK_PAUSE: Duration = Duration::from_secs(30);
+/// What certificates can last.
+const LASTS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(366 * 24 * 3600);
 /// What each connection of TLS begins with.
 const TLS_HANDSHAKE: u8 = 0x16;
 
@@ -61,6 +66,9 @@ impl Membership {
     ) -> Result<Option<Arc<Membership>>, String> {
         let Some(record) = coordinator.authority() else { return Ok(None) };
         let lasts = lasts.unwrap_or(Duration::from_secs(CERTIFICATE_SECONDS));
+        if !LASTS.contains(&lasts) {
+            return Err("certificates last a second to a year".to_owned());
+        }
         let authority = Authority::of(coordinator.pool(), record).map_err(|why| why.to_string())?;
         let at: Vec<IpAddr> = reached_at.iter().map(SocketAddr::ip).collect();
         let own = Credentials::of_authority(&authority, &at, lasts).map_err(|why| why.to_string())?;
@@ -74,8 +82,14 @@ impl Membership {
 
     /// Renews the coordinator's own certificate. Never ends.
     pub(super) async fn stay_certified(&self) {
+        let mut certified = SystemTime::now();
         loop {
-            tokio::time::sleep(self.lasts / 3).await;
+            tokio::time::sleep((self.lasts / 3).min(LOOK_PAUSE)).await;
+            // A clock that was set back says nothing of how long ago that was.
+            if certified.elapsed().is_ok_and(|since| since < self.lasts / 3) {
+                continue;
+            }
+            certified = SystemTime::now();
             let own = self.credentials.member();
             let certificate = self.authority.certify(own, &self.key.public(), &self.at, self.lasts);
             let renewed = certificate.map_err(|why| why.to_string()).and_then(|certificate| {

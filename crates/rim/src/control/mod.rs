@@ -5,7 +5,7 @@
 //! (`DonorControl`). Never: decisions, which `cheetah_core::{coordinator, donor}` make, or data of volumes.
 //! Key invariant: a reply leaves only after what it depends on is stored. Tests: `tests/control*.rs`.
 //!
-//! Files: `wire` (a call as HTTP, both ways), `server`, `doorkeeper`, `service`, `membership` and
+//! Files: `wire` (a call as HTTP, both ways), `seal`, `server`, `doorkeeper`, `service`, `membership` and
 //! `machine` (the coordinator), `store`, `store_etcd`, `term` and `etcd` (several coordinators),
 //! `addresses`, `client`, `error`, `http`, `discovery`, `donor`, `journal` (what happened), and `openapi`
 //! (a test of `openapi.json`, the description for others).

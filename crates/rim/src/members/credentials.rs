@@ -127,7 +127,7 @@ impl Credentials {
             pool,
             member,
             authority,
-            to_donors: to(|role| role.serves() && role != Role::Coordinator)?,
+            to_donors: to(|role| role == Role::Donor)?,
             to_coordinator: to(|role| role == Role::Coordinator)?,
             shown,
             for_members,

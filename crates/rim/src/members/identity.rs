@@ -138,8 +138,12 @@ fn validity(directory: &Path) -> Result<Option<Validity>, IdentityError> {
 }
 
 impl Identity {
-    /// Whether somebody may come in there: nobody has an identity in this directory that is good still.
+    /// Whether somebody may come in there: nobody has an identity in this directory that is good still, and
+    /// one can be kept in it for its owner alone. A token that was used before that is known is lost.
     pub(crate) fn check_free(directory: &Path) -> Result<(), IdentityError> {
+        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
+        made.map_err(io_at(directory))?;
+        check_private(directory)?;
         match validity(directory)?.filter(|validity| validity.until > now()) {
             Some(Validity { member, pool, .. }) => {
                 Err(IdentityError::Taken { directory: directory.to_owned(), member, pool })
@@ -155,9 +159,6 @@ impl Identity {
         key: &Key,
         url: &str,
     ) -> Result<Identity, IdentityError> {
-        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
-        made.map_err(io_at(directory))?;
-        check_private(directory)?;
         write(&directory.join(AUTHORITY), &enrolled.authority)?;
         write(&directory.join(KEY), &key.to_pem())?;
         if enrolled.role.serves() {
@@ -168,6 +169,21 @@ impl Identity {
         let kept = Identity::load(directory)?;
         let gone = || IdentityError::Broken { directory: directory.to_owned(), why: "it is gone".to_owned() };
         kept.ok_or_else(gone)
+    }
+
+    /// Takes away one that its pool has revoked.
+    ///
+    /// # Errors
+    /// A file cannot be removed.
+    pub fn forget(directory: &Path) -> Result<(), IdentityError> {
+        for file in [MEMBER, CERTIFICATE, KEY, SERVER[0], SERVER[1]] {
+            let path = directory.join(file);
+            match std::fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io_at(&path)(error)),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// The one in this directory, if there is one.
