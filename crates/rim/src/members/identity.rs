@@ -130,6 +130,13 @@ fn check_private(path: &Path) -> Result<(), IdentityError> {
     if found.mode() & 0o077 != 0 { Err(IdentityError::Exposed { path: path.to_owned() }) } else { Ok(()) }
 }
 
+/// A directory for its owner alone, if it is not one yet.
+fn make_private(directory: &Path) -> Result<(), IdentityError> {
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
+    made.map_err(io_at(directory))?;
+    check_private(directory)
+}
+
 fn validity(directory: &Path) -> Result<Option<Validity>, IdentityError> {
     let Some(text) = read(&directory.join(MEMBER))? else { return Ok(None) };
     serde_json::from_str(&text)
@@ -141,9 +148,7 @@ impl Identity {
     /// Whether somebody may come in there: nobody has an identity in this directory that is good still, and
     /// one can be kept in it for its owner alone. A token that was used before that is known is lost.
     pub(crate) fn check_free(directory: &Path) -> Result<(), IdentityError> {
-        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
-        made.map_err(io_at(directory))?;
-        check_private(directory)?;
+        make_private(directory)?;
         match validity(directory)?.filter(|validity| validity.until > now()) {
             Some(Validity { member, pool, .. }) => {
                 Err(IdentityError::Taken { directory: directory.to_owned(), member, pool })
@@ -159,6 +164,7 @@ impl Identity {
         key: &Key,
         url: &str,
     ) -> Result<Identity, IdentityError> {
+        make_private(directory)?;
         write(&directory.join(AUTHORITY), &enrolled.authority)?;
         write(&directory.join(KEY), &key.to_pem())?;
         if enrolled.role.serves() {
