@@ -81,13 +81,15 @@ fn members_of_one_pool_reach_each_other_and_nobody_else_does() {
 }
 
 #[test]
-fn a_client_takes_nobody_for_a_server_but_members_that_serve() {
+fn a_client_takes_nobody_for_a_donor_but_members_that_are() {
     let (own, other) = (authority(1), authority(2));
     let (client, _) = member(&own, 1, Role::Client, HOUR);
     for (what, transport) in [
         ("in the clear", Transport::default()),
         ("another pool's", over(&member(&other, 2, Role::Donor, HOUR).0)),
         ("a viewer", over(&member(&own, 2, Role::Viewer, HOUR).0)),
+        ("a client", over(&member(&own, 2, Role::Client, HOUR).0)),
+        ("an admin", over(&member(&own, 2, Role::Admin, HOUR).0)),
         ("expired", over(&expired(&own, Role::Donor).0)),
     ] {
         let said = ask(serve(&transport), &over(&client)).expect_err(what);

@@ -174,7 +174,7 @@ impl Layer for Torn {
 pub fn members(below: Transport) -> Transport {
     let pool = PoolId(7);
     let authority = Authority::of(pool, &Authority::make(pool).expect("a key")).expect("a pool");
-    let (key, member) = (Key::make().expect("a key"), Member { id: MemberId(1), role: Role::Admin });
+    let (key, member) = (Key::make().expect("a key"), Member { id: MemberId(1), role: Role::Donor });
     let certificate = authority.certify(member, &key.public(), &[], Duration::from_secs(600));
     let certificate = certificate.expect("a certificate");
     let credentials = Credentials::new(authority.pem(), &certificate, &key).expect("a member");
