@@ -7,7 +7,7 @@ use cheetah_core::content::{
     ByteRange, Check, ContentState, Fill, FillFrom, Filling, Loaded, OnDisk, Partition, Scheme, Source, Tell,
     ToLoad,
 };
-use cheetah_core::limits::{HOLDS_BYTES_MAX, LEASE_NS, PARTITIONS_TOLD_MAX};
+use cheetah_core::limits::{HOLDS_BYTES_MAX, LEASE_NS, PARTITIONS_TOLD_MAX, SECOND_NS, TEND_SILENCE_NS};
 use cheetah_core::map::{Backing, Filler, LeaseToken, Redundancy};
 use cheetah_core::text::is_harmless;
 use pool::{E, World};
@@ -186,6 +186,28 @@ fn what_a_donor_took_with_it_has_a_new_home_at_once_and_is_absent_there() {
     assert_ne!(held(&after, 0).donor, gone, "{:?}", after.map.groups);
     assert!(after.map.groups[0].slots[0].filling.is_none() && after.lost.is_empty());
     let _ = lease;
+}
+
+#[test]
+fn what_a_silent_donor_has_is_read_anew_elsewhere_and_where_there_is_no_elsewhere_it_is_waited_for() {
+    for has_room in [true, false] {
+        let mut world = World::with_donors(&[2, 1]);
+        world.ask(create(None)).expect("made, and all is taken");
+        if has_room {
+            world.join(3, 4).expect("joins");
+        }
+        let lease = fill(&mut world, 7).expect("nobody fills it");
+        let before = show(&mut world);
+        let silent = before.map.groups[0].slots[0].held.expect("a holder").donor;
+        world.silence(silent.0);
+        let holds = |world: &mut World| show(world).map.donors().any(|donor| donor == silent);
+        assert!(holds(&mut world), "it may be back at once");
+        for _ in 0..2 * TEND_SILENCE_NS / SECOND_NS {
+            world.pass(SECOND_NS);
+            world.renew("v", lease.token, 1);
+        }
+        assert_eq!(holds(&mut world), !has_room, "{has_room}");
+    }
 }
 
 #[test]

@@ -476,13 +476,13 @@ impl Coordinator {
             self.note_loss("donor-lost", id);
             self.doubt(id);
             self.doubt_volumes_of(id);
+            // What of it a source still gives is read anew elsewhere.
+            self.unsettle_donor(id);
             self.tidy_donor(now, id);
-            self.set_donor_timer(id, now + DONOR_LISTED_NS);
         } else if donor.held.is_empty() {
-            self.remove_donor(id);
-        } else {
-            self.set_donor_timer(id, now + DONOR_LISTED_NS);
+            return self.remove_donor(id);
         }
+        self.set_donor_timer(id, now + DONOR_LISTED_NS);
     }
 
     /// Forgets a lost donor that holds nothing once it left or another has its name, and lets one go that

@@ -14,7 +14,7 @@
 use super::donors::Donor;
 use super::volumes::Volume;
 use super::{Coordinator, Timer};
-use crate::limits::{STEP_FILLINGS_MAX, VOLUME_FILLINGS_MAX};
+use crate::limits::{STEP_FILLINGS_MAX, TEND_SILENCE_NS, VOLUME_FILLINGS_MAX};
 use crate::map::{DonorId, Group, Placement, Slot, VolumeId};
 use crate::units::Time;
 use std::cmp::Reverse;
@@ -176,7 +176,10 @@ impl Coordinator {
         }
         self.discount_moves(&mut round);
         for (_, _, id) in &order {
-            if round.planned < STEP_FILLINGS_MAX && !self.plan_volume(now, *id, &mut round) {
+            if round.planned < STEP_FILLINGS_MAX
+                && !self.plan_volume(now, *id, &mut round)
+                && self.gives_up_silent_at(*id).is_none()
+            {
                 self.wanting.remove(id);
             }
         }
@@ -200,7 +203,9 @@ impl Coordinator {
         }
         let rested = self.donors.values().filter(|donor| donor.alive && donor.rest_until > now);
         let rested = rested.map(|donor| donor.rest_until).min();
-        let at = if planned >= STEP_FILLINGS_MAX { Some(now + 1) } else { rested };
+        let silent = self.wanting.iter().filter_map(|id| self.gives_up_silent_at(*id)).min();
+        let later = rested.into_iter().chain(silent).min();
+        let at = if planned >= STEP_FILLINGS_MAX { Some(now + 1) } else { later };
         if let Some(old) = self.plan_at.take() {
             self.timers.remove(&(old, Timer::Plan));
         }
@@ -215,13 +220,28 @@ impl Coordinator {
         over.map(|(id, donor)| (*id, donor.excess().saturating_sub(self.retired_of(*id)))).collect()
     }
 
+    /// When what donors that are silent hold of a volume is read anew from its source.
+    fn gives_up_silent_at(&self, id: VolumeId) -> Option<Time> {
+        let volume = self.volumes.get(&id).filter(|volume| volume.map.is_filled_later())?;
+        let silent = |donor: &DonorId| self.donors.get(donor).is_some_and(|it| !it.alive && !it.ended);
+        let at = volume.map.donors().filter(silent).map(|donor| self.given_up_at(donor));
+        at.filter(|at| *at > self.now).min()
+    }
+
     /// Takes back fillings that a donor shall not have any more, which costs nothing that was acknowledged,
     /// and what donors held that are gone for good, where the others suffice.
     fn take_back(&mut self, id: VolumeId, round: &mut Round) {
         let Some(volume) = self.volumes.get_mut(&id) else { return };
         let data = volume.map.redundancy.data as usize;
-        // What a source still gives is no loss.
+        // What a source still gives is no loss. So nobody is waited for where another has room.
         let is_read_anew = volume.map.is_filled_later();
+        let (now, donors) = (self.now, &self.donors);
+        let has_room = || donors.values().any(|donor| donor.alive && donor.heard && donor.room() > 0);
+        let waits_for_none = is_read_anew && has_room();
+        let is_silent = |id: DonorId| {
+            let donor = donors.get(&id);
+            donor.is_some_and(|donor| !donor.alive && donor.last_seen + TEND_SILENCE_NS <= now)
+        };
         let (mut freed, mut left) = (Vec::new(), Vec::new());
         for (g, group) in (0..).zip(&mut volume.map.groups) {
             let (sound, living) = (sound(group, &self.donors), living(group, &self.donors));
@@ -243,7 +263,8 @@ impl Coordinator {
                 }
                 freed.extend(slot.held.take_if(|held| {
                     let gone = (sound >= data || is_read_anew) && departed(&self.donors, held.donor);
-                    gone || ((living >= data || is_read_anew) && ended(&self.donors, held.donor))
+                    let gone = gone || ((living >= data || is_read_anew) && ended(&self.donors, held.donor));
+                    gone || (waits_for_none && is_silent(held.donor))
                 }));
             }
         }
