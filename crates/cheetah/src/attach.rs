@@ -145,6 +145,7 @@ pub async fn start_daemon(
     let mut child = Command::new(program)
         .arg(command)
         .envs(crate::members::environment())
+        .env(crate::configuration::VARIABLE, "")
         .env("RUST_MIN_STACK", THREAD_STACK_BYTES)
         .current_dir("/")
         .stdin(Stdio::piped())

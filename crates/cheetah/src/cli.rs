@@ -22,7 +22,11 @@ Exit codes:
   6  data is lost or differs: a hash that does not match, a range that cannot be read
   7  `status -x` and `verify` only: not all is well, or not all was checked, and nothing is lost
 
+Files, with a table for each command and keys as its flags are called:
+  ~/.config/cheetah/cheetah.toml, then /etc/cheetah/cheetah.toml
+
 Environment:
+  CHEETAH_CONFIG   a file in place of both, as --config; empty: none
   CHEETAH_POOL     URL of the coordinator, or several, as --pool
   CHEETAH_IDENTITY the directory of this user's identity, as --identity
   CHEETAH_HOST_ID  what tells this machine from any other, as --host-id of donate
@@ -36,6 +40,9 @@ pub struct Cli {
     /// (cheetah/donor there of who lends).
     #[arg(long, global = true, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub identity: Option<PathBuf>,
+    /// A configuration in place of this user's and this machine's. Without it: $CHEETAH_CONFIG.
+    #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub config: Option<PathBuf>,
     #[command(subcommand)]
     pub command: Command,
 }

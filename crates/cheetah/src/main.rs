@@ -9,6 +9,7 @@ mod chunks;
 mod claims;
 mod cli;
 mod cli_members;
+mod configuration;
 mod content;
 mod control;
 mod daemon;
@@ -37,10 +38,12 @@ mod starting;
 mod up;
 mod verify;
 
+use clap::CommandFactory;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{CommandFactory, Parser};
 use cli::{Cli, Command};
+use configuration::NotParsed;
 use failure::Failure;
+use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
@@ -50,9 +53,11 @@ const LOGGED: &str = "warn,journal=info";
 
 fn main() -> ExitCode {
     cheetah_rim::memory::survive_file_limit();
-    let cli = match Cli::try_parse() {
+    let line: Vec<OsString> = std::env::args_os().collect();
+    let cli = match configuration::parse(&line) {
         Ok(cli) => cli,
-        Err(error) => return end_of_parsing(&error),
+        Err(NotParsed::Line(error)) => return end_of_parsing(&error),
+        Err(NotParsed::File(failure)) => return end_of_files(&failure),
     };
     if cli.command.wants_json() {
         output::use_json();
@@ -85,6 +90,14 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => end(&failure),
     }
+}
+
+/// A configuration is as wrong as a command line may be.
+fn end_of_files(failure: &Failure) -> ExitCode {
+    if std::env::args_os().any(|argument| argument == "--json") {
+        output::use_json();
+    }
+    end(failure)
 }
 
 /// Help and version are parsed as errors, too.

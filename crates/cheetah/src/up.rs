@@ -183,6 +183,7 @@ async fn start(what: &str, arguments: &[&str]) -> Result<(Member, String), Failu
     let program = std::env::current_exe().map_err(|e| fault(e.to_string()))?;
     let mut child = Command::new(program)
         .args(arguments)
+        .env(crate::configuration::VARIABLE, "")
         // Its record would stand between what this command says.
         .env("CHEETAH_LOG", std::env::var("CHEETAH_LOG").unwrap_or_else(|_| "warn".into()))
         .stdin(Stdio::null())

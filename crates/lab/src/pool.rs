@@ -200,7 +200,9 @@ impl Pool {
             .env("CHEETAH_POOL", &self.url)
             .env("XDG_RUNTIME_DIR", self.scratch.directory("run"))
             .env("XDG_STATE_HOME", self.scratch.directory("state-home"))
-            .env("XDG_CONFIG_HOME", self.scratch.directory("config"));
+            .env("XDG_CONFIG_HOME", self.scratch.directory("config"))
+            // No file of this machine's has a say.
+            .env("CHEETAH_CONFIG", "");
         command
     }
 
