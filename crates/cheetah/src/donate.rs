@@ -199,6 +199,7 @@ async fn find_in_time(pool: &cli::PoolArg, signals: &mut Signals) -> Result<Opti
                 Err(Missing::ForGood(failure)) => return Err(failure),
                 Err(Missing::Yet(why)) if !std::mem::replace(&mut said, true) => {
                     output::note(&format!("waiting for the pool, looking each second until Ctrl-C: {why}"));
+                    output::waits(&format!("waiting for the pool: {why}"));
                 }
                 Err(Missing::Yet(_)) => {}
             }

@@ -8,6 +8,7 @@
 use crate::failure::{Exit, Failure};
 use cheetah_core::text::is_harmless;
 use indicatif::ProgressBar;
+use sd_notify::NotifyState;
 use serde::Serialize;
 use std::borrow::Cow;
 use std::io::{ErrorKind, Write};
@@ -58,15 +59,28 @@ pub fn line(text: &str) {
     write_out(&plain(text));
 }
 
-/// `ready: ...`: who waits for it may go on. Of what runs until it is told to end, with `--json`, one object
-/// on a line.
+/// `ready: ...`: who waits for it may go on, and so may the service manager. Of what runs until it is told to
+/// end, with `--json`, one object on a line.
 pub fn ready(what: &str) {
+    tell_manager(&[NotifyState::Ready, NotifyState::Status(what)]);
     match is_json() {
         true => {
             let object = serde_json::json!({ "version": JSON_VERSION, "ready": what });
             write_out(&escaped(&object.to_string()));
         }
         false => line(&format!("ready: {what}")),
+    }
+}
+
+/// What it is about, before it is ready: for who asks the service manager.
+pub fn waits(what: &str) {
+    tell_manager(&[NotifyState::Status(what)]);
+}
+
+/// Without `NOTIFY_SOCKET` there is none, and nothing is said.
+fn tell_manager(said: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(said) {
+        tracing::debug!(%error, "the service manager hears nothing");
     }
 }
 
