@@ -1,5 +1,6 @@
 //! The command line: what can be asked for, with examples. Never: behaviour.
 
+use crate::cli_machine::{DOCTOR_EXAMPLES, Doctor};
 use crate::cli_members::{Join, Member, Token, parse_time};
 use crate::expected::Hash;
 use cheetah_core::limits::POLL_DEFAULT_US;
@@ -20,7 +21,7 @@ Exit codes:
   4  refused: no such volume or donor, a name taken, a second writer, a device in use, not a disk
   5  the pool has not enough free memory
   6  data is lost or differs: a hash that does not match, a range that cannot be read
-  7  `status -x` and `verify` only: not all is well, or not all was checked, and nothing is lost
+  7  `status -x`, `verify` and `doctor` only: not all is well, or not all was checked, and nothing is lost
 
 Files, with a table for each command and keys as its flags are called:
   ~/.config/cheetah/cheetah.toml, then /etc/cheetah/cheetah.toml
@@ -125,6 +126,9 @@ pub enum Command {
     /// What a code that `status` shows means, and what to do about it.
     #[command(after_help = "Example:\n  cheetah explain volume-degraded")]
     Explain(Explain),
+    /// What of this machine is in the way of lending, attaching or coordinating, and what to do about it.
+    #[command(after_help = DOCTOR_EXAMPLES)]
+    Doctor(Doctor),
     /// List the volumes.
     List(Report),
     /// All about one volume: where it lies, who has it attached, what is lost.
@@ -177,6 +181,7 @@ impl Command {
             Command::Fill(options) => &options.json,
             Command::Status(options) => &options.json,
             Command::Explain(options) => &options.json,
+            Command::Doctor(options) => &options.json,
             Command::List(options) => &options.json,
             Command::Show(options) | Command::Delete(options) | Command::Verify(options) => &options.json,
             Command::Grow(options) => &options.json,

@@ -8,11 +8,13 @@ mod attach;
 mod chunks;
 mod claims;
 mod cli;
+mod cli_machine;
 mod cli_members;
 mod configuration;
 mod content;
 mod control;
 mod daemon;
+mod doctor;
 mod donate;
 mod drain;
 mod expected;
@@ -159,6 +161,7 @@ async fn run(command: Command) -> Result<(), Failure> {
         Command::Join(options) => members::join(options).await,
         Command::Token(command) => members::token(command).await,
         Command::Member(command) => members::member(command).await,
+        Command::Doctor(options) => doctor::doctor(options).await,
         Command::Explain(options) => report::explain(&options),
         Command::Completions { shell } => {
             let mut script = Vec::new();

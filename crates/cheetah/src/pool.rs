@@ -107,7 +107,7 @@ async fn tell_role(mut role: watch::Receiver<Role>) {
     }
 }
 
-fn default_state() -> Result<PathBuf, Failure> {
+pub fn default_state() -> Result<PathBuf, Failure> {
     let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/state"));
     let base = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).or_else(home);
     let none = || Failure::usage("neither XDG_STATE_HOME nor HOME is set: name a directory with --state");

@@ -64,7 +64,7 @@ pub struct RuntimeDir {
 }
 
 /// `$XDG_RUNTIME_DIR/cheetah`, or a directory of this user's own under /run or /tmp.
-fn place() -> PathBuf {
+pub fn place() -> PathBuf {
     let uid = rustix::process::geteuid();
     match std::env::var_os("XDG_RUNTIME_DIR").filter(|given| !given.is_empty()) {
         Some(directory) => PathBuf::from(directory).join("cheetah"),

@@ -8,6 +8,7 @@
 pub mod accept;
 pub mod arena;
 pub mod buffer;
+pub mod clock;
 pub mod code;
 mod contexts;
 pub mod control;

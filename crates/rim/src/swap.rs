@@ -3,8 +3,8 @@
 //!
 //! Owns the order in which these are tried, and what is said of it. Never: a failure that stops the program;
 //! a plain user may lock little. Invariant: what is said holds for payloads, not for hibernation, which
-//! writes all memory there is. Called by `cheetah donate` and the daemon of an attachment. Tests: below, and
-//! `arena`.
+//! writes all memory there is. Called by `cheetah donate`, `cheetah doctor` and the daemon of an attachment.
+//! Tests: below, and `arena`.
 
 use crate::arena::Arena;
 use crate::mapping;
@@ -75,7 +75,7 @@ fn kept(locked: bool) -> Kept {
 }
 
 /// As much locked memory as this user may have at all.
-pub(crate) fn raise_limit() {
+pub fn raise_limit() {
     let limit = getrlimit(Resource::Memlock);
     if limit.current != limit.maximum {
         // What is refused leaves the limit as it is.
@@ -85,7 +85,8 @@ pub(crate) fn raise_limit() {
 
 /// Whether locking has no limit here: a limit below what is still to come would turn later mappings into
 /// failures.
-pub(crate) fn may_lock_any() -> bool {
+#[must_use]
+pub fn may_lock_any() -> bool {
     const CAP_IPC_LOCK: u32 = 14;
     let capable = || {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -107,7 +108,8 @@ fn forbid_swap_in_cgroup(root: &Path) -> bool {
 }
 
 /// Where this machine swaps to, but for compressed memory, which is no disk unless it has one behind it.
-fn swap_devices(root: &Path) -> Vec<String> {
+#[must_use]
+pub fn swap_devices(root: &Path) -> Vec<String> {
     let swaps = std::fs::read_to_string(root.join("proc/swaps")).unwrap_or_default();
     let device = |line: &str| line.split_whitespace().next().map(str::to_owned);
     let is_disk = |device: &String| {
