@@ -55,6 +55,7 @@ const LOGGED: &str = "warn,journal=info";
 
 fn main() -> ExitCode {
     cheetah_rim::memory::survive_file_limit();
+    cheetah_rim::names::look_up_without_plugins();
     let line: Vec<OsString> = std::env::args_os().collect();
     let cli = match configuration::parse(&line) {
         Ok(cli) => cli,

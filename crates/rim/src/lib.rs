@@ -21,6 +21,7 @@ mod ledgers;
 mod mapping;
 pub mod members;
 pub mod memory;
+pub mod names;
 pub mod net;
 pub mod own_fault;
 pub mod owner;
