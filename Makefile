@@ -19,7 +19,7 @@ bench = $(cargo) run --locked --release --quiet -p cheetah-lab --bin bench --
 # A lint or formatting tool that is missing is an error in CI and a remark elsewhere.
 without = if [ "$${CI:-}" = true ]; then echo "$(1) is missing"; exit 1; else echo "($(1) is missing: skipped outside CI)"; fi
 
-.PHONY: help setup build install demo test format lint unit instructions sim e2e fuzz bench bench-local bench-front bench-lan \
+.PHONY: help setup build install dist demo test format lint unit instructions sim e2e fuzz bench bench-local bench-front bench-lan \
   bench-ahead bench-remote bench-thesis bench-scale bench-seeds \
   bench-codes bench-repair bench-owner mutants faults unclean sim-bugs walk clean
 
@@ -37,6 +37,10 @@ build: setup ## build the program (release)
 install: build ## put the program into PREFIX (/usr/local) for everybody; it is one file, to be copied to other machines
 	@install -D -m 755 "$(CARGO_TARGET_DIR)/release/cheetah" "$(DESTDIR)$(PREFIX)/bin/cheetah"
 	@echo "installed $(DESTDIR)$(PREFIX)/bin/cheetah"
+
+dist: setup ## one static program and a .deb of it, with services, manual and completions: prints both paths
+	@echo "== building the program and its package"
+	@scripts/dist
 
 demo: build ## five donors, a real image examined, a file system that loses a donor while it is written
 	@scripts/demo

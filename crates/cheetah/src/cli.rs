@@ -1,6 +1,6 @@
 //! The command line: what can be asked for, with examples. Never: behaviour.
 
-use crate::cli_machine::{DOCTOR_EXAMPLES, Doctor};
+use crate::cli_machine::{DOCTOR_EXAMPLES, Doctor, Manual};
 use crate::cli_members::{Join, Member, Token, parse_time};
 use crate::expected::Hash;
 use cheetah_core::limits::POLL_DEFAULT_US;
@@ -160,6 +160,9 @@ pub enum Command {
         after_help = "Example:\n  cheetah completions bash > ~/.local/share/bash-completion/completions/cheetah"
     )]
     Completions { shell: clap_complete::Shell },
+    /// Write the manual's pages, for who packs the program.
+    #[command(hide = true)]
+    Manual(Manual),
     /// Serves an attachment: what `attach` starts in the background.
     #[command(hide = true)]
     Serve,
@@ -193,7 +196,9 @@ impl Command {
             Command::Token(Token::List(options)) | Command::Member(Member::List(options)) => &options.json,
             Command::Token(Token::Revoke(options)) => &options.json,
             Command::Member(Member::Revoke(options)) => &options.json,
-            Command::Completions { .. } | Command::Serve | Command::ServeFill => return false,
+            Command::Completions { .. } | Command::Manual(_) | Command::Serve | Command::ServeFill => {
+                return false;
+            }
         };
         given.json
     }

@@ -1,7 +1,9 @@
-//! The command line about this machine: what is in the way here. Never: behaviour.
+//! The command line about this machine and this program: what is in the way here, and the manual's pages.
+//! Never: behaviour.
 
 use crate::cli::{JsonArg, PoolArg};
-use clap::Args;
+use clap::{Args, ValueHint};
+use std::path::PathBuf;
 
 pub const DOCTOR_EXAMPLES: &str = "\
 Example:
@@ -15,4 +17,11 @@ pub struct Doctor {
     pub pool: PoolArg,
     #[command(flatten)]
     pub json: JsonArg,
+}
+
+#[derive(Debug, Args)]
+pub struct Manual {
+    /// Where to; it is made.
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub directory: PathBuf,
 }

@@ -25,6 +25,7 @@ mod front_end;
 mod health;
 mod leave;
 mod load;
+mod manual;
 mod mapfile;
 mod members;
 mod mover;
@@ -170,6 +171,7 @@ async fn run(command: Command) -> Result<(), Failure> {
             output::raw(&script);
             Ok(())
         }
+        Command::Manual(options) => manual::write(&options),
         Command::Serve => daemon::serve_from_stdin().await,
         Command::ServeFill => filler::serve_from_stdin().await,
     }
