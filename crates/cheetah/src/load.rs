@@ -196,8 +196,10 @@ fn way(options: &cli::Load) -> FillFrom {
 /// The source as the pool keeps it.
 pub fn described(source: &dyn AnySource) -> Source {
     let path = source.path();
-    // What an address asks with may be what opens a door.
     let name = match path.to_str().filter(|_| is_address(path)) {
+        // It names a socket of this machine.
+        Some(address) if address.starts_with("nbd+unix:") => written(address.as_bytes()),
+        // What an address asks with may be what opens a door.
         Some(address) => written(address.split(['?', '#']).next().unwrap_or_default().as_bytes()),
         None => {
             let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());

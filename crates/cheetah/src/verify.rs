@@ -14,6 +14,7 @@ use crate::progress::Shown;
 use crate::signals::Signals;
 use cheetah_client::{Options, Volume, VolumeError};
 use cheetah_core::api::{Call, VolumeDetail};
+use cheetah_core::content::{Content, ContentState};
 use cheetah_core::layout::{LostRange, data_ranges};
 use cheetah_core::limits::BLOCK_BYTES;
 use cheetah_core::map::DonorId;
@@ -41,6 +42,8 @@ struct VerifyReport {
     bytes_unchecked: u64,
     /// Of fragments that nobody holds.
     bytes_missing: u64,
+    /// Of the volume's source, not here yet.
+    bytes_absent: u64,
     blocks_wrong: u64,
     /// Of these, put right.
     blocks_healed: u64,
@@ -174,7 +177,8 @@ impl Checked {
         let sum = |of: fn(&DonorReport) -> u64| donors.iter().map(of).sum::<u64>();
         let bytes_checked = sum(|donor| donor.bytes_checked);
         let (bytes_unchecked, blocks_wrong) = (sum(|d| d.bytes_unchecked), sum(|d| d.blocks_wrong));
-        let is_whole = bytes_unchecked == 0 && found.bytes_missing == 0 && detail.lost.is_empty();
+        let bytes_absent = absent(&detail.status.content);
+        let is_whole = bytes_unchecked + found.bytes_missing + bytes_absent == 0 && detail.lost.is_empty();
         VerifyReport {
             volume: lease.volume().to_owned(),
             right: is_whole && blocks_left == 0,
@@ -183,6 +187,7 @@ impl Checked {
             bytes_per_second: bytes_checked as f64 / seconds,
             bytes_unchecked,
             bytes_missing: found.bytes_missing,
+            bytes_absent,
             blocks_wrong,
             blocks_healed: blocks_wrong.saturating_sub(blocks_left),
             donors,
@@ -191,6 +196,12 @@ impl Checked {
             heals: lease.granted.map.redundancy.parity > 0,
         }
     }
+}
+
+/// So much of what it was opened from nobody has read yet.
+fn absent(content: &Content) -> u64 {
+    let load = content.load.as_ref().filter(|_| content.state == ContentState::Opened);
+    load.map_or(0, |load| load.source.size.saturating_sub(load.bytes_done))
 }
 
 /// Why a donor said nothing of a part.
@@ -267,17 +278,23 @@ impl VerifyReport {
             let advice = "suspect the memory of the donor that is named above; `cheetah leave` moves away what it holds";
             return Err(Failure::new(Exit::DataLost, text).advise(advice));
         }
-        if self.bytes_unchecked + self.bytes_missing > 0 {
+        if self.bytes_unchecked + self.bytes_missing + self.bytes_absent > 0 {
             let parts = [
                 (self.bytes_unchecked, "of donors that did not answer, as said above"),
                 (self.bytes_missing, "of fragments that nobody holds now"),
+                (self.bytes_absent, "that is not here yet"),
             ];
             let parts = parts.into_iter().filter(|(bytes, _)| *bytes > 0);
             let parts: Vec<_> =
                 parts.map(|(bytes, whose)| format!("{} {whose}", show_bytes(bytes))).collect();
             let text = format!("not all of volume '{volume}' was checked: not {}", parts.join(", and not "));
-            return Err(Failure::new(Exit::Unwell, text)
-                .advise("see `cheetah status`, and verify again when it is well"));
+            let advice = match self.bytes_unchecked + self.bytes_missing {
+                0 => {
+                    "what is not here is read from its source; verify again when `cheetah show` says that all is here"
+                }
+                _ => "see `cheetah status`, and verify again when it is well",
+            };
+            return Err(Failure::new(Exit::Unwell, text).advise(advice));
         }
         Ok(())
     }

@@ -38,7 +38,8 @@ pub type Asker = u64;
 pub enum Work {
     /// Read it at the source, and write it. `Order::fetched` says what came of it.
     Fetch(Range<u64>),
-    /// It was here, and somebody misses it: ask donors. `Order::checked` says what they hold.
+    /// It was here, and somebody misses it, or gets it otherwise than it was written: ask donors.
+    /// `Order::checked` says what they hold.
     Check(Range<u64>),
     /// It makes room: have donors drop these. `Order::dropped` says of each whether they did.
     Drop(Vec<Range<u64>>),

@@ -57,6 +57,28 @@ fn what_is_absent_is_brought_and_then_read_from_its_donor() {
 }
 
 #[test]
+fn what_a_donor_has_wrong_is_brought_anew_and_of_a_volume_that_nobody_fills_it_is_an_error() {
+    const WRONG: Result<Vec<StatusRun>, PartError> = Err(PartError::Corrupt { blocks: 1 });
+    let wrong = |world: &mut World| {
+        for _ in 0..10 {
+            world.sent().iter().for_each(|sent| world.answer(sent.part, WRONG));
+        }
+    };
+    let mut world = reader(backed(true));
+    let tag = world.submit(Op::Read, 4096, 8192);
+    wrong(&mut world);
+    let [(request, 4096, 8192)] = asked(&mut world)[..] else { panic!("asked once") };
+    assert_eq!(world.completed(), []);
+    world.step(Event::Fetched { request, result: Ok(()) });
+    world.serve();
+    assert_eq!(world.completed(), [(tag, Ok(()))]);
+    let mut world = reader(backed(false));
+    let tag = world.submit(Op::Read, 4096, 8192);
+    wrong(&mut world);
+    assert_eq!((world.completed(), asked(&mut world)), (vec![(tag, Err(VolumeError::Corrupt))], vec![]));
+}
+
+#[test]
 fn what_the_source_cannot_give_is_an_error_and_what_nobody_brings_too() {
     let mut world = reader(backed(true));
     let tag = world.submit(Op::Read, 0, 4096);

@@ -57,7 +57,7 @@ impl Verified {
         let (wrong, healed) = (self.number("blocks_wrong"), self.number("blocks_healed"));
         let (unchecked, missing) = (self.number("bytes_unchecked"), self.number("bytes_missing"));
         let (listed, lost) = (self.ranges("wrong"), self.ranges("lost"));
-        let is_all = (unchecked, missing) == (0, 0) && lost.is_empty();
+        let is_all = unchecked + missing + self.number("bytes_absent") == 0 && lost.is_empty();
         assert!(!is_right || is_all && healed == wrong && listed.is_empty(), "called right: {report}");
         assert!(healed <= wrong && (healed < wrong || listed.is_empty()), "{report}");
         let expected = match (wrong > 0 || !lost.is_empty(), is_right) {

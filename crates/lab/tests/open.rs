@@ -8,10 +8,13 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use cheetah_lab::dice::Dice;
+use cheetah_lab::flip::Memory;
 use cheetah_lab::images::Sample;
 use cheetah_lab::pool::{Attached, Pool, State};
 use cheetah_lab::process::Process;
 use cheetah_lab::rivals::{Rival, unix_uri};
+use cheetah_lab::verified::Verified;
 use cheetah_lab::web::Site;
 use cheetah_lab::{hash, tools, wait};
 use serde_json::Value;
@@ -254,6 +257,10 @@ fn what_is_not_here_is_an_error_and_no_zeros_for_every_client() {
     let attached = attach(&mut pool);
     assert_eq!(read(&attached.path, 8 * MIB as u64, 4096).expect("it is fetched"), bytes[8 * MIB..][..4096]);
     pool.ok(["fill", "case", "--stop"]);
+    let verified = Verified::run(&pool, "case");
+    let absent = verified.number("bytes_absent");
+    assert_eq!(verified.code, 7, "{}", verified.report);
+    assert!(absent > 0 && absent <= bytes.len() as u64 - 4096, "{}", verified.report);
     // Another's client asks the donor itself, under the reader's lease.
     let detail = pool.json(["show", "case"]);
     assert_eq!(detail["status"]["content"]["state"], "opened");
@@ -282,6 +289,7 @@ fn what_is_not_here_is_an_error_and_no_zeros_for_every_client() {
     pool.ok(["fill", "case", "--resume", "--rate", "0"]);
     wait_until_whole(&pool);
     assert_eq!(hash::of_file(&attached.path), hash::of_file(&disk));
+    assert_eq!(Verified::run(&pool, "case").code, 0);
 }
 
 #[test]
@@ -309,6 +317,24 @@ fn a_damaged_chunk_is_an_error_where_it_is_and_nowhere_else() {
     let (before, behind) = (from as usize, (from + len) as usize);
     assert_eq!(read(&attached.path, 0, before).expect("what lies before"), bytes[..before]);
     assert_eq!(read(&attached.path, from + len, bytes.len() - behind).expect("behind"), bytes[behind..]);
+}
+
+#[test]
+fn what_a_donor_has_wrong_in_its_memory_is_read_from_the_source_again() {
+    let mut pool = pool_of(&["one"], State::Memory);
+    let disk = disk(&pool, 8);
+    let bytes = fs::read(&disk).expect("the disk");
+    open(&pool, &disk, &["--rate", "64K"]);
+    pool.ok(["fill", "case", "--pause"]);
+    let attached = attach(&mut pool);
+    let at = 4 * MIB;
+    assert_eq!(read(&attached.path, at as u64, 65536).expect("it is fetched"), bytes[at..][..65536]);
+    let memory = Memory::of(pool.pid_of("one"));
+    let (one, other) = (&bytes[at..][..4096], &bytes[at + 4 * 4096..][..4096]);
+    let flips = memory.flip(&mut Dice::new(5), 2, |_, block| block == one || block == other);
+    assert_eq!(memory.wrong(&flips), 2);
+    assert_eq!(read(&attached.path, at as u64, 65536).expect("it is fetched again"), bytes[at..][..65536]);
+    assert_eq!(memory.wrong(&flips), 0, "it was written again");
 }
 
 #[test]

@@ -339,14 +339,26 @@ impl Filling {
     }
 
     fn check(&self, range: Range<u64>) {
-        let found = self.presence(range.clone());
+        let result = self.is_here(&range);
         let mut state = self.state();
-        let result = found.map_err(drop).map(|runs| {
-            let bad = state.order.bad();
-            runs.iter().all(|(range, is_here)| *is_here || outside(range, bad).is_empty())
-        });
-        let answers = state.order.checked(range, result);
+        let answers = state.order.checked(range, result.map_err(drop));
         self.tell(state, answers);
+    }
+
+    /// Whether donors hold what the source could give of the range, as it was written.
+    fn is_here(&self, range: &Range<u64>) -> Result<bool, VolumeError> {
+        let runs = self.presence(range.clone())?;
+        let bad = self.state().order.bad().to_vec();
+        if !runs.iter().all(|(range, is_here)| *is_here || outside(range, &bad).is_empty()) {
+            return Ok(false);
+        }
+        for part in outside(range, &bad) {
+            match self.request(Op::Read, part, None).result {
+                Err(VolumeError::Corrupt) => return Ok(false),
+                result => result?,
+            }
+        }
+        Ok(true)
     }
 
     fn tell(&self, mut state: MutexGuard<'_, State>, answers: Vec<Answer>) {

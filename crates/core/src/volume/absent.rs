@@ -48,14 +48,20 @@ impl Absent {
 /// Has a read wait that failed because something of it is not here yet; false: that is its answer.
 pub(super) fn waits(base: &mut Base, key: Key) -> bool {
     let pending = &base.requests[key];
-    // Where a donor is gone, the source still has what it held.
-    let missing = matches!(pending.failed, Some(VolumeError::Absent | VolumeError::DonorLost));
+    let asks = base.shape.map.filler().is_some();
+    let missing = match pending.failed {
+        // Where a donor is gone, the source still has what it held.
+        Some(VolumeError::Absent | VolumeError::DonorLost) => true,
+        // And what a donor has wrong; who fills the volume reads it to find that out.
+        Some(VolumeError::Corrupt) => asks && base.shape.read_only,
+        _ => false,
+    };
     let of_a_tool = matches!(pending.asker, Asker::Tool(_)) && pending.op == Op::Read;
     if !missing || !of_a_tool || !base.shape.map.is_filled_later() || base.finishing.is_some() {
         return false;
     }
     // Where nobody fills it now, somebody may again before the request's time is over.
-    let (offset, len, asks) = (pending.offset, pending.len, base.shape.map.filler().is_some());
+    let (offset, len) = (pending.offset, pending.len);
     let pending = &mut base.requests[key];
     (pending.failed, pending.fetches) = (None, true);
     // What was brought and is not there may be on its way to another donor.
