@@ -179,6 +179,12 @@ async fn is_revoked(url: &str, identity: &Identity) -> bool {
 pub async fn join(options: Join) -> Result<(), Failure> {
     let (identity, url) = come_in(&options.url).await?;
     let member = identity.credentials().member();
+    if member.role == Role::Donor {
+        let directory = need_directory()?.display();
+        output::note(&format!(
+            "to lend as this member: cheetah donate auto --pool {url} --identity {directory}"
+        ));
+    }
     let text = format!("{member} of the pool at {url}; without --pool this pool is meant from now on");
     done(&options.json, &text)
 }
@@ -223,11 +229,23 @@ pub async fn token(command: Token) -> Result<(), Failure> {
 pub async fn member(command: Member) -> Result<(), Failure> {
     match command {
         Member::List(options) => list_members(options).await,
-        Member::Revoke(RevokeMember { member, pool, json }) => {
-            find(&pool).await?.call(Call::RevokeMember { member }).await?;
-            done(&json, &format!("revoked member {member}"))
-        }
+        Member::Revoke(options) => revoke_member(options).await,
     }
+}
+
+async fn revoke_member(options: RevokeMember) -> Result<(), Failure> {
+    let RevokeMember { member, pool, json } = options;
+    let pool = find(&pool).await?;
+    let known = members(&pool).await?.into_iter().find(|known| known.member == member);
+    pool.call(Call::RevokeMember { member }).await?;
+    if let Some(by) = known.and_then(|known| known.token)
+        && tokens(&pool).await?.iter().any(|left| left.token == by)
+    {
+        let text =
+            format!("it came in by token {by}, which is still good: `cheetah token revoke {by}` ends that");
+        output::note(&text);
+    }
+    done(&json, &format!("revoked member {member}"))
 }
 
 async fn new_token(options: NewToken) -> Result<(), Failure> {
@@ -257,11 +275,22 @@ async fn new_token(options: NewToken) -> Result<(), Failure> {
     Ok(())
 }
 
+async fn tokens(pool: &Client) -> Result<Vec<TokenStatus>, Failure> {
+    match pool.call(Call::Tokens).await? {
+        Answer::Tokens(tokens) => Ok(tokens),
+        other => Err(unexpected(&other)),
+    }
+}
+
+async fn members(pool: &Client) -> Result<Vec<MemberStatus>, Failure> {
+    match pool.call(Call::Members).await? {
+        Answer::Members(members) => Ok(members),
+        other => Err(unexpected(&other)),
+    }
+}
+
 async fn list_tokens(options: cli::Report) -> Result<(), Failure> {
-    let tokens = match find(&options.pool).await?.call(Call::Tokens).await? {
-        Answer::Tokens(tokens) => tokens,
-        other => return Err(unexpected(&other)),
-    };
+    let tokens = tokens(&find(&options.pool).await?).await?;
     if options.json.json {
         return output::json(&serde_json::json!({ "tokens": tokens }));
     }
@@ -277,10 +306,7 @@ async fn list_tokens(options: cli::Report) -> Result<(), Failure> {
 }
 
 async fn list_members(options: cli::Report) -> Result<(), Failure> {
-    let members = match find(&options.pool).await?.call(Call::Members).await? {
-        Answer::Members(members) => members,
-        other => return Err(unexpected(&other)),
-    };
+    let members = members(&find(&options.pool).await?).await?;
     if options.json.json {
         return output::json(&serde_json::json!({ "members": members }));
     }

@@ -184,6 +184,19 @@ fn who_is_revoked_is_out_with_all_that_was_its_own() {
 }
 
 #[test]
+fn the_only_admin_is_not_revoked() {
+    let mut world = world();
+    let (one, client) = (member(&mut world, 1, Role::Admin), member(&mut world, 2, Role::Client));
+    let revoke = |member: Member| Call::RevokeMember { member: member.id };
+    let refused = as_whom(&mut world, of(one), revoke(one));
+    assert_refused(refused, RefusalCode::Conflict, &["only admin", "token new --role admin"]);
+    as_whom(&mut world, of(one), revoke(client)).expect("revoked");
+    let other = member(&mut world, 3, Role::Admin);
+    as_whom(&mut world, of(one), revoke(one)).expect("revoked");
+    assert!(as_whom(&mut world, of(other), Call::Members).is_ok());
+}
+
+#[test]
 fn members_and_tokens_survive_a_restart() {
     let mut world = world();
     let eve = member(&mut world, 1, Role::Admin);

@@ -314,8 +314,15 @@ impl Coordinator {
         Outcome::Answer(Answer::Members(self.members.members.values().map(status).collect()))
     }
 
-    /// It is out at once, with all that is its own.
+    /// It is out at once, with all that is its own. The last admin stays: nobody could let in another.
     pub(super) fn revoke_member(&mut self, now: Time, id: MemberId) -> Result<Outcome, Refusal> {
+        let mut admins = self.members.members.values().filter(|member| member.role == Role::Admin);
+        if admins.next().is_some_and(|only| only.member == id) && admins.next().is_none() {
+            let message = format!(
+                "{id} is the only admin of this pool: let in another first (`cheetah token new --role admin`)"
+            );
+            return Err(refuse(RefusalCode::Conflict, message));
+        }
         let Some(record) = self.members.members.remove(&id) else {
             let message = format!("there is no member {id}; `cheetah member list` shows those there are");
             return Err(refuse(RefusalCode::NotFound, message));
