@@ -148,7 +148,8 @@ async fn renew(keeping: Keeping, mut place: watch::Receiver<String>, writer_besi
         let news = News::of(&seen);
         let Seen { lost, report, .. } = seen.clone();
         let shown = place.borrow_and_update().clone();
-        let renew = Renew { epoch, place: shown, lost, report: Box::new(report) };
+        let guests = pool.credentials().map(|credentials| credentials.guests().list()).unwrap_or_default();
+        let renew = Renew { epoch, place: shown, lost, report: Box::new(report), guests };
         let renewed = tokio::select! {
             renewed = pool.call(Call::Renew { name: name.clone(), token, renew }) => renewed,
             // The coordinator has heard the last and holds its answer back: it is told anew, and hears that
@@ -186,6 +187,9 @@ async fn renew(keeping: Keeping, mut place: watch::Receiver<String>, writer_besi
                         tokio::time::sleep(RETRY).await;
                     }
                     None => {}
+                }
+                if let Some(credentials) = pool.credentials() {
+                    credentials.guests().expel(&renewed.strangers);
                 }
                 look_where_it_says(volume, renewed.silent, renewed.scrub);
             }

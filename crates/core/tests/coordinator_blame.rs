@@ -30,7 +30,7 @@ fn report_of(world: &mut World, lease: &Attached, corrupt_blocks: &[(u64, u64)],
     let wrong_in_memory = if in_memory { corrupt_blocks.clone() } else { Vec::new() };
     let report = Box::new(VolumeReport { corrupt_blocks, wrong_in_memory, ..VolumeReport::default() });
     let epoch = world.show("v").map.epoch;
-    let renew = Renew { epoch, place: String::new(), lost: Vec::new(), report };
+    let renew = Renew { epoch, place: String::new(), lost: Vec::new(), report, guests: Vec::new() };
     world.send(Call::Renew { name: "v".into(), token: lease.token, renew });
 }
 

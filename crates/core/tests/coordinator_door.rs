@@ -37,7 +37,7 @@ fn text_is_cut_and_made_harmless_where_it_comes_in() {
     let Ok(Answer::Attached(lease)) = world.ask(attach) else { panic!("a holder may be called anything") };
     let donor = lease.map.donors().next().expect("a donor");
     let lost = vec![(donor, evil(4000)), (donor, "again".into())];
-    let renew = Renew { epoch: 1, place: evil(10_000), lost, report: Box::default() };
+    let renew = Renew { epoch: 1, place: evil(10_000), lost, report: Box::default(), guests: Vec::new() };
     world.send(Call::Renew { name: "v".into(), token: lease.token, renew });
     let detail = world.show("v");
     let seen = &detail.status.attachments[0];
@@ -61,7 +61,8 @@ fn reports_are_about_donors_that_the_volume_has_or_had() {
     let report = |world: &mut World, blocks: Vec<(DonorId, u64)>| {
         let lost = (0..40_000).map(|id| (DonorId(id), "gone".to_owned())).collect();
         let report = Box::new(VolumeReport { corrupt_blocks: blocks, ..VolumeReport::default() });
-        let renew = Renew { epoch: lease.map.epoch, place: "/mnt/x".into(), lost, report };
+        let renew =
+            Renew { epoch: lease.map.epoch, place: "/mnt/x".into(), lost, report, guests: Vec::new() };
         world.send(Call::Renew { name: "v".into(), token: lease.token, renew });
         let attachment = world.show("v").status.attachments.remove(0);
         assert!(attachment.lost.len() <= 4, "{}: of donors of the pool alone", attachment.lost.len());

@@ -81,15 +81,7 @@ fn renewing_keeps_a_lease_and_is_answered_in_time() {
         let call = world.renew("v", lease.token, lease.map.epoch);
         assert_eq!(world.answer(call), None, "held until there is news");
         world.pass(LEASE_RENEW_NS);
-        assert_eq!(
-            world.answer(call),
-            Some(Ok(Answer::Renewed(Renewed {
-                map: None,
-                beside: Vec::new(),
-                silent: Vec::new(),
-                scrub: false
-            })))
-        );
+        assert_eq!(world.answer(call), Some(Ok(Answer::Renewed(Renewed::default()))));
     }
     assert_eq!(world.show("v").status.attachments[0].place, "/mnt/x");
 }
@@ -102,7 +94,13 @@ fn what_a_client_cannot_reach_is_shown_at_once() {
     let lease = world.attach("v", true).expect("attached");
     let mut tell = |gone: &[u64]| {
         let lost = gone.iter().map(|id| (DonorId(*id), "silent for 800 ms".to_owned())).collect();
-        let renew = Renew { epoch: lease.map.epoch, place: String::new(), lost, report: Box::default() };
+        let renew = Renew {
+            epoch: lease.map.epoch,
+            place: String::new(),
+            lost,
+            report: Box::default(),
+            guests: Vec::new(),
+        };
         let call = world.send(Call::Renew { name: "v".into(), token: lease.token, renew });
         assert_eq!(world.answer(call), None, "the poll is held");
         let detail = world.show("v");

@@ -2,7 +2,9 @@
 
 mod pool;
 
-use cheetah_core::api::{Answer, Attach, Call, Enrol, NewToken, Recertify, Refusal, RefusalCode, Size};
+use cheetah_core::api::{
+    Answer, Attach, Call, Enrol, NewToken, Recertify, Refusal, RefusalCode, Renew, Size,
+};
 use cheetah_core::coordinator::{AuthorityRecord, Coordinator};
 use cheetah_core::map::{DonorId, MemberId};
 use cheetah_core::members::{Caller, Member, Role, TokenHash, TokenSecret};
@@ -181,6 +183,27 @@ fn who_is_revoked_is_out_with_all_that_was_its_own() {
     let Ok(Answer::Pool(status)) = status else { panic!("{status:?}") };
     assert!(status.members_only && status.bytes_total == 0, "what it lent is gone: {status:?}");
     assert_refused(world.sync(DonorId(1)).expect("answered"), RefusalCode::Forbidden, &["revoked"]);
+}
+
+#[test]
+fn who_exports_a_volume_hears_which_of_its_guests_are_no_members_any_more() {
+    let mut world = world();
+    let (donor, eve) = (member(&mut world, 1, Role::Donor), member(&mut world, 2, Role::Client));
+    let guests: Vec<MemberId> = [3, 4].map(|number| member(&mut world, number, Role::Client).id).into();
+    (world.caller, world.lender) = (of(donor), of(donor));
+    world.join(1, 4).expect("joined");
+    as_whom(&mut world, of(eve), creating()).expect("made");
+    world.caller = of(eve);
+    let call = world.send(attaching("v", false));
+    world.settle();
+    let Some(Ok(Answer::Attached(attached))) = world.answer(call) else { panic!("attached") };
+    let epoch = attached.map.epoch;
+    let renew = Renew { epoch, place: String::new(), lost: Vec::new(), report: Box::default(), guests };
+    let revoked = renew.guests[1];
+    as_whom(&mut world, Caller::Own, Call::RevokeMember { member: revoked }).expect("revoked");
+    let call = world.send(Call::Renew { name: "v".into(), token: attached.token, renew });
+    let Some(Ok(Answer::Renewed(renewed))) = world.answer(call) else { panic!("told at once") };
+    assert_eq!(renewed.strangers, [revoked]);
 }
 
 #[test]

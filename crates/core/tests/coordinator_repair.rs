@@ -93,8 +93,13 @@ fn a_donor_that_its_writer_cannot_reach_gets_nothing() {
     let (mut world, lease) = world(&[4, 4, 4], "mirror:2", E);
     let holders: Vec<u64> = (1..=3).filter(|id| held_by(&lease.map, *id) > 0).collect();
     let other = (1..=3).find(|id| !holders.contains(id)).expect("a third");
-    let renew =
-        |lost| cheetah_core::api::Renew { epoch: 99, place: String::new(), lost, report: Box::default() };
+    let renew = |lost| cheetah_core::api::Renew {
+        epoch: 99,
+        place: String::new(),
+        lost,
+        report: Box::default(),
+        guests: Vec::new(),
+    };
     let lost = vec![(DonorId(other), "refused".to_owned())];
     world.send(Call::Renew { name: "v".into(), token: lease.token, renew: renew(lost) });
     world.exclude("v", lease.token, &[holders[0]]);

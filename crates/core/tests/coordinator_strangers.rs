@@ -44,7 +44,13 @@ fn a_call_that_is_meant_for_another_pool_does_nothing() {
     let own = world.coordinator.pool();
     assert_eq!(lease.pool, own);
     let before = world.store.clone();
-    let renew = Renew { epoch: 1, place: String::new(), lost: Vec::new(), report: Box::default() };
+    let renew = Renew {
+        epoch: 1,
+        place: String::new(),
+        lost: Vec::new(),
+        report: Box::default(),
+        guests: Vec::new(),
+    };
     let sync = Sync {
         secret: pool::secret_of(DonorId(1)),
         revision: 1,

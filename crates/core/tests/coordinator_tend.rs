@@ -274,7 +274,8 @@ fn an_extent_that_a_slot_left_is_kept_until_its_writer_reads_elsewhere() {
 fn is_to_scrub(world: &mut World, lease: &Attached, wrong: u64, passes: u64) -> bool {
     let corrupt_blocks = (wrong > 0).then_some((DonorId(1), wrong)).into_iter().collect();
     let report = Box::new(VolumeReport { corrupt_blocks, scrub_passes: passes, ..VolumeReport::default() });
-    let renew = Renew { epoch: lease.map.epoch, place: String::new(), lost: Vec::new(), report };
+    let renew =
+        Renew { epoch: lease.map.epoch, place: String::new(), lost: Vec::new(), report, guests: Vec::new() };
     let call = world.send(Call::Renew { name: "v".into(), token: lease.token, renew });
     world.pass(LEASE_RENEW_NS);
     match world.answer(call) {

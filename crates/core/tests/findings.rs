@@ -402,8 +402,13 @@ fn a_restarted_coordinator_knows_nothing_until_it_hears() {
     assert_eq!(worst(&found), State::Unknown);
     world.donors = donors;
     world.settle();
-    let renew =
-        Renew { epoch: attached.map.epoch, place: "/x".into(), lost: Vec::new(), report: Box::default() };
+    let renew = Renew {
+        epoch: attached.map.epoch,
+        place: "/x".into(),
+        lost: Vec::new(),
+        report: Box::default(),
+        guests: Vec::new(),
+    };
     world.send(Call::Renew { name: "v".into(), token: attached.token, renew });
     assert_eq!(of_pool(&world.status()), [], "all were heard of");
     world.pass(ATTACHMENT_SILENCE_NS + SECOND_NS);

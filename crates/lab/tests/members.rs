@@ -300,6 +300,37 @@ fn who_is_revoked_is_out_with_leases_and_memory() {
 }
 
 #[test]
+fn who_is_revoked_while_connected_to_an_export_is_out_and_comes_in_no_more() {
+    let mut pool = Members::start(&[]);
+    pool.donate("d1");
+    pool.join("bob", "client");
+    let bob = pool.member("client");
+    pool.join("eve", "client");
+    let uri = pool.export("eve", "case");
+    let script = format!(
+        "import nbd, time\n\
+         h = nbd.NBD(); h.set_uri_allow_local_file(True); h.connect_uri('{}')\n\
+         print('connected', flush=True)\n\
+         for _ in range(600):\n    time.sleep(0.1)\n    try:\n        h.pread(4096, 0)\n\
+         \x20   except nbd.Error:\n        print('closed', flush=True); break\n",
+        pool.with("bob", &uri)
+    );
+    let reads = |name: &str| {
+        let mut command = tools::command("python3");
+        command.args(["-c", &script]);
+        Process::start(name, command, pool.pool.scratch().path())
+    };
+    let mut before = reads("before");
+    before.wait_for_line("connected", wait::SOON);
+    pool.ok("admin", &["member", "revoke", &bob]);
+    before.wait_for_line("closed", wait::SOON);
+    let mut anew = reads("anew");
+    assert!(!anew.wait_for_end(wait::SOON).success(), "{}", anew.log());
+    let (mut command, uri) = (tools::command("nbdinfo"), pool.with("eve", &uri));
+    tools::expect_success(command.args(["--size", &uri]));
+}
+
+#[test]
 fn a_certificate_that_has_expired_is_refused_and_who_lives_has_the_next() {
     let mut pool = Members::start(&["--certificates-last", "6s"]);
     pool.donate("d1");

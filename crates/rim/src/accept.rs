@@ -3,6 +3,7 @@
 //! Owns: one deadline, and the bytes between stream and state machine. Never: which exports there are; it
 //! asks. Called by `donor` and by the export front end.
 
+use crate::members::Guest;
 use crate::stream::{Stream, Transport};
 use cheetah_core::members::Member;
 use cheetah_nbd::server::{ExportError, Handshake, Purpose, Step};
@@ -37,6 +38,8 @@ pub struct Accepted {
     pub stream: Stream,
     pub session: Negotiated,
     pub early: Vec<u8>,
+    /// Of a member's connection, which ends when that is none any more.
+    pub guest: Option<Guest>,
 }
 
 /// Goes through the handshake. `None`: the client went, was refused or broke the protocol, and has been told
@@ -62,7 +65,7 @@ async fn drive<E: Exports>(
     if transport.tls().is_some() {
         handshake = handshake.behind_tls();
     }
-    let (mut input, mut output) = (Vec::new(), Vec::new());
+    let (mut input, mut output, mut guest) = (Vec::new(), Vec::new(), None);
     loop {
         handshake.take_output(&mut output);
         stream.send_all(&mut output).await?;
@@ -74,8 +77,10 @@ async fn drive<E: Exports>(
             Step::StartTls => {
                 let Some(tls) = transport.tls().filter(|_| input.is_empty()) else { return Ok(None) };
                 stream = tls.accept(stream).await.inspect_err(|why| tracing::debug!(%why, "no TLS"))?;
-                if !stream.member().is_some_and(|member| exports.meets(member)) {
-                    tracing::debug!(member = ?stream.member(), "not for a member of this role");
+                let member = stream.member().filter(|member| exports.meets(*member));
+                guest = member.and_then(|member| tls.guests().enter(member.id));
+                if guest.is_none() {
+                    tracing::debug!(member = ?stream.member(), "not for a member of this role, or for one that was revoked");
                     return Ok(None);
                 }
                 handshake.tls_started();
@@ -83,7 +88,7 @@ async fn drive<E: Exports>(
             Step::List => handshake.answer_list(exports.list().as_deref()),
             Step::Ready(session) => {
                 stream.suit_distance();
-                return Ok(Some(Accepted { stream, session, early: input }));
+                return Ok(Some(Accepted { stream, session, early: input, guest }));
             }
             Step::Close(reason) => {
                 tracing::debug!(?reason, "handshake ended");

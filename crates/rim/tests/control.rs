@@ -119,8 +119,13 @@ async fn every_call_works_and_a_restart_loses_nothing() {
         status.attachments.iter().map(|attachment| attachment.holder.clone()).collect::<Vec<_>>()
     };
     assert_eq!(holders(&after.status), holders(&before.status));
-    let renew =
-        Renew { epoch: attached.map.epoch, place: "here".into(), lost: Vec::new(), report: Box::default() };
+    let renew = Renew {
+        epoch: attached.map.epoch,
+        place: "here".into(),
+        lost: Vec::new(),
+        report: Box::default(),
+        guests: Vec::new(),
+    };
     let renewed = client.call(Call::Renew { name: "v".into(), token: attached.token, renew }).await;
     assert!(matches!(renewed, Ok(Answer::Renewed(renewed)) if renewed.map.is_some()), "the lease goes on");
     let second = client.call(Call::Attach { name: "v".into(), attach }).await;

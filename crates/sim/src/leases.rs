@@ -139,7 +139,7 @@ impl World {
         let (Some(token), Some(machine)) = (client.token, &client.machine) else { return };
         let lost = machine.lost().map(|(donor, why)| (donor, why.to_owned())).collect();
         let (epoch, report) = (machine.map().epoch, Box::new(machine.report()));
-        let renew = Renew { epoch, place: format!("/mnt/{c}"), lost, report };
+        let renew = Renew { epoch, place: format!("/mnt/{c}"), lost, report, guests: Vec::new() };
         let name = client.name.clone();
         self.call(Caller::Renew(c), Node::Client(c), Call::Renew { name, token, renew });
     }

@@ -3,7 +3,7 @@
 
 use super::API_VERSION;
 use crate::content::{Beside, Content, Fill};
-use crate::map::{BadRange, DonorId, LeaseToken, Placement, PoolId, VolumeMap};
+use crate::map::{BadRange, DonorId, LeaseToken, MemberId, Placement, PoolId, VolumeMap};
 use serde::{Deserialize, Serialize};
 
 /// What a client wants of a volume: to read, to write or to fill it.
@@ -88,6 +88,9 @@ pub struct Renew {
     pub lost: Vec<(DonorId, String)>,
     /// The counters of now, in place of those of the renewal before.
     pub report: Box<VolumeReport>,
+    /// Members that are connected to the holder's export.
+    #[serde(default)]
+    pub guests: Vec<MemberId>,
 }
 
 /// What a client tells of the volume it serves, for `status`. All but the rates count from its attachment.
@@ -210,4 +213,7 @@ pub struct Renewed {
     /// compared once, beside what goes on.
     #[serde(default)]
     pub scrub: bool,
+    /// Of the guests that were named, those that are no members any more.
+    #[serde(default)]
+    pub strangers: Vec<MemberId>,
 }

@@ -7,7 +7,7 @@
 use super::donors::Donor;
 use super::{CallId, Coordinator, Timer, refuse};
 use crate::api::{Answer, Attached, Duties, Duty, Refusal, RefusalCode, Renewed};
-use crate::map::{DonorId, LeaseToken, VolumeId, VolumeMap};
+use crate::map::{DonorId, LeaseToken, MemberId, VolumeId, VolumeMap};
 use crate::units::Time;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +70,7 @@ impl Coordinator {
                 let Some(volume) = volume else { return Some(Err(lease_gone(token))) };
                 let map = &volume.map;
                 let newer = map.epoch > epoch && self.is_confirmed(map.volume);
-                newer.then(|| Ok(self.renewed(token, Some(map.clone()))))
+                newer.then(|| Ok(self.renewed(token, Some(map.clone()), Vec::new())))
             }
         }
     }
@@ -95,14 +95,21 @@ impl Coordinator {
                 None => Err(refuse(RefusalCode::Gone, "the volume was deleted meanwhile")),
             },
             Held::Attach { token, .. } => self.attached(token).ok_or_else(|| lease_gone(token)),
-            Held::Renew { token, .. } if self.leases.contains_key(&token) => Ok(self.renewed(token, None)),
+            Held::Renew { token, .. } if self.leases.contains_key(&token) => {
+                Ok(self.renewed(token, None, Vec::new()))
+            }
             Held::Renew { token, .. } => Err(lease_gone(token)),
         }
     }
 
-    fn renewed(&self, token: LeaseToken, map: Option<VolumeMap>) -> Answer {
+    pub(super) fn renewed(
+        &self,
+        token: LeaseToken,
+        map: Option<VolumeMap>,
+        strangers: Vec<MemberId>,
+    ) -> Answer {
         let (beside, silent) = (self.beside(token), self.silent_for(token));
-        Answer::Renewed(Renewed { map, beside, silent, scrub: self.is_to_scrub(token) })
+        Answer::Renewed(Renewed { map, beside, silent, scrub: self.is_to_scrub(token), strangers })
     }
 
     /// Who is answered with the newest map of a volume goes by that from now on.

@@ -178,6 +178,10 @@ impl Coordinator {
         self.blame(now, token, &report);
         lost.into_iter().for_each(|donor| self.doubt(donor));
         self.names_epoch(token, renew.epoch);
+        let strangers = self.strangers_of(renew.guests);
+        if !strangers.is_empty() {
+            return Ok(Outcome::Answer(self.renewed(token, None, strangers)));
+        }
         Ok(Outcome::Hold(Held::Renew { token, epoch: renew.epoch }, now + LEASE_RENEW_NS))
     }
 

@@ -192,6 +192,14 @@ impl Coordinator {
         self.caller.member().map(|member| member.id)
     }
 
+    /// Of these, who is no member.
+    pub(super) fn strangers_of(&self, guests: Vec<MemberId>) -> Vec<MemberId> {
+        match self.members.authority {
+            Some(_) => guests.into_iter().filter(|id| !self.members.members.contains_key(id)).collect(),
+            None => Vec::new(),
+        }
+    }
+
     fn drop_old_tokens(&mut self) {
         let now = self.time_of_day;
         let old = self.members.tokens.iter().filter(|(_, token)| token.expires <= now);

@@ -332,7 +332,13 @@ impl World {
     }
 
     pub(crate) fn renew(&mut self, name: &str, token: LeaseToken, epoch: u64) -> CallId {
-        let renew = Renew { epoch, place: "/mnt/x".into(), lost: Vec::new(), report: Box::default() };
+        let renew = Renew {
+            epoch,
+            place: "/mnt/x".into(),
+            lost: Vec::new(),
+            report: Box::default(),
+            guests: Vec::new(),
+        };
         self.send(Call::Renew { name: name.into(), token, renew })
     }
 
@@ -340,7 +346,7 @@ impl World {
     pub(crate) fn renew_without(&mut self, name: &str, lease: &Attached, lost: &[u64]) {
         let lost = lost.iter().map(|id| (DonorId(*id), "refused".to_owned())).collect();
         let (epoch, place, report) = (lease.map.epoch, String::new(), Box::default());
-        let renew = Renew { epoch, place, lost, report };
+        let renew = Renew { epoch, place, lost, report, guests: Vec::new() };
         self.send(Call::Renew { name: name.into(), token: lease.token, renew });
     }
 

@@ -180,8 +180,14 @@ async fn converse(incoming: Incoming, served: Served) {
         _ = stop.wait_for(|stopped| *stopped) => return,
         accepted = accept::handshake(plain, &served.transport, &mut export) => accepted,
     };
-    if let Some(Accepted { stream, session, early }) = accepted {
-        connection::serve(stream, session, &early, served).await;
+    let Some(Accepted { stream, session, early, guest }) = accepted else { return };
+    let serving = connection::serve(stream, session, &early, served);
+    match guest {
+        Some(mut guest) => tokio::select! {
+            () = serving => {}
+            () = guest.is_expelled() => tracing::warn!("a client was revoked while it was connected, and is out"),
+        },
+        None => serving.await,
     }
 }
 

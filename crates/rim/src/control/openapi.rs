@@ -26,8 +26,13 @@ const TOKEN: LeaseToken = LeaseToken(2);
 fn calls() -> Vec<Call> {
     let name = || "v".to_owned();
     let attach = Attach { yields: true, fill: Some(fill()), ..Attach::new(true, String::new()) };
-    let renew =
-        Renew { epoch: 1, place: String::new(), lost: vec![(DONOR, String::new())], report: report().into() };
+    let renew = Renew {
+        epoch: 1,
+        place: String::new(),
+        lost: vec![(DONOR, String::new())],
+        report: report().into(),
+        guests: vec![MemberId(9)],
+    };
     vec![
         Call::Pool,
         Call::Join(join()),
@@ -402,7 +407,8 @@ fn shapes() -> Vec<(&'static str, Value)> {
                 map: Some(map.clone()),
                 beside: vec![beside()],
                 silent: vec![DONOR],
-                scrub: true
+                scrub: true,
+                strangers: vec![MemberId(9)]
             }),
         ),
         ("VolumeMap", json!(map)),

@@ -6,6 +6,7 @@
 //! with the same key. Tests: `tests/members.rs`.
 
 use super::authority::{Authority, Key};
+use super::guests::Guests;
 use super::invitation::Fingerprint;
 use cheetah_core::map::PoolId;
 use cheetah_core::members::{Member, Role, of_uri};
@@ -81,6 +82,7 @@ pub struct Credentials {
     pool: PoolId,
     member: Member,
     authority: CertificateDer<'static>,
+    guests: Guests,
     shown: Arc<Shown>,
     to_donors: Arc<ClientConfig>,
     to_coordinator: Arc<ClientConfig>,
@@ -127,6 +129,7 @@ impl Credentials {
             pool,
             member,
             authority,
+            guests: Guests::default(),
             to_donors: to(|role| role == Role::Donor)?,
             to_coordinator: to(|role| role == Role::Coordinator)?,
             shown,
@@ -169,6 +172,12 @@ impl Credentials {
     #[must_use]
     pub fn pool(&self) -> PoolId {
         self.pool
+    }
+
+    /// Who is connected to this member's servers.
+    #[must_use]
+    pub fn guests(&self) -> &Guests {
+        &self.guests
     }
 
     /// Of the pool's authority.

@@ -1,7 +1,8 @@
 //! Who is at the other end: certificates of a pool's members, by TLS 1.3.
 //!
 //! Owns the pool's authority (`authority`), what one member shows and asks of others (`credentials`),
-//! where it keeps that (`identity`), and the text that invites (`invitation`). Never: what a member may
+//! where it keeps that (`identity`), who is connected to it (`guests`), and the text that invites
+//! (`invitation`). Never: what a member may
 //! do, which core says; or bytes of a connection (`stream`). Invariants: a certificate of another
 //! authority, or one whose time is over, ends the handshake; nothing here falls back to the clear. Called
 //! by `control`, and by programs for the `Transport` of their data. Tests: in each; `tests/members.rs`;
@@ -9,11 +10,13 @@
 
 mod authority;
 mod credentials;
+mod guests;
 mod identity;
 mod invitation;
 
 pub use authority::{Authority, BadAuthority, Key};
 pub use credentials::{BadCredentials, Credentials};
+pub use guests::{Guest, Guests};
 pub use identity::{Identity, IdentityError};
 pub use invitation::{BadInvitation, Fingerprint, Invitation};
 
