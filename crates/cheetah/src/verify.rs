@@ -75,8 +75,10 @@ pub async fn verify(options: cli::Named) -> Result<(), Failure> {
     let attach = Options { read_only: true, incomplete: true, ..Options::default() };
     let attached = Volume::open(&pool, &options.name, &attach).await?;
     let checked = tokio::select! {
-        checked = check(&attached) => checked,
+        // What was told while it was attached comes before a check that is over at once.
+        biased;
         _ = signals.next() => Err(Failure::failed(format!("interrupted: volume '{}' is not verified", options.name))),
+        checked = check(&attached) => checked,
     };
     let report = match checked {
         Ok(checked) => {
