@@ -3,7 +3,7 @@
 mod pool;
 
 use cheetah_core::api::{
-    Answer, Attach, Call, Enrol, NewToken, Recertify, Refusal, RefusalCode, Renew, Size,
+    Answer, Attach, Attached, Call, Enrol, NewToken, Recertify, Refusal, RefusalCode, Renew, Size,
 };
 use cheetah_core::coordinator::{AuthorityRecord, Coordinator};
 use cheetah_core::map::{DonorId, MemberId};
@@ -61,6 +61,20 @@ fn enrol(world: &mut World, secret: &TokenSecret) -> Result<Member, Refusal> {
 fn member(world: &mut World, number: u8, role: Role) -> Member {
     let secret = token(world, number, role, Some(1));
     enrol(world, &secret).expect("came in")
+}
+
+/// What a client has made and attached for writing, on memory that a donor lends; the client calls on.
+fn attached(world: &mut World, donor: Member, client: Member) -> Attached {
+    (world.caller, world.lender) = (of(donor), of(donor));
+    world.join(1, 4).expect("joined");
+    as_whom(world, of(client), creating()).expect("made");
+    world.caller = of(client);
+    let call = world.send(attaching("v", false));
+    world.settle();
+    match world.answer(call) {
+        Some(Ok(Answer::Attached(attached))) => attached,
+        other => panic!("attached: {other:?}"),
+    }
 }
 
 fn creating() -> Call {
@@ -166,13 +180,7 @@ fn who_is_revoked_is_out_with_all_that_was_its_own() {
     let (donor, eve) = (member(&mut world, 1, Role::Donor), member(&mut world, 2, Role::Client));
     let recertify = || Call::Recertify(Recertify { key: key() });
     assert!(as_whom(&mut world, of(eve), recertify()).is_ok());
-    (world.caller, world.lender) = (of(donor), of(donor));
-    world.join(1, 4).expect("joined");
-    as_whom(&mut world, of(eve), creating()).expect("made");
-    world.caller = of(eve);
-    let call = world.send(attaching("v", false));
-    world.settle();
-    let Some(Ok(Answer::Attached(attached))) = world.answer(call) else { panic!("attached") };
+    let attached = attached(&mut world, donor, eve);
     as_whom(&mut world, Caller::Own, Call::RevokeMember { member: eve.id }).expect("revoked");
     assert_refused(as_whom(&mut world, of(eve), recertify()), RefusalCode::Forbidden, &["revoked"]);
     let duty = world.hear(1).volumes.remove(0);
@@ -190,13 +198,7 @@ fn who_exports_a_volume_hears_which_of_its_guests_are_no_members_any_more() {
     let mut world = world();
     let (donor, eve) = (member(&mut world, 1, Role::Donor), member(&mut world, 2, Role::Client));
     let guests: Vec<MemberId> = [3, 4].map(|number| member(&mut world, number, Role::Client).id).into();
-    (world.caller, world.lender) = (of(donor), of(donor));
-    world.join(1, 4).expect("joined");
-    as_whom(&mut world, of(eve), creating()).expect("made");
-    world.caller = of(eve);
-    let call = world.send(attaching("v", false));
-    world.settle();
-    let Some(Ok(Answer::Attached(attached))) = world.answer(call) else { panic!("attached") };
+    let attached = attached(&mut world, donor, eve);
     let epoch = attached.map.epoch;
     let renew = Renew { epoch, place: String::new(), lost: Vec::new(), report: Box::default(), guests };
     let revoked = renew.guests[1];

@@ -21,6 +21,7 @@ pub mod figures;
 pub mod filled;
 pub mod fio;
 pub mod flip;
+pub mod fragment;
 pub mod hash;
 pub mod hog;
 pub mod images;

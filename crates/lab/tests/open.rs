@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use cheetah_lab::dice::Dice;
 use cheetah_lab::flip::Memory;
+use cheetah_lab::fragment::Fragment;
 use cheetah_lab::images::Sample;
 use cheetah_lab::pool::{Attached, Pool, State};
 use cheetah_lab::process::Process;
@@ -262,20 +263,13 @@ fn what_is_not_here_is_an_error_and_no_zeros_for_every_client() {
     assert_eq!(verified.code, 7, "{}", verified.report);
     assert!(absent > 0 && absent <= bytes.len() as u64 - 4096, "{}", verified.report);
     // Another's client asks the donor itself, under the reader's lease.
-    let detail = pool.json(["show", "case"]);
-    assert_eq!(detail["status"]["content"]["state"], "opened");
-    let record = pool.scratch().join("run/cheetah/case.json");
-    let record: Value = serde_json::from_slice(&fs::read(record).expect("a record")).expect("JSON");
-    let token = record["token"].as_str().expect("a lease");
-    let (routes, slot) = (&detail["map"]["routes"], &detail["map"]["groups"][0]["slots"][0]["held"]);
-    let donor = slot["donor"].as_str().expect("a donor");
-    let extent = slot["extent"].as_u64().expect("an extent") * (64 << 20);
-    let address = routes[donor]["address"].as_str().expect("an address");
+    assert_eq!(content(&pool)["state"], "opened");
+    let Fragment { uri, offset } = Fragment::of(&pool, "case");
     let script = format!(
         "import nbd, errno\n\
          h = nbd.NBD(); h.add_meta_context('base:allocation')\n\
-         h.connect_uri('nbd://{address}/case@{token}.1.{donor}')\n\
-         here, absent = {extent} + 8 * 1024 * 1024, {extent} + 9 * 1024 * 1024\n\
+         h.connect_uri('{uri}')\n\
+         here, absent = {offset} + 8 * 1024 * 1024, {offset} + 9 * 1024 * 1024\n\
          assert len(h.pread(4096, here)) == 4096\n\
          try:\n    h.pread(4096, absent); raise SystemExit('absent bytes were given')\n\
          except nbd.Error as e:\n    assert e.errnum == errno.EIO, e\n\

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cheetah_lab::dice::Dice;
+use cheetah_lab::fragment::Fragment;
 use cheetah_lab::pool::{Pool, State};
 use cheetah_lab::{hash, tools, wait};
 use serde_json::Value;
@@ -173,18 +174,11 @@ fn what_cannot_be_is_refused_with_what_to_do() {
     open(&pool, &disk);
     let attached = pool.attach_fuse("case", &["--read-only"]);
     assert_eq!(read(&attached.path, 0, 4096).expect("it is here").len(), 4096);
-    let detail = pool.json(["show", "case"]);
-    let record = pool.scratch().join("run/cheetah/case.json");
-    let record: Value = serde_json::from_slice(&fs::read(record).expect("a record")).expect("JSON");
-    let token = record["token"].as_str().expect("a lease");
-    let (routes, slot) = (&detail["map"]["routes"], &detail["map"]["groups"][0]["slots"][0]["held"]);
-    let donor = slot["donor"].as_str().expect("a donor");
-    let extent = slot["extent"].as_u64().expect("an extent") * (64 << 20);
-    let address = routes[donor]["address"].as_str().expect("an address");
+    let Fragment { uri, offset } = Fragment::of(&pool, "case");
     let script = format!(
         "import nbd, errno\n\
-         h = nbd.NBD(); h.connect_uri('nbd://{address}/case@{token}.1.{donor}')\n\
-         try:\n    h.pread(4096, {extent}); raise SystemExit('it was given')\n\
+         h = nbd.NBD(); h.connect_uri('{uri}')\n\
+         try:\n    h.pread(4096, {offset}); raise SystemExit('it was given')\n\
          except nbd.Error as e:\n    assert e.errnum == errno.EPERM, e\n\
          print('refused')"
     );
