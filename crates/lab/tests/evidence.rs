@@ -64,7 +64,7 @@ fn a_container_is_not_a_disk() {
         tools::expect_success(tools::command(tool).args(["-k", "-f"]).arg(&disk));
         PathBuf::from(format!("{}.{ending}", disk.display()))
     };
-    refused_as(&pool, &convert("vdi", "d.vdi"), &["VDI"]);
+    refused_as(&pool, &convert("qed", "d.qed"), &["QED"]);
     refused_as(&pool, &packed("gzip", "gz"), &["gzip", "gunzip"]);
     refused_as(&pool, &packed("xz", "xz"), &["xz"]);
     let logical = pool.scratch().file("case.L01", b"LVF\x09\x0d\x0a\xff\x00\x01\x01\x00\x00\x00header");

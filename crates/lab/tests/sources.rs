@@ -314,7 +314,7 @@ fn qemu(disk: &Path, format: &str, options: &[&str], to: &Path) {
     tools::expect_success(&mut command);
 }
 
-const QEMU: [(&str, &str, &[&str], &str); 13] = [
+const QEMU: [(&str, &str, &[&str], &str); 16] = [
     ("plain.qcow2", "qcow2", &[], "QCOW2 image (version 3)"),
     ("packed.qcow2", "qcow2", &["-c"], "QCOW2 image (version 3)"),
     ("old.qcow2", "qcow2", &["-o", "compat=0.10,cluster_size=4k"], "QCOW2 image (version 2)"),
@@ -328,6 +328,9 @@ const QEMU: [(&str, &str, &[&str], &str); 13] = [
     ("small.vhdx", "vhdx", &["-o", "block_size=1M"], "VHDX image"),
     ("large.vhdx", "vhdx", &[], "VHDX image"),
     ("fixed.vhdx", "vhdx", &["-o", "subformat=fixed"], "VHDX image"),
+    ("disk.vdi", "vdi", &[], "VDI image (VirtualBox), read by qemu-nbd"),
+    ("a,b.vdi", "vdi", &["-o", "static=on"], "VDI image (VirtualBox), read by qemu-nbd"),
+    ("disk.hdd", "parallels", &[], "HDD image (Parallels), read by qemu-nbd"),
 ];
 
 #[test]

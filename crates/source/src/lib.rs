@@ -5,7 +5,7 @@
 //! not read, with a way out (`container`). Never: writing to a source; it is opened without the right to. A
 //! name that stands inside an image is followed only where it is the plain name of a file beside it. Called
 //! by `cheetah load`. Files: `raw` and `parts` have bytes as they are; `ewf`, `qcow`, `vmdk`, `vhd`, `vhdx`
-//! say where each block of the disk lies, and `blocks` reads by that. All stand on a `medium`: `local`,
+//! say where each block of the disk lies, and `blocks` reads by that; `foreign` has others read by QEMU. All stand on a `medium`: `local`,
 //! `nbd`, `http`, whose connections have the `io_thread`; `mounts` says which disks are in use. They share
 //! `cache`, `container`, `error`, `fields`, `files`, `inflate`, `past_errors`. `hostile` flips and cuts
 //! samples of all. Tests: in each; `lab/tests/sources.rs` has other programs' images,
@@ -19,6 +19,7 @@ mod error;
 mod ewf;
 mod fields;
 mod files;
+mod foreign;
 #[cfg(test)]
 mod hostile;
 mod http;
@@ -183,6 +184,9 @@ pub fn open(path: &Path, options: &Options) -> Result<Box<dyn Source>, SourceErr
     let (head, tail) = container::ends(&raw)?;
     if let Some(format) = Format::of(&head, &tail) {
         return format.open(raw);
+    }
+    if let Some(driver) = foreign::driver(&head, &tail) {
+        return foreign::open(raw, driver, options);
     }
     if let Some(container) = container::recognise(&head, &tail) {
         return refused(container);

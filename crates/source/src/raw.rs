@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 /// ENOENT.
 const NOT_THERE: i32 = 2;
 /// The schemes of addresses that are read.
-const KNOWN: &str = "http://, nbd:// and nbd+unix://";
+const KNOWN: &str = "http://, nbd://, nbd+unix://, iscsi:// and ssh://";
 
 /// A raw image or a disk, opened for reading.
 #[derive(Debug)]
@@ -48,6 +48,10 @@ impl RawSource {
             }
             Some(medium) => Ok(Some(RawSource { path, medium, options })),
         }
+    }
+
+    pub(crate) fn on(path: PathBuf, medium: Box<dyn Medium>, options: Options) -> RawSource {
+        RawSource { path, medium, options }
     }
 
     /// Another file of the same image; `None` where none of this name is there.
@@ -107,6 +111,8 @@ fn lead(path: &Path, options: &Options) -> Opened {
         None => Local::open(path, options),
         Some("http") => Remote::open(path, options),
         Some("nbd" | "nbd+unix" | "nbds" | "nbds+unix") => Export::open(path, options),
+        Some("iscsi") => Export::by_protocol(path, "iSCSI disk", options),
+        Some("ssh") => Export::by_protocol(path, "file by SSH", options),
         Some("https") => refused(
             "HTTPS is not spoken yet: fetch it first (`curl -O`), or have it served by HTTP in a network that you trust",
         ),

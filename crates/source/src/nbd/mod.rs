@@ -1,17 +1,19 @@
-//! A disk that an NBD server has.
+//! A disk that an NBD server has, or a `qemu-nbd` of our own.
 //!
 //! Owns: reads by our own client, connections that are made anew, what the server says is zeros (which is
 //! not fetched), and that the export is as large as it was. Never: writing; the only commands are READ,
 //! BLOCK_STATUS and DISC, also where the export takes writes. Invariants: a read ends when nothing came for
 //! as long as patience lasts; what the server answers with EIO is an error of that place alone. Called by
-//! `raw`. Files: `link` is one connection. Tests: below, `lab/tests/remote.rs`.
+//! `raw`. Files: `link` is one connection, `helper` a server of our own. Tests: below, `lab/tests/remote.rs`.
 
+mod helper;
 mod link;
 
 use crate::medium::{Medium, Opened};
 use crate::{Options, SourceError};
-use cheetah_nbd::uri::{Uri, UriError};
+use cheetah_nbd::uri::{Transport, Uri, UriError};
 use cheetah_nbd::{Command, Descriptor, Errno, StateFlags};
+use helper::{Helper, Serves};
 use link::{Answered, Link, NoLink};
 use std::collections::VecDeque;
 use std::io;
@@ -39,6 +41,9 @@ const ANSWERS_MAX: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Export {
     uri: Uri,
+    /// Who serves it, if that is ours.
+    helper: Option<Helper>,
+    what: &'static str,
     size: u64,
     /// Requests are multiples of it.
     block: u64,
@@ -97,9 +102,49 @@ impl Export {
             UriError::Tls => fault("NBD with TLS is not spoken yet: nbd:// and nbd+unix:// are".to_owned()),
             other => fault(other.to_string()),
         })?;
+        Export::reach(path, uri, None, "NBD export", options)
+    }
+
+    /// What another protocol has, through a server of our own.
+    pub fn by_protocol(path: &Path, what: &'static str, options: &Options) -> Opened {
+        let fault = |why: &str| SourceError::Open { path: path.to_path_buf(), why: why.to_owned() };
+        let address = path.to_str().ok_or_else(|| fault("an address is text"))?;
+        let authority = address.split_once("://").map_or("", |(_, rest)| rest);
+        let user =
+            authority.split('/').next().and_then(|part| part.rsplit_once('@')).map_or("", |(user, _)| user);
+        if user.contains([':', '%']) {
+            return Err(fault(
+                "a password in an address is seen by all users of this machine: use keys, or a target without one",
+            ));
+        }
+        Export::served(path, Serves::Address(address.to_owned()), what, options)
+    }
+
+    /// The disk that lies in a file of this machine, by a driver of QEMU.
+    pub fn of_file(
+        path: &Path,
+        driver: &'static str,
+        options: &Options,
+    ) -> Result<Box<dyn Medium>, SourceError> {
+        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+        let opened = Export::served(path, Serves::File { driver, path: absolute }, "image", options)?;
+        let gone = "it was there, and is not any more".to_owned();
+        opened.ok_or_else(|| SourceError::Open { path: path.to_path_buf(), why: gone })
+    }
+
+    fn served(path: &Path, serves: Serves, what: &'static str, options: &Options) -> Opened {
+        let fault = |why: String| SourceError::Open { path: path.to_path_buf(), why };
+        let helper = Helper::new(serves).map_err(|why| fault(format!("no place for a socket: {why}")))?;
+        let socket = helper.socket().to_string_lossy().into_owned();
+        let uri = Uri { transport: Transport::Unix { socket }, export: String::new() };
+        Export::reach(path, uri, Some(helper), what, options)
+    }
+
+    fn reach(path: &Path, uri: Uri, helper: Option<Helper>, what: &'static str, options: &Options) -> Opened {
+        let fault = |why: String| SourceError::Open { path: path.to_path_buf(), why };
         let mut attempts = Attempts::new(options.patience);
         let link = loop {
-            match Link::open(&uri, attempts.time()) {
+            match connect(helper.as_ref(), &uri, attempts.time()) {
                 Ok(link) => break link,
                 Err(NoLink::NotThere) => return Ok(None),
                 Err(NoLink::Final(why)) => return Err(fault(why)),
@@ -111,7 +156,7 @@ impl Export {
         let most = info.block_max.min(READ_BYTES_MAX).max(info.block_min);
         let link = Mutex::new(Some(link));
         let (patience, zeros) = (options.patience, Mutex::default());
-        Ok(Some(Box::new(Export { uri, size, block, most, patience, link, zeros })))
+        Ok(Some(Box::new(Export { uri, helper, what, size, block, most, patience, link, zeros })))
     }
 
     fn linked(&self) -> MutexGuard<'_, Option<Arc<Link>>> {
@@ -125,7 +170,11 @@ impl Export {
             return Ok(link.clone());
         }
         *linked = None;
-        let link = Link::open(&self.uri, time)?;
+        let link = connect(self.helper.as_ref(), &self.uri, time).map_err(|why| match why {
+            // It opened before: what it serves may come back.
+            NoLink::Final(why) if self.helper.is_some() => NoLink::Again(why),
+            other => other,
+        })?;
         let size = link.session.info.size;
         if size != self.size {
             link.leave();
@@ -209,6 +258,14 @@ impl Export {
     }
 }
 
+/// A server of our own is started anew for it: what is pending in it stays so, whoever connects.
+fn connect(helper: Option<&Helper>, uri: &Uri, time: Duration) -> Result<Arc<Link>, NoLink> {
+    match helper {
+        Some(helper) => helper.link(uri, time),
+        None => Link::open(uri, time),
+    }
+}
+
 /// Adds what is zeros of a run of descriptors; where they end.
 fn note(start: u64, end: u64, status: &[Descriptor], zeros: &mut Vec<Range<u64>>) -> u64 {
     let mut at = start;
@@ -242,7 +299,7 @@ impl Medium for Export {
     }
 
     fn what(&self) -> &'static str {
-        "NBD export"
+        self.what
     }
 
     fn read_at(&self, offset: u64, room: &mut [u8]) -> io::Result<usize> {
