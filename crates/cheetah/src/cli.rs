@@ -437,7 +437,7 @@ pub struct Detach {
 #[derive(Debug, Args)]
 pub struct Load {
     /// A disk or an image of one: raw, E01, QCOW2, VMDK, VHD or VHDX, any part of several; or the address of
-    /// one: http://HOST/PATH, nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH,
+    /// one: https://HOST/PATH, nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH,
     /// iscsi://HOST/TARGET/LUN, ssh://USER@HOST/PATH. It is only ever read.
     #[arg(value_hint = ValueHint::FilePath)]
     pub file: PathBuf,
@@ -487,7 +487,7 @@ pub struct Load {
 #[derive(Debug, Args)]
 pub struct Open {
     /// A disk or an image of one: raw, E01, QCOW2, VMDK, VHD or VHDX, any part of several; a file, or an
-    /// address (http://, nbd://, nbd+unix://, iscsi://, ssh://). It is only ever read.
+    /// address (http://, https://, nbd://, nbd+unix://, iscsi://, ssh://). It is only ever read.
     #[arg(value_hint = ValueHint::FilePath)]
     pub source: PathBuf,
     /// The volume. If there is none of this name it is made, exactly as large as the disk.

@@ -3,9 +3,10 @@
 //! Invariant: each has a port of its own on loopback, is ready when its constructor returns, and ends with
 //! it.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -26,15 +27,41 @@ pub struct Site {
 impl Site {
     #[track_caller]
     pub fn lighttpd(directory: &Path) -> Self {
+        Self::lighttpd_with(directory, Scratch::new(), "", "http")
+    }
+
+    /// By HTTPS; and the certificate of who vouches for it.
+    #[track_caller]
+    pub fn lighttpd_tls(directory: &Path) -> (Self, PathBuf) {
         let scratch = Scratch::new();
+        let openssl = |arguments: &str| {
+            let mut command = tools::command("openssl");
+            tools::expect_success(command.args(arguments.split(' ')).current_dir(scratch.path()));
+        };
+        let key = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes";
+        openssl(&format!("req -x509 {key} -keyout ca.key -out ca.pem -subj /CN=lab -days 2"));
+        openssl(&format!("req {key} -keyout own.key -out own.csr -subj /CN=127.0.0.1"));
+        scratch.file("names", b"subjectAltName=IP:127.0.0.1\n");
+        openssl("x509 -req -in own.csr -CA ca.pem -CAkey ca.key -days 2 -extfile names -out own.pem");
+        let both = ["own.key", "own.pem"].map(|name| fs::read(scratch.join(name)).expect("openssl wrote it"));
+        let pem = scratch.file("both.pem", &both.concat()).display().to_string();
+        let more = format!(
+            "server.modules += (\"mod_openssl\")\nssl.engine = \"enable\"\nssl.pemfile = \"{pem}\"\n"
+        );
+        let authority = scratch.join("ca.pem");
+        (Self::lighttpd_with(directory, scratch, &more, "https"), authority)
+    }
+
+    #[track_caller]
+    fn lighttpd_with(directory: &Path, scratch: Scratch, more: &str, scheme: &str) -> Self {
         let port = free_port();
         let text = format!(
-            "server.document-root = \"{}\"\nserver.port = {port}\nserver.bind = \"127.0.0.1\"\n",
+            "server.document-root = \"{}\"\nserver.port = {port}\nserver.bind = \"127.0.0.1\"\n{more}",
             directory.display()
         );
         let mut command = tools::command("lighttpd");
         command.arg("-D").arg("-f").arg(scratch.file("lighttpd.conf", text.as_bytes()));
-        Self::on(port, "lighttpd", command, scratch)
+        Self::on(port, "lighttpd", command, scratch, scheme)
     }
 
     /// Python's `http.server`, which knows no ranges.
@@ -44,14 +71,14 @@ impl Site {
         let mut command = tools::command("python3");
         command.args(["-m", "http.server", "--bind", "127.0.0.1", "--directory"]).arg(directory);
         command.arg(port.to_string());
-        Self::on(port, "http.server", command, Scratch::new())
+        Self::on(port, "http.server", command, Scratch::new(), "http")
     }
 
-    fn on(port: u16, name: &str, command: std::process::Command, scratch: Scratch) -> Self {
+    fn on(port: u16, name: &str, command: std::process::Command, scratch: Scratch, scheme: &str) -> Self {
         let process = Process::start(name, command, scratch.path());
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         wait::until(name, wait::SOON, || TcpStream::connect(address).is_ok());
-        Self { process, url: format!("http://{address}"), _scratch: scratch }
+        Self { process, url: format!("{scheme}://{address}"), _scratch: scratch }
     }
 }
 

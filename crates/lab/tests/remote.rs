@@ -123,6 +123,26 @@ fn images_come_by_http_as_they_are() {
 }
 
 #[test]
+fn an_image_comes_by_https_from_a_server_that_somebody_vouches_for() {
+    let pool = pool();
+    let directory = pool.scratch().directory("site");
+    let bytes = noise(9 << 20, 3);
+    fs::write(directory.join("disk.raw"), &bytes).expect("written");
+    let (site, authority) = Site::lighttpd_tls(&directory);
+    let url = format!("{}/disk.raw", site.url);
+    let said = load_fails(&pool, &[&url, "case"], 1);
+    names(&said.err, &["the server's certificate is not good", "SSL_CERT_FILE"]);
+    let mut command = pool.command();
+    command.args(["load", &url, "case", "--json"]).env("SSL_CERT_FILE", &authority);
+    let report: Value = serde_json::from_str(&tools::expect_success(&mut command)).expect("a report");
+    assert_eq!(report["file_hashes"]["sha256"], sha256(&bytes), "{report}");
+    let mut command = pool.command();
+    let elsewhere = url.replace("127.0.0.1", "localhost");
+    command.args(["load", &elsewhere, "other"]).env("SSL_CERT_FILE", &authority);
+    names(&tools::expect_failure(&mut command), &["certificate is not good"]);
+}
+
+#[test]
 fn a_server_that_cannot_be_read_from_is_said_to_be_so() {
     let pool = pool();
     let directory = pool.scratch().directory("site");
@@ -138,7 +158,7 @@ fn a_server_that_cannot_be_read_from_is_said_to_be_so() {
     let said = load_fails(&pool, &[&nobody, "case", "--patience", "1"], 1);
     names(&said.err, &[&nobody, "nothing came in 1 s", "Connection refused"]);
     for (address, words) in [
-        ("https://127.0.0.1/disk.raw", &["HTTPS is not spoken yet", "curl -O"][..]),
+        ("ftp://127.0.0.1/disk.raw", &["addresses that begin with ftp:// are not read", "https://"][..]),
         ("http://me:secret@127.0.0.1/disk.raw", &["passwords in an address are not sent"]),
         ("gopher://127.0.0.1/disk.raw", &["addresses that begin with gopher://", "http://"]),
     ] {

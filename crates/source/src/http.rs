@@ -1,13 +1,14 @@
-//! A file that an HTTP server has, read by ranges over several connections.
+//! A file that an HTTP or HTTPS server has, read by ranges over several connections.
 //!
 //! Owns: the address, the probe that tells whether ranges are honoured, connections that are kept, a read
 //! that goes on where a connection broke, and finding that the file is another one meanwhile. Never: a
-//! request other than GET, credentials, a cache. Invariants: no byte is given that did not come with the
-//! range that was asked for, of a file of the size, the ETag and the time that it had when it was opened; a
-//! read ends when nothing came for as long as patience lasts. Called by `raw`. Tests: below,
-//! `lab/tests/remote.rs`.
+//! request other than GET, credentials, a cache, or in the clear what was asked for by HTTPS. Invariants:
+//! no byte is given that did not come with the range that was asked for, of a file of the size, the ETag
+//! and the time that it had when it was opened; a read ends when nothing came for as long as patience
+//! lasts. Called by `raw`. Tests: below, `lab/tests/remote.rs`.
 
 use crate::medium::{Medium, Opened};
+use crate::tls::{self, NoTls};
 use crate::{Options, SourceError, io_thread};
 use http_body_util::{BodyExt, Empty};
 use hyper::body::{Bytes, Incoming};
@@ -20,6 +21,7 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -34,9 +36,10 @@ const PAUSE: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 const REDIRECTS_MAX: usize = 5;
 
-/// `http://HOST[:PORT]/PATH[?QUERY]`.
+/// `http://HOST[:PORT]/PATH[?QUERY]`, or `https://`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Url {
+    is_tls: bool,
     /// Without brackets.
     host: String,
     port: u16,
@@ -76,8 +79,9 @@ type Connection = SendRequest<Empty<Bytes>>;
 impl Url {
     fn parse(text: &str) -> Result<Url, String> {
         let (scheme, rest) = text.split_once("://").unwrap_or_default();
-        if !scheme.eq_ignore_ascii_case("http") {
-            return Err("an address begins with http://".to_owned());
+        let is_tls = scheme.eq_ignore_ascii_case("https");
+        if !is_tls && !scheme.eq_ignore_ascii_case("http") {
+            return Err("an address begins with http:// or https://".to_owned());
         }
         let rest = rest.split('#').next().unwrap_or_default();
         let at = rest.find(['/', '?']).unwrap_or(rest.len());
@@ -88,7 +92,7 @@ impl Url {
         let bad = || format!("'{authority}' is no HOST or HOST:PORT");
         let (host, port) = match authority.rsplit_once(':') {
             Some((host, port)) if !port.contains(']') => (host, port.parse().map_err(|_| bad())?),
-            _ => (authority, 80),
+            _ => (authority, Url::usual_port(is_tls)),
         };
         let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':');
@@ -96,23 +100,30 @@ impl Url {
             return Err(bad());
         }
         let target = if target.starts_with('/') { target.to_owned() } else { format!("/{target}") };
-        Ok(Url { host: bare.to_owned(), port, target: encoded(&target) })
+        Ok(Url { is_tls, host: bare.to_owned(), port, target: encoded(&target) })
+    }
+
+    const fn usual_port(is_tls: bool) -> u16 {
+        if is_tls { 443 } else { 80 }
     }
 
     /// Where a redirection leads.
     fn follow(&self, location: &str) -> Result<Url, String> {
         match location.strip_prefix('/') {
             Some(rest) if !rest.starts_with('/') => Ok(Url { target: encoded(location), ..self.clone() }),
-            _ if location.contains("://") => {
-                Url::parse(location).map_err(|why| format!("it is at {location} now, and {why}"))
-            }
+            _ if location.contains("://") => match Url::parse(location) {
+                Ok(url) if self.is_tls && !url.is_tls => {
+                    Err(format!("it is at {location} now, in the clear: give that address if that will do"))
+                }
+                followed => followed.map_err(|why| format!("it is at {location} now, and {why}")),
+            },
             _ => Err(format!("it is said to be at {location} now: give that address")),
         }
     }
 
     fn authority(&self) -> String {
         let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
-        if self.port == 80 { host } else { format!("{host}:{}", self.port) }
+        if self.port == Url::usual_port(self.is_tls) { host } else { format!("{host}:{}", self.port) }
     }
 }
 
@@ -198,7 +209,8 @@ impl Remote {
             }
         }
         Err(fault(format!(
-            "more than {REDIRECTS_MAX} redirections, the last to http://{}{}",
+            "more than {REDIRECTS_MAX} redirections, the last to {}://{}{}",
+            if url.is_tls { "https" } else { "http" },
             url.authority(),
             url.target
         )))
@@ -263,23 +275,34 @@ fn check_encoding(headers: &HeaderMap) -> Result<(), Miss> {
 }
 
 async fn connect(url: &Url, patience: Duration) -> Result<Connection, Miss> {
+    let broken = |why: &dyn fmt::Display| Miss::Again(format!("no connection to {}: {why}", url.authority()));
     let connecting = async {
-        let stream = TcpStream::connect((url.host.as_str(), url.port)).await?;
+        let stream = TcpStream::connect((url.host.as_str(), url.port)).await.map_err(|why| broken(&why))?;
         // Only a matter of latency.
         let _ = stream.set_nodelay(true);
-        http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)
-    };
-    match timeout(patience.min(SILENT), connecting).await {
-        Ok(Ok((requests, connection))) => {
-            // Ends with the sender; its errors reach whoever waits for an answer.
-            tokio::spawn(async move {
-                let _ = connection.await;
-            });
-            Ok(requests)
+        if !url.is_tls {
+            return begin(stream).await.map_err(|why| broken(&why));
         }
-        Ok(Err(why)) => Err(Miss::Again(format!("no connection to {}: {why}", url.authority()))),
-        Err(_) => Err(Miss::Again(format!("no connection to {} in time", url.authority()))),
-    }
+        match tls::connect(stream, &url.host).await {
+            Ok(stream) => begin(stream).await.map_err(|why| broken(&why)),
+            Err(NoTls::Broken(why)) => Err(broken(&why)),
+            Err(NoTls::NotBelieved(why)) => Err(Miss::Final(why)),
+        }
+    };
+    let in_time = timeout(patience.min(SILENT), connecting).await;
+    in_time.unwrap_or_else(|_| Err(Miss::Again(format!("no connection to {} in time", url.authority()))))
+}
+
+async fn begin<S>(stream: S) -> hyper::Result<Connection>
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let (requests, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    // Ends with the sender; its errors reach whoever waits for an answer.
+    tokio::spawn(async move {
+        let _ = connection.await;
+    });
+    Ok(requests)
 }
 
 /// The head of an answer to a question for the bytes from `range.0` on, to the one before `range.1`.
@@ -538,7 +561,10 @@ mod tests {
             |location: &str| from.follow(location).map(|url| format!("{}{}", url.authority(), url.target));
         assert_eq!(to("/b c"), Ok("h:81/b%20c".to_owned()));
         assert_eq!(to("http://other/b"), Ok("other/b".to_owned()));
-        assert!(to("https://other/b").is_err_and(|why| why.contains("https://other/b")));
+        assert_eq!(to("https://other/b"), Ok("other/b".to_owned()));
+        let sealed = Url::parse("https://h/a").expect("an address");
+        let clear = sealed.follow("http://other/b").map(drop);
+        assert!(clear.is_err_and(|why| why.contains("http://other/b") && why.contains("in the clear")));
         assert!(to("b").is_err() && to("//other/b").is_err());
     }
 

@@ -1,15 +1,15 @@
 //! What a volume is filled from: raw images, also in parts, disks, and images in containers, here or with a
 //! server.
 //!
-//! Owns: `Source`, which all of them are; telling what a file is by its content (`open`); refusing what is
-//! not read, with a way out (`container`). Never: writing to a source; it is opened without the right to. A
-//! name that stands inside an image is followed only where it is the plain name of a file beside it. Called
-//! by `cheetah load`. Files: `raw` and `parts` have bytes as they are; `ewf`, `qcow`, `vmdk`, `vhd`, `vhdx`
-//! say where each block of the disk lies, and `blocks` reads by that; `foreign` has others read by QEMU. All stand on a `medium`: `local`,
-//! `nbd`, `http`, whose connections have the `io_thread`; `mounts` says which disks are in use. They share
-//! `cache`, `container`, `error`, `fields`, `files`, `inflate`, `past_errors`. `hostile` flips and cuts
-//! samples of all. Tests: in each; `lab/tests/sources.rs` has other programs' images,
-//! `lab/tests/remote.rs` other programs' servers.
+//! Owns: `Source`, which all of them are; telling what a file is by its content (`open`); refusing what
+//! is not read, with a way out (`container`). Never: writing to a source; it is opened without the right
+//! to. A name that stands inside an image is followed only where it is the plain name of a file beside
+//! it. Called by `cheetah load`. Files: `raw` and `parts` have bytes as they are; `ewf`, `qcow`, `vmdk`,
+//! `vhd`, `vhdx` say where each block of the disk lies, and `blocks` reads by that; `foreign` has others
+//! read by QEMU. All stand on a `medium`: `local`, `nbd`, `http` with `tls`, whose connections have the
+//! `io_thread`; `mounts` says which disks are in use. They share `cache`, `container`, `error`, `fields`,
+//! `files`, `inflate`, `past_errors`. `hostile` flips and cuts samples of all. Tests: in each;
+//! `lab/tests/sources.rs` has other programs' images, `lab/tests/remote.rs` other programs' servers.
 #![forbid(unsafe_code)]
 
 mod blocks;
@@ -33,6 +33,7 @@ mod parts;
 mod past_errors;
 mod qcow;
 mod raw;
+mod tls;
 mod vhd;
 mod vhdx;
 mod vmdk;

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 /// ENOENT.
 const NOT_THERE: i32 = 2;
 /// The schemes of addresses that are read.
-const KNOWN: &str = "http://, nbd://, nbd+unix://, iscsi:// and ssh://";
+const KNOWN: &str = "http://, https://, nbd://, nbd+unix://, iscsi:// and ssh://";
 
 /// A raw image or a disk, opened for reading.
 #[derive(Debug)]
@@ -109,13 +109,10 @@ fn lead(path: &Path, options: &Options) -> Opened {
     let refused = |why: &str| Err(SourceError::Open { path: path.to_path_buf(), why: why.to_owned() });
     match scheme(path).as_deref() {
         None => Local::open(path, options),
-        Some("http") => Remote::open(path, options),
+        Some("http" | "https") => Remote::open(path, options),
         Some("nbd" | "nbd+unix" | "nbds" | "nbds+unix") => Export::open(path, options),
         Some("iscsi") => Export::by_protocol(path, "iSCSI disk", options),
         Some("ssh") => Export::by_protocol(path, "file by SSH", options),
-        Some("https") => refused(
-            "HTTPS is not spoken yet: fetch it first (`curl -O`), or have it served by HTTP in a network that you trust",
-        ),
         Some(other) => refused(&format!(
             "addresses that begin with {other}:// are not read, only {KNOWN}; a file of this name is ./{}",
             path.display()
