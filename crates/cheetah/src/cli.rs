@@ -1,7 +1,8 @@
 //! The command line: what can be asked for, with examples. Never: behaviour.
 
 use crate::cli_machine::{DOCTOR_EXAMPLES, Doctor, Manual};
-use crate::cli_members::{Join, Member, Token, parse_time};
+use crate::cli_members::{Join, Member, Token};
+use crate::cli_serving::{Coordinate, Donate};
 use crate::expected::Hash;
 use cheetah_core::limits::POLL_DEFAULT_US;
 use cheetah_core::map::Redundancy;
@@ -10,7 +11,6 @@ use cheetah_rim::volume::Rule;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use std::fmt;
 use std::path::PathBuf;
-use std::time::Duration;
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -50,9 +50,9 @@ pub struct Cli {
 
 #[derive(Clone, Debug, Args)]
 pub struct PoolArg {
-    /// The coordinator, like http://10.0.0.5:10808; all that share a state, with commas between them.
-    /// cheetah://HOST:PORT of a pool of members, with /TOKEN to come in first.
-    /// Without it: $CHEETAH_POOL, the pool of this user's identity, this machine, then mDNS.
+    /// The coordinator, like cheetah://10.0.0.5:10808, with /TOKEN to come in first; all that share a state,
+    /// with commas between them. http://HOST:PORT of a pool in the clear.
+    /// Without it: $CHEETAH_POOL, then the pool that this user has joined.
     #[arg(long, value_name = "URL[,URL...]")]
     pub pool: Option<String>,
 }
@@ -73,14 +73,14 @@ pub enum Command {
     Up(Up),
     /// Run the coordinator of a pool.
     #[command(
-        after_help = "Examples:\n  cheetah coordinate --listen 10.0.0.5:10808\n  cheetah coordinate --state memory\n  cheetah coordinate --listen 10.0.0.5:10808 --state etcd://10.0.0.1:2379,10.0.0.2:2379/lab\n      on two machines: one leads, the other takes over within seconds; donors and clients name both,\n      --pool http://10.0.0.5:10808,http://10.0.0.6:10808"
+        after_help = "Examples:\n  cheetah coordinate --listen 10.0.0.5:10808\n  cheetah coordinate --state memory\n  cheetah coordinate --listen 10.0.0.5:10808 --state etcd://127.0.0.1:2379/lab\n      on two machines of one etcd: one leads, the other takes over within seconds; donors and clients name\n      both, --pool cheetah://10.0.0.5:10808,cheetah://10.0.0.6:10808"
     )]
     Coordinate(Coordinate),
     /// Lend memory of this machine, until SIGTERM or Ctrl-C: the first moves what it holds to others, the
     /// second leaves at once. Its owner comes first: memory that the machine needs is given back. It waits
     /// for its pool, if that is not there yet.
     #[command(
-        after_help = "Examples:\n  cheetah donate 16G --pool http://10.0.0.5:10808\n  cheetah donate auto --listen 10.0.0.7:0 --pool http://10.0.0.5:10808\n  cheetah donate auto --reserve 8G --max 32G\n  cheetah donate nbd://10.0.0.9:10809/disk    lend another NBD server's space\n  cheetah donate 2G --no-pool                 one NBD export, no coordinator"
+        after_help = "Examples:\n  cheetah donate 16G --pool cheetah://10.0.0.5:10808/TOKEN     the line that the coordinator printed\n  cheetah donate auto --listen 10.0.0.7:0\n  cheetah donate auto --reserve 8G --max 32G\n  cheetah donate nbd://10.0.0.9:10809/disk    lend another NBD server's space\n  cheetah donate 2G --no-pool                 one NBD export, no coordinator"
     )]
     Donate(Donate),
     /// Make a volume.
@@ -225,65 +225,6 @@ pub struct Up {
     /// Where the coordinator listens.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
     pub listen: String,
-    #[command(flatten)]
-    pub json: JsonArg,
-}
-
-#[derive(Debug, Args)]
-pub struct Coordinate {
-    /// Where to listen for donors, clients and commands.
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:10808")]
-    pub listen: String,
-    /// Where to keep what must outlive a restart (placements and leases, never data): a directory, `memory`
-    /// (lost at the end), or an etcd that several coordinators share,
-    /// etcd://HOST:PORT[,HOST:PORT...][/PREFIX]. Without it: $XDG_STATE_HOME/cheetah.
-    #[arg(long, value_name = "DIR|memory|etcd://...")]
-    pub state: Option<String>,
-    /// A pool of members: everybody shows a certificate, and all goes by TLS. Its first start makes you its
-    /// admin and prints a line for donors. It stays one.
-    #[arg(long)]
-    pub tls: bool,
-    /// With --tls: how long certificates last, which are renewed in time; 7d without it.
-    #[arg(long, value_name = "TIME", requires = "tls", value_parser = parse_time)]
-    pub certificates_last: Option<Duration>,
-    #[command(flatten)]
-    pub json: JsonArg,
-}
-
-#[derive(Debug, Args)]
-pub struct Donate {
-    /// How much: 16G, `auto` (what is free less a reserve for the owner), or nbd://HOST:PORT/EXPORT.
-    /// It is lent in whole extents of 64M: of 100M, 64M.
-    pub size: String,
-    /// Where to listen for clients. Without it: any port of the address by which this machine reaches the
-    /// pool (of 127.0.0.1 with --no-pool).
-    #[arg(long, value_name = "ADDR")]
-    pub listen: Option<String>,
-    /// What to call this donor. Without it: the host's name, and a number where another donor has that (lab7,
-    /// lab7-2).
-    #[arg(long)]
-    pub name: Option<String>,
-    /// What tells this machine from any other: parts of a volume that are to survive each other are kept on
-    /// different ones. Without it: $CHEETAH_HOST_ID, then this kernel's boot. Name one where one machine runs
-    /// several kernels that lend.
-    #[arg(long, value_name = "ID")]
-    pub host_id: Option<String>,
-    /// Serve all of the memory as one NBD export named "" (or `arena`) to anyone who connects, without a
-    /// pool.
-    #[arg(long, conflicts_with = "pool")]
-    pub no_pool: bool,
-    /// What has to stay available to the owner of this machine, who gets memory back when it does not.
-    /// Without it: a quarter of the machine (at least 1G) for `auto`, a sixteenth (128M to 1G) for a size.
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
-    pub reserve: Option<u64>,
-    /// The most that `auto` lends. Without it: what is available less the reserve at the start.
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
-    pub max: Option<u64>,
-    /// Leave at once when told to end: what this donor holds is lost instead of moved to others.
-    #[arg(long)]
-    pub no_drain: bool,
-    #[command(flatten)]
-    pub pool: PoolArg,
     #[command(flatten)]
     pub json: JsonArg,
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 pub const DOCTOR_EXAMPLES: &str = "\
 Example:
-  cheetah doctor --pool http://10.0.0.5:10808
+  cheetah doctor --pool cheetah://10.0.0.5:10808
 
 Exit code: 0 when nothing is in the way, else 7.";
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 #[derive(Debug, Args)]
 pub struct Join {
-    /// cheetah://HOST:PORT/TOKEN, as `cheetah token new` prints it.
+    /// cheetah://HOST:PORT/TOKEN, as `cheetah token new` prints it; `-` reads it from standard input.
     pub url: String,
     #[command(flatten)]
     pub json: JsonArg,

@@ -2,12 +2,13 @@
 //! Owns: how much is lent, what it is called, starting and ending. Never: data or decisions.
 
 use crate::cli;
+use crate::cli_serving;
 use crate::drain::{farewell, told_to_leave};
 use crate::failure::{self, Failure};
 use crate::members;
 use crate::mover::tend_what_lies_idle;
 use crate::output;
-use crate::pool::{no_pool, parse_listen, warn_if_clear};
+use crate::pool::{check_clear, parse_listen, unnamed};
 use crate::signals::Signals;
 use cheetah_core::api::{Call, RefusalCode};
 use cheetah_core::donor::Exit;
@@ -17,7 +18,7 @@ use cheetah_core::units::{check_name, parse_bytes, show_bytes};
 use cheetah_nbd::uri::{Transport, Uri};
 use cheetah_rim::arena::Arena;
 use cheetah_rim::control::{
-    CallError, Client, DonorControl, DonorHandle, DonorHooks, DonorOptions, NoPool, find_pool, reached_from,
+    CallError, Client, DonorControl, DonorHandle, DonorHooks, DonorOptions, find_pool, reached_from,
 };
 use cheetah_rim::donor::{DonorServer, Gate};
 use cheetah_rim::gather::Gathering;
@@ -30,7 +31,14 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub async fn donate(options: cli::Donate) -> Result<(), Failure> {
+pub async fn donate(options: cli_serving::Donate) -> Result<(), Failure> {
+    if members::token_is_shown() {
+        let mut signals = Signals::listen()?;
+        return match find_in_time(&options.pool, &mut signals).await? {
+            Some(_) => Err(members::start_without_token()),
+            None => Ok(()),
+        };
+    }
     if options.size.starts_with("nbd") {
         return donate_foreign(options).await;
     }
@@ -88,13 +96,18 @@ impl Lent {
 }
 
 /// For everybody, until it is told to end.
-async fn donate_alone(options: &cli::Donate, name: &str, extents: u32, lent: Lent) -> Result<(), Failure> {
+async fn donate_alone(
+    options: &cli_serving::Donate,
+    name: &str,
+    extents: u32,
+    lent: Lent,
+) -> Result<(), Failure> {
     let listen = options.listen.as_deref().unwrap_or("127.0.0.1:0");
     let endpoint: Endpoint = listen.parse().map_err(Failure::usage)?;
     let bound = Bound::new(&endpoint).map_err(Failure::failed)?;
     let server = lent.serve(bound, &Gate::alone(extents), &stream::Transport::default())?;
     if let Endpoint::Tcp(address) = server.endpoint() {
-        warn_if_clear("data", *address, false);
+        check_clear("data", *address, false)?;
     }
     let mut signals = Signals::listen()?;
     let endpoint = server.endpoint();
@@ -108,7 +121,7 @@ async fn donate_alone(options: &cli::Donate, name: &str, extents: u32, lent: Len
 
 /// Until it is told to end, dismissed or refused, or its machine's owner needs the memory at once.
 async fn donate_to_pool(
-    options: cli::Donate,
+    options: cli_serving::Donate,
     who: Who,
     machine: Machine,
     terms: Terms,
@@ -132,7 +145,7 @@ async fn donate_to_pool(
     let Endpoint::Tcp(address) = bound.endpoint else {
         return Err(Failure::usage("--listen takes IP:PORT here"));
     };
-    warn_if_clear("data", address, pool.credentials().is_some());
+    check_clear("data", address, pool.credentials().is_some())?;
     let (control, handle) = control(who, address, terms.extents_max, None, pool.clone(), hooks)?;
     lent.serve(bound, &Gate::Pooled(handle.clone()), &pool.transport())?;
     let lends = format!("lends {} at {address}", lent.bytes());
@@ -216,16 +229,9 @@ async fn look_for(pool: &cli::PoolArg) -> Result<Client, Missing> {
     if let Some(url) = members::named(pool).map_err(Missing::ForGood)? {
         return look_at(&url).await;
     }
-    let found = find_pool(pool.pool.as_deref()).await.map_err(|why| match why {
-        NoPool::None { .. } => Missing::Yet(why.to_string()),
-        NoPool::Named(error) => error.into(),
-        NoPool::BadUrl(_) | NoPool::Several(_) => Missing::ForGood(no_pool(&why)),
-    })?;
-    found.call(Call::Pool).await?;
-    Ok(found)
+    Err(Missing::ForGood(unnamed(find_pool().await)))
 }
 
-/// A pool of members.
 async fn look_at(url: &str) -> Result<Client, Missing> {
     let client = members::client(url).await.map_err(|failure| match failure.exit {
         failure::Exit::NoPool => Missing::Yet(failure.text()),
@@ -289,7 +295,7 @@ async fn run(
 }
 
 /// How many extents there are to lend, and what was agreed with the owner.
-fn terms(options: &cli::Donate, machine: &Machine) -> Result<Terms, Failure> {
+fn terms(options: &cli_serving::Donate, machine: &Machine) -> Result<Terms, Failure> {
     let Memory { total_bytes: total, available_bytes: available } =
         machine.memory().map_err(Failure::failed)?;
     let auto = options.size == "auto";
@@ -374,7 +380,7 @@ impl Lender {
 }
 
 impl Who {
-    fn of(options: &cli::Donate, lender: Lender) -> Result<Self, Failure> {
+    fn of(options: &cli_serving::Donate, lender: Lender) -> Result<Self, Failure> {
         if options.host_id.as_deref() == Some("") {
             return Err(Failure::usage(
                 "--host-id '' names no machine: leave it out, or say what tells this machine from others",
@@ -393,7 +399,7 @@ impl Who {
 }
 
 /// Registers another's NBD server with the pool and watches it.
-async fn donate_foreign(options: cli::Donate) -> Result<(), Failure> {
+async fn donate_foreign(options: cli_serving::Donate) -> Result<(), Failure> {
     if options.no_pool {
         return Err(Failure::usage(
             "--no-pool serves this machine's memory; an NBD server serves itself already",
@@ -408,11 +414,8 @@ async fn donate_foreign(options: cli::Donate) -> Result<(), Failure> {
     let address = resolve(&uri)?;
     let mut signals = Signals::listen()?;
     // Its pool says how it is spoken to.
-    let members = match members::named(&options.pool)? {
-        Some(_) => find_in_time(&options.pool, &mut signals).await?,
-        None => None,
-    };
-    let transport = members.as_ref().map(Client::transport).unwrap_or_default();
+    let Some(pool) = find_in_time(&options.pool, &mut signals).await? else { return Ok(()) };
+    let transport = pool.transport();
     let probe = || cheetah_rim::volume::probe(Endpoint::Tcp(address), uri.export.clone(), &transport);
     let session = probe().await.map_err(|failure| Failure::failed(failure.into_why()))?;
     let extents = u32::try_from(session.info.size / EXTENT_BYTES).unwrap_or(u32::MAX).min(DONOR_EXTENTS_MAX);
@@ -421,11 +424,6 @@ async fn donate_foreign(options: cli::Donate) -> Result<(), Failure> {
         return Err(Failure::failed(format!("{address} has {has}, less than the smallest loan, {least}")));
     }
     let who = Who::of(&options, Lender::at(address))?;
-    let pool = match members {
-        Some(pool) => Some(pool),
-        None => find_in_time(&options.pool, &mut signals).await?,
-    };
-    let Some(pool) = pool else { return Ok(()) };
     let (control, handle) =
         control(who, address, extents, Some(uri.export.clone()), pool.clone(), DonorHooks::none())?;
     let lends = format!("lends {} of {address}", show_bytes(u64::from(extents) * EXTENT_BYTES));

@@ -204,12 +204,16 @@ impl From<CallError> for Failure {
         let code = match &error {
             CallError::Refused(_) => "",
             CallError::Unreachable { .. } => "unreachable",
+            CallError::NotBelieved { .. } => "not_believed",
             CallError::NoLeader { .. } => "standby",
             CallError::NotCheetah { .. } => "not_cheetah",
             CallError::OtherBuild { .. } => "version",
         };
         match error {
             CallError::Refused(refusal) => refusal.into(),
+            error @ CallError::NotBelieved { .. } => {
+                Failure { code, ..Failure::new(Exit::Refused, error.to_string()) }
+            }
             other => Failure { code, ..Failure::new(Exit::NoPool, other.to_string()) },
         }
     }

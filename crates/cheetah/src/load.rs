@@ -463,7 +463,7 @@ pub async fn tell_until_heard(lease: &Lease, news: &Tell) -> Result<(), Failure>
 
 /// Whether a later call may be answered: by this coordinator, or by the pool's own in the place of another's.
 fn is_away(failure: &Failure) -> bool {
-    ["unreachable", "standby", "unavailable", "other_pool"].contains(&failure.code)
+    ["unreachable", "standby", "unavailable", "other_pool", "not_believed"].contains(&failure.code)
 }
 
 /// A container that is loaded as it stands has the right hashes, and no tool finds a file system on it.

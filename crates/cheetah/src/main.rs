@@ -10,6 +10,7 @@ mod claims;
 mod cli;
 mod cli_machine;
 mod cli_members;
+mod cli_serving;
 mod configuration;
 mod content;
 mod control;
@@ -83,7 +84,10 @@ fn main() -> ExitCode {
             return end(&Failure::failed(format!("this process gets no event loop from the kernel: {e}")));
         }
     };
-    members::begin(cli.identity.as_deref(), matches!(cli.command, Command::Donate(_)));
+    // A pool for its own time has identities for its own time.
+    if !matches!(cli.command, Command::Up(_)) {
+        members::begin(cli.identity.as_deref(), matches!(cli.command, Command::Donate(_)));
+    }
     let is_load = matches!(cli.command, Command::Load(_));
     let ended = runtime.block_on(run(cli.command));
     if is_load {

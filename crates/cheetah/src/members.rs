@@ -9,37 +9,37 @@ use crate::cli_members::{Join, Member, NewToken, RevokeMember, RevokeToken, Toke
 use crate::failure::{Exit, Failure};
 use crate::output;
 use crate::pool::{done, find, unexpected};
-use cheetah_core::api::{Answer, Call, MemberStatus, RefusalCode, TokenStatus};
+use cheetah_core::api::{Answer, Call, MemberStatus, NewToken as NewTokenCall, RefusalCode, TokenStatus};
 use cheetah_core::members::Role;
-use cheetah_rim::control::{CallError, Client, Coordination, NotEnrolled, enrol_by, renew_certificate};
-use cheetah_rim::members::{Identity, IdentityError, Invitation};
+use cheetah_rim::control::{CallError, Client, Coordination, NotEnrolled, enrol_by};
+use cheetah_rim::members::{IDENTITY_VARIABLE, Identity, IdentityError, Invitation};
+use std::ffi::{OsStr, OsString};
+use std::io::Read;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// What names the directory to the processes that this one starts, too.
-pub const VARIABLE: &str = "CHEETAH_IDENTITY";
 const SCHEME: &str = "cheetah://";
 /// How long a donor's token of a new pool is good for.
 const FIRST_TOKEN_LASTS: Duration = Duration::from_secs(24 * 3600);
-/// Between two attempts to renew a certificate.
-const RENEW_PAUSE: Duration = Duration::from_secs(30);
+/// Of an address with a token, and far more.
+const LINE_BYTES_MAX: u64 = 4096;
 
 static DIRECTORY: OnceLock<Option<PathBuf>> = OnceLock::new();
 
-/// Said once, before anything is looked for. A machine that lends and is worked on has an identity for each.
+/// Said once, before anything is looked for.
 pub fn begin(named: Option<&Path>, lends: bool) {
-    let variable = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".config"));
-    let own = || {
-        let base = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from).or_else(home)?;
-        let own = base.join("cheetah");
-        Some(if lends { own.join("donor") } else { own })
-    };
-    let found = named.map(Path::to_owned).or(variable).or_else(own);
+    let found = named.map(Path::to_owned).or_else(|| Identity::usual_directory(lends));
     // Daemons work in another directory.
     let found = found.map(|path| std::path::absolute(&path).unwrap_or(path));
     let _ = DIRECTORY.set(found);
+}
+
+/// Of a command that makes a pool for its own time: nobody's identity but the pool's own.
+pub fn begin_in(directory: PathBuf) {
+    let _ = DIRECTORY.set(Some(directory));
 }
 
 fn directory() -> Option<&'static PathBuf> {
@@ -48,7 +48,7 @@ fn directory() -> Option<&'static PathBuf> {
 
 /// For a process that is started by this one.
 pub fn environment() -> impl Iterator<Item = (&'static str, &'static PathBuf)> {
-    directory().map(|directory| (VARIABLE, directory)).into_iter()
+    directory().map(|directory| (IDENTITY_VARIABLE, directory)).into_iter()
 }
 
 fn need_directory() -> Result<&'static PathBuf, Failure> {
@@ -73,8 +73,8 @@ impl From<NotEnrolled> for Failure {
     }
 }
 
-/// The address of a pool of members, if that is what is meant: by the command, the environment, or what this
-/// user has joined before.
+/// The pool that is meant, by the command, the environment, or what this user has joined before: the
+/// addresses of its coordinators, each with how it is spoken to.
 pub fn named(pool: &PoolArg) -> Result<Option<String>, Failure> {
     let variable = || std::env::var("CHEETAH_POOL").ok().filter(|url| !url.trim().is_empty());
     let url = match pool.pool.clone().or_else(variable) {
@@ -84,7 +84,16 @@ pub fn named(pool: &PoolArg) -> Result<Option<String>, Failure> {
             None => None,
         },
     };
-    Ok(url.filter(|url| url.trim_start().starts_with(SCHEME)))
+    Ok(url.map(|url| with_schemes(&url)))
+}
+
+/// Nobody says http:// by leaving something out.
+fn with_schemes(urls: &str) -> String {
+    let with_scheme = |url: &str| match url.trim() {
+        url if url.contains("://") => url.to_owned(),
+        url => format!("{SCHEME}{url}"),
+    };
+    urls.split(',').map(with_scheme).collect::<Vec<_>>().join(",")
 }
 
 /// A client of the pool at this address, whichever kind it is.
@@ -97,34 +106,12 @@ pub async fn client(url: &str) -> Result<Client, Failure> {
         true => come_in(url).await?,
         false => (own(url)?, url.to_owned()),
     };
-    let bad = |why: cheetah_rim::control::BadUrl| Failure::usage(why.to_string());
-    let pool = Client::of_member(&url, Arc::clone(identity.credentials())).map_err(bad)?;
-    if identity.due().0 == 0 {
-        // It is good for now; who is no member any more is told so by the call that follows.
-        let _ = renew_certificate(&pool, &identity).await;
-    }
-    tokio::spawn(stay_certified(pool.clone(), identity));
+    let pool = Client::of_identity(&url, identity).map_err(|why| Failure::usage(why.to_string()))?;
+    // It may be good for now; who is no member any more is told so by the call that follows.
+    let _ = pool.renew_if_due().await;
+    let certified = pool.clone();
+    tokio::spawn(async move { certified.stay_certified().await });
     Ok(pool)
-}
-
-/// Renews the certificate as long as this process lives.
-async fn stay_certified(pool: Client, identity: Identity) {
-    loop {
-        let (due, _) = identity.due();
-        // No timer says that the machine slept, or that its clock was set.
-        tokio::time::sleep(Duration::from_secs(due.max(1)).min(RENEW_PAUSE)).await;
-        // Another process of this member may have done it.
-        if identity.due().0 > 0 {
-            if let Err(why) = identity.reread() {
-                tracing::warn!("{why}");
-            }
-            continue;
-        }
-        if let Err(why) = renew_certificate(&pool, &identity).await {
-            tracing::warn!("the certificate of this machine is not renewed: {why}");
-            tokio::time::sleep(RENEW_PAUSE.min(Duration::from_secs(1 + identity.due().1 / 10))).await;
-        }
-    }
 }
 
 fn own(url: &str) -> Result<Identity, Failure> {
@@ -133,7 +120,8 @@ fn own(url: &str) -> Result<Identity, Failure> {
     let none = || {
         let what = format!("{url} lets in members only, and {shown} holds no identity");
         Failure::new(Exit::Refused, what).advise(
-            "join with a token (`cheetah join cheetah://HOST:PORT/TOKEN`), or name one with --identity DIR",
+            "join with a token (`cheetah join cheetah://HOST:PORT/TOKEN`), or name one with --identity DIR; a pool in the clear \
+             is written http://HOST:PORT",
         )
     };
     let identity = Identity::load(directory)?.ok_or_else(none)?;
@@ -167,6 +155,33 @@ async fn come_in(url: &str) -> Result<(Identity, String), Failure> {
     Ok((identity, plain))
 }
 
+fn without_token(argument: &OsStr) -> Option<String> {
+    let text = argument.to_str()?;
+    let (option, url) = match text.split_once('=') {
+        Some((option, url)) if option.starts_with("--") => (format!("{option}="), url),
+        _ => (String::new(), text),
+    };
+    let invitation = Invitation::is_in(url).then(|| Invitation::read(url).ok()).flatten()?;
+    Some(format!("{option}{SCHEME}{}", invitation.at))
+}
+
+/// Everybody on this machine can read the command line of a process.
+pub fn token_is_shown() -> bool {
+    std::env::args_os().any(|argument| without_token(&argument).is_some())
+}
+
+/// Becomes the same command, by the identity that the token was exchanged for. Returns only why it did not.
+pub fn start_without_token() -> Failure {
+    let fault = |why: std::io::Error| Failure::failed(format!("cannot start again without the token: {why}"));
+    let program = match std::env::current_exe() {
+        Ok(program) => program,
+        Err(why) => return fault(why),
+    };
+    let without = |argument: OsString| without_token(&argument).map_or(argument, OsString::from);
+    let mut again = Command::new(program);
+    fault(again.args(std::env::args_os().skip(1).map(without)).exec())
+}
+
 /// By the word of its pool; one that cannot be asked says nothing.
 async fn is_revoked(url: &str, identity: &Identity) -> bool {
     let Ok(pool) = Client::of_member(url, Arc::clone(identity.credentials())) else { return false };
@@ -177,7 +192,12 @@ async fn is_revoked(url: &str, identity: &Identity) -> bool {
 }
 
 pub async fn join(options: Join) -> Result<(), Failure> {
-    let (identity, url) = come_in(&options.url).await?;
+    let given = match options.url.as_str() {
+        "-" => std::io::read_to_string(std::io::stdin().take(LINE_BYTES_MAX))
+            .map_err(|why| Failure::usage(format!("standard input has no address: {why}")))?,
+        given => given.to_owned(),
+    };
+    let (identity, url) = come_in(given.trim()).await?;
     let member = identity.credentials().member();
     if member.role == Role::Donor {
         let directory = need_directory()?.display();
@@ -248,21 +268,39 @@ async fn revoke_member(options: RevokeMember) -> Result<(), Failure> {
     done(&json, &format!("revoked member {member}"))
 }
 
-async fn new_token(options: NewToken) -> Result<(), Failure> {
-    let NewToken { role, uses, expires, pem, pool, json } = options;
-    let pool = find(&pool).await?;
+/// Makes a token, as an admin.
+async fn invite(
+    pool: &Client,
+    role: Role,
+    uses: Option<u32>,
+    lasts: Duration,
+) -> Result<(Invitation, TokenStatus), Failure> {
     let credentials = pool.credentials().ok_or_else(|| {
-        Failure::usage("this pool is in the clear and has no members: start its coordinator with --tls")
+        Failure::usage(
+            "this pool is in the clear and has no members: its coordinator was started with --plaintext",
+        )
     })?;
     let at = pool.url().replace(SCHEME, "");
     let drawn = Invitation::draw(&at, credentials.fingerprint());
     let invitation = drawn.map_err(|why| Failure::failed(format!("no random numbers: {why}")))?;
-    let uses = Some(uses).filter(|uses| *uses > 0);
-    let new = cheetah_core::api::NewToken { hash: invitation.hash(), role, uses, seconds: expires.as_secs() };
-    let status = match pool.call(Call::NewToken(new)).await? {
-        Answer::Token(status) => status,
-        other => return Err(unexpected(&other)),
-    };
+    let new = NewTokenCall { hash: invitation.hash(), role, uses, seconds: lasts.as_secs() };
+    match pool.call(Call::NewToken(new)).await? {
+        Answer::Token(status) => Ok((invitation, status)),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// Lets a donor in of which the identity is kept in that directory, as an admin.
+pub async fn let_donor_in(pool: &Client, directory: &Path) -> Result<(), Failure> {
+    let (invitation, _) = invite(pool, Role::Donor, Some(1), Duration::from_secs(60)).await?;
+    enrol_by(&invitation, directory).await?;
+    Ok(())
+}
+
+async fn new_token(options: NewToken) -> Result<(), Failure> {
+    let NewToken { role, uses, expires, pem, pool, json } = options;
+    let pool = find(&pool).await?;
+    let (invitation, status) = invite(&pool, role, Some(uses).filter(|uses| *uses > 0), expires).await?;
     if let Some(directory) = pem {
         let identity = enrol_by(&invitation, &directory).await?;
         let (member, shown) = (identity.credentials().member(), directory.display());
@@ -337,6 +375,29 @@ fn show_time(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_address_without_a_scheme_is_of_a_pool_of_members() {
+        let read = ["a", "a:1, b", "http://a,http://b", "cheetah://a:1/T"].map(with_schemes);
+        assert_eq!(
+            read,
+            ["cheetah://a", "cheetah://a:1,cheetah://b", "http://a,http://b", "cheetah://a:1/T"]
+        );
+    }
+
+    #[test]
+    fn a_token_is_taken_out_of_what_others_can_read() {
+        let token = "A".repeat(64);
+        let without = |text: String| without_token(OsStr::new(&text));
+        assert_eq!(without(format!("cheetah://a:1/{token}")).as_deref(), Some("cheetah://a:1"));
+        assert_eq!(
+            without(format!("--pool=cheetah://a:1,b/{token}")).as_deref(),
+            Some("--pool=cheetah://a:1,b")
+        );
+        for plain in ["cheetah://a:1", "--pool", "80G", "--listen=10.0.0.7:0", "nbd://a/b"] {
+            assert_eq!(without(plain.to_owned()), None, "{plain}");
+        }
+    }
 
     #[test]
     fn times_are_shown_in_one_unit() {

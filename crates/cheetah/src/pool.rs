@@ -2,6 +2,7 @@
 //! delete. Never: data of volumes.
 
 use crate::cli;
+use crate::cli_serving;
 use crate::failure::{Exit, Failure};
 use crate::health;
 use crate::members;
@@ -9,23 +10,31 @@ use crate::output;
 use crate::signals::Signals;
 use cheetah_core::api::{Answer, Call, PoolStatus, Size, VolumeDetail, VolumeStatus};
 use cheetah_core::units::{parse_bytes, show_bytes};
-use cheetah_rim::control::{self, Client, CoordinateOptions, NoPool, Role, StateAt};
+use cheetah_rim::control::{self, Access, Client, CoordinateOptions, EtcdAt, NoPool, Role, StateAt};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use tokio::sync::watch;
 
 pub async fn find(pool: &cli::PoolArg) -> Result<Client, Failure> {
-    if let Some(url) = members::named(pool)? {
-        return members::client(&url).await;
+    match members::named(pool)? {
+        Some(url) => members::client(&url).await,
+        None => Err(unnamed(control::find_pool().await)),
     }
-    control::find_pool(pool.pool.as_deref()).await.map_err(|why| no_pool(&why))
 }
 
-/// What is no URL is wrong on the command line, whoever may answer.
-pub fn no_pool(why: &NoPool) -> Failure {
-    match why {
-        NoPool::BadUrl(_) => Failure::usage(why.to_string()),
-        _ => Failure::new(Exit::NoPool, why.to_string()),
+/// Nobody proves who it is in the clear, so a pool is not used only because it was found.
+pub fn unnamed(found: Result<Client, NoPool>) -> Failure {
+    match found {
+        Ok(found) => Failure::new(
+            Exit::NoPool,
+            format!("no pool was named, and the one found at {} is in the clear", found.url()),
+        )
+        .advise(format!(
+            "--pool {} says that it is yours and that this will do; others can pretend to be it",
+            found.url()
+        )),
+        Err(NoPool::Here(error)) => error.into(),
+        Err(why) => Failure::new(Exit::NoPool, why.to_string()),
     }
 }
 
@@ -38,32 +47,51 @@ pub fn parse_listen(listen: &str) -> Result<SocketAddr, Failure> {
     })
 }
 
-/// Whoever listens beyond loopback without TLS is told what that means.
-pub fn warn_if_clear(what: &str, address: SocketAddr, is_tls: bool) {
-    if !address.ip().is_loopback() && !is_tls {
+/// Whoever listens beyond loopback without TLS is told what that means; the Internet is too far.
+pub fn check_clear(what: &str, address: SocketAddr, is_tls: bool) -> Result<(), Failure> {
+    if is_tls {
+        return Ok(());
+    }
+    refuse_public(what, address)?;
+    if !address.ip().is_loopback() {
         output::note(&format!(
             "{what} on {address} is in the clear and open to who can reach it: use a network you trust"
         ));
     }
+    Ok(())
 }
 
-pub async fn coordinate(options: cli::Coordinate) -> Result<(), Failure> {
-    let state = match options.state.as_deref() {
-        Some("memory") => StateAt::Memory,
+/// For what is in the clear.
+pub fn refuse_public(what: &str, address: SocketAddr) -> Result<(), Failure> {
+    match control::public_at(address) {
+        None => Ok(()),
+        Some(public) => Err(Failure::usage(format!(
+            "{what} would be in the clear on {public}, which can be reached from the Internet: name a loopback or private \
+             address"
+        ))),
+    }
+}
+
+pub async fn coordinate(options: cli_serving::Coordinate) -> Result<(), Failure> {
+    let cli_serving::Coordinate { listen, state, etcd_certificates, plaintext, certificates_last, .. } =
+        options;
+    let state = match state.as_deref() {
         Some(etcd) if etcd.contains("://") => {
-            StateAt::Etcd(etcd.parse().map_err(|why| Failure::usage(format!("--state: {why}")))?)
+            let at: EtcdAt = etcd.parse().map_err(|why| Failure::usage(format!("--state: {why}")))?;
+            StateAt::Etcd(at.with_certificates(etcd_certificates))
         }
+        _ if etcd_certificates.is_some() => {
+            return Err(Failure::usage("--etcd-certificates goes with --state etcds://"));
+        }
+        Some("memory") => StateAt::Memory,
         Some(directory) => StateAt::Directory(PathBuf::from(directory)),
         None => StateAt::Directory(default_state()?),
     };
-    let listen = parse_listen(&options.listen)?;
-    let cli::Coordinate { tls, certificates_last, .. } = options;
-    if tls && matches!(state, StateAt::Etcd(_)) {
-        return Err(Failure::usage("--tls with an etcd is not there yet: name a directory with --state"));
-    }
-    let running = control::coordinate(CoordinateOptions { listen, state, tls, certificates_last }).await;
+    let listen = parse_listen(&listen)?;
+    let access = if plaintext { Access::Plaintext } else { Access::Members };
+    let running = control::coordinate(CoordinateOptions { listen, state, access, certificates_last }).await;
     let mut running = running.map_err(|e| Failure::failed(e.to_string()))?;
-    warn_if_clear("control traffic", running.address(), tls);
+    check_clear("control traffic", running.address(), !plaintext)?;
     if running.is_new() {
         output::note(&format!(
             "new pool {}: it has nothing of any pool before it, and donors that hold something of another keep \
@@ -72,7 +100,8 @@ pub async fn coordinate(options: cli::Coordinate) -> Result<(), Failure> {
         ));
     }
     let mut signals = Signals::listen()?;
-    if tls {
+    // Whoever stands by has nothing to give out.
+    if !plaintext && *running.role().borrow() == Role::Leads {
         members::found(&running).await?;
     }
     output::ready(&running.url());

@@ -40,6 +40,8 @@ struct StatusReport {
     summary: Summary,
     url: String,
     pool: PoolId,
+    /// By TLS. False: in the clear.
+    members_only: bool,
     bytes_total: u64,
     bytes_free: u64,
     donors: Vec<DonorStatus>,
@@ -142,10 +144,10 @@ impl StatusReport {
         let summary = Summary::of(&status);
         status.donors.sort_by_cached_key(|donor| natural(&donor.name));
         sort(&mut status.volumes);
-        let PoolStatus { version: _, pool, bytes_total, bytes_free, donors, volumes, .. } = status;
-        let strangers = status.strangers;
+        let PoolStatus { pool, members_only, bytes_total, bytes_free, donors, volumes, strangers, .. } =
+            status;
         let url = url.to_owned();
-        StatusReport { summary, url, pool, bytes_total, bytes_free, donors, volumes, strangers }
+        StatusReport { summary, url, pool, members_only, bytes_total, bytes_free, donors, volumes, strangers }
     }
 
     fn print(&self) {
@@ -153,14 +155,17 @@ impl StatusReport {
     }
 
     fn lines(&self) -> Vec<String> {
-        let StatusReport { summary, url, pool, bytes_total, bytes_free, donors, volumes, strangers: _ } =
-            self;
+        let StatusReport {
+            summary, url, pool, members_only, bytes_total, bytes_free, donors, volumes, ..
+        } = self;
         let of = |health| donors.iter().filter(move |donor| donor.health == health);
         let gone: Vec<&str> = of(DonorHealth::Lost).map(|donor| donor.name.as_str()).collect();
         let gone = if gone.is_empty() { String::new() } else { format!("; gone: {}", gone.join(", ")) };
         let alive = show_count(of(DonorHealth::Alive).count() as u64, "donor");
         let (total, free) = (show_bytes(*bytes_total), show_bytes(*bytes_free));
-        let mut lines = vec![format!("pool {pool} at {url}: {total} lent by {alive}, {free} free{gone}")];
+        let open = if *members_only { "" } else { ", in the clear and open to who can reach it" };
+        let mut lines =
+            vec![format!("pool {pool} at {url}{open}: {total} lent by {alive}, {free} free{gone}")];
         lines.push(String::new());
         let attachments = || volumes.iter().flat_map(|volume| &volume.attachments);
         let row = |donor: &DonorStatus| {
@@ -527,7 +532,8 @@ mod tests {
         let donor = &json["donors"][0];
         assert_eq!(donor["health"], "gone");
         assert!(lines.iter().any(|line| line.starts_with("d2") && line.contains("gone (silent for 37 s)")));
-        assert!(lines[0].contains("; gone: d2"), "{lines:?}");
+        assert!(lines[0].contains("; gone: d2") && lines[0].contains("in the clear"), "{lines:?}");
+        assert_eq!(json["members_only"], false);
         let word = lines.iter().find(|line| line.starts_with("case7")).expect("the volume");
         assert!(word.contains("4 KiB LOST with d2"), "{word}");
         assert_eq!(json["volumes"][0]["bytes_lost"], 4096);

@@ -225,6 +225,15 @@ impl RuntimeDir {
         Ok(point)
     }
 
+    /// A directory for the identities of a pool that ends with this process.
+    pub fn make_identities(&self) -> Result<PathBuf, Failure> {
+        let name = format!("up-{}", std::process::id());
+        let path = self.path.join(&name);
+        let fault = |why: NotOwn| Failure::failed(format!("cannot make {}: {why}", path.display()));
+        make_own_at(self.fd.as_fd(), Path::new(&name)).map_err(fault)?;
+        Ok(path)
+    }
+
     /// Takes the volume's place among the attachments of this user, from before its lease to the end.
     ///
     /// # Errors

@@ -1,12 +1,13 @@
 //! `cheetah up`: a pool on one machine, in one command, until Ctrl-C.
 //!
-//! Owns: the coordinator and the donors as processes of their own, the volume `scratch` attached in this one,
-//! and their end in reverse. Never: anything that outlives it.
+//! Owns: the coordinator and the donors as processes of their own, who they are to each other, the volume
+//! `scratch` attached in this one, and their end in reverse. Never: anything that outlives it.
 
 use crate::cli::{self, Front};
 use crate::daemon::{Attachment, Order};
 use crate::failure::Failure;
 use crate::front_end::FrontEnd;
+use crate::members;
 use crate::output;
 use crate::pool::volume;
 use crate::runtime_dir::RuntimeDir;
@@ -15,8 +16,9 @@ use crate::starting::Stops;
 use cheetah_core::api::{Call, Create, Size};
 use cheetah_core::limits::{CACHE_DEFAULT_BYTES, EXTENT_BYTES, POLL_DEFAULT_US};
 use cheetah_core::map::Redundancy;
-use cheetah_rim::control::Client;
+use cheetah_rim::members::IDENTITY_VARIABLE;
 use cheetah_rim::volume::Rule;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, ChildStderr, Command};
@@ -25,6 +27,31 @@ use tokio::task::JoinHandle;
 const VOLUME: &str = "scratch";
 /// Beyond the volume's share, for `create` beside it. Memory that nobody writes to costs nothing.
 const SPARE_EXTENTS: u64 = 8;
+
+/// Who this command and its donors are to their pool. Gone with it.
+struct Identities(PathBuf);
+
+impl Identities {
+    fn make() -> Result<Identities, Failure> {
+        RuntimeDir::open()?.make_identities().map(Identities)
+    }
+
+    /// Of who typed it, the pool's admin.
+    fn own(&self) -> PathBuf {
+        self.0.join("admin")
+    }
+
+    fn of_donors(&self) -> PathBuf {
+        self.0.join("donor")
+    }
+}
+
+impl Drop for Identities {
+    fn drop(&mut self) {
+        // They open nothing any more.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
 
 /// A process of this pool, ended with it.
 struct Member {
@@ -65,9 +92,11 @@ pub async fn up(options: cli::Up) -> Result<(), Failure> {
     }
     // Members end with this process's future, so a signal during the start leaves none behind.
     crate::daemon::abort_on_panic();
+    let identities = Identities::make()?;
+    members::begin_in(identities.own());
     let (mut members, mut signals) = (Vec::new(), Signals::listen()?);
     let started = tokio::select! {
-        started = start_all(&options, &mut members) => Some(started?),
+        started = start_all(&options, &identities, &mut members) => Some(started?),
         _ = signals.next() => None,
     };
     let ended = match started {
@@ -83,10 +112,16 @@ pub async fn up(options: cli::Up) -> Result<(), Failure> {
 }
 
 /// Starts every member and the attachment, and says that it is ready.
-async fn start_all(options: &cli::Up, members: &mut Vec<Member>) -> Result<Attachment, Failure> {
-    let (coordinator, url) =
-        start("the coordinator", &["coordinate", "--state", "memory", "--listen", &options.listen]).await?;
+async fn start_all(
+    options: &cli::Up,
+    identities: &Identities,
+    members: &mut Vec<Member>,
+) -> Result<Attachment, Failure> {
+    let coordinate = ["coordinate", "--state", "memory", "--listen", &options.listen];
+    let (coordinator, url) = start("the coordinator", &coordinate, &identities.own()).await?;
     members.push(coordinator);
+    let pool = members::client(&url).await?;
+    members::let_donor_in(&pool, &identities.of_donors()).await?;
     let default = match options.donors {
         1 => Redundancy::LINEAR,
         donors => Redundancy { data: donors.min(cheetah_core::limits::STRIPE_DONORS_MAX), parity: 0 },
@@ -100,11 +135,11 @@ async fn start_all(options: &cli::Up, members: &mut Vec<Member>) -> Result<Attac
         let (member, _) = start(
             &name,
             &["donate", &lent, "--pool", &url, "--name", &name, "--host-id", &name, "--no-drain"],
+            &identities.of_donors(),
         )
         .await?;
         members.push(member);
     }
-    let pool = Client::new(&url).map_err(|e| Failure::failed(e.to_string()))?;
     let create = Create {
         name: VOLUME.to_owned(),
         size: Size::Bytes(options.size),
@@ -120,14 +155,18 @@ async fn start_all(options: &cli::Up, members: &mut Vec<Member>) -> Result<Attac
         output::note(note);
     }
     if options.json.json {
-        output::json(
-            &serde_json::json!({ "path": ready.path, "uri": ready.uri, "pool": url, "size": ready.size }),
-        )?;
+        output::json(&serde_json::json!({
+            "path": ready.path, "uri": ready.uri, "pool": url, "identity": identities.own(), "size": ready.size
+        }))?;
     } else {
         let path = ready.path.map(|path| path.display().to_string()).unwrap_or_default();
         output::line(&format!("ready: {path} {}", ready.uri.unwrap_or_default()));
         output::note("each donor stands for a host; all of them go with this machine");
-        output::note(&format!("pool {url}; `CHEETAH_POOL={url} cheetah status` shows it; Ctrl-C ends it"));
+        output::note(&format!(
+            "pool {url}; `export {}={}` lets a shell in, for `cheetah status` and all else; Ctrl-C ends it",
+            IDENTITY_VARIABLE,
+            identities.own().display()
+        ));
     }
     Ok(attachment)
 }
@@ -178,12 +217,13 @@ async fn attach(options: &cli::Up, url: &str) -> Result<Attachment, Failure> {
 }
 
 /// Starts this program as another member and waits for its `ready:` line; returns what follows it.
-async fn start(what: &str, arguments: &[&str]) -> Result<(Member, String), Failure> {
+async fn start(what: &str, arguments: &[&str], identity: &Path) -> Result<(Member, String), Failure> {
     let fault = |why: String| Failure::failed(format!("{what} did not start: {why}"));
     let program = std::env::current_exe().map_err(|e| fault(e.to_string()))?;
     let mut child = Command::new(program)
         .args(arguments)
         .env(crate::configuration::VARIABLE, "")
+        .env(IDENTITY_VARIABLE, identity)
         // Its record would stand between what this command says.
         .env("CHEETAH_LOG", std::env::var("CHEETAH_LOG").unwrap_or_else(|_| "warn".into()))
         .stdin(Stdio::null())

@@ -1,10 +1,10 @@
-//! A note in a volume, which is there also when a donor is not: `note URL VOLUME`.
+//! A note in a volume of the pool that this user has joined, which is there also when a donor is not:
+//! `note VOLUME`.
 
-use cheetah_client::{Client, Error, Options, blocking::Volume};
+use cheetah_client::{Client, Error, Options, blocking::Volume, joined};
 
-pub fn keep_a_note(pool: &str, volume: &str, meanwhile: impl FnOnce()) -> Result<String, Error> {
-    let pool = Client::new(pool)?;
-    let volume = Volume::open(&pool, volume, &Options::default())?;
+pub fn keep_a_note(pool: &Client, volume: &str, meanwhile: impl FnOnce()) -> Result<String, Error> {
+    let volume = Volume::open(pool, volume, &Options::default())?;
     volume.write_at(4096, b"seen at 10:42")?;
     volume.flush()?;
     meanwhile(); // somebody switches off a machine that lends memory
@@ -20,7 +20,7 @@ fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     let wait = || std::thread::sleep(std::time::Duration::from_secs(10));
     match arguments.as_slice() {
-        [_, pool, volume] => println!("{:?}", keep_a_note(pool, volume, wait)),
-        _ => eprintln!("note URL VOLUME"),
+        [_, volume] => println!("{:?}", joined().and_then(|pool| keep_a_note(&pool, volume, wait))),
+        _ => eprintln!("note VOLUME"),
     }
 }

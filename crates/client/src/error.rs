@@ -5,16 +5,22 @@
 
 use cheetah_core::units::show_count;
 use cheetah_rim::control::{BadUrl, CallError};
+use cheetah_rim::members::IdentityError;
 use cheetah_rim::own_fault::own_fault;
 use cheetah_rim::volume::VolumeError;
 use std::fmt;
 use std::io;
+use std::path::PathBuf;
 
 /// What went wrong; its text says what happened, to what, and what to do next.
 #[derive(Debug)]
 pub enum Error {
     /// What was to be a coordinator's URL is none.
     Url(BadUrl),
+    /// The identity of this member is of no use.
+    Identity(IdentityError),
+    /// There is none in that directory: nobody has joined a pool.
+    NoIdentity(PathBuf),
     /// The coordinator refused, or could not be asked.
     Call(CallError),
     /// The coordinator said something that cannot be.
@@ -54,6 +60,12 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Url(error) => error.fmt(f),
+            Error::Identity(error) => error.fmt(f),
+            Error::NoIdentity(directory) => write!(
+                f,
+                "{} holds no identity of a pool's member: `cheetah join cheetah://HOST:PORT/TOKEN` makes one",
+                directory.display()
+            ),
             Error::Call(error) => error.fmt(f),
             Error::Answer(what) => f.write_str(what),
             Error::Machine(error) => write!(f, "this machine cannot serve a volume: {}", own_fault(error)),
@@ -86,6 +98,12 @@ impl std::error::Error for Error {}
 impl From<CallError> for Error {
     fn from(error: CallError) -> Self {
         Error::Call(error)
+    }
+}
+
+impl From<IdentityError> for Error {
+    fn from(error: IdentityError) -> Self {
+        Error::Identity(error)
     }
 }
 

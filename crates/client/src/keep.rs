@@ -31,15 +31,17 @@ pub(crate) struct Said {
     pub(crate) writer_beside: watch::Sender<bool>,
 }
 
-pub(crate) fn start(lease: &Lease, handle: &VolumeHandle, said: Said) -> [JoinHandle<()>; 3] {
+pub(crate) fn start(lease: &Lease, handle: &VolumeHandle, said: Said) -> [JoinHandle<()>; 4] {
     let Said { place, gone, writer_beside } = said;
     let names = Names::of(&lease.granted.map);
     let keeping = Keeping { lease: lease.clone(), volume: handle.clone(), names, gone };
     let journal = Journal::new(lease.volume(), keeping.names.clone());
+    let pool = lease.pool().clone();
     [
         tokio::spawn(keep_journal(journal, handle.clone())),
         tokio::spawn(renew(keeping.clone(), place, writer_beside)),
         tokio::spawn(amend(keeping)),
+        tokio::spawn(async move { pool.stay_certified().await }),
     ]
 }
 

@@ -7,15 +7,15 @@
 //! Called by the program (daemon, `load`, a donor that moves what nobody else does), the benchmark, and by
 //! programs that others write. Tests: in each file; `lab/tests/client.rs` with a real pool.
 //!
-//! Files: `volume` (an attached volume), `access` (its bytes), `blocking` (the same for programs without
-//! async), `lease`, `keep` (the tasks that keep it), `journal` (its log), `files` (how many it may open),
-//! `error`.
+//! Files: `member` (which pool), `volume` (an attached volume), `access` (its bytes), `blocking` (the same
+//! for programs without async), `lease`, `keep` (the tasks that keep it), `journal` (its log), `files` (how
+//! many it may open), `error`.
 //!
 //! ```no_run
-//! use cheetah_client::{Client, Options, blocking::Volume};
+//! use cheetah_client::{Options, blocking::Volume, joined};
 //!
 //! fn main() -> Result<(), cheetah_client::Error> {
-//!     let pool = Client::new("http://10.0.0.5:10808")?;
+//!     let pool = joined()?;
 //!     let volume = Volume::open(&pool, "case7", &Options::default())?;
 //!     let mut sector = [0; 512];
 //!     volume.read_at(0, &mut sector)?;
@@ -35,10 +35,12 @@ mod files;
 mod journal;
 mod keep;
 mod lease;
+mod member;
 mod volume;
 
 pub use cheetah_rim::control::Client;
 pub use cheetah_rim::volume::{Caching, Rule, Tuning, VolumeError};
 pub use error::Error;
 pub use lease::{Lease, Options};
+pub use member::{joined, of_identity};
 pub use volume::Volume;

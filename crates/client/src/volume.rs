@@ -28,7 +28,7 @@ pub struct Volume {
     place: watch::Sender<String>,
     lost: watch::Receiver<bool>,
     writer_beside: watch::Receiver<bool>,
-    tasks: [JoinHandle<()>; 3],
+    tasks: [JoinHandle<()>; 4],
     /// Tells the pool once a tool has written.
     marking: Option<JoinHandle<()>>,
 }

@@ -1,13 +1,15 @@
 //! Who may be in a pool: members, their roles, and the tokens by which they come in.
 //!
-//! Owns the names of roles and members, what each role may ask of a coordinator, and the text of a member's
-//! certificate (a URI in SPIFFE's shape). Never: certificates themselves, keys, or who is a member
-//! (`coordinator`). Invariant: what no role is given by name, it may not. Tests: below.
+//! Owns the names of roles and members, what each role may ask of a coordinator, the text of a member's
+//! certificate (a URI in SPIFFE's shape), and where a pool in the clear may be. Never: certificates
+//! themselves, keys, or who is a member (`coordinator`). Invariant: what no role is given by name, it may
+//! not. Tests: below.
 
 use crate::api::Call;
 use crate::map::PoolId;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::net::IpAddr;
 use std::str::FromStr;
 
 pub use crate::map::MemberId;
@@ -120,6 +122,16 @@ impl Caller {
             Caller::Member(member) => Some(member),
             Caller::Anyone | Caller::Own | Caller::Stranger => None,
         }
+    }
+}
+
+/// Whether a pool in the clear may be spoken to there: loopback, addresses that no router of the Internet
+/// passes on (RFC 1918, RFC 4193), and those of one link.
+#[must_use]
+pub fn may_be_clear(ip: IpAddr) -> bool {
+    match ip.to_canonical() {
+        IpAddr::V4(ip) => ip.is_loopback() || ip.is_private() || ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_loopback() || ip.is_unique_local() || ip.is_unicast_link_local(),
     }
 }
 
@@ -271,6 +283,16 @@ impl std::error::Error for NotForRole {}
 mod tests {
     use super::*;
     use crate::api::{Attach, Recertify};
+
+    #[test]
+    fn a_pool_in_the_clear_is_at_private_addresses_alone() {
+        let may = |text: &str| may_be_clear(text.parse().expect("an address"));
+        let private = ["127.0.0.1", "10.1.2.3", "172.31.0.1", "192.168.1.5", "169.254.9.9", "::1", "fd00::5"];
+        assert!(private.into_iter().chain(["fe80::1", "::ffff:10.0.0.5"]).all(may));
+        let public =
+            ["8.8.8.8", "172.32.0.1", "100.64.0.1", "0.0.0.0", "2001:db8::1", "::ffff:8.8.8.8", "::"];
+        assert!(!public.into_iter().any(may));
+    }
 
     #[test]
     fn a_uri_is_read_as_it_was_written_and_nothing_else_is() {

@@ -3,9 +3,10 @@
 mod pool;
 
 use cheetah_core::api::{Answer, Call, DonorHealth, Join, RefusalCode, Size};
-use cheetah_core::coordinator::{Event, NotGreeted};
+use cheetah_core::coordinator::{AuthorityRecord, Event, NotGreeted};
 use cheetah_core::limits::{DONOR_SILENCE_NS, GREETING_NS, SECOND_NS};
 use cheetah_core::map::DonorId;
+use cheetah_core::members::Caller;
 use pool::{E, World, assert_refused, joining};
 
 const REFUSED: &str = "10.0.0.1:1000 refused the connection: nothing listens there";
@@ -71,6 +72,19 @@ fn loopback_is_for_pools_that_nobody_else_reaches() {
         assert_refused(world.ask(Call::Join(join.clone())), RefusalCode::Unreachable, &says);
     }
     assert_eq!(world.status().addresses, ["10.0.0.5:10808", "127.0.0.1:10808"]);
+}
+
+#[test]
+fn a_pool_in_the_clear_takes_no_donor_of_the_internet() {
+    let mut world = World::new();
+    let mut join = joining(1, 4);
+    join.address = "203.0.113.7:1000".into();
+    let says = ["'d1'", "203.0.113.7:1000", "in the clear", "--plaintext"];
+    assert_refused(world.ask(Call::Join(join.clone())), RefusalCode::Forbidden, &says);
+    let authority = AuthorityRecord { certificate: "certificate".into(), key: "key".into() };
+    world.coordinator.adopt(authority);
+    (world.caller, world.lender) = (Caller::Own, Caller::Own);
+    world.ask(Call::Join(join)).expect("members prove who they are, wherever they are");
 }
 
 #[test]

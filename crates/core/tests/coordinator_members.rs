@@ -119,7 +119,7 @@ fn a_stranger_and_who_comes_in_the_clear_are_told_nothing() {
     }
     let mut clear = World::new();
     assert!(clear.ask(Call::Pool).is_ok());
-    assert_refused(clear.ask(Call::Members), RefusalCode::Invalid, &["in the clear", "--tls"]);
+    assert_refused(clear.ask(Call::Members), RefusalCode::Invalid, &["in the clear", "--plaintext"]);
 }
 
 #[test]

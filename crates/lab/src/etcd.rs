@@ -4,6 +4,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::Path;
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -12,7 +13,7 @@ use serde_json::{Value, json};
 use crate::process::Process;
 use crate::rivals::free_port;
 use crate::scratch::Scratch;
-use crate::{tools, wait};
+use crate::{authority, tools, wait};
 
 /// A running etcd.
 #[derive(Debug)]
@@ -21,17 +22,30 @@ pub struct Etcd {
     process: Option<Process>,
     client: u16,
     peer: u16,
+    is_tls: bool,
     scratch: Scratch,
 }
 
 impl Etcd {
     #[track_caller]
     pub fn start() -> Self {
-        let mut scratch = Scratch::in_memory();
+        Self::start_in(Scratch::in_memory(), false)
+    }
+
+    /// By TLS alone, to clients that show a certificate of its authority.
+    #[track_caller]
+    pub fn start_tls() -> Self {
+        let scratch = Scratch::in_memory();
+        authority::certify(&scratch);
+        Self::start_in(scratch, true)
+    }
+
+    #[track_caller]
+    fn start_in(mut scratch: Scratch, is_tls: bool) -> Self {
         // A free port may be taken by another run before etcd binds it; then it ends, and we ask again.
         for _ in 0..5 {
             let (client, peer) = (free_port(), free_port());
-            let mut etcd = Self { process: None, client, peer, scratch };
+            let mut etcd = Self { process: None, client, peer, is_tls, scratch };
             if etcd.come_back() {
                 return etcd;
             }
@@ -50,7 +64,17 @@ impl Etcd {
     pub fn come_back(&mut self) -> bool {
         let url = |port: u16| format!("http://127.0.0.1:{port}");
         let (client, peer) = (url(self.client), url(self.peer));
+        let client = if self.is_tls { client.replace("http://", "https://") } else { client };
         let mut command = tools::command("etcd");
+        if self.is_tls {
+            let options = ["--cert-file", "--key-file", "--trusted-ca-file"];
+            for (option, file) in
+                options.into_iter().zip(["client-cert.pem", "client-key.pem", "ca-cert.pem"])
+            {
+                command.arg(option).arg(self.scratch.join(file));
+            }
+            command.arg("--client-cert-auth");
+        }
         command.arg("--data-dir").arg(self.scratch.join("data")).args([
             "--listen-client-urls",
             &client,
@@ -64,11 +88,10 @@ impl Etcd {
             &format!("default={peer}"),
         ]);
         let mut process = Process::start("etcd", command, self.scratch.path());
-        let ready =
-            wait::for_some("etcd", wait::SOON, || match self.post("/v3/kv/range", &json!({"key": "YQ=="})) {
-                Some(_) => Some(true),
-                None => (!process.is_running()).then_some(false),
-            });
+        let ready = wait::for_some("etcd", wait::SOON, || match self.answers() {
+            true => Some(true),
+            false => (!process.is_running()).then_some(false),
+        });
         self.process = ready.then_some(process);
         ready
     }
@@ -79,7 +102,27 @@ impl Etcd {
 
     /// As `--state` takes it.
     pub fn state(&self) -> String {
-        format!("etcd://{}/lab", self.address())
+        let scheme = if self.is_tls { "etcds" } else { "etcd" };
+        format!("{scheme}://{}/lab", self.address())
+    }
+
+    /// As `--etcd-certificates` takes it.
+    pub fn certificates(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    fn answers(&self) -> bool {
+        if !self.is_tls {
+            return self.post("/v3/kv/range", &json!({"key": "YQ=="})).is_some();
+        }
+        let mut curl = tools::command("curl");
+        for (option, file) in
+            [("--cacert", "ca-cert.pem"), ("--cert", "client-cert.pem"), ("--key", "client-key.pem")]
+        {
+            curl.arg(option).arg(self.scratch.join(file));
+        }
+        curl.args(["-sf", &format!("https://{}/health", self.address())]);
+        tools::output(&mut curl).status.success()
     }
 
     /// What is stored under a name of the pool, and all that comes after it up to `to`: (key, value), in

@@ -33,7 +33,8 @@ impl Fragment {
         let (routes, held) = (&detail["map"]["routes"], &detail["map"]["groups"][0]["slots"][0]["held"]);
         let donor = held["donor"].as_str().expect("a donor");
         let address = routes[donor]["address"].as_str().expect("an address");
-        let uri = format!("nbd://{address}/{volume}@{token}.1.{donor}");
+        let scheme = if pool.url().starts_with("cheetah://") { "nbds" } else { "nbd" };
+        let uri = pool.certified(&format!("{scheme}://{address}/{volume}@{token}.1.{donor}"));
         Self { uri, offset: held["extent"].as_u64().expect("an extent") * EXTENT_BYTES }
     }
 }

@@ -136,7 +136,7 @@ impl Scene {
     pub fn play_with(&self, at_hand: &mut AtHand) -> Seen {
         tools::need_root("a memory cgroup");
         let cgroup = Cgroup::new("owner", self.machine_bytes);
-        let mut pool = Pool::start();
+        let mut pool = Pool::in_the_clear();
         let mib = |bytes: u64| format!("{}M", bytes / MIB);
         let lent = mib(self.volume_bytes + 64 * MIB);
         pool.donate_in(&cgroup, "small", &[&lent, "--reserve", &mib(self.reserve_bytes)]);

@@ -248,6 +248,7 @@ impl Loaded {
 import nbd, sys
 image, block = open(sys.argv[2], "rb").read(), int(sys.argv[3])
 h = nbd.NBD()
+h.set_uri_allow_local_file(True)
 h.connect_uri(sys.argv[1])
 for at in range(0, len(image), block):
     want = image[at:at + block]
@@ -286,6 +287,7 @@ h.shutdown()
 import nbd, sys
 image = open(sys.argv[2], "rb").read()
 h = nbd.NBD()
+h.set_uri_allow_local_file(True)
 h.connect_uri(sys.argv[1])
 for line in sys.stdin:
     at, end = map(int, line.split())
@@ -361,6 +363,7 @@ h.shutdown()
         let script = r#"
 import nbd, sys
 h = nbd.NBD()
+h.set_uri_allow_local_file(True)
 h.connect_uri(sys.argv[1])
 for at in map(int, sys.stdin.read().split()):
     try:

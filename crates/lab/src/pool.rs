@@ -8,25 +8,21 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc;
 use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::cgroup::Cgroup;
+use crate::command::{Said, end_within, run_to_end};
 use crate::lan::{Lan, Node};
 use crate::process::Process;
 use crate::scratch::Scratch;
 use crate::{mark, rivals, wait};
-
-/// How long a command may take before it counts as hanging.
-const COMMAND_LIMIT: Duration = Duration::from_secs(180);
 
 /// The program: `CHEETAH_BIN`, else the release build beside the build of the caller.
 #[track_caller]
@@ -48,12 +44,13 @@ pub enum State {
     Directory,
 }
 
-/// What a command printed and how it ended.
-#[derive(Debug)]
-pub struct Said {
-    pub status: ExitStatus,
-    pub out: String,
-    pub err: String,
+/// Whom a pool lets in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Members by TLS, as a pool does unless told otherwise. The pool's environment is its admin's.
+    Members,
+    /// Anybody, in the clear: for what looks into the bytes of connections, or measures.
+    Plaintext,
 }
 
 /// What `attach` answered.
@@ -74,6 +71,7 @@ pub struct Pool {
     url: String,
     mark: String,
     state: State,
+    access: Access,
     lan: Option<Arc<Lan>>,
     coordinator: Option<Process>,
     donors: BTreeMap<String, Process>,
@@ -88,11 +86,23 @@ impl Pool {
         Self::with(State::Memory, None)
     }
 
+    /// The same, of a pool in the clear.
+    #[track_caller]
+    pub fn in_the_clear() -> Self {
+        Self::of(Access::Plaintext, State::Memory, None)
+    }
+
     /// A coordinator with this kind of state; in a lab it runs on a host of its own.
     #[track_caller]
     pub fn with(state: State, lan: Option<Arc<Lan>>) -> Self {
+        Self::of(Access::Members, state, lan)
+    }
+
+    /// The same, of either kind of pool.
+    #[track_caller]
+    pub fn of(access: Access, state: State, lan: Option<Arc<Lan>>) -> Self {
         let mut pool = Self::without_coordinator(lan);
-        pool.state = state;
+        (pool.state, pool.access) = (state, access);
         let listen = format!("{}:0", pool.address_of(Node::Coordinator));
         pool.start_coordinator(&listen);
         pool
@@ -107,6 +117,7 @@ impl Pool {
             url: "http://127.0.0.1:9".to_owned(),
             mark,
             state: State::Memory,
+            access: Access::Plaintext,
             lan,
             coordinator: None,
             donors: BTreeMap::new(),
@@ -133,10 +144,29 @@ impl Pool {
         };
         let mut command = self.command_on(Node::Coordinator);
         command.args(["coordinate", "--listen", listen, "--state", &state]);
+        if self.access == Access::Plaintext {
+            command.arg("--plaintext");
+        }
         let mut process = Process::start("coordinator", command, self.scratch.path());
-        let line = process.wait_for_line("ready: http://", wait::SOON);
+        let line = process.wait_for_line("ready: ", wait::SOON);
         self.url = after(&line, "ready: ");
+        if self.access == Access::Members && !self.donors_identity().exists() {
+            let line = process.wait_for_line("lend to it within a day: ", wait::SOON);
+            let invitation = after(&line, "--pool ");
+            let identity = self.donors_identity().display().to_string();
+            self.ok(["join", &invitation, "--identity", &identity]);
+        }
         self.coordinator = Some(process);
+    }
+
+    /// Of the admin of a pool of members, as whom its commands run.
+    pub fn identity(&self) -> PathBuf {
+        self.scratch.join("config/cheetah")
+    }
+
+    /// Of all donors of this pool: each process is one machine's, and finds it as `donate` does.
+    fn donors_identity(&self) -> PathBuf {
+        self.identity().join("donor")
     }
 
     /// Kills the coordinator (SIGKILL).
@@ -147,7 +177,7 @@ impl Pool {
     /// Starts the coordinator again at the address it had.
     #[track_caller]
     pub fn restart_coordinator(&mut self) {
-        let listen = after(&self.url, "http://");
+        let listen = self.host_and_port().to_owned();
         self.start_coordinator(&listen);
     }
 
@@ -161,9 +191,12 @@ impl Pool {
     #[track_caller]
     pub fn start_stranger(&self, state: &str) -> Process {
         let mut command = self.command_on(Node::Coordinator);
-        command.args(["coordinate", "--listen", &after(&self.url, "http://"), "--state", state]);
+        command.args(["coordinate", "--listen", self.host_and_port(), "--state", state]);
+        if self.access == Access::Plaintext {
+            command.arg("--plaintext");
+        }
         let mut process = Process::start("stranger", command, self.scratch.path());
-        process.wait_for_line("ready: http://", wait::SOON);
+        process.wait_for_line("ready: ", wait::SOON);
         process
     }
 
@@ -176,6 +209,12 @@ impl Pool {
     /// The address of the coordinator.
     pub fn url(&self) -> &str {
         &self.url
+    }
+
+    /// `HOST:PORT` of the coordinator.
+    #[track_caller]
+    pub fn host_and_port(&self) -> &str {
+        self.url.split_once("://").expect("a scheme").1
     }
 
     /// A private directory of this pool, for the caller's files.
@@ -431,7 +470,16 @@ impl Pool {
         let answer = self.json(&arguments);
         let text = |field: &str| answer[field].as_str().unwrap_or_default().to_owned();
         let pid = answer["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).unwrap_or_default();
-        Attached { volume: name.to_owned(), path: text("path").into(), uri: text("uri"), pid }
+        let uri = self.certified(&text("uri"));
+        Attached { volume: name.to_owned(), path: text("path").into(), uri, pid }
+    }
+
+    /// With the certificate of this pool's admin, as libnbd takes it, where the address asks for one.
+    pub fn certified(&self, uri: &str) -> String {
+        match uri.starts_with("nbds://") {
+            true => format!("{uri}?tls-certificates={}", self.identity().display()),
+            false => uri.to_owned(),
+        }
     }
 
     /// An empty directory to mount a volume at.
@@ -546,46 +594,4 @@ fn owned<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Vec<std::ff
 
 fn after(line: &str, prefix: &str) -> String {
     line.split_once(prefix).map_or(line, |(_, rest)| rest).trim().to_owned()
-}
-
-#[track_caller]
-fn run_to_end(command: Command) -> Said {
-    let what = format!("{command:?}");
-    end_within(command, COMMAND_LIMIT).unwrap_or_else(|error| panic!("{what}: {error}"))
-}
-
-/// Ends when the command has ended **and** both its outputs are closed: a daemon that keeps them open would
-/// hang a shell's `$(...)`, and so counts as a command that hangs.
-fn end_within(mut command: Command, limit: Duration) -> Result<Said, String> {
-    let mut child =
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(|error| error.to_string())?;
-    let out = collect(child.stdout.take());
-    let err = collect(child.stderr.take());
-    let start = std::time::Instant::now();
-    let left = || limit.saturating_sub(start.elapsed());
-    let texts = out.recv_timeout(left()).and_then(|out| Ok((out, err.recv_timeout(left())?)));
-    let Ok((out, err)) = texts else {
-        let ended = matches!(child.try_wait(), Ok(Some(_)));
-        // Only to end it; that it may have ended meanwhile is fine.
-        let _ = child.kill();
-        let _ = child.wait();
-        let which = if ended { "has ended but something keeps its outputs open" } else { "did not end" };
-        return Err(format!("{which} within {limit:?}"));
-    };
-    let status = child.wait().map_err(|error| error.to_string())?;
-    Ok(Said { status, out, err })
-}
-
-fn collect(from: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String> {
-    let (to, receiver) = mpsc::channel();
-    std::thread::spawn(move || {
-        let mut bytes = Vec::new();
-        if let Some(mut from) = from {
-            // What could be read before an error is what there is to show.
-            let _ = from.read_to_end(&mut bytes);
-        }
-        // The receiver is gone when the command took too long.
-        let _ = to.send(String::from_utf8_lossy(&bytes).into_owned());
-    });
-    receiver
 }

@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::pool::{Pool, Said};
+use crate::command::Said;
+use crate::pool::Pool;
 
 /// A run of `verify --json` that came to its report.
 #[derive(Clone, Debug)]

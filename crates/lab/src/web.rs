@@ -3,7 +3,6 @@
 //! Invariant: each has a port of its own on loopback, is ready when its constructor returns, and ends with
 //! it.
 
-use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -14,7 +13,7 @@ use std::thread::JoinHandle;
 use crate::process::Process;
 use crate::rivals::free_port;
 use crate::scratch::Scratch;
-use crate::{tools, wait};
+use crate::{authority, tools, wait};
 
 /// A server of somebody else's over a directory.
 #[derive(Debug)]
@@ -34,21 +33,12 @@ impl Site {
     #[track_caller]
     pub fn lighttpd_tls(directory: &Path) -> (Self, PathBuf) {
         let scratch = Scratch::new();
-        let openssl = |arguments: &str| {
-            let mut command = tools::command("openssl");
-            tools::expect_success(command.args(arguments.split(' ')).current_dir(scratch.path()));
-        };
-        let key = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes";
-        openssl(&format!("req -x509 {key} -keyout ca.key -out ca.pem -subj /CN=lab -days 2"));
-        openssl(&format!("req {key} -keyout own.key -out own.csr -subj /CN=127.0.0.1"));
-        scratch.file("names", b"subjectAltName=IP:127.0.0.1\n");
-        openssl("x509 -req -in own.csr -CA ca.pem -CAkey ca.key -days 2 -extfile names -out own.pem");
-        let both = ["own.key", "own.pem"].map(|name| fs::read(scratch.join(name)).expect("openssl wrote it"));
-        let pem = scratch.file("both.pem", &both.concat()).display().to_string();
+        let both = authority::certify(&scratch);
+        let pem = scratch.file("both.pem", &both).display().to_string();
         let more = format!(
             "server.modules += (\"mod_openssl\")\nssl.engine = \"enable\"\nssl.pemfile = \"{pem}\"\n"
         );
-        let authority = scratch.join("ca.pem");
+        let authority = scratch.join(authority::AUTHORITY);
         (Self::lighttpd_with(directory, scratch, &more, "https"), authority)
     }
 

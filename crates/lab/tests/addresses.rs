@@ -33,7 +33,7 @@ fn addresses(pool: &Pool) -> Vec<String> {
 fn a_donor_goes_by_the_address_that_reaches_its_pool() {
     let lan = Arc::new(Lan::new(1, "1gbit"));
     let mut pool = Pool::without_coordinator(Some(lan));
-    let all = ["coordinate", "--listen", "0.0.0.0:10808", "--state", "memory"];
+    let all = ["coordinate", "--listen", "0.0.0.0:10808", "--state", "memory", "--plaintext"];
     let mut coordinator = start(&pool, Node::Coordinator, "coordinator", &all);
     coordinator.wait_for_line("ready: ", wait::SOON);
     pool.look_at("http://10.77.0.101:10808");
@@ -132,7 +132,7 @@ fn a_donor_waits_for_its_coordinator() {
     assert!(other.wait_for_end(wait::SOON).success(), "{}", other.log());
 
     let listen = address.to_string();
-    let coordinate = ["coordinate", "--listen", &listen, "--state", "memory"];
+    let coordinate = ["coordinate", "--listen", &listen, "--state", "memory", "--plaintext"];
     let mut coordinator = start(&pool, Node::Client, "coordinator", &coordinate);
     coordinator.wait_for_line("ready: ", wait::SOON);
     early.wait_for_line("ready: donor early", wait::SOON);

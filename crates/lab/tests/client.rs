@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cheetah_client::{Client, Error, Options, VolumeError, blocking::Volume};
+use cheetah_client::{Client, Error, Options, VolumeError, blocking::Volume, of_identity};
 use cheetah_core::api::RefusalCode;
 use cheetah_lab::load::next_random;
 use cheetah_lab::pool::Pool;
@@ -12,12 +12,13 @@ use cheetah_rim::control::CallError;
 #[path = "../../client/examples/note.rs"]
 mod note;
 
+/// A pool of members, and this process as its admin.
 fn pool_of(donors: u8) -> (Pool, Client) {
     let mut pool = Pool::start();
     for number in 1..=donors {
         pool.donate(&format!("d{number}"), "256M");
     }
-    let client = Client::new(pool.url()).expect("a URL");
+    let client = of_identity(&pool.identity()).expect("it is the pool's admin");
     (pool, client)
 }
 
@@ -33,9 +34,8 @@ fn refused(result: Result<Volume, Error>) -> RefusalCode {
 fn the_example_outlives_a_donor() {
     let (mut pool, client) = pool_of(4);
     pool.ok(["create", "case7", "128M"]);
-    let url = pool.url().to_owned();
     let killed = AtomicBool::new(false);
-    let said = note::keep_a_note(&url, "case7", || {
+    let said = note::keep_a_note(&client, "case7", || {
         let holder = pool.holders("case7", 0).swap_remove(0);
         pool.donor(&holder).kill();
         killed.store(true, Ordering::Relaxed);

@@ -14,7 +14,7 @@ use cheetah_lab::dice::Dice;
 use cheetah_lab::direct::{self, Aligned};
 use cheetah_lab::lan::{Lan, Node};
 use cheetah_lab::loaded::{Front, Loaded, VOLUME};
-use cheetah_lab::pool::{Pool, State};
+use cheetah_lab::pool::{Access, Pool, State};
 use cheetah_lab::verified::Verified;
 use cheetah_lab::wait;
 use cheetah_lab::wire::Wire;
@@ -50,7 +50,7 @@ impl Stage {
     fn new(redundancy: &str, donors: u8, seed: u64) -> Self {
         let lan = Arc::new(Lan::new(donors, "10gbit"));
         let wire = Wire::new(&lan, seed);
-        let mut pool = Pool::with(State::Memory, Some(Arc::clone(&lan)));
+        let mut pool = Pool::of(Access::Plaintext, State::Memory, Some(Arc::clone(&lan)));
         pool.donate_everywhere(donors, "128M");
         let loaded = Loaded::on(pool, redundancy);
         let holder = loaded.holder(0);

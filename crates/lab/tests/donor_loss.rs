@@ -79,7 +79,7 @@ fn what_is_a_hole_is_told_up_to_what_is_lost() {
     drop(file);
     pool.detach("case");
     // By NBD the same: the first question is answered, and the next one is of what is lost.
-    let uri = pool.attach_export("case", &["--read-only"]).uri;
+    let uri = pool.attach_export_unix("case", &["--read-only"]).uri;
     let ask = "import nbd, sys; h = nbd.NBD(); h.add_meta_context('base:allocation'); h.connect_uri(sys.argv[1]); \
                seen = []; h.block_status(128 << 20, 0, lambda c, o, e, err: seen.extend(e)); \
                print(sum(seen[::2]) >> 20, seen[1])";
@@ -134,7 +134,7 @@ fn a_stripe_loses_the_units_of_the_lost_donor_and_no_more() {
         pool.donate(name, "64M");
     }
     pool.ok(["create", "case", "256M", "--redundancy", "stripe:4", "--unit", "64K"]);
-    let uri = pool.attach_export("case", &[]).uri;
+    let uri = pool.attach_export_unix("case", &[]).uri;
     tools::run("qemu-io", ["-f", "raw", "-c", "write -P 0x41 0 256M", "-c", "flush", &uri]);
     pool.donor("three").kill();
 
@@ -224,13 +224,20 @@ fn a_donor_that_is_cut_off_or_stopped_hangs_nobody() {
     pool.detach("case");
 }
 
-/// The ports from which the client's host is connected to the donor's processes.
+/// The ports from which the client's host is connected to the donor's processes; the one on which most was
+/// sent comes first.
 fn ports_to(lan: &Lan, donor: Node) -> Vec<u16> {
     let mut command = lan.exec(Node::Client, tools::need("ss"));
-    command.args(["-Htn", "state", "established", "dst", &donor.address()]);
+    command.args(["-HOtni", "state", "established", "dst", &donor.address()]);
     let said = tools::expect_success(&mut command);
-    let local = said.lines().filter_map(|line| line.split_whitespace().nth(2));
-    local.filter_map(|local| local.rsplit(':').next()?.parse().ok()).collect()
+    let one = |line: &str| {
+        let port: u16 = line.split_whitespace().nth(2)?.rsplit(':').next()?.parse().ok()?;
+        let sent = line.split_whitespace().find_map(|word| word.strip_prefix("bytes_sent:"));
+        Some((sent.map_or(0, |sent| sent.parse::<u64>().expect("a number")), port))
+    };
+    let mut ports: Vec<_> = said.lines().filter_map(one).collect();
+    ports.sort_unstable_by(|one, other| other.cmp(one));
+    ports.into_iter().map(|(_, port)| port).collect()
 }
 
 #[test]
@@ -242,16 +249,15 @@ fn a_connection_that_hangs_beside_another_is_replaced_and_no_write_fails() {
     pool.donate_everywhere(1, "128M");
     pool.create_linear("case", "64M");
     let target = Target::Export(pool.attach_export_unix("case", &[]).uri);
-    let before = ports_to(&lan, Node::Donor(1));
-    assert!(before.len() > 1, "one donor has several connections: {before:?}");
-    let hung = before[0];
     let fio = Fio { lan: Some(&lan), target: &target, scratch: pool.scratch() };
     let region = Region { offset: 0, bytes: 64 * MIB };
-    // So much at once that all connections have some of it.
     let (block_bytes, depth, seconds) = (64 << 10, 32, 6);
     let writes = Reads { region, block_bytes, depth, seconds, bytes_per_second: None, seed: 1 };
     let running = fio.hammer(&writes);
     wait::until("writes on their way", wait::SOON, || wire.count().bytes > 16 * MIB);
+    let before = ports_to(&lan, Node::Donor(1));
+    assert!(before.len() > 1, "one donor has several connections: {before:?}");
+    let hung = before[0];
     wire.hang(hung);
     let ended = running.wait(Duration::from_secs(60), || false);
     assert!(ended.good(), "{}", ended.complaint);

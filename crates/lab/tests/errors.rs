@@ -158,7 +158,7 @@ fn a_donor_asked_for_more_than_the_machine_has() {
 #[test]
 fn a_second_writer_is_told_who_the_first_is() {
     let mut pool = small_pool();
-    let uri = pool.attach_export("kept", &[]).uri;
+    let uri = pool.attach_export_unix("kept", &[]).uri;
     let again = ["attach", "kept", "--front", "export", "--listen", "127.0.0.1:0"];
     names(&pool.fails(again), &["kept", &uri, "cheetah detach kept"]);
     // From another machine, which has no record of the first attachment.
@@ -255,7 +255,7 @@ fn an_image_larger_than_the_volume() {
 fn a_volume_that_was_written_is_not_overwritten_unasked() {
     let mut pool = small_pool();
     let image = pool.scratch().sparse_file("small.raw", 1 << 20).display().to_string();
-    let uri = pool.attach_export("kept", &[]).uri;
+    let uri = pool.attach_export_unix("kept", &[]).uri;
     tools::run("qemu-io", ["-f", "raw", "-c", "write -P 1 0 4k", "-c", "flush", &uri]);
     let said = pool.fails(["load", &image, "kept", "--overwrite"]);
     names(&said, &["kept", "attached for writing", "detach"]);

@@ -37,7 +37,7 @@ impl Coordinator {
     #[track_caller]
     fn start(pool: &Pool, name: &str, listen: &str, state: &str) -> Self {
         let mut command = pool.command();
-        command.args(["coordinate", "--listen", listen, "--state", state]);
+        command.args(["coordinate", "--plaintext", "--listen", listen, "--state", state]);
         let mut process = Process::start(name, command, pool.scratch().path());
         let line = process.wait_for_line("ready: http://", wait::SOON);
         Coordinator { process, url: line.trim_start_matches("ready: ").to_owned() }
@@ -325,7 +325,7 @@ fn an_etcd_without_its_records_is_damage_and_an_empty_one_is_another_pool() {
     only.process.terminate(wait::SOON);
     let kept = etcd.stored("", "~");
     etcd.forget("records/", "records0");
-    let said = pool.fails(["coordinate", "--listen", &listen, "--state", &etcd.state()]);
+    let said = pool.fails(["coordinate", "--plaintext", "--listen", &listen, "--state", &etcd.state()]);
     assert!(said.contains("its records are gone") && said.contains("another prefix"), "{said}");
 
     etcd.forget("", "~");
@@ -380,6 +380,65 @@ fn a_frozen_member_of_etcd_holds_nobody_up() {
     eprintln!("longest round of I/O {:.1?}", user.stop());
     assert!(coordinator.process.is_running());
     pool.detach("case");
+}
+
+/// Two coordinators of one pool of members, on an etcd that is spoken to by TLS: each shows a certificate of
+/// the pool's, made with a key that both find in etcd.
+#[test]
+fn a_pool_of_members_has_several_coordinators() {
+    let etcd = Etcd::start_tls();
+    let mut pool = Pool::without_coordinator(None);
+    let certificates = etcd.certificates().display().to_string();
+    let start = |pool: &Pool, name: &str| {
+        let mut command = pool.command();
+        command.args(["coordinate", "--listen", "127.0.0.1:0", "--state", &etcd.state()]);
+        command.args(["--etcd-certificates", &certificates]);
+        let mut process = Process::start(name, command, pool.scratch().path());
+        let line = process.wait_for_line("ready: cheetah://", wait::SOON);
+        Coordinator { process, url: line.trim_start_matches("ready: ").to_owned() }
+    };
+    let mut first = start(&pool, "first");
+    let line = first.process.wait_for_line("lend to it within a day: ", wait::SOON);
+    let invitation = line.rsplit(' ').next().expect("an address with a token").to_owned();
+    let mut second = start(&pool, "second");
+    let line = second.process.wait_for_line("stands by: ", wait::SOON);
+    assert!(line.contains(&first.url), "{line}");
+    let identity = pool.scratch().join("config/cheetah/donor").display().to_string();
+    pool.ok(["join", &invitation, "--identity", &identity]);
+    pool.look_at(&format!("{},{}", first.url, second.url));
+    pool.donate("one", "128M");
+    pool.create_linear("case", "64M");
+    let path = pool.attach_fuse("case", &[]).path;
+    write_at(&path, 0x11, 0);
+
+    first.process.signal(Signal::KILL);
+    second.leads();
+    assert_eq!(pool.status()["members_only"], true);
+    wait::until("the donor and the attachment", wait::SOON, || {
+        let status = pool.status();
+        status["donors"][0]["heard"] == true
+            && status["volumes"][0]["attachments"][0]["place"].as_str().is_some_and(|place| !place.is_empty())
+    });
+    write_at(&path, 0x22, MIB);
+    assert!(holds_at(&path, 0x11, 0) && holds_at(&path, 0x22, MIB));
+    // Who takes over lets others in, and puts out whom the first let in.
+    let listed = pool.json(["member", "list"]);
+    let donor = listed["members"].as_array().and_then(|all| all.iter().find(|one| one["role"] == "donor"));
+    let donor = donor.and_then(|donor| donor["member"].as_str()).expect("a donor").to_owned();
+    let later = pool.ok(["token", "new", "--role", "viewer"]);
+    let viewer = pool.scratch().join("viewer").display().to_string();
+    pool.ok(["join", later.trim(), "--identity", &viewer]);
+    pool.ok(["status", "--identity", &viewer]);
+    pool.detach("case");
+    pool.ok(["member", "revoke", &donor]);
+    wait::until("the donor, put out", wait::SOON, || pool.status()["donors"][0]["health"] != "alive");
+
+    // In the clear the pool's key does not cross a network, and etcd does not answer.
+    let listen = ["coordinate", "--listen", "127.0.0.1:0", "--state"];
+    let said = pool.fails([&listen[..], &["etcd://10.99.0.1:2379/lab"]].concat());
+    assert!(said.contains("etcds://") && said.contains("in the clear"), "{said}");
+    let said = pool.fails([&listen[..], &[&etcd.state()]].concat());
+    assert!(said.contains("--etcd-certificates"), "{said}");
 }
 
 #[test]

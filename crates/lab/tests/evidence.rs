@@ -10,7 +10,8 @@ use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
-use cheetah_lab::pool::{Attached, Pool, Said, State};
+use cheetah_lab::command::Said;
+use cheetah_lab::pool::{Access, Attached, Pool, State};
 use cheetah_lab::process::Process;
 use cheetah_lab::rivals::NbdFuse;
 use cheetah_lab::tools::names;
@@ -84,11 +85,11 @@ const LONG_BYTES: u64 = 2560 << 20;
 
 /// A pool with room for an image that takes long, and the image.
 fn long_load() -> (Pool, PathBuf) {
-    long_load_with(State::Memory)
+    long_load_with(Access::Members, State::Memory)
 }
 
-fn long_load_with(state: State) -> (Pool, PathBuf) {
-    let mut pool = Pool::with(state, None);
+fn long_load_with(access: Access, state: State) -> (Pool, PathBuf) {
+    let mut pool = Pool::of(access, state, None);
     pool.donate("one", "2816M");
     pool.create_linear("half", &LONG_BYTES.to_string());
     let image = pool.scratch().sparse_file("long.raw", LONG_BYTES);
@@ -218,18 +219,32 @@ fn an_interrupted_load_says_what_it_leaves() {
     assert_eq!((&now["state"], &now["load"]["check"]), (&json!("loaded"), &json!("no")), "{now}");
 }
 
-/// Away for longer than a call may take: killed, and with another pool's in its place.
+/// Away for longer than a call may take: killed, and with another pool's in its place, of which donors are
+/// told that it is another.
 #[test]
 fn a_load_whose_coordinator_is_away_at_its_end_waits_for_it() {
-    let (mut pool, image) = long_load_with(State::Directory);
+    away_at_its_end(Access::Plaintext, |pool| {
+        pool.status()["strangers"].as_array().is_some_and(|all| !all.is_empty())
+    });
+}
+
+/// The same where that other shows a certificate that nobody of this pool believes.
+#[test]
+fn a_load_waits_while_somebody_else_poses_as_its_coordinator() {
+    away_at_its_end(Access::Members, |pool| pool.fails(["status"]).contains("do not believe each other"));
+}
+
+#[track_caller]
+fn away_at_its_end(access: Access, is_turned_away: impl Fn(&Pool) -> bool) {
+    let (mut pool, image) = long_load_with(access, State::Directory);
     let mut load = start_load(&pool, &image, &["--no-verify"]);
     wait_until_loaded(&pool, &mut load, 0);
     pool.kill_coordinator();
     load.wait_for_line("cannot be told so yet", LONG);
     let mut stranger = pool.start_stranger("memory");
-    wait::until("the donor to be turned away", wait::SOON, || {
-        pool.status()["strangers"].as_array().is_some_and(|all| !all.is_empty())
-    });
+    wait::until("the other pool's word", wait::SOON, || is_turned_away(&pool));
+    // As long as it takes that everybody has asked again.
+    std::thread::sleep(std::time::Duration::from_secs(3));
     assert!(load.is_running(), "another pool's word ended it: {}", load.log());
     assert!(stranger.terminate(wait::SOON).success());
     pool.restart_coordinator();
@@ -489,7 +504,7 @@ fn bad_sectors_are_passed_over_and_told() {
         &pool.ok(["show", "disk"]),
         &["unreadable  512 bytes from 1052672 on: the source could not be read there"],
     );
-    let uri = pool.attach_export("disk", &[]).uri;
+    let uri = pool.attach_export_unix("disk", &[]).uri;
     let read = |offset: u64, len: u64| {
         let script = format!("import sys; sys.stdout.buffer.write(h.pread({len}, {offset}))");
         // Debian's interpreter, which has libnbd's module.

@@ -16,8 +16,10 @@ use serde_json::Value;
 
 const NOBODY: u32 = 65534;
 
+/// In the clear: another user of the machine has no certificate to be let in by, and is to come as far as
+/// can be.
 fn pool() -> Pool {
-    let mut pool = Pool::start();
+    let mut pool = Pool::in_the_clear();
     pool.donate("one", "128M");
     pool.create_linear("case", "64M");
     pool

@@ -110,7 +110,7 @@ fn real_images_hash_the_same_through_every_front_end() {
         assert!(write.is_err(), "{name} can be opened for writing though attached read-only");
         pool.detach(&name);
 
-        let uri = pool.attach_export(&name, &["--read-only"]).uri;
+        let uri = pool.attach_export_unix(&name, &["--read-only"]).uri;
         assert_eq!(hash_of_export(&uri), sample.sha256, "{name} through the export");
         pool.detach(&name);
 
@@ -136,7 +136,7 @@ fn an_image_of_an_odd_size_hashes_the_same_through_file_and_export() {
     assert_eq!(fs::metadata(&path).expect("the file").len(), 70_000_001);
     assert_eq!(hash::of_file(&path), known);
     pool.detach("odd");
-    let uri = pool.attach_export("odd", &["--read-only"]).uri;
+    let uri = pool.attach_export_unix("odd", &["--read-only"]).uri;
     assert_eq!(tools::run("nbdinfo", ["--size", &uri]).trim(), "70000001");
     assert_eq!(hash_of_export(&uri), known);
 }

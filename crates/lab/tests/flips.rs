@@ -327,7 +327,7 @@ fn what_a_leaving_donor_has_wrong_is_lost_and_the_rest_is_moved() {
 #[test]
 fn beside_a_foreign_donor_ours_is_checked() {
     let kit = Rival::nbdkit(&["memory", "128M"]);
-    let mut pool = Pool::start();
+    let mut pool = Pool::in_the_clear();
     pool.donate("d1", "128M");
     pool.donate_foreign("kit", &kit.uri);
     let mut stage = Loaded::on(pool, "mirror:2");

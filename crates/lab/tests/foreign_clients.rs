@@ -20,7 +20,7 @@ fn on_every_target(gib: u32, check: impl Fn(&str)) {
         check(&donor.uri);
     }
     for attach in [Pool::attach_export, Pool::attach_export_unix] {
-        let mut pool = Pool::start();
+        let mut pool = Pool::in_the_clear();
         pool.donate("one", &size);
         pool.donate("two", &size);
         pool.ok(["create", "case", &size, "--redundancy", "stripe:2", "--unit", "64K"]);
@@ -261,7 +261,7 @@ print("fine")
 
 #[test]
 fn an_export_that_does_not_exist_is_refused_by_name() {
-    let mut pool = Pool::start();
+    let mut pool = Pool::in_the_clear();
     pool.donate("one", "256M");
     pool.create_linear("case", "128M");
     let uri = pool.attach_export("case", &[]).uri;
@@ -273,7 +273,7 @@ fn an_export_that_does_not_exist_is_refused_by_name() {
 
 #[test]
 fn a_read_only_export_refuses_writes() {
-    let mut pool = Pool::start();
+    let mut pool = Pool::in_the_clear();
     pool.donate("one", "256M");
     pool.create_linear("case", "128M");
     let uri = pool.attach_export("case", &[]).uri;

@@ -8,7 +8,7 @@ use cheetah_lab::{tools, wait};
 fn a_stripe_over_nbdkit_and_qemu_nbd_holds_every_byte() {
     let nbdkit = Rival::nbdkit(&["memory", "1G"]);
     let qemu = Rival::qemu_nbd(1 << 30, "lent");
-    let mut pool = Pool::start();
+    let mut pool = Pool::in_the_clear();
     pool.donate_foreign("kit", &nbdkit.uri);
     pool.donate_foreign("qemu", &qemu.uri);
     pool.ok(["create", "case", "1G", "--redundancy", "stripe:2", "--unit", "64K"]);
@@ -30,7 +30,7 @@ fn a_stripe_over_nbdkit_and_qemu_nbd_holds_every_byte() {
 #[test]
 fn a_foreign_donor_beside_one_of_ours_and_its_death() {
     let mut nbdkit = Rival::nbdkit(&["memory", "256M"]);
-    let mut pool = Pool::start();
+    let mut pool = Pool::in_the_clear();
     pool.donate("ours", "256M");
     pool.donate_foreign("theirs", &nbdkit.uri);
     pool.create_linear("case", "384M");
@@ -48,7 +48,7 @@ fn a_foreign_donor_beside_one_of_ours_and_its_death() {
 
 #[test]
 fn a_server_that_is_not_there_is_no_donor() {
-    let pool = Pool::start();
+    let pool = Pool::in_the_clear();
     let said = pool.fails(["donate", "nbd://127.0.0.1:9/", "--pool", pool.url(), "--name", "ghost"]);
     assert!(said.contains("127.0.0.1:9"), "{said}");
     assert_eq!(pool.status()["donors"], serde_json::json!([]));

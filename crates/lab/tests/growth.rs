@@ -55,7 +55,7 @@ fn an_export_grows_for_those_who_connect_next() {
     let mut pool = Pool::start();
     pool.donate("one", "256M");
     pool.create_linear("case", "64M");
-    let uri = pool.attach_export("case", &[]).uri;
+    let uri = pool.attach_export_unix("case", &[]).uri;
     tools::run("qemu-io", ["-f", "raw", "-c", "write -P 9 0 64M", "-c", "flush", &uri]);
     pool.ok(["grow", "case", "192M"]);
     wait::until("an export of 192 MiB", wait::SOON, || {

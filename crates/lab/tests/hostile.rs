@@ -45,24 +45,32 @@ fn post(path: &str, body: &Value) -> String {
 
 #[test]
 fn half_sent_requests_keep_nobody_out() {
-    let scratch = Scratch::new();
-    let command = with_files(256, &["coordinate", "--listen", "127.0.0.1:0", "--state", "memory"]);
-    let mut coordinator = Process::start("coordinator", command, scratch.path());
-    let line = coordinator.wait_for_line("ready: ", wait::SOON);
-    let url = line.trim_start_matches("ready: ").to_owned();
-    let began = Instant::now();
-    let mut half_sent = Vec::new();
-    for _ in 0..400 {
-        let mut stream = TcpStream::connect(url.trim_start_matches("http://")).expect("the kernel accepts");
-        // The oldest are closed by now.
-        let _ = stream.write_all(b"GET /v1/pool HTTP/1.1\r\nhost: local");
-        half_sent.push(stream);
+    // A request, and what TLS begins with.
+    for (more, half) in
+        [(&["--plaintext"][..], &b"GET /v1/pool HTTP/1.1\r\nhost: local"[..]), (&[], b"\x16\x03\x01")]
+    {
+        let scratch = Scratch::new();
+        let arguments = ["coordinate", "--listen", "127.0.0.1:0", "--state", "memory"];
+        let mut command = with_files(256, &[&arguments[..], more].concat());
+        let identity = scratch.join("identity");
+        command.env("CHEETAH_IDENTITY", &identity);
+        let mut coordinator = Process::start("coordinator", command, scratch.path());
+        let line = coordinator.wait_for_line("ready: ", wait::SOON);
+        let url = line.trim_start_matches("ready: ").to_owned();
+        let address = url.split_once("://").expect("a scheme").1;
+        let began = Instant::now();
+        let mut half_sent = Vec::new();
+        for _ in 0..400 {
+            let mut stream = TcpStream::connect(address).expect("the kernel accepts");
+            // The oldest are closed by now.
+            let _ = stream.write_all(half);
+            half_sent.push(stream);
+        }
+        let mut status = with_files(256, &["status", "--pool", &url]);
+        tools::expect_success(status.env("CHEETAH_IDENTITY", &identity));
+        assert!(began.elapsed() < HALF_REQUEST * 2 / 3, "they were waited for: {:?}", began.elapsed());
+        assert!(coordinator.open_files() < 256, "it has some left");
     }
-    let status = "GET /v1/pool HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
-    let answer = ask(&url, status);
-    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    assert!(began.elapsed() < HALF_REQUEST * 2 / 3, "they were waited for: {:?}", began.elapsed());
-    assert!(coordinator.open_files() < 256, "it has some left");
 }
 
 /// As at a coordinator: connections that say nothing make room for those that ask for something.
@@ -76,7 +84,7 @@ fn half_open_connections_keep_nobody_from_a_donor() {
     let mut donor = Process::start("few", command, pool.scratch().path());
     donor.wait_for_line("ready: donor", wait::SOON);
     pool.create_linear("case", "64M");
-    let uri = pool.attach_export("case", &[]).uri;
+    let uri = pool.attach_export_unix("case", &[]).uri;
     let io = |uri: &str, what: &str| {
         let mode = if what == "read" { &["-r"][..] } else { &[] };
         let command = format!("{what} -P 0x3c 0 1M");
@@ -118,7 +126,7 @@ fn half_open_connections_keep_nobody_from_a_donor() {
 fn who_may_open_few_files_is_told_so() {
     for arguments in [
         &["donate", "64M", "--no-pool", "--listen", "127.0.0.1:0"][..],
-        &["coordinate", "--listen", "127.0.0.1:0", "--state", "memory"],
+        &["coordinate", "--listen", "127.0.0.1:0", "--state", "memory", "--plaintext"],
     ] {
         let said = tools::expect_failure(&mut with_files(24, arguments));
         assert!(said.contains("24 files") && said.contains("ulimit"), "{said}");
@@ -128,7 +136,7 @@ fn who_may_open_few_files_is_told_so() {
 
 #[test]
 fn a_page_in_a_browser_changes_and_learns_nothing() {
-    let mut pool = Pool::start();
+    let mut pool = Pool::in_the_clear();
     pool.donate("one", "128M");
     pool.create_linear("case-7", "64M");
     let of = |request: &str| ask(pool.url(), request);
@@ -148,7 +156,7 @@ fn a_page_in_a_browser_changes_and_learns_nothing() {
 
 #[test]
 fn any_length_of_a_peers_text_is_shown_in_a_line() {
-    let mut pool = Pool::start();
+    let mut pool = Pool::in_the_clear();
     pool.donate("one", "128M");
     pool.create_linear("case", "64M");
     for reader in 0..17 {
@@ -166,7 +174,7 @@ fn any_length_of_a_peers_text_is_shown_in_a_line() {
 
 #[test]
 fn a_donor_of_a_pool_names_nothing_and_says_how_to_ask() {
-    let mut pool = Pool::start();
+    let mut pool = Pool::in_the_clear();
     pool.donate("one", "128M");
     pool.create_linear("case-7", "64M");
     let status = pool.status();
@@ -213,7 +221,7 @@ fn private_memory_has(pid: u32, marker: &[u8]) -> bool {
 #[test]
 fn what_was_written_is_nowhere_in_a_donor_once_its_volume_is_gone() {
     tools::need_root("to look into another process's memory");
-    let mut pool = Pool::start();
+    let mut pool = Pool::in_the_clear();
     pool.donate("one", "128M");
     let pid = pool.pid_of("one");
     pool.create_linear("case", "64M");

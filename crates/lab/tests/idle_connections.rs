@@ -82,7 +82,7 @@ fn a_donor_with_a_thousand_idle_connections() {
 
 #[test]
 fn an_export_with_a_thousand_idle_connections() {
-    let mut pool = Pool::start();
+    let mut pool = Pool::in_the_clear();
     pool.donate("one", "512M");
     pool.create_linear("case", "512M");
     let uri = pool.attach_export("case", &[]).uri;
@@ -100,7 +100,7 @@ fn an_attachment_that_nobody_uses_any_more_takes_no_processor_time() {
     pool.donate("one", "512M");
     pool.create_linear("case", "512M");
     // As long as can be, so that it looks however slow this machine is.
-    let export = pool.attach_export("case", &["--poll-us", "1000"]);
+    let export = pool.attach_export_unix("case", &["--poll-us", "1000"]);
     let reads = ["-c", "read 0 4k"].repeat(50);
     let mut idle = Duration::ZERO;
     // More than once: news of the pool come from time to time, behind which it sleeps anyway.

@@ -212,7 +212,7 @@ fn a_service_manager_hears_when_a_coordinator_and_a_donor_are_ready() {
     assert!(!of_donor.has_heard("READY=1") && donor.is_running(), "its coordinator is not there yet");
 
     let mut command = pool.command();
-    command.args(["coordinate", "--state", "memory", "--listen", &port.to_string()]);
+    command.args(["coordinate", "--plaintext", "--state", "memory", "--listen", &port.to_string()]);
     let coordinator = of_coordinator.start("coordinator", command, scratch);
     of_coordinator.hears("READY=1", wait::SOON);
     of_donor.hears("READY=1", wait::SOON);

@@ -30,7 +30,7 @@ impl Members {
 
     fn coordinate(pool: &Pool, listen: &str, more: &[&str]) -> (Process, String) {
         let mut command = pool.command();
-        command.args(["coordinate", "--tls", "--listen", listen, "--state"]);
+        command.args(["coordinate", "--listen", listen, "--state"]);
         command.arg(pool.scratch().join("state")).args(more);
         command.env("CHEETAH_IDENTITY", pool.scratch().join("admin")).env_remove("CHEETAH_POOL");
         let mut coordinator = Process::start("coordinator", command, pool.scratch().path());
@@ -418,8 +418,8 @@ fn a_pool_of_members_stays_one_when_it_is_started_again() {
     pool.coordinator.terminate(wait::SOON);
     let listen = pool.port().to_owned();
     let state = pool.pool.scratch().join("state").display().to_string();
-    let said = pool.fails("admin", &["coordinate", "--listen", &listen, "--state", &state]);
-    tools::names(&said, &["members", "--tls"]);
+    let clear = ["coordinate", "--plaintext", "--listen", &listen, "--state", &state];
+    tools::names(&pool.fails("admin", &clear), &["members", "--plaintext"]);
     (pool.coordinator, _) = Members::coordinate(&pool.pool, &listen, &[]);
     pool.ok("eve", &["status"]);
     let store = std::fs::metadata(pool.pool.scratch().join("state/pool.redb")).expect("a state");

@@ -267,7 +267,7 @@ fn what_is_not_here_is_an_error_and_no_zeros_for_every_client() {
     let Fragment { uri, offset } = Fragment::of(&pool, "case");
     let script = format!(
         "import nbd, errno\n\
-         h = nbd.NBD(); h.add_meta_context('base:allocation')\n\
+         h = nbd.NBD(); h.add_meta_context('base:allocation'); h.set_uri_allow_local_file(True)\n\
          h.connect_uri('{uri}')\n\
          here, absent = {offset} + 8 * 1024 * 1024, {offset} + 9 * 1024 * 1024\n\
          assert len(h.pread(4096, here)) == 4096\n\

@@ -177,7 +177,7 @@ fn what_cannot_be_is_refused_with_what_to_do() {
     let Fragment { uri, offset } = Fragment::of(&pool, "case");
     let script = format!(
         "import nbd, errno\n\
-         h = nbd.NBD(); h.connect_uri('{uri}')\n\
+         h = nbd.NBD(); h.set_uri_allow_local_file(True); h.connect_uri('{uri}')\n\
          try:\n    h.pread(4096, {offset}); raise SystemExit('it was given')\n\
          except nbd.Error as e:\n    assert e.errnum == errno.EPERM, e\n\
          print('refused')"

@@ -13,17 +13,22 @@ const BYTES: usize = 5_000_000;
 /// must succeed.
 const SCRIPT: &str = r#"
 set -eux
-mkdir dev mine run
+mkdir dev mine run config
 # From where it is built the user may not be let in.
 install "$CHEETAH" cheetah
 mount -t tmpfs none dev
 mknod -m 666 dev/fuse c 10 229
 mount --bind dev/fuse /dev/fuse
-chown -R "$NOBODY" mine run
+chown -R "$NOBODY" mine run config
 chmod 700 run
-export XDG_RUNTIME_DIR="$PWD/run"
+export XDG_RUNTIME_DIR="$PWD/run" XDG_CONFIG_HOME="$PWD/config"
 user() { setpriv --reuid "$NOBODY" --regid "$NOBODY" --clear-groups "$@"; }
 refused() { if "$@"; then exit 1; fi; }
+
+# A member like others, by a token; the pool is known from then on.
+refused user ./cheetah attach case mine
+printf %s "$INVITATION" | user ./cheetah join -
+refused setpriv --reuid 65533 --regid 65533 --clear-groups ls config/cheetah
 
 user ./cheetah attach case mine 2>said
 grep -q user_allow_other said
@@ -59,7 +64,8 @@ fn attaches_by_the_helper_and_shares_with_root_at_most() {
     scratch.file("noise", &noise);
     let mut command = Command::new(tools::need("unshare"));
     command.args(["--mount", "sh", "-c", SCRIPT]).current_dir(scratch.path());
-    command.env("CHEETAH", binary()).env("CHEETAH_POOL", pool.url());
+    let invitation = pool.ok(["token", "new", "--role", "client"]);
+    command.env("CHEETAH", binary()).env("INVITATION", invitation.trim()).env_remove("CHEETAH_POOL");
     command.env("NOBODY", NOBODY).env("BYTES", BYTES.to_string());
     for tool in ["setpriv", "mknod", "fusermount3"] {
         tools::need(tool);

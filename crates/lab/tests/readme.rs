@@ -3,9 +3,10 @@
 //! shows nothing there, that it is ready.
 //!
 //! What is not README's: how much is lent and the size of the image (`REPLACED`), where the examiner's files
-//! are, and `poweroff`, which the lab carries out. Numbers, sizes, ports and identities stand for any other;
-//! `...` for any lines, and `loading` for what only a terminal gets to see. What looks at the pool is typed
-//! again until it shows that, for README's reader looks when it has happened.
+//! are, the token that the coordinator prints, and `poweroff`, which the lab carries out. Numbers, sizes,
+//! ports and identities stand for any other; `...` for any lines, and `loading` for what only a terminal gets
+//! to see. What looks at the pool is typed again until it shows that, for README's reader looks when it has
+//! happened.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -60,6 +61,11 @@ fn is_prompt(hosts: &str) -> bool {
     hosts.split(',').all(|host| !host.is_empty() && host.chars().all(char::is_alphanumeric))
 }
 
+/// `cheetah://HOST:PORT/TOKEN`
+fn is_invitation(word: &str) -> bool {
+    word.strip_prefix("cheetah://").is_some_and(|rest| rest.contains('/'))
+}
+
 /// One host's processes that stay, and what README shows of each that was not seen yet.
 struct Staying {
     host: String,
@@ -71,6 +77,8 @@ struct Hosts {
     lan: Lan,
     scratch: Scratch,
     staying: Vec<Staying>,
+    /// As the coordinator printed it.
+    invitation: Option<String>,
 }
 
 /// `lab6` at 10.0.0.6 and so on; the examiner, who runs the coordinator, at 10.0.0.5.
@@ -81,7 +89,8 @@ fn node_of(host: &str) -> Node {
 
 impl Hosts {
     fn new(steps: &[Step]) -> Self {
-        let hosts = Self { lan: Lan::new(4, "1gbit"), scratch: Scratch::new(), staying: Vec::new() };
+        let (lan, scratch) = (Lan::new(4, "1gbit"), Scratch::new());
+        let hosts = Self { lan, scratch, staying: Vec::new(), invitation: None };
         let mut names: Vec<&str> = steps.iter().map(|step| step.host.as_str()).collect();
         names.sort_unstable();
         names.dedup();
@@ -111,12 +120,17 @@ impl Hosts {
             .env("HOME", self.directory(host))
             .env("XDG_RUNTIME_DIR", self.directory(host))
             .env_remove("XDG_STATE_HOME")
+            .env_remove("XDG_CONFIG_HOME")
             .env_remove("CHEETAH_POOL");
         command
     }
 
     fn run(&mut self, step: &Step) {
         let line = REPLACED.iter().fold(step.line.clone(), |line, (from, to)| line.replace(from, to));
+        let line = match line.split(' ').find(|word| is_invitation(word)) {
+            Some(shown) => line.replace(shown, self.invitation.as_deref().expect("it was printed before")),
+            None => line,
+        };
         let stays = line.starts_with("cheetah donate") || line.ends_with('&');
         if line == "poweroff" {
             // Nobody says goodbye, and nothing answers any more.
@@ -156,6 +170,11 @@ impl Hosts {
                     staying.process.log().lines().any(is_it)
                 });
             }
+        }
+        if self.invitation.is_none() {
+            let logs: Vec<String> = self.staying.iter().map(|staying| staying.process.log()).collect();
+            let mut words = logs.iter().flat_map(|log| log.split_whitespace());
+            self.invitation = words.find(|word| is_invitation(word)).map(str::to_owned);
         }
     }
 
@@ -217,6 +236,7 @@ fn alike(line: &str) -> String {
         match bare.rsplit_once(':').filter(|(ip, _)| ip.parse::<std::net::IpAddr>().is_ok()) {
             Some((ip, _)) => words.push(format!("{ip}:#")),
             None if is_number || is_identity => words.push("#".to_owned()),
+            None if is_invitation(word) => words.push("cheetah://#".to_owned()),
             None => words.push(word.to_owned()),
         }
     }

@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use cheetah_lab::command::Said;
 use cheetah_lab::dice::Dice;
 use cheetah_lab::images::Sample;
-use cheetah_lab::pool::{Pool, Said};
+use cheetah_lab::pool::Pool;
 use cheetah_lab::process::Process;
 use cheetah_lab::rivals::{Rival, unix_uri, wait_for_unix};
 use cheetah_lab::scratch::Scratch;

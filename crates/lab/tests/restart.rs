@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use cheetah_lab::filled::{holds_at, write_at};
 use cheetah_lab::pool::{Pool, State, binary};
@@ -254,10 +254,21 @@ fn up_serves_a_volume_in_one_command_and_ends_cleanly() {
     let line = up.wait_for_line("ready: ", wait::SOON);
     let mut words = line.trim_start_matches("ready: ").split_whitespace();
     let path = words.next().expect("a path");
-    let uri = words.find(|word| word.starts_with("nbd://")).expect("an address");
+    let uri = words.find(|word| word.starts_with("nbds://")).expect("an address");
     assert!(uri.ends_with("/scratch"), "{line}");
     write_at(Path::new(path), 0x21, 0);
-    tools::run("qemu-io", ["-f", "raw", "-c", "read -P 0x21 0 1M", uri]);
+    // Another shell of this user's, and another program with a certificate of this pool.
+    let said = up.wait_for_line("export CHEETAH_IDENTITY=", wait::SOON);
+    let identity = said.split("export CHEETAH_IDENTITY=").nth(1).and_then(|rest| rest.split('`').next());
+    let identity = identity.expect("a directory");
+    let mut status = pool.command();
+    status.arg("status").env_remove("CHEETAH_POOL").env("CHEETAH_IDENTITY", identity);
+    let status = tools::expect_success(&mut status);
+    assert!(status.contains("scratch") && status.contains("donor-3"), "{status}");
+    let copy = pool.scratch().join("copy");
+    let certified = format!("{uri}?tls-certificates={identity}");
+    tools::run("nbdcopy", [certified.as_ref(), copy.as_os_str()]);
+    assert!(holds_at(&copy, 0x21, 0), "the export has something else");
 
     // Ctrl-C.
     let said_before = up.log().lines().count();
@@ -270,6 +281,7 @@ fn up_serves_a_volume_in_one_command_and_ends_cleanly() {
         matches!(said[..], [line] if line.contains("the pool ends")),
         "an end on purpose alarms: {said:?}"
     );
+    assert!(!Path::new(identity).exists(), "an identity is left of a pool that is gone");
     assert_nothing_left(&pool);
 }
 
@@ -280,10 +292,10 @@ fn who_says_that_it_is_ready_can_be_told_to_end() {
     let pool = Pool::start();
     let donor = ["donate", "64M", "--pool", pool.url(), "--name", "brief"];
     let alone = ["donate", "64M", "--no-pool"];
-    let coordinator = ["coordinate", "--listen", "127.0.0.1:0", "--state", "memory"];
+    let coordinator = ["coordinate", "--plaintext", "--listen", "127.0.0.1:0", "--state", "memory"];
     for arguments in [&donor[..], &alone, &coordinator].into_iter().cycle().take(30) {
-        let mut command = Command::new(binary());
-        command.args(arguments).env(mark::VARIABLE, mark::own());
+        let mut command = pool.command();
+        command.args(arguments).env_remove("CHEETAH_POOL");
         let mut child = command.stdout(Stdio::piped()).spawn().expect("it starts");
         let mut line = String::new();
         let said = BufReader::new(child.stdout.take().expect("its output")).read_line(&mut line);

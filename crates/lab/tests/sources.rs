@@ -8,9 +8,10 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use cheetah_lab::command::Said;
 use cheetah_lab::dice::Dice;
 use cheetah_lab::images::Sample;
-use cheetah_lab::pool::{Pool, Said};
+use cheetah_lab::pool::Pool;
 use cheetah_lab::scratch::Scratch;
 use cheetah_lab::tools::names;
 use cheetah_lab::{hash, tools};
@@ -288,7 +289,9 @@ fn parts_of_a_raw_image_are_one_disk() {
     }
     // In more parts than a process may open files, unless it asks for more.
     let mut command = tools::command("prlimit");
-    command.arg("--nofile=64:4096").arg(pool.command().get_program());
+    let program = pool.command();
+    command.arg("--nofile=64:4096").arg(program.get_program());
+    command.envs(program.get_envs().filter_map(|(key, value)| Some((key, value?))));
     let many = scratch.join("parts-zaab/disk.aa");
     command.args(["load", &many.display().to_string(), "many", "--pool", pool.url()]);
     names(&tools::expect_success(&mut command), &["raw image in 683 parts", sample.sha256, "verified"]);

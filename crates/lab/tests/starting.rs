@@ -5,7 +5,8 @@
 
 use std::path::Path;
 
-use cheetah_lab::pool::{Pool, Said};
+use cheetah_lab::command::Said;
+use cheetah_lab::pool::Pool;
 use cheetah_lab::process::Process;
 use cheetah_lab::wait;
 use rustix::process::Signal;

@@ -2,7 +2,7 @@
 //! whoever uses it is not disturbed, and all is as it was when its own is back.
 
 use cheetah_lab::filled::{holds_at, write_at};
-use cheetah_lab::pool::{Pool, State};
+use cheetah_lab::pool::{Access, Pool, State};
 use cheetah_lab::wait;
 use serde_json::json;
 
@@ -11,7 +11,7 @@ const MIB: u64 = 1 << 20;
 /// Two volumes, one of them in use.
 #[track_caller]
 fn pool_in_use() -> (Pool, std::path::PathBuf) {
-    let mut pool = Pool::with(State::Directory, None);
+    let mut pool = Pool::of(Access::Plaintext, State::Directory, None);
     pool.donate("one", "192M");
     pool.donate("two", "192M");
     for name in ["idle", "used"] {

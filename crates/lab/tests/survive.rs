@@ -12,7 +12,7 @@ use cheetah_lab::dice::Dice;
 use cheetah_lab::faults::trial::Hosts;
 use cheetah_lab::faults::{Case, Fault, Front, Outcome, RATE, Subject, corrupt, volume};
 use cheetah_lab::lan::Lan;
-use cheetah_lab::pool::{Pool, State};
+use cheetah_lab::pool::{Access, Pool, State};
 use cheetah_lab::scratch::Scratch;
 use cheetah_lab::writer::Writer;
 use cheetah_lab::{tools, wait};
@@ -49,7 +49,7 @@ fn parity_outlives_a_donor_under_load() {
 #[test]
 fn more_losses_than_redundancy_covers_cost_exactly_what_is_listed() {
     let lan = Arc::new(Lan::new(4, "1gbit"));
-    let mut pool = Pool::with(State::Memory, Some(Arc::clone(&lan)));
+    let mut pool = Pool::of(Access::Plaintext, State::Memory, Some(Arc::clone(&lan)));
     // As many donors as a group has slots: nothing can be rebuilt elsewhere between the two deaths.
     pool.donate_everywhere(4, "128M");
     pool.ok(["create", "case", "256M", "--redundancy", "parity:3+1", "--unit", "64K"]);
@@ -152,7 +152,7 @@ fn write_until_killed(pool: &Pool, writers: &mut [Writer], seed: u64) {
 
 fn every_acknowledged_write_is_found_again(redundancy: &str) {
     let lan = Arc::new(Lan::new(4, "1gbit"));
-    let mut pool = Pool::with(State::Directory, Some(lan));
+    let mut pool = Pool::of(Access::Plaintext, State::Directory, Some(lan));
     pool.donate_everywhere(4, "256M");
     pool.ok(["create", "case", "64M", "--redundancy", redundancy]);
     let path = pool.attach_fuse("case", &[]).path;
@@ -197,7 +197,7 @@ fn flipped_bits_are_met_and_never_delivered() {
 
 #[test]
 fn a_volume_without_redundancy_has_every_acknowledged_write_after_its_daemon_was_killed() {
-    let mut pool = Pool::start();
+    let mut pool = Pool::in_the_clear();
     pool.donate("one", "128M");
     pool.create_linear("case", "64M");
     let path = pool.attach_fuse("case", &[]).path;
@@ -214,7 +214,7 @@ fn a_volume_without_redundancy_has_every_acknowledged_write_after_its_daemon_was
 /// wrote itself.
 #[test]
 fn a_stolen_lease_writes_nowhere() {
-    let mut pool = Pool::start();
+    let mut pool = Pool::in_the_clear();
     for name in ["a", "b", "c"] {
         pool.donate(name, "128M");
     }

@@ -12,10 +12,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use cheetah_lab::command::Said;
 use cheetah_lab::dice::Dice;
 use cheetah_lab::direct::{self, Aligned};
 use cheetah_lab::loaded::{Front, Loaded, VOLUME};
-use cheetah_lab::pool::{Pool, Said};
+use cheetah_lab::pool::Pool;
 use cheetah_lab::verified::Verified;
 use cheetah_lab::wait;
 use rustix::process::Signal;

@@ -107,9 +107,12 @@ fn numbers_texts_and_lists_are_taken_as_they_would_be_typed() {
 #[test]
 fn what_is_wrong_is_said_with_its_place_and_with_what_is_right() {
     says("\n[coordinat]\nlisten = 1\n", &["x.toml:2", "[coordinat]", "coordinate, donate"]);
-    says("[coordinate]\n\nlissten = \"x\"\n", &["x.toml:3", "'lissten' in [coordinate]", "listen, state"]);
+    says(
+        "[coordinate]\n\nlissten = \"x\"\n",
+        &["x.toml:3", "'lissten' in [coordinate]", "listen, plaintext, state"],
+    );
     says("[donate]\nname = true\n", &["x.toml:2", "'name'", "boolean", "name = \"NAME\""]);
-    says("[coordinate]\ntls = \"yes\"\n", &["x.toml:2", "tls = true or tls = false"]);
+    says("[coordinate]\nplaintext = \"yes\"\n", &["x.toml:2", "plaintext = true or plaintext = false"]);
     says("[attach]\ncache = \"5G\"\n", &["x.toml:2", "'5G'", "1M to 3G"]);
     says("[attach]\nfront = \"usb\"\n", &["x.toml:2", "'usb'", "fuse, export, loop"]);
     says("[attach]\npoll-us = 5000\n", &["x.toml:2", "5000", "1000"]);

@@ -91,7 +91,11 @@ async fn port() -> Port {
                 return Port::Other;
             };
             match here.call(Call::Pool).await {
-                Err(CallError::NotCheetah { .. } | CallError::Unreachable { .. }) => Port::Other,
+                Err(
+                    CallError::NotCheetah { .. }
+                    | CallError::NotBelieved { .. }
+                    | CallError::Unreachable { .. },
+                ) => Port::Other,
                 // Also one that stands by, or is of another version.
                 _ => Port::Coordinator,
             }

@@ -6,6 +6,7 @@
 use super::Of;
 use crate::daemon::Ready;
 use crate::failure::Failure;
+use crate::pool::refuse_public;
 use cheetah_front::export::{self, Endpoint, Exported};
 use cheetah_rim::stream::Transport;
 use std::time::Duration;
@@ -32,6 +33,9 @@ impl Export {
             Endpoint::Unix(_) => Transport::default(),
         };
         let is_tls = transport.tls().is_some();
+        if let (Endpoint::Tcp(address), false) = (&self.endpoint, is_tls) {
+            refuse_public("the export", *address)?;
+        }
         let exported = export::serve(of.volume, &self.endpoint, transport)
             .map_err(|e| Failure::failed(e.to_string()))?;
         let endpoint = exported.endpoint();

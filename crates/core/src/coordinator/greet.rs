@@ -10,7 +10,7 @@ use super::confirm::Held;
 use super::{CallId, Coordinator, Effect, Outcome, door, refuse};
 use crate::api::{Answer, Call, Join, Refusal, RefusalCode};
 use crate::limits::GREETING_NS;
-use crate::members::Caller;
+use crate::members::{Caller, may_be_clear};
 use crate::seed::Seed;
 use crate::units::{Time, show_bytes};
 use std::fmt;
@@ -112,9 +112,18 @@ impl Coordinator {
         refuse(RefusalCode::Unreachable, message)
     }
 
-    /// Loopback is nobody else's, where there may be others.
+    /// Loopback is nobody else's, where there may be others; what is public is nothing for the clear.
     pub(super) fn check_address(&self, join: &Join) -> Result<(), Refusal> {
-        let loopback = join.address.parse().is_ok_and(|address: SocketAddr| address.ip().is_loopback());
+        let at: Option<SocketAddr> = join.address.parse().ok();
+        if self.authority().is_none() && at.is_some_and(|at| !may_be_clear(at.ip())) {
+            let message = format!(
+                "donor '{}' gave {}, and this pool is in the clear, for loopback and private addresses alone: name one with \
+                 --listen, or make a pool of members (`cheetah coordinate` without --plaintext)",
+                join.name, join.address
+            );
+            return Err(refuse(RefusalCode::Forbidden, message));
+        }
+        let loopback = at.is_some_and(|at| at.ip().is_loopback());
         let beyond = self.addresses.iter().find(|address| !address.ip().is_loopback());
         if let Some(beyond) = beyond.filter(|_| loopback) {
             let message = format!(

@@ -117,8 +117,7 @@ impl Coordinator {
                 Err(forbidden("this pool lets in members only, by TLS: write its address as cheetah://"))
             }
             Caller::Anyone if about_members => {
-                let message =
-                    "this pool is in the clear and has no members: start its coordinator with --tls";
+                let message = "this pool is in the clear and has no members: its coordinator was started with --plaintext";
                 Err(refuse(RefusalCode::Invalid, message))
             }
             Caller::Anyone => Ok(()),

@@ -139,7 +139,7 @@ impl World {
 #[track_caller]
 fn pool_of(mib: u64) -> Pool {
     let size = format!("{mib}M");
-    let mut pool = Pool::start();
+    let mut pool = Pool::in_the_clear();
     // Of two stripes a quarter each, of the mirror all; two extents of 64 MiB each for the halves and for
     // who sleeps, two spare.
     let lent = format!("{}M", mib / 2 + mib + 384);

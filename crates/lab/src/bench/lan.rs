@@ -22,7 +22,7 @@ use crate::bench::row::{Bar, Demand, Figure};
 use crate::bench::worker::{Load, Worker};
 use crate::lan::{Lan, Node};
 use crate::load::Pattern;
-use crate::pool::{Attached, Pool, State};
+use crate::pool::{Access, Attached, Pool, State};
 use crate::scratch::Scratch;
 use crate::wire::Wire;
 use crate::{process, rivals, tools};
@@ -60,7 +60,7 @@ pub fn hosts(rate: &str, donors: u8) -> Arc<Lan> {
 
 #[track_caller]
 pub(super) fn pool_on(lan: &Arc<Lan>, lent: &str) -> Pool {
-    let mut pool = Pool::with(State::Memory, Some(lan.clone()));
+    let mut pool = Pool::of(Access::Plaintext, State::Memory, Some(lan.clone()));
     pool.donate_everywhere(DONORS, lent);
     pool
 }

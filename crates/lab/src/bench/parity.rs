@@ -15,7 +15,7 @@ use crate::bench::part::Bench;
 use crate::bench::row::{Bar, Figure};
 use crate::figures::Series;
 use crate::lan::{Lan, Node};
-use crate::pool::{Pool, State};
+use crate::pool::{Access, Pool, State};
 use crate::{process, rivals, tools, wait};
 
 pub const SECONDS: f64 = 300.0;
@@ -66,7 +66,7 @@ fn round(mib: u64) -> [(f64, f64); ROWS.len()] {
     let lan = hosts(RATE, DONORS);
     let in_line = rivals::iperf3_between(&lan, Node::Donor(1), Node::Client, IPERF_SECONDS);
     let out_line = rivals::iperf3_between(&lan, Node::Client, Node::Donor(1), IPERF_SECONDS) * 4.0 / 5.0;
-    let mut pool = Pool::with(State::Memory, Some(lan.clone()));
+    let mut pool = Pool::of(Access::Plaintext, State::Memory, Some(lan.clone()));
     pool.donate_everywhere(DONORS, "1G");
     pool.ok(["create", VOLUME, &format!("{mib}M"), "--redundancy", "parity:4+1"]);
     let noise = noise(pool.scratch(), mib << 20);

@@ -24,7 +24,7 @@ use crate::bench::row::{Bar, Figure};
 use crate::dice::Dice;
 use crate::figures::Series;
 use crate::lan::{Lan, Node};
-use crate::pool::{Pool, State};
+use crate::pool::{Access, Pool, State};
 use crate::process::Process;
 use crate::rivals::{NbdFuse, unix_uri, wait_for_unix};
 use crate::scratch::Scratch;
@@ -211,7 +211,7 @@ fn through_nbdkit(lan: &Lan, uri: &str, evidence: &Evidence) -> [Pass; 2] {
 #[track_caller]
 fn through_cheetah(lan: &Arc<Lan>, uri: &str, evidence: &Evidence) -> [Pass; 2] {
     let size = std::fs::metadata(&evidence.image).expect("the image").len();
-    let mut pool = Pool::with(State::Memory, Some(Arc::clone(lan)));
+    let mut pool = Pool::of(Access::Plaintext, State::Memory, Some(Arc::clone(lan)));
     pool.donate_everywhere(DONORS, &format!("{}M", size / MIB / u64::from(DONORS) + 128));
     pool.ok(["open", uri, "case"]);
     let attached = pool.attach_fuse("case", &["--read-only"]);

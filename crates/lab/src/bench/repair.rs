@@ -18,7 +18,7 @@ use crate::bench::row::{Bar, Figure};
 use crate::figures::Series;
 use crate::fio::{self, Fio, Reads, Region, Target};
 use crate::lan::{Lan, Node};
-use crate::pool::{Pool, State};
+use crate::pool::{Access, Pool, State};
 use crate::{rivals, tools, wait};
 
 pub const SECONDS: f64 = 300.0;
@@ -126,7 +126,7 @@ struct Beside {
 impl<'a> Case<'a> {
     #[track_caller]
     fn fill(lan: &'a Arc<Lan>, groups: u64) -> Self {
-        let mut pool = Pool::with(State::Memory, Some(lan.clone()));
+        let mut pool = Pool::of(Access::Plaintext, State::Memory, Some(lan.clone()));
         pool.donate_everywhere(DONORS, &format!("{}M", (groups + 8) * EXTENT_MIB));
         let mib = groups * DATA * EXTENT_MIB;
         pool.ok(["create", VOLUME, &format!("{mib}M"), "--redundancy", &format!("parity:{DATA}+1")]);

@@ -20,7 +20,7 @@ use crate::bench::worker::{Load, Worker};
 use crate::figures::Series;
 use crate::lan::Node;
 use crate::load::Pattern;
-use crate::pool::{Pool, State};
+use crate::pool::{Access, Pool, State};
 use crate::rivals;
 
 pub const SECONDS: f64 = 240.0;
@@ -51,7 +51,7 @@ fn donors(bench: &mut Bench) {
     let most = DONORS[DONORS.len() - 1];
     let lan = hosts("1gbit", most);
     (1..=most).for_each(|number| lan.rate(Node::Donor(number), DONOR_RATE));
-    let mut pool = Pool::with(State::Memory, Some(Arc::clone(&lan)));
+    let mut pool = Pool::of(Access::Plaintext, State::Memory, Some(Arc::clone(&lan)));
     pool.donate_everywhere(most, "384M");
     // A link lets its first megabyte pass at once; a few seconds make it nothing.
     let size = |count: u8| (64 * u64::from(count)).min(256) * MIB;
@@ -101,7 +101,7 @@ fn donors(bench: &mut Bench) {
 
 fn connections(bench: &mut Bench) {
     bench.set("random reads by connections to an export");
-    let mut pool = Pool::start();
+    let mut pool = Pool::in_the_clear();
     for number in 1..=4 {
         pool.donate(&format!("host-{number}"), "128M");
     }
@@ -138,7 +138,7 @@ fn connections(bench: &mut Bench) {
 fn volumes(bench: &mut Bench) {
     bench.set("volumes");
     let most = VOLUMES[VOLUMES.len() - 1];
-    let mut pool = Pool::start();
+    let mut pool = Pool::in_the_clear();
     for number in 1..=4 {
         pool.donate(&format!("host-{number}"), &format!("{}M", 64 * most));
     }

@@ -16,7 +16,7 @@ use crate::bench::lan::hosts;
 use crate::bench::part::Bench;
 use crate::bench::row::Figure;
 use crate::figures::Series;
-use crate::pool::{Pool, State};
+use crate::pool::{Access, Pool, State};
 use crate::rivals::{NbdFuse, Rival};
 use crate::scratch::Scratch;
 use crate::{images, tools};
@@ -54,7 +54,7 @@ pub fn run(bench: &mut Bench) {
     let scratch = Scratch::new();
     let image = make_image(&scratch, mib);
     let lan = hosts("1gbit", DONORS);
-    let mut pool = Pool::with(State::Memory, Some(Arc::clone(&lan)));
+    let mut pool = Pool::of(Access::Plaintext, State::Memory, Some(Arc::clone(&lan)));
     pool.donate_everywhere(DONORS, &format!("{}M", mib / 4 + 128));
     let size = (mib * MIB).to_string();
     pool.ok(["create", "image", &size, "--redundancy", "stripe:4"]);

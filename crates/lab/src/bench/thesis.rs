@@ -16,7 +16,7 @@ use crate::bench::part::Bench;
 use crate::bench::rounds::{Side, Turn};
 use crate::bench::row::Demand;
 use crate::bench::worker::Worker;
-use crate::pool::{Pool, State};
+use crate::pool::{Access, Pool, State};
 use crate::rivals::{NbdFuse, Rival};
 use crate::scratch::Scratch;
 use crate::tools;
@@ -123,7 +123,7 @@ impl Drop for Mounted {
 pub fn run(bench: &mut Bench) {
     bench.prepare("hosts, volumes and disks are made");
     let lan = hosts("1gbit", DONORS);
-    let mut pool = Pool::with(State::Memory, Some(Arc::clone(&lan)));
+    let mut pool = Pool::of(Access::Plaintext, State::Memory, Some(Arc::clone(&lan)));
     pool.donate_everywhere(DONORS, "512M");
     for volume in ["fs", "raw"] {
         pool.ok(["create", volume, "256M", "--redundancy", "stripe:4"]);

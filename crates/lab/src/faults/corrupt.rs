@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::faults::trial::{Hosts, REGION_BYTES};
 use crate::faults::volume::node_of;
 use crate::fio::{Fio, Load, Reads, Region, Target};
-use crate::pool::{Pool, State};
+use crate::pool::{Access, Pool, State};
 use crate::wire::Count;
 
 /// Frames in a million that get a flipped bit: 0.05 %.
@@ -101,7 +101,7 @@ pub fn run(
 ) -> Option<Corruption> {
     hosts.heal();
     let start = Instant::now();
-    let mut pool = Pool::with(State::Directory, Some(Arc::clone(&hosts.lan)));
+    let mut pool = Pool::of(Access::Plaintext, State::Directory, Some(Arc::clone(&hosts.lan)));
     pool.donate_everywhere(DONORS, "256M");
     pool.ok(["create", VOLUME, "192M", "--redundancy", REDUNDANCY]);
     let target = Target::Export(pool.attach_export_unix(VOLUME, &[]).uri);

@@ -14,7 +14,7 @@ use crate::faults::trial::{self, Hosts, Strike};
 use crate::faults::{Case, DONORS, Fault, Front, Outcome};
 use crate::fio::{Fio, Target};
 use crate::lan::Node;
-use crate::pool::{Pool, State};
+use crate::pool::{Access, Pool, State};
 
 const VOLUME: &str = "case";
 const EXTENT_BYTES: u64 = 64 << 20;
@@ -25,7 +25,7 @@ const WHOLE_LIMIT: Duration = Duration::from_secs(30);
 /// Runs one case; what went wrong is in the outcome. Panics when the lab itself fails.
 pub fn run(hosts: &Hosts, case: Case, redundancy: &str, dice: &mut Dice, outcome: &mut Outcome, keep: &Path) {
     hosts.heal();
-    let mut pool = Pool::with(State::Directory, Some(Arc::clone(&hosts.lan)));
+    let mut pool = Pool::of(Access::Plaintext, State::Directory, Some(Arc::clone(&hosts.lan)));
     pool.donate_everywhere(DONORS, DONOR_SIZE);
     let size = one_group_bytes(redundancy);
     pool.ok(["create", VOLUME, &size.to_string(), "--redundancy", redundancy]);

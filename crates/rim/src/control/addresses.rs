@@ -3,6 +3,7 @@
 //! Owns the list of its own addresses and their order. Never: a packet. Invariant: what no other machine can
 //! use comes last (loopback) or not at all (link-local). Tests: below, and `lab/tests/addresses.rs`.
 
+use cheetah_core::members::may_be_clear;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// Every address at which what listens here is reached, those first that other machines reach.
@@ -16,6 +17,12 @@ pub(super) fn reached_at(listens: SocketAddr) -> Vec<SocketAddr> {
     let own =
         interfaces.iter().filter(|interface| !interface.is_link_local()).map(|interface| interface.ip());
     in_order(own.collect(), listens)
+}
+
+/// Of what listens there, an address that is not for the clear: others than this network reach it.
+#[must_use]
+pub fn public_at(listens: SocketAddr) -> Option<SocketAddr> {
+    reached_at(listens).into_iter().find(|at| !may_be_clear(at.ip()))
 }
 
 fn in_order(mut own: Vec<IpAddr>, listens: SocketAddr) -> Vec<SocketAddr> {

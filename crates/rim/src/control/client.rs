@@ -9,7 +9,7 @@ use super::http::{NoReply, Server};
 use super::journal::{BY_HEADER, own_name};
 use super::seal::{self, SEAL_HEADER};
 use super::wire::{POOL_HEADER, VERSION_HEADER, Wire, version_refusal, wire};
-use crate::members::Credentials;
+use crate::members::{Credentials, Identity};
 use crate::stream::Transport;
 use cheetah_core::api::{API_VERSION, Answer, Call, Refusal, RefusalCode};
 use cheetah_core::limits::{CONNECT_DEADLINE_NS, CONTROL_ATTEMPT_NS, CONTROL_DEADLINE_NS, COORDINATOR_PORT};
@@ -44,6 +44,8 @@ struct To {
     current: AtomicUsize,
     /// What is shown to them, and to donors.
     credentials: Option<Arc<Credentials>>,
+    /// Where that is kept, and renewed.
+    identity: Option<Identity>,
 }
 
 /// One coordinator.
@@ -67,16 +69,26 @@ enum Miss {
 
 /// A `--pool` that is not a URL of a coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BadUrl(String);
+pub enum BadUrl {
+    Malformed(String),
+    /// In the clear, and at an address of the Internet.
+    Public(String),
+}
 
 impl fmt::Display for BadUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "'{}' is not the URL of a coordinator: write it like http://10.0.0.1:{COORDINATOR_PORT}, or of a pool of members \
-             cheetah://10.0.0.1:{COORDINATOR_PORT}, and several with commas between them",
-            self.0
-        )
+        match self {
+            BadUrl::Malformed(text) => write!(
+                f,
+                "'{text}' is not the URL of a coordinator: write it like cheetah://10.0.0.1:{COORDINATOR_PORT}, or of a pool in \
+                 the clear http://10.0.0.1:{COORDINATOR_PORT}, and several with commas between them"
+            ),
+            BadUrl::Public(text) => write!(
+                f,
+                "{text} is on the Internet, and a pool in the clear is for loopback and private addresses alone: write \
+                 cheetah:// for one of members"
+            ),
+        }
     }
 }
 
@@ -88,6 +100,8 @@ pub enum CallError {
     Refused(Refusal),
     /// It could not be asked, or did not answer in time; whether it did anything is unknown.
     Unreachable { url: String, why: String },
+    /// It is not whom this machine knows, or does not know this machine; nothing was done.
+    NotBelieved { url: String, why: String },
     /// None of those that answer leads its pool; nothing was done.
     NoLeader { url: String, why: String },
     /// Something else listens there.
@@ -105,6 +119,11 @@ impl fmt::Display for CallError {
                 f,
                 "the coordinator at {url} does not answer ({why}); see that `cheetah coordinate` runs there and that \
                  this machine can reach it, or name another with --pool"
+            ),
+            CallError::NotBelieved { url, why } => write!(
+                f,
+                "the coordinator at {url} and this machine do not believe each other's certificates ({why}): see that both \
+                 clocks are right, and join again with a new token if this machine was away for long, or that pool is another"
             ),
             CallError::NoLeader { url, why } => write!(f, "no coordinator leads at {url}: {why}"),
             CallError::NotCheetah { url, why } => {
@@ -152,7 +171,7 @@ impl Client {
     /// # Errors
     /// When it is not that.
     pub fn new(urls: &str) -> Result<Self, BadUrl> {
-        Client::through(urls, "http", None, None)
+        Client::through(urls, "http", None, None, None)
     }
 
     /// The same for a pool of members: `cheetah://HOST[:PORT]`, by TLS and nothing else.
@@ -161,12 +180,22 @@ impl Client {
     /// When it is not that.
     pub fn of_member(urls: &str, credentials: Arc<Credentials>) -> Result<Self, BadUrl> {
         let tls = credentials.to_coordinator();
-        Client::through(urls, "cheetah", Some(&tls), Some(credentials))
+        Client::through(urls, "cheetah", Some(&tls), Some(credentials), None)
+    }
+
+    /// The same, as the member whose identity this is: `stay_certified` keeps it one.
+    ///
+    /// # Errors
+    /// When it is not that.
+    pub fn of_identity(urls: &str, identity: Identity) -> Result<Self, BadUrl> {
+        let credentials = Arc::clone(identity.credentials());
+        let tls = credentials.to_coordinator();
+        Client::through(urls, "cheetah", Some(&tls), Some(credentials), Some(identity))
     }
 
     /// The same for who is no member yet.
     pub(crate) fn of_stranger(urls: &str, tls: &Arc<ClientConfig>) -> Result<Self, BadUrl> {
-        Client::through(urls, "cheetah", Some(tls), None)
+        Client::through(urls, "cheetah", Some(tls), None, None)
     }
 
     fn through(
@@ -174,8 +203,9 @@ impl Client {
         scheme: &str,
         tls: Option<&Arc<ClientConfig>>,
         credentials: Option<Arc<Credentials>>,
+        identity: Option<Identity>,
     ) -> Result<Self, BadUrl> {
-        let bad = || BadUrl(urls.to_owned());
+        let bad = || BadUrl::Malformed(urls.to_owned());
         let scheme = format!("{scheme}://");
         let texts: Vec<&str> = urls.split(',').map(str::trim).collect();
         let one_of_several = texts.len() > 1;
@@ -188,14 +218,18 @@ impl Client {
             let url = format!("{scheme}{}", server.name());
             let server = match tls {
                 Some(tls) => server.over(Arc::clone(tls)),
-                None => server,
+                None => server.in_the_clear(),
             };
             Some(Coordinator { url, server, by: by.clone() })
         };
         let coordinators = texts.iter().map(coordinator).collect::<Option<Vec<_>>>().ok_or_else(bad)?;
+        // What a name means is seen once it is connected to.
+        if let Some(public) = coordinators.iter().find(|coordinator| coordinator.server.is_too_far()) {
+            return Err(BadUrl::Public(public.url.clone()));
+        }
         let url =
             coordinators.iter().map(|coordinator| coordinator.url.as_str()).collect::<Vec<_>>().join(",");
-        let to = To { url, coordinators, current: AtomicUsize::new(0), credentials };
+        let to = To { url, coordinators, current: AtomicUsize::new(0), credentials, identity };
         Ok(Client { to: Arc::new(to), pool: None })
     }
 
@@ -216,6 +250,10 @@ impl Client {
     #[must_use]
     pub fn credentials(&self) -> Option<&Arc<Credentials>> {
         self.to.credentials.as_ref()
+    }
+
+    pub(super) fn identity(&self) -> Option<&Identity> {
+        self.to.identity.as_ref()
     }
 
     /// How the pool's data is reached: with members alone where the pool is one of members.
@@ -290,6 +328,7 @@ impl Client {
         let parts = |miss| match miss {
             CallError::Unreachable { url, why }
             | CallError::NoLeader { url, why }
+            | CallError::NotBelieved { url, why }
             | CallError::NotCheetah { url, why }
             | CallError::OtherBuild { url, why } => (url, why),
             CallError::Refused(refusal) => (self.to.url.clone(), refusal.message),
@@ -380,6 +419,7 @@ impl Coordinator {
         let missed = |none| match none {
             NoReply::Unsent(why) => Miss::Undone(self.unreachable(why)),
             NoReply::Unknown(why) => Miss::Unknown(self.unreachable(why)),
+            NoReply::NotBelieved(why) => Miss::Undone(CallError::NotBelieved { url: self.url.clone(), why }),
         };
         let reply = self.server.exchange(&request).await.map_err(missed)?;
         let (status, headers) = (reply.status, reply.headers.clone());

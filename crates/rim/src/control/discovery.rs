@@ -155,8 +155,8 @@ fn addresses_of(service: &ResolvedService) -> Vec<SocketAddr> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoPool {
     BadUrl(BadUrl),
-    /// The one that was named.
-    Named(CallError),
+    /// The one on this machine says no.
+    Here(CallError),
     Several(Vec<String>),
     None {
         local: String,
@@ -173,7 +173,7 @@ impl fmt::Display for NoPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             NoPool::BadUrl(error) => error.fmt(f),
-            NoPool::Named(error) => error.fmt(f),
+            NoPool::Here(error) => error.fmt(f),
             NoPool::Several(urls) => {
                 write!(
                     f,
@@ -184,8 +184,8 @@ impl fmt::Display for NoPool {
             NoPool::None { local } => write!(
                 f,
                 "no pool found: --pool and CHEETAH_POOL are not set, {local}, and nothing announced itself by mDNS \
-                 (_cheetah._tcp) in {} s. Start one with `cheetah coordinate`, or name it with --pool \
-                 http://HOST:{COORDINATOR_PORT}",
+                 (_cheetah._tcp) in {} s. Join one with the line that its admin gives (`cheetah join cheetah://HOST:PORT/TOKEN`), or \
+                 start one with `cheetah coordinate`",
                 DISCOVERY_NS / 1_000_000_000
             ),
         }
@@ -194,22 +194,20 @@ impl fmt::Display for NoPool {
 
 impl std::error::Error for NoPool {}
 
-/// The coordinator that `--pool` names, else `CHEETAH_POOL`, else the one on this machine, else the only one
-/// that announces itself. One that is named is not required to answer now; one that is found has answered.
+/// A coordinator that nobody named: the one on this machine, else the only one that announces itself. It has
+/// answered, in the clear: who is found so may be anybody.
 ///
 /// # Errors
 /// When there is none, or several.
-pub async fn find_pool(named: Option<&str>) -> Result<Client, NoPool> {
-    let environment = std::env::var("CHEETAH_POOL").ok().filter(|url| !url.trim().is_empty());
-    if let Some(url) = named.map(str::to_owned).or(environment) {
-        return Ok(Client::new(&url)?);
-    }
+pub async fn find_pool() -> Result<Client, NoPool> {
     let here = Client::new(&format!("http://127.0.0.1:{COORDINATOR_PORT}"))?;
     let local = match here.call(Call::Pool).await {
         Ok(_) => return Ok(here),
         // It is there, and has something to say: another version.
-        Err(error @ (CallError::Refused(_) | CallError::OtherBuild { .. })) => {
-            return Err(NoPool::Named(error));
+        Err(
+            error @ (CallError::Refused(_) | CallError::OtherBuild { .. } | CallError::NotBelieved { .. }),
+        ) => {
+            return Err(NoPool::Here(error));
         }
         Err(CallError::Unreachable { url, why }) => format!("nothing answers at {url} ({why})"),
         Err(CallError::NoLeader { url, why }) => format!("the coordinator at {url} does not lead ({why})"),

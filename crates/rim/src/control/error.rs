@@ -1,6 +1,7 @@
 //! Why a coordinator does not start, or ends; each text says what to do.
 //! Never: why a call is refused, which core says.
 
+use super::etcd_tls::BadCertificates;
 use super::store::StoreError;
 use cheetah_core::limits::DESCRIPTORS_SPARE;
 use std::fmt;
@@ -37,6 +38,19 @@ pub enum CoordinateError {
     /// A pool of members is not served in the clear.
     MembersOnly {
         state: String,
+    },
+    /// A pool in the clear does not become one of members unasked: its donors would be shut out.
+    InTheClear {
+        state: String,
+    },
+    EtcdCertificates(BadCertificates),
+    /// The key of a pool of members does not cross a network unsealed.
+    EtcdInTheClear {
+        at: String,
+    },
+    /// What is in the clear is not for everybody.
+    Public {
+        address: SocketAddr,
     },
     Random(std::io::Error),
     /// This process may have too few files and sockets open.
@@ -88,7 +102,24 @@ impl fmt::Display for CoordinateError {
             ),
             CoordinateError::MembersOnly { state } => write!(
                 f,
-                "the pool in {state} is one of members, and is not served in the clear: start its coordinator with --tls"
+                "the pool in {state} is one of members, and is not served in the clear: start its coordinator without \
+                 --plaintext"
+            ),
+            CoordinateError::InTheClear { state } => write!(
+                f,
+                "the pool in {state} is in the clear: start its coordinator with --plaintext, as before, or make a pool of \
+                 members with another --state"
+            ),
+            CoordinateError::EtcdCertificates(why) => why.fmt(f),
+            CoordinateError::EtcdInTheClear { at } => write!(
+                f,
+                "the key of a pool of members is in its state, and does not cross a network in the clear to {at}: write etcds:// \
+                 and name --etcd-certificates, use an etcd member on this machine (127.0.0.1), or say --plaintext"
+            ),
+            CoordinateError::Public { address } => write!(
+                f,
+                "{address} can be reached from the Internet, and --plaintext is for loopback and private addresses alone: \
+                 leave it out, or name a private address with --listen"
             ),
             CoordinateError::Random(why) => write!(f, "the kernel gives no random numbers: {why}"),
         }

@@ -8,17 +8,20 @@
 //! (`lab/tests/etcd.rs`).
 
 use super::client::host_port;
+use super::etcd_tls::{self, BadCertificates};
 use super::http::{NoReply, Server, name_of};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use cheetah_core::limits::{ETCD_ATTEMPT_NS, ETCD_NEXT_NS, ETCD_PAGE_KEYS_MAX, ETCD_PORT};
 use hyper::body::Bytes;
 use hyper::{Request, StatusCode, header};
+use rustls::ClientConfig;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 use std::fmt;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,9 +32,12 @@ use tokio::time::{Instant, timeout_at};
 /// Between two rounds over all members.
 const ROUND_PAUSE: Duration = Duration::from_millis(50);
 
-/// Which etcd, and where in it: `etcd://HOST[:PORT][,HOST[:PORT]...][/PREFIX]`.
+/// Which etcd, and where in it: `etcd://HOST[:PORT][,HOST[:PORT]...][/PREFIX]`, or `etcds://` by TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EtcdAt {
+    is_tls: bool,
+    /// Whom to believe there, and what to show.
+    certificates: Option<PathBuf>,
     members: Vec<(String, u16)>,
     /// Pools that share one etcd differ by it.
     prefix: String,
@@ -42,7 +48,12 @@ impl FromStr for EtcdAt {
 
     fn from_str(text: &str) -> Result<Self, BadEtcd> {
         let bad = || BadEtcd::Malformed(text.to_owned());
-        let rest = text.trim().strip_prefix("etcd://").ok_or_else(bad)?;
+        let (scheme, rest) = text.trim().split_once("://").ok_or_else(bad)?;
+        let is_tls = match scheme {
+            "etcd" => false,
+            "etcds" => true,
+            _ => return Err(bad()),
+        };
         if rest.contains('@') {
             return Err(BadEtcd::UserName);
         }
@@ -55,7 +66,33 @@ impl FromStr for EtcdAt {
             return Err(bad());
         }
         let prefix = if prefix.is_empty() { "cheetah" } else { prefix }.to_owned();
-        Ok(EtcdAt { members, prefix })
+        Ok(EtcdAt { is_tls, certificates: None, members, prefix })
+    }
+}
+
+impl EtcdAt {
+    /// The directory that `etcds://` needs, with `ca-cert.pem` and, where etcd asks for them,
+    /// `client-cert.pem` and `client-key.pem`.
+    #[must_use]
+    pub fn with_certificates(self, directory: Option<PathBuf>) -> Self {
+        EtcdAt { certificates: directory, ..self }
+    }
+
+    /// Whether what is kept there crosses no network in the clear.
+    pub(super) fn keeps_secrets(&self) -> bool {
+        let here = |host: &str| {
+            host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
+        };
+        self.is_tls || self.members.iter().all(|(host, _)| here(host))
+    }
+
+    fn tls(&self) -> Result<Option<Arc<ClientConfig>>, BadCertificates> {
+        match (self.is_tls, &self.certificates) {
+            (false, None) => Ok(None),
+            (true, Some(directory)) => etcd_tls::config(directory).map(Some),
+            (true, None) => Err(BadCertificates::missing()),
+            (false, Some(_)) => Err(BadCertificates::unasked()),
+        }
     }
 }
 
@@ -86,7 +123,8 @@ impl std::error::Error for BadEtcd {}
 impl fmt::Display for EtcdAt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let members: Vec<String> = self.members.iter().map(|(host, port)| name_of(host, *port)).collect();
-        write!(f, "etcd://{}/{}", members.join(","), self.prefix)
+        let scheme = if self.is_tls { "etcds" } else { "etcd" };
+        write!(f, "{scheme}://{}/{}", members.join(","), self.prefix)
     }
 }
 
@@ -166,12 +204,19 @@ struct Members {
 }
 
 impl Etcd {
-    pub(super) fn new(at: EtcdAt) -> Self {
+    pub(super) fn new(at: EtcdAt) -> Result<Self, BadCertificates> {
         let time = Duration::from_nanos(ETCD_ATTEMPT_NS);
-        let server = |(host, port): &(String, u16)| Server::new(host.clone(), *port, time, false);
+        let tls = at.tls()?;
+        let server = |(host, port): &(String, u16)| {
+            let server = Server::new(host.clone(), *port, time, false);
+            match &tls {
+                Some(tls) => server.certified(Arc::clone(tls)),
+                None => server,
+            }
+        };
         let servers = at.members.iter().map(server).collect();
         let members = Members { at, servers, first: AtomicUsize::new(0) };
-        Etcd { members: Arc::new(members) }
+        Ok(Etcd { members: Arc::new(members) })
     }
 
     pub(super) fn at(&self) -> &EtcdAt {
@@ -464,6 +509,7 @@ mod tests {
             ("etcd://10.0.0.1", "etcd://10.0.0.1:2379/cheetah"),
             ("etcd://a:1,[::1]:2,c/lab/", "etcd://a:1,[::1]:2,c:2379/lab"),
             ("etcd://a/x/y", "etcd://a:2379/x/y"),
+            ("etcds://a", "etcds://a:2379/cheetah"),
         ] {
             assert_eq!(text.parse::<EtcdAt>().map(|at| at.to_string()), Ok(shown.to_owned()));
         }
@@ -472,6 +518,13 @@ mod tests {
         {
             assert!(bad.parse::<EtcdAt>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn what_crosses_no_network_in_the_clear_may_be_secret() {
+        let keeps = |text: &str| text.parse::<EtcdAt>().expect("an address").keeps_secrets();
+        assert!(["etcds://10.0.0.1", "etcd://127.0.0.1:1,[::1],localhost"].into_iter().all(keeps));
+        assert!(!["etcd://10.0.0.1", "etcd://127.0.0.1,lab5"].into_iter().any(keeps));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! kept only when its answer was read to the end. Tests: `tests/control*.rs`, `lab/tests/etcd.rs`.
 
 use cheetah_core::limits::CONTROL_ANSWER_BYTES_MAX;
+use cheetah_core::members::may_be_clear;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1::{self, SendRequest};
@@ -16,6 +17,7 @@ use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use std::error::Error;
 use std::fmt;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -39,6 +41,10 @@ pub(super) struct Server {
     idle: Mutex<Vec<Connection>>,
     /// Whom it has to be, and what is shown to it; absent: it is spoken to in the clear.
     tls: Option<Arc<ClientConfig>>,
+    /// Its certificate has to have the name, or the address, that it is reached by.
+    is_named: bool,
+    /// Nothing is said to it at an address of the Internet.
+    is_private: bool,
 }
 
 /// A connection, and the address that it goes to: what a server is called elsewhere it need not know.
@@ -78,14 +84,44 @@ pub(super) enum NoReply {
     Unsent(String),
     /// It may have been carried out.
     Unknown(String),
+    /// One end does not believe the other's certificate; nothing was carried out.
+    NotBelieved(String),
 }
 
 impl fmt::Display for NoReply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            NoReply::Unsent(why) | NoReply::Unknown(why) => f.write_str(why),
+            NoReply::Unsent(why) | NoReply::Unknown(why) | NoReply::NotBelieved(why) => f.write_str(why),
         }
     }
+}
+
+impl From<NoConnection> for NoReply {
+    fn from(none: NoConnection) -> NoReply {
+        match &none {
+            NoConnection::Failed(error) => match disbelief(error.as_ref()) {
+                Some(why) => NoReply::NotBelieved(why),
+                None => NoReply::Unsent(none.to_string()),
+            },
+            NoConnection::Late(_) => NoReply::Unsent(none.to_string()),
+        }
+    }
+}
+
+/// What TLS says of a certificate, ours or theirs, wherever that is among the causes.
+fn disbelief(error: &(dyn Error + 'static)) -> Option<String> {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        let within = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        let tls = within.and_then(|within| within.downcast_ref()).or_else(|| error.downcast_ref());
+        match tls {
+            Some(rustls::Error::InvalidCertificate(why)) => return Some(format!("theirs: {why}")),
+            Some(rustls::Error::AlertReceived(alert)) => return Some(format!("ours: they say {alert:?}")),
+            _ => {}
+        }
+        cause = error.source();
+    }
+    None
 }
 
 /// Why there is no connection.
@@ -110,12 +146,36 @@ impl Server {
     /// Whether `greets`: the kernel accepts for a process that is stopped, so where another could answer
     /// instead, what changes something is sent only to one that answers.
     pub(super) fn new(host: String, port: u16, connect_time: Duration, greets: bool) -> Server {
-        Server { host, port, connect_time, greets, idle: Mutex::new(Vec::new()), tls: None }
+        Server {
+            host,
+            port,
+            connect_time,
+            greets,
+            idle: Mutex::new(Vec::new()),
+            tls: None,
+            is_named: false,
+            is_private: false,
+        }
     }
 
-    /// Through TLS.
+    /// Through TLS, to a member of a pool: it is who its certificate says, whatever it is called.
     pub(super) fn over(self, tls: Arc<ClientConfig>) -> Server {
         Server { tls: Some(tls), ..self }
+    }
+
+    /// Through TLS, to a server that others certify.
+    pub(super) fn certified(self, tls: Arc<ClientConfig>) -> Server {
+        Server { tls: Some(tls), is_named: true, ..self }
+    }
+
+    /// In the clear, and therefore at loopback and private addresses alone.
+    pub(super) fn in_the_clear(self) -> Server {
+        Server { tls: None, is_private: true, ..self }
+    }
+
+    /// Whether it is named by an address at which nothing is said to it.
+    pub(super) fn is_too_far(&self) -> bool {
+        self.is_private && self.host.parse().is_ok_and(|ip: IpAddr| !may_be_clear(ip))
     }
 
     /// `HOST:PORT`, with brackets where an IPv6 address needs them.
@@ -129,7 +189,7 @@ impl Server {
         loop {
             let (mut connection, reused) = match kept.take() {
                 Some(connection) => (connection, true),
-                None => (self.connect().await.map_err(|why| NoReply::Unsent(why.to_string()))?.0, false),
+                None => (self.connect().await?.0, false),
             };
             let to_send = connection.addressed(request).map_err(|e| NoReply::Unsent(e.to_string()))?;
             match connection.requests.try_send_request(to_send).await {
@@ -141,7 +201,11 @@ impl Server {
                     let unsent = error.take_message().is_some();
                     // A kept connection may have closed before.
                     if !(reused && unsent) {
-                        let why = error.into_error().to_string();
+                        let error = error.into_error();
+                        if let Some(why) = disbelief(&error) {
+                            return Err(NoReply::NotBelieved(why));
+                        }
+                        let why = error.to_string();
                         return Err(if unsent { NoReply::Unsent(why) } else { NoReply::Unknown(why) });
                     }
                 }
@@ -173,6 +237,13 @@ impl Server {
         let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
         let local = stream.local_addr()?;
         let peer = stream.peer_addr()?;
+        if self.is_private && !may_be_clear(peer.ip()) {
+            return Err(format!(
+                "{} is an address of the Internet, and a pool in the clear is for loopback and private addresses alone",
+                peer.ip()
+            )
+            .into());
+        }
         // Without the scope that a link-local one may have.
         let host = SocketAddr::new(peer.ip(), peer.port());
         // Only a matter of latency.
@@ -180,8 +251,8 @@ impl Server {
         let requests = match &self.tls {
             None => speak(stream).await?,
             Some(tls) => {
-                // No name is looked for: a server is who its certificate says.
-                let name = ServerName::try_from("coordinator.cheetah")?;
+                let name = if self.is_named { self.host.as_str() } else { "coordinator.cheetah" };
+                let name = ServerName::try_from(name.to_owned())?;
                 speak(TlsConnector::from(Arc::clone(tls)).connect(name, stream).await?).await?
             }
         };

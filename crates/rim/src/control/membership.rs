@@ -19,8 +19,9 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
 use cheetah_core::api::{Answer, Call, Enrol, Enrolled, NewToken, Recertify, Refusal, RefusalCode};
-use cheetah_core::coordinator::Coordinator;
+use cheetah_core::coordinator::AuthorityRecord;
 use cheetah_core::limits::CERTIFICATE_SECONDS;
+use cheetah_core::map::PoolId;
 use cheetah_core::members::{Caller, Role};
 use std::fmt;
 use std::io;
@@ -58,22 +59,21 @@ pub(super) enum Met {
 }
 
 impl Membership {
-    /// Of a pool that is one of members.
     pub(super) fn of(
-        coordinator: &Coordinator,
+        pool: PoolId,
+        record: &AuthorityRecord,
         reached_at: &[SocketAddr],
         lasts: Option<Duration>,
-    ) -> Result<Option<Arc<Membership>>, String> {
-        let Some(record) = coordinator.authority() else { return Ok(None) };
+    ) -> Result<Arc<Membership>, String> {
         let lasts = lasts.unwrap_or(Duration::from_secs(CERTIFICATE_SECONDS));
         if !LASTS.contains(&lasts) {
             return Err("certificates last a second to a year".to_owned());
         }
-        let authority = Authority::of(coordinator.pool(), record).map_err(|why| why.to_string())?;
+        let authority = Authority::of(pool, record).map_err(|why| why.to_string())?;
         let at: Vec<IpAddr> = reached_at.iter().map(SocketAddr::ip).collect();
         let own = Credentials::of_authority(&authority, &at, lasts).map_err(|why| why.to_string())?;
         let (credentials, key) = (Arc::new(own.0), own.1);
-        Ok(Some(Arc::new(Membership { authority, credentials, key, at, lasts })))
+        Ok(Arc::new(Membership { authority, credentials, key, at, lasts }))
     }
 
     pub(super) fn credentials(&self) -> &Arc<Credentials> {
@@ -274,12 +274,36 @@ pub async fn enrol_by(invitation: &Invitation, directory: &std::path::Path) -> R
     Identity::keep(directory, &enrolled(answer)?, &key, pool.url()).map_err(NotEnrolled::Kept)
 }
 
-/// Gets the next certificate of a member, and keeps it.
-///
-/// # Errors
-/// It was refused, or could not be kept.
-pub async fn renew_certificate(pool: &Client, identity: &Identity) -> Result<(), NotEnrolled> {
-    let recertify = Recertify { key: identity.key().public() };
-    let answer = pool.call(Call::Recertify(recertify)).await.map_err(NotEnrolled::Call)?;
-    identity.take(&enrolled(answer)?).map_err(NotEnrolled::Kept)
+impl Client {
+    /// Gets this member's next certificate, if it is due, and keeps it.
+    ///
+    /// # Errors
+    /// It was refused, or could not be kept.
+    pub async fn renew_if_due(&self) -> Result<(), NotEnrolled> {
+        let Some(identity) = self.identity().filter(|identity| identity.due().0 == 0) else { return Ok(()) };
+        let recertify = Recertify { key: identity.key().public() };
+        let answer = self.call(Call::Recertify(recertify)).await.map_err(NotEnrolled::Call)?;
+        identity.take(&enrolled(answer)?).map_err(NotEnrolled::Kept)
+    }
+
+    /// Keeps the certificate of this member good. Never ends; where nothing is shown, nothing is to be done.
+    pub async fn stay_certified(&self) {
+        let Some(identity) = self.identity() else { return std::future::pending().await };
+        loop {
+            let (due, _) = identity.due();
+            // No timer says that the machine slept, or that its clock was set.
+            tokio::time::sleep(Duration::from_secs(due.max(1)).min(LOOK_PAUSE)).await;
+            // Another process of this member may have done it.
+            if identity.due().0 > 0 {
+                if let Err(why) = identity.reread() {
+                    tracing::warn!("{why}");
+                }
+                continue;
+            }
+            if let Err(why) = self.renew_if_due().await {
+                tracing::warn!("the certificate of this machine is not renewed: {why}");
+                tokio::time::sleep(LOOK_PAUSE.min(Duration::from_secs(1 + identity.due().1 / 10))).await;
+            }
+        }
+    }
 }

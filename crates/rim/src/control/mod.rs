@@ -6,7 +6,7 @@
 //! Key invariant: a reply leaves only after what it depends on is stored. Tests: `tests/control*.rs`.
 //!
 //! Files: `wire` (a call as HTTP, both ways), `seal`, `server`, `doorkeeper`, `service`, `membership` and
-//! `machine` (the coordinator), `store`, `store_etcd`, `term` and `etcd` (several coordinators),
+//! `machine` (the coordinator), `store`, `store_etcd`, `term`, `etcd` and `etcd_tls` (several coordinators),
 //! `addresses`, `client`, `error`, `http`, `discovery`, `donor`, `journal` (what happened), and `openapi`
 //! (a test of `openapi.json`, the description for others).
 
@@ -17,6 +17,7 @@ mod donor;
 mod doorkeeper;
 mod error;
 mod etcd;
+mod etcd_tls;
 mod http;
 mod journal;
 mod machine;
@@ -31,14 +32,16 @@ mod store_etcd;
 mod term;
 mod wire;
 
+pub use addresses::public_at;
 pub use client::{BadUrl, CallError, Client};
 pub use discovery::{NoPool, PoolFound, discover, find_pool};
 pub use donor::{Admission, DonorControl, DonorHandle, DonorHooks, DonorOptions, DonorState, reached_from};
 pub use error::CoordinateError;
 pub use etcd::EtcdAt;
+pub use etcd_tls::BadCertificates;
 pub use journal::own_name;
-pub use membership::{NotEnrolled, enrol_by, renew_certificate};
-pub use server::{CoordinateOptions, Coordination, StateAt, coordinate};
+pub use membership::{NotEnrolled, enrol_by};
+pub use server::{Access, CoordinateOptions, Coordination, StateAt, coordinate};
 pub use service::Role;
 pub use wire::OPENAPI;
 

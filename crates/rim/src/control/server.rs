@@ -7,7 +7,7 @@
 //! Tests: `tests/control.rs`, `lab/tests/hostile.rs`.
 
 use super::Clock;
-use super::addresses::reached_at;
+use super::addresses::{public_at, reached_at};
 use super::discovery::{Announcement, announce};
 use super::doorkeeper::Doorkeeper;
 use super::error::CoordinateError;
@@ -63,8 +63,7 @@ const STOP_TIME: Duration = Duration::from_secs(1);
 pub struct CoordinateOptions {
     pub listen: SocketAddr,
     pub state: StateAt,
-    /// A pool of members, by TLS; otherwise everything is in the clear.
-    pub tls: bool,
+    pub access: Access,
     /// How long certificates last, if not as usual.
     pub certificates_last: Option<Duration>,
 }
@@ -73,8 +72,17 @@ impl CoordinateOptions {
     /// A pool in the clear.
     #[must_use]
     pub fn new(listen: SocketAddr, state: StateAt) -> Self {
-        CoordinateOptions { listen, state, tls: false, certificates_last: None }
+        CoordinateOptions { listen, state, access: Access::Plaintext, certificates_last: None }
     }
+}
+
+/// Whom the pool lets in. A stored pool is one or the other, and stays so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Members alone, by TLS.
+    Members,
+    /// Anybody who can reach it, in the clear: on loopback and private networks.
+    Plaintext,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,11 +128,7 @@ impl Coordination {
     /// How it is reached from this machine.
     #[must_use]
     pub fn url(&self) -> String {
-        let url = url_of(self.address);
-        match self.callers.membership() {
-            Some(_) => url.replacen("http://", "cheetah://", 1),
-            None => url,
-        }
+        url_of(self.address, self.callers.membership().is_some())
     }
 
     /// Makes a token by which others come in: none where the pool is in the clear.
@@ -187,6 +191,11 @@ pub async fn coordinate(options: CoordinateOptions) -> Result<Coordination, Coor
     let places = places.ok_or(CoordinateError::Descriptors { allowed })?;
     let places = usize::try_from(places).unwrap_or(usize::MAX).min(CONTROL_CONNECTIONS_MAX);
     let listen = options.listen;
+    if options.access == Access::Plaintext
+        && let Some(address) = public_at(listen)
+    {
+        return Err(CoordinateError::Public { address });
+    }
     let listener = TcpListener::bind(listen).await.map_err(|why| match why.kind() {
         std::io::ErrorKind::AddrInUse => CoordinateError::PortInUse { address: listen },
         _ => CoordinateError::Listen { address: listen, why },
@@ -216,13 +225,14 @@ pub async fn coordinate(options: CoordinateOptions) -> Result<Coordination, Coor
 }
 
 /// How what listens at an address is reached from this machine.
-pub(super) fn url_of(address: SocketAddr) -> String {
+pub(super) fn url_of(address: SocketAddr, members_only: bool) -> String {
     let loopback: std::net::IpAddr = match address {
         SocketAddr::V4(_) => std::net::Ipv4Addr::LOCALHOST.into(),
         SocketAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
     };
     let ip = if address.ip().is_unspecified() { loopback } else { address.ip() };
-    format!("http://{}", SocketAddr::new(ip, address.port()))
+    let scheme = if members_only { "cheetah" } else { "http" };
+    format!("{scheme}://{}", SocketAddr::new(ip, address.port()))
 }
 
 /// Accepts and serves until `stop` or until the service fails, then lets connections finish.

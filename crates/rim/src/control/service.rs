@@ -11,7 +11,7 @@ use super::error::CoordinateError;
 use super::etcd::{Etcd, EtcdAt, EtcdError};
 use super::machine::{Callers, Desk, Machine, Message};
 use super::membership::Membership;
-use super::server::{CoordinateOptions, StateAt, url_of};
+use super::server::{Access, CoordinateOptions, StateAt, url_of};
 use super::store::{Seen, Store, StoreError};
 use super::store_etcd::EtcdStore;
 use super::term::{Leader, Term, Vote, campaign, look};
@@ -19,7 +19,7 @@ use super::{Clock, random};
 use crate::members::Authority;
 use crate::stream::Transport;
 use cheetah_core::api::{Refusal, RefusalCode};
-use cheetah_core::coordinator::{BadState, Coordinator, Key, Record};
+use cheetah_core::coordinator::{AuthorityRecord, BadState, Coordinator, Key, Record};
 use cheetah_core::limits::{CONTROL_DEADLINE_NS, ETCD_ATTEMPT_NS, LEADER_LOOK_NS};
 use cheetah_core::map::PoolId;
 use std::net::SocketAddr;
@@ -64,9 +64,12 @@ struct Office {
 struct Election {
     etcd: Arc<Etcd>,
     us: Leader,
+    options: CoordinateOptions,
     listens: SocketAddr,
     clock: Clock,
     office: Option<Office>,
+    /// Known once a pool is.
+    membership: Option<Arc<Membership>>,
 }
 
 impl Service {
@@ -91,20 +94,21 @@ impl Service {
                 (Store::File(Arc::new(seen.open().map_err(failed)?)), Ok(coordinator), is_new)
             }
             StateAt::Etcd(at) => {
-                let (election, pool) = Election::begin(at, address, clock, &role).await?;
+                let (election, pool) = Election::begin(at, options, address, clock, &role).await?;
                 let is_new = election.office.as_ref().is_some_and(|office| office.is_new);
+                if let Some(office) = &election.office {
+                    let _ = desk.send_replace(Ok(office.messages.clone()));
+                }
+                let membership = election.membership.clone();
                 let kind = Kind::Elected(Box::new(election));
-                return Ok(Service { pool, is_new, desk, role, kind, membership: None });
+                return Ok(Service { pool, is_new, desk, role, kind, membership });
             }
         };
         let mut coordinator = coordinator.map_err(|error| unusable(state, error))?;
-        let reached = reached_at(address);
-        let membership = membership(&mut coordinator, options, &reached)?;
-        coordinator.reached_at(reached);
-        let transport = match &membership {
-            Some(membership) => Transport::default().with_tls(Arc::clone(membership.credentials())),
-            None => Transport::default(),
-        };
+        open_to(&mut coordinator, is_new, options)?;
+        let membership = membership(coordinator.pool(), coordinator.authority(), options, address)?;
+        coordinator.reached_at(reached_at(address));
+        let transport = transport(membership.as_ref());
         let (mut machine, messages) = Machine::new(coordinator, store, clock, transport);
         machine.start().await?;
         let _ = desk.send_replace(Ok(messages));
@@ -137,24 +141,50 @@ impl Service {
     }
 }
 
-/// A pool of members is made one at its first start, and stays one.
-fn membership(
+/// A pool is made one of members at its first start, and stays one.
+fn open_to(
     coordinator: &mut Coordinator,
+    is_new: bool,
     options: &CoordinateOptions,
-    reached_at: &[SocketAddr],
-) -> Result<Option<Arc<Membership>>, CoordinateError> {
-    match (coordinator.authority().is_some(), options.tls) {
-        (true, false) => {
-            return Err(CoordinateError::MembersOnly { state: options.state.to_string() });
-        }
-        (false, true) => {
-            let made = Authority::make(coordinator.pool());
-            coordinator.adopt(made.map_err(|why| unusable(&options.state, why))?);
-        }
-        _ => {}
+) -> Result<(), CoordinateError> {
+    check_access(coordinator.authority(), is_new, options)?;
+    if is_new && options.access == Access::Members {
+        let made = Authority::make(coordinator.pool());
+        coordinator.adopt(made.map_err(|why| unusable(&options.state, why))?);
     }
-    let of = Membership::of(coordinator, reached_at, options.certificates_last);
-    of.map_err(|why| unusable(&options.state, why))
+    Ok(())
+}
+
+/// Whether a pool, as it is stored or new, is served as this coordinator was told to.
+fn check_access(
+    authority: Option<&AuthorityRecord>,
+    is_new: bool,
+    options: &CoordinateOptions,
+) -> Result<(), CoordinateError> {
+    let state = options.state.to_string();
+    match (authority.is_some(), options.access) {
+        (true, Access::Plaintext) => Err(CoordinateError::MembersOnly { state }),
+        (false, Access::Members) if !is_new => Err(CoordinateError::InTheClear { state }),
+        _ => Ok(()),
+    }
+}
+
+fn membership(
+    pool: PoolId,
+    authority: Option<&AuthorityRecord>,
+    options: &CoordinateOptions,
+    listens: SocketAddr,
+) -> Result<Option<Arc<Membership>>, CoordinateError> {
+    let Some(authority) = authority else { return Ok(None) };
+    let of = Membership::of(pool, authority, &reached_at(listens), options.certificates_last);
+    of.map(Some).map_err(|why| unusable(&options.state, why))
+}
+
+fn transport(membership: Option<&Arc<Membership>>) -> Transport {
+    match membership {
+        Some(membership) => Transport::default().with_tls(Arc::clone(membership.credentials())),
+        None => Transport::default(),
+    }
 }
 
 fn unusable(state: &StateAt, why: impl std::fmt::Display) -> CoordinateError {
@@ -181,20 +211,29 @@ impl Election {
     /// Leads, or knows who does and which pool it is.
     async fn begin(
         at: &EtcdAt,
+        options: &CoordinateOptions,
         address: SocketAddr,
         clock: Clock,
         role: &watch::Sender<Role>,
     ) -> Result<(Self, PoolId), CoordinateError> {
+        let members_only = options.access == Access::Members;
+        if members_only && !at.keeps_secrets() {
+            return Err(CoordinateError::EtcdInTheClear { at: at.to_string() });
+        }
         let unreachable = |why: EtcdError| CoordinateError::Etcd { at: at.to_string(), why: why.to_string() };
-        let etcd = Arc::new(Etcd::new(at.clone()));
+        let etcd = Etcd::new(at.clone()).map_err(CoordinateError::EtcdCertificates)?;
+        let etcd = Arc::new(etcd);
         let until = soon(CONTROL_DEADLINE_NS);
         // Others reach this machine at the address that etcd does.
         let mut reached = address;
         if address.ip().is_unspecified() {
             reached.set_ip(reachable_ip(etcd.local_ip(until).await.map_err(unreachable)?));
         }
-        let us = Leader { url: url_of(reached), process: random().map_err(CoordinateError::Random)? };
-        let mut election = Election { etcd, us, listens: address, clock, office: None };
+        let url = url_of(reached, members_only);
+        let us = Leader { url, process: random().map_err(CoordinateError::Random)? };
+        let options = options.clone();
+        let mut election =
+            Election { etcd, us, options, listens: address, clock, office: None, membership: None };
         look(&election.etcd, &election.us, until).await.map_err(unreachable)?;
         loop {
             match election.vote(until).await {
@@ -206,7 +245,10 @@ impl Election {
                 }
                 Ok(Some(why)) => {
                     // The leader may be about to store it.
-                    if let Some(pool) = election.pool(until).await.map_err(unreachable)? {
+                    if let Some((pool, authority)) = election.stored(until).await.map_err(unreachable)? {
+                        check_access(authority.as_ref(), false, &election.options)?;
+                        election.membership =
+                            membership(pool, authority.as_ref(), &election.options, address)?;
                         role.send_replace(Role::StandsBy(why));
                         return Ok((election, pool));
                     }
@@ -225,15 +267,20 @@ impl Election {
         }
     }
 
-    /// The pool that is stored.
-    async fn pool(&self, until: Instant) -> Result<Option<PoolId>, EtcdError> {
-        let key = self.etcd.key(&format!("records/{}#000000", Key::Pool));
-        let found = self.etcd.get(&key, until).await?;
-        let record = found.and_then(|found| serde_json::from_slice(&found.value).ok());
-        Ok(record.and_then(|record| match record {
-            Record::Pool(record) => Some(record.pool),
+    /// The pool that is stored, and its authority, which is stored no later.
+    async fn stored(&self, until: Instant) -> Result<Option<(PoolId, Option<AuthorityRecord>)>, EtcdError> {
+        let Some(Record::Pool(record)) = self.record(Key::Pool, until).await? else { return Ok(None) };
+        let authority = match self.record(Key::Authority, until).await? {
+            Some(Record::Authority(authority)) => Some(authority),
             _ => None,
-        }))
+        };
+        Ok(Some((record.pool, authority)))
+    }
+
+    /// One that is not cut into parts.
+    async fn record(&self, key: Key, until: Instant) -> Result<Option<Record>, EtcdError> {
+        let found = self.etcd.get(&self.etcd.key(&format!("records/{key}#000000")), until).await?;
+        Ok(found.and_then(|found| serde_json::from_slice(&found.value).ok()))
     }
 
     async fn run(
@@ -322,14 +369,23 @@ impl Election {
             let records = store.load().await?;
             let is_new = records.is_none();
             let mut coordinator = restore(records, self.clock)?;
+            let failed = |error: CoordinateError| StoreError::Failed(error.to_string());
+            open_to(&mut coordinator, is_new, &self.options).map_err(failed)?;
+            let membership = match &self.membership {
+                Some(membership) => Some(Arc::clone(membership)),
+                None => membership(coordinator.pool(), coordinator.authority(), &self.options, self.listens)
+                    .map_err(failed)?,
+            };
             coordinator.reached_at(reached_at(self.listens));
+            let transport = transport(membership.as_ref());
             let (mut machine, messages) =
-                Machine::new(coordinator, Store::Etcd(store), self.clock, Transport::default());
+                Machine::new(coordinator, Store::Etcd(store), self.clock, transport);
             machine.start().await?;
-            Ok((is_new, machine, messages))
+            Ok((is_new, machine, messages, membership))
         };
         match serving.await {
-            Ok((is_new, machine, messages)) => {
+            Ok((is_new, machine, messages, membership)) => {
+                self.membership = membership;
                 self.office = Some(Office { term, is_new, machine, messages });
                 Ok(())
             }

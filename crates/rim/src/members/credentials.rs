@@ -77,6 +77,15 @@ impl ResolvesClientCert for Shown {
     }
 }
 
+/// Whom a connection for a volume's bytes is made to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holder {
+    /// It has them in its memory.
+    Donor,
+    /// It brings them from their source: the process of a client.
+    Filler,
+}
+
 /// One member's end of every connection. It holds a private key, and shows none of it.
 pub struct Credentials {
     pool: PoolId,
@@ -85,6 +94,7 @@ pub struct Credentials {
     guests: Guests,
     shown: Arc<Shown>,
     to_donors: Arc<ClientConfig>,
+    to_fillers: Arc<ClientConfig>,
     to_coordinator: Arc<ClientConfig>,
     for_members: Arc<ServerConfig>,
     for_anybody: Arc<ServerConfig>,
@@ -131,6 +141,7 @@ impl Credentials {
             authority,
             guests: Guests::default(),
             to_donors: to(|role| role == Role::Donor)?,
+            to_fillers: to(|role| matches!(role, Role::Client | Role::Admin))?,
             to_coordinator: to(|role| role == Role::Coordinator)?,
             shown,
             for_members,
@@ -186,8 +197,11 @@ impl Credentials {
         Fingerprint::of(&self.authority)
     }
 
-    pub(crate) fn to_donors(&self) -> Arc<ClientConfig> {
-        Arc::clone(&self.to_donors)
+    pub(crate) fn to(&self, holder: Holder) -> Arc<ClientConfig> {
+        Arc::clone(match holder {
+            Holder::Donor => &self.to_donors,
+            Holder::Filler => &self.to_fillers,
+        })
     }
 
     pub(crate) fn to_coordinator(&self) -> Arc<ClientConfig> {
@@ -226,6 +240,8 @@ fn client(servers: Servers, shown: Option<&Arc<Shown>>) -> Result<Arc<ClientConf
         None => builder.with_no_client_auth(),
     };
     (config.resumption, config.enable_sni) = (Resumption::disabled(), false);
+    // Records are `stream`'s.
+    config.enable_secret_extraction = true;
     Ok(Arc::new(config))
 }
 
@@ -239,6 +255,7 @@ fn server(
     let mut config = builder.with_client_cert_verifier(members).with_cert_resolver(shown);
     config.send_tls13_tickets = 0;
     config.max_early_data_size = 0;
+    config.enable_secret_extraction = true;
     config.session_storage = Arc::new(NoServerSessionStorage {});
     Ok(Arc::new(config))
 }

@@ -18,6 +18,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+/// What names a directory in place of the user's own.
+pub const IDENTITY_VARIABLE: &str = "CHEETAH_IDENTITY";
+
 const AUTHORITY: &str = "ca-cert.pem";
 const CERTIFICATE: &str = "client-cert.pem";
 const KEY: &str = "client-key.pem";
@@ -212,6 +215,21 @@ impl Identity {
         let key = Key::from_pem(&key).map_err(|why| broken(&why))?;
         let credentials = Credentials::new(&authority, &certificate, &key).map_err(|why| broken(&why))?;
         Ok(Some(Identity { directory: directory.to_owned(), key, credentials: Arc::new(credentials) }))
+    }
+
+    /// Where a user's is unless the program is told otherwise: `$CHEETAH_IDENTITY`, else `cheetah` in the
+    /// user's configuration directory, and `donor` within it of who lends: a machine that lends and is worked
+    /// on has both. `None`: there is no such user.
+    #[must_use]
+    pub fn usual_directory(lends: bool) -> Option<PathBuf> {
+        let variable = std::env::var_os(IDENTITY_VARIABLE).filter(|value| !value.is_empty());
+        let own = || {
+            let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".config"));
+            let base = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from).or_else(home)?;
+            let own = base.join("cheetah");
+            Some(if lends { own.join("donor") } else { own })
+        };
+        variable.map(PathBuf::from).or_else(own)
     }
 
     /// The pool that the directory is about.

@@ -98,13 +98,13 @@ impl Invitation {
     /// Whether an address has a token behind it.
     #[must_use]
     pub fn is_in(url: &str) -> bool {
-        url.strip_prefix("cheetah://").is_some_and(|rest| rest.trim_end_matches('/').contains('/'))
+        without_schemes(url).is_some_and(|rest| rest.trim_end_matches('/').contains('/'))
     }
 
     /// # Errors
     /// It is none.
     pub fn read(url: &str) -> Result<Invitation, BadInvitation> {
-        let rest = url.strip_prefix("cheetah://").ok_or(BadInvitation)?;
+        let rest = without_schemes(url).ok_or(BadInvitation)?;
         let (at, token) = rest.split_once('/').ok_or(BadInvitation)?;
         let bytes = URL_SAFE_NO_PAD.decode(token.trim_end_matches('/')).map_err(|_| BadInvitation)?;
         let (secret, authority) = bytes.split_at_checked(SECRET_BYTES).ok_or(BadInvitation)?;
@@ -121,6 +121,11 @@ impl Invitation {
     }
 }
 
+/// Of several addresses each may have one.
+fn without_schemes(url: &str) -> Option<String> {
+    Some(url.strip_prefix("cheetah://")?.replace(",cheetah://", ","))
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -135,6 +140,9 @@ mod tests {
         assert_eq!((&read.at, &read.secret), (&invitation.at, &invitation.secret));
         assert_eq!(read.authority, invitation.authority);
         assert!(Invitation::is_in(&url) && !Invitation::is_in("cheetah://10.0.0.5:10808/"));
+        assert!(!Invitation::is_in("cheetah://a:1,cheetah://b:2"), "two addresses, and no token");
+        let several = url.replace("10808/", "10808,cheetah://lab6/");
+        assert_eq!(Invitation::read(&several).unwrap().at, "10.0.0.5:10808,lab6");
         for bad in ["http://a/b", "cheetah://a", "cheetah://a/b", &url[..url.len() - 1], "cheetah:///x"] {
             assert_eq!(Invitation::read(bad).unwrap_err(), BadInvitation, "{bad}");
         }

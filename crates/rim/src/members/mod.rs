@@ -15,9 +15,9 @@ mod identity;
 mod invitation;
 
 pub use authority::{Authority, BadAuthority, Key};
-pub use credentials::{BadCredentials, Credentials};
+pub use credentials::{BadCredentials, Credentials, Holder};
 pub use guests::{Guest, Guests};
-pub use identity::{Identity, IdentityError};
+pub use identity::{IDENTITY_VARIABLE, Identity, IdentityError};
 pub use invitation::{BadInvitation, Fingerprint, Invitation};
 
 pub(crate) use credentials::first_contact;

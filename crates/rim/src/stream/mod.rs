@@ -5,14 +5,15 @@
 //! the peer is. Nobody beside this module sees the descriptor. Invariant: what is ready is cleared by the
 //! tick that it had before the call which found nothing more, so nothing that comes meanwhile is missed,
 //! and no caller keeps a guard. Whoever sends offers first what was not taken before. Made by `net`; used
-//! by both handshakes, `volume::conn`, `donor` and the export. Parts: `socket` (plain ones), `lend`,
-//! `tls`. Tests: in each; `tests/torn` is a layer that tears everything, over which the tests of the data
-//! path run as well. One of the named modules that may use unsafe (pieces are raw addresses: an arena is
-//! shared with other connections, so no Rust reference to its bytes may exist while the kernel fills
-//! them).
+//! by both handshakes, `volume::conn`, `donor` and the export. Parts: `socket` (plain ones), `lend`, `tls`
+//! and its `records`. Tests: in each; `tests/torn` is a layer that tears everything, over which the tests of
+//! the data path run as well. One of the named modules that may use unsafe (pieces are raw addresses: an
+//! arena is shared with other connections, so no Rust reference to its bytes may exist while the kernel
+//! fills them).
 #![allow(unsafe_code)]
 
 mod lend;
+mod records;
 mod socket;
 mod tls;
 

@@ -1,37 +1,45 @@
-//! A stream through TLS: the second implementation of `Layer`, by rustls.
+//! A stream through TLS: the second implementation of `Layer`. rustls shakes hands; what follows is sealed
+//! and opened in our own buffers (`records`), in one pass over each.
 //!
-//! Owns the handshake over a plain stream, and the records between it and who uses it. Never: whom to
-//! trust (`members`). Invariants: bytes count as sent when the records that carry them went below, so
-//! whoever sends waits for room as with a plain stream; nothing is lent, for what is sealed has to be
-//! touched; and pieces, which others may use meanwhile, are copied from and to by address. Every record
-//! is checked before anything of it is given out. Tests: `tests/members.rs`; `tests/data_path.rs`, over
-//! whole streams and torn ones; `lab/tests/members.rs`. One of the named modules that may use unsafe, as
-//! `super`.
+//! Owns the handshake over a plain stream, and the buffers between it and who uses it. Never: whom to trust
+//! (`members`), or keys (`records`). Invariants: bytes count as sent when the records that carry them went
+//! below, so whoever sends waits for room as with a plain stream; nothing is lent, for what is sealed has to
+//! be touched; and pieces, which others may use meanwhile, are copied from and to by address. What was
+//! opened is wiped when it was given. Tests: below; `tests/members.rs`; `tests/data_path.rs`, over whole
+//! streams and torn ones; `lab/tests/members.rs`. One of the named modules that may use unsafe, as `super`.
 #![allow(unsafe_code)]
 
+use super::records::{Broken, Keys, Opened, PAYLOAD_BYTES_MAX, RECORD_BYTES_MAX, Records};
 use super::{Layer, Stream};
-use crate::members::Credentials;
+use crate::members::{Credentials, Holder};
 use cheetah_core::members::Member;
-use rustls::pki_types::ServerName;
-use rustls::{ClientConnection, Connection, ServerConnection};
+use rustls::ExtractedSecrets;
+use rustls::client::UnbufferedClientConnection;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::server::UnbufferedServerConnection;
+use rustls::unbuffered::{ConnectionState, EncodeError, UnbufferedStatus};
 use std::cell::RefCell;
-use std::future::poll_fn;
-use std::io::{self, BufRead, IoSlice, IoSliceMut, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::ops::Range;
 use std::task::{Context, Poll};
 
 /// Sealed at once, before what was sealed has left.
-const SEAL_BYTES: usize = 128 << 10;
+const SEAL_BYTES: usize = 8 * PAYLOAD_BYTES_MAX;
+/// Received at once, of a peer that sends much.
+const RECEIVE_BYTES_MAX: usize = 8 * RECORD_BYTES_MAX;
+/// More comes in no handshake.
+const HANDSHAKE_BYTES_MAX: usize = 256 << 10;
 
 impl Credentials {
-    /// Speaks TLS to a server of the pool.
+    /// Speaks TLS to such a server of the pool.
     ///
     /// # Errors
     /// It is none, or takes this one for none of its members.
-    pub(crate) async fn connect(&self, plain: Stream) -> io::Result<Stream> {
+    pub(crate) async fn connect(&self, plain: Stream, to: Holder) -> io::Result<Stream> {
         // No name is looked for: a server is who its certificate says.
         let name = ServerName::try_from("member.cheetah").map_err(io::Error::other)?;
-        let tls = ClientConnection::new(self.to_donors(), name).map_err(io::Error::other)?;
-        shake_hands(plain, tls.into(), self).await
+        let tls = UnbufferedClientConnection::new(self.to(to), name).map_err(io::Error::other)?;
+        shake_hands(plain, tls, self).await
     }
 
     /// Speaks TLS to a client, which has to be a member.
@@ -39,97 +47,153 @@ impl Credentials {
     /// # Errors
     /// It is none.
     pub(crate) async fn accept(&self, plain: Stream) -> io::Result<Stream> {
-        let tls = ServerConnection::new(self.for_members()).map_err(io::Error::other)?;
-        shake_hands(plain, tls.into(), self).await
+        let tls = UnbufferedServerConnection::new(self.for_members()).map_err(io::Error::other)?;
+        shake_hands(plain, tls, self).await
     }
+}
+
+/// Either end of a handshake.
+trait Handshake {
+    type Side;
+
+    fn process<'c, 'i>(&'c mut self, came: &'i mut [u8]) -> UnbufferedStatus<'c, 'i, Self::Side>;
+
+    fn peer(&self) -> Option<&[CertificateDer<'static>]>;
+
+    /// Once it is over.
+    fn into_keys(self) -> Result<(ExtractedSecrets, Keys), rustls::Error>;
+}
+
+impl Handshake for UnbufferedClientConnection {
+    type Side = rustls::client::ClientConnectionData;
+
+    fn process<'c, 'i>(&'c mut self, came: &'i mut [u8]) -> UnbufferedStatus<'c, 'i, Self::Side> {
+        self.process_tls_records(came)
+    }
+
+    fn peer(&self) -> Option<&[CertificateDer<'static>]> {
+        self.peer_certificates()
+    }
+
+    fn into_keys(self) -> Result<(ExtractedSecrets, Keys), rustls::Error> {
+        self.dangerous_into_kernel_connection().map(|(secrets, keys)| (secrets, keys.into()))
+    }
+}
+
+impl Handshake for UnbufferedServerConnection {
+    type Side = rustls::server::ServerConnectionData;
+
+    fn process<'c, 'i>(&'c mut self, came: &'i mut [u8]) -> UnbufferedStatus<'c, 'i, Self::Side> {
+        self.process_tls_records(came)
+    }
+
+    fn peer(&self) -> Option<&[CertificateDer<'static>]> {
+        self.peer_certificates()
+    }
+
+    fn into_keys(self) -> Result<(ExtractedSecrets, Keys), rustls::Error> {
+        self.dangerous_into_kernel_connection().map(|(secrets, keys)| (secrets, keys.into()))
+    }
+}
+
+/// What a handshake wants next.
+enum Wants {
+    Nothing,
+    ToSend,
+    ToReceive,
+    /// It is over.
+    Out,
+    ToEnd(io::Error),
 }
 
 async fn shake_hands(
     mut below: Stream,
-    mut tls: Connection,
+    mut tls: impl Handshake,
     credentials: &Credentials,
 ) -> io::Result<Stream> {
+    // What came and was not taken, what was taken and is the user's already, and what goes out.
+    let (mut came, mut opened, mut out) = (Vec::new(), Vec::new(), Vec::new());
+    let mut failed = None;
     loop {
-        while tls.wants_write() {
-            let sent = send_out(&mut tls, &below);
-            match sent {
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    let stream = &mut below;
-                    poll_fn(move |cx| stream.poll_writable(cx)).await?;
+        let (taken, wants) = step(&mut tls, &mut came, &mut opened, &mut out);
+        came.drain(..taken);
+        match wants {
+            Wants::Nothing => {}
+            Wants::ToSend => below.send_all(&mut out).await?,
+            Wants::ToReceive if came.len() > HANDSHAKE_BYTES_MAX => {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "TLS: a handshake without end"));
+            }
+            Wants::ToReceive => below.receive_some(&mut came).await?,
+            Wants::Out => break,
+            // Asked again, it has something to send that says why: the peer hears it, if there is room.
+            Wants::ToEnd(why) => match failed.take() {
+                None => failed = Some(why),
+                Some(first) => {
+                    let _ = below.try_send_from(&[IoSlice::new(&out)], false);
+                    return Err(first);
                 }
-                sent => drop(sent?),
-            }
-        }
-        if !tls.is_handshaking() {
-            break;
-        }
-        let taken = take_in(&mut tls, &below);
-        match taken {
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                let stream = &mut below;
-                poll_fn(move |cx| stream.poll_readable(cx)).await?;
-            }
-            taken => drop(taken?),
+            },
         }
     }
-    let Some(member) = credentials.peer(tls.peer_certificates()) else {
+    let Some(member) = credentials.peer(tls.peer()) else {
         return Err(io::Error::other("its certificate is none of a member of this pool"));
     };
-    tls.set_buffer_limit(None);
-    Ok(Stream::over(Box::new(Tls {
-        below,
-        member,
-        state: RefCell::new(State { tls, sealed: 0, is_over: false }),
-    })))
+    let (secrets, keys) = tls.into_keys().map_err(io::Error::other)?;
+    let state = State::new(Records::of(secrets, keys)?, opened, &came);
+    Ok(Stream::over(Box::new(Tls { below, member, state: RefCell::new(state) })))
 }
 
-fn send_out(tls: &mut Connection, below: &Stream) -> io::Result<usize> {
-    tls.write_tls(&mut Below { stream: below, more: false })
-}
-
-/// Receives once and takes what came apart; whether that was the peer's last word. `UnexpectedEof` where it
-/// went without one.
-fn take_in(tls: &mut Connection, below: &Stream) -> io::Result<bool> {
-    if tls.read_tls(&mut Below { stream: below, more: false })? == 0 {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
-    match tls.process_new_packets() {
-        Ok(state) => Ok(state.peer_has_closed()),
-        Err(error) => {
-            // The peer hears why, if there is room.
-            let _ = send_out(tls, below);
-            Err(io::Error::new(io::ErrorKind::InvalidData, format!("TLS: {error}")))
+/// Takes a handshake a step further: how much of what came it took, and what it wants next.
+fn step(
+    tls: &mut impl Handshake,
+    came: &mut [u8],
+    opened: &mut Vec<u8>,
+    out: &mut Vec<u8>,
+) -> (usize, Wants) {
+    let failed = |why: &dyn std::fmt::Display| {
+        Wants::ToEnd(io::Error::new(io::ErrorKind::InvalidData, format!("TLS: {why}")))
+    };
+    let UnbufferedStatus { mut discard, state, .. } = tls.process(came);
+    let wants = match state {
+        Err(why) => failed(&why),
+        Ok(ConnectionState::EncodeTlsData(mut data)) => {
+            let start = out.len();
+            let mut encoded = data.encode(&mut out[start..]);
+            if let Err(EncodeError::InsufficientSize(short)) = &encoded {
+                out.resize(start + short.required_size, 0);
+                encoded = data.encode(&mut out[start..]);
+            }
+            match encoded {
+                Ok(len) => {
+                    out.truncate(start + len);
+                    Wants::Nothing
+                }
+                Err(why) => failed(&why),
+            }
         }
-    }
-}
-
-/// The stream below, as rustls takes it.
-struct Below<'a> {
-    stream: &'a Stream,
-    more: bool,
-}
-
-impl Read for Below<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self.stream.try_receive_into(&mut [IoSliceMut::new(buffer)]) {
-            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(0),
-            received => received,
+        Ok(ConnectionState::TransmitTlsData(data)) => {
+            data.done();
+            Wants::ToSend
         }
-    }
-}
-
-impl Write for Below<'_> {
-    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        self.stream.try_send_from(&[IoSlice::new(buffer)], self.more)
-    }
-
-    fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.stream.try_send_from(buffers, self.more)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+        Ok(ConnectionState::BlockedHandshake) => Wants::ToReceive,
+        Ok(ConnectionState::WriteTraffic(_)) => Wants::Out,
+        // A peer need not wait before it sends.
+        Ok(ConnectionState::ReadTraffic(mut traffic)) => loop {
+            match traffic.next_record() {
+                Some(Ok(record)) => {
+                    opened.extend_from_slice(record.payload);
+                    discard += record.discard;
+                }
+                Some(Err(why)) => break failed(&why),
+                None => break Wants::Nothing,
+            }
+        },
+        Ok(ConnectionState::PeerClosed | ConnectionState::Closed) => {
+            Wants::ToEnd(io::ErrorKind::UnexpectedEof.into())
+        }
+        Ok(_) => failed(&"a state that is not known here"),
+    };
+    (discard, wants)
 }
 
 #[derive(Debug)]
@@ -141,43 +205,92 @@ struct Tls {
 
 #[derive(Debug)]
 struct State {
-    tls: Connection,
-    /// Bytes of the user that are in records which have not all left yet: they are the first of what it
-    /// offers again.
+    records: Records,
+    /// What came is its beginning, up to `came`.
+    received: Vec<u8>,
+    came: usize,
+    /// Where the next record begins that was not opened yet.
+    next: usize,
+    /// What was opened and not given yet, before that.
+    open: Range<usize>,
+    /// What is sealed and has not left yet, from `left` on.
+    out: Vec<u8>,
+    left: usize,
+    /// Bytes of the user that are in these records: they are the first of what it offers again.
     sealed: usize,
     /// Nothing comes any more.
     is_over: bool,
 }
 
 impl State {
-    /// Whether something that came is open already.
-    fn has_opened(&mut self) -> bool {
-        matches!(self.tls.reader().fill_buf(), Ok(bytes) if !bytes.is_empty())
+    /// `opened` was opened before, and `came` came behind it.
+    fn new(records: Records, opened: Vec<u8>, came: &[u8]) -> State {
+        let open = 0..opened.len();
+        let mut received = opened;
+        received.extend_from_slice(came);
+        let came = received.len();
+        received.resize(came.max(RECORD_BYTES_MAX), 0);
+        let (next, out) = (open.end, Vec::new());
+        State { records, received, came, next, open, out, left: 0, sealed: 0, is_over: false }
     }
 
-    /// Copies what is open to the pieces; how much.
+    /// The length of the next record, if all of it came.
+    fn whole(&self) -> Result<Option<usize>, Broken> {
+        let bytes = &self.received[self.next..self.came];
+        Ok(Records::record_len(bytes)?.filter(|len| *len <= bytes.len()))
+    }
+
+    /// Opens the next record, if all of it came: whether it did. Nothing may be open.
+    fn open_next(&mut self) -> Result<bool, Broken> {
+        let Some(len) = self.whole()? else { return Ok(false) };
+        let (start, end) = (self.next, self.next + len);
+        self.next = end;
+        match self.records.open(&mut self.received[start..end], &mut self.out)? {
+            Opened::Data(range) => self.open = start + range.start..start + range.end,
+            Opened::Own => {}
+            Opened::End => self.is_over = true,
+        }
+        Ok(true)
+    }
+
+    /// Receives once, behind what came.
+    fn receive(&mut self, below: &Stream) -> io::Result<()> {
+        if self.next == self.came {
+            (self.next, self.came) = (0, 0);
+        } else if self.received.len() - self.next < RECORD_BYTES_MAX || self.came == self.received.len() {
+            self.received.copy_within(self.next..self.came, 0);
+            (self.next, self.came) = (0, self.came - self.next);
+        }
+        let room = &mut self.received[self.came..];
+        let len = room.len();
+        let received = below.try_receive_into(&mut [IoSliceMut::new(room)])?;
+        self.came += received;
+        // A peer that sends much is received from less often.
+        if received == len && self.received.len() < RECEIVE_BYTES_MAX {
+            let more = (2 * self.received.len()).min(RECEIVE_BYTES_MAX);
+            self.received.resize(more, 0);
+        }
+        Ok(())
+    }
+
+    /// Copies what is open to the pieces behind their first bytes; how much.
     ///
     /// # Safety
     /// As for `Stream::try_receive`.
     unsafe fn give(&mut self, pieces: &[libc::iovec], mut skip: usize) -> usize {
         let mut given = 0;
         for piece in pieces {
-            let (mut at, skipped) = (skip.min(piece.iov_len), skip.min(piece.iov_len));
-            skip -= skipped;
-            while at < piece.iov_len {
-                let mut reader = self.tls.reader();
-                let Ok(open) = reader.fill_buf() else { return given };
-                if open.is_empty() {
-                    return given;
-                }
-                let len = open.len().min(piece.iov_len - at);
-                // SAFETY: the caller vouches for the piece, `at + len` is inside of it, and what rustls holds
-                // is its own memory.
-                unsafe {
-                    std::ptr::copy_nonoverlapping(open.as_ptr(), piece.iov_base.cast::<u8>().add(at), len)
-                };
-                reader.consume(len);
-                (at, given) = (at + len, given + len);
+            let at = skip.min(piece.iov_len);
+            skip -= at;
+            let open = &mut self.received[self.open.clone()];
+            let len = open.len().min(piece.iov_len - at);
+            // SAFETY: the caller vouches for the piece, `at + len` is inside of it, and what is open is ours.
+            unsafe { std::ptr::copy_nonoverlapping(open.as_ptr(), piece.iov_base.cast::<u8>().add(at), len) };
+            open[..len].fill(0);
+            self.open.start += len;
+            given += len;
+            if self.open.is_empty() {
+                break;
             }
         }
         given
@@ -187,28 +300,46 @@ impl State {
     ///
     /// # Safety
     /// As for `Stream::try_send`.
-    unsafe fn seal(&mut self, pieces: &[libc::iovec]) -> io::Result<usize> {
-        let mut clear = Vec::with_capacity(SEAL_BYTES.min(pieces.iter().map(|piece| piece.iov_len).sum()));
-        for piece in pieces {
-            let len = piece.iov_len.min(SEAL_BYTES - clear.len());
-            let start = clear.len();
-            clear.resize(start + len, 0);
-            // SAFETY: the caller vouches for the piece, of which this is the beginning; the rest is ours.
-            unsafe {
-                std::ptr::copy_nonoverlapping(piece.iov_base.cast::<u8>(), clear[start..].as_mut_ptr(), len)
-            };
+    unsafe fn seal(&mut self, pieces: &[libc::iovec]) -> Result<usize, Broken> {
+        let offered = pieces.iter().map(|piece| piece.iov_len).sum::<usize>().min(SEAL_BYTES);
+        let (mut sealed, mut piece, mut at) = (0, 0, 0);
+        while sealed < offered {
+            let len = (offered - sealed).min(PAYLOAD_BYTES_MAX);
+            self.records.seal(&mut self.out, len, |mut to| {
+                while !to.is_empty() {
+                    let from = &pieces[piece];
+                    let part = to.len().min(from.iov_len - at);
+                    // SAFETY: the caller vouches for the piece, `at + part` is inside of it, and the rest is
+                    // ours.
+                    unsafe {
+                        let from = from.iov_base.cast::<u8>().add(at);
+                        std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), part);
+                    };
+                    to = &mut to[part..];
+                    at += part;
+                    if at == from.iov_len {
+                        (piece, at) = (piece + 1, 0);
+                    }
+                }
+            })?;
+            sealed += len;
         }
-        let sealed = self.tls.writer().write_all(&clear);
-        let len = clear.len();
-        crate::memory::wipe(clear);
-        sealed.map(|()| len)
+        Ok(sealed)
     }
 
     fn flush(&mut self, below: &Stream, more: bool) -> io::Result<()> {
-        while self.tls.wants_write() {
-            self.tls.write_tls(&mut Below { stream: below, more })?;
+        while self.left < self.out.len() {
+            self.left += below.try_send_from(&[IoSlice::new(&self.out[self.left..])], more)?;
         }
+        self.out.clear();
+        self.left = 0;
         Ok(())
+    }
+
+    /// The peer is told that this is the end, if there is room.
+    fn say_end(&mut self, below: &Stream) {
+        let _ = self.records.seal_end(&mut self.out);
+        let _ = self.flush(below, false);
     }
 }
 
@@ -217,8 +348,9 @@ impl Drop for Tls {
     fn drop(&mut self) {
         let Tls { below, state, .. } = self;
         let state = state.get_mut();
-        state.tls.send_close_notify();
-        let _ = state.flush(below, false);
+        state.say_end(below);
+        state.received.fill(0);
+        std::hint::black_box(&state.received);
     }
 }
 
@@ -232,8 +364,9 @@ impl Layer for Tls {
     }
 
     fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut state = self.state.borrow_mut();
-        if state.is_over || state.has_opened() {
+        let state = self.state.borrow();
+        // What is wrong is said when it is asked for.
+        if state.is_over || !state.open.is_empty() || !matches!(state.whole(), Ok(None)) {
             return Poll::Ready(Ok(()));
         }
         self.below.poll_readable(cx)
@@ -253,22 +386,26 @@ impl Layer for Tls {
             if given == room {
                 return Ok(given);
             }
-            let State { tls, is_over, .. } = &mut *state;
-            let taken = match *is_over {
-                true => Err(io::ErrorKind::UnexpectedEof.into()),
-                false => take_in(tls, &self.below),
-            };
-            match taken {
-                Ok(has_closed) => {
-                    *is_over = has_closed;
-                    // What a peer asks of TLS itself is answered with what is sent next, or now.
+            if state.is_over {
+                return if given > 0 { Ok(given) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
+            }
+            match state.open_next() {
+                Ok(true) => {
+                    // What a peer asks of TLS itself is answered now, or with what is sent next.
                     let _ = state.flush(&self.below, false);
+                    continue;
                 }
+                Ok(false) => {}
+                Err(broken) => {
+                    state.is_over = true;
+                    state.say_end(&self.below);
+                    return Err(broken.into());
+                }
+            }
+            match state.receive(&self.below) {
+                Ok(()) => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock && given > 0 => return Ok(given),
-                Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
-                    *is_over = true;
-                    return if given > 0 { Ok(given) } else { Err(e) };
-                }
+                Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => state.is_over = true,
                 Err(e) => return Err(e),
             }
         }
@@ -285,10 +422,179 @@ impl Layer for Tls {
     }
 
     fn close(&self) {
-        let mut state = self.state.borrow_mut();
-        state.tls.send_close_notify();
-        // The peer is told, if there is room.
-        let _ = state.flush(&self.below, false);
+        self.state.borrow_mut().say_end(&self.below);
         self.below.close();
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::members::{Authority, Key};
+    use cheetah_core::map::{MemberId, PoolId};
+    use cheetah_core::members::Role;
+    use rustls::{ClientConnection, ConnectionCommon, ServerConnection, SideData};
+    use std::io::{Read, Write};
+    use std::ops::DerefMut;
+    use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
+    use std::thread::JoinHandle;
+    use std::time::Duration;
+
+    /// More records than a key seals here.
+    const BYTES: usize = 3 << 20;
+
+    fn member(authority: &Authority, role: Role) -> Arc<Credentials> {
+        let (key, member) = (Key::make().unwrap(), Member { id: MemberId(1), role });
+        let hour = Duration::from_secs(3600);
+        let certificate = authority.certify(member, &key.public(), &[], hour).unwrap();
+        Arc::new(Credentials::new(authority.pem(), &certificate, &key).unwrap())
+    }
+
+    /// A client and a donor of one pool.
+    fn members() -> (Arc<Credentials>, Arc<Credentials>) {
+        let authority = Authority::of(PoolId(7), &Authority::make(PoolId(7)).unwrap()).unwrap();
+        (member(&authority, Role::Client), member(&authority, Role::Donor))
+    }
+
+    fn rustls_client(credentials: &Credentials) -> ClientConnection {
+        let name = ServerName::try_from("member.cheetah").unwrap();
+        ClientConnection::new(credentials.to(Holder::Donor), name).unwrap()
+    }
+
+    fn rustls_server(credentials: &Credentials) -> ServerConnection {
+        ServerConnection::new(credentials.for_members()).unwrap()
+    }
+
+    fn pattern(from: usize, len: usize) -> Vec<u8> {
+        (from..from + len).map(|at| (at * 31 + at / 251) as u8).collect()
+    }
+
+    /// Sends and receives in turns, in pieces of all sizes, with new keys between; then it says that it ends,
+    /// and waits for the same.
+    fn talk<S: SideData>(
+        mut tls: impl DerefMut<Target = ConnectionCommon<S>> + Send + 'static,
+        mut socket: UnixStream,
+    ) -> JoinHandle<io::Result<()>> {
+        std::thread::spawn(move || {
+            let mut stream = rustls::Stream::new(&mut tls, &mut socket);
+            let mut at = 0;
+            for len in (1..).map(|turn: usize| turn * 997 % 40_000 + 1) {
+                if at == BYTES {
+                    break;
+                }
+                let len = len.min(BYTES - at);
+                stream.write_all(&pattern(at, len))?;
+                stream.flush()?;
+                let mut back = vec![0; len];
+                stream.read_exact(&mut back)?;
+                assert!(back == pattern(at, len), "other bytes came back at {at}");
+                if at / (1 << 19) != (at + len) / (1 << 19) {
+                    stream.conn.refresh_traffic_keys().unwrap();
+                }
+                at += len;
+            }
+            stream.conn.send_close_notify();
+            stream.flush()?;
+            assert_eq!(stream.read(&mut [0; 1])?, 0, "it ends as TLS wants it");
+            Ok(())
+        })
+    }
+
+    /// Sends back what comes, in pieces that are none of its own, until it ends.
+    async fn echo(mut ours: Stream) -> io::Result<usize> {
+        let mut all = 0;
+        loop {
+            let mut bytes = Vec::new();
+            match ours.receive_some(&mut bytes).await {
+                Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(all),
+                received => received?,
+            }
+            all += bytes.len();
+            let (head, tail) = bytes.split_at(bytes.len() / 3);
+            let mut pieces = [IoSlice::new(head), IoSlice::new(tail)];
+            let mut pieces = &mut pieces[..];
+            while !pieces.is_empty() {
+                let stream = &mut ours;
+                std::future::poll_fn(move |cx| stream.poll_writable(cx)).await?;
+                match ours.try_send_from(pieces, false) {
+                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                    sent => IoSlice::advance_slices(&mut pieces, sent?),
+                }
+            }
+        }
+    }
+
+    fn sockets() -> (Stream, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        theirs.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        (Stream::plain(ours.into()).unwrap(), theirs)
+    }
+
+    #[tokio::test]
+    async fn what_rustls_says_is_understood_and_the_other_way_round() {
+        let (client, donor) = members();
+        let (plain, socket) = sockets();
+        let theirs = talk(rustls_server(&donor), socket);
+        let ours = client.connect(plain, Holder::Donor).await.unwrap();
+        assert_eq!(ours.member().unwrap().role, Role::Donor);
+        assert_eq!(echo(ours).await.unwrap(), BYTES);
+        theirs.join().unwrap().unwrap();
+
+        let (plain, socket) = sockets();
+        let theirs = talk(rustls_client(&client), socket);
+        let ours = donor.accept(plain).await.unwrap();
+        assert_eq!(ours.member().unwrap().role, Role::Client);
+        assert_eq!(echo(ours).await.unwrap(), BYTES);
+        theirs.join().unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn who_is_not_believed_is_told_so() {
+        let ((client, _), (_, stranger)) = (members(), members());
+        let (plain, socket) = sockets();
+        let theirs = talk(rustls_server(&stranger), socket);
+        let why = client.connect(plain, Holder::Donor).await.err().unwrap();
+        assert_eq!(why.kind(), io::ErrorKind::InvalidData, "{why}");
+        let why = theirs.join().unwrap().unwrap_err();
+        assert!(why.to_string().contains("alert"), "{why}");
+    }
+
+    /// A relay that changes one bit of a record, or leaves off the end.
+    #[tokio::test]
+    async fn what_was_changed_or_cut_off_is_an_error() {
+        for cut in [false, true] {
+            let (client, donor) = members();
+            let ((plain, mut near), (far, socket)) = (sockets(), UnixStream::pair().unwrap());
+            let mut back = (far.try_clone().unwrap(), near.try_clone().unwrap());
+            std::thread::spawn(move || io::copy(&mut back.1, &mut back.0));
+            let theirs = talk(rustls_server(&donor), socket);
+            std::thread::spawn(move || {
+                let (mut far, mut passed, mut bytes) = (far, 0, [0; 4096]);
+                loop {
+                    let len = far.read(&mut bytes).unwrap_or(0);
+                    let meets = (passed..passed + len).contains(&100_000);
+                    if len == 0 || (cut && meets) {
+                        return near.shutdown(std::net::Shutdown::Both);
+                    }
+                    if meets {
+                        bytes[100_000 - passed] ^= 4;
+                    }
+                    near.write_all(&bytes[..len])?;
+                    passed += len;
+                }
+            });
+            let ours = client.connect(plain, Holder::Donor).await.unwrap();
+            let ended = echo(ours).await;
+            let came = ended.as_ref().map_or(0, |came| *came);
+            match cut {
+                // What TLS does not say it did not end is told by who knows how much there is to come.
+                true => assert!(ended.is_err() || came < BYTES, "{ended:?}"),
+                false => assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::InvalidData),
+            }
+            let _ = theirs.join().unwrap();
+        }
     }
 }

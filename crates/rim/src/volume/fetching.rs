@@ -7,10 +7,11 @@
 
 use super::Driver;
 use super::open::connect_as;
+use crate::members::Holder;
 use crate::stream::{Stream, Transport};
 use cheetah_core::limits::{CONNECT_DEADLINE_NS, REQUESTS_IN_FLIGHT_MAX};
 use cheetah_core::map::Filler;
-use cheetah_core::volume::{Event, FetchError, Key};
+use cheetah_core::volume::{Event, FetchError, Key, LinkFailure};
 use cheetah_nbd::client::{Reply, Want};
 use cheetah_nbd::{CmdFlags, Command, Errno, RequestHeader};
 use std::cell::RefCell;
@@ -32,12 +33,14 @@ struct Asking {
     driver: Weak<RefCell<Driver>>,
     asks: mpsc::UnboundedReceiver<Ask>,
     transport: Transport,
+    /// Why the last one was not reached: said once.
+    why: Option<LinkFailure>,
 }
 
 /// Where questions go, which a task of the data thread asks from now on.
 pub(super) fn start(driver: Weak<RefCell<Driver>>, transport: Transport) -> mpsc::UnboundedSender<Ask> {
     let (ask, asks) = mpsc::unbounded_channel();
-    tokio::task::spawn_local(Asking { driver, asks, transport }.ask_all());
+    tokio::task::spawn_local(Asking { driver, asks, transport, why: None }.ask_all());
     ask
 }
 
@@ -65,7 +68,7 @@ impl Asking {
         }
     }
 
-    async fn connect(&self, filler: &Filler) -> Option<(Stream, Vec<u8>)> {
+    async fn connect(&mut self, filler: &Filler) -> Option<(Stream, Vec<u8>)> {
         let endpoint = filler.address.parse().ok()?;
         let want = Want {
             export: filler.export.clone(),
@@ -74,12 +77,20 @@ impl Asking {
             dirty: false,
             context: false,
         };
-        let connecting = connect_as(&endpoint, want, &self.transport);
+        let connecting = connect_as(&endpoint, Holder::Filler, want, &self.transport);
         let limit = Duration::from_nanos(CONNECT_DEADLINE_NS);
         match tokio::time::timeout(limit, connecting).await.ok()? {
-            Ok(opened) => Some((opened.stream, opened.early)),
+            Ok(opened) => {
+                self.why = None;
+                Some((opened.stream, opened.early))
+            }
             Err(failure) => {
-                tracing::debug!(?failure, "who fills the volume is not reached");
+                // One that has ended is waited for, and the next one comes.
+                if !matches!(failure, LinkFailure::Refused(_)) && self.why.as_ref() != Some(&failure) {
+                    let why = failure.clone().into_why();
+                    tracing::warn!("who fills the volume is not reached, and tools wait for it: {why}");
+                    self.why = Some(failure);
+                }
                 None
             }
         }

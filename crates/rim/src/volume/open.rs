@@ -1,6 +1,7 @@
 //! Making the connections of a link: connect, handshake, check that the server can do what is needed.
 //! Owns: one attempt. Never: when to try (the machine says), or anything after the handshake.
 
+use crate::members::Holder;
 use crate::net::{self, BadEndpoint, Endpoint};
 use crate::stream::{Stream, Transport};
 use cheetah_core::limits::CONNECT_DEADLINE_NS;
@@ -122,7 +123,7 @@ async fn open_one(endpoint: &Endpoint, export: &str, transport: &Transport) -> R
         dirty: true,
         context: true,
     };
-    connect_as(endpoint, want, transport).await
+    connect_as(endpoint, Holder::Donor, want, transport).await
 }
 
 /// One connection that wants this, through its handshake.
@@ -131,6 +132,7 @@ async fn open_one(endpoint: &Endpoint, export: &str, transport: &Transport) -> R
 /// A sentence: the address, and what happened there.
 pub(super) async fn connect_as(
     endpoint: &Endpoint,
+    holder: Holder,
     want: client::Want,
     transport: &Transport,
 ) -> Result<Opened, LinkFailure> {
@@ -167,7 +169,7 @@ pub(super) async fn connect_as(
                 let Some(tls) = transport.tls().filter(|_| input.is_empty()) else {
                     return Err(failed(&"it goes on in the clear behind its word that TLS begins"));
                 };
-                stream = tls.connect(stream).await.map_err(at)?;
+                stream = tls.connect(stream, holder).await.map_err(at)?;
                 handshake.tls_started();
             }
             client::Step::Listed(_) => return Err(failed(&"it answered with a list")),
