@@ -18,7 +18,7 @@ Exit codes:
   1  failed: the message says what happened, to what, and what to do next
   2  the command line is wrong
   3  no coordinator was found, or it does not answer
-  4  refused: no such volume or donor, a name taken, a second writer, a device in use, not a disk
+  4  refused: no member, no such volume or donor, a name taken, a second writer, a device in use, not a disk
   5  the pool has not enough free memory
   6  data is lost or differs: a hash that does not match, a range that cannot be read
   7  `status -x`, `verify` and `doctor` only: not all is well, or not all was checked, and nothing is lost

@@ -5,7 +5,7 @@
 //! there are never more than there are places, nor more of one peer than its share; who is at work is never
 //! sent away; and of the idle the peer with the most gives up its oldest, so that one that takes all it can
 //! get takes it from itself.
-//! Called by the listeners of coordinator and donor. Tests: below.
+//! Called by the listeners of coordinators, donors, fillers and exports. Tests: below.
 
 use crate::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
@@ -56,6 +56,12 @@ impl Seats {
         let seats_max = seats_max.max(1);
         let peer_max = peer_max.clamp(1, seats_max);
         Seats { seats_max, peer_max, taken: BTreeMap::new(), peers: BTreeMap::new() }
+    }
+
+    /// How many places are taken.
+    #[must_use]
+    pub fn taken(&self) -> usize {
+        self.taken.len()
     }
 
     /// Somebody connects, and has said nothing yet. Who goes in its place is out at once.

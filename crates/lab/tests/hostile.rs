@@ -122,6 +122,38 @@ fn half_open_connections_keep_nobody_from_a_donor() {
     pool.detach("case");
 }
 
+/// As at a donor: strangers that say nothing take no member's place at an export.
+#[test]
+fn half_open_connections_keep_no_member_from_an_export() {
+    let mut pool = Pool::start();
+    pool.donate("one", "128M");
+    pool.create_linear("case", "64M");
+    let program = pool.command();
+    let listen = ["attach", "case", "--front", "export", "--listen", "127.0.0.1:0", "--json"];
+    let mut attach = with_files(400, &listen);
+    attach.envs(program.get_envs().filter_map(|(key, value)| Some((key, value?))));
+    let answer: Value = serde_json::from_str(&tools::expect_success(&mut attach)).expect("JSON");
+    let uri = answer["uri"].as_str().expect("a URI");
+    let address = uri.trim_start_matches("nbds://").split('/').next().expect("an address");
+    let size = || tools::run("nbdinfo", ["--size", &pool.certified(uri)]);
+    assert_eq!(size().trim(), (64 << 20).to_string());
+    let half_open: Vec<TcpStream> = (0..600)
+        .map(|_| {
+            let mut stream = TcpStream::connect(address).expect("the kernel accepts");
+            // The oldest are closed by now.
+            let _ = stream.write_all(&[0, 0]);
+            stream
+        })
+        .collect();
+    let mut first = &half_open[0];
+    first.set_read_timeout(Some(HANDSHAKE / 2)).expect("a limit");
+    let ended = first.read_to_end(&mut Vec::new());
+    assert!(!matches!(&ended, Err(e) if e.kind() == ErrorKind::WouldBlock), "the oldest is kept: {ended:?}");
+    assert_eq!(size().trim(), (64 << 20).to_string());
+    drop(half_open);
+    pool.ok(["detach", "case"]);
+}
+
 #[test]
 fn who_may_open_few_files_is_told_so() {
     for arguments in [

@@ -8,6 +8,7 @@
 use crate::accept::{self, Exports};
 use crate::control::random;
 use crate::net::{Bound, Listener};
+use crate::seating::{Place, Seating};
 use crate::stream::{Incoming, Stream, Transport};
 use cheetah_core::limits::REQUESTS_IN_FLIGHT_MAX;
 use cheetah_core::map::Filler;
@@ -19,7 +20,6 @@ use cheetah_nbd::server::{ExportError, Outbox, Purpose};
 use cheetah_nbd::{Command, Errno, ExportInfo, ListEntry, RequestHeader, TransmissionFlags};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
@@ -67,7 +67,7 @@ pub fn serve(bound: Bound, size: u64, brings: Arc<dyn Brings>, transport: Transp
 }
 
 async fn accept_all(listener: &Listener, served: Served) {
-    let connections = Arc::new(AtomicUsize::new(0));
+    let seating = Seating::of_data(CONNECTIONS_MAX);
     loop {
         let incoming = match listener.accept().await {
             Ok(incoming) => incoming,
@@ -77,27 +77,25 @@ async fn accept_all(listener: &Listener, served: Served) {
                 continue;
             }
         };
-        if connections.fetch_add(1, Ordering::Relaxed) >= CONNECTIONS_MAX {
-            connections.fetch_sub(1, Ordering::Relaxed);
-            continue;
-        }
-        let (served, connections) = (served.clone(), connections.clone());
+        let Some(place) = seating.take(incoming.peer_ip()) else { continue };
+        let served = served.clone();
         tokio::task::spawn_local(async move {
-            if let Err(error) = reader(incoming, served).await {
+            if let Err(error) = reader(incoming, served, &place).await {
                 tracing::debug!(%error, "a reader's connection ended");
             }
-            connections.fetch_sub(1, Ordering::Relaxed);
         });
     }
 }
 
 /// One reader from its first byte to its last.
-async fn reader(incoming: Incoming, served: Served) -> io::Result<()> {
+async fn reader(incoming: Incoming, served: Served, place: &Place) -> io::Result<()> {
     let mut door = Door { served: served.clone() };
-    let Some(accepted) = accept::handshake(incoming.into_stream()?, &served.transport, &mut door).await
-    else {
-        return Ok(());
+    let accepted = tokio::select! {
+        accepted = accept::handshake(incoming.into_stream()?, &served.transport, &mut door) => accepted,
+        () = place.wanted() => return Ok(()),
     };
+    let Some(accepted) = accepted else { return Ok(()) };
+    place.works();
     let (told, mut answers) = mpsc::unbounded_channel();
     let reader = Reader { outbox: Outbox::of(&accepted.session), open: 0, told, brings: served.brings };
     let (requests, stream) = (Transmission::new(accepted.session, u32::MAX), accepted.stream);

@@ -25,7 +25,7 @@ pub mod names;
 pub mod net;
 pub mod own_fault;
 pub mod owner;
-mod seating;
+pub mod seating;
 pub mod stream;
 pub mod swap;
 mod undo;

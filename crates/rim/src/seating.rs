@@ -2,8 +2,10 @@
 //! hears when it has to go.
 //!
 //! Owns the clock and the lock around `core::seats`, which decides. Never: a decision.
-//! Called by `control::server` and `donor`. Tests: `core::seats`; with real processes `lab/tests/hostile.rs`.
+//! Called by `control::server`, `donor`, `filler`, and exports. Tests: `core::seats`; with real processes `lab/tests/hostile.rs`.
 
+use crate::descriptors;
+use cheetah_core::limits::{DATA_CONNECTION_DESCRIPTORS, DESCRIPTORS_SPARE};
 use cheetah_core::seats::{Arrival, SeatId, Seats};
 use cheetah_core::units::Time;
 use std::collections::BTreeMap;
@@ -12,8 +14,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use tokio::sync::Notify;
 
+/// For so many connections of the data path descriptors are left, of those that a process may have.
+pub(crate) fn places_of_data(allowed: u64) -> u64 {
+    allowed.saturating_sub(DESCRIPTORS_SPARE) / DATA_CONNECTION_DESCRIPTORS
+}
+
+/// The places of one listener.
 #[derive(Clone, Debug)]
-pub(crate) struct Seating(Arc<Shared>);
+pub struct Seating(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
@@ -31,20 +39,30 @@ struct Table {
 
 /// The place of one connection, given back when dropped.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub struct Place {
     seating: Seating,
     id: SeatId,
     bell: Arc<Notify>,
 }
 
 impl Seating {
-    pub(crate) fn new(seats_max: usize, peer_max: usize) -> Seating {
+    /// As many places for connections of the data path as this process may have descriptors for, `most` at
+    /// most; each peer may take them all.
+    #[must_use]
+    pub fn of_data(most: usize) -> Seating {
+        let places = usize::try_from(places_of_data(descriptors::raise())).unwrap_or(most).min(most);
+        Seating::new(places, places)
+    }
+
+    #[must_use]
+    pub fn new(seats_max: usize, peer_max: usize) -> Seating {
         let table = Table { seats: Seats::new(seats_max, peer_max), next: 0, bells: BTreeMap::new() };
         Seating(Arc::new(Shared { began: Instant::now(), table: Mutex::new(table) }))
     }
 
     /// A place for a newcomer; none when everybody is at work.
-    pub(crate) fn take(&self, peer: Option<IpAddr>) -> Option<Place> {
+    #[must_use]
+    pub fn take(&self, peer: Option<IpAddr>) -> Option<Place> {
         let now = self.now();
         let mut table = self.table();
         let id = SeatId(table.next);
@@ -64,6 +82,12 @@ impl Seating {
         Some(Place { seating: self.clone(), id, bell })
     }
 
+    /// How many places are taken.
+    #[must_use]
+    pub fn taken(&self) -> usize {
+        self.table().seats.taken()
+    }
+
     fn now(&self) -> Time {
         u64::try_from(self.0.began.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
@@ -75,15 +99,17 @@ impl Seating {
 
 impl Place {
     /// Ends when another needs the place.
-    pub(crate) async fn wanted(&self) {
+    pub async fn wanted(&self) {
         self.bell.notified().await;
     }
 
-    pub(crate) fn works(&self) {
+    /// It has asked for something, or is let in: it is not sent away.
+    pub fn works(&self) {
         self.seating.table().seats.works(self.id);
     }
 
-    pub(crate) fn rests(&self) {
+    /// It has its answer, and may be sent away.
+    pub fn rests(&self) {
         let now = self.seating.now();
         self.seating.table().seats.rests(now, self.id);
     }

@@ -23,6 +23,7 @@ use budget::Budget;
 use cheetah_nbd::uri::{self, Uri};
 use cheetah_rim::accept::{self, Accepted};
 use cheetah_rim::net::{Bound, ListenError, Listener};
+use cheetah_rim::seating::{Place, Seating};
 use cheetah_rim::stream::{Incoming, Transport};
 use cheetah_rim::volume::VolumeHandle;
 use std::fmt;
@@ -31,11 +32,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Clients at once; one more is closed unheard.
+/// Clients at once. One more has the place of one that has not come in yet, or is closed unheard.
 const CONNECTIONS_MAX: usize = 4096;
 /// After accept failed for want of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -75,7 +75,7 @@ pub struct Exported {
     name: String,
     is_tls: bool,
     endpoint: Endpoint,
-    clients: Arc<AtomicUsize>,
+    clients: Seating,
     stop: watch::Sender<bool>,
 }
 
@@ -99,7 +99,7 @@ pub fn serve(volume: &Shared, endpoint: &Endpoint, transport: Transport) -> Resu
     let endpoint = bound.endpoint.clone();
     let is_tls = transport.tls().is_some();
     let (stop, stopped) = watch::channel(false);
-    let clients = Arc::new(AtomicUsize::new(0));
+    let clients = Seating::of_data(CONNECTIONS_MAX);
     let served = Served {
         handle: handle.clone(),
         stop: stopped,
@@ -135,7 +135,7 @@ fn bind(endpoint: &Endpoint) -> Result<Bound, ExportError> {
 }
 
 /// The listener goes first, with its socket's file: who waits for the end has `served` to wait for.
-async fn listen(served: Served, clients: Arc<AtomicUsize>, listener: Listener) {
+async fn listen(served: Served, clients: Seating, listener: Listener) {
     let mut stop = served.stop.clone();
     loop {
         let accepted = tokio::select! {
@@ -152,15 +152,15 @@ async fn listen(served: Served, clients: Arc<AtomicUsize>, listener: Listener) {
     }
 }
 
-fn admit(incoming: Incoming, served: &Served, clients: &Arc<AtomicUsize>) {
-    let Some(place) = Place::take(clients) else {
-        tracing::warn!("{CONNECTIONS_MAX} clients are connected; another one was turned away");
+fn admit(incoming: Incoming, served: &Served, clients: &Seating) {
+    let Some(place) = clients.take(incoming.peer_ip()) else {
+        tracing::warn!("{} clients are connected; another one was turned away", clients.taken());
         return;
     };
     let connection_of = served.clone();
     served.handle.spawn_local(Box::new(move || {
         Box::pin(async move {
-            converse(incoming, connection_of.clone()).await;
+            converse(incoming, connection_of.clone(), &place).await;
             drop(place);
             // Last: `stop` waits for it, and who waited finds no client counted.
             drop(connection_of);
@@ -168,8 +168,8 @@ fn admit(incoming: Incoming, served: &Served, clients: &Arc<AtomicUsize>) {
     }));
 }
 
-/// One client, from its first byte to its last.
-async fn converse(incoming: Incoming, served: Served) {
+/// One client, from its first byte to its last. Who has not come in yet makes room for who comes next.
+async fn converse(incoming: Incoming, served: Served, place: &Place) {
     let mut stop = served.stop.clone();
     let plain = match incoming.into_stream() {
         Ok(plain) => plain,
@@ -178,9 +178,11 @@ async fn converse(incoming: Incoming, served: Served) {
     let mut export = handshake::One(&served.handle);
     let accepted = tokio::select! {
         _ = stop.wait_for(|stopped| *stopped) => return,
+        () = place.wanted() => return,
         accepted = accept::handshake(plain, &served.transport, &mut export) => accepted,
     };
     let Some(Accepted { stream, session, early, guest }) = accepted else { return };
+    place.works();
     let serving = connection::serve(stream, session, &early, served);
     match guest {
         Some(mut guest) => tokio::select! {
@@ -188,23 +190,6 @@ async fn converse(incoming: Incoming, served: Served) {
             () = guest.is_expelled() => tracing::warn!("a client was revoked while it was connected, and is out"),
         },
         None => serving.await,
-    }
-}
-
-/// A client's place among those that may be connected.
-struct Place(Arc<AtomicUsize>);
-
-impl Place {
-    fn take(clients: &Arc<AtomicUsize>) -> Option<Place> {
-        let more = |count: usize| (count < CONNECTIONS_MAX).then_some(count + 1);
-        clients.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
-        Some(Place(clients.clone()))
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -231,7 +216,7 @@ impl Exported {
 
     #[must_use]
     pub fn clients(&self) -> usize {
-        self.clients.load(Ordering::Relaxed)
+        self.clients.taken()
     }
 
     /// Ends listening and the connections, each when its requests are answered, and waits for that at most
@@ -284,14 +269,5 @@ mod tests {
         assert_eq!(uri("0.0.0.0:10810"), "nbd://127.0.0.1:10810/scratch");
         assert_eq!(uri("[::]:10810"), "nbd://[::1]:10810/scratch");
         assert_eq!(uri("unix:/run/x.sock"), "nbd+unix:///scratch?socket=/run/x.sock");
-    }
-
-    #[test]
-    fn places_are_counted_and_given_back() {
-        let clients = Arc::new(AtomicUsize::new(CONNECTIONS_MAX - 1));
-        let place = Place::take(&clients);
-        assert!(place.is_some() && Place::take(&clients).is_none());
-        drop(place);
-        assert!(Place::take(&clients).is_some());
     }
 }

@@ -17,7 +17,7 @@ use crate::accept::{self, Exports};
 use crate::arena::Arena;
 use crate::descriptors;
 use crate::net::{Bound, Endpoint, Listener};
-use crate::seating::{Place, Seating};
+use crate::seating::{Place, Seating, places_of_data};
 use crate::stream::{Incoming, Transport};
 use cheetah_core::donor::OpenError;
 use cheetah_core::limits::{DATA_CONNECTION_DESCRIPTORS, DESCRIPTORS_SPARE, DONOR_CONNECTIONS_MIN};
@@ -123,7 +123,7 @@ fn runtime() -> Result<tokio::runtime::Runtime, StartError> {
 
 /// So many connections as a process that may have `allowed` descriptors can serve.
 fn seating(allowed: u64) -> Result<Seating, StartError> {
-    let places = allowed.saturating_sub(DESCRIPTORS_SPARE) / DATA_CONNECTION_DESCRIPTORS;
+    let places = places_of_data(allowed);
     if places < DONOR_CONNECTIONS_MIN {
         return Err(StartError::Descriptors { allowed });
     }
