@@ -112,6 +112,12 @@ pub enum Command {
         after_help = "Examples:\n  cheetah fill case7 --pause       only what tools ask for is read\n  cheetah fill case7 --resume      goes on, also after it was stopped or killed\n  cheetah fill case7 --rate 20M    for what nobody waits for; 0: as fast as it goes\n  cheetah fill case7 --stop        what is here stays readable; the rest is EIO"
     )]
     Fill(Fill),
+    /// Write a volume to a file, hash it on the way, and read the file back. Files with its hashes are put
+    /// beside it.
+    #[command(
+        after_help = "Examples:\n  cheetah save case7 case7.dd          and case7.dd.md5, .sha1, .sha256 beside it\n  cheetah save case7 case7.dd --overwrite\n\nExit code: 6 when a part could not be read, which is zeros in the file and listed in case7.dd.map, or when the\nvolume is not what was loaded."
+    )]
+    Save(Save),
     /// Have donors compare all that they hold of a volume with its checksums, at the speed of their memory.
     /// What is wrong is put right from redundancy.
     #[command(
@@ -180,6 +186,7 @@ impl Command {
             Command::Attach(options) => &options.json,
             Command::Detach(options) => &options.json,
             Command::Load(options) => &options.json,
+            Command::Save(options) => &options.json,
             Command::Open(options) => &options.json,
             Command::Fill(options) => &options.json,
             Command::Status(options) => &options.json,
@@ -419,6 +426,21 @@ pub struct Load {
     /// Refused: see `open`.
     #[arg(long, value_name = "SIZE", hide = true)]
     pub memory: Option<String>,
+    #[command(flatten)]
+    pub pool: PoolArg,
+    #[command(flatten)]
+    pub json: JsonArg,
+}
+
+#[derive(Debug, Args)]
+pub struct Save {
+    pub name: String,
+    /// The file. It has its name once all of it is written; until then it is FILE.part.
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub file: PathBuf,
+    /// Replace a file that is there already.
+    #[arg(long)]
+    pub overwrite: bool,
     #[command(flatten)]
     pub pool: PoolArg,
     #[command(flatten)]

@@ -4,8 +4,8 @@
 //! Owns the pipeline (readers, a thread for each hash, requests in flight to the volume) and how far it
 //! is. Never: the coordinator (`load`), or writing to the source. Invariants: what counts as done is written,
 //! all of it from the start; what is there already is believed only where it was read and is what the source
-//! holds; hashes have zeros where the source could not be read, and that is listed. Called by `load`. Tests:
-//! `lab/tests/evidence.rs`.
+//! holds; hashes have zeros where the source could not be read, and that is listed. Called by `load` and
+//! `save`. Tests: `lab/tests/evidence.rs`.
 
 use crate::chunks;
 use crate::failure::{Exit, Failure};
@@ -90,7 +90,8 @@ impl Progress {
         self.unreadable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn go_on(&self) -> Result<(), Failure> {
+    /// Unless it shall end.
+    pub fn go_on(&self) -> Result<(), Failure> {
         match self.stop.load(Ordering::Acquire) {
             true => Err(Failure::failed("interrupted")),
             false => Ok(()),
@@ -109,7 +110,7 @@ pub struct Copied {
     pub hashing: Hashing,
 }
 
-type Chunk = Arc<Vec<u8>>;
+pub type Chunk = Arc<Vec<u8>>;
 
 enum Feed<D> {
     Bytes(Chunk),
@@ -336,7 +337,7 @@ pub fn read_back(
 
 /// Hands on the chunks of the volume between two borders of chunks, in order, until `take` has enough or
 /// fails.
-fn read_in_order(
+pub fn read_in_order(
     volume: &VolumeHandle,
     from: u64,
     bytes: u64,
@@ -379,6 +380,25 @@ fn read_in_order(
         }
     }
     Ok(())
+}
+
+/// A single read, waited for.
+pub fn read_once(
+    volume: &VolumeHandle,
+    offset: u64,
+    len: usize,
+) -> Result<Result<Vec<u8>, VolumeError>, Failure> {
+    let (sink, done) = mpsc::channel();
+    let (sink, buffer): (Arc<dyn Sink>, _) = (Arc::new(ToChannel(sink)), volume.pool().take_blocking(len));
+    let len = u32::try_from(len).expect("a chunk at most");
+    volume.submit(Submission { op: Op::Read, offset, len, buffer: Some(buffer), token: offset, sink });
+    let Completion { result, buffer, .. } =
+        done.recv().map_err(|_| Failure::failed("the volume was closed"))?;
+    match (result, buffer) {
+        (Ok(()), Some(buffer)) => Ok(Ok(buffer.to_vec())),
+        (Ok(()), None) => Err(Failure::failed("a read came back without its bytes")),
+        (Err(error), _) => Ok(Err(error)),
+    }
 }
 
 fn write_error(error: VolumeError, offset: u64) -> Failure {

@@ -37,6 +37,7 @@ mod pool;
 mod progress;
 mod report;
 mod runtime_dir;
+mod save;
 mod signals;
 mod starting;
 mod up;
@@ -158,6 +159,7 @@ async fn run(command: Command) -> Result<(), Failure> {
         Command::Open(options) => open::open(options).await,
         Command::Fill(options) => open::fill(options).await,
         Command::Verify(options) => verify::verify(options).await,
+        Command::Save(options) => save::save(options).await,
         Command::Status(options) => report::status(options).await,
         Command::List(options) => report::list(options).await,
         Command::Show(options) => report::show(options).await,

@@ -2,7 +2,8 @@
 //! hears when it has to go.
 //!
 //! Owns the clock and the lock around `core::seats`, which decides. Never: a decision.
-//! Called by `control::server`, `donor`, `filler`, and exports. Tests: `core::seats`; with real processes `lab/tests/hostile.rs`.
+//! Called by `control::server`, `donor`, `filler`, and exports. Tests: `core::seats`; with real processes
+//! `lab/tests/hostile.rs`.
 
 use crate::descriptors;
 use cheetah_core::limits::{DATA_CONNECTION_DESCRIPTORS, DESCRIPTORS_SPARE};
