@@ -37,8 +37,8 @@ Environment:
 #[derive(Debug, Parser)]
 #[command(name = "cheetah", version, after_help = EXIT_CODES, arg_required_else_help = true)]
 pub struct Cli {
-    /// Who this is to a pool of members: a directory. Without it: $CHEETAH_IDENTITY, then ~/.config/cheetah
-    /// (cheetah/donor there of who lends).
+    /// Who this is to a pool of members: a directory. Without it: $CHEETAH_IDENTITY, then
+    /// ~/.config/cheetah/identity (~/.config/cheetah/donor of who lends).
     #[arg(long, global = true, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub identity: Option<PathBuf>,
     /// A configuration in place of this user's and this machine's. Without it: $CHEETAH_CONFIG.
@@ -50,8 +50,9 @@ pub struct Cli {
 
 #[derive(Clone, Debug, Args)]
 pub struct PoolArg {
-    /// The coordinator, like cheetah://10.0.0.5:10808, with /TOKEN to come in first; all that share a state,
-    /// with commas between them. http://HOST:PORT of a pool in the clear.
+    /// The coordinator, like cheetah://10.0.0.5:10808; all that share a state, with commas between them.
+    /// A donor comes in by a /TOKEN behind it, others by `cheetah join`. http://HOST:PORT of a pool in the
+    /// clear.
     /// Without it: $CHEETAH_POOL, then the pool that this user has joined.
     #[arg(long, value_name = "URL[,URL...]")]
     pub pool: Option<String>,

@@ -32,13 +32,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub async fn donate(options: cli_serving::Donate) -> Result<(), Failure> {
-    if members::token_is_shown() {
-        let mut signals = Signals::listen()?;
-        return match find_in_time(&options.pool, &mut signals).await? {
-            Some(_) => Err(members::start_without_token()),
-            None => Ok(()),
-        };
-    }
     if options.size.starts_with("nbd") {
         return donate_foreign(options).await;
     }

@@ -68,6 +68,9 @@ fn main() -> ExitCode {
     if cli.command.wants_json() {
         output::use_json();
     }
+    if let Err(failure) = members::hide_token() {
+        return end(&failure);
+    }
     let filter = std::env::var("CHEETAH_LOG").unwrap_or_else(|_| LOGGED.into());
     let filter = tracing_subscriber::EnvFilter::try_new(filter).unwrap_or_else(|_| LOGGED.into());
     // Colours are for a terminal; names of modules are for nobody who reads this.

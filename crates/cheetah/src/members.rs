@@ -5,7 +5,7 @@
 //! that begins with cheetah:// is spoken to by TLS or not at all. Tests: below; `lab/tests/members.rs`.
 
 use crate::cli::{self, PoolArg};
-use crate::cli_members::{Join, Member, NewToken, RevokeMember, RevokeToken, Token};
+use crate::cli_members::{Join, Member as MemberCommand, NewToken, RevokeMember, RevokeToken, Token};
 use crate::failure::{Exit, Failure};
 use crate::output;
 use crate::pool::{done, find, unexpected};
@@ -27,10 +27,16 @@ const FIRST_TOKEN_LASTS: Duration = Duration::from_secs(24 * 3600);
 /// Of an address with a token, and far more.
 const LINE_BYTES_MAX: u64 = 4096;
 
+/// An address with a token, kept from the command line.
+const INVITATION_VARIABLE: &str = "CHEETAH_INVITATION";
+
 static DIRECTORY: OnceLock<Option<PathBuf>> = OnceLock::new();
+/// Only who lends comes in by the token of an address that is the pool's.
+static LENDS: OnceLock<bool> = OnceLock::new();
 
 /// Said once, before anything is looked for.
 pub fn begin(named: Option<&Path>, lends: bool) {
+    let _ = LENDS.set(lends);
     let found = named.map(Path::to_owned).or_else(|| Identity::usual_directory(lends));
     // Daemons work in another directory.
     let found = found.map(|path| std::path::absolute(&path).unwrap_or(path));
@@ -102,9 +108,18 @@ pub async fn client(url: &str) -> Result<Client, Failure> {
     if !url.starts_with(SCHEME) {
         return Client::new(url).map_err(|why| Failure::usage(why.to_string()));
     }
-    let (identity, url) = match Invitation::is_in(url) {
-        true => come_in(url).await?,
-        false => (own(url)?, url.to_owned()),
+    let lends = LENDS.get().copied().unwrap_or_default();
+    let (identity, url) = match invitation(url) {
+        Some(invitation) if lends => {
+            let Member { identity, url, .. } = come_in(invitation).await?;
+            (identity, url)
+        }
+        // It is for `join`: whoever types a command first would use it up.
+        Some(invitation) => {
+            let url = format!("{SCHEME}{}", invitation.at);
+            (own(&url)?, url)
+        }
+        None => (own(url)?, url.to_owned()),
     };
     let pool = Client::of_identity(&url, identity).map_err(|why| Failure::usage(why.to_string()))?;
     // It may be good for now; who is no member any more is told so by the call that follows.
@@ -132,19 +147,32 @@ fn own(url: &str) -> Result<Identity, Failure> {
     Ok(identity)
 }
 
+/// The invitation in an address, or the one that was taken out of it.
+fn invitation(url: &str) -> Option<Invitation> {
+    let of = |url: &str| Invitation::is_in(url).then(|| Invitation::read(url).ok()).flatten();
+    let kept = || std::env::var(INVITATION_VARIABLE).ok().and_then(|kept| of(&kept));
+    of(url).or_else(|| kept().filter(|kept| format!("{SCHEME}{}", kept.at) == url.trim_end_matches('/')))
+}
+
+/// Somebody who has come in.
+struct Member {
+    identity: Identity,
+    url: String,
+    /// By this token.
+    is_new: bool,
+}
+
 /// By a token; who has come in by one of that pool before needs none.
-async fn come_in(url: &str) -> Result<(Identity, String), Failure> {
+async fn come_in(invitation: Invitation) -> Result<Member, Failure> {
     let directory = need_directory()?;
-    let invitation = Invitation::read(url).map_err(Failure::usage)?;
-    let plain = format!("{SCHEME}{}", invitation.at);
+    let url = format!("{SCHEME}{}", invitation.at);
     if let Some(identity) = Identity::load(directory)?
         && identity.credentials().fingerprint() == invitation.authority
         && identity.due().1 > 0
     {
         let member = identity.credentials().member();
-        if !is_revoked(&plain, &identity).await {
-            output::note(&format!("{} holds {member}: the token is not used", directory.display()));
-            return Ok((identity, plain));
+        if !is_revoked(&url, &identity).await {
+            return Ok(Member { identity, url, is_new: false });
         }
         output::note(&format!("{member} was revoked, and comes in anew"));
         Identity::forget(directory)?;
@@ -152,34 +180,30 @@ async fn come_in(url: &str) -> Result<(Identity, String), Failure> {
     let identity = enrol_by(&invitation, directory).await?;
     let member = identity.credentials().member();
     output::note(&format!("joined as {member}; the identity is in {}", directory.display()));
-    Ok((identity, plain))
+    Ok(Member { identity, url, is_new: true })
 }
 
-fn without_token(argument: &OsStr) -> Option<String> {
+fn without_token(argument: &OsStr) -> Option<(String, String)> {
     let text = argument.to_str()?;
     let (option, url) = match text.split_once('=') {
         Some((option, url)) if option.starts_with("--") => (format!("{option}="), url),
         _ => (String::new(), text),
     };
     let invitation = Invitation::is_in(url).then(|| Invitation::read(url).ok()).flatten()?;
-    Some(format!("{option}{SCHEME}{}", invitation.at))
+    Some((format!("{option}{SCHEME}{}", invitation.at), url.to_owned()))
 }
 
-/// Everybody on this machine can read the command line of a process.
-pub fn token_is_shown() -> bool {
-    std::env::args_os().any(|argument| without_token(&argument).is_some())
-}
-
-/// Becomes the same command, by the identity that the token was exchanged for. Returns only why it did not.
-pub fn start_without_token() -> Failure {
-    let fault = |why: std::io::Error| Failure::failed(format!("cannot start again without the token: {why}"));
-    let program = match std::env::current_exe() {
-        Ok(program) => program,
-        Err(why) => return fault(why),
+/// Becomes the same command without the token that stands on its command line, which everybody on this
+/// machine can read: it is in the environment then. Returns only where there is none, or why it did not.
+pub fn hide_token() -> Result<(), Failure> {
+    let Some((_, url)) = std::env::args_os().find_map(|argument| without_token(&argument)) else {
+        return Ok(());
     };
-    let without = |argument: OsString| without_token(&argument).map_or(argument, OsString::from);
-    let mut again = Command::new(program);
-    fault(again.args(std::env::args_os().skip(1).map(without)).exec())
+    let fault = |why: std::io::Error| Failure::failed(format!("cannot start again without the token: {why}"));
+    let without = |argument: OsString| without_token(&argument).map_or(argument, |(plain, _)| plain.into());
+    let mut again = Command::new(std::env::current_exe().map_err(fault)?);
+    again.args(std::env::args_os().skip(1).map(without)).env(INVITATION_VARIABLE, url);
+    Err(fault(again.exec()))
 }
 
 /// By the word of its pool; one that cannot be asked says nothing.
@@ -197,8 +221,18 @@ pub async fn join(options: Join) -> Result<(), Failure> {
             .map_err(|why| Failure::usage(format!("standard input has no address: {why}")))?,
         given => given.to_owned(),
     };
-    let (identity, url) = come_in(given.trim()).await?;
+    let invitation = match invitation(given.trim()) {
+        Some(invitation) => invitation,
+        None => Invitation::read(given.trim()).map_err(Failure::usage)?,
+    };
+    let Member { identity, url, is_new } = come_in(invitation).await?;
     let member = identity.credentials().member();
+    if !is_new {
+        let what = format!("{} holds {member} of this pool already", need_directory()?.display());
+        let advice = "the token is not used: another member needs a directory of its own, --identity DIR, or \
+                      remove this one first";
+        return Err(Failure::new(Exit::Refused, what).advise(advice));
+    }
     if member.role == Role::Donor {
         let directory = need_directory()?.display();
         output::note(&format!(
@@ -209,29 +243,50 @@ pub async fn join(options: Join) -> Result<(), Failure> {
     done(&options.json, &text)
 }
 
-/// What the first start of a pool of members says, and whom it makes its admin: who started it.
-pub async fn found(running: &Coordination) -> Result<(), Failure> {
-    let directory = need_directory()?;
-    match Identity::load(directory)? {
-        Some(identity) if identity.credentials().pool() != running.pool() => output::note(&format!(
-            "{} holds an identity of another pool, so nobody is made this one's admin; name another with --identity DIR",
-            directory.display()
-        )),
-        Some(identity) if identity.due().1 > 0 => {}
-        _ => {
-            let minute = Duration::from_secs(60);
-            if let Some(invitation) = running.invite(Role::Admin, Some(1), minute).await? {
-                let identity = enrol_by(&invitation, directory).await?;
-                let member = identity.credentials().member();
-                output::note(&format!("{} holds {member} of this pool, for you", directory.display()));
-            }
+/// What the first start of a pool of members says, and whom it makes its admin: who started it. The pool is
+/// made whatever comes of that.
+pub async fn found(running: &Coordination) {
+    if let Err(failure) = own_admin(running).await {
+        output::note(&format!("nobody is made this pool's admin: {}", failure.text()));
+    }
+    if running.is_new() {
+        match running.invite(Role::Donor, None, FIRST_TOKEN_LASTS).await {
+            Ok(Some(invitation)) => output::line(&format!(
+                "lend to it within a day: cheetah donate auto --pool {}",
+                invitation.url()
+            )),
+            Ok(None) => {}
+            Err(refusal) => output::note(&format!("there is no token for donors: {}", refusal.message)),
         }
     }
-    if running.is_new()
-        && let Some(invitation) = running.invite(Role::Donor, None, FIRST_TOKEN_LASTS).await?
-    {
-        output::line(&format!("lend to it within a day: cheetah donate auto --pool {}", invitation.url()));
-    }
+}
+
+/// Makes who started the coordinator an admin, if nobody of that directory is one, and keeps it one as long
+/// as the coordinator runs: there may be no other who could let it in again.
+async fn own_admin(running: &Coordination) -> Result<(), Failure> {
+    let directory = need_directory()?;
+    let url = running.url_for_others();
+    let identity = match Identity::load(directory)? {
+        Some(identity) if identity.credentials().pool() != running.pool() => {
+            return Err(Failure::failed(format!(
+                "{} holds an identity of another pool",
+                directory.display()
+            ))
+            .advise("name another with --identity DIR, or remove it, and start again"));
+        }
+        Some(identity) if identity.due().1 > 0 => identity,
+        _ => {
+            let minute = Duration::from_secs(60);
+            let Some(invitation) = running.invite(Role::Admin, Some(1), minute).await? else { return Ok(()) };
+            let identity = enrol_by(&invitation, directory).await?;
+            let member = identity.credentials().member();
+            output::note(&format!("{} holds {member} of this pool, for you", directory.display()));
+            identity
+        }
+    };
+    identity.find_pool_at(&url)?;
+    let own = Client::of_identity(&url, identity).map_err(|why| Failure::failed(why.to_string()))?;
+    tokio::spawn(async move { own.stay_certified().await });
     Ok(())
 }
 
@@ -246,10 +301,10 @@ pub async fn token(command: Token) -> Result<(), Failure> {
     }
 }
 
-pub async fn member(command: Member) -> Result<(), Failure> {
+pub async fn member(command: MemberCommand) -> Result<(), Failure> {
     match command {
-        Member::List(options) => list_members(options).await,
-        Member::Revoke(options) => revoke_member(options).await,
+        MemberCommand::List(options) => list_members(options).await,
+        MemberCommand::Revoke(options) => revoke_member(options).await,
     }
 }
 
@@ -388,14 +443,13 @@ mod tests {
     #[test]
     fn a_token_is_taken_out_of_what_others_can_read() {
         let token = "A".repeat(64);
-        let without = |text: String| without_token(OsStr::new(&text));
-        assert_eq!(without(format!("cheetah://a:1/{token}")).as_deref(), Some("cheetah://a:1"));
-        assert_eq!(
-            without(format!("--pool=cheetah://a:1,b/{token}")).as_deref(),
-            Some("--pool=cheetah://a:1,b")
-        );
-        for plain in ["cheetah://a:1", "--pool", "80G", "--listen=10.0.0.7:0", "nbd://a/b"] {
-            assert_eq!(without(plain.to_owned()), None, "{plain}");
+        let plain = |text: String| without_token(OsStr::new(&text)).map(|(plain, _)| plain);
+        assert_eq!(plain(format!("cheetah://a:1/{token}")).as_deref(), Some("cheetah://a:1"));
+        let (taken, kept) =
+            without_token(OsStr::new(&format!("--pool=cheetah://a:1,b/{token}"))).expect("one");
+        assert_eq!((taken.as_str(), kept), ("--pool=cheetah://a:1,b", format!("cheetah://a:1,b/{token}")));
+        for other in ["cheetah://a:1", "--pool", "80G", "--listen=10.0.0.7:0", "nbd://a/b"] {
+            assert_eq!(plain(other.to_owned()), None, "{other}");
         }
     }
 

@@ -102,7 +102,7 @@ pub async fn coordinate(options: cli_serving::Coordinate) -> Result<(), Failure>
     let mut signals = Signals::listen()?;
     // Whoever stands by has nothing to give out.
     if !plaintext && *running.role().borrow() == Role::Leads {
-        members::found(&running).await?;
+        members::found(&running).await;
     }
     output::ready(&running.url());
     let role = running.role();

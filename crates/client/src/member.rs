@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// Nobody has joined a pool, or what was kept of that is of no use.
 pub fn joined() -> Result<Client, Error> {
     let directory = Identity::usual_directory(false);
-    of_identity(&directory.ok_or_else(|| Error::NoIdentity(PathBuf::from("~/.config/cheetah")))?)
+    of_identity(&directory.ok_or_else(|| Error::NoIdentity(PathBuf::from("~/.config/cheetah/identity")))?)
 }
 
 /// The pool of the member whose identity is in that directory.

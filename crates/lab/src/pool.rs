@@ -161,12 +161,12 @@ impl Pool {
 
     /// Of the admin of a pool of members, as whom its commands run.
     pub fn identity(&self) -> PathBuf {
-        self.scratch.join("config/cheetah")
+        self.scratch.join("config/cheetah/identity")
     }
 
     /// Of all donors of this pool: each process is one machine's, and finds it as `donate` does.
     fn donors_identity(&self) -> PathBuf {
-        self.identity().join("donor")
+        self.scratch.join("config/cheetah/donor")
     }
 
     /// Kills the coordinator (SIGKILL).

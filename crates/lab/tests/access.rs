@@ -89,6 +89,21 @@ fn a_token_is_not_left_where_others_of_the_machine_read_it() {
     assert!(!donor.log().contains(token), "{}", donor.log());
     assert_eq!(pool.status()["donors"][0]["name"], "quiet");
     donor.terminate(wait::SOON);
+    // Nor while it waits for a coordinator that is not there.
+    let away = invitation.replace(pool.host_and_port(), "127.0.0.1:9");
+    let mut command = pool.command();
+    command.args(["donate", "64M", "--name", "early", "--pool", &away, "--identity"]);
+    command.arg(pool.scratch().join("early"));
+    let mut early = Process::start("early", command, pool.scratch().path());
+    early.wait_for_line("waiting for the pool", wait::SOON);
+    let line = std::fs::read(format!("/proc/{}/cmdline", early.pid())).expect("its command line");
+    let line = String::from_utf8_lossy(&line);
+    assert!(line.contains("127.0.0.1:9") && !line.contains(token), "{line}");
+    drop(early);
+    // Whoever types another command with that address does not use the token up.
+    let said = pool.run(["status", "--pool", &invitation, "--identity", &format!("{own}-2")]);
+    assert_eq!(said.status.code(), Some(4), "{}", said.err);
+    tools::names(&said.err, &["cheetah join"]);
 
     // From standard input, it is on no command line at all.
     let invitation = pool.ok(["token", "new", "--role", "viewer"]);
@@ -98,6 +113,45 @@ fn a_token_is_not_left_where_others_of_the_machine_read_it() {
     join.stdin(std::fs::File::open(file).expect("a file"));
     let said = tools::expect_success(&mut join);
     assert!(said.contains("viewer"), "{said}");
+    // Who is a member already is told so, and stays it.
+    let another = pool.ok(["token", "new", "--role", "client"]).trim().to_owned();
+    let viewer = pool.scratch().join("viewer").display().to_string();
+    let said = pool.run(["join", &another, "--identity", &viewer]);
+    assert_eq!(said.status.code(), Some(4), "{}", said.err);
+    tools::names(&said.err, &["holds viewer", "already", "--identity DIR"]);
+    assert!(pool.ok(["token", "list"]).contains("client"), "the token is still good");
+}
+
+/// The only admin is who started the coordinator: it stays one while that runs, and finds it where it
+/// listens.
+#[test]
+fn the_admin_follows_the_coordinator() {
+    let pool = Pool::without_coordinator(None);
+    let state = pool.scratch().directory("state").display().to_string();
+    let start = |name: &str, listen: &str| {
+        let mut command = coordinate(&pool, listen, &state, &["--certificates-last", "12s"]);
+        command.env_remove("CHEETAH_POOL");
+        let mut coordinator = Process::start(name, command, pool.scratch().path());
+        coordinator.wait_for_line("ready: cheetah://", wait::SOON);
+        coordinator
+    };
+    let status = || {
+        let mut status = pool.command();
+        tools::expect_success(status.arg("status").env_remove("CHEETAH_POOL"))
+    };
+    let mut first = start("first", "127.0.0.1:0");
+    status();
+    first.terminate(wait::SOON);
+    // At another address than before; longer than a certificate lasts.
+    let _second = start("second", "127.0.0.1:0");
+    status();
+    std::thread::sleep(std::time::Duration::from_secs(15));
+    status();
+    // An identity of another user's is not renewed for them, in files that they cannot read.
+    std::os::unix::fs::chown(pool.identity(), Some(65534), Some(65534)).expect("root");
+    let mut other = pool.command();
+    let said = tools::expect_failure(other.arg("status").env_remove("CHEETAH_POOL"));
+    tools::names(&said, &["belongs to another user", "--identity DIR"]);
 }
 
 /// Whoever announces itself may be anybody.

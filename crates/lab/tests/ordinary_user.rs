@@ -28,7 +28,7 @@ refused() { if "$@"; then exit 1; fi; }
 # A member like others, by a token; the pool is known from then on.
 refused user ./cheetah attach case mine
 printf %s "$INVITATION" | user ./cheetah join -
-refused setpriv --reuid 65533 --regid 65533 --clear-groups ls config/cheetah
+refused setpriv --reuid 65533 --regid 65533 --clear-groups ls config/cheetah/identity
 
 user ./cheetah attach case mine 2>said
 grep -q user_allow_other said

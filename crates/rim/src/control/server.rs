@@ -131,6 +131,13 @@ impl Coordination {
         url_of(self.address, self.callers.membership().is_some())
     }
 
+    /// How other machines reach it, where it listens for them.
+    #[must_use]
+    pub fn url_for_others(&self) -> String {
+        let at = reached_at(self.address).first().copied().unwrap_or(self.address);
+        url_of(at, self.callers.membership().is_some())
+    }
+
     /// Makes a token by which others come in: none where the pool is in the clear.
     ///
     /// # Errors

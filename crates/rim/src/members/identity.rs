@@ -46,6 +46,10 @@ pub enum IdentityError {
     Exposed {
         path: PathBuf,
     },
+    /// Another user of this machine owns it.
+    OfAnother {
+        path: PathBuf,
+    },
     Io {
         path: PathBuf,
         error: io::Error,
@@ -70,6 +74,11 @@ impl fmt::Display for IdentityError {
                 f,
                 "{} can be read by others than its owner, and holds what proves who this is: chmod -R go= it, or if \
                  somebody may have read it have an admin revoke the member",
+                path.display()
+            ),
+            IdentityError::OfAnother { path } => write!(
+                f,
+                "{} belongs to another user: run this as that user, or name an identity of your own with --identity DIR",
                 path.display()
             ),
             IdentityError::Io { path, error } => write!(f, "{}: {error}", path.display()),
@@ -130,6 +139,10 @@ fn read(path: &Path) -> Result<Option<String>, IdentityError> {
 
 fn check_private(path: &Path) -> Result<(), IdentityError> {
     let found = std::fs::metadata(path).map_err(io_at(path))?;
+    // What another user renews for its owner, the owner cannot read.
+    if found.uid() != rustix::process::geteuid().as_raw() {
+        return Err(IdentityError::OfAnother { path: path.to_owned() });
+    }
     if found.mode() & 0o077 != 0 { Err(IdentityError::Exposed { path: path.to_owned() }) } else { Ok(()) }
 }
 
@@ -217,17 +230,16 @@ impl Identity {
         Ok(Some(Identity { directory: directory.to_owned(), key, credentials: Arc::new(credentials) }))
     }
 
-    /// Where a user's is unless the program is told otherwise: `$CHEETAH_IDENTITY`, else `cheetah` in the
-    /// user's configuration directory, and `donor` within it of who lends: a machine that lends and is worked
-    /// on has both. `None`: there is no such user.
+    /// Where a user's is unless the program is told otherwise: `$CHEETAH_IDENTITY`, else `cheetah/identity`
+    /// in the user's configuration directory, and `cheetah/donor` of who lends: a machine that lends and is
+    /// worked on has both. `None`: there is no such user.
     #[must_use]
     pub fn usual_directory(lends: bool) -> Option<PathBuf> {
         let variable = std::env::var_os(IDENTITY_VARIABLE).filter(|value| !value.is_empty());
         let own = || {
             let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".config"));
             let base = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from).or_else(home)?;
-            let own = base.join("cheetah");
-            Some(if lends { own.join("donor") } else { own })
+            Some(base.join("cheetah").join(if lends { "donor" } else { "identity" }))
         };
         variable.map(PathBuf::from).or_else(own)
     }
@@ -238,6 +250,18 @@ impl Identity {
     /// The file cannot be read.
     pub fn pool_url(directory: &Path) -> Result<Option<String>, IdentityError> {
         Ok(read(&directory.join(POOL))?.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty()))
+    }
+
+    /// Finds its pool at this address from now on, unless that is one of those that it knows.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn find_pool_at(&self, url: &str) -> Result<(), IdentityError> {
+        let known = Identity::pool_url(&self.directory)?;
+        if known.is_some_and(|known| known.split(',').any(|known| known == url)) {
+            return Ok(());
+        }
+        write(&self.directory.join(POOL), &format!("{url}\n"))
     }
 
     #[must_use]
