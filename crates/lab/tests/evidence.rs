@@ -204,8 +204,8 @@ fn an_interrupted_load_says_what_it_leaves() {
     let report = pool.json(["load", &image.display().to_string(), "half", "--resume", "--no-verify"]);
     assert!(report["resumed_bytes"].as_u64() > Some(0), "{report}");
     assert_eq!((&report["verified"], &report["volume_hashes"]), (&json!(false), &Value::Null));
-    // In the checking phase.
-    let mut load = start_load(&pool, &image, &["--overwrite"]);
+    // In the checking phase, which takes long enough to be met when all of it is read back.
+    let mut load = start_load(&pool, &image, &["--overwrite", "--read-back"]);
     for (what, state) in [("the load anew", "loading"), ("the check", "loaded")] {
         wait::until(what, LONG, || {
             assert!(load.is_running(), "the load ended before that: {}", load.log());
