@@ -254,7 +254,7 @@ fn what_is_wrong_twice_is_listed_and_the_rest_is_healed() {
 #[test]
 fn what_a_foreign_server_holds_is_not_called_right() {
     let kit = Rival::nbdkit(&["memory", "128M"]);
-    let mut pool = Pool::start();
+    let mut pool = Pool::in_the_clear();
     pool.donate_foreign("kit", &kit.uri);
     pool.create_linear("theirs", "24M");
     let verified = Verified::run(&pool, "theirs");
