@@ -5,8 +5,9 @@
 //! (`members`), or keys (`records`). Invariants: bytes count as sent when the records that carry them went
 //! below, so whoever sends waits for room as with a plain stream; nothing is lent, for what is sealed has to
 //! be touched; and pieces, which others may use meanwhile, are copied from and to by address. What was
-//! opened is wiped when it was given. Tests: `tls/tests`; `tests/members.rs`; `tests/data_path.rs`, over whole
-//! streams and torn ones; `lab/tests/members.rs`. One of the named modules that may use unsafe, as `super`.
+//! opened is wiped when it was given. Tests: `tls/tests`; `tests/members.rs`; `tests/data_path.rs`, over
+//! whole streams and torn ones; `lab/tests/members.rs`. One of the named modules that may use unsafe, as
+//! `super`.
 #![allow(unsafe_code)]
 
 use super::records::{Broken, Keys, Opened, PAYLOAD_BYTES_MAX, RECORD_BYTES_MAX, Records};
