@@ -73,6 +73,25 @@ fn half_sent_requests_keep_nobody_out() {
     }
 }
 
+/// More connections than there are places for, each with the beginning of a handshake.
+fn half_open(address: &str) -> Vec<TcpStream> {
+    let one = |_| {
+        let mut stream = TcpStream::connect(address).expect("the kernel accepts");
+        // The oldest are closed by now.
+        let _ = stream.write_all(&[0, 0]);
+        stream
+    };
+    (0..600).map(one).collect()
+}
+
+/// At once, not when a handshake has taken too long.
+#[track_caller]
+fn assert_makes_room(mut oldest: &TcpStream) {
+    oldest.set_read_timeout(Some(HANDSHAKE / 2)).expect("a limit");
+    let ended = oldest.read_to_end(&mut Vec::new());
+    assert!(!matches!(&ended, Err(e) if e.kind() == ErrorKind::WouldBlock), "the oldest is kept: {ended:?}");
+}
+
 /// As at a coordinator: connections that say nothing make room for those that ask for something.
 #[test]
 fn half_open_connections_keep_nobody_from_a_donor() {
@@ -93,19 +112,8 @@ fn half_open_connections_keep_nobody_from_a_donor() {
     };
     io(&uri, "write");
     let address = pool.status()["donors"][0]["address"].as_str().expect("an address").to_owned();
-    let half_open: Vec<TcpStream> = (0..600)
-        .map(|_| {
-            let mut stream = TcpStream::connect(&address).expect("the kernel accepts");
-            // The oldest are closed by now.
-            let _ = stream.write_all(&[0, 0]);
-            stream
-        })
-        .collect();
-    // They make room at once, not when a handshake has taken too long.
-    let mut first = &half_open[0];
-    first.set_read_timeout(Some(HANDSHAKE / 2)).expect("a limit");
-    let ended = first.read_to_end(&mut Vec::new());
-    assert!(!matches!(&ended, Err(e) if e.kind() == ErrorKind::WouldBlock), "the oldest is kept: {ended:?}");
+    let half_open = half_open(&address);
+    assert_makes_room(&half_open[0]);
     // Who was there before, and who comes now.
     io(&uri, "read");
     let reader = pool.scratch().directory("run-2");
@@ -137,18 +145,8 @@ fn half_open_connections_keep_no_member_from_an_export() {
     let address = uri.trim_start_matches("nbds://").split('/').next().expect("an address");
     let size = || tools::run("nbdinfo", ["--size", &pool.certified(uri)]);
     assert_eq!(size().trim(), (64 << 20).to_string());
-    let half_open: Vec<TcpStream> = (0..600)
-        .map(|_| {
-            let mut stream = TcpStream::connect(address).expect("the kernel accepts");
-            // The oldest are closed by now.
-            let _ = stream.write_all(&[0, 0]);
-            stream
-        })
-        .collect();
-    let mut first = &half_open[0];
-    first.set_read_timeout(Some(HANDSHAKE / 2)).expect("a limit");
-    let ended = first.read_to_end(&mut Vec::new());
-    assert!(!matches!(&ended, Err(e) if e.kind() == ErrorKind::WouldBlock), "the oldest is kept: {ended:?}");
+    let half_open = half_open(address);
+    assert_makes_room(&half_open[0]);
     assert_eq!(size().trim(), (64 << 20).to_string());
     drop(half_open);
     pool.ok(["detach", "case"]);
