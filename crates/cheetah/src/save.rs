@@ -35,6 +35,8 @@ use std::time::Instant;
 
 /// Of the file, read back at once.
 const PIECE_BYTES: usize = 1 << 20;
+/// Of the names of the hashes beside it.
+const SUMS: [&str; 3] = ["md5", "sha1", "sha256"];
 
 #[derive(Debug, Serialize)]
 struct SaveReport {
@@ -87,7 +89,7 @@ pub async fn save(options: cli::Save) -> Result<(), Failure> {
         }
     };
     let Saved { hashes, zero_bytes, unreadable } = saved;
-    let files = target.finish(bytes, &hashes, &unreadable)?;
+    let files = target.finish(bytes, &hashes, &unreadable).inspect_err(|_| target.give_up())?;
     let seconds = started.elapsed().as_secs_f64().max(1e-6);
     let (as_loaded, loaded_from) = match content {
         Ok(detail) => compared(&detail.status.content, bytes, &hashes),
@@ -259,16 +261,20 @@ impl Target {
                 )
                 .advise("name a file that is not there yet"));
             }
-            Ok(_) if !options.overwrite => {
-                return Err(Failure::new(Exit::Refused, format!("{shown} is there already"))
-                    .advise("name another file, or say --overwrite"));
-            }
             Ok(_) => {}
         }
-        let part = beside(&file, "part");
-        match fs::remove_file(&part) {
-            Err(why) if why.kind() != ErrorKind::NotFound => Err(cannot("remove", &part, &why)),
-            _ => Ok(Target { file, part }),
+        // A hash beside it may be another's word of other bytes, and a part another's that is at work.
+        let target = Target { part: beside(&file, "part"), file };
+        let sums = SUMS.map(|ending| beside(&target.file, ending));
+        let all = [&target.file, &target.part].into_iter().chain(&sums);
+        let there = all.into_iter().find(|name| name.symlink_metadata().is_ok()).cloned();
+        if let (Some(there), false) = (there, options.overwrite) {
+            let what = format!("{} is there already", there.display());
+            return Err(Failure::new(Exit::Refused, what).advise("name another file, or say --overwrite"));
+        }
+        match fs::remove_file(&target.part) {
+            Err(why) if why.kind() != ErrorKind::NotFound => Err(cannot("remove", &target.part, &why)),
+            _ => Ok(target),
         }
     }
 
@@ -281,8 +287,8 @@ impl Target {
     fn finish(&self, bytes: u64, hashes: &Hashes, unreadable: &[ByteRange]) -> Result<Vec<String>, Failure> {
         let name = self.file.file_name().unwrap_or_default();
         let mut files = Vec::new();
-        let sums = [("md5", &hashes.md5), ("sha1", &hashes.sha1), ("sha256", &hashes.sha256)];
-        for (ending, digits) in sums {
+        let sums = [&hashes.md5, &hashes.sha1, &hashes.sha256];
+        for (ending, digits) in SUMS.into_iter().zip(sums) {
             let path = beside(&self.file, ending);
             // As md5sum and its kin write and check it.
             let line = [digits.as_bytes(), b"  ", name.as_bytes(), b"\n"].concat();

@@ -65,6 +65,14 @@ fn what_is_saved_is_what_was_loaded_and_programs_of_others_say_so() {
     let said = save(&pool, &file, &[]);
     assert_eq!(said.status.code(), Some(4), "{}", said.err);
     tools::names(&said.err, &["is there already", "--overwrite"]);
+    for kept in ["other.dd.sha256", "other.dd.part"] {
+        fs::write(directory.join(kept), "somebody's").expect("a file");
+        let said = save(&pool, &directory.join("other.dd"), &[]);
+        assert_eq!(said.status.code(), Some(4), "{}", said.err);
+        tools::names(&said.err, &[kept, "is there already", "--overwrite"]);
+        assert_eq!(fs::read_to_string(directory.join(kept)).expect("it is there"), "somebody's");
+        fs::remove_file(directory.join(kept)).expect("it is there");
+    }
     let text = pool.ok(["save", "case7", &file.display().to_string(), "--overwrite"]);
     tools::names(&text, &["verified", "it is what was loaded from", "case7.dd.sha256"]);
     // It goes back in, and the files beside it are compared.
