@@ -13,7 +13,7 @@
 //! (sources behind them), `rehearsal` (what the loss of one more host would cost), `tend` (volumes at rest),
 //! `blame` (wrong blocks by donor), `strangers` (donors of other pools), `asleep` (time in which nobody
 //! listened), `greet` (addresses that are tried), `confirm` (answers held back), `status`, `notes` (what
-//! happened), `record` (what is stored), `extents` (free ones), `door` (what callers say, bounded),
+//! happened), `record` (what is stored), `extents` (free ones), `signing` (the pool's key), `door` (what callers say, bounded),
 //! `invariants`.
 
 mod amend;
@@ -36,6 +36,7 @@ mod record;
 mod rehearsal;
 mod repair;
 mod retire;
+mod signing;
 mod status;
 mod strangers;
 mod tend;
@@ -46,6 +47,7 @@ pub use members::{AuthorityRecord, MemberRecord, TokenRecord};
 pub use notes::Note;
 pub use record::{BadState, ContentRecord, DonorRecord, Key, LeaseRecord, PoolRecord, Record, VolumeRecord};
 pub use retire::Retired;
+pub use signing::SigningRecord;
 
 use crate::api::{Answer, Call, Refusal, RefusalCode};
 use crate::content::UnixSeconds;
@@ -215,6 +217,7 @@ pub struct Coordinator {
     /// Who makes it.
     caller: Caller,
     members: Members,
+    signing: Option<SigningRecord>,
     notes: Vec<Note>,
     // What the current step still has to do at its end; empty between steps.
     /// Volumes of which somebody must look whether they need tending.
@@ -255,6 +258,7 @@ impl Coordinator {
             calling: None,
             caller: Caller::Anyone,
             members: Members::default(),
+            signing: None,
             notes: Vec::new(),
             unsure: BTreeSet::new(),
             emptied: BTreeSet::new(),

@@ -8,6 +8,7 @@ use super::donors::Donor;
 use super::leases::Lease;
 use super::members::{AuthorityRecord, MemberRecord, Members, TokenRecord};
 use super::retire::Retired;
+use super::signing::SigningRecord;
 use super::volumes::Volume;
 use super::{Coordinator, Timer};
 use crate::api::VolumeReport;
@@ -35,6 +36,8 @@ pub enum Record {
     Content(ContentRecord),
     /// What makes it a pool of members: at most one.
     Authority(AuthorityRecord),
+    /// What the pool signs with: at most one.
+    Signing(SigningRecord),
     /// A token, as long as somebody may come in by it.
     Token(TokenRecord),
     /// A member, until it is revoked.
@@ -156,6 +159,8 @@ pub enum Key {
     Content(VolumeId),
     /// The key of the one [`AuthorityRecord`].
     Authority,
+    /// The key of the one [`SigningRecord`].
+    Signing,
     /// The key of a [`TokenRecord`].
     Token(TokenId),
     /// The key of a [`MemberRecord`].
@@ -171,6 +176,7 @@ impl fmt::Display for Key {
             Key::Lease(token) => write!(f, "lease/{token}"),
             Key::Content(id) => write!(f, "content/{id}"),
             Key::Authority => write!(f, "authority"),
+            Key::Signing => write!(f, "signing"),
             Key::Token(id) => write!(f, "token/{id}"),
             Key::Member(id) => write!(f, "member/{id}"),
         }
@@ -188,6 +194,7 @@ impl Record {
             Record::Lease(record) => Key::Lease(record.token),
             Record::Content(record) => Key::Content(record.volume),
             Record::Authority(_) => Key::Authority,
+            Record::Signing(_) => Key::Signing,
             Record::Token(record) => Key::Token(record.hash.id()),
             Record::Member(record) => Key::Member(record.member),
         }
@@ -216,7 +223,7 @@ impl Coordinator {
         let (mut pool, mut volumes, mut leases) = (None, Vec::new(), Vec::new());
         let mut contents = BTreeMap::new();
         let mut donors = BTreeMap::new();
-        let mut members = Members::default();
+        let (mut members, mut signing) = (Members::default(), None);
         for record in records {
             match record {
                 Record::Pool(record) => pool = Some(record),
@@ -229,6 +236,7 @@ impl Coordinator {
                     contents.insert(record.volume, record.content);
                 }
                 Record::Authority(record) => members.authority = Some(record),
+                Record::Signing(record) => signing = Some(record),
                 Record::Token(record) => {
                     members.tokens.insert(record.hash.id(), record);
                 }
@@ -240,7 +248,7 @@ impl Coordinator {
         let Some(pool) = pool else { return bad("the state has no pool record".into()) };
         let mut restored = Coordinator::new(pool.pool);
         restored.dirty.clear();
-        restored.members = members;
+        (restored.members, restored.signing) = (members, signing);
         restored.now = now;
         // One past what was stored: every donor is told its duties anew, and confirms them.
         restored.revision = pool.revision + 1;
@@ -314,6 +322,7 @@ impl Coordinator {
             }),
             Key::Lease(token) => self.leases.get(&token).map(|lease| Record::Lease(lease.record.clone())),
             Key::Authority => self.authority().cloned().map(Record::Authority),
+            Key::Signing => self.signing.clone().map(Record::Signing),
             Key::Token(id) => self.members.tokens.get(&id).cloned().map(Record::Token),
             Key::Member(id) => self.members.members.get(&id).cloned().map(Record::Member),
             Key::Content(id) => self

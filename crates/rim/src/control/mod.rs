@@ -6,7 +6,7 @@
 //! Key invariant: a reply leaves only after what it depends on is stored. Tests: `tests/control*.rs`.
 //!
 //! Files: `wire` (a call as HTTP, both ways), `seal`, `server`, `doorkeeper`, `service`, `membership` and
-//! `machine` (the coordinator), `store`, `store_etcd`, `term`, `etcd` and `etcd_tls` (several coordinators),
+//! `machine` (the coordinator), `signing` (the pool's signatures), `store`, `store_etcd`, `term`, `etcd` and `etcd_tls` (several coordinators),
 //! `addresses`, `client`, `error`, `http`, `discovery`, `donor`, `journal` (what happened), and `openapi`
 //! (a test of `openapi.json`, the description for others).
 
@@ -27,6 +27,7 @@ mod openapi;
 mod seal;
 mod server;
 mod service;
+pub mod signing;
 mod store;
 mod store_etcd;
 mod term;

@@ -12,6 +12,7 @@ use super::etcd::{Etcd, EtcdAt, EtcdError};
 use super::machine::{Callers, Desk, Machine, Message};
 use super::membership::Membership;
 use super::server::{Access, CoordinateOptions, StateAt, url_of};
+use super::signing::SigningKey;
 use super::store::{Seen, Store, StoreError};
 use super::store_etcd::EtcdStore;
 use super::term::{Leader, Term, Vote, campaign, look};
@@ -141,7 +142,8 @@ impl Service {
     }
 }
 
-/// A pool is made one of members at its first start, and stays one.
+/// A pool is made one of members at its first start, and stays one. It has a key to sign with from the first
+/// start on of a version that signs.
 fn open_to(
     coordinator: &mut Coordinator,
     is_new: bool,
@@ -151,6 +153,10 @@ fn open_to(
     if is_new && options.access == Access::Members {
         let made = Authority::make(coordinator.pool());
         coordinator.adopt(made.map_err(|why| unusable(&options.state, why))?);
+    }
+    if coordinator.signing().is_none() {
+        let made = SigningKey::generate();
+        coordinator.sign_with(made.map_err(|why| unusable(&options.state, why))?);
     }
     Ok(())
 }
