@@ -1,5 +1,5 @@
-//! What a volume is filled from: raw images, also in parts, disks, and images in containers, here or with a
-//! server.
+//! What a volume is filled from: raw images, also in parts, disks, and images in containers, here or with
+//! a server.
 //!
 //! Owns: `Source`, which all of them are; telling what a file is by its content (`open`); refusing what
 //! is not read, with a way out (`container`). Never: writing to a source; it is opened without the right
@@ -7,14 +7,16 @@
 //! it. Called by `cheetah load`. Files: `raw` and `parts` have bytes as they are; `ewf`, `qcow`, `vmdk`,
 //! `vhd`, `vhdx` say where each block of the disk lies, and `blocks` reads by that; `foreign` has others
 //! read by QEMU. All stand on a `medium`: `local`, `nbd`, `http` with `tls`, whose connections have the
-//! `io_thread`; `mounts` says which disks are in use. They share `cache`, `container`, `error`, `fields`,
-//! `files`, `inflate`, `past_errors`. `hostile` flips and cuts samples of all. Tests: in each;
-//! `lab/tests/sources.rs` has other programs' images, `lab/tests/remote.rs` other programs' servers.
+//! `io_thread`; `mounts` says which disks are in use, `device` what a disk says of itself. They share
+//! `cache`, `container`, `error`, `fields`, `files`, `inflate`, `past_errors`. `hostile` flips and cuts
+//! samples of all. Tests: in each; `lab/tests/sources.rs` has other programs' images,
+//! `lab/tests/remote.rs` other programs' servers.
 #![forbid(unsafe_code)]
 
 mod blocks;
 mod cache;
 mod container;
+mod device;
 mod error;
 mod ewf;
 mod fields;
@@ -74,8 +76,8 @@ pub trait Source: Debug + Send + Sync {
     /// `Read`, `Short` and `Damaged`, with the place at which it happened.
     fn read_exact_at(&self, offset: u64, room: &mut [u8]) -> Result<(), SourceError>;
 
-    /// As `read_exact_at`, with zeros for what cannot be had, down to the sectors of a medium and the blocks
-    /// of a format. Answers what that is, in order. `offset` is a multiple of 4096.
+    /// As `read_exact_at`, with zeros for what cannot be had, down to the sectors of a medium and the
+    /// blocks of a format. Answers what that is, in order. `offset` is a multiple of 4096.
     ///
     /// # Errors
     /// `SourceError::Read` when the source itself is gone, and `Short`.

@@ -6,7 +6,7 @@
 //! `lab/tests/remote.rs`.
 
 use crate::medium::{Medium, Opened, not_there};
-use crate::{Options, SourceError, mounts, past_errors};
+use crate::{Options, SourceError, device, mounts, past_errors};
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -131,7 +131,12 @@ impl Medium for Local {
     fn identity(&self) -> String {
         let Stamp { inode, modified: (seconds, nanoseconds), .. } = self.stamp;
         match self.stamp.is_disk() {
-            true => format!("block device {}", self.path.display()),
+            true => {
+                let told =
+                    self.file.metadata().map_or_else(|_| String::new(), |kind| device::told(kind.rdev()));
+                let comma = if told.is_empty() { "" } else { ", " };
+                format!("block device {}{comma}{told}", self.path.display())
+            }
             false => format!("inode {inode}, modified {seconds}.{nanoseconds:09}"),
         }
     }
