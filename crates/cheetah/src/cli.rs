@@ -1,5 +1,6 @@
 //! The command line: what can be asked for, with examples. Never: behaviour.
 
+use crate::cli_custody::{CaseArgs, LOG_EXAMPLES, Log, VERIFY_LOG_EXAMPLES, VerifyLog};
 use crate::cli_machine::{DOCTOR_EXAMPLES, Doctor, Manual};
 use crate::cli_members::{Join, Member, Token};
 use crate::cli_serving::{Coordinate, Donate};
@@ -119,6 +120,13 @@ pub enum Command {
         after_help = "Examples:\n  cheetah save case7 case7.dd          and case7.dd.md5, .sha1, .sha256 beside it\n  cheetah save case7 case7.dd --overwrite\n\nExit code: 6 when a part could not be read, which is zeros in the file and listed in case7.dd.map, or when the\nvolume is not what was loaded."
     )]
     Save(Save),
+    /// What the pool put down of a volume: who made, filled, attached and deleted it, and what went wrong.
+    /// It stays when the volume goes, and is signed.
+    #[command(after_help = LOG_EXAMPLES)]
+    Log(Log),
+    /// Whether a copy of a volume's log is whole, and what its pool signed. Needs no pool.
+    #[command(after_help = VERIFY_LOG_EXAMPLES)]
+    VerifyLog(VerifyLog),
     /// Have donors compare all that they hold of a volume with its checksums, at the speed of their memory.
     /// What is wrong is put right from redundancy.
     #[command(
@@ -188,6 +196,8 @@ impl Command {
             Command::Detach(options) => &options.json,
             Command::Load(options) => &options.json,
             Command::Save(options) => &options.json,
+            Command::Log(options) => &options.json,
+            Command::VerifyLog(options) => &options.json,
             Command::Open(options) => &options.json,
             Command::Fill(options) => &options.json,
             Command::Status(options) => &options.json,
@@ -255,6 +265,8 @@ pub struct Create {
     /// Grow by what each new donor lends.
     #[arg(long)]
     pub follow: bool,
+    #[command(flatten)]
+    pub case: CaseArgs,
     #[command(flatten)]
     pub pool: PoolArg,
     #[command(flatten)]
@@ -428,6 +440,8 @@ pub struct Load {
     #[arg(long, value_name = "SIZE", hide = true)]
     pub memory: Option<String>,
     #[command(flatten)]
+    pub case: CaseArgs,
+    #[command(flatten)]
     pub pool: PoolArg,
     #[command(flatten)]
     pub json: JsonArg,
@@ -472,6 +486,8 @@ pub struct Open {
     /// Bytes each second that are read of what nobody waits for. Without it: as fast as it goes.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub rate: Option<u64>,
+    #[command(flatten)]
+    pub case: CaseArgs,
     #[command(flatten)]
     pub pool: PoolArg,
     #[command(flatten)]

@@ -114,6 +114,7 @@ pub async fn load(options: cli::Load) -> Result<(), Failure> {
     let signals = Signals::listen()?;
     let wanted = Fill { source: described(&*source), from: way(&options) };
     let made = ensure_volume(&pool, &options.name, &wanted.source, &options).await?;
+    crate::custody::say_case(&pool, &options.name, &options.case).await?;
     let lease = match Lease::for_filling(&pool, &options.name, wanted).await {
         Ok(lease) => lease,
         Err(error) => {

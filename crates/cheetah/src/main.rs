@@ -8,12 +8,14 @@ mod attach;
 mod chunks;
 mod claims;
 mod cli;
+mod cli_custody;
 mod cli_machine;
 mod cli_members;
 mod cli_serving;
 mod configuration;
 mod content;
 mod control;
+mod custody;
 mod daemon;
 mod doctor;
 mod donate;
@@ -166,6 +168,8 @@ async fn run(command: Command) -> Result<(), Failure> {
         Command::Status(options) => report::status(options).await,
         Command::List(options) => report::list(options).await,
         Command::Show(options) => report::show(options).await,
+        Command::Log(options) => custody::log(options).await,
+        Command::VerifyLog(options) => custody::verify_log(&options),
         Command::Grow(options) => pool::grow(options).await,
         Command::Delete(options) => pool::delete(options).await,
         Command::Leave(options) => leave::leave(options).await,

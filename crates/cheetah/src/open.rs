@@ -9,6 +9,7 @@ use crate::attach::{DYING_TIME, claim_of, start_daemon};
 use crate::claims::recognised;
 use crate::cli;
 use crate::control::{self, Word};
+use crate::custody;
 use crate::daemon::Report;
 use crate::failure::{Exit, Failure};
 use crate::filler::{Order, Record};
@@ -65,6 +66,7 @@ pub async fn open(options: cli::Open) -> Result<(), Failure> {
     };
     let source = order.open().await?;
     let (detail, made) = ensure(&pool, &*source, &options).await?;
+    custody::say_case(&pool, &options.name, &options.case).await?;
     let ready = match start(&pool, &order).await {
         Ok(ready) => ready,
         Err(failure) => {

@@ -3,6 +3,7 @@
 
 use crate::cli;
 use crate::cli_serving;
+use crate::custody;
 use crate::failure::{Exit, Failure};
 use crate::health;
 use crate::members;
@@ -185,7 +186,9 @@ pub async fn create(options: cli::Create) -> Result<(), Failure> {
         load: None,
     };
     let by_default = if options.redundancy.is_none() { ", the default here" } else { "" };
-    let detail = volume(&pool, Call::Create(create)).await?;
+    let mut detail = volume(&pool, Call::Create(create)).await?;
+    let case = custody::say_case(&pool, &detail.status.name, &options.case).await?;
+    detail.case = Some(case).filter(custody::Case::is_named);
     report_volume(&detail, &options.json, "created")?;
     if options.json.json {
         return Ok(());

@@ -6,6 +6,7 @@
 
 use crate::cli;
 use crate::content;
+use crate::custody;
 use crate::failure::{Exit, Failure};
 use crate::health;
 use crate::output::{self, natural};
@@ -13,6 +14,7 @@ use crate::pool::{find, pool_status, volume};
 use cheetah_core::api::{
     Attachment, Call, DonorHealth, DonorStatus, PoolStatus, Rehearsal, Stranger, VolumeDetail, VolumeStatus,
 };
+use cheetah_core::custody::Case;
 use cheetah_core::findings::{self, Finding, State};
 use cheetah_core::layout::LostRange;
 use cheetah_core::map::{DonorId, PoolId, VolumeMap};
@@ -70,6 +72,9 @@ struct ShowReport {
     rehearsal: Option<Rehearsal>,
     /// What the source could not give.
     unreadable: Vec<LostRange>,
+    /// As an examiner's client said last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    case: Option<Case>,
     map: VolumeMap,
 }
 
@@ -273,7 +278,7 @@ pub async fn show(options: cli::Named) -> Result<(), Failure> {
 
 impl ShowReport {
     fn of(detail: VolumeDetail) -> ShowReport {
-        let VolumeDetail { status, map, lost, lost_to, rehearsal, unreadable } = detail;
+        let VolumeDetail { status, map, lost, lost_to, rehearsal, unreadable, case } = detail;
         let slots = || map.groups.iter().flat_map(|group| &group.slots);
         let part = |(id, route): (&DonorId, &cheetah_core::map::Route)| Part {
             donor: *id,
@@ -297,12 +302,13 @@ impl ShowReport {
             lost_to,
             rehearsal,
             unreadable,
+            case,
             map,
         }
     }
 
     fn lines(&self) -> Vec<String> {
-        let ShowReport { findings, status, donors, lost, lost_to, rehearsal, unreadable, .. } = self;
+        let ShowReport { findings, status, donors, lost, lost_to, rehearsal, unreadable, case, .. } = self;
         let VolumeStatus { name, volume, size, redundancy, unit, epoch, follow, .. } = status;
         let mut lines = vec![
             format!("volume      {name} ({volume}), epoch {epoch}"),
@@ -315,6 +321,7 @@ impl ShowReport {
         lines.push(format!("            {}", health::survives(status, rehearsal.as_ref())));
         lines.extend(health::moves(status).map(|line| format!("            {line}")));
         lines.extend(content::lines(&status.content, unreadable));
+        lines.extend(case.iter().flat_map(custody::case_lines));
         for attachment in &status.attachments {
             let mode = if attachment.read_only { "read-only" } else { "read-write" };
             lines.push(format!("attached    {mode} by {}", health::attached(attachment)));
@@ -496,6 +503,7 @@ mod tests {
             lost_to: vec![vec![lost]],
             rehearsal: Some(Rehearsal { host: "h1".into(), slots: 1, slots_homeless: 1 }),
             unreadable,
+            case: None,
         }
     }
 

@@ -7,6 +7,7 @@
 //! `main`. Tests: `lab/tests/save.rs`.
 
 use crate::cli;
+use crate::custody;
 use crate::failure::{Exit, Failure};
 use crate::fill::{self, Hashes, Hashing, Progress};
 use crate::load::blocking;
@@ -18,6 +19,7 @@ use crate::signals::Signals;
 use cheetah_client::{Options, Volume};
 use cheetah_core::api::Call;
 use cheetah_core::content::{ByteRange, Content, ContentState, cover};
+use cheetah_core::custody::Said;
 use cheetah_core::limits::BLOCK_BYTES;
 use cheetah_core::text::written;
 use cheetah_core::units::{show_bytes, show_count};
@@ -90,6 +92,16 @@ pub async fn save(options: cli::Save) -> Result<(), Failure> {
     };
     let Saved { hashes, zero_bytes, unreadable } = saved;
     let files = target.finish(bytes, &hashes, &unreadable).inspect_err(|_| target.give_up())?;
+    let exported = Said::Exported {
+        file: written(
+            std::path::absolute(&target.file).unwrap_or(target.file.clone()).as_os_str().as_bytes(),
+        ),
+        bytes,
+        sha256: hashes.sha256.clone(),
+    };
+    if let Err(why) = custody::say(&pool, &options.name, exported).await {
+        output::note(&format!("the volume's log does not have that it was saved: {}", why.text()));
+    }
     let seconds = started.elapsed().as_secs_f64().max(1e-6);
     let (as_loaded, loaded_from) = match content {
         Ok(detail) => compared(&detail.status.content, bytes, &hashes),

@@ -35,6 +35,7 @@ pub mod checksum;
 pub mod code;
 pub mod content;
 pub mod coordinator;
+pub mod custody;
 pub mod donor;
 pub mod filling;
 pub mod findings;

@@ -314,6 +314,13 @@ pub const TOKEN_SECONDS_MAX: u64 = 366 * 24 * 3600;
 /// How long a certificate lasts. It is renewed when a third of that is over.
 pub const CERTIFICATE_SECONDS: u64 = 7 * 24 * 3600;
 
+/// Entries in the log of one volume, before only what matters most is put down.
+pub const CUSTODY_ENTRIES_MAX: usize = 2_000;
+/// Entries of what matters most beyond that.
+pub const CUSTODY_ENTRIES_SPARE: usize = 500;
+/// What the logs of all deleted volumes take, before the oldest is dropped.
+pub const CUSTODY_DELETED_BYTES_MAX: usize = 64 << 20;
+
 /// A second, in the unit of all times here.
 pub const SECOND_NS: u64 = 1_000_000_000;
 /// A millisecond, likewise.

@@ -226,7 +226,7 @@ fn hex(bytes: &[u8]) -> String {
 pub fn check_role(role: Role, call: &Call) -> Result<(), NotForRole> {
     let may = match call {
         Call::Pool | Call::Recertify(_) => true,
-        Call::Show { .. } => role != Role::Coordinator,
+        Call::Show { .. } | Call::Log { .. } => role != Role::Coordinator,
         Call::Join(_) | Call::Sync { .. } => role == Role::Donor,
         // A donor moves what nobody attaches, and is in nobody's way.
         Call::Attach { attach, .. } => match role {
@@ -238,7 +238,7 @@ pub fn check_role(role: Role, call: &Call) -> Result<(), NotForRole> {
             matches!(role, Role::Donor | Role::Client | Role::Admin)
         }
         Call::Leave { .. } => matches!(role, Role::Donor | Role::Admin),
-        Call::Create(_) | Call::Grow { .. } | Call::Delete { .. } => {
+        Call::Create(_) | Call::Grow { .. } | Call::Delete { .. } | Call::Say { .. } => {
             matches!(role, Role::Client | Role::Admin)
         }
         Call::NewToken(_)

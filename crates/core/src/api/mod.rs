@@ -1,15 +1,18 @@
 //! What coordinator, donors, clients and commands say to each other over HTTP and JSON.
 //!
 //! Owns the shapes and the API version: here the calls, and how they are answered or refused. Never:
-//! behaviour. `rim::control` carries them, `coordinator` answers them, the OpenAPI description in `rim` names
-//! the same fields. Files: `donors` (what donors report, and are told), `leases` (of who has a volume
-//! attached), `members` (who may be there), `status` (what people are shown).
+//! behaviour. `rim::control` carries them, `coordinator` answers them, the OpenAPI description in `rim`
+//! names the same fields. Files: `custody` (logs of volumes), `donors` (what donors report, and are
+//! told), `leases` (of who has a volume attached), `members` (who may be there), `status` (what people
+//! are shown).
 
+mod custody;
 mod donors;
 mod leases;
 mod members;
 mod status;
 
+pub use custody::{LogReport, OlderLog};
 pub use donors::{AtStake, Duties, Duty, Join, Joined, Leaving, Sync};
 pub use leases::{Amend, Attach, Attached, Filled, KeptSlot, Renew, Renewed, VolumeReport};
 pub use members::{Enrol, Enrolled, MemberStatus, NewToken, Recertify, TokenStatus};
@@ -19,6 +22,7 @@ pub use status::{
 };
 
 use crate::content::{Tell, ToLoad};
+use crate::custody::Said;
 use crate::map::{DonorId, LeaseToken, MemberId, Redundancy, TokenId};
 use crate::members::TokenHash;
 use serde::{Deserialize, Serialize};
@@ -83,7 +87,8 @@ pub enum Call {
         /// What its holder reports.
         renew: Renew,
     },
-    /// `POST /v1/volumes/{name}/leases/{token}/amend`: what the writer found out about its volume's donors.
+    /// `POST /v1/volumes/{name}/leases/{token}/amend`: what the writer found out about its volume's
+    /// donors.
     Amend {
         /// As in `Renew`.
         name: String,
@@ -107,6 +112,18 @@ pub enum Call {
         name: String,
         /// The lease that ends.
         token: LeaseToken,
+    },
+    /// `GET /v1/volumes/{name}/log`: what was put down of a volume, also of one that is gone.
+    Log {
+        /// The volume's name, or its identity.
+        name: String,
+    },
+    /// `POST /v1/volumes/{name}/log`: what its client has to say for that.
+    Say {
+        /// The volume's name.
+        name: String,
+        /// About the case, or what it did.
+        said: Said,
     },
     /// `POST /v1/tokens`
     NewToken(NewToken),
@@ -152,6 +169,8 @@ pub enum Answer {
     Renewed(Renewed),
     /// The answer to `Leave`.
     Leaving(Leaving),
+    /// The answer to `Log`.
+    Log(LogReport),
     /// The answer to `NewToken`.
     Token(TokenStatus),
     /// The answer to `Tokens`.
@@ -160,7 +179,7 @@ pub enum Answer {
     Enrolled(Enrolled),
     /// The answer to `Members`.
     Members(Vec<MemberStatus>),
-    /// The answer to `Delete`, `Tell`, `Detach` and what revokes.
+    /// The answer to `Delete`, `Say`, `Tell`, `Detach` and what revokes.
     Done,
 }
 
@@ -227,8 +246,8 @@ pub struct Create {
     pub unit: Option<u32>,
     /// Grow by what each new donor lends.
     pub follow: bool,
-    /// It is made to be loaded: until that is done it counts as incomplete, whatever becomes of who wants to
-    /// load it.
+    /// It is made to be loaded: until that is done it counts as incomplete, whatever becomes of who wants
+    /// to load it.
     #[serde(default)]
     pub load: Option<ToLoad>,
 }

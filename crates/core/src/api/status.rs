@@ -3,6 +3,7 @@
 
 use super::VolumeReport;
 use crate::content::Content;
+use crate::custody::Case;
 use crate::layout::LostRange;
 use crate::map::{DonorId, PoolId, Redundancy, VolumeId, VolumeMap};
 use serde::{Deserialize, Serialize};
@@ -253,4 +254,7 @@ pub struct VolumeDetail {
     /// What could not be read at the source and answers an error for that; no donor lost it.
     #[serde(default)]
     pub unreadable: Vec<LostRange>,
+    /// The newest that an examiner's client said of the case.
+    #[serde(default)]
+    pub case: Option<Case>,
 }

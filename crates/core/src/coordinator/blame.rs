@@ -10,6 +10,7 @@
 use super::Coordinator;
 use super::notes::Note;
 use crate::api::VolumeReport;
+use crate::custody;
 use crate::limits::{BAD_MEMORY_OCCASIONS, OCCASION_NS};
 use crate::map::{DonorId, LeaseToken};
 use crate::units::{Time, show_count};
@@ -43,7 +44,11 @@ impl Coordinator {
         let report = &lease.report;
         let wrong = more(&report.corrupt_blocks, &before.corrupt_blocks);
         let in_memory = more(&report.wrong_in_memory, &before.wrong_in_memory);
+        let (volume, healed) = (lease.record.volume, report.healed_blocks);
         for (id, blocks) in wrong {
+            let donor = self.donors.get(&id).map(|donor| donor.record.name.clone());
+            let donor = donor.unwrap_or_else(|| id.to_string());
+            self.put_down(volume, custody::Event::WrongBlocks { donor, blocks, healed });
             if let Some(donor) = self.donors.get_mut(&id) {
                 donor.blame.blocks = donor.blame.blocks.saturating_add(blocks);
             }

@@ -14,6 +14,7 @@ use crate::content::{
     Beside, Check, Content, ContentState, Fill, FillFrom, Load, Loaded, Source, Tell, ToLoad, UnixSeconds,
     Written, cover, in_fragments,
 };
+use crate::custody;
 use crate::limits::{BESIDE_MAX, UNREADABLE_RANGES_MAX};
 use crate::map::{LeaseToken, VolumeId};
 use crate::seed::Seed;
@@ -123,7 +124,9 @@ impl Coordinator {
         fill: Fill,
     ) -> Result<VolumeId, Refusal> {
         let Fill { source, from } = fill;
+        let put_down = custody::Event::FillBegun { source: source.clone(), holder: by.to_owned() };
         if from == FillFrom::Open {
+            self.put_down(id, put_down);
             self.set_content(id, |content| open::begun(content, by));
             return Ok(id);
         }
@@ -131,6 +134,7 @@ impl Coordinator {
             FillFrom::Overwrite => self.make_anew(now, id, seed, source.size)?,
             FillFrom::Fresh | FillFrom::Resume | FillFrom::Open => id,
         };
+        self.put_down(id, put_down);
         self.show_unreadable(id, false);
         let load = begun(source, by.to_owned(), self.time_of_day);
         self.set_content(id, |content| {
@@ -182,6 +186,11 @@ impl Coordinator {
     }
 
     fn note_written(&mut self, id: VolumeId, written: Written) {
+        let has = self.volumes.get(&id).and_then(|volume| volume.content.written.as_ref());
+        if !has.is_some_and(|known| known.certain || !written.certain) {
+            let (holder, certain) = (written.by.clone(), written.certain);
+            self.put_down(id, custody::Event::Written { holder, certain });
+        }
         self.set_content(id, |content| {
             let known = content.written.as_ref().is_some_and(|known| known.certain || !written.certain);
             if !known {
@@ -230,6 +239,12 @@ impl Coordinator {
     /// The lease that filled the volume is gone, whatever came of it.
     pub(super) fn fill_ended(&mut self, id: VolumeId) {
         let now = self.time_of_day;
+        let content = self.volumes.get(&id).map(|volume| &volume.content);
+        let ends = content.filter(|content| content.state != ContentState::Loaded);
+        if let Some(load) = ends.and_then(|content| content.load.as_ref()) {
+            let bytes_done = load.bytes_done;
+            self.put_down(id, custody::Event::FillEnded { bytes_done });
+        }
         self.set_content(id, |content| {
             if content.state == ContentState::Loading {
                 content.state = ContentState::Incomplete;

@@ -1,26 +1,28 @@
 //! The coordinator: who is in the pool, which volume lies where, who may write.
 //!
-//! Owns the donors, volumes and leases of one pool, and answers `api::Call`s. Never: I/O, or a place in the
-//! data path. A driver steps it with calls and the time, commits its `Store` and `Forget` effects durably,
-//! and only then sends the replies that follow them. Key invariants: an extent belongs to one volume at most;
-//! one writer per volume; and an answer that lets a client reach a donor is held until that donor has
-//! confirmed that it knows (`confirm`). Called by `rim::control` and `sim`. Tests: `tests/coordinator_*.rs`.
+//! Owns the donors, volumes and leases of one pool, and answers `api::Call`s. Never: I/O, or a place in
+//! the data path. A driver steps it with calls and the time, commits its `Store` and `Forget` effects
+//! durably, and only then sends the replies that follow them. Key invariants: an extent belongs to one
+//! volume at most; one writer per volume; and an answer that lets a client reach a donor is held until
+//! that donor has confirmed that it knows (`confirm`). Called by `rim::control` and `sim`. Tests:
+//! `tests/coordinator_*.rs`.
 //!
-//! Files: `donors` (join, sync, silence), `doubt` (donors that may have ended), `drain` (leaving), `volumes`
-//! (create, grow, delete), `leases` (attach, renew, detach), `members` (who
+//! Files: `donors` (join, sync, silence), `doubt` (donors that may have ended), `drain` (leaving),
+//! `volumes` (create, grow, delete), `leases` (attach, renew, detach), `members` (who
 //! may call), `amend` (what a writer found out), `repair` (new
 //! homes for fragments), `retire` (extents that slots have left), `content` (what volumes hold), `open`
-//! (sources behind them), `rehearsal` (what the loss of one more host would cost), `tend` (volumes at rest),
-//! `blame` (wrong blocks by donor), `strangers` (donors of other pools), `asleep` (time in which nobody
-//! listened), `greet` (addresses that are tried), `confirm` (answers held back), `status`, `notes` (what
-//! happened), `record` (what is stored), `extents` (free ones), `signing` (the pool's key), `door` (what callers say, bounded),
-//! `invariants`.
+//! (sources behind them), `rehearsal` (what the loss of one more host would cost), `tend` (volumes at
+//! rest), `blame` (wrong blocks by donor), `strangers` (donors of other pools), `asleep` (time in which
+//! nobody listened), `greet` (addresses that are tried), `confirm` (answers held back), `status`, `notes`
+//! (what happened), `record` (what is stored), `extents` (free ones), `signing` (the pool's key),
+//! `custody` (what is put down of volumes), `door` (what callers say, bounded), `invariants`.
 
 mod amend;
 mod asleep;
 mod blame;
 mod confirm;
 mod content;
+mod custody;
 mod donors;
 mod door;
 mod doubt;
@@ -42,6 +44,7 @@ mod strangers;
 mod tend;
 mod volumes;
 
+pub use custody::CustodyRecord;
 pub use greet::NotGreeted;
 pub use members::{AuthorityRecord, MemberRecord, TokenRecord};
 pub use notes::Note;
@@ -56,6 +59,7 @@ use crate::members::Caller;
 use crate::seed::Seed;
 use crate::units::Time;
 use confirm::Held;
+use custody::Logs;
 use donors::Donor;
 use greet::Joining;
 use leases::Lease;
@@ -72,8 +76,8 @@ pub struct CallId(pub u64);
 /// What the driver tells the coordinator.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// `entropy`: 64 truly random bits, fresh for each call; identities and tokens come from it. `pool`: whom
-    /// the caller means, if it knows; another one's call is not carried out.
+    /// `entropy`: 64 truly random bits, fresh for each call; identities and tokens come from it. `pool`:
+    /// whom the caller means, if it knows; another one's call is not carried out.
     Call {
         /// The call, which a `Reply` answers in this step or a later one.
         call: CallId,
@@ -136,8 +140,8 @@ pub enum Effect {
         /// A refusal is sent with the HTTP status of its code.
         answer: Result<Answer, Refusal>,
     },
-    /// Connect to the donor's address, have it answer to `greeting_name` (another's NBD server: offer that
-    /// export, with as many extents), and say `Greeted`.
+    /// Connect to the donor's address, have it answer to `greeting_name` (another's NBD server: offer
+    /// that export, with as many extents), and say `Greeted`.
     Greet {
         /// The join that waits for the answer.
         call: CallId,
@@ -152,7 +156,8 @@ pub enum Effect {
     },
     /// Step with `Wake` at this time, which replaces an earlier one. A step without it waits for nothing.
     WakeAt(Time),
-    /// Connect to the donor, for nothing but to hear whether anything listens there; answer with `Reached`.
+    /// Connect to the donor, for nothing but to hear whether anything listens there; answer with
+    /// `Reached`.
     Reach {
         /// The donor that may have ended.
         donor: DonorId,
@@ -218,6 +223,9 @@ pub struct Coordinator {
     caller: Caller,
     members: Members,
     signing: Option<SigningRecord>,
+    custody: Logs,
+    /// Who makes the call, by its own word.
+    by: Option<String>,
     notes: Vec<Note>,
     // What the current step still has to do at its end; empty between steps.
     /// Volumes of which somebody must look whether they need tending.
@@ -259,6 +267,8 @@ impl Coordinator {
             caller: Caller::Anyone,
             members: Members::default(),
             signing: None,
+            custody: Logs::default(),
+            by: None,
             notes: Vec::new(),
             unsure: BTreeSet::new(),
             emptied: BTreeSet::new(),
@@ -272,8 +282,8 @@ impl Coordinator {
         }
     }
 
-    /// Where this coordinator is reached, those first that other machines reach. Said by the driver before
-    /// the first call.
+    /// Where this coordinator is reached, those first that other machines reach. Said by the driver
+    /// before the first call.
     pub fn reached_at(&mut self, addresses: Vec<SocketAddr>) {
         self.addresses = addresses;
     }
@@ -286,16 +296,18 @@ impl Coordinator {
 
     /// Takes one event, and adds what follows to `effects`.
     ///
-    /// The driver calls it with whatever happens, one event at a time, in any order. `now` is in nanoseconds
-    /// from any beginning; one before that of the last step counts as that. The driver carries out the
-    /// effects in their order, all of them before the next step; what an effect asks for comes back as an
-    /// event of its own. Nothing is kept of `effects` between steps.
+    /// The driver calls it with whatever happens, one event at a time, in any order. `now` is in
+    /// nanoseconds from any beginning; one before that of the last step counts as that. The driver
+    /// carries out the effects in their order, all of them before the next step; what an effect asks for
+    /// comes back as an event of its own. Nothing is kept of `effects` between steps.
     pub fn step(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
         let now = self.wake(now);
+        // What time brings about is nobody's call.
+        let by = self.by.take();
         self.expire(now);
         match event {
             Event::Call { call, entropy, pool, caller, request } => {
-                (self.calling, self.caller) = (Some(call), caller);
+                (self.calling, self.caller, self.by) = (Some(call), caller, by);
                 let meant = self.check_pool(pool).and_then(|()| self.check_caller(&request));
                 match meant.and_then(|()| self.answer(now, call, &mut Seed(entropy), request)) {
                     Ok(Outcome::Answer(answer)) => self.replies.push((call, Ok(answer))),
@@ -308,7 +320,7 @@ impl Coordinator {
             Event::Reached { donor, address, found } => self.reached(now, donor, &address, found),
             Event::Wake => {}
         }
-        (self.calling, self.caller) = (None, Caller::Anyone);
+        (self.calling, self.caller, self.by) = (None, Caller::Anyone, None);
         self.finish(now, effects);
     }
 
@@ -333,6 +345,8 @@ impl Coordinator {
             Call::Amend { name, token, amend } => self.amend(now, &name, token, amend),
             Call::Tell { name, token, tell } => self.tell(&name, token, tell),
             Call::Detach { name, token } => self.detach(&name, token),
+            Call::Log { name } => self.log(&name),
+            Call::Say { name, said } => self.say(&name, said),
             Call::NewToken(new) => self.new_token(new),
             Call::Tokens => Ok(self.tokens()),
             Call::RevokeToken { token } => self.revoke_token(token),

@@ -6,6 +6,7 @@
 //! once that is stored; the name of an event stays for good. Tests: `tests/coordinator_notes.rs`.
 
 use super::{CallId, Coordinator};
+use crate::custody;
 use crate::layout::lost_ranges;
 use crate::limits::EXTENT_BYTES;
 use crate::map::{DonorId, LeaseToken, VolumeId};
@@ -60,7 +61,11 @@ impl Coordinator {
         self.note_donor(event, id);
         let volumes: Vec<VolumeId> =
             self.donors.get(&id).map(|donor| donor.held.keys().copied().collect()).unwrap_or_default();
+        let name_of = |donor: &super::donors::Donor| (donor.record.name.clone(), donor.record.host.clone());
+        let (donor, host) = self.donors.get(&id).map(name_of).unwrap_or_default();
         for volume in volumes {
+            let lost = custody::Event::DonorLost { donor: donor.clone(), host: host.clone() };
+            self.put_down(volume, lost);
             self.note_lost_data(volume);
         }
     }
@@ -71,6 +76,7 @@ impl Coordinator {
         let bytes = super::status::bytes_of(&volume.map, &lost_ranges(&volume.map, is_lost));
         if bytes > 0 {
             let name = volume.map.name.clone();
+            self.put_down(id, custody::Event::DataLost { bytes });
             let text = format!("{} of volume {name} cannot be read", show_bytes(bytes));
             let volume = Some(name);
             self.note(Note { event: "data-lost", volume, text, is_bad: true, ..Note::default() });
@@ -85,11 +91,18 @@ impl Coordinator {
             "volume-grown" => format!("volume {name} grew to {size} bytes"),
             _ => format!("volume {name} of {size} bytes was deleted"),
         };
+        let put_down = match event {
+            "volume-created" => custody::Event::Created { size, redundancy: redundancy.to_string() },
+            "volume-grown" => custody::Event::Grown { size },
+            _ => custody::Event::Deleted,
+        };
+        self.put_down(id, put_down);
         self.note(Note { event, volume: Some(name), text, ..Note::default() });
     }
 
     /// A lease begins or ends.
     pub(super) fn note_lease(&mut self, token: LeaseToken, is_over: Option<Over>) {
+        self.put_lease_down(token, is_over);
         let Some(lease) = self.leases.get(&token) else { return };
         let record = &lease.record;
         let Some(volume) = self.volumes.get(&record.volume) else { return };
@@ -118,11 +131,34 @@ impl Coordinator {
         self.note(Note { event, volume: Some(name), holder: Some(holder), text, is_bad, ..Note::default() });
     }
 
+    /// What moves by itself is nobody's custody.
+    fn put_lease_down(&mut self, token: LeaseToken, is_over: Option<Over>) {
+        let Some(lease) = self.leases.get(&token).filter(|lease| !lease.record.yields) else { return };
+        let record = &lease.record;
+        let (volume, holder, read_only) = (record.volume, record.holder.clone(), record.read_only);
+        let seconds = self.time_of_day.saturating_sub(record.since);
+        let event = match is_over {
+            None => custody::Event::Attached { holder, read_only },
+            Some(over) => custody::Event::Detached { holder, seconds, given_back: over == Over::GivenBack },
+        };
+        self.put_down(volume, event);
+    }
+
     /// All of a source is in a volume.
     pub(super) fn note_loaded(&mut self, id: VolumeId, token: LeaseToken) {
         let Some(volume) = self.volumes.get(&id) else { return };
         let holder = self.leases.get(&token).map(|lease| lease.record.holder.clone());
         let name = volume.map.name.clone();
+        if let Some(load) = &volume.content.load {
+            let filled = custody::Event::Filled {
+                md5: load.md5.clone().unwrap_or_default(),
+                sha256: load.sha256.clone().unwrap_or_default(),
+                check: load.check,
+                changed: load.changed.clone(),
+                unreadable_bytes: load.unreadable.iter().map(|range| range.len).sum(),
+            };
+            self.put_down(id, filled);
+        }
         let text = format!("volume {name} is loaded");
         self.note(Note { event: "load-complete", volume: Some(name), holder, text, ..Note::default() });
     }
@@ -132,6 +168,8 @@ impl Coordinator {
         let volume = self.volumes.get(&id).map(|volume| volume.map.name.clone());
         let donor =
             self.donors.get(&donor).map_or_else(|| donor.to_string(), |donor| donor.record.name.clone());
+        let set_aside = custody::Event::DonorSetAside { donor: donor.clone(), why: why.to_owned() };
+        self.put_down(id, set_aside);
         let of = volume.clone().unwrap_or_default();
         let text = format!("donor {donor} was set aside from volume {of} ({why})");
         let donor = Some(donor);

@@ -4,6 +4,7 @@
 //! alive and every lease as fresh, so that nothing attached is disturbed. Tests:
 //! `tests/coordinator_restore.rs`.
 
+use super::custody::{CustodyRecord, Logs};
 use super::donors::Donor;
 use super::leases::Lease;
 use super::members::{AuthorityRecord, MemberRecord, Members, TokenRecord};
@@ -38,6 +39,8 @@ pub enum Record {
     Authority(AuthorityRecord),
     /// What the pool signs with: at most one.
     Signing(SigningRecord),
+    /// What was put down of a volume, also after that is gone.
+    Custody(CustodyRecord),
     /// A token, as long as somebody may come in by it.
     Token(TokenRecord),
     /// A member, until it is revoked.
@@ -161,6 +164,8 @@ pub enum Key {
     Authority,
     /// The key of the one [`SigningRecord`].
     Signing,
+    /// The key of a [`CustodyRecord`]: the volume, and the number of the entry.
+    Custody(VolumeId, u64),
     /// The key of a [`TokenRecord`].
     Token(TokenId),
     /// The key of a [`MemberRecord`].
@@ -177,6 +182,7 @@ impl fmt::Display for Key {
             Key::Content(id) => write!(f, "content/{id}"),
             Key::Authority => write!(f, "authority"),
             Key::Signing => write!(f, "signing"),
+            Key::Custody(id, sequence) => write!(f, "custody/{id}/{sequence:06}"),
             Key::Token(id) => write!(f, "token/{id}"),
             Key::Member(id) => write!(f, "member/{id}"),
         }
@@ -195,6 +201,7 @@ impl Record {
             Record::Content(record) => Key::Content(record.volume),
             Record::Authority(_) => Key::Authority,
             Record::Signing(_) => Key::Signing,
+            Record::Custody(record) => Key::Custody(record.volume, record.sequence),
             Record::Token(record) => Key::Token(record.hash.id()),
             Record::Member(record) => Key::Member(record.member),
         }
@@ -223,7 +230,7 @@ impl Coordinator {
         let (mut pool, mut volumes, mut leases) = (None, Vec::new(), Vec::new());
         let mut contents = BTreeMap::new();
         let mut donors = BTreeMap::new();
-        let (mut members, mut signing) = (Members::default(), None);
+        let (mut members, mut signing, mut custody) = (Members::default(), None, Vec::new());
         for record in records {
             match record {
                 Record::Pool(record) => pool = Some(record),
@@ -237,6 +244,7 @@ impl Coordinator {
                 }
                 Record::Authority(record) => members.authority = Some(record),
                 Record::Signing(record) => signing = Some(record),
+                Record::Custody(record) => custody.push(record),
                 Record::Token(record) => {
                     members.tokens.insert(record.hash.id(), record);
                 }
@@ -249,6 +257,7 @@ impl Coordinator {
         let mut restored = Coordinator::new(pool.pool);
         restored.dirty.clear();
         (restored.members, restored.signing) = (members, signing);
+        restored.custody = Logs::restore(custody);
         restored.now = now;
         // One past what was stored: every donor is told its duties anew, and confirms them.
         restored.revision = pool.revision + 1;
@@ -323,6 +332,7 @@ impl Coordinator {
             Key::Lease(token) => self.leases.get(&token).map(|lease| Record::Lease(lease.record.clone())),
             Key::Authority => self.authority().cloned().map(Record::Authority),
             Key::Signing => self.signing.clone().map(Record::Signing),
+            Key::Custody(id, sequence) => self.custody.record(id, sequence).map(Record::Custody),
             Key::Token(id) => self.members.tokens.get(&id).cloned().map(Record::Token),
             Key::Member(id) => self.members.members.get(&id).cloned().map(Record::Member),
             Key::Content(id) => self

@@ -1,8 +1,8 @@
 //! The pool's signing key, as it is stored.
 //!
-//! Owns the record and its place in the coordinator. Never: signing, which the driver does; or handing the key
-//! out. Invariant: a pool signs with one key for as long as its state lasts. Called by `rim::control`. Tests:
-//! `tests/coordinator_restore.rs`.
+//! Owns the record and its place in the coordinator. Never: signing, which the driver does; or handing
+//! the key out. Invariant: a pool signs with one key for as long as its state lasts. Called by
+//! `rim::control`. Tests: `tests/coordinator_restore.rs`.
 
 use super::{Coordinator, Key};
 use serde::{Deserialize, Serialize};

@@ -112,6 +112,7 @@ impl Coordinator {
             lost_to,
             rehearsal: None,
             unreadable: unreadable_ranges(map),
+            case: self.case_of(map.volume),
         }
     }
 

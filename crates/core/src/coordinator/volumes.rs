@@ -10,6 +10,7 @@ use super::tend::Ailing;
 use super::{Coordinator, Key, Outcome, door, open, refuse};
 use crate::api::{Answer, Create, Refusal, RefusalCode, Size};
 use crate::content::Content;
+use crate::custody;
 use crate::limits::{
     DONOR_SILENCE_NS, EXTENT_BYTES, POOL_VOLUMES_MAX, UNIT_MAX_BYTES, UNIT_MIN_BYTES, VOLUME_BYTES_MAX,
 };
@@ -305,12 +306,14 @@ impl Coordinator {
             hurry: false,
             backing: None,
         };
+        self.put_down_of(id, name.clone(), custody::Event::Deleted);
         self.names.insert(name.clone(), anew);
         self.volumes.insert(anew, Volume::new(map, false, volume.order));
         self.map_changed(anew);
         // Where hosts are few, for who joins later.
         self.wanting.insert(anew);
         self.note_volume("volume-created", anew);
+        self.put_said_down(id, anew);
         for donor_id in donors_of(&volume) {
             self.tidy_donor(now, donor_id);
         }

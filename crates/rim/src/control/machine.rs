@@ -6,6 +6,7 @@
 
 use super::journal::{BY, log};
 use super::membership::Membership;
+use super::signing::SigningKey;
 use super::store::{Store, StoreError};
 use super::{Clock, random};
 use crate::net::Endpoint;
@@ -13,6 +14,7 @@ use crate::stream::Transport;
 use crate::volume::probe;
 use cheetah_core::api::{Answer, Call, Refusal, RefusalCode};
 use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event, Found, NotGreeted};
+use cheetah_core::custody::comment_of;
 use cheetah_core::donor::greeting_name;
 use cheetah_core::limits::{CONNECT_DEADLINE_NS, EXTENT_BYTES};
 use cheetah_core::map::{DonorId, PoolId};
@@ -123,6 +125,8 @@ pub(super) struct Machine {
     callers: BTreeMap<CallId, String>,
     /// How donors are greeted.
     transport: Transport,
+    /// What the pool signs with.
+    signing: Option<SigningKey>,
 }
 
 /// Whether anything listens at the address of a donor.
@@ -146,7 +150,9 @@ impl Machine {
         let (sender, messages) = mpsc::unbounded_channel();
         let (greeters, reaching) = (sender.downgrade(), JoinSet::new());
         let (replies, callers, wake) = (BTreeMap::new(), BTreeMap::new(), None);
+        let signing = coordinator.signing().and_then(|record| SigningKey::of(record).ok());
         let machine = Machine {
+            signing,
             coordinator,
             store,
             clock,
@@ -196,9 +202,9 @@ impl Machine {
                         tracing::warn!("nothing listens at {address} any more, where donor {donor} did");
                     }
                     let event = Event::Reached { donor, address, found };
-                    self.coordinator.step(self.clock.now(), event, &mut effects);
+                    self.step(event, &mut effects);
                 }
-                () = sleep => self.coordinator.step(self.clock.now(), Event::Wake, &mut effects),
+                () = sleep => self.step(Event::Wake, &mut effects),
             }
             for _ in 1..BATCH_MAX {
                 let Ok(message) = self.messages.try_recv() else { break };
@@ -225,14 +231,29 @@ impl Machine {
             }
         };
         let before = effects.len();
-        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
-        self.coordinator.tell_time_of_day(since_1970.map_or(0, |since| since.as_secs()));
-        self.coordinator.step(self.clock.now(), event, effects);
+        self.coordinator.called_by(named.as_ref().map(|(_, by)| by.clone()));
+        self.step(event, effects);
         // Most calls bring nothing about that is noted.
         if effects[before..].iter().any(|effect| matches!(effect, Effect::Note(_))) {
             self.callers.extend(named);
         }
         Ok(())
+    }
+
+    fn step(&mut self, event: Event, effects: &mut Vec<Effect>) {
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
+        self.coordinator.tell_time_of_day(since_1970.map_or(0, |since| since.as_secs()));
+        self.coordinator.step(self.clock.now(), event, effects);
+    }
+
+    /// With the pool's signature, where the answer is something that is signed.
+    fn signed(&self, mut answer: Outcome) -> Outcome {
+        if let (Ok(Answer::Log(log)), Some(key)) = (&mut answer, &self.signing) {
+            let comment = comment_of(log.pool, log.volume, &log.head);
+            log.signature = key.sign(log.text().as_bytes(), &comment);
+            log.key = key.public().to_string();
+        }
+        answer
     }
 
     async fn carry_out(&mut self, effects: Vec<Effect>) -> Result<(), StoreError> {
@@ -245,6 +266,7 @@ impl Machine {
             match effect {
                 Effect::Reply { call, answer } => {
                     if let Some(reply) = self.replies.remove(&call) {
+                        let answer = self.signed(answer);
                         // The caller may have hung up this moment.
                         let _ = reply.send(answer);
                     }

@@ -2,13 +2,14 @@
 //!
 //! Owns the coordinator's listener and store (`coordinate`), the client that everyone calls it with
 //! (`Client`), how a coordinator is found (`find_pool`), and the loop that keeps a donor in its pool
-//! (`DonorControl`). Never: decisions, which `cheetah_core::{coordinator, donor}` make, or data of volumes.
-//! Key invariant: a reply leaves only after what it depends on is stored. Tests: `tests/control*.rs`.
+//! (`DonorControl`). Never: decisions, which `cheetah_core::{coordinator, donor}` make, or data of
+//! volumes. Key invariant: a reply leaves only after what it depends on is stored. Tests:
+//! `tests/control*.rs`.
 //!
 //! Files: `wire` (a call as HTTP, both ways), `seal`, `server`, `doorkeeper`, `service`, `membership` and
-//! `machine` (the coordinator), `signing` (the pool's signatures), `store`, `store_etcd`, `term`, `etcd` and `etcd_tls` (several coordinators),
-//! `addresses`, `client`, `error`, `http`, `discovery`, `donor`, `journal` (what happened), and `openapi`
-//! (a test of `openapi.json`, the description for others).
+//! `machine` (the coordinator), `signing` (the pool's signatures), `store`, `store_etcd`, `term`, `etcd`
+//! and `etcd_tls` (several coordinators), `addresses`, `client`, `error`, `http`, `discovery`, `donor`,
+//! `journal` (what happened), and `openapi` (a test of `openapi.json`, the description for others).
 
 mod addresses;
 mod client;

@@ -3,14 +3,15 @@
 use super::wire::{GrowBody, LeaveBody, OPENAPI, wire};
 use cheetah_core::api::{
     Amend, AtStake, Attach, Attached, Attachment, Call, Create, Crowd, DonorHealth, DonorStatus, Duties,
-    Duty, Enrol, Enrolled, Filled, Join, Joined, KeptSlot, Leaving, MemberStatus, NewToken, PoolStatus,
-    Recertify, Refusal, RefusalCode, Rehearsal, Renew, Renewed, Size, Stranger, Sync, TokenStatus,
-    VolumeDetail, VolumeHealth, VolumeReport, VolumeStatus, WaitsFor,
+    Duty, Enrol, Enrolled, Filled, Join, Joined, KeptSlot, Leaving, LogReport, MemberStatus, NewToken,
+    OlderLog, PoolStatus, Recertify, Refusal, RefusalCode, Rehearsal, Renew, Renewed, Size, Stranger, Sync,
+    TokenStatus, VolumeDetail, VolumeHealth, VolumeReport, VolumeStatus, WaitsFor,
 };
 use cheetah_core::content::{
     Beside, ByteRange, Check, Content, ContentState, Fill, FillFrom, Filling, Load, Loaded, OnDisk,
     Partition, Scheme, Source, Tell, ToLoad, Written,
 };
+use cheetah_core::custody::{Case, Head, Said};
 use cheetah_core::layout::LostRange;
 use cheetah_core::map::{
     Backing, BadRange, DonorId, DonorSecret, Filler, Group, LeaseToken, MemberId, Placement, PoolId,
@@ -58,6 +59,8 @@ fn calls() -> Vec<Call> {
         Call::Amend { name: name(), token: TOKEN, amend: amend() },
         Call::Tell { name: name(), token: TOKEN, tell: tell() },
         Call::Detach { name: name(), token: TOKEN },
+        Call::Log { name: name() },
+        Call::Say { name: name(), said: Said::Case(case()) },
         Call::NewToken(new_token()),
         Call::Tokens,
         Call::RevokeToken { token: TokenId(6) },
@@ -65,6 +68,37 @@ fn calls() -> Vec<Call> {
         Call::Recertify(Recertify { key: String::new() }),
         Call::Members,
         Call::RevokeMember { member: MemberId(5) },
+    ]
+}
+
+fn case() -> Case {
+    let text = || Some(String::new());
+    let (version, command) = (String::new(), String::new());
+    Case { case: text(), evidence: text(), examiner: text(), notes: text(), version, command }
+}
+
+fn custody_shapes() -> Vec<(&'static str, Value)> {
+    let head = Head { sequence: 1, hash: String::new() };
+    let older = OlderLog { volume: VolumeId(2), head: head.clone() };
+    let log = LogReport {
+        pool: PoolId(1),
+        volume: VolumeId(1),
+        name: String::new(),
+        deleted: false,
+        lines: Vec::new(),
+        head: head.clone(),
+        older: vec![older.clone()],
+        key: String::new(),
+        signature: String::new(),
+    };
+    let (file, sha256) = (String::new(), String::new());
+    vec![
+        ("Case", json!(case())),
+        ("Log", json!(log)),
+        ("OlderLog", json!(older)),
+        ("Head", json!(head)),
+        ("SaidCase", json!(Said::Case(case()))),
+        ("SaidExported", json!(Said::Exported { file, bytes: 1, sha256 })),
     ]
 }
 
@@ -430,7 +464,8 @@ fn shapes() -> Vec<(&'static str, Value)> {
                 lost: vec![lost.clone()],
                 lost_to: vec![vec![lost.clone()]],
                 rehearsal: Some(rehearsal.clone()),
-                unreadable: vec![lost.clone()]
+                unreadable: vec![lost.clone()],
+                case: Some(case()),
             }),
         ),
         ("Crowd", json!(crowd)),
@@ -442,6 +477,7 @@ fn shapes() -> Vec<(&'static str, Value)> {
     ]);
     shapes.extend(content_shapes());
     shapes.extend(member_shapes());
+    shapes.extend(custody_shapes());
     shapes
 }
 

@@ -34,6 +34,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
 use cheetah_core::api::{API_VERSION, Amend, Attach, Call, Create, Join, Refusal, RefusalCode, Renew, Sync};
 use cheetah_core::content::Tell;
+use cheetah_core::custody::Said;
 use cheetah_core::limits::{
     CONTROL_CONNECTIONS_MAX, CONTROL_PEER_CONNECTIONS_MAX, CONTROL_REQUEST_BYTES_MAX, DESCRIPTORS_SPARE,
 };
@@ -366,6 +367,7 @@ fn router(callers: Callers) -> Router {
         .route("/v1/volumes", post(create))
         .route("/v1/volumes/{name}", get(show).delete(delete_volume))
         .route("/v1/volumes/{name}/grow", post(grow))
+        .route("/v1/volumes/{name}/log", get(log).post(say))
         .route("/v1/volumes/{name}/leases", post(attach))
         .route("/v1/volumes/{name}/leases/{token}/renew", post(renew))
         .route("/v1/volumes/{name}/leases/{token}/amend", post(amend))
@@ -442,6 +444,14 @@ async fn delete_volume(on: On, Path(name): Path<String>) -> Response {
 
 async fn grow(on: On, Path(name): Path<String>, body: Given<GrowBody>) -> Response {
     with(body, |GrowBody { size }| answer(&on, Call::Grow { name, size })).await
+}
+
+async fn log(on: On, Path(name): Path<String>) -> Response {
+    answer(&on, Call::Log { name }).await
+}
+
+async fn say(on: On, Path(name): Path<String>, body: Given<Said>) -> Response {
+    with(body, |said| answer(&on, Call::Say { name, said })).await
 }
 
 async fn attach(on: On, Path(name): Path<String>, body: Given<Attach>) -> Response {

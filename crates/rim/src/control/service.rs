@@ -1,9 +1,10 @@
-//! Whether this coordinator answers, and from what: alone on its state, or elected among those that share an
-//! etcd.
+//! Whether this coordinator answers, and from what: alone on its state, or elected among those that share
+//! an etcd.
 //!
-//! Owns the machine while it leads, and what callers are told while it does not. Never: HTTP (`server`), the
-//! election itself (`term`) or decisions (core). Key invariant: a machine begins with what is stored after
-//! its term began, and no machine outlives its term. Tests: `tests/control.rs`, `lab/tests/etcd.rs`.
+//! Owns the machine while it leads, and what callers are told while it does not. Never: HTTP (`server`),
+//! the election itself (`term`) or decisions (core). Key invariant: a machine begins with what is stored
+//! after its term began, and no machine outlives its term. Tests: `tests/control.rs`,
+//! `lab/tests/etcd.rs`.
 
 use super::addresses::reached_at;
 use super::donor::reachable_ip;
@@ -142,8 +143,8 @@ impl Service {
     }
 }
 
-/// A pool is made one of members at its first start, and stays one. It has a key to sign with from the first
-/// start on of a version that signs.
+/// A pool is made one of members at its first start, and stays one. It has a key to sign with from the
+/// first start on of a version that signs.
 fn open_to(
     coordinator: &mut Coordinator,
     is_new: bool,

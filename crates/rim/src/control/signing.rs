@@ -1,9 +1,9 @@
 //! The pool's signatures, in the form of minisign, so that anybody verifies them with `minisign -V`.
 //!
-//! Owns making the key, signing, verifying, and the text of signatures and public keys. Never: what is signed,
-//! or where the key is kept. Invariants: the private key leaves this module as the stored record alone; what
-//! is signed is the BLAKE2b-512 of a file, and a trusted comment with it. Called by `machine` (which signs),
-//! and by whoever verifies. Tests: below, with Debian's minisign too.
+//! Owns making the key, signing, verifying, and the text of signatures and public keys. Never: what is
+//! signed, or where the key is kept. Invariants: the private key leaves this module as the stored record
+//! alone; what is signed is the BLAKE2b-512 of a file, and a trusted comment with it. Called by `machine`
+//! (which signs), and by whoever verifies. Tests: below, with Debian's minisign too.
 
 use aws_lc_rs::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
 use base64::Engine;
@@ -123,8 +123,8 @@ impl SigningKey {
         PublicKey { id: self.id, point }
     }
 
-    /// The text of the signature file of these bytes. The trusted comment is signed with them, is one line,
-    /// and is cut at 1024 bytes.
+    /// The text of the signature file of these bytes. The trusted comment is signed with them, is one
+    /// line, and is cut at 1024 bytes.
     #[must_use]
     pub fn sign(&self, file: &[u8], trusted_comment: &str) -> String {
         let comment = one_line(trusted_comment);

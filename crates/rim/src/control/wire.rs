@@ -91,6 +91,12 @@ pub(super) fn wire(call: &Call) -> Wire {
         Call::Detach { name, token } => {
             (Method::DELETE, volume(name, &format!("/leases/{token}")), Vec::new(), 0, |_| Ok(Answer::Done))
         }
+        Call::Log { name } => {
+            (Method::GET, volume(name, "/log"), Vec::new(), 0, |b| json(b).map(Answer::Log))
+        }
+        Call::Say { name, said } => {
+            (Method::POST, volume(name, "/log"), bytes(said), 0, |_| Ok(Answer::Done))
+        }
         Call::NewToken(new) => {
             (Method::POST, "/v1/tokens".to_owned(), bytes(new), 0, |b| json(b).map(Answer::Token))
         }
@@ -150,6 +156,7 @@ pub(super) fn answer_body(answer: &Answer) -> Vec<u8> {
         Answer::Attached(body) => bytes(body),
         Answer::Renewed(body) => bytes(body),
         Answer::Leaving(body) => bytes(body),
+        Answer::Log(body) => bytes(body),
         Answer::Token(body) => bytes(body),
         Answer::Tokens(body) => bytes(body),
         Answer::Enrolled(body) => bytes(body),
