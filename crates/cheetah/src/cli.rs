@@ -127,12 +127,24 @@ pub enum Command {
     /// Whether a copy of a volume's log is whole, and what its pool signed. Needs no pool.
     #[command(after_help = VERIFY_LOG_EXAMPLES)]
     VerifyLog(VerifyLog),
+    /// Have nobody change a volume any more: it is read to its end, hashed, and each of its blocks gets a proof
+    /// that readers check.
+    #[command(
+        after_help = "Examples:\n  cheetah seal case7\n  cheetah manifest case7      what it holds, signed by the pool\n\n`load` seals what it loads, unless --writable is said."
+    )]
+    Seal(Named),
+    /// Print what a sealed volume holds: its hashes, its source, when and by whom, signed by the pool. With a file,
+    /// the text and its signature are written, which `minisign` verifies.
+    #[command(
+        after_help = "Examples:\n  cheetah manifest case7\n  cheetah manifest case7 case7.json      and case7.json.minisig beside it\n  cheetah verify case7 --manifest case7.json"
+    )]
+    Manifest(Manifest),
     /// Have donors compare all that they hold of a volume with its checksums, at the speed of their memory.
     /// What is wrong is put right from redundancy.
     #[command(
         after_help = "Examples:\n  cheetah verify case7\n  cheetah verify case7 --json\n\nExit code: 0 when every block was checked and is right, 6 when blocks were wrong, healed or not, or data is lost,\n7 when not all could be checked."
     )]
-    Verify(Named),
+    Verify(Verify),
     /// The pool at a glance: donors, volumes, and of what is not well what happened and what to do.
     #[command(
         after_help = "Examples:\n  cheetah status\n  cheetah status -x        one line; exit code 0 when all is well, 6 when data is lost, else 7"
@@ -204,7 +216,9 @@ impl Command {
             Command::Explain(options) => &options.json,
             Command::Doctor(options) => &options.json,
             Command::List(options) => &options.json,
-            Command::Show(options) | Command::Delete(options) | Command::Verify(options) => &options.json,
+            Command::Show(options) | Command::Delete(options) | Command::Seal(options) => &options.json,
+            Command::Verify(options) => &options.json,
+            Command::Manifest(options) => &options.json,
             Command::Grow(options) => &options.json,
             Command::Leave(options) => &options.json,
             Command::Coordinate(options) => &options.json,
@@ -430,6 +444,10 @@ pub struct Load {
     /// --resume goes on.
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub patience: u64,
+    /// Let tools change the volume later. Without this it is sealed once all of it is there: nobody writes it
+    /// any more, and whoever reads it checks every block against its proof.
+    #[arg(long)]
+    pub writable: bool,
     /// Do not have the donors check what they hold in the end.
     #[arg(long)]
     pub no_verify: bool,
@@ -546,6 +564,34 @@ pub struct Report {
 #[derive(Debug, Args)]
 pub struct Named {
     pub name: String,
+    #[command(flatten)]
+    pub pool: PoolArg,
+    #[command(flatten)]
+    pub json: JsonArg,
+}
+
+#[derive(Debug, Args)]
+pub struct Verify {
+    pub name: String,
+    /// What the volume is to be, as `cheetah manifest` wrote it. A signature beside it (FILE.minisig) has to be the
+    /// pool's.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub manifest: Option<PathBuf>,
+    #[command(flatten)]
+    pub pool: PoolArg,
+    #[command(flatten)]
+    pub json: JsonArg,
+}
+
+#[derive(Debug, Args)]
+pub struct Manifest {
+    pub name: String,
+    /// Where to write it, with its signature as FILE.minisig beside it. Without it: it is printed.
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub file: Option<PathBuf>,
+    /// Replace a file that is there already.
+    #[arg(long)]
+    pub overwrite: bool,
     #[command(flatten)]
     pub pool: PoolArg,
     #[command(flatten)]

@@ -4,7 +4,7 @@
 
 use crate::on_disk;
 use cheetah_core::api::Attached;
-use cheetah_core::content::{Check, Content, ContentState, Filling, Load, Written};
+use cheetah_core::content::{Check, Content, ContentState, Filling, Load, Sealed, Written};
 use cheetah_core::layout::LostRange;
 use cheetah_core::units::{show_bytes, show_time};
 
@@ -17,6 +17,7 @@ pub fn notes_at_attach(lease: &Attached, asked_read_only: bool) -> Vec<String> {
     } else if let Some(load) = &content.load
         && lease.read_only
         && !asked_read_only
+        && content.sealed.is_none()
     {
         notes.push(format!(
             "volume '{name}' was loaded from {} and is attached read-only: say --writable to let tools change it",
@@ -68,7 +69,9 @@ pub fn word(content: &Content) -> String {
             _ => "loaded, not verified".to_owned(),
         },
     };
-    let Some(load) = load else { return said };
+    let Some(load) = load else {
+        return if content.sealed.is_some() { format!("{said}, sealed") } else { said };
+    };
     if load.changed.is_some() {
         said.push_str(", source changed");
     }
@@ -79,6 +82,9 @@ pub fn word(content: &Content) -> String {
         Some(written) if written.certain => said.push_str(", written since"),
         Some(_) => said.push_str(", maybe written since"),
         None => {}
+    }
+    if content.sealed.is_some() {
+        said.push_str(", sealed");
     }
     said
 }
@@ -137,6 +143,11 @@ fn when(load: &Load) -> String {
 /// The lines of `show`.
 pub fn lines(content: &Content, unreadable: &[LostRange]) -> Vec<String> {
     let mut lines = vec![format!("content     {}", sentence(content))];
+    if let Some(sealed) = &content.sealed {
+        let Sealed { at, by, root, .. } = &**sealed;
+        lines.push(format!("sealed      {} by {by}: nobody changes it any more", show_time(*at)));
+        lines.push(format!("            BLAKE3 of the volume  {root}"));
+    }
     let Some(load) = &content.load else {
         lines.extend(content.written.iter().map(|written| format!("            {}", since_made(written))));
         return lines;
@@ -217,7 +228,7 @@ mod tests {
             on_disk: None,
             memory: None,
         };
-        Content { state: ContentState::Loaded, load: Some(Box::new(load)), written: None }
+        Content { state: ContentState::Loaded, load: Some(Box::new(load)), written: None, sealed: None }
     }
 
     #[test]

@@ -227,6 +227,9 @@ fn said(event: &Event) -> String {
                 changed.as_ref().map_or_else(String::new, |how| format!(", the source changed: {how}"));
             format!("filled, {checked}{unreadable}{changed}; MD5 {md5}, SHA-256 {sha256}")
         }
+        Event::Sealed { holder, blake3, sha256 } => {
+            format!("sealed by {holder}; BLAKE3 {blake3}, SHA-256 {sha256}")
+        }
         Event::FillEnded { bytes_done } => format!("filling ended before its end, at {bytes_done} bytes"),
         Event::Attached { holder, read_only } => {
             format!("attached {} by {holder}", if *read_only { "read-only" } else { "for writing" })
@@ -248,7 +251,7 @@ fn said(event: &Event) -> String {
         Event::Exported { file, bytes, sha256 } => {
             format!("saved to {file}: {bytes} bytes, SHA-256 {sha256}")
         }
-        Event::Full => "the log is long: from here on only fills, losses, exports and the end".to_owned(),
+        Event::Full => "the log is long: from here on only fills, seals, losses, exports and the end".to_owned(),
         Event::Deleted => "deleted".to_owned(),
     }
 }

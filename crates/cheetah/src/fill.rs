@@ -11,7 +11,9 @@ use crate::chunks;
 use crate::failure::{Exit, Failure};
 use crate::output;
 use crate::progress::Shown;
+use crate::proofs::Proving;
 use cheetah_core::content::{ByteRange, cover};
+use cheetah_core::proofs::Root;
 use cheetah_rim::buffer::LARGE_BYTES;
 use cheetah_rim::volume::{Completion, Op, Sink, Submission, VolumeError, VolumeHandle};
 use cheetah_source::{Source, Unreadable};
@@ -102,6 +104,8 @@ impl Progress {
 /// What came of copying.
 pub struct Copied {
     pub file_hashes: Hashes,
+    /// BLAKE3 of the same, where that is proved.
+    pub root: Option<Root>,
     /// Of the source, bytes that were zeros and take no memory.
     pub zero_bytes: u64,
     /// So much of the volume was read and is what the source holds.
@@ -187,8 +191,9 @@ impl Hashing {
     }
 }
 
+/// Completions, for a thread that waits for them.
 #[derive(Debug)]
-struct ToChannel(mpsc::Sender<Completion>);
+pub struct ToChannel(pub mpsc::Sender<Completion>);
 
 impl Sink for ToChannel {
     fn complete(&self, completion: Completion) {
@@ -216,16 +221,23 @@ pub fn read_source(
     Ok(chunk.bytes)
 }
 
-/// Fills the volume from the source; of the first `known` bytes it may hold some already.
+/// Fills the volume from the source; of the first `known` bytes it may hold some already. `proves`: what is
+/// behind its end is written as well.
 pub fn copy(
     source: &dyn Source,
     volume: &VolumeHandle,
     known: u64,
+    proves: bool,
     progress: &Progress,
 ) -> Result<Copied, Failure> {
     let hashing = Hashing::start();
+    let proving = proves.then(|| Proving::start(volume, source.size()));
+    let take = |chunk: &Chunk| {
+        hashing.feed(chunk);
+        proving.iter().for_each(|proving| proving.feed(chunk));
+    };
     let shown = Shown::start("loading", volume.name(), source.size());
-    let confirmed = confirm(source, volume, known, progress, &hashing, &shown)?;
+    let confirmed = confirm(source, volume, known, progress, &take, &shown)?;
     let volume_hashing = hashing.fork()?;
     let (sink, done) = mpsc::channel();
     let sink: Arc<dyn Sink> = Arc::new(ToChannel(sink));
@@ -245,7 +257,7 @@ pub fn copy(
         progress.go_on()?;
         progress.note(unreadable);
         let (len, chunk) = (bytes.len(), Arc::new(bytes));
-        hashing.feed(&chunk);
+        take(&chunk);
         while under_way.len() >= IN_FLIGHT {
             finish_one(&mut under_way)?;
         }
@@ -277,7 +289,8 @@ pub fn copy(
     read?;
     progress.done.store(source.size(), Ordering::Release);
     shown.finish_and_clear();
-    Ok(Copied { file_hashes: hashing.finish()?, zero_bytes, confirmed, hashing: volume_hashing })
+    let root = proving.map(Proving::finish).transpose()?;
+    Ok(Copied { file_hashes: hashing.finish()?, root, zero_bytes, confirmed, hashing: volume_hashing })
 }
 
 /// How much of the volume, from its start, is what the source holds: read from both, at most `known` bytes.
@@ -286,7 +299,7 @@ fn confirm(
     volume: &VolumeHandle,
     known: u64,
     progress: &Progress,
-    hashing: &Hashing,
+    take: &dyn Fn(&Chunk),
     shown: &Shown,
 ) -> Result<u64, Failure> {
     // A chunk that is not known as a whole is written again.
@@ -302,7 +315,7 @@ fn confirm(
         if chunk != *there {
             return Ok(false);
         }
-        hashing.feed(&there);
+        take(&there);
         confirmed = offset + chunk.len() as u64;
         progress.done.store(confirmed, Ordering::Release);
         shown.inc(chunk.len() as u64);
@@ -401,7 +414,7 @@ pub fn read_once(
     }
 }
 
-fn write_error(error: VolumeError, offset: u64) -> Failure {
+pub fn write_error(error: VolumeError, offset: u64) -> Failure {
     match error {
         VolumeError::DonorLost => Failure::new(
             Exit::DataLost,

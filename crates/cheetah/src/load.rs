@@ -18,11 +18,15 @@ use crate::mapfile;
 use crate::on_disk;
 use crate::output;
 use crate::pool::{find, unexpected, volume};
+use crate::seal;
 use crate::signals::Signals;
 use crate::verify;
 use cheetah_client::{Lease, Volume};
 use cheetah_core::api::{Answer, Call, Create, RefusalCode, Size, VolumeHealth, VolumeStatus};
-use cheetah_core::content::{ByteRange, Check, Fill, FillFrom, Loaded, OnDisk, Source, Tell, ToLoad};
+use cheetah_core::content::{
+    ByteRange, Check, Fill, FillFrom, Loaded, OnDisk, Sealing, Source, Tell, ToLoad,
+};
+use cheetah_core::proofs::Root;
 use cheetah_core::text::written;
 use cheetah_core::units::{show_bytes, show_count};
 use cheetah_rim::control::{CallError, Client, own_name};
@@ -73,9 +77,24 @@ struct LoadReport {
     /// Hashes that the disk was to have.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     expected: Vec<Expected>,
+    /// BLAKE3 of the volume, if it was sealed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sealed: Option<Root>,
     /// The hashes are those of the file itself.
     #[serde(skip)]
     is_file: bool,
+}
+
+impl LoadReport {
+    /// Whether the volume holds what the source held, as far as that could be read, and that is what it was
+    /// said to be.
+    fn is_right(&self, name: &str) -> bool {
+        let claims = self.claims.as_ref();
+        let claims = claims.and_then(|c| c.fault(&self.file_hashes, &self.file, name, &self.unreadable));
+        let expected = expected::fault(&self.expected, &self.file, name, &self.unreadable);
+        let is_checked = self.verified || self.checked_by == CheckedBy::Nobody;
+        is_checked && self.file_changed.is_none() && claims.is_none() && expected.is_none()
+    }
 }
 
 /// How it is known what the donors hold.
@@ -115,7 +134,7 @@ pub async fn load(options: cli::Load) -> Result<(), Failure> {
     let wanted = Fill { source: described(&*source), from: way(&options) };
     let made = ensure_volume(&pool, &options.name, &wanted.source, &options).await?;
     crate::custody::say_case(&pool, &options.name, &options.case).await?;
-    let lease = match Lease::for_filling(&pool, &options.name, wanted).await {
+    let lease = match Lease::for_filling(&pool, &options.name, wanted, !options.writable).await {
         Ok(lease) => lease,
         Err(error) => {
             take_back(&pool, &options.name, made).await;
@@ -273,17 +292,18 @@ impl Loading {
         let handle = volume.handle();
         let (started, bytes) = (Instant::now(), source.size());
         let (worker, progress, known) = (handle.clone(), self.progress.clone(), self.known);
+        let proves = self.is_to_be_sealed(bytes, volume.size(), options);
         let (claims, what) = (source.claims(), source.describe());
         let (checksummed, is_file) = (source.is_checksummed(), source.is_bare());
         let given = options.expect.clone();
         let copying = tokio::task::spawn_blocking(move || {
             let expected = expected::expected(&*source, &given);
-            let copied = fill::copy(&*source, &worker, known, &progress)?;
+            let copied = fill::copy(&*source, &worker, known, proves, &progress)?;
             Ok((copied, source.changed(), expected, on_disk::of_source(&*source)))
         });
         let (copied, file_changed, expected, on_disk) = self.watch(copying).await?;
         self.on_disk = Some(Box::new(on_disk.clone()));
-        let Copied { file_hashes, zero_bytes, confirmed, hashing } = copied;
+        let Copied { file_hashes, root, zero_bytes, confirmed, hashing } = copied;
         let seconds = started.elapsed().as_secs_f64().max(1e-6);
         self.tell_loaded(&file_hashes, Check::No, file_changed.as_ref()).await?;
         let by_donors = match options.no_verify || options.read_back {
@@ -309,7 +329,7 @@ impl Loading {
             let check = if verified { Check::Same } else { Check::Differs };
             self.tell_loaded(&file_hashes, check, file_changed.as_ref()).await?;
         }
-        Ok(LoadReport {
+        let mut report = LoadReport {
             file: written(options.file.as_os_str().as_bytes()),
             source: what,
             checksummed,
@@ -330,7 +350,45 @@ impl Loading {
             unreadable: self.progress.unreadable(),
             file_changed,
             on_disk,
-        })
+            sealed: None,
+        };
+        if let Some(root) = root {
+            self.seal(root, &mut report).await?;
+        }
+        Ok(report)
+    }
+
+    /// Whether the volume will be the disk, and nothing else: only then nobody is to change it.
+    fn is_to_be_sealed(&self, bytes: u64, volume_bytes: u64, options: &cli::Load) -> bool {
+        if options.writable {
+            return false;
+        }
+        let name = &self.name;
+        if volume_bytes != bytes {
+            output::note(&format!(
+                "volume '{name}' is larger than its source, and so not sealed: `cheetah seal {name}` seals it as it is"
+            ));
+            return false;
+        }
+        let has_room = self.lease.granted.map.proofs.is_some();
+        if !has_room {
+            output::note(&seal::no_room(name, bytes).message);
+        }
+        has_room
+    }
+
+    /// What is not what it was to be may have to be loaded again, and is not sealed.
+    async fn seal(&mut self, root: Root, report: &mut LoadReport) -> Result<(), Broken> {
+        if !report.is_right(&self.name) {
+            return Ok(());
+        }
+        let Hashes { md5, sha1, sha256 } = report.file_hashes.clone();
+        let by_reading = report.checked_by == CheckedBy::ReadingBack;
+        seal::tell_sealed(&self.lease, Sealing { root, md5, sha1, sha256, by_reading })
+            .await
+            .map_err(Broken::By)?;
+        report.sealed = Some(root);
+        Ok(())
     }
 
     /// Whether donors hold what they confirmed when it was sent; none where they cannot say that of all of
@@ -596,5 +654,8 @@ fn print(report: &LoadReport, options: &cli::Load) -> Result<(), Failure> {
         true => format!("verified: {how}{zeros}"),
         false => "not verified".to_owned(),
     });
+    if let Some(root) = report.sealed {
+        output::line(&format!("sealed: nobody changes it any more; BLAKE3 {root}"));
+    }
     Ok(())
 }

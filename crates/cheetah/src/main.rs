@@ -28,6 +28,7 @@ mod front_end;
 mod health;
 mod leave;
 mod load;
+mod manifest;
 mod manual;
 mod mapfile;
 mod members;
@@ -37,9 +38,12 @@ mod open;
 mod output;
 mod pool;
 mod progress;
+mod proofs;
+mod proved;
 mod report;
 mod runtime_dir;
 mod save;
+mod seal;
 mod signals;
 mod starting;
 mod up;
@@ -165,6 +169,8 @@ async fn run(command: Command) -> Result<(), Failure> {
         Command::Fill(options) => open::fill(options).await,
         Command::Verify(options) => verify::verify(options).await,
         Command::Save(options) => save::save(options).await,
+        Command::Seal(options) => seal::seal(options).await,
+        Command::Manifest(options) => manifest::manifest(options).await,
         Command::Status(options) => report::status(options).await,
         Command::List(options) => report::list(options).await,
         Command::Show(options) => report::show(options).await,

@@ -494,6 +494,7 @@ mod tests {
             unreadable: Vec::new(),
             hurry: false,
             backing: None,
+            proofs: None,
         };
         let unreadable = vec![LostRange { donor: None, offset: 512, len: 512, stride: 512, count: 1 }];
         VolumeDetail {

@@ -8,9 +8,11 @@
 
 use crate::cli;
 use crate::failure::{Exit, Failure};
+use crate::manifest;
 use crate::output::{self, natural};
 use crate::pool::{find, volume};
 use crate::progress::Shown;
+use crate::proved::{self, Proved};
 use crate::signals::Signals;
 use cheetah_client::{Options, Volume, VolumeError};
 use cheetah_core::api::{Call, VolumeDetail};
@@ -52,6 +54,9 @@ struct VerifyReport {
     wrong: Vec<LostRange>,
     /// What of the volume nobody can read.
     lost: Vec<LostRange>,
+    /// Of a sealed volume: what came of reading it to its end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    proved: Option<Proved>,
     /// Something is put right: the volume has redundancy.
     #[serde(skip)]
     heals: bool,
@@ -68,22 +73,33 @@ struct DonorReport {
     why_unchecked: Option<String>,
 }
 
-pub async fn verify(options: cli::Named) -> Result<(), Failure> {
+pub async fn verify(options: cli::Verify) -> Result<(), Failure> {
     let pool = find(&options.pool).await?;
     let mut signals = Signals::listen()?;
     // A part of a load can be checked as well.
     let attach = Options { read_only: true, incomplete: true, ..Options::default() };
     let attached = Volume::open(&pool, &options.name, &attach).await?;
+    let compared = match &options.manifest {
+        Some(file) => manifest::compare(&pool, &attached.lease().granted.map, file).await,
+        None => Ok(String::new()),
+    };
+    let compared = match compared {
+        Ok(compared) => compared,
+        Err(failure) => {
+            let _ = attached.detach().await;
+            return Err(failure);
+        }
+    };
     let checked = tokio::select! {
         // What was told while it was attached comes before a check that is over at once.
         biased;
         _ = signals.next() => Err(Failure::failed(format!("interrupted: volume '{}' is not verified", options.name))),
-        checked = check(&attached) => checked,
+        checked = check_and_prove(&attached) => checked,
     };
     let report = match checked {
-        Ok(checked) => {
+        Ok((checked, proved)) => {
             let detail = volume(&pool, Call::Show { name: options.name.clone() }).await;
-            detail.map(|detail| checked.report(&attached, detail))
+            detail.map(|detail| checked.report(&attached, detail, proved))
         }
         Err(failure) => Err(failure),
     };
@@ -92,9 +108,23 @@ pub async fn verify(options: cli::Named) -> Result<(), Failure> {
     let report = report?;
     match options.json.json {
         true => output::json(&report)?,
-        false => report.lines().iter().for_each(|line| output::line(line)),
+        false => {
+            report.lines().iter().for_each(|line| output::line(line));
+            if !compared.is_empty() {
+                output::line(&compared);
+            }
+        }
     }
     report.verdict()
+}
+
+async fn check_and_prove(volume: &Volume) -> Result<(Checked, Option<Proved>), Failure> {
+    let checked = check(volume).await?;
+    let proved = match volume.lease().granted.map.seal() {
+        Some(root) => Some(proved::read_through(volume, root).await?),
+        None => None,
+    };
+    Ok((checked, proved))
 }
 
 /// What came of checking.
@@ -163,7 +193,7 @@ impl Checked {
         !unchecked && self.found.bytes_missing == 0
     }
 
-    fn report(self, volume: &Volume, detail: VolumeDetail) -> VerifyReport {
+    fn report(self, volume: &Volume, detail: VolumeDetail, proved: Option<Proved>) -> VerifyReport {
         let Checked { found, seconds, left, blocks_left } = self;
         let lease = volume.lease();
         let donor = |(id, said): (&DonorId, &ScrubbedDonor)| DonorReport {
@@ -183,7 +213,8 @@ impl Checked {
         let is_whole = bytes_unchecked + found.bytes_missing + bytes_absent == 0 && detail.lost.is_empty();
         VerifyReport {
             volume: lease.volume().to_owned(),
-            right: is_whole && blocks_left == 0,
+            right: is_whole && blocks_left == 0 && proved.as_ref().is_none_or(Proved::is_right),
+            proved,
             seconds,
             bytes_checked,
             bytes_per_second: bytes_checked as f64 / seconds,
@@ -242,6 +273,7 @@ impl VerifyReport {
         for (word, ranges) in [("WRONG", &self.wrong), ("LOST", &self.lost)] {
             lines.extend(ranges.iter().map(|range| format!("{word:<5}  {range}")));
         }
+        lines.extend(self.proved.iter().flat_map(Proved::lines));
         if self.right && self.blocks_wrong == 0 {
             lines.push("every block is what was written".to_owned());
         }
@@ -259,7 +291,14 @@ impl VerifyReport {
         };
         if left > 0 && !self.heals {
             let text = format!("{were} of volume '{volume}' {was} wrong where {lies}");
-            let advice = "load it again with --overwrite from its source; `cheetah leave` takes the donor out that is named above";
+            let advice = match self.proved {
+                Some(_) => {
+                    "delete it, and load it again from its source; `cheetah leave` takes the donor out that is named above"
+                }
+                None => {
+                    "load it again with --overwrite from its source; `cheetah leave` takes the donor out that is named above"
+                }
+            };
             return Err(Failure::new(Exit::DataLost, text).advise(advice));
         }
         if left > 0 {
@@ -279,6 +318,9 @@ impl VerifyReport {
             );
             let advice = "suspect the memory of the donor that is named above; `cheetah leave` moves away what it holds";
             return Err(Failure::new(Exit::DataLost, text).advise(advice));
+        }
+        if let Some(failure) = self.proved.as_ref().and_then(|proved| proved.fault(volume)) {
+            return Err(failure);
         }
         if self.bytes_unchecked + self.bytes_missing + self.bytes_absent > 0 {
             let parts = [

@@ -32,6 +32,8 @@ pub struct Lease {
     pub granted: Attached,
     /// It is taken away as soon as somebody else wants to write, and that is no fault.
     pub yields: bool,
+    /// What is written under it are proofs.
+    pub seals: bool,
     pool: Client,
 }
 
@@ -46,13 +48,22 @@ impl Lease {
         Lease::take(pool, volume, attach).await
     }
 
-    /// For filling a volume that nobody reads.
+    /// For filling a volume that nobody reads. `proofs`: it is to be sealed, so that room is made for what
+    /// proves it; where the pool has none, the map says so.
     ///
     /// # Errors
     /// The pool refused, or could not be asked.
-    pub async fn for_filling(pool: &Client, volume: &str, fill: Fill) -> Result<Lease, Error> {
-        let attach = Attach { alone: true, fill: Some(fill), ..Attach::new(false, own_name()) };
+    pub async fn for_filling(pool: &Client, volume: &str, fill: Fill, proofs: bool) -> Result<Lease, Error> {
+        let attach = Attach { alone: true, fill: Some(fill), proofs, ..Attach::new(false, own_name()) };
         Lease::take(pool, volume, attach).await
+    }
+
+    /// For sealing a volume, while others may read it.
+    ///
+    /// # Errors
+    /// The pool refused, or could not be asked.
+    pub async fn for_sealing(pool: &Client, volume: &str) -> Result<Lease, Error> {
+        Lease::take(pool, volume, Attach { proofs: true, ..Attach::new(false, own_name()) }).await
     }
 
     /// For filling a volume that was opened from a source, while tools read it.
@@ -74,10 +85,11 @@ impl Lease {
 
     async fn take(pool: &Client, volume: &str, attach: Attach) -> Result<Lease, Error> {
         let (name, yields) = (volume.to_owned(), attach.yields);
+        let seals = attach.proofs && attach.fill.is_none();
         match pool.call(Call::Attach { name, attach }).await? {
             Answer::Attached(granted) => {
                 granted.map.check().map_err(|bad| Error::Answer(bad.to_string()))?;
-                Ok(Lease { pool: pool.meant_for(granted.pool), granted, yields })
+                Ok(Lease { pool: pool.meant_for(granted.pool), granted, yields, seals })
             }
             other => Err(Error::Answer(format!(
                 "the coordinator answered something else than was asked: {other:?}"
@@ -204,6 +216,7 @@ mod tests {
             bad: Vec::new(),
             hurry: false,
             backing: None,
+            proofs: None,
             unreadable: Vec::new(),
         };
         let unconfirmed = silent.iter().map(|id| DonorId(*id)).collect();
@@ -219,7 +232,7 @@ mod tests {
             beside: Vec::new(),
         };
         let pool = Client::new("http://127.0.0.1:9").expect("a URL");
-        Lease { granted, yields: false, pool }
+        Lease { granted, yields: false, seals: false, pool }
     }
 
     #[test]

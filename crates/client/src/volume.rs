@@ -78,7 +78,7 @@ impl Volume {
         let tasks = keep::start(lease, &handle, said);
         // Who fills it says what comes of that, and who yields changes nothing of what it holds.
         let fills = matches!(granted.content.state, ContentState::Loading | ContentState::Opened);
-        let marks = !granted.read_only && !fills;
+        let marks = !granted.read_only && !fills && !lease.seals;
         let marking = marks.then(|| tokio::spawn(mark_written(lease.clone(), handle.clone())));
         Ok(Volume { handle, lease: lease.clone(), place, lost, writer_beside, tasks, marking })
     }

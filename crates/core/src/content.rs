@@ -6,9 +6,11 @@
 //! `UNREADABLE_RANGES_MAX`; what is cut to that covers more, never less. Tests: below,
 //! `tests/coordinator_content.rs`.
 
+use crate::custody::Head;
 use crate::layout::Geometry;
 use crate::limits::UNREADABLE_RANGES_MAX;
 use crate::map::{BadRange, Filler, VolumeMap};
+use crate::proofs::Root;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -47,6 +49,46 @@ pub struct Content {
     /// By tools, since it was made or loaded.
     #[serde(default)]
     pub written: Option<Written>,
+    /// It is proved block by block, and nobody writes it any more.
+    #[serde(default)]
+    pub sealed: Option<Box<Sealed>>,
+}
+
+/// How a volume was sealed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sealed {
+    /// When.
+    pub at: UnixSeconds,
+    /// The holder of the lease that it was sealed under.
+    pub by: String,
+    /// BLAKE3 of all bytes of the volume, with zeros where its source could not be read; as are the others.
+    pub root: Root,
+    /// MD5, 32 hexadecimal digits.
+    pub md5: String,
+    /// SHA-1, 40 hexadecimal digits.
+    pub sha1: String,
+    /// SHA-256, 64 hexadecimal digits.
+    pub sha256: String,
+    /// The hashes are of what donors gave back. Otherwise of what was sent to them, which they confirmed.
+    pub by_reading: bool,
+    /// Where the volume's log ended then, with that it was sealed as its last entry.
+    #[serde(default)]
+    pub custody: Option<Head>,
+}
+
+/// From who has a volume for writing: what it is to be from now on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sealing {
+    /// As in [`Sealed`], like those that follow.
+    pub root: Root,
+    /// 32 hexadecimal digits.
+    pub md5: String,
+    /// 40 hexadecimal digits.
+    pub sha1: String,
+    /// 64 hexadecimal digits.
+    pub sha256: String,
+    /// As in [`Sealed`].
+    pub by_reading: bool,
 }
 
 impl Content {
@@ -291,6 +333,9 @@ pub struct Tell {
     /// Who had it for writing is gone: whether it wrote is not known.
     #[serde(default)]
     pub unsure: bool,
+    /// The volume is sealed. Nothing else is told beside that.
+    #[serde(default)]
+    pub sealed: Option<Box<Sealing>>,
 }
 
 /// The result of a load that came to its end.

@@ -8,6 +8,7 @@
 
 use crate::content::{Check, Source};
 use crate::map::{MemberId, PoolId, VolumeId};
+use crate::proofs::Root;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fmt;
@@ -79,6 +80,15 @@ pub enum Event {
         changed: Option<String>,
         /// Bytes that could not be read.
         unreadable_bytes: u64,
+    },
+    /// Nobody changes it any more.
+    Sealed {
+        /// Who sealed it.
+        holder: String,
+        /// Of the whole volume, with zeros for what could not be read.
+        blake3: Root,
+        /// The same.
+        sha256: String,
     },
     /// Who filled it ended before the end of the source.
     FillEnded {

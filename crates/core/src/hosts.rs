@@ -84,6 +84,7 @@ mod tests {
             unreadable: Vec::new(),
             hurry: false,
             backing: None,
+            proofs: None,
         }
     }
 

@@ -47,6 +47,7 @@ pub mod members;
 pub mod placement;
 pub mod poll;
 pub mod progress;
+pub mod proofs;
 pub mod runs;
 pub mod seats;
 pub mod seed;

@@ -15,6 +15,7 @@ use crate::limits::{
     EXTENT_BYTES, PARITY_MAX, STRIPE_DONORS_MAX, UNIT_MAX_BYTES, UNIT_MIN_BYTES, UNIT_PARITY_BYTES,
     UNIT_STRIPE_BYTES, VOLUME_BYTES_MAX,
 };
+use crate::proofs::{Root, Tree};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -382,6 +383,17 @@ pub struct VolumeMap {
     /// What a block is that no donor has been given: without a backing zeros.
     #[serde(default)]
     pub backing: Option<Backing>,
+    /// What proves each block, behind the size.
+    #[serde(default)]
+    pub proofs: Option<Proofs>,
+}
+
+/// The room for proofs behind a volume's end, as [`Tree`] divides it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Proofs {
+    /// What they come to: the volume is sealed. Nobody writes it, and every block that is read has to fit.
+    #[serde(default)]
+    pub root: Option<Root>,
 }
 
 impl VolumeMap {
@@ -389,6 +401,19 @@ impl VolumeMap {
     #[must_use]
     pub fn group_bytes(&self) -> u64 {
         u64::from(self.redundancy.data) * EXTENT_BYTES
+    }
+
+    /// Bytes that have a place on donors: the volume's own, and its proofs behind them.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let with = |tree: Tree| tree.begin() + tree.bytes();
+        self.proofs.map_or(self.size, |_| with(Tree::new(self.size)))
+    }
+
+    /// The hash that every block is proved by, once the volume is sealed.
+    #[must_use]
+    pub fn seal(&self) -> Option<Root> {
+        self.proofs.and_then(|proofs| proofs.root)
     }
 
     /// How many extents of the volume share one of memory.
@@ -450,7 +475,7 @@ impl VolumeMap {
         {
             return Some(MapFault::Redundancy);
         }
-        let (chunks, layers) = (self.size.div_ceil(self.group_bytes()), self.layers());
+        let (chunks, layers) = (self.bytes().div_ceil(self.group_bytes()), self.layers());
         let groups = self.groups.len() as u64;
         if groups == 0 || groups > chunks || chunks.div_ceil(groups) != u64::from(layers) {
             return Some(MapFault::Cover);

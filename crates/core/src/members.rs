@@ -226,7 +226,7 @@ fn hex(bytes: &[u8]) -> String {
 pub fn check_role(role: Role, call: &Call) -> Result<(), NotForRole> {
     let may = match call {
         Call::Pool | Call::Recertify(_) => true,
-        Call::Show { .. } | Call::Log { .. } => role != Role::Coordinator,
+        Call::Show { .. } | Call::Manifest { .. } | Call::Log { .. } => role != Role::Coordinator,
         Call::Join(_) | Call::Sync { .. } => role == Role::Donor,
         // A donor moves what nobody attaches, and is in nobody's way.
         Call::Attach { attach, .. } => match role {

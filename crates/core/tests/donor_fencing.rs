@@ -2,8 +2,8 @@
 
 mod donors;
 
-use cheetah_core::api::Duties;
-use cheetah_core::donor::{ConnId, Denied, Effect, Event, OpenError};
+use cheetah_core::api::{Duties, Duty};
+use cheetah_core::donor::{ConnId, Denied, Effect, Event, OpenError, export_name};
 use cheetah_core::limits::{EXTENT_BYTES, HEARTBEAT_NS};
 use cheetah_core::seed::Seed;
 use donors::{OTHER, WRITER, World, admits, drop_of, duties, duty, sync};
@@ -160,4 +160,34 @@ fn dismissed_it_drops_wipes_and_ends() {
     assert_eq!(world.close(1), [Effect::Wipe { extents: vec![0, 1, 2, 3] }]);
     let end = world.step(Event::Wiped { extents: vec![0, 1, 2, 3] });
     assert_eq!(end, [Effect::Exit(cheetah_core::donor::Exit::Dismissed)]);
+}
+
+/// A seal is not undone by a coordinator whose state is older than it.
+#[test]
+fn what_was_once_sealed_is_written_by_nobody_but_who_repairs() {
+    let mut world = World::holding();
+    let grant_of = |world: &World, token| {
+        world.access.open(&export_name("v", token, 1, world.donor.identity()), None).expect("a lease")
+    };
+    let writer = grant_of(&world, WRITER);
+    assert_eq!(world.access.check(&writer, true, 0, 1), Ok(()));
+    let sealed = Duty { sealed: true, writer: None, readers: vec![WRITER], ..duty(1, "v", 0..4, None) };
+    world.step(Event::Duties(duties(2, vec![sealed.clone()])));
+    assert_eq!(world.access.check(&writer, true, 0, 1), Err(Denied::ReadOnly));
+    assert_eq!(world.access.check(&writer, false, 0, 1), Ok(()));
+
+    // It has forgotten that the volume is sealed, and gives somebody the right to write.
+    world.step(Event::Duties(duties(3, vec![duty(1, "v", 0..4, Some(OTHER))])));
+    let other = grant_of(&world, OTHER);
+    assert_eq!(world.access.check(&other, true, 0, 1), Err(Denied::ReadOnly));
+    world.step(Event::Duties(duties(4, vec![Duty { repairs: true, writer: Some(OTHER), ..sealed }])));
+    assert_eq!(world.access.check(&grant_of(&world, OTHER), true, 0, 1), Ok(()));
+
+    // Of another volume in its place nothing is known.
+    world.step(Event::Duties(duties(5, Vec::new())));
+    world.step(Event::Wiped { extents: (0..4).collect() });
+    world.step(Event::Duties(duties(6, vec![duty(2, "w", 0..4, Some(WRITER))])));
+    let grant =
+        world.access.open(&export_name("w", WRITER, 1, world.donor.identity()), None).expect("a lease");
+    assert_eq!(world.access.check(&grant, true, 0, 1), Ok(()));
 }

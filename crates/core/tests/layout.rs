@@ -32,6 +32,7 @@ fn map(k: u32, unit: u32, groups: u32, cut: u64) -> VolumeMap {
         unreadable: Vec::new(),
         hurry: false,
         backing: None,
+        proofs: None,
     }
 }
 

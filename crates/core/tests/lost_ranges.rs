@@ -45,6 +45,7 @@ fn map(random: &mut Seed) -> VolumeMap {
         unreadable: Vec::new(),
         hurry: false,
         backing: None,
+        proofs: None,
     }
 }
 

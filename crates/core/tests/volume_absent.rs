@@ -58,7 +58,7 @@ fn what_is_absent_is_brought_and_then_read_from_its_donor() {
 
 #[test]
 fn what_a_donor_has_wrong_is_brought_anew_and_of_a_volume_that_nobody_fills_it_is_an_error() {
-    const WRONG: Result<Vec<StatusRun>, PartError> = Err(PartError::Corrupt { blocks: 1 });
+    const WRONG: Result<Vec<StatusRun>, PartError> = Err(PartError::Corrupt { blocks: 1, forged: false });
     let wrong = |world: &mut World| {
         for _ in 0..10 {
             world.sent().iter().for_each(|sent| world.answer(sent.part, WRONG));

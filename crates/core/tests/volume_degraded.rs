@@ -50,7 +50,7 @@ fn a_wrong_block_does_not_keep_the_others_from_being_compared() {
     let reads: Vec<_> = world.sent().into_iter().take(4).collect();
     assert_eq!(reads.iter().map(|sent| sent.donor.0).collect::<Vec<_>>(), [1, 2, 3, 4]);
     world.effects.clear();
-    world.answer(reads[0].part, Err(PartError::Corrupt { blocks: 1 }));
+    world.answer(reads[0].part, Err(PartError::Corrupt { blocks: 1, forged: false }));
     let given_up = world.effects.iter().filter(|effect| matches!(effect, Effect::Abandon { .. })).count();
     assert_eq!(given_up, 0, "they may be wrong as well");
 }

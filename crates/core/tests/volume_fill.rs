@@ -199,7 +199,7 @@ fn fill_beside_a_wrong_block(wrong: DonorId) -> (BTreeSet<u32>, BTreeSet<DonorId
             let here = part.len == 4096 && is_first;
             let is_wrong = part.donor == wrong && is_first && !written.contains(&wrong);
             let answer = match part.op {
-                PartOp::Read if is_wrong => Err(PartError::Corrupt { blocks: 1 }),
+                PartOp::Read if is_wrong => Err(PartError::Corrupt { blocks: 1, forged: false }),
                 PartOp::Write if here && part.donor != TO => {
                     assert!(!map.bad.is_empty(), "what is not recorded as lost could be read");
                     written.insert(part.donor);

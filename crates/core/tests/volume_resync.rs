@@ -37,7 +37,7 @@ fn a_wrong_block_of_a_half_written_row_is_recorded_and_the_rest_is_served() {
                 PartOp::Survey => Ok(vec![lately(4 * BLOCK, false), lately(part.len - 4 * BLOCK, true)]),
                 PartOp::Read if wrong(&part) => {
                     failures += 1;
-                    Err(PartError::Corrupt { blocks: 1 })
+                    Err(PartError::Corrupt { blocks: 1, forged: false })
                 }
                 PartOp::Write if wrong(&part) => {
                     assert!(!recorded.is_empty(), "what is not recorded as lost could be read");
@@ -173,7 +173,7 @@ fn who_waits_for_a_row_does_not_begin_before_its_turn_and_leaves_it_to_the_next(
     let sent = world.sent();
     let of_row: Vec<&Sent> = sent.iter().filter(|sent| sent.donor == second && sent.address == 0).collect();
     assert_eq!(of_row.len(), 1, "{sent:?}");
-    world.answer(of_row[0].part, Err(PartError::Corrupt { blocks: 1 }));
+    world.answer(of_row[0].part, Err(PartError::Corrupt { blocks: 1, forged: false }));
     let asked = world.sent();
     assert!(asked.iter().all(|sent| sent.op != PartOp::Read), "it waits: {asked:?}");
     let others = sent.iter().filter(|sent| sent.part != of_row[0].part);

@@ -112,7 +112,7 @@ fn whether_memory_or_the_way_is_at_fault_the_donor_says() {
         let mut world = world(false);
         world.submit(Op::Read, 0, BLOCK);
         let read = world.sent().pop().expect("asked");
-        world.answer(read.part, Err(PartError::Corrupt { blocks: 1 }));
+        world.answer(read.part, Err(PartError::Corrupt { blocks: 1, forged: false }));
         let others: Vec<Sent> = world.sent().into_iter().filter(|sent| sent.op == PartOp::Read).collect();
         others.iter().for_each(|read| world.answer(read.part, Ok(vec![])));
         for effect in std::mem::take(&mut world.effects) {
@@ -248,7 +248,7 @@ fn a_block_that_cannot_be_healed_keeps_no_other_waiting() {
     for _ in 0..50 {
         for sent in world.sent() {
             let answer = match sent.op {
-                PartOp::Read if sent.address == 0 => Err(PartError::Corrupt { blocks: 1 }),
+                PartOp::Read if sent.address == 0 => Err(PartError::Corrupt { blocks: 1, forged: false }),
                 PartOp::Verify => Ok(vec![StatusRun { len: sent.len, hole: true }]),
                 _ => Ok(vec![]),
             };

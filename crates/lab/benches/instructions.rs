@@ -206,6 +206,7 @@ fn map(redundancy: Redundancy) -> VolumeMap {
         unreadable: Vec::new(),
         hurry: false,
         backing: None,
+        proofs: None,
     };
     map.check().expect("a sound map");
     map

@@ -11,6 +11,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
+use cheetah_rim::code::crc32c;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
@@ -112,6 +113,39 @@ impl Memory {
         let wrong = was[byte] ^ (1 << dice.below(8));
         self.file.write_all_at(&[wrong], at + byte as u64).expect("a donor's memory can be written");
         Flip { at, byte, was }
+    }
+
+    /// Changes four more bytes of a block with a flip, so that it has the checksum that it had: a donor that
+    /// lies, and not one that is broken. CRC32C is linear, so each bit of the four changes the checksum in a
+    /// way of its own, whatever the others are; 32 equations say which have to change.
+    #[track_caller]
+    pub fn forge(&self, flip: &Flip) {
+        let mut block = self.block(flip.at);
+        let from = if flip.byte < BLOCK_BYTES / 2 { BLOCK_BYTES - 4 } else { 0 };
+        let (zeros, wanted) = (vec![0; BLOCK_BYTES], crc32c(&flip.was) ^ crc32c(&block));
+        let effect = |bit: usize| {
+            let mut one = zeros.clone();
+            one[from + bit / 8] |= 1 << (bit % 8);
+            crc32c(&one) ^ crc32c(&zeros)
+        };
+        let mut rows: Vec<(u32, u32)> = (0..32).map(|bit| (effect(bit), 1 << bit)).collect();
+        let (mut left, mut change) = (wanted, 0u32);
+        for column in 0..32 {
+            let has = |row: &(u32, u32)| row.0 >> column & 1 == 1;
+            let at = rows.iter().position(has).expect("four bytes make any checksum");
+            let pivot = rows.swap_remove(at);
+            for row in rows.iter_mut().filter(|row| has(row)) {
+                *row = (row.0 ^ pivot.0, row.1 ^ pivot.1);
+            }
+            if left >> column & 1 == 1 {
+                (left, change) = (left ^ pivot.0, change ^ pivot.1);
+            }
+        }
+        for (byte, change) in block[from..from + 4].iter_mut().zip(change.to_le_bytes()) {
+            *byte ^= change;
+        }
+        assert!(crc32c(&block) == crc32c(&flip.was) && block != flip.was, "it is no forgery");
+        self.file.write_all_at(&block, flip.at).expect("a donor's memory can be written");
     }
 
     /// Makes a block what it was.

@@ -81,6 +81,11 @@ impl Flipped {
         self.places.iter().copied().collect()
     }
 
+    /// Makes all of them what they were.
+    pub fn restore(&self) {
+        self.flips.iter().for_each(|flip| self.memory.restore(flip));
+    }
+
     /// How many of the blocks are not what they were.
     pub fn wrong(&self) -> usize {
         self.memory.wrong(&self.flips)
@@ -107,11 +112,27 @@ impl Loaded {
     /// In a pool of the caller's, with an image of so many bytes.
     #[track_caller]
     pub fn of(pool: Pool, redundancy: &str, bytes: usize) -> Self {
+        Self::with(pool, redundancy, bytes, &["--writable"])
+    }
+
+    /// One that was sealed when it was loaded, with donors `d1`, `d2` and so on.
+    #[track_caller]
+    pub fn sealed(redundancy: &str, donors: usize) -> Self {
+        let mut pool = Pool::start();
+        for number in 1..=donors {
+            pool.donate(&format!("d{number}"), "128M");
+        }
+        Self::with(pool, redundancy, IMAGE_BYTES, &[])
+    }
+
+    #[track_caller]
+    fn with(pool: Pool, redundancy: &str, bytes: usize, more: &[&str]) -> Self {
         tools::need_root("a look into a donor's memory");
         let image = image(bytes);
         let file = pool.scratch().file("image.raw", &image);
         pool.ok(["create", VOLUME, &image.len().to_string(), "--redundancy", redundancy]);
-        let said = pool.ok(["load", &file.display().to_string(), VOLUME]);
+        let file_name = file.display().to_string();
+        let said = pool.ok([&["load", &file_name, VOLUME], more].concat());
         assert!(said.contains("verified"), "{said}");
         let blocks = (0..).step_by(BLOCK_BYTES).zip(image.chunks_exact(BLOCK_BYTES));
         let places = blocks.map(|(at, block)| (head(block), at)).collect();
@@ -132,6 +153,27 @@ impl Loaded {
             assert!(self.image[place..place + BLOCK_BYTES] == flip.was[..], "{donor} holds other bytes");
         }
         Flipped { donor: donor.to_owned(), memory, flips, places }
+    }
+
+    /// Has a donor lie about so many blocks: its memory holds other bytes, which fit their checksums.
+    #[track_caller]
+    pub fn lie(&self, donor: &str, count: usize, seed: u64) -> Flipped {
+        self.lie_where(donor, count, seed, |_| true)
+    }
+
+    /// The same, where `wanted` holds for what the extent's offset is.
+    #[track_caller]
+    pub fn lie_where(&self, donor: &str, count: usize, seed: u64, wanted: impl Fn(u64) -> bool) -> Flipped {
+        let flipped = self.flip_where(donor, count, seed, wanted);
+        for flip in &flipped.flips {
+            flipped.memory.forge(flip);
+        }
+        flipped
+    }
+
+    /// The image, for tools.
+    pub fn file(&self) -> &Path {
+        &self.file
     }
 
     /// Flips a bit of the block of the volume that begins here, on the first of these donors that holds it.

@@ -144,7 +144,8 @@ fn a_load_that_is_killed_is_incomplete_and_goes_on_from_there() {
     pool.detach("half");
     let other = pool.scratch().sparse_file("other.raw", LONG_BYTES).display().to_string();
     names(&pool.fails(["load", &other, "half", "--resume"]), &["another", "--overwrite"]);
-    let report = pool.json(["load", &image.display().to_string(), "half", "--resume", "--read-back"]);
+    let report =
+        pool.json(["load", &image.display().to_string(), "half", "--resume", "--read-back", "--writable"]);
     assert_eq!(
         (&report["verified"], &report["checked_by"]),
         (&json!(true), &json!("reading_back")),
@@ -201,7 +202,8 @@ fn an_interrupted_load_says_what_it_leaves() {
     assert_eq!(load.wait_for_end(wait::SOON).code(), Some(1));
     names(&load.log(), &["interrupted", "incomplete", "--resume"]);
     assert_eq!(content(&pool, "half")["state"], "incomplete", "at once: the lease was given back");
-    let report = pool.json(["load", &image.display().to_string(), "half", "--resume", "--no-verify"]);
+    let report =
+        pool.json(["load", &image.display().to_string(), "half", "--resume", "--no-verify", "--writable"]);
     assert!(report["resumed_bytes"].as_u64() > Some(0), "{report}");
     assert_eq!((&report["verified"], &report["volume_hashes"]), (&json!(false), &Value::Null));
     // In the checking phase, which takes long enough to be met when all of it is read back.
@@ -274,8 +276,8 @@ fn overwriting_leaves_nothing_of_the_old_image() {
     let mut pool = pool_of_two("512M");
     let old = pool.scratch().file("old.raw", &noise(50 << 20, 21)).display().to_string();
     let short = pool.scratch().file("short.raw", &noise(1_000_003, 23));
-    pool.ok(["load", &old, "mix"]);
-    let said = pool.ok(["load", &short.display().to_string(), "mix", "--overwrite"]);
+    pool.ok(["load", &old, "mix", "--writable"]);
+    let said = pool.ok(["load", &short.display().to_string(), "mix", "--overwrite", "--writable"]);
     names(&said, &["verified"]);
     assert_eq!(pool.volume_status("mix")["size"], json!(1_000_003));
     let path = pool.attach_fuse("mix", &[]).path;
@@ -295,7 +297,7 @@ fn overwriting_leaves_nothing_of_the_old_image() {
 fn evidence_is_read_only_unless_asked_and_says_who_wrote() {
     let mut pool = pool_of_two("256M");
     let image = pool.scratch().file("case.raw", &noise(3 << 20, 31));
-    pool.ok(["load", &image.display().to_string(), "case"]);
+    pool.ok(["load", &image.display().to_string(), "case", "--writable"]);
     let said = attach_text(&pool, "case", &[]);
     assert!(said.status.success(), "{}", said.err);
     names(&said.err, &["attached read-only", "--writable"]);
@@ -330,7 +332,7 @@ fn evidence_is_read_only_unless_asked_and_says_who_wrote() {
     names(&pool.ok(["list"]), &["written since"]);
     assert_eq!(pool.json(["show", "case"])["status"]["content"], content(&pool, "case"));
     // Who is killed may have written.
-    pool.ok(["load", &image.display().to_string(), "case", "--overwrite"]);
+    pool.ok(["load", &image.display().to_string(), "case", "--overwrite", "--writable"]);
     assert_eq!(content(&pool, "case")["written"], Value::Null);
     pool.attach_export("case", &["--writable"]);
     pool.kill_daemons();
@@ -414,7 +416,7 @@ fn a_mount_of_a_dirty_file_system_changes_nothing_unless_asked() {
     let dirty = pool.scratch().join("dirty.dd");
     std::fs::copy(&image, &dirty).expect("a copy of what is mounted");
     unmount();
-    pool.ok(["load", &dirty.display().to_string(), "case"]);
+    pool.ok(["load", &dirty.display().to_string(), "case", "--writable"]);
     let before = hash::of_file(&dirty);
 
     let device = pool.attach_loop("case", &[]).path;
@@ -445,7 +447,7 @@ fn a_sparse_image_takes_what_it_holds_and_writes_move_its_time() {
     let image = pool.scratch().sparse_file("sparse.dd", 200 << 20);
     let file = File::options().write(true).open(&image).expect("just made");
     file.write_all_at(&noise(8192, 61), 96 << 20).expect("written");
-    pool.ok(["load", &image.display().to_string(), "case"]);
+    pool.ok(["load", &image.display().to_string(), "case", "--writable"]);
     let used = |status: Value| {
         let donors = status["donors"].as_array().cloned().unwrap_or_default();
         donors.iter().filter_map(|donor| donor["bytes_used"].as_u64()).sum::<u64>()
@@ -484,7 +486,7 @@ fn bad_sectors_are_passed_over_and_told() {
     );
     let size = format!("get_size=echo {}", bytes.len());
     let medium = NbdFuse::of_nbdkit(&["eval", &size, &pread]);
-    let said = pool.run(["load", &medium.path.display().to_string(), "disk"]);
+    let said = pool.run(["load", &medium.path.display().to_string(), "disk", "--writable"]);
     assert_eq!(said.status.code(), Some(6), "{}{}", said.out, said.err);
     names(&said.out, &["unreadable      512 bytes from 1052672 on", "zeros stand in the hashes"]);
     names(&said.err, &["512 B of", "could not be read", "EIO"]);

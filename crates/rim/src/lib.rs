@@ -25,6 +25,7 @@ pub mod names;
 pub mod net;
 pub mod own_fault;
 pub mod owner;
+pub mod proofs;
 pub mod seating;
 pub mod stream;
 pub mod swap;

@@ -112,6 +112,7 @@ fn map(donors: &[(Arc<Arena>, DonorServer)], redundancy: Redundancy, groups: u32
         unreadable: Vec::new(),
         hurry: false,
         backing: None,
+        proofs: None,
     };
     map.check().unwrap();
     map

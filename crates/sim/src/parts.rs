@@ -12,7 +12,7 @@ use crate::wire::{Body, Taking, answer_in_bytes, cut, wired_len};
 use crate::world::{ClientEv, Ev, World, say};
 use cheetah_core::limits::MILLISECOND_NS;
 use cheetah_core::map::DonorId;
-use cheetah_core::volume::{Event, Key, PartOp};
+use cheetah_core::volume::{Event, Key, PartError, PartOp};
 use cheetah_nbd::StateFlags;
 use cheetah_nbd::client::{Answer, Take};
 use cheetah_terms::client::answered;
@@ -214,6 +214,7 @@ impl World {
         if wrong > 0 {
             self.count("corrupt blocks found");
         }
+        let wrong = (wrong > 0).then_some(PartError::Corrupt { blocks: wrong, forged: false });
         answered(awaited.op, answer_in_bytes(answer), wrong, events);
         if let Some(Event::Answered { answer: Err(error), .. }) = events.last() {
             say!(self, "client {c}: {awaited:?} fails: {error:?}");

@@ -114,6 +114,7 @@ fn map() -> VolumeMap {
         unreadable: Vec::new(),
         hurry: false,
         backing: None,
+        proofs: None,
     }
 }
 

@@ -210,6 +210,7 @@ mod tests {
             unreadable: Vec::new(),
             hurry: false,
             backing: None,
+            proofs: None,
         }
     }
 

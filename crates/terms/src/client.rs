@@ -122,13 +122,13 @@ pub fn first_words(is_sealed: bool) -> [u8; RequestHeader::BYTES] {
 
 /// The events that the answer to a part is. `wrong_blocks`: of what a read brought, or a donor has of a
 /// write, so many are not what was written.
-pub fn answered<B>(op: PartOp, answer: Answer<B>, wrong_blocks: u32, events: &mut Vec<Event>) {
+pub fn answered<B>(op: PartOp, answer: Answer<B>, wrong: Option<PartError>, events: &mut Vec<Event>) {
     let Answer { cookie, error, beyond, status, ledger, .. } = answer;
     let part = Key::from_u64(cookie);
-    let answer = match (error, wrong_blocks) {
+    let answer = match (error, wrong) {
         (Some(errno), _) => Err(part_error(errno, beyond)),
-        (None, 0) => Ok(status.iter().map(|run| status_run(op, *run)).collect()),
-        (None, blocks) => Err(PartError::Corrupt { blocks }),
+        (None, Some(wrong)) => Err(wrong),
+        (None, None) => Ok(status.iter().map(|run| status_run(op, *run)).collect()),
     };
     if let Some((complete, entries)) = ledger.filter(|_| answer.is_ok()) {
         let writes = entries.into_iter().map(marks::listed).collect();
@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(events(PartOp::Survey, told(None), 0), [listed, good]);
         let bad = Event::Answered { part, answer: Err(PartError::Io) };
         assert_eq!(events(PartOp::Survey, told(Some(Errno::Io)), 0), [bad]);
-        let corrupt = Event::Answered { part, answer: Err(PartError::Corrupt { blocks: 2 }) };
+        let corrupt = Event::Answered { part, answer: Err(PartError::Corrupt { blocks: 2, forged: false }) };
         assert_eq!(events(PartOp::Read, answer(None, false), 2), [corrupt]);
     }
 

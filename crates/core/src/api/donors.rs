@@ -104,6 +104,13 @@ pub struct Duty {
     pub extents: Vec<u32>,
     /// At most one writer.
     pub writer: Option<LeaseToken>,
+    /// The writer repairs and moves, and changes nothing of what the volume holds.
+    #[serde(default)]
+    pub repairs: bool,
+    /// Nobody writes the volume any more but who repairs it. A donor that has heard that once believes no later
+    /// word against it.
+    #[serde(default)]
+    pub sealed: bool,
     /// Leases without the right to write.
     pub readers: Vec<LeaseToken>,
     /// Nobody writes the volume and it has fragments to move or to rebuild: this donor attaches it and does

@@ -32,6 +32,9 @@ pub struct Attach {
     /// What is loaded into it, for who is `alone`.
     #[serde(default)]
     pub fill: Option<Fill>,
+    /// For writing, to be sealed: room for proofs is made behind the volume's end, if there is any.
+    #[serde(default)]
+    pub proofs: bool,
 }
 
 impl Attach {
@@ -47,6 +50,7 @@ impl Attach {
             writable: false,
             incomplete: false,
             fill: None,
+            proofs: false,
         }
     }
 }

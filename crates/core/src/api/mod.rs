@@ -3,18 +3,20 @@
 //! Owns the shapes and the API version: here the calls, and how they are answered or refused. Never:
 //! behaviour. `rim::control` carries them, `coordinator` answers them, the OpenAPI description in `rim`
 //! names the same fields. Files: `custody` (logs of volumes), `donors` (what donors report, and are
-//! told), `leases` (of who has a volume attached), `members` (who may be there), `status` (what people
-//! are shown).
+//! told), `leases` (of who has a volume attached), `manifest` (of sealed volumes), `members` (who may be
+//! there), `status` (what people are shown).
 
 mod custody;
 mod donors;
 mod leases;
+mod manifest;
 mod members;
 mod status;
 
 pub use custody::{LogReport, OlderLog};
 pub use donors::{AtStake, Duties, Duty, Join, Joined, Leaving, Sync};
 pub use leases::{Amend, Attach, Attached, Filled, KeptSlot, Renew, Renewed, VolumeReport};
+pub use manifest::{Manifest, ManifestHashes, SignedText};
 pub use members::{Enrol, Enrolled, MemberStatus, NewToken, Recertify, TokenStatus};
 pub use status::{
     Attachment, Crowd, DonorHealth, DonorStatus, PoolStatus, Rehearsal, Stranger, VolumeDetail, VolumeHealth,
@@ -28,7 +30,7 @@ use crate::members::TokenHash;
 use serde::{Deserialize, Serialize};
 
 /// Both ends refuse another number, saying which side to upgrade.
-pub const API_VERSION: u32 = 5;
+pub const API_VERSION: u32 = 6;
 
 /// What a caller asks of the coordinator. One variant, one route.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,6 +59,11 @@ pub enum Call {
     /// `GET /v1/volumes/{name}`
     Show {
         /// The volume's name.
+        name: String,
+    },
+    /// `GET /v1/volumes/{name}/manifest`
+    Manifest {
+        /// The name of a sealed volume.
         name: String,
     },
     /// `POST /v1/volumes/{name}/grow`
@@ -163,6 +170,10 @@ pub enum Answer {
     Duties(Duties),
     /// The answer to `Show`, and to `Create` and `Grow`, which wait for the donors.
     Volume(Box<VolumeDetail>),
+    /// The answer to `Manifest`, which the coordinator's driver signs: callers get `Signed`.
+    Manifest(Box<Manifest>),
+    /// A text with the pool's signature.
+    Signed(Box<SignedText>),
     /// The answer to `Attach`.
     Attached(Attached),
     /// The answer to `Renew` and `Amend`.

@@ -172,9 +172,13 @@ impl Coordinator {
         };
         let duty = |(id, extents): (&VolumeId, &Vec<u32>)| {
             let volume = self.volumes.get(id)?;
-            let read_only =
-                |token: &LeaseToken| self.leases.get(token).is_some_and(|lease| lease.record.read_only);
-            let whose = |token: &LeaseToken| Some((*token, self.leases.get(token)?.record.member?));
+            let sealed = volume.map.seal().is_some();
+            let lease = |token: &LeaseToken| self.leases.get(token).map(|lease| &lease.record);
+            // Of what is sealed nobody is a writer but who repairs it.
+            let read_only = |token: &LeaseToken| {
+                lease(token).is_some_and(|lease| lease.read_only || (sealed && !lease.yields))
+            };
+            let whose = |token: &LeaseToken| Some((*token, lease(token)?.member?));
             let members = volume.leases.iter().filter_map(whose).collect();
             let (readers, writers): (Vec<_>, Vec<_>) = volume.leases.iter().copied().partition(read_only);
             Some(Duty {
@@ -183,6 +187,8 @@ impl Coordinator {
                 epoch: volume.map.epoch,
                 extents: extents.clone(),
                 writer: writers.first().copied(),
+                repairs: writers.first().and_then(lease).is_some_and(|lease| lease.yields),
+                sealed,
                 readers,
                 tend: volume.tender == Some(donor.record.donor),
                 backed: volume.map.backing.is_some(),

@@ -41,7 +41,8 @@ impl Coordinator {
     pub(super) fn gets_read_only(&self, id: VolumeId, attach: &Attach) -> bool {
         let loaded = self.volumes.get(&id).is_some_and(|volume| volume.content.load.is_some());
         let fills = attach.alone || attach.fill.as_ref().is_some_and(open::opens);
-        attach.read_only || (loaded && !attach.writable && !fills && !attach.yields)
+        let stays = loaded || self.is_sealed(id);
+        attach.read_only || (stays && !attach.writable && !fills && !attach.yields && !attach.proofs)
     }
 
     /// Tools do not see half an image unless they ask for that.
@@ -156,6 +157,10 @@ impl Coordinator {
         if let Some(volume) = self.volumes.get(&id) {
             open::check_loaded(&volume.map, &tell)?;
         }
+        if let Some(sealing) = tell.sealed {
+            self.seal(id, token, *sealing)?;
+            return Ok(Outcome::Answer(Answer::Done));
+        }
         let Some(lease) = self.leases.get(&token) else { return Ok(Outcome::Answer(Answer::Done)) };
         if lease.record.read_only {
             return Err(read_only(token));
@@ -229,7 +234,7 @@ impl Coordinator {
     /// The lease was not given back: what its holder did at the end is not known.
     pub(super) fn lease_lapsed(&mut self, token: LeaseToken) {
         let Some(Lease { record, .. }) = self.leases.get(&token) else { return };
-        if record.read_only || record.yields || record.fills {
+        if record.read_only || record.yields || record.fills || record.seals {
             return;
         }
         let written = Written { at: record.since, by: record.holder.clone(), certain: false };
@@ -329,10 +334,12 @@ fn check_tell(tell: &Tell) -> Result<(), Refusal> {
     if more > 2 * UNREADABLE_RANGES_MAX {
         return Err(refuse(RefusalCode::Invalid, "more unreadable ranges than a volume may have"));
     }
-    let Some(Loaded { md5, sha256, .. }) = tell.loaded.as_deref() else { return Ok(()) };
-    let is_hash =
-        |text: &str, digits: usize| text.len() == digits && text.bytes().all(|b| b.is_ascii_hexdigit());
-    if !is_hash(md5, 32) || !is_hash(sha256, 64) {
+    let loaded = tell.loaded.iter().flat_map(|loaded| [(&loaded.md5, 32), (&loaded.sha256, 64)]);
+    let sealed = tell.sealed.iter().flat_map(|s| [(&s.md5, 32), (&s.sha1, 40), (&s.sha256, 64)]);
+    let is_hash = |(text, digits): (&String, usize)| {
+        text.len() == digits && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+    };
+    if !loaded.chain(sealed).all(is_hash) {
         return Err(refuse(RefusalCode::Invalid, "a hash must be written in hexadecimal digits"));
     }
     Ok(())

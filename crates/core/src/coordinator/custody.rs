@@ -91,6 +91,7 @@ impl Log {
             Event::FillBegun { .. }
             | Event::Filled { .. }
             | Event::FillEnded { .. }
+            | Event::Sealed { .. }
             | Event::Written { .. }
             | Event::DataLost { .. }
             | Event::Exported { .. }
@@ -137,6 +138,11 @@ impl Coordinator {
     /// Who makes the call of the next step: by its own word, and from where. For what is put down.
     pub fn called_by(&mut self, by: Option<String>) {
         self.by = by;
+    }
+
+    /// Where its log ends now.
+    pub(super) fn head_of(&self, volume: VolumeId) -> Option<Head> {
+        self.custody.logs.get(&volume).map(Log::head)
     }
 
     pub(super) fn case_of(&self, volume: VolumeId) -> Option<Case> {

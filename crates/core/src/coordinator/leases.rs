@@ -44,6 +44,7 @@ impl Coordinator {
             return Err(refuse(RefusalCode::Unavailable, message));
         }
         let attach = Attach { read_only: self.gets_read_only(id, &attach), ..attach };
+        self.check_sealed(id, name, &attach)?;
         self.check_open(id, name, &attach)?;
         if let Some(message) = self.in_the_way(id, name, &attach) {
             return Err(refuse(RefusalCode::Conflict, message));
@@ -61,16 +62,31 @@ impl Coordinator {
             Some(fill) => self.begin_fill(now, seed, id, &attach.holder, fill)?,
             None => id,
         };
+        if attach.proofs {
+            self.make_room_for_proofs(id, seed);
+        }
         let mut token = LeaseToken(seed.draw());
         while self.leases.contains_key(&token) {
             token = LeaseToken(seed.draw());
         }
-        let Attach { read_only, holder, yields, alone, .. } = attach;
+        let Attach { read_only, holder, yields, alone, proofs, .. } = attach;
+        let seals = proofs && !fills;
         let since = self.time_of_day;
         let fresh = self.volumes.get(&id).is_some_and(|volume| volume.fresh);
         let member = self.caller_id();
-        let record =
-            LeaseRecord { token, volume: id, read_only, holder, yields, alone, fills, fresh, since, member };
+        let record = LeaseRecord {
+            token,
+            volume: id,
+            read_only,
+            holder,
+            yields,
+            alone,
+            fills,
+            seals,
+            fresh,
+            since,
+            member,
+        };
         let expires = now + LEASE_NS;
         let epoch = self.volumes.get(&id).map_or(0, |volume| volume.map.epoch);
         if let Some(volume) = self.volumes.get_mut(&id).filter(|_| fresh && !read_only) {

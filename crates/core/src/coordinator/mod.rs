@@ -11,8 +11,8 @@
 //! `volumes` (create, grow, delete), `leases` (attach, renew, detach), `members` (who
 //! may call), `amend` (what a writer found out), `repair` (new
 //! homes for fragments), `retire` (extents that slots have left), `content` (what volumes hold), `open`
-//! (sources behind them), `rehearsal` (what the loss of one more host would cost), `tend` (volumes at
-//! rest), `blame` (wrong blocks by donor), `strangers` (donors of other pools), `asleep` (time in which
+//! (sources behind them), `seal` (volumes that nobody writes any more), `rehearsal` (what the loss of one
+//! more host would cost), `tend` (volumes at rest), `blame` (wrong blocks by donor), `strangers` (donors of other pools), `asleep` (time in which
 //! nobody listened), `greet` (addresses that are tried), `confirm` (answers held back), `status`, `notes`
 //! (what happened), `record` (what is stored), `extents` (free ones), `signing` (the pool's key),
 //! `custody` (what is put down of volumes), `door` (what callers say, bounded), `invariants`.
@@ -38,6 +38,7 @@ mod record;
 mod rehearsal;
 mod repair;
 mod retire;
+mod seal;
 mod signing;
 mod status;
 mod strangers;
@@ -338,6 +339,9 @@ impl Coordinator {
             Call::Leave { donor, force } => self.leave(now, &donor, force),
             Call::Create(create) => self.create(now, seed, create),
             Call::Show { name } => self.show(&name),
+            Call::Manifest { name } => {
+                self.manifest(&name).map(|manifest| Outcome::Answer(Answer::Manifest(Box::new(manifest))))
+            }
             Call::Grow { name, size } => self.grow(now, seed, &name, size),
             Call::Delete { name } => self.delete(now, &name),
             Call::Attach { name, attach } => self.attach(now, seed, &name, attach),

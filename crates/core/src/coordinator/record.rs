@@ -126,6 +126,9 @@ pub struct LeaseRecord {
     /// It was given to load the volume.
     #[serde(default)]
     pub fills: bool,
+    /// It was given to seal the volume: what it writes lies behind the volume's end.
+    #[serde(default)]
+    pub seals: bool,
     /// Its volume had no writer before.
     #[serde(default)]
     pub fresh: bool,

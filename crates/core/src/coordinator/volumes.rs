@@ -139,6 +139,7 @@ impl Coordinator {
             unreadable: Vec::new(),
             hurry: false,
             backing: is_backed.then(|| Backing { layers, ..Backing::default() }),
+            proofs: None,
         };
         self.names.insert(name, id);
         self.volumes.insert(id, Volume::new(map, follow, order));
@@ -167,6 +168,12 @@ impl Coordinator {
         if self.volumes[&id].map.backing.is_some() {
             let message = format!(
                 "volume '{name}' was opened from a source, and is as large as that: it does not grow"
+            );
+            return Err(refuse(RefusalCode::Invalid, message));
+        }
+        if self.volumes[&id].map.proofs.is_some() {
+            let message = format!(
+                "volume '{name}' has the proofs of what it holds behind its end, and does not grow: make another one, or                  load with --writable"
             );
             return Err(refuse(RefusalCode::Invalid, message));
         }
@@ -221,7 +228,7 @@ impl Coordinator {
 
     /// Volumes that follow take what a donor brought, the oldest first.
     pub(super) fn grow_followers(&mut self, seed: &mut Seed) {
-        let follows = self.volumes.values().filter(|volume| volume.follow);
+        let follows = self.volumes.values().filter(|volume| volume.follow && volume.map.proofs.is_none());
         let mut followers: Vec<(u64, VolumeId)> =
             follows.map(|volume| (volume.order, volume.map.volume)).collect();
         followers.sort_unstable();
@@ -305,6 +312,7 @@ impl Coordinator {
             unreadable: Vec::new(),
             hurry: false,
             backing: None,
+            proofs: None,
         };
         self.put_down_of(id, name.clone(), custody::Event::Deleted);
         self.names.insert(name.clone(), anew);
@@ -341,7 +349,7 @@ impl Coordinator {
     }
 
     /// Takes the extents of new groups from their donors; `None`, and nothing taken, when they do not fit.
-    fn place_groups(
+    pub(super) fn place_groups(
         &mut self,
         id: VolumeId,
         redundancy: Redundancy,

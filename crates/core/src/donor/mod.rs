@@ -189,6 +189,8 @@ pub struct Donor {
     offered: u32,
     pool: Pool,
     duties: Duties,
+    /// Volumes of the duties that were once said to be sealed.
+    sealed: BTreeSet<VolumeId>,
     /// The last revision that is carried out in full.
     confirmed: u64,
     /// Extents that may hold a volume's data: those in `access`.
@@ -211,6 +213,7 @@ impl Donor {
             offered: extents,
             pool: Pool::new(identity),
             duties: Duties::default(),
+            sealed: BTreeSet::new(),
             confirmed: 0,
             owners: BTreeMap::new(),
             unwiped: BTreeMap::new(),
@@ -259,6 +262,9 @@ impl Donor {
     /// Takes on new duties: publishes what can be had at once, and drops who has lost what it had.
     fn take_on(&mut self, duties: Duties, effects: &mut Vec<Effect>) {
         self.duties = duties;
+        let is_held = |id: &VolumeId| self.duties.volumes.iter().any(|duty| duty.volume == *id);
+        self.sealed.retain(is_held);
+        self.sealed.extend(self.duties.volumes.iter().filter(|duty| duty.sealed).map(|duty| duty.volume));
         let wanted = self.wanted();
         let mut shrunk = BTreeSet::new();
         for (extent, volume) in std::mem::take(&mut self.owners) {
@@ -303,7 +309,9 @@ impl Donor {
             let ours = |extent: &u32| owners.get(extent) == Some(&duty.volume);
             let extents = duty.extents.iter().copied().filter(ours).collect::<BTreeSet<u32>>();
             let readers = duty.readers.iter().map(|token| (*token, false));
-            let leases = readers.chain(duty.writer.map(|token| (token, true)));
+            // A coordinator whose state is older than the seal does not undo it.
+            let writable = duty.repairs || !self.sealed.contains(&duty.volume);
+            let leases = readers.chain(duty.writer.map(|token| (token, writable)));
             let leases = leases.map(|(token, writable)| (token, writable, duty.members.get(&token).copied()));
             let backed = duty.backed.then_some(Backed { layers: duty.layers.clamp(1, LAYERS_MAX) });
             let name = (duty.name.as_str(), backed);

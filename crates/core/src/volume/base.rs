@@ -377,6 +377,7 @@ pub(super) fn sample(redundancy: &str) -> Base {
         unreadable: Vec::new(),
         hurry: false,
         backing: None,
+        proofs: None,
     };
     map.check().expect("a sound map");
     let mut base = Base::new(Shape::new(map, false), Stage::Serving);

@@ -28,7 +28,7 @@ pub(super) fn ask_who_wrote(base: &mut Base, key: Key) -> bool {
     let newest = base.shape.map.epoch;
     let job = &mut base.jobs[key];
     match job.still {
-        _ if base.shape.geometry.data == 1 => return false,
+        _ if base.shape.geometry.data == 1 || base.shape.map.seal().is_some() => return false,
         Still::Vouched => return false,
         Still::Reading { since, epoch } => job.still = Still::Asked { since, epoch },
         Still::Asked { since, epoch } if base.now < since + READ_TOGETHER_NS && epoch == newest => {
@@ -80,7 +80,9 @@ pub(super) fn has_it_verified(base: &mut Base, part: &Part) -> bool {
 pub(super) fn read_again(base: &mut Base, key: Key, slot: u32) {
     match base.jobs[key].verifies {
         0 | 1 => read::again(base, key, slot),
-        VERIFIES_MAX => read::failed(base, key, slot, Failure::Answer(PartError::Corrupt { blocks: 1 })),
+        VERIFIES_MAX => {
+            read::failed(base, key, slot, Failure::Answer(PartError::Corrupt { blocks: 1, forged: false }))
+        }
         _ => rest_for(base, key, READ_TOGETHER_NS),
     }
 }

@@ -80,7 +80,12 @@ impl Healing {
         base.jobs[part.job].coming &= !bit(part.slot);
         if blocks > 0 {
             self.found_corrupt(base, *part, blocks);
-            read::failed(base, part.job, part.slot, Failure::Answer(PartError::Corrupt { blocks }));
+            read::failed(
+                base,
+                part.job,
+                part.slot,
+                Failure::Answer(PartError::Corrupt { blocks, forged: false }),
+            );
         } else {
             beside::read_again(base, part.job, part.slot);
         }

@@ -243,7 +243,13 @@ impl Volume {
             Event::Verified { job, right } => base.jobs.verified(job, right),
             Event::Fetched { request, result } => absent::fetched(base, request, result),
             Event::Forget => cached::forget(base, 0, u64::MAX),
-            Event::Scrub(scope) => self.upkeep.scrubbing.begin_pass(base, scope),
+            Event::Scrub(scope) => {
+                self.upkeep.scrubbing.begin_pass(base, scope);
+                // Its donors cannot know what a sealed volume is to hold.
+                if scope == Scope::All && base.shape.map.seal().is_some() && !base.shape.read_only {
+                    self.upkeep.comparing.begin_pass(base);
+                }
+            }
             Event::Compare => self.upkeep.comparing.begin_pass(base),
             Event::Finish => {
                 let fetches = cached::fetches(base);
@@ -452,11 +458,15 @@ impl Volume {
         let Some(part) = base.jobs.parts.get(key).copied() else { return };
         let missed = Missed { slot: part.slot, placement: part.placement };
         base.jobs[part.job].open -= 1;
-        if let Failure::Answer(PartError::Corrupt { blocks }) = failure {
-            if beside::has_it_verified(base, &part) || write::again(base, &part, blocks) {
+        if let Failure::Answer(PartError::Corrupt { blocks, forged }) = failure {
+            // Of what is forged its donor would say that it is right.
+            if (!forged && beside::has_it_verified(base, &part)) || write::again(base, &part, blocks) {
                 return;
             }
-            if !base.shape.read_only {
+            if forged {
+                base.tally.found_in_memory(part.placement.donor, blocks);
+            }
+            if forged || !base.shape.read_only {
                 self.upkeep.healing.found_corrupt(base, part, blocks);
             }
         }
@@ -532,7 +542,8 @@ impl Volume {
             self.resync.start(base);
         }
         if base.doubts.stage == Stage::Serving {
-            let heals = writes && !self.upkeep.healing.is_idle();
+            let compares = base.shape.map.seal().is_some() && !self.upkeep.comparing.is_idle();
+            let heals = writes && (compares || !self.upkeep.healing.is_idle());
             self.upkeep.scrubbing.start(base, heals);
             if writes {
                 self.upkeep.start(base);

@@ -155,6 +155,7 @@ pub(super) fn failed(base: &mut Base, key: Key, slot: u32, failure: Failure) {
         return again(base, key, slot);
     }
     let corrupt = matches!(failure, Failure::Answer(PartError::Corrupt { .. }));
+    let forged = matches!(failure, Failure::Answer(PartError::Corrupt { forged: true, .. }));
     let shut_out = base.shape.read_only && failure == Failure::Answer(PartError::Denied);
     if shut_out && let Some(held) = base.shape.slot(job.group, slot).held {
         base.note_shut_out(held.donor);
@@ -169,7 +170,7 @@ pub(super) fn failed(base: &mut Base, key: Key, slot: u32, failure: Failure) {
             // It may have given the slot to another, which the newest map tells.
             return beside::rest(base, key);
         }
-        if corrupt && !base.shape.read_only && job.tries < READ_AGAIN_MAX {
+        if corrupt && !forged && !base.shape.read_only && job.tries < READ_AGAIN_MAX {
             job.tries += 1;
             return again(base, key, slot);
         }

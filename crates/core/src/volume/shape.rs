@@ -147,10 +147,10 @@ impl Shape {
     /// Bytes of each extent of the group that the volume's size reaches.
     pub(super) fn used(&self, group: u32) -> u32 {
         let bytes = self.map.group_bytes();
-        let chunks = self.map.size.div_ceil(bytes);
+        let chunks = self.map.bytes().div_ceil(bytes);
         let layer = (chunks - 1 - u64::from(group)) / self.chunks.groups;
         let begin = (layer * self.chunks.groups + u64::from(group)) * bytes;
-        let end = layer * bytes + (self.map.size - begin).min(bytes);
+        let end = layer * bytes + (self.map.bytes() - begin).min(bytes);
         let end = u32::try_from(end).expect("a group covers less than 4 GiB");
         self.local_range(Span { group, begin: 0, end, payload: 0 }).1
     }

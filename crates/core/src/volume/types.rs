@@ -215,6 +215,9 @@ pub enum PartError {
     Corrupt {
         /// At least 1; the count of wrong blocks from this donor grows by it.
         blocks: u32,
+        /// They fit the donor's own checksums, and so were not hit on their way: of a sealed volume, of which
+        /// more is known than donors say.
+        forged: bool,
     },
 }
 

@@ -140,5 +140,18 @@ pub(crate) fn duty(
 ) -> Duty {
     let (volume, name, extents) = (VolumeId(volume), name.to_owned(), extents.collect());
     let (readers, members) = (Vec::new(), BTreeMap::new());
-    Duty { volume, name, epoch: 1, extents, writer, readers, tend: false, backed: false, layers: 1, members }
+    Duty {
+        volume,
+        name,
+        epoch: 1,
+        extents,
+        writer,
+        repairs: false,
+        sealed: false,
+        readers,
+        tend: false,
+        backed: false,
+        layers: 1,
+        members,
+    }
 }

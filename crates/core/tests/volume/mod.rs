@@ -40,6 +40,7 @@ pub fn map(stripe: bool, foreign: bool) -> VolumeMap {
         unreadable: Vec::new(),
         hurry: false,
         backing: None,
+        proofs: None,
     };
     map.check().expect("a sound map");
     map
@@ -66,6 +67,7 @@ pub fn wide(redundancy: Redundancy) -> VolumeMap {
         unreadable: Vec::new(),
         hurry: false,
         backing: None,
+        proofs: None,
     };
     map.check().expect("a sound map");
     map

@@ -113,6 +113,7 @@ fn map(donors: &[(Arc<Arena>, DonorServer)], epoch: u64, size: u64) -> VolumeMap
         unreadable: Vec::new(),
         hurry: false,
         backing: None,
+        proofs: None,
     };
     map.check().unwrap();
     map

@@ -156,7 +156,7 @@ pub(super) fn host_port(text: &str, default: u16) -> Option<(String, u16)> {
 
 /// Calls that may be made twice: they change nothing, or say again what holds.
 fn repeats(call: &Call) -> bool {
-    let reads = matches!(call, Call::Pool | Call::Show { .. });
+    let reads = matches!(call, Call::Pool | Call::Show { .. } | Call::Manifest { .. });
     // What an amendment asks for and finds done is passed over.
     reads
         || matches!(

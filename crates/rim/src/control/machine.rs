@@ -12,14 +12,14 @@ use super::{Clock, random};
 use crate::net::Endpoint;
 use crate::stream::Transport;
 use crate::volume::probe;
-use cheetah_core::api::{Answer, Call, Refusal, RefusalCode};
+use cheetah_core::api::{Answer, Call, Manifest, Refusal, RefusalCode, SignedText};
 use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event, Found, NotGreeted};
 use cheetah_core::custody::comment_of;
 use cheetah_core::donor::greeting_name;
 use cheetah_core::limits::{CONNECT_DEADLINE_NS, EXTENT_BYTES};
 use cheetah_core::map::{DonorId, PoolId};
 use cheetah_core::members::Caller;
-use cheetah_core::units::Time;
+use cheetah_core::units::{Time, show_time};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -127,6 +127,15 @@ pub(super) struct Machine {
     transport: Transport,
     /// What the pool signs with.
     signing: Option<SigningKey>,
+}
+
+/// The text of a manifest, for which the pool stands.
+fn signed_manifest(manifest: &Manifest, key: &SigningKey) -> SignedText {
+    let text = serde_json::to_string_pretty(manifest).expect("its fields have names") + "\n";
+    let Manifest { volume, id, pool, sealed_at, .. } = manifest;
+    let comment = format!("manifest of volume {volume} {id} of pool {pool}, sealed {}", show_time(*sealed_at));
+    let (signature, key) = (key.sign(text.as_bytes(), &comment), key.public().to_string());
+    SignedText { text, signature, key }
 }
 
 /// Whether anything listens at the address of a donor.
@@ -248,12 +257,17 @@ impl Machine {
 
     /// With the pool's signature, where the answer is something that is signed.
     fn signed(&self, mut answer: Outcome) -> Outcome {
-        if let (Ok(Answer::Log(log)), Some(key)) = (&mut answer, &self.signing) {
-            let comment = comment_of(log.pool, log.volume, &log.head);
-            log.signature = key.sign(log.text().as_bytes(), &comment);
-            log.key = key.public().to_string();
+        let Some(key) = &self.signing else { return answer };
+        match &mut answer {
+            Ok(Answer::Log(log)) => {
+                let comment = comment_of(log.pool, log.volume, &log.head);
+                log.signature = key.sign(log.text().as_bytes(), &comment);
+                log.key = key.public().to_string();
+                answer
+            }
+            Ok(Answer::Manifest(manifest)) => Ok(Answer::Signed(Box::new(signed_manifest(manifest, key)))),
+            _ => answer,
         }
-        answer
     }
 
     async fn carry_out(&mut self, effects: Vec<Effect>) -> Result<(), StoreError> {

@@ -4,20 +4,21 @@ use super::wire::{GrowBody, LeaveBody, OPENAPI, wire};
 use cheetah_core::api::{
     Amend, AtStake, Attach, Attached, Attachment, Call, Create, Crowd, DonorHealth, DonorStatus, Duties,
     Duty, Enrol, Enrolled, Filled, Join, Joined, KeptSlot, Leaving, LogReport, MemberStatus, NewToken,
-    OlderLog, PoolStatus, Recertify, Refusal, RefusalCode, Rehearsal, Renew, Renewed, Size, Stranger, Sync,
+    OlderLog, PoolStatus, Recertify, Refusal, RefusalCode, Rehearsal, Renew, Renewed, SignedText, Size, Stranger, Sync,
     TokenStatus, VolumeDetail, VolumeHealth, VolumeReport, VolumeStatus, WaitsFor,
 };
 use cheetah_core::content::{
     Beside, ByteRange, Check, Content, ContentState, Fill, FillFrom, Filling, Load, Loaded, OnDisk,
-    Partition, Scheme, Source, Tell, ToLoad, Written,
+    Partition, Scheme, Sealed, Sealing, Source, Tell, ToLoad, Written,
 };
 use cheetah_core::custody::{Case, Head, Said};
 use cheetah_core::layout::LostRange;
 use cheetah_core::map::{
-    Backing, BadRange, DonorId, DonorSecret, Filler, Group, LeaseToken, MemberId, Placement, PoolId,
+    Backing, BadRange, DonorId, DonorSecret, Filler, Group, LeaseToken, MemberId, Placement, PoolId, Proofs,
     Redundancy, Route, Slot, TokenId, VolumeId, VolumeMap,
 };
 use cheetah_core::members::{Role, TokenHash, TokenSecret};
+use cheetah_core::proofs::Root;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -52,6 +53,7 @@ fn calls() -> Vec<Call> {
         Call::Leave { donor: "d".into(), force: true },
         Call::Create(create()),
         Call::Show { name: name() },
+        Call::Manifest { name: name() },
         Call::Grow { name: name(), size: Size::All },
         Call::Delete { name: name() },
         Call::Attach { name: name(), attach },
@@ -158,7 +160,19 @@ fn tell() -> Tell {
         filling: Some(filling().into()),
         filler: Some(filler().into()),
         on_disk: Some(on_disk().into()),
+        sealed: Some(sealing().into()),
     }
+}
+
+fn sealing() -> Sealing {
+    let root = Root([0; 32]);
+    Sealing { root, md5: String::new(), sha1: String::new(), sha256: String::new(), by_reading: true }
+}
+
+fn sealed() -> Sealed {
+    let Sealing { root, md5, sha1, sha256, by_reading } = sealing();
+    let custody = Some(Head { sequence: 1, hash: String::new() });
+    Sealed { at: 1, by: String::new(), root, md5, sha1, sha256, by_reading, custody }
 }
 
 fn content() -> Content {
@@ -179,7 +193,12 @@ fn content() -> Content {
         memory: Some(1),
     };
     let written = Written { at: 3, by: "y".into(), certain: true };
-    Content { state: ContentState::Loaded, load: Some(Box::new(load)), written: Some(written) }
+    Content {
+        state: ContentState::Loaded,
+        load: Some(Box::new(load)),
+        written: Some(written),
+        sealed: Some(sealed().into()),
+    }
 }
 
 fn report() -> VolumeReport {
@@ -302,6 +321,13 @@ fn content_shapes() -> Vec<(&'static str, Value)> {
         ("Content", json!(content())),
         ("Load", json!(content().load)),
         ("Written", json!(content().written)),
+        ("Sealing", json!(sealing())),
+        ("Sealed", json!(sealed())),
+        ("Proofs", json!(map().proofs)),
+        (
+            "SignedText",
+            json!(SignedText { text: String::new(), signature: String::new(), key: String::new() }),
+        ),
         ("Source", json!(fill().source)),
         ("Fill", json!(fill())),
         ("ByteRange", json!(tell().unreadable[0])),
@@ -354,6 +380,7 @@ fn map() -> VolumeMap {
         unreadable: vec![bad],
         hurry: true,
         backing: Some(backing()),
+        proofs: Some(Proofs { root: Some(Root([0; 32])) }),
     }
 }
 
@@ -366,6 +393,8 @@ fn duties() -> Duties {
         writer: Some(TOKEN),
         readers: vec![TOKEN],
         tend: true,
+        repairs: true,
+        sealed: true,
         backed: true,
         layers: 1,
         members: BTreeMap::from([(TOKEN, MemberId(5))]),

@@ -366,6 +366,7 @@ fn router(callers: Callers) -> Router {
         .route("/v1/donors/{donor}/leave", post(leave))
         .route("/v1/volumes", post(create))
         .route("/v1/volumes/{name}", get(show).delete(delete_volume))
+        .route("/v1/volumes/{name}/manifest", get(manifest))
         .route("/v1/volumes/{name}/grow", post(grow))
         .route("/v1/volumes/{name}/log", get(log).post(say))
         .route("/v1/volumes/{name}/leases", post(attach))
@@ -436,6 +437,10 @@ async fn create(on: On, body: Given<Create>) -> Response {
 
 async fn show(on: On, Path(name): Path<String>) -> Response {
     answer(&on, Call::Show { name }).await
+}
+
+async fn manifest(on: On, Path(name): Path<String>) -> Response {
+    answer(&on, Call::Manifest { name }).await
 }
 
 async fn delete_volume(on: On, Path(name): Path<String>) -> Response {

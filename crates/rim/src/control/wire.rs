@@ -67,6 +67,9 @@ pub(super) fn wire(call: &Call) -> Wire {
         Call::Show { name } => {
             (Method::GET, volume(name, ""), Vec::new(), 0, |b| json(b).map(Answer::Volume))
         }
+        Call::Manifest { name } => {
+            (Method::GET, volume(name, "/manifest"), Vec::new(), 0, |b| json(b).map(Answer::Signed))
+        }
         Call::Grow { name, size } => {
             let body = bytes(&GrowBody { size: *size });
             (Method::POST, volume(name, "/grow"), body, DONOR_SILENCE_NS, |b| json(b).map(Answer::Volume))
@@ -153,6 +156,8 @@ pub(super) fn answer_body(answer: &Answer) -> Vec<u8> {
         Answer::Joined(body) => bytes(body),
         Answer::Duties(body) => bytes(body),
         Answer::Volume(body) => bytes(body),
+        Answer::Manifest(body) => bytes(body),
+        Answer::Signed(body) => bytes(body),
         Answer::Attached(body) => bytes(body),
         Answer::Renewed(body) => bytes(body),
         Answer::Leaving(body) => bytes(body),

@@ -16,12 +16,13 @@ use super::memory::Memory;
 use super::open::Opened;
 use super::traffic::Traffic;
 use crate::memory::wipe;
+use crate::proofs::Checked;
 use crate::stream::{DIRECT_BYTES, LEND_WRITE_BYTES, ROOM_BYTES, Stream, iovec};
 use cheetah_core::donor::WriteMark;
 use cheetah_core::layout::Scatter;
 use cheetah_core::limits::{DOUBT_NS, EXTENT_BYTES};
 use cheetah_core::map::DonorId;
-use cheetah_core::volume::{Event, Fragment, Key, LinkMerges, Mem, PartOp};
+use cheetah_core::volume::{Event, Fragment, Key, LinkMerges, Mem, PartError, PartOp};
 use cheetah_nbd::client::{Answer, Incoming, Request, Take, Transmission};
 use cheetah_nbd::{CmdFlags, Command, Digest, RequestHeader};
 use cheetah_terms::client::{Abilities, answered, payload_bytes};
@@ -426,17 +427,32 @@ impl Take<Body> for Taking<'_> {
             self.memory.buffer_mut(body.mem).renew();
         }
         let op = body.op;
-        let wrong_blocks = match (answer.error, op) {
-            (None, PartOp::Read) => {
-                self.memory.wrong_blocks(body.fragment, body.mem, body.scatter, &answer.sums)
-            }
+        let (fragment, mem, scatter) = (body.fragment, body.mem, body.scatter);
+        let wrong = match (answer.error, op) {
+            (None, PartOp::Read) => match self.memory.wrong_blocks(fragment, mem, scatter, &answer.sums) {
+                // What its checksum says to be wrong is no lie.
+                0 => match self.memory.prove(fragment, mem, scatter) {
+                    Checked::Wrong(blocks) => forged(blocks),
+                    Checked::Needs(_) => return self.memory.waits(self.conn.donor, answer),
+                },
+                blocks => corrupt(blocks),
+            },
             (None, PartOp::Write | PartOp::Sparse) => {
-                self.memory.wrongly_taken(body.fragment, body.mem, body.scatter, &answer.sums)
+                corrupt(self.memory.wrongly_taken(fragment, mem, scatter, &answer.sums))
             }
-            _ => 0,
+            _ => None,
         };
-        answered(op, answer, wrong_blocks, self.events);
+        answered(op, answer, wrong, self.events);
     }
+}
+
+fn corrupt(blocks: u32) -> Option<PartError> {
+    (blocks > 0).then_some(PartError::Corrupt { blocks, forged: false })
+}
+
+/// They fit what their donor says of them.
+pub(super) fn forged(blocks: u32) -> Option<PartError> {
+    (blocks > 0).then_some(PartError::Corrupt { blocks, forged: true })
 }
 
 impl Drop for Wire {

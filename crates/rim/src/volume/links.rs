@@ -123,6 +123,7 @@ impl Driver {
     /// After this no connection of the link touches a payload: each is marked, and looks before it does. Nor
     /// does the kernel: what it was lent is its own now.
     pub(super) fn close(&mut self, donor: DonorId) {
+        self.forget_waiting(|from, _| from == donor);
         let Some(link) = self.links.get_mut(&donor) else { return };
         for task in link.opening.take().into_iter().chain(link.probing.take()) {
             task.abort();

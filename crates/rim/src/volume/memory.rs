@@ -6,13 +6,18 @@
 //! One of the named modules that may use unsafe (several pieces of one buffer at once).
 #![allow(unsafe_code)]
 
+use super::conn::Body;
 use super::handle::Sink;
+use super::proving::Proving;
 use crate::buffer::Buffer;
 use crate::code;
+use crate::proofs::Checked;
 use cheetah_core::checksum::{Checksums, ZERO_BLOCK_CRC};
 use cheetah_core::layout::Scatter;
 use cheetah_core::limits::BLOCK_BYTES;
+use cheetah_core::map::DonorId;
 use cheetah_core::volume::{At, Combine, Fragment, Mem, Volume};
+use cheetah_nbd::client::Answer;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -35,6 +40,8 @@ pub(super) struct Memory {
     cache: Buffer,
     sums: Checksums,
     width: u32,
+    /// Of a sealed volume that is read.
+    pub(super) proving: Option<Proving>,
 }
 
 impl Drop for Memory {
@@ -58,7 +65,7 @@ impl Memory {
             .collect::<Result<_, _>>()?;
         let (slots, free) = (Vec::with_capacity(requests), Vec::with_capacity(requests));
         let cache = Buffer::standing(cache_bytes as usize)?;
-        Ok(Memory { slots, free, scratch, cache, sums: Checksums::new(), width })
+        Ok(Memory { slots, free, scratch, cache, sums: Checksums::new(), width, proving: None })
     }
 
     /// Makes room for the checksums of this many groups; `fresh`: those that are new hold zeros.
@@ -68,7 +75,12 @@ impl Memory {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.free.len() == self.slots.len()
+        self.requests() == 0
+    }
+
+    /// Those that are on their way.
+    pub(super) fn requests(&self) -> usize {
+        self.slots.len() - self.free.len()
     }
 
     /// Takes a request in; its tag.
@@ -229,6 +241,19 @@ impl Memory {
                 || knows && self.sums.check(fragment.group, fragment.slot, *block, crc) == Some(false)
         };
         count(Memory::blocks(fragment, scatter).enumerate().filter(wrong))
+    }
+
+    /// Whether it is what the volume was sealed as, if it was.
+    pub(super) fn prove(&self, fragment: Fragment, mem: Mem, scatter: Scatter) -> Checked {
+        let proving = self.proving.as_ref();
+        proving.map_or(Checked::Wrong(0), |proving| proving.check(self, fragment, mem, scatter))
+    }
+
+    /// It is not known yet.
+    pub(super) fn waits(&mut self, donor: DonorId, answer: Answer<Body>) {
+        if let Some(proving) = &mut self.proving {
+            proving.waits(donor, answer);
+        }
     }
 
     /// The checksums of what is to be written, in the order of the extent.

@@ -7,7 +7,7 @@
 //! everything that a batch of events caused is sent together, connection by connection. Called by `cheetah
 //! attach` and the tests. Parts: `handle` (what front ends hold), `orders` (what it is told beside requests),
 //! `links` (the connections to each donor), `conn` (one of them), `open` (making one), `heads` (of the writes
-//! that leave by it), `fetching` (of what is not here yet), `traffic` (how much is on its way), `memory`
+//! that leave by it), `fetching` (of what is not here yet), `proving` (of what is sealed), `traffic` (how much is on its way), `memory`
 //! (payloads, scratch memory, checksums).
 
 mod conn;
@@ -18,6 +18,7 @@ mod links;
 mod memory;
 mod open;
 mod orders;
+mod proving;
 mod traffic;
 
 pub use cheetah_core::ahead::Rule;
@@ -199,6 +200,7 @@ async fn run(shared: Arc<Shared>, options: VolumeOptions, memory: Memory, amendm
     });
     tokio::task::spawn_local(keep_time(driver.clone()));
     tokio::task::spawn_local(look_again(driver.clone()));
+    driver.borrow_mut().look_whether_sealed();
     driver.borrow_mut().event(Event::Start);
     // As a task, for what wakes this future runs only after the runtime has asked for events: a system call
     // more for each batch.
@@ -313,6 +315,7 @@ impl Driver {
                 self.memory.know_groups(groups_known(self.machine.map()), true);
             }
             self.announce_size();
+            self.look_whether_sealed();
         }
         let mut rest = effects.drain(..).peekable();
         while let Some(effect) = rest.next() {
@@ -353,9 +356,21 @@ impl Driver {
     }
 
     fn submit(&mut self, submission: Submission) {
-        if !self.machine.has_room() || !self.backlog.is_empty() {
+        if !self.has_room_for_tools() || !self.backlog.is_empty() {
             return self.backlog.push_back(submission);
         }
+        if submission.op == Op::Read {
+            self.ask_for_proofs(submission.offset, submission.len);
+        }
+        self.submit_now(submission);
+    }
+
+    fn has_room_for_tools(&self) -> bool {
+        self.machine.has_room()
+            && (self.memory.proving.is_none() || self.memory.requests() < proving::TOOLS_MAX)
+    }
+
+    fn submit_now(&mut self, submission: Submission) {
         let Submission { op, offset, len, buffer, token, sink } = submission;
         let tag = self.memory.admit(Slot { token, sink, buffer });
         self.step(Event::Submit { tag, request: machine::Request { op, offset, len } });
@@ -369,13 +384,13 @@ impl Driver {
                 self.keep_clock(nth);
                 self.step(event);
             }
-            while !self.backlog.is_empty() && self.machine.has_room() {
+            while !self.backlog.is_empty() && self.has_room_for_tools() {
                 let Some(next) = self.backlog.pop_front() else { break };
                 let rest = std::mem::take(&mut self.backlog);
                 self.submit(next);
                 self.backlog = rest;
             }
-            if self.answered_here.is_empty() {
+            if !self.prove() && self.answered_here.is_empty() {
                 break;
             }
         }
@@ -405,14 +420,14 @@ impl Driver {
             }
             Effect::Abandon { donor, part } => {
                 let conns = self.links.get(&donor).map(|link| &link.conns[..]).unwrap_or_default();
-                let _ = conns.iter().any(|conn| conn.abandon(part));
+                let _ = conns.iter().any(|conn| conn.abandon(part))
+                    || self.forget_waiting(|_, waiting| waiting == part);
             }
             Effect::Combine(combine) => self.memory.combine(&combine),
             Effect::Copy { from, to, len } => self.memory.copy(from, to, len),
             Effect::Zero { at, len } => self.memory.bytes_mut(at, len).fill(0),
             Effect::Verify { job, fragment, at, len } => {
-                let right = self.memory.verify(fragment, at, len);
-                self.answered_here.push(Event::Verified { job, right });
+                self.verify(job, fragment, at, len);
             }
             Effect::Compare { job, a, b, len } => {
                 let right = self.memory.bytes(a, len) == self.memory.bytes(b, len);

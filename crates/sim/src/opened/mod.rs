@@ -242,6 +242,7 @@ impl World {
             unreadable: Vec::new(),
             hurry: false,
             backing: Some(Backing { layers: u32::try_from(layers).expect("a few"), ..Backing::default() }),
+            proofs: None,
         };
         let room = u32::try_from(rng.range(8, 40)).expect("a few");
         let sharing = Sharing::of(&map).map(|sharing| Sharing { room, ..sharing });

@@ -70,6 +70,7 @@ impl Legacy {
             unreadable: Vec::new(),
             hurry: false,
             backing: None,
+            proofs: None,
         };
         let donor = Donor { fate: Fate::There, memory: Memory::default(), ledger: Ledger::default() };
         let blocks = vec![Truth { known: 0, maybe: BTreeSet::new() }; layout.data as usize];

@@ -559,7 +559,7 @@ impl Life<'_> {
             _ => 0,
         };
         if blocks > 0 {
-            result = Err(PartError::Corrupt { blocks });
+            result = Err(PartError::Corrupt { blocks, forged: false });
         }
         self.events.extend(listed);
         self.events.push_back(Event::Answered { part, answer: result });

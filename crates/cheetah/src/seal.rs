@@ -1,0 +1,226 @@
+//! `cheetah seal` and `cheetah manifest`: a volume that nobody changes any more, and the record that says what
+//! it holds.
+//!
+//! Owns what is read and proved before a volume is sealed, and the files of its manifest. Never: the rule of
+//! who may write a sealed volume (`core::coordinator::seal`), the checks of readers (`rim::volume::proving`),
+//! or the signature (the pool's). Invariants: nothing is sealed that could not be read to its end, but for
+//! what its source could not give; nothing that was loaded is sealed as something else. Called by `main` and
+//! `load`. Tests: `lab/tests/seal.rs`.
+
+use crate::cli;
+use crate::failure::{Exit, Failure};
+use crate::fill::{self, Hashes, Hashing, Progress};
+use crate::load::{blocking, tell_until_heard};
+use crate::output;
+use crate::pool::find;
+use crate::progress::Shown;
+use crate::proofs::Proving;
+use crate::signals::Signals;
+use cheetah_client::{Lease, Volume};
+use cheetah_core::content::{ByteRange, Content, Sealing, Tell, cover};
+use cheetah_core::limits::BLOCK_BYTES;
+use cheetah_core::proofs::{Root, Tree};
+use cheetah_core::units::show_bytes;
+use cheetah_rim::volume::{Tuning, VolumeHandle};
+use serde::Serialize;
+use std::sync::Arc;
+use std::time::Instant;
+
+#[derive(Debug, Serialize)]
+struct SealReport {
+    volume: String,
+    bytes: u64,
+    seconds: f64,
+    bytes_per_second: f64,
+    /// BLAKE3 of all of it.
+    blake3: Root,
+    hashes: Hashes,
+    /// What its source could not give: zeros stand for it in the hashes.
+    unreadable: Vec<ByteRange>,
+}
+
+impl SealReport {
+    fn lines(&self) -> Vec<String> {
+        let mut lines = vec![
+            format!(
+                "sealed {} of volume {} in {:.1} s, {}/s: nobody changes it any more, and every block that is read is \
+                 checked",
+                show_bytes(self.bytes),
+                self.volume,
+                self.seconds,
+                show_bytes(self.bytes_per_second as u64)
+            ),
+            format!("BLAKE3  {}", self.blake3),
+            format!("MD5     {}", self.hashes.md5),
+            format!("SHA-1   {}", self.hashes.sha1),
+            format!("SHA-256 {}", self.hashes.sha256),
+        ];
+        let line = |ByteRange { offset, len }: &ByteRange| {
+            format!("unreadable      {len} bytes from {offset} on: zeros stand for them in the hashes")
+        };
+        lines.extend(self.unreadable.iter().map(line));
+        lines
+    }
+}
+
+pub async fn seal(options: cli::Named) -> Result<(), Failure> {
+    let pool = find(&options.pool).await?;
+    let mut signals = Signals::listen()?;
+    let lease = Lease::for_sealing(&pool, &options.name).await?;
+    let sealed = seal_under(&lease, &mut signals).await;
+    // One that is not given back runs out by itself.
+    let _ = lease.give_back().await;
+    let report = sealed?;
+    match options.json.json {
+        true => output::json(&report),
+        false => {
+            report.lines().iter().for_each(|line| output::line(line));
+            Ok(())
+        }
+    }
+}
+
+async fn seal_under(lease: &Lease, signals: &mut Signals) -> Result<SealReport, Failure> {
+    let (name, map) = (lease.volume().to_owned(), &lease.granted.map);
+    if map.proofs.is_none() {
+        return Err(no_room(&name, map.size));
+    }
+    let volume = Volume::start(lease, Tuning::default())?;
+    volume.set_place("sealing");
+    let read = read_and_prove(&volume, &lease.granted.content, signals).await;
+    let sealed = match read {
+        Ok((report, sealing)) => {
+            let told = tell_sealed(lease, sealing).await;
+            told.map(|()| report)
+        }
+        Err(failure) => Err(failure),
+    };
+    volume.close().await;
+    sealed
+}
+
+/// From here on nobody writes it. Waits for a coordinator that is away.
+pub async fn tell_sealed(lease: &Lease, sealing: Sealing) -> Result<(), Failure> {
+    tell_until_heard(lease, &Tell { sealed: Some(Box::new(sealing)), ..Tell::default() }).await
+}
+
+pub fn no_room(name: &str, size: u64) -> Failure {
+    let room = show_bytes(Tree::new(size).bytes());
+    Failure::new(
+        Exit::PoolFull,
+        format!(
+            "volume '{name}' is not sealed: the proofs of its blocks take {room} behind its end, and the pool has no room for \
+             as much: lend more memory, then `cheetah seal {name}`"
+        ),
+    )
+}
+
+async fn read_and_prove(
+    volume: &Volume,
+    content: &Content,
+    signals: &mut Signals,
+) -> Result<(SealReport, Sealing), Failure> {
+    volume.ready().await?.iter().for_each(|note| output::note(note));
+    let progress = Arc::new(Progress::default());
+    let (handle, bytes, noted) = (volume.handle().clone(), volume.size(), progress.clone());
+    let known: Vec<ByteRange> = content.load.as_ref().map(|load| load.unreadable.clone()).unwrap_or_default();
+    let started = Instant::now();
+    let work = blocking(move || read_all(&handle, bytes, &known, &noted));
+    let mut work = std::pin::pin!(work);
+    let (hashes, root, unreadable) = tokio::select! {
+        done = &mut work => done?,
+        _ = signals.next() => {
+            progress.stop();
+            let _ = work.await;
+            return Err(Failure::failed("interrupted: nothing was sealed"));
+        }
+    };
+    let seconds = started.elapsed().as_secs_f64().max(1e-6);
+    let name = volume.lease().volume().to_owned();
+    check_as_loaded(content, &name, bytes, &hashes)?;
+    let Hashes { md5, sha1, sha256 } = hashes.clone();
+    let sealing = Sealing { root, md5, sha1, sha256, by_reading: true };
+    let report = SealReport {
+        volume: name,
+        bytes,
+        seconds,
+        bytes_per_second: bytes as f64 / seconds,
+        blake3: root,
+        hashes,
+        unreadable,
+    };
+    Ok((report, sealing))
+}
+
+fn check_as_loaded(content: &Content, name: &str, bytes: u64, hashes: &Hashes) -> Result<(), Failure> {
+    let load = content.load.as_ref().filter(|load| load.source.size == bytes && content.written.is_none());
+    let Some(sha256) = load.and_then(|load| load.sha256.as_ref()) else { return Ok(()) };
+    if *sha256 == hashes.sha256 {
+        return Ok(());
+    }
+    Err(Failure::new(
+        Exit::DataLost,
+        format!(
+            "volume '{name}' is not sealed: it has the SHA-256 {}, and {sha256} was loaded; `cheetah verify {name}` says which \
+             donors hold something else",
+            hashes.sha256
+        ),
+    ))
+}
+
+/// All of the volume, with zeros for what its source could not give.
+fn read_all(
+    volume: &VolumeHandle,
+    bytes: u64,
+    known: &[ByteRange],
+    progress: &Progress,
+) -> Result<(Hashes, Root, Vec<ByteRange>), Failure> {
+    let (hashing, proving) = (Hashing::start(), Proving::start(volume, bytes));
+    let shown = Shown::start("sealing", volume.name(), bytes);
+    let mut unreadable = Vec::new();
+    fill::read_in_order(volume, 0, bytes, &mut |offset, there| {
+        progress.go_on()?;
+        let chunk = match there {
+            Ok(chunk) => chunk,
+            Err(_) => Arc::new(read_past_errors(volume, offset, bytes, known, &mut unreadable)?),
+        };
+        hashing.feed(&chunk);
+        proving.feed(&chunk);
+        shown.inc(chunk.len() as u64);
+        Ok(true)
+    })?;
+    shown.finish_and_clear();
+    Ok((hashing.finish()?, proving.finish()?, unreadable))
+}
+
+/// A chunk block by block. Only where the source could not be read there are zeros.
+fn read_past_errors(
+    volume: &VolumeHandle,
+    offset: u64,
+    bytes: u64,
+    known: &[ByteRange],
+    unreadable: &mut Vec<ByteRange>,
+) -> Result<Vec<u8>, Failure> {
+    let end = bytes.min(offset + fill::CHUNK_BYTES as u64);
+    let mut chunk = Vec::new();
+    for at in (offset..end).step_by(BLOCK_BYTES as usize) {
+        let len = BLOCK_BYTES.min(end - at);
+        match fill::read_once(volume, at, usize::try_from(len).unwrap_or(0))? {
+            Ok(block) => chunk.extend_from_slice(&block),
+            Err(_) if known.iter().any(|range| range.offset < at + len && at < range.end()) => {
+                cover(unreadable, [ByteRange { offset: at, len }]);
+                chunk.resize(chunk.len() + usize::try_from(len).unwrap_or(0), 0);
+            }
+            Err(why) => {
+                let name = volume.name();
+                return Err(Failure::new(
+                    Exit::DataLost,
+                    format!(
+                        "volume '{name}' is not sealed: byte {at} cannot be read ({why}): `cheetah show {name}` says what is lost"
+                    ),
+                ));
+            }
+        }
+    }
+    Ok(chunk)
+}

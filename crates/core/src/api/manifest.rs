@@ -1,0 +1,74 @@
+//! The manifest of a sealed volume: what it holds, for whom that matters.
+//! Never: behaviour, or the signature's making (`rim::control::signing`).
+
+use crate::content::{ByteRange, Source, UnixSeconds};
+use crate::custody::{Case, Head};
+use crate::map::{PoolId, VolumeId};
+use crate::proofs::Root;
+use serde::{Deserialize, Serialize};
+
+/// What a sealed volume holds. As JSON text it is what the pool signs; `docs/FORMATS.md` describes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// `cheetah manifest`.
+    pub format: String,
+    /// Grows when a field changes its meaning.
+    pub version: u32,
+    /// The volume's name when it was asked for.
+    pub volume: String,
+    /// The identity of the volume, which no other has.
+    pub id: VolumeId,
+    /// The pool that holds it, and signs.
+    pub pool: PoolId,
+    /// Bytes of the volume.
+    pub bytes: u64,
+    /// Of all of them, with zeros where the source could not be read.
+    pub hashes: ManifestHashes,
+    /// True: they are of what donors gave back. False: of what was sent to donors, which confirmed it.
+    pub hashed_by_reading: bool,
+    /// Seconds since 1970.
+    pub sealed_at: UnixSeconds,
+    /// The holder of the lease that it was sealed under.
+    pub sealed_by: String,
+    /// What an examiner's client said of the case.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub case: Option<Case>,
+    /// Where the volume's log of custody ended when it was sealed: a log that has this is whole up to there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub custody: Option<Head>,
+    /// Absent: tools wrote it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<Source>,
+    /// Seconds since 1970: the beginning of the load.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loaded_at: Option<UnixSeconds>,
+    /// The source changed while it was read: how.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_changed: Option<String>,
+    /// What the source could not give: these ranges answer an error.
+    pub unreadable: Vec<ByteRange>,
+}
+
+/// Hashes of a whole volume, in hexadecimal digits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ManifestHashes {
+    /// 32 digits.
+    pub md5: String,
+    /// 40 digits.
+    pub sha1: String,
+    /// 64 digits.
+    pub sha256: String,
+    /// 64 digits. Every block is proved by this one.
+    pub blake3: Root,
+}
+
+/// A text, and what proves that the pool stands for it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SignedText {
+    /// The text.
+    pub text: String,
+    /// What stands in the signature file of minisign.
+    pub signature: String,
+    /// The pool's public key, as `minisign -P` takes it.
+    pub key: String,
+}

@@ -1,0 +1,138 @@
+//! Sealed volumes: what they hold is proved by one hash, and nobody writes them any more.
+//!
+//! Owns the room for proofs behind a volume's end, and the moment from which its map demands them. Never:
+//! hashing (clients do), signing (the driver does), or the tree (`proofs`). Invariants: a volume is sealed by
+//! who has it for writing, once it holds all of what it is to hold; what is sealed has no writer but one that
+//! repairs, is not filled again, and is sealed for good; it can be deleted. Tests:
+//! `tests/coordinator_seal.rs`.
+
+use super::{Coordinator, Key, Note, refuse};
+use crate::api::{Attach, Manifest, ManifestHashes, Refusal, RefusalCode};
+use crate::content::{Sealed, Sealing};
+use crate::custody::Event;
+use crate::map::{LeaseToken, Proofs, VolumeId};
+use crate::seed::Seed;
+
+impl Coordinator {
+    /// What is sealed is read, repaired and deleted, and nothing else.
+    pub(super) fn check_sealed(&self, id: VolumeId, name: &str, attach: &Attach) -> Result<(), Refusal> {
+        let Some(sealed) = self.volumes.get(&id).and_then(|volume| volume.content.sealed.as_ref()) else {
+            return Ok(());
+        };
+        if attach.yields || (attach.read_only && !attach.alone && attach.fill.is_none()) {
+            return Ok(());
+        }
+        let to_do = match attach.fill {
+            Some(_) => "load into another volume, or `cheetah delete` it first",
+            None if attach.proofs => "`cheetah manifest` says by what",
+            None => "attach it with --read-only",
+        };
+        let message =
+            format!("volume '{name}' was sealed by {} and is never changed again: {to_do}", sealed.by);
+        Err(refuse(RefusalCode::Conflict, message))
+    }
+
+    /// Whatever its holder asked for: of a sealed volume others read.
+    pub(super) fn is_sealed(&self, id: VolumeId) -> bool {
+        self.volumes.get(&id).is_some_and(|volume| volume.map.seal().is_some())
+    }
+
+    pub(super) fn manifest(&self, name: &str) -> Result<Manifest, Refusal> {
+        let id = self.volume_named(name)?;
+        let Some(volume) = self.volumes.get(&id) else { return Err(not_sealed(name)) };
+        let sealed = volume.content.sealed.as_deref().ok_or_else(|| not_sealed(name))?;
+        let load = volume.content.load.as_deref().filter(|_| volume.content.written.is_none());
+        let Sealed { at, by, root, md5, sha1, sha256, by_reading, custody } = sealed.clone();
+        Ok(Manifest {
+            format: "cheetah manifest".to_owned(),
+            version: 1,
+            volume: name.to_owned(),
+            id,
+            pool: self.pool,
+            bytes: volume.map.size,
+            hashes: ManifestHashes { md5, sha1, sha256, blake3: root },
+            hashed_by_reading: by_reading,
+            sealed_at: at,
+            sealed_by: by,
+            case: self.case_of(id),
+            custody,
+            source: load.map(|load| load.source.clone()),
+            loaded_at: load.map(|load| load.begun),
+            source_changed: load.and_then(|load| load.changed.clone()),
+            unreadable: load.map(|load| load.unreadable.clone()).unwrap_or_default(),
+        })
+    }
+
+    /// Room behind the volume's end for what will prove it. Where the pool has none, its map says so by having
+    /// none: it can be filled all the same.
+    pub(super) fn make_room_for_proofs(&mut self, id: VolumeId, seed: &mut Seed) {
+        let Some(volume) = self.volumes.get(&id).filter(|volume| volume.map.proofs.is_none()) else { return };
+        if volume.map.is_filled_later() {
+            return;
+        }
+        let mut map = volume.map.clone();
+        map.proofs = Some(Proofs::default());
+        let more = map.bytes().div_ceil(map.group_bytes()).saturating_sub(map.groups.len() as u64);
+        let Some(groups) = self.place_groups(id, map.redundancy, more, false, seed) else { return };
+        if let Some(volume) = self.volumes.get_mut(&id) {
+            volume.map.groups.extend(groups);
+            volume.map.proofs = map.proofs;
+            volume.map.epoch += 1;
+        }
+        self.map_changed(id);
+        self.wanting.insert(id);
+        self.replan = true;
+    }
+
+    /// From here on donors take no write to it, and readers ask for proofs.
+    pub(super) fn seal(&mut self, id: VolumeId, token: LeaseToken, sealing: Sealing) -> Result<(), Refusal> {
+        let (Some(volume), Some(lease)) = (self.volumes.get_mut(&id), self.leases.get(&token)) else {
+            return Ok(());
+        };
+        let name = volume.map.name.clone();
+        let Some(proofs) = volume.map.proofs.as_mut() else {
+            let message = format!("volume '{name}' has no room for the proofs of its blocks: nobody made it");
+            return Err(refuse(RefusalCode::Invalid, message));
+        };
+        if !volume.content.is_usable() || lease.record.yields {
+            let message =
+                format!("volume '{name}' is not sealed: it does not hold all of what it is to hold");
+            return Err(refuse(RefusalCode::Conflict, message));
+        }
+        let Sealing { root, md5, sha1, sha256, by_reading } = sealing;
+        if volume.content.sealed.is_some() && proofs.root != Some(root) {
+            let message = format!("volume '{name}' is sealed already, as something else");
+            return Err(refuse(RefusalCode::Conflict, message));
+        }
+        // Told again, for the answer was lost.
+        if proofs.root == Some(root) {
+            return Ok(());
+        }
+        proofs.root = Some(root);
+        volume.map.epoch += 1;
+        let (at, by) = (self.time_of_day, lease.record.holder.clone());
+        let event = Event::Sealed { holder: by.clone(), blake3: root, sha256: sha256.clone() };
+        self.put_down(id, event);
+        let custody = self.head_of(id);
+        let sealed = Sealed { at, by: by.clone(), root, md5, sha1, sha256, by_reading, custody };
+        if let Some(volume) = self.volumes.get_mut(&id) {
+            volume.content.sealed = Some(Box::new(sealed));
+        }
+        self.dirty.insert(Key::Content(id));
+        self.map_changed(id);
+        let text = format!("{by} sealed volume {name}: BLAKE3 {root}");
+        self.note(Note {
+            event: "volume-sealed",
+            volume: Some(name),
+            holder: Some(by),
+            text,
+            ..Note::default()
+        });
+        Ok(())
+    }
+}
+
+fn not_sealed(name: &str) -> Refusal {
+    let message = format!("volume '{name}' is not sealed: `cheetah seal {name}` does that");
+    refuse(RefusalCode::Conflict, message)
+}

@@ -1,0 +1,188 @@
+//! Sealed volumes: who may do what to one, and what donors are told of it.
+
+mod pool;
+
+use cheetah_core::api::{Answer, Attach, Attached, Call, Refusal, RefusalCode, Size};
+use cheetah_core::content::{Check, Fill, FillFrom, Loaded, Sealing, Source, Tell};
+use cheetah_core::map::LeaseToken;
+use cheetah_core::proofs::{Root, Tree};
+use pool::{E, World};
+
+const SIZE: u64 = 2 * E - 5;
+const ROOT: Root = Root([7; 32]);
+
+fn world() -> World {
+    let mut world = World::with_donors(&[8, 8, 8]);
+    world.create("v", Size::Bytes(SIZE), Some("parity:2+1")).expect("made");
+    world
+}
+
+fn attach(world: &mut World, attach: Attach) -> Result<Attached, Refusal> {
+    world.ask(Call::Attach { name: "v".into(), attach }).map(|answer| match answer {
+        Answer::Attached(attached) => attached,
+        other => panic!("{other:?}"),
+    })
+}
+
+fn to_seal() -> Attach {
+    Attach { proofs: true, ..Attach::new(false, "eve") }
+}
+
+fn fill(from: FillFrom) -> Attach {
+    let (name, identity) = ("/e/disk.raw".to_owned(), "inode 7".to_owned());
+    let fill = Some(Fill { source: Source { name, size: SIZE, identity, checksummed: false }, from });
+    Attach { alone: true, proofs: true, fill, ..Attach::new(false, "eve") }
+}
+
+fn tell(world: &mut World, token: LeaseToken, tell: Tell) -> Result<Answer, Refusal> {
+    world.ask(Call::Tell { name: "v".into(), token, tell })
+}
+
+fn sealing(root: Root) -> Tell {
+    let (md5, sha1, sha256) = ("0".repeat(32), "1".repeat(40), "a".repeat(64));
+    Tell { sealed: Some(Box::new(Sealing { root, md5, sha1, sha256, by_reading: true })), ..Tell::default() }
+}
+
+fn loaded() -> Tell {
+    let (md5, sha256) = ("0".repeat(32), "a".repeat(64));
+    let loaded = Loaded { md5, sha256, check: Check::Same, changed: None, unreadable: Vec::new() };
+    Tell { loaded: Some(Box::new(loaded)), ..Tell::default() }
+}
+
+/// A volume that was loaded and sealed.
+fn sealed_world() -> World {
+    let mut world = world();
+    let lease = attach(&mut world, fill(FillFrom::Fresh)).expect("fresh");
+    assert!(lease.map.proofs.is_some() && lease.map.seal().is_none());
+    tell(&mut world, lease.token, loaded()).expect("told");
+    tell(&mut world, lease.token, sealing(ROOT)).expect("sealed");
+    world.detach("v", lease.token).expect("given back");
+    world
+}
+
+#[track_caller]
+fn refused<T: std::fmt::Debug>(result: Result<T, Refusal>, words: &[&str]) {
+    let refusal = result.expect_err("refused");
+    assert_eq!(refusal.code, RefusalCode::Conflict, "{}", refusal.message);
+    for word in words {
+        assert!(refusal.message.contains(word), "{word:?} is not in: {}", refusal.message);
+    }
+}
+
+#[test]
+fn room_for_proofs_is_behind_the_end_and_is_no_part_of_the_volume() {
+    let mut world = world();
+    let before = world.show("v").map;
+    let lease = attach(&mut world, to_seal()).expect("nobody has it");
+    let (map, tree) = (lease.map, Tree::new(SIZE));
+    assert_eq!((map.size, map.bytes()), (SIZE, tree.begin() + tree.bytes()));
+    assert_eq!(map.groups.len(), before.groups.len() + 1, "they do not fit beside the data");
+    assert!(map.check().is_ok() && map.epoch > before.epoch);
+    // Once is enough.
+    world.detach("v", lease.token).expect("given back");
+    let again = attach(&mut world, to_seal()).expect("nobody has it");
+    assert_eq!(again.map.groups, map.groups);
+    world.detach("v", again.token).expect("given back");
+    let grown = world.grow("v", Size::Bytes(5 * E));
+    assert!(grown.is_err_and(|refusal| refusal.message.contains("does not grow")));
+}
+
+#[test]
+fn a_pool_without_room_says_so_by_the_map_and_lets_it_be_filled() {
+    let mut world = World::with_donors(&[1, 1, 1]);
+    world.create("v", Size::Bytes(SIZE), Some("parity:2+1")).expect("made");
+    let lease = attach(&mut world, fill(FillFrom::Fresh)).expect("it can be filled");
+    assert_eq!(lease.map.proofs, None);
+    tell(&mut world, lease.token, loaded()).expect("told");
+    let refusal = tell(&mut world, lease.token, sealing(ROOT)).expect_err("there is nothing to prove it by");
+    assert!(refusal.message.contains("no room for the proofs"), "{}", refusal.message);
+}
+
+#[test]
+fn what_is_sealed_is_read_repaired_and_deleted_and_nothing_else() {
+    let mut world = sealed_world();
+    for attaching in [
+        Attach { writable: true, ..Attach::new(false, "bob") },
+        fill(FillFrom::Overwrite),
+        fill(FillFrom::Resume),
+        fill(FillFrom::Fresh),
+        to_seal(),
+        Attach { alone: true, ..Attach::new(true, "bob") },
+    ] {
+        let what = format!("{attaching:?}");
+        let refusal = attach(&mut world, attaching).expect_err(&what);
+        assert_eq!(refusal.code, RefusalCode::Conflict, "{what}");
+        assert!(refusal.message.contains("was sealed by eve and is never changed"), "{}", refusal.message);
+    }
+    // Who does not say how reads it, and who repairs it may.
+    let reader = attach(&mut world, Attach::new(false, "bob")).expect("for reading");
+    assert!(reader.read_only && reader.map.seal() == Some(ROOT));
+    let repairs = Attach { yields: true, ..Attach::new(false, "donor") };
+    let tender = attach(&mut world, repairs).expect("it repairs");
+    assert!(!tender.read_only);
+    world.settle();
+    let duties = world.hear(1);
+    let duty = duties.volumes.first().expect("it holds some");
+    assert!(duty.sealed && duty.repairs);
+    assert_eq!((duty.writer, &duty.readers), (Some(tender.token), &vec![reader.token]));
+    for token in [reader.token, tender.token] {
+        world.detach("v", token).expect("given back");
+    }
+    world.restart();
+    assert_eq!(world.show("v").map.seal(), Some(ROOT));
+    world.delete("v").expect("it can be deleted");
+}
+
+/// The lease that it was sealed under writes no more either.
+#[test]
+fn donors_hear_of_no_writer_as_soon_as_it_is_sealed() {
+    let mut world = world();
+    let lease = attach(&mut world, to_seal()).expect("nobody has it");
+    world.settle();
+    assert_eq!(world.hear(1).volumes[0].writer, Some(lease.token));
+    tell(&mut world, lease.token, sealing(ROOT)).expect("sealed");
+    world.settle();
+    let duties = world.hear(1);
+    assert_eq!((duties.volumes[0].writer, &duties.volumes[0].readers), (None, &vec![lease.token]));
+    // The answer was lost, and it is told again; but not as something else.
+    tell(&mut world, lease.token, sealing(ROOT)).expect("as it is");
+    refused(tell(&mut world, lease.token, sealing(Root([8; 32]))), &["is sealed already, as something else"]);
+}
+
+#[test]
+fn what_is_not_whole_is_not_sealed() {
+    let mut world = world();
+    let lease = attach(&mut world, fill(FillFrom::Fresh)).expect("fresh");
+    refused(tell(&mut world, lease.token, sealing(ROOT)), &["does not hold all"]);
+    world.detach("v", lease.token).expect("given back");
+    refused(attach(&mut world, to_seal()), &["is incomplete"]);
+    let bad = Tell {
+        sealed: sealing(ROOT).sealed.map(|sealed| Box::new(Sealing { md5: "x".repeat(32), ..*sealed })),
+        ..Tell::default()
+    };
+    let lease = attach(&mut world, fill(FillFrom::Resume)).expect("it goes on");
+    tell(&mut world, lease.token, loaded()).expect("told");
+    let refusal = tell(&mut world, lease.token, bad).expect_err("no hash");
+    assert_eq!(refusal.code, RefusalCode::Invalid, "{}", refusal.message);
+}
+
+#[test]
+fn the_manifest_says_what_was_told() {
+    let mut world = sealed_world();
+    let Ok(Answer::Manifest(manifest)) = world.ask(Call::Manifest { name: "v".into() }) else {
+        panic!("a sealed volume has one");
+    };
+    assert_eq!((manifest.bytes, manifest.hashes.blake3, manifest.sealed_by.as_str()), (SIZE, ROOT, "eve"));
+    assert_eq!(manifest.source.map(|source| source.name), Some("/e/disk.raw".to_owned()));
+    world.create("w", Size::Bytes(E), None).expect("made");
+    refused(world.ask(Call::Manifest { name: "w".into() }), &["is not sealed", "`cheetah seal w`"]);
+}
+
+/// What is written under it are proofs, whatever becomes of who does that.
+#[test]
+fn who_ends_while_it_seals_has_not_written_the_volume() {
+    let mut world = world();
+    attach(&mut world, to_seal()).expect("nobody has it");
+    world.pass(cheetah_core::limits::LEASE_NS + cheetah_core::limits::SECOND_NS);
+    assert_eq!(world.show("v").status.content.written, None);
+}
