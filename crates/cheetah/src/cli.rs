@@ -3,6 +3,7 @@
 use crate::cli_custody::{CaseArgs, LOG_EXAMPLES, Log, VERIFY_LOG_EXAMPLES, VerifyLog};
 use crate::cli_machine::{DOCTOR_EXAMPLES, Doctor, Manual};
 use crate::cli_members::{Join, Member, Token};
+use crate::cli_saving::{SAVE_EXAMPLES, Save};
 use crate::cli_serving::{Coordinate, Donate};
 use crate::expected::Hash;
 use cheetah_core::limits::POLL_DEFAULT_US;
@@ -114,11 +115,9 @@ pub enum Command {
         after_help = "Examples:\n  cheetah fill case7 --pause       only what tools ask for is read\n  cheetah fill case7 --resume      goes on, also after it was stopped or killed\n  cheetah fill case7 --rate 20M    for what nobody waits for; 0: as fast as it goes\n  cheetah fill case7 --stop        what is here stays readable; the rest is EIO"
     )]
     Fill(Fill),
-    /// Write a volume to a file, hash it on the way, and read the file back. Files with its hashes are put
-    /// beside it.
-    #[command(
-        after_help = "Examples:\n  cheetah save case7 case7.dd          and case7.dd.md5, .sha1, .sha256 beside it\n  cheetah save case7 case7.dd --overwrite\n\nExit code: 6 when a part could not be read, which is zeros in the file and listed in case7.dd.map, or when the\nvolume is not what was loaded."
-    )]
+    /// Write a volume to a file, raw or as E01, hash it on the way, and read the file back. Files with its
+    /// hashes are put beside it.
+    #[command(after_help = SAVE_EXAMPLES)]
     Save(Save),
     /// What the pool put down of a volume: who made, filled, attached and deleted it, and what went wrong.
     /// It stays when the volume goes, and is signed.
@@ -459,21 +458,6 @@ pub struct Load {
     pub memory: Option<String>,
     #[command(flatten)]
     pub case: CaseArgs,
-    #[command(flatten)]
-    pub pool: PoolArg,
-    #[command(flatten)]
-    pub json: JsonArg,
-}
-
-#[derive(Debug, Args)]
-pub struct Save {
-    pub name: String,
-    /// The file. It has its name once all of it is written; until then it is FILE.part.
-    #[arg(value_hint = ValueHint::FilePath)]
-    pub file: PathBuf,
-    /// Replace a file that is there already.
-    #[arg(long)]
-    pub overwrite: bool,
     #[command(flatten)]
     pub pool: PoolArg,
     #[command(flatten)]

@@ -251,7 +251,9 @@ fn said(event: &Event) -> String {
         Event::Exported { file, bytes, sha256 } => {
             format!("saved to {file}: {bytes} bytes, SHA-256 {sha256}")
         }
-        Event::Full => "the log is long: from here on only fills, seals, losses, exports and the end".to_owned(),
+        Event::Full => {
+            "the log is long: from here on only fills, seals, losses, exports and the end".to_owned()
+        }
         Event::Deleted => "deleted".to_owned(),
     }
 }

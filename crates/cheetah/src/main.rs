@@ -11,6 +11,7 @@ mod cli;
 mod cli_custody;
 mod cli_machine;
 mod cli_members;
+mod cli_saving;
 mod cli_serving;
 mod configuration;
 mod content;
@@ -98,10 +99,11 @@ fn main() -> ExitCode {
     if !matches!(cli.command, Command::Up(_)) {
         members::begin(cli.identity.as_deref(), matches!(cli.command, Command::Donate(_)));
     }
-    let is_load = matches!(cli.command, Command::Load(_));
+    let may_hang = matches!(cli.command, Command::Load(_) | Command::Save(_));
     let ended = runtime.block_on(run(cli.command));
-    if is_load {
-        // A read of a source may take as long as that is silent, and nobody wants what comes of it.
+    if may_hang {
+        // A read of a source may take as long as that is silent, a write to a pipe as long as nobody reads,
+        // and nobody wants what comes of it.
         runtime.shutdown_background();
     }
     match ended {

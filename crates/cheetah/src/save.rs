@@ -1,17 +1,25 @@
-//! `cheetah save`: a volume written to a file, hashed on the way, and read back.
+//! `cheetah save`: a volume written to a file, to an E01 or to stdout, hashed on the way, and read back.
 //!
-//! Owns: what is refused, the file until it has its name, the files beside it, and the report. Never: a
-//! change of the volume, or a file that was there before without being told so. Invariants: a file of that
-//! name is there only when all of it was written and is on its disk; what could not be read is zeros there,
-//! listed, and ends the command with 6; "verified" is said only of a file that was read back. Called by
-//! `main`. Tests: `lab/tests/save.rs`.
+//! Owns: the order of it, reading the volume, and reading a raw file back. Never: a change of the volume,
+//! or a file that was there before without being told so. Invariants: what could not be read is zeros
+//! there, listed, and ends the command with 6; "verified" is said only of what was read back; what does
+//! not read back keeps the name of a part, and has nothing beside it. Called by `main`. Files: `target`
+//! has the names, `sidecars` what goes beside, with `piecewise` and `dfxml`; `ewf` has the programs that
+//! write and check an E01, each a `tool`; `report` what is said. Tests: `lab/tests/save.rs`.
 
-use crate::cli;
+mod dfxml;
+mod ewf;
+mod piecewise;
+mod report;
+mod sidecars;
+mod target;
+mod tool;
+
+use crate::cli_saving::{Format, Save, Sidecar};
 use crate::custody;
-use crate::failure::{Exit, Failure};
-use crate::fill::{self, Hashes, Hashing, Progress};
+use crate::failure::Failure;
+use crate::fill::{self, Chunk, Hashes, Hashing, Progress};
 use crate::load::blocking;
-use crate::mapfile;
 use crate::output;
 use crate::pool::{find, volume};
 use crate::progress::Shown;
@@ -22,46 +30,33 @@ use cheetah_core::content::{ByteRange, Content, ContentState, cover};
 use cheetah_core::custody::Said;
 use cheetah_core::limits::BLOCK_BYTES;
 use cheetah_core::text::written;
-use cheetah_core::units::{show_bytes, show_count};
 use cheetah_rim::volume::VolumeHandle;
+use piecewise::{Logs, Pieces};
+use report::SaveReport;
 use rustix::fs::{Advice, fadvise};
-use serde::Serialize;
-use std::ffi::OsString;
-use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read};
+use sidecars::{Facts, Hashed};
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime};
+use target::Target;
 
-/// Of the file, read back at once.
+/// Of a file, read back at once.
 const PIECE_BYTES: usize = 1 << 20;
-/// Of the names of the hashes beside it.
-const SUMS: [&str; 3] = ["md5", "sha1", "sha256"];
+/// What waits for a reader of stdout, after a signal.
+const PATIENCE: Duration = Duration::from_secs(2);
 
-#[derive(Debug, Serialize)]
-struct SaveReport {
-    volume: String,
-    file: String,
-    bytes: u64,
-    /// Of those, bytes that are zeros and take no room on the disk.
-    zero_bytes: u64,
-    seconds: f64,
-    bytes_per_second: f64,
-    /// With zeros where the volume could not be read.
-    hashes: Hashes,
-    /// The file was read back from its disk, and is what was read of the volume.
-    verified: bool,
-    /// Whether it is what was loaded; absent where the volume was written since, or nothing was loaded.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    as_loaded: Option<bool>,
-    /// What was loaded: of whom these hashes are to be.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    loaded_from: Option<String>,
-    unreadable: Vec<ByteRange>,
-    /// Beside the file.
-    files: Vec<String>,
+/// All that is known before anything is read.
+struct Plan {
+    options: Save,
+    target: Target,
+    sidecars: Vec<Sidecar>,
+    /// What writes an E01, with its version.
+    writer: Option<String>,
 }
 
 /// What was written.
@@ -69,127 +64,291 @@ struct Saved {
     hashes: Hashes,
     zero_bytes: u64,
     unreadable: Vec<ByteRange>,
+    logs: Option<Logs>,
+    /// All of the volume was taken.
+    is_whole: bool,
 }
 
-pub async fn save(options: cli::Save) -> Result<(), Failure> {
-    let target = Target::of(&options)?;
+/// What was written, and what came of reading it back.
+struct Checked {
+    saved: Saved,
+    /// What is wrong with it.
+    fault: Option<String>,
+    /// Where it lies until it has its name, and what each of these is as a file.
+    parts: Vec<PathBuf>,
+    files: Vec<(u64, Hashes)>,
+}
+
+/// Takes the bytes of a volume, in order.
+trait Sink {
+    /// `false`: it takes no more, and its end says why.
+    fn put(&mut self, chunk: &[u8], offset: u64, is_zero: bool, progress: &Progress)
+    -> Result<bool, Failure>;
+}
+
+pub async fn save(options: Save) -> Result<(), Failure> {
+    let plan = Plan::of(options)?;
+    let Plan { options, target, .. } = &plan;
     let pool = find(&options.pool).await?;
     let mut signals = Signals::listen()?;
     let attach = Options { read_only: true, ..Options::default() };
     let attached = Volume::open(&pool, &options.name, &attach).await?;
-    let started = Instant::now();
-    let saved = write_all(&attached, &target, &mut signals).await;
+    let (started, began) = (Instant::now(), SystemTime::now());
+    let checked = plan.write_all(&attached, &mut signals).await;
     let content = volume(&pool, Call::Show { name: options.name.clone() }).await;
     let bytes = attached.size();
     // A lease that was not given back runs out by itself.
     let _ = attached.detach().await;
-    let (saved, verified) = match saved {
-        Ok(saved) => saved,
-        Err(failure) => {
-            target.give_up();
-            return Err(failure);
-        }
-    };
-    let Saved { hashes, zero_bytes, unreadable } = saved;
-    let files = target.finish(bytes, &hashes, &unreadable).inspect_err(|_| target.give_up())?;
-    let exported = Said::Exported {
-        file: written(
-            std::path::absolute(&target.file).unwrap_or(target.file.clone()).as_os_str().as_bytes(),
-        ),
+    let checked = checked.inspect_err(|_| target.give_up())?;
+    let (names, files) = plan.finish(bytes, began, &checked).inspect_err(|_| target.give_up())?;
+    let copied = Said::Exported {
+        file: {
+            let first = names.first().unwrap_or(&target.file);
+            written(std::path::absolute(first).unwrap_or_else(|_| first.clone()).as_os_str().as_bytes())
+        },
         bytes,
-        sha256: hashes.sha256.clone(),
+        sha256: checked.saved.hashes.sha256.clone(),
     };
-    if let Err(why) = custody::say(&pool, &options.name, exported).await {
+    if let Err(why) = custody::say(&pool, &options.name, copied).await {
         output::note(&format!("the volume's log does not have that it was saved: {}", why.text()));
     }
     let seconds = started.elapsed().as_secs_f64().max(1e-6);
     let (as_loaded, loaded_from) = match content {
-        Ok(detail) => compared(&detail.status.content, bytes, &hashes),
+        Ok(detail) => compared(&detail.status.content, bytes, &checked.saved.hashes),
         Err(_) => (None, None),
     };
+    let shown = |path: &PathBuf| written(path.as_os_str().as_bytes());
+    let is_set = target.format == Format::E01;
+    let Checked { saved: Saved { hashes, zero_bytes, unreadable, .. }, fault, .. } = checked;
     let report = SaveReport {
         volume: options.name.clone(),
-        file: written(options.file.as_os_str().as_bytes()),
+        file: names.first().map_or_else(|| shown(&target.file), shown),
+        format: target.format,
         bytes,
         zero_bytes,
         seconds,
         bytes_per_second: bytes as f64 / seconds,
         hashes,
-        verified,
+        verified: fault.is_none() && !target.is_stdout(),
+        fault,
         as_loaded,
         loaded_from,
+        written_by: plan.writer.clone(),
+        segments: names.iter().filter(|_| is_set).map(shown).collect(),
         unreadable,
-        files,
+        files: files.iter().map(shown).collect(),
     };
-    match options.json.json {
-        true => output::json(&report)?,
-        false => report.lines().iter().for_each(|line| output::line(line)),
-    }
+    report.print(options.json.json)?;
     report.verdict()
 }
 
-/// Writes the file and reads it back: whether that gave the same.
-async fn write_all(
-    attached: &Volume,
-    target: &Target,
-    signals: &mut Signals,
-) -> Result<(Saved, bool), Failure> {
-    attached.ready().await?.iter().for_each(|note| output::note(note));
-    let progress = Arc::new(Progress::default());
-    let (handle, bytes, part) = (attached.handle().clone(), attached.size(), target.part.clone());
-    let noted = progress.clone();
-    let work = blocking(move || {
-        let file = File::create_new(&part).map_err(|why| cannot("make", &part, &why))?;
-        let saved = copy(&handle, bytes, &file, &part, &noted)?;
-        let back = read_back(&file, bytes, &part, &noted)?;
-        let verified = back == saved.hashes;
-        Ok((saved, verified))
-    });
-    let mut work = std::pin::pin!(work);
-    tokio::select! {
-        done = &mut work => done,
-        _ = signals.next() => {
-            progress.stop();
-            // It has the file until it ends.
-            let _ = work.await;
-            Err(Failure::failed("interrupted: nothing was saved"))
+impl Plan {
+    /// Refuses what cannot be, before anything is read or touched.
+    fn of(options: Save) -> Result<Plan, Failure> {
+        let target = Target::of(&options)?;
+        let writer = match target.format {
+            Format::E01 => Some(ewf::look(&options.e01)?),
+            Format::Raw => {
+                options.e01.note_unused();
+                None
+            }
+        };
+        let sidecars = match target.is_stdout() {
+            true => Vec::new(),
+            false => sidecars::wanted(options.sidecars.as_deref(), target.format)?,
+        };
+        Ok(Plan { options, target, sidecars, writer })
+    }
+
+    /// Writes all of the volume and reads it back.
+    async fn write_all(&self, attached: &Volume, signals: &mut Signals) -> Result<Checked, Failure> {
+        let bytes = attached.size();
+        self.options.piecewise.map_or(Ok(()), |window| piecewise::fits(bytes, window))?;
+        if self.target.format == Format::E01 {
+            ewf::fits(bytes, &self.options.e01)?;
         }
+        attached.ready().await?.iter().for_each(|note| output::note(note));
+        let progress = Arc::new(Progress::default());
+        let work = Work {
+            volume: attached.handle().clone(),
+            bytes,
+            target: self.target.clone(),
+            piecewise: self.options.piecewise,
+            e01: self.options.e01.clone(),
+            wants_hashes_of_files: !self.sidecars.is_empty(),
+            progress: progress.clone(),
+        };
+        let is_stdout = self.target.is_stdout();
+        let mut work = std::pin::pin!(blocking(move || work.run()));
+        tokio::select! {
+            done = &mut work => done,
+            _ = signals.next() => {
+                progress.stop();
+                // It has the file until it ends. A reader of stdout may never read on.
+                match is_stdout {
+                    true => drop(tokio::time::timeout(PATIENCE, work).await),
+                    false => drop(work.await),
+                }
+                Err(Failure::failed("interrupted: nothing was saved"))
+            }
+        }
+    }
+
+    /// Gives what reads back its names, and writes what goes beside it: both. What does not stays a part.
+    fn finish(
+        &self,
+        bytes: u64,
+        began: SystemTime,
+        checked: &Checked,
+    ) -> Result<(Vec<PathBuf>, Vec<PathBuf>), Failure> {
+        let Checked { saved, fault, parts, files } = checked;
+        if fault.is_some() || self.target.is_stdout() {
+            return Ok((parts.clone(), Vec::new()));
+        }
+        let named = |(part, (bytes, hashes)): (&PathBuf, &(u64, Hashes))| {
+            // Of a raw image the part has a name of its own.
+            let path = if self.target.format == Format::Raw { &self.target.file } else { part };
+            let name = path.file_name().unwrap_or_default().to_owned();
+            Hashed { name, bytes: *bytes, hashes: hashes.clone() }
+        };
+        let facts = Facts {
+            volume: &self.options.name,
+            format: self.target.format,
+            bytes,
+            hashes: &saved.hashes,
+            unreadable: &saved.unreadable,
+            logs: saved.logs.as_ref(),
+            files: parts.iter().zip(files).map(named).collect(),
+            writer: self.writer.as_deref(),
+            began: began.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+        };
+        let beside = sidecars::write(&self.target.file, &self.sidecars, &facts)?;
+        let names = self.target.name(parts).inspect_err(|_| sidecars::take_back(&beside))?;
+        Ok((names, beside))
+    }
+}
+
+/// What a thread does that may wait.
+struct Work {
+    volume: VolumeHandle,
+    bytes: u64,
+    target: Target,
+    piecewise: Option<u64>,
+    e01: crate::cli_saving::E01,
+    wants_hashes_of_files: bool,
+    progress: Arc<Progress>,
+}
+
+impl Work {
+    fn run(&self) -> Result<Checked, Failure> {
+        if self.target.is_stdout() {
+            let mut out = Stdout::open()?;
+            let saved = self.copy(&mut out)?;
+            return Ok(Checked { saved, fault: None, parts: Vec::new(), files: Vec::new() });
+        }
+        self.target.begin()?;
+        match self.target.format {
+            Format::Raw => self.raw(),
+            Format::E01 => self.set(),
+        }
+    }
+
+    fn raw(&self) -> Result<Checked, Failure> {
+        let Work { target: Target { part, .. }, bytes, progress, .. } = self;
+        let file = File::options().write(true).open(part).map_err(|why| cannot("write", part, &why))?;
+        let mut sink = Sparse { file: &file, path: part };
+        let saved = self.copy(&mut sink)?;
+        file.set_len(*bytes).and_then(|()| file.sync_all()).map_err(|why| cannot("write", part, &why))?;
+        let back = read_back(&file, *bytes, part, progress)?;
+        let fault = (back != saved.hashes).then(|| "its disk gives back other bytes".to_owned());
+        let files = vec![(*bytes, saved.hashes.clone())];
+        Ok(Checked { saved, fault, parts: vec![part.clone()], files })
+    }
+
+    fn set(&self) -> Result<Checked, Failure> {
+        let Work { target, bytes, e01, progress, .. } = self;
+        let mut sink = ewf::Writing::start(&target.part, &target.stem(), e01)?;
+        let saved = self.copy(&mut sink)?;
+        // Where it took no more, its end says why.
+        sink.finish(saved.is_whole, progress)?;
+        let parts = target.written()?;
+        let fault = ewf::check(&parts, *bytes, &saved.hashes, progress)?.err();
+        let files = match self.wants_hashes_of_files && fault.is_none() {
+            true => ewf::hash_files(&parts, progress)?,
+            false => Vec::new(),
+        };
+        Ok(Checked { saved, fault, parts, files })
+    }
+
+    /// Every byte of the volume, with zeros for what it does not give.
+    fn copy(&self, sink: &mut dyn Sink) -> Result<Saved, Failure> {
+        let Work { volume, bytes, progress, .. } = self;
+        let (hashing, pieces) = (Hashing::start(), self.piecewise.map(Pieces::start));
+        let shown = Shown::start("saving", volume.name(), *bytes);
+        let (mut zero_bytes, mut unreadable, mut is_whole) = (0, Vec::new(), true);
+        fill::read_in_order(volume, 0, *bytes, &mut |offset, there| {
+            progress.go_on()?;
+            let chunk = match there {
+                Ok(chunk) => chunk,
+                Err(_) => Arc::new(read_past_errors(volume, offset, *bytes, &mut unreadable)?),
+            };
+            let is_zero = chunk.iter().all(|byte| *byte == 0);
+            if is_zero {
+                zero_bytes += chunk.len() as u64;
+            }
+            is_whole = sink.put(&chunk, offset, is_zero, progress)?;
+            hashing.feed(&chunk);
+            if let Some(pieces) = &pieces {
+                pieces.feed(&chunk);
+            }
+            shown.inc(chunk.len() as u64);
+            Ok(is_whole)
+        })?;
+        shown.finish_and_clear();
+        let logs = pieces.map(Pieces::finish).transpose()?;
+        Ok(Saved { hashes: hashing.finish()?, zero_bytes, unreadable, logs, is_whole })
+    }
+}
+
+/// A raw file, in which zeros take no room.
+struct Sparse<'a> {
+    file: &'a File,
+    path: &'a Path,
+}
+
+impl Sink for Sparse<'_> {
+    fn put(&mut self, chunk: &[u8], offset: u64, is_zero: bool, _: &Progress) -> Result<bool, Failure> {
+        if !is_zero {
+            self.file.write_all_at(chunk, offset).map_err(|why| cannot("write", self.path, &why))?;
+        }
+        Ok(true)
+    }
+}
+
+/// Whoever reads it.
+struct Stdout(File);
+
+impl Stdout {
+    /// Not by Rust's own, which looks for the ends of lines in it.
+    fn open() -> Result<Stdout, Failure> {
+        let out = io::stdout().as_fd().try_clone_to_owned();
+        out.map(|out| Stdout(File::from(out))).map_err(|why| cannot("write", Path::new("stdout"), &why))
+    }
+}
+
+impl Sink for Stdout {
+    fn put(&mut self, chunk: &[u8], offset: u64, _: bool, _: &Progress) -> Result<bool, Failure> {
+        self.0.write_all(chunk).map(|()| true).map_err(|why| match why.kind() {
+            ErrorKind::BrokenPipe => Failure::failed(format!(
+                "who reads stdout ended before it had all: it got about {offset} bytes of the volume"
+            )),
+            _ => cannot("write", Path::new("stdout"), &why),
+        })
     }
 }
 
 fn cannot(what: &str, path: &Path, why: &io::Error) -> Failure {
     Failure::failed(format!("cannot {what} {}: {why}", path.display()))
-}
-
-/// Every byte of the volume, with zeros for what it does not give.
-fn copy(
-    volume: &VolumeHandle,
-    bytes: u64,
-    file: &File,
-    path: &Path,
-    progress: &Progress,
-) -> Result<Saved, Failure> {
-    let hashing = Hashing::start();
-    let shown = Shown::start("saving", volume.name(), bytes);
-    let (mut zero_bytes, mut unreadable) = (0, Vec::new());
-    fill::read_in_order(volume, 0, bytes, &mut |offset, there| {
-        progress.go_on()?;
-        let chunk = match there {
-            Ok(chunk) => chunk,
-            Err(_) => Arc::new(read_past_errors(volume, offset, bytes, &mut unreadable)?),
-        };
-        if chunk.iter().all(|byte| *byte == 0) {
-            zero_bytes += chunk.len() as u64;
-        } else {
-            file.write_all_at(&chunk, offset).map_err(|why| cannot("write", path, &why))?;
-        }
-        hashing.feed(&chunk);
-        shown.inc(chunk.len() as u64);
-        Ok(true)
-    })?;
-    shown.finish_and_clear();
-    file.set_len(bytes).and_then(|()| file.sync_all()).map_err(|why| cannot("write", path, &why))?;
-    Ok(Saved { hashes: hashing.finish()?, zero_bytes, unreadable })
 }
 
 /// A chunk block by block, with zeros for those that cannot be read.
@@ -221,21 +380,33 @@ fn read_past_errors(
 fn read_back(file: &File, bytes: u64, path: &Path, progress: &Progress) -> Result<Hashes, Failure> {
     // Only asked for: a file system may keep it.
     let _ = fadvise(file, 0, None, Advice::DontNeed);
-    let mut file = File::open(path).map_err(|why| cannot("read", path, &why))?;
+    let file = File::open(path).map_err(|why| cannot("read", path, &why))?;
     let hashing = Hashing::start();
     let shown = Shown::start("checking", &path.to_string_lossy(), bytes);
-    loop {
+    pieces(file, path, &mut |piece| {
         progress.go_on()?;
+        shown.inc(piece.len() as u64);
+        hashing.feed(piece);
+        Ok(())
+    })?;
+    shown.finish_and_clear();
+    hashing.finish()
+}
+
+/// All of a file, piece by piece.
+fn pieces(
+    mut file: File,
+    path: &Path,
+    take: &mut dyn FnMut(&Chunk) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    loop {
         let mut piece = Vec::with_capacity(PIECE_BYTES);
         let read = (&mut file).take(PIECE_BYTES as u64).read_to_end(&mut piece);
         if read.map_err(|why| cannot("read", path, &why))? == 0 {
-            break;
+            return Ok(());
         }
-        shown.inc(piece.len() as u64);
-        hashing.feed(&Arc::new(piece));
+        take(&Arc::new(piece))?;
     }
-    shown.finish_and_clear();
-    hashing.finish()
 }
 
 /// Whether a volume that nobody wrote since it was loaded is what was loaded, and of what.
@@ -247,138 +418,4 @@ fn compared(content: &Content, bytes: u64, hashes: &Hashes) -> (Option<bool>, Op
         matches!(content.state, ContentState::Loaded | ContentState::Opened) && content.written.is_none();
     let (Some(sha256), true) = (&load.sha256, is_untouched) else { return (None, None) };
     (Some(*sha256 == hashes.sha256), Some(load.source.name.clone()))
-}
-
-/// Where it goes.
-struct Target {
-    file: PathBuf,
-    /// Its name until it is whole.
-    part: PathBuf,
-}
-
-impl Target {
-    fn of(options: &cli::Save) -> Result<Target, Failure> {
-        let file = options.file.clone();
-        let shown = file.display();
-        if file.file_name().is_none() {
-            return Err(Failure::usage(format!("{shown} names no file")));
-        }
-        match fs::symlink_metadata(&file) {
-            Err(why) if why.kind() == ErrorKind::NotFound => {}
-            Err(why) => return Err(cannot("write", &file, &why)),
-            Ok(kind) if !kind.is_file() => {
-                return Err(Failure::new(
-                    Exit::Refused,
-                    format!("{shown} is no file, and is not written to"),
-                )
-                .advise("name a file that is not there yet"));
-            }
-            Ok(_) => {}
-        }
-        // A hash beside it may be another's word of other bytes, and a part another's that is at work.
-        let target = Target { part: beside(&file, "part"), file };
-        let sums = SUMS.map(|ending| beside(&target.file, ending));
-        let all = [&target.file, &target.part].into_iter().chain(&sums);
-        let there = all.into_iter().find(|name| name.symlink_metadata().is_ok()).cloned();
-        if let (Some(there), false) = (there, options.overwrite) {
-            let what = format!("{} is there already", there.display());
-            return Err(Failure::new(Exit::Refused, what).advise("name another file, or say --overwrite"));
-        }
-        match fs::remove_file(&target.part) {
-            Err(why) if why.kind() != ErrorKind::NotFound => Err(cannot("remove", &target.part, &why)),
-            _ => Ok(target),
-        }
-    }
-
-    /// An end before its end leaves nothing that looks like evidence.
-    fn give_up(&self) {
-        let _ = fs::remove_file(&self.part);
-    }
-
-    /// Gives the file its name, and writes what goes beside it: those names.
-    fn finish(&self, bytes: u64, hashes: &Hashes, unreadable: &[ByteRange]) -> Result<Vec<String>, Failure> {
-        let name = self.file.file_name().unwrap_or_default();
-        let mut files = Vec::new();
-        let sums = [&hashes.md5, &hashes.sha1, &hashes.sha256];
-        for (ending, digits) in SUMS.into_iter().zip(sums) {
-            let path = beside(&self.file, ending);
-            // As md5sum and its kin write and check it.
-            let line = [digits.as_bytes(), b"  ", name.as_bytes(), b"\n"].concat();
-            fs::write(&path, line).map_err(|why| cannot("write", &path, &why))?;
-            files.push(path);
-        }
-        if !unreadable.is_empty() {
-            let path = beside(&self.file, "map");
-            mapfile::write(&path, bytes, bytes, unreadable)?;
-            files.push(path);
-        }
-        fs::rename(&self.part, &self.file).map_err(|why| cannot("write", &self.file, &why))?;
-        let folder = self.file.parent().filter(|folder| !folder.as_os_str().is_empty());
-        let folder = folder.unwrap_or(Path::new("."));
-        File::open(folder)
-            .and_then(|folder| folder.sync_all())
-            .map_err(|why| cannot("write", folder, &why))?;
-        Ok(files.iter().map(|path| written(path.as_os_str().as_bytes())).collect())
-    }
-}
-
-fn beside(file: &Path, ending: &str) -> PathBuf {
-    let mut name: OsString = file.as_os_str().to_owned();
-    name.push(".");
-    name.push(ending);
-    PathBuf::from(name)
-}
-
-impl SaveReport {
-    fn lines(&self) -> Vec<String> {
-        let SaveReport { volume, file, bytes, zero_bytes, seconds, bytes_per_second, hashes, .. } = self;
-        let (shown, rate) = (show_bytes(*bytes), show_bytes(*bytes_per_second as u64));
-        let zeros = show_bytes(*zero_bytes);
-        let mut lines = vec![
-            format!(
-                "saved volume '{volume}' to {file}: {shown}, of which {zeros} zeros, in {seconds:.1} s ({rate}/s)"
-            ),
-            format!("MD5 {}", hashes.md5),
-            format!("SHA-1 {}", hashes.sha1),
-            format!("SHA-256 {}", hashes.sha256),
-        ];
-        if self.verified {
-            lines.push("verified: the file was read back, and is what was read of the volume".to_owned());
-        }
-        match (self.as_loaded, &self.loaded_from) {
-            (Some(true), Some(source)) => lines.push(format!("it is what was loaded from {source}")),
-            (None, _) => lines.push(
-                "no hash of a load is there to compare with: nothing was loaded, or tools wrote since"
-                    .to_owned(),
-            ),
-            _ => {}
-        }
-        lines.push(format!("beside it: {}", self.files.join(", ")));
-        lines
-    }
-
-    fn verdict(&self) -> Result<(), Failure> {
-        let SaveReport { volume, file, unreadable, .. } = self;
-        let failure = |text: String| Err(Failure::new(Exit::DataLost, text));
-        if !self.verified {
-            return failure(format!(
-                "{file} does not hold what was written to it: do not use it; its disk is bad"
-            ));
-        }
-        if !unreadable.is_empty() {
-            let lost: u64 = unreadable.iter().map(|range| range.len).sum();
-            return failure(format!(
-                "{} of volume '{volume}' could not be read, in {}: {file} has zeros there, and {file}.map lists them",
-                show_bytes(lost),
-                show_count(unreadable.len() as u64, "range")
-            ));
-        }
-        match (self.as_loaded, &self.loaded_from) {
-            (Some(false), Some(source)) => failure(format!(
-                "what was saved is not what was loaded from {source}: its SHA-256 is another; `cheetah verify {volume}` says \
-                 which donors hold something wrong"
-            )),
-            _ => Ok(()),
-        }
-    }
 }

@@ -152,7 +152,7 @@ pub enum Event {
         file: String,
         /// Bytes.
         bytes: u64,
-        /// Of the file.
+        /// Of what the volume gave, with zeros for what could not be read.
         sha256: String,
     },
     /// So much is put down that from here on only fills, losses, exports and the end are.
@@ -204,7 +204,7 @@ pub enum Said {
         file: String,
         /// Bytes.
         bytes: u64,
-        /// Of the file, in hexadecimal digits.
+        /// Of what the volume gave, in hexadecimal digits.
         sha256: String,
     },
 }

@@ -133,7 +133,8 @@ pub(super) struct Machine {
 fn signed_manifest(manifest: &Manifest, key: &SigningKey) -> SignedText {
     let text = serde_json::to_string_pretty(manifest).expect("its fields have names") + "\n";
     let Manifest { volume, id, pool, sealed_at, .. } = manifest;
-    let comment = format!("manifest of volume {volume} {id} of pool {pool}, sealed {}", show_time(*sealed_at));
+    let comment =
+        format!("manifest of volume {volume} {id} of pool {pool}, sealed {}", show_time(*sealed_at));
     let (signature, key) = (key.sign(text.as_bytes(), &comment), key.public().to_string());
     SignedText { text, signature, key }
 }

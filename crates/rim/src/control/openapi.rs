@@ -4,8 +4,8 @@ use super::wire::{GrowBody, LeaveBody, OPENAPI, wire};
 use cheetah_core::api::{
     Amend, AtStake, Attach, Attached, Attachment, Call, Create, Crowd, DonorHealth, DonorStatus, Duties,
     Duty, Enrol, Enrolled, Filled, Join, Joined, KeptSlot, Leaving, LogReport, MemberStatus, NewToken,
-    OlderLog, PoolStatus, Recertify, Refusal, RefusalCode, Rehearsal, Renew, Renewed, SignedText, Size, Stranger, Sync,
-    TokenStatus, VolumeDetail, VolumeHealth, VolumeReport, VolumeStatus, WaitsFor,
+    OlderLog, PoolStatus, Recertify, Refusal, RefusalCode, Rehearsal, Renew, Renewed, SignedText, Size,
+    Stranger, Sync, TokenStatus, VolumeDetail, VolumeHealth, VolumeReport, VolumeStatus, WaitsFor,
 };
 use cheetah_core::content::{
     Beside, ByteRange, Check, Content, ContentState, Fill, FillFrom, Filling, Load, Loaded, OnDisk,
