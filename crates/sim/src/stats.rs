@@ -97,6 +97,7 @@ const ALONE: &[&str] = &[
     "fault: a filler was killed",
     "fault: a slot began anew",
     "ranges dropped for others",
+    "answers that ended before what was asked",
 ];
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

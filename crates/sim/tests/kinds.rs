@@ -54,6 +54,15 @@ fn what_is_not_here_yet_is_never_taken_for_anything_else() {
     holds(Fault::Opened, None, 300);
 }
 
+/// A slot begins anew while donors are asked what is here: the answer ends in front of what it holds.
+#[test]
+fn what_an_answer_does_not_reach_is_not_taken_for_absent() {
+    let outcome = run(2024, Setup { only: Some(Fault::Opened), ..Setup::default() }, None);
+    assert_eq!(outcome.failure, None);
+    let ended_early = |(what, count)| what == "answers that ended before what was asked" && count > 0;
+    assert!(outcome.stats.alone().any(ended_early), "this seed shows it no more: take one that does");
+}
+
 #[test]
 fn wrong_bytes_are_delivered_to_nobody_and_put_right() {
     holds(Fault::Rot, None, 200);

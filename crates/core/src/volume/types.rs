@@ -35,7 +35,8 @@ pub enum Op {
     Cache,
     /// Which blocks are present; may answer for less than was asked.
     Status,
-    /// As `Status`, of which blocks the source is still to give: those are the holes.
+    /// As `Status`, of which blocks the source is still to give: those are the holes. What it does not answer
+    /// for may be here.
     Presence,
 }
 

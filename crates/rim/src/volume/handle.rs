@@ -31,7 +31,7 @@ pub struct Completion {
     pub token: u64,
     pub result: Result<(), VolumeError>,
     pub buffer: Option<Buffer>,
-    /// For `Op::Status`; may cover less than was asked.
+    /// For `Op::Status` and `Op::Presence`; may cover less than was asked.
     pub status: Vec<StatusRun>,
 }
 

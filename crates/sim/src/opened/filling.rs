@@ -18,6 +18,8 @@ impl World {
         let life = self.clients[FILLER].life + 1;
         self.say(|| format!("filler {life} begins"));
         self.clients[FILLER] = Client::new(self.map.clone(), false, life);
+        // Whatever failed before, donors say what came of it.
+        self.doubted.clear();
         (self.order, self.jobs, self.surveyed, self.fills) =
             (Order::new(self.map.size, self.sharing), Vec::new(), false, true);
         self.step(FILLER, Event::Start);
@@ -47,9 +49,31 @@ impl World {
 
     pub(super) fn ask_presence(&mut self, work: Work) {
         let (Work::Check(range) | Work::Fetch(range)) = work.clone() else { return };
-        let open: BTreeSet<Tag> = self.submit(FILLER, Op::Presence, range).into_iter().collect();
-        let good = !open.is_empty();
-        self.jobs.push(Job { work, open, good, ..Job::default() });
+        self.jobs.push(Job { work, good: true, ..Job::default() });
+        self.submit_for(self.jobs.len() - 1, Op::Presence, range);
+    }
+
+    /// Sends a request of a job, which waits for it.
+    fn submit_for(&mut self, job: usize, op: Op, range: std::ops::Range<u64>) {
+        match self.submit(FILLER, op, range.clone()) {
+            Some(tag) if self.clients[FILLER].asked.contains_key(&tag) => {
+                self.jobs[job].open.insert(tag);
+            }
+            Some(_) => self.fail(format!("{op:?} of {range:?} was answered before its job waits for it")),
+            None => self.jobs[job].good = false,
+        }
+    }
+
+    /// Of some of what a job asked donors can say nothing yet: they are asked of that alone, as `cheetah
+    /// open` does. It may be here.
+    fn ask_the_rest(&mut self) {
+        for job in 0..self.jobs.len() {
+            if let Some(rest) = self.jobs[job].unsaid.take() {
+                self.stats.count("answers that ended before what was asked");
+                self.submit_for(job, Op::Presence, rest);
+            }
+        }
+        self.look_at_jobs();
     }
 
     pub(super) fn end_filling(&mut self) {
@@ -109,6 +133,9 @@ impl World {
 
     /// Gives its workers what there is to do.
     pub(super) fn pump(&mut self) {
+        if self.jobs.iter().any(|job| job.unsaid.is_some()) {
+            self.ask_the_rest();
+        }
         while self.fills && self.surveyed && self.jobs.len() < WORKERS {
             let Some(work) = self.order.next(self.now, false) else { break };
             match work {
@@ -195,15 +222,7 @@ impl World {
                 self.jobs[at].zeros.push(part.clone());
             }
             let op = if zeros { Op::Zero { keep: false } } else { Op::Write };
-            let tag = self.submit(FILLER, op, part);
-            // What is answered in the same step was noted there.
-            match tag {
-                Some(tag) if self.clients[FILLER].asked.contains_key(&tag) => {
-                    self.jobs[at].open.insert(tag);
-                }
-                Some(_) => {}
-                None => self.jobs[at].good = false,
-            }
+            self.submit_for(at, op, part);
         }
         self.look_at_jobs();
     }
@@ -214,15 +233,8 @@ impl World {
         let end = if range.end == self.map.size { range.end / BLOCK_BYTES * BLOCK_BYTES } else { range.end };
         let (at, work) = (self.jobs.len(), Work::Drop(vec![range.clone()]));
         self.jobs.push(Job { work, good: true, ..Job::default() });
-        if end <= range.start {
-            return self.look_at_jobs();
-        }
-        match self.submit(FILLER, Op::Trim, range.start..end) {
-            Some(tag) if self.clients[FILLER].asked.contains_key(&tag) => {
-                self.jobs[at].open.insert(tag);
-            }
-            Some(_) => {}
-            None => self.jobs[at].good = false,
+        if range.start < end {
+            self.submit_for(at, Op::Trim, range.start..end);
         }
         self.look_at_jobs();
     }
@@ -246,8 +258,10 @@ impl World {
             }
             at = next;
         }
-        if request.op == Op::Presence && at < end {
-            job.absent.push(at..end);
+        if request.op == Op::Presence && result.is_ok() && at < end {
+            // Nothing is known of what the answer does not reach. One that says nothing at all is a failure.
+            job.good &= at > request.offset;
+            job.unsaid = Some(at..end).filter(|_| job.good);
         }
         self.look_at_jobs();
     }
@@ -263,15 +277,19 @@ impl World {
             .collect();
         let is_over = |job: &Job| {
             let waits = matches!(&job.work, Work::Fetch(range) if reading.contains(&range.start));
-            job.open.is_empty() && !waits
+            job.open.is_empty() && job.unsaid.is_none() && !waits
         };
         let over: Vec<Job> = self.jobs.extract_if(.., |job| is_over(job)).collect();
         for Job { work, bad, good, absent, zeros, .. } in over {
             let known_bad = self.order.bad().to_vec();
             let answers = match work {
                 Work::Fetch(range) => {
-                    let pieces = (range.start..range.end).step_by(PIECE_BYTES as usize);
-                    self.doubted.extend(pieces.filter(|_| !good));
+                    for piece in (range.start..range.end).step_by(PIECE_BYTES as usize) {
+                        match good {
+                            true => self.doubted.remove(&piece),
+                            false => self.doubted.insert(piece),
+                        };
+                    }
                     self.order.fetched(
                         self.now,
                         range,

@@ -138,6 +138,8 @@ struct Job {
     good: bool,
     /// Of a check or a survey: what is absent.
     absent: Vec<std::ops::Range<u64>>,
+    /// What an answer did not reach: donors are asked of that next.
+    unsaid: Option<std::ops::Range<u64>>,
     /// Of a fetch: parts that are zeros.
     zeros: Vec<std::ops::Range<u64>>,
 }
@@ -146,7 +148,7 @@ impl Default for Job {
     fn default() -> Job {
         let work = Work::Drop(Vec::new());
         let (open, absent, zeros) = (BTreeSet::new(), Vec::new(), Vec::new());
-        Job { work, bad: Vec::new(), open, good: false, absent, zeros }
+        Job { work, bad: Vec::new(), open, good: false, absent, unsaid: None, zeros }
     }
 }
 
@@ -159,7 +161,7 @@ struct World {
     extents: BTreeMap<Placement, Extent>,
     /// Left by slots that moved: they are served on, for who has not heard of it.
     retired: BTreeSet<Placement>,
-    /// Pieces of which a read or a write failed: some may be here.
+    /// Pieces of which a read or a write of this filler failed last: some may be here.
     doubted: BTreeSet<u64>,
     /// Not all donors have said what is here: they are asked again.
     surveys_again: bool,
