@@ -307,3 +307,24 @@ fn a_filling_that_is_taken_back_is_not_given_again_before_its_writer_knows() {
     let again = filling(&renewed.map.expect("the newest map"));
     assert!(again.iter().all(|filled| !given.contains(filled)), "{given:?} {again:?}");
 }
+
+/// After a restart nothing is planned until every donor was heard. So a slot may still be filled on a donor
+/// that wants to go, when another is taken out.
+#[test]
+fn what_is_taken_back_from_a_donor_that_leaves_is_free_when_another_is_forced_out() {
+    let mut world = World::with_donors(&[1; 5]);
+    world.create("v", Size::Bytes(2 * E), Some("parity:2+1")).expect("created");
+    let out = holder(&mut world, "v");
+    world.leave(&format!("d{out}"), false).expect("there is room");
+    let home = filling(&world.show("v").map)[0].placement.donor;
+    world.restart();
+    world.leaving.insert(home);
+    let _ = world.sync(home);
+    assert_eq!(filling(&world.peek("v").map)[0].placement.donor, home, "not all were heard yet");
+    let other = (1..=5).find(|id| *id != out && held_by(&world.peek("v").map, *id) > 0).expect("a holder");
+    world.leave(&format!("d{other}"), true).expect("the others suffice");
+    world.settle();
+    world.settle();
+    assert_eq!(world.extents_of("v"), world.peek("v").map.groups.iter().flat_map(|g| g.placements()).count());
+    assert!(world.status().donors.iter().all(|donor| donor.donor != home), "it holds nothing, and is out");
+}

@@ -183,17 +183,23 @@ impl Coordinator {
                 self.wanting.remove(id);
             }
         }
-        for (id, freed) in std::mem::take(&mut round.changed) {
-            self.slots_changed(now, id, &freed);
-            self.retire(id, round.left.remove(&id).unwrap_or_default());
-            self.free_retired(id);
-        }
+        self.tell_slots(now, &mut round);
         for donor in std::mem::take(&mut self.emptied) {
             self.tidy_donor(now, donor);
         }
         self.plan_again(now, round.planned);
         // Set by donors that had been waiting to go and are empty now: they leave no slot behind.
         self.replan = false;
+    }
+
+    /// Everybody hears what became of slots; what those left stays with its donors for as long as it may be
+    /// read.
+    fn tell_slots(&mut self, now: Time, round: &mut Round) {
+        for (id, freed) in std::mem::take(&mut round.changed) {
+            self.slots_changed(now, id, &freed);
+            self.retire(id, round.left.remove(&id).unwrap_or_default());
+            self.free_retired(id);
+        }
     }
 
     /// Sets the timer for what this round could not do, though time alone will let it.
@@ -392,10 +398,8 @@ impl Coordinator {
             let mut round = Round::default();
             self.take_back(volume, &mut round);
             self.wanting.insert(volume);
-            for (volume, freed) in round.changed {
-                self.note_given_up(&freed);
-                self.slots_changed(now, volume, &freed);
-            }
+            round.changed.values().for_each(|freed| self.note_given_up(freed));
+            self.tell_slots(now, &mut round);
             let freed = self.unretire(volume, |place| place.donor == id);
             self.give_back_retired(volume, &freed);
         }
