@@ -78,6 +78,31 @@ fn a_read_of_a_slot_that_moved_is_asked_of_its_new_holder() {
     assert_eq!(world.completed(), [(tag, Ok(()))]);
 }
 
+/// Its new holder does not let this reader in yet, and another has a copy.
+#[test]
+fn a_read_of_a_slot_that_moved_out_of_reach_is_asked_of_another() {
+    const NEW: DonorId = DonorId(3);
+    let mut map = wide(Redundancy { data: 1, parity: 1 });
+    map.groups[0].slots[0].filling = Some(Placement { donor: NEW, extent: 0 });
+    map.routes.insert(NEW, map.routes[&A].clone());
+    let mut world = World::new(map.clone(), true);
+    world.open(A);
+    world.open(B);
+    let session = world.session(NEW);
+    world.fail(NEW, session, LinkFailure::NotAdmitted("no such lease".into()));
+    world.sent();
+    let tag = world.submit(Op::Read, 0, 4096);
+    assert_eq!(world.sent().iter().map(|sent| sent.donor).collect::<Vec<_>>(), [A]);
+    fill(&mut map, 0);
+    map.routes.remove(&A);
+    world.step(Event::Map(map));
+    let again = world.sent();
+    let read = again.iter().find(|sent| sent.op == PartOp::Read).expect("asked again");
+    assert_eq!(read.donor, B);
+    world.answer(read.part, Ok(vec![]));
+    assert_eq!(world.completed(), [(tag, Ok(()))]);
+}
+
 /// A reader that the old holder does not admit any more.
 fn shut_out() -> (World, u64) {
     let mut world = World::new(moving(), true);

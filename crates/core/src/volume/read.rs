@@ -215,7 +215,7 @@ pub(super) fn failed(base: &mut Base, key: Key, slot: u32, failure: Failure) {
     }
 }
 
-/// Asks the same donor once more.
+/// Asks the holder of the slot once more: another by now, perhaps, which may be out of this client's reach.
 pub(super) fn again(base: &mut Base, key: Key, slot: u32) {
     let asked = match base.jobs[key].work {
         Work::Read(span) => {
@@ -224,8 +224,13 @@ pub(super) fn again(base: &mut Base, key: Key, slot: u32) {
         }
         _ => lanes::read_lane(base, key, slot),
     };
-    if !asked {
-        base.jobs[key].failed = Some(VolumeError::DonorLost);
+    if asked {
+        return;
+    }
+    base.jobs[key].coming &= !bit(slot);
+    match base.shape.geometry.parity {
+        0 => base.jobs[key].failed = Some(VolumeError::DonorLost),
+        _ => failed(base, key, slot, Failure::Down),
     }
 }
 
