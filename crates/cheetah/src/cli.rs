@@ -4,6 +4,8 @@ use crate::cli_custody::{CaseArgs, LOG_EXAMPLES, Log, VERIFY_LOG_EXAMPLES, Verif
 use crate::cli_machine::{DOCTOR_EXAMPLES, Doctor, Manual};
 use crate::cli_members::{Join, Member, Token};
 use crate::cli_saving::{SAVE_EXAMPLES, Save};
+use crate::cli_seal::{MANIFEST_EXAMPLES, SEAL_EXAMPLES};
+pub use crate::cli_seal::{Manifest, Verify};
 use crate::cli_serving::{Coordinate, Donate};
 use crate::expected::Hash;
 use cheetah_core::limits::POLL_DEFAULT_US;
@@ -126,17 +128,13 @@ pub enum Command {
     /// Whether a copy of a volume's log is whole, and what its pool signed. Needs no pool.
     #[command(after_help = VERIFY_LOG_EXAMPLES)]
     VerifyLog(VerifyLog),
-    /// Have nobody change a volume any more: it is read to its end, hashed, and each of its blocks gets a proof
-    /// that readers check.
-    #[command(
-        after_help = "Examples:\n  cheetah seal case7\n  cheetah manifest case7      what it holds, signed by the pool\n\n`load` seals what it loads, unless --writable is said."
-    )]
+    /// Have nobody change a volume any more: it is read to its end, hashed, and each of its blocks gets a
+    /// proof that readers check.
+    #[command(after_help = SEAL_EXAMPLES)]
     Seal(Named),
-    /// Print what a sealed volume holds: its hashes, its source, when and by whom, signed by the pool. With a file,
-    /// the text and its signature are written, which `minisign` verifies.
-    #[command(
-        after_help = "Examples:\n  cheetah manifest case7\n  cheetah manifest case7 case7.json      and case7.json.minisig beside it\n  cheetah verify case7 --manifest case7.json"
-    )]
+    /// Print what a sealed volume holds: its hashes, its source, when and by whom, signed by the pool. With a
+    /// file, the text and its signature are written, which `minisign` verifies.
+    #[command(after_help = MANIFEST_EXAMPLES)]
     Manifest(Manifest),
     /// Have donors compare all that they hold of a volume with its checksums, at the speed of their memory.
     /// What is wrong is put right from redundancy.
@@ -548,34 +546,6 @@ pub struct Report {
 #[derive(Debug, Args)]
 pub struct Named {
     pub name: String,
-    #[command(flatten)]
-    pub pool: PoolArg,
-    #[command(flatten)]
-    pub json: JsonArg,
-}
-
-#[derive(Debug, Args)]
-pub struct Verify {
-    pub name: String,
-    /// What the volume is to be, as `cheetah manifest` wrote it. A signature beside it (FILE.minisig) has to be the
-    /// pool's.
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub manifest: Option<PathBuf>,
-    #[command(flatten)]
-    pub pool: PoolArg,
-    #[command(flatten)]
-    pub json: JsonArg,
-}
-
-#[derive(Debug, Args)]
-pub struct Manifest {
-    pub name: String,
-    /// Where to write it, with its signature as FILE.minisig beside it. Without it: it is printed.
-    #[arg(value_hint = ValueHint::FilePath)]
-    pub file: Option<PathBuf>,
-    /// Replace a file that is there already.
-    #[arg(long)]
-    pub overwrite: bool,
     #[command(flatten)]
     pub pool: PoolArg,
     #[command(flatten)]

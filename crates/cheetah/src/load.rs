@@ -6,11 +6,14 @@
 //! is said only when every block's checksum was confirmed by who took it, and by who holds it after the last
 //! was sent, or else every byte was read back and hashed; a load that ends before its first
 //! byte leaves neither volume nor lease; one that ends later leaves what it wrote, and the pool knows how far
-//! it came; a volume that is made for it is never taken for an empty one. Tests: `lab/tests/evidence.rs`.
+//! it came; a volume that is made for it is never taken for an empty one; what is sealed is what was checked.
+//! `report` has what is said in the end. Tests: `lab/tests/evidence.rs`.
+
+mod report;
 
 use crate::claims::{Claimed, recognised};
 use crate::cli;
-use crate::expected::{self, Expected};
+use crate::expected;
 use crate::failure::{Exit, Failure};
 use crate::fill::{self, CHUNK_BYTES, Copied, Hashes, Progress};
 use crate::health::LOADING;
@@ -23,17 +26,15 @@ use crate::signals::Signals;
 use crate::verify;
 use cheetah_client::{Lease, Volume};
 use cheetah_core::api::{Answer, Call, Create, RefusalCode, Size, VolumeHealth, VolumeStatus};
-use cheetah_core::content::{
-    ByteRange, Check, Fill, FillFrom, Loaded, OnDisk, Sealing, Source, Tell, ToLoad,
-};
+use cheetah_core::content::{Check, Fill, FillFrom, Loaded, OnDisk, Sealing, Source, Tell, ToLoad};
 use cheetah_core::proofs::Root;
 use cheetah_core::text::written;
-use cheetah_core::units::{show_bytes, show_count};
+use cheetah_core::units::show_bytes;
 use cheetah_rim::control::{CallError, Client, own_name};
 use cheetah_rim::descriptors;
 use cheetah_rim::volume::Tuning;
 use cheetah_source::{Options, Source as AnySource, SourceError, is_address};
-use serde::Serialize;
+use report::{CheckedBy, LoadReport, print, verdict};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -41,72 +42,6 @@ use tokio::task::JoinHandle;
 
 /// How often the pool is told how far it is.
 const TELL_EACH: Duration = Duration::from_secs(1);
-
-#[derive(Debug, Serialize)]
-struct LoadReport {
-    file: String,
-    /// What the file is: the size and the hashes are those of the disk in it.
-    source: String,
-    /// A byte of it that is not what was written would have been noticed.
-    checksummed: bool,
-    volume: String,
-    bytes: u64,
-    /// Of those, bytes that were zeros and take no memory.
-    zero_bytes: u64,
-    /// Of those, bytes that were there already and were found to be right.
-    resumed_bytes: u64,
-    seconds: f64,
-    bytes_per_second: f64,
-    /// With zeros where the file could not be read.
-    file_hashes: Hashes,
-    /// Of the same range of the volume, where it was read back from the donors.
-    volume_hashes: Option<Hashes>,
-    verified: bool,
-    /// How.
-    checked_by: CheckedBy,
-    volume_bytes: u64,
-    /// What of the file could not be read, and answers an error in the volume.
-    unreadable: Vec<ByteRange>,
-    /// How the file changed while it was read.
-    file_changed: Option<String>,
-    /// What stands on the disk.
-    on_disk: OnDisk,
-    /// What the image says of the disk in it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    claims: Option<Claimed>,
-    /// Hashes that the disk was to have.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    expected: Vec<Expected>,
-    /// BLAKE3 of the volume, if it was sealed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    sealed: Option<Root>,
-    /// The hashes are those of the file itself.
-    #[serde(skip)]
-    is_file: bool,
-}
-
-impl LoadReport {
-    /// Whether the volume holds what the source held, as far as that could be read, and that is what it was
-    /// said to be.
-    fn is_right(&self, name: &str) -> bool {
-        let claims = self.claims.as_ref();
-        let claims = claims.and_then(|c| c.fault(&self.file_hashes, &self.file, name, &self.unreadable));
-        let expected = expected::fault(&self.expected, &self.file, name, &self.unreadable);
-        let is_checked = self.verified || self.checked_by == CheckedBy::Nobody;
-        is_checked && self.file_changed.is_none() && claims.is_none() && expected.is_none()
-    }
-}
-
-/// How it is known what the donors hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum CheckedBy {
-    /// They confirmed the checksums of what they were sent, and of what they held in the end.
-    Donors,
-    /// It was read back and hashed.
-    ReadingBack,
-    Nobody,
-}
 
 pub async fn load(options: cli::Load) -> Result<(), Failure> {
     // An image may have more files than a process may open unless it asks.
@@ -134,7 +69,7 @@ pub async fn load(options: cli::Load) -> Result<(), Failure> {
     let wanted = Fill { source: described(&*source), from: way(&options) };
     let made = ensure_volume(&pool, &options.name, &wanted.source, &options).await?;
     crate::custody::say_case(&pool, &options.name, &options.case).await?;
-    let lease = match Lease::for_filling(&pool, &options.name, wanted, !options.writable).await {
+    let lease = match Lease::for_filling(&pool, &options.name, wanted, seals(&options)).await {
         Ok(lease) => lease,
         Err(error) => {
             take_back(&pool, &options.name, made).await;
@@ -169,48 +104,17 @@ pub async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await.map_err(|e| Failure::failed(e.to_string()))?
 }
 
-/// What is wrong with what was loaded to its end.
-fn verdict(report: &LoadReport, options: &cli::Load) -> Result<(), Failure> {
-    let failure = |text: String| Err(Failure::new(Exit::DataLost, text));
-    let name = &options.name;
-    if !report.verified && report.checked_by != CheckedBy::Nobody {
-        return failure(format!(
-            "volume '{name}' does not hold what the file holds: do not use it; load it again with --overwrite"
-        ));
-    }
-    if let Some(how) = &report.file_changed {
-        return failure(format!(
-            "{} changed while it was read: {how}. Volume '{name}' holds what was read, some of it from before and some from \
-             after: load it again with --overwrite when nobody writes it",
-            report.file
-        ));
-    }
-    let claims = report.claims.as_ref();
-    let claims =
-        claims.and_then(|claims| claims.fault(&report.file_hashes, &report.file, name, &report.unreadable));
-    let expected = expected::fault(&report.expected, &report.file, name, &report.unreadable);
-    let faults: Vec<String> = expected.into_iter().chain(claims).collect();
-    let faults = (!faults.is_empty()).then(|| faults.join("; and "));
-    let lost: u64 = report.unreadable.iter().map(|range| range.len).sum();
-    if lost > 0 {
-        return failure(format!(
-            "{} of {} could not be read, in {}: those ranges of volume '{name}' answer EIO, and `cheetah show {name}` lists \
-             them{}",
-            show_bytes(lost),
-            report.file,
-            show_count(report.unreadable.len() as u64, "range"),
-            faults.map_or_else(String::new, |fault| format!("; and {fault}"))
-        ));
-    }
-    faults.map_or(Ok(()), failure)
-}
-
 fn way(options: &cli::Load) -> FillFrom {
     match (options.overwrite, options.resume) {
         (true, _) => FillFrom::Overwrite,
         (false, true) => FillFrom::Resume,
         (false, false) => FillFrom::Fresh,
     }
+}
+
+/// Whether it is to be sealed: not what nobody checked, for that may have to be loaded again.
+fn seals(options: &cli::Load) -> bool {
+    !options.writable && !options.no_verify
 }
 
 /// The source as the pool keeps it.
@@ -360,7 +264,7 @@ impl Loading {
 
     /// Whether the volume will be the disk, and nothing else: only then nobody is to change it.
     fn is_to_be_sealed(&self, bytes: u64, volume_bytes: u64, options: &cli::Load) -> bool {
-        if options.writable {
+        if !seals(options) {
             return false;
         }
         let name = &self.name;
@@ -592,70 +496,6 @@ fn check_room(volume: &VolumeStatus, bytes: u64, options: &cli::Load) -> Result<
             "{} has {bytes} bytes, volume '{name}' has {size}: `cheetah grow {name} {bytes}` makes room",
             options.file.display()
         )));
-    }
-    Ok(())
-}
-
-fn print(report: &LoadReport, options: &cli::Load) -> Result<(), Failure> {
-    if options.json.json {
-        return output::json(report);
-    }
-    output::line(&format!(
-        "loaded {} of {}{} into {} in {:.1} s, {}/s; {} of zeros take no memory",
-        show_bytes(report.bytes),
-        if report.is_file { "" } else { "the disk in " },
-        report.file,
-        report.volume,
-        report.seconds,
-        show_bytes(report.bytes_per_second as u64),
-        show_bytes(report.zero_bytes)
-    ));
-    if report.resumed_bytes > 0 {
-        output::line(&format!("{} of that were there already, and right", show_bytes(report.resumed_bytes)));
-    }
-    // What was hashed: the file, or the disk in it.
-    let of = if report.is_file { "file" } else { "disk" };
-    output::line(&format!("MD5     {of}    {}", report.file_hashes.md5));
-    if let Some(read) = &report.volume_hashes {
-        output::line(&format!("        volume  {}", read.md5));
-    }
-    output::line(&format!("SHA-1   {of}    {}", report.file_hashes.sha1));
-    output::line(&format!("SHA-256 {of}    {}", report.file_hashes.sha256));
-    if let Some(read) = &report.volume_hashes {
-        output::line(&format!("        volume  {}", read.sha256));
-    }
-    if report.volume_bytes > report.bytes {
-        output::line(&format!(
-            "the volume has {} bytes more than the file; the hashes cover the first {}",
-            report.volume_bytes - report.bytes,
-            report.bytes
-        ));
-    }
-    for line in report.claims.iter().flat_map(|claims| claims.lines(&report.file_hashes)) {
-        output::line(&line);
-    }
-    report.expected.iter().for_each(|expected| output::line(&expected.line()));
-    on_disk::lines(&report.on_disk).iter().for_each(|line| output::line(line));
-    for ByteRange { offset, len } in &report.unreadable {
-        output::line(&format!("unreadable      {len} bytes from {offset} on"));
-    }
-    let how = match report.checked_by {
-        CheckedBy::Donors => {
-            "the donors confirmed the checksum of every block that was sent, and hold it now"
-        }
-        CheckedBy::ReadingBack => "every byte was read back and is the same",
-        CheckedBy::Nobody => "",
-    };
-    let zeros = match report.unreadable.is_empty() {
-        true => "",
-        false => "; zeros stand in the hashes for what could not be read",
-    };
-    output::line(&match report.verified {
-        true => format!("verified: {how}{zeros}"),
-        false => "not verified".to_owned(),
-    });
-    if let Some(root) = report.sealed {
-        output::line(&format!("sealed: nobody changes it any more; BLAKE3 {root}"));
     }
     Ok(())
 }

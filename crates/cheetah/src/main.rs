@@ -12,6 +12,7 @@ mod cli_custody;
 mod cli_machine;
 mod cli_members;
 mod cli_saving;
+mod cli_seal;
 mod cli_serving;
 mod configuration;
 mod content;

@@ -1,5 +1,5 @@
-//! `cheetah manifest`: what a sealed volume holds, in a text that the pool signed; and whether a volume is what
-//! such a text says.
+//! `cheetah manifest`: what a sealed volume holds, in a text that the pool signed; and whether a volume is
+//! what such a text says.
 //!
 //! Owns the files of it, and the comparison. Never: what stands in it (`core::coordinator::seal`), or the
 //! signature (`rim::control::signing`). Invariants: the text is written as it was signed, byte for byte; no

@@ -1,11 +1,9 @@
-//! `cheetah seal` and `cheetah manifest`: a volume that nobody changes any more, and the record that says what
-//! it holds.
+//! `cheetah seal`: a volume that nobody changes any more.
 //!
-//! Owns what is read and proved before a volume is sealed, and the files of its manifest. Never: the rule of
-//! who may write a sealed volume (`core::coordinator::seal`), the checks of readers (`rim::volume::proving`),
-//! or the signature (the pool's). Invariants: nothing is sealed that could not be read to its end, but for
-//! what its source could not give; nothing that was loaded is sealed as something else. Called by `main` and
-//! `load`. Tests: `lab/tests/seal.rs`.
+//! Owns what is read and proved before that. Never: the rule of who may write a sealed volume
+//! (`core::coordinator::seal`), or the checks of readers (`rim::volume::proving`). Invariants: nothing is
+//! sealed that could not be read to its end, but for what its source could not give; nothing that was loaded
+//! is sealed as something else. Called by `main` and `load`. Tests: `lab/tests/seal.rs`.
 
 use crate::cli;
 use crate::failure::{Exit, Failure};

@@ -234,7 +234,7 @@ mod tests {
                 assert_eq!(u64::from(place.nth) + 1, (tree.proofs(level + 1) - 1) % PROOFS_PER_PAGE + 1);
             }
             assert_eq!(tree.block(tree.begin() / BLOCK_BYTES + tree.bytes() / BLOCK_BYTES), None, "{size}");
-            let end = u32::try_from((size - 1) % BLOCK_BYTES + 1).unwrap();
+            let end = u32::try_from((size - 1) % BLOCK_BYTES + 1).expect("a block is small");
             assert_eq!(tree.block(tree.blocks() - 1), Some(Block::Data { bytes: end }), "{size}");
         }
     }
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn a_root_reads_what_it_writes() {
-        let root = Root(std::array::from_fn(|at| u8::try_from(at * 7).unwrap()));
+        let root = Root(std::array::from_fn(|at| u8::try_from(at * 7).expect("below 256")));
         assert_eq!(Root::try_from(root.to_string()), Ok(root));
         for bad in ["", "00", &"g".repeat(64), &"é".repeat(32)] {
             assert_eq!(Root::try_from(bad.to_owned()), Err(BadRoot), "{bad}");

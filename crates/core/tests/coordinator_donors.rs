@@ -19,7 +19,7 @@ fn another_version_and_bad_joins_are_refused() {
     let mut join = joining(1, 4);
     join.version = 0;
     let answer = world.ask(Call::Join(join));
-    assert_refused(answer, RefusalCode::Version, &["donor 'd1' on h1", "version 0", "version 5", "upgrade"]);
+    assert_refused(answer, RefusalCode::Version, &["donor 'd1' on h1", "version 0", "version 6", "upgrade"]);
     let mut join = joining(1, 4);
     join.name = "a b".into();
     assert_refused(world.ask(Call::Join(join)), RefusalCode::Invalid, &["'a b'"]);

@@ -171,7 +171,7 @@ fn another_version_or_volume_is_refused() {
     let Call::Attach { name, mut attach } = attaching("v", false) else { unreachable!() };
     attach.version += 1;
     let answer = world.ask(Call::Attach { name, attach });
-    assert_refused(answer, RefusalCode::Version, &["version 6", "version 5", "coordinator's machine"]);
+    assert_refused(answer, RefusalCode::Version, &["version 7", "version 6", "coordinator's machine"]);
     assert_refused(world.attach("w", false), RefusalCode::NotFound, &["'w'"]);
     let lease = world.attach("v", false).expect("attached");
     assert_refused(world.detach("w", lease.token), RefusalCode::Gone, &[]);

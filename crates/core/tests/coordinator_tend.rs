@@ -37,7 +37,7 @@ fn a_holder_leaves(world: &mut World) {
 fn what_a_leaving_donor_holds_of_a_volume_at_rest_is_moved_by_who_gets_it() {
     let mut world = World::with_donors(&[4, 4]);
     world.create("v", Size::Bytes(2 * E), Some("linear")).expect("created");
-    assert_eq!(tenders(&world, "v"), []);
+    assert_eq!(tenders(&world, "v"), Vec::<u64>::new());
     world.leave("d1", false).expect("there is room");
     world.settle();
     assert_eq!(tenders(&world, "v"), [2]);
@@ -46,7 +46,7 @@ fn what_a_leaving_donor_holds_of_a_volume_at_rest_is_moved_by_who_gets_it() {
     assert_eq!(tenders(&world, "v"), [2], "it goes on");
     world.fill("v", lease.token);
     world.settle();
-    assert_eq!(tenders(&world, "v"), []);
+    assert_eq!(tenders(&world, "v"), Vec::<u64>::new());
     assert!(world.donors[&DonorId(1)].dismissed);
 }
 
@@ -66,7 +66,7 @@ fn a_person_is_preferred_and_the_donor_is_refused_everywhere_before() {
     for id in [1, 2] {
         assert_eq!(world.tokens_of(id), [lease.token].into());
     }
-    assert_eq!(tenders(&world, "v"), []);
+    assert_eq!(tenders(&world, "v"), Vec::<u64>::new());
     let late = world.renew("v", tending.token, tending.map.epoch);
     let late = world.answer(late).expect("at once");
     assert_refused(late, RefusalCode::Gone, &[]);
@@ -109,7 +109,7 @@ fn what_a_donor_took_with_it_is_rebuilt_and_a_silent_one_is_waited_for_a_while()
     let holders: Vec<u64> = (1..=4).filter(|id| held_by(&map, *id) > 0).collect();
     world.silence(holders[0]);
     world.settle();
-    assert_eq!(tenders(&world, "v"), [], "it may come back");
+    assert_eq!(tenders(&world, "v"), Vec::<u64>::new(), "it may come back");
     let repair = |world: &mut World| world.show("v").status.repair;
     assert_eq!(repair(&mut world).as_deref(), Some("a donor rebuilds it in a moment"));
     world.pass(TEND_SILENCE_NS);
@@ -120,7 +120,7 @@ fn what_a_donor_took_with_it_is_rebuilt_and_a_silent_one_is_waited_for_a_while()
     assert_eq!(filling(&world.show("v").map).len(), 1);
     world.fill("v", lease.token);
     world.settle();
-    assert_eq!(tenders(&world, "v"), []);
+    assert_eq!(tenders(&world, "v"), Vec::<u64>::new());
     world.detach("v", lease.token).expect("detached");
     // One that left for good is not waited for.
     a_holder_leaves(&mut world);
@@ -137,7 +137,7 @@ fn a_tender_that_ends_before_it_gives_the_volume_back_keeps_the_next_out_of_noth
     let lease = attach_yielding(&mut world, "v");
     world.fill("v", lease.token);
     world.settle();
-    assert_eq!(tenders(&world, "v"), [], "it is done");
+    assert_eq!(tenders(&world, "v"), Vec::<u64>::new(), "it is done");
     a_holder_leaves(&mut world);
     assert_eq!(tenders(&world, "v").len(), 1);
     let next = attach_yielding(&mut world, "v");
@@ -165,7 +165,7 @@ fn who_writes_a_volume_hears_of_donors_that_are_silent_as_a_tender_would() {
     let other = (1..=4).find(|id| held_by(&map, *id) == 0).expect("another");
     let writer = world.attach("v", false).expect("attached");
     let epoch = world.show("v").map.epoch;
-    assert_eq!(silent_to(&mut world, writer.token, epoch), []);
+    assert_eq!(silent_to(&mut world, writer.token, epoch), Vec::<u64>::new());
     world.silence(holder);
     let mut heard = Vec::new();
     for _ in 0..TEND_SILENCE_NS / LEASE_RENEW_NS {
@@ -173,7 +173,7 @@ fn who_writes_a_volume_hears_of_donors_that_are_silent_as_a_tender_would() {
     }
     assert_eq!((heard.first(), heard.last()), (Some(&vec![]), Some(&vec![holder])), "not before its time");
     let reader = world.attach("v", true).expect("attached");
-    assert_eq!(silent_to(&mut world, reader.token, epoch), [], "a reader changes nothing");
+    assert_eq!(silent_to(&mut world, reader.token, epoch), Vec::<u64>::new(), "a reader changes nothing");
     world.silence(other);
     let keep = |world: &mut World| silent_to(world, writer.token, epoch);
     (0..8).for_each(|_| assert_eq!(keep(&mut world), [holder], "the other has nothing of it"));
@@ -182,7 +182,7 @@ fn who_writes_a_volume_hears_of_donors_that_are_silent_as_a_tender_would() {
     world.renew_without("v", &writer, &[holder]);
     assert_eq!(world.show("v").status.repair.as_deref(), Some("it is rebuilt in a moment"));
     world.join(holder, 4).expect("it is back");
-    assert_eq!(keep(&mut world), []);
+    assert_eq!(keep(&mut world), Vec::<u64>::new());
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn who_writes_is_not_told_to_ask_donors_that_are_all_that_is_left() {
     world.silence(1);
     assert_eq!(ask(&mut world), [1]);
     world.silence(2);
-    assert_eq!(ask(&mut world), [], "each may bring back what the other took");
+    assert_eq!(ask(&mut world), Vec::<u64>::new(), "each may bring back what the other took");
 }
 
 #[test]
@@ -290,7 +290,7 @@ fn what_a_reader_finds_wrong_is_put_right_by_a_donor_once_and_by_who_writes() {
     world.create("v", Size::Bytes(E), Some("parity:3+1")).expect("created");
     let reader = world.attach("v", true).expect("attached");
     assert!(!is_to_scrub(&mut world, &reader, 0, 0));
-    assert_eq!(tenders(&world, "v"), []);
+    assert_eq!(tenders(&world, "v"), Vec::<u64>::new());
     assert!(!is_to_scrub(&mut world, &reader, 3, 0), "it changes nothing itself");
     assert_eq!(tenders(&world, "v").len(), 1);
     let tender = attach_yielding(&mut world, "v");
@@ -300,11 +300,11 @@ fn what_a_reader_finds_wrong_is_put_right_by_a_donor_once_and_by_who_writes() {
     assert_eq!(tenders(&world, "v").len(), 1);
     assert!(!is_to_scrub(&mut world, &tender, 3, 1), "done");
     world.settle();
-    assert_eq!(tenders(&world, "v"), []);
+    assert_eq!(tenders(&world, "v"), Vec::<u64>::new());
     world.detach("v", tender.token).expect("given back");
     let writer = world.attach("v", false).expect("attached");
     is_to_scrub(&mut world, &reader, 4, 0);
-    assert_eq!(tenders(&world, "v"), [], "somebody writes");
+    assert_eq!(tenders(&world, "v"), Vec::<u64>::new(), "somebody writes");
     assert!(is_to_scrub(&mut world, &writer, 0, 7));
     assert!(!is_to_scrub(&mut world, &writer, 1, 8));
 }
@@ -323,7 +323,7 @@ fn what_a_reader_finds_while_a_pass_is_under_way_is_looked_at_by_the_next_one() 
     assert!(is_to_scrub(&mut world, &tender, 3, 6), "that pass does not count");
     assert!(!is_to_scrub(&mut world, &tender, 9, 7), "the next one does");
     world.settle();
-    assert_eq!(tenders(&world, "v"), []);
+    assert_eq!(tenders(&world, "v"), Vec::<u64>::new());
 }
 
 #[test]
@@ -332,5 +332,5 @@ fn nobody_is_told_to_put_right_what_nothing_can() {
     world.create("v", Size::Bytes(E), Some("linear")).expect("created");
     let reader = world.attach("v", true).expect("attached");
     is_to_scrub(&mut world, &reader, 3, 0);
-    assert_eq!(tenders(&world, "v"), []);
+    assert_eq!(tenders(&world, "v"), Vec::<u64>::new());
 }

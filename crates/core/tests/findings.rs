@@ -7,7 +7,7 @@ use cheetah_core::api::{
     API_VERSION, Attachment, Call, Crowd, DonorHealth, DonorStatus, PoolStatus, Renew, Size, Stranger,
     VolumeHealth, VolumeReport, VolumeStatus, WaitsFor,
 };
-use cheetah_core::content::{Check, Content, ContentState, Load, Source, Written};
+use cheetah_core::content::{Check, Content, ContentState, Load, Sealed, Source, Written};
 use cheetah_core::findings::{Code, Finding, State, of_pool, worst};
 use cheetah_core::limits::{ATTACHMENT_SILENCE_NS, MILLISECOND_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, PoolId, Redundancy, VolumeId};
@@ -176,7 +176,8 @@ fn what_is_lost_is_loaded_again_only_where_a_load_filled_it() {
         .advice
     };
     let written = Written { at: 1, by: "bob".into(), certain: true };
-    let plain = Content { state: ContentState::Written, load: None, written: Some(written.clone()) };
+    let plain =
+        Content { state: ContentState::Written, load: None, written: Some(written.clone()), sealed: None };
     let said = lost(plain);
     assert!(said.contains("no load filled it") && !said.contains("source"), "{said}");
     let source =
@@ -197,9 +198,15 @@ fn what_is_lost_is_loaded_again_only_where_a_load_filled_it() {
         memory: None,
         made: false,
     };
-    let loaded = Content { state: ContentState::Loaded, load: Some(Box::new(load)), written: None };
+    let loaded =
+        Content { state: ContentState::Loaded, load: Some(Box::new(load)), written: None, sealed: None };
     let said = lost(loaded.clone());
     assert!(said.contains("`cheetah load /e/disk.raw case7 --overwrite`"), "{said}");
+    let (root, custody, hash) = (cheetah_core::proofs::Root([0; 32]), None, String::new);
+    let (at, by, by_reading) = (3, "eve".to_owned(), false);
+    let sealed = Sealed { at, by, root, md5: hash(), sha1: hash(), sha256: hash(), by_reading, custody };
+    let said = lost(Content { sealed: Some(sealed.into()), ..loaded.clone() });
+    assert!(said.contains("`cheetah delete case7` and `cheetah load /e/disk.raw case7`"), "{said}");
     let said = lost(Content { written: Some(written), ..loaded });
     assert!(said.contains("without what was written since"), "{said}");
 }

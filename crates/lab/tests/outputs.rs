@@ -68,7 +68,7 @@ fn errors_that_nobody_hears_keep_their_exit_code() {
         assert_eq!(run(&["status"]), Some(0));
         // It has something to say all the time: what it made, how far it is, that it is done.
         for more in ["--json", "--overwrite"] {
-            assert_eq!(run(&["load", &image, "case", more]), Some(0));
+            assert_eq!(run(&["load", &image, "case", "--writable", more]), Some(0));
         }
         assert_eq!(run(&["delete", "case"]), Some(0));
     }

@@ -35,7 +35,7 @@ fn loaded() -> (Pool, std::path::PathBuf) {
     }
     file.write_all_at(&noise(), NOISE_AT).expect("written");
     pool.ok(["create", "case7", &BYTES.to_string(), "--redundancy", "linear"]);
-    pool.ok(["load", &image.display().to_string(), "case7"]);
+    pool.ok(["load", &image.display().to_string(), "case7", "--writable"]);
     (pool, image)
 }
 
@@ -95,7 +95,7 @@ fn what_is_saved_is_what_was_loaded_and_programs_of_others_say_so() {
     let text = pool.ok(["save", "case7", &file.display().to_string(), "--overwrite"]);
     tools::names(&text, &["verified", "it is what was loaded from", "case7.dd.sha256"]);
     // It goes back in, and the files beside it are compared.
-    let said = pool.ok(["load", &file.display().to_string(), "case7", "--overwrite"]);
+    let said = pool.ok(["load", &file.display().to_string(), "case7", "--overwrite", "--writable"]);
     tools::names(&said, &["case7.dd.sha256"]);
     pool.ok(["delete", "case7"]);
 
@@ -376,7 +376,7 @@ fn an_e01_is_what_libewf_takes_and_refuses_when_a_byte_was_changed() {
     // A name without an ending gets it.
     saved(&pool, &directory.join("other"), &["--format", "e01", "--compression", "empty-block"]);
     assert_eq!(names(&directory), ["case7.E01", "case7.TXT", "other.E01"]);
-    let said = pool.ok(["load", &file.display().to_string(), "case7", "--overwrite"]);
+    let said = pool.ok(["load", &file.display().to_string(), "case7", "--overwrite", "--writable"]);
     tools::names(&said, &["E01 image", "MD5 as the image claims", "SHA-1 as the image claims"]);
 }
 

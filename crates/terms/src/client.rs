@@ -198,7 +198,8 @@ mod tests {
 
     fn events(op: PartOp, answer: Answer<()>, wrong_blocks: u32) -> Vec<Event> {
         let mut events = Vec::new();
-        answered(op, answer, wrong_blocks, &mut events);
+        let wrong = (wrong_blocks > 0).then_some(PartError::Corrupt { blocks: wrong_blocks, forged: false });
+        answered(op, answer, wrong, &mut events);
         events
     }
 

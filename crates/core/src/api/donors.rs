@@ -107,8 +107,8 @@ pub struct Duty {
     /// The writer repairs and moves, and changes nothing of what the volume holds.
     #[serde(default)]
     pub repairs: bool,
-    /// Nobody writes the volume any more but who repairs it. A donor that has heard that once believes no later
-    /// word against it.
+    /// Nobody writes the volume any more but who repairs it. A donor that has heard that once believes no
+    /// later word against it.
     #[serde(default)]
     pub sealed: bool,
     /// Leases without the right to write.

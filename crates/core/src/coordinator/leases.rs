@@ -10,6 +10,7 @@ use super::notes::Over;
 use super::record::LeaseRecord;
 use super::{Coordinator, Key, Outcome, Timer, check_version, door, open, refuse};
 use crate::api::{Answer, Attach, Attached, Refusal, RefusalCode, Renew, VolumeReport};
+use crate::content::Fill;
 use crate::limits::{DONOR_SILENCE_NS, LEASE_NS, LEASE_RENEW_NS, MILLISECOND_NS, POOL_LEASES_MAX, SECOND_NS};
 use crate::map::{DonorId, LeaseToken, VolumeId};
 use crate::seed::Seed;
@@ -39,19 +40,9 @@ impl Coordinator {
         let attach = door::attach(attach);
         check_version(attach.version, &attach.holder)?;
         let id = self.volume_named(name)?;
-        if self.leases.len() >= POOL_LEASES_MAX {
-            let message = format!("the pool is at its limit of {POOL_LEASES_MAX} attachments");
-            return Err(refuse(RefusalCode::Unavailable, message));
-        }
         let attach = Attach { read_only: self.gets_read_only(id, &attach), ..attach };
-        self.check_sealed(id, name, &attach)?;
-        self.check_open(id, name, &attach)?;
-        if let Some(message) = self.in_the_way(id, name, &attach) {
-            return Err(refuse(RefusalCode::Conflict, message));
-        }
-        self.check_usable(id, name, &attach)?;
         let fill = attach.fill.clone().filter(|fill| attach.alone || open::opens(fill));
-        fill.iter().try_for_each(|fill| self.check_fill(id, fill))?;
+        self.check_attach(id, name, &attach, fill.as_ref())?;
         // Of two that yield the second was told to come by this coordinator: the first may have ended before
         // it gave back what it had.
         if !attach.read_only {
@@ -113,6 +104,27 @@ impl Coordinator {
         self.note_lease(token, None);
         self.touch_volume(id);
         Ok(Outcome::Hold(Held::Attach { volume: id, token }, now + DONOR_SILENCE_NS))
+    }
+
+    /// Whether it may be attached so; nothing is changed.
+    fn check_attach(
+        &self,
+        id: VolumeId,
+        name: &str,
+        attach: &Attach,
+        fill: Option<&Fill>,
+    ) -> Result<(), Refusal> {
+        if self.leases.len() >= POOL_LEASES_MAX {
+            let message = format!("the pool is at its limit of {POOL_LEASES_MAX} attachments");
+            return Err(refuse(RefusalCode::Unavailable, message));
+        }
+        self.check_sealed(id, name, attach)?;
+        self.check_open(id, name, attach)?;
+        if let Some(message) = self.in_the_way(id, name, attach) {
+            return Err(refuse(RefusalCode::Conflict, message));
+        }
+        self.check_usable(id, name, attach)?;
+        fill.map_or(Ok(()), |fill| self.check_fill(id, fill))
     }
 
     /// Whose lease does not go together with this one, and what to do.

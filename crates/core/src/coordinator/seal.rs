@@ -63,8 +63,8 @@ impl Coordinator {
         })
     }
 
-    /// Room behind the volume's end for what will prove it. Where the pool has none, its map says so by having
-    /// none: it can be filled all the same.
+    /// Room behind the volume's end for what will prove it. Where the pool has none, its map says so by
+    /// having none: it can be filled all the same.
     pub(super) fn make_room_for_proofs(&mut self, id: VolumeId, seed: &mut Seed) {
         let Some(volume) = self.volumes.get(&id).filter(|volume| volume.map.proofs.is_none()) else { return };
         if volume.map.is_filled_later() {

@@ -125,7 +125,6 @@ impl Coordinator {
             if is_backed && memory.is_none() { open::or_a_part(shortage) } else { shortage }
         })?;
         let order = self.volumes.values().map(|volume| volume.order + 1).max().unwrap_or(0);
-        let routes = BTreeMap::new();
         let map = VolumeMap {
             volume: id,
             name: name.clone(),
@@ -134,7 +133,7 @@ impl Coordinator {
             redundancy,
             unit,
             groups,
-            routes,
+            routes: BTreeMap::new(),
             bad: Vec::new(),
             unreadable: Vec::new(),
             hurry: false,

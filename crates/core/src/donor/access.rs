@@ -412,7 +412,8 @@ mod tests {
         };
         let (extents, writer) = written(&access, "case.7@x@00000000000000ab");
         assert_eq!(extents, [1, 2, 4]);
-        assert_eq!(written(&access, "case.7@x@00000000000000cd").0, [], "a reader's flush ages nothing");
+        let (extents, _) = written(&access, "case.7@x@00000000000000cd");
+        assert!(extents.is_empty(), "a reader's flush ages nothing");
         assert_eq!(Access::closed(DONOR, 8).written_by(&writer).count(), 0, "nor that of a lease that ended");
         assert_eq!(written(&Access::alone(2), "arena").0, [0, 1]);
     }

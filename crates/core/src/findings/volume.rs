@@ -96,6 +96,10 @@ fn health(volume: &VolumeStatus) -> Option<Finding> {
 fn again(volume: &VolumeStatus) -> String {
     let name = &volume.name;
     match (&volume.content.load, &volume.content.written) {
+        (Some(load), None) if volume.content.sealed.is_some() => format!(
+            "it is sealed, so `cheetah delete {name}` and `cheetah load {} {name}` make it anew from its source",
+            load.source.name
+        ),
         (Some(load), None) => {
             format!("`cheetah load {} {name} --overwrite` loads it again from its source", load.source.name)
         }

@@ -44,10 +44,13 @@ pub(super) struct Wire {
     pub(super) parse: fn(&[u8]) -> Result<Answer, serde_json::Error>,
 }
 
+/// The body of a call without one.
+const NONE: Vec<u8> = Vec::new();
+
 /// The request that carries a call.
 pub(super) fn wire(call: &Call) -> Wire {
     let (method, path, body, held, parse): (_, _, _, _, fn(&[u8]) -> _) = match call {
-        Call::Pool => (Method::GET, "/v1/pool".to_owned(), Vec::new(), 0, |b| json(b).map(Answer::Pool)),
+        Call::Pool => (Method::GET, "/v1/pool".to_owned(), NONE, 0, |b| json(b).map(Answer::Pool)),
         Call::Join(join) => {
             (Method::POST, "/v1/donors".to_owned(), bytes(join), GREETING_NS, |b| json(b).map(Answer::Joined))
         }
@@ -64,17 +67,15 @@ pub(super) fn wire(call: &Call) -> Wire {
             let path = "/v1/volumes".to_owned();
             (Method::POST, path, bytes(create), DONOR_SILENCE_NS, |b| json(b).map(Answer::Volume))
         }
-        Call::Show { name } => {
-            (Method::GET, volume(name, ""), Vec::new(), 0, |b| json(b).map(Answer::Volume))
-        }
+        Call::Show { name } => (Method::GET, volume(name, ""), NONE, 0, |b| json(b).map(Answer::Volume)),
         Call::Manifest { name } => {
-            (Method::GET, volume(name, "/manifest"), Vec::new(), 0, |b| json(b).map(Answer::Signed))
+            (Method::GET, volume(name, "/manifest"), NONE, 0, |b| json(b).map(Answer::Signed))
         }
         Call::Grow { name, size } => {
             let body = bytes(&GrowBody { size: *size });
             (Method::POST, volume(name, "/grow"), body, DONOR_SILENCE_NS, |b| json(b).map(Answer::Volume))
         }
-        Call::Delete { name } => (Method::DELETE, volume(name, ""), Vec::new(), 0, |_| Ok(Answer::Done)),
+        Call::Delete { name } => (Method::DELETE, volume(name, ""), NONE, 0, |_| Ok(Answer::Done)),
         Call::Attach { name, attach } => {
             let path = volume(name, "/leases");
             (Method::POST, path, bytes(attach), DONOR_SILENCE_NS, |b| json(b).map(Answer::Attached))
@@ -92,22 +93,18 @@ pub(super) fn wire(call: &Call) -> Wire {
             (Method::POST, path, bytes(tell), 0, |_| Ok(Answer::Done))
         }
         Call::Detach { name, token } => {
-            (Method::DELETE, volume(name, &format!("/leases/{token}")), Vec::new(), 0, |_| Ok(Answer::Done))
+            (Method::DELETE, volume(name, &format!("/leases/{token}")), NONE, 0, |_| Ok(Answer::Done))
         }
-        Call::Log { name } => {
-            (Method::GET, volume(name, "/log"), Vec::new(), 0, |b| json(b).map(Answer::Log))
-        }
+        Call::Log { name } => (Method::GET, volume(name, "/log"), NONE, 0, |b| json(b).map(Answer::Log)),
         Call::Say { name, said } => {
             (Method::POST, volume(name, "/log"), bytes(said), 0, |_| Ok(Answer::Done))
         }
         Call::NewToken(new) => {
             (Method::POST, "/v1/tokens".to_owned(), bytes(new), 0, |b| json(b).map(Answer::Token))
         }
-        Call::Tokens => {
-            (Method::GET, "/v1/tokens".to_owned(), Vec::new(), 0, |b| json(b).map(Answer::Tokens))
-        }
+        Call::Tokens => (Method::GET, "/v1/tokens".to_owned(), NONE, 0, |b| json(b).map(Answer::Tokens)),
         Call::RevokeToken { token } => {
-            (Method::DELETE, format!("/v1/tokens/{token}"), Vec::new(), 0, |_| Ok(Answer::Done))
+            (Method::DELETE, format!("/v1/tokens/{token}"), NONE, 0, |_| Ok(Answer::Done))
         }
         Call::Enrol { enrol, hash: _ } => {
             (Method::POST, "/v1/members".to_owned(), bytes(enrol), 0, |b| json(b).map(Answer::Enrolled))
@@ -116,11 +113,9 @@ pub(super) fn wire(call: &Call) -> Wire {
             let path = "/v1/members/self".to_owned();
             (Method::POST, path, bytes(recertify), 0, |b| json(b).map(Answer::Enrolled))
         }
-        Call::Members => {
-            (Method::GET, "/v1/members".to_owned(), Vec::new(), 0, |b| json(b).map(Answer::Members))
-        }
+        Call::Members => (Method::GET, "/v1/members".to_owned(), NONE, 0, |b| json(b).map(Answer::Members)),
         Call::RevokeMember { member } => {
-            (Method::DELETE, format!("/v1/members/{member}"), Vec::new(), 0, |_| Ok(Answer::Done))
+            (Method::DELETE, format!("/v1/members/{member}"), NONE, 0, |_| Ok(Answer::Done))
         }
     };
     let deadline = Duration::from_nanos(held + CONTROL_DEADLINE_NS);

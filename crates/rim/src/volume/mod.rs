@@ -7,8 +7,8 @@
 //! everything that a batch of events caused is sent together, connection by connection. Called by `cheetah
 //! attach` and the tests. Parts: `handle` (what front ends hold), `orders` (what it is told beside requests),
 //! `links` (the connections to each donor), `conn` (one of them), `open` (making one), `heads` (of the writes
-//! that leave by it), `fetching` (of what is not here yet), `proving` (of what is sealed), `traffic` (how much is on its way), `memory`
-//! (payloads, scratch memory, checksums).
+//! that leave by it), `fetching` (of what is not here yet), `proving` (of what is sealed), `traffic` (how
+//! much is on its way), `memory` (payloads, scratch memory, checksums).
 
 mod conn;
 mod fetching;

@@ -1,10 +1,11 @@
-//! A sealed volume that is read, by tools or by who repairs it: each block is checked against its proof before anybody gets it.
+//! A sealed volume that is read, by tools or by who repairs it: each block is checked against its proof
+//! before anybody gets it.
 //!
 //! Owns which answers wait for proofs, and the reads that bring those. Never: hashing (`crate::proofs`), or
-//! what follows from a block that is wrong (the machine says). Invariant: of a sealed volume the machine hears
-//! of no block that came, and of none that was rebuilt, before that block was checked; what waits is in memory
-//! that nothing else uses, or is passed over. A page is read like the volume's data, and so checked and, where
-//! it is wrong, gone round like that. Called by `super`. Tests: `lab/tests/seal.rs`.
+//! what follows from a block that is wrong (the machine says). Invariant: of a sealed volume the machine
+//! hears of no block that came, and of none that was rebuilt, before that block was checked; what waits is in
+//! memory that nothing else uses, or is passed over. A page is read like the volume's data, and so checked
+//! and, where it is wrong, gone round like that. Called by `super`. Tests: `lab/tests/seal.rs`.
 
 use super::Driver;
 use super::conn::{Body, forged};
@@ -135,8 +136,8 @@ impl Proving {
         }
     }
 
-    /// How many pages are read with this one: those that follow, where a tool reads on, and which the same page
-    /// proves.
+    /// How many pages are read with this one: those that follow, where a tool reads on, and which the same
+    /// page proves.
     fn pages_with(&mut self, page: Page) -> u64 {
         if page.level > 0 || page.index != self.next {
             self.next = page.index + 1;
