@@ -1,6 +1,8 @@
 //! The command line: what can be asked for, with examples. Never: behaviour.
 
-use crate::cli_custody::{CaseArgs, LOG_EXAMPLES, Log, VERIFY_LOG_EXAMPLES, VerifyLog};
+use crate::cli_custody::{
+    CaseArgs, Handover, LOG_EXAMPLES, Log, REPORT_EXAMPLES, VERIFY_LOG_EXAMPLES, VerifyLog,
+};
 use crate::cli_machine::{DOCTOR_EXAMPLES, Doctor, Manual};
 use crate::cli_members::{Join, Member, Token};
 use crate::cli_saving::{SAVE_EXAMPLES, Save};
@@ -128,6 +130,10 @@ pub enum Command {
     /// Whether a copy of a volume's log is whole, and what its pool signed. Needs no pool.
     #[command(after_help = VERIFY_LOG_EXAMPLES)]
     VerifyLog(VerifyLog),
+    /// Make a folder for the case file: a page with what a volume holds and what happened to it, and the
+    /// signed files that prove it.
+    #[command(after_help = REPORT_EXAMPLES)]
+    Report(Handover),
     /// Have nobody change a volume any more: it is read to its end, hashed, and each of its blocks gets a
     /// proof that readers check.
     #[command(after_help = SEAL_EXAMPLES)]
@@ -207,6 +213,7 @@ impl Command {
             Command::Save(options) => &options.json,
             Command::Log(options) => &options.json,
             Command::VerifyLog(options) => &options.json,
+            Command::Report(options) => &options.json,
             Command::Open(options) => &options.json,
             Command::Fill(options) => &options.json,
             Command::Status(options) => &options.json,

@@ -41,6 +41,21 @@ pub struct Log {
     pub json: JsonArg,
 }
 
+pub const REPORT_EXAMPLES: &str = "Examples:\n  cheetah report case7 case7-report     report.html, report.json, and the signed log and manifest\n  cheetah report 0123456789abcdef gone  of a volume that was deleted, by its identity";
+
+#[derive(Debug, Args)]
+pub struct Handover {
+    /// The volume, also one that was deleted; or the identity of one.
+    pub name: String,
+    /// The folder, which is made.
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub directory: PathBuf,
+    #[command(flatten)]
+    pub pool: PoolArg,
+    #[command(flatten)]
+    pub json: JsonArg,
+}
+
 #[derive(Debug, Args)]
 pub struct VerifyLog {
     /// The log, as `cheetah log NAME --export FILE` wrote it. Its signature is FILE.minisig.

@@ -107,12 +107,17 @@ fn without_secrets(argument: &str) -> String {
     path.map_or_else(|| format!("{scheme}://{place}"), |path| format!("{scheme}://{place}/{path}"))
 }
 
+/// The log of a volume, by its name or identity.
+pub async fn fetch(pool: &Client, name: &str) -> Result<LogReport, Failure> {
+    match pool.call(Call::Log { name: name.to_owned() }).await? {
+        Answer::Log(log) => Ok(log),
+        other => Err(unexpected(&other)),
+    }
+}
+
 pub async fn log(options: Log) -> Result<(), Failure> {
     let pool = find(&options.pool).await?;
-    let log = match pool.call(Call::Log { name: options.name.clone() }).await? {
-        Answer::Log(log) => log,
-        other => return Err(unexpected(&other)),
-    };
+    let log = fetch(&pool, &options.name).await?;
     let files = match &options.export {
         Some(file) => export(&log, file)?,
         None => Vec::new(),
@@ -201,7 +206,7 @@ fn lines_of(entry: &Entry) -> Vec<String> {
 }
 
 /// An event in a sentence.
-fn said(event: &Event) -> String {
+pub fn said(event: &Event) -> String {
     match event {
         Event::Created { size, redundancy } => format!("made: {size} bytes, {redundancy}"),
         Event::Grown { size } => format!("grew to {size} bytes"),

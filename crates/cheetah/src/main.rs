@@ -27,6 +27,7 @@ mod failure;
 mod fill;
 mod filler;
 mod front_end;
+mod handover;
 mod health;
 mod leave;
 mod load;
@@ -178,6 +179,7 @@ async fn run(command: Command) -> Result<(), Failure> {
         Command::List(options) => report::list(options).await,
         Command::Show(options) => report::show(options).await,
         Command::Log(options) => custody::log(options).await,
+        Command::Report(options) => handover::report(options).await,
         Command::VerifyLog(options) => custody::verify_log(&options),
         Command::Grow(options) => pool::grow(options).await,
         Command::Delete(options) => pool::delete(options).await,

@@ -34,7 +34,8 @@ struct ManifestReport {
     files: Vec<String>,
 }
 
-async fn signed(pool: &Client, name: &str) -> Result<SignedText, Failure> {
+/// The manifest of a sealed volume, as the pool signed it.
+pub async fn signed(pool: &Client, name: &str) -> Result<SignedText, Failure> {
     match pool.call(Call::Manifest { name: name.to_owned() }).await? {
         Answer::Signed(signed) => Ok(*signed),
         other => Err(unexpected(&other)),
