@@ -68,8 +68,7 @@ fn a_log_survives_and_others_follow_it_and_no_damage_is_missed() {
     let text = fs::read_to_string(&file).expect("the log");
     let entries: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     let events: Vec<&str> = entries.iter().filter_map(|entry| entry["event"].as_str()).collect();
-    let all =
-        "created case case fill-begun attached filled filled detached attached detached exported deleted";
+    let all = "created case case fill-begun attached filled filled sealed detached attached detached exported deleted";
     assert_eq!(events.join(" "), all);
     assert!(text.contains(" from 127.0.0.1 as ") && text.contains("\"examiner\":\"Eve O'Hara\""), "{text}");
 
@@ -88,10 +87,10 @@ fn a_log_survives_and_others_follow_it_and_no_damage_is_missed() {
     // Good, as the program says: with the head of now, and with one of before.
     let key = log["key"].as_str().expect("a key");
     assert_eq!(verify(&pool, &file, &["--key", key, "--head", &head]).status.code(), Some(0));
-    let earlier = format!("11:{}", entries[11]["previous"].as_str().expect("a hash"));
+    let earlier = format!("12:{}", entries[12]["previous"].as_str().expect("a hash"));
     let said = verify(&pool, &file, &["--head", &earlier]);
     assert_eq!(said.status.code(), Some(0), "{}", said.err);
-    tools::names(&said.out, &["is good: 12 entries"]);
+    tools::names(&said.out, &["is good: 13 entries"]);
 
     damaged(
         &pool,
@@ -127,18 +126,18 @@ fn a_log_survives_and_others_follow_it_and_no_damage_is_missed() {
         &["ends with entry 9", "cut off"],
     );
     let last = |mut l: Vec<String>| {
-        let changed = l[11].replace("127.0.0.1", "127.0.0.2");
-        l[11] = changed;
+        let changed = l[12].replace("127.0.0.1", "127.0.0.2");
+        l[12] = changed;
         l
     };
-    damaged(&pool, &file, last, &["entry 12 is not the one"]);
+    damaged(&pool, &file, last, &["entry 13 is not the one"]);
     // One byte, for minisign too.
     fs::write(&file, text.replace("left bay", "left boy")).expect("written");
     tools::expect_failure(tools::command("minisign").args(["-Vm", &name, "-p", &public]));
     fs::write(&file, &text).expect("written");
     // An older export with its own good signature: only who knows the head sees that it ends too soon.
-    let more = format!("13:{}", "0".repeat(64));
-    refused(&pool, &file, &["--head", &more], &["ends with entry 12", "entry 13", "cut off"]);
+    let more = format!("14:{}", "0".repeat(64));
+    refused(&pool, &file, &["--head", &more], &["ends with entry 13", "entry 14", "cut off"]);
     let foreign = "RWQzTS+Z0tdqN+8fZYRrsc/6nNHlljkYbWqCcP1Hd00OWjpJaVNAx6kD";
     refused(&pool, &file, &["--key", foreign], &["376AD7D2992F4D33", "another pool's"]);
 }

@@ -257,6 +257,7 @@ fn what_is_not_here_is_an_error_and_no_zeros_for_every_client() {
     pool.ok(["fill", "case", "--pause"]);
     let attached = attach(&mut pool);
     assert_eq!(read(&attached.path, 8 * MIB as u64, 4096).expect("it is fetched"), bytes[8 * MIB..][..4096]);
+    wait::until("the pool to hear of that", wait::SOON, || content(&pool)["load"]["bytes_done"] != 0);
     pool.ok(["fill", "case", "--stop"]);
     let verified = Verified::run(&pool, "case");
     let absent = verified.number("bytes_absent");

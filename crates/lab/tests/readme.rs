@@ -229,7 +229,8 @@ fn alike(line: &str) -> String {
     for word in line.split_whitespace() {
         let bare = word.trim_matches(|c: char| "(),;:%".contains(c));
         let is_number = bare.parse::<f64>().is_ok();
-        let is_identity = bare.len() == 16 && bare.chars().all(|c| c.is_ascii_hexdigit());
+        // An identity, or a hash.
+        let is_identity = matches!(bare.len(), 16 | 64) && bare.chars().all(|c| c.is_ascii_hexdigit());
         if UNITS.contains(&bare) && words.last().is_some_and(|last| last.starts_with('#')) {
             continue;
         }
