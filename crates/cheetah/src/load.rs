@@ -476,9 +476,9 @@ async fn ensure_volume(
 
 /// Before the lease is taken: what ends here has not touched the volume.
 fn check_room(volume: &VolumeStatus, bytes: u64, options: &cli::Load) -> Result<(), Failure> {
-    let VolumeStatus { name, size, health, bytes_lost, .. } = volume;
-    if options.overwrite {
-        // It is made anew, as large as the file.
+    let VolumeStatus { name, size, health, bytes_lost, content, .. } = volume;
+    if options.overwrite || content.sealed.is_some() {
+        // It is made anew, as large as the file; or the pool says why not.
         return Ok(());
     }
     if *health == VolumeHealth::Lost {

@@ -129,7 +129,14 @@ impl Proved {
                 show_bytes(lost)
             ),
         };
-        let advice = "do not trust these machines: `cheetah leave DONOR` takes one out, and what it held is made from the others";
+        let advice = match lost {
+            0 => {
+                "do not trust these machines: `cheetah leave DONOR` takes one out, and what it held is made from the others"
+            }
+            _ => {
+                "do not trust these machines: delete the volume, take them out with `cheetah leave DONOR --force`, and load it again"
+            }
+        };
         Some(Failure::new(Exit::DataLost, what).advise(advice))
     }
 }

@@ -16,13 +16,15 @@ use crate::proofs::Proving;
 use crate::signals::Signals;
 use cheetah_client::{Lease, Volume};
 use cheetah_core::content::{ByteRange, Content, Sealing, Tell, cover};
-use cheetah_core::limits::BLOCK_BYTES;
 use cheetah_core::proofs::{Root, Tree};
 use cheetah_core::units::show_bytes;
 use cheetah_rim::volume::{Tuning, VolumeHandle};
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Instant;
+
+/// What a disk gives or does not give.
+const SECTOR: usize = 512;
 
 #[derive(Debug, Serialize)]
 struct SealReport {
@@ -191,7 +193,7 @@ fn read_all(
     Ok((hashing.finish()?, proving.finish()?, unreadable))
 }
 
-/// A chunk block by block. Only where the source could not be read there are zeros.
+/// A chunk sector by sector. Only where the source could not be read there are zeros.
 fn read_past_errors(
     volume: &VolumeHandle,
     offset: u64,
@@ -201,8 +203,9 @@ fn read_past_errors(
 ) -> Result<Vec<u8>, Failure> {
     let end = bytes.min(offset + fill::CHUNK_BYTES as u64);
     let mut chunk = Vec::new();
-    for at in (offset..end).step_by(BLOCK_BYTES as usize) {
-        let len = BLOCK_BYTES.min(end - at);
+    // As a source is read: what stands in a block beside a bad sector is evidence.
+    for at in (offset..end).step_by(SECTOR) {
+        let len = (SECTOR as u64).min(end - at);
         match fill::read_once(volume, at, usize::try_from(len).unwrap_or(0))? {
             Ok(block) => chunk.extend_from_slice(&block),
             Err(_) if known.iter().any(|range| range.offset < at + len && at < range.end()) => {

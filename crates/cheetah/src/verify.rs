@@ -303,7 +303,7 @@ impl VerifyReport {
         }
         if left > 0 {
             let text = format!("{were} of volume '{volume}' {was} wrong, and {left} not healed so far");
-            let advice = "see `cheetah status`, and verify again; what stays wrong is brought back by loading it again from its source";
+            let advice = "see `cheetah status`, and verify again; what stays wrong comes back when the volume is deleted and loaded again from its source";
             return Err(Failure::new(Exit::DataLost, text).advise(advice));
         }
         if !self.lost.is_empty() {

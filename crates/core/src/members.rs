@@ -231,7 +231,8 @@ pub fn check_role(role: Role, call: &Call) -> Result<(), NotForRole> {
         // A donor moves what nobody attaches, and is in nobody's way.
         Call::Attach { attach, .. } => match role {
             Role::Donor => attach.yields && !attach.alone && attach.fill.is_none(),
-            Role::Client | Role::Admin => true,
+            // Who repairs may write what is sealed, and that is for donors.
+            Role::Client | Role::Admin => !attach.yields,
             Role::Viewer | Role::Coordinator => false,
         },
         Call::Renew { .. } | Call::Amend { .. } | Call::Tell { .. } | Call::Detach { .. } => {
@@ -334,8 +335,9 @@ mod tests {
         assert_eq!(who(&Call::Delete { name: name() }), [Role::Client, Role::Admin]);
         assert_eq!(who(&attach(Attach::new(true, "x"))), [Role::Client, Role::Admin]);
         let tending = Attach { yields: true, ..Attach::new(false, "x") };
-        assert_eq!(who(&attach(tending.clone())), [Role::Donor, Role::Client, Role::Admin]);
-        assert_eq!(who(&attach(Attach { alone: true, ..tending })), [Role::Client, Role::Admin]);
+        assert_eq!(who(&attach(tending.clone())), [Role::Donor], "it may write what is sealed");
+        assert_eq!(who(&attach(Attach { alone: true, ..tending.clone() })), []);
+        assert_eq!(who(&attach(Attach { yields: false, ..tending })), [Role::Client, Role::Admin]);
         assert_eq!(who(&Call::Leave { donor: name(), force: true }), [Role::Donor, Role::Admin]);
         assert_eq!(who(&Call::Members), [Role::Admin]);
         assert!(!may(Role::Coordinator, &Call::Delete { name: name() }));

@@ -186,3 +186,23 @@ fn who_ends_while_it_seals_has_not_written_the_volume() {
     world.pass(cheetah_core::limits::LEASE_NS + cheetah_core::limits::SECOND_NS);
     assert_eq!(world.show("v").status.content.written, None);
 }
+
+/// A reader beside a writer, a writer that did not ask for it, and somebody who says other hashes.
+#[test]
+fn only_who_took_it_for_that_seals_and_only_what_was_loaded() {
+    let mut world = world();
+    let writer = attach(&mut world, Attach::new(false, "bob")).expect("nobody has it");
+    let reader = attach(&mut world, Attach { read_only: true, ..to_seal() }).expect("for reading");
+    assert!(reader.read_only && reader.map.proofs.is_none(), "it makes no room");
+    for token in [reader.token, writer.token] {
+        let refusal = tell(&mut world, token, sealing(ROOT)).expect_err("it may not");
+        assert!(world.show("v").map.seal().is_none(), "{}", refusal.message);
+    }
+    let mut world = self::world();
+    let lease = attach(&mut world, fill(FillFrom::Fresh)).expect("fresh");
+    tell(&mut world, lease.token, loaded()).expect("told");
+    let other = sealing(ROOT).sealed.map(|sealed| Box::new(Sealing { sha256: "b".repeat(64), ..*sealed }));
+    let other = Tell { sealed: other, ..Tell::default() };
+    refused(tell(&mut world, lease.token, other), &["something else than was loaded"]);
+    tell(&mut world, lease.token, sealing(ROOT)).expect("as it was loaded");
+}

@@ -171,6 +171,16 @@ impl Loaded {
         flipped
     }
 
+    /// The same of blocks that hold parity.
+    #[track_caller]
+    pub fn lie_parity(&self, donor: &str, count: usize, seed: u64) -> Flipped {
+        let flipped = self.flip_parity(donor, count, seed);
+        for flip in &flipped.flips {
+            flipped.memory.forge(flip);
+        }
+        flipped
+    }
+
     /// The image, for tools.
     pub fn file(&self) -> &Path {
         &self.file

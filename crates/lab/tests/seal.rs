@@ -93,6 +93,19 @@ fn a_lie_in_a_row_with_parity_is_gone_round() {
     a_donor_that_lies_is_found("parity:3+1", 4);
 }
 
+/// A data donor is gone, and what stands in for it was changed on one of two.
+#[test]
+fn parity_that_lies_is_gone_round_by_other_parity() {
+    let mut stage = Loaded::sealed("parity:3+2", 5);
+    stage.lie_parity(&stage.holder(3), LIES, 9);
+    let gone = stage.holder(0);
+    stage.lose(&gone);
+    let attached = stage.attach(Front::Export, &[]);
+    stage.is_read_right(Front::Export, &attached);
+    assert_same("with a donor gone", &stage.errors(Front::Export, &attached), &BTreeSet::new());
+    stage.pool.detach(VOLUME);
+}
+
 #[test]
 fn without_redundancy_a_lie_is_an_error() {
     a_donor_that_lies_is_found("linear", 2);

@@ -53,14 +53,15 @@ impl Coordinator {
             Some(fill) => self.begin_fill(now, seed, id, &attach.holder, fill)?,
             None => id,
         };
-        if attach.proofs {
+        let proofs = attach.proofs && !attach.read_only && !attach.yields;
+        if proofs {
             self.make_room_for_proofs(id, seed);
         }
         let mut token = LeaseToken(seed.draw());
         while self.leases.contains_key(&token) {
             token = LeaseToken(seed.draw());
         }
-        let Attach { read_only, holder, yields, alone, proofs, .. } = attach;
+        let Attach { read_only, holder, yields, alone, .. } = attach;
         let seals = proofs && !fills;
         let since = self.time_of_day;
         let fresh = self.volumes.get(&id).is_some_and(|volume| volume.fresh);

@@ -41,7 +41,9 @@ impl Coordinator {
         let id = self.volume_named(name)?;
         let Some(volume) = self.volumes.get(&id) else { return Err(not_sealed(name)) };
         let sealed = volume.content.sealed.as_deref().ok_or_else(|| not_sealed(name))?;
-        let load = volume.content.load.as_deref().filter(|_| volume.content.written.is_none());
+        let load = volume.content.load.as_deref();
+        let unreadable = load.map(|load| load.unreadable.clone()).unwrap_or_default();
+        let load = load.filter(|_| volume.content.written.is_none());
         let Sealed { at, by, root, md5, sha1, sha256, by_reading, custody } = sealed.clone();
         Ok(Manifest {
             format: "cheetah manifest".to_owned(),
@@ -59,7 +61,7 @@ impl Coordinator {
             source: load.map(|load| load.source.clone()),
             loaded_at: load.map(|load| load.begun),
             source_changed: load.and_then(|load| load.changed.clone()),
-            unreadable: load.map(|load| load.unreadable.clone()).unwrap_or_default(),
+            unreadable,
         })
     }
 
@@ -90,16 +92,31 @@ impl Coordinator {
             return Ok(());
         };
         let name = volume.map.name.clone();
+        // What others may be writing is not sealed under them.
+        if !(lease.record.fills || lease.record.seals) || lease.record.read_only {
+            let message = format!("volume '{name}' is sealed by who has it for that: `cheetah seal {name}`");
+            return Err(refuse(RefusalCode::Conflict, message));
+        }
         let Some(proofs) = volume.map.proofs.as_mut() else {
             let message = format!("volume '{name}' has no room for the proofs of its blocks: nobody made it");
             return Err(refuse(RefusalCode::Invalid, message));
         };
-        if !volume.content.is_usable() || lease.record.yields {
+        if !volume.content.is_usable() {
             let message =
                 format!("volume '{name}' is not sealed: it does not hold all of what it is to hold");
             return Err(refuse(RefusalCode::Conflict, message));
         }
         let Sealing { root, md5, sha1, sha256, by_reading } = sealing;
+        let load = volume
+            .content
+            .load
+            .as_ref()
+            .filter(|load| load.source.size == volume.map.size && volume.content.written.is_none());
+        let is = |hash: &Option<String>, other: &String| hash.as_ref().is_none_or(|hash| hash == other);
+        if load.is_some_and(|load| !is(&load.md5, &md5) || !is(&load.sha256, &sha256)) {
+            let message = format!("volume '{name}' is not sealed as something else than was loaded into it");
+            return Err(refuse(RefusalCode::Conflict, message));
+        }
         if volume.content.sealed.is_some() && proofs.root != Some(root) {
             let message = format!("volume '{name}' is sealed already, as something else");
             return Err(refuse(RefusalCode::Conflict, message));

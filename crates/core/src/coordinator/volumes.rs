@@ -172,7 +172,8 @@ impl Coordinator {
         }
         if self.volumes[&id].map.proofs.is_some() {
             let message = format!(
-                "volume '{name}' has the proofs of what it holds behind its end, and does not grow: make another one, or                  load with --writable"
+                "volume '{name}' has the proofs of what it holds behind its end, and does not grow: make another \
+                 one, or load with --writable"
             );
             return Err(refuse(RefusalCode::Invalid, message));
         }

@@ -83,6 +83,9 @@ fn health(volume: &VolumeStatus) -> Option<Finding> {
                      `cheetah show {name}` lists what is lost. If they have ended, {}.",
                     again(volume)
                 ),
+                true if volume.content.sealed.is_some() => {
+                    format!("`cheetah show {name}` lists what is lost: {}.", again(volume))
+                }
                 true => format!(
                     "`cheetah show {name}` lists what is lost. What is written there anew can be read again: {}.",
                     again(volume)
@@ -96,10 +99,14 @@ fn health(volume: &VolumeStatus) -> Option<Finding> {
 fn again(volume: &VolumeStatus) -> String {
     let name = &volume.name;
     match (&volume.content.load, &volume.content.written) {
-        (Some(load), None) if volume.content.sealed.is_some() => format!(
-            "it is sealed, so `cheetah delete {name}` and `cheetah load {} {name}` make it anew from its source",
-            load.source.name
+        (Some(load), written) if volume.content.sealed.is_some() => format!(
+            "it is sealed, so `cheetah delete {name}` and `cheetah load {} {name}` make it anew from its source{}",
+            load.source.name,
+            if written.is_some() { ", without what was written since" } else { "" }
         ),
+        (None, _) if volume.content.sealed.is_some() => {
+            "it is sealed and no load filled it, so whoever made it makes another one".to_owned()
+        }
         (Some(load), None) => {
             format!("`cheetah load {} {name} --overwrite` loads it again from its source", load.source.name)
         }

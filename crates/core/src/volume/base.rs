@@ -164,6 +164,15 @@ impl Base {
         });
     }
 
+    /// The donor of a part owes nothing for it any more.
+    #[inline]
+    pub(super) fn came(&mut self, key: Key) {
+        let sent = |part: &&mut Part| part.progress == Progress::Sent;
+        let Some(part) = self.jobs.parts.get_mut(key).filter(sent) else { return };
+        part.progress = Progress::Came;
+        self.links[part.placement.donor].note_answer(self.now, part.sent_at, part.op);
+    }
+
     /// A part will have no good answer, unless it has one.
     pub(super) fn fail_part(&mut self, key: Key, failure: Failure) {
         let open = |part: &&mut Part| part.progress != Progress::Done;
@@ -269,7 +278,7 @@ impl Base {
         while let Some((key, part)) = next.and_then(|key| Some((key, self.jobs.parts.remove(key)?))) {
             next = part.next;
             match part.progress {
-                Progress::Sent => {
+                Progress::Sent | Progress::Came => {
                     assert!(!part.op.writes(), "a write on its way reads its payload");
                     self.effects.push(Effect::Abandon { donor: part.placement.donor, part: key });
                 }
@@ -329,7 +338,7 @@ impl Base {
             let settled = link.is_some_and(Link::is_settled);
             match part.progress {
                 Progress::Waiting => assert!(waits && !settled, "a part waits for nothing"),
-                Progress::Sent => {
+                Progress::Sent | Progress::Came => {
                     assert!(!waits && links.is_up(part.placement.donor), "a part is sent over no link");
                 }
                 Progress::Done => assert!(!waits, "a part that is done waits"),

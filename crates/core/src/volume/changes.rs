@@ -217,7 +217,7 @@ fn follow_moved_slots(base: &mut Base) {
         .map(|(key, part)| (key, part.placement.donor, part.progress))
         .collect();
     for (part, donor, progress) in moved {
-        if progress == Progress::Sent {
+        if matches!(progress, Progress::Sent | Progress::Came) {
             base.effects.push(Effect::Abandon { donor, part });
         } else if let Some(link) = base.links.get_mut(donor) {
             link.waiting.retain(|waiting| *waiting != part);

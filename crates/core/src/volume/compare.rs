@@ -4,11 +4,13 @@
 //! donors can tell by themselves (`scrub`). Tests: `tests/volume_degraded.rs`, the simulator.
 
 use super::base::Base;
-use super::job::{Phase, Work, slots_of};
+use super::heal::Healing;
+use super::job::{Job, Phase, Work, slots_of};
 use super::types::{At, Effect};
 use super::{BLOCK, Key, doubts, lanes};
 use crate::layout::Scatter;
 use crate::limits::{COMPARE_EVERY_NS, COMPARE_FOREIGN_EVERY_NS};
+use crate::map::BadRange;
 use crate::units::Time;
 
 const COMPARES_MAX: usize = 2;
@@ -99,11 +101,18 @@ pub(super) fn compare(base: &mut Base, key: Key) {
     base.set_phase(key, Phase::Checking);
 }
 
-pub(super) fn checked(base: &mut Base, key: Key) {
+pub(super) fn checked(base: &mut Base, healing: &mut Healing, key: Key) {
     let job = &base.jobs[key];
     let (failed, len) = (job.failed.is_some(), job.len());
     let whole = job.have.count_ones() == base.shape.geometry.data + base.shape.geometry.parity;
-    if failed {
+    if failed && whole && base.shape.map.seal().is_some() {
+        // Its data was proved, so parity is wrong, whatever its donors say of it.
+        let Job { group, lo, hi, .. } = *job;
+        for slot in base.shape.parity_slots() {
+            healing.take(base, BadRange { group, slot, from: lo, to: hi }, 1, true);
+        }
+        base.jobs[key].failed = None;
+    } else if failed {
         base.tally.mismatches += 1;
     } else if whole {
         for slot in slots_of(job.have) {

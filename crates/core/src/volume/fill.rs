@@ -351,6 +351,9 @@ pub(super) fn presence_told(base: &mut Base, key: Key, slot: u32, to: Placement,
 /// What was rebuilt is not what was written. Each of the others was what it should be, so nothing else can
 /// give this back.
 pub(super) fn wrongly_rebuilt(base: &mut Base, key: Key, slot: u32, to: Placement) {
+    if lanes::leaves_out_a_parity(base, key) {
+        return;
+    }
     let job = &mut base.jobs[key];
     (job.failed, job.tries) = (None, 1);
     if slot < base.shape.geometry.data {

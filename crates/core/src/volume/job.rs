@@ -310,6 +310,8 @@ pub(super) enum Progress {
     /// For its link.
     Waiting,
     Sent,
+    /// Its bytes are here; whether they are right is still to be found out.
+    Came,
     Done,
 }
 

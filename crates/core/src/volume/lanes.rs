@@ -315,8 +315,28 @@ pub(super) fn patch_needs(base: &Base, key: Key, span: Span, delta: bool) -> Slo
         .sum()
 }
 
+/// Of a sealed volume data is proved, and parity is not: what was rebuilt by it may be wrong because it is.
+/// Another k is tried, without one that was used. False when there is none.
+pub(super) fn leaves_out_a_parity(base: &mut Base, key: Key) -> bool {
+    let data = base.shape.geometry.data;
+    let job = &mut base.jobs[key];
+    let suspect = slots_of(job.have & !job.avoid).find(|slot| *slot >= data && data > 1);
+    let Some(suspect) = suspect.filter(|_| base.shape.map.seal().is_some() && base.shape.geometry.parity > 1)
+    else {
+        return false;
+    };
+    (job.avoid, job.wrong) = (job.avoid | bit(suspect), job.wrong | bit(suspect));
+    (job.have, job.failed) = (0, None);
+    base.drop_parts(key);
+    read(base, key);
+    true
+}
+
 /// What was rebuilt is not what was written. A holder that was only late still knows.
 pub(super) fn wrongly_rebuilt(base: &mut Base, key: Key, error: VolumeError) {
+    if matches!(base.jobs[key].work, Work::Gather(_) | Work::Heal { .. }) && leaves_out_a_parity(base, key) {
+        return;
+    }
     let job = &mut base.jobs[key];
     if job.tries > 0 || job.avoid == 0 || !matches!(job.work, Work::Gather(_)) {
         return base.end_job(key, Err(error));

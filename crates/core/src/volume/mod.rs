@@ -145,6 +145,12 @@ impl Volume {
             && jobs.parts.room() >= 2 * STRIPE_DONORS_MAX as usize
     }
 
+    /// Whether requests are worked on; before that, rows that a writer left half written are mended.
+    #[must_use]
+    pub fn is_serving(&self) -> bool {
+        self.base.doubts.stage == Stage::Serving
+    }
+
     /// Whether every donor has been reached or set aside and nothing is half written: the moment at which
     /// attaching is done.
     #[must_use]
@@ -239,17 +245,12 @@ impl Volume {
             Event::Reached { donor, session } => watch::reached(base, donor, session),
             Event::Failed { donor, session, failure } => watch::failed(base, donor, session, failure),
             Event::Listed { part, complete, writes } => self.resync.listed(base, part, complete, &writes),
+            Event::Came { part } => base.came(part),
             Event::Answered { part, answer } => self.answered(part, answer),
             Event::Verified { job, right } => base.jobs.verified(job, right),
             Event::Fetched { request, result } => absent::fetched(base, request, result),
             Event::Forget => cached::forget(base, 0, u64::MAX),
-            Event::Scrub(scope) => {
-                self.upkeep.scrubbing.begin_pass(base, scope);
-                // Its donors cannot know what a sealed volume is to hold.
-                if scope == Scope::All && base.shape.map.seal().is_some() && !base.shape.read_only {
-                    self.upkeep.comparing.begin_pass(base);
-                }
-            }
+            Event::Scrub(scope) => self.upkeep.scrub(base, scope),
             Event::Compare => self.upkeep.comparing.begin_pass(base),
             Event::Finish => {
                 let fetches = cached::fetches(base);
@@ -391,7 +392,7 @@ impl Volume {
         let base = &mut self.base;
         let job = &base.jobs[key];
         match job.work {
-            Work::Compare => compare::checked(base, key),
+            Work::Compare => compare::checked(base, &mut self.upkeep.healing, key),
             Work::Fill { slot, to } if job.failed.is_some() => fill::wrongly_rebuilt(base, key, slot, to),
             _ if let Some(error) = job.failed => lanes::wrongly_rebuilt(base, key, error),
             Work::Gather(span) => {
@@ -407,11 +408,11 @@ impl Volume {
 
     fn answered(&mut self, key: Key, answer: Result<Vec<StatusRun>, PartError>) {
         let base = &mut self.base;
-        let sent = |part: &&Part| part.progress == Progress::Sent;
-        let Some(part) = base.jobs.parts.get(key).filter(sent).copied() else { return };
+        base.came(key);
+        let came = |part: &&Part| part.progress == Progress::Came;
+        let Some(part) = base.jobs.parts.get(key).filter(came).copied() else { return };
         let took = base.now.saturating_sub(part.sent_at);
         let request = base.jobs.get(part.job).and_then(|job| job.request);
-        base.links[part.placement.donor].note_answer(base.now, part.sent_at, part.op);
         if base.is_of_a_tool(request) && matches!(part.op, PartOp::Read | PartOp::Write) {
             base.pace.note(took);
         }

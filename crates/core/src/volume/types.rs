@@ -382,6 +382,11 @@ pub enum Event {
         /// In addresses of the donor's memory.
         writes: Vec<ListedWrite>,
     },
+    /// A read's bytes are here, and its answer follows when it is known whether they are right.
+    Came {
+        /// The part, as `Send` named it.
+        part: Key,
+    },
     /// `status` is empty but for `PartOp::Status`, `PartOp::Survey` and `PartOp::Verify`.
     Answered {
         /// The part, as `Send` named it; the answer to a part that is over is passed over.

@@ -12,7 +12,7 @@ use super::fill::Filling;
 use super::heal::Healing;
 use super::job::{Job, Part, Phase, Run, Work};
 use super::scrub::Scrubbing;
-use super::types::{Effect, Mem, PartOp, StatusRun};
+use super::types::{Effect, Mem, PartOp, Scope, StatusRun};
 use super::{BLOCK, Key};
 use crate::layout::Scatter;
 use crate::limits::{JOBS_MAX, READ_TOGETHER_NS};
@@ -31,6 +31,14 @@ pub(super) struct Upkeep {
 }
 
 impl Upkeep {
+    /// Donors cannot know what a sealed volume is to hold: who may write reads all fragments as well.
+    pub(super) fn scrub(&mut self, base: &mut Base, scope: Scope) {
+        self.scrubbing.begin_pass(base, scope);
+        if scope == Scope::All && base.shape.map.seal().is_some() && !base.shape.read_only {
+            self.comparing.begin_pass(base);
+        }
+    }
+
     pub(super) fn tick(&mut self, base: &mut Base) {
         let filling = !base.fills.of.is_empty();
         base.pace.tick(base.now, filling);

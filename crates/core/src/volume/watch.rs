@@ -113,6 +113,15 @@ fn reopen(base: &mut Base, donor: DonorId, patient: bool) {
             owed.push_back(key);
         }
     }
+    // What came and was not judged went with the connection.
+    let came = |part: &Part| part.placement.donor == donor && part.progress == Progress::Came;
+    let came = base.jobs.parts.iter().filter(|(_, part)| came(part)).map(|(key, _)| key);
+    for key in came.collect::<Vec<Key>>() {
+        if let Some(part) = base.jobs.parts.get_mut(key) {
+            part.progress = Progress::Waiting;
+            owed.push_back(key);
+        }
+    }
     link.waiting = owed;
 }
 

@@ -214,7 +214,7 @@ impl World {
     }
 
     /// The jobs that wait for a check since the last call.
-    fn checks(&mut self) -> Vec<Key> {
+    pub fn checks(&mut self) -> Vec<Key> {
         let mut checks = Vec::new();
         self.effects.retain(|effect| match effect {
             Effect::Verify { job, .. } | Effect::Compare { job, .. } => {

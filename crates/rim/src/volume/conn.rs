@@ -432,8 +432,11 @@ impl Take<Body> for Taking<'_> {
             (None, PartOp::Read) => match self.memory.wrong_blocks(fragment, mem, scatter, &answer.sums) {
                 // What its checksum says to be wrong is no lie.
                 0 => match self.memory.prove(fragment, mem, scatter) {
-                    Checked::Wrong(blocks) => forged(blocks),
-                    Checked::Needs(_) => return self.memory.waits(self.conn.donor, answer),
+                    Checked::Wrong(blocks) => unproved(blocks, self.conn.can.is_sealed()),
+                    Checked::Needs(_) => {
+                        self.events.push(Event::Came { part: Key::from_u64(answer.cookie) });
+                        return self.memory.waits(self.conn.donor, answer, self.conn.can.is_sealed());
+                    }
                 },
                 blocks => corrupt(blocks),
             },
@@ -450,9 +453,9 @@ fn corrupt(blocks: u32) -> Option<PartError> {
     (blocks > 0).then_some(PartError::Corrupt { blocks, forged: false })
 }
 
-/// They fit what their donor says of them.
-pub(super) fn forged(blocks: u32) -> Option<PartError> {
-    (blocks > 0).then_some(PartError::Corrupt { blocks, forged: true })
+/// They fit what their donor says of them; of a server without checksums they may have been hit on their way.
+pub(super) fn unproved(blocks: u32, has_sums: bool) -> Option<PartError> {
+    (blocks > 0).then_some(PartError::Corrupt { blocks, forged: has_sums })
 }
 
 impl Drop for Wire {

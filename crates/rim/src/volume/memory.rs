@@ -250,9 +250,9 @@ impl Memory {
     }
 
     /// It is not known yet.
-    pub(super) fn waits(&mut self, donor: DonorId, answer: Answer<Body>) {
+    pub(super) fn waits(&mut self, donor: DonorId, answer: Answer<Body>, has_sums: bool) {
         if let Some(proving) = &mut self.proving {
-            proving.waits(donor, answer);
+            proving.waits(donor, answer, has_sums);
         }
     }
 

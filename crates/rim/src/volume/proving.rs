@@ -8,7 +8,7 @@
 //! and, where it is wrong, gone round like that. Called by `super`. Tests: `lab/tests/seal.rs`.
 
 use super::Driver;
-use super::conn::{Body, forged};
+use super::conn::{Body, unproved};
 use super::handle::{Completion, Op, Sink, Submission};
 use super::memory::Memory;
 use crate::buffer::{Buffer, Pool};
@@ -33,7 +33,7 @@ const BLOCK: u32 = BLOCK_BYTES as u32;
 /// What waits for a page.
 #[derive(Debug)]
 enum Waiting {
-    Part { donor: DonorId, answer: Box<Answer<Body>> },
+    Part { donor: DonorId, answer: Box<Answer<Body>>, has_sums: bool },
     Rebuilt { job: Key, fragment: Fragment, at: At, len: u32 },
 }
 
@@ -46,6 +46,8 @@ pub(super) struct Proving {
     asked: BTreeSet<Page>,
     /// The page that comes next where a tool reads on.
     next: u64,
+    /// So many are read one by one.
+    singly: u64,
     brought: Arc<Brought>,
     pool: Pool,
 }
@@ -70,14 +72,15 @@ impl Proving {
             waiting: Vec::new(),
             asked: BTreeSet::new(),
             next: 0,
+            singly: 0,
             brought: Arc::default(),
             pool,
         })
     }
 
     /// A read that came, of which proofs are still to come.
-    pub(super) fn waits(&mut self, donor: DonorId, answer: Answer<Body>) {
-        self.waiting.push(Waiting::Part { donor, answer: Box::new(answer) });
+    pub(super) fn waits(&mut self, donor: DonorId, answer: Answer<Body>, has_sums: bool) {
+        self.waiting.push(Waiting::Part { donor, answer: Box::new(answer), has_sums });
     }
 
     /// Checks what lies in memory of a fragment. Of parity there are no proofs: what is made from it is
@@ -139,8 +142,9 @@ impl Proving {
     /// How many pages are read with this one: those that follow, where a tool reads on, and which the same
     /// page proves.
     fn pages_with(&mut self, page: Page) -> u64 {
-        if page.level > 0 || page.index != self.next {
+        if page.level > 0 || page.index != self.next || self.singly > 0 {
             self.next = page.index + 1;
+            self.singly = self.singly.saturating_sub(1);
             return 1;
         }
         let to_border = PROOFS_PER_PAGE - page.index % PROOFS_PER_PAGE;
@@ -208,7 +212,7 @@ impl Driver {
     /// Takes in the pages that came, and what waited for them; asks for those that are needed next. True when
     /// the machine has something to hear.
     pub(super) fn prove(&mut self) -> bool {
-        let Driver { memory, answered_here, .. } = self;
+        let Driver { memory, machine, shared, answered_here, .. } = self;
         let Some(mut proving) = memory.proving.take_if(|proving| proving.has_news()) else { return false };
         let brought = std::mem::take(&mut *proving.brought.0.lock().unwrap_or_else(PoisonError::into_inner));
         let mut failed = BTreeSet::new();
@@ -216,6 +220,8 @@ impl Driver {
             proving.take(completion, &mut failed);
         }
         let mut wanted = Vec::new();
+        // Before it serves, no page can be read.
+        let (repairs, is_starting) = (!shared.read_only, !machine.is_serving());
         for waiting in std::mem::take(&mut proving.waiting) {
             let checked = match &waiting {
                 Waiting::Part { answer, .. } => {
@@ -227,6 +233,10 @@ impl Driver {
                 }
             };
             match checked {
+                // Who repairs has the checksums as well, and loses nothing for good for want of a proof.
+                Checked::Needs(page) if repairs && (is_starting || failed.contains(&page)) => {
+                    waiting.ends(Some(0), answered_here);
+                }
                 Checked::Needs(page) if !failed.contains(&page) => {
                     proving.wants(page, &mut wanted);
                     proving.waiting.push(waiting);
@@ -257,7 +267,7 @@ impl Driver {
         let Some(proving) = &mut self.memory.proving else { return false };
         let before = proving.waiting.len();
         proving.waiting.retain(|waiting| match waiting {
-            Waiting::Part { donor, answer } => !is_meant(*donor, Key::from_u64(answer.cookie)),
+            Waiting::Part { donor, answer, .. } => !is_meant(*donor, Key::from_u64(answer.cookie)),
             Waiting::Rebuilt { .. } => true,
         });
         proving.waiting.len() < before
@@ -269,11 +279,12 @@ impl Waiting {
     fn ends(self, wrong: Option<u32>, events: &mut Vec<Event>) {
         match self {
             Waiting::Rebuilt { job, .. } => events.push(Event::Verified { job, right: wrong == Some(0) }),
-            Waiting::Part { mut answer, .. } => {
+            Waiting::Part { mut answer, has_sums, .. } => {
                 if wrong.is_none() {
                     answer.error = Some(Errno::Io);
                 }
-                answered(PartOp::Read, *answer, wrong.and_then(forged), events);
+                let wrong = wrong.and_then(|blocks| unproved(blocks, has_sums));
+                answered(PartOp::Read, *answer, wrong, events);
             }
         }
     }
@@ -285,6 +296,7 @@ impl Proving {
         let Completion { token: offset, result, buffer, .. } = completion;
         let Some(buffer) = buffer else { return };
         let bytes = buffer.to_vec();
+        let is_alone = bytes.len() as u64 == BLOCK_BYTES;
         for (nth, bytes) in bytes.chunks(BLOCK_BYTES as usize).enumerate() {
             let Some(Block::Proofs(page)) = self.pages.tree().block(offset / BLOCK_BYTES + nth as u64) else {
                 continue;
@@ -293,7 +305,12 @@ impl Proving {
             let is_here = result.is_ok() && self.pages.learn(page, bytes);
             if !is_here {
                 tracing::debug!(?page, error = ?result.err().unwrap_or(VolumeError::Corrupt), "no proofs");
-                failed.insert(page);
+                // Of several that were read together one may be bad: each is asked for by itself then.
+                if is_alone {
+                    failed.insert(page);
+                } else {
+                    self.singly = 2 * PAGES_AHEAD;
+                }
             }
         }
     }
