@@ -408,11 +408,13 @@ impl Volume {
 
     fn answered(&mut self, key: Key, answer: Result<Vec<StatusRun>, PartError>) {
         let base = &mut self.base;
-        base.came(key);
-        let came = |part: &&Part| part.progress == Progress::Came;
-        let Some(part) = base.jobs.parts.get(key).filter(came).copied() else { return };
+        let sent = |part: &&Part| matches!(part.progress, Progress::Sent | Progress::Came);
+        let Some(part) = base.jobs.parts.get(key).filter(sent).copied() else { return };
         let took = base.now.saturating_sub(part.sent_at);
         let request = base.jobs.get(part.job).and_then(|job| job.request);
+        if part.progress == Progress::Sent {
+            base.links[part.placement.donor].note_answer(base.now, part.sent_at, part.op);
+        }
         if base.is_of_a_tool(request) && matches!(part.op, PartOp::Read | PartOp::Write) {
             base.pace.note(took);
         }
