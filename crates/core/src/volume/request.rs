@@ -148,7 +148,7 @@ pub(super) fn submit(base: &mut Base, tag: Tag, request: Request) {
     let at_once = match request.op {
         op if op.writes() && base.shape.read_only => Some(Err(VolumeError::ReadOnly)),
         op if op.writes() && base.lease_lost => Some(Err(VolumeError::LeaseLost)),
-        _ if too_long || end.is_none_or(|end| end > base.shape.map.bytes()) => {
+        _ if too_long || end.is_none_or(|end| end > base.shape.map.size && end > base.shape.map.bytes()) => {
             Some(Err(VolumeError::OutOfRange))
         }
         op if op == Op::Cache || request.len == 0 => Some(Ok(())),
