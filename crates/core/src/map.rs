@@ -406,8 +406,7 @@ impl VolumeMap {
     /// Bytes that have a place on donors: the volume's own, and its proofs behind them.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        let with = |tree: Tree| tree.begin() + tree.bytes();
-        self.proofs.map_or(self.size, |_| with(Tree::new(self.size)))
+        self.proofs.map_or(self.size, |_| Tree::new(self.size).end())
     }
 
     /// The hash that every block is proved by, once the volume is sealed.

@@ -160,6 +160,12 @@ impl Tree {
         (0..self.levels()).map(|level| self.pages(level) * BLOCK_BYTES).sum()
     }
 
+    /// Bytes from the start of the volume to the end of its last page.
+    #[must_use]
+    pub fn end(self) -> u64 {
+        self.begin() + self.bytes()
+    }
+
     /// Bytes from the start of the volume to a page: the topmost level comes first.
     #[must_use]
     pub fn offset(self, page: Page) -> u64 {

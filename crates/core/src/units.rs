@@ -126,6 +126,19 @@ pub fn show_time(seconds: u64) -> String {
     if seconds == 0 {
         return "a time that is not known".to_owned();
     }
+    let [year, month, day, hour, minute, second] = calendar(seconds);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
+}
+
+/// Seconds since 1970, for programs: `2026-11-25T22:15:07Z`.
+#[must_use]
+pub fn iso_time(seconds: u64) -> String {
+    let [year, month, day, hour, minute, second] = calendar(seconds);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+/// Year, month, day, hour, minute and second of these seconds since 1970, in UTC.
+fn calendar(seconds: u64) -> [u64; 6] {
     let (days, second) = (seconds / 86_400, seconds % 86_400);
     // Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms": years begin in March, eras have 400 of
     // them.
@@ -137,13 +150,21 @@ pub fn show_time(seconds: u64) -> String {
     let day = day - (153 * month + 2) / 5 + 1;
     let month = if month < 10 { month + 3 } else { month - 9 };
     let year = year + era * 400 + u64::from(month <= 2);
-    let (hour, minute, second) = (second / 3_600, second / 60 % 60, second % 60);
-    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
+    [year, month, day, second / 3_600, second / 60 % 60, second % 60]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_are_those_of_the_calendar() {
+        assert_eq!(iso_time(0), "1970-01-01T00:00:00Z");
+        assert_eq!(iso_time(951_782_400), "2000-02-29T00:00:00Z");
+        assert_eq!(iso_time(1_735_689_599), "2024-12-31T23:59:59Z");
+        assert_eq!(iso_time(4_107_542_399), "2100-02-28T23:59:59Z");
+        assert_eq!(iso_time(4_107_542_400), "2100-03-01T00:00:00Z");
+    }
 
     #[test]
     fn sizes_parse_exactly() {

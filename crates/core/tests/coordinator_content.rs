@@ -11,7 +11,7 @@ use cheetah_core::content::{
 use cheetah_core::coordinator::Record;
 use cheetah_core::limits::{LEASE_NS, SECOND_NS};
 use cheetah_core::map::LeaseToken;
-use pool::{E, World, creating, filling, joining};
+use pool::{E, World, creating, filling, joining, refused};
 
 const SIZE: u64 = 3 * E / 2 + 5;
 
@@ -74,15 +74,6 @@ fn loaded_world() -> World {
     tell(&mut world, lease.token, loaded(Check::Same));
     world.detach("v", lease.token).expect("given back");
     world
-}
-
-#[track_caller]
-fn refused<T: std::fmt::Debug>(result: Result<T, Refusal>, words: &[&str]) {
-    let refusal = result.expect_err("refused");
-    assert_eq!(refusal.code, RefusalCode::Conflict, "{}", refusal.message);
-    for word in words {
-        assert!(refusal.message.contains(word), "{word:?} is not in: {}", refusal.message);
-    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use cheetah_core::api::{Answer, Attach, Attached, Call, Refusal, RefusalCode, Si
 use cheetah_core::content::{Check, Fill, FillFrom, Loaded, Sealing, Source, Tell};
 use cheetah_core::map::LeaseToken;
 use cheetah_core::proofs::{Root, Tree};
-use pool::{E, World};
+use pool::{E, World, refused};
 
 const SIZE: u64 = 2 * E - 5;
 const ROOT: Root = Root([7; 32]);
@@ -58,15 +58,6 @@ fn sealed_world() -> World {
     tell(&mut world, lease.token, sealing(ROOT)).expect("sealed");
     world.detach("v", lease.token).expect("given back");
     world
-}
-
-#[track_caller]
-fn refused<T: std::fmt::Debug>(result: Result<T, Refusal>, words: &[&str]) {
-    let refusal = result.expect_err("refused");
-    assert_eq!(refusal.code, RefusalCode::Conflict, "{}", refusal.message);
-    for word in words {
-        assert!(refusal.message.contains(word), "{word:?} is not in: {}", refusal.message);
-    }
 }
 
 #[test]

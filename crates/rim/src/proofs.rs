@@ -346,7 +346,7 @@ mod tests {
         }
         let tree = Tree::new(size);
         let mut all = bytes;
-        all.resize(index(tree.begin() + tree.bytes()), 0);
+        all.resize(index(tree.end()), 0);
         for (offset, page) in pages {
             all[index(offset)..][..page.len()].copy_from_slice(&page);
         }

@@ -192,13 +192,13 @@ impl Coordinator {
 
     fn note_written(&mut self, id: VolumeId, written: Written) {
         let has = self.volumes.get(&id).and_then(|volume| volume.content.written.as_ref());
-        if !has.is_some_and(|known| known.certain || !written.certain) {
+        let is_known = has.is_some_and(|known| known.certain || !written.certain);
+        if !is_known {
             let (holder, certain) = (written.by.clone(), written.certain);
             self.put_down(id, custody::Event::Written { holder, certain });
         }
         self.set_content(id, |content| {
-            let known = content.written.as_ref().is_some_and(|known| known.certain || !written.certain);
-            if !known {
+            if !is_known {
                 content.written = Some(written);
             }
             if content.state == ContentState::Fresh {
@@ -336,10 +336,12 @@ fn check_tell(tell: &Tell) -> Result<(), Refusal> {
     }
     let loaded = tell.loaded.iter().flat_map(|loaded| [(&loaded.md5, 32), (&loaded.sha256, 64)]);
     let sealed = tell.sealed.iter().flat_map(|s| [(&s.md5, 32), (&s.sha1, 40), (&s.sha256, 64)]);
-    let is_hash = |(text, digits): (&String, usize)| {
-        text.len() == digits && text.bytes().all(|byte| byte.is_ascii_hexdigit())
-    };
-    if !loaded.chain(sealed).all(is_hash) {
+    loaded.chain(sealed).try_for_each(|(text, digits)| check_hash(text, digits))
+}
+
+/// Whether the text is a hash of so many digits.
+pub(super) fn check_hash(text: &str, digits: usize) -> Result<(), Refusal> {
+    if text.len() != digits || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return Err(refuse(RefusalCode::Invalid, "a hash must be written in hexadecimal digits"));
     }
     Ok(())

@@ -7,6 +7,7 @@
 //! deleted volumes `CUSTODY_DELETED_BYTES_MAX` together: then the log of the volume that was deleted
 //! first is dropped, which is noted. Tests: `tests/coordinator_custody.rs`.
 
+use super::content::check_hash;
 use super::notes::Note;
 use super::{Coordinator, Key, Outcome, refuse};
 use crate::api::{Answer, LogReport, OlderLog, Refusal, RefusalCode};
@@ -213,10 +214,7 @@ impl Coordinator {
         let event = match said {
             Said::Case(case) => Event::Case(bounded(case)),
             Said::Exported { file, bytes, sha256 } => {
-                if sha256.len() != 64 || !sha256.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-                    let message = "a hash must be written in hexadecimal digits";
-                    return Err(refuse(RefusalCode::Invalid, message));
-                }
+                check_hash(&sha256, 64)?;
                 Event::Exported { file: harmless(&file, PLACE_BYTES_MAX), bytes, sha256 }
             }
         };

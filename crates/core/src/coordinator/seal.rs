@@ -11,6 +11,7 @@ use crate::api::{Attach, Manifest, ManifestHashes, Refusal, RefusalCode};
 use crate::content::{Sealed, Sealing};
 use crate::custody::Event;
 use crate::map::{LeaseToken, Proofs, VolumeId};
+use crate::proofs::Tree;
 use crate::seed::Seed;
 
 impl Coordinator {
@@ -72,18 +73,9 @@ impl Coordinator {
         if volume.map.is_filled_later() {
             return;
         }
-        let mut map = volume.map.clone();
-        map.proofs = Some(Proofs::default());
-        let more = map.bytes().div_ceil(map.group_bytes()).saturating_sub(map.groups.len() as u64);
-        let Some(groups) = self.place_groups(id, map.redundancy, more, false, seed) else { return };
-        if let Some(volume) = self.volumes.get_mut(&id) {
-            volume.map.groups.extend(groups);
-            volume.map.proofs = map.proofs;
-            volume.map.epoch += 1;
-        }
-        self.map_changed(id);
-        self.wanting.insert(id);
-        self.replan = true;
+        let bytes = Tree::new(volume.map.size).end();
+        // It stays as it was where they do not fit.
+        let _ = self.enlarge(id, seed, bytes, |map| map.proofs = Some(Proofs::default()));
     }
 
     /// From here on donors take no write to it, and readers ask for proofs.

@@ -199,19 +199,36 @@ impl Coordinator {
             );
             return Err(refuse(RefusalCode::Invalid, message));
         }
-        let more = bytes.div_ceil(map.group_bytes()) - map.groups.len() as u64;
         let redundancy = map.redundancy;
-        let groups = self.place_groups(id, redundancy, more, false, seed);
-        let groups = groups.ok_or_else(|| self.shortage(&self.volumes[&id].map.name, redundancy, more))?;
+        self.enlarge(id, seed, bytes, |map| map.size = bytes)
+            .map_err(|more| self.shortage(&self.volumes[&id].map.name, redundancy, more))?;
+        self.note_volume("volume-grown", id);
+        Ok(())
+    }
+
+    /// Gives a volume place for so many bytes in all, which `change` is the reason for. Nothing is changed
+    /// where they do not fit.
+    ///
+    /// # Errors
+    /// How many more groups it needs.
+    pub(super) fn enlarge(
+        &mut self,
+        id: VolumeId,
+        seed: &mut Seed,
+        bytes: u64,
+        change: impl FnOnce(&mut VolumeMap),
+    ) -> Result<(), u64> {
+        let map = &self.volumes[&id].map;
+        let more = bytes.div_ceil(map.group_bytes()).saturating_sub(map.groups.len() as u64);
+        let groups = self.place_groups(id, map.redundancy, more, false, seed).ok_or(more)?;
         if let Some(volume) = self.volumes.get_mut(&id) {
             volume.map.groups.extend(groups);
-            volume.map.size = bytes;
+            change(&mut volume.map);
             volume.map.epoch += 1;
         }
         self.map_changed(id);
         self.wanting.insert(id);
         self.replan = true;
-        self.note_volume("volume-grown", id);
         Ok(())
     }
 
@@ -349,7 +366,7 @@ impl Coordinator {
     }
 
     /// Takes the extents of new groups from their donors; `None`, and nothing taken, when they do not fit.
-    pub(super) fn place_groups(
+    fn place_groups(
         &mut self,
         id: VolumeId,
         redundancy: Redundancy,

@@ -470,6 +470,7 @@ pub(crate) fn volume(answer: Answer) -> VolumeDetail {
 }
 
 /// The call was refused with this code, and the message says all of these.
+#[track_caller]
 pub(crate) fn assert_refused<T: std::fmt::Debug>(
     answer: Result<T, Refusal>,
     code: RefusalCode,
@@ -480,4 +481,10 @@ pub(crate) fn assert_refused<T: std::fmt::Debug>(
     for part in says {
         assert!(refusal.message.contains(part), "'{}' says '{part}'", refusal.message);
     }
+}
+
+/// The call was refused because of how things stand, and the message says all of these.
+#[track_caller]
+pub(crate) fn refused<T: std::fmt::Debug>(answer: Result<T, Refusal>, says: &[&str]) {
+    assert_refused(answer, RefusalCode::Conflict, says);
 }
