@@ -10,6 +10,7 @@
 use crate::cli::JsonArg;
 use crate::cli_custody::{CaseArgs, Log, VerifyLog};
 use crate::failure::{Exit, Failure};
+use crate::files;
 use crate::output;
 use crate::pool::{find, unexpected};
 use cheetah_core::api::{Answer, Call, LogReport};
@@ -23,9 +24,8 @@ use cheetah_rim::members::Invitation;
 use serde::Serialize;
 use serde_json::Value;
 use std::ffi::OsString;
-use std::fs::OpenOptions;
-use std::io::{ErrorKind, Write};
-use std::path::{Path, PathBuf};
+use std::io::ErrorKind;
+use std::path::Path;
 
 /// Nobody exports a larger one.
 const FILE_BYTES_MAX: u64 = 256 << 20;
@@ -143,30 +143,19 @@ pub async fn log(options: Log) -> Result<(), Failure> {
 /// Writes the log, its signature and the key, each to a file of its own.
 fn export(log: &LogReport, file: &Path) -> Result<Vec<String>, Failure> {
     let public = format!("untrusted comment: public key of cheetah pool {}\n{}\n", log.pool, log.key);
-    let files = [
+    let all = [
         (file.to_path_buf(), log.text()),
-        (beside(file, "minisig"), log.signature.clone()),
-        (beside(file, "pub"), public),
+        (files::beside(file, "minisig"), log.signature.clone()),
+        (files::beside(file, "pub"), public),
     ];
-    let all = files.iter().map(|(path, _)| path);
-    if let Some(there) = all.into_iter().find(|path| path.symlink_metadata().is_ok()) {
+    if let Some((there, _)) = all.iter().find(|(path, _)| path.symlink_metadata().is_ok()) {
         let what = format!("{} is there already", there.display());
         return Err(Failure::new(Exit::Refused, what).advise("name another file"));
     }
-    for (path, text) in &files {
-        let written = OpenOptions::new().write(true).create_new(true).open(path);
-        let written =
-            written.and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()));
-        written.map_err(|why| Failure::failed(format!("cannot write {}: {why}", path.display())))?;
+    for (path, text) in &all {
+        files::write(path, text, false)?;
     }
-    Ok(files.iter().map(|(path, _)| path.display().to_string()).collect())
-}
-
-fn beside(file: &Path, ending: &str) -> PathBuf {
-    let mut name = file.as_os_str().to_owned();
-    name.push(".");
-    name.push(ending);
-    PathBuf::from(name)
+    Ok(all.iter().map(|(path, _)| path.display().to_string()).collect())
 }
 
 fn lines(log: &LogReport) -> Vec<String> {
@@ -278,7 +267,7 @@ pub fn verify_log(options: &VerifyLog) -> Result<(), Failure> {
         Some(key) => (*key, true),
         None => (key_beside(file)?, false),
     };
-    let signature = read(&beside(file, "minisig"))?;
+    let signature = read(&files::beside(file, "minisig"))?;
     let shown = file.display();
     let bad = |why: String| Failure::new(Exit::DataLost, format!("{shown} is not good: {why}"));
     let whole = custody::check(&text).map_err(|broken: Broken| bad(broken.to_string()))?;
@@ -337,7 +326,7 @@ fn unsigned(why: &BadSignature, whole: &Whole, signature: &str) -> String {
 }
 
 fn key_beside(file: &Path) -> Result<PublicKey, Failure> {
-    let path = beside(file, "pub");
+    let path = files::beside(file, "pub");
     if !path.exists() {
         let what = format!("no key to verify with: there is no {}", path.display());
         return Err(Failure::usage(what).advise("name the pool's key with --key, as `cheetah log` shows it"));

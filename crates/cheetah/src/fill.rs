@@ -395,6 +395,32 @@ pub fn read_in_order(
     Ok(())
 }
 
+/// A chunk in pieces of so many bytes, with zeros for those that cannot be read, as far as `bad` lets them be.
+pub fn read_past_errors(
+    volume: &VolumeHandle,
+    offset: u64,
+    bytes: u64,
+    piece: u64,
+    bad: &mut dyn FnMut(ByteRange, VolumeError) -> Result<(), Failure>,
+) -> Result<Vec<u8>, Failure> {
+    let end = bytes.min(offset + CHUNK_BYTES as u64);
+    let mut chunk = Vec::new();
+    let mut at = offset;
+    while at < end {
+        let len = piece.min(end - at);
+        let size = usize::try_from(len).expect("inside a chunk");
+        match read_once(volume, at, size)? {
+            Ok(read) => chunk.extend_from_slice(&read),
+            Err(why) => {
+                bad(ByteRange { offset: at, len }, why)?;
+                chunk.resize(chunk.len() + size, 0);
+            }
+        }
+        at += len;
+    }
+    Ok(chunk)
+}
+
 /// A single read, waited for.
 pub fn read_once(
     volume: &VolumeHandle,

@@ -10,6 +10,7 @@ mod page;
 use crate::cli_custody::Handover;
 use crate::custody;
 use crate::failure::{Exit, Failure};
+use crate::files;
 use crate::manifest;
 use crate::output;
 use crate::pool::{find, unexpected};
@@ -19,10 +20,9 @@ use cheetah_core::units::show_time;
 use cheetah_rim::control::{CallError, Client};
 use serde::Serialize;
 use serde_json::{Value, json};
-use std::fs::{self, File};
-use std::io::{ErrorKind, Write};
+use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// All that there is to say.
@@ -51,13 +51,13 @@ pub async fn report(options: Handover) -> Result<(), Failure> {
             Failure::new(Exit::Refused, format!("{} is there already", directory.display()))
                 .advise("name a folder that is not there yet")
         }
-        _ => Failure::failed(format!("cannot make {}: {why}", directory.display())),
+        _ => files::cannot("make", directory, &why),
     })?;
-    let files = known.files();
-    for (name, text) in &files {
-        write(&directory.join(name), text)?;
+    let made = known.files();
+    for (name, text) in &made {
+        files::write(&directory.join(name), text, false)?;
     }
-    let names: Vec<String> = files.into_iter().map(|(name, _)| name).collect();
+    let names: Vec<String> = made.into_iter().map(|(name, _)| name).collect();
     let shown = written(directory.as_os_str().as_bytes());
     if options.json.json {
         return output::json(&ReportJson { directory: shown, files: names });
@@ -87,12 +87,6 @@ async fn ask(pool: &Client, name: &str) -> Result<Known, Failure> {
         false => None,
     };
     Ok(Known { at, log, volume, manifest })
-}
-
-fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    let made = File::create_new(path);
-    made.and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()))
-        .map_err(|why| Failure::failed(format!("cannot write {}: {why}", path.display())))
 }
 
 impl Known {

@@ -24,6 +24,7 @@ mod donate;
 mod drain;
 mod expected;
 mod failure;
+mod files;
 mod fill;
 mod filler;
 mod front_end;

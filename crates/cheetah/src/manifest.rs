@@ -7,6 +7,7 @@
 
 use crate::cli;
 use crate::failure::{Exit, Failure};
+use crate::files;
 use crate::output;
 use crate::pool::{find, unexpected};
 use cheetah_core::api::{Answer, Call, Manifest, SignedText};
@@ -16,10 +17,12 @@ use cheetah_rim::control::Client;
 use cheetah_rim::control::signing::{self, PublicKey};
 use serde::Serialize;
 use std::fs::File;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+/// Of the name of its signature, the end.
+const SIGNATURE: &str = "minisig";
 /// A manifest is small; what is larger is none.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
@@ -64,22 +67,14 @@ pub async fn manifest(options: cli::Manifest) -> Result<(), Failure> {
     Ok(())
 }
 
-fn signature_of(file: &Path) -> PathBuf {
-    let mut name = file.as_os_str().to_owned();
-    name.push(".minisig");
-    PathBuf::from(name)
-}
-
 fn write_both(file: &Path, signed: &SignedText, overwrite: bool) -> Result<Vec<String>, Failure> {
-    let both = [(file.to_path_buf(), &signed.text), (signature_of(file), &signed.signature)];
+    let both = [(file.to_path_buf(), &signed.text), (files::beside(file, SIGNATURE), &signed.signature)];
     if let Some((there, _)) = both.iter().find(|(path, _)| !overwrite && path.exists()) {
         let text = format!("{} is there already: name another file, or say --overwrite", there.display());
         return Err(Failure::new(Exit::Refused, text));
     }
     for (path, text) in &both {
-        let made = if overwrite { File::create(path) } else { File::create_new(path) };
-        let put = made.and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()));
-        put.map_err(|why| Failure::failed(format!("cannot write {}: {why}", path.display())))?;
+        files::write(path, text, overwrite)?;
     }
     Ok(both.iter().map(|(path, _)| written(path.as_os_str().as_bytes())).collect())
 }
@@ -97,12 +92,10 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 
 /// Whether the volume was sealed as what the file says, and whose word that is: for people.
 pub async fn compare(pool: &Client, map: &VolumeMap, path: &Path) -> Result<String, Failure> {
-    let cannot =
-        |path: &Path, why: io::Error| Failure::failed(format!("cannot read {}: {why}", path.display()));
-    let bytes = read(path).map_err(|why| cannot(path, why))?;
+    let bytes = read(path).map_err(|why| files::cannot("read", path, &why))?;
     let shown = path.display().to_string();
     let given: Manifest = serde_json::from_slice(&bytes).map_err(|why| not_one(&shown, &why))?;
-    let beside = signature_of(path);
+    let beside = files::beside(path, SIGNATURE);
     let by = match read(&beside) {
         Ok(signature) => {
             let key = signed(pool, &map.name).await?.key;
@@ -114,7 +107,7 @@ pub async fn compare(pool: &Client, map: &VolumeMap, path: &Path) -> Result<Stri
             "signed by this pool"
         }
         Err(why) if why.kind() == ErrorKind::NotFound => "not signed",
-        Err(why) => return Err(cannot(&beside, why)),
+        Err(why) => return Err(files::cannot("read", &beside, &why)),
     };
     let differs = if given.id != map.volume {
         Some(format!("is of volume {} with the identity {}", given.volume, given.id))

@@ -18,6 +18,7 @@ mod tool;
 use crate::cli_saving::{Format, Save, Sidecar};
 use crate::custody;
 use crate::failure::Failure;
+use crate::files::cannot;
 use crate::fill::{self, Chunk, Hashes, Hashing, Progress};
 use crate::load::blocking;
 use crate::output;
@@ -290,7 +291,23 @@ impl Work {
             progress.go_on()?;
             let chunk = match there {
                 Ok(chunk) => chunk,
-                Err(_) => Arc::new(read_past_errors(volume, offset, *bytes, &mut unreadable)?),
+                Err(_) => Arc::new(fill::read_past_errors(
+                    volume,
+                    offset,
+                    *bytes,
+                    BLOCK_BYTES,
+                    &mut |range, why| {
+                        let ByteRange { offset: at, .. } = range;
+                        if unreadable.last().is_none_or(|last: &ByteRange| last.end() != at) {
+                            output::note(&format!(
+                                "volume '{}' cannot be read at byte {at}: {why}",
+                                volume.name()
+                            ));
+                        }
+                        cover(&mut unreadable, [range]);
+                        Ok(())
+                    },
+                )?),
             };
             let is_zero = chunk.iter().all(|byte| *byte == 0);
             if is_zero {
@@ -345,35 +362,6 @@ impl Sink for Stdout {
             _ => cannot("write", Path::new("stdout"), &why),
         })
     }
-}
-
-fn cannot(what: &str, path: &Path, why: &io::Error) -> Failure {
-    Failure::failed(format!("cannot {what} {}: {why}", path.display()))
-}
-
-/// A chunk block by block, with zeros for those that cannot be read.
-fn read_past_errors(
-    volume: &VolumeHandle,
-    offset: u64,
-    bytes: u64,
-    unreadable: &mut Vec<ByteRange>,
-) -> Result<Vec<u8>, Failure> {
-    let end = bytes.min(offset + fill::CHUNK_BYTES as u64);
-    let mut chunk = Vec::new();
-    for at in (offset..end).step_by(BLOCK_BYTES as usize) {
-        let len = BLOCK_BYTES.min(end - at) as usize;
-        match fill::read_once(volume, at, len)? {
-            Ok(block) => chunk.extend_from_slice(&block),
-            Err(why) => {
-                if unreadable.last().is_none_or(|last: &ByteRange| last.end() != at) {
-                    output::note(&format!("volume '{}' cannot be read at byte {at}: {why}", volume.name()));
-                }
-                cover(unreadable, [ByteRange { offset: at, len: len as u64 }]);
-                chunk.resize(chunk.len() + len, 0);
-            }
-        }
-    }
-    Ok(chunk)
 }
 
 /// From the disk, not from what the kernel remembers of writing it.

@@ -18,13 +18,13 @@ use cheetah_client::{Lease, Volume};
 use cheetah_core::content::{ByteRange, Content, Sealing, Tell, cover};
 use cheetah_core::proofs::{Root, Tree};
 use cheetah_core::units::show_bytes;
-use cheetah_rim::volume::{Tuning, VolumeHandle};
+use cheetah_rim::volume::{Tuning, VolumeError, VolumeHandle};
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// What a disk gives or does not give.
-const SECTOR: usize = 512;
+const SECTOR_BYTES: u64 = 512;
 
 #[derive(Debug, Serialize)]
 struct SealReport {
@@ -182,7 +182,14 @@ fn read_all(
         progress.go_on()?;
         let chunk = match there {
             Ok(chunk) => chunk,
-            Err(_) => Arc::new(read_past_errors(volume, offset, bytes, known, &mut unreadable)?),
+            // As a source is read: what stands in a block beside a bad sector is evidence.
+            Err(_) => {
+                Arc::new(fill::read_past_errors(volume, offset, bytes, SECTOR_BYTES, &mut |range, why| {
+                    check_known(volume.name(), known, range, why)?;
+                    cover(&mut unreadable, [range]);
+                    Ok(())
+                })?)
+            }
         };
         hashing.feed(&chunk);
         proving.feed(&chunk);
@@ -193,35 +200,16 @@ fn read_all(
     Ok((hashing.finish()?, proving.finish()?, unreadable))
 }
 
-/// A chunk sector by sector. Only where the source could not be read there are zeros.
-fn read_past_errors(
-    volume: &VolumeHandle,
-    offset: u64,
-    bytes: u64,
-    known: &[ByteRange],
-    unreadable: &mut Vec<ByteRange>,
-) -> Result<Vec<u8>, Failure> {
-    let end = bytes.min(offset + fill::CHUNK_BYTES as u64);
-    let mut chunk = Vec::new();
-    // As a source is read: what stands in a block beside a bad sector is evidence.
-    for at in (offset..end).step_by(SECTOR) {
-        let len = (SECTOR as u64).min(end - at);
-        match fill::read_once(volume, at, usize::try_from(len).unwrap_or(0))? {
-            Ok(block) => chunk.extend_from_slice(&block),
-            Err(_) if known.iter().any(|range| range.offset < at + len && at < range.end()) => {
-                cover(unreadable, [ByteRange { offset: at, len }]);
-                chunk.resize(chunk.len() + usize::try_from(len).unwrap_or(0), 0);
-            }
-            Err(why) => {
-                let name = volume.name();
-                return Err(Failure::new(
-                    Exit::DataLost,
-                    format!(
-                        "volume '{name}' is not sealed: byte {at} cannot be read ({why}): `cheetah show {name}` says what is lost"
-                    ),
-                ));
-            }
-        }
+/// Whether the source could not give a part of it: whatever else cannot be read is lost.
+fn check_known(volume: &str, known: &[ByteRange], range: ByteRange, why: VolumeError) -> Result<(), Failure> {
+    if known.iter().any(|known| known.offset < range.end() && range.offset < known.end()) {
+        return Ok(());
     }
-    Ok(chunk)
+    let at = range.offset;
+    Err(Failure::new(
+        Exit::DataLost,
+        format!(
+            "volume '{volume}' is not sealed: byte {at} cannot be read ({why}): `cheetah show {volume}` says what is lost"
+        ),
+    ))
 }

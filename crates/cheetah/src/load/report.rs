@@ -62,10 +62,14 @@ impl LoadReport {
     /// Whether the volume holds what the source held, as far as that could be read, and that is what it was
     /// said to be.
     pub(super) fn is_right(&self, name: &str) -> bool {
-        let claims = self.claims.as_ref();
-        let claims = claims.and_then(|c| c.fault(&self.file_hashes, &self.file, name, &self.unreadable));
-        let expected = expected::fault(&self.expected, &self.file, name, &self.unreadable);
-        self.verified && self.file_changed.is_none() && claims.is_none() && expected.is_none()
+        self.verified && self.file_changed.is_none() && self.faults(name).is_empty()
+    }
+
+    /// Hashes that it was to have, and has not.
+    fn faults(&self, name: &str) -> Vec<String> {
+        let LoadReport { file_hashes, file, unreadable, claims, .. } = self;
+        let claims = claims.as_ref().and_then(|claims| claims.fault(file_hashes, file, name, unreadable));
+        expected::fault(&self.expected, file, name, unreadable).into_iter().chain(claims).collect()
     }
 }
 
@@ -96,11 +100,7 @@ pub(super) fn verdict(report: &LoadReport, options: &cli::Load) -> Result<(), Fa
             report.file
         ));
     }
-    let claims = report.claims.as_ref();
-    let claims =
-        claims.and_then(|claims| claims.fault(&report.file_hashes, &report.file, name, &report.unreadable));
-    let expected = expected::fault(&report.expected, &report.file, name, &report.unreadable);
-    let faults: Vec<String> = expected.into_iter().chain(claims).collect();
+    let faults = report.faults(name);
     let faults = (!faults.is_empty()).then(|| faults.join("; and "));
     let lost: u64 = report.unreadable.iter().map(|range| range.len).sum();
     if lost > 0 {

@@ -10,7 +10,7 @@ use crate::cli_saving::Format;
 use crate::fill::Hashes;
 use cheetah_core::content::ByteRange;
 use cheetah_core::text::written;
-use cheetah_core::units::show_count;
+use cheetah_core::units::{iso_time, show_count};
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
 use std::os::unix::ffi::OsStrExt;
@@ -46,7 +46,7 @@ fn creator(facts: &Facts<'_>, line: impl Iterator<Item = OsString>) -> String {
         element("arch", &said(system.machine())),
         element("command_line", &command_line(line)),
         element("uid", &rustix::process::getuid().as_raw().to_string()),
-        element("start_time", &utc(facts.began)),
+        element("start_time", &iso_time(facts.began)),
     ];
     let mut text = format!(
         "  <creator>\n    <program>cheetah</program>\n    <version>{}</version>\n",
@@ -153,40 +153,9 @@ fn public(argument: &OsStr) -> OsString {
     OsString::from(hidden.collect::<Vec<_>>().join(","))
 }
 
-/// `2026-11-28T00:39:34Z`.
-fn utc(seconds: u64) -> String {
-    let (mut days, of_day) = (seconds / 86_400, seconds % 86_400);
-    let is_leap =
-        |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
-    let mut year = 1970;
-    while days >= 365 + u64::from(is_leap(year)) {
-        days -= 365 + u64::from(is_leap(year));
-        year += 1;
-    }
-    let mut month = 1;
-    for len in [31, 28 + u64::from(is_leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30] {
-        if days < len {
-            break;
-        }
-        days -= len;
-        month += 1;
-    }
-    let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
-    format!("{year:04}-{month:02}-{:02}T{hour:02}:{minute:02}:{second:02}Z", days + 1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn times_are_those_of_the_calendar() {
-        assert_eq!(utc(0), "1970-01-01T00:00:00Z");
-        assert_eq!(utc(951_782_400), "2000-02-29T00:00:00Z");
-        assert_eq!(utc(1_735_689_599), "2024-12-31T23:59:59Z");
-        assert_eq!(utc(4_107_542_399), "2100-02-28T23:59:59Z");
-        assert_eq!(utc(4_107_542_400), "2100-03-01T00:00:00Z");
-    }
 
     #[test]
     fn a_command_line_tells_no_token() {

@@ -5,11 +5,12 @@
 //! set right by the exit code of who wrote it, which is 0 also when its input ends early. Called by
 //! `save`. Tests: `lab/tests/save.rs`.
 
+use super::Sink;
 use super::tool::Tool;
-use super::{Sink, cannot};
 use crate::chunks;
 use crate::cli_saving::{Compression, E01};
 use crate::failure::Failure;
+use crate::files::cannot;
 use crate::fill::{CHUNK_BYTES, Chunk, Hashes, Hashing, Progress};
 use crate::progress::Shown;
 use cheetah_core::units::show_bytes;

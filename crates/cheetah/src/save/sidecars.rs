@@ -6,11 +6,11 @@
 //! nothing of. Called by `save` and `target`. Tests: below; `lab/tests/save.rs` has the programs that
 //! read them.
 
-use super::cannot;
 use super::dfxml;
 use super::piecewise::Logs;
 use crate::cli_saving::{Format, Sidecar};
 use crate::failure::Failure;
+use crate::files::{beside, cannot};
 use crate::fill::Hashes;
 use crate::mapfile;
 use cheetah_core::content::ByteRange;
@@ -154,13 +154,6 @@ fn hashdeep(facts: &Facts<'_>) -> Vec<u8> {
         text.push(b'\n');
     }
     text
-}
-
-pub fn beside(file: &Path, ending: &str) -> PathBuf {
-    let mut name: OsString = file.as_os_str().to_owned();
-    name.push(".");
-    name.push(ending);
-    PathBuf::from(name)
 }
 
 #[cfg(test)]

@@ -6,10 +6,10 @@
 //! opened, comes last; of a folder that is removed, only segments of a set are. Called by `save`. Tests:
 //! below; `lab/tests/save.rs`.
 
-use super::cannot;
-use super::sidecars::{self, ENDINGS, MAP, beside};
+use super::sidecars::{self, ENDINGS, MAP};
 use crate::cli_saving::{Format, Save};
 use crate::failure::{Exit, Failure};
+use crate::files::{beside, cannot};
 use crate::mapfile;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
