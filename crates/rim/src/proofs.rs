@@ -218,14 +218,9 @@ impl Pages {
             }
             // Blocks of data that one page proves; pages one by one.
             at = match at < self.tree.blocks() {
-                true => (at / PROOFS_PER_PAGE + 1) * PROOFS_PER_PAGE,
+                true => ((at / PROOFS_PER_PAGE + 1) * PROOFS_PER_PAGE).min(self.tree.blocks()),
                 false => at + 1,
-            }
-            .min(if at < self.tree.blocks() {
-                self.tree.blocks().max(at + 1)
-            } else {
-                end.max(at + 1)
-            });
+            };
         }
         None
     }
