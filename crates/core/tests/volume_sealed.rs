@@ -5,8 +5,8 @@ mod volume;
 
 use cheetah_core::limits::{SILENCE_NS, TICK_NS};
 use cheetah_core::map::{DonorId, Proofs, Redundancy, VolumeMap};
-use cheetah_core::proofs::Root;
-use cheetah_core::volume::{Effect, Event, LinkFailure, Op, PartError, PartOp, VolumeError};
+use cheetah_core::proofs::{Root, Tree};
+use cheetah_core::volume::{Effect, Event, LinkFailure, Op, PartError, PartOp, Unproved, VolumeError};
 use volume::{UNIT, World, wide};
 
 fn sealed(data: u32, parity: u32) -> VolumeMap {
@@ -118,4 +118,33 @@ fn what_came_is_asked_for_again_when_its_link_breaks() {
     assert_eq!(again, [read]);
     world.answer(again[0].1, Ok(vec![]));
     assert_eq!(world.completed(), [(tag, Ok(()))]);
+}
+
+/// Rows that hold proofs are rebuilt by a job that works alone on them, and a read of a proof waits for it. So
+/// what that job reads is not kept waiting for a proof of these rows; what is rebuilt elsewhere may wait.
+#[test]
+fn a_rebuild_of_proofs_does_not_wait_for_them() {
+    let mut map = sealed(2, 1);
+    let begin = Tree::new(map.size).begin();
+    let slot = &mut map.groups[0].slots[0];
+    slot.filling = slot.held.take();
+    let mut world = World::new(map, false);
+    (1..=3).for_each(|id| world.open(DonorId(id)));
+    world.wake();
+    let (mut elsewhere, mut here) = (0, 0);
+    let mut sent = world.sent();
+    while here == 0 {
+        for part in sent.iter().filter(|sent| sent.op == PartOp::Read) {
+            let of_proofs = 2 * (part.address + u64::from(part.len)) > begin;
+            let bars = world.volume.goes_without_proof(Unproved::Part(part.part), begin);
+            assert_eq!(bars, of_proofs, "{part:?}");
+            *(if of_proofs { &mut here } else { &mut elsewhere }) += 1;
+        }
+        sent.iter().for_each(|sent| world.answer(sent.part, Ok(vec![])));
+        for job in world.checks() {
+            world.step(Event::Verified { job, right: true });
+        }
+        sent = world.sent();
+    }
+    assert!(elsewhere > 0);
 }

@@ -64,6 +64,31 @@ fn what_is_loaded_is_sealed_and_nobody_changes_it() {
     stage.pool.ok(["delete", VOLUME]);
 }
 
+/// Who rebuilds it knows no proofs yet, and those that it needs first lie in rows that it works on alone: the
+/// last group has them all, and a group before is not rebuilt.
+#[test]
+fn rows_of_proofs_are_rebuilt_by_who_knows_none() {
+    let mut pool = Pool::start();
+    for number in 1..=3 {
+        pool.donate(&format!("d{number}"), "128M");
+    }
+    let image: Vec<u8> = (0..150 * MIB / 4096).flat_map(|block| [(block % 251) as u8; 4096]).collect();
+    let image = pool.scratch().file("disk.dd", &image);
+    pool.ok(["create", VOLUME, "150M", "--redundancy", "mirror:2"]);
+    tools::names(&pool.ok(["load", &image.display().to_string(), VOLUME]), &["sealed: "]);
+    let first = pool.holders(VOLUME, 0);
+    let lost = pool.holders(VOLUME, 2).into_iter().find(|donor| !first.contains(donor));
+    let lost = lost.expect("each donor has room for two of six");
+    pool.donate("spare", "128M");
+    pool.donor(&lost).kill();
+    wait::until("the last group to be rebuilt", LONG, || pool.volume_status(VOLUME)["health"] == "whole");
+    for donor in ["d1", "d2", "d3", "spare"].into_iter().filter(|donor| *donor != lost) {
+        let log = pool.log_of(donor);
+        assert!(!log.contains("no answer within"), "{donor} takes another for dead: {log}");
+    }
+    pool.ok(["verify", VOLUME]);
+}
+
 /// Its memory holds other bytes, and their checksums fit: no checksum finds that.
 fn a_donor_that_lies_is_found(redundancy: &str, donors: usize) {
     for (front, seed) in FRONTS.into_iter().zip(7..) {

@@ -168,6 +168,14 @@ impl Links {
         self.of.get(&donor).is_none_or(Link::is_down)
     }
 
+    /// Those that cannot be reached, and why.
+    pub(super) fn lost(&self) -> impl Iterator<Item = (DonorId, &str)> {
+        self.iter().filter_map(|(donor, link)| match &link.state {
+            State::Down { why, .. } => Some((donor, why.as_str())),
+            _ => None,
+        })
+    }
+
     pub(super) fn all_settled(&self) -> bool {
         self.of.values().all(Link::is_settled)
     }

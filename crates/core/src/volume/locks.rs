@@ -59,6 +59,12 @@ impl Locks {
         self.groups.get(&group).is_some_and(|locks| locks.iter().any(|lock| lock.job == job && lock.granted))
     }
 
+    /// Whether a reader of these bytes would wait now.
+    pub(super) fn bar_readers(&self, group: u32, from: u32, to: u32) -> bool {
+        let bars = |lock: &Lock| lock.alone && lock.from < to && from < lock.to;
+        self.groups.get(&group).is_some_and(|locks| locks.iter().any(bars))
+    }
+
     pub(super) fn check_invariants(&self, exists: impl Fn(Key) -> bool) {
         for locks in self.groups.values() {
             for (at, lock) in locks.iter().enumerate() {

@@ -14,7 +14,8 @@
 //! written by several requests), `lanes` (what several share), `flush`, `absent` (what a source is still to
 //! give), `expiry` (requests that are late); `watch` (donors that come and go), `changes` (what the
 //! coordinator is told, newer maps); `resync` (rows half written), `judge` (which of them fit together);
-//! `upkeep` with `fill`, `heal`, `scrub`, `compare`, `age`; `cached` (reads from what was read ahead). Small
+//! `upkeep` with `fill`, `heal`, `scrub`, `compare`, `age`; `proofs` (who does not wait for one); `cached`
+//! (reads from what was read ahead). Small
 //! parts: `types` (events, effects), `cache`, `buddy` (its memory), `numbers` (by which donors list writes),
 //! `merge` (what leaves as one request), `locks`, `scratch`, `pace`, `slab`.
 
@@ -42,6 +43,7 @@ mod locks;
 mod merge;
 mod numbers;
 mod pace;
+mod proofs;
 mod read;
 mod request;
 mod resync;
@@ -68,7 +70,6 @@ use cached::Cached;
 use changes::Changes;
 use doubts::Stage;
 use job::{Failure, Missed, Part, Phase, Progress, Still, Work, bit};
-use link::State;
 pub use link::connections;
 pub use merge::{LinkMerges, batch_merges_bytes_max};
 use resync::Resync;
@@ -77,7 +78,7 @@ use shape::Shape;
 pub use slab::Key;
 pub use types::{
     At, Caching, Combine, Effect, Event, FetchError, Fragment, LinkFailure, Mem, Op, PartError, PartOp,
-    Request, Scope, Scrubbed, ScrubbedDonor, StatusRun, Tag, VolumeError,
+    Request, Scope, Scrubbed, ScrubbedDonor, StatusRun, Tag, Unproved, VolumeError,
 };
 use upkeep::Upkeep;
 
@@ -160,10 +161,13 @@ impl Volume {
 
     /// The donors that cannot be reached, and why.
     pub fn lost(&self) -> impl Iterator<Item = (DonorId, &str)> {
-        self.base.links.iter().filter_map(|(donor, link)| match &link.state {
-            State::Down { why, .. } => Some((donor, why.as_str())),
-            _ => None,
-        })
+        self.base.links.lost()
+    }
+
+    /// Whether what is to be checked goes without the proof at this offset, which may wait for it.
+    #[must_use]
+    pub fn goes_without_proof(&self, what: Unproved, offset: u64) -> bool {
+        proofs::is_barred(&self.base, what, offset)
     }
 
     /// What `status` shows of this volume.
@@ -214,7 +218,13 @@ impl Volume {
     fn take(&mut self, event: Event) {
         let base = &mut self.base;
         match event {
-            Event::Start => self.start(),
+            Event::Start => {
+                base.ticked_at = base.now;
+                let serves = base.doubts.stage == Stage::Serving;
+                base.doubts.serve_at = (!serves).then_some(base.now + REQUEST_DEADLINE_NS);
+                watch::open_links(base);
+                fill::take_on(base);
+            }
             Event::Submit { tag, request } => {
                 assert!(self.has_room(), "the driver checks has_room before it submits");
                 match request.op {
@@ -261,15 +271,6 @@ impl Volume {
             }
             Event::Wake => self.wake(),
         }
-    }
-
-    fn start(&mut self) {
-        let base = &mut self.base;
-        base.ticked_at = base.now;
-        let serves = base.doubts.stage == Stage::Serving;
-        base.doubts.serve_at = (!serves).then_some(base.now + REQUEST_DEADLINE_NS);
-        watch::open_links(base);
-        fill::take_on(base);
     }
 
     /// Works through what can go on, until everything waits: first what follows from parts and jobs that are
@@ -591,8 +592,7 @@ impl Volume {
         }
     }
 
-    /// Panics when a rule that the code relies on does not hold. For tests and the simulator: it looks at
-    /// everything.
+    /// Panics when a rule that the code relies on does not hold. For tests: it looks at everything.
     pub fn check_invariants(&self) {
         self.base.check_invariants();
     }

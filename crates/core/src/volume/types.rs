@@ -255,6 +255,15 @@ pub struct Fragment {
     pub local: u32,
 }
 
+/// What of a sealed volume waits to be checked against its proofs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unproved {
+    /// What a part brought, as `Send` named it.
+    Part(Key),
+    /// What was rebuilt, as `Verify` named its job.
+    Job(Key),
+}
+
 /// `outputs[o] = (add ? outputs[o] : 0) + sum over i of coefficients[o * inputs + i] * inputs[i]`, as
 /// `code::combine`.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -132,10 +132,11 @@ pub(super) fn set_aside(base: &mut Base, donor: DonorId, why: String) {
 }
 
 /// Whom jobs wait for whose request has come to its deadline; not who was asked for data a moment ago, after
-/// another had failed.
+/// another had failed, nor whose data is here and waits for its proof.
 pub(super) fn set_aside_who_is_late(base: &mut Base, jobs: &[Key]) {
     let late: BTreeSet<DonorId> = (jobs.iter())
         .flat_map(|job| base.jobs.open_parts(*job))
+        .filter(|(_, part)| part.progress != Progress::Came)
         .filter(|(_, part)| part.op.writes() || part.sent_at + SILENCE_NS <= base.now)
         .map(|(_, part)| part.placement.donor)
         .collect();

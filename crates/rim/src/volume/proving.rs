@@ -17,7 +17,7 @@ use cheetah_core::layout::{Geometry, Scatter};
 use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES, REQUESTS_IN_FLIGHT_MAX};
 use cheetah_core::map::{DonorId, VolumeMap};
 use cheetah_core::proofs::{Block, PROOFS_PER_PAGE, Page};
-use cheetah_core::volume::{At, Event, Fragment, Key, Mem, PartOp, VolumeError};
+use cheetah_core::volume::{At, Event, Fragment, Key, Mem, PartOp, Unproved, VolumeError};
 use cheetah_nbd::Errno;
 use cheetah_nbd::client::Answer;
 use cheetah_terms::client::answered;
@@ -222,7 +222,9 @@ impl Driver {
         let mut wanted = Vec::new();
         // Before it serves, no page can be read.
         let (repairs, is_starting) = (!shared.read_only, !machine.is_serving());
+        let tree = proving.pages.tree();
         for waiting in std::mem::take(&mut proving.waiting) {
+            let barred = |page| machine.goes_without_proof(waiting.what(), tree.offset(page));
             let checked = match &waiting {
                 Waiting::Part { answer, .. } => {
                     let Body { mem, scatter, fragment, .. } = &answer.body;
@@ -234,7 +236,9 @@ impl Driver {
             };
             match checked {
                 // Who repairs has the checksums as well, and loses nothing for good for want of a proof.
-                Checked::Needs(page) if repairs && (is_starting || failed.contains(&page)) => {
+                Checked::Needs(page)
+                    if repairs && (is_starting || failed.contains(&page) || barred(page)) =>
+                {
                     waiting.ends(Some(0), answered_here);
                 }
                 Checked::Needs(page) if !failed.contains(&page) => {
@@ -275,6 +279,13 @@ impl Driver {
 }
 
 impl Waiting {
+    fn what(&self) -> Unproved {
+        match self {
+            Waiting::Part { answer, .. } => Unproved::Part(Key::from_u64(answer.cookie)),
+            Waiting::Rebuilt { job, .. } => Unproved::Job(*job),
+        }
+    }
+
     /// `wrong`: how many blocks; none where that cannot be found out.
     fn ends(self, wrong: Option<u32>, events: &mut Vec<Event>) {
         match self {
