@@ -120,8 +120,8 @@ fn what_came_is_asked_for_again_when_its_link_breaks() {
     assert_eq!(world.completed(), [(tag, Ok(()))]);
 }
 
-/// Rows that hold proofs are rebuilt by a job that works alone on them, and a read of a proof waits for it. So
-/// what that job reads is not kept waiting for a proof of these rows; what is rebuilt elsewhere may wait.
+/// Rows that hold proofs are rebuilt by a job that works alone on them, and a read of a proof waits for it.
+/// So what that job reads does not wait for a proof of these rows; what is rebuilt elsewhere may.
 #[test]
 fn a_rebuild_of_proofs_does_not_wait_for_them() {
     let mut map = sealed(2, 1);
@@ -147,4 +147,27 @@ fn a_rebuild_of_proofs_does_not_wait_for_them() {
         sent = world.sent();
     }
     assert!(elsewhere > 0);
+}
+
+/// A page of proofs that nobody holds is rebuilt from what lies beside it, whose own proofs may not be known
+/// before that page is.
+#[test]
+fn what_a_page_of_proofs_is_rebuilt_from_does_not_wait_for_proofs() {
+    let map = sealed(2, 1);
+    let begin = Tree::new(map.size).begin();
+    let mut world = world_without(map, &[1]);
+    for (offset, goes_without) in [(0, false), (begin, true)] {
+        let tag = world.submit(Op::Read, offset, 4096);
+        let read = asked(&mut world);
+        assert_eq!(read.iter().map(|(donor, _)| *donor).collect::<Vec<_>>(), [2, 3], "{offset}");
+        for (_, part) in &read {
+            let goes = world.volume.goes_without_proof(Unproved::Part(*part), begin + 4096);
+            assert_eq!(goes, goes_without, "{offset}");
+            world.answer(*part, Ok(vec![]));
+        }
+        for job in world.checks() {
+            world.step(Event::Verified { job, right: true });
+        }
+        assert_eq!(world.completed(), [(tag, Ok(()))]);
+    }
 }

@@ -89,6 +89,19 @@ fn rows_of_proofs_are_rebuilt_by_who_knows_none() {
     pool.ok(["verify", VOLUME]);
 }
 
+/// Whoever attaches it then knows no proofs, and has to rebuild the first ones from what lies beside them.
+#[test]
+fn proofs_of_a_lost_donor_are_had_from_redundancy() {
+    for slot in 0..3 {
+        let mut stage = Loaded::sealed("parity:2+1", 3);
+        let holder = stage.holder(slot);
+        stage.lose(&holder);
+        let attached = stage.attach(Front::Export, &[]);
+        stage.is_read_right(Front::Export, &attached);
+        stage.pool.detach(VOLUME);
+    }
+}
+
 /// Its memory holds other bytes, and their checksums fit: no checksum finds that.
 fn a_donor_that_lies_is_found(redundancy: &str, donors: usize) {
     for (front, seed) in FRONTS.into_iter().zip(7..) {

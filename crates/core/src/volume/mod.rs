@@ -167,7 +167,7 @@ impl Volume {
     /// Whether what is to be checked goes without the proof at this offset, which may wait for it.
     #[must_use]
     pub fn goes_without_proof(&self, what: Unproved, offset: u64) -> bool {
-        proofs::is_barred(&self.base, what, offset)
+        proofs::goes_without(&self.base, what, offset)
     }
 
     /// What `status` shows of this volume.

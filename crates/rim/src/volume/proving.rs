@@ -224,7 +224,7 @@ impl Driver {
         let (repairs, is_starting) = (!shared.read_only, !machine.is_serving());
         let tree = proving.pages.tree();
         for waiting in std::mem::take(&mut proving.waiting) {
-            let barred = |page| machine.goes_without_proof(waiting.what(), tree.offset(page));
+            let goes_without = |page| machine.goes_without_proof(waiting.what(), tree.offset(page));
             let checked = match &waiting {
                 Waiting::Part { answer, .. } => {
                     let Body { mem, scatter, fragment, .. } = &answer.body;
@@ -235,10 +235,9 @@ impl Driver {
                 }
             };
             match checked {
+                Checked::Needs(page) if goes_without(page) => waiting.ends(Some(0), answered_here),
                 // Who repairs has the checksums as well, and loses nothing for good for want of a proof.
-                Checked::Needs(page)
-                    if repairs && (is_starting || failed.contains(&page) || barred(page)) =>
-                {
+                Checked::Needs(page) if repairs && (is_starting || failed.contains(&page)) => {
                     waiting.ends(Some(0), answered_here);
                 }
                 Checked::Needs(page) if !failed.contains(&page) => {
