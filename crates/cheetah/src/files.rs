@@ -1,4 +1,4 @@
-//! Small files that a command writes: names beside another file, and texts that are on their disk when that is
+//! Small files that a command writes: names beside another file, texts that are on their disk when that is
 //! said.
 //!
 //! Owns how they are named and written, and the words for what goes wrong. Never: what is in them, or whether

@@ -395,7 +395,7 @@ pub fn read_in_order(
     Ok(())
 }
 
-/// A chunk in pieces of so many bytes, with zeros for those that cannot be read, as far as `bad` lets them be.
+/// A chunk in pieces of so many bytes, with zeros for those that cannot be read, as far as `bad` lets them.
 pub fn read_past_errors(
     volume: &VolumeHandle,
     offset: u64,
