@@ -59,7 +59,7 @@ lint:
 
 unit: setup ## tests of every crate but the end-to-end ones
 	@echo "== unit tests"
-	@$(cargo) test --locked --workspace --exclude cheetah-lab --quiet
+	@scripts/tests unit
 
 instructions: setup ## the hot paths by counted instructions: fails where one takes more than its limit
 	@echo "== instructions of the hot paths"
@@ -75,7 +75,7 @@ sim: setup ## the simulated world, SEEDS=10000 of them, and a fifth as many beyo
 
 e2e: build ## real processes with real clients (root, for namespaces and loop devices)
 	@echo "== end-to-end tests"
-	@$(cargo) test --locked -p cheetah-lab --no-fail-fast -- --test-threads=2
+	@scripts/tests e2e
 
 fuzz: setup ## every fuzz target for SECONDS_EACH=60 (needs cargo-fuzz and a nightly compiler)
 	@$(cargo) fuzz --version >/dev/null 2>&1 || { echo "needs cargo-fuzz: cargo install cargo-fuzz"; exit 1; }
