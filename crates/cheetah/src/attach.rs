@@ -9,6 +9,7 @@ use crate::daemon::{Order, Ready, Report};
 use crate::failure::{Exit, Failure};
 use crate::front_end::FrontEnd;
 use crate::output;
+use crate::overlay;
 use crate::pool::find;
 use crate::runtime_dir::{Claim, Record, RuntimeDir};
 use crate::signals::Signals;
@@ -32,8 +33,11 @@ pub const DYING_TIME: Duration = Duration::from_secs(5);
 /// Of each of the daemon's threads, whose memory is present from the beginning.
 const THREAD_STACK_BYTES: &str = "524288";
 
-pub async fn attach(options: cli::Attach) -> Result<(), Failure> {
+pub async fn attach(mut options: cli::Attach) -> Result<(), Failure> {
     let pool = find(&options.pool).await?;
+    if let Some(overlay) = options.overlay.take() {
+        options.name = overlay::make(&pool, &options.name, overlay).await?;
+    }
     let directory = RuntimeDir::open()?;
     if let Some(record) = directory.load::<Record>(&options.name)? {
         match claim_of_ended(&record)? {

@@ -1,5 +1,7 @@
 //! The command line: what can be asked for, with examples. Never: behaviour.
 
+use crate::cli_attach::ATTACH_EXAMPLES;
+pub use crate::cli_attach::{Attach, Diff};
 use crate::cli_custody::{
     CaseArgs, Handover, LOG_EXAMPLES, Log, REPORT_EXAMPLES, VERIFY_LOG_EXAMPLES, VerifyLog,
 };
@@ -10,7 +12,6 @@ use crate::cli_seal::{MANIFEST_EXAMPLES, SEAL_EXAMPLES};
 pub use crate::cli_seal::{Manifest, Verify};
 use crate::cli_serving::{Coordinate, Donate};
 use crate::expected::Hash;
-use cheetah_core::limits::POLL_DEFAULT_US;
 use cheetah_core::map::Redundancy;
 use cheetah_core::units::{BadSize, parse_bytes};
 use cheetah_rim::volume::Rule;
@@ -97,10 +98,10 @@ pub enum Command {
     Create(Create),
     /// Make a volume available to tools: a file, a block device or an NBD export. One attachment of a volume
     /// for each user of a machine.
-    #[command(
-        after_help = "Examples:\n  cheetah attach case7 /mnt/case7                      /mnt/case7/case7.raw\n  cheetah attach case7 /mnt/case7 --front loop         /dev/loop0\n  cheetah attach case7 --front export                 nbd+unix:///case7?socket=...\n  cheetah attach case7 --front export --listen unix:/run/case7.sock --read-only\n  cheetah attach case7 --front export --listen 127.0.0.1:10809"
-    )]
+    #[command(after_help = ATTACH_EXAMPLES)]
     Attach(Attach),
+    /// What of a volume an overlay changes: the ranges that tools wrote.
+    Diff(Diff),
     /// End an attachment of this machine, also after its daemon was killed.
     Detach(Detach),
     /// Copy a disk, or the disk in an image, into a volume, hash it, and have donors check what they hold.
@@ -208,6 +209,7 @@ impl Command {
             Command::Up(options) => &options.json,
             Command::Create(options) => &options.json,
             Command::Attach(options) => &options.json,
+            Command::Diff(options) => &options.json,
             Command::Detach(options) => &options.json,
             Command::Load(options) => &options.json,
             Command::Save(options) => &options.json,
@@ -303,55 +305,6 @@ pub enum Front {
     Loop,
 }
 
-#[derive(Debug, Args)]
-pub struct Attach {
-    pub name: String,
-    /// An empty directory for the volume's file; not for `--front export`.
-    /// Without it: one is made under the runtime directory.
-    #[arg(value_hint = ValueHint::DirPath)]
-    pub mountpoint: Option<PathBuf>,
-    #[arg(long, value_enum, default_value_t = Front::Fuse)]
-    pub front: Front,
-    /// For `--front export`: IP:PORT (port 0 picks a free one), which every user of this machine can reach,
-    /// or unix:PATH. Without it: a Unix socket in the runtime directory that only this user can reach.
-    #[arg(long, value_name = "ADDR")]
-    pub listen: Option<String>,
-    /// For `--front loop`: the length of the device's sectors. Without it: what a GPT in the volume says,
-    /// else 512.
-    #[arg(long, value_name = "BYTES", value_parser = parse_sector)]
-    pub sector: Option<u32>,
-    /// Refuse every write, in the daemon and at the donors. What `load` filled is attached so unless
-    /// --writable is given.
-    #[arg(long, conflicts_with = "writable")]
-    pub read_only: bool,
-    /// Let tools change what `load` filled. A volume that `create` made is writable without this.
-    #[arg(long)]
-    pub writable: bool,
-    /// Also when a load of the volume did not come to its end: what was not loaded reads as zeros.
-    #[arg(long)]
-    pub incomplete: bool,
-    /// Connections to each donor, 1 to 16. Without it: one, more where there are few donors or they are far
-    /// away.
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=16))]
-    pub connections: Option<u8>,
-    /// Look for answers this long before sleeping, 0 to 1000 microseconds, while they come that soon and
-    /// nobody else wants the processor: it spares waking up, most of all for tools that read one small block
-    /// after the other. 0: never.
-    #[arg(long, value_name = "US", default_value_t = POLL_DEFAULT_US, value_parser = clap::value_parser!(u16).range(0..=1000))]
-    pub poll_us: u16,
-    /// Memory of this machine for what is read before a tool asks for it, 1M to 3G.
-    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_cache)]
-    pub cache: u64,
-    /// Read ahead of tools that read forward, backward or in strides; `thesis` is the 2006 rule, to compare
-    /// with.
-    #[arg(long, value_enum, default_value_t = ReadAhead::Auto)]
-    pub read_ahead: ReadAhead,
-    #[command(flatten)]
-    pub pool: PoolArg,
-    #[command(flatten)]
-    pub json: JsonArg,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ReadAhead {
     Auto,
@@ -389,7 +342,7 @@ impl fmt::Display for BadValue {
 
 impl std::error::Error for BadValue {}
 
-fn parse_sector(text: &str) -> Result<u32, BadValue> {
+pub fn parse_sector(text: &str) -> Result<u32, BadValue> {
     match text {
         "512" => Ok(512),
         "4096" | "4K" | "4k" => Ok(4096),
@@ -397,7 +350,7 @@ fn parse_sector(text: &str) -> Result<u32, BadValue> {
     }
 }
 
-fn parse_cache(text: &str) -> Result<u64, BadValue> {
+pub fn parse_cache(text: &str) -> Result<u64, BadValue> {
     match parse_bytes(text).map_err(BadValue::Size)? {
         bytes @ 0x10_0000..=0xc000_0000 => Ok(bytes),
         _ => Err(BadValue::Cache),

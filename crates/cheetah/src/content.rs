@@ -52,6 +52,9 @@ pub fn word(content: &Content) -> String {
     let load = content.load.as_ref();
     let percent =
         load.and_then(|load| load.bytes_done.saturating_mul(100).checked_div(load.source.size)).unwrap_or(0);
+    if let Some(overlay) = &content.overlay {
+        return format!("overlay of {}", overlay.base);
+    }
     let mut said = match content.state {
         ContentState::Fresh => "empty".to_owned(),
         ContentState::Written => "written".to_owned(),
@@ -91,6 +94,10 @@ pub fn word(content: &Content) -> String {
 
 /// What a load came to.
 fn sentence(content: &Content) -> String {
+    if let Some(overlay) = &content.overlay {
+        let size = show_bytes(overlay.size);
+        return format!("what tools change of '{}' ({size}), which is not touched", overlay.base);
+    }
     let Some(load) = &content.load else {
         return match content.state {
             ContentState::Fresh => "nobody has written it".to_owned(),
@@ -228,7 +235,12 @@ mod tests {
             on_disk: None,
             memory: None,
         };
-        Content { state: ContentState::Loaded, load: Some(Box::new(load)), written: None, sealed: None }
+        Content {
+            state: ContentState::Loaded,
+            load: Some(Box::new(load)),
+            written: None,
+            ..Content::default()
+        }
     }
 
     #[test]

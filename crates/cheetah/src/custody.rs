@@ -224,6 +224,9 @@ pub fn said(event: &Event) -> String {
         Event::Sealed { holder, blake3, sha256 } => {
             format!("sealed by {holder}; BLAKE3 {blake3}, SHA-256 {sha256}")
         }
+        Event::OverlayMade { overlay } => {
+            format!("overlay {overlay} was made over it, and holds what tools change")
+        }
         Event::FillEnded { bytes_done } => format!("filling ended before its end, at {bytes_done} bytes"),
         Event::Attached { holder, read_only } => {
             format!("attached {} by {holder}", if *read_only { "read-only" } else { "for writing" })

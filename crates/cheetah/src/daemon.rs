@@ -90,7 +90,7 @@ impl Order {
         let Order { read_only, writable, incomplete, .. } = *self;
         let poll = Duration::from_micros(self.poll_us.into());
         let tuning = Tuning { connections: self.connections.map(usize::from), poll, caching: self.caching() };
-        Options { read_only, writable, incomplete, tuning }
+        Options { read_only, writable, incomplete, raw: false, tuning }
     }
 
     /// Of an attachment that has nothing yet.
@@ -245,13 +245,25 @@ impl Attachment {
         notes.extend(lease.beside_note());
         // What was loaded may be given for reading alone.
         let order = &Order { read_only: lease.granted.read_only, ..order.clone() };
-        let volume = match Volume::start(&lease, order.options().tuning) {
+        let mut volume = match Volume::start(&lease, order.options().tuning) {
             Ok(volume) => volume,
             Err(error) => {
                 give_back(&lease).await;
                 return Err(error.into());
             }
         };
+        if let Some(overlay) = &lease.granted.content.overlay {
+            // What tools get is another thing than this volume.
+            if let Err(error) = volume.ready_as_seen(&order.options()).await {
+                volume.close().await;
+                give_back(&lease).await;
+                return Err(error.into());
+            }
+            notes.push(format!(
+                "volume '{}' is an overlay of '{}', which is read and not changed",
+                order.name, overlay.base
+            ));
+        }
         let shared = Shared::new(volume.handle().clone());
         let ready = Ready { size: volume.size(), pid: std::process::id(), notes, ..Ready::default() };
         let mut attachment = Attachment {

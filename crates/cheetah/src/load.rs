@@ -456,13 +456,15 @@ async fn ensure_volume(
         }
         Ok(other) => Err(unexpected(&other)),
         Err(CallError::Refused(refusal)) if refusal.code == RefusalCode::NotFound && !options.resume => {
+            let load = ToLoad { source: source.clone(), by: own_name(), backed: false, memory: None };
             let create = Create {
                 name: name.to_owned(),
                 size: Size::Bytes(size),
                 redundancy: None,
                 unit: None,
                 follow: false,
-                load: Some(ToLoad { source: source.clone(), by: own_name(), backed: false, memory: None }),
+                load: Some(Box::new(load)),
+                overlay_of: None,
             };
             let made = volume(pool, Call::Create(create)).await?;
             if !options.json.json {

@@ -8,6 +8,7 @@ mod attach;
 mod chunks;
 mod claims;
 mod cli;
+mod cli_attach;
 mod cli_custody;
 mod cli_machine;
 mod cli_members;
@@ -19,6 +20,7 @@ mod content;
 mod control;
 mod custody;
 mod daemon;
+mod diff;
 mod doctor;
 mod donate;
 mod drain;
@@ -40,6 +42,7 @@ mod mover;
 mod on_disk;
 mod open;
 mod output;
+mod overlay;
 mod pool;
 mod progress;
 mod proofs;
@@ -168,6 +171,7 @@ async fn run(command: Command) -> Result<(), Failure> {
         Command::Donate(options) => donate::donate(options).await,
         Command::Create(options) => pool::create(options).await,
         Command::Attach(options) => attach::attach(options).await,
+        Command::Diff(options) => diff::diff(options).await,
         Command::Detach(options) => attach::detach(options).await,
         Command::Load(options) => load::load(options).await,
         Command::Open(options) => open::open(options).await,

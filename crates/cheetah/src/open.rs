@@ -143,8 +143,17 @@ async fn ensure(
     }
     let source: Source = described(source);
     let size = Size::Bytes(source.size);
-    let load = Some(ToLoad { source, by: own_name(), backed: true, memory: options.memory });
-    let create = Create { name, size, redundancy: options.redundancy, unit: None, follow: false, load };
+    let load = ToLoad { source, by: own_name(), backed: true, memory: options.memory };
+    let load = Some(Box::new(load));
+    let create = Create {
+        name,
+        size,
+        redundancy: options.redundancy,
+        unit: None,
+        follow: false,
+        load,
+        overlay_of: None,
+    };
     Ok((volume(pool, Call::Create(create)).await?, true))
 }
 

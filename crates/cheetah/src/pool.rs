@@ -184,6 +184,7 @@ pub async fn create(options: cli::Create) -> Result<(), Failure> {
         unit,
         follow: options.follow,
         load: None,
+        overlay_of: None,
     };
     let by_default = if options.redundancy.is_none() { ", the default here" } else { "" };
     let mut detail = volume(&pool, Call::Create(create)).await?;

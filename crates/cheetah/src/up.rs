@@ -147,6 +147,7 @@ async fn start_all(
         unit: None,
         follow: false,
         load: None,
+        overlay_of: None,
     };
     volume(&pool, Call::Create(create)).await?;
     let attachment = attach(options, &url).await?;

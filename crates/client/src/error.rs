@@ -52,6 +52,15 @@ pub enum Error {
         /// What became of it.
         why: VolumeError,
     },
+    /// What tools would see through an overlay cannot be had.
+    Overlay {
+        /// Its name.
+        volume: String,
+        /// Of what it is one.
+        base: String,
+        /// What is wrong.
+        why: String,
+    },
     /// The volume was written, and the pool did not hear of it: the lease is left to run out, which says so.
     Untold,
 }
@@ -86,6 +95,10 @@ impl fmt::Display for Error {
                 )
             }
             Error::Request { offset, why } => write!(f, "the request at byte {offset} failed: {why}"),
+            Error::Overlay { volume, base, why } => write!(
+                f,
+                "volume '{volume}' cannot be used as an overlay of '{base}': {why}; '{base}' itself is not touched by that"
+            ),
             Error::Untold => f.write_str(
                 "the pool did not hear that the volume was written; its lease runs out by itself, and says so",
             ),

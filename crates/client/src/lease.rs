@@ -21,6 +21,8 @@ pub struct Options {
     pub writable: bool,
     /// Also where a load did not come to its end.
     pub incomplete: bool,
+    /// An overlay as the volume that it is, and not what tools see through it.
+    pub raw: bool,
     /// What changes speed and memory, and no answer.
     pub tuning: Tuning,
 }

@@ -9,7 +9,7 @@
 //!
 //! Files: `member` (which pool), `volume` (an attached volume), `access` (its bytes), `blocking` (the same
 //! for programs without async), `lease`, `keep` (the tasks that keep it), `journal` (its log), `files` (how
-//! many it may open), `error`.
+//! many it may open), `overlay` (what lies under one), `error`.
 //!
 //! ```no_run
 //! use cheetah_client::{Options, blocking::Volume, joined};
@@ -36,6 +36,7 @@ mod journal;
 mod keep;
 mod lease;
 mod member;
+mod overlay;
 mod volume;
 
 pub use cheetah_rim::control::Client;

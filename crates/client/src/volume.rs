@@ -8,6 +8,7 @@ use crate::error::Error;
 use crate::files;
 use crate::keep::{self, mark_written};
 use crate::lease::{Lease, Options, has_writer};
+use crate::overlay::View;
 use cheetah_core::content::ContentState;
 use cheetah_rim::control::Client;
 use cheetah_rim::volume::{Tuning, VolumeHandle, VolumeOptions};
@@ -31,6 +32,8 @@ pub struct Volume {
     tasks: [JoinHandle<()>; 4],
     /// Tells the pool once a tool has written.
     marking: Option<JoinHandle<()>>,
+    /// What tools get in its place, where it is an overlay.
+    view: Option<Box<View>>,
 }
 
 impl Volume {
@@ -41,7 +44,7 @@ impl Volume {
     pub async fn open(pool: &Client, name: &str, options: &Options) -> Result<Volume, Error> {
         let lease = Lease::for_tools(pool, name, options).await?;
         let opened = match Volume::start(&lease, options.tuning) {
-            Ok(volume) => match volume.ready().await {
+            Ok(mut volume) => match volume.ready_as_seen(options).await {
                 Ok(_) => return Ok(volume),
                 Err(error) => {
                     volume.close().await;
@@ -80,7 +83,8 @@ impl Volume {
         let fills = matches!(granted.content.state, ContentState::Loading | ContentState::Opened);
         let marks = !granted.read_only && !fills && !lease.seals;
         let marking = marks.then(|| tokio::spawn(mark_written(lease.clone(), handle.clone())));
-        Ok(Volume { handle, lease: lease.clone(), place, lost, writer_beside, tasks, marking })
+        let view = None;
+        Ok(Volume { handle, lease: lease.clone(), place, lost, writer_beside, tasks, marking, view })
     }
 
     /// Waits until every donor was reached or set aside, and says in sentences which were set aside.
@@ -93,10 +97,22 @@ impl Volume {
         Ok(self.lease.lost_notes(&lost))
     }
 
+    /// The same; of an overlay tools get the view from then on, unless it is to be had as it is.
+    ///
+    /// # Errors
+    /// As of `ready`; or what is under it cannot be attached, or its table not be read.
+    pub async fn ready_as_seen(&mut self, options: &Options) -> Result<Vec<String>, Error> {
+        let notes = self.ready().await?;
+        if self.lease.granted.content.overlay.is_some() && !options.raw {
+            self.view = Some(Box::new(View::open(&self.lease, &self.handle, options).await?));
+        }
+        Ok(notes)
+    }
+
     /// What front ends submit requests to.
     #[must_use]
     pub fn handle(&self) -> &VolumeHandle {
-        &self.handle
+        self.view.as_ref().map_or(&self.handle, |view| &view.handle)
     }
 
     /// Under which it is served.
@@ -108,7 +124,7 @@ impl Volume {
     /// Bytes, exact; it grows when the volume does.
     #[must_use]
     pub fn size(&self) -> u64 {
-        self.handle.size()
+        self.handle().size()
     }
 
     /// Where tools find it, for `cheetah status`.
@@ -134,12 +150,19 @@ impl Volume {
     /// Which donors cannot be reached now, by name, and why.
     pub async fn lost_donors(&self) -> Vec<(String, String)> {
         let lost = self.handle.look().await.unwrap_or_default().lost;
-        lost.into_iter().map(|(id, why)| (self.lease.donor_name(id), why)).collect()
+        let mut lost: Vec<_> = lost.into_iter().map(|(id, why)| (self.lease.donor_name(id), why)).collect();
+        if let Some(view) = &self.view {
+            lost.extend(Box::pin(view.base.lost_donors()).await);
+        }
+        lost
     }
 
     /// Answers what was submitted, ends the volume, then its tasks. The lease is kept, for what is to be said
     /// under it.
     pub async fn close(&self) {
+        if let Some(view) = &self.view {
+            view.close().await;
+        }
         self.handle.close().await;
         let late = tokio::time::Instant::now() + MARK_TIME;
         while !self.is_told() && tokio::time::Instant::now() < late {

@@ -9,7 +9,7 @@
 use crate::custody::Head;
 use crate::layout::Geometry;
 use crate::limits::UNREADABLE_RANGES_MAX;
-use crate::map::{BadRange, Filler, VolumeMap};
+use crate::map::{BadRange, Filler, VolumeId, VolumeMap};
 use crate::proofs::Root;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -52,6 +52,20 @@ pub struct Content {
     /// It is proved block by block, and nobody writes it any more.
     #[serde(default)]
     pub sealed: Option<Box<Sealed>>,
+    /// It is an overlay: what it holds are changes of another volume, and their table.
+    #[serde(default)]
+    pub overlay: Option<Box<Overlay>>,
+}
+
+/// What an overlay lies over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Overlay {
+    /// The volume, which changes no more and is not deleted while this is there.
+    pub of: VolumeId,
+    /// Its name.
+    pub base: String,
+    /// Its bytes, and those of what tools see.
+    pub size: u64,
 }
 
 /// How a volume was sealed.

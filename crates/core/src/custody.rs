@@ -90,6 +90,11 @@ pub enum Event {
         /// The same.
         sha256: String,
     },
+    /// A volume was made to hold changes of it, which is not touched by them.
+    OverlayMade {
+        /// The name of that volume.
+        overlay: String,
+    },
     /// Who filled it ended before the end of the source.
     FillEnded {
         /// Bytes that were there by then.

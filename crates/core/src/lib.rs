@@ -44,6 +44,7 @@ pub mod layout;
 pub mod limits;
 pub mod map;
 pub mod members;
+pub mod overlay;
 pub mod placement;
 pub mod poll;
 pub mod progress;

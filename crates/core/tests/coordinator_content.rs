@@ -236,7 +236,8 @@ fn a_volume_that_is_made_for_a_load_is_never_empty() {
     let made = || {
         let mut world = World::with_donors(&[8, 8, 8]);
         world.coordinator.tell_time_of_day(1_000);
-        let load = Some(ToLoad { source: source(SIZE), by: "eve".into(), backed: false, memory: None });
+        let load =
+            Some(Box::new(ToLoad { source: source(SIZE), by: "eve".into(), backed: false, memory: None }));
         let create = Create { load, ..creating("v", Size::Bytes(SIZE), Some("parity:2+1")) };
         world.ask(Call::Create(create)).expect("made");
         world

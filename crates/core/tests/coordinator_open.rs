@@ -19,7 +19,7 @@ fn source(inode: u32) -> Source {
 }
 
 fn create(redundancy: Option<Redundancy>) -> Call {
-    let load = Some(ToLoad { source: source(7), by: "eve".into(), backed: true, memory: None });
+    let load = Some(Box::new(ToLoad { source: source(7), by: "eve".into(), backed: true, memory: None }));
     Call::Create(Create {
         name: "v".into(),
         size: Size::Bytes(SIZE),
@@ -27,6 +27,7 @@ fn create(redundancy: Option<Redundancy>) -> Call {
         unit: None,
         follow: false,
         load,
+        overlay_of: None,
     })
 }
 
@@ -224,10 +225,18 @@ fn what_cannot_be_is_refused_with_the_reason() {
 /// A volume of so many extents that may take so much memory.
 fn create_larger(extents: u64, memory: u64, redundancy: Option<&str>) -> Call {
     let source = Source { size: extents * E, ..source(7) };
-    let load = Some(ToLoad { source, by: "eve".into(), backed: true, memory: Some(memory) });
+    let load = Some(Box::new(ToLoad { source, by: "eve".into(), backed: true, memory: Some(memory) }));
     let redundancy = redundancy.map(|text| text.parse().expect("a redundancy"));
     let size = Size::Bytes(extents * E);
-    Call::Create(Create { name: "v".into(), size, redundancy, unit: None, follow: false, load })
+    Call::Create(Create {
+        name: "v".into(),
+        size,
+        redundancy,
+        unit: None,
+        follow: false,
+        load,
+        overlay_of: None,
+    })
 }
 
 #[test]

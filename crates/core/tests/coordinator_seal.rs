@@ -2,7 +2,7 @@
 
 mod pool;
 
-use cheetah_core::api::{Answer, Attach, Attached, Call, Refusal, RefusalCode, Size};
+use cheetah_core::api::{Answer, Attach, Attached, Call, Create, Refusal, RefusalCode, Size};
 use cheetah_core::content::{Check, Fill, FillFrom, Loaded, Sealing, Source, Tell};
 use cheetah_core::map::LeaseToken;
 use cheetah_core::proofs::{Root, Tree};
@@ -196,4 +196,50 @@ fn only_who_took_it_for_that_seals_and_only_what_was_loaded() {
     let other = Tell { sealed: other, ..Tell::default() };
     refused(tell(&mut world, lease.token, other), &["something else than was loaded"]);
     tell(&mut world, lease.token, sealing(ROOT)).expect("as it was loaded");
+}
+
+fn overlay(world: &mut World, name: &str, of: &str) -> Result<Answer, Refusal> {
+    let create = Create {
+        name: name.into(),
+        size: Size::Bytes(1),
+        redundancy: None,
+        unit: None,
+        follow: false,
+        load: None,
+        overlay_of: Some(of.into()),
+    };
+    world.ask(Call::Create(create))
+}
+
+#[test]
+fn an_overlay_lies_over_what_nobody_changes_and_keeps_it() {
+    let mut world = world();
+    refused(overlay(&mut world, "o", "v"), &["volume '"]);
+    let mut world = sealed_world();
+    let code = |answer: Result<Answer, Refusal>| answer.expect_err("refused").code;
+    assert_eq!(code(overlay(&mut world, "o", "w")), RefusalCode::NotFound);
+    overlay(&mut world, "o", "v").expect("it is sealed");
+    let Answer::Volume(made) = world.ask(Call::Show { name: "o".into() }).expect("it is there") else {
+        panic!("a volume")
+    };
+    let of = made.status.content.overlay.clone().expect("an overlay");
+    assert_eq!((of.base.as_str(), of.size, made.map.size), ("v", SIZE, E), "it begins small");
+    refused(overlay(&mut world, "p", "o"), &["volume '"]);
+    refused(world.ask(Call::Delete { name: "v".into() }), &["volume '"]);
+
+    // One uses it at a time, and it is made into nothing else.
+    let over = |attach: Attach| Call::Attach { name: "o".into(), attach };
+    let granted = world.ask(over(Attach::new(false, "eve"))).expect("nobody has it");
+    let Answer::Attached(granted) = granted else { panic!("a lease") };
+    assert_eq!(granted.content.overlay, Some(of), "who has it knows what is below");
+    refused(world.ask(over(Attach::new(true, "bob"))), &["volume '"]);
+    world.detach("o", granted.token).expect("given back");
+    assert_eq!(code(world.ask(over(to_seal()))), RefusalCode::Invalid);
+    assert_eq!(code(world.ask(over(fill(FillFrom::Overwrite)))), RefusalCode::Invalid);
+    let Ok(Answer::Attached(reader)) = world.ask(over(Attach::new(true, "bob"))) else { panic!("nobody") };
+    refused(world.ask(over(Attach::new(false, "eve"))), &["volume '"]);
+    world.detach("o", reader.token).expect("given back");
+
+    world.ask(Call::Delete { name: "o".into() }).expect("nobody has it");
+    world.ask(Call::Delete { name: "v".into() }).expect("nothing lies over it");
 }

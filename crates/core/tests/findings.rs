@@ -176,8 +176,12 @@ fn what_is_lost_is_loaded_again_only_where_a_load_filled_it() {
         .advice
     };
     let written = Written { at: 1, by: "bob".into(), certain: true };
-    let plain =
-        Content { state: ContentState::Written, load: None, written: Some(written.clone()), sealed: None };
+    let plain = Content {
+        state: ContentState::Written,
+        load: None,
+        written: Some(written.clone()),
+        ..Content::default()
+    };
     let said = lost(plain);
     assert!(said.contains("no load filled it") && !said.contains("source"), "{said}");
     let source =
@@ -198,8 +202,7 @@ fn what_is_lost_is_loaded_again_only_where_a_load_filled_it() {
         memory: None,
         made: false,
     };
-    let loaded =
-        Content { state: ContentState::Loaded, load: Some(Box::new(load)), written: None, sealed: None };
+    let loaded = Content { state: ContentState::Loaded, load: Some(Box::new(load)), ..Content::default() };
     let said = lost(loaded.clone());
     assert!(said.contains("`cheetah load /e/disk.raw case7 --overwrite`"), "{said}");
     let (root, custody, hash) = (cheetah_core::proofs::Root([0; 32]), None, String::new);

@@ -80,7 +80,8 @@ impl World {
     fn create(&self, name: &str, extents: u64) {
         let (name, size) = (name.to_owned(), Size::Bytes(extents * EXTENT_BYTES));
         let redundancy = Some(Redundancy::LINEAR);
-        let create = Create { name, size, redundancy, unit: None, follow: false, load: None };
+        let create =
+            Create { name, size, redundancy, unit: None, follow: false, load: None, overlay_of: None };
         self.call(Call::Create(create));
     }
 

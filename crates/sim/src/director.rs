@@ -245,7 +245,8 @@ impl World {
         };
         let unit = Some(4096 << self.rng.below(9));
         self.director.volumes.entry(name.to_owned()).or_default().follows = follow;
-        let create = Create { name: name.to_owned(), size, redundancy, unit, follow, load: None };
+        let create =
+            Create { name: name.to_owned(), size, redundancy, unit, follow, load: None, overlay_of: None };
         self.admin(name, Call::Create(create));
     }
 

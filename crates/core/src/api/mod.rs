@@ -30,7 +30,7 @@ use crate::members::TokenHash;
 use serde::{Deserialize, Serialize};
 
 /// Both ends refuse another number, saying which side to upgrade.
-pub const API_VERSION: u32 = 6;
+pub const API_VERSION: u32 = 7;
 
 /// What a caller asks of the coordinator. One variant, one route.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -260,5 +260,9 @@ pub struct Create {
     /// It is made to be loaded: until that is done it counts as incomplete, whatever becomes of who wants
     /// to load it.
     #[serde(default)]
-    pub load: Option<ToLoad>,
+    pub load: Option<Box<ToLoad>>,
+    /// It holds changes of this volume, which is sealed or was opened from a source. Its size is then what
+    /// that takes to begin with, whatever `size` says, and grows while it is used.
+    #[serde(default)]
+    pub overlay_of: Option<String>,
 }

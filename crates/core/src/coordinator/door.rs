@@ -29,7 +29,7 @@ pub(super) fn attach(mut attach: Attach) -> Attach {
 }
 
 pub(super) fn create(mut create: Create) -> Create {
-    if let Some(ToLoad { source, by, .. }) = &mut create.load {
+    if let Some(ToLoad { source, by, .. }) = create.load.as_deref_mut() {
         described(source);
         *by = harmless(by, HOLDER_BYTES_MAX);
     }

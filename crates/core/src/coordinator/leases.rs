@@ -120,6 +120,7 @@ impl Coordinator {
             return Err(refuse(RefusalCode::Unavailable, message));
         }
         self.check_sealed(id, name, attach)?;
+        self.check_overlay(id, name, attach)?;
         self.check_open(id, name, attach)?;
         if let Some(message) = self.in_the_way(id, name, attach) {
             return Err(refuse(RefusalCode::Conflict, message));
@@ -132,12 +133,14 @@ impl Coordinator {
     fn in_the_way(&self, id: VolumeId, name: &str, attach: &Attach) -> Option<String> {
         // Who yields is in nobody's way.
         let writer = self.writer(id).filter(|writer| !writer.record.yields);
+        let writes = !attach.read_only && !attach.yields;
         let filler = writer.filter(|writer| writer.record.alone);
         let (lease, does, way_out) = if let Some(filler) = filler {
             (filler, "is being filled by", "wait until it is done")
-        } else if let Some(writer) = writer.filter(|_| !attach.read_only) {
+        } else if let Some(writer) = writer.filter(|_| !attach.read_only || self.is_overlay(id)) {
             (writer, "is attached for writing by", "detach it there")
-        } else if let Some(reader) = self.reader(id).filter(|_| attach.alone) {
+        } else if let Some(reader) = self.reader(id).filter(|_| attach.alone || self.is_overlay(id) && writes)
+        {
             (reader, "would change under who reads it,", "detach it there")
         } else {
             return None;

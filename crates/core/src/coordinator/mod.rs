@@ -35,6 +35,7 @@ mod leases;
 mod members;
 mod notes;
 mod open;
+mod overlay;
 mod record;
 mod rehearsal;
 mod repair;

@@ -15,6 +15,7 @@ use crate::limits::{
     DONOR_SILENCE_NS, EXTENT_BYTES, POOL_VOLUMES_MAX, UNIT_MAX_BYTES, UNIT_MIN_BYTES, VOLUME_BYTES_MAX,
 };
 use crate::map::{Backing, DonorId, Group, LeaseToken, Placement, Redundancy, Slot, VolumeId, VolumeMap};
+use crate::overlay::least_bytes;
 use crate::placement::{
     Choice, Room, default_choice, default_first, groups_max, most_protected, narrower, place,
 };
@@ -79,7 +80,9 @@ impl Coordinator {
     pub(super) fn create(&mut self, now: Time, seed: &mut Seed, create: Create) -> Result<Outcome, Refusal> {
         check_create(&create)?;
         open::check_create(&create)?;
-        let Create { name, size, redundancy, unit, follow, load } = door::create(create);
+        let Create { name, size, redundancy, unit, follow, load, overlay_of } = door::create(create);
+        let overlay = overlay_of.map(|base| self.overlay_over(&base)).transpose()?;
+        let size = overlay.as_ref().map_or(size, |overlay| Size::Bytes(least_bytes(overlay.size)));
         if self.names.contains_key(&name) {
             let message = format!(
                 "there is a volume '{name}' already; choose another name, or `cheetah delete {name}`"
@@ -144,10 +147,13 @@ impl Coordinator {
         self.volumes.insert(id, Volume::new(map, follow, order));
         self.map_changed(id);
         if let Some(load) = load {
-            self.made_to_be_loaded(id, load);
+            self.made_to_be_loaded(id, *load);
         }
         if is_backed {
             self.back(id);
+        }
+        if let Some(overlay) = overlay {
+            self.lay_over(id, overlay);
         }
         // Where hosts are few, for who joins later.
         self.wanting.insert(id);
@@ -266,6 +272,7 @@ impl Coordinator {
                 format!("volume '{name}' is attached by {}; detach it there first", holders.join(", "));
             return Err(refuse(RefusalCode::Conflict, message));
         }
+        self.check_not_under(id)?;
         self.send_away(id);
         self.note_volume("volume-deleted", id);
         let Some(volume) = self.take_out(id) else { return Ok(Outcome::Answer(Answer::Done)) };

@@ -74,6 +74,7 @@ impl Simulated {
             unit: None,
             follow: false,
             load: None,
+            overlay_of: None,
         };
         let start = Instant::now();
         let call = self.call(Call::Create(create));

@@ -8,7 +8,7 @@ use cheetah_core::api::{
     Stranger, Sync, TokenStatus, VolumeDetail, VolumeHealth, VolumeReport, VolumeStatus, WaitsFor,
 };
 use cheetah_core::content::{
-    Beside, ByteRange, Check, Content, ContentState, Fill, FillFrom, Filling, Load, Loaded, OnDisk,
+    Beside, ByteRange, Check, Content, ContentState, Fill, FillFrom, Filling, Load, Loaded, OnDisk, Overlay,
     Partition, Scheme, Sealed, Sealing, Source, Tell, ToLoad, Written,
 };
 use cheetah_core::custody::{Case, Head, Said};
@@ -198,7 +198,12 @@ fn content() -> Content {
         load: Some(Box::new(load)),
         written: Some(written),
         sealed: Some(sealed().into()),
+        overlay: Some(overlay().into()),
     }
+}
+
+fn overlay() -> Overlay {
+    Overlay { of: VolumeId(1), base: "case6".into(), size: 1 }
 }
 
 fn report() -> VolumeReport {
@@ -249,7 +254,8 @@ fn create() -> Create {
         redundancy,
         unit: Some(4096),
         follow: false,
-        load: Some(to_load()),
+        load: Some(Box::new(to_load())),
+        overlay_of: Some("case6".into()),
     }
 }
 
@@ -323,6 +329,7 @@ fn content_shapes() -> Vec<(&'static str, Value)> {
         ("Written", json!(content().written)),
         ("Sealing", json!(sealing())),
         ("Sealed", json!(sealed())),
+        ("Overlay", json!(overlay())),
         ("Proofs", json!(map().proofs)),
         (
             "SignedText",

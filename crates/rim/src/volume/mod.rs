@@ -8,7 +8,7 @@
 //! attach` and the tests. Parts: `handle` (what front ends hold), `orders` (what it is told beside requests),
 //! `links` (the connections to each donor), `conn` (one of them), `open` (making one), `heads` (of the writes
 //! that leave by it), `fetching` (of what is not here yet), `proving` (of what is sealed), `traffic` (how
-//! much is on its way), `memory` (payloads, scratch memory, checksums).
+//! much is on its way), `overlay` (a view of one volume through another), `memory` (payloads, scratch memory, checksums).
 
 mod conn;
 mod fetching;
@@ -18,6 +18,7 @@ mod links;
 mod memory;
 mod open;
 mod orders;
+mod overlay;
 mod proving;
 mod traffic;
 
@@ -25,6 +26,7 @@ pub use cheetah_core::ahead::Rule;
 pub use cheetah_core::volume::{Caching, FetchError, Scope, Scrubbed, ScrubbedDonor};
 pub use handle::{Completion, LocalTask, Op, Sink, StatusRun, Submission, Taker, VolumeError, VolumeHandle};
 pub use open::probe;
+pub use overlay::{More, OverlayError, read_table};
 
 use crate::buffer::Pool;
 use crate::stream::Transport;

@@ -1,0 +1,40 @@
+//! The overlay that `attach --overlay` names: found, or made.
+//! Never: what is written to one. Called by `attach`. Tests: `lab/tests/overlay.rs`.
+
+use crate::failure::{Exit, Failure};
+use crate::output;
+use crate::pool::volume;
+use cheetah_core::api::{Call, Create, Size};
+use cheetah_core::limits::EXTENT_BYTES;
+use cheetah_rim::control::Client;
+
+/// The name of the overlay of `base`, which is there from then on. `name`: empty for the usual one.
+pub async fn make(pool: &Client, base: &str, name: String) -> Result<String, Failure> {
+    let name = if name.is_empty() { format!("{base}-overlay") } else { name };
+    if let Ok(there) = volume(pool, Call::Show { name: name.clone() }).await {
+        return match there.status.content.overlay {
+            Some(overlay) if overlay.base == base => Ok(name),
+            Some(overlay) => Err(Failure::new(
+                Exit::Refused,
+                format!("volume '{name}' is an overlay of '{}', and not of '{base}'", overlay.base),
+            )),
+            None => Err(Failure::new(
+                Exit::Refused,
+                format!("volume '{name}' is there and is no overlay: name another one with --overlay NAME"),
+            )),
+        };
+    }
+    let create = Create {
+        name: name.clone(),
+        // The pool says how large it has to be.
+        size: Size::Bytes(EXTENT_BYTES),
+        redundancy: None,
+        unit: None,
+        follow: false,
+        load: None,
+        overlay_of: Some(base.to_owned()),
+    };
+    let made = volume(pool, Call::Create(create)).await?;
+    output::note(&format!("made overlay {name} of {base}, {}", made.status.redundancy));
+    Ok(name)
+}
