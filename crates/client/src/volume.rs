@@ -11,7 +11,7 @@ use crate::lease::{Lease, Options, has_writer};
 use crate::overlay::View;
 use cheetah_core::content::ContentState;
 use cheetah_rim::control::Client;
-use cheetah_rim::volume::{Tuning, VolumeHandle, VolumeOptions};
+use cheetah_rim::volume::{Caching, Tuning, VolumeHandle, VolumeOptions};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -64,6 +64,9 @@ impl Volume {
     /// This machine has no memory for it, or may not open as many files.
     pub fn start(lease: &Lease, tuning: Tuning) -> Result<Volume, Error> {
         let granted = &lease.granted;
+        // What follows what in an overlay's volume says nothing of what tools read next.
+        let caching = if granted.content.overlay.is_some() { Caching::OFF } else { tuning.caching };
+        let tuning = Tuning { caching, ..tuning };
         files::check(lease.volume(), granted.map.routes.len(), tuning.connections)?;
         let options = VolumeOptions {
             map: granted.map.clone(),

@@ -2,7 +2,7 @@
 
 mod pool;
 
-use cheetah_core::api::{Answer, Call, DonorHealth, RefusalCode, Size, Sync};
+use cheetah_core::api::{API_VERSION, Answer, Call, DonorHealth, RefusalCode, Size, Sync};
 use cheetah_core::coordinator::Event;
 use cheetah_core::limits::{DONOR_LISTED_NS, HEARTBEAT_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, PoolId};
@@ -19,7 +19,8 @@ fn another_version_and_bad_joins_are_refused() {
     let mut join = joining(1, 4);
     join.version = 0;
     let answer = world.ask(Call::Join(join));
-    assert_refused(answer, RefusalCode::Version, &["donor 'd1' on h1", "version 0", "version 6", "upgrade"]);
+    let ours = format!("version {API_VERSION}");
+    assert_refused(answer, RefusalCode::Version, &["donor 'd1' on h1", "version 0", &ours, "upgrade"]);
     let mut join = joining(1, 4);
     join.name = "a b".into();
     assert_refused(world.ask(Call::Join(join)), RefusalCode::Invalid, &["'a b'"]);

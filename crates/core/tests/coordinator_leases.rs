@@ -2,7 +2,7 @@
 
 mod pool;
 
-use cheetah_core::api::{Answer, Attach, Call, RefusalCode, Renew, Renewed, Size, VolumeHealth};
+use cheetah_core::api::{API_VERSION, Answer, Attach, Call, RefusalCode, Renew, Renewed, Size, VolumeHealth};
 use cheetah_core::coordinator::Event;
 use cheetah_core::layout::lost_ranges;
 use cheetah_core::limits::{LEASE_NS, LEASE_RENEW_NS, SECOND_NS};
@@ -171,7 +171,8 @@ fn another_version_or_volume_is_refused() {
     let Call::Attach { name, mut attach } = attaching("v", false) else { unreachable!() };
     attach.version += 1;
     let answer = world.ask(Call::Attach { name, attach });
-    assert_refused(answer, RefusalCode::Version, &["version 7", "version 6", "coordinator's machine"]);
+    let (theirs, ours) = (format!("version {}", API_VERSION + 1), format!("version {API_VERSION}"));
+    assert_refused(answer, RefusalCode::Version, &[&theirs, &ours, "coordinator's machine"]);
     assert_refused(world.attach("w", false), RefusalCode::NotFound, &["'w'"]);
     let lease = world.attach("v", false).expect("attached");
     assert_refused(world.detach("w", lease.token), RefusalCode::Gone, &[]);

@@ -3,11 +3,13 @@
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cheetah_lab::dice::Dice;
 use cheetah_lab::direct::{self, Aligned};
-use cheetah_lab::pool::{Attached, Pool};
+use cheetah_lab::lan::{Lan, Node};
+use cheetah_lab::pool::{Attached, Pool, State};
 use cheetah_lab::{hash, tools, wait};
 
 const MIB: u64 = 1 << 20;
@@ -294,6 +296,57 @@ fn what_is_no_evidence_has_no_overlay_and_what_has_one_stays() {
     }
     pool.ok(["delete", "case-overlay"]);
     pool.ok(["delete", "case"]);
+}
+
+/// What a source has yet to give is read from it through the overlay, and what is written is not filled over.
+#[test]
+fn evidence_that_is_still_filled_is_written_over() {
+    let mut pool = pool_of(&[("one", "256M"), ("two", "256M")]);
+    let (file, mut seen) = image(&pool, 40 << 20);
+    pool.ok(["open", &file.display().to_string(), "case", "--rate", "1M"]);
+    lay_over(&mut pool);
+    let attached = pool.attach_fuse("case-overlay", &[]);
+    scribble(&attached, &mut seen, &mut Dice::new(3), 100);
+    assert!(fs::read(&attached.path).expect("the view") == seen);
+    pool.ok(["fill", "case", "--rate", "0"]);
+    wait::until("all of it to be here", LONG, || pool.volume_status("case")["content"]["state"] == "loaded");
+    assert!(fs::read(&attached.path).expect("the view") == seen, "when all is here");
+    pool.detach("case-overlay");
+    is_untouched(&mut pool, &file);
+}
+
+/// 32 MiB that begin and end inside of blocks, which is as much as one request may have; by another host.
+#[test]
+fn the_largest_request_is_written_and_another_host_goes_on_with_it() {
+    let lan = Arc::new(Lan::new(2, "10gbit"));
+    let mut pool = Pool::with(State::Memory, Some(lan));
+    pool.donate_everywhere(2, "256M");
+    let (file, mut seen) = image(&pool, 100 << 20);
+    load(&pool, &file);
+    lay_over(&mut pool);
+    let socket = pool.scratch().join("overlay.sock");
+    let listen = format!("unix:{}", socket.display());
+    let on_other_host = |pool: &Pool, arguments: &[&str]| {
+        let mut command = pool.command_on(Node::Donor(2));
+        command.env("XDG_RUNTIME_DIR", pool.scratch().directory("other-host")).args(arguments);
+        tools::expect_success(&mut command)
+    };
+    let uri = format!("nbd+unix:///case-overlay?socket={}", socket.display());
+    let script = format!(
+        "import nbd; h = nbd.NBD(); h.connect_uri('{uri}'); h.pwrite(b'D' * (32 << 20), (3 << 20) + 511); \
+         h.flush(); h.shutdown()"
+    );
+    for round in 0..2 {
+        on_other_host(&pool, &["attach", "case-overlay", "--front", "export", "--listen", &listen]);
+        tools::run("python3", ["-c", &script]);
+        on_other_host(&pool, &["detach", "case-overlay"]);
+        let begin = (3 << 20) + 511;
+        seen[begin..begin + (32 << 20)].fill(b'D');
+        let attached = pool.attach_fuse("case-overlay", &["--read-only"]);
+        assert!(fs::read(&attached.path).expect("the view") == seen, "round {round}");
+        pool.detach("case-overlay");
+    }
+    is_untouched(&mut pool, &file);
 }
 
 /// The writes that do not fit fail, nothing else does, and what fits later is written.

@@ -25,8 +25,10 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 /// For a larger map to come, after the pool has said that there is one.
 const GROWN_TIME: Duration = Duration::from_secs(30);
-/// The overlay's volume is read in pieces of this, where that is many blocks.
+/// The overlay's volume is read and written in pieces of this, where that is many blocks: a request that begins
+/// inside of one has more blocks than the largest request may have.
 const PIECE_BYTES: u64 = 1 << 20;
+const PIECE_BLOCKS: u64 = PIECE_BYTES / BLOCK_BYTES;
 
 /// The overlay's volume is to be at least so large; answered with whether it was possible.
 #[derive(Debug)]
@@ -355,7 +357,9 @@ impl View {
             };
             let at = taken.get(&block).copied().unwrap_or_else(|| here(block));
             match places.last_mut() {
-                Some((begin, count)) if *begin + *count * BLOCK_BYTES == at => *count += 1,
+                Some((begin, count)) if *begin + *count * BLOCK_BYTES == at && *count < PIECE_BLOCKS => {
+                    *count += 1;
+                }
                 _ => places.push((at, 1)),
             }
         }
