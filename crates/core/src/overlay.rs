@@ -2,8 +2,8 @@
 //!
 //! Owns the table that says so, its form in the overlay's volume, and which blocks of that are free. Never:
 //! payloads, or who writes (`rim::overlay` does both in the order that is said here). Form: block 0 names the
-//! base; then the roots, the numbers of the table's pages; then pages and data as they were needed. A page has
-//! a number for each of 1024 blocks of the base: 0, the base's own; all ones, zeros; else a block of the
+//! base; then the roots, the numbers of the table's pages; then pages and data as they were needed. A page
+//! has a number for each of 1024 blocks of the base: 0, the base's own; all ones, zeros; else a block of the
 //! overlay's volume. Invariant: a block is written before a page names it, and a page before a root does; so
 //! after any stop the table names nothing but what is there, and has all that was acknowledged. Tests: below.
 

@@ -1,8 +1,8 @@
 //! Overlays: volumes that hold what is changed of another one, which is not touched.
 //!
 //! Owns what may lie over what. Never: the table of an overlay (`crate::overlay`), or bytes. Invariants: what
-//! lies under an overlay changes no more, is no overlay itself, and stays as long as that does; an overlay has
-//! one user at a time, for a reader has the table as it was when it began. Tests:
+//! lies under an overlay changes no more, is no overlay itself, and stays as long as that does; an overlay
+//! has one user at a time, for a reader has the table as it was when it began. Tests:
 //! `tests/coordinator_seal.rs`.
 
 use super::{Coordinator, Key, refuse};

@@ -83,16 +83,7 @@ impl Coordinator {
         let Create { name, size, redundancy, unit, follow, load, overlay_of } = door::create(create);
         let overlay = overlay_of.map(|base| self.overlay_over(&base)).transpose()?;
         let size = overlay.as_ref().map_or(size, |overlay| Size::Bytes(least_bytes(overlay.size)));
-        if self.names.contains_key(&name) {
-            let message = format!(
-                "there is a volume '{name}' already; choose another name, or `cheetah delete {name}`"
-            );
-            return Err(refuse(RefusalCode::Conflict, message));
-        }
-        if self.volumes.len() >= POOL_VOLUMES_MAX {
-            let message = format!("the pool is at its limit of {POOL_VOLUMES_MAX} volumes");
-            return Err(refuse(RefusalCode::Unavailable, message));
-        }
+        self.check_one_more(&name)?;
         let is_backed = load.as_ref().is_some_and(|load| load.backed);
         let memory = load.as_ref().filter(|_| is_backed).and_then(|load| load.memory);
         let rooms = self.rooms(None, is_backed);
@@ -160,6 +151,21 @@ impl Coordinator {
         self.replan = true;
         self.note_volume("volume-created", id);
         Ok(Outcome::Hold(Held::Volume { volume: id }, now + DONOR_SILENCE_NS))
+    }
+
+    /// Whether there may be another volume, of this name.
+    fn check_one_more(&self, name: &str) -> Result<(), Refusal> {
+        if self.names.contains_key(name) {
+            let message = format!(
+                "there is a volume '{name}' already; choose another name, or `cheetah delete {name}`"
+            );
+            return Err(refuse(RefusalCode::Conflict, message));
+        }
+        if self.volumes.len() >= POOL_VOLUMES_MAX {
+            let message = format!("the pool is at its limit of {POOL_VOLUMES_MAX} volumes");
+            return Err(refuse(RefusalCode::Unavailable, message));
+        }
+        Ok(())
     }
 
     pub(super) fn grow(

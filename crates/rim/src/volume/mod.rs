@@ -8,7 +8,8 @@
 //! attach` and the tests. Parts: `handle` (what front ends hold), `orders` (what it is told beside requests),
 //! `links` (the connections to each donor), `conn` (one of them), `open` (making one), `heads` (of the writes
 //! that leave by it), `fetching` (of what is not here yet), `proving` (of what is sealed), `traffic` (how
-//! much is on its way), `overlay` (a view of one volume through another), `memory` (payloads, scratch memory, checksums).
+//! much is on its way), `memory` (payloads, scratch memory, checksums); and `overlay`, a view of one volume
+//! through another.
 
 mod conn;
 mod fetching;

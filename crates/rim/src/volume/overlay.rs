@@ -2,10 +2,10 @@
 //! only read.
 //!
 //! Owns a thread, the order in which data, table and answers follow each other, and locks on blocks. Never:
-//! the table (`core::overlay`), or donors (the two volumes have them). Invariant: a write is answered when its
-//! data, and then the table that names it, are acknowledged by the overlay's volume; until then nothing that
-//! was acknowledged before is written over, but by writes to the same blocks. Front ends hold it as they hold a
-//! volume. Tests: `lab/tests/overlay.rs`.
+//! the table (`core::overlay`), or donors (the two volumes have them). Invariant: a write is answered when
+//! its data, and then the table that names it, are acknowledged by the overlay's volume; until then nothing
+//! that was acknowledged before is written over, but by writes to the same blocks. Front ends hold it as they
+//! hold a volume. Tests: `lab/tests/overlay.rs`.
 
 use super::Seen;
 use super::handle::{Completion, Inbox, Op, Shared, Sink, StatusRun, Submission, VolumeError, VolumeHandle};
