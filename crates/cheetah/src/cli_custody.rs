@@ -23,7 +23,7 @@ pub struct CaseArgs {
     pub notes: Option<String>,
 }
 
-pub const LOG_EXAMPLES: &str = "Examples:\n  cheetah log case7\n  cheetah log case7 --export case7.log    and case7.log.minisig, case7.log.pub beside it\n  cheetah log 0123456789abcdef            of an older volume of that name, by its identity";
+pub const LOG_EXAMPLES: &str = "Examples:\n  cheetah log case7\n  cheetah log case7 --export case7.log    and case7.log.minisig, case7.log.pub beside it\n  cheetah log case7 --case-uco > case7.jsonld\n  cheetah log 0123456789abcdef            of an older volume of that name, by its identity";
 
 pub const VERIFY_LOG_EXAMPLES: &str = "Examples:\n  cheetah verify-log case7.log --key RW...\n  cheetah verify-log case7.log --key RW... --head 41:9f86d081...    nothing after entry 41 was cut off\n\nExit code: 6 when the log is not what the pool signed.";
 
@@ -35,6 +35,10 @@ pub struct Log {
     /// FILE.pub. Files that are there already are not replaced.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub export: Option<PathBuf>,
+    /// Print the log as CASE/UCO JSON-LD, for the tools and archives of others. It is not signed: keep an
+    /// export beside it.
+    #[arg(long, conflicts_with_all = ["json", "export"])]
+    pub case_uco: bool,
     #[command(flatten)]
     pub pool: PoolArg,
     #[command(flatten)]

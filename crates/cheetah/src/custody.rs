@@ -4,8 +4,10 @@
 //! Owns the text of a log, its files, and the command line as it is put down. Never: what is put down
 //! (core), or a pool's word about a file: `verify-log` asks nobody. Invariants: no token, password or
 //! query of an address is put down; a file that is there is not replaced; and a log is good only where
-//! its chain, its signature and the head that was named all are. Tests: below, and
-//! `lab/tests/custody.rs`.
+//! its chain, its signature and the head that was named all are. Files: `case_uco` has a log in the words
+//! of others. Tests: below, and `lab/tests/custody.rs`.
+
+mod case_uco;
 
 use crate::cli::JsonArg;
 use crate::cli_custody::{CaseArgs, Log, VerifyLog};
@@ -118,6 +120,9 @@ pub async fn fetch(pool: &Client, name: &str) -> Result<LogReport, Failure> {
 pub async fn log(options: Log) -> Result<(), Failure> {
     let pool = find(&options.pool).await?;
     let log = fetch(&pool, &options.name).await?;
+    if options.case_uco {
+        return output::document(&case_uco::document(&log));
+    }
     let files = match &options.export {
         Some(file) => export(&log, file)?,
         None => Vec::new(),

@@ -48,6 +48,14 @@ pub fn json(report: &impl Serialize) -> Result<(), Failure> {
     Ok(())
 }
 
+/// JSON on stdout whose shape is another's.
+pub fn document(document: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(document)
+        .map_err(|e| Failure::failed(format!("the document cannot be written as JSON: {e}")))?;
+    write_out(&escaped(&text));
+    Ok(())
+}
+
 /// One JSON object on one line of stderr: what happens beside the report.
 pub fn json_beside(report: &impl Serialize) {
     if let Ok(text) = serde_json::to_string(&Versioned { version: JSON_VERSION, report }) {

@@ -26,6 +26,17 @@ pub fn command(name: &str) -> Command {
     command
 }
 
+/// A command for a program of a Python package, which is installed once for the user.
+#[track_caller]
+pub fn python_tool(package: &str, program: &str) -> Command {
+    let root = std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo runs the tests");
+    let mut install = Command::new(Path::new(&root).join("../../scripts/python-tool"));
+    let directory = expect_success(install.arg(package).stdin(Stdio::null()));
+    let mut command = Command::new(Path::new(directory.trim()).join(program));
+    command.stdin(Stdio::null());
+    command
+}
+
 /// Runs a tool that must succeed; answers what it printed.
 #[track_caller]
 pub fn run<S: AsRef<OsStr>>(name: &str, arguments: impl IntoIterator<Item = S>) -> String {
