@@ -12,11 +12,11 @@
 //! may call), `amend` (what a writer found out), `repair` (new
 //! homes for fragments), `retire` (extents that slots have left), `content` (what volumes hold), `open`
 //! (sources behind them), `seal` (volumes that nobody writes any more), `overlay` (what lies over those),
-//! `rehearsal` (what the loss of one more host would cost), `tend` (volumes at rest), `blame` (wrong blocks by donor), `strangers` (donors of
-//! other pools), `asleep` (time in which nobody listened), `greet` (addresses that are tried), `confirm`
-//! (answers held back), `status`, `notes` (what happened), `record` (what is stored), `extents` (free ones),
-//! `signing` (the pool's key), `custody` (what is put down of volumes), `door` (what callers say, bounded),
-//! `invariants`.
+//! `rehearsal` (what the loss of one more host would cost), `tend` (volumes at rest), `blame` (wrong blocks
+//! by donor), `strangers` (donors of other pools), `asleep` (time in which nobody listened), `greet`
+//! (addresses that are tried), `confirm` (answers held back), `status`, `notes` (what happened), `record`
+//! (what is stored), `extents` (free ones), `signing` (the pool's key), `custody` (what is put down of
+//! volumes), `door` (what callers say, bounded), `invariants`.
 
 mod amend;
 mod asleep;

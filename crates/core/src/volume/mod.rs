@@ -60,8 +60,8 @@ mod write;
 
 use crate::api::VolumeReport;
 use crate::limits::{
-    BLOCK_BYTES, FINISH_NS, JOBS_MAX, PARITY_MAX, REQUEST_DEADLINE_NS, REQUESTS_IN_FLIGHT_MAX, SECOND_NS,
-    STRIPE_DONORS_MAX, TICK_NS, WRITE_MARGIN_NS,
+    BLOCK_BYTES, FINISH_NS, JOBS_MAX, PARITY_MAX, REQUESTS_IN_FLIGHT_MAX, SECOND_NS, STRIPE_DONORS_MAX,
+    TICK_NS, WRITE_MARGIN_NS,
 };
 use crate::map::{DonorId, VolumeMap};
 use crate::units::Time;
@@ -218,13 +218,7 @@ impl Volume {
     fn take(&mut self, event: Event) {
         let base = &mut self.base;
         match event {
-            Event::Start => {
-                base.ticked_at = base.now;
-                let serves = base.doubts.stage == Stage::Serving;
-                base.doubts.serve_at = (!serves).then_some(base.now + REQUEST_DEADLINE_NS);
-                watch::open_links(base);
-                fill::take_on(base);
-            }
+            Event::Start => watch::start(base),
             Event::Submit { tag, request } => {
                 assert!(self.has_room(), "the driver checks has_room before it submits");
                 match request.op {

@@ -6,10 +6,11 @@
 //! the simulator.
 
 use super::base::Base;
+use super::doubts::Stage;
 use super::job::{Failure, Part, Progress};
 use super::link::{Hope, Latency, State};
 use super::types::{Effect, LinkFailure, PartOp};
-use super::{Key, read};
+use super::{Key, fill, read};
 use crate::limits::{
     CONNECT_DEADLINE_NS, DONOR_RETRY_DOUBLINGS_MAX, DONOR_RETRY_NS, DONOR_RETRY_SOON_NS, DOUBT_AGAIN_NS,
     EXCLUDE_NS, MILLISECOND_NS, REOPEN_NS, REQUEST_DEADLINE_NS, SECOND_NS, SILENCE_NS, SLOW_FACTOR,
@@ -28,6 +29,15 @@ pub(super) fn exclude_who_is_gone(base: &mut Base) {
     let gone: Vec<(DonorId, String)> =
         links.filter_map(|(donor, link)| Some((donor, link.exclude(base.now)?))).collect();
     gone.into_iter().for_each(|(donor, why)| base.exclude(donor, why));
+}
+
+/// The first event: links are opened, and what the map says is to be filled is filled.
+pub(super) fn start(base: &mut Base) {
+    base.ticked_at = base.now;
+    let serves = base.doubts.stage == Stage::Serving;
+    base.doubts.serve_at = (!serves).then_some(base.now + REQUEST_DEADLINE_NS);
+    open_links(base);
+    fill::take_on(base);
 }
 
 pub(super) fn open_links(base: &mut Base) {

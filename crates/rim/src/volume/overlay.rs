@@ -25,8 +25,8 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 /// For a larger map to come, after the pool has said that there is one.
 const GROWN_TIME: Duration = Duration::from_secs(30);
-/// The overlay's volume is read and written in pieces of this, where that is many blocks: a request that begins
-/// inside of one has more blocks than the largest request may have.
+/// The overlay's volume is read and written in pieces of this, where that is many blocks: a request that
+/// begins inside of one has more blocks than the largest request may have.
 const PIECE_BYTES: u64 = 1 << 20;
 const PIECE_BLOCKS: u64 = PIECE_BYTES / BLOCK_BYTES;
 
