@@ -42,7 +42,7 @@ mod counts {
     /// Core: from `Submit` to `Complete`, with the answers of all donors. A stripe of four.
     pub const READ_4K: u64 = 3613;
     /// The same, with `DEPTH` of them on their way.
-    pub const READ_4K_DEEP: u64 = 3475;
+    pub const READ_4K_DEEP: u64 = 3499;
     pub const READ_1M: u64 = 7474;
     /// parity:4+1, whole rows.
     pub const WRITE_1M: u64 = 15_817;
