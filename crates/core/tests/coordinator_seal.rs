@@ -214,7 +214,7 @@ fn overlay(world: &mut World, name: &str, of: &str) -> Result<Answer, Refusal> {
 #[test]
 fn an_overlay_lies_over_what_nobody_changes_and_keeps_it() {
     let mut world = world();
-    refused(overlay(&mut world, "o", "v"), &["volume '"]);
+    refused(overlay(&mut world, "o", "v"), &["volume 'v'", "may still be changed", "`cheetah seal v`"]);
     let mut world = sealed_world();
     let code = |answer: Result<Answer, Refusal>| answer.expect_err("refused").code;
     assert_eq!(code(overlay(&mut world, "o", "w")), RefusalCode::NotFound);
@@ -224,20 +224,21 @@ fn an_overlay_lies_over_what_nobody_changes_and_keeps_it() {
     };
     let of = made.status.content.overlay.clone().expect("an overlay");
     assert_eq!((of.base.as_str(), of.size, made.map.size), ("v", SIZE, E), "it begins small");
-    refused(overlay(&mut world, "p", "o"), &["volume '"]);
-    refused(world.ask(Call::Delete { name: "v".into() }), &["volume '"]);
+    refused(overlay(&mut world, "p", "o"), &["volume 'o'", "is an overlay itself, of 'v'"]);
+    refused(world.ask(Call::Delete { name: "v".into() }), &["volume 'v'", "'o': delete that first"]);
 
     // One uses it at a time, and it is made into nothing else.
     let over = |attach: Attach| Call::Attach { name: "o".into(), attach };
     let granted = world.ask(over(Attach::new(false, "eve"))).expect("nobody has it");
     let Answer::Attached(granted) = granted else { panic!("a lease") };
     assert_eq!(granted.content.overlay, Some(of), "who has it knows what is below");
-    refused(world.ask(over(Attach::new(true, "bob"))), &["volume '"]);
+    let said = world.ask(over(Attach::new(true, "bob"))).expect_err("eve has it").message;
+    assert!(said.contains("attached for writing by eve") && !said.contains("--read-only"), "{said}");
     world.detach("o", granted.token).expect("given back");
     assert_eq!(code(world.ask(over(to_seal()))), RefusalCode::Invalid);
     assert_eq!(code(world.ask(over(fill(FillFrom::Overwrite)))), RefusalCode::Invalid);
     let Ok(Answer::Attached(reader)) = world.ask(over(Attach::new(true, "bob"))) else { panic!("nobody") };
-    refused(world.ask(over(Attach::new(false, "eve"))), &["volume '"]);
+    refused(world.ask(over(Attach::new(false, "eve"))), &["volume 'o'", "who reads it, bob"]);
     world.detach("o", reader.token).expect("given back");
 
     world.ask(Call::Delete { name: "o".into() }).expect("nobody has it");

@@ -131,16 +131,16 @@ impl Coordinator {
 
     /// Whose lease does not go together with this one, and what to do.
     fn in_the_way(&self, id: VolumeId, name: &str, attach: &Attach) -> Option<String> {
+        let is_overlay = self.is_overlay(id);
+        let changes_overlay = is_overlay && !attach.read_only && !attach.yields;
         // Who yields is in nobody's way.
         let writer = self.writer(id).filter(|writer| !writer.record.yields);
-        let writes = !attach.read_only && !attach.yields;
         let filler = writer.filter(|writer| writer.record.alone);
         let (lease, does, way_out) = if let Some(filler) = filler {
             (filler, "is being filled by", "wait until it is done")
-        } else if let Some(writer) = writer.filter(|_| !attach.read_only || self.is_overlay(id)) {
+        } else if let Some(writer) = writer.filter(|_| !attach.read_only || is_overlay) {
             (writer, "is attached for writing by", "detach it there")
-        } else if let Some(reader) = self.reader(id).filter(|_| attach.alone || self.is_overlay(id) && writes)
-        {
+        } else if let Some(reader) = self.reader(id).filter(|_| attach.alone || changes_overlay) {
             (reader, "would change under who reads it,", "detach it there")
         } else {
             return None;
@@ -148,8 +148,9 @@ impl Coordinator {
         let seconds = LEASE_NS / SECOND_NS;
         let holder = &lease.record.holder;
         let gone = format!("(if that machine is gone, its lease ends by itself within {seconds} s)");
-        // Only tools can do with less: who yields moves what lies there, and who fills writes.
-        let tools = filler.is_none() && !attach.alone && !attach.yields;
+        // Only tools can do with less: who yields moves what lies there, and who fills writes. An overlay has
+        // one user, whatever that does.
+        let tools = !is_overlay && filler.is_none() && !attach.alone && !attach.yields;
         let or = if tools { ", or attach it with --read-only" } else { "" };
         Some(format!("volume '{name}' {does} {holder}; {way_out} {gone}{or}"))
     }

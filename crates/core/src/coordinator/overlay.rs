@@ -5,7 +5,8 @@
 //! has one user at a time, for a reader has the table as it was when it began. Tests:
 //! `tests/coordinator_seal.rs`.
 
-use super::{Coordinator, Key, refuse};
+use super::volumes::Volume;
+use super::{Coordinator, Key, open, refuse};
 use crate::api::{Attach, Refusal, RefusalCode};
 use crate::content::Overlay;
 use crate::custody::Event;
@@ -49,7 +50,7 @@ impl Coordinator {
     /// An overlay is used and repaired, and not made into anything else; what lies under one is not filled
     /// anew.
     pub(super) fn check_overlay(&self, id: VolumeId, name: &str, attach: &Attach) -> Result<(), Refusal> {
-        if attach.fill.as_ref().is_some_and(|fill| !super::open::opens(fill)) {
+        if attach.fill.as_ref().is_some_and(|fill| !open::opens(fill)) {
             self.check_not_under(id)?;
         }
         if !self.is_overlay(id) || (attach.fill.is_none() && !attach.proofs) {
@@ -64,9 +65,7 @@ impl Coordinator {
 
     /// Whether nothing lies over it.
     pub(super) fn check_not_under(&self, id: VolumeId) -> Result<(), Refusal> {
-        let lies = |volume: &&super::volumes::Volume| {
-            volume.content.overlay.as_ref().is_some_and(|overlay| overlay.of == id)
-        };
+        let lies = |volume: &&Volume| volume.content.overlay.as_ref().is_some_and(|overlay| overlay.of == id);
         let over: Vec<&str> =
             self.volumes.values().filter(lies).map(|volume| volume.map.name.as_str()).collect();
         if over.is_empty() {
