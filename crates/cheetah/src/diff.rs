@@ -6,9 +6,9 @@ use crate::failure::Failure;
 use crate::output;
 use crate::pool::find;
 use cheetah_client::{Options, Volume};
-use cheetah_core::overlay::Place;
+use cheetah_core::overlay::{Place, Run};
 use cheetah_core::units::{show_bytes, show_count};
-use cheetah_rim::volume::{OverlayError, read_table};
+use cheetah_rim::volume::read_table;
 use serde::Serialize;
 
 #[derive(Debug, Serialize)]
@@ -55,15 +55,10 @@ async fn look(attached: &Volume, name: &str) -> Result<Report, Failure> {
     let Some(overlay) = attached.lease().granted.content.overlay.as_deref() else {
         return Err(Failure::usage(format!("volume '{name}' is no overlay: it has no other below it")));
     };
-    let table = read_table(attached.handle(), overlay.of, overlay.size).await.map_err(|error| {
-        let why = match error {
-            OverlayError::Volume(why) => why.to_string(),
-            OverlayError::Bad(why) => why.to_string(),
-            OverlayError::Machine(why) => why.to_string(),
-        };
-        Failure::failed(format!("what overlay '{name}' changes cannot be read: {why}"))
-    })?;
-    let within = |run: cheetah_core::overlay::Run| Range {
+    let table = read_table(attached.handle(), overlay.of, overlay.size).await;
+    let table = table
+        .map_err(|why| Failure::failed(format!("what overlay '{name}' changes cannot be told: {why}")))?;
+    let within = |run: Run| Range {
         offset: run.offset,
         len: run.len.min(overlay.size - run.offset),
         zeros: run.place == Place::Zeros,

@@ -43,9 +43,8 @@ impl View {
             Err(error) => {
                 let _ = Box::pin(under.detach()).await;
                 Err(match error {
-                    OverlayError::Volume(why) => bad(format!("its table cannot be read: {why}")),
-                    OverlayError::Bad(why) => bad(why.to_string()),
                     OverlayError::Machine(error) => Error::Machine(error),
+                    other => bad(other.to_string()),
                 })
             }
         }

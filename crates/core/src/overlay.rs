@@ -46,6 +46,17 @@ pub struct Run {
     pub len: u64,
 }
 
+/// Where a block of the view is to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// Its number in the view.
+    pub block: u64,
+    /// Its place in the overlay's volume, in bytes.
+    pub at: u64,
+    /// The table has yet to name it.
+    pub is_new: bool,
+}
+
 /// What is to be written to the overlay's volume for what has changed: all of `pages`, then all of `roots`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Commit {
@@ -228,12 +239,15 @@ impl Table {
         (u64::from(self.next) + more) * BLOCK_BYTES
     }
 
-    /// Gives places to those blocks of the view that have none in the overlay's volume, which is as large as
-    /// `bytes_needed` said: each block, and its place. They are not named before `name` is called for them;
-    /// what never is stays unused until the table is loaded again, for a write may still be on its way there.
-    pub fn take(&mut self, blocks: Range<u64>) -> Vec<(u64, u64)> {
-        let wanted: Vec<u64> = blocks.filter(|block| matches!(self.entry(*block), 0 | ZEROS)).collect();
-        wanted.into_iter().map(|block| (block, byte_of(self.take_one()))).collect()
+    /// Where each of these blocks of the view is to be written in the overlay's volume, which is as large as
+    /// `bytes_needed` said. A new place is not named before `name` is called for it; one that never is stays
+    /// unused until the table is loaded again, for a write may still be on its way there.
+    pub fn take(&mut self, blocks: Range<u64>) -> Vec<Taken> {
+        let mut take = |block| match self.entry(block) {
+            0 | ZEROS => Taken { block, at: byte_of(self.take_one()), is_new: true },
+            here => Taken { block, at: byte_of(here), is_new: false },
+        };
+        blocks.map(&mut take).collect()
     }
 
     fn take_one(&mut self) -> u32 {
@@ -244,8 +258,8 @@ impl Table {
     }
 
     /// The data of these blocks of the view is where `take` said.
-    pub fn name(&mut self, taken: &[(u64, u64)]) {
-        for (block, at) in taken {
+    pub fn name(&mut self, taken: &[Taken]) {
+        for Taken { block, at, .. } in taken.iter().filter(|taken| taken.is_new) {
             self.set(*block, u32::try_from(at / BLOCK_BYTES).unwrap_or(0));
         }
     }
@@ -422,14 +436,12 @@ mod tests {
                     let needed = table.bytes_needed(&blocks, true);
                     let taken = table.take(blocks.clone());
                     // What is held already is written where it is.
-                    for block in blocks.clone() {
-                        let fresh = taken.iter().find(|(taken, _)| *taken == block).map(|(_, at)| *at);
-                        let at = fresh.unwrap_or_else(|| match table.runs(block * BLOCK_BYTES, 1)[0].place {
-                            Place::Here(at) => at,
-                            place => panic!("{place:?}"),
-                        });
+                    for Taken { block, at, is_new } in taken.iter().copied() {
+                        let is_here = table.runs(block * BLOCK_BYTES, 1)[0].place == Place::Here(at);
+                        assert_ne!(is_here, is_new, "seed {seed}: block {block}");
                         writes.push((at, vec![round; BLOCK]));
                     }
+                    assert!(taken.iter().map(|taken| taken.block).eq(blocks.clone()));
                     table.name(&taken);
                     assert!(byte_of(table.next) <= needed, "more was taken than was needed");
                 }
@@ -471,7 +483,7 @@ mod tests {
         let mut disk = Disk::default();
         let mut table = disk.table().expect("nothing");
         let taken = table.take(3..5);
-        taken.iter().for_each(|(_, at)| disk.write(&(*at, vec![9; BLOCK])));
+        taken.iter().for_each(|taken| disk.write(&(taken.at, vec![9; BLOCK])));
         table.name(&taken);
         let commit = table.commit();
         commit.pages.iter().chain(&commit.roots).for_each(|write| disk.write(write));

@@ -32,6 +32,7 @@ pub mod lan;
 pub mod load;
 pub mod loaded;
 pub mod mark;
+pub mod mounted;
 pub mod pool;
 pub mod process;
 pub mod rivals;

@@ -6,33 +6,10 @@ use std::path::Path;
 use std::process::Stdio;
 
 use cheetah_lab::images::SAMPLES;
+use cheetah_lab::mounted::Mounted;
 use cheetah_lab::pool::Pool;
 use cheetah_lab::scratch::Scratch;
 use cheetah_lab::{hash, tools, tree};
-
-/// A file system mounted for the life of this value.
-struct Mounted<'a>(&'a Path);
-
-impl<'a> Mounted<'a> {
-    #[track_caller]
-    fn new(device: &str, point: &'a Path) -> Self {
-        tools::run("mount", [device, &point.display().to_string()]);
-        Self(point)
-    }
-
-    #[track_caller]
-    fn unmount(self) {
-        tools::run("umount", [self.0]);
-        std::mem::forget(self);
-    }
-}
-
-impl Drop for Mounted<'_> {
-    fn drop(&mut self) {
-        // Only a failing test comes here; the scratch directory takes what this leaves.
-        let _ = tools::output(tools::command("umount").arg("--lazy").arg(self.0));
-    }
-}
 
 /// Makes the file system, fills it with a real tree, unmounts, checks, attaches again and compares every
 /// file.
@@ -49,7 +26,7 @@ fn holds_a_tree(make: &[&str], check: &[&str]) {
     tools::run(make[0], make[1..].iter().chain([&device.as_str()]));
 
     let point = pool.scratch().directory("point");
-    let mounted = Mounted::new(&device, &point);
+    let mounted = Mounted::new(&[], Path::new(&device), &point);
     tree::fill(&point);
     let before = hash::of_tree(&point);
     assert!(before.len() > 1000, "a tree of {} files tests little", before.len());
@@ -63,7 +40,7 @@ fn holds_a_tree(make: &[&str], check: &[&str]) {
     // A fresh daemon and a fresh page cache: what is compared now comes from the donors.
     let device = pool.attach_loop("disk", &[]).path.display().to_string();
     tools::run(check[0], check[1..].iter().chain([&device.as_str()]));
-    let mounted = Mounted::new(&device, &point);
+    let mounted = Mounted::new(&[], Path::new(&device), &point);
     let after = hash::of_tree(&point);
     assert_eq!(before.len(), after.len());
     for (path, hash) in &before {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use cheetah_lab::dice::Dice;
 use cheetah_lab::direct::{self, Aligned};
 use cheetah_lab::lan::{Lan, Node};
+use cheetah_lab::mounted::Mounted;
 use cheetah_lab::pool::{Attached, Pool, State};
 use cheetah_lab::{hash, tools, wait};
 
@@ -39,26 +40,10 @@ fn lay_over(pool: &mut Pool) {
 
 /// The volume under it holds what was loaded, by its donors and by its seal.
 fn is_untouched(pool: &mut Pool, image: &Path) {
-    let said = pool.ok(["verify", "case"]);
-    tools::names(&said, &["case"]);
+    tools::names(&pool.ok(["verify", "case"]), &["every block is what was written"]);
     let under = pool.attach_fuse("case", &[]);
     assert_eq!(hash::of_file(&under.path), hash::of_file(image), "the evidence changed");
     pool.detach("case");
-}
-
-struct Mounted<'a>(&'a Path);
-
-impl Mounted<'_> {
-    fn new<'a>(arguments: &[&str], device: &Path, point: &'a Path) -> Mounted<'a> {
-        tools::expect_success(tools::command("mount").args(arguments).arg(device).arg(point));
-        Mounted(point)
-    }
-}
-
-impl Drop for Mounted<'_> {
-    fn drop(&mut self) {
-        tools::run("umount", [self.0]);
-    }
 }
 
 /// An image of a file system that is still mounted: its log is to be replayed.
@@ -75,7 +60,7 @@ fn dirty(pool: &Pool, make: &[&str], mount: &[&str], bytes: u64) -> PathBuf {
     fs::write(point.join("last"), b"written last").expect("a file");
     fs::File::open(point.join("last")).and_then(|file| file.sync_all()).expect("on its disk");
     fs::copy(&disk, &image).expect("a copy of a disk in use");
-    drop(mounted);
+    mounted.unmount();
     image
 }
 
@@ -93,7 +78,7 @@ fn is_used_over_an_overlay(make: &[&str], mount: &[&str], check: &[&str], bytes:
     assert_eq!(fs::read(point.join("last")).expect("its log was replayed"), b"written last");
     fs::remove_file(point.join("file 3")).expect("a file less");
     fs::write(point.join("new"), vec![7; 300_000]).expect("a file more");
-    drop(mounted);
+    mounted.unmount();
     tools::run(check[0], check[1..].iter().copied().chain([device.display().to_string().as_str()]));
     pool.detach("case-overlay");
     let diff = pool.json(["diff", "case-overlay"]);
@@ -108,7 +93,7 @@ fn is_used_over_an_overlay(make: &[&str], mount: &[&str], check: &[&str], bytes:
     let mounted = Mounted::new(mount, &device, &point);
     assert_eq!(fs::read(point.join("new")).expect("it was written"), vec![7; 300_000]);
     assert!(!point.join("file 3").exists() && point.join("file 4").exists());
-    drop(mounted);
+    mounted.unmount();
     pool.detach("case-overlay");
     is_untouched(&mut pool, &image);
 }

@@ -15,9 +15,9 @@
 //! give), `expiry` (requests that are late); `watch` (donors that come and go), `changes` (what the
 //! coordinator is told, newer maps); `resync` (rows half written), `judge` (which of them fit together);
 //! `upkeep` with `fill`, `heal`, `scrub`, `compare`, `age`; `proofs` (who does not wait for one); `cached`
-//! (reads from what was read ahead). Small
-//! parts: `types` (events, effects), `cache`, `buddy` (its memory), `numbers` (by which donors list writes),
-//! `merge` (what leaves as one request), `locks`, `scratch`, `pace`, `slab`.
+//! (reads from what was read ahead). Small parts: `types` (events, effects), `cache`, `buddy` (its memory),
+//! `numbers` (by which donors list writes), `merge` (what leaves as one request), `locks`, `scratch`,
+//! `pace`, `slab`.
 
 mod absent;
 mod age;
@@ -586,7 +586,8 @@ impl Volume {
         }
     }
 
-    /// Panics when a rule that the code relies on does not hold. For tests: it looks at everything.
+    /// Panics when a rule that the code relies on does not hold. For tests and the simulator: it looks at
+    /// everything.
     pub fn check_invariants(&self) {
         self.base.check_invariants();
     }

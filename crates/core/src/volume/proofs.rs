@@ -29,8 +29,7 @@ fn begin(base: &Base) -> u64 {
 }
 
 fn reads_proofs(base: &Base, job: &Job) -> bool {
-    let span = job.span().filter(|_| !job.is_users_write());
-    span.is_some_and(|span| base.shape.chunks.offset(span.group, span.begin) >= begin(base))
+    job.span().is_some_and(|span| base.shape.chunks.offset(span.group, span.begin) >= begin(base))
 }
 
 fn reaches_proofs(base: &Base, job: &Job) -> bool {

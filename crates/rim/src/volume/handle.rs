@@ -78,6 +78,25 @@ pub(super) struct Shared {
 }
 
 impl Shared {
+    /// Of a volume that nobody has asked for anything yet.
+    pub(super) fn new(name: String, read_only: bool, size: u64, pool: Pool) -> Shared {
+        Shared {
+            name,
+            read_only,
+            size: AtomicU64::new(size),
+            size_changes: watch::Sender::new(size),
+            pool,
+            inbox: Mutex::default(),
+            arrived: Notify::new(),
+            taker: Mutex::default(),
+            forgets: AtomicU64::new(0),
+            forgotten: AtomicU64::new(0),
+            written: AtomicBool::new(false),
+            first_write: Notify::new(),
+            amendments: Mutex::default(),
+        }
+    }
+
     pub(super) fn taker(&self) -> MutexGuard<'_, Option<Taker>> {
         self.taker.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -166,6 +185,14 @@ impl VolumeHandle {
         inbox.tasks.push(task);
         drop(inbox);
         self.0.arrived.notify_one();
+    }
+
+    /// Takes no more from now on. What was submitted until then, and not looked at.
+    pub(super) fn close_inbox(&self) -> VecDeque<Submission> {
+        let mut inbox = self.inbox();
+        inbox.closed = true;
+        inbox.tasks.clear();
+        std::mem::take(&mut inbox.submissions)
     }
 
     pub(super) fn inbox(&self) -> MutexGuard<'_, Inbox> {

@@ -40,17 +40,17 @@ use cheetah_core::units::Time;
 use cheetah_core::volume::{self as machine, At, Effect, Event, Fragment, Key, Mem};
 use conn::{Conn, Part};
 use fetching::Ask;
-use handle::{Inbox, Shared};
+use handle::Shared;
 use links::Link;
 use memory::{Memory, Slot};
 use orders::take_orders;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot};
 use traffic::Traffic;
 
 /// So many steps of a batch share one look at the clock: it costs as much as a small step, and a batch may be
@@ -107,21 +107,9 @@ impl VolumeHandle {
         let (amendments, amendments_out) = mpsc::channel(1);
         let pool = Pool::new()?;
         pool.prefault();
-        let shared = Arc::new(Shared {
-            name: options.map.name.clone(),
-            read_only: options.read_only,
-            size: AtomicU64::new(options.map.size),
-            size_changes: watch::Sender::new(options.map.size),
-            pool,
-            inbox: Mutex::new(Inbox::default()),
-            arrived: Notify::new(),
-            amendments: Mutex::new(Some(amendments_out)),
-            written: AtomicBool::new(false),
-            first_write: Notify::new(),
-            taker: Mutex::new(None),
-            forgets: AtomicU64::new(0),
-            forgotten: AtomicU64::new(0),
-        });
+        let VolumeOptions { map, read_only, .. } = &options;
+        let shared = Shared::new(map.name.clone(), *read_only, map.size, pool);
+        let shared = Arc::new(Shared { amendments: Mutex::new(Some(amendments_out)), ..shared });
         let width = options.map.redundancy.width();
         let mut memory = Memory::new(REQUESTS_IN_FLIGHT_MAX, width, options.tuning.caching.bytes)?;
         if !options.read_only {

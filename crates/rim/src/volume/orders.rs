@@ -164,13 +164,7 @@ pub(super) async fn take_orders(driver: Rc<RefCell<Driver>>, shared: Arc<Shared>
                 }
                 Order::Settled(answer) => driver.settling.push(answer),
                 Order::Close(closing) => {
-                    let late = {
-                        let mut inbox = handle.inbox();
-                        inbox.closed = true;
-                        inbox.tasks.clear();
-                        std::mem::take(&mut inbox.submissions)
-                    };
-                    driver.submit_all(late.into_iter());
+                    driver.submit_all(handle.close_inbox().into_iter());
                     driver.carry_out();
                     return closing;
                 }

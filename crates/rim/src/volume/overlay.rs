@@ -13,22 +13,23 @@ use super::orders::Order;
 use crate::buffer::Buffer;
 use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES};
 use cheetah_core::map::VolumeId;
-use cheetah_core::overlay::{BadOverlay, Commit, Place, Table};
+use cheetah_core::overlay::{BadOverlay, Commit, Place, Table, Taken};
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::fmt;
 use std::ops::Range;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot};
 
 /// For a larger map to come, after the pool has said that there is one.
 const GROWN_TIME: Duration = Duration::from_secs(30);
 /// The overlay's volume is read and written in pieces of this, where that is many blocks: a request that
 /// begins inside of one has more blocks than the largest request may have.
 const PIECE_BYTES: u64 = 1 << 20;
-const PIECE_BLOCKS: u64 = PIECE_BYTES / BLOCK_BYTES;
+const PIECE_BLOCKS: usize = (PIECE_BYTES / BLOCK_BYTES) as usize;
 
 /// The overlay's volume is to be at least so large; answered with whether it was possible.
 #[derive(Debug)]
@@ -49,7 +50,19 @@ pub enum OverlayError {
     Machine(std::io::Error),
 }
 
-/// What a table is read from.
+impl fmt::Display for OverlayError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OverlayError::Volume(why) => write!(f, "its table cannot be read: {why}"),
+            OverlayError::Bad(why) => why.fmt(f),
+            OverlayError::Machine(why) => why.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for OverlayError {}
+
+/// The table that the overlay's volume holds, of a base of `size` bytes.
 ///
 /// # Errors
 /// It cannot be read, or is none of this base.
@@ -69,8 +82,8 @@ pub async fn read_table(top: &VolumeHandle, base: VolumeId, size: u64) -> Result
 
 async fn read(from: &VolumeHandle, at: u64, len: u64) -> Result<Vec<u8>, OverlayError> {
     let buffer = room(from, len).map_err(OverlayError::Volume)?;
-    let bytes = ask(from, Op::Read, at, buffer).await.map_err(OverlayError::Volume)?;
-    Ok(bytes.to_vec())
+    let came = submit(from, Op::Read, at, buffer);
+    Ok(ended(came).await.map_err(OverlayError::Volume)?.to_vec())
 }
 
 impl VolumeHandle {
@@ -86,22 +99,9 @@ impl VolumeHandle {
         more: mpsc::Sender<More>,
     ) -> Result<VolumeHandle, OverlayError> {
         let table = read_table(top, of, base.size()).await?;
-        let shared = Arc::new(Shared {
-            name: top.name().to_owned(),
-            read_only: top.read_only(),
-            size: AtomicU64::new(base.size()),
-            size_changes: watch::Sender::new(base.size()),
-            // What the overlay's volume has is for the parts of requests: nobody waits for their own.
-            pool: base.pool().clone(),
-            inbox: Mutex::new(Inbox::default()),
-            arrived: Notify::new(),
-            amendments: Mutex::new(None),
-            written: AtomicBool::new(false),
-            first_write: Notify::new(),
-            taker: Mutex::new(None),
-            forgets: AtomicU64::new(0),
-            forgotten: AtomicU64::new(0),
-        });
+        // What the overlay's volume has is for the parts of requests: nobody waits for their own.
+        let pool = base.pool().clone();
+        let shared = Arc::new(Shared::new(top.name().to_owned(), top.read_only(), base.size(), pool));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(OverlayError::Machine)?;
         let (for_thread, base, top) = (shared.clone(), base.clone(), top.clone());
@@ -135,13 +135,7 @@ async fn serve(shared: Arc<Shared>, view: Rc<View>) {
                 Order::Look(answer) => drop(answer.send(Some(Seen::default()))),
                 Order::Settled(answer) => drop(answer.send(Vec::new())),
                 Order::Close(closing) => {
-                    let late = {
-                        let mut inbox = handle.inbox();
-                        inbox.closed = true;
-                        inbox.tasks.clear();
-                        std::mem::take(&mut inbox.submissions)
-                    };
-                    late.into_iter().for_each(|submission| view.submit(submission));
+                    handle.close_inbox().into_iter().for_each(|submission| view.submit(submission));
                     view.idle().await;
                     let _ = closing.send(());
                     return;
@@ -283,7 +277,7 @@ impl View {
             let bytes = &mut bytes[index(run.offset - offset)..][..index(run.len)];
             match came {
                 None => bytes.fill(0),
-                Some(came) => match came.await.map(answer).unwrap_or(Err(VolumeError::DonorLost)) {
+                Some(came) => match ended(came).await {
                     Ok(buffer) => bytes.copy_from_slice(&buffer),
                     Err(error) => result = result.and(Err(error)),
                 },
@@ -321,7 +315,8 @@ impl View {
         let blocks = offset / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES);
         let begin = blocks.start * BLOCK_BYTES;
         let mut whole = vec![0; index((blocks.end - blocks.start) * BLOCK_BYTES)];
-        for block in [blocks.start, blocks.end - 1] {
+        let edges = BTreeSet::from([blocks.start, blocks.end - 1]);
+        for block in edges {
             let from = block * BLOCK_BYTES;
             let to = (from + BLOCK_BYTES).min(self.size);
             if offset > from || end < to {
@@ -331,52 +326,33 @@ impl View {
         whole[index(offset - begin)..][..payload.len()].copy_from_slice(payload);
 
         self.make_room(&blocks, true).await?;
-        let taken = self.table.borrow_mut().take(blocks.clone());
-        let places = self.places(&taken, &blocks);
-        self.write_to(&places, &whole).await?;
-        if taken.is_empty() {
+        let taken = self.table.borrow_mut().take(blocks);
+        self.write_to(&taken, &whole).await?;
+        if !taken.iter().any(|taken| taken.is_new) {
             return Ok(());
         }
         self.table.borrow_mut().name(&taken);
         self.commit().await
     }
 
-    /// Where in the overlay's volume each of these blocks is written, those that follow each other as one:
-    /// its place, and blocks.
-    fn places(&self, taken: &[(u64, u64)], blocks: &Range<u64>) -> Vec<(u64, u64)> {
-        let taken: BTreeMap<u64, u64> = taken.iter().copied().collect();
-        let table = self.table.borrow();
-        let mut places: Vec<(u64, u64)> = Vec::new();
-        for block in blocks.clone() {
-            let here = |block: u64| match table.runs(block * BLOCK_BYTES, BLOCK_BYTES)[..] {
-                [run] => match run.place {
-                    Place::Here(at) => at,
-                    _ => 0,
-                },
-                _ => 0,
-            };
-            let at = taken.get(&block).copied().unwrap_or_else(|| here(block));
-            match places.last_mut() {
-                Some((begin, count)) if *begin + *count * BLOCK_BYTES == at && *count < PIECE_BLOCKS => {
-                    *count += 1;
-                }
-                _ => places.push((at, 1)),
+    /// All of these blocks, those that follow each other at once. After an error any of them may be written.
+    async fn write_to(&self, taken: &[Taken], mut bytes: &[u8]) -> Result<(), VolumeError> {
+        let mut asked = Vec::new();
+        for piece in taken.chunk_by(|one, next| one.at + BLOCK_BYTES == next.at) {
+            for piece in piece.chunks(PIECE_BLOCKS) {
+                let (now, rest) = bytes.split_at(index(piece.len() as u64 * BLOCK_BYTES));
+                bytes = rest;
+                asked.push(self.put(piece[0].at, now)?);
             }
         }
-        places
+        all(asked).await
     }
 
-    /// All of it, or an error: then any of it may be written.
-    async fn write_to(&self, places: &[(u64, u64)], mut bytes: &[u8]) -> Result<(), VolumeError> {
-        let mut asked = Vec::with_capacity(places.len());
-        for (at, count) in places {
-            let (now, rest) = bytes.split_at(index(count * BLOCK_BYTES));
-            bytes = rest;
-            let mut buffer = room(&self.top, now.len() as u64)?;
-            buffer.copy_from_slice(now);
-            asked.push(submit(&self.top, Op::Write, *at, buffer));
-        }
-        all(asked).await
+    /// Has the overlay's volume hold these bytes here.
+    fn put(&self, at: u64, bytes: &[u8]) -> Result<oneshot::Receiver<Completion>, VolumeError> {
+        let mut buffer = room(&self.top, bytes.len() as u64)?;
+        buffer.copy_from_slice(bytes);
+        Ok(submit(&self.top, Op::Write, at, buffer))
     }
 
     /// Blocks of which all is zeros need no place; the edges are written.
@@ -444,13 +420,8 @@ impl View {
 
     async fn write_table(&self, commit: &Commit) -> Result<(), VolumeError> {
         for blocks in [&commit.pages, &commit.roots] {
-            let mut asked = Vec::with_capacity(blocks.len());
-            for (at, bytes) in blocks {
-                let mut buffer = room(&self.top, bytes.len() as u64)?;
-                buffer.copy_from_slice(bytes);
-                asked.push(submit(&self.top, Op::Write, *at, buffer));
-            }
-            all(asked).await?;
+            let asked: Result<Vec<_>, _> = blocks.iter().map(|(at, bytes)| self.put(*at, bytes)).collect();
+            all(asked?).await?;
         }
         Ok(())
     }
@@ -491,11 +462,8 @@ fn submit(to: &VolumeHandle, op: Op, offset: u64, buffer: Buffer) -> oneshot::Re
     came
 }
 
-async fn ask(of: &VolumeHandle, op: Op, offset: u64, buffer: Buffer) -> Result<Buffer, VolumeError> {
-    submit(of, op, offset, buffer).await.map(answer).unwrap_or(Err(VolumeError::DonorLost))
-}
-
-fn answer(completion: Completion) -> Result<Buffer, VolumeError> {
+async fn ended(came: oneshot::Receiver<Completion>) -> Result<Buffer, VolumeError> {
+    let completion = came.await.map_err(|_| VolumeError::DonorLost)?;
     completion.result?;
     completion.buffer.ok_or(VolumeError::DonorLost)
 }
@@ -504,8 +472,7 @@ fn answer(completion: Completion) -> Result<Buffer, VolumeError> {
 async fn all(asked: Vec<oneshot::Receiver<Completion>>) -> Result<(), VolumeError> {
     let mut result = Ok(());
     for came in asked {
-        let ended = came.await.map(answer).unwrap_or(Err(VolumeError::DonorLost));
-        result = result.and(ended.map(drop));
+        result = result.and(ended(came).await.map(drop));
     }
     result
 }
