@@ -239,7 +239,11 @@ pub fn check_role(role: Role, call: &Call) -> Result<(), NotForRole> {
             matches!(role, Role::Donor | Role::Client | Role::Admin)
         }
         Call::Leave { .. } => matches!(role, Role::Donor | Role::Admin),
-        Call::Create(_) | Call::Grow { .. } | Call::Delete { .. } | Call::Say { .. } => {
+        Call::Create(_)
+        | Call::Grow { .. }
+        | Call::Delete { .. }
+        | Call::Say { .. }
+        | Call::Validation(_) => {
             matches!(role, Role::Client | Role::Admin)
         }
         Call::NewToken(_)

@@ -2,11 +2,11 @@
 
 mod pool;
 
-use cheetah_core::api::{Answer, Attach, Attached, Call, Create, Refusal, RefusalCode, Size};
+use cheetah_core::api::{Answer, Attach, Attached, Call, Create, Refusal, RefusalCode, Size, Validation};
 use cheetah_core::content::{Check, Fill, FillFrom, Loaded, Sealing, Source, Tell};
 use cheetah_core::map::LeaseToken;
 use cheetah_core::proofs::{Root, Tree};
-use pool::{E, World, refused};
+use pool::{E, World, assert_refused, refused};
 
 const SIZE: u64 = 2 * E - 5;
 const ROOT: Root = Root([7; 32]);
@@ -243,4 +243,19 @@ fn an_overlay_lies_over_what_nobody_changes_and_keeps_it() {
 
     world.ask(Call::Delete { name: "o".into() }).expect("nobody has it");
     world.ask(Call::Delete { name: "v".into() }).expect("nothing lies over it");
+}
+
+/// The pool signs hashes in a form of its own, and never a text that a caller wrote.
+#[test]
+fn the_report_of_a_validation_is_signed_by_its_hashes_alone() {
+    let mut world = World::with_donors(&[8]);
+    let (html, json) = ("a".repeat(64), "b".repeat(64));
+    let answer = world.ask(Call::Validation(Validation { html: html.clone(), json: json.clone() }));
+    let Ok(Answer::Validated(validated)) = answer else { panic!("{answer:?}") };
+    assert_eq!(validated.text, format!("{html}  validation.html\n{json}  validation.json\n"));
+    assert!(validated.comment.starts_with("report of a validation, given to pool "), "{}", validated.comment);
+    for html in ["", "A", &"A".repeat(64), &"g".repeat(64), &format!("{}\n", "a".repeat(63))] {
+        let validation = Validation { html: html.to_owned(), json: json.clone() };
+        assert_refused(world.ask(Call::Validation(validation)), RefusalCode::Invalid, &["SHA-256"]);
+    }
 }

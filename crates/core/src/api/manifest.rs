@@ -1,4 +1,4 @@
-//! The manifest of a sealed volume: what it holds, for whom that matters.
+//! What the pool signs: the manifest of a sealed volume, and which files the report of a validation is.
 //! Never: behaviour, or the signature's making (`rim::control::signing`).
 
 use crate::content::{ByteRange, Source, UnixSeconds};
@@ -71,4 +71,45 @@ pub struct SignedText {
     pub signature: String,
     /// The pool's public key, as `minisign -P` takes it.
     pub key: String,
+}
+
+/// The files of a report of `cheetah validate`, by their SHA-256. The pool signs these, and nothing that a
+/// caller wrote: so nothing that it signs here can be taken for a manifest or a log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Validation {
+    /// Of the page: 64 hexadecimal digits.
+    pub html: String,
+    /// Of the same for programs.
+    pub json: String,
+}
+
+/// What the page of such a report is called.
+pub const VALIDATION_HTML: &str = "validation.html";
+/// The same for programs.
+pub const VALIDATION_JSON: &str = "validation.json";
+
+impl Validation {
+    /// Whether each is the SHA-256 of something.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        let is_hash = |hash: &str| {
+            hash.len() == 64 && hash.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+        };
+        is_hash(&self.html) && is_hash(&self.json)
+    }
+
+    /// As `sha256sum -c` reads it.
+    #[must_use]
+    pub fn text(&self) -> String {
+        format!("{}  {VALIDATION_HTML}\n{}  {VALIDATION_JSON}\n", self.html, self.json)
+    }
+}
+
+/// What is to be signed of a validation, and what the pool itself says beside it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Validated {
+    /// As `sha256sum -c` reads it.
+    pub text: String,
+    /// Whose report it is, and when it came.
+    pub comment: String,
 }

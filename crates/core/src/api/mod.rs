@@ -3,7 +3,7 @@
 //! Owns the shapes and the API version: here the calls, and how they are answered or refused. Never:
 //! behaviour. `rim::control` carries them, `coordinator` answers them, the OpenAPI description in `rim`
 //! names the same fields. Files: `custody` (logs of volumes), `donors` (what donors report, and are
-//! told), `leases` (of who has a volume attached), `manifest` (of sealed volumes), `members` (who may be
+//! told), `leases` (of who has a volume attached), `manifest` (what the pool signs), `members` (who may be
 //! there), `status` (what people are shown).
 
 mod custody;
@@ -16,7 +16,9 @@ mod status;
 pub use custody::{LogReport, OlderLog};
 pub use donors::{AtStake, Duties, Duty, Join, Joined, Leaving, Sync};
 pub use leases::{Amend, Attach, Attached, Filled, KeptSlot, Renew, Renewed, VolumeReport};
-pub use manifest::{Manifest, ManifestHashes, SignedText};
+pub use manifest::{
+    Manifest, ManifestHashes, SignedText, VALIDATION_HTML, VALIDATION_JSON, Validated, Validation,
+};
 pub use members::{Enrol, Enrolled, MemberStatus, NewToken, Recertify, TokenStatus};
 pub use status::{
     Attachment, Crowd, DonorHealth, DonorStatus, PoolStatus, Rehearsal, Stranger, VolumeDetail, VolumeHealth,
@@ -66,6 +68,8 @@ pub enum Call {
         /// The name of a sealed volume.
         name: String,
     },
+    /// `POST /v1/validations`: the pool signs which files the report of a validation is.
+    Validation(Validation),
     /// `POST /v1/volumes/{name}/grow`
     Grow {
         /// The volume's name.
@@ -172,6 +176,8 @@ pub enum Answer {
     Volume(Box<VolumeDetail>),
     /// The answer to `Manifest`, which the coordinator's driver signs: callers get `Signed`.
     Manifest(Box<Manifest>),
+    /// The answer to `Validation`, which the driver signs as well.
+    Validated(Box<Validated>),
     /// A text with the pool's signature.
     Signed(Box<SignedText>),
     /// The answer to `Attach`.

@@ -344,6 +344,7 @@ impl Coordinator {
             Call::Manifest { name } => {
                 self.manifest(&name).map(|manifest| Outcome::Answer(Answer::Manifest(Box::new(manifest))))
             }
+            Call::Validation(validation) => self.validation(&validation),
             Call::Grow { name, size } => self.grow(now, seed, &name, size),
             Call::Delete { name } => self.delete(now, &name),
             Call::Attach { name, attach } => self.attach(now, seed, &name, attach),

@@ -6,13 +6,15 @@
 //! repairs, is not filled again, and is sealed for good; it can be deleted. Tests:
 //! `tests/coordinator_seal.rs`.
 
-use super::{Coordinator, Key, Note, refuse};
-use crate::api::{Attach, Manifest, ManifestHashes, Refusal, RefusalCode};
+use super::{Coordinator, Key, Note, Outcome, refuse};
+use crate::api::{Answer, Attach, Manifest, ManifestHashes, Refusal, RefusalCode, Validated, Validation};
 use crate::content::{Sealed, Sealing};
 use crate::custody::Event;
 use crate::map::{LeaseToken, Proofs, VolumeId};
+use crate::members::Caller;
 use crate::proofs::Tree;
 use crate::seed::Seed;
+use crate::units::show_time;
 
 impl Coordinator {
     /// What is sealed is read, repaired and deleted, and nothing else.
@@ -36,6 +38,22 @@ impl Coordinator {
     /// Whatever its holder asked for: of a sealed volume others read.
     pub(super) fn is_sealed(&self, id: VolumeId) -> bool {
         self.volumes.get(&id).is_some_and(|volume| volume.map.seal().is_some())
+    }
+
+    /// Which files a validation's report is. What is in them the pool does not know, and its comment says
+    /// whose they are.
+    pub(super) fn validation(&self, validation: &Validation) -> Result<Outcome, Refusal> {
+        if !validation.is_whole() {
+            let message = "a SHA-256 is 64 hexadecimal digits, in small letters".to_owned();
+            return Err(refuse(RefusalCode::Invalid, message));
+        }
+        let by = match self.caller {
+            Caller::Member(member) => member.to_string(),
+            _ => "somebody, in the clear".to_owned(),
+        };
+        let at = show_time(self.time_of_day);
+        let comment = format!("report of a validation, given to pool {} by {by} at {at}", self.pool);
+        Ok(Outcome::Answer(Answer::Validated(Box::new(Validated { text: validation.text(), comment }))))
     }
 
     pub(super) fn manifest(&self, name: &str) -> Result<Manifest, Refusal> {

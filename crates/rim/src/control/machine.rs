@@ -129,6 +129,12 @@ pub(super) struct Machine {
     signing: Option<SigningKey>,
 }
 
+/// Of a pool whose state is older than its signatures.
+fn no_key() -> Refusal {
+    let message = "this pool has no key to sign with".to_owned();
+    Refusal { code: RefusalCode::Unavailable, message }
+}
+
 /// The text of a manifest, for which the pool stands.
 fn signed_manifest(manifest: &Manifest, key: &SigningKey) -> SignedText {
     let text = serde_json::to_string_pretty(manifest).expect("its fields have names") + "\n";
@@ -258,13 +264,22 @@ impl Machine {
 
     /// With the pool's signature, where the answer is something that is signed.
     fn signed(&self, mut answer: Outcome) -> Outcome {
-        let Some(key) = &self.signing else { return answer };
+        let Some(key) = &self.signing else {
+            let unsigned = matches!(answer, Ok(Answer::Validated(_)));
+            return if unsigned { Err(no_key()) } else { answer };
+        };
         match &mut answer {
             Ok(Answer::Log(log)) => {
                 let comment = comment_of(log.pool, log.volume, &log.head);
                 log.signature = key.sign(log.text().as_bytes(), &comment);
                 log.key = key.public().to_string();
                 answer
+            }
+            Ok(Answer::Validated(validated)) => {
+                let text = std::mem::take(&mut validated.text);
+                let (signature, key) =
+                    (key.sign(text.as_bytes(), &validated.comment), key.public().to_string());
+                Ok(Answer::Signed(Box::new(SignedText { text, signature, key })))
             }
             Ok(Answer::Manifest(manifest)) => Ok(Answer::Signed(Box::new(signed_manifest(manifest, key)))),
             _ => answer,

@@ -5,7 +5,8 @@ use cheetah_core::api::{
     Amend, AtStake, Attach, Attached, Attachment, Call, Create, Crowd, DonorHealth, DonorStatus, Duties,
     Duty, Enrol, Enrolled, Filled, Join, Joined, KeptSlot, Leaving, LogReport, MemberStatus, NewToken,
     OlderLog, PoolStatus, Recertify, Refusal, RefusalCode, Rehearsal, Renew, Renewed, SignedText, Size,
-    Stranger, Sync, TokenStatus, VolumeDetail, VolumeHealth, VolumeReport, VolumeStatus, WaitsFor,
+    Stranger, Sync, TokenStatus, Validation, VolumeDetail, VolumeHealth, VolumeReport, VolumeStatus,
+    WaitsFor,
 };
 use cheetah_core::content::{
     Beside, ByteRange, Check, Content, ContentState, Fill, FillFrom, Filling, Load, Loaded, OnDisk, Overlay,
@@ -54,6 +55,7 @@ fn calls() -> Vec<Call> {
         Call::Create(create()),
         Call::Show { name: name() },
         Call::Manifest { name: name() },
+        Call::Validation(validation()),
         Call::Grow { name: name(), size: Size::All },
         Call::Delete { name: name() },
         Call::Attach { name: name(), attach },
@@ -71,6 +73,10 @@ fn calls() -> Vec<Call> {
         Call::Members,
         Call::RevokeMember { member: MemberId(5) },
     ]
+}
+
+fn validation() -> Validation {
+    Validation { html: String::new(), json: String::new() }
 }
 
 fn case() -> Case {
@@ -331,6 +337,7 @@ fn content_shapes() -> Vec<(&'static str, Value)> {
         ("Sealed", json!(sealed())),
         ("Overlay", json!(overlay())),
         ("Proofs", json!(map().proofs)),
+        ("Validation", json!(validation())),
         (
             "SignedText",
             json!(SignedText { text: String::new(), signature: String::new(), key: String::new() }),

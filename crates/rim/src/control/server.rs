@@ -32,7 +32,9 @@ use axum::http::{HeaderValue, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
-use cheetah_core::api::{API_VERSION, Amend, Attach, Call, Create, Join, Refusal, RefusalCode, Renew, Sync};
+use cheetah_core::api::{
+    API_VERSION, Amend, Attach, Call, Create, Join, Refusal, RefusalCode, Renew, Sync, Validation,
+};
 use cheetah_core::content::Tell;
 use cheetah_core::custody::Said;
 use cheetah_core::limits::{
@@ -367,6 +369,7 @@ fn router(callers: Callers) -> Router {
         .route("/v1/volumes", post(create))
         .route("/v1/volumes/{name}", get(show).delete(delete_volume))
         .route("/v1/volumes/{name}/manifest", get(manifest))
+        .route("/v1/validations", post(validation))
         .route("/v1/volumes/{name}/grow", post(grow))
         .route("/v1/volumes/{name}/log", get(log).post(say))
         .route("/v1/volumes/{name}/leases", post(attach))
@@ -441,6 +444,10 @@ async fn show(on: On, Path(name): Path<String>) -> Response {
 
 async fn manifest(on: On, Path(name): Path<String>) -> Response {
     answer(&on, Call::Manifest { name }).await
+}
+
+async fn validation(on: On, body: Given<Validation>) -> Response {
+    with(body, |validation| answer(&on, Call::Validation(validation))).await
 }
 
 async fn delete_volume(on: On, Path(name): Path<String>) -> Response {

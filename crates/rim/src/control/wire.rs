@@ -71,6 +71,11 @@ pub(super) fn wire(call: &Call) -> Wire {
         Call::Manifest { name } => {
             (Method::GET, volume(name, "/manifest"), NONE, 0, |b| json(b).map(Answer::Signed))
         }
+        Call::Validation(validation) => {
+            (Method::POST, "/v1/validations".to_owned(), bytes(validation), 0, |b| {
+                json(b).map(Answer::Signed)
+            })
+        }
         Call::Grow { name, size } => {
             let body = bytes(&GrowBody { size: *size });
             (Method::POST, volume(name, "/grow"), body, DONOR_SILENCE_NS, |b| json(b).map(Answer::Volume))
@@ -152,6 +157,8 @@ pub(super) fn answer_body(answer: &Answer) -> Vec<u8> {
         Answer::Duties(body) => bytes(body),
         Answer::Volume(body) => bytes(body),
         Answer::Manifest(body) => bytes(body),
+        // Callers get it signed.
+        Answer::Validated(body) => bytes(&body.text),
         Answer::Signed(body) => bytes(body),
         Answer::Attached(body) => bytes(body),
         Answer::Renewed(body) => bytes(body),
