@@ -1,9 +1,10 @@
 //! `cheetah up`: a pool on one machine, in one command, until Ctrl-C.
 //!
-//! Owns: the coordinator and the donors as processes of their own, who they are to each other, the volume
-//! `scratch` attached in this one, and their end in reverse. Never: anything that outlives it.
+//! Owns: which members there are (`crew` starts them), who they are to each other, the volume `scratch`
+//! attached in this process, and their end in reverse. Never: anything that outlives it.
 
 use crate::cli::{self, Front};
+use crate::crew::Member;
 use crate::daemon::{Attachment, Order};
 use crate::failure::Failure;
 use crate::front_end::FrontEnd;
@@ -18,11 +19,7 @@ use cheetah_core::limits::{CACHE_DEFAULT_BYTES, EXTENT_BYTES, POLL_DEFAULT_US};
 use cheetah_core::map::Redundancy;
 use cheetah_rim::members::IDENTITY_VARIABLE;
 use cheetah_rim::volume::Rule;
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
-use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::{Child, ChildStderr, Command};
-use tokio::task::JoinHandle;
+use std::path::PathBuf;
 
 const VOLUME: &str = "scratch";
 /// Beyond the volume's share, for `create` beside it. Memory that nobody writes to costs nothing.
@@ -53,39 +50,6 @@ impl Drop for Identities {
     }
 }
 
-/// A process of this pool, ended with it.
-struct Member {
-    child: Child,
-    what: String,
-    says: Says,
-}
-
-/// What a member says on stderr, passed on until its end is wanted: then it would tell of losses that are
-/// none.
-struct Says(JoinHandle<()>);
-
-impl Says {
-    fn pass_on(stderr: ChildStderr) -> Says {
-        let mut lines = BufReader::new(stderr).lines();
-        Says(tokio::spawn(async move {
-            while let Ok(Some(line)) = lines.next_line().await {
-                output::beside(&line);
-            }
-        }))
-    }
-
-    /// All of it, of a member that has ended.
-    async fn until_its_end(mut self) {
-        let _ = (&mut self.0).await;
-    }
-}
-
-impl Drop for Says {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
 pub async fn up(options: cli::Up) -> Result<(), Failure> {
     if options.size == 0 {
         return Err(Failure::usage("a volume of size 0 holds nothing: name a --size, like 4G"));
@@ -103,10 +67,10 @@ pub async fn up(options: cli::Up) -> Result<(), Failure> {
         Some(attachment) => attachment.serve_until(watch(&mut members, &mut signals)).await,
         None => Ok(()),
     };
-    members.iter().for_each(|member| member.says.0.abort());
+    members.iter().for_each(Member::silence);
     output::note(&format!("the pool ends, and with it volume {VOLUME} and all that it held"));
     for member in members.iter_mut().rev() {
-        end(member).await;
+        member.end().await;
     }
     ended
 }
@@ -118,7 +82,7 @@ async fn start_all(
     members: &mut Vec<Member>,
 ) -> Result<Attachment, Failure> {
     let coordinate = ["coordinate", "--state", "memory", "--listen", &options.listen];
-    let (coordinator, url) = start("the coordinator", &coordinate, &identities.own()).await?;
+    let (coordinator, url) = Member::start("the coordinator", &coordinate, &identities.own(), false).await?;
     members.push(coordinator);
     let pool = members::client(&url).await?;
     members::let_donor_in(&pool, &identities.of_donors()).await?;
@@ -132,10 +96,11 @@ async fn start_all(
     let lent = ((share + SPARE_EXTENTS) * EXTENT_BYTES).to_string();
     for donor in 1..=options.donors {
         let name = format!("donor-{donor}");
-        let (member, _) = start(
+        let (member, _) = Member::start(
             &name,
             &["donate", &lent, "--pool", &url, "--name", &name, "--host-id", &name, "--no-drain"],
             &identities.of_donors(),
+            false,
         )
         .await?;
         members.push(member);
@@ -217,46 +182,12 @@ async fn attach(options: &cli::Up, url: &str) -> Result<Attachment, Failure> {
     }
 }
 
-/// Starts this program as another member and waits for its `ready:` line; returns what follows it.
-async fn start(what: &str, arguments: &[&str], identity: &Path) -> Result<(Member, String), Failure> {
-    let fault = |why: String| Failure::failed(format!("{what} did not start: {why}"));
-    let program = std::env::current_exe().map_err(|e| fault(e.to_string()))?;
-    let mut child = Command::new(program)
-        .args(arguments)
-        .env(crate::configuration::VARIABLE, "")
-        .env(IDENTITY_VARIABLE, identity)
-        // Its record would stand between what this command says.
-        .env("CHEETAH_LOG", std::env::var("CHEETAH_LOG").unwrap_or_else(|_| "warn".into()))
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        // Ctrl-C goes to a whole process group; the members are ended one by one instead.
-        .process_group(0)
-        .kill_on_drop(true)
-        .spawn()
-        .map_err(|e| fault(e.to_string()))?;
-    let none = || fault("it has no output".into());
-    let stdout = child.stdout.take().ok_or_else(none)?;
-    let says = Says::pass_on(child.stderr.take().ok_or_else(none)?);
-    let mut lines = BufReader::new(stdout).lines();
-    while let Some(line) = lines.next_line().await.map_err(|e| fault(e.to_string()))? {
-        if let Some(rest) = line.strip_prefix("ready: ") {
-            let rest = rest.to_owned();
-            tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
-            return Ok((Member { child, what: what.to_owned(), says }, rest));
-        }
-    }
-    let status = child.wait().await.map_or_else(|e| e.to_string(), |status| status.to_string());
-    says.until_its_end().await;
-    Err(fault(format!("it ended with {status}; its message is above")))
-}
-
 /// Resolves when it is time to end: a signal. A member that ends early is told of; the rest goes on.
 async fn watch(members: &mut [Member], signals: &mut Signals) {
     let mut gone = vec![false; members.len()];
     loop {
         for (member, gone) in members.iter_mut().zip(&mut gone) {
-            if let (Ok(Some(status)), false) = (member.child.try_wait(), *gone) {
+            if let (Some(status), false) = (member.has_ended(), *gone) {
                 *gone = true;
                 output::note(&format!(
                     "{} ended ({status}): what it held is gone, and rebuilt where redundancy covers it",
@@ -267,16 +198,6 @@ async fn watch(members: &mut [Member], signals: &mut Signals) {
         tokio::select! {
             _ = signals.next() => return,
             () = tokio::time::sleep(std::time::Duration::from_millis(500)) => {}
-        }
-    }
-}
-
-async fn end(member: &mut Member) {
-    if let Some(pid) = member.child.id().and_then(|pid| rustix::process::Pid::from_raw(pid.cast_signed())) {
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-        let patience = std::time::Duration::from_secs(10);
-        if tokio::time::timeout(patience, member.child.wait()).await.is_err() {
-            let _ = member.child.kill().await;
         }
     }
 }
