@@ -11,6 +11,7 @@ use crate::cli_saving::{SAVE_EXAMPLES, Save};
 use crate::cli_seal::{MANIFEST_EXAMPLES, SEAL_EXAMPLES};
 pub use crate::cli_seal::{Manifest, Verify};
 use crate::cli_serving::{Coordinate, Donate};
+use crate::cli_validate::{VALIDATE_EXAMPLES, Validate};
 use crate::expected::Hash;
 use cheetah_core::map::Redundancy;
 use cheetah_core::units::{BadSize, parse_bytes};
@@ -27,8 +28,10 @@ Exit codes:
   3  no coordinator was found, or it does not answer
   4  refused: no member, no such volume or donor, a name taken, a second writer, a device in use, not a disk
   5  the pool has not enough free memory
-  6  data is lost or differs: a hash that does not match, a range that cannot be read
-  7  `status -x`, `verify` and `doctor` only: not all is well, or not all was checked, and nothing is lost
+  6  data is lost or differs: a hash that does not match, a range that cannot be read; `validate`: a requirement
+     that is not met
+  7  `status -x`, `verify`, `doctor` and `validate` only: not all is well, or not all was checked, and nothing is
+     lost
 
 Files, with a table for each command and keys as its flags are called:
   ~/.config/cheetah/cheetah.toml, then /etc/cheetah/cheetah.toml
@@ -143,6 +146,11 @@ pub enum Command {
     /// file, the text and its signature are written, which `minisign` verifies.
     #[command(after_help = MANIFEST_EXAMPLES)]
     Manifest(Manifest),
+    /// Show that this program, on this machine and this pool, does what a laboratory has to show of its
+    /// tools: stated requirements, an image with published hashes, planted faults, and a signed report of
+    /// what was shown and what was not.
+    #[command(after_help = VALIDATE_EXAMPLES)]
+    Validate(Validate),
     /// Have donors compare all that they hold of a volume with its checksums, at the speed of their memory.
     /// What is wrong is put right from redundancy.
     #[command(
@@ -224,6 +232,7 @@ impl Command {
             Command::List(options) => &options.json,
             Command::Show(options) | Command::Delete(options) | Command::Seal(options) => &options.json,
             Command::Verify(options) => &options.json,
+            Command::Validate(options) => &options.json,
             Command::Manifest(options) => &options.json,
             Command::Grow(options) => &options.json,
             Command::Leave(options) => &options.json,

@@ -75,7 +75,7 @@ pub async fn say(pool: &Client, name: &str, said: Said) -> Result<(), Failure> {
 }
 
 /// A command line as a shell would take it, without what opens doors.
-fn command_line(arguments: impl Iterator<Item = OsString>) -> String {
+pub fn command_line(arguments: impl Iterator<Item = OsString>) -> String {
     let quoted = |argument: OsString| {
         let text = without_secrets(&argument.to_string_lossy());
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%[]".contains(c);

@@ -15,6 +15,7 @@ mod cli_members;
 mod cli_saving;
 mod cli_seal;
 mod cli_serving;
+mod cli_validate;
 mod configuration;
 mod content;
 mod control;
@@ -56,6 +57,7 @@ mod seal;
 mod signals;
 mod starting;
 mod up;
+mod validate;
 mod verify;
 
 use clap::CommandFactory;
@@ -179,6 +181,7 @@ async fn run(command: Command) -> Result<(), Failure> {
         Command::Open(options) => open::open(options).await,
         Command::Fill(options) => open::fill(options).await,
         Command::Verify(options) => verify::verify(options).await,
+        Command::Validate(options) => validate::validate(options).await,
         Command::Save(options) => save::save(options).await,
         Command::Seal(options) => seal::seal(options).await,
         Command::Manifest(options) => manifest::manifest(options).await,
