@@ -28,10 +28,10 @@ Exit codes:
   3  no coordinator was found, or it does not answer
   4  refused: no member, no such volume or donor, a name taken, a second writer, a device in use, not a disk
   5  the pool has not enough free memory
-  6  data is lost or differs: a hash that does not match, a range that cannot be read; `validate`: a requirement
-     that is not met
-  7  `status -x`, `verify`, `doctor` and `validate` only: not all is well, or not all was checked, and nothing is
-     lost
+  6  data is lost or differs: a hash that does not match, a range that cannot be read, or, of `validate`, a
+     requirement that is not met
+  7  `status -x`, `verify`, `doctor` and `validate` only: not all is well, or not all was checked, and nothing
+     is lost
 
 Files, with a table for each command and keys as its flags are called:
   ~/.config/cheetah/cheetah.toml, then /etc/cheetah/cheetah.toml

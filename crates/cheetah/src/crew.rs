@@ -1,9 +1,9 @@
 //! Members of a pool that a command starts on this machine for its own time: each is this program, as a
 //! process of its own.
 //!
-//! Owns their start, what they say, and their end. Never: which there are, or who they are to each other (`up`
-//! and `validate` say that). Invariant: a member ends with the process that started it, or with its `Member`.
-//! Tests: those of `up` and `validate` in `lab`.
+//! Owns their start, what they say, and their end. Never: which there are, or who they are to each other
+//! (`up` and `validate` say that). Invariant: a member ends with the process that started it, or with its
+//! `Member`. Tests: those of `up` and `validate` in `lab`.
 
 use crate::failure::Failure;
 use crate::output;

@@ -1,7 +1,8 @@
 //! Hosts, links and foreign tools on one machine, for the end-to-end tests and the benchmarks.
 //!
 //! Owns: network namespaces that behave like a small LAN ([`lan`]) with a bad link ([`wire`]), guarded child
-//! processes ([`process`], [`command`]), the program under test ([`pool`]), servers that others wrote
+//! processes ([`process`], [`command`]), the program under test ([`pool`]), also with faults in it
+//! ([`planted`]), servers that others wrote
 //! ([`rivals`], [`web`], [`etcd`]) and what certifies them ([`authority`]), real disk images ([`images`]),
 //! loads that check what they read ([`fio`], [`writer`]), bits that flip in a donor's memory ([`flip`],
 //! [`loaded`]), what `verify` says of them ([`verified`]), and the table of faults ([`faults`]). Never:
@@ -33,6 +34,7 @@ pub mod load;
 pub mod loaded;
 pub mod mark;
 pub mod mounted;
+pub mod planted;
 pub mod pool;
 pub mod process;
 pub mod rivals;

@@ -1,8 +1,8 @@
 //! A case while it is done, and what came of it: what was done, what was expected, what was observed.
 //!
-//! Owns the verdict. Never: what is done. Invariants: a case that could not be done is not shown, and is never
-//! counted as passed; one that checked nothing is not shown either; one check that fails is enough. Called by
-//! the modules of cases, and by `super`. Tests: below.
+//! Owns the verdict. Never: what is done. Invariants: a case that could not be done is not shown, and is
+//! never counted as passed; one that checked nothing is not shown either; one check that fails is enough.
+//! Called by the modules of cases, and by `super`. Tests: below.
 
 use super::requirements::{On, Planned, Requirement};
 use crate::failure::Failure;
@@ -134,8 +134,9 @@ impl Case {
     pub fn succeeded(&mut self, said: Said) -> Done<Value> {
         match said.code {
             Some(0) => Ok(said.json),
-            // Of the pool as it is, and nothing that it does wrong.
+            // Of the pool as it is, and who one is there: nothing that it does wrong.
             Some(3 | 5) => Err(Stop::NotShown(said.why)),
+            _ if said.error == "forbidden" => Err(Stop::NotShown(said.why)),
             _ => {
                 self.check("the command succeeds", said.told(), false);
                 Err(Stop::Failed)

@@ -1,8 +1,8 @@
 //! The memory that a donor lends, changed behind its back, as a bad module changes it.
 //!
-//! Owns the way there (its memfd, by way of `/proc`), finding a block, and the two kinds of change. Never: a
-//! donor that this command did not start. Needs the right to look into another process, which root has; who has
-//! it not is told so. Called by `harming`. Tests: `lab/tests/validate.rs`.
+//! Owns the way there (its memfd, by way of `/proc`), finding a block, and the two kinds of change. Never:
+//! a donor that this command did not start. Needs the right to look into another process, which root has;
+//! who has it not is told so. Called by `harming`. Tests: `lab/tests/validate.rs`.
 
 use super::case::{Done, Stop};
 use super::image::BLOCK_BYTES;

@@ -1,8 +1,8 @@
 //! This program as an examiner runs it: each command that a case needs is a process of its own.
 //!
-//! Owns how it is started, its limit of time, and reading what it says. Never: what its answer means. Invariant:
-//! what it does depends on its arguments and the pool, and on no configuration. Called by `stage`. Tests:
-//! `lab/tests/validate.rs`.
+//! Owns how it is started, its limit of time, and reading what it says. Never: what its answer means.
+//! Invariant: what it does depends on its arguments and the pool, and on no configuration. Called by
+//! `stage`. Tests: `lab/tests/validate.rs`.
 
 use super::case::{Done, Said, here};
 use cheetah_rim::members::IDENTITY_VARIABLE;

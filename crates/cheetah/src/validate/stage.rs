@@ -1,9 +1,9 @@
-//! What the cases of one validation share: the pools, the image, a folder of temporary files, and volumes of
-//! names that nobody else has.
+//! What the cases of one validation share: the pools, the image, a folder of temporary files, and volumes
+//! of names that nobody else has.
 //!
 //! Owns what was made, and taking it back: at the end, after Ctrl-C, and after a case that failed half-way.
-//! Never: a volume, an attachment or a process that it did not make. Invariant: what is made is put down before
-//! it is made. Called by `super` and the modules of cases. Tests: `lab/tests/validate.rs`.
+//! Never: a volume, an attachment or a process that it did not make. Invariant: what is made is put down
+//! before it is made. Called by `super` and the modules of cases. Tests: `lab/tests/validate.rs`.
 
 use super::case::{Case, Done, Said, Stop, here};
 use super::image::Image;
@@ -206,7 +206,7 @@ impl Stage {
                 // It was never made.
                 Ok(Said { error, .. }) if error == "not_found" => return true,
                 // A lease of a command that was killed.
-                Ok(Said { code: Some(4), .. }) if Instant::now() < until => {}
+                Ok(Said { error, .. }) if error == "conflict" && Instant::now() < until => {}
                 _ => return false,
             }
             tokio::time::sleep(AGAIN).await;

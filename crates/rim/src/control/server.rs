@@ -32,9 +32,7 @@ use axum::http::{HeaderValue, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
-use cheetah_core::api::{
-    API_VERSION, Amend, Attach, Call, Create, Join, Refusal, RefusalCode, Renew, Sync, Validation,
-};
+use cheetah_core::api::{API_VERSION, Amend, Attach, Call, Create, Join, Refusal, RefusalCode, Renew, Sync};
 use cheetah_core::content::Tell;
 use cheetah_core::custody::Said;
 use cheetah_core::limits::{
@@ -446,7 +444,7 @@ async fn manifest(on: On, Path(name): Path<String>) -> Response {
     answer(&on, Call::Manifest { name }).await
 }
 
-async fn validation(on: On, body: Given<Validation>) -> Response {
+async fn validation(on: On, body: Given<cheetah_core::api::Validation>) -> Response {
     with(body, |validation| answer(&on, Call::Validation(validation))).await
 }
 

@@ -1,5 +1,5 @@
-//! From a source into the pool, and out again: images in several forms, a medium with a bad sector, a load that
-//! is killed.
+//! From a source into the pool, and out again: images in several forms, a medium with a bad sector, a load
+//! that is killed.
 //!
 //! Owns these cases. Never: a source that is not this command's own. Called by `super`. Tests:
 //! `lab/tests/validate.rs`.

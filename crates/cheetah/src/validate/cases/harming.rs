@@ -1,7 +1,8 @@
 //! Faults of donors, in the private pool: memory that changed, and a donor that dies.
 //!
 //! Owns these cases. Never: a donor of the pool that is validated. Invariant: the fault is there before
-//! anything is read, or the case says that it is not shown. Called by `super`. Tests: `lab/tests/validate.rs`.
+//! anything is read, or the case says that it is not shown. Called by `super`. Tests:
+//! `lab/tests/validate.rs`.
 
 use crate::validate::case::{Case, Done, Stop};
 use crate::validate::image::BLOCK_BYTES;
