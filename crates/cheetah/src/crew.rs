@@ -2,8 +2,8 @@
 //! process of its own.
 //!
 //! Owns their start, what they say, and their end. Never: which there are, or who they are to each other
-//! (`up` and `validate` say that). Invariant: a member ends with the process that started it, or with its
-//! `Member`. Tests: those of `up` and `validate` in `lab`.
+//! (`up` and `validate` say that). Invariant: a member ends with its `Member`; one whose starter is killed
+//! outright (SIGKILL) stays. Tests: those of `up` and `validate` in `lab`.
 
 use crate::failure::Failure;
 use crate::output;

@@ -72,11 +72,12 @@ pub async fn e01(stage: &mut Stage, case: &mut Case) -> Done {
     let report = loaded(stage, case, &file, "e01").await?;
     let source = report["source"].as_str().unwrap_or_default();
     case.check("it is read as an E01", source, source.starts_with("E01"));
-    let claims = &report["claims"];
-    case.check("the hashes in the image are those of the disk", claims.to_string(), claims["same"] == true);
+    let same = &report["claims"]["same"];
+    case.check("the hashes in the image are those of the disk", format!("same: {same}"), *same == true);
     Ok(())
 }
 
+/// Whether a tool of others can be started.
 pub fn is_here(tool: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|directory| directory.join(tool).is_file())
@@ -160,9 +161,27 @@ pub async fn bad_sector(stage: &mut Stage, case: &mut Case) -> Done {
     let said = stage.run(case, Pool, &["save", &volume, &file]).await?;
     case.ends_with("saving it says that not all was read", 6, &said);
     let map = fs::read_to_string(format!("{file}.map")).unwrap_or_default();
-    let has = map.lines().any(|line| !line.starts_with('#') && line.trim_end().ends_with('-'));
-    case.check("the map beside the file lists what was not read", map.trim(), has);
+    let bad = bad_in(&map);
+    // A volume is read in blocks.
+    let is_exact = bad == [(block, BLOCK_BYTES)];
+    let observed = format!("{bad:?}");
+    case.check(
+        format!("its map lists {BLOCK_BYTES} bytes from {block} as bad, and no more"),
+        observed,
+        is_exact,
+    );
     Ok(())
+}
+
+/// What a map of ddrescue calls bad: place and length of each range.
+fn bad_in(map: &str) -> Vec<(u64, u64)> {
+    let number = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok();
+    let range = |line: &str| {
+        let mut words = line.split_whitespace();
+        let (at, len, state) = (number(words.next()?)?, number(words.next()?)?, words.next()?);
+        (state == "-").then_some((at, len))
+    };
+    map.lines().filter(|line| !line.starts_with('#')).filter_map(range).collect()
 }
 
 pub async fn killed_load(stage: &mut Stage, case: &mut Case) -> Done {
@@ -197,7 +216,8 @@ pub async fn killed_load(stage: &mut Stage, case: &mut Case) -> Done {
     let said = stage.run(case, Pool, &["load", &uri, &volume, "--resume"]).await?;
     let report = case.succeeded(said)?;
     same_hashes(case, "the disk, after --resume", &stage.image.whole, &report["file_hashes"]);
-    case.check("it is verified then", report["verified"].to_string(), report["verified"] == true);
+    let verified = &report["verified"];
+    case.check("what donors hold was verified then", format!("verified: {verified}"), *verified == true);
     Ok(())
 }
 
@@ -232,7 +252,12 @@ pub async fn save(stage: &mut Stage, case: &mut Case) -> Done {
     let Answers { sha256, .. } = image::of_file(&file)?;
     case.did("hashed the file on this disk");
     case.same("SHA-256 of the file", &stage.image.whole.sha256, &sha256);
-    case.check("it is what was loaded", report["as_loaded"].to_string(), report["as_loaded"] == true);
+    let as_loaded = &report["as_loaded"];
+    case.check(
+        "`save` says that it is what was loaded",
+        format!("as loaded: {as_loaded}"),
+        *as_loaded == true,
+    );
     let beside = fs::read_to_string(crate::files::beside(&file, "sha256"))?;
     case.same("SHA-256 in the file beside it", &sha256, beside.split_whitespace().next().unwrap_or_default());
     Ok(())

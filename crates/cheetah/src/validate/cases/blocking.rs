@@ -2,6 +2,7 @@
 //!
 //! Owns these cases. Never: an attachment of others. Called by `super`. Tests: `lab/tests/validate.rs`.
 
+use super::acquiring::is_here;
 use crate::validate::case::{Case, Done, Stop};
 use crate::validate::image::{self, Answers};
 use crate::validate::probe::Export;
@@ -14,6 +15,8 @@ use std::path::Path;
 
 /// What tools mount with.
 const FUSE: &str = "/dev/fuse";
+/// Who mounts for others than root.
+const FUSERMOUNT: &str = "fusermount3";
 /// Of a write, and where.
 const BYTES: u32 = 4096;
 const AT: u64 = 8192;
@@ -41,11 +44,15 @@ pub async fn read_export(stage: &mut Stage, case: &mut Case) -> Done {
     same_content(stage, case, &mut export)
 }
 
-/// Whether this machine can mount at all.
+/// Whether this user can mount at all.
 fn check_fuse() -> Done {
-    match Path::new(FUSE).exists() {
+    let not = |why: &str| {
+        Stop::NotShown(format!("FUSE cannot be used here: {why}; `cheetah doctor` says what to do"))
+    };
+    File::options().read(true).write(true).open(FUSE).map_err(|why| not(&format!("{FUSE}: {why}")))?;
+    match rustix::process::geteuid().is_root() || is_here(FUSERMOUNT) {
         true => Ok(()),
-        false => Err(Stop::NotShown("FUSE is not here: `cheetah doctor` says what to do".to_owned())),
+        false => Err(not(&format!("{FUSERMOUNT} is not here"))),
     }
 }
 
