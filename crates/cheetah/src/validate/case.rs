@@ -75,7 +75,8 @@ pub struct Said {
 }
 
 impl Said {
-    fn told(&self) -> String {
+    /// For people.
+    pub fn told(&self) -> String {
         let code = self.code.map_or_else(|| "it did not end".to_owned(), |code| format!("exit code {code}"));
         if self.why.is_empty() { code } else { format!("{code}: {}", self.why) }
     }
