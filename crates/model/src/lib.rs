@@ -10,12 +10,16 @@
 //! same figures. Called by `cheetah model` and `cheetah simulate`; the lab draws its plots with `plot`.
 //! `docs/MODEL.md` has the sources, what is assumed, and what was found.
 //!
-//! Parts: `hardware` (parameters), `quantities` (how people write them), `formula`, `hits` (of caches).
+//! Parts: `hardware` (parameters), `quantities` (how people write them), `formula`, `hits` (of caches),
+//! `pool` (requests at stations), `latencies`, `chance`.
 //! Tests: in each, against figures computed by hand; `lab/tests/model.rs` runs the commands.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod chance;
 pub mod formula;
 pub mod hardware;
 pub mod hits;
+pub mod latencies;
+pub mod pool;
 pub mod quantities;
