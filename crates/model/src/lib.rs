@@ -11,12 +11,13 @@
 //! `docs/MODEL.md` has the sources, what is assumed, and what was found.
 //!
 //! Parts: `hardware` (parameters), `quantities` (how people write them), `formula`, `hits` (of caches),
-//! `pool` (requests at stations), `latencies`, `chance`.
+//! `pool` (requests at stations), `durability` (years of failures), `latencies`, `chance`.
 //! Tests: in each, against figures computed by hand; `lab/tests/model.rs` runs the commands.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
 mod chance;
+pub mod durability;
 pub mod formula;
 pub mod hardware;
 pub mod hits;
