@@ -11,7 +11,7 @@
 //! `docs/MODEL.md` has the sources, what is assumed, and what was found.
 //!
 //! Parts: `hardware` (parameters), `quantities` (how people write them), `formula`, `hits` (of caches),
-//! `pool` (requests at stations), `durability` (years of failures), `latencies`, `chance`.
+//! `pool` (requests at stations), `durability` (years of failures), `latencies`, `chance`, `plot`.
 //! Tests: in each, against figures computed by hand; `lab/tests/model.rs` runs the commands.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
@@ -22,5 +22,6 @@ pub mod formula;
 pub mod hardware;
 pub mod hits;
 pub mod latencies;
+pub mod plot;
 pub mod pool;
 pub mod quantities;
