@@ -91,7 +91,7 @@ pub struct Outcome {
     pub at_least_s: f64,
     /// The same of one volume: its own time for each of its losses.
     pub volume_mttdl_s: Option<f64>,
-    /// What independent groups would have, with rebuilds as long as the mean was.
+    /// What `formula_s` says, with rebuilds as long as the mean was.
     pub formula_s: f64,
 }
 
@@ -424,7 +424,7 @@ impl World {
     }
 
     fn finish(self) -> Outcome {
-        let Setup { mttf_s, redundancy, volumes, groups, .. } = self.setup;
+        let volumes = self.setup.volumes;
         let seconds = self.now as f64 * 1e-3;
         let rebuilds = self.rebuilds.summary();
         let each = |count: u64, time: f64| (count > 0).then(|| time / count as f64);
@@ -433,22 +433,28 @@ impl World {
             mttdl_s: each(self.outcome.losses, seconds),
             at_least_s: seconds / 3.0,
             volume_mttdl_s: each(self.outcome.volumes_lost, seconds * f64::from(volumes)),
-            formula_s: independent_s(mttf_s, rebuilds.mean_s, redundancy) / f64::from(volumes * groups),
+            formula_s: formula_s(&self.setup, rebuilds.mean_s),
             rebuilds,
             ..self.outcome
         }
     }
 }
 
-/// Mean time until one group loses data, if each slot fails by itself every `mttf_s` and is missing for
-/// `window_s` then: m! MTTF^(m+1) / (w (w-1) ... (w-m) R^m). With m = 1 it is that of the RAID paper
-/// (Patterson, Gibson and Katz 1988) for a group of w disks.
+/// Mean time until a pool loses data, if what a node had is missing for `window_s` after it failed:
+/// m! MTTF^(m+1) / (N (N-1) ... (N-m) R^m P). That is how long it takes until m+1 nodes are missing at once,
+/// and P is the chance that any group lies on all of these: 1 - (1 - p)^G, where p is that of one group,
+/// w (w-1) ... (w-m) / (N (N-1) ... (N-m)). For one group with m = 1 it is MTTF^2 / (w (w-1) R), as in the
+/// RAID paper (Patterson, Gibson and Katz 1988).
 #[must_use]
-pub fn independent_s(mttf_s: f64, window_s: f64, redundancy: Redundancy) -> f64 {
-    let (w, m) = (f64::from(redundancy.width()), redundancy.parity);
-    let lost = (0..=m).map(|of| (w - f64::from(of)) / mttf_s).product::<f64>();
+pub fn formula_s(setup: &Setup, window_s: f64) -> f64 {
+    let (n, w, m) = (f64::from(setup.nodes), f64::from(setup.redundancy.width()), setup.redundancy.parity);
+    let falling = |from: f64| (0..=m).map(|less| from - f64::from(less)).product::<f64>();
+    let groups = f64::from(setup.volumes) * f64::from(setup.groups);
+    // Not by a power of what is nearly 1.
+    let any = -(groups * (-falling(w) / falling(n)).ln_1p()).exp_m1();
     let factorial = (1..=m).map(f64::from).product::<f64>();
-    factorial / (lost * window_s.powi(m as i32))
+    let power = i32::try_from(m).unwrap_or(i32::MAX);
+    factorial * setup.mttf_s.powi(power + 1) / (falling(n) * window_s.powi(power) * any)
 }
 
 #[cfg(test)]
@@ -527,6 +533,18 @@ mod tests {
     fn a_pool_without_a_spare_node_waits_for_the_one_that_failed() {
         let outcome = run(&Setup { losses_max: 300, ..setup(2, "mirror:2") }).expect("it runs");
         near(outcome.rebuilds.mean_s, 1_800.0, 0.02);
+    }
+
+    /// On four nodes any two have one of a hundred groups in common; of one group it is its own two.
+    #[test]
+    fn the_formula_counts_failures_and_not_groups() {
+        let of = |groups| formula_s(&Setup { groups, ..setup(4, "mirror:2") }, 1_000.0);
+        near(of(100), 50_000.0_f64.powi(2) / (4.0 * 3.0 * 1_000.0), 1e-6);
+        near(of(1), 50_000.0_f64.powi(2) / (2.0 * 1_000.0), 1e-9);
+        let crowded = Setup { volumes: 4, groups: 25, losses_max: 500, ..setup(4, "mirror:2") };
+        let outcome = run(&crowded).expect("it runs");
+        near(outcome.mttdl_s.expect("losses"), outcome.formula_s, 0.6);
+        assert!(outcome.volumes_lost > 2 * outcome.losses, "{outcome:?}");
     }
 
     #[test]

@@ -76,7 +76,8 @@ pub struct Setup {
     pub layout: Layout,
     /// How many requests come.
     pub load: Load,
-    /// How many there are in all; the first tenth is not measured.
+    /// How many there are in all. The first tenth is not measured; where each node keeps some under way, the
+    /// first half, for that long queues grow.
     pub requests: u64,
     /// The overhead of a disk is anything from `1 - spread` to `1 + spread` times its mean.
     pub disk_spread: f64,
@@ -173,15 +174,7 @@ impl Setup {
     /// Disks that a block lies on.
     #[must_use]
     pub fn disks(&self) -> u32 {
-        match self.layout.redundancy() {
-            None => self.nodes,
-            Some(redundancy) if redundancy.data == 1 => 1,
-            // Blocks begin at multiples of their size.
-            Some(redundancy) => {
-                let units = (self.hardware.block_bytes / f64::from(redundancy.default_unit())).ceil();
-                (units as u32).clamp(1, redundancy.data)
-            }
-        }
+        self.layout.redundancy().map_or(self.nodes, |redundancy| disks_of_block(&self.hardware, redundancy))
     }
 
     /// What the formulas say of it: T_dralic.
@@ -209,6 +202,14 @@ impl Setup {
     /// Seconds between two requests of the whole pool, where they come at random times.
     fn gap_s(&self, load: f64, askers: u32) -> f64 {
         self.demand_s() / (load * f64::from(askers))
+    }
+
+    /// Requests that come before the first that is measured.
+    fn unmeasured(&self) -> u64 {
+        match self.load {
+            Load::Open(_) => self.requests / 10,
+            Load::Closed(_) => self.requests / 2,
+        }
     }
 
     /// Bytes of a request.
@@ -240,6 +241,16 @@ impl Setup {
             None => Ok(()),
         }
     }
+}
+
+/// Disks that a block of a volume lies on. Blocks begin at multiples of their size.
+#[must_use]
+pub fn disks_of_block(hardware: &Hardware, redundancy: Redundancy) -> u32 {
+    if redundancy.data == 1 {
+        return 1;
+    }
+    let units = (hardware.block_bytes / f64::from(redundancy.default_unit())).ceil();
+    (units as u32).clamp(1, redundancy.data)
 }
 
 /// Runs it.

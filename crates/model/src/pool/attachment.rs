@@ -98,7 +98,7 @@ impl Attachment {
         (key, op, bytes): (Key, PartOp, u32),
         asked: &mut Vec<Asked>,
     ) {
-        if self.sessions.get(&donor) != Some(&session) {
+        if !self.has_session(donor, session) {
             return;
         }
         // Nothing is a hole, nothing was written lately, nothing is wrong.
@@ -106,6 +106,11 @@ impl Attachment {
         let lists = matches!(op, PartOp::Status | PartOp::Presence | PartOp::Survey | PartOp::Verify);
         let runs = if lists { vec![StatusRun { len: bytes, hole }] } else { Vec::new() };
         self.step(now, Event::Answered { part: key, answer: Ok(runs) }, asked);
+    }
+
+    /// Whether the link to a donor still is this one.
+    pub(super) fn has_session(&self, donor: DonorId, session: u64) -> bool {
+        self.sessions.get(&donor) == Some(&session)
     }
 
     fn submit(&mut self, now: Time, asked: &mut Vec<Asked>) {

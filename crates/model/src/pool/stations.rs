@@ -6,6 +6,7 @@
 
 use crate::hardware::Hardware;
 use cheetah_core::units::Time;
+use std::collections::VecDeque;
 
 /// Nanoseconds.
 pub(super) fn ns(seconds: f64) -> Time {
@@ -27,12 +28,15 @@ impl Station {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Node {
     /// What a message costs who sends it.
     pub(super) protocol: Station,
     pub(super) memory: Station,
     pub(super) disk: Station,
+    /// Parts that the disk has not begun, and whether it is at one.
+    pub(super) waiting: VecDeque<u32>,
+    pub(super) is_at_one: bool,
     /// The two ways of its link.
     pub(super) out: Station,
     pub(super) into: Station,
@@ -77,7 +81,7 @@ mod tests {
         let mut station = Station::default();
         assert_eq!([station.serve(0, 10), station.serve(5, 10), station.serve(50, 1)], [10, 20, 51]);
         assert_eq!(station.busy, 21);
-        let mut nodes = [Node::default(); 3];
+        let mut nodes = vec![Node::default(); 3];
         assert_eq!(transfer(&mut nodes, 0, 2, 0, 10), 10);
         assert_eq!(transfer(&mut nodes, 1, 2, 0, 10), 20, "one way into a node");
         assert_eq!(transfer(&mut nodes, 2, 0, 0, 10), 10, "the other way is free");

@@ -21,8 +21,9 @@ use std::collections::BinaryHeap;
 
 /// Links are up by then, and requests begin.
 const BEGIN_NS: Time = 100_000_000;
-/// A rebuild that does not come to its end has at most so many times the requests beside it.
-const REBUILD_REQUESTS_FACTOR: u64 = 8;
+/// A run ends though not all is rebuilt: after an hour, or so many requests.
+const REBUILD_NS_MAX: Time = 3_600_000_000_000;
+const REBUILD_REQUESTS_MAX: u64 = 4_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Ev {
@@ -74,7 +75,11 @@ impl Part {
         matches!(self.whose, Whose::Machine { op, .. } if op.writes())
     }
 
-    /// Whether bytes travel and a disk has to move.
+    fn moves_disk(&self) -> bool {
+        !matches!(self.whose, Whose::Memory(_)) && self.has_data()
+    }
+
+    /// Whether bytes travel.
     fn has_data(&self) -> bool {
         match self.whose {
             Whose::Memory(_) | Whose::Disk(_) => true,
@@ -249,7 +254,8 @@ impl World {
     /// Whether no further request comes.
     fn is_over(&self) -> bool {
         let came = self.requests.len() as u64;
-        let most = self.setup.requests * if self.filling > 0 { REBUILD_REQUESTS_FACTOR } else { 1 };
+        let goes_on = self.filling > 0 && self.now < REBUILD_NS_MAX;
+        let most = if goes_on { REBUILD_REQUESTS_MAX } else { self.setup.requests };
         came >= most
     }
 
@@ -263,14 +269,23 @@ impl World {
             }
             Ev::Comes(at) => {
                 let part = self.parts.all[at as usize];
-                let served = self.serve(&part);
-                self.put(served, Ev::Served(at));
+                if part.moves_disk() {
+                    self.nodes[part.server as usize].waiting.push_back(at);
+                    self.next_on_disk(part.server);
+                } else {
+                    let served = self.memory_serves(&part);
+                    self.put(served, Ev::Served(at));
+                }
             }
             Ev::Served(at) => {
                 let part = self.parts.all[at as usize];
                 let returns = part.has_data() && !part.writes();
                 let back = if returns { self.travel(part.server, part.asker, part.bytes) } else { self.now };
                 self.put(back, Ev::Back(at));
+                if part.moves_disk() {
+                    self.nodes[part.server as usize].is_at_one = false;
+                    self.next_on_disk(part.server);
+                }
             }
             Ev::Back(at) => self.back(at),
             Ev::Opened { node, donor, session, probe } => {
@@ -299,24 +314,38 @@ impl World {
         transfer(&mut self.nodes, from, to, self.now, takes)
     }
 
-    fn serve(&mut self, part: &Part) -> Time {
+    fn memory_serves(&mut self, part: &Part) -> Time {
+        let Whose::Memory(_) = part.whose else { return self.now };
         let hardware = self.setup.hardware;
-        let node = &mut self.nodes[part.server as usize];
-        match part.whose {
-            Whose::Memory(_) => {
-                let bandwidth = match part.asker == part.server {
-                    true => hardware.memory_bandwidth,
-                    false => remote_bandwidth(&hardware, self.setup.remote),
-                };
-                node.memory.serve(self.now, ns(f64::from(part.bytes) / bandwidth))
+        let bandwidth = match part.asker == part.server {
+            true => hardware.memory_bandwidth,
+            false => remote_bandwidth(&hardware, self.setup.remote),
+        };
+        self.nodes[part.server as usize].memory.serve(self.now, ns(f64::from(part.bytes) / bandwidth))
+    }
+
+    /// An idle disk begins with the next part. What came over a connection that has been closed is not begun.
+    fn next_on_disk(&mut self, server: u32) {
+        let hardware = self.setup.hardware;
+        while !self.nodes[server as usize].is_at_one {
+            let Some(at) = self.nodes[server as usize].waiting.pop_front() else { return };
+            let part = self.parts.all[at as usize];
+            if self.is_closed(&part) {
+                self.parts.take(at);
+                continue;
             }
-            Whose::Machine { .. } if !part.has_data() => self.now,
-            Whose::Disk(_) | Whose::Machine { .. } => {
-                let spread = self.setup.disk_spread * (2.0 * self.chance.share() - 1.0);
-                let overhead_s = hardware.disk_overhead_s * (1.0 + spread);
-                node.on_disk(self.now, &hardware, overhead_s, part.bytes, part.address)
-            }
+            let spread = self.setup.disk_spread * (2.0 * self.chance.share() - 1.0);
+            let overhead_s = hardware.disk_overhead_s * (1.0 + spread);
+            let node = &mut self.nodes[server as usize];
+            node.is_at_one = true;
+            let served = node.on_disk(self.now, &hardware, overhead_s, part.bytes, part.address);
+            self.put(served, Ev::Served(at));
         }
+    }
+
+    fn is_closed(&self, part: &Part) -> bool {
+        let Whose::Machine { session, .. } = part.whose else { return false };
+        !self.attachments[part.asker as usize].has_session(DonorId(part.server.into()), session)
     }
 
     /// A part leaves when its node has sent the messages before it.
@@ -340,7 +369,7 @@ impl World {
             self.put(next, Ev::Arrive(None));
         }
         let came = self.requests.len() as u64;
-        let counts = came >= self.setup.requests / 10 && (!self.setup.rebuild || self.filling > 0);
+        let counts = came >= self.setup.unmeasured() && (!self.setup.rebuild || self.filling > 0);
         if counts {
             self.measured.from.get_or_insert(self.now);
             self.measured.until = Some(self.now);
