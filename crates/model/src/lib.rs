@@ -11,13 +11,15 @@
 //! `docs/MODEL.md` has the sources, what is assumed, and what was found.
 //!
 //! Parts: `hardware` (parameters), `quantities` (how people write them), `formula`, `hits` (of caches),
-//! `pool` (requests at stations), `durability` (years of failures), `latencies`, `chance`, `plot`.
+//! `figures` (the paper's), `pool` (requests at stations), `durability` (years of failures), `latencies`,
+//! `chance`, `plot`.
 //! Tests: in each, against figures computed by hand; `lab/tests/model.rs` runs the commands.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
 mod chance;
 pub mod durability;
+pub mod figures;
 pub mod formula;
 pub mod hardware;
 pub mod hits;

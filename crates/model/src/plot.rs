@@ -57,6 +57,8 @@ const RIGHT: f64 = 660.0;
 const LOWER: f64 = 320.0;
 /// Steps of an axis that begins at 0.
 const STEPS: u32 = 4;
+/// More points than these are not all labelled, though there were room.
+const POINTS_LABELLED_MAX: usize = 20;
 /// Of a label, at most, and from one to the next.
 const LABEL: f64 = 44.0;
 
@@ -163,12 +165,16 @@ impl Axes {
         values.map(|value| (value, show_number(value))).collect()
     }
 
-    /// The points of all lines, as far as their labels do not touch.
+    /// The points of all lines, as far as their labels do not touch; of very many, those that people count in.
     fn x_ticks(&self, chart: &Chart) -> Vec<f64> {
         let mut values: Vec<f64> =
             chart.lines.iter().flat_map(|line| line.points.iter().map(|(x, _)| *x)).collect();
         values.sort_by(f64::total_cmp);
         values.dedup();
+        if values.len() > POINTS_LABELLED_MAX {
+            let ends = [self.x_least, self.x_most];
+            values.retain(|value| ends.contains(value) || round_up(*value * 0.999) == *value);
+        }
         let mut ticks: Vec<f64> = Vec::new();
         for value in values {
             let after = ticks.last().is_none_or(|last| self.x_of(value) - self.x_of(*last) >= LABEL);
