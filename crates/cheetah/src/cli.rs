@@ -7,6 +7,7 @@ use crate::cli_custody::{
 };
 use crate::cli_machine::{DOCTOR_EXAMPLES, Doctor, Manual};
 use crate::cli_members::{Join, Member, Token};
+use crate::cli_model::{MODEL_EXAMPLES, Model, SIMULATE_EXAMPLES, Simulate};
 use crate::cli_saving::{SAVE_EXAMPLES, Save};
 use crate::cli_seal::{MANIFEST_EXAMPLES, SEAL_EXAMPLES};
 pub use crate::cli_seal::{Manifest, Verify};
@@ -168,6 +169,12 @@ pub enum Command {
     /// What of this machine is in the way of lending, attaching or coordinating, and what to do about it.
     #[command(after_help = DOCTOR_EXAMPLES)]
     Doctor(Doctor),
+    /// How fast a pool of disks and memories would be, by the formulas of DRALIC, a system of this kind.
+    #[command(after_help = MODEL_EXAMPLES)]
+    Model(Box<Model>),
+    /// The same by simulation: queues, failures, rebuilds, up to 10,000 nodes. Needs no pool.
+    #[command(after_help = SIMULATE_EXAMPLES)]
+    Simulate(Box<Simulate>),
     /// List the volumes.
     List(Report),
     /// All about one volume: where it lies, who has it attached, what is lost.
@@ -229,6 +236,8 @@ impl Command {
             Command::Status(options) => &options.json,
             Command::Explain(options) => &options.json,
             Command::Doctor(options) => &options.json,
+            Command::Model(options) => &options.json,
+            Command::Simulate(options) => &options.json,
             Command::List(options) => &options.json,
             Command::Show(options) | Command::Delete(options) | Command::Seal(options) => &options.json,
             Command::Verify(options) => &options.json,

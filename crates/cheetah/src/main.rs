@@ -12,6 +12,7 @@ mod cli_attach;
 mod cli_custody;
 mod cli_machine;
 mod cli_members;
+mod cli_model;
 mod cli_saving;
 mod cli_seal;
 mod cli_serving;
@@ -41,6 +42,7 @@ mod manifest;
 mod manual;
 mod mapfile;
 mod members;
+mod model;
 mod mover;
 mod on_disk;
 mod open;
@@ -55,6 +57,7 @@ mod runtime_dir;
 mod save;
 mod seal;
 mod signals;
+mod simulate;
 mod starting;
 mod up;
 mod validate;
@@ -199,6 +202,8 @@ async fn run(command: Command) -> Result<(), Failure> {
         Command::Member(command) => members::member(command).await,
         Command::Doctor(options) => doctor::doctor(options).await,
         Command::Explain(options) => report::explain(&options),
+        Command::Model(options) => model::model(*options).await,
+        Command::Simulate(options) => simulate::simulate(&options),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "cheetah", &mut script);

@@ -51,6 +51,8 @@ fn every_report_has_the_fields_that_are_documented() {
     let well = report("status -x", &["status", "-x"]);
     assert_eq!(well["state"], status["state"], "both judge alike");
     report("explain", &["explain", "volume-lost"]);
+    report("model", &["model", "--measure"]);
+    report("simulate", &["simulate", "--nodes", "4", "--requests", "1000"]);
     let socket = format!("unix:{}", pool.scratch().join("v.sock").display());
     report("attach", &["attach", "v", "--front", "export", "--listen", &socket]);
     report("detach", &["detach", "v"]);
