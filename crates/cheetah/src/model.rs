@@ -10,6 +10,7 @@ use crate::failure::Failure;
 use crate::files;
 use crate::output;
 use crate::pool::find;
+use cheetah_core::units::show_count;
 use cheetah_model::figures::{Case, Points, doublings, figure_three, figure_two};
 use cheetah_model::formula::{Point, Remote, t_lm, t_pc, t_rm};
 use cheetah_model::hardware::{Hardware, PAPER};
@@ -204,8 +205,8 @@ fn print(report: &Report) {
     output::line(&format!("hits: {} local, {} remote", report.local_hits, report.remote_hits));
     if let Some(measured) = &report.measured {
         output::line(&format!(
-            "measured: by {} donors, where a block was read in {}",
-            measured.donors,
+            "measured: by {}, where a block was read in {}",
+            show_count(measured.donors.into(), "donor"),
             show_seconds(measured.block_read)
         ));
     }

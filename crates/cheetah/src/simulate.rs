@@ -10,7 +10,7 @@ use crate::cli_model::Simulate;
 use crate::failure::Failure;
 use crate::model;
 use crate::output;
-use cheetah_core::units::show_bytes;
+use cheetah_core::units::{show_bytes, show_count};
 use cheetah_model::quantities::{show_number, show_seconds};
 use runs::{DEPTH, Failing, Loaded, Lost, Run, Sized, Times};
 use serde::Serialize;
@@ -89,12 +89,12 @@ pub fn simulate(options: &Simulate) -> Result<(), Failure> {
         "Requests by nodes: striped over all, and in groups as volumes lie; a second: each node keeps {DEPTH} going"
     );
     show(&title, &BY_NODES, over_nodes.iter().map(sized).collect());
+    let few = show_count(plan.few.into(), "node");
     let over_load = plan.over_load()?;
-    let title =
-        format!("Reads of disks by load, {} nodes: by layout alone, and by volume machines", plan.few);
+    let title = format!("Reads of disks by load, {few}: by layout alone, and by volume machines");
     show(&title, &BY_LOAD, over_load.iter().map(loaded).collect());
     let failures = plan.failures()?;
-    let title = format!("Requests of {} nodes by volume machines, when {} failed", plan.few, plan.failed);
+    let title = format!("Requests of {few} by volume machines, when {} failed", plan.failed);
     show(&title, &BY_FAILURE, failures.iter().map(failing).collect());
     let losses = plan.losses()?;
     let title = format!("Years, each node failing every {}", show_seconds(options.mttf));

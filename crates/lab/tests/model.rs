@@ -4,10 +4,11 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use cheetah_lab::pool::{Pool, binary};
 use cheetah_lab::scratch::Scratch;
-use cheetah_lab::tools;
+use cheetah_lab::{tools, wait};
 use serde_json::Value;
 
 /// Without a pool, or any file of this user's.
@@ -149,6 +150,26 @@ fn a_pool_and_a_disk_are_measured_and_left_as_they_were() {
         Value::Array(Vec::new()),
         "and none was made for what is refused"
     );
+}
+
+#[test]
+fn who_stops_a_measurement_leaves_no_volume() {
+    let mut pool = Pool::start();
+    pool.donate("one", "256M");
+    let mut command = pool.command();
+    command.args(["model", "--measure"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let measuring = command.spawn().expect("cheetah");
+    let attached = || {
+        let volumes = rows(&pool.json(["list"]), "volumes");
+        volumes.iter().any(|volume| volume["attachments"].as_array().is_some_and(|all| !all.is_empty()))
+    };
+    wait::until("its volume is attached", Duration::from_secs(20), attached);
+    tools::run("kill", ["-INT", &measuring.id().to_string()]);
+    let output = measuring.wait_with_output().expect("its end");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    tools::names(&said, &["stopped before all was measured"]);
+    assert_eq!(pool.json(["list"])["volumes"], Value::Array(Vec::new()));
 }
 
 #[test]

@@ -165,7 +165,8 @@ impl Axes {
         values.map(|value| (value, show_number(value))).collect()
     }
 
-    /// The points of all lines, as far as their labels do not touch; of very many, those that people count in.
+    /// The points of all lines, as far as their labels do not touch; of very many those that people count in,
+    /// and the ends.
     fn x_ticks(&self, chart: &Chart) -> Vec<f64> {
         let mut values: Vec<f64> =
             chart.lines.iter().flat_map(|line| line.points.iter().map(|(x, _)| *x)).collect();

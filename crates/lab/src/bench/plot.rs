@@ -88,12 +88,12 @@ pub struct Scaling {
 
 impl Scaling {
     pub fn svg(&self) -> String {
-        let line = |(colour, (name, points)): (usize, &(String, Vec<(f64, f64)>))| {
+        let all = self.lines.iter().enumerate().map(|(colour, (name, points))| {
             let (name, points) = (name.clone(), points.clone());
             plot::Line { name, points, style: plot::Style::Marked, colour }
-        };
+        });
+        let lines = all.collect();
         let (title, x, y) = (self.title.clone(), self.x.clone(), self.y.clone());
-        let lines = self.lines.iter().enumerate().map(line).collect();
         plot::Chart { title, x, y, log_y: false, lines }.svg()
     }
 }
