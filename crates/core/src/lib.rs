@@ -36,6 +36,7 @@ pub mod code;
 pub mod content;
 pub mod coordinator;
 pub mod custody;
+pub mod disk;
 pub mod donor;
 pub mod filling;
 pub mod findings;

@@ -1,0 +1,28 @@
+//! A donor's disk: where on it what lies, what is put down of a write before it, and what counts after a stop.
+//!
+//! Owns the form of everything on the disk but the blocks themselves, and the rules that make an
+//! acknowledged write survive a loss of power at any moment. Never: reading or writing it (`rim::disk`), or
+//! computing a checksum (the caller hands in the function). The order of a write is:
+//!
+//! 1. its blocks' old and new checksums go to the log, and the disk is flushed;
+//! 2. its blocks go to their places, and the disk is flushed;
+//! 3. it is acknowledged.
+//!
+//! So after a stop each block that the log names is what one of its entries says, or was torn by a write that
+//! was never acknowledged; then it fits no entry, and whoever reads it finds it wrong (`replay`). From time
+//! to time the checksums that changed go to their table, and the log begins anew (`State`).
+//!
+//! Files: `place` (what lies where), `log` (its pages), `state` (what a donor knows of itself), `replay`
+//! (which checksum a block has), `cache` (which blocks stay in memory).
+
+mod cache;
+mod log;
+mod place;
+mod replay;
+mod state;
+
+pub use cache::Cache;
+pub use log::{Entry, LOG_ENTRIES_MAX, Noted, open_page, seal_page};
+pub use place::{DISK_BYTES_MIN, Head, NotADisk, PAGE_BYTES, Place};
+pub use replay::{Change, Replay, Told};
+pub use state::{BadState, Held, State};

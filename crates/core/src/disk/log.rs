@@ -1,0 +1,148 @@
+//! The pages of a disk's log: what was put down of writes before their blocks were touched.
+//!
+//! Owns their form. Never: where they go (`place`), or what follows from them (`replay`). A page has 32 bytes
+//! of head (its checksum, how many entries, its number, the number from which on the log counts) and entries
+//! of 16. Invariant: a page that was not written in full is not taken for one. Tests: below.
+
+use super::PAGE_BYTES;
+
+/// So many entries fit on a page.
+pub const LOG_ENTRIES_MAX: usize = (PAGE as usize - HEAD) / ENTRY;
+
+const PAGE: u64 = PAGE_BYTES;
+const HEAD: usize = 32;
+const ENTRY: usize = 16;
+const MAGIC: u32 = 0x676f_6c63;
+
+/// What is known of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Noted {
+    /// The CRC32C of what it holds; that of zeros where it has no data.
+    pub sum: u32,
+    /// It holds data. Otherwise it is zeros, whatever the disk has there.
+    pub is_data: bool,
+    /// Somebody said what it holds.
+    pub is_known: bool,
+}
+
+/// What the log says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// A block is changed.
+    Block {
+        /// Its number on this disk.
+        block: u64,
+        /// What it was.
+        old: Noted,
+        /// What it is as soon as the write is done.
+        new: Noted,
+    },
+    /// All of an extent is absent from here on.
+    Wiped {
+        /// Its number on this disk.
+        extent: u32,
+    },
+}
+
+const OLD_DATA: u64 = 1 << 63;
+const OLD_KNOWN: u64 = 1 << 62;
+const NEW_DATA: u64 = 1 << 61;
+const NEW_KNOWN: u64 = 1 << 60;
+const IS_WIPE: u64 = 1 << 59;
+const NUMBER: u64 = IS_WIPE - 1;
+
+impl Entry {
+    fn encode(self) -> [u8; ENTRY] {
+        let flag = |is_set: bool, bit: u64| if is_set { bit } else { 0 };
+        let (first, old, new) = match self {
+            Entry::Block { block, old, new } => {
+                let olds = flag(old.is_data, OLD_DATA) | flag(old.is_known, OLD_KNOWN);
+                let news = flag(new.is_data, NEW_DATA) | flag(new.is_known, NEW_KNOWN);
+                (block & NUMBER | olds | news, old.sum, new.sum)
+            }
+            Entry::Wiped { extent } => (u64::from(extent) | IS_WIPE, 0, 0),
+        };
+        let mut bytes = [0; ENTRY];
+        bytes[..8].copy_from_slice(&first.to_le_bytes());
+        bytes[8..12].copy_from_slice(&old.to_le_bytes());
+        bytes[12..].copy_from_slice(&new.to_le_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Entry> {
+        let (first, sums) = bytes.split_first_chunk::<8>()?;
+        let (old, new) = sums.split_first_chunk::<4>()?;
+        let new: [u8; 4] = new.try_into().ok()?;
+        let first = u64::from_le_bytes(*first);
+        if first & IS_WIPE != 0 {
+            return Some(Entry::Wiped { extent: u32::try_from(first & NUMBER).ok()? });
+        }
+        let noted = |sum: [u8; 4], data: u64, known: u64| Noted {
+            sum: u32::from_le_bytes(sum),
+            is_data: first & data != 0,
+            is_known: first & known != 0,
+        };
+        let (old, new) = (noted(*old, OLD_DATA, OLD_KNOWN), noted(new, NEW_DATA, NEW_KNOWN));
+        Some(Entry::Block { block: first & NUMBER, old, new })
+    }
+}
+
+/// A page of the log with this number, of at most [`LOG_ENTRIES_MAX`] entries.
+#[must_use]
+pub fn seal_page(number: u64, entries: &[Entry], crc: impl Fn(&[u8]) -> u32) -> Vec<u8> {
+    assert!(entries.len() <= LOG_ENTRIES_MAX, "as many as fit");
+    let mut page = vec![0; PAGE as usize];
+    page[4..8].copy_from_slice(&MAGIC.to_le_bytes());
+    page[8..16].copy_from_slice(&number.to_le_bytes());
+    page[16..20].copy_from_slice(&(entries.len() as u32).to_le_bytes());
+    for (entry, place) in entries.iter().zip(page[HEAD..].chunks_exact_mut(ENTRY)) {
+        place.copy_from_slice(&entry.encode());
+    }
+    let sum = crc(&page[4..]);
+    page[..4].copy_from_slice(&sum.to_le_bytes());
+    page
+}
+
+/// The number and the entries of a page; None: it is not one, or was not written in full.
+#[must_use]
+pub fn open_page(page: &[u8], crc: impl Fn(&[u8]) -> u32) -> Option<(u64, Vec<Entry>)> {
+    let word = |at: usize| page.get(at..at + 4).and_then(|word| word.try_into().ok()).map(u32::from_le_bytes);
+    if word(4)? != MAGIC || crc(page.get(4..)?) != word(0)? {
+        return None;
+    }
+    let number = u64::from_le_bytes(page.get(8..16)?.try_into().ok()?);
+    let count = usize::try_from(word(16)?).ok().filter(|count| *count <= LOG_ENTRIES_MAX)?;
+    let entries = page[HEAD..].chunks_exact(ENTRY).take(count).map(Entry::decode);
+    Some((number, entries.collect::<Option<_>>()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sum(bytes: &[u8]) -> u32 {
+        bytes.iter().fold(7, |sum: u32, byte| sum.rotate_left(5) ^ u32::from(*byte))
+    }
+
+    #[test]
+    fn a_page_is_read_back_and_one_that_was_torn_is_none() {
+        let old = Noted { sum: 1, is_data: false, is_known: true };
+        let new = Noted { sum: u32::MAX, is_data: true, is_known: false };
+        let entries: Vec<Entry> = (0..LOG_ENTRIES_MAX as u64)
+            .map(|nth| match nth % 3 {
+                0 => Entry::Wiped { extent: nth as u32 },
+                1 => Entry::Block { block: nth << 20, old, new },
+                _ => Entry::Block { block: nth, old: new, new: old },
+            })
+            .collect();
+        let page = seal_page(77, &entries, sum);
+        assert_eq!(open_page(&page, sum), Some((77, entries)));
+        for at in [0, 5, 9, 17, 40, 4095] {
+            let mut torn = page.clone();
+            torn[at] ^= 1;
+            assert_eq!(open_page(&torn, sum), None, "byte {at}");
+        }
+        assert_eq!(open_page(&page[..100], sum), None);
+        assert_eq!(open_page(&seal_page(1, &[], sum), sum), Some((1, vec![])));
+    }
+}

@@ -1,0 +1,158 @@
+//! What a disk donor knows of itself and finds again after a stop.
+//!
+//! Owns its form on the disk. Never: when it is written (`rim::disk`), or what follows from it (`donor`).
+//! Invariant: of the two places for it the one with the greater number counts, if it was written in full;
+//! the other is what was before. Tests: below.
+
+use super::PAGE_BYTES;
+use crate::map::{DonorSecret, PoolId, VolumeId};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+const MAGIC: u32 = 0x6174_7363;
+const HEAD: usize = 16;
+
+/// What a donor holds of a pool, and how far it has come with what it was told.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// None: it was in no pool yet.
+    pub pool: Option<PoolId>,
+    /// The newest revision of that pool that is carried out in full.
+    pub confirmed: u64,
+    /// Whose data is in which extent.
+    pub owners: BTreeMap<u32, VolumeId>,
+    /// Extents that a volume gave up and that are not wiped yet.
+    pub unwiped: BTreeMap<u32, VolumeId>,
+    /// Volumes that are sealed.
+    pub sealed: BTreeSet<VolumeId>,
+}
+
+/// All that is written at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct State {
+    /// Grows with each one that is written.
+    pub number: u64,
+    /// From the page of the log with this number on it has what is not in the table.
+    pub log_from: u64,
+    /// What proves to the coordinator that it is this donor.
+    pub secret: DonorSecret,
+    /// What the donor has.
+    pub held: Held,
+    /// Regions of `DIRTY_REGION_BYTES` that were written lately, when the log began.
+    pub dirty: Vec<u64>,
+}
+
+/// What is there is no state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadState;
+
+impl fmt::Display for BadState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("both copies of what it knows of itself are damaged")
+    }
+}
+
+impl std::error::Error for BadState {}
+
+impl State {
+    /// Whole pages; None: it is longer than `room`.
+    #[must_use]
+    pub fn encode(&self, room: u64, crc: impl Fn(&[u8]) -> u32) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; HEAD];
+        let mut put = |number: u64| bytes.extend_from_slice(&number.to_le_bytes());
+        let Held { pool, confirmed, owners, unwiped, sealed } = &self.held;
+        let DonorSecret(secret) = self.secret;
+        [self.number, self.log_from, secret, u64::from(pool.is_some())].into_iter().for_each(&mut put);
+        put(pool.map_or(0, |pool| pool.0));
+        put(*confirmed);
+        for extents in [owners, unwiped] {
+            put(extents.len() as u64);
+            extents.iter().for_each(|(extent, volume)| {
+                put((*extent).into());
+                put(volume.0);
+            });
+        }
+        put(sealed.len() as u64);
+        sealed.iter().for_each(|volume| put(volume.0));
+        put(self.dirty.len() as u64);
+        self.dirty.iter().for_each(|region| put(*region));
+        let length = u32::try_from(bytes.len()).ok()?;
+        bytes[4..8].copy_from_slice(&MAGIC.to_le_bytes());
+        bytes[8..12].copy_from_slice(&length.to_le_bytes());
+        let sum = crc(&bytes[4..]);
+        bytes[..4].copy_from_slice(&sum.to_le_bytes());
+        bytes.resize(bytes.len().next_multiple_of(usize::try_from(PAGE_BYTES).ok()?), 0);
+        (bytes.len() as u64 <= room).then_some(bytes)
+    }
+
+    /// The one that counts of what is in the two places.
+    ///
+    /// # Errors
+    /// Neither holds one.
+    pub fn newest(places: [&[u8]; 2], crc: impl Fn(&[u8]) -> u32) -> Result<State, BadState> {
+        let found = places.iter().filter_map(|place| State::decode(place, &crc));
+        found.max_by_key(|state| state.number).ok_or(BadState)
+    }
+
+    fn decode(bytes: &[u8], crc: impl Fn(&[u8]) -> u32) -> Option<State> {
+        let word = |at: usize| bytes.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes);
+        let length = usize::try_from(word(8)?).ok()?;
+        if word(4)? != MAGIC || crc(bytes.get(4..length)?) != word(0)? {
+            return None;
+        }
+        let mut words = bytes.get(HEAD..length)?.chunks_exact(8);
+        let mut next = || words.next()?.try_into().ok().map(u64::from_le_bytes);
+        let (number, log_from, secret, has_pool) = (next()?, next()?, next()?, next()? != 0);
+        let (pool, confirmed) = (next()?, next()?);
+        let mut extents = || {
+            let count = next()?;
+            let pairs = (0..count).map(|_| Some((u32::try_from(next()?).ok()?, VolumeId(next()?))));
+            pairs.collect::<Option<BTreeMap<u32, VolumeId>>>()
+        };
+        let (owners, unwiped) = (extents()?, extents()?);
+        let mut list = || {
+            let count = next()?;
+            (0..count).map(|_| next()).collect::<Option<Vec<u64>>>()
+        };
+        let (sealed, dirty) = (list()?, list()?);
+        let held = Held {
+            pool: has_pool.then_some(PoolId(pool)),
+            confirmed,
+            owners,
+            unwiped,
+            sealed: sealed.into_iter().map(VolumeId).collect(),
+        };
+        Some(State { number, log_from, secret: DonorSecret(secret), held, dirty })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sum(bytes: &[u8]) -> u32 {
+        bytes.iter().fold(7, |sum: u32, byte| sum.rotate_left(5) ^ u32::from(*byte))
+    }
+
+    #[test]
+    fn the_newer_one_counts_that_was_written_in_full() {
+        let held = Held {
+            pool: Some(PoolId(5)),
+            confirmed: 8,
+            owners: BTreeMap::from([(1, VolumeId(10)), (3, VolumeId(11))]),
+            unwiped: BTreeMap::from([(2, VolumeId(10))]),
+            sealed: BTreeSet::from([VolumeId(11)]),
+        };
+        let one = State { number: 4, log_from: 9, secret: DonorSecret(3), held, dirty: vec![7, 70] };
+        let two = State { number: 5, held: Held::default(), dirty: vec![], ..one.clone() };
+        let write = |state: &State| state.encode(1 << 20, sum).expect("there is room");
+        let (first, mut second) = (write(&one), write(&two));
+        assert!(first.len().is_multiple_of(4096));
+        assert_eq!(State::newest([&first, &second], sum), Ok(two.clone()));
+        assert_eq!(State::newest([&second, &first], sum), Ok(two));
+        second[30] ^= 1;
+        assert_eq!(State::newest([&first, &second], sum), Ok(one.clone()));
+        assert_eq!(State::newest([&second, &[]], sum), Err(BadState));
+        assert_eq!(one.encode(4095, sum), None);
+    }
+}
