@@ -224,7 +224,7 @@ impl Arena {
         unsafe { self.mapping.start().as_ptr().add(usize::try_from(offset).expect("mapped, so it fits")) }
     }
 
-    fn is_present(&self, block: u64) -> bool {
+    pub(crate) fn is_present(&self, block: u64) -> bool {
         self.word(block).load(Ordering::Acquire) & bit(block) != 0
     }
 
@@ -571,6 +571,7 @@ const fn bit(block: u64) -> u64 {
     1 << (block % BLOCKS_PER_WORD)
 }
 
+mod on_disk;
 mod shared;
 #[cfg(test)]
 mod tests;

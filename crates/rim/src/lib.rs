@@ -13,6 +13,7 @@ pub mod code;
 mod contexts;
 pub mod control;
 pub mod descriptors;
+pub mod disk;
 pub mod donor;
 pub mod filler;
 pub mod gather;

@@ -1,8 +1,8 @@
 //! The pages of a disk's log: what was put down of writes before their blocks were touched.
 //!
 //! Owns their form. Never: where they go (`place`), or what follows from them (`replay`). A page has 32 bytes
-//! of head (its checksum, how many entries, its number, the number from which on the log counts) and entries
-//! of 16. Invariant: a page that was not written in full is not taken for one. Tests: below.
+//! of head (its checksum, how many entries, its number, its round) and entries of 16. Invariant: a page that
+//! was not written in full, or in another round, is not taken for one. Tests: below.
 
 use super::PAGE_BYTES;
 
@@ -13,6 +13,15 @@ const PAGE: u64 = PAGE_BYTES;
 const HEAD: usize = 32;
 const ENTRY: usize = 16;
 const MAGIC: u32 = 0x676f_6c63;
+
+/// Which page of the log one is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogPage {
+    /// Counts all pages that were ever written.
+    pub number: u64,
+    /// How often the log began anew: a page that was lost while a later one was not does not bring that back.
+    pub round: u64,
+}
 
 /// What is known of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,14 +96,15 @@ impl Entry {
     }
 }
 
-/// A page of the log with this number, of at most [`LOG_ENTRIES_MAX`] entries.
+/// A page of the log, of at most [`LOG_ENTRIES_MAX`] entries.
 #[must_use]
-pub fn seal_page(number: u64, entries: &[Entry], crc: impl Fn(&[u8]) -> u32) -> Vec<u8> {
+pub fn seal_page(here: LogPage, entries: &[Entry], crc: impl Fn(&[u8]) -> u32) -> Vec<u8> {
     assert!(entries.len() <= LOG_ENTRIES_MAX, "as many as fit");
     let mut page = vec![0; PAGE as usize];
     page[4..8].copy_from_slice(&MAGIC.to_le_bytes());
-    page[8..16].copy_from_slice(&number.to_le_bytes());
+    page[8..16].copy_from_slice(&here.number.to_le_bytes());
     page[16..20].copy_from_slice(&(entries.len() as u32).to_le_bytes());
+    page[24..32].copy_from_slice(&here.round.to_le_bytes());
     for (entry, place) in entries.iter().zip(page[HEAD..].chunks_exact_mut(ENTRY)) {
         place.copy_from_slice(&entry.encode());
     }
@@ -103,17 +113,20 @@ pub fn seal_page(number: u64, entries: &[Entry], crc: impl Fn(&[u8]) -> u32) -> 
     page
 }
 
-/// The number and the entries of a page; None: it is not one, or was not written in full.
+/// The entries of a page; None: it is not this one, or was not written in full.
 #[must_use]
-pub fn open_page(page: &[u8], crc: impl Fn(&[u8]) -> u32) -> Option<(u64, Vec<Entry>)> {
+pub fn open_page(page: &[u8], here: LogPage, crc: impl Fn(&[u8]) -> u32) -> Option<Vec<Entry>> {
     let word = |at: usize| page.get(at..at + 4).and_then(|word| word.try_into().ok()).map(u32::from_le_bytes);
     if word(4)? != MAGIC || crc(page.get(4..)?) != word(0)? {
         return None;
     }
-    let number = u64::from_le_bytes(page.get(8..16)?.try_into().ok()?);
+    let long = |at: usize| page.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes);
+    if (long(8)?, long(24)?) != (here.number, here.round) {
+        return None;
+    }
     let count = usize::try_from(word(16)?).ok().filter(|count| *count <= LOG_ENTRIES_MAX)?;
     let entries = page[HEAD..].chunks_exact(ENTRY).take(count).map(Entry::decode);
-    Some((number, entries.collect::<Option<_>>()?))
+    entries.collect()
 }
 
 #[cfg(test)]
@@ -135,14 +148,18 @@ mod tests {
                 _ => Entry::Block { block: nth, old: new, new: old },
             })
             .collect();
-        let page = seal_page(77, &entries, sum);
-        assert_eq!(open_page(&page, sum), Some((77, entries)));
+        let here = LogPage { number: 77, round: 4 };
+        let page = seal_page(here, &entries, sum);
+        assert_eq!(open_page(&page, here, sum), Some(entries));
+        for other in [LogPage { number: 78, ..here }, LogPage { round: 3, ..here }] {
+            assert_eq!(open_page(&page, other, sum), None);
+        }
         for at in [0, 5, 9, 17, 40, 4095] {
             let mut torn = page.clone();
             torn[at] ^= 1;
-            assert_eq!(open_page(&torn, sum), None, "byte {at}");
+            assert_eq!(open_page(&torn, here, sum), None, "byte {at}");
         }
-        assert_eq!(open_page(&page[..100], sum), None);
-        assert_eq!(open_page(&seal_page(1, &[], sum), sum), Some((1, vec![])));
+        assert_eq!(open_page(&page[..100], here, sum), None);
+        assert_eq!(open_page(&seal_page(here, &[], sum), here, sum), Some(vec![]));
     }
 }

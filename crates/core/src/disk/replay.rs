@@ -1,9 +1,10 @@
 //! What a block is after a stop: which of the entries that name it counts.
 //!
-//! Owns that rule. Never: reading a block. The newest entry whose checksum fits what is there counts, and
-//! behind all of them what the table has. A block without data is what its entry says whatever is there, for
-//! that needs nothing to be written. One that fits none was torn by a write that nobody was told was done: it
-//! keeps the newest checksum, so that it is found to be wrong wherever it is read. Tests: below, `rim::disk`.
+//! Owns that rule. Never: reading a block. A write is put down when the one before it is done. So a block is
+//! what its newest entry says that it becomes, or what that says that it was. Where one of these is data, its
+//! checksum tells; where one is none, it needs nothing to be written, and holds if the other does not. A block
+//! that fits neither was torn by a write that nobody was told was done: it keeps the newer checksum, so that
+//! it is found to be wrong wherever it is read. Tests: below, `rim::disk`.
 
 use super::{Entry, Noted};
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,8 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Debug, Default)]
 pub struct Replay {
     wiped: BTreeSet<u32>,
-    /// For each block what it may be, the newest last.
-    blocks: BTreeMap<u64, Vec<Noted>>,
+    /// For each block what it was and what it becomes, by its newest entry.
+    blocks: BTreeMap<u64, (Noted, Noted)>,
 }
 
 /// What became of a block that the log names.
@@ -39,11 +40,7 @@ impl Replay {
     pub fn take(&mut self, entry: Entry, extent_of: impl Fn(u64) -> u32) {
         match entry {
             Entry::Block { block, old, new } => {
-                let may_be = self.blocks.entry(block).or_default();
-                if may_be.is_empty() {
-                    may_be.push(old);
-                }
-                may_be.push(new);
+                self.blocks.insert(block, (old, new));
             }
             Entry::Wiped { extent } => {
                 self.blocks.retain(|block, _| extent_of(*block) != extent);
@@ -59,19 +56,15 @@ impl Replay {
 
     /// The blocks that the log names, ascending.
     pub fn changes(&self) -> impl Iterator<Item = Change> + '_ {
-        let is_read = |may_be: &[Noted]| may_be.last().is_some_and(|newest| newest.is_data);
-        self.blocks.iter().map(move |(block, may_be)| Change { block: *block, is_read: is_read(may_be) })
+        self.blocks.iter().map(|(block, (_, new))| Change { block: *block, is_read: new.is_data })
     }
 
     /// What the block is, if what is there has this checksum; None: it cannot be read.
     #[must_use]
     pub fn tell(&self, block: u64, found: Option<u32>) -> Option<Told> {
-        let may_be = self.blocks.get(&block)?;
+        let (old, new) = self.blocks.get(&block)?;
         let fits = |noted: &&Noted| !noted.is_data || Some(noted.sum) == found;
-        match may_be.iter().rev().find(fits) {
-            Some(noted) => Some(Told::Is(*noted)),
-            None => may_be.last().map(|newest| Told::Torn(*newest)),
-        }
+        Some([new, old].into_iter().find(fits).map_or(Told::Torn(*new), |noted| Told::Is(*noted)))
     }
 }
 
@@ -92,15 +85,15 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_entry_that_fits_counts() {
+    fn a_block_is_what_its_newest_entry_says_that_it_was_or_becomes() {
         let replay = replay(&[
             Entry::Block { block: 1, old: data(1), new: data(2) },
             Entry::Block { block: 1, old: data(2), new: data(3) },
         ]);
-        for sum in 1..=3 {
+        for sum in 2..=3 {
             assert_eq!(replay.tell(1, Some(sum)), Some(Told::Is(data(sum))));
         }
-        assert_eq!(replay.tell(1, Some(4)), Some(Told::Torn(data(3))));
+        assert_eq!(replay.tell(1, Some(1)), Some(Told::Torn(data(3))), "that was before the last but one");
         assert_eq!(replay.tell(1, None), Some(Told::Torn(data(3))), "what cannot be read is wrong");
         assert_eq!(replay.tell(2, Some(1)), None, "the log says nothing of it");
     }
@@ -115,6 +108,12 @@ mod tests {
         assert_eq!(written.tell(1, Some(6)), Some(Told::Is(ZEROS)));
         assert_eq!(written.tell(1, Some(5)), Some(Told::Is(data(5))));
         assert!(written.changes().all(|change| change.is_read));
+        // But not once something else was there in between.
+        let again = replay(&[
+            Entry::Block { block: 1, old: ZEROS, new: data(5) },
+            Entry::Block { block: 1, old: data(5), new: data(6) },
+        ]);
+        assert_eq!(again.tell(1, Some(7)), Some(Told::Torn(data(6))));
     }
 
     #[test]

@@ -5,12 +5,16 @@
 //! the other is what was before. Tests: below.
 
 use super::PAGE_BYTES;
+use crate::limits::{DIRTY_REGION_BYTES, EXTENT_BYTES};
 use crate::map::{DonorSecret, PoolId, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 const MAGIC: u32 = 0x6174_7363;
 const HEAD: usize = 16;
+/// Regions of an extent, and words of as many bits.
+const REGIONS: u64 = EXTENT_BYTES / DIRTY_REGION_BYTES;
+const WORDS: usize = (REGIONS / 64) as usize;
 
 /// What a donor holds of a pool, and how far it has come with what it was told.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,6 +38,8 @@ pub struct State {
     pub number: u64,
     /// From the page of the log with this number on it has what is not in the table.
     pub log_from: u64,
+    /// How often the log began anew.
+    pub round: u64,
     /// What proves to the coordinator that it is this donor.
     pub secret: DonorSecret,
     /// What the donor has.
@@ -62,7 +68,9 @@ impl State {
         let mut put = |number: u64| bytes.extend_from_slice(&number.to_le_bytes());
         let Held { pool, confirmed, owners, unwiped, sealed } = &self.held;
         let DonorSecret(secret) = self.secret;
-        [self.number, self.log_from, secret, u64::from(pool.is_some())].into_iter().for_each(&mut put);
+        [self.number, self.log_from, self.round, secret, pool.is_some().into()]
+            .into_iter()
+            .for_each(&mut put);
         put(pool.map_or(0, |pool| pool.0));
         put(*confirmed);
         for extents in [owners, unwiped] {
@@ -74,8 +82,17 @@ impl State {
         }
         put(sealed.len() as u64);
         sealed.iter().for_each(|volume| put(volume.0));
-        put(self.dirty.len() as u64);
-        self.dirty.iter().for_each(|region| put(*region));
+        // A bit for each region of an extent that has one.
+        let mut marked: BTreeMap<u64, [u64; WORDS]> = BTreeMap::new();
+        for region in &self.dirty {
+            let inside = (region % REGIONS) as usize;
+            marked.entry(region / REGIONS).or_default()[inside / 64] |= 1 << (inside % 64);
+        }
+        put(marked.len() as u64);
+        marked.iter().for_each(|(extent, words)| {
+            put(*extent);
+            words.iter().for_each(|word| put(*word));
+        });
         let length = u32::try_from(bytes.len()).ok()?;
         bytes[4..8].copy_from_slice(&MAGIC.to_le_bytes());
         bytes[8..12].copy_from_slice(&length.to_le_bytes());
@@ -102,7 +119,7 @@ impl State {
         }
         let mut words = bytes.get(HEAD..length)?.chunks_exact(8);
         let mut next = || words.next()?.try_into().ok().map(u64::from_le_bytes);
-        let (number, log_from, secret, has_pool) = (next()?, next()?, next()?, next()? != 0);
+        let (number, log_from, round, secret, has_pool) = (next()?, next()?, next()?, next()?, next()? != 0);
         let (pool, confirmed) = (next()?, next()?);
         let mut extents = || {
             let count = next()?;
@@ -110,19 +127,17 @@ impl State {
             pairs.collect::<Option<BTreeMap<u32, VolumeId>>>()
         };
         let (owners, unwiped) = (extents()?, extents()?);
-        let mut list = || {
-            let count = next()?;
-            (0..count).map(|_| next()).collect::<Option<Vec<u64>>>()
-        };
-        let (sealed, dirty) = (list()?, list()?);
-        let held = Held {
-            pool: has_pool.then_some(PoolId(pool)),
-            confirmed,
-            owners,
-            unwiped,
-            sealed: sealed.into_iter().map(VolumeId).collect(),
-        };
-        Some(State { number, log_from, secret: DonorSecret(secret), held, dirty })
+        let sealed = (0..next()?).map(|_| next().map(VolumeId)).collect::<Option<_>>()?;
+        let mut dirty = Vec::new();
+        for _ in 0..next()? {
+            let first = next()?.checked_mul(REGIONS)?;
+            for word in 0..WORDS as u64 {
+                let bits = next()?;
+                dirty.extend((0..64).filter(|bit| bits >> bit & 1 == 1).map(|bit| first + word * 64 + bit));
+            }
+        }
+        let held = Held { pool: has_pool.then_some(PoolId(pool)), confirmed, owners, unwiped, sealed };
+        Some(State { number, log_from, round, secret: DonorSecret(secret), held, dirty })
     }
 }
 
@@ -143,7 +158,14 @@ mod tests {
             unwiped: BTreeMap::from([(2, VolumeId(10))]),
             sealed: BTreeSet::from([VolumeId(11)]),
         };
-        let one = State { number: 4, log_from: 9, secret: DonorSecret(3), held, dirty: vec![7, 70] };
+        let one = State {
+            number: 4,
+            log_from: 9,
+            round: 2,
+            secret: DonorSecret(3),
+            held,
+            dirty: vec![7, 70, 5000],
+        };
         let two = State { number: 5, held: Held::default(), dirty: vec![], ..one.clone() };
         let write = |state: &State| state.encode(1 << 20, sum).expect("there is room");
         let (first, mut second) = (write(&one), write(&two));

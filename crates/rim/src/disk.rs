@@ -1,0 +1,307 @@
+//! A donor's disk, with the donor's memory as what is kept of it at hand.
+//!
+//! Owns the file or device, its journal, and which of its blocks are in the arena. Never: who may read or
+//! write (`core::donor`), or the protocol. A block's data is in the arena, or on the disk, or both; its
+//! checksum and whether it holds data are in the arena always. Invariants: what was acknowledged is on the
+//! disk; a block is in memory as long as somebody holds it (`hold`, `begin`), and leaves memory only when the
+//! disk has it; what comes from the disk never covers what was written meanwhile.
+//!
+//! Parts: `medium` (bytes of a file or device), `journal` (the order of a write), `resident` (what is in
+//! memory), `threads` (who waits for the disk). Called by `donor` and `cheetah donate`. Tests: there.
+
+mod journal;
+mod medium;
+mod resident;
+mod threads;
+
+pub use medium::DiskError;
+
+use crate::arena::Arena;
+use cheetah_core::disk::{DISK_BYTES_MIN, Held, Place};
+use cheetah_core::limits::{BLOCK_BYTES, DIRTY_REGION_BYTES, EXTENT_BYTES};
+use cheetah_core::map::{DonorId, DonorSecret};
+use journal::{Journal, Write};
+use medium::{Blocks, File, Pages};
+use resident::Resident;
+pub(crate) use resident::{Hold, Teller, Told};
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use threads::{Job, Look};
+
+/// A disk that a donor lends.
+#[derive(Debug)]
+pub struct Disk {
+    shared: Arc<Shared>,
+    jobs: mpsc::Sender<Job>,
+    looks: Arc<threads::Queue<Look>>,
+}
+
+/// What the threads have in common.
+#[derive(Debug)]
+struct Shared {
+    blocks: Arc<dyn Blocks>,
+    place: Place,
+    donor: DonorId,
+    arena: Arc<Arena>,
+    /// Locked before `resident`, never after it.
+    journal: Mutex<Journal>,
+    resident: Mutex<Resident>,
+    /// The log cannot be written: nothing is acknowledged any more.
+    is_dead: AtomicBool,
+    died: tokio::sync::Notify,
+}
+
+impl Disk {
+    /// Takes the file or device at `path`: one of ours as it is, a blank one anew. `bytes`: how long a file
+    /// that is not there yet is made, or how much of a device is used; None: all of what is there.
+    /// `cache_bytes`: what of it is kept in memory at most.
+    ///
+    /// # Errors
+    /// What is there holds something else, is in use, or cannot be used; the text says what to do.
+    pub fn open(
+        path: &Path,
+        bytes: Option<u64>,
+        cache_bytes: u64,
+        new: impl FnOnce() -> io::Result<(DonorId, DonorSecret)>,
+    ) -> Result<Disk, DiskError> {
+        let (file, bytes) = File::open(path, bytes)?;
+        let file: Arc<dyn Blocks> = Arc::new(file);
+        let journal = match Journal::open(Arc::clone(&file), bytes)? {
+            Some(journal) => journal,
+            None => {
+                let place = Place::on(bytes).ok_or(DiskError::Small { bytes, least: DISK_BYTES_MIN })?;
+                let (donor, secret) = new().map_err(DiskError::Io)?;
+                Journal::format(file, donor, secret, place).map_err(DiskError::Io)?
+            }
+        };
+        Disk::start(journal, cache_bytes).map_err(DiskError::Io)
+    }
+
+    fn start(journal: Journal, cache_bytes: u64) -> io::Result<Disk> {
+        let Journal { place, donor, .. } = journal;
+        let arena = Arc::new(Arena::new(place.extents)?);
+        journal.each_known(|block, noted| arena.set_noted(block, noted));
+        for region in journal.dirty_at_start() {
+            arena.dirty().mark(region.start, region.end - region.start);
+            arena.ledgers().unnumbered().mark(region.start, region.end - region.start);
+        }
+        let mut journal = journal;
+        let marked = Arc::clone(&arena);
+        journal.set_marks(Box::new(move |held| marked_of(&marked, held)));
+        let room = (cache_bytes / BLOCK_BYTES).max(1);
+        let shared = Arc::new(Shared {
+            blocks: journal.blocks(),
+            place,
+            donor,
+            arena,
+            journal: Mutex::new(journal),
+            resident: Mutex::new(Resident::new(place.extents, room)),
+            is_dead: AtomicBool::new(false),
+            died: tokio::sync::Notify::new(),
+        });
+        let (jobs, looks) = threads::start(&shared)?;
+        Ok(Disk { shared, jobs, looks })
+    }
+
+    /// The memory that it is read and written through.
+    #[must_use]
+    pub fn arena(&self) -> &Arc<Arena> {
+        &self.shared.arena
+    }
+
+    #[must_use]
+    pub fn extents(&self) -> u32 {
+        self.shared.place.extents
+    }
+
+    /// Who its donor is, what proves that, and what it holds.
+    #[must_use]
+    pub fn donor(&self) -> (DonorId, DonorSecret, Held) {
+        let journal = self.shared.journal();
+        (self.shared.donor, journal.secret(), journal.held().clone())
+    }
+
+    /// Puts down what the donor holds, before anything is done by it.
+    ///
+    /// # Errors
+    /// The disk does not take it.
+    pub fn keep(&self, held: Held) -> io::Result<()> {
+        let kept = self.shared.journal().keep(held);
+        if kept.is_err() {
+            self.shared.die();
+        }
+        kept
+    }
+
+    /// Makes these extents absent, on the disk and in memory, behind all writes that were begun before.
+    ///
+    /// # Errors
+    /// The disk does not take it.
+    pub fn wipe(&self, extents: &[u32]) -> io::Result<()> {
+        self.shared.resident().spoil_extents(extents);
+        let (done, wiped) = mpsc::channel();
+        let job = Job::Wipe { extents: extents.to_vec(), done };
+        self.jobs.send(job).map_err(|_| gone())?;
+        wiped.recv().map_err(|_| gone())??;
+        let mut resident = self.shared.resident();
+        for extent in extents {
+            resident.forget(blocks_of(*extent));
+        }
+        self.shared.arena.wipe(extents);
+        Ok(())
+    }
+
+    /// Bytes of memory that its blocks take now.
+    #[must_use]
+    pub fn bytes_in_memory(&self) -> u64 {
+        self.shared.resident().here() * BLOCK_BYTES
+    }
+
+    /// Ends when the disk has died: it does not take what has to be put down before anything else.
+    pub async fn died(&self) {
+        loop {
+            let died = self.shared.died.notified();
+            if self.shared.is_dead.load(Ordering::Acquire) {
+                return;
+            }
+            died.await;
+        }
+    }
+
+    /// Holds the blocks of a range in memory until `let_go`, or has them read, and tells.
+    pub(crate) fn hold(&self, offset: u64, len: u64, teller: &Teller) -> Hold {
+        let blocks = range(offset, len);
+        let (hold, missing) = self.shared.resident().hold(blocks, &self.shared.arena, teller);
+        for (bring, blocks) in missing {
+            self.looks.push(Look::Bring { bring, blocks });
+        }
+        hold
+    }
+
+    /// What was held is not any more.
+    pub(crate) fn let_go(&self, offset: u64, len: u64) {
+        self.shared.let_go(range(offset, len));
+    }
+
+    /// Before a write of whole blocks reaches memory: holds them. Then `commit` or `cut`.
+    pub(crate) fn begin(&self, offset: u64, len: u64) {
+        self.shared.resident().begin(range(offset, len));
+    }
+
+    /// What landed of a write in memory goes to the disk as it is now; `teller` is told when it is there.
+    pub(crate) fn commit(&self, offset: u64, len: u64, teller: Teller) {
+        let blocks = range(offset, len);
+        let arena = &self.shared.arena;
+        let notes = blocks.clone().map(|block| arena.noted(block)).collect::<Vec<_>>();
+        let data = notes.iter().filter(|noted| noted.is_data).count();
+        let mut pages = Pages::new(data * BLOCK_BYTES as usize);
+        let mut rest = pages.bytes_mut();
+        let mut zeros = Vec::new();
+        for (block, noted) in blocks.clone().zip(&notes) {
+            if noted.is_data {
+                let (page, behind) = rest.split_at_mut(BLOCK_BYTES as usize);
+                arena.copy_out(block, page);
+                rest = behind;
+            } else {
+                zeros.push(block);
+            }
+        }
+        self.shared.resident().all_went(&zeros);
+        let write = Write { first: blocks.start, notes, data: pages };
+        if let Err(mpsc::SendError(Job::Commit { write, teller })) =
+            self.jobs.send(Job::Commit { write, teller })
+        {
+            self.shared.let_go(write.blocks());
+            teller.tell(Err(gone()));
+        }
+    }
+
+    /// What landed of a write is not what its client meant: the disk has what counts.
+    pub(crate) fn cut(&self, offset: u64, len: u64) {
+        let blocks = range(offset, len);
+        self.shared.resident().doom(blocks.clone());
+        self.shared.let_go(blocks);
+    }
+
+    /// Whether each block of a range is right on the disk; `teller` is told.
+    pub(crate) fn check(&self, offset: u64, len: u64, teller: Teller) {
+        self.looks.push(Look::Check { blocks: range(offset, len), teller });
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        self.looks.close();
+    }
+}
+
+impl Shared {
+    fn journal(&self) -> MutexGuard<'_, Journal> {
+        self.journal.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn resident(&self) -> MutexGuard<'_, Resident> {
+        self.resident.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn die(&self) {
+        self.is_dead.store(true, Ordering::Release);
+        self.died.notify_waiters();
+    }
+
+    fn let_go(&self, blocks: Range<u64>) {
+        let has_doomed = self.resident().let_go(blocks.clone());
+        if has_doomed {
+            let journal = self.journal();
+            self.revert(&journal, blocks);
+        }
+    }
+
+    /// Takes what is doomed of these, and held by nobody, out of memory; it is what the disk has.
+    fn revert(&self, journal: &Journal, blocks: Range<u64>) {
+        let mut resident = self.resident();
+        for block in resident.take_doomed(blocks) {
+            self.arena.set_noted(block, journal.noted(block));
+            self.arena.drop_memory(block..block + 1);
+        }
+    }
+
+    /// Makes room in memory where there is too much.
+    fn make_room(&self, resident: &mut Resident) {
+        let gone = resident.evict();
+        for run in gone.chunk_by(|one, next| one + 1 == *next) {
+            self.arena.drop_memory(run[0]..run[run.len() - 1] + 1);
+        }
+    }
+}
+
+fn range(offset: u64, len: u64) -> Range<u64> {
+    offset / BLOCK_BYTES..(offset + len).div_ceil(BLOCK_BYTES)
+}
+
+/// Regions that may be written on some donors of their volume and not on others.
+fn marked_of(arena: &Arena, held: &Held) -> Vec<u64> {
+    let mut marked = Vec::new();
+    for extent in held.owners.keys() {
+        let mut at = u64::from(*extent) * EXTENT_BYTES;
+        arena.dirty().runs(at, EXTENT_BYTES, |len, is_marked| {
+            if is_marked {
+                marked.extend(at / DIRTY_REGION_BYTES..(at + len).div_ceil(DIRTY_REGION_BYTES));
+            }
+            at += len;
+        });
+    }
+    marked
+}
+
+fn blocks_of(extent: u32) -> Range<u64> {
+    const BLOCKS: u64 = EXTENT_BYTES / BLOCK_BYTES;
+    u64::from(extent) * BLOCKS..(u64::from(extent) + 1) * BLOCKS
+}
+
+fn gone() -> io::Error {
+    io::Error::other("this disk takes nothing any more")
+}

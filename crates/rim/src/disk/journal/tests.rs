@@ -1,0 +1,260 @@
+//! A disk that loses power at any moment: what was written since its last flush is there, or not, or in part,
+//! sector by sector.
+
+use super::*;
+use cheetah_core::map::VolumeId;
+use cheetah_core::seed::Seed;
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+const SECTOR: usize = 512;
+const VOLUME: VolumeId = VolumeId(5);
+
+#[derive(Debug, Default)]
+struct Lossy(Mutex<Power>);
+
+#[derive(Debug)]
+struct Power {
+    pages: BTreeMap<u64, Vec<u8>>,
+    /// Since the last flush.
+    pending: Vec<(u64, Vec<u8>)>,
+    /// So many calls until it is gone.
+    left: u32,
+}
+
+impl Default for Power {
+    fn default() -> Power {
+        Power { pages: BTreeMap::new(), pending: Vec::new(), left: u32::MAX }
+    }
+}
+
+impl Power {
+    fn spend(&mut self) -> io::Result<()> {
+        self.left = self.left.saturating_sub(1);
+        if self.left == 0 { Err(io::Error::other("no power")) } else { Ok(()) }
+    }
+
+    fn put(&mut self, at: u64, bytes: &[u8]) {
+        for (nth, page) in bytes.chunks(PAGE).enumerate() {
+            self.pages.insert(at / PAGE_BYTES + nth as u64, page.to_vec());
+        }
+    }
+
+    fn get(&self, at: u64, into: &mut [u8]) {
+        for (nth, page) in into.chunks_mut(PAGE).enumerate() {
+            match self.pages.get(&(at / PAGE_BYTES + nth as u64)) {
+                Some(found) => page.copy_from_slice(found),
+                None => page.fill(0),
+            }
+        }
+    }
+}
+
+impl Lossy {
+    fn locked(&self) -> std::sync::MutexGuard<'_, Power> {
+        self.0.lock().expect("no test panics here")
+    }
+
+    /// Power goes, and comes again.
+    fn cut(&self, seed: &mut Seed) {
+        let mut power = self.locked();
+        for (at, bytes) in std::mem::take(&mut power.pending) {
+            let mut page = vec![0; bytes.len()];
+            power.get(at, &mut page);
+            let fate = seed.draw() % 4;
+            for (old, new) in page.chunks_mut(SECTOR).zip(bytes.chunks(SECTOR)) {
+                if fate == 0 || (fate == 1 && seed.draw().is_multiple_of(2)) {
+                    old.copy_from_slice(new);
+                }
+            }
+            power.put(at, &page);
+        }
+        power.left = u32::MAX;
+    }
+}
+
+impl Blocks for Lossy {
+    fn read_at(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        let mut power = self.locked();
+        power.spend()?;
+        power.get(at, into);
+        let pending = std::mem::take(&mut power.pending);
+        let end = at + into.len() as u64;
+        for (from, bytes) in &pending {
+            let (begin, stop) = (at.max(*from), end.min(from + bytes.len() as u64));
+            if begin < stop {
+                let len = (stop - begin) as usize;
+                into[(begin - at) as usize..][..len]
+                    .copy_from_slice(&bytes[(begin - from) as usize..][..len]);
+            }
+        }
+        power.pending = pending;
+        Ok(())
+    }
+
+    fn write_at(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        assert!(at.is_multiple_of(PAGE_BYTES) && bytes.len().is_multiple_of(PAGE), "whole pages");
+        let mut power = self.locked();
+        power.pending.push((at, bytes.to_vec()));
+        power.spend()
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        let mut power = self.locked();
+        power.spend()?;
+        for (at, bytes) in std::mem::take(&mut power.pending) {
+            power.put(at, &bytes);
+        }
+        Ok(())
+    }
+
+    fn zero(&self, at: u64, len: u64) -> io::Result<()> {
+        let mut power = self.locked();
+        power.spend()?;
+        let range = at / PAGE_BYTES..(at + len) / PAGE_BYTES;
+        power.pages.retain(|page, _| !range.contains(page));
+        power.pending.retain(|(from, _)| !range.contains(&(from / PAGE_BYTES)));
+        Ok(())
+    }
+}
+
+/// What a block may be: its content, or zeros.
+type Content = Option<Vec<u8>>;
+
+fn random_write(seed: &mut Seed, used: &mut BTreeSet<u64>) -> (Write, Vec<Content>) {
+    let (mut first, count) = (seed.draw() % 40, 1 + seed.draw() % 6);
+    while (first..first + count).any(|block| used.contains(&block)) {
+        first += 1;
+    }
+    used.extend(first..first + count);
+    let content = |seed: &mut Seed| -> Content {
+        let fill = seed.draw();
+        (!fill.is_multiple_of(4)).then(|| fill.to_le_bytes().repeat(BLOCK / 8))
+    };
+    let contents: Vec<Content> = (0..count).map(|_| content(seed)).collect();
+    let note = |content: &Content| match content {
+        Some(bytes) => Noted { sum: crc32c(bytes), is_data: true, is_known: true },
+        None => Noted { sum: ZERO_BLOCK_CRC, is_data: false, is_known: true },
+    };
+    let notes = contents.iter().map(note).collect();
+    let data = Pages::of(&contents.iter().flatten().flatten().copied().collect::<Vec<u8>>());
+    (Write { first, notes, data }, contents)
+}
+
+fn opened(blocks: &Arc<Lossy>, place: Place) -> Journal {
+    let opened = Journal::open(Arc::clone(blocks) as Arc<dyn Blocks>, place.bytes());
+    opened.expect("it is ours").expect("it is not blank")
+}
+
+/// What a reader would get; None where it is wrong.
+fn content(journal: &Journal, block: u64) -> Option<Content> {
+    let noted = journal.noted(block);
+    if !noted.is_data {
+        return Some(None);
+    }
+    let mut page = Pages::new(BLOCK);
+    journal.blocks.read_at(journal.place.block(block), page.bytes_mut()).expect("there is power");
+    (crc32c(page.bytes()) == noted.sum).then(|| Some(page.bytes().to_vec()))
+}
+
+fn life_of_a_disk(seed: u64) {
+    let mut seed = Seed(seed);
+    let place = Place { extents: 1 };
+    let blocks = Arc::new(Lossy::default());
+    let format = Journal::format(Arc::clone(&blocks) as Arc<dyn Blocks>, DonorId(1), DonorSecret(2), place);
+    let mut journal = format.expect("there is power");
+    let held = Held { owners: BTreeMap::from([(0, VOLUME)]), ..Held::default() };
+    journal.keep(held.clone()).expect("there is power");
+    let mut is: BTreeMap<u64, Content> = BTreeMap::new();
+    for _ in 0..6 {
+        blocks.locked().left = 2 + (seed.draw() % 60) as u32;
+        // A log that is nearly full begins anew in the middle of it.
+        journal.entries = if seed.draw().is_multiple_of(3) { REPLAYED_MAX } else { 0 };
+        let mut under_way: BTreeMap<u64, Content> = BTreeMap::new();
+        loop {
+            let mut used = BTreeSet::new();
+            let count = 1 + seed.draw() % 3;
+            let (writes, contents): (Vec<_>, Vec<_>) =
+                (0..count).map(|_| random_write(&mut seed, &mut used)).unzip();
+            let each = writes.iter().map(Write::blocks).zip(contents);
+            let news: BTreeMap<u64, Content> =
+                each.flat_map(|(blocks, contents)| blocks.zip(contents)).collect();
+            match journal.commit(&writes) {
+                Ok(done) if done.iter().all(Result::is_ok) => is.extend(news),
+                _ => {
+                    under_way.extend(news);
+                    break;
+                }
+            }
+        }
+        blocks.cut(&mut seed);
+        journal = opened(&blocks, place);
+        assert_eq!(*journal.held(), held);
+        for block in 0..64 {
+            let (found, acknowledged) = (content(&journal, block), is.get(&block).cloned().flatten());
+            let dirty = journal.dirty_at_start();
+            match under_way.get(&block) {
+                None => assert_eq!(found, Some(acknowledged), "block {block} was acknowledged"),
+                // Torn, new or old; from now on it is what it is.
+                Some(new) => {
+                    assert!(
+                        found.as_ref().is_none_or(|it| it == new || *it == acknowledged),
+                        "block {block}"
+                    );
+                    if found == Some(new.clone()) && *new != acknowledged {
+                        let is_marked = dirty.iter().any(|range| range.contains(&(block * BLOCK_BYTES)));
+                        assert!(is_marked, "who writes next asks whether others have block {block}");
+                    }
+                    match found {
+                        Some(found) => drop(is.insert(block, found)),
+                        None => rewrite(&mut journal, &mut is, block),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// As redundancy heals it.
+fn rewrite(journal: &mut Journal, is: &mut BTreeMap<u64, Content>, block: u64) {
+    let bytes = vec![7; BLOCK];
+    let notes = vec![Noted { sum: crc32c(&bytes), is_data: true, is_known: true }];
+    let write = Write { first: block, notes, data: Pages::of(&bytes) };
+    journal.commit(&[write]).expect("there is power").remove(0).expect("there is power");
+    is.insert(block, Some(bytes));
+}
+
+#[test]
+fn what_was_acknowledged_is_there_whenever_power_goes() {
+    for seed in 0..400 {
+        life_of_a_disk(seed);
+    }
+}
+
+#[test]
+fn what_was_wiped_is_gone_and_does_not_come_back() {
+    let place = Place { extents: 2 };
+    for cut in 2..40 {
+        let blocks = Arc::new(Lossy::default());
+        let format =
+            Journal::format(Arc::clone(&blocks) as Arc<dyn Blocks>, DonorId(1), DonorSecret(2), place);
+        let mut journal = format.expect("there is power");
+        let owners = BTreeMap::from([(0, VOLUME), (1, VOLUME)]);
+        journal.keep(Held { owners, ..Held::default() }).expect("there is power");
+        let mut seed = Seed(cut.into());
+        let (write, _) = random_write(&mut seed, &mut BTreeSet::new());
+        let touched = write.blocks();
+        journal.commit(&[write]).expect("there is power");
+        blocks.locked().left = cut;
+        let wiped = journal.wipe(&[0]).is_ok();
+        let _ = journal.begin_anew(Vec::new());
+        blocks.cut(&mut seed);
+        let journal = opened(&blocks, place);
+        for block in touched.filter(|_| wiped) {
+            assert_eq!(journal.noted(block), ABSENT, "cut after {cut} calls");
+            let mut page = Pages::new(BLOCK);
+            blocks.read_at(place.block(block), page.bytes_mut()).expect("there is power");
+            assert!(page.bytes().iter().all(|byte| *byte == 0), "no byte stays on the disk");
+        }
+    }
+}
