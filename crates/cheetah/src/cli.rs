@@ -14,7 +14,7 @@ pub use crate::cli_seal::{Manifest, Verify};
 use crate::cli_serving::{Coordinate, Donate};
 use crate::cli_validate::{VALIDATE_EXAMPLES, Validate};
 use crate::expected::Hash;
-use cheetah_core::map::Redundancy;
+use cheetah_core::map::{Medium, Redundancy};
 use cheetah_core::units::{BadSize, parse_bytes};
 use cheetah_rim::volume::Rule;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
@@ -74,6 +74,19 @@ pub struct JsonArg {
     /// Print JSON instead of text.
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Clone, Copy, Debug, Args)]
+pub struct OnArg {
+    /// What it lies on: memory, or disks that donors lend (`donate --disk`), which keep it when all machines
+    /// are switched off.
+    #[arg(long, value_name = "memory|disk", default_value = "memory", value_parser = parse_medium)]
+    pub on: Medium,
+}
+
+fn parse_medium(text: &str) -> Result<Medium, String> {
+    let all = [Medium::Memory, Medium::Disk];
+    all.into_iter().find(|medium| medium.to_string() == text).ok_or_else(|| "memory or disk".to_owned())
 }
 
 #[derive(Debug, Subcommand)]
@@ -304,6 +317,8 @@ pub struct Create {
     #[arg(long)]
     pub follow: bool,
     #[command(flatten)]
+    pub on: OnArg,
+    #[command(flatten)]
     pub case: CaseArgs,
     #[command(flatten)]
     pub pool: PoolArg,
@@ -393,6 +408,8 @@ pub struct Load {
     pub file: PathBuf,
     /// The volume. If there is none of this name it is made, exactly as large as the disk.
     pub name: String,
+    #[command(flatten)]
+    pub on: OnArg,
     /// Load into a volume that was loaded or written before, whatever it holds; not while anybody reads it.
     /// The volume is made anew, as large as the file: nothing of what it held stays.
     #[arg(long)]
@@ -461,6 +478,8 @@ pub struct Open {
     /// linear or stripe:K: what a donor takes with it is read again. Without it: linear.
     #[arg(long)]
     pub redundancy: Option<Redundancy>,
+    #[command(flatten)]
+    pub on: OnArg,
     /// Bytes each second that are read of what nobody waits for. Without it: as fast as it goes.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub rate: Option<u64>,

@@ -33,11 +33,38 @@ pub struct Coordinate {
     pub json: JsonArg,
 }
 
-#[derive(Debug, Args)]
+/// A disk to lend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskAt {
+    pub path: PathBuf,
+    /// None: all of it.
+    pub bytes: Option<u64>,
+}
+
+/// A colon in a path is no trouble where no size follows it.
+fn parse_disk(text: &str) -> Result<DiskAt, String> {
+    let sized = text.rsplit_once(':').filter(|(path, _)| !path.is_empty());
+    let sized = sized.and_then(|(path, size)| Some((path, parse_bytes(size).ok()?)));
+    match sized {
+        Some((path, bytes)) => Ok(DiskAt { path: path.into(), bytes: Some(bytes) }),
+        None if text.is_empty() => Err("name a file or a block device".to_owned()),
+        None => Ok(DiskAt { path: text.into(), bytes: None }),
+    }
+}
+
+#[derive(Clone, Debug, Args)]
 pub struct Donate {
-    /// How much: 16G, `auto` (what is free less a reserve for the owner), or nbd://HOST:PORT/EXPORT.
+    /// How much memory: 16G, `auto` (what is free less a reserve for the owner), or nbd://HOST:PORT/EXPORT.
     /// It is lent in whole extents of 64M: of 100M, 64M.
-    pub size: String,
+    #[arg(required_unless_present = "disk")]
+    pub size: Option<String>,
+    /// Lend a disk: a file, which is made of this size if it is not there, or a block device. Each is a donor
+    /// of its own, and the same one when it is lent again. Only what is blank, or was lent before, is taken.
+    #[arg(long, value_name = "PATH[:SIZE]", value_parser = parse_disk, conflicts_with = "no_pool")]
+    pub disk: Vec<DiskAt>,
+    /// Memory that keeps what is used of each disk at hand. Without it: a sixteenth of this machine's.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, requires = "disk")]
+    pub cache: Option<u64>,
     /// Where to listen for clients. Without it: any port of the address by which this machine reaches the
     /// pool (of 127.0.0.1 with --no-pool).
     #[arg(long, value_name = "ADDR")]
@@ -69,4 +96,19 @@ pub struct Donate {
     pub pool: PoolArg,
     #[command(flatten)]
     pub json: JsonArg,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_is_a_path_and_what_of_it_is_lent() {
+        let at = |path: &str, bytes| Ok(DiskAt { path: path.into(), bytes });
+        assert_eq!(parse_disk("/var/d:10G"), at("/var/d", Some(10 << 30)));
+        assert_eq!(parse_disk("/dev/disk/by-path/pci-0:1:2"), at("/dev/disk/by-path/pci-0:1", Some(2)));
+        assert_eq!(parse_disk("/dev/sdb"), at("/dev/sdb", None));
+        assert_eq!(parse_disk("a:b"), at("a:b", None));
+        assert!(parse_disk("").is_err());
+    }
 }

@@ -1,8 +1,9 @@
-//! `cheetah donate`: lend memory, or another NBD server's space, to a pool; or serve it alone.
-//! Owns: how much is lent, what it is called, starting and ending. Never: data or decisions.
+//! `cheetah donate`: lend memory, or another NBD server's space, to a pool; or serve it alone. (`disk` lends
+//! disks.) Owns: how much is lent, what it is called, starting and ending. Never: data or decisions.
 
 use crate::cli;
 use crate::cli_serving;
+use crate::disk;
 use crate::drain::{farewell, told_to_leave};
 use crate::failure::{self, Failure};
 use crate::members;
@@ -14,6 +15,7 @@ use cheetah_core::api::{Call, RefusalCode};
 use cheetah_core::donor::Exit;
 use cheetah_core::donor::owner::{self, Owner, Sample, Terms};
 use cheetah_core::limits::{DONOR_EXTENTS_MAX, DONOR_MEMORY_EXTENTS_MAX, EXTENT_BYTES};
+use cheetah_core::map::Medium;
 use cheetah_core::units::{check_name, parse_bytes, show_bytes};
 use cheetah_nbd::uri::{Transport, Uri};
 use cheetah_rim::arena::Arena;
@@ -32,18 +34,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub async fn donate(options: cli_serving::Donate) -> Result<(), Failure> {
-    if options.size.starts_with("nbd") {
+    if options.disk.is_empty() {
+        return donate_memory(options).await;
+    }
+    disk::donate(options).await
+}
+
+pub(crate) async fn donate_memory(options: cli_serving::Donate) -> Result<(), Failure> {
+    if size_of(&options).starts_with("nbd") {
         return donate_foreign(options).await;
     }
     let machine = Machine::own();
     let terms = terms(&options, &machine)?;
     let extents = terms.extents_max;
-    let who = Who::of(&options, Lender::own())?;
+    let who = Who::own(&options)?;
     // In this order: afterwards what a process has under /proc belongs to root.
     go_first();
     cheetah_rim::memory::forbid_dumps();
     let lent = Lent::new(extents)?;
-    parse_bytes(&options.size)
+    parse_bytes(size_of(&options))
         .ok()
         .and_then(|asked| left_over(asked, &lent.bytes()))
         .iter()
@@ -52,6 +61,11 @@ pub async fn donate(options: cli_serving::Donate) -> Result<(), Failure> {
         true => donate_alone(&options, &who.name, extents, lent).await,
         false => donate_to_pool(options, who, machine, terms, lent).await,
     }
+}
+
+/// What was asked for; nothing where only disks are lent.
+fn size_of(options: &cli_serving::Donate) -> &str {
+    options.size.as_deref().unwrap_or_default()
 }
 
 /// Memory that is there to be lent.
@@ -130,8 +144,12 @@ async fn donate_to_pool(
     let listen = Endpoint::Tcp(listen);
     let (wiped, counted) = (lent.arena.clone(), lent.arena.clone());
     let hooks = DonorHooks {
-        wipe: Arc::new(move |extents| wiped.wipe(extents)),
+        wipe: Arc::new(move |extents| {
+            wiped.wipe(extents);
+            Ok(())
+        }),
         bytes_used: Arc::new(move || counted.bytes_used()),
+        keep: None,
     };
     // Bound first: a donor joins with the address at which it is reached.
     let bound = Bound::new(&listen).map_err(Failure::failed)?;
@@ -196,7 +214,10 @@ impl From<CallError> for Missing {
 
 /// The pool, once it answers: machines start in any order. It is said that it is waited for, or a mistyped
 /// one would look like one that something is lent to. `None`: told to end meanwhile.
-async fn find_in_time(pool: &cli::PoolArg, signals: &mut Signals) -> Result<Option<Client>, Failure> {
+pub(crate) async fn find_in_time(
+    pool: &cli::PoolArg,
+    signals: &mut Signals,
+) -> Result<Option<Client>, Failure> {
     let waiting = async {
         let mut said = false;
         loop {
@@ -243,7 +264,8 @@ fn control(
     hooks: DonorHooks,
 ) -> Result<(DonorControl, DonorHandle), Failure> {
     let Who { name, or_numbered, host, machine } = who;
-    let options = DonorOptions { name, or_numbered, host, machine, listen, extents, foreign_export };
+    let medium = Medium::Memory;
+    let options = DonorOptions { name, or_numbered, host, machine, listen, extents, foreign_export, medium };
     DonorControl::new(options, pool, hooks)
         .map_err(|e| Failure::failed(format!("cannot start the donor: {e}")))
 }
@@ -291,17 +313,17 @@ async fn run(
 fn terms(options: &cli_serving::Donate, machine: &Machine) -> Result<Terms, Failure> {
     let Memory { total_bytes: total, available_bytes: available } =
         machine.memory().map_err(Failure::failed)?;
-    let auto = options.size == "auto";
+    let auto = size_of(options) == "auto";
     let reserve_of = if auto { owner::reserve_of_auto } else { owner::reserve_of_size };
     let reserve = options.reserve.unwrap_or_else(|| reserve_of(total));
     let bytes = match (auto, options.max) {
         (true, Some(max)) => max,
         (true, None) => available.saturating_sub(reserve),
-        (false, None) => parse_bytes(&options.size).map_err(Failure::usage)?,
+        (false, None) => parse_bytes(size_of(options)).map_err(Failure::usage)?,
         (false, Some(_)) => {
             return Err(Failure::usage(format!(
                 "'{}' is the most that is lent: --max goes with `auto`",
-                options.size
+                size_of(options)
             )));
         }
     };
@@ -315,7 +337,7 @@ fn terms(options: &cli_serving::Donate, machine: &Machine) -> Result<Terms, Fail
         ))),
         0..EXTENT_BYTES => Err(Failure::usage(format!(
             "'{}' is less than the smallest loan, {least}",
-            options.max.map_or(options.size.clone(), show_bytes)
+            options.max.map_or_else(|| size_of(options).to_owned(), show_bytes)
         ))),
         _ if !auto && bytes > available => Err(Failure::failed(format!(
             "{} is more than this machine has: {} of {} are available; lend less, or `auto`",
@@ -339,11 +361,11 @@ fn left_over(asked: u64, lent: &str) -> Option<String> {
 }
 
 /// What the donor is called, and what it goes down with.
-struct Who {
-    name: String,
-    or_numbered: bool,
-    host: String,
-    machine: String,
+pub(crate) struct Who {
+    pub(crate) name: String,
+    pub(crate) or_numbered: bool,
+    pub(crate) host: String,
+    pub(crate) machine: String,
 }
 
 /// A machine, by its name for people and by what no other machine has.
@@ -373,6 +395,11 @@ impl Lender {
 }
 
 impl Who {
+    /// Who this machine is to the pool.
+    pub(crate) fn own(options: &cli_serving::Donate) -> Result<Self, Failure> {
+        Who::of(options, Lender::own())
+    }
+
     fn of(options: &cli_serving::Donate, lender: Lender) -> Result<Self, Failure> {
         if options.host_id.as_deref() == Some("") {
             return Err(Failure::usage(
@@ -403,7 +430,7 @@ async fn donate_foreign(options: cli_serving::Donate) -> Result<(), Failure> {
             "--reserve and --max are about this machine's memory, not an NBD server's",
         ));
     }
-    let uri: Uri = options.size.parse().map_err(|e| Failure::usage(format!("{e}")))?;
+    let uri: Uri = size_of(&options).parse().map_err(|e| Failure::usage(format!("{e}")))?;
     let address = resolve(&uri)?;
     let mut signals = Signals::listen()?;
     // Its pool says how it is spoken to.

@@ -282,6 +282,7 @@ mod tests {
             size: 1,
             redundancy: Redundancy { data: 2, parity: 1 },
             unit: 65536,
+            medium: cheetah_core::map::Medium::Memory,
             epoch: 1,
             follow: false,
             attachments: report.into_iter().map(attachment).collect(),

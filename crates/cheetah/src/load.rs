@@ -465,6 +465,7 @@ async fn ensure_volume(
                 follow: false,
                 load: Some(Box::new(load)),
                 overlay_of: None,
+                on: options.on.on,
             };
             let made = volume(pool, Call::Create(create)).await?;
             if !options.json.json {

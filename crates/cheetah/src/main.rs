@@ -24,6 +24,7 @@ mod crew;
 mod custody;
 mod daemon;
 mod diff;
+mod disk;
 mod doctor;
 mod donate;
 mod drain;

@@ -153,6 +153,7 @@ async fn ensure(
         follow: false,
         load,
         overlay_of: None,
+        on: options.on.on,
     };
     Ok((volume(pool, Call::Create(create)).await?, true))
 }

@@ -33,6 +33,7 @@ pub async fn make(pool: &Client, base: &str, name: String) -> Result<String, Fai
         follow: false,
         load: None,
         overlay_of: Some(base.to_owned()),
+        on: cheetah_core::map::Medium::Memory,
     };
     let made = volume(pool, Call::Create(create)).await?;
     output::note(&format!("made overlay {name} of {base}, {}", made.status.redundancy));

@@ -185,6 +185,7 @@ pub async fn create(options: cli::Create) -> Result<(), Failure> {
         follow: options.follow,
         load: None,
         overlay_of: None,
+        on: options.on.on,
     };
     let by_default = if options.redundancy.is_none() { ", the default here" } else { "" };
     let mut detail = volume(&pool, Call::Create(create)).await?;

@@ -425,6 +425,7 @@ mod tests {
             size: 1_000_003,
             redundancy: Redundancy { data: 1, parity: 1 },
             unit: 65_536,
+            medium: cheetah_core::map::Medium::Memory,
             epoch: 9,
             follow: false,
             attachments: vec![attachment()],
@@ -450,6 +451,7 @@ mod tests {
             machine: "boot2".into(),
             address: "10.0.0.2:1000".into(),
             health: DonorHealth::Lost,
+            medium: cheetah_core::map::Medium::Memory,
             bytes_total: 8 << 30,
             bytes_free: 0,
             bytes_used: 0,
@@ -495,6 +497,7 @@ mod tests {
             hurry: false,
             backing: None,
             proofs: None,
+            medium: cheetah_core::map::Medium::Memory,
         };
         let unreadable = vec![LostRange { donor: None, offset: 512, len: 512, stride: 512, count: 1 }];
         VolumeDetail {

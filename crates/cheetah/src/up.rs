@@ -16,7 +16,7 @@ use crate::signals::Signals;
 use crate::starting::Stops;
 use cheetah_core::api::{Call, Create, Size};
 use cheetah_core::limits::{CACHE_DEFAULT_BYTES, EXTENT_BYTES, POLL_DEFAULT_US};
-use cheetah_core::map::Redundancy;
+use cheetah_core::map::{Medium, Redundancy};
 use cheetah_rim::members::IDENTITY_VARIABLE;
 use cheetah_rim::volume::Rule;
 use std::path::PathBuf;
@@ -113,6 +113,7 @@ async fn start_all(
         follow: false,
         load: None,
         overlay_of: None,
+        on: Medium::Memory,
     };
     volume(&pool, Call::Create(create)).await?;
     let attachment = attach(options, &url).await?;

@@ -195,7 +195,7 @@ pub(crate) fn beside_note(beside: &[Beside]) -> String {
 mod tests {
     use super::*;
     use cheetah_core::limits::EXTENT_BYTES;
-    use cheetah_core::map::{Group, LeaseToken, Placement, PoolId, Route, Slot, VolumeId, VolumeMap};
+    use cheetah_core::map::{Group, LeaseToken, Medium, Placement, PoolId, Route, Slot, VolumeId, VolumeMap};
 
     /// A volume on donors 1, 2 and 3, of which the coordinator has not heard lately of these.
     fn lease(redundancy: &str, silent: &[u64]) -> Lease {
@@ -219,6 +219,7 @@ mod tests {
             hurry: false,
             backing: None,
             proofs: None,
+            medium: Medium::Memory,
             unreadable: Vec::new(),
         };
         let unconfirmed = silent.iter().map(|id| DonorId(*id)).collect();

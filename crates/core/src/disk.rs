@@ -22,7 +22,7 @@ mod replay;
 mod state;
 
 pub use cache::Cache;
-pub use log::{Entry, LOG_ENTRIES_MAX, LogPage, Noted, open_page, seal_page};
+pub use log::{Entry, LOG_ENTRIES_MAX, LogPage, Noted, Page, open_page, seal_page};
 pub use place::{DISK_BYTES_MIN, Head, NotADisk, PAGE_BYTES, Place};
 pub use replay::{Change, Replay, Told};
 pub use state::{BadState, Held, State};

@@ -386,6 +386,37 @@ pub struct VolumeMap {
     /// What proves each block, behind the size.
     #[serde(default)]
     pub proofs: Option<Proofs>,
+    /// What all of it lies on.
+    #[serde(default, skip_serializing_if = "Medium::is_memory")]
+    pub medium: Medium,
+}
+
+/// What a donor lends, and what a volume lies on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Medium {
+    /// Fast, and gone with the donor's process.
+    #[default]
+    Memory,
+    /// It stays: a donor that starts again on the same disk is the same donor.
+    Disk,
+}
+
+impl fmt::Display for Medium {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Medium::Memory => "memory",
+            Medium::Disk => "disk",
+        })
+    }
+}
+
+impl Medium {
+    /// Whether it is the one that is meant where nothing is said.
+    #[must_use]
+    pub fn is_memory(&self) -> bool {
+        *self == Medium::Memory
+    }
 }
 
 /// The room for proofs behind a volume's end, as [`Tree`] divides it.

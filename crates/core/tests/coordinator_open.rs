@@ -8,7 +8,7 @@ use cheetah_core::content::{
     ToLoad,
 };
 use cheetah_core::limits::{HOLDS_BYTES_MAX, LEASE_NS, PARTITIONS_TOLD_MAX, SECOND_NS, TEND_SILENCE_NS};
-use cheetah_core::map::{Backing, Filler, LeaseToken, Redundancy};
+use cheetah_core::map::{Backing, Filler, LeaseToken, Medium, Redundancy};
 use cheetah_core::text::is_harmless;
 use pool::{E, World};
 
@@ -28,6 +28,7 @@ fn create(redundancy: Option<Redundancy>) -> Call {
         follow: false,
         load,
         overlay_of: None,
+        on: Medium::Memory,
     })
 }
 
@@ -236,6 +237,7 @@ fn create_larger(extents: u64, memory: u64, redundancy: Option<&str>) -> Call {
         follow: false,
         load,
         overlay_of: None,
+        on: Medium::Memory,
     })
 }
 

@@ -207,6 +207,7 @@ fn overlay(world: &mut World, name: &str, of: &str) -> Result<Answer, Refusal> {
         follow: false,
         load: None,
         overlay_of: Some(of.into()),
+        on: cheetah_core::map::Medium::Memory,
     };
     world.ask(Call::Create(create))
 }

@@ -2,7 +2,9 @@
 
 use cheetah_core::layout::{Geometry, Scatter, address, layer_of, lost_ranges};
 use cheetah_core::limits::{EXTENT_BYTES, REQUEST_BYTES_MAX};
-use cheetah_core::map::{Backing, DonorId, Group, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap};
+use cheetah_core::map::{
+    Backing, DonorId, Group, Medium, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap,
+};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -33,6 +35,7 @@ fn map(k: u32, unit: u32, groups: u32, cut: u64) -> VolumeMap {
         hurry: false,
         backing: None,
         proofs: None,
+        medium: Medium::Memory,
     }
 }
 

@@ -3,7 +3,7 @@
 
 use cheetah_core::layout::{LostRange, lost_ranges};
 use cheetah_core::limits::EXTENT_BYTES;
-use cheetah_core::map::{BadRange, DonorId, Group, Placement, Redundancy, Slot, VolumeId, VolumeMap};
+use cheetah_core::map::{BadRange, DonorId, Group, Medium, Placement, Redundancy, Slot, VolumeId, VolumeMap};
 use cheetah_core::seed::Seed;
 use std::collections::BTreeMap;
 
@@ -46,6 +46,7 @@ fn map(random: &mut Seed) -> VolumeMap {
         hurry: false,
         backing: None,
         proofs: None,
+        medium: Medium::Memory,
     }
 }
 

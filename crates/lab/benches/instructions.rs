@@ -24,7 +24,7 @@
 use cheetah_core::ahead::Rule;
 use cheetah_core::code::Code;
 use cheetah_core::limits::{EXTENT_BYTES, UNIT_PARITY_BYTES};
-use cheetah_core::map::{DonorId, Group, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap};
+use cheetah_core::map::{DonorId, Group, Medium, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
 use cheetah_core::volume::{Caching, Effect, Event, Key, Mem, Op, Request, Tag, Volume};
 use cheetah_lab::load::next_random;
@@ -207,6 +207,7 @@ fn map(redundancy: Redundancy) -> VolumeMap {
         hurry: false,
         backing: None,
         proofs: None,
+        medium: Medium::Memory,
     };
     map.check().expect("a sound map");
     map

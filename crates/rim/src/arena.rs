@@ -75,6 +75,11 @@ pub(crate) struct Said {
 }
 
 impl Begun {
+    /// Where, and how long it is.
+    pub(crate) fn place(self) -> (u64, u64) {
+        (self.offset, self.len)
+    }
+
     fn blocks(self) -> Range<u64> {
         self.offset / BLOCK_BYTES..(self.offset + self.len).div_ceil(BLOCK_BYTES)
     }
@@ -276,13 +281,8 @@ impl Arena {
         self.contexts.of(offset / BLOCK_BYTES, (offset + len).div_ceil(BLOCK_BYTES))
     }
 
-    /// Calls `each` with runs that together make up the range: (length, whether its blocks are right).
-    pub(crate) fn verify(&self, offset: u64, len: u64, each: impl FnMut(u64, bool)) {
-        runs(offset, len, BLOCK_BYTES, |block| self.is_right(block), each);
-    }
-
     /// Whether the block is what its checksum says, or is being written.
-    fn is_right(&self, block: u64) -> bool {
+    pub(crate) fn is_right(&self, block: u64) -> bool {
         let still = || self.writing.still(block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES);
         for _ in 0..LOOKS_MAX {
             let before = still();

@@ -17,6 +17,7 @@ mod threads;
 pub use medium::DiskError;
 
 use crate::arena::Arena;
+use crate::control::random;
 use cheetah_core::disk::{DISK_BYTES_MIN, Held, Place};
 use cheetah_core::limits::{BLOCK_BYTES, DIRTY_REGION_BYTES, EXTENT_BYTES};
 use cheetah_core::map::{DonorId, DonorSecret};
@@ -24,6 +25,7 @@ use journal::{Journal, Write};
 use medium::{Blocks, File, Pages};
 use resident::Resident;
 pub(crate) use resident::{Hold, Teller, Told};
+use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
@@ -44,7 +46,6 @@ pub struct Disk {
 struct Shared {
     blocks: Arc<dyn Blocks>,
     place: Place,
-    donor: DonorId,
     arena: Arc<Arena>,
     /// Locked before `resident`, never after it.
     journal: Mutex<Journal>,
@@ -61,19 +62,14 @@ impl Disk {
     ///
     /// # Errors
     /// What is there holds something else, is in use, or cannot be used; the text says what to do.
-    pub fn open(
-        path: &Path,
-        bytes: Option<u64>,
-        cache_bytes: u64,
-        new: impl FnOnce() -> io::Result<(DonorId, DonorSecret)>,
-    ) -> Result<Disk, DiskError> {
+    pub fn open(path: &Path, bytes: Option<u64>, cache_bytes: u64) -> Result<Disk, DiskError> {
         let (file, bytes) = File::open(path, bytes)?;
         let file: Arc<dyn Blocks> = Arc::new(file);
         let journal = match Journal::open(Arc::clone(&file), bytes)? {
             Some(journal) => journal,
             None => {
                 let place = Place::on(bytes).ok_or(DiskError::Small { bytes, least: DISK_BYTES_MIN })?;
-                let (donor, secret) = new().map_err(DiskError::Io)?;
+                let (donor, secret) = drawn().map_err(DiskError::Io)?;
                 Journal::format(file, donor, secret, place).map_err(DiskError::Io)?
             }
         };
@@ -81,7 +77,7 @@ impl Disk {
     }
 
     fn start(journal: Journal, cache_bytes: u64) -> io::Result<Disk> {
-        let Journal { place, donor, .. } = journal;
+        let place = journal.place;
         let arena = Arc::new(Arena::new(place.extents)?);
         journal.each_known(|block, noted| arena.set_noted(block, noted));
         for region in journal.dirty_at_start() {
@@ -95,7 +91,6 @@ impl Disk {
         let shared = Arc::new(Shared {
             blocks: journal.blocks(),
             place,
-            donor,
             arena,
             journal: Mutex::new(journal),
             resident: Mutex::new(Resident::new(place.extents, room)),
@@ -121,7 +116,7 @@ impl Disk {
     #[must_use]
     pub fn donor(&self) -> (DonorId, DonorSecret, Held) {
         let journal = self.shared.journal();
-        (self.shared.donor, journal.secret(), journal.held().clone())
+        (journal.donor, journal.secret(), journal.held().clone())
     }
 
     /// Puts down what the donor holds, before anything is done by it.
@@ -134,6 +129,15 @@ impl Disk {
             self.shared.die();
         }
         kept
+    }
+
+    /// Makes another donor of it, which holds nothing: nobody has anything there any more.
+    ///
+    /// # Errors
+    /// It still holds something, or the disk does not take it.
+    pub fn renew(&self) -> io::Result<()> {
+        let (donor, secret) = drawn()?;
+        self.shared.journal().renew(donor, secret)
     }
 
     /// Makes these extents absent, on the disk and in memory, behind all writes that were begun before.
@@ -226,6 +230,12 @@ impl Disk {
         self.shared.let_go(blocks);
     }
 
+    /// Whether a block is right in memory, as far as it is there.
+    pub(crate) fn is_right_in_memory(&self, block: u64) -> bool {
+        let resident = self.shared.resident();
+        !resident.has(block) || self.shared.arena.is_right(block)
+    }
+
     /// Whether each block of a range is right on the disk; `teller` is told.
     pub(crate) fn check(&self, offset: u64, len: u64, teller: Teller) {
         self.looks.push(Look::Check { blocks: range(offset, len), teller });
@@ -278,23 +288,31 @@ impl Shared {
     }
 }
 
+/// Who a new donor is.
+fn drawn() -> io::Result<(DonorId, DonorSecret)> {
+    Ok((DonorId(random()?), DonorSecret(random()?)))
+}
+
 fn range(offset: u64, len: u64) -> Range<u64> {
     offset / BLOCK_BYTES..(offset + len).div_ceil(BLOCK_BYTES)
 }
 
 /// Regions that may be written on some donors of their volume and not on others.
 fn marked_of(arena: &Arena, held: &Held) -> Vec<u64> {
-    let mut marked = Vec::new();
+    let mut marked = BTreeSet::new();
+    let mut mark =
+        |from: u64, to: u64| marked.extend(from / DIRTY_REGION_BYTES..to.div_ceil(DIRTY_REGION_BYTES));
     for extent in held.owners.keys() {
         let mut at = u64::from(*extent) * EXTENT_BYTES;
-        arena.dirty().runs(at, EXTENT_BYTES, |len, is_marked| {
+        arena.ledgers().unnumbered().runs(at, EXTENT_BYTES, |len, is_marked| {
             if is_marked {
-                marked.extend(at / DIRTY_REGION_BYTES..(at + len).div_ceil(DIRTY_REGION_BYTES));
+                mark(at, at + len);
             }
             at += len;
         });
     }
-    marked
+    arena.ledgers().each_listed(mark);
+    marked.into_iter().collect()
 }
 
 fn blocks_of(extent: u32) -> Range<u64> {

@@ -53,6 +53,14 @@ impl Ledgers {
         locked(ledger).begin(mark, offset, len, kept, spill)
     }
 
+    /// Calls `each` with the addresses of every write that is not known to be complete everywhere, but for
+    /// those without a number.
+    pub(crate) fn each_listed(&self, mut each: impl FnMut(u64, u64)) {
+        for ledger in locked(&self.volumes).values() {
+            locked(ledger).within(0, u64::MAX).for_each(|write| each(write.from, write.to));
+        }
+    }
+
     /// Nobody's writes are in these extents any more.
     pub(crate) fn wiped(&self, extents: &[u32]) {
         self.unnumbered.clear(extents.iter().copied());

@@ -5,7 +5,7 @@ mod greeter;
 use cheetah_core::api::{
     API_VERSION, Amend, Answer, Attach, Call, Create, Join, RefusalCode, Renew, Size, Sync, VolumeStatus,
 };
-use cheetah_core::map::{DonorId, DonorSecret};
+use cheetah_core::map::{DonorId, DonorSecret, Medium};
 use cheetah_rim::control::{
     CallError, Client, CoordinateError, CoordinateOptions, Coordination, StateAt, coordinate,
 };
@@ -59,6 +59,7 @@ fn join(id: u64, name: &str) -> Join {
         address: greeter::listens().to_string(),
         extents: 4,
         foreign_export: None,
+        medium: cheetah_core::map::Medium::Memory,
     }
 }
 
@@ -72,6 +73,7 @@ fn create(name: &str) -> Call {
         follow: false,
         load: None,
         overlay_of: None,
+        on: Medium::Memory,
     })
 }
 

@@ -5,7 +5,7 @@ mod greeter;
 use cheetah_core::api::{Answer, Attach, Attached, Call, Create, PoolStatus, RefusalCode, Size};
 use cheetah_core::donor::{Denied, Exit, OpenError, export_name};
 use cheetah_core::limits::EXTENT_BYTES;
-use cheetah_core::map::DonorId;
+use cheetah_core::map::{DonorId, Medium};
 use cheetah_rim::control::{
     CallError, Client, CoordinateOptions, Coordination, DonorControl, DonorHandle, DonorHooks, DonorOptions,
     StateAt, coordinate,
@@ -30,7 +30,7 @@ fn donate(url: &str, name: &str) -> Donor {
     let wiped = Arc::new(Mutex::new(Vec::new()));
     let record = Arc::clone(&wiped);
     let wipe = move |extents: &[u32]| record.lock().expect("unpoisoned").extend_from_slice(extents);
-    let hooks = DonorHooks { wipe: Arc::new(wipe), bytes_used: Arc::new(|| 4096) };
+    let hooks = DonorHooks { wipe: Arc::new(wipe), bytes_used: Arc::new(|| 4096), keep: None };
     let options = DonorOptions {
         name: name.into(),
         or_numbered: false,
@@ -39,6 +39,7 @@ fn donate(url: &str, name: &str) -> Donor {
         listen: greeter::listens(),
         extents: 4,
         foreign_export: None,
+        medium: cheetah_core::map::Medium::Memory,
     };
     let (control, handle) =
         DonorControl::new(options, Client::new(url).expect("a URL"), hooks).expect("random");
@@ -47,8 +48,16 @@ fn donate(url: &str, name: &str) -> Donor {
 
 async fn create(client: &Client, name: &str) {
     let (name, size) = (name.to_owned(), Size::Bytes(2 * EXTENT_BYTES));
-    let create =
-        Create { name, size, redundancy: None, unit: None, follow: false, load: None, overlay_of: None };
+    let create = Create {
+        name,
+        size,
+        redundancy: None,
+        unit: None,
+        follow: false,
+        load: None,
+        overlay_of: None,
+        on: Medium::Memory,
+    };
     client.call(Call::Create(create)).await.expect("created");
 }
 

@@ -81,6 +81,7 @@ fn join() -> Call {
         address: greeter::listens().to_string(),
         extents: 4,
         foreign_export: None,
+        medium: cheetah_core::map::Medium::Memory,
     })
 }
 

@@ -48,6 +48,7 @@ async fn unclean(directory: &Path) -> (Vec<u8>, PoolStatus) {
             address: greeter::listens().to_string(),
             extents: 4,
             foreign_export: None,
+            medium: cheetah_core::map::Medium::Memory,
         };
         client.call(Call::Join(join)).await.expect("joins");
     }

@@ -7,7 +7,7 @@ mod way;
 
 use cheetah_core::limits::EXTENT_BYTES;
 use cheetah_core::map::{
-    DonorId, Group, LeaseToken, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap,
+    DonorId, Group, LeaseToken, Medium, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap,
 };
 use cheetah_rim::arena::Arena;
 use cheetah_rim::buffer::Buffer;
@@ -113,6 +113,7 @@ fn map(donors: &[(Arc<Arena>, DonorServer)], redundancy: Redundancy, groups: u32
         hurry: false,
         backing: None,
         proofs: None,
+        medium: Medium::Memory,
     };
     map.check().unwrap();
     map

@@ -8,7 +8,7 @@ mod wire;
 use cheetah_core::api::{Answer, Attach, Attached, Call, Create, Size};
 use cheetah_core::donor::export_name;
 use cheetah_core::limits::EXTENT_BYTES;
-use cheetah_core::map::{DonorId, LeaseToken, Redundancy, VolumeMap};
+use cheetah_core::map::{DonorId, LeaseToken, Medium, Redundancy, VolumeMap};
 use cheetah_nbd::client::{Error, Handshake, Step, Want};
 use cheetah_nbd::proto::{opt, rep};
 use cheetah_nbd::{Command, Errno};
@@ -59,8 +59,14 @@ impl World {
         let Endpoint::Tcp(listen) = bound.endpoint else { panic!("bound to TCP") };
         let arena = Arc::new(Arena::new(EXTENTS).unwrap());
         let wiped = arena.clone();
-        let hooks =
-            DonorHooks { wipe: Arc::new(move |extents| wiped.wipe(extents)), bytes_used: Arc::new(|| 0) };
+        let hooks = DonorHooks {
+            wipe: Arc::new(move |extents| {
+                wiped.wipe(extents);
+                Ok(())
+            }),
+            bytes_used: Arc::new(|| 0),
+            keep: None,
+        };
         let options = DonorOptions {
             name: "d".into(),
             or_numbered: false,
@@ -69,6 +75,7 @@ impl World {
             listen,
             extents: EXTENTS,
             foreign_export: None,
+            medium: Medium::Memory,
         };
         let (control, mut handle) = DonorControl::new(options, pool.clone(), hooks).unwrap();
         let donor = DonorServer::start(bound, &arena, &Gate::Pooled(handle.clone()), over).unwrap();
@@ -80,8 +87,16 @@ impl World {
     fn create(&self, name: &str, extents: u64) {
         let (name, size) = (name.to_owned(), Size::Bytes(extents * EXTENT_BYTES));
         let redundancy = Some(Redundancy::LINEAR);
-        let create =
-            Create { name, size, redundancy, unit: None, follow: false, load: None, overlay_of: None };
+        let create = Create {
+            name,
+            size,
+            redundancy,
+            unit: None,
+            follow: false,
+            load: None,
+            overlay_of: None,
+            on: Medium::Memory,
+        };
         self.call(Call::Create(create));
     }
 

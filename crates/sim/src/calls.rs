@@ -94,6 +94,7 @@ impl World {
             address: crate::director::address(donor.slot),
             extents: donor.extents,
             foreign_export: None,
+            medium: cheetah_core::map::Medium::Memory,
         };
         let slot = donor.slot;
         self.donors[d].asked = self.call(Caller::Donor(d), Node::Donor(slot), Call::Join(join));

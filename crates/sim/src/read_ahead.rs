@@ -7,7 +7,7 @@
 
 use cheetah_core::ahead::Rule;
 use cheetah_core::limits::{EXTENT_BYTES, MILLISECOND_NS, SECOND_NS};
-use cheetah_core::map::{DonorId, Group, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap};
+use cheetah_core::map::{DonorId, Group, Medium, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
 use cheetah_core::volume::{Caching, Effect, Event, Key, Op, PartOp, Request, Volume};
 use std::collections::{BTreeMap, VecDeque};
@@ -115,6 +115,7 @@ fn map() -> VolumeMap {
         hurry: false,
         backing: None,
         proofs: None,
+        medium: Medium::Memory,
     }
 }
 

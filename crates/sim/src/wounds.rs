@@ -190,7 +190,7 @@ impl Wounds {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cheetah_core::map::{Group, Placement, Redundancy, Slot};
+    use cheetah_core::map::{Group, Medium, Placement, Redundancy, Slot};
 
     const K64: u64 = 64 << 10;
 
@@ -211,6 +211,7 @@ mod tests {
             hurry: false,
             backing: None,
             proofs: None,
+            medium: Medium::Memory,
         }
     }
 

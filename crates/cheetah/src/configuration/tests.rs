@@ -36,12 +36,12 @@ fn a_flag_goes_before_the_users_file_and_that_before_the_machines() {
     let machine = file("machine", "[donate]\nsize = \"auto\"\nname = \"machine\"\nreserve = \"8G\"\n");
     let files = [own, machine];
     let Asked::Donate(donate) = parsed(&files, "cheetah donate").command else { panic!("donate") };
-    assert_eq!((donate.size.as_str(), donate.name.as_deref()), ("auto", Some("own")));
+    assert_eq!((donate.size.as_deref(), donate.name.as_deref()), (Some("auto"), Some("own")));
     assert_eq!(donate.reserve, Some(8 << 30));
     let Asked::Donate(donate) = parsed(&files, "cheetah donate 4G --name typed").command else {
         panic!("donate")
     };
-    assert_eq!((donate.size.as_str(), donate.name.as_deref()), ("4G", Some("typed")));
+    assert_eq!((donate.size.as_deref(), donate.name.as_deref()), (Some("4G"), Some("typed")));
 }
 
 #[test]

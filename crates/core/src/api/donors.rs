@@ -1,7 +1,7 @@
 //! What donors report to their coordinator, what it tells them, and what a donor's leaving costs.
 //! Never: behaviour.
 
-use crate::map::{DonorId, DonorSecret, LeaseToken, MemberId, PoolId, VolumeId};
+use crate::map::{DonorId, DonorSecret, LeaseToken, Medium, MemberId, PoolId, VolumeId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -38,6 +38,9 @@ pub struct Join {
     pub extents: u32,
     /// Set when the memory is another's NBD server: the export to ask it for.
     pub foreign_export: Option<String>,
+    /// What it lends.
+    #[serde(default, skip_serializing_if = "Medium::is_memory")]
+    pub medium: Medium,
 }
 
 /// The answer to `Join`.

@@ -27,12 +27,12 @@ pub use status::{
 
 use crate::content::{Tell, ToLoad};
 use crate::custody::Said;
-use crate::map::{DonorId, LeaseToken, MemberId, Redundancy, TokenId};
+use crate::map::{DonorId, LeaseToken, Medium, MemberId, Redundancy, TokenId};
 use crate::members::TokenHash;
 use serde::{Deserialize, Serialize};
 
 /// Both ends refuse another number, saying which side to upgrade.
-pub const API_VERSION: u32 = 7;
+pub const API_VERSION: u32 = 8;
 
 /// What a caller asks of the coordinator. One variant, one route.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -271,4 +271,7 @@ pub struct Create {
     /// that takes to begin with, whatever `size` says, and grows while it is used.
     #[serde(default)]
     pub overlay_of: Option<String>,
+    /// What it shall lie on.
+    #[serde(default, skip_serializing_if = "Medium::is_memory")]
+    pub on: Medium,
 }

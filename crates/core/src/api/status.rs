@@ -5,7 +5,7 @@ use super::VolumeReport;
 use crate::content::Content;
 use crate::custody::Case;
 use crate::layout::LostRange;
-use crate::map::{DonorId, PoolId, Redundancy, VolumeId, VolumeMap};
+use crate::map::{DonorId, Medium, PoolId, Redundancy, VolumeId, VolumeMap};
 use serde::{Deserialize, Serialize};
 
 /// The answer to `GET /v1/pool`.
@@ -76,11 +76,14 @@ pub struct DonorStatus {
     pub address: String,
     /// Judged by its syncs, and by whether anything listens at its address.
     pub health: DonorHealth,
-    /// The memory that it lends: a multiple of 64 MiB.
+    /// What it lends.
+    #[serde(default)]
+    pub medium: Medium,
+    /// How much it lends: a multiple of 64 MiB.
     pub bytes_total: u64,
     /// Not yet given to a volume.
     pub bytes_free: u64,
-    /// Memory that present blocks take.
+    /// What present blocks take of that.
     pub bytes_used: u64,
     /// Given to volumes.
     pub bytes_held: u64,
@@ -138,6 +141,9 @@ pub struct VolumeStatus {
     pub redundancy: Redundancy,
     /// Bytes of one slot's share of a row. With one data slot there are no rows, and it means nothing.
     pub unit: u32,
+    /// What it lies on.
+    #[serde(default)]
+    pub medium: Medium,
     /// The epoch of the newest map.
     pub epoch: u64,
     /// Whether the volume grows by what each new donor lends.

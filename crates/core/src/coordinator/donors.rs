@@ -9,13 +9,14 @@ use super::confirm::Held;
 use super::doubt::Doubt;
 use super::extents::Extents;
 use super::record::DonorRecord;
+use super::volumes::Wants;
 use super::{Coordinator, Key, Outcome, Timer, check_version, refuse};
 use crate::api::{Answer, Duties, Join, Joined, Refusal, RefusalCode, Sync};
 use crate::limits::{
     DONOR_EXTENTS_MAX, DONOR_LISTED_NS, DONOR_MEMORY_EXTENTS_MAX, DONOR_SILENCE_NS, EXTENT_BYTES,
     HEARTBEAT_NS, MILLISECOND_NS, NAME_BYTES_MAX, PLACE_BYTES_MAX, POOL_DONORS_MAX, SECOND_NS,
 };
-use crate::map::{DonorId, DonorSecret, Route, VolumeId};
+use crate::map::{DonorId, DonorSecret, Medium, Route, VolumeId};
 use crate::placement::Room;
 use crate::seed::Seed;
 use crate::text::is_harmless;
@@ -202,7 +203,7 @@ impl Coordinator {
             self.rejoin(join);
         } else {
             let revision = self.next_revision();
-            let Join { donor, name, host, machine, address, extents, foreign_export, .. } = join;
+            let Join { donor, name, host, machine, address, extents, foreign_export, medium, .. } = join;
             let (secret, join) = (Some(join.secret), self.joins);
             let (departed, leaving, member) = (false, false, self.caller_id());
             self.joins += 1;
@@ -219,6 +220,7 @@ impl Coordinator {
                 departed,
                 leaving,
                 member,
+                medium,
             };
             self.donors.insert(id, Donor::join(record, revision, now));
             self.dirty.insert(Key::Donor(id));
@@ -523,13 +525,14 @@ impl Coordinator {
         }
     }
 
-    /// Donors that live for certain and stay, in the order they joined: what each may be given of a volume.
-    /// With a source behind it, only those that tell what is absent from zeros.
-    pub(super) fn rooms(&self, volume: Option<VolumeId>, is_backed: bool) -> Vec<Room> {
+    /// Donors that live for certain and stay, in the order they joined: what each may be given of a volume
+    /// that wants this.
+    pub(super) fn rooms(&self, volume: Option<VolumeId>, wants: Wants) -> Vec<Room> {
+        let Wants { is_backed, on } = wants;
         let is_open = |donor: &&Donor| {
             let tells = !is_backed || donor.record.foreign_export.is_none();
             let blank = volume.is_none_or(|volume| donor.has_wiped(volume));
-            donor.alive && donor.heard && !donor.record.leaving && blank && tells
+            donor.record.medium == on && donor.alive && donor.heard && !donor.record.leaving && blank && tells
         };
         let mut open: Vec<&Donor> = self.donors.values().filter(is_open).collect();
         open.sort_by_key(|donor| donor.record.join);
@@ -588,8 +591,8 @@ fn check_join(join: &Join) -> Result<(), Refusal> {
             join.name, join.address
         ));
     }
-    let extents_max =
-        if join.foreign_export.is_some() { DONOR_EXTENTS_MAX } else { DONOR_MEMORY_EXTENTS_MAX };
+    let is_memory = join.foreign_export.is_none() && join.medium == Medium::Memory;
+    let extents_max = if is_memory { DONOR_MEMORY_EXTENTS_MAX } else { DONOR_EXTENTS_MAX };
     if join.extents == 0 || join.extents > extents_max {
         let bytes = EXTENT_BYTES;
         let (least, most) = (show_bytes(bytes), show_bytes(bytes * u64::from(extents_max)));

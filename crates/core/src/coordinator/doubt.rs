@@ -8,7 +8,7 @@
 
 use super::{Coordinator, Found, Timer};
 use crate::limits::{DONOR_LISTED_NS, DONOR_RETRY_SOON_NS, REACHES_MAX};
-use crate::map::DonorId;
+use crate::map::{DonorId, Medium};
 use crate::units::Time;
 
 /// What is known of a donor that may have ended.
@@ -70,11 +70,11 @@ impl Coordinator {
         }
     }
 
-    /// Its process has ended, and its memory with it.
+    /// Its process has ended, and its memory with it. A disk stays, and may come back.
     fn end(&mut self, now: Time, id: DonorId) {
         let Some(donor) = self.donors.get_mut(&id) else { return };
         let lived = donor.alive;
-        (donor.alive, donor.ended, donor.doubt) = (false, true, None);
+        (donor.alive, donor.ended, donor.doubt) = (false, donor.record.medium == Medium::Memory, None);
         (self.unsettled, self.replan) = (true, true);
         if lived {
             self.note_loss("donor-lost", id);

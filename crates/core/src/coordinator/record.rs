@@ -15,7 +15,7 @@ use super::{Coordinator, Timer};
 use crate::api::VolumeReport;
 use crate::content::{Content, ContentState, UnixSeconds};
 use crate::limits::{DONOR_SILENCE_NS, LEASE_NS};
-use crate::map::{DonorId, DonorSecret, LeaseToken, MemberId, PoolId, TokenId, VolumeId, VolumeMap};
+use crate::map::{DonorId, DonorSecret, LeaseToken, Medium, MemberId, PoolId, TokenId, VolumeId, VolumeMap};
 use crate::units::Time;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -87,6 +87,9 @@ pub struct DonorRecord {
     /// Who lends it, in a pool of members.
     #[serde(default)]
     pub member: Option<MemberId>,
+    /// What it lends.
+    #[serde(default, skip_serializing_if = "Medium::is_memory")]
+    pub medium: Medium,
 }
 
 /// A volume and its placement.

@@ -349,8 +349,10 @@ impl Coordinator {
         let unreachable = self.writer(id).map(|writer| &writer.lost);
         let is_reached =
             |donor: DonorId| !unreachable.is_some_and(|lost| lost.iter().any(|(id, _)| *id == donor));
+        let on = self.volumes.get(&id).map(|volume| volume.map.medium);
         let live = self.donors.iter().filter(|(id, donor)| {
-            donor.alive && donor.heard && donor.room() > 0 && may(donor) && is_reached(**id)
+            let fits = on.is_none_or(|on| donor.record.medium == on);
+            fits && donor.alive && donor.heard && donor.room() > 0 && may(donor) && is_reached(**id)
         });
         live.map(|(id, donor)| {
             let (host, set_aside) = (donor.machine(), donor.set_aside);
@@ -475,7 +477,10 @@ impl Coordinator {
     }
 
     fn homes_beside(&self, id: DonorId) -> Vec<Home<'_>> {
-        let others = self.donors.iter().filter(|(other, donor)| **other != id && donor.alive && donor.heard);
+        let on = self.donors.get(&id).map(|donor| donor.record.medium).unwrap_or_default();
+        let others = self.donors.iter().filter(|(other, donor)| {
+            **other != id && donor.record.medium == on && donor.alive && donor.heard
+        });
         others
             .map(|(other, donor)| Home {
                 donor: *other,

@@ -83,6 +83,7 @@ impl Coordinator {
             size: map.size,
             redundancy: map.redundancy,
             unit: map.unit,
+            medium: map.medium,
             epoch: map.epoch,
             follow: volume.follow,
             attachments,
@@ -179,6 +180,7 @@ impl Coordinator {
                 (true, false) => DonorHealth::Unknown,
                 (true, true) => DonorHealth::Alive,
             },
+            medium: record.medium,
             bytes_total: u64::from(record.extents) * EXTENT_BYTES,
             // What a lost donor has left is of no use to anyone, and who may be lost is given nothing.
             bytes_free: if donor.alive && donor.heard { u64::from(donor.room()) * EXTENT_BYTES } else { 0 },

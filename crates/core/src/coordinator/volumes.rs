@@ -14,7 +14,9 @@ use crate::custody;
 use crate::limits::{
     DONOR_SILENCE_NS, EXTENT_BYTES, POOL_VOLUMES_MAX, UNIT_MAX_BYTES, UNIT_MIN_BYTES, VOLUME_BYTES_MAX,
 };
-use crate::map::{Backing, DonorId, Group, LeaseToken, Placement, Redundancy, Slot, VolumeId, VolumeMap};
+use crate::map::{
+    Backing, DonorId, Group, LeaseToken, Medium, Placement, Redundancy, Slot, VolumeId, VolumeMap,
+};
 use crate::overlay::least_bytes;
 use crate::placement::{
     Choice, Room, default_choice, default_first, groups_max, most_protected, narrower, place,
@@ -51,6 +53,30 @@ pub(super) struct Volume {
     pub(super) ailing: Option<Ailing>,
 }
 
+/// What the donors of a volume have to be.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wants {
+    /// It has a source behind it: they tell what is absent from zeros.
+    pub(super) is_backed: bool,
+    /// They lend this.
+    pub(super) on: Medium,
+}
+
+impl Wants {
+    /// For more of a volume that is there, which has no source.
+    fn of(map: &VolumeMap) -> Wants {
+        Wants { is_backed: false, on: map.medium }
+    }
+}
+
+/// How a machine lends more.
+fn lend(on: Medium) -> &'static str {
+    match on {
+        Medium::Memory => "cheetah donate SIZE",
+        Medium::Disk => "cheetah donate --disk PATH:SIZE",
+    }
+}
+
 impl Volume {
     /// One that nobody has attached yet.
     pub(super) fn new(map: VolumeMap, follow: bool, order: u64) -> Volume {
@@ -80,13 +106,14 @@ impl Coordinator {
     pub(super) fn create(&mut self, now: Time, seed: &mut Seed, create: Create) -> Result<Outcome, Refusal> {
         check_create(&create)?;
         open::check_create(&create)?;
-        let Create { name, size, redundancy, unit, follow, load, overlay_of } = door::create(create);
+        let Create { name, size, redundancy, unit, follow, load, overlay_of, on } = door::create(create);
         let overlay = overlay_of.map(|base| self.overlay_over(&base)).transpose()?;
         let size = overlay.as_ref().map_or(size, |overlay| Size::Bytes(least_bytes(overlay.size)));
         self.check_one_more(&name)?;
         let is_backed = load.as_ref().is_some_and(|load| load.backed);
         let memory = load.as_ref().filter(|_| is_backed).and_then(|load| load.memory);
-        let rooms = self.rooms(None, is_backed);
+        let wants = Wants { is_backed, on };
+        let rooms = self.rooms(None, wants);
         // A volume that follows grows with each single donor, which only `linear` can.
         let wanted = match size {
             Size::Bytes(bytes) => Some(bytes.div_ceil(EXTENT_BYTES)),
@@ -99,7 +126,7 @@ impl Coordinator {
             None => default_choice(wanted, &rooms),
         };
         let Some(Choice { redundancy, groups }) = choice else {
-            return Err(self.unprotected(&name, wanted, &rooms));
+            return Err(self.unprotected(&name, wanted, &rooms, on));
         };
         let unit = unit.unwrap_or(redundancy.default_unit());
         let group_bytes = u64::from(redundancy.data) * EXTENT_BYTES;
@@ -113,9 +140,9 @@ impl Coordinator {
             id = VolumeId(seed.draw());
         }
         let placed =
-            self.place_groups(id, redundancy, groups, is_backed, seed).filter(|placed| !placed.is_empty());
+            self.place_groups(id, redundancy, groups, wants, seed).filter(|placed| !placed.is_empty());
         let groups = placed.ok_or_else(|| {
-            let shortage = self.shortage(&name, redundancy, groups.max(1));
+            let shortage = self.shortage(&name, redundancy, groups.max(1), on);
             if is_backed && memory.is_none() { open::or_a_part(shortage) } else { shortage }
         })?;
         let order = self.volumes.values().map(|volume| volume.order + 1).max().unwrap_or(0);
@@ -133,6 +160,7 @@ impl Coordinator {
             hurry: false,
             backing: is_backed.then(|| Backing { layers, ..Backing::default() }),
             proofs: None,
+            medium: on,
         };
         self.names.insert(name, id);
         self.volumes.insert(id, Volume::new(map, follow, order));
@@ -192,7 +220,8 @@ impl Coordinator {
         match size {
             Size::All => {
                 if !self.grow_by_all(id, seed) {
-                    return Err(self.shortage(name, self.volumes[&id].map.redundancy, 1));
+                    let map = &self.volumes[&id].map;
+                    return Err(self.shortage(name, map.redundancy, 1, map.medium));
                 }
             }
             Size::Bytes(bytes) => self.grow_to(id, seed, bytes)?,
@@ -211,9 +240,9 @@ impl Coordinator {
             );
             return Err(refuse(RefusalCode::Invalid, message));
         }
-        let redundancy = map.redundancy;
+        let (redundancy, on) = (map.redundancy, map.medium);
         self.enlarge(id, seed, bytes, |map| map.size = bytes)
-            .map_err(|more| self.shortage(&self.volumes[&id].map.name, redundancy, more))?;
+            .map_err(|more| self.shortage(&self.volumes[&id].map.name, redundancy, more, on))?;
         self.note_volume("volume-grown", id);
         Ok(())
     }
@@ -232,7 +261,7 @@ impl Coordinator {
     ) -> Result<(), u64> {
         let map = &self.volumes[&id].map;
         let more = bytes.div_ceil(map.group_bytes()).saturating_sub(map.groups.len() as u64);
-        let groups = self.place_groups(id, map.redundancy, more, false, seed).ok_or(more)?;
+        let groups = self.place_groups(id, map.redundancy, more, Wants::of(map), seed).ok_or(more)?;
         if let Some(volume) = self.volumes.get_mut(&id) {
             volume.map.groups.extend(groups);
             change(&mut volume.map);
@@ -247,7 +276,7 @@ impl Coordinator {
     /// Grows by every whole group that is free; false when there is none.
     fn grow_by_all(&mut self, id: VolumeId, seed: &mut Seed) -> bool {
         let map = &self.volumes[&id].map;
-        let groups = groups_max(map.redundancy.width(), &self.rooms(Some(id), false));
+        let groups = groups_max(map.redundancy.width(), &self.rooms(Some(id), Wants::of(map)));
         let size = (map.groups.len() as u64 + groups) * map.group_bytes();
         if size <= map.size {
             return false;
@@ -262,7 +291,8 @@ impl Coordinator {
             follows.map(|volume| (volume.order, volume.map.volume)).collect();
         followers.sort_unstable();
         for (_, id) in followers {
-            if groups_max(self.volumes[&id].map.redundancy.width(), &self.rooms(Some(id), false)) > 0 {
+            let map = &self.volumes[&id].map;
+            if groups_max(map.redundancy.width(), &self.rooms(Some(id), Wants::of(map))) > 0 {
                 self.grow_by_all(id, seed);
             }
         }
@@ -322,10 +352,11 @@ impl Coordinator {
             anew = VolumeId(seed.draw());
         }
         let Some(volume) = self.take_out(id) else { return Ok(id) };
-        let VolumeMap { name, redundancy, .. } = &volume.map;
+        let VolumeMap { name, redundancy, medium, .. } = &volume.map;
         let groups = bytes.div_ceil(volume.map.group_bytes());
-        let Some(groups) = self.place_groups(anew, *redundancy, groups, false, seed) else {
-            let refusal = self.shortage(name, *redundancy, groups);
+        let wants = Wants { is_backed: false, on: *medium };
+        let Some(groups) = self.place_groups(anew, *redundancy, groups, wants, seed) else {
+            let refusal = self.shortage(name, *redundancy, groups, *medium);
             self.put_back(volume);
             return Err(refusal);
         };
@@ -343,6 +374,7 @@ impl Coordinator {
             hurry: false,
             backing: None,
             proofs: None,
+            medium: *medium,
         };
         self.put_down_of(id, name.clone(), custody::Event::Deleted);
         self.names.insert(name.clone(), anew);
@@ -384,12 +416,12 @@ impl Coordinator {
         id: VolumeId,
         redundancy: Redundancy,
         groups: u64,
-        is_backed: bool,
+        wants: Wants,
         seed: &mut Seed,
     ) -> Option<Vec<Group>> {
         // What is new has nothing to wipe.
         let known = self.volumes.contains_key(&id).then_some(id);
-        let placed = place(redundancy, groups, &self.rooms(known, is_backed), seed)?;
+        let placed = place(redundancy, groups, &self.rooms(known, wants), seed)?;
         let mut extent_of = |donor: DonorId| {
             let extent = self.donors.get_mut(&donor).and_then(|donor| donor.take_lowest(id));
             let extent = extent.expect("placement stays within the rooms it was given");
@@ -418,13 +450,13 @@ impl Coordinator {
     }
 
     /// Nobody said which redundancy, and none fits; that none at all would fit is for people to choose.
-    fn unprotected(&self, name: &str, extents: Option<u64>, rooms: &[Room]) -> Refusal {
+    fn unprotected(&self, name: &str, extents: Option<u64>, rooms: &[Room], on: Medium) -> Refusal {
         let first = default_first(rooms);
         let free: u64 = rooms.iter().map(|room| u64::from(room.extents_free)).sum();
         let groups = extents.unwrap_or(1).div_ceil(first.data.into());
         let unheard = self.donors.values().any(|donor| donor.alive && !donor.heard);
         if unheard || free == 0 || extents.is_some_and(|wanted| wanted > free) {
-            return self.shortage(name, first, groups);
+            return self.shortage(name, first, groups, on);
         }
         let bytes = |extents: u64| show_bytes(extents.saturating_mul(EXTENT_BYTES));
         let fits = match most_protected(rooms) {
@@ -433,11 +465,12 @@ impl Coordinator {
         };
         let message = format!(
             "volume '{name}' does not fit with redundancy: as {first} it needs {} spread evenly, {} is free ({}), and \
-             so {fits}; ask for less, start another donor with `cheetah donate SIZE`, or take `--redundancy linear`, \
+             so {fits}; ask for less, start another donor with `{}`, or take `--redundancy linear`, \
              which fits but has no protection: what a lost donor held is lost",
             bytes(groups.saturating_mul(first.width().into())),
             bytes(free),
             self.free_by_donor(rooms),
+            lend(on),
         );
         refuse(RefusalCode::PoolFull, message)
     }
@@ -456,8 +489,9 @@ impl Coordinator {
     }
 
     /// Says what is free and where, and what was needed.
-    fn shortage(&self, name: &str, redundancy: Redundancy, groups: u64) -> Refusal {
-        let rooms = self.rooms(None, false);
+    fn shortage(&self, name: &str, redundancy: Redundancy, groups: u64, on: Medium) -> Refusal {
+        let rooms = self.rooms(None, Wants { is_backed: false, on });
+        let lend = lend(on);
         let unheard = self.donors.values().filter(|donor| donor.alive && !donor.heard).count();
         if unheard > 0 {
             let message = format!(
@@ -468,8 +502,8 @@ impl Coordinator {
         }
         if rooms.is_empty() {
             let message = format!(
-                "the pool has no donors, so there is no memory for volume '{name}'; run `cheetah donate SIZE` on a \
-                 machine with idle memory"
+                "the pool has no donors that lend {on}, so there is none for volume '{name}'; run `{lend}` on a machine \
+                 with idle {on}"
             );
             return refuse(RefusalCode::PoolFull, message);
         }
@@ -478,7 +512,7 @@ impl Coordinator {
             let missing = width - rooms.len();
             let message = format!(
                 "{redundancy} needs {} and the pool has {}: {missing} more must join \
-                 (`cheetah donate SIZE`), or ask for what fewer donors can do, like {}",
+                 (`{lend}`), or ask for what fewer donors can do, like {}",
                 show_count(width as u64, "donor"),
                 rooms.len(),
                 narrower(redundancy, u32::try_from(rooms.len()).unwrap_or(u32::MAX))
@@ -490,7 +524,7 @@ impl Coordinator {
         let fits = groups_max(redundancy.width(), &rooms) * u64::from(redundancy.data);
         let message = format!(
             "the pool is too full for volume '{name}': it needs {} more as {redundancy}, and {} is free ({}), of which \
-             {redundancy} can use {}; ask for less, delete a volume, or start another donor with `cheetah donate SIZE`",
+             {redundancy} can use {}; ask for less, delete a volume, or start another donor with `{lend}`",
             bytes(groups.saturating_mul(redundancy.width().into())),
             bytes(free),
             self.free_by_donor(&rooms),

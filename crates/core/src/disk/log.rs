@@ -1,7 +1,7 @@
 //! The pages of a disk's log: what was put down of writes before their blocks were touched.
 //!
 //! Owns their form. Never: where they go (`place`), or what follows from them (`replay`). A page has 32 bytes
-//! of head (its checksum, how many entries, its number, its round) and entries of 16. Invariant: a page that
+//! of head (its checksum, how many entries, its number, which of its batch it is, its round) and entries of 16. Invariant: a page that
 //! was not written in full, or in another round, is not taken for one. Tests: below.
 
 use super::PAGE_BYTES;
@@ -21,6 +21,15 @@ pub struct LogPage {
     pub number: u64,
     /// How often the log began anew: a page that was lost while a later one was not does not bring that back.
     pub round: u64,
+}
+
+/// What a page says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Page {
+    /// Of the pages that were written together, which one it is. What those before them say is done.
+    pub nth: u32,
+    /// In the order in which they count.
+    pub entries: Vec<Entry>,
 }
 
 /// What is known of a block.
@@ -51,6 +60,16 @@ pub enum Entry {
         /// Its number on this disk.
         extent: u32,
     },
+    /// Others may not have yet what was written there. Counts once `Marked` is behind it.
+    Mark {
+        /// Counts regions of `DIRTY_REGION_BYTES`.
+        region: u64,
+    },
+    /// So many marks stand before this; what was written before them is complete elsewhere but for these.
+    Marked {
+        /// How many.
+        marks: u32,
+    },
 }
 
 const OLD_DATA: u64 = 1 << 63;
@@ -58,7 +77,9 @@ const OLD_KNOWN: u64 = 1 << 62;
 const NEW_DATA: u64 = 1 << 61;
 const NEW_KNOWN: u64 = 1 << 60;
 const IS_WIPE: u64 = 1 << 59;
-const NUMBER: u64 = IS_WIPE - 1;
+const IS_MARK: u64 = 1 << 58;
+const IS_MARKED: u64 = 1 << 57;
+const NUMBER: u64 = IS_MARKED - 1;
 
 impl Entry {
     fn encode(self) -> [u8; ENTRY] {
@@ -70,6 +91,8 @@ impl Entry {
                 (block & NUMBER | olds | news, old.sum, new.sum)
             }
             Entry::Wiped { extent } => (u64::from(extent) | IS_WIPE, 0, 0),
+            Entry::Mark { region } => (region & NUMBER | IS_MARK, 0, 0),
+            Entry::Marked { marks } => (u64::from(marks) | IS_MARKED, 0, 0),
         };
         let mut bytes = [0; ENTRY];
         bytes[..8].copy_from_slice(&first.to_le_bytes());
@@ -86,6 +109,12 @@ impl Entry {
         if first & IS_WIPE != 0 {
             return Some(Entry::Wiped { extent: u32::try_from(first & NUMBER).ok()? });
         }
+        if first & IS_MARK != 0 {
+            return Some(Entry::Mark { region: first & NUMBER });
+        }
+        if first & IS_MARKED != 0 {
+            return Some(Entry::Marked { marks: u32::try_from(first & NUMBER).ok()? });
+        }
         let noted = |sum: [u8; 4], data: u64, known: u64| Noted {
             sum: u32::from_le_bytes(sum),
             is_data: first & data != 0,
@@ -96,14 +125,15 @@ impl Entry {
     }
 }
 
-/// A page of the log, of at most [`LOG_ENTRIES_MAX`] entries.
+/// A page of the log, of at most [`LOG_ENTRIES_MAX`] entries; `nth`: which of its batch.
 #[must_use]
-pub fn seal_page(here: LogPage, entries: &[Entry], crc: impl Fn(&[u8]) -> u32) -> Vec<u8> {
+pub fn seal_page(here: LogPage, nth: u32, entries: &[Entry], crc: impl Fn(&[u8]) -> u32) -> Vec<u8> {
     assert!(entries.len() <= LOG_ENTRIES_MAX, "as many as fit");
     let mut page = vec![0; PAGE as usize];
     page[4..8].copy_from_slice(&MAGIC.to_le_bytes());
     page[8..16].copy_from_slice(&here.number.to_le_bytes());
     page[16..20].copy_from_slice(&(entries.len() as u32).to_le_bytes());
+    page[20..24].copy_from_slice(&nth.to_le_bytes());
     page[24..32].copy_from_slice(&here.round.to_le_bytes());
     for (entry, place) in entries.iter().zip(page[HEAD..].chunks_exact_mut(ENTRY)) {
         place.copy_from_slice(&entry.encode());
@@ -113,9 +143,9 @@ pub fn seal_page(here: LogPage, entries: &[Entry], crc: impl Fn(&[u8]) -> u32) -
     page
 }
 
-/// The entries of a page; None: it is not this one, or was not written in full.
+/// What a page says; None: it is not this one, or was not written in full.
 #[must_use]
-pub fn open_page(page: &[u8], here: LogPage, crc: impl Fn(&[u8]) -> u32) -> Option<Vec<Entry>> {
+pub fn open_page(page: &[u8], here: LogPage, crc: impl Fn(&[u8]) -> u32) -> Option<Page> {
     let word = |at: usize| page.get(at..at + 4).and_then(|word| word.try_into().ok()).map(u32::from_le_bytes);
     if word(4)? != MAGIC || crc(page.get(4..)?) != word(0)? {
         return None;
@@ -126,7 +156,7 @@ pub fn open_page(page: &[u8], here: LogPage, crc: impl Fn(&[u8]) -> u32) -> Opti
     }
     let count = usize::try_from(word(16)?).ok().filter(|count| *count <= LOG_ENTRIES_MAX)?;
     let entries = page[HEAD..].chunks_exact(ENTRY).take(count).map(Entry::decode);
-    entries.collect()
+    Some(Page { nth: word(20)?, entries: entries.collect::<Option<_>>()? })
 }
 
 #[cfg(test)]
@@ -142,15 +172,17 @@ mod tests {
         let old = Noted { sum: 1, is_data: false, is_known: true };
         let new = Noted { sum: u32::MAX, is_data: true, is_known: false };
         let entries: Vec<Entry> = (0..LOG_ENTRIES_MAX as u64)
-            .map(|nth| match nth % 3 {
+            .map(|nth| match nth % 5 {
                 0 => Entry::Wiped { extent: nth as u32 },
+                2 => Entry::Mark { region: nth << 20 },
+                3 => Entry::Marked { marks: nth as u32 },
                 1 => Entry::Block { block: nth << 20, old, new },
                 _ => Entry::Block { block: nth, old: new, new: old },
             })
             .collect();
         let here = LogPage { number: 77, round: 4 };
-        let page = seal_page(here, &entries, sum);
-        assert_eq!(open_page(&page, here, sum), Some(entries));
+        let page = seal_page(here, 3, &entries, sum);
+        assert_eq!(open_page(&page, here, sum), Some(Page { nth: 3, entries }));
         for other in [LogPage { number: 78, ..here }, LogPage { round: 3, ..here }] {
             assert_eq!(open_page(&page, other, sum), None);
         }
@@ -160,6 +192,7 @@ mod tests {
             assert_eq!(open_page(&torn, here, sum), None, "byte {at}");
         }
         assert_eq!(open_page(&page[..100], here, sum), None);
-        assert_eq!(open_page(&seal_page(here, &[], sum), here, sum), Some(vec![]));
+        let empty = Some(Page { nth: 0, entries: vec![] });
+        assert_eq!(open_page(&seal_page(here, 0, &[], sum), here, sum), empty);
     }
 }

@@ -252,7 +252,7 @@ mod tests {
         assert_eq!(Head::decode(&twice, bytes - 1, sum), Err(shrunk));
         assert_eq!(Head::decode(&vec![0; 8192], bytes, sum), Err(NotADisk::Blank));
         assert_eq!(Head::decode(&[b'x'; 8192], bytes, sum), Err(NotADisk::Other));
-        let mut bent = twice.clone();
+        let mut bent = twice;
         (bent[20], bent[20 + page.len()]) = (6, 6);
         assert_eq!(Head::decode(&bent, u64::MAX, sum), Err(NotADisk::Damaged));
     }

@@ -1,20 +1,26 @@
 //! What a block is after a stop: which of the entries that name it counts.
 //!
-//! Owns that rule. Never: reading a block. A write is put down when the one before it is done. So a block is
-//! what its newest entry says that it becomes, or what that says that it was. Where one of these is data, its
-//! checksum tells; where one is none, it needs nothing to be written, and holds if the other does not. A block
-//! that fits neither was torn by a write that nobody was told was done: it keeps the newer checksum, so that
-//! it is found to be wrong wherever it is read. Tests: below, `rim::disk`.
+//! Owns that rule. Never: reading a block. Writes are put down when those before them are done. So a block is
+//! what its newest entry says that it becomes; only of those that were put down last it may be what that says
+//! that it was. Where one of these is data, its checksum tells; where one is none, it needs nothing to be
+//! written, and holds if the other does not. A block that fits neither was torn by a write that nobody was
+//! told was done, or has rotted: it keeps the newer checksum, so that it is found to be wrong wherever it is
+//! read. Tests: below, `rim::disk`.
 
 use super::{Entry, Noted};
+use crate::limits::{BLOCK_BYTES, DIRTY_REGION_BYTES};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What the log says, from its oldest page on.
 #[derive(Debug, Default)]
 pub struct Replay {
     wiped: BTreeSet<u32>,
-    /// For each block what it was and what it becomes, by its newest entry.
-    blocks: BTreeMap<u64, (Noted, Noted)>,
+    /// For each block what it may still be, and what it becomes, by its newest entry.
+    blocks: BTreeMap<u64, (Option<Noted>, Noted)>,
+    /// Regions of which others may not have what is here.
+    marked: BTreeSet<u64>,
+    /// Marks behind which nothing says yet that they are all.
+    marks: Vec<u64>,
 }
 
 /// What became of a block that the log names.
@@ -36,17 +42,38 @@ pub struct Change {
 }
 
 impl Replay {
-    /// The next entry of the log. `extent_of`: which extent a block lies in.
-    pub fn take(&mut self, entry: Entry, extent_of: impl Fn(u64) -> u32) {
+    /// The next entry of the log. `is_done`: others were put down behind it. `extent_of`: which extent a block
+    /// lies in.
+    pub fn take(&mut self, entry: Entry, is_done: bool, extent_of: impl Fn(u64) -> u32) {
         match entry {
             Entry::Block { block, old, new } => {
-                self.blocks.insert(block, (old, new));
+                self.blocks.insert(block, ((!is_done).then_some(old), new));
+                self.marked.insert(block * BLOCK_BYTES / DIRTY_REGION_BYTES);
+            }
+            Entry::Mark { region } => self.marks.push(region),
+            Entry::Marked { marks } => {
+                let all = std::mem::take(&mut self.marks);
+                if let Some(from) = all.len().checked_sub(marks as usize) {
+                    self.marked = all[from..].iter().copied().collect();
+                }
             }
             Entry::Wiped { extent } => {
                 self.blocks.retain(|block, _| extent_of(*block) != extent);
+                self.marked.retain(|region| extent_of(region * (DIRTY_REGION_BYTES / BLOCK_BYTES)) != extent);
                 self.wiped.insert(extent);
             }
         }
+    }
+
+    /// Begins with these regions marked.
+    #[must_use]
+    pub fn with_marks(marked: impl IntoIterator<Item = u64>) -> Replay {
+        Replay { marked: marked.into_iter().collect(), ..Replay::default() }
+    }
+
+    /// Regions of `DIRTY_REGION_BYTES` of which others may not have what is here, ascending.
+    pub fn marked(&self) -> impl Iterator<Item = u64> + '_ {
+        self.marked.iter().copied()
     }
 
     /// Extents of which all that the table has is void.
@@ -64,7 +91,8 @@ impl Replay {
     pub fn tell(&self, block: u64, found: Option<u32>) -> Option<Told> {
         let (old, new) = self.blocks.get(&block)?;
         let fits = |noted: &&Noted| !noted.is_data || Some(noted.sum) == found;
-        Some([new, old].into_iter().find(fits).map_or(Told::Torn(*new), |noted| Told::Is(*noted)))
+        let may_be = std::iter::once(new).chain(old);
+        Some(may_be.into_iter().find(fits).map_or(Told::Torn(*new), |noted| Told::Is(*noted)))
     }
 }
 
@@ -79,9 +107,21 @@ mod tests {
     const ZEROS: Noted = Noted { sum: 9, is_data: false, is_known: true };
 
     fn replay(entries: &[Entry]) -> Replay {
+        replayed(entries, false)
+    }
+
+    fn replayed(entries: &[Entry], is_done: bool) -> Replay {
         let mut replay = Replay::default();
-        entries.iter().for_each(|entry| replay.take(*entry, |block| (block / 10) as u32));
+        entries.iter().for_each(|entry| replay.take(*entry, is_done, |block| (block / 10) as u32));
         replay
+    }
+
+    #[test]
+    fn what_was_done_and_has_rotted_is_wrong_and_not_what_it_was_before() {
+        let entries = [Entry::Block { block: 1, old: ZEROS, new: data(5) }];
+        assert_eq!(replayed(&entries, false).tell(1, Some(6)), Some(Told::Is(ZEROS)));
+        assert_eq!(replayed(&entries, true).tell(1, Some(6)), Some(Told::Torn(data(5))));
+        assert_eq!(replayed(&entries, true).tell(1, Some(5)), Some(Told::Is(data(5))));
     }
 
     #[test]
@@ -96,6 +136,20 @@ mod tests {
         assert_eq!(replay.tell(1, Some(1)), Some(Told::Torn(data(3))), "that was before the last but one");
         assert_eq!(replay.tell(1, None), Some(Told::Torn(data(3))), "what cannot be read is wrong");
         assert_eq!(replay.tell(2, Some(1)), None, "the log says nothing of it");
+    }
+
+    #[test]
+    fn marks_count_once_all_of_them_are_put_down() {
+        let block = |block| Entry::Block { block, old: ZEROS, new: data(1) };
+        let mark = |region| Entry::Mark { region };
+        let marked = |entries: &[Entry]| replay(entries).marked().collect::<Vec<_>>();
+        let blocks = DIRTY_REGION_BYTES / BLOCK_BYTES;
+        assert_eq!(marked(&[block(0), block(5 * blocks)]), [0, 5]);
+        let all = [block(0), block(5 * blocks), mark(5), Entry::Marked { marks: 1 }, block(7 * blocks)];
+        assert_eq!(marked(&all), [5, 7]);
+        assert_eq!(marked(&[block(0), mark(5)]), [0], "they were cut off");
+        assert_eq!(marked(&[block(0), mark(5), Entry::Marked { marks: 2 }]), [0], "some are missing");
+        assert!(marked(&[block(0), Entry::Marked { marks: 0 }]).is_empty());
     }
 
     #[test]

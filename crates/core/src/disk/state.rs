@@ -166,7 +166,7 @@ mod tests {
             held,
             dirty: vec![7, 70, 5000],
         };
-        let two = State { number: 5, held: Held::default(), dirty: vec![], ..one.clone() };
+        let two = State { number: 5, held: Held::default(), dirty: vec![], ..one };
         let write = |state: &State| state.encode(1 << 20, sum).expect("there is room");
         let (first, mut second) = (write(&one), write(&two));
         assert!(first.len().is_multiple_of(4096));

@@ -25,6 +25,7 @@ pub use ledger::{Before, Ledger, ListedWrite, Ticket, WriteMark};
 pub use pool::{Draining, LeftWith};
 
 use crate::api::{Duties, Refusal};
+use crate::disk::Held;
 use crate::limits::LAYERS_MAX;
 use crate::map::{DonorId, LeaseToken, MemberId, PoolId, VolumeId};
 use crate::units::Time;
@@ -202,6 +203,8 @@ pub struct Donor {
     conns: BTreeMap<ConnId, Conn>,
     /// The newest session of each lease.
     sessions: BTreeMap<LeaseToken, u64>,
+    /// It holds what it held before it was started, and has not heard yet who may have it.
+    returned: bool,
 }
 
 impl Donor {
@@ -221,6 +224,34 @@ impl Donor {
             access: Arc::new(Access::closed(identity, extents)),
             conns: BTreeMap::new(),
             sessions: BTreeMap::new(),
+            returned: false,
+        }
+    }
+
+    /// A donor of a disk that was one before: nobody is let in until the pool has said who may have what it
+    /// holds. `extents`: as many as it had.
+    #[must_use]
+    pub fn returned(identity: DonorId, extents: u32, held: Held) -> Self {
+        let mut donor = Donor::new(identity, extents);
+        let Held { pool, confirmed, owners, unwiped, sealed } = held;
+        donor.pool.pool = pool;
+        donor.duties.revision = confirmed;
+        (donor.confirmed, donor.owners, donor.unwiped, donor.sealed) = (confirmed, owners, unwiped, sealed);
+        donor.returned = true;
+        donor
+    }
+
+    /// What has to be found again if it is to be the same donor after a stop.
+    #[must_use]
+    pub fn held(&self) -> Held {
+        // Nobody is connected to these any more, whosever they were.
+        let wiping = self.wiping.iter().map(|extent| (*extent, VolumeId(0)));
+        Held {
+            pool: self.pool.pool,
+            confirmed: self.confirmed,
+            owners: self.owners.clone(),
+            unwiped: self.unwiped.iter().map(|(extent, volume)| (*extent, *volume)).chain(wiping).collect(),
+            sealed: self.sealed.clone(),
         }
     }
 
@@ -406,7 +437,7 @@ impl Donor {
     /// # Panics
     /// When the donor contradicts itself: a bug.
     pub fn check_invariants(&self) {
-        for (extent, volume) in &self.owners {
+        for (extent, volume) in self.owners.iter().filter(|_| !self.returned) {
             assert_eq!(self.access.owner(*extent), Some(*volume), "what is owned is published");
         }
         for extent in 0..self.extents {

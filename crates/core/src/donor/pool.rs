@@ -21,7 +21,7 @@ const ASK_GAP_NS: u64 = HEARTBEAT_NS / 10;
 pub(super) struct Pool {
     identity: DonorId,
     /// Whose volumes the extents belong to.
-    pool: Option<PoolId>,
+    pub(super) pool: Option<PoolId>,
     standing: Standing,
     /// A question is under way.
     asked: bool,
@@ -318,7 +318,7 @@ impl Donor {
         if duties.dismissed {
             return self.leave(now, Exit::Dismissed, effects);
         }
-        let news = duties.revision > self.duties.revision;
+        let news = duties.revision > self.duties.revision || std::mem::take(&mut self.returned);
         if news {
             self.take_on(duties, effects);
         } else {

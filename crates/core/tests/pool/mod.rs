@@ -8,7 +8,7 @@ use cheetah_core::api::{
 };
 use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event, Found, Key, NotGreeted, Note, Record};
 use cheetah_core::limits::{DONOR_SILENCE_NS, EXTENT_BYTES, HEARTBEAT_NS, SECOND_NS};
-use cheetah_core::map::{DonorId, DonorSecret, LeaseToken, Placement, PoolId, VolumeId, VolumeMap};
+use cheetah_core::map::{DonorId, DonorSecret, LeaseToken, Medium, Placement, PoolId, VolumeId, VolumeMap};
 use cheetah_core::members::Caller;
 use cheetah_core::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
@@ -433,6 +433,7 @@ pub(crate) fn joining(id: u64, extents: u32) -> Join {
         address: format!("10.0.0.{id}:1000"),
         extents,
         foreign_export: None,
+        medium: Medium::Memory,
     }
 }
 
@@ -454,7 +455,16 @@ pub(crate) fn held_by(map: &VolumeMap, donor: u64) -> usize {
 
 pub(crate) fn creating(name: &str, size: Size, redundancy: Option<&str>) -> Create {
     let redundancy = redundancy.map(|text| text.parse().expect("a redundancy"));
-    Create { name: name.into(), size, redundancy, unit: None, follow: false, load: None, overlay_of: None }
+    Create {
+        name: name.into(),
+        size,
+        redundancy,
+        unit: None,
+        follow: false,
+        load: None,
+        overlay_of: None,
+        on: Medium::Memory,
+    }
 }
 
 pub(crate) fn attaching(name: &str, read_only: bool) -> Call {

@@ -4,7 +4,7 @@
 use cheetah_core::api::Amend;
 use cheetah_core::donor::WriteMark;
 use cheetah_core::limits::EXTENT_BYTES;
-use cheetah_core::map::{DonorId, Group, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap};
+use cheetah_core::map::{DonorId, Group, Medium, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
 use cheetah_core::volume::{
     Effect, Event, Key, LinkFailure, Op, PartError, PartOp, Request, StatusRun, Tag, Volume, VolumeError,
@@ -41,6 +41,7 @@ pub fn map(stripe: bool, foreign: bool) -> VolumeMap {
         hurry: false,
         backing: None,
         proofs: None,
+        medium: Medium::Memory,
     };
     map.check().expect("a sound map");
     map
@@ -68,6 +69,7 @@ pub fn wide(redundancy: Redundancy) -> VolumeMap {
         hurry: false,
         backing: None,
         proofs: None,
+        medium: Medium::Memory,
     };
     map.check().expect("a sound map");
     map

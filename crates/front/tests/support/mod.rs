@@ -5,7 +5,7 @@
 
 use cheetah_core::limits::EXTENT_BYTES;
 use cheetah_core::map::{
-    DonorId, Group, LeaseToken, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap,
+    DonorId, Group, LeaseToken, Medium, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap,
 };
 use cheetah_front::Shared;
 use cheetah_nbd::{CmdFlags, Command, RequestHeader};
@@ -114,6 +114,7 @@ fn map(donors: &[(Arc<Arena>, DonorServer)], epoch: u64, size: u64) -> VolumeMap
         hurry: false,
         backing: None,
         proofs: None,
+        medium: Medium::Memory,
     };
     map.check().unwrap();
     map

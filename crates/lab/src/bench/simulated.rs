@@ -9,7 +9,7 @@ use std::time::Instant;
 use cheetah_core::api::{API_VERSION, Answer, Call, Create, Join, Refusal, Size, Sync};
 use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event};
 use cheetah_core::limits::SECOND_NS;
-use cheetah_core::map::{DonorId, DonorSecret, PoolId};
+use cheetah_core::map::{DonorId, DonorSecret, Medium, PoolId};
 use cheetah_core::members::Caller;
 use cheetah_core::units::Time;
 
@@ -75,6 +75,7 @@ impl Simulated {
             follow: false,
             load: None,
             overlay_of: None,
+            on: Medium::Memory,
         };
         let start = Instant::now();
         let call = self.call(Call::Create(create));
@@ -164,6 +165,7 @@ fn joining(number: u64) -> Join {
         address: format!("10.{}.{}.{}:10809", number >> 16 & 255, number >> 8 & 255, number & 255),
         extents: EXTENTS,
         foreign_export: None,
+        medium: Medium::Memory,
     }
 }
 

@@ -11,12 +11,18 @@ fn presence(arena: &Arena, offset: u64, len: u64) -> Vec<(u64, bool)> {
 
 fn wrong_blocks(arena: &Arena) -> Vec<u64> {
     let (mut wrong, mut at) = (Vec::new(), 0);
-    arena.verify(0, arena.bytes(), |len, is_right| {
-        if !is_right {
-            wrong.extend((at / BLOCK_BYTES)..(at + len) / BLOCK_BYTES);
-        }
-        at += len;
-    });
+    runs(
+        0,
+        arena.bytes(),
+        BLOCK_BYTES,
+        |block| arena.is_right(block),
+        |len, is_right| {
+            if !is_right {
+                wrong.extend((at / BLOCK_BYTES)..(at + len) / BLOCK_BYTES);
+            }
+            at += len;
+        },
+    );
     wrong
 }
 

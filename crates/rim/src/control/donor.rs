@@ -10,9 +10,10 @@ use super::addresses::reached_by_others;
 use super::client::{CallError, Client};
 use super::{Clock, random};
 use cheetah_core::api::{API_VERSION, Answer, Call, Join, Refusal, RefusalCode, Sync};
+use cheetah_core::disk::Held;
 use cheetah_core::donor::{Access, ConnId, Donor, Draining, Effect, Event, Exit, Grant, LeftWith, OpenError};
 use cheetah_core::limits::EXTENT_BYTES;
-use cheetah_core::map::{DonorId, DonorSecret, MemberId, PoolId};
+use cheetah_core::map::{DonorId, DonorSecret, Medium, MemberId, PoolId};
 use cheetah_core::units::{Time, show_bytes};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -36,24 +37,30 @@ pub struct DonorOptions {
     pub extents: u32,
     /// The export of another's NBD server at `listen`.
     pub foreign_export: Option<String>,
+    /// What it lends.
+    pub medium: Medium,
 }
 
-type WipeHook = dyn Fn(&[u32]) + Send + std::marker::Sync;
+type WipeHook = dyn Fn(&[u32]) -> std::io::Result<()> + Send + std::marker::Sync;
+type KeepHook = dyn Fn(Held) -> std::io::Result<()> + Send + std::marker::Sync;
 
 /// What the loop needs of the memory.
 #[derive(Clone)]
 pub struct DonorHooks {
-    /// Makes these extents absent. May take long; runs on a thread of its own.
+    /// Makes these extents absent. May take long; runs on a thread of its own. Where it fails nothing that
+    /// waits for it goes on.
     pub wipe: Arc<WipeHook>,
     /// Bytes that present blocks take.
     pub bytes_used: Arc<dyn Fn() -> u64 + Send + std::marker::Sync>,
+    /// Of a disk: puts down what the donor holds, before anything is done by it. Where it fails nothing is.
+    pub keep: Option<Arc<KeepHook>>,
 }
 
 impl DonorHooks {
     /// For a foreign donor: its memory is not ours to wipe or to count.
     #[must_use]
     pub fn none() -> Self {
-        DonorHooks { wipe: Arc::new(|_| {}), bytes_used: Arc::new(|| 0) }
+        DonorHooks { wipe: Arc::new(|_| Ok(())), bytes_used: Arc::new(|| 0), keep: None }
     }
 }
 
@@ -205,6 +212,8 @@ pub struct DonorControl {
     clock: Clock,
     secret: DonorSecret,
     machine: Donor,
+    /// What was put down last.
+    kept: Held,
     asks: mpsc::UnboundedReceiver<Ask>,
     asks_sender: mpsc::UnboundedSender<Ask>,
     wiped: (mpsc::UnboundedSender<Vec<u32>>, mpsc::UnboundedReceiver<Vec<u32>>),
@@ -240,6 +249,29 @@ impl DonorControl {
         hooks: DonorHooks,
     ) -> std::io::Result<(Self, DonorHandle)> {
         let machine = Donor::new(DonorId(random()?), options.extents);
+        Ok(Self::of(machine, DonorSecret(random()?), options, pool, hooks))
+    }
+
+    /// The donor of a disk, which is the same each time it starts. Nothing is asked before `run`.
+    #[must_use]
+    pub fn returned(
+        (donor, secret, held): (DonorId, DonorSecret, Held),
+        options: DonorOptions,
+        pool: Client,
+        hooks: DonorHooks,
+    ) -> (Self, DonorHandle) {
+        let machine = Donor::returned(donor, options.extents, held);
+        Self::of(machine, secret, options, pool, hooks)
+    }
+
+    fn of(
+        machine: Donor,
+        secret: DonorSecret,
+        options: DonorOptions,
+        pool: Client,
+        hooks: DonorHooks,
+    ) -> (Self, DonorHandle) {
+        let kept = machine.held();
         let (asks_sender, asks) = mpsc::unbounded_channel();
         let (access, access_receiver) = watch::channel(Arc::new(Access::default()));
         let (joined, joined_receiver) = watch::channel(None);
@@ -257,8 +289,9 @@ impl DonorControl {
             pool,
             hooks,
             clock: Clock::start(),
-            secret: DonorSecret(random()?),
+            secret,
             machine,
+            kept,
             asks,
             asks_sender,
             wiped: mpsc::unbounded_channel(),
@@ -274,7 +307,7 @@ impl DonorControl {
             reachable: true,
             estranged: None,
         };
-        Ok((control, handle))
+        (control, handle)
     }
 
     /// Runs until the donor ends: told to, dismissed, or refused by the pool.
@@ -379,6 +412,19 @@ impl DonorControl {
         let mut effects = Vec::new();
         self.machine.step(self.clock.now(), event, &mut effects);
         self.note_pool(joins);
+        if let Some(keep) = &self.hooks.keep {
+            let held = self.machine.held();
+            if held != self.kept {
+                if let Err(error) = keep(held.clone()) {
+                    tracing::error!(
+                        "what donor '{}' holds cannot be put down: {error}",
+                        *self.called.borrow()
+                    );
+                    return;
+                }
+                self.kept = held;
+            }
+        }
         // Each step names its next wake-up; none means that nothing is waited for.
         self.wake = None;
         for effect in effects {
@@ -444,9 +490,11 @@ impl DonorControl {
             Effect::Wipe { extents } => {
                 let (wipe, wiped) = (Arc::clone(&self.hooks.wipe), self.wiped.0.clone());
                 tokio::task::spawn_blocking(move || {
-                    wipe(&extents);
-                    // The loop waits for this unless it has ended.
-                    let _ = wiped.send(extents);
+                    match wipe(&extents) {
+                        // The loop waits for this unless it has ended.
+                        Ok(()) => drop(wiped.send(extents)),
+                        Err(error) => tracing::error!("what was given up cannot be wiped: {error}"),
+                    }
                 });
             }
             Effect::WakeAt(at) => self.wake = Some(self.wake.map_or(at, |wake| wake.min(at))),
@@ -480,7 +528,7 @@ async fn join(options: DonorOptions, called: watch::Sender<String>, client: Clie
         },
     };
     let address = SocketAddr::new(ip, options.listen.port()).to_string();
-    let DonorOptions { name, or_numbered, host, machine, extents, foreign_export, .. } = options;
+    let DonorOptions { name, or_numbered, host, machine, extents, foreign_export, medium, .. } = options;
     let Said { donor, secret, pool, revision } = said;
     let join = Join {
         version: API_VERSION,
@@ -495,6 +543,7 @@ async fn join(options: DonorOptions, called: watch::Sender<String>, client: Clie
         address,
         extents,
         foreign_export,
+        medium,
     };
     match client.call(Call::Join(join)).await {
         Ok(Answer::Joined(joined)) => {

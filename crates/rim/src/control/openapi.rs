@@ -15,8 +15,8 @@ use cheetah_core::content::{
 use cheetah_core::custody::{Case, Head, Said};
 use cheetah_core::layout::LostRange;
 use cheetah_core::map::{
-    Backing, BadRange, DonorId, DonorSecret, Filler, Group, LeaseToken, MemberId, Placement, PoolId, Proofs,
-    Redundancy, Route, Slot, TokenId, VolumeId, VolumeMap,
+    Backing, BadRange, DonorId, DonorSecret, Filler, Group, LeaseToken, Medium, MemberId, Placement, PoolId,
+    Proofs, Redundancy, Route, Slot, TokenId, VolumeId, VolumeMap,
 };
 use cheetah_core::members::{Role, TokenHash, TokenSecret};
 use cheetah_core::proofs::Root;
@@ -245,6 +245,7 @@ fn join() -> Join {
         address,
         extents: 1,
         foreign_export: Some(String::new()),
+        medium: Medium::Disk,
     }
 }
 
@@ -262,6 +263,7 @@ fn create() -> Create {
         follow: false,
         load: Some(Box::new(to_load())),
         overlay_of: Some("case6".into()),
+        on: Medium::Disk,
     }
 }
 
@@ -287,6 +289,7 @@ fn volume_status() -> VolumeStatus {
         size: 1,
         redundancy: Redundancy::LINEAR,
         unit: 4096,
+        medium: Medium::Disk,
         epoch: 1,
         follow: true,
         attachments: vec![attachment()],
@@ -312,6 +315,7 @@ fn donor_status() -> DonorStatus {
         machine: "m".into(),
         address: "a".into(),
         health: DonorHealth::Alive,
+        medium: Medium::Disk,
         bytes_total: 1,
         bytes_free: 1,
         bytes_used: 1,
@@ -395,6 +399,7 @@ fn map() -> VolumeMap {
         hurry: true,
         backing: Some(backing()),
         proofs: Some(Proofs { root: Some(Root([0; 32])) }),
+        medium: Medium::Disk,
     }
 }
 

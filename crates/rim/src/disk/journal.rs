@@ -42,6 +42,10 @@ pub(super) struct Journal {
     next_page: u64,
     /// Entries since the log began anew.
     entries: u64,
+    /// The log says that all is done that it names.
+    is_marked: bool,
+    /// The regions that it said then others may not have yet.
+    marked: Vec<u64>,
     /// Pages of the table that differ from the disk's.
     touched: BTreeSet<(u32, u64)>,
     marks: Marks,
@@ -118,16 +122,37 @@ impl Journal {
             table: Table::default(),
             next_page: 0,
             entries: 0,
+            is_marked: true,
+            marked: Vec::new(),
             touched: BTreeSet::new(),
             marks: Marks::default(),
         };
         journal.write_state()?;
-        let head = Pages::of(&Head { donor, place }.encode(crc32c));
-        for copy in 0..2 {
-            journal.blocks.write_at(copy * PAGE_BYTES, head.bytes())?;
-            journal.blocks.flush()?;
-        }
+        journal.write_head()?;
         Ok(journal)
+    }
+
+    fn write_head(&self) -> io::Result<()> {
+        let head = Pages::of(&Head { donor: self.donor, place: self.place }.encode(crc32c));
+        for copy in 0..2 {
+            self.blocks.write_at(copy * PAGE_BYTES, head.bytes())?;
+            self.blocks.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Makes another donor of a disk that holds nothing.
+    ///
+    /// # Errors
+    /// It holds something, or does not take it.
+    pub(super) fn renew(&mut self, donor: DonorId, secret: DonorSecret) -> io::Result<()> {
+        let Held { owners, unwiped, .. } = &self.state.held;
+        if !(owners.is_empty() && unwiped.is_empty()) {
+            return Err(io::Error::other("it still holds what others gave it"));
+        }
+        (self.donor, self.state.secret, self.state.held) = (donor, secret, Held::default());
+        self.write_state()?;
+        self.write_head()
     }
 
     /// What the disk has. None: it is blank.
@@ -158,6 +183,8 @@ impl Journal {
             table: Table::default(),
             next_page: state.log_from,
             entries: 0,
+            is_marked: true,
+            marked: Vec::new(),
             touched: BTreeSet::new(),
             marks: Marks::default(),
             state,
@@ -179,21 +206,26 @@ impl Journal {
 
     /// Finds what became of the blocks that the log names, and begins it anew.
     fn replay(&mut self) -> io::Result<()> {
-        let mut replay = Replay::default();
+        let mut found = Vec::new();
         let mut page = Pages::new(PAGE);
         for number in self.state.log_from..self.state.log_from + self.place.log_pages() {
             self.blocks.read_at(self.place.log(number), page.bytes_mut())?;
             let here = LogPage { number, round: self.state.round };
-            let Some(entries) = open_page(page.bytes(), here, crc32c) else { break };
+            let Some(page) = open_page(page.bytes(), here, crc32c) else { break };
             self.next_page = number + 1;
-            entries.into_iter().for_each(|entry| replay.take(entry, extent_of));
+            found.push(page);
+        }
+        // Those that were put down together, last of all.
+        let last = found.last().map_or(0, |page| found.len().saturating_sub(page.nth as usize + 1));
+        let mut replay = Replay::with_marks(self.state.dirty.iter().copied());
+        for (nth, page) in found.into_iter().enumerate() {
+            page.entries.into_iter().for_each(|entry| replay.take(entry, nth < last, extent_of));
         }
         for extent in replay.wiped() {
             self.wipe_table(extent);
         }
         let mut content = Pages::new(BLOCK);
         let changes: Vec<_> = replay.changes().collect();
-        let mut dirty: BTreeSet<u64> = self.state.dirty.iter().copied().collect();
         for change in changes {
             let at = self.place.block(change.block);
             let is_read = change.is_read && self.blocks.read_at(at, content.bytes_mut()).is_ok();
@@ -202,9 +234,8 @@ impl Journal {
                 Some(Told::Is(noted) | Told::Torn(noted)) => self.note(change.block, noted),
                 None => {}
             }
-            dirty.insert(change.block * BLOCK_BYTES / DIRTY_REGION_BYTES);
         }
-        self.begin_anew(dirty.into_iter().collect())
+        self.begin_anew(replay.marked().collect())
     }
 
     pub(super) fn blocks(&self) -> Arc<dyn Blocks> {
@@ -313,14 +344,48 @@ impl Journal {
         if used + pages > self.place.log_pages() || self.entries > REPLAYED_MAX {
             self.begin_anew((self.marks.0)(&self.state.held))?;
         }
-        for entries in entries.chunks(LOG_ENTRIES_MAX) {
-            let here = LogPage { number: self.next_page, round: self.state.round };
-            let page = Pages::of(&seal_page(here, entries, crc32c));
-            self.blocks.write_at(self.place.log(self.next_page), page.bytes())?;
-            self.next_page += 1;
+        for (nth, entries) in (0..).zip(entries.chunks(LOG_ENTRIES_MAX)) {
+            self.write_page(nth, entries)?;
         }
         self.entries += entries.len() as u64;
+        self.is_marked = false;
         self.blocks.flush()
+    }
+
+    fn write_page(&mut self, nth: u32, entries: &[Entry]) -> io::Result<()> {
+        let here = LogPage { number: self.next_page, round: self.state.round };
+        let page = Pages::of(&seal_page(here, nth, entries, crc32c));
+        self.blocks.write_at(self.place.log(self.next_page), page.bytes())?;
+        self.next_page += 1;
+        Ok(())
+    }
+
+    /// Whether `mark` may have something to say.
+    pub(super) fn is_to_be_marked(&self) -> bool {
+        !self.is_marked || !self.marked.is_empty()
+    }
+
+    /// Says in the log that all is done that it names: what rots from now on is not taken for what it was
+    /// before. And which of it others may not have yet.
+    ///
+    /// # Errors
+    /// The disk does not take it.
+    pub(super) fn mark(&mut self) -> io::Result<()> {
+        let marked = (self.marks.0)(&self.state.held);
+        if self.is_marked && marked == self.marked {
+            return Ok(());
+        }
+        let mut entries: Vec<Entry> = marked.iter().map(|region| Entry::Mark { region: *region }).collect();
+        entries.push(Entry::Marked { marks: u32::try_from(marked.len()).unwrap_or(u32::MAX) });
+        let pages = entries.len().div_ceil(LOG_ENTRIES_MAX) as u64;
+        self.marked = marked;
+        if self.next_page - self.state.log_from + pages > self.place.log_pages() {
+            self.is_marked = true;
+            return self.begin_anew(self.marked.clone());
+        }
+        self.log(&entries)?;
+        self.is_marked = true;
+        Ok(())
     }
 
     /// The table gets what it does not have; then the log counts from its next page on.

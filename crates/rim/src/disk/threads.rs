@@ -14,9 +14,14 @@ use std::collections::{HashSet, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::{Duration, Instant};
 
 const READERS: usize = 8;
+/// When nobody writes for so long, the log is told that all is done; and now and then while somebody does.
+const QUIET: Duration = Duration::from_millis(200);
+const MARK_EVERY: Duration = Duration::from_secs(1);
 /// So much is written together at most, in one flush of the log and one of the blocks.
 const BATCH_BYTES: usize = 16 << 20;
 const BLOCK: usize = BLOCK_BYTES as usize;
@@ -101,7 +106,26 @@ pub(super) fn start(shared: &Arc<Shared>) -> io::Result<(mpsc::Sender<Job>, Arc<
 /// Until nobody is there any more who could ask.
 fn write_all(shared: &Shared, asked: &mpsc::Receiver<Job>) {
     let mut next = None;
-    while let Some(job) = next.take().or_else(|| asked.recv().ok()) {
+    let mut marked_at = Instant::now();
+    loop {
+        let is_to_be_marked = shared.journal().is_to_be_marked();
+        let got = match next.take() {
+            Some(job) => Ok(job),
+            None if is_to_be_marked => asked.recv_timeout(QUIET),
+            None => asked.recv().map_err(RecvTimeoutError::from),
+        };
+        // Also while somebody writes all the time.
+        let is_time = is_to_be_marked && marked_at.elapsed() > MARK_EVERY;
+        if is_time || matches!(got, Err(RecvTimeoutError::Timeout)) {
+            // Whoever writes next is told if that fails.
+            let _ = shared.unless_dead(|| shared.journal().mark());
+            marked_at = Instant::now();
+        }
+        let job = match got {
+            Ok(job) => job,
+            Err(RecvTimeoutError::Timeout) => continue,
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
         match job {
             Job::Wipe { extents, done } => {
                 let wiped = shared.unless_dead(|| shared.journal().wipe(&extents));

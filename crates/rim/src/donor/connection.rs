@@ -9,17 +9,24 @@
 //! ends leaves nothing of what it received outside of the arena, so that what is wiped there is nowhere else.
 //! One receive takes all the requests that are there, one send (`sending`) answers them all: at 4 KiB and
 //! depth 64 that is a factor of 6. Write payloads land in the arena directly.
-//! Called by `donor`. Tests: `tests/donor_wire.rs`, `tests/donor_export.rs`.
+//! Called by `donor`. Part: `layered` (volumes that are larger than their memory). Tests:
+//! `tests/donor_wire.rs`, `tests/donor_export.rs`.
 //! One of the named modules that may use unsafe (vectored I/O on arena addresses).
 #![allow(unsafe_code)]
 
+mod layered;
+
+use super::Lent;
 use super::sending::Sending;
+use super::waiting::{OnDisk, Waiting};
 use crate::arena::{Arena, Begun, Room, Said};
+use crate::disk::Told;
 use crate::ledgers::{Ledger, locked};
 use crate::memory::wipe;
 use crate::stream::{DIRECT_BYTES, Stream, iovec};
 use cheetah_core::donor::{Access, Grant, Ticket, WriteMark};
 use cheetah_core::limits::BLOCK_BYTES;
+use cheetah_core::runs::runs as verify;
 use cheetah_nbd::client::HEAD_BYTES;
 use cheetah_nbd::server::transmission::{Payload, Step, Transmission};
 use cheetah_nbd::{Command, Descriptor, Digest, Errno, Negotiated, RequestHeader, StateFlags, Violation};
@@ -38,10 +45,7 @@ const WORK_BYTES_MAX: u64 = 256 << 20;
 /// What ageing the marks of an extent counts for as such work.
 const AGE_WORK_BYTES: u64 = 128 << 10;
 
-/// A read looks again so often when blocks were dropped while it was put together.
-const LOOKS_MAX: u32 = 8;
-const SHARES_MEMORY: &str = "this volume is larger than its memory, and what is here of it changes: only Cheetah's own \
-                             clients read it; attach it and use the file or export of that";
+const DISK_FAILED: &str = "this donor's disk did not take it";
 
 thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::new());
@@ -134,6 +138,8 @@ pub(super) struct Connection<'a> {
     work_bytes: u64,
     /// `partial` holds whole requests that wait until their predecessors' replies are sent.
     deferred: bool,
+    /// What waits for the disk that the arena is a part of, if it is one of a disk.
+    on_disk: Option<OnDisk<'a>>,
 }
 
 impl Drop for Connection<'_> {
@@ -141,7 +147,11 @@ impl Drop for Connection<'_> {
     /// they would come to light behind a later zero that found nothing to do.
     fn drop(&mut self) {
         if let (Some(payload), Some(begun)) = (self.requests.payload(), self.write.begun) {
-            self.arena.wrote(begun, payload.at as u64, self.write.room.take(), None);
+            let landed = payload.at as u64;
+            match &mut self.on_disk {
+                Some(on_disk) => on_disk.cut_off(self.arena, begun),
+                None => drop(self.arena.wrote(begun, landed, self.write.room.take(), None)),
+            }
         }
         wipe(std::mem::take(&mut self.partial));
         // None is left of a thread that ends.
@@ -152,11 +162,12 @@ impl Drop for Connection<'_> {
 impl<'a> Connection<'a> {
     pub(super) fn new(
         stream: &'a Stream,
-        arena: &'a Arena,
+        lent: &'a Lent,
         mut session: Negotiated,
         grant: Grant,
         early: Vec<u8>,
     ) -> Self {
+        let arena = lent.arena();
         // The size in the handshake was that of the moment; what the volume has gained since is served too,
         // and `Access` knows which extents are its own.
         session.info.size = grant.end(arena.bytes());
@@ -173,6 +184,7 @@ impl<'a> Connection<'a> {
             write: Write::default(),
             work_bytes: 0,
             deferred: false,
+            on_disk: lent.disk().map(OnDisk::new),
         }
     }
 
@@ -192,10 +204,12 @@ impl<'a> Connection<'a> {
         loop {
             self.sending.send().await?;
             self.work_bytes = 0;
+            self.on_disk.iter_mut().for_each(OnDisk::let_go);
             if self.requests.has_ended() {
                 return Ok(());
             }
-            if std::mem::take(&mut self.deferred) {
+            if self.deferred && !self.is_full() {
+                self.deferred = false;
                 let input = std::mem::take(&mut self.partial);
                 let digested = self.digest(&input, &access());
                 wipe(input);
@@ -204,7 +218,18 @@ impl<'a> Connection<'a> {
                 continue;
             }
             self.sending.shrink();
-            self.stream.readable().await?;
+            let reads_on = !self.deferred && (!self.is_full() || self.requests.payload().is_some());
+            let told = match &mut self.on_disk {
+                Some(on_disk) => on_disk.told_or(self.stream.readable(), reads_on).await?,
+                None => {
+                    self.stream.readable().await?;
+                    None
+                }
+            };
+            if let Some(told) = told {
+                self.told(&told);
+                continue;
+            }
             match self.receive(&access) {
                 Ok(digested) => digested?,
                 Err(e) => unless_in_vain(e)?,
@@ -278,12 +303,17 @@ impl<'a> Connection<'a> {
 
     /// Whether it is time to send before more is carried out.
     fn is_full(&self) -> bool {
-        self.sending.is_full() || self.work_bytes >= WORK_BYTES_MAX
+        let waits = self.on_disk.as_ref().is_some_and(OnDisk::is_full);
+        waits || self.sending.is_full() || self.work_bytes >= WORK_BYTES_MAX
     }
 
     fn request(&mut self, header: &RequestHeader, verdict: Result<Command, Errno>, access: &Access) {
         let RequestHeader { cookie, length, .. } = *header;
         let len = u64::from(length);
+        let verdict = verdict.and_then(|command| match &self.on_disk {
+            Some(on_disk) => on_disk.takes(header).map(|()| command),
+            None => Ok(command),
+        });
         match verdict.and_then(|_| permit(access, &self.grant, header)).map(|()| Asked::of(header)) {
             checked if header.payload_bytes() > 0 => {
                 let first = header.offset / BLOCK_BYTES;
@@ -293,7 +323,7 @@ impl<'a> Connection<'a> {
             }
             Err(errno) => self.sending.outbox.error(cookie, errno, ""),
             Ok(asked) if self.is_strange() && !matches!(asked, Asked::Mark(_) | Asked::Digest(_)) => {
-                self.sending.outbox.error(cookie, Errno::Perm, SHARES_MEMORY);
+                self.sending.outbox.error(cookie, Errno::Perm, layered::SHARES_MEMORY);
             }
             Ok(Asked::Read) if self.grant.layers > 1 => self.read_shared(header),
             Ok(Asked::Zero { keep }) if self.grant.layers > 1 => self.zero_shared(header, keep),
@@ -303,13 +333,13 @@ impl<'a> Connection<'a> {
             Ok(Asked::Read) if let Some(at) = self.absent(header, access) => {
                 tell_absent(&mut self.sending.outbox, self.requests.session(), cookie, at);
             }
-            Ok(Asked::Read) => {
-                let has_contexts = self.requests.session().context.is_some();
-                self.sending.read(header, header.offset, has_contexts);
-            }
+            Ok(Asked::Read) => self.read(header),
             Ok(Asked::Verify) => {
                 self.work_bytes += len;
-                self.verify(header);
+                match &mut self.on_disk {
+                    Some(on_disk) => on_disk.check(header),
+                    None => self.verify(header),
+                }
             }
             Ok(Asked::Zero { keep }) => self.zero(header, keep),
             Ok(Asked::Status) => {
@@ -339,20 +369,71 @@ impl<'a> Connection<'a> {
         is_backed.then(|| self.arena.first_unknown(header.offset, header.length.into())).flatten()
     }
 
+    /// What is in memory, once all of it is.
+    fn read(&mut self, header: &RequestHeader) {
+        if self.on_disk.as_mut().is_some_and(|on_disk| !on_disk.holds(header)) {
+            return;
+        }
+        let has_contexts = self.requests.session().context.is_some();
+        self.sending.read(header, header.offset, has_contexts);
+    }
+
+    /// The disk has done something that a request waits for.
+    fn told(&mut self, told: &Told) {
+        let waiting = self.on_disk.as_mut().and_then(|on_disk| on_disk.waits_no_more(told));
+        match waiting {
+            None => {}
+            Some(Waiting::Read(header)) => self.read(&header),
+            Some(Waiting::Check(header)) => {
+                let first = header.offset / BLOCK_BYTES;
+                let in_memory =
+                    |block: u64| self.on_disk.as_ref().is_none_or(|on_disk| on_disk.is_right(block));
+                let right = (first..).zip(&told.right).map(|(block, right)| *right && in_memory(block));
+                let right: Vec<bool> = right.collect();
+                self.verify_by(&header, |block| {
+                    usize::try_from(block - first)
+                        .ok()
+                        .and_then(|at| right.get(at))
+                        .is_none_or(|right| *right)
+                });
+            }
+            Some(Waiting::Write { header, ticket }) => match told.result {
+                Ok(()) => {
+                    self.landed(ticket);
+                    self.answer_write(&header);
+                }
+                Err(_) => self.sending.outbox.error(header.cookie, Errno::Io, DISK_FAILED),
+            },
+        }
+    }
+
     /// The payload of a write is here, or was dropped.
     fn whole(&mut self, header: &RequestHeader) {
-        let Write { refused, ticket, begun, said, place, room } = std::mem::take(&mut self.write);
+        let Write { refused, ticket, begun, said, room, .. } = std::mem::take(&mut self.write);
         if let Some(errno) = refused {
             return self.sending.outbox.error(header.cookie, errno, "");
         }
         let len = u64::from(header.length);
-        if begun.is_none_or(|begun| self.arena.wrote(begun, len, room, said)) {
-            self.landed(ticket);
+        let is_right = begun.is_none_or(|begun| self.arena.wrote(begun, len, room, said));
+        match &mut self.on_disk {
+            Some(on_disk) if is_right => return on_disk.commit(header, ticket),
+            _ if is_right => self.landed(ticket),
+            _ => {}
         }
+        self.answer_write(header);
+        if let Some(on_disk) = &mut self.on_disk {
+            on_disk.cut(header);
+        }
+    }
+
+    fn answer_write(&mut self, header: &RequestHeader) {
+        let place = self.place(header.offset);
         match self.requests.session().context {
             // Its client sends again what has none that fit: each write of those that came as one.
-            Some(_) => self.sending.outbox.done_with(header.cookie, self.arena.sums(place, len)),
-            None => self.sending.outbox.done(header.cookie),
+            Some(_) if header.command == Command::Write => {
+                self.sending.outbox.done_with(header.cookie, self.arena.sums(place, header.length.into()));
+            }
+            _ => self.sending.outbox.done(header.cookie),
         }
     }
 
@@ -360,6 +441,11 @@ impl<'a> Connection<'a> {
         let (offset, len) = (header.offset, u64::from(header.length));
         self.work_bytes += len;
         let ticket = self.begin_write(offset, len);
+        if let Some(on_disk) = &mut self.on_disk {
+            on_disk.begin(header);
+            self.arena.zero(offset, len, false);
+            return on_disk.commit(header, ticket);
+        }
         self.arena.zero(offset, len, keep);
         self.landed(ticket);
         self.sending.outbox.done(header.cookie);
@@ -379,11 +465,6 @@ impl<'a> Connection<'a> {
         self.sending.outbox.done(cookie);
     }
 
-    /// Whether its client does not look at what it is given, on a volume whose blocks may go at any moment.
-    fn is_strange(&self) -> bool {
-        self.grant.layers > 1 && self.requests.session().context.is_none()
-    }
-
     /// Where in the arena what the client calls by this address lies.
     #[inline]
     fn place(&self, address: u64) -> u64 {
@@ -397,58 +478,14 @@ impl<'a> Connection<'a> {
             match self.arena.take_room(offset, len) {
                 _ if self.is_strange() => self.write.refused = Some(Errno::Perm),
                 Ok(room) => self.write.room = Some(room),
-                Err(error) => self.write.refused = Some(no_room(&error)),
+                Err(error) => self.write.refused = Some(layered::no_room(&error)),
             }
         }
         if self.write.refused.is_none() {
             self.write.place = self.place(offset);
+            self.on_disk.iter_mut().for_each(|on_disk| on_disk.begin(header));
             self.write.begun = Some(self.arena.begin_write(self.write.place, len));
             self.write.ticket = self.begin_write(offset, len);
-        }
-    }
-
-    /// A read of blocks that may be dropped at the same time.
-    fn read_shared(&mut self, header: &RequestHeader) {
-        let (place, len) = (self.place(header.offset), u64::from(header.length));
-        for _ in 0..LOOKS_MAX {
-            let drops = self.arena.drops();
-            let (sums, runs) =
-                (self.arena.sums(place, len).collect::<Vec<_>>(), self.sending.runs(place, len));
-            // Only now: what is known still was whole when it was looked at, unless it went and came again.
-            let absent = self.arena.first_unknown(place, len);
-            if self.arena.drops() != drops {
-                continue;
-            }
-            return match absent {
-                Some(at) => self.is_absent(header, header.offset + (at - place)),
-                None => self.sending.read_runs(header, place, Some(sums.into_iter()), runs),
-            };
-        }
-        self.is_absent(header, header.offset);
-    }
-
-    fn is_absent(&mut self, header: &RequestHeader, at: u64) {
-        tell_absent(&mut self.sending.outbox, self.requests.session(), header.cookie, at);
-    }
-
-    /// Zeros are known; what is trimmed of a volume that shares memory is absent from then on.
-    fn zero_shared(&mut self, header: &RequestHeader, keep: bool) {
-        let RequestHeader { cookie, offset, length, command, .. } = *header;
-        let (place, len) = (self.place(offset), u64::from(length));
-        self.work_bytes += len;
-        if command == Command::Trim {
-            self.arena.drop_blocks(place, len);
-            return self.sending.outbox.done(cookie);
-        }
-        let room = if keep { self.arena.take_room(offset, len).map(Some) } else { Ok(None) };
-        match room.and_then(|room| self.arena.make_layer(place).map(|()| room)) {
-            Ok(room) => {
-                self.begin_write(offset, len);
-                self.arena.zero(place, len, keep);
-                room.into_iter().for_each(|room| self.arena.give_back_room(room));
-                self.sending.outbox.done(cookie);
-            }
-            Err(error) => self.sending.outbox.error(cookie, no_room(&error), ""),
         }
     }
 
@@ -460,7 +497,10 @@ impl<'a> Connection<'a> {
         }
         self.arena.dirty().mark(offset, len);
         let ledgers = self.arena.ledgers();
-        match self.ledger.as_ref().zip(self.mark.filter(|mark| mark.number > 0)) {
+        // What a disk covered is not kept: it would have to be read first.
+        let keeps = self.on_disk.is_none();
+        let mark = self.mark.map(|mark| WriteMark { keep: mark.keep && keeps, ..mark });
+        match self.ledger.as_ref().zip(mark.filter(|mark| mark.number > 0)) {
             Some((ledger, mark)) => {
                 Some(ledgers.begin(ledger, mark, offset, len, || self.arena.keep(offset, len)))
             }
@@ -478,11 +518,18 @@ impl<'a> Connection<'a> {
     }
 
     fn verify(&mut self, header: &RequestHeader) {
+        let arena = self.arena;
+        self.verify_by(header, |block| arena.is_right(block));
+    }
+
+    fn verify_by(&mut self, header: &RequestHeader, is_right: impl Fn(u64) -> bool) {
         let place = self.place(header.offset);
-        let Connection { arena, sending, requests, .. } = self;
+        let Connection { sending, requests, .. } = self;
         let Some(context) = requests.session().context else { return };
         let (offset, len) = (place, header.length.into());
-        let found = runs(|run| arena.verify(offset, len, |len, is_right| run(len, rightness(is_right))));
+        let found = runs(|run| {
+            verify(offset, len, BLOCK_BYTES, is_right, |len, is_right| run(len, rightness(is_right)))
+        });
         sending.outbox.status(header, true, context, &found);
     }
 
@@ -508,11 +555,6 @@ impl<'a> Connection<'a> {
         };
         tell_status(&mut sending.outbox, requests.session(), header, holes, listed, dirty);
     }
-}
-
-/// Why a write to memory that is shared is refused.
-fn no_room(error: &io::Error) -> Errno {
-    if error.kind() == io::ErrorKind::StorageFull { Errno::NoSpc } else { Errno::NoMem }
 }
 
 /// What `base:allocation` says of a range.

@@ -4,11 +4,12 @@
 //! a client has to go; the control loop says so through the `gate`.
 //! Invariant: a thread never waits for anything but its sockets and the gate, so one slow client slows
 //! nobody. Called by `cheetah donate` and `cheetah up`. Parts: `connection` (requests), `sending` (answers),
-//! `gate`.
+//! `waiting` (what a disk has to do first), `gate`.
 
 mod connection;
 mod gate;
 mod sending;
+mod waiting;
 
 pub use gate::Gate;
 use gate::{AccessNow, Pass};
@@ -16,6 +17,7 @@ use gate::{AccessNow, Pass};
 use crate::accept::{self, Exports};
 use crate::arena::Arena;
 use crate::descriptors;
+use crate::disk::Disk;
 use crate::net::{Bound, Endpoint, Listener};
 use crate::seating::{Place, Seating, places_of_data};
 use crate::stream::{Incoming, Transport};
@@ -39,6 +41,41 @@ use tokio::sync::mpsc;
 const CONNECTIONS_MAX: usize = 8192;
 const THREADS_MAX: usize = 4;
 
+/// What a donor lends.
+#[derive(Clone, Debug)]
+pub enum Lent {
+    Memory(Arc<Arena>),
+    Disk(Arc<Disk>),
+}
+
+impl From<&Arc<Arena>> for Lent {
+    fn from(arena: &Arc<Arena>) -> Lent {
+        Lent::Memory(Arc::clone(arena))
+    }
+}
+
+impl From<&Arc<Disk>> for Lent {
+    fn from(disk: &Arc<Disk>) -> Lent {
+        Lent::Disk(Arc::clone(disk))
+    }
+}
+
+impl Lent {
+    fn arena(&self) -> &Arena {
+        match self {
+            Lent::Memory(arena) => arena,
+            Lent::Disk(disk) => disk.arena(),
+        }
+    }
+
+    fn disk(&self) -> Option<&Disk> {
+        match self {
+            Lent::Memory(_) => None,
+            Lent::Disk(disk) => Some(disk),
+        }
+    }
+}
+
 #[derive(Debug)]
 pub struct DonorServer {
     endpoint: Endpoint,
@@ -52,16 +89,17 @@ impl DonorServer {
     /// The kernel gives no threads, or too few descriptors for a donor to be of use.
     pub fn start(
         bound: Bound,
-        arena: &Arc<Arena>,
+        lent: impl Into<Lent>,
         gate: &Gate,
         transport: &Transport,
     ) -> Result<DonorServer, StartError> {
+        let lent = lent.into();
         let seating = seating(descriptors::raise())?;
         let connections = Arc::new(AtomicU32::new(0));
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
         let mut workers = Vec::new();
         for index in 0..threads {
-            workers.push(worker(index, arena.clone(), gate.clone(), transport.clone(), connections.clone())?);
+            workers.push(worker(index, lent.clone(), gate.clone(), transport.clone(), connections.clone())?);
         }
         let endpoint = bound.endpoint.clone();
         let count = connections.clone();
@@ -162,7 +200,7 @@ async fn accept_all(
 /// A thread that serves the connections it is handed.
 fn worker(
     index: usize,
-    arena: Arc<Arena>,
+    lent: Lent,
     gate: Gate,
     transport: Transport,
     connections: Arc<AtomicU32>,
@@ -172,14 +210,14 @@ fn worker(
     let serve = move || {
         tokio::task::LocalSet::new().block_on(&runtime, async move {
             while let Some((incoming, place)) = handed.recv().await {
-                let (arena, gate, connections) = (arena.clone(), gate.clone(), connections.clone());
+                let (lent, gate, connections) = (lent.clone(), gate.clone(), connections.clone());
                 let transport = transport.clone();
                 tokio::task::spawn_local(async move {
                     let served = tokio::select! {
                         biased;
                         // Who is let in is at work, and stays.
                         () = place.wanted() => Err(Ended::Crowded),
-                        served = client(incoming, &transport, &arena, gate, &place) => served,
+                        served = client(incoming, &transport, &lent, gate, &place) => served,
                     };
                     if let Err(error) = served {
                         tracing::debug!(%error, "connection ended");
@@ -221,7 +259,7 @@ impl fmt::Display for Ended {
 async fn client(
     incoming: Incoming,
     transport: &Transport,
-    arena: &Arena,
+    lent: &Lent,
     gate: Gate,
     place: &Place,
 ) -> Result<(), Ended> {
@@ -232,7 +270,7 @@ async fn client(
     // Who only greeted has nothing to ask for.
     let Some(pass) = door.entered else { return Ok(()) };
     place.works();
-    let connection = Connection::new(&accepted.stream, arena, accepted.session, pass.grant, accepted.early);
+    let connection = Connection::new(&accepted.stream, lent, accepted.session, pass.grant, accepted.early);
     tokio::select! {
         biased;
         () = Pass::ended(pass.watch()) => Err(Ended::Dropped),

@@ -21,7 +21,9 @@ use cheetah_core::content::ByteRange;
 use cheetah_core::filling::{Order, PIECE_BYTES, Sharing, Work};
 use cheetah_core::layout::Scatter;
 use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES, MILLISECOND_NS, REQUEST_DEADLINE_NS, SECOND_NS};
-use cheetah_core::map::{Backing, DonorId, Group, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap};
+use cheetah_core::map::{
+    Backing, DonorId, Group, Medium, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap,
+};
 use cheetah_core::units::Time;
 use cheetah_core::volume::{
     Event, FetchError, Key, Mem, Op, PartError, PartOp, Request, StatusRun, Tag, Volume,
@@ -245,6 +247,7 @@ impl World {
             hurry: false,
             backing: Some(Backing { layers: u32::try_from(layers).expect("a few"), ..Backing::default() }),
             proofs: None,
+            medium: Medium::Memory,
         };
         let room = u32::try_from(rng.range(8, 40)).expect("a few");
         let sharing = Sharing::of(&map).map(|sharing| Sharing { room, ..sharing });

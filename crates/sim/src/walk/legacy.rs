@@ -9,7 +9,9 @@ use crate::plan::Layout;
 use cheetah_core::api::Amend;
 use cheetah_core::donor::Ledger;
 use cheetah_core::limits::{BLOCK_BYTES, SECOND_NS};
-use cheetah_core::map::{BadRange, DonorId, Group, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap};
+use cheetah_core::map::{
+    BadRange, DonorId, Group, Medium, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap,
+};
 use cheetah_core::units::Time;
 use std::collections::BTreeSet;
 use std::collections::hash_map::DefaultHasher;
@@ -71,6 +73,7 @@ impl Legacy {
             hurry: false,
             backing: None,
             proofs: None,
+            medium: Medium::Memory,
         };
         let donor = Donor { fate: Fate::There, memory: Memory::default(), ledger: Ledger::default() };
         let blocks = vec![Truth { known: 0, maybe: BTreeSet::new() }; layout.data as usize];

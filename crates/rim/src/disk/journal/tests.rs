@@ -258,3 +258,20 @@ fn what_was_wiped_is_gone_and_does_not_come_back() {
         }
     }
 }
+
+#[test]
+fn what_rots_behind_a_mark_is_wrong_and_not_what_it_was_before() {
+    let place = Place { extents: 1 };
+    let blocks = Arc::new(Lossy::default());
+    let format = Journal::format(Arc::clone(&blocks) as Arc<dyn Blocks>, DonorId(1), DonorSecret(2), place);
+    let mut journal = format.expect("there is power");
+    let owners = BTreeMap::from([(0, VOLUME)]);
+    journal.keep(Held { owners, ..Held::default() }).expect("there is power");
+    rewrite(&mut journal, &mut BTreeMap::new(), 3);
+    assert!(journal.is_to_be_marked());
+    journal.mark().and_then(|()| blocks.flush()).expect("there is power");
+    assert!(!journal.is_to_be_marked());
+    blocks.write_at(place.block(3), &[8; BLOCK]).and_then(|()| blocks.flush()).expect("it rots");
+    let journal = opened(&blocks, place);
+    assert_eq!(content(&journal, 3), None, "it was acknowledged, and is not zeros");
+}

@@ -1,0 +1,303 @@
+//! Disks: what was acknowledged is there when everything was switched off and on again.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use cheetah_lab::dice::Dice;
+use cheetah_lab::mounted::Mounted;
+use cheetah_lab::pool::{Pool, State};
+use cheetah_lab::verified::Verified;
+use cheetah_lab::writer::{BLOCK_BYTES, Writer};
+use cheetah_lab::{hash, tools, wait};
+use rustix::process::Signal;
+
+const MIB: u64 = 1 << 20;
+const WRITERS: u64 = 4;
+/// Less than what is written, so that much of it is only on the disks.
+const LITTLE: &[&str] = &["--cache", "64M"];
+/// For a rebuild on a busy machine.
+const LONG: Duration = Duration::from_secs(60);
+
+/// A pool whose donors `d1`, `d2`, ... lend a disk each; its coordinator keeps its state.
+struct Disks {
+    pool: Pool,
+    count: u32,
+}
+
+impl Disks {
+    fn new(count: u32, size: &str) -> Self {
+        let mut disks = Disks { pool: Pool::with(State::Directory, None), count };
+        for number in 1..=count {
+            let disk = format!("{}:{size}", disks.path(number).display());
+            disks.pool.donate_disk(&format!("d{number}"), &disk, LITTLE);
+        }
+        disks
+    }
+
+    fn path(&self, number: u32) -> PathBuf {
+        self.pool.scratch().join(format!("disk-{number}"))
+    }
+
+    /// Kills everything there is, within a moment.
+    fn power_off(&mut self) {
+        if !self.pool.daemons().is_empty() {
+            self.pool.kill_daemons();
+        }
+        for number in 1..=self.count {
+            self.pool.donor(&format!("d{number}")).kill();
+        }
+        self.pool.kill_coordinator();
+    }
+
+    fn power_on(&mut self) {
+        self.pool.restart_coordinator();
+        for number in 1..=self.count {
+            self.start(number);
+        }
+    }
+
+    fn start(&mut self, number: u32) {
+        let disk = self.path(number).display().to_string();
+        self.pool.donate_disk(&format!("d{number}"), &disk, LITTLE);
+    }
+}
+
+/// Everything is killed under writers, again and again.
+fn survives_power_cuts(redundancy: &str, donors: u32, cuts: u32) {
+    let mut disks = Disks::new(donors, "400M");
+    disks.pool.ok(["create", "v", "96M", "--on", "disk", "--redundancy", redundancy]);
+    let path = disks.pool.attach_fuse("v", &[]).path;
+    let blocks = (96 * MIB / WRITERS) as usize / BLOCK_BYTES;
+    let log = |nth: u64| disks.pool.scratch().join(format!("log-{nth}"));
+    let writer = |nth: u64| Writer::new(&path, &log(nth), nth * blocks as u64, blocks);
+    let mut writers: Vec<Writer> = (0..WRITERS).map(writer).collect();
+    for cut in 0..cuts {
+        let end = AtomicBool::new(false);
+        let written: u64 = thread::scope(|scope| {
+            let under_way: Vec<_> = (0..)
+                .zip(&mut writers)
+                .map(|(nth, writer)| {
+                    let (end, seed) = (&end, u64::from(cut) * 100 + nth);
+                    scope.spawn(move || writer.write_until(end, &mut Dice::new(seed)))
+                })
+                .collect();
+            thread::sleep(Duration::from_millis(700 + u64::from(cut % 5) * 300));
+            disks.power_off();
+            end.store(true, Ordering::Relaxed);
+            under_way.into_iter().map(|writer| writer.join().expect("a writer ends")).sum()
+        });
+        assert!(written > 20, "cut {cut}: {written} blocks were acknowledged");
+        disks.power_on();
+        assert_eq!(disks.pool.attach_fuse("v", &[]).path, path);
+        for writer in &mut writers {
+            assert_eq!(writer.check(), Vec::<String>::new(), "{redundancy}, after cut {cut}");
+        }
+    }
+    let verified = Verified::run(&disks.pool, "v");
+    assert_eq!(verified.code, 0, "{verified:?}");
+}
+
+#[test]
+fn parity_on_disks_survives_power_cuts() {
+    survives_power_cuts("parity:2+1", 3, 6);
+}
+
+#[test]
+fn mirrored_and_linear_disks_survive_power_cuts() {
+    survives_power_cuts("mirror:2", 2, 3);
+    survives_power_cuts("linear", 2, 3);
+}
+
+#[test]
+fn a_file_system_on_disks_is_whole_after_power_cuts() {
+    tools::need_root("loop devices and mounts");
+    let mut disks = Disks::new(3, "400M");
+    disks.pool.ok(["create", "v", "200M", "--on", "disk", "--redundancy", "parity:2+1"]);
+    let point = disks.pool.scratch().directory("point");
+    let device = disks.pool.attach_loop("v", &[]).path;
+    tools::expect_success(tools::command("mkfs.ext4").arg("-q").arg(&device));
+    let mut sums = BTreeMap::new();
+    for round in 0..3u8 {
+        let device = if round == 0 { device.clone() } else { disks.pool.attach_loop("v", &[]).path };
+        let mounted = Mounted::new(&[], &device, &point);
+        for number in 0..20u8 {
+            let name = format!("file {round} {number}");
+            let bytes = vec![round * 20 + number + 1; 200_000];
+            let file = point.join(&name);
+            fs::write(&file, &bytes).and_then(|()| File::open(&file)?.sync_all()).expect("on its disk");
+            sums.insert(name, bytes);
+        }
+        // Not told to: it is cut off in the middle of the next one.
+        let _ = fs::write(point.join("last"), vec![9; 5_000_000]);
+        disks.power_off();
+        tools::run("umount", ["-l", &point.display().to_string()]);
+        drop(mounted);
+        disks.power_on();
+        let device = disks.pool.attach_loop("v", &[]).path;
+        // Its log is replayed; then nothing may be left to mend.
+        Mounted::new(&[], &device, &point).unmount();
+        tools::expect_success(tools::command("e2fsck").args(["-f", "-n"]).arg(&device));
+        let mounted = Mounted::new(&["-o", "ro"], &device, &point);
+        for (name, bytes) in &sums {
+            assert_eq!(fs::read(point.join(name)).expect("it was synchronised"), *bytes, "{name}");
+        }
+        mounted.unmount();
+        disks.pool.detach("v");
+    }
+}
+
+#[test]
+fn a_donor_that_was_away_is_the_same_donor_and_what_it_missed_is_made_up() {
+    let mut disks = Disks::new(3, "400M");
+    disks.pool.ok(["create", "v", "96M", "--on", "disk", "--redundancy", "parity:2+1"]);
+    let path = disks.pool.attach_fuse("v", &[]).path;
+    let log = disks.pool.scratch().join("log");
+    let mut writer = Writer::new(&path, &log, 0, 4096);
+    let identity = |pool: &Pool| {
+        let status = pool.status();
+        let donors = status["donors"].as_array().expect("donors").clone();
+        let d2 = donors.into_iter().find(|donor| donor["name"] == "d2").expect("a donor d2");
+        assert_eq!(d2["medium"], "disk");
+        d2["donor"].as_str().expect("an identity").to_owned()
+    };
+    let before = identity(&disks.pool);
+    // Away for a moment, and for so long that it is taken out.
+    for away in [0, 7] {
+        let end = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let writing = scope.spawn(|| writer.write_until(&end, &mut Dice::new(away)));
+            thread::sleep(Duration::from_millis(500));
+            disks.pool.donor("d2").kill();
+            thread::sleep(Duration::from_secs(away));
+            disks.start(2);
+            wait::until("it is whole again", LONG, || disks.pool.volume_status("v")["health"] == "whole");
+            end.store(true, Ordering::Relaxed);
+            assert!(writing.join().expect("a writer ends") > 20);
+        });
+        assert_eq!(identity(&disks.pool), before);
+        assert_eq!(writer.check(), Vec::<String>::new());
+    }
+    // All of it can be read without any of the others.
+    disks.pool.donor("d1").kill();
+    assert_eq!(writer.check(), Vec::<String>::new());
+}
+
+/// Flips a byte of data on a disk, below everything.
+fn flip(disk: &Path, nth: u64, needle: &[u8]) -> bool {
+    let file = File::options().read(true).write(true).open(disk).expect("a disk");
+    let bytes = fs::read(disk).expect("a disk");
+    let found = bytes.windows(needle.len()).enumerate().filter(|(_, window)| *window == needle);
+    let Some((at, _)) = found.map(|(at, w)| (at as u64, w)).nth(nth as usize) else { return false };
+    file.write_all_at(&[needle[0] ^ 1], at).and_then(|()| file.sync_all()).expect("a flip");
+    true
+}
+
+#[test]
+fn what_rots_on_a_disk_is_found_and_healed_and_never_delivered() {
+    let mut disks = Disks::new(3, "400M");
+    let image = disks.pool.scratch().join("image");
+    let mut bytes = vec![0; 24 * MIB as usize];
+    for (nth, block) in bytes.chunks_mut(BLOCK_BYTES).enumerate() {
+        block.fill((nth % 251) as u8);
+        block[..16].copy_from_slice(format!("block {nth:010}").as_bytes());
+    }
+    fs::write(&image, &bytes).expect("an image");
+    let said = disks.pool.ok(["load", &image.display().to_string(), "case", "--on", "disk"]);
+    tools::names(&said, &["sealed: "]);
+    // What is in the donors' memory is not on its way any more; then nothing of it is there.
+    thread::sleep(Duration::from_secs(1));
+    disks.power_off();
+    // Far apart: two of one row would be more than its parity covers.
+    let places = ["block 0000000001", "block 0000000999", "block 0000004242"];
+    for place in places {
+        let flipped = (1..=3).filter(|number| flip(&disks.path(*number), 0, place.as_bytes())).count();
+        assert!(flipped >= 1, "the disks hold the image");
+    }
+    disks.power_on();
+    let verified = Verified::run(&disks.pool, "case");
+    assert_ne!(verified.code, 0);
+    assert!(verified.report["blocks_wrong"].as_u64().is_some_and(|wrong| wrong >= 3), "{verified:?}");
+    let path = disks.pool.attach_fuse("case", &["--read-only"]).path;
+    assert_eq!(hash::of_file(&path), hash::of_file(&image));
+    disks.pool.detach("case");
+    wait::until("all of it is healed", LONG, || Verified::run(&disks.pool, "case").code == 0);
+}
+
+#[test]
+fn only_a_disk_that_is_blank_or_was_lent_is_taken() {
+    let mut disks = Disks::new(1, "200M");
+    let pool = &mut disks.pool;
+    let scratch = pool.scratch().path().to_owned();
+    let refused = |pool: &Pool, disk: &str, why: &[&str]| {
+        let said = pool.fails(["donate", "--disk", disk, "--name", "other"]);
+        tools::names(&said, why);
+    };
+    let at = |name: &str| scratch.join(name).display().to_string();
+    refused(pool, &at("disk-1"), &["disk-1 cannot be lent", "in use"]);
+    refused(pool, &at("none"), &["there is no", "say how large"]);
+    refused(pool, &at(""), &["neither a file nor a block device"]);
+    refused(pool, &format!("{}:20M", at("small")), &["smallest disk"]);
+    refused(pool, "/dev/shm/cheetah-disk:200M", &["tmpfs", "disk of this machine"]);
+    assert!(!Path::new("/dev/shm/cheetah-disk").exists(), "nothing is left behind");
+    fs::write(scratch.join("picture"), vec![7; 100 * MIB as usize]).expect("a file");
+    refused(pool, &at("picture"), &["holds something that is not Cheetah's", "nothing was changed"]);
+    assert!(fs::read(scratch.join("picture")).expect("a file").iter().all(|byte| *byte == 7));
+
+    // One that shrank, and one that cannot be read in its head.
+    disks.pool.donor("d1").kill();
+    let disk = disks.path(1);
+    let file = File::options().write(true).open(&disk).expect("a disk");
+    file.set_len(150 * MIB).expect("a shorter disk");
+    refused(&disks.pool, &disk.display().to_string(), &["it had ", "and has 150 MiB now"]);
+    file.set_len(200 * MIB).expect("as it was");
+    file.write_all_at(&[0xff; 100], 20).and_then(|()| file.write_all_at(&[0xff; 100], 4116)).expect("damage");
+    refused(&disks.pool, &disk.display().to_string(), &["both copies of its head are damaged"]);
+}
+
+#[test]
+fn a_disk_that_is_let_go_is_blank_and_a_new_donor() {
+    let mut disks = Disks::new(4, "300M");
+    disks.pool.ok(["create", "v", "32M", "--on", "disk", "--redundancy", "parity:2+1"]);
+    let path = disks.pool.attach_fuse("v", &[]).path;
+    let file = File::options().write(true).open(&path).expect("a volume");
+    let secret = b"a word that nobody else may read";
+    file.write_all_at(&secret.repeat(4096), 0).and_then(|()| file.sync_all()).expect("it is written");
+    let holder = disks.pool.holders("v", 0).remove(0);
+    let number: u32 = holder[1..].parse().expect("d1 to d4");
+    disks.pool.ok(["leave", &holder]);
+    let status = disks.pool.donor(&holder).wait_for_end(LONG);
+    assert!(status.success(), "{}", disks.pool.log_of(&holder));
+    tools::names(&disks.pool.log_of(&holder), &["its disk is wiped"]);
+    let left = fs::read(disks.path(number)).expect("a disk");
+    assert!(!left.windows(secret.len()).any(|window| window == secret), "all of it is wiped");
+    disks.start(number);
+    wait::until("it lends again", wait::SOON, || disks.pool.volume_status("v")["health"] == "whole");
+    // A signal moves nothing.
+    let other = if number == 1 { 2 } else { 1 };
+    disks.pool.donor(&format!("d{other}")).signal(Signal::TERM);
+    assert!(disks.pool.donor(&format!("d{other}")).wait_for_end(wait::SOON).success());
+    tools::names(&disks.pool.log_of(&format!("d{other}")), &["what it holds stays on"]);
+    disks.start(other);
+    wait::until("it is whole again", LONG, || disks.pool.volume_status("v")["health"] == "whole");
+}
+
+#[test]
+fn memory_and_disk_are_lent_by_one_process_and_are_not_mixed_up() {
+    let mut pool = Pool::start();
+    let disk = format!("{}:200M", pool.scratch().join("disk").display());
+    let said = pool.fails(["create", "v", "32M", "--on", "disk"]);
+    tools::names(&said, &["no donors that lend disk", "cheetah donate --disk PATH:SIZE"]);
+    let donor = pool.donate("one", "128M").pid();
+    assert!(donor > 0);
+    tools::names(&pool.fails(["create", "v", "32M", "--on", "disk"]), &["no donors that lend disk"]);
+    pool.donate_disk("two", &disk, &["--cache", "64M"]);
+    pool.ok(["create", "on-disk", "64M", "--on", "disk", "--redundancy", "linear"]);
+    pool.ok(["create", "in-memory", "64M", "--redundancy", "linear"]);
+    assert_eq!(pool.holders("on-disk", 0), ["two"]);
+    assert_eq!(pool.holders("in-memory", 0), ["one"]);
+}
