@@ -68,9 +68,48 @@ pub const FAR_NS: u64 = 2 * MILLISECOND_NS;
 pub const BBR_NS: u64 = 5 * MILLISECOND_NS;
 /// A donor that does not accept a connection by this time is set aside.
 pub const CONNECT_DEADLINE_NS: u64 = 2 * SECOND_NS;
-/// A donor that owes an answer and gives none for this long, while others do, is set aside when redundancy
-/// covers it. Two may be found one after the other, and writes shall not wait for 2 s.
-pub const SILENCE_NS: u64 = 800 * MILLISECOND_NS;
+/// How long a client waits for donors of one kind before it goes round them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// A donor that owes an answer and gives none for this long, while others do, is set aside when
+    /// redundancy covers it. Two may be found one after the other, and writes shall not wait for 2 s.
+    pub silence_ns: u64,
+    /// A silent link is opened anew once before that: a flipped bit may have got the two out of step.
+    pub reopen_ns: u64,
+    /// A read is repeated from redundancy after its donor's own mean latency and four times its deviation,
+    /// but not sooner than this, and not later than the next.
+    pub hedge_min_ns: u64,
+    /// See `hedge_min_ns`.
+    pub hedge_max_ns: u64,
+    /// A donor that answers is slow when it takes longer than this and `SLOW_FACTOR` times as long as the
+    /// others...
+    pub slow_min_ns: u64,
+    /// ...and is set aside when it stays so.
+    pub slow_ns: u64,
+}
+
+impl Patience {
+    /// With memory.
+    pub const MEMORY: Patience = Patience {
+        silence_ns: 800 * MILLISECOND_NS,
+        reopen_ns: 300 * MILLISECOND_NS,
+        hedge_min_ns: 10 * MILLISECOND_NS,
+        hedge_max_ns: 500 * MILLISECOND_NS,
+        slow_min_ns: 100 * MILLISECOND_NS,
+        slow_ns: SECOND_NS,
+    };
+    /// With disks: one that turns takes 12 ms for each request of its queue, and a flush of a worn one takes
+    /// seconds. A read that is hedged too soon lengthens the queues of all others, which are late then.
+    pub const DISK: Patience = Patience {
+        silence_ns: 8 * SECOND_NS,
+        reopen_ns: 3 * SECOND_NS,
+        hedge_min_ns: 200 * MILLISECOND_NS,
+        hedge_max_ns: 4 * SECOND_NS,
+        slow_min_ns: SECOND_NS,
+        slow_ns: 10 * SECOND_NS,
+    };
+}
+
 /// A client looks this often for what is late, while something is on its way.
 pub const TICK_NS: u64 = 25 * MILLISECOND_NS;
 /// How often a donor that was set aside is tried again.
@@ -107,26 +146,14 @@ pub const HURRY_CHUNKS_MAX: u32 = 8;
 pub const RUSH_NS: u64 = 5 * SECOND_NS;
 /// How long the users' latency is averaged before the pace of rebuilding changes.
 pub const PACE_WINDOW_NS: u64 = 100 * MILLISECOND_NS;
-/// A read is repeated from redundancy after its donor's own mean latency and four times its deviation, but
-/// not sooner and not later than these.
-pub const HEDGE_MIN_NS: u64 = 10 * MILLISECOND_NS;
-/// The latest moment for it, see `HEDGE_MIN_NS`.
-pub const HEDGE_MAX_NS: u64 = 500 * MILLISECOND_NS;
-/// A silent link is opened anew once before its donor is set aside: a flipped bit may have got the two out of
-/// step.
-pub const REOPEN_NS: u64 = 300 * MILLISECOND_NS;
 /// A donor that owes an answer for so long, and for twice as long as its answers may take, is asked over a
 /// new connection whether it is there. If so, it is the old one that hangs, and the link is opened anew; then
 /// not again for a while.
 pub const DOUBT_NS: u64 = SECOND_NS;
 /// The time until the same link may be doubted again.
 pub const DOUBT_AGAIN_NS: u64 = 10 * SECOND_NS;
-/// A donor that answers is slow when it takes longer than this and SLOW_FACTOR times as long as the others...
-pub const SLOW_MIN_NS: u64 = 100 * MILLISECOND_NS;
-/// The factor beside `SLOW_MIN_NS`.
+/// The factor beside [`Patience::slow_min_ns`].
 pub const SLOW_FACTOR: u64 = 8;
-/// ...and is set aside when it stays so.
-pub const SLOW_NS: u64 = SECOND_NS;
 /// A donor that was set aside and missed nothing yet is given up for good after this; at once where its host
 /// says that it has ended.
 pub const EXCLUDE_NS: u64 = 5 * SECOND_NS;
@@ -347,5 +374,8 @@ const _: () = {
     assert!(SCRATCH_LARGE_BYTES as u64 / STRIPE_DONORS_MAX as u64 >= BLOCK_BYTES);
     assert!(READ_TOGETHER_NS * 2 <= DIRTY_AGE_NS);
     assert!(FILL_CHUNKS_MAX < SCRATCH_LARGE_COUNT && HURRY_CHUNKS_MAX <= FILL_CHUNKS_MAX);
-    assert!(TICK_NS * 4 <= REOPEN_NS && REOPEN_NS < SILENCE_NS);
+    assert!(TICK_NS * 4 <= Patience::MEMORY.reopen_ns);
+    assert!(Patience::MEMORY.reopen_ns < Patience::MEMORY.silence_ns);
+    assert!(Patience::DISK.reopen_ns < Patience::DISK.silence_ns);
+    assert!(Patience::DISK.silence_ns * 3 < REQUEST_DEADLINE_NS);
 };

@@ -5,8 +5,8 @@ mod volume;
 
 use cheetah_core::api::Amend;
 use cheetah_core::limits::{
-    AMEND_RETRY_NS, DONOR_RETRY_NS, DONOR_RETRY_SOON_NS, EXCLUDE_NS, LEASE_RENEW_NS, REQUEST_DEADLINE_NS,
-    SECOND_NS, SILENCE_NS, TICK_NS,
+    AMEND_RETRY_NS, DONOR_RETRY_NS, DONOR_RETRY_SOON_NS, EXCLUDE_NS, LEASE_RENEW_NS, Patience,
+    REQUEST_DEADLINE_NS, SECOND_NS, TICK_NS,
 };
 use cheetah_core::map::{DonorId, Redundancy, VolumeMap};
 use cheetah_core::volume::{Effect, Event, LinkFailure, PartOp, StatusRun};
@@ -213,7 +213,7 @@ fn one_that_falls_silent_without_a_word_is_asked_when_the_coordinator_misses_it(
     pass_with(&mut world, 60 * SECOND_NS, rest);
     assert_eq!((named(&mut world), world.volume.lost().count()), (vec![], 0), "nobody asked it for anything");
     world.step(Event::Silent(vec![FIRST]));
-    pass_with(&mut world, SILENCE_NS + 2 * TICK_NS, rest);
+    pass_with(&mut world, Patience::MEMORY.silence_ns + 2 * TICK_NS, rest);
     assert_eq!(world.volume.lost().map(|(donor, _)| donor).collect::<Vec<_>>(), [FIRST]);
     pass_with(&mut world, EXCLUDE_NS - SECOND_NS, rest);
     assert_eq!(named(&mut world), [], "it may come back");

@@ -3,7 +3,7 @@
 
 mod volume;
 
-use cheetah_core::limits::{SILENCE_NS, TICK_NS};
+use cheetah_core::limits::{Patience, TICK_NS};
 use cheetah_core::map::{DonorId, Proofs, Redundancy, VolumeMap};
 use cheetah_core::proofs::{Root, Tree};
 use cheetah_core::volume::{Effect, Event, LinkFailure, Op, PartError, PartOp, Unproved, VolumeError};
@@ -92,7 +92,7 @@ fn a_donor_whose_answer_waits_for_a_proof_is_not_silent() {
     let tag = world.submit(Op::Read, 0, UNIT);
     let read = asked(&mut world)[0];
     world.step(Event::Came { part: read.1 });
-    let until = world.now + SILENCE_NS + 4 * TICK_NS;
+    let until = world.now + Patience::MEMORY.silence_ns + 4 * TICK_NS;
     while world.next_wake() < until {
         world.wake();
     }

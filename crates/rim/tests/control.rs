@@ -59,7 +59,7 @@ fn join(id: u64, name: &str) -> Join {
         address: greeter::listens().to_string(),
         extents: 4,
         foreign_export: None,
-        medium: cheetah_core::map::Medium::Memory,
+        medium: Medium::Memory,
     }
 }
 

@@ -29,7 +29,10 @@ async fn coordinator(listen: &str, state: StateAt) -> Coordination {
 fn donate(url: &str, name: &str) -> Donor {
     let wiped = Arc::new(Mutex::new(Vec::new()));
     let record = Arc::clone(&wiped);
-    let wipe = move |extents: &[u32]| record.lock().expect("unpoisoned").extend_from_slice(extents);
+    let wipe = move |extents: &[u32]| {
+        record.lock().expect("unpoisoned").extend_from_slice(extents);
+        Ok(())
+    };
     let hooks = DonorHooks { wipe: Arc::new(wipe), bytes_used: Arc::new(|| 4096), keep: None };
     let options = DonorOptions {
         name: name.into(),
@@ -39,7 +42,7 @@ fn donate(url: &str, name: &str) -> Donor {
         listen: greeter::listens(),
         extents: 4,
         foreign_export: None,
-        medium: cheetah_core::map::Medium::Memory,
+        medium: Medium::Memory,
     };
     let (control, handle) =
         DonorControl::new(options, Client::new(url).expect("a URL"), hooks).expect("random");

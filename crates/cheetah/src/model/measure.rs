@@ -11,7 +11,7 @@ use crate::signals::Signals;
 use cheetah_client::{Options, Volume};
 use cheetah_core::api::{Call, Create, DonorHealth, Size};
 use cheetah_core::limits::EXTENT_BYTES;
-use cheetah_core::map::Redundancy;
+use cheetah_core::map::{Medium, Redundancy};
 use cheetah_core::seed::Seed;
 use cheetah_rim::control::Client;
 use rustix::fs::{Mode, OFlags};
@@ -135,6 +135,7 @@ async fn make(pool: &Client) -> Result<(String, u32), Failure> {
         follow: false,
         load: None,
         overlay_of: None,
+        on: Medium::Memory,
     };
     let made = volume(pool, Call::Create(of(alive))).await;
     match made {

@@ -19,8 +19,8 @@ use super::job::{Part, Progress};
 use super::slab::Slab;
 use super::types::{Effect, LinkFailure, PartOp};
 use crate::limits::{
-    CONNECT_DEADLINE_NS, CONNECTIONS_FAR, CONNECTIONS_NEAR, DOUBT_NS, EXCLUDE_NS, FAR_NS, HEDGE_MAX_NS,
-    HEDGE_MIN_NS, REQUEST_DEADLINE_NS,
+    CONNECT_DEADLINE_NS, CONNECTIONS_FAR, CONNECTIONS_NEAR, DOUBT_NS, EXCLUDE_NS, FAR_NS, Patience,
+    REQUEST_DEADLINE_NS,
 };
 use crate::map::{DonorId, Route, VolumeMap};
 use crate::units::Time;
@@ -248,8 +248,8 @@ impl Latency {
         self.mean + 4 * self.deviation
     }
 
-    pub(super) fn hedge_after(self) -> u64 {
-        self.late_after().clamp(HEDGE_MIN_NS, HEDGE_MAX_NS)
+    pub(super) fn hedge_after(self, patience: Patience) -> u64 {
+        self.late_after().clamp(patience.hedge_min_ns, patience.hedge_max_ns)
     }
 }
 
@@ -402,14 +402,15 @@ mod tests {
     #[test]
     fn hedging_follows_the_latency_within_its_limits() {
         let mut latency = Latency::default();
-        assert_eq!(latency.hedge_after(), HEDGE_MIN_NS);
+        let patience = Patience::MEMORY;
+        assert_eq!(latency.hedge_after(patience), patience.hedge_min_ns);
         (0..100).for_each(|_| latency.note(20 * MILLISECOND_NS));
-        let steady = latency.hedge_after();
+        let steady = latency.hedge_after(patience);
         assert!((20 * MILLISECOND_NS..22 * MILLISECOND_NS).contains(&steady), "{steady}");
         (0..10).for_each(|at| latency.note(at % 2 * 60 * MILLISECOND_NS));
-        assert!(latency.hedge_after() > 2 * steady, "one that varies is waited for longer");
+        assert!(latency.hedge_after(patience) > 2 * steady, "one that varies is waited for longer");
         latency.note(u64::from(u32::MAX) * MILLISECOND_NS);
-        assert_eq!(latency.hedge_after(), HEDGE_MAX_NS);
+        assert_eq!(latency.hedge_after(patience), patience.hedge_max_ns);
     }
 
     #[test]

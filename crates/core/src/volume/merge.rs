@@ -6,7 +6,7 @@
 //! its way; and the link carries it in a part of the time after which a donor that says nothing is doubted.
 //! Called by the driver, before a batch leaves. Tests: below; what it is worth: docs/MEASURED.md.
 
-use crate::limits::{FAR_NS, REOPEN_NS};
+use crate::limits::{FAR_NS, Patience};
 
 /// More than this gains nothing.
 const MERGED_BYTES_MAX: u32 = 1 << 20;
@@ -14,7 +14,7 @@ const MERGED_BYTES_MAX: u32 = 1 << 20;
 const MERGED_BYTES_FIRST: u32 = 64 << 10;
 const MERGED_BYTES_MIN: u32 = 4 << 10;
 /// How long a link may say nothing because its next answer is that of a merged request.
-const SILENT_MAX_NS: u64 = REOPEN_NS / 10;
+const SILENT_MAX_NS: u64 = Patience::MEMORY.reopen_ns / 10;
 /// Where less is sent at once, what counts is how soon the first answer comes.
 const BATCH_BYTES_MIN: u64 = 64 << 10;
 

@@ -9,8 +9,8 @@ use super::types::PartOp;
 use crate::bad;
 use crate::code::Code;
 use crate::layout::{Chunks, Geometry, Span};
-use crate::limits::SCRATCH_LARGE_BYTES;
-use crate::map::{BadRange, Placement, Slot, VolumeMap};
+use crate::limits::{Patience, SCRATCH_LARGE_BYTES};
+use crate::map::{BadRange, Medium, Placement, Slot, VolumeMap};
 
 #[derive(Debug)]
 pub(super) struct Shape {
@@ -27,6 +27,14 @@ pub(super) struct Shape {
 }
 
 impl Shape {
+    /// How long donors are waited for.
+    pub(super) fn patience(&self) -> Patience {
+        match self.map.medium {
+            Medium::Memory => Patience::MEMORY,
+            Medium::Disk => Patience::DISK,
+        }
+    }
+
     pub(super) fn new(map: VolumeMap, read_only: bool) -> Shape {
         let geometry = Geometry::new(map.redundancy, map.unit);
         let code = Code::new(map.redundancy);

@@ -13,8 +13,7 @@ use super::types::{Effect, LinkFailure, PartOp};
 use super::{Key, fill, read};
 use crate::limits::{
     CONNECT_DEADLINE_NS, DONOR_RETRY_DOUBLINGS_MAX, DONOR_RETRY_NS, DONOR_RETRY_SOON_NS, DOUBT_AGAIN_NS,
-    EXCLUDE_NS, MILLISECOND_NS, REOPEN_NS, REQUEST_DEADLINE_NS, SECOND_NS, SILENCE_NS, SLOW_FACTOR,
-    SLOW_MIN_NS, SLOW_NS, TICK_NS,
+    EXCLUDE_NS, MILLISECOND_NS, REQUEST_DEADLINE_NS, SECOND_NS, SLOW_FACTOR, TICK_NS,
 };
 use crate::map::DonorId;
 use std::collections::{BTreeSet, VecDeque};
@@ -144,10 +143,11 @@ pub(super) fn set_aside(base: &mut Base, donor: DonorId, why: String) {
 /// Whom jobs wait for whose request has come to its deadline; not who was asked for data a moment ago, after
 /// another had failed, nor whose data is here and waits for its proof.
 pub(super) fn set_aside_who_is_late(base: &mut Base, jobs: &[Key]) {
+    let silence_ns = base.shape.patience().silence_ns;
     let late: BTreeSet<DonorId> = (jobs.iter())
         .flat_map(|job| base.jobs.open_parts(*job))
         .filter(|(_, part)| part.progress != Progress::Came)
-        .filter(|(_, part)| part.op.writes() || part.sent_at + SILENCE_NS <= base.now)
+        .filter(|(_, part)| part.op.writes() || part.sent_at + silence_ns <= base.now)
         .map(|(_, part)| part.placement.donor)
         .collect();
     for donor in late {
@@ -259,7 +259,8 @@ pub(super) fn look(base: &mut Base) {
     // Of those that are up, all but the slowest parity.
     let usual =
         means.get((means.len() / 2).saturating_sub(usize::from(means.len().is_multiple_of(2)))).copied();
-    let slow_from = SLOW_MIN_NS.max(usual.unwrap_or(0).saturating_mul(SLOW_FACTOR));
+    let patience = base.shape.patience();
+    let slow_from = patience.slow_min_ns.max(usual.unwrap_or(0).saturating_mul(SLOW_FACTOR));
     let (mut hanging, mut silent, mut slow) = (Vec::new(), Vec::new(), Vec::new());
     for (donor, link) in base.links.iter_mut() {
         let owes = !link.owed.is_empty() || !link.waiting.is_empty();
@@ -268,11 +269,11 @@ pub(super) fn look(base: &mut Base) {
         link.silent_ticks = if waits { link.silent_ticks + 1 } else { 0 };
         let crawls = link.is_up() && owes && link.latency.mean > slow_from;
         link.slow_ticks = if crawls { link.slow_ticks + 1 } else { 0 };
-        if link.silent_ticks * TICK_NS >= SILENCE_NS {
+        if link.silent_ticks * TICK_NS >= patience.silence_ns {
             silent.push(donor);
-        } else if link.slow_ticks * TICK_NS >= SLOW_NS {
+        } else if link.slow_ticks * TICK_NS >= patience.slow_ns {
             slow.push(donor);
-        } else if link.silent_ticks == REOPEN_NS / TICK_NS && link.is_up() && link.fenced {
+        } else if link.silent_ticks == patience.reopen_ns / TICK_NS && link.is_up() && link.fenced {
             hanging.push(donor);
         }
     }
@@ -295,7 +296,7 @@ pub(super) fn look(base: &mut Base) {
         if base.links[donor].is_down() || !can_do_without(base, donor) {
             continue;
         }
-        set_aside(base, donor, format!("silent for {} ms", SILENCE_NS / MILLISECOND_NS));
+        set_aside(base, donor, format!("silent for {} ms", patience.silence_ns / MILLISECOND_NS));
     }
     for donor in slow {
         if !can_do_without(base, donor) {
@@ -321,9 +322,10 @@ fn can_do_without(base: &Base, donor: DonorId) -> bool {
 /// Reads that are late by their donor's own measure are asked of redundancy.
 fn hedge(base: &mut Base) {
     let mut late = Vec::new();
+    let patience = base.shape.patience();
     for link in base.links.values_mut() {
         let before = late.len();
-        let after = link.latency.hedge_after();
+        let after = link.latency.hedge_after(patience);
         let owes = |key: &Key| base.jobs.parts.get(*key).is_some_and(|part| part.progress == Progress::Sent);
         let old = link.owed.iter().take_while(|(sent_at, _)| sent_at + after <= base.now);
         late.extend(old.map(|(_, key)| *key).filter(owes));

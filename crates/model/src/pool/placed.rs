@@ -6,7 +6,7 @@
 use super::Unfit;
 use crate::chance::Chance;
 use cheetah_core::limits::EXTENT_BYTES;
-use cheetah_core::map::{DonorId, Group, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap};
+use cheetah_core::map::{DonorId, Group, Medium, Placement, Redundancy, Route, Slot, VolumeId, VolumeMap};
 use cheetah_core::placement::{self, Room};
 
 /// Of each volume.
@@ -71,6 +71,7 @@ pub(crate) fn map_of(volume: u64, redundancy: Redundancy, groups: Vec<Group>) ->
         hurry: false,
         backing: None,
         proofs: None,
+        medium: Medium::Disk,
     }
 }
 
