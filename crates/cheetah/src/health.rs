@@ -229,7 +229,7 @@ pub fn may_lose(volume: &VolumeStatus) -> String {
 
 /// What happens when hosts go, one and more: said aloud when a volume is made.
 pub fn survives(volume: &VolumeStatus, rehearsal: Option<&Rehearsal>) -> String {
-    let VolumeStatus { redundancy, may_lose_hosts, crowd, .. } = volume;
+    let VolumeStatus { redundancy, may_lose_hosts, crowd, medium, .. } = volume;
     let hosts = match (redundancy.parity, *may_lose_hosts, crowd) {
         (0, ..) => return "no redundancy: what a lost donor held is lost".to_owned(),
         (_, None, _) => return "some of it is lost".to_owned(),
@@ -246,7 +246,7 @@ pub fn survives(volume: &VolumeStatus, rehearsal: Option<&Rehearsal>) -> String 
             "{may}: what one held is rebuilt on the others, then the next may go; {more} at once lose data"
         ),
         Some(Rehearsal { host, slots_homeless, .. }) => format!(
-            "{may}, but {} of what {host} holds could not be rebuilt before another host lends memory; {more} lose data",
+            "{may}, but {} of what {host} holds could not be rebuilt before another host lends {medium}; {more} lose data",
             show_bytes(slots_homeless * EXTENT_BYTES),
         ),
         None => format!("{may}; {more} lose data"),

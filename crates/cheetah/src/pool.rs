@@ -210,8 +210,9 @@ fn report_volume(detail: &VolumeDetail, json: &cli::JsonArg, done: &str) -> Resu
     if json.json {
         return output::json(detail);
     }
-    let VolumeStatus { name, size, redundancy, .. } = &detail.status;
-    output::line(&format!("{done} {name}: {size} bytes ({}), {redundancy}", show_bytes(*size)));
+    let VolumeStatus { name, size, redundancy, medium, .. } = &detail.status;
+    let on = if medium.is_memory() { String::new() } else { format!(" on {medium}") };
+    output::line(&format!("{done} {name}: {size} bytes ({}), {redundancy}{on}", show_bytes(*size)));
     Ok(())
 }
 

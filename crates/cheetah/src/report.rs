@@ -178,7 +178,7 @@ impl StatusReport {
                 donor.name.clone(),
                 donor.host.clone(),
                 donor.address.clone(),
-                show_bytes(donor.bytes_total),
+                lends(donor),
                 show_bytes(donor.bytes_free),
                 show_bytes(donor.bytes_used),
                 health::of_donor(donor) + &health::out_of_reach_of(donor.donor, attachments()),
@@ -197,6 +197,12 @@ impl StatusReport {
         lines.extend(blocks(&summary.findings));
         lines
     }
+}
+
+/// How much it lends; and of what, where that is not memory.
+fn lends(donor: &DonorStatus) -> String {
+    let bytes = show_bytes(donor.bytes_total);
+    if donor.medium.is_memory() { bytes } else { format!("{bytes} {}", donor.medium) }
 }
 
 /// As people look for them.

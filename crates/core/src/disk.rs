@@ -1,4 +1,4 @@
-//! A donor's disk: where on it what lies, what is put down of a write before it, and what counts after a stop.
+//! A donor's disk: what lies where on it, what is put down before a write, and what counts after a stop.
 //!
 //! Owns the form of everything on the disk but the blocks themselves, and the rules that make an
 //! acknowledged write survive a loss of power at any moment. Never: reading or writing it (`rim::disk`), or

@@ -254,17 +254,10 @@ impl Pool {
         self.donate_on(node, name, &[size, "--listen", &listen])
     }
 
-    /// Lends a file as a disk, on this machine. Lent again after a kill, it is the same donor.
+    /// Starts a donor of something else than this machine's memory: another's NBD server, a disk.
     #[track_caller]
-    pub fn donate_disk(&mut self, name: &str, disk: &str, more: &[&str]) -> &mut Process {
-        let arguments = [&["--disk", disk, "--listen", "127.0.0.1:0"], more].concat();
-        self.donate_on(Node::Donor(1), name, &arguments)
-    }
-
-    /// Makes another's NBD server a donor of this pool.
-    #[track_caller]
-    pub fn donate_foreign(&mut self, name: &str, uri: &str) -> &mut Process {
-        self.donate_on(Node::Client, name, &[uri])
+    pub fn donate_as(&mut self, name: &str, arguments: &[&str]) -> &mut Process {
+        self.donate_on(Node::Client, name, arguments)
     }
 
     #[track_caller]

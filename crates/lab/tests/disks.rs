@@ -18,8 +18,6 @@ use rustix::process::Signal;
 
 const MIB: u64 = 1 << 20;
 const WRITERS: u64 = 4;
-/// Less than what is written, so that much of it is only on the disks.
-const LITTLE: &[&str] = &["--cache", "64M"];
 /// For a rebuild on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
@@ -34,7 +32,7 @@ impl Disks {
         let mut disks = Disks { pool: Pool::with(State::Directory, None), count };
         for number in 1..=count {
             let disk = format!("{}:{size}", disks.path(number).display());
-            disks.pool.donate_disk(&format!("d{number}"), &disk, LITTLE);
+            disks.lend(number, &disk);
         }
         disks
     }
@@ -63,7 +61,12 @@ impl Disks {
 
     fn start(&mut self, number: u32) {
         let disk = self.path(number).display().to_string();
-        self.pool.donate_disk(&format!("d{number}"), &disk, LITTLE);
+        self.lend(number, &disk);
+    }
+
+    /// With less memory than what is written, so that much of it is only on the disks.
+    fn lend(&mut self, number: u32, disk: &str) {
+        self.pool.donate_as(&format!("d{number}"), &["--disk", disk, "--cache", "64M"]);
     }
 }
 
@@ -295,7 +298,7 @@ fn memory_and_disk_are_lent_by_one_process_and_are_not_mixed_up() {
     let donor = pool.donate("one", "128M").pid();
     assert!(donor > 0);
     tools::names(&pool.fails(["create", "v", "32M", "--on", "disk"]), &["no donors that lend disk"]);
-    pool.donate_disk("two", &disk, &["--cache", "64M"]);
+    pool.donate_as("two", &["--disk", &disk, "--cache", "64M"]);
     pool.ok(["create", "on-disk", "64M", "--on", "disk", "--redundancy", "linear"]);
     pool.ok(["create", "in-memory", "64M", "--redundancy", "linear"]);
     assert_eq!(pool.holders("on-disk", 0), ["two"]);

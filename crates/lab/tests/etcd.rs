@@ -247,7 +247,7 @@ fn while_etcd_is_away_volumes_go_on_and_calls_are_refused_with_the_cause() {
 fn restarts_keep_all_and_a_map_that_no_request_of_etcd_holds() {
     let (mut pair, path) = Pair::with_volume();
     let rival = Rival::nbdkit(&["null", "4T"]);
-    pair.pool.donate_foreign("vast", &rival.uri);
+    pair.pool.donate_as("vast", &[&rival.uri]);
     pair.pool.ok(["create", "big", "4T", "--redundancy", "linear"]);
     let parts = pair.etcd.stored("records/volume/", "records/volume0");
     let parts = parts.as_array().map_or(0, Vec::len);

@@ -329,7 +329,7 @@ fn beside_a_foreign_donor_ours_is_checked() {
     let kit = Rival::nbdkit(&["memory", "128M"]);
     let mut pool = Pool::in_the_clear();
     pool.donate("d1", "128M");
-    pool.donate_foreign("kit", &kit.uri);
+    pool.donate_as("kit", &[&kit.uri]);
     let mut stage = Loaded::on(pool, "mirror:2");
     let flipped = stage.flip("d1", FLIPS);
     let attached = stage.attach(Front::Export, &["--read-only"]);

@@ -9,8 +9,8 @@ fn a_stripe_over_nbdkit_and_qemu_nbd_holds_every_byte() {
     let nbdkit = Rival::nbdkit(&["memory", "1G"]);
     let qemu = Rival::qemu_nbd(1 << 30, "lent");
     let mut pool = Pool::in_the_clear();
-    pool.donate_foreign("kit", &nbdkit.uri);
-    pool.donate_foreign("qemu", &qemu.uri);
+    pool.donate_as("kit", &[&nbdkit.uri]);
+    pool.donate_as("qemu", &[&qemu.uri]);
     pool.ok(["create", "case", "1G", "--redundancy", "stripe:2", "--unit", "64K"]);
     let uri = pool.attach_export("case", &[]).uri;
 
@@ -32,7 +32,7 @@ fn a_foreign_donor_beside_one_of_ours_and_its_death() {
     let mut nbdkit = Rival::nbdkit(&["memory", "256M"]);
     let mut pool = Pool::in_the_clear();
     pool.donate("ours", "256M");
-    pool.donate_foreign("theirs", &nbdkit.uri);
+    pool.donate_as("theirs", &[&nbdkit.uri]);
     pool.create_linear("case", "384M");
     let uri = pool.attach_export("case", &[]).uri;
     let write = ["-f", "raw", "-c", "write -P 0x66 0 384M", "-c", "flush", &uri];

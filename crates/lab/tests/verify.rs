@@ -255,7 +255,7 @@ fn what_is_wrong_twice_is_listed_and_the_rest_is_healed() {
 fn what_a_foreign_server_holds_is_not_called_right() {
     let kit = Rival::nbdkit(&["memory", "128M"]);
     let mut pool = Pool::in_the_clear();
-    pool.donate_foreign("kit", &kit.uri);
+    pool.donate_as("kit", &[&kit.uri]);
     pool.create_linear("theirs", "24M");
     let verified = Verified::run(&pool, "theirs");
     assert_eq!((verified.code, verified.number("bytes_checked")), (7, 0), "{}", verified.report);

@@ -7,7 +7,8 @@
 //! disk has it; what comes from the disk never covers what was written meanwhile.
 //!
 //! Parts: `medium` (bytes of a file or device), `journal` (the order of a write), `resident` (what is in
-//! memory), `threads` (who waits for the disk). Called by `donor` and `cheetah donate`. Tests: there.
+//! memory), `threads` (who waits for the disk). Called by the donor's server and
+//! `cheetah donate`. Tests: there, `lab/disks.rs`.
 
 mod journal;
 mod medium;

@@ -9,7 +9,6 @@ use super::confirm::Held;
 use super::doubt::Doubt;
 use super::extents::Extents;
 use super::record::DonorRecord;
-use super::volumes::Wants;
 use super::{Coordinator, Key, Outcome, Timer, check_version, refuse};
 use crate::api::{Answer, Duties, Join, Joined, Refusal, RefusalCode, Sync};
 use crate::limits::{
@@ -17,7 +16,6 @@ use crate::limits::{
     HEARTBEAT_NS, MILLISECOND_NS, NAME_BYTES_MAX, PLACE_BYTES_MAX, POOL_DONORS_MAX, SECOND_NS,
 };
 use crate::map::{DonorId, DonorSecret, Medium, Route, VolumeId};
-use crate::placement::Room;
 use crate::seed::Seed;
 use crate::text::is_harmless;
 use crate::units::{Time, check_name, show_bytes, show_count};
@@ -523,34 +521,6 @@ impl Coordinator {
             donor.timer = at;
             self.timers.insert((at, Timer::Donor(id)));
         }
-    }
-
-    /// Donors that live for certain and stay, in the order they joined: what each may be given of a volume
-    /// that wants this.
-    pub(super) fn rooms(&self, volume: Option<VolumeId>, wants: Wants) -> Vec<Room> {
-        let Wants { is_backed, on } = wants;
-        let is_open = |donor: &&Donor| {
-            let tells = !is_backed || donor.record.foreign_export.is_none();
-            let blank = volume.is_none_or(|volume| donor.has_wiped(volume));
-            donor.record.medium == on && donor.alive && donor.heard && !donor.record.leaving && blank && tells
-        };
-        let mut open: Vec<&Donor> = self.donors.values().filter(is_open).collect();
-        open.sort_by_key(|donor| donor.record.join);
-        let mut hosts: BTreeMap<&str, u32> = BTreeMap::new();
-        let mut rooms = Vec::with_capacity(open.len());
-        for donor in open {
-            let next = hosts.len() as u32;
-            let host = *hosts.entry(donor.machine()).or_insert(next);
-            let protected = |id: &VolumeId| self.volumes.get(id).is_some_and(|v| v.map.redundancy.parity > 0);
-            let held = donor.held.iter().filter(|(id, _)| protected(id)).map(|(_, held)| held.len());
-            rooms.push(Room {
-                donor: donor.record.donor,
-                host,
-                extents_free: donor.room(),
-                extents_held: u32::try_from(held.sum::<usize>()).unwrap_or(u32::MAX),
-            });
-        }
-        rooms
     }
 }
 

@@ -15,8 +15,8 @@
 //! `rehearsal` (what the loss of one more host would cost), `tend` (volumes at rest), `blame` (wrong blocks
 //! by donor), `strangers` (donors of other pools), `asleep` (time in which nobody listened), `greet`
 //! (addresses that are tried), `confirm` (answers held back), `status`, `notes` (what happened), `record`
-//! (what is stored), `extents` (free ones), `signing` (the pool's key), `custody` (what is put down of
-//! volumes), `door` (what callers say, bounded), `invariants`.
+//! (what is stored), `extents` (free ones), `wants` (donors that a volume may lie on), `signing` (the pool's
+//! key), `custody` (what is put down of volumes), `door` (what callers say, bounded), `invariants`.
 
 mod amend;
 mod asleep;
@@ -46,6 +46,7 @@ mod status;
 mod strangers;
 mod tend;
 mod volumes;
+mod wants;
 
 pub use custody::CustodyRecord;
 pub use greet::NotGreeted;

@@ -7,6 +7,7 @@
 use super::confirm::Held;
 use super::retire::Retired;
 use super::tend::Ailing;
+use super::wants::{Wants, lend};
 use super::{Coordinator, Key, Outcome, door, open, refuse};
 use crate::api::{Answer, Create, Refusal, RefusalCode, Size};
 use crate::content::Content;
@@ -51,30 +52,6 @@ pub(super) struct Volume {
     pub(super) tender: Option<DonorId>,
     /// A reader met blocks that are wrong where they lie, and nobody has compared all fragments since.
     pub(super) ailing: Option<Ailing>,
-}
-
-/// What the donors of a volume have to be.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Wants {
-    /// It has a source behind it: they tell what is absent from zeros.
-    pub(super) is_backed: bool,
-    /// They lend this.
-    pub(super) on: Medium,
-}
-
-impl Wants {
-    /// For more of a volume that is there, which has no source.
-    fn of(map: &VolumeMap) -> Wants {
-        Wants { is_backed: false, on: map.medium }
-    }
-}
-
-/// How a machine lends more.
-fn lend(on: Medium) -> &'static str {
-    match on {
-        Medium::Memory => "cheetah donate SIZE",
-        Medium::Disk => "cheetah donate --disk PATH:SIZE",
-    }
 }
 
 impl Volume {

@@ -1,8 +1,9 @@
 //! The pages of a disk's log: what was put down of writes before their blocks were touched.
 //!
 //! Owns their form. Never: where they go (`place`), or what follows from them (`replay`). A page has 32 bytes
-//! of head (its checksum, how many entries, its number, which of its batch it is, its round) and entries of 16. Invariant: a page that
-//! was not written in full, or in another round, is not taken for one. Tests: below.
+//! of head (its checksum, how many entries, its number, which of its batch it is, its round) and entries of
+//! 16. Invariant: a page that was not written in full, or in another round, is not taken for one.
+//! Tests: below.
 
 use super::PAGE_BYTES;
 

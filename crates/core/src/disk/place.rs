@@ -1,4 +1,4 @@
-//! Where on a disk what lies: the head, two places for the state, the log, the table of checksums, the blocks.
+//! What lies where on a disk: the head, two places for the state, the log, the table of checksums, blocks.
 //!
 //! Owns the arithmetic and the head's form. Never: what is in the other places. Invariant: the places do not
 //! overlap, each begins at a whole page, and all of them together are no longer than the disk.

@@ -42,8 +42,8 @@ pub struct Change {
 }
 
 impl Replay {
-    /// The next entry of the log. `is_done`: others were put down behind it. `extent_of`: which extent a block
-    /// lies in.
+    /// The next entry of the log. `is_done`: others were put down behind it. `extent_of`: which extent a
+    /// block lies in.
     pub fn take(&mut self, entry: Entry, is_done: bool, extent_of: impl Fn(u64) -> u32) {
         match entry {
             Entry::Block { block, old, new } => {

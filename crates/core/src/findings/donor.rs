@@ -3,6 +3,7 @@
 
 use super::{Code, Finding, State, sentence};
 use crate::api::{DonorHealth, DonorStatus, Leaving, Stranger};
+use crate::map::Medium;
 use crate::units::{show_bytes, show_count};
 
 pub(super) fn of_stranger(stranger: &Stranger) -> Finding {
@@ -48,7 +49,11 @@ pub(super) fn of_donor(donor: &DonorStatus, all_whole: bool) -> Option<Finding> 
             ),
             advice: format!(
                 "If it should be there, see that host {host} runs and that {address} is reached; a donor that ended is \
-                 started again with `cheetah donate`. If it shall stay away: nothing."
+                 started again with {}. If it shall stay away: nothing.",
+                match donor.medium {
+                    Medium::Memory => "`cheetah donate`",
+                    Medium::Disk => "`cheetah donate --disk` of the same disk, and has what it held",
+                }
             ),
         },
         DonorHealth::Unknown => Finding {
@@ -80,13 +85,18 @@ fn bad_memory(donor: &DonorStatus) -> Option<Finding> {
         subject: format!("donor {name}"),
         state: State::Degraded,
         what: format!(
-            "Donor {name} on host {host} had wrong blocks in its memory again and again, {} in all, and more than \
-             all others. None was delivered. It is given nothing more. {left}",
+            "Donor {name} on host {host} had wrong blocks {} again and again, {} in all, and more than all others. None \
+             was delivered. It is given nothing more. {left}",
+            match donor.medium {
+                Medium::Memory => "in its memory",
+                Medium::Disk => "on its disk",
+            },
             show_count(*wrong_blocks, "block")
         ),
         advice: format!(
-            "Test the memory of host {host} before it lends again; end the donor when it holds \
-             nothing. One that is started again begins anew."
+            "Test the {} of host {host} before it lends again; end the donor when it holds \
+             nothing. One that is started again begins anew.",
+            donor.medium
         ),
     })
 }

@@ -1,7 +1,7 @@
 //! Memory that holds a part of a disk: blocks that are there without being in memory.
 //!
 //! Owns how such a block comes and goes. Never: which (`disk` says so). Invariant: what is known of a block
-//! stays when its memory goes. Called by `disk`. Tests: `lab/disk.rs`.
+//! stays when its memory goes. Called by `disk`. Tests: `lab/disks.rs`.
 //! One of the named modules that may use unsafe.
 #![allow(unsafe_code)]
 

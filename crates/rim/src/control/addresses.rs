@@ -44,6 +44,21 @@ pub(super) fn reached_by_others(from: IpAddr, coordinator: &[String]) -> IpAddr 
     beyond.filter(|_| from.is_loopback()).unwrap_or(from)
 }
 
+/// A donor on the coordinator's own machine that listens everywhere is to be reached by the others, too: by
+/// the address that packets leave from. No packet is sent to find it.
+pub(super) fn reachable_ip(seen: IpAddr) -> IpAddr {
+    if !seen.is_loopback() || seen.is_ipv6() {
+        return seen;
+    }
+    let outward = || -> std::io::Result<IpAddr> {
+        let socket = std::net::UdpSocket::bind(("0.0.0.0", 0))?;
+        // TEST-NET-1: any address beyond this network will do.
+        socket.connect(("192.0.2.1", 9))?;
+        Ok(socket.local_addr()?.ip())
+    };
+    outward().ok().filter(|ip| !ip.is_unspecified()).unwrap_or(seen)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

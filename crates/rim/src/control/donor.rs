@@ -593,18 +593,3 @@ fn unreachable(name: &str, error: &CallError) -> Event {
     tracing::debug!("donor '{name}': {error}");
     Event::Unreachable
 }
-
-/// A donor on the coordinator's own machine that listens everywhere is to be reached by the others, too: by
-/// the address that packets leave from. No packet is sent to find it.
-pub(super) fn reachable_ip(seen: IpAddr) -> IpAddr {
-    if !seen.is_loopback() || seen.is_ipv6() {
-        return seen;
-    }
-    let outward = || -> std::io::Result<IpAddr> {
-        let socket = std::net::UdpSocket::bind(("0.0.0.0", 0))?;
-        // TEST-NET-1: any address beyond this network will do.
-        socket.connect(("192.0.2.1", 9))?;
-        Ok(socket.local_addr()?.ip())
-    };
-    outward().ok().filter(|ip| !ip.is_unspecified()).unwrap_or(seen)
-}

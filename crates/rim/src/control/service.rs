@@ -6,8 +6,8 @@
 //! after its term began, and no machine outlives its term. Tests: `tests/control.rs`,
 //! `lab/tests/etcd.rs`.
 
+use super::addresses::reachable_ip;
 use super::addresses::reached_at;
-use super::donor::reachable_ip;
 use super::error::CoordinateError;
 use super::etcd::{Etcd, EtcdAt, EtcdError};
 use super::machine::{Callers, Desk, Machine, Message};

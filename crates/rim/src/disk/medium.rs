@@ -2,7 +2,7 @@
 //!
 //! Owns opening it for nobody else, reading, writing, flushing, and zeroing without writing where that can
 //! be. Never: what the bytes are. Invariant: what is read and written is whole pages at whole pages, from
-//! memory that is aligned so (O_DIRECT asks for both). Called by `disk` and its parts. Tests: `lab/disk.rs`.
+//! memory that is aligned so (O_DIRECT asks for both). Called by `disk` and its parts. Tests: `lab/disks.rs`.
 
 use crate::own_fault::own_fault;
 use cheetah_core::disk::{BadState, NotADisk, PAGE_BYTES};

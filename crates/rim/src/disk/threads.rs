@@ -2,7 +2,7 @@
 //!
 //! Owns the queues, and how much is taken together. Never: the order of a write (`journal`), or what is in
 //! memory (`resident`). Invariant: writes reach the journal in the order in which they were handed over, and
-//! no two of one batch touch the same block. Called by `disk`. Tests: `lab/disk.rs`.
+//! no two of one batch touch the same block. Called by `disk`. Tests: `lab/disks.rs`.
 
 use super::Shared;
 use super::journal::Write;

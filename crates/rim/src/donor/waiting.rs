@@ -1,9 +1,9 @@
 //! What a client of a disk waits for: blocks that come into memory, and writes that reach the disk.
 //!
 //! Owns the requests that are put off, and which blocks are held in memory for answers. Never: the disk
-//! (`crate::disk`), or what an answer says (`connection`). Invariants: what an answer is made of is held until
-//! it is sent; a connection that waits for much takes no more requests; one that ends holds nothing.
-//! Called by `connection`. Tests: `lab/disk.rs`.
+//! (`crate::disk`), or what an answer says (`connection`). Invariants: what an answer is made of is held
+//! until it is sent; a connection that waits for much takes no more requests; one that ends holds nothing.
+//! Called by `connection`. Tests: `lab/disks.rs`.
 
 use crate::arena::{Arena, Begun};
 use crate::disk::{Disk, Hold, Teller, Told};
