@@ -56,7 +56,6 @@ fn parse_disk(text: &str) -> Result<DiskAt, String> {
 pub struct Donate {
     /// How much memory: 16G, `auto` (what is free less a reserve for the owner), or nbd://HOST:PORT/EXPORT.
     /// It is lent in whole extents of 64M: of 100M, 64M.
-    #[arg(required_unless_present = "disk")]
     pub size: Option<String>,
     /// Lend a disk: a file, which is made of this size if it is not there, or a block device. Each is a donor
     /// of its own, and the same one when it is lent again. Only what is blank, or was lent before, is taken.

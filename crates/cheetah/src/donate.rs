@@ -34,10 +34,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub async fn donate(options: cli_serving::Donate) -> Result<(), Failure> {
-    if options.disk.is_empty() {
-        return donate_memory(options).await;
+    match (&options.size, options.disk.is_empty()) {
+        (None, true) => Err(Failure::usage("say what to lend: how much memory, or --disk PATH:SIZE")),
+        (Some(_), true) => donate_memory(options).await,
+        (_, false) => disk::donate(options).await,
     }
-    disk::donate(options).await
 }
 
 pub(crate) async fn donate_memory(options: cli_serving::Donate) -> Result<(), Failure> {
