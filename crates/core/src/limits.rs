@@ -86,6 +86,10 @@ pub struct Patience {
     pub slow_min_ns: u64,
     /// ...and is set aside when it stays so.
     pub slow_ns: u64,
+    /// One whose process has ended may start again with what it held. So it is waited for as one that is
+    /// silent, and what was on its way is sent again: a row that is written without it is torn when the
+    /// others end as well.
+    pub returns: bool,
 }
 
 impl Patience {
@@ -97,6 +101,7 @@ impl Patience {
         hedge_max_ns: 500 * MILLISECOND_NS,
         slow_min_ns: 100 * MILLISECOND_NS,
         slow_ns: SECOND_NS,
+        returns: false,
     };
     /// With disks: one that turns takes 12 ms for each request of its queue, and a flush of a worn one takes
     /// seconds. A read that is hedged too soon lengthens the queues of all others, which are late then.
@@ -107,6 +112,7 @@ impl Patience {
         hedge_max_ns: 4 * SECOND_NS,
         slow_min_ns: SECOND_NS,
         slow_ns: 10 * SECOND_NS,
+        returns: true,
     };
 }
 

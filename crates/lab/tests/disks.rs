@@ -190,6 +190,40 @@ fn a_donor_that_was_away_is_the_same_donor_and_what_it_missed_is_made_up() {
     assert_eq!(writer.check(), Vec::<String>::new());
 }
 
+#[test]
+fn all_donors_may_be_killed_beside_a_daemon_that_goes_on() {
+    let mut disks = Disks::new(4, "400M");
+    disks.pool.ok(["create", "v", "96M", "--on", "disk", "--redundancy", "parity:2+1"]);
+    let path = disks.pool.attach_fuse("v", &[]).path;
+    let blocks = (96 * MIB / WRITERS) as usize / BLOCK_BYTES;
+    let log = |nth: u64| disks.pool.scratch().join(format!("log-{nth}"));
+    let writer = |nth: u64| Writer::new(&path, &log(nth), nth * blocks as u64, blocks);
+    let mut writers: Vec<Writer> = (0..WRITERS).map(writer).collect();
+    for round in 0..3 {
+        let end = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for (nth, writer) in (0..).zip(&mut writers) {
+                let end = &end;
+                scope.spawn(move || writer.write_until(end, &mut Dice::new(round * 100 + nth)));
+            }
+            thread::sleep(Duration::from_millis(700));
+            for number in 1..=4 {
+                disks.pool.donor(&format!("d{number}")).kill();
+            }
+            thread::sleep(Duration::from_secs(round));
+            for number in 1..=4 {
+                disks.start(number);
+            }
+            wait::until("it is whole again", LONG, || disks.pool.volume_status("v")["health"] == "whole");
+            end.store(true, Ordering::Relaxed);
+        });
+        for writer in &mut writers {
+            assert_eq!(writer.check(), Vec::<String>::new(), "round {round}");
+        }
+        assert_eq!(disks.pool.lost_ranges("v"), []);
+    }
+}
+
 /// Flips a byte of data on a disk, below everything.
 fn flip(disk: &Path, nth: u64, needle: &[u8]) -> bool {
     let file = File::options().read(true).write(true).open(disk).expect("a disk");

@@ -77,19 +77,20 @@ pub(super) fn failed(base: &mut Base, donor: DonorId, session: u64, failure: Lin
     if matches!(failure, LinkFailure::NotAdmitted(_)) {
         base.note_shut_out(donor);
     }
-    base.links[donor].gone = matches!(failure, LinkFailure::Refused(_));
+    let returns = base.shape.patience().returns;
+    base.links[donor].gone = matches!(failure, LinkFailure::Refused(_)) && !returns;
     let link = &base.links[donor];
     match (failure, &link.state) {
-        (LinkFailure::Broken(_), State::Up) if link.fenced => reopen(base, donor, false),
+        (LinkFailure::Broken(_), State::Up) if link.fenced => reopen(base, donor, returns),
         // A donor hears before a reader does that another has what it held. Its requests wait for the
         // newer map, as long as a connection may take.
         (LinkFailure::NotAdmitted(_), State::Opening { .. }) if link.known && awaits_maps(base) => {
             base.effects.push(Effect::Close { donor, session });
         }
-        (
-            LinkFailure::NotOpened(_) | LinkFailure::Refused(_),
-            State::Opening { until, again_at: Some(_) },
-        ) => {
+        // One that has started again admits nobody before the pool has spoken to it.
+        (failure, State::Opening { until, again_at: Some(_) })
+            if returns || !matches!(failure, LinkFailure::NotAdmitted(_) | LinkFailure::Broken(_)) =>
+        {
             let state = State::Opening { until: *until, again_at: Some(base.now + DONOR_RETRY_NS) };
             base.links[donor].state = state;
             base.links.waits = None;
