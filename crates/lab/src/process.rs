@@ -137,6 +137,11 @@ pub fn shared_bytes(pid: u32) -> u64 {
     status_bytes(pid, "RssShmem:")
 }
 
+/// The part of it that is a file's, such as the program itself.
+pub fn program_bytes(pid: u32) -> u64 {
+    status_bytes(pid, "RssFile:")
+}
+
 /// The most that was ever resident of any process; 0 when it is gone.
 pub fn peak_resident_bytes(pid: u32) -> u64 {
     status_bytes(pid, "VmHWM:")
