@@ -95,7 +95,7 @@ pub fn sweep_stale() {
         while begun.elapsed() < PATIENCE && left.iter().any(|process| start_time(process.pid).is_some()) {
             std::thread::sleep(Duration::from_millis(5));
         }
-        for directory in [std::env::temp_dir(), "/dev/shm".into()] {
+        for directory in [std::env::temp_dir(), "/dev/shm".into(), "/var/tmp".into()] {
             for path in entries(&directory) {
                 if path.file_name().and_then(|name| is_stale(name.to_str()?)) == Some(true) {
                     remove_directory(&path);

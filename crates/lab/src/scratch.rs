@@ -24,6 +24,11 @@ impl Scratch {
         Self::under(Path::new("/dev/shm"))
     }
 
+    /// A directory on a disk, which /tmp is not everywhere.
+    pub fn on_disk() -> Self {
+        Self::under(Path::new("/var/tmp"))
+    }
+
     fn under(parent: &Path) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         mark::sweep_stale();

@@ -11,6 +11,7 @@ use std::time::Duration;
 use cheetah_lab::dice::Dice;
 use cheetah_lab::mounted::Mounted;
 use cheetah_lab::pool::{Pool, State};
+use cheetah_lab::scratch::Scratch;
 use cheetah_lab::verified::Verified;
 use cheetah_lab::writer::{BLOCK_BYTES, Writer};
 use cheetah_lab::{hash, tools, wait};
@@ -25,11 +26,13 @@ const LONG: Duration = Duration::from_secs(60);
 struct Disks {
     pool: Pool,
     count: u32,
+    place: Scratch,
 }
 
 impl Disks {
     fn new(count: u32, size: &str) -> Self {
-        let mut disks = Disks { pool: Pool::with(State::Directory, None), count };
+        let place = Scratch::on_disk();
+        let mut disks = Disks { pool: Pool::with(State::Directory, None), count, place };
         for number in 1..=count {
             let disk = format!("{}:{size}", disks.path(number).display());
             disks.lend(number, &disk);
@@ -38,7 +41,7 @@ impl Disks {
     }
 
     fn path(&self, number: u32) -> PathBuf {
-        self.pool.scratch().join(format!("disk-{number}"))
+        self.place.join(format!("disk-{number}"))
     }
 
     /// Kills everything there is, within a moment.
@@ -269,7 +272,7 @@ fn what_rots_on_a_disk_is_found_and_healed_and_never_delivered() {
 fn only_a_disk_that_is_blank_or_was_lent_is_taken() {
     let mut disks = Disks::new(1, "200M");
     let pool = &mut disks.pool;
-    let scratch = pool.scratch().path().to_owned();
+    let scratch = disks.place.path().to_owned();
     let refused = |pool: &Pool, disk: &str, why: &[&str]| {
         let said = pool.fails(["donate", "--disk", disk, "--name", "other"]);
         tools::names(&said, why);
@@ -326,7 +329,8 @@ fn a_disk_that_is_let_go_is_blank_and_a_new_donor() {
 #[test]
 fn memory_and_disk_are_lent_by_one_process_and_are_not_mixed_up() {
     let mut pool = Pool::start();
-    let disk = format!("{}:200M", pool.scratch().join("disk").display());
+    let place = Scratch::on_disk();
+    let disk = format!("{}:200M", place.join("disk").display());
     let said = pool.fails(["create", "v", "32M", "--on", "disk"]);
     tools::names(&said, &["no donors that lend disk", "cheetah donate --disk PATH:SIZE"]);
     let donor = pool.donate("one", "128M").pid();
