@@ -145,13 +145,17 @@ pub async fn log(options: Log) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The pool's public key as a file, as `minisign -p` takes it.
+pub fn key_file(pool: &str, key: &str) -> String {
+    format!("untrusted comment: public key of cheetah pool {pool}\n{key}\n")
+}
+
 /// Writes the log, its signature and the key, each to a file of its own.
 fn export(log: &LogReport, file: &Path) -> Result<Vec<String>, Failure> {
-    let public = format!("untrusted comment: public key of cheetah pool {}\n{}\n", log.pool, log.key);
     let all = [
         (file.to_path_buf(), log.text()),
         (files::beside(file, "minisig"), log.signature.clone()),
-        (files::beside(file, "pub"), public),
+        (files::beside(file, "pub"), key_file(&log.pool.to_string(), &log.key)),
     ];
     if let Some((there, _)) = all.iter().find(|(path, _)| path.symlink_metadata().is_ok()) {
         let what = format!("{} is there already", there.display());

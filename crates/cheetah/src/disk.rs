@@ -5,23 +5,21 @@
 //! and it goes on with that when it is started again. `cheetah leave` moves it to others first.
 
 use crate::cli_serving::{self, DiskAt};
-use crate::donate::{Who, donate_memory, find_in_time};
+use crate::donate::{Who, bound, donate_memory, find_in_time};
 use crate::failure::Failure;
 use crate::mover::tend_what_lies_idle;
 use crate::output;
-use crate::pool::{check_clear, parse_listen};
+use crate::pool::parse_listen;
 use crate::signals::Signals;
 use cheetah_core::api::RefusalCode;
 use cheetah_core::donor::Exit;
 use cheetah_core::limits::{EXTENT_BYTES, NAME_BYTES_MAX};
 use cheetah_core::map::Medium;
 use cheetah_core::units::show_bytes;
-use cheetah_rim::control::{DonorControl, DonorHandle, DonorHooks, DonorOptions, reached_from};
+use cheetah_rim::control::{DonorControl, DonorHandle, DonorHooks, DonorOptions};
 use cheetah_rim::disk::Disk;
 use cheetah_rim::donor::{DonorServer, Gate};
-use cheetah_rim::net::{Bound, Endpoint};
 use cheetah_rim::owner::Machine;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::task::JoinSet;
 
@@ -66,15 +64,7 @@ async fn lend(options: cli_serving::Donate, at: DiskAt, disk: Arc<Disk>) -> Resu
     let mut signals = Signals::listen()?;
     let who = called(Who::own(&options)?);
     let Some(pool) = find_in_time(&options.pool, &mut signals).await? else { return Ok(()) };
-    let listen = match given {
-        Some(given) => given,
-        None => SocketAddr::new(reached_from(&pool).await?, 0),
-    };
-    let bound = Bound::new(&Endpoint::Tcp(listen)).map_err(Failure::failed)?;
-    let Endpoint::Tcp(address) = bound.endpoint else {
-        return Err(Failure::usage("--listen takes IP:PORT here"));
-    };
-    check_clear("data", address, pool.credentials().is_some())?;
+    let (bound, address) = bound(given, &pool).await?;
     let Who { name, or_numbered, host, machine } = who;
     let (extents, medium) = (disk.extents(), Medium::Disk);
     let options = DonorOptions {

@@ -138,11 +138,8 @@ async fn donate_to_pool(
     let given = options.listen.as_deref().map(parse_listen).transpose()?;
     let mut signals = Signals::listen()?;
     let Some(pool) = find_in_time(&options.pool, &mut signals).await? else { return Ok(()) };
-    let listen = match given {
-        Some(given) => given,
-        None => SocketAddr::new(reached_from(&pool).await?, 0),
-    };
-    let listen = Endpoint::Tcp(listen);
+    // Bound first: a donor joins with the address at which it is reached.
+    let (bound, address) = bound(given, &pool).await?;
     let (wiped, counted) = (lent.arena.clone(), lent.arena.clone());
     let hooks = DonorHooks {
         wipe: Arc::new(move |extents| {
@@ -152,12 +149,6 @@ async fn donate_to_pool(
         bytes_used: Arc::new(move || counted.bytes_used()),
         keep: None,
     };
-    // Bound first: a donor joins with the address at which it is reached.
-    let bound = Bound::new(&listen).map_err(Failure::failed)?;
-    let Endpoint::Tcp(address) = bound.endpoint else {
-        return Err(Failure::usage("--listen takes IP:PORT here"));
-    };
-    check_clear("data", address, pool.credentials().is_some())?;
     let (control, handle) = control(who, address, terms.extents_max, None, pool.clone(), hooks)?;
     lent.serve(bound, &Gate::Pooled(handle.clone()), &pool.transport())?;
     let lends = format!("lends {} at {address}", lent.bytes());
@@ -175,6 +166,21 @@ async fn donate_to_pool(
         tracing::warn!("what moved volumes that nobody writes had ended already");
     }
     ended
+}
+
+/// Where a donor of the pool listens: as `--listen` says, or at any port of the address by which this machine
+/// reaches the pool.
+pub(crate) async fn bound(given: Option<SocketAddr>, pool: &Client) -> Result<(Bound, SocketAddr), Failure> {
+    let listen = match given {
+        Some(given) => given,
+        None => SocketAddr::new(reached_from(pool).await?, 0),
+    };
+    let bound = Bound::new(&Endpoint::Tcp(listen)).map_err(Failure::failed)?;
+    let Endpoint::Tcp(address) = bound.endpoint else {
+        return Err(Failure::usage("--listen takes IP:PORT here"));
+    };
+    check_clear("data", address, pool.credentials().is_some())?;
+    Ok((bound, address))
 }
 
 /// A donor's memory is free when its process has ended, and not before.

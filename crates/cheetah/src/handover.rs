@@ -17,13 +17,13 @@ use crate::pool::{find, unexpected};
 use cheetah_core::api::{Answer, Call, LogReport, RefusalCode, SignedText, VolumeDetail};
 use cheetah_core::text::written;
 use cheetah_core::units::show_time;
+use cheetah_rim::clock::seconds_since_1970;
 use cheetah_rim::control::{CallError, Client};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// All that there is to say.
 struct Known {
@@ -69,7 +69,7 @@ pub async fn report(options: Handover) -> Result<(), Failure> {
 
 async fn ask(pool: &Client, name: &str) -> Result<Known, Failure> {
     let log = custody::fetch(pool, name).await?;
-    let at = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let at = seconds_since_1970();
     if log.deleted {
         return Ok(Known { at, log, volume: None, manifest: None });
     }
@@ -93,7 +93,7 @@ impl Known {
     /// Each with its name.
     fn files(&self) -> Vec<(String, String)> {
         let log = &self.log;
-        let key = format!("untrusted comment: public key of cheetah pool {}\n{}\n", log.pool, log.key);
+        let key = custody::key_file(&log.pool.to_string(), &log.key);
         let mut files = vec![
             (page::NAME.to_owned(), page::page(self)),
             ("report.json".to_owned(), self.json()),

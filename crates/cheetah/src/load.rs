@@ -458,14 +458,9 @@ async fn ensure_volume(
         Err(CallError::Refused(refusal)) if refusal.code == RefusalCode::NotFound && !options.resume => {
             let load = ToLoad { source: source.clone(), by: own_name(), backed: false, memory: None };
             let create = Create {
-                name: name.to_owned(),
-                size: Size::Bytes(size),
-                redundancy: None,
-                unit: None,
-                follow: false,
                 load: Some(Box::new(load)),
-                overlay_of: None,
                 on: options.on.on,
+                ..Create::new(name, Size::Bytes(size))
             };
             let made = volume(pool, Call::Create(create)).await?;
             if !options.json.json {

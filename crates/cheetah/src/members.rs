@@ -11,6 +11,7 @@ use crate::output;
 use crate::pool::{done, find, unexpected};
 use cheetah_core::api::{Answer, Call, MemberStatus, NewToken as NewTokenCall, RefusalCode, TokenStatus};
 use cheetah_core::members::Role;
+use cheetah_rim::clock::seconds_since_1970 as now;
 use cheetah_rim::control::{CallError, Client, Coordination, NotEnrolled, enrol_by};
 use cheetah_rim::members::{IDENTITY_VARIABLE, Identity, IdentityError, Invitation};
 use std::ffi::{OsStr, OsString};
@@ -19,7 +20,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 const SCHEME: &str = "cheetah://";
 /// How long a donor's token of a new pool is good for.
@@ -411,10 +412,6 @@ async fn list_members(options: cli::Report) -> Result<(), Failure> {
     let head = ["MEMBER", "ROLE", "CAME IN AS", "CERTIFIED"];
     output::lay_out(&head, &rows).iter().for_each(|line| output::line(line));
     Ok(())
-}
-
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// The largest unit that says something.

@@ -145,16 +145,8 @@ async fn ensure(
     let size = Size::Bytes(source.size);
     let load = ToLoad { source, by: own_name(), backed: true, memory: options.memory };
     let load = Some(Box::new(load));
-    let create = Create {
-        name,
-        size,
-        redundancy: options.redundancy,
-        unit: None,
-        follow: false,
-        load,
-        overlay_of: None,
-        on: options.on.on,
-    };
+    let create =
+        Create { redundancy: options.redundancy, load, on: options.on.on, ..Create::new(name, size) };
     Ok((volume(pool, Call::Create(create)).await?, true))
 }
 

@@ -24,17 +24,9 @@ pub async fn make(pool: &Client, base: &str, name: String) -> Result<String, Fai
             )),
         };
     }
-    let create = Create {
-        name: name.clone(),
-        // The pool says how large it has to be.
-        size: Size::Bytes(EXTENT_BYTES),
-        redundancy: None,
-        unit: None,
-        follow: false,
-        load: None,
-        overlay_of: Some(base.to_owned()),
-        on: cheetah_core::map::Medium::Memory,
-    };
+    // The pool says how large it has to be.
+    let size = Size::Bytes(EXTENT_BYTES);
+    let create = Create { overlay_of: Some(base.to_owned()), ..Create::new(name.clone(), size) };
     let made = volume(pool, Call::Create(create)).await?;
     output::note(&format!("made overlay {name} of {base}, {}", made.status.redundancy));
     Ok(name)

@@ -11,7 +11,7 @@ use crate::output;
 use crate::signals::Signals;
 use cheetah_core::api::{Answer, Call, PoolStatus, Size, VolumeDetail, VolumeStatus};
 use cheetah_core::units::{parse_bytes, show_bytes};
-use cheetah_rim::control::{self, Access, Client, CoordinateOptions, EtcdAt, NoPool, Role, StateAt};
+use cheetah_rim::control::{self, Access, Client, CoordinateOptions, EtcdAt, NoPool, Role, StateAt, random};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use tokio::sync::watch;
@@ -172,20 +172,23 @@ pub async fn pool_status(pool: &Client) -> Result<PoolStatus, Failure> {
     }
 }
 
+/// A name for what a command makes for itself, which nobody else has.
+pub fn own_thing(what: &str) -> Result<String, Failure> {
+    let number = random().map_err(|e| Failure::failed(format!("the kernel gives no random number: {e}")))?;
+    Ok(format!("{what}-{:08x}", number >> 32))
+}
+
 pub async fn create(options: cli::Create) -> Result<(), Failure> {
     let size = parse_size(&options.size)?;
     let unit = options.unit.map(u32::try_from).transpose();
     let unit = unit.map_err(|_| Failure::usage("--unit is from 4K to 1M"))?;
     let pool = find(&options.pool).await?;
     let create = cheetah_core::api::Create {
-        name: options.name,
-        size,
         redundancy: options.redundancy,
         unit,
         follow: options.follow,
-        load: None,
-        overlay_of: None,
         on: options.on.on,
+        ..cheetah_core::api::Create::new(options.name, size)
     };
     let by_default = if options.redundancy.is_none() { ", the default here" } else { "" };
     let mut detail = volume(&pool, Call::Create(create)).await?;

@@ -16,7 +16,7 @@ use crate::signals::Signals;
 use crate::starting::Stops;
 use cheetah_core::api::{Call, Create, Size};
 use cheetah_core::limits::{CACHE_DEFAULT_BYTES, EXTENT_BYTES, POLL_DEFAULT_US};
-use cheetah_core::map::{Medium, Redundancy};
+use cheetah_core::map::Redundancy;
 use cheetah_rim::members::IDENTITY_VARIABLE;
 use cheetah_rim::volume::Rule;
 use std::path::PathBuf;
@@ -105,16 +105,7 @@ async fn start_all(
         .await?;
         members.push(member);
     }
-    let create = Create {
-        name: VOLUME.to_owned(),
-        size: Size::Bytes(options.size),
-        redundancy: Some(redundancy),
-        unit: None,
-        follow: false,
-        load: None,
-        overlay_of: None,
-        on: Medium::Memory,
-    };
+    let create = Create { redundancy: Some(redundancy), ..Create::new(VOLUME, Size::Bytes(options.size)) };
     volume(&pool, Call::Create(create)).await?;
     let attachment = attach(options, &url).await?;
     let ready = attachment.ready.clone();

@@ -23,6 +23,7 @@ pub mod requirements;
 mod stage;
 
 use crate::cli_validate::Validate;
+use crate::custody::key_file;
 use crate::failure::{Exit, Failure};
 use crate::files;
 use crate::output;
@@ -30,8 +31,9 @@ use crate::pool::{find, pool_status, unexpected};
 use crate::signals::Signals;
 use case::{Case, Judged, Outcome, Verdict};
 use cheetah_core::api::{Answer, Call, SignedText, VALIDATION_HTML, VALIDATION_JSON, Validation};
-use cheetah_core::text::written;
+use cheetah_core::text::{hex, written};
 use cheetah_core::units::{show_count, show_time};
+use cheetah_rim::clock::seconds_since_1970 as now;
 use cheetah_rim::control::Client;
 use facts::Facts;
 use image::{Answers, Image, PUBLISHED_BYTES};
@@ -44,7 +46,6 @@ use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Of what the pool signs: as `sha256sum -c` reads it.
 const SUMS: &str = "validation.sha256";
@@ -79,10 +80,6 @@ struct ValidateReport {
 struct Short {
     requirement: &'static str,
     verdict: Verdict,
-}
-
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 pub async fn validate(options: Validate) -> Result<(), Failure> {
@@ -244,7 +241,7 @@ impl Known {
         for (name, text) in [(VALIDATION_HTML, &html), (VALIDATION_JSON, &json)] {
             files::write(&directory.join(name), text, false)?;
         }
-        let hash = |text: &str| image::hex(&Sha256::digest(text));
+        let hash = |text: &str| hex(&Sha256::digest(text));
         let call = Call::Validation(Validation { html: hash(&html), json: hash(&json) });
         let unsigned = |failure: Failure| Failure {
             message: format!("the report in {} is not signed: {}", directory.display(), failure.message),
@@ -255,10 +252,7 @@ impl Known {
             Ok(other) => return Err(unsigned(unexpected(&other))),
             Err(error) => return Err(unsigned(error.into())),
         };
-        let key = format!(
-            "untrusted comment: public key of cheetah pool {}\n{}\n",
-            self.facts.pool.pool, signed.key
-        );
+        let key = key_file(&self.facts.pool.pool, &signed.key);
         let sums = directory.join(SUMS);
         files::write(&sums, &signed.text, false)?;
         files::write(&files::beside(&sums, "minisig"), &signed.signature, false)?;

@@ -5,13 +5,13 @@
 //! to hold. Memory is taken when extents are added (64 KiB for 64 MiB), never on the data path.
 //! Called by `volume`. Tests: below.
 
-use crate::limits::{BLOCK_BYTES, EXTENT_BYTES};
+use crate::limits::EXTENT_BLOCKS;
 use std::fmt;
 
 /// CRC32C of 4096 zero bytes.
 pub const ZERO_BLOCK_CRC: u32 = 0x98f9_4189;
 
-const BLOCKS: usize = (EXTENT_BYTES / BLOCK_BYTES) as usize;
+const BLOCKS: usize = EXTENT_BLOCKS as usize;
 /// No CRC is kept as this; one that is, is kept as the next number.
 const UNKNOWN: u32 = 0;
 

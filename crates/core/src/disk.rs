@@ -26,3 +26,9 @@ pub use log::{Entry, LOG_ENTRIES_MAX, LogPage, Noted, Page, open_page, seal_page
 pub use place::{DISK_BYTES_MIN, Head, NotADisk, PAGE_BYTES, Place};
 pub use replay::{Change, Replay, Told};
 pub use state::{BadState, Held, State};
+
+/// What stands for a checksum in the tests of forms.
+#[cfg(test)]
+fn sum(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(7, |sum: u32, byte| sum.rotate_left(5) ^ u32::from(*byte))
+}

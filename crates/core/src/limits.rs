@@ -5,6 +5,8 @@
 pub const BLOCK_BYTES: u64 = 4096;
 /// The extent: the unit of placement, a run of one donor's memory.
 pub const EXTENT_BYTES: u64 = 64 << 20;
+/// Blocks of an extent.
+pub const EXTENT_BLOCKS: u64 = EXTENT_BYTES / BLOCK_BYTES;
 /// What a donor remembers a write by: the region that a new writer resyncs after the last one died.
 pub const DIRTY_REGION_BYTES: u64 = 64 << 10;
 /// Writes of one volume that a donor lists one by one until it hears that they are complete everywhere.

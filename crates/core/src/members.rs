@@ -7,6 +7,7 @@
 
 use crate::api::Call;
 use crate::map::PoolId;
+use crate::text::{hex, is_hex_of_256_bits};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::IpAddr;
@@ -202,7 +203,7 @@ impl TokenHash {
     /// Whether it can be one at all.
     #[must_use]
     pub fn is_whole(&self) -> bool {
-        self.0.len() == 64 && self.0.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+        is_hex_of_256_bits(&self.0)
     }
 
     /// The token's name, for lists; it gives nothing away of the secret.
@@ -214,10 +215,6 @@ impl TokenHash {
 }
 
 pub use crate::map::TokenId;
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
 
 /// Whether a member of this role may make such a call at all; what is its own, the call itself looks after.
 ///

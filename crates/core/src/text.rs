@@ -1,9 +1,9 @@
 //! Text that others handed in, made fit to be kept and shown: one line, of bounded length, that moves no
 //! cursor.
 //!
-//! Owns which characters may reach a terminal. Never: where that is; the coordinator's door and whoever
-//! prints calls it. Invariant: what is harmless stays as it is, so doing it twice changes nothing. Tests:
-//! below.
+//! Owns which characters may reach a terminal, and bytes as digits. Never: where that is; the coordinator's
+//! door and whoever prints calls it. Invariant: what is harmless stays as it is, so doing it twice changes
+//! nothing. Tests: below.
 
 use std::ops::RangeInclusive;
 
@@ -29,6 +29,18 @@ const UNSEEN: [RangeInclusive<char>; 14] = [
 
 /// What stands for the rest of a text that was cut.
 const CUT: &str = "...";
+
+/// Bytes as hexadecimal digits, as hashes are written.
+#[must_use]
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Whether a text is what `hex` makes of 256 bits.
+#[must_use]
+pub fn is_hex_of_256_bits(text: &str) -> bool {
+    text.len() == 64 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
 
 /// Whether a terminal shows it as itself and nothing else.
 #[must_use]

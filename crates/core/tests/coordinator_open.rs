@@ -8,7 +8,7 @@ use cheetah_core::content::{
     ToLoad,
 };
 use cheetah_core::limits::{HOLDS_BYTES_MAX, LEASE_NS, PARTITIONS_TOLD_MAX, SECOND_NS, TEND_SILENCE_NS};
-use cheetah_core::map::{Backing, Filler, LeaseToken, Medium, Redundancy};
+use cheetah_core::map::{Backing, Filler, LeaseToken, Redundancy};
 use cheetah_core::text::is_harmless;
 use pool::{E, World};
 
@@ -20,16 +20,7 @@ fn source(inode: u32) -> Source {
 
 fn create(redundancy: Option<Redundancy>) -> Call {
     let load = Some(Box::new(ToLoad { source: source(7), by: "eve".into(), backed: true, memory: None }));
-    Call::Create(Create {
-        name: "v".into(),
-        size: Size::Bytes(SIZE),
-        redundancy,
-        unit: None,
-        follow: false,
-        load,
-        overlay_of: None,
-        on: Medium::Memory,
-    })
+    Call::Create(Create { redundancy, load, ..Create::new("v", Size::Bytes(SIZE)) })
 }
 
 fn world() -> World {
@@ -229,16 +220,7 @@ fn create_larger(extents: u64, memory: u64, redundancy: Option<&str>) -> Call {
     let load = Some(Box::new(ToLoad { source, by: "eve".into(), backed: true, memory: Some(memory) }));
     let redundancy = redundancy.map(|text| text.parse().expect("a redundancy"));
     let size = Size::Bytes(extents * E);
-    Call::Create(Create {
-        name: "v".into(),
-        size,
-        redundancy,
-        unit: None,
-        follow: false,
-        load,
-        overlay_of: None,
-        on: Medium::Memory,
-    })
+    Call::Create(Create { redundancy, load, ..Create::new("v", size) })
 }
 
 #[test]

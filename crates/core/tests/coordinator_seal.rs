@@ -199,16 +199,7 @@ fn only_who_took_it_for_that_seals_and_only_what_was_loaded() {
 }
 
 fn overlay(world: &mut World, name: &str, of: &str) -> Result<Answer, Refusal> {
-    let create = Create {
-        name: name.into(),
-        size: Size::Bytes(1),
-        redundancy: None,
-        unit: None,
-        follow: false,
-        load: None,
-        overlay_of: Some(of.into()),
-        on: cheetah_core::map::Medium::Memory,
-    };
+    let create = Create { overlay_of: Some(of.into()), ..Create::new(name, Size::Bytes(1)) };
     world.ask(Call::Create(create))
 }
 

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
+use cheetah_core::text::hex;
 use sha2::{Digest, Sha256};
 
 /// The hash of all that a reader gives.
@@ -53,10 +54,6 @@ pub fn of_tree(root: &Path) -> BTreeMap<String, String> {
         }
     }
     hashes
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

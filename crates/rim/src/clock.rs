@@ -1,8 +1,17 @@
-//! Whether this machine's clock is kept by somebody: NTP, PTP or a hypervisor's.
+//! This machine's time of day, and whether somebody keeps its clock: NTP, PTP or a hypervisor's.
 //!
-//! Owns one question to the kernel. Never: setting a clock. Called by `cheetah doctor`. One of the named
-//! modules that may use unsafe.
+//! Owns two questions to the kernel. Never: setting a clock, or measuring how long something takes
+//! (`control::Clock`). Called by whoever puts a time down, and by `cheetah doctor`. One of the named modules
+//! that may use unsafe.
 #![allow(unsafe_code)]
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Seconds since 1970, UTC; 0 before that.
+#[must_use]
+pub fn seconds_since_1970() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
 
 /// `None`: the kernel does not tell.
 #[must_use]

@@ -7,11 +7,9 @@
 //! beside a writer asks again. Called by `arena`. Tests: below.
 
 use cheetah_core::checksum::ZERO_BLOCK_CRC;
-use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES};
+use cheetah_core::limits::EXTENT_BLOCKS;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
-
-const BLOCKS: u64 = EXTENT_BYTES / BLOCK_BYTES;
 
 /// Of one extent, each as it differs from that of zeros.
 type Sums = Box<[AtomicU32]>;
@@ -37,7 +35,7 @@ impl Contexts {
         if let Some(sums) = self.0[extent].get() {
             sums[at].store(differs, Ordering::Release);
         } else if differs != 0 {
-            let sums = self.0[extent].get_or_init(|| (0..BLOCKS).map(|_| AtomicU32::new(0)).collect());
+            let sums = self.0[extent].get_or_init(|| (0..EXTENT_BLOCKS).map(|_| AtomicU32::new(0)).collect());
             sums[at].store(differs, Ordering::Release);
         }
     }
@@ -56,7 +54,7 @@ pub(crate) const fn unfit(sum: u32) -> u32 {
 
 fn place(block: u64) -> (usize, usize) {
     let index = |number: u64| usize::try_from(number).expect("mapped, so it fits");
-    (index(block / BLOCKS), index(block % BLOCKS))
+    (index(block / EXTENT_BLOCKS), index(block % EXTENT_BLOCKS))
 }
 
 #[cfg(test)]
@@ -66,12 +64,12 @@ mod tests {
     #[test]
     fn what_was_never_written_is_zeros_and_takes_no_memory() {
         let contexts = Contexts::new(2);
-        contexts.set(BLOCKS, ZERO_BLOCK_CRC);
-        assert_eq!(contexts.get(2 * BLOCKS - 1), ZERO_BLOCK_CRC);
+        contexts.set(EXTENT_BLOCKS, ZERO_BLOCK_CRC);
+        assert_eq!(contexts.get(2 * EXTENT_BLOCKS - 1), ZERO_BLOCK_CRC);
         assert!(contexts.0.iter().all(|sums| sums.get().is_none()));
-        contexts.set(BLOCKS + 1, 7);
-        contexts.set(BLOCKS + 2, 0);
-        let of: Vec<u32> = contexts.of(BLOCKS - 1, BLOCKS + 3).collect();
+        contexts.set(EXTENT_BLOCKS + 1, 7);
+        contexts.set(EXTENT_BLOCKS + 2, 0);
+        let of: Vec<u32> = contexts.of(EXTENT_BLOCKS - 1, EXTENT_BLOCKS + 3).collect();
         assert_eq!(of, [ZERO_BLOCK_CRC, ZERO_BLOCK_CRC, 7, 0]);
         assert!(contexts.0[0].get().is_none(), "of the other extent there is nothing to keep");
     }

@@ -6,24 +6,25 @@
 //! disk; a block is in memory as long as somebody holds it (`hold`, `begin`), and leaves memory only when the
 //! disk has it; what comes from the disk never covers what was written meanwhile.
 //!
-//! Parts: `medium` (bytes of a file or device), `journal` (the order of a write), `resident` (what is in
+//! Parts: `file` (its bytes), `journal` (the order of a write), `resident` (what is in
 //! memory), `threads` (who waits for the disk). Called by the donor's server and
 //! `cheetah donate`. Tests: there, `lab/disks.rs`.
 
+mod file;
 mod journal;
-mod medium;
 mod resident;
 mod threads;
 
-pub use medium::DiskError;
+pub use file::DiskError;
 
 use crate::arena::Arena;
 use crate::control::random;
+use crate::ledgers::locked;
 use cheetah_core::disk::{DISK_BYTES_MIN, Held, Place};
-use cheetah_core::limits::{BLOCK_BYTES, DIRTY_REGION_BYTES, EXTENT_BYTES};
+use cheetah_core::limits::{BLOCK_BYTES, DIRTY_REGION_BYTES, EXTENT_BLOCKS, EXTENT_BYTES};
 use cheetah_core::map::{DonorId, DonorSecret};
+use file::{Blocks, File, Pages};
 use journal::{Journal, Write};
-use medium::{Blocks, File, Pages};
 use resident::Resident;
 pub(crate) use resident::{Hold, Teller, Told};
 use std::collections::BTreeSet;
@@ -31,7 +32,7 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use threads::{Job, Look};
 
 /// A disk that a donor lends.
@@ -77,7 +78,7 @@ impl Disk {
         Disk::start(journal, cache_bytes).map_err(DiskError::Io)
     }
 
-    fn start(journal: Journal, cache_bytes: u64) -> io::Result<Disk> {
+    fn start(mut journal: Journal, cache_bytes: u64) -> io::Result<Disk> {
         let place = journal.place;
         let arena = Arc::new(Arena::new(place.extents)?);
         journal.each_known(|block, noted| arena.set_noted(block, noted));
@@ -85,7 +86,6 @@ impl Disk {
             arena.dirty().mark(region.start, region.end - region.start);
             arena.ledgers().unnumbered().mark(region.start, region.end - region.start);
         }
-        let mut journal = journal;
         let marked = Arc::clone(&arena);
         journal.set_marks(Box::new(move |held| marked_of(&marked, held)));
         let room = (cache_bytes / BLOCK_BYTES).max(1);
@@ -125,11 +125,7 @@ impl Disk {
     /// # Errors
     /// The disk does not take it.
     pub fn keep(&self, held: Held) -> io::Result<()> {
-        let kept = self.shared.journal().keep(held);
-        if kept.is_err() {
-            self.shared.die();
-        }
-        kept
+        self.shared.unless_dead(|| self.shared.journal().keep(held))
     }
 
     /// Makes another donor of it, which holds nothing: nobody has anything there any more.
@@ -146,7 +142,6 @@ impl Disk {
     /// # Errors
     /// The disk does not take it.
     pub fn wipe(&self, extents: &[u32]) -> io::Result<()> {
-        self.shared.resident().spoil_extents(extents);
         let (done, wiped) = mpsc::channel();
         let job = Job::Wipe { extents: extents.to_vec(), done };
         self.jobs.send(job).map_err(|_| gone())?;
@@ -157,12 +152,6 @@ impl Disk {
         }
         self.shared.arena.wipe(extents);
         Ok(())
-    }
-
-    /// Bytes of memory that its blocks take now.
-    #[must_use]
-    pub fn bytes_in_memory(&self) -> u64 {
-        self.shared.resident().here() * BLOCK_BYTES
     }
 
     /// Ends when the disk has died: it does not take what has to be put down before anything else.
@@ -251,11 +240,11 @@ impl Drop for Disk {
 
 impl Shared {
     fn journal(&self) -> MutexGuard<'_, Journal> {
-        self.journal.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.journal)
     }
 
     fn resident(&self) -> MutexGuard<'_, Resident> {
-        self.resident.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.resident)
     }
 
     fn die(&self) {
@@ -263,16 +252,12 @@ impl Shared {
         self.died.notify_waiters();
     }
 
+    /// One hold less. What is doomed and held by nobody then goes out of memory, and is what the disk has.
     fn let_go(&self, blocks: Range<u64>) {
-        let has_doomed = self.resident().let_go(blocks.clone());
-        if has_doomed {
-            let journal = self.journal();
-            self.revert(&journal, blocks);
+        if !self.resident().let_go(blocks.clone()) {
+            return;
         }
-    }
-
-    /// Takes what is doomed of these, and held by nobody, out of memory; it is what the disk has.
-    fn revert(&self, journal: &Journal, blocks: Range<u64>) {
+        let journal = self.journal();
         let mut resident = self.resident();
         for block in resident.take_doomed(blocks) {
             self.arena.set_noted(block, journal.noted(block));
@@ -317,8 +302,7 @@ fn marked_of(arena: &Arena, held: &Held) -> Vec<u64> {
 }
 
 fn blocks_of(extent: u32) -> Range<u64> {
-    const BLOCKS: u64 = EXTENT_BYTES / BLOCK_BYTES;
-    u64::from(extent) * BLOCKS..(u64::from(extent) + 1) * BLOCKS
+    u64::from(extent) * EXTENT_BLOCKS..(u64::from(extent) + 1) * EXTENT_BLOCKS
 }
 
 fn gone() -> io::Error {

@@ -7,7 +7,7 @@
 //! Called by `arena`. Tests: `arena/tests.rs`.
 
 use crate::mapping::Mapping;
-use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES, LAYERS_MAX};
+use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BLOCKS, EXTENT_BYTES, LAYERS_MAX};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,8 +16,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Behind the first, which is the arena's own.
 const OTHERS: u64 = LAYERS_MAX as u64 - 1;
-const BLOCKS: u64 = EXTENT_BYTES / BLOCK_BYTES;
-const WORDS: usize = (BLOCKS / 64) as usize;
+const WORDS: usize = (EXTENT_BLOCKS / 64) as usize;
 
 static NOTHING: AtomicU64 = AtomicU64::new(0);
 
@@ -147,7 +146,7 @@ impl Layers {
     pub(crate) fn take_room(&self, extent: u32, blocks: u64, held: impl Fn() -> u64) -> io::Result<Room> {
         let mut coming = self.coming.lock().unwrap_or_else(PoisonError::into_inner);
         let of_extent = coming.entry(extent).or_default();
-        if blocks > 0 && *of_extent + blocks + held() > BLOCKS {
+        if blocks > 0 && *of_extent + blocks + held() > EXTENT_BLOCKS {
             return Err(io::ErrorKind::StorageFull.into());
         }
         *of_extent += blocks;

@@ -65,16 +65,7 @@ fn join(id: u64, name: &str) -> Join {
 
 fn create(name: &str) -> Call {
     let size = Size::Bytes(100_000_001);
-    Call::Create(Create {
-        name: name.into(),
-        size,
-        redundancy: None,
-        unit: None,
-        follow: false,
-        load: None,
-        overlay_of: None,
-        on: Medium::Memory,
-    })
+    Call::Create(Create::new(name, size))
 }
 
 /// Keeps a donor's syncs going until the test ends.

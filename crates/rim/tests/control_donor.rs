@@ -51,16 +51,7 @@ fn donate(url: &str, name: &str) -> Donor {
 
 async fn create(client: &Client, name: &str) {
     let (name, size) = (name.to_owned(), Size::Bytes(2 * EXTENT_BYTES));
-    let create = Create {
-        name,
-        size,
-        redundancy: None,
-        unit: None,
-        follow: false,
-        load: None,
-        overlay_of: None,
-        on: Medium::Memory,
-    };
+    let create = Create::new(name, size);
     client.call(Call::Create(create)).await.expect("created");
 }
 

@@ -87,16 +87,7 @@ impl World {
     fn create(&self, name: &str, extents: u64) {
         let (name, size) = (name.to_owned(), Size::Bytes(extents * EXTENT_BYTES));
         let redundancy = Some(Redundancy::LINEAR);
-        let create = Create {
-            name,
-            size,
-            redundancy,
-            unit: None,
-            follow: false,
-            load: None,
-            overlay_of: None,
-            on: Medium::Memory,
-        };
+        let create = Create { redundancy, ..Create::new(name, size) };
         self.call(Call::Create(create));
     }
 

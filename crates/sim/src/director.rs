@@ -15,7 +15,7 @@ use cheetah_core::api::{Answer, Call, Create, RefusalCode, Size};
 use cheetah_core::content::FillFrom;
 use cheetah_core::donor;
 use cheetah_core::limits::{EXTENT_BYTES, MILLISECOND_NS, SECOND_NS};
-use cheetah_core::map::{DonorId, Medium, Redundancy};
+use cheetah_core::map::{DonorId, Redundancy};
 use cheetah_core::units::Time;
 use cheetah_core::volume::Key;
 use std::collections::{BTreeMap, BTreeSet};
@@ -245,16 +245,7 @@ impl World {
         };
         let unit = Some(4096 << self.rng.below(9));
         self.director.volumes.entry(name.to_owned()).or_default().follows = follow;
-        let create = Create {
-            name: name.to_owned(),
-            size,
-            redundancy,
-            unit,
-            follow,
-            load: None,
-            overlay_of: None,
-            on: Medium::Memory,
-        };
+        let create = Create { redundancy, unit, follow, ..Create::new(name, size) };
         self.admin(name, Call::Create(create));
     }
 

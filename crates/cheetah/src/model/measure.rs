@@ -6,12 +6,12 @@
 use crate::failure::{Exit, Failure};
 use crate::files;
 use crate::output;
-use crate::pool::{pool_status, volume};
+use crate::pool::{own_thing, pool_status, volume};
 use crate::signals::Signals;
 use cheetah_client::{Options, Volume};
 use cheetah_core::api::{Call, Create, DonorHealth, Size};
 use cheetah_core::limits::EXTENT_BYTES;
-use cheetah_core::map::{Medium, Redundancy};
+use cheetah_core::map::Redundancy;
 use cheetah_core::seed::Seed;
 use cheetah_rim::control::Client;
 use rustix::fs::{Mode, OFlags};
@@ -125,17 +125,10 @@ async fn make(pool: &Client) -> Result<(String, u32), Failure> {
         let none = Failure::new(Exit::PoolFull, "no donor of the pool is there to be measured");
         return Err(none.advise("lend memory with `cheetah donate`"));
     }
-    let number = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    let name = format!("measure-{:08x}", Seed(number.as_nanos() as u64).draw() as u32);
+    let name = own_thing("measure")?;
     let of = |donors: u32| Create {
-        name: name.clone(),
-        size: Size::Bytes(u64::from(donors) * EXTENT_BYTES),
         redundancy: Some(Redundancy { data: donors, parity: 0 }),
-        unit: None,
-        follow: false,
-        load: None,
-        overlay_of: None,
-        on: Medium::Memory,
+        ..Create::new(name.clone(), Size::Bytes(u64::from(donors) * EXTENT_BYTES))
     };
     let made = volume(pool, Call::Create(of(alive))).await;
     match made {

@@ -6,6 +6,7 @@
 
 use crate::failure::Failure;
 use crate::fill::Chunk;
+use cheetah_core::text::hex;
 use cheetah_core::units::show_bytes;
 use md5::{Digest, Md5};
 use sha2::Sha256;
@@ -128,13 +129,6 @@ impl<D: Digest> Log<D> {
         let _ = writeln!(self.text, "\nTotal ({name}): {}", hex(&self.total.finalize()));
         self.text
     }
-}
-
-fn hex(digest: &[u8]) -> String {
-    digest.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 #[cfg(test)]

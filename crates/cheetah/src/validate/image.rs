@@ -7,11 +7,11 @@
 
 use crate::failure::Failure;
 use crate::files;
+use cheetah_core::text::hex;
 use md5::Md5;
 use serde::Serialize;
 use sha1::{Digest, Sha1};
 use sha2::Sha256;
-use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -71,13 +71,6 @@ impl Hasher {
         let Hasher(md5, sha1, sha256) = self;
         Answers { md5: hex(&md5.finalize()), sha1: hex(&sha1.finalize()), sha256: hex(&sha256.finalize()) }
     }
-}
-
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 /// Of a file as it is on this disk.

@@ -12,12 +12,12 @@ use super::program::Place;
 use super::requirements::On;
 use crate::failure::Failure;
 use crate::files;
+use crate::pool::own_thing;
 use cheetah_core::units::show_bytes;
 use serde_json::Value;
-use std::fs::{self, DirBuilder, File};
-use std::io::Read;
+use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// A command, and another second for so many bytes of the image.
@@ -42,11 +42,7 @@ pub struct Stage {
 
 impl Stage {
     pub fn set(pool: Place, image: Image) -> Result<Stage, Failure> {
-        let mut random = [0; 4];
-        let source = Path::new("/dev/urandom");
-        let read = File::open(source).and_then(|mut file| file.read_exact(&mut random));
-        read.map_err(|why| files::cannot("read", source, &why))?;
-        let mark = format!("validate-{}", super::image::hex(&random));
+        let mark = own_thing("validate")?;
         let folder = std::env::temp_dir().join(format!("cheetah-{mark}"));
         let made = DirBuilder::new().mode(0o700).create(&folder);
         made.map_err(|why| files::cannot("make", &folder, &why))?;
@@ -121,6 +117,18 @@ impl Stage {
         let said = self.run(case, on, &arguments).await?;
         case.succeeded(said)?;
         Ok(socket)
+    }
+
+    /// Attaching a volume as an export is refused.
+    pub async fn is_not_attached(&mut self, case: &mut Case, what: &str, name: &str, more: &str) -> Done {
+        let socket = format!("unix:{}", self.file("refused.nbd").display());
+        let attach = ["attach", name, "--front", "export", "--listen", &socket, more];
+        let said = self.run(case, On::Pool, &attach).await?;
+        case.ends_with(what, 4, &said);
+        match said.code {
+            Some(0) => self.detach(case, On::Pool, name).await,
+            _ => Ok(()),
+        }
     }
 
     /// Attaches a volume as a file, which only is read; its path.

@@ -5,6 +5,7 @@ use crate::content::{ByteRange, Source, UnixSeconds};
 use crate::custody::{Case, Head};
 use crate::map::{PoolId, VolumeId};
 use crate::proofs::Root;
+use crate::text::is_hex_of_256_bits;
 use serde::{Deserialize, Serialize};
 
 /// What a sealed volume holds. As JSON text it is what the pool signs; `docs/FORMATS.md` describes it.
@@ -92,10 +93,7 @@ impl Validation {
     /// Whether each is the SHA-256 of something.
     #[must_use]
     pub fn is_whole(&self) -> bool {
-        let is_hash = |hash: &str| {
-            hash.len() == 64 && hash.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
-        };
-        is_hash(&self.html) && is_hash(&self.json)
+        is_hex_of_256_bits(&self.html) && is_hex_of_256_bits(&self.json)
     }
 
     /// As `sha256sum -c` reads it.

@@ -275,3 +275,20 @@ pub struct Create {
     #[serde(default, skip_serializing_if = "Medium::is_memory")]
     pub on: Medium,
 }
+
+impl Create {
+    /// A volume in memory that nobody says more of.
+    #[must_use]
+    pub fn new(name: impl Into<String>, size: Size) -> Self {
+        Create {
+            name: name.into(),
+            size,
+            redundancy: None,
+            unit: None,
+            follow: false,
+            load: None,
+            overlay_of: None,
+            on: Medium::Memory,
+        }
+    }
+}

@@ -15,7 +15,7 @@ use crate::limits::{
     DONOR_EXTENTS_MAX, DONOR_LISTED_NS, DONOR_MEMORY_EXTENTS_MAX, DONOR_SILENCE_NS, EXTENT_BYTES,
     HEARTBEAT_NS, MILLISECOND_NS, NAME_BYTES_MAX, PLACE_BYTES_MAX, POOL_DONORS_MAX, SECOND_NS,
 };
-use crate::map::{DonorId, DonorSecret, Medium, Route, VolumeId};
+use crate::map::{DonorId, DonorSecret, Route, VolumeId};
 use crate::seed::Seed;
 use crate::text::is_harmless;
 use crate::units::{Time, check_name, show_bytes, show_count};
@@ -561,7 +561,7 @@ fn check_join(join: &Join) -> Result<(), Refusal> {
             join.name, join.address
         ));
     }
-    let is_memory = join.foreign_export.is_none() && join.medium == Medium::Memory;
+    let is_memory = join.foreign_export.is_none() && join.medium.is_memory();
     let extents_max = if is_memory { DONOR_MEMORY_EXTENTS_MAX } else { DONOR_EXTENTS_MAX };
     if join.extents == 0 || join.extents > extents_max {
         let bytes = EXTENT_BYTES;

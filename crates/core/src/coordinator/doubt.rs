@@ -2,13 +2,14 @@
 //!
 //! Owns when the driver asks whether anything listens where a donor did, and what follows when nothing does.
 //! Never: the connection. Invariants: a donor counts as ended only while it has no sync open and its host
-//! says that nothing listens at its address; one that is heard again lives. What an ended donor held ends
-//! with its process, so its slots are taken out at once where others that live suffice; where they do not,
-//! nothing is given up by waiting. Tests: `tests/coordinator_doubt.rs`, the simulator.
+//! says that nothing listens at its address; one that is heard again lives. What an ended donor held in
+//! memory ends with its process, so its slots are taken out at once where others that live suffice; where
+//! they do not, nothing is given up by waiting. A disk may come back, so its donor is only silent.
+//! Tests: `tests/coordinator_doubt.rs`, the simulator.
 
 use super::{Coordinator, Found, Timer};
 use crate::limits::{DONOR_LISTED_NS, DONOR_RETRY_SOON_NS, REACHES_MAX};
-use crate::map::{DonorId, Medium};
+use crate::map::DonorId;
 use crate::units::Time;
 
 /// What is known of a donor that may have ended.
@@ -74,7 +75,7 @@ impl Coordinator {
     fn end(&mut self, now: Time, id: DonorId) {
         let Some(donor) = self.donors.get_mut(&id) else { return };
         let lived = donor.alive;
-        (donor.alive, donor.ended, donor.doubt) = (false, donor.record.medium == Medium::Memory, None);
+        (donor.alive, donor.ended, donor.doubt) = (false, donor.record.medium.is_memory(), None);
         (self.unsettled, self.replan) = (true, true);
         if lived {
             self.note_loss("donor-lost", id);

@@ -331,7 +331,7 @@ impl Coordinator {
         let Some(volume) = self.take_out(id) else { return Ok(id) };
         let VolumeMap { name, redundancy, medium, .. } = &volume.map;
         let groups = bytes.div_ceil(volume.map.group_bytes());
-        let wants = Wants { is_backed: false, on: *medium };
+        let wants = Wants::of(&volume.map);
         let Some(groups) = self.place_groups(anew, *redundancy, groups, wants, seed) else {
             let refusal = self.shortage(name, *redundancy, groups, *medium);
             self.put_back(volume);

@@ -7,10 +7,8 @@
 //! comes again goes to the main queue at once, where what was used goes round. So a scan passes through the
 //! small queue and washes nothing out. Invariant: a block is in one queue at most. Tests: below.
 
-use crate::limits::{BLOCK_BYTES, EXTENT_BYTES};
+use crate::limits::EXTENT_BLOCKS;
 use std::collections::VecDeque;
-
-const BLOCKS: u64 = EXTENT_BYTES / BLOCK_BYTES;
 
 const USED: u8 = 0b11;
 const SMALL: u8 = 0b100;
@@ -113,9 +111,13 @@ impl Cache {
             }
             let stays = stays(block);
             if stays || state & USED != 0 {
-                let used = if stays || from_small { state & USED } else { (state & USED) - 1 };
+                let used = match (stays, from_small) {
+                    (true, _) => state & USED,
+                    (false, true) => 0,
+                    (false, false) => (state & USED) - 1,
+                };
                 self.main.push_back(block);
-                self.set(block, MAIN | if from_small && !stays { 0 } else { used });
+                self.set(block, MAIN | used);
                 continue;
             }
             self.here -= 1;
@@ -140,14 +142,14 @@ impl Cache {
     }
 
     fn get(&self, block: u64) -> u8 {
-        let extent = self.extents.get(index(block / BLOCKS)).and_then(Option::as_ref);
-        extent.map_or(0, |states| states[index(block % BLOCKS)])
+        let extent = self.extents.get(index(block / EXTENT_BLOCKS)).and_then(Option::as_ref);
+        extent.map_or(0, |states| states[index(block % EXTENT_BLOCKS)])
     }
 
     fn set(&mut self, block: u64, state: u8) {
-        let extent = &mut self.extents[index(block / BLOCKS)];
-        let states = extent.get_or_insert_with(|| vec![0; index(BLOCKS)].into_boxed_slice());
-        states[index(block % BLOCKS)] = state;
+        let extent = &mut self.extents[index(block / EXTENT_BLOCKS)];
+        let states = extent.get_or_insert_with(|| vec![0; index(EXTENT_BLOCKS)].into_boxed_slice());
+        states[index(block % EXTENT_BLOCKS)] = state;
     }
 }
 

@@ -162,11 +162,8 @@ pub fn open_page(page: &[u8], here: LogPage, crc: impl Fn(&[u8]) -> u32) -> Opti
 
 #[cfg(test)]
 mod tests {
+    use super::super::sum;
     use super::*;
-
-    fn sum(bytes: &[u8]) -> u32 {
-        bytes.iter().fold(7, |sum: u32, byte| sum.rotate_left(5) ^ u32::from(*byte))
-    }
 
     #[test]
     fn a_page_is_read_back_and_one_that_was_torn_is_none() {

@@ -4,7 +4,7 @@
 //! overlap, each begins at a whole page, and all of them together are no longer than the disk.
 //! Called by `rim::disk`. Tests: below.
 
-use crate::limits::{BLOCK_BYTES, DONOR_EXTENTS_MAX, EXTENT_BYTES};
+use crate::limits::{BLOCK_BYTES, DONOR_EXTENTS_MAX, EXTENT_BLOCKS, EXTENT_BYTES};
 use crate::map::DonorId;
 use crate::units::show_bytes;
 use std::fmt;
@@ -19,9 +19,8 @@ const MAGIC: &[u8; 16] = b"cheetah disk   \n";
 const VERSION: u32 = 1;
 /// The blocks begin at a whole number of these: what a disk erases or stripes at once is no longer.
 const ALIGN_BYTES: u64 = 1 << 20;
-const BLOCKS: u64 = EXTENT_BYTES / BLOCK_BYTES;
 /// Of an extent: a checksum of 4 bytes for each block, and two bits.
-const TABLE_PAGES: u64 = (BLOCKS * 4 + BLOCKS / 8 * 2) / PAGE_BYTES;
+const TABLE_PAGES: u64 = (EXTENT_BLOCKS * 4 + EXTENT_BLOCKS / 8 * 2) / PAGE_BYTES;
 const SUMS_PER_PAGE: u64 = PAGE_BYTES / 4;
 
 /// What lies where on a disk of so many extents.
@@ -89,7 +88,7 @@ impl Place {
     /// Which pages of an extent's part of the table say something of this block of it.
     #[must_use]
     pub fn pages_of(block: u64) -> [u64; 2] {
-        [block % BLOCKS / SUMS_PER_PAGE, TABLE_PAGES - 1]
+        [block % EXTENT_BLOCKS / SUMS_PER_PAGE, TABLE_PAGES - 1]
     }
 
     /// Where the block with this number lies.
@@ -215,11 +214,8 @@ fn size(bytes: u64) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use super::super::sum;
     use super::*;
-
-    fn sum(bytes: &[u8]) -> u32 {
-        bytes.iter().fold(7, |sum: u32, byte| sum.rotate_left(5) ^ u32::from(*byte))
-    }
 
     #[test]
     fn no_two_places_overlap_and_all_of_them_fit() {
@@ -237,7 +233,7 @@ mod tests {
             assert!(place.extents < 1000 || beside < 0.0012, "a thousandth, not {beside}");
         }
         assert_eq!(Place::on(EXTENT_BYTES), None);
-        assert_eq!(Place::pages_of(BLOCKS + 1024), [1, TABLE_PAGES - 1]);
+        assert_eq!(Place::pages_of(EXTENT_BLOCKS + 1024), [1, TABLE_PAGES - 1]);
     }
 
     #[test]

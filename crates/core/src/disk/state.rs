@@ -143,11 +143,8 @@ impl State {
 
 #[cfg(test)]
 mod tests {
+    use super::super::sum;
     use super::*;
-
-    fn sum(bytes: &[u8]) -> u32 {
-        bytes.iter().fold(7, |sum: u32, byte| sum.rotate_left(5) ^ u32::from(*byte))
-    }
 
     #[test]
     fn the_newer_one_counts_that_was_written_in_full() {

@@ -455,16 +455,7 @@ pub(crate) fn held_by(map: &VolumeMap, donor: u64) -> usize {
 
 pub(crate) fn creating(name: &str, size: Size, redundancy: Option<&str>) -> Create {
     let redundancy = redundancy.map(|text| text.parse().expect("a redundancy"));
-    Create {
-        name: name.into(),
-        size,
-        redundancy,
-        unit: None,
-        follow: false,
-        load: None,
-        overlay_of: None,
-        on: Medium::Memory,
-    }
+    Create { redundancy, ..Create::new(name, size) }
 }
 
 pub(crate) fn attaching(name: &str, read_only: bool) -> Call {

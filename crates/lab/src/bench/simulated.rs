@@ -67,16 +67,7 @@ impl Simulated {
 
     /// The work for a volume over everything, until every donor has confirmed and its maker has his answer.
     pub fn create_all_ms(&mut self) -> f64 {
-        let create = Create {
-            name: "all".into(),
-            size: Size::All,
-            redundancy: None,
-            unit: None,
-            follow: false,
-            load: None,
-            overlay_of: None,
-            on: Medium::Memory,
-        };
+        let create = Create::new("all", Size::All);
         let start = Instant::now();
         let call = self.call(Call::Create(create));
         self.settle();

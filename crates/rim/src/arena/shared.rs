@@ -8,7 +8,7 @@ use super::{Arena, Room, bit, word_of};
 use crate::layers::Layers;
 use cheetah_core::checksum::ZERO_BLOCK_CRC;
 use cheetah_core::layout::layer_of;
-use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES};
+use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BLOCKS, EXTENT_BYTES};
 use std::io;
 use std::sync::atomic::Ordering;
 
@@ -55,8 +55,8 @@ impl Arena {
 
     /// Blocks that are present in all layers of an extent.
     fn present_in(&self, extent: u32) -> u64 {
-        let blocks = EXTENT_BYTES / BLOCK_BYTES;
-        let words = word_of(u64::from(extent) * blocks)..word_of((u64::from(extent) + 1) * blocks);
+        let words =
+            word_of(u64::from(extent) * EXTENT_BLOCKS)..word_of((u64::from(extent) + 1) * EXTENT_BLOCKS);
         let first = self.presence[words].iter().map(|word| word.load(Ordering::Acquire).count_ones());
         u64::from(first.sum::<u32>()) + self.layers.blocks_of(extent)
     }

@@ -9,6 +9,7 @@ use super::membership::Membership;
 use super::signing::SigningKey;
 use super::store::{Store, StoreError};
 use super::{Clock, random};
+use crate::clock::seconds_since_1970;
 use crate::net::Endpoint;
 use crate::stream::Transport;
 use crate::volume::probe;
@@ -23,7 +24,7 @@ use cheetah_core::units::{Time, show_time};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
@@ -257,8 +258,7 @@ impl Machine {
     }
 
     fn step(&mut self, event: Event, effects: &mut Vec<Effect>) {
-        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
-        self.coordinator.tell_time_of_day(since_1970.map_or(0, |since| since.as_secs()));
+        self.coordinator.tell_time_of_day(seconds_since_1970());
         self.coordinator.step(self.clock.now(), event, effects);
     }
 

@@ -71,7 +71,10 @@ impl Clock {
 }
 
 /// 64 bits from the kernel.
-pub(crate) fn random() -> std::io::Result<u64> {
+///
+/// # Errors
+/// It gives none.
+pub fn random() -> std::io::Result<u64> {
     let mut bytes = [0; 8];
     let read = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())?;
     // The kernel does not cut requests of up to 256 bytes short.

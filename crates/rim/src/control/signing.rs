@@ -10,6 +10,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use blake2::{Blake2b512, Digest};
 use cheetah_core::coordinator::SigningRecord;
+use cheetah_core::text::hex;
 use std::fmt;
 use std::str::FromStr;
 
@@ -204,10 +205,6 @@ fn one_line(comment: &str) -> String {
 /// As minisign shows it: a number, the last byte first.
 fn show_id(id: &[u8]) -> String {
     id.iter().rev().map(|byte| format!("{byte:02X}")).collect()
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {

@@ -4,15 +4,15 @@
 //! or who waits. Invariant: what `commit` said is done is what `open` finds, whatever was lost of all that
 //! was written since the last flush. Its caller serialises all calls. Called by `disk`. Tests: below.
 
-use super::DiskError;
-use super::medium::{Blocks, Pages};
+use super::file::{Blocks, Pages};
+use super::{DiskError, blocks_of};
 use crate::code::crc32c;
 use cheetah_core::checksum::ZERO_BLOCK_CRC;
 use cheetah_core::disk::{
     Entry, Head, Held, LOG_ENTRIES_MAX, LogPage, NotADisk, Noted, PAGE_BYTES, Place, Replay, State, Told,
     open_page, seal_page,
 };
-use cheetah_core::limits::{BLOCK_BYTES, DIRTY_REGION_BYTES, EXTENT_BYTES};
+use cheetah_core::limits::{BLOCK_BYTES, DIRTY_REGION_BYTES, EXTENT_BLOCKS, EXTENT_BYTES};
 use cheetah_core::map::{DonorId, DonorSecret};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -22,7 +22,6 @@ use std::sync::Arc;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 const PAGE: usize = PAGE_BYTES as usize;
-const BLOCKS: u64 = EXTENT_BYTES / BLOCK_BYTES;
 /// After so many blocks the log begins anew: what it names is read again after a stop.
 const REPLAYED_MAX: u64 = 64 << 10;
 /// What of a blank disk has to be zeros before anything is written there.
@@ -262,12 +261,11 @@ impl Journal {
 
     /// Calls `each` with every block that is not absent.
     pub(super) fn each_known(&self, mut each: impl FnMut(u64, Noted)) {
-        for extent in self.table.0.keys() {
-            let blocks = u64::from(*extent) * BLOCKS..(u64::from(*extent) + 1) * BLOCKS;
-            blocks
-                .map(|block| (block, self.noted(block)))
-                .filter(|(_, noted)| *noted != ABSENT)
-                .for_each(|(block, noted)| each(block, noted));
+        for block in self.table.0.keys().flat_map(|extent| blocks_of(*extent)) {
+            let noted = self.noted(block);
+            if noted != ABSENT {
+                each(block, noted);
+            }
         }
     }
 
@@ -322,7 +320,7 @@ impl Journal {
         self.log(&entries)?;
         for extent in extents {
             self.wipe_table(*extent);
-            self.blocks.zero(self.place.block(u64::from(*extent) * BLOCKS), EXTENT_BYTES)?;
+            self.blocks.zero(self.place.block(u64::from(*extent) * EXTENT_BLOCKS), EXTENT_BYTES)?;
         }
         self.blocks.flush()
     }
@@ -413,7 +411,7 @@ impl Journal {
 }
 
 fn extent_of(block: u64) -> u32 {
-    u32::try_from(block / BLOCKS).unwrap_or(u32::MAX)
+    u32::try_from(block / EXTENT_BLOCKS).unwrap_or(u32::MAX)
 }
 
 /// For each extent of which something is known, what `Place::table_bytes` says. A checksum is kept as it
@@ -452,13 +450,13 @@ impl Table {
 }
 
 fn inside(block: u64) -> usize {
-    usize::try_from(block % BLOCKS).expect("of one extent")
+    usize::try_from(block % EXTENT_BLOCKS).expect("of one extent")
 }
 
 /// The bytes of an extent's part that have the two bits of its block.
 fn bits(at: usize) -> (usize, usize) {
-    let sums = BLOCKS as usize * 4;
-    (sums + at / 8, sums + BLOCKS as usize / 8 + at / 8)
+    let sums = EXTENT_BLOCKS as usize * 4;
+    (sums + at / 8, sums + EXTENT_BLOCKS as usize / 8 + at / 8)
 }
 
 #[cfg(test)]

@@ -7,7 +7,6 @@
 
 use crate::arena::Arena;
 use cheetah_core::disk::Cache;
-use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES};
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::ops::Range;
@@ -75,10 +74,6 @@ impl Resident {
             brings: 0,
             doomed: HashSet::new(),
         }
-    }
-
-    pub(super) fn here(&self) -> u64 {
-        self.cache.here()
     }
 
     pub(super) fn has(&self, block: u64) -> bool {
@@ -155,16 +150,6 @@ impl Resident {
         self.bringing.entry(block).and_modify(|(_, spoiled)| *spoiled = true);
     }
 
-    pub(super) fn spoil_extents(&mut self, extents: &[u32]) {
-        let is_of = |block: u64| {
-            extents.iter().any(|extent| u64::from(*extent) == block * BLOCK_BYTES / EXTENT_BYTES)
-        };
-        self.bringing
-            .iter_mut()
-            .filter(|(block, _)| is_of(**block))
-            .for_each(|(_, (_, spoiled))| *spoiled = true);
-    }
-
     /// These are zeros, and take no memory.
     pub(super) fn all_went(&mut self, blocks: &[u64]) {
         blocks.iter().for_each(|block| self.cache.went(*block));
@@ -225,6 +210,7 @@ impl Resident {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use cheetah_core::limits::BLOCK_BYTES;
 
     fn teller() -> (Teller, mpsc::UnboundedReceiver<Told>) {
         let (tell, told) = mpsc::unbounded_channel();

@@ -5,17 +5,18 @@
 //! no two of one batch touch the same block. Called by `disk`. Tests: `lab/disks.rs`.
 
 use super::Shared;
+use super::file::Pages;
 use super::journal::Write;
-use super::medium::Pages;
 use super::resident::Teller;
 use crate::code::crc32c;
+use crate::ledgers::locked;
 use cheetah_core::limits::BLOCK_BYTES;
 use std::collections::{HashSet, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::RecvTimeoutError;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 const READERS: usize = 8;
@@ -55,18 +56,18 @@ impl<T> Queue<T> {
     }
 
     pub(super) fn push(&self, one: T) {
-        self.locked().0.push_back(one);
+        locked(&self.waiting).0.push_back(one);
         self.changed.notify_one();
     }
 
     /// Whoever takes is given what is there, and then nothing.
     pub(super) fn close(&self) {
-        self.locked().1 = true;
+        locked(&self.waiting).1 = true;
         self.changed.notify_all();
     }
 
     fn take(&self) -> Option<T> {
-        let mut waiting = self.locked();
+        let mut waiting = locked(&self.waiting);
         loop {
             if let Some(one) = waiting.0.pop_front() {
                 return Some(one);
@@ -76,10 +77,6 @@ impl<T> Queue<T> {
             }
             waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
         }
-    }
-
-    fn locked(&self) -> MutexGuard<'_, (VecDeque<T>, bool)> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -159,7 +156,7 @@ fn together(batch: &mut Vec<(Write, Teller)>, asked: &mpsc::Receiver<Job>) -> Op
 }
 
 impl Shared {
-    fn unless_dead<T>(&self, job: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    pub(super) fn unless_dead<T>(&self, job: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         if self.is_dead.load(Ordering::Acquire) {
             return Err(super::gone());
         }

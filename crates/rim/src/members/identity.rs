@@ -7,6 +7,7 @@
 
 use super::authority::Key;
 use super::credentials::Credentials;
+use crate::clock::seconds_since_1970 as now;
 use cheetah_core::api::Enrolled;
 use cheetah_core::map::PoolId;
 use cheetah_core::members::Member;
@@ -16,7 +17,6 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What names a directory in place of the user's own.
 pub const IDENTITY_VARIABLE: &str = "CHEETAH_IDENTITY";
@@ -105,10 +105,6 @@ pub struct Identity {
     directory: PathBuf,
     key: Key,
     credentials: Arc<Credentials>,
-}
-
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 fn io_at(path: &Path) -> impl FnOnce(io::Error) -> IdentityError {

@@ -200,13 +200,7 @@ pub async fn killed_load(stage: &mut Stage, case: &mut Case) -> Done {
     let content = until(stage, &volume, |content| content["state"] != "loading").await?;
     let state = content["state"].as_str().unwrap_or_default();
     case.same("the volume is called", "incomplete", state);
-    let socket = format!("unix:{}", stage.file("killed.nbd").display());
-    let attach = ["attach", &volume, "--front", "export", "--listen", &socket, "--read-only"];
-    let said = stage.run(case, Pool, &attach).await?;
-    case.ends_with("attaching it is refused", 4, &said);
-    if said.code == Some(0) {
-        stage.detach(case, Pool, &volume).await?;
-    }
+    stage.is_not_attached(case, "attaching it is refused", &volume, "--read-only").await?;
     let said = stage.run(case, Pool, &["seal", &volume]).await?;
     case.ends_with("sealing it is refused", 4, &said);
     let file = stage.file("killed.raw").display().to_string();

@@ -119,13 +119,7 @@ pub async fn write_file(stage: &mut Stage, case: &mut Case) -> Done {
 
 pub async fn write_sealed(stage: &mut Stage, case: &mut Case) -> Done {
     let (evidence, image) = (stage.evidence(case).await?, stage.image_file(case)?);
-    let socket = format!("unix:{}", stage.file("writable.nbd").display());
-    let attach = ["attach", &evidence, "--front", "export", "--listen", &socket, "--writable"];
-    let said = stage.run(case, Pool, &attach).await?;
-    case.ends_with("attaching it for writing is refused", 4, &said);
-    if said.code == Some(0) {
-        stage.detach(case, Pool, &evidence).await?;
-    }
+    stage.is_not_attached(case, "attaching it for writing is refused", &evidence, "--writable").await?;
     let load = ["load", &image.display().to_string(), &evidence, "--overwrite"];
     let said = stage.run(case, Pool, &load).await?;
     case.ends_with("loading over it is refused", 4, &said);

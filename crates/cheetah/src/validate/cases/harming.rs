@@ -123,11 +123,17 @@ async fn healed(stage: &mut Stage, case: &mut Case, volume: &str, memory: &Memor
     Ok(())
 }
 
-pub async fn flip(stage: &mut Stage, case: &mut Case) -> Done {
-    let volume = loaded(stage, case, "flip", &[], &["--writable"]).await?;
+/// Changes one bit of the block that is looked for; where that is.
+async fn flipped(stage: &mut Stage, case: &mut Case) -> Done<(Memory, u64)> {
     let (donor, memory, at) = found(stage, case).await?;
     memory.flip(at)?;
     case.did(format!("changed one bit of block {NOISE} in the memory of {donor}"));
+    Ok((memory, at))
+}
+
+pub async fn flip(stage: &mut Stage, case: &mut Case) -> Done {
+    let volume = loaded(stage, case, "flip", &[], &["--writable"]).await?;
+    let (memory, at) = flipped(stage, case).await?;
     let read = read(stage, case, &volume).await?;
     all_right(case, &read);
     healed(stage, case, &volume, &memory, at).await
@@ -136,9 +142,7 @@ pub async fn flip(stage: &mut Stage, case: &mut Case) -> Done {
 pub async fn flip_alone(stage: &mut Stage, case: &mut Case) -> Done {
     let kind = ["--redundancy", "linear"];
     let volume = loaded(stage, case, "flip-alone", &kind, &["--writable"]).await?;
-    let (donor, memory, at) = found(stage, case).await?;
-    memory.flip(at)?;
-    case.did(format!("changed one bit of block {NOISE} in the memory of {donor}"));
+    flipped(stage, case).await?;
     let read = read(stage, case, &volume).await?;
     right_or_error(case, &read);
     let said = stage.run(case, PrivatePool, &["verify", &volume]).await?;
