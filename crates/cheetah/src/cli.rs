@@ -195,7 +195,7 @@ pub enum Command {
     /// Make a volume larger, also while it is attached.
     #[command(after_help = "Examples:\n  cheetah grow case7 600G\n  cheetah grow scratch all")]
     Grow(Grow),
-    /// Delete a volume; its memory is wiped and free again.
+    /// Delete a volume; its memory, or its place on disks, is wiped and free again.
     Delete(Named),
     /// Take a donor out of the pool: what it holds is moved to others first.
     #[command(

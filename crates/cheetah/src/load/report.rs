@@ -121,7 +121,7 @@ pub(super) fn print(report: &LoadReport, options: &cli::Load) -> Result<(), Fail
         return output::json(report);
     }
     output::line(&format!(
-        "loaded {} of {}{} into {} in {:.1} s, {}/s; {} of zeros take no memory",
+        "loaded {} of {}{} into {} in {:.1} s, {}/s; {} of zeros take no room",
         show_bytes(report.bytes),
         if report.is_file { "" } else { "the disk in " },
         report.file,

@@ -89,7 +89,7 @@ pub(super) fn wrong_blocks(
             }
         ),
         advice: format!(
-            "Suspect the memory or the network of that machine: `cheetah leave {}` moves away what it holds.",
+            "Suspect the memory, the disk or the network of that machine: `cheetah leave {}` moves away what it holds.",
             name_of(worst.0)
         ),
     })
