@@ -9,7 +9,7 @@ use crate::output;
 use crate::pool::{own_thing, pool_status, volume};
 use crate::signals::Signals;
 use cheetah_client::{Options, Volume};
-use cheetah_core::api::{Call, Create, DonorHealth, Size};
+use cheetah_core::api::{Call, Create, DonorHealth, DonorStatus, Size};
 use cheetah_core::limits::EXTENT_BYTES;
 use cheetah_core::map::Redundancy;
 use cheetah_core::seed::Seed;
@@ -119,7 +119,8 @@ async fn measure_pool(pool: &Client, block: usize) -> Result<Measured, Failure> 
 /// A volume over as many donors as there are, up to some.
 async fn make(pool: &Client) -> Result<(String, u32), Failure> {
     let status = pool_status(pool).await?;
-    let alive = status.donors.iter().filter(|donor| donor.health == DonorHealth::Alive).count();
+    let lends = |donor: &&DonorStatus| donor.health == DonorHealth::Alive && donor.medium.is_memory();
+    let alive = status.donors.iter().filter(lends).count();
     let alive = u32::try_from(alive).unwrap_or(u32::MAX).min(DONORS_MAX);
     if alive == 0 {
         let none = Failure::new(Exit::PoolFull, "no donor of the pool is there to be measured");

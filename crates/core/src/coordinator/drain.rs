@@ -8,6 +8,7 @@
 use super::donors::Donor;
 use super::repair::Rehomed;
 use super::volumes::Volume;
+use super::wants::lend;
 use super::{Coordinator, Key, Outcome, Timer, refuse};
 use crate::api::{Answer, AtStake, Leaving, Refusal, RefusalCode};
 use crate::layout::lost_ranges;
@@ -97,8 +98,9 @@ impl Coordinator {
             false => format!("{} would be lost", lost.join(", ")),
         };
         let message = format!(
-            "donor '{name}' cannot be emptied: {why}; start another donor with `cheetah donate SIZE`, delete what you \
-             no longer need, or use --force, with which {cost}"
+            "donor '{name}' cannot be emptied: {why}; start another donor with `{}`, delete what you no longer need, or use \
+             --force, with which {cost}",
+            lend(self.donors.get(&id).map(|donor| donor.record.medium).unwrap_or_default())
         );
         Err(refuse(RefusalCode::Conflict, message))
     }
@@ -106,7 +108,9 @@ impl Coordinator {
     fn need(&self, id: DonorId, volume: &Volume, count: usize) -> VolumeNeed {
         let fragments = fragments(count);
         let width = volume.map.redundancy.width() as usize;
-        let stays = |donor: &&Donor| donor.alive && donor.record.donor != id && !donor.record.leaving;
+        let fits = |donor: &&Donor| donor.record.medium == volume.map.medium;
+        let stays =
+            |donor: &&Donor| fits(donor) && donor.alive && donor.record.donor != id && !donor.record.leaving;
         let others = self.donors.values().filter(stays).count();
         let redundancy = volume.map.redundancy;
         let reason = if others < width {

@@ -242,7 +242,11 @@ impl Coordinator {
         // What a source still gives is no loss. So nobody is waited for where another has room.
         let is_read_anew = volume.map.is_filled_later();
         let (now, donors) = (self.now, &self.donors);
-        let has_room = || donors.values().any(|donor| donor.alive && donor.heard && donor.room() > 0);
+        let on = volume.map.medium;
+        let has_room = || {
+            let open = |donor: &Donor| donor.alive && donor.heard && donor.room() > 0;
+            donors.values().any(|donor| donor.record.medium == on && open(donor))
+        };
         let waits_for_none = is_read_anew && has_room();
         let is_silent = |id: DonorId| {
             let donor = donors.get(&id);

@@ -128,7 +128,7 @@ impl Coordinator {
         let VolumeStatus { slots_missing: missing, slots_filling: filling, .. } = *status;
         let written = self.writer(status.volume).is_some();
         if status.health == VolumeHealth::Crowded && filling == 0 {
-            let why = "one moves when another host lends memory".to_owned();
+            let why = format!("one moves when another host lends {}", status.medium);
             return Some((why, Some(WaitsFor::Donor)));
         }
         if status.health == VolumeHealth::Lost || missing == 0 && (written || filling == 0) {
@@ -136,7 +136,9 @@ impl Coordinator {
         }
         let redundancy = status.redundancy;
         let width = redundancy.width() as usize;
-        let here = self.donors.values().filter(|donor| donor.alive && !donor.record.leaving).count();
+        let fits = |donor: &&Donor| donor.record.medium == status.medium;
+        let here =
+            self.donors.values().filter(fits).filter(|donor| donor.alive && !donor.record.leaving).count();
         let homeless = self.homeless_of(volume);
         if homeless > 0 && here < width {
             let missing = match width - here {
