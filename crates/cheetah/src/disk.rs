@@ -77,7 +77,8 @@ async fn lend(options: cli_serving::Donate, at: DiskAt, disk: Arc<Disk>) -> Resu
         foreign_export: None,
         medium,
     };
-    let (control, handle) = DonorControl::returned(disk.donor(), options, pool.clone(), hooks(&disk));
+    let (control, handle) =
+        DonorControl::returned(disk.donor(), options, pool.clone(), hooks(&disk)).map_err(Failure::failed)?;
     let gate = Gate::Pooled(handle.clone());
     DonorServer::start(bound, &disk, &gate, &pool.transport()).map_err(Failure::failed)?;
     let tending = tokio::spawn(tend_what_lies_idle(pool.clone(), handle.clone()));

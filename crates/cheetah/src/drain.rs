@@ -101,9 +101,7 @@ fn progress(state: &DonorState, pool: &str, patient: bool) -> String {
             format!("the coordinator at {pool} does not answer, so {held} cannot be moved to other donors")
         }
         _ if state.estranged.is_some() => {
-            format!(
-                "who answers at {pool} is not its pool's coordinator, so {held} cannot be moved to other donors"
-            )
+            format!("the coordinator at {pool} does not let it in, so {held} cannot be moved to other donors")
         }
         Some(why) => format!("{held} cannot be moved to other donors: {why}"),
         None => format!("{held} are being moved to other donors"),

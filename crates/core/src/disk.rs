@@ -25,7 +25,7 @@ pub use cache::Cache;
 pub use log::{Entry, LOG_ENTRIES_MAX, LogPage, Noted, Page, open_page, seal_page};
 pub use place::{DISK_BYTES_MIN, Head, NotADisk, PAGE_BYTES, Place};
 pub use replay::{Change, Replay, Told};
-pub use state::{BadState, Held, State};
+pub use state::{BadState, Before, Held, State};
 
 /// What stands for a checksum in the tests of forms.
 #[cfg(test)]

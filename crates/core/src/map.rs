@@ -82,8 +82,13 @@ macro_rules! identity {
 }
 
 identity!(
-    /// One run of one donor process. A donor that restarts has a new identity and holds nothing.
+    /// One donor: of memory for one run of its process, which holds nothing at its start; of a disk for as
+    /// long as the disk is lent.
     DonorId
+);
+identity!(
+    /// One run of the process of a disk's donor.
+    Incarnation
 );
 identity!(
     /// One volume, from its creation to its deletion; a name may be used again, an id never is.

@@ -10,7 +10,16 @@ use pool::{E, World, assert_refused, joining, secret_of};
 
 fn syncing(donor: u64, revision: u64, goodbye: bool) -> Sync {
     let (secret, extents_offered) = (secret_of(DonorId(donor)), u32::MAX);
-    Sync { secret, revision, bytes_used: 0, connections: 0, goodbye, leaving: false, extents_offered }
+    Sync {
+        secret,
+        revision,
+        bytes_used: 0,
+        connections: 0,
+        goodbye,
+        leaving: false,
+        extents_offered,
+        incarnation: None,
+    }
 }
 
 #[test]

@@ -93,6 +93,7 @@ fn a_donor_uses_no_more_than_it_lends() {
         leaving: false,
         goodbye: false,
         extents_offered,
+        incarnation: None,
     };
     world.send(Call::Sync { donor: DonorId(1), sync });
     assert_eq!(world.status().donors[0].bytes_used, 4 * EXTENT_BYTES);

@@ -77,6 +77,7 @@ fn donors_that_leave_together_are_told_what_is_lost_when_all_have_gone() {
         goodbye: false,
         leaving: true,
         extents_offered: 4,
+        incarnation: None,
     };
     let poll = world.send(Call::Sync { donor: DonorId(1), sync });
     assert_eq!(world.answer(poll), None, "nothing is new");

@@ -51,6 +51,7 @@ fn a_state_that_is_older_than_its_donors_is_refused_until_the_newest_is_back() {
         goodbye: false,
         leaving: false,
         extents_offered: u32::MAX,
+        incarnation: None,
     };
     let answer = world.ask(Call::Sync { donor: DonorId(1), sync: sync() });
     pool::assert_refused(answer, RefusalCode::Invalid, &["older", "newest", "keeps what it holds"]);

@@ -59,6 +59,7 @@ fn a_call_that_is_meant_for_another_pool_does_nothing() {
         leaving: true,
         goodbye: true,
         extents_offered: 0,
+        incarnation: None,
     };
     let (name, token) = ("v".to_owned(), LeaseToken(7));
     for request in [

@@ -2,14 +2,15 @@
 
 mod donors;
 
-use cheetah_core::api::{Refusal, RefusalCode};
-use cheetah_core::donor::{Effect, Event, Exit};
+use cheetah_core::api::{Lineage, Refusal, RefusalCode};
+use cheetah_core::disk::{Before, Held};
+use cheetah_core::donor::{Donor, Effect, Event, Exit};
 use cheetah_core::limits::{GOODBYE_NS, SECOND_NS};
-use cheetah_core::map::{DonorId, PoolId};
+use cheetah_core::map::{DonorId, Incarnation, PoolId};
 use donors::{POOL, WRITER, World, admits, duties, duty, goodbye, sync};
 
 fn join_of(pool: Option<PoolId>) -> Effect {
-    Effect::Join { donor: DonorId(1), pool, revision: u64::from(pool.is_some()) }
+    Effect::Join { donor: DonorId(1), pool, revision: u64::from(pool.is_some()), lineage: None }
 }
 
 fn refusal(code: RefusalCode) -> Event {
@@ -144,4 +145,42 @@ fn a_goodbye_that_nobody_hears_does_not_hold_it() {
     assert_eq!(world.wake(), [Effect::Exit(Exit::Terminated)]);
     let end = World::started().step(Event::Terminate);
     assert_eq!(end, [Effect::Exit(Exit::Terminated)], "outside of any pool there is nobody to tell");
+}
+
+#[test]
+fn a_disk_puts_down_that_it_asks_before_it_asks_and_that_it_is_in_before_it_says_so() {
+    let run = |held: Held, run| Donor::returned(DonorId(1), 8, held, Incarnation(run));
+    let (mut donor, mut effects) = (run(Held::default(), 1), Vec::new());
+    donor.step(0, Event::Started, &mut effects);
+    let names = |effects: &[Effect]| {
+        effects.iter().find_map(|effect| match effect {
+            Effect::Join { lineage, .. } => lineage.clone(),
+            _ => None,
+        })
+    };
+    let first = Lineage { incarnation: Incarnation(1), last: None, tried: Vec::new() };
+    assert_eq!(names(&effects).as_deref(), Some(&first));
+    assert_eq!(donor.held().before, Before { last: None, tried: vec![Incarnation(1)] });
+    // It ends before it hears anything.
+    let mut donor = run(donor.held(), 2);
+    for _ in 0..3 {
+        effects.clear();
+        donor.step(0, Event::Started, &mut effects);
+        let second = names(&effects).expect("it asks");
+        assert_eq!(
+            (second.incarnation, second.last, second.tried[0]),
+            (Incarnation(2), None, Incarnation(1))
+        );
+        assert_eq!(
+            donor.held().before.tried,
+            [Incarnation(1), Incarnation(2)],
+            "once, however often it asks"
+        );
+    }
+    effects.clear();
+    donor.step(0, Event::Joined { pool: POOL }, &mut effects);
+    assert_eq!(donor.held().before, Before { last: Some(Incarnation(2)), tried: Vec::new() });
+    let syncs = |effect: &Effect| matches!(effect, Effect::Sync { incarnation: Some(Incarnation(2)), .. });
+    assert!(effects.iter().any(syncs), "{effects:?}");
+    assert_eq!(run(donor.held(), 3).held().before, donor.held().before);
 }

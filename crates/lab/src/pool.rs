@@ -260,6 +260,14 @@ impl Pool {
         self.donate_on(Node::Client, name, arguments)
     }
 
+    /// Starts a donor that the pool does not let in, and waits until it says why.
+    #[track_caller]
+    pub fn donate_in_vain(&self, name: &str, arguments: &[&str], says: &str) -> Process {
+        let mut process = self.spawn_donor(Node::Client, name, arguments);
+        process.wait_for_line(says, wait::SOON);
+        process
+    }
+
     #[track_caller]
     fn donate_on(&mut self, node: Node, name: &str, arguments: &[&str]) -> &mut Process {
         let mut process = self.spawn_donor(node, name, arguments);

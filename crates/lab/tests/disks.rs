@@ -194,6 +194,53 @@ fn a_donor_that_was_away_is_the_same_donor_and_what_it_missed_is_made_up() {
 }
 
 #[test]
+fn of_a_disk_and_its_copies_only_the_newest_is_believed() {
+    let mut disks = Disks::new(1, "200M");
+    disks.pool.ok(["create", "v", "32M", "--on", "disk", "--redundancy", "linear"]);
+    let path = disks.pool.attach_fuse("v", &[]).path;
+    let write = |byte: u8| {
+        let file = File::options().write(true).open(&path).expect("a volume");
+        file.write_all_at(&[byte; 4096], 0).and_then(|()| file.sync_all()).expect("it is written");
+    };
+    let (disk, copy, kept) = (disks.path(1), disks.place.join("copy"), disks.place.join("kept"));
+    write(1);
+    disks.pool.donor("d1").kill();
+    fs::copy(&disk, &copy).expect("a copy");
+    disks.start(1);
+    wait::until("it can be read", LONG, || fs::read(&path).is_ok_and(|bytes| bytes[0] == 1));
+    write(2);
+    // Beside the one that it is a copy of, and after that one has written.
+    let in_vain = |disks: &Disks, at: &Path, says: &str| {
+        let disk = at.display().to_string();
+        disks.pool.donate_in_vain("d1", &["--disk", &disk], says)
+    };
+    let older = "was set back, or is an older copy of donor 'd1'";
+    in_vain(&disks, &copy, older).kill();
+    disks.pool.donor("d1").kill();
+    fs::rename(&disk, &kept).and_then(|()| fs::rename(&copy, &disk)).expect("set back");
+    let mut set_back = in_vain(&disks, &disk, older);
+    wait::until("the pool misses it", LONG, || disks.pool.volume_status("v")["health"] == "lost");
+    let read = || {
+        let file = File::open(&path).expect("a volume");
+        // Past what the kernel has of it.
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("it is let go");
+        let mut bytes = [0; 4096];
+        file.read_exact_at(&mut bytes, 0).map(|()| bytes[0])
+    };
+    assert!(read().is_err(), "what it has is not delivered");
+    set_back.kill();
+    fs::rename(&kept, &disk).expect("the newest");
+    disks.start(1);
+    wait::until("it is whole again", LONG, || disks.pool.volume_status("v")["health"] == "whole");
+    wait::until("it can be read", LONG, || read().is_ok_and(|byte| byte == 2));
+    // A copy of now, beside it: as new as it is, and one too many.
+    fs::copy(&disk, &copy).expect("a copy");
+    in_vain(&disks, &copy, "Of a disk and its copy only one can be lent").kill();
+    write(3);
+    assert_eq!(read().expect("it is served"), 3);
+}
+
+#[test]
 fn all_donors_may_be_killed_beside_a_daemon_that_goes_on() {
     let mut disks = Disks::new(4, "400M");
     disks.pool.ok(["create", "v", "96M", "--on", "disk", "--redundancy", "parity:2+1"]);

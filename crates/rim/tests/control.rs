@@ -60,6 +60,7 @@ fn join(id: u64, name: &str) -> Join {
         extents: 4,
         foreign_export: None,
         medium: Medium::Memory,
+        lineage: None,
     }
 }
 
@@ -77,8 +78,16 @@ async fn keep_syncing_as(client: Client, donor: DonorId, secret: DonorSecret) {
     let mut revision = 0;
     loop {
         let (leaving, goodbye, extents_offered) = (false, false, u32::MAX);
-        let sync =
-            Sync { secret, revision, bytes_used: 0, connections: 0, leaving, goodbye, extents_offered };
+        let sync = Sync {
+            secret,
+            revision,
+            bytes_used: 0,
+            connections: 0,
+            leaving,
+            goodbye,
+            extents_offered,
+            incarnation: None,
+        };
         match client.call(Call::Sync { donor, sync }).await {
             Ok(Answer::Duties(duties)) => revision = duties.revision,
             _ => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
@@ -153,7 +162,7 @@ async fn refusals_arrive_with_code_and_message() {
     assert!(code == RefusalCode::PoolFull && message.contains("cheetah donate"), "{message}");
     let (code, message) = refusal(client.call(Call::Show { name: "a/../b?c".into() }).await);
     assert!(code == RefusalCode::NotFound && message.contains("'a/../b?c'"), "{message}");
-    let (code, message) = refusal(client.call(Call::Join(Join { version: 9, ..join(1, "d") })).await);
+    let (code, message) = refusal(client.call(Call::Join(Join { version: 10, ..join(1, "d") })).await);
     assert!(code == RefusalCode::Version && message.contains("upgrade"), "{message}");
 }
 

@@ -95,6 +95,7 @@ impl World {
             extents: donor.extents,
             foreign_export: None,
             medium: cheetah_core::map::Medium::Memory,
+            lineage: None,
         };
         let slot = donor.slot;
         self.donors[d].asked = self.call(Caller::Donor(d), Node::Donor(slot), Call::Join(join));

@@ -196,8 +196,16 @@ impl World {
                 self.donors[d].leaving |= goodbye;
                 let bytes_used = self.donors[d].memory.blocks().count() as u64 * BLOCK_BYTES;
                 let (extents_offered, secret) = (offered, self.donors[d].secret());
-                let sync =
-                    Sync { secret, revision, bytes_used, connections, leaving, goodbye, extents_offered };
+                let sync = Sync {
+                    secret,
+                    revision,
+                    bytes_used,
+                    connections,
+                    leaving,
+                    goodbye,
+                    extents_offered,
+                    incarnation: None,
+                };
                 self.donor_syncs(d, sync);
             }
             Effect::Publish(access) => {

@@ -1,7 +1,7 @@
 //! What donors report to their coordinator, what it tells them, and what a donor's leaving costs.
 //! Never: behaviour.
 
-use crate::map::{DonorId, DonorSecret, LeaseToken, Medium, MemberId, PoolId, VolumeId};
+use crate::map::{DonorId, DonorSecret, Incarnation, LeaseToken, Medium, MemberId, PoolId, VolumeId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -41,6 +41,23 @@ pub struct Join {
     /// What it lends.
     #[serde(default, skip_serializing_if = "Medium::is_memory")]
     pub medium: Medium,
+    /// Of a disk: what tells it from an older copy of it. Memory has none, for it has no copies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lineage: Option<Box<Lineage>>,
+}
+
+/// Which run of a disk's donor this is, and what the disk knows of those before. It is put down on the disk
+/// before the donor asks to join, so a disk that is set back names older ones.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lineage {
+    /// Drawn at the start of the process.
+    pub incarnation: Incarnation,
+    /// The last run that was told that it is in its pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last: Option<Incarnation>,
+    /// Runs since then that asked to join and were told nothing: they may be in, and hold nothing new.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tried: Vec<Incarnation>,
 }
 
 /// The answer to `Join`.
@@ -75,6 +92,9 @@ pub struct Sync {
     /// How many extents the machine's owner can spare now; what the donor holds beyond that is moved to
     /// others.
     pub extents_offered: u32,
+    /// Of a disk: that of its `Join`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub incarnation: Option<Incarnation>,
 }
 
 /// The whole of what a donor shall hold. What is not in it is wiped and free.

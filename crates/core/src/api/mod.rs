@@ -14,7 +14,7 @@ mod members;
 mod status;
 
 pub use custody::{LogReport, OlderLog};
-pub use donors::{AtStake, Duties, Duty, Join, Joined, Leaving, Sync};
+pub use donors::{AtStake, Duties, Duty, Join, Joined, Leaving, Lineage, Sync};
 pub use leases::{Amend, Attach, Attached, Filled, KeptSlot, Renew, Renewed, VolumeReport};
 pub use manifest::{
     Manifest, ManifestHashes, SignedText, VALIDATION_HTML, VALIDATION_JSON, Validated, Validation,
@@ -32,7 +32,7 @@ use crate::members::TokenHash;
 use serde::{Deserialize, Serialize};
 
 /// Both ends refuse another number, saying which side to upgrade.
-pub const API_VERSION: u32 = 8;
+pub const API_VERSION: u32 = 9;
 
 /// What a caller asks of the coordinator. One variant, one route.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

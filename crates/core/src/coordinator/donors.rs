@@ -8,6 +8,7 @@ use super::blame::Blame;
 use super::confirm::Held;
 use super::doubt::Doubt;
 use super::extents::Extents;
+use super::lineage::check_incarnation;
 use super::record::DonorRecord;
 use super::{Coordinator, Key, Outcome, Timer, check_version, refuse};
 use crate::api::{Answer, Duties, Join, Joined, Refusal, RefusalCode, Sync};
@@ -183,6 +184,8 @@ impl Coordinator {
             let message = format!("the pool is at its limit of {POOL_DONORS_MAX} donors");
             return Err(refuse(RefusalCode::Unavailable, message));
         }
+        self.check_lineage(join)?;
+        let known = self.donors.get(&join.donor);
         if let Some(donor) = known.filter(|donor| donor.record.extents != join.extents) {
             let extents = show_count(donor.record.extents.into(), "extent");
             let message = format!("donor '{}' is known with {extents}", join.name);
@@ -201,7 +204,8 @@ impl Coordinator {
             self.rejoin(join);
         } else {
             let revision = self.next_revision();
-            let Join { donor, name, host, machine, address, extents, foreign_export, medium, .. } = join;
+            let Join { donor, name, host, machine, address, extents, .. } = join;
+            let Join { foreign_export, medium, lineage, .. } = join;
             let (secret, join) = (Some(join.secret), self.joins);
             let (departed, leaving, member) = (false, false, self.caller_id());
             self.joins += 1;
@@ -219,6 +223,8 @@ impl Coordinator {
                 leaving,
                 member,
                 medium,
+                incarnation: lineage.map(|lineage| lineage.incarnation),
+                synced: false,
             };
             self.donors.insert(id, Donor::join(record, revision, now));
             self.dirty.insert(Key::Donor(id));
@@ -299,8 +305,12 @@ impl Coordinator {
     fn rejoin(&mut self, join: Join) {
         let Some(donor) = self.donors.get_mut(&join.donor) else { return };
         let before = (donor.route(), donor.machine().to_owned());
-        let Join { name, host, machine, address, foreign_export, .. } = join;
-        donor.record = DonorRecord { name, host, machine, address, foreign_export, ..donor.record.clone() };
+        let Join { name, host, machine, address, foreign_export, lineage, .. } = join;
+        let incarnation = lineage.map(|lineage| lineage.incarnation);
+        let synced = donor.record.synced && incarnation == donor.record.incarnation;
+        let record = donor.record.clone();
+        donor.record =
+            DonorRecord { name, host, machine, address, foreign_export, incarnation, synced, ..record };
         self.dirty.insert(Key::Donor(join.donor));
         let route = donor.route();
         // As after an upgrade: what its groups have beside them may be on its machine.
@@ -343,7 +353,12 @@ impl Coordinator {
         if donor.record.departed {
             return Ok(Outcome::Answer(Answer::Duties(dismissed)));
         }
+        check_incarnation(&donor.record, sync.incarnation)?;
         check_revision(&donor.record.name, sync.revision, donor.revision)?;
+        if donor.record.incarnation.is_some() && !donor.record.synced {
+            donor.record.synced = true;
+            self.dirty.insert(Key::Donor(id));
+        }
         let leaving_before = donor.record.leaving;
         donor.bytes_used = sync.bytes_used.min(u64::from(donor.record.extents) * EXTENT_BYTES);
         let confirms = donor.confirmed != sync.revision;

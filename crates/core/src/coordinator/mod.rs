@@ -7,10 +7,9 @@
 //! that donor has confirmed that it knows (`confirm`). Called by `rim::control` and `sim`. Tests:
 //! `tests/coordinator_*.rs`.
 //!
-//! Files: `donors` (join, sync, silence), `doubt` (donors that may have ended), `drain` (leaving),
-//! `volumes` (create, grow, delete), `leases` (attach, renew, detach), `members` (who
-//! may call), `amend` (what a writer found out), `repair` (new
-//! homes for fragments), `retire` (extents that slots have left), `content` (what volumes hold), `open`
+//! Files: `donors` (join, sync, silence), `lineage` (a disk and its copies), `doubt` (donors that may have
+//! ended), `drain` (leaving), `volumes` (create, grow, delete), `leases` (attach, renew, detach), `members`
+//! (who may call), `amend` (what a writer found out), `repair` (new homes for fragments), `retire` (extents that slots have left), `content` (what volumes hold), `open`
 //! (sources behind them), `seal` (volumes that nobody writes any more), `overlay` (what lies over those),
 //! `rehearsal` (what the loss of one more host would cost), `tend` (volumes at rest), `blame` (wrong blocks
 //! by donor), `strangers` (donors of other pools), `asleep` (time in which nobody listened), `greet`
@@ -32,6 +31,7 @@ mod extents;
 mod greet;
 mod invariants;
 mod leases;
+mod lineage;
 mod members;
 mod notes;
 mod open;

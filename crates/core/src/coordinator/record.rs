@@ -15,7 +15,9 @@ use super::{Coordinator, Timer};
 use crate::api::VolumeReport;
 use crate::content::{Content, ContentState, UnixSeconds};
 use crate::limits::{DONOR_SILENCE_NS, LEASE_NS};
-use crate::map::{DonorId, DonorSecret, LeaseToken, Medium, MemberId, PoolId, TokenId, VolumeId, VolumeMap};
+use crate::map::{
+    DonorId, DonorSecret, Incarnation, LeaseToken, Medium, MemberId, PoolId, TokenId, VolumeId, VolumeMap,
+};
 use crate::units::Time;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -90,6 +92,12 @@ pub struct DonorRecord {
     /// What it lends.
     #[serde(default, skip_serializing_if = "Medium::is_memory")]
     pub medium: Medium,
+    /// Of a disk: which run of its donor was let in last. Absent in the state of a version that knew none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub incarnation: Option<Incarnation>,
+    /// That run has synced: its disk knows that it was let in.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub synced: bool,
 }
 
 /// A volume and its placement.

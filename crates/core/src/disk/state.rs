@@ -6,7 +6,7 @@
 
 use super::PAGE_BYTES;
 use crate::limits::{DIRTY_REGION_BYTES, EXTENT_BYTES};
-use crate::map::{DonorSecret, PoolId, VolumeId};
+use crate::map::{DonorSecret, Incarnation, PoolId, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -29,6 +29,33 @@ pub struct Held {
     pub unwiped: BTreeMap<u32, VolumeId>,
     /// Volumes that are sealed.
     pub sealed: BTreeSet<VolumeId>,
+    /// Runs of the donor before this one.
+    pub before: Before,
+}
+
+/// What tells a disk from an older copy of it: see [`Lineage`](crate::api::Lineage).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Before {
+    /// The last run that was told that it is in its pool.
+    pub last: Option<Incarnation>,
+    /// Runs since then that asked to join.
+    pub tried: Vec<Incarnation>,
+}
+
+/// Of runs that were told nothing, so many are remembered: the coordinator let in the last of them that it
+/// heard, which is one of the newest.
+const TRIED_MAX: usize = 64;
+
+impl Before {
+    /// One more asks.
+    pub fn tries(&mut self, incarnation: Incarnation) {
+        if self.tried.last() == Some(&incarnation) || self.last == Some(incarnation) {
+            return;
+        }
+        self.tried.push(incarnation);
+        let beyond = self.tried.len().saturating_sub(TRIED_MAX);
+        self.tried.drain(..beyond);
+    }
 }
 
 /// All that is written at once.
@@ -66,7 +93,7 @@ impl State {
     pub fn encode(&self, room: u64, crc: impl Fn(&[u8]) -> u32) -> Option<Vec<u8>> {
         let mut bytes = vec![0; HEAD];
         let mut put = |number: u64| bytes.extend_from_slice(&number.to_le_bytes());
-        let Held { pool, confirmed, owners, unwiped, sealed } = &self.held;
+        let Held { pool, confirmed, owners, unwiped, sealed, before } = &self.held;
         let DonorSecret(secret) = self.secret;
         [self.number, self.log_from, self.round, secret, pool.is_some().into()]
             .into_iter()
@@ -93,6 +120,11 @@ impl State {
             put(*extent);
             words.iter().for_each(|word| put(*word));
         });
+        let Before { last, tried } = before;
+        put(last.is_some().into());
+        put(last.map_or(0, |last| last.0));
+        put(tried.len() as u64);
+        tried.iter().for_each(|tried| put(tried.0));
         let length = u32::try_from(bytes.len()).ok()?;
         bytes[4..8].copy_from_slice(&MAGIC.to_le_bytes());
         bytes[8..12].copy_from_slice(&length.to_le_bytes());
@@ -136,7 +168,13 @@ impl State {
                 dirty.extend((0..64).filter(|bit| bits >> bit & 1 == 1).map(|bit| first + word * 64 + bit));
             }
         }
-        let held = Held { pool: has_pool.then_some(PoolId(pool)), confirmed, owners, unwiped, sealed };
+        // A disk of before there were any ends here.
+        let (has_last, last, count) = (next(), next(), next());
+        let last = last.map(Incarnation).filter(|_| has_last == Some(1));
+        let tried = (0..count.unwrap_or(0)).map(|_| next().map(Incarnation)).collect::<Option<_>>()?;
+        let before = Before { last, tried };
+        let held =
+            Held { pool: has_pool.then_some(PoolId(pool)), confirmed, owners, unwiped, sealed, before };
         Some(State { number, log_from, round, secret: DonorSecret(secret), held, dirty })
     }
 }
@@ -154,6 +192,7 @@ mod tests {
             owners: BTreeMap::from([(1, VolumeId(10)), (3, VolumeId(11))]),
             unwiped: BTreeMap::from([(2, VolumeId(10))]),
             sealed: BTreeSet::from([VolumeId(11)]),
+            before: Before { last: Some(Incarnation(20)), tried: vec![Incarnation(21), Incarnation(22)] },
         };
         let one = State {
             number: 4,

@@ -24,10 +24,10 @@ pub use dirty::DirtyMap;
 pub use ledger::{Before, Ledger, ListedWrite, Ticket, WriteMark};
 pub use pool::{Draining, LeftWith};
 
-use crate::api::{Duties, Refusal};
+use crate::api::{Duties, Lineage, Refusal};
 use crate::disk::Held;
 use crate::limits::LAYERS_MAX;
-use crate::map::{DonorId, LeaseToken, MemberId, PoolId, VolumeId};
+use crate::map::{DonorId, Incarnation, LeaseToken, MemberId, PoolId, VolumeId};
 use crate::units::Time;
 use pool::Pool;
 use std::collections::{BTreeMap, BTreeSet};
@@ -105,6 +105,8 @@ pub enum Effect {
         pool: Option<PoolId>,
         /// The newest revision of that pool that is carried out in full; 0 without one.
         revision: u64,
+        /// Of a disk: which run of its donor this is.
+        lineage: Option<Box<Lineage>>,
     },
     /// `pool`: whom it is meant for.
     Sync {
@@ -122,6 +124,8 @@ pub enum Effect {
         goodbye: bool,
         /// Extents that its owner can spare now, held ones included.
         offered: u32,
+        /// Of a disk: which run of its donor this is.
+        incarnation: Option<Incarnation>,
     },
     /// What the data path checks from now on.
     Publish(Arc<Access>),
@@ -229,12 +233,12 @@ impl Donor {
     }
 
     /// A donor of a disk that was one before: nobody is let in until the pool has said who may have what it
-    /// holds. `extents`: as many as it had.
+    /// holds. `extents`: as many as it had. `incarnation`: random, fresh for each start of the process.
     #[must_use]
-    pub fn returned(identity: DonorId, extents: u32, held: Held) -> Self {
+    pub fn returned(identity: DonorId, extents: u32, held: Held, incarnation: Incarnation) -> Self {
         let mut donor = Donor::new(identity, extents);
-        let Held { pool, confirmed, owners, unwiped, sealed } = held;
-        donor.pool.pool = pool;
+        let Held { pool, confirmed, owners, unwiped, sealed, before } = held;
+        (donor.pool.pool, donor.pool.incarnation, donor.pool.before) = (pool, Some(incarnation), before);
         donor.duties.revision = confirmed;
         (donor.confirmed, donor.owners, donor.unwiped, donor.sealed) = (confirmed, owners, unwiped, sealed);
         donor.returned = true;
@@ -252,6 +256,7 @@ impl Donor {
             owners: self.owners.clone(),
             unwiped: self.unwiped.iter().map(|(extent, volume)| (*extent, *volume)).chain(wiping).collect(),
             sealed: self.sealed.clone(),
+            before: self.pool.before.clone(),
         }
     }
 

@@ -7,9 +7,10 @@
 //! when it was told to, or when its time to drain is over. Tests: `tests/donor_pool.rs`.
 
 use super::{Donor, Effect, Exit};
-use crate::api::{AtStake, Duties, Refusal, RefusalCode};
+use crate::api::{AtStake, Duties, Lineage, Refusal, RefusalCode};
+use crate::disk::Before;
 use crate::limits::{ASLEEP_NS, DRAIN_NS, GOODBYE_NS, HEARTBEAT_NS, SECOND_NS};
-use crate::map::{DonorId, PoolId};
+use crate::map::{DonorId, Incarnation, PoolId};
 use crate::units::Time;
 
 /// How long after a refused or unanswered question it is asked again.
@@ -20,6 +21,9 @@ const ASK_GAP_NS: u64 = HEARTBEAT_NS / 10;
 #[derive(Debug)]
 pub(super) struct Pool {
     identity: DonorId,
+    /// Of a disk: which run this is.
+    pub(super) incarnation: Option<Incarnation>,
+    pub(super) before: Before,
     /// Whose volumes the extents belong to.
     pub(super) pool: Option<PoolId>,
     standing: Standing,
@@ -97,6 +101,8 @@ impl Pool {
     pub(super) fn new(identity: DonorId) -> Self {
         Pool {
             identity,
+            incarnation: None,
+            before: Before::default(),
             pool: None,
             standing: Standing::Outside,
             asked: false,
@@ -198,7 +204,8 @@ impl Donor {
             Standing::Outside | Standing::Estranged(_) => {
                 let pool = self.pool.pool.filter(|_| self.holds_memory());
                 let revision = pool.map_or(0, |_| self.confirmed);
-                effects.push(Effect::Join { donor, pool, revision });
+                let lineage = self.lineage();
+                effects.push(Effect::Join { donor, pool, revision, lineage });
             }
             Standing::Member => {
                 self.pool.told = self.confirmed;
@@ -209,11 +216,21 @@ impl Donor {
         (self.pool.asked, self.pool.asked_at, self.pool.ask_at) = (true, now, None);
     }
 
+    /// Which run of a disk's donor asks. That it did is put down before anybody hears it.
+    fn lineage(&mut self) -> Option<Box<Lineage>> {
+        let Pool { incarnation, before, .. } = &mut self.pool;
+        let incarnation = (*incarnation)?;
+        let Before { last, tried } = before.clone();
+        before.tries(incarnation);
+        Some(Box::new(Lineage { incarnation, last, tried }))
+    }
+
     fn sync(&self, goodbye: bool) -> Effect {
         let connections = u32::try_from(self.conns.len()).unwrap_or(u32::MAX);
         let Donor { confirmed: revision, offered, .. } = *self;
         let (donor, leaving) = (self.pool.identity, self.pool.drain.is_some());
-        Effect::Sync { donor, pool: self.pool.pool, revision, connections, leaving, goodbye, offered }
+        let Pool { pool, incarnation, .. } = self.pool;
+        Effect::Sync { donor, pool, revision, connections, leaving, goodbye, offered, incarnation }
     }
 
     /// The coordinator hears it now: a long poll under way is given up for it.
@@ -283,6 +300,9 @@ impl Donor {
             self.confirmed = 0;
         }
         self.pool.standing = Standing::Member;
+        if let Some(incarnation) = self.pool.incarnation {
+            self.pool.before = Before { last: Some(incarnation), tried: Vec::new() };
+        }
         self.ask(now, effects);
     }
 

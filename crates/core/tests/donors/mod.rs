@@ -27,7 +27,7 @@ impl World {
         let mut world = World { now: SECOND_NS, donor, access: Arc::default(), wake: None };
         let effects = world.step(Event::Started);
         assert!(
-            effects.contains(&Effect::Join { donor: DonorId(1), pool: None, revision: 0 }),
+            effects.contains(&Effect::Join { donor: DonorId(1), pool: None, revision: 0, lineage: None }),
             "{effects:?}"
         );
         world
@@ -92,6 +92,7 @@ pub(crate) fn sync(revision: u64, connections: u32) -> Effect {
         leaving: false,
         goodbye: false,
         offered: 8,
+        incarnation: None,
     }
 }
 
@@ -105,6 +106,7 @@ pub(crate) fn leaving(revision: u64, connections: u32) -> Effect {
         leaving: true,
         goodbye: false,
         offered: 8,
+        incarnation: None,
     }
 }
 
@@ -117,6 +119,7 @@ pub(crate) fn goodbye(revision: u64, leaving: bool) -> Effect {
         leaving,
         goodbye: true,
         offered: 8,
+        incarnation: None,
     }
 }
 

@@ -8,7 +8,9 @@ use cheetah_core::api::{
 };
 use cheetah_core::coordinator::{CallId, Coordinator, Effect, Event, Found, Key, NotGreeted, Note, Record};
 use cheetah_core::limits::{DONOR_SILENCE_NS, EXTENT_BYTES, HEARTBEAT_NS, SECOND_NS};
-use cheetah_core::map::{DonorId, DonorSecret, LeaseToken, Medium, Placement, PoolId, VolumeId, VolumeMap};
+use cheetah_core::map::{
+    DonorId, DonorSecret, Incarnation, LeaseToken, Medium, Placement, PoolId, VolumeId, VolumeMap,
+};
 use cheetah_core::members::Caller;
 use cheetah_core::units::Time;
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,6 +29,8 @@ pub(crate) struct World {
     pub(crate) leaving: BTreeSet<DonorId>,
     /// What each donor has memory of, as its duties said; not blank once it was given.
     pub(crate) memory: BTreeMap<DonorId, BTreeSet<(VolumeId, u32)>>,
+    /// Which run of a disk's donor syncs.
+    pub(crate) incarnations: BTreeMap<DonorId, Incarnation>,
     /// Donors that the coordinator asked whether anything listens at their address.
     pub(crate) reaches: Vec<(DonorId, String)>,
     /// What comes of greeting a donor, where it is not a welcome.
@@ -56,6 +60,7 @@ impl World {
             offers: BTreeMap::new(),
             leaving: BTreeSet::new(),
             memory: BTreeMap::new(),
+            incarnations: BTreeMap::new(),
             reaches: Vec::new(),
             greetings: BTreeMap::new(),
             patient: false,
@@ -211,6 +216,7 @@ impl World {
             goodbye: false,
             leaving: self.leaving.contains(&donor),
             extents_offered: self.offers.get(&donor).copied().unwrap_or(u32::MAX),
+            incarnation: self.incarnations.get(&donor).copied(),
         };
         self.heard.insert(donor, self.now);
         let caller = std::mem::replace(&mut self.caller, self.lender);
@@ -253,13 +259,19 @@ impl World {
 
     pub(crate) fn join_as(&mut self, join: Join) -> Result<Answer, Refusal> {
         let id = join.donor;
-        self.heard.insert(id, self.now);
-        let answer = self.ask(Call::Join(join));
-        if answer.is_ok() {
-            self.donors.insert(id, Duties::default());
-            self.settle();
-        }
-        answer
+        self.join_unheard(join).inspect(|_| self.hears(id.0))
+    }
+
+    /// The donor does not hear the answer, so it does not sync.
+    pub(crate) fn join_unheard(&mut self, join: Join) -> Result<Answer, Refusal> {
+        self.heard.insert(join.donor, self.now);
+        self.ask(Call::Join(join))
+    }
+
+    /// The donor hears that it is in, and syncs from now on.
+    pub(crate) fn hears(&mut self, id: u64) {
+        self.donors.insert(DonorId(id), Duties::default());
+        self.settle();
     }
 
     /// The donor's process is killed: its open sync ends, and nothing listens at its address.
@@ -434,6 +446,7 @@ pub(crate) fn joining(id: u64, extents: u32) -> Join {
         extents,
         foreign_export: None,
         medium: Medium::Memory,
+        lineage: None,
     }
 }
 

@@ -87,6 +87,7 @@ impl Simulated {
             leaving: false,
             goodbye: false,
             extents_offered: EXTENTS,
+            incarnation: None,
         };
         let call = self.call(Call::Sync { donor, sync });
         self.revisions.entry(donor).or_default();
@@ -157,6 +158,7 @@ fn joining(number: u64) -> Join {
         extents: EXTENTS,
         foreign_export: None,
         medium: Medium::Memory,
+        lineage: None,
     }
 }
 

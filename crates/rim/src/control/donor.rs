@@ -6,18 +6,18 @@
 //! it until the last request of its connection is done. Also runs beside another's NBD server that lends its
 //! memory (`foreign_export`), with no data server at all. Tests: `tests/control_donor.rs`.
 
-use super::addresses::reached_by_others;
-use super::client::{CallError, Client};
+use super::client::Client;
+use super::donor_calls::{Said, join, sync_with};
 use super::{Clock, random};
-use cheetah_core::api::{API_VERSION, Answer, Call, Join, Refusal, RefusalCode, Sync};
+use cheetah_core::api::{RefusalCode, Sync};
 use cheetah_core::disk::Held;
 use cheetah_core::donor::{Access, ConnId, Donor, Draining, Effect, Event, Exit, Grant, LeftWith, OpenError};
 use cheetah_core::limits::EXTENT_BYTES;
-use cheetah_core::map::{DonorId, DonorSecret, Medium, MemberId, PoolId};
+use cheetah_core::map::{DonorId, DonorSecret, Incarnation, Medium, MemberId, PoolId};
 use cheetah_core::units::{Time, show_bytes};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -85,7 +85,7 @@ pub struct DonorState {
     pub extents_held: u32,
     /// Why what it holds cannot be moved, while it has to be.
     pub stuck: Option<String>,
-    /// Why who answers in its coordinator's place is refused, while it keeps what it holds.
+    /// Why it is in no pool, while it keeps what it holds of one.
     pub estranged: Option<String>,
     /// Set once it was told to leave.
     pub draining: Option<Draining>,
@@ -228,8 +228,10 @@ pub struct DonorControl {
     exit: Option<Exit>,
     /// So that an outage is told once.
     reachable: bool,
-    /// Why the pool that answers is not its own, as it was told last.
+    /// Why it is not let in, as was said last.
     estranged: Option<String>,
+    /// Why it was not let in when it last asked, where that passes, and whether that was said.
+    put_off: Option<(String, bool)>,
 }
 
 impl fmt::Debug for DonorControl {
@@ -253,15 +255,17 @@ impl DonorControl {
     }
 
     /// The donor of a disk, which is the same each time it starts. Nothing is asked before `run`.
-    #[must_use]
+    ///
+    /// # Errors
+    /// When the kernel gives no random numbers.
     pub fn returned(
         (donor, secret, held): (DonorId, DonorSecret, Held),
         options: DonorOptions,
         pool: Client,
         hooks: DonorHooks,
-    ) -> (Self, DonorHandle) {
-        let machine = Donor::returned(donor, options.extents, held);
-        Self::of(machine, secret, options, pool, hooks)
+    ) -> std::io::Result<(Self, DonorHandle)> {
+        let machine = Donor::returned(donor, options.extents, held, Incarnation(random()?));
+        Ok(Self::of(machine, secret, options, pool, hooks))
     }
 
     fn of(
@@ -306,6 +310,7 @@ impl DonorControl {
             exit: None,
             reachable: true,
             estranged: None,
+            put_off: None,
         };
         (control, handle)
     }
@@ -334,6 +339,7 @@ impl DonorControl {
                 event = question => {
                     self.question = None;
                     self.note_reachable(&event);
+                    self.note_put_off(&event);
                     event
                 }
                 Some(ask) = self.asks.recv() => self.event_of(ask),
@@ -375,8 +381,24 @@ impl DonorControl {
         self.reachable = reachable;
     }
 
-    /// Says who answers in the place of its coordinator, and what that means, once for each that does; and
-    /// that it is in another pool than before.
+    /// What passes need not be said, unless it does not.
+    fn note_put_off(&mut self, event: &Event) {
+        let why = match event {
+            Event::JoinRefused { refusal } if refusal.code == RefusalCode::Unavailable => &refusal.message,
+            _ => return self.put_off = None,
+        };
+        match &mut self.put_off {
+            Some((before, is_said)) if before == why => {
+                if !std::mem::replace(is_said, true) {
+                    tracing::warn!("donor '{}' is not let in: {why}; it keeps asking", *self.called.borrow());
+                }
+            }
+            _ => self.put_off = Some((why.clone(), false)),
+        }
+    }
+
+    /// Says why it is not in its pool any more, and what that means, once for each reason; and that it is in
+    /// another pool than before.
     fn note_pool(&mut self, joins: bool) {
         let (name, url) = (self.called.borrow().clone(), self.pool.url());
         let (before, pool) = (*self.joined.borrow(), self.machine.pool());
@@ -385,16 +407,18 @@ impl DonorControl {
         if let Some(why) = estranged.as_ref().filter(|_| estranged != self.estranged) {
             let held = show_bytes(u64::from(self.machine.extents_held()) * EXTENT_BYTES);
             tracing::warn!(
-                "donor '{name}': who answers at {url} is not its coordinator: {why}. The {held} that it holds stay, who has \
+                "donor '{name}': the coordinator at {url} does not let it in: {why}. The {held} that it holds stay, who has \
                  them attached is served, and it keeps asking for pool {}",
                 shown(pool)
             );
         }
-        if joins && estranged.is_none() && self.estranged.is_some() {
-            tracing::warn!("donor '{name}': its coordinator at {url} is back");
+        let is_in = joins && estranged.is_none();
+        if is_in && self.estranged.is_some() {
+            tracing::warn!("donor '{name}': the coordinator at {url} lets it in again");
         }
         self.estranged = estranged;
-        if pool != before {
+        // A disk knows its pool before it is let in.
+        if is_in && pool != before {
             if before.is_some() {
                 tracing::warn!(
                     "donor '{name}': the coordinator at {url} has another pool now, {}, and this donor joined it; it held \
@@ -456,16 +480,24 @@ impl DonorControl {
 
     fn carry_out(&mut self, effect: Effect) {
         match effect {
-            Effect::Join { donor, pool, revision } => {
-                let said = Said { donor, secret: self.secret, pool, revision };
+            Effect::Join { donor, pool, revision, lineage } => {
+                let said = Said { donor, secret: self.secret, pool, revision, lineage };
                 let join = join(self.options.clone(), self.called.clone(), self.pool.clone(), said);
                 self.question = Some(Box::pin(join));
             }
-            Effect::Sync { donor, pool, revision, connections, leaving, goodbye, offered } => {
+            Effect::Sync { donor, pool, revision, connections, leaving, goodbye, offered, incarnation } => {
                 let (bytes_used, extents_offered) = ((self.hooks.bytes_used)(), offered);
                 let secret = self.secret;
-                let sync =
-                    Sync { secret, revision, bytes_used, connections, leaving, goodbye, extents_offered };
+                let sync = Sync {
+                    secret,
+                    revision,
+                    bytes_used,
+                    connections,
+                    leaving,
+                    goodbye,
+                    extents_offered,
+                    incarnation,
+                };
                 // A call under way is given up for this one.
                 let quiet = !self.reachable;
                 let client = pool.map_or_else(|| self.pool.clone(), |pool| self.pool.meant_for(pool));
@@ -509,87 +541,4 @@ impl DonorControl {
         // Whoever asked may be gone: the admission is dropped then, and so is the connection closed.
         let _ = reply.send(Ok(Admission { conn, grant, dropped, asks: self.asks_sender.clone() }));
     }
-}
-
-/// What a donor says of itself when it joins.
-struct Said {
-    donor: DonorId,
-    secret: DonorSecret,
-    pool: Option<PoolId>,
-    revision: u64,
-}
-
-async fn join(options: DonorOptions, called: watch::Sender<String>, client: Client, said: Said) -> Event {
-    let ip = match options.listen.ip() {
-        ip if !ip.is_unspecified() => ip,
-        _ => match reached_from(&client).await {
-            Ok(ip) => ip,
-            Err(error) => return unreachable(&options.name, &error),
-        },
-    };
-    let address = SocketAddr::new(ip, options.listen.port()).to_string();
-    let DonorOptions { name, or_numbered, host, machine, extents, foreign_export, medium, .. } = options;
-    let Said { donor, secret, pool, revision } = said;
-    let join = Join {
-        version: API_VERSION,
-        donor,
-        secret,
-        pool,
-        revision,
-        name: name.clone(),
-        or_numbered,
-        host,
-        machine,
-        address,
-        extents,
-        foreign_export,
-        medium,
-    };
-    match client.call(Call::Join(join)).await {
-        Ok(Answer::Joined(joined)) => {
-            // An older coordinator calls it what it calls itself.
-            called.send_replace(if joined.name.is_empty() { name } else { joined.name });
-            Event::Joined { pool: joined.pool }
-        }
-        Ok(_) => Event::Unreachable,
-        Err(CallError::Refused(refusal)) => Event::JoinRefused { refusal },
-        Err(error) => unreachable(&name, &error),
-    }
-}
-
-/// The address at which others reach this machine, as far as its coordinator's network goes.
-///
-/// # Errors
-/// When the coordinator does not answer.
-pub async fn reached_from(client: &Client) -> Result<IpAddr, CallError> {
-    let from = client.local_ip().await?;
-    if !from.is_loopback() {
-        return Ok(from);
-    }
-    match client.call(Call::Pool).await? {
-        Answer::Pool(status) => Ok(reached_by_others(from, &status.addresses)),
-        _ => Ok(from),
-    }
-}
-
-async fn sync_with(client: Client, donor: DonorId, sync: Sync, quiet: bool) -> Event {
-    match client.call(Call::Sync { donor, sync }).await {
-        Ok(Answer::Duties(duties)) => Event::Duties(duties),
-        Ok(_) => Event::Unreachable,
-        Err(CallError::Refused(Refusal {
-            code: RefusalCode::Gone | RefusalCode::Forbidden | RefusalCode::OtherPool,
-            ..
-        })) => Event::Forgotten,
-        Err(error) => {
-            if !quiet {
-                tracing::warn!("{error}; the donor serves on, and keeps asking");
-            }
-            Event::Unreachable
-        }
-    }
-}
-
-fn unreachable(name: &str, error: &CallError) -> Event {
-    tracing::debug!("donor '{name}': {error}");
-    Event::Unreachable
 }

@@ -8,13 +8,14 @@
 //!
 //! Files: `wire` (a call as HTTP, both ways), `seal`, `server`, `doorkeeper`, `service`, `membership` and
 //! `machine` (the coordinator), `signing` (the pool's signatures), `store`, `store_etcd`, `term`, `etcd`
-//! and `etcd_tls` (several coordinators), `addresses`, `client`, `error`, `http`, `discovery`, `donor`,
-//! `journal` (what happened), and `openapi` (a test of `openapi.json`, the description for others).
+//! and `etcd_tls` (several coordinators), `addresses`, `client`, `error`, `http`, `discovery`, `donor` and
+//! `donor_calls`, `journal` (what happened), and `openapi` (a test of `openapi.json`, the description for others).
 
 mod addresses;
 mod client;
 mod discovery;
 mod donor;
+mod donor_calls;
 mod doorkeeper;
 mod error;
 mod etcd;
@@ -37,7 +38,8 @@ mod wire;
 pub use addresses::public_at;
 pub use client::{BadUrl, CallError, Client};
 pub use discovery::{NoPool, PoolFound, discover, find_pool};
-pub use donor::{Admission, DonorControl, DonorHandle, DonorHooks, DonorOptions, DonorState, reached_from};
+pub use donor::{Admission, DonorControl, DonorHandle, DonorHooks, DonorOptions, DonorState};
+pub use donor_calls::reached_from;
 pub use error::CoordinateError;
 pub use etcd::EtcdAt;
 pub use etcd_tls::BadCertificates;

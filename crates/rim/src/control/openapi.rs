@@ -3,9 +3,9 @@
 use super::wire::{GrowBody, LeaveBody, OPENAPI, wire};
 use cheetah_core::api::{
     Amend, AtStake, Attach, Attached, Attachment, Call, Create, Crowd, DonorHealth, DonorStatus, Duties,
-    Duty, Enrol, Enrolled, Filled, Join, Joined, KeptSlot, Leaving, LogReport, MemberStatus, NewToken,
-    OlderLog, PoolStatus, Recertify, Refusal, RefusalCode, Rehearsal, Renew, Renewed, SignedText, Size,
-    Stranger, Sync, TokenStatus, Validation, VolumeDetail, VolumeHealth, VolumeReport, VolumeStatus,
+    Duty, Enrol, Enrolled, Filled, Join, Joined, KeptSlot, Leaving, Lineage, LogReport, MemberStatus,
+    NewToken, OlderLog, PoolStatus, Recertify, Refusal, RefusalCode, Rehearsal, Renew, Renewed, SignedText,
+    Size, Stranger, Sync, TokenStatus, Validation, VolumeDetail, VolumeHealth, VolumeReport, VolumeStatus,
     WaitsFor,
 };
 use cheetah_core::content::{
@@ -15,8 +15,8 @@ use cheetah_core::content::{
 use cheetah_core::custody::{Case, Head, Said};
 use cheetah_core::layout::LostRange;
 use cheetah_core::map::{
-    Backing, BadRange, DonorId, DonorSecret, Filler, Group, LeaseToken, Medium, MemberId, Placement, PoolId,
-    Proofs, Redundancy, Route, Slot, TokenId, VolumeId, VolumeMap,
+    Backing, BadRange, DonorId, DonorSecret, Filler, Group, Incarnation, LeaseToken, Medium, MemberId,
+    Placement, PoolId, Proofs, Redundancy, Route, Slot, TokenId, VolumeId, VolumeMap,
 };
 use cheetah_core::members::{Role, TokenHash, TokenSecret};
 use cheetah_core::proofs::Root;
@@ -49,6 +49,7 @@ fn calls() -> Vec<Call> {
                 leaving: false,
                 goodbye: false,
                 extents_offered: 4,
+                incarnation: Some(Incarnation(1)),
             },
         },
         Call::Leave { donor: "d".into(), force: true },
@@ -246,6 +247,11 @@ fn join() -> Join {
         extents: 1,
         foreign_export: Some(String::new()),
         medium: Medium::Disk,
+        lineage: Some(Box::new(Lineage {
+            incarnation: Incarnation(2),
+            last: Some(Incarnation(1)),
+            tried: vec![Incarnation(3)],
+        })),
     }
 }
 
