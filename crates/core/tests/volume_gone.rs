@@ -8,7 +8,7 @@ use cheetah_core::limits::{
     AMEND_RETRY_NS, DONOR_RETRY_NS, DONOR_RETRY_SOON_NS, EXCLUDE_NS, LEASE_RENEW_NS, Patience,
     REQUEST_DEADLINE_NS, SECOND_NS, TICK_NS,
 };
-use cheetah_core::map::{DonorId, Redundancy, VolumeMap};
+use cheetah_core::map::{DonorId, Medium, Redundancy, VolumeMap};
 use cheetah_core::volume::{Effect, Event, LinkFailure, PartOp, StatusRun};
 use volume::{Sent, World, wide};
 
@@ -247,4 +247,58 @@ fn a_reader_and_a_volume_without_redundancy_ask_nobody() {
         world.step(Event::Silent(vec![FIRST]));
         assert!(world.sent().is_empty());
     }
+}
+
+/// Three of five are away, and two of them can be missed.
+fn three_away(world: &mut World, failure: &LinkFailure) {
+    for donor in [FIRST, SECOND, DonorId(3)] {
+        breaks(world, donor);
+        fails(world, donor, failure.clone());
+    }
+}
+
+/// It is reached when it is tried next.
+fn comes_back(world: &mut World, donor: DonorId) {
+    let session = world.session(donor);
+    while world.session(donor) == session {
+        world.wake();
+    }
+    world.open(donor);
+}
+
+#[test]
+fn nobody_is_given_up_for_one_that_is_away_as_well() {
+    let mut world = idle(false);
+    three_away(&mut world, &LinkFailure::NotOpened("no route".into()));
+    pass_with(&mut world, 10 * EXCLUDE_NS, |donor| donor > DonorId(3));
+    assert_eq!(named(&mut world), [], "each of them may be the one that comes back");
+    comes_back(&mut world, DonorId(3));
+    pass_with(&mut world, 2 * EXCLUDE_NS, |donor| donor > SECOND);
+    assert_ne!(named(&mut world), [], "now they are rebuilt");
+}
+
+#[test]
+fn memory_that_is_gone_for_certain_is_given_up_whoever_else_is_away() {
+    let mut world = idle(false);
+    three_away(&mut world, &refused());
+    assert_eq!(named(&mut world), [FIRST]);
+}
+
+#[test]
+fn a_disk_whose_donor_has_ended_is_not_given_up_for_one_that_is_away_as_well() {
+    let map = VolumeMap { medium: Medium::Disk, ..wide(Redundancy { data: 3, parity: 2 }) };
+    let mut world = World::new(map, false);
+    (1..=5).for_each(|id| world.open(DonorId(id)));
+    three_away(&mut world, &refused());
+    let end = world.now + 10 * EXCLUDE_NS;
+    while world.now < end {
+        for donor in [FIRST, SECOND, DonorId(3)] {
+            fails(&mut world, donor, refused());
+        }
+        pass_with(&mut world, SECOND_NS, |donor| donor > DonorId(3));
+        assert_eq!(named(&mut world), []);
+    }
+    comes_back(&mut world, DonorId(3));
+    pass_with(&mut world, 2 * EXCLUDE_NS, |donor| donor > SECOND);
+    assert_ne!(named(&mut world), []);
 }

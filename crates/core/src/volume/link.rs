@@ -288,6 +288,11 @@ impl Link {
         matches!(self.state, State::Down { .. })
     }
 
+    /// It is away, and its process may live.
+    pub(super) fn may_return(&self) -> bool {
+        !matches!(self.state, State::Down { hope: Hope::None, .. })
+    }
+
     /// Why it is to be named to the coordinator now, if it is; then again after a while.
     pub(super) fn exclude(&mut self, now: Time) -> Option<String> {
         let State::Down { why, hope, exclude_at, .. } = &mut self.state else { return None };

@@ -8,7 +8,7 @@
 use super::base::Base;
 use super::doubts::Stage;
 use super::job::{Failure, Part, Progress};
-use super::link::{Hope, Latency, State};
+use super::link::{Hope, Latency, Link, State};
 use super::types::{Effect, LinkFailure, PartOp};
 use super::{Key, fill, read};
 use crate::limits::{
@@ -19,15 +19,35 @@ use crate::map::DonorId;
 use std::collections::{BTreeSet, VecDeque};
 
 /// Donors that have ended, and those that have been away for long, each by its own time: what they held
-/// is rebuilt also when nobody writes.
+/// is rebuilt also when nobody writes. One that may come back with what it held is not given up while there
+/// is nobody to rebuild that from: those who are may be the ones that stay away.
 pub(super) fn exclude_who_is_gone(base: &mut Base) {
     if base.shape.read_only || base.shape.geometry.parity == 0 {
         return;
     }
+    let returns = base.shape.patience().returns;
     let links = base.links.iter_mut();
-    let gone: Vec<(DonorId, String)> =
-        links.filter_map(|(donor, link)| Some((donor, link.exclude(base.now)?))).collect();
-    gone.into_iter().for_each(|(donor, why)| base.exclude(donor, why));
+    let gone: Vec<(DonorId, String, bool)> = links
+        .filter_map(|(donor, link)| {
+            let why = link.exclude(base.now)?;
+            Some((donor, why, returns || link.may_return()))
+        })
+        .collect();
+    for (donor, why, may_return) in gone {
+        if !may_return || is_spare(base, donor) {
+            base.exclude(donor, why);
+        }
+    }
+}
+
+/// Whether everything can be read that the donor has part in, without it.
+fn is_spare(base: &Base, donor: DonorId) -> bool {
+    base.shape.map.groups.iter().all(|group| {
+        let held = || group.slots.iter().filter_map(|slot| slot.held);
+        let is_up = |other: DonorId| base.links.get(other).is_some_and(Link::is_up);
+        let rest = held().filter(|held| held.donor != donor && is_up(held.donor));
+        held().all(|held| held.donor != donor) || rest.count() >= base.shape.geometry.data as usize
+    })
 }
 
 /// The first event: links are opened, and what the map says is to be filled is filled.
