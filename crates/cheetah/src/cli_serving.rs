@@ -3,6 +3,8 @@
 use crate::cli::{JsonArg, PoolArg};
 use crate::cli_members::parse_time;
 use cheetah_core::units::parse_bytes;
+use cheetah_nbd::uri::{Uri, UriError};
+use cheetah_rim::disk::DiskAt;
 use clap::{Args, ValueHint};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -33,22 +35,22 @@ pub struct Coordinate {
     pub json: JsonArg,
 }
 
-/// A disk to lend.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DiskAt {
-    pub path: PathBuf,
-    /// None: all of it.
-    pub bytes: Option<u64>,
-}
-
 /// A colon in a path is no trouble where no size follows it.
 fn parse_disk(text: &str) -> Result<DiskAt, String> {
+    match text.parse::<Uri>() {
+        Ok(uri) => return Ok(DiskAt::Export(uri)),
+        Err(UriError::Scheme) => {}
+        Err(UriError::Tls) => {
+            return Err("NBD with TLS is not spoken here yet: nbd:// and nbd+unix:// are".to_owned());
+        }
+        Err(why) => return Err(why.to_string()),
+    }
     let sized = text.rsplit_once(':').filter(|(path, _)| !path.is_empty());
     let sized = sized.and_then(|(path, size)| Some((path, parse_bytes(size).ok()?)));
     match sized {
-        Some((path, bytes)) => Ok(DiskAt { path: path.into(), bytes: Some(bytes) }),
-        None if text.is_empty() => Err("name a file or a block device".to_owned()),
-        None => Ok(DiskAt { path: text.into(), bytes: None }),
+        Some((path, bytes)) => Ok(DiskAt::File { path: path.into(), bytes: Some(bytes) }),
+        None if text.is_empty() => Err("name a file, a block device or an export".to_owned()),
+        None => Ok(DiskAt::File { path: text.into(), bytes: None }),
     }
 }
 
@@ -57,8 +59,9 @@ pub struct Donate {
     /// How much memory: 16G, `auto` (what is free less a reserve for the owner), or nbd://HOST:PORT/EXPORT.
     /// It is lent in whole extents of 64M: of 100M, 64M.
     pub size: Option<String>,
-    /// Lend a disk: a file, which is made of this size if it is not there, or a block device. Each is a donor
-    /// of its own, and the same one when it is lent again. Only what is blank, or was lent before, is taken.
+    /// Lend a disk: a file, which is made of this size if it is not there, a block device, or an export of an
+    /// NBD server (nbd://HOST:PORT/EXPORT). Each is a donor of its own, and the same one when it is lent
+    /// again. Only what is blank, or was lent before, is taken.
     #[arg(long, value_name = "PATH[:SIZE]", value_parser = parse_disk, conflicts_with = "no_pool")]
     pub disk: Vec<DiskAt>,
     /// Memory that keeps what is used of each disk at hand. Without it: a sixteenth of this machine's.
@@ -103,11 +106,14 @@ mod tests {
 
     #[test]
     fn a_disk_is_a_path_and_what_of_it_is_lent() {
-        let at = |path: &str, bytes| Ok(DiskAt { path: path.into(), bytes });
+        let at = |path: &str, bytes| Ok(DiskAt::File { path: path.into(), bytes });
         assert_eq!(parse_disk("/var/d:10G"), at("/var/d", Some(10 << 30)));
         assert_eq!(parse_disk("/dev/disk/by-path/pci-0:1:2"), at("/dev/disk/by-path/pci-0:1", Some(2)));
         assert_eq!(parse_disk("/dev/sdb"), at("/dev/sdb", None));
         assert_eq!(parse_disk("a:b"), at("a:b", None));
+        let uri = "nbd://lab7:10809/a";
+        assert_eq!(parse_disk(uri), Ok(DiskAt::Export(uri.parse().expect("a URI"))));
+        assert!(parse_disk("nbds://lab7/a").is_err_and(|why| why.contains("TLS")));
         assert!(parse_disk("").is_err());
     }
 }

@@ -1,10 +1,10 @@
-//! `cheetah donate --disk`: lend files and block devices to a pool.
+//! `cheetah donate --disk`: lend files, block devices and exports of other servers to a pool.
 //!
 //! Owns which disks are lent, and what each says of itself. Never: what is on them (`rim::disk`), or how
 //! memory is lent (`donate`). A signal ends such a donor and moves nothing: what it holds stays on its disk,
 //! and it goes on with that when it is started again. `cheetah leave` moves it to others first.
 
-use crate::cli_serving::{self, DiskAt};
+use crate::cli_serving;
 use crate::donate::{Who, bound, donate_memory, find_in_time};
 use crate::failure::Failure;
 use crate::mover::tend_what_lies_idle;
@@ -17,7 +17,7 @@ use cheetah_core::limits::{EXTENT_BYTES, NAME_BYTES_MAX};
 use cheetah_core::map::Medium;
 use cheetah_core::units::show_bytes;
 use cheetah_rim::control::{DonorControl, DonorHandle, DonorHooks, DonorOptions};
-use cheetah_rim::disk::Disk;
+use cheetah_rim::disk::{Disk, DiskAt};
 use cheetah_rim::donor::{DonorServer, Gate};
 use cheetah_rim::owner::Machine;
 use std::sync::Arc;
@@ -54,8 +54,8 @@ fn open(at: &DiskAt, options: &cli_serving::Donate) -> Result<Arc<Disk>, Failure
         Some(bytes) => bytes,
         None => Machine::own().memory().map_err(Failure::failed)?.total_bytes / CACHE_SHARE,
     };
-    let disk = Disk::open(&at.path, at.bytes, cache.max(CACHE_BYTES_MIN));
-    let disk = disk.map_err(|why| Failure::failed(format!("{} cannot be lent: {why}", at.path.display())))?;
+    let disk = Disk::open(at, cache.max(CACHE_BYTES_MIN));
+    let disk = disk.map_err(|why| Failure::failed(format!("{at} cannot be lent: {why}")))?;
     Ok(Arc::new(disk))
 }
 
@@ -82,20 +82,15 @@ async fn lend(options: cli_serving::Donate, at: DiskAt, disk: Arc<Disk>) -> Resu
     let gate = Gate::Pooled(handle.clone());
     DonorServer::start(bound, &disk, &gate, &pool.transport()).map_err(Failure::failed)?;
     let tending = tokio::spawn(tend_what_lies_idle(pool.clone(), handle.clone()));
-    let lends = format!(
-        "lends {} of {} at {address}",
-        show_bytes(u64::from(extents) * EXTENT_BYTES),
-        at.path.display()
-    );
+    let lends = format!("lends {} of {at} at {address}", show_bytes(u64::from(extents) * EXTENT_BYTES));
     let ended = tokio::select! {
         ended = run(control, handle, &lends, pool.url()) => ended.and_then(|exit| farewell(&disk, exit)),
         () = disk.died() => Err(Failure::failed(format!(
-            "{} does not take what is written to it any more: this donor ends. For the pool it is a donor that died: \
-             `cheetah status` shows what is rebuilt elsewhere",
-            at.path.display()
+            "{at} does not take what is written to it any more: this donor ends. For the pool it is a donor that died: \
+             `cheetah status` shows what is rebuilt elsewhere"
         ))),
         _ = signals.next() => {
-            output::line(&format!("stopped; what it holds stays on {}", at.path.display()));
+            output::line(&format!("stopped; what it holds stays on {at}"));
             Ok(())
         }
     };

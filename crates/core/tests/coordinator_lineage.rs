@@ -96,10 +96,10 @@ fn a_run_that_was_let_in_and_did_not_hear_it_is_no_reason_to_refuse_the_next() {
     }
     disk.asks(&mut world, 100, 2).expect("behind the last that tried");
     // The copy knows that this one asks, and not that it was let in.
-    let copy = disk.clone();
+    let mut copy = disk.clone();
     disk.is_told(&mut world, 100);
     world.kill(DISK);
-    refused(copy.clone().starts(&mut world, 101, 3), &["was set back"]);
+    refused(copy.starts(&mut world, 101, 3), &["was set back"]);
 }
 
 #[test]

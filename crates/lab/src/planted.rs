@@ -15,8 +15,8 @@ use crate::{pool, tools};
 /// Says which fault is there.
 pub const VARIABLE: &str = "CHEETAH_PLANTED";
 /// The crates that the program is built of.
-const CRATES: [&str; 10] =
-    ["cheetah", "client", "core", "filesystem", "front", "model", "nbd", "rim", "source", "terms"];
+const CRATES: [&str; 11] =
+    ["cheetah", "client", "core", "filesystem", "front", "link", "model", "nbd", "rim", "source", "terms"];
 
 /// A fault.
 #[derive(Clone, Copy, Debug)]

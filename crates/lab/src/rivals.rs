@@ -67,18 +67,14 @@ impl Rival {
     #[track_caller]
     pub fn qemu_nbd(bytes: u64, export: &str) -> Self {
         Self::on_tcp("qemu-nbd", export, |port, scratch| {
-            let file = scratch.sparse_file("qemu-nbd.raw", bytes);
-            let mut command = tools::command("qemu-nbd");
-            command.args([
-                "--format=raw",
-                "--persistent",
-                "--shared=0",
-                "--discard=unmap",
-                "--bind=127.0.0.1",
-            ]);
-            command.arg(format!("--port={port}")).arg(format!("--export-name={export}")).arg(file);
-            command
+            qemu_nbd(port, export, &scratch.sparse_file("qemu-nbd.raw", bytes))
         })
+    }
+
+    /// `qemu-nbd` over a file that stays when it ends.
+    #[track_caller]
+    pub fn qemu_nbd_of(file: &Path) -> Self {
+        Self::on_tcp("qemu-nbd", "", |port, _| qemu_nbd(port, "", file))
     }
 
     /// `nbd-server` over a file in memory, under the name `lent`.
@@ -143,6 +139,13 @@ impl Rival {
         }
         panic!("{name} did not start on any of five ports");
     }
+}
+
+fn qemu_nbd(port: u16, export: &str, file: &Path) -> Command {
+    let mut command = tools::command("qemu-nbd");
+    command.args(["--format=raw", "--persistent", "--shared=0", "--discard=unmap", "--bind=127.0.0.1"]);
+    command.arg(format!("--port={port}")).arg(format!("--export-name={export}")).arg(file);
+    command
 }
 
 /// `nbdfuse` in front of a server: its export as a file, which is what a user has today.

@@ -1,15 +1,16 @@
 //! A donor's disk, with the donor's memory as what is kept of it at hand.
 //!
-//! Owns the file or device, its journal, and which of its blocks are in the arena. Never: who may read or
+//! Owns the file, device or export, its journal, and which of its blocks are in the arena. Never: who may read or
 //! write (`core::donor`), or the protocol. A block's data is in the arena, or on the disk, or both; its
 //! checksum and whether it holds data are in the arena always. Invariants: what was acknowledged is on the
 //! disk; a block is in memory as long as somebody holds it (`hold`, `begin`), and leaves memory only when the
 //! disk has it; what comes from the disk never covers what was written meanwhile.
 //!
-//! Parts: `file` (its bytes), `journal` (the order of a write), `resident` (what is in
+//! Parts: `file` and `export` (its bytes), `journal` (the order of a write), `resident` (what is in
 //! memory), `threads` (who waits for the disk). Called by the donor's server and
 //! `cheetah donate`. Tests: there, `lab/disks.rs`.
 
+mod export;
 mod file;
 mod journal;
 mod resident;
@@ -23,17 +24,39 @@ use crate::ledgers::locked;
 use cheetah_core::disk::{DISK_BYTES_MIN, Held, Place};
 use cheetah_core::limits::{BLOCK_BYTES, DIRTY_REGION_BYTES, EXTENT_BLOCKS, EXTENT_BYTES};
 use cheetah_core::map::{DonorId, DonorSecret};
+use cheetah_nbd::uri::Uri;
+use export::Export;
 use file::{Blocks, File, Pages};
 use journal::{Journal, Write};
 use resident::Resident;
 pub(crate) use resident::{Hold, Teller, Told};
 use std::collections::BTreeSet;
+use std::fmt;
 use std::io;
 use std::ops::Range;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use threads::{Job, Look};
+
+/// Where a disk is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DiskAt {
+    /// A file or a block device of this machine. `bytes`: how long a file that is not there yet is made, or
+    /// how much of a device is used; None: all of what is there.
+    File { path: PathBuf, bytes: Option<u64> },
+    /// All of what an NBD server has under this name.
+    Export(Uri),
+}
+
+impl fmt::Display for DiskAt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DiskAt::File { path, .. } => write!(f, "{}", path.display()),
+            DiskAt::Export(uri) => write!(f, "{uri}"),
+        }
+    }
+}
 
 /// A disk that a donor lends.
 #[derive(Debug)]
@@ -58,21 +81,28 @@ struct Shared {
 }
 
 impl Disk {
-    /// Takes the file or device at `path`: one of ours as it is, a blank one anew. `bytes`: how long a file
-    /// that is not there yet is made, or how much of a device is used; None: all of what is there.
-    /// `cache_bytes`: what of it is kept in memory at most.
+    /// Takes what is there: one of ours as it is, a blank one anew. `cache_bytes`: what of it is kept in
+    /// memory at most.
     ///
     /// # Errors
     /// What is there holds something else, is in use, or cannot be used; the text says what to do.
-    pub fn open(path: &Path, bytes: Option<u64>, cache_bytes: u64) -> Result<Disk, DiskError> {
-        let (file, bytes) = File::open(path, bytes)?;
-        let file: Arc<dyn Blocks> = Arc::new(file);
-        let journal = match Journal::open(Arc::clone(&file), bytes)? {
+    pub fn open(medium: &DiskAt, cache_bytes: u64) -> Result<Disk, DiskError> {
+        let (blocks, bytes): (Arc<dyn Blocks>, u64) = match medium {
+            DiskAt::File { path, bytes } => {
+                let (file, bytes) = File::open(path, *bytes)?;
+                (Arc::new(file), bytes)
+            }
+            DiskAt::Export(uri) => {
+                let (export, bytes) = Export::open(uri)?;
+                (Arc::new(export), bytes)
+            }
+        };
+        let journal = match Journal::open(Arc::clone(&blocks), bytes)? {
             Some(journal) => journal,
             None => {
                 let place = Place::on(bytes).ok_or(DiskError::Small { bytes, least: DISK_BYTES_MIN })?;
                 let (donor, secret) = drawn().map_err(DiskError::Io)?;
-                Journal::format(file, donor, secret, place).map_err(DiskError::Io)?
+                Journal::format(blocks, donor, secret, place).map_err(DiskError::Io)?
             }
         };
         Disk::start(journal, cache_bytes).map_err(DiskError::Io)

@@ -27,6 +27,11 @@ pub(super) trait Blocks: fmt::Debug + Send + Sync {
     /// Makes a range read as zeros.
     fn zero(&self, at: u64, len: u64) -> io::Result<()>;
 
+    /// It answers nothing any more, and never will.
+    fn is_gone(&self) -> bool {
+        false
+    }
+
     /// Several writes that do not overlap; what became of each.
     fn write_all(&self, writes: &[(u64, &[u8])]) -> Vec<io::Result<()>> {
         writes.iter().map(|(at, bytes)| self.write_at(*at, bytes)).collect()
@@ -113,6 +118,8 @@ pub enum DiskError {
         path: PathBuf,
         bytes: u64,
     },
+    /// What a server has cannot be used; in words.
+    Export(String),
     Io(io::Error),
 }
 
@@ -159,6 +166,7 @@ impl fmt::Display for DiskError {
                 path.display(),
                 show_bytes(*bytes)
             ),
+            DiskError::Export(why) => f.write_str(why),
             DiskError::Io(error) => f.write_str(&own_fault(error)),
         }
     }

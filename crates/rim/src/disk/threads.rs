@@ -214,6 +214,9 @@ impl Shared {
         if self.blocks.read_at(self.place.block(blocks.start), pages.bytes_mut()).is_ok() {
             return pages;
         }
+        if self.blocks.is_gone() {
+            self.die();
+        }
         for (block, page) in blocks.clone().zip(pages.bytes_mut().chunks_mut(BLOCK)) {
             if let Err(error) = self.blocks.read_at(self.place.block(block), page) {
                 tracing::warn!("byte {} of a disk cannot be read: {error}", self.place.block(block));

@@ -8,7 +8,7 @@
 //! client has gone, so none is left of a process that was killed. Called by `nbd`, `foreign`. Tests: below;
 //! `lab/tests/sources.rs`, `lab/tests/by_qemu.rs`.
 
-use super::link::{Link, NoLink};
+use cheetah_link::{Access, Link, NoLink};
 use cheetah_nbd::uri::Uri;
 use std::ffi::{OsStr, OsString};
 use std::fs::{DirBuilder, File};
@@ -95,7 +95,7 @@ impl Helper {
             let left = until.saturating_duration_since(Instant::now());
             // It listens before it has opened what it serves, and says nothing until then.
             let why = match self.socket().exists() {
-                true => match Link::open(uri, left) {
+                true => match Link::open(uri, Access::Read, left) {
                     Err(NoLink::Again(why)) => why,
                     other => return other,
                 },

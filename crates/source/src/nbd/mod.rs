@@ -4,17 +4,16 @@
 //! not fetched), and that the export is as large as it was. Never: writing; the only commands are READ,
 //! BLOCK_STATUS and DISC, also where the export takes writes. Invariants: a read ends when nothing came for
 //! as long as patience lasts; what the server answers with EIO is an error of that place alone. Called by
-//! `raw`. Files: `link` is one connection, `helper` a server of our own. Tests: below, `lab/tests/remote.rs`.
+//! `raw`. Files: `helper` (a server of our own). Tests: below, `lab/tests/remote.rs`.
 
 mod helper;
-mod link;
 
 use crate::medium::{Medium, Opened};
 use crate::{Options, SourceError};
+use cheetah_link::{Access, Answered, Link, NoLink};
 use cheetah_nbd::uri::{Transport, Uri, UriError};
 use cheetah_nbd::{Command, Descriptor, Errno, StateFlags};
 use helper::{Helper, Serves};
-use link::{Answered, Link, NoLink};
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
@@ -262,7 +261,7 @@ impl Export {
 fn connect(helper: Option<&Helper>, uri: &Uri, time: Duration) -> Result<Arc<Link>, NoLink> {
     match helper {
         Some(helper) => helper.link(uri, time),
-        None => Link::open(uri, time),
+        None => Link::open(uri, Access::Read, time),
     }
 }
 
@@ -338,7 +337,7 @@ impl Medium for Export {
 
     /// A server says nothing of its export but the size: to who connects.
     fn changed(&self) -> Option<String> {
-        match Link::open(&self.uri, self.patience.min(SILENT)) {
+        match Link::open(&self.uri, Access::Read, self.patience.min(SILENT)) {
             Ok(link) => {
                 let size = link.session.info.size;
                 link.leave();

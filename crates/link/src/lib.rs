@@ -1,10 +1,12 @@
-//! One connection to an NBD server: many questions are on their way at once, each asked and awaited by a
-//! thread of its own.
+//! One connection to an NBD server that others wrote: many questions are on their way at once, each asked and
+//! awaited by a thread of its own.
 //!
 //! Owns: the socket, the handshake with a deadline, the thread that receives. Never: a second attempt, or
-//! what an answer means (`nbd`). Invariants: nothing but READ, BLOCK_STATUS and DISC is ever sent; each
-//! question is answered, or its asker hears that the connection ended. Called by `nbd`. Tests:
-//! `lab/tests/remote.rs`.
+//! what an answer means. Invariants: a link that was opened for reading sends nothing but READ, BLOCK_STATUS
+//! and DISC, whatever it is asked; each question is answered, or its asker hears that the connection ended.
+//! Called by `source` (what a volume is filled from) and `rim::disk` (an export as a donor's disk). Tests:
+//! `lab/tests/remote.rs`, `lab/tests/disks_remote.rs`.
+#![forbid(unsafe_code)]
 
 use cheetah_nbd::client::{self, Answer, Handshake, Request, Step, Take, Transmission, Want};
 use cheetah_nbd::proto::rep;
@@ -21,9 +23,11 @@ use std::time::{Duration, Instant};
 const RECEIVE_BYTES: usize = 256 << 10;
 
 /// Why there is no connection.
-pub(super) enum NoLink {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoLink {
     /// A later attempt may have one.
     Again(String),
+    /// None will.
     Final(String),
     /// The server has no export of this name.
     NotThere,
@@ -35,10 +39,25 @@ enum Socket {
     Unix(UnixStream),
 }
 
+/// What may be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Nothing that changes anything.
+    Read,
+    /// Everything.
+    Write,
+}
+
+/// A connection whose handshake is done.
 #[derive(Debug)]
-pub(super) struct Link {
+pub struct Link {
     socket: Socket,
+    access: Access,
+    /// What the two agreed on.
     pub session: Negotiated,
+    /// Locked before `asking`, so that requests leave one behind the other, in the order of their cookies.
+    sending: Mutex<()>,
+    /// Never locked while something is sent: a server that is not read from need not read either.
     asking: Mutex<Asking>,
 }
 
@@ -59,10 +78,38 @@ struct Waiting {
 
 /// What a question came to.
 #[derive(Debug)]
-pub(super) struct Answered {
+pub struct Answered {
+    /// None: it was done.
     pub error: Option<Errno>,
+    /// Of a READ.
     pub bytes: Vec<u8>,
+    /// Of a BLOCK_STATUS.
     pub status: Vec<Descriptor>,
+}
+
+/// An answer that is on its way.
+#[derive(Debug)]
+pub struct Pending {
+    answered: mpsc::Receiver<Answered>,
+}
+
+impl Pending {
+    /// Waits for it, on the link that was asked; after `time` without one that is given up, for all.
+    ///
+    /// # Errors
+    /// As `Link::ask`.
+    pub fn wait(self, link: &Link, time: Duration) -> Result<Answered, String> {
+        match self.answered.recv_timeout(time) {
+            Ok(answered) => Ok(answered),
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                link.end("the server does not answer".to_owned());
+                Err("the server does not answer".to_owned())
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                Err(link.asking().ended.clone().unwrap_or_else(|| "the connection ended".to_owned()))
+            }
+        }
+    }
 }
 
 struct Taking;
@@ -159,17 +206,20 @@ impl Socket {
 
 impl Link {
     /// A connection whose handshake is done, `time` at most after the other end took it.
-    pub fn open(uri: &Uri, time: Duration) -> Result<Arc<Link>, NoLink> {
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn open(uri: &Uri, access: Access, time: Duration) -> Result<Arc<Link>, NoLink> {
         let again = |why: io::Error| NoLink::Again(format!("no connection: {why}"));
         let socket = Socket::connect(&uri.transport, time).map_err(again)?;
         let (session, rest) = shake_hands(&socket, &uri.export, time)?;
         socket.limit(None, Some(time)).map_err(again)?;
         let transmission = Transmission::new(&session, false, u64::from(u32::MAX), u32::MAX);
         let asking = Mutex::new(Asking { transmission, cookie: 0, ended: None });
-        let link = Arc::new(Link { socket, session, asking });
+        let link = Arc::new(Link { socket, access, session, sending: Mutex::new(()), asking });
         let receiver = link.clone();
         let receive = move || receiver.receive_all(rest);
-        std::thread::Builder::new().name("source-nbd".to_owned()).spawn(receive).map_err(again)?;
+        std::thread::Builder::new().name("nbd-link".to_owned()).spawn(receive).map_err(again)?;
         Ok(link)
     }
 
@@ -178,6 +228,9 @@ impl Link {
     }
 
     /// Asks, and waits for the answer; after `time` without one the connection is given up, for all.
+    ///
+    /// # Errors
+    /// The connection has ended, or does now; in words.
     pub fn ask(
         &self,
         command: Command,
@@ -185,9 +238,27 @@ impl Link {
         length: u32,
         time: Duration,
     ) -> Result<Answered, String> {
+        self.send(command, offset, length, &[])?.wait(self, time)
+    }
+
+    /// Asks for `payload` to be written; the answer is waited for later, so many may be on their way.
+    ///
+    /// # Errors
+    /// As `ask`.
+    pub fn write(&self, offset: u64, payload: &[u8]) -> Result<Pending, String> {
+        let length = u32::try_from(payload.len()).map_err(|_| "it is too much for one request".to_owned())?;
+        self.send(Command::Write, offset, length, payload)
+    }
+
+    fn send(&self, command: Command, offset: u64, length: u32, payload: &[u8]) -> Result<Pending, String> {
+        let reads = matches!(command, Command::Read | Command::BlockStatus);
+        if self.access == Access::Read && !reads {
+            return Err("this connection is for reading alone".to_owned());
+        }
         let room = if command == Command::Read { length as usize } else { 0 };
         let (done, answered) = mpsc::channel();
-        {
+        let in_turn = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
+        let heads = {
             let mut asking = self.asking();
             if let Some(why) = &asking.ended {
                 return Err(why.clone());
@@ -196,7 +267,7 @@ impl Link {
             asking.cookie += 1;
             let body = Waiting { bytes: Mutex::new(vec![0; room]), done };
             let context = self.session.base_allocation;
-            let flags = CmdFlags::EMPTY;
+            let (flags, mark, digest) = (CmdFlags::EMPTY, None, None);
             let transmission = &mut asking.transmission;
             transmission.queue(Request {
                 cookie,
@@ -204,34 +275,31 @@ impl Link {
                 flags,
                 offset,
                 length,
-                mark: None,
-                digest: None,
+                mark,
+                digest,
                 context,
                 body,
             });
             transmission.make_requests(0);
             let heads: Vec<u8> = transmission.unsent().flat_map(|part| part.head.to_vec()).collect();
-            // Sent under the lock: a head is never torn by another.
-            let sent = self.socket.send(&heads);
-            transmission.sent(heads.len());
-            if let Err(why) = sent {
-                drop(asking);
-                self.end(format!("the connection broke: {why}"));
-            }
+            transmission.sent(heads.len() + payload.len());
+            heads
+        };
+        let sent = self.socket.send(&heads).and_then(|()| self.socket.send(payload));
+        drop(in_turn);
+        if let Err(why) = sent {
+            self.end(format!("the connection broke: {why}"));
         }
-        match answered.recv_timeout(time) {
-            Ok(answered) => Ok(answered),
-            Err(mpsc::RecvTimeoutError::Timeout) => {
-                self.end("the server does not answer".to_owned());
-                Err("the server does not answer".to_owned())
-            }
-            Err(mpsc::RecvTimeoutError::Disconnected) => {
-                Err(self.asking().ended.clone().unwrap_or_else(|| "the connection ended".to_owned()))
-            }
-        }
+        Ok(Pending { answered })
     }
 
-    /// Who waits hears of it.
+    /// Nothing comes of it any more.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.asking().ended.is_some()
+    }
+
+    /// Ends it; who waits hears why.
     pub fn end(&self, why: String) {
         let mut asking = self.asking();
         asking.ended.get_or_insert(why);
@@ -243,7 +311,10 @@ impl Link {
     pub fn leave(&self) {
         let (flags, command) = (CmdFlags::EMPTY, Command::Disc);
         let header = RequestHeader { flags, command, cookie: u64::MAX, offset: 0, length: 0 };
-        let _ = self.socket.send(&header.encode());
+        // Not between the halves of another request.
+        if let Ok(_in_turn) = self.sending.try_lock() {
+            let _ = self.socket.send(&header.encode());
+        }
         self.end("it is not wanted any more".to_owned());
     }
 
