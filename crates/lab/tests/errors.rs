@@ -4,7 +4,8 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 
-use cheetah_lab::pool::{LoneDonor, Pool, binary};
+use cheetah_lab::lone::LoneDonor;
+use cheetah_lab::pool::{Pool, binary};
 use cheetah_lab::process::Process;
 use cheetah_lab::scratch::Scratch;
 use cheetah_lab::{tools, wait};

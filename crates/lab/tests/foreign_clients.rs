@@ -4,7 +4,8 @@
 
 use std::process::Command;
 
-use cheetah_lab::pool::{LoneDonor, Pool};
+use cheetah_lab::lone::LoneDonor;
+use cheetah_lab::pool::Pool;
 use cheetah_lab::rivals::Rival;
 use cheetah_lab::scratch::Scratch;
 use cheetah_lab::{hash, images::Sample, tools};

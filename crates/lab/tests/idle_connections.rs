@@ -7,7 +7,8 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use cheetah_lab::pool::{LoneDonor, Pool};
+use cheetah_lab::lone::LoneDonor;
+use cheetah_lab::pool::Pool;
 use cheetah_lab::process::{self, Process};
 use cheetah_lab::{tools, wait};
 

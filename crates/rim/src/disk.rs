@@ -1,10 +1,10 @@
 //! A donor's disk, with the donor's memory as what is kept of it at hand.
 //!
-//! Owns the file, device or export, its journal, and which of its blocks are in the arena. Never: who may read or
-//! write (`core::donor`), or the protocol. A block's data is in the arena, or on the disk, or both; its
-//! checksum and whether it holds data are in the arena always. Invariants: what was acknowledged is on the
-//! disk; a block is in memory as long as somebody holds it (`hold`, `begin`), and leaves memory only when the
-//! disk has it; what comes from the disk never covers what was written meanwhile.
+//! Owns the file, device or export, its journal, and which of its blocks are in the arena. Never: who may
+//! read or write (`core::donor`), or the protocol. A block's data is in the arena, or on the disk, or
+//! both; its checksum and whether it holds data are in the arena always. Invariants: what was acknowledged
+//! is on the disk; a block is in memory as long as somebody holds it (`hold`, `begin`), and leaves memory
+//! only when the disk has it; what comes from the disk never covers what was written meanwhile.
 //!
 //! Parts: `file` and `export` (its bytes), `journal` (the order of a write), `resident` (what is in
 //! memory), `threads` (who waits for the disk). Called by the donor's server and

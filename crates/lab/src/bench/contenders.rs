@@ -11,7 +11,8 @@ use crate::bench::part::Bench;
 use crate::bench::rounds::{Side, Turn};
 use crate::bench::worker::{Load, Worker};
 use crate::figures::Series;
-use crate::pool::{LoneDonor, Pool};
+use crate::lone::LoneDonor;
+use crate::pool::Pool;
 use crate::rivals::Rival;
 
 const DONORS: usize = 4;
