@@ -8,7 +8,7 @@
 //! process that stays outside), `part` (what one measures with), `row` (judges), `rounds` (takes turns),
 //! `worker` (makes loads, by a `child`), `results` (writes); the table's parts `local` (with `contenders` and
 //! `latency`), `front`, `lan`, `far`, `seeds`, `scale` (with `simulated`), `ahead`, `thesis`, and those that
-//! are measured by name, `codes`, `parity`, `repair`, `owner`, `remote`; their loads `client`, `direct`,
+//! are measured by name, `codes`, `parity`, `disks`, `repair`, `owner`, `remote`; their loads `client`, `direct`,
 //! `file`, `libnbd`, `ping`; `machine`, `quiet` and `share` (what it runs on), `progress` and `plot`. Tests:
 //! in each of them.
 
@@ -18,6 +18,7 @@ mod client;
 mod codes;
 mod contenders;
 mod direct;
+mod disks;
 mod far;
 mod file;
 mod front;
@@ -79,9 +80,10 @@ const PARTS: [Part; 8] = [
 
 /// Measured where they are named: they take many gigabytes of memory, are about a library alone, or take long
 /// and are about one command.
-const BY_NAME: [Part; 5] = [
+const BY_NAME: [Part; 6] = [
     Part::new("codes", codes::SECONDS, codes::SETS, codes::run).without_network(),
     Part::new("parity", parity::SECONDS, parity::SETS, parity::run),
+    Part::new("disks", disks::SECONDS, disks::SETS, disks::run),
     Part::new("remote", remote::SECONDS, remote::SETS, remote::run),
     Part::new("repair", repair::SECONDS, repair::SETS, repair::run),
     Part::new("owner", owner::SECONDS, owner::SETS, owner::run),
