@@ -12,19 +12,25 @@
 //! was never acknowledged; then it fits no entry, and whoever reads it finds it wrong (`replay`). From time
 //! to time the checksums that changed go to their table, and the log begins anew (`State`).
 //!
-//! Files: `place` (what lies where), `log` (its pages), `state` (what a donor knows of itself), `replay`
-//! (which checksum a block has), `cache` (which blocks stay in memory).
+//! Files: `place` (what lies where), `log` (its pages), `state` (what a donor knows of itself), `table` (what
+//! is known of blocks), `replay` (which checksum a block has), `journal` (the order), `resident` (which
+//! blocks are in memory), `cache` (which of them stay).
 
 mod cache;
+mod journal;
 mod log;
 mod place;
 mod replay;
+mod resident;
 mod state;
+mod table;
 
 pub use cache::Cache;
+pub use journal::{Journal, JournalError, OpenError, Pages, Write};
 pub use log::{Entry, LOG_ENTRIES_MAX, LogPage, Noted, Page, open_page, seal_page};
 pub use place::{DISK_BYTES_MIN, Head, NotADisk, PAGE_BYTES, Place};
 pub use replay::{Change, Replay, Told};
+pub use resident::{Hold, Resident};
 pub use state::{BadState, Before, Held, State};
 
 /// What stands for a checksum in the tests of forms.

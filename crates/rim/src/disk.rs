@@ -6,14 +6,14 @@
 //! is on the disk; a block is in memory as long as somebody holds it (`hold`, `begin`), and leaves memory
 //! only when the disk has it; what comes from the disk never covers what was written meanwhile.
 //!
-//! Parts: `file` and `export` (its bytes), `journal` (the order of a write), `resident` (what is in
-//! memory), `threads` (who waits for the disk). Called by the donor's server and
+//! Parts: `file` and `export` (its bytes), `journal` (core's order of a write, on them), `teller` and
+//! `threads` (who waits for the disk); core's `Resident` says what is in memory. Called by the donor's server and
 //! `cheetah donate`. Tests: there, `lab/disks.rs`.
 
 mod export;
 mod file;
 mod journal;
-mod resident;
+mod teller;
 mod threads;
 
 pub use file::DiskError;
@@ -21,15 +21,14 @@ pub use file::DiskError;
 use crate::arena::Arena;
 use crate::control::random;
 use crate::ledgers::locked;
-use cheetah_core::disk::{DISK_BYTES_MIN, Held, Place};
+pub(crate) use cheetah_core::disk::Hold;
+use cheetah_core::disk::{DISK_BYTES_MIN, Held, Place, Resident};
 use cheetah_core::limits::{BLOCK_BYTES, DIRTY_REGION_BYTES, EXTENT_BLOCKS, EXTENT_BYTES};
 use cheetah_core::map::{DonorId, DonorSecret};
 use cheetah_nbd::uri::Uri;
 use export::Export;
 use file::{Blocks, File, Pages};
-use journal::{Journal, Write};
-use resident::Resident;
-pub(crate) use resident::{Hold, Teller, Told};
+use journal::{Journal, OnBlocks, Write, io_error};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
@@ -37,6 +36,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
+pub(crate) use teller::{Teller, Told};
 use threads::{Job, Look};
 
 /// Where a disk is.
@@ -74,7 +74,7 @@ struct Shared {
     arena: Arc<Arena>,
     /// Locked before `resident`, never after it.
     journal: Mutex<Journal>,
-    resident: Mutex<Resident>,
+    resident: Mutex<Resident<Teller>>,
     /// The log cannot be written: nothing is acknowledged any more.
     is_dead: AtomicBool,
     died: tokio::sync::Notify,
@@ -97,30 +97,30 @@ impl Disk {
                 (Arc::new(export), bytes)
             }
         };
-        let journal = match Journal::open(Arc::clone(&blocks), bytes)? {
+        let blocks = OnBlocks(blocks);
+        let journal = match Journal::open(blocks.clone(), bytes)? {
             Some(journal) => journal,
             None => {
                 let place = Place::on(bytes).ok_or(DiskError::Small { bytes, least: DISK_BYTES_MIN })?;
                 let (donor, secret) = drawn().map_err(DiskError::Io)?;
-                Journal::format(blocks, donor, secret, place).map_err(DiskError::Io)?
+                Journal::format(blocks, donor, secret, place)
+                    .map_err(|error| DiskError::Io(io_error(error)))?
             }
         };
         Disk::start(journal, cache_bytes).map_err(DiskError::Io)
     }
 
-    fn start(mut journal: Journal, cache_bytes: u64) -> io::Result<Disk> {
-        let place = journal.place;
+    fn start(journal: Journal, cache_bytes: u64) -> io::Result<Disk> {
+        let (place, blocks) = (journal.place(), Arc::clone(&journal.disk().0));
         let arena = Arc::new(Arena::new(place.extents)?);
         journal.each_known(|block, noted| arena.set_noted(block, noted));
         for region in journal.dirty_at_start() {
             arena.dirty().mark(region.start, region.end - region.start);
             arena.ledgers().unnumbered().mark(region.start, region.end - region.start);
         }
-        let marked = Arc::clone(&arena);
-        journal.set_marks(Box::new(move |held| marked_of(&marked, held)));
         let room = (cache_bytes / BLOCK_BYTES).max(1);
         let shared = Arc::new(Shared {
-            blocks: journal.blocks(),
+            blocks,
             place,
             arena,
             journal: Mutex::new(journal),
@@ -147,7 +147,7 @@ impl Disk {
     #[must_use]
     pub fn donor(&self) -> (DonorId, DonorSecret, Held) {
         let journal = self.shared.journal();
-        (journal.donor, journal.secret(), journal.held().clone())
+        (journal.donor(), journal.secret(), journal.held().clone())
     }
 
     /// Puts down what the donor holds, before anything is done by it.
@@ -155,7 +155,7 @@ impl Disk {
     /// # Errors
     /// The disk does not take it.
     pub fn keep(&self, held: Held) -> io::Result<()> {
-        self.shared.unless_dead(|| self.shared.journal().keep(held))
+        self.shared.unless_dead(|| self.shared.journal().keep(held).map_err(io_error))
     }
 
     /// Makes another donor of it, which holds nothing: nobody has anything there any more.
@@ -164,7 +164,7 @@ impl Disk {
     /// It still holds something, or the disk does not take it.
     pub fn renew(&self) -> io::Result<()> {
         let (donor, secret) = drawn()?;
-        self.shared.journal().renew(donor, secret)
+        self.shared.journal().renew(donor, secret).map_err(io_error)
     }
 
     /// Makes these extents absent, on the disk and in memory, behind all writes that were begun before.
@@ -198,7 +198,10 @@ impl Disk {
     /// Holds the blocks of a range in memory until `let_go`, or has them read, and tells.
     pub(crate) fn hold(&self, offset: u64, len: u64, teller: &Teller) -> Hold {
         let blocks = range(offset, len);
-        let (hold, missing) = self.shared.resident().hold(blocks, &self.shared.arena, teller);
+        let (hold, missing) = {
+            let is_data = |block| self.shared.arena.is_present(block);
+            self.shared.resident().hold(blocks, is_data, teller)
+        };
         for (bring, blocks) in missing {
             self.looks.push(Look::Bring { bring, blocks });
         }
@@ -273,7 +276,12 @@ impl Shared {
         locked(&self.journal)
     }
 
-    fn resident(&self) -> MutexGuard<'_, Resident> {
+    /// Regions that may be written on some donors of their volume and not on others.
+    fn marked(&self, held: &Held) -> Vec<u64> {
+        marked_of(&self.arena, held)
+    }
+
+    fn resident(&self) -> MutexGuard<'_, Resident<Teller>> {
         locked(&self.resident)
     }
 
@@ -296,7 +304,7 @@ impl Shared {
     }
 
     /// Makes room in memory where there is too much.
-    fn make_room(&self, resident: &mut Resident) {
+    fn make_room(&self, resident: &mut Resident<Teller>) {
         let gone = resident.evict();
         for run in gone.chunk_by(|one, next| one + 1 == *next) {
             self.arena.drop_memory(run[0]..run[run.len() - 1] + 1);

@@ -1,13 +1,13 @@
 //! The threads that wait for a disk: one that writes, a few that read.
 //!
 //! Owns the queues, and how much is taken together. Never: the order of a write (`journal`), or what is in
-//! memory (`resident`). Invariant: writes reach the journal in the order in which they were handed over, and
+//! memory (core's `Resident`). Invariant: writes reach the journal in the order in which they were handed over, and
 //! no two of one batch touch the same block. Called by `disk`. Tests: `lab/disks.rs`.
 
 use super::Shared;
 use super::file::Pages;
-use super::journal::Write;
-use super::resident::Teller;
+use super::journal::{Write, io_error};
+use super::teller::Teller;
 use crate::code::crc32c;
 use crate::ledgers::locked;
 use cheetah_core::limits::BLOCK_BYTES;
@@ -115,7 +115,7 @@ fn write_all(shared: &Shared, asked: &mpsc::Receiver<Job>) {
         let is_time = is_to_be_marked && marked_at.elapsed() > MARK_EVERY;
         if is_time || matches!(got, Err(RecvTimeoutError::Timeout)) {
             // Whoever writes next is told if that fails.
-            let _ = shared.unless_dead(|| shared.journal().mark());
+            let _ = shared.unless_dead(|| shared.mark());
             marked_at = Instant::now();
         }
         let job = match got {
@@ -125,7 +125,7 @@ fn write_all(shared: &Shared, asked: &mpsc::Receiver<Job>) {
         };
         match job {
             Job::Wipe { extents, done } => {
-                let wiped = shared.unless_dead(|| shared.journal().wipe(&extents));
+                let wiped = shared.wipe(&extents);
                 // Whoever asked may be gone.
                 let _ = done.send(wiped);
             }
@@ -170,9 +170,18 @@ impl Shared {
         done
     }
 
+    fn mark(&self) -> io::Result<()> {
+        self.journal().mark(|held| self.marked(held)).map_err(io_error)
+    }
+
+    fn wipe(&self, extents: &[u32]) -> io::Result<()> {
+        self.unless_dead(|| self.journal().wipe(extents, |held| self.marked(held)).map_err(io_error))
+    }
+
     fn commit(&self, batch: Vec<(Write, Teller)>) {
         let (writes, tellers): (Vec<Write>, Vec<Teller>) = batch.into_iter().unzip();
-        let mut results = match self.unless_dead(|| self.journal().commit(&writes)) {
+        let commit = || self.journal().commit(&writes, |held| self.marked(held)).map_err(io_error);
+        let mut results = match self.unless_dead(commit) {
             Ok(results) => results,
             // Nothing of it counts, and nothing else will.
             Err(error) => writes.iter().map(|_| Err(io::Error::from(error.kind()))).collect(),
@@ -196,7 +205,7 @@ impl Shared {
         let pages = self.read(&blocks);
         let mut resident = self.resident();
         let first = blocks.start;
-        resident.brought(bring, blocks, |block| {
+        let told = resident.brought(bring, blocks, |block| {
             let at = usize::try_from(block - first).expect("one of a reading") * BLOCK;
             let is_wanted = self.arena.is_present(block);
             if is_wanted {
@@ -204,6 +213,7 @@ impl Shared {
             }
             is_wanted
         });
+        told.iter().for_each(|teller| teller.tell(Ok(())));
         self.make_room(&mut resident);
     }
 

@@ -2,11 +2,14 @@
 //! sector by sector.
 
 use super::*;
-use cheetah_core::map::VolumeId;
+use cheetah_core::checksum::ZERO_BLOCK_CRC;
+use cheetah_core::disk::{Held, Noted, PAGE_BYTES};
+use cheetah_core::map::{DonorId, DonorSecret, VolumeId};
 use cheetah_core::seed::Seed;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 
+const PAGE: usize = PAGE_BYTES as usize;
 const SECTOR: usize = 512;
 const VOLUME: VolumeId = VolumeId(5);
 
@@ -141,19 +144,29 @@ fn random_write(seed: &mut Seed, used: &mut BTreeSet<u64>) -> (Write, Vec<Conten
     (Write { first, notes, data }, contents)
 }
 
+fn on(blocks: &Arc<Lossy>) -> OnBlocks {
+    OnBlocks(Arc::clone(blocks) as Arc<dyn Blocks>)
+}
+
+/// Nobody knows of regions that others may not have.
+fn none(_: &Held) -> Vec<u64> {
+    Vec::new()
+}
+
 fn opened(blocks: &Arc<Lossy>, place: Place) -> Journal {
-    let opened = Journal::open(Arc::clone(blocks) as Arc<dyn Blocks>, place.bytes());
+    let opened = Journal::open(on(blocks), place.bytes());
     opened.expect("it is ours").expect("it is not blank")
 }
 
 /// What a reader would get; None where it is wrong.
-fn content(journal: &Journal, block: u64) -> Option<Content> {
+fn content(journal: &mut Journal, block: u64) -> Option<Content> {
     let noted = journal.noted(block);
     if !noted.is_data {
         return Some(None);
     }
     let mut page = Pages::new(BLOCK);
-    journal.blocks.read_at(journal.place.block(block), page.bytes_mut()).expect("there is power");
+    let at = journal.place().block(block);
+    journal.disk().0.read_at(at, page.bytes_mut()).expect("there is power");
     (crc32c(page.bytes()) == noted.sum).then(|| Some(page.bytes().to_vec()))
 }
 
@@ -161,7 +174,7 @@ fn life_of_a_disk(seed: u64) {
     let mut seed = Seed(seed);
     let place = Place { extents: 1 };
     let blocks = Arc::new(Lossy::default());
-    let format = Journal::format(Arc::clone(&blocks) as Arc<dyn Blocks>, DonorId(1), DonorSecret(2), place);
+    let format = Journal::format(on(&blocks), DonorId(1), DonorSecret(2), place);
     let mut journal = format.expect("there is power");
     let held = Held { owners: BTreeMap::from([(0, VOLUME)]), ..Held::default() };
     journal.keep(held.clone()).expect("there is power");
@@ -169,7 +182,7 @@ fn life_of_a_disk(seed: u64) {
     for _ in 0..6 {
         blocks.locked().left = 2 + (seed.draw() % 60) as u32;
         // A log that is nearly full begins anew in the middle of it.
-        journal.entries = if seed.draw().is_multiple_of(3) { REPLAYED_MAX } else { 0 };
+        journal.limit_log(if seed.draw().is_multiple_of(3) { 0 } else { u64::MAX });
         let mut under_way: BTreeMap<u64, Content> = BTreeMap::new();
         loop {
             let mut used = BTreeSet::new();
@@ -179,7 +192,7 @@ fn life_of_a_disk(seed: u64) {
             let each = writes.iter().map(Write::blocks).zip(contents);
             let news: BTreeMap<u64, Content> =
                 each.flat_map(|(blocks, contents)| blocks.zip(contents)).collect();
-            match journal.commit(&writes) {
+            match journal.commit(&writes, none) {
                 Ok(done) if done.iter().all(Result::is_ok) => is.extend(news),
                 _ => {
                     under_way.extend(news);
@@ -191,7 +204,7 @@ fn life_of_a_disk(seed: u64) {
         journal = opened(&blocks, place);
         assert_eq!(*journal.held(), held);
         for block in 0..64 {
-            let (found, acknowledged) = (content(&journal, block), is.get(&block).cloned().flatten());
+            let (found, acknowledged) = (content(&mut journal, block), is.get(&block).cloned().flatten());
             let dirty = journal.dirty_at_start();
             match under_way.get(&block) {
                 None => assert_eq!(found, Some(acknowledged), "block {block} was acknowledged"),
@@ -220,7 +233,7 @@ fn rewrite(journal: &mut Journal, is: &mut BTreeMap<u64, Content>, block: u64) {
     let bytes = vec![7; BLOCK];
     let notes = vec![Noted { sum: crc32c(&bytes), is_data: true, is_known: true }];
     let write = Write { first: block, notes, data: Pages::of(&bytes) };
-    journal.commit(&[write]).expect("there is power").remove(0).expect("there is power");
+    journal.commit(&[write], none).expect("there is power").remove(0).expect("there is power");
     is.insert(block, Some(bytes));
 }
 
@@ -236,22 +249,21 @@ fn what_was_wiped_is_gone_and_does_not_come_back() {
     let place = Place { extents: 2 };
     for cut in 2..40 {
         let blocks = Arc::new(Lossy::default());
-        let format =
-            Journal::format(Arc::clone(&blocks) as Arc<dyn Blocks>, DonorId(1), DonorSecret(2), place);
+        let format = Journal::format(on(&blocks), DonorId(1), DonorSecret(2), place);
         let mut journal = format.expect("there is power");
         let owners = BTreeMap::from([(0, VOLUME), (1, VOLUME)]);
         journal.keep(Held { owners, ..Held::default() }).expect("there is power");
         let mut seed = Seed(cut.into());
         let (write, _) = random_write(&mut seed, &mut BTreeSet::new());
         let touched = write.blocks();
-        journal.commit(&[write]).expect("there is power");
+        journal.commit(&[write], none).expect("there is power");
         blocks.locked().left = cut;
-        let wiped = journal.wipe(&[0]).is_ok();
+        let wiped = journal.wipe(&[0], none).is_ok();
         let _ = journal.begin_anew(Vec::new());
         blocks.cut(&mut seed);
         let journal = opened(&blocks, place);
         for block in touched.filter(|_| wiped) {
-            assert_eq!(journal.noted(block), ABSENT, "cut after {cut} calls");
+            assert!(!journal.noted(block).is_known, "cut after {cut} calls");
             let mut page = Pages::new(BLOCK);
             blocks.read_at(place.block(block), page.bytes_mut()).expect("there is power");
             assert!(page.bytes().iter().all(|byte| *byte == 0), "no byte stays on the disk");
@@ -263,15 +275,15 @@ fn what_was_wiped_is_gone_and_does_not_come_back() {
 fn what_rots_behind_a_mark_is_wrong_and_not_what_it_was_before() {
     let place = Place { extents: 1 };
     let blocks = Arc::new(Lossy::default());
-    let format = Journal::format(Arc::clone(&blocks) as Arc<dyn Blocks>, DonorId(1), DonorSecret(2), place);
+    let format = Journal::format(on(&blocks), DonorId(1), DonorSecret(2), place);
     let mut journal = format.expect("there is power");
     let owners = BTreeMap::from([(0, VOLUME)]);
     journal.keep(Held { owners, ..Held::default() }).expect("there is power");
     rewrite(&mut journal, &mut BTreeMap::new(), 3);
     assert!(journal.is_to_be_marked());
-    journal.mark().and_then(|()| blocks.flush()).expect("there is power");
+    journal.mark(none).map_err(io_error).and_then(|()| blocks.flush()).expect("there is power");
     assert!(!journal.is_to_be_marked());
     blocks.write_at(place.block(3), &[8; BLOCK]).and_then(|()| blocks.flush()).expect("it rots");
-    let journal = opened(&blocks, place);
-    assert_eq!(content(&journal, 3), None, "it was acknowledged, and is not zeros");
+    let mut journal = opened(&blocks, place);
+    assert_eq!(content(&mut journal, 3), None, "it was acknowledged, and is not zeros");
 }
