@@ -195,13 +195,19 @@ impl Disk {
         }
     }
 
-    /// Holds the blocks of a range in memory until `let_go`, or has them read, and tells.
+    /// Holds the blocks of a range in memory until `let_go`; whether they are here, or `teller` is told.
     pub(crate) fn hold(&self, offset: u64, len: u64, teller: &Teller) -> Hold {
-        let blocks = range(offset, len);
-        let (hold, missing) = {
-            let is_data = |block| self.shared.arena.is_present(block);
-            self.shared.resident().hold(blocks, is_data, teller)
-        };
+        let is_data = |block| self.shared.arena.is_present(block);
+        self.bring(self.shared.resident().hold(range(offset, len), is_data, teller))
+    }
+
+    /// Likewise of blocks that are held.
+    pub(crate) fn look(&self, offset: u64, len: u64, teller: &Teller) -> Hold {
+        let is_data = |block| self.shared.arena.is_present(block);
+        self.bring(self.shared.resident().look(range(offset, len), is_data, teller))
+    }
+
+    fn bring(&self, (hold, missing): (Hold, Vec<(u64, Range<u64>)>)) -> Hold {
         for (bring, blocks) in missing {
             self.looks.push(Look::Bring { bring, blocks });
         }

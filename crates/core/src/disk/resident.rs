@@ -1,7 +1,7 @@
 //! Which blocks of a disk are in memory, who holds them there, and which are on their way.
 //!
 //! Owns the choice (core's `Cache`), the counts of holds, what is being read and who waits for it. Never: the
-//! bytes. Invariants: what is held does not go; what was written since a read of it began is not covered by
+//! bytes. Invariants: what is held, or waited for, does not go; what was written since a read of it began is not covered by
 //! what that brings (it is *spoiled*); of what is on its way nothing is read twice. Called by `rim::disk`, under
 //! one lock, and the simulator. Tests: below.
 
@@ -15,9 +15,9 @@ const BRING_BLOCKS: u64 = 64;
 /// What became of the wish to hold blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hold {
-    /// All of them are here, and stay.
-    Held,
-    /// Some are on their way; asked again when it is told, they may be here.
+    /// All of them are here.
+    Here,
+    /// Some are on their way; looked at again when that is told, they may be here.
     Waits,
 }
 
@@ -54,9 +54,21 @@ impl<T: Clone> Resident<T> {
         self.cache.has(block)
     }
 
-    /// Holds these, if all of them that are data are here. Otherwise `who` is to be told when one of the
-    /// readings under way is done; and what has to be read now, by the number of its reading.
+    /// Holds these from now on; then as `look`. What is on its way is held as well: it would not be here when the
+    /// last of it has come, where many ask for more than there is room for.
     pub fn hold(
+        &mut self,
+        blocks: Range<u64>,
+        is_data: impl Fn(u64) -> bool,
+        who: &T,
+    ) -> (Hold, Vec<(u64, Range<u64>)>) {
+        blocks.clone().for_each(|block| *self.held.entry(block).or_insert(0) += 1);
+        self.look(blocks, is_data, who)
+    }
+
+    /// Whether all of these that are data are here. Otherwise `who` is to be told when one of the readings
+    /// under way is done; and what has to be read now, by the number of its reading.
+    pub fn look(
         &mut self,
         blocks: Range<u64>,
         is_data: impl Fn(u64) -> bool,
@@ -69,9 +81,8 @@ impl<T: Clone> Resident<T> {
                 if self.cache.has(block) {
                     self.cache.used(block);
                 }
-                *self.held.entry(block).or_insert(0) += 1;
             }
-            return (Hold::Held, Vec::new());
+            return (Hold::Here, Vec::new());
         }
         let mut brings: Vec<(u64, Range<u64>)> = Vec::new();
         let mut waits_for = BTreeSet::new();
@@ -197,7 +208,7 @@ mod tests {
         assert_eq!((hold, brings), (Hold::Waits, vec![(1, 0..4)]), "zeros are not read");
         assert_eq!(resident.hold(2..3, data(0..4), &'b'), (Hold::Waits, vec![]));
         assert_eq!(resident.brought(1, 0..4, |_| true), ['a', 'b']);
-        assert_eq!(resident.hold(0..6, data(0..4), &'a'), (Hold::Held, vec![]));
+        assert_eq!(resident.hold(0..6, data(0..4), &'a'), (Hold::Here, vec![]));
     }
 
     #[test]
@@ -218,6 +229,22 @@ mod tests {
         resident.begin(0..2);
         resident.all_went(&[0, 1]);
         let _ = resident.brought(2, 0..2, |_| panic!("it is older than what was written"));
+    }
+
+    #[test]
+    fn who_asks_for_more_than_there_is_room_for_gets_it() {
+        let mut resident = Resident::new(1, 4);
+        let (_, first) = resident.hold(0..8, data(0..200), &'a');
+        let (_, second) = resident.hold(100..180, data(0..200), &'b');
+        for (bring, blocks) in [&first[..], &second[..]].concat() {
+            let _ = resident.brought(bring, blocks, |_| true);
+            assert_eq!(resident.evict(), Vec::<u64>::new(), "somebody waits for each of them");
+        }
+        assert_eq!(resident.look(0..8, data(0..200), &'a'), (Hold::Here, vec![]));
+        assert_eq!(resident.look(100..180, data(0..200), &'b'), (Hold::Here, vec![]));
+        resident.let_go(0..8);
+        resident.let_go(100..180);
+        assert_eq!(resident.evict().len(), 84);
     }
 
     #[test]

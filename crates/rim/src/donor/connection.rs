@@ -333,7 +333,7 @@ impl<'a> Connection<'a> {
             Ok(Asked::Read) if let Some(at) = self.absent(header, access) => {
                 tell_absent(&mut self.sending.outbox, self.requests.session(), cookie, at);
             }
-            Ok(Asked::Read) => self.read(header),
+            Ok(Asked::Read) => self.read(header, false),
             Ok(Asked::Verify) => {
                 self.work_bytes += len;
                 match &mut self.on_disk {
@@ -370,8 +370,8 @@ impl<'a> Connection<'a> {
     }
 
     /// What is in memory, once all of it is.
-    fn read(&mut self, header: &RequestHeader) {
-        if self.on_disk.as_mut().is_some_and(|on_disk| !on_disk.holds(header)) {
+    fn read(&mut self, header: &RequestHeader, again: bool) {
+        if self.on_disk.as_mut().is_some_and(|on_disk| !on_disk.holds(header, again)) {
             return;
         }
         let has_contexts = self.requests.session().context.is_some();
@@ -383,7 +383,7 @@ impl<'a> Connection<'a> {
         let waiting = self.on_disk.as_mut().and_then(|on_disk| on_disk.waits_no_more(told));
         match waiting {
             None => {}
-            Some(Waiting::Read(header)) => self.read(&header),
+            Some(Waiting::Read(header)) => self.read(&header, true),
             Some(Waiting::Check(header)) => {
                 let first = header.offset / BLOCK_BYTES;
                 let in_memory =

@@ -93,17 +93,22 @@ impl<'a> OnDisk<'a> {
         Some(waiting)
     }
 
-    /// Whether what a read asks for is in memory, and stays there until its answer is sent; else it waits.
-    pub(super) fn holds(&mut self, header: &RequestHeader) -> bool {
+    /// Whether what a read asks for is in memory, and stays there until its answer is sent; else it waits, and
+    /// what has come stays as well. `again`: it waited.
+    pub(super) fn holds(&mut self, header: &RequestHeader, again: bool) -> bool {
         let (offset, len) = (header.offset, u64::from(header.length));
         let teller = self.wait(Waiting::Read(*header));
-        let holds = self.disk.hold(offset, len, &teller) == Hold::Held;
-        if holds {
+        let hold = match again {
+            false => self.disk.hold(offset, len, &teller),
+            true => self.disk.look(offset, len, &teller),
+        };
+        let is_here = hold == Hold::Here;
+        if is_here {
             self.waiting.remove(&teller.waits_for);
             self.bytes -= len;
             self.held.push((offset, len));
         }
-        holds
+        is_here
     }
 
     /// All answers are sent.
@@ -148,6 +153,11 @@ impl<'a> OnDisk<'a> {
 
 impl Drop for OnDisk<'_> {
     fn drop(&mut self) {
+        for waiting in std::mem::take(&mut self.waiting).into_values() {
+            if let Waiting::Read(header) = waiting {
+                self.disk.let_go(header.offset, header.length.into());
+            }
+        }
         self.let_go();
     }
 }
