@@ -12,7 +12,7 @@ export CHEETAH_BIN ?= $(CARGO_TARGET_DIR)/release/cheetah
 cargo := scripts/cargo
 SEEDS ?= 10000
 # Kinds of faults that runs are made of alone, a twentieth as many of each.
-KINDS ?= end-together kill-two end-load rot opened
+KINDS ?= end-together kill-two end-load rot opened power
 PREFIX ?= /usr/local
 SECONDS_EACH ?= 60
 bench = $(cargo) run --locked --release --quiet -p cheetah-lab --bin bench --

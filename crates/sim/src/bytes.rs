@@ -6,6 +6,7 @@
 //! Never: who reads or writes it, or what a byte means (`oracle`). Positions and lengths here count sectors.
 //! Invariant: what is absent is zero. Tests: below.
 
+use crate::oracle::POISON;
 use cheetah_core::donor::Before;
 use std::collections::BTreeMap;
 
@@ -58,6 +59,12 @@ fn pieces(at: usize, len: usize) -> impl Iterator<Item = (usize, usize, usize)> 
         next = chunk * CHUNK + to;
         piece
     })
+}
+
+/// The piece that a block is in, and where.
+fn place_of(block: u64) -> (usize, usize) {
+    let at = usize::try_from(block).expect("inside of the memory");
+    (at / BLOCKS, at % BLOCKS)
 }
 
 impl Chunk {
@@ -205,6 +212,32 @@ impl Memory {
             }
         }
         runs
+    }
+
+    /// Whether a block is present.
+    pub(crate) fn has(&self, block: u64) -> bool {
+        let (chunk, block) = place_of(block);
+        self.0.get(&chunk).is_some_and(|chunk| chunk.present[block])
+    }
+
+    /// A block is this, by its checksum, or zeros; its content is not here.
+    pub(crate) fn note(&mut self, block: u64, is: Option<u32>) {
+        let (chunk, block) = place_of(block);
+        if is.is_none() && !self.0.contains_key(&chunk) {
+            return;
+        }
+        let chunk = self.chunk(chunk);
+        (chunk.present[block], chunk.sums[block]) = (is.is_some(), is.unwrap_or(sum(&[0; BLOCK])));
+        let byte = if is.is_some() { POISON } else { 0 };
+        chunk.bytes[block * BLOCK..(block + 1) * BLOCK].fill(byte);
+    }
+
+    /// The content of a block comes, which is what it was before; or goes.
+    pub(crate) fn bring(&mut self, block: u64, content: Option<[u8; BLOCK]>) {
+        let (chunk, block) = place_of(block);
+        let Some(chunk) = self.0.get_mut(&chunk).filter(|chunk| chunk.present[block]) else { return };
+        let content = content.unwrap_or([POISON; BLOCK]);
+        chunk.bytes[block * BLOCK..(block + 1) * BLOCK].copy_from_slice(&content);
     }
 
     /// Positions of the blocks that are present.

@@ -6,13 +6,13 @@
 
 use crate::network::Node;
 use crate::world::{Ev, World, say};
-use cheetah_core::api::{API_VERSION, Answer, Call, Join, Refusal, RefusalCode, Sync};
+use cheetah_core::api::{API_VERSION, Answer, Call, Join, Lineage, Refusal, RefusalCode, Sync};
 use cheetah_core::coordinator::{CallId, Event};
 use cheetah_core::donor;
 use cheetah_core::limits::{
     CONTROL_DEADLINE_NS, DONOR_SILENCE_NS, HEARTBEAT_NS, LEASE_RENEW_NS, MILLISECOND_NS,
 };
-use cheetah_core::map::PoolId;
+use cheetah_core::map::{Medium, PoolId};
 use cheetah_core::members;
 use cheetah_core::units::Time;
 
@@ -79,7 +79,13 @@ impl World {
         id
     }
 
-    pub(crate) fn donor_joins(&mut self, d: usize, pool: Option<PoolId>, revision: u64) {
+    pub(crate) fn donor_joins(
+        &mut self,
+        d: usize,
+        pool: Option<PoolId>,
+        revision: u64,
+        lineage: Option<Box<Lineage>>,
+    ) {
         let donor = &self.donors[d];
         let join = Join {
             version: API_VERSION,
@@ -94,8 +100,8 @@ impl World {
             address: crate::director::address(donor.slot),
             extents: donor.extents,
             foreign_export: None,
-            medium: cheetah_core::map::Medium::Memory,
-            lineage: None,
+            medium: if donor.disk.is_some() { Medium::Disk } else { Medium::Memory },
+            lineage,
         };
         let slot = donor.slot;
         self.donors[d].asked = self.call(Caller::Donor(d), Node::Donor(slot), Call::Join(join));
@@ -244,7 +250,10 @@ impl World {
         let unknown = |refusal: &Refusal| matches!(refusal.code, RefusalCode::Gone | RefusalCode::OtherPool);
         let event = match outcome {
             Some(Ok(Answer::Joined(joined))) => donor::Event::Joined { pool: joined.pool },
-            Some(Ok(Answer::Duties(duties))) => donor::Event::Duties(duties),
+            Some(Ok(Answer::Duties(duties))) => {
+                self.donors[d].returned = false;
+                donor::Event::Duties(duties)
+            }
             Some(Err(refusal)) if unknown(&refusal) && !joins => donor::Event::Forgotten,
             Some(Err(refusal)) => {
                 self.obey_the_stranger(d);

@@ -204,6 +204,9 @@ impl World {
             Effect::Store(Record::Content(_)) if self.bug == Some(Bug::LoadForgotten) => {}
             Effect::Store(record) => {
                 say!(self, "stored: {record:?}");
+                if self.bug == Some(Bug::DiskBelieved) {
+                    self.note_lost_on_disk(&record);
+                }
                 if let Record::Content(record) = &record {
                     self.content_is_right(record);
                 }
@@ -278,7 +281,7 @@ impl World {
                 |unconfirmed| unconfirmed.contains(donor),
             )
         };
-        let there = |donor: &&DonorHost| donor.alive && !donor.leaving;
+        let there = |donor: &&DonorHost| donor.alive && !donor.leaving && !donor.returned;
         let mut live = self.donors.iter().filter(there).filter(|donor| map.routes.contains_key(&donor.id));
         if let Some(donor) = live.find(|donor| !silent(&donor.id) && !donor.grants(map, token)) {
             let what =

@@ -8,14 +8,16 @@ use crate::client::{Phase, Tick};
 use crate::deaths::FirstDeath;
 use crate::donor::DonorHost;
 use crate::network::Node;
-use crate::plan::{Layout, Plan};
+use crate::on_disk::OnDisk;
+use crate::plan::{Bug, Layout, Plan};
+use crate::power::LostOnDisk;
 use crate::together::Scene;
 use crate::world::{ClientEv, Ev, World, say};
 use cheetah_core::api::{Answer, Call, Create, RefusalCode, Size};
 use cheetah_core::content::FillFrom;
 use cheetah_core::donor;
 use cheetah_core::limits::{EXTENT_BYTES, MILLISECOND_NS, SECOND_NS};
-use cheetah_core::map::{DonorId, Redundancy};
+use cheetah_core::map::{DonorId, Incarnation, Medium, Redundancy};
 use cheetah_core::units::Time;
 use cheetah_core::volume::Key;
 use std::collections::{BTreeMap, BTreeSet};
@@ -50,6 +52,9 @@ pub(crate) struct Director {
     pub(crate) ends_at: Time,
     pub(crate) scene: Option<Scene>,
     pub(crate) scenes: usize,
+    /// How often power went.
+    pub(crate) outages: usize,
+    pub(crate) lost_on_disk: Vec<LostOnDisk>,
     pub(crate) first_deaths: Vec<FirstDeath>,
     slots: usize,
 }
@@ -95,6 +100,8 @@ impl Director {
             ends_at: plan.duration_ns,
             scene: None,
             scenes: 0,
+            outages: 0,
+            lost_on_disk: Vec::new(),
             first_deaths: Vec::new(),
             slots: 0,
         }
@@ -160,7 +167,14 @@ impl World {
         let extents = u32::try_from(self.rng.range(1, self.plan.extents_max)).expect("a few");
         let d = self.donors.len();
         say!(self, "donor {d} ({id}) starts at {} with {extents} extents", address(slot));
-        self.donors.push(DonorHost::new(id, slot, format!("d{slot}"), extents));
+        let mut donor = DonorHost::new(id, slot, format!("d{slot}"), extents);
+        if self.rng.clone().percent(self.plan.disks) {
+            let disk = OnDisk::format(id, donor.secret(), extents, self.plan.disk_room);
+            donor.take_disk(disk, self.plan.log_max, Incarnation(d as u64));
+            let flush_ignored = self.bug == Some(Bug::FlushIgnored);
+            donor.disk.iter_mut().for_each(|disk| disk.journal.disk_mut().never_flushed = flush_ignored);
+        }
+        self.donors.push(donor);
         // Until it has joined.
         self.verdict.donor_in_trouble(id, self.now + SECOND_NS);
         for c in 0..self.clients.len() {
@@ -245,7 +259,8 @@ impl World {
         };
         let unit = Some(4096 << self.rng.below(9));
         self.director.volumes.entry(name.to_owned()).or_default().follows = follow;
-        let create = Create { redundancy, unit, follow, ..Create::new(name, size) };
+        let on = if self.rng.clone().percent(self.plan.disks) { Medium::Disk } else { Medium::Memory };
+        let create = Create { redundancy, unit, follow, on, ..Create::new(name, size) };
         self.admin(name, Call::Create(create));
     }
 

@@ -9,6 +9,7 @@ use crate::client::Client;
 use crate::clocks::Clock;
 use crate::director::Rot;
 use crate::network::{Stage, ToClient, ToDonor};
+use crate::on_disk::OnDisk;
 use crate::plan::Bug;
 use crate::wire::{DonorEnd, as_heard};
 use crate::world::{DonorEv, Ev, World, say};
@@ -16,7 +17,7 @@ use cheetah_core::api::Sync;
 use cheetah_core::donor::{
     Access, ConnId, DirtyMap, Donor, Effect, Event, Exit, Grant, Ledger, Ticket, export_name,
 };
-use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES, MILLISECOND_NS};
+use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES, MILLISECOND_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, DonorSecret, LeaseToken, VolumeId, VolumeMap};
 use cheetah_core::units::Time;
 use cheetah_terms::donor::refusal;
@@ -31,6 +32,10 @@ pub(crate) struct DonorHost {
     pub(crate) name: String,
     pub(crate) extents: u32,
     pub(crate) memory: Memory,
+    /// What the memory is a cache of, if it is one of a disk.
+    pub(crate) disk: Option<Box<OnDisk>>,
+    /// It has come back with what it held, and has not heard yet who may have it.
+    pub(crate) returned: bool,
     /// What was written lately.
     pub(crate) dirty: DirtyMap,
     /// Of the writes without a number.
@@ -62,6 +67,8 @@ impl DonorHost {
             name,
             extents,
             memory: Memory::default(),
+            disk: None,
+            returned: false,
             dirty: DirtyMap::new(extents),
             unnumbered: DirtyMap::new(extents),
             ledgers: BTreeMap::new(),
@@ -153,23 +160,31 @@ impl World {
             }
             DonorEv::Wipe(extents) => {
                 self.check_wipe(d, &extents);
-                let donor = &mut self.donors[d];
-                for extent in &extents {
-                    let start = sectors(u64::from(*extent) * EXTENT_BYTES);
-                    if self.bug != Some(Bug::SkipWipe) {
-                        donor.memory.zero(start, sectors(EXTENT_BYTES), false);
-                        donor.memory.sign(start, sectors(EXTENT_BYTES));
-                    }
+                if self.donors[d].disk.is_some() {
+                    return self.wipe_on_disk(d, extents);
                 }
-                donor.dirty.clear(extents.iter().copied());
-                donor.unnumbered.clear(extents.iter().copied());
-                for start in extents.iter().map(|extent| u64::from(*extent) * EXTENT_BYTES) {
-                    donor.ledgers.values_mut().for_each(|ledger| ledger.wiped(start, EXTENT_BYTES));
-                }
-                self.count("extents wiped");
+                self.wipe_memory(d, &extents);
                 self.step_donor(d, Event::Wiped { extents });
             }
+            DonorEv::Disk(event) => self.disk_event(d, event),
         }
+    }
+
+    pub(crate) fn wipe_memory(&mut self, d: usize, extents: &[u32]) {
+        let donor = &mut self.donors[d];
+        for extent in extents {
+            let start = sectors(u64::from(*extent) * EXTENT_BYTES);
+            if self.bug != Some(Bug::SkipWipe) {
+                donor.memory.zero(start, sectors(EXTENT_BYTES), false);
+                donor.memory.sign(start, sectors(EXTENT_BYTES));
+            }
+        }
+        donor.dirty.clear(extents.iter().copied());
+        donor.unnumbered.clear(extents.iter().copied());
+        for start in extents.iter().map(|extent| u64::from(*extent) * EXTENT_BYTES) {
+            donor.ledgers.values_mut().for_each(|ledger| ledger.wiped(start, EXTENT_BYTES));
+        }
+        self.count("extents wiped");
     }
 
     pub(crate) fn step_donor(&mut self, d: usize, event: Event) {
@@ -181,6 +196,17 @@ impl World {
         let time = self.donors[d].clock.read(self.now);
         self.donors[d].machine.step(time, event, &mut effects);
         self.donors[d].machine.check_invariants();
+        if self.donors[d].is_cut_off() {
+            self.count("fault: a donor lost power while it put down what it holds");
+            self.donors[d].keep_in_part();
+            self.end_donor(d, false);
+            let delay = self.rng.skewed(20 * MILLISECOND_NS, 20 * SECOND_NS);
+            return self.after(delay, Ev::Replace(self.donors[d].slot));
+        }
+        // Before any of it is done.
+        if !self.donors[d].keep() {
+            return self.disk_dies(d);
+        }
         for effect in effects {
             self.donor_effect(d, effect);
         }
@@ -191,8 +217,8 @@ impl World {
             say!(self, "donor {d} -> {effect:?}");
         }
         match effect {
-            Effect::Join { pool, revision, .. } => self.donor_joins(d, pool, revision),
-            Effect::Sync { revision, connections, leaving, goodbye, offered, .. } => {
+            Effect::Join { pool, revision, lineage, .. } => self.donor_joins(d, pool, revision, lineage),
+            Effect::Sync { revision, connections, leaving, goodbye, offered, incarnation, .. } => {
                 self.donors[d].leaving |= goodbye;
                 let bytes_used = self.donors[d].memory.blocks().count() as u64 * BLOCK_BYTES;
                 let (extents_offered, secret) = (offered, self.donors[d].secret());
@@ -204,7 +230,7 @@ impl World {
                     leaving,
                     goodbye,
                     extents_offered,
-                    incarnation: None,
+                    incarnation,
                 };
                 self.donor_syncs(d, sync);
             }
@@ -242,6 +268,7 @@ impl World {
                     // A name that is still taken by the predecessor: started again later.
                     say!(self, "donor {d} was refused: {}", refusal.message);
                 }
+                self.farewell(d, &exit);
                 self.end_donor(d, true);
             }
         }
@@ -300,6 +327,9 @@ impl World {
         };
         if let Some(payload) = end.transmission.payload() {
             let at = usize::try_from(payload.header.offset).expect("inside of the memory");
+            if self.donors[d].disk.is_some() {
+                return self.donors[d].cut_on_disk(at, payload.header.length as usize);
+            }
             // A part cannot be held to the digest of the whole: flips in what is cut off are not played.
             let (donor, range) = (&mut self.donors[d], at..at + payload.at);
             let flipped = |rot: &&Rot| rot.donor == d && rot.part.is_some() && range.contains(&rot.at);
@@ -370,7 +400,7 @@ impl World {
         self.serve_soon(id);
     }
 
-    /// The process is gone, and its memory with it.
+    /// The process is gone, and its memory with it. What is on a disk stays, as far as it was put down.
     pub(crate) fn end_donor(&mut self, d: usize, said: bool) {
         let donor = &mut self.donors[d];
         if !donor.alive {
@@ -380,8 +410,12 @@ impl World {
         donor.memory = Memory::default();
         let (id, slot) = (donor.id, donor.slot);
         say!(self, "donor {d} ({id}) is gone");
-        let order = self.order();
-        self.verdict.dead.insert(id, (order, self.now));
+        if self.leaves_a_disk(d, said) {
+            self.verdict.away.insert(id);
+        } else {
+            let order = self.order();
+            self.verdict.dead.insert(id, (order, self.now));
+        }
         if !said {
             self.director.dark.insert(slot);
         }

@@ -14,6 +14,7 @@ use cheetah_core::donor;
 use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES, LEASE_NS, MILLISECOND_NS, SECOND_NS};
 use cheetah_core::map::DonorId;
 use cheetah_core::volume::{Fragment, Key};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 impl World {
@@ -67,7 +68,8 @@ impl World {
             }
             Fault::DrainDonor => self.drain_some_donor(),
             Fault::SpareLess => {
-                if let Some(d) = self.some_donor() {
+                // Nobody else needs what is lent of a disk.
+                if let Some(d) = self.some_donor().filter(|d| self.donors[*d].disk.is_none()) {
                     self.count("fault: donor's owner needs memory");
                     let extents = self.donors[d].extents;
                     let extents = u32::try_from(self.rng.below(u64::from(extents) + 1)).expect("a few");
@@ -85,6 +87,8 @@ impl World {
             Fault::DisturbClock => self.disturb_some_clock(),
             Fault::EndLoad => self.disturb_some_load(),
             Fault::Opened => {}
+            Fault::Power => self.power_fails(),
+            Fault::BadDisk => self.spoil_some_disk(),
             Fault::Rot => self.flip_at_rest(),
             Fault::RepeatCall => self.repeat_some_call(),
             Fault::RestartCoordinator => {
@@ -225,7 +229,9 @@ impl World {
         let may = |rot: &Rot| donors[rot.donor].alive && (now < rot.arrived || there(rot));
         self.director.rot.retain(may);
         let rotten = self.director.rot.iter().map(|rot| donors[rot.donor].id).collect();
-        self.verdict.now_rotten(rotten, now);
+        let rotten: BTreeSet<DonorId> = rotten;
+        let unreadable = self.unreadable();
+        self.verdict.now_rotten(rotten.union(&unreadable).copied().collect(), now);
     }
 
     /// Who forgets what a fragment holds cannot tell wrong bytes from right ones any more: no promise covers
@@ -379,11 +385,18 @@ impl World {
         if bounded {
             self.verdict.donor_in_trouble(self.donors[d].id, u64::MAX / 2);
         }
+        if self.donors[d].disk.is_some() {
+            return self.ask_to_leave(d);
+        }
         self.step_donor(d, donor::Event::Leave { bounded });
     }
 
     pub(crate) fn terminate_donor(&mut self, d: usize) {
         self.count("fault: donor terminated");
+        if self.donors[d].disk.is_some() {
+            // It stops, and what it holds stays.
+            return self.end_donor(d, true);
+        }
         self.verdict.donor_in_trouble(self.donors[d].id, u64::MAX / 2);
         self.donors[d].leaving = true;
         self.step_donor(d, donor::Event::Terminate);
@@ -393,7 +406,9 @@ impl World {
         if !self.director.healing && self.listener(slot).is_none() {
             self.count("fault: donor restarted under its address");
             self.director.dark.remove(&slot);
-            self.start_donor(slot);
+            if !self.come_back(slot) {
+                self.start_donor(slot);
+            }
         }
     }
 
@@ -498,6 +513,7 @@ impl World {
         self.coordinator.doomed = false;
         self.stranger_goes();
         self.coordinator_start();
+        self.disks_come_back();
         // Who is stopped goes on when that is over: cut short, what it was sent last would overtake what came
         // before.
         let pauses = self.donors.iter().map(|donor| donor.paused_until);

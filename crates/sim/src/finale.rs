@@ -150,6 +150,12 @@ impl World {
                 && map.redundancy.parity > 0
                 && held.contains(&(self.donors[rot.donor].id, extent))
         });
+        if let Some((donor, block)) = self.first_unreadable(&held).filter(|_| map.redundancy.parity > 0) {
+            let what = format!(
+                "client {c} had its donors compare all they hold, and block {block} of {donor} cannot be read"
+            );
+            return self.fail(what);
+        }
         if let Some(rot) = left {
             self.fail(format!("client {c} had its donors compare all they hold, and {rot:?} is there still"));
         }
@@ -160,7 +166,8 @@ impl World {
         let client = &self.clients[c];
         let Some(machine) = client.machine.as_ref().filter(|_| !self.has_ended(c)) else { return };
         let goes = |id: &DonorId| self.donors.iter().any(|donor| donor.id == *id && donor.leaving);
-        let gone = |id: &DonorId| self.verdict.dead.contains_key(id) || goes(id);
+        let dead = |id: &DonorId| self.verdict.dead.contains_key(id) || self.verdict.away.contains(id);
+        let gone = |id: &DonorId| dead(id) || goes(id);
         let wrong: Vec<String> =
             machine.lost().filter(|(id, _)| !gone(id)).map(|(id, why)| format!("{id}: {why}")).collect();
         let settled = machine.has_room();
@@ -274,7 +281,11 @@ impl World {
     }
 
     fn all_is_wiped(&mut self) {
-        let dirty = self.donors.iter().position(|donor| donor.alive && !donor.memory.is_empty());
+        let on_disk = |donor: &DonorHost| {
+            donor.disk.as_ref().is_some_and(|disk| disk.journal.disk().blocks().next().is_some())
+        };
+        let holds = |donor: &DonorHost| !donor.memory.is_empty() || on_disk(donor);
+        let dirty = self.donors.iter().position(|donor| donor.alive && holds(donor));
         if let Some(d) = dirty.filter(|_| self.failure.is_none()) {
             self.fail(format!("donor {d} still holds bytes of a volume that was deleted"));
         }

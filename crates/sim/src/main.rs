@@ -22,7 +22,7 @@ WORLD: [--beyond] [--only KIND] [--layout K+M] [--bug NAME]
 
 --beyond lets more go wrong at once than redundancy covers.
 --only lets nothing else go wrong, and that often: end-together, stop-coordinator, stranger, kill-two,
-  clock, end-load, rot, opened.
+  clock, end-load, rot, opened, power.
 --layout K+M or K+M+SPARES gives each volume this redundancy, and that many donors.
 --bug plants a mistake in the simulator's drivers, which the oracle has to find:";
 

@@ -63,6 +63,14 @@ pub enum Bug {
     UndoForgotten,
     /// The client does not hear what donors find wrong of what they hold.
     VerifyIgnored,
+    /// A donor of a disk that comes back holds again what it missed writes of.
+    DiskBelieved,
+    /// Disks are not flushed.
+    FlushIgnored,
+    /// A donor answers a write before the disk has it.
+    LogUnflushed,
+    /// A block goes out of memory on its way to the disk.
+    DirtyEvicted,
     /// A donor answers what is absent with zeros.
     AbsentAsZero,
     /// Nor does it tell what it has dropped from zeros.
@@ -74,7 +82,7 @@ pub enum Bug {
 }
 
 impl Bug {
-    pub const ALL: [Bug; 29] = [
+    pub const ALL: [Bug; 33] = [
         Bug::IgnoreSessions,
         Bug::SkipWipe,
         Bug::AckEarly,
@@ -100,6 +108,10 @@ impl Bug {
         Bug::TornForWhole,
         Bug::UndoForgotten,
         Bug::VerifyIgnored,
+        Bug::DiskBelieved,
+        Bug::FlushIgnored,
+        Bug::LogUnflushed,
+        Bug::DirtyEvicted,
         Bug::AbsentAsZero,
         Bug::DroppedAsZero,
         Bug::DroppedWhileWritten,
@@ -134,6 +146,10 @@ impl Bug {
             Bug::TornForWhole => "torn-for-whole",
             Bug::UndoForgotten => "undo-forgotten",
             Bug::VerifyIgnored => "verify-ignored",
+            Bug::DiskBelieved => "disk-believed",
+            Bug::FlushIgnored => "flush-ignored",
+            Bug::LogUnflushed => "log-unflushed",
+            Bug::DirtyEvicted => "dirty-evicted",
             Bug::AbsentAsZero => "absent-as-zero",
             Bug::DroppedAsZero => "dropped-as-zero",
             Bug::DroppedWhileWritten => "dropped-while-written",
@@ -153,6 +169,9 @@ impl Bug {
             Bug::LoadToldAhead | Bug::LoadForgotten | Bug::ResumeSkips => Some(Fault::EndLoad),
             Bug::AbsentAsZero | Bug::DroppedAsZero => Some(Fault::Opened),
             Bug::DroppedWhileWritten | Bug::LateFill => Some(Fault::Opened),
+            Bug::DiskBelieved | Bug::FlushIgnored | Bug::LogUnflushed | Bug::DirtyEvicted => {
+                Some(Fault::Power)
+            }
             Bug::SleepCounts => Some(Fault::StopCoordinator),
             Bug::StrangerObeyed => Some(Fault::Stranger),
             _ => None,
@@ -196,7 +215,14 @@ pub enum Fault {
     Rot,
     /// A volume is opened from a source, and who fills it dies: a world of its own.
     Opened,
+    /// All donors lend disks, and the whole pool loses power.
+    Power,
+    /// Disks have blocks that cannot be read, have no room, or end.
+    BadDisk,
 }
+
+/// So many ordinary runs have disks.
+const DISKS_PERCENT: u64 = 20;
 
 /// What ordinary runs are made of, beside loads; each of the other kinds makes runs of its own.
 const FAULTS: [Fault; 15] = [
@@ -219,7 +245,7 @@ const FAULTS: [Fault; 15] = [
 
 impl Fault {
     /// The kinds that a run can be made of alone.
-    pub const ALONE: [Fault; 8] = [
+    pub const ALONE: [Fault; 9] = [
         Fault::EndTogether,
         Fault::StopCoordinator,
         Fault::Stranger,
@@ -228,6 +254,7 @@ impl Fault {
         Fault::EndLoad,
         Fault::Rot,
         Fault::Opened,
+        Fault::Power,
     ];
 
     #[must_use]
@@ -241,6 +268,7 @@ impl Fault {
             Fault::EndLoad => "end-load",
             Fault::Rot => "rot",
             Fault::Opened => "opened",
+            Fault::Power => "power",
             _ => "of every run",
         }
     }
@@ -310,6 +338,16 @@ pub(crate) struct Plan {
     pub(crate) deaths_max: usize,
     /// How many of a million messages with data have a bit flipped.
     pub(crate) flips_per_million: u64,
+    /// Percent of donors that lend disks.
+    pub(crate) disks: u64,
+    /// How long a disk takes for a thing.
+    pub(crate) disk_ns: u64,
+    /// Blocks of a disk that its donor has room for in memory.
+    pub(crate) disk_room: u64,
+    /// So many entries a disk's log has at most before it begins anew.
+    pub(crate) log_max: u64,
+    /// Blocks of disks may become unreadable.
+    pub(crate) reads_fail: bool,
     /// Machines that donors run on.
     pub(crate) hosts: usize,
     /// More may go wrong at once than redundancy covers.
@@ -334,6 +372,32 @@ fn pick_faults(rng: &mut Rng) -> (Vec<Fault>, u64) {
     (faults, flips_per_million)
 }
 
+/// What is lent: memory, in most runs, or disks; and how fast and how well cached those are.
+fn with_disks(mut rng: Rng, plan: Plan, only: Option<Fault>) -> Plan {
+    let all = match only {
+        Some(Fault::Power) => true,
+        None if rng.percent(DISKS_PERCENT) => rng.percent(60),
+        _ => return plan,
+    };
+    let mut faults = plan.faults.clone();
+    if all {
+        faults.push(Fault::Power);
+    }
+    if rng.percent(40) {
+        faults.push(Fault::BadDisk);
+    }
+    Plan {
+        disks: if all { 100 } else { rng.range(30, 70) },
+        disk_ns: rng.skewed(MILLISECOND_NS / 10, 60 * MILLISECOND_NS),
+        disk_room: rng.skewed(16, 4096),
+        log_max: rng.skewed(8, 16 << 10),
+        flips_per_million: 0,
+        reads_fail: faults.contains(&Fault::BadDisk) && rng.percent(50),
+        faults,
+        ..plan
+    }
+}
+
 impl Plan {
     pub(crate) fn pick(rng: &mut Rng, setup: Setup) -> Plan {
         let few = rng.percent(12);
@@ -342,6 +406,7 @@ impl Plan {
         let (faults, flips_per_million) = pick_faults(rng);
         // By a stream of its own, too.
         let undo_is_short = Rng::new(!rng.clone().draw()).percent(15);
+        let of_disks = Rng::new(rng.clone().draw().rotate_left(17));
         let plan = Plan {
             undo_is_short,
             donors,
@@ -370,6 +435,11 @@ impl Plan {
             faults,
             deaths_max: rng.index(donors + 1),
             flips_per_million,
+            disks: 0,
+            disk_ns: 0,
+            disk_room: 0,
+            log_max: 0,
+            reads_fail: false,
             hosts: usize::try_from(rng.range(2, 8)).expect("small"),
             beyond: setup.beyond,
             parity_only: setup.layout.is_some(),
@@ -388,14 +458,16 @@ impl Plan {
                     }
                     // Whoever comes after a writer, or reads beside it, finds what is wrong.
                     Fault::Rot => vec![fault, fault, fault, Fault::CrashClient, Fault::LoseConnection],
+                    Fault::Power => vec![Fault::KillDonor, Fault::CrashClient, Fault::LoseConnection],
                     _ => vec![fault],
                 },
                 fault_gap_ns: rng.range(SECOND_NS, 4 * SECOND_NS),
                 flips_per_million: if fault == Fault::Rot { rng.skewed(2_000, 200_000) } else { 0 },
-                parity_only: true,
+                parity_only: fault != Fault::Power,
                 ..plan
             },
         };
+        let plan = with_disks(of_disks, plan, setup.only);
         match setup.layout {
             None => plan,
             Some(Layout { data, parity, spares }) => {
@@ -408,7 +480,7 @@ impl Plan {
 
     /// Whether bytes may change without anybody writing them.
     pub(crate) fn corrupts(&self) -> bool {
-        self.flips_per_million > 0 || self.rots()
+        self.flips_per_million > 0 || self.rots() || self.reads_fail
     }
 
     /// Also in donors' memory.
@@ -423,7 +495,7 @@ impl fmt::Display for Plan {
         write!(
             f,
             "{} donors ({} late) of up to {} extents, {} volumes, {} connections a link, delay {:.2}+{:.2} ms, {} s, \
-             requests of up to {} B every {:.0} ms at depth {}, {} % writes, {} % of bursts in order, {} % reads in order, cache {:?}, faults every {:.0} ms: {:?}, {} flips",
+             requests of up to {} B every {:.0} ms at depth {}, {} % writes, {} % of bursts in order, {} % reads in order, cache {:?}, faults every {:.0} ms: {:?}, {} flips, {} % disks of {:.2} ms with {} blocks at hand",
             self.donors,
             self.donors_late,
             self.extents_max,
@@ -441,7 +513,10 @@ impl fmt::Display for Plan {
             self.caching,
             ms(self.fault_gap_ns),
             self.faults,
-            self.flips_per_million
+            self.flips_per_million,
+            self.disks,
+            ms(self.disk_ns),
+            self.disk_room
         )
     }
 }

@@ -39,7 +39,7 @@ impl World {
         let donor = self.donors.iter().find(there)?;
         donor.access.owner(placement.extent).filter(|owner| *owner == volume)?;
         let at = u64::from(placement.extent) * EXTENT_BYTES + from;
-        Some(donor.memory.get(sectors(at), sectors(len)))
+        Some(donor.bytes(sectors(at), sectors(len)))
     }
 
     /// An acknowledged write is on every slot of its groups that the records call held.
@@ -189,7 +189,11 @@ impl World {
         let since = self.now;
         // One that ends before it serves leaves what it had to resync to the next.
         let serves = machine.has_room();
-        let reached = |donor: DonorId| serves && !self.verdict.may_be_passed_over(c, donor, since);
+        let reached = |donor: DonorId| {
+            serves && !self.verdict.may_be_passed_over(c, donor, since) && self.has_met(c, donor)
+        };
+        // Of disks one that has ended is still a holder, and what it cannot be told the others keep marked.
+        let waits = !map.medium.is_memory() && held.iter().any(|held| !reached(held.donor));
         let (mut dirty, mut unsettled) = (None, false);
         for placement in &held {
             let Some(donor) = self.donors.iter().find(|donor| donor.id == placement.donor && donor.alive)
@@ -199,8 +203,8 @@ impl World {
             let start = u64::from(placement.extent) * EXTENT_BYTES;
             donor.dirty.runs(start, EXTENT_BYTES, |len, marked| match reached(placement.donor) {
                 _ if !marked => {}
-                true => dirty = Some((placement.donor, len)),
-                false => unsettled = true,
+                true if !waits => dirty = Some((placement.donor, len)),
+                _ => unsettled = true,
             });
         }
         self.count("volumes detached in order");
@@ -214,6 +218,15 @@ impl World {
                 "client {c} finished, and donor {donor} still marks {len} bytes as written lately"
             ));
         }
+    }
+
+    /// Whether it ever was let in by the process that its donor has now. Who owes nothing on a connection whose
+    /// other end lost its power does not find out.
+    fn has_met(&self, c: usize, donor: DonorId) -> bool {
+        let now = self.donors.iter().rposition(|other| other.id == donor);
+        let is_disk = now.is_some_and(|d| self.donors[d].disk.is_some());
+        let mut conns = self.network.conns.values();
+        !is_disk || conns.any(|conn| conn.client == c && conn.donor == now && conn.grant.is_some())
     }
 
     fn waits_for_some_donor(&self, map: &VolumeMap) -> bool {
@@ -254,7 +267,8 @@ impl World {
             return;
         };
         let report = machine.report();
-        if let Some((donor, blocks)) = report.corrupt_blocks.first() {
+        let torn = &self.verdict.torn_disks;
+        if let Some((donor, blocks)) = report.corrupt_blocks.iter().find(|(donor, _)| !torn.contains(donor)) {
             self.fail(format!(
                 "client {c} counts {blocks} wrong blocks of donor {donor}, whose memory is right"
             ));

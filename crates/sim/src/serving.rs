@@ -46,7 +46,7 @@ impl World {
                         self.payload_lands(d, id, &end, &header, at, bytes);
                     }
                 }
-                Ok(Some(Step::Whole(header))) => self.finish_write(d, &mut end, &grant, &header),
+                Ok(Some(Step::Whole(header))) => self.finish_write(d, id, &mut end, &grant, &header),
             }
         }
         end.input = rest.to_vec();
@@ -72,31 +72,24 @@ impl World {
     ) {
         let cookie = header.cookie;
         let (address, len) = (header.offset * SECTOR, u64::from(header.length) * SECTOR);
+        let verdict = verdict.and_then(|command| self.disk_takes(d, &header).map(|()| command));
         let checked = verdict.and_then(|_| self.permits(d, grant, &header));
         if header.payload_bytes() > 0 {
             let refused = checked.err();
             let ticket =
                 if refused.is_none() { self.begin_write(d, grant, end.mark, address, len) } else { None };
+            if refused.is_none() {
+                self.donors[d].begin_on_disk(sectors(address), sectors(len));
+            }
             end.write = Some(Write { refused, ticket, digest: end.digest.take() });
             return;
         }
         let donor = &mut self.donors[d];
-        let (at, count) = (sectors(address), sectors(len));
         match checked.map(|()| Asked::of(&header)) {
             Err(errno) => end.outbox.error(cookie, errno, ""),
-            Ok(Asked::Read) => {
-                end.outbox.contexts(&header, donor.memory.sums(at, count).into_iter());
-                let runs = donor.memory.runs(at, count);
-                let runs: Vec<Run> = runs
-                    .into_iter()
-                    .map(|(bytes, is_present)| Run { bytes: bytes as u64, is_present })
-                    .collect();
-                end.outbox.read(&header, &runs, HOLE_SECTORS_MIN, |at, run| {
-                    let place = usize::try_from(at).expect("inside of the memory");
-                    donor.memory.get(place, usize::try_from(run.bytes).expect("a part"))
-                });
-            }
+            Ok(Asked::Read) => self.read(d, id, end, &header, false),
             Ok(Asked::Status) => self.tell_status(d, end, grant, &header),
+            Ok(Asked::Verify) if donor.disk.is_some() => self.check_on_disk(d, id, &header),
             Ok(Asked::Verify) => self.verify(d, end, &header),
             Ok(Asked::Age) => {
                 donor.dirty.age(donor.access.written_by(grant));
@@ -107,21 +100,60 @@ impl World {
                 donor.ledgers.entry(grant.volume).or_default().settle(mark.complete);
                 end.mark = Some(mark);
             }
-            Ok(Asked::Zero { keep }) => {
-                let ticket = self.begin_write(d, grant, end.mark, address, len);
-                let donor = &mut self.donors[d];
-                donor.memory.zero(at, count, keep);
-                donor.memory.sign(at, count);
-                donor.landed(grant.volume, ticket);
-                self.check_fence(d, id);
-                end.outbox.done(cookie);
-            }
+            Ok(Asked::Zero { keep }) => self.zero(d, id, end, grant, &header, keep),
             Ok(Asked::Digest(digest)) => end.digest = Some(digest),
             Ok(Asked::Undo) => self.undo(d, id, end, grant, &header),
             Ok(Asked::Write | Asked::Nothing) => {
                 self.fail(format!("donor {d} was asked for {header:?}"));
             }
         }
+    }
+
+    /// What is in memory, once all of it is.
+    pub(crate) fn read(
+        &mut self,
+        d: usize,
+        id: u64,
+        end: &mut DonorEnd,
+        header: &RequestHeader,
+        again: bool,
+    ) {
+        if !self.is_in_memory(d, id, header, again) {
+            return;
+        }
+        let (at, count) = (sectors(header.offset * SECTOR), header.length as usize);
+        let memory = &self.donors[d].memory;
+        end.outbox.contexts(header, memory.sums(at, count).into_iter());
+        let run = |(bytes, is_present): (usize, bool)| Run { bytes: bytes as u64, is_present };
+        let runs: Vec<Run> = memory.runs(at, count).into_iter().map(run).collect();
+        end.outbox.read(header, &runs, HOLE_SECTORS_MIN, |at, run| {
+            let place = usize::try_from(at).expect("inside of the memory");
+            memory.get(place, usize::try_from(run.bytes).expect("a part"))
+        });
+    }
+
+    fn zero(
+        &mut self,
+        d: usize,
+        id: u64,
+        end: &mut DonorEnd,
+        grant: &Grant,
+        header: &RequestHeader,
+        keep: bool,
+    ) {
+        let (address, len) = (header.offset * SECTOR, u64::from(header.length) * SECTOR);
+        let (at, count) = (sectors(address), sectors(len));
+        let ticket = self.begin_write(d, grant, end.mark, address, len);
+        let donor = &mut self.donors[d];
+        donor.begin_on_disk(at, count);
+        donor.memory.zero(at, count, keep && donor.disk.is_none());
+        donor.memory.sign(at, count);
+        self.check_fence(d, id);
+        if self.donors[d].disk.is_some() {
+            return self.goes_to_disk(d, id, header, ticket);
+        }
+        self.donors[d].landed(grant.volume, ticket);
+        end.outbox.done(header.cookie);
     }
 
     fn permits(&self, d: usize, grant: &Grant, header: &RequestHeader) -> Result<(), Errno> {
@@ -147,7 +179,8 @@ impl World {
             donor.unnumbered.mark(address, len);
             return None;
         };
-        let keeps = mark.keep && !short;
+        // What a disk covered is not kept: it would have to be read first.
+        let keeps = mark.keep && !short && donor.disk.is_none();
         let kept = if keeps { donor.memory.keep(sectors(address), sectors(len)) } else { None };
         let unnumbered = &donor.unnumbered;
         let spill = |write: ListedWrite| unnumbered.mark(write.from, write.to - write.from);
@@ -194,11 +227,22 @@ impl World {
         tell_status(&mut end.outbox, session, header, || holes, listed, dirty);
     }
 
-    /// Blocks that others are writing at this moment count as right.
     fn verify(&mut self, d: usize, end: &mut DonorEnd, header: &RequestHeader) {
+        let at = sectors(header.offset * SECTOR);
+        let right = self.donors[d].memory.verify(at, header.length as usize);
+        self.tell_rightness(d, end, header, right);
+    }
+
+    /// Blocks that others are writing at this moment count as right.
+    pub(crate) fn tell_rightness(
+        &mut self,
+        d: usize,
+        end: &mut DonorEnd,
+        header: &RequestHeader,
+        right: Vec<bool>,
+    ) {
         let Some(context) = end.transmission.session().context else { return };
         let place = |sectors: u64| usize::try_from(sectors).expect("inside of the memory");
-        let (at, count) = (place(header.offset), place(header.length.into()));
         let writes = |payload: &Payload| {
             let from = place(payload.header.offset);
             from..from + payload.header.length as usize
@@ -206,15 +250,14 @@ impl World {
         let of_donor = self.network.conns.values().filter(|conn| conn.donor == Some(d));
         let ends = of_donor.filter_map(|conn| conn.donor_end.as_ref());
         let written: Vec<_> = ends.filter_map(|end| end.transmission.payload()).map(writes).collect();
-        let found = self.donors[d].memory.verify(at, count);
-        let runs = (at..).step_by(BLOCK).zip(found).map(|(block, is_right)| {
+        let runs = (place(header.offset)..).step_by(BLOCK).zip(right).map(|(block, is_right)| {
             let is_written = written.iter().any(|range| range.start < block + BLOCK && block < range.end);
             Descriptor { length: BLOCK as u32, flags: rightness(is_right || is_written) }
         });
         end.outbox.status(header, true, context, &runs.collect::<Vec<_>>());
     }
 
-    fn finish_write(&mut self, d: usize, end: &mut DonorEnd, grant: &Grant, header: &RequestHeader) {
+    fn finish_write(&mut self, d: usize, id: u64, end: &mut DonorEnd, grant: &Grant, header: &RequestHeader) {
         let cookie = header.cookie;
         let Some(Write { refused, ticket, digest }) = end.write.take() else {
             return self.fail(format!("donor {d} has the end of a write that it did not begin"));
@@ -230,6 +273,8 @@ impl World {
                 if digest.is_some_and(|digest| digest.sums != has && !ignored) {
                     donor.memory.disown(at, count);
                     self.count("payloads that were not what was sent");
+                } else if donor.disk.is_some() {
+                    return self.goes_to_disk(d, id, header, ticket);
                 } else {
                     donor.landed(grant.volume, ticket);
                     // What flipped on its way to this place is not there any more.
@@ -238,6 +283,7 @@ impl World {
                 }
                 // Its client sends again what has none that fit: each write of those that came as one.
                 end.outbox.done_with(cookie, self.donors[d].memory.sums(at, count).into_iter());
+                self.donors[d].cut_on_disk(at, count);
             }
         }
     }

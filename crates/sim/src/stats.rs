@@ -77,10 +77,23 @@ pub const COVERAGE: &[&str] = &[
     "volumes as they were made after a load of nothing",
     "reads of what a source could not give",
     "fault: a loader was killed",
+    "steps of a disk",
+    "reads that waited for a disk",
+    "logs told that all is done",
+    "donors that came back with their disks",
+    "fault: the whole pool lost power",
 ];
 
 /// What only runs of one kind of fault see.
 const ALONE: &[&str] = &[
+    "errors of blocks that were torn",
+    "disks of which blocks were torn",
+    "fault: a donor lost power while it put down what it holds",
+    "fault: blocks of a disk that cannot be read",
+    "fault: a disk that takes nothing any more",
+    "fault: a disk without room",
+    "writes that a disk had no room for",
+    "disks believed that missed writes",
     "losses told",
     "errors of what was half written when a writer and a donor ended",
     "fault: donor killed after a repair",

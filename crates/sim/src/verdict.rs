@@ -21,6 +21,12 @@ const STALLS_NS: u64 = REQUEST_DEADLINE_NS - WRITE_MARGIN_NS;
 pub(crate) struct Verdict {
     /// When, in order and time.
     pub(crate) dead: BTreeMap<DonorId, (Order, Time)>,
+    /// Donors of disks that have ended: what they hold is there, and comes back with them, or does not.
+    pub(crate) away: BTreeSet<DonorId>,
+    /// Those of which some blocks were torn, by a write that was under way when they ended.
+    pub(crate) torn_disks: BTreeSet<DonorId>,
+    /// Where such blocks lie in their volumes.
+    pub(crate) torn_blocks: BTreeSet<(VolumeId, u64)>,
     donor_trouble: BTreeMap<DonorId, Time>,
     client_trouble: BTreeMap<usize, Time>,
     /// By client host.
@@ -133,6 +139,7 @@ impl Verdict {
         let slow = self.slow_links.iter().map(|(link, (_, until))| (link, until));
         let links = slow.chain(&self.link_trouble);
         self.dead.contains_key(&donor)
+            || self.away.contains(&donor)
             || self.rotten.contains(&donor)
             || self.donor_trouble.get(&donor).is_some_and(late)
             || self.is_slow(donor, since)
@@ -159,6 +166,7 @@ impl Verdict {
     pub(crate) fn excuses(&self, client: usize, donor: DonorId, since: Time) -> bool {
         let late = |until: Option<&Time>| until.is_some_and(|until| until + GRACE_NS >= since);
         self.dead.contains_key(&donor)
+            || self.away.contains(&donor)
             || self.unaware.contains(&(client, donor))
             || late(self.donor_trouble.get(&donor))
             || late(self.client_trouble.get(&client))

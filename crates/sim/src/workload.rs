@@ -18,7 +18,7 @@ use cheetah_core::volume::{Event, Op, Request, StatusRun, VolumeError};
 use std::collections::BTreeSet;
 
 /// The whole rows that a request touches.
-fn rows_of(map: &VolumeMap, request: Request) -> std::ops::Range<u64> {
+pub(crate) fn rows_of(map: &VolumeMap, request: Request) -> std::ops::Range<u64> {
     let row = u64::from(map.redundancy.data) * u64::from(map.unit);
     let end = request.offset + u64::from(request.len);
     request.offset / row * row..end.next_multiple_of(row)
@@ -55,7 +55,7 @@ impl World {
         self.after(gap, Ev::Client(c, ClientEv::Tick(Tick::App)));
     }
 
-    fn pick_request(&mut self, c: usize) -> Request {
+    pub(crate) fn pick_request(&mut self, c: usize) -> Request {
         let Some(machine) = &self.clients[c].machine else { unreachable!("ticks have a machine") };
         let (size, unit) = (machine.map().size, u64::from(machine.map().unit));
         let writes = if self.clients[c].read_only { 5 } else { self.plan.writes };
@@ -298,6 +298,7 @@ impl World {
                 if let Some(volume) = self.clients[c].volume {
                     let end = request.offset + u64::from(request.len);
                     self.wounds.rewritten(volume, request.offset..end);
+                    self.forget_torn(volume, request.offset..end);
                 }
                 self.clients[c].unflushed.extend(concerned);
                 self.check_holders(c, slot)?;
@@ -389,6 +390,11 @@ impl World {
             }
             return Ok(());
         }
+        if matches!(error, VolumeError::DonorLost | VolumeError::Corrupt) && self.needs_torn(c, slot.request)
+        {
+            self.count("errors of blocks that were torn");
+            return Ok(());
+        }
         match self.is_redundant(c) {
             true => self.judge_failure_of_redundant(c, slot, error),
             false => self.judge_failure_of_bare(c, slot, error),
@@ -431,6 +437,8 @@ impl World {
             {
                 Ok(())
             }
+            // A disk without room is in trouble, too.
+            VolumeError::DonorFailed if self.plan.disks > 0 && concerned.iter().any(excused) => Ok(()),
             VolumeError::DonorLost | VolumeError::TimedOut | VolumeError::LeaseLost
                 if concerned.iter().any(excused) =>
             {

@@ -13,6 +13,7 @@ use crate::director::Director;
 use crate::donor::DonorHost;
 use crate::load::Loads;
 use crate::network::Network;
+use crate::on_disk::DiskEv;
 use crate::oracle::{Oracle, Order};
 use crate::plan::{Bug, Plan};
 use crate::rng::Rng;
@@ -56,6 +57,9 @@ pub(crate) enum Ev {
     Fault,
     Admin,
     Replace(usize),
+    DiskRecovers(usize),
+    /// The power of the whole pool.
+    PowerLost,
     SleepCounts,
     FirstDeath,
     StrangerStart,
@@ -72,6 +76,7 @@ pub(crate) enum Ev {
 pub(crate) enum DonorEv {
     Wake(Time),
     Wipe(Vec<u32>),
+    Disk(DiskEv),
 }
 
 #[derive(Debug)]
@@ -190,6 +195,8 @@ impl World {
             Ev::Fault => self.fault_tick(),
             Ev::Admin => self.admin_tick(),
             Ev::Replace(slot) => self.replace_donor(slot),
+            Ev::DiskRecovers(d) => self.disk_recovers(d),
+            Ev::PowerLost => self.lose_all_power(),
             Ev::Scene => self.scene_tick(),
             Ev::FirstDeath => self.look_at_deaths(),
             Ev::SleepCounts => self.sleep_counts(),

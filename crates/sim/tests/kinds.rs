@@ -70,6 +70,23 @@ fn wrong_bytes_are_delivered_to_nobody_and_put_right() {
 }
 
 #[test]
+fn what_disks_have_outlives_a_pool_without_power() {
+    let seen = all_hold(Fault::Power, Setup::default(), 100);
+    let saw = |what: &str| seen.counts().chain(seen.alone()).any(|(seen, count)| seen == what && count > 0);
+    for what in [
+        "fault: the whole pool lost power",
+        "donors that came back with their disks",
+        "disks of which blocks were torn",
+        "fault: a disk without room",
+        "fault: a disk that takes nothing any more",
+        "fault: blocks of a disk that cannot be read",
+        "fault: a donor lost power while it put down what it holds",
+    ] {
+        assert!(saw(what), "never seen: {what}");
+    }
+}
+
+#[test]
 fn what_nothing_gives_back_is_recorded_and_the_rest_goes_on() {
     let seen = all_hold(Fault::Rot, Setup { beyond: true, ..Setup::default() }, 100);
     assert!(seen.alone().any(|(what, count)| what == "losses told" && count > 0), "nothing was lost");

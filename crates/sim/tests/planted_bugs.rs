@@ -148,6 +148,26 @@ fn a_donor_that_takes_what_a_filler_sent_before_the_next() {
 }
 
 #[test]
+fn a_disk_that_comes_back_and_is_believed() {
+    is_found(Bug::DiskBelieved);
+}
+
+#[test]
+fn a_disk_that_is_not_flushed() {
+    is_found(Bug::FlushIgnored);
+}
+
+#[test]
+fn a_write_that_is_answered_before_the_disk_has_it() {
+    is_found(Bug::LogUnflushed);
+}
+
+#[test]
+fn a_block_that_goes_on_its_way_to_the_disk() {
+    is_found(Bug::DirtyEvicted);
+}
+
+#[test]
 fn a_coordinator_whose_sleep_counts() {
     is_found(Bug::SleepCounts);
 }

@@ -1,0 +1,595 @@
+//! The driver of a donor whose memory is a cache over a disk: what `rim::disk`, its threads and
+//! `rim::donor::waiting` do, in virtual time.
+//!
+//! Owns: requests that wait for the disk, what is written together, and which blocks are in memory. Never: the
+//! order of a write, or which blocks stay (core's `Journal` and `Resident`), or what is on the disk (`disk`).
+//! Invariants: an answer to a write leaves when the disk has it; what is in memory of a block that is not held
+//! may go at any time, and nobody reads what has gone.
+
+use crate::bytes::{BLOCK, Kept, Memory, sum};
+use crate::disk::{Content, SimDisk};
+use crate::donor::DonorHost;
+use crate::network::{Stage, ToClient};
+use crate::plan::Bug;
+use crate::rng::Rng;
+use crate::wire::{DonorEnd, cut};
+use crate::world::{DonorEv, Ev, World, say};
+use cheetah_core::checksum::ZERO_BLOCK_CRC;
+use cheetah_core::disk::{Held, Hold, Journal, Noted, Resident, Write};
+use cheetah_core::donor::{DirtyMap, Donor, Event, Grant, Ledger, Ticket};
+use cheetah_core::limits::{DIRTY_REGION_BYTES, EXTENT_BLOCKS, EXTENT_BYTES, MILLISECOND_NS, SECOND_NS};
+use cheetah_core::map::{DonorId, DonorSecret, Incarnation, VolumeId};
+use cheetah_core::units::Time;
+use cheetah_nbd::{Command, Errno, RequestHeader};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
+
+/// When nobody writes for so long, the log is told that all is done; and now and then while somebody does.
+const QUIET_NS: u64 = 200 * MILLISECOND_NS;
+const MARK_EVERY_NS: u64 = SECOND_NS;
+
+#[derive(Debug)]
+pub(crate) enum DiskEv {
+    /// The step with this number is done.
+    Done(u64),
+    /// A reading is; what it found when it began, or what is there now.
+    Brought { bring: u64, blocks: Range<u64>, found: Option<Vec<Option<Content>>> },
+    /// What was asked for is looked at; what was known of it when that began.
+    Checked { wait: u64, blocks: Range<u64>, before: Vec<Noted> },
+    /// Nobody has written since that step.
+    Quiet(u64),
+    /// What waits for this is told that it is done before it is: a planted bug.
+    Early(u64),
+}
+
+/// What goes on once the disk has done its part, and for which connection.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    conn: u64,
+    header: RequestHeader,
+    ticket: Option<Ticket>,
+}
+
+#[derive(Debug)]
+enum Job {
+    Commit { write: Write<Vec<u8>>, wait: u64 },
+    Wipe(Vec<u32>),
+}
+
+/// What the disk is at, and what is to follow.
+#[derive(Debug)]
+enum Step {
+    /// Blocks, who waits, and whether they were written.
+    Commit(Vec<(Range<u64>, u64, bool)>),
+    Wipe(Vec<u32>),
+}
+
+#[derive(Debug)]
+pub(crate) struct OnDisk {
+    pub(crate) journal: Journal<SimDisk>,
+    resident: Resident<u64>,
+    waiting: BTreeMap<u64, Waiting>,
+    waits: u64,
+    jobs: VecDeque<Job>,
+    doing: Option<Step>,
+    steps: u64,
+    marked_at: Time,
+    /// What was put down last.
+    kept: Held,
+    /// The next time that something is put down of itself, its power goes in the middle of it.
+    pub(crate) doomed: bool,
+}
+
+/// What the disk knows of a block, as memory has it.
+fn known(noted: Noted) -> Option<u32> {
+    noted.is_data.then_some(noted.sum)
+}
+
+pub(crate) fn blocks_of(at: usize, count: usize) -> Range<u64> {
+    (at / BLOCK) as u64..(at + count).div_ceil(BLOCK) as u64
+}
+
+/// Regions that may be written on some donors of their volume and not on others.
+fn marked_of(unnumbered: &DirtyMap, ledgers: &BTreeMap<VolumeId, Ledger<Kept>>, held: &Held) -> Vec<u64> {
+    let mut marked = BTreeSet::new();
+    let mut mark =
+        |from: u64, to: u64| marked.extend(from / DIRTY_REGION_BYTES..to.div_ceil(DIRTY_REGION_BYTES));
+    for extent in held.owners.keys() {
+        let mut at = u64::from(*extent) * EXTENT_BYTES;
+        unnumbered.runs(at, EXTENT_BYTES, |len, is_marked| {
+            if is_marked {
+                mark(at, at + len);
+            }
+            at += len;
+        });
+    }
+    for ledger in ledgers.values() {
+        ledger.within(0, u64::MAX).for_each(|write| mark(write.from, write.to));
+    }
+    marked.into_iter().collect()
+}
+
+impl OnDisk {
+    fn of(journal: Journal<SimDisk>, extents: u32, room: u64) -> OnDisk {
+        let kept = journal.held().clone();
+        OnDisk {
+            journal,
+            resident: Resident::new(extents, room),
+            waiting: BTreeMap::new(),
+            waits: 0,
+            jobs: VecDeque::new(),
+            doing: None,
+            steps: 0,
+            marked_at: 0,
+            kept,
+            doomed: false,
+        }
+    }
+
+    /// What a disk has that was a donor's before.
+    pub(crate) fn open(disk: SimDisk, room: u64) -> Result<OnDisk, String> {
+        let place = disk.place();
+        match Journal::open(disk, place.bytes()) {
+            Ok(Some(mut journal)) => {
+                journal.disk_mut().step_is_done();
+                Ok(OnDisk::of(journal, place.extents, room))
+            }
+            other => Err(format!("a disk is not what it was: {:?}", other.map(|_| "blank"))),
+        }
+    }
+
+    pub(crate) fn format(id: DonorId, secret: DonorSecret, extents: u32, room: u64) -> OnDisk {
+        let disk = SimDisk::new(extents);
+        let place = disk.place();
+        let mut journal = Journal::format(disk, id, secret, place).expect("a disk that takes all");
+        journal.disk_mut().step_is_done();
+        OnDisk::of(journal, place.extents, room)
+    }
+
+    /// Its donor ends, and its machine unless it is the `process_only`.
+    pub(crate) fn ends(&mut self, process_only: bool, rng: &mut Rng) {
+        let disk = self.journal.disk_mut();
+        if let Some(Step::Commit(done)) = &self.doing {
+            disk.in_flight.extend(done.iter().flat_map(|(blocks, ..)| blocks.clone()));
+        }
+        match process_only {
+            true => disk.lose_donor(rng),
+            false => disk.lose_power(rng),
+        }
+        (self.doing, self.jobs) = (None, VecDeque::new());
+    }
+
+    /// Blocks that are not what their checksum says. All of them were being written.
+    pub(crate) fn torn(&mut self) -> Result<Vec<u64>, u64> {
+        let mut torn = Vec::new();
+        let disk = self.journal.disk();
+        self.journal.each_known(|block, noted| {
+            let found = disk.block(block).filter(|_| noted.is_data);
+            if found.is_some_and(|found| sum(&found) != noted.sum) {
+                torn.push(block);
+            }
+        });
+        if let Some(block) = torn.iter().find(|block| !disk.in_flight.contains(block)) {
+            return Err(*block);
+        }
+        self.journal.disk_mut().in_flight = torn.iter().copied().collect();
+        Ok(torn)
+    }
+
+    fn wait(&mut self, conn: u64, header: RequestHeader, ticket: Option<Ticket>) -> u64 {
+        self.waits += 1;
+        self.waiting.insert(self.waits, Waiting { conn, header, ticket });
+        self.waits
+    }
+
+    /// What is there of a block: in memory, or else on the disk.
+    fn content(&self, memory: &Memory, block: u64) -> Content {
+        if self.resident.has(block) || !memory.has(block) {
+            let at = usize::try_from(block).expect("inside of the memory") * BLOCK;
+            return memory.get(at, BLOCK).try_into().expect("a block");
+        }
+        self.journal.disk().raw(block)
+    }
+
+    /// Takes what can be written together.
+    fn batch(&mut self) -> Vec<(Write<Vec<u8>>, u64)> {
+        let (mut touched, mut batch) = (BTreeSet::new(), Vec::new());
+        while let Some(Job::Commit { write, .. }) = self.jobs.front() {
+            if write.blocks().any(|block| touched.contains(&block)) {
+                break;
+            }
+            touched.extend(write.blocks());
+            if let Some(Job::Commit { write, wait }) = self.jobs.pop_front() {
+                batch.push((write, wait));
+            }
+        }
+        batch
+    }
+}
+
+impl DonorHost {
+    /// A donor of a disk, with what that has.
+    pub(crate) fn take_disk(&mut self, mut on_disk: OnDisk, log_max: u64, incarnation: Incarnation) {
+        let held = on_disk.journal.held().clone();
+        self.machine = Donor::returned(self.id, self.extents, held, incarnation);
+        on_disk.journal.limit_log(log_max);
+        on_disk.journal.each_known(|block, noted| self.memory.note(block, known(noted)));
+        for region in on_disk.journal.dirty_at_start() {
+            self.dirty.mark(region.start, region.end - region.start);
+            self.unnumbered.mark(region.start, region.end - region.start);
+        }
+        self.disk = Some(Box::new(on_disk));
+    }
+
+    /// What it holds, wherever it is.
+    pub(crate) fn bytes(&self, at: usize, len: usize) -> Vec<u8> {
+        let DonorHost { memory, disk, .. } = self;
+        let Some(disk) = disk else { return memory.get(at, len) };
+        let first = at / BLOCK * BLOCK;
+        let all: Vec<u8> = blocks_of(at, len).flat_map(|block| disk.content(memory, block)).collect();
+        all[at - first..at - first + len].to_vec()
+    }
+
+    /// Puts down what it holds, if that is news. False: the disk does not take it.
+    pub(crate) fn keep(&mut self) -> bool {
+        let Some(disk) = &mut self.disk else { return true };
+        let held = self.machine.held();
+        if held == disk.kept {
+            return true;
+        }
+        disk.kept = held.clone();
+        let is_kept = disk.journal.keep(held).is_ok();
+        // Nothing else is done meanwhile, and what was begun before is done.
+        disk.journal.disk_mut().step_is_done();
+        is_kept
+    }
+
+    /// Puts down what it holds; its power goes meanwhile.
+    pub(crate) fn keep_in_part(&mut self) {
+        let Some(disk) = &mut self.disk else { return };
+        let _ = disk.journal.keep(self.machine.held());
+    }
+
+    /// Whether the next thing that it puts down is the last, and it would put something down now.
+    pub(crate) fn is_cut_off(&self) -> bool {
+        self.disk.as_ref().is_some_and(|disk| disk.doomed && self.machine.held() != disk.kept)
+    }
+
+    /// A hold less. What is doomed and held by nobody goes, and is what the disk has.
+    fn let_go(&mut self, blocks: Range<u64>) {
+        let Some(disk) = &mut self.disk else { return };
+        if disk.resident.let_go(blocks.clone()) {
+            for block in disk.resident.take_doomed(blocks) {
+                self.memory.note(block, known(disk.journal.noted(block)));
+            }
+        }
+    }
+
+    fn make_room(&mut self) {
+        let Some(disk) = &mut self.disk else { return };
+        disk.resident.evict().into_iter().for_each(|block| self.memory.bring(block, None));
+    }
+
+    /// Before a write of whole blocks reaches memory.
+    pub(crate) fn begin_on_disk(&mut self, at: usize, count: usize) {
+        if let Some(disk) = &mut self.disk {
+            disk.resident.begin(blocks_of(at, count));
+        }
+    }
+
+    /// What landed of a write is not what its client meant: the disk has what counts.
+    pub(crate) fn cut_on_disk(&mut self, at: usize, count: usize) {
+        if let Some(disk) = &mut self.disk {
+            disk.resident.doom(blocks_of(at, count));
+            self.let_go(blocks_of(at, count));
+        }
+    }
+
+    /// What landed of a write in memory goes to the disk as it is now.
+    pub(crate) fn commit_on_disk(
+        &mut self,
+        conn: u64,
+        header: RequestHeader,
+        ticket: Option<Ticket>,
+        drops: bool,
+    ) {
+        let Some(disk) = &mut self.disk else { return };
+        let (at, count) = (header.offset, u64::from(header.length));
+        let at = usize::try_from(at).expect("inside of the memory");
+        let blocks = blocks_of(at, usize::try_from(count).expect("a part"));
+        let (mut notes, mut data, mut zeros) = (Vec::new(), Vec::new(), Vec::new());
+        for block in blocks.clone() {
+            let at = usize::try_from(block).expect("inside of the memory") * BLOCK;
+            let is_data = self.memory.has(block);
+            let sum = if is_data { self.memory.sums(at, BLOCK)[0] } else { ZERO_BLOCK_CRC };
+            notes.push(Noted { sum, is_data, is_known: true });
+            if is_data {
+                data.extend(self.memory.get(at, BLOCK));
+            } else {
+                zeros.push(block);
+            }
+        }
+        disk.resident.all_went(&zeros);
+        let wait = disk.wait(conn, header, ticket);
+        disk.jobs.push_back(Job::Commit { write: Write { first: blocks.start, notes, data }, wait });
+        if drops {
+            // A planted bug: nobody holds it on its way to the disk.
+            self.let_go(blocks.clone());
+            if let Some(disk) = &mut self.disk {
+                disk.resident.all_went(&blocks.clone().collect::<Vec<_>>());
+            }
+            blocks.for_each(|block| self.memory.bring(block, None));
+        }
+    }
+}
+
+impl World {
+    /// How long the disks of this world take for one thing.
+    fn disk_delay(&mut self) -> u64 {
+        self.rng.around(self.plan.disk_ns)
+    }
+
+    /// A disk knows whole blocks only.
+    pub(crate) fn disk_takes(&self, d: usize, header: &RequestHeader) -> Result<(), Errno> {
+        let changes = matches!(header.command, Command::Write | Command::WriteZeroes | Command::Trim);
+        let is_whole = (header.offset | u64::from(header.length)).is_multiple_of(BLOCK as u64);
+        if self.donors[d].disk.is_some() && changes && !is_whole { Err(Errno::Inval) } else { Ok(()) }
+    }
+
+    /// Whether what a read asks for is in memory; else it waits.
+    pub(crate) fn is_in_memory(&mut self, d: usize, conn: u64, header: &RequestHeader, again: bool) -> bool {
+        let DonorHost { disk, memory, .. } = &mut self.donors[d];
+        let Some(disk) = disk else { return true };
+        let at = usize::try_from(header.offset).expect("inside of the memory");
+        let blocks = blocks_of(at, header.length as usize);
+        let wait = disk.wait(conn, *header, None);
+        let is_data = |block| memory.has(block);
+        let (hold, brings) = match again {
+            false => disk.resident.hold(blocks.clone(), is_data, &wait),
+            true => disk.resident.look(blocks.clone(), is_data, &wait),
+        };
+        if hold == Hold::Here {
+            // The answer is made at once.
+            disk.waiting.remove(&wait);
+            self.donors[d].let_go(blocks);
+            return true;
+        }
+        self.count("reads that waited for a disk");
+        for (bring, blocks) in brings {
+            let at_once = self.rng.percent(50);
+            let found = at_once.then(|| self.read_disk(d, blocks.clone()));
+            let delay = self.disk_delay();
+            self.after(delay, Ev::Donor(d, DonorEv::Disk(DiskEv::Brought { bring, blocks, found })));
+        }
+        false
+    }
+
+    fn read_disk(&mut self, d: usize, blocks: Range<u64>) -> Vec<Option<Content>> {
+        let Some(disk) = &mut self.donors[d].disk else { return Vec::new() };
+        let disk = disk.journal.disk();
+        blocks.map(|block| disk.block_now(block, &mut self.rng)).collect()
+    }
+
+    /// What is asked for is looked at where it lies.
+    pub(crate) fn check_on_disk(&mut self, d: usize, conn: u64, header: &RequestHeader) {
+        let delay = self.disk_delay();
+        let Some(disk) = &mut self.donors[d].disk else { return };
+        let at = usize::try_from(header.offset).expect("inside of the memory");
+        let blocks = blocks_of(at, header.length as usize);
+        let before = blocks.clone().map(|block| disk.journal.noted(block)).collect();
+        let wait = disk.wait(conn, *header, None);
+        self.after(delay, Ev::Donor(d, DonorEv::Disk(DiskEv::Checked { wait, blocks, before })));
+    }
+
+    /// What landed of a write goes to the disk.
+    pub(crate) fn goes_to_disk(
+        &mut self,
+        d: usize,
+        conn: u64,
+        header: &RequestHeader,
+        ticket: Option<Ticket>,
+    ) {
+        let drops = self.bug == Some(Bug::DirtyEvicted);
+        self.donors[d].commit_on_disk(conn, *header, ticket, drops);
+        self.disk_goes_on(d);
+    }
+
+    pub(crate) fn wipe_on_disk(&mut self, d: usize, extents: Vec<u32>) {
+        if let Some(disk) = &mut self.donors[d].disk {
+            disk.jobs.push_back(Job::Wipe(extents));
+        }
+        self.disk_goes_on(d);
+    }
+
+    /// The disk takes what is next.
+    fn disk_goes_on(&mut self, d: usize) {
+        let delay = self.disk_delay() + self.disk_delay();
+        let now = self.now;
+        let DonorHost { disk, unnumbered, ledgers, .. } = &mut self.donors[d];
+        let Some(disk) = disk.as_mut().filter(|disk| disk.doing.is_none() && !disk.jobs.is_empty()) else {
+            return;
+        };
+        let marked = |held: &Held| marked_of(unnumbered, ledgers, held);
+        // Also while somebody writes all the time.
+        if disk.journal.is_to_be_marked() && now > disk.marked_at + MARK_EVERY_NS {
+            disk.marked_at = now;
+            if disk.journal.mark(marked).is_err() {
+                return self.disk_dies(d);
+            }
+        }
+        let (step, early) = match disk.jobs.front() {
+            Some(Job::Wipe(extents)) => {
+                let extents = extents.clone();
+                disk.jobs.pop_front();
+                if disk.journal.wipe(&extents, marked).is_err() {
+                    return self.disk_dies(d);
+                }
+                (Step::Wipe(extents), Vec::new())
+            }
+            _ => {
+                let (writes, waits): (Vec<_>, Vec<u64>) = disk.batch().into_iter().unzip();
+                let Ok(done) = disk.journal.commit(&writes, marked) else { return self.disk_dies(d) };
+                let each = writes.iter().zip(&waits).zip(done);
+                let each = each.map(|((write, wait), done)| (write.blocks(), *wait, done.is_ok()));
+                (Step::Commit(each.collect()), waits)
+            }
+        };
+        disk.steps += 1;
+        disk.doing = Some(step);
+        let step = disk.steps;
+        self.count("steps of a disk");
+        if self.bug == Some(Bug::LogUnflushed) {
+            early
+                .into_iter()
+                .for_each(|wait| self.after(0, Ev::Donor(d, DonorEv::Disk(DiskEv::Early(wait)))));
+        }
+        self.after(delay, Ev::Donor(d, DonorEv::Disk(DiskEv::Done(step))));
+    }
+
+    pub(crate) fn disk_event(&mut self, d: usize, event: DiskEv) {
+        match event {
+            DiskEv::Done(step) => self.step_is_done(d, step),
+            DiskEv::Brought { bring, blocks, found } => {
+                let found = found.unwrap_or_else(|| self.read_disk(d, blocks.clone()));
+                let DonorHost { disk, memory, .. } = &mut self.donors[d];
+                let Some(disk) = disk else { return };
+                let first = blocks.start;
+                let told = disk.resident.brought(bring, blocks, |block| {
+                    let at = usize::try_from(block - first).expect("one of a reading");
+                    // One that cannot be read is there as zeros, which do not fit its checksum.
+                    memory.bring(block, Some(found[at].unwrap_or_default()));
+                    memory.has(block)
+                });
+                self.donors[d].make_room();
+                told.into_iter().for_each(|wait| self.disk_tells(d, wait, Ok(())));
+            }
+            DiskEv::Checked { wait, blocks, before } => self.has_checked(d, wait, &blocks, &before),
+            DiskEv::Quiet(step) => {
+                let DonorHost { disk, unnumbered, ledgers, .. } = &mut self.donors[d];
+                let Some(disk) = disk.as_mut().filter(|disk| disk.steps == step) else { return };
+                disk.marked_at = self.now;
+                if disk.journal.mark(|held| marked_of(unnumbered, ledgers, held)).is_err() {
+                    return self.disk_dies(d);
+                }
+                disk.journal.disk_mut().step_is_done();
+                let again = disk.journal.is_to_be_marked();
+                self.count("logs told that all is done");
+                if again {
+                    self.after(QUIET_NS, Ev::Donor(d, DonorEv::Disk(DiskEv::Quiet(step))));
+                }
+            }
+            DiskEv::Early(wait) => self.disk_tells(d, wait, Ok(())),
+        }
+    }
+
+    fn step_is_done(&mut self, d: usize, step: u64) {
+        let Some(disk) = self.donors[d].disk.as_mut().filter(|disk| disk.steps == step) else { return };
+        disk.journal.disk_mut().step_is_done();
+        match disk.doing.take() {
+            Some(Step::Commit(done)) => {
+                for (blocks, _, is_written) in &done {
+                    if !is_written && let Some(disk) = &mut self.donors[d].disk {
+                        disk.journal.disk_mut().in_flight.extend(blocks.clone());
+                        disk.resident.doom(blocks.clone());
+                    }
+                    if !is_written {
+                        self.note_untaken(d, blocks.clone());
+                    }
+                    if self.bug != Some(Bug::DirtyEvicted) {
+                        self.donors[d].let_go(blocks.clone());
+                    }
+                }
+                self.donors[d].make_room();
+                for (_, wait, is_written) in done {
+                    self.disk_tells(d, wait, if is_written { Ok(()) } else { Err(Errno::Io) });
+                }
+            }
+            Some(Step::Wipe(extents)) => {
+                if let Some(disk) = &mut self.donors[d].disk {
+                    for extent in extents.iter().map(|extent| u64::from(*extent)) {
+                        disk.resident.forget(extent * EXTENT_BLOCKS..(extent + 1) * EXTENT_BLOCKS);
+                    }
+                }
+                self.extents_are_wiped(d, extents);
+            }
+            None => {}
+        }
+        self.disk_goes_on(d);
+        if self.donors[d].disk.as_ref().is_some_and(|disk| disk.doing.is_none()) {
+            self.after(QUIET_NS, Ev::Donor(d, DonorEv::Disk(DiskEv::Quiet(step))));
+        }
+    }
+
+    /// Goes on with what waited for the disk, if its connection is still there.
+    fn disk_tells(&mut self, d: usize, wait: u64, result: Result<(), Errno>) {
+        let Some(waiting) = self.donors[d].disk.as_mut().and_then(|disk| disk.waiting.remove(&wait)) else {
+            return;
+        };
+        let Waiting { conn, header, ticket } = waiting;
+        let serves = self.network.conns.get(&conn).is_some_and(|conn| conn.donor_end.is_some());
+        if header.command == Command::Read && !serves {
+            let at = usize::try_from(header.offset).expect("inside of the memory");
+            return self.donors[d].let_go(blocks_of(at, header.length as usize));
+        }
+        self.answer_late(d, conn, |world, grant, end| match (header.command, result) {
+            (Command::Read, _) => world.read(d, conn, end, &header, true),
+            (_, Err(errno)) => end.outbox.error(header.cookie, errno, ""),
+            (command, Ok(())) => {
+                world.donors[d].landed(grant.volume, ticket);
+                let at = usize::try_from(header.offset).expect("inside of the memory");
+                let count = header.length as usize;
+                match command {
+                    Command::Write => {
+                        let sums = world.donors[d].memory.sums(at, count);
+                        end.outbox.done_with(header.cookie, sums.into_iter());
+                    }
+                    _ => end.outbox.done(header.cookie),
+                }
+            }
+        });
+    }
+
+    fn has_checked(&mut self, d: usize, wait: u64, blocks: &Range<u64>, before: &[Noted]) {
+        let DonorHost { disk, memory, .. } = &mut self.donors[d];
+        let Some(disk) = disk else { return };
+        let right = blocks.clone().zip(before).map(|(block, before)| {
+            let after = disk.journal.noted(block);
+            // The journal is nobody else's while it writes.
+            let sum = sum(&disk.journal.disk().block(block).unwrap_or_default());
+            let at = usize::try_from(block).expect("inside of the memory") * BLOCK;
+            let in_memory = !disk.resident.has(block) || memory.verify(at, BLOCK)[0];
+            in_memory && (*before != after || !before.is_data || sum == before.sum)
+        });
+        let right: Vec<bool> = right.collect();
+        let Some(Waiting { conn, header, .. }) = disk.waiting.remove(&wait) else { return };
+        self.answer_late(d, conn, |world, _, end| world.tell_rightness(d, end, &header, right));
+    }
+
+    /// Lets a connection, if it is still served, answer something that it was asked before.
+    fn answer_late(&mut self, d: usize, conn: u64, answer: impl FnOnce(&mut World, &Grant, &mut DonorEnd)) {
+        let serves = |conn: &&mut crate::network::Conn| conn.stage == Stage::Serving && conn.donor == Some(d);
+        let Some(there) = self.network.conns.get_mut(&conn).filter(serves) else { return };
+        let (Some(grant), Some(mut end)) = (there.grant, there.donor_end.take()) else { return };
+        answer(self, &grant, &mut end);
+        let answers = end.answers();
+        if let Some(conn) = self.network.conns.get_mut(&conn).filter(|conn| conn.stage == Stage::Serving) {
+            conn.donor_end = Some(end);
+        }
+        if !answers.is_empty() {
+            for bytes in cut(&mut self.rng, answers) {
+                self.send_to_client(conn, ToClient::Bytes(bytes));
+            }
+        }
+    }
+
+    /// It does not take what has to be put down before anything else: its donor ends.
+    pub(crate) fn disk_dies(&mut self, d: usize) {
+        say!(self, "the disk of donor {d} takes nothing any more");
+        self.end_donor(d, true);
+    }
+
+    fn extents_are_wiped(&mut self, d: usize, extents: Vec<u32>) {
+        self.wipe_memory(d, &extents);
+        self.step_donor(d, Event::Wiped { extents });
+    }
+}
