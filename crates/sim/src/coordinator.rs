@@ -15,7 +15,7 @@ use crate::strangers::Stranger;
 use crate::world::{Ev, World, say};
 use cheetah_core::api::{Answer, Call, Renewed};
 use cheetah_core::coordinator::{
-    CallId, Coordinator, Effect, Event, Found, Key, LeaseRecord, NotGreeted, Record,
+    CallId, Coordinator, Effect, Event, Found, Key, LeaseRecord, NotGreeted, Record, VolumeRecord,
 };
 use cheetah_core::limits::{CONNECT_DEADLINE_NS, DONOR_SILENCE_NS, LEASE_NS, MILLISECOND_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, LeaseToken, PoolId};
@@ -204,6 +204,9 @@ impl World {
             Effect::Store(Record::Content(_)) if self.bug == Some(Bug::LoadForgotten) => {}
             Effect::Store(record) => {
                 say!(self, "stored: {record:?}");
+                if let Record::Volume(VolumeRecord { map, .. }) = &record {
+                    self.loss_is_right(map);
+                }
                 if self.bug == Some(Bug::DiskBelieved) {
                     self.note_lost_on_disk(&record);
                 }

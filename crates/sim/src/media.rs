@@ -4,7 +4,7 @@
 //! disk (`disk`). Key rules: a block that cannot be read is healed where redundancy is, and an error where
 //! none is, until it is written again; who has no room is passed over, and nothing else is lost by that.
 
-use crate::bytes::BLOCK;
+use crate::bytes::{BLOCK, sum};
 use crate::calls::Caller;
 use crate::donor::DonorHost;
 use crate::network::Node;
@@ -18,6 +18,13 @@ use std::collections::BTreeSet;
 const UNREADABLE_MAX: u64 = 16;
 
 impl DonorHost {
+    /// Whether a block is what its checksum says.
+    pub(crate) fn has_right(&self, block: u64) -> bool {
+        let Some(disk) = &self.disk else { return false };
+        let noted = disk.journal.noted(block);
+        !noted.is_data || disk.journal.disk().block(block).is_some_and(|found| sum(&found) == noted.sum)
+    }
+
     /// Blocks that cannot be read, and are not the zeros that they are taken for.
     fn unreadable(&self) -> impl Iterator<Item = u64> + '_ {
         self.disk.iter().flat_map(|disk| {

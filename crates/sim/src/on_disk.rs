@@ -182,10 +182,11 @@ impl OnDisk {
         self.waits
     }
 
-    /// What is there of a block: in memory, or else on the disk.
+    /// What is there of a block: in memory, or else on the disk, as while a part of it has landed in memory.
     fn content(&self, memory: &Memory, block: u64) -> Content {
-        if self.resident.has(block) || !memory.has(block) {
-            let at = usize::try_from(block).expect("inside of the memory") * BLOCK;
+        let at = usize::try_from(block).expect("inside of the memory") * BLOCK;
+        let is_whole = self.resident.has(block) && memory.verify(at, BLOCK)[0];
+        if is_whole || !memory.has(block) {
             return memory.get(at, BLOCK).try_into().expect("a block");
         }
         self.journal.disk().raw(block)

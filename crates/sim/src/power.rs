@@ -14,9 +14,11 @@ use crate::world::{Ev, World, say};
 use crate::wounds::offset_of;
 use cheetah_core::api::RefusalCode;
 use cheetah_core::coordinator::{Key, Record, VolumeRecord};
+use cheetah_core::disk::JournalError;
 use cheetah_core::donor::{Event, Exit};
 use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BLOCKS, MILLISECOND_NS, SECOND_NS};
-use cheetah_core::map::{DonorId, Incarnation, Placement, Route, VolumeId, VolumeMap};
+use cheetah_core::map::{BadRange, DonorId, Incarnation, Placement, Route, VolumeId, VolumeMap};
+use cheetah_core::units::Time;
 use cheetah_core::volume::Request;
 use std::ops::Range;
 
@@ -55,7 +57,8 @@ impl World {
         let id = self.donors[d].id;
         let secret = self.donors[d].secret();
         let Some(mut on_disk) = self.donors[d].disk.take_if(|_| is_let_go) else { return };
-        if let Err(error) = on_disk.journal.renew(id, secret) {
+        // One that takes nothing any more is of no use to anybody.
+        if let Err(error @ (JournalError::Holds | JournalError::Full)) = on_disk.journal.renew(id, secret) {
             self.fail(format!("the disk of donor {d}, which is let go, cannot be made anew: {error}"));
         }
     }
@@ -120,22 +123,66 @@ impl World {
             self.count("disks of which blocks were torn");
             self.verdict.torn_disks.insert(id);
         }
-        self.verdict.torn_blocks.extend(lost);
+        for at in lost {
+            self.verdict.torn_blocks.entry(at).or_default().insert(id);
+        }
     }
 
-    /// Whether an error of a request may come from blocks that were torn.
-    fn meets_torn(&self, map: &VolumeMap, bytes: Range<u64>) -> bool {
+    /// Whether an error of a request of this client, submitted then, may come from blocks that were torn.
+    fn meets_torn(&self, c: usize, map: &VolumeMap, bytes: Range<u64>, since: Time) -> bool {
         let first = bytes.start / BLOCK_BYTES * BLOCK_BYTES;
         let mut here =
             self.verdict.torn_blocks.range((map.volume, first)..(map.volume, bytes.end.max(first)));
-        here.next().is_some()
+        if map.redundancy.data > 1 || map.redundancy.parity == 0 {
+            // Its row was under way as well: the others do not tell what it was.
+            return here.next().is_some();
+        }
+        // Of copies one is enough, if it was there when the loss was recorded (`loss_is_right`).
+        here.any(|((_, at), torn)| {
+            let group = usize::try_from(at / map.group_bytes()).expect("a group");
+            let local = u32::try_from(at % map.group_bytes()).expect("inside of an extent");
+            if map.bad.iter().any(|bad| bad.reaches(group as u32, 0, local, local + BLOCK_BYTES as u32)) {
+                return true;
+            }
+            let held = map.groups[group].slots.iter().filter_map(|slot| slot.held);
+            let is_out = |donor: DonorId| self.verdict.may_be_passed_over(c, donor, since);
+            held.map(|held| held.donor).all(|donor| torn.contains(&donor) || is_out(donor))
+        })
+    }
+
+    /// What is recorded as lost of a volume on disks, no donor in reach has.
+    pub(crate) fn loss_is_right(&mut self, map: &VolumeMap) {
+        let Some(before) = self.stored_map(map.volume).filter(|_| !map.medium.is_memory()) else { return };
+        let covers = |was: &BadRange, bad: &BadRange| {
+            (was.group, was.slot) == (bad.group, bad.slot) && was.from <= bad.from && bad.to <= was.to
+        };
+        let is_new = |bad: &&BadRange| !before.bad.iter().any(|was| covers(was, bad));
+        let copies = map.redundancy.data == 1;
+        let has = |held: Placement, from: u32, to: u32| {
+            let is_there = |donor: &&DonorHost| {
+                let calm = !self.verdict.is_in_trouble(donor.id, self.now);
+                donor.id == held.donor && donor.alive && calm && !donor.returned
+            };
+            let donor = self.donors.iter().find(is_there)?;
+            let first = u64::from(held.extent) * EXTENT_BLOCKS;
+            let blocks = first + u64::from(from) / BLOCK_BYTES..first + u64::from(to).div_ceil(BLOCK_BYTES);
+            blocks.into_iter().all(|block| donor.has_right(block)).then_some(donor.id)
+        };
+        let wrong = map.bad.iter().filter(is_new).find_map(|bad| {
+            let slots = &map.groups[bad.group as usize].slots;
+            let slots = if copies { &slots[..] } else { &slots[bad.slot as usize..=bad.slot as usize] };
+            let donor =
+                slots.iter().filter_map(|slot| slot.held).find_map(|held| has(held, bad.from, bad.to))?;
+            Some(format!("{bad:?} of volume {} is recorded as lost, and donor {donor} has it", map.name))
+        });
+        wrong.filter(|_| !self.plan.beyond).into_iter().for_each(|what| self.fail(what));
     }
 
     /// Whole blocks that were written again are right again.
     pub(crate) fn forget_torn(&mut self, volume: VolumeId, bytes: Range<u64>) {
         let first = bytes.start.next_multiple_of(BLOCK_BYTES);
         let end = bytes.end / BLOCK_BYTES * BLOCK_BYTES;
-        self.verdict.torn_blocks.retain(|(of, at)| *of != volume || !(first..end).contains(at));
+        self.verdict.torn_blocks.retain(|(of, at), _| *of != volume || !(first..end).contains(at));
     }
 
     /// A planted bug: what the records say that it lost while it was away it holds again.
@@ -187,14 +234,14 @@ impl World {
 
     /// Whether a request needs blocks that were torn when a donor ended: those that it asks for, and where it
     /// writes a part of a row the rest of that.
-    pub(crate) fn needs_torn(&self, c: usize, request: Request) -> bool {
+    pub(crate) fn needs_torn(&self, c: usize, request: Request, since: Time) -> bool {
         let Some(map) = self.clients[c].machine.as_ref().map(|machine| machine.map()) else { return false };
         let bytes = if request.op.writes() {
             rows_of(map, request)
         } else {
             request.offset..request.offset + u64::from(request.len)
         };
-        self.meets_torn(map, bytes)
+        self.meets_torn(c, map, bytes, since)
     }
 
     /// Writes, as many at once as it may.

@@ -88,11 +88,12 @@ impl World {
         let is_healed = |at: usize| flips && memory.is_writing(group, at, from, len);
         for at in copies {
             let Some(held) = slots[at].held else { continue };
-            if !is_healed(at)
-                && self.held_bytes(map.volume, held, from, len).is_some_and(|found| found != bytes)
-            {
+            let found = self.held_bytes(map.volume, held, from, len).filter(|_| !is_healed(at));
+            let differs = |found: Vec<u8>| found.iter().zip(bytes).position(|(found, wrote)| found != wrote);
+            if let Some(differs) = found.and_then(differs) {
+                let byte = from + differs as u64 * SECTOR;
                 return Err(format!(
-                    "it is acknowledged, and slot {at} of group {group}, held by donor {}, does not have it",
+                    "it is acknowledged, and slot {at} of group {group}, held by donor {}, does not have it at {byte}",
                     held.donor
                 ));
             }
@@ -192,9 +193,11 @@ impl World {
         let reached = |donor: DonorId| {
             serves && !self.verdict.may_be_passed_over(c, donor, since) && self.has_met(c, donor)
         };
-        // Of disks one that has ended is still a holder, and what it cannot be told the others keep marked.
+        // Of disks one that has ended is still a holder. What it cannot be told the others keep marked, and it comes
+        // back with marks of its own, which say of no write that it is complete: to the next writer rows are in
+        // doubt that fit.
         let waits = !map.medium.is_memory() && held.iter().any(|held| !reached(held.donor));
-        let (mut dirty, mut unsettled) = (None, false);
+        let (mut dirty, mut unsettled) = (None, waits);
         for placement in &held {
             let Some(donor) = self.donors.iter().find(|donor| donor.id == placement.donor && donor.alive)
             else {

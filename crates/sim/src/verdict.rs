@@ -25,8 +25,8 @@ pub(crate) struct Verdict {
     pub(crate) away: BTreeSet<DonorId>,
     /// Those of which some blocks were torn, by a write that was under way when they ended.
     pub(crate) torn_disks: BTreeSet<DonorId>,
-    /// Where such blocks lie in their volumes.
-    pub(crate) torn_blocks: BTreeSet<(VolumeId, u64)>,
+    /// Where such blocks lie in their volumes, and on which of them.
+    pub(crate) torn_blocks: BTreeMap<(VolumeId, u64), BTreeSet<DonorId>>,
     donor_trouble: BTreeMap<DonorId, Time>,
     client_trouble: BTreeMap<usize, Time>,
     /// By client host.

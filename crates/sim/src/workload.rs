@@ -390,7 +390,8 @@ impl World {
             }
             return Ok(());
         }
-        if matches!(error, VolumeError::DonorLost | VolumeError::Corrupt) && self.needs_torn(c, slot.request)
+        if matches!(error, VolumeError::DonorLost | VolumeError::Corrupt)
+            && self.needs_torn(c, slot.request, slot.submitted)
         {
             self.count("errors of blocks that were torn");
             return Ok(());
