@@ -7,8 +7,8 @@
 //! only when the disk has it; what comes from the disk never covers what was written meanwhile.
 //!
 //! Parts: `file` and `export` (its bytes), `journal` (core's order of a write, on them), `teller` and
-//! `threads` (who waits for the disk); core's `Resident` says what is in memory. Called by the donor's server and
-//! `cheetah donate`. Tests: there, `lab/disks.rs`.
+//! `threads` (who waits for the disk); core's `Resident` says what is in memory. Called by the donor's
+//! server and `cheetah donate`. Tests: there, `lab/disks.rs`, `sim`.
 
 mod export;
 mod file;

@@ -1,11 +1,12 @@
-//! A disk that loses power: what was written and not flushed is there afterwards, or not, or in part, sector by
-//! sector.
+//! A disk that loses power: what was written and not flushed is there afterwards, or not, or in part,
+//! sector by sector.
 //!
 //! Owns what is on the disk for good, what is only in its cache, and what of it cannot be read or written.
-//! Never: what is written, or when (core's journal), or who is told (`on_disk`). Scale: a block has a byte for
-//! each sector as memory has; what lies before the blocks is as long as it is. Invariant: what was flushed
-//! stays. Key rule: a step of the journal takes time, and is done here at its beginning; if its donor ends
-//! before its end, the disk has a part of it, from the first operation on. Tests: below; the planted bugs.
+//! Never: what is written, or when (core's journal), or who is told (`on_disk`). Scale: a block has a byte
+//! for each sector as memory has; what lies before the blocks is as long as it is. Invariant: what was
+//! flushed stays. Key rule: a step of the journal takes time, and is done here at its beginning; if its
+//! donor ends before its end, the disk has a part of it, from the first operation on. Tests: below; the
+//! planted bugs.
 
 use crate::bytes::{BLOCK, sum};
 use crate::rng::Rng;

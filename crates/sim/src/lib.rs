@@ -18,15 +18,15 @@
 //! map without an order, or a dependency from outside the house.
 //!
 //! Files: `plan` (what a seed picks), `world` (time and events), `network`, `wire` (the ends of a data
-//! connection), the drivers `donor` and `serving`, `client`, `leases`, `links` and `parts`, `coordinator` and
-//! `calls`; `disk` and `on_disk` (a donor's disk, and the donor around it); `director`, `faults`, `deaths`,
-//! `clocks`, `together`, `load`, `strangers`, `power` and `media` (what happens to them), `workload` (requests
-//! and their judgement), `oracle` (bytes), `redundancy` (what of them must be somewhere), `contents` (what a
-//! volume counts as holding), `verdict` and `wounds` (errors), `finale` (heal, and demand that all is well),
-//! `swarm` (many seeds). `bytes` and `memory` (at a scale of 1:512), `runs`, `rng`, `stats`. Beside them
-//! `opened` (a world of its own: volumes that are filled from a source while they are read), `read_ahead`
-//! (rules compared over a path without faults) and `walk` (every order of few events in place of some of
-//! many). Tests: `tests/`.
+//! connection), the drivers `donor` and `serving`, `client`, `leases`, `links` and `parts`, `coordinator`
+//! and `calls`; `disk` and `on_disk` (a donor's disk, and the donor around it); `director`, `faults`,
+//! `deaths`, `clocks`, `together`, `load`, `strangers`, `power` and `media` (what happens to them),
+//! `workload` (requests and their judgement), `oracle` (bytes), `redundancy` (what of them must be
+//! somewhere), `contents` (what a volume counts as holding), `verdict` and `wounds` (errors), `finale`
+//! (heal, and demand that all is well), `swarm` (many seeds). `bytes` and `memory` (at a scale of 1:512),
+//! `runs`, `rng`, `stats`. Beside them `opened` (a world of its own: volumes that are filled from a source
+//! while they are read), `read_ahead` (rules compared over a path without faults) and `walk` (every order
+//! of few events in place of some of many). Tests: `tests/`.
 #![forbid(unsafe_code)]
 
 mod bytes;

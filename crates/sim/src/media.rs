@@ -1,8 +1,9 @@
 //! What goes wrong with a disk itself: blocks that cannot be read, no more room, and its end.
 //!
-//! Owns: when, on which disks, and what that excuses. Never: a donor's end for another cause (`power`), or the
-//! disk (`disk`). Key rules: a block that cannot be read is healed where redundancy is, and an error where
-//! none is, until it is written again; who has no room is passed over, and nothing else is lost by that.
+//! Owns: when, on which disks, and what that excuses. Never: a donor's end for another cause (`power`), or
+//! the disk (`disk`). Key rules: a block that cannot be read is healed where redundancy is, and an error
+//! where none is, until it is written again; who has no room is passed over, and nothing else is lost by
+//! that.
 
 use crate::bytes::{BLOCK, sum};
 use crate::calls::Caller;

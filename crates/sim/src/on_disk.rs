@@ -1,10 +1,10 @@
 //! The driver of a donor whose memory is a cache over a disk: what `rim::disk`, its threads and
 //! `rim::donor::waiting` do, in virtual time.
 //!
-//! Owns: requests that wait for the disk, what is written together, and which blocks are in memory. Never: the
-//! order of a write, or which blocks stay (core's `Journal` and `Resident`), or what is on the disk (`disk`).
-//! Invariants: an answer to a write leaves when the disk has it; what is in memory of a block that is not held
-//! may go at any time, and nobody reads what has gone.
+//! Owns: requests that wait for the disk, what is written together, and which blocks are in memory. Never:
+//! the order of a write, or which blocks stay (core's `Journal` and `Resident`), or what is on the disk
+//! (`disk`). Invariants: an answer to a write leaves when the disk has it; what is in memory of a block
+//! that is not held may go at any time, and nobody reads what has gone.
 
 use crate::bytes::{BLOCK, Kept, Memory, sum};
 use crate::disk::{Content, SimDisk};

@@ -1,9 +1,10 @@
-//! Donors of disks that end, and come back as the same donors with what their disks have; and power that goes.
+//! Donors of disks that end, and come back as the same donors with what their disks have; and power that
+//! goes.
 //!
-//! Owns: who comes back, what becomes of a disk whose donor is let go, and the loss of power of a whole pool:
-//! donors, clients and the coordinator at one moment. Never: what is on a disk (`disk`), or which requests may
-//! fail meanwhile (`verdict`). Key rule: nothing is excused by it but that donors are away; once they are back,
-//! all that was acknowledged is there.
+//! Owns: who comes back, what becomes of a disk whose donor is let go, and the loss of power of a whole
+//! pool: donors, clients and the coordinator at one moment. Never: what is on a disk (`disk`), or which
+//! requests may fail meanwhile (`verdict`). Key rule: nothing is excused by it but that donors are away;
+//! once they are back, all that was acknowledged is there.
 
 use crate::client::Phase;
 use crate::donor::DonorHost;

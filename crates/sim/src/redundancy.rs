@@ -193,9 +193,9 @@ impl World {
         let reached = |donor: DonorId| {
             serves && !self.verdict.may_be_passed_over(c, donor, since) && self.has_met(c, donor)
         };
-        // Of disks one that has ended is still a holder. What it cannot be told the others keep marked, and it comes
-        // back with marks of its own, which say of no write that it is complete: to the next writer rows are in
-        // doubt that fit.
+        // Of disks one that has ended is still a holder. What it cannot be told the others keep marked,
+        // and it comes back with marks of its own, which say of no write that it is complete: to the next
+        // writer rows are in doubt that fit.
         let waits = !map.medium.is_memory() && held.iter().any(|held| !reached(held.donor));
         let (mut dirty, mut unsettled) = (None, waits);
         for placement in &held {
@@ -223,8 +223,8 @@ impl World {
         }
     }
 
-    /// Whether it ever was let in by the process that its donor has now. Who owes nothing on a connection whose
-    /// other end lost its power does not find out.
+    /// Whether it ever was let in by the process that its donor has now. Who owes nothing on a connection
+    /// whose other end lost its power does not find out.
     fn has_met(&self, c: usize, donor: DonorId) -> bool {
         let now = self.donors.iter().rposition(|other| other.id == donor);
         let is_disk = now.is_some_and(|d| self.donors[d].disk.is_some());

@@ -124,7 +124,8 @@ impl World {
         let writers: Vec<usize> = (0..self.clients.len()).filter(|c| writes(&self.clients[*c])).collect();
         let client = self.rng.pick(&writers)?;
         let volume = self.clients[client].volume?;
-        // What was covered is kept in memory alone, and who has ended may come back: a disk is another matter.
+        // What was covered is kept in memory alone, and who has ended may come back: a disk is another
+        // matter.
         let map =
             self.stored_map(volume).filter(|map| map.redundancy.parity > 0 && map.medium.is_memory())?;
         let map = map.clone();

@@ -1,11 +1,11 @@
 //! The order of a write to a disk: the log, then the blocks, then the word that it is done.
 //!
-//! Owns what is put down and when, the table of checksums as the disk has it, and the donor's state. Never:
-//! the disk itself (the driver's [`Pages`]), the content of a block, what is in memory, or who waits.
-//! Invariant: what `commit` said is done is what `open` finds, whatever was lost of all that was written since
-//! the last flush. Its caller serialises all calls, and passes on which regions are `marked`: those that may
-//! have been written on some donors of their volume and not on others. Called by `rim::disk` and the
-//! simulator. Tests: `rim::disk`, the simulator.
+//! Owns what is put down and when, the table of checksums as the disk has it, and the donor's state.
+//! Never: the disk itself (the driver's [`Pages`]), the content of a block, what is in memory, or who
+//! waits. Invariant: what `commit` said is done is what `open` finds, whatever was lost of all that was
+//! written since the last flush. Its caller serialises all calls, and passes on which regions are
+//! `marked`: those that may have been written on some donors of their volume and not on others. Called by
+//! `rim::disk` and the simulator. Tests: `rim::disk`, the simulator.
 
 use super::table::{ABSENT, Table, extent_of};
 use super::{

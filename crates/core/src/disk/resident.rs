@@ -1,9 +1,9 @@
 //! Which blocks of a disk are in memory, who holds them there, and which are on their way.
 //!
-//! Owns the choice (core's `Cache`), the counts of holds, what is being read and who waits for it. Never: the
-//! bytes. Invariants: what is held, or waited for, does not go; what was written since a read of it began is not covered by
-//! what that brings (it is *spoiled*); of what is on its way nothing is read twice. Called by `rim::disk`, under
-//! one lock, and the simulator. Tests: below.
+//! Owns the choice (core's `Cache`), the counts of holds, what is being read and who waits for it. Never:
+//! the bytes. Invariants: what is held, or waited for, does not go; what was written since a read of it
+//! began is not covered by what that brings (it is *spoiled*); of what is on its way nothing is read
+//! twice. Called by `rim::disk`, under one lock, and the simulator. Tests: below.
 
 use super::Cache;
 use std::collections::{BTreeMap, BTreeSet};
@@ -54,8 +54,8 @@ impl<T: Clone> Resident<T> {
         self.cache.has(block)
     }
 
-    /// Holds these from now on; then as `look`. What is on its way is held as well: it would not be here when the
-    /// last of it has come, where many ask for more than there is room for.
+    /// Holds these from now on; then as `look`. What is on its way is held as well: it would not be here
+    /// when the last of it has come, where many ask for more than there is room for.
     pub fn hold(
         &mut self,
         blocks: Range<u64>,

@@ -1,7 +1,7 @@
 //! The journal's disk: core's order of a write over a file or a device.
 //!
-//! Owns the bytes between core's journal and `file`. Never: what is put down, or when (`core::disk`). Invariant:
-//! what reaches the disk comes from memory that is aligned. Called by `disk`. Tests: below.
+//! Owns the bytes between core's journal and `file`. Never: what is put down, or when (`core::disk`).
+//! Invariant: what reaches the disk comes from memory that is aligned. Called by `disk`. Tests: below.
 
 use super::DiskError;
 use super::file::{Blocks, Pages};

@@ -1,8 +1,8 @@
 //! The threads that wait for a disk: one that writes, a few that read.
 //!
 //! Owns the queues, and how much is taken together. Never: the order of a write (`journal`), or what is in
-//! memory (core's `Resident`). Invariant: writes reach the journal in the order in which they were handed over, and
-//! no two of one batch touch the same block. Called by `disk`. Tests: `lab/disks.rs`.
+//! memory (core's `Resident`). Invariant: writes reach the journal in the order in which they were handed
+//! over, and no two of one batch touch the same block. Called by `disk`. Tests: `lab/disks.rs`.
 
 use super::Shared;
 use super::file::Pages;

@@ -93,8 +93,8 @@ impl<'a> OnDisk<'a> {
         Some(waiting)
     }
 
-    /// Whether what a read asks for is in memory, and stays there until its answer is sent; else it waits, and
-    /// what has come stays as well. `again`: it waited.
+    /// Whether what a read asks for is in memory, and stays there until its answer is sent; else it waits,
+    /// and what has come stays as well. `again`: it waited.
     pub(super) fn holds(&mut self, header: &RequestHeader, again: bool) -> bool {
         let (offset, len) = (header.offset, u64::from(header.length));
         let teller = self.wait(Waiting::Read(*header));
