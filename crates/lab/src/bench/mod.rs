@@ -6,11 +6,11 @@
 //! Invariant: every ratio is of two sides that took turns in the same rounds, with the same congestion
 //! control, in a network namespace of the benchmark's own. Called by: `bin/bench.rs`. Parts: `outside` (the
 //! process that stays outside), `part` (what one measures with), `row` (judges), `rounds` (takes turns),
-//! `worker` (makes loads, by a `child`), `results` (writes); the table's parts `local` (with `contenders` and
-//! `latency`), `front`, `lan`, `far`, `seeds`, `scale` (with `simulated`), `ahead`, `thesis`, and those that
-//! are measured by name, `codes`, `parity`, `disks`, `repair`, `owner`, `remote`; their loads `client`, `direct`,
-//! `file`, `libnbd`, `ping`; `machine`, `quiet` and `share` (what it runs on), `progress` and `plot`. Tests:
-//! in each of them.
+//! `worker` (makes loads, by a `child`), `results` (writes); the table's parts `local` (with `contenders`
+//! and `latency`), `front`, `lan`, `far`, `seeds`, `scale` (with `simulated`), `ahead`, `thesis`, and those
+//! that are measured by name, `codes`, `parity`, `disks`, `repair`, `owner`, `remote`; their loads
+//! `client`, `direct`, `file`, `libnbd`, `ping`; `machine`, `quiet` and `share` (what it runs on),
+//! `progress` and `plot`. Tests: in each of them.
 
 mod ahead;
 mod child;
