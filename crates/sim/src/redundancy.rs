@@ -196,7 +196,9 @@ impl World {
         // Of disks one that has ended is still a holder. What it cannot be told the others keep marked,
         // and it comes back with marks of its own, which say of no write that it is complete: to the next
         // writer rows are in doubt that fit.
-        let waits = !map.medium.is_memory() && held.iter().any(|held| !reached(held.donor));
+        let away = |donor: &DonorHost| donor.disk.is_some() && self.verdict.is_in_trouble(donor.id, since);
+        let waits = !map.medium.is_memory()
+            && (held.iter().any(|held| !reached(held.donor)) || self.donors.iter().any(away));
         let (mut dirty, mut unsettled) = (None, waits);
         for placement in &held {
             let Some(donor) = self.donors.iter().find(|donor| donor.id == placement.donor && donor.alive)
