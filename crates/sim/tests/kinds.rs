@@ -86,6 +86,14 @@ fn what_disks_have_outlives_a_pool_without_power() {
     }
 }
 
+/// Of three copies one is away, and the one that had the last write cannot be read: the third missed that
+/// write, of which nobody was told that it is complete.
+#[test]
+fn an_older_copy_counts_where_the_newer_cannot_be_read() {
+    let outcome = run(8782, Setup { only: Some(Fault::Power), ..Setup::default() }, None);
+    assert_eq!(outcome.failure, None);
+}
+
 #[test]
 fn what_nothing_gives_back_is_recorded_and_the_rest_goes_on() {
     let seen = all_hold(Fault::Rot, Setup { beyond: true, ..Setup::default() }, 100);

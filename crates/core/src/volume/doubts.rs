@@ -22,6 +22,8 @@ pub(super) struct Torn {
     pub(super) missed: Slots,
     /// They fit together once this is undone.
     pub(super) undo: Option<Undo>,
+    /// Of copies: those that had what was written last cannot give it, so that one counts which missed it.
+    pub(super) older: bool,
 }
 
 impl Torn {
@@ -216,7 +218,7 @@ mod tests {
     use crate::volume::watch::set_aside;
 
     fn torn(base: &mut Base, lo: u32, hi: u32, missed: Slots) {
-        base.doubts.torn.push(Torn { group: 0, lo, hi, missed, undo: None });
+        base.doubts.torn.push(Torn { group: 0, lo, hi, missed, undo: None, older: false });
     }
 
     #[test]
@@ -256,7 +258,7 @@ mod tests {
     #[test]
     fn data_makes_parity_and_what_missed_a_write_is_mended_from_those_that_did_not() {
         let mut base = sample("parity:2+1");
-        let (all, parity) = (Torn { group: 0, lo: 0, hi: 4096, missed: 0, undo: None }, bit(2));
+        let (all, parity) = (Torn { group: 0, lo: 0, hi: 4096, missed: 0, undo: None, older: false }, bit(2));
         assert!(can_resync(&base, all));
         assert_eq!(mendable(&base, Torn { missed: parity, ..all }), Some(2));
         assert_eq!(mendable(&base, all), None, "nobody knows who fits");

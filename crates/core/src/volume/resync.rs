@@ -250,7 +250,7 @@ impl Resync {
                     Way::Undo(undo) => (0, Some(undo)),
                     Way::None => (0, None),
                 };
-                Torn { group, lo, hi, missed, undo }
+                Torn { group, lo, hi, missed, undo, older: false }
             }));
         }
         let mut dirty: BTreeMap<u32, Vec<(u32, u32)>> = BTreeMap::new();
@@ -275,7 +275,7 @@ impl Resync {
                 let (mut at, end) = (from.max(done), to.min(used));
                 while at < end {
                     let hi = (at / step * step + step).min(end);
-                    base.doubts.torn.push(Torn { group, lo: at, hi, missed: 0, undo: None });
+                    base.doubts.torn.push(Torn { group, lo: at, hi, missed: 0, undo: None, older: false });
                     at = hi;
                 }
                 done = done.max(end);
@@ -293,7 +293,13 @@ impl Resync {
             if self.open >= RESYNCS_MAX {
                 return;
             }
-            let torn = base.doubts.torn[at];
+            let mut torn = base.doubts.torn[at];
+            let counts = |slot: u32| torn.missed & bit(slot) == 0 && base.source(torn.group, slot).is_some();
+            if torn.older && !base.shape.slots().any(counts) {
+                // That one has gone as well.
+                torn.missed = 0;
+                base.doubts.torn[at] = torn;
+            }
             if doubts::is_unsure(base, torn.group) || base.doubts.resurveyed.contains(&torn.group) {
                 continue;
             }
@@ -449,13 +455,33 @@ pub(super) fn wrong(base: &mut Base, key: Key) {
             let block = |at: u32| Torn { lo: at, hi: at + BLOCK, ..torn };
             base.doubts.torn.extend((lo..hi).step_by(BLOCK as usize).map(block));
         }
-    } else {
+    } else if !takes_an_older_copy(base, key) {
         let column = |slot: u32| if data == 1 { 0 } else { slot };
         for slot in slots_of(wrong).map(column).filter(|slot| *slot < data) {
             base.shape.report_bad(BadRange { group, slot, from: lo, to: hi });
         }
     }
     base.end_job(key, Err(VolumeError::Corrupt));
+}
+
+/// Copies that have the last write cannot give it, and one is there that missed it. Nobody was told that
+/// this write is complete, so what was before it counts again.
+fn takes_an_older_copy(base: &mut Base, key: Key) -> bool {
+    let Job { group, wrong, .. } = base.jobs[key];
+    if base.shape.geometry.data > 1 {
+        return false;
+    }
+    let all: Slots = base.shape.slots().map(bit).sum();
+    let there: Slots = base.shape.slots().filter(|slot| base.source(group, *slot).is_some()).map(bit).sum();
+    let here = |torn: &&mut Torn| torn.is_of(&base.jobs[key]) && !torn.older;
+    let mut takes = false;
+    for torn in base.doubts.torn.iter_mut().filter(here) {
+        let older = torn.missed & there & !wrong;
+        if older != 0 {
+            (torn.missed, torn.older, takes) = (all & !older, true, true);
+        }
+    }
+    takes
 }
 
 /// Whole extents come as one range; a job takes as much as fits into scratch memory.
