@@ -38,6 +38,7 @@ fn answers(bytes: &[u8], cuts: &[u8]) -> (Taken, bool) {
         base_allocation: Some(1),
         dirty: Some(2),
         context: Some(3),
+        auth: None,
     };
     let mut machine = Transmission::new(&session, true, 1 << 16, 256);
     let mut taken = Taken { data: vec![vec![0xee; LENGTH as usize]; 6], answers: Vec::new() };

@@ -16,6 +16,7 @@ fn steps(bytes: &[u8], cuts: &[u8]) -> Vec<String> {
         base_allocation: Some(1),
         dirty: Some(2),
         context: Some(3),
+        auth: None,
     };
     let mut machine = Transmission::new(session, 1 << 10);
     let (mut steps, mut kept, mut rest, mut cuts) = (Vec::new(), Vec::new(), bytes, cuts.iter().cycle());

@@ -6,7 +6,8 @@ use crate::cli_custody::{
     CaseArgs, Handover, LOG_EXAMPLES, Log, REPORT_EXAMPLES, VERIFY_LOG_EXAMPLES, VerifyLog,
 };
 use crate::cli_machine::{DOCTOR_EXAMPLES, Doctor, Manual};
-use crate::cli_members::{Join, Member, Token};
+pub use crate::cli_members::EncryptArg;
+use crate::cli_members::{Grant, Join, Member, Token};
 use crate::cli_model::{MODEL_EXAMPLES, Model, SIMULATE_EXAMPLES, Simulate};
 use crate::cli_saving::{SAVE_EXAMPLES, Save};
 use crate::cli_seal::{MANIFEST_EXAMPLES, SEAL_EXAMPLES};
@@ -41,6 +42,7 @@ Environment:
   CHEETAH_CONFIG   a file in place of both, as --config; empty: none
   CHEETAH_POOL     URL of the coordinator, or several, as --pool
   CHEETAH_IDENTITY the directory of this user's identity, as --identity
+  CHEETAH_KEY_FILE the key of encrypted volumes, as --key-file
   CHEETAH_HOST_ID  what tells this machine from any other, as --host-id of donate
   CHEETAH_LOG      what to log on stderr: error, warn, info, debug; without it, faults and what happened to the pool";
 
@@ -52,6 +54,10 @@ pub struct Cli {
     /// ~/.config/cheetah/identity (~/.config/cheetah/donor of who lends).
     #[arg(long, global = true, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub identity: Option<PathBuf>,
+    /// The key of encrypted volumes: 32 bytes or 64 hexadecimal digits, in a file of mode 600. Without it:
+    /// $CHEETAH_KEY_FILE, then what the pool has wrapped for this member.
+    #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub key_file: Option<PathBuf>,
     /// A configuration in place of this user's and this machine's. Without it: $CHEETAH_CONFIG.
     #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
@@ -110,7 +116,7 @@ pub enum Command {
     Donate(Donate),
     /// Make a volume.
     #[command(
-        after_help = "Examples:\n  cheetah create case7 500G\n  cheetah create scratch all --redundancy stripe:4\n  cheetah create safe 100G --redundancy parity:4+2\n  cheetah create pool all --redundancy linear --follow"
+        after_help = "Examples:\n  cheetah create case7 500G\n  cheetah create scratch all --redundancy stripe:4\n  cheetah create safe 100G --redundancy parity:4+2\n  cheetah create pool all --redundancy linear --follow\n  cheetah create case8 100G --encrypt         donors get ciphertext"
     )]
     Create(Create),
     /// Make a volume available to tools: a file, a block device or an NBD export. One attachment of a volume
@@ -214,6 +220,11 @@ pub enum Command {
     /// The members of a pool.
     #[command(subcommand)]
     Member(Member),
+    /// Give the key of an encrypted volume to another member, wrapped for that one.
+    #[command(
+        after_help = "Example:\n  cheetah grant case7 0123456789abcdef     as `cheetah member list` shows it"
+    )]
+    Grant(Grant),
     /// Print a completion script for a shell.
     #[command(
         after_help = "Example:\n  cheetah completions bash > ~/.local/share/bash-completion/completions/cheetah"
@@ -257,6 +268,7 @@ impl Command {
             Command::Validate(options) => &options.json,
             Command::Manifest(options) => &options.json,
             Command::Grow(options) => &options.json,
+            Command::Grant(options) => &options.json,
             Command::Leave(options) => &options.json,
             Command::Coordinate(options) => &options.json,
             Command::Donate(options) => &options.json,
@@ -318,6 +330,8 @@ pub struct Create {
     pub follow: bool,
     #[command(flatten)]
     pub on: OnArg,
+    #[command(flatten)]
+    pub encrypt: EncryptArg,
     #[command(flatten)]
     pub case: CaseArgs,
     #[command(flatten)]
@@ -410,6 +424,8 @@ pub struct Load {
     pub name: String,
     #[command(flatten)]
     pub on: OnArg,
+    #[command(flatten)]
+    pub encrypt: EncryptArg,
     /// Load into a volume that was loaded or written before, whatever it holds; not while anybody reads it.
     /// The volume is made anew, as large as the file: nothing of what it held stays.
     #[arg(long)]
@@ -480,6 +496,8 @@ pub struct Open {
     pub redundancy: Option<Redundancy>,
     #[command(flatten)]
     pub on: OnArg,
+    #[command(flatten)]
+    pub encrypt: EncryptArg,
     /// Bytes each second that are read of what nobody waits for. Without it: as fast as it goes.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub rate: Option<u64>,

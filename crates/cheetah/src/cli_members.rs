@@ -1,4 +1,4 @@
-//! The command line of pools of members: tokens, members, and coming in. Never: behaviour.
+//! The command line of pools of members: tokens, members, coming in, and the keys that members are given. Never: behaviour.
 
 use crate::cli::{JsonArg, PoolArg};
 use cheetah_core::map::{MemberId, TokenId};
@@ -68,6 +68,26 @@ pub enum Member {
 #[derive(Debug, Args)]
 pub struct RevokeMember {
     /// As `cheetah member list` shows it.
+    pub member: MemberId,
+    #[command(flatten)]
+    pub pool: PoolArg,
+    #[command(flatten)]
+    pub json: JsonArg,
+}
+
+#[derive(Clone, Copy, Debug, Args)]
+pub struct EncryptArg {
+    /// Encrypt each block on this machine: donors get ciphertext. The key is wrapped for this member of the
+    /// pool (`cheetah grant` gives it to others), or comes from --key-file.
+    #[arg(long)]
+    pub encrypt: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Grant {
+    /// An encrypted volume, of which this one has the key.
+    pub name: String,
+    /// Who may attach it from now on, as `cheetah member list` shows it.
     pub member: MemberId,
     #[command(flatten)]
     pub pool: PoolArg,

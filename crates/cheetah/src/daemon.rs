@@ -90,7 +90,7 @@ impl Order {
         let Order { read_only, writable, incomplete, .. } = *self;
         let poll = Duration::from_micros(self.poll_us.into());
         let tuning = Tuning { connections: self.connections.map(usize::from), poll, caching: self.caching() };
-        Options { read_only, writable, incomplete, raw: false, tuning }
+        Options { read_only, writable, incomplete, raw: false, blind: false, tuning }
     }
 
     /// Of an attachment that has nothing yet.

@@ -193,6 +193,10 @@ impl From<cheetah_client::Error> for Failure {
     fn from(error: cheetah_client::Error) -> Self {
         match error {
             cheetah_client::Error::Call(error) => error.into(),
+            error @ (cheetah_client::Error::NoKey { .. } | cheetah_client::Error::OtherKey { .. }) => {
+                Failure { code: "no_key", ..Failure::new(Exit::Refused, error.to_string()) }
+            }
+            error @ cheetah_client::Error::NoMember { .. } => Failure::usage(error.to_string()),
             cheetah_client::Error::Url(error) => Failure::usage(error.to_string()),
             other => Failure::failed(other.to_string()),
         }

@@ -283,6 +283,7 @@ mod tests {
             redundancy: Redundancy { data: 2, parity: 1 },
             unit: 65536,
             medium: cheetah_core::map::Medium::Memory,
+            encrypted: false,
             epoch: 1,
             follow: false,
             attachments: report.into_iter().map(attachment).collect(),

@@ -20,7 +20,7 @@ use crate::health::LOADING;
 use crate::mapfile;
 use crate::on_disk;
 use crate::output;
-use crate::pool::{find, unexpected, volume};
+use crate::pool::{encryption, find, unexpected, volume};
 use crate::seal;
 use crate::signals::Signals;
 use crate::verify;
@@ -274,7 +274,16 @@ impl Loading {
             ));
             return false;
         }
-        let has_room = self.lease.granted.map.proofs.is_some();
+        let map = &self.lease.granted.map;
+        if map.encrypted && seals(options) {
+            output::note(&format!(
+                "volume '{}' is not sealed: an encrypted volume cannot be yet, and each of its blocks has an authentication \
+                 tag",
+                self.name
+            ));
+            return false;
+        }
+        let has_room = map.proofs.is_some();
         if !has_room {
             output::note(&seal::no_room(name, bytes).message);
         }
@@ -452,6 +461,9 @@ async fn ensure_volume(
     match pool.call(Call::Show { name: name.to_owned() }).await {
         Ok(Answer::Volume(detail)) => {
             check_room(&detail.status, size, options)?;
+            if options.encrypt.encrypt && !detail.status.encrypted {
+                return Err(Failure::new(Exit::Refused, not_encrypted(name)));
+            }
             Ok(false)
         }
         Ok(other) => Err(unexpected(&other)),
@@ -460,6 +472,7 @@ async fn ensure_volume(
             let create = Create {
                 load: Some(Box::new(load)),
                 on: options.on.on,
+                encrypted: encryption(pool, name, options.encrypt)?,
                 ..Create::new(name, Size::Bytes(size))
             };
             let made = volume(pool, Call::Create(create)).await?;
@@ -470,6 +483,13 @@ async fn ensure_volume(
         }
         Err(error) => Err(error.into()),
     }
+}
+
+pub fn not_encrypted(name: &str) -> String {
+    format!(
+        "volume '{name}' is there already and is not encrypted, which it cannot become: choose another name, or `cheetah \
+         delete {name}`"
+    )
 }
 
 /// Before the lease is taken: what ends here has not touched the volume.

@@ -113,6 +113,7 @@ fn main() -> ExitCode {
     if !matches!(cli.command, Command::Up(_)) {
         members::begin(cli.identity.as_deref(), matches!(cli.command, Command::Donate(_)));
     }
+    cheetah_client::use_key_file(cli.key_file.as_deref());
     let may_hang = matches!(cli.command, Command::Load(_) | Command::Save(_));
     let ended = runtime.block_on(run(cli.command));
     if may_hang {
@@ -196,6 +197,7 @@ async fn run(command: Command) -> Result<(), Failure> {
         Command::Report(options) => handover::report(options).await,
         Command::VerifyLog(options) => custody::verify_log(&options),
         Command::Grow(options) => pool::grow(options).await,
+        Command::Grant(options) => members::grant(options).await,
         Command::Delete(options) => pool::delete(options).await,
         Command::Leave(options) => leave::leave(options).await,
         Command::Join(options) => members::join(options).await,

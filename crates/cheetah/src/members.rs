@@ -5,7 +5,7 @@
 //! that begins with cheetah:// is spoken to by TLS or not at all. Tests: below; `lab/tests/members.rs`.
 
 use crate::cli::{self, PoolArg};
-use crate::cli_members::{Join, Member as MemberCommand, NewToken, RevokeMember, RevokeToken, Token};
+use crate::cli_members::{Grant, Join, Member as MemberCommand, NewToken, RevokeMember, RevokeToken, Token};
 use crate::failure::{Exit, Failure};
 use crate::output;
 use crate::pool::{done, find, unexpected};
@@ -307,6 +307,34 @@ pub async fn member(command: MemberCommand) -> Result<(), Failure> {
         MemberCommand::List(options) => list_members(options).await,
         MemberCommand::Revoke(options) => revoke_member(options).await,
     }
+}
+
+/// Gives the key of an encrypted volume to a member.
+pub async fn grant(options: Grant) -> Result<(), Failure> {
+    let Grant { name, member, pool, json } = options;
+    let pool = find(&pool).await?;
+    let known = match pool.call(Call::Member { member }).await? {
+        Answer::Member(known) => known,
+        other => return Err(unexpected(&other)),
+    };
+    if known.key.is_empty() {
+        return Err(Failure::failed(format!(
+            "the pool does not know the public key of member {member} yet: it does once a program of that member has \
+             renewed its certificate"
+        )));
+    }
+    let how = cheetah_client::Options { read_only: true, incomplete: true, ..Default::default() };
+    let lease = cheetah_client::Lease::for_tools(&pool, &name, &how).await?;
+    let given = match lease.granted.map.encrypted {
+        true => {
+            cheetah_client::give_key(&pool, &lease.granted, member, &known.key).await.map_err(Failure::from)
+        }
+        false => Err(Failure::usage(format!("volume '{name}' is not encrypted, and needs no key"))),
+    };
+    // One that is not given back runs out by itself.
+    let _ = lease.give_back().await;
+    given?;
+    done(&json, &format!("gave member {member} ({}) the key of {name}", known.name))
 }
 
 async fn revoke_member(options: RevokeMember) -> Result<(), Failure> {

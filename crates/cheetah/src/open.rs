@@ -13,9 +13,9 @@ use crate::custody;
 use crate::daemon::Report;
 use crate::failure::{Exit, Failure};
 use crate::filler::{Order, Record};
-use crate::load::described;
+use crate::load::{described, not_encrypted};
 use crate::output;
-use crate::pool::{done, find, volume};
+use crate::pool::{done, encryption, find, volume};
 use crate::runtime_dir::{Claim, RuntimeDir};
 use cheetah_core::api::{Call, Create, RefusalCode, Size, VolumeDetail};
 use cheetah_core::content::{ContentState, Source, ToLoad};
@@ -130,6 +130,9 @@ async fn ensure(
 ) -> Result<(VolumeDetail, bool), Failure> {
     let name = options.name.clone();
     match volume(pool, Call::Show { name: name.clone() }).await {
+        Ok(detail) if options.encrypt.encrypt && !detail.status.encrypted => {
+            return Err(Failure::new(Exit::Refused, not_encrypted(&name)));
+        }
         Ok(detail) if detail.status.content.state == ContentState::Opened => return Ok((detail, false)),
         Ok(_) => {
             let text = format!(
@@ -145,8 +148,9 @@ async fn ensure(
     let size = Size::Bytes(source.size);
     let load = ToLoad { source, by: own_name(), backed: true, memory: options.memory };
     let load = Some(Box::new(load));
-    let create =
-        Create { redundancy: options.redundancy, load, on: options.on.on, ..Create::new(name, size) };
+    let encrypted = encryption(pool, &name, options.encrypt)?;
+    let (redundancy, on) = (options.redundancy, options.on.on);
+    let create = Create { redundancy, load, on, encrypted, ..Create::new(name, size) };
     Ok((volume(pool, Call::Create(create)).await?, true))
 }
 

@@ -9,7 +9,7 @@ use crate::health;
 use crate::members;
 use crate::output;
 use crate::signals::Signals;
-use cheetah_core::api::{Answer, Call, PoolStatus, Size, VolumeDetail, VolumeStatus};
+use cheetah_core::api::{Answer, Call, PoolStatus, Size, VolumeDetail, VolumeStatus, WrappedKey};
 use cheetah_core::units::{parse_bytes, show_bytes};
 use cheetah_rim::control::{self, Access, Client, CoordinateOptions, EtcdAt, NoPool, Role, StateAt, random};
 use std::net::SocketAddr;
@@ -183,7 +183,9 @@ pub async fn create(options: cli::Create) -> Result<(), Failure> {
     let unit = options.unit.map(u32::try_from).transpose();
     let unit = unit.map_err(|_| Failure::usage("--unit is from 4K to 1M"))?;
     let pool = find(&options.pool).await?;
+    let encrypted = encryption(&pool, &options.name, options.encrypt)?;
     let create = cheetah_core::api::Create {
+        encrypted,
         redundancy: options.redundancy,
         unit,
         follow: options.follow,
@@ -205,6 +207,15 @@ pub async fn create(options: cli::Create) -> Result<(), Failure> {
     Ok(())
 }
 
+/// What the pool keeps of the key of a volume that is to be encrypted.
+pub fn encryption(
+    pool: &Client,
+    name: &str,
+    asked: cli::EncryptArg,
+) -> Result<Option<Box<WrappedKey>>, Failure> {
+    asked.encrypt.then(|| cheetah_client::key_of_new(pool, name)).transpose().map_err(Failure::from)
+}
+
 fn survives(detail: &VolumeDetail) -> String {
     health::survives(&detail.status, detail.rehearsal.as_ref())
 }
@@ -213,9 +224,10 @@ fn report_volume(detail: &VolumeDetail, json: &cli::JsonArg, done: &str) -> Resu
     if json.json {
         return output::json(detail);
     }
-    let VolumeStatus { name, size, redundancy, medium, .. } = &detail.status;
+    let VolumeStatus { name, size, redundancy, medium, encrypted, .. } = &detail.status;
     let on = if medium.is_memory() { String::new() } else { format!(" on {medium}") };
-    output::line(&format!("{done} {name}: {size} bytes ({}), {redundancy}{on}", show_bytes(*size)));
+    let cipher = if *encrypted { ", encrypted" } else { "" };
+    output::line(&format!("{done} {name}: {size} bytes ({}), {redundancy}{on}{cipher}", show_bytes(*size)));
     Ok(())
 }
 

@@ -321,6 +321,9 @@ impl ShowReport {
             format!("size        {size} bytes ({})", show_bytes(*size)),
         ];
         let follow = if *follow { ", follows the pool" } else { "" };
+        if status.encrypted {
+            lines.push("encrypted   donors have ciphertext, AES-256-GCM for each block".to_owned());
+        }
         lines.push(format!("redundancy  {redundancy}, unit {}{follow}", show_bytes(u64::from(*unit))));
         lines.push(format!("health      {}", health::word(status)));
         lines.push(format!("may lose    {}", health::may_lose(status)));
@@ -432,6 +435,7 @@ mod tests {
             redundancy: Redundancy { data: 1, parity: 1 },
             unit: 65_536,
             medium: cheetah_core::map::Medium::Memory,
+            encrypted: false,
             epoch: 9,
             follow: false,
             attachments: vec![attachment()],
@@ -503,6 +507,7 @@ mod tests {
             hurry: false,
             backing: None,
             proofs: None,
+            encrypted: false,
             medium: cheetah_core::map::Medium::Memory,
         };
         let unreadable = vec![LostRange { donor: None, offset: 512, len: 512, stride: 512, count: 1 }];

@@ -77,7 +77,7 @@ pub async fn verify(options: cli::Verify) -> Result<(), Failure> {
     let pool = find(&options.pool).await?;
     let mut signals = Signals::listen()?;
     // A part of a load can be checked as well.
-    let attach = Options { read_only: true, incomplete: true, raw: true, ..Options::default() };
+    let attach = Options { read_only: true, incomplete: true, raw: true, blind: true, ..Options::default() };
     let attached = Volume::open(&pool, &options.name, &attach).await?;
     let compared = match &options.manifest {
         Some(file) => manifest::compare(&pool, &attached.lease().granted.map, file).await,

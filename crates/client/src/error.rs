@@ -4,6 +4,7 @@
 //! made.
 
 use cheetah_core::units::show_count;
+use cheetah_rim::cipher::KeyError;
 use cheetah_rim::control::{BadUrl, CallError};
 use cheetah_rim::members::IdentityError;
 use cheetah_rim::own_fault::own_fault;
@@ -52,6 +53,30 @@ pub enum Error {
         /// What became of it.
         why: VolumeError,
     },
+    /// An encrypted volume of which this one has no key.
+    NoKey {
+        /// The volume's name.
+        volume: String,
+    },
+    /// The key that it has is another volume's.
+    OtherKey {
+        /// The volume's name.
+        volume: String,
+        /// Where it came from, unless the pool had it.
+        file: Option<PathBuf>,
+    },
+    /// A key that cannot be read, made or wrapped.
+    BadKey {
+        /// The volume's name.
+        volume: String,
+        /// What is wrong with it.
+        why: KeyError,
+    },
+    /// A volume that is to be encrypted, by nobody that a key could be kept for.
+    NoMember {
+        /// The volume's name.
+        volume: String,
+    },
     /// What tools would see through an overlay cannot be had.
     Overlay {
         /// Its name.
@@ -95,6 +120,27 @@ impl fmt::Display for Error {
                 )
             }
             Error::Request { offset, why } => write!(f, "the request at byte {offset} failed: {why}"),
+            Error::NoKey { volume } => write!(
+                f,
+                "volume '{volume}' is encrypted, and its key was given neither to this member nor in a file: have one that \
+                 has it say `cheetah grant {volume} MEMBER`, or name its file with --key-file FILE"
+            ),
+            Error::OtherKey { volume, file: Some(file) } => write!(
+                f,
+                "the key in {} is not that of volume '{volume}': name another file with --key-file FILE",
+                file.display()
+            ),
+            Error::OtherKey { volume, file: None } => write!(
+                f,
+                "the key that the pool has for this member is not that of volume '{volume}': have it granted anew with \
+                 `cheetah grant {volume} MEMBER`"
+            ),
+            Error::BadKey { volume, why } => write!(f, "volume '{volume}' is encrypted: {why}"),
+            Error::NoMember { volume } => write!(
+                f,
+                "volume '{volume}' cannot be encrypted without a place for its key: name a file with --key-file FILE (32 \
+                 bytes, as `openssl rand -hex 32` prints them), or join a pool of members"
+            ),
             Error::Overlay { volume, base, why } => write!(
                 f,
                 "volume '{volume}' cannot be used as an overlay of '{base}': {why}; '{base}' itself is not touched by that"

@@ -5,12 +5,15 @@
 //! that gave it; another that came to the same address knows nothing of it. Tests: below; `lab/tests`.
 
 use crate::error::Error;
+use crate::key::key_for;
 use cheetah_core::api::{Answer, Attach, Attached, Call};
 use cheetah_core::content::{Beside, Fill, FillFrom, Source, Tell};
 use cheetah_core::layout::{beyond, lost_ranges};
 use cheetah_core::map::DonorId;
+use cheetah_rim::cipher::VolumeKey;
 use cheetah_rim::control::{Client, own_name};
 use cheetah_rim::volume::Tuning;
+use std::sync::Arc;
 
 /// How a volume is attached.
 #[derive(Clone, Copy, Debug, Default)]
@@ -23,6 +26,8 @@ pub struct Options {
     pub incomplete: bool,
     /// An overlay as the volume that it is, and not what tools see through it.
     pub raw: bool,
+    /// Nothing of it is read or written: donors are asked about what they hold. That takes no key.
+    pub blind: bool,
     /// What changes speed and memory, and no answer.
     pub tuning: Tuning,
 }
@@ -36,6 +41,10 @@ pub struct Lease {
     pub yields: bool,
     /// What is written under it are proofs.
     pub seals: bool,
+    /// Nothing of it is read or written by tools, so that no key is needed.
+    pub blind: bool,
+    /// Of an encrypted volume.
+    pub key: Option<Arc<VolumeKey>>,
     pool: Client,
 }
 
@@ -45,9 +54,9 @@ impl Lease {
     /// # Errors
     /// The pool refused, or could not be asked.
     pub async fn for_tools(pool: &Client, volume: &str, options: &Options) -> Result<Lease, Error> {
-        let Options { read_only, writable, incomplete, .. } = *options;
+        let Options { read_only, writable, incomplete, blind, .. } = *options;
         let attach = Attach { writable, incomplete, ..Attach::new(read_only, own_name()) };
-        Lease::take(pool, volume, attach).await
+        Lease::take(pool, volume, attach, blind).await
     }
 
     /// For filling a volume that nobody reads. `proofs`: it is to be sealed, so that room is made for what
@@ -57,7 +66,7 @@ impl Lease {
     /// The pool refused, or could not be asked.
     pub async fn for_filling(pool: &Client, volume: &str, fill: Fill, proofs: bool) -> Result<Lease, Error> {
         let attach = Attach { alone: true, fill: Some(fill), proofs, ..Attach::new(false, own_name()) };
-        Lease::take(pool, volume, attach).await
+        Lease::take(pool, volume, attach, false).await
     }
 
     /// For sealing a volume, while others may read it.
@@ -65,7 +74,7 @@ impl Lease {
     /// # Errors
     /// The pool refused, or could not be asked.
     pub async fn for_sealing(pool: &Client, volume: &str) -> Result<Lease, Error> {
-        Lease::take(pool, volume, Attach { proofs: true, ..Attach::new(false, own_name()) }).await
+        Lease::take(pool, volume, Attach { proofs: true, ..Attach::new(false, own_name()) }, false).await
     }
 
     /// For filling a volume that was opened from a source, while tools read it.
@@ -74,7 +83,7 @@ impl Lease {
     /// The pool refused, or could not be asked.
     pub async fn for_opening(pool: &Client, volume: &str, source: Source) -> Result<Lease, Error> {
         let fill = Some(Fill { source, from: FillFrom::Open });
-        Lease::take(pool, volume, Attach { fill, ..Attach::new(false, own_name()) }).await
+        Lease::take(pool, volume, Attach { fill, ..Attach::new(false, own_name()) }, false).await
     }
 
     /// For moving and rebuilding what nobody else does: it goes to whoever wants to write.
@@ -82,16 +91,29 @@ impl Lease {
     /// # Errors
     /// The pool refused, or could not be asked.
     pub async fn for_tending(pool: &Client, volume: &str, holder: String) -> Result<Lease, Error> {
-        Lease::take(pool, volume, Attach { yields: true, ..Attach::new(false, holder) }).await
+        Lease::take(pool, volume, Attach { yields: true, ..Attach::new(false, holder) }, false).await
     }
 
-    async fn take(pool: &Client, volume: &str, attach: Attach) -> Result<Lease, Error> {
+    async fn take(pool: &Client, volume: &str, attach: Attach, blind: bool) -> Result<Lease, Error> {
         let (name, yields) = (volume.to_owned(), attach.yields);
         let seals = attach.proofs && attach.fill.is_none();
         match pool.call(Call::Attach { name, attach }).await? {
             Answer::Attached(granted) => {
                 granted.map.check().map_err(|bad| Error::Answer(bad.to_string()))?;
-                Ok(Lease { pool: pool.meant_for(granted.pool), granted, yields, seals })
+                let pool = pool.meant_for(granted.pool);
+                // Who repairs moves ciphertext.
+                let blind = blind || yields;
+                let key = if blind { Ok(None) } else { key_for(&pool, &granted) };
+                let mut lease = Lease { pool, granted, yields, seals, blind, key: None };
+                match key {
+                    Ok(key) => lease.key = key,
+                    Err(error) => {
+                        // What is not given back runs out by itself.
+                        let _ = lease.give_back().await;
+                        return Err(error);
+                    }
+                }
+                Ok(lease)
             }
             other => Err(Error::Answer(format!(
                 "the coordinator answered something else than was asked: {other:?}"
@@ -219,6 +241,7 @@ mod tests {
             hurry: false,
             backing: None,
             proofs: None,
+            encrypted: false,
             medium: Medium::Memory,
             unreadable: Vec::new(),
         };
@@ -233,9 +256,10 @@ mod tests {
             read_only: false,
             content: Default::default(),
             beside: Vec::new(),
+            key: None,
         };
         let pool = Client::new("http://127.0.0.1:9").expect("a URL");
-        Lease { granted, yields: false, seals: false, pool }
+        Lease { granted, yields: false, seals: false, blind: false, key: None, pool }
     }
 
     #[test]

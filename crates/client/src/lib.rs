@@ -8,7 +8,7 @@
 //! programs that others write. Tests: in each file; `lab/tests/client.rs` with a real pool.
 //!
 //! Files: `member` (which pool), `volume` (an attached volume), `access` (its bytes), `blocking` (the same
-//! for programs without async), `lease`, `keep` (the tasks that keep it), `journal` (its log), `files` (how
+//! for programs without async), `lease`, `keep` (the tasks that keep it), `key` (of an encrypted volume), `journal` (its log), `files` (how
 //! many it may open), `overlay` (what lies under one), `error`.
 //!
 //! ```no_run
@@ -34,6 +34,7 @@ mod error;
 mod files;
 mod journal;
 mod keep;
+mod key;
 mod lease;
 mod member;
 mod overlay;
@@ -42,6 +43,7 @@ mod volume;
 pub use cheetah_rim::control::Client;
 pub use cheetah_rim::volume::{Caching, Rule, Tuning, VolumeError};
 pub use error::Error;
+pub use key::{KEY_FILE_VARIABLE, give_key, key_file, key_of_new, use_key_file};
 pub use lease::{Lease, Options};
 pub use member::{joined, of_identity};
 pub use volume::Volume;

@@ -10,8 +10,10 @@ use crate::keep::{self, mark_written};
 use crate::lease::{Lease, Options, has_writer};
 use crate::overlay::View;
 use cheetah_core::content::ContentState;
+use cheetah_rim::cipher::VolumeKey;
 use cheetah_rim::control::Client;
 use cheetah_rim::volume::{Caching, Tuning, VolumeHandle, VolumeOptions};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -25,6 +27,8 @@ const MARK_LOOK: Duration = Duration::from_millis(5);
 #[derive(Debug)]
 pub struct Volume {
     handle: VolumeHandle,
+    /// What tools get of an encrypted volume.
+    clear: Option<VolumeHandle>,
     lease: Lease,
     place: watch::Sender<String>,
     lost: watch::Receiver<bool>,
@@ -75,8 +79,14 @@ impl Volume {
             fresh: granted.fresh,
             tuning,
             transport: lease.pool().transport(),
+            key: lease.key.clone(),
         };
+        if granted.map.encrypted && lease.key.is_none() && !lease.blind {
+            return Err(Error::NoKey { volume: lease.volume().to_owned() });
+        }
         let handle = VolumeHandle::start(options).map_err(Error::Machine)?;
+        let view = |key: &Arc<VolumeKey>| VolumeHandle::decrypted(&handle, granted.map.volume, key.clone());
+        let clear = lease.key.as_ref().map(view).transpose().map_err(Error::Machine)?;
         let place = watch::Sender::new(String::new());
         let (gone, lost) = watch::channel(false);
         let (beside, writer_beside) = watch::channel(has_writer(&granted.beside));
@@ -87,7 +97,7 @@ impl Volume {
         let marks = !granted.read_only && !fills && !lease.seals;
         let marking = marks.then(|| tokio::spawn(mark_written(lease.clone(), handle.clone())));
         let view = None;
-        Ok(Volume { handle, lease: lease.clone(), place, lost, writer_beside, tasks, marking, view })
+        Ok(Volume { handle, clear, lease: lease.clone(), place, lost, writer_beside, tasks, marking, view })
     }
 
     /// Waits until every donor was reached or set aside, and says in sentences which were set aside.
@@ -115,7 +125,8 @@ impl Volume {
     /// What front ends submit requests to.
     #[must_use]
     pub fn handle(&self) -> &VolumeHandle {
-        self.view.as_ref().map_or(&self.handle, |view| &view.handle)
+        let own = self.clear.as_ref().unwrap_or(&self.handle);
+        self.view.as_ref().map_or(own, |view| &view.handle)
     }
 
     /// Under which it is served.
@@ -166,6 +177,9 @@ impl Volume {
         if let Some(view) = &self.view {
             view.close().await;
         }
+        if let Some(clear) = &self.clear {
+            clear.close().await;
+        }
         self.handle.close().await;
         let late = tokio::time::Instant::now() + MARK_TIME;
         while !self.is_told() && tokio::time::Instant::now() < late {
@@ -196,6 +210,7 @@ impl Volume {
 impl Drop for Volume {
     /// Without `detach` the lease runs out by itself.
     fn drop(&mut self) {
+        self.clear.iter().for_each(VolumeHandle::begin_to_close);
         self.handle.begin_to_close();
         self.tasks.iter().chain(&self.marking).for_each(JoinHandle::abort);
     }

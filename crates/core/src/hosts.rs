@@ -85,6 +85,7 @@ mod tests {
             hurry: false,
             backing: None,
             proofs: None,
+            encrypted: false,
             medium: crate::map::Medium::Memory,
         }
     }

@@ -12,8 +12,8 @@ pub use backing::{Backing, Filler, layers_max};
 
 use crate::layout::Chunks;
 use crate::limits::{
-    EXTENT_BYTES, PARITY_MAX, STRIPE_DONORS_MAX, UNIT_MAX_BYTES, UNIT_MIN_BYTES, UNIT_PARITY_BYTES,
-    UNIT_STRIPE_BYTES, VOLUME_BYTES_MAX,
+    BLOCK_BYTES, EXTENT_BYTES, PARITY_MAX, STRIPE_DONORS_MAX, UNIT_MAX_BYTES, UNIT_MIN_BYTES,
+    UNIT_PARITY_BYTES, UNIT_STRIPE_BYTES, VOLUME_BYTES_MAX,
 };
 use crate::proofs::{Root, Tree};
 use serde::{Deserialize, Serialize};
@@ -394,6 +394,9 @@ pub struct VolumeMap {
     /// What all of it lies on.
     #[serde(default, skip_serializing_if = "Medium::is_memory")]
     pub medium: Medium,
+    /// Donors have ciphertext of it, with nonce and authentication tag beside each block.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub encrypted: bool,
 }
 
 /// What a donor lends, and what a volume lies on.
@@ -439,10 +442,16 @@ impl VolumeMap {
         u64::from(self.redundancy.data) * EXTENT_BYTES
     }
 
+    /// The volume's own bytes on donors: of an encrypted one whole blocks, for each is encrypted as one.
+    #[must_use]
+    pub fn bytes_own(&self) -> u64 {
+        if self.encrypted { self.size.next_multiple_of(BLOCK_BYTES) } else { self.size }
+    }
+
     /// Bytes that have a place on donors: the volume's own, and its proofs behind them.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.proofs.map_or(self.size, |_| Tree::new(self.size).end())
+        self.proofs.map_or(self.bytes_own(), |_| Tree::new(self.size).end())
     }
 
     /// The hash that every block is proved by, once the volume is sealed.

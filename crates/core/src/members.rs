@@ -238,6 +238,8 @@ pub fn check_role(role: Role, call: &Call) -> Result<(), NotForRole> {
         Call::Leave { .. } => matches!(role, Role::Donor | Role::Admin),
         Call::Create(_)
         | Call::Grow { .. }
+        | Call::GrantKey { .. }
+        | Call::Member { .. }
         | Call::Delete { .. }
         | Call::Say { .. }
         | Call::Validation(_) => {

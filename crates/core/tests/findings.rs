@@ -62,6 +62,7 @@ fn volume() -> VolumeStatus {
         redundancy: Redundancy { data: 3, parity: 1 },
         unit: 65_536,
         medium: cheetah_core::map::Medium::Memory,
+        encrypted: false,
         epoch: 1,
         follow: false,
         attachments: vec![attachment()],

@@ -35,6 +35,7 @@ fn map(k: u32, unit: u32, groups: u32, cut: u64) -> VolumeMap {
         hurry: false,
         backing: None,
         proofs: None,
+        encrypted: false,
         medium: Medium::Memory,
     }
 }

@@ -46,6 +46,7 @@ fn map(random: &mut Seed) -> VolumeMap {
         hurry: false,
         backing: None,
         proofs: None,
+        encrypted: false,
         medium: Medium::Memory,
     }
 }

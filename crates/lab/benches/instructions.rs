@@ -207,6 +207,7 @@ fn map(redundancy: Redundancy) -> VolumeMap {
         hurry: false,
         backing: None,
         proofs: None,
+        encrypted: false,
         medium: Medium::Memory,
     };
     map.check().expect("a sound map");
@@ -325,6 +326,7 @@ fn reads() -> (Negotiated, Vec<[u8; RequestHeader::BYTES]>) {
         base_allocation: Some(1),
         dirty: Some(2),
         context: Some(3),
+        auth: None,
     };
     let read = |number| RequestHeader {
         flags: CmdFlags::EMPTY,

@@ -97,6 +97,7 @@ impl Connection {
             base_allocation: false,
             dirty: false,
             context: false,
+            auth: false,
         };
         let mut handshake = Handshake::new(want);
         let mut output = Vec::new();

@@ -277,6 +277,7 @@ impl Link {
                 length,
                 mark,
                 digest,
+                auth: Vec::new(),
                 context,
                 body,
             });
@@ -344,6 +345,7 @@ fn shake_hands(socket: &Socket, export: &str, time: Duration) -> Result<(Negotia
         base_allocation: true,
         dirty: false,
         context: false,
+        auth: false,
     };
     let (mut handshake, until) = (Handshake::new(want), Instant::now() + time);
     let (mut output, mut room) = (Vec::new(), [0; 4096]);

@@ -57,6 +57,9 @@ pub struct Negotiated {
     /// The id of `cheetah:context`, likewise: reads and writes are answered with checksums as well, heads are
     /// under a seal, and VERIFY may be sent. A BLOCK_STATUS does not tell of it.
     pub context: Option<u32>,
+    /// The id of `cheetah:auth`, likewise: what is read comes with the nonce and authentication tag of each
+    /// block, and AUTH may be sent before a WRITE.
+    pub auth: Option<u32>,
 }
 
 impl Negotiated {

@@ -20,8 +20,9 @@
 //! let bytes = header.encode();
 //!
 //! let (export, info) = (String::new(), ExportInfo::new(8192, TransmissionFlags::EMPTY));
-//! let (base_allocation, dirty, context) = (None, None, None);
-//! let session = Negotiated { export, info, structured_replies: true, base_allocation, dirty, context };
+//! let (base_allocation, dirty, context, auth) = (None, None, None, None);
+//! let structured_replies = true;
+//! let session = Negotiated { export, info, structured_replies, base_allocation, dirty, context, auth };
 //! let mut requests = Transmission::new(session, 32 << 10);
 //! let step = requests.next(&mut &bytes[..]);
 //! assert_eq!(step, Ok(Some(Step::Request { header, verdict: Ok(command) })));

@@ -44,6 +44,8 @@ pub const LIST_BYTES_MAX: usize = 4 << 20;
 pub const CONTEXT_BLOCK_BYTES: u32 = 4096;
 /// Checksums in one CONTEXTS chunk, either way: a READ of the largest payload, wherever it begins.
 pub const CONTEXTS_MAX: usize = (REQUEST_PAYLOAD_BYTES_MAX / CONTEXT_BLOCK_BYTES) as usize + 1;
+/// Nonce and authentication tag of one block of an encrypted volume: 12 and 16 bytes of AES-256-GCM.
+pub const AUTH_BYTES: usize = 28;
 /// Writes in one LEDGER chunk, either way.
 pub const LEDGER_ENTRIES_MAX: usize = 16 << 10;
 /// Descriptors in one BLOCK_STATUS chunk, either way.
@@ -59,5 +61,6 @@ const _: () = {
     assert!(ERROR_CHUNK_BYTES_MAX as usize > 14 + MESSAGE_BYTES_MAX);
     assert!(ERROR_CHUNK_BYTES_MAX as usize + 20 < REPLY_HEAD_BYTES_MAX);
     assert!(LIST_OUTPUT_BYTES_MAX > HANDSHAKE_OUTPUT_BYTES_MAX);
+    assert!(20 + AUTH_BYTES * CONTEXTS_MAX <= REPLY_HEAD_BYTES_MAX);
     assert!(BLOCK_MIN_BYTES_MAX.is_power_of_two() && BLOCK_MIN_BYTES_MAX <= REQUEST_PAYLOAD_BYTES_MAX);
 };

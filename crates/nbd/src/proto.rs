@@ -30,6 +30,9 @@ pub const BASE_ALLOCATION: &str = "base:allocation";
 pub const CHEETAH_DIRTY: &str = "cheetah:dirty";
 /// Cheetah's own metadata context: the checksum of each block, beside what is read and written.
 pub const CHEETAH_CONTEXT: &str = "cheetah:context";
+/// Cheetah's own metadata context: the nonce and authentication tag of each block, beside what is read and
+/// written. Only of encrypted volumes.
+pub const CHEETAH_AUTH: &str = "cheetah:auth";
 /// The number of Cheetah's own command, far from those that the protocol may still give out.
 const CHEETAH_MARK: u16 = 0x4348;
 /// The one behind it.
@@ -38,6 +41,8 @@ const CHEETAH_VERIFY: u16 = 0x4349;
 const CHEETAH_UNDO: u16 = 0x434a;
 /// The number of [`Command::Digest`].
 const CHEETAH_DIGEST: u16 = 0x434b;
+/// The number of [`Command::Auth`].
+const CHEETAH_AUTH_COMMAND: u16 = 0x434c;
 /// Zeroes behind the answer to EXPORT_NAME, unless NO_ZEROES was agreed.
 pub const EXPORT_NAME_ZEROES_BYTES: usize = 124;
 
@@ -133,6 +138,10 @@ pub mod chunk {
     /// Cheetah's own, where `cheetah:context` was agreed: CRC32Cs (32 bits each) of all blocks that a READ
     /// touches, before its data, or of those that a WRITE has touched, as they are now.
     pub const CONTEXTS: u16 = 0x4349;
+    /// Cheetah's own, where `cheetah:auth` was agreed: nonce and authentication tag
+    /// ([`AUTH_BYTES`](crate::limits::AUTH_BYTES) each) of all blocks that a READ touches, before its
+    /// [`CONTEXTS`].
+    pub const AUTH: u16 = 0x434a;
     /// Set in every error chunk.
     pub const ERR: u16 = 1 << 15;
     /// Code (32 bits), length of the message (16 bits), the message.
@@ -257,7 +266,7 @@ flags! {
 pub enum Command {
     /// `NBD_CMD_READ`: the data comes with the answer.
     Read,
-    /// `NBD_CMD_WRITE`: alone has a payload behind its header.
+    /// `NBD_CMD_WRITE`: alone of the protocol's own has a payload behind its header.
     Write,
     /// `NBD_CMD_DISC`: the client sends nothing more. It has no answer.
     Disc,
@@ -283,6 +292,9 @@ pub enum Command {
     /// Cheetah's own, where `cheetah:context` was agreed: what the payload of the WRITE behind it is. Not
     /// answered.
     Digest,
+    /// Cheetah's own, where `cheetah:auth` was agreed: its payload is nonce and authentication tag of each
+    /// block of the WRITE behind it. Not answered.
+    Auth,
     /// Answered with EINVAL; it carries no payload.
     Unknown(u16),
 }
@@ -304,6 +316,7 @@ impl Command {
             CHEETAH_VERIFY => Self::Verify,
             CHEETAH_UNDO => Self::Undo,
             CHEETAH_DIGEST => Self::Digest,
+            CHEETAH_AUTH_COMMAND => Self::Auth,
             other => Self::Unknown(other),
         }
     }
@@ -330,6 +343,7 @@ impl Command {
             Self::Verify => CHEETAH_VERIFY,
             Self::Undo => CHEETAH_UNDO,
             Self::Digest => CHEETAH_DIGEST,
+            Self::Auth => CHEETAH_AUTH_COMMAND,
             Self::Unknown(other) => other,
         }
     }

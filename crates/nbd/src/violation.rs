@@ -114,6 +114,11 @@ pub enum Violation {
     ContextsUnasked,
     /// The answer to a READ or WRITE has no CONTEXTS chunk, which was agreed on.
     ContextsMissing,
+    /// A server's AUTH chunk answers no READ, was not agreed on, came twice, or is not of as many blocks as the
+    /// request touches.
+    AuthUnasked,
+    /// The answer to a READ has no AUTH chunk, which was agreed on.
+    AuthMissing,
 }
 
 impl fmt::Display for Violation {
@@ -176,6 +181,10 @@ impl fmt::Display for Violation {
             Self::ContextsUnasked => write!(f, "the server sent checksums that were not asked for"),
             Self::ContextsMissing => {
                 write!(f, "the server answered without the checksums that it agreed to send")
+            }
+            Self::AuthUnasked => write!(f, "the server sent authentication tags that were not asked for"),
+            Self::AuthMissing => {
+                write!(f, "the server answered without the authentication tags that it agreed to send")
             }
             Self::LedgerUnasked => write!(f, "the server sent a ledger that was not asked for"),
         }

@@ -31,6 +31,7 @@ fn plain() -> Handshake {
         base_allocation: false,
         dirty: false,
         context: false,
+        auth: false,
     })
 }
 
@@ -41,6 +42,7 @@ fn full() -> Handshake {
         base_allocation: true,
         dirty: true,
         context: true,
+        auth: false,
     })
 }
 
@@ -238,6 +240,7 @@ fn refusals_are_told_in_words() {
             base_allocation: true,
             dirty: true,
             context: true,
+            auth: false,
         });
         assert_eq!(client.poll(), Step::Failed(Error::ExportName));
     }

@@ -26,13 +26,25 @@ fn session() -> Negotiated {
         base_allocation: Some(HOLES),
         dirty: Some(DIRTY),
         context: None,
+        auth: None,
     }
 }
 
 fn request(cookie: u64, command: Command, offset: u64, length: u32) -> Request<usize> {
     let (flags, body) = (CmdFlags::EMPTY, cookie as usize);
     let context = (command == Command::BlockStatus).then_some(HOLES);
-    Request { cookie, command, flags, offset, length, mark: None, digest: None, context, body }
+    Request {
+        cookie,
+        command,
+        flags,
+        offset,
+        length,
+        mark: None,
+        digest: None,
+        auth: Vec::new(),
+        context,
+        body,
+    }
 }
 
 /// What came, by the number of its request.
@@ -77,6 +89,7 @@ fn send(client: &mut Transmission<usize>, merges_bytes_max: u32) -> Vec<u8> {
     client.make_requests(merges_bytes_max);
     let (mut bytes, skip) = (Vec::new(), client.front_sent());
     for part in client.unsent() {
+        bytes.extend_from_slice(part.auth);
         bytes.extend_from_slice(part.head);
         let number = part.request.body as u8;
         bytes.extend(std::iter::repeat_n(number, part.request.payload_bytes() as usize));

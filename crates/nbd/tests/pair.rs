@@ -101,7 +101,7 @@ impl World {
 }
 
 fn want(export: &str, structured: bool, base_allocation: bool) -> Want {
-    Want { export: export.into(), structured, base_allocation, dirty: false, context: false }
+    Want { export: export.into(), structured, base_allocation, dirty: false, context: false, auth: false }
 }
 
 const PIECES: [usize; 4] = [1, 3, 17, 1 << 20];
@@ -127,20 +127,22 @@ fn both_ends_agree_on_everything() {
 #[test]
 fn each_end_has_exactly_the_contexts_that_were_asked_for_and_are_offered() {
     for piece in PIECES {
-        for bits in 0..16 {
-            let [base_allocation, dirty, context, offered] = [1, 2, 4, 8].map(|bit| bits & bit != 0);
-            let want = Want { dirty, context, ..want("disk", false, base_allocation) };
+        for bits in 0..32 {
+            let [base_allocation, dirty, context, offered, auth] =
+                [1, 2, 4, 8, 16].map(|bit| bits & bit != 0);
+            let want = Want { dirty, context, auth, ..want("disk", false, base_allocation) };
             let server = server::Handshake::new();
             let server = if offered { server.of_donor() } else { server };
             let world = World::with(client::Handshake::new(want), server, piece).run();
             let (client, server) = world.agreed();
             assert_eq!(client, server);
-            assert_eq!(client.structured_replies, base_allocation || dirty || context);
+            assert_eq!(client.structured_replies, base_allocation || dirty || context || auth);
             assert_eq!(client.base_allocation.is_some(), base_allocation);
             assert_eq!(client.dirty.is_some(), dirty && offered);
             assert_eq!(client.context.is_some(), context && offered);
-            let mut ids: Vec<u32> =
-                [client.base_allocation, client.dirty, client.context].into_iter().flatten().collect();
+            assert_eq!(client.auth.is_some(), auth && offered);
+            let ids = [client.base_allocation, client.dirty, client.context, client.auth];
+            let mut ids: Vec<u32> = ids.into_iter().flatten().collect();
             let count = ids.len();
             ids.dedup();
             assert_eq!(ids.len(), count, "no two have the same");

@@ -162,15 +162,16 @@ fn connect(mut client: client::Handshake, bytes: &[u8], piece: usize) -> client:
 
 fn negotiated() -> impl Strategy<Value = Negotiated> {
     let block_min = prop::sample::select(vec![0, 1, 512, 4096]);
-    let contexts = [(); 3].map(|()| prop::option::of(any::<u32>()));
+    let contexts = [(); 4].map(|()| prop::option::of(any::<u32>()));
     (0..1u64 << 21, any::<u16>(), block_min, any::<bool>(), contexts).prop_map(
-        |(size, flags, block_min, structured_replies, [base_allocation, dirty, context])| Negotiated {
+        |(size, flags, block_min, structured_replies, [base_allocation, dirty, context, auth])| Negotiated {
             export: String::new(),
             info: ExportInfo { block_min, ..ExportInfo::new(size, TransmissionFlags(flags)) },
             structured_replies,
             base_allocation,
             dirty,
             context,
+            auth,
         },
     )
 }
@@ -238,7 +239,7 @@ proptest! {
         let client = || if list {
             client::Handshake::list()
         } else {
-            client::Handshake::new(Want { export: "x".into(), structured, base_allocation, dirty, context: dirty })
+            client::Handshake::new(Want { export: "x".into(), structured, base_allocation, dirty, context: dirty, auth: false })
         };
         prop_assert_eq!(connect(client(), &bytes, piece), connect(client(), &bytes, usize::MAX));
     }

@@ -27,6 +27,7 @@ fn session() -> Negotiated {
         base_allocation: Some(1),
         dirty: None,
         context: None,
+        auth: None,
     }
 }
 

@@ -14,7 +14,7 @@ fn session() -> Negotiated {
     let info = ExportInfo::new(1 << 30, TransmissionFlags::EMPTY);
     let (base_allocation, dirty, context) = (Some(1), Some(2), Some(3));
     let (export, structured_replies) = (String::new(), true);
-    Negotiated { export, info, structured_replies, base_allocation, dirty, context }
+    Negotiated { export, info, structured_replies, base_allocation, dirty, context, auth: None }
 }
 
 fn header(command: Command) -> RequestHeader {

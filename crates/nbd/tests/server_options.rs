@@ -328,13 +328,15 @@ fn contexts_are_listed_and_set() {
 
 #[test]
 fn a_donor_lists_and_sets_its_own_contexts_as_well() {
-    let (base, dirty, context) = ("base:allocation", "cheetah:dirty", "cheetah:context");
+    let (base, dirty) = ("base:allocation", "cheetah:dirty");
+    let (context, auth) = ("cheetah:context", "cheetah:auth");
     for (option, queries, expected) in [
-        (opt::LIST_META_CONTEXT, &[][..], &[(0, base), (0, dirty), (0, context)][..]),
-        (opt::LIST_META_CONTEXT, &["cheetah:"], &[(0, dirty), (0, context)]),
+        (opt::LIST_META_CONTEXT, &[][..], &[(0, base), (0, dirty), (0, context), (0, auth)][..]),
+        (opt::LIST_META_CONTEXT, &["cheetah:"], &[(0, dirty), (0, context), (0, auth)]),
         (opt::LIST_META_CONTEXT, &["base:"], &[(0, base)]),
         (opt::SET_META_CONTEXT, &[dirty, base, dirty], &[(1, base), (2, dirty)]),
         (opt::SET_META_CONTEXT, &[context, base], &[(1, base), (3, context)]),
+        (opt::SET_META_CONTEXT, &[auth, context], &[(3, context), (4, auth)]),
         (opt::SET_META_CONTEXT, &[dirty], &[(2, dirty)]),
         (opt::SET_META_CONTEXT, &[base], &[(1, base)]),
         (opt::SET_META_CONTEXT, &["cheetah:"], &[]),

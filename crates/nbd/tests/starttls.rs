@@ -7,7 +7,14 @@ use cheetah_nbd::server::{self, CloseReason};
 use cheetah_nbd::{ExportInfo, ListEntry, TransmissionFlags};
 
 fn want() -> Want {
-    Want { export: "disk".into(), structured: true, base_allocation: true, dirty: false, context: false }
+    Want {
+        export: "disk".into(),
+        structured: true,
+        base_allocation: true,
+        dirty: false,
+        context: false,
+        auth: false,
+    }
 }
 
 fn option(option: u32, data: &[u8]) -> Vec<u8> {

@@ -24,6 +24,7 @@ fn session() -> Negotiated {
         base_allocation: contexts.0,
         dirty: contexts.1,
         context: None,
+        auth: None,
     }
 }
 

@@ -1,6 +1,6 @@
 //! The memory that a donor lends: one memfd, which of its 4 KiB blocks take memory, and which are known.
 //!
-//! Owns the mapping, the bitmaps of both, the checksums of blocks, the dirty map, zeroing and wiping, and how
+//! Owns the mapping, the bitmaps of both, the checksums and authentication tags of blocks, the dirty map, zeroing and wiping, and how
 //! much went through it. Never: who may touch which extent (the `Access` of `core::donor` says that before
 //! any call here).
 //! Invariants: a block that is not present takes no memory and reads as zeros; reading never makes a block
@@ -12,6 +12,7 @@
 //! Called by `donor`. Tests: `tests`. One of the named modules that may use unsafe.
 #![allow(unsafe_code)]
 
+use crate::auth::{Auth, Auths};
 use crate::code;
 use crate::contexts::{Contexts, unfit};
 pub(crate) use crate::layers::Room;
@@ -44,6 +45,8 @@ pub struct Arena {
     /// Memory behind its addresses that extents of one volume share.
     layers: Layers,
     contexts: Contexts,
+    /// Nonces and authentication tags, of encrypted volumes.
+    auths: Auths,
     writing: Writing,
     dirty: DirtyMap,
     ledgers: Ledgers,
@@ -104,6 +107,7 @@ impl Arena {
         let layers = Layers::new(extents);
         let (dirty, moved, wiping) = (DirtyMap::new(extents), AtomicU64::new(0), Mutex::new(()));
         let (contexts, ledgers) = (Contexts::new(extents * LAYERS_MAX), Ledgers::new(extents));
+        let auths = Auths::new(extents * LAYERS_MAX);
         let writing = Writing::default();
         let undo = Undo::new()?;
         Ok(Arena {
@@ -114,6 +118,7 @@ impl Arena {
             known,
             layers,
             contexts,
+            auths,
             writing,
             dirty,
             ledgers,
@@ -304,10 +309,8 @@ impl Arena {
 
     /// The checksum of what a block holds.
     fn found(&self, block: u64) -> u32 {
-        if !self.is_present(block) {
-            return ZERO_BLOCK_CRC;
-        }
-        code::crc32c(self.block(block))
+        let crc = if self.is_present(block) { code::crc32c(self.block(block)) } else { ZERO_BLOCK_CRC };
+        crc ^ self.auths.sum(block)
     }
 
     fn block(&self, block: u64) -> &[u8] {
@@ -341,7 +344,17 @@ impl Arena {
         self.found(block) ^ first ^ last
     }
 
+    /// Nonces and authentication tags of all blocks that the range touches.
+    pub(crate) fn auths(&self, offset: u64, len: u64) -> impl ExactSizeIterator<Item = Auth> {
+        self.auths.of(offset / BLOCK_BYTES, (offset + len).div_ceil(BLOCK_BYTES))
+    }
+
     // Writing.
+
+    /// Blocks from `offset` on have these, between `begin_write` and `wrote`.
+    pub(crate) fn set_auths(&self, offset: u64, auths: &[Auth]) {
+        (offset / BLOCK_BYTES..).zip(auths).for_each(|(block, auth)| self.auths.set(block, auth));
+    }
 
     /// Before a write of this range, of which `wrote` tells the end. What is wrong in a block shall not look
     /// right because a part of it is written.
@@ -464,6 +477,7 @@ impl Arena {
             return self.sign(begun);
         }
         self.sign(Begun { len: first - offset, last: 0, ..begun });
+        self.auths.clear(first / BLOCK_BYTES, last / BLOCK_BYTES);
         for block in first / BLOCK_BYTES..last / BLOCK_BYTES {
             self.contexts.set(block, ZERO_BLOCK_CRC);
         }
@@ -508,14 +522,19 @@ impl Arena {
         // Nobody else writes there while its client's request for it is under way.
         let content = |block: u64| self.is_present(block).then(|| self.block(block));
         let present = present.count();
-        self.undo.keep(present, blocks.map(|block| (self.contexts.get(block), content(block))))
+        let auths = match self.auths.has_some(blocks.start) {
+            true => self.auths.of(blocks.start, blocks.end).collect(),
+            false => Vec::new(),
+        };
+        let kept = self.undo.keep(present, blocks.map(|block| (self.contexts.get(block), content(block))));
+        kept.map(|kept| kept.with_auths(auths))
     }
 
     /// Makes what is there from `offset` on what it was, right or wrong.
     pub(crate) fn put_back(&self, offset: u64, kept: &Kept) {
         let mut absent = Vec::new();
         let mut at = offset;
-        for (sum, content) in kept.blocks() {
+        for (nth, (sum, content)) in kept.blocks().enumerate() {
             let block = at / BLOCK_BYTES;
             self.writing.begin(at, at + BLOCK_BYTES);
             match content {
@@ -528,6 +547,7 @@ impl Arena {
                     absent.push(block);
                 }
             }
+            self.auths.set(block, &kept.auth(nth));
             self.contexts.set(block, sum);
             self.writing.end(at, at + BLOCK_BYTES);
             at += BLOCK_BYTES;

@@ -9,10 +9,11 @@
 //! One of the named modules that may use unsafe.
 #![allow(unsafe_code)]
 
+use crate::auth::{Auth, NONE};
 use crate::mapping::{self, Mapping};
 use crate::stream::iovec;
 use cheetah_core::layout::Scatter;
-use cheetah_core::limits::REQUEST_BYTES_MAX;
+use cheetah_core::limits::{BLOCK_BYTES, REQUEST_BYTES_MAX};
 use std::io;
 use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex};
@@ -72,6 +73,17 @@ pub struct Buffer {
     len: usize,
     home: Home,
     pool: Option<Arc<Shared>>,
+    /// Of ciphertext.
+    cipher: Option<Box<Cipher>>,
+}
+
+/// What belongs to the ciphertext in a buffer.
+#[derive(Debug, Default)]
+struct Cipher {
+    /// Nonce and authentication tag of each of its blocks.
+    auths: Vec<Auth>,
+    /// What comes from donors is compared with them as it comes.
+    is_checked: bool,
 }
 
 // SAFETY: a buffer is the only way to its bytes, so moving it to another thread moves them.
@@ -132,11 +144,12 @@ impl Pool {
                 len,
                 home: Home::Huge { _mapping: mapping },
                 pool: Some(self.0.clone()),
+                cipher: None,
             });
         };
         // SAFETY: `offset` is inside the region: the index came from the free list of that class.
         let start = unsafe { region.start().add(offset) };
-        Some(Buffer { start, len, home, pool: Some(self.0.clone()) })
+        Some(Buffer { start, len, home, pool: Some(self.0.clone()), cipher: None })
     }
 
     /// Waits for a buffer: for threads of a front end that may block (FUSE).
@@ -218,7 +231,45 @@ impl Buffer {
         let mapping = Mapping::anonymous(len)?;
         mapping.prefault();
         let start = mapping.start();
-        Ok(Buffer { start, len, home: Home::Standing { _mapping: mapping }, pool: None })
+        Ok(Buffer { start, len, home: Home::Standing { _mapping: mapping }, pool: None, cipher: None })
+    }
+
+    /// Nonces and authentication tags of its blocks; none where it has no ciphertext.
+    pub(crate) fn auths(&self) -> &[Auth] {
+        self.cipher.as_ref().map_or(&[], |cipher| &cipher.auths)
+    }
+
+    pub(crate) fn auths_mut(&mut self) -> &mut [Auth] {
+        self.cipher.as_mut().map_or(&mut [], |cipher| &mut cipher.auths)
+    }
+
+    /// It is ciphertext, with these.
+    pub(crate) fn set_auths(&mut self, auths: Vec<Auth>) {
+        debug_assert_eq!(auths.len(), self.blocks(), "one for each block");
+        self.cipher.get_or_insert_default().auths = auths;
+    }
+
+    /// It is for ciphertext, of which nothing is here yet.
+    pub(crate) fn expect_auths(&mut self) {
+        self.set_auths(vec![NONE; self.blocks()]);
+    }
+
+    fn blocks(&self) -> usize {
+        self.len / BLOCK_BYTES as usize
+    }
+
+    /// What comes into it is compared with its authentication tags, block by block and donor by donor.
+    pub(crate) fn check(&mut self) {
+        self.cipher.get_or_insert_default().is_checked = true;
+    }
+
+    pub(crate) fn is_checked(&self) -> bool {
+        self.cipher.as_ref().is_some_and(|cipher| cipher.is_checked)
+    }
+
+    /// It is no ciphertext any more.
+    pub(crate) fn forget_auths(&mut self) {
+        self.cipher = None;
     }
 
     /// Puts other pages behind its bytes, which stay what they are. Who was lent the old ones, a socket,

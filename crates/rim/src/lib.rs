@@ -7,7 +7,9 @@
 
 pub mod accept;
 pub mod arena;
+mod auth;
 pub mod buffer;
+pub mod cipher;
 pub mod clock;
 pub mod code;
 mod contexts;

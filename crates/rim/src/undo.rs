@@ -7,6 +7,7 @@
 //! Called by `arena` and `ledgers`. Tests: below, `arena`. One of the named modules that may use unsafe.
 #![allow(unsafe_code)]
 
+use crate::auth::{Auth, NONE};
 use crate::mapping::Mapping;
 use cheetah_core::donor::Before;
 use cheetah_core::limits::{BLOCK_BYTES, UNDO_BYTES_MAX};
@@ -43,6 +44,8 @@ pub(crate) struct Was {
 pub(crate) struct Kept {
     undo: Arc<Undo>,
     blocks: Vec<Was>,
+    /// Their nonces and authentication tags; empty where none had any.
+    auths: Vec<Auth>,
 }
 
 impl Undo {
@@ -77,7 +80,7 @@ impl Undo {
             Was { sum, place }
         };
         let blocks = blocks.map(keep).collect();
-        let kept = Kept { undo: Arc::clone(self), blocks };
+        let kept = Kept { undo: Arc::clone(self), blocks, auths: Vec::new() };
         self.free().places.append(&mut places);
         Some(kept)
     }
@@ -109,6 +112,18 @@ impl Undo {
 }
 
 impl Kept {
+    pub(crate) fn with_auths(self, auths: Vec<Auth>) -> Kept {
+        debug_assert!(auths.is_empty() || auths.len() == self.blocks.len());
+        let mut kept = self;
+        kept.auths = auths;
+        kept
+    }
+
+    /// Of one of its blocks.
+    pub(crate) fn auth(&self, nth: usize) -> Auth {
+        self.auths.get(nth).copied().unwrap_or(NONE)
+    }
+
     /// Block by block what was there; of one that was absent there is no content.
     pub(crate) fn blocks(&self) -> impl Iterator<Item = (u32, Option<&[u8]>)> {
         self.blocks.iter().map(|was| {
@@ -123,7 +138,8 @@ impl Kept {
 impl Before for Kept {
     fn split_off(&mut self, bytes: u64) -> Kept {
         let at = usize::try_from(bytes / BLOCK_BYTES).expect("inside of it");
-        Kept { undo: Arc::clone(&self.undo), blocks: self.blocks.split_off(at) }
+        let auths = self.auths.split_off(at.min(self.auths.len()));
+        Kept { undo: Arc::clone(&self.undo), blocks: self.blocks.split_off(at), auths }
     }
 }
 

@@ -45,7 +45,8 @@ impl Client {
         let caching = Caching { bytes: 4 << 20, keeps: true, takes: false, rule: Rule::Streams };
         let (token, read_only, fresh) = (LeaseToken(0), false, true);
         let tuning = Tuning { connections, caching, ..Tuning::default() };
-        let options = VolumeOptions { map, token, read_only, fresh, tuning, transport: over.clone() };
+        let options =
+            VolumeOptions { map, token, read_only, fresh, tuning, transport: over.clone(), key: None };
         let (send, done) = mpsc::channel();
         Client { volume: VolumeHandle::start(options).unwrap(), sink: Arc::new(Channel(send)), done }
     }
@@ -113,6 +114,7 @@ fn map(donors: &[(Arc<Arena>, DonorServer)], redundancy: Redundancy, groups: u32
         hurry: false,
         backing: None,
         proofs: None,
+        encrypted: false,
         medium: Medium::Memory,
     };
     map.check().unwrap();

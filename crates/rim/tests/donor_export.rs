@@ -117,6 +117,7 @@ impl World {
             base_allocation: true,
             dirty: false,
             context: false,
+            auth: false,
         };
         Client::open(&self.donor, want)
     }
@@ -242,7 +243,8 @@ fn one(world: &World, map: VolumeMap, token: LeaseToken, op: Op, bytes: &[u8]) -
     let tuning = Tuning { connections: Some(1), ..Tuning::default() };
     let read_only = op == Op::Read;
     let volume =
-        VolumeHandle::start(VolumeOptions { map, token, read_only, fresh, tuning, transport }).unwrap();
+        VolumeHandle::start(VolumeOptions { map, token, read_only, fresh, tuning, transport, key: None })
+            .unwrap();
     let mut buffer = volume.pool().take_blocking(bytes.len());
     buffer.copy_from_slice(bytes);
     let (send, done) = mpsc::channel();

@@ -115,6 +115,7 @@ fn map() -> VolumeMap {
         hurry: false,
         backing: None,
         proofs: None,
+        encrypted: false,
         medium: Medium::Memory,
     }
 }

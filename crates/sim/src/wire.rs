@@ -44,6 +44,7 @@ fn session(grant: &Grant, export_bytes: u64) -> Negotiated {
         base_allocation: Some(HOLES),
         dirty: Some(DIRTY),
         context: Some(CONTEXT),
+        auth: None,
     }
 }
 

@@ -211,6 +211,7 @@ mod tests {
             hurry: false,
             backing: None,
             proofs: None,
+            encrypted: false,
             medium: Medium::Memory,
         }
     }

@@ -23,14 +23,16 @@ pub struct Abilities {
     dirty: Option<u32>,
     /// The id of the context by which blocks are checked.
     context: Option<u32>,
+    /// The id of the context by which blocks are authenticated.
+    auth: Option<u32>,
 }
 
 impl Abilities {
     /// What was agreed on.
     #[must_use]
     pub const fn of(session: &Negotiated) -> Abilities {
-        let Negotiated { base_allocation: holes, dirty, context, .. } = *session;
-        Abilities { flags: session.info.flags, holes, dirty, context }
+        let Negotiated { base_allocation: holes, dirty, context, auth, .. } = *session;
+        Abilities { flags: session.info.flags, holes, dirty, context, auth }
     }
 
     /// Whether writes are numbered for the server's ledger: only a Cheetah donor tells what was written
@@ -50,6 +52,12 @@ impl Abilities {
     #[must_use]
     pub const fn is_sealed(self) -> bool {
         self.context.is_some()
+    }
+
+    /// Whether nonce and authentication tag go with each block.
+    #[must_use]
+    pub const fn has_auth(self) -> bool {
+        self.auth.is_some()
     }
 
     /// The answer to what this server cannot do: a hint is no loss, unknown presence counts as present.
@@ -104,7 +112,18 @@ impl Abilities {
             _ => self.holes,
         };
         let (cookie, mark) = (part.to_u64(), mark.map(marks::spoken));
-        Request { cookie, command, flags, offset, length, mark, digest: None, context, body }
+        Request {
+            cookie,
+            command,
+            flags,
+            offset,
+            length,
+            mark,
+            digest: None,
+            auth: Vec::new(),
+            context,
+            body,
+        }
     }
 }
 
@@ -193,6 +212,7 @@ mod tests {
             base_allocation: contexts.then_some(HOLES),
             dirty: contexts.then_some(DIRTY),
             context: contexts.then_some(CONTEXT),
+            auth: None,
         })
     }
 
@@ -205,7 +225,17 @@ mod tests {
 
     fn answer(error: Option<Errno>, beyond: bool) -> Answer<()> {
         let (status, ledger) = (Vec::new(), None);
-        Answer { cookie: KEY, abandoned: false, error, beyond, status, ledger, sums: Vec::new(), body: () }
+        Answer {
+            cookie: KEY,
+            abandoned: false,
+            error,
+            beyond,
+            status,
+            ledger,
+            sums: Vec::new(),
+            auth: Vec::new(),
+            body: (),
+        }
     }
 
     fn error_of(errno: Errno, beyond: bool) -> PartError {

@@ -55,7 +55,9 @@ impl Asked {
             Command::Mark => Asked::Mark(marks::heard(Mark::of(header))),
             Command::Digest => Asked::Digest(Digest::of(header)),
             Command::Undo => Asked::Undo,
-            Command::Read | Command::Cache | Command::Disc | Command::Unknown(_) => Asked::Nothing,
+            Command::Read | Command::Cache | Command::Disc | Command::Auth | Command::Unknown(_) => {
+                Asked::Nothing
+            }
         }
     }
 }
@@ -259,6 +261,7 @@ mod tests {
                 base_allocation,
                 dirty,
                 context: None,
+                auth: None,
             };
             let mut outbox: Outbox<()> = Outbox::new(true);
             let run = |flags| vec![Descriptor { length: 512, flags }];

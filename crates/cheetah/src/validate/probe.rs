@@ -34,6 +34,7 @@ impl Export {
             base_allocation: false,
             dirty: false,
             context: false,
+            auth: false,
         };
         let (mut handshake, mut input, mut output) = (Handshake::new(want), Vec::new(), Vec::new());
         loop {

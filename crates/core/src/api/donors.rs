@@ -146,6 +146,9 @@ pub struct Duty {
     /// So many extents of the volume share one of the donor's.
     #[serde(default = "crate::map::one_layer")]
     pub layers: u32,
+    /// Nonce and authentication tag are kept with each of its blocks.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub encrypted: bool,
     /// Whose the leases are: in a pool of members a lease is of use only with its member's certificate. None
     /// in a pool in the clear.
     #[serde(default)]

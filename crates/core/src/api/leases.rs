@@ -1,7 +1,7 @@
 //! What is said of a lease: how a client gets it and keeps it, and what it tells of its volume meanwhile.
 //! Never: behaviour.
 
-use super::API_VERSION;
+use super::{API_VERSION, WrappedKey};
 use crate::content::{Beside, Content, Fill};
 use crate::map::{BadRange, DonorId, LeaseToken, MemberId, Placement, PoolId, VolumeMap};
 use serde::{Deserialize, Serialize};
@@ -79,6 +79,9 @@ pub struct Attached {
     /// Writers beside a reader, readers beside a writer.
     #[serde(default)]
     pub beside: Vec<Beside>,
+    /// The key of an encrypted volume, as the pool has it for whose lease it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<Box<WrappedKey>>,
 }
 
 /// The renewal of a lease, at least each `LEASE_RENEW_NS`. Its answer waits for a newer map.

@@ -3,11 +3,12 @@
 //! Owns the shapes and the API version: here the calls, and how they are answered or refused. Never:
 //! behaviour. `rim::control` carries them, `coordinator` answers them, the OpenAPI description in `rim`
 //! names the same fields. Files: `custody` (logs of volumes), `donors` (what donors report, and are
-//! told), `leases` (of who has a volume attached), `manifest` (what the pool signs), `members` (who may be
+//! told), `keys` (of encrypted volumes), `leases` (of who has a volume attached), `manifest` (what the pool signs), `members` (who may be
 //! there), `status` (what people are shown).
 
 mod custody;
 mod donors;
+mod keys;
 mod leases;
 mod manifest;
 mod members;
@@ -15,6 +16,7 @@ mod status;
 
 pub use custody::{LogReport, OlderLog};
 pub use donors::{AtStake, Duties, Duty, Join, Joined, Leaving, Lineage, Sync};
+pub use keys::{GrantKey, WrappedKey};
 pub use leases::{Amend, Attach, Attached, Filled, KeptSlot, Renew, Renewed, VolumeReport};
 pub use manifest::{
     Manifest, ManifestHashes, SignedText, VALIDATION_HTML, VALIDATION_JSON, Validated, Validation,
@@ -76,6 +78,13 @@ pub enum Call {
         name: String,
         /// The new size in all, which is larger; or all that fits.
         size: Size,
+    },
+    /// `POST /v1/volumes/{name}/keys`: a member may have the key of an encrypted volume.
+    GrantKey {
+        /// The volume's name.
+        name: String,
+        /// Who may have it, and what only that one can open.
+        grant: GrantKey,
     },
     /// `DELETE /v1/volumes/{name}`
     Delete {
@@ -156,6 +165,11 @@ pub enum Call {
     Recertify(Recertify),
     /// `GET /v1/members`
     Members,
+    /// `GET /v1/members/{member}`: with its public key, which others give it keys by.
+    Member {
+        /// The member's identity.
+        member: MemberId,
+    },
     /// `DELETE /v1/members/{member}`: it is out, with its leases and donors.
     RevokeMember {
         /// The member's identity.
@@ -196,6 +210,8 @@ pub enum Answer {
     Enrolled(Enrolled),
     /// The answer to `Members`.
     Members(Vec<MemberStatus>),
+    /// The answer to `Member`.
+    Member(Box<MemberStatus>),
     /// The answer to `Delete`, `Say`, `Tell`, `Detach` and what revokes.
     Done,
 }
@@ -274,6 +290,9 @@ pub struct Create {
     /// What it shall lie on.
     #[serde(default, skip_serializing_if = "Medium::is_memory")]
     pub on: Medium,
+    /// Donors get ciphertext of it; the key is with who makes it, and here wrapped for that member.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encrypted: Option<Box<WrappedKey>>,
 }
 
 impl Create {
@@ -289,6 +308,7 @@ impl Create {
             load: None,
             overlay_of: None,
             on: Medium::Memory,
+            encrypted: None,
         }
     }
 }

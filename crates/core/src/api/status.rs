@@ -144,6 +144,9 @@ pub struct VolumeStatus {
     /// What it lies on.
     #[serde(default)]
     pub medium: Medium,
+    /// Donors have ciphertext of it.
+    #[serde(default)]
+    pub encrypted: bool,
     /// The epoch of the newest map.
     pub epoch: u64,
     /// Whether the volume grows by what each new donor lends.

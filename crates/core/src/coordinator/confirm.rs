@@ -193,6 +193,7 @@ impl Coordinator {
                 tend: volume.tender == Some(donor.record.donor),
                 backed: volume.map.backing.is_some(),
                 layers: volume.map.layers(),
+                encrypted: volume.map.encrypted,
                 members,
             })
         };

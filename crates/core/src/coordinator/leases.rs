@@ -183,6 +183,7 @@ impl Coordinator {
             read_only,
             content: self.content(id),
             beside: self.beside(token),
+            key: self.key_for(id, record.member),
         }))
     }
 

@@ -67,6 +67,9 @@ pub struct MemberRecord {
     pub joined: UnixSeconds,
     /// When it got its last certificate.
     pub certified: UnixSeconds,
+    /// Its public key.
+    #[serde(default)]
+    pub key: String,
 }
 
 #[derive(Debug, Default)]
@@ -106,6 +109,7 @@ impl Coordinator {
                 | Call::Tokens
                 | Call::RevokeToken { .. }
                 | Call::Members
+                | Call::Member { .. }
                 | Call::RevokeMember { .. }
                 | Call::Enrol { .. }
                 | Call::Recertify(_)
@@ -189,6 +193,10 @@ impl Coordinator {
     /// Who calls, for what will be its own.
     pub(super) fn caller_id(&self) -> Option<MemberId> {
         self.caller.member().map(|member| member.id)
+    }
+
+    pub(super) fn is_member(&self, id: MemberId) -> bool {
+        self.members.members.contains_key(&id)
     }
 
     /// Of these, who is no member.
@@ -286,7 +294,7 @@ impl Coordinator {
         let (joined, certified) = (self.time_of_day, self.time_of_day);
         let name = harmless(&name, MEMBER_NAME_BYTES_MAX);
         let text = format!("{role} {member} came in as {name} by token {id}");
-        let record = MemberRecord { member, role, name, token: Some(id), joined, certified };
+        let record = MemberRecord { member, role, name, token: Some(id), joined, certified, key };
         self.members.members.insert(member, record);
         self.dirty.extend([Key::Token(id), Key::Member(member)]);
         self.note(Note { event: "member-joined", text, ..Note::default() });
@@ -308,17 +316,22 @@ impl Coordinator {
         }
         if let Some(record) = self.members.members.get_mut(&member.id) {
             record.certified = now;
+            record.key.clone_from(&recertify.key);
             self.dirty.insert(Key::Member(member.id));
         }
         Ok(Outcome::Answer(self.enrolled(member)))
     }
 
     pub(super) fn list_members(&self) -> Outcome {
-        let status = |record: &MemberRecord| {
-            let MemberRecord { member, role, name, token, joined, certified } = record.clone();
-            MemberStatus { member, role, name, token, joined, certified }
-        };
-        Outcome::Answer(Answer::Members(self.members.members.values().map(status).collect()))
+        let members = self.members.members.values().map(MemberRecord::status);
+        Outcome::Answer(Answer::Members(members.collect()))
+    }
+
+    pub(super) fn show_member(&self, id: MemberId) -> Result<Outcome, Refusal> {
+        match self.members.members.get(&id) {
+            Some(record) => Ok(Outcome::Answer(Answer::Member(Box::new(record.status())))),
+            None => Err(no_such_member(id)),
+        }
     }
 
     /// It is out at once, with all that is its own. The last admin stays: nobody could let in another.
@@ -331,10 +344,10 @@ impl Coordinator {
             return Err(refuse(RefusalCode::Conflict, message));
         }
         let Some(record) = self.members.members.remove(&id) else {
-            let message = format!("there is no member {id}; `cheetah member list` shows those there are");
-            return Err(refuse(RefusalCode::NotFound, message));
+            return Err(no_such_member(id));
         };
         self.dirty.insert(Key::Member(id));
+        self.forget_keys_of(id);
         let own = |member: Option<MemberId>| member == Some(id);
         let leases = self.leases.iter().filter(|(_, lease)| own(lease.record.member));
         let leases: Vec<LeaseToken> = leases.map(|(token, _)| *token).collect();
@@ -345,6 +358,18 @@ impl Coordinator {
         let text = format!("{} {id} ({}) was revoked", record.role, record.name);
         self.note(Note { event: "member-revoked", text, ..Note::default() });
         Ok(Outcome::Answer(Answer::Done))
+    }
+}
+
+pub(super) fn no_such_member(id: MemberId) -> Refusal {
+    let message = format!("there is no member {id}; `cheetah member list` shows those there are");
+    refuse(RefusalCode::NotFound, message)
+}
+
+impl MemberRecord {
+    fn status(&self) -> MemberStatus {
+        let MemberRecord { member, role, name, token, joined, certified, key } = self.clone();
+        MemberStatus { member, role, name, token, joined, certified, key }
     }
 }
 

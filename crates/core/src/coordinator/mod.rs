@@ -31,6 +31,7 @@ mod drain;
 mod extents;
 mod greet;
 mod invariants;
+mod keys;
 mod leases;
 mod lineage;
 mod members;
@@ -51,6 +52,7 @@ mod wants;
 
 pub use custody::CustodyRecord;
 pub use greet::NotGreeted;
+pub use keys::Keys;
 pub use members::{AuthorityRecord, MemberRecord, TokenRecord};
 pub use notes::Note;
 pub use record::{BadState, ContentRecord, DonorRecord, Key, LeaseRecord, PoolRecord, Record, VolumeRecord};
@@ -348,6 +350,8 @@ impl Coordinator {
             }
             Call::Validation(validation) => self.validation(&validation),
             Call::Grow { name, size } => self.grow(now, seed, &name, size),
+            Call::Member { member } => self.show_member(member),
+            Call::GrantKey { name, grant } => self.grant_key(&name, grant),
             Call::Delete { name } => self.delete(now, &name),
             Call::Attach { name, attach } => self.attach(now, seed, &name, attach),
             Call::Renew { name, token, renew } => self.renew(now, &name, token, renew),

@@ -25,6 +25,12 @@ impl Coordinator {
                 overlay.base, overlay.base
             ));
         }
+        if volume.map.encrypted {
+            return conflict(format!(
+                "volume '{base}' is encrypted, and an overlay of it cannot be yet: what tools write would lie on donors as it \
+                 is; copy it into another encrypted volume, and write there"
+            ));
+        }
         if !self.is_sealed(of) && volume.map.backing.is_none() {
             return conflict(format!(
                 "volume '{base}' may still be changed, and what lies over it would change with it: `cheetah seal \

@@ -6,6 +6,7 @@
 
 use super::custody::{CustodyRecord, Logs};
 use super::donors::Donor;
+use super::keys::Keys;
 use super::leases::Lease;
 use super::members::{AuthorityRecord, MemberRecord, Members, TokenRecord};
 use super::retire::Retired;
@@ -115,6 +116,9 @@ pub struct VolumeRecord {
     /// Extents that its slots have left, and that clients may still be reading.
     #[serde(default)]
     pub retired: Vec<Retired>,
+    /// Of an encrypted volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys: Option<Box<Keys>>,
 }
 
 /// A lease, without what its holder reports: the next renewal tells that again.
@@ -318,14 +322,20 @@ impl Coordinator {
         if self.names.insert(name.clone(), id).is_some() {
             return Err(BadState(format!("two volumes are named '{name}'")));
         }
-        let VolumeRecord { map, follow, order, fresh, retired } = record;
+        let VolumeRecord { map, follow, order, fresh, retired, keys } = record;
         let unknown = || match fresh {
             true => Content::default(),
             false => Content { state: ContentState::Written, ..Content::default() },
         };
         let content = content.unwrap_or_else(unknown);
-        let volume =
-            Volume { revision: self.revision, fresh, retired, content, ..Volume::new(map, follow, order) };
+        let volume = Volume {
+            revision: self.revision,
+            fresh,
+            retired,
+            content,
+            keys,
+            ..Volume::new(map, follow, order)
+        };
         self.volumes.insert(id, volume);
         self.wanting.insert(id);
         self.unsure.insert(id);
@@ -338,10 +348,10 @@ impl Coordinator {
             Key::Pool => Some(Record::Pool(PoolRecord { pool: self.pool, revision: self.revision })),
             Key::Donor(id) => self.donors.get(&id).map(|donor| Record::Donor(donor.record.clone())),
             Key::Volume(id) => self.volumes.get(&id).map(|volume| {
-                let Volume { map, follow, order, fresh, retired, .. } = volume;
+                let Volume { map, follow, order, fresh, retired, keys, .. } = volume;
                 let (follow, order, fresh) = (*follow, *order, *fresh);
-                let (map, retired) = (map.clone(), retired.clone());
-                Record::Volume(VolumeRecord { map, follow, order, fresh, retired })
+                let (map, retired, keys) = (map.clone(), retired.clone(), keys.clone());
+                Record::Volume(VolumeRecord { map, follow, order, fresh, retired, keys })
             }),
             Key::Lease(token) => self.leases.get(&token).map(|lease| Record::Lease(lease.record.clone())),
             Key::Authority => self.authority().cloned().map(Record::Authority),

@@ -308,9 +308,9 @@ impl Coordinator {
         let filling = (volume.map.groups.iter().flat_map(|group| &group.slots))
             .filter(|slot| slot.filling.is_some())
             .count();
-        let is_backed = volume.map.backing.is_some();
-        // Another's server would give zeros for what is absent.
-        let may = |donor: &Donor| !is_backed || donor.record.foreign_export.is_none();
+        // Another's server would give zeros for what is absent, and keeps nothing but bytes.
+        let ours_only = volume.map.backing.is_some() || volume.map.encrypted;
+        let may = |donor: &Donor| !ours_only || donor.record.foreign_export.is_none();
         let mut plan = Plan {
             donors: &self.donors,
             homes: self.homes(id, |donor| donor.rest_until <= now && donor.has_wiped(id) && may(donor)),

@@ -19,6 +19,14 @@ use crate::units::show_time;
 impl Coordinator {
     /// What is sealed is read, repaired and deleted, and nothing else.
     pub(super) fn check_sealed(&self, id: VolumeId, name: &str, attach: &Attach) -> Result<(), Refusal> {
+        let is_encrypted = self.volumes.get(&id).is_some_and(|volume| volume.map.encrypted);
+        if is_encrypted && attach.proofs && attach.fill.is_none() {
+            let message = format!(
+                "volume '{name}' is encrypted and cannot be sealed yet: each of its blocks has an authentication tag, which \
+                 whoever reads it checks; keep others from writing it with --read-only"
+            );
+            return Err(refuse(RefusalCode::Conflict, message));
+        }
         let Some(sealed) = self.volumes.get(&id).and_then(|volume| volume.content.sealed.as_ref()) else {
             return Ok(());
         };
@@ -88,7 +96,8 @@ impl Coordinator {
     /// having none: it can be filled all the same.
     pub(super) fn make_room_for_proofs(&mut self, id: VolumeId, seed: &mut Seed) {
         let Some(volume) = self.volumes.get(&id).filter(|volume| volume.map.proofs.is_none()) else { return };
-        if volume.map.is_filled_later() {
+        // Of what is encrypted each block has proved itself by its tag.
+        if volume.map.is_filled_later() || volume.map.encrypted {
             return;
         }
         let bytes = Tree::new(volume.map.size).end();

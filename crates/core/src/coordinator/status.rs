@@ -84,6 +84,7 @@ impl Coordinator {
             redundancy: map.redundancy,
             unit: map.unit,
             medium: map.medium,
+            encrypted: map.encrypted,
             epoch: map.epoch,
             follow: volume.follow,
             attachments,

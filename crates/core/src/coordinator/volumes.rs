@@ -5,6 +5,7 @@
 //! their donors. Tests: `tests/coordinator_volumes.rs`.
 
 use super::confirm::Held;
+use super::keys::{self, Keys};
 use super::retire::Retired;
 use super::tend::Ailing;
 use super::wants::{Wants, lend};
@@ -52,6 +53,8 @@ pub(super) struct Volume {
     pub(super) tender: Option<DonorId>,
     /// A reader met blocks that are wrong where they lie, and nobody has compared all fragments since.
     pub(super) ailing: Option<Ailing>,
+    /// Of an encrypted volume.
+    pub(super) keys: Option<Box<Keys>>,
 }
 
 impl Volume {
@@ -70,6 +73,7 @@ impl Volume {
             retired: Vec::new(),
             tender: None,
             ailing: None,
+            keys: None,
         }
     }
 
@@ -83,13 +87,17 @@ impl Coordinator {
     pub(super) fn create(&mut self, now: Time, seed: &mut Seed, create: Create) -> Result<Outcome, Refusal> {
         check_create(&create)?;
         open::check_create(&create)?;
-        let Create { name, size, redundancy, unit, follow, load, overlay_of, on } = door::create(create);
+        keys::check_create(&create)?;
+        let Create { name, size, redundancy, unit, follow, load, overlay_of, on, encrypted } =
+            door::create(create);
         let overlay = overlay_of.map(|base| self.overlay_over(&base)).transpose()?;
         let size = overlay.as_ref().map_or(size, |overlay| Size::Bytes(least_bytes(overlay.size)));
         self.check_one_more(&name)?;
         let is_backed = load.as_ref().is_some_and(|load| load.backed);
         let memory = load.as_ref().filter(|_| is_backed).and_then(|load| load.memory);
-        let wants = Wants { is_backed, on };
+        let keys = self.keys_of_new(encrypted);
+        let encrypted = keys.is_some();
+        let wants = Wants { is_backed, encrypted, on };
         let rooms = self.rooms(None, wants);
         // A volume that follows grows with each single donor, which only `linear` can.
         let wanted = match size {
@@ -137,10 +145,11 @@ impl Coordinator {
             hurry: false,
             backing: is_backed.then(|| Backing { layers, ..Backing::default() }),
             proofs: None,
+            encrypted,
             medium: on,
         };
         self.names.insert(name, id);
-        self.volumes.insert(id, Volume::new(map, follow, order));
+        self.volumes.insert(id, Volume { keys, ..Volume::new(map, follow, order) });
         self.map_changed(id);
         if let Some(load) = load {
             self.made_to_be_loaded(id, *load);
@@ -329,7 +338,7 @@ impl Coordinator {
             anew = VolumeId(seed.draw());
         }
         let Some(volume) = self.take_out(id) else { return Ok(id) };
-        let VolumeMap { name, redundancy, medium, .. } = &volume.map;
+        let VolumeMap { name, redundancy, medium, encrypted, .. } = &volume.map;
         let groups = bytes.div_ceil(volume.map.group_bytes());
         let wants = Wants::of(&volume.map);
         let Some(groups) = self.place_groups(anew, *redundancy, groups, wants, seed) else {
@@ -351,11 +360,13 @@ impl Coordinator {
             hurry: false,
             backing: None,
             proofs: None,
+            encrypted: *encrypted,
             medium: *medium,
         };
         self.put_down_of(id, name.clone(), custody::Event::Deleted);
         self.names.insert(name.clone(), anew);
-        self.volumes.insert(anew, Volume::new(map, false, volume.order));
+        let keys = volume.keys.clone();
+        self.volumes.insert(anew, Volume { keys, ..Volume::new(map, false, volume.order) });
         self.map_changed(anew);
         // Where hosts are few, for who joins later.
         self.wanting.insert(anew);
@@ -467,7 +478,7 @@ impl Coordinator {
 
     /// Says what is free and where, and what was needed.
     fn shortage(&self, name: &str, redundancy: Redundancy, groups: u64, on: Medium) -> Refusal {
-        let rooms = self.rooms(None, Wants { is_backed: false, on });
+        let rooms = self.rooms(None, Wants { is_backed: false, encrypted: false, on });
         let lend = lend(on);
         let unheard = self.donors.values().filter(|donor| donor.alive && !donor.heard).count();
         if unheard > 0 {

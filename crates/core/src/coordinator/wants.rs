@@ -15,6 +15,8 @@ use std::collections::BTreeMap;
 pub(super) struct Wants {
     /// It has a source behind it: they tell what is absent from zeros.
     pub(super) is_backed: bool,
+    /// They keep nonce and authentication tag beside each block.
+    pub(super) encrypted: bool,
     /// They lend this.
     pub(super) on: Medium,
 }
@@ -22,7 +24,7 @@ pub(super) struct Wants {
 impl Wants {
     /// For more of a volume that is there, which has no source.
     pub(super) fn of(map: &VolumeMap) -> Wants {
-        Wants { is_backed: false, on: map.medium }
+        Wants { is_backed: false, encrypted: map.encrypted, on: map.medium }
     }
 }
 
@@ -38,9 +40,9 @@ impl Coordinator {
     /// Donors that live for certain and stay, in the order they joined: what each may be given of a volume
     /// that wants this.
     pub(super) fn rooms(&self, volume: Option<VolumeId>, wants: Wants) -> Vec<Room> {
-        let Wants { is_backed, on } = wants;
+        let Wants { is_backed, encrypted, on } = wants;
         let is_open = |donor: &&Donor| {
-            let tells = !is_backed || donor.record.foreign_export.is_none();
+            let tells = !(is_backed || encrypted) || donor.record.foreign_export.is_none();
             let blank = volume.is_none_or(|volume| donor.has_wiped(volume));
             donor.record.medium == on && donor.alive && donor.heard && !donor.record.leaving && blank && tells
         };

@@ -34,6 +34,7 @@ struct Volume {
     extents: u32,
     /// What is not known of it is what its source has, not zeros. None: it has no source.
     backed: Option<Backed>,
+    encrypted: bool,
 }
 
 /// What a donor knows of a volume's backing.
@@ -81,6 +82,8 @@ pub struct Grant {
     /// Addresses have so many layers, each as large as that: more than one where extents of the volume share
     /// memory.
     pub layers: u32,
+    /// Each write comes with nonce and authentication tag of its blocks, which are kept beside them.
+    pub encrypted: bool,
 }
 
 impl Grant {
@@ -186,7 +189,8 @@ impl Access {
     #[must_use]
     pub fn alone(extents: u32) -> Self {
         let end = u64::from(extents) * EXTENT_BYTES;
-        let volume = Volume { id: VolumeId(0), name: "arena".to_owned(), end, extents, backed: None };
+        let (name, backed) = ("arena".to_owned(), None);
+        let volume = Volume { id: VolumeId(0), name, end, extents, backed, encrypted: false };
         Access {
             donor: None,
             owners: vec![1; extents as usize],
@@ -204,12 +208,12 @@ impl Access {
     pub(super) fn add_volume(
         &mut self,
         id: VolumeId,
-        (name, backed): (&str, Option<Backed>),
+        (name, backed, encrypted): (&str, Option<Backed>, bool),
         extents: impl Iterator<Item = u32>,
         leases: impl Iterator<Item = (LeaseToken, bool, Option<MemberId>)>,
     ) {
         let at = u32::try_from(self.volumes.len()).expect("fewer volumes than POOL_VOLUMES_MAX");
-        let mut volume = Volume { id, name: name.to_owned(), end: 0, extents: 0, backed };
+        let mut volume = Volume { id, name: name.to_owned(), end: 0, extents: 0, backed, encrypted };
         for extent in extents {
             let owner = &mut self.owners[extent as usize];
             assert_eq!(*owner, 0, "extent {extent} has one owner");
@@ -249,6 +253,7 @@ impl Access {
             writable: lease.writable,
             size: volume.end,
             layers: volume.layers(),
+            encrypted: volume.encrypted,
         })
     }
 
@@ -342,8 +347,8 @@ mod tests {
     fn access() -> Access {
         let mut access = Access::closed(DONOR, 8);
         let leases = [(TOKEN, true, None), (READER, false, None)];
-        access.add_volume(VolumeId(1), ("case.7@x", None), [1, 2, 4].into_iter(), leases.into_iter());
-        access.add_volume(VolumeId(2), ("other", None), [5].into_iter(), std::iter::empty());
+        access.add_volume(VolumeId(1), ("case.7@x", None, false), [1, 2, 4].into_iter(), leases.into_iter());
+        access.add_volume(VolumeId(2), ("other", None, false), [5].into_iter(), std::iter::empty());
         access
     }
 
@@ -351,7 +356,7 @@ mod tests {
     fn a_lease_is_of_use_to_its_member_alone() {
         let (own, other) = (Some(MemberId(1)), Some(MemberId(2)));
         let mut access = Access::closed(DONOR, 8);
-        access.add_volume(VolumeId(1), ("v", None), [1].into_iter(), [(TOKEN, true, own)].into_iter());
+        access.add_volume(VolumeId(1), ("v", None, false), [1].into_iter(), [(TOKEN, true, own)].into_iter());
         let export = export_name("v", TOKEN, 1, DONOR);
         assert!(access.open(&export, own).is_ok());
         assert_eq!(access.open(&export, other), Err(OpenError::Unknown));
@@ -450,7 +455,7 @@ mod tests {
         let mut moved = Access::closed(DONOR, 8);
         moved.add_volume(
             VolumeId(1),
-            ("case.7@x", None),
+            ("case.7@x", None, false),
             [1, 2].into_iter(),
             [(TOKEN, true, None)].into_iter(),
         );
@@ -460,7 +465,7 @@ mod tests {
         let mut grown = Access::closed(DONOR, 8);
         grown.add_volume(
             VolumeId(1),
-            ("case.7@x", None),
+            ("case.7@x", None, false),
             [1, 2, 4, 6].into_iter(),
             [(TOKEN, true, None)].into_iter(),
         );
@@ -471,8 +476,8 @@ mod tests {
     fn a_layer_is_checked_as_the_extent_that_it_shares() {
         let (mut access, e) = (Access::closed(DONOR, 8), EXTENT_BYTES);
         let (leases, backed) = ([(TOKEN, true, None)], Some(Backed { layers: 3 }));
-        access.add_volume(VolumeId(1), ("v", backed), [1].into_iter(), leases.into_iter());
-        access.add_volume(VolumeId(2), ("w", None), [2].into_iter(), std::iter::empty());
+        access.add_volume(VolumeId(1), ("v", backed, false), [1].into_iter(), leases.into_iter());
+        access.add_volume(VolumeId(2), ("w", None, false), [2].into_iter(), std::iter::empty());
         let grant = access.open("v@00000000000000ab", None).expect("a good name");
         assert_eq!((grant.layers, grant.end(8 * e)), (3, (2 << LAYER_SHIFT) + 8 * e));
         for layer in 0..3u64 {

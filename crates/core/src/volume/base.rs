@@ -387,6 +387,7 @@ pub(super) fn sample(redundancy: &str) -> Base {
         hurry: false,
         backing: None,
         proofs: None,
+        encrypted: false,
         medium: crate::map::Medium::Memory,
     };
     map.check().expect("a sound map");

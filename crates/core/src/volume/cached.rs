@@ -181,7 +181,7 @@ pub(super) fn read_ahead(base: &mut Base, read: Request, found: Found) {
     *count += 1;
     let others = cached.reading.saturating_sub(read.len.into());
     let read = Read { offset: read.offset, len: read.len, found };
-    cached.ahead.read(base.now, read, others, base.shape.map.size, &mut wants);
+    cached.ahead.read(base.now, read, others, base.shape.map.bytes_own(), &mut wants);
     for want in &wants {
         gaps.clear();
         base.cached.as_ref().expect("looked at above").cache.gaps(*want, &mut gaps);

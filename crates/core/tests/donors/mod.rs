@@ -155,6 +155,7 @@ pub(crate) fn duty(
         tend: false,
         backed: false,
         layers: 1,
+        encrypted: false,
         members,
     }
 }

@@ -41,6 +41,7 @@ pub fn map(stripe: bool, foreign: bool) -> VolumeMap {
         hurry: false,
         backing: None,
         proofs: None,
+        encrypted: false,
         medium: Medium::Memory,
     };
     map.check().expect("a sound map");
@@ -69,6 +70,7 @@ pub fn wide(redundancy: Redundancy) -> VolumeMap {
         hurry: false,
         backing: None,
         proofs: None,
+        encrypted: false,
         medium: Medium::Memory,
     };
     map.check().expect("a sound map");

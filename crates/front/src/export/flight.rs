@@ -85,6 +85,7 @@ pub(super) fn op(header: &RequestHeader) -> Option<Op> {
         Command::Disc
         | Command::Mark
         | Command::Digest
+        | Command::Auth
         | Command::Verify
         | Command::Undo
         | Command::Unknown(_) => return None,

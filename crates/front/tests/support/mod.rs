@@ -114,6 +114,7 @@ fn map(donors: &[(Arc<Arena>, DonorServer)], epoch: u64, size: u64) -> VolumeMap
         hurry: false,
         backing: None,
         proofs: None,
+        encrypted: false,
         medium: Medium::Memory,
     };
     map.check().unwrap();

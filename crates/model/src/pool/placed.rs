@@ -71,6 +71,7 @@ pub(crate) fn map_of(volume: u64, redundancy: Redundancy, groups: Vec<Group>) ->
         hurry: false,
         backing: None,
         proofs: None,
+        encrypted: false,
         medium: Medium::Disk,
     }
 }

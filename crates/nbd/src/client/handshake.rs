@@ -15,8 +15,8 @@ use crate::limits::{
     EXPORT_NAME_BYTES_MAX, LIST_BYTES_MAX, LIST_ENTRIES_MAX, OPTION_REPLIES_MAX, OPTION_REPLY_BYTES_MAX,
 };
 use crate::proto::{
-    BASE_ALLOCATION, CHEETAH_CONTEXT, CHEETAH_DIRTY, EXPORT_NAME_ZEROES_BYTES, IHAVEOPT, NBDMAGIC,
-    OLDSTYLE_MAGIC, OPTION_REPLY_MAGIC, TransmissionFlags, handshake_flags as hs, opt, rep,
+    BASE_ALLOCATION, CHEETAH_AUTH, CHEETAH_CONTEXT, CHEETAH_DIRTY, EXPORT_NAME_ZEROES_BYTES, IHAVEOPT,
+    NBDMAGIC, OLDSTYLE_MAGIC, OPTION_REPLY_MAGIC, TransmissionFlags, handshake_flags as hs, opt, rep,
 };
 use crate::violation::Violation;
 use crate::wire::{Fields, fill};
@@ -39,11 +39,13 @@ pub struct Want {
     pub dirty: bool,
     /// `cheetah:context`, likewise.
     pub context: bool,
+    /// `cheetah:auth`, likewise.
+    pub auth: bool,
 }
 
 impl Want {
     const fn contexts(&self) -> bool {
-        self.base_allocation || self.dirty || self.context
+        self.base_allocation || self.dirty || self.context || self.auth
     }
 }
 
@@ -77,6 +79,7 @@ pub struct Handshake {
     base_allocation: Option<u32>,
     dirty: Option<u32>,
     context: Option<u32>,
+    auth: Option<u32>,
     /// What the server said of the export so far.
     said: Info,
     list: Vec<ListEntry>,
@@ -124,6 +127,7 @@ impl Handshake {
             base_allocation: None,
             dirty: None,
             context: None,
+            auth: None,
             said: Info::EMPTY,
             list: Vec::new(),
             list_bytes: 0,
@@ -214,8 +218,8 @@ impl Handshake {
         assert!(self.list.len() <= LIST_ENTRIES_MAX && self.list_bytes <= LIST_BYTES_MAX);
         // At most six options are asked in one handshake, and an export name is in three of them.
         assert!(self.output.len() <= 4 * (EXPORT_NAME_BYTES_MAX + 64));
-        let contexts = [self.base_allocation, self.dirty, self.context];
-        assert!(contexts == [None; 3] || self.structured_replies);
+        let contexts = [self.base_allocation, self.dirty, self.context, self.auth];
+        assert!(contexts == [None; 4] || self.structured_replies);
     }
 
     // The messages of the server.
@@ -323,6 +327,7 @@ impl Handshake {
                     (BASE_ALLOCATION, &mut self.base_allocation),
                     (CHEETAH_DIRTY, &mut self.dirty),
                     (CHEETAH_CONTEXT, &mut self.context),
+                    (CHEETAH_AUTH, &mut self.auth),
                 ];
                 for (known, place) in known {
                     if name == known.as_bytes() {
@@ -330,14 +335,14 @@ impl Handshake {
                     }
                 }
                 // With one id for two contexts no chunk could be told from another.
-                let ids = [self.base_allocation, self.dirty, self.context];
+                let ids = [self.base_allocation, self.dirty, self.context, self.auth];
                 if ids.iter().filter(|of| **of == Some(id)).count() > 1 {
                     return Err(malformed);
                 }
             }
             (opt::SET_META_CONTEXT, rep::ACK) if data.is_empty() => self.ask_go(),
             (opt::SET_META_CONTEXT, _) if reply & rep::ERR != 0 => {
-                (self.base_allocation, self.dirty, self.context) = (None, None, None);
+                (self.base_allocation, self.dirty, self.context, self.auth) = (None, None, None, None);
                 self.ask_go();
             }
             (opt::GO, rep::INFO) => option::info(data, &mut self.said).map_err(|e| e.unwrap_or(malformed))?,
@@ -422,6 +427,7 @@ impl Handshake {
             base_allocation: self.base_allocation,
             dirty: self.dirty,
             context: self.context,
+            auth: self.auth,
         });
     }
 }

@@ -1,5 +1,6 @@
 //! What leaves before a payload. Never: when it leaves, or what is said (`transmission`).
 
+use crate::proto::{CmdFlags, Command};
 use crate::server::digest::Digest;
 use crate::server::request::{Mark, RequestHeader};
 
@@ -35,4 +36,20 @@ impl Head {
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes[usize::from(self.from)..]
     }
+}
+
+/// An AUTH: the nonces and authentication tags of what the WRITE behind it brings, part by part.
+pub(super) fn auth<'a>(
+    cookie: u64,
+    is_sealed: bool,
+    parts: impl Iterator<Item = &'a [u8]> + Clone,
+) -> Vec<u8> {
+    let bytes: usize = parts.clone().map(<[u8]>::len).sum();
+    let length = u32::try_from(bytes).expect("at most the largest payload's");
+    let (flags, command) = (CmdFlags::EMPTY, Command::Auth);
+    let header = RequestHeader { flags, command, cookie, offset: 0, length };
+    let mut message = Vec::with_capacity(RequestHeader::BYTES + bytes);
+    message.extend_from_slice(&header.encode_in(is_sealed));
+    parts.for_each(|part| message.extend_from_slice(part));
+    message
 }

@@ -1,6 +1,7 @@
 //! The using end: the handshake, then the transmission. Never: touches a payload; the driver does.
 //! Tests: `tests/`, one file per subject.
 
+mod asked;
 mod error;
 mod handshake;
 mod head;
@@ -8,8 +9,9 @@ mod option;
 mod reply;
 mod transmission;
 
+pub use asked::{Answer, Incoming, Outgoing, Request, Take};
 pub use error::Error;
 pub use handshake::{Handshake, Step, Want};
 pub use head::HEAD_BYTES;
 pub use reply::Reply;
-pub use transmission::{Answer, Incoming, Outgoing, Request, Take, Transmission};
+pub use transmission::Transmission;

@@ -9,7 +9,7 @@ use crate::export::{ExportInfo, ListEntry};
 use crate::limits::{
     BLOCK_MIN_BYTES_MAX, EXPORT_BYTES_MAX, MESSAGE_BYTES_MAX, REQUEST_PAYLOAD_BYTES_MAX, STRING_BYTES_MAX,
 };
-use crate::proto::{BASE_ALLOCATION, CHEETAH_CONTEXT, CHEETAH_DIRTY, TransmissionFlags, info};
+use crate::proto::{BASE_ALLOCATION, CHEETAH_AUTH, CHEETAH_CONTEXT, CHEETAH_DIRTY, TransmissionFlags, info};
 use crate::violation::Violation;
 use crate::wire::{Fields, len32, lossy};
 
@@ -107,6 +107,7 @@ pub(super) fn meta_query(want: &Want) -> Vec<u8> {
         (want.base_allocation, BASE_ALLOCATION),
         (want.dirty, CHEETAH_DIRTY),
         (want.context, CHEETAH_CONTEXT),
+        (want.auth, CHEETAH_AUTH),
     ];
     let wanted = contexts.iter().filter(|(is_wanted, _)| *is_wanted);
     let mut data = counted(&want.export);

@@ -7,8 +7,8 @@
 
 use crate::export::{Descriptor, StateFlags};
 use crate::limits::{
-    BLOCK_STATUS_DESCRIPTORS_MAX, CONTEXTS_MAX, ERROR_CHUNK_BYTES_MAX, LEDGER_ENTRIES_MAX, MESSAGE_BYTES_MAX,
-    REQUEST_PAYLOAD_BYTES_MAX,
+    AUTH_BYTES, BLOCK_STATUS_DESCRIPTORS_MAX, CONTEXTS_MAX, ERROR_CHUNK_BYTES_MAX, LEDGER_ENTRIES_MAX,
+    MESSAGE_BYTES_MAX, REQUEST_PAYLOAD_BYTES_MAX,
 };
 use crate::proto::{Errno, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk};
 use crate::seal::magic_of;
@@ -109,6 +109,15 @@ pub enum Reply {
         /// CRC32Cs of the blocks that the request touches, at least one.
         sums: Vec<u32>,
     },
+    /// Nonce and authentication tag of blocks: before the checksums of a READ.
+    Auth {
+        /// The READ that this answers.
+        cookie: u64,
+        /// Whether this is the last chunk of its request.
+        done: bool,
+        /// Of the blocks that the request touches, at least one.
+        all: Vec<[u8; AUTH_BYTES]>,
+    },
 }
 
 const SIMPLE_BYTES: usize = 16;
@@ -127,7 +136,8 @@ impl Reply {
             | Self::ErrorOffset { cookie, .. }
             | Self::BlockStatus { cookie, .. }
             | Self::Ledger { cookie, .. }
-            | Self::Contexts { cookie, .. } => cookie,
+            | Self::Contexts { cookie, .. }
+            | Self::Auth { cookie, .. } => cookie,
         }
     }
 
@@ -142,7 +152,8 @@ impl Reply {
             | Self::ErrorOffset { done, .. }
             | Self::BlockStatus { done, .. }
             | Self::Ledger { done, .. }
-            | Self::Contexts { done, .. } => done,
+            | Self::Contexts { done, .. }
+            | Self::Auth { done, .. } => done,
         }
     }
 
@@ -230,6 +241,7 @@ impl Reply {
             Self::Contexts { cookie, done, ref sums } => {
                 encode::contexts(cookie, done, sums.iter().copied(), out);
             }
+            Self::Auth { cookie, done, ref all } => encode::auth(cookie, done, all.iter().copied(), out),
         }
     }
 }
@@ -252,6 +264,11 @@ fn chunk_head_bytes(kind: u16, length: u32) -> Result<u32, Violation> {
         }
         chunk::CONTEXTS => {
             let fits = length.is_multiple_of(4) && (1..=CONTEXTS_MAX).contains(&(length as usize / 4));
+            (fits, length)
+        }
+        chunk::AUTH => {
+            let blocks = length as usize / AUTH_BYTES;
+            let fits = (length as usize).is_multiple_of(AUTH_BYTES) && (1..=CONTEXTS_MAX).contains(&blocks);
             (fits, length)
         }
         chunk::ERROR_OFFSET => ((14..=ERROR_CHUNK_BYTES_MAX).contains(&length), length),
@@ -283,6 +300,7 @@ fn chunk(mut fields: Fields<'_>) -> Result<Reply, Violation> {
         chunk::BLOCK_STATUS => block_status(cookie, done, fields),
         chunk::LEDGER => ledger(cookie, done, fields),
         chunk::CONTEXTS => Some(Reply::Contexts { cookie, done, sums: sums(fields) }),
+        chunk::AUTH => Some(Reply::Auth { cookie, done, all: fields.rest().as_chunks().0.to_vec() }),
         _ => error(cookie, done, kind, fields),
     };
     reply.ok_or(Violation::ChunkMalformed(kind))

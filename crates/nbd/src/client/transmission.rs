@@ -13,10 +13,11 @@
 //! Tests: `tests/client_transmission.rs`; `sim`.
 
 use super::Reply;
-use super::head::Head;
+use super::asked::{Answer, Incoming, Outgoing, Request, Take};
+use super::head::{self, Head};
 use crate::export::{Descriptor, Negotiated};
-use crate::limits::{BLOCK_STATUS_DESCRIPTORS_MAX, CONTEXT_BLOCK_BYTES};
-use crate::proto::{CmdFlags, Command, Errno};
+use crate::limits::{AUTH_BYTES, BLOCK_STATUS_DESCRIPTORS_MAX, CONTEXT_BLOCK_BYTES};
+use crate::proto::{Command, Errno};
 use crate::server::digest::Digest;
 use crate::server::reply::LedgerEntry;
 use crate::server::request::{Mark, RequestHeader};
@@ -27,127 +28,16 @@ use std::collections::VecDeque;
 const DATA_HEAD_BYTES: usize = 28;
 /// What comes before the checksums of a chunk.
 const CONTEXTS_HEAD_BYTES: usize = 20;
-
-/// A question to the server.
-#[derive(Clone, Debug)]
-pub struct Request<B> {
-    /// No other that is awaited has the same.
-    pub cookie: u64,
-    /// Any command that has an answer: neither DISC nor MARK nor DIGEST.
-    pub command: Command,
-    /// The same for all writes that become one request.
-    pub flags: CmdFlags,
-    /// Bytes from the start of the export. It is not held to the export's size here: the server's answer is.
-    pub offset: u64,
-    /// Bytes.
-    pub length: u32,
-    /// What is to be said of what it writes, to a server that understands.
-    pub mark: Option<Mark>,
-    /// What its payload is, to be said where `cheetah:context` was agreed.
-    pub digest: Option<Digest>,
-    /// Of a BLOCK_STATUS, the id of the context that is meant: a server tells of all that were agreed.
-    pub context: Option<u32>,
-    /// What the driver keeps with it.
-    pub body: B,
-}
-
-impl<B> Request<B> {
-    /// The bytes that follow its header.
-    #[must_use]
-    pub const fn payload_bytes(&self) -> u32 {
-        if matches!(self.command, Command::Write) { self.length } else { 0 }
-    }
-
-    fn end(&self) -> u64 {
-        self.offset.saturating_add(self.length.into())
-    }
-
-    /// The first of the blocks that it touches, and the one behind the last.
-    fn blocks(&self, block: u32) -> (u64, u64) {
-        (self.offset / u64::from(block), self.end().div_ceil(block.into()))
-    }
-
-    /// Whether its answer has checksums, where they are agreed on.
-    const fn has_contexts(&self) -> bool {
-        matches!(self.command, Command::Read | Command::Write) && self.length > 0
-    }
-
-    /// Whether `next` writes behind what this one writes, in the same run of `within` bytes, and what is said
-    /// of both is the same.
-    fn goes_on(&self, next: &Request<B>, within: u64) -> bool {
-        let said = |request: &Request<B>| {
-            request.mark.map(|Mark { number, targets, keep, .. }| (number, targets, keep))
-        };
-        self.payload_bytes() > 0
-            && next.payload_bytes() > 0
-            && self.flags == next.flags
-            && self.digest.is_some() == next.digest.is_some()
-            && self.end() == next.offset
-            && self.offset / within == next.offset / within
-            && said(self) == said(next)
-    }
-}
-
-/// What a request was answered with.
-#[derive(Clone, Debug)]
-pub struct Answer<B> {
-    /// The request's own, also where its write left in one request with others.
-    pub cookie: u64,
-    /// Nobody wants it any more: of a read, nothing was put anywhere since.
-    pub abandoned: bool,
-    /// None: success. Writes that left as one request have the same outcome.
-    pub error: Option<Errno>,
-    /// The request left the export as it was announced.
-    pub beyond: bool,
-    /// Of a BLOCK_STATUS, in the context that was asked for.
-    pub status: Vec<Descriptor>,
-    /// Likewise, where that was `cheetah:dirty`: up to which number writes are complete, and those that may
-    /// not be.
-    pub ledger: Option<(u64, Vec<LedgerEntry>)>,
-    /// Of a READ or WRITE that succeeded, the CRC32Cs of the blocks that it touches, as the server has them;
-    /// empty where `cheetah:context` was not agreed.
-    pub sums: Vec<u32>,
-    /// What the request carried.
-    pub body: B,
-}
-
-/// Who takes what comes.
-pub trait Take<B> {
-    /// Bytes of a read, from `at` on.
-    fn data(&mut self, body: &B, at: u32, bytes: &[u8]);
-    /// Zeros of a read.
-    fn hole(&mut self, body: &B, at: u32, end: u32);
-    /// The request is done, and its cookie free again. Called once for each request, unless the link ends
-    /// before.
-    fn answer(&mut self, answer: Answer<B>);
-}
-
-/// Data of a read on its way in.
-#[derive(Debug)]
-pub struct Incoming<'a, B> {
-    /// What the request carried: with it the driver knows the place of the data.
-    pub body: &'a B,
-    /// It is for these bytes of the request.
-    pub at: u32,
-    /// The first byte behind them. Both count from the start of the request.
-    pub end: u32,
-}
-
-/// Of what leaves, one part: a request's head if one begins here, then its payload.
-#[derive(Debug)]
-pub struct Outgoing<'a, B> {
-    /// A header, behind a MARK where that has changed, and a DIGEST where there is one. Empty: the part
-    /// belongs to the request before it.
-    pub head: &'a [u8],
-    /// The part itself; the payload of a WRITE is with the driver.
-    pub request: &'a mut Request<B>,
-}
+/// The same of nonces and authentication tags.
+const AUTH_HEAD_BYTES: usize = 20;
 
 #[derive(Clone, Debug)]
 struct Part<B> {
     request: Request<B>,
     /// If a request begins with it, and once that is known.
     head: Option<Head>,
+    /// An AUTH that leaves before that.
+    auth: Vec<u8>,
     /// It left in one request with the part before it, and is answered with that.
     merged: bool,
     abandoned: bool,
@@ -157,6 +47,7 @@ struct Part<B> {
     status: Vec<Descriptor>,
     ledger: Option<(u64, Vec<LedgerEntry>)>,
     sums: Vec<u32>,
+    auths: Vec<[u8; AUTH_BYTES]>,
 }
 
 impl<B> Part<B> {
@@ -165,7 +56,7 @@ impl<B> Part<B> {
     }
 
     fn bytes(&self) -> usize {
-        self.head().len() + self.request.payload_bytes() as usize
+        self.auth.len() + self.head().len() + self.request.payload_bytes() as usize
     }
 
     /// The bytes of the request that a chunk carries.
@@ -209,6 +100,7 @@ pub struct Transmission<B> {
     large_expected: bool,
     dirty: Option<u32>,
     has_contexts: bool,
+    has_auth: bool,
     /// What one checksum is of.
     block: u32,
     export_bytes: u64,
@@ -231,6 +123,7 @@ impl<B> Transmission<B> {
             large_expected: false,
             dirty: session.dirty,
             has_contexts: session.context.is_some(),
+            has_auth: session.auth.is_some(),
             block: CONTEXT_BLOCK_BYTES,
             export_bytes: session.info.size,
             within,
@@ -262,6 +155,7 @@ impl<B> Transmission<B> {
         self.parts.push_back(Part {
             request,
             head: None,
+            auth: Vec::new(),
             merged: false,
             abandoned: false,
             received: 0,
@@ -269,6 +163,7 @@ impl<B> Transmission<B> {
             status: Vec::new(),
             ledger: None,
             sums: Vec::new(),
+            auths: Vec::new(),
         });
     }
 
@@ -291,6 +186,10 @@ impl<B> Transmission<B> {
             let mut digests = self.parts.range(first..first + count).filter_map(|part| part.request.digest);
             let digest = digests.next().filter(|_| self.has_contexts && is_payload);
             let digest = digest.map(|first| digests.fold(first, Digest::with));
+            if self.has_auth && is_payload {
+                let parts = self.parts.range(first..first + count).map(|part| &part.request.auth[..]);
+                self.parts[first].auth = head::auth(cookie, self.has_contexts, parts);
+            }
             self.parts[first].head = Some(Head::new(mark, digest, header, self.has_contexts));
             self.parts.range_mut(first + 1..first + count).for_each(|part| part.merged = true);
             self.headed += count;
@@ -317,6 +216,7 @@ impl<B> Transmission<B> {
     pub fn unsent(&mut self) -> impl Iterator<Item = Outgoing<'_, B>> {
         let first = self.first_unsent();
         self.parts.range_mut(first..first + self.headed).map(|part| Outgoing {
+            auth: &part.auth,
             head: part.head.as_ref().map_or(&[], Head::bytes),
             request: &mut part.request,
         })
@@ -389,7 +289,9 @@ impl<B> Transmission<B> {
         let contexts = match next {
             Some(request) if self.has_contexts && request.command == Command::Read => {
                 let (from, to) = request.blocks(self.block);
-                CONTEXTS_HEAD_BYTES + 4 * usize::try_from(to - from).unwrap_or(0)
+                let blocks = usize::try_from(to - from).unwrap_or(0);
+                let auth = if self.has_auth { AUTH_HEAD_BYTES + AUTH_BYTES * blocks } else { 0 };
+                auth + CONTEXTS_HEAD_BYTES + 4 * blocks
             }
             _ => 0,
         };
@@ -482,6 +384,16 @@ impl<B> Transmission<B> {
                 self.large_expected = request.command == Command::Read && request.length >= large_bytes;
                 self.contexts(place, sums)?;
             }
+            Reply::Auth { all, .. } => {
+                let (from, to) = part.request.blocks(self.block);
+                let is_asked =
+                    self.has_auth && part.request.command == Command::Read && part.auths.is_empty();
+                if !is_asked || all.len() as u64 != to - from {
+                    return Err(Violation::AuthUnasked);
+                }
+                self.large_expected = part.request.length >= large_bytes;
+                part.auths = all;
+            }
         }
         if done { self.finish(cookie, take) } else { Ok(()) }
     }
@@ -518,15 +430,19 @@ impl<B> Transmission<B> {
             self.parts.range(place..place + width).any(|part| part.request.end() > self.export_bytes);
         for _ in 0..width {
             let Some(part) = self.parts.remove(place) else { break };
-            let Part { request, abandoned, received, status, ledger, sums, .. } = part;
+            let Part { request, abandoned, received, status, ledger, sums, auths: auth, .. } = part;
             if self.has_contexts && error.is_none() && request.has_contexts() && sums.is_empty() {
                 return Err(Violation::ContextsMissing);
+            }
+            let is_read = request.command == Command::Read && request.length > 0;
+            if self.has_auth && error.is_none() && is_read && auth.is_empty() {
+                return Err(Violation::AuthMissing);
             }
             let Request { cookie, command, length, body, .. } = request;
             if command == Command::Read && error.is_none() && received != length {
                 return Err(Violation::ReadInPart);
             }
-            take.answer(Answer { cookie, abandoned, error, beyond, status, ledger, sums, body });
+            take.answer(Answer { cookie, abandoned, error, beyond, status, ledger, sums, auth, body });
         }
         Ok(())
     }

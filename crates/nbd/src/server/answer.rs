@@ -2,13 +2,14 @@
 //!
 //! Owns: which messages an answer is made of, and how a read with holes is cut. Never: how they are laid out,
 //! which is `reply`'s, or what a request found. Invariant: an answer is whole when its call returns, but for
-//! BLOCK_STATUS, of which the driver says what is the last, and for `contexts`, behind which `read` follows.
+//! BLOCK_STATUS, of which the driver says what is the last, and for `auth` and `contexts`, behind which `read` follows.
 //! Called by the drivers of [`super::Transmission`]. Tests: below, `tests/outbox.rs`.
 
 use super::outbox::Outbox;
 use super::reply::{self, LedgerEntry};
 use super::request::RequestHeader;
 use crate::export::Descriptor;
+use crate::limits::AUTH_BYTES;
 use crate::proto::{CmdFlags, Errno};
 
 /// Bytes behind each other that are all there, or none of which are: those are zeros.
@@ -43,6 +44,12 @@ impl<P> Outbox<P> {
     /// Before the data of a READ: the CRC32Cs of the blocks that it touches. They have to be agreed on.
     pub fn contexts(&mut self, request: &RequestHeader, sums: impl ExactSizeIterator<Item = u32>) {
         self.head(|heads| reply::contexts(request.cookie, false, sums, heads));
+    }
+
+    /// Before the checksums of a READ: nonce and authentication tag of the blocks that it touches. They have
+    /// to be agreed on.
+    pub fn auth(&mut self, request: &RequestHeader, all: impl ExactSizeIterator<Item = [u8; AUTH_BYTES]>) {
+        self.head(|heads| reply::auth(request.cookie, false, all, heads));
     }
 
     /// Failure, with a sentence for clients that can show one.

@@ -15,8 +15,8 @@ use crate::limits::{
     OPTION_BYTES_MAX, OPTION_SKIP_BYTES_MAX, OPTIONS_MAX, STRING_BYTES_MAX,
 };
 use crate::proto::{
-    BASE_ALLOCATION, CHEETAH_CONTEXT, CHEETAH_DIRTY, EXPORT_NAME_ZEROES_BYTES, IHAVEOPT, NBDMAGIC,
-    TransmissionFlags, handshake_flags as hs, opt, rep,
+    BASE_ALLOCATION, CHEETAH_AUTH, CHEETAH_CONTEXT, CHEETAH_DIRTY, EXPORT_NAME_ZEROES_BYTES, IHAVEOPT,
+    NBDMAGIC, TransmissionFlags, handshake_flags as hs, opt, rep,
 };
 use crate::violation::Violation;
 use crate::wire::{Fields, fill, len32, prefix};
@@ -25,6 +25,7 @@ use crate::wire::{Fields, fill, len32, prefix};
 const BASE_ALLOCATION_ID: u32 = 1;
 const DIRTY_ID: u32 = 2;
 const CONTEXT_ID: u32 = 3;
+const AUTH_ID: u32 = 4;
 const OPTION_HEADER_BYTES: usize = 16;
 
 /// One client's handshake, begun with its connection and over with [`Step::Ready`] or [`Step::Close`].
@@ -38,7 +39,7 @@ pub struct Handshake {
     fixed_newstyle: bool,
     no_zeroes: bool,
     structured_replies: bool,
-    /// Whether `cheetah:dirty` and `cheetah:context` are offered beside `base:allocation`.
+    /// Whether Cheetah's own contexts are offered beside `base:allocation`.
     is_donor: bool,
     /// The contexts that were agreed, and the export they were agreed for.
     contexts: Option<MetaQuery>,
@@ -250,7 +251,11 @@ impl Handshake {
         assert!(self.options <= OPTIONS_MAX + 1);
         assert!(self.contexts.is_none() || self.structured_replies);
         assert!(
-            self.is_donor || !self.contexts.as_ref().is_some_and(|agreed| agreed.dirty || agreed.context)
+            self.is_donor
+                || !self
+                    .contexts
+                    .as_ref()
+                    .is_some_and(|agreed| agreed.dirty || agreed.context || agreed.auth)
         );
     }
 
@@ -402,6 +407,7 @@ impl Handshake {
     fn meta_context(&mut self, option: u32, mut query: MetaQuery) {
         query.dirty &= self.is_donor;
         query.context &= self.is_donor;
+        query.auth &= self.is_donor;
         let sets = option == opt::SET_META_CONTEXT;
         // The id in a list is reserved.
         let id = |id| if sets { id } else { 0 };
@@ -409,6 +415,7 @@ impl Handshake {
             (query.base_allocation, BASE_ALLOCATION_ID, BASE_ALLOCATION),
             (query.dirty, DIRTY_ID, CHEETAH_DIRTY),
             (query.context, CONTEXT_ID, CHEETAH_CONTEXT),
+            (query.auth, AUTH_ID, CHEETAH_AUTH),
         ];
         for (_, number, name) in contexts.into_iter().filter(|(is_chosen, ..)| *is_chosen) {
             option::meta_context(option, id(number), name, &mut self.output);
@@ -427,6 +434,7 @@ impl Handshake {
             base_allocation: id(|agreed| agreed.base_allocation, BASE_ALLOCATION_ID),
             dirty: id(|agreed| agreed.dirty, DIRTY_ID),
             context: id(|agreed| agreed.context, CONTEXT_ID),
+            auth: id(|agreed| agreed.auth, AUTH_ID),
             structured_replies: self.structured_replies,
             export,
             info,

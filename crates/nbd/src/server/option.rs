@@ -10,7 +10,9 @@ use crate::limits::{
     EXPORT_NAME_BYTES_MAX, INFO_REQUESTS_MAX, LIST_OUTPUT_BYTES_MAX, MESSAGE_BYTES_MAX, META_QUERIES_MAX,
     META_QUERY_BYTES_MAX, STRING_BYTES_MAX,
 };
-use crate::proto::{BASE_ALLOCATION, CHEETAH_CONTEXT, CHEETAH_DIRTY, OPTION_REPLY_MAGIC, info, opt, rep};
+use crate::proto::{
+    BASE_ALLOCATION, CHEETAH_AUTH, CHEETAH_CONTEXT, CHEETAH_DIRTY, OPTION_REPLY_MAGIC, info, opt, rep,
+};
 use crate::wire::{Fields, len32, prefix};
 
 /// Why an option's data is refused: the reply to give, and a sentence for the client's user.
@@ -34,6 +36,7 @@ pub(super) struct MetaQuery {
     pub(super) base_allocation: bool,
     pub(super) dirty: bool,
     pub(super) context: bool,
+    pub(super) auth: bool,
 }
 
 /// An export name: text of bounded length without NUL.
@@ -80,7 +83,8 @@ pub(super) fn meta_query(option: u32, data: &[u8]) -> Result<MetaQuery, Refusal>
     // Listing without a query asks for everything, setting without one selects nothing.
     let lists = option == opt::LIST_META_CONTEXT;
     let all = lists && count == 0;
-    let mut query = MetaQuery { export: export_name(name)?, base_allocation: all, dirty: all, context: all };
+    let export = export_name(name)?;
+    let mut query = MetaQuery { export, base_allocation: all, dirty: all, context: all, auth: all };
     let mut queries = Fields(queries);
     while let Some(text) = queries.counted() {
         if text.len() > META_QUERY_BYTES_MAX {
@@ -93,6 +97,7 @@ pub(super) fn meta_query(option: u32, data: &[u8]) -> Result<MetaQuery, Refusal>
         query.base_allocation |= text == BASE_ALLOCATION || (lists && text == "base:");
         query.dirty |= text == CHEETAH_DIRTY || (lists && text == "cheetah:");
         query.context |= text == CHEETAH_CONTEXT || (lists && text == "cheetah:");
+        query.auth |= text == CHEETAH_AUTH || (lists && text == "cheetah:");
     }
     Ok(query)
 }

@@ -5,7 +5,9 @@
 //! Tests: `tests/replies.rs`; `tests/properties.rs` decodes what this encodes.
 
 use crate::export::Descriptor;
-use crate::limits::{BLOCK_STATUS_DESCRIPTORS_MAX, CONTEXTS_MAX, LEDGER_ENTRIES_MAX, MESSAGE_BYTES_MAX};
+use crate::limits::{
+    AUTH_BYTES, BLOCK_STATUS_DESCRIPTORS_MAX, CONTEXTS_MAX, LEDGER_ENTRIES_MAX, MESSAGE_BYTES_MAX,
+};
 use crate::proto::{Errno, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk};
 use crate::wire::{len32, prefix, put};
 
@@ -126,6 +128,20 @@ pub fn contexts(cookie: u64, done: bool, sums: impl ExactSizeIterator<Item = u32
     out.reserve(20 + 4 * sums.len());
     out.extend_from_slice(&chunk_header(cookie, done, chunk::CONTEXTS, payload_bytes));
     sums.for_each(|sum| out.extend_from_slice(&sum.to_be_bytes()));
+}
+
+/// Nonce and authentication tag of all blocks that a READ touches, at least one and at most [`CONTEXTS_MAX`].
+pub fn auth(
+    cookie: u64,
+    done: bool,
+    all: impl ExactSizeIterator<Item = [u8; AUTH_BYTES]>,
+    out: &mut Vec<u8>,
+) {
+    debug_assert!((1..=CONTEXTS_MAX).contains(&all.len()), "{} blocks", all.len());
+    let payload_bytes = u32::try_from(AUTH_BYTES * all.len()).unwrap_or(u32::MAX);
+    out.reserve(20 + AUTH_BYTES * all.len());
+    out.extend_from_slice(&chunk_header(cookie, done, chunk::AUTH, payload_bytes));
+    all.for_each(|one| out.extend_from_slice(&one));
 }
 
 const fn chunk_header(cookie: u64, done: bool, kind: u16, payload_bytes: u32) -> [u8; 20] {

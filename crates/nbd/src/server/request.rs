@@ -6,7 +6,7 @@
 //! `tests/properties.rs`, `fuzz/`.
 
 use crate::export::Negotiated;
-use crate::limits::REQUEST_PAYLOAD_BYTES_MAX;
+use crate::limits::{AUTH_BYTES, CONTEXTS_MAX, REQUEST_PAYLOAD_BYTES_MAX};
 use crate::proto::{CmdFlags, Command, Errno, REQUEST_MAGIC, TransmissionFlags};
 use crate::seal::seal;
 use crate::violation::Violation;
@@ -23,7 +23,7 @@ pub struct RequestHeader {
     pub cookie: u64,
     /// Bytes from the start of the export. A FLUSH or DISC has none. Of a MARK, what is complete.
     pub offset: u64,
-    /// Bytes; of a WRITE, those that follow. Of a MARK, its targets.
+    /// Bytes; of a WRITE or AUTH, those that follow. Of a MARK, its targets.
     pub length: u32,
 }
 
@@ -126,7 +126,7 @@ impl RequestHeader {
     /// The bytes that follow the header on the wire.
     #[must_use]
     pub const fn payload_bytes(&self) -> u32 {
-        if matches!(self.command, Command::Write) { self.length } else { 0 }
+        if matches!(self.command, Command::Write | Command::Auth) { self.length } else { 0 }
     }
 
     /// Whether the request may be carried out under `session`. A length of zero is harmless and passes,
@@ -143,6 +143,7 @@ impl RequestHeader {
             Command::Disc => true,
             Command::Mark => session.dirty.is_some(),
             Command::Digest => session.context.is_some(),
+            Command::Auth => session.auth.is_some() && self.length as usize <= AUTH_BYTES * CONTEXTS_MAX,
             _ => false,
         };
         if is_word {
@@ -157,7 +158,9 @@ impl RequestHeader {
 
     fn check_command(&self, session: &Negotiated) -> Result<(), Errno> {
         let needs = match self.command {
-            Command::Unknown(_) | Command::Mark | Command::Digest => return Err(Errno::Inval),
+            Command::Unknown(_) | Command::Mark | Command::Digest | Command::Auth => {
+                return Err(Errno::Inval);
+            }
             Command::BlockStatus if session.base_allocation.is_none() && session.dirty.is_none() => {
                 return Err(Errno::Inval);
             }

@@ -111,7 +111,7 @@ impl Transmission {
             self.has_ended = true;
             return Ok(Some(Step::End));
         }
-        if !matches!(header.command, Command::Mark | Command::Digest) {
+        if !matches!(header.command, Command::Mark | Command::Digest | Command::Auth) {
             self.large_expected = header.payload_bytes() >= self.large_bytes;
         }
         self.payload = (header.payload_bytes() > 0).then_some(Payload { header, at: 0 });
@@ -161,7 +161,8 @@ impl Transmission {
             assert!(header.payload_bytes() > 0, "there is a payload to wait for");
             assert!(at <= header.payload_bytes() as usize, "no more came than belongs to it");
             assert!(!self.has_ended, "nothing comes behind DISC");
-            assert_eq!(self.large_expected, header.payload_bytes() >= self.large_bytes);
+            let is_large = header.payload_bytes() >= self.large_bytes;
+            assert!(header.command == Command::Auth || self.large_expected == is_large);
         }
     }
 }
@@ -185,6 +186,7 @@ mod tests {
             base_allocation: None,
             dirty: None,
             context: None,
+            auth: None,
         };
         Transmission::new(session, LARGE)
     }

@@ -82,6 +82,7 @@ impl Arena {
             self.word(block).fetch_and(!bit(block), Ordering::AcqRel);
         }
         self.punch(&(first..last));
+        self.auths.clear(blocks.start, blocks.end);
         blocks.for_each(|block| self.contexts.set(block, ZERO_BLOCK_CRC));
         self.layers.count_drop();
         self.writing.end(first, last);

@@ -9,7 +9,9 @@ use super::http::{NoReply, Server};
 use super::journal::{BY_HEADER, own_name};
 use super::seal::{self, SEAL_HEADER};
 use super::wire::{POOL_HEADER, VERSION_HEADER, Wire, version_refusal, wire};
+use crate::cipher::{KeyError, VolumeKey};
 use crate::members::{Credentials, Identity};
+use crate::memory::wipe;
 use crate::stream::Transport;
 use cheetah_core::api::{API_VERSION, Answer, Call, Refusal, RefusalCode};
 use cheetah_core::limits::{CONNECT_DEADLINE_NS, CONTROL_ATTEMPT_NS, CONTROL_DEADLINE_NS, COORDINATOR_PORT};
@@ -254,6 +256,22 @@ impl Client {
 
     pub(super) fn identity(&self) -> Option<&Identity> {
         self.to.identity.as_ref()
+    }
+
+    /// The public key of the member that calls, as it is certified; absent in a pool in the clear.
+    #[must_use]
+    pub fn public_key(&self) -> Option<String> {
+        self.to.identity.as_ref().map(|identity| identity.key().public())
+    }
+
+    /// Opens the key of a volume that was wrapped for the member that calls. `None`: it has no identity.
+    #[must_use]
+    pub fn unwrap_key(&self, wrapped: &str) -> Option<Result<VolumeKey, KeyError>> {
+        let key = self.to.identity.as_ref()?.key();
+        let private = key.pkcs8();
+        let opened = VolumeKey::unwrap(wrapped, &private, &key.public());
+        wipe(private);
+        Some(opened)
     }
 
     /// How the pool's data is reached: with members alone where the pool is one of members.

@@ -18,7 +18,7 @@ use axum::extract::Path;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
-use cheetah_core::api::{Answer, Call, Enrol, Enrolled, NewToken, Recertify, Refusal, RefusalCode};
+use cheetah_core::api::{Answer, Call, Enrol, Enrolled, GrantKey, NewToken, Recertify, Refusal, RefusalCode};
 use cheetah_core::coordinator::AuthorityRecord;
 use cheetah_core::limits::CERTIFICATE_SECONDS;
 use cheetah_core::map::PoolId;
@@ -138,7 +138,8 @@ pub(super) fn routes() -> Router<Callers> {
         .route("/v1/tokens/{token}", delete(revoke_token))
         .route("/v1/members", post(enrol).get(|on: On| async move { answer(&on, Call::Members).await }))
         .route("/v1/members/self", post(recertify))
-        .route("/v1/members/{member}", delete(revoke_member))
+        .route("/v1/volumes/{name}/keys", post(grant_key))
+        .route("/v1/members/{member}", get(member).delete(revoke_member))
         .route("/v1/authority", get(authority))
 }
 
@@ -161,6 +162,18 @@ async fn revoke_token(on: On, Path(token): Path<String>) -> Response {
     match token.parse() {
         Ok(token) => answer(&on, Call::RevokeToken { token }).await,
         Err(why) => refusal(&invalid(format!("the token in the path: {why}"))),
+    }
+}
+
+/// For a member, and wrapped for it.
+async fn grant_key(on: On, Path(name): Path<String>, body: Given<GrantKey>) -> Response {
+    with(body, |grant| answer(&on, Call::GrantKey { name, grant })).await
+}
+
+async fn member(on: On, Path(member): Path<String>) -> Response {
+    match member.parse() {
+        Ok(member) => answer(&on, Call::Member { member }).await,
+        Err(why) => refusal(&invalid(format!("the member in the path: {why}"))),
     }
 }
 

@@ -8,6 +8,7 @@ use cheetah_core::api::{
     Size, Stranger, Sync, TokenStatus, Validation, VolumeDetail, VolumeHealth, VolumeReport, VolumeStatus,
     WaitsFor,
 };
+use cheetah_core::api::{GrantKey, WrappedKey};
 use cheetah_core::content::{
     Beside, ByteRange, Check, Content, ContentState, Fill, FillFrom, Filling, Load, Loaded, OnDisk, Overlay,
     Partition, Scheme, Sealed, Sealing, Source, Tell, ToLoad, Written,
@@ -58,6 +59,7 @@ fn calls() -> Vec<Call> {
         Call::Manifest { name: name() },
         Call::Validation(validation()),
         Call::Grow { name: name(), size: Size::All },
+        Call::GrantKey { name: name(), grant: GrantKey { member: MemberId(5), key: wrapped_key() } },
         Call::Delete { name: name() },
         Call::Attach { name: name(), attach },
         Call::Renew { name: name(), token: TOKEN, renew },
@@ -72,6 +74,7 @@ fn calls() -> Vec<Call> {
         Call::Enrol { enrol: enrol(), hash: TokenHash::new([1; 32]) },
         Call::Recertify(Recertify { key: String::new() }),
         Call::Members,
+        Call::Member { member: MemberId(5) },
         Call::RevokeMember { member: MemberId(5) },
     ]
 }
@@ -130,7 +133,11 @@ fn member_shapes() -> Vec<(&'static str, Value)> {
         ("Enrol", json!(enrol())),
         ("Recertify", json!(Recertify { key: text() })),
         ("Enrolled", json!(enrolled)),
-        ("MemberStatus", json!(MemberStatus { member, role, name, token: Some(token), joined, certified })),
+        ("WrappedKey", json!(wrapped_key())),
+        (
+            "MemberStatus",
+            json!(MemberStatus { member, role, name, token: Some(token), joined, certified, key: text() }),
+        ),
     ]
 }
 
@@ -270,6 +277,7 @@ fn create() -> Create {
         load: Some(Box::new(to_load())),
         overlay_of: Some("case6".into()),
         on: Medium::Disk,
+        encrypted: Some(Box::new(wrapped_key())),
     }
 }
 
@@ -296,6 +304,7 @@ fn volume_status() -> VolumeStatus {
         redundancy: Redundancy::LINEAR,
         unit: 4096,
         medium: Medium::Disk,
+        encrypted: true,
         epoch: 1,
         follow: true,
         attachments: vec![attachment()],
@@ -376,6 +385,7 @@ fn bodies() -> Vec<(&'static str, Value)> {
             Call::Create(_) => "Create",
             Call::Amend { .. } => "Amend",
             Call::Tell { .. } => "Tell",
+            Call::GrantKey { .. } => "GrantKey",
             _ => return None,
         };
         Some((name, serde_json::from_slice(&wire(&call).body).expect("JSON")))
@@ -405,6 +415,7 @@ fn map() -> VolumeMap {
         hurry: true,
         backing: Some(backing()),
         proofs: Some(Proofs { root: Some(Root([0; 32])) }),
+        encrypted: true,
         medium: Medium::Disk,
     }
 }
@@ -422,6 +433,7 @@ fn duties() -> Duties {
         sealed: true,
         backed: true,
         layers: 1,
+        encrypted: true,
         members: BTreeMap::from([(TOKEN, MemberId(5))]),
     };
     Duties {
@@ -466,7 +478,12 @@ fn attached() -> Attached {
         read_only: false,
         content: content(),
         beside: vec![beside()],
+        key: Some(Box::new(wrapped_key())),
     }
+}
+
+fn wrapped_key() -> WrappedKey {
+    WrappedKey { check: String::new(), wrapped: Some(String::new()) }
 }
 
 /// One of each shape, by the name of its schema, with every option present.

@@ -80,6 +80,9 @@ pub(super) fn wire(call: &Call) -> Wire {
             let body = bytes(&GrowBody { size: *size });
             (Method::POST, volume(name, "/grow"), body, DONOR_SILENCE_NS, |b| json(b).map(Answer::Volume))
         }
+        Call::GrantKey { name, grant } => {
+            (Method::POST, volume(name, "/keys"), bytes(grant), 0, |_| Ok(Answer::Done))
+        }
         Call::Delete { name } => (Method::DELETE, volume(name, ""), NONE, 0, |_| Ok(Answer::Done)),
         Call::Attach { name, attach } => {
             let path = volume(name, "/leases");
@@ -119,6 +122,9 @@ pub(super) fn wire(call: &Call) -> Wire {
             (Method::POST, path, bytes(recertify), 0, |b| json(b).map(Answer::Enrolled))
         }
         Call::Members => (Method::GET, "/v1/members".to_owned(), NONE, 0, |b| json(b).map(Answer::Members)),
+        Call::Member { member } => {
+            (Method::GET, format!("/v1/members/{member}"), NONE, 0, |b| json(b).map(Answer::Member))
+        }
         Call::RevokeMember { member } => {
             (Method::DELETE, format!("/v1/members/{member}"), NONE, 0, |_| Ok(Answer::Done))
         }
@@ -168,6 +174,7 @@ pub(super) fn answer_body(answer: &Answer) -> Vec<u8> {
         Answer::Tokens(body) => bytes(body),
         Answer::Enrolled(body) => bytes(body),
         Answer::Members(body) => bytes(body),
+        Answer::Member(body) => bytes(body),
         Answer::Done => b"{}".to_vec(),
     }
 }

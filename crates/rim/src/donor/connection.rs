@@ -9,12 +9,15 @@
 //! ends leaves nothing of what it received outside of the arena, so that what is wiped there is nowhere else.
 //! One receive takes all the requests that are there, one send (`sending`) answers them all: at 4 KiB and
 //! depth 64 that is a factor of 6. Write payloads land in the arena directly.
-//! Called by `donor`. Part: `layered` (volumes that are larger than their memory). Tests:
+//! Called by `donor`. Parts: `layered` (volumes that are larger than their memory),
+//! `telling` (what the memory is like), `whole` (writes of encrypted ones). Tests:
 //! `tests/donor_wire.rs`, `tests/donor_export.rs`.
 //! One of the named modules that may use unsafe (vectored I/O on arena addresses).
 #![allow(unsafe_code)]
 
 mod layered;
+mod telling;
+mod whole;
 
 use super::Lent;
 use super::sending::Sending;
@@ -26,20 +29,17 @@ use crate::memory::wipe;
 use crate::stream::{DIRECT_BYTES, Stream, iovec};
 use cheetah_core::donor::{Access, Grant, Ticket, WriteMark};
 use cheetah_core::limits::BLOCK_BYTES;
-use cheetah_core::runs::runs as verify;
 use cheetah_nbd::client::HEAD_BYTES;
 use cheetah_nbd::server::transmission::{Payload, Step, Transmission};
-use cheetah_nbd::{Command, Descriptor, Digest, Errno, Negotiated, RequestHeader, StateFlags, Violation};
-use cheetah_terms::donor::{
-    ABSENT, Asked, entry, lately, permit, presence, rightness, tell_absent, tell_status,
-};
+use cheetah_nbd::{Command, Digest, Errno, Negotiated, RequestHeader, Violation};
+use cheetah_terms::donor::{Asked, permit, tell_absent};
 use std::cell::RefCell;
 use std::io;
 use std::sync::{Arc, Mutex};
+use whole::WholeBlocks;
 
 /// What one receive takes at most; shared by the connections of a thread.
 const SCRATCH_BYTES: usize = 256 << 10;
-const STATUS_RUNS_MAX: usize = 4096;
 /// Bytes that zeroing and status may walk before other connections of the thread get their turn.
 const WORK_BYTES_MAX: u64 = 256 << 20;
 /// What ageing the marks of an extent counts for as such work.
@@ -83,6 +83,8 @@ struct Write {
     place: u64,
     /// For blocks that it brings to memory which is shared.
     room: Option<Room>,
+    /// Of an encrypted volume.
+    whole: Option<WholeBlocks>,
 }
 
 /// Why a connection ends.
@@ -132,6 +134,10 @@ pub(super) struct Connection<'a> {
     mark: Option<WriteMark>,
     /// What the payload of the next write is.
     digest: Option<Digest>,
+    /// Nonces and authentication tags of the blocks of the next write.
+    auths: Vec<u8>,
+    /// What comes as such is kept, and not dropped.
+    takes_auths: bool,
     /// Of the payload that `requests` waits for.
     write: Write,
     /// Bytes walked by zeroing and status since the last send.
@@ -147,7 +153,8 @@ impl Drop for Connection<'_> {
     /// they would come to light behind a later zero that found nothing to do.
     fn drop(&mut self) {
         if let (Some(payload), Some(begun)) = (self.requests.payload(), self.write.begun) {
-            let landed = payload.at as u64;
+            let landed = self.write.whole.as_ref().map_or(payload.at as u64, WholeBlocks::landed);
+            self.keep_auths(landed);
             match &mut self.on_disk {
                 Some(on_disk) => on_disk.cut_off(self.arena, begun),
                 None => drop(self.arena.wrote(begun, landed, self.write.room.take(), None)),
@@ -181,6 +188,8 @@ impl<'a> Connection<'a> {
             ledger: None,
             mark: None,
             digest: None,
+            auths: Vec::new(),
+            takes_auths: false,
             write: Write::default(),
             work_bytes: 0,
             deferred: false,
@@ -246,7 +255,7 @@ impl<'a> Connection<'a> {
             self.partial.clear();
             let large = |payload: &&Payload| payload.missing() >= DIRECT_BYTES as usize;
             let direct = match self.requests.payload().filter(large) {
-                Some(payload) if self.write.refused.is_none() => {
+                Some(payload) if self.write.begun.is_some() && self.write.whole.is_none() => {
                     let place = self.arena.address(self.write.place + payload.at as u64);
                     Some(iovec(place, payload.missing()))
                 }
@@ -286,11 +295,19 @@ impl<'a> Connection<'a> {
             }
             match self.requests.next(&mut input)? {
                 Some(Step::Request { header, verdict }) => self.request(&header, verdict, access),
+                Some(Step::Payload { bytes, .. }) if self.is_auth() => {
+                    if self.takes_auths {
+                        self.auths.extend_from_slice(bytes);
+                    }
+                }
                 Some(Step::Payload { at, bytes }) => {
-                    if self.write.refused.is_none() {
+                    if let Some(whole) = &mut self.write.whole {
+                        whole.take(bytes, |at, block| self.arena.copy_in(self.write.place + at, block));
+                    } else if self.write.begun.is_some() {
                         self.arena.copy_in(self.write.place + at as u64, bytes);
                     }
                 }
+                Some(Step::Whole(header)) if header.command == Command::Auth => {}
                 Some(Step::Whole(header)) => self.whole(&header),
                 Some(Step::End) => return Ok(()),
                 None => {
@@ -310,6 +327,11 @@ impl<'a> Connection<'a> {
     fn request(&mut self, header: &RequestHeader, verdict: Result<Command, Errno>, access: &Access) {
         let RequestHeader { cookie, length, .. } = *header;
         let len = u64::from(length);
+        if header.command == Command::Auth {
+            self.auths.clear();
+            self.takes_auths = verdict.is_ok() && self.grant.encrypted;
+            return;
+        }
         let verdict = verdict.and_then(|command| match &self.on_disk {
             Some(on_disk) => on_disk.takes(header).map(|()| command),
             None => Ok(command),
@@ -320,6 +342,9 @@ impl<'a> Connection<'a> {
                 let said = self.digest.take().map(|digest| Said { digest, first });
                 self.write = Write { refused: checked.err(), said, ..Write::default() };
                 self.begin_payload(header);
+                if self.write.refused.is_some() {
+                    self.auths.clear();
+                }
             }
             Err(errno) => self.sending.outbox.error(cookie, errno, ""),
             Ok(asked) if self.is_strange() && !matches!(asked, Asked::Mark(_) | Asked::Digest(_)) => {
@@ -409,6 +434,7 @@ impl<'a> Connection<'a> {
 
     /// The payload of a write is here, or was dropped.
     fn whole(&mut self, header: &RequestHeader) {
+        self.keep_auths(header.length.into());
         let Write { refused, ticket, begun, said, room, .. } = std::mem::take(&mut self.write);
         if let Some(errno) = refused {
             return self.sending.outbox.error(header.cookie, errno, "");
@@ -474,6 +500,13 @@ impl<'a> Connection<'a> {
     /// Before the payload of a write comes, unless it is refused.
     fn begin_payload(&mut self, header: &RequestHeader) {
         let (offset, len) = (header.offset, u64::from(header.length));
+        if self.grant.encrypted && self.write.refused.is_none() {
+            match WholeBlocks::of(header, &self.auths) {
+                Some(whole) => self.write.whole = Some(whole),
+                // What is there would be taken for something else.
+                None => self.write.refused = Some(Errno::Inval),
+            }
+        }
         if self.grant.layers > 1 && self.write.refused.is_none() {
             match self.arena.take_room(offset, len) {
                 _ if self.is_strange() => self.write.refused = Some(Errno::Perm),
@@ -511,75 +544,24 @@ impl<'a> Connection<'a> {
         }
     }
 
+    /// The payload that comes is that of an AUTH; of a volume that is not encrypted it is dropped.
+    fn is_auth(&self) -> bool {
+        self.requests.payload().is_some_and(|payload| payload.header.command == Command::Auth)
+    }
+
+    /// So much of a write has landed.
+    fn keep_auths(&mut self, landed: u64) {
+        if self.write.whole.take().is_some() && self.write.begun.is_some() {
+            let auths = std::mem::take(&mut self.auths);
+            let blocks = usize::try_from(landed / BLOCK_BYTES).unwrap_or(usize::MAX).min(auths.len());
+            let auths = auths.as_chunks().0;
+            self.arena.set_auths(self.write.place, &auths[..blocks.min(auths.len())]);
+        }
+    }
+
     fn landed(&self, ticket: Option<Ticket>) {
         if let Some((ledger, ticket)) = self.ledger.as_ref().zip(ticket) {
             locked(ledger).landed(ticket);
         }
     }
-
-    fn verify(&mut self, header: &RequestHeader) {
-        let arena = self.arena;
-        self.verify_by(header, |block| arena.is_right(block));
-    }
-
-    fn verify_by(&mut self, header: &RequestHeader, is_right: impl Fn(u64) -> bool) {
-        let place = self.place(header.offset);
-        let Connection { sending, requests, .. } = self;
-        let Some(context) = requests.session().context else { return };
-        let (offset, len) = (place, header.length.into());
-        let found = runs(|run| {
-            verify(offset, len, BLOCK_BYTES, is_right, |len, is_right| run(len, rightness(is_right)))
-        });
-        sending.outbox.status(header, true, context, &found);
-    }
-
-    fn status(&mut self, header: &RequestHeader, is_backed: bool) {
-        let (offset, len) = (self.place(header.offset), u64::from(header.length));
-        let has_marks = self.grant.layers == 1;
-        let Connection { arena, ledger, sending, requests, .. } = self;
-        let holes = || runs(|run| states(arena, offset, len, is_backed, run));
-        let listed = || {
-            let ledger = locked(ledger.as_ref()?);
-            Some((ledger.complete(), ledger.within(offset, len).map(entry).collect()))
-        };
-        let dirty = || {
-            // Who numbers writes is told of those that are not.
-            let marks = match ledger {
-                Some(_) => arena.ledgers().unnumbered(),
-                None => arena.dirty(),
-            };
-            match has_marks {
-                true => runs(|run| marks.runs(offset, len, |len, dirty| run(len, lately(dirty)))),
-                false => runs(|run| run(len, lately(false))),
-            }
-        };
-        tell_status(&mut sending.outbox, requests.session(), header, holes, listed, dirty);
-    }
-}
-
-/// What `base:allocation` says of a range.
-fn states(arena: &Arena, offset: u64, len: u64, is_backed: bool, run: &mut dyn FnMut(u64, StateFlags)) {
-    if !is_backed {
-        return arena.runs(offset, len, |len, present| run(len, presence(present)));
-    }
-    let mut at = offset;
-    arena.known_runs(offset, len, |len, known| {
-        match known {
-            true => arena.runs(at, len, |len, present| run(len, presence(present))),
-            false => run(len, ABSENT),
-        }
-        at += len;
-    });
-}
-
-/// The first runs that `each` gives, as many as an answer may have.
-fn runs(each: impl FnOnce(&mut dyn FnMut(u64, StateFlags))) -> Vec<Descriptor> {
-    let mut found = Vec::new();
-    each(&mut |len, flags| {
-        if found.len() < STATUS_RUNS_MAX {
-            let length = u32::try_from(len).expect("part of a request's length");
-            found.push(Descriptor { length, flags });
-        }
-    });
-    found
 }

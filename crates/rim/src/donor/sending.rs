@@ -46,13 +46,16 @@ pub(super) struct Sending<'a> {
     pub(super) outbox: Outbox<Source>,
     /// Of what was put there since all was sent, what may be lent.
     lent_bytes: u64,
+    /// The client is told the nonces and authentication tags of what it reads.
+    pub(super) has_auth: bool,
     /// Room for the runs of a read; empty between them.
     runs: Vec<Run>,
 }
 
 impl<'a> Sending<'a> {
     pub(super) fn new(stream: &'a Stream, arena: &'a Arena, session: &Negotiated) -> Self {
-        Sending { stream, arena, outbox: Outbox::of(session), lent_bytes: 0, runs: Vec::new() }
+        let (outbox, has_auth) = (Outbox::of(session), session.auth.is_some());
+        Sending { stream, arena, outbox, lent_bytes: 0, has_auth, runs: Vec::new() }
     }
 
     /// Whether it is time to send.
@@ -69,6 +72,9 @@ impl<'a> Sending<'a> {
     /// What is in the arena at `place`. `has_contexts`: the client is told the checksums first.
     pub(super) fn read(&mut self, header: &RequestHeader, place: u64, has_contexts: bool) {
         let sums = has_contexts.then(|| self.arena.sums(place, header.length.into()));
+        if self.has_auth {
+            self.outbox.auth(header, self.arena.auths(place, header.length.into()));
+        }
         let runs = self.runs(place, header.length.into());
         self.read_runs(header, place, sums, runs);
     }

@@ -90,6 +90,11 @@ impl Key {
         self.0.public_key_raw().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
+    /// The private key, for what agrees on a secret with it.
+    pub(crate) fn pkcs8(&self) -> Vec<u8> {
+        self.0.serialize_der()
+    }
+
     pub(super) fn der(&self) -> PrivateKeyDer<'static> {
         PrivatePkcs8KeyDer::from(self.0.serialize_der()).into()
     }

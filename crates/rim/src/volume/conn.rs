@@ -148,7 +148,7 @@ impl Conn {
     }
 
     /// Queues a part; true when all before it is sent, so that a flush is due.
-    pub(super) fn queue(&self, part: &Part, digest: Option<Digest>) -> bool {
+    pub(super) fn queue(&self, part: &Part, digest: Option<Digest>, auth: Vec<u8>) -> bool {
         let Wire { transmission, heard, .. } = &mut *self.wire.borrow_mut();
         self.outstanding.set(self.outstanding.get() + u64::from(part.scatter.len));
         self.traffic.queue(payload_bytes(part.op, part.scatter.len).into());
@@ -158,7 +158,7 @@ impl Conn {
         let is_due = transmission.is_sent();
         let Part { part: key, op, address, scatter, mark, .. } = *part;
         let request = self.can.request(key, op, address, scatter.len, mark, Body::new(part));
-        transmission.queue(Request { digest, ..request });
+        transmission.queue(Request { digest, auth, ..request });
         is_due
     }
 
@@ -179,7 +179,8 @@ impl Conn {
         let wire = &mut *self.wire.borrow_mut();
         let merges_bytes_max = merges_bytes_max.min(wire.merges.bytes_max());
         self.traffic.ask(wire.transmission.make_requests(merges_bytes_max));
-        let sent = if wire.lends(&self.stream) { self.lend(wire, memory)? } else { self.copy(wire, memory)? };
+        let lends = !self.can.has_auth() && wire.lends(&self.stream);
+        let sent = if lends { self.lend(wire, memory)? } else { self.copy(wire, memory)? };
         wire.transmission.sent(sent);
         Ok(())
     }
@@ -191,19 +192,23 @@ impl Conn {
         let mut skip = transmission.front_sent();
         let mut more = false;
         for leaving in transmission.unsent() {
-            let (header, body) = (leaving.head, &leaving.request.body);
-            if pieces.len() >= PIECES_MAX - 1 {
+            let (auth, header, body) = (leaving.auth, leaving.head, &leaving.request.body);
+            if pieces.len() >= PIECES_MAX - 2 {
                 break;
             }
             // What was begun as a copy ends as one.
-            more = skip == 0 && may_lend(heads, body, &self.stream);
+            more = skip == 0 && !self.can.has_auth() && may_lend(heads, body, &self.stream);
             if more {
                 break;
             }
-            if let Some(header) = header.get(skip..).filter(|rest| !rest.is_empty()) {
+            if let Some(auth) = auth.get(skip..).filter(|rest| !rest.is_empty()) {
+                pieces.push(iovec(auth.as_ptr(), auth.len()));
+            }
+            let skip_head = skip.saturating_sub(auth.len());
+            if let Some(header) = header.get(skip_head..).filter(|rest| !rest.is_empty()) {
                 pieces.push(iovec(header.as_ptr(), header.len()));
             }
-            let from = skip.saturating_sub(header.len());
+            let from = skip_head.saturating_sub(header.len());
             skip = 0;
             if body.payload_bytes() > 0 {
                 let from = u32::try_from(from).expect("inside the payload");
@@ -428,10 +433,14 @@ impl Take<Body> for Taking<'_> {
         }
         let op = body.op;
         let (fragment, mem, scatter) = (body.fragment, body.mem, body.scatter);
+        if answer.error.is_none() && op == PartOp::Read {
+            self.memory.put_auths_of(fragment, mem, scatter, &answer.auth);
+        }
         let wrong = match (answer.error, op) {
             (None, PartOp::Read) => match self.memory.wrong_blocks(fragment, mem, scatter, &answer.sums) {
                 // What its checksum says to be wrong is no lie.
                 0 => match self.memory.prove(fragment, mem, scatter) {
+                    Checked::Wrong(0) => unproved(self.memory.forged(fragment, mem, scatter), true),
                     Checked::Wrong(blocks) => unproved(blocks, self.conn.can.is_sealed()),
                     Checked::Needs(_) => {
                         self.events.push(Event::Came { part: Key::from_u64(answer.cookie) });

@@ -76,6 +76,7 @@ impl Asking {
             base_allocation: false,
             dirty: false,
             context: false,
+            auth: false,
         };
         let connecting = connect_as(&endpoint, Holder::Filler, want, &self.transport);
         let limit = Duration::from_nanos(CONNECT_DEADLINE_NS);

@@ -45,7 +45,11 @@ impl Driver {
             let sums = self.memory.sums_of(part.fragment, part.mem, part.scatter);
             Digest { sums: Digest::of_blocks(part.address / BLOCK_BYTES, sums) }
         });
-        if conn.queue(&part, digest) {
+        let auth = match can.has_auth() && payload_bytes(part.op, part.scatter.len) > 0 {
+            true => self.memory.auths_of(part.fragment, part.mem, part.scatter),
+            false => Vec::new(),
+        };
+        if conn.queue(&part, digest, auth) {
             self.to_flush.push(conn);
         }
     }
@@ -56,10 +60,10 @@ impl Driver {
         // One group at a time is what most tools are at.
         let donors = map.routes.len().min(map.redundancy.width() as usize);
         let connections = move |round_trip| given.unwrap_or_else(|| machine::connections(donors, round_trip));
-        let writable = !self.shared.read_only;
+        let needs = open::Needs { writable: !self.shared.read_only, auth: map.encrypted };
         let (this, transport) = (self.this.clone(), self.transport.clone());
         let task = tokio::task::spawn_local(async move {
-            let opened = open::open_link(&route, &export, &transport, connections, writable).await;
+            let opened = open::open_link(&route, &export, &transport, connections, needs).await;
             if let Some(driver) = this.upgrade() {
                 Driver::link_opened(&driver, donor, session, opened);
             }

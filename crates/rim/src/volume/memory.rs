@@ -1,4 +1,5 @@
-//! The bytes that the machine decides about: payloads of requests, scratch memory, and their checksums.
+//! The bytes that the machine decides about: payloads of requests, scratch memory, their checksums, and of
+//! ciphertext the nonces and authentication tags, which go wherever its blocks go.
 //!
 //! Owns where they are, and what effects do to them. Never: which effect, or what a checksum that differs
 //! means. Invariant: only the data thread touches them, and the outputs of a computation overlap nothing else
@@ -7,8 +8,10 @@
 #![allow(unsafe_code)]
 
 use super::conn::Body;
+use super::encrypted::Opening;
 use super::handle::Sink;
 use super::proving::Proving;
+use crate::auth::{self, Auth, NONE};
 use crate::buffer::Buffer;
 use crate::code;
 use crate::proofs::Checked;
@@ -42,6 +45,8 @@ pub(super) struct Memory {
     width: u32,
     /// Of a sealed volume that is read.
     pub(super) proving: Option<Proving>,
+    /// Of an encrypted volume, by who has its key.
+    pub(super) opening: Option<Opening>,
 }
 
 impl Drop for Memory {
@@ -59,13 +64,27 @@ impl Memory {
     ///
     /// # Errors
     /// The machine has no memory for it.
-    pub(super) fn new(requests: usize, width: u32, cache_bytes: u32) -> io::Result<Memory> {
-        let scratch = Volume::scratch_sizes()
-            .map(|bytes| Buffer::standing(bytes as usize))
-            .collect::<Result<_, _>>()?;
+    pub(super) fn new(requests: usize, width: u32, cache_bytes: u32, encrypted: bool) -> io::Result<Memory> {
+        let standing = |bytes: u32| {
+            let mut buffer = Buffer::standing(bytes as usize)?;
+            if encrypted {
+                buffer.expect_auths();
+            }
+            Ok(buffer)
+        };
+        let scratch = Volume::scratch_sizes().map(standing).collect::<io::Result<_>>()?;
         let (slots, free) = (Vec::with_capacity(requests), Vec::with_capacity(requests));
-        let cache = Buffer::standing(cache_bytes as usize)?;
-        Ok(Memory { slots, free, scratch, cache, sums: Checksums::new(), width, proving: None })
+        let cache = standing(cache_bytes)?;
+        Ok(Memory {
+            slots,
+            free,
+            scratch,
+            cache,
+            sums: Checksums::new(),
+            width,
+            proving: None,
+            opening: None,
+        })
     }
 
     /// Makes room for the checksums of this many groups; `fresh`: those that are new hold zeros.
@@ -138,7 +157,77 @@ impl Memory {
         &mut self.buffer_mut(at.mem)[range(at, len)]
     }
 
+    /// What is kept with the blocks there, of ciphertext.
+    fn auths(&self, at: At, len: u32) -> &[Auth] {
+        self.buffer(at.mem).auths().get(blocks_of(at, len)).unwrap_or_default()
+    }
+
+    fn put_auths(&mut self, at: At, auths: &[Auth]) {
+        let len = u32::try_from(auths.len()).expect("blocks of a buffer") * BLOCK;
+        if let Some(room) = self.buffer_mut(at.mem).auths_mut().get_mut(blocks_of(at, len)) {
+            room.copy_from_slice(auths);
+        }
+    }
+
+    /// What came with the blocks of a part.
+    pub(super) fn put_auths_of(&mut self, fragment: Fragment, mem: Mem, scatter: Scatter, auths: &[Auth]) {
+        if !auths.is_empty() {
+            for ((_, offset), auth) in Memory::blocks(fragment, scatter).zip(auths) {
+                self.put_auths(At { mem, offset }, std::slice::from_ref(auth));
+            }
+        }
+    }
+
+    /// What leaves with the blocks of a part.
+    pub(super) fn auths_of(&self, fragment: Fragment, mem: Mem, scatter: Scatter) -> Vec<u8> {
+        let of = |(_, offset)| self.auths(At { mem, offset }, BLOCK).first().copied().unwrap_or(NONE);
+        Memory::blocks(fragment, scatter).flat_map(of).collect()
+    }
+
+    /// How many blocks of a part are not what was encrypted there, as far as that is looked at here: of what
+    /// goes to a tool whoever decrypts it says so, and asks again for this.
+    pub(super) fn forged(&self, fragment: Fragment, mem: Mem, scatter: Scatter) -> u32 {
+        let Some(opening) = &self.opening else { return 0 };
+        let is_checked = match mem {
+            Mem::Payload(_) => self.buffer(mem).is_checked(),
+            Mem::Scratch(_) => true,
+            Mem::Cache | Mem::Nothing => false,
+        };
+        if is_checked { self.forged_in(opening, fragment, mem, scatter) } else { 0 }
+    }
+
+    fn forged_in(&self, opening: &Opening, fragment: Fragment, mem: Mem, scatter: Scatter) -> u32 {
+        let is_forged = |&(block, offset): &(u32, u32)| {
+            let at = At { mem, offset };
+            let auth = self.auths(at, BLOCK).first().unwrap_or(&NONE);
+            !opening.opens(fragment, block * BLOCK, auth, self.bytes(at, BLOCK))
+        };
+        count(Memory::blocks(fragment, scatter).filter(is_forged))
+    }
+
+    /// The checksum of a block.
+    fn sum(&self, mem: Mem, offset: u32) -> u32 {
+        let at = At { mem, offset };
+        let crc = code::crc32c(self.bytes(at, BLOCK));
+        self.auths(at, BLOCK).first().map_or(crc, |auth| crc ^ auth::sum(auth))
+    }
+
+    pub(super) fn zero(&mut self, at: At, len: u32) {
+        self.bytes_mut(at, len).fill(0);
+        if let Some(auths) = self.buffer_mut(at.mem).auths_mut().get_mut(blocks_of(at, len)) {
+            auths.fill(NONE);
+        }
+    }
+
+    pub(super) fn is_equal(&self, a: At, b: At, len: u32) -> bool {
+        self.bytes(a, len) == self.bytes(b, len) && self.auths(a, len) == self.auths(b, len)
+    }
+
     pub(super) fn copy(&mut self, from: At, to: At, len: u32) {
+        if !self.buffer(to.mem).auths().is_empty() {
+            let auths = self.auths(from, len).to_vec();
+            self.put_auths(to, &auths);
+        }
         if from.mem == to.mem {
             let start = to.offset as usize;
             self.buffer_mut(to.mem).copy_within(range(from, len), start);
@@ -170,6 +259,21 @@ impl Memory {
             )
         };
         code::combine(coefficients, &sources, &mut results, *add);
+        if outputs.iter().any(|at| !self.buffer(at.mem).auths().is_empty()) {
+            self.combine_auths(combine);
+        }
+    }
+
+    /// Parity has those of its blocks computed like their bytes, so that whoever has no key gives both back.
+    fn combine_auths(&mut self, combine: &Combine) {
+        let Combine { len, coefficients, inputs, outputs, add } = combine;
+        let of = |memory: &Memory, at: &At| memory.auths(*at, *len).to_vec();
+        let sources: Vec<Vec<Auth>> = inputs.iter().map(|at| of(self, at)).collect();
+        let mut results: Vec<Vec<Auth>> = outputs.iter().map(|at| of(self, at)).collect();
+        let sources: Vec<&[u8]> = sources.iter().map(|auths| auths.as_flattened()).collect();
+        let mut bytes: Vec<&mut [u8]> = results.iter_mut().map(|auths| auths.as_flattened_mut()).collect();
+        code::combine(coefficients, &sources, &mut bytes, *add);
+        outputs.iter().zip(results).for_each(|(at, auths)| self.put_auths(*at, &auths));
     }
 
     /// Whether these bytes are what is known of the fragment; what is not known counts as right.
@@ -177,7 +281,9 @@ impl Memory {
         if fragment.slot >= self.width {
             return true;
         }
-        self.wrong_blocks(fragment, at.mem, Scatter::whole(at.offset, len), &[]) == 0
+        let scatter = Scatter::whole(at.offset, len);
+        let forged = |opening| self.forged_in(opening, fragment, at.mem, scatter);
+        self.wrong_blocks(fragment, at.mem, scatter, &[]) == 0 && self.opening.as_ref().map_or(0, forged) == 0
     }
 
     /// Notes what `copies` slots from the fragment's on shall hold; `Nothing` is zeros.
@@ -188,7 +294,7 @@ impl Memory {
         for (block, offset) in Memory::blocks(fragment, scatter) {
             let crc = match mem {
                 Mem::Nothing => ZERO_BLOCK_CRC,
-                mem => code::crc32c(self.bytes(At { mem, offset }, BLOCK)),
+                mem => self.sum(mem, offset),
             };
             for slot in fragment.slot..fragment.slot + copies {
                 self.sums.set(fragment.group, slot, block, crc);
@@ -225,7 +331,11 @@ impl Memory {
         let bytes = self.bytes(At { mem, offset: scatter.start }, scatter.first.min(scatter.len));
         // Two comparisons that the compiler turns into wide ones: the first byte, and each with its
         // neighbour.
-        scatter.first == scatter.len && bytes.first() == Some(&0) && bytes[1..] == bytes[..bytes.len() - 1]
+        let auths = self.auths(At { mem, offset: scatter.start }, scatter.first.min(scatter.len));
+        auths.iter().all(|auth| *auth == NONE)
+            && scatter.first == scatter.len
+            && bytes.first() == Some(&0)
+            && bytes[1..] == bytes[..bytes.len() - 1]
     }
 
     /// How many blocks of what was read are not what was written: as this client knows it, and as `sums` say,
@@ -236,7 +346,7 @@ impl Memory {
             return 0;
         }
         let wrong = |(nth, (block, offset)): &(usize, (u32, u32))| {
-            let crc = code::crc32c(self.bytes(At { mem, offset: *offset }, BLOCK));
+            let crc = self.sum(mem, *offset);
             sums.get(*nth).is_some_and(|sum| *sum != crc)
                 || knows && self.sums.check(fragment.group, fragment.slot, *block, crc) == Some(false)
         };
@@ -266,7 +376,7 @@ impl Memory {
         let knows = self.knows(fragment);
         Memory::blocks(fragment, scatter).map(move |(block, offset)| {
             let known = knows.then(|| self.sums.get(fragment.group, fragment.slot, block)).flatten();
-            known.unwrap_or_else(|| code::crc32c(self.bytes(At { mem, offset }, BLOCK)))
+            known.unwrap_or_else(|| self.sum(mem, offset))
         })
     }
 
@@ -276,7 +386,7 @@ impl Memory {
         let wrong = |((block, offset), sum): &((u32, u32), &u32)| {
             let known =
                 knows.then(|| self.sums.check(fragment.group, fragment.slot, *block, **sum)).flatten();
-            let is_right = || code::crc32c(self.bytes(At { mem, offset: *offset }, BLOCK)) == **sum;
+            let is_right = || self.sum(mem, *offset) == **sum;
             !known.unwrap_or_else(is_right)
         };
         count(Memory::blocks(fragment, scatter).zip(sums).filter(wrong))
@@ -285,6 +395,10 @@ impl Memory {
 
 fn count(blocks: impl Iterator) -> u32 {
     u32::try_from(blocks.count()).expect("blocks of one part")
+}
+
+fn blocks_of(at: At, len: u32) -> Range<usize> {
+    (at.offset / BLOCK) as usize..(at.offset + len).div_ceil(BLOCK) as usize
 }
 
 fn range(at: At, len: u32) -> Range<usize> {

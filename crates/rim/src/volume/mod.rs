@@ -8,10 +8,11 @@
 //! attach` and the tests. Parts: `handle` (what front ends hold), `orders` (what it is told beside requests),
 //! `links` (the connections to each donor), `conn` (one of them), `open` (making one), `heads` (of the writes
 //! that leave by it), `fetching` (of what is not here yet), `proving` (of what is sealed), `traffic` (how
-//! much is on its way), `memory` (payloads, scratch memory, checksums); and `overlay`, a view of one volume
-//! through another.
+//! much is on its way), `memory` (payloads, scratch memory, checksums); `overlay`, a view of one volume
+//! through another; and `encrypted`, the view of one that is.
 
 mod conn;
+mod encrypted;
 mod fetching;
 mod handle;
 mod heads;
@@ -29,16 +30,18 @@ pub use handle::{Completion, LocalTask, Op, Sink, StatusRun, Submission, Taker, 
 pub use open::probe;
 pub use overlay::{More, OverlayError, read_table};
 
-use crate::buffer::Pool;
+use crate::buffer::{Buffer, Pool};
+use crate::cipher::VolumeKey;
 use crate::stream::Transport;
 use cheetah_core::api::{Amend, VolumeReport};
 use cheetah_core::layout::Scatter;
-use cheetah_core::limits::{POLL_DEFAULT_US, REQUESTS_IN_FLIGHT_MAX};
+use cheetah_core::limits::{BLOCK_BYTES, POLL_DEFAULT_US, REQUESTS_IN_FLIGHT_MAX};
 use cheetah_core::map::{DonorId, LeaseToken, VolumeMap};
 use cheetah_core::poll::Poll;
 use cheetah_core::units::Time;
 use cheetah_core::volume::{self as machine, At, Effect, Event, Fragment, Key, Mem};
 use conn::{Conn, Part};
+use encrypted::Opening;
 use fetching::Ask;
 use handle::Shared;
 use links::Link;
@@ -78,6 +81,8 @@ pub struct VolumeOptions {
     pub fresh: bool,
     pub tuning: Tuning,
     pub transport: Transport,
+    /// Of an encrypted volume; who repairs one needs none.
+    pub key: Option<Arc<VolumeKey>>,
 }
 
 /// What changes speed and memory, and no answer.
@@ -111,7 +116,9 @@ impl VolumeHandle {
         let shared = Shared::new(map.name.clone(), *read_only, map.size, pool);
         let shared = Arc::new(Shared { amendments: Mutex::new(Some(amendments_out)), ..shared });
         let width = options.map.redundancy.width();
-        let mut memory = Memory::new(REQUESTS_IN_FLIGHT_MAX, width, options.tuning.caching.bytes)?;
+        let (caching, encrypted) = (options.tuning.caching, options.map.encrypted);
+        let mut memory = Memory::new(REQUESTS_IN_FLIGHT_MAX, width, caching.bytes, encrypted)?;
+        memory.opening = options.key.clone().map(|key| Opening::new(key, &options.map));
         if !options.read_only {
             // Beside a reader there may be a writer, of whose checksums nothing is known here.
             memory.know_groups(groups_known(&options.map), options.fresh);
@@ -315,7 +322,9 @@ impl Driver {
             }
             match (&effect, rest.peek()) {
                 (Effect::Copy { from, to, len }, Some(Effect::Complete { tag, result: Ok(()), .. }))
-                    if from.mem == Mem::Cache && self.is_whole_payload(*tag, *to, *len) =>
+                    if from.mem == Mem::Cache
+                        && self.is_whole_payload(*tag, *to, *len)
+                        && self.is_plain() =>
                 {
                     self.give(*tag, *from, *len);
                     rest.next();
@@ -325,6 +334,11 @@ impl Driver {
         }
         drop(rest);
         self.effects = effects;
+    }
+
+    /// What a request gets is nothing but bytes.
+    fn is_plain(&self) -> bool {
+        !self.machine.map().encrypted
     }
 
     fn is_whole_payload(&self, tag: u64, at: At, len: u32) -> bool {
@@ -363,6 +377,12 @@ impl Driver {
 
     fn submit_now(&mut self, submission: Submission) {
         let Submission { op, offset, len, buffer, token, sink } = submission;
+        // Through its view alone: ciphertext is nobody's data.
+        let has_auths = |buffer: &Buffer| buffer.auths().len() as u64 * BLOCK_BYTES == buffer.len() as u64;
+        if !self.is_plain() && !buffer.as_ref().is_none_or(has_auths) {
+            let result = Err(VolumeError::Unsupported);
+            return sink.complete(Completion { token, result, buffer, status: Vec::new() });
+        }
         let tag = self.memory.admit(Slot { token, sink, buffer });
         self.step(Event::Submit { tag, request: machine::Request { op, offset, len } });
     }
@@ -416,12 +436,12 @@ impl Driver {
             }
             Effect::Combine(combine) => self.memory.combine(&combine),
             Effect::Copy { from, to, len } => self.memory.copy(from, to, len),
-            Effect::Zero { at, len } => self.memory.bytes_mut(at, len).fill(0),
+            Effect::Zero { at, len } => self.memory.zero(at, len),
             Effect::Verify { job, fragment, at, len } => {
                 self.verify(job, fragment, at, len);
             }
             Effect::Compare { job, a, b, len } => {
-                let right = self.memory.bytes(a, len) == self.memory.bytes(b, len);
+                let right = self.memory.is_equal(a, b, len);
                 self.answered_here.push(Event::Verified { job, right });
             }
             Effect::Learn { fragment, copies, mem, scatter } => {

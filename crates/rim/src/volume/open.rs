@@ -21,6 +21,21 @@ const OTHERS_TIME: Duration = Duration::from_millis(100);
 /// A bit of the handshake that flips twice in a row is no accident.
 const ATTEMPTS: usize = 2;
 
+/// What the server has to be able to do.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Needs {
+    pub(super) writable: bool,
+    /// Nonces and authentication tags, of an encrypted volume.
+    pub(super) auth: bool,
+}
+
+/// What is asked of a server.
+#[derive(Clone, Copy)]
+struct Asked {
+    is_donor: bool,
+    auth: bool,
+}
+
 /// A connection ready for requests.
 #[derive(Debug)]
 pub(super) struct Opened {
@@ -40,14 +55,15 @@ pub(super) async fn open_link(
     export: &str,
     transport: &Transport,
     connections: impl Fn(u64) -> usize,
-    writable: bool,
+    needs: Needs,
 ) -> Result<Vec<Opened>, LinkFailure> {
     let endpoint: Endpoint =
         route.address.parse().map_err(|bad: BadEndpoint| LinkFailure::NotOpened(bad.to_string()))?;
     let begun = Instant::now();
     // A server that others wrote has what it has; a donor has all that is asked for.
-    let is_donor = route.foreign_export.is_none();
-    let first = open_as(&endpoint, export, transport, is_donor).await?;
+    let Needs { writable, auth } = needs;
+    let asked = Asked { is_donor: route.foreign_export.is_none(), auth };
+    let first = open_as(&endpoint, export, transport, asked).await?;
     let (took, round_trip_ns) = (begun.elapsed(), first.stream.round_trip_ns());
     let flags = first.session.info.flags;
     if writable && flags.contains(TransmissionFlags::READ_ONLY) {
@@ -56,7 +72,7 @@ pub(super) async fn open_link(
     let mut all = vec![first];
     if flags.contains(TransmissionFlags::CAN_MULTI_CONN) {
         let connections = connections(round_trip_ns);
-        let open_others = open_others(&endpoint, export, transport, is_donor, connections, &mut all);
+        let open_others = open_others(&endpoint, export, transport, asked, connections, &mut all);
         // Nobody shall wait for the link because one of them was lost on its way.
         let _ = tokio::time::timeout(2 * took + OTHERS_TIME, open_others).await;
     }
@@ -68,14 +84,14 @@ async fn open_others(
     endpoint: &Endpoint,
     export: &str,
     transport: &Transport,
-    is_donor: bool,
+    asked: Asked,
     connections: usize,
     all: &mut Vec<Opened>,
 ) {
     let mut others = JoinSet::new();
     for _ in 1..connections {
         let (endpoint, export, transport) = (endpoint.clone(), export.to_owned(), transport.clone());
-        others.spawn_local(async move { open_as(&endpoint, &export, &transport, is_donor).await });
+        others.spawn_local(async move { open_as(&endpoint, &export, &transport, asked).await });
     }
     while let Some(opened) = others.join_next().await {
         all.extend(opened.ok().and_then(Result::ok));
@@ -103,25 +119,38 @@ async fn open_as(
     endpoint: &Endpoint,
     export: &str,
     transport: &Transport,
-    is_donor: bool,
+    asked: Asked,
 ) -> Result<Opened, LinkFailure> {
+    let Asked { is_donor, auth } = asked;
     for _ in 0..ATTEMPTS {
-        let opened = open_one(endpoint, export, transport).await?;
-        if !is_donor || Abilities::of(&opened.session).is_a_donors() {
+        let opened = open_one(endpoint, export, transport, auth).await?;
+        let can = Abilities::of(&opened.session);
+        if (!is_donor || can.is_a_donors()) && (!auth || can.has_auth()) {
             return Ok(opened);
         }
+    }
+    if auth {
+        return Err(LinkFailure::NotOpened(format!(
+            "{endpoint} does not keep what belongs to the blocks of an encrypted volume: an older version runs there"
+        )));
     }
     Err(LinkFailure::NotOpened(format!("{endpoint}: what was agreed on is not what was asked for")))
 }
 
 /// One connection to a donor, through its handshake.
-async fn open_one(endpoint: &Endpoint, export: &str, transport: &Transport) -> Result<Opened, LinkFailure> {
+async fn open_one(
+    endpoint: &Endpoint,
+    export: &str,
+    transport: &Transport,
+    auth: bool,
+) -> Result<Opened, LinkFailure> {
     let want = client::Want {
         export: export.to_owned(),
         structured: true,
         base_allocation: true,
         dirty: true,
         context: true,
+        auth,
     };
     connect_as(endpoint, Holder::Donor, want, transport).await
 }
@@ -191,7 +220,7 @@ pub async fn probe(
     export: String,
     transport: &Transport,
 ) -> Result<Negotiated, LinkFailure> {
-    let connecting = open_one(&endpoint, &export, transport);
+    let connecting = open_one(&endpoint, &export, transport, false);
     let limit = Duration::from_nanos(CONNECT_DEADLINE_NS);
     let late = |_| LinkFailure::NotOpened(format!("{endpoint} does not answer within {} s", limit.as_secs()));
     let opened = tokio::time::timeout(limit, connecting).await.map_err(late)?;

@@ -44,7 +44,14 @@ pub(crate) fn shake(donor: &DonorServer, mut handshake: Handshake) -> (TcpStream
 impl Client {
     /// The default export of a donor without a pool.
     pub(crate) fn connect(donor: &DonorServer, base_allocation: bool, dirty: bool) -> Client {
-        let want = Want { export: String::new(), structured: true, base_allocation, dirty, context: false };
+        let want = Want {
+            export: String::new(),
+            structured: true,
+            base_allocation,
+            dirty,
+            context: false,
+            auth: false,
+        };
         Client::open(donor, want).unwrap()
     }
 

@@ -247,6 +247,7 @@ impl World {
             hurry: false,
             backing: Some(Backing { layers: u32::try_from(layers).expect("a few"), ..Backing::default() }),
             proofs: None,
+            encrypted: false,
             medium: Medium::Memory,
         };
         let room = u32::try_from(rng.range(8, 40)).expect("a few");

@@ -73,6 +73,7 @@ impl Legacy {
             hurry: false,
             backing: None,
             proofs: None,
+            encrypted: false,
             medium: Medium::Memory,
         };
         let donor = Donor { fate: Fate::There, memory: Memory::default(), ledger: Ledger::default() };

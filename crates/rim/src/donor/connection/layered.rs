@@ -28,13 +28,22 @@ impl Connection<'_> {
             let (sums, runs) =
                 (self.arena.sums(place, len).collect::<Vec<_>>(), self.sending.runs(place, len));
             // Only now: what is known still was whole when it was looked at, unless it went and came again.
+            let auths = match self.sending.has_auth {
+                true => self.arena.auths(place, len).collect(),
+                false => Vec::new(),
+            };
             let absent = self.arena.first_unknown(place, len);
             if self.arena.drops() != drops {
                 continue;
             }
             return match absent {
                 Some(at) => self.is_absent(header, header.offset + (at - place)),
-                None => self.sending.read_runs(header, place, Some(sums.into_iter()), runs),
+                None => {
+                    if self.sending.has_auth {
+                        self.sending.outbox.auth(header, auths.into_iter());
+                    }
+                    self.sending.read_runs(header, place, Some(sums.into_iter()), runs);
+                }
             };
         }
         self.is_absent(header, header.offset);

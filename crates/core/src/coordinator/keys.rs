@@ -1,0 +1,113 @@
+//! Keys of encrypted volumes, each wrapped for a member: who is given which.
+//!
+//! Owns what is kept of them, and who may give one on. Never: a key; what is kept here opens for its member
+//! alone, and nothing here looks into it. Invariants: a member is given what was wrapped for it, and nothing
+//! that was wrapped for another; and a key is given on by who was given it. Tests: `tests/coordinator_keys.rs`.
+
+use super::members::no_such_member;
+use super::notes::Note;
+use super::{Coordinator, Key, Outcome, refuse};
+use crate::api::{Answer, Create, GrantKey, Refusal, RefusalCode, WrappedKey};
+use crate::map::{Medium, MemberId, VolumeId};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+const CHECK_DIGITS: usize = 16;
+const WRAPPED_DIGITS_MAX: usize = 1024;
+
+/// Of one volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Keys {
+    /// As `WrappedKey::check`.
+    pub check: String,
+    /// As `WrappedKey::wrapped`, by the member that can open it.
+    #[serde(default)]
+    pub wrapped: BTreeMap<MemberId, String>,
+}
+
+fn is_digits(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+fn is_whole(key: &WrappedKey) -> bool {
+    let fits = |text: &String| is_digits(text) && text.len() <= WRAPPED_DIGITS_MAX;
+    key.check.len() == CHECK_DIGITS && is_digits(&key.check) && key.wrapped.as_ref().is_none_or(fits)
+}
+
+/// What a volume that is to be encrypted cannot be.
+pub(super) fn check_create(create: &Create) -> Result<(), Refusal> {
+    let Some(key) = &create.encrypted else { return Ok(()) };
+    let invalid = |message: &str| Err(refuse(RefusalCode::Invalid, message));
+    if !is_whole(key) {
+        return invalid("what was sent of the volume's key is none");
+    }
+    if create.on != Medium::Memory {
+        return invalid(
+            "a volume on disk cannot be encrypted yet, for its donors have no room on their disks for the \
+             authentication tag of each block: leave out --encrypt, or --on disk",
+        );
+    }
+    if create.overlay_of.is_some() {
+        return invalid("an overlay cannot be encrypted yet: write to a copy of the volume instead");
+    }
+    Ok(())
+}
+
+impl Coordinator {
+    /// Of a volume that is about to be made.
+    pub(super) fn keys_of_new(&self, key: Option<Box<WrappedKey>>) -> Option<Box<Keys>> {
+        let WrappedKey { check, wrapped } = *key?;
+        let wrapped = self.caller_id().zip(wrapped).into_iter().collect();
+        Some(Box::new(Keys { check, wrapped }))
+    }
+
+    /// What this member is given of a volume's key with a lease.
+    pub(super) fn key_for(&self, volume: VolumeId, member: Option<MemberId>) -> Option<Box<WrappedKey>> {
+        let Keys { check, wrapped } = self.volumes.get(&volume)?.keys.as_deref()?;
+        let wrapped = member.and_then(|member| wrapped.get(&member)).cloned();
+        Some(Box::new(WrappedKey { check: check.clone(), wrapped }))
+    }
+
+    pub(super) fn grant_key(&mut self, name: &str, grant: GrantKey) -> Result<Outcome, Refusal> {
+        let id = self.volume_named(name)?;
+        let GrantKey { member, key } = grant;
+        let caller = self.caller_id();
+        let invalid = |message: String| Err(refuse(RefusalCode::Invalid, message));
+        let Some(keys) = self.volumes.get(&id).and_then(|volume| volume.keys.as_deref()) else {
+            return invalid(format!("volume '{name}' is not encrypted, and needs no key"));
+        };
+        if !is_whole(&key) || key.check != keys.check {
+            return invalid(format!("what was sent is not the key of volume '{name}'"));
+        }
+        let Some(wrapped) = key.wrapped else {
+            return invalid("what was sent is wrapped for nobody".to_owned());
+        };
+        let Some(caller) = caller.filter(|caller| keys.wrapped.contains_key(caller)) else {
+            let message = format!(
+                "the key of volume '{name}' is given on by who was given it by the pool: ask one of those, or give it in a \
+                 file"
+            );
+            return Err(refuse(RefusalCode::Forbidden, message));
+        };
+        if !self.is_member(member) {
+            return Err(no_such_member(member));
+        }
+        if let Some(keys) = self.volumes.get_mut(&id).and_then(|volume| volume.keys.as_deref_mut()) {
+            keys.wrapped.insert(member, wrapped);
+        }
+        self.dirty.insert(Key::Volume(id));
+        let text = format!("member {caller} gave member {member} the key of volume {name}");
+        self.note(Note { event: "key-granted", volume: Some(name.to_owned()), text, ..Note::default() });
+        Ok(Outcome::Answer(Answer::Done))
+    }
+
+    /// A member that is none any more is given nothing; whoever comes with the same key is another.
+    pub(super) fn forget_keys_of(&mut self, member: MemberId) {
+        let had = |volume: &mut super::volumes::Volume| {
+            volume.keys.as_deref_mut().is_some_and(|keys| keys.wrapped.remove(&member).is_some())
+        };
+        let changed = self.volumes.iter_mut().filter_map(|(id, volume)| had(volume).then_some(*id));
+        let changed: Vec<VolumeId> = changed.collect();
+        self.dirty.extend(changed.into_iter().map(Key::Volume));
+    }
+}

@@ -1,0 +1,463 @@
+//! The view of an encrypted volume: what tools read and write is plaintext, and what lies under it is
+//! ciphertext, in whole blocks.
+//!
+//! Owns a thread, encrypting and decrypting, and locks on the blocks that are written. Never: donors, or what
+//! a block that does not open means for them (the volume under it has both). Invariants: plaintext is handed
+//! to a tool only after its authentication tag fitted; a block is encrypted as a whole, with a nonce of its
+//! own each time; and no ciphertext is handed out as data. A block that does not open is asked for once more,
+//! and then looked at as it comes from each donor, so that one that lies is named and gone round.
+//! Front ends hold it as they hold a volume. Tests: `lab/tests/encrypted.rs`.
+
+use super::handle::{Completion, Inbox, Op, Shared, Sink, Submission, VolumeError, VolumeHandle};
+use super::orders::Order;
+use crate::auth::Auth;
+use crate::buffer::Buffer;
+use crate::cipher::VolumeKey;
+use cheetah_core::layout::{Chunks, Geometry};
+use cheetah_core::limits::BLOCK_BYTES;
+use cheetah_core::map::{VolumeId, VolumeMap};
+use cheetah_core::volume::Fragment;
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::{Notify, oneshot};
+
+const BLOCK: usize = BLOCK_BYTES as usize;
+/// So often a block that does not open is asked for again: what was read ahead is one answer, and what a
+/// donor sends another.
+const READS_MAX: u32 = 3;
+/// What begins or ends inside of a block is read and written in pieces of this.
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// How what comes from a donor is checked where it comes.
+#[derive(Debug)]
+pub(super) struct Opening {
+    key: Arc<VolumeKey>,
+    volume: VolumeId,
+    geometry: Geometry,
+    chunks: Chunks,
+}
+
+impl Opening {
+    pub(super) fn new(key: Arc<VolumeKey>, map: &VolumeMap) -> Opening {
+        let geometry = Geometry::new(map.redundancy, map.unit);
+        Opening { key, volume: map.volume, geometry, chunks: map.chunks() }
+    }
+
+    /// Whether the block at `local` of a slot is what was encrypted there. Of parity nothing is known; of
+    /// copies each is.
+    pub(super) fn opens(&self, fragment: Fragment, local: u32, auth: &Auth, bytes: &[u8]) -> bool {
+        let Fragment { group, slot, .. } = fragment;
+        let slot = match self.geometry.data {
+            1 => 0,
+            data if slot >= data => return true,
+            _ => slot,
+        };
+        let at = self.chunks.offset(group, self.geometry.offset(slot, local));
+        let Ok(mut block) = <[u8; BLOCK]>::try_from(bytes) else { return false };
+        self.key.open(self.volume, at / BLOCK_BYTES, auth, &mut block).is_ok()
+    }
+}
+
+impl VolumeHandle {
+    /// What tools get of the encrypted volume that `under` serves.
+    ///
+    /// # Errors
+    /// No thread.
+    pub fn decrypted(
+        under: &VolumeHandle,
+        volume: VolumeId,
+        key: Arc<VolumeKey>,
+    ) -> std::io::Result<VolumeHandle> {
+        let (name, pool) = (under.name().to_owned(), under.pool().clone());
+        let shared = Arc::new(Shared::new(name, under.read_only(), under.size(), pool));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let (for_thread, under) = (shared.clone(), under.clone());
+        std::thread::Builder::new().name("cipher".into()).spawn(move || {
+            crate::memory::declare_io_flusher();
+            let view = Rc::new(View::new(under, volume, key));
+            tokio::task::LocalSet::new().block_on(&runtime, serve(for_thread, view));
+        })?;
+        Ok(VolumeHandle(shared))
+    }
+}
+
+/// Serves the inbox until it is told to close.
+async fn serve(shared: Arc<Shared>, view: Rc<View>) {
+    let handle = VolumeHandle(shared.clone());
+    let grows = tokio::task::spawn_local(grow(shared.clone(), view.under.clone()));
+    loop {
+        shared.arrived.notified().await;
+        let (submissions, tasks, orders) = {
+            let mut inbox = handle.inbox();
+            let Inbox { submissions, tasks, orders, .. } = &mut *inbox;
+            (std::mem::take(submissions), std::mem::take(tasks), std::mem::take(orders))
+        };
+        for task in tasks {
+            tokio::task::spawn_local(task());
+        }
+        for order in &orders {
+            if matches!(order, Order::Forget) {
+                view.under.forget();
+                shared.forgotten.fetch_add(1, Ordering::AcqRel);
+            }
+        }
+        submissions.into_iter().for_each(|submission| view.submit(submission));
+        for order in orders {
+            match order {
+                Order::Look(answer) => {
+                    let under = view.under.clone();
+                    tokio::task::spawn_local(async move { answer.send(under.look().await) });
+                }
+                Order::Settled(answer) => {
+                    let under = view.under.clone();
+                    tokio::task::spawn_local(async move { answer.send(under.settled().await) });
+                }
+                Order::Scrub(scope) => view.under.scrub(scope),
+                Order::Close(closing) => {
+                    handle.close_inbox().into_iter().for_each(|submission| view.submit(submission));
+                    view.idle().await;
+                    grows.abort();
+                    let _ = closing.send(());
+                    return;
+                }
+                // Of donors and leases the volume under it hears itself.
+                Order::Forget | Order::Map(_) | Order::Amended(_) | Order::LeaseLost | Order::Silent(_) => {}
+            }
+        }
+    }
+}
+
+/// It is as large as the volume under it.
+async fn grow(shared: Arc<Shared>, under: VolumeHandle) {
+    let mut sizes = under.size_changes();
+    loop {
+        let size = *sizes.borrow_and_update();
+        shared.size.store(size, Ordering::Release);
+        shared.size_changes.send_if_modified(|last| std::mem::replace(last, size) != size);
+        if sizes.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+#[derive(Debug)]
+struct View {
+    under: VolumeHandle,
+    volume: VolumeId,
+    key: Arc<VolumeKey>,
+    /// Blocks that somebody writes.
+    locked: RefCell<Vec<Range<u64>>>,
+    unlocked: Notify,
+    /// Requests that tasks have.
+    open: Cell<usize>,
+    ended: Notify,
+}
+
+/// Blocks that nobody else writes until it is dropped.
+struct Locked<'a>(&'a View, Range<u64>);
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        let mut locked = self.0.locked.borrow_mut();
+        if let Some(at) = locked.iter().position(|range| *range == self.1) {
+            locked.swap_remove(at);
+        }
+        self.0.unlocked.notify_waiters();
+    }
+}
+
+impl View {
+    fn new(under: VolumeHandle, volume: VolumeId, key: Arc<VolumeKey>) -> View {
+        View {
+            under,
+            volume,
+            key,
+            locked: RefCell::default(),
+            unlocked: Notify::new(),
+            open: Cell::new(0),
+            ended: Notify::new(),
+        }
+    }
+
+    async fn idle(&self) {
+        while self.open.get() > 0 {
+            self.ended.notified().await;
+        }
+    }
+
+    fn submit(self: &Rc<Self>, submission: Submission) {
+        let Submission { op, offset, len, .. } = submission;
+        let fits = offset.checked_add(len.into()).is_some_and(|end| end <= self.under.size());
+        match op {
+            _ if !fits => end(submission, Err(VolumeError::OutOfRange)),
+            _ if op.writes() && self.under.read_only() => end(submission, Err(VolumeError::ReadOnly)),
+            _ if len == 0 && op != Op::Flush => end(submission, Ok(())),
+            Op::Flush | Op::Status | Op::Presence | Op::Cache => self.under.submit(submission),
+            Op::Trim => self.trim(submission),
+            Op::Read | Op::Write | Op::Zero { .. } => self.spawn(submission),
+        }
+    }
+
+    /// A hint, which is passed on for whole blocks.
+    fn trim(&self, submission: Submission) {
+        let Submission { op, offset, len, buffer, token, sink } = submission;
+        let blocks = self.whole(offset, offset + u64::from(len));
+        let (offset, bytes) = (blocks.start * BLOCK_BYTES, (blocks.end - blocks.start) * BLOCK_BYTES);
+        let len = u32::try_from(bytes).unwrap_or(0);
+        self.under.submit(Submission { op, offset, len, buffer, token, sink });
+    }
+
+    /// The blocks that lie in the range as a whole; what is behind the volume's end belongs to its last one.
+    fn whole(&self, offset: u64, end: u64) -> Range<u64> {
+        let first = offset.div_ceil(BLOCK_BYTES);
+        let is_last = end == self.under.size();
+        let last = if is_last { end.div_ceil(BLOCK_BYTES) } else { end / BLOCK_BYTES };
+        first..last.max(first)
+    }
+
+    fn spawn(self: &Rc<Self>, mut submission: Submission) {
+        self.open.set(self.open.get() + 1);
+        let view = self.clone();
+        tokio::task::spawn_local(async move {
+            let result = match submission.op {
+                Op::Read => view.read(&mut submission).await,
+                _ => view.write(&mut submission).await,
+            };
+            end(submission, result);
+            view.open.set(view.open.get() - 1);
+            view.ended.notify_waiters();
+        });
+    }
+
+    // Reading.
+
+    async fn read(&self, submission: &mut Submission) -> Result<(), VolumeError> {
+        let Submission { offset, len, buffer, .. } = submission;
+        let (offset, end) = (*offset, *offset + u64::from(*len));
+        let Some(room) = buffer.take_if(|_| (offset | end).is_multiple_of(BLOCK_BYTES)) else {
+            let Some(into) = buffer else { return Ok(()) };
+            return self.read_into(offset, into).await;
+        };
+        let (room, result) = self.read_blocks(offset / BLOCK_BYTES, room).await;
+        *buffer = room;
+        result
+    }
+
+    /// Bytes that begin or end inside of a block.
+    async fn read_into(&self, offset: u64, mut into: &mut [u8]) -> Result<(), VolumeError> {
+        let mut at = offset;
+        while !into.is_empty() {
+            let (piece, rest) = into.split_at_mut(piece_bytes(at, into.len()));
+            self.read_piece(at, piece).await?;
+            at += piece.len() as u64;
+            into = rest;
+        }
+        Ok(())
+    }
+
+    async fn read_piece(&self, offset: u64, into: &mut [u8]) -> Result<(), VolumeError> {
+        let end = offset + into.len() as u64;
+        let blocks = offset / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES);
+        let room = self.room((blocks.end - blocks.start) * BLOCK_BYTES)?;
+        let (room, result) = self.read_blocks(blocks.start, room).await;
+        result?;
+        let room = room.ok_or(VolumeError::DonorLost)?;
+        into.copy_from_slice(&room[index(offset - blocks.start * BLOCK_BYTES)..][..into.len()]);
+        Ok(())
+    }
+
+    /// Whole blocks, from this one on. The buffer comes back, with plaintext where all is well.
+    async fn read_blocks(&self, first: u64, mut room: Buffer) -> (Option<Buffer>, Result<(), VolumeError>) {
+        for nth in 0..READS_MAX {
+            room.expect_auths();
+            if nth > 0 {
+                // Each donor's answer by itself, and nothing that was read ahead.
+                self.under.forget();
+                room.check();
+            }
+            let came = submit(&self.under, Op::Read, first * BLOCK_BYTES, room).await;
+            let (buffer, result) = came;
+            let Some(buffer) = buffer else { return (None, result.and(Err(VolumeError::DonorLost))) };
+            room = buffer;
+            if result.is_err() {
+                room.fill(0);
+                room.forget_auths();
+                return (Some(room), result);
+            }
+            if self.decrypt(first, &mut room) {
+                room.forget_auths();
+                return (Some(room), Ok(()));
+            }
+        }
+        tracing::warn!(
+            event = "block-forged",
+            volume = self.under.name(),
+            "blocks of volume '{}' from byte {} on are not what was encrypted there, wherever they lie",
+            self.under.name(),
+            first * BLOCK_BYTES
+        );
+        room.fill(0);
+        room.forget_auths();
+        (Some(room), Err(VolumeError::Corrupt))
+    }
+
+    /// Whether all of it opens. What does not is of no use afterwards.
+    fn decrypt(&self, first: u64, room: &mut Buffer) -> bool {
+        let auths = room.auths().to_vec();
+        let blocks = room.as_chunks_mut::<BLOCK>().0;
+        let mut all = (first..).zip(&auths).zip(blocks);
+        all.all(|((number, auth), block)| self.key.open(self.volume, number, auth, block).is_ok())
+    }
+
+    // Writing.
+
+    async fn write(&self, submission: &mut Submission) -> Result<(), VolumeError> {
+        let Submission { op, offset, len, buffer, .. } = submission;
+        let (offset, end) = (*offset, *offset + u64::from(*len));
+        let blocks = offset / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES);
+        let _locked = self.lock(blocks.clone()).await;
+        match op {
+            Op::Zero { .. } => self.zero(*op, offset, end).await,
+            _ if (offset | end).is_multiple_of(BLOCK_BYTES) => {
+                let Some(room) = buffer.take() else { return Ok(()) };
+                let (room, result) = self.write_blocks(blocks.start, room).await;
+                *buffer = room;
+                result
+            }
+            _ => match buffer {
+                Some(payload) => self.write_bytes(offset, payload).await,
+                None => Ok(()),
+            },
+        }
+    }
+
+    async fn lock(&self, blocks: Range<u64>) -> Locked<'_> {
+        let is_free = |other: &Range<u64>| other.end <= blocks.start || blocks.end <= other.start;
+        while !self.locked.borrow().iter().all(is_free) {
+            self.unlocked.notified().await;
+        }
+        self.locked.borrow_mut().push(blocks.clone());
+        Locked(self, blocks)
+    }
+
+    /// Whole blocks, from this one on, which are encrypted where they are.
+    async fn write_blocks(&self, first: u64, mut room: Buffer) -> (Option<Buffer>, Result<(), VolumeError>) {
+        let mut auths = Vec::with_capacity(room.len() / BLOCK);
+        if self.key.seal(self.volume, first, &mut room, &mut auths).is_err() {
+            return (Some(room), Err(VolumeError::NoMemory));
+        }
+        room.set_auths(auths);
+        submit(&self.under, Op::Write, first * BLOCK_BYTES, room).await
+    }
+
+    /// What begins or ends inside of a block: that is completed with what is there.
+    async fn write_bytes(&self, offset: u64, mut payload: &[u8]) -> Result<(), VolumeError> {
+        let mut at = offset;
+        while !payload.is_empty() {
+            let (piece, rest) = payload.split_at(piece_bytes(at, payload.len()));
+            self.write_piece(at, piece).await?;
+            at += piece.len() as u64;
+            payload = rest;
+        }
+        Ok(())
+    }
+
+    async fn write_piece(&self, offset: u64, payload: &[u8]) -> Result<(), VolumeError> {
+        let end = offset + payload.len() as u64;
+        let blocks = offset / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES);
+        let begin = blocks.start * BLOCK_BYTES;
+        let mut whole = self.room((blocks.end - blocks.start) * BLOCK_BYTES)?;
+        let last = blocks.end - 1;
+        if offset > begin {
+            self.complete(blocks.start, begin, &mut whole).await?;
+        }
+        if end < blocks.end * BLOCK_BYTES && (last > blocks.start || offset == begin) {
+            // What lies behind the volume's end is zeros; who fills that block first could read nothing there.
+            match end == self.under.size() {
+                true => whole[index(end - begin)..].fill(0),
+                false => self.complete(last, begin, &mut whole).await?,
+            }
+        }
+        whole[index(offset - begin)..][..payload.len()].copy_from_slice(payload);
+        self.write_blocks(blocks.start, whole).await.1
+    }
+
+    async fn complete(&self, block: u64, begin: u64, whole: &mut [u8]) -> Result<(), VolumeError> {
+        let (room, result) = self.read_blocks(block, self.room(BLOCK_BYTES)?).await;
+        result?;
+        let room = room.ok_or(VolumeError::DonorLost)?;
+        whole[index(block * BLOCK_BYTES - begin)..][..BLOCK].copy_from_slice(&room);
+        Ok(())
+    }
+
+    /// Whole blocks of zeros are none to donors, which keep nothing of them.
+    async fn zero(&self, op: Op, offset: u64, end: u64) -> Result<(), VolumeError> {
+        let Range { start: first, end: last } = self.whole(offset, end);
+        if first >= last {
+            return self.write_bytes(offset, &vec![0; index(end - offset)]).await;
+        }
+        for (from, to) in [(offset, first * BLOCK_BYTES), ((last * BLOCK_BYTES).min(end), end)] {
+            if from < to {
+                self.write_bytes(from, &vec![0; index(to - from)]).await?;
+            }
+        }
+        let len = u32::try_from((last - first) * BLOCK_BYTES).map_err(|_| VolumeError::OutOfRange)?;
+        let (sends, came) = oneshot::channel();
+        let sink = Arc::new(One(Mutex::new(Some(sends))));
+        let offset = first * BLOCK_BYTES;
+        self.under.submit(Submission { op, offset, len, buffer: None, token: offset, sink });
+        came.await.map_err(|_| VolumeError::DonorLost)?.result
+    }
+
+    /// Memory for whole blocks. It is not waited for: whoever has all of it may wait for this one.
+    fn room(&self, len: u64) -> Result<Buffer, VolumeError> {
+        let taken = self.under.pool().try_take(index(len)).map(Ok);
+        taken.unwrap_or_else(|| Buffer::standing(index(len))).map_err(|_| VolumeError::NoMemory)
+    }
+}
+
+fn end(submission: Submission, result: Result<(), VolumeError>) {
+    let Submission { buffer, token, sink, .. } = submission;
+    sink.complete(Completion { token, result, buffer, status: Vec::new() });
+}
+
+/// How much of a transfer that begins there is one request: one of the largest size that begins inside of a
+/// block has more blocks than a request may have.
+fn piece_bytes(at: u64, left: usize) -> usize {
+    left.min(index(PIECE_BYTES - at % PIECE_BYTES))
+}
+
+fn index(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+/// Hands its end to one who waits for it.
+#[derive(Debug)]
+struct One(Mutex<Option<oneshot::Sender<Completion>>>);
+
+impl Sink for One {
+    fn complete(&self, completion: Completion) {
+        if let Some(waits) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            let _ = waits.send(completion);
+        }
+    }
+}
+
+async fn submit(
+    to: &VolumeHandle,
+    op: Op,
+    offset: u64,
+    buffer: Buffer,
+) -> (Option<Buffer>, Result<(), VolumeError>) {
+    let (sends, came) = oneshot::channel();
+    let len = u32::try_from(buffer.len()).unwrap_or(u32::MAX);
+    let sink = Arc::new(One(Mutex::new(Some(sends))));
+    to.submit(Submission { op, offset, len, buffer: Some(buffer), token: offset, sink });
+    match came.await {
+        Ok(Completion { buffer, result, .. }) => (buffer, result),
+        Err(_) => (None, Err(VolumeError::DonorLost)),
+    }
+}
