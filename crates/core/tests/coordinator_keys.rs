@@ -1,0 +1,150 @@
+//! Keys of encrypted volumes: what the pool keeps of them, whom it gives them to, and what such a volume cannot
+//! be.
+
+mod pool;
+
+use cheetah_core::api::{
+    Answer, Attached, Call, Create, Enrol, GrantKey, NewToken, Recertify, Refusal, RefusalCode, Size,
+    WrappedKey,
+};
+use cheetah_core::coordinator::AuthorityRecord;
+use cheetah_core::map::{DonorId, Medium, MemberId};
+use cheetah_core::members::{Caller, Member, Role, TokenHash, TokenSecret};
+use pool::{E, World, assert_refused, attaching, creating, volume};
+
+const CHECK: &str = "00000000000000aa";
+
+fn key(wrapped: Option<&str>) -> WrappedKey {
+    WrappedKey { check: CHECK.into(), wrapped: wrapped.map(str::to_owned) }
+}
+
+fn encrypted(wrapped: Option<&str>) -> Create {
+    Create { encrypted: Some(Box::new(key(wrapped))), ..creating("v", Size::Bytes(E), Some("linear")) }
+}
+
+fn as_whom(world: &mut World, caller: Caller, call: Call) -> Result<Answer, Refusal> {
+    let before = std::mem::replace(&mut world.caller, caller);
+    let answer = world.ask(call);
+    world.caller = before;
+    answer
+}
+
+/// A pool of members with a donor, and two clients.
+fn members() -> (World, Member, Member) {
+    let mut world = World::new();
+    world.coordinator.adopt(AuthorityRecord { certificate: "certificate".into(), key: "key".into() });
+    (world.caller, world.lender) = (Caller::Own, Caller::Own);
+    world.join(1, 4).expect("joined");
+    let mut member = |number: u8| {
+        let (secret, hash) = (TokenSecret::new([number; 16]), TokenHash::new([number; 32]));
+        let new = NewToken { hash: hash.clone(), role: Role::Client, uses: Some(1), seconds: 60 };
+        as_whom(&mut world, Caller::Own, Call::NewToken(new)).expect("made");
+        let enrol = Enrol { secret, key: public(number), name: "eve@lab".into() };
+        match as_whom(&mut world, Caller::Stranger, Call::Enrol { enrol, hash }).expect("came in") {
+            Answer::Enrolled(enrolled) => Member { id: enrolled.member, role: enrolled.role },
+            other => panic!("{other:?}"),
+        }
+    };
+    let (one, other) = (member(1), member(2));
+    (world, one, other)
+}
+
+fn public(number: u8) -> String {
+    format!("04{}", format!("{number:02x}").repeat(64))
+}
+
+fn attach(world: &mut World, member: Member) -> Attached {
+    let before = std::mem::replace(&mut world.caller, Caller::Member(member));
+    let call = world.send(attaching("v", true));
+    world.settle();
+    let answer = world.answer(call);
+    world.caller = before;
+    match answer {
+        Some(Ok(Answer::Attached(attached))) => attached,
+        other => panic!("attached: {other:?}"),
+    }
+}
+
+fn grant(member: MemberId, key: WrappedKey) -> Call {
+    Call::GrantKey { name: "v".into(), grant: GrantKey { member, key } }
+}
+
+#[test]
+fn each_member_is_given_what_was_wrapped_for_it_also_after_a_restart() {
+    let (mut world, one, other) = members();
+    as_whom(&mut world, Caller::Member(one), Call::Create(encrypted(Some("ab")))).expect("made");
+    assert!(world.peek("v").map.encrypted && world.peek("v").status.encrypted);
+    assert!(world.hear(1).volumes[0].encrypted, "donors keep what belongs to its blocks");
+    assert_eq!(attach(&mut world, one).key.as_deref(), Some(&key(Some("ab"))));
+    assert_eq!(attach(&mut world, other).key.as_deref(), Some(&key(None)));
+    let refused = as_whom(&mut world, Caller::Member(other), grant(other.id, key(Some("cd"))));
+    assert_refused(refused, RefusalCode::Forbidden, &["'v'", "by who was given it"]);
+    as_whom(&mut world, Caller::Member(one), grant(other.id, key(Some("cd")))).expect("granted");
+    world.restart();
+    assert_eq!(attach(&mut world, other).key.as_deref(), Some(&key(Some("cd"))));
+    assert_eq!(attach(&mut world, one).key.as_deref(), Some(&key(Some("ab"))));
+    // Who has it gives it on.
+    as_whom(&mut world, Caller::Member(other), grant(one.id, key(Some("ef")))).expect("granted");
+    as_whom(&mut world, Caller::Own, Call::RevokeMember { member: one.id }).expect("revoked");
+    let stored = format!("{:?}", world.store);
+    assert!(
+        stored.contains("\"cd\"") && !stored.contains("\"ef\""),
+        "nothing is kept for who is out: {stored}"
+    );
+}
+
+#[test]
+fn what_is_no_key_of_the_volume_is_not_kept() {
+    let (mut world, one, other) = members();
+    as_whom(&mut world, Caller::Member(one), Call::Create(encrypted(Some("ab")))).expect("made");
+    let mut ask = |call| as_whom(&mut world, Caller::Member(one), call);
+    let another = WrappedKey { check: "00000000000000ab".into(), wrapped: Some("cd".into()) };
+    assert_refused(ask(grant(other.id, another)), RefusalCode::Invalid, &["not the key of volume 'v'"]);
+    assert_refused(ask(grant(other.id, key(Some("xy")))), RefusalCode::Invalid, &["not the key"]);
+    assert_refused(ask(grant(other.id, key(None))), RefusalCode::Invalid, &["wrapped for nobody"]);
+    assert_refused(ask(grant(MemberId(9), key(Some("cd")))), RefusalCode::NotFound, &["no member"]);
+    let plain = Call::Create(Create { name: "w".into(), encrypted: None, ..encrypted(None) });
+    ask(plain).expect("made");
+    let call =
+        Call::GrantKey { name: "w".into(), grant: GrantKey { member: other.id, key: key(Some("cd")) } };
+    assert_refused(ask(call), RefusalCode::Invalid, &["'w' is not encrypted"]);
+    let bad = WrappedKey { check: "short".into(), wrapped: None };
+    let bad = Create { encrypted: Some(Box::new(bad)), name: "x".into(), ..encrypted(None) };
+    assert_refused(ask(Call::Create(bad)), RefusalCode::Invalid, &["none"]);
+}
+
+#[test]
+fn a_members_public_key_is_the_one_that_was_certified_last() {
+    let (mut world, one, other) = members();
+    let shown = |world: &mut World, of: Member| match as_whom(
+        world,
+        Caller::Member(other),
+        Call::Member { member: of.id },
+    )
+    .expect("shown")
+    {
+        Answer::Member(member) => member.key.clone(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(shown(&mut world, one), public(1));
+    let recertify = Call::Recertify(Recertify { key: public(7) });
+    as_whom(&mut world, Caller::Member(one), recertify).expect("certified");
+    assert_eq!(shown(&mut world, one), public(7));
+    let unknown = as_whom(&mut world, Caller::Member(one), Call::Member { member: MemberId(9) });
+    assert_refused(unknown, RefusalCode::NotFound, &["no member"]);
+}
+
+#[test]
+fn what_an_encrypted_volume_cannot_be_yet_is_refused() {
+    let mut world = World::with_donors(&[4]);
+    let on_disk = Create { on: Medium::Disk, ..encrypted(None) };
+    assert_refused(world.ask(Call::Create(on_disk)), RefusalCode::Invalid, &["on disk cannot be encrypted"]);
+    let made = volume(world.ask(Call::Create(encrypted(None))).expect("made"));
+    assert_eq!(made.map.donors().collect::<Vec<_>>(), [DonorId(1)]);
+    let over = Create { overlay_of: Some("v".into()), ..Create::new("over", Size::Bytes(1)) };
+    assert_refused(world.ask(Call::Create(over)), RefusalCode::Conflict, &["'v' is encrypted", "overlay"]);
+    let Call::Attach { name, attach } = attaching("v", false) else { panic!("an attach") };
+    let seals = cheetah_core::api::Attach { proofs: true, ..attach };
+    let sealed = world.ask(Call::Attach { name, attach: seals });
+    assert_refused(sealed, RefusalCode::Conflict, &["encrypted and cannot be sealed yet"]);
+}
