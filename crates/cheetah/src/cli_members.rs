@@ -1,4 +1,5 @@
-//! The command line of pools of members: tokens, members, coming in, and the keys that members are given. Never: behaviour.
+//! The command line of pools of members: tokens, members, coming in, and the keys that members are given.
+//! Never: behaviour.
 
 use crate::cli::{JsonArg, PoolArg};
 use cheetah_core::map::{MemberId, TokenId};

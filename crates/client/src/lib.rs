@@ -8,8 +8,8 @@
 //! programs that others write. Tests: in each file; `lab/tests/client.rs` with a real pool.
 //!
 //! Files: `member` (which pool), `volume` (an attached volume), `access` (its bytes), `blocking` (the same
-//! for programs without async), `lease`, `keep` (the tasks that keep it), `key` (of an encrypted volume), `journal` (its log), `files` (how
-//! many it may open), `overlay` (what lies under one), `error`.
+//! for programs without async), `lease`, `keep` (the tasks that keep it), `key` (of an encrypted volume),
+//! `journal` (its log), `files` (how many it may open), `overlay` (what lies under one), `error`.
 //!
 //! ```no_run
 //! use cheetah_client::{Options, blocking::Volume, joined};

@@ -12,8 +12,8 @@ pub use backing::{Backing, Filler, layers_max};
 
 use crate::layout::Chunks;
 use crate::limits::{
-    BLOCK_BYTES, EXTENT_BYTES, PARITY_MAX, STRIPE_DONORS_MAX, UNIT_MAX_BYTES, UNIT_MIN_BYTES,
-    UNIT_PARITY_BYTES, UNIT_STRIPE_BYTES, VOLUME_BYTES_MAX,
+    EXTENT_BYTES, PARITY_MAX, STRIPE_DONORS_MAX, UNIT_MAX_BYTES, UNIT_MIN_BYTES, UNIT_PARITY_BYTES,
+    UNIT_STRIPE_BYTES, VOLUME_BYTES_MAX,
 };
 use crate::proofs::{Root, Tree};
 use serde::{Deserialize, Serialize};
@@ -442,13 +442,11 @@ impl VolumeMap {
         u64::from(self.redundancy.data) * EXTENT_BYTES
     }
 
-    /// The volume's own bytes on donors: of an encrypted one whole blocks, for each is encrypted as one.
-    #[must_use]
-    pub fn bytes_own(&self) -> u64 {
-        if self.encrypted { self.size.next_multiple_of(BLOCK_BYTES) } else { self.size }
+    pub(crate) fn bytes_own(&self) -> u64 {
+        if self.encrypted { self.size.next_multiple_of(crate::limits::BLOCK_BYTES) } else { self.size }
     }
 
-    /// Bytes that have a place on donors: the volume's own, and its proofs behind them.
+    /// Bytes that have a place on donors: the volume's own, of an encrypted one in whole blocks, and its proofs.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.proofs.map_or(self.bytes_own(), |_| Tree::new(self.size).end())

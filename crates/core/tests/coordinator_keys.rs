@@ -1,5 +1,5 @@
-//! Keys of encrypted volumes: what the pool keeps of them, whom it gives them to, and what such a volume cannot
-//! be.
+//! Keys of encrypted volumes: what the pool keeps of them, whom it gives them to, and what such a volume
+//! cannot be.
 
 mod pool;
 

@@ -114,8 +114,8 @@ pub enum Violation {
     ContextsUnasked,
     /// The answer to a READ or WRITE has no CONTEXTS chunk, which was agreed on.
     ContextsMissing,
-    /// A server's AUTH chunk answers no READ, was not agreed on, came twice, or is not of as many blocks as the
-    /// request touches.
+    /// A server's AUTH chunk answers no READ, was not agreed on, came twice, or is not of as many blocks as
+    /// the request touches.
     AuthUnasked,
     /// The answer to a READ has no AUTH chunk, which was agreed on.
     AuthMissing,

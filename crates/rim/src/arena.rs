@@ -1,15 +1,14 @@
 //! The memory that a donor lends: one memfd, which of its 4 KiB blocks take memory, and which are known.
 //!
-//! Owns the mapping, the bitmaps of both, the checksums and authentication tags of blocks, the dirty map, zeroing and wiping, and how
-//! much went through it. Never: who may touch which extent (the `Access` of `core::donor` says that before
-//! any call here).
-//! Invariants: a block that is not present takes no memory and reads as zeros; reading never makes a block
-//! present; a block is known from the end of the write or zeroing that made it whole until it is wiped, and
-//! `donor` asks for that where a volume has a source; a block that is not being written is what its checksum
-//! says, or its memory has failed.
-//! Bytes are handled by address only: other connections may write them at the same time, and which of two
-//! overlapping requests wins is the client's affair, as on any disk.
-//! Called by `donor`. Tests: `tests`. One of the named modules that may use unsafe.
+//! Owns the mapping, the bitmaps of both, the checksums and authentication tags of blocks, the dirty map,
+//! zeroing and wiping, and how much went through it. Never: who may touch which extent (the `Access` of
+//! `core::donor` says that before any call here). Invariants: a block that is not present takes no memory and
+//! reads as zeros; reading never makes a block present; a block is known from the end of the write or zeroing
+//! that made it whole until it is wiped, and `donor` asks for that where a volume has a source; a block that
+//! is not being written is what its checksum says, or its memory has failed. Bytes are handled by address
+//! only: other connections may write them at the same time, and which of two overlapping requests wins is the
+//! client's affair, as on any disk. Called by `donor`. Tests: `tests`. One of the named modules that may use
+//! unsafe.
 #![allow(unsafe_code)]
 
 use crate::auth::{Auth, Auths};

@@ -1,14 +1,14 @@
-//! The cipher of encrypted volumes: AES-256-GCM for each block, and the key of a volume, which travels wrapped
-//! for one member at a time.
+//! The cipher of encrypted volumes: AES-256-GCM for each block, and the key of a volume, which travels
+//! wrapped for one member at a time.
 //!
 //! Owns what is encrypted, what is bound to it, and the form in which a key is kept or given. Never: who may
 //! have a key, or where blocks lie. Invariants: each block that is encrypted has a nonce of its own, drawn by
 //! the kernel; a block opens only at the place of the volume that it was encrypted for; and key bytes are
 //! overwritten when they are not needed any more.
 //! A volume's identity is drawn when it is made and never used again, and so is its key: both are the
-//! generation that is bound. Nonces are random, 96 bits: of 2^32 blocks, which is 16 TiB written under one key,
-//! two have the same with a chance of 2^-33.
-//! Called by `volume::encrypted`, `volume::memory` and `cheetah_client`. Tests: below.
+//! generation that is bound. Nonces are random, 96 bits: of 2^32 blocks, which is 16 TiB written under one
+//! key, two have the same with a chance of 2^-33. Called by `volume::encrypted`, `volume::memory` and
+//! `cheetah_client`. Tests: below.
 
 use crate::auth::{AUTH_BYTES, Auth, NONE};
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, MAX_TAG_LEN, NONCE_LEN, Nonce, UnboundKey};

@@ -88,7 +88,8 @@ pub struct MemberStatus {
     pub joined: UnixSeconds,
     /// When it got its last certificate.
     pub certified: UnixSeconds,
-    /// Its public key, as `Enrol::key`; empty of one that no certificate was made for since the pool keeps them.
+    /// Its public key, as `Enrol::key`; empty of one that no certificate was made for since the pool keeps
+    /// them.
     #[serde(default)]
     pub key: String,
 }

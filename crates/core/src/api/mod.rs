@@ -3,8 +3,8 @@
 //! Owns the shapes and the API version: here the calls, and how they are answered or refused. Never:
 //! behaviour. `rim::control` carries them, `coordinator` answers them, the OpenAPI description in `rim`
 //! names the same fields. Files: `custody` (logs of volumes), `donors` (what donors report, and are
-//! told), `keys` (of encrypted volumes), `leases` (of who has a volume attached), `manifest` (what the pool signs), `members` (who may be
-//! there), `status` (what people are shown).
+//! told), `keys` (of encrypted volumes), `leases` (of who has a volume attached), `manifest` (what the pool
+//! signs), `members` (who may be there), `status` (what people are shown).
 
 mod custody;
 mod donors;

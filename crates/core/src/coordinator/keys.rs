@@ -2,7 +2,8 @@
 //!
 //! Owns what is kept of them, and who may give one on. Never: a key; what is kept here opens for its member
 //! alone, and nothing here looks into it. Invariants: a member is given what was wrapped for it, and nothing
-//! that was wrapped for another; and a key is given on by who was given it. Tests: `tests/coordinator_keys.rs`.
+//! that was wrapped for another; and a key is given on by who was given it. Tests:
+//! `tests/coordinator_keys.rs`.
 
 use super::members::no_such_member;
 use super::notes::Note;

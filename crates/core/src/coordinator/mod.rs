@@ -9,14 +9,15 @@
 //!
 //! Files: `donors` (join, sync, silence), `lineage` (a disk and its copies), `doubt` (donors that may have
 //! ended), `drain` (leaving), `volumes` (create, grow, delete), `leases` (attach, renew, detach),
-//! `members` (who may call), `amend` (what a writer found out), `repair` (new homes for fragments),
-//! `retire` (extents that slots have left), `content` (what volumes hold), `open` (sources behind them),
-//! `seal` (volumes that nobody writes any more), `overlay` (what lies over those), `rehearsal` (what the
-//! loss of one more host would cost), `tend` (volumes at rest), `blame` (wrong blocks by donor),
-//! `strangers` (donors of other pools), `asleep` (time in which nobody listened), `greet` (addresses that
-//! are tried), `confirm` (answers held back), `status`, `notes` (what happened), `record` (what is
-//! stored), `extents` (free ones), `wants` (donors that a volume may lie on), `signing` (the pool's key),
-//! `custody` (what is put down of volumes), `door` (what callers say, bounded), `invariants`.
+//! `members` (who may call), `keys` (of encrypted volumes, wrapped), `amend` (what a writer found out),
+//! `repair` (new homes for fragments), `retire` (extents that slots have left), `content` (what volumes
+//! hold), `open` (sources behind them), `seal` (volumes that nobody writes any more), `overlay` (what lies
+//! over those), `rehearsal` (what the loss of one more host would cost), `tend` (volumes at rest), `blame`
+//! (wrong blocks by donor), `strangers` (donors of other pools), `asleep` (time in which nobody listened),
+//! `greet` (addresses that are tried), `confirm` (answers held back), `status`, `notes` (what happened),
+//! `record` (what is stored), `extents` (free ones), `wants` (donors that a volume may lie on), `signing`
+//! (the pool's key), `custody` (what is put down of volumes), `door` (what callers say, bounded),
+//! `invariants`.
 
 mod amend;
 mod asleep;

@@ -86,8 +86,6 @@ impl Volume {
 impl Coordinator {
     pub(super) fn create(&mut self, now: Time, seed: &mut Seed, create: Create) -> Result<Outcome, Refusal> {
         check_create(&create)?;
-        open::check_create(&create)?;
-        keys::check_create(&create)?;
         let Create { name, size, redundancy, unit, follow, load, overlay_of, on, encrypted } =
             door::create(create);
         let overlay = overlay_of.map(|base| self.overlay_over(&base)).transpose()?;
@@ -96,8 +94,7 @@ impl Coordinator {
         let is_backed = load.as_ref().is_some_and(|load| load.backed);
         let memory = load.as_ref().filter(|_| is_backed).and_then(|load| load.memory);
         let keys = self.keys_of_new(encrypted);
-        let encrypted = keys.is_some();
-        let wants = Wants { is_backed, encrypted, on };
+        let wants = Wants { is_backed, encrypted: keys.is_some(), on };
         let rooms = self.rooms(None, wants);
         // A volume that follows grows with each single donor, which only `linear` can.
         let wanted = match size {
@@ -145,7 +142,7 @@ impl Coordinator {
             hurry: false,
             backing: is_backed.then(|| Backing { layers, ..Backing::default() }),
             proofs: None,
-            encrypted,
+            encrypted: wants.encrypted,
             medium: on,
         };
         self.names.insert(name, id);
@@ -529,6 +526,8 @@ fn donors_of(volume: &Volume) -> BTreeSet<DonorId> {
 }
 
 fn check_create(create: &Create) -> Result<(), Refusal> {
+    open::check_create(create)?;
+    keys::check_create(create)?;
     let invalid = |message: String| Err(refuse(RefusalCode::Invalid, message));
     check_name(&create.name).map_err(|bad| refuse(RefusalCode::Invalid, bad.to_string()))?;
     if let Size::Bytes(bytes) = create.size {

@@ -91,8 +91,8 @@ pub struct Answer<B> {
     /// Of a READ or WRITE that succeeded, the CRC32Cs of the blocks that it touches, as the server has them;
     /// empty where `cheetah:context` was not agreed.
     pub sums: Vec<u32>,
-    /// Of a READ that succeeded, the nonces and authentication tags of the blocks that it touches; empty where
-    /// `cheetah:auth` was not agreed.
+    /// Of a READ that succeeded, the nonces and authentication tags of the blocks that it touches; empty
+    /// where `cheetah:auth` was not agreed.
     pub auth: Vec<[u8; AUTH_BYTES]>,
     /// What the request carried.
     pub body: B,

@@ -2,8 +2,8 @@
 //!
 //! Owns: which messages an answer is made of, and how a read with holes is cut. Never: how they are laid out,
 //! which is `reply`'s, or what a request found. Invariant: an answer is whole when its call returns, but for
-//! BLOCK_STATUS, of which the driver says what is the last, and for `auth` and `contexts`, behind which `read` follows.
-//! Called by the drivers of [`super::Transmission`]. Tests: below, `tests/outbox.rs`.
+//! BLOCK_STATUS, of which the driver says what is the last, and for `auth` and `contexts`, behind which
+//! `read` follows. Called by the drivers of [`super::Transmission`]. Tests: below, `tests/outbox.rs`.
 
 use super::outbox::Outbox;
 use super::reply::{self, LedgerEntry};

@@ -80,9 +80,6 @@ pub(super) fn wire(call: &Call) -> Wire {
             let body = bytes(&GrowBody { size: *size });
             (Method::POST, volume(name, "/grow"), body, DONOR_SILENCE_NS, |b| json(b).map(Answer::Volume))
         }
-        Call::GrantKey { name, grant } => {
-            (Method::POST, volume(name, "/keys"), bytes(grant), 0, |_| Ok(Answer::Done))
-        }
         Call::Delete { name } => (Method::DELETE, volume(name, ""), NONE, 0, |_| Ok(Answer::Done)),
         Call::Attach { name, attach } => {
             let path = volume(name, "/leases");
@@ -122,15 +119,29 @@ pub(super) fn wire(call: &Call) -> Wire {
             (Method::POST, path, bytes(recertify), 0, |b| json(b).map(Answer::Enrolled))
         }
         Call::Members => (Method::GET, "/v1/members".to_owned(), NONE, 0, |b| json(b).map(Answer::Members)),
-        Call::Member { member } => {
-            (Method::GET, format!("/v1/members/{member}"), NONE, 0, |b| json(b).map(Answer::Member))
-        }
+        Call::GrantKey { .. } | Call::Member { .. } => return of_keys(call),
         Call::RevokeMember { member } => {
             (Method::DELETE, format!("/v1/members/{member}"), NONE, 0, |_| Ok(Answer::Done))
         }
     };
     let deadline = Duration::from_nanos(held + CONTROL_DEADLINE_NS);
     Wire { method, path, pool: None, body, deadline, parse }
+}
+
+/// The same for calls by which a member is given a key.
+fn of_keys(call: &Call) -> Wire {
+    let (pool, deadline) = (None, Duration::from_nanos(CONTROL_DEADLINE_NS));
+    match call {
+        Call::GrantKey { name, grant } => {
+            let (method, path, body) = (Method::POST, volume(name, "/keys"), bytes(grant));
+            Wire { method, path, pool, body, deadline, parse: |_| Ok(Answer::Done) }
+        }
+        Call::Member { member } => {
+            let (method, path, body) = (Method::GET, format!("/v1/members/{member}"), NONE);
+            Wire { method, path, pool, body, deadline, parse: |b| json(b).map(Answer::Member) }
+        }
+        _ => unreachable!("others are not about keys"),
+    }
 }
 
 fn volume(name: &str, rest: &str) -> String {

@@ -375,7 +375,8 @@ impl View {
             self.complete(blocks.start, begin, &mut whole).await?;
         }
         if end < blocks.end * BLOCK_BYTES && (last > blocks.start || offset == begin) {
-            // What lies behind the volume's end is zeros; who fills that block first could read nothing there.
+            // What lies behind the volume's end is zeros; who fills that block first could read nothing
+            // there.
             match end == self.under.size() {
                 true => whole[index(end - begin)..].fill(0),
                 false => self.complete(last, begin, &mut whole).await?,

@@ -1,8 +1,9 @@
-//! What a donor tells of its memory without sending it: what is there, what is right, what was written lately.
+//! What a donor tells of its memory without sending it: what is there, what is right, what was written
+//! lately.
 //!
-//! Owns the runs that an answer is made of. Never: what they are of (`arena`, `ledgers`). Invariant: an answer has
-//! `STATUS_RUNS_MAX` of them at most, and may end before its question does.
-//! Called by `connection`. Tests: `tests/donor_wire.rs`.
+//! Owns the runs that an answer is made of. Never: what they are of (`arena`, `ledgers`). Invariant: an
+//! answer has `STATUS_RUNS_MAX` of them at most, and may end before its question does. Called by
+//! `connection`. Tests: `tests/donor_wire.rs`.
 
 use super::Connection;
 use crate::arena::Arena;

@@ -27,8 +27,8 @@ impl Drop for WholeBlocks {
 }
 
 impl WholeBlocks {
-    /// Of a write that comes with these nonces and authentication tags. `None`: it is not one of whole blocks,
-    /// or they are not those of all of its blocks.
+    /// Of a write that comes with these nonces and authentication tags. `None`: it is not one of whole
+    /// blocks, or they are not those of all of its blocks.
     pub(super) fn of(header: &RequestHeader, auths: &[u8]) -> Option<WholeBlocks> {
         let (offset, len) = (header.offset, u64::from(header.length));
         let is_whole = (offset | len).is_multiple_of(BLOCK_BYTES);
