@@ -110,9 +110,9 @@ fn a_read_is_answered_with_the_tags_of_its_blocks_or_the_connection_ends() {
     let (missing, unasked) = (Err(Violation::AuthMissing), Err(Violation::AuthUnasked));
     for (mut client, replies, outcome) in [
         (authenticating(), vec![auth(2), sums.clone(), hole.clone()], Ok(())),
-        (authenticating(), vec![sums.clone(), hole.clone()], missing),
-        (authenticating(), vec![auth(1)], unasked.clone()),
-        (authenticating(), vec![auth(2), auth(2)], unasked.clone()),
+        (authenticating(), vec![sums, hole], missing),
+        (authenticating(), vec![auth(1)], unasked),
+        (authenticating(), vec![auth(2), auth(2)], unasked),
         (client(None), vec![auth(2)], unasked),
     ] {
         client.queue(request(0, Command::Read, 16, 32));

@@ -374,6 +374,7 @@ mod tests {
     /// `cargo test --release -p cheetah-rim speed_of_the_cipher -- --ignored --nocapture`
     #[test]
     #[ignore = "it measures"]
+    #[allow(clippy::print_stdout)]
     fn speed_of_the_cipher() {
         let key = VolumeKey::make().unwrap();
         let mut bytes = vec![1; 1 << 20];
@@ -393,7 +394,7 @@ mod tests {
                     key.open(VOLUME, number, auth, block).unwrap();
                 }
             }
-            let gigabytes = (rounds << 20) as f64 / 1e9;
+            let gigabytes = f64::from(rounds << 20) / 1e9;
             println!(
                 "sealed {:.2} GB/s, opened (and copied) {:.2} GB/s",
                 gigabytes / sealing.as_secs_f64(),

@@ -164,9 +164,9 @@ impl Volume<'_> {
         Volume { world, lease, under, view }
     }
 
-    fn ask(&self, op: Op, offset: u64, bytes: Vec<u8>) -> Result<Vec<u8>, VolumeError> {
+    fn ask(&self, op: Op, offset: u64, bytes: &[u8]) -> Result<Vec<u8>, VolumeError> {
         let mut buffer = self.view.pool().take_blocking(bytes.len());
-        buffer.copy_from_slice(&bytes);
+        buffer.copy_from_slice(bytes);
         let (send, done) = mpsc::channel();
         let (len, sink) = (bytes.len() as u32, Arc::new(Done(send)));
         let buffer = matches!(op, Op::Read | Op::Write).then_some(buffer);
@@ -176,11 +176,11 @@ impl Volume<'_> {
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) {
-        self.ask(Op::Write, offset, bytes.to_vec()).unwrap();
+        self.ask(Op::Write, offset, bytes).unwrap();
     }
 
     fn read(&self, offset: u64, len: usize) -> Result<Vec<u8>, VolumeError> {
-        self.ask(Op::Read, offset, vec![0xee; len])
+        self.ask(Op::Read, offset, &vec![0xee; len])
     }
 
     /// Blocks that were wrong, by donor.
@@ -289,7 +289,7 @@ fn what_is_written_in_any_pieces_is_read_and_donors_hold_none_of_it() {
             model[offset as usize..][..bytes.len()].copy_from_slice(&bytes);
         }
         for (offset, len) in [(16384, 8192), (30_000, 10_000), (SIZE - 300, 300)] {
-            volume.ask(Op::Zero { keep: false }, offset, vec![0; len]).unwrap();
+            volume.ask(Op::Zero { keep: false }, offset, &vec![0; len]).unwrap();
             model[offset as usize..][..len].fill(0);
         }
         let right = |volume: &Volume<'_>, what: &str| {

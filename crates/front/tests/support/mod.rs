@@ -48,6 +48,7 @@ impl World {
                 ..Tuning::default()
             },
             transport: Transport::default(),
+            key: None,
         };
         static WORLDS: AtomicU32 = AtomicU32::new(0);
         let number = WORLDS.fetch_add(1, Ordering::Relaxed);
