@@ -119,7 +119,8 @@ fn random(bench: &mut Bench, places: &Places, bytes: u64) {
         let id = |word: &str| format!("disks.random.d{depth}.{word}");
         let peer = ("nbdfuse on nbdkit", "nbdfuse");
         bench.beside((&id("nbdfuse"), what, "k/s"), &taken, "cheetah", peer, Demand::NONE);
-        let (of_cache, bar) = (format!("{what}, all of it in its donor's memory"), Bar::RatioAtLeast(1.0 / 1.2));
+        let (of_cache, bar) =
+            (format!("{what}, all of it in its donor's memory"), Bar::RatioAtLeast(1.0 / 1.2));
         let peer = ("a volume in memory", "memory");
         bench.beside((&id("warm"), &of_cache, "k/s"), &taken, "warm", peer, bar.into());
         if depth == 1 {
