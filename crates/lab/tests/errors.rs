@@ -345,11 +345,11 @@ fn answer_another_version(mut connection: TcpStream) {
             _ => return,
         }
     }
-    let body = r#"{"code":"version","message":"this coordinator speaks API version 9; upgrade the client"}"#;
+    let body = r#"{"code":"version","message":"this coordinator speaks API version 99; upgrade the client"}"#;
     // A client that went away meanwhile is none of ours.
     let _ = write!(
         connection,
-        "HTTP/1.1 426 Upgrade Required\r\ncheetah-api: 9\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\
+        "HTTP/1.1 426 Upgrade Required\r\ncheetah-api: 99\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\
          connection: close\r\n\r\n{body}",
         body.len()
     );

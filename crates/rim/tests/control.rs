@@ -162,7 +162,8 @@ async fn refusals_arrive_with_code_and_message() {
     assert!(code == RefusalCode::PoolFull && message.contains("cheetah donate"), "{message}");
     let (code, message) = refusal(client.call(Call::Show { name: "a/../b?c".into() }).await);
     assert!(code == RefusalCode::NotFound && message.contains("'a/../b?c'"), "{message}");
-    let (code, message) = refusal(client.call(Call::Join(Join { version: 10, ..join(1, "d") })).await);
+    let (code, message) =
+        refusal(client.call(Call::Join(Join { version: API_VERSION + 1, ..join(1, "d") })).await);
     assert!(code == RefusalCode::Version && message.contains("upgrade"), "{message}");
 }
 
@@ -264,7 +265,7 @@ async fn other_versions_strange_routes_and_large_bodies_are_refused() {
     let get = |path: &str, more: &str| {
         format!("GET {path} HTTP/1.1\r\nhost: {at}\r\nconnection: close\r\n{more}\r\n")
     };
-    let answer = raw(at, &get("/v1/pool", "cheetah-api: 9\r\n")).await;
+    let answer = raw(at, &get("/v1/pool", &format!("cheetah-api: {}\r\n", API_VERSION + 1))).await;
     assert!(answer.starts_with("HTTP/1.1 426") && answer.contains("upgrade"), "{answer}");
     let answer = raw(at, &get("/v1/pool", "")).await;
     assert!(answer.starts_with("HTTP/1.1 200") && answer.contains(&ours), "{answer}");

@@ -367,6 +367,7 @@ fn content_shapes() -> Vec<(&'static str, Value)> {
         ("Loaded", json!(tell().loaded)),
         ("OnDisk", json!(on_disk())),
         ("Partition", json!(on_disk().partitions[0])),
+        ("Lineage", json!(join().lineage)),
         ("Filling", json!(filling())),
         ("Filler", json!(filler())),
         ("Backing", json!(backing())),
